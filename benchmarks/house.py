@@ -335,7 +335,9 @@ FIGURES: dict[str, Figure] = {
     ),
     "folder": Figure(
         "most files in one folder",
-        lambda house: max(Counter(s.path.parent for s in house.sources if s.path.name != "__init__.py").values()),
+        lambda house: max(
+            Counter(s.path.parent for s in house.sources if s.path.name != "__init__.py").values(), default=0
+        ),
     ),
     "entered": Figure(
         "files entered by one `quantize` of a small net",

@@ -114,7 +114,7 @@ def write_samples(folder: Path) -> None:
 def measure_constants(files: Iterable[str]) -> dict[str, int]:
     """Bytes of all constants of each file, which exporters' notes and names do not count in."""
     code = (
-        "import json, sys, onnx; from onnxq.graph.weights import count_model_bytes; "
+        "import json, sys, onnx; from onnxq.graph.storage import count_model_bytes; "
         "print(json.dumps({f: count_model_bytes(onnx.load(f)) for f in sys.argv[1:]}))"
     )
     sizes: dict[str, int] = json.loads(run([sys.executable, "-c", code, *files]).checked("measuring sizes").last_line)

@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 
 from onnxq.backends.base import OpCase
-from onnxq.backends.ort.costs import OrtCosts
-from onnxq.backends.ort.costs.model import Moves
+from onnxq.backends.ort.costs import Moves, OrtCosts
 
 TABLES = Path(__file__).resolve().parents[1] / "onnxq" / "backends" / "ort" / "costs"
 FLOOR_US = 0.25  # errors below this do not count

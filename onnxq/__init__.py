@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from onnxq.interop import Imported as Imported
     from onnxq.interop import Marked as Marked
     from onnxq.interop import strip_markers as strip_markers
-    from onnxq.pipeline.result import Result as Result
+    from onnxq.pipeline.finalize import Result as Result
     from onnxq.plan import Plan as Plan
 
 __version__ = "0.1.0"
@@ -75,7 +75,7 @@ _NAMES = {
     "evaluation.perplexity": "Perplexity",
     "evaluation.profile": "Profile",
     "interop": "Imported Marked strip_markers",
-    "pipeline.result": "Result",
+    "pipeline.finalize": "Result",
     "plan": "Plan",
 }
 _HOMES = {name: f"onnxq.{module}" for module, names in _NAMES.items() for name in names.split()}

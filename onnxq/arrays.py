@@ -10,7 +10,12 @@ from numpy.typing import NDArray
 
 Array = NDArray[Any]
 Floats = NDArray[np.float32]
+Array64 = NDArray[np.float64]
+Integers = NDArray[np.int64]
+Mask = NDArray[np.bool_]
 # By the names of tensors.
 Arrays = Mapping[str, Array]
 # Fixed sizes of a tensor.
 Shape = tuple[int, ...]
+# Both ends of a range of values.
+Interval = tuple[float, float]

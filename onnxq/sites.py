@@ -51,6 +51,8 @@ class Edge:
 
 Site = TensorId | Edge
 Edges = tuple[Edge, ...]
+# Of nodes, tensors or operators.
+Names = tuple[str, ...]
 
 
 def is_within(scope: str, outer: str) -> bool:

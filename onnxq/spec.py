@@ -10,6 +10,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, NoReturn
 
 from onnxq.errors import ConfigError
+from onnxq.sites import Names
 
 if TYPE_CHECKING:
     import numpy as np
@@ -289,7 +290,7 @@ class QParams:
 
 
 # Observers that weights have, and their options.
-WEIGHT_OBSERVERS: dict[str, tuple[str, ...]] = {"minmax": (), "mse": ("signed_scales",)}
+WEIGHT_OBSERVERS: dict[str, Names] = {"minmax": (), "mse": ("signed_scales",)}
 
 
 @dataclass(frozen=True)

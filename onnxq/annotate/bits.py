@@ -13,12 +13,11 @@ from enum import Enum
 from typing import Any, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 from onnx import ModelProto, NodeProto
 
 from onnxq.annotate.find import LOOKUP, Chain, is_dynamic, read_row_scale
 from onnxq.annotate.operators import OperatorInfo, WeightSums
-from onnxq.arrays import Array
+from onnxq.arrays import Array, Integers, Interval
 from onnxq.config.schema import JsonText
 from onnxq.emit import BITS_KEY, PLAN_KEY
 from onnxq.errors import PlanError
@@ -28,7 +27,7 @@ from onnxq.graph.values import name_type
 from onnxq.numerics import quantize
 from onnxq.plan import Plan, PrecisionPlan, from_json
 from onnxq.plan.names import is_clipped_part, name_part
-from onnxq.sites import Caution, Cautions, Role, Site, TensorId
+from onnxq.sites import Caution, Cautions, Names, Role, Site, TensorId
 from onnxq.spec import ElementType, Granularity, PerBlock, PerChannel, PerTensor, QParams, QuantSpec, find_element_type
 from onnxq.wording import abbreviate
 
@@ -62,7 +61,7 @@ class PairInfo:
     # The node that gathers rows of a table, which `dequantize` then dequantizes; "" for other pairs.
     lookup: str = ""
     # Operators that read the dequantized tensor; for a model output, the one that makes it.
-    ops: tuple[str, ...] = ()
+    ops: Names = ()
     # Bits that are meant, of those that the type has.
     bits: int
     origin: Origin
@@ -80,7 +79,7 @@ class PairInfo:
     levels: tuple[int, int] | None = None
 
     @property
-    def nodes(self) -> tuple[str, ...]:
+    def nodes(self) -> Names:
         """Names of the pair's nodes, in the order in which they run."""
         return tuple(name for name in (self.clip, self.quantize, self.dequantize) if name)
 
@@ -128,7 +127,7 @@ class Numbers:
     """Scale and zero point of a chain; None where computed at run time. storage: e.g. "int8", "" when unknown."""
 
     scale: Array | None
-    zero_point: NDArray[np.int64] | None
+    zero_point: Integers | None
     storage: str
     granularity: Granularity
 
@@ -234,7 +233,7 @@ def _float_clip_bits(index: GraphIndex, chain: Chain, qparams: Numbers) -> int |
 
 def find_used_levels(index: GraphIndex, chain: Chain, qparams: Numbers) -> tuple[int, int] | None:
     """Lowest and highest quantized value of a constant; None for other tensors, FP8, and constants of zeros only."""
-    value = None if qparams.element_type.is_float else index.constant(chain.source)
+    value = None if qparams.element_type.is_float else index.find_constant(chain.source)
     if value is None:
         return None
     codes = _to_int64(value) if chain.quantize is None else _quantize_constant(value, qparams)
@@ -242,7 +241,7 @@ def find_used_levels(index: GraphIndex, chain: Chain, qparams: Numbers) -> tuple
 
 
 def _count_values(index: GraphIndex, chain: Chain) -> int:
-    shape = index.shape(chain.source)
+    shape = index.find_shape(chain.source)
     return 0 if shape is None else math.prod(dim for dim in shape if isinstance(dim, int))
 
 
@@ -256,7 +255,7 @@ def _find_ends(bits: int, signed: bool) -> tuple[int, int]:
     return (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1) if signed else (0, 2**bits - 1)
 
 
-def _quantize_constant(value: Array, chain_qparams: Numbers) -> NDArray[np.int64] | None:
+def _quantize_constant(value: Array, chain_qparams: Numbers) -> Integers | None:
     """The quantized values of a float constant in front of a quantize node; None where they cannot be computed."""
     if chain_qparams.scale is None or not (chain_qparams.scale > 0).all() or not np.isfinite(value).all():
         return None
@@ -270,7 +269,7 @@ def _quantize_constant(value: Array, chain_qparams: Numbers) -> NDArray[np.int64
     return np.asarray(quantize(value, qparams, spec), np.int64)
 
 
-def _read_bounds(index: GraphIndex, clip: NodeRef) -> tuple[float, float] | None:
+def _read_bounds(index: GraphIndex, clip: NodeRef) -> Interval | None:
     ends = []
     for position, name in ((1, "min"), (2, "max")):
         value = index.input_value(clip, position)
@@ -282,7 +281,7 @@ def _read_bounds(index: GraphIndex, clip: NodeRef) -> tuple[float, float] | None
     return (low, high) if low < high else None
 
 
-def _to_int64(array: Array) -> NDArray[np.int64]:
+def _to_int64(array: Array) -> Integers:
     # int4 and narrower come as ml_dtypes, which cast to int64 but do not compare with it.
     return np.asarray(array).astype(np.float64).astype(np.int64) if array.dtype.kind == "V" else array.astype(np.int64)
 
@@ -293,7 +292,7 @@ def _find_storage(index: GraphIndex, chain: Chain) -> str:
     if chain.inner is not None and chain.inner.op_type == "Cast":
         return _find_type_name(index, chain.source)
     for node in (chain.dequantize, chain.quantize):
-        zero_type = _find_type_name(index, index.input(node, 2))
+        zero_type = _find_type_name(index, index.find_input(node, 2))
         if zero_type:
             return zero_type
     if chain.quantize is None:
@@ -303,12 +302,12 @@ def _find_storage(index: GraphIndex, chain: Chain) -> str:
 
 
 def _find_type_name(index: GraphIndex, tensor: TensorId | None) -> str:
-    dtype = index.dtype(tensor)
+    dtype = index.find_dtype(tensor)
     return name_type(dtype) if dtype else ""
 
 
 def _find_granularity(index: GraphIndex, node: NodeRef, scale: Array | None) -> Granularity:
-    shape = index.shape(index.input(node, 1)) if scale is None else scale.shape
+    shape = index.find_shape(index.find_input(node, 1)) if scale is None else scale.shape
     # Defaults of ONNX: no blocks, axis 1. A scale of one element is one for the tensor, whatever its shape.
     block = node.read_int("block_size", 0)
     axis = node.read_int("axis", 1)

@@ -87,7 +87,7 @@ class _PairFinder:
             chain = drop_clip(index, chain)
         if chain.source is None or qparams.scale is None:
             return
-        edges, constant = index.consumers(result), index.is_constant(chain.source)
+        edges, constant = index.list_consumers(result), index.is_constant(chain.source)
         if chain.dequantize is None or (chain.quantize is None and not constant):
             self._add_half(chain, qparams, edges)
             return
@@ -140,11 +140,11 @@ class _PairFinder:
             self.by_tensor.setdefault(source, site.site)
         for edge in edges:
             self.by_edge[edge] = site.site
-            guard = self.index.node(edge.node)
+            guard = self.index.find_node(edge.node)
             # A guard hands the same values on, so its readers read this pair too.
             if is_guard(guard):
                 self.taken_out[guard.result] = source
-                self.by_edge.update(dict.fromkeys(self.index.consumers(guard.result), site.site))
+                self.by_edge.update(dict.fromkeys(self.index.list_consumers(guard.result), site.site))
         return True
 
     def _make_site(self, chain: Chain, chain_qparams: Numbers, edges: Edges) -> SitePlan | None:
@@ -197,14 +197,14 @@ class _PairFinder:
             return True
         if not isinstance(site, TensorId) or chain.quantize is not None:
             return False
-        return self.index.resolve(site.name, site.scope) not in (None, chain.last.result, chain.source)
+        return self.index.resolve_tensor(site.name, site.scope) not in (None, chain.last.result, chain.source)
 
     def _have_same_numbers(self, quantizer: NodeRef, dequantizer: NodeRef) -> bool:
         """True where both halves have one scale and one zero point, by name or by value."""
         for k in (1, 2):
             mine, theirs = (self.index.input_value(node, k) for node in (quantizer, dequantizer))
             equal = mine is not None and theirs is not None and np.array_equal(mine, theirs)
-            if not equal and self.index.input(quantizer, k) != self.index.input(dequantizer, k):
+            if not equal and self.index.find_input(quantizer, k) != self.index.find_input(dequantizer, k):
                 return False
         return True
 
@@ -214,13 +214,13 @@ class _PairFinder:
         def list_next(node: NodeRef) -> list[NodeRef]:
             return self.index.readers(node.result) if node.op_type in _MOVES else []
 
-        return {node.name for node in walk_from((self.index.node(edge.node) for edge in edges), list_next)}
+        return {node.name for node in walk_from((self.index.find_node(edge.node) for edge in edges), list_next)}
 
     def make_existing(self) -> Existing:
         """The pairs found, with the view."""
         # A model output must keep its name, so the node that makes it stays, as Identity.
         outputs = (result for result in self.taken_out if not result.scope and self.index.is_output(result))
-        stand_ins = [*self.halves, *filter(None, map(self.index.producer, outputs))]
+        stand_ins = [*self.halves, *filter(None, map(self.index.find_producer, outputs))]
         return Existing(
             view=_build_view(self.index, self.taken_out, stand_ins),
             stand_ins=frozenset(node.name for node in stand_ins),
@@ -251,7 +251,7 @@ def _build_view(index: GraphIndex, taken_out: Mapping[TensorId, TensorId], stand
     editor = Editor(index.model)
     for dequantized, source in taken_out.items():
         name = _trace_source(taken_out, source).name
-        editor.rewire(dequantized, name, consumers=editor.consumers(dequantized), outputs=bool(dequantized.scope))
+        editor.rewire(dequantized, name, consumers=editor.list_consumers(dequantized), outputs=bool(dequantized.scope))
     for node in stand_ins:
         traced = _trace_source(taken_out, node.result)
         _make_identity(editor, node, traced.name if traced != node.result else node.inputs[0])

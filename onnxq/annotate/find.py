@@ -20,7 +20,7 @@ from onnx import TensorProto
 from onnxq.arrays import Array
 from onnxq.graph import GraphIndex, NodeRef
 from onnxq.plan.names import DEQUANTIZE, DYNAMIC, QUANTIZE
-from onnxq.sites import Edge, Edges, Role, Site, TensorId, split_scope
+from onnxq.sites import Edge, Edges, Names, Role, Site, TensorId, split_scope
 
 # ONNX Runtime has operators of these names in a domain of its own.
 _DOMAINS = ("", "com.microsoft")
@@ -99,9 +99,9 @@ def find_chains(index: GraphIndex) -> Iterator[Chain]:
         chains += _find_lookup(index, node)
         if not is_dequantize(node):
             continue
-        stored = index.input(node, 0)
+        stored = index.find_input(node, 0)
         inner = _find_producer(index, stored, "Clip")
-        source = stored if inner is None else index.input(inner, 0)
+        source = stored if inner is None else index.find_input(inner, 0)
         quantize = _find_producer(index, source, QUANTIZE, DYNAMIC)
         # A Clip in front of a DequantizeLinear is the pair's only behind a QuantizeLinear or a constant.
         if quantize is None and not index.is_constant(source):
@@ -120,12 +120,12 @@ def _find_lookup(index: GraphIndex, node: NodeRef) -> list[Chain]:
     gather = node if node.op_type == LOOKUP else None
     if node.op_type == "Mul" and read_row_scale(index, node) is not None:
         gather = index.maker(index.maker(node, 0, "Cast"))
-    table = index.input(gather, 0)
+    table = index.find_input(gather, 0)
     if gather is None or not index.is_constant(table):
         return []
     if gather is node:
         return [Chain(table, None, None, None, node)]
-    rows = gather.looks_up(0) and index.dtype(table) == TensorProto.INT8
+    rows = gather.looks_up(0) and index.find_dtype(table) == TensorProto.INT8
     return [Chain(table, None, None, gather, node)] if rows else []
 
 
@@ -145,38 +145,38 @@ def _make_chain(
 ) -> Chain:
     if quantize is None:
         return Chain(stored, None, None, inner, dequantize)
-    source = index.input(quantize, 0)
+    source = index.find_input(quantize, 0)
     # A Clip with other readers belongs to the network.
     outer = _find_producer(index, source, "Clip")
-    if outer is not None and len(index.consumers(source)) == 1 and not index.is_output(source):
-        return Chain(index.input(outer, 0), outer, quantize, inner, dequantize)
+    if outer is not None and len(index.list_consumers(source)) == 1 and not index.is_output(source):
+        return Chain(index.find_input(outer, 0), outer, quantize, inner, dequantize)
     return Chain(source, None, quantize, inner, dequantize)
 
 
 def _find_packed(index: GraphIndex, stored: TensorId | None) -> tuple[NodeRef | None, TensorId | None]:
     """(Cast or Transpose, constant) for one of 4 bits behind a Cast, or integers that are turned; else (None, it)."""
     maker = _find_producer(index, stored, "Cast", "Transpose")
-    source = index.input(maker, 0)
+    source = index.find_input(maker, 0)
     if maker is None or not index.is_constant(source):
         return None, stored
-    return (maker, source) if maker.op_type == "Transpose" or index.dtype(source) in _PACKED else (None, stored)
+    return (maker, source) if maker.op_type == "Transpose" or index.find_dtype(source) in _PACKED else (None, stored)
 
 
 def _find_producer(index: GraphIndex, tensor: TensorId | None, *op_types: str) -> NodeRef | None:
-    node = index.producer(tensor)
+    node = index.find_producer(tensor)
     return node if _is_op(node, *op_types) else None
 
 
 def list_readers(index: GraphIndex, chain: Chain) -> Edges:
     """The inputs that read the result of the chain."""
-    return index.consumers(chain.last.result)
+    return index.list_consumers(chain.last.result)
 
 
-def list_operators(index: GraphIndex, chain: Chain) -> tuple[str, ...]:
+def list_operators(index: GraphIndex, chain: Chain) -> Names:
     """Operators that read the dequantized tensor, each once; without readers, the one that makes it."""
     if chain.lookup is not None:
         return ("Gather",)
-    readers, producer = index.readers(chain.last.result), index.producer(chain.source)
+    readers, producer = index.readers(chain.last.result), index.find_producer(chain.source)
     if not readers and producer is not None:
         readers = [producer]
     return tuple(dict.fromkeys(reader.op_type for reader in readers))
@@ -215,12 +215,12 @@ def find_site(index: GraphIndex, chain: Chain, noted: str | None) -> Site:
 
 def _count_pairs(index: GraphIndex, tensor: TensorId) -> int:
     """Number of quantize nodes that read the tensor, also through a Clip."""
-    edges = list(index.consumers(tensor))
-    for edge in index.consumers(tensor):
-        node = index.node(edge.node)
+    edges = list(index.list_consumers(tensor))
+    for edge in index.list_consumers(tensor):
+        node = index.find_node(edge.node)
         if node.op_type == "Clip" and edge.index == 0:
-            edges += index.consumers(node.result)
-    return sum(edge.index == 0 and _is_op(index.node(edge.node), QUANTIZE, DYNAMIC) for edge in edges)
+            edges += index.list_consumers(node.result)
+    return sum(edge.index == 0 and _is_op(index.find_node(edge.node), QUANTIZE, DYNAMIC) for edge in edges)
 
 
 def _guess_site_name(chain: Chain) -> str:

@@ -1,7 +1,7 @@
 """Operators that compute on integers themselves, and weights that can overflow the 16-bit sums of their kernels.
 
 The operators (QLinearConv, MatMulInteger, QGemm …) are never changed. The sums are those of x86 CPUs without VNNI, told
-from the weights alone, as `numerics.saturation` describes them. Of a Q/DQ file those weights count that ONNX Runtime
+from the weights alone, as `numerics.weights` describes them. Of a Q/DQ file those weights count that ONNX Runtime
 reads in an integer kernel: int8 weights with uint8 data, or with int8 data that its optimizer turns into uint8. It does
 so on any x86 CPU where QuantizeLinear, DequantizeLinear and node follow each other without a second reader.
 """
@@ -17,13 +17,14 @@ from numpy.typing import NDArray
 from onnx import TensorProto
 
 from onnxq.annotate.find import is_dequantize, is_quantize
+from onnxq.arrays import Mask
 from onnxq.backends import find_sums
 from onnxq.backends.base import Data, IntegerProduct
 from onnxq.graph import GraphIndex, NodeRef
 from onnxq.graph.base import LAYOUT_OPS
 from onnxq.graph.values import name_type
 from onnxq.numerics import find_saturating_sums, quantize
-from onnxq.sites import TensorId
+from onnxq.sites import Names, TensorId
 from onnxq.spec import Granularity, PerChannel, PerTensor, QParams, QuantSpec
 
 # ONNX, and the domains of ONNX Runtime, those of its optimized graphs included.
@@ -52,7 +53,7 @@ class OperatorInfo:
     # Its attribute `bits`, else the width of the narrowest type it reads; 0 when neither is known.
     bits: int = 0
     # Integer types that it reads, in the order of its inputs, each once.
-    types: tuple[str, ...] = ()
+    types: Names = ()
 
 
 def find_operators(index: GraphIndex) -> tuple[OperatorInfo, ...]:
@@ -65,7 +66,7 @@ def find_operators(index: GraphIndex) -> tuple[OperatorInfo, ...]:
 
 
 def _describe_operator(index: GraphIndex, node: NodeRef) -> OperatorInfo:
-    dtypes = [dtype for dtype in dict.fromkeys(map(index.dtype, index.list_reads(node))) if dtype in _INTEGERS]
+    dtypes = [dtype for dtype in dict.fromkeys(map(index.find_dtype, index.list_reads(node))) if dtype in _INTEGERS]
     width = node.attrs.get("bits")
     if not isinstance(width, int):
         width = min((_INTEGERS[dtype] for dtype in dtypes), default=0)
@@ -130,7 +131,7 @@ class Operand:
     exact: str = ""
 
     @property
-    def over(self) -> NDArray[np.bool_]:
+    def over(self) -> Mask:
         """[rows, sums]: True where some input makes the sum overflow."""
         return find_saturating_sums(self.sums.reshape(len(self.sums), -1), (0, 1))
 
@@ -173,11 +174,11 @@ def _read_stored_operand(index: GraphIndex, node: NodeRef, product: IntegerProdu
     if values is None or values.dtype != np.int8:
         return None
     if product.reads is Data.STORED:
-        data = index.input(node, product.data)
+        data = index.find_input(node, product.data)
         if _find_stored_type(index, data, node, product.zero) != "uint8":
             return None
     sums = find_sums().pair_weights(node, values)
-    return None if sums is None else Operand(product, node, str(index.input(node, k)), "uint8", values, sums)
+    return None if sums is None else Operand(product, node, str(index.find_input(node, k)), "uint8", values, sums)
 
 
 def _read_pair_operand(index: GraphIndex, node: NodeRef, product: IntegerProduct, k: int) -> Operand | None:
@@ -189,7 +190,7 @@ def _read_pair_operand(index: GraphIndex, node: NodeRef, product: IntegerProduct
     # ONNX Runtime's integer kernels are for float32 graphs only. 0: the type is not declared.
     if any(_find_type(index, half, 1) not in (0, TensorProto.FLOAT) for half in (source, dequantize)):
         return None
-    data = _find_stored_type(index, index.input(source, 0), source, 2)
+    data = _find_stored_type(index, index.find_input(source, 0), source, 2)
     sums = find_sums().pair_weights(node, values) if data in ("uint8", "int8") else None
     if sums is None:
         return None
@@ -214,7 +215,7 @@ def _find_weight(index: GraphIndex, node: NodeRef | None) -> tuple[str, NDArray[
         return None
     stored = index.input_value(node, 0)
     if stored is not None:
-        return (str(index.input(node, 0)), stored, node) if stored.dtype == np.int8 else None
+        return (str(index.find_input(node, 0)), stored, node) if stored.dtype == np.int8 else None
     maker = index.maker(node)
     return _quantize_weight(index, maker, node) if maker is not None and is_quantize(maker) else None
 
@@ -229,12 +230,12 @@ def _quantize_weight(index: GraphIndex, maker: NodeRef, node: NodeRef) -> tuple[
     grain: Granularity = PerTensor() if scale.size == 1 else PerChannel(maker.read_int("axis", 1))
     spec = QuantSpec(bits=8, signed=True, symmetric=False, granularity=grain)
     qparams = QParams(scale.astype(np.float32), zero.astype(np.int32))
-    return str(index.input(maker, 0)), np.asarray(quantize(value, qparams, spec)).astype(np.int8), node
+    return str(index.find_input(maker, 0)), np.asarray(quantize(value, qparams, spec)).astype(np.int8), node
 
 
 def _find_data_source(index: GraphIndex, node: NodeRef, k: int) -> NodeRef | None:
     """The DequantizeLinear of the data that a node reads at input k, also through nodes that only move it."""
-    maker = index.producer(index.find_origin(index.input(node, k), _MOVES))
+    maker = index.find_producer(index.find_origin(index.find_input(node, k), _MOVES))
     return maker if is_dequantize(maker) else None
 
 
@@ -244,7 +245,7 @@ def _turns_uint8(index: GraphIndex, source: NodeRef) -> bool:
     if maker is None or not is_quantize(maker):
         return False
     pair = (maker.result, source.result)
-    return all(len(index.consumers(tensor)) == 1 and not index.is_output(tensor) for tensor in pair)
+    return all(len(index.list_consumers(tensor)) == 1 and not index.is_output(tensor) for tensor in pair)
 
 
 def _explain_float_result(index: GraphIndex, product: IntegerProduct, node: NodeRef) -> str:
@@ -261,8 +262,8 @@ def _explain_float_result(index: GraphIndex, product: IntegerProduct, node: Node
         result = readers[0].result
     if product.result:
         return _NO_RESULT
-    bias = index.input(node, 2) if node.op_type == "Gemm" else None
-    return _FLOAT_BIAS if bias is not None and not is_dequantize(index.producer(bias)) else ""
+    bias = index.find_input(node, 2) if node.op_type == "Gemm" else None
+    return _FLOAT_BIAS if bias is not None and not is_dequantize(index.find_producer(bias)) else ""
 
 
 def _starts_at_zero(index: GraphIndex, quantizer: NodeRef) -> bool:
@@ -278,8 +279,8 @@ def _find_stored_type(index: GraphIndex, tensor: TensorId | None, reader: NodeRe
     """
     declared = _find_type(index, reader, zero) if zero >= 0 else 0
     while not declared and tensor is not None:
-        declared = index.dtype(tensor)
-        maker = index.producer(tensor)
+        declared = index.find_dtype(tensor)
+        maker = index.find_producer(tensor)
         if declared or maker is None:
             break
         if maker.op_type == "DynamicQuantizeLinear":
@@ -288,14 +289,14 @@ def _find_stored_type(index: GraphIndex, tensor: TensorId | None, reader: NodeRe
             # Inputs that hold the zero point of the result.
             declared = _find_type(index, maker, 2 if is_quantize(maker) else 7)
             return name_type(declared or maker.read_int("output_dtype", 0) or TensorProto.UINT8)
-        tensor = index.input(maker, 0) if maker.op_type in _MOVES else None
+        tensor = index.find_input(maker, 0) if maker.op_type in _MOVES else None
     return name_type(declared) if declared else ""
 
 
 def _find_type(index: GraphIndex, node: NodeRef, position: int) -> int:
     """The type of an input, as TensorProto numbers it; 0 where it is not declared, and where there is none."""
     # Outputs of DynamicQuantizeLinear have fixed types, which files need not declare: uint8, float scale, uint8.
-    tensor, maker = index.input(node, position), index.maker(node, position, "DynamicQuantizeLinear")
+    tensor, maker = index.find_input(node, position), index.maker(node, position, "DynamicQuantizeLinear")
     if tensor is None or maker is None:
-        return index.dtype(tensor)
+        return index.find_dtype(tensor)
     return int(TensorProto.FLOAT if tensor.name == maker.outputs[1] else TensorProto.UINT8)

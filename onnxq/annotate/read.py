@@ -34,7 +34,7 @@ from onnxq.graph.base import NodeRef
 from onnxq.graph.integer_products import read_integer_products
 from onnxq.graph.light import copy_proto
 from onnxq.graph.scopes import name_function, walk_all_nodes
-from onnxq.graph.stored import load_external
+from onnxq.graph.storage import load_external
 from onnxq.plan.names import DEQUANTIZE, QUANTIZE
 from onnxq.sites import Caution, Cautions, Role
 
@@ -206,7 +206,7 @@ def drop_clip(index: GraphIndex, chain: Chain) -> Chain:
     """The chain from its quantize node on, for one whose Clip in front belongs to the network."""
     if chain.outer is None or chain.quantize is None:
         return chain
-    return replace(chain, source=index.input(chain.quantize, 0), outer=None)
+    return replace(chain, source=index.find_input(chain.quantize, 0), outer=None)
 
 
 def _read_role(record: Mapping[str, Any]) -> Role | None:

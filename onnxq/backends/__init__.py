@@ -15,13 +15,11 @@ if TYPE_CHECKING:
     from onnxq.backends.base import Target as Target
     from onnxq.backends.base import describe_spec as describe_spec
     from onnxq.backends.engine import Engine as Engine
-    from onnxq.backends.limits import check_limits as check_limits
-    from onnxq.backends.limits import check_target as check_target
-    from onnxq.backends.limits import list_registered as list_registered
-    from onnxq.backends.limits import load_config as load_config
     from onnxq.backends.registry import BACKENDS as BACKENDS
     from onnxq.backends.registry import GROUP as GROUP
     from onnxq.backends.registry import Backend as Backend
+    from onnxq.backends.registry import check_limits as check_limits
+    from onnxq.backends.registry import check_target as check_target
     from onnxq.backends.registry import find_backend as find_backend
     from onnxq.backends.registry import find_engine as find_engine
     from onnxq.backends.registry import find_holder as find_holder
@@ -35,15 +33,17 @@ if TYPE_CHECKING:
     from onnxq.backends.registry import list_costs as list_costs
     from onnxq.backends.registry import list_engines as list_engines
     from onnxq.backends.registry import list_names as list_names
+    from onnxq.backends.registry import list_registered as list_registered
     from onnxq.backends.registry import list_runnable as list_runnable
+    from onnxq.backends.registry import load_config as load_config
 
 # The names of each module, which is loaded with the first of them: the help of commands needs no engine.
 _NAMES = {
     "base": "Candidate Capability Output PlacementRule Shape Shapes Target describe_spec",
-    "limits": "check_limits check_target list_registered load_config",
     "engine": "Engine",
-    "registry": "BACKENDS GROUP Backend find_backend find_engine find_holder find_ideal find_modes find_reference "
-    "find_sums find_target find_usual_engine list_backends list_costs list_engines list_names list_runnable",
+    "registry": "BACKENDS GROUP Backend check_limits check_target find_backend find_engine find_holder find_ideal "
+    "find_modes find_reference find_sums find_target find_usual_engine list_backends list_costs list_engines "
+    "list_names list_registered list_runnable load_config",
 }
 _HOMES = {name: f"onnxq.backends.{module}" for module, names in _NAMES.items() for name in names.split()}
 

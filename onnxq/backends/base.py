@@ -13,7 +13,7 @@ from onnxq.arrays import Array, Shape
 from onnxq.graph import Graph, NodeRef
 from onnxq.graph.shapes import is_custom
 from onnxq.numerics import SumOrder
-from onnxq.sites import LeftFloat, Refusal, Role, TensorId, Unquantized
+from onnxq.sites import LeftFloat, Names, Refusal, Role, TensorId, Unquantized
 from onnxq.spec import FloatType, PerBlock, PerChannel, PerTensor, QuantSpec
 
 
@@ -69,7 +69,7 @@ class IntegerProduct:
     """One operator, with the inputs that hold its data and its weights."""
 
     op: str
-    domains: tuple[str, ...] = ("",)
+    domains: Names = ("",)
     reads: Data
     data: int = 0
     # Input of the data's zero point, whose type is that of the data; -1: none.
@@ -138,7 +138,7 @@ class Candidate:
         """The tensor at input k, None when absent."""
         if k >= len(self.node.inputs) or not self.node.inputs[k]:
             return None
-        return self.index.resolve(self.node.inputs[k], self.node.scope)
+        return self.index.resolve_tensor(self.node.inputs[k], self.node.scope)
 
     def is_constant(self, k: int) -> bool:
         """True when input k is there and constant."""
@@ -148,7 +148,7 @@ class Candidate:
     def constant(self, k: int) -> Array | None:
         """The value of a constant input k."""
         found = self.tensor(k)
-        return None if found is None else self.index.constant(found)
+        return None if found is None else self.index.find_constant(found)
 
     def shape(self, k: int) -> Shape | None:
         """The shape of input k: observed, else declared; None where a dim is unknown."""
@@ -163,7 +163,7 @@ class Candidate:
         """The shape of any tensor: observed, else declared; None where a dim is unknown."""
         if tensor in self.shapes:
             return self.shapes[tensor]
-        declared = self.index.shape(tensor)
+        declared = self.index.find_shape(tensor)
         if declared is None or not all(isinstance(dim, int) for dim in declared):
             return None
         return tuple(dim for dim in declared if isinstance(dim, int))
@@ -175,13 +175,13 @@ class Candidate:
             return None
         if found in self.shapes:
             return len(self.shapes[found])
-        declared = self.index.shape(found)
+        declared = self.index.find_shape(found)
         return None if declared is None else len(declared)
 
     def list_types(self, inputs: tuple[int, ...]) -> set[int]:
         """The ONNX types of some inputs, of all for (), as far as they are declared."""
         tensors = (self.tensor(k) for k in inputs or range(len(self.node.inputs)))
-        return {self.index.dtype(tensor) for tensor in tensors if tensor is not None} - {TensorProto.UNDEFINED}
+        return {self.index.find_dtype(tensor) for tensor in tensors if tensor is not None} - {TensorProto.UNDEFINED}
 
     def attr(self, name: str, default: Any) -> Any:
         """An attribute or its default."""
@@ -197,7 +197,7 @@ class PlacementRule:
     """One way in which an engine makes a quantized kernel of an operator."""
 
     name: str
-    ops: tuple[str, ...]
+    ops: Names
     # Name of the kernel in the engine's optimized graph; tests assert that it is there.
     kernel: str
     why: str
@@ -217,7 +217,7 @@ class PlacementRule:
     # The inputs must have one scale.
     alike: bool = False
     # Activations that the kernel computes as well when the pair stands behind them.
-    fuses: tuple[str, ...] = ()
+    fuses: Names = ()
     # The kernel saves time by itself; those of other rules only keep data in integers between such.
     compute: bool = False
     # Why a node does not qualify, and why int8 does not pay for one that does.
@@ -236,7 +236,7 @@ class PlacementRule:
     # The node is one of the two products of attention.
     attention: bool = False
     # The other nodes without which the engine has no such kernel.
-    together: Callable[[Candidate], tuple[str, ...]] = lambda _: ()
+    together: Callable[[Candidate], Names] = lambda _: ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -245,9 +245,9 @@ class Capability:
 
     role: Role
     # (): any operator.
-    ops: tuple[str, ...] = ()
+    ops: Names = ()
     bits: tuple[int, ...] = (8,)
-    storage: tuple[str, ...] = ("int8", "uint8")
+    storage: Names = ("int8", "uint8")
     symmetric: tuple[bool, ...] = (True, False)
     granularity: tuple[type, ...] = (PerTensor,)
     # Whether scales are computed at each run.
@@ -302,11 +302,11 @@ class Target:
     # It stands for no engine: every node whose operator can be quantized is, by rules of its own.
     ideal: bool = False
     # Names of rewrites that are left out for it: by default those into single nodes that few engines have kernels for.
-    skips: tuple[str, ...] = ("activations", "layernorm", "residual", "prelu", "pool")
+    skips: Names = ("activations", "layernorm", "residual", "prelu", "pool")
     # Rules for operators that stay float whatever they would gain, by name; the first that gives a reason holds.
     exclusions: Mapping[str, Exclusion] = field(default_factory=dict)
     # Operators that have no quantized kernel but one on scales of each run.
-    dynamic_ops: tuple[str, ...] = ()
+    dynamic_ops: Names = ()
     # A remedy for an output that is lost, for people.
     advice: str = "try another observer (mse, percentile)"
     # The float type of what is not quantized, where the configuration names none.
@@ -322,7 +322,7 @@ class Target:
     no_kernel: Mapping[str, str] = field(default_factory=dict)
     no_gain: Mapping[str, str] = field(default_factory=dict)
     # The int8 weights of a node that a kernel adds up in 16 bits on some CPUs when it reads 8-bit activations, as
-    # `numerics.saturation` describes them; None where every kernel is exact.
+    # `numerics.weights` describes them; None where every kernel is exact.
     sum_order: Callable[[NodeRef, Shape], SumOrder | None] = _order_no_sums
 
     @property

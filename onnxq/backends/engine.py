@@ -22,7 +22,7 @@ from onnxq.arrays import Shape
 from onnxq.errors import ConfigError, VerificationError
 from onnxq.graph import GraphIndex, ModelLike, NodeRef
 from onnxq.runtime import Feeds, Latency
-from onnxq.sites import Caution, Refusal
+from onnxq.sites import Caution, Names, Refusal
 
 # Files of a build: the log, and the engine. How engines list their kernels is their own affair.
 LOG, ENGINE, MODEL = "build.log", "engine", "model.onnx"
@@ -60,7 +60,7 @@ class Kernel:
     # The engine's own word (correlation, gemm, kgen, QLinearConv …).
     kind: str
     # Names of the ONNX nodes it computes, wholly or in part.
-    nodes: tuple[str, ...] = ()
+    nodes: Names = ()
     inputs: tuple[Tensor, ...] = ()
     # Constants it reads.
     weights: tuple[Tensor, ...] = ()
@@ -85,8 +85,8 @@ class KernelWords:
     kinds on float data and weights of few bits.
     """
 
-    products: tuple[str, ...] = ()
-    pools: tuple[str, ...] = ()
+    products: Names = ()
+    pools: Names = ()
     attention: str = ""
     dequantizes: str = ""
     int8: frozenset[str] = frozenset()
@@ -121,8 +121,8 @@ class Job:
     # A timing cache to read and write, "" none.
     cache: str = ""
     # Paths of libraries with custom operators, and with plugins.
-    operators: tuple[str, ...] = ()
-    plugins: tuple[str, ...] = ()
+    operators: Names = ()
+    plugins: Names = ()
     # The engine also gives the tensors that survive fusion; this prevents none, as outputs would.
     debug_tensors: bool = False
     # Float32 factors may be rounded to it.
@@ -173,7 +173,7 @@ class Timing:
     seconds: float = 8.0
     threads: int = 1
     provider: str = ""
-    plugins: tuple[str, ...] = ()
+    plugins: Names = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -211,7 +211,7 @@ class Engine:
     # The device that it builds for, behind its name in the help of commands.
     place = ""
     module = ""
-    packages: tuple[str, ...] = ()
+    packages: Names = ()
     install = ""
     # What helps where it needs a device that is not there.
     unable_fix = "run it where there is one"
@@ -319,7 +319,7 @@ class Engine:
         shapes: Profile,
         folder: Path,
         *,
-        plugins: tuple[str, ...] = (),
+        plugins: Names = (),
         inner: bool = False,
     ) -> AbstractContextManager[Runner]:
         """A runner of a model, built in a folder for these sizes. name: of the runner.

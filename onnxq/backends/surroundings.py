@@ -31,7 +31,7 @@ _REACH = 24
 
 def list_computed_inputs(index: Graph, node: NodeRef) -> list[TensorId]:
     """The computed tensors a node reads, in order."""
-    found = [index.resolve(name, node.scope) for name in node.inputs if name]
+    found = [index.resolve_tensor(name, node.scope) for name in node.inputs if name]
     return [tensor for tensor in found if tensor is not None and not index.is_constant(tensor)]
 
 
@@ -41,7 +41,7 @@ def find_backbone(index: Graph, tensor: TensorId) -> str | None:
     x * sigmoid(x) counts as an activation; a sum or product of two different branches ends the search.
     """
     for _ in range(_REACH):
-        node = index.producer(tensor)
+        node = index.find_producer(tensor)
         if node is None:
             return None
         if node.op_type in _CONVOLUTIONS:
@@ -62,7 +62,7 @@ def find_backbone(index: Graph, tensor: TensorId) -> str | None:
 def _find_gated(index: Graph, sources: list[TensorId]) -> TensorId | None:
     """x of x * gate(x); None for any other product. sources: the two factors."""
     for k in (0, 1):
-        gate = index.producer(sources[k])
+        gate = index.find_producer(sources[k])
         if gate is not None and gate.op_type in ("Sigmoid", "HardSigmoid", "Tanh"):
             inner = list_computed_inputs(index, gate)
             if inner == [sources[1 - k]]:
@@ -76,7 +76,7 @@ def measure_distances(index: Graph, tensor: TensorId) -> dict[TensorId, int]:
     pending = deque([tensor])
     while pending:
         at = pending.popleft()
-        node = index.producer(at)
+        node = index.find_producer(at)
         for source in list_computed_inputs(index, node) if node is not None else ():
             if source not in found:
                 found[source] = found[at] + 1
@@ -92,7 +92,7 @@ def find_skip_input(index: Graph, node: NodeRef) -> int | None:
     build_non_residual_input_map). Two results of one convolution, and sums of anything else, are no residual blocks.
     """
     sources = list_computed_inputs(index, node)
-    if len(sources) != 2 or sources[0] == sources[1] or any(index.producer(tensor) is None for tensor in sources):
+    if len(sources) != 2 or sources[0] == sources[1] or any(index.find_producer(tensor) is None for tensor in sources):
         return None
     ends = [find_backbone(index, tensor) for tensor in sources]
     if ends[0] == ends[1]:
@@ -108,7 +108,7 @@ def find_skip_input(index: Graph, node: NodeRef) -> int | None:
     # Only one branch ends in a convolution. It ends a block unless that convolution makes the common tensor: then it is
     # in front of both branches.
     k = 0 if ends[0] is not None else 1
-    maker = None if parting is None else index.producer(parting)
+    maker = None if parting is None else index.find_producer(parting)
     return None if maker is not None and maker.name == ends[k] else 1 - k
 
 
@@ -135,7 +135,7 @@ def find_attention(index: Graph, node: NodeRef) -> tuple[str, str] | None:
 
 def _find_scores(index: Graph, node: NodeRef) -> str | None:
     """Name of the QK^T whose softmax is the left operand of this MatMul; None without one."""
-    first = index.resolve(node.inputs[0], node.scope)
+    first = index.resolve_tensor(node.inputs[0], node.scope)
     softmax = None if first is None else _search_backward(index, first, _AFTER_SOFTMAX, "Softmax")
     if softmax is None:
         return None
@@ -147,7 +147,7 @@ def _search_backward(index: Graph, tensor: TensorId, through: frozenset[str], op
     """The nearest node of type `op_type` that the tensor comes from by way of nodes of the types `through`."""
     pending, seen = deque([tensor]), {tensor}
     while pending and len(seen) < _REACH:
-        node = index.producer(pending.popleft())
+        node = index.find_producer(pending.popleft())
         if node is None:
             continue
         if node.op_type == op_type:
@@ -165,8 +165,8 @@ def _find_products_behind(index: Graph, node: NodeRef) -> list[NodeRef]:
     # Forward a result has several readers, so more nodes are seen at the same depth.
     while pending and len(seen) < 4 * _REACH:
         at = pending.popleft()
-        for edge in index.consumers(at.result):
-            reader = index.node(edge.node)
+        for edge in index.list_consumers(at.result):
+            reader = index.find_node(edge.node)
             if reader.name in seen:
                 continue
             seen.add(reader.name)
@@ -184,7 +184,7 @@ def find_attention_cut(index: Graph, node: NodeRef) -> TensorId | None:
     """
     at = result = node.result
     for _ in range(_REACH):
-        readers = [index.node(edge.node) for edge in index.consumers(at)]
+        readers = [index.find_node(edge.node) for edge in index.list_consumers(at)]
         if any(reader.op_type in _CUTS for reader in readers):
             return result if any(_reaches_product(index, reader) for reader in readers) else None
         if len(readers) != 1 or index.is_output(at) or not readers[0].outputs[0]:
@@ -203,8 +203,8 @@ def _reaches_product(index: Graph, node: NodeRef) -> bool:
     while pending and len(seen) < _REACH:
         at = pending.popleft()
         for name in at.outputs:
-            for edge in index.consumers(TensorId(name, at.scope)) if name else ():
-                reader = index.node(edge.node)
+            for edge in index.list_consumers(TensorId(name, at.scope)) if name else ():
+                reader = index.find_node(edge.node)
                 if find_attention(index, reader) is not None:
                     return True
                 if reader.name not in seen and reader.op_type in _MOVES | _CUTS | _WITH_CONSTANT:
@@ -242,8 +242,8 @@ def explain_log_front_end(candidate: Candidate, _: Candidate | None) -> str | No
     while pending:
         tensor = pending.pop()
         linear = seen[tensor]
-        for edge in index.consumers(tensor):
-            node = index.node(edge.node)
+        for edge in index.list_consumers(tensor):
+            node = index.find_node(edge.node)
             if node.op_type == "Log":
                 return f"its output reaches the logarithm {node.name}, which magnifies small errors"
             filtered = linear and node.op_type == "Conv" and edge.index == 0

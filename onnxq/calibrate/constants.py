@@ -20,9 +20,9 @@ from onnxq.errors import CalibrationError, ConfigError, OnnxqError, PlanError
 from onnxq.graph import GraphIndex, NodeRef
 from onnxq.graph.base import LAYOUT_OPS
 from onnxq.graph.light import is_large_model
-from onnxq.graph.stored import Spool, StoredArray
+from onnxq.graph.storage import Spool, StoredArray
 from onnxq.numerics import bias_qparams, floor_weight_scale, weight_qparams
-from onnxq.numerics.saturation import SumOrder
+from onnxq.numerics.weights import SumOrder
 from onnxq.plan import SitePlan
 from onnxq.progress import Progress, silent
 from onnxq.runtime.crew import AnyArray, Crew, hash_array, hash_parts, open_array
@@ -45,10 +45,10 @@ _FLOATS = frozenset((TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT1
 def find_tensor(index: GraphIndex, site: Site) -> TensorId:
     """The tensor that a site quantizes. Raises PlanError where the model does not have it."""
     if isinstance(site, TensorId):
-        if index.resolve(site.name, site.scope) != site:
+        if index.resolve_tensor(site.name, site.scope) != site:
             raise PlanError(str(site), "the model has no such tensor", "plan this model again", code="Q404")
         return site
-    tensor = index.input(index.node(site.node), site.index)
+    tensor = index.find_input(index.find_node(site.node), site.index)
     if tensor is None:
         raise PlanError(str(site), "this input is not connected in the model", "plan this model again", code="Q404")
     return tensor
@@ -66,7 +66,7 @@ def check_constants(index: GraphIndex) -> None:
             continue
         for k in range(len(node.inputs)):
             tensor = _find_origin(index, node, k)
-            if tensor is None or index.dtype(tensor) not in _FLOATS:
+            if tensor is None or index.find_dtype(tensor) not in _FLOATS:
                 continue
             if tensor not in known:
                 known[tensor] = _count_broken(index, tensor)
@@ -81,12 +81,12 @@ def check_constants(index: GraphIndex) -> None:
 
 def _find_origin(index: GraphIndex, node: NodeRef, k: int) -> TensorId | None:
     """The constant that input k of a node is, moved or converted; None for another input."""
-    return next(filter(index.is_constant, index.walk_back(index.input(node, k), _MOVING)), None)
+    return next(filter(index.is_constant, index.walk_back(index.find_input(node, k), _MOVING)), None)
 
 
 def _count_broken(index: GraphIndex, tensor: TensorId) -> tuple[int, int]:
     """The numbers of NaN and of infinities in a constant."""
-    value = index.constant(tensor)
+    value = index.find_constant(tensor)
     if value is None or not value.size:
         return 0, 0
     # They show in the least and greatest value, for which nothing is allocated.
@@ -171,11 +171,11 @@ def estimate_importance(index: GraphIndex, site: SitePlan, shape: Shape) -> Floa
 
 
 def _weigh_input(index: GraphIndex, edge: Edge, shape: Shape) -> Floats | None:
-    node = index.node(edge.node)
+    node = index.find_node(edge.node)
     if node.op_type not in ("MatMul", "Gemm") or edge.index != 1 or node.attrs.get("transA", 0):
         return None
     axis = 1 if node.is_transposed else 0
-    maker = index.producer(index.find_origin(index.input(node, 0), _PASSING))
+    maker = index.find_producer(index.find_origin(index.find_input(node, 0), _PASSING))
     power = None if maker is None else _read_power(index, maker)
     if power is None or power.shape != (shape[axis],) or not np.isfinite(power).all() or not np.ptp(power):
         return None
@@ -293,7 +293,7 @@ def _search_weight(task: WeightTask) -> QParams:
 
 def _count_megabytes(index: GraphIndex, site: SitePlan) -> int:
     """Of the float values; at least 1, so that small ones count too."""
-    dims = index.shape(find_tensor(index, site.site)) or ()
+    dims = index.find_shape(find_tensor(index, site.site)) or ()
     return max(1, 4 * math.prod(dim for dim in dims if isinstance(dim, int)) // 10**6)
 
 

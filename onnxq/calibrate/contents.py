@@ -18,7 +18,7 @@ from onnxq.graph.light import is_large_model
 from onnxq.plan import Plan, SitePlan
 from onnxq.plan.contents import Contents, Feed, NodeContents, Sketch, make_feeds, read_sketch, sketch_values
 from onnxq.planner.recognize import MOVERS, Recognized, recognize_graph
-from onnxq.runtime.shapes import list_float_tensors
+from onnxq.runtime.tap import list_float_tensors
 from onnxq.sites import Edge, TensorId
 
 
@@ -32,7 +32,7 @@ def note_contents(plan: Plan, model: ModelLike) -> Plan:
         # One more run, of gigabytes.
         return replace(plan, contents=None)
     index = get_index(model)
-    nodes = {name: index.node(name) for name in sorted(_list_nodes(plan, index))}
+    nodes = {name: index.find_node(name) for name in sorted(_list_nodes(plan, index))}
     tensors = {TensorId(name) for node in nodes.values() for name in (*node.inputs, node.outputs[0]) if name}
     tensors |= {tensor for site in plan.sites if (tensor := _find_tensor(site)) is not None}
     tensors |= {scaling.tensor for scaling in plan.scalings}
@@ -65,7 +65,7 @@ def sketch_tensors(
     sketches = {
         tensor: sketch_values(value, constant=True)
         for tensor in _list_constants(index, only)
-        if (value := index.constant(tensor)) is not None and value.dtype.kind in "fV"
+        if (value := index.find_constant(tensor)) is not None and value.dtype.kind in "fV"
     }
     taps = Taps(model, wanted, DEFAULT_MEMORY_LIMIT)
     batch = Batch(make_feeds(feeds), 0, 1)
@@ -84,7 +84,7 @@ def _list_nodes(plan: Plan, index: GraphIndex) -> set[str]:
     """Names of the main graph's nodes that the plan names, or that read one of its tensors."""
     edges: list[Edge] = [bias.edge for bias in plan.biases]
     for site in plan.sites:
-        edges += [*(site.consumers or ()), *index.consumers(_find_tensor(site))]
+        edges += [*(site.consumers or ()), *index.list_consumers(_find_tensor(site))]
         edges += [site.site] if isinstance(site.site, Edge) else []
     names = {*plan.float_nodes}
     if plan.precision is not None:
@@ -94,7 +94,7 @@ def _list_nodes(plan: Plan, index: GraphIndex) -> set[str]:
     for node in index.nodes:
         # Also the readers behind nodes that tools may take away.
         if node.name in names and node.op_type in MOVERS:
-            names |= {edge.node for edge in index.consumers(node.result)}
+            names |= {edge.node for edge in index.list_consumers(node.result)}
     return {node.name for node in index.nodes if node.name in names and not node.scope}
 
 
@@ -109,7 +109,7 @@ def _describe_feed(value: np.ndarray) -> Feed:
 
 
 def _describe_node(node: NodeRef, index: GraphIndex) -> NodeContents:
-    read = tuple(name if index.resolve(name, "") else "" for name in node.inputs)
+    read = tuple(name if index.resolve_tensor(name, "") else "" for name in node.inputs)
     return NodeContents(node.op_type, read, node.outputs[0], turned=node.is_transposed)
 
 

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from onnx import GraphProto, NodeProto, TensorProto, helper
 
+from onnxq.arrays import Array64
 from onnxq.graph import GraphIndex, ModelLike, get_index
 from onnxq.graph.light import WeightStore, bare_proto, copy_proto, copy_store, rebuild
 from onnxq.graph.names import choose_name, list_names
@@ -68,7 +68,7 @@ def measure_float_errors(
 _COUNT = 6
 
 
-def _add_errors(before: TensorErrors | None, rows: NDArray[np.float64]) -> TensorErrors:
+def _add_errors(before: TensorErrors | None, rows: Array64) -> TensorErrors:
     """The errors with those of one run, which may have run the node several times."""
     # Where a twin overflows, its error is inf or NaN.
     power, inside, own = (float(np.nan_to_num(rows[:, k], nan=np.inf).sum()) for k in (2, 3, 4))
@@ -131,10 +131,10 @@ class _TwinWriter:
 
     def _round_tensor(self, main: GraphProto, scope: str, name: str) -> str:
         """The tensor rounded to the narrow type, as this scope reads it."""
-        tensor = self.index.resolve(name, scope)
+        tensor = self.index.resolve_tensor(name, scope)
         if tensor is None or not is_float32(self.index, tensor):
             return name
-        value = self.index.constant(tensor)
+        value = self.index.find_constant(tensor)
         key = ("" if value is not None else scope), tensor
         if key in self.rounded:
             return self.rounded[key]
@@ -170,7 +170,7 @@ class _TwinWriter:
             own = self._round_tensor(graph, scope, name)
             parts += [sum_squares(), sum_squares(twin) if twin else _ZERO, sum_squares(own)]
             # Sequences have no size, and ONNX Runtime has no Size of every type.
-            source = read if is_float32(self.index, self.index.resolve(read, scope)) else name
+            source = read if is_float32(self.index, self.index.resolve_tensor(read, scope)) else name
             parts.append(add("Div", *(add("Cast", add("Size", part), to=FLOAT) for part in (source, name))))
         parts = [part if part == _ZERO else add("Reshape", part, _ONE) for part in parts]
         parts += [_ZERO] * (_COUNT - len(parts))

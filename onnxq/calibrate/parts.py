@@ -34,7 +34,7 @@ from onnxq.observers import Observer, create_observer
 from onnxq.progress import Progress, Task, silent
 from onnxq.runtime import Feeds
 from onnxq.runtime.crew import Crew, SharedModel, hash_feeds, hash_parts, hash_run, open_model
-from onnxq.sites import TensorId
+from onnxq.sites import Names, TensorId
 from onnxq.spec import ObserverSpec, QuantSpec
 from onnxq.wording import abbreviate
 from onnxq.workers import WorkPiece, count_threads, pack_value, restore_object, unpack_value
@@ -171,7 +171,7 @@ class ObserveTask:
 
     model: SharedModel
     readers: Readers
-    modules: tuple[str, ...]
+    modules: Names
     samples: SharedSamples
     batch: int | None
     memory_limit: int
@@ -299,7 +299,7 @@ class _PartFile(Loose):
     total: Natural
     samples: dict[str, str]
     value: str
-    arrays: tuple[str, ...]
+    arrays: Names
 
 
 def make_keys(model: str, readers: Readers, dataset: Dataset) -> dict[str, str]:

@@ -172,7 +172,7 @@ def _plan_observers(index: GraphIndex, sites: Sequence[SitePlan]) -> tuple[Watch
         # The first site of a group decides, so that all members share one observer.
         want = Want(f"group {site.group}" if site.group else f"tensor {tensor}", first.observer, first.spec)
         wants[site.site] = want
-        value = index.constant(tensor)
+        value = index.find_constant(tensor)
         if value is None:
             watch.add(want, tensor)
         else:

@@ -103,7 +103,7 @@ class Taps:
                     known[symbol] = size
         sizes_of_tensors = {}
         for tensor in self.tensors:
-            shape = self._index.shape(tensor)
+            shape = self._index.find_shape(tensor)
             dims = [None] if shape is None else [known.get(dim) if isinstance(dim, str) else dim for dim in shape]
             sizes = [dim for dim in dims if dim is not None]
             if len(sizes) < len(dims):
@@ -132,7 +132,7 @@ class Taps:
         return {t: math.prod(shapes.get(t, (0,))) * self._find_itemsize(t) for t in self.tensors}
 
     def _find_itemsize(self, tensor: TensorId) -> int:
-        return _BYTES.get(self._index.dtype(tensor), 4)
+        return _BYTES.get(self._index.find_dtype(tensor), 4)
 
 
 class _Runner:

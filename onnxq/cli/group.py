@@ -6,24 +6,143 @@ import errno
 import os
 import signal
 import sys
+import threading
+import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import fields
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from types import FrameType
+from typing import IO, TYPE_CHECKING, Any
 
 import click
 
-from onnxq.cli.errors import USER, discard_stream, error_document, error_fields, print_error, print_line, show_outcome
 from onnxq.cli.options import JSON, make_options, name_beside, name_options
-from onnxq.cli.signals import catch_signals
-from onnxq.errors import ModelError, OnnxqError, OutputError
-from onnxq.escapes import escape_line
+from onnxq.errors import ModelError, OnnxqError, OutputError, dump_json, escape_line, escape_lines, replace_surrogates
 from onnxq.nearest import suggest_names
 from onnxq.wording import use_translation
 
 if TYPE_CHECKING:
     from onnxq.report.terminal import TextView
+
+
+# Exit code of an error that the user can mend.
+USER = 1
+
+
+def error_fields(error: OnnxqError, exit_code: int = USER, **more: str) -> dict[str, Any]:
+    """The error as JSON values, with options in the place of parameters. more: further fields, e.g. a traceback."""
+    texts = {
+        "code": error.code,
+        "kind": error.kind,
+        "subject": name_options(error.subject),
+        "cause": name_options(error.cause),
+        "fix": name_options(error.fix),
+        "file": error.file,
+        **more,
+    }
+    # File names may hold bytes that are not UTF-8; JSON must.
+    plain: dict[str, Any] = {key: replace_surrogates(text) for key, text in texts.items()}
+    details = [replace_surrogates(name_options(line)) for line in error.details]
+    return {**plain, "details": details, "line": error.line, "exit": exit_code}
+
+
+def error_document(fields: dict[str, Any]) -> str:
+    """The JSON document of an error without a report."""
+    return dump_json({"schema": 1, "error": fields})
+
+
+def error_text(error: OnnxqError) -> str:
+    """The lines `error[Q303]: subject: cause` and, indented, the fix and the details."""
+    return name_options(error.join_lines(f"error[{error.code}]: {error.subject}: {error.cause}"))
+
+
+def print_error(error: OnnxqError, exit_code: int = USER) -> int:
+    """Print the error to stderr; returns the exit code. For commands that have already shown their result."""
+    print_line(error_text(error))
+    return exit_code
+
+
+def show_outcome(result: object, view: TextView) -> int:
+    """Show a result, and behind it the error that the command ends with in spite of it; returns the exit code."""
+    # Here, since --help and usage errors need none of it.
+    from onnxq.commands.results import find_fault, show
+
+    fault, exit_code = find_fault(result)
+    show(result, view, error=None if fault is None else error_fields(fault, exit_code))
+    return 0 if fault is None else print_error(fault, exit_code)
+
+
+def print_line(text: str) -> None:
+    """Print to stderr; where that is full or its reader gone, nobody can be told."""
+    try:
+        click.echo(escape_lines(text), err=True)
+    except OSError:
+        discard_stream(sys.stderr)
+
+
+def discard_stream(stream: IO[str]) -> None:
+    """Let a stream that cannot be written swallow the rest: Python would complain at exit, flushing it."""
+    with suppress(OSError, ValueError):  # ValueError: it is no file, as in a test
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+# SIGINT, SIGTERM and SIGHUP as an exception, so that a command cleans up before it ends.
+# Only the command line does this: the library leaves signals to the program that uses it.
+
+# Seconds in which a second signal is ignored: a closed terminal sends two (the system and the shell), an impatient user
+# too, and cleaning up must not be interrupted.
+_PATIENCE = 2.0
+# By name, since Windows has no SIGHUP.
+_NAMES = ("SIGINT", "SIGTERM", "SIGHUP")
+
+
+class Stopped(KeyboardInterrupt):
+    """A signal asked the command to stop. number: of the signal."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.number = number
+
+
+class Stops:
+    """The number of the first signal, 0 before one; it is kept also where a library swallows the exception."""
+
+    def __init__(self) -> None:
+        self.number = 0
+        self._since = 0.0
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        """The handler: raise Stopped, except shortly after an earlier signal."""
+        now = time.monotonic()
+        if self.number and now < self._since + _PATIENCE:
+            return
+        self.number, self._since = self.number or number, now
+        raise Stopped(number)
+
+
+@contextmanager
+def catch_signals() -> Iterator[Stops]:
+    """Raise Stopped for SIGINT, SIGTERM and SIGHUP while the block runs.
+
+    Ignored signals stay ignored, as `nohup` and background jobs of a shell need it; signals that the calling program
+    handles stay with it.
+    """
+    stops = Stops()
+    before: dict[signal.Signals, Any] = {}
+    # Python lets only the main thread set handlers.
+    if threading.current_thread() is threading.main_thread():
+        for number in (getattr(signal, name) for name in _NAMES if hasattr(signal, name)):
+            if signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler):
+                before[number] = signal.signal(number, stops)
+    try:
+        yield stops
+    finally:
+        for number, handler in before.items():
+            # A stopped process is about to exit with its own code: no second signal may end it before.
+            signal.signal(number, signal.SIG_IGN if stops.number else handler)
+
 
 # Exit codes; that of errors that the user can mend is `errors.USER`. 70: EX_SOFTWARE of sysexits.h.
 DONE, USAGE, REFUSED, DEFECT = 0, 2, 3, 70

@@ -55,7 +55,7 @@ from onnxq.report.terminal import (
     part_text,
     select_rows,
 )
-from onnxq.sites import Caution
+from onnxq.sites import Caution, Names
 from onnxq.wording import translate_text
 
 REPORT = "diff.json"
@@ -102,7 +102,7 @@ def diff(
         return difference if folder is None else _save(difference, result, folder, progress)
 
 
-def _load_named(source: ModelSource, libraries: tuple[str, ...]) -> ModelLike:
+def _load_named(source: ModelSource, libraries: Names) -> ModelLike:
     return name_nodes(add_libraries(load_model(source).proto, libraries))
 
 
@@ -315,7 +315,7 @@ def _make_layer_table(difference: Difference, view: TextView) -> Iterator[Render
     runs = list(dict.fromkeys(error.run for layer in difference.layers for error in layer.accuracy))
     others = list(dict.fromkeys(error.run for layer in difference.layers for error in layer.engines))
     labels = _label_runs(difference)
-    columns: tuple[str, ...] = ("tensor", "op", *(f"SQNR {labels[run]}" for run in runs), "drop")
+    columns: Names = ("tensor", "op", *(f"SQNR {labels[run]}" for run in runs), "drop")
     columns += (*(f"{labels[run]} against {labels[OFF]}" for run in others), "levels")
     if view.verbose:
         columns += ("cosine", "max abs", "max rel", "read at")

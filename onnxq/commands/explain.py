@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 
 from onnxq.codes import AREAS, CODES, Area, suggest_code
-from onnxq.escapes import dump_json
+from onnxq.errors import dump_json
 
 
 def explain_code(code: str | None, *, as_json: bool) -> str:

@@ -33,11 +33,9 @@ from onnxq.passes.base import RunContext
 from onnxq.passes.judging import SampleSets
 from onnxq.passes.state import FloatState
 from onnxq.pipeline.configuration import Configuration, ModelSource, Overrides, open_run
-from onnxq.pipeline.finalize import describe_rest
-from onnxq.pipeline.prepared import load_state
+from onnxq.pipeline.finalize import describe_rest, write_plan
+from onnxq.pipeline.prepared import load_state, read_data
 from onnxq.pipeline.quantize_model import draft_placement
-from onnxq.pipeline.result import write_plan
-from onnxq.pipeline.samples import read_data
 from onnxq.plan import Plan
 from onnxq.progress import Progress, silent
 from onnxq.report.columns import Text

@@ -19,7 +19,7 @@ from onnxq.evaluation.perplexity import (
     sum_errors,
     time_decoders,
 )
-from onnxq.graph.stored import is_external, walk_tensors
+from onnxq.graph.storage import is_external, walk_tensors
 from onnxq.pipeline.configuration import Configuration, ModelSource, Overrides, list_models, open_run
 from onnxq.progress import Progress, count_items, silent
 from onnxq.report.columns import Text

@@ -8,7 +8,7 @@ from pathlib import Path
 from onnxq.config import Command
 from onnxq.pipeline import quantize_model
 from onnxq.pipeline.configuration import Configuration, ModelSource, Overrides, open_run
-from onnxq.pipeline.result import write_plan
+from onnxq.pipeline.finalize import write_plan
 from onnxq.plan import Plan, to_json
 from onnxq.progress import Progress, silent
 from onnxq.report.columns import Text

@@ -16,13 +16,12 @@ from onnxq.evaluation.profile import KINDS, GroupCost, PrefixError, Profile
 from onnxq.evaluation.sensitivity import measure_sensitivity
 from onnxq.graph import GraphIndex, ModelLike, add_libraries, compute_fingerprint, name_nodes
 from onnxq.graph.light import find_provider, list_libraries
-from onnxq.passes.assembly.model import build_quantized
+from onnxq.passes.assembly import build_quantized
 from onnxq.passes.base import RunContext
-from onnxq.passes.equalization.replay import replay_scalings
+from onnxq.passes.equalization.passes import replay_scalings
 from onnxq.passes.registry import list_rewrites
 from onnxq.passes.state import FloatState
-from onnxq.pipeline.configuration import Configuration, ModelSource, Overrides, open_run
-from onnxq.pipeline.crews import open_crew
+from onnxq.pipeline.configuration import Configuration, ModelSource, Overrides, open_crew, open_run
 from onnxq.pipeline.prepared import load_state
 from onnxq.pipeline.quantize_model import quantize
 from onnxq.pipeline.stale_numbers import renew_numbers

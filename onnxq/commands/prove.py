@@ -35,7 +35,7 @@ from onnxq.report.terminal import (
     make_list,
     make_sheet,
 )
-from onnxq.sites import Caution
+from onnxq.sites import Caution, Names
 
 # Rows of a list without `verbose`, and nodes named in an error.
 _SHOWN, _NAMED = 12, 5
@@ -186,7 +186,7 @@ def _make_parts(proof: Proof, view: TextView) -> Iterator[RenderableType]:
 def _make_tables(proof: Proof, view: TextView) -> Iterator[RenderableType]:
     if proof.nodes:
         nodes = proof.nodes if view.top is None else sorted(proof.nodes, key=lambda node: node.type == INT8)
-        columns: tuple[str, ...] = ("node", "op", "type", "kernel", "reads -> writes")
+        columns: Names = ("node", "op", "type", "kernel", "reads -> writes")
         yield from make_list(
             nodes, view, columns, "node op type kind types", names=("node", "kernel"), fold=("reads -> writes",)
         )

@@ -13,7 +13,7 @@ from onnxq.errors import VerificationError
 from onnxq.passes.journal import Promotion
 from onnxq.pipeline import quantize_model
 from onnxq.pipeline.configuration import Configuration, ModelSource, Overrides, open_run
-from onnxq.pipeline.result import Result, write_result
+from onnxq.pipeline.finalize import Result, write_result
 from onnxq.progress import Progress, silent
 from onnxq.report.columns import Text
 from onnxq.report.document import ResultFormat, Values, describe_verdict

@@ -7,7 +7,7 @@ from importlib import import_module
 from typing import Any
 
 from onnxq.errors import ConfigError, OnnxqError
-from onnxq.pipeline.result import Result
+from onnxq.pipeline.finalize import Result
 from onnxq.report.document import ErrorValues, ResultFormat
 from onnxq.report.terminal import TextView
 

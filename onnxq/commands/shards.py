@@ -12,7 +12,7 @@ from onnxq.calibrate.run import observe_part
 from onnxq.config import Command
 from onnxq.errors import ConfigError, PlanError
 from onnxq.files import guard_outputs, write_text
-from onnxq.numerics.threads import use_one_blas_thread
+from onnxq.numerics.machine import use_one_blas_thread
 from onnxq.passes.base import EqualizeContext
 from onnxq.pipeline.configuration import Configuration, ModelSource, Overrides, open_run
 from onnxq.pipeline.quantize_model import open_context, plan_run, prepare_run

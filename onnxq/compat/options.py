@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from onnxq.backends import find_holder
-from onnxq.escapes import escape_line
+from onnxq.errors import escape_line
 from onnxq.nearest import suggest_names
 from onnxq.sites import Caution
 from onnxq.spec import FLOAT8

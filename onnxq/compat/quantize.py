@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     import onnx
 
     from onnxq.compat.selection import CallLists
-    from onnxq.pipeline.result import Result
+    from onnxq.pipeline.finalize import Result
 
     Model = str | Path | onnx.ModelProto
 Names = Sequence[str] | None

@@ -14,7 +14,7 @@ from onnxq.compat.options import PLACED, name_value, warn_meaningless
 from onnxq.graph import load_model, name_nodes
 from onnxq.graph.scopes import walk_all_graphs, walk_graphs
 from onnxq.nearest import suggest_names
-from onnxq.pipeline.result import Result
+from onnxq.pipeline.finalize import Result
 from onnxq.report.model import group_reasons
 from onnxq.report.sentences import format_forced
 from onnxq.sites import Caution, LeftFloat, Refusal, Unquantized

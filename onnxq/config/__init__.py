@@ -2,9 +2,18 @@
 
 from onnxq.config.data import DataConfig, ImageConfig, RuntimeConfig, ScaleConfig, VerifyConfig
 from onnxq.config.front_end import FrontEnd, MultiInput, QuantizerSpec, Trained
-from onnxq.config.load import check_trust, list_presets, load_config, read_preset
+from onnxq.config.load import (
+    Option,
+    check_trust,
+    expand_names,
+    list_code,
+    list_options,
+    list_presets,
+    load_config,
+    parse_setting,
+    read_preset,
+)
 from onnxq.config.model import Config
-from onnxq.config.options import Option, expand_names, list_code, list_options, parse_setting
 from onnxq.config.rules import Rule, RuleSet, TensorConfig
 from onnxq.config.values import DEFAULT_TARGET, Command, Frozen, Observer, Scheme, matches_any
 from onnxq.nearest import find_nearest, suggest_names

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
-from onnxq.config.faults import list_faults
+from onnxq.config.document import list_faults
 from onnxq.config.front_end import Quantizer
 from onnxq.config.values import (
     Bits,

@@ -14,8 +14,7 @@ from typing import Annotated, Any, TypeVar
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from pydantic_core import from_json
 
-from onnxq.config.document import Path, format_path
-from onnxq.config.faults import CORRECT, Fault, list_faults, shorten_value
+from onnxq.config.document import CORRECT, Fault, Path, format_path, list_faults, shorten_value
 from onnxq.errors import Location, OnnxqError
 
 _Row = TypeVar("_Row", bound=BaseModel)

@@ -12,8 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from onnxq.config.document import Document, Path, format_path
-from onnxq.config.faults import shorten_value
+from onnxq.config.document import Document, Path, format_path, shorten_value
 from onnxq.errors import ConfigError, Location
 from onnxq.nearest import suggest_names
 

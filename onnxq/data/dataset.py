@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from typing import overload
 
 import numpy as np
-from numpy.typing import NDArray
 
-from onnxq.arrays import Array, Arrays, Shape
+from onnxq.arrays import Array, Arrays, Mask, Shape
 from onnxq.data.fit import Feeds, Inputs, fit_array
 from onnxq.data.sources import LazySource, SampleSource, find_batch_axis, find_batch_symbols
 from onnxq.errors import DataError
 from onnxq.graph import ValueInfo
 from onnxq.runtime.crew import Crew, SharedFeeds, read_feeds
+from onnxq.sites import Names
 
 # Of a sample's number in its source and its inputs: the inputs, and more.
 Extend = Callable[[int, Feeds], Arrays]
@@ -211,7 +211,7 @@ class SharedSamples:
 
     inputs: tuple[ValueInfo, ...]
     feeds: tuple[SharedFeeds, ...]
-    names: tuple[str, ...]
+    names: Names
 
     def open(self) -> Dataset:
         """Return them as a set of their own; each is read when it is asked for."""
@@ -269,7 +269,7 @@ def _measure_array(value: Array) -> tuple[float, ...]:
     return float(value.size), -float(wide.min(initial=np.inf)), float(wide.max(initial=-np.inf)), power
 
 
-def read_mask(feeds: Arrays, shape: Shape) -> NDArray[np.bool_] | None:
+def read_mask(feeds: Arrays, shape: Shape) -> Mask | None:
     """Read the mask [batch, positions] of values of this shape from the model's own mask input; None: all count.
 
     The network computes values for padding, too, and no output depends on them. In samples with much padding they would

@@ -12,6 +12,7 @@ from onnxq.arrays import Array, Arrays
 from onnxq.errors import DataError
 from onnxq.graph import ValueInfo
 from onnxq.nearest import suggest_names
+from onnxq.sites import Names
 
 # By input name: arrays of any number of samples, and those of one run.
 Feeds = dict[str, Array]
@@ -46,7 +47,7 @@ def format_shape(value: ValueInfo) -> str:
     return "[" + ", ".join("?" if dim is None else str(dim) for dim in value.shape) + "]"
 
 
-def match_inputs(inputs: Inputs, arrays: Arrays, where: str) -> tuple[Feeds, tuple[str, ...]]:
+def match_inputs(inputs: Inputs, arrays: Arrays, where: str) -> tuple[Feeds, Names]:
     """Return the arrays in the order of the model's inputs, and the names of arrays that are no inputs.
 
     A model with one input accepts a single array without a name, which numpy calls arr_0.

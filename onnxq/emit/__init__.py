@@ -1,6 +1,6 @@
 """A calibrated plan carried out: the only writer of QuantizeLinear and DequantizeLinear. It decides nothing."""
 
-from onnxq.emit.metadata import BITS_KEY, PLAN_KEY, leave_out_notes
 from onnxq.emit.model import emit_pairs, emit_types, replace_biases
+from onnxq.emit.pairs import BITS_KEY, PLAN_KEY, leave_out_notes
 
 __all__ = ["BITS_KEY", "PLAN_KEY", "emit_pairs", "emit_types", "leave_out_notes", "replace_biases"]

@@ -6,14 +6,13 @@ import json
 from collections import Counter
 
 from onnxq.calibrate.constants import find_tensor
-from onnxq.emit.metadata import BITS_KEY, PLAN_KEY, read_records, write_plan
-from onnxq.emit.pairs import PairWriter
+from onnxq.emit.pairs import BITS_KEY, PLAN_KEY, PairWriter, read_records, write_plan
 from onnxq.errors import PlanError
 from onnxq.graph import Editor, GraphIndex, ModelLike, find_opset, get_index
 from onnxq.graph.light import bare_proto
 from onnxq.graph.precision.narrow import DEQUANTIZE, QUANTIZE, is_exact, write_types
 from onnxq.graph.precision.widen import SourceTypes
-from onnxq.graph.stored import release_pages
+from onnxq.graph.storage import release_pages
 from onnxq.plan import Plan, SitePlan
 from onnxq.plan.names import name_part
 from onnxq.plan.reading import check_numbers, check_specs
@@ -35,7 +34,7 @@ def replace_biases(proto: ModelLike, plan: Plan) -> ModelLike:
         return proto
     index, editor = get_index(proto), Editor(proto)
     for bias in plan.biases:
-        node = index.node(bias.edge.node)
+        node = index.find_node(bias.edge.node)
         # The input behind the last is allowed: an operator without a bias gets one there.
         if bias.edge.index > len(node.inputs):
             raise PlanError(str(bias.edge), "this node has no place for a bias", "plan this model again", code="Q404")
@@ -138,6 +137,6 @@ def emit_types(proto: ModelLike, plan: Plan, source: SourceTypes) -> ModelLike:
 
 def _is_same(index: GraphIndex, name: str, narrow: int) -> bool:
     """True for half a pair whose scales are in this type what they are in float32."""
-    node = index.node(name)
+    node = index.find_node(name)
     scale = index.input_value(node, 1) if node.is_onnx(QUANTIZE, DEQUANTIZE) else None
     return scale is not None and is_exact(scale, narrow)

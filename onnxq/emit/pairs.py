@@ -8,28 +8,30 @@ constant:    integers -> [Cast ->] DequantizeLinear -> readers
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+import json
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import onnx
-from numpy.typing import NDArray
+from onnx import ModelProto, helper
 
 from onnxq.arrays import Array, Shape
 from onnxq.calibrate.constants import find_tensor
-from onnxq.emit.metadata import Record, describe_site
 from onnxq.errors import OnnxqError, PlanError
 from onnxq.graph import Editor, GraphIndex, ModelLike
-from onnxq.graph.weights import TENSOR_TYPES
+from onnxq.graph.light import copy_proto, keep_weights
+from onnxq.graph.scopes import walk_all_nodes
+from onnxq.graph.storage import TENSOR_TYPES
 from onnxq.numerics import cast_scale, clip_bounds, find_saturating_sums, quantize, quantize_weight
-from onnxq.plan import SitePlan
+from onnxq.plan import Plan, SitePlan, SitePlans, to_json
 from onnxq.plan.names import DEQUANTIZE, DYNAMIC, QUANTIZE, name_part
 from onnxq.sites import Edge, Role, TensorId
-from onnxq.spec import PerBlock, PerChannel, QParams, QuantSpec
+from onnxq.spec import GRAIN_NAMES, PerBlock, PerChannel, QParams, QuantSpec
 
 
-def quantize_constant(site: SitePlan, qparams: QParams, value: NDArray[np.generic]) -> NDArray[np.generic]:
+def quantize_constant(site: SitePlan, qparams: QParams, value: Array) -> Array:
     """The quantized values of a weight (in its own shape) or a bias (as a vector), in the storage's numpy type.
 
     Values that the plan carries take the place of rounding to nearest. Raises PlanError where those do not fit, and
@@ -47,7 +49,7 @@ def quantize_constant(site: SitePlan, qparams: QParams, value: NDArray[np.generi
         raise PlanError(f"{site.site}: {error.subject}", error.cause, error.fix, code=error.code) from error
 
 
-def _check_values(site: SitePlan, shape: Shape) -> NDArray[np.generic]:
+def _check_values(site: SitePlan, shape: Shape) -> Array:
     """The quantized values that the plan carries, once they are found to be legal."""
     data = np.asarray(site.values)
     fits = data.shape == shape and data.dtype == numpy_type(site.spec)
@@ -105,7 +107,7 @@ class PairWriter:
 
     def connect_existing(self, site: SitePlan) -> None:
         """Let the site's consumers read a pair that the model came with. Those that read one already stay."""
-        pair = self.index.node(site.dequantize)
+        pair = self.index.find_node(site.dequantize)
         edges = [edge for edge in site.consumers or () if not self._reads_dequantized(edge)]
         result = pair.outputs[0]
         # Half a pair, in front of an operator on integers: float readers need the other half.
@@ -117,7 +119,7 @@ class PairWriter:
             self.editor.replace_input(edge, result)
 
     def _reads_dequantized(self, edge: Edge) -> bool:
-        return self.index.maker(self.index.node(edge.node), edge.index, DEQUANTIZE) is not None
+        return self.index.maker(self.index.find_node(edge.node), edge.index, DEQUANTIZE) is not None
 
     def write_activation(self, site: SitePlan, qparams: QParams | None) -> None:
         """Tensor -> a pair -> its readers. qparams: None for a site whose scale is computed at each run."""
@@ -132,14 +134,14 @@ class PairWriter:
             self.editor.rename_tensor(tensor, source)
             self.renamed[tensor] = source
             names["dequantized"] = tensor.name
-        producer = self.index.producer(tensor) if source == floats else None
+        producer = self.index.find_producer(tensor) if source == floats else None
         after = producer.name if producer is not None and producer.scope == scope else None
         before = site.consumers[0].node if after is None and site.consumers else None
         read = TensorId(floats, tensor.scope)
         edges = site.consumers
         if edges is None:
             # An input with a site of its own, e.g. in a branch that captures the tensor, reads the float values.
-            edges = tuple(edge for edge in self.editor.consumers(read) if edge not in self.apart)
+            edges = tuple(edge for edge in self.editor.list_consumers(read) if edge not in self.apart)
         if qparams is None:
             quantized, scale, zero, last = self._insert_dynamic(site, source, names["quantized"], before, after)
         else:
@@ -206,7 +208,7 @@ class PairWriter:
 
     def write_constant(self, site: SitePlan, qparams: QParams) -> None:
         """Integer initializer -> DequantizeLinear -> its readers."""
-        value = self.index.constant(find_tensor(self.index, site.site))
+        value = self.index.find_constant(find_tensor(self.index, site.site))
         if value is None:
             raise PlanError(str(site.site), "is not a constant in this model", "plan this model again", code="Q404")
         lookups = site.find_lookups(self.index)
@@ -230,7 +232,7 @@ class PairWriter:
 
     def _find_first(self, edges: Iterable[Edge]) -> str:
         """The node that runs first of these."""
-        return min((self.index.node(edge.node) for edge in edges), key=lambda node: node.order).name
+        return min((self.index.find_node(edge.node) for edge in edges), key=lambda node: node.order).name
 
     def _store_constant(
         self, site: SitePlan, qparams: QParams, value: Array, whole: Sequence[Edge]
@@ -276,10 +278,10 @@ class PairWriter:
 
     def _write_lookup(self, site: SitePlan, edge: Edge, quantized: str, scale: str) -> None:
         """Let a Gather read the stored integers, and dequantize the rows that it gathers, in float32."""
-        node, scope, grain = self.index.node(edge.node), edge.scope, site.spec.granularity
+        node, scope, grain = self.index.find_node(edge.node), edge.scope, site.spec.granularity
         self.editor.replace_input(edge, quantized)
         names = {part: name_part(edge, part) for part in _LOOKUP_PARTS}
-        dtype = self.index.dtype(find_tensor(self.index, site.site))
+        dtype = self.index.find_dtype(find_tensor(self.index, site.site))
         narrow, result = dtype != onnx.TensorProto.FLOAT, node.outputs[0]
         row = names["float"] if narrow else result
         chain: list[tuple[str, list[str], str, str, dict[str, int]]] = []
@@ -308,7 +310,7 @@ class PairWriter:
         for op_type, inputs, output, part, attrs in chain:
             self._insert_node(site, scope, op_type, inputs, [output], names[part], attrs=attrs)
 
-    def _insert_cast(self, site: SitePlan, codes: NDArray[np.generic], name: str, reader: str) -> str:
+    def _insert_cast(self, site: SitePlan, codes: Array, name: str, reader: str) -> str:
         """A Cast from 4 bits in the file to a byte in the graph; returns the storage it casts to."""
         # Engines compute the Cast of a constant once, when they load the file.
         scope, wide = site.site.scope, site.spec.numpy_storage
@@ -334,7 +336,7 @@ class PairWriter:
     def _find_float_type(self, site: SitePlan) -> type[np.floating]:
         """The type of the site's scale: float16 for a float16 tensor."""
         # DequantizeLinear returns the type of its scale, which so must be the tensor's.
-        half = self.index.dtype(find_tensor(self.index, site.site)) == onnx.TensorProto.FLOAT16
+        half = self.index.find_dtype(find_tensor(self.index, site.site)) == onnx.TensorProto.FLOAT16
         return np.float16 if half and not site.find_lookups(self.index) else np.float32
 
     def _make_names(self, site: SitePlan, *parts: str) -> dict[str, str]:
@@ -364,3 +366,92 @@ def _axis_attributes(spec: QuantSpec) -> dict[str, int]:
     if isinstance(grain, PerBlock):
         return {"axis": grain.axis, "block_size": grain.size}
     return {}
+
+
+# Keys of the model's metadata, which every engine and most tools keep.
+PLAN_KEY = "onnxq.plan"
+BITS_KEY = "onnxq.bits"
+# Fields of ONNX's messages that say nothing to an engine.
+_TEXTS = frozenset({"doc_string", "metadata_props"})
+
+Record = dict[str, str | int]
+
+
+def describe_site(site: SitePlan) -> Record:
+    """The site as a viewer shows it beside a node, and as `annotate` reads it back."""
+    return {
+        "site": str(site.site),
+        "bits": site.spec.bits,
+        "scheme": "symmetric" if site.spec.symmetric else "asymmetric",
+        "granularity": GRAIN_NAMES[type(site.spec.granularity)],
+        "role": str(site.role),
+        "rule": site.rule,
+    }
+
+
+def write_plan(plan: Plan) -> str:
+    """The plan as compact JSON without scales, zero points, weights and biases."""
+
+    def strip(sites: SitePlans) -> SitePlans:
+        return tuple(replace(site, qparams=None, values=None) for site in sites)
+
+    # The numbers stand in the model's own initializers: a second copy could come to contradict them.
+    bare = replace(plan, sites=strip(plan.sites), existing=strip(plan.existing), biases=())
+    return _dump_compactly(json.loads(to_json(bare)))
+
+
+def _dump_compactly(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+
+
+def read_records(proto: ModelLike, index: GraphIndex) -> dict[str, object]:
+    """The records of an earlier run for the nodes that the model still has; {} where they cannot be read."""
+    text = next((entry.value for entry in proto.metadata_props if entry.key == BITS_KEY), "{}")
+    names = {node.name for node in index.nodes}
+    try:
+        records = json.loads(text)
+        return {name: record for name, record in records.items() if name in names}
+    except (json.JSONDecodeError, AttributeError):
+        # NOTE: another tool may have damaged the note; `annotate` warns of it, and the pairs do not depend on it.
+        return {}
+
+
+@keep_weights
+def leave_out_notes(proto: ModelProto, level: Literal["names", "none"]) -> ModelProto:
+    """A copy of the model without the plan, doc strings, and the metadata of all but the model itself.
+
+    level: "names" keeps the names of nodes, and the bits of sites by them; "none" neither. Entries of the model's
+    metadata that are not onnxq's stay, because programs read them: names of classes, sizes of images, tokens.
+    """
+    props = {entry.key: entry.value for entry in proto.metadata_props}
+    bits = _read_bits_alone(proto, props.get(BITS_KEY, "{}")) if level == "names" else ""
+    props = {key: value for key, value in props.items() if key not in (PLAN_KEY, BITS_KEY)}
+    if bits:
+        props[BITS_KEY] = bits
+    bare = copy_proto(proto)
+    _clear_fields(bare, _TEXTS)
+    helper.set_model_props(bare, props)
+    for node in walk_all_nodes(bare) if level == "none" else ():
+        node.ClearField("name")
+    return bare
+
+
+def _read_bits_alone(proto: ModelProto, text: str) -> str:
+    """The bits alone of a record of sites, once for each pair; "" where there are none."""
+    halves = {node.name for node in walk_all_nodes(proto) if node.op_type == QUANTIZE}
+    records = {
+        name: {"bits": record["bits"]}
+        for name, record in json.loads(text).items()
+        if name not in halves and "bits" in record
+    }
+    return _dump_compactly(records) if records else ""
+
+
+def _clear_fields(message: Any, names: Collection[str]) -> None:
+    """Clear the fields of these names in a message of protobuf and in all that it holds."""
+    for field, value in message.ListFields():
+        if field.name in names:
+            message.ClearField(field.name)
+        elif field.type == field.TYPE_MESSAGE:
+            for part in value if hasattr(value, "__len__") else (value,):
+                _clear_fields(part, names)

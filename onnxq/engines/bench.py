@@ -26,7 +26,7 @@ from onnxq.files import ScratchFolder
 from onnxq.graph import GraphIndex, ModelLike, ValueInfo, add_libraries, get_index, load_model, name_nodes
 from onnxq.progress import Progress, silent
 from onnxq.runtime import Feeds, Latency, convert_floats
-from onnxq.sites import Caution, Cautions
+from onnxq.sites import Caution, Cautions, Names
 from onnxq.wording import abbreviate
 
 Source = str | Path | onnx.ModelProto
@@ -155,7 +155,7 @@ def bench_models(
     )
 
 
-def _read_models(models: Sequence[Source], libraries: tuple[str, ...]) -> list[_Entry]:
+def _read_models(models: Sequence[Source], libraries: Names) -> list[_Entry]:
     """The models with names of their own. Raises ModelError where one has other inputs than the first."""
     found: dict[str, _Entry] = {}
     for k, source in enumerate(models):
@@ -260,7 +260,7 @@ def fit_feeds(inputs: Sequence[ValueInfo], feeds: Feeds) -> dict[str, Array]:
 
 
 def time_placements(
-    target: str, models: Mapping[str, ModelLike], feeds: Feeds, rounds: int, *, plugins: tuple[str, ...] = ()
+    target: str, models: Mapping[str, ModelLike], feeds: Feeds, rounds: int, *, plugins: Names = ()
 ) -> dict[str, Latency]:
     """Build models with the engine of a target and time them side by side; those that fail are left out.
 

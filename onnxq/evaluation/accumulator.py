@@ -26,9 +26,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxq.arrays import Array
-
-Array64 = NDArray[np.float64]
+from onnxq.arrays import Array, Array64
 
 # Ratio of scales, 20 dB: beyond it the whole's SQNR says nothing of the part.
 _APART = 10.0
@@ -296,7 +294,7 @@ class ErrorAccumulator:
         return () if self.slices is None else tuple(self.slices.parts())
 
 
-def _count_shared(reference: NDArray[np.float64], value: NDArray[np.float64], k: int) -> tuple[float, int]:
+def _count_shared(reference: Array64, value: Array64, k: int) -> tuple[float, int]:
     """Over all rows: the share of the k largest that both name, summed; and the number of rows. NaN is the least."""
     width = reference.shape[-1]
     k = min(k, width)

@@ -1,18 +1,19 @@
-"""How many of a float model's choices another model makes too, where both are judged on the float model's."""
+"""Choices that a float model makes and another makes too, and the outputs that look like scores of classes."""
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
-from numpy.typing import NDArray
 
-from onnxq.arrays import Array
+from onnxq.arrays import Array, Integers
 from onnxq.evaluation.selections import Selection, Selections, name_own
-
-Integers = NDArray[np.int64]
+from onnxq.graph import GraphIndex, NodeRef, ValueInfo
+from onnxq.sites import Names, TensorId
+from onnxq.spec import FLOAT_TYPES
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,7 +29,7 @@ class ChoiceAgreement:
     node: str
     op: str
     values: tuple[str, ...]
-    outputs: tuple[str, ...]
+    outputs: Names
     decides: tuple[str, ...]
     chosen: float
     shared: float
@@ -107,3 +108,50 @@ def _list_rows(selection: Selection, array: Array) -> Integers:
 
 def _number_rows(rows: Integers, span: int) -> Integers:
     return (rows + span * np.arange(len(rows))[:, None]).ravel()
+
+
+# Scores of one thing, or of one thing at each position; with more axes classes need not lie along the last.
+_RANKS = (2, 3)
+_NAMES = re.compile(r"logit|prob|score|class|softmax", re.IGNORECASE)
+_PASSED = ("Identity", "Cast")
+_NORMALIZES = ("Softmax", "LogSoftmax")
+_PRODUCTS = ("Gemm", "MatMul")
+
+
+def find_class_scores(index: GraphIndex) -> dict[str, bool]:
+    """Float outputs of a float model that look like scores of classes along their last axis.
+
+    True: its name says so, or Softmax makes it. False: a matrix product makes it, one row a sample, which may also be
+    an embedding or a regression.
+    """
+    scores = {}
+    for value in index.outputs:
+        shape = value.shape or ()
+        if value.dtype not in FLOAT_TYPES or len(shape) not in _RANKS or shape[-1] == 1:
+            continue
+        maker = _find_maker(index, value)
+        named = bool(_NAMES.search(value.name)) or (maker is not None and _is_softmax(maker, len(shape)))
+        if named or (len(shape) == min(_RANKS) and maker is not None and _is_product(index, maker)):
+            scores[value.name] = named
+    return scores
+
+
+def _find_maker(index: GraphIndex, value: ValueInfo) -> NodeRef | None:
+    """The node that computes an output, seen through those that only pass it on."""
+    maker = index.find_producer(TensorId(value.name))
+    while maker is not None and maker.op_type in _PASSED:
+        maker = index.maker(maker)
+    return maker
+
+
+def _is_softmax(node: NodeRef, rank: int) -> bool:
+    # Up to opset 12 axis 1 was the default, up to the last one.
+    return node.op_type in _NORMALIZES and node.attrs.get("axis", -1) in (-1, rank - 1)
+
+
+def _is_product(index: GraphIndex, node: NodeRef) -> bool:
+    """A matrix product, with or without its bias."""
+    if node.op_type == "Add":
+        makers = [maker for k in (0, 1) if (maker := index.maker(node, k)) is not None]
+        return len(makers) == 1 and makers[0].op_type in _PRODUCTS
+    return node.op_type in _PRODUCTS

@@ -1,10 +1,10 @@
-"""A person's own metric, from `file.py:function`, and the drop that is allowed."""
+"""The accuracy that a person asks for: a metric of their own from `file.py:function`, and the drop that is allowed."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from onnxq.data.scripts import find_function, guard_user_code
 from onnxq.errors import ConfigError, DataError
 from onnxq.files import ScratchFolder
 from onnxq.graph import ModelLike, save_model
+from onnxq.plan import Plan
 from onnxq.runtime import Feeds, Session
 
 
@@ -112,3 +113,41 @@ def load_metric(source: str | Callable[[Any], float]) -> Metric:
             f"metric: {source!r}", "is not file.py:function", "write e.g. evaluate.py:accuracy", code="Q308"
         )
     return Metric(source, find_function(Path(path), name))
+
+
+FLOAT, UINT16 = "float", "uint16"
+
+
+@dataclass(frozen=True, eq=False)
+class AccuracyRequest:
+    """min_sqnr in dB for every output, or a metric and its allowed drop; neither: only lost outputs are mended.
+
+    float_value: the metric of the float model. to: the type that operators are promoted to, "float" or "uint16".
+    """
+
+    min_sqnr: float | None = None
+    metric: Metric | None = None
+    max_drop: Drop = field(default_factory=lambda: Drop(0.0))
+    to: str = FLOAT
+    float_value: float = math.nan
+
+    @property
+    def asked(self) -> bool:
+        """True when somebody asked for something."""
+        return self.min_sqnr is not None or self.metric is not None
+
+    @property
+    def unit(self) -> str:
+        """The unit of its figures: "dB", or the metric's name."""
+        return "dB" if self.metric is None else self.metric.name
+
+    def describe(self) -> str:
+        """The request in words; "" where there is none."""
+        if self.metric is not None:
+            return f"{self.metric.name} at most {self.max_drop} below float"
+        return "" if self.min_sqnr is None else f"at least {self.min_sqnr:g} dB at every output"
+
+
+def has_whole_bytes(plan: Plan) -> bool:
+    """True when nothing has fewer than 8 bits: who asks for fewer knows the cost."""
+    return all(site.spec.bits >= 8 for site in plan.sites)

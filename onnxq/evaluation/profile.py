@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from onnxq.evaluation.agreement import ChoiceAgreement
-from onnxq.sites import Cautions, Refusals
+from onnxq.sites import Cautions, Names, Refusals
 from onnxq.wording import abbreviate
 
 KINDS = ("node", "segment", "site")
@@ -22,8 +22,8 @@ class GroupCost:
 
     kind: str
     name: str
-    ops: tuple[str, ...]
-    sites: tuple[str, ...]
+    ops: Names
+    sites: Names
     isolated_db: float
     leave_one_out_db: float
     gain_db: float

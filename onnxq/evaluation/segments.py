@@ -19,11 +19,11 @@ from onnxq.evaluation.selections import find_selections, name_own
 from onnxq.graph import GraphIndex, ModelLike, get_index, infer_shapes
 from onnxq.graph.light import bare_proto
 from onnxq.graph.scopes import list_reads
+from onnxq.graph.storage import count_tensor_bytes
 from onnxq.graph.subgraph import Cutter, declare_input
-from onnxq.graph.weights import count_tensor_bytes
 from onnxq.progress import Progress, silent
 from onnxq.runtime import Session
-from onnxq.sites import TensorId
+from onnxq.sites import Names, TensorId
 
 Values = dict[str, Array]
 
@@ -32,8 +32,8 @@ Values = dict[str, Array]
 class Segment:
     """Nodes of the main graph, and the tensors that they make and later ones, or the caller, read."""
 
-    nodes: tuple[str, ...]
-    outputs: tuple[str, ...]
+    nodes: Names
+    outputs: Names
 
 
 @dataclass(frozen=True, eq=False)
@@ -153,7 +153,7 @@ def _run_part(
     threads: int = 0,
 ) -> list[Values]:
     """The outputs of some nodes for each sample. types: of the model, where they are not those of the values."""
-    kinds = {name: 0 if types is None else types.dtype(TensorId(name)) for name in cutter.list_inputs(nodes)}
+    kinds = {name: 0 if types is None else types.find_dtype(TensorId(name)) for name in cutter.list_inputs(nodes)}
     inputs = [declare_input(name, [values[name] for values in alive], kind) for name, kind in kinds.items()]
     part = cutter.cut(nodes, inputs, [ValueInfoProto(name=name) for name in outputs])
     session = Session(part, optimize=optimize, threads=threads, arena=False)

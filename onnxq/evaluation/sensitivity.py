@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from onnxq.data import Dataset
 from onnxq.errors import ConfigError
 from onnxq.evaluation.agreement import AgreementSums, ChoiceAgreement
-from onnxq.evaluation.float_outputs import FloatOutputs
+from onnxq.evaluation.compare import FloatOutputs
 from onnxq.evaluation.profile import KINDS, GroupCost, OutputProfile, PrefixError, Profile, noise_to_db
 from onnxq.evaluation.selections import Selection, explain_missing
 from onnxq.evaluation.toggled import Setting, Switch, ToggledModel, measure_settings, toggle_model

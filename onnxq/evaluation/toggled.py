@@ -18,8 +18,7 @@ from onnxq.annotate.bits import read_notes, read_numbers
 from onnxq.annotate.find import Chain, find_chains
 from onnxq.annotate.read import describe_pair
 from onnxq.arrays import Array
-from onnxq.evaluation.compare import ModelErrors
-from onnxq.evaluation.float_outputs import FloatOutputs
+from onnxq.evaluation.compare import FloatOutputs, ModelErrors
 from onnxq.evaluation.selections import find_selections
 from onnxq.evaluation.trials import Switchboard, score_settings
 from onnxq.graph import GraphIndex, ModelLike, NodeRef, inline_functions, name_nodes
@@ -28,13 +27,13 @@ from onnxq.graph.light import bare_proto, is_large_model, rebuild
 from onnxq.graph.names import choose_name
 from onnxq.graph.precision.widen import read_types, widen_model
 from onnxq.graph.scopes import collect_reads, walk_graphs
-from onnxq.graph.stored import Spool, release_pages
+from onnxq.graph.storage import Spool, release_pages
 from onnxq.graph.subgraph import assemble_model, remove_unneeded
 from onnxq.numerics import dequantize
 from onnxq.progress import Progress
 from onnxq.runtime import Feeds, Session
 from onnxq.runtime.crew import Crew
-from onnxq.sites import Edge, Refusal, Refusals, Role, TensorId
+from onnxq.sites import Edge, Names, Refusal, Refusals, Role, TensorId
 from onnxq.spec import QParams, QuantSpec
 
 # Operators whose constants passes rewrite: weights, biases, and the Add that holds a MatMul's bias.
@@ -50,8 +49,8 @@ class Switch:
 
     site: str
     role: Role
-    readers: tuple[str, ...]
-    ops: tuple[str, ...]
+    readers: Names
+    ops: Names
     feed: str
 
 
@@ -167,9 +166,9 @@ class _ToggleWork:
                 self.fixed.append(Refusal(str(info.site), reason, rule="profile", code="R113"))
                 continue
             tensor = chain.dequantize.result
-            edges = self.index.consumers(tensor)
+            edges = self.index.list_consumers(tensor)
             nodes = tuple(dict.fromkeys(edge.node for edge in edges))
-            if not nodes and chain.source is not None and (maker := self.index.producer(chain.source)) is not None:
+            if not nodes and chain.source is not None and (maker := self.index.find_producer(chain.source)) is not None:
                 # A graph output that nobody reads: its error is its maker's.
                 nodes = (maker.name,)
             if chain.lookup is not None:
@@ -182,7 +181,7 @@ class _ToggleWork:
             else:
                 feed = self._toggle_constant(chain, tensor, edges)
             if feed:
-                ops = tuple(dict.fromkeys(self.index.node(name).op_type for name in nodes))
+                ops = tuple(dict.fromkeys(self.index.find_node(name).op_type for name in nodes))
                 self.switches.append(Switch(str(info.site), info.role, nodes, ops, feed))
             else:
                 reason = "the float model has no constant in this place to compare with"
@@ -198,7 +197,7 @@ class _ToggleWork:
 
     def _is_known(self, node: NodeRef) -> bool:
         """True when the float model has this node too; a Gather that became another operator keeps its name."""
-        return node.name in self.known and self.real.node(node.name).op_type == node.op_type
+        return node.name in self.known and self.real.find_node(node.name).op_type == node.op_type
 
     def _insert_branch(self, chain: Chain, members: set[str]) -> str:
         """An If in the place of the pair."""
@@ -207,7 +206,7 @@ class _ToggleWork:
             NodeProto.FromString(self.by_name[n.name].SerializeToString()) for n in chain.nodes if n.name in members
         ]
         plain, result = inside[0].input[0], inside[-1].output[0]
-        source = self.index.resolve(plain, last.scope)
+        source = self.index.resolve_tensor(plain, last.scope)
         if source is None:
             return ""
         # Names are unique over all scopes in ONNX, those inside a branch among them.
@@ -216,7 +215,7 @@ class _ToggleWork:
             node.name = self._make_unique(f"{node.name}/in")
             node.input[:] = [rename.get(name, name) for name in node.input]
             node.output[:] = [rename[name] for name in node.output]
-        dtype = self.index.dtype(source) or TensorProto.FLOAT
+        dtype = self.index.find_dtype(source) or TensorProto.FLOAT
         feed, skip = self._make_unique(f"onnxq/{last.name}/on"), self._make_unique(f"{result}/plain")
         outside = self._make_bypass(plain, skip, f"{last.name}/plain")
         branches = [
@@ -261,8 +260,8 @@ class _ToggleWork:
     def _toggle_table(self, chain: Chain, lookup: NodeRef) -> str:
         """A Gather of rows of an input, in the place of the nodes that look rows up; "" without a float table."""
         stored_qparams = read_numbers(self.index, chain)
-        stored = None if chain.source is None else self.index.constant(chain.source)
-        plain = self.real.input_value(self.real.node(lookup.name), 0) if lookup.name in self.known else None
+        stored = None if chain.source is None else self.index.find_constant(chain.source)
+        plain = self.real.input_value(self.real.find_node(lookup.name), 0) if lookup.name in self.known else None
         if plain is None or stored is None or stored_qparams.scale is None or plain.shape != stored.shape:
             return ""
         feed, result, kind = (
@@ -289,7 +288,7 @@ class _ToggleWork:
     def _find_float_constant(self, edges: Sequence[Edge]) -> Array | None:
         """The float model's constant in the place of these inputs; None where it lacks one of them."""
         values = [
-            self.real.input_value(self.real.node(edge.node), edge.index) if edge.node in self.known else None
+            self.real.input_value(self.real.find_node(edge.node), edge.index) if edge.node in self.known else None
             for edge in edges
         ]
         return None if not values or any(value is None for value in values) else values[-1]
@@ -313,7 +312,7 @@ class _ToggleWork:
         for node in self.index.nodes:
             if node.op_type not in _CORRECTED or node.name not in self.known:
                 continue
-            real = self.real.node(node.name)
+            real = self.real.find_node(node.name)
             for k in range(len(node.inputs)):
                 value = self.index.input_value(node, k)
                 # Input 0 is data; an Add has the bias at either.

@@ -15,12 +15,11 @@ from onnxq.arrays import Array, Arrays
 from onnxq.calibrate.parts import split_evenly
 from onnxq.data.dataset import SharedSamples, share_samples
 from onnxq.evaluation.accumulator import AxisSums, ErrorAccumulator, SliceSums
-from onnxq.evaluation.compare import ModelErrors, SampleErrors
-from onnxq.evaluation.float_outputs import FloatOutputs
+from onnxq.evaluation.compare import FloatOutputs, ModelErrors, SampleErrors
 from onnxq.evaluation.selections import NO_SELECTIONS, Selections
 from onnxq.graph import ModelLike
 from onnxq.graph.integer_products import dequantize_weights
-from onnxq.graph.stored import release_pages
+from onnxq.graph.storage import release_pages
 from onnxq.progress import Task
 from onnxq.runtime import Feeds, Session
 from onnxq.runtime.crew import Crew, SharedFeeds, SharedModel, hash_run, open_model, read_feeds

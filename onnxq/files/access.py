@@ -18,8 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
 
-from onnxq.errors import OnnxqError, OutputError
-from onnxq.escapes import replace_surrogates
+from onnxq.errors import OnnxqError, OutputError, replace_surrogates
 from onnxq.files.scratch import lock_new_file, make_temporary_name, remove_leftovers, remove_stale_files
 
 EXISTS_FIX = "choose another name, or overwrite it with `force=True`"

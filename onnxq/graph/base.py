@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from onnxq.arrays import Array
-from onnxq.sites import Edge, Edges, TensorId
+from onnxq.sites import Edge, Edges, Names, TensorId
 
 # Operators whose output holds the values of input 0 in other places or another shape.
 LAYOUT_OPS = frozenset({"Reshape", "Transpose", "Flatten", "Squeeze", "Unsqueeze", "Identity"})
@@ -35,8 +35,8 @@ class NodeRef:
     op_type: str
     domain: str
     # "" where an optional one is left out, as in the file.
-    inputs: tuple[str, ...]
-    outputs: tuple[str, ...]
+    inputs: Names
+    outputs: Names
     # int, float, str, tuples of these, or read-only arrays, decoded when asked for; subgraphs are not among them.
     attrs: Mapping[str, Any] = field(compare=False, repr=False)
     scope: str
@@ -97,23 +97,23 @@ class Graph(ABC):
 
     @property
     @abstractmethod
-    def scopes(self) -> tuple[str, ...]:
+    def scopes(self) -> Names:
         """The main graph, "", and the bodies inside it."""
 
     @abstractmethod
-    def node(self, name: str) -> NodeRef:
+    def find_node(self, name: str) -> NodeRef:
         """The node of this name."""
 
     @abstractmethod
-    def resolve(self, tensor: str, scope: str) -> TensorId | None:
+    def resolve_tensor(self, tensor: str, scope: str) -> TensorId | None:
         """The tensor that this name means when read from `scope`; None for "" and for a name nobody defines."""
 
     @abstractmethod
-    def producer(self, t: TensorId | None) -> NodeRef | None:
+    def find_producer(self, t: TensorId | None) -> NodeRef | None:
         """The node that makes the tensor; None for inputs, initializers and unknown tensors."""
 
     @abstractmethod
-    def consumers(self, t: TensorId | None) -> Edges:
+    def list_consumers(self, t: TensorId | None) -> Edges:
         """Every node input that reads the tensor, also from inner scopes, in the order the model runs in."""
 
     @abstractmethod
@@ -125,26 +125,26 @@ class Graph(ABC):
         """True when the tensor has a value before the graph runs."""
 
     @abstractmethod
-    def constant(self, t: TensorId | None) -> Array | None:
+    def find_constant(self, t: TensorId | None) -> Array | None:
         """The read-only value of a constant tensor, else None."""
 
     @abstractmethod
-    def shape(self, t: TensorId | None) -> Dims | None:
+    def find_shape(self, t: TensorId | None) -> Dims | None:
         """The declared or inferred shape; None when even the rank is unknown."""
 
     @abstractmethod
-    def dtype(self, t: TensorId | None) -> int:
+    def find_dtype(self, t: TensorId | None) -> int:
         """The declared or inferred onnx.TensorProto dtype, 0 when unknown."""
 
-    def input(self, node: NodeRef | None, k: int) -> TensorId | None:
+    def find_input(self, node: NodeRef | None, k: int) -> TensorId | None:
         """The tensor that a node reads at input k; None where it has none there."""
         if node is None or k >= len(node.inputs):
             return None
-        return self.resolve(node.inputs[k], node.scope)
+        return self.resolve_tensor(node.inputs[k], node.scope)
 
     def list_inputs(self, node: NodeRef) -> list[TensorId | None]:
         """The tensor of each input of a node; None where one is left out."""
-        return [self.resolve(name, node.scope) for name in node.inputs]
+        return [self.resolve_tensor(name, node.scope) for name in node.inputs]
 
     def list_reads(self, node: NodeRef) -> list[TensorId]:
         """The tensors that a node reads, without the inputs that are left out."""
@@ -152,23 +152,23 @@ class Graph(ABC):
 
     def input_value(self, node: NodeRef | None, k: int) -> Array | None:
         """The value of a constant input k; None for another, and where there is none."""
-        return self.constant(self.input(node, k))
+        return self.find_constant(self.find_input(node, k))
 
     def maker(self, node: NodeRef | None, k: int = 0, *op_types: str) -> NodeRef | None:
         """The node that makes input k; None for inputs of the model, initializers, and where there is none.
 
         op_types: None for a node of any other operator as well.
         """
-        maker = self.producer(self.input(node, k))
+        maker = self.find_producer(self.find_input(node, k))
         return None if op_types and maker is not None and maker.op_type not in op_types else maker
 
     def readers(self, t: TensorId | None) -> list[NodeRef]:
         """The nodes that read the tensor, in the order the model runs in; one that reads it twice is there twice."""
-        return [self.node(edge.node) for edge in self.consumers(t)]
+        return [self.find_node(edge.node) for edge in self.list_consumers(t)]
 
     def find_sole_reader(self, t: TensorId) -> Edge | None:
         """The one input that reads the tensor, in the tensor's own graph, which does not give it out."""
-        edges = self.consumers(t)
+        edges = self.list_consumers(t)
         if len(edges) != 1 or edges[0].scope != t.scope or self.is_output(t):
             return None
         return edges[0]
@@ -177,10 +177,10 @@ class Graph(ABC):
         """The tensor, then those that it was made of by ONNX's operators of these types, each through its input 0."""
         while t is not None:
             yield t
-            maker = self.producer(t)
+            maker = self.find_producer(t)
             if maker is None or maker.domain or maker.op_type not in op_types:
                 return
-            t = self.input(maker, 0)
+            t = self.find_input(maker, 0)
 
     def find_origin(self, t: TensorId | None, op_types: Container[str]) -> TensorId | None:
         """The last tensor of `walk_back`."""

@@ -29,8 +29,8 @@ from onnxq.graph.scopes import (
     walk_nodes,
 )
 from onnxq.graph.shapes import set_contrib_apart
+from onnxq.graph.storage import copy_fields, omit_weights, restore_weights
 from onnxq.graph.values import decode_sparse, encode_tensor
-from onnxq.graph.weights import copy_fields, omit_weights, restore_weights
 
 _SPARSE = "sparse_value"
 

@@ -51,7 +51,7 @@ def compute_fingerprint(proto: ModelLike) -> Fingerprint:
     values = (
         _hash_parts(ids[t], array.dtype.str, repr(array.shape), _read_content(array))
         for t in ids
-        if (array := index.constant(t)) is not None
+        if (array := index.find_constant(t)) is not None
     )
     return Fingerprint(hash_topology(index), _hash_parts(*sorted(values)))
 
@@ -123,7 +123,7 @@ def _colour_forward(index: GraphIndex, known: dict[TensorId, str]) -> dict[Tenso
         colours[TensorId(value.name)] = _hash_parts("input", str(k), str(value.dtype))
 
     def colour(name: str, scope: str) -> str:
-        t = index.resolve(name, scope)
+        t = index.resolve_tensor(name, scope)
         if t is None:
             return "absent"
         if t not in colours:
@@ -149,12 +149,12 @@ def _colour_forward(index: GraphIndex, known: dict[TensorId, str]) -> dict[Tenso
 def _hash_leaf(index: GraphIndex, t: TensorId, colours: dict[TensorId, str]) -> str:
     """A constant, or the input of a subgraph, which is known by its parent's inputs and its own position."""
     if index.is_constant(t):
-        shape = index.shape(t) or ()
+        shape = index.find_shape(t) or ()
         content: bytes | memoryview = b""
         if all(isinstance(d, int) for d in shape) and np.prod([d for d in shape if isinstance(d, int)]) <= _STRUCTURAL:
-            array = index.constant(t)
+            array = index.find_constant(t)
             content = _read_content(array) if array is not None and array.dtype.kind in "iub" else b""
-        return _hash_parts("constant", str(index.dtype(t)), repr(shape), content)
+        return _hash_parts("constant", str(index.find_dtype(t)), repr(shape), content)
     parent = index.parent(t.scope)
     names = index.scope_inputs(t.scope)
     if parent is None or t.name not in names:
@@ -173,7 +173,7 @@ def _hash_leaf(index: GraphIndex, t: TensorId, colours: dict[TensorId, str]) -> 
 def _colour_backward(index: GraphIndex, origins: dict[TensorId, str]) -> dict[TensorId, str]:
     uses: defaultdict[TensorId, list[str]] = defaultdict(list)
     for k, value in enumerate(index.outputs):
-        t = index.resolve(value.name, "")
+        t = index.resolve_tensor(value.name, "")
         if t is not None:
             uses[t].append(_hash_parts("output", str(k)))
     for node in reversed(index.nodes):
@@ -188,7 +188,7 @@ def _colour_backward(index: GraphIndex, origins: dict[TensorId, str]) -> dict[Te
                 uses[t].append(_hash_parts(fate, str(k), *around))
         for label, subgraph in index.subgraphs(node.name):
             for k, name in enumerate(index.scope_outputs(subgraph)):
-                t = index.resolve(name, subgraph)
+                t = index.resolve_tensor(name, subgraph)
                 if t is not None:
                     uses[t].append(_hash_parts(fate, label, str(k)))
     return {t: _hash_sorted(uses[t]) for t in origins}

@@ -17,7 +17,7 @@ from onnxq.graph.base import Dims, Graph, NodeRef, ValueInfo
 from onnxq.graph.light import SAME_LAYOUT, LightModel, ModelLike, bare_proto, find_provider, list_libraries, store_of
 from onnxq.graph.names import check_names
 from onnxq.graph.scopes import OWN_DOMAINS, iterate_subgraphs, join_scope, name_function, sort_nodes
-from onnxq.graph.stored import StoredArray
+from onnxq.graph.storage import StoredArray, is_stub
 from onnxq.graph.values import (
     Attributes,
     decode_constant,
@@ -27,9 +27,8 @@ from onnxq.graph.values import (
     read_constant_type,
     read_declared_type,
 )
-from onnxq.graph.weights import is_stub
 from onnxq.nearest import suggest_names
-from onnxq.sites import Edge, Edges, TensorId
+from onnxq.sites import Edge, Edges, Names, TensorId
 
 Stored = TensorProto | SparseTensorProto
 _T = TypeVar("_T")
@@ -43,14 +42,14 @@ class GraphIndex(Graph):
 
     nodes: tuple[NodeRef, ...] = ()
     inputs: tuple[ValueInfo, ...] = ()
-    scopes: tuple[str, ...] = ()
+    scopes: Names = ()
 
     def __init__(self, model: ModelLike) -> None:
         self.proto = proto = bare_proto(model)
         check_names(proto)
         self._weights, self._libraries, self._provider = store_of(model), list_libraries(model), find_provider(model)
         self.opset: int = find_opset(proto)
-        self.functions: tuple[str, ...] = tuple(name_function(function) for function in proto.functions)
+        self.functions: Names = tuple(name_function(function) for function in proto.functions)
         # By scope: the scope around it.
         self._outer: dict[str, str] = {}
         self._parent_node: dict[str, str] = {}
@@ -90,11 +89,11 @@ class GraphIndex(Graph):
             return self.proto
         return LightModel(self.proto, self._weights, self._libraries, self._provider)
 
-    def node(self, name: str) -> NodeRef:
+    def find_node(self, name: str) -> NodeRef:
         """The node of this name. Raises ModelError with the nearest names."""
         return look_up(self._nodes, name, "node of this name")
 
-    def resolve(self, tensor: str, scope: str) -> TensorId | None:
+    def resolve_tensor(self, tensor: str, scope: str) -> TensorId | None:
         """The tensor that this name means when read from `scope`: defined there or in the nearest scope around it.
 
         None for "" and for a name nobody defines.
@@ -114,11 +113,11 @@ class GraphIndex(Graph):
             yield at
             at = self._outer.get(at)
 
-    def producer(self, t: TensorId | None) -> NodeRef | None:
+    def find_producer(self, t: TensorId | None) -> NodeRef | None:
         """The node that makes the tensor; None for inputs, initializers and unknown tensors."""
         return self._nodes.get(self._producer.get(t, ""))
 
-    def consumers(self, t: TensorId | None) -> Edges:
+    def list_consumers(self, t: TensorId | None) -> Edges:
         """Every node input that reads the tensor, also from inner scopes, in the order the model runs in."""
         return tuple(self._consumers.get(t, ()))
 
@@ -134,7 +133,7 @@ class GraphIndex(Graph):
         """True for an initializer that no caller can override, a Constant node's output, or Identity of one."""
         return self._constant_source(t) is not None
 
-    def constant(self, t: TensorId | None) -> Array | None:
+    def find_constant(self, t: TensorId | None) -> Array | None:
         """The read-only value of a constant tensor (bfloat16, float8 and sub-byte types as ml_dtypes), else None."""
         source = self._constant_source(t)
         if source is None:
@@ -158,14 +157,14 @@ class GraphIndex(Graph):
         source = self._constant_source(t)
         stored = None if source is None else source[1]
         if self._weights is None or not isinstance(stored, TensorProto) or not is_stub(stored):
-            return self.constant(t)
-        return self._weights.locate(stored) if stored.data_type in SAME_LAYOUT else self.constant(t)
+            return self.find_constant(t)
+        return self._weights.locate(stored) if stored.data_type in SAME_LAYOUT else self.find_constant(t)
 
-    def shape(self, t: TensorId | None) -> Dims | None:
+    def find_shape(self, t: TensorId | None) -> Dims | None:
         """The declared or inferred shape: ints, symbolic names, None for an unknown dim; None when nothing is known."""
         return self._types.get(t, (0, None))[1]
 
-    def dtype(self, t: TensorId | None) -> int:
+    def find_dtype(self, t: TensorId | None) -> int:
         """The declared or inferred onnx.TensorProto dtype, 0 when unknown."""
         return self._types.get(t, (0, None))[0]
 
@@ -177,11 +176,11 @@ class GraphIndex(Graph):
         """(label, scope) of the subgraphs a node holds, sorted by label; () for most nodes."""
         return tuple(sorted(self._subgraphs.get(node, ())))
 
-    def scope_inputs(self, scope: str) -> tuple[str, ...]:
+    def scope_inputs(self, scope: str) -> Names:
         """The input names of a subgraph (or of the main graph)."""
         return tuple(value.name for value in look_up(self._graphs, scope, "such scope").input)
 
-    def scope_outputs(self, scope: str) -> tuple[str, ...]:
+    def scope_outputs(self, scope: str) -> Names:
         """The output names of a subgraph (or of the main graph); a subgraph's may be captured from outside."""
         return tuple(value.name for value in look_up(self._graphs, scope, "such scope").output)
 
@@ -198,7 +197,7 @@ class GraphIndex(Graph):
                 self._visit_graph(subgraph, inner)
             self._add_node(node, scope)
         for value in graph.output:
-            tensor = self.resolve(value.name, scope)
+            tensor = self.resolve_tensor(value.name, scope)
             if tensor is not None:
                 (self._outputs if tensor.scope == scope else self._captured).add(tensor)
 
@@ -254,7 +253,7 @@ class GraphIndex(Graph):
         )
         self._nodes[node.name] = ref
         for k, name in enumerate(node.input):
-            tensor = self.resolve(name, scope)
+            tensor = self.resolve_tensor(name, scope)
             if tensor is not None:
                 self._consumers[tensor].append(Edge(node.name, k, scope))
                 if tensor.scope != scope:
@@ -266,13 +265,13 @@ class GraphIndex(Graph):
             stored = self._initializers.get(t) or self._literals.get(t)
             if stored is not None:
                 return t, stored
-            maker = self.producer(t)
-            t = self.input(maker, 0) if maker is not None and maker.is_onnx("Identity") else None
+            maker = self.find_producer(t)
+            t = self.find_input(maker, 0) if maker is not None and maker.is_onnx("Identity") else None
         return None
 
     def _describe_value(self, name: str) -> ValueInfo:
-        key = self.resolve(name, "") or TensorId(name)
-        return ValueInfo(name, self.dtype(key), self.shape(key))
+        key = self.resolve_tensor(name, "") or TensorId(name)
+        return ValueInfo(name, self.find_dtype(key), self.find_shape(key))
 
 
 def get_index(model: ModelLike) -> GraphIndex:

@@ -25,8 +25,8 @@ from onnxq.graph.index import GraphIndex
 from onnxq.graph.light import M, bare_proto, copy_store, rebuild
 from onnxq.graph.nbits import read_nbits
 from onnxq.graph.scopes import collect_reads, replace_items
+from onnxq.graph.storage import omit_weights, restore_weights
 from onnxq.graph.values import encode_tensor
-from onnxq.graph.weights import omit_weights, restore_weights
 
 _DYNAMIC, _DEQUANTIZE, _LSTM = "DynamicQuantizeLinear", "DequantizeLinear", "DynamicQuantizeLSTM"
 _MICROSOFT = "com.microsoft"
@@ -96,7 +96,7 @@ def _has_bytes(index: GraphIndex, node: NodeRef, k: int) -> bool:
         return False
     # 4 bits in the file become bytes by a Cast, whose type is not declared.
     cast = index.maker(pair, 0, "Cast")
-    dtype = index.dtype(index.input(pair, 0)) if cast is None else cast.read_int("to", 0)
+    dtype = index.find_dtype(index.find_input(pair, 0)) if cast is None else cast.read_int("to", 0)
     axis = 0 if node.is_transposed else 1
     rank = 3 if node.op_type == "LSTM" else 2
     return dtype in _BYTES and (scale.size == 1 or pair.read_int("axis", 1) % rank == axis)
@@ -202,15 +202,15 @@ def _find_products(index: GraphIndex) -> Iterator[_Product]:
         if node.inputs[2:3] != data.outputs[2:3] or data.outputs[1] not in factor.inputs:
             continue
         scale = factor.inputs[1 - factor.inputs.index(data.outputs[1])]
-        stored = index.is_constant(index.input(node, 1)) or _is_transposed(index, node)
-        if stored and index.is_constant(index.resolve(scale, factor.scope)):
+        stored = index.is_constant(index.find_input(node, 1)) or _is_transposed(index, node)
+        if stored and index.is_constant(index.resolve_tensor(scale, factor.scope)):
             yield _Product(node, data, scale, cast, product)
 
 
 def _find_next(index: GraphIndex, node: NodeRef | None, op_type: str) -> NodeRef | None:
     """The node of this operator that alone reads the result of another, in the same graph."""
     edge = None if node is None else index.find_sole_reader(node.result)
-    reader = None if edge is None else index.node(edge.node)
+    reader = None if edge is None else index.find_node(edge.node)
     return reader if reader is not None and reader.op_type == op_type else None
 
 
@@ -219,7 +219,7 @@ def _is_transposed(index: GraphIndex, node: NodeRef) -> bool:
     maker = index.maker(node, 1, "Transpose")
     if maker is None or list(maker.attrs.get("perm", [1, 0])) != [1, 0]:
         return False
-    return index.is_constant(index.input(maker, 0))
+    return index.is_constant(index.find_input(maker, 0))
 
 
 def _is_stored(index: GraphIndex, node: NodeRef) -> bool:

@@ -21,8 +21,16 @@ from numpy.typing import NDArray
 from onnx import FunctionProto, GraphProto, ModelProto, OperatorSetIdProto, StringStringEntryProto, TensorProto
 
 from onnxq.arrays import Array
-from onnxq.graph.stored import Spool, StoredArray, walk_tensors
-from onnxq.graph.weights import STUB_LOCATION, copy_fields, count_tensor_bytes, is_stub
+from onnxq.graph.storage import (
+    STUB_LOCATION,
+    Spool,
+    StoredArray,
+    copy_fields,
+    count_tensor_bytes,
+    is_stub,
+    walk_tensors,
+)
+from onnxq.sites import Names
 
 # Bytes. Smaller tensors cost little to copy, and tools look at their values (axes, shapes, pads).
 SMALLEST_STUB = 1 << 14
@@ -139,7 +147,7 @@ class LightModel:
 
     proto: ModelProto
     weights: WeightStore
-    libraries: tuple[str, ...] = ()
+    libraries: Names = ()
     provider: str = ""
     facts: dict[str, Any] = field(default_factory=dict, repr=False)
 
@@ -219,7 +227,7 @@ def store_of(model: ModelLike) -> WeightStore | None:
     return model.weights if isinstance(model, LightModel) else None
 
 
-def list_libraries(model: ModelLike) -> tuple[str, ...]:
+def list_libraries(model: ModelLike) -> Names:
     """Paths of the libraries with a model's custom operators; () where nobody has named any."""
     return model.libraries if isinstance(model, LightModel) else ()
 
@@ -229,7 +237,7 @@ def find_provider(model: ModelLike) -> str:
     return model.provider if isinstance(model, LightModel) else ""
 
 
-def add_libraries(model: ModelLike, libraries: tuple[str, ...], provider: str = "") -> ModelLike:
+def add_libraries(model: ModelLike, libraries: Names, provider: str = "") -> ModelLike:
     """The model with libraries of custom operators for its sessions, those of models made from it included.
 
     provider: execution provider that they run on; "" for that of the model.

@@ -21,8 +21,18 @@ from onnxq.graph.light import SAME_LAYOUT, SMALLEST_STUB, LightModel, WeightStor
 from onnxq.graph.scopes import OWN_DOMAINS, label_node, replace_items, sort_nodes, walk_graphs, walk_nodes
 from onnxq.graph.shapes import set_contrib_apart
 from onnxq.graph.skeleton import MESSAGE_LIMIT, read_skeleton
-from onnxq.graph.stored import Extent, OpenFile, StoredArray, is_external, load_external, open_data, walk_tensors
-from onnxq.graph.weights import check_tensors, count_tensor_bytes, omit_weights
+from onnxq.graph.storage import (
+    Extent,
+    OpenFile,
+    StoredArray,
+    check_tensors,
+    count_tensor_bytes,
+    is_external,
+    load_external,
+    omit_weights,
+    open_data,
+    walk_tensors,
+)
 from onnxq.nearest import find_nearest
 from onnxq.sites import Caution, Cautions
 

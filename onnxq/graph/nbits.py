@@ -146,21 +146,21 @@ def _find_pair(index: GraphIndex, node: NodeRef) -> NodeRef | None:
     pair = index.maker(node, 1) if node.is_onnx("MatMul") else None
     if pair is None or pair.op_type != _DEQUANTIZE:
         return None
-    size, stored, scale = pair.read_int("block_size", 0), index.input(pair, 0), index.input(pair, 1)
+    size, stored, scale = pair.read_int("block_size", 0), index.find_input(pair, 0), index.find_input(pair, 1)
     whole = stored is not None and scale is not None and index.is_constant(stored) and index.is_constant(scale)
     if not whole or stored is None or scale is None or size < _SMALLEST_BLOCK or size & (size - 1):
         return None
-    along = pair.read_int("axis", 1) % 2 == 0 and len(index.shape(stored) or ()) == 2
-    return pair if along and index.dtype(stored) in _STORED and index.dtype(scale) in _FLOATS else None
+    along = pair.read_int("axis", 1) % 2 == 0 and len(index.find_shape(stored) or ()) == 2
+    return pair if along and index.find_dtype(stored) in _STORED and index.find_dtype(scale) in _FLOATS else None
 
 
 def _read_pair(index: GraphIndex, pair: NodeRef, bits: int) -> Blocks:
     values, scale, zero = (index.input_value(pair, k) for k in range(3))
-    stored = index.input(pair, 0)
+    stored = index.find_input(pair, 0)
     assert values is not None
     assert scale is not None
     assert stored is not None
-    offset, width = _STORED[index.dtype(stored)]
+    offset, width = _STORED[index.find_dtype(stored)]
     # 2 bits around 0 are -2 to 1, so that the middle is that of their width; 3 bits, and 5 to 7, fill up the next.
     narrow = 2 if bits == 2 else 4 if bits <= 4 else width
     offset = min(offset, 2 ** (narrow - 1))

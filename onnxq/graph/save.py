@@ -14,9 +14,8 @@ from onnxq.errors import OutputError
 from onnxq.files import is_stream, replace_files
 from onnxq.graph.light import ModelLike, WeightStore, bare_proto, count_light_bytes, store_of
 from onnxq.graph.skeleton import write_model
-from onnxq.graph.stored import cut_bytes
+from onnxq.graph.storage import cut_bytes, is_large, is_stub, locate_tensors, omit_weights, restore_weights
 from onnxq.graph.values import decode_tensor, encode_tensor
-from onnxq.graph.weights import is_large, is_stub, locate_tensors, omit_weights, restore_weights
 
 # protobuf's limit on one message, less the room for names and nodes.
 _ONE_FILE = 2**31 - 2**24

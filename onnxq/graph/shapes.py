@@ -27,7 +27,7 @@ from onnxq.graph.scopes import (
     walk_graphs,
     walk_nodes,
 )
-from onnxq.graph.weights import omit_weights
+from onnxq.graph.storage import omit_weights
 
 MICROSOFT = "com.microsoft"
 # Domains of operators that onnx or ONNX Runtime define; those of others come from libraries and plugins.

@@ -11,7 +11,7 @@ from typing import Protocol
 
 from onnx import GraphProto, ModelProto, TensorProto
 
-from onnxq.graph.weights import copy_fields, count_tensor_bytes, is_stub
+from onnxq.graph.storage import copy_fields, count_tensor_bytes, is_stub
 
 # Field numbers of onnx.proto: ModelProto.graph, GraphProto.initializer, TensorProto.raw_data.
 _GRAPH, _INITIALIZER, _RAW = 7, 5, 9

@@ -67,7 +67,7 @@ class Cutter(Generic[M]):
         """True for a stored tensor and for an output of one of `constants`."""
         return tensor in self._stored or self._producer.get(tensor) in self.constants
 
-    def producer(self, tensor: str) -> str | None:
+    def find_producer(self, tensor: str) -> str | None:
         """The node that computes a tensor; None for inputs and constants."""
         name = self._producer.get(tensor)
         return None if name in self.constants else name
@@ -94,7 +94,7 @@ class Cutter(Generic[M]):
         return self._list_makers(list_reads(self.nodes[node]))
 
     def _list_makers(self, tensors: Iterable[str]) -> list[str]:
-        return [name for tensor in tensors if (name := self.producer(tensor)) is not None]
+        return [name for tensor in tensors if (name := self.find_producer(tensor)) is not None]
 
     def list_needed(self, outputs: Iterable[str], among: Collection[str]) -> list[str]:
         """Those of the nodes `among` that these tensors are computed from without leaving them, as they run."""
@@ -279,7 +279,7 @@ def cut_front(model: M, behind: Collection[str], types: Mapping[str, ValueInfoPr
     """
     cutter = Cutter(model, computed=True)
     read = set(cutter.list_inputs(behind))
-    border = [name for name in cutter.list_tensors() if name in read and cutter.producer(name) not in behind]
+    border = [name for name in cutter.list_tensors() if name in read and cutter.find_producer(name) not in behind]
     lost = {tensor for name in behind for tensor in cutter.nodes[name].output}
     out = copy_proto(model)
     graph = out.graph
@@ -307,7 +307,7 @@ def join_rest(front: M, whole: M, behind: Collection[str]) -> M:
     Tensors and nodes of the front that took a name from behind get another.
     """
     cutter = Cutter(whole, computed=True)
-    rest = cutter.cut(behind, (), [value for value in whole.graph.output if cutter.producer(value.name) in behind])
+    rest = cutter.cut(behind, (), [value for value in whole.graph.output if cutter.find_producer(value.name) in behind])
     part, out, store = copy_proto(rest), copy_proto(front), copy_store(front)
     _settle_clashes(out, part)
     if store is not None and isinstance(rest, LightModel):

@@ -14,7 +14,7 @@ from onnxq.arrays import Array
 from onnxq.errors import ModelError
 from onnxq.graph.base import Dims
 from onnxq.graph.light import WeightStore
-from onnxq.graph.weights import TENSOR_TYPES, is_stub
+from onnxq.graph.storage import TENSOR_TYPES, is_stub
 
 # How Constant spells its value; "sparse_value" is decoded apart.
 _CONSTANT_DTYPES: dict[str, int] = {

@@ -103,10 +103,10 @@ def _find_difference(index: GraphIndex, a: NodeRef, b: NodeRef) -> str:
 
 
 def _is_same_input(index: GraphIndex, a: NodeRef, b: NodeRef, k: int) -> bool:
-    ids = [index.input(node, k) for node in (a, b)]
+    ids = [index.find_input(node, k) for node in (a, b)]
     if ids[0] == ids[1]:
         return True
-    values = [index.constant(t) if t is not None else None for t in ids]
+    values = [index.find_constant(t) if t is not None else None for t in ids]
     # A zero point left out is zero (of uint8, unless output_dtype says otherwise).
     filled = [np.zeros(()) if value is None and t is None else value for value, t in zip(values, ids, strict=True)]
     if filled[0] is None or filled[1] is None:
@@ -119,8 +119,8 @@ def _is_same_input(index: GraphIndex, a: NodeRef, b: NodeRef, k: int) -> bool:
 
 
 def _read_dims(index: GraphIndex, node: NodeRef, k: int) -> tuple[int | str | None, ...] | None:
-    tensor = index.input(node, k)
-    return index.shape(tensor) if tensor is not None else None
+    tensor = index.find_input(node, k)
+    return index.find_shape(tensor) if tensor is not None else None
 
 
 def _check_qparams(index: GraphIndex, node: NodeRef) -> None:

@@ -75,7 +75,7 @@ def find_flow(markers: Sequence[Marker], index: GraphIndex) -> Flow:
             break
         carriers |= {marker.node.name for marker in homeless}
     for group in groups:
-        check_shape(group.first, index.shape(group.base) or index.shape(group.first.source))
+        check_shape(group.first, index.find_shape(group.base) or index.find_shape(group.first.source))
     landed = tuple(part for group in groups for part in _follow_transposes(group, index))
     return Flow(landed, bases, frozenset(carriers))
 
@@ -110,14 +110,14 @@ def _group_markers(
             groups.append(group)
         if marker.site not in group.sites:
             group.sites.append(marker.site)
-        passed = [e for e in index.consumers(marker.result) if e.node not in by_node or e.node in carriers]
+        passed = [e for e in index.list_consumers(marker.result) if e.node not in by_node or e.node in carriers]
         group.edges.extend(passed)
         if index.is_output(marker.result) and marker.node.name not in carriers:
             group.outputs.append(marker)
     # Of several groups on one tensor none may claim all its readers, nor may one that misses some.
     for base, sharing in on.items():
         stays = base in bases and bases[base] == base
-        raw = [e for e in index.consumers(base) if e.node not in by_node or e.node in carriers]
+        raw = [e for e in index.list_consumers(base) if e.node not in by_node or e.node in carriers]
         alone = len(sharing) == 1 and set(raw) <= set(sharing[0].edges)
         sharing[0].whole = alone and (stays or not index.is_output(base)) and not index.captured(base)
     return groups
@@ -127,7 +127,7 @@ def _find_output_markers(groups: Sequence[MarkerGroup], index: GraphIndex) -> li
     """Markers in front of a graph output whose name their float tensor cannot take."""
     markers = []
     for group in groups:
-        maker = index.producer(group.base)
+        maker = index.find_producer(group.base)
         free = group.whole and maker is not None and not index.is_output(group.base) and len(group.outputs) == 1
         if not free or (maker is not None and maker.scope != group.outputs[0].node.scope):
             markers.extend(group.outputs)
@@ -138,7 +138,7 @@ def _follow_transposes(group: MarkerGroup, index: GraphIndex) -> list[MarkerGrou
     """The group itself; for a weight, one group for each order of axes that nodes compute with."""
     if group.first.role is not Role.WEIGHT or not index.is_constant(group.base):
         return [group]
-    shape = index.shape(group.base) or ()
+    shape = index.find_shape(group.base) or ()
     landings: dict[Perm, list[Edge]] = {}
     # Reversed, so that the last of the list is the first reader and groups come in the order of readers.
     waiting = [(edge, tuple(range(len(shape)))) for edge in reversed(group.edges)]
@@ -149,18 +149,18 @@ def _follow_transposes(group: MarkerGroup, index: GraphIndex) -> list[MarkerGrou
             landings.setdefault(perm, []).append(edge)
         else:
             result, now = turned
-            waiting.extend((reader, now) for reader in reversed(index.consumers(result)))
+            waiting.extend((reader, now) for reader in reversed(index.list_consumers(result)))
     return [replace(group, edges=edges, perm=perm, whole=False) for perm, edges in landings.items()]
 
 
 def _apply_transpose(edge: Edge, perm: Perm, index: GraphIndex) -> tuple[TensorId, Perm] | None:
     """The result of a Transpose of the weight and its order of axes; None where the reader is no such Transpose."""
-    node = index.node(edge.node)
+    node = index.find_node(edge.node)
     if node.op_type != "Transpose" or node.domain or edge.scope:
         return None
     result = node.result
     # A result that is seen elsewhere must stay, and with it the Transpose.
-    if index.is_output(result) or index.captured(result) or not index.consumers(result):
+    if index.is_output(result) or index.captured(result) or not index.list_consumers(result):
         return None
     own = node.attrs.get("perm") or tuple(reversed(range(len(perm))))
     return result, tuple(perm[int(k)] for k in own)
@@ -173,7 +173,7 @@ def check_quantizers(markers: Sequence[Marker], index: GraphIndex, quantizers: S
         if not first.setdefault(marker.site, marker).agrees_with(marker):
             cause = "two of its markers have different numbers"
             raise ModelError(marker.site, cause, "give every quantizer a site of its own", code="Q120")
-    uses = (index.consumers, index.is_output, index.captured)
+    uses = (index.list_consumers, index.is_output, index.captured)
     read = {marker.site for marker in markers if any(is_used(marker.result) for is_used in uses)}
     sites = list(dict.fromkeys(first if quantizers is None else quantizers))
     lost = [site for site in sites if site not in read]

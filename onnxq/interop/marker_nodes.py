@@ -92,7 +92,7 @@ def _read_marker(index: GraphIndex, node: NodeRef) -> Marker:
     if len(node.inputs) != (1 if row.dynamic else 3) or not all(node.inputs) or len(node.outputs) != 1:
         needed = "a tensor alone" if row.dynamic else "a tensor, a scale and a zero point"
         raise _fault(subject, f"its marker needs {needed}", "export the model again")
-    source = index.input(node, 0)
+    source = index.find_input(node, 0)
     if source is None:
         raise _fault(subject, f"nothing makes {node.inputs[0]!r}, which its marker reads", "export the model again")
     spec = _make_spec(subject, row)

@@ -144,7 +144,7 @@ class _Stripper:
     def _bypass_marker(self, marker: Marker) -> None:
         base = self.flow.bases[marker.result]
         given_out = self.index.is_output(marker.result)
-        readers = self.editor.consumers(marker.result)
+        readers = self.editor.list_consumers(marker.result)
         self.editor.rewire(marker.result, base.name, consumers=readers, outputs=not given_out)
         self.editor.remove_node(marker.node.name)
 
@@ -162,7 +162,7 @@ class _Stripper:
             self._rename_base(base, group.outputs[0].result.name)
         elif group.perm:
             self._store_transposed(group)
-        elif self.index.producer(base) is not None and not self.index.is_output(base) and base not in self.names:
+        elif self.index.find_producer(base) is not None and not self.index.is_output(base) and base not in self.names:
             self._rename_base(base, self.editor.fresh(group.sites[0]) if base.name != group.sites[0] else base.name)
 
     def _rename_base(self, base: TensorId, name: str) -> None:
@@ -171,7 +171,7 @@ class _Stripper:
         self.names[base] = TensorId(name, base.scope)
 
     def _store_transposed(self, group: MarkerGroup) -> None:
-        value = self.index.constant(group.base)
+        value = self.index.find_constant(group.base)
         # Only groups on constants have an order of axes.
         assert value is not None
         key = (group.base, group.perm)
@@ -181,7 +181,7 @@ class _Stripper:
             wanted = {other.perm for other in self.flow.groups if other.base == group.base}
             turned = np.ascontiguousarray(value.transpose(group.perm))
             markers = {marker.node.name for marker in self.markers}
-            alone = all(edge.node in markers for edge in self.index.consumers(group.base))
+            alone = all(edge.node in markers for edge in self.index.list_consumers(group.base))
             # Nobody reads the weight in its old order: it is replaced rather than stored twice.
             if wanted == {group.perm} and alone:
                 self.editor.replace_initializer(group.base, turned)
@@ -219,7 +219,7 @@ def _make_site(placed: _Placed, engine: Target, index: GraphIndex) -> SitePlan:
         scale = qparams.scale.transpose(group.perm)
         qparams = QParams(scale, qparams.zero_point.transpose(group.perm), qparams.origin)
     if role is Role.WEIGHT and placed.consumers:
-        spec = _choose_storage(spec, engine, index.node(placed.consumers[0].node).op_type)
+        spec = _choose_storage(spec, engine, index.find_node(placed.consumers[0].node).op_type)
     reason = f"quantizer {', '.join(group.sites)}"
     return SitePlan(
         site=placed.site,
@@ -250,8 +250,8 @@ def _keeps_sites(sites: Iterable[SitePlan], proto: onnx.ModelProto) -> bool:
         if any(edge.node not in nodes or edge.index >= len(nodes[edge.node].inputs) for edge in edges):
             return False
         if isinstance(site.site, TensorId):
-            read = {index.resolve(nodes[edge.node].inputs[edge.index], edge.scope) for edge in edges}
-            if index.resolve(site.site.name, site.site.scope) != site.site or read - {site.site}:
+            read = {index.resolve_tensor(nodes[edge.node].inputs[edge.index], edge.scope) for edge in edges}
+            if index.resolve_tensor(site.site.name, site.site.scope) != site.site or read - {site.site}:
                 return False
     return True
 

@@ -14,7 +14,7 @@ from onnxq.graph import GraphIndex, NodeRef
 from onnxq.interop.base import ScaleTable, TensorScale
 from onnxq.nearest import find_nearest, suggest_names
 from onnxq.plan import Plan, SitePlan, SitePlans
-from onnxq.sites import Caution, Cautions, Role, Site, TensorId
+from onnxq.sites import Caution, Cautions, Names, Role, Site, TensorId
 from onnxq.spec import PerTensor, QParams
 from onnxq.wording import abbreviate
 
@@ -61,7 +61,7 @@ class UnusedLine:
     why: UnmatchedKind | None = None
     reason: str = ""
     # For unknown names, the nearest of the model.
-    nearest: tuple[str, ...] = ()
+    nearest: Names = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +70,7 @@ class MissingSite:
 
     site: str
     tensor: str
-    nearest: tuple[str, ...] = ()
+    nearest: Names = ()
     # How the site got a scale otherwise; "" while it has none.
     done: str = ""
 
@@ -232,7 +232,7 @@ def _explain_leftovers(
         if name in used:
             continue
         source = _find_tensor(before, name)
-        nearest: tuple[str, ...] = ()
+        nearest: Names = ()
         why: UnmatchedKind | None = None
         if name in now:
             reason = _explain_unused(prepared, name)
@@ -257,14 +257,14 @@ def _explain_unused(index: GraphIndex, name: str) -> str:
         return "no pair stands on it"
     if index.is_constant(tensor):
         return _CONSTANT
-    if not index.consumers(tensor):
+    if not index.list_consumers(tensor):
         return "an output of the model stays float"
     return "the plan quantizes nothing that reads it"
 
 
 def _find_tensor(index: GraphIndex, name: str) -> TensorId | None:
     """The tensor of this name in the first scope that has one: tables know no scopes."""
-    return next((t for scope in index.scopes if (t := index.resolve(name, scope)) is not None), None)
+    return next((t for scope in index.scopes if (t := index.resolve_tensor(name, scope)) is not None), None)
 
 
 # Tensor -> tensors with the same values that one node away hold them, each with the operator between.
@@ -308,8 +308,8 @@ def _keeps_values(index: GraphIndex, node: NodeRef) -> bool:
         return False
     # A Cast between float types changes values by rounding only.
     if node.op_type == "Cast":
-        source = index.input(node, 0)
-        return source is not None and index.dtype(source) in _FLOATS and node.attrs.get("to") in _FLOATS
+        source = index.find_input(node, 0)
+        return source is not None and index.find_dtype(source) in _FLOATS and node.attrs.get("to") in _FLOATS
     return node.op_type in _SAME_VALUES
 
 
@@ -321,8 +321,8 @@ def list_consumers(sites: Iterable[SitePlan], index: GraphIndex) -> dict[str, st
     tensors: dict[str, str] = {}
     for site in sites:
         tensor = site.quantized_tensor
-        edges = index.consumers(tensor) if site.consumers is None else site.consumers
-        maker = index.producer(tensor) if site.consumers is None else None
+        edges = index.list_consumers(tensor) if site.consumers is None else site.consumers
+        maker = index.find_producer(tensor) if site.consumers is None else None
         for name in [edge.node for edge in edges] + ([maker.name] if maker is not None else []):
             tensors.setdefault(name, tensor.name)
     return tensors

@@ -16,6 +16,7 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
+from onnxq.arrays import Mask
 from onnxq.errors import CalibrationError
 from onnxq.files import find_calibrator
 from onnxq.interop.base import ImportFormat, ScaleTable, TensorScale
@@ -144,7 +145,7 @@ def _check_order(lines: list[str], source: str) -> None:
         )
 
 
-def _are_plausible(words: NDArray[np.uint32]) -> NDArray[np.bool_]:
+def _are_plausible(words: NDArray[np.uint32]) -> Mask:
     values = words.view(np.float32)
     low, high = _PLAUSIBLE
     with np.errstate(invalid="ignore"):

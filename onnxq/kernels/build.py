@@ -13,6 +13,7 @@ from onnxq.kernels import cache as store
 from onnxq.kernels.device import ARCHS, arch_number, build_cubin, build_fatbin, find_nvrtc
 from onnxq.kernels.host import build_host, portable_march
 from onnxq.progress import Progress, count_items, silent
+from onnxq.sites import Names
 
 
 @dataclass(frozen=True)
@@ -26,7 +27,7 @@ class Built:
     # Compiler and version.
     made_by: str = ""
     # GPUs it runs on, as "sm_90".
-    archs: tuple[str, ...] = ()
+    archs: Names = ()
     path: str = ""
     # Bytes.
     size: int = 0

@@ -11,6 +11,7 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 
 from onnxq.errors import MissingDependencyError
+from onnxq.sites import Names
 
 HEADERS = ("fq_call.h", "fq_math.h")
 HOST = ("fq_cpu.cpp", "fq_spans.h", "fq_vectors.h", *HEADERS)
@@ -33,12 +34,12 @@ def find_folder() -> Path:
     )
 
 
-def read_sources(names: tuple[str, ...]) -> dict[str, str]:
+def read_sources(names: Names) -> dict[str, str]:
     """Read sources; returns their texts by name."""
     return {name: (find_folder() / name).read_text("utf-8") for name in names}
 
 
-def hash_sources(names: tuple[str, ...]) -> str:
+def hash_sources(names: Names) -> str:
     """Hash the names and texts of sources."""
     whole = hashlib.sha256()
     for name, text in read_sources(names).items():

@@ -27,8 +27,9 @@ from onnxq.numerics.rounding import (
     quantize,
     quantize_dynamic,
 )
-from onnxq.numerics.saturation import (
+from onnxq.numerics.weights import (
     SumOrder,
+    check_weight_observer,
     choose_widening,
     fake_quant_weight,
     find_partners,
@@ -38,8 +39,8 @@ from onnxq.numerics.saturation import (
     pair_neighbours,
     quantize_weight,
     round_within_sum,
+    weight_qparams,
 )
-from onnxq.numerics.weights import check_weight_observer, weight_qparams
 
 __all__ = [
     "SumOrder",

@@ -19,9 +19,9 @@ from typing import Any
 import numpy as np
 
 from onnxq.arrays import Array, Floats
+from onnxq.numerics.machine import map_parts
 from onnxq.numerics.ranges import scale_floor, symmetric_steps
 from onnxq.numerics.rounding import fake_quant
-from onnxq.numerics.threads import map_parts
 from onnxq.spec import QParams, QuantSpec
 
 # Widest range that is tried, as a share of the weights' own: its ends may fall between two quantized values.

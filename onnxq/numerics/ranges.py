@@ -8,9 +8,9 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, DTypeLike, NDArray
+from numpy.typing import ArrayLike, DTypeLike
 
-from onnxq.arrays import Array, Floats
+from onnxq.arrays import Array, Array64, Floats
 from onnxq.errors import CalibrationError, PlanError
 from onnxq.numerics.rounding import cast_scale, quantize
 from onnxq.spec import PerTensor, QParams, QuantSpec
@@ -106,7 +106,7 @@ def clip_bounds(qparams: QParams, spec: QuantSpec, dtype: DTypeLike = np.float32
     return ends[0], ends[1]
 
 
-def _check_ends(low: NDArray[np.float64], high: NDArray[np.float64], origin: str) -> None:
+def _check_ends(low: Array64, high: Array64, origin: str) -> None:
     subject = origin or "range"
     wrong = ~(np.isfinite(low) & np.isfinite(high))
     if wrong.any():
@@ -129,7 +129,7 @@ def _limit_scale(scale: Array, floor: float) -> Floats:
     return np.asarray(np.clip(scale, floor, _LARGEST), np.float32)
 
 
-def _lower_scale(scale: Floats, level: NDArray[np.float64], limit: NDArray[np.float64], floor: float) -> Floats:
+def _lower_scale(scale: Floats, level: Array64, limit: Array64, floor: float) -> Floats:
     """Find the largest float32 scale, at most `scale`, with level * scale within `limit`; unchanged without any."""
     count = np.where(level == 0, 1.0, level)
     target = limit / count

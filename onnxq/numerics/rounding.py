@@ -28,9 +28,9 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
-from onnxq.arrays import Array, Floats, Shape
+from onnxq.arrays import Array, Array64, Floats, Shape
 from onnxq.errors import PlanError
-from onnxq.numerics.threads import map_parts
+from onnxq.numerics.machine import map_parts
 from onnxq.spec import PerBlock, PerChannel, PerTensor, QParams, QuantSpec
 
 Aligned = tuple[Array, NDArray[np.int32]]
@@ -140,7 +140,7 @@ def _round_float(
     return out
 
 
-def list_quantized_values(spec: QuantSpec) -> NDArray[np.float64]:
+def list_quantized_values(spec: QuantSpec) -> Array64:
     """List the quantized values of a spec in ascending order: integers, or the 253 uneven values of FP8."""
     if not spec.is_float:
         return np.arange(spec.qmin, spec.qmax + 1, dtype=np.float64)
@@ -238,3 +238,15 @@ def quantize_dynamic(x: ArrayLike) -> tuple[NDArray[np.uint8], QParams]:
 def fake_quant_dynamic(x: ArrayLike) -> Array:
     """Quantize float32 values on the scale that they give, then dequantize."""
     return dequantize(*quantize_dynamic(x), DYNAMIC)
+
+
+def round_to_type(value: Array64, dtype: np.dtype[Any]) -> Array | None:
+    """`value` in a float type; None if it overflows, or is so small there that it loses significant digits."""
+    # float16 is subnormal below 6e-5: a weight times 1/255 may end there.
+    with np.errstate(over="ignore", under="ignore"):
+        narrow = value.astype(dtype)
+    wide = narrow.astype(np.float64)
+    largest = float(np.abs(value).max(initial=0.0))
+    # A unit in the last place of the largest value.
+    limit = float(ml_dtypes.finfo(dtype).eps) * largest  # type: ignore[no-untyped-call]
+    return narrow if bool(np.all(np.abs(wide - value) <= limit)) else None

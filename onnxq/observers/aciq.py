@@ -16,6 +16,7 @@ import math
 
 import numpy as np
 
+from onnxq.arrays import Interval
 from onnxq.errors import ConfigError
 from onnxq.nearest import suggest_names
 from onnxq.numerics import symmetric_steps
@@ -76,7 +77,7 @@ class Aciq(MinMax):
         super().add_observed(other)
         self._moments.add_counts(other._moments)
 
-    def choose_range(self) -> tuple[float, float]:
+    def choose_range(self) -> Interval:
         """Choose the range by the moments."""
         one_sided = self.minimum >= 0.0 or self.maximum <= 0.0
         center, mean_abs, sigma = self._moments.compute_spread(one_sided)

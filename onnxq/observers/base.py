@@ -9,17 +9,17 @@ from fractions import Fraction
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
-from onnxq.arrays import Array, Floats
+from onnxq.arrays import Array, Array64, Floats, Interval
 from onnxq.config import Config
 from onnxq.errors import CalibrationError, ConfigError
 from onnxq.nearest import suggest_names
 from onnxq.numerics import check_weight_observer
-from onnxq.sites import Role
+from onnxq.sites import Names, Role
 from onnxq.spec import ObserverSpec, QuantSpec
 
-Range = tuple[NDArray[np.float64], NDArray[np.float64]]
+Range = tuple[Array64, Array64]
 
 
 class Observer(Protocol):
@@ -77,7 +77,7 @@ def register_observer(name: str) -> Callable[[_Made], _Made]:
     return put
 
 
-def list_observers() -> tuple[str, ...]:
+def list_observers() -> Names:
     """List the names of all registered observers, sorted."""
     return tuple(sorted(_REGISTRY))
 
@@ -218,7 +218,7 @@ class ValueObserver:
         """Add what an observer of the same kind keeps of its values."""
         raise NotImplementedError
 
-    def choose_range(self) -> tuple[float, float]:
+    def choose_range(self) -> Interval:
         """Choose lo, hi where there are values."""
         raise NotImplementedError
 
@@ -246,7 +246,7 @@ class MinMax(ValueObserver):
         self.count += count
         self.minimum, self.maximum = min(self.minimum, low), max(self.maximum, high)
 
-    def choose_range(self) -> tuple[float, float]:
+    def choose_range(self) -> Interval:
         """The extremes."""
         return self.minimum, self.maximum
 
@@ -277,7 +277,7 @@ class MovingAverage(MinMax):
         super().add_observed(other)
         self._add_sums(other._samples, other._low, other._high)
 
-    def choose_range(self) -> tuple[float, float]:
+    def choose_range(self) -> Interval:
         """The means of the samples' extremes."""
         return float(self._low / self._samples), float(self._high / self._samples)
 

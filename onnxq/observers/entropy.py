@@ -16,12 +16,12 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
+from onnxq.arrays import Array64, Interval
 from onnxq.numerics import qparams_from_range, symmetric_steps
 from onnxq.observers.base import register_observer, require_even_steps
 from onnxq.observers.histogram import MIN_BINS, HistogramObserver, HistogramView, find_best_range
 from onnxq.spec import PerChannel, QuantSpec
 
-Array = NDArray[np.float64]
 Places = NDArray[np.intp]
 
 
@@ -43,7 +43,7 @@ class Entropy(HistogramObserver):
         view = self.histogram.make_view()
         return (view.make_absolute() if self.quant.symmetric else view).merge_bins(MIN_BINS)
 
-    def choose_range(self) -> tuple[float, float]:
+    def choose_range(self) -> Interval:
         """Choose the range of least divergence; the whole range if only zeros were observed."""
         view = self.make_reference()
         if not view.counts.any():
@@ -74,7 +74,7 @@ class KullbackLeibler:
         self._logs = np.concatenate(([0.0], np.cumsum(_self_log(self._counts))))
         self._spec = replace(spec, granularity=PerChannel(0))
 
-    def __call__(self, low: Array, high: Array) -> Array:
+    def __call__(self, low: Array64, high: Array64) -> Array64:
         """The divergence of each range."""
         first = np.searchsorted(self._centers, low, "left")
         last = np.searchsorted(self._centers, high, "right")
@@ -84,7 +84,7 @@ class KullbackLeibler:
             costs[some] = self._compute_costs(low[some], high[some], first[some], last[some])
         return costs
 
-    def _compute_costs(self, low: Array, high: Array, first: Places, last: Places) -> Array:
+    def _compute_costs(self, low: Array64, high: Array64, first: Places, last: Places) -> Array64:
         """Compute the divergences of ranges that contain the bins first .. last-1, at least one each."""
         # The bins of all ranges one after another: `begin` is where each range starts, `places` the bins' numbers.
         sizes = last - first
@@ -115,7 +115,7 @@ class KullbackLeibler:
             - np.log(self._below[-1] / own)
         )
 
-    def _compute_entropy(self, first: Places, last: Places, left: Array, right: Array) -> Array:
+    def _compute_entropy(self, first: Places, last: Places, left: Array64, right: Array64) -> Array64:
         """Compute sum(r log r) of the reference: the bins inside, with counts outside added to the outermost two."""
         inside = self._logs[last] - self._logs[first]
         a, b = self._counts[first], self._counts[last - 1]
@@ -125,5 +125,5 @@ class KullbackLeibler:
         return np.asarray(inside + low + high)
 
 
-def _self_log(counts: Array) -> Array:
+def _self_log(counts: Array64) -> Array64:
     return np.asarray(counts * np.log(counts))

@@ -18,13 +18,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from onnxq.arrays import Array64, Integers, Interval
 from onnxq.errors import ConfigError
 from onnxq.observers.base import ValueObserver, Values, register_observer
 from onnxq.spec import QuantSpec
 
-Counts = NDArray[np.int64]
+Counts = Integers
 
 # Fewer are too coarse for 8 bits; more take megabytes per site.
 MIN_BINS, MAX_BINS = 2048, 1 << 20
@@ -59,7 +59,7 @@ class HistogramView:
         return int(self.counts.sum()) + self.zeros
 
     @property
-    def edges(self) -> NDArray[np.float64]:
+    def edges(self) -> Array64:
         """Bin edges [n + 1]; the outermost are the exact minimum and maximum. A bin of width 0 is a point mass."""
         # Truncation moves the lower edge of every bin up to 0 by one bin.
         lower = np.arange(self.first, self.first + self.counts.size + 1, dtype=np.float64)
@@ -101,7 +101,7 @@ class HistogramView:
         return _find_crossing(edges, total, below)
 
 
-def _find_crossing(edges: NDArray[np.float64], total: NDArray[np.float64], rank: float) -> float:
+def _find_crossing(edges: Array64, total: Array64, rank: float) -> float:
     """Find where the cumulative count `total` passes `rank`; at the end of a gap without values, not at its start."""
     k = int(np.searchsorted(total, rank, side="right"))
     if k >= total.size:
@@ -237,13 +237,12 @@ class HistogramObserver(ValueObserver):
         self.histogram.add_histogram(other.histogram)
 
 
-Array = NDArray[np.float64]
-Cost = Callable[[Array, Array], Array]
+Cost = Callable[[Array64, Array64], Array64]
 
 
 def find_best_range(
     low: float, high: float, symmetric: bool, cost: Cost, *, least: float, coarse: int, fine: Sequence[int]
-) -> tuple[float, float]:
+) -> Interval:
     """Find the [lo, hi] of least cost inside [low, high] extended to contain 0; among equals the widest.
 
     cost: lo [n], hi [n] -> [n]. symmetric: ranges are [-t, t]. Otherwise both ends first shrink by the same factor,
@@ -274,7 +273,7 @@ def find_best_range(
     return float(ends[0]), float(ends[1])
 
 
-def _keep_better(tried: Array, ends: Array, least_cost: float, cost: Cost) -> tuple[Array, float]:
+def _keep_better(tried: Array64, ends: Array64, least_cost: float, cost: Cost) -> tuple[Array64, float]:
     costs = cost(tried[:, 0], tried[:, 1])
     best = int(np.argmin(costs))
     return (tried[best], float(costs[best])) if costs[best] < least_cost else (ends, least_cost)
@@ -298,7 +297,7 @@ class Percentile(HistogramObserver):
         super().__init__(quant, bins)
         self.percentile = percentile
 
-    def choose_range(self) -> tuple[float, float]:
+    def choose_range(self) -> Interval:
         """Find the quantiles at both ends."""
         view = self.histogram.make_view()
         out = view.count * ((100.0 - self.percentile) / 100.0)

@@ -7,12 +7,11 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
+from onnxq.arrays import Array64, Interval
 from onnxq.numerics import list_quantized_values, qparams_from_range
 from onnxq.observers.base import register_observer
 from onnxq.observers.histogram import HistogramObserver, HistogramView, find_best_range
 from onnxq.spec import PerChannel, QuantSpec
-
-Array = NDArray[np.float64]
 
 # With more values the steps are finer than the bins, and rounding errors are practically uniform: s^2 / 12 each.
 _MOST_LEVELS = 1024
@@ -27,7 +26,7 @@ class Mse(HistogramObserver):
     def __init__(self, quant: QuantSpec, *, bins: int = 4096) -> None:
         super().__init__(quant, bins)
 
-    def choose_range(self) -> tuple[float, float]:
+    def choose_range(self) -> Interval:
         """Choose the best range, to a quarter of a percent of its width."""
         error = SquaredError(self.histogram.make_view(), self.quant)
         ends = self.histogram.minimum, self.histogram.maximum
@@ -64,7 +63,7 @@ class SquaredError:
         self._start, self._half = edges, np.append(density / 2, 0.0)
         self._all = [float(part[-1]) for part in self._below]
 
-    def __call__(self, low: Array, high: Array) -> Array:
+    def __call__(self, low: Array64, high: Array64) -> Array64:
         """The mean squared error of each range."""
         qparams = qparams_from_range(low, high, self._spec)
         scale, zero = qparams.scale.astype(np.float64)[:, None], qparams.zero_point[:, None]
@@ -79,7 +78,7 @@ class SquaredError:
         top, (all0, all1, all2) = values[:, -1], self._all
         return np.asarray(all2 - 2 * top * all1 + top**2 * all0 + 2 * (np.diff(values, axis=1) * short).sum(axis=1))
 
-    def _outside_and_rounded(self, ends: Array, scale: Array) -> Array:
+    def _outside_and_rounded(self, ends: Array64, scale: Array64) -> Array64:
         """Sum the cost of clipping to `ends` [n, 2], and s^2 / 12 for each value between them."""
         bins = self._find_bins(ends)
         a = self._start[bins]
@@ -91,7 +90,7 @@ class SquaredError:
         outside = (m2 - 2 * ends * m1 + ends**2 * m0).sum(axis=1)
         return np.asarray(outside + (below[0][:, 1] - below[0][:, 0]) * scale**2 / 12)
 
-    def _find_bins(self, points: Array) -> NDArray[np.intp]:
+    def _find_bins(self, points: Array64) -> NDArray[np.intp]:
         """Find the bin of each point; from the largest value on, one past the last, also for a point mass."""
         count = self._half.size - 1
         places = np.trunc(points * self._per_width)

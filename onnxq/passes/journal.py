@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from enum import Enum
 
-from onnxq.sites import Refusals
+from onnxq.sites import Names, Refusals
 
 # Below this the answers are usually broken, dB; every model that kept its metric in development stayed above it.
 LOST_DB = 10.0
@@ -76,7 +76,7 @@ class PromotionStep:
 
     name: str
     to: str
-    nodes: tuple[str, ...]
+    nodes: Names
     before: float
     after: float
 

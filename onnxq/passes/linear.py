@@ -1,4 +1,14 @@
-"""Conv, ConvTranspose, Gemm and MatMul with constant weights, seen alike: weight, output channels, bias."""
+"""Conv, ConvTranspose, Gemm and MatMul with constant weights, seen alike, and affine maps through their weights.
+
+A Conv, ConvTranspose, Gemm or MatMul computes y = L(W, x) + b, linear in W and x. With a and c one number per output
+channel, and s and t scalars,
+
+    a·y + c        = L(a·W, x) + (a·b + c)                 (a along W's output channels)
+    L(W, s·x) + b  = L(s·W, x) + b                         (always: padding is zero, and s·0 = 0)
+    L(W, x + t) + b = L(W, x) + (b + t·ΣW)                 (only where no padding enters; ΣW over all but the output)
+
+Everything is computed in float64 and rounded once, to the weight's own type.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +16,62 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from onnxq.arrays import Array
+from onnxq.arrays import Array, Array64
 from onnxq.graph import NodeRef
-from onnxq.passes.affine_core import Array64, compute_batchnorm_scale, per_channel
-from onnxq.passes.view import View, is_float, is_op
+from onnxq.numerics.rounding import round_to_type
+from onnxq.passes.patterns import View, is_float, is_op
 from onnxq.sites import TensorId
+
+
+def scale_outputs(weight: Array, factor: Array64, axis: int, groups: int = 1) -> Array | None:
+    """a·W. factor: [channels] or []; axis: W's output axis (ConvTranspose: 1, where channels = groups * W.shape[1]).
+
+    None when the result does not fit W's type.
+    """
+    wide = weight.astype(np.float64)
+    if factor.ndim == 0:
+        return round_to_type(wide * factor, weight.dtype)
+    if groups > 1 and axis == 1:
+        split = wide.reshape(groups, weight.shape[0] // groups, *weight.shape[1:])
+        scaled = split * factor.reshape(groups, 1, weight.shape[1], *[1] * (weight.ndim - 2))
+        return round_to_type(scaled.reshape(weight.shape), weight.dtype)
+    shape = [1] * weight.ndim
+    shape[axis] = -1
+    return round_to_type(wide * factor.reshape(shape), weight.dtype)
+
+
+def sum_inputs(weight: Array, axis: int) -> Array64:
+    """ΣW, [channels along axis]: the increase of every output channel if all inputs grow by one."""
+    return np.asarray(weight.astype(np.float64).sum(axis=tuple(k for k in range(weight.ndim) if k != axis)))
+
+
+def compute_batchnorm_scale(
+    scale: Array, bias: Array, mean: Array, var: Array, epsilon: float
+) -> tuple[Array64, Array64] | None:
+    """(a, c) of a BatchNormalization in inference, a·y + c; [channels] each. None if a variance is -epsilon or less."""
+    spread = var.astype(np.float64) + epsilon
+    if not (spread > 0).all():
+        return None
+    a = scale.astype(np.float64) / np.sqrt(spread)
+    return a, bias.astype(np.float64) - mean.astype(np.float64) * a
+
+
+def per_channel(value: Array, rank: int, axis: int, channels: int) -> Array64 | None:
+    """A constant that broadcasts onto a tensor [.., channels at `axis`, ..] of `rank` without changing its shape.
+
+    Returns [channels] or [] as float64; None when it varies along another axis or would raise the rank.
+    """
+    if value.ndim > rank:
+        return None
+    shape = (1,) * (rank - value.ndim) + value.shape
+    if any(dim != 1 for k, dim in enumerate(shape) if k != axis % rank):
+        return None
+    flat = value.astype(np.float64).reshape(-1)
+    # inf and NaN stay where they are: folded, they would spread over whole channels.
+    if flat.size not in (1, channels) or not np.isfinite(flat).all():
+        return None
+    return flat if flat.size == channels and channels > 1 else flat.reshape(())
+
 
 ARITHMETIC = frozenset({"Mul", "Div", "Add", "Sub"})
 
@@ -39,7 +100,7 @@ class Linear:
     def owns_constants(self, view: View) -> bool:
         """True when nothing else reads its weight and its bias."""
         places = [(self.node, 1)] + ([] if self.bias_at is None else [self.bias_at])
-        tensors = (view.tensor(node, k) for node, k in places)
+        tensors = (view.find_tensor(node, k) for node, k in places)
         return all(tensor is None or view.owned(tensor) for tensor in tensors)
 
 
@@ -47,14 +108,14 @@ def find_linear(view: View, node: NodeRef) -> Linear | None:
     """The linear operator a node is, None when its weight or bias is computed at run time or has another form."""
     if not is_op(node, "Conv", "ConvTranspose", "Gemm", "MatMul"):
         return None
-    weight = view.constant(node, 1)
+    weight = view.find_constant(node, 1)
     # Of constant data it is no layer.
     if weight is None or not is_float(weight) or weight.ndim < 2 or view.is_constant(node, 0):
         return None
     if node.op_type == "MatMul":
         return _describe_matmul(view, node, weight) if weight.ndim == 2 else None
-    bias = view.constant(node, 2)
-    if bias is None and view.tensor(node, 2) is not None:
+    bias = view.find_constant(node, 2)
+    if bias is None and view.find_tensor(node, 2) is not None:
         return None
     return _describe_gemm(node, weight, bias) if node.op_type == "Gemm" else _describe_conv(node, weight, bias)
 
@@ -83,15 +144,15 @@ def _describe_gemm(node: NodeRef, weight: Array, bias: Array | None) -> Linear |
 
 def _describe_matmul(view: View, node: NodeRef, weight: Array) -> Linear:
     channels, out = weight.shape[1], view.output(node)
-    known = view.rank(out)
+    known = view.find_rank(out)
     # Without shapes the rank is that of the input at least: enough to tell a bias from a constant that broadcasts.
-    source = view.tensor(node, 0)
+    source = view.find_tensor(node, 0)
     rank = known or max(1, view.least_rank(source) if source is not None else 1)
     last, bias_at, bias = node, None, np.zeros(())
     reader = view.sole_reader(out, "Add")
     if reader is not None:
         add, k = reader
-        value = view.constant(add, 1 - k)
+        value = view.find_constant(add, 1 - k)
         column = None if value is None or not is_float(value) else per_channel(value, rank, -1, channels)
         if column is not None:
             last, bias_at, bias = add, (add, 1 - k), column
@@ -127,7 +188,7 @@ def list_followers(view: View, op: Linear, kinds: frozenset[str]) -> Followers:
 
 
 def _read_step(view: View, op: Linear, node: NodeRef, k: int) -> tuple[Array64, Array64] | None:
-    value = view.constant(node, 1 - k)
+    value = view.find_constant(node, 1 - k)
     if value is None or not is_float(value):
         return None
     column = per_channel(value, op.rank, op.channel_axis, op.channels)
@@ -155,7 +216,7 @@ def _read_batchnorm(view: View, op: Linear, node: NodeRef, k: int) -> tuple[Arra
     # BatchNormalization's channel axis is 1, a MatMul's the last.
     if op.channel_axis != 1 and not (op.rank_known and op.rank == 2):
         return None
-    inputs = [view.constant(node, i) for i in range(1, 5)]
+    inputs = [view.find_constant(node, i) for i in range(1, 5)]
     if any(value is None or value.shape != (op.channels,) for value in inputs):
         return None
     scale, bias, mean, var = (value for value in inputs if value is not None)
@@ -174,15 +235,15 @@ class ScalarSource:
 
 def find_scalar_source(view: View, op: Linear) -> ScalarSource | None:
     """The scalar arithmetic that only this operator's data input reads, as far back as it goes."""
-    s, t, tensor = 1.0, 0.0, view.tensor(op.node, 0)
+    s, t, tensor = 1.0, 0.0, view.find_tensor(op.node, 0)
     nodes: list[NodeRef] = []
     while tensor is not None:
         reader = view.sole_reader(tensor)
-        node = view.producer(tensor, *sorted(ARITHMETIC))
+        node = view.find_producer(tensor, *sorted(ARITHMETIC))
         if reader is None or node is None or node.scope != op.node.scope:
             break
         k = 1 if view.scalar(node, 0) is not None else 0
-        constant, x = view.scalar(node, 1 - k), view.tensor(node, k)
+        constant, x = view.scalar(node, 1 - k), view.find_tensor(node, k)
         # A constant of more axes than x gives the result a higher rank.
         if constant is None or x is None or constant[1] > view.least_rank(x):
             break

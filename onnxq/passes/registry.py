@@ -1,4 +1,4 @@
-"""All passes in the order in which they run, and the first stage of them, which needs no samples."""
+"""All passes in the order in which they run, and the first stage of them, the rewrites, which need no samples."""
 
 from __future__ import annotations
 
@@ -7,23 +7,61 @@ from typing import Any
 
 from onnxq.config import Config
 from onnxq.errors import ConfigError
-from onnxq.graph import ModelLike, infer_shapes, name_nodes
+from onnxq.graph import GraphIndex, ModelLike, fold_constants, infer_shapes, name_nodes
 from onnxq.graph.scopes import walk_graphs
 from onnxq.nearest import suggest_names
-from onnxq.passes.base import Pass, RunContext, Stage
+from onnxq.passes.base import Pass, RunContext, Stage, run_stage
 from onnxq.passes.equalization.passes import EQUALIZATION
-from onnxq.passes.mixed_precision.attention import ATTENTION, ATTENTION_AGAIN
-from onnxq.passes.mixed_precision.embeddings import EMBEDDINGS
-from onnxq.passes.mixed_precision.float_types import FLOAT_TYPES
+from onnxq.passes.journal import PassReport
+from onnxq.passes.mixed_precision.float_parts import ATTENTION, ATTENTION_AGAIN, FLOAT_TYPES
 from onnxq.passes.mixed_precision.noisy_pairs import DYNAMIC_SCALES, FLOAT_OPS, SENSITIVE_OPS
 from onnxq.passes.mixed_precision.promotion import PROMOTION, ROUNDING_AGAIN
-from onnxq.passes.mixed_precision.weight_bits import WEIGHT_BITS
-from onnxq.passes.ranges.passes import RANGES
-from onnxq.passes.rewrites.passes import REWRITES
+from onnxq.passes.mixed_precision.weight_bits import EMBEDDINGS, WEIGHT_BITS
+from onnxq.passes.ranges import RANGES
+from onnxq.passes.rewrites.activations import fuse_activations
+from onnxq.passes.rewrites.normalizations import fold_batchnorm, fold_scalars, fuse_layernorm
+from onnxq.passes.rewrites.single_nodes import (
+    fold_pad,
+    remove_dead,
+    reorder_residual,
+    replace_prelu,
+    replace_reduce_mean,
+    write_axes,
+)
+from onnxq.passes.rounding.layerwise import AUGMENTED
 from onnxq.passes.rounding.passes import ROUNDING
-from onnxq.passes.rounding.samples import AUGMENTED
-from onnxq.passes.runner import run_stage
-from onnxq.passes.state import FloatState
+from onnxq.passes.state import FloatState, FloatStep
+
+
+def compute_constants(_ctx: RunContext, state: FloatState) -> FloatStep:
+    """Compute constant subgraphs: weights behind Cast or Transpose, shape chains, Pad amounts."""
+    folded = infer_shapes(fold_constants(state.model))
+    left = {node.name for node in GraphIndex(folded).nodes}
+    gone = [node for node in GraphIndex(state.model).nodes if node.name not in left]
+    changed = tuple(f"{node.name}: {node.op_type} computed" for node in gone)
+    return replace(state, model=folded), PassReport("constants", changed)
+
+
+# `Target.skips` names the fusions, which are for ONNX Runtime alone: TensorRT makes the same kernels of the chains and
+# of the single nodes (counted on six networks), and older releases lack the parsers for the latter.
+# Activations before scalars: x + 3 of a hard-sigmoid would otherwise end in the bias and hide the pattern.
+REWRITES: tuple[Pass[RunContext, FloatState], ...] = tuple(
+    Pass(name, Stage.REWRITE, function, fast=True)
+    for name, function in (
+        ("constants", compute_constants),
+        ("dead", remove_dead),
+        ("activations", fuse_activations),
+        ("layernorm", fuse_layernorm),
+        ("residual", reorder_residual),
+        ("prelu", replace_prelu),
+        ("pool", replace_reduce_mean),
+        ("pad", fold_pad),
+        ("axes", write_axes),
+        ("batchnorm", fold_batchnorm),
+        ("scalars", fold_scalars),
+    )
+)
+
 
 PASSES: tuple[Pass[Any, Any], ...] = (
     *REWRITES,

@@ -13,6 +13,7 @@ from onnxq.passes.journal import PassReport
 from onnxq.plan import Plan
 from onnxq.planner import OnnxPlacement
 from onnxq.runtime import Rest
+from onnxq.sites import Names
 
 T = TypeVar("T")
 StateT = TypeVar("StateT", bound="FloatState")
@@ -38,7 +39,7 @@ class FloatState:
     named: ModelLike
     model: ModelLike
     types: SourceTypes = field(default_factory=SourceTypes)
-    rewrites: tuple[str, ...] = ()
+    rewrites: Names = ()
     rest: Rest | None = None
     notes: Mapping[str, object] = field(default_factory=dict)
 

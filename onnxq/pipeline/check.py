@@ -15,16 +15,21 @@ from onnxq.data import Dataset
 from onnxq.data.synthetic import make_synthetic
 from onnxq.errors import ModelError, OnnxqError, VerificationError
 from onnxq.evaluation.accumulator import OutputAccuracy
-from onnxq.evaluation.agreement import AgreementSums, ChoiceAgreement
-from onnxq.evaluation.class_scores import find_class_scores
-from onnxq.evaluation.compare import ModelErrors, ModelRunner, compare_models, sum_errors
-from onnxq.evaluation.float_outputs import MatchedRunner, ReferenceRunner
+from onnxq.evaluation.agreement import AgreementSums, ChoiceAgreement, find_class_scores
+from onnxq.evaluation.compare import (
+    MatchedRunner,
+    ModelErrors,
+    ModelRunner,
+    ReferenceRunner,
+    compare_models,
+    sum_errors,
+)
 from onnxq.evaluation.segments import compare_segments
 from onnxq.evaluation.selections import explain_missing, find_selections
 from onnxq.graph import GraphIndex, ModelLike, get_index, index_named
 from onnxq.graph.light import bare_proto
 from onnxq.graph.precision.widen import widen_model
-from onnxq.graph.weights import count_tensor_bytes
+from onnxq.graph.storage import count_tensor_bytes
 from onnxq.passes.base import RunContext
 from onnxq.passes.journal import LOST_DB
 from onnxq.passes.state import FloatState, PlannedState
@@ -343,7 +348,7 @@ def _find_quantized_nodes(index: GraphIndex, plan: Plan) -> set[str]:
             read.setdefault(edge.node, set()).add(edge.index)
     quantized = {edge.node for site in plan.all_sites if site.role is Role.WEIGHT for edge in site.consumers or ()}
     for node in index.nodes:
-        tensors = ((k, index.input(node, k)) for k in range(len(node.inputs)))
+        tensors = ((k, index.find_input(node, k)) for k in range(len(node.inputs)))
         data = {k for k, tensor in tensors if tensor is not None and not index.is_constant(tensor)}
         # One computed operand beside a weight that stayed float: half quantized is not quantized.
         half = node.op_type in ALWAYS_SHOWN and len(data) < 2

@@ -1,4 +1,4 @@
-"""The configuration of one call: what was given, checked against all that it names, while its outputs are guarded."""
+"""The configuration of one call: checked against all that it names, its outputs guarded, the crew that it asks for."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import onnx
 
 from onnxq.backends import check_limits, check_target, list_backends, load_config
-from onnxq.config import Command, Config, check_trust, expand_names, list_options
+from onnxq.config import Command, Config, ScaleConfig, check_trust, expand_names, list_options
 from onnxq.errors import ConfigError
 from onnxq.files import guard_outputs, refuse_inputs
 from onnxq.graph.save import check_data_name, name_data_file
@@ -18,6 +18,11 @@ from onnxq.observers import check_observers
 from onnxq.passes.mixed_precision.weight_bits import check_budget
 from onnxq.passes.registry import check_skip
 from onnxq.runtime import UnknownOperatorError, check_libraries, check_provider
+from onnxq.runtime.crew import Crew
+from onnxq.sites import Caution, Cautions
+from onnxq.workers import Journal, Workers
+from onnxq.workers.dask import DaskWorkers
+from onnxq.workers.processes import ProcessWorkers
 
 ModelSource = str | Path | onnx.ModelProto
 Configuration = Config | str | Path | None
@@ -101,3 +106,43 @@ def _list_outputs(config: Config, command: Command, out: str | Path | None) -> I
             yield name_data_file(out)
     if config.output.plan and "output.plan" in taken:
         yield config.output.plan
+
+
+# The value of `resume` for a folder beside the model.
+BESIDE = "auto"
+
+
+def open_crew(config: ScaleConfig, model: object) -> Crew:
+    """The crew, to be used in a `with` block; processes start with the first pieces.
+
+    model: the path that the folder is named after, where none was named. Raises ConfigError for options that exclude
+    each other, OutputError for a folder that cannot be made, WorkerError for a cluster that does not answer.
+    """
+    if config.dask and config.workers > 1:
+        raise ConfigError("dask", "and workers were both given", "leave `workers=…` out", code="Q317")
+    journal = Journal(_find_folder(config.resume, model)) if config.resume else None
+    if config.dask:
+        return Crew(DaskWorkers(config.dask, journal))
+    return Crew(ProcessWorkers(config.workers, journal) if config.workers > 1 else Workers(journal))
+
+
+def _find_folder(resume: str, model: object) -> Path:
+    if resume != BESIDE:
+        return Path(resume)
+    if not isinstance(model, (str, Path)):
+        raise ConfigError("resume", "the model is no file to be beside", "name a folder: `resume=…`", code="Q317")
+    path = Path(model)
+    return path.with_name(f"{path.name}.resume")
+
+
+def describe_journal(crew: Crew) -> Cautions:
+    """A line for pieces in the folder that this run had no use for."""
+    journal = crew.workers.journal
+    left = 0 if journal is None else journal.earlier - journal.used
+    if journal is None or not left:
+        return ()
+    text = (
+        f"{left} of {journal.earlier} finished pieces in {journal.folder} are of other weights, data, configurations "
+        "or versions, and were not used"
+    )
+    return (Caution("W128", text),)

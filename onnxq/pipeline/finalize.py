@@ -1,33 +1,41 @@
-"""The end of a run: the finished model checked against the float one, and the account of everything."""
+"""From a plan to the result of quantize and apply: the model built and checked, and the files it is written to."""
 
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
+from typing import Literal
 
-from onnxq.annotate import find_saturating
+import onnx
+
+from onnxq.annotate import BITS_ATTRIBUTE_WARNING, find_pairs, find_saturating, write_bits
 from onnxq.backends import find_target
+from onnxq.config import Config
 from onnxq.data.synthetic import make_synthetic
+from onnxq.emit import leave_out_notes
 from onnxq.evaluation.compare import ModelErrors, check_interface
-from onnxq.graph import ModelLike, get_index, name_nodes, verify_graph
+from onnxq.files import write_text
+from onnxq.graph import ModelLike, attach_weights, get_index, name_nodes, save_model, verify_graph
 from onnxq.graph.light import is_large_model, measure_size
 from onnxq.graph.precision.widen import emulate_types, widen_model
+from onnxq.graph.save import name_data_file
 from onnxq.graph.subgraph import give_outputs
-from onnxq.passes.assembly.model import build_file, give_types
+from onnxq.passes.assembly import build_file, give_types
 from onnxq.passes.base import RunContext, SampledContext
 from onnxq.passes.journal import Promotion, Shortage
 from onnxq.passes.mixed_precision.cross_validation import find_optimism, split_folds
 from onnxq.passes.mixed_precision.promotion import PROMOTED
 from onnxq.passes.state import PlacedState, PlannedState
 from onnxq.pipeline import check
-from onnxq.pipeline.crews import describe_journal
+from onnxq.pipeline.configuration import describe_journal
 from onnxq.pipeline.prepared import count_existing, list_preparations
-from onnxq.pipeline.result import Result
-from onnxq.plan import PlacementMethod, Plan
+from onnxq.plan import PlacementMethod, Plan, to_json
 from onnxq.planner import weigh_forced
-from onnxq.progress import count_items
+from onnxq.progress import Progress, count_items, silent
 from onnxq.report.model import LatencyRatio, Report
 from onnxq.report.sentences import (
     describe_pass,
@@ -39,7 +47,75 @@ from onnxq.report.sentences import (
 )
 from onnxq.report.terminal import format_count, format_counts
 from onnxq.runtime import Feeds, Rest, UnknownOperatorError, detect_cpu, find_front
-from onnxq.sites import Caution, Cautions
+from onnxq.sites import Caution, Cautions, Names
+from onnxq.wording import abbreviate
+
+
+@dataclass(frozen=True, eq=False)
+class Result:
+    """The quantized model, the plan it was made by (with its numbers), and the account of the run.
+
+    light: the model with its large weights beside it, which may be in files. inputs: the files of the float model,
+    which nothing is written over.
+    """
+
+    __repr__ = abbreviate
+
+    light: ModelLike
+    plan: Plan
+    report: Report
+    inputs: tuple[Path, ...] = ()
+
+    @cached_property
+    def model(self) -> onnx.ModelProto:
+        """The quantized model, weights and all; over 2 GB it cannot be serialized, but `save` writes it."""
+        return attach_weights(self.light)
+
+    def save(self, path: str | Path, *, overwrite: bool = False, external: bool | None = None) -> Result:
+        """Write the model atomically; OutputError when `path` exists (unless overwrite) or is one of `inputs`."""
+        save_model(self.light, Path(path), external=external, overwrite=overwrite, inputs=self.inputs)
+        size = sum(part.stat().st_size for part in list_files(Path(path)))
+        return replace(self, report=replace(self.report, output=str(path), output_bytes=size))
+
+    def leave_out_notes(self, level: Literal["full", "names", "none"]) -> Result:
+        """The result with a model whose notes are those of the level, see docs/cli.md; the plan stays beside it."""
+        if level == "full":
+            return self
+        light = leave_out_notes(self.light, level)
+        return replace(self, light=light, report=replace(self.report, output_bytes=measure_size(light)))
+
+    def plan_json(self) -> str:
+        """The plan as JSON, numbers included."""
+        return to_json(self.plan)
+
+
+def list_files(path: Path) -> tuple[Path, ...]:
+    """The model file and, when there is one, the external data file written beside it."""
+    # Written only for a model too large for one file, or where that was asked for.
+    data = name_data_file(path)
+    return (path, data) if os.path.exists(data) else (path,)
+
+
+def write_plan(plan: Plan, out: str | Path | None, force: bool, progress: Progress = silent) -> None:
+    """Write a plan as JSON. out: the file; none: nothing is written."""
+    if out:
+        with progress("writing"):
+            write_text(Path(out), to_json(plan), overwrite=force)
+
+
+def write_result(result: Result, config: Config, out: str | Path | None, force: bool) -> Result:
+    """The result with the notes and bits that the configuration asks for, its model and its plan written."""
+    options = config.output
+    if options.bits_attribute:
+        model = write_bits(result.model, find_pairs(result.model), bits_attribute=True)
+        warnings = (*result.report.warnings, BITS_ATTRIBUTE_WARNING)
+        result = replace(result, light=model, report=replace(result.report, warnings=warnings))
+    result = result.leave_out_notes(options.notes)
+    if out is not None:
+        result = result.save(out, overwrite=force, external=options.external_data or None)
+    write_plan(result.plan, options.plan, force)
+    return result
+
 
 # Seconds that timing both models takes, about.
 _TIMING_SECONDS = 4.0
@@ -116,7 +192,7 @@ def finalize_run(ctx: RunContext, state: PlannedState, model: ModelLike, *, sour
 def _join_rest(state: PlannedState, source: ModelLike, model: ModelLike) -> ModelLike:
     """The whole finished model, checked against the file that was loaded: preparation names nodes and may add types."""
     plan, rest, whole = state.planned, state.rest, model
-    fixed: tuple[str, ...] = ()
+    fixed: Names = ()
     if rest is not None:
         whole, fixed = rest.join(model), (*rest.reads, *rest.outputs)
         verify_graph(whole, kept=(*plan.kept, *rest.nodes))

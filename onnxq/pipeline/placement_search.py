@@ -14,10 +14,9 @@ from onnxq.config import Config
 from onnxq.data import Dataset
 from onnxq.engines.bench import demand_timer, time_placements
 from onnxq.errors import ConfigError, OnnxqError, VerificationError
-from onnxq.evaluation.compare import compare_models
-from onnxq.evaluation.float_outputs import MatchedRunner, ReferenceRunner
+from onnxq.evaluation.compare import MatchedRunner, ReferenceRunner, compare_models
 from onnxq.graph import ModelLike
-from onnxq.passes.assembly.model import build_quantized
+from onnxq.passes.assembly import build_quantized
 from onnxq.passes.state import FloatState
 from onnxq.plan import PlacementChoice, PlacementMethod, Plan
 from onnxq.planner import Choice, OnnxPlacement

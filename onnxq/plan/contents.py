@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
+from onnxq.arrays import Array
 from onnxq.config.rows import Form, Written
 from onnxq.config.schema import Natural
+from onnxq.sites import Names
 
 # Of the root mean square: rounding between a graph and its rewritten form stays a hundred times below this in deep
 # networks, and two tensors that are not the same differ by more in one of five figures.
@@ -74,7 +75,7 @@ class NodeContents:
     """
 
     op_type: str
-    inputs: tuple[str, ...]
+    inputs: Names
     output: str
     turned: Written[bool] = False
 
@@ -108,9 +109,9 @@ class Contents:
     nodes: Mapping[str, NodeContents]
 
 
-def make_feeds(feeds: Mapping[str, Feed]) -> dict[str, NDArray[np.generic]]:
+def make_feeds(feeds: Mapping[str, Feed]) -> dict[str, Array]:
     """The inputs of the run, the same from every version of numpy."""
-    inputs: dict[str, NDArray[np.generic]] = {}
+    inputs: dict[str, Array] = {}
     for name in sorted(feeds):
         feed = feeds[name]
         # NOTE: numpy keeps the numbers of RandomState, those of its newer generators may change.
@@ -122,7 +123,7 @@ def make_feeds(feeds: Mapping[str, Feed]) -> dict[str, NDArray[np.generic]]:
     return inputs
 
 
-def sketch_values(values: NDArray[np.generic], *, constant: bool = False) -> Sketch:
+def sketch_values(values: Array, *, constant: bool = False) -> Sketch:
     """The figures of an array of numbers."""
     # Attention masks hold -inf, whose mean says nothing.
     flat = np.nan_to_num(np.asarray(values).astype(np.float64).ravel(), nan=0.0, posinf=1e4, neginf=-1e4)

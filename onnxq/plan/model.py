@@ -35,7 +35,7 @@ from onnxq.plan.forms import (
     read_floats,
     write_array,
 )
-from onnxq.sites import Caution, Edge, Edges, LeftFloat, Refusals, Role, Site, TensorId
+from onnxq.sites import Caution, Edge, Edges, LeftFloat, Names, Refusals, Role, Site, TensorId
 from onnxq.spec import FloatType, ObserverSpec, QParams, QuantSpec
 from onnxq.wording import abbreviate
 
@@ -276,7 +276,7 @@ class SitePlan:
     # Name of the DequantizeLinear of a pair that the model came with (of its QuantizeLinear where an operator on
     # integers reads that); "" for a pair to be written.
     dequantize: str = ""
-    # The weight's values that the target's kernels add up in 16 bits, as `numerics.saturation` describes them; none of
+    # The weight's values that the target's kernels add up in 16 bits, as `numerics.weights` describes them; none of
     # those sums may overflow. (): every kernel that reads the weight is exact.
     sum_orders: Annotated[tuple[SumOrder, ...], _SUM_ORDERS] = ()
     # Quantized values of a weight, in the storage's numpy type and the weight's shape, where rounding to nearest gives
@@ -301,7 +301,7 @@ class SitePlan:
         """The inputs that read the dequantized tensor. graph: of the model that the plan is for."""
         if self.consumers is not None:
             return self.consumers
-        return graph.consumers(self.site) if isinstance(self.site, TensorId) else (self.site,)
+        return graph.list_consumers(self.site) if isinstance(self.site, TensorId) else (self.site,)
 
     def find_lookups(self, graph: Graph) -> Edges:
         """The readers that look rows of this constant up, where rows can be dequantized behind them.
@@ -310,9 +310,9 @@ class SitePlan:
         """
         if self.role is not Role.WEIGHT or not isinstance(self.site, TensorId) or not self.spec.has_rows:
             return ()
-        if len(graph.shape(self.site) or ()) != 2:
+        if len(graph.find_shape(self.site) or ()) != 2:
             return ()
-        return tuple(edge for edge in self.consumers or () if graph.node(edge.node).looks_up(edge.index))
+        return tuple(edge for edge in self.consumers or () if graph.find_node(edge.node).looks_up(edge.index))
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, SitePlan):
@@ -373,7 +373,7 @@ class Plan:
     # Nodes of the pairs that the model came with.
     kept: Written[tuple[str, ...]] = ()
     # Nodes to be guarded against quantization by the engine itself.
-    float_nodes: Written[tuple[str, ...]] = ()
+    float_nodes: Written[Names] = ()
     refusals: Written[Refusals] = ()
     left_float: Written[tuple[LeftFloat, ...]] = ()
     sites: Written[SitePlans] = ()

@@ -18,11 +18,10 @@ from onnxq.backends import Target, describe_spec, find_modes
 from onnxq.config import Frozen
 from onnxq.config.rows import read_fields, write_fields
 from onnxq.config.schema import JsonText, SchemaNumber, shorten_value
-from onnxq.errors import PlanError
-from onnxq.escapes import escape_json
+from onnxq.errors import PlanError, escape_json
 from onnxq.files import find_calibrator
 from onnxq.graph import GraphIndex
-from onnxq.graph.stored import release_pages
+from onnxq.graph.storage import release_pages
 from onnxq.numerics import bias_qparams
 from onnxq.plan.model import SCHEMA, Plan, SitePlan
 from onnxq.sites import Role, Site
@@ -168,7 +167,7 @@ def check_specs(plan: Plan, index: GraphIndex) -> None:
                 raise PlanError(str(site.site), cause, "take this site out of the plan", code="Q406")
             continue
         edge = site.consumers[0] if site.consumers else None
-        op_type = index.node(edge.node).op_type if edge is not None else ""
+        op_type = index.find_node(edge.node).op_type if edge is not None else ""
         if engines and not any(engine.capability(site.spec, site.role, op_type) is not None for engine in engines):
             what = f"{describe_spec(site.spec)} {site.role}s" + (f" of {op_type}" if op_type else "")
             fix = f"plan the model again for {plan.target}, or give the site a spec from a fresh plan"

@@ -1,13 +1,22 @@
 """Decides: graph, target and configuration in, plan out."""
 
-from onnxq.planner.build import OnnxPlacement, anchor_sites, find_float_nodes, find_needed_opset, state_placement
+from onnxq.planner.build import (
+    EMBEDDING_ROWS,
+    OnnxPlacement,
+    Table,
+    anchor_sites,
+    choose_tables,
+    explain_loss,
+    find_float_nodes,
+    find_needed_opset,
+    state_placement,
+)
 from onnxq.planner.choose import Choice, Forced, weigh_forced
 from onnxq.planner.match import fit_plan
 from onnxq.planner.precision.choose import add_precision, choose_types, find_suspects, find_type_opset
 from onnxq.planner.precision.reasons import PrecisionProblem, TensorErrors
 from onnxq.planner.problem import KEPT, NOTHING, Existing
 from onnxq.planner.sums import bind_sums, count_saturating, digest_weights, mend_sums
-from onnxq.planner.tables import EMBEDDING_ROWS, Table, choose_tables, explain_loss
 
 __all__ = [
     "EMBEDDING_ROWS",

@@ -10,7 +10,7 @@ from onnxq.backends.base import Cost
 from onnxq.config import Rule
 from onnxq.planner.cut import ANY, CutProblem, find_balance
 from onnxq.planner.problem import KEPT, PlacementProblem, QuantizableOp, QuantizableOps
-from onnxq.sites import Cautions, LeftFloat, Refusal, Role, Unquantized
+from onnxq.sites import Cautions, LeftFloat, Names, Refusal, Role, Unquantized
 
 # The rule that reasons name where a rule of the configuration decides.
 BY_PERSON = "configuration"
@@ -33,7 +33,7 @@ class Forced:
     slowdown: the predicted time of a run over that without these rules, on the kind of CPU that loses most.
     """
 
-    names: tuple[str, ...]
+    names: Names
     slowdown: float
 
 
@@ -223,7 +223,7 @@ def _is_fed(ops: QuantizableOps, op: QuantizableOp, sides: Mapping[str, bool]) -
     """Every tensor it reads can have a pair that is not there for its sake."""
     for _, tensor in op.data:
         maker = ops.find_integer_maker(tensor)
-        beside = [reader for _, reader in ops.consumers(tensor) if reader is not None and reader.rule.compute]
+        beside = [reader for _, reader in ops.list_consumers(tensor) if reader is not None and reader.rule.compute]
         beside += [] if maker is None else [maker]
         if all(sides.get(other.name) is False for other in beside):
             return False

@@ -21,7 +21,7 @@ from functools import cached_property
 from onnxq.backends import Output, find_reference
 from onnxq.backends.base import Cost, MachineCosts, OpCase
 from onnxq.planner.problem import QuantizableOp, QuantizableOps
-from onnxq.sites import Caution, Cautions, TensorId
+from onnxq.sites import Caution, Cautions, Names, TensorId
 
 
 @dataclass
@@ -149,7 +149,7 @@ class _TensorUse:
     tensor: TensorId
     elements: int | None
     maker: str | None
-    readers: tuple[str, ...]
+    readers: Names
     read_float: bool
     dequantizes: bool
     from_conv: bool
@@ -242,7 +242,7 @@ class CutProblem:
                 continue
             readers = [
                 reader.name
-                for _, reader in self.ops.consumers(tensor)
+                for _, reader in self.ops.list_consumers(tensor)
                 if reader is not None and reader.rule.compute and reader.name not in self.apart
             ]
             readers = [name for name in readers if fixed.get(name) is not False]
@@ -268,9 +268,9 @@ def _predict_op_cost(ops: QuantizableOps, op: QuantizableOp, cpu: MachineCosts) 
 
 def _describe_use(ops: QuantizableOps, tensor: TensorId, apart: frozenset[str]) -> _TensorUse | None:
     maker, readers, floats = ops.by_out.get(tensor), [], []
-    for edge, op in ops.consumers(tensor):
+    for edge, op in ops.list_consumers(tensor):
         if op is None or op.name in apart:
-            floats.append(ops.index.node(edge.node))
+            floats.append(ops.index.find_node(edge.node))
         else:
             readers.append(op)
     some = maker or (readers[0] if readers else None)
@@ -278,7 +278,7 @@ def _describe_use(ops: QuantizableOps, tensor: TensorId, apart: frozenset[str]) 
         return None
     shape = ops.candidate(some.node).shape_of(tensor)
     convs = any(op.node.op_type == "Conv" for op in readers)
-    producer = ops.index.producer(tensor) if maker is None else maker.node
+    producer = ops.index.find_producer(tensor) if maker is None else maker.node
     int8_maker = ops.find_integer_maker(tensor)
     return _TensorUse(
         tensor=tensor,

@@ -160,10 +160,10 @@ def check_site(site: SitePlan, index: GraphIndex) -> SitePlan:
         site = replace(site, consumers=site.find_readers(index))
     for edge in site.consumers or ():
         if read_tensor(index, edge) != tensor:
-            others = ", ".join(map(str, index.consumers(tensor)[:4]))
+            others = ", ".join(map(str, index.list_consumers(tensor)[:4]))
             cause = f"is not read by {edge}, which its `consumers` name"
             raise PlanError(name, cause, f"readers: {others}", code="Q403")
-    value = index.constant(tensor) if constant else None
+    value = index.find_constant(tensor) if constant else None
     if constant and value is None:
         fix = "make its role activation, or plan this model again"
         raise PlanError(name, f"is not a constant in this model, as a {site.role} is", fix, code="Q404")

@@ -88,7 +88,7 @@ class Placer:
 
     def _find_quantized_readers(self, tensor: TensorId, chosen: frozenset[str]) -> Edges:
         beside = chosen - self.apart
-        return tuple(edge for edge, op in self.ops.consumers(tensor) if op is not None and op.name in beside)
+        return tuple(edge for edge, op in self.ops.list_consumers(tensor) if op is not None and op.name in beside)
 
     def _list_sites(
         self, op: QuantizableOp, chosen: frozenset[str], activations: dict[TensorId, Readers]
@@ -120,7 +120,7 @@ class Placer:
         # A rule may name any node at the tensor: the one that asks comes first, then its maker, then the other readers;
         # a pair that its maker's kernel writes is read like any other.
         nodes = [op.node] + ([maker.node] if maker is not None and maker is not op else [])
-        nodes += [self.index.node(reader.node) for reader in self._find_quantized_readers(tensor, chosen)]
+        nodes += [self.index.find_node(reader.node) for reader in self._find_quantized_readers(tensor, chosen)]
         match = self.requests.match(Role.ACTIVATION, tensor, nodes)
         own = self.requests.match(Role.ACTIVATION, tensor, (op.node,))
         # Whether the scale stands in the file is for each reader to say.
@@ -140,7 +140,7 @@ class Placer:
         """The pair that the model came with, read by these inputs too; readers None: by all that read the tensor."""
         shared = self.shared[pair.site]
         consumers = dict.fromkeys(shared.consumers or ())
-        for edge in self.index.consumers(tensor) if readers is None else readers:
+        for edge in self.index.list_consumers(tensor) if readers is None else readers:
             inside = edge.scope == pair.site.scope and edge.node not in self.existing.stand_ins
             # Inputs behind another pair of the model's own stay there.
             if inside and self.existing.by_edge.get(edge, pair).site == pair.site:
@@ -154,7 +154,7 @@ class Placer:
         match, spec = self._ask_weight(tensor, op)
         readers: list[Edge] = []
         alike = tensor.scope == op.node.scope
-        for reader in self.index.consumers(tensor):
+        for reader in self.index.list_consumers(tensor):
             other = self.ops.by_name.get(reader.node)
             if other is not None and other.name in chosen and reader in other.weights:
                 readers.append(reader)
@@ -166,7 +166,7 @@ class Placer:
     def _place_bias(self, op: QuantizableOp, edge: Edge, activation: SitePlan, weight: SitePlan) -> SitePlan:
         tensor = self._find_tensor(op, edge)
         # Readers with other inputs or weights need the bias on another scale, and so a copy of their own.
-        alone = self.index.consumers(tensor) == (edge,) and tensor.scope == edge.scope
+        alone = self.index.list_consumers(tensor) == (edge,) and tensor.scope == edge.scope
         # A bias has one axis: its scales follow the weight's channels along axis 0.
         grain = PerChannel(0) if isinstance(weight.spec.granularity, PerChannel) else PerTensor()
         return SitePlan(
@@ -185,7 +185,7 @@ class Placer:
         return match, self.requests.make_spec(match, Role.WEIGHT, op.node)
 
     def _find_tensor(self, op: QuantizableOp, edge: Edge) -> TensorId:
-        tensor = self.index.input(op.node, edge.index)
+        tensor = self.index.find_input(op.node, edge.index)
         assert tensor is not None
         return tensor
 

@@ -75,14 +75,14 @@ def is_between_pairs(index: Graph, existing: Existing, name: str) -> bool:
         return True
     if not existing.by_tensor:
         return False
-    node = index.node(name)
+    node = index.find_node(name)
     computed = [edge for edge in node.list_edges() if _reads_computed(index, node, edge)]
     reads = bool(computed) and all(_reads_pair(index, existing, edge) for edge in computed)
     return reads and _has_pair_behind(index, existing, node)
 
 
 def _reads_computed(index: Graph, node: NodeRef, edge: Edge) -> bool:
-    tensor = index.input(node, edge.index)
+    tensor = index.find_input(node, edge.index)
     return tensor is not None and not index.is_constant(tensor)
 
 
@@ -91,7 +91,7 @@ def _reads_pair(index: Graph, existing: Existing, edge: Edge) -> bool:
     for _ in range(_REACH):
         if edge in existing.direct:
             return True
-        maker = None if edge in existing.by_edge else index.maker(index.node(edge.node), edge.index, *_MOVES)
+        maker = None if edge in existing.by_edge else index.maker(index.find_node(edge.node), edge.index, *_MOVES)
         if maker is None:
             return False
         edge = maker.make_edge(0)
@@ -188,10 +188,10 @@ class QuantizableOps:
         """The node with the facts that rules may ask for."""
         return Candidate(node, self.index, self.shapes)
 
-    def consumers(self, tensor: TensorId) -> list[tuple[Edge, QuantizableOp | None]]:
+    def list_consumers(self, tensor: TensorId) -> list[tuple[Edge, QuantizableOp | None]]:
         """Who reads the tensor, and as which operator's activation (None: as something that stays float)."""
         readers = []
-        for edge in self.index.consumers(tensor):
+        for edge in self.index.list_consumers(tensor):
             op = self.by_name.get(edge.node)
             reads_data = op is not None and any(edge == data for data, _ in op.data)
             readers.append((edge, op if reads_data else None))
@@ -255,7 +255,7 @@ def _find_nodes_at_existing_pairs(index: Graph) -> frozenset[str]:
     names: set[str] = set()
     for node in index.nodes:
         if node.op_type == "DequantizeLinear":
-            names.update(edge.node for edge in index.consumers(node.result))
+            names.update(edge.node for edge in index.list_consumers(node.result))
         maker = index.maker(node) if node.op_type == "QuantizeLinear" else None
         if maker is not None:
             names.add(maker.name)
@@ -287,7 +287,7 @@ def _find_fused_activation(candidate: Candidate, rule: PlacementRule, out: Tenso
     edge = index.find_sole_reader(out)
     if edge is None or edge.index != 0:
         return None, unbounded
-    node = index.node(edge.node)
+    node = index.find_node(edge.node)
     # ai.onnx is ONNX's own domain by its other name, which files of torch's graphs may have.
     if node.op_type not in rule.fuses or node.domain not in ("", "ai.onnx"):
         return None, unbounded

@@ -10,9 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-from numpy.typing import NDArray
-
+from onnxq.arrays import Array
 from onnxq.graph import GraphIndex, NodeRef
 from onnxq.graph.base import LAYOUT_OPS
 from onnxq.plan.contents import Contents, NodeContents, Sketch, sketch_values
@@ -62,13 +60,13 @@ class Recognized:
         """The MatMul of `joined` that a tensor of the plan is computed of, no other weight between; "" for none."""
         queue, visited = list(self.tensors.get(name, ())[:1]), set[str]()
         while queue:
-            maker = self.index.producer(queue.pop())
+            maker = self.index.find_producer(queue.pop())
             if maker is None or maker.name in visited:
                 continue
             visited.add(maker.name)
             if maker.name in self.joined:
                 return maker.name
-            inputs = [self.index.input(maker, k) for k in range(len(maker.inputs))]
+            inputs = [self.index.find_input(maker, k) for k in range(len(maker.inputs))]
             weighted = maker.op_type in _BIASED and any(self.index.is_constant(t) for t in inputs)
             queue += [] if weighted else [t for t in inputs if t is not None]
         return ""
@@ -100,7 +98,7 @@ def recognize_graph(contents: Contents, index: GraphIndex, sketches: Mapping[Ten
             nodes[name] = free[0]
             taken.add(free[0].name)
     joined = search.find_joined({name for name in contents.nodes if name not in nodes})
-    nodes |= {part: index.node(name) for name, parts in joined.items() for part in parts}
+    nodes |= {part: index.find_node(name) for name, parts in joined.items() for part in parts}
     tensors = {name: search.list_tensors(name, nodes) for name in contents.tensors}
     return Recognized(contents, index, nodes, tensors, sketches, search.readers, joined)
 
@@ -130,7 +128,7 @@ class _PatternSearch:
             same = self._is_alike(wanted.output, node.result)
             if same or both <= _BIASED:
                 inputs = [
-                    self._is_alike(read, self.index.input(node, k))
+                    self._is_alike(read, self.index.find_input(node, k))
                     for k, read in enumerate(wanted.inputs[:2] if not same else wanted.inputs)
                     if read in self.contents.tensors
                 ]
@@ -150,16 +148,16 @@ class _PatternSearch:
             if (node_contents := self.contents.nodes[name]).op_type == "MatMul"
         }
         for node in self.nodes if parts else ():
-            weight = self.index.input(node, 1) if node.op_type == "MatMul" else None
-            value = self.index.constant(weight)
+            weight = self.index.find_input(node, 1) if node.op_type == "MatMul" else None
+            value = self.index.find_constant(weight)
             if value is not None and value.ndim == 2:
-                data = self.index.input(node, 0)
+                data = self.index.find_input(node, 0)
                 beside = {name: part.inputs[1] for name, part in parts.items() if self._is_alike(part.inputs[0], data)}
                 if columns := self._split_columns(value, beside):
                     joined[node.name] = columns
         return joined
 
-    def _split_columns(self, value: NDArray[np.generic], parts: Mapping[str, str]) -> dict[str, slice]:
+    def _split_columns(self, value: Array, parts: Mapping[str, str]) -> dict[str, slice]:
         """The columns in which the weights of nodes stand; {} where they do not make up all of the value."""
         placed: dict[str, slice] = {}
         start, (rows, end) = 0, value.shape
@@ -178,7 +176,7 @@ class _PatternSearch:
 
     def list_tensors(self, name: str, nodes: Mapping[str, NodeRef]) -> tuple[TensorId, ...]:
         """The tensors that hold the values of the plan's: those that its readers read, else all that are alike."""
-        read = [self.index.input(nodes[reader], k) for reader, k in self.readers[name] if reader in nodes]
+        read = [self.index.find_input(nodes[reader], k) for reader, k in self.readers[name] if reader in nodes]
         likely = dict.fromkeys(t for t in read if t is not None and self._is_alike(name, t))
         if likely:
             # The one that is made first, from which tools may have made the others by moving its values.
@@ -188,7 +186,7 @@ class _PatternSearch:
         return tuple(sorted(alike, key=lambda t: (t.name != name, self.sketches[t].measure_distance(sketch))))
 
     def _find_order(self, tensor: TensorId) -> int:
-        maker = self.index.producer(tensor)
+        maker = self.index.find_producer(tensor)
         return -1 if maker is None else maker.order
 
     def _is_alike(self, name: str, tensor: TensorId | None) -> bool:

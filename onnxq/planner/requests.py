@@ -10,7 +10,7 @@ from onnxq.config import Config, Rule, TensorConfig, matches_any, suggest_names
 from onnxq.errors import ConfigError
 from onnxq.graph import Graph, NodeRef
 from onnxq.graph.scopes import walk_from
-from onnxq.sites import Role, TensorId
+from onnxq.sites import Names, Role, TensorId
 from onnxq.spec import ObserverSpec, QuantSpec
 
 # The output-channel axis of a weight, by operator: the only one engines compute per channel.
@@ -47,7 +47,7 @@ class Requests:
             if rule.between is not None and rule.between not in self.paths:
                 self.paths[rule.between] = self._find_nodes_between(*rule.between, rule=rule)
 
-    def list_words(self, node: NodeRef) -> tuple[str, tuple[str, ...]]:
+    def list_words(self, node: NodeRef) -> tuple[str, Names]:
         """The node's name and operators as rules may say them."""
         return node.name, (node.op_type,)
 
@@ -199,7 +199,7 @@ class Requests:
         return [reader for tensor in node.results for reader in self.graph.readers(tensor)]
 
     def _list_makers(self, node: NodeRef) -> list[NodeRef]:
-        makers = map(self.graph.producer, self.graph.list_reads(node))
+        makers = map(self.graph.find_producer, self.graph.list_reads(node))
         return [maker for maker in makers if maker is not None]
 
 

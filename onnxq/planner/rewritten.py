@@ -55,7 +55,7 @@ class Anchors:
         makers = {
             node.name: node
             for tensor in self.by_id.get(anchor, ())
-            if (node := self.index.producer(tensor)) is not None and node.result == tensor
+            if (node := self.index.find_producer(tensor)) is not None and node.result == tensor
         }
         # Of two alike nothing says which is meant.
         return next(iter(makers.values())) if len(makers) == 1 else own if self.lasting else None
@@ -94,14 +94,14 @@ class Anchors:
             # Constants are known by who reads them: those of one value have one structural id.
             reader = self.find_node(site.consumers[0].node, anchor)
             position = int(k) if k.isdecimal() and len(k) < _DIGITS else site.consumers[0].index
-            return self.index.input(reader, position)
+            return self.index.find_input(reader, position)
         return self.find_tensor(site.site, site.anchor)
 
     def find_tensor(self, tensor: TensorId, anchor: str) -> TensorId | None:
         """The tensor of this name if its anchor agrees (or is not known), else the only one with the anchor."""
         if self.recognized is not None and not tensor.scope and tensor.name in self.recognized.tensors:
             return next(iter(self.recognized.tensors[tensor.name]), None)
-        there = self.index.resolve(tensor.name, tensor.scope) == tensor
+        there = self.index.resolve_tensor(tensor.name, tensor.scope) == tensor
         if there and anchor in ("", self.ids.get(tensor, "")):
             return tensor
         candidates = self.by_id.get(anchor, [])
@@ -185,7 +185,7 @@ class _Mover:
         for edge in edges:
             assert isinstance(edge, Edge)
             for image in self._find_images(edge, site):
-                tensor = self.index.input(self.anchors.nodes[image.node], image.index)
+                tensor = self.index.find_input(self.anchors.nodes[image.node], image.index)
                 if tensor is None:
                     raise self._explain_missing(site)
                 places.setdefault(tensor, {})[image] = None
@@ -203,15 +203,15 @@ class _Mover:
     def _find_readers(self, name: str, tensor: TensorId) -> Edges:
         nodes = self.recognized.nodes
         edges = [Edge(nodes[reader].name, k) for reader, k in self.recognized.readers[name] if reader in nodes]
-        return tuple(edge for edge in edges if edge in self.index.consumers(tensor))
+        return tuple(edge for edge in edges if edge in self.index.list_consumers(tensor))
 
     def _is_made_from(self, tensor: TensorId, first: TensorId) -> bool:
-        maker = self.index.producer(tensor)
+        maker = self.index.find_producer(tensor)
         while tensor != first and maker is not None and maker.op_type in MOVERS:
-            source = self.index.input(maker, 0)
+            source = self.index.find_input(maker, 0)
             if source is None:
                 return False
-            tensor, maker = source, self.index.producer(source)
+            tensor, maker = source, self.index.find_producer(source)
         return tensor == first
 
     def _orient_site(self, site: SitePlan, known: SitePlan) -> SitePlan:
@@ -263,8 +263,8 @@ def _join_weights(mover: _Mover, plan: Plan) -> Iterator[SitePlan]:
     scaled = {mover.recognized.find_joined_maker(joined.tensor.name): joined.tensor for joined in plan.scalings}
     for name, columns in mover.recognized.joined.items():
         parts = {part: _spread_scale(known[claims[part, 1]], columns[part]) for part in columns if (part, 1) in claims}
-        tensor = mover.index.input(mover.anchors.nodes[name], 1)
-        value = None if tensor is None else mover.index.constant(tensor)
+        tensor = mover.index.find_input(mover.anchors.nodes[name], 1)
+        value = None if tensor is None else mover.index.find_constant(tensor)
         if not parts or value is None:
             continue
         first = next(iter(parts))

@@ -37,7 +37,7 @@ def bind_sums(plan: Plan, index: GraphIndex) -> Plan:
         value = read_constant(index, site.site)
         if value is None:
             return ()
-        nodes = [index.node(edge.node) for edge in site.consumers or () if edge.node in multiplying]
+        nodes = [index.find_node(edge.node) for edge in site.consumers or () if edge.node in multiplying]
         orders = (engine.sum_order(node, value.shape) for node in nodes)
         return tuple(dict.fromkeys(order for order in orders if order is not None))
 
@@ -85,12 +85,12 @@ def _find_byte_readers(plan: Plan, index: GraphIndex) -> frozenset[str]:
 
 def read_tensor(index: GraphIndex, site: Site) -> TensorId | None:
     """The tensor that a site quantizes; None for an input that is not connected."""
-    return site if isinstance(site, TensorId) else index.input(index.node(site.node), site.index)
+    return site if isinstance(site, TensorId) else index.find_input(index.find_node(site.node), site.index)
 
 
 def read_constant(index: GraphIndex, site: Site) -> Array | None:
     """The value of the constant that a site quantizes; None where it is none."""
-    return index.constant(read_tensor(index, site))
+    return index.find_constant(read_tensor(index, site))
 
 
 def digest_weights(sites: Iterable[SitePlan], index: GraphIndex) -> str:

@@ -13,7 +13,7 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text as RichText
 
-from onnxq.escapes import escape_line
+from onnxq.errors import escape_line
 
 # All in terminal columns. Space between two columns of a table.
 _GAP = 2

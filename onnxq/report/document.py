@@ -10,8 +10,7 @@ from typing import Any, Generic, TypeVar
 
 from rich.console import RenderableType
 
-from onnxq.errors import OnnxqError
-from onnxq.escapes import dump_json, replace_surrogates
+from onnxq.errors import OnnxqError, dump_json, replace_surrogates
 from onnxq.report.model import Grade, LatencyRatio, RunFigure, find_worst_figure, make_verdict
 from onnxq.report.terminal import TextView, print_result
 from onnxq.sites import Caution

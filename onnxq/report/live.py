@@ -16,7 +16,7 @@ from rich import progress as bars
 from rich.console import Console
 from rich.table import Column
 
-from onnxq.escapes import escape_line
+from onnxq.errors import escape_line
 from onnxq.progress import Progress, Task, silent
 from onnxq.report.columns import Text, shorten_name
 from onnxq.report.terminal import format_seconds, write_stream

@@ -16,7 +16,7 @@ from onnxq.passes.journal import LOST_DB, Promotion, StageCost
 from onnxq.plan import PrecisionPlan
 from onnxq.planner import Forced
 from onnxq.report.terminal import format_decibel
-from onnxq.sites import Caution, Cautions, LeftFloat, Refusals, Unquantized
+from onnxq.sites import Caution, Cautions, LeftFloat, Names, Refusals, Unquantized
 from onnxq.wording import abbreviate
 
 DRIFT_DB = 3.0
@@ -259,7 +259,7 @@ class Report:
     # The float types around the pairs; None: float32.
     float_types: PrecisionPlan | None = None
     # Changes by preparation, a line each.
-    rewrites: tuple[str, ...] = ()
+    rewrites: Names = ()
     # The journal of accuracy passes: what each did, or why it was rolled back or left out.
     accounts: tuple[str, ...] = ()
     # Promotions for a requested accuracy.

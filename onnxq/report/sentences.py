@@ -27,7 +27,7 @@ from onnxq.wording import translate_text
 
 if TYPE_CHECKING:
     from onnxq.annotate import WeightSums
-    from onnxq.engines.saturation.measure import Cost
+    from onnxq.engines.saturation.measure import SaturationCost
 
 # Reasons of a list, and names of a reason, without `verbose`.
 _REASONS, _MEMBERS, _KEPT = 6, 2, 3
@@ -220,7 +220,9 @@ def _join_nodes(weights: Sequence[WeightSums]) -> str:
     return join_names(list(dict.fromkeys(weight.node for weight in weights)), _NAMED)
 
 
-def make_sums_tables(weights: Sequence[WeightSums], cost: Cost | None, view: TextView) -> Iterator[RenderableType]:
+def make_sums_tables(
+    weights: Sequence[WeightSums], cost: SaturationCost | None, view: TextView
+) -> Iterator[RenderableType]:
     """Make the table of weights that can overflow (verbose: of all weights), with the observed share if measured."""
     listed = [weight for weight in weights if view.verbose or weight.saturates]
     if not listed:
@@ -247,7 +249,7 @@ def make_sums_tables(weights: Sequence[WeightSums], cost: Cost | None, view: Tex
     yield Text("")
 
 
-def format_cost(cost: Cost) -> list[str]:
+def format_cost(cost: SaturationCost) -> list[str]:
     """Format the error by saturation at each output, and the parts that could not be computed."""
     basis, lines = f"on {cost.samples} samples, against exact sums", []
     for error in cost.outputs:

@@ -16,7 +16,7 @@ from rich.console import Group as Group
 from rich.console import RenderableType as RenderableType
 from rich.table import Table
 
-from onnxq.escapes import escape_line, escape_lines
+from onnxq.errors import escape_line, escape_lines
 from onnxq.evaluation.agreement import ChoiceAgreement
 from onnxq.report.columns import Rows, Text
 from onnxq.sites import Caution

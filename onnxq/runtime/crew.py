@@ -20,9 +20,9 @@ from onnxq.arrays import Array, Arrays, Shape
 from onnxq.errors import ModelError
 from onnxq.files import ScratchFolder
 from onnxq.graph.light import SAME_LAYOUT, LightModel, ModelLike, WeightStore, strip_weights
-from onnxq.graph.stored import OpenFile, StoredArray, open_data
-from onnxq.graph.weights import count_tensor_bytes, is_stub
-from onnxq.runtime.engine import import_onnxruntime
+from onnxq.graph.storage import OpenFile, StoredArray, count_tensor_bytes, is_stub, open_data
+from onnxq.runtime.session import import_onnxruntime
+from onnxq.sites import Names
 from onnxq.spec import QParams
 from onnxq.workers import Workers, WorkPiece, count_threads, register_packed
 from onnxq.workers.base import R, T
@@ -70,7 +70,7 @@ class SharedFeeds:
 
     folder: str
     digest: str
-    names: tuple[str, ...]
+    names: Names
 
 
 class Crew:

@@ -15,6 +15,7 @@ from onnxq.graph.shapes import is_custom
 from onnxq.graph.subgraph import cut_front, join_rest, list_behind
 from onnxq.runtime.faults import UnknownOperatorError
 from onnxq.runtime.session import Session
+from onnxq.sites import Names
 
 # ONNX Runtime's names of sizes that have none.
 _NAMELESS = "unk__"
@@ -32,7 +33,7 @@ class Rest:
     nodes: frozenset[str]
 
     @property
-    def outputs(self) -> tuple[str, ...]:
+    def outputs(self) -> Names:
         """The outputs of the model that these nodes make."""
         results = {name for node in self._list_nodes() for name in node.output}
         return tuple(value.name for value in self.whole.graph.output if value.name in results)

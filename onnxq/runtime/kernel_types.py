@@ -8,7 +8,7 @@ from typing import Any
 
 import onnx
 
-from onnxq.runtime.engine import import_onnxruntime
+from onnxq.runtime.session import import_onnxruntime
 
 # ONNX Runtime's name of the type of a tensor.
 _TENSOR = "tensor("

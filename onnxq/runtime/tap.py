@@ -1,4 +1,4 @@
-"""Taps: a copy of a model whose inner tensors are outputs too, those of subgraphs led out through their parents.
+"""Taps, a copy of a model whose inner tensors are outputs too, and the shapes that tensors really have by them.
 
 If      the other branch gives a dummy (by default zero-size), so a branch that did not run can be told
 Loop    the values of all iterations come out stacked along a new first axis; they must have one shape
@@ -7,21 +7,23 @@ Scan    likewise
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
 from onnx import GraphProto, NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
+from onnxq.arrays import Shape
 from onnxq.errors import ModelError
-from onnxq.graph import GraphIndex, ModelLike, get_index
+from onnxq.graph import GraphIndex, LightModel, ModelLike, get_index, hash_graph
 from onnxq.graph.light import bare_proto, rebuild
 from onnxq.graph.names import choose_name
 from onnxq.graph.scopes import iterate_subgraphs, join_scope, list_defined, walk_graphs
+from onnxq.graph.storage import omit_weights, restore_weights
 from onnxq.graph.subgraph import remove_unneeded
-from onnxq.graph.weights import omit_weights, restore_weights
 from onnxq.nearest import suggest_names
+from onnxq.runtime.session import Feeds, Session
 from onnxq.sites import Refusal, Refusals, TensorId, is_within
 
 _SCAN_LISTS = ("scan_output_axes", "scan_output_directions")
@@ -116,7 +118,7 @@ class _TapWriter:
         return [item for item in items if item is not None]
 
     def _tap_own(self, graph: GraphProto, tensor: TensorId) -> _Lifted | None:
-        dtype = self.probe.dtype or self.index.dtype(tensor)
+        dtype = self.probe.dtype or self.index.find_dtype(tensor)
         if tensor.scope == "" and self.probe.op_type == "Identity":
             return _Lifted(tensor, tensor.name, dtype)
         if not dtype:
@@ -127,7 +129,7 @@ class _TapWriter:
         graph.node.append(
             helper.make_node(self.probe.op_type, [tensor.name], [name], name=self._choose_name(f"{name}/node"))
         )
-        known = self.index.shape(tensor) if self.probe.op_type == "Identity" else None
+        known = self.index.find_shape(tensor) if self.probe.op_type == "Identity" else None
         return _Lifted(tensor, name, dtype, rank=len(known or ()) or 1)
 
     def _lead_out(self, node: NodeProto, label: str, subgraph: GraphProto, item: _Lifted, scope: str) -> _Lifted | None:
@@ -173,3 +175,85 @@ class _TapWriter:
 
     def _choose_name(self, base: str) -> str:
         return choose_name(base, self.taken)
+
+
+ShapeMap = dict[TensorId, Shape]
+
+# No tensor has the shape [-1]: it says that the branch did not run.
+_SHAPE = Probe(op_type="Shape", dtype=TensorProto.INT64, absent=(-1,), loops=False)
+_FLOATS = frozenset({TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE})
+
+
+class ShapeProbe:
+    """A session that tells the shapes of some tensors for given feeds."""
+
+    def __init__(self, proto: ModelLike, tensors: Iterable[TensorId]) -> None:
+        tapped: Tapped = tap_tensors(proto, tensors, only=True, probe=_SHAPE)
+        self._outputs = tapped.outputs
+        self._session: Session | None = None
+        if tapped.outputs:
+            self._session = Session(tapped.proto, optimize=False, arena=False, shapes_first=True)
+
+    def shapes(self, feeds: Feeds) -> ShapeMap:
+        """Shapes of the tensors that came to be."""
+        if self._session is None:
+            return {}
+        values = self._session.run(feeds, list(self._outputs.values()))
+        shapes = {tensor: tuple(map(int, values[name])) for tensor, name in self._outputs.items()}
+        return {tensor: shape for tensor, shape in shapes.items() if shape != (-1,)}
+
+
+def observe_shapes(proto: ModelLike, samples: Iterable[Feeds]) -> ShapeMap:
+    """Shapes of all float tensors of the main graph and of the If subgraphs that ran, constants left out.
+
+    Each tensor's shape is of the first sample that made it. A tensor missing from the result lies in a branch no sample
+    reached, or in the subgraph of a Loop or Scan.
+    """
+    probe = Shapes(proto, list_float_tensors(get_index(proto)))
+    shapes: ShapeMap = {}
+    for sample in samples:
+        shapes = probe.of(sample) | shapes
+    return shapes
+
+
+class Shapes:
+    """Shapes of some tensors for given feeds; of a light model those seen before of the same graph, for feeds alike.
+
+    Alike: of the same shapes. Where subgraphs may run or not every sample is run.
+    """
+
+    def __init__(self, proto: ModelLike, tensors: Iterable[TensorId]) -> None:
+        self._proto, self._tensors = proto, tuple(tensors)
+        self._probe: ShapeProbe | None = None
+        # With several scopes, values decide which of them run: shapes of one sample say nothing of another.
+        self._known: dict[Hashable, ShapeMap] | None = None
+        self._graph = ""
+        if isinstance(proto, LightModel) and len(get_index(proto).scopes) == 1:
+            self._known, self._graph = proto.weights.observed, hash_graph(proto)
+
+    def of(self, feeds: Feeds) -> ShapeMap:
+        """Shapes of the tensors that came to be."""
+        key = (self._graph, tuple((name, value.shape) for name, value in sorted(feeds.items())))
+        known = None if self._known is None else self._known.setdefault(key, {})
+        if known is not None and all(tensor in known for tensor in self._tensors):
+            return {tensor: known[tensor] for tensor in self._tensors}
+        if self._probe is None:
+            self._probe = ShapeProbe(self._proto, self._tensors)
+        shapes = self._probe.shapes(feeds)
+        if known is not None:
+            known.update(shapes)
+        return shapes
+
+
+def list_float_tensors(index: GraphIndex) -> list[TensorId]:
+    """Graph inputs and node outputs of a float type that are not constants and not inside a Loop or Scan."""
+    ids = [TensorId(value.name) for value in index.inputs]
+    for node in index.nodes:
+        if not _is_looped(index, node.scope):
+            ids.extend(TensorId(name, node.scope) for name in node.outputs if name)
+    return [tensor for tensor in ids if index.find_dtype(tensor) in _FLOATS and not index.is_constant(tensor)]
+
+
+def _is_looped(index: GraphIndex, scope: str) -> bool:
+    parents = map(index.parent, index.list_outwards(scope))
+    return any(node is not None and node.op_type != "If" for node in parents)

@@ -1,14 +1,185 @@
-"""Pieces of work and their results in order, whoever does them and whatever the order in which they end."""
+"""Pieces of work and their results in order, whoever does them, and the folder that interrupted work goes on from."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import json
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
+from fractions import Fraction
+from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from onnxq.workers.journal import Journal
+import ml_dtypes  # noqa: F401 (numpy knows its types by name from here on)
+import numpy as np
+from numpy.typing import NDArray
+
+from onnxq.errors import ConfigError, OutputError
+from onnxq.files import replace_files
+
+# Finished pieces in a folder, one file each, from which interrupted work goes on.
+# Their values become JSON and arrays and come back exactly, without pickle: reading a file of results runs no code in
+# it.
+
+Bytes = NDArray[np.uint8]
+_Class = TypeVar("_Class", bound=type)
+# By name; filled by `register_packed`.
+_CLASSES: dict[str, type] = {}
+
+
+def register_packed(kind: _Class) -> _Class:
+    """Let values of a class be packed by their attributes (decorator)."""
+    _CLASSES[kind.__name__] = kind
+    return kind
+
+
+def pack_value(value: Any) -> tuple[str, list[Bytes]]:
+    """Return JSON, and the bytes of the arrays that it refers to by number.
+
+    value: numbers, text, arrays, fractions, lists, tuples, mappings by text, and objects whose attributes are of these.
+    Raises ConfigError for anything else.
+    """
+    arrays: list[Bytes] = []
+    return json.dumps(_pack(value, arrays), separators=(",", ":")), arrays
+
+
+def unpack_value(text: str, arrays: Sequence[Bytes]) -> Any:
+    """Return the value that `pack_value` was given. Raises ValueError, KeyError or TypeError for other text."""
+    return _unpack(json.loads(text), arrays)
+
+
+def restore_object(fresh: Any, packed: Any) -> None:
+    """Give an object the attributes that one of its class had; `packed` is that one, as `unpack_value` returns it."""
+    if not isinstance(packed, Mapping) or not packed.keys() <= vars(fresh).keys():
+        raise ValueError(f"these are not the numbers of a {type(fresh).__name__}")
+    for name, value in packed.items():
+        attribute = getattr(fresh, name)
+        if isinstance(value, Mapping) and not isinstance(attribute, Mapping):
+            restore_object(attribute, value)
+        else:
+            setattr(fresh, name, value)
+
+
+def _pack(value: Any, arrays: list[Bytes]) -> Any:
+    if isinstance(value, np.generic):
+        value = value.item()
+    if value is None or isinstance(value, (bool, int, str)):
+        return value
+    if isinstance(value, float):
+        # Exact, and JSON has no infinity.
+        return {"float": value.hex()}
+    if isinstance(value, Fraction):
+        return {"fraction": str(value)}
+    if isinstance(value, np.ndarray):
+        # As bytes, since numpy's own files do not know the narrow types.
+        arrays.append(np.ascontiguousarray(value).reshape(-1).view(np.uint8))
+        return {"array": len(arrays) - 1, "dtype": value.dtype.name, "shape": list(value.shape)}
+    if isinstance(value, (list, tuple)):
+        return {type(value).__name__: [_pack(item, arrays) for item in value]}
+    if isinstance(value, dict) and all(isinstance(key, (str, int)) for key in value):
+        return {"dict": [[key, _pack(item, arrays)] for key, item in value.items()]}
+    if not hasattr(value, "__dict__") or isinstance(value, type):
+        cause = f"keeps a {type(value).__name__}, which cannot be written to a file"
+        raise ConfigError(type(value).__name__, cause, "keep numbers, arrays and objects of these", code="Q311")
+    attributes = {name: item for name, item in vars(value).items() if not _is_fixed(item)}
+    return {"object": type(value).__name__, "of": _pack(attributes, arrays)}
+
+
+def _is_fixed(value: Any) -> bool:
+    """True for a frozen description, such as a QuantSpec, which a fresh object has already."""
+    return is_dataclass(value) and not isinstance(value, type) and type(value).__name__ not in _CLASSES
+
+
+def _unpack(tree: Any, arrays: Sequence[Bytes]) -> Any:
+    if not isinstance(tree, dict):
+        return tree
+    if "float" in tree:
+        return float.fromhex(tree["float"])
+    if "fraction" in tree:
+        return Fraction(tree["fraction"])
+    if "array" in tree:
+        # A copy: what is read from a file may be changed.
+        return np.array(arrays[tree["array"]]).view(np.dtype(tree["dtype"])).reshape(tree["shape"])
+    if "list" in tree:
+        return [_unpack(item, arrays) for item in tree["list"]]
+    if "tuple" in tree:
+        return tuple(_unpack(item, arrays) for item in tree["tuple"])
+    if "dict" in tree:
+        return {key: _unpack(item, arrays) for key, item in tree["dict"]}
+    attributes = _unpack(tree["of"], arrays)
+    kind = _CLASSES.get(tree["object"])
+    if kind is None:
+        return attributes
+    restored: Any = object.__new__(kind)
+    if is_dataclass(kind) and not attributes.keys() >= {item.name for item in fields(kind)}:
+        raise ValueError(f"these are not the fields of a {kind.__name__}")
+    vars(restored).update(attributes)
+    return restored
+
+
+_ENDING = ".piece"
+# Bytes; above it packing takes longer than writing.
+_WORTH_PACKING = 2**24
+# What reading a file raises that is damaged, or of another version.
+_DAMAGED = (OSError, ValueError, KeyError, TypeError, IndexError, EOFError, zipfile.BadZipFile, zlib.error)
+
+
+class Journal:
+    """The pieces in a folder, by their keys. A file appears whole or not at all, at whatever moment a run is killed.
+
+    Raises OutputError for a folder that cannot be made.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise OutputError(folder, error.strerror or str(error), "name another folder", code="Q604") from error
+        self._earlier = {path.stem for path in folder.glob(f"*{_ENDING}")}
+        self._used: set[str] = set()
+
+    @property
+    def earlier(self) -> int:
+        """Number of pieces of earlier runs."""
+        return len(self._earlier)
+
+    @property
+    def used(self) -> int:
+        """Number of those that this run took."""
+        return len(self._used)
+
+    def holds(self, key: str) -> bool:
+        """True where the piece is finished."""
+        return bool(key) and self._find_path(key).exists()
+
+    def read(self, key: str) -> Any:
+        """Return the result of a piece; None where it is not finished, or its file is damaged."""
+        try:
+            with self._find_path(key).open("rb") as opened, np.load(opened, allow_pickle=False) as file:
+                text = bytes(file["value"]).decode("utf-8")
+                value = unpack_value(text, [file[f"a{k}"] for k in range(len(file.files) - 1)])
+        except _DAMAGED:
+            return None
+        self._used |= {key} & self._earlier
+        return value
+
+    def write(self, key: str, value: Any) -> None:
+        """Write the result of a piece. Raises OutputError where that fails, ConfigError for one that is not plain."""
+        text, arrays = pack_value(value)
+        parts = {"value": np.frombuffer(text.encode("utf-8"), np.uint8)}
+        parts |= {f"a{k}": array for k, array in enumerate(arrays)}
+        with replace_files([self._find_path(key)], overwrite=True) as files:
+            # Histograms are mostly zeros; weights are not, and large.
+            save: Any = np.savez_compressed if sum(map(len, arrays)) < _WORTH_PACKING else np.savez
+            save(files[0], **parts)
+
+    def _find_path(self, key: str) -> Path:
+        return self.folder / f"{key}{_ENDING}"
+
 
 T = TypeVar("T")
 R = TypeVar("R")

@@ -8,8 +8,7 @@ from importlib.metadata import version
 from typing import Any
 
 from onnxq.errors import MissingDependencyError, WorkerError
-from onnxq.workers.base import Finished, R, T, Workers, WorkPiece, count_threads, run_guarded
-from onnxq.workers.journal import Journal
+from onnxq.workers.base import Finished, Journal, R, T, Workers, WorkPiece, count_threads, run_guarded
 
 # Pieces handed out for each thread of the workers.
 _AHEAD = 2

@@ -18,8 +18,7 @@ from multiprocessing.context import SpawnProcess
 from typing import Any
 
 from onnxq.errors import WorkerError
-from onnxq.workers.base import Finished, R, T, Workers, WorkPiece, count_threads, run_guarded
-from onnxq.workers.journal import Journal
+from onnxq.workers.base import Finished, Journal, R, T, Workers, WorkPiece, count_threads, run_guarded
 
 # Deaths over one piece, after which it is given up.
 _PATIENCE = 4

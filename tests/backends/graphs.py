@@ -207,5 +207,5 @@ def judge(target: Target, text: str, node: str = "n") -> tuple[str | None, str]:
     words = set(re.findall(r"\w+", text.partition("{")[2]))
     proto = model(text, weights={name: shape for name, shape in CONSTANTS.items() if name in words})
     index = GraphIndex(onnx.shape_inference.infer_shapes(proto))
-    rule, reason = target.rule_for(Candidate(index.node(node), index, {}))
+    rule, reason = target.rule_for(Candidate(index.find_node(node), index, {}))
     return None if rule is None else rule.name, "" if reason is None else reason.reason

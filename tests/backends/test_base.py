@@ -37,7 +37,7 @@ def graph() -> onnx.ModelProto:
 
 def candidate(name: str, shapes: dict[TensorId, tuple[int, ...]] | None = None) -> Candidate:
     index = GraphIndex(graph())
-    return Candidate(index.node(name), index, shapes or {})
+    return Candidate(index.find_node(name), index, shapes or {})
 
 
 def rule(name: str, **fields: Any) -> PlacementRule:
@@ -99,7 +99,7 @@ def test_rules_are_for_operators_of_onnx() -> None:
     proto = graph()
     proto.graph.node[0].domain = "mine"
     index = GraphIndex(proto)
-    assert target(rule("a")).rule_for(Candidate(index.node("conv0"), index, {})) == (None, None)
+    assert target(rule("a")).rule_for(Candidate(index.find_node("conv0"), index, {})) == (None, None)
 
 
 @pytest.mark.parametrize(

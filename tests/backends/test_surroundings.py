@@ -127,14 +127,14 @@ def test_the_two_products_of_attention(between: str, operands: str, found: bool)
     graph = index(text)
     wanted = ("s", "y") if found else None
     # Looked at from either of them.
-    assert [find_attention(graph, graph.node(name)) for name in ("s", "y")] == [wanted, wanted]
+    assert [find_attention(graph, graph.find_node(name)) for name in ("s", "y")] == [wanted, wanted]
 
 
 @pytest.mark.parametrize(("op", "both"), [("MatMul(x, x)", True), ("MatMul(x, w)", False), ("Mul(x, x)", False)])
 def test_products_of_two_activations(op: str, both: bool) -> None:
     graph = index(f"g (float[8,8] x) => (float[8,8] y) <float[8,8] w> {{ y = {op} }}")
-    assert multiplies_activations(graph, graph.node("y")) is both
-    assert find_attention(graph, graph.node("y")) is None
+    assert multiplies_activations(graph, graph.find_node("y")) is both
+    assert find_attention(graph, graph.find_node("y")) is None
 
 
 CUT = """g (float[1,4,8] x) => (float[1,4,8] y) <float[8,8] w, float[8] c, int64[2] ones = {{1, 1}}> {{
@@ -159,7 +159,7 @@ CUT = """g (float[1,4,8] x) => (float[1,4,8] y) <float[8,8] w, float[8] c, int64
 def test_the_result_that_is_cut_into_query_key_and_value(between: str, at: str | None) -> None:
     text = CUT.replace("int64[2] ones = {{1, 1}}", "int64[1] s0 = {{0}}, int64[1] s1 = {{8}}").format(between)
     graph = index(text)
-    assert find_attention_cut(graph, graph.node("h")) == (None if at is None else TensorId(at))
+    assert find_attention_cut(graph, graph.find_node("h")) == (None if at is None else TensorId(at))
 
 
 def test_a_cut_that_does_not_reach_attention_is_none() -> None:
@@ -167,4 +167,4 @@ def test_a_cut_that_does_not_reach_attention_is_none() -> None:
         h = MatMul(x, w) a, b = Split<axis=2>(h) y = Add(a, b)
     }"""
     graph = index(text)
-    assert find_attention_cut(graph, graph.node("h")) is None
+    assert find_attention_cut(graph, graph.find_node("h")) is None

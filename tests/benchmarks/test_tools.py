@@ -17,7 +17,7 @@ import pytest
 
 from onnxq.passes.base import Stage
 from onnxq.passes.registry import PASSES
-from onnxq.passes.rounding.samples import AUGMENTED
+from onnxq.passes.rounding.layerwise import AUGMENTED
 
 FOLDER = Path(__file__).resolve().parents[2] / "benchmarks"
 MODULES = ("language_model", "measure", "corpus", "subjects", "peers", "peer_tools", "ablation", "gpu", "shapes")

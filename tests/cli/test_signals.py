@@ -16,7 +16,7 @@ from onnx import TensorProto, helper
 
 import onnxq
 from onnxq.cli import cli
-from onnxq.cli.signals import Stopped, catch_signals
+from onnxq.cli.group import Stopped, catch_signals
 from tests.processes import start
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="signals")
@@ -130,7 +130,7 @@ _BUILDS = """
 import subprocess, sys
 from pathlib import Path
 from onnx import parser
-from onnxq.cli.signals import catch_signals
+from onnxq.cli.group import catch_signals
 from onnxq.backends import find_engine
 from onnxq.backends.building import build_engine
 from onnxq.backends.engine import Job

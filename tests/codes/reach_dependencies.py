@@ -46,7 +46,7 @@ def without(package: str, code: str) -> Any:
 
 @reach("Q801")
 def no_onnxruntime(_: Path):
-    return without("onnxruntime", "from onnxq.runtime.engine import import_onnxruntime; import_onnxruntime()")
+    return without("onnxruntime", "from onnxq.runtime.session import import_onnxruntime; import_onnxruntime()")
 
 
 @reach("Q802")

@@ -24,7 +24,7 @@ from onnxq.engines.diff.compare import check_pair
 from onnxq.engines.prove.compare import read_proof
 from onnxq.evaluation.metric import load_metric
 from onnxq.graph import Editor, GraphIndex, ValueInfo, inline_functions, load_model, name_nodes, upgrade_opset
-from onnxq.graph.weights import check_tensors
+from onnxq.graph.storage import check_tensors
 from onnxq.interop import strip_markers
 from onnxq.runtime import Session
 from tests.codes.kit import F, X, gemm, model, reach, rows, saved, written
@@ -195,7 +195,7 @@ def a_foreign_engine_fails(_: Path):
 
 @reach("Q116")
 def no_such_node(_: Path):
-    GraphIndex(name_nodes(model(RELU))).node("none")
+    GraphIndex(name_nodes(model(RELU))).find_node("none")
 
 
 @reach("Q117")

@@ -114,7 +114,7 @@ def no_tensorrt(_: Path):
 @reach("R112")
 def a_rewrite_that_does_not_fit(_: Path):
     from onnxq.passes.base import RunContext
-    from onnxq.passes.rewrites.affine import fold_scalars
+    from onnxq.passes.rewrites.normalizations import fold_scalars
     from tests.passes.kit import make_state
 
     body = "g (float16[N,4,7,7] x) => (float16[N,6,7,7] y) { h = Conv(x, w) y = Mul(h, k) }"

@@ -8,8 +8,7 @@ import pickle
 import pytest
 
 from onnxq.compat.options import CompatWarning
-from onnxq.errors import DataError, Location
-from onnxq.escapes import dump_json, escape_json, escape_line, escape_lines
+from onnxq.errors import DataError, Location, dump_json, escape_json, escape_line, escape_lines
 from onnxq.sites import Caution
 
 CONTROLS = [chr(k) for k in (*range(32), *range(0x7F, 0xA0), 0x061C, 0x200E, *range(0x2028, 0x202F), 0x2066, 0x2069)]

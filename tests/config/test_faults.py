@@ -8,7 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from onnxq.config import Config
-from onnxq.config.faults import Fault, list_choices, list_faults, list_models, shorten_value, suggest_key
+from onnxq.config.document import Fault, list_choices, list_faults, list_models, shorten_value, suggest_key
 from onnxq.config.rules import Rule, TensorConfig
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from onnxq.config import Command, Config, expand_names, list_options, load_config, parse_setting
-from onnxq.config.options import Option
+from onnxq.config.load import Option
 from onnxq.errors import ConfigError
 
 

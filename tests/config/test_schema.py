@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from pydantic import Field
 
 from onnxq.config import Frozen, Observer
-from onnxq.config.faults import Fault
+from onnxq.config.document import Fault
 from onnxq.config.schema import (
     Axis,
     Code,

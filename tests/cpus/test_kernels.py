@@ -45,7 +45,7 @@ def node_of(op: str, weight: tuple[int, ...], **attrs: Any) -> Any:
         [numpy_helper.from_array(np.zeros(weight, np.float32), "w")],
     )
     proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-    return GraphIndex(name_nodes(onnx.ModelProto.FromString(proto.SerializeToString()))).node("op")
+    return GraphIndex(name_nodes(onnx.ModelProto.FromString(proto.SerializeToString()))).find_node("op")
 
 
 def matrix_order(kernel: str, turned: bool, shape: tuple[int, ...]) -> SumOrder | None:

@@ -120,7 +120,7 @@ def test_the_plugin_reads_the_types_that_it_read(kind: int, io: str | None) -> N
     front, rest = find_front(name_nodes(result.model))
     index = get_index(front)
     assert rest is not None
-    assert [index.dtype(TensorId(name)) for name in "bs"] == [kind, kind]
+    assert [index.find_dtype(TensorId(name)) for name in "bs"] == [kind, kind]
     expected = TensorProto.FLOAT16 if io else kind
     assert {value.name: value.type.tensor_type.elem_type for value in front.graph.input} == {"x": expected}
     assert next(value.type.tensor_type.elem_type for value in front.graph.output if value.name == "r") == expected
@@ -156,7 +156,7 @@ def test_weights_alone_are_rounded_on_both_sides_and_checked_in_front() -> None:
     proto = with_plugins(MIDDLE, "TRT", **random_weights({"w0": (16, 16, 3, 3)}), half=np.float32(0.5))
     result = onnxq.quantize(proto, config="ort-int8-weights", overrides={"latency": False})
     index = get_index(result.model)
-    assert [getattr(index.maker(index.node(name), 1), "op_type", "") for name in ("c/Conv", "d/Conv")] == [
+    assert [getattr(index.maker(index.find_node(name), 1), "op_type", "") for name in ("c/Conv", "d/Conv")] == [
         "DequantizeLinear"
     ] * 2
     assert [check.name for check in result.report.checks] == ["a"]

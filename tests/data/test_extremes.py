@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from onnxq.config import Config
 from onnxq.data import Dataset, find_extremes, load_data
 from onnxq.graph import ValueInfo
-from onnxq.pipeline.prepared import load_state
-from onnxq.pipeline.samples import read_data
+from onnxq.pipeline.prepared import load_state, read_data
 from tests.pipeline.models import images, residual
 
 INPUT = (ValueInfo("x", 1, (None, 2)),)

@@ -8,7 +8,7 @@ from onnx import TensorProto
 
 from onnxq.emit.pairs import numpy_type, quantize_constant
 from onnxq.errors import PlanError
-from onnxq.graph.weights import TENSOR_TYPES
+from onnxq.graph.storage import TENSOR_TYPES
 from onnxq.numerics import weight_qparams
 from onnxq.plan import SitePlan
 from onnxq.sites import Role, TensorId

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from onnx import parser
 
-from onnxq.evaluation.class_scores import find_class_scores
+from onnxq.evaluation.agreement import find_class_scores
 from onnxq.graph import GraphIndex, infer_shapes, name_nodes
 
 

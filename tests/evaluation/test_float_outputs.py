@@ -12,9 +12,8 @@ import pytest
 from onnx import numpy_helper
 
 from onnxq.data import Dataset, load_data
-from onnxq.evaluation import float_outputs
-from onnxq.evaluation.compare import ModelErrors, compare_models
-from onnxq.evaluation.float_outputs import FloatOutputs, MatchedRunner, ReferenceRunner
+from onnxq.evaluation import compare
+from onnxq.evaluation.compare import FloatOutputs, MatchedRunner, ModelErrors, ReferenceRunner, compare_models
 from onnxq.evaluation.selections import name_own
 from onnxq.evaluation.trials import TrialModel, measure_each, measure_models
 from onnxq.graph import GraphIndex
@@ -61,7 +60,7 @@ def test_memory_does_not_grow_with_the_samples(runs: list[int], monkeypatch: pyt
     samples = data(proto)
     whole = [value["y"] for value in map(Session(proto, optimize=False).run, samples.samples())]
     runs.clear()
-    monkeypatch.setattr(float_outputs, "_MOST_BYTES", 70)
+    monkeypatch.setattr(compare, "_MOST_BYTES", 70)
     bounded = FloatOutputs(proto, samples)
     for _ in range(2):
         got = [bounded.run(at, feeds)["y"] for at, feeds in enumerate(samples.samples())]
@@ -94,8 +93,8 @@ def test_a_large_model_is_let_go_of_between_two_others(monkeypatch: pytest.Monke
             super().__init__(*args, **options)
 
     other = Session(model(1.1), optimize=False)
-    monkeypatch.setattr(float_outputs, "Session", Counted)
-    monkeypatch.setattr(float_outputs, "is_large_model", lambda _: large)
+    monkeypatch.setattr(compare, "Session", Counted)
+    monkeypatch.setattr(compare, "is_large_model", lambda _: large)
     floats = FloatOutputs(proto, data(proto))
     first = floats.measure(other, limit=2).results()
     gc.collect()

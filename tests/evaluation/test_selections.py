@@ -13,8 +13,7 @@ from onnx import ModelProto, numpy_helper, parser
 
 from onnxq.data import load_data
 from onnxq.evaluation.agreement import AgreementSums, ChoiceAgreement
-from onnxq.evaluation.compare import compare_models
-from onnxq.evaluation.float_outputs import FloatOutputs, MatchedRunner, ReferenceRunner
+from onnxq.evaluation.compare import FloatOutputs, MatchedRunner, ReferenceRunner, compare_models
 from onnxq.evaluation.segments import compare_segments
 from onnxq.evaluation.selections import NO_SELECTIONS, explain_missing, find_selections, name_own
 from onnxq.evaluation.toggled import measure_settings, toggle_model

@@ -18,7 +18,7 @@ import onnxq
 from onnxq.cli import cli
 from onnxq.config import Rule, TensorConfig
 from onnxq.config.commands import ProfileConfig
-from onnxq.config.faults import list_choices
+from onnxq.config.document import list_choices
 from onnxq.errors import ConfigError, PlanError
 from onnxq.evaluation.compare import compare_models
 from onnxq.evaluation.profile import KINDS, GroupCost, Profile, noise_to_db

@@ -20,8 +20,8 @@ from onnxq.config import Config, TensorConfig, load_config
 from onnxq.evaluation import toggled
 from onnxq.evaluation.accumulator import measure_error
 from onnxq.evaluation.toggled import toggle_model
-from onnxq.graph import name_nodes, stored
-from onnxq.passes.assembly.model import build_quantized
+from onnxq.graph import name_nodes, storage
+from onnxq.passes.assembly import build_quantized
 from onnxq.passes.base import RunContext
 from onnxq.pipeline.prepared import load_state
 from onnxq.runtime import Session
@@ -128,7 +128,7 @@ def test_values_of_a_large_model_lie_in_a_file(monkeypatch: pytest.MonkeyPatch) 
     models = prepare(residual()), quantize().model
     usual = toggle_model(*models)
     monkeypatch.setattr(toggled, "is_large_model", lambda _: True)
-    monkeypatch.setattr(stored, "_WORTH_SPOOLING", 1)
+    monkeypatch.setattr(storage, "_WORTH_SPOOLING", 1)
     large = toggle_model(*models)
     constants = [value for value in large.board.on.values() if value.ndim]
     assert len(constants) == 8

@@ -34,15 +34,15 @@ def nested() -> GraphIndex:
 def test_a_name_means_the_nearest_definition(nested: GraphIndex) -> None:
     assert nested.scopes == ("", "if.then_branch", "if.then_branch/deep.then_branch", "if.then_branch/deep.else_branch",
                              "if.else_branch")  # fmt: skip
-    assert nested.resolve("b", "if.then_branch") == TensorId("b", "if.then_branch")
-    assert nested.resolve("b", "if.else_branch") == TensorId("b", "if.else_branch")
-    assert nested.resolve("b", "") is None
-    assert nested.resolve("a", "if.then_branch/deep.then_branch") == TensorId("a")
-    assert nested.resolve("", "") is None
+    assert nested.resolve_tensor("b", "if.then_branch") == TensorId("b", "if.then_branch")
+    assert nested.resolve_tensor("b", "if.else_branch") == TensorId("b", "if.else_branch")
+    assert nested.resolve_tensor("b", "") is None
+    assert nested.resolve_tensor("a", "if.then_branch/deep.then_branch") == TensorId("a")
+    assert nested.resolve_tensor("", "") is None
 
 
 def test_captures_count_as_consumers(nested: GraphIndex) -> None:
-    assert nested.consumers(TensorId("a")) == (
+    assert nested.list_consumers(TensorId("a")) == (
         Edge("n1", 0, "if.then_branch/deep.then_branch"),
         Edge("n2", 1, "if.then_branch"),
         Edge("end", 1),
@@ -61,7 +61,7 @@ def test_a_body_gives_out_an_outer_tensor() -> None:
     }""")
     )
     assert index.captured(TensorId("a"))
-    assert index.consumers(TensorId("a")) == ()
+    assert index.list_consumers(TensorId("a")) == ()
 
 
 def test_bodies_come_before_their_holder_and_after_what_they_read(nested: GraphIndex) -> None:
@@ -81,15 +81,18 @@ def test_bodies_come_before_their_holder_and_after_what_they_read(nested: GraphI
 def test_every_read_is_listed_once(proto: ModelProto) -> None:
     index = GraphIndex(proto)
     found = [
-        edge for node in index.nodes for name in {*node.outputs} for edge in index.consumers(TensorId(name, node.scope))
+        edge
+        for node in index.nodes
+        for name in {*node.outputs}
+        for edge in index.list_consumers(TensorId(name, node.scope))
     ]
     outside = {v.name for v in index.inputs} | {w.name for w in proto.graph.initializer}
-    found += [edge for name in outside for edge in index.consumers(TensorId(name))]
+    found += [edge for name in outside for edge in index.list_consumers(TensorId(name))]
     reads = [Edge(node.name, k, node.scope) for node in index.nodes for k, name in enumerate(node.inputs) if name]
     assert sorted(found) == sorted(reads)
     for edge in found:
-        node = index.node(edge.node)
-        producer = index.producer(index.resolve(node.inputs[edge.index], node.scope))  # type: ignore[arg-type]
+        node = index.find_node(edge.node)
+        producer = index.find_producer(index.resolve_tensor(node.inputs[edge.index], node.scope))  # type: ignore[arg-type]
         assert producer is None or producer.order < node.order
 
 
@@ -100,7 +103,7 @@ def test_unnamed_nodes_are_refused() -> None:
 
 def test_an_unknown_node_is_an_error_with_the_nearest_name(nested: GraphIndex) -> None:
     with pytest.raises(ModelError, match="did you mean 'deep'"):
-        nested.node("depp")
+        nested.find_node("depp")
 
 
 def test_constants_of_every_kind() -> None:
@@ -121,20 +124,20 @@ def test_constants_of_every_kind() -> None:
     values = numpy_helper.from_array(np.array([5.0, 6.0], np.float32), "sparse")
     proto.graph.sparse_initializer.append(helper.make_sparse_tensor(values, indices, [2, 2]))
     index = GraphIndex(proto)
-    np.testing.assert_array_equal(index.constant(TensorId("a")), np.array([1, 2], np.float32))
-    assert index.constant(TensorId("b")) == 7
-    assert index.dtype(TensorId("b")) == TensorProto.INT64
-    assert index.constant(TensorId("s")) == b"no"
-    assert index.constant(TensorId("j")) is index.constant(TensorId("w"))
-    np.testing.assert_array_equal(index.constant(TensorId("sparse")), [[0, 5], [6, 0]])
+    np.testing.assert_array_equal(index.find_constant(TensorId("a")), np.array([1, 2], np.float32))
+    assert index.find_constant(TensorId("b")) == 7
+    assert index.find_dtype(TensorId("b")) == TensorProto.INT64
+    assert index.find_constant(TensorId("s")) == b"no"
+    assert index.find_constant(TensorId("j")) is index.find_constant(TensorId("w"))
+    np.testing.assert_array_equal(index.find_constant(TensorId("sparse")), [[0, 5], [6, 0]])
     assert not index.is_constant(TensorId("y"))
-    assert index.constant(TensorId("y")) is None
-    assert index.shape(TensorId("a")) == (2,)
+    assert index.find_constant(TensorId("y")) is None
+    assert index.find_shape(TensorId("a")) == (2,)
 
 
 def test_constants_cannot_be_written_to() -> None:
     index = GraphIndex(name_nodes(model("g (float[4] x) => (float[4] y) { y = Add(x, w) }", w=np.ones(4))))
-    array = index.constant(TensorId("w"))
+    array = index.find_constant(TensorId("w"))
     assert array is not None
     with pytest.raises(ValueError, match="read-only"):
         array[0] = 2
@@ -161,7 +164,7 @@ def test_narrow_types_are_encoded_and_decoded(dtype: int, numpy_type: type) -> N
     proto = name_nodes(model("g (float[4] x) => (float[4] y) { y = Relu(x) }"))
     values = np.array([0, 1, 7, 3, 2], np.int8)
     proto.graph.initializer.append(encode_tensor("w", values, dtype))
-    array = GraphIndex(proto).constant(TensorId("w"))
+    array = GraphIndex(proto).find_constant(TensorId("w"))
     assert array is not None
     assert array.dtype == numpy_type
     np.testing.assert_array_equal(array.astype(np.int8), values)
@@ -175,11 +178,11 @@ def test_values_that_do_not_fit_are_refused() -> None:
 def test_shapes_and_symbols() -> None:
     proto = infer_shapes(name_nodes(model("g (float[N,3,?,8] x) => (float[N,3,M,8] y) { a = Relu(x) y = Neg(a) }")))
     index = GraphIndex(proto)
-    assert index.shape(TensorId("a")) is not None
-    assert index.shape(TensorId("a"))[:2] == ("N", 3)  # type: ignore[index]
+    assert index.find_shape(TensorId("a")) is not None
+    assert index.find_shape(TensorId("a"))[:2] == ("N", 3)  # type: ignore[index]
     assert index.inputs[0].shape == ("N", 3, None, 8)
-    assert index.dtype(TensorId("nobody")) == 0
-    assert index.shape(TensorId("nobody")) is None
+    assert index.find_dtype(TensorId("nobody")) == 0
+    assert index.find_shape(TensorId("nobody")) is None
 
 
 def test_a_negative_size_is_an_unknown_one() -> None:
@@ -189,13 +192,13 @@ def test_a_negative_size_is_an_unknown_one() -> None:
 
 
 def test_attributes_are_decoded_and_bodies_left_out(nested: GraphIndex) -> None:
-    assert dict(nested.node("if").attrs) == {}
+    assert dict(nested.find_node("if").attrs) == {}
     proto = name_nodes(model("g (float[4] x) => (float[4] y) { y = LeakyRelu<alpha = 0.5>(x) }"))
     assert GraphIndex(proto).nodes[0].attrs["alpha"] == 0.5
     node = helper.make_node("Op", ["x"], ["q"], "custom", domain="d", s="text", many=[1, 2], t=proto.graph.node[0].name)
     node.attribute.append(helper.make_attribute("tensor", numpy_helper.from_array(np.arange(3))))
     proto.graph.node.append(node)
-    attrs = GraphIndex(proto).node("custom").attrs
+    attrs = GraphIndex(proto).find_node("custom").attrs
     assert (attrs["s"], attrs["many"]) == ("text", (1, 2))
     np.testing.assert_array_equal(attrs["tensor"], np.arange(3))
 

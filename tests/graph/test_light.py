@@ -26,7 +26,7 @@ from onnxq.graph import (
     save_model,
     strip_weights,
 )
-from onnxq.graph.weights import is_stub
+from onnxq.graph.storage import is_stub
 from onnxq.runtime import Session, tap_tensors
 from onnxq.sites import TensorId
 
@@ -68,7 +68,7 @@ def test_a_light_and_a_whole_model_are_the_same_bytes_and_give_the_same_answers(
         again = Session(model, optimize=optimize)
         np.testing.assert_array_equal(again.run(x)["y"], Session(proto, optimize=optimize).run(x)["y"])
     index = GraphIndex(infer_shapes(model))
-    value = index.constant(TensorId("w"))
+    value = index.find_constant(TensorId("w"))
     assert value is not None
     np.testing.assert_array_equal(value, numpy_helper.to_array(proto.graph.initializer[0]))
     assert not value.flags.writeable
@@ -106,7 +106,7 @@ def test_edits_of_a_light_model_share_its_arrays_and_leave_it_as_it_was() -> Non
     inner = edited(model)
     assert isinstance(inner, LightModel)
     assert stubs(inner) == {"w": True, "v": True, "still unread": True, "bias": False, "int8": True}
-    ours, theirs = get_index(inner).constant(TensorId("w")), get_index(model).constant(TensorId("w"))
+    ours, theirs = get_index(inner).find_constant(TensorId("w")), get_index(model).find_constant(TensorId("w"))
     assert ours is theirs
     assert attach_weights(inner) == edited(proto)
     assert attach_weights(model) == proto
@@ -116,7 +116,7 @@ def test_arrays_are_freed_with_the_last_model_or_session_that_uses_them() -> Non
     gc.disable()
     try:
         model = strip_weights(large())
-        gone, kept = (weakref.ref(get_index(model).constant(TensorId(name)).base) for name in ("unread", "w"))
+        gone, kept = (weakref.ref(get_index(model).find_constant(TensorId(name)).base) for name in ("unread", "w"))
         editor = Editor(model)
         editor.remove_initializer(TensorId("unread"))
         inner = editor.export()

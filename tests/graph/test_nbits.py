@@ -93,7 +93,7 @@ def test_reading_gives_the_pairs_again(kind: str, bits: int) -> None:
     onnx.checker.check_model(again)
     assert [node.name for node in again.graph.node] == ["w/DequantizeLinear", "m", "m2"]
     index = GraphIndex(again)
-    pair = index.node("w/DequantizeLinear")
+    pair = index.find_node("w/DequantizeLinear")
     levels, scale, zero = (np.asarray(index.input_value(pair, k)).astype(np.float32) for k in range(3))
     np.testing.assert_array_equal((levels - np.repeat(zero, 32, 0)[:K]) * np.repeat(scale, 32, 0)[:K], w.astype("f4"))
 

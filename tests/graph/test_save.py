@@ -17,7 +17,7 @@ from onnx import ModelProto, TensorProto, numpy_helper
 
 from onnxq.errors import OutputError
 from onnxq.graph import load_model, save_model
-from onnxq.graph.weights import omit_weights, restore_weights
+from onnxq.graph.storage import omit_weights, restore_weights
 from tests.graph.kit import model, models
 
 W = np.random.default_rng(0).standard_normal((4, 5000)).astype(np.float32)

@@ -23,7 +23,7 @@ def test_shapes_go_through_computed_reshapes() -> None:
         )
     )
     index = GraphIndex(infer_shapes(proto))
-    assert index.shape(TensorId("n"))[1] == 12  # type: ignore[index]
+    assert index.find_shape(TensorId("n"))[1] == 12  # type: ignore[index]
 
 
 def test_bodies_are_inferred() -> None:
@@ -31,8 +31,8 @@ def test_bodies_are_inferred() -> None:
         [i] y = If(c) <then_branch = t () => (float[M] b) { [n] a = Relu(x) [m] b = Neg(a) },
                        else_branch = e () => (float[M] b) { [o] b = Neg(x) }> }""")
     index = GraphIndex(infer_shapes(proto))
-    assert index.shape(TensorId("a", "i.then_branch")) == (4,)
-    assert index.shape(TensorId("b", "i.then_branch")) == (4,)
+    assert index.find_shape(TensorId("a", "i.then_branch")) == (4,)
+    assert index.find_shape(TensorId("b", "i.then_branch")) == (4,)
 
 
 def test_bodies_are_inferred_by_constants_around_them() -> None:
@@ -47,8 +47,8 @@ def test_bodies_are_inferred_by_constants_around_them() -> None:
     )
     result = infer_shapes(proto)
     index = GraphIndex(result)
-    assert index.shape(TensorId("b", "i.else_branch")) == (4,)
-    assert index.shape(TensorId("d", "i.then_branch/j.then_branch")) == (4,)
+    assert index.find_shape(TensorId("b", "i.else_branch")) == (4,)
+    assert index.find_shape(TensorId("d", "i.then_branch/j.then_branch")) == (4,)
     assert [tensor.name for tensor in result.graph.initializer] == ["axes"]
     assert not any(graph.initializer for scope, graph in walk_graphs(result.graph) if scope)
 
@@ -57,7 +57,7 @@ def test_the_interface_and_the_weights_stay() -> None:
     proto = name_nodes(model("g (float[N,4] x) => (float[A,B] y) { a = MatMul(x, w) y = Relu(a) }"))
     proto.graph.initializer.append(numpy_helper.from_array(np.ones((4, 2000), F), "w"))
     result = infer_shapes(proto)
-    assert GraphIndex(result).shape(TensorId("a")) == ("N", 2000)
+    assert GraphIndex(result).find_shape(TensorId("a")) == ("N", 2000)
     del result.graph.value_info[:]
     assert result == proto
 
@@ -79,7 +79,7 @@ def test_over_two_gigabytes_without_their_bytes() -> None:
     tensor = proto.graph.initializer.add(name="w", data_type=TensorProto.FLOAT, dims=[4, 2**28])
     tensor.data_location = TensorProto.EXTERNAL
     tensor.external_data.add(key="location", value="elsewhere")
-    assert GraphIndex(infer_shapes(proto)).shape(TensorId("a")) == ("N", 2**28)
+    assert GraphIndex(infer_shapes(proto)).find_shape(TensorId("a")) == ("N", 2**28)
 
 
 def test_helper_types_do_not_disturb() -> None:
@@ -87,5 +87,5 @@ def test_helper_types_do_not_disturb() -> None:
     proto.graph.value_info.append(helper.make_tensor_sequence_value_info("s", TensorProto.FLOAT, [4]))
     proto.graph.node.append(helper.make_node("SequenceConstruct", ["x"], ["s"], "s"))
     index = GraphIndex(infer_shapes(proto))
-    assert index.dtype(TensorId("s")) == 0
-    assert index.shape(TensorId("s")) is None
+    assert index.find_dtype(TensorId("s")) == 0
+    assert index.find_shape(TensorId("s")) is None

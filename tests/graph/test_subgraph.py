@@ -94,7 +94,7 @@ def find_needed(cutter: Cutter[Any], wanted: set[str], given: set[str]) -> list[
     """The nodes that tensors are computed from, where others are given."""
     found, waiting = set(), list(wanted)
     while waiting:
-        name = cutter.producer(waiting.pop())
+        name = cutter.find_producer(waiting.pop())
         if name is not None and name not in found:
             found.add(name)
             waiting += [tensor for tensor in list_reads(cutter.nodes[name]) if tensor not in given]
@@ -159,7 +159,7 @@ def test_only_what_is_read_goes_along() -> None:
     assert not branch.functions
     assert cutter.list_inputs(["d/If"]) == ["c", "b"]
     assert cutter.list_sources("d/If") == ["b/Relu", "b/Relu"]
-    assert cutter.producer("two") is None
+    assert cutter.find_producer("two") is None
 
 
 def test_nodes_that_compute_constants_go_with_their_readers() -> None:
@@ -203,7 +203,7 @@ def test_sparse_weights_and_declared_types_are_kept() -> None:
     names = find_needed(cutter, {"y"}, {"d"})
     cut = cutter.cut(names, [declare(n, values(True)) for n in cutter.list_inputs(names)], [typed.graph.output[0]])
     assert {value.name for value in cut.graph.value_info} >= {"a", "b", "l"}
-    assert GraphIndex(cut).shape(TensorId("a")) == ("N", WIDTH)
+    assert GraphIndex(cut).find_shape(TensorId("a")) == ("N", WIDTH)
 
 
 def test_an_optional_input_stays_one() -> None:

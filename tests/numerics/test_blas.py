@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from threadpoolctl import ThreadpoolController
 
-from onnxq.numerics.threads import _find_libraries, use_all_blas_threads, use_one_blas_thread
+from onnxq.numerics.machine import _find_libraries, use_all_blas_threads, use_one_blas_thread
 
 
 def threads() -> set[int]:

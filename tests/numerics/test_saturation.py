@@ -23,7 +23,7 @@ from onnxq.numerics import (
     quantize_weight,
     weight_qparams,
 )
-from onnxq.numerics.saturation import MOST
+from onnxq.numerics.weights import MOST
 from onnxq.spec import PerChannel, PerTensor, QuantSpec
 from tests.numerics.reference import multiply_saturating
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from onnxq.numerics.threads import map_in_threads
+from onnxq.numerics.machine import map_in_threads
 
 
 @given(items=st.lists(st.integers()), threads=st.integers(0, 4))

@@ -16,7 +16,7 @@ import onnxq
 from onnxq.backends import find_target
 from onnxq.cli import cli
 from onnxq.config import Config, ImageConfig, RuleSet, list_presets
-from onnxq.config.faults import list_models
+from onnxq.config.document import list_models
 from onnxq.passes.registry import SKIPPABLE
 
 if sys.version_info >= (3, 11):

@@ -179,9 +179,9 @@ def prepared(model: ModelProto) -> ModelProto:
 def constant(model: ModelProto, node: str, k: int) -> Array:
     """The constant input k of a node."""
     index = GraphIndex(model)
-    ref = index.node(node)
-    tensor = index.resolve(ref.inputs[k], ref.scope)
+    ref = index.find_node(node)
+    tensor = index.resolve_tensor(ref.inputs[k], ref.scope)
     assert tensor is not None
-    value = index.constant(tensor)
+    value = index.find_constant(tensor)
     assert value is not None
     return value

@@ -14,11 +14,10 @@ from onnxq.data import Dataset, load_data
 from onnxq.evaluation.compare import ModelErrors
 from onnxq.graph import GraphIndex
 from onnxq.passes import judging
-from onnxq.passes.assembly.model import build_quantized
+from onnxq.passes.assembly import build_quantized
 from onnxq.passes.judging import Evaluator, SampleSets, ignore_rounding
-from onnxq.pipeline.prepared import load_state
+from onnxq.pipeline.prepared import load_state, read_data
 from onnxq.pipeline.quantize_model import draft_placement
-from onnxq.pipeline.samples import read_data
 from onnxq.plan import Plan
 from onnxq.runtime import Session
 from onnxq.sites import Role

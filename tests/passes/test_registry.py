@@ -12,12 +12,11 @@ import pytest
 import onnxq
 from onnxq.config import Config, load_config
 from onnxq.errors import ConfigError
-from onnxq.passes.base import Stage
+from onnxq.passes.base import Stage, run_stage
 from onnxq.passes.registry import PASSES, SKIPPABLE, check_skip
 from onnxq.passes.rounding.gptq_core import round_with_feedback, round_within_sums
 from onnxq.passes.rounding.low_bit_core import round_low_bit
 from onnxq.passes.rounding.passes import round_weights
-from onnxq.passes.runner import run_stage
 from onnxq.pipeline import quantize_model
 from tests.pipeline.models import images, residual
 

@@ -14,11 +14,10 @@ import pytest
 from onnxq.config import Config
 from onnxq.data import load_data
 from onnxq.graph import GraphIndex
-from onnxq.passes.base import Pass, RunContext, Stage
+from onnxq.passes.base import Pass, RunContext, Stage, run_pass, run_stage
 from onnxq.passes.journal import Outcome, PassReport, Shortage, Shortened
 from onnxq.passes.judging import THRESHOLDS, Threshold, Trial
 from onnxq.passes.registry import PASSES
-from onnxq.passes.runner import run_pass, run_stage
 from onnxq.passes.state import FloatState, Note
 from onnxq.passes.time_budget import TimeBudget, Timers
 from onnxq.progress import Task, silent

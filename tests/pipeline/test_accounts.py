@@ -9,7 +9,7 @@ import pytest
 import onnxq
 from onnxq.commands.results import show
 from onnxq.config import Config
-from onnxq.passes.equalization import trial
+from onnxq.passes.equalization import passes
 from onnxq.passes.registry import PASSES
 from onnxq.report.terminal import TextView
 from tests.pipeline.models import EVERYTHING, images, residual
@@ -36,7 +36,7 @@ def test_every_pass_has_a_line_and_none_has_two() -> None:
 
 def test_a_rollback_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     scores = iter([30.0, 20.0, 30.0, 30.0, 30.0])
-    monkeypatch.setattr(trial, "_score", lambda *_: next(scores))
+    monkeypatch.setattr(passes, "_score", lambda *_: next(scores))
     text = shown(onnxq.quantize(residual(), images(24), BALANCED, overrides={"latency": False}))
     assert "cross_layer_equalization: rolled back: 30.0 to 20.0 dB in a trial" in text
 

@@ -14,13 +14,12 @@ from onnx import TensorProto, helper, numpy_helper
 import onnxq
 from onnxq.errors import ModelError
 from onnxq.evaluation.segments import compare_segments, cut_segments
-from onnxq.graph import get_index, light, load, load_model, name_nodes, stored
-from onnxq.graph.stored import Spool, StoredArray
+from onnxq.graph import get_index, light, load, load_model, name_nodes, storage
+from onnxq.graph.storage import Spool, StoredArray, is_stub
 from onnxq.graph.subgraph import Cutter
-from onnxq.graph.weights import is_stub
 from onnxq.passes.equalization import smoothquant
+from onnxq.passes.patterns import View
 from onnxq.passes.rounding import sequential
-from onnxq.passes.view import View
 
 WIDTH, LAYERS = 128, 4
 
@@ -30,7 +29,7 @@ def small_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every model is a large one."""
     monkeypatch.setattr(load, "_WORTH_MAPPING", 1)
     monkeypatch.setattr(light, "LARGE_BYTES", 1 << 16)
-    monkeypatch.setattr(stored, "_WORTH_SPOOLING", 1 << 10)
+    monkeypatch.setattr(storage, "_WORTH_SPOOLING", 1 << 10)
 
 
 def make_model(path: Path, *, external: bool, outlier: float = 1.0, layers: int = LAYERS) -> Path:
@@ -93,8 +92,10 @@ def test_large_weights_stay_in_their_files(tmp_path: Path, small_limits: None) -
         path.with_name(path.name + "_data").unlink(missing_ok=True)
         path.unlink()
         mine, other = get_index(name_nodes(model.light)), get_index(name_nodes(whole.proto))
-        for tensor in (tensor for node in other.nodes for k in (1,) if (tensor := other.input(node, k)) is not None):
-            np.testing.assert_array_equal(mine.constant(tensor), other.constant(tensor))
+        for tensor in (
+            tensor for node in other.nodes for k in (1,) if (tensor := other.find_input(node, k)) is not None
+        ):
+            np.testing.assert_array_equal(mine.find_constant(tensor), other.find_constant(tensor))
 
 
 def test_smoothing_holds_one_weight_at_a_time(tmp_path: Path, small_limits: None) -> None:
@@ -111,8 +112,8 @@ def test_smoothing_holds_one_weight_at_a_time(tmp_path: Path, small_limits: None
     # In float64 one weight has 131 kB, and all have 3 MB; the graph itself takes some.
     assert peak < 12 * 8 * WIDTH**2
     index = get_index(after)
-    (weight,) = (index.constant(one) for node in index.nodes if node.name == "matmul3"
-                 and (one := index.input(node, 1)) is not None)  # fmt: skip
+    (weight,) = (index.find_constant(one) for node in index.nodes if node.name == "matmul3"
+                 and (one := index.find_input(node, 1)) is not None)  # fmt: skip
     before = numpy_helper.to_array(onnx.load(tmp_path / "model.onnx").graph.initializer[6])
     np.testing.assert_array_equal(weight, 2 * before)
 

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from onnx import parser
 
 from onnxq.config import load_config
-from onnxq.pipeline.prepared import load_state
-from onnxq.pipeline.samples import read_data
+from onnxq.pipeline.prepared import load_state, read_data
 
 
 def _model() -> onnx.ModelProto:

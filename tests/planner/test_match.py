@@ -92,9 +92,9 @@ def test_biases_and_float_nodes_go_by_node() -> None:
     again, _ = renamed(net(), 3)
     found = fitted(held, again)
     index = get_index(again)
-    assert index.node(found.biases[0].edge.node).op_type == "Conv"
-    assert index.node(found.biases[0].edge.node).inputs[0] == "x"
-    assert index.node(found.float_nodes[0]).scope.endswith("then_branch")
+    assert index.find_node(found.biases[0].edge.node).op_type == "Conv"
+    assert index.find_node(found.biases[0].edge.node).inputs[0] == "x"
+    assert index.find_node(found.float_nodes[0]).scope.endswith("then_branch")
 
 
 def other_weights() -> onnx.ModelProto:

@@ -90,11 +90,11 @@ def test_weights_biases_and_data_are_named_by_their_edges() -> None:
     assert ops.list_roles(first) == [(Role.ACTIVATION, TensorId("x")), (Role.WEIGHT, TensorId("w"))]
     assert ops.list_roles(add) == [(Role.ACTIVATION, TensorId("a")), (Role.ACTIVATION, TensorId("x"))]
     # x is data of the first and of the Add; w is nobody's activation.
-    assert [(edge.node, op and op.name) for edge, op in ops.consumers(TensorId("x"))] == [
+    assert [(edge.node, op and op.name) for edge, op in ops.list_consumers(TensorId("x"))] == [
         ("a", "a"),
         ("s", "s"),
     ]
-    assert [op for _, op in ops.consumers(TensorId("w"))] == [None, None]
+    assert [op for _, op in ops.list_consumers(TensorId("w"))] == [None, None]
 
 
 def test_rules_may_choose_the_inputs_and_the_end() -> None:

@@ -16,7 +16,7 @@ import onnxq
 from onnxq.config import Config, Rule, TensorConfig
 from onnxq.errors import PlanError
 from onnxq.numerics import find_saturating_sums
-from onnxq.passes.assembly.model import build_quantized
+from onnxq.passes.assembly import build_quantized
 from onnxq.pipeline.prepared import load_state
 from onnxq.plan import Plan, from_json, to_json
 from onnxq.sites import Role

@@ -10,7 +10,7 @@ import pytest
 from rich.console import Group
 
 from onnxq.annotate import WeightSums
-from onnxq.engines.saturation.measure import Cost, NodeCost, OutputCost
+from onnxq.engines.saturation.measure import NodeCost, OutputCost, SaturationCost
 from onnxq.passes.journal import Outcome, PassReport, Shortage, Shortened
 from onnxq.report.sentences import (
     describe_pass,
@@ -37,7 +37,7 @@ FIRST = WeightSums(
 )
 EXACT = replace(FIRST, node="Gemm_9", op="Gemm", weight="fc.weight", exact="its data are at most 127")
 SAFE = replace(FIRST, node="Conv_2", weight="w2", rows=0, sums=0)
-COST = Cost(
+COST = SaturationCost(
     data="8 samples",
     samples=8,
     nodes=(NodeCost(node=FIRST.node, saturated=25, sums=20_000),),
@@ -67,7 +67,7 @@ Conv_2
 """
 
 
-def table(weights: list[WeightSums], cost: Cost | None, **view: Any) -> str:
+def table(weights: list[WeightSums], cost: SaturationCost | None, **view: Any) -> str:
     return printed(Group(*make_sums_tables(weights, cost, TextView(**view))))
 
 

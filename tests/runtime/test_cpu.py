@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from onnxq.numerics.machine import classify_cpu
 from onnxq.runtime import CPU_KINDS, detect_cpu
-from onnxq.runtime.machine import classify_cpu
 
 
 def cpuinfo(*cores: str) -> str:

@@ -11,7 +11,7 @@ import pytest
 
 from onnxq.errors import ModelError
 from onnxq.graph import attach_weights, strip_weights
-from onnxq.graph.stored import StoredArray, open_data
+from onnxq.graph.storage import StoredArray, open_data
 from onnxq.runtime.crew import Crew, SharedArray, hash_array, hash_model, open_array, open_model, read_feeds
 from onnxq.workers.processes import ProcessWorkers
 from tests.pipeline.models import residual

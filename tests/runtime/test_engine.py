@@ -11,7 +11,7 @@ import onnxruntime
 import pytest
 
 from onnxq.errors import MissingDependencyError
-from onnxq.runtime.engine import import_onnxruntime, list_faults, make_session_options
+from onnxq.runtime.session import import_onnxruntime, list_faults, make_session_options
 
 LEVEL = onnxruntime.GraphOptimizationLevel
 

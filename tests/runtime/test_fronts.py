@@ -54,7 +54,7 @@ def test_all_that_does_not_depend_on_the_operator_is_in_front(domain: str) -> No
     assert [value.name for value in front.graph.output] == ["a", "z", "m"]
     # The new output is declared as onnx infers it.
     index = get_index(front)
-    assert (index.dtype(TensorId("m")), index.shape(TensorId("m"))) == (TensorProto.FLOAT, ("N", 4))
+    assert (index.find_dtype(TensorId("m")), index.find_shape(TensorId("m"))) == (TensorProto.FLOAT, ("N", 4))
     whole = rest.join(front)
     check_structure(whole.proto, "the whole")
     assert list(whole.graph.output) == list(model.graph.output)
@@ -94,7 +94,7 @@ def test_what_onnx_infers_nothing_of_has_the_type_that_onnx_runtime_tells() -> N
     proto.opset_import.append(helper.make_opsetid("com.microsoft", 1))
     front, rest = find_front(strip_weights(proto))
     assert rest is not None
-    assert get_index(front).dtype(TensorId("b")) == TensorProto.FLOAT
+    assert get_index(front).find_dtype(TensorId("b")) == TensorProto.FLOAT
 
 
 def test_with_no_node_in_front_the_operator_is_named() -> None:

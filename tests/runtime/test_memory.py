@@ -8,7 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from onnxq.runtime import machine, trim_memory
+from onnxq.numerics import machine
+from onnxq.runtime import trim_memory
 
 
 @pytest.fixture(autouse=True)

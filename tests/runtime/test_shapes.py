@@ -9,7 +9,7 @@ from onnx import numpy_helper, parser
 
 from onnxq.graph import get_index, strip_weights
 from onnxq.runtime import Session, ShapeProbe, Shapes, observe_shapes
-from onnxq.runtime.shapes import list_float_tensors
+from onnxq.runtime.tap import list_float_tensors
 from onnxq.sites import TensorId
 
 

@@ -235,7 +235,7 @@ def engine_marks(config: Config) -> dict[str, set[tuple[Role, Mark]]]:
             continue
         if site.role is Role.WEIGHT:
             made = (Role.WEIGHT, mark(read_constant(index, site.site)))
-            owner = owners[index.node((site.consumers or ())[0].node).outputs[0]]
+            owner = owners[index.find_node((site.consumers or ())[0].node).outputs[0]]
         else:
             assert isinstance(site.site, TensorId)
             made, owner = (Role.ACTIVATION, mark(values[site.site.name])), owners[site.site.name]

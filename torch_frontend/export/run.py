@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from copy import deepcopy
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from torch import nn
 
 import onnxq
 from onnxq.annotate import find_pairs, write_bits
-from onnxq.config import DEFAULT_TARGET
+from onnxq.config import DEFAULT_TARGET, Config
 from onnxq.errors import ModelError, OutputError
 from onnxq.files import ScratchFolder, check_outputs, is_stream, write_text
 from onnxq.graph import GraphIndex, save_model
@@ -34,10 +33,23 @@ from torch_frontend.export.graph import (
     order_inputs,
     prepare_markers,
 )
-from torch_frontend.quant_model import QuantModel, State
-from torch_frontend.quant_model.bn_tuning import fold_trained
 from torch_frontend.quantizers import Quantizer
 from torch_frontend.tracing.modules import as_inputs
+
+
+class Exportable(nn.Module):
+    """A module that wraps the one to export and knows its target and mode, such as the `QuantModel` above this room."""
+
+    quant_config: Config
+    model: nn.Module
+
+    def begin_export(self) -> nn.Module:
+        """The module to export. Raises PlanError where it is not ready."""
+        raise NotImplementedError
+
+    def mark_exported(self) -> None:
+        """Called after the files are written."""
+        raise NotImplementedError
 
 
 def write_all(models: dict[Path, onnx.ModelProto], texts: dict[Path, str], *, overwrite: bool) -> tuple[Path, ...]:
@@ -171,7 +183,7 @@ def to_onnx(
         )
     sites = [quantizer.site for quantizer in quantizers]
     # As in training, so that the file has the integers that were trained.
-    saturation = model.quant_config.saturation if isinstance(model, QuantModel) else "avoid"
+    saturation = model.quant_config.saturation if isinstance(model, Exportable) else "avoid"
     marked = onnxq.strip_markers(proto, target=wanted, mode=mode, quantizers=sites, name=name, saturation=saturation)
     plan = warn_of_moved_weights(marked, quantizers)
     # The same emitter as for ONNX files, so that trained and calibrated models cannot differ in form.
@@ -209,26 +221,18 @@ def export_onnx(
     marked = {path: write_bits(done.model, find_pairs(done.model), bits_attribute=True) for path in extra}
     models = {bare: done.float_model, whole: done.model, **marked}
     files = write_all(models, {plan: to_json(done.plan)}, overwrite=overwrite)
-    if isinstance(model, QuantModel):
+    inner = model
+    if isinstance(model, Exportable):
         model.mark_exported()
-    inner = model.model if isinstance(model, QuantModel) else model
+        inner = model.model
     return replace(done, files=files, check=check_export(inner, whole, example_inputs) if check else None)
 
 
 def _begin_export(model: nn.Module, target: str | None) -> tuple[nn.Module, str, str]:
     """(module to export, target, mode). Raises PlanError for a QuantModel that is not calibrated."""
-    if not isinstance(model, QuantModel):
+    if not isinstance(model, Exportable):
         return model, target or DEFAULT_TARGET, "static"
-    model.begin_export()
-    # calc_qparams leaves everything off.
-    if model.state is State.CALIBRATED:
-        model.set_quant()
-    inner = model.model
-    # Engines have one kernel for a layer and its batch norm. Folded in a copy: the model itself does not change.
-    if not model.quant_config.torch.fuse_bn and model.state not in (State.FROZEN, State.EXPORTED):
-        inner = deepcopy(inner)
-        fold_trained(inner)
-    return inner, target or model.quant_config.target, model.quant_config.mode
+    return model.begin_export(), target or model.quant_config.target, model.quant_config.mode
 
 
 def _check_types(model: nn.Module) -> None:

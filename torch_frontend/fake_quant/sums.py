@@ -1,6 +1,6 @@
 """Fake quantization of weights that keep the 16-bit sums of kernels: `onnxq.numerics.fake_quant_weight` with gradients.
 
-`onnxq.numerics.saturation` defines the sums. With g the gradient of y, where two neighbours overflow theirs:
+`onnxq.numerics.weights` defines the sums. With g the gradient of y, where two neighbours overflow theirs:
 
     (q0, q1) = the integers nearest to (x0 / s + z, x1 / s + z) with |q0 + q1| <= 128, none larger than it was
     y = (q - z) s        dx = g        ds = 64 g above 128, -64 g below -128
@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from onnxq.numerics.saturation import MOST, SumOrder
+from onnxq.numerics.weights import MOST, SumOrder
 from torch_frontend.fake_quant import reference
 from torch_frontend.fake_quant.grid import Grid
 

@@ -14,7 +14,7 @@ from torch import Tensor, fx, nn
 from onnxq.arrays import Array
 from onnxq.config import MultiInput
 from onnxq.graph import Graph, NodeRef, ValueInfo
-from onnxq.sites import Edge, Edges, TensorId, Unquantized
+from onnxq.sites import Edge, Edges, Names, TensorId, Unquantized
 from torch_frontend.qmodules import Op
 from torch_frontend.tracing.modules import name_arguments
 from torch_frontend.tracing.names import CallName, is_constant, is_plain
@@ -140,7 +140,7 @@ class CallGraph(Graph):
 
     inputs: tuple[ValueInfo, ...] = ()
     # A trace has followed one way through all control flow, so there are no bodies.
-    scopes: tuple[str, ...] = ("",)
+    scopes: Names = ("",)
     outputs: set[str] = field(default_factory=set)
     constants: dict[str, Tensor] = field(default_factory=dict)
     shapes: dict[TensorId, tuple[int, ...]] = field(default_factory=dict)
@@ -192,19 +192,19 @@ class CallGraph(Graph):
         """All nodes in the order in which they run."""
         return tuple(self._by_name.values())
 
-    def node(self, name: str) -> CallNode:
+    def find_node(self, name: str) -> CallNode:
         """The node of this name."""
         return self._by_name[name]
 
-    def resolve(self, tensor: str, scope: str) -> TensorId | None:
+    def resolve_tensor(self, tensor: str, scope: str) -> TensorId | None:
         """The tensor of this name; there is one scope."""
         return TensorId(tensor) if tensor else None
 
-    def producer(self, t: TensorId | None) -> CallNode | None:
+    def find_producer(self, t: TensorId | None) -> CallNode | None:
         """The node that makes the tensor."""
         return None if t is None else self._producers.get(t.name)
 
-    def consumers(self, t: TensorId | None) -> Edges:
+    def list_consumers(self, t: TensorId | None) -> Edges:
         """Every node input that reads the tensor."""
         return () if t is None else tuple(self._consumers.get(t.name, ()))
 
@@ -216,17 +216,17 @@ class CallGraph(Graph):
         """True for parameters and tensors computed from them alone."""
         return t is not None and t.name in self.constants
 
-    def constant(self, t: TensorId | None) -> Array | None:
+    def find_constant(self, t: TensorId | None) -> Array | None:
         """The value of a constant."""
         value = None if t is None else self.constants.get(t.name)
         # Engines' rules look at values, not at the type and device that training takes.
         return None if value is None else np.asarray(value.detach().float().cpu())
 
-    def shape(self, t: TensorId | None) -> tuple[int | str | None, ...] | None:
+    def find_shape(self, t: TensorId | None) -> tuple[int | str | None, ...] | None:
         """The shape of a constant; of computed tensors an example shows it, which is given beside the graph."""
         value = None if t is None else self.constants.get(t.name)
         return None if value is None else tuple(value.shape)
 
-    def dtype(self, t: TensorId | None) -> int:
+    def find_dtype(self, t: TensorId | None) -> int:
         """int64 for integers; float32, which engines compute in, for any other type that may be one."""
         return TensorProto.INT64 if t is not None and t.name in self.integers else TensorProto.FLOAT

@@ -156,7 +156,7 @@ class _Lowering:
         elif node.op == "placeholder":
             tensor = self._name_tensor(node)
             if not self.alone:
-                info = ValueInfo(tensor, self.graph.dtype(TensorId(tensor)), None)
+                info = ValueInfo(tensor, self.graph.find_dtype(TensorId(tensor)), None)
                 self.graph.inputs = (*self.graph.inputs, info)
         elif is_constant(node) or is_plain(node) or node in self.tensors:
             return

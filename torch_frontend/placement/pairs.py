@@ -44,7 +44,7 @@ def list_products(graph: CallGraph, placement: Placement, reasons: Iterable[Unqu
     weights, data = set(), set()
     for site in placement.sites:
         found = weights if site.role is Role.WEIGHT else data
-        found |= {edge.node for edge in site.consumers or graph.consumers(site.quantized_tensor)}
+        found |= {edge.node for edge in site.consumers or graph.list_consumers(site.quantized_tensor)}
     calls: dict[str, list[CallNode]] = {}
     for node in graph.nodes:
         if node.op.name in GROUPS["products"] or node.function in GROUPS["product_functions"]:
@@ -237,7 +237,7 @@ def _find_engine_data(graph: CallGraph, placement: Placement, problem: Placement
 
 def _find_sums(graph: CallGraph, edge: Edge, weight: CallWeight, problem: PlacementProblem) -> Sums | None:
     """The 16-bit sums in which a kernel of the target adds this weight's products with quantized data."""
-    op, shape = problem.ops.by_name[edge.node], graph.constants[graph.node(edge.node).inputs[edge.index]].shape
+    op, shape = problem.ops.by_name[edge.node], graph.constants[graph.find_node(edge.node).inputs[edge.index]].shape
     order = problem.engine.sum_order(op.node, tuple(shape))
     if order is None or not op.data or problem.config.saturation == "allow":
         return None

@@ -10,7 +10,7 @@ from onnxq.config import Config, MultiInput, suggest_names
 from onnxq.errors import ConfigError
 from onnxq.graph import NodeRef
 from onnxq.planner.requests import Requests
-from onnxq.sites import Unquantized
+from onnxq.sites import Names, Unquantized
 from torch_frontend.placement.graph import read_call
 from torch_frontend.qmodules import list_op_names
 
@@ -119,7 +119,7 @@ def front_end_target(config: Config) -> FrontEndTarget:
 class CallRequests(Requests):
     """Requests for calls: rules name modules by path, and operators in torch's words or in ONNX's."""
 
-    def list_words(self, node: NodeRef) -> tuple[str, tuple[str, ...]]:
+    def list_words(self, node: NodeRef) -> tuple[str, Names]:
         """The module's path; the operator in both."""
         # One file of rules serves the module and its export.
         call = read_call(node)

@@ -16,6 +16,7 @@ from torch.nn.utils import parametrize
 from onnxq.config.document import parse_yaml
 from onnxq.errors import ConfigError
 from onnxq.nearest import suggest_names
+from onnxq.sites import Names
 from torch_frontend.qmodules import calls
 
 
@@ -56,7 +57,7 @@ class Registration:
     """
 
     op: Op
-    params: tuple[str, ...] = ()
+    params: Names = ()
     data: tuple[str, ...] = ()
     qmodule: type[nn.Module] | None = None
 
@@ -77,7 +78,7 @@ FUNCTION_NODES: Mapping[str, str] = _DATA["nodes"]
 
 
 def register_targets(
-    *targets: Target, op: str | Op, params: tuple[str, ...] = (), qmodule: type[nn.Module] | None = None
+    *targets: Target, op: str | Op, params: Names = (), qmodule: type[nn.Module] | None = None
 ) -> None:
     """Register module classes, functions or tensor methods (by name) for an operator; replaces earlier registrations.
 
@@ -90,7 +91,7 @@ def register_targets(
     _ENTRIES.update(dict.fromkeys(targets, Registration(known, params, data, qmodule)))
 
 
-def register_qmodule(*targets: Target, op: str | Op, params: tuple[str, ...] = ()) -> Callable[[_Made], _Made]:
+def register_qmodule(*targets: Target, op: str | Op, params: Names = ()) -> Callable[[_Made], _Made]:
     """Class decorator: the class replaces these modules, functions or tensor methods (given by name).
 
     For a module class it must be a subclass of it: modules are converted by changing their class, which keeps
@@ -130,7 +131,7 @@ def find_layer(module: nn.Module) -> Registration | None:
     return find_entry(type(module)) or _ENTRIES.get(f"{type(module).__module__}.{type(module).__qualname__}")
 
 
-def list_op_names() -> tuple[str, ...]:
+def list_op_names() -> Names:
     """Names of all operators, for rules and `multi_input`; sorted."""
     return tuple(sorted({entry.op.name for entry in _ENTRIES.values()} | set(OPS)))
 

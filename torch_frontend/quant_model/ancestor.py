@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from importlib import import_module
 from inspect import signature
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from onnxq.backends import list_backends
 from onnxq.errors import ConfigError, PlanError
 from onnxq.nearest import suggest_names
 from onnxq.sites import Role
+from torch_frontend.export.run import export_onnx
 from torch_frontend.quant_model.state import State
 from torch_frontend.quantizers import Quantizer
 from torch_frontend.quantizers.base import warn_renamed
@@ -103,9 +103,7 @@ class AncestorNames:
         """
         warn_renamed("QuantModel.export_onnx(…)", "torch_frontend.export.export_onnx(model, path, inputs)")
         shapes = _read_axes(self, dummy_data, dynamic_axes or {}, input_names, output_names or ())
-        # By name: the room of exports stands above this one.
-        export: Any = import_module("torch_frontend.export").export_onnx
-        return export(
+        return export_onnx(
             self,
             name,
             dummy_data,

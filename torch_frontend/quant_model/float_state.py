@@ -13,6 +13,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from onnxq.sites import Names
 from torch_frontend.quantizers import Quantizer
 from torch_frontend.tracing.batch_norms import Folded, fold_tensors
 
@@ -29,7 +30,7 @@ class PartialStateWarning(UserWarning):
 class _Refold:
     """A batch norm folded into a layer. names: tensor of `Folded` -> its names in the float model."""
 
-    names: Mapping[str, tuple[str, ...]]
+    names: Mapping[str, Names]
     eps: float
 
 
@@ -42,10 +43,10 @@ class FloatNames:
     """
 
     names: frozenset[str] = frozenset()
-    places: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    places: dict[str, Names] = field(default_factory=dict)
     folds: dict[str, _Refold] = field(default_factory=dict)
 
-    def note_folds(self, converted: nn.Module, known: Mapping[int, tuple[str, ...]]) -> None:
+    def note_folds(self, converted: nn.Module, known: Mapping[int, Names]) -> None:
         """Record the layers that hold a batch norm since the last call. known: id of a tensor -> its float names."""
         for path, layer in converted.named_modules():
             folded = layer.__dict__.pop("folded", None)
@@ -59,7 +60,7 @@ class FloatNames:
     def _is_folded(self, own: str) -> bool:
         return own.rpartition(".")[0] in self.folds
 
-    def find_own(self, converted: nn.Module) -> dict[int, tuple[str, ...]]:
+    def find_own(self, converted: nn.Module) -> dict[int, Names]:
         """Id of each tensor of the converted module -> its float names."""
         tensors = _read_tensors(converted)
         return {id(tensor): self.places[own] for own, tensor in tensors.items() if own in self.places}

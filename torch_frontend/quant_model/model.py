@@ -6,6 +6,7 @@ import json
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,8 @@ from torch import Tensor, fx, nn
 from onnxq.backends import load_config
 from onnxq.config import Config
 from onnxq.errors import ConfigError, PlanError
-from onnxq.sites import LeftFloat, Refusals, Role
+from onnxq.sites import LeftFloat, Names, Refusals, Role
+from torch_frontend.export.run import Exportable
 from torch_frontend.placement.pairs import Decision, Product
 from torch_frontend.qmodules import WeightQuantized, copy_with_tensors
 from torch_frontend.quant_model import bn_tuning, calibrate, profile
@@ -30,7 +32,7 @@ from torch_frontend.tracing.tracer import GraphOrigin
 from torch_frontend.tracing.values import compute_constant, has_shapes, is_float, record_shapes
 
 
-class QuantModel(AncestorNames, nn.Module):
+class QuantModel(AncestorNames, Exportable):
     """A quantized, trainable copy of a float module.
 
     model: the float module; it does not change. config: as for the engine: a preset's name, a YAML file, a mapping of
@@ -225,10 +227,19 @@ class QuantModel(AncestorNames, nn.Module):
         calibrate.check_qparams(self.quantizers.values())
         return self
 
-    def begin_export(self) -> None:
-        """Raise PlanError before calibration, CalibrationError for qparams that cannot be exported."""
+    def begin_export(self) -> nn.Module:
+        """The module to export. Raises PlanError before calibration, CalibrationError for qparams of no use."""
         check_step("export", self.state)
         self.check()
+        # calc_qparams leaves everything off.
+        if self.state is State.CALIBRATED:
+            self.set_quant()
+        if self.quant_config.torch.fuse_bn or self.state in (State.FROZEN, State.EXPORTED):
+            return self.model
+        # Engines have one kernel for a layer and its batch norm. Folded in a copy: the model itself does not change.
+        inner = deepcopy(self.model)
+        bn_tuning.fold_trained(inner)
+        return inner
 
     def mark_exported(self) -> None:
         """Set the last state, after the file is written."""
@@ -236,11 +247,11 @@ class QuantModel(AncestorNames, nn.Module):
 
     # -- switches ----------------------------------------------------------------------------------------------
 
-    def disable(self, pattern: str, reason: str = "") -> tuple[str, ...]:
+    def disable(self, pattern: str, reason: str = "") -> Names:
         """Keep the matching sites float whatever the switches say; return them."""
         return tuple(q.site for q in disable_sites(self.quantizers, pattern, reason))
 
-    def enable(self, pattern: str, *, force: bool = False) -> tuple[str, ...]:
+    def enable(self, pattern: str, *, force: bool = False) -> Names:
         """Undo `disable` for the matching sites, with `force` also decisions of passes; return them."""
         return tuple(q.site for q in enable_sites(self.quantizers, pattern, force=force))
 

@@ -9,11 +9,10 @@ from contextlib import ExitStack
 from functools import partial
 from typing import Any, Literal
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, fx, nn
 
+from onnxq.arrays import Array64
 from onnxq.errors import ConfigError, DataError, PlanError
 from onnxq.evaluation.accumulator import ErrorAccumulator
 from onnxq.nearest import suggest_names
@@ -21,8 +20,7 @@ from torch_frontend.quantizers import Quantizer, override_switches, quantizers_o
 from torch_frontend.tracing.modules import Inputs, as_inputs, find_module
 from torch_frontend.tracing.values import bind_inputs, use_eval_mode
 
-Array = NDArray[np.float64]
-Metric = Callable[[Array, Array], float]
+Metric = Callable[[Array64, Array64], float]
 # Of error sums, and the number of elements that they are of.
 METRICS: Mapping[str, Callable[[ErrorAccumulator, int], float]] = {
     "sqnr": lambda sums, _: sums.result().sqnr_db,

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from onnxq.errors import CalibrationError
-from onnxq.sites import Role
+from onnxq.sites import Names, Role
 from torch_frontend.fake_quant.sums import keep_soft_sums, keep_sums
 from torch_frontend.quantizers.base import Option, Quantizer
 from torch_frontend.quantizers.registry import register_quantizer
@@ -44,7 +44,7 @@ class AdaRound(Quantizer):
     # The paper's stretch of the sigmoid, which lets h reach exactly 0 and 1.
     defaults: ClassVar[Mapping[str, Option]] = {"zeta": 1.1, "gamma": -0.1}
     roles: ClassVar[tuple[Role, ...]] = (Role.WEIGHT,)
-    slots: ClassVar[tuple[str, ...]] = ("scale", "zero_point", "v")
+    slots: ClassVar[Names] = ("scale", "zero_point", "v")
     # A calibrated weight rounds to nearest until learning starts.
     optional: ClassVar[frozenset[str]] = frozenset({"v"})
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from onnxq.backends import find_ideal
 from onnxq.errors import CalibrationError, ConfigError, OnnxqError, PlanError
 from onnxq.numerics import SumOrder, needs_bound, qparams_from_range, scale_floor
-from onnxq.sites import Role
+from onnxq.sites import Names, Role
 from onnxq.spec import GRAIN_NAMES, ObserverSpec, QParams, QuantSpec
 from torch_frontend.fake_quant import fake_quantize
 from torch_frontend.fake_quant.grid import explain_misfit
@@ -96,10 +96,10 @@ class Quantizer(AncestorQuantizer, nn.Module):
     name: ClassVar[str] = ""
     defaults: ClassVar[Mapping[str, Option]] = {}
     # Allowed values of options that are words.
-    choices: ClassVar[Mapping[str, tuple[str, ...]]] = {}
+    choices: ClassVar[Mapping[str, Names]] = {}
     roles: ClassVar[tuple[Role, ...]] = (Role.ACTIVATION, Role.WEIGHT, Role.OUTPUT)
     # Tensors of the state dict that exist once calibrated; those in `optional` may be missing even then.
-    slots: ClassVar[tuple[str, ...]] = ("scale", "zero_point")
+    slots: ClassVar[Names] = ("scale", "zero_point")
     optional: ClassVar[frozenset[str]] = frozenset()
     # The exported model has pairs for this site.
     marks: bool = True
@@ -194,7 +194,7 @@ class Quantizer(AncestorQuantizer, nn.Module):
     def bind_sums(self, order: SumOrder, data: Quantizer) -> None:
         """Keep the weight's 16-bit sums of this order while `data` quantizes the other factor of its products.
 
-        data: quantizer of that factor; without effect unless it has 8 bits. See `onnxq.numerics.saturation`.
+        data: quantizer of that factor; without effect unless it has 8 bits. See `onnxq.numerics.weights`.
         """
         # Narrower weights cannot overflow a sum; data of other types run on other kernels.
         if needs_bound(self.spec) and data.spec.storage_bits == 8 and not data.spec.is_float:

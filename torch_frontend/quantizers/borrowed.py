@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from onnxq.errors import CalibrationError, ConfigError, PlanError
-from onnxq.sites import Role
+from onnxq.sites import Names, Role
 from onnxq.spec import PerTensor, QParams, QuantSpec
 from torch_frontend.fake_quant import fake_quantize
 from torch_frontend.quantizers.base import Option, Quantizer
@@ -35,9 +35,9 @@ class Dynamic(Quantizer):
     """
 
     defaults: ClassVar[Mapping[str, Option]] = {"scales": "tensor", "block_size": 32}
-    choices: ClassVar[Mapping[str, tuple[str, ...]]] = {"scales": ("tensor", "token", "block")}
+    choices: ClassVar[Mapping[str, Names]] = {"scales": ("tensor", "token", "block")}
     roles: ClassVar[tuple[Role, ...]] = (Role.ACTIVATION, Role.OUTPUT)
-    slots: ClassVar[tuple[str, ...]] = ()
+    slots: ClassVar[Names] = ()
 
     def __init__(self, spec: QuantSpec, **where: Any) -> None:
         super().__init__(spec, **where)

@@ -48,7 +48,7 @@ from torch import Tensor
 from onnxq import observers
 from onnxq.errors import CalibrationError, ConfigError
 from onnxq.numerics import scale_floor, symmetric_steps
-from onnxq.sites import Role
+from onnxq.sites import Names, Role
 from onnxq.spec import ObserverSpec, PerTensor, QParams, QuantSpec
 from torch_frontend.quantizers.base import Option, Quantizer
 from torch_frontend.quantizers.registry import register_quantizer
@@ -63,7 +63,7 @@ class LearnedQuantizer(Quantizer):
     """
 
     defaults: ClassVar[Mapping[str, Option]] = {"init": "paper"}
-    choices: ClassVar[Mapping[str, tuple[str, ...]]] = {"init": ("paper", "observer")}
+    choices: ClassVar[Mapping[str, Names]] = {"init": ("paper", "observer")}
 
     @property
     def learned(self) -> frozenset[str]:
@@ -170,7 +170,7 @@ class LSQPlus(LSQ):
             raise ConfigError(self.site, "LSQ+ quantizes weights symmetrically", "use scheme: symmetric", code="Q316")
 
     @property
-    def slots(self) -> tuple[str, ...]:  # type: ignore[override]
+    def slots(self) -> Names:  # type: ignore[override]
         """scale, and the offset b = -z s unless the scheme fixes the zero point."""
         # An offset that the scheme fixes would be a parameter without effect.
         return ("scale",) if self.spec.symmetric else ("scale", "offset")
@@ -232,7 +232,7 @@ class PACT(LearnedQuantizer):
     # alpha 10: the start in the paper's experiments.
     defaults: ClassVar[Mapping[str, Option]] = {"init": "paper", "alpha": 10.0, "l2": 1e-4}
     roles: ClassVar[tuple[Role, ...]] = (Role.ACTIVATION, Role.OUTPUT)
-    slots: ClassVar[tuple[str, ...]] = ("alpha", "zero_point")
+    slots: ClassVar[Names] = ("alpha", "zero_point")
 
     def __init__(self, spec: QuantSpec, **where: Any) -> None:
         super().__init__(spec, **where)

@@ -16,7 +16,7 @@ from onnxq.errors import CalibrationError, ConfigError
 from onnxq.nearest import suggest_names
 from onnxq.numerics import scale_floor, symmetric_steps
 from onnxq.observers.base import check_option_type
-from onnxq.sites import Role
+from onnxq.sites import Names, Role
 from onnxq.spec import PerBlock, PerTensor, QParams, QuantSpec
 from torch_frontend.fake_quant import grid
 
@@ -73,7 +73,7 @@ _Option = TypeVar("_Option")
 def check_options(
     options: Mapping[str, _Option],
     defaults: Mapping[str, _Option],
-    choices: Mapping[str, tuple[str, ...]],
+    choices: Mapping[str, Names],
     site: str,
     name: str,
 ) -> dict[str, _Option]:

@@ -7,16 +7,15 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 from torch import Tensor
 
 from onnxq import numerics, observers
-from onnxq.arrays import Floats
+from onnxq.arrays import Array64, Floats
 from onnxq.errors import CalibrationError, ConfigError
 from onnxq.sites import Role
 from onnxq.spec import ObserverSpec, PerBlock, PerChannel, PerTensor, QParams, QuantSpec
 
-Range = tuple[NDArray[np.float64], NDArray[np.float64]]
+Range = tuple[Array64, Array64]
 
 
 class Statistics(Protocol):

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from onnxq.errors import ConfigError
-from onnxq.sites import Refusals, Role
+from onnxq.sites import Names, Refusals, Role
 from torch_frontend.quantizers import AdaRound, Quantizer, Uniform, quantizers_of
 from torch_frontend.reconstruct.cache import Record, UnitCache
 from torch_frontend.reconstruct.units import Unit
@@ -97,7 +97,7 @@ class UnitResult:
     """
 
     name: str
-    sites: tuple[str, ...]
+    sites: Names
     before: float
     after: float
     kept: bool

@@ -19,6 +19,7 @@ from torch import Tensor, fx, nn
 from torch.nn import functional
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from onnxq.sites import Names
 from torch_frontend.qmodules import copy_shallowly, explain_unconvertible
 from torch_frontend.qmodules.registry import register_targets
 from torch_frontend.tracing.modules import call_module, find_module, make_unique_path, name_arguments
@@ -26,7 +27,7 @@ from torch_frontend.tracing.names import list_readers, read_name, scope_of
 from torch_frontend.tracing.values import shape_of
 
 # The names of the arguments in order.
-_FUNCTIONS: dict[Any, tuple[str, ...]] = {
+_FUNCTIONS: dict[Any, Names] = {
     functional.batch_norm: (
         "input",
         "running_mean",

@@ -22,7 +22,7 @@ from torch.utils import _pytree as pytree
 
 from onnxq.config import matches_any, suggest_names
 from onnxq.errors import ConfigError
-from onnxq.sites import Refusal, Refusals
+from onnxq.sites import Names, Refusal, Refusals
 from torch_frontend.qmodules import find_entry
 from torch_frontend.tracing.attention import TRACEABLE_FORMS, make_traceable
 from torch_frontend.tracing.batch_norms import compare_batch_norms
@@ -151,9 +151,9 @@ class Traced:
     graph: fx.Graph
     opaque: Refusals = ()
     skipped: tuple[str, ...] = ()
-    fixed: tuple[str, ...] = ()
+    fixed: Names = ()
     refusals: Refusals = ()
-    shaped: tuple[str, ...] = ()
+    shaped: Names = ()
     origin: GraphOrigin = GraphOrigin.SYMBOLIC
 
 

@@ -1,9 +1,8 @@
 """ONNX Runtime on the CPU."""
 
 from onnxq.backends.ort.engine import OrtEngine
-from onnxq.backends.ort.limits import LIMITS
+from onnxq.backends.ort.limits import LIMITS, SUMS
 from onnxq.backends.ort.rules import ORT, ORT_DYNAMIC, ORT_WEIGHT_ONLY
-from onnxq.backends.ort.sums import SUMS
 from onnxq.backends.registry import Backend
 
 BACKEND = Backend(

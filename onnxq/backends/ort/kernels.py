@@ -15,7 +15,7 @@ from onnxq.backends.engine import Kernel, Kernels, Tensor
 from onnxq.graph import GraphIndex, ModelLike, NodeRef, name_nodes
 from onnxq.graph.values import name_type
 from onnxq.graph.verify import DEQUANTIZE
-from onnxq.sites import TensorId
+from onnxq.sites import Names, TensorId
 
 # Kernels on integers. Every other one computes in the type of its tensors, or moves them.
 INT8_KERNELS = frozenset(
@@ -92,7 +92,7 @@ class _NodeFinder:
         own = [TensorId(name, twin.scope) for name in twin.outputs if name] if twin is not None else []
         return [tensor for tensor in made if tensor is not None] or own
 
-    def find_nodes(self, kernel: NodeRef) -> tuple[str, ...]:
+    def find_nodes(self, kernel: NodeRef) -> Names:
         """Names of the model's nodes that a kernel computes, in the order they run in."""
         twin, outputs = self._find_twin(kernel), [TensorId(name, kernel.scope) for name in kernel.outputs if name]
         stack = self._find_made(kernel) or [tensor for output in outputs for tensor in self._find_behind(output)]
@@ -101,12 +101,12 @@ class _NodeFinder:
         first, seen = set(stack), set()
         while stack:
             tensor = stack.pop()
-            maker = self._index.producer(tensor)
+            maker = self._index.find_producer(tensor)
             if maker is None or maker.name in seen or (tensor not in first and self._is_start(tensor, maker, own)):
                 continue
             seen.add(maker.name)
             found[maker.name] = maker.order
-            read = (self._index.input(maker, k) for k in range(len(maker.inputs)))
+            read = (self._index.find_input(maker, k) for k in range(len(maker.inputs)))
             stack.extend(source for source in read if source is not None)
         return tuple(sorted(found, key=lambda name: found[name]))
 
@@ -144,7 +144,7 @@ _MOVES = frozenset({"Transpose", "Cast", "Reshape", "ReorderInput", "ReorderOutp
 
 
 def _make_kernel(node: NodeRef, finder: _NodeFinder, index: GraphIndex, after: GraphIndex) -> Kernel:
-    read = [tensor for name in node.inputs if name and (tensor := after.resolve(name, node.scope)) is not None]
+    read = [tensor for name in node.inputs if name and (tensor := after.resolve_tensor(name, node.scope)) is not None]
     made = [TensorId(name, node.scope) for name in node.outputs if name]
 
     def describe(tensors: Iterable[TensorId]) -> tuple[Tensor, ...]:
@@ -166,8 +166,8 @@ def _make_kernel(node: NodeRef, finder: _NodeFinder, index: GraphIndex, after: G
 
 def _describe_tensor(tensor: TensorId, index: GraphIndex, after: GraphIndex) -> Tensor:
     """As the optimized graph declares it; where it does not, as the model does."""
-    shape = after.shape(tensor) or index.shape(tensor) or ()
-    dtype = after.dtype(tensor) or index.dtype(tensor)
+    shape = after.find_shape(tensor) or index.find_shape(tensor) or ()
+    dtype = after.find_dtype(tensor) or index.find_dtype(tensor)
     word = name_type(dtype) if dtype else ""
     dims = tuple(dim if isinstance(dim, int) else -1 for dim in shape)
     return Tensor(name=tensor.name, dtype=_WORDS.get(word, word), shape=dims)

@@ -49,10 +49,10 @@ def explain_stem(candidate: Candidate, _: Candidate | None = None) -> str | None
 def _reads_graph_input(candidate: Candidate) -> bool:
     index, tensor = candidate.index, candidate.tensor(0)
     for _ in range(_PREPROCESSED):
-        producer = None if tensor is None else index.producer(tensor)
+        producer = None if tensor is None else index.find_producer(tensor)
         if tensor is None or producer is None:
             return tensor is not None and not tensor.scope and any(value.name == tensor.name for value in index.inputs)
-        tensor = index.resolve(producer.inputs[0], producer.scope)
+        tensor = index.resolve_tensor(producer.inputs[0], producer.scope)
         if producer.op_type not in _PREPROCESSING or tensor is None or index.is_constant(tensor):
             return False
     return False
@@ -104,7 +104,7 @@ def _check_matmul(c: Candidate) -> str | None:
     if c.is_constant(0):
         return "the constant stands on the left: no quantized kernel takes it"
     weight = c.tensor(1)
-    shape = None if weight is None else c.index.shape(weight)
+    shape = None if weight is None else c.index.find_shape(weight)
     if c.is_constant(1) and (shape is None or len(shape) != 2):
         return "its weight is not a matrix"
     return None

@@ -34,7 +34,7 @@ from onnxq.backends.trt.run import POLYGRAPHY, TrtRunner, build_trt
 from onnxq.backends.trt.timing import time_engines, time_job
 from onnxq.errors import ConfigError, VerificationError
 from onnxq.graph import GraphIndex, ModelLike, NodeRef
-from onnxq.sites import Refusal
+from onnxq.sites import Names, Refusal
 
 # Compute capability that is built for where none is asked for: GeForce 30.
 CAPABILITY = "8.6"
@@ -57,7 +57,7 @@ class TrtEngine(Engine):
     title = family = "TensorRT"
     place = "for the GPU of this machine"
     module = "tensorrt"
-    packages: tuple[str, ...] = ("tensorrt", "tensorrt-cu13", "tensorrt-cu12")
+    packages: Names = ("tensorrt", "tensorrt-cu13", "tensorrt-cu12")
     install = "pip install 'onnxq[trt]'"
     unable_fix = "run it where there is one, or use `engine='tensorrt-rtx'`, which builds without a GPU"
     takes = frozenset({"plugin"})
@@ -148,7 +148,7 @@ class TrtEngine(Engine):
         shapes: Profile,
         folder: Path,
         *,
-        plugins: tuple[str, ...] = (),
+        plugins: Names = (),
         inner: bool = False,
     ) -> Iterator[Runner]:
         """Build an engine for this machine's GPU and run it with Polygraphy."""
@@ -180,7 +180,7 @@ class RtxEngine(TrtEngine):
     title = "TensorRT for RTX"
     place = "without a GPU"
     module = "tensorrt_rtx"
-    packages: tuple[str, ...] = ("tensorrt-rtx",)
+    packages: Names = ("tensorrt-rtx",)
     install = "pip install 'onnxq[trt-rtx]'"
     takes = frozenset({"plugin", "compute_capability"})
     builds_ahead = True

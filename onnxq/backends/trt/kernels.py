@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from onnxq.backends.engine import Kernel, Kernels, Tensor
+from onnxq.sites import Names
 
 # Files in which a build lists its kernels, as its log or its inspector does.
 LAYERS, INSPECTION = "layers.txt", "layers.json"
@@ -46,7 +47,7 @@ def find_dtype(words: str) -> str:
     return next((ours for theirs, ours in _TYPES.items() if re.search(rf"(?<![a-z]){theirs}", low)), "")
 
 
-def find_node_names(metadata: str) -> tuple[str, ...]:
+def find_node_names(metadata: str) -> Names:
     """The ONNX nodes in a kernel's metadata, each once, in its order."""
     return tuple(dict.fromkeys(_NODE.findall(metadata)))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from onnxq.backends.limits import (
+from onnxq.backends.registry import (
     NO_CPU_KINDS,
     NO_OPERATORS,
     OBSERVER,

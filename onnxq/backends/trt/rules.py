@@ -10,6 +10,7 @@ DequantizeLinear of int32 is refused by its parser).
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -25,10 +26,61 @@ from onnxq.backends.surroundings import (
     list_computed_inputs,
     multiplies_activations,
 )
-from onnxq.backends.trt.floats import refuse_narrow
-from onnxq.backends.trt.parser import refuse_float
-from onnxq.sites import Role
+from onnxq.graph import NodeRef
+from onnxq.sites import Names, Role
 from onnxq.spec import FLOAT8, FloatType, PerBlock, PerChannel, PerTensor, QuantSpec
+
+# TensorRT in narrow float types: operators that it computes in float32 only.
+# Proved by building every ONNX operator with TensorRT-RTX 1.7 for SM86 in float32, float16 and bfloat16; those that
+# fail in a narrow type alone stand here. tests/backends/trt/test_floats.py builds them again.
+
+_ALL = ("Celu", "MeanVarianceNormalization", "Range")
+# In bfloat16 its parser refuses these as well, and no compute capability has a transposed convolution.
+_ONLY_FLOAT16 = (
+    "ConvTranspose", "GRU", "GlobalLpPool", "HardSwish", "LpNormalization", "LpPool", "Mish", "RandomUniformLike",
+    "RandomNormalLike", "Shrink",
+)  # fmt: skip
+MISSING: Mapping[FloatType, tuple[str, ...]] = {
+    FloatType.FLOAT16: _ALL,
+    FloatType.BFLOAT16: (*_ALL, *_ONLY_FLOAT16),
+}
+
+
+def refuse_narrow(c: Candidate, kind: FloatType) -> str:
+    """Why TensorRT computes this node in float32 only; "" where it has a kernel for the type."""
+    if c.node.op_type in MISSING[kind]:
+        return f"TensorRT has no {kind} kernel for {c.node.op_type}"
+    weight = c.shape(1)
+    grouped = c.node.op_type in ("Conv", "ConvTranspose") and int(c.attr("group", 1)) > 1
+    # TensorRT-RTX has them; TensorRT 11.2 ends the build, on Ada (NVIDIA/TensorRT#4838). Depthwise ones are others.
+    if grouped and weight is not None and weight[0 if c.node.op_type == "ConvTranspose" else 1] > 1:
+        return f"TensorRT 11.2 does not build some grouped convolutions in {kind}"
+    return ""
+
+
+# Operators that TensorRT's parser does not take, of those that exporters and ONNX Runtime's optimizer write.
+# Proved with the parser of TensorRT-RTX 1.7: tests/backends/trt/test_parser.py asks it again.
+
+_MICROSOFT = "com.microsoft"
+# Of com.microsoft. Another of these is looked for among the plugins.
+TAKEN = frozenset(
+    {"Gelu", "GroupQueryAttention", "MatMulNBits", "MultiHeadAttention", "RotaryEmbedding",
+     "SkipSimplifiedLayerNormalization"}
+)  # fmt: skip
+_UNKNOWN = (
+    "it knows this operator of ONNX Runtime only as a plugin; export the network without fusing it for ONNX Runtime"
+)
+
+
+def refuse_float(node: NodeRef) -> str:
+    """Why TensorRT's parser does not take a node, whatever its type; "" where it does, or a plugin may."""
+    if node.domain == _MICROSOFT:
+        if node.op_type == "GroupQueryAttention" and not float(node.attrs.get("scale", 0.0)):
+            return "it asks for the attribute `scale`, which the node leaves to the default"
+        return "" if node.op_type in TAKEN else _UNKNOWN
+    if node.op_type == "Attention" and not node.domain and any(node.outputs[1:]):
+        return "it takes attention with one output only; caches belong into Concats in front of it"
+    return ""
 
 
 def _check_conv(c: Candidate) -> str | None:
@@ -94,7 +146,7 @@ def _check_product(c: Candidate) -> str | None:
     return None if multiplies_activations(c.index, c.node) else "one operand is constant"
 
 
-def _find_partners(c: Candidate) -> tuple[str, ...]:
+def _find_partners(c: Candidate) -> Names:
     return tuple(name for name in find_attention(c.index, c.node) or () if name != c.node.name)
 
 

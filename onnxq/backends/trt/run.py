@@ -15,6 +15,7 @@ from onnxq.backends.trt.build import load_plugins, make_logger
 from onnxq.errors import MissingDependencyError, ModelError
 from onnxq.graph import ModelLike
 from onnxq.runtime import Feeds, NodeError
+from onnxq.sites import Names
 
 POLYGRAPHY = "pip install 'onnxq[polygraphy]'"
 # Of its errors: the name of its runs.
@@ -33,7 +34,7 @@ def build_trt(
     *,
     debug_tensors: bool = False,
     capability: tuple[int, ...] = (),
-    plugins: tuple[str, ...] = (),
+    plugins: Names = (),
 ) -> Path:
     """Build an engine for this machine's GPU, or another's capability, in a child process. Returns its path.
 

@@ -1,7 +1,14 @@
 """No engine: every node whose operator can be quantized is."""
 
-from onnxq.backends.limits import NO_CPU_KINDS, NO_OPERATORS, OBSERVER, Limit, has_positive_scales, is_dynamic
-from onnxq.backends.registry import Backend
+from onnxq.backends.registry import (
+    NO_CPU_KINDS,
+    NO_OPERATORS,
+    OBSERVER,
+    Backend,
+    Limit,
+    has_positive_scales,
+    is_dynamic,
+)
 from onnxq.backends.virtual.rules import VIRTUAL
 
 LIMITS = (

@@ -38,8 +38,8 @@ def _check_product(c: Candidate) -> str | None:
 
 def _check_two_operands(c: Candidate) -> str | None:
     # Only Softmax reads the sum: one operand is a mask.
-    readers = c.index.consumers(c.node.result)
-    if readers and all(c.index.node(reader.node).op_type == "Softmax" for reader in readers):
+    readers = c.index.list_consumers(c.node.result)
+    if readers and all(c.index.find_node(reader.node).op_type == "Softmax" for reader in readers):
         return "masks scores, maybe with -inf, which no range holds"
     if c.node.inputs[0] == c.node.inputs[1]:
         return "both operands are the same tensor"
@@ -48,7 +48,7 @@ def _check_two_operands(c: Candidate) -> str | None:
 
 def _check_softmax(c: Candidate) -> str | None:
     scores = c.tensor(0)
-    maker = None if scores is None else c.index.producer(scores)
+    maker = None if scores is None else c.index.find_producer(scores)
     if maker is not None and maker.op_type in ("Add", "Sub", "Where"):
         return "reads scores that may be masked with -inf, which no range holds"
     return _check_data(c)

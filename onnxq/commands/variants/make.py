@@ -26,10 +26,11 @@ from onnxq.files import ScratchFolder, check_outputs, name_folder, prepare_folde
 from onnxq.graph import GraphIndex, Model, ModelLike, add_libraries, load_model, name_nodes, save_model
 from onnxq.pipeline import quantize_model
 from onnxq.pipeline.configuration import Configuration, ModelSource, Overrides, open_run
-from onnxq.pipeline.result import Result, list_files
+from onnxq.pipeline.finalize import Result, list_files
 from onnxq.progress import Progress, silent
 from onnxq.runtime import Latency, Session, convert_floats, detect_cpu, time_models
-from onnxq.runtime.engine import import_onnxruntime
+from onnxq.runtime.session import import_onnxruntime
+from onnxq.sites import Names
 
 # Where transformers.js looks, below the folder of the repository.
 _FOLDER, _RECORD = "onnx", "quantize_config.json"
@@ -47,7 +48,7 @@ class _Recipe:
 
     dtype: str
     suffix: str
-    presets: tuple[str, ...]
+    presets: Names
     settings: Mapping[str, Any] = field(default_factory=dict)
 
 

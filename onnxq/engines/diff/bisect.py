@@ -59,7 +59,7 @@ class FedParts(Cutter[ModelLike]):
 
     def _declare(self, name: str, array: Array) -> ValueInfoProto:
         """Declared as in the model where it says so, as fusions look at shapes; vectors, perhaps of sizes, as fed."""
-        dtype, shape = self._index.dtype(TensorId(name)), self._index.shape(TensorId(name))
+        dtype, shape = self._index.find_dtype(TensorId(name)), self._index.find_shape(TensorId(name))
         if not dtype or shape is None or len(shape) != array.ndim or len(shape) == 1:
             return declare_input(name, [array], dtype)
         return helper.make_tensor_value_info(name, dtype, list(shape))
@@ -109,13 +109,13 @@ def bisect_divergence(
     piece = search.grow()
     if piece is None:
         return None
-    order = leave_out_nodes(parts.sort_names(piece), search.fails, search.connect)
+    order = leave_out_nodes(parts.sort_names(piece), search.diverges_alone, search.connect)
     proto, inputs = parts.cut_fed(order, counterpart.tensor)
     ended = search.find_end(order)
     # Nodes are left out only while the rest goes on failing.
     assert ended is not None
     error, failure = ended
-    ops = tuple(index.node(name).op_type for name in order)
+    ops = tuple(index.find_node(name).op_type for name in order)
     found = Bisection(
         run=engine.name, against=OFF, output=counterpart.tensor, nodes=tuple(order), ops=ops, inputs=tuple(inputs),
         sqnr_db=error.sqnr_db, max_abs=error.max_abs, levels=error.levels, trials=len(search.tried), failure=failure,
@@ -136,14 +136,14 @@ class _PieceSearch:
 
     def grow(self) -> set[str] | None:
         """The first of growing neighbourhoods that diverges; None when even all nodes before the tensor do not."""
-        start = self.parts.producer(self.counterpart.tensor)
+        start = self.parts.find_producer(self.counterpart.tensor)
         if start is None:
             return None
         piece, edge = {start}, {start}
         target = 1.0
         while True:
             if len(piece) >= target or not edge:
-                if self.fails(piece):
+                if self.diverges_alone(piece):
                     return piece
                 target = max(target * _GROWTH, len(piece) + 1)
             if not edge:
@@ -155,7 +155,7 @@ class _PieceSearch:
         """Those of the nodes that the tensor is computed from without leaving them."""
         return self.parts.list_needed([self.counterpart.tensor], names)
 
-    def fails(self, piece: Iterable[str]) -> bool:
+    def diverges_alone(self, piece: Iterable[str]) -> bool:
         """True when the piece diverges (or fails) by itself; one that the reference cannot run does not count."""
         return self.find_end(piece) is not None
 
@@ -243,7 +243,7 @@ def check_kernels(
 
 def _find_kernel(cutter: FedParts, tensor: str, stops: frozenset[str]) -> set[str]:
     """The nodes between a tensor ORT computes and those before it that it also computes."""
-    start = cutter.producer(tensor)
+    start = cutter.find_producer(tensor)
     stack = [start] if start is not None else []
     found = set(stack)
     while stack:

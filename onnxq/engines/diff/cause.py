@@ -67,7 +67,7 @@ def _find_ancestors(index: GraphIndex, tensor: str) -> set[str]:
     for node in index.nodes:
         by_scope.setdefault(node.scope, []).append(node)
     found: set[str] = set()
-    stack = [index.producer(TensorId(tensor))]
+    stack = [index.find_producer(TensorId(tensor))]
     while stack:
         reached = stack.pop()
         if reached is None or reached.name in found:
@@ -80,7 +80,7 @@ def _find_ancestors(index: GraphIndex, tensor: str) -> set[str]:
 
 def _choose_nearest(index: GraphIndex, tensor: str, seen: list[WeightSums]) -> tuple[WeightSums, ...]:
     """The one weight that a tensor is computed from directly, if there is one; else all."""
-    node, names = index.producer(TensorId(tensor)), {one.node for one in seen}
+    node, names = index.find_producer(TensorId(tensor)), {one.node for one in seen}
     while node is not None and node.name not in names and node.op_type in _THIN:
         node = index.maker(node)
     return tuple(one for one in seen if node is not None and one.node == node.name) or tuple(seen)

@@ -30,9 +30,8 @@ from onnxq.engines.diff.model import FLOAT, OFF, ON, Difference, OutputDiff, Run
 from onnxq.engines.diff.results import LoadedRun, Recorder
 from onnxq.engines.diff.runs import Engines, describe_engine
 from onnxq.errors import DataError, ModelError, OnnxqError
-from onnxq.evaluation.agreement import AgreementSums
-from onnxq.evaluation.class_scores import find_class_scores
-from onnxq.evaluation.float_outputs import FloatOutputs
+from onnxq.evaluation.agreement import AgreementSums, find_class_scores
+from onnxq.evaluation.compare import FloatOutputs
 from onnxq.evaluation.selections import Selections, explain_missing, name_own
 from onnxq.files import ScratchFolder
 from onnxq.graph import GraphIndex, ModelLike, infer_shapes, name_nodes
@@ -166,7 +165,7 @@ class _Comparison:
             with self.engines.progress("comparing outputs", len(self.dataset)) as task:
                 for at, feeds in enumerate(self.dataset.samples()):
                     values = {runner.name: runner.infer(feeds) for runner in runners}
-                    if self.recorder.wants(at):
+                    if self.recorder.is_kept(at):
                         given = {name: feeds[name] for name in own}
                         self.recorder.add(given, values, {runner.name: runner.seconds for runner in runners})
                     # A file may hold fewer samples than were run here.
@@ -337,7 +336,7 @@ def _find_first_points(
         for error in output.engines:
             if error.run in found or not diverges(error, plain):
                 continue
-            node, step = work.index.producer(TensorId(output.name)), find_output_step(work.index, output.name)
+            node, step = work.index.find_producer(TensorId(output.name)), find_output_step(work.index, output.name)
             worst = work.sums.tallies.find_worst_sample(output.name, error.run, OFF) if work.sums is not None else 0
             found[error.run] = make_point(error, output.name, node, Counterpart(output.name, None), step, worst)
             if layers.layers:

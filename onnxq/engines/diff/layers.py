@@ -93,10 +93,10 @@ def match_tensors(float_index: GraphIndex, index: GraphIndex) -> tuple[MatchedTe
     for node in index.nodes:
         own = node.op_type not in (QUANTIZE, DEQUANTIZE, "Constant") and not _is_quantizer_clip(index, node)
         for name in filter(None, node.outputs if own and node.name in live else ()):
-            if index.dtype(TensorId(name)) not in _FLOATS or index.is_constant(TensorId(name)):
+            if index.find_dtype(TensorId(name)) not in _FLOATS or index.is_constant(TensorId(name)):
                 continue
             makers = quantizers.get(name, [])
-            stored = [q.outputs[0] for q in makers if index.dtype(q.result) in _INTEGERS]
+            stored = [q.outputs[0] for q in makers if index.find_dtype(q.result) in _INTEGERS]
             levels = [Counterpart(tensor, find_level(index, tensor)) for tensor in stored]
             # An exporter that quantizes an output gives the dequantized tensor the float one's name.
             names = [name, *(after for q in makers for after in _find_dequantized(index, q))]
@@ -111,7 +111,7 @@ def _lacks_activation(float_index: GraphIndex, reference: str, node: NodeRef) ->
 
     The node in front then makes the tensor of its name, which has the float model's values only when quantized.
     """
-    maker = float_index.producer(TensorId(reference))
+    maker = float_index.find_producer(TensorId(reference))
     return maker is not None and maker.op_type in ("Relu", "Clip") and node.op_type != maker.op_type
 
 
@@ -129,7 +129,7 @@ def _find_data_nodes(index: GraphIndex) -> set[str]:
 def find_source(index: GraphIndex, tensor: str) -> str:
     """The float tensor behind one: through a pair and the Clip that narrows its range."""
     for _ in range(len(index.nodes) + 1):
-        node = index.producer(TensorId(tensor))
+        node = index.find_producer(TensorId(tensor))
         if node is None or not (node.op_type in (QUANTIZE, DEQUANTIZE) or _is_quantizer_clip(index, node)):
             return tensor
         tensor = node.inputs[0]

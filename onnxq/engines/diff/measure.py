@@ -60,7 +60,7 @@ class Level:
 
 def find_level(index: GraphIndex, tensor: str) -> Level | None:
     """The scale of a main-graph tensor that holds integers; None when it has none, or one per channel."""
-    node = index.producer(TensorId(tensor))
+    node = index.find_producer(TensorId(tensor))
     for _ in range(len(index.nodes)):
         if node is None:
             return None
@@ -69,7 +69,7 @@ def find_level(index: GraphIndex, tensor: str) -> Level | None:
             return _read_level(index, node, *positions)
         if node.op_type not in _MOVERS or not node.inputs:
             return None
-        node = index.producer(TensorId(node.inputs[0]))
+        node = index.find_producer(TensorId(node.inputs[0]))
     return None
 
 
@@ -258,7 +258,7 @@ class OutputSums:
 
 def find_output_step(index: GraphIndex, name: str) -> float:
     """One quantization step of an output's last quantizer; 0 when a float node makes it."""
-    node = index.producer(TensorId(name))
+    node = index.find_producer(TensorId(name))
     level = find_level(index, node.inputs[0]) if node is not None and node.op_type == "DequantizeLinear" else None
     return level.scale if level is not None else 0.0
 

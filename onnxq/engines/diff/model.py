@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from onnxq.annotate import WeightSums
 from onnxq.errors import VerificationError
 from onnxq.evaluation.agreement import ChoiceAgreement
-from onnxq.sites import Refusal, Refusals
+from onnxq.sites import Names, Refusal, Refusals
 from onnxq.wording import abbreviate
 
 # The float model, and the quantized one in ONNX Runtime without and with its optimizations. The run of any other engine
@@ -119,9 +119,9 @@ class Bisection:
     against: str
     output: str
     # In the order they run, like ops.
-    nodes: tuple[str, ...]
-    ops: tuple[str, ...]
-    inputs: tuple[str, ...]
+    nodes: Names
+    ops: Names
+    inputs: Names
     sqnr_db: float
     max_abs: float
     levels: float = math.nan
@@ -176,7 +176,7 @@ class Difference:
     notes: tuple[str, ...] = ()
     saved: tuple[str, ...] = ()
     unmet: tuple[Unmet, ...] = ()
-    missing: tuple[str, ...] = ()
+    missing: Names = ()
 
     @property
     def holds(self) -> bool:

@@ -34,7 +34,7 @@ class Recorder:
     inputs: list[dict[str, Array]] = field(default_factory=list)
     outputs: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
 
-    def wants(self, sample: int) -> bool:
+    def is_kept(self, sample: int) -> bool:
         """True for the samples that are kept."""
         return sample < self.limit
 

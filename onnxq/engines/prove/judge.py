@@ -22,7 +22,7 @@ from onnxq.engines.prove.proof import FLOAT8, INT8, UNSEEN, NodeProof, SiteProof
 from onnxq.engines.prove.reasons import Reasons
 from onnxq.graph import GraphIndex, NodeRef
 from onnxq.plan.names import DEQUANTIZE
-from onnxq.sites import Role
+from onnxq.sites import Names, Role
 
 
 def judge_model(
@@ -44,7 +44,7 @@ def judge_sums(index: GraphIndex, kernels: Sequence[Kernel], words: KernelWords)
     by_node = _group_by_node(kernels)
     found = []
     for weight in find_saturating(index):
-        if index.node(weight.node).op_type in PRODUCTS:
+        if index.find_node(weight.node).op_type in PRODUCTS:
             working = find_workers(weight.op, by_node.get(weight.node, ()), words)
             kind = find_computed_type(weight.op, working, words)
             # A kernel that computes in float, or takes signed data, has no sum that could overflow.
@@ -66,10 +66,12 @@ def judge_optimizer_sums(
     found = []
     for weight in find_saturating(optimized):
         kernel = by_name.get(weight.node)
-        names = [name for name in (kernel.nodes if kernel is not None else ()) if index.node(name).op_type in PRODUCTS]
+        names = [
+            name for name in (kernel.nodes if kernel is not None else ()) if index.find_node(name).op_type in PRODUCTS
+        ]
         # A fused kernel with several products: nobody knows whose weight it is.
         if weight.saturates and len(names) == 1 and names[0] not in seen:
-            found.append(replace(weight, node=names[0], op=index.node(names[0]).op_type))
+            found.append(replace(weight, node=names[0], op=index.find_node(names[0]).op_type))
     return tuple(found)
 
 
@@ -95,7 +97,7 @@ def find_heavy_nodes(index: GraphIndex) -> tuple[NodeRef, ...]:
 
 
 def _is_constant(index: GraphIndex, node: NodeRef) -> bool:
-    found = [index.input(node, k) for k, name in enumerate(node.inputs) if name]
+    found = [index.find_input(node, k) for k, name in enumerate(node.inputs) if name]
     return bool(found) and all(tensor is not None and index.is_constant(tensor) for tensor in found)
 
 
@@ -146,10 +148,10 @@ def _judge_pair(
     )  # fmt: skip
 
 
-def _find_readers(index: GraphIndex, pair: PairInfo) -> tuple[str, ...]:
+def _find_readers(index: GraphIndex, pair: PairInfo) -> Names:
     if pair.lookup:
         return (pair.lookup,)
-    readers = index.consumers(index.node(pair.dequantize).result) if pair.dequantize else ()
+    readers = index.list_consumers(index.find_node(pair.dequantize).result) if pair.dequantize else ()
     return tuple(dict.fromkeys(edge.node for edge in readers))
 
 

@@ -9,8 +9,8 @@ from enum import Enum
 
 from onnxq.annotate import WeightSums
 from onnxq.backends.engine import BuildState, Kernels
-from onnxq.engines.saturation.measure import Cost
-from onnxq.sites import Cautions
+from onnxq.engines.saturation.measure import SaturationCost
+from onnxq.sites import Cautions, Names
 from onnxq.wording import abbreviate
 
 INT8, FLOAT8 = "int8", "float8"
@@ -47,11 +47,11 @@ class NodeProof:
     kind: str = ""
     types: str = ""
     # All kernels that have a part in it.
-    kernels: tuple[str, ...] = ()
+    kernels: Names = ()
     # Why it does not compute in int8, "" where it does.
     reason: str = ""
     # Types of the arithmetic: several where kernels share the work, () where the engine shows none.
-    computed: tuple[str, ...] = ()
+    computed: Names = ()
     # dtype of a weight that the kernel reads in fewer bits than it computes in, "" for none.
     stored: str = ""
 
@@ -74,10 +74,10 @@ class SiteProof:
     state: SiteState
     # "" for pairs of other tools.
     rule: str = ""
-    readers: tuple[str, ...] = ()
+    readers: Names = ()
     # The readers that do not take its integers in, and why; () and "" for a fused pair.
-    unfused: tuple[str, ...] = ()
-    kernels: tuple[str, ...] = ()
+    unfused: Names = ()
+    kernels: Names = ()
     reason: str = ""
 
 
@@ -85,8 +85,8 @@ class SiteProof:
 class Reduced:
     """The smallest part found that fails in the same way."""
 
-    nodes: tuple[str, ...]
-    ops: tuple[str, ...]
+    nodes: Names
+    ops: Names
     # How many parts were built to find it, and for how long.
     builds: int
     seconds: float
@@ -126,7 +126,7 @@ class Requirement:
     # The one that selects the nodes, "" for all products.
     pattern: str = ""
     forbidden: bool = False
-    nodes: tuple[str, ...]
+    nodes: Names
     # Those of them that do not keep to it.
     unmet: tuple[str, ...]
 
@@ -163,7 +163,7 @@ class Proof:
     sites: tuple[SiteProof, ...] = ()
     requirements: tuple[Requirement, ...] = ()
     weights: tuple[WeightSums, ...] = ()
-    cost: Cost | None = None
+    cost: SaturationCost | None = None
     require_exact: bool = False
     compared: str = ""
     changes: tuple[Change, ...] = ()

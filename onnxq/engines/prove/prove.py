@@ -24,7 +24,7 @@ from onnxq.engines.prove.kernels import HEAVY, PRODUCTS
 from onnxq.engines.prove.proof import QUANTIZED, STORED, TYPES, Build, NodeProof, Proof, Reduced, Requirement
 from onnxq.engines.prove.reasons import Reasons
 from onnxq.engines.prove.reduce import find_smallest_failure
-from onnxq.engines.saturation.measure import Cost, measure_saturation
+from onnxq.engines.saturation.measure import SaturationCost, measure_saturation
 from onnxq.engines.shapes import make_profile
 from onnxq.errors import ConfigError, OnnxqError, OutputError
 from onnxq.files import ScratchFolder, prepare_folder, replace_files
@@ -32,7 +32,7 @@ from onnxq.graph import GraphIndex, ModelLike, add_libraries, infer_shapes, inli
 from onnxq.graph.integer_products import read_integer_products
 from onnxq.nearest import suggest_names
 from onnxq.progress import Progress, silent
-from onnxq.sites import Caution, Unquantized
+from onnxq.sites import Caution, Names, Unquantized
 
 # Seconds.
 TIMEOUT = 600.0
@@ -64,8 +64,8 @@ class ProveRequest:
     # Seconds.
     timeout: float = TIMEOUT
     # Of custom operators, and with plugins.
-    libraries: tuple[str, ...] = ()
-    plugins: tuple[str, ...] = ()
+    libraries: Names = ()
+    plugins: Names = ()
     progress: Progress = silent
 
 
@@ -128,7 +128,7 @@ def prove_model(source: str | Path | onnx.ModelProto, request: ProveRequest) -> 
     return replace(proof, compared=str(request.compare), changes=tuple(find_changes(before, proof)))
 
 
-def _measure_cost(proto: ModelLike, weights: Sequence[WeightSums], request: ProveRequest) -> Cost | None:
+def _measure_cost(proto: ModelLike, weights: Sequence[WeightSums], request: ProveRequest) -> SaturationCost | None:
     """Saturation on the samples, if there are any."""
     if request.dataset is None:
         return None
@@ -184,7 +184,7 @@ def _check_types(types: Iterable[str], option: str) -> None:
 
 def _select_required(
     index: GraphIndex, wanted: Sequence[tuple[str, str]], reasons: Reasons
-) -> dict[tuple[str, str], tuple[str, ...]]:
+) -> dict[tuple[str, str], Names]:
     """The heavy nodes that each (type, pattern) selects, by name or operator; of types of weights those with a weight,
     of `quantized` those with pairs.
 
@@ -213,9 +213,7 @@ def _select_required(
     return found
 
 
-def _check_required(
-    required: Mapping[tuple[str, str], tuple[str, ...]], nodes: Sequence[NodeProof]
-) -> Iterator[Requirement]:
+def _check_required(required: Mapping[tuple[str, str], Names], nodes: Sequence[NodeProof]) -> Iterator[Requirement]:
     proven = {one.node: one for one in nodes}
     for (dtype, pattern), names in required.items():
         unmet = tuple(name for name in names if name not in proven or not proven[name].runs_in(dtype))

@@ -129,7 +129,7 @@ class Reasons:
 
     def _read_type(self, pair: PairInfo) -> str:
         """The type that the pair is stored in; a byte where a Cast unpacks it in front of the DequantizeLinear."""
-        maker = self.index.maker(self.index.node(pair.dequantize)) if pair.dequantize else None
+        maker = self.index.maker(self.index.find_node(pair.dequantize)) if pair.dequantize else None
         unpacked = maker is not None and maker.op_type == "Cast"
         return find_numpy_storage(pair.storage) if unpacked else pair.storage
 
@@ -141,14 +141,14 @@ class Reasons:
         return self._by_dequantize.get(maker.name) if maker is not None and maker.op_type == DEQUANTIZE else None
 
     def _find_scale_shape(self, pair: PairInfo) -> tuple[int | str | None, ...] | None:
-        tensor = self.index.input(self.index.node(pair.dequantize), 1)
-        return None if tensor is None else self.index.shape(tensor)
+        tensor = self.index.find_input(self.index.find_node(pair.dequantize), 1)
+        return None if tensor is None else self.index.find_shape(tensor)
 
     def _is_constant(self, node: NodeRef, k: int) -> bool:
         pair = self._find_pair(node, k)
         if pair is not None:
             return pair.role is Role.WEIGHT
-        tensor = self.index.input(node, k)
+        tensor = self.index.find_input(node, k)
         return tensor is not None and self.index.is_constant(tensor)
 
     def _find_channel_axes(self, node: NodeRef, k: int) -> tuple[int, ...] | None:
@@ -158,7 +158,7 @@ class Reasons:
             return None
         if node.op_type == "Gemm":
             return (0, -2) if node.attrs.get("transB", 0) else (1, -1)
-        shape = self.index.shape(TensorId(maker.inputs[0], maker.scope))
+        shape = self.index.find_shape(TensorId(maker.inputs[0], maker.scope))
         axis = _CHANNELS.get(node.op_type)
         if axis is None or shape is None:
             return None

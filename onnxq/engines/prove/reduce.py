@@ -13,7 +13,7 @@ from onnxq.engines.prove.proof import Reduced
 from onnxq.graph import GraphIndex, ModelLike
 from onnxq.graph.scopes import list_reads
 from onnxq.graph.subgraph import Cutter
-from onnxq.sites import TensorId
+from onnxq.sites import Names, TensorId
 
 Fails = Callable[[ModelLike], bool]
 
@@ -27,7 +27,7 @@ class Parts(Cutter[ModelLike]):
     def __init__(self, index: GraphIndex) -> None:
         super().__init__(index.model, computed=True)
         self._index = index
-        self.names: tuple[str, ...] = tuple(name for name in self.nodes if name not in self.constants)
+        self.names: Names = tuple(name for name in self.nodes if name not in self.constants)
 
     def cut_part(self, names: Sequence[str]) -> ModelLike | None:
         """The nodes as a model; None when a tensor that would become an input has no known type or rank."""
@@ -41,7 +41,7 @@ class Parts(Cutter[ModelLike]):
         return self.cut(names, known, outputs) if len(known) == len(inputs) else None
 
     def _declare(self, name: str) -> onnx.ValueInfoProto | None:
-        dtype, shape = self._index.dtype(TensorId(name)), self._index.shape(TensorId(name))
+        dtype, shape = self._index.find_dtype(TensorId(name)), self._index.find_shape(TensorId(name))
         return helper.make_tensor_value_info(name, dtype, list(shape)) if dtype and shape is not None else None
 
 
@@ -58,11 +58,11 @@ def find_smallest_failure(
     best = list(search.parts.names)
     # The node to blame with a few before it is often enough, and spares the bisection its builds of half a model.
     if hint in best:
-        best = next((tried for tried in search.grow_around(hint, best) if search.fails(tried)), best)
+        best = next((tried for tried in search.grow_around(hint, best) if search.ends_alike(tried)), best)
     if len(best) == len(search.parts.names):
         best = search.find_prefix(best)
     best = search.find_suffix(best)
-    best = leave_out_nodes(best, search.fails)
+    best = leave_out_nodes(best, search.ends_alike)
     model = search.parts.cut_part(best)
     if model is None or len(best) == len(search.parts.names):
         return None
@@ -78,7 +78,7 @@ class _Search:
         self.builds = 0
         self._known: dict[frozenset[str], bool] = {}
 
-    def fails(self, names: Sequence[str]) -> bool:
+    def ends_alike(self, names: Sequence[str]) -> bool:
         """Does this part end as the whole did?"""
         key = frozenset(names)
         if key not in self._known:
@@ -99,17 +99,17 @@ class _Search:
         """The shortest prefix that fails, by bisection, less the nodes that its last one does not need."""
         short = names[: self._find_least(len(names), lambda size: names[:size])]
         needed = self._list_needed(short[-1], short)
-        return needed if self.fails(needed) else short
+        return needed if self.ends_alike(needed) else short
 
     def find_suffix(self, names: list[str]) -> list[str]:
         """The shortest suffix that fails, by bisection."""
         short = names[-self._find_least(len(names), lambda size: names[-size:]) :]
         # Bisection takes for granted that larger parts fail too, which need not be so: ask again.
-        return short if self.fails(short) else names
+        return short if self.ends_alike(short) else names
 
     def _find_least(self, most: int, take: Callable[[int], list[str]]) -> int:
         """The least size at which what is taken fails, as if every larger one did."""
-        return bisect_left(range(most), True, lo=1, key=lambda size: self.fails(take(size)))
+        return bisect_left(range(most), True, lo=1, key=lambda size: self.ends_alike(take(size)))
 
     def _list_needed(self, last: str, among: Sequence[str]) -> list[str]:
         """Those of the nodes that `last` is computed from."""

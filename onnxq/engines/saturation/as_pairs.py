@@ -94,14 +94,14 @@ class _OperatorWriter(NodeWriter):
     def ones(self, zero: str) -> str:
         """A scale of 1 in the shape of a zero point."""
         # DequantizeLinear wants both of one shape, and MatMulInteger may have a zero point for each column.
-        found = self.index.resolve(zero, self.node.scope)
-        shape = (self.index.shape(found) or ()) if found is not None else ()
+        found = self.index.resolve_tensor(zero, self.node.scope)
+        shape = (self.index.find_shape(found) or ()) if found is not None else ()
         return self.constant(np.ones([dim if isinstance(dim, int) else 1 for dim in shape], np.float32))
 
     def last_axis(self, tensor: str) -> int:
         """The last axis of a constant."""
-        found = self.index.resolve(tensor, self.node.scope)
-        return len(self.index.shape(found) or (0, 0)) - 1 if found is not None else 1
+        found = self.index.resolve_tensor(tensor, self.node.scope)
+        return len(self.index.find_shape(found) or (0, 0)) - 1 if found is not None else 1
 
 
 def _write_conv(w: _OperatorWriter) -> None:

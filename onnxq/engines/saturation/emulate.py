@@ -19,11 +19,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from onnx import TensorProto
 
 from onnxq.annotate.operators import Operand, find_operands, find_saturating
-from onnxq.arrays import Floats
+from onnxq.arrays import Floats, Integers, Mask
 from onnxq.backends.base import Data
 from onnxq.engines.saturation.as_pairs import NodeWriter, replace_integer_operators
 from onnxq.graph import Editor, GraphIndex, ModelLike, infer_shapes, name_nodes
@@ -172,7 +171,7 @@ class _ExcessWriter(NodeWriter):
         attrs = {key: self.node.attrs[key] for key in _CONV_ATTRIBUTES if key in self.node.attrs}
         return self.add("Conv", [x, self.constant(filters)], **attrs, kernel_shape=list(taps), group=channels)
 
-    def _find_gather_indices(self, rows: NDArray[np.int64], k: NDArray[np.int64]) -> NDArray[np.int64]:
+    def _find_gather_indices(self, rows: Integers, k: Integers) -> Integers:
         """Where the k-th weight of a row finds its quantized value."""
         if not self.conv:
             return k
@@ -180,7 +179,7 @@ class _ExcessWriter(NodeWriter):
         group = rows // (outputs // int(self.node.attrs.get("group", 1)))
         return np.asarray((group * channels + k % channels) * int(np.prod(taps)) + k // channels)
 
-    def _write_chunk(self, levels: str, rows: NDArray[np.int64], sums: NDArray[np.int64]) -> tuple[str, str]:
+    def _write_chunk(self, levels: str, rows: Integers, sums: Integers) -> tuple[str, str]:
         """The excess of rows, summed up, and how many sums had any. sums: [rows, most], -1 where a row has fewer."""
         which = np.maximum(sums, 0)
         weights = self.operand.sums[rows[:, None], which].astype(np.float32) * (sums >= 0)[:, :, None]
@@ -200,7 +199,7 @@ class _ExcessWriter(NodeWriter):
         apart = self.add("Reshape", [excess, self.constant(np.array(shape, np.int64))])
         return self._add_up(apart), self.add("ReduceSum", [some], keepdims=0)
 
-    def _write_excess(self, parts: Sequence[str], rows: NDArray[np.int64], like: str) -> str:
+    def _write_excess(self, parts: Sequence[str], rows: Integers, like: str) -> str:
         """Chunks of rows, -1 being one of zeros, as the product's result is laid out, in its unit."""
         found = self.add("Concat", list(parts), axis=1) if len(parts) > 1 else parts[0]
         place = np.full(len(self.operand.sums), int(np.flatnonzero(rows == -1)[0]), np.int64)
@@ -220,7 +219,7 @@ class _ExcessWriter(NodeWriter):
         return self.add("ReduceSum", [apart, self.constant(np.array([2], np.int64))], keepdims=0)
 
 
-def _split_rows(over: NDArray[np.bool_]) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
+def _split_rows(over: Mask) -> Iterator[tuple[Integers, Integers]]:
     """(rows, their sums that can overflow [rows, most]): rows of like counts, so that few places stay empty (-1).
 
     The last row of the last chunk is -1, without sums: it stands for rows that cannot overflow.

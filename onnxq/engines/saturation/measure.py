@@ -11,8 +11,7 @@ from onnx import TensorProto
 
 from onnxq.arrays import Array, Arrays
 from onnxq.engines.saturation.emulate import Emulation, emulate_saturation
-from onnxq.evaluation.compare import compare_models
-from onnxq.evaluation.float_outputs import MatchedRunner, ReferenceRunner
+from onnxq.evaluation.compare import MatchedRunner, ReferenceRunner, compare_models
 from onnxq.graph import ModelLike
 from onnxq.runtime import Session, tap_tensors
 from onnxq.runtime.tap import Probe
@@ -44,7 +43,7 @@ class OutputCost:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cost:
+class SaturationCost:
     """The errors that CPUs without VNNI make on samples."""
 
     data: str = ""
@@ -69,7 +68,7 @@ def measure_saturation(
     nodes: frozenset[str] | None = None,
     threads: int = 0,
     on_sample: Callable[[], None] = lambda: None,
-) -> Cost:
+) -> SaturationCost:
     """Run the model with exact and with saturating sums, both without optimizations.
 
     nodes: as of `emulate_saturation`. Raises DataError for samples that do not fit.
@@ -87,7 +86,7 @@ def measure_saturation(
 
     pair = {"saturation": (exact, MatchedRunner(exact, run))}
     errors = compare_models(pair, samples, on_sample=count)["saturation"]
-    return Cost(
+    return SaturationCost(
         samples=seen,
         nodes=run.nodes(),
         outputs=tuple(OutputCost(output=one.name, sqnr_db=one.sqnr_db, max_abs=one.max_abs) for one in errors),

@@ -14,8 +14,7 @@ from dataclasses import dataclass
 
 from onnxq.arrays import Array, Arrays
 from onnxq.evaluation.selections.forms import make_form
-from onnxq.evaluation.selections.routers import write_out_routers
-from onnxq.evaluation.selections.search import Selection, explain_missing, name_own, search_choices
+from onnxq.evaluation.selections.search import Selection, explain_missing, name_own, search_choices, write_out_routers
 from onnxq.graph import ModelLike, inline_functions, name_nodes
 from onnxq.graph.light import LightModel, bare_proto
 from onnxq.graph.scopes import walk_graphs

@@ -11,7 +11,7 @@ from onnxq.evaluation.selections.search import Selection, find_axis, name_own
 from onnxq.graph import GraphIndex, ModelLike, get_index, infer_shapes, name_nodes
 from onnxq.graph.light import bare_proto, rebuild
 from onnxq.graph.scopes import iterate_subgraphs, join_scope, replace_items, sort_nodes, walk_graphs
-from onnxq.graph.weights import omit_weights, restore_weights
+from onnxq.graph.storage import omit_weights, restore_weights
 from onnxq.runtime import tap_tensors
 from onnxq.sites import TensorId, is_within
 
@@ -146,7 +146,7 @@ def _give_inside(graph: GraphProto, scope: str, choice: str, inner: ValueInfoPro
 def _declare(index: GraphIndex, name: str, like: str, kind: int = 0) -> ValueInfoProto:
     """An input or output of the type and rank of a tensor, as far as they are known. kind: where its type is not."""
     tensor = TensorId(like)
-    dtype, shape = index.dtype(tensor) or kind, index.shape(tensor)
+    dtype, shape = index.find_dtype(tensor) or kind, index.find_shape(tensor)
     # Other sizes than were written down run all the same inside, and must from outside.
     return (
         helper.make_tensor_value_info(name, dtype, shape and [None] * len(shape))

@@ -2,24 +2,103 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from onnx import GraphProto, NodeProto, TensorProto
+import numpy as np
+from onnx import GraphProto, NodeProto, TensorProto, helper, numpy_helper, parser
 
-from onnxq.graph import GraphIndex, ModelLike, get_index, infer_shapes, name_nodes
-from onnxq.graph.light import bare_proto
-from onnxq.graph.scopes import (
+from onnxq.graph import ModelLike, get_index, infer_shapes, name_nodes
+from onnxq.graph.index import GraphIndex, find_opset
+from onnxq.graph.light import bare_proto, rebuild
+from onnxq.graph.scopes import (  # fmt: skip
     collect_reads,
     iterate_subgraphs,
     join_scope,
     list_captures,
     list_defined,
     list_reads,
+    replace_items,
     sort_nodes,
     walk_graphs,
-)  # fmt: skip
-from onnxq.sites import TensorId
+)
+from onnxq.graph.storage import omit_weights, restore_weights
+from onnxq.sites import Names, TensorId
 from onnxq.spec import FLOAT_TYPES
+
+# Routers of fused mixtures of experts, written out: the experts that such an operator picks become a tensor.
+# The operator picks the best experts of each row by itself, so that nobody sees which. In front of it the same choice
+# is written as a TopK, and the scores it reads put those first that the TopK names, whoever names them: those of
+# another model, too. Of the other experts, scores that are not lower than theirs go just below; all else stays as it
+# is.
+
+_ROUTED = frozenset({"MoE", "QMoE"})
+_DOMAIN = "com.microsoft"
+# The input that holds a score of each expert.
+_SCORES = 1
+# The opset that has these operators in this form.
+_OPSET = 11
+_CHOICE = parser.parse_graph(
+    """router (float[N, E] scores) => (float[N, E] forced) {
+        values, experts = TopK <axis = -1> (scores, k)
+        best = GatherElements <axis = -1> (scores, experts)
+        least, place = TopK <axis = -1, largest = 0> (best, one)
+        below = Sub(least, step)
+        low = Min(scores, below)
+        forced = ScatterElements <axis = -1> (low, experts, best)
+    }"""
+)
+# What scores of this type tell apart; those of narrower types differ by more.
+_STEPS: Mapping[int, float] = {TensorProto.FLOAT: 1e-4}
+_COARSE_STEP = 1 / 16
+
+
+def write_out_routers(model: ModelLike) -> ModelLike:
+    """A copy of the model, nodes named, with the experts of each fused mixture as a tensor.
+
+    The very object where it has none, or is older than the operators that this takes.
+    """
+    graphs = walk_graphs(bare_proto(model).graph)
+    if find_opset(model) < _OPSET or not any(_is_routed(node) for _, graph in graphs for node in graph.node):
+        return model
+    named = name_nodes(model)
+    index = GraphIndex(infer_shapes(named))
+    proto, weights = omit_weights(bare_proto(named))
+    for scope, graph in walk_graphs(proto.graph):
+        nodes: list[NodeProto] = []
+        for node in graph.node:
+            if _is_routed(node):
+                scores = index.resolve_tensor(node.input[_SCORES], scope)
+                nodes += _write_out(graph, node, (index.find_dtype(scores) if scores else 0) or TensorProto.FLOAT)
+            nodes.append(node)
+        replace_items(graph.node, nodes)
+    return rebuild(model, restore_weights(proto, weights))
+
+
+def _is_routed(node: NodeProto) -> bool:
+    # The sparse mixer draws its second expert by other scores than it shows.
+    sparse = any(attr.name == "use_sparse_mixer" and attr.i for attr in node.attribute)
+    return node.domain == _DOMAIN and node.op_type in _ROUTED and not sparse
+
+
+def _write_out(graph: GraphProto, node: NodeProto, dtype: int) -> list[NodeProto]:
+    """The nodes in front of a mixture, which then reads their result. dtype: the ONNX type of its scores."""
+    base = f"{node.name}/router"
+    count = next((attr.i for attr in node.attribute if attr.name == "k"), 1)
+    step = np.asarray(_STEPS.get(dtype, _COARSE_STEP), helper.tensor_dtype_to_np_dtype(dtype))
+    constants = {"k": np.array([count], np.int64), "one": np.array([1], np.int64), "step": step}
+    graph.initializer.extend(numpy_helper.from_array(value, f"{base}/{key}") for key, value in constants.items())
+    nodes = []
+    for part in _CHOICE.node:
+        copy = NodeProto()
+        copy.CopyFrom(part)
+        copy.input[:] = [node.input[_SCORES] if name == "scores" else f"{base}/{name}" for name in part.input]
+        copy.output[:] = [f"{base}/{name}" for name in part.output]
+        copy.name = base if part.output[0] == "values" else f"{base}/{part.output[0]}"
+        nodes.append(copy)
+    node.input[_SCORES] = f"{base}/forced"
+    return nodes
+
 
 # Operators that choose by values, and the outputs that hold the choice.
 _CHOOSERS = {
@@ -67,7 +146,7 @@ class Selection:
     choices: tuple[tuple[str, int], ...]
     values: tuple[tuple[str, int], ...]
     axis: int = -1
-    outputs: tuple[str, ...] = ()
+    outputs: Names = ()
     scope: str = ""
     obstacle: str = ""
 
@@ -176,8 +255,8 @@ class _ChoiceWalk:
 
     def _find_type(self, name: str) -> int:
         """The ONNX type of a tensor that this graph reads or makes; 0 where it is not known."""
-        tensor = self.index.resolve(name, self.scope)
-        return self.index.dtype(tensor) if tensor else 0
+        tensor = self.index.resolve_tensor(name, self.scope)
+        return self.index.find_dtype(tensor) if tensor else 0
 
     def _visit(self, node: NodeProto) -> None:
         reads, outputs = list_reads(node), [name for name in node.output if name]
@@ -239,11 +318,11 @@ class _ChoiceWalk:
 
     def _is_exact(self, node: NodeProto) -> bool:
         """True where quantizing cannot change a result of the node alone."""
-        table = self.index.resolve(node.input[0], self.scope) if node.op_type == "Gather" else None
+        table = self.index.resolve_tensor(node.input[0], self.scope) if node.op_type == "Gather" else None
         looks_up = table is not None and self.index.is_constant(table)
         return _is_plain(node) and node.op_type in _MOVES and not looks_up
 
-    def _list_choices(self, node: NodeProto) -> tuple[str, ...]:
+    def _list_choices(self, node: NodeProto) -> Names:
         """The outputs that hold a choice; () for a node that makes none, or that nothing depends on."""
         if not _is_plain(node):
             return ()
@@ -255,7 +334,7 @@ class _ChoiceWalk:
         picks = node.op_type in _TESTS | _CASTS and computed and node.output[0] in positions
         return tuple(node.output) if picks else ()
 
-    def _describe(self, node: NodeProto, choices: tuple[str, ...]) -> Selection:
+    def _describe(self, node: NodeProto, choices: Names) -> Selection:
         values = []
         for k, name in enumerate(node.input):
             # A tensor that two selections go by, or that is an output anyway, is judged once.
@@ -273,7 +352,7 @@ class _ChoiceWalk:
 
     def has_size(self, name: str) -> bool:
         """True for a tensor of this graph whose size is written down, or inferred, as numbers."""
-        shape = self.index.shape(TensorId(name, self.scope))
+        shape = self.index.find_shape(TensorId(name, self.scope))
         return shape is not None and all(isinstance(size, int) for size in shape)
 
     def _is_unsteady(self, node: NodeProto) -> bool:
@@ -283,7 +362,7 @@ class _ChoiceWalk:
         computed = any(name in own and not self.index.is_constant(TensorId(name, self.scope)) for name in sizes)
         return node.op_type in _COUNTING or computed or bool(self.unsteady.intersection(list_reads(node)))
 
-    def _find_obstacle(self, choices: tuple[str, ...]) -> str:
+    def _find_obstacle(self, choices: Names) -> str:
         """Why the choices of all iterations are not one tensor; "" where they are."""
         ops = [parent.op_type for parent in self.around]
         iterated = next((k for k, op_type in enumerate(ops) if op_type != "If"), len(ops))

@@ -46,7 +46,7 @@ class Editor(Generic[M]):
         # A copy: the given model must not come to refer to the arrays of an edit that may be thrown away.
         self._store = copy_store(model)
         self._wiring = wiring = import_wiring(proto)
-        self._resolve = wiring.resolve
+        self._resolve = wiring.resolve_tensor
         self._nodes, self._tensors, self._scopes = wiring.nodes, wiring.tensors, wiring.scopes
         self._names = list_names(proto)
         # New nodes by the node they are anchored to, in the order in which they were inserted.
@@ -94,7 +94,7 @@ class Editor(Generic[M]):
         if t not in self._tensors or t.name in {value.name for value in self._scopes[t.scope].inputs}:
             return False
         outputs = (self._resolve(v.name, s.name) for s in self._scopes.values() for v in s.outputs)
-        return not self.consumers(t) and t not in outputs
+        return not self.list_consumers(t) and t not in outputs
 
     def remove_initializer(self, t: TensorId) -> None:
         """Take out an initializer that nothing reads."""
@@ -197,10 +197,10 @@ class Editor(Generic[M]):
         if consumers is None:
             target = self._resolve(new, t.scope)
             makers = find_nodes_between(self._wiring, target, t) if target else set()
-            edges = [edge for edge in self.consumers(t) if edge.node not in makers]
+            edges = [edge for edge in self.list_consumers(t) if edge.node not in makers]
         else:
             edges = list(consumers)
-            strange = next((edge for edge in edges if edge not in self.consumers(t)), None)
+            strange = next((edge for edge in edges if edge not in self.list_consumers(t)), None)
             if strange is not None:
                 raise _fault(str(strange), f"does not read {t}", "take the edge from the index")
         for edge in edges:
@@ -217,7 +217,7 @@ class Editor(Generic[M]):
         self._find_visible(new, scope.name)
         scope.outputs[k] = rename_value(scope.outputs[k], new)
 
-    def consumers(self, t: TensorId) -> Edges:
+    def list_consumers(self, t: TensorId) -> Edges:
         """The edges that read the tensor now."""
         tensor = self._tensors.get(t)
         edges: dict[Edge, None] = {}

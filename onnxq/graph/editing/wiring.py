@@ -30,7 +30,7 @@ from onnx import (
 from onnxq.errors import ModelError
 from onnxq.graph.editing import gs
 from onnxq.graph.scopes import iterate_subgraphs, join_scope, list_defined, sort_topologically
-from onnxq.graph.weights import copy_fields
+from onnxq.graph.storage import copy_fields
 from onnxq.sites import TensorId
 
 BODY_TYPES = (AttributeProto.GRAPH, AttributeProto.GRAPHS)
@@ -78,7 +78,7 @@ class Wiring:
     # Tensors whose node was taken out: who read them reads the next tensor made under that name.
     orphans: dict[TensorId, Any] = field(default_factory=dict)
 
-    def resolve(self, tensor: str, scope: str) -> TensorId | None:
+    def resolve_tensor(self, tensor: str, scope: str) -> TensorId | None:
         """Return the tensor that a name means when read from `scope`; None for "" and for undefined names."""
         at: str | None = scope
         while tensor and at is not None:
@@ -152,7 +152,7 @@ def _relink_inputs(wiring: Wiring, record: NodeRecord) -> None:
     graphsurgeon makes a second object where a subgraph reads an outer tensor it has not met yet.
     """
     for k, tensor in enumerate(list(record.node.inputs)):
-        source = wiring.resolve(tensor.name, record.scope)
+        source = wiring.resolve_tensor(tensor.name, record.scope)
         if source is not None and wiring.tensors[source] is not tensor:
             record.node.inputs[k] = wiring.tensors[source]
 
@@ -162,7 +162,7 @@ def find_used(wiring: Wiring) -> tuple[set[str], set[TensorId]]:
     made_by: dict[TensorId, NodeRecord] = {}
     nodes: set[str] = set()
     tensors: set[TensorId] = set()
-    waiting = [wiring.resolve(value.name, "") for value in wiring.scopes[""].outputs]
+    waiting = [wiring.resolve_tensor(value.name, "") for value in wiring.scopes[""].outputs]
     for record in wiring.nodes.values():
         made_by.update((TensorId(tensor.name, record.scope), record) for tensor in record.node.outputs)
         if not any(tensor.name for tensor in record.node.outputs):
@@ -182,9 +182,9 @@ def find_used(wiring: Wiring) -> tuple[set[str], set[TensorId]]:
 
 
 def _list_needed(wiring: Wiring, record: NodeRecord) -> list[TensorId | None]:
-    needed = [wiring.resolve(tensor.name, record.scope) for tensor in record.node.inputs]
+    needed = [wiring.resolve_tensor(tensor.name, record.scope) for tensor in record.node.inputs]
     for subgraph in record.subgraphs.values():
-        needed.extend(wiring.resolve(value.name, subgraph) for value in wiring.scopes[subgraph].outputs)
+        needed.extend(wiring.resolve_tensor(value.name, subgraph) for value in wiring.scopes[subgraph].outputs)
     return needed
 
 
@@ -262,7 +262,7 @@ def _list_needs(wiring: Wiring, record: NodeRecord, scope: str) -> list[str]:
         for k, tensor in enumerate(at.node.inputs):
             if not tensor.name:
                 continue
-            source = wiring.resolve(tensor.name, at.scope)
+            source = wiring.resolve_tensor(tensor.name, at.scope)
             # The object that it reads was taken out; a tensor of that name further out is another one.
             if source is None or wiring.tensors[source] is not tensor:
                 cause = f"reads {tensor.name!r}, which nothing makes"
@@ -271,13 +271,13 @@ def _list_needs(wiring: Wiring, record: NodeRecord, scope: str) -> list[str]:
                 needs.append(source.name)
         for subgraph in at.subgraphs.values():
             stack.extend(wiring.nodes[node.name] for node in wiring.scopes[subgraph].graph.nodes)
-            outs = (wiring.resolve(value.name, subgraph) for value in wiring.scopes[subgraph].outputs)
+            outs = (wiring.resolve_tensor(value.name, subgraph) for value in wiring.scopes[subgraph].outputs)
             needs.extend(out.name for out in outs if out is not None and out.scope == scope)
     return needs
 
 
 def _find_output(wiring: Wiring, scope: ScopeRecord, name: str) -> object:
-    key = wiring.resolve(name, scope.name)
+    key = wiring.resolve_tensor(name, scope.name)
     if key is None:
         cause = f"is an output{f' of {scope.name}' if scope.name else ''} that nothing makes"
         raise ModelError(name, cause, "give a node or initializer this output name", code="Q103")
@@ -306,7 +306,7 @@ def _restore_graph(wiring: Wiring, scope: ScopeRecord, exported: GraphProto, tar
     # Inputs and outputs carry their types themselves.
     declared = {value.name for value in (*scope.inputs, *scope.outputs)}
     for name, value in scope.value_info.items():
-        if name not in declared and wiring.resolve(name, scope.name) is not None:
+        if name not in declared and wiring.resolve_tensor(name, scope.name) is not None:
             target.value_info.append(value)
     for annotation in scope.source.quantization_annotation:
         name = scope.annotated.get(annotation.tensor_name, "")

@@ -20,8 +20,8 @@ from onnxq.graph.light import LightModel, M, ModelLike, bare_proto, strip_weight
 from onnxq.graph.names import name_nodes
 from onnxq.graph.scopes import walk_graphs, walk_nodes
 from onnxq.graph.shapes import infer_shapes
+from onnxq.graph.storage import SMALL_BYTES, count_tensor_bytes, omit_weights
 from onnxq.graph.values import encode_tensor, find_constant_attribute
-from onnxq.graph.weights import SMALL_BYTES, count_tensor_bytes, omit_weights
 from onnxq.sites import TensorId
 
 # Random, stateful, without a tensor as result, or meant to stay: quantized weights live behind DequantizeLinear.
@@ -96,7 +96,9 @@ class _Folding:
         self.weights = GraphIndex(model)
         self.shapes = infer_shape_values(self.index)
         self.protos = {node.name: node for node in walk_nodes(proto.graph)}
-        given_out = (self.index.resolve(name, s) for s in self.index.scopes for name in self.index.scope_outputs(s))
+        given_out = (
+            self.index.resolve_tensor(name, s) for s in self.index.scopes for name in self.index.scope_outputs(s)
+        )
         self.protected = {t for t in given_out if t is not None}
         # Of the constants that a tensor is computed from, which its own size is weighed against.
         self.bytes: dict[TensorId, int] = {}
@@ -128,7 +130,7 @@ class _Folding:
                 continue
             if node.domain or node.op_type in _NEVER or self.index.subgraphs(node.name) or not any(node.inputs):
                 continue
-            read = [self.index.resolve(name, node.scope) for name in node.inputs if name]
+            read = [self.index.resolve_tensor(name, node.scope) for name in node.inputs if name]
             if self._unpacks_weight(node, read[0]):
                 continue
             if all(t is not None and self._is_fixed(t, nodes) for t in read):
@@ -140,17 +142,17 @@ class _Folding:
 
     def _unpacks_weight(self, node: NodeRef, read: TensorId | None) -> bool:
         """A Cast that makes bytes of a quantized weight's 4 bits: they are packed to keep the file small."""
-        packed = read is not None and self.index.dtype(read) in (TensorProto.INT4, TensorProto.UINT4)
+        packed = read is not None and self.index.find_dtype(read) in (TensorProto.INT4, TensorProto.UINT4)
         readers = self.index.readers(node.result) if node.op_type == "Cast" and packed else ()
         return any(reader.op_type == "DequantizeLinear" for reader in readers)
 
     def _is_fixed(self, t: TensorId, nodes: dict[str, NodeRef]) -> bool:
-        maker = self.index.producer(t)
+        maker = self.index.find_producer(t)
         return self.index.is_constant(t) or (maker is not None and maker.name in nodes)
 
     def _is_literal(self, t: TensorId) -> bool:
         """A Constant node's output, or a tensor whose value follows from static dims: known without computing."""
-        maker = self.index.producer(t)
+        maker = self.index.find_producer(t)
         if maker is None or t in self.shapes:
             return t in self.shapes
         attribute = find_constant_attribute(self.protos[maker.name]) if maker.op_type == "Constant" else None
@@ -172,19 +174,21 @@ class _Folding:
             for name in filter(None, node.outputs):
                 t = TensorId(name, node.scope)
                 # Read by folded nodes alone it need not exist.
-                if any(edge.node not in nodes for edge in self.index.consumers(t)):
+                if any(edge.node not in nodes for edge in self.index.list_consumers(t)):
                     source = self._unwrap_identity(t, nodes)
                     if source != t:
                         same[t] = source
-                    maker = self.index.producer(source)
+                    maker = self.index.find_producer(source)
                     if maker is not None and maker.name in nodes:
                         wanted[source] = None
         return same, list(wanted)
 
     def _unwrap_identity(self, t: TensorId, nodes: dict[str, NodeRef]) -> TensorId:
         """Return the source of an Identity, or of a chain of them: tied weights must stay one tensor."""
-        while (maker := self.index.producer(t)) is not None and maker.name in nodes and maker.op_type == "Identity":
-            source = self.index.input(maker, 0)
+        while (
+            (maker := self.index.find_producer(t)) is not None and maker.name in nodes and maker.op_type == "Identity"
+        ):
+            source = self.index.find_input(maker, 0)
             if source is None or t in self.shapes:
                 break
             t = source
@@ -203,14 +207,14 @@ class _Folding:
         chain: list[NodeRef] = []
         at: TensorId | None = t
         while at is not None and not self.weights.is_constant(at):
-            maker = self.index.producer(at)
+            maker = self.index.find_producer(at)
             if maker is None or not maker.inputs:
                 return None
             chain.append(maker)
-            at = self.index.input(maker, 0)
+            at = self.index.find_input(maker, 0)
         if at is None or not chain:
             return None
-        array, dtype = self.weights.constant(at), self.weights.dtype(at)
+        array, dtype = self.weights.find_constant(at), self.weights.find_dtype(at)
         for node in reversed(chain):
             shape = self._static_shape(node.result)
             array = None if array is None else move_constant(node, array, dtype, shape)
@@ -225,7 +229,7 @@ class _Folding:
         for ref in self._list_makers(nodes, wanted):
             node = deepcopy(self.protos[ref.name])
             for k, name in enumerate(ref.inputs):
-                t = self.index.resolve(name, ref.scope)
+                t = self.index.resolve_tensor(name, ref.scope)
                 if t is not None and t not in names:
                     names[t] = f"t{len(names)}"
                     constants[names[t]] = self._encode_value(t, names[t])
@@ -241,7 +245,7 @@ class _Folding:
         waiting = list(wanted)
         while waiting:
             t = waiting.pop()
-            maker = self.index.producer(t)
+            maker = self.index.find_producer(t)
             if maker is None or maker.name in needed or maker.name not in nodes or self._is_literal(t):
                 continue
             needed[maker.name] = maker
@@ -250,13 +254,13 @@ class _Folding:
         return sorted(needed.values(), key=lambda node: node.order)
 
     def _encode_value(self, t: TensorId, name: str) -> TensorProto:
-        array = self.shapes[t] if t in self.shapes else self.weights.constant(t)
+        array = self.shapes[t] if t in self.shapes else self.weights.find_constant(t)
         # Only constants and tensors of known shapes are foldable.
         assert array is not None, t
-        return encode_tensor(name, array, self.index.dtype(t) or None)
+        return encode_tensor(name, array, self.index.find_dtype(t) or None)
 
     def _find_maker(self, t: TensorId) -> NodeRef:
-        maker = self.index.producer(t)
+        maker = self.index.find_producer(t)
         assert maker is not None, t
         return maker
 
@@ -265,13 +269,13 @@ class _Folding:
 
     def _inferred_bytes(self, t: TensorId) -> int:
         """Return the tensor's size in bytes if its shape is static, else 0."""
-        shape, dtype = self._static_shape(t), self.index.dtype(t)
+        shape, dtype = self._static_shape(t), self.index.find_dtype(t)
         if shape is None or not dtype or dtype == TensorProto.STRING:
             return 0
         return count_tensor_bytes(TensorProto(data_type=dtype, dims=shape))
 
     def _static_shape(self, t: TensorId) -> Shape | None:
-        dims = self.index.shape(t)
+        dims = self.index.find_shape(t)
         static = tuple(d for d in dims or () if isinstance(d, int))
         return None if dims is None or len(static) != len(dims) else static
 
@@ -282,7 +286,7 @@ class _Folding:
 def _apply_plan(index: GraphIndex, plan: _Plan, model: M) -> M:
     editor = Editor(model)
     for t, source in plan.same.items():
-        outside = [edge for edge in index.consumers(t) if edge.node not in plan.nodes]
+        outside = [edge for edge in index.list_consumers(t) if edge.node not in plan.nodes]
         editor.rewire(t, source.name, consumers=outside)
     for name in plan.nodes:
         editor.remove_node(name)
@@ -300,7 +304,7 @@ def _insert_scalars(index: GraphIndex, model: M) -> M:
         for node in index.nodes
         if not node.domain
         for k in _SCALARS.get(node.op_type, ())
-        if (t := index.input(node, k)) is not None and index.shape(t)
+        if (t := index.find_input(node, k)) is not None and index.find_shape(t)
     ]
     if not edges:
         return model
@@ -321,8 +325,8 @@ def _remove_sources(index: GraphIndex, plan: _Plan, editor: Editor[Any]) -> None
     while waiting:
         node = waiting.pop()
         for name in filter(None, node.inputs):
-            read = index.resolve(name, node.scope)
-            maker = index.producer(read)
+            read = index.resolve_tensor(name, node.scope)
+            maker = index.find_producer(read)
             if read is None or not editor.is_unread(read):
                 continue
             if maker is None:
@@ -339,7 +343,7 @@ def _share_equal(index: GraphIndex, plan: _Plan, editor: Editor[Any]) -> None:
     """Make large results that are equal one initializer: branches that unpack one weight must not double it."""
     alike: defaultdict[tuple[int, tuple[int, ...]], list[TensorId]] = defaultdict(list)
     for t, tensor in plan.tensors.items():
-        maker = index.producer(t)
+        maker = index.find_producer(t)
         if count_tensor_bytes(tensor) > SMALL_BYTES and maker is not None and maker.op_type != "Constant":
             alike[tensor.data_type, tuple(tensor.dims)].append(t)
     equal: defaultdict[tuple[object, bytes], list[TensorId]] = defaultdict(list)
@@ -351,7 +355,7 @@ def _share_equal(index: GraphIndex, plan: _Plan, editor: Editor[Any]) -> None:
         if len(group) == 1:
             continue
         # Only what nothing reads can be taken out, and its name is needed for the shared one.
-        edges = [edge for t in group for edge in editor.consumers(t)]
+        edges = [edge for t in group for edge in editor.list_consumers(t)]
         for edge in edges:
             editor.replace_input(edge, "")
         for t in group:

@@ -52,25 +52,25 @@ def infer_shape_values(index: GraphIndex) -> dict[TensorId, Array]:
             known[node.result] = found
     return {
         t: np.array(
-            value.items[0] if value.scalar else value.items, onnx.helper.tensor_dtype_to_np_dtype(index.dtype(t))
+            value.items[0] if value.scalar else value.items, onnx.helper.tensor_dtype_to_np_dtype(index.find_dtype(t))
         )
         for t, value in known.items()
-        if None not in value.items and index.dtype(t) in _INTEGERS and not index.is_constant(t)
+        if None not in value.items and index.find_dtype(t) in _INTEGERS and not index.is_constant(t)
     }
 
 
 def _read_known(index: GraphIndex, node: NodeRef, k: int, known: dict[TensorId, _Known]) -> _Known | None:
-    t = index.input(node, k)
+    t = index.find_input(node, k)
     if t is None or t in known:
         return None if t is None else known[t]
     # A constant then, such as the index of a Gather.
-    shape = index.shape(t)
-    if index.dtype(t) not in _INTEGERS or shape is None or len(shape) > 1 or not index.is_constant(t):
+    shape = index.find_shape(t)
+    if index.find_dtype(t) not in _INTEGERS or shape is None or len(shape) > 1 or not index.is_constant(t):
         return None
     # Long constants are not read: an index without weights does not hold their values.
     if shape and not (isinstance(shape[0], int) and shape[0] <= _LONGEST):
         return None
-    array = index.constant(t)
+    array = index.find_constant(t)
     if array is None:
         return None
     return _Known(tuple(int(v) for v in array.reshape(-1)), array.ndim == 0)
@@ -89,8 +89,8 @@ def _read_parameter(
 
 
 def _read_dims(index: GraphIndex, node: NodeRef) -> tuple[int | None, ...] | None:
-    t = index.input(node, 0)
-    dims = index.shape(t) if t is not None else None
+    t = index.find_input(node, 0)
+    dims = index.find_shape(t) if t is not None else None
     return None if dims is None else tuple(d if isinstance(d, int) else None for d in dims)
 
 

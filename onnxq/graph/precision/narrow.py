@@ -14,10 +14,9 @@ from functools import lru_cache
 
 import numpy as np
 import onnx
-from numpy.typing import NDArray
 from onnx import GraphProto, NodeProto, TensorProto, ValueInfoProto, helper
 
-from onnxq.arrays import Array
+from onnxq.arrays import Array, Array64
 from onnxq.graph.base import LAYOUT_OPS, NodeRef
 from onnxq.graph.index import GraphIndex, get_index
 from onnxq.graph.light import M, WeightStore, copy_proto, copy_store, rebuild
@@ -90,12 +89,12 @@ def bind_types(index: GraphIndex, node: NodeRef, narrow: int, opset: int) -> Bin
     inputs, outputs, repeats = schema
     follows: list[bool | None] = []
     for k, tensor in enumerate(index.list_inputs(node)):
-        dtype = index.dtype(tensor)
+        dtype = index.find_dtype(tensor)
         if dtype == 0 and node.inputs[k]:
             return fixed
         formal = inputs[k] if k < len(inputs) else bool(repeats and inputs[-1])
         follows.append(formal if dtype == FLOAT else None)
-    dtypes = {k: index.dtype(TensorId(name, node.scope)) for k, name in enumerate(node.outputs) if name}
+    dtypes = {k: index.find_dtype(TensorId(name, node.scope)) for k, name in enumerate(node.outputs) if name}
     if 0 in dtypes.values():
         # Its readers cannot tell what they would get either, and stay float32 with it.
         return fixed
@@ -114,7 +113,7 @@ def bind_types(index: GraphIndex, node: NodeRef, narrow: int, opset: int) -> Bin
 
 def _bind_contrib(index: GraphIndex, node: NodeRef, contrib: Contrib) -> Binding:
     """The binding of an operator of ONNX Runtime, where all types of its tensors are known."""
-    dtypes = [index.dtype(tensor) for tensor in index.list_inputs(node)]
+    dtypes = [index.find_dtype(tensor) for tensor in index.list_inputs(node)]
     wide_inputs, wide_outputs = contrib.wide
     known = all(dtype or not name for dtype, name in zip(dtypes, node.inputs, strict=True))
     able = known and not any(node.outputs[k] for k in wide_outputs if k < len(node.outputs))
@@ -124,7 +123,7 @@ def _bind_contrib(index: GraphIndex, node: NodeRef, contrib: Contrib) -> Binding
 
 def is_float32(index: GraphIndex, tensor: TensorId | None) -> bool:
     """True for a tensor whose type is known to be float32."""
-    return index.dtype(tensor) == FLOAT
+    return index.find_dtype(tensor) == FLOAT
 
 
 # Elements. A larger constant that is read in two types is stored once, behind a Cast.
@@ -178,7 +177,7 @@ class _NodeTypes:
         if self.wide is None or node.name in self.wide:
             return FLOAT
         if node.is_onnx(QUANTIZE):
-            return self.of_tensor(self.index.input(node, 0)) if self.fits_scale(node) else FLOAT
+            return self.of_tensor(self.index.find_input(node, 0)) if self.fits_scale(node) else FLOAT
         if node.is_onnx(DEQUANTIZE):
             able = self.of_readers(node.result) == {self.narrow} and self.fits_scale(node)
         else:
@@ -189,7 +188,7 @@ class _NodeTypes:
         """The type that an input or a computed tensor is made in."""
         if tensor is None or not is_float32(self.index, tensor):
             return FLOAT
-        maker = self.index.producer(tensor)
+        maker = self.index.find_producer(tensor)
         return self.of_border(tensor) if maker is None else self.of_node(maker)
 
     def of_border(self, tensor: TensorId) -> int:
@@ -198,14 +197,14 @@ class _NodeTypes:
 
     def of_readers(self, tensor: TensorId) -> set[int]:
         """The types that a tensor is read in; float32 where it may have any."""
-        dtypes = {self.of_input(edge) for edge in self.index.consumers(tensor)}
+        dtypes = {self.of_input(edge) for edge in self.index.list_consumers(tensor)}
         if self.index.is_output(tensor):
             dtypes.add(self.of_border(tensor))
         return {dtype for dtype in dtypes if dtype is not None} or {FLOAT}
 
     def of_input(self, edge: Edge) -> int | None:
         """The type that an input must have; None where it takes any."""
-        node = self.index.node(edge.node)
+        node = self.index.find_node(edge.node)
         dtype = self.of_node(node)
         if node.is_onnx(DEQUANTIZE) and edge.index == 0:
             return None
@@ -220,7 +219,7 @@ class _NodeTypes:
     def fits_scale(self, node: NodeRef) -> bool:
         """False where the narrow type does not hold a scale: no pair is written with another than was meant."""
         scale = self.index.input_value(node, 1)
-        weight = self.index.is_constant(self.index.input(node, 0))
+        weight = self.index.is_constant(self.index.find_input(node, 0))
         return scale is not None and holds_scale(scale, self.narrow, weight=weight)
 
 
@@ -245,7 +244,7 @@ def is_exact(scale: Array, narrow: int) -> bool:
     return bool((values >= FLOAT_TYPES[narrow].smallest).all() and np.array_equal(written, values))
 
 
-def _round_scale(scale: Array, narrow: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def _round_scale(scale: Array, narrow: int) -> tuple[Array64, Array64]:
     """The scale before and after rounding to the type."""
     values = np.asarray(scale, np.float64)
     with np.errstate(over="ignore", under="ignore"):
@@ -300,14 +299,14 @@ class _TypeWriter:
 
     def _is_shared_scale(self, tensor: TensorId, read_in: set[int]) -> bool:
         """True for the scale of a pair that is read in both types, or written in both."""
-        readers = [self.index.node(edge.node) for edge in self.index.consumers(tensor) if edge.index == 1]
+        readers = [self.index.find_node(edge.node) for edge in self.index.list_consumers(tensor) if edge.index == 1]
         paired = [node for node in readers if node.is_onnx(QUANTIZE, DEQUANTIZE)]
         if paired and self.types.narrow in read_in:
             return True
         return any(node.op_type == DEQUANTIZE and self._read_in_both(node) for node in paired)
 
     def _is_limited(self, tensor: TensorId) -> bool:
-        return any(edge in self.types.limited for edge in self.index.consumers(tensor))
+        return any(edge in self.types.limited for edge in self.index.list_consumers(tensor))
 
     def _narrow_value(self, value: Array, limited: bool) -> Array:
         if limited:
@@ -316,7 +315,7 @@ class _TypeWriter:
             return np.asarray(value.astype(helper.tensor_dtype_to_np_dtype(self.types.narrow)))
 
     def _write_node(self, node: NodeProto, scope: str) -> None:
-        ref = self.index.node(node.name)
+        ref = self.index.find_node(node.name)
         dtype = self.types.of_node(ref)
         if ref.is_onnx("Constant"):
             dtype = self._write_constant_node(node, ref.result)
@@ -341,7 +340,7 @@ class _TypeWriter:
 
     def _repeat_dequantize(self, node: NodeProto, ref: NodeRef) -> None:
         """A second DequantizeLinear for the readers in the narrow type."""
-        scale = self.index.input(ref, 1)
+        scale = self.index.find_input(ref, 1)
         assert scale is not None
         copy = NodeProto()
         copy.CopyFrom(node)
@@ -362,7 +361,7 @@ class _TypeWriter:
                 node.input[k] = self._read_as(tensor, dtype, limited=edge in self.types.limited)
 
     def _write_constant_node(self, node: NodeProto, tensor: TensorId) -> int:
-        value, narrow = self.index.constant(tensor), self.types.narrow
+        value, narrow = self.index.find_constant(tensor), self.types.narrow
         if value is None or not is_float32(self.index, tensor) or self.types.of_readers(tensor) != {narrow}:
             return FLOAT
         del node.attribute[:]
@@ -375,7 +374,7 @@ class _TypeWriter:
         limited = limited and dtype == self.types.narrow
         key = tensor, dtype, limited
         if key not in self.casts:
-            value = self.index.constant(tensor)
+            value = self.index.find_constant(tensor)
             if value is not None and value.size < _COPIED and dtype == self.types.narrow:
                 self.casts[key] = self._copy_constant(tensor, limited)
             else:
@@ -385,7 +384,7 @@ class _TypeWriter:
     def _copy_constant(self, tensor: TensorId, limited: bool) -> str:
         """A copy of a constant in the narrow type."""
         name = self._name_part(tensor, TYPE_NAMES[self.types.narrow])
-        value = self._narrow_value(np.asarray(self.index.constant(tensor)), limited)
+        value = self._narrow_value(np.asarray(self.index.find_constant(tensor)), limited)
         self.graphs[tensor.scope].initializer.append(encode_tensor(name, value, self.types.narrow))
         return name
 
@@ -408,7 +407,7 @@ class _TypeWriter:
     def _write_outputs(self, graph: GraphProto, scope: str) -> None:
         """Outputs in the types of the interface; those of bodies in float32."""
         for value in graph.output:
-            tensor = self.index.resolve(value.name, scope)
+            tensor = self.index.resolve_tensor(value.name, scope)
             dtype = FLOAT if scope else self.types.interface.get(value.name, FLOAT)
             if tensor is None or tensor not in self.dtypes:
                 continue

@@ -74,7 +74,7 @@ def _find_compute_type(model: ModelLike) -> int:
         return 0
     index = get_index(infer_shapes(model))
     computing = (node for node in index.nodes if node.op_type not in _READING)
-    dtypes = (index.dtype(tensor) for node in computing for tensor in index.list_inputs(node))
+    dtypes = (index.find_dtype(tensor) for node in computing for tensor in index.list_inputs(node))
     return next((dtype for dtype in dtypes if dtype in NARROW), 0)
 
 
@@ -140,7 +140,7 @@ def _keep_node(
     node: NodeProto, scope: str, before: GraphIndex, taken: set[str], heads: list[NodeProto]
 ) -> list[NodeProto]:
     """Let one node read and write the types it had. Casts in front go to `heads`; those behind are returned."""
-    dtypes = [before.dtype(before.resolve(name, scope)) for name in node.input]
+    dtypes = [before.find_dtype(before.resolve_tensor(name, scope)) for name in node.input]
 
     def name_cast(place: str, dtype: int) -> tuple[str, str]:
         return choose_name(f"{place}/{TYPE_NAMES[dtype]}", taken), choose_name(f"{place}/Cast", taken)
@@ -153,7 +153,7 @@ def _keep_node(
     tails = []
     for k, name in enumerate(node.output):
         # Without a declared type, most operators write what they read.
-        dtype = before.dtype(TensorId(name, scope)) or max(dtypes, default=0)
+        dtype = before.find_dtype(TensorId(name, scope)) or max(dtypes, default=0)
         if name and dtype in NARROW:
             narrow, cast = name_cast(f"{node.name}/out{k}", dtype)
             tails.append(make_cast(narrow, name, FLOAT, cast))
@@ -206,7 +206,7 @@ def _map_stored(original: ModelLike) -> dict[str, tuple[str, int]]:
     index = get_index(original)
     for node in index.nodes:
         result = node.outputs[0]
-        dtype = index.dtype(node.result) if node.op_type == "Constant" else 0
+        dtype = index.find_dtype(node.result) if node.op_type == "Constant" else 0
         if dtype in NARROW:
             narrow[result] = dtype
             sources[result] = result, dtype
@@ -237,7 +237,7 @@ def _round_inputs(graph: GraphProto, index: GraphIndex, taken: set[str]) -> list
     """The nodes that round the inputs of the main graph, whose readers read what these make."""
     nodes: list[NodeProto] = []
     for value in graph.input:
-        dtype = index.dtype(TensorId(value.name))
+        dtype = index.find_dtype(TensorId(value.name))
         if dtype in NARROW:
             rounded = choose_name(f"{value.name}/rounded", taken)
             rename_reads(graph, {value.name: rounded})
@@ -246,13 +246,13 @@ def _round_inputs(graph: GraphProto, index: GraphIndex, taken: set[str]) -> list
 
 
 def _round_outputs(node: NodeProto, index: GraphIndex, taken: set[str]) -> list[NodeProto]:
-    ref = index.node(node.name)
+    ref = index.find_node(node.name)
     # Operators that only know the narrow type still compute in it.
     if ref.is_onnx(*MOVES) or is_custom(ref) or ref.op_type == "Constant":
         return []
     nodes: list[NodeProto] = []
     for k, name in enumerate(node.output):
-        dtype = index.dtype(TensorId(ref.outputs[k], ref.scope)) if name else 0
+        dtype = index.find_dtype(TensorId(ref.outputs[k], ref.scope)) if name else 0
         if dtype in NARROW:
             node.output[k] = choose_name(f"{name}/exact", taken)
             nodes += _round_tensor(node.output[k], name, dtype, taken)

@@ -14,16 +14,15 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
+from onnxq.arrays import Array64, Mask
 from onnxq.graph import NodeRef
-from onnxq.passes.affine_core import Array64
 from onnxq.passes.equalization.cross_layer_core import Labels, group_by_label, merge_labels
 from onnxq.passes.linear import Linear, find_linear
-from onnxq.passes.view import View
-from onnxq.sites import TensorId
+from onnxq.passes.patterns import View
+from onnxq.sites import Names, TensorId
 
-Flags = NDArray[np.bool_]
+Flags = Mask
 LabelT = TypeVar("LabelT")
 
 
@@ -31,7 +30,7 @@ class ChannelFlow(Generic[LabelT]):
     """Labels of tensors, as far as nodes were visited."""
 
     # Of the operators that have rules here.
-    domains: ClassVar[tuple[str, ...]] = ("",)
+    domains: ClassVar[Names] = ("",)
 
     def __init__(self, view: View) -> None:
         self.view = view
@@ -53,7 +52,7 @@ class ChannelFlow(Generic[LabelT]):
 
     def find_label(self, node: NodeRef, k: int) -> LabelT | None:
         """The label of input k of a node; None where it has none."""
-        tensor = self.view.tensor(node, k)
+        tensor = self.view.find_tensor(node, k)
         return None if tensor is None else self.labels.get(tensor)
 
     def write_label(self, tensor: TensorId, label: LabelT) -> None:
@@ -167,10 +166,10 @@ def scale_linear(flow: ScaledChannels, node: NodeRef) -> bool:
         return False
     if not op.owns_constants(view):
         return False
-    x, y = view.tensor(node, 0), op.last.result
+    x, y = view.find_tensor(node, 0), op.last.result
     scaled = ScaledLinear(op, flow.make_labels(op.channels), flow.find_label(node, 0))
     if x is not None and scaled.columns is not None:
-        rank = view.rank(x)
+        rank = view.find_rank(x)
         along = rank is not None and flow.axes[x] == op.channel_axis % rank
         # Columns of another number, or along another axis, as behind a Reshape: no factor fits them.
         if scaled.columns.size != scaled.inputs or not along:
@@ -178,7 +177,7 @@ def scale_linear(flow: ScaledChannels, node: NodeRef) -> bool:
             scaled = ScaledLinear(op, scaled.rows, None)
     flow.ops.append(scaled)
     flow.bias_adds.add(op.last.name)
-    rank = op.rank if op.rank_known else view.rank(y)
+    rank = op.rank if op.rank_known else view.find_rank(y)
     if rank is None:
         flow.hold_label(scaled.rows, "")
     else:
@@ -204,8 +203,8 @@ def pass_scales(flow: ScaledChannels, node: NodeRef) -> bool:
 
 def _write_alike(flow: ScaledChannels, node: NodeRef, k: int, labels: Labels) -> bool:
     """Give the output the labels of input k, along the same axis; False where its shape is another or not known."""
-    x, shape = flow.view.tensor(node, k), flow.view.index.shape(node.result)
-    if x is None or shape is None or len(shape) != flow.view.rank(x):
+    x, shape = flow.view.find_tensor(node, k), flow.view.index.find_shape(node.result)
+    if x is None or shape is None or len(shape) != flow.view.find_rank(x):
         return False
     axis = flow.axes[x]
     return (not axis or shape[axis] == labels.size) and flow.write_labels(node.result, labels, axis)
@@ -214,7 +213,7 @@ def _write_alike(flow: ScaledChannels, node: NodeRef, k: int, labels: Labels) ->
 def scale_clip(flow: ScaledChannels, node: NodeRef) -> bool:
     """A Clip that is a Relu, or nothing at all."""
     for k, (name, neutral) in enumerate((("min", (0.0, -np.inf)), ("max", (np.inf,))), start=1):
-        if flow.view.tensor(node, k) is None:
+        if flow.view.find_tensor(node, k) is None:
             bound = node.attrs.get(name, neutral[-1])
         else:
             value = flow.view.scalar(node, k)
@@ -229,7 +228,7 @@ def scale_pad(flow: ScaledChannels, node: NodeRef) -> bool:
     """Reflected values are those of the channel; a constant must be one that every factor leaves, 0."""
     if node.attrs.get("mode", "constant") == "constant":
         value = flow.view.scalar(node, 2)
-        if value is None and (flow.view.tensor(node, 2) is not None or node.attrs.get("value", 0.0)):
+        if value is None and (flow.view.find_tensor(node, 2) is not None or node.attrs.get("value", 0.0)):
             return False
         if value is not None and value[0] != 0.0:
             return False
@@ -246,7 +245,7 @@ def scale_product(flow: ScaledChannels, node: NodeRef) -> bool:
     labelled = [(k, labels) for k in range(2) if (labels := flow.find_label(node, k)) is not None]
     if len(labelled) != 1 or (node.op_type == "Div" and labelled[0][0]):
         return False
-    x = flow.view.tensor(node, labelled[0][0])
+    x = flow.view.find_tensor(node, labelled[0][0])
     # Along axis 0 a gate of fewer axes may lie along the channels.
     return x is not None and flow.axes[x] != 0 and _write_alike(flow, node, *labelled[0])
 
@@ -256,10 +255,10 @@ def scale_add(flow: ScaledChannels, node: NodeRef) -> bool:
     if node.name in flow.bias_adds:
         return True
     view, labels = flow.view, (flow.find_label(node, 0), flow.find_label(node, 1))
-    left, right = view.tensor(node, 0), view.tensor(node, 1)
+    left, right = view.find_tensor(node, 0), view.find_tensor(node, 1)
     if left is None or right is None or labels[0] is None or labels[1] is None or labels[0].size != labels[1].size:
         return False
-    if view.rank(left) != view.rank(right) or flow.axes[left] != flow.axes[right]:
+    if view.find_rank(left) != view.find_rank(right) or flow.axes[left] != flow.axes[right]:
         return False
     flow.pairs.append((labels[0], labels[1]))
     flow.joined.append(labels[0])
@@ -268,14 +267,14 @@ def scale_add(flow: ScaledChannels, node: NodeRef) -> bool:
 
 def scale_concat(flow: ScaledChannels, node: NodeRef) -> bool:
     """Along the channels: labels side by side, those of other operands held."""
-    rank = flow.view.rank(node.result)
+    rank = flow.view.find_rank(node.result)
     if rank is None:
         return False
     axis = int(node.attrs.get("axis", 0)) % rank
     parts: list[Labels] = []
     for k in range(len(node.inputs)):
-        x, labels = flow.view.tensor(node, k), flow.find_label(node, k)
-        shape = None if x is None else flow.view.index.shape(x)
+        x, labels = flow.view.find_tensor(node, k), flow.find_label(node, k)
+        shape = None if x is None else flow.view.index.find_shape(x)
         if x is None or shape is None or (labels is not None and flow.axes[x] != axis):
             return False
         if labels is None:
@@ -292,8 +291,8 @@ def scale_concat(flow: ScaledChannels, node: NodeRef) -> bool:
 
 def scale_flat(flow: ScaledChannels, node: NodeRef) -> bool:
     """[N, C, spatial…] -> [N, C · spatial]: each channel's label as often as it has positions."""
-    x, labels, after = flow.view.tensor(node, 0), flow.find_label(node, 0), flow.view.index.shape(node.result)
-    before = None if x is None else flow.view.index.shape(x)
+    x, labels, after = flow.view.find_tensor(node, 0), flow.find_label(node, 0), flow.view.index.find_shape(node.result)
+    before = None if x is None else flow.view.index.find_shape(x)
     if x is None or labels is None or before is None or after is None or len(after) != 2 or flow.axes[x] != 1:
         return False
     sizes = [dim for dim in before[1:] if isinstance(dim, int)]
@@ -331,7 +330,7 @@ class ShiftedChannels(ChannelFlow[Mapping[TensorId, int]]):
     def write_label(self, tensor: TensorId, label: Mapping[TensorId, int]) -> None:
         """Set the label of a tensor; it is held where somebody outside sees the tensor, or nobody takes it back."""
         super().write_label(tensor, label)
-        if not self.view.index.consumers(tensor):
+        if not self.view.index.list_consumers(tensor):
             self.hold_label(label, "")
 
     def list_free(self) -> list[ShiftSource]:
@@ -405,8 +404,8 @@ def shift_add(flow: ShiftedChannels, node: NodeRef) -> bool:
 def _joins_alike(view: View, node: NodeRef, op: Linear) -> bool:
     """True for an Add of two computed tensors of one rank whose channels lie alike: broadcasting moves no channel."""
     for k in range(2):
-        tensor = view.tensor(node, k)
-        shape = None if tensor is None or view.is_constant(node, k) else view.index.shape(tensor)
+        tensor = view.find_tensor(node, k)
+        shape = None if tensor is None or view.is_constant(node, k) else view.index.find_shape(tensor)
         if shape is None or len(shape) != op.rank or not op.rank_known or shape[op.channel_axis] != op.channels:
             return False
     return True
@@ -449,8 +448,8 @@ class SmoothedChannels(ChannelFlow[SmoothingHome]):
 def smooth_norm(flow: SmoothedChannels, node: NodeRef) -> bool:
     """A LayerNormalization over the last axis, with a scale of its own."""
     view = flow.view
-    axis, rank = int(node.attrs.get("axis", -1)), view.rank(node.result)
-    constants = [view.tensor(node, k) for k in (1, 2)]
+    axis, rank = int(node.attrs.get("axis", -1)), view.find_rank(node.result)
+    constants = [view.find_tensor(node, k) for k in (1, 2)]
     own = all(tensor is None or (view.index.is_constant(tensor) and view.owned(tensor)) for tensor in constants)
     last = axis == -1 or (rank is not None and axis == rank - 1)
     return own and last and constants[0] is not None and flow.pass_label(node, SmoothingHome(node))
@@ -472,7 +471,7 @@ def smooth_values(flow: SmoothedChannels, node: NodeRef) -> bool:
     The heads are often known by their size alone; then the split must leave the other axes as they are.
     """
     k = 1 if node.op_type == "MatMul" else 0
-    tensor, home = flow.view.tensor(node, k), flow.find_label(node, k)
+    tensor, home = flow.view.find_tensor(node, k), flow.find_label(node, k)
     if tensor is None or home is None or not isinstance(home.node, Linear) or flow.view.sole_reader(tensor) is None:
         return False
     if home.step >= len(_VALUES_WAY) or node.op_type != _VALUES_WAY[home.step]:
@@ -481,7 +480,7 @@ def smooth_values(flow: SmoothedChannels, node: NodeRef) -> bool:
         return False
     head_size = home.head_size
     if home.step == 0:
-        whole, split = flow.view.index.shape(tensor) or (), flow.view.index.shape(node.result) or ()
+        whole, split = flow.view.index.find_shape(tensor) or (), flow.view.index.find_shape(node.result) or ()
         if len(whole) != 3 or None in whole or len(split) != 4 or whole[:2] != split[:2]:
             return False
         head_size = split[-1] if isinstance(split[-1], int) else 0

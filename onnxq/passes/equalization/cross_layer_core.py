@@ -19,8 +19,7 @@ from collections.abc import Iterable
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxq.arrays import Array
-from onnxq.passes.affine_core import Array64
+from onnxq.arrays import Array, Array64, Mask
 
 Labels = NDArray[np.intp]
 
@@ -70,11 +69,11 @@ def _find_largest(values: Array64, groups: Labels) -> Array64:
     return np.asarray(top[groups])
 
 
-def _find_alive(values: Array64, groups: Labels) -> NDArray[np.bool_]:
+def _find_alive(values: Array64, groups: Labels) -> Mask:
     return np.asarray(np.isfinite(values) & (values > _DEAD * _find_largest(values, groups)))
 
 
-def _normalize_factors(s: Array64, alive: NDArray[np.bool_], groups: Labels) -> Array64:
+def _normalize_factors(s: Array64, alive: Mask, groups: Labels) -> Array64:
     """s divided by its geometric mean over the channels of each group that are not empty, within the limits."""
     count = int(groups.max(initial=-1)) + 1
     logs = np.bincount(groups[alive], np.log(s[alive]), count)

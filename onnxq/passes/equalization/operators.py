@@ -27,7 +27,7 @@ from onnxq.passes.equalization.channels import (
     smooth_values,
 )
 from onnxq.passes.equalization.streams import Streams
-from onnxq.passes.view import View
+from onnxq.passes.patterns import View
 
 
 @dataclass(frozen=True)

@@ -1,24 +1,281 @@
-"""The equalization passes: observe channels, choose factors, write them into weights, prove the function unchanged."""
+"""The equalization passes: observe channels, choose factors, write and replay them, prove the function unchanged."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import islice
+from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
+from onnxq.arrays import Floats
+from onnxq.calibrate import DEFAULT_MEMORY_LIMIT, calibrate
+from onnxq.calibrate.taps import Taps
+from onnxq.data import Batch, Dataset, read_mask
+from onnxq.errors import OnnxqError, PlanError
+from onnxq.evaluation.trials import measure_models
+from onnxq.graph import ModelLike, get_index, infer_shapes
 from onnxq.graph.light import is_large_model
 from onnxq.passes.base import EqualizeContext, Pass, Stage, has_real_samples
-from onnxq.passes.equalization.bias_absorption import choose_shifts, list_shift_axes
-from onnxq.passes.equalization.channel_statistics import observe_channels
-from onnxq.passes.equalization.cross_layer import Factors, compute_factors, list_channel_axes
-from onnxq.passes.equalization.replay import ABSORPTION, CROSS_LAYER, ROTATION, SMOOTHQUANT, rotate_state, write_factors
-from onnxq.passes.equalization.rotation import has_residual_stream, list_fixed, list_rotations
-from onnxq.passes.equalization.smoothquant import compute_smoothing_factors, find_quantized_groups
+from onnxq.passes.equalization.cross_layer import (
+    Factors,
+    choose_shifts,
+    compute_factors,
+    list_channel_axes,
+    list_shift_axes,
+    write_scales,
+    write_shifts,
+)
+from onnxq.passes.equalization.rotation import has_residual_stream, list_fixed, list_rotations, write_rotations
+from onnxq.passes.equalization.smoothquant import compute_smoothing_factors, find_quantized_groups, write_smoothing
 from onnxq.passes.equalization.smoothquant_core import ChannelStatistics
-from onnxq.passes.equalization.trial import EQUALIZED, check_equivalent, gains_by_rotation, score_rotated
 from onnxq.passes.journal import Outcome, PassReport
-from onnxq.passes.state import FloatState, FloatStep
-from onnxq.plan import Rotation
-from onnxq.sites import Refusal, TensorId
+from onnxq.passes.judging import THRESHOLDS, Trial, has_few_bits, ignore_rounding, make_trial
+from onnxq.passes.state import FloatState, FloatStep, Note
+from onnxq.plan import Plan, Rotation, Scaling
+from onnxq.planner.recognize import Recognized
+from onnxq.planner.rewritten import Anchors
+from onnxq.progress import Progress
+from onnxq.runtime import Feeds, Session
+from onnxq.sites import Refusal, Role, TensorId
+
+# Batches among which the largest is looked for, which says how many tensors fit into memory at a time.
+_LOOK_AHEAD = 16
+
+
+def observe_channels(
+    proto: ModelLike,
+    axes: Mapping[TensorId, int],
+    dataset: Dataset,
+    *,
+    progress: Progress,
+    title: str,
+    rows: int = 0,
+    batch: int | None = None,
+    memory_limit: int | None = None,
+) -> dict[TensorId, ChannelStatistics]:
+    """Low and high end of each channel along `axes`, and `rows` of its rows spread over the samples.
+
+    A tensor that no sample reached, that cannot be observed or that held NaN or inf is not in the result.
+    Raises ModelError and DataError from the runs.
+    """
+    if not axes:
+        return {}
+    taps = Taps(proto, list(axes), DEFAULT_MEMORY_LIMIT if memory_limit is None else memory_limit)
+    if not taps.tensors:
+        return {}
+    batches = islice(dataset.batches(batch), _LOOK_AHEAD)
+    groups = taps.groups(max(batches, key=lambda part: sum(value.size for value in part.feeds.values())))
+    share = -(-rows // len(dataset)) if rows else 0
+    running: dict[TensorId, _RunningStatistics] = {}
+
+    def singles(part: Batch) -> Iterable[Feeds]:
+        return (dataset[k] for k in range(part.first_index, part.first_index + part.count))
+
+    with progress(title, len(groups) * len(dataset)) as task:
+        for group in groups:
+            last = -1
+            for part, tensor, value in taps.run(group, dataset.batches(batch), singles):
+                axis = axes[tensor]
+                statistics = running.setdefault(tensor, _RunningStatistics(value.shape[axis], rows))
+                statistics.extend_range(value, axis)
+                if share:
+                    flat = np.moveaxis(value, axis, -1).reshape(-1, value.shape[axis])
+                    mask = read_mask(part.feeds, value.shape)
+                    statistics.keep_rows(flat if mask is None else flat[mask.reshape(-1)], share * part.count)
+                # A part comes once for each tensor of the group.
+                if part.first_index != last:
+                    task.advance(part.count)
+                    last = part.first_index
+    finished = {tensor: statistics.finish() for tensor, statistics in running.items()}
+    return {tensor: statistics for tensor, statistics in finished.items() if statistics is not None}
+
+
+class _RunningStatistics:
+    def __init__(self, channels: int, rows: int) -> None:
+        self.low = np.full(channels, np.inf)
+        self.high = np.full(channels, -np.inf)
+        self.rows: list[Floats] = []
+        self.left = rows
+
+    def extend_range(self, value: NDArray[np.floating[Any]], axis: int) -> None:
+        """value: channels along `axis`."""
+        others = tuple(k for k in range(value.ndim) if k != axis % value.ndim)
+        self.low = np.minimum(self.low, value.min(axis=others))
+        self.high = np.maximum(self.high, value.max(axis=others))
+
+    def keep_rows(self, values: NDArray[np.floating[Any]], share: int) -> None:
+        """Keep up to `share` rows, evenly spread, of values [positions, channels] without padding."""
+        take = min(share, self.left, len(values))
+        if take:
+            picked = np.linspace(0, len(values) - 1, take).astype(int)
+            self.rows.append(values[picked].astype(np.float32))
+            self.left -= take
+
+    def finish(self) -> ChannelStatistics | None:
+        # Also where no sample reached it: the ends are still infinite.
+        if not (np.isfinite(self.low).all() and np.isfinite(self.high).all()):
+            return None
+        rows = np.concatenate(self.rows) if self.rows else np.zeros((0, self.low.size), np.float32)
+        return ChannelStatistics(self.low, self.high, rows)
+
+
+CROSS_LAYER, ABSORPTION, SMOOTHQUANT = "cross_layer_equalization", "bias_absorption", "smoothquant"
+ROTATION = "rotation"
+# The record by which a plan equalizes the model again.
+SCALINGS: Note[tuple[Scaling | Rotation, ...]] = Note("equalization")
+# In the order in which they are found and repeated.
+_WRITERS: dict[str, Callable[[ModelLike, Factors], ModelLike]] = {
+    CROSS_LAYER: write_scales,
+    ABSORPTION: write_shifts,
+    SMOOTHQUANT: write_smoothing,
+}
+
+
+def write_factors(ids: Mapping[TensorId, str], state: FloatState, name: str, factors: Factors) -> FloatState:
+    """The state with the factors in its model's weights, and with the record of them for the plan.
+
+    ids: structural identities in the model that the plan will be applied to, before any scaling.
+    """
+    single = {tensor: np.asarray(s, np.float32) for tensor, s in factors.items()}
+    records = (Scaling(name=name, tensor=tensor, factors=s, anchor=ids.get(tensor, "")) for tensor, s in single.items())
+    model = infer_shapes(_WRITERS[name](state.model, single))
+    return _record(replace(state, model=model), tuple(records))
+
+
+def _record(state: FloatState, scalings: Sequence[Scaling | Rotation]) -> FloatState:
+    return SCALINGS.write(state, (*(SCALINGS.find(state) or ()), *scalings))
+
+
+def rotate_state(
+    ids: Mapping[TensorId, str], state: FloatState, rotations: Sequence[Rotation]
+) -> tuple[FloatState, tuple[str, ...]]:
+    """The state with the rotations in its model's weights and in the record for the plan, and the matrices copied.
+
+    ids: as in `write_factors`.
+    """
+    model, copied = write_rotations(state.model, rotations)
+    records = (replace(rotation, anchor=ids.get(rotation.tensor, "")) for rotation in rotations)
+    return _record(replace(state, model=infer_shapes(model)), tuple(records)), copied
+
+
+def replay_scalings(
+    state: FloatState, scalings: Sequence[Scaling | Rotation], recognized: Recognized | None = None
+) -> FloatState:
+    """Repeat the scalings of a plan, on its model or on the same network exported again.
+
+    recognized: the plan's tensors in a graph that other tools rewrote.
+    Raises PlanError for a tensor that is not there, or that cannot take the factors.
+    """
+    if not scalings:
+        return state
+    for scaling in scalings:
+        if isinstance(scaling, Scaling) and scaling.name not in _WRITERS:
+            fix = f"use one of {', '.join((ROTATION, *_WRITERS))}"
+            raise PlanError(f"scalings: {scaling.name}", "there is no such pass", fix, code="Q403")
+    # All of them on the model before any scaling, which is what their anchors are of.
+    anchors = Anchors(get_index(state.model), {}, lasting=False, recognized=recognized)
+    tensors = {id(scaling): _find_tensor(scaling, anchors) for scaling in scalings}
+    rotations = [replace(one, tensor=tensors[id(one)]) for one in scalings if isinstance(one, Rotation)]
+    model = infer_shapes(write_rotations(state.model, rotations)[0]) if rotations else state.model
+    for name, write in _WRITERS.items():
+        factors = {
+            tensors[id(scaling)]: scaling.factors
+            for scaling in scalings
+            if isinstance(scaling, Scaling) and scaling.name == name
+        }
+        if factors:
+            model = infer_shapes(write(model, factors))
+    return replace(state, model=model)
+
+
+def _find_tensor(scaling: Scaling | Rotation, anchors: Anchors) -> TensorId:
+    tensor = anchors.find_tensor(scaling.tensor, scaling.anchor)
+    if tensor is None:
+        cause = "is scaled by the plan but not in this model"
+        raise PlanError(str(scaling.tensor), cause, "plan the model again", code="Q404")
+    return tensor
+
+
+# Rewrites reorder float32 arithmetic; anything below this, in dB, is a different function.
+EQUIVALENT_DB = 60.0
+# Samples that both float models are run on.
+_PROOF = 2
+# Noise that rounding by moments takes from weights, a network's mean, dB.
+_ROUNDED_DB = 9.0
+# An output that agrees better than this is as good as equal, dB.
+_PERFECT_DB = 200.0
+
+
+def check_equivalent(ctx: EqualizeContext, after: FloatState, report: PassReport) -> PassReport:
+    """The report with the largest change of a float output; NOT_EQUIVALENT where that is more than rounding."""
+    floats = ctx.base.validation
+    with ctx.progress("comparing with the model before", min(_PROOF, len(floats.samples))) as task:
+        other = Session(floats.selections.take_choices(after.model), optimize=False)
+        outputs = floats.measure(other, limit=_PROOF, tick=task.advance).results()
+    worst = max((output.max_abs for output in outputs), default=0.0)
+    # An output of zeros has no decibels, and rounding alone makes it another.
+    if all(output.whole_db >= EQUIVALENT_DB or output.max_abs < 1e-6 for output in outputs):
+        return replace(report, difference=worst)
+    return PassReport(report.name, outcome=Outcome.NOT_EQUIVALENT, difference=worst)
+
+
+def score_equalized(ctx: EqualizeContext, state: FloatState) -> float | None:
+    """SQNR in dB of the worst output of the model quantized on a few samples; None if it cannot be.
+
+    Judged on the samples that gave the ranges: the clipping of others is chance, and not the subject of scaling.
+    """
+    # By identity, and with the model itself, so that no other one can have its id.
+    known = ctx.base.scores.get(id(state.model))
+    if known is None:
+        known = ctx.base.scores[id(state.model)] = state.model, _score(ctx, state)
+    return known[1]
+
+
+def score_rotated(ctx: EqualizeContext, state: FloatState) -> float | None:
+    """As `score_equalized`; beside activations, weights of few bits count with the noise that rounding will leave."""
+    activations, weights = score_equalized(ctx, state), _score(ctx, state, _keep_few_bits)
+    if activations is None or weights is None:
+        return activations
+    return -10.0 * math.log10(10.0 ** (-activations / 10) + 10.0 ** (-(weights + _ROUNDED_DB) / 10))
+
+
+def gains_by_rotation(ctx: EqualizeContext, before: float, after: float) -> bool:
+    """True where a rotation is worth weights and names that change all over the model."""
+    row = "rotation of weights alone" if ctx.config.mode == "weight-only" else "rotation"
+    return THRESHOLDS[row].allows(before, after)
+
+
+def _keep_few_bits(plan: Plan) -> Plan:
+    """The weights of a plan that `ignore_rounding` takes them from; a plan of nothing for any other."""
+    weights = tuple(site for site in plan.sites if site.role is Role.WEIGHT)
+    return replace(plan, sites=weights if has_few_bits(plan) and len(weights) < len(plan.sites) else (), biases=())
+
+
+def _score(ctx: EqualizeContext, state: FloatState, choose: Callable[[Plan], Plan] = ignore_rounding) -> float | None:
+    floats = ctx.base.trial
+    try:
+        plan = choose(ctx.place(state, ctx.progress))
+        if not plan.sites:
+            return None
+        done = calibrate(
+            state.model, plan, floats.samples, memory_limit=ctx.memory_limit, crew=ctx.crew, progress=ctx.progress
+        )
+        if not done.sites or not done.calibrated:
+            return None
+        with ctx.progress("judging", len(floats.samples)) as task:
+            (errors,) = measure_models([make_trial(state, done)], floats, ctx.crew, task)
+    except OnnxqError:
+        # Equalization is given up rather than the run: the model before it may well be quantized.
+        return None
+    return min((min(output.sqnr_db, _PERFECT_DB) for output in errors.results()), default=None)
+
+
+EQUALIZED = Trial(score_equalized, THRESHOLDS["smoothquant"])
+
 
 # Samples that show the largest values of channels. With fewer a channel that is silent on all of them is amplified, and
 # clipped on the first that it speaks on: with 8 images a small ResNet has 30 to 36 dB on new ones by such values, 37 to

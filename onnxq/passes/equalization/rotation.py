@@ -1,8 +1,9 @@
-"""Rotations in the graph: streams of channels multiplied by an orthogonal matrix, which the weights around take in.
+"""Streams turned by Hadamard matrices: the matrices, and the weights that follow.
 
-QuaRot, Ashkboos et al. 2024, arXiv 2404.00456: R1, of the residual stream, and R2, of the values of each head. Outliers
-of single channels become small parts of all. The scale of a normalization goes into the weights that read it, its bias
-through them into theirs.
+A Hadamard matrix holds +1 and -1 in orthogonal rows. Sylvester doubles one; Paley gives one of q + 1 or 2(q + 1) for a
+prime q, so that most multiples of 4 have one; other sizes are cut into blocks that do. Rows are signed by a seed, as in
+QuaRot (Ashkboos et al. 2024, arXiv 2404.00456), and products are made of additions in a fixed order, so that a seed
+stands for the same bytes on every machine; no matrix is stored.
 """
 
 from __future__ import annotations
@@ -10,21 +11,179 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
+from numpy.typing import NDArray
 
-from onnxq.arrays import Array
+from onnxq.arrays import Array, Array64, Integers
 from onnxq.errors import PlanError
 from onnxq.graph import ModelLike
-from onnxq.passes.affine_core import Array64
-from onnxq.passes.edit import Edit
-from onnxq.passes.equalization.hadamard_core import Hadamard, multiply_row
 from onnxq.passes.equalization.operators import find_streams
 from onnxq.passes.equalization.streams import ChannelConstant, Stream, StreamReader, Streams
 from onnxq.passes.linear import find_linear
-from onnxq.passes.view import View
+from onnxq.passes.patterns import Edit, View
 from onnxq.plan.model import Rotation
 from onnxq.sites import Edge, Refusal, Refusals, TensorId
+
+# Largest matrix that is multiplied row by row; larger ones are made of it by doubling.
+_DENSE = 100
+# Elements of a weight that are in work at a time, in float64: a megabyte, which caches hold.
+_CHUNK = 1 << 17
+
+
+@lru_cache(maxsize=64)
+def make_paley(order: int) -> NDArray[np.int8] | None:
+    """Paley's Hadamard matrix of this order, [order, order]; None where there is none of a prime.
+
+    Paley 1933, On orthogonal matrices.
+    """
+    if order in (1, 2):
+        return np.array([[1, 1], [1, -1]], np.int8)[:order, :order]
+    single, half = order - 1, order // 2 - 1
+    if single % 4 == 3 and _is_prime(single):
+        border = np.concatenate([[[0], *[[-1]] * single], [[1] * single, *_make_jacobsthal(single)]], axis=1)
+        return np.asarray(np.eye(order) + border, np.int8)
+    if order % 4 == 0 and half % 4 == 1 and _is_prime(half):
+        border = np.concatenate([[[0], *[[1]] * half], [[1] * half, *_make_jacobsthal(half)]], axis=1)
+        matrix = np.kron(border, [[1, 1], [1, -1]]) + np.kron(np.eye(half + 1), [[1, -1], [-1, -1]])
+        return np.asarray(matrix, np.int8)
+    return None
+
+
+def _make_jacobsthal(q: int) -> Integers:
+    """[q, q]: 1 where row - column is a square modulo q, -1 where it is none, 0 on the diagonal."""
+    kind = np.full(q, -1)
+    kind[np.arange(1, q) ** 2 % q] = 1
+    kind[0] = 0
+    return np.asarray(kind[(np.arange(q)[:, None] - np.arange(q)) % q])
+
+
+def _is_prime(number: int) -> bool:
+    return number > 1 and all(number % k for k in range(2, int(number**0.5) + 1))
+
+
+def find_base(size: int) -> int:
+    """The order of the smallest matrix that gives one of `size` by doubling; 0 where there is none to be had."""
+    base = size // (size & -size)
+    while base <= size:
+        if base <= _DENSE and make_paley(base) is not None:
+            return base
+        base *= 2
+    return 0
+
+
+def split_size(size: int) -> tuple[int, ...]:
+    """Sizes of Hadamard matrices that add up to `size`, the largest first; (size,) where there is one of it."""
+    block = next(k for k in range(size, 0, -1) if find_base(k))
+    return (block, *split_size(size - block)) if size > block else (block,)
+
+
+@dataclass(frozen=True)
+class Hadamard:
+    """Q, orthogonal: rows in the order and with the signs of a seed, times Hadamard matrices.
+
+    size: channels that it mixes. level: it leaves a row of equal numbers as it is, and so the mean of every row.
+    """
+
+    seed: int
+    size: int
+    level: bool = False
+
+    def turn_channels(self, values: Array, axis: int, scale: Array64 | None = None) -> Array:
+        """Values whose `axis` is of channels, in the channels' new basis: x·Q of rows x, Qᵀ·W of what reads x.
+
+        An axis of some times `size` channels is turned part by part. scale: [channels], a factor of each in front of
+        that. Of the type that was given, rounded once.
+        """
+        moved = np.moveaxis(values, axis, 0)
+        shape = moved.shape
+        columns = moved.reshape(shape[0], -1)
+        out = np.empty((columns.shape[1], shape[0]), values.dtype)
+        step = max(1, _CHUNK // shape[0])
+        for start in range(0, columns.shape[1], step):
+            chunk = columns[:, start : start + step].astype(np.float64)
+            if scale is not None:
+                chunk *= scale[:, None]
+            parts = [self._turn_part(chunk[k : k + self.size]) for k in range(0, shape[0], self.size)]
+            out[start : start + step] = np.concatenate(parts).T
+        return np.ascontiguousarray(np.moveaxis(out.T.reshape(shape), 0, axis))
+
+    def _turn_part(self, columns: Array64) -> Array64:
+        """[size, n], each column in the new basis."""
+        turned = self._turn_plain(columns)
+        if not self.level:
+            return turned
+        # The reflection that brings the image of equal numbers back to where they were.
+        normal = self._turn_plain(np.ones((self.size, 1))) - 1.0
+        length = float(_sum_rows(normal * normal)[0])
+        # A few units of rounding: there is nothing to bring back.
+        if length < 1e-20:
+            return turned
+        return np.asarray(turned - normal * (_sum_rows(normal * turned) * (2.0 / length)))
+
+    def _turn_plain(self, columns: Array64) -> Array64:
+        order, signs = _draw_signs(self.seed, self.size)
+        signed = columns[order] * signs[:, None]
+        ends = np.cumsum(split_size(self.size))[:-1]
+        return np.concatenate([_multiply_hadamard(part) for part in np.split(signed, ends)])
+
+
+@lru_cache(maxsize=64)
+def _draw_signs(seed: int, size: int) -> tuple[NDArray[np.intp], Array64]:
+    """The order of the channels and their signs."""
+    # Raw numbers of the generator: numpy may draw others of one seed in later releases, but never these.
+    raw = np.random.PCG64(seed).random_raw(2 * size)
+    whole = len(split_size(size)) == 1
+    # One matrix mixes all channels whatever their order.
+    order = np.arange(size) if whole else np.argsort(raw[:size], kind="stable")
+    return order, np.where(raw[size:] >> 63, 1.0, -1.0)
+
+
+def _multiply_hadamard(columns: Array64) -> Array64:
+    """H·columns / √size."""
+    size, count = columns.shape
+    base = find_base(size)
+    dense = make_paley(base)
+    assert dense is not None
+    parts = columns.reshape(size // base, base, count)
+    if base > 1:
+        # Sums in the order of the channels, which no BLAS promises.
+        mixed = np.zeros_like(parts)
+        for row, signs in enumerate(dense):
+            for k, sign in enumerate(signs):
+                (np.add if sign > 0 else np.subtract)(mixed[:, row], parts[:, k], out=mixed[:, row])
+        parts = mixed
+    width, spare = 1, np.empty_like(parts)
+    while width < size // base:
+        pairs, sums = (array.reshape(-1, 2, width, base * count) for array in (parts, spare))
+        np.add(pairs[:, 0], pairs[:, 1], out=sums[:, 0])
+        np.subtract(pairs[:, 0], pairs[:, 1], out=sums[:, 1])
+        parts, spare, width = spare, parts, 2 * width
+    return parts.reshape(size, count) * (1.0 / float(np.sqrt(size)))
+
+
+def _sum_rows(values: Array64) -> Array64:
+    """The sum over axis 0, by halves: in one order on every machine."""
+    while len(values) > 1:
+        half = len(values) // 2
+        rest = values[2 * half :]
+        values = np.concatenate([values[:half] + values[half : 2 * half], rest])
+    return np.asarray(values[0])
+
+
+def multiply_row(row: Array64, matrix: Array) -> Array64:
+    """row·matrix, [n] times [n, m], in the order of the rows."""
+    out = np.zeros(matrix.shape[1])
+    for factor, values in zip(row, matrix, strict=True):
+        out += factor * values.astype(np.float64)
+    return out
+
+
+# Rotations in the graph: streams of channels multiplied by an orthogonal matrix, which the weights around take in.
+# QuaRot, Ashkboos et al. 2024, arXiv 2404.00456: R1, of the residual stream, and R2, of the values of each head.
+# Outliers of single channels become small parts of all. The scale of a normalization goes into the weights that read
+# it, its bias through them into theirs.
 
 
 def has_residual_stream(proto: ModelLike) -> bool:
@@ -104,7 +263,7 @@ def _choose_matrices(streams: Streams, rotations: Sequence[Rotation]) -> list[tu
 
 
 def _read_constant(view: View, edge: Edge) -> Array:
-    value = view.constant(view.index.node(edge.node), edge.index)
+    value = view.find_constant(view.index.find_node(edge.node), edge.index)
     assert value is not None
     return value
 
@@ -133,14 +292,14 @@ def _move_shifts(
         _, shift = _add_up(view, reader.label.waiting, reader.label.width)
         if not shift.any():
             continue
-        node, weight = view.index.node(edge.node), _read_constant(view, edge)
+        node, weight = view.index.find_node(edge.node), _read_constant(view, edge)
         gain = multiply_row(shift, weight if reader.axis == -2 else weight.T)
         linear = find_linear(view, node)
         place = None if linear is None else linear.bias_at
-        bias = None if place is None else view.constant(*place)
+        bias = None if place is None else view.find_constant(*place)
         if place is not None and bias is not None and bias.size == gain.size:
             factor = float(node.attrs.get("alpha", 1.0)) / float(node.attrs.get("beta", 1.0) or 1.0)
-            gains[view.edge(*place)] = gain * factor
+            gains[view.make_edge(*place)] = gain * factor
             continue
         for axis, matrix in recipes[edge].turns:
             gain = gain if axis == reader.axis else matrix.turn_channels(gain, -1)
@@ -154,7 +313,7 @@ def _write_constants(
     """Rewrite the constants one after the other; the names of matrices that their readers no longer share."""
     shared: defaultdict[TensorId, list[Edge]] = defaultdict(list)
     for edge in dict.fromkeys((*recipes, *gains)):
-        tensor = view.tensor(view.index.node(edge.node), edge.index)
+        tensor = view.find_tensor(view.index.find_node(edge.node), edge.index)
         assert tensor is not None
         shared[tensor].append(edge)
     copied = []
@@ -162,17 +321,17 @@ def _write_constants(
         groups: defaultdict[tuple[str, _ConstantRecipe, Edge | None], list[Edge]] = defaultdict(list)
         for edge in edges:
             groups[edge.scope, recipes.get(edge, _PLAIN), edge if edge in gains else None].append(edge)
-        alike = len({key[1:] for key in groups}) == 1 and len(edges) == len(view.index.consumers(tensor))
+        alike = len({key[1:] for key in groups}) == 1 and len(edges) == len(view.index.list_consumers(tensor))
         for (scope, recipe, _), users in groups.items():
             value = _rewrite(view, users[0], recipe, gains.get(users[0]))
-            if alike and view.index.producer(tensor) is None:
+            if alike and view.index.find_producer(tensor) is None:
                 # In all scopes at once.
                 edit.replace_constant(tensor, value)
                 break
-            name = edit.constant(scope, f"{tensor.name}/{users[0].node}", value)
+            name = edit.add_constant(scope, f"{tensor.name}/{users[0].node}", value)
             for edge in users:
                 edit.read(edge, name)
-        if not alike and len(view.index.shape(tensor) or ()) > 1:
+        if not alike and len(view.index.find_shape(tensor) or ()) > 1:
             copied.append(tensor.name)
     return tuple(copied)
 

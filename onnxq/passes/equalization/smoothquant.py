@@ -13,12 +13,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from onnxq.arrays import Floats
+from onnxq.arrays import Array64, Floats
 from onnxq.errors import PlanError
 from onnxq.graph import ModelLike, NodeRef
-from onnxq.graph.stored import release_pages
-from onnxq.passes.affine_core import Array64
-from onnxq.passes.edit import Edit
+from onnxq.graph.storage import release_pages
 from onnxq.passes.equalization.operators import find_smoothed_channels
 from onnxq.passes.equalization.smoothquant_core import (
     ChannelStatistics,
@@ -28,7 +26,7 @@ from onnxq.passes.equalization.smoothquant_core import (
     turn_spec,
 )
 from onnxq.passes.linear import Linear, find_linear
-from onnxq.passes.view import View
+from onnxq.passes.patterns import Edit, View
 from onnxq.plan import Plan, SitePlans
 from onnxq.sites import Role, TensorId
 from onnxq.spec import PerBlock, PerTensor, QuantSpec
@@ -53,7 +51,7 @@ def find_groups(view: View) -> tuple[SmoothingGroup, ...]:
     layers: dict[TensorId, list[Linear]] = {}
     for node in view.index.nodes:
         op = find_linear(view, node) if node.op_type in ("MatMul", "Gemm") and not node.attrs.get("transA", 0) else None
-        x, w = view.tensor(node, 0), view.tensor(node, 1)
+        x, w = view.find_tensor(node, 0), view.find_tensor(node, 1)
         if op is not None and x is not None and w is not None and view.owned(w) and x.scope == node.scope:
             layers.setdefault(x, []).append(op)
     homes = find_smoothed_channels(view)
@@ -83,13 +81,13 @@ def _find_specs(view: View, plan: Plan) -> Iterator[tuple[SmoothingGroup, QuantS
         # not.
         if group.home is None and (group.tensor in written or _from_integers(view, group.tensor, paired)):
             continue
-        edges = [view.edge(op.node, 0) for op in group.readers]
+        edges = [view.make_edge(op.node, 0) for op in group.readers]
         inputs = [by_edge.get((Role.ACTIVATION, edge)) or by_edge.get((Role.OUTPUT, edge)) for edge in edges]
         specs = {None if site is None else site.spec for site in inputs}
         spec = next(iter(specs))
         if len(specs) > 1 or (spec is not None and (spec.is_float or not isinstance(spec.granularity, PerTensor))):
             continue
-        weights = [by_edge.get((Role.WEIGHT, view.edge(op.node, 1))) for op in group.readers]
+        weights = [by_edge.get((Role.WEIGHT, view.make_edge(op.node, 1))) for op in group.readers]
         sites = [site for site in weights if site is not None and not site.spec.is_float]
         # One scale meets all channels of the activation; blocks of a weight have scales of their own already.
         blocked = any(isinstance(site.spec.granularity, PerBlock) for site in sites)
@@ -138,12 +136,12 @@ _MOVING = ("Flatten", "Reshape", "Transpose", "Squeeze", "Unsqueeze", "Identity"
 
 def _from_integers(view: View, tensor: TensorId, paired: frozenset[object]) -> bool:
     """True when the tensor merely rearranges one that has a pair of its own."""
-    node = view.producer(tensor, *_MOVING)
+    node = view.find_producer(tensor, *_MOVING)
     while node is not None:
-        source = view.tensor(node, 0)
+        source = view.find_tensor(node, 0)
         if source in paired:
             return True
-        node = view.producer(source, *_MOVING)
+        node = view.find_producer(source, *_MOVING)
     return False
 
 
@@ -176,7 +174,7 @@ def write_smoothing(proto: ModelLike, factors: Factors) -> ModelLike:
         value = op.weight.astype(np.float64)
         for turned in turns:
             value *= turned
-        edit.set_rounded(view, view.edge(op.node, 1), value, op.weight.dtype)
+        edit.set_rounded(view, view.make_edge(op.node, 1), value, op.weight.dtype)
         release_pages(op.weight)
     return edit.export()
 
@@ -184,10 +182,10 @@ def write_smoothing(proto: ModelLike, factors: Factors) -> ModelLike:
 def _insert_division(view: View, edit: Edit, group: SmoothingGroup, s: Array64) -> None:
     """X/s in a Mul in front of the layers."""
     first = group.readers[0].node
-    inverse = edit.constant(first.scope, f"{group.tensor.name}/smoothing", (1.0 / s).astype(np.float32))
+    inverse = edit.add_constant(first.scope, f"{group.tensor.name}/smoothing", (1.0 / s).astype(np.float32))
     smoothed = edit.insert_before(first, "Mul", (group.tensor.name, inverse), {}, f"{group.tensor.name}/smoothed")
     for op in group.readers:
-        edit.read(view.edge(op.node, 0), smoothed)
+        edit.read(view.make_edge(op.node, 0), smoothed)
 
 
 def _divide_in_home(
@@ -201,6 +199,6 @@ def _divide_in_home(
     else:
         spots = [(home, 1), (home, 2)]
     for node, k in spots:
-        value = view.constant(node, k)
+        value = view.find_constant(node, k)
         if value is not None:
-            edit.set_constant(view, view.edge(node, k), (value.astype(np.float64) / s).astype(value.dtype))
+            edit.set_constant(view, view.make_edge(node, k), (value.astype(np.float64) / s).astype(value.dtype))

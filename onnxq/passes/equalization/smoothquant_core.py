@@ -19,10 +19,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from onnxq.arrays import Array, Floats
+from onnxq.arrays import Array, Array64, Floats
 from onnxq.evaluation.layer_noise import relative_noise, sum_squares
 from onnxq.numerics import SumOrder, fake_quant, fake_quant_weight, qparams_from_range, weight_qparams
-from onnxq.passes.affine_core import Array64
 from onnxq.spec import PerBlock, PerChannel, QuantSpec
 
 SMOOTHING_ALPHAS = (0.5, 0.65, 0.8, 0.9)

@@ -29,7 +29,7 @@ def ignore_values(flow: Streams, node: NodeRef) -> bool:
 
 def turn_matmul(flow: Streams, node: NodeRef) -> bool:
     """By a weight it ends a stream and begins another; P·V and Q·Kᵀ pass or end streams by themselves."""
-    edge, x, y = flow.view.edge(node, 1), flow.find_label(node, 0), flow.find_label(node, 1)
+    edge, x, y = flow.view.make_edge(node, 1), flow.find_label(node, 0), flow.find_label(node, 1)
     shape = flow.find_shape(edge)
     if shape is not None:
         return len(shape) == 2 and _turn_linear(flow, node, shape[0], -2, shape[1], -1)
@@ -45,20 +45,20 @@ def turn_matmul(flow: Streams, node: NodeRef) -> bool:
 
 def _turn_linear(flow: Streams, node: NodeRef, inputs: int, axis: int, outputs: int, out_axis: int) -> bool:
     """A linear operator ends a stream and begins another."""
-    x, edge = flow.find_label(node, 0), flow.view.edge(node, 1)
+    x, edge = flow.find_label(node, 0), flow.view.make_edge(node, 1)
     if x is not None and x.axis == -1:
         flow.read_stream(x, edge, axis, inputs)
     elif x is not None:
         flow.hold_label(x, f"{node.name} ({node.op_type}) reads it along another axis")
     if not flow.view.is_constant(node, 0):
         label = flow.begin_stream(node.result, edge, out_axis, outputs)
-        flow.write_label(node.result, replace(label, rank=flow.find_rank(flow.view.tensor(node, 0))))
+        flow.write_label(node.result, replace(label, rank=flow.find_rank(flow.view.find_tensor(node, 0))))
     return True
 
 
 def turn_gemm(flow: Streams, node: NodeRef) -> bool:
     """A linear operator with its bias."""
-    shape, turned = flow.find_shape(flow.view.edge(node, 1)), bool(node.attrs.get("transB", 0))
+    shape, turned = flow.find_shape(flow.view.make_edge(node, 1)), bool(node.attrs.get("transB", 0))
     if shape is None or len(shape) != 2 or node.attrs.get("transA", 0):
         return False
     _turn_linear(flow, node, shape[int(turned)], -1 if turned else -2, shape[1 - int(turned)], -2 if turned else -1)
@@ -68,9 +68,9 @@ def turn_gemm(flow: Streams, node: NodeRef) -> bool:
 def _add_bias(flow: Streams, node: NodeRef, k: int) -> bool:
     """The bias at input k follows the output."""
     label = flow.labels.get(node.result)
-    if label is None or flow.view.tensor(node, k) is None:
+    if label is None or flow.view.find_tensor(node, k) is None:
         return True
-    edge = flow.view.edge(node, k)
+    edge = flow.view.make_edge(node, k)
     shape = flow.find_shape(edge)
     if shape is None or not flow.turn_constant(label, edge, shape):
         flow.hold_label(label, f"the bias of {node.name} is computed")
@@ -79,16 +79,16 @@ def _add_bias(flow: Streams, node: NodeRef, k: int) -> bool:
 
 def turn_conv(flow: Streams, node: NodeRef) -> bool:
     """Patches of an image begin a stream."""
-    edge = flow.view.edge(node, 1)
+    edge = flow.view.make_edge(node, 1)
     shape = flow.find_shape(edge)
     if shape is None or len(shape) < 3 or node.attrs.get("group", 1) != 1:
         return False
     label = flow.begin_stream(node.result, edge, -len(shape), shape[0], 1 - len(shape))
     flow.write_label(node.result, label)
-    bias = flow.view.edge(node, 2)
+    bias = flow.view.make_edge(node, 2)
     if flow.find_shape(bias) == (shape[0],):
         flow.find_stream(label).turns.append((bias, -1))
-    elif flow.view.tensor(node, 2) is not None:
+    elif flow.view.find_tensor(node, 2) is not None:
         flow.hold_label(label, f"the bias of {node.name} is computed")
     # Patches may be made of another stream.
     return flow.find_label(node, 0) is None
@@ -96,7 +96,7 @@ def turn_conv(flow: Streams, node: NodeRef) -> bool:
 
 def _begin_of_constant(flow: Streams, node: NodeRef) -> bool:
     """Rows or parts of a constant, such as a table: a stream along its last axis."""
-    edge = flow.view.edge(node, 0)
+    edge = flow.view.make_edge(node, 0)
     shape = flow.find_shape(edge)
     if shape is None or len(shape) < 2 or shape[-1] < 2:
         return False
@@ -108,14 +108,18 @@ def turn_gather(flow: Streams, node: NodeRef) -> bool:
     x, axis = flow.find_label(node, 0), int(node.attrs.get("axis", 0))
     if x is None:
         return axis == 0 and _begin_of_constant(flow, node)
-    back = flow.count_back(flow.view.tensor(node, 0), axis)
+    back = flow.count_back(flow.view.find_tensor(node, 0), axis)
     # Of a tensor of one axis there is nothing but channels to gather.
     return x.axis == -1 and (axis == 0 if back is None else back < -1) and pass_stream(flow, node, same_rank=False)
 
 
 def turn_reshape(flow: Streams, node: NodeRef) -> bool:
     """Channels that lie side by side stay so: of heads in one row, or of each head in its own."""
-    label, source, out = flow.find_label(node, 0), flow.view.tensor(node, 0), flow.view.index.shape(node.result)
+    label, source, out = (
+        flow.find_label(node, 0),
+        flow.view.find_tensor(node, 0),
+        flow.view.index.find_shape(node.result),
+    )
     if label is None:
         return False
     if label.axis == -1:
@@ -124,7 +128,7 @@ def turn_reshape(flow: Streams, node: NodeRef) -> bool:
             return False
         flow.divide_stream(label, width)
         return flow.pass_label(node, replace(label, width=width, rank=_find_rank(flow, node)))
-    before = flow.view.index.shape(source) if source is not None else None
+    before = flow.view.index.find_shape(source) if source is not None else None
     if before is None or out is None or len(out) != 3 or label.axis != 1 - len(before) or out[1] != label.width:
         return False
     # [N, C, H, W] to [N, C, H·W].
@@ -133,27 +137,27 @@ def turn_reshape(flow: Streams, node: NodeRef) -> bool:
 
 def _find_width(flow: Streams, node: NodeRef) -> int | None:
     """The last dim of a node's output; by the linear operator that reads it where no shape says so."""
-    shape = flow.view.index.shape(node.result)
+    shape = flow.view.index.find_shape(node.result)
     if shape and isinstance(shape[-1], int):
         return shape[-1]
-    target = flow.view.constant(node, 1) if node.op_type == "Reshape" else None
+    target = flow.view.find_constant(node, 1) if node.op_type == "Reshape" else None
     if target is not None and target.size and target.flat[-1] > 0:
         return int(target.flat[-1])
-    label, axes = flow.find_label(node, 0), flow.view.constant(node, 1)
+    label, axes = flow.find_label(node, 0), flow.view.find_constant(node, 1)
     if node.op_type == "Unsqueeze" and label is not None and axes is not None:
         rank = _find_rank(flow, node)
         last = any(int(axis) == -1 or rank is None or int(axis) == rank - 1 for axis in axes.flat)
         return None if last else label.width
-    for edge in flow.view.index.consumers(node.result):
+    for edge in flow.view.index.list_consumers(node.result):
         weight = flow.find_shape(replace(edge, index=1)) if edge.index == 0 else None
-        if weight is not None and len(weight) == 2 and flow.view.index.node(edge.node).op_type == "MatMul":
+        if weight is not None and len(weight) == 2 and flow.view.index.find_node(edge.node).op_type == "MatMul":
             return weight[0]
     return None
 
 
 def _find_rank(flow: Streams, node: NodeRef) -> int | None:
     """The rank of a Reshape's or an Unsqueeze's output; None for other nodes."""
-    rank, added = flow.find_rank(flow.view.tensor(node, 0)), flow.view.constant(node, 1)
+    rank, added = flow.find_rank(flow.view.find_tensor(node, 0)), flow.view.find_constant(node, 1)
     if added is None or node.op_type not in ("Reshape", "Unsqueeze"):
         return None
     return int(added.size) if node.op_type == "Reshape" else None if rank is None else rank + int(added.size)
@@ -169,7 +173,7 @@ def turn_transpose(flow: Streams, node: NodeRef) -> bool:
 
 def turn_concat(flow: Streams, node: NodeRef) -> bool:
     """Tokens beside tokens."""
-    tensors = [flow.view.tensor(node, k) for k in range(len(node.inputs))]
+    tensors = [flow.view.find_tensor(node, k) for k in range(len(node.inputs))]
     labels = [flow.labels[tensor] for tensor in tensors if tensor in flow.labels]
     axis = int(node.attrs.get("axis", 0))
     back = next((b for t in (*tensors, node.result) if (b := flow.count_back(t, axis)) is not None), None)
@@ -184,9 +188,9 @@ def turn_concat(flow: Streams, node: NodeRef) -> bool:
 def turn_slice(flow: Streams, node: NodeRef) -> bool:
     """Some of the tokens; of a constant they begin a stream."""
     label = flow.find_label(node, 0)
-    axes = node.attrs.get("axes", flow.view.constant(node, 3))
+    axes = node.attrs.get("axes", flow.view.find_constant(node, 3))
     axis = -1 if label is None else label.axis
-    tensor = flow.view.tensor(node, 0)
+    tensor = flow.view.find_tensor(node, 0)
     if axes is None or any(flow.count_back(tensor, int(sliced)) in (axis, None) for sliced in np.asarray(axes).flat):
         return False
     return _begin_of_constant(flow, node) if label is None else pass_stream(flow, node)
@@ -194,7 +198,10 @@ def turn_slice(flow: Streams, node: NodeRef) -> bool:
 
 def turn_split(flow: Streams, node: NodeRef) -> bool:
     """Tokens in parts."""
-    label, back = flow.find_label(node, 0), flow.count_back(flow.view.tensor(node, 0), int(node.attrs.get("axis", 0)))
+    label, back = (
+        flow.find_label(node, 0),
+        flow.count_back(flow.view.find_tensor(node, 0), int(node.attrs.get("axis", 0))),
+    )
     return label is not None and back not in (label.axis, None) and pass_stream(flow, node)
 
 
@@ -212,7 +219,7 @@ def _find_pair(flow: Streams, node: NodeRef) -> tuple[StreamLabel, int, TensorId
     label = labels[k]
     if label is None or labels[1 - k] is not None:
         return None
-    return label, k, flow.view.tensor(node, 1 - k), flow.find_shape(flow.view.edge(node, 1 - k))
+    return label, k, flow.view.find_tensor(node, 1 - k), flow.find_shape(flow.view.make_edge(node, 1 - k))
 
 
 def _is_row(shape: Sequence[int], label: StreamLabel) -> bool:
@@ -229,7 +236,7 @@ def turn_add(flow: Streams, node: NodeRef) -> bool:
     if pair is None:
         return False
     label, k, other, shape = pair
-    edge = flow.view.edge(node, 1 - k)
+    edge = flow.view.make_edge(node, 1 - k)
     if label.waiting:
         if shape is None or node.op_type == "Sub" or not _is_row(shape, label):
             return False
@@ -267,7 +274,7 @@ def turn_product(flow: Streams, node: NodeRef) -> bool:
     if len(shape) >= -label.axis and shape[label.axis] != 1:
         if not _is_row(shape, label) or node.op_type == "Div":
             return False
-        label = flow.scale_stream(label, flow.view.edge(node, 1 - k))
+        label = flow.scale_stream(label, flow.view.make_edge(node, 1 - k))
     return flow.pass_label(node, label)
 
 
@@ -294,10 +301,10 @@ _MEANS = frozenset({"ReduceMean", "ReduceSum", "GlobalAveragePool"})
 
 def turn_mean(flow: Streams, node: NodeRef) -> bool:
     """A sum or mean over the channels, of squares or of themselves, or over what stands in front of them."""
-    tensor = flow.view.tensor(node, 0)
+    tensor = flow.view.find_tensor(node, 0)
     squares = None if tensor is None else flow.squares.get(tensor)
     label, pooled = squares or flow.find_label(node, 0), node.op_type == "GlobalAveragePool"
-    axes = [2] if pooled else node.attrs.get("axes", flow.view.constant(node, 1))
+    axes = [2] if pooled else node.attrs.get("axes", flow.view.find_constant(node, 1))
     if label is None or axes is None or label.waiting or (pooled and (tensor is None or flow.find_rank(tensor) != 3)):
         return False
     backs = {flow.count_back(tensor, int(axis)) for axis in np.asarray(axes).flat}
@@ -323,16 +330,16 @@ _CENTRED = frozenset({"LayerNormalization", "SkipLayerNormalization"})
 def turn_normalized(flow: Streams, node: NodeRef) -> bool:
     """LayerNormalization and RMSNormalization."""
     label = flow.find_label(node, 0)
-    back = flow.count_back(flow.view.tensor(node, 0), int(node.attrs.get("axis", -1)))
+    back = flow.count_back(flow.view.find_tensor(node, 0), int(node.attrs.get("axis", -1)))
     return label is not None and back == -1 and _normalize(flow, node, label, 1)
 
 
 def _normalize(flow: Streams, node: NodeRef, label: StreamLabel, k: int) -> bool:
     """A normalization's first output, with scale at input k and shift, where it takes the mean away, behind it."""
-    scale, centred = flow.view.edge(node, k), node.op_type in _CENTRED
+    scale, centred = flow.view.make_edge(node, k), node.op_type in _CENTRED
     if label.axis != -1 or label.waiting or flow.find_shape(scale) != (label.width,):
         return False
-    shift = flow.view.edge(node, k + 1) if centred and flow.view.tensor(node, k + 1) is not None else None
+    shift = flow.view.make_edge(node, k + 1) if centred and flow.view.find_tensor(node, k + 1) is not None else None
     if shift is not None and flow.find_shape(shift) != (label.width,):
         return False
     stream = flow.find_stream(label)
@@ -367,16 +374,16 @@ def turn_attention(flow: Streams, node: NodeRef) -> bool:
     kv_heads, heads, past = _HEADS[node.op_type]
     label = flow.find_label(node, 2)
     # Its biases of queries, keys and values lie in one constant; that of com.microsoft holds the weights too.
-    biased = node.op_type == "MultiHeadAttention" and flow.view.tensor(node, 3) is not None
+    biased = node.op_type == "MultiHeadAttention" and flow.view.find_tensor(node, 3) is not None
     if label is None or label.axis != -1 or biased or (node.op_type == "Attention" and node.domain):
         return False
     for k in {*range(len(node.inputs))} - {2}:
         other = flow.find_label(node, k)
         if other is not None:
             flow.hold_label(other, f"{node.name} ({node.op_type}) reads {node.inputs[k]}")
-    if flow.view.tensor(node, past) is not None:
+    if flow.view.find_tensor(node, past) is not None:
         flow.hold_label(label, f"{node.name} ({node.op_type}) reads past values")
-    tensor, width, out = flow.view.tensor(node, 2), label.width, label.width
+    tensor, width, out = flow.view.find_tensor(node, 2), label.width, label.width
     if flow.find_rank(tensor) != 4:
         # Of all heads in one row.
         parts = int(node.attrs.get(kv_heads, 0))

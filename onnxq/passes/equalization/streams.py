@@ -21,7 +21,7 @@ import numpy as np
 from onnxq.arrays import Shape
 from onnxq.graph import NodeRef
 from onnxq.passes.equalization.channels import ChannelFlow
-from onnxq.passes.view import View
+from onnxq.passes.patterns import View
 from onnxq.sites import Edge, TensorId
 
 # float32, float16, float64, bfloat16 of onnx.TensorProto.
@@ -131,7 +131,7 @@ class Streams(ChannelFlow[StreamLabel]):
     def end_labels(self, node: NodeRef) -> None:
         """Hold the streams that a node reads, and those whose squares it reads."""
         super().end_labels(node)
-        tensors = [tensor for k in range(len(node.inputs)) if (tensor := self.view.tensor(node, k)) is not None]
+        tensors = [tensor for k in range(len(node.inputs)) if (tensor := self.view.find_tensor(node, k)) is not None]
         for tensor in tensors:
             if tensor in self.squares and tensor not in self.labels:
                 self.hold_label(self.squares[tensor], f"{node.name} ({node.op_type}) reads {tensor.name}")
@@ -173,9 +173,9 @@ class Streams(ChannelFlow[StreamLabel]):
     def turn_others(self, node: NodeRef, label: StreamLabel, inputs: Iterable[int]) -> bool:
         """Let constants that are added follow a stream; False for anything else beside it."""
         for k in inputs:
-            if self.view.tensor(node, k) is None or self.find_label(node, k) is not None:
+            if self.view.find_tensor(node, k) is None or self.find_label(node, k) is not None:
                 continue
-            edge = self.view.edge(node, k)
+            edge = self.view.make_edge(node, k)
             shape = self.find_shape(edge)
             if shape is None or not self.turn_constant(label, edge, shape):
                 return False
@@ -192,7 +192,7 @@ class Streams(ChannelFlow[StreamLabel]):
         """The label behind a scale and a shift per channel, [width] or one number each."""
         waiting = label.waiting
         if scale is not None:
-            value = self.view.constant(self.view.index.node(scale.node), scale.index)
+            value = self.view.find_constant(self.view.index.find_node(scale.node), scale.index)
             # One number for all channels needs no turning.
             if value is None or not np.all(value == value.flat[0]):
                 waiting = (*waiting, ChannelConstant(scale))
@@ -205,15 +205,15 @@ class Streams(ChannelFlow[StreamLabel]):
     def find_shape(self, edge: Edge) -> Shape | None:
         """The shape of a constant of floats; None for anything else."""
         index = self.view.index
-        tensor = self.view.tensor(index.node(edge.node), edge.index)
-        shape = None if tensor is None or not index.is_constant(tensor) else index.shape(tensor)
-        if tensor is None or shape is None or None in shape or index.dtype(tensor) not in FLOATS:
+        tensor = self.view.find_tensor(index.find_node(edge.node), edge.index)
+        shape = None if tensor is None or not index.is_constant(tensor) else index.find_shape(tensor)
+        if tensor is None or shape is None or None in shape or index.find_dtype(tensor) not in FLOATS:
             return None
         return tuple(dim for dim in shape if isinstance(dim, int))
 
     def is_narrow(self, tensor: TensorId | None) -> bool:
         """True for a tensor that has one number for all channels of a row."""
-        shape = None if tensor is None else self.view.index.shape(tensor)
+        shape = None if tensor is None else self.view.index.find_shape(tensor)
         return tensor in self.narrow or (shape is not None and (not shape or shape[-1] == 1))
 
     def find_rank(self, tensor: TensorId | None) -> int | None:
@@ -221,7 +221,7 @@ class Streams(ChannelFlow[StreamLabel]):
         if tensor is None:
             return None
         label = self.labels.get(tensor)
-        return self.view.rank(tensor) or (None if label is None else label.rank)
+        return self.view.find_rank(tensor) or (None if label is None else label.rank)
 
     def count_back(self, tensor: TensorId | None, axis: int) -> int | None:
         """An axis of a tensor, counted from the end; None where its rank is not known."""

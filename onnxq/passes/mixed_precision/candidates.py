@@ -17,16 +17,16 @@ from typing import Any
 from onnxq.backends import list_costs
 from onnxq.calibrate import calibrate
 from onnxq.errors import CalibrationError
+from onnxq.evaluation.metric import FLOAT, UINT16
 from onnxq.evaluation.toggled import Setting, ToggledModel
 from onnxq.graph import GraphIndex
 from onnxq.passes.base import SampledContext
-from onnxq.passes.mixed_precision.attention import PLAIN
-from onnxq.passes.mixed_precision.request import FLOAT, UINT16
+from onnxq.passes.mixed_precision.float_parts import PLAIN
 from onnxq.passes.state import PlacedState
 from onnxq.plan import PlacementMethod, Plan, SitePlan
 from onnxq.planner import Choice, OnnxPlacement, bind_sums
 from onnxq.planner.cut import CutProblem, PlacementCosts
-from onnxq.sites import Edge, LeftFloat, Refusal, Role, Site, TensorId, Unquantized
+from onnxq.sites import Edge, LeftFloat, Names, Refusal, Role, Site, TensorId, Unquantized
 from onnxq.spec import QuantSpec
 
 # The network in so many segments, coarse to fine: several operators may spoil a result together.
@@ -83,7 +83,7 @@ class Ways:
                 yield PromotionCandidate(str(site.site), frozenset(around).intersection(self._computing))
 
     @cached_property
-    def _computing(self) -> tuple[str, ...]:
+    def _computing(self) -> Names:
         """Operators that compute in integers now."""
         return list_quantized_ops(self.problem, self.plan)
 
@@ -92,7 +92,7 @@ class Ways:
         return [site.site.node] if isinstance(site.site, Edge) else self._list_touching(site.quantized_tensor)
 
     def _list_touching(self, tensor: TensorId) -> list[str]:
-        ops = [self.problem.ops.by_out.get(tensor), *(op for _, op in self.problem.ops.consumers(tensor))]
+        ops = [self.problem.ops.by_out.get(tensor), *(op for _, op in self.problem.ops.list_consumers(tensor))]
         return [op.name for op in ops if op is not None]
 
     def _list_segments(self) -> Iterable[PromotionCandidate]:
@@ -192,7 +192,7 @@ class Ways:
         index, sizes = self.problem.index, {}
         for site in self.plan.sites:
             if site.role is Role.WEIGHT and site.tensor is not None:
-                shape = index.shape(site.tensor) or ()
+                shape = index.find_shape(site.tensor) or ()
                 sizes[site.site] = math.prod(size for size in shape if isinstance(size, int))
         return sizes
 
@@ -209,7 +209,7 @@ class Ways:
                 chosen.add(switch)
         return frozenset(chosen)
 
-    def list_promoted(self, plan: Plan) -> tuple[str, ...]:
+    def list_promoted(self, plan: Plan) -> Names:
         """Operators that compute in integers now and would not with `plan`; for uint16 those that read a wide one."""
         if self.to == FLOAT:
             after = set(list_quantized_ops(self.problem, plan))
@@ -230,7 +230,7 @@ def replace_problem(problem: OnnxPlacement, **changes: Any) -> OnnxPlacement:
     return changed
 
 
-def list_quantized_ops(problem: OnnxPlacement, plan: Plan) -> tuple[str, ...]:
+def list_quantized_ops(problem: OnnxPlacement, plan: Plan) -> Names:
     """Computing operators whose weight, or whose every activation, is quantized, in the order they run."""
     quantized = find_integer_ops(problem, plan)
     # Those that the model came with are not ours to leave float.
@@ -283,7 +283,7 @@ def carry_qparams(old: Plan, new: Plan, index: GraphIndex) -> Plan:
 
 def find_owners(index: GraphIndex, edge: Edge) -> set[str]:
     """The operators whose bias this may be, by name: the node itself, and the MatMul in front of an Add."""
-    node = index.node(edge.node)
+    node = index.find_node(edge.node)
     makers = (index.maker(node, k) for k in range(len(node.inputs)) if node.op_type == "Add")
     return {node.name, *(maker.name for maker in makers if maker is not None)}
 

@@ -12,13 +12,13 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from onnxq.arrays import Interval
 from onnxq.calibrate import calibrate
 from onnxq.data import Dataset
 from onnxq.graph import ModelLike
 from onnxq.graph.light import is_large_model
 from onnxq.passes.base import SampledContext
-from onnxq.passes.ranges.core import WHOLE
-from onnxq.passes.ranges.ends import is_observed, read_range, scale_range, set_range
+from onnxq.passes.ranges import WHOLE, is_observed, read_range, scale_range, set_range
 from onnxq.passes.rounding.passes import ROUNDED
 from onnxq.passes.state import PlannedState
 from onnxq.plan import Plan, SitePlan
@@ -38,8 +38,8 @@ class Fold:
     """Some samples, and the ranges of activations that the others have: (low, high) by site. whole: those of all."""
 
     samples: Dataset
-    ranges: Mapping[Site, tuple[float, float]]
-    whole: Mapping[Site, tuple[float, float]] = field(default_factory=dict)
+    ranges: Mapping[Site, Interval]
+    whole: Mapping[Site, Interval] = field(default_factory=dict)
 
     def narrow_ranges(self, model: ModelLike, plan: Plan) -> Plan:
         """The calibrated plan as it would be without these samples: no range reaches further than that of the others.
@@ -118,7 +118,7 @@ def find_optimism(state: PlannedState) -> float:
     return 0.0 if ROUNDED.find(state) is None else _ROUNDED_DB
 
 
-def _observe(ctx: SampledContext, state: PlannedState, bare: Plan, samples: Dataset) -> dict[Site, tuple[float, float]]:
+def _observe(ctx: SampledContext, state: PlannedState, bare: Plan, samples: Dataset) -> dict[Site, Interval]:
     """The ranges of activations on some samples, by the plan's own observers."""
     batch, limit = ctx.config.data.batch, ctx.memory_limit
     plan = calibrate(state.model, bare, samples, batch=batch, memory_limit=limit, crew=ctx.crew, progress=ctx.progress)

@@ -21,13 +21,13 @@ from dataclasses import replace
 
 from onnxq.backends import list_costs
 from onnxq.config import Rule
-from onnxq.evaluation.float_outputs import FloatOutputs
+from onnxq.evaluation.compare import FloatOutputs
+from onnxq.evaluation.metric import FLOAT, has_whole_bytes
 from onnxq.evaluation.profile import noise_to_db
 from onnxq.evaluation.toggled import Setting, Switch
 from onnxq.passes.base import Pass, SampledContext, Stage
 from onnxq.passes.journal import Outcome, PassReport
-from onnxq.passes.judging import THRESHOLDS, Threshold, Trial, ignore_rounding
-from onnxq.passes.mixed_precision.attention import PLAIN, has_attention_rules
+from onnxq.passes.judging import LIMITS, THRESHOLDS, Threshold, Trial, ignore_rounding
 from onnxq.passes.mixed_precision.candidates import (
     Ways,
     calibrate_missing,
@@ -35,8 +35,7 @@ from onnxq.passes.mixed_precision.candidates import (
     list_quantized_ops,
     replace_problem,
 )
-from onnxq.passes.mixed_precision.limits import LIMITS
-from onnxq.passes.mixed_precision.request import FLOAT, has_whole_bytes
+from onnxq.passes.mixed_precision.float_parts import PLAIN, has_attention_rules
 from onnxq.passes.mixed_precision.search import SwitchedPlan, take_paying
 from onnxq.passes.scales import fix_scales
 from onnxq.passes.state import PlacedState, PlacedStep
@@ -45,7 +44,7 @@ from onnxq.planner import OnnxPlacement
 from onnxq.planner.choose import choose_ops, compare_times, predict_times
 from onnxq.planner.cut import CutProblem
 from onnxq.planner.requests import Requests
-from onnxq.sites import Role, TensorId
+from onnxq.sites import Names, Role, TensorId
 from onnxq.spec import QuantSpec
 
 SENSITIVE, DYNAMIC, FLOAT_NAME = "sensitive_ops", "dynamic_scales", "float_ops"
@@ -141,9 +140,9 @@ def choose_scales(ctx: SampledContext, state: PlacedState) -> PlacedStep:
     return make_dynamic(ctx, state, better), PassReport(DYNAMIC, (line,))
 
 
-def list_dynamic_candidates(problem: OnnxPlacement, plan: Plan) -> dict[TensorId, tuple[str, ...]]:
+def list_dynamic_candidates(problem: OnnxPlacement, plan: Plan) -> dict[TensorId, Names]:
     """Tensors that MatMuls alone read in integers, and gain by it on a scale of each run too, with these MatMuls."""
-    candidates: dict[TensorId, tuple[str, ...]] = {}
+    candidates: dict[TensorId, Names] = {}
     kinds = list_costs(problem.engine, problem.config.cpu)
     costs = [CutProblem(problem.ops, dynamic=True).compute_costs(kind) for kind in kinds]
     for site in plan.sites:
@@ -161,7 +160,7 @@ def list_dynamic_candidates(problem: OnnxPlacement, plan: Plan) -> dict[TensorId
     return candidates
 
 
-def make_dynamic(ctx: SampledContext, state: PlacedState, nodes: Iterable[tuple[str, ...]]) -> PlacedState:
+def make_dynamic(ctx: SampledContext, state: PlacedState, nodes: Iterable[Names]) -> PlacedState:
     """The state with a rule in its problem that makes these nodes dynamic, and a plan with the qparams there were."""
     problem = state.problem
     names = [name for group in nodes for name in group]

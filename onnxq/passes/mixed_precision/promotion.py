@@ -18,17 +18,14 @@ from dataclasses import replace
 from onnxq.backends import find_target
 from onnxq.calibrate import calibrate
 from onnxq.errors import ConfigError
-from onnxq.evaluation.compare import ModelErrors
-from onnxq.evaluation.float_outputs import FloatOutputs
-from onnxq.evaluation.metric import Metric
+from onnxq.evaluation.compare import FloatOutputs, ModelErrors
+from onnxq.evaluation.metric import UINT16, AccuracyRequest, Metric, has_whole_bytes
 from onnxq.evaluation.trials import measure_models
-from onnxq.passes.assembly.model import build_quantized, give_types
+from onnxq.passes.assembly import build_quantized, give_types
 from onnxq.passes.base import Pass, SampledContext, Stage
 from onnxq.passes.journal import LOST_DB, Outcome, PassReport, Promotion, PromotionStep
-from onnxq.passes.judging import THRESHOLDS, Threshold, Trial, make_trial
+from onnxq.passes.judging import LIMITS, THRESHOLDS, Threshold, Trial, make_trial
 from onnxq.passes.mixed_precision.cross_validation import Fold, find_optimism, split_folds, widen_ranges
-from onnxq.passes.mixed_precision.limits import LIMITS
-from onnxq.passes.mixed_precision.request import UINT16, AccuracyRequest, has_whole_bytes
 from onnxq.passes.mixed_precision.search import PromotionSearch, SearchStep
 from onnxq.passes.rounding.passes import NAME as ROUNDING
 from onnxq.passes.rounding.passes import round_again

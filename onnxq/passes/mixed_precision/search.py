@@ -15,21 +15,20 @@ from functools import cached_property
 from itertools import takewhile
 
 from onnxq.backends import find_target
-from onnxq.evaluation.compare import Estimate, ModelErrors
-from onnxq.evaluation.float_outputs import FloatOutputs
+from onnxq.evaluation.compare import Estimate, FloatOutputs, ModelErrors
+from onnxq.evaluation.metric import FLOAT
 from onnxq.evaluation.toggled import Setting, Switch, measure_settings, toggle_model
 from onnxq.evaluation.trials import TRIAL_PIECES, TrialModel, measure_models
-from onnxq.passes.assembly.model import build_quantized, write_pairs
+from onnxq.passes.assembly import build_quantized, write_pairs
 from onnxq.passes.base import SampledContext
-from onnxq.passes.mixed_precision.attention import has_attention_rules
+from onnxq.passes.judging import LIMITS
 from onnxq.passes.mixed_precision.candidates import PromotionCandidate, Ways, calibrate_missing, list_quantized_ops
 from onnxq.passes.mixed_precision.cross_validation import Fold, find_optimism
-from onnxq.passes.mixed_precision.limits import LIMITS
-from onnxq.passes.mixed_precision.request import FLOAT
+from onnxq.passes.mixed_precision.float_parts import has_attention_rules
 from onnxq.passes.state import PlacedState
 from onnxq.plan import Plan
 from onnxq.progress import OutOfTime
-from onnxq.sites import Role
+from onnxq.sites import Names, Role
 
 # A gain measured again that is still this share of the next best one's wins.
 _STILL = 0.98
@@ -87,7 +86,7 @@ class SearchStep:
 
     keys: frozenset[str]
     name: str
-    nodes: tuple[str, ...]
+    nodes: Names
     before: float
     after: float
     errors: ModelErrors
@@ -157,7 +156,7 @@ class PromotionSearch:
         """The calibrated plan with these promoted."""
         return calibrate_missing(self.ctx, self.state, self.place_keys(keys))
 
-    def list_promoted(self, keys: frozenset[str]) -> tuple[str, ...]:
+    def list_promoted(self, keys: frozenset[str]) -> Names:
         """Operators that are promoted with these keys."""
         return self.ways.list_promoted(self.place_keys(keys))
 

@@ -17,10 +17,9 @@ from onnx import TensorProto
 
 from onnxq.graph import NodeRef
 from onnxq.passes.base import RunContext
-from onnxq.passes.edit import Replacement, apply_replacements
 from onnxq.passes.linear import ARITHMETIC, read_arithmetic
+from onnxq.passes.patterns import SINGLE, Replacement, View, apply_replacements, tolerance
 from onnxq.passes.state import FloatState, FloatStep
-from onnxq.passes.view import SINGLE, View, tolerance
 from onnxq.sites import TensorId
 
 # Gelu's two forms, Hendrycks and Gimpel 2016 (https://arxiv.org/abs/1606.08415): x/2·(1 + erf(x/√2)), and
@@ -79,7 +78,7 @@ def _find_anchor(view: View, node: NodeRef) -> _Anchor | None:
         return None
     used = Used(node.scope)
     if node.op_type in ("Erf", "Tanh", "Sigmoid", "HardSigmoid"):
-        inner = view.tensor(node, 0)
+        inner = view.find_tensor(node, 0)
         used.add_node(view, node)
         if inner is None:
             return None
@@ -105,8 +104,8 @@ def _find_clamp(view: View, node: NodeRef, used: Used) -> _Anchor | None:
             break
         low, high = min(max(bounds[0], low), high), min(max(bounds[1], low), high)
         used.add_node(view, at, bounds[3])
-        inner = view.tensor(at, bounds[2])
-        before = view.producer(inner, *_CLAMPS)
+        inner = view.find_tensor(at, bounds[2])
+        before = view.find_producer(inner, *_CLAMPS)
         if inner is None or before is None or before.scope != node.scope or view.sole_reader(inner) is None:
             break
         at = before
@@ -123,7 +122,7 @@ def _read_bounds(view: View, node: NodeRef) -> tuple[float, float, int, int] | N
         ends = []
         for k, name, missing in ((1, "min", -math.inf), (2, "max", math.inf)):
             given = view.scalar(node, k)
-            if given is None and view.tensor(node, k) is not None:
+            if given is None and view.find_tensor(node, k) is not None:
                 return None
             value = given[0] if given else float(node.attrs.get(name, missing))
             ends.append(value if abs(value) < _MOST else math.copysign(math.inf, value))
@@ -147,7 +146,7 @@ def _match_activation(view: View, anchor: _Anchor, computes: int) -> Replacement
             x = reading.factor
             if x is None:
                 continue
-            single = _recognise(anchor, reading, tail.factor is not None, view.index.dtype(x), computes)
+            single = _recognise(anchor, reading, tail.factor is not None, view.index.find_dtype(x), computes)
             last, used = reading.last, reading.used
             # Constants that broadcast x would be lost, and tensors that others read must stay.
             whole = used.rank <= view.least_rank(x) and view.private(used.tensors - {last.result}, used.nodes)
@@ -247,7 +246,7 @@ def read_polynomial(view: View, at: TensorId | None, x: TensorId, used: Used, de
         return None
     if at == x:
         return {1: 1.0}
-    node = view.producer(at, "Add", "Sub", "Mul", "Div", "Pow", "Neg")
+    node = view.find_producer(at, "Add", "Sub", "Mul", "Div", "Pow", "Neg")
     if node is None or node.scope != used.scope:
         return None
     terms = [_read_operand(view, node, k, x, used, depth) for k in range(len(node.inputs))]
@@ -265,7 +264,7 @@ def _read_operand(view: View, node: NodeRef, k: int, x: TensorId, used: Used, de
     constant = view.scalar(node, k)
     if constant is not None:
         return {0: constant[0]}
-    return read_polynomial(view, view.tensor(node, k), x, used, depth + 1)
+    return read_polynomial(view, view.find_tensor(node, k), x, used, depth + 1)
 
 
 def _combine_terms(op: str, terms: list[Poly]) -> Poly | None:
@@ -309,10 +308,10 @@ def list_bases(view: View, at: TensorId, scope: str) -> list[TensorId]:
     """The tensors that `at` may be written in: itself, then back through `scope`'s scalar arithmetic, nearest first."""
     found = [at]
     for _ in range(_MAX_DEPTH):
-        node = view.producer(found[-1], "Add", "Sub", "Mul", "Div", "Neg")
+        node = view.find_producer(found[-1], "Add", "Sub", "Mul", "Div", "Neg")
         if node is None or node.scope != scope:
             break
-        operands = [view.tensor(node, k) for k in range(len(node.inputs)) if view.scalar(node, k) is None]
+        operands = [view.find_tensor(node, k) for k in range(len(node.inputs)) if view.scalar(node, k) is None]
         if len(operands) != 1 or operands[0] is None:
             break
         found.append(operands[0])
@@ -366,7 +365,7 @@ def _follow(view: View, state: Tail, reader: tuple[NodeRef, int], inner: TensorI
 
 def _follow_product(view: View, state: Tail, node: NodeRef, k: int, inner: TensorId) -> Tail | None:
     """The product with x, where the other operand is x or a scalar multiple of it."""
-    other = view.tensor(node, 1 - k)
+    other = view.find_tensor(node, 1 - k)
     if other is None:
         return None
     for x in list_bases(view, other, node.scope):

@@ -6,15 +6,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from onnxq.arrays import Array
+from onnxq.arrays import Array, Integers
 from onnxq.graph import NodeRef
 from onnxq.passes.base import RunContext
-from onnxq.passes.edit import Edit
 from onnxq.passes.journal import PassReport
+from onnxq.passes.patterns import SINGLE, Edit, View, is_op
 from onnxq.passes.state import FloatState, FloatStep
-from onnxq.passes.view import SINGLE, View, is_op
 from onnxq.sites import TensorId
 
 _NEUTRAL = {"Mul": 1.0, "Div": 1.0, "Add": 0.0, "Sub": 0.0}
@@ -49,33 +47,33 @@ def _find_repeated(view: View, node: NodeRef) -> TensorId | None:
     """The tensor a node merely repeats."""
     # A Dropout's mask, where somebody looks at it.
     extra = [view.output(node, k) for k in range(1, len(node.outputs)) if node.outputs[k]]
-    if node.domain or any(view.index.consumers(out) or view.kept(out) for out in extra):
+    if node.domain or any(view.index.list_consumers(out) or view.kept(out) for out in extra):
         return None
-    x = view.tensor(node, 0)
+    x = view.find_tensor(node, 0)
     if node.op_type == "Identity":
         return x
     if node.op_type == "Dropout":
         return x if _is_inference(view, node) else None
     if node.op_type == "Cast" and x is not None:
-        return x if view.index.dtype(x) == node.attrs.get("to") else None
+        return x if view.index.find_dtype(x) == node.attrs.get("to") else None
     if node.op_type == "Pad":
-        amounts = pad_amounts(view, node, None if x is None else view.rank(x))
+        amounts = pad_amounts(view, node, None if x is None else view.find_rank(x))
         return x if amounts is not None and not any(amounts) else None
     return _find_neutral(view, node) if node.op_type in _NEUTRAL else None
 
 
 def _is_inference(view: View, node: NodeRef) -> bool:
     """Since opset 12 an input says whether a Dropout trains; before it never did in an exported model."""
-    if view.tensor(node, 2) is None:
+    if view.find_tensor(node, 2) is None:
         return True
-    training = view.constant(node, 2)
+    training = view.find_constant(node, 2)
     return training is not None and not np.any(training)
 
 
 def _find_neutral(view: View, node: NodeRef) -> TensorId | None:
     # x - 0 and x / 1 are neutral, 0 - x and 1 / x are not.
     for k in (0, 1) if node.op_type in ("Mul", "Add") else (0,):
-        constant, x = view.scalar(node, 1 - k), view.tensor(node, k)
+        constant, x = view.scalar(node, 1 - k), view.find_tensor(node, k)
         if constant is None or x is None or view.index.is_constant(x):
             continue
         if constant[0] == _NEUTRAL[node.op_type] and constant[1] <= view.least_rank(x):
@@ -101,9 +99,9 @@ def _is_residual(view: View, node: NodeRef) -> bool:
     # With a constant it is a bias, which other fusions look for.
     if not is_op(node, "Add") or view.is_constant(node, 0) or view.is_constant(node, 1):
         return False
-    readers = (view.index.node(edge.node) for edge in view.index.consumers(node.result) if edge.index == 0)
+    readers = (view.index.find_node(edge.node) for edge in view.index.list_consumers(node.result) if edge.index == 0)
     normed = any(is_op(reader, "LayerNormalization") for reader in readers)
-    return normed and view.index.dtype(node.result) in SINGLE
+    return normed and view.index.find_dtype(node.result) in SINGLE
 
 
 def replace_prelu(_ctx: RunContext, state: FloatState) -> FloatStep:
@@ -120,8 +118,8 @@ def replace_prelu(_ctx: RunContext, state: FloatState) -> FloatStep:
 
 
 def _write_prelu(view: View, edit: Edit, node: NodeRef) -> str:
-    x, slope_at, slope = view.tensor(node, 0), view.tensor(node, 1), view.constant(node, 1)
-    if x is None or slope_at is None or slope is None or view.index.dtype(x) not in SINGLE or slope.size == 0:
+    x, slope_at, slope = view.find_tensor(node, 0), view.find_tensor(node, 1), view.find_constant(node, 1)
+    if x is None or slope_at is None or slope is None or view.index.find_dtype(x) not in SINGLE or slope.size == 0:
         return ""
     wide = slope.astype(np.float64)
     if not np.isfinite(wide).all() or slope.ndim > view.least_rank(x):
@@ -162,13 +160,13 @@ def find_pooled_axes(view: View, node: NodeRef) -> TensorId | None:
     """The tensor that a ReduceMean takes the mean of over all spatial axes; None for anything else."""
     if not is_op(node, "ReduceMean"):
         return None
-    x = view.tensor(node, 0)
-    rank = None if x is None else view.rank(x)
+    x = view.find_tensor(node, 0)
+    rank = None if x is None else view.find_rank(x)
     # An attribute until opset 17, then an input.
     axes: Any = node.attrs.get("axes")
     if axes is None:
-        axes = view.constant(node, 1)
-    if x is None or rank is None or rank < 3 or axes is None or view.index.dtype(x) not in SINGLE:
+        axes = view.find_constant(node, 1)
+    if x is None or rank is None or rank < 3 or axes is None or view.index.find_dtype(x) not in SINGLE:
         return None
     if _is_square(view, x):
         return None
@@ -177,7 +175,7 @@ def find_pooled_axes(view: View, node: NodeRef) -> TensorId | None:
 
 def _is_square(view: View, x: TensorId) -> bool:
     """True for squares: their mean is a step of a norm, which ORT makes one kernel of (RMSNorm, of rank 3 too)."""
-    maker = view.producer(x, "Pow", "Mul")
+    maker = view.find_producer(x, "Pow", "Mul")
     return maker is not None and (maker.op_type == "Pow" or maker.inputs[0] == maker.inputs[1])
 
 
@@ -195,7 +193,7 @@ def fold_pad(_ctx: RunContext, state: FloatState) -> FloatStep:
             continue
         x, convs, amounts = match
         for conv in convs:
-            edit.read(view.edge(conv, 0), x.name)
+            edit.read(view.make_edge(conv, 0), x.name)
             edit.set_attrs(conv, {"pads": _add_pads(conv, amounts), "auto_pad": None})
             changed.append(f"{conv.name}: pads of {node.name}")
         edit.remove_node(node)
@@ -206,11 +204,11 @@ def _match_pad(view: View, node: NodeRef) -> tuple[TensorId, tuple[NodeRef, ...]
     """(padded tensor, the Convs, spatial amounts: begins, then ends) of a Pad that can go."""
     if not is_op(node, "Pad") or node.attrs.get("mode", "constant") != "constant":
         return None
-    x, out = view.tensor(node, 0), node.result
-    readers = view.index.consumers(out)
+    x, out = view.find_tensor(node, 0), node.result
+    readers = view.index.list_consumers(out)
     if x is None or not readers or view.kept(out) or any(edge.scope != node.scope or edge.index for edge in readers):
         return None
-    convs = tuple(view.index.node(edge.node) for edge in readers)
+    convs = tuple(view.index.find_node(edge.node) for edge in readers)
     # SAME pads by the size that the Pad changes.
     if any(not is_op(conv, "Conv") or _read_auto_pad(conv) not in ("NOTSET", "VALID") for conv in convs):
         return None
@@ -231,8 +229,8 @@ def _read_auto_pad(conv: NodeRef) -> str:
 
 def _find_padded_rank(view: View, convs: tuple[NodeRef, ...]) -> int | None:
     """The rank of the padded tensor, from the weights that read it."""
-    weights = (view.tensor(conv, 1) for conv in convs)
-    ranks = (view.rank(weight) for weight in weights if weight is not None)
+    weights = (view.find_tensor(conv, 1) for conv in convs)
+    ranks = (view.find_rank(weight) for weight in weights if weight is not None)
     return next((rank for rank in ranks if rank is not None), None)
 
 
@@ -240,14 +238,14 @@ def pad_amounts(view: View, node: NodeRef, rank: int | None) -> tuple[int, ...] 
     """The constant amounts of a Pad as [begin of every axis, end of every axis], None when computed or unclear."""
     given = node.attrs.get("pads")
     if given is None:
-        given = view.constant(node, 1)
+        given = view.find_constant(node, 1)
     if given is None:
         return None
     values = [int(v) for v in np.asarray(given).reshape(-1)]
     # Since opset 18 an input may say which axes the amounts are of.
-    if view.tensor(node, 3) is None:
+    if view.find_tensor(node, 3) is None:
         return tuple(values) if rank is None or len(values) == 2 * rank else None
-    axes = view.constant(node, 3)
+    axes = view.find_constant(node, 3)
     if axes is None or rank is None or len(values) != 2 * axes.size:
         return None
     full = [0] * (2 * rank)
@@ -258,9 +256,9 @@ def pad_amounts(view: View, node: NodeRef, rank: int | None) -> tuple[int, ...] 
 
 def pads_with_zero(view: View, node: NodeRef) -> bool:
     """True when a Pad's value is the constant zero, given, left out or an attribute of old opsets."""
-    if view.tensor(node, 2) is None:
+    if view.find_tensor(node, 2) is None:
         return float(node.attrs.get("value", 0.0)) == 0.0
-    value = view.constant(node, 2)
+    value = view.find_constant(node, 2)
     return value is not None and bool(np.all(value == 0))
 
 
@@ -297,17 +295,17 @@ class _Amounts:
     """
 
     input: int
-    places: NDArray[np.int64]
+    places: Integers
     rest: Array | None
 
 
 def _find_amounts(view: View, node: NodeRef) -> _Amounts | None:
     """The numbers of a node that names axes; None for other nodes, and where they cannot be written out."""
-    data = view.tensor(node, 0)
+    data = view.find_tensor(node, 0)
     if data is None or not is_op(node, "Pad", "Resize", "CenterCropPad"):
         return None
-    rank = view.rank(data)
-    axes = view.constant(node, 3) if node.op_type == "Pad" else node.attrs.get("axes")
+    rank = view.find_rank(data)
+    axes = view.find_constant(node, 3) if node.op_type == "Pad" else node.attrs.get("axes")
     if not rank or axes is None:
         return None
     places = np.asarray(axes, np.int64).reshape(-1) % rank
@@ -320,29 +318,29 @@ def _find_amounts(view: View, node: NodeRef) -> _Amounts | None:
         return None
     if node.attrs.get("coordinate_transformation_mode", "") == "tf_crop_and_resize":
         return None
-    if view.tensor(node, 2) is not None:
+    if view.find_tensor(node, 2) is not None:
         return _Amounts(2, places, np.ones(rank, np.float32))
     return _Amounts(3, places, _read_sizes(view, node))
 
 
-def _read_sizes(view: View, node: NodeRef) -> NDArray[np.int64] | None:
-    data = view.tensor(node, 0)
-    shape = None if data is None else view.index.shape(data)
+def _read_sizes(view: View, node: NodeRef) -> Integers | None:
+    data = view.find_tensor(node, 0)
+    shape = None if data is None else view.index.find_shape(data)
     fixed = [dim for dim in shape or () if isinstance(dim, int)]
     return np.asarray(fixed, np.int64) if shape is not None and len(fixed) == len(shape) else None
 
 
 def _write_amounts(view: View, edit: Edit, node: NodeRef, amounts: _Amounts) -> str:
     """The name of the tensor with the entries of all axes."""
-    given, name = view.constant(node, amounts.input), f"{node.name}/amounts"
+    given, name = view.find_constant(node, amounts.input), f"{node.name}/amounts"
     if given is not None and amounts.rest is not None:
         full = amounts.rest.astype(given.dtype)
         full[amounts.places] = given.reshape(-1)
-        return edit.constant(node.scope, name, full)
-    places = edit.constant(node.scope, f"{name}/places", amounts.places)
+        return edit.add_constant(node.scope, name, full)
+    places = edit.add_constant(node.scope, f"{name}/places", amounts.places)
     rest = (
         edit.insert_before(node, "Shape", [node.inputs[0]], {}, f"{name}/sizes")
         if amounts.rest is None
-        else edit.constant(node.scope, f"{name}/rest", amounts.rest)
+        else edit.add_constant(node.scope, f"{name}/rest", amounts.rest)
     )
     return edit.insert_before(node, "ScatterElements", [rest, places, node.inputs[amounts.input]], {"axis": 0}, name)

@@ -14,7 +14,7 @@ refit_weight       W' = W (C + l I) (H + l I)^-1: the weights whose outputs for 
 correct_bias       b' = b + f (W mean(x) - W^ mean(y)): the mean error of each output channel goes into the bias, as far
                    as samples agree on it: f = max(0, 1 - variance of that mean / its square), James and Stein 1961.
                    8 samples on EfficientNet-Lite0 17.9 -> 18.5 dB, PP-OCRv4's recognizer 16.6 -> 18.1; no change at 28.
-round_within_sums  GPTQ for weights whose 16-bit sums may overflow. Weights that share a sum (numerics.saturation) limit
+round_within_sums  GPTQ for weights whose 16-bit sums may overflow. Weights that share a sum (numerics.weights) limit
                    each other, the less the wider the steps are: scales of rows whose sums would overflow are widened by
                    `numerics.widening`, each column's error weighted by its cost for the layer. EfficientNet-Lite0 at 8
                    bits, mean of three seeds: 26.5 dB without the limit, 26.1 so; with one bit less, 23.6.
@@ -28,9 +28,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxq.arrays import Array, Floats, Shape
+from onnxq.arrays import Array, Array64, Floats, Integers, Shape
 from onnxq.numerics import SumOrder, choose_widening, find_partners, round_within_sum
-from onnxq.numerics.saturation import MOST
+from onnxq.numerics.weights import MOST
 from onnxq.passes.rounding.second_moments import Moments
 
 # Of the mean diagonal of H; see above.
@@ -61,8 +61,8 @@ class ErrorFeedback:
     of the squared remainders of its columns, weighted by D.
     """
 
-    damped: NDArray[np.float64]
-    order: NDArray[np.int64]
+    damped: Array64
+    order: Integers
     lower: Array
     weights: Array
 
@@ -83,7 +83,7 @@ class RoundingProblem:
     zero: Array
     limits: tuple[int, int]
     factor: Callable[[], ErrorFeedback]
-    partner: NDArray[np.int64] | None = None
+    partner: Integers | None = None
     least: Array | None = None
     factors: Sequence[float] = (1.0,)
     thorough: bool = False
@@ -186,7 +186,7 @@ def round_with_feedback(problem: RoundingProblem) -> RoundedWeight:
     return RoundedWeight(_take_better_rows(problem, codes.astype(np.int32) + zero, error))
 
 
-def _take_better_rows(problem: RoundingProblem, ordered: Array, error: NDArray[np.float64]) -> NDArray[np.int32]:
+def _take_better_rows(problem: RoundingProblem, ordered: Array, error: Array64) -> NDArray[np.int32]:
     """The rows by GPTQ, [groups, K, rows] as of `_reorder`, or those rounded to nearest where their error is less."""
     feedback, w, scale, zero = problem.feedback, problem.weight, problem.scale, problem.zero
     codes = np.empty_like(ordered)
@@ -206,24 +206,24 @@ def _take_better_rows(problem: RoundingProblem, ordered: Array, error: NDArray[n
     return np.where(worse[:, :, None], nearest, codes)
 
 
-def _reorder(array: Array, order: NDArray[np.int64]) -> Array:
+def _reorder(array: Array, order: Integers) -> Array:
     """[groups, K, ...] reordered along the second axis."""
     # Plain indexing is several times as fast, and most operators have one group.
     alone = len(order) == 1
     return np.asarray(array[:, order[0]] if alone else np.take_along_axis(array, order[:, :, None], axis=1))
 
 
-def damp_moments(h: Array, damping: float) -> NDArray[np.float64]:
+def damp_moments(h: Array, damping: float) -> Array64:
     """H with `damping` times its mean diagonal added to the diagonal; 1 for groups whose H is all zero."""
     mean = np.einsum("gii->gi", h).mean(axis=1)
     extra = np.where(mean > 0, damping * mean, 1.0)
     size = h.shape[-1]
-    damped: NDArray[np.float64] = np.array(h, np.float64)
+    damped: Array64 = np.array(h, np.float64)
     damped[:, np.arange(size), np.arange(size)] += extra[:, None]
     return damped
 
 
-def layer_error(w: Array, codes: Array, scale: Array, zero: Array, h: Array) -> NDArray[np.float64]:
+def layer_error(w: Array, codes: Array, scale: Array, zero: Array, h: Array) -> Array64:
     """e H e^T of every row, e = W - W^: [groups, rows], float64."""
     gap = np.asarray(w, np.float64) - (np.asarray(codes, np.float64) - zero) * np.asarray(scale, np.float64)
     return np.asarray(np.einsum("grk,grk->gr", gap @ h, gap), np.float64)
@@ -235,7 +235,7 @@ def refit_weight(w: Array, moments: Moments, *, ridge: float) -> Floats:
     return np.asarray(wide + _find_step(wide @ (moments.c - moments.h), moments.h, ridge), np.float32)
 
 
-def _find_step(crossed: NDArray[np.float64], h: Array, ridge: float) -> NDArray[np.float64]:
+def _find_step(crossed: Array64, h: Array, ridge: float) -> Array64:
     """W' - W = W (C - H) (H + l I)^-1; crossed: W (C - H)."""
     solved = np.linalg.solve(damp_moments(h, ridge), crossed.transpose(0, 2, 1))
     return np.asarray(solved.transpose(0, 2, 1), np.float64)
@@ -260,7 +260,7 @@ def choose_ridge(w: Array, even: Moments, odd: Moments) -> float | None:
     return chosen
 
 
-def _measure_gain(step: NDArray[np.float64], crossed: NDArray[np.float64], h: Array) -> float:
+def _measure_gain(step: Array64, crossed: Array64, h: Array) -> float:
     """Decrease of E|W x - W' y|^2 for W' = W + step. crossed: W (C - H), of the same samples as h."""
     return float(np.sum(step * (2.0 * crossed - step @ h)))
 
@@ -270,7 +270,7 @@ def may_refit(half: Moments) -> bool:
     return bool(half.c.size) and 2 * half.count >= POSITIONS_PER_COLUMN * half.h.shape[-1]
 
 
-def correct_bias(bias: Array, w: Array, rounded: Array, moments: Moments) -> NDArray[np.float64]:
+def correct_bias(bias: Array, w: Array, rounded: Array, moments: Moments) -> Array64:
     """b + f (W mean(x) - W^ mean(y)): [groups, rows]; w, rounded: [groups, rows, K]."""
     wide, quantized = np.asarray(w, np.float64), np.asarray(rounded, np.float64)
     means = [(moments.count, moments.mean_x, moments.mean_y), *moments.parts]
@@ -293,7 +293,7 @@ class _SharedSums:
     Columns are rounded from the last to the first, so column 0 is never rounded before another: 0 stands for none.
     """
 
-    def __init__(self, partner: NDArray[np.int64], order: NDArray[np.int64], zero: Array) -> None:
+    def __init__(self, partner: Integers, order: Integers, zero: Array) -> None:
         places, ordered = np.argsort(order, axis=1), partner[order]
         at = np.where(ordered >= 0, np.take_along_axis(places, np.maximum(ordered, 0), axis=1), 0)
         before = np.where(at > np.arange(order.shape[1]), at, 0)
@@ -323,7 +323,7 @@ class _SharedSums:
         return total
 
 
-def find_partner_columns(rows: NDArray[np.int64], shape: Shape, order: SumOrder) -> NDArray[np.int64]:
+def find_partner_columns(rows: Integers, shape: Shape, order: SumOrder) -> Integers:
     """[K]: the column that shares a 16-bit sum with each column of a weight's matrix form, or -1.
 
     rows: flat indices into the weight of `shape`, in the order of a row of its matrix form.

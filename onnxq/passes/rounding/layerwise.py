@@ -1,4 +1,4 @@
-"""A model run in pieces: from one node of the main graph to the next, on a few samples at a time.
+"""A model run in pieces on a few samples at a time: from one node of the main graph to the next.
 
 Between two pieces only the tensors that later nodes still read are kept, so all pieces together cost one run of the
 model, and decisions at one node show in the values of the next. Where the workers of a crew run the samples, these
@@ -7,7 +7,7 @@ tensors are in files.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import count
@@ -18,17 +18,20 @@ import numpy as np
 import onnx
 
 from onnxq.arrays import Array, Arrays
+from onnxq.data import Dataset, augment_sample
 from onnxq.errors import ModelError
 from onnxq.graph import ModelLike, infer_shapes
 from onnxq.graph.light import bare_proto
 from onnxq.graph.scopes import iterate_subgraphs, list_reads
 from onnxq.graph.subgraph import Cutter, declare_input
-from onnxq.numerics.threads import map_in_threads
+from onnxq.numerics.machine import map_in_threads
+from onnxq.passes.judging import has_few_bits
 from onnxq.passes.rounding.shared_work import SharedWork, TensorFile, read_tensor, write_tensor
 from onnxq.passes.rounding.statistics import MomentsRequest
+from onnxq.plan import Plan
 from onnxq.runtime import Feeds, Session, tap_tensors
 from onnxq.runtime.crew import SharedModel, open_model
-from onnxq.sites import TensorId
+from onnxq.sites import Names, TensorId
 
 R = TypeVar("R")
 Tensor = Array | TensorFile
@@ -242,7 +245,7 @@ class RunTask:
 
     model: SharedModel
     feeds: Mapping[str, Value]
-    names: tuple[str, ...]
+    names: Names
     path: str
 
 
@@ -290,3 +293,38 @@ class PairedRunner:
     def has_tensors(self, real: TensorId, quantized: TensorId | None, node: str) -> bool:
         """True where these tensors, which the node reads, can still be had."""
         return quantized is not None and self.real.holds(real, node) and self.quantized.holds(quantized, node)
+
+
+AUGMENTED = "augmented_samples"
+_SAMPLES = {"balanced": 32, "high": 64}
+# Small samples give few positions and cost little: as many as make up so many input values, up to 128. Large ones give
+# many and cost memory: no more than make up so many, and at least 8.
+_VALUES, _MOST = 1 << 18, 128
+_TOO_MANY, _TOO_MANY_NARROW, _FEWEST = 9 << 18, 1 << 23, 8
+# Input values with the augmented samples, which are held as well, but not in the first layers.
+_MOST_AUGMENTED = 1 << 25
+
+
+def take_enough(calibration: Dataset, plan: Plan, effort: str, seed: int) -> Dataset:
+    """Samples to go through the network with, all held at once: more where they are small, fewer where large.
+
+    Weights of few bits, for which everything hangs on their rounding, get more of the large ones.
+    """
+    size = max(sum(value.size for value in calibration[0].values()), 1)
+    wanted = max(_SAMPLES[effort], min(_VALUES // size, _MOST))
+    most = _TOO_MANY_NARROW if has_few_bits(plan) else _TOO_MANY
+    return calibration.take(max(min(wanted, most // size), _FEWEST), seed)
+
+
+def augment_samples(samples: Sequence[Feeds], plan: Plan, skip: Collection[str]) -> list[Feeds]:
+    """Other views of the samples for second moments, of all alike often; none but for weights of few bits.
+
+    See `onnxq.data.augment_sample`.
+    """
+    if AUGMENTED in skip or not samples or not has_few_bits(plan):
+        return []
+    # As many of each sample, so that no sample weighs more than the others.
+    each = [augment_sample(sample) for sample in samples]
+    size = max(sum(np.asarray(value).size for value in samples[0].values()), 1)
+    rounds = min(_MOST_AUGMENTED // (size * len(samples)) - 1, *map(len, each))
+    return [one[k] for k in range(rounds) for one in each]

@@ -20,7 +20,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxq.arrays import Array
+from onnxq.arrays import Array, Array64
 from onnxq.passes.rounding.gptq_core import RoundedWeight, RoundingProblem, layer_error, round_with_feedback
 
 # Up to so many bits everything hangs on the rounding of a weight, and its scales are searched together with it; above,
@@ -37,7 +37,7 @@ _GAIN = 1.25
 _STEP = 1e-7
 
 
-def shrink_moments(h: Array, even: Array, odd: Array) -> NDArray[np.float64]:
+def shrink_moments(h: Array, even: Array, odd: Array) -> Array64:
     """H with its off-diagonal part shrunk. even, odd: H of either half of the samples. All [groups, K, K]."""
     away = 1.0 - np.eye(h.shape[-1])
     noise = np.sum(((even - odd) / 2.0 * away) ** 2, axis=(1, 2))

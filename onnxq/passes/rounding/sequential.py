@@ -16,14 +16,14 @@ import numpy as np
 
 from onnxq.arrays import Array
 from onnxq.emit import emit_pairs
-from onnxq.evaluation.float_outputs import add_own_choices
+from onnxq.evaluation.compare import add_own_choices
 from onnxq.evaluation.selections import find_selections
 from onnxq.graph import GraphIndex, ModelLike, NodeRef, compute_structural_ids, ensure_opset
 from onnxq.graph.light import is_large_model
-from onnxq.graph.stored import Spool, release_pages
+from onnxq.graph.storage import Spool, release_pages
 from onnxq.numerics import bias_qparams, dequantize, quantize
-from onnxq.numerics.threads import use_all_blas_threads, use_one_blas_thread
-from onnxq.passes.rounding.finished import FinishedOperators, OperatorNumbers
+from onnxq.numerics.machine import use_all_blas_threads, use_one_blas_thread
+from onnxq.passes.patterns import View
 from onnxq.passes.rounding.gptq_core import (
     DAMPING,
     FEWEST_POSITIONS,
@@ -46,12 +46,13 @@ from onnxq.passes.rounding.second_moments import Workspace
 from onnxq.passes.rounding.shared_work import SharedWork
 from onnxq.passes.rounding.statistics import MomentsRequest, OperatorStatistics, gather_statistics
 from onnxq.passes.rounding.strategies import PosedWeight, pose_weight, searches_scales
-from onnxq.passes.view import View
-from onnxq.plan import BiasPlan, Plan, SitePlan
+from onnxq.plan import BiasPlan, Plan, SitePlan, to_json
 from onnxq.progress import Progress
 from onnxq.runtime import Feeds
-from onnxq.runtime.crew import Crew
-from onnxq.sites import Edge, Role, TensorId
+from onnxq.runtime.crew import Crew, hash_feeds, hash_model, hash_parts, hash_run
+from onnxq.sites import Edge, Names, Role, TensorId
+from onnxq.spec import QParams
+from onnxq.workers import Journal, register_packed
 
 # Weights of so many elements are worth the threads of matrix products; smaller ones keep them waiting, which costs.
 _MANY_THREADS = 1 << 22
@@ -91,7 +92,7 @@ class SequentialRounding:
     plan: Plan
     done: tuple[OperatorRounding, ...]
     skipped: tuple[str, ...] = ()
-    thin: tuple[str, ...] = ()
+    thin: Names = ()
 
     def describe(self) -> tuple[str, ...]:
         """For people: operators by kind."""
@@ -292,7 +293,7 @@ class _Walk:
         if pool is None:
             return None
         node, real = pool
-        quantized = self.paired.input(self.paired.node(node.name), 0)
+        quantized = self.paired.find_input(self.paired.find_node(node.name), 0)
         runs = [both for both in (self.samples, self.others) if both.feeds]
         return pool if all(both.has_tensors(real, quantized, node.name) for both in runs) else None
 
@@ -301,12 +302,12 @@ class _Walk:
         reader, data, geometry = operator.node, operator.data, operator.geometry
         if pool is not None:
             (reader, data), geometry = pool, POINTWISE
-        node, site = self.paired.node(reader.name), self.sites[operator.site.site]
+        node, site = self.paired.find_node(reader.name), self.sites[operator.site.site]
         groups, _, size = operator.to_rows(operator.weight).shape
         return MomentsRequest(
             reader=reader.name,
             data=data,
-            paired=self.paired.input(node, 0),
+            paired=self.paired.find_input(node, 0),
             geometry=geometry,
             shape=(groups, size),
             second=operator.alone and not site.spec.is_float and not site.group,
@@ -368,7 +369,7 @@ class _Walk:
         ids = compute_structural_ids(self.index) if self.biases else {}
         nodes = dict(self.plan.nodes)
         for bias in self.biases:
-            node = self.index.node(bias.edge.node)
+            node = self.index.find_node(bias.edge.node)
             nodes.setdefault(node.name, ids.get(TensorId(node.outputs[0], node.scope), ""))
         plan = replace(self.plan, sites=sites, biases=tuple(self.biases), nodes=nodes)
         return SequentialRounding(plan, tuple(self.done), tuple(self.skipped), tuple(self.thin))
@@ -391,8 +392,76 @@ def _list_rounded(plan: Plan, index: GraphIndex) -> Iterator[tuple[Edge, Array]]
         if site.role not in (Role.WEIGHT, Role.BIAS) or site.qparams is None:
             continue
         for edge in site.consumers or ():
-            value = index.input_value(index.node(edge.node), edge.index)
+            value = index.input_value(index.find_node(edge.node), edge.index)
             if value is not None:
                 shaped = value.reshape(-1) if site.role is Role.BIAS else value
                 yield edge, dequantize_constant(site, shaped)
                 release_pages(value)
+
+
+# Operators that an earlier run has rounded, from which an interrupted one goes on.
+# The key of each is chained to those of the operators before it, whose rounding its own depends on.
+
+
+@register_packed
+@dataclass(frozen=True, eq=False)
+class OperatorNumbers:
+    """The numbers that rounding found for one operator.
+
+    count: positions seen. scarce: other samples were looked at too. refitted: the weight was. qparams, values: of its
+    site; None: as they were. bias: float64 [outputs]; None: there is no place for one.
+    """
+
+    count: int
+    scarce: bool
+    refitted: bool = False
+    qparams: QParams | None = None
+    values: Array | None = None
+    bias: Array | None = None
+
+    def put_into(self, site: SitePlan) -> SitePlan:
+        """The site of the weight with these numbers."""
+        return site if self.values is None else replace(site, qparams=self.qparams, values=self.values)
+
+
+class FinishedOperators:
+    """The journal's entries of one rounding. journal: None: there are none, and nothing is written.
+
+    proto, plan, samples, others: of the rounding. options: all else that its result depends on, in a text.
+    """
+
+    def __init__(
+        self,
+        journal: Journal | None,
+        proto: ModelLike,
+        plan: Plan,
+        samples: Sequence[Feeds],
+        others: Sequence[Feeds],
+        options: str,
+    ) -> None:
+        self._journal = journal
+        self._key = "" if journal is None else _hash_rounding(proto, plan, samples, others, options)
+
+    def read_next(self, node: str) -> OperatorNumbers | None:
+        """The numbers of the next operator; None where it is not finished."""
+        if self._journal is None:
+            return None
+        self._key = hash_parts(self._key.encode(), node.encode())
+        numbers = self._journal.read(self._key)
+        return numbers if isinstance(numbers, OperatorNumbers) else None
+
+    def write_numbers(self, numbers: OperatorNumbers) -> None:
+        """Keep the numbers of the operator that `read_next` was asked for last."""
+        if self._journal is not None:
+            self._journal.write(self._key, numbers)
+
+
+def _hash_rounding(
+    proto: ModelLike, plan: Plan, samples: Sequence[Feeds], others: Sequence[Feeds], options: str
+) -> str:
+    # Without names of files and figures for people, which change nothing.
+    bare = replace(
+        plan, model="", data="", placement=None, attention=None, refusals=(), left_float=(), warnings=(), contents=None
+    )
+    digests = [" ".join(map(hash_feeds, some)) for some in (samples, others)]
+    return hash_run("rounding", hash_model(proto), to_json(bare), *digests, options)

@@ -18,7 +18,7 @@ import numpy as np
 
 from onnxq.arrays import Array, Arrays, Shape
 from onnxq.files.access import make_write_error
-from onnxq.numerics.threads import use_all_blas_threads, use_one_blas_thread
+from onnxq.numerics.machine import use_all_blas_threads, use_one_blas_thread
 from onnxq.runtime.crew import Crew
 from onnxq.workers import WorkPiece
 

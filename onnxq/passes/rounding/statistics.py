@@ -8,20 +8,19 @@ from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
-from onnxq.arrays import Array, Floats, Shape
+from onnxq.arrays import Array, Floats, Mask, Shape
 from onnxq.data import read_mask
-from onnxq.numerics.threads import map_in_threads
+from onnxq.numerics.machine import map_in_threads
 from onnxq.passes.rounding.gptq_core import POSITIONS_PER_COLUMN, ErrorFeedback, factor_hessian
-from onnxq.passes.rounding.im2col import (
+from onnxq.passes.rounding.low_bit_core import shrink_moments
+from onnxq.passes.rounding.operators import (
     Geometry,
     compute_gather_indices,
     gather_positions,
     sample_positions,
     window_means,
 )
-from onnxq.passes.rounding.low_bit_core import shrink_moments
 from onnxq.passes.rounding.second_moments import (
     Accumulator,
     Block,
@@ -105,7 +104,7 @@ class _Sample:
     x: Array | TensorFile
     y: Array | TensorFile
     shape: Shape
-    meant: NDArray[np.bool_] | None
+    meant: Mask | None
 
     @property
     def volume(self) -> int:
@@ -166,7 +165,7 @@ class _Group:
         return [at.gather_columns(tensor) for tensor in ((y, x) if both else (y,))]
 
     @property
-    def _meant(self) -> NDArray[np.bool_] | None:
+    def _meant(self) -> Mask | None:
         masks = [sample.meant for sample in self.samples if sample.meant is not None]
         return np.concatenate(masks) if masks else None
 

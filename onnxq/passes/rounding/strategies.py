@@ -11,9 +11,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
-from numpy.typing import NDArray
 
-from onnxq.arrays import Array, Shape
+from onnxq.arrays import Array, Integers, Shape
 from onnxq.numerics import floor_weight_scale, needs_bound, weight_qparams
 from onnxq.numerics.rounding import align_qparams
 from onnxq.passes.rounding.gptq_core import (
@@ -167,7 +166,7 @@ def _weigh_columns(h: Array, shape: Shape) -> Array:
     return np.broadcast_to(power / max(float(power.mean()), 1e-30) + 1e-3, shape)
 
 
-def _find_partners(operator: Operator, site: SitePlan) -> NDArray[np.int64] | None:
+def _find_partners(operator: Operator, site: SitePlan) -> Integers | None:
     """[K]: the column that a 16-bit sum adds to each; None where no sum can overflow."""
     if not site.sum_orders or not needs_bound(site.spec):
         return None

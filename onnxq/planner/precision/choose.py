@@ -34,7 +34,7 @@ def cut_casts(problem: PrecisionProblem, kept: Collection[str]) -> frozenset[str
     net = FlowNetwork()
     net.add_vertex(_WIDE), net.add_vertex(_NARROW)
     for name in problem.bindings:
-        op_type = problem.index.node(name).op_type
+        op_type = problem.index.find_node(name).op_type
         cost = _INFINITE if op_type in _HEAVY else _MOVED_COST if op_type in MOVES else _WIDE_COST
         if name in kept:
             net.add_edge(_WIDE, name, _INFINITE)
@@ -68,7 +68,7 @@ def _list_computed(problem: PrecisionProblem) -> Iterator[TensorId]:
 
 def _find_maker(problem: PrecisionProblem, tensor: TensorId) -> Hashable:
     """The node that makes a tensor, or the side of what has a fixed type."""
-    maker = problem.index.producer(tensor)
+    maker = problem.index.find_producer(tensor)
     if maker is not None:
         return maker.name if maker.name in problem.bindings else _WIDE
     return _find_border(problem, tensor)
@@ -81,12 +81,12 @@ def _find_border(problem: PrecisionProblem, tensor: TensorId) -> Hashable:
 
 def _list_readers(problem: PrecisionProblem, tensor: TensorId) -> Iterator[Hashable]:
     """Who reads the tensor itself, not what is dequantized from it."""
-    for edge in problem.index.consumers(tensor):
+    for edge in problem.index.list_consumers(tensor):
         binding = problem.bindings.get(edge.node)
         if edge in problem.paired:
             continue
         if binding is None:
-            if problem.index.node(edge.node).op_type in CONTROL:
+            if problem.index.find_node(edge.node).op_type in CONTROL:
                 yield _WIDE
         elif edge.index < len(binding.inputs) and binding.inputs[edge.index] is not None:
             yield edge.node if binding.inputs[edge.index] else _WIDE
@@ -101,10 +101,10 @@ def choose_types(problem: PrecisionProblem, *, more: Mapping[str, KeptFloat32] |
     wide = cut_casts(problem, reasons)
     order = [name for name in problem.bindings if name in wide]
     narrow = [name for name in problem.bindings if name not in wide]
-    limited = tuple(edge for name in narrow for edge in search.list_limited(problem.index.node(name)))
+    limited = tuple(edge for name in narrow for edge in search.list_limited(problem.index.find_node(name)))
     return PrecisionPlan(
         type=problem.kind,
-        nodes=sum(bool(problem.list_writes(problem.index.node(name))) for name in narrow),
+        nodes=sum(bool(problem.list_writes(problem.index.find_node(name))) for name in narrow),
         kept=tuple(reasons.get(name, KeptFloat32(node=name, reason=KeepReason.CASTS)) for name in order),
         limited=limited,
     )
@@ -115,7 +115,7 @@ def find_suspects(problem: PrecisionProblem, chosen: PrecisionPlan) -> Iterable[
     wide = {node.node for node in chosen.kept}
     worst: dict[str, float] = {}
     for tensor, errors in problem.errors.items():
-        maker = problem.index.producer(tensor)
+        maker = problem.index.find_producer(tensor)
         if maker is not None and maker.name in problem.bindings and maker.name not in wide:
             worst[maker.name] = min(errors.inputs_db, errors.own_db, worst.get(maker.name, math.inf))
     order = sorted(worst, key=lambda name: (worst[name], name))

@@ -150,7 +150,7 @@ class ReasonSearch:
 
     def __init__(self, problem: PrecisionProblem) -> None:
         self.problem, self.index, self.errors, self.kind = problem, problem.index, problem.errors, problem.kind
-        self.nodes = [problem.index.node(name) for name in problem.bindings]
+        self.nodes = [problem.index.find_node(name) for name in problem.bindings]
         self.kept: dict[str, KeptFloat32] = {}
         # Tensors that nothing but attention uses, as its mask.
         self.masks: dict[TensorId, bool] = {}
@@ -207,7 +207,7 @@ class ReasonSearch:
     def _keep_counting(self, tensor: TensorId) -> None:
         waiting = [tensor]
         while waiting:
-            node = self.index.producer(waiting.pop())
+            node = self.index.find_producer(waiting.pop())
             if node is not None and node.op_type in _COUNTING and node.name not in self.kept:
                 self._keep_wide(node.name, KeepReason.SHAPES)
                 waiting += [source for _, source in self.problem.list_reads(node)]
@@ -216,7 +216,7 @@ class ReasonSearch:
         """Constants beyond the type, but masks, which are limited where they are read."""
         largest = self.kind.largest
         for k, tensor in self.problem.list_reads(node):
-            value = self.index.constant(tensor)
+            value = self.index.find_constant(tensor)
             if value is None or not value.size or node.make_edge(k) in self.problem.paired:
                 continue
             low, high = float(np.nanmin(value)), float(np.nanmax(value))
@@ -227,7 +227,7 @@ class ReasonSearch:
     def _check_vanishing(self, node: NodeRef) -> None:
         """A number beside a tensor that becomes 0, such as the epsilon of a root: kept up to the quotient."""
         for _, tensor in self.problem.list_reads(node):
-            value = self.index.constant(tensor)
+            value = self.index.find_constant(tensor)
             if value is None or value.size != 1:
                 continue
             number = float(value.item())
@@ -250,7 +250,7 @@ class ReasonSearch:
     def _leads_to_softmax(self, tensor: TensorId) -> bool:
         """True when only a Softmax, or attention as its mask, uses the tensor: there only what is large counts."""
         if tensor not in self.masks:
-            edges = self.index.consumers(tensor)
+            edges = self.index.list_consumers(tensor)
             # While its readers are looked at, which may lead back here through a loop of bodies.
             self.masks[tensor] = False
             if edges and not self.index.is_output(tensor):
@@ -258,7 +258,7 @@ class ReasonSearch:
         return self.masks[tensor]
 
     def _uses_mask(self, edge: Edge) -> bool:
-        node = self.index.node(edge.node)
+        node = self.index.find_node(edge.node)
         return _ends_mask(node, edge.index) or self._passes_mask(node)
 
     def _is_mask(self, tensor: TensorId, errors: TensorErrors) -> bool:
@@ -267,7 +267,7 @@ class ReasonSearch:
 
     def _check_tensor(self, tensor: TensorId, errors: TensorErrors) -> None:
         """Range and rounding of one tensor, and the sum that makes it."""
-        kind, maker = self.kind, self.index.producer(tensor)
+        kind, maker = self.kind, self.index.find_producer(tensor)
         if self._is_mask(tensor, errors):
             if maker is not None and not self._passes_mask(maker):
                 self._keep_wide(maker.name, KeepReason.OVERFLOW, errors.low)
@@ -289,7 +289,7 @@ class ReasonSearch:
 
     def _check_inputs(self, tensor: TensorId, errors: TensorErrors) -> None:
         """The node that makes a tensor, when it reads rounded ones: those that are lost anyway are no reason."""
-        maker, worst = self.index.producer(tensor), min(errors.inputs_db, errors.own_db)
+        maker, worst = self.index.find_producer(tensor), min(errors.inputs_db, errors.own_db)
         least = 20.0 * math.log10(2.0) * _DIGITS[self.kind] + _DITHER_DB - _LOSS_DB
         if maker is None or worst >= least or maker.name in self.kept:
             return
@@ -302,7 +302,7 @@ class ReasonSearch:
             reason, figure = KeepReason.OVERFLOW, max(errors.peak, self.kind.largest)
         self._keep_wide(maker.name, reason, figure)
         for source in read:
-            if (before := self.index.producer(source)) is not None:
+            if (before := self.index.find_producer(source)) is not None:
                 self._keep_wide(before.name, reason, figure)
 
     def _reads_mask(self, tensor: TensorId) -> bool:
@@ -334,7 +334,7 @@ class ReasonSearch:
     def list_limited(self, node: NodeRef) -> Iterator[Edge]:
         """The inputs of a narrow node that read a mask."""
         for k, tensor in self.problem.list_reads(node):
-            value = self.index.constant(tensor)
+            value = self.index.find_constant(tensor)
             if value is None:
                 limited = self._reads_mask(tensor)
             else:

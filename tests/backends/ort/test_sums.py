@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from onnxq.backends.base import Data
+from onnxq.backends.ort.limits import INTEGER_PRODUCTS, find_product, pair_weights
 from onnxq.backends.ort.rules import find_sum_order
-from onnxq.backends.ort.sums import INTEGER_PRODUCTS, find_product, pair_weights
 from onnxq.graph import NodeRef
 from onnxq.numerics import pair_neighbours
 

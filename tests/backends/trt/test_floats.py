@@ -11,7 +11,7 @@ import pytest
 from onnx import numpy_helper, parser
 
 import onnxq
-from onnxq.backends.trt.floats import MISSING
+from onnxq.backends.trt.rules import MISSING
 from onnxq.spec import FloatType
 from tests.backends.graphs import model
 from tests.backends.rtx import kernels, needs_rtx

@@ -13,7 +13,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import onnxq
-from onnxq.backends.trt.parser import refuse_float
+from onnxq.backends.trt.rules import refuse_float
 from onnxq.graph import get_index
 from tests.backends.rtx import needs_rtx
 from tests.decoders.layouts import MICROSOFT, Layout, make_decoder

@@ -24,7 +24,7 @@ def test_integers_mean_the_same_before_and_after_fusion() -> None:
     quantized = {node.outputs[0] for node in before.nodes if node.op_type == "QuantizeLinear"}
     survivors = quantized & {name for node in after.nodes for name in node.outputs}
     assert len(survivors) >= 5
-    assert {after.producer(TensorId(name)).op_type for name in survivors} > {"QuantizeLinear"}  # type: ignore[union-attr]
+    assert {after.find_producer(TensorId(name)).op_type for name in survivors} > {"QuantizeLinear"}  # type: ignore[union-attr]
     for name in survivors:
         assert find_level(before, name) is not None
         assert find_level(after, name) == find_level(before, name)

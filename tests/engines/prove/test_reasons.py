@@ -35,7 +35,7 @@ def explained(
     typed = infer_shapes(proto)
     index = GraphIndex(typed)
     return Reasons(find_engine(engine), index, onnxq.inspect(typed).pairs, **known).explain_node(
-        index.node(node), kind, "types"
+        index.find_node(node), kind, "types"
     )
 
 

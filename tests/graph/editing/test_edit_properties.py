@@ -30,7 +30,7 @@ def insert_pair(editor: Editor, index: GraphIndex, t: TensorId) -> None:
     else:
         source, last = t.name, editor.fresh(f"{t.name}/DequantizeLinear_Output")
     middle = editor.fresh(f"{t.name}/QuantizeLinear_Output")
-    maker = index.producer(t)
+    maker = index.find_producer(t)
     after = maker.name if maker is not None else None
     editor.insert_node(
         t.scope, "Identity", [source], [middle], name=editor.fresh(f"{t.name}/QuantizeLinear"), after=after
@@ -62,12 +62,12 @@ def test_rewiring_some_readers_to_a_copy_keeps_the_numbers(proto: ModelProto, se
     index = GraphIndex(proto)
     editor = Editor(proto)
     for t in rng.sample(tensors(index), k=min(3, len(tensors(index)))):
-        readers = editor.consumers(t)
+        readers = editor.list_consumers(t)
         some = rng.sample(readers, k=rng.randint(0, len(readers)))
         copy = editor.fresh(f"{t.name}/copy")
         editor.insert_node(t.scope, "Identity", [t.name], [copy], name=editor.fresh("copy"))
         editor.rewire(t, copy, consumers=some)
-        assert set(editor.consumers(TensorId(copy, t.scope))) == set(some)
+        assert set(editor.list_consumers(TensorId(copy, t.scope))) == set(some)
     assert_same(proto, editor.export())
 
 
@@ -93,7 +93,7 @@ def test_nothing_that_counts_is_removed(proto: ModelProto, seed: int) -> None:
     index = GraphIndex(result)
     for node in index.nodes:
         made = TensorId(node.outputs[0], node.scope)
-        assert index.consumers(made) or index.is_output(made) or index.captured(made)
+        assert index.list_consumers(made) or index.is_output(made) or index.captured(made)
     assert_same(proto, result)
 
 

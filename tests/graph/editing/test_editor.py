@@ -112,8 +112,8 @@ def test_a_captured_tensor_is_rewired_inside_bodies() -> None:
     editor.insert_node("", "Identity", ["a"], ["a2"], name="copy")
     editor.rewire(TensorId("a"), "a2")
     index = GraphIndex(editor.export())
-    assert [edge.node for edge in index.consumers(TensorId("a"))] == ["copy"]
-    assert [edge.node for edge in index.consumers(TensorId("a2"))] == ["n1", "end"]
+    assert [edge.node for edge in index.list_consumers(TensorId("a"))] == ["copy"]
+    assert [edge.node for edge in index.list_consumers(TensorId("a2"))] == ["n1", "end"]
     assert_same(branches(), index.proto)
 
 
@@ -121,8 +121,8 @@ def test_sibling_tensors_of_one_name_are_edited_apart() -> None:
     editor = Editor(branches())
     editor.rename_tensor(TensorId("k", "if.else_branch"), "other")
     index = GraphIndex(editor.export())
-    assert index.node("n2").inputs == ("k", "w")
-    assert index.node("n4").inputs == ("other", "z")
+    assert index.find_node("n2").inputs == ("k", "w")
+    assert index.find_node("n4").inputs == ("other", "z")
 
 
 def test_an_insertion_in_a_body_reads_outer_tensors() -> None:
@@ -173,7 +173,7 @@ def test_the_nodes_that_make_the_new_tensor_go_on_reading_the_old_one() -> None:
     editor.insert_node("", "Add", ["m", "a"], ["a2"], name="m2")
     editor.rewire(TensorId("a"), "a2")
     index = GraphIndex(editor.export())
-    assert {edge.node for edge in index.consumers(TensorId("a"))} == {"m1", "m2"}
+    assert {edge.node for edge in index.list_consumers(TensorId("a"))} == {"m1", "m2"}
 
 
 def test_one_edge_of_a_node_that_reads_a_tensor_twice() -> None:
@@ -181,8 +181,8 @@ def test_one_edge_of_a_node_that_reads_a_tensor_twice() -> None:
     editor = Editor(proto)
     editor.insert_node("", "Neg", ["a"], ["b"], name="n", before="m")
     editor.rewire(TensorId("a"), "b", consumers=[Edge("m", 1)])
-    assert GraphIndex(editor.export()).node("m").inputs == ("a", "b")
-    assert editor.consumers(TensorId("a")) == (Edge("m", 0), Edge("n", 0))
+    assert GraphIndex(editor.export()).find_node("m").inputs == ("a", "b")
+    assert editor.list_consumers(TensorId("a")) == (Edge("m", 0), Edge("n", 0))
 
 
 def test_equal_unnamed_looking_nodes_are_not_mixed_up() -> None:
@@ -259,7 +259,7 @@ def test_sub_byte_initializers_run_in_ort(dtype: int, values: list[int]) -> None
     np.testing.assert_array_equal(compute(result)[0], -0.5 * np.array(values, F))
     # Again through the editor: graphsurgeon alone fails on what was touched.
     index = GraphIndex(Editor(result).export())
-    array = index.constant(TensorId("w"))
+    array = index.find_constant(TensorId("w"))
     assert array is not None
     np.testing.assert_array_equal(array.astype(np.int8), values)
 
@@ -275,10 +275,10 @@ def test_bfloat16_initializers_are_stored_as_such() -> None:
 def test_new_weights_do_not_touch_the_old_array() -> None:
     proto = branches()
     index = GraphIndex(proto)
-    weight = index.constant(TensorId("w"))
+    weight = index.find_constant(TensorId("w"))
     editor = Editor(proto)
     editor.replace_initializer(TensorId("w"), np.full(4, 2, F))
-    assert GraphIndex(editor.export()).constant(TensorId("w")).tolist() == [2.0] * 4  # type: ignore[union-attr]
+    assert GraphIndex(editor.export()).find_constant(TensorId("w")).tolist() == [2.0] * 4  # type: ignore[union-attr]
     assert weight is not None
     assert weight.tolist() == [1.0] * 4
 
@@ -309,7 +309,7 @@ def test_attributes_and_operators_change() -> None:
     proto = model("g (float[4] x) => (float[4] y) { [n] y = LeakyRelu<alpha = 0.5>(x) }")
     editor = Editor(proto)
     editor.set_attr("n", "alpha", 2.0)
-    assert GraphIndex(editor.export()).node("n").attrs["alpha"] == 2.0
+    assert GraphIndex(editor.export()).find_node("n").attrs["alpha"] == 2.0
     editor.set_attr("n", "alpha", None)
     editor.set_op("n", "Concat")
     editor.set_attr("n", "axis", 0)
@@ -324,7 +324,7 @@ def test_an_input_can_be_added_and_left_out() -> None:
     editor = Editor(proto)
     editor.replace_input(Edge("n", 2), "high")
     editor.replace_input(Edge("n", 1), "")
-    assert GraphIndex(editor.export()).node("n").inputs == ("x", "", "high")
+    assert GraphIndex(editor.export()).find_node("n").inputs == ("x", "", "high")
 
 
 def test_new_domains_are_imported() -> None:

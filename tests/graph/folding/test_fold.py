@@ -36,8 +36,8 @@ def ops(index: GraphIndex) -> list[str]:
 
 def initializer(index: GraphIndex, name: str, scope: str = "") -> np.ndarray:
     t = TensorId(name, scope)
-    assert index.producer(t) is None
-    array = index.constant(t)
+    assert index.find_producer(t) is None
+    array = index.find_constant(t)
     assert array is not None
     return array
 
@@ -50,7 +50,7 @@ def test_random_models_keep_their_numbers(proto: ModelProto, seed: int) -> None:
     assert_same(proto, index.proto)
     for node in index.nodes:
         if node.op_type != "If":
-            reads = [index.resolve(name, node.scope) for name in node.inputs]
+            reads = [index.resolve_tensor(name, node.scope) for name in node.inputs]
             assert index.is_output(TensorId(node.outputs[0], node.scope)) or not all(
                 index.is_constant(t) for t in reads if t is not None
             )
@@ -88,7 +88,7 @@ def test_a_computed_scalar_with_an_axis_is_reshaped_for_ort_may_fold_it() -> Non
     )
     feeds = {"x": np.ones(4, F), "sizes": np.array([1, 2, 3, 4])}
     folded = fold(proto)
-    assert folded.input_value(folded.node("d/If"), 0) is not None
+    assert folded.input_value(folded.find_node("d/If"), 0) is not None
     (found,) = Session(folded.proto).run(feeds).values()
     np.testing.assert_array_equal(found, compute(proto, feeds)[0])
 
@@ -121,7 +121,7 @@ def test_a_tied_weight_behind_identities_stays_one() -> None:
     proto = model(f"g (float[3] x) => (float[4] y) {{ {text} }}", w=W)
     index = fold(proto)
     assert [t.name for t in index.proto.graph.initializer] == ["w"]
-    assert len(index.consumers(TensorId("w"))) == 2
+    assert len(index.list_consumers(TensorId("w"))) == 2
 
 
 def test_constant_nodes_of_every_kind_become_initializers() -> None:
@@ -194,7 +194,7 @@ def test_shapes_are_followed_entry_by_entry(text: str, expected: list[int] | Non
         far=np.array([9999]),
     )
     index = fold(proto)
-    found = index.constant(TensorId("k"))
+    found = index.find_constant(TensorId("k"))
     assert (None if found is None else found.tolist()) == expected
     feeds = {"x": np.zeros((2, 3, 5), F)}
     np.testing.assert_array_equal(compute(index.proto, feeds)[0], compute(proto, feeds)[0])
@@ -266,7 +266,7 @@ def test_weights_packed_into_four_bits_stay_packed() -> None:
     index = fold(proto)
     # Bytes for the DequantizeLinear are made when the file is loaded; other uses of the weight fold as ever.
     assert sorted(ops(index)) == ["Add", "Cast", "DequantizeLinear", "MatMul"]
-    assert index.dtype(TensorId("packed", "")) == TensorProto.INT4
+    assert index.find_dtype(TensorId("packed", "")) == TensorProto.INT4
     assert initializer(index, "other").tolist() == (np.arange(12.0).reshape(3, 4) - 6).tolist()
 
 
@@ -335,7 +335,7 @@ def test_bodies_that_unpack_one_weight_share_it() -> None:
     }"""
     index = fold(model(text, w=np.random.default_rng(0).standard_normal((60, 40)).astype(F)))
     assert [t.name for t in index.proto.graph.initializer] == ["v"]
-    assert len(index.consumers(TensorId("v"))) == 2
+    assert len(index.list_consumers(TensorId("v"))) == 2
 
 
 def test_names_metadata_and_narrow_weights_survive() -> None:

@@ -50,13 +50,16 @@ def test_norms_of_onnx_runtime_in_the_domain_of_onnx_load_and_move_to_newer_opse
 def test_types_and_shapes_go_through_them() -> None:
     index = get_index(infer_shapes(name_nodes(make_norms())))
     for name in ("a", "b", "c", "sum", "d"):
-        assert (index.dtype(TensorId(name)), index.shape(TensorId(name))) == (TensorProto.FLOAT, ("N", 8))
+        assert (index.find_dtype(TensorId(name)), index.find_shape(TensorId(name))) == (TensorProto.FLOAT, ("N", 8))
 
 
 def test_types_and_shapes_go_through_group_normalization_of_which_onnx_infers_nothing() -> None:
     index = get_index(infer_shapes(make_group_norm()))
     for name in ("n", "y"):
-        assert (index.dtype(TensorId(name)), index.shape(TensorId(name))) == (TensorProto.FLOAT, ("N", 4, 3, 3))
+        assert (index.find_dtype(TensorId(name)), index.find_shape(TensorId(name))) == (
+            TensorProto.FLOAT,
+            ("N", 4, 3, 3),
+        )
 
 
 def make_group_norm() -> onnx.ModelProto:
@@ -113,10 +116,10 @@ def make_attention(packed: bool) -> onnx.ModelProto:
 @pytest.mark.parametrize("packed", [False, True])
 def test_attention_gives_its_type_to_what_it_makes(packed: bool) -> None:
     index = get_index(infer_shapes(make_attention(packed)))
-    assert index.dtype(TensorId("y")) == index.dtype(TensorId("z")) == TensorProto.FLOAT
+    assert index.find_dtype(TensorId("y")) == index.find_dtype(TensorId("z")) == TensorProto.FLOAT
     # Of query, key and value in one, the result is a part.
-    assert index.shape(TensorId("y")) == (None if packed else ("N", "S", 16))
-    binding = bind_types(index, index.node("gqa"), F16, 17)
+    assert index.find_shape(TensorId("y")) == (None if packed else ("N", "S", 16))
+    binding = bind_types(index, index.find_node("gqa"), F16, 17)
     assert binding.able
     assert [one for one in binding.inputs if one is not None] == [True] * (3 if packed else 5) + [False] * 2
 
@@ -125,4 +128,4 @@ def test_outputs_that_are_always_float32_keep_the_node_there() -> None:
     model = make_norms(17)
     model.graph.node[2].output[1] = "mean"
     index = get_index(infer_shapes(model))
-    assert not bind_types(index, index.node("third"), F16, 17).able
+    assert not bind_types(index, index.find_node("third"), F16, 17).able

@@ -100,8 +100,8 @@ def test_operators_with_types_of_their_own() -> None:
     scales = np.array([1, 1, 2, 2], np.float32)
     model = parse(text, opset=19, scales=scales, zero=0.0, four=4.0, one=1.0)
     index = GraphIndex(onnx.shape_inference.infer_shapes(model))
-    assert not bind_types(index, index.node("d/Range"), F16, 19).able
-    assert bind_types(index, index.node("i/ArgMax"), F16, 19).inputs == (None,)
+    assert not bind_types(index, index.find_node("d/Range"), F16, 19).able
+    assert bind_types(index, index.find_node("i/ArgMax"), F16, 19).inputs == (None,)
     made = write_types(model, F16, set())
     onnx.checker.check_model(made, full_check=True)
     # ONNX has no Range in float16, and scales of a Resize are float32.

@@ -11,7 +11,7 @@ from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 from onnxq.graph import strip_weights
 from onnxq.graph.skeleton import read_skeleton, write_model
-from onnxq.graph.stored import cut_bytes
+from onnxq.graph.storage import cut_bytes
 
 arrays = st.lists(st.integers(0, 9000), max_size=5)
 

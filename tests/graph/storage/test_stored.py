@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from onnxq.graph.stored import Spool, release_pages
+from onnxq.graph.storage import Spool, release_pages
 
 
 def count_resident() -> int:

@@ -8,7 +8,7 @@ from onnx import ModelProto
 
 from onnxq.errors import ModelError
 from onnxq.graph import GraphIndex
-from onnxq.passes.assembly.guards import guard_float
+from onnxq.passes.assembly import guard_float
 from onnxq.runtime import optimize_graph
 from tests.passes.kit import assert_same, feeds_for, in_branch, infer, ops, parse, read_by
 
@@ -131,8 +131,8 @@ def test_only_the_named_reader_is_guarded() -> None:
     model.graph.output[1].name = "u"
     guarded = guard_float(model, named(model, "Conv"))
     index = GraphIndex(guarded)
-    assert index.node("u/Neg").inputs == ("d",)
-    assert index.node("v/Conv").inputs[0] == "d/guard"
+    assert index.find_node("u/Neg").inputs == ("d",)
+    assert index.find_node("v/Conv").inputs[0] == "d/guard"
 
 
 def test_what_needs_no_guard_gets_none() -> None:

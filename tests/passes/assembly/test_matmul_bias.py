@@ -8,7 +8,7 @@ from onnx import ModelProto
 
 from onnxq.errors import ModelError
 from onnxq.numerics import limit_sums
-from onnxq.passes.assembly.guards import unfuse_matmul_bias
+from onnxq.passes.assembly import unfuse_matmul_bias
 from onnxq.runtime import optimize_graph
 from tests.passes.kit import assert_same, constant, in_branch, infer, ops, parse
 

@@ -12,7 +12,7 @@ from onnx import numpy_helper, parser
 import onnxq
 from onnxq.errors import PlanError
 from onnxq.graph import infer_shapes, name_nodes
-from onnxq.passes.equalization.bias_absorption import (
+from onnxq.passes.equalization.cross_layer import (
     choose_shifts,
     compute_shifts,
     list_shift_axes,

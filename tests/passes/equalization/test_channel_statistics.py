@@ -11,7 +11,7 @@ import pytest
 from onnxq.config import DataConfig
 from onnxq.data import Dataset, load_data
 from onnxq.graph import GraphIndex, infer_shapes
-from onnxq.passes.equalization.channel_statistics import observe_channels
+from onnxq.passes.equalization.passes import observe_channels
 from onnxq.progress import silent
 from onnxq.sites import TensorId
 from tests.passes.kit import in_branch, parse

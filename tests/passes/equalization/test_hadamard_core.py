@@ -7,7 +7,7 @@ import hashlib
 import numpy as np
 import pytest
 
-from onnxq.passes.equalization.hadamard_core import Hadamard, find_base, make_paley, multiply_row, split_size
+from onnxq.passes.equalization.rotation import Hadamard, find_base, make_paley, multiply_row, split_size
 
 
 @pytest.mark.parametrize("order", [1, 2, 4, 12, 20, 28, 36, 60, 84])

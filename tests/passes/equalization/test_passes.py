@@ -15,7 +15,7 @@ from onnxq.config import Config, Rule, TensorConfig
 from onnxq.errors import PlanError
 from onnxq.graph import ModelLike, attach_weights
 from onnxq.graph.values import decode_tensor
-from onnxq.passes.equalization import passes, replay
+from onnxq.passes.equalization import passes
 from onnxq.plan import Rotation, from_json, to_json
 from tests.passes.equalization.decoders import HD, KV, D, H, make_decoder, make_feeds
 from tests.passes.kit import infer
@@ -129,7 +129,7 @@ def test_channels_that_few_samples_leave_silent_are_not_amplified(count: int, eq
     feeds = rng.standard_normal((count, 8, 8, 8)).astype(F)
     feeds[:, 0] /= 1000
     done = run(proto, {"x": feeds}, BALANCED)
-    assert (replay.CROSS_LAYER in {scaling.name for scaling in done.plan.scalings}) is equalized
+    assert (passes.CROSS_LAYER in {scaling.name for scaling in done.plan.scalings}) is equalized
     fresh = rng.standard_normal((32, 8, 8, 8)).astype(F)
     expected, answered = (infer(model, {"x": fresh})[0] for model in (proto, done.model))
     sqnr = 10 * np.log10(np.square(expected).sum() / np.square(expected - answered).sum())
@@ -194,7 +194,7 @@ def test_a_rewrite_that_changes_the_function_is_rolled_back(monkeypatch: pytest.
         tensor.CopyFrom(numpy_helper.from_array(decode_tensor(tensor) * F(1.1), tensor.name))
         return copy
 
-    monkeypatch.setitem(replay._WRITERS, replay.CROSS_LAYER, wrong)
+    monkeypatch.setitem(passes._WRITERS, passes.CROSS_LAYER, wrong)
     done = run(imbalanced(), images(), BALANCED)
     assert not done.plan.scalings
     assert "cross_layer_equalization: rolled back: it changed the float outputs, max" in done.report.accounts[0]

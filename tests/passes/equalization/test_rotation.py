@@ -53,7 +53,7 @@ def test_a_rotated_decoder_computes_the_same(form: str) -> None:
     added = count_ops(after) - count_ops(model)
     assert set(added) <= ({"Add"} if "layer norm" in form else set())
     index = GraphIndex(after)
-    for name, value in ((name, index.constant(TensorId(name))) for name in ("n0g", "n1g", "n2g")):
+    for name, value in ((name, index.find_constant(TensorId(name))) for name in ("n0g", "n1g", "n2g")):
         assert value is None or bool((value == 1).all()), name
     w = {t.name: numpy_helper.to_array(t) for t in model.graph.initializer}
     assert not np.allclose(numpy_helper.to_array(next(t for t in after.graph.initializer if t.name == "wd")), w["wd"])
@@ -64,7 +64,7 @@ def test_outliers_of_single_channels_become_parts_of_all() -> None:
     table[:, 5] *= 50
     model = make_decoder(E=table)
     after, _ = write_rotations(model, list_rotations(model, 1)[:1])
-    turned = GraphIndex(after).constant(TensorId("E"))
+    turned = GraphIndex(after).find_constant(TensorId("E"))
     assert turned is not None
     assert np.abs(turned).max() < np.abs(table).max() / 3
     np.testing.assert_allclose(np.linalg.norm(turned, axis=1), np.linalg.norm(table, axis=1), rtol=1e-6)

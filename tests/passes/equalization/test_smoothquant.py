@@ -30,7 +30,7 @@ from onnxq.passes.equalization.smoothquant_core import (
     search_awq_exponent,
     search_smoothing_exponent,
 )
-from onnxq.passes.view import View
+from onnxq.passes.patterns import View
 from onnxq.plan import Plan, SitePlan
 from onnxq.sites import Edge, Role, TensorId
 from onnxq.spec import PerBlock, PerChannel, QuantSpec
@@ -135,7 +135,7 @@ INT4 = QuantSpec(bits=4, signed=False, symmetric=False, granularity=PerBlock(0, 
 
 def test_weights_alone_are_scaled_too_where_it_is_free() -> None:
     proto = model("LayerNormalization")
-    edges = [(site.name, k) for site, k in ((View(proto).index.node(n), 1) for n in ("o1/MatMul", "u/MatMul"))]
+    edges = [(site.name, k) for site, k in ((View(proto).index.find_node(n), 1) for n in ("o1/MatMul", "u/MatMul"))]
     sites = tuple(
         SitePlan(site=TensorId(w), role=Role.WEIGHT, spec=INT4, consumers=(Edge(node, k),))
         for w, (node, k) in zip(("w2", "w3"), edges, strict=True)

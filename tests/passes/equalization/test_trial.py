@@ -14,7 +14,7 @@ from onnxq.data import load_data
 from onnxq.errors import PlanError
 from onnxq.graph import GraphIndex, infer_shapes
 from onnxq.passes.base import EqualizeContext
-from onnxq.passes.equalization.trial import (
+from onnxq.passes.equalization.passes import (
     EQUALIZED,
     check_equivalent,
     gains_by_rotation,

@@ -8,8 +8,8 @@ import numpy as np
 import onnx
 import pytest
 
+from onnxq.evaluation.metric import UINT16
 from onnxq.passes.mixed_precision.candidates import Ways, find_owners, list_quantized_ops
-from onnxq.passes.mixed_precision.request import UINT16
 from onnxq.plan import BiasPlan, Plan, SitePlan
 from onnxq.planner import OnnxPlacement
 from onnxq.sites import Edge, Role

@@ -22,11 +22,11 @@ from onnxq.config import Rule, TensorConfig
 from onnxq.data import load_data
 from onnxq.errors import ConfigError, DataError
 from onnxq.evaluation.compare import compare_models
+from onnxq.evaluation.metric import AccuracyRequest
 from onnxq.graph import GraphIndex, get_index, name_nodes
 from onnxq.numerics import clip_bounds
 from onnxq.passes.journal import Promotion
 from onnxq.passes.mixed_precision.promotion import ROUNDING_AGAIN
-from onnxq.passes.mixed_precision.request import AccuracyRequest
 from onnxq.progress import silent
 from onnxq.runtime import Session
 from tests.passes.context import make_context
@@ -196,7 +196,7 @@ def test_trt_goes_to_float() -> None:
     assert account.met
     index = GraphIndex(done.model)
     for name in (name for one in account.steps for name in one.nodes):
-        assert not any("DequantizeLinear" in text for text in index.node(name).inputs)
+        assert not any("DequantizeLinear" in text for text in index.find_node(name).inputs)
 
 
 class TestMetric:

@@ -16,8 +16,7 @@ from onnxq.config import Config, Rule
 from onnxq.errors import ConfigError
 from onnxq.graph import GraphIndex, name_nodes
 from onnxq.numerics import fake_quant
-from onnxq.passes.mixed_precision.weight_bits import WeightChoice, compute_mean_bits, spend_budget
-from onnxq.passes.mixed_precision.weight_errors import measure_isolated
+from onnxq.passes.mixed_precision.weight_bits import WeightChoice, compute_mean_bits, measure_isolated, spend_budget
 from onnxq.progress import silent
 from onnxq.runtime import Session
 from onnxq.runtime.crew import Crew
@@ -41,7 +40,7 @@ def test_weights_get_bits_within_the_average(effort: str, average: float, widths
     plan = onnxq.quantize(residual(), images(40), wish, overrides={"latency": False}).plan
     index = GraphIndex(name_nodes(residual()))
     weights = [site for site in plan.sites if site.role is Role.WEIGHT]
-    sizes = [index.constant(site.site).size for site in weights]  # type: ignore[arg-type,union-attr]
+    sizes = [index.find_constant(site.site).size for site in weights]  # type: ignore[arg-type,union-attr]
     bits = [site.spec.bits for site in weights]
     assert compute_mean_bits(sizes, bits) <= average
     assert set(bits) <= ({*widths} or set(range(4, 9)))
@@ -160,7 +159,7 @@ def test_measured_errors_are_those_of_each_weight_alone(tmp_path: Path) -> None:
     plain = Session(proto, optimize=False)
     for site in weights:
         edge = site.consumers[0]
-        node = index.node(edge.node)
+        node = index.find_node(edge.node)
         name = node.inputs[edge.index]
         changed = name_nodes(proto)
         tensor = next(t for t in changed.graph.initializer if t.name == name)

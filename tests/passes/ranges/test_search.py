@@ -18,13 +18,11 @@ from onnxq.errors import CalibrationError
 from onnxq.graph import GraphIndex
 from onnxq.numerics import qparams_from_range
 from onnxq.observers import create_observer
-from onnxq.passes.base import Stage
+from onnxq.passes import ranges
+from onnxq.passes.base import Stage, run_stage
 from onnxq.passes.journal import Outcome
 from onnxq.passes.judging import Evaluator
-from onnxq.passes.ranges import passes
-from onnxq.passes.ranges.core import RangeCandidates, choose_candidate
-from onnxq.passes.ranges.search import choose_ranges
-from onnxq.passes.runner import run_stage
+from onnxq.passes.ranges import RangeCandidates, choose_candidate, choose_ranges
 from onnxq.passes.state import FloatState
 from onnxq.pipeline.prepared import load_state
 from onnxq.plan import Plan
@@ -112,7 +110,7 @@ def test_the_outputs_are_judged_on_samples_of_the_calibration_too(monkeypatch: p
     state, plan = prepared_plan(linear(1e-6), feeds)
     data = load_data(feeds, GraphIndex(state.model).inputs)
     ctx = make_context(*data.split(4, 0))
-    run_stage(passes.RANGES, Stage.REFINE, ctx, place(state, plan))
+    run_stage(ranges.RANGES, Stage.REFINE, ctx, place(state, plan))
     assert counts == [4 + 8, 4 + 8]
 
 
@@ -185,7 +183,7 @@ def test_in_a_run_it_is_told_skipped_and_rolled_back(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(Evaluator, "score", lambda *_, **__: next(scores))
     state, plan = prepared_plan(deaf(), feeds)
     ctx = make_context(load_data(feeds, GraphIndex(state.model).inputs))
-    after = run_stage(passes.RANGES, Stage.REFINE, ctx, place(state, plan))
+    after = run_stage(ranges.RANGES, Stage.REFINE, ctx, place(state, plan))
     assert after.plan is plan
     assert [report.outcome for report in ctx.journal] == [Outcome.WORSE]
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from onnxq.passes.rewrites.affine import fold_batchnorm, fold_scalars
+from onnxq.passes.rewrites.normalizations import fold_batchnorm, fold_scalars
 from tests.passes.kit import apply, assert_same, assert_untouched, constant, in_branch, infer, ops, parse, read_by
 
 F = np.float32

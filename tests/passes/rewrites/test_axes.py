@@ -41,7 +41,7 @@ def test_a_resize_of_two_axes_is_one_of_all(mode: str, kind: str, batch: str) ->
     read = "amounts" if kind == "scales" else ", amounts"
     model = parse(f"{IMAGE.replace('N', batch)} {{ y = Resize {RESIZE.format(mode, read)} }}", opset=18, amounts=values)
     result, _ = apply(write_axes, model)
-    assert "axes" not in GraphIndex(result).node("y/Resize").attrs
+    assert "axes" not in GraphIndex(result).find_node("y/Resize").attrs
     assert (ops(result) == {"Resize": 1}) is (kind == "scales" or batch == "3")
     assert_same(model, result)
 
@@ -68,8 +68,8 @@ def test_computed_amounts_are_put_in_their_places() -> None:
     model = parse(text, opset=18, axes=np.array([2, 3]))
     result, _ = apply(write_axes, model)
     index = GraphIndex(result)
-    assert "axes" not in index.node("y/Resize").attrs
-    assert len(index.node("z/Pad").inputs) == 2
+    assert "axes" not in index.find_node("y/Resize").attrs
+    assert len(index.find_node("z/Pad").inputs) == 2
     assert ops(result)["ScatterElements"] == 2
     assert_same(model, result)
 

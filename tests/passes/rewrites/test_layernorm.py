@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from onnxq.graph import GraphIndex, find_opset
-from onnxq.passes.rewrites.layernorm import fuse_layernorm
+from onnxq.passes.rewrites.normalizations import fuse_layernorm
 from tests.passes.kit import apply, assert_same, assert_untouched, in_branch, ops, parse, read_by
 
 F = np.float32

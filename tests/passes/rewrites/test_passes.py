@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from onnx import ModelProto, helper, numpy_helper
 
 from onnxq.graph import GraphIndex, find_opset, infer_shapes
-from onnxq.passes.edit import NEWEST
-from onnxq.passes.rewrites.passes import REWRITES as PASSES
+from onnxq.passes.patterns import NEWEST
+from onnxq.passes.registry import REWRITES as PASSES
 from onnxq.runtime import optimize_graph
 from tests.passes.kit import assert_same, feeds_for, in_branch, infer, ops, parse, prepared, rewrite_model
 
@@ -118,7 +118,7 @@ def test_what_keeps_its_name_keeps_its_value(done: ModelProto) -> None:
     model = network()
     index = GraphIndex(model)
     written = [name for node in GraphIndex(done).nodes for name in node.outputs]
-    common = [name for name in written if index.resolve(name, "") is not None]
+    common = [name for name in written if index.resolve_tensor(name, "") is not None]
     assert len(common) > 6
     feeds = feeds_for(model)
     outputs = []
@@ -200,7 +200,9 @@ def test_inferred_types_do_not_reach_the_file(done: ModelProto) -> None:
     beyond = {name for node in done.graph.node if node.domain for name in node.output}
     assert {value.name for value in done.graph.value_info} == beyond  # QuickGelu, which onnx cannot infer
     index = GraphIndex(infer_shapes(done))
-    assert all(index.shape(t) is not None for node in index.nodes if (t := index.resolve(node.outputs[0], "")))
+    assert all(
+        index.find_shape(t) is not None for node in index.nodes if (t := index.resolve_tensor(node.outputs[0], ""))
+    )
     told = infer_shapes(network())
     assert len(prepared(told).graph.value_info) > len(done.graph.value_info)
 

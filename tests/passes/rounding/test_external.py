@@ -18,8 +18,13 @@ from onnxq.graph import GraphIndex
 from onnxq.numerics import find_saturating_sums
 from onnxq.passes.journal import PassReport
 from onnxq.passes.judging import Evaluator
-from onnxq.passes.rounding.external import ExternalRounding, apply_rounding, list_rounders, register_rounder
-from onnxq.passes.rounding.passes import round_externally
+from onnxq.passes.rounding.passes import (
+    ExternalRounding,
+    apply_rounding,
+    list_rounders,
+    register_rounder,
+    round_externally,
+)
 from onnxq.pipeline.prepared import load_state
 from onnxq.plan import Plan, SitePlan
 from onnxq.sites import Role, TensorId

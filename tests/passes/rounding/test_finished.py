@@ -11,9 +11,8 @@ import numpy as np
 import pytest
 
 from onnxq.passes.rounding import sequential
-from onnxq.passes.rounding.finished import FinishedOperators, OperatorNumbers
-from onnxq.passes.rounding.samples import augment_samples
-from onnxq.passes.rounding.sequential import round_sequentially
+from onnxq.passes.rounding.layerwise import augment_samples
+from onnxq.passes.rounding.sequential import FinishedOperators, OperatorNumbers, round_sequentially
 from onnxq.plan import to_json
 from onnxq.progress import Task, silent
 from onnxq.runtime.crew import Crew

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from onnxq.passes.rounding.im2col import (
+from onnxq.passes.rounding.operators import (
     Geometry,
     compute_gather_indices,
     gather_positions,

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from onnxq.errors import ModelError
 from onnxq.graph import GraphIndex, infer_shapes
-from onnxq.passes.rounding.im2col import Geometry
 from onnxq.passes.rounding.layerwise import Array, Changes, LayerwiseRunner, PairedRunner
+from onnxq.passes.rounding.operators import Geometry
 from onnxq.passes.rounding.statistics import MomentsRequest
 from onnxq.runtime import Session, tap_tensors
 from onnxq.sites import TensorId
@@ -122,7 +122,7 @@ def test_tensors_of_a_body_are_read_where_its_holder_runs():
     # The nodes in a body are where their holder is.
     assert at.place("t") == at.place("branch") == 1
     inner = next(node for node in GraphIndex(proto).nodes if node.name == "t")
-    tensor = GraphIndex(proto).input(inner, 0)
+    tensor = GraphIndex(proto).find_input(inner, 0)
     assert tensor is not None
     assert tensor.scope
     at.reach(tensor, "t")

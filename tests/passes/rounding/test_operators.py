@@ -13,8 +13,13 @@ from hypothesis import strategies as st
 import onnxq
 from onnxq.config import Config, Rule, TensorConfig
 from onnxq.graph import GraphIndex, name_nodes
-from onnxq.passes.rounding.im2col import compute_gather_indices, gather_positions, window_means
-from onnxq.passes.rounding.operators import Operator, list_operators
+from onnxq.passes.rounding.operators import (
+    Operator,
+    compute_gather_indices,
+    gather_positions,
+    list_operators,
+    window_means,
+)
 from onnxq.runtime import Session
 from onnxq.sites import Role
 from tests.passes.rounding.kit import one_node

@@ -11,12 +11,11 @@ import pytest
 from onnxq.data import Dataset, load_data
 from onnxq.evaluation.accumulator import OutputAccuracy
 from onnxq.graph import GraphIndex
-from onnxq.passes.base import SampledContext, Stage
+from onnxq.passes.base import SampledContext, Stage, run_stage
 from onnxq.passes.journal import Outcome
 from onnxq.passes.judging import Evaluator
 from onnxq.passes.rounding import passes
 from onnxq.passes.rounding.sequential import round_sequentially
-from onnxq.passes.runner import run_stage
 from onnxq.passes.state import FloatState, PlacedState
 from onnxq.plan import Plan
 from onnxq.progress import Progress, silent

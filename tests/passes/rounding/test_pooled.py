@@ -9,11 +9,11 @@ import onnx
 import pytest
 from numpy.typing import NDArray
 
-from onnxq.passes.assembly.model import build_quantized
+from onnxq.passes.assembly import build_quantized
+from onnxq.passes.patterns import View
 from onnxq.passes.rounding import sequential as sweeping
 from onnxq.passes.rounding.operators import find_pooling, list_operators
 from onnxq.passes.rounding.sequential import RoundingOptions, round_sequentially
-from onnxq.passes.view import View
 from onnxq.progress import silent
 from onnxq.runtime import Session
 from tests.passes.kit import parse

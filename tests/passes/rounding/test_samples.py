@@ -9,7 +9,7 @@ import onnxq
 from onnxq.config import Config, TensorConfig
 from onnxq.data import load_data
 from onnxq.graph import GraphIndex
-from onnxq.passes.rounding import samples as sampling
+from onnxq.passes.rounding import layerwise as sampling
 from onnxq.pipeline.prepared import load_state
 from tests.passes.rounding.kit import ALL
 from tests.pipeline.models import images, residual

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from onnxq.passes.rounding.im2col import Geometry, window_means
+from onnxq.passes.rounding.operators import Geometry, window_means
 from onnxq.passes.rounding.second_moments import Accumulator, Workspace, merge_moments
 from onnxq.passes.rounding.statistics import MomentsRequest, OperatorStatistics, StatisticsSource, gather_statistics
 from onnxq.sites import TensorId

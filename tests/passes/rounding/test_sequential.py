@@ -13,7 +13,7 @@ import pytest
 import onnxq
 from onnxq.config import Config, TensorConfig
 from onnxq.errors import PlanError
-from onnxq.passes.assembly.model import build_quantized
+from onnxq.passes.assembly import build_quantized
 from onnxq.passes.rounding.sequential import round_sequentially
 from onnxq.plan import from_json, to_json
 from onnxq.progress import silent

@@ -157,7 +157,7 @@ def operator(name: str) -> tuple[Operator, SumOrder]:
     data = {"x": rng.standard_normal((8, *shape[1:])).astype(np.float32)}
     index = GraphIndex(name_nodes(proto))
     found = list_operators(index, quantize(proto, data, config, overrides={"latency": False}).plan)
-    order = find_sum_order(index.node("op"), weight)
+    order = find_sum_order(index.find_node("op"), weight)
     assert len(found) == 1
     assert order is not None
     return found[0], order

@@ -12,7 +12,7 @@ import pytest
 
 from onnxq.config import Config, TensorConfig
 from onnxq.errors import OutputError
-from onnxq.passes.rounding.samples import augment_samples
+from onnxq.passes.rounding.layerwise import augment_samples
 from onnxq.passes.rounding.sequential import round_sequentially
 from onnxq.passes.rounding.shared_work import SharedWork, read_tensor, write_tensor
 from onnxq.plan import to_json

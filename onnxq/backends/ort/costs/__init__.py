@@ -1,13 +1,473 @@
-"""Predicted times of nodes in ONNX Runtime, by kind of CPU.
+"""Time of a node in ONNX Runtime's CPU provider, float and int8, for the minimum cut of placement.
+
+Microseconds of one thread, from the constants of a kind of CPU. The model is static: shapes in, time out, so that the
+same graph is always placed the same way. Only differences and ratios matter; another machine scales both sides.
+
+    time = launch + work / throughput + elements * ns
+
+int8 means uint8 activations, int8 weights with zero point 0, and the pair on the output where the kernel needs one;
+MatMul is MatMulIntegerToFloat with its bias Add, the pair on its input not counted.
+
+Units of the constants, by the end of a name: `_us` and `_launch` microseconds, `_ns` nanoseconds per element, `_gmacs`
+multiplications per nanosecond.
 
 Measured for x86 with and without VNNI; each kind has its numbers in a data file. Nobody has measured an ARM: it has no
 table.
 """
 
-from collections.abc import Mapping
-from importlib import resources
+from __future__ import annotations
 
-from onnxq.backends.ort.costs.model import OrtCosts, parse_costs
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib import resources
+from itertools import pairwise
+from typing import Any
+
+from onnxq.arrays import Shape
+from onnxq.backends.base import Cost, OpCase
+
+# Values by size; see `interpolate` for sizes between.
+Table = Mapping[int, float]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class PairCosts:
+    """Times of QuantizeLinear and DequantizeLinear."""
+
+    q_launch: float
+    q_ns: float
+    dq_launch: float
+    dq_ns: float
+    # On top of QuantizeLinear, for a scale that is computed at each run: measured with VNNI on 384 to 196608 values of
+    # one tensor (2026-11-22); with AVX2 in the ratio to QuantizeLinear that was measured there.
+    dynamic_launch: float
+    dynamic_ns: float
+    # On top, behind a float Conv: ReorderOutput and Transpose.
+    from_conv_launch: float
+    from_conv_ns: float
+    # On top, in front of a float Conv: Transpose, the guarding Clip and ReorderInput.
+    to_conv_launch: float
+    to_conv_ns: float
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ConvCosts:
+    """Constants of dense and grouped Conv."""
+
+    # Channels of one NCHWc block of the float kernels, and outputs of a row that they compute at once.
+    block: int
+    row_tile: int
+    launch: float
+    int8_launch: float
+    # Operands that other nodes have pushed out of the nearest cache; chains of equal Convs do not show these.
+    cold_ns: float
+    int8_cold_ns: float
+    # NCHWc kernels compute Relu on the way out and Clip in a second pass; int8 ones need neither.
+    clip_ns: float
+    # By blocks of output channels; `_nchw`: for inputs of less than a block, which are read as they are.
+    float_gmacs: Table
+    float_gmacs_nchw: float
+    # A single output of a row costs 1 + float_single * (kernel - 1) / blocks, the addend at most float_single_most.
+    float_single: float
+    float_single_most: float
+    float_pixel_ns: float
+    # An output that a Conv of less than a block will read goes back to NCHW.
+    float_reorder_ns: float
+    # Microseconds per million weights to bring them in from memory, by their number.
+    stream_float: Table
+    stream_int8: Table
+    int8_gmacs: float
+    # A map of 2 to 4 channels is the model's input: it comes in NCHW and is transposed.
+    int8_image_ns: float
+    int8_channel_ns: float
+    int8_gather_ns: float
+    # Per output pixel, by input channels, the same for each tap, and by output channels.
+    int8_in_ns: Table
+    int8_in_tap_ns: Table
+    int8_out_ns: Table
+    # Float Conv of one or three dimensions, by the smaller number of channels.
+    line_gmacs: Table
+    # By input channels of a group.
+    grouped_float_gmacs: Table
+    grouped_int8_ns: float
+    grouped_int8_tap_ns: float
+    grouped_int8_channel_ns: float
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class DepthwiseCosts:
+    """Constants of Conv of one input and one output channel per group."""
+
+    # By the width of the map.
+    float_ns: Table
+    # Time grows with (taps / 9) to this power.
+    float_taps: float
+    # Per input that a stride leaves without an output.
+    float_skip_ns: float
+    int8_launch: float
+    int8_tap_ns: float
+    int8_ns: float
+    int8_pixel_ns: float
+    int8_channel_ns: float
+    # On top for a channel count that fills no vector of 16, and of 8.
+    odd_ns: float
+    odd4_ns: float
+    # Conv of one or three dimensions, which is computed group by group.
+    line_group_ns: float
+    line_tap_ns: float
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class LinearCosts:
+    """Constants of Gemm and MatMul."""
+
+    launch: float
+    int8_launch: float
+    gmacs: float
+    int8_gmacs: float
+    # Reached by a product with a single row.
+    one_row_gmacs: float
+    int8_one_row_gmacs: float
+    row_ns: float
+    out_ns: float
+    int8_row_ns: float
+    int8_out_ns: float
+    int8_in_ns: float
+    # The Add behind a MatMul, which a Gemm does not need.
+    matmul_bias_launch: float
+    matmul_bias_ns: float
+    matmul_int8_bias_launch: float
+    matmul_int8_bias_ns: float
+    # Microseconds per million weights to bring them in from memory, by their number; one row hides most of it.
+    stream_float: Table
+    stream_int8: Table
+
+
+@dataclass(frozen=True, eq=False)
+class Moves:
+    """Times of an operator that depend on the number of elements: microseconds to launch, nanoseconds per element."""
+
+    float_us: float
+    float_ns: float
+    int8_us: float
+    int8_ns: float
+    # On top per element of a float map whose channels do not fill NCHWc blocks, so that it goes back to NCHW.
+    odd_ns: float = 0.0
+    # Per pixel of int8 kernels that go pixel by pixel, and on top where channels do not fill vectors.
+    pixel_ns: float = 0.0
+    odd_pixel_ns: float = 0.0
+    # Times are per tap of the kernel.
+    taps: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class CpuCosts:
+    """The constants of one kind of CPU."""
+
+    name: str
+    # The machine, the version and the day of the measurement.
+    origin: str
+    # Factor on products in integers: their time in whole networks over that in chains of equal nodes, beyond the
+    # same factor of float ones.
+    int8_network: float
+    pairs: PairCosts
+    conv: ConvCosts
+    depthwise: DepthwiseCosts
+    linear: LinearCosts
+    # By operator; also "residual" (an Add that the Conv in front computes as well, the usual case on maps), "gate" (a
+    # Mul of a map by one value per channel) and "unknown" (any other operator, without the pair around it). "Mul" is
+    # nearly always x * sigmoid(x), one kernel in float.
+    elements: Mapping[str, Moves]
+
+
+def round_up(n: int, multiple: int) -> int:
+    """`n` rounded up to a multiple."""
+    return -(-n // multiple) * multiple
+
+
+def interpolate(table: Table, x: float) -> float:
+    """The table at x: piecewise linear in log(x), constant beyond both ends."""
+    points = sorted(table)
+    if x <= points[0]:
+        return table[points[0]]
+    for low, high in pairwise(points):
+        if x <= high:
+            t = math.log(x / low) / math.log(high / low)
+            return table[low] + t * (table[high] - table[low])
+    return table[points[-1]]
+
+
+# Taken for sizes that are not known: small, so that int8 does not look cheap.
+UNKNOWN_ROWS = 1
+UNKNOWN_ELEMENTS = 4096
+# Share of the time to bring weights in that shows: one row hides most of it, 16 rows and more none.
+STREAM_ONE_ROW, STREAM_ALL_ROWS = 0.35, 16
+# Axes of an LSTM's data, [steps, batch, features], and of its weights, [directions, rows, features].
+LSTM_RANK = 3
+# Nanoseconds per weight that the int8 product of the hidden state takes beyond MatMul's, at each step: 64 to 512
+# units, one thread with VNNI (Zen 5 and Sapphire Rapids), onnxruntime 1.32. Products of few rows are slower there than
+# elsewhere.
+LSTM_STATE_NS = 0.02
+# Activations that the kernel in front of them computes as well.
+_FOLDED = ("Relu", "Clip")
+_NOTHING = Moves(0.0, 0.0, 0.0, 0.0)
+
+
+class OrtCosts(CpuCosts):
+    """The costs of one kind of CPU."""
+
+    def predict_quantize(self, elements: int | None, *, from_conv: bool = False, dynamic: bool = False) -> float:
+        """Microseconds from a float producer to int8 consumers: QuantizeLinear, and the change from NCHWc to NHWC.
+
+        elements: None where they are not known. from_conv: the producer is a Conv. dynamic: on a scale of each run.
+        """
+        n, pairs = UNKNOWN_ELEMENTS if elements is None else elements, self.pairs
+        layout = pairs.from_conv_launch + n * pairs.from_conv_ns / 1e3 if from_conv else 0.0
+        scale = pairs.dynamic_launch + n * pairs.dynamic_ns / 1e3 if dynamic else 0.0
+        return pairs.q_launch + n * pairs.q_ns / 1e3 + layout + scale
+
+    def predict_dequantize(self, elements: int | None, *, to_conv: bool = False) -> float:
+        """Microseconds from an int8 producer to float consumers: DequantizeLinear, and the change from NHWC to NCHWc.
+
+        elements: None where they are not known. to_conv: a consumer is a Conv.
+        """
+        n, pairs = UNKNOWN_ELEMENTS if elements is None else elements, self.pairs
+        layout = pairs.to_conv_launch + n * pairs.to_conv_ns / 1e3 if to_conv else 0.0
+        return pairs.dq_launch + n * pairs.dq_ns / 1e3 + layout
+
+    def predict_node(self, case: OpCase) -> Cost:
+        """Time of one node, float and int8.
+
+        Where sizes are unknown they are taken small. An operator without an int8 kernel costs its float time plus a
+        pair.
+        """
+        if case.op_type == "LSTM" and case.weight is not None and len(case.weight) == LSTM_RANK:
+            return _compute_lstm_cost(case, case.weight, self)
+        if case.op_type == "Conv" and case.weight is not None:
+            cost = conv_cost(case, case.weight, self)
+        elif case.op_type in ("Gemm", "MatMul") and case.weight is not None and len(case.weight) > 1:
+            cost = _compute_linear_cost(case, case.weight, self)
+        else:
+            return _compute_moves_cost(case, self)
+        return Cost(cost.float_us, cost.int8_us * self.int8_network)
+
+
+def parse_costs(text: str) -> OrtCosts:
+    """The table in a data file, as `benchmarks/op_costs.py fit` writes it."""
+    table = json.loads(text)
+    for name, kind in _GROUPS.items():
+        table[name] = kind(**{field: _parse_table(value) for field, value in table[name].items()})
+    table["elements"] = {op_type: Moves(**times) for op_type, times in table["elements"].items()}
+    return OrtCosts(**table)
+
+
+_GROUPS = {"pairs": PairCosts, "conv": ConvCosts, "depthwise": DepthwiseCosts, "linear": LinearCosts}
+
+
+def _parse_table(value: Any) -> Any:
+    # JSON has words for keys only, a table has sizes.
+    return {int(size): entry for size, entry in value.items()} if isinstance(value, dict) else value
+
+
+def _compute_linear_cost(case: OpCase, weight: Shape, cpu: CpuCosts) -> Cost:
+    """Gemm (uint8 in, uint8 out) and MatMul by a constant (uint8 in, float out)."""
+    linear, weights = cpu.linear, math.prod(weight)
+    outputs, rows = weight[-1], UNKNOWN_ROWS
+    if case.output:
+        outputs = case.output[-1]
+        rows = max(1, math.prod(case.output[:-1]))
+    depth = weights // max(outputs, 1)
+    # Microseconds per million weights, as the tables have them.
+    exposed = weights * min(1.0, STREAM_ONE_ROW + (1 - STREAM_ONE_ROW) * math.log(rows, STREAM_ALL_ROWS)) / 1e6
+    float_us = linear.launch + max(rows / linear.gmacs, 1 / linear.one_row_gmacs) * weights / 1e3
+    float_us += rows * (linear.row_ns + outputs * linear.out_ns) / 1e3
+    float_us += exposed * interpolate(linear.stream_float, weights)
+    int8_us = linear.int8_launch + max(rows / linear.int8_gmacs, 1 / linear.int8_one_row_gmacs) * weights / 1e3
+    int8_us += rows * (linear.int8_row_ns + outputs * linear.int8_out_ns + depth * linear.int8_in_ns) / 1e3
+    int8_us += exposed * interpolate(linear.stream_int8, weights)
+    if case.op_type == "MatMul":
+        float_us += linear.matmul_bias_launch + rows * outputs * linear.matmul_bias_ns / 1e3
+        int8_us += linear.matmul_int8_bias_launch + rows * outputs * linear.matmul_int8_bias_ns / 1e3
+    return Cost(float_us, int8_us)
+
+
+def _compute_lstm_cost(case: OpCase, weight: Shape, cpu: CpuCosts) -> Cost:
+    """DynamicQuantizeLSTM: one product of all inputs, and one of the hidden state, quantized anew, for each step."""
+    directions, rows, features = weight
+    hidden = rows // 4
+    shape = case.inputs[0] if case.inputs else None
+    steps, batch = shape[:2] if shape is not None and len(shape) == LSTM_RANK else (UNKNOWN_ROWS, UNKNOWN_ROWS)
+
+    def multiply(count: int, depth: int) -> Cost:
+        part = OpCase(op_type="Gemm", inputs=(), output=(count, rows), weight=(depth, rows))
+        return _compute_linear_cost(part, (depth, rows), cpu)
+
+    first, each = multiply(steps * batch, features), multiply(batch, hidden)
+    state = (batch * hidden * (cpu.pairs.q_ns + cpu.pairs.dynamic_ns) + hidden * rows * LSTM_STATE_NS) / 1e3
+    float_us, int8_us = first.float_us + steps * each.float_us, first.int8_us + steps * (each.int8_us + state)
+    return Cost(directions * float_us, directions * int8_us * cpu.int8_network)
+
+
+def _find_row(case: OpCase, cpu: CpuCosts) -> Moves:
+    """The row of `CpuCosts.elements` for a node."""
+    shape = case.output
+    if case.op_type in _FOLDED:
+        return _NOTHING
+    if case.op_type == "Add" and shape is not None and len(shape) == 4:
+        return cpu.elements["residual"]
+    if case.op_type == "Mul" and any(known is not None and known != shape for known in case.inputs):
+        return cpu.elements["gate"]
+    return cpu.elements.get(case.op_type) or _add_pair(cpu.elements["unknown"], cpu)
+
+
+def _add_pair(row: Moves, cpu: CpuCosts) -> Moves:
+    """The row of a kernel that computes in float between integers: with the pair around it."""
+    pairs = cpu.pairs
+    launch, ns = pairs.q_launch + pairs.dq_launch, pairs.q_ns + pairs.dq_ns
+    return Moves(row.float_us, row.float_ns, row.int8_us + launch, row.int8_ns + ns)
+
+
+def _compute_moves_cost(case: OpCase, cpu: CpuCosts) -> Cost:
+    """Time of an operator by its elements. Without sizes int8 is never cheaper than float."""
+    row = _find_row(case, cpu)
+    shapes = [shape for shape in (case.output, *case.inputs) if shape is not None]
+    shape = max(shapes, key=math.prod) if case.op_type == "GlobalAveragePool" and shapes else case.output
+    if shape is None:
+        shape = shapes[0] if shapes else None
+    elements = UNKNOWN_ELEMENTS if shape is None else math.prod(shape)
+    channels = shape[1] if shape is not None and len(shape) > 2 else INT8_BLOCK
+    taps = math.prod(case.kernel) if row.taps and case.kernel else 1
+    pixel_ns = (row.pixel_ns + row.odd_pixel_ns * (channels % INT8_BLOCK != 0)) / max(channels, 1)
+    float_us = row.float_us + elements * taps * (row.float_ns + row.odd_ns * (channels % cpu.conv.block != 0)) / 1e3
+    int8_us = row.int8_us + elements * taps * (row.int8_ns + pixel_ns) / 1e3
+    return Cost(float_us, max(float_us, int8_us) if shape is None else int8_us)
+
+
+# Channels that the int8 kernels compute at once, on all kinds of x86.
+INT8_BLOCK = 16
+
+
+def conv_cost(case: OpCase, weight: Shape, cpu: CpuCosts) -> Cost:
+    """Time of a Conv with a constant weight."""
+    conv = cpu.conv
+    cout, per_group, *kernel = weight
+    # An unknown size is taken for a small map.
+    spatial = case.output[2:] if case.output is not None else (7,) * len(kernel)
+    batch = case.output[0] if case.output is not None else 1
+    cin = per_group * case.group
+    strides = case.strides or (1,) * len(kernel)
+    if case.group == 1:
+        float_us = _compute_dense_float_us(batch, spatial, cin, cout, kernel, strides, conv)
+        int8_us = batch * math.prod(spatial) * _compute_dense_int8_ns(cin, cout, math.prod(kernel), conv) / 1e3
+        int8_us += _compute_stream_us(cin * cout * math.prod(kernel), conv.stream_int8)
+    elif per_group == 1 and cin == cout:
+        float_us, int8_us = _compute_depthwise_us(batch, spatial, cin, math.prod(kernel), math.prod(strides), cpu)
+    else:
+        float_us, int8_us = _compute_grouped_us(
+            batch * math.prod(spatial), cin, cout, case.group, math.prod(kernel), conv
+        )
+    written = batch * cout * math.prod(spatial)
+    read = written * cin * math.prod(strides) // cout
+    image = conv.int8_image_ns * read if 1 < cin <= 4 else 0.0
+    clip = conv.clip_ns * written if case.activation == "Clip" else 0.0
+    return Cost(
+        conv.launch + float_us + (conv.cold_ns * (read + written) + clip) / 1e3,
+        conv.int8_launch + int8_us + (conv.int8_cold_ns * (read + written) + image) / 1e3,
+    )
+
+
+def _compute_valid_share(size: int, kernel: int, stride: int) -> float:
+    """Share of the taps along one axis that do not fall into the padding."""
+    pad_ = (kernel - 1) // 2
+    lost = 2 * sum(max(0, pad_ - i * stride) for i in range(min(size, pad_)))
+    return 1 - min(lost, size * (kernel - 1)) / (size * kernel)
+
+
+def _compute_work(spatial: Shape, kernel: Sequence[int], strides: Shape, blocks: int, conv: ConvCosts) -> float:
+    """Work of one map, in outputs.
+
+    NCHWc kernels compute rows in tiles of outputs; the rest of a row and its borders are computed singly, with as few
+    accumulators as there are blocks. 1x1 kernels run over the whole map as one row.
+    """
+    if math.prod(kernel) == 1:
+        return math.prod(spatial)
+    border = min(spatial[1], -(-(kernel[1] - 1) // strides[1]))
+    inner = spatial[1] - border
+    # NCHWc kernels compute up to four blocks of output channels together.
+    single = 1 + min(conv.float_single * (kernel[1] - 1), conv.float_single_most) / min(blocks, 4)
+    row = inner - inner % conv.row_tile + single * (inner % conv.row_tile + border)
+    return spatial[0] * _compute_valid_share(spatial[0], kernel[0], strides[0]) * row
+
+
+def _compute_stream_us(weights: float, table: Table) -> float:
+    """Microseconds to bring the weights in from memory: those of a large model never stay in the cache."""
+    return weights * interpolate(table, weights) / 1e6
+
+
+def _compute_dense_float_us(
+    batch: int, spatial: Shape, cin: int, cout: int, kernel: Sequence[int], strides: Shape, conv: ConvCosts
+) -> float:
+    taps, pixels = math.prod(kernel), batch * math.prod(spatial)
+    weights = cin * cout * taps
+    if len(spatial) != 2:
+        gmacs = interpolate(conv.line_gmacs, min(cin, cout))
+        return pixels * weights / gmacs / 1e3 + _compute_stream_us(weights, conv.stream_float)
+    filled = round_up(cout, conv.block)
+    work = batch * _compute_work(spatial, kernel, strides, filled // conv.block, conv)
+    if cin < conv.block:
+        work = work * cin * filled * taps / conv.float_gmacs_nchw
+        return (work + pixels * (conv.float_pixel_ns + conv.float_reorder_ns * cin)) / 1e3
+    gmacs = interpolate(conv.float_gmacs, filled // conv.block)
+    used = _compute_valid_share(spatial[0], kernel[0], strides[0]) * _compute_valid_share(
+        spatial[1], kernel[1], strides[1]
+    )
+    return work * round_up(cin, conv.block) * filled * taps / gmacs / 1e3 + _compute_stream_us(
+        weights * used, conv.stream_float
+    )
+
+
+def _compute_dense_int8_ns(cin: int, cout: int, taps: int, conv: ConvCosts) -> float:
+    """Nanoseconds of one output pixel."""
+    macs = round_up(cin * taps, 4) * round_up(cout, INT8_BLOCK) / conv.int8_gmacs
+    gather = taps * (conv.int8_gather_ns + interpolate(conv.int8_in_tap_ns, cin)) if taps > 1 else 0.0
+    small = interpolate(conv.int8_in_ns, cin) + interpolate(conv.int8_out_ns, cout)
+    return macs + gather + conv.int8_channel_ns * (cin + cout) + small
+
+
+def _compute_depthwise_us(
+    batch: int, spatial: Shape, channels: int, taps: int, skip: int, cpu: CpuCosts
+) -> tuple[float, float]:
+    """Microseconds in float and in int8. skip: inputs for each output, the product of the strides."""
+    each: DepthwiseCosts = cpu.depthwise
+    pixels = batch * math.prod(spatial)
+    int8_ns = taps * (each.int8_tap_ns + each.int8_ns * channels)
+    int8_ns += each.int8_pixel_ns + each.int8_channel_ns * channels
+    if channels % INT8_BLOCK:
+        int8_ns += taps * (each.odd_ns * channels + (each.odd4_ns if channels % (INT8_BLOCK // 2) else 0.0))
+    if len(spatial) == 2:
+        element = interpolate(each.float_ns, spatial[1]) * (taps / 9) ** each.float_taps
+        float_us = pixels * round_up(channels, cpu.conv.block) * (element + each.float_skip_ns * (skip - 1)) / 1e3
+    else:
+        float_us = channels * (batch * each.line_group_ns + pixels * taps * each.line_tap_ns) / 1e3
+    return float_us, each.int8_launch + pixels * int8_ns / 1e3
+
+
+def _compute_grouped_us(
+    pixels: int, cin: int, cout: int, group: int, taps: int, conv: ConvCosts
+) -> tuple[float, float]:
+    into, out = cin // group, cout // group
+    # Groups that do not fill NCHWc blocks have a table of their own.
+    if into % conv.block or out % conv.block:
+        gmacs = interpolate(conv.grouped_float_gmacs, into)
+    else:
+        gmacs = interpolate(conv.float_gmacs, out // conv.block)
+    int8_ns = round_up(into * taps, 4) * round_up(out, INT8_BLOCK) / conv.int8_gmacs
+    int8_ns += conv.grouped_int8_ns + taps * (conv.grouped_int8_tap_ns + conv.grouped_int8_channel_ns * into)
+    weights = into * cout * taps
+    float_us = pixels * weights / gmacs / 1e3 + _compute_stream_us(weights, conv.stream_float)
+    return float_us, pixels * group * int8_ns / 1e3 + _compute_stream_us(weights, conv.stream_int8)
 
 
 def _read_costs(cpu: str) -> OrtCosts:
@@ -15,5 +475,3 @@ def _read_costs(cpu: str) -> OrtCosts:
 
 
 CPU_COSTS: Mapping[str, OrtCosts] = {cpu: _read_costs(cpu) for cpu in ("vnni", "avx2")}
-
-__all__ = ["CPU_COSTS", "OrtCosts", "parse_costs"]

@@ -1,4 +1,4 @@
-"""The float type of what is not quantized: float16 or bfloat16 wherever samples show that it is enough, else float32.
+"""The parts left float: their type, and attention where integers would change the answers.
 
 Ranges and errors of every tensor say which nodes stay in float32 (`planner.precision`). Then the whole network is
 judged beside the same one in float32; where it answers worse, the nodes that lose most stay in float32 as well.
@@ -19,17 +19,17 @@ from onnxq.evaluation.compare import ModelErrors
 from onnxq.evaluation.trials import TrialModel, measure_each
 from onnxq.graph import find_opset, get_index, infer_shapes
 from onnxq.graph.precision.widen import SourceTypes, emulate_types
-from onnxq.passes.assembly.model import write_pairs
+from onnxq.passes.assembly import write_pairs
 from onnxq.passes.base import Pass, SampledContext, Stage
 from onnxq.passes.journal import PassReport
-from onnxq.passes.judging import make_trial
-from onnxq.passes.mixed_precision.limits import LIMITS
-from onnxq.passes.state import PlacedState, PlacedStep
-from onnxq.plan import KeptFloat32, PrecisionPlan
+from onnxq.passes.judging import LIMITS, THRESHOLDS, make_trial
+from onnxq.passes.rounding.passes import ROUNDED, round_again
+from onnxq.passes.state import Note, PlacedState, PlacedStep
+from onnxq.plan import AttentionChoice, AttentionKind, KeptFloat32, Plan, PrecisionPlan
 from onnxq.planner import PrecisionProblem, add_precision, choose_types, find_suspects, find_type_opset
 from onnxq.spec import FloatType
 
-NAME = "high_precision"
+_TYPES = "high_precision"
 # What float types may cost the outputs, dB: rounding falls out otherwise here and there, by some tenths on few samples.
 _MAY_COST_DB = 0.5
 # Above these a loss changes no answers, with pairs and without.
@@ -52,7 +52,7 @@ def choose_float_types(ctx: SampledContext, state: PlacedState) -> PlacedStep:
     kind, plan, io = find_high_precision(ctx.config, state.types), state.planned, _find_io(ctx.config)
     if kind is FloatType.FLOAT32:
         chosen = PrecisionPlan(type=kind, io=io)
-        return replace(state, plan=replace(plan, precision=chosen)), PassReport(NAME, (f"inputs and outputs: {io}",))
+        return replace(state, plan=replace(plan, precision=chosen)), PassReport(_TYPES, (f"inputs and outputs: {io}",))
     problem = _state_problem(ctx, state, kind)
     chosen = replace(choose_types(problem), io=io)
     figures: tuple[float, float] | None = None
@@ -62,12 +62,12 @@ def choose_float_types(ctx: SampledContext, state: PlacedState) -> PlacedStep:
         figures = None
     line = f"{chosen.nodes} nodes in {kind}, {len(chosen.kept)} in float32"
     after = replace(state, plan=add_precision(plan, chosen, state.problem))
-    return after, PassReport(NAME, (line,), trial_db=figures)
+    return after, PassReport(_TYPES, (line,), trial_db=figures)
 
 
 def _state_problem(ctx: SampledContext, state: PlacedState, kind: FloatType) -> PrecisionProblem:
     model = infer_shapes(state.model)
-    samples = ctx.data.calibration.take(LIMITS[NAME].samples, ctx.config.data.seed)
+    samples = ctx.data.calibration.take(LIMITS[_TYPES].samples, ctx.config.data.seed)
     errors = measure_float_errors(model, kind, samples.samples(), progress=ctx.progress)
     io = _find_io(ctx.config)
     values = (*model.graph.input, *model.graph.output)
@@ -101,7 +101,7 @@ def _try_types(
         if not _is_worse(before, after, _GOOD_DB if state.planned.all_sites else _GOOD_FLOAT_DB):
             return tried, figures
         count = max(1, 2 * count)
-        if count > len(suspects) // LIMITS[NAME].one_of:
+        if count > len(suspects) // LIMITS[_TYPES].one_of:
             return chosen, first
         more: Mapping[str, KeptFloat32] = {suspect.node: suspect for suspect in suspects[:count]}
         tried = replace(choose_types(problem, more=more), io=chosen.io)
@@ -150,4 +150,96 @@ def _is_asked(ctx: SampledContext, state: PlacedState) -> bool:
     return find_high_precision(ctx.config, state.types) is not FloatType.FLOAT32 or ctx.config.io_types is not None
 
 
-FLOAT_TYPES = Pass(NAME, Stage.REFINE, choose_float_types, "choosing float types", fast=True, applies=_is_asked)
+FLOAT_TYPES = Pass(_TYPES, Stage.REFINE, choose_float_types, "choosing float types", fast=True, applies=_is_asked)
+
+
+_ATTENTION, AGAIN = "attention", "attention_after_rounding"
+# The same placement without attention, where attention is to be tried; the planning of the run leaves it.
+PLAIN: Note[Plan] = Note(_ATTENTION)
+
+
+def without_attention(whole: Plan, plain: Plan) -> Plan:
+    """`plain`, whose sites are among those of `whole`, with the numbers of `whole`."""
+    known = {site.site: site for site in whole.sites}
+    sites = []
+    for site in plain.sites:
+        same = known.get(site.site, site)
+        sites.append(replace(site, qparams=same.qparams, values=same.values))
+    return replace(
+        plain, sites=tuple(sites), biases=whole.biases, nodes={**whole.nodes, **plain.nodes}, data=whole.data,
+        warnings=whole.warnings, scalings=whole.scalings,
+    )  # fmt: skip
+
+
+def choose_attention(ctx: SampledContext, state: PlacedState) -> PlacedStep:
+    """Attention quantized if that answers as well as float, else the plan without it, with the same numbers."""
+    whole, judge = state.planned, ctx.data.judge
+    plain = without_attention(whole, PLAIN.read(state))
+    both = {"quantized": whole, "float": plain}
+    figures = {}
+    for name, plan in both.items():
+        figures[name] = [output.sqnr_db for output in judge.measure(state, plan, progress=ctx.progress)]
+    worst = {name: min(values, default=math.inf) for name, values in figures.items()}
+    # In float16 the engine fuses attention that stays float as well: integers there save no kernel.
+    narrow = find_high_precision(ctx.config, state.types) is not FloatType.FLOAT32
+    threshold = THRESHOLDS["attention beside float16" if narrow else _ATTENTION]
+    count = len(judge.samples)
+    choice = AttentionChoice(
+        kind=AttentionKind.FLOAT,
+        float_db=round(worst["float"], 1),
+        quantized_db=round(worst["quantized"], 1),
+        samples=count,
+    )
+    if all(map(threshold.allows, figures["float"], figures["quantized"])):
+        plan = replace(whole, attention=replace(choice, kind=AttentionKind.QUANTIZED))
+        return replace(state, plan=plan), PassReport(_ATTENTION, ("quantized",))
+    reason = (
+        f"attention stays float: quantized it costs more than {-threshold.gain:g} dB ({worst['quantized']:.1f} dB "
+        f"quantized, {worst['float']:.1f} dB in float, on {count} held-back samples)"
+    )
+    # The person reads why these stay float, and not that their rules are off.
+    rules = find_target(plain.target).attention_rules
+    names = {edge.node for site in whole.sites for edge in site.consumers or () if site.rule in rules}
+    left_float = tuple(
+        replace(left, reason=reason) if left.rule in rules and left.subject in names else left
+        for left in plain.left_float
+    )
+    plan = replace(plain, left_float=left_float, attention=choice)
+    return replace(state, plan=plan), PassReport(_ATTENTION, ("float",))
+
+
+def reconsider_attention(ctx: SampledContext, state: PlacedState) -> PlacedStep:
+    """Attention chosen anew with rounded weights, and in float, where that is chosen, with weights rounded for it.
+
+    Rounding makes other errors smaller, and so those of attention larger beside them; never the other way.
+    """
+    chosen, report = choose_attention(ctx, state)
+    if chosen.planned.quantizes_attention:
+        return chosen, report
+    # Rounded with attention in integers before it, they would make up for errors that are gone.
+    plan = chosen.planned
+    bare = replace(
+        without_attention(ROUNDED.read(state).before, PLAIN.read(state)),
+        refusals=plan.refusals, left_float=plan.left_float, placement=plan.placement, attention=plan.attention,
+    )  # fmt: skip
+    return round_again(ctx, chosen, bare, AGAIN)
+
+
+def has_attention_rules(ctx: SampledContext, state: PlacedState) -> bool:
+    """True where the rules for attention made the plan."""
+    return ctx.config.attention == "quantized" or state.planned.quantizes_attention
+
+
+def _is_rounded_and_quantized(ctx: SampledContext, state: PlacedState) -> bool:
+    rounded = PLAIN.find(state) is not None and ROUNDED.find(state) is not None
+    return rounded and state.planned.quantizes_attention
+
+
+ATTENTION = Pass(
+    _ATTENTION, Stage.REFINE, choose_attention, "trying attention in integers", fast=True,
+    applies=lambda _, state: PLAIN.find(state) is not None,
+)  # fmt: skip
+ATTENTION_AGAIN = Pass(
+    AGAIN, Stage.REFINE, reconsider_attention, "trying attention with rounded weights", fast=True,
+    applies=_is_rounded_and_quantized,
+)  # fmt: skip

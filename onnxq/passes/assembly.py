@@ -1,4 +1,4 @@
-"""Guards that keep ORT from undoing a plan: of tensors that stay float, and biases that make no Gemm of a MatMul.
+"""The model of a planned state: pairs written, what an engine needs guarded.
 
 A guard is a Clip without bounds between a DequantizeLinear and its reader.
 
@@ -17,10 +17,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from onnxq.graph import ModelLike, NodeRef, infer_shapes
-from onnxq.passes.edit import Edit
-from onnxq.passes.view import View, is_float, is_op
-from onnxq.sites import TensorId
+import onnx
+
+from onnxq.backends import find_target
+from onnxq.emit import emit_pairs, emit_types, replace_biases
+from onnxq.graph import ModelLike, NodeRef, ensure_opset, infer_shapes, verify_graph
+from onnxq.graph.integer_products import write_integer_products
+from onnxq.graph.nbits import write_nbits
+from onnxq.graph.precision.narrow import write_types
+from onnxq.graph.precision.widen import restore_stored
+from onnxq.passes.patterns import Edit, View, is_float, is_op
+from onnxq.passes.state import FloatState
+from onnxq.plan import Plan
+from onnxq.plan.names import name_part
+from onnxq.progress import Progress, silent
+from onnxq.sites import Names, Role, TensorId
+from onnxq.spec import FloatType
 
 # ORT moves a DequantizeLinear through these, or they keep integers integers.
 _TRANSPARENT = frozenset((
@@ -42,32 +54,32 @@ def guard_float(proto: ModelLike, nodes: Sequence[str]) -> ModelLike:
     """
     view, edit = View(proto), Edit(proto)
     guards: dict[tuple[TensorId, str], str] = {}
-    named = [view.index.node(name) for name in dict.fromkeys(nodes)]
+    named = [view.index.find_node(name) for name in dict.fromkeys(nodes)]
     guarded = [node for node in named if _is_quantized_behind(view, node)]
     guarded += [node for node in view.index.nodes if _feeds_body(view, node) and node not in guarded]
     for node in guarded:
-        tensors = ((k, view.tensor(node, k)) for k in range(len(node.inputs)))
+        tensors = ((k, view.find_tensor(node, k)) for k in range(len(node.inputs)))
         inputs = [(k, tensor) for k, tensor in tensors if tensor is not None and _from_pair(view, tensor)]
         for k, tensor in inputs:
             # One for each scope, since it stands in front of its first reader.
             key = (tensor, node.scope)
             if key not in guards:
                 guards[key] = edit.insert_before(node, "Clip", (tensor.name,), {}, f"{tensor.name}/guard")
-            edit.read(view.edge(node, k), guards[key])
+            edit.read(view.make_edge(node, k), guards[key])
     return edit.export() if guards else proto
 
 
 def _from_pair(view: View, tensor: TensorId | None) -> bool:
     """True when a tensor is dequantized from something computed, directly or through nodes that pass it on."""
     for _ in range(_REACH):
-        node = view.producer(tensor)
+        node = view.find_producer(tensor)
         if node is None:
             return False
         if node.op_type == "DequantizeLinear":
             return not view.is_constant(node, 0)
         if node.op_type not in _TRANSPARENT:
             return False
-        tensor = view.tensor(node, 0)
+        tensor = view.find_tensor(node, 0)
     return False
 
 
@@ -82,8 +94,8 @@ def _is_quantized_behind(view: View, node: NodeRef) -> bool:
     front = [node]
     for _ in range(_REACH):
         outputs = [view.output(at, k) for at in front for k, name in enumerate(at.outputs) if name]
-        readers = dict.fromkeys(edge.node for tensor in outputs for edge in view.index.consumers(tensor))
-        front = [view.index.node(name) for name in readers]
+        readers = dict.fromkeys(edge.node for tensor in outputs for edge in view.index.list_consumers(tensor))
+        front = [view.index.find_node(name) for name in readers]
         if any(at.op_type == "QuantizeLinear" for at in front):
             return True
     return False
@@ -105,7 +117,7 @@ def unfuse_matmul_bias(proto: ModelLike, nodes: Sequence[str]) -> ModelLike:
     """
     # Types inferred on the way help to see ranks; the finished model has only those it declared.
     view, edit = View(infer_shapes(proto)), Edit(proto)
-    changed = [name for name in dict.fromkeys(nodes) if _rewrite_bias(view, edit, view.index.node(name))]
+    changed = [name for name in dict.fromkeys(nodes) if _rewrite_bias(view, edit, view.index.find_node(name))]
     return edit.export() if changed else proto
 
 
@@ -115,13 +127,89 @@ def _rewrite_bias(view: View, edit: Edit, node: NodeRef) -> bool:
     if reader is None:
         return False
     add, k = reader[0], 1 - reader[1]
-    bias, rank = view.constant(add, k), view.rank(node.result)
+    bias, rank = view.find_constant(add, k), view.find_rank(node.result)
     if bias is None or not is_float(bias) or (rank is not None and rank >= 3 and bias.ndim >= 3):
         return False
     if rank is not None and rank >= 3:
         shaped = bias.reshape((1,) * (rank - bias.ndim) + bias.shape)
-        edit.read(view.edge(add, k), edit.constant(add.scope, f"{add.inputs[k]}/rank{rank}", shaped))
+        edit.read(view.make_edge(add, k), edit.add_constant(add.scope, f"{add.inputs[k]}/rank{rank}", shaped))
     else:
-        negated = edit.constant(add.scope, f"{add.inputs[k]}/negated", -bias)
+        negated = edit.add_constant(add.scope, f"{add.inputs[k]}/negated", -bias)
         edit.replace_node(add, "Sub", (node.outputs[0], negated), {})
     return True
+
+
+def write_pairs(state: FloatState, plan: Plan) -> ModelLike:
+    """The plan's pairs alone, for checks with optimizations off: `build_quantized` changes no value beyond them."""
+    return emit_pairs(_with_biases(state, plan), plan)
+
+
+def build_quantized(state: FloatState, plan: Plan) -> ModelLike:
+    """Write the plan's pairs, with the nodes that the target needs around them, and check that the graph is legal.
+
+    All floats are float32, inputs and outputs too: for trials and times in ONNX Runtime.
+    """
+    proto = _as_declared(_write_operators(_write_all(state, plan), plan), state.named)
+    verify_graph(proto, kept=plan.kept)
+    return proto
+
+
+def build_file(state: FloatState, plan: Plan, progress: Progress = silent) -> ModelLike:
+    """The finished model: `build_quantized` with the plan's float types, inputs and outputs in theirs, checked."""
+    typed = _write_operators(emit_types(_write_all(state, plan, progress), plan, state.types), plan)
+    proto = restore_stored(typed, state.types.stored)
+    proto = _as_declared(proto, state.named)
+    verify_graph(proto, kept=plan.kept)
+    return proto
+
+
+def _write_all(state: FloatState, plan: Plan, progress: Progress = silent) -> ModelLike:
+    proto = _with_biases(state, plan)
+    if find_target(plan.target).quantizes_alone:
+        proto = unfuse_matmul_bias(proto, _list_quantized_matmuls(plan))
+    return write_integer_products(guard_float(emit_pairs(proto, plan, progress), plan.float_nodes))
+
+
+def _write_operators(proto: ModelLike, plan: Plan) -> ModelLike:
+    """The model with the operators that the plan asks for in the place of pairs, last, when floats have their types."""
+    if plan.nbits is None:
+        return proto
+    bits = {name_part(site.site, "dq_node"): site.spec.bits for site in plan.sites if site.role is Role.WEIGHT}
+    return write_nbits(proto, plan.nbits, bits)
+
+
+def give_types(state: FloatState, model: ModelLike) -> ModelLike:
+    """The float32 model with inputs and outputs as a person's function expects them: in the types that it came in.
+
+    Where some are bfloat16 all stay float32: ONNX Runtime takes no bfloat16 from numpy.
+    """
+    kinds = set(state.types.interface.values())
+    if not kinds or FloatType.BFLOAT16.onnx_type in kinds:
+        return model
+    return write_types(model, FloatType.FLOAT16.onnx_type, None, interface=state.types.interface)
+
+
+def _with_biases(state: FloatState, plan: Plan) -> ModelLike:
+    return replace_biases(ensure_opset(state.model, plan.opset), plan)
+
+
+def _as_declared(proto: ModelLike, original: ModelLike) -> ModelLike:
+    """Only the types the model declared itself: inferred ones let ORT fuse more, and not for the better."""
+    declared = {value.name for value in original.graph.value_info}
+    kept = [value for value in proto.graph.value_info if value.name in declared]
+    if len(kept) < len(proto.graph.value_info):
+        copies = [onnx.ValueInfoProto.FromString(value.SerializeToString()) for value in kept]
+        del proto.graph.value_info[:]
+        proto.graph.value_info.extend(copies)
+    return proto
+
+
+def _list_quantized_matmuls(plan: Plan) -> Names:
+    """Consumers of quantized weights whose activations are quantized too, on scales in the file, by node name."""
+    # Where a plan quantizes activations, it does at every weight; else only pairs that the model came with do.
+    read = {edge.node for site in plan.all_sites if site.role is Role.ACTIVATION for edge in site.consumers or ()}
+    # These become operators on integers, whose bias ORT takes into the kernel in any form.
+    dynamic = {edge.node for site in plan.sites if site.spec.dynamic for edge in site.consumers or ()}
+    weights = [edge.node for site in plan.sites if site.role is Role.WEIGHT for edge in site.consumers or ()]
+    static = any(site.role is Role.ACTIVATION for site in plan.sites)
+    return tuple(name for name in weights if (static or name in read) and name not in dynamic)

@@ -1,26 +1,152 @@
-"""The edits that passes share, on top of the Editor. Nodes and tensors that survive keep names and values.
-
-`Edit` is one import, some edits and one export; `apply_replacements` replaces patterns that end in one node.
-"""
+"""Patterns in a graph: the questions that they ask, and the edits that passes share."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, TypeVar
 
 import numpy as np
+from onnx import TensorProto
 
-from onnxq.arrays import Array, Arrays
+from onnxq.arrays import Array, Array64, Arrays
 from onnxq.errors import OnnxqError, PlanError
-from onnxq.graph import Editor, ModelLike, NodeRef, find_opset, infer_shapes, upgrade_opset
+from onnxq.graph import Editor, ModelLike, NodeRef, find_opset, get_index, infer_shapes, upgrade_opset
 from onnxq.graph.scopes import walk_graphs
-from onnxq.passes.affine_core import Array64, round_to_type
+from onnxq.numerics.rounding import round_to_type
 from onnxq.passes.journal import PassReport
 from onnxq.passes.state import FloatState
-from onnxq.passes.view import View
 from onnxq.sites import Edge, Refusal, TensorId
+
+# ORT's CPU provider has most kernels for these only; a chain of double may run where its single node does not.
+SINGLE = (TensorProto.FLOAT, TensorProto.FLOAT16)
+
+# Without shape inference these still say something about the rank of what they write.
+_LEAST_RANK = {
+    **dict.fromkeys(("Conv", "ConvTranspose", "AveragePool", "MaxPool", "GlobalAveragePool", "GlobalMaxPool"), 3),
+    **dict.fromkeys(("Gemm", "Flatten"), 2),
+}
+
+
+class View:
+    """A GraphIndex with the vocabulary of patterns."""
+
+    def __init__(self, proto: ModelLike) -> None:
+        self.index = get_index(proto)
+
+    def find_tensor(self, node: NodeRef, k: int) -> TensorId | None:
+        """Input k of a node, None when it is absent."""
+        return self.index.find_input(node, k)
+
+    def output(self, node: NodeRef, k: int = 0) -> TensorId:
+        """Output k of a node."""
+        return TensorId(node.outputs[k], node.scope)
+
+    def find_producer(self, tensor: TensorId | None, *op_types: str) -> NodeRef | None:
+        """The node that writes a tensor, when it is a standard operator of one of these types (any, if none given)."""
+        node = None if tensor is None else self.index.find_producer(tensor)
+        if node is None or node.domain or (op_types and not is_op(node, *op_types)):
+            return None
+        return node
+
+    def find_constant(self, node: NodeRef, k: int) -> Array | None:
+        """The value of a constant input, None when it is absent or computed."""
+        return self.index.input_value(node, k)
+
+    def is_constant(self, node: NodeRef, k: int) -> bool:
+        """True when input k is there and constant; its value is not decoded."""
+        tensor = self.find_tensor(node, k)
+        return tensor is not None and self.index.is_constant(tensor)
+
+    def small_constant(self, node: NodeRef, k: int, limit: int = 1) -> Array64 | None:
+        """A constant float input of at most `limit` elements, as float64."""
+        tensor = self.find_tensor(node, k)
+        if tensor is None or not self.index.is_constant(tensor):
+            return None
+        shape = self.index.find_shape(tensor)
+        # By the shape first, so that no large weight is decoded for this.
+        if shape is not None and int(np.prod([d if isinstance(d, int) else limit + 1 for d in shape])) > limit:
+            return None
+        value = self.index.find_constant(tensor)
+        if value is None or value.size > limit or not is_float(value):
+            return None
+        return value.astype(np.float64)
+
+    def scalar(self, node: NodeRef, k: int) -> tuple[float, int] | None:
+        """(value, rank) of a constant input of one element that is finite."""
+        value = self.small_constant(node, k)
+        # Formulas with inf or NaN in them are not those of the patterns.
+        if value is None or value.size != 1 or not np.isfinite(value).all():
+            return None
+        return float(value.reshape(())), value.ndim
+
+    def sole_reader(self, tensor: TensorId, *op_types: str) -> tuple[NodeRef, int] | None:
+        """(node, input) that alone reads a tensor, in the tensor's own scope; None for outputs and captured tensors.
+
+        op_types: only a standard operator of one of these types.
+        """
+        readers = self.index.list_consumers(tensor)
+        # A reader in a body may run many times, or not at all.
+        if len(readers) != 1 or self.kept(tensor) or readers[0].scope != tensor.scope:
+            return None
+        node = self.index.find_node(readers[0].node)
+        return None if op_types and not is_op(node, *op_types) else (node, readers[0].index)
+
+    def kept(self, tensor: TensorId) -> bool:
+        """True when somebody outside the node list sees the tensor: a (sub)graph output or a body that captures it."""
+        return self.index.is_output(tensor) or self.index.captured(tensor)
+
+    def private(self, tensors: Iterable[TensorId], nodes: set[str]) -> bool:
+        """True when only `nodes` read these tensors."""
+        return all(
+            not self.kept(t) and all(edge.node in nodes for edge in self.index.list_consumers(t)) for t in tensors
+        )
+
+    def owned(self, tensor: TensorId) -> bool:
+        """True for an initializer that one node input alone reads, so that it may take another value."""
+        readers = self.index.list_consumers(tensor)
+        return self.index.find_producer(tensor) is None and len(readers) == 1 and not self.kept(tensor)
+
+    def least_rank(self, tensor: TensorId) -> int:
+        """The rank of a tensor, or its known minimum."""
+        shape = self.index.find_shape(tensor)
+        if shape is not None:
+            return len(shape)
+        node = self.find_producer(tensor)
+        return 0 if node is None else _LEAST_RANK.get(node.op_type, 0)
+
+    def find_rank(self, tensor: TensorId) -> int | None:
+        """The rank of a tensor where it is known."""
+        shape = self.index.find_shape(tensor)
+        return None if shape is None else len(shape)
+
+    def make_edge(self, node: NodeRef, k: int) -> Edge:
+        """Input k of a node as an edge."""
+        return Edge(node.name, k, node.scope)
+
+
+def is_op(node: NodeRef, *op_types: str) -> bool:
+    """True for a standard operator of one of these types."""
+    return node.op_type in op_types and not node.domain
+
+
+def is_float(value: Array) -> bool:
+    """True for float16/32/64 and bfloat16 (whose numpy kind is not 'f')."""
+    return value.dtype.kind == "f" or value.dtype.name == "bfloat16"
+
+
+# A unit in the last place of these types; beside them some of float32.
+_TOLERANCES = {int(TensorProto.FLOAT16): 1e-3, int(TensorProto.BFLOAT16): 8e-3}
+
+
+def tolerance(dtype: int) -> float:
+    """How far a constant of this ONNX dtype may stand from its mathematical value by rounding (relative)."""
+    return _TOLERANCES.get(dtype, 1e-6)
+
+
+# The edits that passes share, on top of the Editor. Nodes and tensors that survive keep names and values.
+# `Edit` is one import, some edits and one export; `apply_replacements` replaces patterns that end in one node.
 
 # Above opset 20 ORT refuses some int8 graphs that are fine below, and no pattern here needs more.
 NEWEST = 20
@@ -89,7 +215,7 @@ class Edit:
         The tensor keeps the name that had this value before: the last one's.
         """
         final = chain[-1].result
-        readers = self._editor.consumers(final)
+        readers = self._editor.list_consumers(final)
         for follower in chain:
             self._editor.remove_node(follower.name)
         self._editor.rename_tensor(node.result, final.name)
@@ -117,7 +243,7 @@ class Edit:
     def append(self, node: NodeRef, op_type: str, value: Array) -> None:
         """A new node behind another, of its first output and a constant; the tensor keeps the name that it had."""
         name, made = node.outputs[0], self._editor.fresh(f"{node.outputs[0]}/{node.op_type}")
-        held = self.constant(node.scope, f"{node.name}/bias", value)
+        held = self.add_constant(node.scope, f"{node.name}/bias", value)
         self._editor.replace_output(node.name, 0, made)
         self._editor.insert_node(
             node.scope, op_type, [made, held], [name], name=self._editor.fresh(f"{name}/{op_type}"), after=node.name
@@ -127,20 +253,20 @@ class Edit:
         """Give an initializer another value, for all that read it."""
         self._editor.replace_initializer(tensor, value)
 
-    def constant(self, scope: str, base: str, value: Array) -> str:
+    def add_constant(self, scope: str, base: str, value: Array) -> str:
         """A new initializer of about this name."""
         return self._editor.add_initializer(scope, self._editor.fresh(base), value)
 
     def set_constant(self, view: View, edge: Edge, value: Array) -> None:
         """Give one reader of a constant another value: in place where nobody else reads it, else a copy of its own."""
-        node = view.index.node(edge.node)
-        held = view.tensor(node, edge.index)
+        node = view.index.find_node(edge.node)
+        held = view.find_tensor(node, edge.index)
         if held is not None and view.owned(held):
             # The tensor keeps its name, by which plans and reports know it.
             self._editor.replace_initializer(held, value)
             return
         base = f"{node.name}/{'weight' if edge.index == 1 else 'bias'}" if held is None else f"{held.name}/{node.name}"
-        self._editor.replace_input(edge, self.constant(edge.scope, base, value))
+        self._editor.replace_input(edge, self.add_constant(edge.scope, base, value))
 
     def set_rounded(self, view: View, edge: Edge, value: Array64, dtype: np.dtype[Any]) -> None:
         """`set_constant` with the value rounded to a float type. Raises PlanError where that overflows."""
@@ -187,7 +313,7 @@ def apply_replacements(state: StateT, name: str, find: Finder) -> tuple[StateT, 
     edit, changed = Edit(proto), []
     for match in matches:
         last = match.last
-        made = (edit.constant(last.scope, f"{last.name}/{key}", value) for key, value in match.constants.items())
+        made = (edit.add_constant(last.scope, f"{last.name}/{key}", value) for key, value in match.constants.items())
         inputs = [*(tensor.name for tensor in match.inputs), *made]
         edit.replace_node(last, match.op_type, inputs, match.attrs, match.domain)
         changed.append(f"{last.name}: {match.op_type} instead of {len(match.nodes)} nodes")

@@ -1,1 +1,0 @@
-"""The finished model: the plan's pairs written, with the guards that an engine needs."""

@@ -1,1 +1,0 @@
-"""Ranges of activations, chosen by the error behind them."""

@@ -1,0 +1,304 @@
+"""Normalizations: BatchNormalization folded into weights as all affine maps are, LayerNormalization made of its parts.
+
+Behind Conv, ConvTranspose and Gemm (MatMul with its bias Add): Mul, Div, Add, Sub by a scalar or a constant per output
+channel, and BatchNormalization, as long a row as there is. In front: scalars only (a factor per input channel would
+carry the channels' imbalance from the weight, which has a scale per channel, into the activation, which has one).
+
+PaddlePaddle's PP-LCNet family writes a learnable affine block, Mul and Add by one number each, behind every convolution
+and every activation; left alone they cost a float kernel and hide the convolution's own output from its pair.
+A BatchNormalization in front of a Conv stays: it evens out channels that share one activation scale.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from onnxq.arrays import Array, Array64, Shape
+from onnxq.graph import NodeRef
+from onnxq.numerics.rounding import round_to_type
+from onnxq.passes.base import RunContext
+from onnxq.passes.journal import PassReport
+from onnxq.passes.linear import (
+    ARITHMETIC,
+    Linear,
+    ScalarSource,
+    find_linear,
+    find_scalar_source,
+    list_followers,
+    scale_outputs,
+    sum_inputs,
+)
+from onnxq.passes.patterns import Edit, Replacement, View, apply_replacements, is_float, is_op
+from onnxq.passes.state import FloatState, FloatStep
+from onnxq.sites import Refusal, TensorId
+
+_BATCHNORM = frozenset({"BatchNormalization"})
+
+
+def fold_batchnorm(_ctx: RunContext, state: FloatState) -> FloatStep:
+    """Every BatchNormalization that alone reads a linear operator with constant weights."""
+    return _fold_behind(state, "batchnorm", _BATCHNORM)
+
+
+def fold_scalars(ctx: RunContext, state: FloatState) -> FloatStep:
+    """Every scalar or per-channel Mul, Div, Add, Sub behind a linear operator, and scalar ones in front of one."""
+    # A BatchNormalization behind such arithmetic comes into reach only now.
+    kinds = ARITHMETIC if "batchnorm" in ctx.skip else ARITHMETIC | _BATCHNORM
+    state, behind = _fold_behind(state, "scalars", kinds)
+    state, front = _fold_in_front(state)
+    return state, PassReport("scalars", behind.changed + front.changed, behind.skipped + front.skipped)
+
+
+def _fold_behind(state: FloatState, name: str, kinds: frozenset[str]) -> FloatStep:
+    view = View(state.model)
+    edit, changed, skipped = Edit(state.model), [], []
+    for node in view.index.nodes:
+        op = find_linear(view, node)
+        affine = None if op is None else list_followers(view, op, kinds)
+        if op is None or affine is None or not affine.nodes:
+            continue
+        row = ", ".join(follower.name for follower in affine.nodes)
+        weight = scale_outputs(op.weight, affine.a, op.axis, op.groups)
+        if not _write_constants(view, edit, op, weight, affine.a * op.bias + affine.c):
+            skipped.append(_refuse_overflow(op, row, name))
+            continue
+        edit.absorb_chain(op.last, affine.nodes)
+        changed.append(f"{node.name}: took in {row}")
+    return edit.finish_pass(state, name, changed, skipped)
+
+
+def _refuse_overflow(op: Linear, row: str, name: str) -> Refusal:
+    reason = f"folding {row} into it overflows {op.weight.dtype}"
+    return Refusal(op.node.name, reason, "nothing to do; the nodes stay as they are", name, "R112")
+
+
+def _write_constants(view: View, edit: Edit, op: Linear, weight: Array | None, bias: Array64) -> bool:
+    """Give an operator another weight and bias; False, and no change, where one of them overflows its type."""
+    if weight is None:
+        return False
+    if op.bias_at is None or (not np.any(bias) and view.find_tensor(*op.bias_at) is None):
+        # No bias of zeros where there was none.
+        edit.set_constant(view, view.make_edge(op.node, 1), weight)
+        return True
+    narrow = round_to_type(np.array(np.broadcast_to(bias, (op.channels,))), op.weight.dtype)
+    if narrow is None:
+        return False
+    edit.set_constant(view, view.make_edge(op.node, 1), weight)
+    holder, k = op.bias_at
+    edit.set_constant(view, view.make_edge(holder, k), narrow)
+    if holder.op_type == "Gemm" and float(holder.attrs.get("beta", 1.0)) != 1.0:
+        # The bias holds it now.
+        edit.set_attrs(holder, {"beta": 1.0})
+    return True
+
+
+def _fold_in_front(state: FloatState) -> FloatStep:
+    view = View(state.model)
+    edit, changed, skipped = Edit(state.model), [], []
+    for node in view.index.nodes:
+        op = find_linear(view, node)
+        source = None if op is None else find_scalar_source(view, op)
+        move = None if op is None or source is None else _move_source(op, source)
+        if op is None or source is None or move is None:
+            continue
+        row = ", ".join(leader.name for leader in source.nodes)
+        bias, rest = move
+        fits = round_to_type(np.array(rest), op.weight.dtype) is not None
+        weight = round_to_type(op.weight.astype(np.float64) * source.s, op.weight.dtype) if fits else None
+        if not _write_constants(view, edit, op, weight, bias):
+            skipped.append(_refuse_overflow(op, row, "scalars"))
+            continue
+        x = source.x.name
+        if rest != 0.0:
+            shift = edit.add_constant(node.scope, f"{node.name}/shift", np.array(rest, dtype=op.weight.dtype))
+            x = edit.insert_before(node, "Add", (x, shift), {}, f"{x}/shifted")
+        edit.read(view.make_edge(node, 0), x)
+        changed.append(f"{node.name}: took in {row}")
+    return edit.finish_pass(state, "scalars", changed, skipped)
+
+
+def _move_source(op: Linear, source: ScalarSource) -> tuple[Array64, float] | None:
+    """How s·x + t enters an operator: its new bias, and the term still added to x (t/s) where padding is zero."""
+    if source.t == 0.0:
+        return op.bias, 0.0
+    if op.bias_at is not None and not _is_padded(op):
+        sums = sum_inputs(op.weight, op.axis) * float(op.node.attrs.get("alpha", 1.0))
+        return op.bias + source.t * sums, 0.0
+    # One node for one node would gain nothing, and t/s loses digits where s is small.
+    if len(source.nodes) < 2 or abs(source.s) < 1e-6:
+        return None
+    return op.bias, source.t / source.s
+
+
+def _is_padded(op: Linear) -> bool:
+    """True when the output's border sees fewer inputs than its middle."""
+    if op.node.op_type in ("Gemm", "MatMul"):
+        return False
+    given = op.node.attrs.get("auto_pad", "NOTSET")
+    padded = given not in ("NOTSET", "VALID") or (given == "NOTSET" and any(op.node.attrs.get("pads", ())))
+    # Kernels of a ConvTranspose overlap less at the border even without padding.
+    return op.node.op_type == "ConvTranspose" or padded
+
+
+# Layer normalization written out becomes LayerNormalization (opset 17).
+# d = x - mean(x); y = d / sqrt(mean(d²) + eps) · gamma (+ beta)
+#
+# ORT fuses this by itself when nothing stands between; as one node it also stays whole when pairs are planned around
+# it, and calibration need not look inside.
+
+
+def fuse_layernorm(_ctx: RunContext, state: FloatState) -> FloatStep:
+    """Every written-out layer normalization over trailing axes with a constant gamma, replaced by its node."""
+    return apply_replacements(state, "layernorm", _find_norms)
+
+
+def _find_norms(view: View) -> list[Replacement]:
+    found = [_match(view, node) for node in view.index.nodes if is_op(node, "Sqrt")]
+    return [match for match in found if match is not None]
+
+
+@dataclass(frozen=True)
+class _Centred:
+    """d = x - mean(x, axes)."""
+
+    x: TensorId
+    axes: tuple[int, ...]
+    nodes: tuple[NodeRef, ...]
+
+
+def _match(view: View, root: NodeRef) -> Replacement | None:
+    inside = _inside(view, root)
+    norm = None if inside is None else _match_normalized(view, root)
+    if inside is None or norm is None:
+        return None
+    squares, epsilon, nodes = inside
+    divided, d = norm
+    # Exporters compute d once, or once for each of its two uses.
+    if (d.x, d.axes) != (squares.x, squares.axes):
+        return None
+    affine = _affine(view, divided[-1], d.x, len(d.axes))
+    if affine is None:
+        return None
+    last, gamma, beta, read = affine
+    used = {node.name for node in (root, *nodes, *divided, *squares.nodes, *d.nodes, *read)}
+    written = {view.output(view.index.find_node(name)) for name in used} - {view.output(last)}
+    if not view.private(written, used):
+        return None
+    arrays = {"gamma": gamma} if beta is None else {"gamma": gamma, "beta": beta}
+    # From the end: the rank need not be known.
+    attrs = {"axis": -len(d.axes), "epsilon": float(np.float32(epsilon))}
+    return Replacement(last, frozenset(used), "LayerNormalization", (d.x,), attrs, "", 17, arrays)
+
+
+def _inside(view: View, root: NodeRef) -> tuple[_Centred, float, list[NodeRef]] | None:
+    """(d, epsilon, nodes) under the root: mean(d²) + epsilon."""
+    add = view.find_producer(view.find_tensor(root, 0), "Add")
+    if add is None:
+        return None
+    k = 1 if view.scalar(add, 0) is not None else 0
+    # A constant of more axes than the mean would not be one epsilon.
+    epsilon = view.scalar(add, 1 - k)
+    mean = view.find_producer(view.find_tensor(add, k), "ReduceMean")
+    square = None if mean is None else view.find_producer(view.find_tensor(mean, 0), "Pow", "Mul")
+    if epsilon is None or epsilon[1] > 1 or epsilon[0] < 0 or mean is None or square is None:
+        return None
+    if square.op_type == "Pow":
+        exponent = view.scalar(square, 1)
+        if exponent is None or exponent[0] != 2.0 or exponent[1] > 1:
+            return None
+    elif square.inputs[0] != square.inputs[1]:
+        return None
+    d = _match_centred(view, view.find_tensor(square, 0))
+    if d is None or _axes(view, mean, d.x) != d.axes:
+        return None
+    return d, epsilon[0], [add, mean, square]
+
+
+def _match_normalized(view: View, root: NodeRef) -> tuple[list[NodeRef], _Centred] | None:
+    """(nodes, d) of d / root, also written d · (1 / root)."""
+    reader = view.sole_reader(view.output(root), "Reciprocal", "Div")
+    if reader is None:
+        return None
+    node, k = reader
+    nodes = [node]
+    d = None
+    numerator = view.scalar(node, 0)
+    if node.op_type == "Reciprocal" or (k == 1 and numerator is not None and numerator[0] == 1.0):
+        reader = view.sole_reader(view.output(node), "Mul")
+        if reader is None:
+            return None
+        node, k = reader
+        nodes.append(node)
+        d = _match_centred(view, view.find_tensor(node, 1 - k))
+    elif k == 1:
+        d = _match_centred(view, view.find_tensor(node, 0))
+    return None if d is None else (nodes, d)
+
+
+def _match_centred(view: View, tensor: TensorId | None) -> _Centred | None:
+    sub = view.find_producer(tensor, "Sub")
+    x = None if sub is None else view.find_tensor(sub, 0)
+    mean = None if sub is None else view.find_producer(view.find_tensor(sub, 1), "ReduceMean")
+    if sub is None or x is None or mean is None or view.find_tensor(mean, 0) != x:
+        return None
+    axes = _axes(view, mean, x)
+    return None if axes is None else _Centred(x, axes, (sub, mean))
+
+
+def _axes(view: View, mean: NodeRef, x: TensorId) -> tuple[int, ...] | None:
+    """The trailing axes a ReduceMean with kept dims runs over, counted from the end."""
+    axes: Any = mean.attrs.get("axes")
+    if axes is None:
+        axes = view.find_constant(mean, 1)
+    if axes is None or not mean.attrs.get("keepdims", 1):
+        return None
+    rank = view.find_rank(x)
+    values = [int(axis) for axis in np.asarray(axes).reshape(-1)]
+    if rank is not None:
+        values = [axis - rank if axis >= 0 else axis for axis in values]
+    wanted = list(range(-len(values), 0))
+    return tuple(wanted) if values and sorted(values) == wanted else None
+
+
+def _affine(
+    view: View, node: NodeRef, x: TensorId, count: int
+) -> tuple[NodeRef, Array, Array | None, list[NodeRef]] | None:
+    """(last node, gamma, beta, the nodes) behind the division."""
+    scaled = _constant_reader(view, node, "Mul")
+    if scaled is None:
+        return None
+    # The sizes of the normalized axes, where all are known.
+    sizes = tuple(dim for dim in (view.index.find_shape(x) or ())[-count:] if isinstance(dim, int))
+    gamma = _trailing(scaled[1], count, sizes if len(sizes) == count else None, view.least_rank(x))
+    if gamma is None:
+        return None
+    shifted = _constant_reader(view, scaled[0], "Add")
+    beta = None if shifted is None else _trailing(shifted[1], count, gamma.shape, view.least_rank(x))
+    if shifted is None or beta is None or beta.dtype != gamma.dtype:
+        return scaled[0], gamma, None, [scaled[0]]
+    return shifted[0], gamma, beta, [scaled[0], shifted[0]]
+
+
+def _constant_reader(view: View, node: NodeRef, op_type: str) -> tuple[NodeRef, Array] | None:
+    reader = view.sole_reader(view.output(node), op_type)
+    if reader is None:
+        return None
+    value = view.find_constant(reader[0], 1 - reader[1])
+    return (reader[0], value) if value is not None and is_float(value) else None
+
+
+def _trailing(value: Array, count: int, dims: Shape | None, least_rank: int) -> Array | None:
+    """A constant in the shape of the normalized axes; None when it varies along others or raises the rank."""
+    if value.ndim > max(least_rank, 1) or any(dim != 1 for dim in value.shape[: max(value.ndim - count, 0)]):
+        return None
+    tail = value.reshape(value.shape[max(value.ndim - count, 0) :])
+    if dims is not None:
+        try:
+            return np.ascontiguousarray(np.broadcast_to(tail, dims))
+        except ValueError:
+            return None
+    # With unknown sizes only a full vector says what they must be.
+    return tail if tail.ndim == count and min(tail.shape) > 1 else None
