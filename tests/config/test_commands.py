@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from onnxq.backends import load_config
 from onnxq.config import Config
-from onnxq.errors import ConfigError
 
 FULL = """
 budget: 10m
@@ -47,27 +44,3 @@ def test_without_them_nothing_is_asked() -> None:
     assert config.diff.engines == config.profile.by == config.prove.require_int8 == ()
     assert (config.prove.engine, config.prove.timeout) == (None, 600.0)
     assert config.verify.latency
-
-
-@pytest.mark.parametrize(
-    ("text", "line", "path", "hint"),
-    [
-        ("diff:\n  enginse: ort", 2, "diff.enginse", "'engines'"),
-        ("diff:\n  engines: tensorrt", 2, "diff.engines[0]", "'tensorrt' is not one of ort, trt"),
-        ("prove:\n  engine: trt", 2, "prove.engine", "tensorrt"),
-        ("prove: {timeout: 0}", 1, "prove.timeout", "greater than 0"),
-        ("accuracy:\n  metric: 3", 2, "accuracy.metric", "file.py:function"),
-        ("budget: soon", 1, "budget", "no time"),
-        ("min_sqnr: 30", 1, "min_sqnr", "write it under `accuracy`"),
-        ("data: {memory_limit: 0}", 1, "data.memory_limit", "greater than or equal to 1"),
-        ("diff: [layers]", 1, "diff", "must be a mapping"),
-    ],
-)
-def test_a_wrong_key_or_value_is_named_with_its_line(
-    tmp_path: Path, text: str, line: int, path: str, hint: str
-) -> None:
-    (tmp_path / "c.yaml").write_text(text)
-    with pytest.raises(ConfigError) as caught:
-        load_config(tmp_path / "c.yaml")
-    assert caught.value.subject == f"{tmp_path / 'c.yaml'}:{line}: {path}"
-    assert hint in str(caught.value)

@@ -5,10 +5,7 @@ from __future__ import annotations
 import pickle
 from pathlib import Path
 
-import pytest
-
 from onnxq.config import Config, FrontEnd, MultiInput, QuantizerSpec, load_config
-from onnxq.errors import ConfigError
 
 
 def read(tmp_path: Path, text: str) -> Config:
@@ -68,28 +65,3 @@ def test_a_quantizer_is_not_mixed_with_an_inherited_ones_options(tmp_path: Path)
     (tmp_path / "base.yaml").write_text("torch: {activations: {quantizer: {name: pact, alpha: 8.0}}}\n")
     config = read(tmp_path, "extends: base.yaml\ntorch: {activations: {quantizer: {name: lsq}}}\n")
     assert config.torch.activations.quantizer == QuantizerSpec("lsq")
-
-
-@pytest.mark.parametrize(
-    ("text", "line", "path", "hint"),
-    [
-        ("torch:\n  weigths: {}", 2, "torch.weigths", "weights"),
-        ("torch:\n  weights: {quantiser: lsq}", 2, "torch.weights.quantiser", "quantizer"),
-        ("torch:\n  weights:\n    quantizer: {alpha: 2}", 3, "torch.weights.quantizer", "a mapping with `name`"),
-        ("torch:\n  weights:\n    quantizer: {name: lsq, levels: [1]}", 3, "torch.weights.quantizer", "'levels'"),
-        ("torch:\n  multi_input: {add: insrt}", 2, "torch.multi_input", "insert, share, none"),
-        ("torch:\n  multi_input: {add: {follow: -1}}", 2, "torch.multi_input", "'add' must be"),
-        ("torch:\n  multi_input: share", 2, "torch.multi_input", "must map operators"),
-        ("torch:\n  skip_trace: ['']", 2, "torch.skip_trace", "must not be empty"),
-        ("torch:\n  skip_trace: ['/(/']", 2, "torch.skip_trace", "regular expression"),
-        ("torch:\n  fuse_bn: 1", 2, "torch.fuse_bn", "boolean"),
-        ("rules:\n  - node: x\n    set: {quantizer: 3}", 3, "rules[0].set.quantizer", "a mapping with `name`"),
-    ],
-)
-def test_a_wrong_key_or_value_is_named_with_its_line(
-    tmp_path: Path, text: str, line: int, path: str, hint: str
-) -> None:
-    with pytest.raises(ConfigError) as error:
-        read(tmp_path, text)
-    assert f"own.yaml:{line}: {path}" in str(error.value)
-    assert hint in str(error.value)

@@ -80,30 +80,6 @@ def test_an_unknown_key_has_all_that_are_known(command):
 
 
 @pytest.mark.parametrize(
-    ("raw", "said"),
-    [
-        ({"set": {"bits": 4}}, "selects nothing; give node, op, tensor, role, scope or between"),
-        ({"op": "*", "set": {}}, "sets nothing; give bits"),
-        ({"op": "*", "set": {"float": False}}, "sets nothing"),
-        ({"op": "*", "set": {"float": True, "quantize": True}}, "so quantize cannot be set with it"),
-        ({"op": "*", "set": {"float": True, "quantizer": "lsq"}}, "so quantizer cannot be set with it"),
-        ({"op": "*", "set": {"bits": 1}}, "1 is not one of 2, 3"),
-        ({"op": 3, "set": {"bits": 4}}, "must be a valid string, not 3"),
-        ({"op": ["a", ""], "set": {"bits": 4}}, "a pattern must not be empty"),
-        ({"op": "/[/", "set": {"bits": 4}}, "is not a regular expression"),
-        ({"role": "weights", "set": {"bits": 4}}, "'weights' is not one of activation, weight, bias, output"),
-        ({"between": ["a", "b", "c"], "set": {"bits": 4}}, "at most 2 items"),
-        ({"op": "*", "set": {"block_size": 1}}, "greater than or equal to 2"),
-    ],
-)
-def test_a_rule_that_cannot_be_meant(raw, said):
-    with pytest.raises(ConfigError) as caught:
-        rule(**raw)
-    assert said in str(caught.value)
-    assert caught.value.subject.startswith("option: rules[0]")
-
-
-@pytest.mark.parametrize(
     ("settings", "found"),
     [
         ({"bits": 4}, {"bits": 4, "storage": ""}),

@@ -113,10 +113,6 @@ def test_a_kind_of_its_own_gets_its_own_minimum() -> None:
             assert one.loss == pytest.approx(1) or one.cpu != cpu
 
 
-def test_the_same_model_is_always_placed_alike() -> None:
-    assert balance("mobile").chosen == balance("mobile").chosen
-
-
 def test_what_no_graph_can_serve_is_left_float_with_a_warning() -> None:
     """Int8 wins with VNNI and loses without: float for all, and a line that says who would gain."""
     plan = state_placement(net(24, 10, ["dense", "dense"]), Config()).default()
