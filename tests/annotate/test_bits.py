@@ -75,15 +75,10 @@ def test_a_float_clip_says_its_width_also_in_half_precision(bits: int, signed: b
 
 
 def clipped(low: np.floating, high: np.floating, scale: np.floating, signed: bool) -> onnx.ModelProto:
-    nodes = [
-        helper.make_node("Cast", ["x"], ["h"], to=int(helper.np_dtype_to_tensor_dtype(scale.dtype)), name="cast"),
-        helper.make_node("Clip", ["h", "lo", "hi"], ["c"], name="clip"),
-        *models.pair("c", "d", "s", "z", names=("q", "dq")),
-        helper.make_node("Cast", ["d"], ["y"], to=TensorProto.FLOAT, name="back"),
-    ]
-    zero = np.int8(0) if signed else np.uint8(0)
-    inits = [models.tensor(name, value) for name, value in (("lo", low), ("hi", high), ("s", scale), ("z", zero))]
-    return models.model(nodes, inits, opset=19)
+    kind = int(helper.np_dtype_to_tensor_dtype(scale.dtype))
+    pair = models.pair("c", "d", names=("q", "dq"))
+    text = f"[cast] h = Cast <to={kind}>(x) [clip] c = Clip(h, lo, hi) {pair} [back] y = Cast <to=1>(d)"
+    return models.model(text, 19, lo=low, hi=high, s=scale, z=np.int8(0) if signed else np.uint8(0))
 
 
 @pytest.mark.parametrize(("low", "high"), [(-8.0, 7.4), (-8.5, 7.0), (-128.0, 127.0), (0.0, 7.0), (7.0, -8.0)])

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from onnxq.annotate.find import find_chains, find_role, find_site, list_operators, list_readers
+from onnxq.annotate.find import find_chains, find_site, list_operators, list_readers
 from onnxq.graph import get_index, name_nodes
-from onnxq.sites import Edge, Role, TensorId, is_within, split_scope
+from onnxq.sites import Edge, TensorId, is_within, split_scope
 from tests.annotate import models
 
 
@@ -42,19 +42,6 @@ def test_a_quantize_node_alone_is_a_chain() -> None:
     _, (lone,) = found(models.lone_nodes)
     assert (lone.dequantize, lone.inner) == (None, None)
     assert lone.last.name == "q"
-
-
-@pytest.mark.parametrize(
-    ("make", "roles"),
-    [
-        (models.two_widths, [Role.ACTIVATION, Role.WEIGHT, Role.BIAS, Role.ACTIVATION, Role.OUTPUT]),
-        (models.modelopt, [Role.ACTIVATION, Role.WEIGHT]),
-    ],
-)
-def test_roles(make, roles: list[Role]) -> None:
-    index, all_chains = found(make)
-    storages = {Role.BIAS: "int32"}
-    assert [find_role(index, c, storages.get(r, "int8")) for c, r in zip(all_chains, roles, strict=True)] == roles
 
 
 @pytest.mark.parametrize(

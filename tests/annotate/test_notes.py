@@ -1,24 +1,25 @@
 """Annotate reads all that onnxq writes: from the notes, and without them from the graph itself."""
 
+from functools import cache
+
 import numpy as np
 import onnx
 import pytest
 
 import onnxq
 from onnxq.annotate import Origin, find_pairs
-from onnxq.config import load_config
 from onnxq.sites import Role
 from tests.annotate import models
 
 
-def quantized(bits: int, weights: int):
+@cache
+def quantized(bits: int, weights: int, storage: str = "int8") -> onnxq.Result:
     rules = [
         {"role": "activation", "op": "*", "set": {"bits": bits, "quantize": True}},
-        {"role": "weight", "op": "*", "set": {"bits": weights, "quantize": True}},
+        {"role": "weight", "op": "*", "set": {"bits": weights, "storage": storage, "quantize": True}},
     ]
-    config = load_config("ort-int8", {"rules": rules, "verify.latency": False})
     samples = [{"x": np.random.default_rng(k).normal(size=(1, 4, 8, 8)).astype(np.float32)} for k in range(4)]
-    return onnxq.quantize(models.float_conv(), samples, config)
+    return onnxq.quantize(models.float_conv(), samples, overrides={"rules": rules, "latency": False})
 
 
 def forget(proto: onnx.ModelProto) -> onnx.ModelProto:
@@ -31,25 +32,18 @@ def forget(proto: onnx.ModelProto) -> onnx.ModelProto:
 
 
 @pytest.mark.parametrize(("bits", "weights"), [(8, 8), (4, 8), (8, 4), (5, 3)])
-def test_sites_bits_and_schemes_are_those_of_the_plan(bits, weights):
+def test_sites_bits_and_schemes_are_those_of_the_plan_and_the_graph_alone_says_nearly_as_much(bits, weights):
     made = quantized(bits, weights)
     assert made.plan.sites
-    found = {pair.site: pair for pair in find_pairs(made.model)}
-    assert set(found) == {site.site for site in made.plan.sites}
+    found, bare = ({pair.site: pair for pair in find_pairs(one)} for one in (made.model, forget(made.model)))
+    assert set(found) == set(bare) == {site.site for site in made.plan.sites}
     for site in made.plan.sites:
         pair = found[site.site]
         seen = (pair.bits, pair.symmetric, pair.storage, pair.granularity, pair.role)
         assert seen == (site.spec.bits, site.spec.symmetric, site.spec.storage, site.spec.granularity, site.role)
         assert pair.origin is Origin.METADATA
-
-
-@pytest.mark.parametrize(("bits", "weights"), [(8, 8), (4, 8), (8, 4), (5, 3)])
-def test_the_graph_alone_says_nearly_as_much(bits, weights):
-    made = quantized(bits, weights)
-    found = {pair.site: pair for pair in find_pairs(forget(made.model))}
-    for site in made.plan.sites:
-        assert found[site.site].bits == site.spec.bits, site.site
-    origins = {str(pair.role): pair.origin for pair in found.values()}
+        assert bare[site.site].bits == site.spec.bits, site.site
+    origins = {str(pair.role): pair.origin for pair in bare.values()}
     assert origins["activation"] is (Origin.TYPE if bits == 8 else Origin.CLIP)
     assert origins["weight"] is (Origin.TYPE if weights == 8 else Origin.VALUES)
 
@@ -64,10 +58,7 @@ def test_the_plan_alone_is_enough():
 
 
 def test_packed_weights_are_read_as_what_the_file_holds():
-    rules = [{"role": "weight", "op": "*", "set": {"bits": 4, "storage": "int4", "quantize": True}}]
-    config = load_config("ort-int8", {"rules": rules, "verify.latency": False})
-    samples = [{"x": np.random.default_rng(k).normal(size=(1, 4, 8, 8)).astype(np.float32)} for k in range(4)]
-    made = onnxq.quantize(models.float_conv(), samples, config)
+    made = quantized(8, 4, "int4")
     for model, origin in ((made.model, Origin.METADATA), (forget(made.model), Origin.TYPE)):
         weights = [pair for pair in find_pairs(model) if pair.role is Role.WEIGHT]
         assert [(p.bits, p.storage, p.origin, p.clip) for p in weights] == [(4, "int4", origin, "")] * len(weights)

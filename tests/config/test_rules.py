@@ -55,11 +55,6 @@ def test_describe_says_selectors_settings_and_place(tmp_path):
     assert rule(op="Conv", set={"quantize": True, "bits": 8}).describe() == "rule op=Conv -> bits=8, quantize"
 
 
-def test_python_rules_need_no_line():
-    config = Config(rules=(Rule(op=("Conv",), set=RuleSet(float=True)),))
-    assert config.rules[0].describe() == "rule op=Conv -> float"
-
-
 def test_nearest_ignores_case_and_gives_up_on_strangers():
     assert find_nearest("conv_12", ["Conv_1", "conv_2", "Relu"])[0] in ("Conv_1", "conv_2")
     assert find_nearest("zzz", ["Conv_1"]) == ()

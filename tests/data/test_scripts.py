@@ -133,12 +133,3 @@ def test_json_that_is_no_inputs_file(tmp_path: Path, text: str, told: str) -> No
     (tmp_path / "a.json").write_text(text)
     with pytest.raises(DataError, match=told):
         load_data(tmp_path / "a.json", [X])
-
-
-def test_pickled_polygraphy_arrays_are_never_loaded(tmp_path: Path) -> None:
-    out = io.BytesIO()
-    np.save(out, np.array([{"a": 1}], object), allow_pickle=True)
-    content = [{"x": {"array": base64.b64encode(out.getvalue()).decode(), "polygraphy_class": "ndarray"}}]
-    (tmp_path / "a.json").write_text(json.dumps(content))
-    with pytest.raises(DataError, match="cannot be decoded"):
-        load_data(tmp_path / "a.json", [X])

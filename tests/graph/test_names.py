@@ -44,12 +44,6 @@ def test_a_unique_name_is_kept(proto: ModelProto) -> None:
             assert after.name == before.name
 
 
-def test_the_input_is_not_changed() -> None:
-    proto = model("g (float[4] x) => (float[4] y) { y = Relu(x) }")
-    assert name_nodes(proto).graph.node[0].name == "y/Relu"
-    assert proto.graph.node[0].name == ""
-
-
 def test_nodes_that_share_a_name_all_lose_it() -> None:
     proto = model("g (float[4] x) => (float[4] y) { [n] a = Relu(x) [n] y = Neg(a) }")
     assert [node.name for node in name_nodes(proto).graph.node] == ["a/Relu", "y/Neg"]

@@ -36,12 +36,6 @@ def test_a_tensor_without_a_shape_is_loaded_and_stays_without(where: str) -> Non
     assert (index.inputs[0].shape is None) == (where != "output")
 
 
-def test_an_output_without_a_type_is_loaded() -> None:
-    proto = model(TEXT, w=W)
-    proto.graph.output[0].ClearField("type")
-    assert not loads_as_it_runs(proto).graph.output[0].HasField("type")
-
-
 def test_a_sequence_of_tensors_without_a_shape_is_loaded() -> None:
     proto = model(TEXT, w=W)
     proto.graph.node.append(helper.make_node("SequenceConstruct", ["y", "y"], ["s"], name="s"))
@@ -57,13 +51,6 @@ def test_an_input_without_a_type_is_named(half: str) -> None:
     declared.ClearField("type") if half == "type" else declared.type.tensor_type.ClearField("elem_type")
     with pytest.raises(ModelError, match="input 'x': has no type"):
         load_model(proto)
-
-
-def test_initializers_of_version_3_need_not_be_inputs() -> None:
-    proto = model(TEXT, opset=7, ir=3, w=W)
-    loaded = loads_as_it_runs(proto)
-    assert loaded.ir_version == 4
-    onnx.checker.check_model(loaded)
 
 
 def test_an_input_with_a_default_value_becomes_a_constant_and_is_named() -> None:

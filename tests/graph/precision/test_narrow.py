@@ -6,7 +6,6 @@ from collections import Counter
 
 import numpy as np
 import onnx
-import pytest
 from onnx import TensorProto, numpy_helper
 
 from onnxq.graph import GraphIndex, name_nodes, verify_graph
@@ -56,21 +55,6 @@ def test_one_cast_serves_all_readers_and_none_is_between_alike_nodes() -> None:
         onnx.checker.check_model(model, full_check=True)
         x = np.arange(8, dtype=np.float32).reshape(2, 4)
         np.testing.assert_allclose(run(emulate_types(name_nodes(model)), x=x), run(chain(), x=x), rtol=1e-3)
-
-
-def test_the_source_stays_as_it_is() -> None:
-    model = chain()
-    before = model.SerializeToString(deterministic=True)
-    write_types(model, F16, set())
-    assert model.SerializeToString(deterministic=True) == before
-
-
-@pytest.mark.parametrize("kind", [F16, BF16])
-def test_interface_types(kind: int) -> None:
-    model = write_types(chain(), kind, set(), interface={"x": kind, "y": kind})
-    assert casts(model) == []
-    assert model.graph.input[0].type.tensor_type.elem_type == kind
-    assert model.graph.output[0].type.tensor_type.elem_type == kind
 
 
 def test_constants_read_in_both_types() -> None:
