@@ -107,8 +107,8 @@ def sub_byte() -> onnx.ModelProto:
 def branches() -> onnx.ModelProto:
     """An If whose bodies quantize: one a tensor of its own, one a tensor captured from outside."""
     text = f"""sum = ReduceSum <keepdims=0>(x) cond = Greater(sum, zero) [If_0] y = If(cond) <
-        then_branch = t () => ({_SHAPE} t_out) {{ {pair("x", "xd")} t_out = Neg(xd) }},
-        else_branch = e () => ({_SHAPE} e_out) {{ a = Abs(x) {pair("a", "e_out")} }}>"""
+        else_branch = e () => ({_SHAPE} e_out) {{ a = Abs(x) {pair("a", "e_out")} }},
+        then_branch = t () => ({_SHAPE} t_out) {{ {pair("x", "xd")} t_out = Neg(xd) }}>"""
     return model(text, s=np.float32(0.1), z=np.uint8(3), zero=np.float32(0))
 
 

@@ -45,15 +45,6 @@ def test_pairs_become_sites_with_the_numbers_of_the_file() -> None:
     assert Edge("conv", 1) in found.direct
 
 
-def test_the_view_has_the_float_network_and_its_outputs() -> None:
-    found = existing(models.two_widths)
-    assert found.view is not None
-    assert not {"QuantizeLinear", "DequantizeLinear"} & set(ops(found.view))
-    assert [value.name for value in found.view.graph.output] == ["y"]
-    conv = next(node for node in found.view.graph.node if node.op_type == "Conv")
-    assert conv.input[0] == "x"
-
-
 def test_a_scale_computed_at_run_time_is_shared_with_nobody() -> None:
     found = existing(models.lone_nodes)
     assert (found.by_tensor, found.by_edge) == ({}, {})

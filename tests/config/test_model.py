@@ -20,16 +20,6 @@ def write(folder: Path, text: str, name: str = "c.yaml") -> Path:
     return path
 
 
-def test_where_knows_the_line_of_what_was_written(tmp_path):
-    path = write(tmp_path, "weights:\n  observer: mse\n")
-    found = load_config(path)
-    assert str(found.where("weights.observer")) == f"{path}:2: weights.observer"
-    # Of a default, where the preset says it.
-    inherited = found.where("activations.observer")
-    assert (inherited.file, inherited.within) == ("ort-int8", "activations.observer")
-    assert str(found.where("attention")) == "attention"
-
-
 wishes = st.builds(
     dict,
     bits=st.sampled_from([2, 3, 4, 5, 6, 7, 8, 16]),

@@ -9,22 +9,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from onnx import TensorProto
 
 from onnxq.data import load_data
 from onnxq.errors import DataError
-from onnxq.graph import ValueInfo
-
-X = ValueInfo("x", TensorProto.FLOAT, ("N", 3))
-
-
-def feed(k: int, rows: int = 1) -> dict[str, np.ndarray]:
-    return {"x": np.full((rows, 3), k, np.float32)}
-
-
-def firsts(dataset: object) -> list[float]:
-    return [float(sample["x"].flat[0]) for sample in dataset.samples()]  # type: ignore[attr-defined]
-
+from tests.data.kit import X, feed, firsts
 
 SCRIPT = """
 import numpy as np

@@ -98,7 +98,7 @@ def test_what_excludes_each_other_is_refused() -> None:
 
 def test_a_profile_by_workers_is_the_same(tmp_path: Path) -> None:
     def find(**overrides: Any) -> Any:
-        return onnxq.profile_model(NET, data=DATA, config=CONFIG, overrides=overrides)
+        return onnxq.profile_model(NET, data=images(8), config=CONFIG, overrides=overrides)
 
     wanted = find()
     assert len(wanted.groups) > 8
