@@ -28,12 +28,11 @@ TAILS = {
 
 def network(tail: str, kind: onnx.TypeProto) -> ModelProto:
     """Two layers, and their result through `tail` as the model's only output."""
-    text = (
-        "g (float[N,16] x) => (float[N,8] out) { [first] p = MatMul(x, a) [relu] r = Relu(p) [second] q = MatMul(r, b) "
-    )
+    layers = "[first] p = MatMul(x, a) [relu] r = Relu(p) [second] q = MatMul(r, b)"
     rng = np.random.default_rng(1)
     weights = {"a": rng.standard_normal((16, 32)), "b": rng.standard_normal((32, 8))}
-    proto = model(f"{text} {TAILS[tail]} }}", **{name: value.astype(np.float32) for name, value in weights.items()})
+    text = f"g (float[N,16] x) => (float[N,8] out) {{ {layers} {TAILS[tail]} }}"
+    proto = model(text, **{name: value.astype(np.float32) for name, value in weights.items()})
     proto.graph.initializer.append(helper.make_tensor("names", TensorProto.STRING, [8], [b"n%d" % k for k in range(8)]))
     proto.graph.output[0].type.CopyFrom(kind)
     return proto
