@@ -266,6 +266,17 @@ def test_a_plan_does_not_fit_other_kept_numbers() -> None:
     np.testing.assert_allclose(bias.qparams.scale, 2 * was.qparams.scale, rtol=1e-6)
 
 
+def test_pairs_that_the_target_does_not_read_are_named(tmp_path: Path) -> None:
+    part = by_onnxruntime(tmp_path, "QDQ", leave=("a/Conv",))
+    config = load_config("trt-int8", {"activations.observer": "minmax", "effort": "fast"})
+    done = onnxq.quantize(part, images(), config, overrides={"latency": False})
+    assert_kept(part, done.model)
+    assert any("kept, though trt does not read them" in warning for warning in done.report.warnings)
+    fitting = onnxq.quantize(residual(), images(), leaving("a/Conv", config=config), overrides={"latency": False})
+    again = onnxq.quantize(fitting.model, images(), config, overrides={"latency": False})
+    assert not any("does not read them" in warning for warning in again.report.warnings)
+
+
 def test_it_is_said_first(tmp_path: Path) -> None:
     part = quantized(residual(), leaving("c/Conv"))
     onnx.save(part.model, tmp_path / "part.onnx")
