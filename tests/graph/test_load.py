@@ -380,6 +380,12 @@ def test_a_tensor_without_a_shape_is_loaded_and_stays_without(where: str) -> Non
     assert (index.inputs[0].shape is None) == (where != "output")
 
 
+def test_an_output_without_a_type_is_loaded() -> None:
+    proto = model(TEXT, w=W)
+    proto.graph.output[0].ClearField("type")
+    assert not loads_as_it_runs(proto).graph.output[0].HasField("type")
+
+
 def test_a_sequence_of_tensors_without_a_shape_is_loaded() -> None:
     proto = model(TEXT, w=W)
     proto.graph.node.append(helper.make_node("SequenceConstruct", ["y", "y"], ["s"], name="s"))
