@@ -1,4 +1,4 @@
-"""Bits by every sign of the file, the arithmetic behind each, and the order of trust."""
+"""Bits by every sign of the file, the arithmetic behind each, the order of trust, and the site of each pair."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from onnx import TensorProto, helper
 
 from onnxq.annotate import Origin, find_pairs
 from onnxq.annotate.bits import count_bits, is_quantizer_clip, read_bits, read_clip_bits, read_noted_bits, read_numbers
-from onnxq.annotate.find import find_chains
+from onnxq.annotate.find import find_chains, find_site
 from onnxq.graph import get_index, name_nodes
-from onnxq.spec import ELEMENT_TYPES, PerBlock, PerChannel, PerTensor, find_element_type
+from onnxq.sites import Edge, TensorId, is_within, split_scope
+from onnxq.spec import ELEMENT_TYPES, find_element_type
 from tests.annotate import models
 
 
@@ -75,15 +76,10 @@ def test_a_float_clip_says_its_width_also_in_half_precision(bits: int, signed: b
 
 
 def clipped(low: np.floating, high: np.floating, scale: np.floating, signed: bool) -> onnx.ModelProto:
-    nodes = [
-        helper.make_node("Cast", ["x"], ["h"], to=int(helper.np_dtype_to_tensor_dtype(scale.dtype)), name="cast"),
-        helper.make_node("Clip", ["h", "lo", "hi"], ["c"], name="clip"),
-        *models.pair("c", "d", "s", "z", names=("q", "dq")),
-        helper.make_node("Cast", ["d"], ["y"], to=TensorProto.FLOAT, name="back"),
-    ]
-    zero = np.int8(0) if signed else np.uint8(0)
-    inits = [models.tensor(name, value) for name, value in (("lo", low), ("hi", high), ("s", scale), ("z", zero))]
-    return models.model(nodes, inits, opset=19)
+    kind = int(helper.np_dtype_to_tensor_dtype(scale.dtype))
+    pair = models.pair("c", "d", names=("q", "dq"))
+    text = f"[cast] h = Cast <to={kind}>(x) [clip] c = Clip(h, lo, hi) {pair} [back] y = Cast <to=1>(d)"
+    return models.model(text, 19, lo=low, hi=high, s=scale, z=np.int8(0) if signed else np.uint8(0))
 
 
 @pytest.mark.parametrize(("low", "high"), [(-8.0, 7.4), (-8.5, 7.0), (-128.0, 127.0), (0.0, 7.0), (7.0, -8.0)])
@@ -100,11 +96,49 @@ def test_a_narrow_range_of_the_whole_type_is_a_clip_of_the_quantizer() -> None:
     assert read_clip_bits(index, chain, numbers) == 8
 
 
-def test_granularity_is_that_of_scale_and_attributes() -> None:
-    weights, blocks, _ = (read_numbers(*chain_of(models.sub_byte(), k)[:2]) for k in range(3))
-    assert (weights.granularity, weights.storage) == (PerChannel(1), "int4")
-    assert (blocks.granularity, blocks.storage) == (PerBlock(0, 4), "uint4")
-    assert blocks.zero_point is not None
-    assert set(blocks.zero_point.ravel()) == {7}
-    _, _, numbers = chain_of(models.lone_nodes())
-    assert (numbers.scale, numbers.granularity) == (None, PerTensor())
+def found(make):
+    index = get_index(name_nodes(make()))
+    return index, list(find_chains(index))
+
+
+@pytest.mark.parametrize(
+    ("noted", "site"),
+    [
+        ("conv/in1", Edge("conv", 1)),
+        ("nobody/in1", TensorId("nobody/in1")),
+        ("onnx::Conv_497", TensorId("onnx::Conv_497")),
+        ("If_0.then_branch::x", TensorId("If_0.then_branch::x")),
+        (None, TensorId("x")),
+        ("", TensorId("x")),
+    ],
+)
+def test_a_noted_site_is_read_with_the_scopes_of_the_model(noted: str | None, site: object) -> None:
+    index, (first, *_) = found(models.two_widths)
+    assert find_site(index, first, noted) == site
+
+
+def test_a_scope_is_one_where_the_model_has_it() -> None:
+    index, all_chains = found(models.branches)
+    assert "If_0.then_branch" in index.scopes
+    assert find_site(index, all_chains[0], "If_0.then_branch::onnx::x") == TensorId("onnx::x", "If_0.then_branch")
+
+
+words = st.text(st.sampled_from("ab:/."), min_size=1, max_size=6)
+
+
+@given(words, st.sets(words, max_size=4), words)
+def test_what_str_writes_is_split_again(name: str, scopes: set[str], scope: str) -> None:
+    """Names and scopes full of colons: the longest scope that the model has is taken."""
+    text = str(TensorId(name, scope))
+    got_scope, got_name = split_scope(text, scopes | {scope})
+    assert str(TensorId(got_name, got_scope)) == text
+    assert len(got_scope) >= len(scope)
+    assert split_scope(name, ()) == ("", name)
+
+
+@pytest.mark.parametrize(
+    ("scope", "outer", "inside"),
+    [("", "", True), ("a", "", True), ("a", "a", True), ("a/b", "a", True), ("ab", "a", False), ("a", "a/b", False)],
+)
+def test_scopes_within_each_other(scope: str, outer: str, inside: bool) -> None:
+    assert is_within(scope, outer) is inside

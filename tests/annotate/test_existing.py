@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import onnx
 import pytest
-from onnx import helper
 
 from onnxq.annotate import find_existing, read_plan_note
 from onnxq.annotate.existing import describe_quantized, is_guard
@@ -15,7 +14,11 @@ from tests.annotate import models
 
 
 def existing(make):
-    return find_existing(name_nodes(make()))
+    proto = name_nodes(make())
+    before = proto.SerializeToString(deterministic=True)
+    found = find_existing(proto)
+    assert proto.SerializeToString(deterministic=True) == before
+    return found
 
 
 def ops(proto: onnx.ModelProto) -> list[str]:
@@ -40,23 +43,6 @@ def test_pairs_become_sites_with_the_numbers_of_the_file() -> None:
     assert {one.role for one in found.constants} == {Role.WEIGHT, Role.BIAS}
     assert found.weighted == {"conv"}
     assert Edge("conv", 1) in found.direct
-
-
-def test_the_view_has_the_float_network_and_its_outputs() -> None:
-    found = existing(models.two_widths)
-    assert found.view is not None
-    assert not {"QuantizeLinear", "DequantizeLinear"} & set(ops(found.view))
-    assert [value.name for value in found.view.graph.output] == ["y"]
-    conv = next(node for node in found.view.graph.node if node.op_type == "Conv")
-    assert conv.input[0] == "x"
-
-
-@pytest.mark.parametrize("make", [models.lone_nodes, models.two_widths])
-def test_reading_changes_nothing(make) -> None:
-    proto = name_nodes(make())
-    before = proto.SerializeToString(deterministic=True)
-    find_existing(proto)
-    assert proto.SerializeToString(deterministic=True) == before
 
 
 def test_a_scale_computed_at_run_time_is_shared_with_nobody() -> None:
@@ -87,28 +73,20 @@ def test_halves_that_differ_stay_in_the_view() -> None:
     assert {"in_q", "in_dq"} <= {node.name for node in found.view.graph.node}
 
 
+PAIR = {"s": np.float32(0.1), "z": np.int8(0)}
+
+
 def test_two_pairs_with_the_same_numbers_are_one_site() -> None:
-    nodes = [
-        *models.pair("x", "d1", "s", "z", names=("q1", "dq1")),
-        *models.pair("x", "d2", "s", "z", names=("q2", "dq2")),
-        helper.make_node("Add", ["d1", "d2"], ["y"], name="add"),
-    ]
-    inits = [models.tensor("s", np.float32(0.1)), models.tensor("z", np.int8(0))]
-    found = find_existing(name_nodes(models.model(nodes, inits)))
+    text = f"{models.pair('x', 'd1')} {models.pair('x', 'd2')} [add] y = Add(d1, d2)"
+    found = existing(lambda: models.model(text, **PAIR))
     assert len({id(site) for site in found.by_edge.values()}) == 1
     assert set(found.by_edge) == {Edge("add", 0), Edge("add", 1)}
 
 
 def test_readers_behind_a_guard_read_the_pair_too() -> None:
-    nodes = [
-        *models.pair("x", "d", "s", "z", names=("q", "dq")),
-        helper.make_node("Clip", ["d"], ["g"], name="guard"),
-        helper.make_node("Neg", ["g"], ["y"], name="neg"),
-    ]
-    inits = [models.tensor("s", np.float32(0.1)), models.tensor("z", np.int8(0))]
-    proto = name_nodes(models.model(nodes, inits))
-    index = get_index(proto)
-    assert [node.name for node in index.nodes if is_guard(node)] == ["guard"]
+    text = f"{models.pair('x', 'd')} [guard] g = Clip(d) [neg] y = Neg(g)"
+    proto = name_nodes(models.model(text, **PAIR))
+    assert [node.name for node in get_index(proto).nodes if is_guard(node)] == ["guard"]
     assert Edge("neg", 0) in find_existing(proto).by_edge
 
 

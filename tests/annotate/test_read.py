@@ -1,11 +1,14 @@
-"""Pairs of every tool are found, named by their site, and their bits read from the right sign."""
+"""Pairs of every tool are found, named by their site, their bits read from the right sign, and attributes with them."""
+
+from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from onnxq.annotate import Origin, PairInfo, find_pairs, inspect_model
+from onnxq.annotate import Origin, PairInfo, find_pairs, inspect_model, read_model
+from onnxq.annotate.read import drop_attribute, list_pair_nodes, set_attribute
 from onnxq.errors import ModelError
 from onnxq.sites import Edge, Role, TensorId
 from onnxq.spec import PerBlock, PerChannel, PerTensor
@@ -21,6 +24,7 @@ def by_site(proto: onnx.ModelProto) -> dict[str, PairInfo]:
 
 def test_sites_roles_bits_and_where_they_were_read():
     found = by_site(models.two_widths())
+    assert list(found) == ["x", "w", "b", "c", "y"]
     seen = {name: (str(p.role), p.bits, str(p.origin), p.storage, p.ops) for name, p in found.items()}
     assert seen == {
         "x": ("activation", 8, "type", "uint8", ("Conv",)),
@@ -35,10 +39,6 @@ def test_sites_roles_bits_and_where_they_were_read():
     assert found["w"].levels == (-7, 7)
     assert found["x"].granularity == PerTensor()
     assert [found[name].scheme for name in "xwc"] == ["symmetric", "symmetric", "symmetric"]
-
-
-def test_order_is_that_of_the_run():
-    assert [str(pair.site) for pair in find_pairs(models.two_widths())] == ["x", "w", "b", "c", "y"]
 
 
 def test_models_of_ort_quantizer(tmp_path):
@@ -166,15 +166,6 @@ def test_attribute_that_the_type_cannot_hold_is_not_believed():
     assert (found["a"].bits, found["a"].origin) == (4, Origin.TYPE)
 
 
-def test_another_fault_beside_the_attribute_is_still_told(tmp_path):
-    proto = with_attribute(models.two_widths(), 5)
-    proto.graph.node.append(helper.make_node("Relu", ["x", "x"], ["z"]))
-    path = tmp_path / "m.onnx"
-    onnx.save(proto, path)
-    with pytest.raises(ModelError, match="Relu"):
-        inspect_model(path)
-
-
 @pytest.mark.parametrize(
     "text",
     [
@@ -204,12 +195,8 @@ def test_damaged_plan_is_told():
 
 def test_few_or_only_zero_values_say_nothing():
     for levels in (np.zeros((4, 4, 3, 3), np.int8), np.ones((4, 1, 1, 1), np.int8)):
-        nodes = [
-            helper.make_node("DequantizeLinear", ["w", "s", "z"], ["wd"], name="dq"),
-            helper.make_node("Conv", ["x", "wd"], ["y"], group=4 if levels.shape[1] == 1 else 1),
-        ]
-        inits = [models.tensor("w", levels), models.tensor("s", np.float32(1)), models.tensor("z", np.int8(0))]
-        (found,) = find_pairs(models.model(nodes, inits))
+        text = f"wd = DequantizeLinear(w, s, z) y = Conv <group={4 // levels.shape[1]}>(x, wd)"
+        (found,) = find_pairs(models.model(text, w=levels, s=np.float32(1), z=np.int8(0)))
         assert (found.bits, found.origin) == (8, Origin.TYPE)
 
 
@@ -239,3 +226,57 @@ def test_signed_and_unsigned_middle():
         if init.name == "xz":
             init.CopyFrom(helper.make_tensor("xz", TensorProto.UINT8, [], [127]))
     assert not by_site(proto)["x"].symmetric
+
+
+def with_attributes(make, bits: int = 5) -> onnx.ModelProto:
+    proto = make()
+    for node in list_pair_nodes(proto):
+        set_attribute(node, bits)
+    return proto
+
+
+@pytest.mark.parametrize("make", [models.two_widths, models.branches, models.in_function, models.dedicated])
+def test_attributes_in_every_graph_survive_reading(make, tmp_path: Path) -> None:
+    proto = with_attributes(make)
+    onnx.save(proto, tmp_path / "m.onnx")
+    for source in (proto, tmp_path / "m.onnx"):
+        read = read_model(source).proto
+        nodes = list_pair_nodes(read)
+        assert [drop_attribute(node) for node in nodes] == [5] * len(nodes)
+        assert len(nodes) == len(list_pair_nodes(proto))
+        # The metadata that held the values during the check is gone again.
+        assert not any(entry.key.startswith("onnxq.") for node in nodes for entry in node.metadata_props)
+
+
+def test_the_callers_model_is_not_touched() -> None:
+    proto = with_attributes(models.two_widths)
+    before = proto.SerializeToString(deterministic=True)
+    read_model(proto)
+    assert proto.SerializeToString(deterministic=True) == before
+
+
+def test_an_attribute_is_set_once_and_dropped_once() -> None:
+    node = list_pair_nodes(models.two_widths())[0]
+    kept = len(node.attribute)
+    set_attribute(node, 4)
+    set_attribute(node, 7)
+    assert len(node.attribute) == kept + 1
+    assert drop_attribute(node) == 7
+    assert drop_attribute(node) is None
+
+
+def test_size_and_files_are_those_of_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "m.onnx"
+    onnx.save(with_attributes(models.two_widths), path)
+    read = read_model(path)
+    assert (read.path, read.size_bytes, read.external) == (path, path.stat().st_size, False)
+    assert read.files == (path,)
+
+
+def test_a_fault_beside_the_attribute_stays_an_error(tmp_path: Path) -> None:
+    proto = with_attributes(models.two_widths)
+    proto.graph.node[-1].input[0] = "nobody"
+    onnx.save(proto, tmp_path / "m.onnx")
+    with pytest.raises(ModelError) as caught:
+        read_model(tmp_path / "m.onnx")
+    assert caught.value.code == "Q103"

@@ -2,45 +2,142 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Literal
 
 import pytest
-from pydantic import ValidationError
 
+from onnxq.backends import load_config
 from onnxq.config import Config
-from onnxq.config.document import Fault, list_choices, list_faults, list_models, shorten_value, suggest_key
+from onnxq.config.document import list_choices, list_models, shorten_value, suggest_key
 from onnxq.config.rules import Rule, TensorConfig
+from onnxq.errors import ConfigError
+
+# (what is wrong, text, what the message must say, line)
+FAULTS = [
+    ("typo of a value's name", "activations:\n  symetric: true\n", ["activations.symetric", "scheme: symmetric"], 2),
+    ("typo of a key", "weigths:\n  bits: 8\n", ["unknown key 'weigths'", "'weights'"], 1),
+    ("key of another section", "data:\n  granularity: x\n", ["data.granularity", "known: allow_missing, batch"], 2),
+    ("typo inside a rule", "rules:\n  - nod: x\n    set: {bits: 8}\n", ["rules[0].nod", "'node'"], 2),
+    ("typo inside set", "rules:\n  - node: x\n    set: {bit: 8}\n", ["rules[0].set.bit", "'bits'"], 3),
+    ("typo of a value", "placement: measurd", ["'measurd' is not one of", "'measured'"], 1),
+    ("width nobody has", "weights:\n\n  bits: 9", ["weights.bits", "9 is not one of 2, 3"], 3),
+    ("number as text", "weights:\n  bits: '8'", ["weights.bits", "without quotes"], 2),
+    ("word for a number", "data:\n  samples: many", ["data.samples", "'many'"], 2),
+    ("yes is no number", "data:\n  samples: yes", ["data.samples", "True"], 2),
+    ("float for a number", "data:\n  seed: 1.5", ["data.seed", "1.5"], 2),
+    ("zero samples", "data:\n  samples: 0", ["data.samples", "greater than or equal to 1"], 2),
+    ("block without size", "weights:\n  granularity: block", ["weights", "needs a block_size"], 1),
+    ("size without block", "weights:\n  block_size: 32", ["block_size is only for granularity 'block'"], 1),
+    ("storage too narrow", "weights:\n  storage: int4", ["weights", "cannot hold 8-bit"], 1),
+    ("narrow and unsigned", "activations:\n  signed: false\n  narrow_range: true", ["narrow_range", "unsigned"], 1),
+    ("role nobody has", "rules:\n  - role: wieght\n    set: {bits: 8}", ["rules[0].role", "'weight'"], 2),
+    ("rule without selector", "rules:\n  - set: {bits: 8}", ["rules[0]", "selects nothing"], 2),
+    ("rule without set", "rules:\n  - node: x", ["rules[0].set", "missing"], 2),
+    ("rule that sets nothing", "rules:\n  - node: x\n    set: {}", ["rules[0].set", "sets nothing"], 3),
+    ("float and bits", "rules:\n  - node: x\n    set: {float: true, bits: 8}", ["nothing to quantize", "bits"], 3),
+    ("bad regex", "rules:\n  - node: '/(/'\n    set: {bits: 8}", ["rules[0].node", "regular expression"], 2),
+    ("empty pattern", "rules:\n  - node: ''\n    set: {bits: 8}", ["rules[0].node", "empty"], 2),
+    ("between one thing", "rules:\n  - between: [a]\n    set: {bits: 8}", ["rules[0].between[1]"], 2),
+    ("line is not theirs", "rules:\n  - node: x\n    line: 3\n    set: {bits: 8}", ["unknown key 'line'"], 3),
+    ("source is not theirs", "source: x", ["unknown key 'source'"], 1),
+    ("rules is a list", "rules: 3", ["rules", "must be a list"], 1),
+    ("same key twice", "bias: int32\nbias: float", ["bias", "given twice, first in line 1"], 2),
+    ("no YAML", "weights: [1", ["not YAML"], 1),
+    ("no mapping", "- a\n- b", ["must be a mapping"], 1),
+    ("key that is no word", "1: 2", ["a key must be a word"], 1),
+    ("date", "bias: 2020-01-01", ["bias", "date is no configuration value"], 1),
+    ("alias in itself", "data: &a\n  images: *a", ["contains itself"], 1),
+    ("observer without name", "weights:\n  observer: {percentile: 3}", ["weights.observer", "`name`"], 2),
+    ("observer option", "weights:\n  observer: {name: mse, k: [1]}", ["'k' must be a number", "list"], 2),
+    ("std of zero", "data:\n  images:\n    size: 4\n    std: [0, 1, 1]", ["data.images", "std must be above 0"], 2),
+    ("two means", "data:\n  images: {size: 4, mean: [1, 2]}", ["mean has 2 values; RGB has 3"], 2),
+    ("three greys", "data:\n  images: {size: 4, color: GRAY, mean: [1, 2, 3]}", ["GRAY has 1 channel"], 2),
+    ("falling range", "data:\n  images: {size: 4, range: [1, 0]}", ["range must rise"], 2),
+    ("extends no preset", "extends: ort-int9", ["extends", "no preset", "'ort-int8'"], 1),
+    ("extends a list", "extends: [a]", ["extends", "name of a preset"], 1),
+    ("a short list", "weight_bits_budget: 1", ["weight_bits_budget: must be greater than or equal to 2, not 1"], 1),
+    ("a word for a list", "skip: 1.5", ["skip: must be a list, not 1.5"], 1),
+    ("nothing for a switch", "verify: {latency: null}", ["verify.latency: must be a valid boolean, not None"], 1),
+    ("a number for a switch", "verify: {latency: 1}", ["verify.latency", "must be a valid boolean, not 1"], 1),
+    ("no end of bits", "weight_bits_budget: .inf", ["must be a finite number, not inf"], 1),
+    ("one of many", "weight_bits: [4, 9]", ["9 is not one of 2, 3, 4, 5, 6, 7, 8, 16"], 1),
+    ("a long value", f"data: {{samples: {'x' * 99}}}", ["must be a valid integer, not '" + "x" * 56 + "..."], 1),
+    ("a long key", f"? {'x' * 99}\n: 1", ["unknown key '" + "x" * 56 + "..."], 1),
+    ("a key of two sections", "observer: 1", ["[Q303]", "fix: write it under `activations`"], 1),
+    ("a key of a section", "samples: 1", ["fix: write it under `"], 1),
+    ("letters in another order", "weight_onyl: 1", ["did you mean 'weights' or 'weight_bits'"], 1),
+    ("a stranger", "zzz: 1", ["known: accuracy, accuracy_level, activations"], 1),
+    ("a key of accuracy", "min_sqnr: 30", ["min_sqnr", "write it under `accuracy`"], 1),
+    ("a target that is no name", "target: 3", ["target: must be a valid string, not 3"], 1),
+    # Sections that serve one command.
+    ("typo in diff", "diff:\n  enginse: ort", ["diff.enginse", "'engines'"], 2),
+    ("engine nobody has", "diff:\n  engines: tensorrt", ["diff.engines[0]", "'tensorrt' is not one of ort, trt"], 2),
+    ("engine by its target", "prove:\n  engine: trt", ["prove.engine", "tensorrt"], 2),
+    ("no time at all", "prove: {timeout: 0}", ["prove.timeout", "greater than 0"], 1),
+    ("metric that is none", "accuracy:\n  metric: 3", ["accuracy.metric", "file.py:function"], 2),
+    ("budget that is no time", "budget: soon", ["budget", "no time"], 1),
+    ("no memory", "data: {memory_limit: 0}", ["data.memory_limit", "greater than or equal to 1"], 1),
+    ("lots of memory", "data: {memory_limit: lots}", ["data.memory_limit", "write it as 512MB"], 1),
+    ("list for a section", "diff: [layers]", ["diff", "must be a mapping of keys to values"], 1),
+    ("seed below 0", "data: {seed: -1}", ["data.seed", "greater than or equal to 0"], 1),
+    ("empty batch", "data: {batch: 0}", ["data.batch", "greater than or equal to 1"], 1),
+    ("many threads", "verify: {threads: 5000}", ["verify.threads", "less than or equal to 4096"], 1),
+    ("fewer than none", "verify: {holdout: -1}", ["verify.holdout", "greater than or equal to 0"], 1),
+    ("library that is no path", "runtime: {libraries: [3]}", ["runtime.libraries[0]", "must be a path, not 3"], 1),
+    ("nothing for a library", "runtime: {libraries: [null]}", ["must be a path, not None"], 1),
+    ("plan that is no path", "output: {plan: 3}", ["output.plan", "must be a path, not 3"], 1),
+    # Images.
+    ("empty image", "data: {images: {size: 0}}", ["data.images.size[0]", "greater than or equal to 1"], 1),
+    ("large image", "data: {images: {size: [4, 70000]}}", ["data.images.size[1]", "less than or equal to 65536"], 1),
+    ("three sizes", "data: {images: {size: [4, 4, 4]}}", ["data.images.size", "at most 2 items"], 1),
+    ("yes is no size", "data: {images: {size: yes}}", ["data.images.size", "must be a list"], 1),
+    ("size as text", "data: {images: {size: '4'}}", ["data.images.size", "must be a list, not '4'"], 1),
+    (
+        "brighter than white",
+        "data: {images: {size: 4, fill: 256}}",
+        ["fill: must be less than or equal to 255"],
+        1,
+    ),
+    ("small letters", "data: {images: {size: 4, color: rgb}}", ["data.images.color", "did you mean 'RGB'"], 1),
+    ("colour", "data: {images: {size: 4, colour: RGB}}", ["data.images.colour", "did you mean 'color'"], 1),
+    ("level range", "data: {images: {size: 4, range: [1, 1]}}", ["data.images", "range must rise"], 1),
+    # Specs and rules.
+    ("tiny block", "weights: {granularity: block, block_size: 1}", ["greater than or equal to 2"], 1),
+    ("storage of the other sign", "weights: {signed: false, storage: int8}", ["weights", "int8"], 1),
+    ("typo of a scheme", "weights: {scheme: asymetric}", ["did you mean 'asymmetric'"], 1),
+    ("typo of a granularity", "weights: {granularity: chanel}", ["did you mean 'channel'"], 1),
+    ("not float sets nothing", "rules: [{op: '*', set: {float: false}}]", ["rules[0].set", "sets nothing"], 1),
+    ("float and forced", "rules: [{op: '*', set: {float: true, quantize: true}}]", ["so quantize cannot be set"], 1),
+    ("float and trained", "rules: [{op: '*', set: {float: true, quantizer: lsq}}]", ["so quantizer cannot be set"], 1),
+    ("number for an operator", "rules: [{op: 3, set: {bits: 4}}]", ["must be a valid string, not 3"], 1),
+    ("one empty pattern of two", "rules: [{op: [a, ''], set: {bits: 4}}]", ["a pattern must not be empty"], 1),
+    ("between three", "rules: [{between: [a, b, c], set: {bits: 4}}]", ["at most 2 items"], 1),
+    ("tiny block of a rule", "rules: [{op: '*', set: {block_size: 1}}]", ["greater than or equal to 2"], 1),
+    # The front end for torch.
+    ("typo in torch", "torch:\n  weigths: {}", ["torch.weigths", "weights"], 2),
+    ("quantizer with an s", "torch:\n  weights: {quantiser: lsq}", ["torch.weights.quantiser", "quantizer"], 2),
+    ("quantizer without a name", "torch: {weights: {quantizer: {alpha: 2}}}", ["torch.weights.quantizer", "`name`"], 1),
+    ("list for an option", "torch: {weights: {quantizer: {name: lsq, levels: [1]}}}", ["'levels'"], 1),
+    ("typo of a policy", "torch:\n  multi_input: {add: insrt}", ["torch.multi_input", "insert, share, none"], 2),
+    ("input before the first", "torch:\n  multi_input: {add: {follow: -1}}", ["torch.multi_input", "'add' must be"], 2),
+    ("policy of all", "torch:\n  multi_input: share", ["torch.multi_input", "must map operators"], 2),
+    ("no module's name", "torch:\n  skip_trace: ['']", ["torch.skip_trace", "must not be empty"], 2),
+    ("bad regex of modules", "torch:\n  skip_trace: ['/(/']", ["torch.skip_trace", "regular expression"], 2),
+    ("one is no yes", "torch:\n  fuse_bn: 1", ["torch.fuse_bn", "boolean"], 2),
+    ("number for a quantizer", "rules:\n  - node: x\n    set: {quantizer: 3}", ["rules[0].set.quantizer", "`name`"], 3),
+]
 
 
-def faults(**values: object) -> list[Fault]:
-    with pytest.raises(ValidationError) as caught:
-        Config.model_validate(values, strict=True)
-    return list_faults(caught.value, Config, {Config: frozenset({"source"})})
-
-
-@pytest.mark.parametrize(
-    ("values", "path", "cause", "fix", "code"),
-    [
-        ({"effrot": "fast"}, ("effrot",), "unknown key 'effrot'", "did you mean 'effort'?", "Q303"),
-        ({"effort": "fats"}, ("effort",), "'fats' is not one of fast, balanced, high", "did you mean 'fast'?", "Q304"),
-        ({"bias": 3}, ("bias",), "3 is not one of int32, float", "write one of them, numbers without quotes", "Q304"),
-        ({"rules": ({"op": ("*",)},)}, ("rules", 0, "set"), "is missing", "add it", "Q304"),
-        ({"data": {"samples": 0}}, ("data", "samples"), "must be greater than or equal to 1, not 0", "", "Q304"),
-        (
-            {"weights": {"granularity": "block"}},
-            ("weights",),
-            "granularity 'block' needs a block_size",
-            "",
-            "Q304",
-        ),
-    ],
-)
-def test_a_fault(values: dict[str, object], path: tuple[object, ...], cause: str, fix: str, code: str) -> None:
-    assert faults(**values) == [Fault(path, cause, fix, code)]
-
-
-def test_all_faults_are_listed() -> None:
-    assert [fault.path for fault in faults(effort="fats", bias="int16")] == [("bias",), ("effort",)]
+@pytest.mark.parametrize(("text", "said", "line"), [row[1:] for row in FAULTS], ids=[row[0] for row in FAULTS])
+def test_a_fault_names_file_line_path_and_fix(tmp_path: Path, text: str, said: list[str], line: int) -> None:
+    path = tmp_path / "c.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        load_config(path)
+    assert caught.value.subject.startswith(f"{path}:{line}")
+    assert caught.value.fix
+    assert [part for part in said if part not in str(caught.value)] == []
 
 
 def test_a_key_is_suggested_where_it_belongs() -> None:
@@ -58,44 +155,6 @@ def test_a_key_is_suggested_where_it_belongs() -> None:
 )
 def test_values_fit_a_line(value: object, text: str) -> None:
     assert shorten_value(value) == text
-
-
-@pytest.mark.parametrize(
-    ("values", "cause"),
-    [
-        ({"target": 3}, "must be a valid string, not 3"),
-        ({"skip": 1.5}, "must be a list, not 1.5"),
-        ({"data": [1]}, "must be a mapping of keys to values"),
-        ({"data": {"samples": 1.5}}, "must be a valid integer, not 1.5"),
-        ({"data": {"samples": "x" * 99}}, "must be a valid integer, not '" + "x" * 56 + "..."),
-        ({"verify": {"latency": None}}, "must be a valid boolean, not None"),
-        ({"weight_bits_budget": float("inf")}, "must be a finite number, not inf"),
-        ({"weight_bits_budget": 1}, "must be greater than or equal to 2, not 1"),
-        ({"weight_bits": [4, 9]}, "9 is not one of 2, 3, 4, 5, 6, 7, 8, 16"),
-        ({"rules": [{"set": {"bits": 4}}]}, "selects nothing; give node, op, tensor, role, scope or between"),
-        ({"runtime": {"libraries": [None]}}, "must be a path, not None"),
-        ({"x" * 99: 1}, "unknown key '" + "x" * 56 + "..."),
-    ],
-)
-def test_every_kind_of_fault_has_words_of_its_own(values: dict[str, object], cause: str) -> None:
-    (fault,) = faults(**values)
-    assert fault.cause == cause
-
-
-@pytest.mark.parametrize(
-    ("key", "said"),
-    [
-        ("observer", "write it under `activations`"),
-        ("samples", "write it under `"),
-        ("effrt", "did you mean 'effort'?"),
-        ("weight_onyl", "did you mean 'weights' or 'weight_bits'"),
-        ("zzz", "known: accuracy, accuracy_level, activations"),
-    ],
-)
-def test_the_fix_of_an_unknown_key(key: str, said: str) -> None:
-    (fault,) = faults(**{key: 1})
-    assert fault.fix.startswith(said)
-    assert fault.code == "Q303"
 
 
 def test_words_and_models_of_a_type() -> None:

@@ -29,61 +29,6 @@ def test_default_is_the_preset_ort_int8_and_equals_the_types_defaults():
     assert default.model_dump(exclude={"source"}) == Config().model_dump(exclude={"source"})
 
 
-# (what is wrong, text, what the message must say, line)
-FAULTS = [
-    ("typo of a value's name", "activations:\n  symetric: true\n", ["activations.symetric", "scheme: symmetric"], 2),
-    ("typo of a key", "weigths:\n  bits: 8\n", ["unknown key 'weigths'", "'weights'"], 1),
-    ("key of another section", "data:\n  granularity: x\n", ["data.granularity", "known: allow_missing, batch"], 2),
-    ("typo inside a rule", "rules:\n  - nod: x\n    set: {bits: 8}\n", ["rules[0].nod", "'node'"], 2),
-    ("typo inside set", "rules:\n  - node: x\n    set: {bit: 8}\n", ["rules[0].set.bit", "'bits'"], 3),
-    ("typo of a value", "placement: measurd", ["'measurd' is not one of", "'measured'"], 1),
-    ("width nobody has", "weights:\n\n  bits: 9", ["weights.bits", "9 is not one of 2, 3"], 3),
-    ("number as text", "weights:\n  bits: '8'", ["weights.bits", "without quotes"], 2),
-    ("word for a number", "data:\n  samples: many", ["data.samples", "'many'"], 2),
-    ("yes is no number", "data:\n  samples: yes", ["data.samples", "True"], 2),
-    ("float for a number", "data:\n  seed: 1.5", ["data.seed", "1.5"], 2),
-    ("zero samples", "data:\n  samples: 0", ["data.samples", "greater than or equal to 1"], 2),
-    ("block without size", "weights:\n  granularity: block", ["weights", "needs a block_size"], 1),
-    ("size without block", "weights:\n  block_size: 32", ["block_size is only for granularity 'block'"], 1),
-    ("storage too narrow", "weights:\n  storage: int4", ["weights", "cannot hold 8-bit"], 1),
-    ("narrow and unsigned", "activations:\n  signed: false\n  narrow_range: true", ["narrow_range", "unsigned"], 1),
-    ("role nobody has", "rules:\n  - role: wieght\n    set: {bits: 8}", ["rules[0].role", "'weight'"], 2),
-    ("rule without selector", "rules:\n  - set: {bits: 8}", ["rules[0]", "selects nothing"], 2),
-    ("rule without set", "rules:\n  - node: x", ["rules[0].set", "missing"], 2),
-    ("rule that sets nothing", "rules:\n  - node: x\n    set: {}", ["rules[0].set", "sets nothing"], 3),
-    ("float and bits", "rules:\n  - node: x\n    set: {float: true, bits: 8}", ["nothing to quantize", "bits"], 3),
-    ("bad regex", "rules:\n  - node: '/(/'\n    set: {bits: 8}", ["rules[0].node", "regular expression"], 2),
-    ("empty pattern", "rules:\n  - node: ''\n    set: {bits: 8}", ["rules[0].node", "empty"], 2),
-    ("between one thing", "rules:\n  - between: [a]\n    set: {bits: 8}", ["rules[0].between[1]"], 2),
-    ("line is not theirs", "rules:\n  - node: x\n    line: 3\n    set: {bits: 8}", ["unknown key 'line'"], 3),
-    ("source is not theirs", "source: x", ["unknown key 'source'"], 1),
-    ("rules is a list", "rules: 3", ["rules", "must be a list"], 1),
-    ("same key twice", "bias: int32\nbias: float", ["bias", "given twice, first in line 1"], 2),
-    ("no YAML", "weights: [1", ["not YAML"], 1),
-    ("no mapping", "- a\n- b", ["must be a mapping"], 1),
-    ("key that is no word", "1: 2", ["a key must be a word"], 1),
-    ("date", "bias: 2020-01-01", ["bias", "date is no configuration value"], 1),
-    ("alias in itself", "data: &a\n  images: *a", ["contains itself"], 1),
-    ("observer without name", "weights:\n  observer: {percentile: 3}", ["weights.observer", "`name`"], 2),
-    ("observer option", "weights:\n  observer: {name: mse, k: [1]}", ["'k' must be a number", "list"], 2),
-    ("std of zero", "data:\n  images:\n    size: 4\n    std: [0, 1, 1]", ["data.images", "std must be above 0"], 2),
-    ("two means", "data:\n  images: {size: 4, mean: [1, 2]}", ["mean has 2 values; RGB has 3"], 2),
-    ("three greys", "data:\n  images: {size: 4, color: GRAY, mean: [1, 2, 3]}", ["GRAY has 1 channel"], 2),
-    ("falling range", "data:\n  images: {size: 4, range: [1, 0]}", ["range must rise"], 2),
-    ("extends no preset", "extends: ort-int9", ["extends", "no preset", "'ort-int8'"], 1),
-    ("extends a list", "extends: [a]", ["extends", "name of a preset"], 1),
-]
-
-
-@pytest.mark.parametrize(("text", "said", "line"), [f[1:] for f in FAULTS], ids=[f[0] for f in FAULTS])
-def test_fault_names_file_line_path_and_fix(tmp_path, text, said, line):
-    error = fault(tmp_path, text)
-    assert error.subject.startswith(f"{tmp_path / 'c.yaml'}:{line}")
-    assert error.fix
-    for part in said:
-        assert part in str(error)
-
-
 def test_all_faults_of_a_file_are_told_at_once(tmp_path):
     text = str(fault(tmp_path, "weights:\n  bits: 9\nplacment: rules\nbias: int8\n"))
     assert [f":{line}: " in text for line in (2, 3, 4)] == [True, True, True]

@@ -139,12 +139,9 @@ def test_an_unknown_name_has_its_nearest(given: dict[str, object], said: str) ->
 @pytest.mark.parametrize(
     ("path", "value", "said"),
     [
-        ("data.samples", 0, "option: data.samples: must be greater than or equal to 1, not 0"),
-        ("verify.threads", -1, "must be greater than or equal to 0"),
         ("data.samples", "8", "must be a valid integer, not '8'"),
         ("data.samples", True, "must be a valid integer, not True"),
         ("weight_bits_budget", float("nan"), "must be a finite number"),
-        ("effort", "fats", "did you mean 'fast'"),
         ("accuracy.metric", 3, "must be file.py:function, or a function of a model"),
         ("accuracy.max_drop", True, "must be 0.01 (absolute) or 1%"),
         ("budget", -1, "must be greater than 0"),

@@ -55,11 +55,6 @@ def test_describe_says_selectors_settings_and_place(tmp_path):
     assert rule(op="Conv", set={"quantize": True, "bits": 8}).describe() == "rule op=Conv -> bits=8, quantize"
 
 
-def test_python_rules_need_no_line():
-    config = Config(rules=(Rule(op=("Conv",), set=RuleSet(float=True)),))
-    assert config.rules[0].describe() == "rule op=Conv -> float"
-
-
 def test_nearest_ignores_case_and_gives_up_on_strangers():
     assert find_nearest("conv_12", ["Conv_1", "conv_2", "Relu"])[0] in ("Conv_1", "conv_2")
     assert find_nearest("zzz", ["Conv_1"]) == ()
@@ -77,30 +72,6 @@ def test_an_unknown_key_has_all_that_are_known(command):
         expand_names({"zzzz": 1}, command)
     known = {one.name for one in list_options(command)} | set(Config.model_fields)
     assert caught.value.fix == f"known: {', '.join(sorted(known))}"
-
-
-@pytest.mark.parametrize(
-    ("raw", "said"),
-    [
-        ({"set": {"bits": 4}}, "selects nothing; give node, op, tensor, role, scope or between"),
-        ({"op": "*", "set": {}}, "sets nothing; give bits"),
-        ({"op": "*", "set": {"float": False}}, "sets nothing"),
-        ({"op": "*", "set": {"float": True, "quantize": True}}, "so quantize cannot be set with it"),
-        ({"op": "*", "set": {"float": True, "quantizer": "lsq"}}, "so quantizer cannot be set with it"),
-        ({"op": "*", "set": {"bits": 1}}, "1 is not one of 2, 3"),
-        ({"op": 3, "set": {"bits": 4}}, "must be a valid string, not 3"),
-        ({"op": ["a", ""], "set": {"bits": 4}}, "a pattern must not be empty"),
-        ({"op": "/[/", "set": {"bits": 4}}, "is not a regular expression"),
-        ({"role": "weights", "set": {"bits": 4}}, "'weights' is not one of activation, weight, bias, output"),
-        ({"between": ["a", "b", "c"], "set": {"bits": 4}}, "at most 2 items"),
-        ({"op": "*", "set": {"block_size": 1}}, "greater than or equal to 2"),
-    ],
-)
-def test_a_rule_that_cannot_be_meant(raw, said):
-    with pytest.raises(ConfigError) as caught:
-        rule(**raw)
-    assert said in str(caught.value)
-    assert caught.value.subject.startswith("option: rules[0]")
 
 
 @pytest.mark.parametrize(

@@ -70,12 +70,6 @@ def test_a_damaged_header_is_told_with_file_and_array(tmp_path: Path, case: str,
     assert packed is None or "'x'" in caught.value.subject
 
 
-def test_a_pickle_is_never_loaded(tmp_path: Path) -> None:
-    np.save(tmp_path / "a.npy", np.array([{"a": 1}], object), allow_pickle=True)
-    with pytest.raises(DataError, match="Python objects, which are never loaded"):
-        load_data(tmp_path / "a.npy", [X])
-
-
 @pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
 def test_a_wrong_checksum_is_told_with_file_and_array(tmp_path: Path, save) -> None:
     path = tmp_path / "a.npz"

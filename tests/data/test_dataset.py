@@ -1,4 +1,4 @@
-"""Datasets: splits and batches."""
+"""Datasets: splits and batches, and positions that do not count."""
 
 from __future__ import annotations
 
@@ -8,17 +8,9 @@ from hypothesis import strategies as st
 from onnx import TensorProto
 
 from onnxq.config import DataConfig
-from onnxq.data import load_data
+from onnxq.data import load_data, read_mask
 from onnxq.graph import ValueInfo
-
-X = ValueInfo("x", TensorProto.FLOAT, ("N", 3))
-
-
-FRAMES = ValueInfo("frames", TensorProto.FLOAT, (None, 3))
-
-
-def firsts(dataset: object) -> list[float]:
-    return [float(sample["x"].flat[0]) for sample in dataset.samples()]  # type: ignore[attr-defined]
+from tests.data.kit import FRAMES, X, firsts
 
 
 @settings(max_examples=60, deadline=None)
@@ -93,3 +85,19 @@ def test_further_inputs_are_given_when_a_sample_is_read() -> None:
     assert numbers[-1] == 3
     assert more.describe() == dataset.describe()
     assert dataset[0].keys() == {"x"}
+
+
+F = np.float32
+
+
+def test_masked_positions_do_not_count() -> None:
+    mask = np.array([[1, 1, 0]])
+    feeds = {"x": np.ones((1, 3, 2), F), "attention_mask": mask}
+    found = read_mask(feeds, (1, 3, 2))
+    assert found is not None
+    assert found.tolist() == [[True, True, False]]
+    assert read_mask(feeds, (1, 4, 2)) is None
+    assert read_mask(feeds, (1, 3)) is None
+    assert read_mask({"x": feeds["x"]}, (1, 3, 2)) is None
+    assert read_mask(feeds | {"attention_mask": mask * 7}, (1, 3, 2)) is None
+    assert read_mask(feeds | {"attention_mask": mask * 0}, (1, 3, 2)) is None

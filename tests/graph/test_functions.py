@@ -51,13 +51,6 @@ def test_calls_in_every_scope_are_inlined() -> None:
     assert_same(proto, result)
 
 
-def test_names_do_not_meet() -> None:
-    result = inline_functions(calling())
-    made = [name for node in all_nodes(result) for name in node.output]
-    assert len(set(made)) == len(made) - 1  # q, in both branches
-    assert inline_functions(calling()) == result
-
-
 def test_a_model_without_functions_is_copied() -> None:
     proto = name_nodes(model("g (float[4] x) => (float[4] y) { y = Relu(x) }"))
     result = inline_functions(proto)

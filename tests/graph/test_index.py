@@ -10,10 +10,9 @@ from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 from onnxq.errors import ModelError
 from onnxq.graph import GraphIndex, infer_shapes, name_nodes
-from onnxq.graph.scopes import sort_nodes, walk_graphs
 from onnxq.graph.values import encode_tensor
 from onnxq.sites import Edge, TensorId
-from tests.graph.kit import all_nodes, model, models, shuffled
+from tests.graph.kit import model, models
 
 NESTED = """g (float[4] x, bool c) => (float[4] y) {
     [up] a = Relu(x)
@@ -51,17 +50,6 @@ def test_captures_count_as_consumers(nested: GraphIndex) -> None:
     assert not nested.captured(TensorId("i"))
     assert nested.is_output(TensorId("b", "if.then_branch"))
     assert not nested.is_output(TensorId("a"))
-
-
-def test_a_body_gives_out_an_outer_tensor() -> None:
-    index = GraphIndex(
-        model("""g (float[4] x, bool c) => (float[4] y) {
-        [r] a = Relu(x)
-        [i] y = If(c) <then_branch = t () => (float[4] a) { }, else_branch = e () => (float[4] b) { [n] b = Neg(x) }>
-    }""")
-    )
-    assert index.captured(TensorId("a"))
-    assert index.list_consumers(TensorId("a")) == ()
 
 
 def test_bodies_come_before_their_holder_and_after_what_they_read(nested: GraphIndex) -> None:
@@ -212,16 +200,3 @@ def test_a_deep_chain_does_not_exhaust_the_stack() -> None:
         for k in reversed(range(length))
     )
     assert [node.name for node in GraphIndex(proto).nodes] == [f"n{k}" for k in range(length)]
-
-
-def test_a_cycle_is_named() -> None:
-    proto = model("g (float[4] x) => (float[4] y) { [p] a = Add(x, b) [q] b = Relu(a) [r] y = Neg(b) }")
-    with pytest.raises(ModelError, match="own output"):
-        GraphIndex(proto)
-
-
-@given(models(named=False))
-def test_a_sorted_graph_stays_as_it_is(proto: ModelProto) -> None:
-    for _, graph in walk_graphs(shuffled(proto, 3).graph):
-        assert sort_nodes(graph) == list(graph.node)
-    assert len(all_nodes(proto)) == len(GraphIndex(name_nodes(proto)).nodes)

@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 import pytest
 from numpy.typing import NDArray
-from onnx import helper, numpy_helper, parser
+from onnx import numpy_helper, parser
 
 from onnxq.graph import name_nodes, verify_graph
 from onnxq.graph.integer_products import read_integer_products, write_integer_products
@@ -111,45 +111,3 @@ def test_files_of_onnxruntime_are_read(tmp_path: Path, per_channel: bool) -> Non
     verify_graph(back)
     assert count_ops(back) == {"DynamicQuantizeLinear": 1, "DequantizeLinear": 2, "MatMul": 1, "Add": 1}
     np.testing.assert_allclose(run(back, X), run(theirs, X), rtol=1e-5, atol=1e-5)
-
-
-def make_lstm(directions: int) -> onnx.ModelProto:
-    """An LSTM of 6 features and 4 units, its input behind a dynamic pair, its weights in integers."""
-    kind = "bidirectional" if directions == 2 else "forward"
-    nodes = [
-        helper.make_node("DynamicQuantizeLinear", ["x"], ["xq", "xs", "xz"], "x/DynamicQuantizeLinear"),
-        helper.make_node("DequantizeLinear", ["xq", "xs", "xz"], ["xd"], "x/DequantizeLinear"),
-        helper.make_node("DequantizeLinear", ["w/quantized", "w/s"], ["wd"], "w/DequantizeLinear", axis=1),
-        helper.make_node("DequantizeLinear", ["r/quantized", "r/s"], ["rd"], "r/DequantizeLinear", axis=1),
-        helper.make_node("LSTM", ["xd", "wd", "rd", "b"], ["y"], "lstm", hidden_size=4, direction=kind),
-    ]
-    tensors = {
-        "w/quantized": RNG.integers(-60, 60, (directions, 16, 6)).astype(np.int8),
-        "w/s": RNG.uniform(0.005, 0.01, 16).astype(np.float32),
-        "r/quantized": RNG.integers(-60, 60, (directions, 16, 4)).astype(np.int8),
-        "r/s": RNG.uniform(0.005, 0.01, 16).astype(np.float32),
-        "b": RNG.standard_normal((directions, 32)).astype(np.float32),
-    }
-    graph = helper.make_graph(
-        nodes, "g", [helper.make_tensor_value_info("x", 1, ["T", "N", 6])],
-        [helper.make_tensor_value_info("y", 1, None)],
-        [numpy_helper.from_array(value, name) for name, value in tensors.items()],
-    )  # fmt: skip
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 14)], ir_version=8)
-
-
-@pytest.mark.parametrize("directions", [1, 2])
-def test_an_lstm_becomes_the_operator_of_onnx_runtime(directions: int) -> None:
-    pairs = make_lstm(directions)
-    operators = write_integer_products(pairs)
-    verify_graph(operators)
-    assert count_ops(operators) == {"DynamicQuantizeLSTM": 1}
-    x = RNG.standard_normal((7, 2, 6)).astype(np.float32)
-    want = run(pairs, x)
-    got = run(operators, x)
-    # The kernel rounds the hidden state too.
-    assert 10 * np.log10(np.sum(want**2) / np.sum((want - got) ** 2)) > 30
-    np.testing.assert_array_equal(got, run(operators, x, optimize=True))
-    back = read_integer_products(operators)
-    verify_graph(back)
-    np.testing.assert_allclose(run(back, x), want, rtol=1e-5, atol=1e-6)

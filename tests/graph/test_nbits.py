@@ -4,7 +4,6 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,6 +12,7 @@ from onnx import TensorProto, helper, numpy_helper, parser
 
 from onnxq.graph import GraphIndex
 from onnxq.graph.nbits import pack_bits, read_nbits, unpack_bits, write_nbits
+from onnxq.runtime import Session
 
 K, N = 70, 12
 X = np.random.default_rng(0).normal(size=(5, K)).astype(np.float32)
@@ -59,10 +59,7 @@ def _pairs(kind: str, size: int, *, bits: int = 8, zero: bool = True, half: bool
 
 
 def _run(proto: onnx.ModelProto, x: Any = X) -> Any:
-    options = onnxruntime.SessionOptions()
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    session = onnxruntime.InferenceSession(proto.SerializeToString(), options, providers=["CPUExecutionProvider"])
-    return session.run(["y"], {"x": x})[0]
+    return Session(proto, optimize=False).run({"x": x})["y"]
 
 
 @pytest.mark.parametrize("level", [0, 1, 4])

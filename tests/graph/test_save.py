@@ -39,13 +39,6 @@ def wide() -> ModelProto:
     return proto
 
 
-def test_a_model_comes_back_as_it_was(tmp_path: Path) -> None:
-    path = tmp_path / "m.onnx"
-    save_model(wide(), path)
-    assert load_model(path).proto == wide()
-    assert os.listdir(tmp_path) == ["m.onnx"]
-
-
 def test_external_data_comes_back_and_runs(tmp_path: Path) -> None:
     path = tmp_path / "m.onnx"
     save_model(wide(), path, external=True)

@@ -1,14 +1,18 @@
-"""Small float models shared by the pipeline's tests."""
+"""Small float models shared by the pipeline's tests, and what is asked of every result."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import numpy as np
 import onnx
 from onnx import numpy_helper, parser
 
+import onnxq
 from onnxq.config import Config, Rule
 
 EVERYTHING = Config(effort="fast", rules=(Rule(op="*", set={"quantize": True}),))  # type: ignore[arg-type]
+BALANCED = EVERYTHING.model_copy(update={"effort": "balanced"})
 
 RESIDUAL = """g (float[N,32,8,8] x) => (float[N,10] y) {
     a = Conv <pads=[1,1,1,1]>(x, w0, b0)
@@ -40,3 +44,21 @@ def residual(seed: int = 0, opset: int = 17) -> onnx.ModelProto:
 def images(count: int = 16, seed: int = 1) -> dict[str, np.ndarray]:
     """Samples for `residual`."""
     return {"x": np.random.default_rng(seed).standard_normal((count, 32, 8, 8)).astype(np.float32)}
+
+
+def quantize(proto: Any, data: Any = None, config: Config | str = EVERYTHING, **overrides: Any) -> onnxq.Result:
+    """The model quantized, every operator unless the configuration says otherwise; no latency is measured."""
+    return onnxq.quantize(proto, data, config, overrides={"latency": False, **overrides})
+
+
+def to_bytes(result: onnxq.Result) -> bytes:
+    """The file that the result would be written as."""
+    return result.model.SerializeToString(deterministic=True)
+
+
+def assert_faithful(result: onnxq.Result, least: float = 25.0, agreement: float = 35.0) -> None:
+    """The answers are the float model's, and ORT's optimizations change nothing. least, agreement: in dB."""
+    assert result.report.checks
+    for check in result.report.checks:
+        assert min(check.sqnr_db) > least, check
+        assert check.agreement_db > agreement, check

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, numpy_helper, parser
+from onnx import TensorProto
 
 import onnxq
 from onnxq.errors import ModelError, VerificationError
@@ -16,16 +16,13 @@ from onnxq.graph.precision.widen import emulate_types
 from onnxq.pipeline.check import check_model, explain_slowness, load_file
 from onnxq.plan import PlacementChoice, PlacementMethod, Plan
 from onnxq.runtime import KernelError
-from tests.pipeline.models import images, residual
+from tests.graph.kit import model
+from tests.pipeline.models import EVERYTHING, images, quantize, residual
 
 
 def _network(*weights: float) -> onnx.ModelProto:
     """y = x * w."""
-    proto = parser.parse_model(
-        '<ir_version: 8, opset_import: ["" : 17]> g (float[N,2] x) => (float[N,2] y) { y = Mul(x, w) }'
-    )
-    proto.graph.initializer.append(numpy_helper.from_array(np.array(weights, np.float32), "w"))
-    return proto
+    return model("g (float[N,2] x) => (float[N,2] y) { y = Mul(x, w) }", w=np.array(weights, np.float32))
 
 
 EASY, HARD = ({"x": np.array([row], np.float32)} for row in ((1, 0), (0, 1)))
@@ -47,16 +44,8 @@ def test_answers_lost_on_the_sample_held_back_are_told_once() -> None:
 
 def _make_typed(dtype: int, inner: int) -> onnx.ModelProto:
     """y = x * w in a float type between two Casts, of which the first casts to another."""
-    proto = parser.parse_model(
-        f"""<ir_version: 10, opset_import: ["" : 21]> g (float[N,2] x) => (float[N,2] y) {{
-            a = Cast <to={inner}>(x)
-            b = Mul(a, w)
-            y = Cast <to=1>(b)
-        }}"""
-    )
-    array = np.ones(2, onnx.helper.tensor_dtype_to_np_dtype(dtype))
-    proto.graph.initializer.append(numpy_helper.from_array(array, "w"))
-    return name_nodes(proto)
+    text = f"g (float[N,2] x) => (float[N,2] y) {{ a = Cast <to={inner}>(x) b = Mul(a, w) y = Cast <to=1>(b) }}"
+    return name_nodes(model(text, 21, 10, w=np.ones(2, onnx.helper.tensor_dtype_to_np_dtype(dtype))))
 
 
 @pytest.mark.parametrize("dtype", [TensorProto.FLOAT16, TensorProto.BFLOAT16])
@@ -78,13 +67,9 @@ def test_a_file_without_kernels_is_loaded_and_the_note_says_what_was_run() -> No
 
 
 def test_a_file_that_loads_and_does_not_run_is_noted_too() -> None:
-    proto = parser.parse_model("""<ir_version: 10, opset_import: ["" : 21]> g (float[N,2] x) => (float[N,2] y)
-        <int64[1,2] at = {0, 0}> {
-            a = Cast <to=10>(x)
-            b = ScatterElements <axis=0, reduction="add">(a, at, a)
-            y = Cast <to=1>(b)
-        }""")
-    named = name_nodes(proto)
+    text = """g (float[N,2] x) => (float[N,2] y) {
+        a = Cast <to=10>(x) b = ScatterElements <axis=0, reduction="add">(a, at, a) y = Cast <to=1>(b) }"""
+    named = name_nodes(model(text, 21, 10, at=np.array([[0, 0]])))
     assert load_file(named, optimized=False) == ()
     (note,) = load_file(named, EASY, optimized=False)
     assert (note.code, "ScatterElements" in note, "was not run" in note) == ("W116", True, True)
@@ -95,28 +80,26 @@ def test_a_file_that_loads_and_does_not_run_is_noted_too() -> None:
 
 def test_a_part_of_an_operators_function_that_has_no_kernel_is_told_as_any_other() -> None:
     """ONNX Runtime runs such an operator by its function, and names none of that function's nodes."""
-    text = "g (bfloat16[4] x) => (bfloat16[4] y) { [gelu] y = Gelu(x) }"
-    proto = parser.parse_model(f'<ir_version: 10, opset_import: ["" : 20]> {text}')
-    (note,) = load_file(proto, optimized=False)
+    (note,) = load_file(model("g (bfloat16[4] x) => (bfloat16[4] y) { [gelu] y = Gelu(x) }", 20, 10), optimized=False)
     assert (note.code, "an unnamed" in str(note)) == ("W116", True)
 
 
 @pytest.fixture(scope="module")
 def plans() -> dict[str, Plan]:
     """Plans of one network by their mode."""
-    rules = [{"op": "*", "set": {"quantize": True}}]
-    fast = {"effort": "fast", "latency": False, "rules": rules}
-    made = {mode: onnxq.quantize(residual(), images(), overrides={**fast, "mode": mode}).plan
-            for mode in ("static", "weight-only")}  # fmt: skip
-    measured = PlacementChoice(method=PlacementMethod.MEASURED)
-    return {**made, "measured": replace(made["static"], placement=measured)}
+    static, weights = (quantize(residual(), images(), mode=mode).plan for mode in ("static", "weight-only"))
+    choice = PlacementChoice(method=PlacementMethod.MEASURED)
+    return {"static": static, "weight-only": weights, "measured": replace(static, placement=choice)}
 
 
-@pytest.mark.parametrize(
-    ("mode", "advice"),
-    [("static", "`placement='measured'` looks"), ("weight-only", "saves bytes and not arithmetic"),
-     ("measured", "it was the fastest of the placements timed")],
-)  # fmt: skip
+ADVICE = {
+    "static": "`placement='measured'` looks",
+    "weight-only": "saves bytes and not arithmetic",
+    "measured": "it was the fastest of the placements timed",
+}
+
+
+@pytest.mark.parametrize(("mode", "advice"), ADVICE.items())
 def test_what_is_said_of_a_slower_model_fits_its_plan(plans: dict[str, Plan], mode: str, advice: str) -> None:
     text = explain_slowness(plans[mode])
     assert advice in text
@@ -125,14 +108,11 @@ def test_what_is_said_of_a_slower_model_fits_its_plan(plans: dict[str, Plan], mo
 
 
 def test_the_sample_that_is_timed_is_the_first_everywhere() -> None:
-    wide = onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, ["N", 32, "H", "W"])
-    model = residual()
-    model.graph.input[0].CopyFrom(wide)
-    sizes = (5, 3, 4, 6, 7, 8, 9, 10)
-    data = [{"x": images(1)["x"].repeat(2, 2)[:, :, :size]} for size in sizes]
-    rules = [{"op": "*", "set": {"quantize": True}}]
-    made = onnxq.quantize(model, data, overrides={"effort": "fast", "rules": rules})
-    timed = onnxq.bench([model], data, overrides={"engine": "ort", "seconds": 0.01})
+    proto = residual()
+    proto.graph.input[0].CopyFrom(onnx.helper.make_tensor_value_info("x", TensorProto.FLOAT, ["N", 32, "H", "W"]))
+    data = [{"x": images(1)["x"].repeat(2, 2)[:, :, :size]} for size in (5, 3, 4, 6, 7, 8, 9, 10)]
+    made = onnxq.quantize(proto, data, EVERYTHING)
+    timed = onnxq.bench([proto], data, overrides={"engine": "ort", "seconds": 0.01})
     assert made.report.latency is not None
     assert made.report.latency.shapes == timed.shapes == {"x": (1, 32, 5, 8)}
     assert "1 thread, x 1x32x5x8" in onnxq.summarize(made)
@@ -141,20 +121,19 @@ def test_the_sample_that_is_timed_is_the_first_everywhere() -> None:
 
 @pytest.mark.parametrize(("name", "sure"), [("logits", True), ("y", False)])
 def test_how_often_the_class_is_the_same_is_told_of_scores(name: str, sure: bool) -> None:
-    body = f"g (float[N,8] x) => (float[N,4] {name}) {{ {name} = MatMul(x, w) }}"
-    model, other = (parser.parse_model(f'<ir_version: 8, opset_import: ["" : 17]> {body}') for _ in range(2))
+    text = f"g (float[N,8] x) => (float[N,4] {name}) {{ {name} = MatMul(x, w) }}"
     rng = np.random.default_rng(0)
     weight = rng.standard_normal((8, 4)).astype(np.float32)
     near = weight + 0.2 * rng.standard_normal((8, 4)).astype(np.float32)
-    for one, value in ((model, weight), (other, near)):
-        one.graph.initializer.append(numpy_helper.from_array(value, "w"))
+    proto, other = model(text, w=weight), model(text, w=near)
     x = rng.standard_normal((5, 6, 8)).astype(np.float32)
-    (check,) = check_model(model, other, [{"x": one} for one in x]).outputs
+    samples = [{"x": rows} for rows in x]
+    (check,) = check_model(proto, other, samples).outputs
     same = float(((x @ weight).argmax(2) == (x @ near).argmax(2)).mean())
     assert 0.3 < same < 1
     assert (check.rows, check.classes) == (30, sure)
     assert check.top_1 == pytest.approx((same, same))
-    (found,) = onnxq.diff(model, other, [{"x": one} for one in x], overrides={"engines": ["ort"]}).outputs
+    (found,) = onnxq.diff(proto, other, samples, overrides={"engines": ["ort"]}).outputs
     assert (found.classes, found.accuracy[0].rows) == (sure, 30)
     assert found.accuracy[0].top_k == pytest.approx(same)
 
@@ -165,16 +144,11 @@ def test_what_only_the_optimizations_refuse_is_told_so_and_the_remedy_helps() ->
         [c] a = Conv(x, w)
         [r] b = Resize<axes = [2, 3], keep_aspect_ratio_policy = "not_larger", mode = "nearest">(a, , , sizes)
         [d] y = Conv(b, w) }"""
-    proto = parser.parse_model(f'<ir_version: 9, opset_import: ["" : 19]> {text}')
     rng = np.random.default_rng(0)
-    weight = rng.standard_normal((2, 2, 1, 1)).astype(np.float32)
-    proto.graph.initializer.append(numpy_helper.from_array(weight, "w"))
+    proto = model(text, 19, 9, w=rng.standard_normal((2, 2, 1, 1)).astype(np.float32))
     samples = [{"x": rng.standard_normal((1, 2, 4, 4)).astype(np.float32), "sizes": np.array([2, 2])} for _ in range(4)]
-    rules = [{"op": "*", "set": {"quantize": True}}]
-    how = {"effort": "fast", "latency": False}
     with pytest.raises(ModelError, match="loads without them") as caught:
-        onnxq.quantize(proto, samples, overrides={**how, "rules": rules})
+        quantize(proto, samples)
     assert caught.value.subject == "node 'r' (Resize)"
     assert "float with a rule" in caught.value.fix
-    freed = [{"op": "Conv", "set": {"float": True}}, *rules]
-    onnxq.quantize(proto, samples, overrides={**how, "rules": freed})
+    quantize(proto, samples, rules=[{"op": "Conv", "set": {"float": True}}])

@@ -14,10 +14,9 @@ from onnx import TensorProto, helper, numpy_helper
 
 import onnxq
 from onnxq.commands.results import show
-from onnxq.config import load_config
 from onnxq.graph import name_nodes
 from onnxq.graph.precision.widen import emulate_types
-from onnxq.plan import KeepReason, to_json
+from onnxq.plan import KeepReason, from_json, to_json
 from onnxq.report.terminal import TextView
 from onnxq.runtime import Session
 from tests.backends.graphs import model
@@ -42,26 +41,13 @@ def images(count: int = 8) -> dict[str, Any]:
     return {"x": np.random.default_rng(1).standard_normal((count, 32, 14, 14)).astype(np.float32)}
 
 
-def with_constants(text: str, weights: dict[str, tuple[int, ...]], **values: Any) -> onnx.ModelProto:
-    """A model with random weights, and constants of these values."""
-    shapes = {name: np.shape(value) for name, value in values.items()}
-    proto = model(text, weights={**weights, **shapes})
-    for tensor in proto.graph.initializer:
-        if tensor.name in values:
-            tensor.CopyFrom(numpy_helper.from_array(np.asarray(values[tensor.name], np.float32), tensor.name))
-    return proto
-
-
 def narrowed(proto: onnx.ModelProto, kind: int) -> onnx.ModelProto:
     """The model as a float16 or bfloat16 export has it."""
     out = onnx.ModelProto.FromString(proto.SerializeToString())
-    dtype = onnx.helper.tensor_dtype_to_np_dtype(kind)
     for tensor in out.graph.initializer:
         if tensor.data_type == TensorProto.FLOAT:
-            value = numpy_helper.to_array(tensor).astype(dtype)
-            tensor.CopyFrom(
-                onnx.TensorProto(name=tensor.name, data_type=kind, dims=value.shape, raw_data=value.tobytes())
-            )
+            value = numpy_helper.to_array(tensor).astype(helper.tensor_dtype_to_np_dtype(kind))
+            tensor.CopyFrom(numpy_helper.from_array(value, tensor.name))
     for value in (*out.graph.input, *out.graph.output):
         value.type.tensor_type.elem_type = kind
     return out
@@ -71,22 +57,23 @@ def types(proto: onnx.ModelProto) -> Counter[str]:
     return Counter(TensorProto.DataType.Name(tensor.data_type) for tensor in proto.graph.initializer)
 
 
-def kept(result: onnxq.Result) -> dict[str, KeepReason]:
+def find_kept(result: onnxq.Result) -> dict[str, KeepReason]:
+    """The nodes that stay in float32, and why."""
     assert result.plan.precision is not None
     return {one.node: one.reason for one in result.plan.precision.kept}
 
 
-def summary(result: onnxq.Result) -> str:
+def show_text(result: Any) -> str:
     stream = io.StringIO()
-    show(result.report, TextView(stream=stream, width=200))
+    show(result, TextView(stream=stream, width=200))
     return stream.getvalue()
 
 
-def sqnr(result: onnxq.Result) -> float:
+def find_worst_db(result: onnxq.Result) -> float:
     return min(check.sqnr_db[0] for check in result.report.checks)
 
 
-def emulated_sqnr(result: onnxq.Result, float_model: onnx.ModelProto, data: dict[str, Any]) -> float:
+def measure_emulated_db(result: onnxq.Result, float_model: onnx.ModelProto, data: dict[str, Any]) -> float:
     """Of the file itself, rounded as its types round, against the float model: nothing of the report is used."""
     runs = [Session(one, optimize=False).run(data) for one in (float_model, emulate_types(name_nodes(result.model)))]
     name = float_model.graph.output[0].name
@@ -94,8 +81,20 @@ def emulated_sqnr(result: onnxq.Result, float_model: onnx.ModelProto, data: dict
     return float(10 * np.log10((wanted**2).sum() / max(((wanted - got) ** 2).sum(), 1e-300)))
 
 
+def quantize_fast(
+    net: onnx.ModelProto, data: dict[str, Any], config: str, *said: str, least: float = 28.0, **overrides: Any
+) -> onnxq.Result:
+    """The quantized model, of `least` dB as its types round, whose summary says all of `said`."""
+    result = onnxq.quantize(net, data, config, overrides={"effort": "fast", **overrides})
+    assert measure_emulated_db(result, net, data) > least
+    text = show_text(result.report)
+    assert [sentence for sentence in said if sentence not in text] == []
+    return result
+
+
 def test_trt_has_float16_around_int8() -> None:
-    result = onnxq.quantize(convs(), images(), "trt-int8", overrides={"effort": "fast"})
+    told = "5 nodes compute in float16"
+    result = quantize_fast(convs(), images(), "trt-int8", told, least=30)
     # The input is quantized in its own type; the output gets it back.
     wide_ones = [tensor.name for tensor in result.model.graph.initializer if tensor.data_type == TensorProto.FLOAT]
     assert wide_ones == ["x/scale"]
@@ -105,35 +104,19 @@ def test_trt_has_float16_around_int8() -> None:
     wide = onnxq.quantize(convs(), images(), "trt-int8", overrides={"effort": "fast", "high_precision": "float32"})
     assert types(wide.model)["FLOAT16"] == 0
     assert wide.plan.precision is None
-    assert sqnr(result) > sqnr(wide) - 0.5
-    assert emulated_sqnr(result, convs(), images()) > 30
-    assert "5 nodes compute in float16" in summary(result)
-
-
-def test_plan_is_carried_out_again_to_the_byte() -> None:
-    result = onnxq.quantize(convs(), images(), "trt-int8", overrides={"effort": "fast"})
-    read = onnxq.plan.from_json(to_json(result.plan))  # type: ignore[attr-defined]
-    assert read == result.plan
-    assert onnxq.apply(convs(), read).model.SerializeToString() == result.model.SerializeToString()
-
-
-def test_dry_run_shows_the_types(capsys: pytest.CaptureFixture[str]) -> None:
-    from onnxq.commands.results import show
-
+    assert find_worst_db(result) > find_worst_db(wide) - 0.5
+    # A dry run and the file itself say the same, and the plan gives the file again.
     planned = onnxq.make_plan(convs(), images(), "trt-int8")
     assert planned.precision is not None
     assert planned.precision.nodes == 5
-    show(planned)
-    assert "float16" in capsys.readouterr().out
-
-
-def test_inspect_reads_the_types_from_the_file(capsys: pytest.CaptureFixture[str]) -> None:
-    result = onnxq.quantize(convs(), images(), "trt-int8", overrides={"effort": "fast"})
+    assert "float16" in show_text(planned)
     found = onnxq.inspect(result.model)
     assert found.float_types == result.plan.precision
     assert {pair.bits for pair in found.pairs} == {8}
-    show(found)
-    assert "5 nodes compute in float16" in capsys.readouterr().out
+    assert told in show_text(found)
+    read = from_json(to_json(result.plan))
+    assert read == result.plan
+    assert onnxq.apply(convs(), read).model.SerializeToString() == result.model.SerializeToString()
 
 
 def test_inputs_and_outputs_change_type_when_asked() -> None:
@@ -141,22 +124,20 @@ def test_inputs_and_outputs_change_type_when_asked() -> None:
     assert "Cast" not in {node.op_type for node in result.model.graph.node}
     values = (*result.model.graph.input, *result.model.graph.output)
     assert {value.type.tensor_type.elem_type for value in values} == {TensorProto.FLOAT16}
-    assert sqnr(result) > 30
+    assert find_worst_db(result) > 30
 
 
-def test_preset_converts_without_pairs() -> None:
-    result = onnxq.quantize(convs(), images(), "trt-fp16")
+def test_models_are_converted_without_pairs() -> None:
+    result = quantize_fast(convs(), images(), "trt-fp16", least=55)
     assert not result.plan.sites
     assert result.model.ByteSize() < 0.6 * convs().ByteSize()
-    assert "nothing was quantized" not in summary(result)
+    assert "nothing was quantized" not in show_text(result.report)
     assert types(result.model) == {"FLOAT16": 3}
-    assert emulated_sqnr(result, convs(), images()) > 55
-
-
-def test_ort_with_float16_when_asked() -> None:
-    assert onnxq.quantize(convs(), images(), overrides={"effort": "fast", "latency": False}).plan.precision is None
-    asked = load_config("ort-int8", {"high_precision": "float16", "mode": "float", "effort": "fast"})
-    assert types(onnxq.quantize(convs(), images(), asked, overrides={"latency": False}).model) == {"FLOAT16": 3}
+    # ONNX Runtime has float16 only where it is asked for.
+    fast = {"effort": "fast", "latency": False}
+    assert onnxq.quantize(convs(), images(), overrides=fast).plan.precision is None
+    asked = onnxq.quantize(convs(), images(), overrides={**fast, "high_precision": "float16", "mode": "float"})
+    assert types(asked.model) == {"FLOAT16": 3}
 
 
 RESIDUAL = """g (float[N,8,64] x) => (float[N,8,64] y) {
@@ -171,20 +152,19 @@ RESIDUAL = """g (float[N,8,64] x) => (float[N,8,64] y) {
 }"""
 
 
-def test_residual_stream_beyond_float16() -> None:
-    weights = {"w": (64, 64), "v": (64, 64)}
-    net = with_constants(RESIDUAL, weights, big=1e5, g=np.ones(64), z=np.zeros(64))
+@pytest.mark.parametrize(("config", "casts"), [("trt-int8", 2), ("trt-fp16", 4)])
+def test_residual_stream_beyond_float16(config: str, casts: int) -> None:
+    weights = random_weights({"w": (64, 64), "v": (64, 64)})
+    net = parse(RESIDUAL, big=1e5, g=np.ones(64, np.float32), z=np.zeros(64, np.float32), **weights)
     data = {"x": np.random.default_rng(2).standard_normal((8, 8, 64)).astype(np.float32)}
-    for config in ("trt-int8", "trt-fp16"):
-        result = onnxq.quantize(net, data, config, overrides={"effort": "fast"})
-        reasons = kept(result)
-        assert [reasons[name] for name in ("mul0", "add3", "layernormalization1")] == [KeepReason.OVERFLOW] * 3
-        assert not {"matmul2", "matmul5"} & set(reasons)
-        assert emulated_sqnr(result, net, data) > 30
-        assert "float32: values near or beyond the largest float16" in summary(result)
-        # The stream is float32: a Cast in front of each sum, and behind each norm where no pair is.
-        casts = sum(node.op_type == "Cast" for node in result.model.graph.node)
-        assert casts == (2 if config == "trt-int8" else 4)
+    said = "float32: values near or beyond the largest float16"
+    result = quantize_fast(net, data, config, said, least=30)
+    reasons = find_kept(result)
+    stream = ("u/Mul", "s/Add", "a/LayerNormalization")
+    assert [reasons[name] for name in stream] == [KeepReason.OVERFLOW] * 3
+    assert not {"m/MatMul", "n/MatMul"} & set(reasons)
+    # The stream is float32: a Cast in front of each sum, and behind each norm where no pair is.
+    assert sum(node.op_type == "Cast" for node in result.model.graph.node) == casts
 
 
 MASKED = """g (float[N,2,8,16] q, float[N,1,1,8] keep) => (float[N,2,8,16] y) {
@@ -199,19 +179,16 @@ MASKED = """g (float[N,2,8,16] q, float[N,1,1,8] keep) => (float[N,2,8,16] y) {
 
 
 def test_masks_of_the_lowest_float32() -> None:
-    net = with_constants(MASKED, {}, one=1.0, lowest=np.finfo(np.float32).min)
+    net = parse(MASKED, one=1.0, lowest=float(np.finfo(np.float32).min))
     rng = np.random.default_rng(3)
     keep = (rng.random((8, 1, 1, 8)) < 0.7).astype(np.float32)
     keep[..., 0] = 1
     data = {"q": rng.standard_normal((8, 2, 8, 16)).astype(np.float32), "keep": keep}
-    result = onnxq.quantize(net, data, "trt-fp16")
-    assert kept(result)["mul3"] is KeepReason.OVERFLOW
+    said = ("mask/Mul: -3.4e+38", "limited to what float16 holds")
+    reasons = find_kept(quantize_fast(net, data, "trt-fp16", *said, least=55))
+    assert reasons["mask/Mul"] is KeepReason.OVERFLOW
     # Scores, Softmax and values stay one kernel: the mask is limited where they read it.
-    assert not {"matmul1", "add4", "softmax5", "matmul6"} & set(kept(result))
-    assert emulated_sqnr(result, net, data) > 55
-    told = summary(result)
-    assert "mul3: -3.4e+38" in told
-    assert "limited to what float16 holds" in told
+    assert not {"s/MatMul", "m/Add", "p/Softmax", "y/MatMul"} & set(reasons)
 
 
 GROUPED = f"""g (float[N,32,14,14] x) => (float[N,32,14,14] y) {{
@@ -225,11 +202,9 @@ GROUPED = f"""g (float[N,32,14,14] x) => (float[N,32,14,14] y) {{
 @pytest.mark.parametrize("config", ["trt-int8", "trt-fp16"])
 def test_grouped_convolutions(config: str) -> None:
     net = model(GROUPED, weights={"w": (32, 8, 3, 3), "d": (32, 1, 3, 3), "v": (32, 32, 3, 3), "b": (32,)})
-    result = onnxq.quantize(net, images(), config, overrides={"effort": "fast"})
-    assert kept(result)["conv0"] is KeepReason.KERNEL
-    assert not {"conv2", "conv3"} & set(kept(result))
-    assert emulated_sqnr(result, net, images()) > 25
-    assert "grouped convolutions" in summary(result)
+    reasons = find_kept(quantize_fast(net, images(), config, "grouped convolutions", least=25))
+    assert reasons["conv0"] is KeepReason.KERNEL
+    assert not {"conv2", "conv3"} & set(reasons)
 
 
 def rescaled(proto: onnx.ModelProto, **factors: float) -> onnx.ModelProto:
@@ -243,49 +218,45 @@ def rescaled(proto: onnx.ModelProto, **factors: float) -> onnx.ModelProto:
 def test_values_below_the_normal_numbers(config: str) -> None:
     """Values of 1e-5 have scales of 1e-7, which float16 would round by a fifth."""
     net, data = rescaled(convs(), b=0.0), {"x": images()["x"] * np.float32(3e-6)}
-    result = onnxq.quantize(net, data, config, overrides={"effort": "fast"})
+    result = quantize_fast(net, data, config, "values too small for float16")
     scales = [float(site.qparams.scale.max()) for site in result.plan.sites if site.qparams]
     assert min(scales, default=1e-7) < 2e-7
-    assert set(kept(result).values()) == {KeepReason.SMALL}
-    assert emulated_sqnr(result, net, data) > 28
-    assert "values too small for float16" in summary(result)
+    assert set(find_kept(result).values()) == {KeepReason.SMALL}
 
 
 def test_weight_scales_that_lose_digits() -> None:
     net = rescaled(convs(), b=0.0, w=1e-3, v=1e3)
-    result = onnxq.quantize(net, images(), "trt-int8", overrides={"effort": "fast"})
-    assert {name for name, reason in kept(result).items() if reason is KeepReason.SCALE} >= {"conv0", "conv4"}
-    assert emulated_sqnr(result, net, images()) > 28
-    assert "a scale of what it reads" in summary(result)
+    reasons = find_kept(quantize_fast(net, images(), "trt-int8", "a scale of what it reads"))
+    assert {name for name, reason in reasons.items() if reason is KeepReason.SCALE} >= {"conv0", "conv4"}
 
 
 def test_rules_name_nodes_that_stay_in_float32() -> None:
-    config = load_config("trt-fp16", {"rules": [{"node": "conv2", "set": {"high_precision": "float32"}}]})
-    result = onnxq.quantize(convs(), images(), config)
-    assert kept(result)["conv2"] is KeepReason.RULE
-    assert "rule node=conv2" in summary(result)
-    alone = load_config("trt-int8", {"rules": [{"node": "conv2", "set": {"high_precision": "float32"}}]})
-    quantized = onnxq.quantize(convs(), images(), alone, overrides={"effort": "fast"})
+    rules = [{"node": "conv2", "set": {"high_precision": "float32"}}]
+    result = onnxq.quantize(convs(), images(), "trt-fp16", overrides={"rules": rules})
+    assert find_kept(result)["conv2"] is KeepReason.RULE
+    assert "rule node=conv2" in show_text(result.report)
+    quantized = onnxq.quantize(convs(), images(), "trt-int8", overrides={"rules": rules, "effort": "fast"})
     assert any(edge.node == "conv2" for site in quantized.plan.sites for edge in site.consumers or ())
 
 
 @pytest.mark.parametrize("target", ["ort", "trt"])
-@pytest.mark.parametrize("kind", [TensorProto.FLOAT16, TensorProto.BFLOAT16])
-def test_narrow_exports_are_quantized_as_float32_ones(kind: int, target: str) -> None:
+def test_narrow_exports_are_quantized_as_float32_ones(target: str) -> None:
     """Every pass runs, as accurately; inputs and outputs keep their types; the plan is of the same network."""
-    export = narrowed(convs(), kind)
-    wide = onnxq.quantize(convs(), images(), overrides={"target": target, "latency": False, "min_sqnr": 10})
-    result = onnxq.quantize(export, images(), overrides={"target": target, "latency": False, "min_sqnr": 10})
-    assert result.report.promotion is not None
-    assert result.report.promotion.met
-    assert {line.partition(":")[0] for line in result.report.accounts} >= {"ranges", "rounding"}
-    assert sqnr(result) > sqnr(wide) - (0.5 if kind == TensorProto.FLOAT16 else 3)
-    assert result.model.graph.input == export.graph.input
-    assert result.model.graph.output == export.graph.output
-    assert {str(s.site) for s in result.plan.sites if s.role == "weight"} == {"w", "v"}
-    if target == "trt":
-        assert types(result.model)[TensorProto.DataType.Name(kind)] > 0
-    onnx.checker.check_model(result.model, full_check=True)
+    how = {"target": target, "latency": False, "min_sqnr": 10}
+    wide = onnxq.quantize(convs(), images(), overrides=how)
+    for kind, tolerance in ((TensorProto.FLOAT16, 0.5), (TensorProto.BFLOAT16, 3)):
+        export = narrowed(convs(), kind)
+        result = onnxq.quantize(export, images(), overrides=how)
+        assert result.report.promotion is not None
+        assert result.report.promotion.met
+        assert {line.partition(":")[0] for line in result.report.accounts} >= {"ranges", "rounding"}
+        assert find_worst_db(result) > find_worst_db(wide) - tolerance
+        assert result.model.graph.input == export.graph.input
+        assert result.model.graph.output == export.graph.output
+        assert {str(site.site) for site in result.plan.sites if site.role == "weight"} == {"w", "v"}
+        if target == "trt":
+            assert types(result.model)[TensorProto.DataType.Name(kind)] > 0
+        onnx.checker.check_model(result.model, full_check=True)
 
 
 GELU = """g (float[N,16,64] x) => (float[N,16,64] y) {
@@ -302,13 +273,12 @@ GELU = """g (float[N,16,64] x) => (float[N,16,64] y) {
 @pytest.mark.parametrize("kind", [TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16])
 def test_constants_of_a_chain_are_known_in_the_type_they_were_rounded_to(kind: int) -> None:
     """The root of 2 in float16 is 1e-4 away from itself."""
-    net = with_constants(GELU, {"w": (64, 64), "v": (64, 64)}, root=2**0.5, one=1.0, half=0.5)
+    net = parse(GELU, root=2**0.5, one=1.0, half=0.5, **random_weights({"w": (64, 64), "v": (64, 64)}))
     export = net if kind == TensorProto.FLOAT else narrowed(net, kind)
     samples = {"x": np.random.default_rng(1).standard_normal((6, 16, 64)).astype(np.float32)}
     result = onnxq.quantize(export, samples, overrides={"effort": "fast", "latency": False})
     made = {node.op_type for node in result.model.graph.node}
-    assert "Gelu" in made
-    assert "Erf" not in made
+    assert made & {"Gelu", "Erf"} == {"Gelu"}
 
 
 def test_metric_sees_models_in_their_own_types() -> None:
@@ -344,11 +314,10 @@ def test_group_normalization_has_the_type_of_what_stands_around_it(config: str) 
     }}"""
     # Before opset 21 it scales groups, not channels.
     proto = parse(text, opset=21, **random_weights({**CONV_WEIGHTS, "scale": (32,), "shift": (32,)}))
-    result = onnxq.quantize(proto, images(), config, overrides={"effort": "fast"})
+    result = quantize_fast(proto, images(), config, least=25)
     Session(result.model, optimize=False)
-    assert kept(result) == {}
-    assert sqnr(result) > 25
-    assert emulated_sqnr(result, proto, images()) > 25
+    assert find_kept(result) == {}
+    assert find_worst_db(result) > 25
 
 
 CAST_FIRST = """g (KIND[N,64] x) => (float[N,64] y, KIND[N,64] z) {
@@ -370,10 +339,9 @@ def test_an_input_that_is_cast_first_keeps_its_type(kind: int, overrides: dict[s
     values = np.random.default_rng(1).standard_normal((8, 64))
     data = {"x": values.astype(helper.tensor_dtype_to_np_dtype(kind))}
     result = onnxq.quantize(proto, data, overrides={"effort": "fast", "latency": False, **overrides})
-    assert [list(part) for part in (result.model.graph.input, result.model.graph.output)] == [
-        list(part) for part in (proto.graph.input, proto.graph.output)
-    ]
-    assert sqnr(result) > 25
+    assert list(result.model.graph.input) == list(proto.graph.input)
+    assert list(result.model.graph.output) == list(proto.graph.output)
+    assert find_worst_db(result) > 25
     assert [check.name for check in result.report.checks] == ["y", "z"]
     again = onnxq.apply(proto, result.plan, data, overrides={"latency": False})
     assert again.model.SerializeToString() == result.model.SerializeToString()

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from onnx import numpy_helper
 
 import onnxq
 from onnxq.errors import ModelError
@@ -20,6 +20,7 @@ from onnxq.graph.subgraph import Cutter
 from onnxq.passes.equalization import smoothquant
 from onnxq.passes.patterns import View
 from onnxq.passes.rounding import sequential
+from tests.graph.kit import model
 
 WIDTH, LAYERS = 128, 4
 
@@ -34,27 +35,16 @@ def small_limits(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def make_model(path: Path, *, external: bool, outlier: float = 1.0, layers: int = LAYERS) -> Path:
     """Residual blocks of LayerNormalization, MatMul and Tanh."""
-    rng, nodes, tensors, x = np.random.default_rng(0), [], [], "x"
+    rng, text, arrays, x = np.random.default_rng(0), "", {}, "x"
     for k in range(layers):
         weight = rng.standard_normal((WIDTH, WIDTH)).astype(np.float32) / 8
         weight[3, 5] *= outlier if k == 1 else 1.0
-        tensors += [
-            numpy_helper.from_array(weight, f"w{k}"),
-            numpy_helper.from_array(np.ones(WIDTH, np.float32), f"g{k}"),
-        ]
-        nodes += [
-            helper.make_node("LayerNormalization", [x, f"g{k}"], [f"n{k}"], f"norm{k}"),
-            helper.make_node("MatMul", [f"n{k}", f"w{k}"], [f"m{k}"], f"matmul{k}"),
-            helper.make_node("Tanh", [f"m{k}"], [f"t{k}"], f"tanh{k}"),
-            helper.make_node("Add", [x, f"t{k}"], [f"x{k}"], f"add{k}"),
-        ]
+        arrays |= {f"w{k}": weight, f"g{k}": np.ones(WIDTH, np.float32)}
+        text += f"""[norm{k}] n{k} = LayerNormalization({x}, g{k}) [matmul{k}] m{k} = MatMul(n{k}, w{k})
+            [tanh{k}] t{k} = Tanh(m{k}) [add{k}] x{k} = Add({x}, t{k}) """
         x = f"x{k}"
-    values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n", WIDTH]) for name in ("x", x)]
-    model = helper.make_model(
-        helper.make_graph(nodes, "main", values[:1], values[1:], tensors),
-        opset_imports=[helper.make_opsetid("", 17)], ir_version=8,
-    )  # fmt: skip
-    onnx.save(model, path, save_as_external_data=external, location=path.name + "_data", size_threshold=1024)
+    proto = model(f"main (float[n,{WIDTH}] x) => (float[n,{WIDTH}] {x}) {{ {text} }}", **arrays)
+    onnx.save(proto, path, save_as_external_data=external, location=path.name + "_data", size_threshold=1024)
     return path
 
 
@@ -92,10 +82,8 @@ def test_large_weights_stay_in_their_files(tmp_path: Path, small_limits: None) -
         path.with_name(path.name + "_data").unlink(missing_ok=True)
         path.unlink()
         mine, other = get_index(name_nodes(model.light)), get_index(name_nodes(whole.proto))
-        for tensor in (
-            tensor for node in other.nodes for k in (1,) if (tensor := other.find_input(node, k)) is not None
-        ):
-            np.testing.assert_array_equal(mine.find_constant(tensor), other.find_constant(tensor))
+        for tensor in (tensor for node in other.nodes for k in (1,) if (tensor := other.input(node, k)) is not None):
+            np.testing.assert_array_equal(mine.constant(tensor), other.constant(tensor))
 
 
 def test_smoothing_holds_one_weight_at_a_time(tmp_path: Path, small_limits: None) -> None:
@@ -112,8 +100,7 @@ def test_smoothing_holds_one_weight_at_a_time(tmp_path: Path, small_limits: None
     # In float64 one weight has 131 kB, and all have 3 MB; the graph itself takes some.
     assert peak < 12 * 8 * WIDTH**2
     index = get_index(after)
-    (weight,) = (index.find_constant(one) for node in index.nodes if node.name == "matmul3"
-                 and (one := index.find_input(node, 1)) is not None)  # fmt: skip
+    weight = index.input_value(index.find_node("matmul3"), 1)
     before = numpy_helper.to_array(onnx.load(tmp_path / "model.onnx").graph.initializer[6])
     np.testing.assert_array_equal(weight, 2 * before)
 

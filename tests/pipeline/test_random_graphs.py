@@ -13,11 +13,10 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
 import onnxq
-from onnxq.config import Config, Rule, RuleSet, load_config
+from onnxq.config import load_config
 from onnxq.plan import from_json, to_json
 from tests.cpus.kernels import cpu_saturates
 
-FORCED = (Rule(op=("*",), set=RuleSet(quantize=True)),)
 # Averages of noise around zero are small beside the levels of what they are computed from: 15 dB have been seen.
 FLOOR_DB = 12.0
 SAMPLES = 24
@@ -214,12 +213,7 @@ def model(b: Builder, inputs: dict[str, Shape], outputs: list[str], batch: int |
 
 def samples(proto: onnx.ModelProto) -> dict[str, np.ndarray]:
     rng = np.random.default_rng(7)
-    names = [value.name for value in proto.graph.input]
-    return {name: rng.standard_normal((SAMPLES, 8, 6, 6)).astype(np.float32) for name in names}
-
-
-def configured(target: str) -> Config:
-    return load_config(f"{target}-int8").model_copy(update={"rules": FORCED})
+    return {value.name: rng.standard_normal((SAMPLES, 8, 6, 6)).astype(np.float32) for value in proto.graph.input}
 
 
 @pytest.mark.parametrize("target", ["ort", "trt"])
@@ -230,7 +224,7 @@ def configured(target: str) -> Config:
 )
 @given(proto=graphs())
 def test_any_graph_is_quantized_soundly(target: str, proto: onnx.ModelProto) -> None:
-    config = configured(target)
+    config = load_config(f"{target}-int8", {"rules": [{"op": "*", "set": {"quantize": True}}]})
     before = proto.SerializeToString()
     result = onnxq.quantize(proto, samples(proto), config, overrides={"latency": False})
     assert proto.SerializeToString() == before

@@ -1,4 +1,4 @@
-"""Results as text: short where a notebook prints them, whole by one function."""
+"""Results as text: short where a notebook prints them, whole by one function, with a line for each pass."""
 
 from __future__ import annotations
 
@@ -10,9 +10,12 @@ import pytest
 from onnx import parser
 
 import onnxq
+from onnxq.config import Config
 from onnxq.errors import ConfigError
+from onnxq.passes.equalization import passes
+from onnxq.passes.registry import PASSES
 from onnxq.wording import abbreviate
-from tests.pipeline.models import images, residual
+from tests.pipeline.models import BALANCED, EVERYTHING, images, quantize, residual
 
 RULES = [{"op": "*", "set": {"quantize": True}}]
 
@@ -76,3 +79,29 @@ def test_what_is_no_result_has_no_summary() -> None:
     with pytest.raises(ConfigError, match="ModelProto has no summary") as caught:
         onnxq.summarize(model)
     assert caught.value.code == "Q304"
+
+
+def test_every_pass_has_a_line_and_none_has_two() -> None:
+    result = quantize(residual(), images(24), BALANCED)
+    names = [line.partition(":")[0] for line in result.report.accounts]
+    assert names == [entry.name for entry in PASSES if entry.name in names]
+    wanted = {"cross_layer_equalization", "bias_absorption", "smoothquant", "ranges", "sensitive_ops", "rounding"}
+    assert wanted <= set(names)
+    text = onnxq.summarize(result)
+    assert all(line in text for line in result.report.accounts)
+    assert not any(line.startswith(tuple(f"{name}:" for name in names)) for line in result.report.rewrites)
+    # Where no pass was asked for there is none.
+    assert quantize(residual(), images(8)).report.accounts == ()
+
+
+def test_a_rollback_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    scores = iter([30.0, 20.0, 30.0, 30.0, 30.0])
+    monkeypatch.setattr(passes, "_score", lambda *_: next(scores))
+    text = onnxq.summarize(quantize(residual(), images(24), BALANCED))
+    assert "cross_layer_equalization: rolled back: 30.0 to 20.0 dB in a trial" in text
+
+
+@pytest.mark.parametrize(("config", "told"), [(EVERYTHING, False), (BALANCED, True)])
+def test_a_dry_run_says_what_it_leaves_out(config: Config, told: bool) -> None:
+    plan = onnxq.make_plan(residual(), images(8), config)
+    assert any("is not in this plan" in line for line in plan.warnings) == told

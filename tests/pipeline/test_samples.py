@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import numpy as np
-import onnx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from onnx import parser
 
 from onnxq.config import load_config
 from onnxq.pipeline.prepared import load_state, read_data
+from tests.graph.kit import model
+
+TEXT = "g (float[1, 4] x) => (float[1, 4] y) { y = Relu(x) }"
 
 
-def _model() -> onnx.ModelProto:
-    return parser.parse_model(
-        '<ir_version: 8, opset_import: ["" : 17]> g (float[1, 4] x) => (float[1, 4] y) { y = Relu(x) }'
-    )
-
-
-PREPARED = load_state(_model())
+PREPARED = load_state(model(TEXT))
 
 
 def _ids(dataset) -> set[float]:
@@ -77,8 +72,7 @@ def test_what_samples_leaves_over_is_used_first() -> None:
 
 
 def test_holdout_0_says_that_the_samples_were_seen() -> None:
-    config = load_config("ort-int8").model_copy(update={"effort": "balanced"})
-    config = config.model_copy(update={"verify": config.verify.model_copy(update={"holdout": 0})})
+    config = load_config("ort-int8", {"effort": "balanced", "verify.holdout": 0})
     inputs = read_data(PREPARED, {"x": np.ones((8, 1, 4), np.float32)}, config)
     assert len(inputs.test) == 8
     assert inputs.seen == "calibration"

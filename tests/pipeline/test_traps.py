@@ -2,384 +2,221 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper, parser
+from onnx import TensorProto, helper, numpy_helper
 
 import onnxq
-from onnxq.config import Config, Rule
+from onnxq.config import Rule
 from onnxq.errors import CalibrationError, DataError
 from onnxq.runtime import Session, optimize_graph
+from tests.graph.kit import model
+from tests.passes.kit import random_weights
+from tests.pipeline.models import BALANCED, assert_faithful, images, quantize, to_bytes
+from tests.pipeline.requantized import kernels
 
-EVERYTHING = Config(rules=(Rule(op="*", set={"quantize": True}),))  # type: ignore[arg-type]
-RNG = np.random.default_rng(0)
-
-
-@pytest.fixture(autouse=True)
-def same_weights() -> None:
-    """Weights do not depend on which tests ran before."""
-    RNG.bit_generator.state = np.random.default_rng(0).bit_generator.state
-
-
-def build(text: str, arrays: dict[str, np.ndarray], opset: int = 17) -> onnx.ModelProto:
-    proto = parser.parse_model(f'<ir_version: 8, opset_import: ["" : {opset}]>\n{text}')
-    proto.graph.initializer.extend(numpy_helper.from_array(value, name) for name, value in arrays.items())
-    return proto
+MAP, SAME = "float[N,32,8,8]", "Conv <pads=[1,1,1,1]>"
+CONVS = f"g ({MAP} x) => ({MAP} y) {{ a = {SAME}(x, w) r = Relu(a) y = {SAME}(r, v) }}"
+WEIGHTS = random_weights({"w": (32, 32, 3, 3), "v": (32, 32, 3, 3)})
+DATA = images(8, seed=3)
+VECTORS = {"x": np.random.default_rng(0).standard_normal((64, 128)).astype(np.float32)}
 
 
-def normal(*shape: int) -> np.ndarray:
-    return (RNG.standard_normal(shape) / np.sqrt(max(1, np.prod(shape[1:])))).astype(np.float32)
-
-
-def images(count: int = 8, channels: int = 32, size: int = 8) -> dict[str, np.ndarray]:
-    return {"x": np.random.default_rng(3).standard_normal((count, channels, size, size)).astype(np.float32)}
-
-
-CONVS = """g (float[N,32,8,8] x) => (float[N,32,8,8] y) {
-    a = Conv <pads=[1,1,1,1]>(x, w)
-    r = Relu(a)
-    y = Conv <pads=[1,1,1,1]>(r, v)
-}"""
-
-
-def kernels(result: onnxq.Result) -> Counter[str]:
-    return Counter(node.op_type for node in optimize_graph(result.model).graph.node)
-
-
-def good(result: onnxq.Result, least: float = 28.0) -> None:
-    """The answers are the float model's, with ORT's optimizations off and on."""
-    assert result.report.checks
-    for check in result.report.checks:
-        assert min(check.sqnr_db) > least, check
-        assert check.agreement_db > 35, check
+def convs() -> onnx.ModelProto:
+    return model(CONVS, **WEIGHTS)
 
 
 def test_names_that_are_taken_are_not_reused() -> None:
     """A user's own tensor called like our scale must not become the scale (elsewhere: 0.01 dB)."""
-    proto = build(
-        """g (float[N,32,8,8] x) => (float[N,32,8,8] y) {
-            a = Conv <pads=[1,1,1,1]>(x, w)
-            b = Mul(a, "r/scale")
-            r = Relu(b)
-            y = Conv <pads=[1,1,1,1]>(r, v)
-        }""".replace('"r/scale"', "s"),
-        {"w": normal(32, 32, 3, 3), "v": normal(32, 32, 3, 3), "s": np.abs(normal(32, 1, 1)) + 0.5},
-    )
-    taken = {"s": "r/scale"}
-    for node in proto.graph.node:
-        node.input[:] = [taken.get(name, name) for name in node.input]
-    next(t for t in proto.graph.initializer if t.name == "s").name = "r/scale"
+    text = f"g ({MAP} x) => ({MAP} y) {{ a = {SAME}(x, w) b = Mul(a, s) r = Relu(b) y = {SAME}(r, v) }}"
+    factors = np.random.default_rng(0).uniform(0.5, 1.5, (32, 1, 1)).astype(np.float32)
+    proto = model(text, s=factors, **WEIGHTS)
+    proto.graph.node[1].input[1] = proto.graph.initializer[0].name = "r/scale"
     proto.graph.node[0].name = "r/QuantizeLinear"
-    config = Config(skip=("scalars",), rules=EVERYTHING.rules)
-    result = onnxq.quantize(proto, images(), config, overrides={"latency": False})
-    good(result)
-    names = Counter(node.name for node in result.model.graph.node)
-    assert max(names.values()) == 1
-    kept = {t.name: numpy_helper.to_array(t) for t in result.model.graph.initializer}
-    np.testing.assert_array_equal(kept["r/scale"], numpy_helper.to_array(proto.graph.initializer[2]))
+    result = quantize(proto, DATA, BALANCED, skip=["scalars"])
+    assert_faithful(result, 28)
+    names = [node.name for node in result.model.graph.node]
+    assert len(set(names)) == len(names)
+    kept = {tensor.name: numpy_helper.to_array(tensor) for tensor in result.model.graph.initializer}
+    np.testing.assert_array_equal(kept["r/scale"], factors)
 
 
 @pytest.mark.parametrize("embeddings", ["float", "int8"])
 def test_tied_embedding_quantizes_the_head(embeddings: str) -> None:
     """Gather and Gemm on one table, with a copy for the Gemm or without (elsewhere: a model that fails at run time)."""
-    table = normal(500, 64)
-    proto = build(
-        """g (int64[N] ids) => (float[N,500] y) {
-            e = Gather(table, ids)
-            y = Gemm <transB=1>(e, table, b)
-        }""",
-        {"table": table, "b": normal(500)},
+    text = "g (int64[N] ids) => (float[N,500] y) { e = Gather(table, ids) y = Gemm <transB=1>(e, table, b) }"
+    proto = model(text, **random_weights({"table": (500, 64), "b": (500,)}))
+    ids = np.random.default_rng(0).integers(0, 500, 128)
+    result = quantize(proto, {"ids": ids}, BALANCED, embeddings=embeddings)
+    assert_faithful(result, 28)
+    assert kernels(result.model)["QGemm"] == 1
+    stored = {tensor.name: tensor.data_type for tensor in result.model.graph.initializer if tensor.dims == [500, 64]}
+    assert stored.get("table") == (TensorProto.FLOAT if embeddings == "float" else None)
+    assert stored["table/quantized"] == TensorProto.INT8
+
+
+@pytest.mark.parametrize(
+    ("text", "axes"),
+    [
+        # MatMul reads columns, Gemm with transB rows (elsewhere 0.1 dB when optimized).
+        ("y = MatMul(x, w) z = Gemm <transB=1>(x, w, b)", {"y/MatMul/in1": 1, "z/Gemm/in1": 0}),
+        ("y = MatMul(x, w) r = Relu(y) z = MatMul(r, w)", {"w": 1}),
+    ],
+    ids=["on two axes", "on one"],
+)
+def test_a_weight_with_two_readers_is_stored_once_for_each_axis(text: str, axes: dict[str, int]) -> None:
+    rng = np.random.default_rng(0)
+    weights = random_weights({"w": (128, 128), "b": (128,)})
+    weights["w"] *= np.exp(rng.uniform(-3, 3, (128, 1))).astype(np.float32)
+    result = quantize(
+        model(f"g (float[N,128] x) => (float[N,128] y, float[N,128] z) {{ {text} }}", **weights), VECTORS, BALANCED
     )
-    ids = np.random.default_rng(0).integers(0, 500, (8, 16))
-    settings = {"latency": False, "embeddings": embeddings}
-    result = onnxq.quantize(proto, {"ids": ids.reshape(-1)}, EVERYTHING, overrides=settings)
-    good(result)
-    assert kernels(result)["QGemm"] == 1
-    held = {t.name: t.data_type for t in result.model.graph.initializer if t.dims == [500, 64]}
-    assert held.get("table") == (TensorProto.FLOAT if embeddings == "float" else None)
-    assert held["table/quantized"] == TensorProto.INT8
+    assert_faithful(result, 28)
+    sites = [site for site in result.plan.sites if site.role == "weight"]
+    assert {str(site.site): site.spec.granularity.axis for site in sites} == axes  # type: ignore[union-attr]
 
 
-def test_one_weight_on_two_axes() -> None:
-    """MatMul reads columns, Gemm with transB rows: each gets its own axis (elsewhere 0.1 dB when optimized)."""
-    weight = (normal(128, 128) * np.exp(RNG.uniform(-3, 3, (128, 1)))).astype(np.float32)
-    proto = build(
-        """g (float[N,128] x) => (float[N,128] y, float[N,128] z) {
-            y = MatMul(x, w)
-            z = Gemm <transB=1>(x, w, b)
-        }""",
-        {"w": weight, "b": normal(128)},
-    )
-    data = {"x": np.random.default_rng(0).standard_normal((64, 128)).astype(np.float32)}
-    result = onnxq.quantize(proto, data, EVERYTHING, overrides={"latency": False})
-    good(result)
-    axes = {
-        site.consumers[0].node: site.spec.granularity.axis  # type: ignore[index, union-attr]
-        for site in result.plan.sites
-        if str(site.role) == "weight"
-    }
-    assert sorted(axes.values()) == [0, 1]
-
-
-def test_tied_weight_on_one_axis_is_stored_once() -> None:
-    proto = build(
-        """g (float[N,128] x) => (float[N,128] y) {
-            a = MatMul(x, w)
-            r = Relu(a)
-            y = MatMul(r, w)
-        }""",
-        {"w": normal(128, 128)},
-    )
-    data = {"x": np.random.default_rng(0).standard_normal((64, 128)).astype(np.float32)}
-    result = onnxq.quantize(proto, data, EVERYTHING, overrides={"latency": False})
-    good(result)
-    assert [str(site.site) for site in result.plan.sites if str(site.role) == "weight"] == ["w"]
-
-
-@pytest.mark.parametrize("bad", [np.inf, -np.inf])
-def test_overflow_in_an_activation_names_tensor_and_sample(bad: float) -> None:
+def test_overflow_in_an_activation_names_tensor_and_sample() -> None:
     """Elsewhere an inf in one batch costs the model without a word."""
-    proto = build(
-        """g (float[N,32,8,8] x) => (float[N,32,8,8] y) {
-            e = Exp(x)
-            y = Conv <pads=[1,1,1,1]>(e, w)
-        }""",
-        {"w": normal(32, 32, 3, 3)},
-    )
-    data = images()
+    proto = model(f"g ({MAP} x) => ({MAP} y) {{ e = Exp(x) y = {SAME}(e, w) }}", w=WEIGHTS["w"])
+    data = {"x": DATA["x"].copy()}
     data["x"][5, 0, 0, 0] = 200.0
     with pytest.raises(CalibrationError, match=r"(?s)\be\b.*sample 5"):
-        onnxq.quantize(proto, data, EVERYTHING, overrides={"holdout": 1})
+        quantize(proto, data, BALANCED, holdout=1)
 
 
 @pytest.mark.parametrize("target", ["ort", "trt", "virtual"])
 def test_nan_in_a_weight_of_a_float_operator_is_not_blamed_on_the_samples(target: str) -> None:
     """Three layers behind it the first scale is made; the operator itself stays float."""
-    proto = build(
-        """g (float[N,32,16,16] x) => (float[N,32,16,16] y) {
-            n = InstanceNormalization(x, scale, shift)
-            r = Relu(n)
-            a = Conv <pads=[1,1,1,1]>(r, w)
-            y = Conv <pads=[1,1,1,1]>(a, v)
-        }""",
-        {
-            "scale": np.full(32, np.nan, np.float32),
-            "shift": normal(32),
-            "w": normal(32, 32, 3, 3),
-            "v": normal(32, 32, 3, 3),
-        },
-    )
-    for data in (images(), None):
-        with pytest.raises(
-            CalibrationError, match=r"^scale: is a weight of \S+ \(InstanceNormalization\) and holds 32 NaN"
-        ):
+    text = f"""g ({MAP} x) => ({MAP} y) {{
+        n = InstanceNormalization(x, scale, shift) r = Relu(n) a = {SAME}(r, w) y = {SAME}(a, v) }}"""
+    proto = model(text, scale=np.full(32, np.nan, np.float32), shift=np.ones(32, np.float32), **WEIGHTS)
+    said = r"^scale: is a weight of \S+ \(InstanceNormalization\) and holds 32 NaN"
+    for data in (DATA, None):
+        with pytest.raises(CalibrationError, match=said):
             onnxq.quantize(proto, data, overrides={"target": target})
 
 
 def test_nan_in_the_data_names_input_and_sample() -> None:
-    proto = build(CONVS, {"w": normal(32, 32, 3, 3), "v": normal(32, 32, 3, 3)})
-    data = images()
+    data = {"x": DATA["x"].copy()}
     data["x"][2, 0, 0, 0] = np.nan
     with pytest.raises(DataError, match=r"(?s)x.*2"):
-        onnxq.quantize(proto, data, EVERYTHING)
+        quantize(convs(), data, BALANCED)
 
 
 @pytest.mark.parametrize("observer", ["minmax", "percentile", "entropy", "mse"])
 def test_ragged_samples(observer: str) -> None:
     """Sequences of any length, with every observer (elsewhere entropy and percentile crash)."""
-    proto = build(
-        """g (float[N,L,128] x) => (float[N,L,128] y) {
-            a = MatMul(x, w)
-            c = Add(a, b)
-            r = Relu(c)
-            y = MatMul(r, v)
-        }""",
-        {"w": normal(128, 128), "v": normal(128, 128), "b": normal(128)},
-    )
+    text = "g (float[N,L,128] x) => (float[N,L,128] y) { a = MatMul(x, w) c = Add(a, b) r = Relu(c) y = MatMul(r, v) }"
+    proto = model(text, **random_weights({"w": (128, 128), "v": (128, 128), "b": (128,)}))
     rng = np.random.default_rng(0)
-    data = [{"x": rng.standard_normal((1, length, 128)).astype(np.float32)} for length in (3, 17, 5, 9, 17, 4, 8, 31)]
-    wish = Config().activations.model_copy(update={"observer": onnxq.Config.model_validate(
-        {"activations": {"scheme": "asymmetric", "observer": observer}}).activations.observer})  # fmt: skip
-    result = onnxq.quantize(proto, data, Config(activations=wish, rules=EVERYTHING.rules), overrides={"latency": False})
-    good(result, 18.0 if observer == "entropy" else 26.0)
+    lengths = (3, 17, 5, 9, 17, 4, 8, 31)
+    data = [{"x": rng.standard_normal((1, length, 128)).astype(np.float32)} for length in lengths]
+    result = quantize(proto, data, BALANCED, **{"activations.observer": observer})
+    assert_faithful(result, 18 if observer == "entropy" else 26)
 
 
-@pytest.mark.parametrize("form", ["constant", "identity", "transpose", "reshape", "cast"])
-def test_weights_that_are_no_initializers(form: str) -> None:
+FORMS = {
+    "constant": ("", lambda w: w),
+    "identity": ("w = Identity(stored)", lambda w: w),
+    "transpose": ("w = Transpose <perm=[3,2,1,0]>(stored)", lambda w: np.ascontiguousarray(w.transpose(3, 2, 1, 0))),
+    "reshape": ("w = Reshape(stored, shape)", lambda w: w.reshape(32, -1)),
+    "cast": ("w = Cast <to=1>(stored)", lambda w: w.astype(np.float16)),
+}
+
+
+@pytest.mark.parametrize(("node", "store"), FORMS.values(), ids=FORMS)
+def test_weights_that_are_no_initializers(node: str, store) -> None:
     """Elsewhere such weights are taken for activations and quantized per tensor."""
-    weight = normal(32, 32, 3, 3) * np.exp(RNG.uniform(-3, 3, (32, 1, 1, 1))).astype(np.float32)
-    makers = {
-        "constant": [helper.make_node("Constant", [], ["w"], value=numpy_helper.from_array(weight))],
-        "identity": [helper.make_node("Identity", ["w0"], ["w"])],
-        "transpose": [helper.make_node("Transpose", ["w0"], ["w"], perm=[3, 2, 1, 0])],
-        "reshape": [helper.make_node("Reshape", ["w0", "shape"], ["w"])],
-        "cast": [helper.make_node("Cast", ["w0"], ["w"], to=TensorProto.FLOAT)],
-    }
-    stored = {
-        "identity": weight,
-        "transpose": weight.transpose(3, 2, 1, 0),
-        "reshape": weight.reshape(32, -1),
-        "cast": weight.astype(np.float16),
-    }
-    proto = build(CONVS, {"v": normal(32, 32, 3, 3)})
-    if form in stored:
-        proto.graph.initializer.append(numpy_helper.from_array(np.ascontiguousarray(stored[form]), "w0"))
-    if form == "reshape":
-        proto.graph.initializer.append(numpy_helper.from_array(np.array([32, 32, 3, 3]), "shape"))
-    nodes = [*makers[form], *proto.graph.node]
-    copies = [onnx.NodeProto.FromString(node.SerializeToString()) for node in nodes]
-    del proto.graph.node[:]
-    proto.graph.node.extend(copies)
-    result = onnxq.quantize(proto, images(), EVERYTHING, overrides={"latency": False})
-    good(result)
-    assert kernels(result)["QLinearConv"] == 2
-    weights = [site for site in result.plan.sites if str(site.role) == "weight"]
+    channels = np.exp(np.random.default_rng(0).uniform(-3, 3, (32, 1, 1, 1))).astype(np.float32)
+    stored = store(WEIGHTS["w"] * channels)
+    arrays = {"v": WEIGHTS["v"], "stored": stored, "shape": np.array([32, 32, 3, 3])}
+    read = {name: value for name, value in arrays.items() if name in f"v {node}"}
+    proto = model(CONVS.replace("{", f"{{ {node}"), **read)
+    if not node:
+        constant = helper.make_node("Constant", [], ["w"], value=numpy_helper.from_array(stored))
+        proto.graph.node.insert(0, constant)
+    result = quantize(proto, DATA, BALANCED)
+    assert_faithful(result, 28)
+    assert kernels(result.model)["QLinearConv"] == 2
+    weights = [site for site in result.plan.sites if site.role == "weight"]
     assert all(site.qparams is not None and site.qparams.scale.shape == (32,) for site in weights)
 
 
-def test_nodes_without_names() -> None:
-    """Leaving one unnamed node float leaves that one (elsewhere all unnamed nodes go)."""
-    proto = build(CONVS, {"w": normal(32, 32, 3, 3), "v": normal(32, 32, 3, 3)})
+def test_leaving_one_unnamed_node_float_leaves_that_one() -> None:
+    """Elsewhere all unnamed nodes go."""
+    proto = convs()
     assert all(not node.name for node in proto.graph.node)
-    rules = (Rule(tensor="y", set={"float": True}), *EVERYTHING.rules)  # type: ignore[arg-type]
-    result = onnxq.quantize(proto, images(), Config(rules=rules), overrides={"latency": False})
+    rules = (Rule(tensor="y", set={"float": True}), *BALANCED.rules)  # type: ignore[arg-type]
+    result = quantize(proto, DATA, BALANCED.model_copy(update={"rules": rules}))
     names = [node.name for node in result.model.graph.node]
     assert all(names)
     assert len(set(names)) == len(names)
     assert any("QuantizeLinear" in name for name in names)
 
 
-def test_duplicate_names() -> None:
-    proto = build(CONVS, {"w": normal(32, 32, 3, 3), "v": normal(32, 32, 3, 3)})
-    for node in proto.graph.node:
-        node.name = "same"
-    result = onnxq.quantize(proto, images(), EVERYTHING, overrides={"latency": False})
-    good(result)
-    names = [node.name for node in result.model.graph.node]
-    assert len(set(names)) == len(names)
-
-
-def branches() -> onnx.ModelProto:
-    def body(name: str, weight: str) -> onnx.GraphProto:
-        nodes = [
-            helper.make_node("Conv", ["x", weight], [f"{name}_a"], pads=[1, 1, 1, 1]),
-            helper.make_node("Relu", [f"{name}_a"], ["inner"]),
-            helper.make_node("Conv", ["inner", weight], [f"{name}_y"], pads=[1, 1, 1, 1]),
-        ]
-        out = helper.make_tensor_value_info(f"{name}_y", TensorProto.FLOAT, None)
-        return helper.make_graph(nodes, name, [], [out])
-
-    graph = helper.make_graph(
-        [helper.make_node("If", ["flag"], ["y"], name="If", then_branch=body("t", "w"), else_branch=body("e", "v"))],
-        "g",
-        [
-            helper.make_tensor_value_info("x", TensorProto.FLOAT, ["N", 32, 8, 8]),
-            helper.make_tensor_value_info("flag", TensorProto.BOOL, []),
-        ],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["N", 32, 8, 8])],
-        [numpy_helper.from_array(normal(32, 32, 3, 3), "w"), numpy_helper.from_array(normal(32, 32, 3, 3), "v")],
-    )
-    return helper.make_model(graph, ir_version=8, opset_imports=[helper.make_opsetid("", 17)])
-
-
-def test_the_branch_that_ran_is_quantized_the_other_refused() -> None:
-    """Both branches call a tensor `inner`; they are two tensors."""
-    data = [{"x": sample[None], "flag": np.array(True)} for sample in images()["x"]]
-    result = onnxq.quantize(branches(), data, EVERYTHING, overrides={"latency": False})
-    good(result)
-    scopes = {site.site.scope for site in result.plan.sites}
-    assert scopes == {"If.then_branch"}
-    assert any("If.else_branch" in refusal.subject for refusal in result.plan.refusals)
-    optimized = optimize_graph(result.model)
-    node = next(node for node in optimized.graph.node if node.op_type == "If")
-    then = next(a.g for a in node.attribute if a.name == "then_branch")
-    assert Counter(n.op_type for n in then.node)["QLinearConv"] == 2
-    other = next(a.g for a in node.attribute if a.name == "else_branch")
-    assert not any("QLinear" in n.op_type for n in other.node)
-
-
-def test_both_branches_when_the_data_reaches_both() -> None:
-    data = [{"x": s[None], "flag": np.array(k % 2 == 0)} for k, s in enumerate(images()["x"])]
-    result = onnxq.quantize(branches(), data, EVERYTHING, overrides={"latency": False, "holdout": 2})
-    good(result)
-    assert {site.site.scope for site in result.plan.sites} == {"If.then_branch", "If.else_branch"}
-
-
-def test_float16_model_fuses_and_keeps_its_types(tmp_path: Path) -> None:
-    proto = build(
-        CONVS.replace("float[", "float16["),
-        {"w": normal(32, 32, 3, 3).astype(np.float16), "v": normal(32, 32, 3, 3).astype(np.float16)},
-    )
-    data = {"x": images()["x"].astype(np.float16)}
-    result = onnxq.quantize(proto, data, EVERYTHING, overrides={"latency": False})
-    good(result)
-    assert kernels(result)["QLinearConv"] == 2
-    assert result.model.graph.input[0].type.tensor_type.elem_type == TensorProto.FLOAT16
-    assert result.model.graph.output[0].type.tensor_type.elem_type == TensorProto.FLOAT16
-
-
-def test_adding_a_tensor_to_itself() -> None:
-    proto = build(
-        """g (float[N,32,8,8] x) => (float[N,32,8,8] y) {
-            a = Conv <pads=[1,1,1,1]>(x, w)
-            d = Add(a, a)
-            y = Conv <pads=[1,1,1,1]>(d, v)
-        }""",
-        {"w": normal(32, 32, 3, 3), "v": normal(32, 32, 3, 3)},
-    )
-    good(onnxq.quantize(proto, images(), EVERYTHING, overrides={"latency": False}))
-
-
-def test_existing_pairs_are_kept_and_never_doubled() -> None:
-    proto = build(CONVS, {"w": normal(32, 32, 3, 3), "v": normal(32, 32, 3, 3)})
-    whole = onnxq.quantize(proto, images(), EVERYTHING, overrides={"latency": False})
-    first = Rule(tensor=("w",), set={"float": True})  # type: ignore[arg-type]
-    part = EVERYTHING.model_copy(update={"rules": (first, *EVERYTHING.rules)})
-    once = onnxq.quantize(proto, images(), part, overrides={"latency": False})
-    twice = onnxq.quantize(once.model, images(), EVERYTHING, overrides={"latency": False})
-    pairs = ("QuantizeLinear", "DequantizeLinear")
-    count, again, kept = (
-        Counter(node.op_type for node in result.model.graph.node if node.op_type in pairs)
-        for result in (whole, twice, once)
-    )
-    assert again == count
-    assert 0 < len(twice.report.kept) == kept.total() < count.total()
-
-
-def test_activation_nodes_keep_their_names() -> None:
-    """The Relu is still there under its name, though the engine folds it (elsewhere it is deleted from the file)."""
-    proto = build(CONVS, {"w": normal(32, 32, 3, 3), "v": normal(32, 32, 3, 3)})
-    proto.graph.node[1].name = "my_relu"
-    result = onnxq.quantize(proto, images(), EVERYTHING, overrides={"latency": False})
-    assert "my_relu" in {node.name for node in result.model.graph.node}
-    assert "Relu" not in kernels(result)
-
-
-def test_input_model_file_is_not_touched(tmp_path: Path) -> None:
+def test_a_file_is_read_alone_and_its_result_is_the_same_each_time(tmp_path: Path) -> None:
+    """Names that two nodes share, the name of a Relu that engines fold (elsewhere it is deleted), a dynamic batch."""
+    proto = convs()
+    for node, name in zip(proto.graph.node, ("same", "my_relu", "same"), strict=True):
+        node.name = name
     path = tmp_path / "m.onnx"
-    onnx.save(build(CONVS, {"w": normal(32, 32, 3, 3), "v": normal(32, 32, 3, 3)}), path)
+    onnx.save(proto, path)
     before = path.read_bytes()
-    onnxq.quantize(path, images(), EVERYTHING, overrides={"latency": False}, out=tmp_path / "q.onnx")
+    result = onnxq.quantize(path, DATA, BALANCED, overrides={"latency": False}, out=tmp_path / "q.onnx")
     assert path.read_bytes() == before
-    assert {p.name for p in tmp_path.iterdir()} == {"m.onnx", "q.onnx"}
-
-
-def test_same_inputs_same_bytes() -> None:
-    proto = build(CONVS, {"w": normal(32, 32, 3, 3), "v": normal(32, 32, 3, 3)})
-    first = onnxq.quantize(proto, images(), EVERYTHING, overrides={"latency": False})
-    second = onnxq.quantize(proto, images(), EVERYTHING, overrides={"latency": False})
-    assert first.model.SerializeToString(deterministic=True) == second.model.SerializeToString(deterministic=True)
-    assert first.plan_json() == second.plan_json()
-
-
-def test_dynamic_batch_stays_dynamic() -> None:
-    proto = build(CONVS, {"w": normal(32, 32, 3, 3), "v": normal(32, 32, 3, 3)})
-    result = onnxq.quantize(proto, images(), EVERYTHING, overrides={"latency": False})
+    assert {file.name for file in tmp_path.iterdir()} == {"m.onnx", "q.onnx"}
+    assert_faithful(result, 28)
+    names = [node.name for node in result.model.graph.node]
+    assert "my_relu" in names
+    assert len(set(names)) == len(names)
+    assert "Relu" not in kernels(result.model)
     assert result.model.graph.input[0].type.tensor_type.shape.dim[0].dim_param == "N"
     session = Session(result.model)
     for batch in (1, 5):
-        assert session.run({"x": images(batch)["x"]})["y"].shape == (batch, 32, 8, 8)
+        assert session.run(images(batch))["y"].shape == (batch, 32, 8, 8)
+    again = quantize(path, DATA, BALANCED)
+    assert to_bytes(again) == to_bytes(result)
+    assert again.plan_json() == result.plan_json()
+
+
+def branches() -> onnx.ModelProto:
+    """Both branches call a tensor `inner`; they are two tensors."""
+    body = "{0} () => (float[A,B,C,D] {0}_y) {{ {0}_a = {1}(x, {2}) inner = Relu({0}_a) {0}_y = {1}(inner, {2}) }}"
+    then, other = body.format("t", SAME, "w"), body.format("e", SAME, "v")
+    text = f"g ({MAP} x, bool flag) => ({MAP} y) {{ [If] y = If(flag) <then_branch = {then}, else_branch = {other}> }}"
+    return model(text, **WEIGHTS)
+
+
+@pytest.mark.parametrize("both", [False, True])
+def test_branches_that_the_data_reaches_are_quantized_and_others_refused(both: bool) -> None:
+    data = [{"x": x[None], "flag": np.array(k % 2 == 0 or not both)} for k, x in enumerate(DATA["x"])]
+    result = quantize(branches(), data, BALANCED, holdout=2)
+    assert_faithful(result, 28)
+    reached = {"If.then_branch", "If.else_branch"} if both else {"If.then_branch"}
+    assert {site.site.scope for site in result.plan.sites} == reached
+    assert any("If.else_branch" in refusal.subject for refusal in result.plan.refusals) is not both
+    (node,) = (node for node in optimize_graph(result.model).graph.node if node.op_type == "If")
+    counts = {
+        f"If.{attribute.name}": sum(inner.op_type == "QLinearConv" for inner in attribute.g.node)
+        for attribute in node.attribute
+    }
+    assert counts == {scope: 2 * (scope in reached) for scope in ("If.then_branch", "If.else_branch")}
+
+
+def test_float16_model_fuses_and_keeps_its_types() -> None:
+    halves = {name: weight.astype(np.float16) for name, weight in WEIGHTS.items()}
+    proto = model(CONVS.replace("float[", "float16["), **halves)
+    result = quantize(proto, {"x": DATA["x"].astype(np.float16)}, BALANCED)
+    assert_faithful(result, 28)
+    assert kernels(result.model)["QLinearConv"] == 2
+    ends = (*result.model.graph.input, *result.model.graph.output)
+    assert {value.type.tensor_type.elem_type for value in ends} == {TensorProto.FLOAT16}
+
+
+def test_adding_a_tensor_to_itself() -> None:
+    proto = model(f"g ({MAP} x) => ({MAP} y) {{ a = {SAME}(x, w) d = Add(a, a) y = {SAME}(d, v) }}", **WEIGHTS)
+    assert_faithful(quantize(proto, DATA, BALANCED), 28)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import numpy as np
 import onnx
 import pytest
-from onnx import ModelProto, TensorProto, helper, numpy_helper
+from onnx import ModelProto, TensorProto, helper
 
 import onnxq
 from onnxq.config import load_config
+from tests.graph.kit import model
 
 _X = np.random.default_rng(0).standard_normal((24, 16)).astype(np.float32)
 # So small a network stays float unless it is asked for.
@@ -16,35 +17,25 @@ _CONFIG = load_config("ort-int8", {"rules": [{"op": "MatMul", "set": {"quantize"
 _FAST = {"effort": "fast", "latency": False}
 
 
-def network(op: str, kind: onnx.TypeProto, *more: str) -> ModelProto:
-    """Two layers, and their result through `op` as the model's only output."""
+TAILS = {
+    # Which of the outputs is the largest, by name.
+    "names": "[largest] k = ArgMax <axis=1, keepdims=0>(q) [named] out = Gather(names, k)",
+    "words": f"[last] out = Cast <to={TensorProto.STRING}>(q)",
+    "SequenceConstruct": "[last] out = SequenceConstruct(q, q)",
+    "Optional": "[last] out = Optional(q)",
+}
+
+
+def network(tail: str, kind: onnx.TypeProto) -> ModelProto:
+    """Two layers, and their result through `tail` as the model's only output."""
+    layers = "[first] p = MatMul(x, a) [relu] r = Relu(p) [second] q = MatMul(r, b)"
     rng = np.random.default_rng(1)
-    weights = [rng.standard_normal((16, 32)).astype(np.float32), rng.standard_normal((32, 8)).astype(np.float32)]
-    nodes = [
-        helper.make_node("MatMul", ["x", "a"], ["p"], name="first"),
-        helper.make_node("Relu", ["p"], ["r"], name="relu"),
-        helper.make_node("MatMul", ["r", "b"], ["q"], name="second"),
-    ]
-    if op == "names":
-        # Which of the outputs is the largest, by name.
-        nodes += [
-            helper.make_node("ArgMax", ["q"], ["k"], name="largest", axis=1, keepdims=0),
-            helper.make_node("Gather", ["names", "k"], ["out"], name="named"),
-        ]
-    elif op == "words":
-        nodes.append(helper.make_node("Cast", ["q"], ["out"], name="last", to=TensorProto.STRING))
-    else:
-        nodes.append(helper.make_node(op, ["q", *more], ["out"], name="last"))
-    names = helper.make_tensor("names", TensorProto.STRING, [8], [b"n%d" % k for k in range(8)])
-    stored = [*(numpy_helper.from_array(array, name) for name, array in zip("ab", weights, strict=True)), names]
-    graph = helper.make_graph(
-        nodes,
-        "net",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["N", 16])],
-        [helper.make_value_info("out", kind)],
-        stored,
-    )
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    weights = {"a": rng.standard_normal((16, 32)), "b": rng.standard_normal((32, 8))}
+    text = f"g (float[N,16] x) => (float[N,8] out) {{ {layers} {TAILS[tail]} }}"
+    proto = model(text, **{name: value.astype(np.float32) for name, value in weights.items()})
+    proto.graph.initializer.append(helper.make_tensor("names", TensorProto.STRING, [8], [b"n%d" % k for k in range(8)]))
+    proto.graph.output[0].type.CopyFrom(kind)
+    return proto
 
 
 _TENSOR = helper.make_tensor_type_proto(TensorProto.FLOAT, None)
@@ -56,8 +47,7 @@ _WORDS = helper.make_tensor_type_proto(TensorProto.STRING, ["N", 8])
     ("op", "kind"), [("SequenceConstruct", _SEQUENCE), ("Optional", helper.make_optional_type_proto(_TENSOR))]
 )
 def test_the_numbers_inside_are_compared(op: str, kind: onnx.TypeProto) -> None:
-    more = ("q",) if op == "SequenceConstruct" else ()
-    result = onnxq.quantize(network(op, kind, *more), {"x": _X}, _CONFIG, overrides=_FAST)
+    result = onnxq.quantize(network(op, kind), {"x": _X}, _CONFIG, overrides=_FAST)
     assert result.report.pairs > 0
     (check,) = result.report.checks
     assert check.name == "out"

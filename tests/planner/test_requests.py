@@ -18,53 +18,37 @@ def planned(*rules: dict[str, object], **config: object) -> Plan:
     return onnxq.make_plan(residual(), images(), Config.model_validate({**config, "rules": (*made, force)}))
 
 
-def bits(plan: Plan) -> dict[str, int]:
-    return {str(site.site): site.spec.bits for site in plan.sites}
+NARROW = {"bits": 4, "quantize": True}
 
 
-def test_defaults_hold_without_rules() -> None:
-    found = bits(planned())
-    assert found["x"] == 8
-    assert found["w1"] == 8
-    assert found["b1"] == 32
-
-
-def test_by_tensor_name() -> None:
-    found = bits(planned({"tensor": "w1", "set": {"bits": 4, "quantize": True}}))
-    assert found["w1"] == 4
-    assert found["w0"] == 8
-
-
-def test_by_regex_and_role() -> None:
-    found = bits(planned({"tensor": "/^w[12]$/", "role": "weight", "set": {"bits": 6, "quantize": True}}))
-    assert (found["w0"], found["w1"], found["w2"]) == (8, 6, 6)
-
-
-def test_first_match_wins() -> None:
-    first = {"tensor": "w1", "set": {"bits": 4, "quantize": True}}
-    second = {"op": "Conv", "role": "weight", "set": {"bits": 6, "quantize": True}}
-    found = bits(planned(first, second))
-    assert (found["w0"], found["w1"]) == (6, 4)
+@pytest.mark.parametrize(
+    ("rules", "found"),
+    [
+        ((), {"x": 8, "w1": 8, "b1": 32}),
+        (({"tensor": "w1", "set": NARROW},), {"w0": 8, "w1": 4}),
+        (({"tensor": "/^w[12]$/", "role": "weight", "set": NARROW},), {"w0": 8, "w1": 4, "w2": 4}),
+        # The first that matches wins.
+        (
+            ({"tensor": "w1", "set": NARROW}, {"op": "Conv", "role": "weight", "set": {"bits": 6, "quantize": True}}),
+            {"w0": 6, "w1": 4},
+        ),
+        # r -> s holds both branches and the Add; the stem in front and the Gemm behind are outside.
+        (({"between": ("r", "s"), "role": "weight", "set": NARROW},), {"w0": 8, "w1": 4, "w2": 4, "w3": 8}),
+        # A float weight leaves its node float.
+        (({"tensor": "w3", "role": "weight", "set": {"float": True}},), {"w2": 8, "w3": None, "b3": None}),
+    ],
+    ids=["none", "a tensor", "a regex and a role", "two of one weight", "between", "a float weight"],
+)
+def test_rules_choose_bits(rules: tuple[dict[str, object], ...], found: dict[str, int | None]) -> None:
+    bits = {str(site.site): site.spec.bits for site in planned(*rules).sites}
+    assert {name: bits.get(name) for name in found} == found
 
 
 def test_float_by_operator_says_so_in_the_plan() -> None:
     plan = planned({"op": "Gemm", "set": {"float": True}})
-    assert "w3" not in bits(plan)
-    refusal = next(r for r in plan.left_float if r.rule == "configuration")
+    assert "w3" not in {str(site.site) for site in plan.sites}
+    refusal = next(refusal for refusal in plan.left_float if refusal.rule == "configuration")
     assert "op=Gemm" in refusal.reason
-
-
-def test_a_float_weight_leaves_its_node_float() -> None:
-    plan = planned({"tensor": "w3", "role": "weight", "set": {"float": True}})
-    assert not {"w3", "b3"} & set(bits(plan))
-
-
-def test_between_two_tensors() -> None:
-    """r -> s holds both branches and the Add; the stem in front and the Gemm behind are outside."""
-    plan = planned({"between": ("r", "s"), "role": "weight", "set": {"bits": 4, "quantize": True}})
-    found = bits(plan)
-    assert found["w1"] == found["w2"] == 4
-    assert found["w3"] == 8
 
 
 def test_observer_of_one_site() -> None:
@@ -81,16 +65,12 @@ def test_observer_of_one_site() -> None:
         ({"node": "/nothing/", "set": {"float": True}}, "node"),
         ({"between": ("rr", "s"), "set": {"float": True}}, "r"),
         ({"op": "Conv", "tensor": "w3", "set": {"float": True}}, "never on one node"),
+        ({"between": ("y", "x"), "set": {"float": True}}, "no path"),
     ],
 )
 def test_a_rule_that_matches_nothing_is_an_error(rule: dict[str, object], nearest: str) -> None:
     with pytest.raises(ConfigError, match=nearest):
         planned(rule)
-
-
-def test_between_without_a_path() -> None:
-    with pytest.raises(ConfigError, match="no path"):
-        planned({"between": ("y", "x"), "set": {"float": True}})
 
 
 def test_a_rule_for_a_node_that_preparation_folded_is_no_typo() -> None:

@@ -13,7 +13,7 @@ import pytest
 from onnx import numpy_helper, parser
 
 import onnxq
-from onnxq.config import Config, Rule, TensorConfig
+from onnxq.config import Config, TensorConfig, load_config
 from onnxq.errors import PlanError
 from onnxq.numerics import find_saturating_sums
 from onnxq.passes.assembly import build_quantized
@@ -21,9 +21,8 @@ from onnxq.pipeline.prepared import load_state
 from onnxq.plan import Plan, from_json, to_json
 from onnxq.sites import Role
 from onnxq.spec import ObserverSpec
-from tests.pipeline.models import EVERYTHING, images, residual
-
-ALLOW = EVERYTHING.model_copy(update={"saturation": "allow"})
+from tests.graph.kit import model
+from tests.pipeline.models import BALANCED, EVERYTHING, images, quantize, residual, to_bytes
 
 EVERY_KIND = """g (float[N,8,6,6] x) => (float[N,10] y, float[N,7] z) {
     a = Conv <pads=[1,1,1,1]>(x, dense)
@@ -92,51 +91,45 @@ WEIGHTS = [
 ]
 
 
-@pytest.mark.parametrize("effort", ["fast", "balanced", "high"])
 @pytest.mark.parametrize("weights", WEIGHTS)
-def test_no_sum_overflows_at_any_effort(effort: str, weights: TensorConfig) -> None:
-    config = EVERYTHING.model_copy(update={"effort": effort, "weights": weights})
-    assert overflowing(onnxq.quantize(every_kind(), samples(12), config, overrides={"latency": False})) == 0
+def test_no_sum_overflows_but_where_it_may(weights: TensorConfig) -> None:
+    asked = EVERYTHING.model_copy(update={"weights": weights})
+    for effort in ("fast", "high"):
+        assert overflowing(quantize(every_kind(), samples(12), asked, effort=effort)) == 0
+    assert overflowing(quantize(every_kind(), samples(12), asked, saturation="allow")) > 100
 
 
-@pytest.mark.parametrize("weights", WEIGHTS)
-def test_sums_overflow_where_they_may(weights: TensorConfig) -> None:
-    loose = onnxq.quantize(
-        every_kind(), samples(12), ALLOW.model_copy(update={"weights": weights}), overrides={"latency": False}
-    )
-    assert overflowing(loose) > 100
-
-
-@pytest.mark.parametrize("update", [
-    {"mode": "weight-only"},
-    {"target": "virtual"},
-    {"activations": TensorConfig(scheme="asymmetric", signed=False, bits=16)},
-    {"weights": TensorConfig(granularity="channel", bits=7)},
-    {"weights": TensorConfig(granularity="channel", scheme="asymmetric", signed=False)},
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "update",
+    [
+        {"mode": "weight-only"},
+        {"target": "virtual"},
+        {"target": "trt"},
+        {"activations": TensorConfig(scheme="asymmetric", signed=False, bits=16)},
+        {"weights": TensorConfig(granularity="channel", bits=7)},
+        {"weights": TensorConfig(granularity="channel", scheme="asymmetric", signed=False)},
+    ],
+)
 def test_exact_kernels_are_left_alone(update: dict[str, object]) -> None:
-    config = Config(**{**dict(EVERYTHING), **update})  # type: ignore[arg-type]
+    config = Config(**{**dict(load_config("trt-int8") if "trt" in update.values() else EVERYTHING), **update})
     plans = [
         onnxq.make_plan(every_kind(), samples(), config.model_copy(update={"saturation": how}))
         for how in ("avoid", "allow")
     ]
-    assert not any(site.sum_orders for plan in plans for site in plan.sites)
     assert plans[0].sites == plans[1].sites
-
-
-def test_tensorrt_adds_in_32_bits() -> None:
-    plan = onnxq.make_plan(every_kind(), samples(), "trt-int8")
-    assert plan.sites
-    assert not any(site.sum_orders for site in plan.sites)
+    assert plans[0].sites
+    assert not any(site.sum_orders for site in plans[0].sites)
 
 
 def test_allowing_it_is_said_in_the_plan_and_in_the_summary() -> None:
-    done = onnxq.quantize(residual(), images(), ALLOW, overrides={"latency": False})
-    assert any("saturation: allow" in line for line in done.report.warnings)
-    assert not any(site.sum_orders for site in done.plan.sites)
-    assert json.loads(to_json(done.plan))["saturation"] == "allow"
-    assert from_json(to_json(done.plan)) == done.plan
-    careful = onnxq.quantize(residual(), images(), EVERYTHING, overrides={"latency": False})
+    loose = quantize(residual(), images(), saturation="allow")
+    assert any("saturation: allow" in line for line in loose.report.warnings)
+    assert not any(site.sum_orders for site in loose.plan.sites)
+    assert json.loads(to_json(loose.plan))["saturation"] == "allow"
+    assert from_json(to_json(loose.plan)) == loose.plan
+    with pytest.raises(PlanError, match="'no' is not one of avoid, allow"):
+        from_json(to_json(loose.plan).replace('"allow"', '"no"'))
+    careful = quantize(residual(), images())
     assert not any("saturation" in line for line in careful.report.warnings)
 
 
@@ -147,25 +140,21 @@ def test_a_weight_with_two_readers_keeps_the_sums_of_both() -> None:
         s = ReduceSum <keepdims=1>(a, one)
         y = Conv <pads=[1,1,1,1]>(s, w)
     }"""
-    proto = parser.parse_model(f'<ir_version: 8, opset_import: ["" : 17]>\n{text}')
     weight = (0.5 + np.random.default_rng(0).random((4, 1, 3, 3))).astype(np.float32)
-    proto.graph.initializer.append(numpy_helper.from_array(weight, "w"))
-    proto.graph.initializer.append(numpy_helper.from_array(np.array([1], np.int64), "one"))
     feeds = {"x": np.random.default_rng(1).standard_normal((8, 4, 6, 6)).astype(np.float32)}
-    done = onnxq.quantize(
-        proto, feeds, EVERYTHING.model_copy(update={"effort": "balanced"}), overrides={"latency": False}
-    )
-    (site,) = (site for site in done.plan.sites if site.role is Role.WEIGHT)
+    found = quantize(model(text, w=weight, one=np.array([1])), feeds, BALANCED)
+    (site,) = (site for site in found.plan.sites if site.role is Role.WEIGHT)
     assert len(site.consumers or ()) == 2
     assert site.sum_orders == ((0, 2, 3, 1),)
-    (values,) = stored(done.model).values()
+    (values,) = stored(found.model).values()
     assert not find_saturating_sums(values, (0, 2, 3, 1)).any()
 
 
 @pytest.fixture(scope="module")
 def done() -> onnxq.Result:
-    wide = EVERYTHING.model_copy(update={"effort": "balanced"})
-    return onnxq.quantize(every_kind(), samples(24), wide, overrides={"latency": False})
+    found = quantize(every_kind(), samples(24), BALANCED)
+    assert overflowing(found) == 0
+    return found
 
 
 def edited(plan: Plan) -> tuple[Plan, str]:
@@ -198,8 +187,7 @@ def test_a_plan_that_allows_it_is_carried_out_as_it_is(done: onnxq.Result) -> No
 def test_a_plan_from_before_sums_were_known_gives_the_same_file(done: onnxq.Result) -> None:
     plan = replace(done.plan, sites=tuple(replace(site, sum_orders=()) for site in done.plan.sites))
     again = onnxq.apply(every_kind(), plan)
-    same = [m.SerializeToString(deterministic=True) for m in (again.model, done.model)]
-    assert same[0] == same[1]
+    assert to_bytes(again) == to_bytes(done)
     assert again.plan.sites == done.plan.sites
 
 
@@ -210,15 +198,6 @@ def test_writing_integers_that_break_the_plan_s_own_word_is_refused(done: onnxq.
     assert caught.value.subject == name
 
 
-def test_the_word_for_it_is_checked() -> None:
-    text = to_json(onnxq.make_plan(residual(), images(), EVERYTHING)).replace(
-        '"schema"', '"saturation": "no", "schema"'
-    )
-    with pytest.raises(PlanError, match="'no' is not one of avoid, allow"):
-        from_json(text)
-
-
 def test_rules_may_ask_for_the_observer_of_one_weight() -> None:
-    rule = Rule(tensor="matrix", set={"observer": "mse"})  # type: ignore[arg-type]
-    config = EVERYTHING.model_copy(update={"rules": (rule, *EVERYTHING.rules)})
-    assert overflowing(onnxq.quantize(every_kind(), samples(), config, overrides={"latency": False})) == 0
+    rules = [{"tensor": "matrix", "set": {"observer": "mse"}}]
+    assert overflowing(quantize(every_kind(), samples(), rules=rules)) == 0

@@ -11,6 +11,7 @@ from onnxq.graph import ensure_opset, get_index, infer_shapes, load_model, name_
 from onnxq.graph.precision.narrow import bind_types, write_types
 from onnxq.runtime import Session
 from onnxq.sites import TensorId
+from tests.graph.kit import model
 from tests.passes.kit import parse
 
 F16 = int(TensorProto.FLOAT16)
@@ -19,20 +20,14 @@ MICROSOFT = "com.microsoft"
 
 def make_norms(opset: int = 14) -> onnx.ModelProto:
     """Norms that ONNX Runtime has in ONNX's domain, and one of its own, with a Neg behind them."""
-    nodes = [
-        helper.make_node("SimplifiedLayerNormalization", ["x", "scale"], ["a"], "first", axis=-1, epsilon=1e-5),
-        helper.make_node("LayerNormalization", ["a", "scale", "scale"], ["b"], "second", axis=-1),
-        helper.make_node(
-            "SkipSimplifiedLayerNormalization", ["b", "x", "scale"], ["c", "", "", "sum"], "third", domain=MICROSOFT
-        ),
-        helper.make_node("Neg", ["c"], ["d"], "neg"),
-        helper.make_node("Add", ["d", "sum"], ["y"], "add"),
-    ]
-    value = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["N", 8]) for name in "xy"]
-    scale = numpy_helper.from_array(np.linspace(1, 2, 8, dtype=np.float32), "scale")
-    graph = helper.make_graph(nodes, "g", value[:1], value[1:], [scale])
-    opsets = [helper.make_opsetid("", opset), helper.make_opsetid(MICROSOFT, 1)]
-    return helper.make_model(graph, ir_version=8, opset_imports=opsets)
+    text = """g (float[N,8] x) => (float[N,8] y) {
+        [first] a = SimplifiedLayerNormalization <axis=-1, epsilon=1e-5>(x, scale)
+        [second] b = LayerNormalization <axis=-1>(a, scale, scale)
+        [third] c, mean, deviation, sum = com.microsoft.SkipSimplifiedLayerNormalization(b, x, scale)
+        [neg] d = Neg(c) [add] y = Add(d, sum) }"""
+    proto = model(text, opset, scale=np.linspace(1, 2, 8, dtype=np.float32))
+    proto.graph.node[2].output[1:3] = ["", ""]
+    return proto
 
 
 def run(model: onnx.ModelProto) -> np.ndarray:
@@ -97,20 +92,14 @@ def test_they_compute_in_float16() -> None:
 
 def make_attention(packed: bool) -> onnx.ModelProto:
     """A GroupQueryAttention of two heads, with scales of a cache, which are always float32."""
-    given = ["qkv", "", ""] if packed else ["q", "k", "v"]
-    caches, counts = ["pk", "pv"], ["lengths", "total"]
-    inputs = [*given, *caches, *counts, *[""] * 5, "scale", "scale"]
-    node = helper.make_node(
-        "GroupQueryAttention", inputs, ["y", "k1", "v1"], "gqa", domain=MICROSOFT, num_heads=2, kv_num_heads=2
-    )
-    neg = helper.make_node("Neg", ["y"], ["z"], "neg")
-    cache = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["N", 2, "P", 8]) for name in caches]
-    data = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["N", "S", 16]) for name in given if name]
-    whole = [helper.make_tensor_value_info(name, TensorProto.INT32, None) for name in counts]
-    outputs = [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in ("z", "k1", "v1")]
-    scale = numpy_helper.from_array(np.ones(1, np.float32), "scale")
-    graph = helper.make_graph([node, neg], "g", [*data, *cache, *whole], outputs, [scale])
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17), helper.make_opsetid(MICROSOFT, 1)])
+    rows, cache = "float[N,S,16]", "float[N,2,P,8]"
+    given, read = (f"{rows} q", "q, , ") if packed else (f"{rows} q, {rows} k, {rows} v", "q, k, v")
+    text = f"""g ({given}, {cache} pk, {cache} pv, int32[N] lengths, int32[1] total)
+        => (float[A,B,C] z, float[D,E,F,G] k1, float[H,I,J,K] v1) {{
+        [gqa] y, k1, v1 = com.microsoft.GroupQueryAttention <num_heads = 2, kv_num_heads = 2>(
+            {read}, pk, pv, lengths, total, , , , , , scale, scale)
+        [neg] z = Neg(y) }}"""
+    return model(text, scale=np.ones(1, np.float32))
 
 
 @pytest.mark.parametrize("packed", [False, True])

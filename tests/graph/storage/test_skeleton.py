@@ -1,6 +1,10 @@
-"""Models read and written around the bytes of their weights: what comes out is what protobuf makes of the whole."""
+"""Models around the bytes of their weights, and arrays in files: the same bytes, and no memory once they are let go."""
 
 from __future__ import annotations
+
+import mmap
+import sys
+from pathlib import Path
 
 import numpy as np
 import onnx
@@ -11,7 +15,7 @@ from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 from onnxq.graph import strip_weights
 from onnxq.graph.skeleton import read_skeleton, write_model
-from onnxq.graph.storage import cut_bytes
+from onnxq.graph.storage import Spool, cut_bytes, release_pages
 
 arrays = st.lists(st.integers(0, 9000), max_size=5)
 
@@ -71,3 +75,29 @@ def test_fields_that_stand_twice_are_read_as_protobuf_reads_them() -> None:
         read.graph.initializer[number].raw_data = data[offset : offset + length]
     assert read == onnx.ModelProto.FromString(data)
     assert len(left_out) == 2
+
+
+def count_resident() -> int:
+    """Kilobytes of mapped files in memory."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("RssFile"))
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="memory is told by /proc")
+def test_released_pages_take_no_memory_and_come_back() -> None:
+    values = np.random.default_rng(0).standard_normal(1 << 22).astype(np.float32).reshape(-1, 64)
+    array = Spool().write(values).map()
+    empty = count_resident()
+    assert np.array_equal(array, values)
+    assert count_resident() - empty > 15 << 10
+    # A view of it, as parts of it are looked at.
+    release_pages(array[5:].T)
+    assert count_resident() - empty < 1 << 10
+    assert np.array_equal(array, values)
+
+
+def test_memory_of_ones_own_stays() -> None:
+    values = np.arange(8.0)
+    release_pages(values, values[2:], np.float32(1) * np.ones(()))
+    assert values.tolist() == list(range(8))
+    assert not isinstance(values.base, mmap.mmap)

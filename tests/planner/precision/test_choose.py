@@ -124,16 +124,6 @@ def test_branches_that_never_ran() -> None:
         assert {name: reason for name, reason in found.items() if "MatMul" in name} == wanted
 
 
-def test_rules_and_engine() -> None:
-    text = "g (float[1,8,4,4] x) => (float[1,8,4,4] y) { a = Mish(x) \n y = Relu(a) }"
-    rule = [{"op": "Relu", "set": {"high_precision": "float32"}}]
-    net = parse(text, opset=18)
-    found = reasons(choose_types(problem(net, normal(1, 8, 4, 4), rules=rule)))
-    assert found["y/Relu"] is KeepReason.RULE
-    found = reasons(choose_types(problem(net, normal(1, 8, 4, 4), BF16)))
-    assert found["a/Mish"] is KeepReason.KERNEL
-
-
 def test_suspects_begin_with_the_node_that_loses_most() -> None:
     text = "g (float[4,64] x) => (float[4,64] y) { a = Add(x, k) \n b = Sub(a, k) \n y = MatMul(b, w) }"
     net = parse(text, opset=17, k=np.float32(30), w=np.eye(64, dtype=np.float32))

@@ -1,0 +1,185 @@
+"""Sections on data, runs, checks, outputs, one command each, and the front end of torch: what is read."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from onnxq.config import (
+    Config,
+    DataConfig,
+    FrontEnd,
+    ImageConfig,
+    MultiInput,
+    QuantizerSpec,
+    RuntimeConfig,
+    VerifyConfig,
+    load_config,
+)
+from onnxq.config.data import OutputConfig
+
+
+def write(folder: Path, text: str, name: str = "c.yaml") -> Path:
+    path = folder / name
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def read_images(**values: Any) -> ImageConfig:
+    images = load_config(None, {"data.images": {"size": 4, **values}}).data.images
+    assert images is not None
+    return images
+
+
+def test_images_square_size_and_defaults(tmp_path: Path) -> None:
+    images = load_config(write(tmp_path, "data:\n  images: {size: 224, mean: [0.5], std: [0.2]}\n")).data.images
+    assert images is not None
+    assert (images.size, images.range, images.mean, images.crop) == ((224, 224), (0.0, 1.0), (0.5,), "center")
+
+
+@pytest.mark.parametrize(
+    ("given", "field", "found"),
+    [
+        ({"size": [32, 64]}, "size", (32, 64)),
+        ({"resize": 40}, "resize", 40),
+        ({"crop": "pad", "fill": 114}, "fill", 114),
+        ({"color": "GRAY", "mean": [0.1], "std": [0.3]}, "std", (0.3,)),
+        ({"color": "BGR", "mean": [1, 2, 3]}, "mean", (1.0, 2.0, 3.0)),
+        ({"range": [-1, 1]}, "range", (-1.0, 1.0)),
+        ({"layout": "NHWC", "interpolation": "lanczos"}, "layout", "NHWC"),
+        ({"input": "pixels"}, "input", "pixels"),
+    ],
+)
+def test_every_key_of_images(given: dict[str, Any], field: str, found: object) -> None:
+    assert getattr(read_images(**given), field) == found
+
+
+def test_sections_have_the_documented_defaults() -> None:
+    config = Config()
+    assert config.data == DataConfig(images=None, samples=None, seed=0, batch=None, memory_limit=None)
+    assert config.verify == VerifyConfig(holdout=None, latency=True, threads=1)
+    assert config.runtime == RuntimeConfig(libraries=())
+    assert config.output == OutputConfig(plan="", bits_attribute=False, external_data=False, rename=False)
+
+
+@pytest.mark.parametrize(
+    ("text", "field", "found"),
+    [
+        ("data: {samples: 64, seed: 3, batch: 8}", "data", DataConfig(samples=64, seed=3, batch=8)),
+        ("data: {memory_limit: 1.5GiB}", "data", DataConfig(memory_limit=3 * 2**29)),
+        ("data: {memory_limit: 4096}", "data", DataConfig(memory_limit=4096)),
+        ("verify: {holdout: 0, latency: no, threads: 0}", "verify", VerifyConfig(holdout=0, latency=False, threads=0)),
+        ("output: {plan: p.json, rename: yes}", "output", OutputConfig(plan="p.json", rename=True)),
+    ],
+)
+def test_sections_are_read(tmp_path: Path, text: str, field: str, found: object) -> None:
+    assert getattr(load_config(write(tmp_path, text)), field) == found
+
+
+def test_libraries_of_a_chain_of_files_come_together(tmp_path: Path) -> None:
+    (tmp_path / "ops").mkdir()
+    write(tmp_path / "ops", "runtime: {libraries: base.so}", "base.yaml")
+    top = write(tmp_path, "extends: ops/base.yaml\nruntime: {libraries: [top.so, /abs.so]}")
+    found = load_config(top, {"runtime.libraries": "more.so"}).runtime.libraries
+    assert found == ("more.so", str(tmp_path / "top.so"), "/abs.so", str(tmp_path / "ops" / "base.so"))
+
+
+FULL = """
+budget: 10m
+accuracy: {metric: eval.py:accuracy, max_drop: 1%, promote_to: uint16}
+apply: {new_weights: true}
+diff: {engines: [ort], layers: true, min_sqnr: 30, min_agreement: .99, top_k: 5, load: run.json}
+prove: {engine: ort, require_int8: [Conv, /head/], timeout: 90s, shapes: "x:1x3x8x8"}
+profile: {by: site, samples: 2}
+data: {memory_limit: 2GB}
+output: {plan: plan.json, external_data: true}
+"""
+
+
+def test_every_section_of_a_command_is_read(tmp_path: Path) -> None:
+    (tmp_path / "c.yaml").write_text(FULL)
+    config = load_config(tmp_path / "c.yaml")
+    assert config.budget == 600
+    wanted = config.accuracy
+    assert (wanted.metric, wanted.max_drop, wanted.promote_to, wanted.min_sqnr) == (
+        "eval.py:accuracy", "1%", "uint16", None,
+    )  # fmt: skip
+    assert config.apply.new_weights
+    assert (config.diff.engines, config.diff.layers, config.diff.load) == (("ort",), True, ("run.json",))
+    assert (config.diff.min_sqnr, config.diff.min_agreement, config.diff.top_k) == (30.0, 0.99, 5)
+    assert (config.prove.require_int8, config.prove.timeout, config.prove.shapes) == (
+        ("Conv", "/head/"), 90.0, ("x:1x3x8x8",),
+    )  # fmt: skip
+    assert (config.profile.by, config.profile.samples) == (("site",), 2)
+    assert config.data.memory_limit == 2_000_000_000
+    assert (config.output.plan, config.output.external_data) == ("plan.json", True)
+
+
+def test_without_sections_no_command_is_asked() -> None:
+    config = Config()
+    assert (config.accuracy.min_sqnr, config.accuracy.metric, config.budget) == (None, None, None)
+    assert config.diff.engines == config.profile.by == config.prove.require_int8 == ()
+    assert (config.prove.engine, config.prove.timeout) == (None, 600.0)
+    assert config.verify.latency
+
+
+def read(tmp_path: Path, text: str) -> Config:
+    path = tmp_path / "own.yaml"
+    path.write_text(text)
+    return load_config(path)
+
+
+TRAINED = """
+target: virtual
+torch:
+  weights: {quantizer: lsq}
+  activations:
+    quantizer: {name: pact, alpha: 8.0, signed: true}
+  skip_trace: [head, "blocks.*"]
+  multi_input: {cat: share, add: insert, mul: {follow: 1}, sub: follow, matmul: none}
+  fuse_bn: false
+  disable_redundant: false
+rules:
+  - node: stem
+    set: {quantizer: uniform}
+  - node: fc
+    set: {bits: 8, quantizer: {name: lsq, symmetric_init: true}}
+"""
+
+
+def test_every_key_is_read(tmp_path: Path) -> None:
+    config = read(tmp_path, TRAINED)
+    front = config.torch
+    assert front.weights.quantizer == QuantizerSpec("lsq")
+    assert front.activations.quantizer == QuantizerSpec("pact", (("alpha", 8.0), ("signed", True)))
+    assert front.skip_trace == ("head", "blocks.*")
+    assert front.policy("mul") == MultiInput("follow", 1)
+    assert front.policy("sub") == MultiInput("follow", 0)
+    assert [front.policy(op).policy for op in ("cat", "add", "matmul")] == ["share", "insert", "none"]
+    assert front.policy("div") is None
+    assert not front.fuse_bn
+    assert not front.disable_redundant
+    assert config.rules[0].set.quantizer == QuantizerSpec("uniform")
+    assert config.rules[1].set.quantizer == QuantizerSpec("lsq", (("symmetric_init", True),))
+    assert "quantizer=uniform" in config.rules[0].describe()
+
+
+def test_it_survives_overrides_pickling_and_hashing(tmp_path: Path) -> None:
+    config = read(tmp_path, TRAINED)
+    for other in (load_config(config, {"data.samples": 3}), pickle.loads(pickle.dumps(config))):
+        assert (other.torch, other.rules) == (config.torch, config.rules)
+    assert isinstance(hash(config), int)
+    assert load_config(config, {"torch.fuse_bn": True}).torch.fuse_bn
+
+
+def test_without_it_nothing_is_asked() -> None:
+    assert load_config("ort-int8").torch == FrontEnd()
+
+
+def test_a_quantizer_is_not_mixed_with_an_inherited_ones_options(tmp_path: Path) -> None:
+    (tmp_path / "base.yaml").write_text("torch: {activations: {quantizer: {name: pact, alpha: 8.0}}}\n")
+    config = read(tmp_path, "extends: base.yaml\ntorch: {activations: {quantizer: {name: lsq}}}\n")
+    assert config.torch.activations.quantizer == QuantizerSpec("lsq")
