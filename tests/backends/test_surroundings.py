@@ -87,7 +87,7 @@ def test_the_convolution_behind_a_tensor(body: str, tensor: str, conv: str | Non
 )
 def test_the_skip_branch_of_a_residual_block(body: str, operands: str, skip: int | None) -> None:
     found = block(body, operands)
-    assert find_skip_input(found, found.node("y")) == skip
+    assert find_skip_input(found, found.find_node("y")) == skip
 
 
 def test_distances_count_the_nodes_between() -> None:
@@ -99,8 +99,8 @@ def test_distances_count_the_nodes_between() -> None:
 
 def test_constants_are_no_inputs() -> None:
     found = block("a = Clip(s, low) b = Mul(c, a)", "b, s")
-    assert [t.name for t in list_computed_inputs(found, found.node("b"))] == ["a"]
-    assert [t.name for t in list_computed_inputs(found, found.node("y"))] == ["b", "s"]
+    assert [t.name for t in list_computed_inputs(found, found.find_node("b"))] == ["a"]
+    assert [t.name for t in list_computed_inputs(found, found.find_node("y"))] == ["b", "s"]
 
 
 ATTENTION = """g (float[1,4,8] q, float[1,8,4] k, float[1,4,8] v, float[1,1,4] mask) => (float[1,4,8] y)
