@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from onnxq.backends import find_holder
+from onnxq import backends
 from onnxq.errors import escape_line
 from onnxq.nearest import suggest_names
 from onnxq.sites import Caution
@@ -52,7 +52,7 @@ def _look_up_type(tensors: str, table: Mapping[str, Overrides]) -> Callable[[str
             return table.get(value, {})
         # The rest stays float32, as there: scales in float16, the target's own choice, vanish in ONNX Runtime's
         # optimizations.
-        return {"target": find_holder(FLOAT8).name, "high_precision": "float32", f"{tensors}.storage": FLOAT8}
+        return {"target": backends.find_holder(FLOAT8).name, "high_precision": "float32", f"{tensors}.storage": FLOAT8}
 
     return find
 

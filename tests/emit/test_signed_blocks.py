@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from onnx import numpy_helper
 
 import onnxq
-from onnxq.config import load_config
+from onnxq.backends import load_config
 from onnxq.errors import ConfigError, PlanError
 from onnxq.numerics import fake_quant, quantize, weight_qparams
 from onnxq.runtime import Session
