@@ -32,7 +32,6 @@ from onnxq.files import read_text
 from onnxq.graph import ModelLike
 from onnxq.observers import Observer, create_observer
 from onnxq.progress import Progress, Task, silent
-from onnxq.runtime import Feeds
 from onnxq.runtime.crew import Crew, SharedModel, hash_feeds, hash_parts, hash_run, open_model
 from onnxq.sites import Names, TensorId
 from onnxq.spec import ObserverSpec, QuantSpec
@@ -101,7 +100,7 @@ def observe_samples(taps: Taps, watch: Watch, dataset: Dataset, *, batch: int | 
     with progress("calibrating", len(groups) * len(dataset)) as task:
         for group in groups:
             for part, tensor, value in taps.run(
-                group, _count_batches(dataset.batches(batch), task), _list_samples(dataset)
+                group, _count_batches(dataset.batches(batch), task), dataset.split_batch
             ):
                 try:
                     watch.observe_value(tensor, value)
@@ -128,10 +127,6 @@ def _count_batches(batches: Iterable[Batch], task: Task) -> Iterable[Batch]:
     for batch in batches:
         yield batch
         task.advance(batch.count)
-
-
-def _list_samples(dataset: Dataset) -> Callable[[Batch], Iterable[Feeds]]:
-    return lambda batch: (dataset[k] for k in range(batch.first_index, batch.first_index + batch.count))
 
 
 def _name_sample(

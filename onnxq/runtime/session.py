@@ -209,7 +209,7 @@ class Session:
             threads=threads,
             arena=arena,
             shapes_first=shapes_first,
-            prepack=not _is_large(model),
+            prepack=not (isinstance(model, LightModel) and is_large_model(model)),
             save=save_optimized,
         )
         own = model.libraries if isinstance(model, LightModel) else ()
@@ -328,10 +328,6 @@ def _name_nodes(model: ModelLike) -> frozenset[str] | None:
     """The names of its nodes; None where some have none, and ORT may have named them."""
     names = frozenset(node.name for _, graph in walk_graphs(model.graph) for node in graph.node)
     return None if "" in names or model.functions else names
-
-
-def _is_large(model: AnyModel) -> bool:
-    return isinstance(model, LightModel) and is_large_model(model)
 
 
 def _parse_element_type(type_name: str) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 from typing import Any
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from onnxq.arrays import Floats
 from onnxq.calibrate import DEFAULT_MEMORY_LIMIT, calibrate
 from onnxq.calibrate.taps import Taps
-from onnxq.data import Batch, Dataset, read_mask
+from onnxq.data import Dataset, read_mask
 from onnxq.errors import OnnxqError, PlanError
 from onnxq.evaluation.trials import measure_models
 from onnxq.graph import ModelLike, get_index, infer_shapes
@@ -39,7 +39,7 @@ from onnxq.plan import Plan, Rotation, Scaling
 from onnxq.planner.recognize import Recognized
 from onnxq.planner.rewritten import Anchors
 from onnxq.progress import Progress
-from onnxq.runtime import Feeds, Session
+from onnxq.runtime import Session
 from onnxq.sites import Refusal, Role, TensorId
 
 # Batches among which the largest is looked for, which says how many tensors fit into memory at a time.
@@ -72,13 +72,10 @@ def observe_channels(
     share = -(-rows // len(dataset)) if rows else 0
     running: dict[TensorId, _RunningStatistics] = {}
 
-    def singles(part: Batch) -> Iterable[Feeds]:
-        return (dataset[k] for k in range(part.first_index, part.first_index + part.count))
-
     with progress(title, len(groups) * len(dataset)) as task:
         for group in groups:
             last = -1
-            for part, tensor, value in taps.run(group, dataset.batches(batch), singles):
+            for part, tensor, value in taps.run(group, dataset.batches(batch), dataset.split_batch):
                 axis = axes[tensor]
                 statistics = running.setdefault(tensor, _RunningStatistics(value.shape[axis], rows))
                 statistics.extend_range(value, axis)
