@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -19,7 +18,7 @@ from onnxq.evaluation.agreement import AgreementSums
 from onnxq.evaluation.selections import find_selections
 from onnxq.graph import ModelLike
 from onnxq.graph.light import is_large_model
-from onnxq.numerics.machine import count_cores, map_in_threads
+from onnxq.numerics.machine import map_in_threads, share_cores
 from onnxq.runtime import Feeds, Session
 from onnxq.spec import FLOAT_TYPES, FloatType
 
@@ -319,26 +318,28 @@ class FloatOutputs:
 
         threads: that run at a time; 0: as many as leave each session its own on all cores.
         """
-        threads = threads or count_cores() // (self.threads or count_cores())
-        scores = map_in_threads(lambda score: score(), self._list_scores(runs, positions), threads=threads)
-        for number, errors in enumerate(scores):
-            yield number % len(runs), errors
-        # Until the next model comes: its session, and what calibrates it, have maps of the same weights.
-        if is_large_model(self.proto):
-            self._session = None
 
-    def _list_scores(self, runs: Sequence[Run], positions: Iterable[int]) -> Iterator[Callable[[], SampleErrors]]:
-        """The calls that make the errors of `score_runs`."""
-
-        def score(run: Run, feeds: Feeds, exact: Mapping[str, Array], matched: Feeds) -> SampleErrors:
+        def score(item: tuple[Run, Feeds, Arrays, Feeds]) -> SampleErrors:
+            run, feeds, exact, matched = item
             return measure_sample(feeds, exact, run(matched))
 
+        large = is_large_model(self.proto)
+        # Of a large model one run at a time is in memory; a session of all cores leaves none for another.
+        threads = threads or (1 if large or not self.threads else share_cores(self.threads))
+        for number, errors in enumerate(map_in_threads(score, self._list_runs(runs, positions), threads=threads)):
+            yield number % len(runs), errors
+        # Until the next model comes: its session, and what calibrates it, have maps of the same weights.
+        if large:
+            self._session = None
+
+    def _list_runs(self, runs: Sequence[Run], positions: Iterable[int]) -> Iterator[tuple[Run, Feeds, Arrays, Feeds]]:
+        """Each run on each sample, with the sample, the float outputs and what the run is fed."""
         for at in positions:
             feeds = self.samples[at]
             exact = self.run(at, feeds)
             matched = self.selections.add_choices(feeds, exact)
             for run in runs:
-                yield partial(score, run, feeds, exact, matched)
+                yield run, feeds, exact, matched
 
     def sum_runs(
         self,

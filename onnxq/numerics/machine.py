@@ -69,6 +69,11 @@ def map_in_threads(work: Callable[[T], R], items: Iterable[T], *, threads: int =
             pool.shutdown(cancel_futures=True)
 
 
+def share_cores(runs: int) -> int:
+    """The threads for each of so many runs side by side, and as well the runs for so many threads each; at least 1."""
+    return max(1, count_cores() // max(runs, 1))
+
+
 def count_cores() -> int:
     """The cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -25,7 +25,7 @@ from onnxq.evaluation.layer_noise import relative_noise, sum_squares
 from onnxq.graph import GraphIndex, ModelLike, NodeRef, ensure_opset, get_index
 from onnxq.graph.subgraph import assemble_model
 from onnxq.numerics import clip_bounds, fake_quant, qparams_from_range
-from onnxq.numerics.machine import map_in_threads
+from onnxq.numerics.machine import map_in_threads, share_cores
 from onnxq.observers import create_observer
 from onnxq.observers.histogram import HistogramObserver
 from onnxq.passes.base import Pass, SampledContext, Stage, has_real_samples
@@ -271,15 +271,15 @@ class _RangeErrors:
         judged = self._list_judges(values)
         run = self._isolate_node(node, k) if node.op_type in _RUN and not node.domain else None
 
-        def respond(j: int, qparams: QParams | None = None) -> Array:
+        def run_reader(j: int, qparams: QParams | None = None) -> Array:
             """The reader's output for a sample, or for its values through the pair."""
             value = values[j] if qparams is None else np.asarray(fake_quant(values[j], qparams, site.spec), np.float32)
             return self._drop_padding(j, run(j, value) if run else value)
 
-        exact = list(map_in_threads(respond, judged))
+        exact = list(map_in_threads(run_reader, judged))
         signal, most = sum(sum_squares(values_of_output) for values_of_output in exact), np.inf
         for name, qparams in candidates.items():
-            got = map_in_threads(partial(respond, qparams=qparams), judged)
+            got = map_in_threads(partial(run_reader, qparams=qparams), judged)
             errors[name] += relative_noise(exact, got, signal, most - errors[name])
             if last:
                 # Whoever passes this cannot win any more: the present one comes first, and has to be beaten by far.
@@ -324,7 +324,7 @@ class _RangeErrors:
                 others[names[at]] = [read_tensor(value) for value in self.runner.values(tensor)]
         alone = onnx.helper.make_node(node.op_type, names, ["out"], **node.attrs)
         part = assemble_model(self.index.proto, [alone], inputs, [onnx.ValueInfoProto(name="out")], stored)
-        session = Session(part, optimize=False, threads=1)
+        session = Session(part, optimize=False, threads=share_cores(len(self.judges)))
 
         def run(sample: int, value: Array) -> Array:
             feeds = {names[k]: value, **{name: every[sample] for name, every in others.items()}}

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import gc
+import time
 import weakref
 from pathlib import Path
+from threading import get_ident
+from typing import Any
 
 import numpy as np
 import onnx
@@ -17,8 +20,9 @@ from onnxq.evaluation.compare import FloatOutputs, MatchedRunner, ModelErrors, R
 from onnxq.evaluation.selections import name_own
 from onnxq.evaluation.trials import TrialModel, measure_each, measure_models
 from onnxq.graph import GraphIndex
+from onnxq.numerics import machine
 from onnxq.progress import silent
-from onnxq.runtime import Session
+from onnxq.runtime import Feeds, Session
 from onnxq.runtime.crew import Crew
 from onnxq.workers import Journal, Workers, pack_value
 from tests.evaluation.selecting import network
@@ -80,6 +84,28 @@ def test_sums_over_samples_and_of_each() -> None:
     assert all(one.worst_db() == pytest.approx(20.0, abs=0.01) for one in each)
     few = kept.measure(Session(other, optimize=False), limit=2)
     assert few.outputs["y"].signal == sum(one.outputs["y"].signal for one in each[:2])
+
+
+@pytest.mark.parametrize(
+    ("threads", "large", "most"), [(1, False, 2), (1, True, 1), (0, False, 1), (2, False, 1), (999, False, 1)]
+)
+def test_runs_at_a_time_leave_each_session_its_threads(
+    monkeypatch: pytest.MonkeyPatch, threads: int, large: bool, most: int
+) -> None:
+    monkeypatch.setattr(machine, "count_cores", lambda: 2)
+    monkeypatch.setattr(compare, "is_large_model", lambda _: large)
+    proto, active, counts = model(), set(), []
+    other = Session(proto, optimize=False)
+
+    def run(feeds: Feeds) -> dict[str, Any]:
+        active.add(get_ident())
+        counts.append(len(active))
+        time.sleep(0.05)
+        active.discard(get_ident())
+        return other.run(feeds)
+
+    FloatOutputs(proto, data(proto), threads=threads).sum_runs([run])
+    assert max(counts) == most
 
 
 @pytest.mark.parametrize("large", [True, False])

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from onnxq.numerics.machine import map_in_threads
+from onnxq.numerics import machine
+from onnxq.numerics.machine import map_in_threads, share_cores
 
 
 @given(items=st.lists(st.integers()), threads=st.integers(0, 4))
@@ -58,3 +59,11 @@ def test_items_are_read_no_further_ahead_than_there_are_threads(threads: int) ->
     # Whoever has enough stops the work.
     results.close()  # type: ignore[attr-defined]
     assert len(read) <= 19 + threads
+
+
+@pytest.mark.parametrize(
+    ("cores", "runs", "share"), [(2, 1, 2), (2, 2, 1), (2, 8, 1), (16, 5, 3), (16, 16, 1), (1, 4, 1), (4, 0, 4)]
+)
+def test_runs_side_by_side_share_the_cores(monkeypatch: pytest.MonkeyPatch, cores: int, runs: int, share: int) -> None:
+    monkeypatch.setattr(machine, "count_cores", lambda: cores)
+    assert share_cores(runs) == share

@@ -24,7 +24,7 @@ from onnxq.graph import ModelLike, infer_shapes
 from onnxq.graph.light import bare_proto
 from onnxq.graph.scopes import iterate_subgraphs, list_reads
 from onnxq.graph.subgraph import Cutter, declare_input
-from onnxq.numerics.machine import map_in_threads
+from onnxq.numerics.machine import map_in_threads, share_cores
 from onnxq.passes.judging import has_few_bits
 from onnxq.passes.rounding.shared_work import SharedWork, TensorFile, read_tensor, write_tensor
 from onnxq.passes.rounding.statistics import MomentsRequest
@@ -52,6 +52,8 @@ class LayerwiseRunner:
 
     def __init__(self, proto: ModelLike, feeds: Sequence[Sample], changes: Changes) -> None:
         self.changes = changes
+        # Several samples at a time: nodes of one piece are too small to be shared out among all cores.
+        self._threads = share_cores(len(feeds))
         self._cutter = Cutter(proto)
         self._nodes = list(self._cutter.nodes.values())
         self._places: dict[str, int] = {}
@@ -146,8 +148,7 @@ class LayerwiseRunner:
 
     def _evaluate_piece(self, piece: ModelLike, names: Sequence[str]) -> Iterable[Mapping[str, Value]]:
         """These outputs of a piece for each sample."""
-        # In one thread each, several samples at a time: nodes of one piece are too small to share out.
-        session = Session(piece, optimize=False, threads=1)
+        session = Session(piece, optimize=False, threads=self._threads)
         return map_in_threads(lambda live: _run_piece(session, live, names), self._live)
 
     def _cut_piece(self, part: Sequence[onnx.NodeProto], wanted: Sequence[str]) -> ModelLike:
@@ -232,7 +233,7 @@ class SharedRunner(LayerwiseRunner):
     def _evaluate_piece(self, piece: ModelLike, names: Sequence[str]) -> Iterable[Mapping[str, Value]]:
         model, inputs = self._work.crew.share_model(piece), [value.name for value in bare_proto(piece).graph.input]
         tasks = [
-            RunTask(model, {name: live[name] for name in inputs}, tuple(names), self._work.make_path())
+            RunTask(model, {name: live[name] for name in inputs}, tuple(names), self._work.make_path(), self._threads)
             for live in self._live
         ]
         # All of them now: a crew does one thing at a time.
@@ -241,25 +242,29 @@ class SharedRunner(LayerwiseRunner):
 
 @dataclass(frozen=True)
 class RunTask:
-    """One sample to run through a piece. path: of the files of its outputs, to be followed by their numbers."""
+    """One sample to run through a piece. path: of the files of its outputs, to be followed by their numbers.
+
+    threads: of the session.
+    """
 
     model: SharedModel
     feeds: Mapping[str, Value]
     names: Names
     path: str
+    threads: int
 
 
 def run_sample(task: RunTask) -> dict[str, Value]:
     """The files of the outputs of one sample."""
-    values = _run_piece(_open_session(task.model), task.feeds, task.names)
+    values = _run_piece(_open_session(task.model, task.threads), task.feeds, task.names)
     paths = (f"{task.path}-{k}" for k in count())
     return {name: _map_value(lambda part: write_tensor(next(paths), part), values[name]) for name in task.names}
 
 
 # A worker has the float and the quantized piece in turn.
 @lru_cache(maxsize=2)
-def _open_session(model: SharedModel) -> Session:
-    return Session(open_model(model), optimize=False, threads=1)
+def _open_session(model: SharedModel, threads: int) -> Session:
+    return Session(open_model(model), optimize=False, threads=threads)
 
 
 @dataclass(frozen=True, eq=False)

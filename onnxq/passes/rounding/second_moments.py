@@ -98,15 +98,6 @@ class Columns(Protocol):
 
 
 @dataclass(frozen=True, eq=False)
-class _HeldColumns:
-    x: Floats
-    y: Floats
-
-    def take_columns(self, first: int, last: int, *, both: bool) -> Sequence[Floats]:
-        return [columns[:, :, first:last] for columns in ((self.y, self.x) if both else (self.y,))]
-
-
-@dataclass(frozen=True, eq=False)
 class Block:
     """Columns that are multiplied at a time. slices: (columns, first, last). shift: of x and y. cross: with C."""
 
@@ -148,27 +139,8 @@ class Accumulator:
         self._parts: list[Part] = []
         self._count = self._pending = 0
 
-    def add_samples(
-        self,
-        x: Floats,
-        y: Floats,
-        parts: Sequence[Part] | None = None,
-        *,
-        count: int | None = None,
-    ) -> None:
-        """Add samples.
-
-        x, y: float32 [groups, K, n], the same positions of both models. parts: means over all positions of each sample,
-        if x and y hold only some; None: x and y are one sample, whole. count: n, if x and y are empty because H is not
-        needed.
-        """
-        count = x.shape[2] if count is None else count
-        if count and parts is None:
-            parts = [(count, x.mean(axis=2, dtype=np.float64), y.mean(axis=2, dtype=np.float64))]
-        self.add_columns(_HeldColumns(x, y), count, parts or ())
-
     def add_columns(self, columns: Columns, count: int, parts: Sequence[Part]) -> None:
-        """Add so many columns; see `add_samples`."""
+        """Add so many columns. parts: the means over all positions of each sample, of which the columns may be some."""
         if not count:
             return
         self._parts.extend(parts)

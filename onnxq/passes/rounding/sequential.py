@@ -42,7 +42,6 @@ from onnxq.passes.rounding.operators import (
     find_pooling,
     list_operators,
 )
-from onnxq.passes.rounding.second_moments import Workspace
 from onnxq.passes.rounding.shared_work import SharedWork
 from onnxq.passes.rounding.statistics import MomentsRequest, OperatorStatistics, gather_statistics
 from onnxq.passes.rounding.strategies import PosedWeight, pose_weight, searches_scales
@@ -205,7 +204,6 @@ class _Walk:
         self.thin: list[str] = []
         # Without statistics where an earlier run had them.
         self.latest: tuple[MomentsRequest, OperatorStatistics | None] | None = None
-        self.workspace = Workspace()
 
     def visit_operator(self, operator: Operator) -> _Visit | None:
         """Statistics of the operator's input and the problem of its weight; None where an earlier run solved it, or
@@ -319,9 +317,7 @@ class _Walk:
         if self.latest is None or self.latest[0] != request or self.latest[1] is None:
             # Let go of the old ones first: two of the largest at a time would be a GiB.
             self.latest = None
-            statistics = gather_statistics(
-                self.samples, self.others, request, self.workspace, self.work, threads=self.threads
-            )
+            statistics = gather_statistics(self.samples, self.others, request, self.work, threads=self.threads)
             self.latest = request, statistics
             return statistics
         return self.latest[1]

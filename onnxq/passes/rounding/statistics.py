@@ -138,31 +138,33 @@ class _Group:
         """Positions whose columns are taken."""
         return min(sum(self.counts), self.each * len(self.samples))
 
-    def read_tensors(self) -> tuple[Array, Array]:
-        """The tensors of all samples. A single one may be large, and needs no copy."""
-        x = [read_tensor(sample.x).reshape(sample.shape) for sample in self.samples]
-        y = [read_tensor(sample.y).reshape(sample.shape) for sample in self.samples]
-        return (x[0], y[0]) if len(x) == 1 else (np.concatenate(x), np.concatenate(y))
+    def _read_tensors(self, *, both: bool) -> list[Array]:
+        """y of all samples and, with `both`, x. A single one may be large, and needs no copy."""
+        joined = []
+        for tensors in zip(*((sample.y, sample.x) if both else (sample.y,) for sample in self.samples), strict=True):
+            values = [read_tensor(tensor).reshape(self.samples[0].shape) for tensor in tensors]
+            joined.append(values[0] if len(values) == 1 else np.concatenate(values))
+        return joined
 
-    def average_positions(self, x: Array, y: Array) -> list[Part]:
+    def average_positions(self) -> list[Part]:
         """The means over all positions of each sample; none of those that count in second moments alone."""
         if not self.samples[0].real:
             return []
         means = []
-        for values in (x, y):
+        for values in reversed(self._read_tensors(both=True)):
             windows = window_means(values, self.geometry, self._meant)
             means.append(windows.reshape(len(self.samples), -1, *windows.shape[1:]).mean(axis=1))
         return list(zip(self.counts, *means, strict=True))
 
     def take_columns(self, first: int, last: int, *, both: bool) -> Sequence[Floats]:
         """See `Columns`."""
-        x, y = self.read_tensors()
+        tensors = self._read_tensors(both=both)
         total, most, seed = sum(self.counts), self.each * len(self.samples), self.samples[0].number
         chosen = sample_positions(total, most, seed)
         if self._meant is not None:
             chosen = np.flatnonzero(self._meant)[chosen]
-        at = compute_gather_indices(y.shape, self.geometry, chosen[first:last])
-        return [at.gather_columns(tensor) for tensor in ((y, x) if both else (y,))]
+        at = compute_gather_indices(tensors[0].shape, self.geometry, chosen[first:last])
+        return [at.gather_columns(tensor) for tensor in tensors]
 
     @property
     def _meant(self) -> Mask | None:
@@ -187,7 +189,6 @@ def gather_statistics(
     samples: StatisticsSource,
     others: StatisticsSource,
     wanted: MomentsRequest,
-    workspace: Workspace,
     work: SharedWork | None = None,
     *,
     threads: int = 0,
@@ -211,7 +212,7 @@ def gather_statistics(
     def map_here(_: str, function: Callable[[Any], Any], tasks: Sequence[Any]) -> Iterator[Any]:
         return map_in_threads(function, tasks, threads=threads)
 
-    return gathering.make_statistics(map_here, partial(multiply_block, workspace=workspace))
+    return gathering.make_statistics(map_here, partial(multiply_block, workspace=Workspace()))
 
 
 class _Gathering:
@@ -291,7 +292,7 @@ class _Gathering:
 
 def average_group(group: _Group) -> list[Part]:
     """The means of each sample of a group."""
-    return group.average_positions(*group.read_tensors())
+    return group.average_positions()
 
 
 def multiply_block(block: Block, workspace: Workspace | None = None) -> list[Array]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -10,8 +12,26 @@ from numpy.typing import NDArray
 from onnxq.passes.rounding import gptq_core, low_bit_core
 from onnxq.passes.rounding.gptq_core import ErrorFeedback, RoundedWeight, RoundingProblem
 from onnxq.passes.rounding.low_bit_core import FACTORS
+from onnxq.passes.rounding.second_moments import Accumulator, Part
 
 Array = NDArray[Any]
+
+
+@dataclass(frozen=True, eq=False)
+class _HeldColumns:
+    x: Array
+    y: Array
+
+    def take_columns(self, first: int, last: int, *, both: bool) -> Sequence[Array]:
+        return [columns[:, :, first:last] for columns in ((self.y, self.x) if both else (self.y,))]
+
+
+def add_samples(sums: Accumulator, x: Array, y: Array, parts: Sequence[Part] | None = None) -> None:
+    """Add x and y, float32 [groups, K, n]. parts: means over all positions, if x and y hold only some."""
+    count = x.shape[2]
+    if count and parts is None:
+        parts = [(count, x.mean(axis=2, dtype=np.float64), y.mean(axis=2, dtype=np.float64))]
+    sums.add_columns(_HeldColumns(x, y), count, parts or ())
 
 
 def pose(

@@ -23,7 +23,7 @@ from onnxq.passes.rounding.gptq_core import (
 )
 from onnxq.passes.rounding.low_bit_core import FACTORS, descend_values, shrink_moments
 from onnxq.passes.rounding.second_moments import Accumulator, Moments
-from tests.passes.rounding.arrays import round_low_bit, round_to_nearest, round_with_feedback
+from tests.passes.rounding.arrays import add_samples, round_low_bit, round_to_nearest, round_with_feedback
 
 F = np.float32
 LIMITS = (-7, 7)
@@ -235,7 +235,7 @@ def halves(factor: tuple[float, float], noise: float, count: int = 4000) -> tupl
         sums = Accumulator(1, 6)
         x = rng.standard_normal((1, 6, count)).astype(np.float32)
         y = one * x + noise * rng.standard_normal(x.shape)
-        sums.add_samples(x, y.astype(np.float32))
+        add_samples(sums, x, y.astype(np.float32))
         found.append(sums.make_moments())
     return found[0], found[1]
 
@@ -259,7 +259,7 @@ def test_a_bias_follows_samples_only_as_far_as_they_agree() -> None:
     def bias(errors: list[float]) -> float:
         sums = Accumulator(1, 1)
         for error in errors:
-            sums.add_samples(np.full((1, 1, 10), 1.0, np.float32), np.full((1, 1, 10), 1.0 - error, np.float32))
+            add_samples(sums, np.full((1, 1, 10), 1.0, np.float32), np.full((1, 1, 10), 1.0 - error, np.float32))
         return float(correct_bias(np.zeros((1, 1)), w, w, sums.make_moments())[0, 0])
 
     assert bias([0.3] * 4) == pytest.approx(0.3, rel=1e-5)

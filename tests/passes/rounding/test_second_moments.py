@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from onnxq.passes.rounding.operators import Geometry, window_means
-from onnxq.passes.rounding.second_moments import Accumulator, Workspace, merge_moments
+from onnxq.passes.rounding.second_moments import Accumulator, merge_moments
 from onnxq.passes.rounding.statistics import MomentsRequest, OperatorStatistics, StatisticsSource, gather_statistics
 from onnxq.sites import TensorId
+from tests.passes.rounding.arrays import add_samples
 
 Array = NDArray[Any]
 
@@ -28,7 +29,7 @@ def test_streamed_moments_are_the_moments(groups: int, size: int, parts: list[in
     y = (x + 0.1 * rng.standard_normal(x.shape)).astype(np.float32)
     sums, first = Accumulator(groups, size), 0
     for count in parts:
-        sums.add_samples(x[:, :, first : first + count], y[:, :, first : first + count])
+        add_samples(sums, x[:, :, first : first + count], y[:, :, first : first + count])
         first += count
     found = sums.make_moments()
     assert found.count == total
@@ -52,7 +53,7 @@ def test_moments_of_some_positions_are_about_the_means_of_all(groups: int, size:
     for part in (slice(0, 40), slice(40, 60)):
         a, b = x[:, :, part], y[:, :, part]
         whole = (a.shape[2], a.mean(axis=2, dtype=np.float64), b.mean(axis=2, dtype=np.float64))
-        sums.add_samples(a[:, :, ::3], b[:, :, ::3], [whole])
+        add_samples(sums, a[:, :, ::3], b[:, :, ::3], [whole])
     found = sums.make_moments()
     p, q = (v.astype(np.float64) - v.astype(np.float64).mean(axis=2, keepdims=True) for v in (x, y))
     some = [*range(0, 40, 3), *range(40, 60, 3)]
@@ -74,9 +75,9 @@ def test_many_rows_in_one_update_equal_many_updates() -> None:
     rng = np.random.default_rng(0)
     x, y = rng.standard_normal((2, 1, 3, 20000)).astype(np.float32)
     whole, parts = Accumulator(1, 3), Accumulator(1, 3)
-    whole.add_samples(x, y)
+    add_samples(whole, x, y)
     for first in range(0, 20000, 777):
-        parts.add_samples(x[:, :, first : first + 777], y[:, :, first : first + 777])
+        add_samples(parts, x[:, :, first : first + 777], y[:, :, first : first + 777])
     np.testing.assert_allclose(whole.make_moments().h, parts.make_moments().h, rtol=1e-4, atol=1e-4)
 
 
@@ -86,8 +87,8 @@ def test_moments_of_two_halves_are_those_of_all() -> None:
     y = (x * 0.7 + 1).astype(np.float32)
     whole, one, other = Accumulator(2, 3), Accumulator(2, 3), Accumulator(2, 3)
     for first in range(0, 900, 300):
-        whole.add_samples(x[:, :, first : first + 300], y[:, :, first : first + 300])
-        (one if first < 600 else other).add_samples(x[:, :, first : first + 300], y[:, :, first : first + 300])
+        add_samples(whole, x[:, :, first : first + 300], y[:, :, first : first + 300])
+        add_samples(one if first < 600 else other, x[:, :, first : first + 300], y[:, :, first : first + 300])
     wanted, found = whole.make_moments(), merge_moments(one.make_moments(), other.make_moments())
     assert found.count == wanted.count
     assert len(found.parts) == 3
@@ -116,7 +117,7 @@ class Given(StatisticsSource):
 
 def gather(real: Array, others: Array) -> OperatorStatistics:
     wanted = MomentsRequest("n", TensorId("x"), TensorId("x"), Geometry(), (1, 8), second=True, halves=True)
-    return gather_statistics(Given(real), Given(others), wanted, Workspace())
+    return gather_statistics(Given(real), Given(others), wanted)
 
 
 @pytest.mark.parametrize("rows", [4, 2000])
