@@ -9,8 +9,7 @@ from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from onnxq import config as configurations
-from onnxq.config import Config
+from onnxq.config import Config, read_config
 from onnxq.config.rules import RuleSet
 from onnxq.errors import ConfigError, Location
 from onnxq.nearest import suggest_names
@@ -310,7 +309,7 @@ def load_config(
     Raises ConfigError for unknown keys and values, and for those that the target does not support, with file, line,
     dotted path and the nearest name.
     """
-    return check_limits(configurations.load_config(source, overrides, target=target))
+    return check_limits(read_config(source, overrides, target=target))
 
 
 def check_target(config: Config) -> None:

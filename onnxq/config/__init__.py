@@ -9,8 +9,8 @@ from onnxq.config.load import (
     list_code,
     list_options,
     list_presets,
-    load_config,
     parse_setting,
+    read_config,
     read_preset,
 )
 from onnxq.config.model import Config
@@ -44,9 +44,9 @@ __all__ = [
     "list_code",
     "list_options",
     "list_presets",
-    "load_config",
     "matches_any",
     "parse_setting",
+    "read_config",
     "read_preset",
     "suggest_names",
 ]

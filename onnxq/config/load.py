@@ -87,17 +87,14 @@ _SET_HERE: Mapping[type[BaseModel], frozenset[str]] = {
 }
 
 
-def load_config(
+def read_config(
     source: str | FilePath | Config | None = None,
     overrides: Mapping[str, Any] | None = None,
     *,
     target: str | None = None,
 ) -> Config:
-    """Read a preset by name or a YAML file by path. None is the preset of the target; a Config is used as it is.
+    """Read a configuration as `onnxq.load_config` does, which then checks the limits of its target.
 
-    overrides: values by dotted path ("data.samples") or nested; None means not given. target: of files that name none,
-    by default ONNX Runtime. A file extends a preset or another file by `extends:`, or else the preset of its target;
-    its own rules, libraries and plugins come before the inherited ones.
     Raises ConfigError for unknown keys and values, with file, line, dotted path and the nearest name.
     """
     try:

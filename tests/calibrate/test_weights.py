@@ -13,6 +13,7 @@ import onnx
 import pytest
 from onnx import numpy_helper, parser
 
+from onnxq.backends import load_config
 from onnxq.calibrate import constants
 from onnxq.calibrate.constants import (
     WeightTask,
@@ -22,7 +23,6 @@ from onnxq.calibrate.constants import (
     weight_numbers,
 )
 from onnxq.commands.quantize import quantize
-from onnxq.config import load_config
 from onnxq.errors import CalibrationError
 from onnxq.graph import GraphIndex, get_index, light, load_model, name_nodes
 from onnxq.numerics import fake_quant

@@ -11,8 +11,9 @@ import onnx
 import pytest
 from click.testing import CliRunner
 
+from onnxq.backends import load_config
 from onnxq.cli import cli
-from onnxq.config import Command, Option, list_options, load_config
+from onnxq.config import Command, Option, list_options
 from onnxq.pipeline.configuration import make_config
 from onnxq.report.terminal import TextView
 from tests.pipeline.models import residual

@@ -9,8 +9,8 @@ import onnx
 import pytest
 from click.testing import CliRunner
 
+from onnxq.backends import load_config
 from onnxq.cli import cli
-from onnxq.config import load_config
 from tests.codes.kit import gemm
 
 

@@ -11,7 +11,7 @@ import onnx
 import pytest
 from onnx import numpy_helper, parser
 
-from onnxq.config import load_config
+from onnxq.backends import load_config
 from onnxq.graph import ValueInfo
 
 Provoke = Callable[[Path], Any]

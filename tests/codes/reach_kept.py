@@ -10,7 +10,7 @@ import numpy as np
 from onnx import helper
 
 import onnxq
-from onnxq.config import load_config
+from onnxq.backends import load_config
 from onnxq.plan import from_json, to_json
 from tests.codes.kit import FORCE, model, reach
 from tests.custom_ops.models import network as swell

@@ -13,8 +13,8 @@ from click.testing import CliRunner
 from onnx import helper
 
 import onnxq
+from onnxq.backends import load_config
 from onnxq.cli import cli
-from onnxq.config import load_config
 from onnxq.engines.saturation.emulate import emulate_saturation
 from onnxq.graph import load_model, name_nodes
 from onnxq.pipeline.finalize import warn_unmeasured_cpu

@@ -14,8 +14,8 @@ from click.testing import CliRunner
 from onnx import helper
 
 import onnxq
+from onnxq.backends import load_config
 from onnxq.cli import cli
-from onnxq.config import load_config
 from onnxq.files import check_outputs, write_text
 from onnxq.graph import verify_graph
 from onnxq.interop.trt_cache import parse_cache

@@ -13,8 +13,9 @@ from click.testing import CliRunner
 from onnx import parser
 
 import onnxq
+from onnxq.backends import load_config
 from onnxq.cli import cli
-from onnxq.config import Config, Rule, load_config
+from onnxq.config import Config, Rule
 from onnxq.errors import ConfigError
 from tests.pipeline.models import EVERYTHING, images, residual
 

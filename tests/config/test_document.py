@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from onnxq.config import list_presets, load_config, read_preset
+from onnxq.config import list_presets, read_config, read_preset
 from onnxq.errors import ConfigError, OnnxqError
 
 LAUGHS = "a: &a [lol,lol,lol,lol,lol,lol,lol,lol,lol]\n" + "".join(
@@ -59,7 +59,7 @@ def test_hostile_files_end_in_words(tmp_path: Path, text: str, place: str, cause
     path.write_text(text, encoding="utf-8")
     begun = time.process_time()
     with pytest.raises(ConfigError) as caught:
-        load_config(path)
+        read_config(path)
     assert time.process_time() - begun < 5
     assert caught.value.subject.startswith(f"{path}{place}")
     assert cause in str(caught.value)
@@ -70,7 +70,7 @@ def test_a_circle_of_files_is_seen_under_other_names(tmp_path: Path) -> None:
     (tmp_path / "d").mkdir()
     (tmp_path / "a.yaml").write_text("extends: ./d/../a.yaml")
     with pytest.raises(ConfigError, match="extends itself"):
-        load_config(tmp_path / "a.yaml")
+        read_config(tmp_path / "a.yaml")
 
 
 RULES = """rules:
@@ -116,7 +116,7 @@ def test_no_mutation_of_a_configuration_is_a_defect(tmp_path: Path) -> None:
             )
         path.write_text("".join(lines), encoding="utf-8")
         try:
-            load_config(path)
+            read_config(path)
             outcomes.add("read")
         except OnnxqError:
             outcomes.add("told")

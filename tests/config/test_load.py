@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from onnxq.config import Config, TensorConfig, load_config
+from onnxq.config import Config, TensorConfig, read_config
 from onnxq.errors import ConfigError
 from onnxq.spec import ObserverSpec
 
@@ -18,14 +18,14 @@ def write(folder: Path, text: str, name: str = "c.yaml") -> Path:
 
 def fault(folder: Path, text: str) -> ConfigError:
     with pytest.raises(ConfigError) as caught:
-        load_config(write(folder, text))
+        read_config(write(folder, text))
     return caught.value
 
 
 def test_default_is_the_preset_ort_int8_and_equals_the_types_defaults():
-    default = load_config()
+    default = read_config()
     assert default.source == "ort-int8"
-    assert default == load_config("ort-int8")
+    assert default == read_config("ort-int8")
     assert default.model_dump(exclude={"source"}) == Config().model_dump(exclude={"source"})
 
 
@@ -36,15 +36,15 @@ def test_all_faults_of_a_file_are_told_at_once(tmp_path):
 
 def test_missing_file_and_unknown_preset_name_the_nearest(tmp_path):
     with pytest.raises(ConfigError, match=r"no such file(.|\n)*ort-int8"):
-        load_config(tmp_path / "ort-int8-ms.yaml")
+        read_config(tmp_path / "ort-int8-ms.yaml")
     with pytest.raises(ConfigError, match=r"no preset(.|\n)*'ort-int8-mse'"):
-        load_config("ort-int8-msee")
+        read_config("ort-int8-msee")
     with pytest.raises(ConfigError, match="cannot be read"):
-        load_config(tmp_path)
+        read_config(tmp_path)
 
 
 def test_empty_file_is_the_default(tmp_path):
-    found = load_config(write(tmp_path, "# nothing\n"))
+    found = read_config(write(tmp_path, "# nothing\n"))
     assert found.model_dump(exclude={"source"}) == Config().model_dump(exclude={"source"})
 
 
@@ -61,29 +61,29 @@ PARTS = [
 @pytest.mark.parametrize("target", ["", "ort", "trt", "virtual"])
 def test_a_file_that_extends_nothing_starts_from_the_preset_of_its_target(tmp_path, target, text):
     own = f"target: {target}\n{text}" if target else text
-    said = load_config(write(tmp_path, f"extends: {target or 'ort'}-int8\n{text}", "said.yaml"))
-    for found in (load_config(write(tmp_path, own)), load_config(write(tmp_path, text), target=target or None)):
+    said = read_config(write(tmp_path, f"extends: {target or 'ort'}-int8\n{text}", "said.yaml"))
+    for found in (read_config(write(tmp_path, own)), read_config(write(tmp_path, text), target=target or None)):
         assert found.model_dump(exclude={"source"}) == said.model_dump(exclude={"source"})
 
 
 def test_the_target_of_a_file_holds_for_those_that_it_extends(tmp_path):
     write(tmp_path, "weights: {observer: mse}\n", "base.yaml")
     top = write(tmp_path, "extends: base.yaml\ntarget: trt\n", "top.yaml")
-    found = load_config(top)
-    assert found.activations == load_config("trt-int8").activations
+    found = read_config(top)
+    assert found.activations == read_config("trt-int8").activations
     assert (found.weights.observer.name, found.bias) == ("mse", "float")
 
 
 def test_a_target_without_a_preset_has_that_of_the_default(tmp_path):
-    found = load_config(write(tmp_path, "weights: {observer: mse}"), target="mine")
+    found = read_config(write(tmp_path, "weights: {observer: mse}"), target="mine")
     assert found.target == "mine"
     assert found.weights == TensorConfig(granularity="channel", signed=True, observer=ObserverSpec("mse"))
-    assert load_config(None, target="mine").activations == load_config().activations
+    assert read_config(None, target="mine").activations == read_config().activations
 
 
 @pytest.mark.parametrize("config", [Config(), Config(bias="float"), Config(weights=TensorConfig(bits=4))])
 def test_a_part_of_a_section_keeps_the_rest_of_a_configuration_made_in_python(config):
-    found = load_config(config, {"activations.observer": "mse", "weights.observer": "mse"})
+    found = read_config(config, {"activations.observer": "mse", "weights.observer": "mse"})
     mse = {"observer": ObserverSpec("mse")}
     assert found.activations == config.activations.model_copy(update=mse)
     assert found.weights == config.weights.model_copy(update=mse)
@@ -97,7 +97,7 @@ def test_extends_keeps_what_is_not_said_and_puts_own_rules_first(tmp_path):
         "extends: base.yaml\nactivations: {observer: entropy}\nrules:\n  - op: Conv\n    set: {bits: 4}\n",
         "top.yaml",
     )
-    found = load_config(top)
+    found = read_config(top)
     assert found.activations == TensorConfig(scheme="asymmetric", signed=False, observer=ObserverSpec("entropy"))
     assert found.weights.observer.name == "mse"
     assert [(rule.op, rule.source, rule.line) for rule in found.rules] == [
@@ -116,21 +116,21 @@ def test_extending_in_a_circle_is_an_error(tmp_path):
     write(tmp_path, "extends: b.yaml", "a.yaml")
     write(tmp_path, "extends: a.yaml", "b.yaml")
     with pytest.raises(ConfigError, match="extends itself"):
-        load_config(tmp_path / "a.yaml")
+        read_config(tmp_path / "a.yaml")
 
 
 def test_overrides_by_dotted_path_or_nested_and_none_is_not_given():
-    found = load_config("ort-int8", {"data.samples": 3, "data": {"seed": 4}, "weights.bits": None, "bias": "float"})
+    found = read_config("ort-int8", {"data.samples": 3, "data": {"seed": 4}, "weights.bits": None, "bias": "float"})
     assert (found.data.samples, found.data.seed, found.weights.bits, found.bias) == (3, 4, 8, "float")
-    assert load_config(found, {"data.batch": 2}).data.model_dump() == {**found.data.model_dump(), "batch": 2}
-    assert load_config(found) is found
+    assert read_config(found, {"data.batch": 2}).data.model_dump() == {**found.data.model_dump(), "batch": 2}
+    assert read_config(found) is found
 
 
 def test_override_that_is_wrong_says_so():
     with pytest.raises(ConfigError, match=r"option: data\.samples: must be greater"):
-        load_config(None, {"data.samples": 0})
+        read_config(None, {"data.samples": 0})
     with pytest.raises(ConfigError, match=r"option: dta: unknown key(.|\n)*'data'"):
-        load_config(None, {"dta.seed": 1})
+        read_config(None, {"dta.seed": 1})
 
 
 @pytest.mark.parametrize(
@@ -143,7 +143,7 @@ def test_override_that_is_wrong_says_so():
 )
 def test_overrides_in_python_are_named(overrides: dict, said: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        load_config(None, overrides)
+        read_config(None, overrides)
     assert said in str(caught.value)
 
 
@@ -151,7 +151,7 @@ def test_a_list_in_itself() -> None:
     rules: list = []
     rules.append(rules)
     with pytest.raises(ConfigError):
-        load_config(None, {"rules": rules})
+        read_config(None, {"rules": rules})
 
 
 @pytest.mark.parametrize(
@@ -168,43 +168,43 @@ def test_a_list_in_itself() -> None:
     ],
 )
 def test_a_value_has_many_forms_in_python(overrides):
-    assert load_config("ort-int8-mse", overrides).weights == TensorConfig(
+    assert read_config("ort-int8-mse", overrides).weights == TensorConfig(
         granularity="channel", signed=True, observer=ObserverSpec("percentile", (("percentile", 99.0),))
     )
 
 
 @pytest.mark.parametrize("value", [np.int64(3), np.array(3), 3])
 def test_numbers_of_numpy_are_numbers(value):
-    assert load_config(None, {"data.samples": value}).data.samples == 3
-    assert load_config(None, {"data.images": {"size": np.array([3, 4])}}).data.images.size == (3, 4)
+    assert read_config(None, {"data.samples": value}).data.samples == 3
+    assert read_config(None, {"data.images": {"size": np.array([3, 4])}}).data.images.size == (3, 4)
 
 
 def test_rules_of_an_override_come_first():
-    base = load_config(None, {"rules": [{"op": "Add", "set": {"float": True}}]})
-    both = load_config(base, {"rules": [{"op": "Conv", "set": {"bits": 4}}]})
+    base = read_config(None, {"rules": [{"op": "Add", "set": {"float": True}}]})
+    both = read_config(base, {"rules": [{"op": "Conv", "set": {"bits": 4}}]})
     assert [rule.op for rule in both.rules] == [("Conv",), ("Add",)]
     assert [rule.op for rule in base.rules] == [("Add",)]
 
 
 def test_a_configuration_keeps_its_places_under_overrides(tmp_path):
     path = write(tmp_path, "effort: fast\nweights:\n  bits: 4\n")
-    config = load_config(load_config(path), {"data.samples": 3})
+    config = read_config(read_config(path), {"data.samples": 3})
     assert str(config.where("weights.bits")) == f"{path}:3: weights.bits"
     assert str(config.where("data.samples")) == "option: data.samples"
     assert config.source == str(path)
     with pytest.raises(ConfigError) as caught:
-        load_config(config, {"weights.storage": "int8", "weights.granularity": "block"})
+        read_config(config, {"weights.storage": "int8", "weights.granularity": "block"})
     assert caught.value.subject == "option: weights"
 
 
 @pytest.mark.parametrize("value", [object(), {1, 2}, b"fast", 3j, len])
 def test_values_of_no_configuration_are_refused(value):
     with pytest.raises(ConfigError, match="effort"):
-        load_config(None, {"effort": value})
+        read_config(None, {"effort": value})
 
 
 def test_a_mapping_in_itself():
     inner: dict[str, object] = {}
     inner["weights"] = inner
     with pytest.raises(ConfigError, match="holds a value inside itself"):
-        load_config(None, inner)
+        read_config(None, inner)

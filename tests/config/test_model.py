@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from onnxq.config import Config, TensorConfig, load_config
+from onnxq.config import Config, TensorConfig, read_config
 from onnxq.errors import ConfigError
 from onnxq.sites import Role
 from onnxq.spec import ObserverSpec, PerBlock, PerChannel, PerTensor, QuantSpec
@@ -38,7 +38,7 @@ def test_any_wish_survives_a_file_and_gives_its_spec(tmp_path_factory, wish, axi
     if wish["granularity"] == "block":
         wish = {**wish, "block_size": 32}
     path = write(tmp_path_factory.mktemp("c"), json.dumps({"weights": wish}))
-    found = load_config(path).weights
+    found = read_config(path).weights
     assert found == TensorConfig(**wish)
     spec = found.spec(axis)
     grain = {"tensor": PerTensor(), "channel": PerChannel(axis), "block": PerBlock(axis, 32)}[wish["granularity"]]
@@ -57,10 +57,10 @@ def test_spec_without_the_axis_it_needs_is_an_error():
 
 
 def test_config_is_frozen_and_hashable():
-    config = load_config()
+    config = read_config()
     with pytest.raises(ValueError, match="frozen"):
         config.target = "trt"
-    assert hash(config.weights) == hash(load_config().weights)
+    assert hash(config.weights) == hash(read_config().weights)
 
 
 FULL = """target: trt
@@ -84,7 +84,7 @@ rules:
 
 
 def test_every_key_is_read(tmp_path):
-    config = load_config(write(tmp_path, FULL))
+    config = read_config(write(tmp_path, FULL))
     assert (config.target, config.bias, config.saturation, config.attention) == ("trt", "float", "allow", "auto")
     assert (config.effort, config.weight_bits, config.skip) == ("high", (8,), ("smoothquant", "bias_absorption"))
     first, second = config.rules
@@ -97,11 +97,11 @@ def test_every_key_is_read(tmp_path):
 
 @pytest.mark.parametrize("again", ["dump", "override", "pickle", "copy"])
 def test_a_configuration_survives(tmp_path, again):
-    config = load_config(write(tmp_path, FULL))
+    config = read_config(write(tmp_path, FULL))
     if again == "dump":
         other = Config.model_validate(config.model_dump())
     elif again == "override":
-        other = load_config(config, {"data.seed": 0})
+        other = read_config(config, {"data.seed": 0})
         # The places of the file are kept, so that later errors name its lines.
         assert str(other.where("rules[1].between")) == f"{tmp_path / 'c.yaml'}:16: rules[1].between"
     elif again == "pickle":
@@ -131,10 +131,10 @@ def test_a_wish_is_a_spec(wish, spec):
 
 
 def test_names_and_lists_of_one_are_the_same():
-    one, many = (load_config(None, {"skip": given, "weight_bits": 4}) for given in ("rounding", ["rounding"]))
+    one, many = (read_config(None, {"skip": given, "weight_bits": 4}) for given in ("rounding", ["rounding"]))
     assert one == many
     assert (one.skip, one.weight_bits) == (("rounding",), (4,))
 
 
 def test_any_name_is_a_target_until_it_is_looked_up():
-    assert load_config("virtual-int8", {"target": "my-engine"}).target == "my-engine"
+    assert read_config("virtual-int8", {"target": "my-engine"}).target == "my-engine"

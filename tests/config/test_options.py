@@ -8,7 +8,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from onnxq.config import Command, Config, expand_names, list_options, load_config, parse_setting
+from onnxq.config import Command, Config, expand_names, list_options, parse_setting, read_config
 from onnxq.config.load import Option
 from onnxq.errors import ConfigError
 
@@ -90,7 +90,7 @@ def test_text_of_the_command_line_is_read_by_the_field(path: str, text: str, val
     assert option(path).parse(text) == value
     # As in a file.
     head, _, key = path.partition(".")
-    config = load_config(None, {path: text}) if path != "accuracy.min_sqnr" else load_config(None, {path: value})
+    config = read_config(None, {path: text}) if path != "accuracy.min_sqnr" else read_config(None, {path: value})
     assert getattr(getattr(config, head), key) == value if key else getattr(config, head) == value
 
 
@@ -150,18 +150,18 @@ def test_an_unknown_name_has_its_nearest(given: dict[str, object], said: str) ->
 )
 def test_values_from_python_are_held_to_what_files_are(path: str, value: object, said: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        load_config(None, {path: value})
+        read_config(None, {path: value})
     assert said in str(caught.value)
 
 
 def test_functions_and_numpys_numbers_are_values() -> None:
-    config = load_config(
+    config = read_config(
         None, {"accuracy.metric": len, "data.samples": np.int64(3), "accuracy.min_sqnr": np.float32(2)}
     )
     assert config.accuracy.metric is len
     assert (config.data.samples, config.accuracy.min_sqnr) == (3, 2.0)
     assert isinstance(hash(config), int)
-    assert load_config(config, {"data.seed": 1}).accuracy.metric is len
+    assert read_config(config, {"data.seed": 1}).accuracy.metric is len
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 import pytest
 
-from onnxq.config import list_presets, load_config, read_preset
+from onnxq.config import list_presets, read_config, read_preset
 from onnxq.spec import FLOAT8, ObserverSpec, PerBlock, PerChannel, QuantSpec
 
 EXPECTED = {
@@ -38,7 +38,7 @@ def test_every_preset_is_listed_here():
 
 @pytest.mark.parametrize("name", sorted(EXPECTED))
 def test_preset_says_what_its_name_says(name):
-    config = load_config(name)
+    config = read_config(name)
     mode, observer, weights = EXPECTED[name]
     assert (config.mode, config.activations.observer.name, config.weights.spec(0)) == (mode, observer, weights)
     bits = 16 if name == "ort-uint16-activations" else 8
@@ -54,6 +54,6 @@ def test_preset_is_commented_for_a_person(name):
 
 
 def test_percentile_preset_sets_its_option():
-    assert load_config("ort-int8-percentile").activations.observer == ObserverSpec(
+    assert read_config("ort-int8-percentile").activations.observer == ObserverSpec(
         "percentile", (("percentile", 99.999),)
     )

@@ -2,7 +2,7 @@
 
 import pytest
 
-from onnxq.config import Command, Config, Rule, RuleSet, TensorConfig, expand_names, list_options, load_config
+from onnxq.config import Command, Config, Rule, RuleSet, TensorConfig, expand_names, list_options, read_config
 from onnxq.errors import ConfigError
 from onnxq.nearest import find_nearest, suggest_names
 from onnxq.sites import Role
@@ -10,7 +10,7 @@ from onnxq.spec import ObserverSpec
 
 
 def rule(**raw) -> Rule:
-    return load_config(None, {"rules": [raw]}).rules[0]
+    return read_config(None, {"rules": [raw]}).rules[0]
 
 
 def test_all_selectors_given_must_hold():
@@ -28,13 +28,13 @@ def test_scope_selector():
 
 
 def test_apply_sets_what_is_given_and_leaves_the_rest():
-    default = load_config().activations
+    default = read_config().activations
     made = rule(op="Conv", set={"observer": {"name": "percentile", "percentile": 99.9}}).apply(default)
     assert made == default.model_copy(update={"observer": ObserverSpec("percentile", (("percentile", 99.9),))})
 
 
 def test_apply_lets_go_of_what_no_longer_fits():
-    int4 = load_config("ort-int4-weights").weights
+    int4 = read_config("ort-int4-weights").weights
     made = rule(node="x", set={"granularity": "channel", "bits": 8}).apply(int4)
     assert (made.bits, made.granularity, made.block_size, made.storage) == (8, "channel", None, "")
 
@@ -49,7 +49,7 @@ def test_describe_says_selectors_settings_and_place(tmp_path):
     path.write_text(
         "rules:\n  - node: [a, b]\n    between: [c, d]\n    set: {bits: 4}\n  - op: X\n    set: {float: true}\n"
     )
-    first, second = load_config(path).rules
+    first, second = read_config(path).rules
     assert first.describe() == f"rule node=a|b between c and d -> bits=4 ({path}:2)"
     assert second.describe() == f"rule op=X -> float ({path}:5)"
     assert rule(op="Conv", set={"quantize": True, "bits": 8}).describe() == "rule op=Conv -> bits=8, quantize"
@@ -102,7 +102,7 @@ def test_patterns_of_one_selector_are_alternatives_and_a_missing_one_takes_all()
 
 def test_rules_in_python_may_be_values():
     made = Rule(op="Conv", set=RuleSet(bits=4))
-    config = load_config(None, {"rules": [made, {"op": "Add", "set": {"float": True}}]})
+    config = read_config(None, {"rules": [made, {"op": "Add", "set": {"float": True}}]})
     assert [one.op for one in config.rules] == [("Conv",), ("Add",)]
     assert config.rules[0].set == made.set
 

@@ -17,7 +17,7 @@ from onnxq.config import (
     QuantizerSpec,
     RuntimeConfig,
     VerifyConfig,
-    load_config,
+    read_config,
 )
 from onnxq.config.data import OutputConfig
 
@@ -29,13 +29,13 @@ def write(folder: Path, text: str, name: str = "c.yaml") -> Path:
 
 
 def read_images(**values: Any) -> ImageConfig:
-    images = load_config(None, {"data.images": {"size": 4, **values}}).data.images
+    images = read_config(None, {"data.images": {"size": 4, **values}}).data.images
     assert images is not None
     return images
 
 
 def test_images_square_size_and_defaults(tmp_path: Path) -> None:
-    images = load_config(write(tmp_path, "data:\n  images: {size: 224, mean: [0.5], std: [0.2]}\n")).data.images
+    images = read_config(write(tmp_path, "data:\n  images: {size: 224, mean: [0.5], std: [0.2]}\n")).data.images
     assert images is not None
     assert (images.size, images.range, images.mean, images.crop) == ((224, 224), (0.0, 1.0), (0.5,), "center")
 
@@ -76,14 +76,14 @@ def test_sections_have_the_documented_defaults() -> None:
     ],
 )
 def test_sections_are_read(tmp_path: Path, text: str, field: str, found: object) -> None:
-    assert getattr(load_config(write(tmp_path, text)), field) == found
+    assert getattr(read_config(write(tmp_path, text)), field) == found
 
 
 def test_libraries_of_a_chain_of_files_come_together(tmp_path: Path) -> None:
     (tmp_path / "ops").mkdir()
     write(tmp_path / "ops", "runtime: {libraries: base.so}", "base.yaml")
     top = write(tmp_path, "extends: ops/base.yaml\nruntime: {libraries: [top.so, /abs.so]}")
-    found = load_config(top, {"runtime.libraries": "more.so"}).runtime.libraries
+    found = read_config(top, {"runtime.libraries": "more.so"}).runtime.libraries
     assert found == ("more.so", str(tmp_path / "top.so"), "/abs.so", str(tmp_path / "ops" / "base.so"))
 
 
@@ -101,7 +101,7 @@ output: {plan: plan.json, external_data: true}
 
 def test_every_section_of_a_command_is_read(tmp_path: Path) -> None:
     (tmp_path / "c.yaml").write_text(FULL)
-    config = load_config(tmp_path / "c.yaml")
+    config = read_config(tmp_path / "c.yaml")
     assert config.budget == 600
     wanted = config.accuracy
     assert (wanted.metric, wanted.max_drop, wanted.promote_to, wanted.min_sqnr) == (
@@ -129,7 +129,7 @@ def test_without_sections_no_command_is_asked() -> None:
 def read(tmp_path: Path, text: str) -> Config:
     path = tmp_path / "own.yaml"
     path.write_text(text)
-    return load_config(path)
+    return read_config(path)
 
 
 TRAINED = """
@@ -169,14 +169,14 @@ def test_every_key_is_read(tmp_path: Path) -> None:
 
 def test_it_survives_overrides_pickling_and_hashing(tmp_path: Path) -> None:
     config = read(tmp_path, TRAINED)
-    for other in (load_config(config, {"data.samples": 3}), pickle.loads(pickle.dumps(config))):
+    for other in (read_config(config, {"data.samples": 3}), pickle.loads(pickle.dumps(config))):
         assert (other.torch, other.rules) == (config.torch, config.rules)
     assert isinstance(hash(config), int)
-    assert load_config(config, {"torch.fuse_bn": True}).torch.fuse_bn
+    assert read_config(config, {"torch.fuse_bn": True}).torch.fuse_bn
 
 
 def test_without_it_nothing_is_asked() -> None:
-    assert load_config("ort-int8").torch == FrontEnd()
+    assert read_config("ort-int8").torch == FrontEnd()
 
 
 def test_a_quantizer_is_not_mixed_with_an_inherited_ones_options(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from onnxq.config import Config, MultiInput, load_config
+from onnxq.config import Config, MultiInput, read_config
 from onnxq.errors import ConfigError
 from onnxq.spec import ObserverSpec
 
@@ -42,7 +42,7 @@ A:
 
 def read(folder: Path, text: str) -> Config:
     (folder / "q.yaml").write_text(text)
-    return load_config(folder / "q.yaml")
+    return read_config(folder / "q.yaml")
 
 
 def test_every_request_is_taken_over(tmp_path: Path) -> None:

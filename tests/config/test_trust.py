@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from onnxq.cli.options import name_options
-from onnxq.config import Config, check_trust, list_code, load_config
+from onnxq.config import Config, check_trust, list_code, read_config
 from onnxq.errors import ConfigError
 
 ASKING = {
@@ -31,7 +31,7 @@ def refuse(config: Config, overrides: dict[str, object] | None = None) -> Config
 def test_a_file_that_names_code_wants_trust_or_the_same_from_the_caller(tmp_path: Path, path: str) -> None:
     file = tmp_path / "my.yaml"
     file.write_text(f"target: ort\n{ASKING[path]}\n", encoding="utf-8")
-    config = load_config(file)
+    config = read_config(file)
     ((_, code),) = list_code(config)
     error = refuse(config)
     assert (error.file, error.line) == (str(file), 3 if "\n" in ASKING[path] else 2)
@@ -40,40 +40,40 @@ def test_a_file_that_names_code_wants_trust_or_the_same_from_the_caller(tmp_path
     assert f"--trust {file}" in name_options(error.fix)
     assert code in error.fix
     given = [code] if path.startswith("runtime") else code
-    check_trust(load_config(config, {path: given}), {path: given})
+    check_trust(read_config(config, {path: given}), {path: given})
     section, key = path.split(".")
-    check_trust(load_config(config, {section: {key: given}}), {section: {key: given}})
-    check_trust(load_config(file, {"trust": str(file)}), {})
-    check_trust(load_config(file, {"trust": [str(tmp_path / ".." / tmp_path.name / "my.yaml")]}), {})
-    refuse(load_config(file, {"trust": str(tmp_path / "other.yaml")}))
+    check_trust(read_config(config, {section: {key: given}}), {section: {key: given}})
+    check_trust(read_config(file, {"trust": str(file)}), {})
+    check_trust(read_config(file, {"trust": [str(tmp_path / ".." / tmp_path.name / "my.yaml")]}), {})
+    refuse(read_config(file, {"trust": str(tmp_path / "other.yaml")}))
 
 
 def test_another_value_of_the_caller_leaves_nothing_to_trust_but_lists_are_joined(tmp_path: Path) -> None:
     file = tmp_path / "my.yaml"
     file.write_text("accuracy: {metric: 'a.py:f'}\n", encoding="utf-8")
-    check_trust(load_config(file, {"accuracy.metric": "b.py:f"}), {"accuracy.metric": "b.py:f"})
+    check_trust(read_config(file, {"accuracy.metric": "b.py:f"}), {"accuracy.metric": "b.py:f"})
     file.write_text("runtime: {libraries: a.so}\n", encoding="utf-8")
     given = {"runtime.libraries": ["b.so"]}
-    assert "a.so" in refuse(load_config(file, given), given).cause
+    assert "a.so" in refuse(read_config(file, given), given).cause
 
 
 def test_the_file_that_names_the_code_is_the_one_to_trust(tmp_path: Path) -> None:
     (tmp_path / "base.yaml").write_text("runtime: {libraries: [a.so, b.so]}\n", encoding="utf-8")
     file = tmp_path / "my.yaml"
     file.write_text("extends: base.yaml\nruntime: {libraries: c.so}\n", encoding="utf-8")
-    assert refuse(load_config(file)).file == str(file)
-    assert refuse(load_config(file, {"trust": str(file)})).file == str(tmp_path / "base.yaml")
-    check_trust(load_config(file, {"trust": [str(file), str(tmp_path / "base.yaml")]}), {})
+    assert refuse(read_config(file)).file == str(file)
+    assert refuse(read_config(file, {"trust": str(file)})).file == str(tmp_path / "base.yaml")
+    check_trust(read_config(file, {"trust": [str(file), str(tmp_path / "base.yaml")]}), {})
 
 
 def test_no_file_trusts_itself(tmp_path: Path) -> None:
     file = tmp_path / "my.yaml"
     file.write_text(f"trust: [{file}]\n", encoding="utf-8")
     with pytest.raises(ConfigError, match=r"my\.yaml:1: trust: unknown key 'trust'"):
-        load_config(file)
+        read_config(file)
 
 
 def test_what_python_gives_needs_none() -> None:
-    check_trust(load_config(None, {"runtime": {"libraries": ["a.so"]}, "accuracy": {"metric": len}}), {})
-    check_trust(load_config("trt-int8"), {})
+    check_trust(read_config(None, {"runtime": {"libraries": ["a.so"]}, "accuracy": {"metric": len}}), {})
+    check_trust(read_config("trt-int8"), {})
     check_trust(Config(), {})

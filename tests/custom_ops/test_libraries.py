@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from onnxq.config import load_config
+from onnxq.backends import load_config
 from onnxq.errors import ConfigError, ModelError
 from onnxq.graph import add_libraries, get_index, infer_shapes, name_nodes, strip_weights
 from onnxq.graph.light import list_libraries

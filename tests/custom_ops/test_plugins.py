@@ -8,10 +8,9 @@ import pytest
 from click.testing import CliRunner
 
 import onnxq
-from onnxq.backends import find_backend
+from onnxq.backends import find_backend, load_config
 from onnxq.backends.trt.run import build_trt
 from onnxq.cli import cli
-from onnxq.config import load_config
 from onnxq.errors import ConfigError
 from onnxq.sites import TensorId
 from tests.custom_ops.models import network

@@ -12,7 +12,8 @@ import pytest
 from onnx import TensorProto
 
 import onnxq
-from onnxq.config import Config, load_config
+from onnxq.backends import load_config
+from onnxq.config import Config
 from onnxq.graph.scopes import walk_graphs
 from onnxq.runtime import optimize_graph
 from tests.decoders.generation import Player, make_samples

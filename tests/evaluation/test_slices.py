@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 import onnxq
+from onnxq.backends import load_config
 from onnxq.commands.diff import describe_unmet
 from onnxq.commands.results import show
-from onnxq.config import Config, load_config
+from onnxq.config import Config
 from onnxq.evaluation.accumulator import ErrorAccumulator, OutputAccuracy, SliceSums
 from onnxq.evaluation.compare import compare_models
 from onnxq.report.terminal import TextView

@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from onnxruntime.quantization import CalibrationDataReader, QuantFormat, quantize_static
 
 import onnxq
-from onnxq.config import Config, TensorConfig, load_config
+from onnxq.backends import load_config
+from onnxq.config import Config, TensorConfig
 from onnxq.evaluation import toggled
 from onnxq.evaluation.accumulator import measure_error
 from onnxq.evaluation.toggled import toggle_model

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from onnxq.backends import load_config
 from onnxq.commands.apply import read_plan
-from onnxq.config import load_config
 from onnxq.data import load_data
 from onnxq.errors import CalibrationError, ConfigError, DataError, ModelError, OnnxqError, PlanError
 from onnxq.graph import ValueInfo, load_model

@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 from onnx import helper, numpy_helper, parser
 
 import onnxq
+from onnxq.backends import load_config
 from onnxq.cli import cli
 from onnxq.commands.import_calibration import import_calibration
-from onnxq.config import Config, Rule, RuleSet, TensorConfig, load_config
+from onnxq.config import Config, Rule, RuleSet, TensorConfig
 from onnxq.errors import CalibrationError, ConfigError, OutputError, PlanError
 from onnxq.interop import Imported, UnmatchedKind, read_scales
 from onnxq.interop.trt_cache import ORIGIN, parse_cache

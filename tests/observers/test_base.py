@@ -7,7 +7,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from onnxq.config import list_presets, load_config
+from onnxq.backends import load_config
+from onnxq.config import list_presets
 from onnxq.errors import CalibrationError, ConfigError
 from onnxq.observers import check_observers, create_observer, list_observers, register_observer
 from onnxq.observers.base import _REGISTRY

@@ -126,7 +126,7 @@ def test_presets_load_by_name_anywhere(installed: Path, tmp_path: Path) -> None:
     code = """
 import onnxq.config as config
 names = config.list_presets()
-assert all(config.load_config(name) for name in names)
+assert all(config.read_config(name) for name in names)
 print(config.__file__)
 print(*names)
 """

@@ -8,8 +8,9 @@ import numpy as np
 import onnx
 import pytest
 
+from onnxq.backends import load_config
 from onnxq.calibrate import calibrate
-from onnxq.config import Config, DataConfig, TensorConfig, load_config
+from onnxq.config import Config, DataConfig, TensorConfig
 from onnxq.data import Dataset, load_data
 from onnxq.evaluation.compare import ModelErrors
 from onnxq.graph import GraphIndex

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 import onnxq
-from onnxq.config import Config, load_config
+from onnxq.backends import load_config
+from onnxq.config import Config
 from onnxq.errors import ConfigError
 from onnxq.passes.base import Stage, run_stage
 from onnxq.passes.registry import PASSES, SKIPPABLE, check_skip

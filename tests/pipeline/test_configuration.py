@@ -7,8 +7,8 @@ from pathlib import Path
 import onnx
 import pytest
 
-from onnxq.backends import BACKENDS, Backend, find_target
-from onnxq.config import Command, Config, load_config
+from onnxq.backends import BACKENDS, Backend, find_target, load_config
+from onnxq.config import Command, Config
 from onnxq.errors import ConfigError, OutputError
 from onnxq.files import register_input
 from onnxq.pipeline.configuration import make_config, open_run

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
 import onnxq
-from onnxq.config import load_config
+from onnxq.backends import load_config
 from onnxq.plan import from_json, to_json
 from tests.cpus.kernels import cpu_saturates
 

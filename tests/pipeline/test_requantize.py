@@ -15,8 +15,9 @@ from onnxruntime.quantization import quantize_dynamic
 
 import onnxq
 from onnxq.annotate import find_existing, find_pairs, inspect_model
+from onnxq.backends import load_config
 from onnxq.cli import cli
-from onnxq.config import Config, Rule, load_config
+from onnxq.config import Config, Rule
 from onnxq.graph import name_nodes
 from onnxq.plan import Plan, from_json, to_json
 from onnxq.sites import Role, TensorId

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from onnxq.config import load_config
+from onnxq.backends import load_config
 from onnxq.pipeline.prepared import load_state, read_data
 from tests.graph.kit import model
 

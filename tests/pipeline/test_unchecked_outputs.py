@@ -8,7 +8,7 @@ import pytest
 from onnx import ModelProto, TensorProto, helper
 
 import onnxq
-from onnxq.config import load_config
+from onnxq.backends import load_config
 from tests.graph.kit import model
 
 _X = np.random.default_rng(0).standard_normal((24, 16)).astype(np.float32)

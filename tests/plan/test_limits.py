@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import onnxq
-from onnxq.config import load_config
+from onnxq.backends import load_config
 from onnxq.errors import PlanError
 from onnxq.plan import Plan, SitePlan, from_json, to_json
 from onnxq.sites import Role

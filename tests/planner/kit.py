@@ -8,7 +8,7 @@ import numpy as np
 import onnx
 from onnx import numpy_helper, parser
 
-from onnxq.config import load_config
+from onnxq.backends import load_config
 from onnxq.graph import infer_shapes
 from onnxq.plan import Plan
 from onnxq.planner import OnnxPlacement, state_placement

@@ -7,7 +7,7 @@ from dataclasses import replace
 import onnx
 import pytest
 
-from onnxq.config import load_config
+from onnxq.backends import load_config
 from onnxq.errors import ConfigError
 from onnxq.graph import compute_fingerprint, compute_structural_ids, get_index
 from onnxq.plan import PlacementChoice

@@ -10,7 +10,7 @@ import pytest
 from onnx import numpy_helper
 
 from onnxq.annotate import find_existing
-from onnxq.config import load_config
+from onnxq.backends import load_config
 from onnxq.graph import get_index
 from onnxq.plan import Plan, SitePlan
 from onnxq.planner import NOTHING, Existing, state_placement

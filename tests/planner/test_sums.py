@@ -13,7 +13,8 @@ import pytest
 from onnx import numpy_helper, parser
 
 import onnxq
-from onnxq.config import Config, TensorConfig, load_config
+from onnxq.backends import load_config
+from onnxq.config import Config, TensorConfig
 from onnxq.errors import PlanError
 from onnxq.numerics import find_saturating_sums
 from onnxq.passes.assembly import build_quantized

@@ -9,7 +9,7 @@ torch = pytest.importorskip("torch", reason="torch exports the decoder")
 pytest.importorskip("onnxscript", reason="torch.onnx needs onnxscript")
 
 import onnxq
-from onnxq.config import load_config
+from onnxq.backends import load_config
 from tests.decoders.generation import Player, make_samples
 from tests.decoders.net import Decoder
 from tests.decoders.sizes import SIZES, load_weights

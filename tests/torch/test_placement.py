@@ -10,7 +10,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from onnxq.config import load_config
+from onnxq.backends import load_config
 from onnxq.errors import ConfigError
 from onnxq.sites import Role
 from tests.torch.placed import NETS, Mark, engine_marks, front_end_marks

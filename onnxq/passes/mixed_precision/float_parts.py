@@ -122,10 +122,6 @@ def _find_worst(each: Sequence[ModelErrors]) -> float:
     return min((statistics.fmean(values) for values in by_output.values()), default=math.inf)
 
 
-def _limit(sqnr_db: float, most: float) -> float:
-    return max(min(sqnr_db, most), _LEAST_DB)
-
-
 def _is_worse(before: Sequence[ModelErrors], after: Sequence[ModelErrors], good: float) -> bool:
     """True where an output loses more than it may, and the samples agree that it loses.
 
@@ -137,7 +133,7 @@ def _is_worse(before: Sequence[ModelErrors], after: Sequence[ModelErrors], good:
         figures = [{output.name: output.sqnr_db for output in errors.results()} for errors in sample]
         for name in names:
             if name in figures[0] and name in figures[1]:
-                limited = [_limit(figure[name], good + _MAY_COST_DB) for figure in figures]
+                limited = [max(min(figure[name], good + _MAY_COST_DB), _LEAST_DB) for figure in figures]
                 losses[name].append(limited[0] - limited[1])
     for lost in losses.values():
         error = statistics.stdev(lost) / math.sqrt(len(lost)) if len(lost) > 1 else 0.0

@@ -7,7 +7,7 @@ import onnx
 import pytest
 
 import onnxq
-from onnxq.config import load_config
+from onnxq.backends import load_config
 from onnxq.sites import Role
 from tests.passes.kit import parse
 

@@ -8,9 +8,8 @@ import numpy as np
 import onnx
 import pytest
 
-from onnxq.backends import find_target
+from onnxq.backends import find_target, load_config
 from onnxq.calibrate import measure_float_errors
-from onnxq.config import load_config
 from onnxq.graph import get_index, infer_shapes
 from onnxq.plan import KeepReason, Plan, PrecisionPlan, from_json, to_json
 from onnxq.planner import PrecisionProblem, add_precision, choose_types, find_suspects, find_type_opset

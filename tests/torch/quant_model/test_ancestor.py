@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch")
 from torch import nn
 from torch.nn import functional
 
-from onnxq.config import load_config
+from onnxq.backends import load_config
 from onnxq.errors import ConfigError, PlanError
 from onnxq.sites import Role
 from torch_frontend.quant_model import QuantModel, State

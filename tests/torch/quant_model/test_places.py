@@ -10,7 +10,7 @@ torch = pytest.importorskip("torch")
 
 from torch import Tensor, nn
 
-from onnxq.config import load_config
+from onnxq.backends import load_config
 from onnxq.errors import ConfigError
 from onnxq.sites import Role
 from onnxq.spec import PerBlock
