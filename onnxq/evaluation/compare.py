@@ -279,6 +279,8 @@ def _describe_type(value: ValueInfoProto, floats: FloatType | None) -> bytes:
 _MOST_BYTES = 2**26
 
 Run = Callable[[Feeds], Mapping[str, object]]
+# A run, a sample, the float outputs for it, and what the run is fed.
+_FedRun = tuple[Run, Feeds, Arrays, Feeds]
 
 
 class FloatOutputs:
@@ -319,7 +321,7 @@ class FloatOutputs:
         threads: that run at a time; 0: as many as leave each session its own on all cores.
         """
 
-        def score(item: tuple[Run, Feeds, Arrays, Feeds]) -> SampleErrors:
+        def score(item: _FedRun) -> SampleErrors:
             run, feeds, exact, matched = item
             return measure_sample(feeds, exact, run(matched))
 
@@ -332,7 +334,7 @@ class FloatOutputs:
         if large:
             self._session = None
 
-    def _list_runs(self, runs: Sequence[Run], positions: Iterable[int]) -> Iterator[tuple[Run, Feeds, Arrays, Feeds]]:
+    def _list_runs(self, runs: Sequence[Run], positions: Iterable[int]) -> Iterator[_FedRun]:
         """Each run on each sample, with the sample, the float outputs and what the run is fed."""
         for at in positions:
             feeds = self.samples[at]
