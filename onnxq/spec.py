@@ -256,6 +256,10 @@ def _grain_text(grain: Granularity) -> str:
     return f" per channel {grain.axis}" if isinstance(grain, PerChannel) else ""
 
 
+# The origin of numbers that an engine demands.
+FIXED = "fixed by the engine"
+
+
 @dataclass(frozen=True, eq=False)
 class QParams:
     """Scale and zero point of one site, and their origin.

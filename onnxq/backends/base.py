@@ -14,7 +14,7 @@ from onnxq.graph import Graph, NodeRef
 from onnxq.graph.shapes import is_custom
 from onnxq.numerics import SumOrder
 from onnxq.sites import LeftFloat, Names, Refusal, Role, TensorId, Unquantized
-from onnxq.spec import FloatType, PerBlock, PerChannel, PerTensor, QuantSpec
+from onnxq.spec import FloatType, PerBlock, PerChannel, PerTensor, QParams, QuantSpec
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -233,6 +233,10 @@ class PlacementRule:
     follow: Callable[[Candidate, frozenset[str]], bool] = lambda _, __: True
     # Why the rule is off unless the person forces it with `quantize: true`; "" when it is on.
     opt_in: str = ""
+    # The spec that an input takes, where it is not that of the operator's other activations.
+    adapt: Callable[[int, QuantSpec], QuantSpec] = lambda _, spec: spec
+    # Scale and zero point of the result, where the kernel has them built in. Their origin is `FIXED`.
+    result: Callable[[QuantSpec], QParams] | None = None
     # The node is one of the two products of attention.
     attention: bool = False
     # The other nodes without which the engine has no such kernel.
@@ -297,6 +301,9 @@ class Target:
     signed_scales: bool = False
     # The engine quantizes or fuses float nodes between pairs by itself, and must be kept from it.
     quantizes_alone: bool = False
+    # An operator's activations have one width: where readers of a tensor have another than its maker, a second pair
+    # behind the first converts. Without, a tensor has one pair for all.
+    converts: bool = False
     # The engine is ONNX Runtime on this machine, so that its times can be measured here.
     times_itself: bool = False
     # It stands for no engine: every node whose operator can be quantized is, by rules of its own.

@@ -95,7 +95,7 @@ def _find_captured(plan: Plan, index: GraphIndex) -> frozenset[TensorId]:
 def _write_site(writer: PairWriter, site: SitePlan) -> None:
     if not site.complete:
         raise PlanError(str(site.site), "has no scale", "calibrate the plan first (`onnxq quantize`)", code="Q405")
-    if not site.role.is_constant:
+    if not (site.role.is_constant or writer.is_constant(site)):
         # Numbers left over from before a person made the site dynamic mean nothing.
         writer.write_activation(site, None if site.spec.dynamic else site.qparams)
     elif site.qparams is not None:

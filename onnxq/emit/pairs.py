@@ -2,6 +2,7 @@
 
 activation:  tensor -> [Clip ->] QuantizeLinear -> [Clip ->] DequantizeLinear -> readers
 dynamic:     tensor -> [Clip ->] DynamicQuantizeLinear -> DequantizeLinear -> readers
+converted:   tensor -> its pair -> QuantizeLinear -> DequantizeLinear -> one reader, in another width
 constant:    integers -> [Cast ->] DequantizeLinear -> readers
 """
 
@@ -127,8 +128,10 @@ class PairWriter:
         names = self._make_names(site, "dq_node", "quantized", "dequantized")
         floats = self.renamed.get(tensor, tensor.name)
         whole = site.consumers is None
-        # A kernel writes integers only where nothing but a QuantizeLinear reads its floats.
-        source = self.dequantized.get(tensor, floats) if qparams is None else floats
+        # A kernel writes integers only where nothing but a QuantizeLinear reads its floats; a second pair of its own
+        # graph converts what the first one holds.
+        behind = qparams is None or (isinstance(site.site, Edge) and scope == tensor.scope)
+        source = self.dequantized.get(tensor, floats) if behind else floats
         if whole and self.index.is_output(tensor):
             source = floats = self.editor.fresh(name_part(site.site, "float"))
             self.editor.rename_tensor(tensor, source)
@@ -205,6 +208,10 @@ class PairWriter:
             self.editor.add_initializer(scope, name, np.asarray(bound))
         self._insert_node(site, scope, "Clip", [source, *ends], [result], node, before=before, after=after)
         return result, node
+
+    def is_constant(self, site: SitePlan) -> bool:
+        """True for a constant that an operator reads as it reads activations: one of the operands of an Add."""
+        return self.index.is_constant(find_tensor(self.index, site.site))
 
     def write_constant(self, site: SitePlan, qparams: QParams) -> None:
         """Integer initializer -> DequantizeLinear -> its readers."""

@@ -100,12 +100,19 @@ class Placer:
             if apart or tensor in activations
         ]
         yield from inputs
+        if self.target.converts:
+            inputs = [
+                self._convert_input(op, edge, site, chosen) for (edge, _), site in zip(op.data, inputs, strict=True)
+            ]
+            yield from inputs
         weights = [self._place_weight(op, edge, chosen) for edge in op.weights]
         yield from weights
-        # Only beside integers on both sides has the accumulator a scale for the bias.
-        fixed = inputs and weights and not inputs[0].spec.dynamic
+        # Only beside integers on both sides has the accumulator a scale for the bias. The factors of a normalization
+        # are no weight, but an operand.
+        factors = [*weights, *inputs[1:]]
+        fixed = inputs and factors and not inputs[0].spec.dynamic
         if op.bias is not None and fixed and self.config.bias == "int32":
-            yield self._place_bias(op, op.bias, inputs[0], weights[0])
+            yield self._place_bias(op, op.bias, inputs[0], factors[0])
         if op.out in activations and activations[op.out] is None:
             yield self._place_activation(op, None, op.out, None, chosen)
 
@@ -117,15 +124,11 @@ class Placer:
         pair = self.existing.pair_for(edge, tensor)
         if pair is not None and not apart:
             return self._share_pair(pair, tensor, readers)
-        # A rule may name any node at the tensor: the one that asks comes first, then its maker, then the other readers;
-        # a pair that its maker's kernel writes is read like any other.
-        nodes = [op.node] + ([maker.node] if maker is not None and maker is not op else [])
-        nodes += [self.index.find_node(reader.node) for reader in self._find_quantized_readers(tensor, chosen)]
-        match = self.requests.match(Role.ACTIVATION, tensor, nodes)
-        own = self.requests.match(Role.ACTIVATION, tensor, (op.node,))
-        # Whether the scale stands in the file is for each reader to say.
-        match = match if match.request.dynamic == own.request.dynamic else own
-        spec = self.requests.make_spec(match, Role.ACTIVATION, op.node)
+        if self.target.converts:
+            match, spec = self._find_widest(op if edge is None else maker, tensor, chosen)
+        else:
+            match = self._match_any(op, maker, tensor, chosen)
+            spec = self.requests.make_spec(match, Role.ACTIVATION, op.node)
         site: Site = tensor
         if edge is not None and (edge.scope != tensor.scope or apart):
             site, readers = edge, (edge,)
@@ -134,7 +137,56 @@ class Placer:
         is_output = tensor.scope == "" and self.index.is_output(tensor) and readers is None
         planned = self._make_site(op, match, spec, site=site, role=Role.ACTIVATION, consumers=readers, tensor=tensor)
         role = Role.OUTPUT if is_output else Role.ACTIVATION
-        return replace(planned, role=role, bound=(None, None) if maker is None else maker.bound)
+        bound = (None, None) if maker is None else maker.bound
+        # A table in the kernel has the scale of its result built in.
+        table = None if maker is None or readers is not None else maker.rule.result
+        return replace(planned, role=role, bound=bound, qparams=None if table is None else table(spec))
+
+    def _match_any(
+        self, op: QuantizableOp, maker: QuantizableOp | None, tensor: TensorId, chosen: frozenset[str]
+    ) -> Match:
+        """The request for a tensor that an operator asks for, by a rule that may name any node at it."""
+        # The one that asks comes first, then its maker, then the other readers; a pair that its maker's kernel writes
+        # is read like any other.
+        nodes = [op.node] + ([maker.node] if maker is not None and maker is not op else [])
+        nodes += [self.index.find_node(reader.node) for reader in self._find_quantized_readers(tensor, chosen)]
+        match = self.requests.match(Role.ACTIVATION, tensor, nodes)
+        own = self.requests.match(Role.ACTIVATION, tensor, (op.node,))
+        # Whether the scale stands in the file is for each reader to say.
+        return match if match.request.dynamic == own.request.dynamic else own
+
+    def _find_widest(
+        self, maker: QuantizableOp | None, tensor: TensorId, chosen: frozenset[str]
+    ) -> tuple[Match, QuantSpec]:
+        """The request and spec of the operator that makes a tensor; where none does, the widest of its readers'."""
+        if maker is not None and maker.name in chosen:
+            return self._find_own(maker, None, tensor, chosen)
+        readers = [(op, edge) for edge, op in self.ops.list_consumers(tensor) if op is not None and op.name in chosen]
+        own = (self._find_own(op, edge, tensor, chosen) for op, edge in readers)
+        return max(own, key=lambda request: request[1].bits)
+
+    def _find_own(
+        self, op: QuantizableOp, edge: Edge | None, tensor: TensorId, chosen: frozenset[str]
+    ) -> tuple[Match, QuantSpec]:
+        """The request and spec for what an operator reads at an input, or makes (None).
+
+        What only moves values has the width of what it reads.
+        """
+        asking, maker = op, self.ops.by_out.get(op.data[0][1]) if op.rule.shares else None
+        while maker is not None and maker.name in chosen:
+            asking, maker = maker, self.ops.by_out.get(maker.data[0][1]) if maker.rule.shares else None
+        match = self.requests.match(Role.ACTIVATION, tensor, (asking.node,))
+        spec = self.requests.make_spec(match, Role.ACTIVATION, asking.node)
+        return match, spec if edge is None else op.rule.adapt(edge.index, spec)
+
+    def _convert_input(self, op: QuantizableOp, edge: Edge, pair: SitePlan, chosen: frozenset[str]) -> SitePlan:
+        """The pair that an input reads: that of its tensor, or a second one behind it in the operator's own width."""
+        tensor = pair.quantized_tensor
+        match, spec = self._find_own(op, edge, tensor, chosen)
+        if spec == pair.spec or pair.dequantize:
+            return pair
+        site = self._make_site(op, match, spec, site=edge, role=Role.ACTIVATION, consumers=(edge,), tensor=tensor)
+        return replace(site, bound=pair.bound)
 
     def _share_pair(self, pair: SitePlan, tensor: TensorId, readers: Readers) -> SitePlan:
         """The pair that the model came with, read by these inputs too; readers None: by all that read the tensor."""

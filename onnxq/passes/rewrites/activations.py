@@ -9,12 +9,13 @@ int8: hard-swish chain 2.3, HardSwish 2.7; GELU by Erf 2.0, Gelu 2.4; SiLU chain
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 from onnx import TensorProto
 
+from onnxq.backends import find_target
 from onnxq.graph import NodeRef
 from onnxq.passes.base import RunContext
 from onnxq.passes.linear import ARITHMETIC, read_arithmetic
@@ -55,18 +56,21 @@ class _Single:
     domain: str = ""
 
 
-def fuse_activations(_ctx: RunContext, state: FloatState) -> FloatStep:
-    """Every chain that computes one of the functions above, in any spelling, replaced by its node."""
-    computes = state.types.computes
-    return apply_replacements(state, "activations", lambda view: _find_activations(view, computes))
+def fuse_activations(ctx: RunContext, state: FloatState) -> FloatStep:
+    """Every chain that computes one of the functions above, in any spelling, replaced by its node.
+
+    But by none that the target has no kernel for.
+    """
+    computes, unknown = state.types.computes, find_target(ctx.config.target).no_kernel
+    return apply_replacements(state, "activations", lambda view: _find_activations(view, computes, unknown))
 
 
-def _find_activations(view: View, computes: int) -> list[Replacement]:
+def _find_activations(view: View, computes: int, unknown: Container[str]) -> list[Replacement]:
     found: list[Replacement] = []
     taken: set[str] = set()
     for node in view.index.nodes:
         anchor = None if node.name in taken else _find_anchor(view, node)
-        match = None if anchor is None else _match_activation(view, anchor, computes)
+        match = None if anchor is None else _match_activation(view, anchor, computes, unknown)
         if match is not None and not match.nodes & taken:
             found.append(match)
             taken |= match.nodes
@@ -137,7 +141,7 @@ def _read_bounds(view: View, node: NodeRef) -> tuple[float, float, int, int] | N
     return low, high, k, bound[1]
 
 
-def _match_activation(view: View, anchor: _Anchor, computes: int) -> Replacement | None:
+def _match_activation(view: View, anchor: _Anchor, computes: int, unknown: Container[str]) -> Replacement | None:
     """The longest tail that makes a known activation."""
     # A shorter one may be known as well: the HardSigmoid inside a HardSwish.
     for tail in reversed(list_tails(view, anchor.node, anchor.inner, anchor.used)):
@@ -150,7 +154,8 @@ def _match_activation(view: View, anchor: _Anchor, computes: int) -> Replacement
             last, used = reading.last, reading.used
             # Constants that broadcast x would be lost, and tensors that others read must stay.
             whole = used.rank <= view.least_rank(x) and view.private(used.tensors - {last.result}, used.nodes)
-            if single is not None and whole:
+            name = "" if single is None else f"{single.domain}.{single.op_type}".lstrip(".")
+            if single is not None and whole and name not in unknown:
                 nodes = frozenset(used.nodes)
                 return Replacement(last, nodes, single.op_type, (x,), single.attrs, single.domain, single.opset)
     return None

@@ -1,0 +1,7 @@
+"""Qualcomm's NPU (Hexagon HTP), through ONNX Runtime's QNN execution provider."""
+
+from onnxq.backends.qnn.limits import LIMITS
+from onnxq.backends.qnn.rules import QNN
+from onnxq.backends.registry import Backend
+
+BACKEND = Backend(name="qnn", title="Qualcomm HTP", modes={"static": QNN}, limits=LIMITS)

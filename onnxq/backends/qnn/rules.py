@@ -1,0 +1,163 @@
+"""Qualcomm's NPU (HTP): a pair on every input and every output of every node, so that the graph is one partition.
+
+Nodes without pairs on all sides run in float, or on the CPU: what pays on a CPU node by node is an exception here. The
+activations of an operator have one width, 8 or 16 bits, weights 8 or 4 and biases 32. Relu and Clip are taken up by the
+zero point of the operator in front. docs/engines.md has the kernel and the exactness of each pattern, from
+`benchmarks/npu_patterns.py`, whose rows the rules are called after.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+
+from onnxq.backends.base import ATTENTION, FUSED_PRODUCTS, Candidate, Capability, Output, PlacementRule, Target
+from onnxq.sites import Role
+from onnxq.spec import FIXED, PerBlock, PerChannel, PerTensor, QParams, QuantSpec
+
+_CLIPS = ("Relu", "Clip")
+
+
+def _check_weighted(c: Candidate) -> str | None:
+    if not c.is_constant(1):
+        return "its weight is computed at run time"
+    return "its data is constant" if c.is_constant(0) else None
+
+
+def _check_gemm(c: Candidate) -> str | None:
+    if c.attr("transA", 0) or float(c.attr("alpha", 1.0)) != 1.0 or float(c.attr("beta", 1.0)) != 1.0:
+        return "alpha, beta or transA are not the usual ones"
+    if c.tensor(2) is not None and not c.is_constant(2):
+        return "its bias is computed at run time"
+    return _check_weighted(c)
+
+
+def _check_matrix(c: Candidate) -> str | None:
+    return _check_weighted(c) or (None if c.rank(1) == 2 else "its weight is not a matrix")
+
+
+def _is_folded(c: Candidate) -> bool:
+    """True for a Relu or Clip that the pair behind the operator in front takes up."""
+    source = c.tensor(0)
+    maker = None if source is None else c.index.find_producer(source)
+    return maker is not None and maker.op_type in _FUSING and c.index.find_sole_reader(source) is not None
+
+
+def _check_clip(c: Candidate) -> str | None:
+    return "the pair behind it takes it up" if _is_folded(c) else None
+
+
+def _list_floats(c: Candidate) -> tuple[int, ...]:
+    """All inputs, constants too."""
+    return tuple(k for k in range(len(c.node.inputs)) if c.node.inputs[k])
+
+
+def _list_branches(c: Candidate) -> tuple[int, ...]:
+    """The values of a Where, not its condition."""
+    return (1, 2)
+
+
+def _fix_unit_range(spec: QuantSpec) -> QParams:
+    """From 0 up to 1, which itself is no value: of a Sigmoid."""
+    return _fix_range(spec, 2.0**-spec.bits, 0)
+
+
+def _fix_sign_range(spec: QuantSpec) -> QParams:
+    """From -1 up to 1, which itself is no value: of a Tanh."""
+    return _fix_range(spec, 2.0 ** (1 - spec.bits), 1 << (spec.bits - 1))
+
+
+def _fix_range(spec: QuantSpec, scale: float, zero_point: int) -> QParams:
+    return QParams(np.float32(scale), np.asarray(zero_point, np.int32), FIXED, spec.levels)
+
+
+def _adapt_second(k: int, spec: QuantSpec) -> QuantSpec:
+    """The second operand beside 16 bits: signed and symmetric. uint16 would be read as 8 bits, or not at all."""
+    return replace(spec, storage="int16", signed=True, symmetric=True) if k == 1 and spec.bits == 16 else spec
+
+
+_FUSING = ("Conv", "ConvTranspose", "Gemm", "MatMul", "Add", "Sub", "Mul", "Div", "AveragePool", "GlobalAveragePool")
+_rule = partial(PlacementRule, kernel="", output=Output.PAIR)
+_ALL = "pairs on all that it reads and on its result"
+_TABLE = "pairs on both sides; the scale of its result is built into the kernel"
+_MOVED = "moves integers: both sides share one scale"
+
+RULES: tuple[PlacementRule, ...] = (
+    _rule(
+        name="conv", ops=("Conv", "ConvTranspose"), kernel="Conv2d", why=_ALL, weight=1, bias=2, fuses=_CLIPS,
+        compute=True, check=_check_weighted,
+    ),
+    _rule(
+        name="gemm", ops=("Gemm",), kernel="FullyConnected", why=_ALL, weight=1, bias=2, fuses=_CLIPS, compute=True,
+        check=_check_gemm,
+    ),
+    _rule(
+        name="matmul", ops=("MatMul",), kernel="MatMul", why=_ALL, weight=1, fuses=_CLIPS, compute=True,
+        check=_check_matrix,
+    ),
+    _rule(
+        name="product", ops=("MatMul",), kernel="MatMul", why=_ALL, data=(0, 1), compute=True, adapt=_adapt_second,
+    ),
+    _rule(
+        name="binary", ops=("Add", "Sub", "Mul", "Div", "Pow"), kernel="ElementWiseBinary", why=_ALL, data=(0, 1),
+        fuses=_CLIPS,
+    ),
+    _rule(name="extremes", ops=("Max", "Min"), kernel="ElementWiseBinary", why=_ALL, inputs=_list_floats),
+    _rule(name="where", ops=("Where",), kernel="ElementWiseSelect", why=_ALL, inputs=_list_branches),
+    _rule(name="clip", ops=_CLIPS, kernel="ElementWiseNeuron", why=_ALL, check=_check_clip),
+    _rule(
+        name="unary",
+        ops=("Abs", "Elu", "Exp", "Gelu", "HardSigmoid", "HardSwish", "LeakyRelu", "Log", "Neg", "Sqrt"),
+        kernel="ElementWiseNeuron", why=_ALL,
+    ),
+    _rule(name="prelu", ops=("PRelu",), kernel="Prelu", why=_ALL, data=(0, 1)),
+    _rule(name="sigmoid", ops=("Sigmoid",), kernel="ElementWiseNeuron", why=_TABLE, result=_fix_unit_range),
+    _rule(name="tanh", ops=("Tanh",), kernel="ElementWiseNeuron", why=_TABLE, result=_fix_sign_range),
+    _rule(name="softmax", ops=("Softmax", "LogSoftmax"), kernel="Softmax", why=_ALL),
+    _rule(
+        name="layer-norm", ops=("LayerNormalization",), kernel="LayerNorm", why=_ALL, data=(0, 1), bias=2,
+        adapt=_adapt_second,
+    ),
+    _rule(
+        name="pool", ops=("AveragePool", "GlobalAveragePool", "ReduceMean", "ReduceSum", "ReduceMax", "ReduceMin"),
+        kernel="Reduce", why=_ALL, data=(0,),
+    ),
+    _rule(name="concat", ops=("Concat",), kernel="Concat", why=_ALL, inputs=_list_floats),
+    _rule(name="max-pool", ops=("MaxPool",), kernel="PoolMax2d", why=_MOVED, shares=True),
+    _rule(
+        name="move",
+        ops=("Reshape", "Flatten", "Transpose", "Squeeze", "Unsqueeze", "Slice", "DepthToSpace", "SpaceToDepth",
+             "Expand", "Tile", "Gather", "Pad", "Resize"),
+        kernel="", why=_MOVED, shares=True,
+    ),
+)  # fmt: skip
+
+_SECOND = ("MatMul", "LayerNormalization")
+_ACTIVATIONS = ("uint8", "uint16")
+_weight = partial(Capability, role=Role.WEIGHT, symmetric=(True,), granularity=(PerTensor, PerChannel))
+CAPABILITIES: tuple[Capability, ...] = (
+    Capability(role=Role.ACTIVATION, bits=(8, 16), storage=_ACTIVATIONS, symmetric=(False,)),
+    Capability(role=Role.ACTIVATION, ops=_SECOND, bits=(16,), storage=("int16",), symmetric=(True,)),
+    Capability(role=Role.OUTPUT, bits=(8, 16), storage=_ACTIVATIONS, symmetric=(False,)),
+    _weight(storage=("int8",)),
+    _weight(bits=(4,), storage=("int4",), opset=21),
+    _weight(ops=("MatMul", "Gemm"), bits=(4,), storage=("int4",), granularity=(PerBlock,), opset=21),
+)
+
+_NO_KERNEL = {
+    **FUSED_PRODUCTS,
+    **dict.fromkeys(ATTENTION, "the NPU has no kernel for attention in one node: export its parts"),
+    "com.microsoft.QuickGelu": "the NPU has no QuickGelu",
+    "Erf": "the NPU has no Erf; as part of a Gelu it has",
+}
+
+QNN = Target(
+    name="qnn",
+    rules=RULES,
+    capabilities=CAPABILITIES,
+    no_kernel=_NO_KERNEL,
+    skips=("residual", "prelu"),
+    converts=True,
+)
