@@ -301,9 +301,10 @@ class Target:
     signed_scales: bool = False
     # The engine quantizes or fuses float nodes between pairs by itself, and must be kept from it.
     quantizes_alone: bool = False
+    # The engine takes a graph as a whole, in integers: masks are given values that a scale holds, and sizes are fixed.
     # An operator's activations have one width: where readers of a tensor have another than its maker, a second pair
     # behind the first converts. Without, a tensor has one pair for all.
-    converts: bool = False
+    whole: bool = False
     # The engine is ONNX Runtime on this machine, so that its times can be measured here.
     times_itself: bool = False
     # It stands for no engine: every node whose operator can be quantized is, by rules of its own.

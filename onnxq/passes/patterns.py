@@ -227,6 +227,10 @@ class Edit:
         self._editor.rewire(node.result, source.name)
         self._editor.remove_node(node.name)
 
+    def redirect(self, tensor: TensorId, source: str) -> None:
+        """Let all readers of a tensor read another."""
+        self._editor.rewire(tensor, source)
+
     def remove_node(self, node: NodeRef) -> None:
         """Take out a node nobody reads any more."""
         self._editor.remove_node(node.name)

@@ -10,7 +10,7 @@ from onnxq.errors import ConfigError
 from onnxq.graph import GraphIndex, ModelLike, fold_constants, infer_shapes, name_nodes
 from onnxq.graph.scopes import walk_graphs
 from onnxq.nearest import suggest_names
-from onnxq.passes.base import Pass, RunContext, Stage, run_stage
+from onnxq.passes.base import Pass, RunContext, Stage, always, run_stage
 from onnxq.passes.equalization.passes import EQUALIZATION
 from onnxq.passes.journal import PassReport
 from onnxq.passes.mixed_precision.float_parts import ATTENTION, ATTENTION_AGAIN, FLOAT_TYPES
@@ -28,6 +28,7 @@ from onnxq.passes.rewrites.single_nodes import (
     replace_reduce_mean,
     write_axes,
 )
+from onnxq.passes.rewrites.whole import bound_masks, cut_splits, needs_whole
 from onnxq.passes.rounding.layerwise import AUGMENTED
 from onnxq.passes.rounding.passes import ROUNDING
 from onnxq.passes.state import FloatState, FloatStep
@@ -45,8 +46,9 @@ def compute_constants(_ctx: RunContext, state: FloatState) -> FloatStep:
 # `Target.skips` names the fusions, which are for ONNX Runtime alone: TensorRT makes the same kernels of the chains and
 # of the single nodes (counted on six networks), and older releases lack the parsers for the latter.
 # Activations before scalars: x + 3 of a hard-sigmoid would otherwise end in the bias and hide the pattern.
+_WHOLE = ("masks", "splits")
 REWRITES: tuple[Pass[RunContext, FloatState], ...] = tuple(
-    Pass(name, Stage.REWRITE, function, fast=True)
+    Pass(name, Stage.REWRITE, function, fast=True, applies=needs_whole if name in _WHOLE else always)
     for name, function in (
         ("constants", compute_constants),
         ("dead", remove_dead),
@@ -57,6 +59,8 @@ REWRITES: tuple[Pass[RunContext, FloatState], ...] = tuple(
         ("pool", replace_reduce_mean),
         ("pad", fold_pad),
         ("axes", write_axes),
+        ("masks", bound_masks),
+        ("splits", cut_splits),
         ("batchnorm", fold_batchnorm),
         ("scalars", fold_scalars),
     )

@@ -100,7 +100,7 @@ class Placer:
             if apart or tensor in activations
         ]
         yield from inputs
-        if self.target.converts:
+        if self.target.whole:
             inputs = [
                 self._convert_input(op, edge, site, chosen) for (edge, _), site in zip(op.data, inputs, strict=True)
             ]
@@ -124,7 +124,7 @@ class Placer:
         pair = self.existing.pair_for(edge, tensor)
         if pair is not None and not apart:
             return self._share_pair(pair, tensor, readers)
-        if self.target.converts:
+        if self.target.whole:
             match, spec = self._find_widest(op if edge is None else maker, tensor, chosen)
         else:
             match = self._match_any(op, maker, tensor, chosen)

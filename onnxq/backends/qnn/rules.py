@@ -54,11 +54,6 @@ def _list_floats(c: Candidate) -> tuple[int, ...]:
     return tuple(k for k in range(len(c.node.inputs)) if c.node.inputs[k])
 
 
-def _list_branches(c: Candidate) -> tuple[int, ...]:
-    """The values of a Where, not its condition."""
-    return (1, 2)
-
-
 def _fix_unit_range(spec: QuantSpec) -> QParams:
     """From 0 up to 1, which itself is no value: of a Sigmoid."""
     return _fix_range(spec, 2.0**-spec.bits, 0)
@@ -105,7 +100,7 @@ RULES: tuple[PlacementRule, ...] = (
         fuses=_CLIPS,
     ),
     _rule(name="extremes", ops=("Max", "Min"), kernel="ElementWiseBinary", why=_ALL, inputs=_list_floats),
-    _rule(name="where", ops=("Where",), kernel="ElementWiseSelect", why=_ALL, inputs=_list_branches),
+    _rule(name="where", ops=("Where",), kernel="ElementWiseSelect", why=_ALL, data=(1, 2)),
     _rule(name="clip", ops=_CLIPS, kernel="ElementWiseNeuron", why=_ALL, check=_check_clip),
     _rule(
         name="unary",
@@ -159,5 +154,5 @@ QNN = Target(
     capabilities=CAPABILITIES,
     no_kernel=_NO_KERNEL,
     skips=("residual", "prelu"),
-    converts=True,
+    whole=True,
 )
