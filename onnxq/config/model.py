@@ -152,6 +152,8 @@ class Config(Section):
     )
     # The widths to choose from for that; () for all.
     weight_bits: Annotated[tuple[Bits, ...], BeforeValidator(wrap_single)] = ()
+    # Bits of activations to choose from, operator by operator; () for those of `activations` everywhere.
+    activation_bits: Annotated[tuple[Bits, ...], BeforeValidator(wrap_single)] = ()
     # Names of passes to leave out.
     skip: Words = ()
     rules: tuple[Rule, ...] = ()

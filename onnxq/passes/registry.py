@@ -13,6 +13,7 @@ from onnxq.nearest import suggest_names
 from onnxq.passes.base import Pass, RunContext, Stage, always, run_stage
 from onnxq.passes.equalization.passes import EQUALIZATION
 from onnxq.passes.journal import PassReport
+from onnxq.passes.mixed_precision.activation_bits import ACTIVATION_BITS, WIDE_ACTIVATIONS
 from onnxq.passes.mixed_precision.float_parts import ATTENTION, ATTENTION_AGAIN, FLOAT_TYPES
 from onnxq.passes.mixed_precision.noisy_pairs import DYNAMIC_SCALES, FLOAT_OPS, SENSITIVE_OPS
 from onnxq.passes.mixed_precision.promotion import PROMOTION, ROUNDING_AGAIN
@@ -72,6 +73,8 @@ PASSES: tuple[Pass[Any, Any], ...] = (
     *EQUALIZATION,
     # Before whatever judges plans by their outputs: those of wrong ranges say little.
     *RANGES,
+    # Ranges are for the fewest bits; the rounding of weights is judged beside the most.
+    WIDE_ACTIVATIONS,
     FLOAT_OPS,
     DYNAMIC_SCALES,
     SENSITIVE_OPS,
@@ -79,6 +82,7 @@ PASSES: tuple[Pass[Any, Any], ...] = (
     WEIGHT_BITS,
     ATTENTION,
     *ROUNDING,
+    ACTIVATION_BITS,
     ATTENTION_AGAIN,
     # Judged beside the errors that are left, and before a request for accuracy is met.
     EMBEDDINGS,

@@ -42,6 +42,7 @@ class Placer:
     def __init__(self, problem: PlacementProblem) -> None:
         self.ops, self.requests = problem.ops, problem.requests
         self.target, self.config, self.apart = problem.engine, problem.config, problem.apart
+        self.widths = problem.widths
         self.index, self.existing = self.ops.index, self.ops.existing
         self.out = Placement()
         self.weights_alone = self.config.mode == "weight-only"
@@ -176,6 +177,9 @@ class Placer:
         while maker is not None and maker.name in chosen:
             asking, maker = maker, self.ops.by_out.get(maker.data[0][1]) if maker.rule.shares else None
         match = self.requests.match(Role.ACTIVATION, tensor, (asking.node,))
+        bits = self.widths.get(asking.name)
+        if bits is not None and (match.rule is None or match.rule.set.bits is None):
+            match = replace(match, request=match.request.model_copy(update={"bits": bits, "storage": ""}))
         spec = self.requests.make_spec(match, Role.ACTIVATION, asking.node)
         return match, spec if edge is None else op.rule.adapt(edge.index, spec)
 

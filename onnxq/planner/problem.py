@@ -320,6 +320,8 @@ class PlacementProblem:
     """Everything that the choice of operators to quantize depends on.
 
     refused: operators whose requested specs the target cannot run, and others to leave float, by name.
+    widths: bits of the activations of operators by name, where no rule of the configuration says other ones; for
+    engines that take whole graphs.
     """
 
     config: Config
@@ -327,6 +329,7 @@ class PlacementProblem:
     ops: QuantizableOps
     requests: Requests
     refused: Mapping[str, Unquantized]
+    widths: Mapping[str, int] = field(default_factory=dict)
 
     @cached_property
     def apart(self) -> frozenset[str]:
