@@ -100,6 +100,8 @@ class PairWriter:
         self.renamed: dict[TensorId, str] = {}
         # Tensors that kernels write in integers, and the dequantized ones behind.
         self.dequantized: dict[TensorId, str] = {}
+        # The dequantized tensor behind the pair of each tensor, whoever reads it.
+        self.paired: dict[TensorId, str] = {}
         self.records: dict[str, Record] = {}
         # By group: the names of integers, scale and zero point that a table shares with its transpose.
         self.shared: dict[str, tuple[str, str, str]] = {}
@@ -128,10 +130,13 @@ class PairWriter:
         names = self._make_names(site, "dq_node", "quantized", "dequantized")
         floats = self.renamed.get(tensor, tensor.name)
         whole = site.consumers is None
-        # A kernel writes integers only where nothing but a QuantizeLinear reads its floats; a second pair of its own
-        # graph converts what the first one holds.
-        behind = qparams is None or (isinstance(site.site, Edge) and scope == tensor.scope)
-        source = self.dequantized.get(tensor, floats) if behind else floats
+        source = floats
+        if qparams is None:
+            # A kernel writes integers only where nothing but a QuantizeLinear reads its floats.
+            source = self.dequantized.get(tensor, floats)
+        elif isinstance(site.site, Edge) and scope == tensor.scope:
+            # Another width than that of the tensor's own pair, whose integers are converted.
+            source = self.paired.get(tensor, floats)
         if whole and self.index.is_output(tensor):
             source = floats = self.editor.fresh(name_part(site.site, "float"))
             self.editor.rename_tensor(tensor, source)
@@ -142,9 +147,10 @@ class PairWriter:
         before = site.consumers[0].node if after is None and site.consumers else None
         read = TensorId(floats, tensor.scope)
         edges = site.consumers
-        if edges is None:
+        if isinstance(site.site, TensorId):
             # An input with a site of its own, e.g. in a branch that captures the tensor, reads the float values.
-            edges = tuple(edge for edge in self.editor.list_consumers(read) if edge not in self.apart)
+            readers = self.editor.list_consumers(read) if edges is None else edges
+            edges = tuple(edge for edge in readers if edge not in self.apart)
         if qparams is None:
             quantized, scale, zero, last = self._insert_dynamic(site, source, names["quantized"], before, after)
         else:
@@ -158,6 +164,8 @@ class PairWriter:
         self.editor.rewire(read, names["dequantized"], consumers=edges, outputs=whole)
         if whole:
             self.dequantized[tensor] = names["dequantized"]
+        if isinstance(site.site, TensorId):
+            self.paired[tensor] = names["dequantized"]
 
     def _insert_dynamic(
         self, site: SitePlan, source: str, result: str, before: str | None, after: str | None

@@ -12,23 +12,27 @@ models in which the first half, the first quarter … are narrow.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from onnxq.backends import find_target
+from onnxq.calibrate import calibrate
+from onnxq.data import Dataset
 from onnxq.evaluation.compare import FloatOutputs
+from onnxq.evaluation.toggled import Setting
 from onnxq.evaluation.trials import measure_models
 from onnxq.passes.base import Pass, SampledContext, Stage
 from onnxq.passes.journal import Outcome, PassReport
 from onnxq.passes.judging import make_trial
-from onnxq.passes.mixed_precision.candidates import calibrate_missing, carry_qparams, replace_problem
+from onnxq.passes.mixed_precision.candidates import carry_qparams, replace_problem
+from onnxq.passes.mixed_precision.cross_validation import widen_ranges
 from onnxq.passes.mixed_precision.search import SwitchedPlan
 from onnxq.passes.state import Note, PlacedState, PlacedStep
 from onnxq.plan import Plan, SitePlan
 from onnxq.planner.problem import QuantizableOp
-from onnxq.sites import Names, Role, TensorId
+from onnxq.sites import Edge, Names, Role, TensorId
 from onnxq.spec import QParams, QuantSpec
 
 NAME, WIDEN = "activation_bits", "wide_activations"
@@ -36,6 +40,8 @@ NAME, WIDEN = "activation_bits", "wide_activations"
 _NARROW: Note[Plan] = Note(NAME)
 # Noise of the mixed plan over that of the wide one: what 16 bits would still gain is not worth their work.
 _NOISE = 2.0
+# By how much ranges in the most bits reach further than the samples did: there are steps enough for it.
+_HEADROOM = 1.25
 # Samples of the calibration on which the noise of tensors is measured, beside those of validation.
 _MEASURED = 4
 _ACTIVATIONS = (Role.ACTIVATION, Role.OUTPUT)
@@ -45,7 +51,12 @@ def widen_activations(ctx: SampledContext, state: PlacedState) -> PlacedStep:
     """The plan in the most bits that are offered; the one in the fewest is kept for `narrow_activations`."""
     narrow, wide = state.planned, _list_widths(ctx)[-1]
     names = _list_free(state)
-    plan = _place_widths(ctx, state, dict.fromkeys(names, wide), (narrow,))
+    # Finer inputs make finer biases, which must not overflow: weights are scaled anew.
+    bare = narrow.with_sites(
+        tuple(replace(site, qparams=None) if site.role is Role.WEIGHT else site for site in narrow.sites)
+    )
+    plan = _place_widths(ctx, state, dict.fromkeys(names, wide), (bare,))
+    plan = widen_ranges(state.model, plan, _HEADROOM)
     state = _NARROW.write(replace(state, plan=plan), narrow)
     return state, PassReport(WIDEN, (f"{len(names)} operators in {wide} bits until weights are rounded",))
 
@@ -55,7 +66,7 @@ def narrow_activations(ctx: SampledContext, state: PlacedState) -> PlacedStep:
     wide_plan, (least, *_, most) = state.planned, _list_widths(ctx)
     narrow_plan = _NARROW.read(state)
     order = _order_operators(ctx, state, narrow_plan)
-    samples = ctx.data.calibration.take(_MEASURED, ctx.config.data.seed).joined(ctx.data.validation)
+    samples = _take_samples(ctx)
     floats = FloatOutputs(state.model, samples, threads=ctx.config.verify.threads)
 
     def place(count: int) -> Plan:
@@ -102,11 +113,16 @@ def _place_widths(ctx: SampledContext, state: PlacedState, widths: dict[str, int
                 numbers.setdefault((site.quantized_tensor, site.spec), site.qparams)
     sites = []
     for site in plan.sites:
-        if site.role in _ACTIVATIONS and site.qparams is None:
+        if site.role is Role.BIAS:
+            # The site of its input may be the same, with another scale.
+            site = replace(site, qparams=None, values=None)
+        elif site.role in _ACTIVATIONS and site.qparams is None:
             site = replace(site, qparams=numbers.get((site.quantized_tensor, site.spec)))
         sites.append(site)
-    plan = calibrate_missing(ctx, state, plan.with_sites(tuple(sites)))
-    return _move_biases(known[0], plan)
+    plan = plan.with_sites(tuple(sites))
+    batch, limit = ctx.config.data.batch, ctx.memory_limit
+    done = calibrate(state.model, plan, ctx.data.ranges, batch=batch, memory_limit=limit, crew=ctx.crew)
+    return _move_biases(known[0], done)
 
 
 def _move_biases(before: Plan, after: Plan) -> Plan:
@@ -125,27 +141,76 @@ def _move_bias(before: SitePlan, after: SitePlan) -> SitePlan:
     return replace(after, values=values.astype(np.int32))
 
 
+@dataclass(frozen=True, eq=False)
+class _Noises:
+    """Noise at the outputs of single roundings to the fewest bits.
+
+    inputs: by operator, that of each input that only it reads so. results: that of a result whose every reader does.
+    """
+
+    inputs: Mapping[Edge, float]
+    results: Mapping[TensorId, float]
+
+
+def _measure_noises(ctx: SampledContext, state: PlacedState, narrow: Plan) -> _Noises:
+    """Each input rounded alone, and each result for all that read it; weights stay as they were."""
+    ops, wide = state.problem.ops, state.planned
+    sites = {site.quantized_tensor: site for site in narrow.sites if site.role in _ACTIVATIONS}
+    edges = {edge: tensor for name in _list_free(state) for edge, tensor in ops.by_name[name].data if tensor in sites}
+    # Whatever a model gives out is rounded where it is made; what is read, in front of each reader.
+    given = {tensor: site for tensor, site in sites.items() if site.role is Role.OUTPUT}
+    kept = [given.get(site.quantized_tensor, site) for site in wide.sites if site.site not in edges]
+    rounded = [
+        replace(sites[tensor], site=edge, role=Role.ACTIVATION, consumers=(edge,), tensor=tensor, group="")
+        for edge, tensor in edges.items()
+    ]
+    switched = SwitchedPlan(ctx, state, wide.with_sites((*kept, *rounded)))
+    switches = {switch.site: switch for switch in switched.list_pairs(*_ACTIVATIONS)}
+    settings: dict[Edge | TensorId, Setting] = {}
+    for edge in edges:
+        settings[edge] = frozenset(switches[name] for name in (str(edge),) if name in switches)
+    for tensor in sites:
+        readers = [str(edge) for edge, read in edges.items() if read == tensor]
+        names = [*readers, str(tensor)] if tensor in given else readers
+        settings[tensor] = frozenset(switches[name] for name in names if name in switches)
+    floats = FloatOutputs(state.model, _take_samples(ctx), threads=ctx.config.verify.threads)
+    errors = switched.measure_settings([*settings.values()], floats, "measuring each rounding")
+    noise = {key: error.noise() for key, error in zip(settings, errors, strict=True)}
+    return _Noises({edge: noise[edge] for edge in edges}, {tensor: noise[tensor] for tensor in sites})
+
+
 def _order_operators(ctx: SampledContext, state: PlacedState, narrow: Plan) -> list[str]:
-    """The operators in the order in which they are narrowed: least noise for the work first."""
-    problem, work = state.problem, find_target(ctx.config.target).estimate_work
-    switched = SwitchedPlan(ctx, state, narrow)
-    pairs = switched.list_pairs(*_ACTIVATIONS)
-    samples = ctx.data.calibration.take(_MEASURED, ctx.config.data.seed).joined(ctx.data.validation)
-    floats = FloatOutputs(state.model, samples, threads=ctx.config.verify.threads)
-    errors = switched.measure_settings([frozenset([pair]) for pair in pairs], floats, "measuring each tensor")
-    noise = {pair.site: error.noise() for pair, error in zip(pairs, errors, strict=True)}
-    free = _list_free(state)
-    ops = [problem.ops.by_name[name] for name in free]
-    touched = {op.name: {str(tensor) for _, tensor in op.data} | {str(op.out)} for op in ops}
-    saved = {op.name: max(work(problem.ops.candidate(op.node)), 1.0) for op in ops}
-    order, narrowed = list[str](), set[str]()
-    while len(order) < len(ops):
-        # A tensor that an operator beside it has narrowed costs nothing more.
-        left = [name for name in free if name not in set(order)]
-        best = min(left, key=lambda name: sum(noise.get(t, 0.0) for t in touched[name] - narrowed) / saved[name])
+    """The operators in the order in which they are narrowed: those first that make the least noise for their work."""
+    problem, noises, free = state.problem, _measure_noises(ctx, state, narrow), _list_free(state)
+    ops, work = {name: problem.ops.by_name[name] for name in free}, _share_work(state, free)
+    order, rounded = list[str](), set[TensorId]()
+
+    def add_noise(name: str) -> float:
+        """What an operator adds beside those that are narrow: a rounded result is so for all its readers."""
+        op = ops[name]
+        inputs = [noises.inputs.get(edge, 0.0) for edge, tensor in op.data if tensor not in rounded]
+        read = [noises.inputs[edge] for edge, _ in problem.ops.list_consumers(op.out) if edge.node in narrowed]
+        return sum(inputs) + max(noises.results.get(op.out, 0.0) - sum(read), 0.0)
+
+    narrowed = set[str]()
+    while len(order) < len(free):
+        best = min((name for name in free if name not in narrowed), key=lambda name: add_noise(name) / work[name])
         order.append(best)
-        narrowed |= touched[best]
+        narrowed.add(best)
+        rounded.add(ops[best].out)
     return order
+
+
+def _share_work(state: PlacedState, names: Names) -> dict[str, float]:
+    """The work of each operator as a share of all, with something for its being one."""
+    estimate = find_target(state.planned.target).estimate_work
+    work = {name: estimate(state.problem.ops.candidate(state.problem.ops.by_name[name].node)) for name in names}
+    total = sum(work.values()) or 1.0
+    return {name: work[name] / total + 1 / len(names) for name in names}
+
+
+def _take_samples(ctx: SampledContext) -> Dataset:
+    return ctx.data.calibration.take(_MEASURED, ctx.config.data.seed).joined(ctx.data.validation)
 
 
 def _describe(state: PlacedState, widths: dict[str, int], plan: Plan, least: int, most: int) -> str:

@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
-from onnxq.backends import list_costs
+from onnxq.backends import find_target, list_costs
 from onnxq.config import Rule
 from onnxq.evaluation.compare import FloatOutputs
 from onnxq.evaluation.metric import FLOAT, has_whole_bytes
@@ -207,8 +207,8 @@ def _find_threshold(_ctx: SampledContext, before: PlacedState, after: PlacedStat
 
 
 def _may_exclude(ctx: SampledContext, state: PlacedState) -> bool:
-    """True for 8-bit plans; attention, where it is to be tried, is noise that may still go."""
-    if PLAIN.find(state) is not None or ctx.data.synthetic:
+    """True for 8-bit plans where float is no exception; attention that is to be tried is noise that may still go."""
+    if PLAIN.find(state) is not None or ctx.data.synthetic or find_target(state.planned.target).whole:
         return False
     pairs = any(site.role in (Role.ACTIVATION, Role.OUTPUT) for site in state.planned.sites)
     return pairs and has_whole_bytes(state.planned)

@@ -243,9 +243,10 @@ def _account_for(
 
 
 def _may_promote(ctx: SampledContext, state: PlacedState) -> bool:
-    """True where a request asks for it; without one only from balanced effort on, and on real samples."""
-    asked = ctx.request.asked
-    return bool(state.planned.sites) and (asked or (ctx.config.effort != "fast" and not ctx.data.synthetic))
+    """True where a request asks for it; without one only from balanced effort on, on real samples, where float pays."""
+    whole = find_target(state.planned.target).whole
+    unasked = ctx.config.effort != "fast" and not ctx.data.synthetic and not whole
+    return bool(state.planned.sites) and (ctx.request.asked or unasked)
 
 
 def _was_promoted(ctx: SampledContext, state: PlacedState) -> bool:
