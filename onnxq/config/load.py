@@ -115,8 +115,8 @@ def read_config(
 
 def _choose_preset(target: object) -> str:
     """The preset of files that extend nothing. A target without one of its own has `ort-int8`."""
-    preset = f"{target}-int8"
-    return preset if preset in list_presets() else DEFAULT_PRESET
+    known = list_presets()
+    return next((name for name in (str(target), f"{target}-int8") if name in known), DEFAULT_PRESET)
 
 
 def _read_chain(

@@ -128,6 +128,13 @@ class Config(Section):
     io_types: HighPrecision | None = option(
         None, "The type of float inputs and outputs of the model. [default: their own]", _PLANNING
     )
+    fix: Words = option(
+        (),
+        "A size of the inputs to fix, by its symbol (batch=1) or by input (x=1x3x48x320); repeatable. A target that "
+        "compiles for fixed sizes takes the others from the samples.",
+        _PLANNING,
+        metavar="NAME=SIZE",
+    )
     effort: Literal["fast", "balanced", "high"] = option(
         "balanced",
         "Time spent on accuracy. fast: observe ranges only; balanced: also equalize channels and optimize "

@@ -15,7 +15,7 @@ from onnxq.graph.light import LightModel, ModelLike, WeightStore, add_libraries,
 from onnxq.graph.load import Model, load_model
 from onnxq.graph.names import name_nodes
 from onnxq.graph.save import save_model
-from onnxq.graph.shapes import infer_shapes
+from onnxq.graph.shapes import fix_sizes, infer_shapes
 from onnxq.graph.verify import verify_graph
 
 __all__ = [
@@ -35,6 +35,7 @@ __all__ = [
     "compute_structural_ids",
     "ensure_opset",
     "find_opset",
+    "fix_sizes",
     "fold_constants",
     "get_index",
     "hash_graph",

@@ -147,6 +147,26 @@ def _stand_in(node: NodeProto, known: Contrib) -> Iterator[NodeProto]:
 
 
 @keep_weights
+@keep_weights
+def fix_sizes(proto: ModelProto, sizes: Mapping[str, Sequence[int]]) -> ModelProto:
+    """A copy whose inputs have these shapes, without what was inferred before; a symbol is fixed wherever it stands."""
+    result = deepcopy(proto)
+    known: dict[str, int] = {}
+    for value in result.graph.input:
+        dims = value.type.tensor_type.shape.dim
+        for dim, size in zip(dims, sizes.get(value.name, ()), strict=False):
+            if dim.dim_param:
+                known.setdefault(dim.dim_param, size)
+            dim.dim_value = size
+    del result.graph.value_info[:]
+    for value in result.graph.output:
+        for dim in value.type.tensor_type.shape.dim:
+            if dim.dim_param in known:
+                dim.dim_value = known[dim.dim_param]
+    return result
+
+
+@keep_weights
 def infer_shapes(proto: ModelProto) -> ModelProto:
     """A copy with value_info from onnx.shape_inference with data propagation.
 

@@ -274,13 +274,14 @@ class SearchLimits:
     """The candidates of one pass that are worth a trial.
 
     least_gain: of the noise at the outputs, the least share that one must take away. most_left: share of the noise that
-    may be left by it. most_time: predicted time of the network, relative. one_of: of so many operators or nodes one may
+    may be left by it. most_time, most_noise: of the network, relative. one_of: of so many operators or nodes one may
     be taken. samples: that gains are predicted on.
     """
 
     least_gain: float = 0.0
     most_left: float = math.inf
     most_time: float = math.inf
+    most_noise: float = math.inf
     one_of: int = 1
     samples: int = 0
 
@@ -298,6 +299,9 @@ LIMITS: Mapping[str, SearchLimits] = {
     "dynamic_scales": SearchLimits(most_left=0.5),
     # A twentieth of the noise that all pairs make, each alone, and so much more time than the planner's choice takes.
     "float_ops": SearchLimits(least_gain=0.05, most_time=1.15),
+    # Wide operators, with which the noise is this many times that of all in wide; fewer take what gains least, for half
+    # of the work. The noise of each rounding is measured on these samples, beside those for choices.
+    "activation_bits": SearchLimits(most_noise=2.0, one_of=2, samples=4),
     # Nodes in float32 beside float16: with more than half of the suspects there the type is not worth it. Ranges are
     # measured on these samples, the extreme ones among them.
     "high_precision": SearchLimits(one_of=2, samples=16),

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any, Generic, TypeVar, cast
 
+from onnxq.arrays import Shape
 from onnxq.graph import GraphIndex, Model, ModelLike, get_index
 from onnxq.graph.precision.widen import SourceTypes
 from onnxq.passes.journal import PassReport
@@ -31,8 +32,8 @@ class FloatState:
     source: the file as loaded. named: its model, every node named, and in float32 where it computes in a narrower type;
     its declarations come back in the quantized model. model: `named` as rewritten and equalized. types: the narrow
     types it had. rewrites: names of the passes that changed it, in order. rest: the part of the file that ONNX Runtime
-    cannot run; `named` and `model` are the part in front of it. notes: results that passes leave for later ones, each
-    under a name of its own; see `Note`.
+    cannot run; `named` and `model` are the part in front of it. sizes: shapes that inputs were given. notes: results
+    that passes leave for later ones, each under a name of its own; see `Note`.
     """
 
     source: Model
@@ -41,6 +42,7 @@ class FloatState:
     types: SourceTypes = field(default_factory=SourceTypes)
     rewrites: Names = ()
     rest: Rest | None = None
+    sizes: Mapping[str, Shape] = field(default_factory=dict)
     notes: Mapping[str, object] = field(default_factory=dict)
 
     @cached_property

@@ -19,7 +19,7 @@ from onnxq.data.synthetic import make_synthetic
 from onnxq.emit import leave_out_notes
 from onnxq.evaluation.compare import ModelErrors, check_interface
 from onnxq.files import write_text
-from onnxq.graph import ModelLike, attach_weights, get_index, name_nodes, save_model, verify_graph
+from onnxq.graph import ModelLike, attach_weights, fix_sizes, get_index, name_nodes, save_model, verify_graph
 from onnxq.graph.light import is_large_model, measure_size
 from onnxq.graph.precision.widen import emulate_types, widen_model
 from onnxq.graph.save import name_data_file
@@ -196,6 +196,7 @@ def _join_rest(state: PlannedState, source: ModelLike, model: ModelLike) -> Mode
     if rest is not None:
         whole, fixed = rest.join(model), (*rest.reads, *rest.outputs)
         verify_graph(whole, kept=(*plan.kept, *rest.nodes))
+    source = fix_sizes(source, state.sizes) if state.sizes else source
     check_interface(source, whole, None if plan.precision is None else plan.precision.io, fixed=fixed)
     return whole
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from onnx import TensorProto
 
 from onnxq.annotate import describe_quantized, find_operators
 from onnxq.annotate.find import find_chains
-from onnxq.arrays import Array, Arrays
+from onnxq.arrays import Array, Arrays, Shape
 from onnxq.backends import find_target
 from onnxq.calibrate.constants import check_constants
 from onnxq.config import Config
@@ -23,6 +23,7 @@ from onnxq.graph import (
     add_libraries,
     ensure_opset,
     find_opset,
+    fix_sizes,
     get_index,
     infer_shapes,
     inline_functions,
@@ -62,12 +63,18 @@ def count_existing(state: FloatState) -> str:
 
 
 def load_state(
-    source: object, ctx: RunContext | None = None, *, plan: Plan | None = None, whole: bool = False
+    source: object,
+    ctx: RunContext | None = None,
+    *,
+    plan: Plan | None = None,
+    whole: bool = False,
+    sizes: Mapping[str, Shape] | None = None,
 ) -> FloatState:
     """Load and rewrite for the target of the context, whose journal gets the reports of the rewrites.
 
     plan: one to be carried out again, for whose target the rewrites run that it names, whatever the context leaves out.
     For an engine other than ONNX Runtime the part that ONNX Runtime can run is loaded; with `whole` all of it.
+    sizes: shapes that inputs are given, by default those that the plan names.
     """
     ctx = ctx or RunContext()
     if plan is not None:
@@ -77,9 +84,14 @@ def load_state(
         model = load_model(source, lazy=True)  # type: ignore[arg-type]
         host = ctx.config.runtime
         named = name_nodes(add_libraries(model.light, host.libraries, host.provider))
+    sizes = sizes or (plan.sizes if plan is not None else {})
+    if sizes:
+        named = fix_sizes(named, sizes)
+        fixed = tuple(f"{name}: {'x'.join(map(str, shape))}" for name, shape in sizes.items())
+        ctx.journal.append(PassReport("sizes", fixed))
     whole = whole or find_target(ctx.config.target).times_itself
     with ctx.progress("simplifying the graph"):
-        return _rewrite(model, named, ctx, whole)
+        return replace(_rewrite(model, named, ctx, whole), sizes=sizes)
 
 
 def _rewrite(model: Model, named: ModelLike, ctx: RunContext, whole: bool) -> FloatState:

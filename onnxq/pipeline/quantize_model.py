@@ -35,6 +35,7 @@ from onnxq.passes.state import FloatState, PlacedState
 from onnxq.passes.time_budget import TimeBudget, Timers
 from onnxq.pipeline.configuration import ModelSource, open_crew
 from onnxq.pipeline.finalize import Result, describe_rest, finalize_run, warn_unmeasured_cpu
+from onnxq.pipeline.fixed_sizes import settle_sizes
 from onnxq.pipeline.placement_search import choose_measured, choose_timer
 from onnxq.pipeline.prepared import count_existing, load_state, prove_equal, read_data
 from onnxq.plan import Plan
@@ -247,7 +248,8 @@ def prepare_run(
     with ctx.timers.run("prepare", "preparing the model"):
         # A metric is of all outputs.
         whole = rounds_alone(config, measuring=running) or config.accuracy.metric is not None
-        state = load_state(model, ctx, whole=whole)
+        data, sizes = settle_sizes(model, data, config, ctx.progress)
+        state = load_state(model, ctx, whole=whole, sizes=sizes)
         obstacle = find_obstacle(state, config, measuring=running)
         if obstacle is None and not needs_no_run(state, config, measuring=running):
             # Before anything that takes long: a mistake in the person's function shows here.
@@ -371,7 +373,7 @@ def _place(ctx: SampledContext, state: FloatState, name: str) -> PlacedState:
         plan = choose_measured(
             problem, state, timing_samples, samples.first, measure=measure, threads=threads, progress=ctx.progress
         )
-    plan = replace(plan, data=samples.description, scalings=SCALINGS.find(state) or ())
+    plan = replace(plan, data=samples.description, sizes=state.sizes, scalings=SCALINGS.find(state) or ())
     placed = state.add_placement(problem, plan)
     return placed if plain is None else PLAIN.write(placed, plain)
 
@@ -385,7 +387,8 @@ def make_plan(model: ModelSource, data: object, config: Config, *, progress: Pro
     config = _settle_mode(config, data)
     measuring = data is not None
     ctx = RunContext(config=config, skip=frozenset(config.skip), progress=progress)
-    state = load_state(model, ctx, whole=rounds_alone(config, measuring=measuring))
+    data, sizes = settle_sizes(model, data, config, progress)
+    state = load_state(model, ctx, whole=rounds_alone(config, measuring=measuring), sizes=sizes)
     obstacle = find_obstacle(state, config, measuring=measuring)
     if obstacle is not None or needs_no_run(state, config, measuring=measuring):
         return plan_unrun(state, config, _read_name(model), obstacle)

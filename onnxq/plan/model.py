@@ -367,6 +367,8 @@ class Plan:
     prepare: Written[tuple[str, ...]] = ()
     # Where the calibration samples came from, for people.
     data: Written[str] = ""
+    # Shapes that inputs were given before anything else, by name.
+    sizes: Mapping[str, tuple[Natural, ...]] = field(default_factory=dict)
     placement: PlacementChoice | None = None
     attention: AttentionChoice | None = None
     warnings: Written[tuple[Annotated[Caution, CAUTION], ...]] = ()

@@ -3,7 +3,8 @@
 Such an engine reads and writes an operator's activations in one width, and converts between operators of different
 ones. Ranges are chosen for the narrow width, in which they matter; weights are rounded beside the wide one, so that
 their errors and not those of activations decide. Then operators are narrowed one after another, those first that make
-the least noise for the work they save, until the noise of the whole is twice what it was: three decibels.
+the least noise for the work they save, until the noise of the whole is twice what it was: three decibels. At most half
+of them stay wide, unless an accuracy is asked for.
 
 An operator that is narrow rounds its inputs and its result. Each tensor's noise at the outputs is measured alone, and
 those of different tensors add up, as rounding errors do. The order is fixed by that; how far it goes, by the outputs of
@@ -25,7 +26,7 @@ from onnxq.evaluation.toggled import Setting
 from onnxq.evaluation.trials import measure_models
 from onnxq.passes.base import Pass, SampledContext, Stage
 from onnxq.passes.journal import Outcome, PassReport
-from onnxq.passes.judging import make_trial
+from onnxq.passes.judging import LIMITS, make_trial
 from onnxq.passes.mixed_precision.candidates import carry_qparams, replace_problem
 from onnxq.passes.mixed_precision.cross_validation import widen_ranges
 from onnxq.passes.mixed_precision.search import SwitchedPlan
@@ -38,12 +39,8 @@ from onnxq.spec import QParams, QuantSpec
 NAME, WIDEN = "activation_bits", "wide_activations"
 # The plan in the fewest bits, with the ranges that were chosen for it.
 _NARROW: Note[Plan] = Note(NAME)
-# Noise of the mixed plan over that of the wide one: what 16 bits would still gain is not worth their work.
-_NOISE = 2.0
 # By how much ranges in the most bits reach further than the samples did: there are steps enough for it.
 _HEADROOM = 1.25
-# Samples of the calibration on which the noise of tensors is measured, beside those of validation.
-_MEASURED = 4
 _ACTIVATIONS = (Role.ACTIVATION, Role.OUTPUT)
 
 
@@ -77,9 +74,11 @@ def narrow_activations(ctx: SampledContext, state: PlacedState) -> PlacedStep:
         with ctx.progress("judging widths", len(samples)) as task:
             return measure_models([make_trial(state, plan)], floats, ctx.crew, task)[0].noise()
 
-    plans = {0: wide_plan}
-    allowed = _NOISE * measure(wide_plan)
-    low, high = 0, len(order) + 1
+    wanted = ctx.request.min_sqnr
+    allowed = LIMITS[NAME].most_noise * measure(wide_plan) if wanted is None else 10 ** (-wanted / 10)
+    # What is asked for may take all; by default no more than some are wide.
+    low = 0 if wanted is not None else len(order) - len(order) // LIMITS[NAME].one_of
+    plans, high = {low: place(low)}, len(order) + 1
     while high - low > 1:
         # All at once first: many networks need no wide operator.
         middle = len(order) if len(plans) == 1 else (low + high) // 2
@@ -210,7 +209,7 @@ def _share_work(state: PlacedState, names: Names) -> dict[str, float]:
 
 
 def _take_samples(ctx: SampledContext) -> Dataset:
-    return ctx.data.calibration.take(_MEASURED, ctx.config.data.seed).joined(ctx.data.validation)
+    return ctx.data.calibration.take(LIMITS[NAME].samples, ctx.config.data.seed).joined(ctx.data.validation)
 
 
 def _describe(state: PlacedState, widths: dict[str, int], plan: Plan, least: int, most: int) -> str:

@@ -277,7 +277,7 @@ def carry_qparams(old: Plan, new: Plan, index: GraphIndex) -> Plan:
     nodes = {**{bias.edge.node: old.nodes.get(bias.edge.node, "") for bias in biases}, **new.nodes}
     return replace(
         new, sites=tuple(sites), biases=biases, nodes=nodes, scalings=old.scalings, data=old.data,
-        warnings=old.warnings, placement=old.placement, attention=old.attention,
+        sizes=old.sizes, warnings=old.warnings, placement=old.placement, attention=old.attention,
     )  # fmt: skip
 
 

@@ -1,0 +1,100 @@
+"""Sizes of inputs that a file fixes, for engines that compile a graph for them: given, or those of the samples."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+
+from onnxq.arrays import Shape
+from onnxq.backends import find_target
+from onnxq.config import Config
+from onnxq.data import Dataset, load_data
+from onnxq.data.sources import fits_whole
+from onnxq.errors import ConfigError
+from onnxq.graph import ValueInfo, get_index, load_model, name_nodes
+from onnxq.nearest import suggest_names
+from onnxq.pipeline.configuration import ModelSource
+from onnxq.progress import Progress, count_items
+
+Sizes = Mapping[str, Shape]
+
+
+def settle_sizes(model: ModelSource, data: object, config: Config, progress: Progress) -> tuple[object, Sizes]:
+    """The samples, and the shape of every input that is to be fixed; {} where nothing asks for that.
+
+    Sizes are those of `config.fix`, by symbol or by input; a target that takes whole graphs needs all, and has the
+    others from the samples. Raises ConfigError where these differ or there are none.
+    """
+    whole = find_target(config.target).whole
+    if not whole and not config.fix:
+        return data, {}
+    inputs = get_index(name_nodes(load_model(model, lazy=True).light)).inputs
+    given = _read_fixes(config, inputs)
+    if whole and data is not None and not all(map(_is_fixed, given.values())):
+        data = load_data(data, inputs, config.data, progress=progress)
+        given = _add_sample_sizes(given, data, progress)
+    for name, shape in given.items() if whole else ():
+        if not _is_fixed(shape):
+            cause = (
+                f"{name} is {'x'.join(map(str, shape))}, and {config.target} compiles a graph for sizes that are fixed"
+            )
+            raise ConfigError("fix", cause, _suggest_fix(name, shape), code="Q315")
+    return data, {
+        name: tuple(dim for dim in shape if isinstance(dim, int)) for name, shape in given.items() if _is_fixed(shape)
+    }
+
+
+def _read_fixes(config: Config, inputs: Iterable[ValueInfo]) -> dict[str, tuple[int | str, ...]]:
+    """The shape of every input, with the sizes that the configuration fixes."""
+    shapes = {value.name: tuple("?" if dim is None else dim for dim in value.shape or ()) for value in inputs}
+    for text in config.fix:
+        name, _, sizes = text.rpartition("=")
+        if name in shapes and re.fullmatch(r"\d+(x\d+)*", sizes):
+            fixed = tuple(map(int, sizes.split("x")))
+            value = next(value for value in inputs if value.name == name)
+            if not fits_whole(fixed, value):
+                have = "x".join(map(str, shapes[name]))
+                raise ConfigError(
+                    config.where("fix"),
+                    f"{sizes} does not fit {name}, {have}",
+                    "give a size for each axis",
+                    code="Q315",
+                )
+            shapes[name] = fixed
+        elif re.fullmatch(r"\d+", sizes) and any(name in shape for shape in shapes.values()):
+            shapes = {key: tuple(int(sizes) if dim == name else dim for dim in shape) for key, shape in shapes.items()}
+        else:
+            symbols = {str(dim) for shape in shapes.values() for dim in shape if isinstance(dim, str)}
+            cause = f"{text!r} names no input and no size of one, or gives no size"
+            fix = f"write NAME=SIZE or INPUT=1x3x224x224; {suggest_names(name, {*shapes, *symbols})}"
+            raise ConfigError(config.where("fix"), cause, fix, code="Q315")
+    return shapes
+
+
+def _is_fixed(shape: tuple[int | str, ...]) -> bool:
+    return all(isinstance(dim, int) for dim in shape)
+
+
+def _add_sample_sizes(
+    given: Mapping[str, tuple[int | str, ...]], data: Dataset, progress: Progress
+) -> dict[str, tuple[int | str, ...]]:
+    """The shapes with the sizes that all samples share in place of symbols."""
+    seen: dict[str, list[set[int]]] = {name: [set() for _ in shape] for name, shape in given.items()}
+    with progress("looking at the sizes of samples", len(data)) as task:
+        for feeds in count_items(data.samples(), task):
+            for name, sizes in seen.items():
+                for axis, size in enumerate(feeds[name].shape):
+                    sizes[axis].add(int(size))
+    shapes = {}
+    for name, shape in given.items():
+        shared = zip(shape, seen[name], strict=True)
+        shapes[name] = tuple(min(sizes) if isinstance(dim, str) and len(sizes) == 1 else dim for dim, sizes in shared)
+    return shapes
+
+
+def _suggest_fix(name: str, shape: tuple[int | str, ...]) -> str:
+    symbols = [dim for dim in shape if isinstance(dim, str) and dim.isidentifier()]
+    if len(symbols) == sum(isinstance(dim, str) for dim in shape):
+        return f"write {' '.join(f'`--fix {symbol}=…`' for symbol in symbols)}, and give samples of that size"
+    sizes = "x".join("…" if isinstance(dim, str) else str(dim) for dim in shape)
+    return f"write `--fix {name}={sizes}`, and give samples of that size"
