@@ -12,15 +12,17 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 from onnxq.backends.engine import ENGINE, LOG, MODEL, BuildResult, BuildState, Engine, Job
-from onnxq.errors import ConfigError, MissingDependencyError, VerificationError
+from onnxq.errors import ConfigError, MissingDependencyError, ModelError, VerificationError
 from onnxq.graph import ModelLike, save_model
 
 JOB, RESULT = "job.json", "result.json"
@@ -71,6 +73,23 @@ def run_child(
     The child finds the same packages as this process, wherever it has them from. timeout: seconds. environment:
     variables besides. builds: the job is a build. Raises subprocess.TimeoutExpired.
     """
+    with _start_child(engine, folder, job, environment, builds=builds) as process:
+        try:
+            return process.wait(timeout)
+        finally:
+            process.kill()
+
+
+def _start_child(
+    engine: Engine,
+    folder: Path,
+    job: Mapping[str, Any],
+    environment: Mapping[str, str] = MappingProxyType({}),
+    *,
+    builds: bool = False,
+    serves: bool = False,
+) -> subprocess.Popen[str]:
+    """Start the process of a job. serves: its stdin and stdout are pipes."""
     (folder / RESULT).unlink(missing_ok=True)
     task = {"engine": engine.name, "builds": builds, "job": job}
     (folder / JOB).write_text(json.dumps(task), encoding="utf-8")
@@ -78,10 +97,54 @@ def run_child(
     variables = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), **environment}
     command = [sys.executable, "-m", "onnxq.backends.child", str(folder)]
     with open(folder / _STDERR, "wb") as sink:
-        done = subprocess.run(
-            command, stdout=sink, stderr=sink, stdin=subprocess.DEVNULL, check=False, timeout=timeout, env=variables
-        )
-    return done.returncode
+        source, target = (subprocess.PIPE, subprocess.PIPE) if serves else (subprocess.DEVNULL, sink)
+        return subprocess.Popen(command, stdin=source, stdout=target, stderr=sink, env=variables, text=True)
+
+
+@contextmanager
+def serve_child(
+    engine: Engine, folder: Path, job: Mapping[str, Any], *, timeout: float
+) -> Iterator[Callable[[float], str]]:
+    """Have an engine answer requests in a process of its own, as long as the context is open.
+
+    Gives a function that waits for the next answer, a line of the engine's, for so many seconds; arguments and results
+    lie in `folder`. timeout: seconds until the process is ready. Raises ModelError, with the end of its output, where
+    it dies or takes longer.
+    """
+    process = _start_child(engine, folder, job, serves=True)
+    requests, answers = process.stdin, process.stdout
+    assert requests is not None
+    assert answers is not None
+
+    def wait_for_answer(seconds: float) -> str:
+        late = threading.Event()
+
+        def end_process() -> None:
+            late.set()
+            process.kill()
+
+        timer = threading.Timer(seconds, end_process)
+        timer.start()
+        answer = answers.readline()
+        timer.cancel()
+        if answer:
+            return answer
+        code = process.wait()
+        cause = f"it did not answer within {seconds:g} s" if late.is_set() else describe_death(code)
+        raise ModelError(engine.title, "; ".join((cause, *_read_last_lines(folder)[-1:])), code="Q115")
+
+    def ask(seconds: float) -> str:
+        with suppress(OSError):  # the answer says that the process is dead
+            requests.write("\n")
+            requests.flush()
+        return wait_for_answer(seconds)
+
+    with process:
+        try:
+            wait_for_answer(timeout)
+            yield ask
+        finally:
+            process.kill()
 
 
 def read_result(folder: Path) -> dict[str, Any] | None:

@@ -120,6 +120,18 @@ class RuntimeConfig(Section):
         _READING | Command.PROFILE | Command.BENCH | Command.PERPLEXITY,
         metavar="NAME",
     )
+    soc: str = option(
+        "",
+        "Chip to build for, by name or number: SM8650, 57; for an engine that builds for chips. [default: its own]",
+        Command.PROVE | Command.DIFF,
+        metavar="NAME",
+    )
+    htp_arch: str = option(
+        "",
+        "Architecture of the HTP, Qualcomm's NPU, to build for, e.g. 75. [default: that of `soc=…`]",
+        Command.PROVE | Command.DIFF,
+        metavar="75",
+    )
 
 
 class ScaleConfig(Section):

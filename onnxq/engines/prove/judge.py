@@ -18,7 +18,7 @@ from onnxq.engines.prove.kernels import (
     is_low,
     list_arithmetic,
 )
-from onnxq.engines.prove.proof import FLOAT8, INT8, UNSEEN, NodeProof, SiteProof, SiteState
+from onnxq.engines.prove.proof import HOST, INT8, LOW, UNSEEN, NodeProof, SiteProof, SiteState
 from onnxq.engines.prove.reasons import Reasons
 from onnxq.graph import GraphIndex, NodeRef
 from onnxq.plan.names import DEQUANTIZE
@@ -113,11 +113,12 @@ def _find_rule(notes: Notes, pair: PairInfo) -> str:
 def _judge_node(node: NodeRef, kernels: Sequence[Kernel], reasons: Reasons) -> NodeProof:
     op, words = node.op_type, reasons.engine.words
     workers = find_workers(op, kernels, words)
-    kind, names = find_computed_type(op, workers, words), tuple(kernel.name for kernel in kernels)
+    kind = find_computed_type(op, workers, words) if reasons.find_moved(node.name) is None else HOST
+    names = tuple(kernel.name for kernel in kernels)
     types, stored = "", ""
     if workers:
         types, stored = describe_types(op, workers[0], words), find_arithmetic(op, workers[0], words).stored
-    reason = "" if kind in (INT8, FLOAT8) else reasons.explain_node(node, kind, types, stored=stored)
+    reason = "" if kind in LOW else reasons.explain_node(node, kind, types, stored=stored)
     proof = NodeProof(node=node.name, op=op, type=kind, types=types, kernels=names, reason=reason)
     if not workers:
         return proof
@@ -141,7 +142,7 @@ def _judge_pair(
     unfused = tuple(reader for reader, verdict in verdicts.items() if verdict is False)
     state = _find_state(any(verdicts.values()), bool(unfused))
     kernels = dict.fromkeys(kernel.name for kernel in own if _reads_low(kernel, pair))
-    reason = "" if state is SiteState.FUSED else reasons.explain_site(pair, rule, unfused, proven)
+    reason = "" if state is SiteState.FUSED else reasons.explain_site(pair, rule, unfused, proven, readers)
     return SiteProof(
         site=str(pair.site), role=str(pair.role), state=state, rule=rule, readers=tuple(readers), unfused=unfused,
         kernels=tuple(kernels), reason=reason,
@@ -167,7 +168,7 @@ def _takes_integers(
             return None
         # With or without a sign: ONNX Runtime moves zero points and reads the same integers.
         stored = pair.role is Role.WEIGHT and proof.stored.removeprefix("u") == pair.storage.removeprefix("u")
-        return proof.type in (INT8, FLOAT8) or stored
+        return proof.type in LOW or stored
     # A kernel that does nothing but dequantize says nothing about the reader, unless there is no other.
     own = by_node.get(pair.dequantize, ())
     mine = [kernel for kernel in own if not _only_dequantizes(kernel, pair)] or list(own)
