@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -23,10 +24,14 @@ from typing import Any
 
 from onnxq.backends.engine import ENGINE, LOG, MODEL, BuildResult, BuildState, Engine, Job
 from onnxq.errors import ConfigError, MissingDependencyError, ModelError, VerificationError
+from onnxq.files import ScratchFolder, replace_files
 from onnxq.graph import ModelLike, save_model
+from onnxq.runtime import NodeError
 
 JOB, RESULT = "job.json", "result.json"
 _STDERR = "stderr.txt"
+# Seconds. A large network takes minutes to build, as float graphs do; one that takes longer hangs.
+COMPILING = 3600.0
 # Lines of the log and of stderr that are shown.
 _TAIL = 12
 # The differences between equal errors of two graphs: names in quotes or brackets, numbers, addresses.
@@ -175,6 +180,31 @@ def _read_last_lines(folder: Path) -> tuple[str, ...]:
             text = path.read_text(encoding="utf-8", errors="replace")
             lines += [line.rstrip() for line in text.splitlines() if line.strip()][-_TAIL:]
     return tuple(lines[-_TAIL:])
+
+
+def demand_build(engine: Engine, model: ModelLike, job: Job, folder: Path, *, subject: str, timeout: float) -> Path:
+    """Build in a fresh process; returns the path of the result in `folder`. timeout: seconds.
+
+    Raises ModelError about `subject`, in the library's words and with the node that it blames, where there is none.
+    """
+    result = check_library(build_engine(engine, model, job, folder, timeout=timeout), engine)
+    if result.state is BuildState.BUILT:
+        return folder / ENGINE
+    cause = f"cannot build the engine: {result.reason}"
+    raise NodeError(subject, cause, result.fix, code="Q115").name_node(result.node)
+
+
+def compile_model(engine: Engine, model: ModelLike, path: Path, *, overwrite: bool = False) -> None:
+    """Write the model that an engine's compiler makes of one. Raises ModelError where nothing runs on its device."""
+    with ScratchFolder() as folder:
+        job = Job(options=dict(engine.options))
+        built = demand_build(engine, model, job, folder, subject=engine.title, timeout=COMPILING)
+        placement = engine.read_placement(model, folder)
+        if placement is not None and not placement.partitions:
+            cause, fix = next(((one.reason, one.fix) for one in placement.left), ("", ""))
+            raise ModelError(engine.title, f"no node runs on the device: {cause}", fix, code="Q115")
+        with built.open("rb") as source, replace_files([path], overwrite=overwrite) as files:
+            shutil.copyfileobj(source, files[0])
 
 
 def fail_alike(result: BuildResult, other: BuildResult) -> bool:

@@ -236,6 +236,8 @@ class Engine:
     # A build serves inputs of any size, or of one alone.
     any_size = False
     one_size = False
+    # A build is a model that applications load in the place of its own.
+    compiles = False
     # It runs in an emulator, which is slow and whose times say nothing of the device.
     emulated = False
     # Settings of its library, by the library's names.

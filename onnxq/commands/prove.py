@@ -12,7 +12,7 @@ from onnxq.backends import find_engine, list_engines
 from onnxq.backends.engine import DevicePlacement, Kernel, Tensor
 from onnxq.config import Command, Config
 from onnxq.data import Dataset, load_data
-from onnxq.engines.prove.proof import INT8, INTEGERS, QUANTIZED, NodeProof, Proof, Requirement, SiteState
+from onnxq.engines.prove.proof import INT8, INT16, INTEGERS, QUANTIZED, NodeProof, Proof, Requirement, SiteState
 from onnxq.engines.prove.prove import ProveRequest, open_output_folder, prove_model
 from onnxq.engines.shapes import parse_shapes
 from onnxq.errors import ConfigError, VerificationError
@@ -283,9 +283,12 @@ def _list_placement(placement: DevicePlacement, verbose: bool) -> SheetRows:
 def _list_types(proof: Proof) -> SheetRows:
     """Numbers of nodes, by operator, that compute in int8, or only store their weights in a narrow type."""
     types = proof.by_op()
-    stored = Counter((node.op, node.stored) for node in proof.nodes if node.stored and INT8 not in node.computed)
-    if types and (not stored or any(node.type == INT8 for node in proof.nodes)):
-        yield "int8", ", ".join(f"{op} {counts[INT8]}/{counts.total()}" for op, counts in types.items())
+    stored = Counter(
+        (node.op, node.stored) for node in proof.nodes if node.stored and not set(node.computed) & {INT8, INT16}
+    )
+    integers = [dtype for dtype in (INT8, INT16) if any(node.type == dtype for node in proof.nodes)]
+    for dtype in integers or ([INT8] if types and not stored else []):
+        yield dtype, ", ".join(f"{op} {counts[dtype]}/{counts.total()}" for op, counts in types.items())
     if stored:
         shares = (f"{op} {count}/{types[op].total()} in {dtype}" for (op, dtype), count in stored.items())
         yield "weights", ", ".join(shares)

@@ -13,10 +13,12 @@ from typing import Literal
 import onnx
 
 from onnxq.annotate import BITS_ATTRIBUTE_WARNING, find_pairs, find_saturating, write_bits
-from onnxq.backends import find_target
+from onnxq.backends import find_backend, find_target, list_backends
 from onnxq.config import Config
 from onnxq.data.synthetic import make_synthetic
 from onnxq.emit import leave_out_notes
+from onnxq.engines.shapes import demand_sizes
+from onnxq.errors import ConfigError
 from onnxq.evaluation.compare import ModelErrors, check_interface
 from onnxq.files import write_text
 from onnxq.graph import ModelLike, attach_weights, get_index, name_nodes, save_model, verify_graph
@@ -111,10 +113,27 @@ def write_result(result: Result, config: Config, out: str | Path | None, force: 
         warnings = (*result.report.warnings, BITS_ATTRIBUTE_WARNING)
         result = replace(result, light=model, report=replace(result.report, warnings=warnings))
     result = result.leave_out_notes(options.notes)
+    if options.compiled:
+        _write_compiled(result, config, force)
     if out is not None:
         result = result.save(out, overwrite=force, external=options.external_data or None)
     write_plan(result.plan, options.plan, force)
     return result
+
+
+def _write_compiled(result: Result, config: Config, force: bool) -> None:
+    """Write the model as the compiler of its target's engine leaves it. Raises ConfigError for targets without one."""
+    from onnxq.backends.building import compile_model
+
+    target, path = result.plan.target, config.output.compiled
+    compilers = [engine for engine in find_backend(target).engines if engine.compiles]
+    if not compilers:
+        known = [backend.name for backend in list_backends() if any(engine.compiles for engine in backend.engines)]
+        fix = f"leave it out, or take `target={known[0]!r}`"
+        raise ConfigError(config.where("output.compiled"), f"{target} has no compiler", fix, code="Q307")
+    engine = compilers[0].with_options(config.runtime)
+    demand_sizes(get_index(result.light), {}, engine.title)
+    compile_model(engine, result.light, Path(path), overwrite=force)
 
 
 # Seconds that timing both models takes, about.

@@ -23,11 +23,16 @@ from onnxq.backends.engine import (
 )
 from onnxq.backends.qnn.kernels import NEEDS, TRACE, read_kernels, read_placement
 from onnxq.config.data import RuntimeConfig
-from onnxq.graph import ModelLike
+from onnxq.graph import GraphIndex, ModelLike, NodeRef
+from onnxq.graph.verify import QUANTIZE
 from onnxq.sites import Names, Refusal
 
 # Snapdragon X, the chip of Windows laptops; 8 Gen 2, of phones, has the same HTP, and newer chips run what it runs.
 _SOC, _ARCHITECTURE = "60", "73"
+
+
+# The pair behind these does their work.
+_BOUNDS = ("Relu", "Clip")
 
 
 class QnnEngine(Engine):
@@ -43,6 +48,7 @@ class QnnEngine(Engine):
     takes = frozenset({"soc", "htp_arch"})
     shows_inner = True
     one_size = True
+    compiles = True
     emulated = True
     words = KernelWords(products=("conv", "fullyconnected", "matmul", "lstm", "gru"), pools=("pool",), int16=True)
     saved = MappingProxyType({LOG: "build.log", TRACE: TRACE, ENGINE: "model.compiled.onnx"})
@@ -72,6 +78,15 @@ class QnnEngine(Engine):
     def read_placement(self, model: ModelLike, folder: Path) -> DevicePlacement:
         """The partitions on the NPU, and the nodes that the provider left to the CPU."""
         return read_placement(model, folder)
+
+    def explain_result(self, index: GraphIndex, node: NodeRef) -> str:
+        """Integer kernels take their scale of the result from the pair behind it."""
+        readers = index.readers(node.result)
+        if len(readers) == 1 and readers[0].op_type in _BOUNDS:
+            readers = index.readers(readers[0].result)
+        if any(reader.op_type == QUANTIZE for reader in readers):
+            return ""
+        return "its result is not quantized, and the HTP computes in integers only where it is"
 
     def find_obstacle(self) -> Refusal | None:
         """Why there is no emulator here."""

@@ -51,7 +51,9 @@ _FIXES = (
     (r"per-tensor|per-channel|axis", "take one scale a tensor, or for weights one an output channel"),
     (r"constant|initializer|static", "make this input a constant of the model"),
     (r"[Dd]ynamic scales|DynamicQuantize", "quantize with static scales (`mode: static`)"),
-    (r"validator of the HTP|Failed to add", _PAIRS),
+    (r"as (Conv|DepthWise|Transpose|FullyConnected|MatMul)", _PAIRS),
+    (r"validator of the HTP|Failed to add", "it has no kernel for such types or sizes: change them, or accept the CPU"),
+    (r"1002|[Ff]inalize", "the compiler gives up: quantize what is float, or find the part by `reduce=True`"),
 )  # fmt: skip
 
 

@@ -10,17 +10,17 @@ from typing import Any
 
 import numpy as np
 
-from onnxq.backends.building import build_engine, check_library, serve_child
-from onnxq.backends.engine import BuildState, Engine, Job, Profile
+from onnxq.backends.building import COMPILING, demand_build, serve_child
+from onnxq.backends.engine import Engine, Job, Profile
 from onnxq.backends.qnn.kernels import ANSWERS, FEEDS
 from onnxq.errors import ModelError
 from onnxq.graph import GraphIndex, ModelLike, get_index
 from onnxq.graph.verify import QUANTIZE
-from onnxq.runtime import Feeds, NodeError, tap_tensors
+from onnxq.runtime import Feeds, tap_tensors
 from onnxq.sites import TensorId
 
-# Seconds to compile a model, and to emulate one sample. A graph that stays float compiles for minutes.
-_COMPILING, _RUNNING = 1800.0, 600.0
+# Seconds to emulate one sample, and to load a compiled model.
+_RUNNING = 600.0
 
 
 class EmulatorRunner:
@@ -59,11 +59,8 @@ def emulate(
             )
     job = Job(shapes=shapes, options=dict(engine.options))
     tapped = _tap_quantized(model) if inner else model
-    result = check_library(build_engine(engine, tapped, job, folder, timeout=_COMPILING), engine)
-    if result.state is not BuildState.BUILT:
-        cause = f"cannot be compiled: {result.reason}"
-        raise NodeError(result.node or name, cause, result.fix, code="Q115").name_node(result.node)
-    with serve_child(engine, folder, {"options": dict(engine.options)}, timeout=_COMPILING) as ask:
+    demand_build(engine, tapped, job, folder, subject=name, timeout=COMPILING)
+    with serve_child(engine, folder, {"options": dict(engine.options)}, timeout=_RUNNING) as ask:
         yield EmulatorRunner(name, folder, ask, frozenset(value.name for value in GraphIndex(model).inputs))
 
 

@@ -138,7 +138,9 @@ def _judge_pair(
     own = by_node.get(pair.lookup or pair.dequantize, ())
     verdicts = {reader: _takes_integers(pair, reader, proven.get(reader), by_node) for reader in readers}
     if not readers:  # the pair stands before a model output: integers must come that far
-        verdicts["the model's output"] = any(_reads_low(kernel, pair) for kernel in own) if own else None
+        verdicts["the model's output"] = (
+            any(_reads_low(kernel, pair) for kernel in own) if own else _pass_on(pair, by_node)
+        )
     unfused = tuple(reader for reader, verdict in verdicts.items() if verdict is False)
     state = _find_state(any(verdicts.values()), bool(unfused))
     kernels = dict.fromkeys(kernel.name for kernel in own if _reads_low(kernel, pair))
@@ -176,11 +178,16 @@ def _takes_integers(
     seen = near or mine or list(by_node.get(reader, ()))
     if not seen:
         # An equal pair follows: dequantizing here and quantizing there cancel out, and the bytes go on.
-        written = [tensor for kernel in by_node.get(pair.quantize, ()) for tensor in kernel.outputs]
-        return True if any(is_low(tensor.dtype) for tensor in written) else None
+        return _pass_on(pair, by_node)
     taken = [_takes(kernel, pair) for kernel in seen]
     # One of the kernels that dequantize in the reader is enough; of those elsewhere nobody knows which serves it.
     return any(taken) if near or len(taken) == 1 else all(taken)
+
+
+def _pass_on(pair: PairInfo, by_node: Mapping[str, Sequence[Kernel]]) -> bool | None:
+    """True where integers are written and no kernel dequantizes them; None where neither can be seen."""
+    written = [tensor for kernel in by_node.get(pair.quantize, ()) for tensor in kernel.outputs]
+    return True if any(is_low(tensor.dtype) for tensor in written) else None
 
 
 def _find_state(fused: bool, unfused: bool) -> SiteState:
@@ -196,8 +203,9 @@ def _reads_low(kernel: Kernel, pair: PairInfo) -> bool:
 
 
 def _only_dequantizes(kernel: Kernel, pair: PairInfo) -> bool:
-    """A kernel that does nothing but dequantize."""
-    return set(kernel.nodes) <= {pair.dequantize} or kernel.kind == DEQUANTIZE
+    """A kernel that does nothing but dequantize; one that writes integers too has laid them out anew."""
+    lays_out = bool(kernel.outputs) and all(is_low(tensor.dtype) for tensor in kernel.outputs)
+    return (set(kernel.nodes) <= {pair.dequantize} and not lays_out) or kernel.kind == DEQUANTIZE
 
 
 def _takes(kernel: Kernel, pair: PairInfo) -> bool:

@@ -15,7 +15,7 @@ import onnx
 from onnxq.annotate import Inspection, WeightSums, inspect_model, read_plan_note
 from onnxq.backends import Engine, find_backend, find_engine, find_usual_engine, list_engines
 from onnxq.backends.building import build_engine, check_library, fail_alike
-from onnxq.backends.engine import LOG, BuildResult, BuildState, DevicePlacement, Job, Kernel
+from onnxq.backends.engine import LOG, BuildResult, BuildState, DevicePlacement, Job, Kernel, KernelWords
 from onnxq.config import matches_any
 from onnxq.config.data import RuntimeConfig
 from onnxq.data import Dataset
@@ -151,7 +151,7 @@ def prove_model(source: str | Path | onnx.ModelProto, request: ProveRequest) -> 
         requirements=(
             *_check_required(required, nodes),
             *_check_forbidden(request.forbid, nodes),
-            *(_check_integers(index, kernels, placement) if request.require_int and built else ()),
+            *(_check_integers(index, kernels, placement, engine.words) if request.require_int and built else ()),
         ),
         weights=weights,
         cost=_measure_cost(add_libraries(inspection.model, request.libraries), weights, request) if built else None,
@@ -264,13 +264,14 @@ def _check_forbidden(forbidden: Sequence[str], nodes: Sequence[NodeProof]) -> It
 
 
 def _check_integers(
-    index: GraphIndex, kernels: Sequence[Kernel], placement: DevicePlacement | None
+    index: GraphIndex, kernels: Sequence[Kernel], placement: DevicePlacement | None, words: KernelWords
 ) -> Iterator[Requirement]:
-    """Every node that a kernel computes: all tensors of its kernel are integers; none is left to the CPU."""
+    """Every node that a kernel computes, on integers; none is left to the CPU."""
     pairs = {node.name for node in index.nodes if node.op_type in (QUANTIZE, DEQUANTIZE)}
     computed: dict[str, bool] = {one.subject: False for one in placement.left} if placement is not None else {}
     for kernel in kernels:
-        whole = all("float" not in tensor.dtype for tensor in (*kernel.inputs, *kernel.weights, *kernel.outputs))
+        tensors = (*kernel.inputs, *kernel.outputs)
+        whole = kernel.kind in words.int8 or not any("float" in tensor.dtype for tensor in tensors)
         if not kernel.moves:
             computed.update((name, whole and computed.get(name, True)) for name in kernel.nodes if name not in pairs)
     unmet = tuple(name for name, whole in computed.items() if not whole)

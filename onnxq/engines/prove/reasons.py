@@ -92,7 +92,7 @@ class Reasons:
         readers: Sequence[str] = (),
     ) -> str:
         """Why a pair's integers do not reach its readers. rule: the one that placed it, "" when unknown."""
-        moved = self.find_moved(*pair.nodes, *readers)
+        moved = self.find_moved(*readers)
         if moved is not None:
             return f"{moved.subject} is left to the CPU: {moved.reason}"
         if rule in self.engine.purposes:
