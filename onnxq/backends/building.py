@@ -78,32 +78,29 @@ def run_child(
     The child finds the same packages as this process, wherever it has them from. timeout: seconds. environment:
     variables besides. builds: the job is a build. Raises subprocess.TimeoutExpired.
     """
-    with _start_child(engine, folder, job, environment, builds=builds) as process:
-        try:
-            return process.wait(timeout)
-        finally:
-            process.kill()
+    command, variables = _prepare_child(engine, folder, job, environment, builds=builds)
+    with open(folder / _STDERR, "wb") as sink:
+        done = subprocess.run(
+            command, stdout=sink, stderr=sink, stdin=subprocess.DEVNULL, check=False, timeout=timeout, env=variables
+        )
+    return done.returncode
 
 
-def _start_child(
+def _prepare_child(
     engine: Engine,
     folder: Path,
     job: Mapping[str, Any],
     environment: Mapping[str, str] = MappingProxyType({}),
     *,
     builds: bool = False,
-    serves: bool = False,
-) -> subprocess.Popen[str]:
-    """Start the process of a job. serves: its stdin and stdout are pipes."""
+) -> tuple[list[str], dict[str, str]]:
+    """Write the job of a child process to its folder; returns its command line and its environment."""
     (folder / RESULT).unlink(missing_ok=True)
     task = {"engine": engine.name, "builds": builds, "job": job}
     (folder / JOB).write_text(json.dumps(task), encoding="utf-8")
     paths = [str(Path(__file__).resolve().parents[2]), *(path for path in sys.path if path)]
     variables = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), **environment}
-    command = [sys.executable, "-m", "onnxq.backends.child", str(folder)]
-    with open(folder / _STDERR, "wb") as sink:
-        source, target = (subprocess.PIPE, subprocess.PIPE) if serves else (subprocess.DEVNULL, sink)
-        return subprocess.Popen(command, stdin=source, stdout=target, stderr=sink, env=variables, text=True)
+    return [sys.executable, "-m", "onnxq.backends.child", str(folder)], variables
 
 
 @contextmanager
@@ -116,7 +113,11 @@ def serve_child(
     lie in `folder`. timeout: seconds until the process is ready. Raises ModelError, with the end of its output, where
     it dies or takes longer.
     """
-    process = _start_child(engine, folder, job, serves=True)
+    command, variables = _prepare_child(engine, folder, job)
+    with open(folder / _STDERR, "wb") as sink:
+        process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=sink, env=variables, text=True
+        )
     requests, answers = process.stdin, process.stdout
     assert requests is not None
     assert answers is not None

@@ -13,12 +13,11 @@ from typing import Literal
 import onnx
 
 from onnxq.annotate import BITS_ATTRIBUTE_WARNING, find_pairs, find_saturating, write_bits
-from onnxq.backends import find_backend, find_target, list_backends
+from onnxq.backends import find_compiler, find_target
 from onnxq.config import Config
 from onnxq.data.synthetic import make_synthetic
 from onnxq.emit import leave_out_notes
 from onnxq.engines.shapes import demand_sizes
-from onnxq.errors import ConfigError
 from onnxq.evaluation.compare import ModelErrors, check_interface
 from onnxq.files import write_text
 from onnxq.graph import ModelLike, attach_weights, get_index, name_nodes, save_model, verify_graph
@@ -122,18 +121,12 @@ def write_result(result: Result, config: Config, out: str | Path | None, force: 
 
 
 def _write_compiled(result: Result, config: Config, force: bool) -> None:
-    """Write the model as the compiler of its target's engine leaves it. Raises ConfigError for targets without one."""
+    """Write the model as the compiler of its target's engine leaves it."""
     from onnxq.backends.building import compile_model
 
-    target, path = result.plan.target, config.output.compiled
-    compilers = [engine for engine in find_backend(target).engines if engine.compiles]
-    if not compilers:
-        known = [backend.name for backend in list_backends() if any(engine.compiles for engine in backend.engines)]
-        fix = f"leave it out, or take `target={known[0]!r}`"
-        raise ConfigError(config.where("output.compiled"), f"{target} has no compiler", fix, code="Q307")
-    engine = compilers[0].with_options(config.runtime)
+    engine = find_compiler(result.plan.target).with_options(config.runtime)
     demand_sizes(get_index(result.light), {}, engine.title)
-    compile_model(engine, result.light, Path(path), overwrite=force)
+    compile_model(engine, result.light, Path(config.output.compiled), overwrite=force)
 
 
 # Seconds that timing both models takes, about.

@@ -116,8 +116,10 @@ class Engines:
 
     def _find_candidates(self) -> list[str]:
         """The runs to try. Other engines than the reference are only tried where they can run."""
-        runs: list[str] = []
-        for backend in self._list_backends():
+        backends = self._list_backends()
+        # Engines are compared with the file as it is, whether or not the reference was named.
+        runs = [] if any(backend.reference for backend in backends) else [OFF]
+        for backend in backends:
             obstacle = None if backend.local is None else backend.local.find_obstacle()
             if backend.reference:
                 runs += [OFF, ON]
