@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from onnxq.backends.registry import check_limits as check_limits
     from onnxq.backends.registry import check_target as check_target
     from onnxq.backends.registry import find_backend as find_backend
+    from onnxq.backends.registry import find_compiler as find_compiler
     from onnxq.backends.registry import find_engine as find_engine
     from onnxq.backends.registry import find_holder as find_holder
     from onnxq.backends.registry import find_ideal as find_ideal
@@ -41,9 +42,9 @@ if TYPE_CHECKING:
 _NAMES = {
     "base": "Candidate Capability Output PlacementRule Shape Shapes Target describe_spec",
     "engine": "Engine",
-    "registry": "BACKENDS GROUP Backend check_limits check_target find_backend find_engine find_holder find_ideal "
-    "find_modes find_reference find_sums find_target find_usual_engine list_backends list_costs list_engines "
-    "list_names list_registered list_runnable load_config",
+    "registry": "BACKENDS GROUP Backend check_limits check_target find_backend find_compiler find_engine find_holder "
+    "find_ideal find_modes find_reference find_sums find_target find_usual_engine list_backends list_costs "
+    "list_engines list_names list_registered list_runnable load_config",
 }
 _HOMES = {name: f"onnxq.backends.{module}" for module, names in _NAMES.items() for name in names.split()}
 

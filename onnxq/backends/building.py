@@ -9,22 +9,29 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 from onnxq.backends.engine import ENGINE, LOG, MODEL, BuildResult, BuildState, Engine, Job
-from onnxq.errors import ConfigError, MissingDependencyError, VerificationError
+from onnxq.errors import ConfigError, MissingDependencyError, ModelError, VerificationError
+from onnxq.files import ScratchFolder, replace_files
 from onnxq.graph import ModelLike, save_model
+from onnxq.runtime import NodeError
 
 JOB, RESULT = "job.json", "result.json"
 _STDERR = "stderr.txt"
+# Seconds. A large network takes minutes to build, as float graphs do; one that takes longer hangs.
+COMPILING = 3600.0
 # Lines of the log and of stderr that are shown.
 _TAIL = 12
 # The differences between equal errors of two graphs: names in quotes or brackets, numbers, addresses.
@@ -71,17 +78,79 @@ def run_child(
     The child finds the same packages as this process, wherever it has them from. timeout: seconds. environment:
     variables besides. builds: the job is a build. Raises subprocess.TimeoutExpired.
     """
-    (folder / RESULT).unlink(missing_ok=True)
-    task = {"engine": engine.name, "builds": builds, "job": job}
-    (folder / JOB).write_text(json.dumps(task), encoding="utf-8")
-    paths = [str(Path(__file__).resolve().parents[2]), *(path for path in sys.path if path)]
-    variables = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), **environment}
-    command = [sys.executable, "-m", "onnxq.backends.child", str(folder)]
+    command, variables = _prepare_child(engine, folder, job, environment, builds=builds)
     with open(folder / _STDERR, "wb") as sink:
         done = subprocess.run(
             command, stdout=sink, stderr=sink, stdin=subprocess.DEVNULL, check=False, timeout=timeout, env=variables
         )
     return done.returncode
+
+
+def _prepare_child(
+    engine: Engine,
+    folder: Path,
+    job: Mapping[str, Any],
+    environment: Mapping[str, str] = MappingProxyType({}),
+    *,
+    builds: bool = False,
+) -> tuple[list[str], dict[str, str]]:
+    """Write the job of a child process to its folder; returns its command line and its environment."""
+    (folder / RESULT).unlink(missing_ok=True)
+    task = {"engine": engine.name, "builds": builds, "job": job}
+    (folder / JOB).write_text(json.dumps(task), encoding="utf-8")
+    paths = [str(Path(__file__).resolve().parents[2]), *(path for path in sys.path if path)]
+    variables = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), **environment}
+    return [sys.executable, "-m", "onnxq.backends.child", str(folder)], variables
+
+
+@contextmanager
+def serve_child(
+    engine: Engine, folder: Path, job: Mapping[str, Any], *, timeout: float
+) -> Iterator[Callable[[float], str]]:
+    """Have an engine answer requests in a process of its own, as long as the context is open.
+
+    Gives a function that waits for the next answer, a line of the engine's, for so many seconds; arguments and results
+    lie in `folder`. timeout: seconds until the process is ready. Raises ModelError, with the end of its output, where
+    it dies or takes longer.
+    """
+    command, variables = _prepare_child(engine, folder, job)
+    with open(folder / _STDERR, "wb") as sink:
+        process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=sink, env=variables, text=True
+        )
+    requests, answers = process.stdin, process.stdout
+    assert requests is not None
+    assert answers is not None
+
+    def wait_for_answer(seconds: float) -> str:
+        late = threading.Event()
+
+        def end_process() -> None:
+            late.set()
+            process.kill()
+
+        timer = threading.Timer(seconds, end_process)
+        timer.start()
+        answer = answers.readline()
+        timer.cancel()
+        if answer:
+            return answer
+        code = process.wait()
+        cause = f"it did not answer within {seconds:g} s" if late.is_set() else describe_death(code)
+        raise ModelError(engine.title, "; ".join((cause, *_read_last_lines(folder)[-1:])), code="Q115")
+
+    def ask(seconds: float) -> str:
+        with suppress(OSError):  # the answer says that the process is dead
+            requests.write("\n")
+            requests.flush()
+        return wait_for_answer(seconds)
+
+    with process:
+        try:
+            wait_for_answer(timeout)
+            yield ask
+        finally:
+            process.kill()
 
 
 def read_result(folder: Path) -> dict[str, Any] | None:
@@ -112,6 +181,31 @@ def _read_last_lines(folder: Path) -> tuple[str, ...]:
             text = path.read_text(encoding="utf-8", errors="replace")
             lines += [line.rstrip() for line in text.splitlines() if line.strip()][-_TAIL:]
     return tuple(lines[-_TAIL:])
+
+
+def demand_build(engine: Engine, model: ModelLike, job: Job, folder: Path, *, subject: str, timeout: float) -> Path:
+    """Build in a fresh process; returns the path of the result in `folder`. timeout: seconds.
+
+    Raises ModelError about `subject`, in the library's words and with the node that it blames, where there is none.
+    """
+    result = check_library(build_engine(engine, model, job, folder, timeout=timeout), engine)
+    if result.state is BuildState.BUILT:
+        return folder / ENGINE
+    cause = f"cannot build the engine: {result.reason}"
+    raise NodeError(subject, cause, result.fix, code="Q115").name_node(result.node)
+
+
+def compile_model(engine: Engine, model: ModelLike, path: Path, *, overwrite: bool = False) -> None:
+    """Write the model that an engine's compiler makes of one. Raises ModelError where nothing runs on its device."""
+    with ScratchFolder() as folder:
+        job = Job(options=dict(engine.options))
+        built = demand_build(engine, model, job, folder, subject=engine.title, timeout=COMPILING)
+        placement = engine.read_placement(model, folder)
+        if placement is not None and not placement.partitions:
+            cause, fix = next(((one.reason, one.fix) for one in placement.left), ("", ""))
+            raise ModelError(engine.title, f"no node runs on the device: {cause}", fix, code="Q115")
+        with built.open("rb") as source, replace_files([path], overwrite=overwrite) as files:
+            shutil.copyfileobj(source, files[0])
 
 
 def fail_alike(result: BuildResult, other: BuildResult) -> bool:

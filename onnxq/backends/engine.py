@@ -19,10 +19,11 @@ from typing import Any, Protocol
 import onnx
 
 from onnxq.arrays import Shape
+from onnxq.config.data import RuntimeConfig
 from onnxq.errors import ConfigError, VerificationError
 from onnxq.graph import GraphIndex, ModelLike, NodeRef
 from onnxq.runtime import Feeds, Latency
-from onnxq.sites import Caution, Names, Refusal
+from onnxq.sites import Caution, Names, Refusal, Refusals
 
 # Files of a build: the log, and the engine. How engines list their kernels is their own affair.
 LOG, ENGINE, MODEL = "build.log", "engine", "model.onnx"
@@ -76,13 +77,21 @@ Kernels = tuple[Kernel, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
+class DevicePlacement:
+    """The parts of a model that run on an engine's device, and the nodes that the CPU runs instead, each with a fix."""
+
+    partitions: int
+    left: Refusals = ()
+
+
+@dataclass(frozen=True, kw_only=True)
 class KernelWords:
     """How an engine names its kernels.
 
     products, pools: parts of the kinds, in lower case, that do such a node's work; a kind that holds the operator's
     name does so anyway. attention: part of the names of fused attention. dequantizes: the kind that reads integers,
     dequantizes them and multiplies floats. int8: kinds that compute on integers whatever their tensors say. packed:
-    kinds on float data and weights of few bits.
+    kinds on float data and weights of few bits. int16: products of 16-bit data are integer ones, too.
     """
 
     products: Names = ()
@@ -91,6 +100,7 @@ class KernelWords:
     dequantizes: str = ""
     int8: frozenset[str] = frozenset()
     packed: frozenset[str] = frozenset()
+    int16: bool = False
 
 
 class BuildState(str, Enum):
@@ -127,6 +137,8 @@ class Job:
     debug_tensors: bool = False
     # Float32 factors may be rounded to it.
     tf32: bool = True
+    # As of Engine.
+    options: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,9 +147,10 @@ class BuildResult:
 
     state: BuildState
     seconds: float = 0.0
-    # Why there is no engine, in the library's words, and the node that it blames.
+    # Why there is no engine, in the library's words, the node that it blames, and a remedy where one is known.
     reason: str = ""
     node: str = ""
+    fix: str = ""
     # Its last lines, when it did not end well.
     log: tuple[str, ...] = ()
     engine_bytes: int = 0
@@ -215,12 +228,20 @@ class Engine:
     install = ""
     # What helps where it needs a device that is not there.
     unable_fix = "run it where there is one"
-    # Options of the commands that it serves: "ort_library", "plugin", "provider", "compute_capability".
+    # Options of the commands that it serves: "ort_library", "plugin", "provider", "compute_capability", "soc",
+    # "htp_arch".
     takes: frozenset[str] = frozenset()
     # It builds for devices that are not in this machine.
     builds_ahead = False
-    # A build serves inputs of any size.
+    # A build serves inputs of any size, or of one alone.
     any_size = False
+    one_size = False
+    # A build is a model that applications load in the place of its own.
+    compiles = False
+    # It runs in an emulator, which is slow and whose times say nothing of the device.
+    emulated = False
+    # Settings of its library, by the library's names.
+    options: Mapping[str, str] = _NOTHING
     # Kernels on some CPUs add products in 16 bits, as `Backend.sums` describes.
     saturates = False
     # A runner can give the tensors that survive fusion.
@@ -252,6 +273,10 @@ class Engine:
                 continue
         return self.title
 
+    def with_options(self, runtime: RuntimeConfig) -> Engine:
+        """The engine with the settings that a configuration asks for."""
+        return self
+
     # Building, in a child process, and reading the kernels.
 
     def read_capability(self, text: str | None) -> tuple[int, ...]:
@@ -271,6 +296,10 @@ class Engine:
     def read_kernels(self, model: ModelLike, folder: Path) -> Kernels:
         """The kernels of a build in the order they run."""
         return ()
+
+    def read_placement(self, model: ModelLike, folder: Path) -> DevicePlacement | None:
+        """Where the nodes of a build run; None for engines that run all of them on one device, or none."""
+        return None
 
     def read_optimized(self, folder: Path) -> onnx.ModelProto | None:
         """The graph that the kernels are nodes of; None where the engine has no graph of ONNX."""
@@ -338,6 +367,10 @@ class Engine:
 
     def demand_device(self, subject: str) -> None:
         """Raise VerificationError naming `subject` where nothing can be timed here."""
+        if self.emulated:
+            cause = f"{self.title} is emulated here, and the time of an emulator says nothing of the device's"
+            fix = "time the model on the device; `prove` says what runs there, and `diff` what it answers"
+            raise VerificationError(subject, cause, fix, code="Q708")
         obstacle = self.find_obstacle()
         if obstacle is not None:
             raise VerificationError(subject, obstacle.reason, obstacle.fix, code="Q708")

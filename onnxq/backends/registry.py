@@ -213,6 +213,16 @@ def find_engine(name: str) -> Engine:
     return engine
 
 
+def find_compiler(target: str) -> Engine:
+    """The engine of a backend that compiles models for its device. Raises ConfigError where there is none."""
+    found = next((engine for engine in find_backend(target).engines if engine.compiles), None)
+    if found is None:
+        others = (other.name for other in list_backends() if any(engine.compiles for engine in other.engines))
+        fix = f"leave it out, or take `target={next(others)!r}`"
+        raise ConfigError("output.compiled", f"target {target} has no compiler", fix, code="Q317")
+    return found
+
+
 def find_usual_engine() -> Engine:
     """The engine that models without a plan are proved on: it builds on any machine."""
     return next(engine for engine in list_engines(foreign=False).values() if engine.builds_ahead)

@@ -9,10 +9,10 @@ from typing import Any
 
 from onnxq.annotate import read_model
 from onnxq.backends import find_engine, list_engines
-from onnxq.backends.engine import Kernel, Tensor
+from onnxq.backends.engine import DevicePlacement, Kernel, Tensor
 from onnxq.config import Command, Config
 from onnxq.data import Dataset, load_data
-from onnxq.engines.prove.proof import INT8, QUANTIZED, NodeProof, Proof, Requirement, SiteState
+from onnxq.engines.prove.proof import INT8, INT16, INTEGERS, QUANTIZED, NodeProof, Proof, Requirement, SiteState
 from onnxq.engines.prove.prove import ProveRequest, open_output_folder, prove_model
 from onnxq.engines.shapes import parse_shapes
 from onnxq.errors import ConfigError, VerificationError
@@ -82,6 +82,9 @@ def prove(
                 require=(*((INT8, pattern) for pattern in options.require_int8), *options.require),
                 forbid=options.forbid,
                 require_exact=options.require_exact,
+                require_int=options.require_int,
+                max_partitions=options.max_partitions,
+                runtime=chosen.runtime,
                 dataset=None if data is None else _load_samples(model, data, chosen, progress),
                 threads=options.threads,
                 shapes=parse_shapes(options.shapes),
@@ -100,7 +103,7 @@ def prove(
 def _check_libraries(engine: str | None, overrides: Mapping[str, Any]) -> None:
     """ConfigError for a library of another engine than the one asked for."""
     # Libraries in a configuration serve other commands, too, and are no reason to refuse.
-    for name in ("ort_library", "plugin"):
+    for name in ("ort_library", "plugin", "soc", "htp_arch"):
         if engine is None or not overrides.get(name) or name in find_engine(engine).takes:
             continue
         families = dict.fromkeys(other.family for other in list_engines().values() if name in other.takes)
@@ -140,6 +143,8 @@ def find_unmet_requirement(proof: Proof) -> VerificationError | None:
         fix = "`out=…` keeps the log"
         if build.needs_plugin:
             fix = f"`plugin=…` takes the library that implements it; {fix}"
+        elif build.fix:
+            fix = f"{build.fix}; {fix}"
         elif build.reduced is None:
             fix = f"`reduce=True` finds the smallest part that does this; {fix}"
         subject = f"node {build.node}" if build.node else (proof.source or "the model")
@@ -149,11 +154,19 @@ def find_unmet_requirement(proof: Proof) -> VerificationError | None:
         names = ", ".join((*unmet.unmet[:_NAMED], *(["…"] if len(unmet.unmet) > _NAMED else ())))
         option, fault = ("forbid", "in") if unmet.forbidden else ("require", "not in")
         fault = "not run as its pairs say" if unmet.dtype == QUANTIZED else f"{fault} {unmet.dtype}"
+        cause = f"{fault} ({len(unmet.unmet)} in all)"
+        if unmet.dtype == INTEGERS:
+            fix = "quantize it, with a pair on each input and on the output"
+            return VerificationError(f"`require_int=True`: {names}", cause, fix, code="Q706")
         first = proof.node(unmet.unmet[0])
         # Of a node that is quantized, the types that its kernel reads and writes.
         reason = first.reason or f"{first.node} runs in {first.type}: {first.types}"
-        cause = f"{fault} ({len(unmet.unmet)} in all)"
         return VerificationError(f"`{option}='{unmet.dtype}'`: {names}", cause, reason, code="Q706")
+    if proof.placement is not None and proof.scattered:
+        count, left = proof.placement.partitions, proof.placement.left
+        cause = f"{count} partitions run on the device, and {len(left)} nodes on the CPU"
+        remedy = f"{left[0].subject}: {left[0].reason}; {left[0].fix}" if left else ""
+        return VerificationError(f"`max_partitions={proof.max_partitions}`", cause, remedy, code="Q706")
     if not proof.holds:
         fix = "quantize the float model with onnxq (saturation: avoid, the default), or with 7-bit weights"
         return VerificationError("`require_exact=True`", saturation_summary(proof.weights), fix, code="Q707")
@@ -175,6 +188,7 @@ def _make_parts(proof: Proof, view: TextView) -> Iterator[RenderableType]:
         facts.append(f"{build.engine}: {proof.chosen}")
     if build.capability:
         facts.append(f"compute capability {build.capability}")
+    facts += [f"{name} {value}" for name, value in build.options.items()]
     facts.append(f"{build.state} in {format_seconds(build.seconds)}")
     name = PurePath(proof.source).name or "model"
     yield Text(name, style="bold").join_text(f"  ({', '.join(facts)})", style="dim")
@@ -239,6 +253,8 @@ def _make_rows(proof: Proof, verbose: bool) -> SheetRows:
         yield "kernels", f"{len(proof.kernels)}: {kinds}{moving}"
     if build.engine_bytes:
         yield "engine", format_bytes(build.engine_bytes)
+    if proof.placement is not None:
+        yield from _list_placement(proof.placement, verbose)
     for requirement in proof.requirements:
         yield ("forbidden" if requirement.forbidden else "required"), _describe_requirement(requirement)
     if proof.require_exact:
@@ -251,12 +267,28 @@ def _make_rows(proof: Proof, verbose: bool) -> SheetRows:
     yield "saved", build.saved
 
 
+def _list_placement(placement: DevicePlacement, verbose: bool) -> SheetRows:
+    """The number of partitions, and the nodes that the CPU runs, by reason."""
+    groups: dict[str, list[str]] = {}
+    for one in placement.left:
+        groups.setdefault(f"{one.reason}; {one.fix}" if one.fix else one.reason, []).append(one.subject)
+    yield "partitions", f"{placement.partitions} on the device"
+    lines = [
+        f"{len(names)} left to it ({names[0]}{', …' if len(names) > 1 else ''}): {why}" for why, names in groups.items()
+    ]
+    if lines:
+        yield "CPU", join_lines(lines, verbose, _SHOWN)
+
+
 def _list_types(proof: Proof) -> SheetRows:
     """Numbers of nodes, by operator, that compute in int8, or only store their weights in a narrow type."""
     types = proof.by_op()
-    stored = Counter((node.op, node.stored) for node in proof.nodes if node.stored and INT8 not in node.computed)
-    if types and (not stored or any(node.type == INT8 for node in proof.nodes)):
-        yield "int8", ", ".join(f"{op} {counts[INT8]}/{counts.total()}" for op, counts in types.items())
+    stored = Counter(
+        (node.op, node.stored) for node in proof.nodes if node.stored and not set(node.computed) & {INT8, INT16}
+    )
+    integers = [dtype for dtype in (INT8, INT16) if any(node.type == dtype for node in proof.nodes)]
+    for dtype in integers or ([INT8] if types and not stored else []):
+        yield dtype, ", ".join(f"{op} {counts[dtype]}/{counts.total()}" for op, counts in types.items())
     if stored:
         shares = (f"{op} {count}/{types[op].total()} in {dtype}" for (op, dtype), count in stored.items())
         yield "weights", ", ".join(shares)
@@ -268,7 +300,7 @@ def _describe_requirement(requirement: Requirement) -> str:
     if requirement.forbidden:
         return f"{dtype}: {count}/{total}: {unmet}" if unmet else f"{dtype}: none"
     manner = dtype if dtype == QUANTIZED else f"in {dtype}"
-    text = f"{requirement.pattern}: {total - count}/{total} {manner}"
+    text = f"{requirement.pattern or 'all nodes'}: {total - count}/{total} {manner}"
     return f"{text}; not: {unmet}" if unmet else text
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from operator import attrgetter
 from pathlib import Path, PurePath
 
+from onnxq.backends import find_compiler
 from onnxq.config import Command
 from onnxq.engines.diff.model import OFF, ON, label_run
 from onnxq.errors import VerificationError
@@ -72,6 +73,8 @@ def quantize(
     Raises a subclass of OnnxqError for whatever the caller can mend; nothing is written then.
     """
     with open_run(model, config, overrides, Command.QUANTIZE, out=out, force=force) as chosen:
+        if chosen.output.compiled:
+            find_compiler(chosen.target)
         result = quantize_model.quantize(model, data, chosen, progress=progress)
         with progress("writing"):
             return write_result(result, chosen, out, force)

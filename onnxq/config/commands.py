@@ -145,6 +145,12 @@ class ProveConfig(Section):
         "A type, e.g. float32, in which no Conv, Gemm, MatMul, LSTM or other product may compute; repeatable.",
         metavar="TYPE",
     )
+    require_int: bool = option(
+        False, "Fail if a node is left to the CPU of an accelerator's machine, or computes on data that is not integer."
+    )
+    max_partitions: int | None = option(
+        None, "Fail if more parts of the model than this run on an accelerator, or none.", metavar="N", ge=1
+    )
     # The engine of the default target has its name.
     require_exact: bool = option(
         False, f"Fail if a weight can overflow 16-bit sums on CPUs without VNNI; `engine='{DEFAULT_TARGET}'` only."

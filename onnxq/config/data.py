@@ -120,6 +120,18 @@ class RuntimeConfig(Section):
         _READING | Command.PROFILE | Command.BENCH | Command.PERPLEXITY,
         metavar="NAME",
     )
+    soc: str = option(
+        "",
+        "Chip to build for, by name or number: SM8650, 57; for an engine that builds for chips. [default: its own]",
+        Command.PROVE | Command.DIFF | Command.QUANTIZE | Command.APPLY,
+        metavar="NAME",
+    )
+    htp_arch: str = option(
+        "",
+        "Architecture of the HTP, Qualcomm's NPU, to build for, e.g. 75. [default: that of `soc=…`]",
+        Command.PROVE | Command.DIFF | Command.QUANTIZE | Command.APPLY,
+        metavar="75",
+    )
 
 
 class ScaleConfig(Section):
@@ -184,6 +196,14 @@ class OutputConfig(Section):
         name="plan_out",
         flags="plan",
         metavar="OUT.json",
+    )
+    compiled: File = option(
+        "",
+        "Also compile the result for the device of its target, into a model that is loaded there in its place.",
+        _WRITING,
+        name="compile_out",
+        flags="compile",
+        metavar="OUT.onnx",
     )
     bits_attribute: bool = option(
         False,

@@ -122,6 +122,8 @@ def bench_models(
         feeds, dataset, warnings = _make_feeds(entries[0].index, data, config, progress)
         entries = [replace(one, feeds=fit_feeds(one.index.inputs, feeds)) for one in entries]
     engine, chosen = _choose_engine(entries, named, config.bench.compute_capability)
+    if engine.emulated:
+        engine.demand_device(f"engine {engine.name}")
     capability, untimed = engine.choose_device(config.bench.compute_capability)
     with ScratchFolder() as folder:
         benched: list[BenchedModel] = []

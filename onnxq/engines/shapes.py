@@ -38,6 +38,18 @@ def is_dynamic(value: ValueInfo) -> bool:
     return value.shape is None or any(not isinstance(dim, int) for dim in value.shape)
 
 
+def demand_sizes(index: GraphIndex, given: Mapping[str, Sequence[Sequence[int]]], engine: str) -> None:
+    """Raise ConfigError, naming the sizes, for inputs of no fixed size without one size given. engine: its title."""
+    for value in index.inputs:
+        sizes = {tuple(size) for size in given.get(value.name, ())}
+        if not is_dynamic(value) or len(sizes) == 1:
+            continue
+        have = "x".join(str(dim or "?") for dim in value.shape or ()) or "no shape"
+        cause = f"{engine} compiles for one size alone, and this input has {'several' if sizes else have}"
+        fix = f"fix the sizes in the file (`onnxq quantize` with `fix=…`), or give `shapes='{value.name}:1x…'`"
+        raise _fault(f"input {value.name}", cause, fix)
+
+
 def make_profile(
     proto: ModelLike, index: GraphIndex, given: Mapping[str, Sequence[Sequence[int]]]
 ) -> tuple[dict[str, Sizes], str]:

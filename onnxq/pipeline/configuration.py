@@ -106,6 +106,8 @@ def _list_outputs(config: Config, command: Command, out: str | Path | None) -> I
             yield name_data_file(out)
     if config.output.plan and "output.plan" in taken:
         yield config.output.plan
+    if config.output.compiled and "output.compiled" in taken:
+        yield config.output.compiled
 
 
 # The value of `resume` for a folder beside the model.

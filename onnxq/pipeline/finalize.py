@@ -13,10 +13,11 @@ from typing import Literal
 import onnx
 
 from onnxq.annotate import BITS_ATTRIBUTE_WARNING, find_pairs, find_saturating, write_bits
-from onnxq.backends import find_target
+from onnxq.backends import find_compiler, find_target
 from onnxq.config import Config
 from onnxq.data.synthetic import make_synthetic
 from onnxq.emit import leave_out_notes
+from onnxq.engines.shapes import demand_sizes
 from onnxq.evaluation.compare import ModelErrors, check_interface
 from onnxq.files import write_text
 from onnxq.graph import ModelLike, attach_weights, fix_sizes, get_index, name_nodes, save_model, verify_graph
@@ -111,10 +112,21 @@ def write_result(result: Result, config: Config, out: str | Path | None, force: 
         warnings = (*result.report.warnings, BITS_ATTRIBUTE_WARNING)
         result = replace(result, light=model, report=replace(result.report, warnings=warnings))
     result = result.leave_out_notes(options.notes)
+    if options.compiled:
+        _write_compiled(result, config, force)
     if out is not None:
         result = result.save(out, overwrite=force, external=options.external_data or None)
     write_plan(result.plan, options.plan, force)
     return result
+
+
+def _write_compiled(result: Result, config: Config, force: bool) -> None:
+    """Write the model as the compiler of its target's engine leaves it."""
+    from onnxq.backends.building import compile_model
+
+    engine = find_compiler(result.plan.target).with_options(config.runtime)
+    demand_sizes(get_index(result.light), {}, engine.title)
+    compile_model(engine, result.light, Path(config.output.compiled), overwrite=force)
 
 
 # Seconds that timing both models takes, about.

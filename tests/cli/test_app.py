@@ -102,7 +102,7 @@ USAGE = [
     (["quantize", "m.onnx", "--samples", "0"], "x>=1"),
     (["quantize", "m.onnx", "--min-sqnr", "nan"], "must be a finite number"),
     (["quantize", "m.onnx", "--set", "weights.bits"], "is not KEY=VALUE"),
-    (["diff", "m.onnx", "q.onnx", "--engines", "ort,trrt"], "'trrt' is not one of ort, trt; did you mean 'trt'?"),
+    (["diff", "m.onnx", "q.onnx", "--engines", "ort,trrt"], "'trrt' is not one of ort, qnn, trt; did you mean 'trt'?"),
     (["diff", "m.onnx", "q.onnx", "--min-agreement", "2"], "must be less than or equal to 1"),
     (["quantize", "m.onnx", "--placement", "x"], "'measured'"),
     (["quantize", "m.onnx", "--cpu", "arm"], "'avx2'"),

@@ -100,7 +100,11 @@ GIVEN: dict[str, tuple[list[str], object]] = {
     "runtime.libraries": (["a.so"], ("a.so",)),
     "runtime.plugins": (["a.so"], ("a.so",)),
     "runtime.provider": (["cpu"], "cpu"),
+    "runtime.soc": (["SM8650"], "SM8650"),
+    "runtime.htp_arch": (["75"], "75"),
+    "prove.max_partitions": (["1"], 1),
     "output.plan": (["p.json"], "p.json"),
+    "output.compiled": (["c.onnx"], "c.onnx"),
 }
 # The same for options that are no fields, by their names in the functions of commands.
 OWN_GIVEN: dict[str, tuple[list[str], object]] = {
@@ -307,7 +311,7 @@ def test_times_that_are_none(text: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["diff", "m.onnx", "q.onnx", "--engines", "ort,trrt"], "'trrt' is not one of ort, trt; did you mean 'trt'?"),
+        (["diff", "m.onnx", "q.onnx", "--engines", "ort,trrt"], "'trrt' is not one of ort, qnn, trt; did you mean 'trt'?"),
         (["prove", "m.onnx", "--engine", "trt"], "'trt' is not one of tensorrt-rtx, tensorrt, ort"),
     ],
 )
@@ -319,6 +323,6 @@ def test_names_of_engines_are_those_of_the_registry(arguments: list[str], said: 
 
 def test_help_lists_the_names_of_the_registry() -> None:
     shown = {name: CliRunner().invoke(cli, [name, "--help"]).stdout for name in ("quantize", "prove", "diff")}
-    assert "--target [ort|trt|virtual]" in shown["quantize"]
-    assert "--engine [tensorrt-rtx|tensorrt|ort]" in shown["prove"]
-    assert "--engines ort,trt" in shown["diff"]
+    assert "--target [ort|qnn|trt|virtual]" in shown["quantize"]
+    assert "--engine [tensorrt-rtx|tensorrt|ort|qnn]" in shown["prove"]
+    assert "--engines ort,qnn,trt" in shown["diff"]

@@ -122,6 +122,16 @@ def a_rewrite_that_does_not_fit(_: Path):
     return fold_scalars(RunContext(), make_state(name_nodes(proto)))[1].skipped
 
 
+@reach("R116")
+def a_node_left_to_the_cpu(folder: Path):
+    from onnxq.backends.qnn.kernels import TRACE, read_placement
+
+    entry = {"node_name": "y", "reason": "Operators of type `Erf` are not supported by QNN EP."}
+    written(folder, json.dumps({"subgraph_traces": [], "unsupported_nodes": [entry]}), TRACE)
+    written(folder, "", "build.log")
+    return list(read_placement(model("g (float[4] x) => (float[4] y) { y = Erf(x) }"), folder).left)
+
+
 def renamed() -> list[Any]:
     quantized = onnxq.quantize(gemm(64, 64), rows(8, 64), EVERYTHING, overrides={"latency": False}).model
     other = gemm(64, 64)

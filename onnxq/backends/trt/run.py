@@ -9,19 +9,17 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from onnxq.backends.building import build_engine, check_library
-from onnxq.backends.engine import ENGINE, BuildState, Engine, Job, Profile
+from onnxq.backends.building import COMPILING, demand_build
+from onnxq.backends.engine import Engine, Job, Profile
 from onnxq.backends.trt.build import load_plugins, make_logger
 from onnxq.errors import MissingDependencyError, ModelError
 from onnxq.graph import ModelLike
-from onnxq.runtime import Feeds, NodeError
+from onnxq.runtime import Feeds
 from onnxq.sites import Names
 
 POLYGRAPHY = "pip install 'onnxq[polygraphy]'"
 # Of its errors: the name of its runs.
 _SUBJECT = "trt"
-# Seconds. A large network takes minutes to build; one that takes longer hangs.
-_TIMEOUT = 3600.0
 # Characters of a message of Polygraphy's: it goes on for lines, and only the first ones name the cause.
 _MESSAGE = 500
 
@@ -43,10 +41,7 @@ def build_trt(
     """
     # Without TF32: differences of kernels are looked for, not of float formats.
     job = Job(capability=capability, shapes=shapes, debug_tensors=debug_tensors, tf32=False, plugins=plugins)
-    result = check_library(build_engine(engine, proto, job, folder, timeout=_TIMEOUT), engine)
-    if result.state is BuildState.BUILT:
-        return folder / ENGINE
-    raise NodeError(_SUBJECT, f"cannot build the engine: {result.reason}", code="Q115").name_node(result.node)
+    return demand_build(engine, proto, job, folder, subject=_SUBJECT, timeout=COMPILING)
 
 
 def load_polygraphy(module: str) -> Any:

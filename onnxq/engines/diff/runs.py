@@ -110,14 +110,16 @@ class Engines:
         else:
             plan = read_plan_note(self.index.proto)
             planned = [] if plan is None else [find_backend(plan.target)]
-            backends = [backend for backend in list_backends() if backend.engines]
+            backends = [one for one in list_backends() if one.local is not None and not one.local.emulated]
             backends += [backend for backend in planned if backend.engines and backend not in backends]
         return sorted(backends, key=lambda backend: not backend.reference)
 
     def _find_candidates(self) -> list[str]:
         """The runs to try. Other engines than the reference are only tried where they can run."""
-        runs: list[str] = []
-        for backend in self._list_backends():
+        backends = self._list_backends()
+        # Engines are compared with the file as it is, whether or not the reference was named.
+        runs = [] if any(backend.reference for backend in backends) else [OFF]
+        for backend in backends:
             obstacle = None if backend.local is None else backend.local.find_obstacle()
             if backend.reference:
                 runs += [OFF, ON]
@@ -169,7 +171,8 @@ class Engines:
             self._shapes = find_sample_shapes(self.index, self.dataset.samples())
         folder = self.folder / name / place
         folder.mkdir(parents=True, exist_ok=True)
-        runner = _find_local(name).open_runner(
+        engine = _find_local(name).with_options(self.config.runtime)
+        runner = engine.open_runner(
             name, self.index.model, self._shapes, folder, plugins=self.config.runtime.plugins, inner=inner
         )
         return stack.enter_context(runner)
@@ -201,7 +204,8 @@ class Engines:
         """The outputs of a part of the model in a backend's engine."""
         with ScratchFolder(self.folder) as folder:
             shapes, plugins = find_sample_shapes(GraphIndex(proto), [feeds]), self.config.runtime.plugins
-            with _find_local(name).open_runner(name, proto, shapes, folder, plugins=plugins) as runner:
+            engine = _find_local(name).with_options(self.config.runtime)
+            with engine.open_runner(name, proto, shapes, folder, plugins=plugins) as runner:
                 # Copies: the runner's buffers are gone when it is closed.
                 return {output: np.array(value) for output, value in runner.infer(feeds).items()}
 

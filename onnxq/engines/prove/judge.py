@@ -18,7 +18,7 @@ from onnxq.engines.prove.kernels import (
     is_low,
     list_arithmetic,
 )
-from onnxq.engines.prove.proof import FLOAT8, INT8, UNSEEN, NodeProof, SiteProof, SiteState
+from onnxq.engines.prove.proof import HOST, INT8, LOW, UNSEEN, NodeProof, SiteProof, SiteState
 from onnxq.engines.prove.reasons import Reasons
 from onnxq.graph import GraphIndex, NodeRef
 from onnxq.plan.names import DEQUANTIZE
@@ -113,11 +113,12 @@ def _find_rule(notes: Notes, pair: PairInfo) -> str:
 def _judge_node(node: NodeRef, kernels: Sequence[Kernel], reasons: Reasons) -> NodeProof:
     op, words = node.op_type, reasons.engine.words
     workers = find_workers(op, kernels, words)
-    kind, names = find_computed_type(op, workers, words), tuple(kernel.name for kernel in kernels)
+    kind = find_computed_type(op, workers, words) if reasons.find_moved(node.name) is None else HOST
+    names = tuple(kernel.name for kernel in kernels)
     types, stored = "", ""
     if workers:
         types, stored = describe_types(op, workers[0], words), find_arithmetic(op, workers[0], words).stored
-    reason = "" if kind in (INT8, FLOAT8) else reasons.explain_node(node, kind, types, stored=stored)
+    reason = "" if kind in LOW else reasons.explain_node(node, kind, types, stored=stored)
     proof = NodeProof(node=node.name, op=op, type=kind, types=types, kernels=names, reason=reason)
     if not workers:
         return proof
@@ -137,11 +138,13 @@ def _judge_pair(
     own = by_node.get(pair.lookup or pair.dequantize, ())
     verdicts = {reader: _takes_integers(pair, reader, proven.get(reader), by_node) for reader in readers}
     if not readers:  # the pair stands before a model output: integers must come that far
-        verdicts["the model's output"] = any(_reads_low(kernel, pair) for kernel in own) if own else None
+        verdicts["the model's output"] = (
+            any(_reads_low(kernel, pair) for kernel in own) if own else _pass_on(pair, by_node)
+        )
     unfused = tuple(reader for reader, verdict in verdicts.items() if verdict is False)
     state = _find_state(any(verdicts.values()), bool(unfused))
     kernels = dict.fromkeys(kernel.name for kernel in own if _reads_low(kernel, pair))
-    reason = "" if state is SiteState.FUSED else reasons.explain_site(pair, rule, unfused, proven)
+    reason = "" if state is SiteState.FUSED else reasons.explain_site(pair, rule, unfused, proven, readers)
     return SiteProof(
         site=str(pair.site), role=str(pair.role), state=state, rule=rule, readers=tuple(readers), unfused=unfused,
         kernels=tuple(kernels), reason=reason,
@@ -167,7 +170,7 @@ def _takes_integers(
             return None
         # With or without a sign: ONNX Runtime moves zero points and reads the same integers.
         stored = pair.role is Role.WEIGHT and proof.stored.removeprefix("u") == pair.storage.removeprefix("u")
-        return proof.type in (INT8, FLOAT8) or stored
+        return proof.type in LOW or stored
     # A kernel that does nothing but dequantize says nothing about the reader, unless there is no other.
     own = by_node.get(pair.dequantize, ())
     mine = [kernel for kernel in own if not _only_dequantizes(kernel, pair)] or list(own)
@@ -175,11 +178,16 @@ def _takes_integers(
     seen = near or mine or list(by_node.get(reader, ()))
     if not seen:
         # An equal pair follows: dequantizing here and quantizing there cancel out, and the bytes go on.
-        written = [tensor for kernel in by_node.get(pair.quantize, ()) for tensor in kernel.outputs]
-        return True if any(is_low(tensor.dtype) for tensor in written) else None
+        return _pass_on(pair, by_node)
     taken = [_takes(kernel, pair) for kernel in seen]
     # One of the kernels that dequantize in the reader is enough; of those elsewhere nobody knows which serves it.
     return any(taken) if near or len(taken) == 1 else all(taken)
+
+
+def _pass_on(pair: PairInfo, by_node: Mapping[str, Sequence[Kernel]]) -> bool | None:
+    """True where integers are written and no kernel dequantizes them; None where neither can be seen."""
+    written = [tensor for kernel in by_node.get(pair.quantize, ()) for tensor in kernel.outputs]
+    return True if any(is_low(tensor.dtype) for tensor in written) else None
 
 
 def _find_state(fused: bool, unfused: bool) -> SiteState:
@@ -195,8 +203,9 @@ def _reads_low(kernel: Kernel, pair: PairInfo) -> bool:
 
 
 def _only_dequantizes(kernel: Kernel, pair: PairInfo) -> bool:
-    """A kernel that does nothing but dequantize."""
-    return set(kernel.nodes) <= {pair.dequantize} or kernel.kind == DEQUANTIZE
+    """A kernel that does nothing but dequantize; one that writes integers too has laid them out anew."""
+    lays_out = bool(kernel.outputs) and all(is_low(tensor.dtype) for tensor in kernel.outputs)
+    return (set(kernel.nodes) <= {pair.dequantize} and not lays_out) or kernel.kind == DEQUANTIZE
 
 
 def _takes(kernel: Kernel, pair: PairInfo) -> bool:

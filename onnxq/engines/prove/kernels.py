@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from onnxq.backends.engine import Kernel, Kernels, KernelWords, Tensor
-from onnxq.engines.prove.proof import FLOAT8, INT8, STORED, UNSEEN
+from onnxq.engines.prove.proof import FLOAT8, INT8, INT16, STORED, UNSEEN
 
 # Products: nearly all of a network's arithmetic. The second group moves or averages, which int8 makes cheaper too.
 PRODUCTS = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul", "Einsum", "LSTM", "GRU", "RNN", "Attention"})
@@ -17,6 +17,7 @@ HEAVY = PRODUCTS | POOLS
 _QKV = 3
 _INTEGERS = frozenset({INT8, "uint8", FLOAT8, *STORED, "int16", "uint16"})
 _BYTES = frozenset({INT8, "uint8"})
+_WORDS = frozenset({INT16, "uint16"})
 
 
 @dataclass(frozen=True)
@@ -78,6 +79,8 @@ def find_arithmetic(op: str, kernel: Kernel, words: KernelWords) -> Arithmetic:
         return Arithmetic(INT8)
     if whole and types == {FLOAT8}:
         return Arithmetic(FLOAT8)
+    if whole and words.int16 and types & _WORDS and types <= _INTEGERS - {FLOAT8}:
+        return Arithmetic(INT16)
     computed = _find_float_type(operands) if types - _INTEGERS else _find_float_type(kernel.inputs + kernel.outputs)
     stored = _find_weight_type(kernel.weights) if op in PRODUCTS else ""
     return Arithmetic(computed, stored if kernel.inputs else "")

@@ -4,23 +4,29 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 
 from onnxq.annotate import WeightSums
-from onnxq.backends.engine import BuildState, Kernels
+from onnxq.backends.engine import BuildState, DevicePlacement, Kernels
 from onnxq.engines.saturation.measure import SaturationCost
 from onnxq.sites import Cautions, Names
 from onnxq.wording import abbreviate
 
-INT8, FLOAT8 = "int8", "float8"
+INT8, FLOAT8, INT16 = "int8", "float8", "int16"
+# Types of kernels that read the integers, or the float8 values, of pairs.
+LOW = (INT8, FLOAT8, INT16)
 UNSEEN = "unseen"
+# In the place of a type, of nodes that an engine leaves to the CPU.
+HOST = "CPU"
 # Types that weights are kept in and no kernel computes in.
 STORED = ("int4", "uint4", "int2", "uint2", "float4")
 # Types that a node can be required to run in.
-TYPES = (INT8, FLOAT8, "float16", "bfloat16", "float32", *STORED)
+TYPES = (INT8, FLOAT8, INT16, "float16", "bfloat16", "float32", *STORED)
 # In the place of a type: the one that a node's pairs ask for.
 QUANTIZED = "quantized"
+# In the place of a type, of every node that kernels compute: all of them take and give integers.
+INTEGERS = "integers"
 
 
 class SiteState(str, Enum):
@@ -105,14 +111,17 @@ class Build:
     capability: str = ""
     seconds: float = 0.0
     engine_bytes: int = 0
-    # Why there is no engine, and the ONNX node that the library blames; whether that is no operator of ONNX.
+    # Why there is no engine, the ONNX node that the library blames, and a remedy; whether that is no operator of ONNX.
     reason: str = ""
     node: str = ""
+    fix: str = ""
     needs_plugin: bool = False
     # The last lines before the end, when it did not end well.
     log: tuple[str, ...] = ()
     # (min, opt, max) of the inputs whose shape is not fixed.
     shapes: Mapping[str, tuple[tuple[int, ...], ...]]
+    # Settings of the library, e.g. the chip.
+    options: Mapping[str, str] = field(default_factory=dict)
     reduced: Reduced | None = None
     # Files written for the user.
     saved: tuple[str, ...] = ()
@@ -150,7 +159,8 @@ class Proof:
 
     chosen: why it is this engine, "" where the caller named it. weights: int8 weights that 8-bit data meets in ONNX
     Runtime, with the sums that can overflow on CPUs without VNNI. cost: of those, on samples; None without samples.
-    require_exact: nothing may overflow.
+    require_exact: nothing may overflow. placement: None where the engine runs all on one device. max_partitions: the
+    largest number of parts that may run there, of which there must be one; None: any.
     """
 
     __repr__ = abbreviate
@@ -159,6 +169,8 @@ class Proof:
     build: Build
     chosen: str = ""
     kernels: Kernels = ()
+    placement: DevicePlacement | None = None
+    max_partitions: int | None = None
     nodes: tuple[NodeProof, ...] = ()
     sites: tuple[SiteProof, ...] = ()
     requirements: tuple[Requirement, ...] = ()
@@ -185,9 +197,16 @@ class Proof:
         return tuple(one for one in self.weights if one.saturates)
 
     @property
+    def scattered(self) -> bool:
+        """True where more parts than asked for run on the device, or none does."""
+        placement, most = self.placement, self.max_partitions
+        return placement is not None and most is not None and not 0 < placement.partitions <= most
+
+    @property
     def holds(self) -> bool:
         """Built, and every requirement met."""
-        return self.built and not self.unmet and not (self.require_exact and self.saturating)
+        exact = not (self.require_exact and self.saturating)
+        return self.built and not self.unmet and exact and not self.scattered
 
     def node(self, name: str) -> NodeProof:
         """The heavy node of this name; KeyError without one."""

@@ -15,22 +15,34 @@ import onnx
 from onnxq.annotate import Inspection, WeightSums, inspect_model, read_plan_note
 from onnxq.backends import Engine, find_backend, find_engine, find_usual_engine, list_engines
 from onnxq.backends.building import build_engine, check_library, fail_alike
-from onnxq.backends.engine import LOG, BuildResult, BuildState, Job, Kernel
+from onnxq.backends.engine import LOG, BuildResult, BuildState, DevicePlacement, Job, Kernel, KernelWords
 from onnxq.config import matches_any
+from onnxq.config.data import RuntimeConfig
 from onnxq.data import Dataset
 from onnxq.engines.prove.compare import find_changes, read_proof
 from onnxq.engines.prove.judge import find_heavy_nodes, judge_model, judge_optimizer_sums, judge_sums
 from onnxq.engines.prove.kernels import HEAVY, PRODUCTS
-from onnxq.engines.prove.proof import QUANTIZED, STORED, TYPES, Build, NodeProof, Proof, Reduced, Requirement
+from onnxq.engines.prove.proof import (
+    INTEGERS,
+    QUANTIZED,
+    STORED,
+    TYPES,
+    Build,
+    NodeProof,
+    Proof,
+    Reduced,
+    Requirement,
+)
 from onnxq.engines.prove.reasons import Reasons
 from onnxq.engines.prove.reduce import find_smallest_failure
 from onnxq.engines.saturation.measure import SaturationCost, measure_saturation
-from onnxq.engines.shapes import make_profile
+from onnxq.engines.shapes import demand_sizes, make_profile
 from onnxq.errors import ConfigError, OnnxqError, OutputError
 from onnxq.files import ScratchFolder, prepare_folder, replace_files
 from onnxq.graph import GraphIndex, ModelLike, add_libraries, infer_shapes, inline_functions, name_nodes, save_model
 from onnxq.graph.integer_products import read_integer_products
 from onnxq.nearest import suggest_names
+from onnxq.plan.names import DEQUANTIZE, QUANTIZE
 from onnxq.progress import Progress, silent
 from onnxq.sites import Caution, Names, Unquantized
 
@@ -53,6 +65,10 @@ class ProveRequest:
     require: Sequence[tuple[str, str]] = ()
     forbid: Sequence[str] = ()
     require_exact: bool = False
+    require_int: bool = False
+    # Of the model on the engine's device; None: any number.
+    max_partitions: int | None = None
+    runtime: RuntimeConfig = field(default_factory=RuntimeConfig)
     # Samples that saturation is measured on.
     dataset: Dataset | None = None
     threads: int = 0
@@ -79,6 +95,7 @@ def prove_model(source: str | Path | onnx.ModelProto, request: ProveRequest) -> 
             engine, chosen = find_engine(request.engine), ""
         else:
             engine, chosen = choose_engine(inspection.model, request.capability)
+        engine = engine.with_options(request.runtime)
         _check_saturation(engine, request)
         capability = engine.read_capability(request.capability)
         proto = infer_shapes(add_libraries(read_integer_products(inspection.model), request.libraries))
@@ -86,19 +103,30 @@ def prove_model(source: str | Path | onnx.ModelProto, request: ProveRequest) -> 
         reasons = Reasons(engine, index, inspection.pairs, _find_unquantized(proto), capability)
     required = _select_required(index, request.require, reasons)
     _check_types(request.forbid, "forbid")
+    if engine.one_size:
+        demand_sizes(index, request.shapes, engine.title)
     shapes, note = ({}, "") if engine.any_size else make_profile(proto, index, request.shapes)
     # A timing cache grows from build to build.
     cache = "" if request.save is None else str((request.save / _CACHE).resolve())
-    job = Job(capability=capability, shapes=shapes, cache=cache, operators=request.libraries, plugins=request.plugins)
+    job = Job(
+        capability=capability,
+        shapes=shapes,
+        cache=cache,
+        operators=request.libraries,
+        plugins=request.plugins,
+        options=dict(engine.options),
+    )
     with ScratchFolder() as folder:
         with request.progress(f"building with {engine.title}, for at most {request.timeout:g} s"):
             result = check_library(build_engine(engine, inspection.model, job, folder, timeout=request.timeout), engine)
         if result.state is BuildState.NO_CAPABILITY:
-            subject = f"compute capability {request.capability}"
+            given = [f"{name} {value}" for name, value in engine.options.items()]
+            subject = ", ".join(given) or f"compute capability {request.capability}"
             raise ConfigError(subject, result.reason, "choose one of these", code="Q304")
         built = result.state is BuildState.BUILT
         with request.progress("reading the engine"):
             kernels = engine.read_kernels(proto, folder) if built else ()
+            placement = engine.read_placement(proto, folder) if built else None
             weights = _find_weights(engine, index, kernels, folder)
             saved = _copy_files(folder, result, engine, request.save)
             guesses = [Caution("W112", note)] if note else []
@@ -107,6 +135,7 @@ def prove_model(source: str | Path | onnx.ModelProto, request: ProveRequest) -> 
     if reduced is not None and reduced.path:
         saved = (*saved, reduced.path)
     with request.progress("finding the kernels of nodes and pairs"):
+        reasons = replace(reasons, placement=placement)
         nodes, sites = judge_model(index, inspection, kernels, reasons) if built else ((), ())
     proof = Proof(
         source=inspection.source,
@@ -115,9 +144,15 @@ def prove_model(source: str | Path | onnx.ModelProto, request: ProveRequest) -> 
             _describe_build(engine, job, result, reduced, saved), needs_plugin=_is_custom(index, result.node)
         ),
         kernels=kernels,
+        placement=placement,
+        max_partitions=request.max_partitions,
         nodes=nodes,
         sites=sites,
-        requirements=(*_check_required(required, nodes), *_check_forbidden(request.forbid, nodes)),
+        requirements=(
+            *_check_required(required, nodes),
+            *_check_forbidden(request.forbid, nodes),
+            *(_check_integers(index, kernels, placement, engine.words) if request.require_int and built else ()),
+        ),
         weights=weights,
         cost=_measure_cost(add_libraries(inspection.model, request.libraries), weights, request) if built else None,
         require_exact=request.require_exact,
@@ -228,6 +263,21 @@ def _check_forbidden(forbidden: Sequence[str], nodes: Sequence[NodeProof]) -> It
         yield Requirement(dtype=dtype, forbidden=True, nodes=tuple(one.node for one in products), unmet=unmet)
 
 
+def _check_integers(
+    index: GraphIndex, kernels: Sequence[Kernel], placement: DevicePlacement | None, words: KernelWords
+) -> Iterator[Requirement]:
+    """Every node that a kernel computes, on integers; none is left to the CPU."""
+    pairs = {node.name for node in index.nodes if node.op_type in (QUANTIZE, DEQUANTIZE)}
+    computed: dict[str, bool] = {one.subject: False for one in placement.left} if placement is not None else {}
+    for kernel in kernels:
+        tensors = (*kernel.inputs, *kernel.outputs)
+        whole = kernel.kind in words.int8 or not any("float" in tensor.dtype for tensor in tensors)
+        if not kernel.moves:
+            computed.update((name, whole and computed.get(name, True)) for name in kernel.nodes if name not in pairs)
+    unmet = tuple(name for name, whole in computed.items() if not whole)
+    yield Requirement(dtype=INTEGERS, nodes=tuple(computed), unmet=unmet)
+
+
 def _find_unquantized(proto: ModelLike) -> tuple[Unquantized, ...]:
     """The nodes that the plan inside the model left float; () when there is none or it cannot be read."""
     plan = read_plan_note(proto)
@@ -262,8 +312,10 @@ def _describe_build(
         engine_bytes=result.engine_bytes,
         reason=result.reason,
         node=result.node,
+        fix=result.fix,
         log=result.log,
         shapes=job.shapes,
+        options=job.options,
         reduced=reduced,
         saved=saved,
     )

@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from onnxq.annotate import PairInfo
-from onnxq.backends.engine import Engine
+from onnxq.backends.engine import DevicePlacement, Engine
 from onnxq.engines.prove.kernels import PRODUCTS
 from onnxq.engines.prove.proof import UNSEEN, NodeProof
 from onnxq.graph import GraphIndex, NodeRef
 from onnxq.plan.names import DEQUANTIZE
-from onnxq.sites import Role, TensorId, Unquantized
+from onnxq.sites import Refusal, Role, TensorId, Unquantized
 from onnxq.spec import PerChannel, PerTensor, find_numpy_storage
 
 # Operators that only move data: engines carry a quantization over them.
@@ -31,6 +31,7 @@ class Reasons:
     left: Sequence[Unquantized] = ()
     # Of the GPU that was built for, () unknown.
     capability: tuple[int, ...] = ()
+    placement: DevicePlacement | None = None
     _by_dequantize: dict[str, PairInfo] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
@@ -45,6 +46,9 @@ class Reasons:
         left = self._find_left(node)
         if left is not None:
             return f"the plan left it float: {left.reason}"
+        moved = self.find_moved(node.name)
+        if moved is not None:
+            return f"left to the CPU: {moved.reason}"
         engine = self.engine
         if self._has_weight_alone(node):
             dequantized = "" if stored else engine.explain_weight(self.index, node)
@@ -74,8 +78,23 @@ class Reasons:
         """True for a node with a constant operand, quantized or not."""
         return any(self._is_constant(node, k) for k in range(1, len(node.inputs)))
 
-    def explain_site(self, pair: PairInfo, rule: str, unfused: Sequence[str], proven: Mapping[str, NodeProof]) -> str:
+    def find_moved(self, *names: str) -> Refusal | None:
+        """The first of these nodes that the engine left to the CPU, with its reason; None without one."""
+        left = self.placement.left if self.placement is not None else ()
+        return next((one for one in left if one.subject in names), None)
+
+    def explain_site(
+        self,
+        pair: PairInfo,
+        rule: str,
+        unfused: Sequence[str],
+        proven: Mapping[str, NodeProof],
+        readers: Sequence[str] = (),
+    ) -> str:
         """Why a pair's integers do not reach its readers. rule: the one that placed it, "" when unknown."""
+        moved = self.find_moved(*readers)
+        if moved is not None:
+            return f"{moved.subject} is left to the CPU: {moved.reason}"
         if rule in self.engine.purposes:
             return self.engine.purposes[rule]
         # A pair fails with its reader, whose reason says more than anything about the pair.

@@ -1,0 +1,171 @@
+"""The QNN execution provider in the child process: compile a model, and answer samples with the compiled one.
+
+The provider is a plugin of ONNX Runtime. Qualcomm's library for x86 compiles for every chip and emulates the HTP that
+runs the result; all that it prints goes into the log.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+
+from onnxq.backends.engine import ENGINE, LOG, MODEL, BuildResult, BuildState, Job, Profile
+from onnxq.backends.qnn.kernels import (
+    ANSWERS,
+    FEEDS,
+    GRAPHS,
+    NEEDS,
+    REFUSED,
+    TRACE,
+    NodeNames,
+    describe_refusal,
+    find_fix,
+    read_log,
+)
+
+PROVIDER = "QNNExecutionProvider"
+# Of ONNX Runtime's log: warnings, among them each operator that the library's validator refuses.
+_WARNING = 2
+_NODE = re.compile(r"[Nn]ode:? ?[`'\"]([^`'\"]+)[`'\"]")
+# The library goes on with the chip that it takes by default.
+_UNKNOWN_CHIP = re.compile(r"(Unrecognized soc_model|Invalid HTP architecture).*")
+_PREFIX = re.compile(r"^\[ONNXRuntimeError\] : -?\d+ : [A-Z_]+ : ")
+
+
+def compile_folder(job: Job, folder: Path) -> BuildResult:
+    """Compile the model in `folder` to a model of the provider's own nodes, and keep its log and record there."""
+    try:
+        import onnxruntime  # noqa: F401
+        import onnxruntime_qnn  # noqa: F401
+    except ImportError as error:
+        return BuildResult(state=BuildState.MISSING, reason=f"{error}; it needs {NEEDS}")
+    with open(folder / LOG, "ab") as sink:
+        for stream in (1, 2):
+            os.dup2(sink.fileno(), stream)
+    start = time.perf_counter()
+    try:
+        device = _find_device()
+    except Exception as error:  # ONNX Runtime's own kinds have no common base
+        return BuildResult(state=BuildState.UNABLE, reason=_clean(error))
+    _fix_sizes(folder / MODEL, job.shapes)
+    # The provider takes a path without an ending for a folder.
+    compiled, reason = folder / "compiled.onnx", ""
+    try:
+        _open_session(device, folder / MODEL, job.options, folder, compiled=compiled)
+    except Exception as error:
+        reason = _clean(error)
+    if compiled.exists():
+        compiled.rename(folder / ENGINE)
+    # Without colours, and for people.
+    (folder / LOG).write_text("\n".join(read_log(folder)), encoding="utf-8")
+    result = _judge_build(folder, reason)
+    return BuildResult(**{**vars(result), "seconds": time.perf_counter() - start})
+
+
+def _judge_build(folder: Path, reason: str) -> BuildResult:
+    """How a build ended. reason: the words of ONNX Runtime where it gave no session."""
+    lines = read_log(folder)
+    chip = next((found[0] for line in lines if (found := _UNKNOWN_CHIP.search(line))), "")
+    if chip:
+        return BuildResult(state=BuildState.NO_CAPABILITY, reason=chip)
+    # Where the library fails before it sees a node, ONNX Runtime goes on without it and says so in the log alone.
+    if not reason and not (folder / TRACE).exists():
+        reason = next((line for line in lines if "rror:" in line), "the provider left no record of its graphs")
+    if reason:
+        refused = {found[1]: found for line in lines if (found := REFUSED.search(line))}
+        blamed = _NODE.search(reason)
+        name = blamed[1] if blamed else next(iter(reversed(refused)), "")
+        # ONNX Runtime says what follows, and the validator why.
+        reason = describe_refusal(refused[name]) if name in refused else reason
+        node = NodeNames(onnx.load(folder / MODEL, load_external_data=False)).find_node(name)
+        return BuildResult(state=BuildState.FAILED, reason=reason, node=node, fix=find_fix(reason))
+    # A model of which no node runs on the NPU has no compiled form: it stays as it is.
+    if not (folder / ENGINE).exists():
+        (folder / ENGINE).write_bytes((folder / MODEL).read_bytes())
+    return BuildResult(state=BuildState.BUILT)
+
+
+def _clean(error: Exception) -> str:
+    return " ".join(_PREFIX.sub("", str(error)).split())
+
+
+def _find_device() -> Any:
+    """The HTP: the NPU of this machine, or its emulator."""
+    import onnxruntime
+    import onnxruntime_qnn
+
+    onnxruntime.register_execution_provider_library(PROVIDER, onnxruntime_qnn.get_library_path())
+    found = [device for device in onnxruntime.get_ep_devices() if device.ep_name == PROVIDER]
+    if not found:
+        raise RuntimeError("its library offers no device")
+    return found[0]
+
+
+def _fix_sizes(path: Path, shapes: Profile) -> None:
+    """Write the sizes into the model: the provider takes no node whose shapes are not known."""
+    if not shapes:
+        return
+    model = onnx.load(path, load_external_data=False)
+    for value in model.graph.input:
+        for dim, size in zip(value.type.tensor_type.shape.dim, shapes.get(value.name, ((),))[0], strict=False):
+            dim.dim_value = size
+    onnx.save(model, path)
+
+
+def _open_session(
+    device: Any, model: Path, settings: Mapping[str, str], folder: Path, *, compiled: Path | None = None
+) -> Any:
+    """A session of the provider. compiled: it compiles and writes the result there; it cannot run then."""
+    import onnxruntime
+    import onnxruntime_qnn
+
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = _WARNING
+    provider = {"backend_path": onnxruntime_qnn.get_qnn_htp_path(), **settings}
+    if compiled is not None:
+        (folder / GRAPHS).mkdir(exist_ok=True)
+        entries = {"context_enable": "1", "context_file_path": str(compiled), "context_embed_mode": "1"}
+        for name, value in entries.items():
+            options.add_session_config_entry(f"ep.{name}", value)
+        provider |= {
+            "dump_json_qnn_graph": "1",
+            "json_qnn_graph_dir": str(folder / GRAPHS),
+            "enable_framework_op_trace": "1",
+            "framework_op_trace_dir": str(folder),
+            "enable_htp_prepare_only": "1",
+        }
+    options.add_provider_for_devices([device], provider)
+    return onnxruntime.InferenceSession(str(model), options)
+
+
+def answer_samples(job: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """Run each sample that a line on stdin announces, and answer with a line on stdout, until stdin ends."""
+    # The library prints to stdout as well, which is the parent's.
+    replies = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    session = _open_session(_find_device(), folder / ENGINE, job["options"], folder)
+    # Without this a run that fails is repeated on the CPU in silence.
+    session.disable_fallback()
+    names = [value.name for value in session.get_outputs()]
+    print(json.dumps({"seconds": 0.0}), file=replies, flush=True)
+    for _ in sys.stdin:
+        reply: dict[str, Any] = {}
+        try:
+            with np.load(folder / FEEDS) as feeds:
+                start = time.perf_counter()
+                values = session.run(names, dict(feeds))
+            reply["seconds"] = time.perf_counter() - start
+            np.savez(folder / ANSWERS, **dict(zip(names, values, strict=True)))
+        except Exception as error:
+            reply["error"] = _clean(error)
+        print(json.dumps(reply), file=replies, flush=True)
+    return {}

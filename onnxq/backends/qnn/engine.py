@@ -1,0 +1,119 @@
+"""Qualcomm's HTP as an engine: its compiler and its emulator run here, with no device; their library loads at use."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from onnxq.backends.engine import (
+    ENGINE,
+    LOG,
+    BuildResult,
+    DevicePlacement,
+    Engine,
+    Job,
+    Kernels,
+    KernelWords,
+    Profile,
+    Runner,
+)
+from onnxq.backends.qnn.kernels import NEEDS, TRACE, read_kernels, read_placement
+from onnxq.config.data import RuntimeConfig
+from onnxq.graph import GraphIndex, ModelLike, NodeRef
+from onnxq.graph.verify import QUANTIZE
+from onnxq.sites import Names, Refusal
+
+# Snapdragon X, the chip of Windows laptops; 8 Gen 2, of phones, has the same HTP, and newer chips run what it runs.
+_SOC, _ARCHITECTURE = "60", "73"
+
+
+# The pair behind these does their work.
+_BOUNDS = ("Relu", "Clip")
+
+
+class QnnEngine(Engine):
+    """ONNX Runtime's QNN execution provider with Qualcomm's library for x86, which compiles and emulates."""
+
+    name = "qnn"
+    title = family = "Qualcomm HTP"
+    place = "for Snapdragon's NPU, without one"
+    module = "onnxruntime_qnn"
+    packages: Names = ("onnxruntime-qnn",)
+    install = "pip install 'onnxq[qnn]'"
+    unable_fix = f"it needs {NEEDS}"
+    takes = frozenset({"soc", "htp_arch"})
+    shows_inner = True
+    one_size = True
+    compiles = True
+    emulated = True
+    words = KernelWords(products=("conv", "fullyconnected", "matmul", "lstm", "gru"), pools=("pool",), int16=True)
+    saved = MappingProxyType({LOG: "build.log", TRACE: TRACE, ENGINE: "model.compiled.onnx"})
+    options: Mapping[str, str] = MappingProxyType({"soc_model": _SOC, "htp_arch": _ARCHITECTURE})
+
+    def with_options(self, runtime: RuntimeConfig) -> Engine:
+        """The engine for a chip of this name or number, and this architecture of the HTP."""
+        given = {"soc_model": runtime.soc, "htp_arch": runtime.htp_arch.lower().removeprefix("v")}
+        chosen = {name: value for name, value in given.items() if value}
+        if not chosen:
+            return self
+        engine = copy.copy(self)
+        # Without an architecture the library takes the chip's own.
+        engine.options = chosen
+        return engine
+
+    def build(self, job: Job, folder: Path) -> BuildResult:
+        """Compile the model in `folder`; the compiled model and the provider's record are left there."""
+        from onnxq.backends.qnn.build import compile_folder
+
+        return compile_folder(job, folder)
+
+    def read_kernels(self, model: ModelLike, folder: Path) -> Kernels:
+        """The operators of the composed graphs, before the HTP's own optimizer."""
+        return read_kernels(model, folder)
+
+    def read_placement(self, model: ModelLike, folder: Path) -> DevicePlacement:
+        """The partitions on the NPU, and the nodes that the provider left to the CPU."""
+        return read_placement(model, folder)
+
+    def explain_result(self, index: GraphIndex, node: NodeRef) -> str:
+        """Integer kernels take their scale of the result from the pair behind it."""
+        readers = index.readers(node.result)
+        if len(readers) == 1 and readers[0].op_type in _BOUNDS:
+            readers = index.readers(readers[0].result)
+        if any(reader.op_type == QUANTIZE for reader in readers):
+            return ""
+        return "its result is not quantized, and the HTP computes in integers only where it is"
+
+    def find_obstacle(self) -> Refusal | None:
+        """Why there is no emulator here."""
+        if self.installed:
+            return None
+        cause = f"{self.packages[0]}, which needs {NEEDS}, is not installed"
+        return Refusal(self.name, cause, self.install, code="R111")
+
+    @contextmanager
+    def open_runner(
+        self,
+        name: str,
+        model: ModelLike,
+        shapes: Profile,
+        folder: Path,
+        *,
+        plugins: Names = (),
+        inner: bool = False,
+    ) -> Iterator[Runner]:
+        """Compile the model, and emulate it in a process of its own. inner: quantized tensors are outputs, too."""
+        from onnxq.backends.qnn.run import emulate
+
+        with emulate(self, name, model, shapes, folder, inner=inner) as runner:
+            yield runner
+
+    def run_job(self, job: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+        """Answer samples with the compiled model in `folder` until there are no more."""
+        from onnxq.backends.qnn.build import answer_samples
+
+        return answer_samples(job, folder)
