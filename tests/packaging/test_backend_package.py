@@ -108,7 +108,7 @@ def test_its_own_engine_is_compared(work: Path) -> None:
     for engines in ("", " --engines accelerator"):
         difference = json.loads(run(f"diff m.onnx q.onnx --data d.npz --layers --bisect --json{engines}").stdout)
         assert "accelerator" in {row["name"] for row in difference["runs"]}
-    assert {row["name"] for row in difference["runs"]} == {"float", "accelerator"}
+    assert {row["name"] for row in difference["runs"]} == {"float", "ort-off", "accelerator"}
 
 
 def test_its_own_engine_is_timed(work: Path) -> None:
