@@ -99,16 +99,7 @@ def prove_model(source: str | Path | onnx.ModelProto, request: ProveRequest) -> 
     required = _select_required(index, request.require, reasons)
     _check_types(request.forbid, "forbid")
     shapes, note = _find_shapes(engine, proto, index, request)
-    # A timing cache grows from build to build.
-    cache = "" if request.save is None else str((request.save / _CACHE).resolve())
-    job = Job(
-        capability=capability,
-        shapes=shapes,
-        cache=cache,
-        operators=request.libraries,
-        plugins=request.plugins,
-        options=dict(engine.options),
-    )
+    job = _make_job(engine, capability, shapes, request)
     with ScratchFolder() as folder:
         with request.progress(f"building with {engine.title}, for at most {request.timeout:g} s"):
             result = check_library(build_engine(engine, inspection.model, job, folder, timeout=request.timeout), engine)
@@ -170,6 +161,19 @@ def _find_shapes(
     if engine.one_size:
         demand_sizes(index, request.shapes, engine.title)
     return make_profile(proto, index, request.shapes)
+
+
+def _make_job(engine: Engine, capability: tuple[int, ...], shapes: Mapping[str, Sizes], request: ProveRequest) -> Job:
+    # A timing cache grows from build to build.
+    cache = "" if request.save is None else str((request.save / _CACHE).resolve())
+    return Job(
+        capability=capability,
+        shapes=shapes,
+        cache=cache,
+        operators=request.libraries,
+        plugins=request.plugins,
+        options=dict(engine.options),
+    )
 
 
 def _check_device(engine: Engine, result: BuildResult, request: ProveRequest) -> None:
