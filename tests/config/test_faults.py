@@ -72,7 +72,12 @@ FAULTS = [
     ("a target that is no name", "target: 3", ["target: must be a valid string, not 3"], 1),
     # Sections that serve one command.
     ("typo in diff", "diff:\n  enginse: ort", ["diff.enginse", "'engines'"], 2),
-    ("engine nobody has", "diff:\n  engines: tensorrt", ["diff.engines[0]", "'tensorrt' is not one of ort, trt"], 2),
+    (
+        "engine nobody has",
+        "diff:\n  engines: tensorrt",
+        ["diff.engines[0]", "'tensorrt' is not one of ort, qnn, trt"],
+        2,
+    ),
     ("engine by its target", "prove:\n  engine: trt", ["prove.engine", "tensorrt"], 2),
     ("no time at all", "prove: {timeout: 0}", ["prove.timeout", "greater than 0"], 1),
     ("metric that is none", "accuracy:\n  metric: 3", ["accuracy.metric", "file.py:function"], 2),

@@ -108,7 +108,7 @@ def test_its_own_engine_is_compared(work: Path) -> None:
     for engines in ("", " --engines accelerator"):
         difference = json.loads(run(f"diff m.onnx q.onnx --data d.npz --layers --bisect --json{engines}").stdout)
         assert "accelerator" in {row["name"] for row in difference["runs"]}
-    assert {row["name"] for row in difference["runs"]} == {"float", "accelerator"}
+    assert {row["name"] for row in difference["runs"]} == {"float", "ort-off", "accelerator"}
 
 
 def test_its_own_engine_is_timed(work: Path) -> None:
@@ -150,7 +150,7 @@ def test_a_name_that_is_nearly_its_own(work: Path) -> None:
     assert caught.value.fix == "did you mean 'accelerator'?"
     text = json.dumps({"schema": 2, "target": "acelerator"}, indent=1)
     with pytest.raises(
-        PlanError, match=r"p.json:3: target: 'acelerator': is not one of accelerator, ort, trt, virtual"
+        PlanError, match=r"p.json:3: target: 'acelerator': is not one of accelerator, ort, qnn, trt, virtual"
     ):
         from_json(text, source="p.json")
 

@@ -26,13 +26,14 @@ OWNERS = {
     "threadpoolctl": "onnxq/numerics/",
     "rich": "onnxq/report/",
     "PIL": "onnxq/data/",
+    "onnxruntime_qnn": "onnxq/backends/qnn/",
     "polygraphy": "onnxq/backends/trt/",
     "tensorrt": "onnxq/backends/trt/",
     "tensorrt_rtx": "onnxq/backends/trt/",
     "torch": "torch_frontend/",
     "torch_frontend": "torch_frontend/",
 }
-OPTIONAL = ("onnxruntime", "torch", "PIL", "polygraphy", "tensorrt", "tensorrt_rtx")
+OPTIONAL = ("onnxruntime", "onnxruntime_qnn", "torch", "PIL", "polygraphy", "tensorrt", "tensorrt_rtx")
 
 
 def _name(path: Path) -> str:

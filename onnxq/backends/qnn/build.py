@@ -31,10 +31,9 @@ from onnxq.backends.qnn.kernels import (
     find_fix,
     read_log,
 )
+from onnxq.runtime.plugins import find_plugin_device, open_plugin_session
 
 PROVIDER = "QNNExecutionProvider"
-# Of ONNX Runtime's log: warnings, among them each operator that the library's validator refuses.
-_WARNING = 2
 _NODE = re.compile(r"[Nn]ode:? ?[`'\"]([^`'\"]+)[`'\"]")
 # The library goes on with the chip that it takes by default.
 _UNKNOWN_CHIP = re.compile(r"(Unrecognized soc_model|Invalid HTP architecture).*")
@@ -44,7 +43,6 @@ _PREFIX = re.compile(r"^\[ONNXRuntimeError\] : -?\d+ : [A-Z_]+ : ")
 def compile_folder(job: Job, folder: Path) -> BuildResult:
     """Compile the model in `folder` to a model of the provider's own nodes, and keep its log and record there."""
     try:
-        import onnxruntime  # noqa: F401
         import onnxruntime_qnn  # noqa: F401
     except ImportError as error:
         return BuildResult(state=BuildState.MISSING, reason=f"{error}; it needs {NEEDS}")
@@ -60,7 +58,7 @@ def compile_folder(job: Job, folder: Path) -> BuildResult:
     # The provider takes a path without an ending for a folder.
     compiled, reason = folder / "compiled.onnx", ""
     try:
-        _open_session(device, folder / MODEL, job.options, folder, compiled=compiled)
+        _compile(device, job.options, folder, compiled)
     except Exception as error:
         reason = _clean(error)
     if compiled.exists():
@@ -79,7 +77,9 @@ def _judge_build(folder: Path, reason: str) -> BuildResult:
         return BuildResult(state=BuildState.NO_CAPABILITY, reason=chip)
     # Where the library fails before it sees a node, ONNX Runtime goes on without it and says so in the log alone.
     if not reason and not (folder / TRACE).exists():
-        reason = next((line for line in lines if "rror:" in line), "the provider left no record of its graphs")
+        reason = next(
+            (line.partition("] ")[2] for line in lines if "rror:" in line), "the provider left no record of its graphs"
+        )
     if reason:
         refused = {found[1]: found for line in lines if (found := REFUSED.search(line))}
         blamed = _NODE.search(reason)
@@ -100,14 +100,9 @@ def _clean(error: Exception) -> str:
 
 def _find_device() -> Any:
     """The HTP: the NPU of this machine, or its emulator."""
-    import onnxruntime
     import onnxruntime_qnn
 
-    onnxruntime.register_execution_provider_library(PROVIDER, onnxruntime_qnn.get_library_path())
-    found = [device for device in onnxruntime.get_ep_devices() if device.ep_name == PROVIDER]
-    if not found:
-        raise RuntimeError("its library offers no device")
-    return found[0]
+    return find_plugin_device(PROVIDER, onnxruntime_qnn.get_library_path())
 
 
 def _fix_sizes(path: Path, shapes: Profile) -> None:
@@ -121,30 +116,29 @@ def _fix_sizes(path: Path, shapes: Profile) -> None:
     onnx.save(model, path)
 
 
-def _open_session(
-    device: Any, model: Path, settings: Mapping[str, str], folder: Path, *, compiled: Path | None = None
-) -> Any:
-    """A session of the provider. compiled: it compiles and writes the result there; it cannot run then."""
-    import onnxruntime
+def _compile(device: Any, settings: Mapping[str, str], folder: Path, compiled: Path) -> None:
+    """Have the provider write the compiled model; the graphs and the record of its nodes go to the folder."""
+    (folder / GRAPHS).mkdir(exist_ok=True)
+    entries = {
+        "ep.context_enable": "1",
+        "ep.context_file_path": str(compiled),
+        "ep.context_embed_mode": "1",
+    }
+    records = {
+        "dump_json_qnn_graph": "1",
+        "json_qnn_graph_dir": str(folder / GRAPHS),
+        "enable_framework_op_trace": "1",
+        "framework_op_trace_dir": str(folder),
+        "enable_htp_prepare_only": "1",
+    }
+    open_plugin_session(device, folder / MODEL, {**_find_backend(), **settings, **records}, entries)
+
+
+def _find_backend() -> dict[str, str]:
+    """The setting by which the provider takes the HTP, and not the GPU or the CPU."""
     import onnxruntime_qnn
 
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = _WARNING
-    provider = {"backend_path": onnxruntime_qnn.get_qnn_htp_path(), **settings}
-    if compiled is not None:
-        (folder / GRAPHS).mkdir(exist_ok=True)
-        entries = {"context_enable": "1", "context_file_path": str(compiled), "context_embed_mode": "1"}
-        for name, value in entries.items():
-            options.add_session_config_entry(f"ep.{name}", value)
-        provider |= {
-            "dump_json_qnn_graph": "1",
-            "json_qnn_graph_dir": str(folder / GRAPHS),
-            "enable_framework_op_trace": "1",
-            "framework_op_trace_dir": str(folder),
-            "enable_htp_prepare_only": "1",
-        }
-    options.add_provider_for_devices([device], provider)
-    return onnxruntime.InferenceSession(str(model), options)
+    return {"backend_path": onnxruntime_qnn.get_qnn_htp_path()}
 
 
 def answer_samples(job: Mapping[str, Any], folder: Path) -> dict[str, Any]:
@@ -152,9 +146,7 @@ def answer_samples(job: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     # The library prints to stdout as well, which is the parent's.
     replies = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
-    session = _open_session(_find_device(), folder / ENGINE, job["options"], folder)
-    # Without this a run that fails is repeated on the CPU in silence.
-    session.disable_fallback()
+    session = open_plugin_session(_find_device(), folder / ENGINE, {**_find_backend(), **job["options"]})
     names = [value.name for value in session.get_outputs()]
     print(json.dumps({"seconds": 0.0}), file=replies, flush=True)
     for _ in sys.stdin:

@@ -116,10 +116,8 @@ class Engines:
 
     def _find_candidates(self) -> list[str]:
         """The runs to try. Other engines than the reference are only tried where they can run."""
-        backends = self._list_backends()
-        # Engines are compared with the file as it is, whether or not the reference was named.
-        runs = [] if any(backend.reference for backend in backends) else [OFF]
-        for backend in backends:
+        runs: list[str] = []
+        for backend in self._list_backends():
             obstacle = None if backend.local is None else backend.local.find_obstacle()
             if backend.reference:
                 runs += [OFF, ON]
@@ -128,7 +126,8 @@ class Engines:
             else:
                 refusal = replace(obstacle, subject=backend.name)
                 self._skip_run(refusal, required=self._is_required(backend.name))
-        return runs
+        # Engines are compared with the file as it is, whether or not the reference was named.
+        return runs if OFF in runs or not runs else [OFF, *runs]
 
     def _is_required(self, run: str) -> bool:
         """True for an engine that was named, or where none was, for the one that the model was made for."""

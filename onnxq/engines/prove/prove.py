@@ -36,7 +36,7 @@ from onnxq.engines.prove.proof import (
 from onnxq.engines.prove.reasons import Reasons
 from onnxq.engines.prove.reduce import find_smallest_failure
 from onnxq.engines.saturation.measure import SaturationCost, measure_saturation
-from onnxq.engines.shapes import demand_sizes, make_profile
+from onnxq.engines.shapes import Sizes, demand_sizes, make_profile
 from onnxq.errors import ConfigError, OnnxqError, OutputError
 from onnxq.files import ScratchFolder, prepare_folder, replace_files
 from onnxq.graph import GraphIndex, ModelLike, add_libraries, infer_shapes, inline_functions, name_nodes, save_model
@@ -91,38 +91,19 @@ def prove_model(source: str | Path | onnx.ModelProto, request: ProveRequest) -> 
     before = None if request.compare is None else read_proof(request.compare)
     with request.progress("reading the model"):
         inspection = _inspect_all_nodes(source)
-        if request.engine:
-            engine, chosen = find_engine(request.engine), ""
-        else:
-            engine, chosen = choose_engine(inspection.model, request.capability)
-        engine = engine.with_options(request.runtime)
-        _check_saturation(engine, request)
+        engine, chosen = _find_engine(inspection.model, request)
         capability = engine.read_capability(request.capability)
         proto = infer_shapes(add_libraries(read_integer_products(inspection.model), request.libraries))
         index = GraphIndex(proto)
         reasons = Reasons(engine, index, inspection.pairs, _find_unquantized(proto), capability)
     required = _select_required(index, request.require, reasons)
     _check_types(request.forbid, "forbid")
-    if engine.one_size:
-        demand_sizes(index, request.shapes, engine.title)
-    shapes, note = ({}, "") if engine.any_size else make_profile(proto, index, request.shapes)
-    # A timing cache grows from build to build.
-    cache = "" if request.save is None else str((request.save / _CACHE).resolve())
-    job = Job(
-        capability=capability,
-        shapes=shapes,
-        cache=cache,
-        operators=request.libraries,
-        plugins=request.plugins,
-        options=dict(engine.options),
-    )
+    shapes, note = _find_shapes(engine, proto, index, request)
+    job = _make_job(engine, capability, shapes, request)
     with ScratchFolder() as folder:
         with request.progress(f"building with {engine.title}, for at most {request.timeout:g} s"):
             result = check_library(build_engine(engine, inspection.model, job, folder, timeout=request.timeout), engine)
-        if result.state is BuildState.NO_CAPABILITY:
-            given = [f"{name} {value}" for name, value in engine.options.items()]
-            subject = ", ".join(given) or f"compute capability {request.capability}"
-            raise ConfigError(subject, result.reason, "choose one of these", code="Q304")
+        _check_device(engine, result, request)
         built = result.state is BuildState.BUILT
         with request.progress("reading the engine"):
             kernels = engine.read_kernels(proto, folder) if built else ()
@@ -161,6 +142,46 @@ def prove_model(source: str | Path | onnx.ModelProto, request: ProveRequest) -> 
     if before is None:
         return proof
     return replace(proof, compared=str(request.compare), changes=tuple(find_changes(before, proof)))
+
+
+def _find_engine(model: onnx.ModelProto, request: ProveRequest) -> tuple[Engine, str]:
+    """The engine with its options, and why it is this one; "" where the caller named it."""
+    named = (find_engine(request.engine), "") if request.engine else choose_engine(model, request.capability)
+    engine, chosen = named[0].with_options(request.runtime), named[1]
+    _check_saturation(engine, request)
+    return engine, chosen
+
+
+def _find_shapes(
+    engine: Engine, proto: ModelLike, index: GraphIndex, request: ProveRequest
+) -> tuple[Mapping[str, Sizes], str]:
+    """The sizes to build for, and a message about those that were guessed."""
+    if engine.any_size:
+        return {}, ""
+    if engine.one_size:
+        demand_sizes(index, request.shapes, engine.title)
+    return make_profile(proto, index, request.shapes)
+
+
+def _make_job(engine: Engine, capability: tuple[int, ...], shapes: Mapping[str, Sizes], request: ProveRequest) -> Job:
+    # A timing cache grows from build to build.
+    cache = "" if request.save is None else str((request.save / _CACHE).resolve())
+    return Job(
+        capability=capability,
+        shapes=shapes,
+        cache=cache,
+        operators=request.libraries,
+        plugins=request.plugins,
+        options=dict(engine.options),
+    )
+
+
+def _check_device(engine: Engine, result: BuildResult, request: ProveRequest) -> None:
+    """Raise ConfigError where the library does not build for the device that was asked for."""
+    if result.state is BuildState.NO_CAPABILITY:
+        given = ", ".join(f"{name} {value}" for name, value in engine.options.items())
+        subject = given or f"compute capability {request.capability}"
+        raise ConfigError(subject, result.reason, "choose one of these", code="Q304")
 
 
 def _measure_cost(proto: ModelLike, weights: Sequence[WeightSums], request: ProveRequest) -> SaturationCost | None:

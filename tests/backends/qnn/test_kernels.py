@@ -6,6 +6,7 @@ import re
 
 import numpy as np
 import pytest
+from onnx import TensorProto, helper, numpy_helper
 
 import onnxq
 from onnxq.backends.qnn.kernels import NodeNames, find_fix
@@ -27,6 +28,17 @@ def test_a_product_with_pairs_on_all_sides_computes_in_integers(data: type, dtyp
     assert "y/Relu" in kernel.nodes
     assert kernel.weights[0].layout == "several scales"
     assert re.fullmatch(r"scale [\d.e-]+, zero point 0", kernel.outputs[0].layout)
+
+
+@needs_qnn
+def test_weights_of_four_bits_are_told_from_those_of_eight() -> None:
+    model = make_graph("conv", np.uint16)
+    for name in ("w", "wz"):
+        tensor = next(one for one in model.graph.initializer if one.name == name)
+        values = numpy_helper.to_array(tensor) % 8
+        tensor.CopyFrom(helper.make_tensor(name, TensorProto.INT4, values.shape, values.ravel().tolist()))
+    node = onnxq.prove(model, overrides={"engine": "qnn"}).node("c/Conv")
+    assert (node.type, node.types, node.reason) == ("int4 weights, int16", "uint16 x int4 -> uint16", "")
 
 
 @needs_qnn

@@ -134,7 +134,7 @@ def test_made_up_inputs_are_told(folder: Path) -> None:
 def test_an_unknown_engine_is_a_usage_error(folder: Path, engines: str) -> None:
     done = run(folder, "--engines", engines)
     assert done.exit_code == 2
-    assert "is not one of ort, trt" in done.stderr
+    assert "is not one of ort, qnn, trt" in done.stderr
 
 
 def test_a_missing_model_is_the_users_to_mend(folder: Path) -> None:
