@@ -1,0 +1,1 @@
+"""Qualcomm's NPU (HTP), by onnxruntime-qnn."""
