@@ -256,14 +256,12 @@ def find_reason(reply: Reply) -> str:
     """Why a file is not on the NPU: as its provider says, or else as the session's exception does; "" where it is."""
     if not reply.error:
         return ""
-    reasons = [text for text in re.findall(r"REASON ?: ?(.+)", reply.log) if text != "Failed to add node."]
+    causes = re.findall(r"REASON ?: ?(.+)", reply.log)
+    reasons = [cause for cause in causes if cause != "Failed to add node."]
     if reasons:
-        return reasons[-1]
-    refused = re.findall(
-        r"validateOpConfig\(\) failed for node `.*?` of type `(\w+)` with error code (\d+)", reply.log, re.I
-    )
-    if refused:
-        return f"QNN refuses {refused[-1][0]}, error {refused[-1][1]}"
+        return reasons[-1].partition(" by QNN EP.")[0]
+    if causes and "backendValidateOpConfig() failed" in reply.log:
+        return "QNN's validator refuses the operator with these types and gives no reason (error 3110)"
     text = re.sub(r"^\[ONNXRuntimeError\] : \d+ : \w+ : ", "", reply.error.splitlines()[0])
     return re.sub(r"\S*QNNExecutionProvider_\S+", "…", text)
 
