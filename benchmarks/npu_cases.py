@@ -278,7 +278,7 @@ PATTERNS: tuple[Pattern, ...] = (
         "GroupNormalization",
         "y = GroupNormalization <num_groups=4> (x, c, c2)",
         {**_IMAGE, "c": (16,), "c2": (16,)},
-        types={"c": "u8", "c2": "i32"},
+        types={"c": "float", "c2": "float"},
     ),
     Pattern(
         "BatchNormalization",

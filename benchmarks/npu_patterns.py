@@ -25,7 +25,7 @@ import onnx
 import onnx.parser
 from onnx import TensorProto, helper, numpy_helper
 
-from npu_cases import ACTIVATIONS, PATTERNS, Pattern, choose_weight_spec
+from npu_cases import ACTIVATIONS, PATTERNS, Pattern, Shape, choose_weight_spec
 from npu_emulator import Emulator, Reply, Values
 from onnxq.numerics.ranges import bias_qparams, qparams_from_range
 from onnxq.numerics.rounding import dequantize, quantize
@@ -121,7 +121,7 @@ def run_float(pattern: Pattern, values: Values) -> Values:
     """Every float tensor of the graph, computed in float."""
     nodes = parse_nodes(pattern)
     names = [name for node in nodes for name in node.output]
-    model = make_model(nodes, pattern, values, {}, names)
+    model = make_model(nodes, pattern, values, names)
     results = run_cpu(model, list_feeds(values))
     return values | dict(zip(names, results, strict=True))
 
@@ -132,9 +132,17 @@ def list_feeds(values: Values) -> Values:
 
 
 def make_model(
-    nodes: list[onnx.NodeProto], pattern: Pattern, values: Values, packed: Mapping[str, TensorProto], outputs: list[str]
+    nodes: list[onnx.NodeProto],
+    pattern: Pattern,
+    values: Values,
+    outputs: list[str],
+    packed: Mapping[str, TensorProto] = {},
+    shapes: Mapping[str, Shape] = {},
 ) -> bytes:
-    """The file of these nodes; `values` are inputs or constants by their names, `packed` constants of other types."""
+    """The file of these nodes; `values` are inputs or constants by their names, `packed` constants of other types.
+
+    shapes: of computed float tensors, since ONNX cannot infer all.
+    """
     inputs = [
         helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(value.dtype), value.shape)
         for name, value in list_feeds(values).items()
@@ -142,6 +150,9 @@ def make_model(
     constants = [numpy_helper.from_array(value, name) for name, value in values.items() if name[0] not in "xnm"]
     graph = helper.make_graph(
         nodes, "g", inputs, [onnx.ValueInfoProto(name=name) for name in outputs], constants + list(packed.values())
+    )
+    graph.value_info.extend(
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in shapes.items()
     )
     opset = helper.make_opsetid("", pattern.opset)
     model = helper.make_model(graph, opset_imports=[opset], ir_version=10 if pattern.opset < 23 else 11)
@@ -220,7 +231,8 @@ def quantize_graph(case: Case, values: Values, sites: Sites) -> tuple[bytes, Val
         graph = [node for node in graph if node.op_type != "Identity"]
         graph[-1].input[0] = "x_dq"
     results = [f"{name}_q" if name in specs else name for name in list_results(pattern)]
-    return make_model(graph, pattern, stored, packed, results), list_feeds(stored)
+    shapes = {name: values[name].shape for name in computed if values[name].dtype == np.float32}
+    return make_model(graph, pattern, stored, results, packed, shapes), list_feeds(stored)
 
 
 def make_half(operator: str, name: str, spec: QuantSpec) -> onnx.NodeProto:
