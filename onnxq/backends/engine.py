@@ -91,7 +91,7 @@ class KernelWords:
     products, pools: parts of the kinds, in lower case, that do such a node's work; a kind that holds the operator's
     name does so anyway. attention: part of the names of fused attention. dequantizes: the kind that reads integers,
     dequantizes them and multiplies floats. int8: kinds that compute on integers whatever their tensors say. packed:
-    kinds on float data and weights of few bits. int16: products of 16-bit data are integer ones, too.
+    kinds on float data and weights of few bits. integers: products are integer ones for data and weights of any width.
     """
 
     products: Names = ()
@@ -100,7 +100,7 @@ class KernelWords:
     dequantizes: str = ""
     int8: frozenset[str] = frozenset()
     packed: frozenset[str] = frozenset()
-    int16: bool = False
+    integers: bool = False
 
 
 class BuildState(str, Enum):

@@ -18,7 +18,7 @@ from onnxq.pipeline.finalize import Result, write_result
 from onnxq.progress import Progress, silent
 from onnxq.report.columns import Text
 from onnxq.report.document import ResultFormat, Values, describe_verdict
-from onnxq.report.model import OTHER_CPUS, SYNTHETIC, UNCHANGED, Report, make_verdict, warn_synthetic
+from onnxq.report.model import OTHER_CPUS, SYNTHETIC, UNCHANGED, EngineCheck, Report, make_verdict, warn_synthetic
 from onnxq.report.sentences import format_forced, format_precision, format_reasons, format_roles
 from onnxq.report.terminal import (
     Group,
@@ -106,6 +106,8 @@ def _make_rows(report: Report, verbose: bool) -> SheetRows:
         yield "accuracy", _make_checks(report)
     elif report.unchecked:
         yield "accuracy", Text(report.unchecked, style="yellow")
+    if report.engine is not None:
+        yield "on the engine", _describe_engine(report.engine)
     if report.pairs or report.sites:
         roles = format_roles(report.roles)
         text = f"{report.pairs} Q/DQ pairs: {roles}" if roles else f"{report.pairs} Q/DQ pairs"
@@ -203,6 +205,21 @@ def _make_checks(report: Report) -> RenderableType:
     parts = [part_text(check.name, *check.worst) for check in report.checks if any(check.parts)]
     table = make_table(columns, rows, right=columns[1:], names=("output",))
     return Group(table, *parts, *list_choices(report.choices), Text(*legend, style="dim"))
+
+
+def _describe_engine(check: EngineCheck) -> Text:
+    """What became of the model on its target's engine, in a sentence."""
+    if check.reason:
+        return Text(f"not checked: {check.reason}", style="yellow")
+    outputs = [
+        f"{output.name} has {format_decibel(output.sqnr_db)} against float, {format_decibel(output.agreement_db)} "
+        "against the file"
+        for output in check.outputs
+    ]
+    answers = f"as {check.engine} computes, emulated on {format_count(check.samples, 'sample')}: {', '.join(outputs)}"
+    types = ", ".join(f"{count} in {dtype}" for dtype, count in check.types)
+    left = f"{len(check.left)} nodes left to the CPU, e.g. {check.left[0]}" if check.left else "nothing left to the CPU"
+    return Text(f"{answers}; {format_count(check.partitions, 'partition')}, operators {types}; {left}")
 
 
 def _make_stages(report: Report, verbose: bool) -> RenderableType:

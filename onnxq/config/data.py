@@ -174,6 +174,8 @@ class VerifyConfig(Section):
         None, "Number of samples held back from calibration to check the result on.", _CHECKING, ge=0
     )
     latency: bool = option(True, "Do not time the float and the quantized model.", _CHECKING | Command.PERPLEXITY)
+    # Samples that the target's engine answers where it is emulated, as an NPU is; 0: none, and it does not compile.
+    emulated: int = 2
     # Run it with ONNX Runtime's optimizations even where it is for another engine and they are known to misread it.
     optimized: bool = False
     threads: int = option(

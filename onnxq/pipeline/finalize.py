@@ -33,6 +33,7 @@ from onnxq.passes.mixed_precision.promotion import PROMOTED
 from onnxq.passes.state import PlacedState, PlannedState
 from onnxq.pipeline import check
 from onnxq.pipeline.configuration import describe_journal
+from onnxq.pipeline.engine_check import check_on_engine
 from onnxq.pipeline.prepared import count_existing, list_preparations
 from onnxq.plan import PlacementMethod, Plan, to_json
 from onnxq.planner import weigh_forced
@@ -151,6 +152,7 @@ def finalize_run(ctx: RunContext, state: PlannedState, model: ModelLike, *, sour
     passes = [entry for entry in ctx.journal if entry.name not in preparations]
     dynamic = sum(site.spec.dynamic for site in plan.sites)
     trial, timing = _measure(ctx, state, model, here=engine.times_itself)
+    on_engine = check_on_engine(ctx, state, model)
     promotion = _answer_request(ctx, state, model, trial)
     if budget.over():
         budget.note("the run", Shortage.EXCEEDED, seconds=budget.spent())
@@ -158,6 +160,7 @@ def finalize_run(ctx: RunContext, state: PlannedState, model: ModelLike, *, sour
         source=str(source) if isinstance(source, (str, Path)) else "",
         target=plan.target,
         config=config.source,
+        engine=on_engine,
         placement=placement_text(plan),
         cpu=plan.placement.cpu if plan.placement is not None else "",
         data=plan.data,

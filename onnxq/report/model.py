@@ -164,6 +164,32 @@ class OutputCheck:
 
 
 @dataclass(frozen=True, kw_only=True)
+class EngineOutput:
+    """SQNR in dB of an output as the target's engine computes it: against float, and against the file's arithmetic."""
+
+    name: str
+    sqnr_db: float
+    agreement_db: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineCheck:
+    """The model in the engine of its target, emulated.
+
+    reason: why it was not; "" where it was. partitions: parts that run on its device. left: nodes that the CPU runs.
+    types: operators that compute, by the type of their results.
+    """
+
+    engine: str
+    reason: str = ""
+    samples: int = 0
+    outputs: tuple[EngineOutput, ...] = ()
+    partitions: int = 0
+    left: Names = ()
+    types: tuple[tuple[str, int], ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
 class LatencyRatio:
     """Median times of one run, float and quantized interleaved."""
 
@@ -246,6 +272,8 @@ class Report:
     unchecked: str = ""
     # Other uses of these samples; "" if nothing was chosen on them.
     seen: str = ""
+    # The model on its target's own engine; None where that is not emulated.
+    engine: EngineCheck | None = None
     latency: LatencyRatio | None = None
     # Number of Q/DQ pairs written.
     pairs: int = 0

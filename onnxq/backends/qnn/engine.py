@@ -50,7 +50,7 @@ class QnnEngine(Engine):
     one_size = True
     compiles = True
     emulated = True
-    words = KernelWords(products=("conv", "fullyconnected", "matmul", "lstm", "gru"), pools=("pool",), int16=True)
+    words = KernelWords(products=("conv", "fullyconnected", "matmul", "lstm", "gru"), pools=("pool",), integers=True)
     saved = MappingProxyType({LOG: "build.log", TRACE: TRACE, ENGINE: "model.compiled.onnx"})
     options: Mapping[str, str] = MappingProxyType({"soc_model": _SOC, "htp_arch": _ARCHITECTURE})
 
@@ -81,6 +81,9 @@ class QnnEngine(Engine):
 
     def explain_result(self, index: GraphIndex, node: NodeRef) -> str:
         """Integer kernels take their scale of the result from the pair behind it."""
+        weight = index.maker(node, 1)
+        if weight is not None and weight.attrs.get("block_size"):
+            return "its weight is in blocks, which the HTP multiplies in float16"
         readers = index.readers(node.result)
         if len(readers) == 1 and readers[0].op_type in _BOUNDS:
             readers = index.readers(readers[0].result)

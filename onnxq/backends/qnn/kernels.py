@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from onnxq.backends.engine import LOG, DevicePlacement, Kernel, Kernels, Tensor
 from onnxq.graph import ModelLike
 from onnxq.graph.light import bare_proto
@@ -32,6 +34,8 @@ _KINDS = {0: "int", 1: "uint", 2: "float", 3: "int", 4: "uint", 5: "bool"}
 _STATIC = 4
 # QNN_QUANTIZATION_ENCODING_SCALE_OFFSET, the one with a single scale.
 _ONE_SCALE = 0
+# …_BW_SCALE_OFFSET, …_BW_AXIS_SCALE_OFFSET, and that of blocks for a kernel in float16.
+_NARROW = (2, 3, 11)
 _MOVES = frozenset({"Quantize", "Dequantize", "Convert", "Cast", "Transpose", "Reshape"})
 # Pairs at inputs and outputs of the model, which stay on the CPU so that the application may feed and read integers.
 _BORDER = re.compile("configured to not take D?Q nodes that")
@@ -113,7 +117,10 @@ def _read_tensor(name: str, entry: Mapping[str, Any]) -> Tensor:
     if encoding["definition"] == 1:
         scale = encoding["scale_offset"]
         one = encoding["encoding"] == _ONE_SCALE
-        layout = f"scale {scale['scale']:.6g}, zero point {-scale['offset']}" if one else "a scale each channel"
+        layout = f"scale {scale['scale']:.6g}, zero point {-scale['offset']}" if one else "several scales"
+        # The provider writes every encoding as if it were of that kind. Those of fewer bits begin with their number.
+        if encoding["encoding"] in _NARROW:
+            dtype = f"{_KINDS[kind]}{np.float32(scale['scale']).view(np.uint32)}"
     return Tensor(name=name, dtype=dtype, shape=tuple(entry["dims"]), layout=layout)
 
 

@@ -118,11 +118,12 @@ def _judge_node(node: NodeRef, kernels: Sequence[Kernel], reasons: Reasons) -> N
     types, stored = "", ""
     if workers:
         types, stored = describe_types(op, workers[0], words), find_arithmetic(op, workers[0], words).stored
-    reason = "" if kind in LOW else reasons.explain_node(node, kind, types, stored=stored)
+    computed = tuple(dict.fromkeys(part.dtype for part in list_arithmetic(op, workers, words)))
+    whole = bool(computed) and set(computed) <= set(LOW)
+    reason = "" if whole else reasons.explain_node(node, kind, types, stored=stored)
     proof = NodeProof(node=node.name, op=op, type=kind, types=types, kernels=names, reason=reason)
     if not workers:
         return proof
-    computed = tuple(dict.fromkeys(part.dtype for part in list_arithmetic(op, workers, words)))
     return replace(proof, kernel=workers[0].name, kind=workers[0].kind, computed=computed, stored=stored)
 
 
@@ -166,11 +167,11 @@ def _takes_integers(
         seen = by_node.get(reader, ())
         return any(_reads_low(kernel, pair) for kernel in seen) if seen else None
     if proof is not None and proof.op in PRODUCTS:
-        if proof.type == UNSEEN:
+        if proof.type in (UNSEEN, HOST):
             return None
         # With or without a sign: ONNX Runtime moves zero points and reads the same integers.
         stored = pair.role is Role.WEIGHT and proof.stored.removeprefix("u") == pair.storage.removeprefix("u")
-        return proof.type in LOW or stored
+        return set(proof.computed) <= set(LOW) or stored
     # A kernel that does nothing but dequantize says nothing about the reader, unless there is no other.
     own = by_node.get(pair.dequantize, ())
     mine = [kernel for kernel in own if not _only_dequantizes(kernel, pair)] or list(own)

@@ -79,8 +79,9 @@ def find_arithmetic(op: str, kernel: Kernel, words: KernelWords) -> Arithmetic:
         return Arithmetic(INT8)
     if whole and types == {FLOAT8}:
         return Arithmetic(FLOAT8)
-    if whole and words.int16 and types & _WORDS and types <= _INTEGERS - {FLOAT8}:
-        return Arithmetic(INT16)
+    if whole and words.integers and types and types <= _INTEGERS - {FLOAT8}:
+        stored = _find_weight_type(kernel.weights)
+        return Arithmetic(INT16 if types & _WORDS else INT8, stored if stored in STORED else "")
     computed = _find_float_type(operands) if types - _INTEGERS else _find_float_type(kernel.inputs + kernel.outputs)
     stored = _find_weight_type(kernel.weights) if op in PRODUCTS else ""
     return Arithmetic(computed, stored if kernel.inputs else "")

@@ -140,9 +140,9 @@ class Reasons:
             if want is not None and grain.axis not in want:
                 return f"the scales of its weight lie along axis {grain.axis}, its channels along axis {max(want)}"
         read = self._read_type(pair)
-        if read in ("int16", "uint16", "int4", "uint4") and not (
-            self.engine.packs_weights and pair.role is Role.WEIGHT
-        ):
+        wide = self.engine.words.integers and read in ("int16", "uint16")
+        packed = self.engine.packs_weights and pair.role is Role.WEIGHT
+        if read in ("int16", "uint16", "int4", "uint4") and not (wide or packed):
             return f"its {what} is {read}, for which there is no kernel"
         return ""
 

@@ -25,7 +25,7 @@ def test_a_product_with_pairs_on_all_sides_computes_in_integers(data: type, dtyp
     assert {site.site: site.state for site in proof.sites} == dict.fromkeys(("x", "w", "yd"), SiteState.FUSED)
     kernel = next(one for one in proof.kernels if one.kind == "Conv2d")
     assert "y/Relu" in kernel.nodes
-    assert kernel.weights[0].layout == "a scale each channel"
+    assert kernel.weights[0].layout == "several scales"
     assert re.fullmatch(r"scale [\d.e-]+, zero point 0", kernel.outputs[0].layout)
 
 

@@ -1,0 +1,83 @@
+"""The finished model on its target's own engine, where that can be emulated here: its parts, types and answers."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from onnxq.backends import find_backend
+from onnxq.backends.engine import Kernels
+from onnxq.errors import OnnxqError
+from onnxq.evaluation.compare import ModelErrors
+from onnxq.files import ScratchFolder
+from onnxq.graph import ModelLike, attach_weights
+from onnxq.passes.base import RunContext
+from onnxq.passes.state import FloatState
+from onnxq.report.model import EngineCheck, EngineOutput
+from onnxq.runtime import Session
+
+# Emulation is slow: no further sample begins after so many seconds.
+_SECONDS = 60.0
+
+
+def check_on_engine(ctx: RunContext, state: FloatState, model: ModelLike) -> EngineCheck | None:
+    """Compile the model, and emulate some of the held-back samples; None where the target's engine is not emulated.
+
+    An engine that is not installed, or fails, gives its reason in the place of figures.
+    """
+    engine, count = find_backend(ctx.config.target).local, ctx.config.verify.emulated
+    if engine is None or not engine.emulated or not count or ctx.samples is None:
+        return None
+    obstacle = engine.find_obstacle()
+    if obstacle is not None:
+        return EngineCheck(engine=engine.title, reason=f"{obstacle.reason}: {obstacle.fix}")
+    engine = engine.with_options(ctx.config.runtime)
+    floats, file = Session(state.named, optimize=False), Session(model, optimize=False)
+    off, agree, done, begun = ModelErrors(), ModelErrors(), 0, time.monotonic()
+    try:
+        with (
+            ctx.progress(f"compiling for {engine.title}, and emulating {count} samples", count) as task,
+            ScratchFolder() as folder,
+            engine.open_runner("quantized", model, {}, Path(folder)) as runner,
+        ):
+            whole = attach_weights(model)
+            kernels, placement = engine.read_kernels(whole, folder), engine.read_placement(whole, folder)
+            for feeds in ctx.samples.test.take(count).samples():
+                wanted, said = floats.run(feeds), file.run(feeds)
+                answers = _shape_alike(runner.infer(feeds), said)
+                off.update(feeds, wanted, answers)
+                agree.update(feeds, said, answers)
+                done += 1
+                task.advance()
+                if time.monotonic() - begun > _SECONDS:
+                    break
+    except OnnxqError as error:
+        return EngineCheck(engine=engine.title, reason=f"{error.subject}: {error.cause}")
+    outputs = tuple(
+        EngineOutput(name=plain.name, sqnr_db=plain.sqnr_db, agreement_db=both.sqnr_db)
+        for plain, both in zip(off.results(), agree.results(), strict=True)
+    )
+    return EngineCheck(
+        engine=engine.title,
+        samples=done,
+        outputs=outputs,
+        partitions=0 if placement is None else placement.partitions,
+        left=() if placement is None else tuple(refusal.subject for refusal in placement.left),
+        types=_count_types(kernels),
+    )
+
+
+def _shape_alike(answers: Mapping[str, Any], wanted: Mapping[str, Any]) -> dict[str, Any]:
+    """The answers in the shapes of the file's: an engine may leave out axes of one."""
+    return {name: np.reshape(answers[name], np.shape(value)) for name, value in wanted.items() if name in answers}
+
+
+def _count_types(kernels: Kernels) -> tuple[tuple[str, int], ...]:
+    """Operators that compute, by the type of their results."""
+    types = Counter(kernel.outputs[0].dtype for kernel in kernels if kernel.outputs and not kernel.moves)
+    return tuple(types.most_common())
