@@ -143,7 +143,7 @@ STATIC_EXTRAS: Mapping[str, CompatOption] = {
     "SmoothQuantAlpha": CompatOption(0.5, reason="alpha is chosen, layer by layer, by the error of the layer's output"),
     "SmoothQuantFolding": CompatOption(True, reason="a factor goes into the operator in front wherever it can"),
     "UseQDQContribOps": CompatOption(False, reason="types newer than the model's opset raise its opset"),
-    "MinimumRealRange": CompatOption(reason=_NPU),
+    "MinimumRealRange": CompatOption(reason="scales have a floor of their own"),
     # Relu and Clip stay in the file in any case.
     "QDQKeepRemovableActivations": CompatOption(False),
     "QDQDisableWeightAdjustForInt32Bias": CompatOption(
@@ -166,7 +166,6 @@ WHOLE_EXTRAS: Mapping[str, CompatOption] = {
     "ActivationSymmetric": CompatOption(False, reason=_KERNELS),
     "CalibTensorRangeSymmetric": CompatOption(False, reason=_KERNELS),
     "WeightSymmetric": CompatOption(True, reason=_KERNELS),
-    "MinimumRealRange": CompatOption(0.0001, reason="scales have a floor of their own"),
 }
 
 
