@@ -210,6 +210,15 @@ def test_what_is_taken_up_or_moved_has_the_width_of_its_kernel(tmp_path) -> None
     assert {kinds[at] for at in (("Relu_r", "out"), ("Flatten_f", 0), ("Mul_y", 0), ("Mul_y", "out"))} == {"UINT16"}
 
 
+def test_operators_around_a_wide_tensor_run_in_integers(tmp_path) -> None:
+    pytest.importorskip("onnxruntime_qnn", reason="the NPU's compiler is not installed")
+    proto = make_net()
+    config = ours.get_qnn_qdq_config(proto, Samples(), init_overrides={"d": [{"quant_type": WIDE}]})
+    check = compat.quantize(proto, tmp_path / "m.onnx", config).report.engine
+    assert check is not None
+    assert (check.partitions, check.left, dict(check.types)) == (1, (), {"uint8": 4, "uint16": 3})
+
+
 def test_a_weight_of_four_bits(tmp_path) -> None:
     overrides = {"w1": [{"quant_type": compat.QuantType.QInt4, "axis": 0}]}
     graph = quantize(compat, ours, tmp_path / "m.onnx", make_net(), overrides, activation_type=WIDE)
