@@ -256,8 +256,8 @@ def _grain_text(grain: Granularity) -> str:
     return f" per channel {grain.axis}" if isinstance(grain, PerChannel) else ""
 
 
-# The origin of numbers that an engine demands.
-FIXED = "fixed by the engine"
+# Origins of numbers that nothing is searched for: those that an engine demands, and those of a rule.
+FIXED, RULED = "fixed by the engine", "given by a rule"
 
 
 @dataclass(frozen=True, eq=False)

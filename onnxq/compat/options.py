@@ -77,9 +77,21 @@ _WEIGHTS: Mapping[str, Overrides] = {
     "QInt4": {"weights.bits": 4, "weights.storage": "int4", "weights.narrow_range": True},
     "QUInt4": {"weights.bits": 4, "weights.scheme": "asymmetric", "weights.signed": False},
 }
+# As on the NPU, whose kernels read no other sign and scheme: with the zero point moved, the steps are the same.
+_WHOLE_ACTIVATIONS: Mapping[str, Overrides] = {
+    **{kind: {"activations.bits": 16} for kind in ("QInt16", "QUInt16")},
+    **{kind: {"activations.bits": 4} for kind in ("QInt4", "QUInt4")},
+}
+_WHOLE_WEIGHTS: Mapping[str, Overrides] = {
+    **{kind: {"weights.bits": 16} for kind in ("QInt16", "QUInt16")},
+    **{kind: {"weights.bits": 4, "weights.storage": "int4"} for kind in ("QInt4", "QUInt4")},
+}
+# Extra options that the other tool does not have.
+PRESET, CONVERTS = "onnxq.config", "onnxq.add_qtype_converts"
 PLACED = "pairs are placed where a kernel of the engine reads them; a pair elsewhere costs time and gives nothing"
 _RUN_TIME = "activations get their scale at run time, from an operator that writes uint8 with a zero point"
 _NPU = "it is for accelerators that onnxq has no target for"
+_KERNELS = "kernels of this target read activations with a zero point, and weights without one"
 
 ARGUMENTS: Mapping[str, CompatOption] = {
     "quant_format": CompatOption(
@@ -131,7 +143,7 @@ STATIC_EXTRAS: Mapping[str, CompatOption] = {
     "SmoothQuantAlpha": CompatOption(0.5, reason="alpha is chosen, layer by layer, by the error of the layer's output"),
     "SmoothQuantFolding": CompatOption(True, reason="a factor goes into the operator in front wherever it can"),
     "UseQDQContribOps": CompatOption(False, reason="types newer than the model's opset raise its opset"),
-    "MinimumRealRange": CompatOption(reason=_NPU),
+    "MinimumRealRange": CompatOption(reason="scales have a floor of their own"),
     # Relu and Clip stay in the file in any case.
     "QDQKeepRemovableActivations": CompatOption(False),
     "QDQDisableWeightAdjustForInt32Bias": CompatOption(
@@ -139,6 +151,21 @@ STATIC_EXTRAS: Mapping[str, CompatOption] = {
     ),
     "QuantizeBias": CompatOption(True, lambda _: {"bias": "float"}),
     "BlockSize": CompatOption(0, lambda size: {"weights.granularity": "block", "weights.block_size": int(size)}),
+    # Of onnxq: the preset or file to begin with, and what the recipe for the NPU does to neighbours of an override.
+    PRESET: CompatOption(),
+    CONVERTS: CompatOption(True),
+}
+# Those of targets that take whole graphs.
+WHOLE_ARGUMENTS: Mapping[str, CompatOption] = {
+    **ARGUMENTS,
+    "activation_type": CompatOption("QInt8", _look_up_type("activations", _WHOLE_ACTIVATIONS)),
+    "weight_type": CompatOption("QInt8", _look_up_type("weights", _WHOLE_WEIGHTS)),
+}
+WHOLE_EXTRAS: Mapping[str, CompatOption] = {
+    **STATIC_EXTRAS,
+    "ActivationSymmetric": CompatOption(False, reason=_KERNELS),
+    "CalibTensorRangeSymmetric": CompatOption(False, reason=_KERNELS),
+    "WeightSymmetric": CompatOption(True, reason=_KERNELS),
 }
 
 

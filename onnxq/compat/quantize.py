@@ -16,12 +16,17 @@ from typing import TYPE_CHECKING, Any
 from onnxq.compat.calibrate import CalibrationMethod, read_samples
 from onnxq.compat.options import (
     ARGUMENTS,
+    CONVERTS,
     DYNAMIC_EXTRAS,
+    PRESET,
     STATIC_EXTRAS,
+    WHOLE_ARGUMENTS,
+    WHOLE_EXTRAS,
     CompatWarning,
     Overrides,
     choose_observer,
     convert_options,
+    name_value,
     warn_meaningless,
 )
 from onnxq.compat.quant_utils import QuantFormat, QuantType
@@ -31,6 +36,7 @@ from onnxq.sites import Caution
 if TYPE_CHECKING:
     import onnx
 
+    from onnxq.backends import Target
     from onnxq.compat.selection import CallLists
     from onnxq.pipeline.finalize import Result
 
@@ -77,15 +83,22 @@ def quantize_static(
     Warns once (CompatWarning) for each argument that means nothing here, and for alarms about the result.
     Raises ConfigError without samples and plan; else as `onnxq.quantize`.
     """
-    overrides, cautions = convert_options(_keep_converted(locals()), ARGUMENTS)
-    extra = dict(extra_options or {})
-    for more, further in (convert_options(extra, STATIC_EXTRAS), choose_observer(calibrate_method, extra)):
+    arguments, extra = _keep_converted(locals()), dict(extra_options or {})
+    preset, tensors = extra.get(PRESET), extra.get("TensorQuantOverrides")
+    target = _find_target(preset) if preset or tensors else None
+    whole = target is not None and target.whole
+    overrides, cautions = convert_options(arguments, WHOLE_ARGUMENTS if whole else ARGUMENTS)
+    extras = convert_options(extra, WHOLE_EXTRAS if whole else STATIC_EXTRAS)
+    for more, further in (extras, choose_observer(calibrate_method, extra)):
         overrides |= more
         cautions += further
+    from onnxq.compat.overrides import TensorOverrides
     from onnxq.compat.selection import CallLists
 
-    tensors = extra.get("TensorQuantOverrides")
-    selection = CallLists(op_types_to_quantize, nodes_to_quantize, nodes_to_exclude, tensors)
+    named = None
+    if target is not None and tensors:
+        named = TensorOverrides(tensors, target, name_value(activation_type), extra.get(CONVERTS, True))
+    selection = CallLists(op_types_to_quantize, nodes_to_quantize, nodes_to_exclude, named)
     samples = read_samples(calibration_data_reader, extra.get("CalibStridedMinMax"))
     plan = None if calibration_cache_path is None else Path(calibration_cache_path)
     if plan is not None and os.path.exists(plan):
@@ -94,7 +107,7 @@ def quantize_static(
         cause = "is None, so that there are no samples to find ranges on"
         raise ConfigError("calibration_data_reader", cause, "give a reader, or call quantize_dynamic", code="Q319")
     overrides |= {} if plan is None else {"output.plan": str(plan)}
-    return _quantize(model_input, model_output, samples, None, overrides, cautions, selection)
+    return _quantize(model_input, model_output, samples, preset, overrides, cautions, selection)
 
 
 def quantize_dynamic(
@@ -121,6 +134,15 @@ def quantize_dynamic(
     ops += [_DYNAMIC_ALSO[op] for op in ops if op in _DYNAMIC_ALSO]
     selection = CallLists(ops, nodes_to_quantize, nodes_to_exclude)
     return _quantize(model_input, model_output, None, "ort-dynamic", overrides | more, [*cautions, *further], selection)
+
+
+def _find_target(preset: str | None) -> Target:
+    """The target of a preset or file of onnxq; None: the default."""
+    from onnxq.backends import find_target
+    from onnxq.config import Command
+    from onnxq.pipeline.configuration import make_config
+
+    return find_target(make_config(preset, {}, Command.QUANTIZE).target)
 
 
 def _keep_converted(arguments: Mapping[str, Any]) -> dict[str, Any]:

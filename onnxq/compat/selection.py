@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import onnx
 
-from onnxq.compat.options import PLACED, name_value, warn_meaningless
+from onnxq.compat.options import PLACED, warn_meaningless
+from onnxq.compat.overrides import OverriddenGraph, Rule, TensorOverrides, make_rules
 from onnxq.graph import load_model, name_nodes
 from onnxq.graph.scopes import walk_all_graphs, walk_graphs
 from onnxq.nearest import suggest_names
@@ -19,25 +19,11 @@ from onnxq.report.model import group_reasons
 from onnxq.report.sentences import format_forced
 from onnxq.sites import Caution, LeftFloat, Refusal, Unquantized
 
-Rule = dict[str, Any]
-# What TensorQuantOverrides says of one tensor: one entry, or one for each channel.
-_Override = Sequence[Mapping[str, Any]]
 _FLOAT: Rule = {"float": True}
 # Code of operators that a rule leaves float: here those that the caller did not want.
 _BY_RULE = "F101"
 # Names of each reason, and reasons, that a warning lists.
 _SHOWN = 3
-# Keys of a tensor's override that are numbers, or of graphs that onnxq does not make.
-_NUMBERS = ("scale", "zero_point", "rmin", "rmax")
-# Bits and sign of the integer types.
-_INTEGERS = {
-    "QInt8": (8, True),
-    "QUInt8": (8, False),
-    "QInt16": (16, True),
-    "QUInt16": (16, False),
-    "QInt4": (4, True),
-    "QUInt4": (4, False),
-}
 
 
 @dataclass(frozen=True)
@@ -47,7 +33,7 @@ class CallLists:
     op_types: Sequence[str] | None = None
     nodes: Sequence[str] | None = None
     excluded: Sequence[str] | None = None
-    tensors: Mapping[str, _Override] | None = None
+    tensors: TensorOverrides | None = None
 
 
 @dataclass(frozen=True)
@@ -70,7 +56,7 @@ def read_selection(model: str | Path | onnx.ModelProto, selection: CallLists) ->
     graphs = [graph for _, graph in walk_all_graphs(name_nodes(load_model(model).proto))]
     nodes = [node for graph in graphs for node in graph.node]
     names, ops = {node.name for node in nodes}, {node.op_type for node in nodes}
-    constants = {tensor.name for graph in graphs for tensor in getattr(graph, "initializer", ())}
+    constants = frozenset(tensor.name for graph in graphs for tensor in getattr(graph, "initializer", ()))
     tensors = {name for node in nodes for name in (*node.input, *node.output) if name}
     cautions: list[Caution] = []
     rules: list[Rule] = []
@@ -86,11 +72,13 @@ def read_selection(model: str | Path | onnx.ModelProto, selection: CallLists) ->
     lists = selection.nodes or selection.op_types
     named = [node for node in nodes if _is_named(selection, node)] if lists else []
     force = {"quantize": True} if named else {}
-    overrides = selection.tensors or {}
-    for name in _keep_known("TensorQuantOverrides", overrides, tensors, cautions):
-        changes = _convert_override(name, overrides[name], name in constants, cautions)
-        if changes:
-            rules.append({"tensor": _match_any([name]), "set": changes | force})
+    if selection.tensors is not None:
+        entries = selection.tensors.entries
+        known = {name: entries[name] for name in _keep_known("TensorQuantOverrides", entries, tensors, cautions)}
+        graph = OverriddenGraph(nodes, constants, selection.tensors.target)
+        for rule in make_rules(replace(selection.tensors, entries=known), graph, cautions):
+            selectors: Rule = {key: _match_any(rule[key]) for key in ("node", "tensor") if key in rule}
+            rules.append({**rule, **selectors, "set": rule["set"] | force})
     if named and selection.nodes:
         rules.append({"node": _match_any(node.name for node in named), "set": force})
     elif named:
@@ -166,24 +154,3 @@ def _match_any(names: Iterable[str]) -> list[str]:
 
 def _match_none(names: Iterable[str]) -> str:
     return f"/^(?!(?:{'|'.join(map(re.escape, names))})$)/"
-
-
-def _convert_override(name: str, entries: _Override, constant: bool, cautions: list[Caution]) -> Rule:
-    """Make the `set` of a rule from a tensor's overrides, of which the first entry speaks for all channels."""
-    override = dict(entries[0]) if entries else {}
-    changes: Rule = {}
-    kind = name_value(override.pop("quant_type", None))
-    if kind in _INTEGERS:
-        changes["bits"], changes["signed"] = _INTEGERS[kind]
-    if (symmetric := override.pop("symmetric", None)) is not None:
-        changes["scheme"] = "symmetric" if symmetric else "asymmetric"
-    elif kind in _INTEGERS and constant:
-        changes["scheme"] = "symmetric" if changes["signed"] else "asymmetric"
-    if override.pop("axis", None) is not None:
-        changes["granularity"] = "channel"
-    for key in override:
-        reason = "onnxq chooses it"
-        if key in _NUMBERS:
-            reason = "numbers belong into a plan: `onnxq plan`, edit it, `onnxq apply`"
-        cautions.append(warn_meaningless(f"TensorQuantOverrides: {key!r} of {name!r}", reason))
-    return changes

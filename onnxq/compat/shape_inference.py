@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import onnx
 
 _INFERS = "sizes are observed on samples when the model is quantized"
-_FILE = "weights beside the model go into one file, `MODEL.data`, those of a few bytes excepted"
+ONE_FILE = "weights beside the model go into one file, `MODEL.data`, those of a few bytes excepted"
 _OPTIONS: Mapping[str, CompatOption] = {
     "skip_optimization": CompatOption(False),
     "skip_onnx_shape": CompatOption(False),
@@ -23,8 +23,8 @@ _OPTIONS: Mapping[str, CompatOption] = {
     "guess_output_rank": CompatOption(False, reason=_INFERS),
     "verbose": CompatOption(0, reason="there is nothing to tell"),
     "all_tensors_to_one_file": CompatOption(False),
-    "external_data_location": CompatOption(reason=_FILE),
-    "external_data_size_threshold": CompatOption(1024, reason=_FILE),
+    "external_data_location": CompatOption(reason=ONE_FILE),
+    "external_data_size_threshold": CompatOption(1024, reason=ONE_FILE),
 }
 
 

@@ -10,6 +10,7 @@ from onnxq.config.document import list_faults
 from onnxq.config.front_end import Quantizer
 from onnxq.config.values import (
     Bits,
+    Ends,
     Grain,
     Observer,
     Patterns,
@@ -101,6 +102,8 @@ class RuleSet(Section):
     storage: Storage | None = None
     observer: Observer | None = None
     dynamic: bool | None = None
+    # Of activations: the lowest and highest value that scale and zero point are for. Nothing is observed or searched.
+    range: Ends | None = None
     # For the torch front end only.
     quantizer: Quantizer | None = None
     # Quantize nodes that the target's size rules would leave float because they do not get faster.
@@ -112,21 +115,26 @@ class RuleSet(Section):
 
     @model_validator(mode="after")
     def _says_something(self) -> RuleSet:
-        words = {"quantize": self.quantize, "quantizer": self.quantizer is not None}
+        words = {
+            "quantize": self.quantize, "quantizer": self.quantizer is not None, "range": self.range is not None
+        }  # fmt: skip
         changes = [*self.given(), *(word for word, said in words.items() if said)]
         if not self.float and not changes and self.high_precision is None:
             raise ValueError(
-                "sets nothing; give bits, scheme, granularity, observer …, `quantize: true`, `float: true` or "
+                "sets nothing; give bits, scheme, granularity, observer, range …, `quantize: true`, `float: true` or "
                 "`high_precision: float32`"
             )
         if self.float and changes:
             raise ValueError(f"`float: true` leaves nothing to quantize, so {', '.join(changes)} cannot be set with it")
+        if self.range is not None and (self.dynamic or self.range[0] >= self.range[1]):
+            raise ValueError("range is [low, high], of scales that stand in the file")
         return self
 
     @property
     def concerns_pairs(self) -> bool:
         """True when the rule says something of quantization."""
-        return self.float or self.quantize or self.quantizer is not None or bool(self.given())
+        words = self.float, self.quantize, self.quantizer, self.range
+        return any(words) or bool(self.given())
 
     def given(self) -> dict[str, Any]:
         """The tensor fields that this rule sets."""
@@ -152,6 +160,8 @@ class Rule(Section):
     def _selects_something(self) -> Rule:
         if not (self.node or self.op or self.tensor or self.role or self.scope or self.between):
             raise ValueError("selects nothing; give node, op, tensor, role, scope or between")
+        if self.set.range is not None and self.role and Role.ACTIVATION not in self.role:
+            raise ValueError("`range` is of activations; give `role: activation`, or no role")
         return self
 
     def selects(
@@ -208,6 +218,7 @@ class Rule(Section):
             parts.append(f"between {self.between[0]} and {self.between[1]}")
         sets = [f"{k}={format_named(v) if k == 'observer' else v}" for k, v in self.set.given().items()]
         sets += [f"quantizer={self.set.quantizer.name}"] if self.set.quantizer is not None else []
+        sets += [f"range={list(self.set.range)}"] if self.set.range is not None else []
         sets += [word for word in ("quantize", "float") if getattr(self.set, word)]
         sets += [f"high_precision={self.set.high_precision}"] if self.set.high_precision else []
         where = f" ({self.source}:{self.line})" if self.line else ""

@@ -28,6 +28,8 @@ Bits = Literal[2, 3, 4, 5, 6, 7, 8, 16]
 Scheme = Literal["symmetric", "asymmetric"]
 Grain = Literal["tensor", "channel", "block"]
 Storage = Literal["", "int2", "uint2", "int4", "uint4", "int8", "uint8", "int16", "uint16", "float8e4m3fn"]
+# The lowest and the highest value of a range.
+Ends = tuple[float, float]
 HighPrecision = Literal["float16", "bfloat16", "float32"]
 # The preset and the target where nothing is said. Presets are named after their target.
 DEFAULT_PRESET = "ort-int8"

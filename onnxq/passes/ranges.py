@@ -41,7 +41,7 @@ from onnxq.progress import Progress
 from onnxq.runtime import Feeds, Session
 from onnxq.runtime.crew import Crew
 from onnxq.sites import Role, Site, TensorId
-from onnxq.spec import FIXED, ObserverSpec, PerTensor, QParams, QuantSpec
+from onnxq.spec import FIXED, RULED, ObserverSpec, PerTensor, QParams, QuantSpec
 
 # The first clips nothing: it is minmax.
 OBSERVERS = (
@@ -107,7 +107,7 @@ def choose_candidate(errors: dict[str, float], present: str) -> str:
 
 def is_observed(site: SitePlan) -> bool:
     """True for an activation in integers that has a range from samples."""
-    measured = site.role in MEASURED and site.qparams is not None and site.qparams.origin != FIXED
+    measured = site.role in MEASURED and site.qparams is not None and site.qparams.origin not in (FIXED, RULED)
     return measured and not (site.spec.dynamic or site.spec.is_float)
 
 

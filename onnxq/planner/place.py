@@ -7,11 +7,12 @@ from dataclasses import dataclass, field, replace
 
 from onnxq.backends import Output, describe_spec
 from onnxq.config import Rule
+from onnxq.numerics import qparams_from_range
 from onnxq.plan import Bound, SitePlan
 from onnxq.planner.problem import PlacementProblem, QuantizableOp
 from onnxq.planner.requests import Match
 from onnxq.sites import Caution, Edge, Edges, Role, Site, TensorId
-from onnxq.spec import ObserverSpec, PerChannel, PerTensor, QuantSpec
+from onnxq.spec import RULED, ObserverSpec, PerChannel, PerTensor, QParams, QuantSpec
 
 # The inputs that read a pair; None: all that read its tensor.
 Readers = Edges | None
@@ -141,7 +142,8 @@ class Placer:
         bound = (None, None) if maker is None else maker.bound
         # A table in the kernel has the scale of its result built in.
         table = None if maker is None or readers is not None else maker.rule.result
-        return replace(planned, role=role, bound=bound, qparams=None if table is None else table(spec))
+        qparams = _read_range(match, spec, bound) if table is None else table(spec)
+        return replace(planned, role=role, bound=bound, qparams=qparams)
 
     def _match_any(
         self, op: QuantizableOp, maker: QuantizableOp | None, tensor: TensorId, chosen: frozenset[str]
@@ -190,7 +192,7 @@ class Placer:
         if spec == pair.spec or pair.dequantize:
             return pair
         site = self._make_site(op, match, spec, site=edge, role=Role.ACTIVATION, consumers=(edge,), tensor=tensor)
-        return replace(site, bound=pair.bound)
+        return replace(site, bound=pair.bound, qparams=_read_range(match, spec, pair.bound))
 
     def _share_pair(self, pair: SitePlan, tensor: TensorId, readers: Readers) -> SitePlan:
         """The pair that the model came with, read by these inputs too; readers None: by all that read the tensor."""
@@ -277,6 +279,12 @@ class Placer:
         if role is Role.WEIGHT and uneven and self.target.signed_scales and request == _LEAST_ERROR:
             return replace(request, options=(("signed_scales", True),))
         return request
+
+
+def _read_range(match: Match, spec: QuantSpec, bound: Bound) -> QParams | None:
+    """The numbers for the range that a rule gives."""
+    ends = None if match.rule is None else match.rule.set.range
+    return None if ends is None else qparams_from_range(*ends, spec, origin=RULED, bound=bound)
 
 
 def share_scales(picked: Iterable[QuantizableOp], sites: list[SitePlan]) -> list[SitePlan]:

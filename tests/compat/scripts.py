@@ -88,6 +88,23 @@ quantize("model.onnx", "out.onnx", config)
 """
 )
 
+# For Snapdragon's NPU, with a wide result.
+NPU = (
+    READER
+    + """
+from PACKAGE import QuantType, quantize
+from PACKAGE.execution_providers.qnn import get_qnn_qdq_config, qnn_preprocess_model
+
+changed = qnn_preprocess_model("model.onnx", "pre.onnx", fuse_layernorm=True)
+source = "pre.onnx" if changed else "model.onnx"
+config = get_qnn_qdq_config(
+    source, FolderReader("images", source), activation_type=QuantType.QUInt8, weight_type=QuantType.QInt8,
+    per_channel=True, init_overrides={"y": [{"quant_type": QuantType.QUInt16}]},
+)
+quantize(source, "out.onnx", config)
+"""
+)
+
 # A transformer, without data.
 TRANSFORMER = """
 from PACKAGE import QuantType, quantize_dynamic

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from onnxruntime import quantization
+from onnxruntime.quantization.execution_providers import qnn
 
 from onnxq.compat.options import (
     ARGUMENTS,
@@ -68,7 +69,8 @@ def test_every_argument_has_a_row(name: str) -> None:
 def test_every_option_of_theirs_is_in_the_document() -> None:
     functions = [getattr(quantization, name) for name in ("quantize_static", "quantize_dynamic", "get_qdq_config")]
     wanted = {name for one in functions for name in inspect.signature(one).parameters}
-    wanted |= set(inspect.signature(quantization.quant_pre_process).parameters) - {"deprecated_kwargs"}
+    functions = [quantization.quant_pre_process, qnn.get_qnn_qdq_config, qnn.qnn_preprocess_model]
+    wanted |= {name for one in functions for name in inspect.signature(one).parameters} - {"deprecated_kwargs"}
     wanted |= {*STATIC_EXTRAS, *DYNAMIC_EXTRAS, *ARGUMENTS, *documented(quantization.quantize_static)}
     assert wanted - rows("from-onnxruntime.md") == set()
 

@@ -48,6 +48,7 @@ def float_weights(path: Path) -> set[str]:
         # Its Add stands between float operators, where no pair is worth a kernel of its own.
         pytest.param(scripts.EXCLUDING, scripts.CLASSIFIER, {"w1", "w2"}, "(Add_3)", id="excluding"),
         pytest.param(scripts.CONFIGURED, scripts.CLASSIFIER, {"w2"}, "", id="configured"),
+        pytest.param(scripts.NPU, scripts.CLASSIFIER, set(), "", id="npu"),
         pytest.param(scripts.TRANSFORMER, scripts.ENCODER, {"w1"}, "", id="transformer"),
     ],
 )

@@ -8,6 +8,8 @@ import pytest
 from onnx import numpy_helper, parser
 
 import onnxq
+from onnxq.backends import find_target
+from onnxq.compat.overrides import TensorOverrides
 from onnxq.compat.selection import CallLists, read_selection
 from onnxq.config import Rule, matches_any
 from onnxq.sites import Caution
@@ -38,6 +40,8 @@ def chosen(rules: list[dict], key: str, names: tuple[str, ...], word: str = "flo
 
 
 def make(proto: onnx.ModelProto, **lists) -> tuple[list[dict], list[Caution]]:
+    if "tensors" in lists:
+        lists["tensors"] = TensorOverrides(lists["tensors"], find_target("ort"), "QUInt8")
     wish = read_selection(proto, CallLists(**lists))
     return list(wish.rules), list(wish.cautions)
 
@@ -104,12 +108,29 @@ def test_an_override_of_a_tensor_is_its_spec(proto, tensor: str, override, spec:
     assert rules
 
 
-def test_numbers_and_unknown_tensors_are_said(proto) -> None:
-    tensors = {"x": [{"scale": 0.1, "zero_point": 3}], "z": [{"symmetric": True}]}
+def test_numbers_of_activations_are_their_range(proto) -> None:
+    overrides = {"x": [{"scale": 0.1, "zero_point": 3}], "b": [{"rmin": 0.0, "rmax": 2.0}]}
+    rules, cautions = make(proto, tensors=overrides)
+    assert cautions == []
+    force = {"op": "*", "set": {"quantize": True}}
+    plan = onnxq.make_plan(proto, overrides={"rules": [*rules, force]})
+    numbers = {str(site.site): site.qparams for site in plan.sites}
+    assert (float(numbers["x"].scale), int(numbers["x"].zero_point)) == (pytest.approx(0.1), 3)
+    assert (float(numbers["b"].scale), int(numbers["b"].zero_point)) == (pytest.approx(2 / 255), 0)
+
+
+def test_numbers_of_weights_and_unknown_tensors_are_said(proto) -> None:
+    tensors = {
+        "x": [{"scale": 0.1, "convert": {"quant_type": "QUInt16"}}],
+        "w": [{"rmin": -1.0, "rmax": 1.0}],
+        "z": [{"symmetric": True}],
+    }
     rules, cautions = make(proto, tensors=tensors)
     assert rules == []
     assert [str(one).split(" means")[0] for one in cautions] == [
         "TensorQuantOverrides: 'z'",
         "TensorQuantOverrides: 'scale' of 'x'",
-        "TensorQuantOverrides: 'zero_point' of 'x'",
+        "TensorQuantOverrides: 'convert' of 'x'",
+        "TensorQuantOverrides: 'rmin' of 'w'",
+        "TensorQuantOverrides: 'rmax' of 'w'",
     ]

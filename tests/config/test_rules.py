@@ -55,6 +55,15 @@ def test_describe_says_selectors_settings_and_place(tmp_path):
     assert rule(op="Conv", set={"quantize": True, "bits": 8}).describe() == "rule op=Conv -> bits=8, quantize"
 
 
+def test_a_range_is_of_activations_and_stands_in_the_file():
+    assert rule(tensor="x", set={"range": [-1, 2.5]}).describe() == "rule tensor=x -> range=[-1.0, 2.5]"
+    for settings in ({"range": [2, 1]}, {"range": [0, 1], "dynamic": True}):
+        with pytest.raises(ConfigError, match=r"range is \[low, high\], of scales that stand in the file"):
+            rule(tensor="x", set=settings)
+    with pytest.raises(ConfigError, match="`range` is of activations"):
+        rule(tensor="x", role="weight", set={"range": [0, 1]})
+
+
 def test_nearest_ignores_case_and_gives_up_on_strangers():
     assert find_nearest("conv_12", ["Conv_1", "conv_2", "Relu"])[0] in ("Conv_1", "conv_2")
     assert find_nearest("zzz", ["Conv_1"]) == ()

@@ -79,9 +79,13 @@ def test_something_is_quantized_in_most_nets() -> None:
 
 @pytest.mark.parametrize(
     "more",
-    [{"mode": "auto"}, {"rules": [{"op": "MatMul", "set": {"dynamic": True}}]}],
+    [
+        {"mode": "auto"},
+        {"rules": [{"op": "MatMul", "set": {"dynamic": True}}]},
+        {"rules": [{"op": "MatMul", "set": {"range": [-1, 1]}}]},
+    ],
 )
-def test_scales_of_each_run_are_not_trained(more: dict[str, object]) -> None:
-    with pytest.raises(ConfigError, match="all activations on scales of the file, or all on scales of each") as error:
+def test_scales_of_each_run_and_given_ranges_are_not_trained(more: dict[str, object]) -> None:
+    with pytest.raises(ConfigError, match=r"all activations on scales of the file|finds its ranges itself") as error:
         front_end_target(load_config("ort-int8", more))
     assert error.value.code == "Q307"

@@ -109,6 +109,10 @@ def front_end_target(config: Config) -> FrontEndTarget:
         cause = "the PyTorch front end trains all activations on scales of the file, or all on scales of each run"
         fix = "write `mode: static` or `mode: dynamic`, or export the float model and quantize that"
         raise ConfigError(config.where("mode"), cause, fix, code="Q307")
+    for rule in config.rules:
+        if rule.set.range is not None:
+            cause, fix = "the PyTorch front end finds its ranges itself", "quantize the exported model with this rule"
+            raise ConfigError(rule.describe(), cause, fix, code="Q307")
     engine = find_target(config.target, config.mode)
     # Targets are shared by all that plan for an engine, so the additions go into a copy.
     settings = {attribute.name: getattr(engine, attribute.name) for attribute in fields(engine)}

@@ -1,0 +1,1 @@
+"""Recipes for execution providers, where onnxruntime.quantization has them."""

@@ -1,0 +1,104 @@
+"""The recipe for Qualcomm's NPU, by the names that onnxruntime.quantization.execution_providers.qnn gives it."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from onnxq.compat.calibrate import CalibrationMethod
+from onnxq.compat.options import CONVERTS, PRESET, CompatOption, CompatWarning, convert_options
+from onnxq.compat.quant_utils import QuantType
+from onnxq.compat.quantize import StaticQuantConfig
+from onnxq.compat.shape_inference import ONE_FILE
+from onnxq.errors import ConfigError
+
+if TYPE_CHECKING:
+    from onnxq.compat.quantize import Model, Names
+
+# Every tensor in one width, that of the arguments.
+_PRESET = "qnn-int8"
+_PREPROCESSING: Mapping[str, CompatOption] = {
+    # Initializers that are listed as inputs are plain ones in any case. Quantizing fuses operators.
+    "exclude_initializer_from_input": CompatOption(False),
+    "fuse_layernorm": CompatOption(False),
+    "all_tensors_to_one_file": CompatOption(False),
+    "external_data_location": CompatOption(reason=ONE_FILE),
+    "external_data_size_threshold": CompatOption(1024, reason=ONE_FILE),
+    "external_data_convert_attribute": CompatOption(False, reason=ONE_FILE),
+}
+
+
+def get_qnn_qdq_config(
+    model_input: Model,
+    calibration_data_reader: Any,
+    calibrate_method: Any = CalibrationMethod.MinMax,
+    activation_type: Any = QuantType.QUInt8,
+    weight_type: Any = QuantType.QUInt8,
+    per_channel: bool = False,
+    init_overrides: Mapping[str, Sequence[Mapping[str, Any]]] | None = None,
+    add_qtype_converts: bool = True,
+    activation_symmetric: bool = False,
+    weight_symmetric: bool | None = None,
+    keep_removable_activations: bool = False,
+    stride: int | None = None,
+    calibration_providers: Sequence[str] | None = None,
+    op_types_to_quantize: Names = None,
+    nodes_to_exclude: Names = None,
+) -> StaticQuantConfig:
+    """The arguments of `quantize_static` for the NPU. What it needs beside them, the target's rules know."""
+    return StaticQuantConfig(
+        calibration_data_reader,
+        calibrate_method=calibrate_method,
+        activation_type=activation_type,
+        weight_type=weight_type,
+        op_types_to_quantize=op_types_to_quantize,
+        nodes_to_exclude=nodes_to_exclude,
+        per_channel=per_channel,
+        calibration_providers=calibration_providers,
+        extra_options={
+            PRESET: _PRESET,
+            CONVERTS: add_qtype_converts,
+            "QDQKeepRemovableActivations": keep_removable_activations,
+            "TensorQuantOverrides": dict(init_overrides or {}),
+            "ActivationSymmetric": activation_symmetric,
+            "WeightSymmetric": weight_symmetric,
+            "CalibStridedMinMax": stride,
+        },
+    )
+
+
+def qnn_preprocess_model(
+    model_input: Model,
+    model_output: str | Path,
+    exclude_initializer_from_input: bool = False,
+    fuse_layernorm: bool = False,
+    save_as_external_data: bool = False,
+    all_tensors_to_one_file: bool = False,
+    external_data_location: str | None = None,
+    external_data_size_threshold: int = 1024,
+    external_data_convert_attribute: bool = False,
+    inputs_to_make_channel_last: Sequence[str] | None = None,
+    outputs_to_make_channel_last: Sequence[str] | None = None,
+    dynamic_input_shapes: Sequence[tuple[str, str]] | None = None,
+) -> bool:
+    """Write the model with a name for every node and the shapes that are given or can be inferred; True.
+
+    Quantizing fuses and rewrites by itself. Warns once (CompatWarning) for each argument that means nothing here.
+    Raises ConfigError for other layouts of inputs and outputs.
+    """
+    from onnxq.graph import fix_sizes, infer_shapes, load_model, name_nodes, save_model
+
+    for name in ("inputs_to_make_channel_last", "outputs_to_make_channel_last"):
+        if locals()[name]:
+            fix = "export the model in the layout that the program has, or transpose where it runs"
+            raise ConfigError(name, "the inputs and outputs of a model stay as they are", fix, code="Q304")
+    arguments = {name: value for name, value in locals().items() if name in _PREPROCESSING}
+    for caution in convert_options(arguments, _PREPROCESSING)[1]:
+        warnings.warn(CompatWarning(caution), stacklevel=2)
+    sizes = {name: tuple(map(int, shape.split(","))) for name, shape in dynamic_input_shapes or ()}
+    proto = name_nodes(load_model(model_input).proto)
+    proto = infer_shapes(fix_sizes(proto, sizes) if sizes else proto)
+    save_model(proto, model_output, external=save_as_external_data or None, overwrite=True)
+    return True

@@ -1,0 +1,170 @@
+"""TensorQuantOverrides, and the conversions between widths that ONNX Runtime's recipe adds to them, as rules.
+
+A tensor's own entry is a rule for its name. Operators of targets that take whole graphs read and write in one width:
+there the maker and the readers of a tensor in another width than the usual one get that width, and the planner converts
+at their other sides. `convert` is a rule for the tensor at the nodes that receive it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import onnx
+
+from onnxq.backends import Target
+from onnxq.compat.options import name_value, warn_meaningless
+from onnxq.nearest import suggest_names
+from onnxq.sites import Caution
+
+Rule = dict[str, Any]
+# The entries of one tensor: one, or one for each channel.
+Entries = Sequence[Mapping[str, Any]]
+# Bits and sign of the integer types.
+_INTEGERS = {
+    "QInt8": (8, True),
+    "QUInt8": (8, False),
+    "QInt16": (16, True),
+    "QUInt16": (16, False),
+    "QInt4": (4, True),
+    "QUInt4": (4, False),
+}
+_NUMBERS = ("scale", "zero_point", "rmin", "rmax")
+
+
+@dataclass(frozen=True)
+class TensorOverrides:
+    """The entries of a call by tensor, and what they are relative to.
+
+    usual_type: of activations without an entry. spread: operators get one width where an entry asks for another.
+    """
+
+    entries: Mapping[str, Entries]
+    target: Target
+    usual_type: str
+    spread: bool = True
+
+
+@dataclass(frozen=True)
+class OverriddenGraph:
+    """The graph in which overrides are to hold."""
+
+    nodes: Sequence[onnx.NodeProto]
+    constants: frozenset[str]
+    target: Target
+
+    @cached_property
+    def makers(self) -> Mapping[str, onnx.NodeProto]:
+        """The node that makes each tensor."""
+        return {name: node for node in self.nodes for name in node.output}
+
+    @cached_property
+    def computing(self) -> frozenset[str]:
+        """Operators that have a kernel of their own: not those that move values, or that one in front takes up."""
+        fused = {op for rule in self.target.rules for op in rule.fuses}
+        return frozenset(op for rule in self.target.rules if not rule.shares for op in rule.ops) - fused
+
+    def find_readers(self, tensor: str) -> list[str]:
+        """The nodes that read a tensor."""
+        return [node.name for node in self.nodes if tensor in node.input]
+
+    def find_makers(self, tensor: str) -> list[str]:
+        """The node that makes a tensor, and those up to the one whose kernel writes it."""
+        names, maker = [], self.makers.get(tensor)
+        while maker is not None:
+            names.append(maker.name)
+            maker = None if maker.op_type in self.computing or not maker.input else self.makers.get(maker.input[0])
+        return names
+
+
+def make_rules(overrides: TensorOverrides, graph: OverriddenGraph, cautions: list[Caution]) -> Iterator[Rule]:
+    """Yield rules, those for single nodes first, and add a warning for each entry that means nothing here."""
+    # The first entry speaks for all channels.
+    first = {name: dict(entries[0]) for name, entries in overrides.entries.items() if entries}
+    usual_bits, _ = _read_type(overrides.usual_type)
+    widths = dict(_spread_widths(first, graph, usual_bits)) if overrides.spread and graph.target.whole else {}
+    for name, entry in first.items():
+        convert = entry.pop("convert", None)
+        own = _convert_entry(name, entry, graph, overrides.usual_type, cautions)
+        if convert is not None and graph.target.whole:
+            entry, readers = dict(convert), graph.find_readers(name)
+            wanted = entry.pop("recv_nodes", None) or readers
+            for node in sorted({*wanted} - {*readers}):
+                reason = f"{node!r} does not read it; {suggest_names(node, readers)}"
+                cautions.append(warn_meaningless(f"TensorQuantOverrides: 'recv_nodes' of {name!r}", reason))
+            if receivers := [node for node in readers if node in wanted]:
+                read = _convert_entry(name, entry, graph, overrides.usual_type, cautions)
+                yield {"node": receivers, "tensor": [name], "set": read}
+        elif convert is not None:
+            reason = f"all that reads a tensor has one type of it on target {graph.target.name}"
+            cautions.append(warn_meaningless(f"TensorQuantOverrides: 'convert' of {name!r}", reason))
+        # Of operators in another width, at their side of the tensor.
+        at_tensor = graph.find_readers(name) + ([] if "bits" in own else graph.find_makers(name))
+        for node in at_tensor if own else ():
+            if widths.get(node, bits := own.get("bits", usual_bits)) != bits:
+                yield {"node": [node], "tensor": [name], "set": {**own, "bits": widths[node]}}
+        if own:
+            yield {"tensor": [name], "set": own}
+    for width in dict.fromkeys(widths.values()):
+        nodes = [node for node, bits in widths.items() if bits == width]
+        yield {"node": nodes, "role": "activation", "set": {"bits": width}}
+
+
+def _read_type(kind: Any) -> tuple[int, bool]:
+    """Bits and sign of a type; of one that is no integer those of the narrowest that is one byte."""
+    return _INTEGERS.get(name_value(kind), (8, False))
+
+
+def _spread_widths(
+    entries: Mapping[str, Mapping[str, Any]], graph: OverriddenGraph, usual_bits: int
+) -> Iterator[tuple[str, int]]:
+    """The nodes that get another width than the usual one, as they make or read a tensor of it."""
+    for name, entry in entries.items():
+        bits, _ = _read_type(entry["quant_type"]) if "quant_type" in entry else (usual_bits, False)
+        if bits != usual_bits and name not in graph.constants and "convert" not in entry:
+            for node in (*graph.find_makers(name), *graph.find_readers(name)):
+                yield node, bits
+
+
+def _convert_entry(
+    name: str, entry: Mapping[str, Any], graph: OverriddenGraph, usual_type: str, cautions: list[Caution]
+) -> Rule:
+    """Make the `set` of a rule."""
+    override, constant = dict(entry), name in graph.constants
+    kind = name_value(override.pop("quant_type", None))
+    bits, signed = _read_type(kind or usual_type)
+    symmetric = override.get("symmetric")
+    changes: Rule = {"bits": bits} if kind in _INTEGERS else {}
+    if graph.target.whole:
+        # Signs and zero points are those that its kernels read: with another one, the steps are the same.
+        changes |= {"storage": "int4"} if constant and changes.get("bits") == 4 else {}
+        if symmetric in (None, constant):
+            override.pop("symmetric", None)
+    else:
+        override.pop("symmetric", None)
+        changes |= {"signed": signed} if changes else {}
+        if symmetric is None and constant and changes:
+            symmetric = signed
+        changes |= {} if symmetric is None else {"scheme": "symmetric" if symmetric else "asymmetric"}
+    if override.pop("axis", None) is not None:
+        changes["granularity"] = "channel"
+    if not constant and (ends := _read_range(override, bits, signed)) is not None:
+        changes["range"] = ends
+        override = {key: value for key, value in override.items() if key not in _NUMBERS}
+    for key in override:
+        reason = "onnxq chooses it"
+        if key in _NUMBERS:
+            reason = "scales of weights are chosen with their values; for others `onnxq plan`, edit it, `onnxq apply`"
+        cautions.append(warn_meaningless(f"TensorQuantOverrides: {key!r} of {name!r}", reason))
+    return changes
+
+
+def _read_range(override: Mapping[str, Any], bits: int, signed: bool) -> tuple[float, float] | None:
+    """The lowest and highest value that the numbers of a tensor are for; None where they are not complete."""
+    if {"scale", "zero_point"} <= set(override):
+        scale, zero = float(override["scale"]), int(override["zero_point"])
+        lowest = -(1 << (bits - 1)) if signed else 0
+        return (lowest - zero) * scale, (lowest + (1 << bits) - 1 - zero) * scale
+    return (float(override["rmin"]), float(override["rmax"])) if {"rmin", "rmax"} <= set(override) else None
