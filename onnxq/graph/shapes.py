@@ -147,7 +147,6 @@ def _stand_in(node: NodeProto, known: Contrib) -> Iterator[NodeProto]:
 
 
 @keep_weights
-@keep_weights
 def fix_sizes(proto: ModelProto, sizes: Mapping[str, Sequence[int]]) -> ModelProto:
     """A copy whose inputs have these shapes, without what was inferred before; a symbol is fixed wherever it stands."""
     result = deepcopy(proto)
