@@ -175,7 +175,8 @@ class Placer:
 
         What only moves values has the width of their maker; where that is none, the widest of those that read them.
         """
-        source, maker = op, op
+        source = op
+        maker: QuantizableOp | None = op
         while maker is not None and maker.name in chosen and maker.rule.shares:
             source, maker = maker, self.ops.by_out.get(maker.data[0][1])
         asking = [maker] if maker is not None and maker.name in chosen else self._list_final(source.data[0][1], chosen)
