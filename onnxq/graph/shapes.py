@@ -147,17 +147,20 @@ def _stand_in(node: NodeProto, known: Contrib) -> Iterator[NodeProto]:
 
 
 @keep_weights
-@keep_weights
 def fix_sizes(proto: ModelProto, sizes: Mapping[str, Sequence[int]]) -> ModelProto:
-    """A copy whose inputs have these shapes, without what was inferred before; a symbol is fixed wherever it stands."""
+    """A copy whose inputs have these shapes, without what was inferred before; a symbol is fixed wherever it stands.
+
+    0: an axis that stays as it is.
+    """
     result = deepcopy(proto)
     known: dict[str, int] = {}
     for value in result.graph.input:
         dims = value.type.tensor_type.shape.dim
         for dim, size in zip(dims, sizes.get(value.name, ()), strict=False):
-            if dim.dim_param:
+            if size and dim.dim_param:
                 known.setdefault(dim.dim_param, size)
-            dim.dim_value = size
+            if size:
+                dim.dim_value = size
     del result.graph.value_info[:]
     for value in result.graph.output:
         for dim in value.type.tensor_type.shape.dim:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
 from onnxq.arrays import Shape
 from onnxq.backends import find_target
@@ -17,10 +18,13 @@ from onnxq.pipeline.configuration import ModelSource
 from onnxq.progress import Progress, count_items
 
 Sizes = Mapping[str, Shape]
+# A size of an input that has no symbol.
+_UNNAMED = "?"
+_SIZE = r"[1-9]\d*"
 
 
 def settle_sizes(model: ModelSource, data: object, config: Config, progress: Progress) -> tuple[object, Sizes]:
-    """The samples, and the shape of every input that is to be fixed; {} where nothing asks for that.
+    """The samples, and the shape of every input of which a size is to be fixed; axes that stay free have 0.
 
     Sizes are those of `config.fix`, by symbol or by input; a target that takes whole graphs needs all, and has the
     others from the samples. Raises ConfigError where these differ or there are none.
@@ -31,7 +35,8 @@ def settle_sizes(model: ModelSource, data: object, config: Config, progress: Pro
     inputs = get_index(name_nodes(load_model(model, lazy=True).light)).inputs
     given = _read_fixes(config, inputs)
     if whole and data is not None and not all(map(_is_fixed, given.values())):
-        data = load_data(data, inputs, config.data, progress=progress)
+        # Samples are whole batches where the size of these is fixed.
+        data = load_data(data, _with_shapes(inputs, given), config.data, progress=progress)
         given = _add_sample_sizes(given, data, progress)
     for name, shape in given.items() if whole else ():
         if not _is_fixed(shape):
@@ -39,17 +44,28 @@ def settle_sizes(model: ModelSource, data: object, config: Config, progress: Pro
                 f"{name} is {'x'.join(map(str, shape))}, and {config.target} compiles a graph for sizes that are fixed"
             )
             raise ConfigError("fix", cause, _suggest_fix(name, shape), code="Q315")
+    before = _read_shapes(inputs)
     return data, {
-        name: tuple(dim for dim in shape if isinstance(dim, int)) for name, shape in given.items() if _is_fixed(shape)
+        name: tuple(dim if isinstance(dim, int) else 0 for dim in shape)
+        for name, shape in given.items()
+        if shape != before[name]
     }
+
+
+def _read_shapes(inputs: Iterable[ValueInfo]) -> dict[str, tuple[int | str, ...]]:
+    return {value.name: tuple(_UNNAMED if dim is None else dim for dim in value.shape or ()) for value in inputs}
+
+
+def _with_shapes(inputs: Iterable[ValueInfo], shapes: Mapping[str, tuple[int | str, ...]]) -> tuple[ValueInfo, ...]:
+    return tuple(replace(value, shape=shapes[value.name] if value.shape else value.shape) for value in inputs)
 
 
 def _read_fixes(config: Config, inputs: Iterable[ValueInfo]) -> dict[str, tuple[int | str, ...]]:
     """The shape of every input, with the sizes that the configuration fixes."""
-    shapes = {value.name: tuple("?" if dim is None else dim for dim in value.shape or ()) for value in inputs}
+    shapes = _read_shapes(inputs)
     for text in config.fix:
         name, _, sizes = text.rpartition("=")
-        if name in shapes and re.fullmatch(r"\d+(x\d+)*", sizes):
+        if name in shapes and re.fullmatch(rf"{_SIZE}(x{_SIZE})*", sizes):
             fixed = tuple(map(int, sizes.split("x")))
             value = next(value for value in inputs if value.name == name)
             if not fits_whole(fixed, value):
@@ -60,14 +76,17 @@ def _read_fixes(config: Config, inputs: Iterable[ValueInfo]) -> dict[str, tuple[
                     "give a size for each axis",
                     code="Q315",
                 )
+            known: dict[int | str, int] = dict(zip(shapes[name], fixed, strict=True))
             shapes[name] = fixed
-        elif re.fullmatch(r"\d+", sizes) and any(name in shape for shape in shapes.values()):
-            shapes = {key: tuple(int(sizes) if dim == name else dim for dim in shape) for key, shape in shapes.items()}
+        elif re.fullmatch(_SIZE, sizes) and any(name in shape for shape in shapes.values()):
+            known = {name: int(sizes)}
         else:
             symbols = {str(dim) for shape in shapes.values() for dim in shape if isinstance(dim, str)}
             cause = f"{text!r} names no input and no size of one, or gives no size"
             fix = f"write NAME=SIZE or INPUT=1x3x224x224; {suggest_names(name, {*shapes, *symbols})}"
             raise ConfigError(config.where("fix"), cause, fix, code="Q315")
+        known.pop(_UNNAMED, None)
+        shapes = {key: tuple(known.get(dim, dim) for dim in shape) for key, shape in shapes.items()}
     return shapes
 
 

@@ -367,7 +367,7 @@ class Plan:
     prepare: Written[tuple[str, ...]] = ()
     # Where the calibration samples came from, for people.
     data: Written[str] = ""
-    # Shapes that inputs were given before anything else, by name.
+    # Shapes that inputs were given before anything else, by name; 0 for an axis that stayed free.
     sizes: Mapping[str, tuple[Natural, ...]] = field(default_factory=dict)
     placement: PlacementChoice | None = None
     attention: AttentionChoice | None = None

@@ -165,6 +165,8 @@ class Placer:
         if maker is not None and maker.name in chosen:
             return self._find_own(maker, None, tensor, chosen)
         readers = [(op, edge) for edge, op in self.ops.list_consumers(tensor) if op is not None and op.name in chosen]
+        # Beside others of its width, what moves values says how: it cannot move a second operand's.
+        readers.sort(key=lambda reader: not reader[0].rule.shares)
         own = (self._find_own(op, edge, tensor, chosen) for op, edge in readers)
         return max(own, key=lambda request: request[1].bits)
 
@@ -173,17 +175,28 @@ class Placer:
     ) -> tuple[Match, QuantSpec]:
         """The request and spec for what an operator reads at an input, or makes (None).
 
-        What only moves values has the width of what it reads.
+        What only moves values has the width of their maker; where that is none, the widest of those that read them.
         """
-        asking, maker = op, self.ops.by_out.get(op.data[0][1]) if op.rule.shares else None
-        while maker is not None and maker.name in chosen:
-            asking, maker = maker, self.ops.by_out.get(maker.data[0][1]) if maker.rule.shares else None
-        match = self.requests.match(Role.ACTIVATION, tensor, (asking.node,))
-        bits = self.widths.get(asking.name)
+        source = op
+        maker: QuantizableOp | None = op
+        while maker is not None and maker.name in chosen and maker.rule.shares:
+            source, maker = maker, self.ops.by_out.get(maker.data[0][1])
+        asking = [maker] if maker is not None and maker.name in chosen else self._list_final(source.data[0][1], chosen)
+        own = (self._find_request(one, tensor) for one in asking or [op])
+        match, spec = max(own, key=lambda request: request[1].bits)
+        return match, spec if edge is None else op.rule.adapt(edge.index, spec)
+
+    def _list_final(self, tensor: TensorId, chosen: frozenset[str]) -> list[QuantizableOp]:
+        """The operators that read a tensor, or what others moved of it."""
+        readers = [op for _, op in self.ops.list_consumers(tensor) if op is not None and op.name in chosen]
+        return [one for op in readers for one in (self._list_final(op.out, chosen) if op.rule.shares else [op])]
+
+    def _find_request(self, op: QuantizableOp, tensor: TensorId) -> tuple[Match, QuantSpec]:
+        """The request and spec of an operator for one of its tensors."""
+        match, bits = self.requests.match(Role.ACTIVATION, tensor, (op.node,)), self.widths.get(op.name)
         if bits is not None and (match.rule is None or match.rule.set.bits is None):
             match = replace(match, request=match.request.model_copy(update={"bits": bits, "storage": ""}))
-        spec = self.requests.make_spec(match, Role.ACTIVATION, asking.node)
-        return match, spec if edge is None else op.rule.adapt(edge.index, spec)
+        return match, self.requests.make_spec(match, Role.ACTIVATION, op.node)
 
     def _convert_input(self, op: QuantizableOp, edge: Edge, pair: SitePlan, chosen: frozenset[str]) -> SitePlan:
         """The pair that an input reads: that of its tensor, or a second one behind it in the operator's own width."""

@@ -50,11 +50,14 @@ def _find_far_constants(view: View, softmax: NodeRef) -> Iterator[Edge]:
             tensor = view.find_tensor(node, edge.index)
             value = None if tensor is None else view.find_constant(node, edge.index)
             if value is not None:
-                if value.dtype.kind == "f" and value.size and np.abs(value).max() > _NEVER:
+                # Scores themselves may be scaled by large numbers, but a mask of ones and zeros by a negative one.
+                scales = node.op_type == "Div" or (node.op_type == "Mul" and np.max(value, initial=-1.0) > 0)
+                if value.dtype.kind == "f" and value.size and np.abs(value).max() > _NEVER and not scales:
                     yield edge
                 continue
             maker = None if tensor is None else view.index.find_producer(tensor)
-            if maker is not None and maker.op_type in _MASKING and maker.name not in seen:
+            masks = maker is not None and maker.op_type in _MASKING and not view.kept(maker.result)
+            if maker is not None and masks and maker.name not in seen:
                 seen.add(maker.name)
                 pending.append(maker)
 
@@ -89,6 +92,8 @@ def _read_sizes(view: View, node: NodeRef) -> np.ndarray | None:
         given = view.find_constant(node, 1)
     if given is not None:
         return np.asarray(given, np.int64)
+    if any(node.inputs[1:]):  # computed ones
+        return None
     data, count = view.find_tensor(node, 0), len(node.outputs)
     shape = None if data is None else view.index.find_shape(data)
     size = None if shape is None else shape[node.attrs.get("axis", 0)]

@@ -1,0 +1,188 @@
+"""Placement for Qualcomm's NPU: a pair on every side of every node, in the widths that are asked for."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Container, Iterator
+from functools import cache
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from onnx import TensorProto
+
+import onnxq
+from onnxq.graph import GraphIndex, NodeRef, infer_shapes, name_nodes
+from onnxq.graph.verify import DEQUANTIZE, QUANTIZE
+from onnxq.numerics import fake_quant
+from onnxq.runtime import Session
+from onnxq.sites import Role
+from onnxq.spec import FIXED, PerChannel
+from tests.backends.qnn.graphs import needs_qnn
+from tests.backends.qnn.nets import NETS, make_model, make_samples
+from tests.passes.kit import Array, parse
+from tests.pipeline.test_random_graphs import graphs
+
+_PAIRS = (Role.ACTIVATION, Role.OUTPUT)
+_FOLDED = ("Relu", "Clip")
+# Operators of random graphs that no rule is about.
+_OTHERS = {"BatchNormalization", "Identity"}
+_QUICK = {"latency": False, "effort": "fast"}
+_SECOND = "every second in 16"
+
+
+def widen(*nodes: str) -> dict[str, Any]:
+    """A rule that gives the activations of these nodes 16 bits."""
+    return {"node": list(nodes), "role": "activation", "set": {"bits": 16}}
+
+
+@cache
+def quantize(widths: str, effort: str = "fast") -> onnxq.Result:
+    """All networks. widths: 8, 16, every second operator in 16 and the others in 8, or chosen on the samples."""
+    model = make_model()
+    wide = [node.name for node in model.graph.node if node.op_type != "Split"][::2]
+    rules = {"16": [{"role": "activation", "set": {"bits": 16}}], _SECOND: [widen(*wide)]}.get(widths, [])
+    preset = "qnn-mixed" if widths == "chosen" else "qnn-int8"
+    overrides = {"latency": False, "effort": effort, "rules": rules}
+    return onnxq.quantize(model, make_samples(model), preset, overrides=overrides)
+
+
+def list_words(part: str) -> set[str]:
+    return {word for net in NETS.values() for word in getattr(net, part).split()}
+
+
+def find_gaps(model: onnx.ModelProto, left: Container[str] = ()) -> Iterator[str]:
+    """Float tensors without a pair that nodes with a rule read or write. left: those left float."""
+    index = GraphIndex(infer_shapes(name_nodes(model)))
+    for node in index.nodes:
+        if node.op_type in (QUANTIZE, DEQUANTIZE, *_OTHERS) or node.name in left:
+            continue
+        # The others are attributes to the NPU: bounds, padding, scales.
+        edges = node.list_edges()[:1] if node.op_type in ("Clip", "Pad", "Resize") else node.list_edges()
+        for tensor in (index.find_input(node, edge.index) for edge in edges):
+            maker = index.find_producer(tensor)
+            taken_up = node.op_type in _FOLDED and index.find_sole_reader(tensor) is not None
+            paired = maker is not None and (maker.op_type == DEQUANTIZE or taken_up)
+            if index.find_dtype(tensor) == TensorProto.FLOAT and not paired:
+                yield f"{node.name} reads {tensor}"
+        readers = index.readers(node.result)
+        if not readers or any(reader.op_type not in (QUANTIZE, *_FOLDED) for reader in readers):
+            yield f"{node.name} writes {node.result}"
+
+
+def check_biases(model: onnx.ModelProto) -> int:
+    """Count the int32 biases of a model, each of which has the scale of its product."""
+    index, count = GraphIndex(name_nodes(model)), 0
+
+    def read_scale(node: NodeRef, k: int) -> Array:
+        maker = index.find_producer(index.find_input(node, k))
+        assert maker is not None
+        scale = index.find_constant(index.find_input(maker, 1))
+        assert scale is not None
+        return scale.astype(np.float64)
+
+    for node in index.nodes:
+        bias = index.find_producer(index.find_input(node, 2)) if node.op_type not in (QUANTIZE, DEQUANTIZE) else None
+        if bias is not None and index.find_dtype(index.find_input(bias, 0)) == TensorProto.INT32:
+            np.testing.assert_allclose(read_scale(node, 2), read_scale(node, 0) * read_scale(node, 1), rtol=1e-6)
+            count += 1
+    return count
+
+
+def test_pairs_stand_on_all_sides_and_what_moves_values_shares_one() -> None:
+    result = quantize("8")
+    assert (*result.report.refusals, *result.report.left_float) == ()
+    groups = defaultdict(set)
+    for site in result.plan.sites:
+        if site.role in _PAIRS:
+            groups[site.group or str(site.site)].add(str(site.site))
+    assert {frozenset(group) for group in groups.values()} == {frozenset(w.split(",")) for w in list_words("pairs")}
+    for role, part in ((Role.WEIGHT, "weights"), (Role.BIAS, "biases")):
+        assert {str(site.site) for site in result.plan.sites if site.role is role} == list_words(part)
+    assert list(find_gaps(result.model)) == []
+
+
+@pytest.mark.parametrize(("bits", "second"), [(8, ()), (16, ("gamma", "a/MatMul/in1", "o/MatMul/in1"))])
+def test_types_and_scales_are_those_that_kernels_take(bits: int, second: tuple[str, ...]) -> None:
+    sites = {str(site.site): site for site in quantize(str(bits)).plan.sites}
+    storage = {name: site.spec.storage for name, site in sites.items() if site.role in _PAIRS}
+    # uint16 would be read as 8 bits by what multiplies two activations.
+    assert storage == {**dict.fromkeys(storage, f"uint{bits}"), **dict.fromkeys(second, "int16")}
+    assert all(sites[name].spec.symmetric for name in second)
+    for site in (sites[name] for name in list_words("weights")):
+        assert (site.spec.storage, site.spec.symmetric) == ("int8", True)
+        assert isinstance(site.spec.granularity, PerChannel)
+    known = {name: site.qparams for name, site in sites.items() if site.qparams and site.qparams.origin == FIXED}
+    fixed = {name: (float(qparams.scale), int(qparams.zero_point)) for name, qparams in known.items()}
+    assert fixed == {"ts": (2.0**-bits, 0), "tt": (2.0 ** (1 - bits), 2 ** (bits - 1))}
+
+
+@needs_qnn
+@pytest.mark.parametrize("widths", ["8", "16", _SECOND])
+def test_the_npu_runs_all_in_one_partition_of_integers(widths: str) -> None:
+    overrides = {"engine": "qnn", "require_int": True, "max_partitions": 1}
+    proof = onnxq.prove(quantize(widths).model, overrides=overrides)
+    assert (proof.placement.partitions, proof.placement.left) == (1, ())
+    assert proof.holds
+    kinds = {tensor.dtype for kernel in proof.kernels for tensor in (*kernel.inputs, *kernel.outputs)}
+    assert not {kind for kind in kinds if "float" in kind}
+
+
+def test_a_width_of_its_own_is_a_second_pair_behind_the_first() -> None:
+    """The answers are those of numpy, for whoever reads one tensor in which width."""
+    text = "g (float[1,8] x) => (float[1,8] y, float[1,8] z, float[1,8] n) { n = Neg(x) y = Abs(n) z = Exp(n) }"
+    model = name_nodes(parse(text))
+    data = make_samples(model)
+    result = onnxq.quantize(model, data, "qnn-int8", overrides={**_QUICK, "rules": [widen("y/Abs")]})
+    sites = {str(site.site): site for site in result.plan.sites}
+    assert {name: site.spec.storage for name, site in sites.items()} == {
+        "x": "uint8", "n": "uint8", "y/Abs/in0": "uint16", "y": "uint16", "z": "uint8",
+    }  # fmt: skip
+
+    def round_at(name: str, value: Array) -> Array:
+        qparams = sites[name].qparams
+        assert qparams is not None
+        return fake_quant(value, qparams, sites[name].spec)
+
+    x = data["x"][:1]
+    n = round_at("n", -round_at("x", x))
+    expected = {"n": n, "y": round_at("y", np.abs(round_at("y/Abs/in0", n))), "z": round_at("z", np.exp(n))}
+    answers = Session(result.model, optimize=False).run({"x": x})
+    for name, value in expected.items():
+        np.testing.assert_array_equal(answers[name], value)
+
+
+def test_values_that_are_only_moved_have_the_width_of_their_maker_or_of_all_that_read_them() -> None:
+    """The input of the model has no maker: 16 bits, since a product that reads it has them, moved or not."""
+    text = """g (float[1,4,8] x) => (float[1,8,8] y, float[1,8,4] z) {
+        m = Transpose <perm=[0,2,1]> (x) y = MatMul(m, x) e = Exp(m) z = Transpose <perm=[0,1,2]> (e) }"""
+    model = name_nodes(parse(text))
+    result = onnxq.quantize(model, make_samples(model), "qnn-int8", overrides={**_QUICK, "rules": [widen("y/MatMul")]})
+    storage = {str(site.site): site.spec.storage for site in result.plan.sites}
+    assert storage == {
+        "x": "uint16", "m": "uint16", "y/MatMul/in1": "int16", "y": "uint16", "e/Exp/in0": "uint8", "e": "uint8",
+        "z": "uint8",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("widths", "effort"), [("8", "fast"), (_SECOND, "fast"), ("chosen", "fast"), ("chosen", "high")]
+)
+def test_biases_have_the_scale_of_their_product(widths: str, effort: str) -> None:
+    assert check_biases(quantize(widths, effort).model) == len(list_words("biases"))
+
+
+# Each example is quantized whole.
+@settings(max_examples=settings().max_examples // 5)
+@given(proto=graphs(), data=st.data())
+def test_any_graph_has_pairs_on_all_sides_in_any_widths(proto: onnx.ModelProto, data: st.DataObject) -> None:
+    names = sorted(node.name for node in proto.graph.node)
+    wide = data.draw(st.lists(st.sampled_from(names), unique=True))
+    rules = [widen(*wide)] if wide else []
+    result = onnxq.quantize(proto, make_samples(proto, 4), "qnn-int8", overrides={**_QUICK, "rules": rules})
+    left = {one.subject for one in (*result.report.refusals, *result.report.left_float)}
+    assert list(find_gaps(result.model, left)) == []
+    check_biases(result.model)

@@ -1,0 +1,115 @@
+"""Masks that a scale can hold, and Splits as Slices, for targets that take a graph as a whole."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from onnxq.passes.rewrites.whole import bound_masks, cut_splits
+from tests.passes.kit import (
+    apply,
+    assert_same,
+    assert_untouched,
+    constant,
+    ops,
+    parse,
+    read_by,
+    rewrite_model,
+)
+
+F = np.float32
+LOW, SCORES = float(np.finfo(F).min), "float[2,4,4] y"
+TRIANGLE = np.tri(4, dtype=bool)
+VALUES = {
+    "low": np.where(TRIANGLE, F(0), F(LOW)), "infinite": np.where(TRIANGLE, F(0), F(-np.inf)), "never": F(-1e9),
+    "yes": TRIANGLE, "two": F(2), "kept": TRIANGLE.astype(F), "one": F(1), "large": F(5000), "small": F(-900),
+}  # fmt: skip
+
+
+def model(lines: str, head: str = "float[2,4,4] x", out: str = SCORES, opset: int = 18, **other: Any) -> Any:
+    return parse(f"g ({head}) => ({out}) {{ {lines} }}", opset=opset, **read_by(lines, {**VALUES, **other}))
+
+
+# The nodes, and the name and the input of the one that reads the mask.
+MASKS = {
+    "added": ("s = Add(x, low) y = Softmax(s)", "s/Add", 1),
+    "of infinities": ("s = Add(infinite, x) y = Softmax(s)", "s/Add", 0),
+    "added to scaled scores": ("a = Div(x, two) s = Add(a, low) y = Softmax(s)", "s/Add", 1),
+    "chosen": ("s = Where(yes, x, never) y = Softmax(s)", "s/Where", 2),
+    "computed": ("a = Sub(one, kept) m = Mul(a, never) s = Add(x, m) y = Softmax(s)", "m/Mul", 1),
+    # Whoever else reads the constant, not in front of a Softmax, reads the value it had.
+    "shared": ("s = Add(x, low) p = Softmax(s) m = Max(x, low) y = Add(p, m)", "s/Add", 1),
+}
+
+
+@pytest.mark.parametrize(("lines", "node", "k"), MASKS.values(), ids=MASKS)
+def test_masks_have_values_that_a_scale_can_hold(lines: str, node: str, k: int) -> None:
+    before = model(lines)
+    after, report = apply(bound_masks, before, "qnn")
+    assert len(report.changed) == 1
+    old, new = constant(before, node, k), constant(after, node, k)
+    np.testing.assert_array_equal(new, np.where(old < -1e3, F(-64), old))
+    assert_same(before, after)
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        "s = Add(x, small) y = Softmax(s)",
+        "y = Add(x, low)",
+        "s = Mul(x, large) y = Softmax(s)",
+        "s = Div(x, large) y = Softmax(s)",
+    ],
+    ids=["within reach of scores", "without a softmax", "factor of the scores", "divisor of the scores"],
+)
+def test_what_is_no_mask_stays(lines: str) -> None:
+    assert_untouched(bound_masks, model(lines))
+
+
+def test_a_mask_that_the_model_gives_out_stays() -> None:
+    assert_untouched(bound_masks, model("s = Add(x, low) y = Softmax(s)", out=f"{SCORES}, float[2,4,4] s"))
+
+
+# The nodes, the outputs, the opset, and the slices that are expected.
+UNEVEN = {"sizes": np.array([1, 3])}
+SPLITS = {
+    "sizes as an input": ("a, b = Split <axis=2> (x, sizes) c = Relu(b) y = Concat <axis=2> (c, a)", 18, 2),
+    "sizes as an attribute": ("a, b = Split <axis=1, split=[3,1]> (x) y = Concat <axis=1> (b, a)", 11, 2),
+    "from behind": ("a, b = Split <axis=-2> (x, sizes) y = Concat <axis=1> (b, a)", 13, 2),
+    "alike": ("a, b = Split <axis=-1> (x) y = Concat <axis=-1> (b, a)", 13, 2),
+    "the last is smaller": ("a, b, c = Split <axis=2, num_outputs=3> (x5) y = Concat <axis=2> (c, b, a)", 18, 3),
+}
+
+
+@pytest.mark.parametrize(("lines", "opset", "count"), SPLITS.values(), ids=SPLITS)
+def test_splits_become_slices(lines: str, opset: int, count: int) -> None:
+    head, out = ("float[2,4,5] x5", "float[2,4,5] y") if "x5" in lines else ("float[2,4,4] x", "float[2,n,m] y")
+    before = model(lines, head, out, opset, **UNEVEN)
+    after, report = apply(cut_splits, before, "qnn")
+    assert report.changed == (f"a/Split: {count} Slices instead of a Split",)
+    assert (ops(after)["Split"], ops(after)["Slice"]) == (0, count)
+    assert_same(before, after)
+
+
+@pytest.mark.parametrize(
+    ("lines", "out"),
+    [
+        ("y, a = Split <axis=1> (x)", "float[2,2,4] y"),
+        ("a, b = Split <axis=1> (x, given) y = Add(a, b)", "float[2,n,4] y"),
+    ],
+    ids=["an output of the model", "sizes that are computed"],
+)
+def test_splits_that_stay(lines: str, out: str) -> None:
+    head = "float[2,4,4] x" + (", int64[2] given" if "given" in lines else "")
+    assert_untouched(cut_splits, model(lines, head, out, 13))
+
+
+@pytest.mark.parametrize(("target", "left"), [("qnn", 0), ("ort", 1), ("trt", 1)])
+def test_only_targets_that_take_whole_graphs_ask_for_them(target: str, left: int) -> None:
+    lines = "a, b = Split <axis=1> (x) c = Add(a, b) s = Add(c, never) y = Softmax(s)"
+    after, reports = rewrite_model(model(lines, out="float[2,2,4] y"), target=target)
+    assert ops(after)["Split"] == left
+    assert {report.name for report in reports if report.changed} >= ({"masks", "splits"} if not left else set())
+    assert ("masks" in {report.name for report in reports}) is (not left)
