@@ -34,9 +34,7 @@ CONV = "<pads=[1,1,1,1], kernel_shape=[3,3]>"
 GRAPHS: dict[str, tuple[str, dict[str, tuple[int, ...]], str, int]] = {
     "conv": (
         f"""g (float[N,32,14,14] x) => (float[N,32,14,14] y) {{
-            a = Conv {CONV}(x, w, b)
-            r = Relu(a)
-            y = Conv {CONV}(r, v, c)
+            a = Conv {CONV}(x, w, b) r = Relu(a) y = Conv {CONV}(r, v, c)
         }}""",
         {"w": (32, 32, 3, 3), "b": (32,), "v": (32, 32, 3, 3), "c": (32,)},
         "QLinearConv",
@@ -45,67 +43,45 @@ GRAPHS: dict[str, tuple[str, dict[str, tuple[int, ...]], str, int]] = {
     "conv-clip": (
         f"""g (float[N,32,14,14] x) => (float[N,32,14,14] y)
             <float low = {{0.0}}, float high = {{0.5}}> {{
-            a = Conv {CONV}(x, w, b)
-            r = Clip(a, low, high)
-            y = Conv {CONV}(r, v, c)
+            a = Conv {CONV}(x, w, b) r = Clip(a, low, high) y = Conv {CONV}(r, v, c)
         }}""",
         {"w": (32, 32, 3, 3), "b": (32,), "v": (32, 32, 3, 3), "c": (32,)},
         "QLinearConv",
         2,
     ),
     "gemm": (
-        """g (float[N,256] x) => (float[N,256] y) {
-            y = Gemm <transB=1>(x, w, b)
-        }""",
+        "g (float[N,256] x) => (float[N,256] y) { y = Gemm <transB=1>(x, w, b) }",
         {"w": (256, 256), "b": (256,)},
         "QGemm",
         1,
     ),
     "gemm-chain": (
-        """g (float[N,256] x) => (float[N,64] y) {
-            a = Gemm <transB=1>(x, w, b)
-            r = Relu(a)
-            y = Gemm(r, v, c)
-        }""",
+        "g (float[N,256] x) => (float[N,64] y) { a = Gemm <transB=1>(x, w, b) r = Relu(a) y = Gemm(r, v, c) }",
         {"w": (256, 256), "b": (256,), "v": (256, 64), "c": (64,)},
         "QGemm",
         2,
     ),
     "matmul": (
-        """g (float[N,16,128] x) => (float[N,16,256] y) {
-            a = MatMul(x, w)
-            y = Add(a, b)
-        }""",
+        "g (float[N,16,128] x) => (float[N,16,256] y) { a = MatMul(x, w) y = Add(a, b) }",
         {"w": (128, 256), "b": (256,)},
         "MatMulIntegerToFloat",
         1,
     ),
     "matmul-static": (
-        """g (float[1,16,128] x) => (float[1,16,256] y) {
-            a = MatMul(x, w)
-            y = Add(a, b)
-        }""",
+        "g (float[1,16,128] x) => (float[1,16,256] y) { a = MatMul(x, w) y = Add(a, b) }",
         {"w": (128, 256), "b": (256,)},
         "MatMulIntegerToFloat",
         1,
     ),
     "matmul-2d": (
-        """g (float[16,128] x) => (float[16,256] y) {
-            a = MatMul(x, w)
-            y = Add(a, b)
-        }""",
+        "g (float[16,128] x) => (float[16,256] y) { a = MatMul(x, w) y = Add(a, b) }",
         {"w": (128, 256), "b": (256,)},
         "MatMulIntegerToFloat",
         1,
     ),
     "residual-add": (
         f"""g (float[N,32,14,14] x) => (float[N,32,14,14] y) {{
-            a = Conv {CONV}(x, w)
-            r = Relu(a)
-            s = Conv {CONV}(r, v)
-            t = Add(s, r)
-            u = Relu(t)
-            y = Conv {CONV}(u, z)
+            a = Conv {CONV}(x, w) r = Relu(a) s = Conv {CONV}(r, v) t = Add(s, r) u = Relu(t) y = Conv {CONV}(u, z)
         }}""",
         {"w": (32, 32, 3, 3), "v": (32, 32, 3, 3), "z": (32, 32, 3, 3)},
         "QLinearAdd",
@@ -113,11 +89,7 @@ GRAPHS: dict[str, tuple[str, dict[str, tuple[int, ...]], str, int]] = {
     ),
     "gate-mul": (
         f"""g (float[N,64,14,14] x) => (float[N,64,14,14] y) {{
-            a = Conv {CONV}(x, w)
-            m = GlobalAveragePool(a)
-            p = Conv(m, v)
-            s = Conv(p, z)
-            t = Mul(a, s)
+            a = Conv {CONV}(x, w) m = GlobalAveragePool(a) p = Conv(m, v) s = Conv(p, z) t = Mul(a, s)
             y = Conv {CONV}(t, w)
         }}""",
         {"w": (64, 64, 3, 3), "v": (64, 64, 1, 1), "z": (64, 64, 1, 1)},
@@ -126,10 +98,7 @@ GRAPHS: dict[str, tuple[str, dict[str, tuple[int, ...]], str, int]] = {
     ),
     "concat": (
         f"""g (float[N,32,14,14] x) => (float[N,32,14,14] y) {{
-            a = Conv {CONV}(x, w)
-            c = Conv {CONV}(a, v)
-            d = Concat <axis=1>(a, c)
-            y = Conv {CONV}(d, z)
+            a = Conv {CONV}(x, w) c = Conv {CONV}(a, v) d = Concat <axis=1>(a, c) y = Conv {CONV}(d, z)
         }}""",
         {"w": (32, 32, 3, 3), "v": (32, 32, 3, 3), "z": (32, 64, 3, 3)},
         "QLinearConcat",
@@ -137,10 +106,7 @@ GRAPHS: dict[str, tuple[str, dict[str, tuple[int, ...]], str, int]] = {
     ),
     "global-average-pool": (
         f"""g (float[N,32,14,14] x) => (float[N,64] y) {{
-            a = Conv {CONV}(x, w)
-            m = GlobalAveragePool(a)
-            f = Flatten(m)
-            y = Gemm <transB=1>(f, v, b)
+            a = Conv {CONV}(x, w) m = GlobalAveragePool(a) f = Flatten(m) y = Gemm <transB=1>(f, v, b)
         }}""",
         {"w": (32, 32, 3, 3), "v": (64, 32), "b": (64,)},
         "QLinearGlobalAveragePool",
@@ -148,9 +114,7 @@ GRAPHS: dict[str, tuple[str, dict[str, tuple[int, ...]], str, int]] = {
     ),
     "max-pool": (
         f"""g (float[N,32,14,14] x) => (float[N,32,7,7] y) {{
-            a = Conv {CONV}(x, w)
-            m = MaxPool <kernel_shape=[2,2], strides=[2,2]>(a)
-            y = Conv {CONV}(m, v)
+            a = Conv {CONV}(x, w) m = MaxPool <kernel_shape=[2,2], strides=[2,2]>(a) y = Conv {CONV}(m, v)
         }}""",
         {"w": (32, 32, 3, 3), "v": (32, 32, 3, 3)},
         "QLinearConv",
@@ -158,9 +122,7 @@ GRAPHS: dict[str, tuple[str, dict[str, tuple[int, ...]], str, int]] = {
     ),
     "leaky-relu": (
         f"""g (float[N,32,14,14] x) => (float[N,32,14,14] y) {{
-            a = Conv {CONV}(x, w)
-            m = LeakyRelu <alpha=0.1>(a)
-            y = Conv {CONV}(m, v)
+            a = Conv {CONV}(x, w) m = LeakyRelu <alpha=0.1>(a) y = Conv {CONV}(m, v)
         }}""",
         {"w": (32, 32, 3, 3), "v": (32, 32, 3, 3)},
         "QLinearLeakyRelu",
@@ -168,18 +130,14 @@ GRAPHS: dict[str, tuple[str, dict[str, tuple[int, ...]], str, int]] = {
     ),
     "move": (
         f"""g (float[N,32,14,14] x) => (float[N,32,14,14] y) {{
-            a = Conv {CONV}(x, w)
-            m = Transpose <perm=[0,1,3,2]>(a)
-            y = Conv {CONV}(m, v)
+            a = Conv {CONV}(x, w) m = Transpose <perm=[0,1,3,2]>(a) y = Conv {CONV}(m, v)
         }}""",
         {"w": (32, 32, 3, 3), "v": (32, 32, 3, 3)},
         "QLinearConv",
         2,
     ),
     "lstm": (
-        """g (float[8,1,64] x) => (float[8,1,1,64] y) {
-            y = LSTM <hidden_size=64>(x, w, r)
-        }""",
+        "g (float[8,1,64] x) => (float[8,1,1,64] y) { y = LSTM <hidden_size=64>(x, w, r) }",
         {"w": (1, 256, 64), "r": (1, 256, 64)},
         "DynamicQuantizeLSTM",
         1,
@@ -187,9 +145,7 @@ GRAPHS: dict[str, tuple[str, dict[str, tuple[int, ...]], str, int]] = {
     "resize-nearest": (
         f"""g (float[1,32,14,14] x) => (float[1,32,28,28] y)
             <float[4] sizes = {{1.0, 1.0, 2.0, 2.0}}> {{
-            a = Conv {CONV}(x, w)
-            m = Resize <mode="nearest">(a, , sizes)
-            y = Conv {CONV}(m, v)
+            a = Conv {CONV}(x, w) m = Resize <mode="nearest">(a, , sizes) y = Conv {CONV}(m, v)
         }}""",
         {"w": (32, 32, 3, 3), "v": (32, 32, 3, 3)},
         "QLinearConv",

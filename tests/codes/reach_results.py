@@ -112,14 +112,10 @@ def unfitting_inputs(folder: Path):
 def rows_picked_in_iterations(_: Path):
     # The number of rows grows with the iterations.
     body = """g (float[4,8] x) => (float[A,B] y) {
-        f = MatMul(x, w)
-        all, y = Loop (two, yes, f) <body = grow (int64 i, bool go, float[N,8] seen)
+        f = MatMul(x, w) all, y = Loop (two, yes, f) <body = grow (int64 i, bool go, float[N,8] seen)
             => (bool on, float[M,8] more, float[8] row) {
-            on = Identity(go)
-            more = Concat <axis = 0> (seen, f)
-            label = ArgMax <axis = 1, keepdims = 0> (more)
-            taken = Gather(w, label)
-            row = ReduceSum <keepdims = 0> (taken, zero)
+            on = Identity(go) more = Concat <axis = 0> (seen, f) label = ArgMax <axis = 1, keepdims = 0> (more)
+            taken = Gather(w, label) row = ReduceSum <keepdims = 0> (taken, zero)
         }>
     }"""
     proto = model(body, w=np.eye(8, dtype=F), two=np.array(2), yes=np.array(True), zero=np.array([0]))

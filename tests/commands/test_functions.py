@@ -107,10 +107,8 @@ def test_weights_of_few_bits_say_so_too() -> None:
 def test_an_observer_that_a_shared_scale_leaves_idle_is_told() -> None:
     proto = parser.parse_model(
         """<ir_version: 8, opset_import: ["" : 17]> g (float[N,32,8,8] x) => (float[N,32,4,4] y) {
-            c = Conv <pads=[1,1,1,1]>(x, w)
-            p = MaxPool <kernel_shape=[2,2], strides=[2,2]>(c)
-            y = Conv <pads=[1,1,1,1]>(p, w)
-        }"""
+            c = Conv <pads=[1,1,1,1]>(x, w) p = MaxPool <kernel_shape=[2,2], strides=[2,2]>(c)
+            y = Conv <pads=[1,1,1,1]>(p, w) }"""
     )
     weight = np.random.default_rng(0).standard_normal((32, 32, 3, 3)).astype(np.float32)
     proto.graph.initializer.append(onnx.numpy_helper.from_array(weight, "w"))

@@ -25,30 +25,14 @@ FAST = {"effort": "fast", "latency": False}
 FORCED = "rules: [{op: '*', set: {quantize: true}}]\n"
 SUFFIXES = {"fp32": "", "fp16": "_fp16", "int8": "_int8", "q8": "_quantized", "q4": "_q4", "q4f16": "_q4f16"}
 TRANSFORMER = """g (int64[N,T] ids) => (float[N,T,64] y) {
-    e = Gather(table, ids)
-    n = LayerNormalization(e, one, zero)
-    q = MatMul(n, wq)
-    k = MatMul(n, wk)
-    v = MatMul(n, wv)
-    t = Transpose <perm=[0,2,1]>(k)
-    s = MatMul(q, t)
-    a = Softmax(s)
-    c = MatMul(a, v)
-    r = Add(c, n)
-    u = MatMul(r, wu)
-    h = Relu(u)
-    d = MatMul(h, wd)
-    y = Add(d, r)
+    e = Gather(table, ids) n = LayerNormalization(e, one, zero) q = MatMul(n, wq) k = MatMul(n, wk)
+    v = MatMul(n, wv) t = Transpose <perm=[0,2,1]>(k) s = MatMul(q, t) a = Softmax(s) c = MatMul(a, v) r = Add(c, n)
+    u = MatMul(r, wu) h = Relu(u) d = MatMul(h, wd) y = Add(d, r)
 }"""
 MOBILE = """g (float[N,3,16,16] x) => (float[N,10] y) {
-    s = Conv <kernel_shape=[3,3], pads=[1,1,1,1], strides=[2,2]>(x, ws)
-    t = Clip(s, zero, six)
-    d = Conv <kernel_shape=[3,3], pads=[1,1,1,1], group=16>(t, wd)
-    e = Clip(d, zero, six)
-    p = Conv <kernel_shape=[1,1]>(e, wp)
-    m = GlobalAveragePool(p)
-    f = Flatten(m)
-    y = MatMul(f, wc)
+    s = Conv <kernel_shape=[3,3], pads=[1,1,1,1], strides=[2,2]>(x, ws) t = Clip(s, zero, six)
+    d = Conv <kernel_shape=[3,3], pads=[1,1,1,1], group=16>(t, wd) e = Clip(d, zero, six)
+    p = Conv <kernel_shape=[1,1]>(e, wp) m = GlobalAveragePool(p) f = Flatten(m) y = MatMul(f, wc)
 }"""
 
 

@@ -330,15 +330,8 @@ def test_attention_is_taken_when_asked_for(attention: str, operands: set[str]) -
     proto = parser.parse_model(
         """<ir_version: 8, opset_import: ["" : 17]>
         g (float[1,4,16,32] x) => (float[1,4,16,32] y) {
-            q = MatMul(x, wq)
-            k0 = MatMul(x, wk)
-            v = MatMul(x, wv)
-            k = Transpose <perm=[0,1,3,2]>(k0)
-            s = MatMul(q, k)
-            p = Softmax <axis=-1>(s)
-            c = MatMul(p, v)
-            y = MatMul(c, wo)
-        }"""
+            q = MatMul(x, wq) k0 = MatMul(x, wk) v = MatMul(x, wv) k = Transpose <perm=[0,1,3,2]>(k0)
+            s = MatMul(q, k) p = Softmax <axis=-1>(s) c = MatMul(p, v) y = MatMul(c, wo) }"""
     )
     rng = np.random.default_rng(0)
     for name in ("wq", "wk", "wv", "wo"):

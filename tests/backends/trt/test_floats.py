@@ -56,11 +56,7 @@ def test_operators_without_a_kernel(op_type: str, tmp_path: Path) -> None:
 
 C3 = "<pads=[1,1,1,1], kernel_shape=[3,3]>"
 NET = f"""g (float[1,32,10,10] x) => (float[1,32,10,10] y) {{
-    a = Conv {C3}(x, w, b)
-    i = Relu(a)
-    c = Conv {C3}(i, v, b)
-    d = Add(c, i)
-    e = Conv {C3}(d, w, b)
+    a = Conv {C3}(x, w, b) i = Relu(a) c = Conv {C3}(i, v, b) d = Add(c, i) e = Conv {C3}(d, w, b)
     y = ConvTranspose <pads=[1,1,1,1], kernel_shape=[3,3]> (e, t)
 }}"""
 
@@ -82,13 +78,8 @@ def test_int8_kernels_stay_and_floats_are_narrow(kind: str, tmp_path: Path) -> N
 
 
 ATTENTION = """g (float[1,4,32,16] q, float[1,1,1,32] keep) => (float[1,4,32,16] y) {
-    k = Transpose <perm=[0,1,3,2]>(q)
-    s = MatMul(q, k)
-    drop = Sub(one, keep)
-    mask = Mul(drop, lowest)
-    m = Add(s, mask)
-    p = Softmax(m)
-    y = MatMul(p, q)
+    k = Transpose <perm=[0,1,3,2]>(q) s = MatMul(q, k) drop = Sub(one, keep) mask = Mul(drop, lowest)
+    m = Add(s, mask) p = Softmax(m) y = MatMul(p, q)
 }"""
 
 

@@ -156,13 +156,8 @@ def test_one_row_is_quantized_when_forced_or_large() -> None:
 
 
 CONVNEXT = f"""g (float[N,32,14,14] x) => (float[N,32,14,14] y) {{
-    a = Conv {C3}(x, w)
-    d = Conv <pads=[1,1,1,1], group=32>(a, z)
-    t = Transpose <perm=[0,2,3,1]>(d)
-    n = LayerNormalization(t, s, s)
-    m = MatMul(n, u)
-    k = Transpose <perm=[0,3,1,2]>(m)
-    e = Add(k, a)
+    a = Conv {C3}(x, w) d = Conv <pads=[1,1,1,1], group=32>(a, z) t = Transpose <perm=[0,2,3,1]>(d)
+    n = LayerNormalization(t, s, s) m = MatMul(n, u) k = Transpose <perm=[0,3,1,2]>(m) e = Add(k, a)
     y = Conv {C3}(e, w)
 }}"""
 

@@ -14,11 +14,7 @@ from onnxq.runtime import Session
 
 WIDTH = 32
 BODY = """g (float[N,32] x) => (float[N,32] y) {
-    a = MatMul(x, w0)
-    r = Relu(a)
-    b = MatMul(r, w1)
-    s = Relu(b)
-    y = MatMul(s, w2)
+    a = MatMul(x, w0) r = Relu(a) b = MatMul(r, w1) s = Relu(b) y = MatMul(s, w2)
 }"""
 
 
