@@ -72,7 +72,7 @@ def model(body: str, opset: int = 17, ir: int = 8, **tensors: Any) -> onnx.Model
     for name, value in tensors.items():
         proto.graph.initializer.append(numpy_helper.from_array(np.asarray(value), name))
     for node in proto.graph.node:
-        node.name = node.output[0]
+        node.name = node.name or node.output[0]
     return proto
 
 
