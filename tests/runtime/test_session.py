@@ -146,10 +146,7 @@ def test_nothing_is_printed(capfd: pytest.CaptureFixture[str]) -> None:
 
 def test_optimized_graph_shows_fusions() -> None:
     conv = model(
-        """g (float[1,2,4,4] x) => (float[1,2,4,4] y) <float[2,2,1,1] w = {1,2,3,4}> {
-            h = Conv(x, w)
-            y = Relu(h)
-        }"""
+        "g (float[1,2,4,4] x) => (float[1,2,4,4] y) <float[2,2,1,1] w = {1,2,3,4}> { h = Conv(x, w) y = Relu(h) }"
     )
     ops = {node.op_type for node in optimize_graph(conv).graph.node}
     assert "Relu" not in ops
