@@ -128,9 +128,7 @@ def test_synthetic_data_cannot_be_missed_in_any_form():
         assert "SYNTHETIC DATA" in err
         assert "!!!!" not in out
     assert json.loads(shown(made_up, as_json=True)[0])["synthetic"] is True
-
-
-def test_weights_alone_need_no_samples_but_the_check_does():
+    # Weights alone need no samples, but the check does.
     text, _ = shown(replace(REPORT, synthetic=True, roles=(("weight", 36),)))
     assert "!!" not in text
     assert text.count("the check ran on made-up inputs") == 1
@@ -167,15 +165,14 @@ def test_lost_accuracy_is_an_alarm(sqnr, alarm):
         assert alarm in found[0]
 
 
-def test_a_drift_names_the_weights_that_saturate():
+def test_a_drift_names_the_weights_that_saturate_and_nothing_quantized_is_told():
     check = OutputCheck(name="y", sqnr_db=(30.0, 20.0), cosine=(0.9, 0.9), agreement_db=30.0)
     (alarm,) = replace(REPORT, checks=(check,)).alarms()
     assert "its fusions compute something else" in alarm
     (alarm,) = replace(REPORT, checks=(check,), saturating="3 of 8 rows can overflow").alarms()
     assert alarm.endswith("optimizations on: 3 of 8 rows can overflow")
 
-
-def test_a_float_model_handed_back_is_an_alarm():
+    # So is a float model that is handed back.
     assert "nothing was quantized" in replace(REPORT, pairs=0).alarms()[0]
     assert "nothing was quantized" in shown(replace(REPORT, pairs=0), quiet=True)[1]
 
@@ -193,19 +190,16 @@ def test_json_is_strict_and_complete():
     assert found["latency"]["ratio"] == pytest.approx(2.25)
     assert found["roles"] == {"activation": 60, "bias": 1, "weight": 57}
     assert len(found["refusals"]) == 12
-    assert found["schema"] == 1
+    assert {one["code"] for one in found["refusals"]} == {"R100"}
+    assert found["warnings"] == [{"code": "W113", "text": "opset raised from 12 to 13"}]
+    assert (found["schema"], found["error"]) == (1, None)
     assert "opset raised" in err
+    assert to_json({"a": (Role.WEIGHT, None, True, 1.5)}) == '{\n "a": [\n  "weight",\n  null,\n  true,\n  1.5\n ]\n}\n'
 
 
-def test_quiet_shows_only_warnings():
-    out, err = shown(REPORT, quiet=True)
-    assert out == ""
-    assert err == "warning[W113]: opset raised from 12 to 13\n"
-
-
-def test_an_empty_report_is_shown():
-    text, _ = shown(Report())
-    assert text.startswith("model")
+def test_quiet_shows_only_warnings_and_an_empty_report_is_shown():
+    assert shown(REPORT, quiet=True) == ("", "warning[W113]: opset raised from 12 to 13\n")
+    assert shown(Report())[0].startswith("model")
 
 
 def test_letters_the_stream_cannot_encode_do_no_harm():
@@ -216,36 +210,17 @@ def test_letters_the_stream_cannot_encode_do_no_harm():
     assert b"gr??e.onnx" in raw.getvalue()
 
 
-def test_refusals_are_grouped_most_frequent_first():
-    assert [(reason, len(members)) for reason, members in group_reasons(REPORT.refusals)][:2] == [
-        ("many groups", 4),
-        ("reason 0", 1),
-    ]
-
-
 def test_what_is_left_float_is_told_apart_from_what_was_refused():
     left = replace(REPORT, refusals=(), left_float=(LeftFloat("conv1", "it is small", "size", "F102"),))
     text, _ = shown(left)
+    grouped = [(reason, len(members)) for reason, members in group_reasons(REPORT.refusals)]
+    assert grouped[:2] == [("many groups", 4), ("reason 0", 1)]  # the most frequent first
     assert "refused" not in text
     assert "left float  1 x [F102] it is small (conv1)" in text
     found = json.loads(shown(left, as_json=True)[0])
     assert (found["refusals"], found["left_float"]) == (
         [], [{"subject": "conv1", "reason": "it is small", "rule": "size", "code": "F102"}],
     )  # fmt: skip
-
-
-def test_codes_stand_in_text_and_json():
-    text, _ = shown(REPORT)
-    assert "4 x [R100] many groups" in text
-    assert "warning[W113]: opset raised" in text
-    found = json.loads(shown(REPORT, as_json=True)[0])
-    assert found["warnings"] == [{"code": "W113", "text": "opset raised from 12 to 13"}]
-    assert {one["code"] for one in found["refusals"]} == {"R100"}
-    assert found["error"] is None
-
-
-def test_plain_values():
-    assert to_json({"a": (Role.WEIGHT, None, True, 1.5)}) == '{\n "a": [\n  "weight",\n  null,\n  true,\n  1.5\n ]\n}\n'
 
 
 @pytest.mark.parametrize(
@@ -279,16 +254,9 @@ def test_numbers_as_people_read_them(text, expected):
 
 
 @pytest.mark.parametrize(
-    ("names", "said"),
-    [
-        (("a",), "1 operator by rules (a): predicted 1.25x the time of the choice without them"),
-        (
-            ("a", "b", "c"),
-            "3 operators by rules (a, b and 1 more): predicted 1.25x the time of the choice without them",
-        ),
-    ],
+    ("names", "said"), [("a", "1 operator by rules (a)"), ("abc", "3 operators by rules (a, b and 1 more)")]
 )
 def test_what_rules_force_is_told_with_its_cost(names, said):
-    text, _ = shown(replace(REPORT, forced=Forced(names, 1.25)), width=200)
-    assert said in text
+    text, _ = shown(replace(REPORT, forced=Forced(tuple(names), 1.25)), width=200)
+    assert f"{said}: predicted 1.25x the time of the choice without them" in text
     assert "forced" not in shown(REPORT)[0]
