@@ -14,7 +14,7 @@ import onnxq
 from onnxq.backends.trt.rules import MISSING
 from onnxq.spec import FloatType
 from tests.backends.graphs import model
-from tests.backends.rtx import kernels, needs_rtx
+from tests.backends.rtx import is_heavy, kernels, list_types, needs_rtx, runs_int8
 
 pytestmark = [needs_rtx, pytest.mark.trt]
 # Operators in a graph of their own; those of other tables are covered by whole networks.
@@ -71,10 +71,10 @@ def test_int8_kernels_stay_and_floats_are_narrow(kind: str, tmp_path: Path) -> N
         result = onnxq.quantize(model(NET, weights=weights), samples, "trt-int8", overrides=overrides)
         made[one] = kernels(result.model, tmp_path)
     assert len(made["float32"]) >= len(made[kind]) - 1
-    assert [sum(one.int8 for one in found) for found in made.values()] == [3, 3]
+    assert [sum(map(runs_int8, found)) for found in made.values()] == [3, 3]
     (deconv,) = (one for one in made[kind] if one.kind == "deconv")
     # bfloat16 has no transposed convolution.
-    assert deconv.reads[0] == ("Half" if kind == "float16" else "Float")
+    assert deconv.inputs[0].dtype == ("float16" if kind == "float16" else "float32")
 
 
 ATTENTION = """g (float[1,4,32,16] q, float[1,1,1,32] keep) => (float[1,4,32,16] y) {
@@ -93,7 +93,7 @@ def test_masked_attention_is_one_kernel(tmp_path: Path) -> None:
     keep[..., 20:] = 0
     samples = {"q": rng.standard_normal((4, 4, 32, 16)).astype(np.float32), "keep": keep}
     result = onnxq.quantize(proto, samples, "trt-fp16")
-    heavy = [one for one in kernels(result.model, tmp_path) if one.heavy]
+    heavy = [one for one in kernels(result.model, tmp_path) if is_heavy(one)]
     assert len(heavy) == 1
     assert "mha" in heavy[0].name
-    assert set(heavy[0].reads) == {"Half"}
+    assert set(list_types(heavy[0].inputs)) == {"float16"}

@@ -12,11 +12,12 @@ from onnx import TensorProto, numpy_helper
 
 import onnxq
 from onnxq.backends import load_config
+from onnxq.backends.engine import Kernel
 from onnxq.backends.trt.rules import RULES, TRT
 from onnxq.plan import AttentionKind
 from onnxq.sites import Role
 from tests.backends.graphs import judge, model
-from tests.backends.rtx import Kernel, kernels, kernels_by_name, needs_rtx
+from tests.backends.rtx import is_heavy, kernels, kernels_by_name, list_types, needs_rtx, runs_int8
 from tests.backends.trt_graphs import ATTENTION, ATTENTION_WEIGHTS, C3, CASES, QKV, QKV_WEIGHTS
 
 CONFIG = load_config("trt-int8", {"activations.observer": "minmax", "attention": "float"})
@@ -136,9 +137,8 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Kernel]]:
 def test_tensorrt_makes_int8_kernels(name: str, built: dict[str, list[Kernel]], tmp_path: Path) -> None:
     case = CASES[name]
     made = built.get(name) or kernels(quantized(name).model, tmp_path)
-    heavy = [kernel for kernel in made if kernel.heavy]
-    assert sum(kernel.int8 for kernel in heavy) == case.int8, heavy
-    assert sum(not kernel.int8 for kernel in heavy) == case.floats, heavy
+    integers = [runs_int8(kernel) for kernel in made if is_heavy(kernel)]
+    assert (integers.count(True), integers.count(False)) == (case.int8, case.floats), made
 
 
 @needs_rtx
@@ -155,8 +155,8 @@ def test_a_residual_add_costs_no_kernel_and_reads_int8(
     for kernel in adding:
         assert kernel.kind == "kgen"
         # RTX writes the other branch's convolution in float and rounds it here; TensorRT proper writes it in int8.
-        assert kernel.reads.count("Int8") == (0 if name == "residual-downsample" else 1)
-        assert kernel.writes == ("Int8",)
+        assert list_types(kernel.inputs).count("int8") == (0 if name == "residual-downsample" else 1)
+        assert list_types(kernel.outputs) == ["int8"]
     alone = quantize(float_model(name), load_config(CONFIG, NO_ADDS))
     assert len(made) <= len(kernels(alone.model, tmp_path))
 
@@ -260,9 +260,11 @@ def test_half_of_attention_is_refused() -> None:
 @pytest.mark.trt
 def test_int8_attention_is_one_kernel(tmp_path: Path) -> None:
     made = kernels(attention("forced").model, tmp_path)
-    assert all(kernel.int8 for kernel in made if kernel.heavy)
+    assert all(runs_int8(kernel) for kernel in made if is_heavy(kernel))
     assert [kernel.kind for kernel in made if "mha" in kernel.name] == ["kgen"]
-    assert not [kernel for kernel in made if kernel.heavy and "matmul9" in kernel.nodes and "mha" not in kernel.name]
+    assert not [
+        kernel for kernel in made if is_heavy(kernel) and "matmul9" in kernel.nodes and "mha" not in kernel.name
+    ]
 
 
 @needs_rtx
@@ -271,18 +273,18 @@ def test_int8_attention_is_one_kernel(tmp_path: Path) -> None:
 def test_a_common_weight_for_query_key_and_value_runs_in_int8(choice: str, tmp_path: Path) -> None:
     """Without the pair on the result TensorRT cuts the weight in three and multiplies in float."""
     made = kernels(cut_attention(choice).model, tmp_path)
-    common = [kernel for kernel in made if kernel.heavy and "matmul0" in kernel.nodes]
+    common = [kernel for kernel in made if is_heavy(kernel) and "matmul0" in kernel.nodes]
     assert common
-    assert all(kernel.int8 and kernel.kind == "gemm" for kernel in common)
+    assert all(runs_int8(kernel) and kernel.kind == "gemm" for kernel in common)
 
 
 @needs_rtx
 @pytest.mark.trt
 def test_fp8_kernels(tmp_path: Path) -> None:
     result = quantize(float_model("conv-relu"), "trt-fp8")
-    heavy = [kernel for kernel in kernels(result.model, tmp_path, sm=89) if kernel.heavy]
+    heavy = [kernel for kernel in kernels(result.model, tmp_path, sm=89) if is_heavy(kernel)]
     assert len(heavy) == 2
-    assert all("FP8" in kernel.reads for kernel in heavy)
+    assert all("float8" in list_types(kernel.inputs) for kernel in heavy)
 
 
 def test_fp8_refuses_large_kernels() -> None:
@@ -299,7 +301,7 @@ INT4 = "g (float[N,16,256] x) => (float[N,16,128] y) { a = MatMul(x, w) y = Add(
 @pytest.mark.trt
 def test_int4_blocks_are_fused_into_the_product(tmp_path: Path) -> None:
     result = quantize(model(INT4, weights={"w": (256, 128), "b": (128,)}), "trt-int4-weights")
-    fused = [kernel for kernel in kernels(result.model, tmp_path) if "Int4" in kernel.constants]
+    fused = [kernel for kernel in kernels(result.model, tmp_path) if "int4" in list_types(kernel.weights)]
     assert [kernel.kind for kernel in fused] == ["runtime_fusion"]
 
 
