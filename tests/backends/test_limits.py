@@ -110,12 +110,18 @@ def test_limits_of_every_target(preset: str, overrides: dict[str, object], path:
         ("ort-int8", {"cpu": "vnni"}),
         ("ort-int8", {"weights.scheme": "asymmetric"}),
         ("ort-int4-weights", {"emit": "nbits", "accuracy_level": 4}),
-        ("trt-int4-weights", {"weights": {"bits": 8, "storage": "int8", "granularity": "channel", "block_size": None}}),
         ("virtual-int8", {"weights.scheme": "asymmetric", "attention": "quantized"}),
     ],
 )
 def test_what_an_engine_takes_is_let_pass(preset: str, overrides: dict[str, object]) -> None:
     assert load_config(preset, overrides).target == preset.split("-")[0]
+
+
+def test_int8_weights_alone_are_for_tensorrt_too() -> None:
+    base = load_config("trt-int4-weights")
+    wish = {"bits": 8, "storage": "int8", "granularity": "channel", "block_size": None}
+    weights = base.weights.model_copy(update=wish)
+    assert check_limits(base.model_copy(update={"weights": weights})).weights.granularity == "channel"
 
 
 def test_a_target_without_limits_of_its_own_has_none() -> None:
