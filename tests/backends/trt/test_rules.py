@@ -45,14 +45,14 @@ def float_model(name: str) -> onnx.ModelProto:
     return proto
 
 
-def quantize(proto: onnx.ModelProto, config: object = CONFIG, effort: str = "fast") -> onnxq.Result:
+def quantize(proto: onnx.ModelProto, config: object = CONFIG, effort: str = "balanced") -> onnxq.Result:
     return onnxq.quantize(proto, samples(proto), config, overrides={"latency": False, "effort": effort})
 
 
 # Results are for all tests of a case, which change nothing in them.
 @cache
 def quantized(name: str) -> onnxq.Result:
-    return quantize(float_model(name))
+    return quantize(float_model(name), effort="fast")
 
 
 WISHES: dict[str, dict[str, object]] = {
@@ -68,12 +68,12 @@ WISHES: dict[str, dict[str, object]] = {
 
 @cache
 def attention(wish: str = "none") -> onnxq.Result:
-    return quantize(model(ATTENTION, weights=ATTENTION_WEIGHTS), load_config(CONFIG, WISHES[wish]), "balanced")
+    return quantize(model(ATTENTION, weights=ATTENTION_WEIGHTS), load_config(CONFIG, WISHES[wish]))
 
 
 @cache
 def cut_attention(wish: str = "none") -> onnxq.Result:
-    return quantize(model(QKV, weights=QKV_WEIGHTS), load_config(CONFIG, WISHES[wish]), "balanced")
+    return quantize(model(QKV, weights=QKV_WEIGHTS), load_config(CONFIG, WISHES[wish]))
 
 
 def pairs(result: onnxq.Result) -> set[str]:
@@ -229,7 +229,7 @@ def test_attention_stays_float_where_it_does_not() -> None:
             wide = numpy_helper.to_array(tensor).copy()
             wide[:, :2] *= 400.0 if tensor.name == "wk" else 0.0025
             tensor.CopyFrom(numpy_helper.from_array(wide, tensor.name))
-    result = quantize(proto, load_config(CONFIG, WISHES["auto"]), "balanced")
+    result = quantize(proto, load_config(CONFIG, WISHES["auto"]))
     assert result.plan.attention is not None
     assert result.plan.attention.kind is AttentionKind.FLOAT
     assert result.plan.attention.quantized_db < result.plan.attention.float_db
