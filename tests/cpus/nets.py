@@ -6,6 +6,7 @@ overflow does.
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -91,6 +92,7 @@ def samples(proto: onnx.ModelProto, count: int = 32, seed: int = 1) -> dict[str,
     return {"x": (1 - rng.uniform(0, 1, (count, *dims)) ** 3).astype(np.float32)}
 
 
+@cache
 def quantized(name: str, *, effort: str = "fast", saturation: str = "avoid", **wanted: Any) -> onnxq.Result:
     """The network with every site quantized that the target takes. wanted: further overrides."""
     config = Config.model_validate(
