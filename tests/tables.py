@@ -11,8 +11,6 @@ from onnx import numpy_helper, parser
 import onnxq
 
 ROWS, WIDTH = 300, 48
-# Names of the nodes of one lookup of `w` by `e/Gather`, in int8.
-LOOKUP = ["Gather", "Cast", "Gather", "Unsqueeze", "Mul"]
 
 
 def make_table(rows: int = ROWS, width: int = WIDTH, seed: int = 0) -> np.ndarray:

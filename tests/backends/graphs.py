@@ -30,172 +30,77 @@ def model(text: str, *, weights: dict[str, tuple[int, ...]], seed: int = 0) -> o
 
 CONV = "<pads=[1,1,1,1], kernel_shape=[3,3]>"
 
+# Weights of convolutions of maps; a graph has those that its text names.
+MAP, KERNEL = "float[N,32,14,14]", (32, 32, 3, 3)
+Weights = dict[str, tuple[int, ...]]
+
+
+def _between(
+    middle: str, op: str, count: int, y: str = MAP, **weights: tuple[int, ...]
+) -> tuple[str, Weights, str, int]:
+    """a = Conv(x, w), and what makes y of it."""
+    text = f"g ({MAP} x) => ({y} y) {{ a = Conv {CONV}(x, w) {middle} }}"
+    return text, {"w": KERNEL, **(weights or {"v": KERNEL})}, op, count
+
+
+_BIASED = {"w": KERNEL, "b": (32,), "v": KERNEL, "c": (32,)}
+_LINEAR = "g (float[{0},128] x) => (float[{0},256] y) {{ a = MatMul(x, w) y = Add(a, b) }}"
+_LINEAR_WEIGHTS = {"w": (128, 256), "b": (256,)}
 # rule -> (graph text, weight shapes, operator in ORT's optimized graph, how many)
-GRAPHS: dict[str, tuple[str, dict[str, tuple[int, ...]], str, int]] = {
+GRAPHS: dict[str, tuple[str, Weights, str, int]] = {
     "conv": (
-        f"""g (float[N,32,14,14] x) => (float[N,32,14,14] y) {{
-            a = Conv {CONV}(x, w, b)
-            r = Relu(a)
-            y = Conv {CONV}(r, v, c)
-        }}""",
-        {"w": (32, 32, 3, 3), "b": (32,), "v": (32, 32, 3, 3), "c": (32,)},
-        "QLinearConv",
-        2,
+        f"g ({MAP} x) => ({MAP} y) {{ a = Conv {CONV}(x, w, b) r = Relu(a) y = Conv {CONV}(r, v, c) }}",
+        _BIASED, "QLinearConv", 2,
     ),
     "conv-clip": (
-        f"""g (float[N,32,14,14] x) => (float[N,32,14,14] y)
-            <float low = {{0.0}}, float high = {{0.5}}> {{
-            a = Conv {CONV}(x, w, b)
-            r = Clip(a, low, high)
-            y = Conv {CONV}(r, v, c)
-        }}""",
-        {"w": (32, 32, 3, 3), "b": (32,), "v": (32, 32, 3, 3), "c": (32,)},
-        "QLinearConv",
-        2,
+        f"""g ({MAP} x) => ({MAP} y) <float low = {{0.0}}, float high = {{0.5}}> {{
+            a = Conv {CONV}(x, w, b) r = Clip(a, low, high) y = Conv {CONV}(r, v, c) }}""",
+        _BIASED, "QLinearConv", 2,
     ),
     "gemm": (
-        """g (float[N,256] x) => (float[N,256] y) {
-            y = Gemm <transB=1>(x, w, b)
-        }""",
-        {"w": (256, 256), "b": (256,)},
-        "QGemm",
-        1,
+        "g (float[N,256] x) => (float[N,256] y) { y = Gemm <transB=1>(x, w, b) }",
+        {"w": (256, 256), "b": (256,)}, "QGemm", 1,
     ),
     "gemm-chain": (
-        """g (float[N,256] x) => (float[N,64] y) {
-            a = Gemm <transB=1>(x, w, b)
-            r = Relu(a)
-            y = Gemm(r, v, c)
-        }""",
-        {"w": (256, 256), "b": (256,), "v": (256, 64), "c": (64,)},
-        "QGemm",
-        2,
+        "g (float[N,256] x) => (float[N,64] y) { a = Gemm <transB=1>(x, w, b) r = Relu(a) y = Gemm(r, v, c) }",
+        {"w": (256, 256), "b": (256,), "v": (256, 64), "c": (64,)}, "QGemm", 2,
     ),
-    "matmul": (
-        """g (float[N,16,128] x) => (float[N,16,256] y) {
-            a = MatMul(x, w)
-            y = Add(a, b)
-        }""",
-        {"w": (128, 256), "b": (256,)},
-        "MatMulIntegerToFloat",
-        1,
-    ),
-    "matmul-static": (
-        """g (float[1,16,128] x) => (float[1,16,256] y) {
-            a = MatMul(x, w)
-            y = Add(a, b)
-        }""",
-        {"w": (128, 256), "b": (256,)},
-        "MatMulIntegerToFloat",
-        1,
-    ),
-    "matmul-2d": (
-        """g (float[16,128] x) => (float[16,256] y) {
-            a = MatMul(x, w)
-            y = Add(a, b)
-        }""",
-        {"w": (128, 256), "b": (256,)},
-        "MatMulIntegerToFloat",
-        1,
-    ),
-    "residual-add": (
-        f"""g (float[N,32,14,14] x) => (float[N,32,14,14] y) {{
-            a = Conv {CONV}(x, w)
-            r = Relu(a)
-            s = Conv {CONV}(r, v)
-            t = Add(s, r)
-            u = Relu(t)
-            y = Conv {CONV}(u, z)
-        }}""",
-        {"w": (32, 32, 3, 3), "v": (32, 32, 3, 3), "z": (32, 32, 3, 3)},
-        "QLinearAdd",
-        1,
+    "matmul": (_LINEAR.format("N,16"), _LINEAR_WEIGHTS, "MatMulIntegerToFloat", 1),
+    "matmul-static": (_LINEAR.format("1,16"), _LINEAR_WEIGHTS, "MatMulIntegerToFloat", 1),
+    "matmul-2d": (_LINEAR.format("16"), _LINEAR_WEIGHTS, "MatMulIntegerToFloat", 1),
+    "residual-add": _between(
+        f"r = Relu(a) s = Conv {CONV}(r, v) t = Add(s, r) u = Relu(t) y = Conv {CONV}(u, z)", "QLinearAdd", 1,
+        v=KERNEL, z=KERNEL,
     ),
     "gate-mul": (
-        f"""g (float[N,64,14,14] x) => (float[N,64,14,14] y) {{
-            a = Conv {CONV}(x, w)
-            m = GlobalAveragePool(a)
-            p = Conv(m, v)
-            s = Conv(p, z)
-            t = Mul(a, s)
-            y = Conv {CONV}(t, w)
-        }}""",
-        {"w": (64, 64, 3, 3), "v": (64, 64, 1, 1), "z": (64, 64, 1, 1)},
-        "QLinearMul",
-        1,
+        f"""g (float[N,64,14,14] x) => (float[N,64,14,14] y) {{ a = Conv {CONV}(x, w) m = GlobalAveragePool(a)
+            p = Conv(m, v) s = Conv(p, z) t = Mul(a, s) y = Conv {CONV}(t, w) }}""",
+        {"w": (64, 64, 3, 3), "v": (64, 64, 1, 1), "z": (64, 64, 1, 1)}, "QLinearMul", 1,
     ),
-    "concat": (
-        f"""g (float[N,32,14,14] x) => (float[N,32,14,14] y) {{
-            a = Conv {CONV}(x, w)
-            c = Conv {CONV}(a, v)
-            d = Concat <axis=1>(a, c)
-            y = Conv {CONV}(d, z)
-        }}""",
-        {"w": (32, 32, 3, 3), "v": (32, 32, 3, 3), "z": (32, 64, 3, 3)},
-        "QLinearConcat",
-        1,
+    "concat": _between(
+        f"c = Conv {CONV}(a, v) d = Concat <axis=1>(a, c) y = Conv {CONV}(d, z)", "QLinearConcat", 1,
+        v=KERNEL, z=(32, 64, 3, 3),
     ),
-    "global-average-pool": (
-        f"""g (float[N,32,14,14] x) => (float[N,64] y) {{
-            a = Conv {CONV}(x, w)
-            m = GlobalAveragePool(a)
-            f = Flatten(m)
-            y = Gemm <transB=1>(f, v, b)
-        }}""",
-        {"w": (32, 32, 3, 3), "v": (64, 32), "b": (64,)},
-        "QLinearGlobalAveragePool",
-        1,
+    "global-average-pool": _between(
+        "m = GlobalAveragePool(a) f = Flatten(m) y = Gemm <transB=1>(f, v, b)", "QLinearGlobalAveragePool", 1,
+        "float[N,64]", v=(64, 32), b=(64,),
     ),
-    "max-pool": (
-        f"""g (float[N,32,14,14] x) => (float[N,32,7,7] y) {{
-            a = Conv {CONV}(x, w)
-            m = MaxPool <kernel_shape=[2,2], strides=[2,2]>(a)
-            y = Conv {CONV}(m, v)
-        }}""",
-        {"w": (32, 32, 3, 3), "v": (32, 32, 3, 3)},
-        "QLinearConv",
-        2,
+    "max-pool": _between(
+        f"m = MaxPool <kernel_shape=[2,2], strides=[2,2]>(a) y = Conv {CONV}(m, v)", "QLinearConv", 2,
+        "float[N,32,7,7]",
     ),
-    "leaky-relu": (
-        f"""g (float[N,32,14,14] x) => (float[N,32,14,14] y) {{
-            a = Conv {CONV}(x, w)
-            m = LeakyRelu <alpha=0.1>(a)
-            y = Conv {CONV}(m, v)
-        }}""",
-        {"w": (32, 32, 3, 3), "v": (32, 32, 3, 3)},
-        "QLinearLeakyRelu",
-        1,
-    ),
-    "move": (
-        f"""g (float[N,32,14,14] x) => (float[N,32,14,14] y) {{
-            a = Conv {CONV}(x, w)
-            m = Transpose <perm=[0,1,3,2]>(a)
-            y = Conv {CONV}(m, v)
-        }}""",
-        {"w": (32, 32, 3, 3), "v": (32, 32, 3, 3)},
-        "QLinearConv",
-        2,
-    ),
+    "leaky-relu": _between(f"m = LeakyRelu <alpha=0.1>(a) y = Conv {CONV}(m, v)", "QLinearLeakyRelu", 1),
+    "move": _between(f"m = Transpose <perm=[0,1,3,2]>(a) y = Conv {CONV}(m, v)", "QLinearConv", 2),
     "lstm": (
-        """g (float[8,1,64] x) => (float[8,1,1,64] y) {
-            y = LSTM <hidden_size=64>(x, w, r)
-        }""",
-        {"w": (1, 256, 64), "r": (1, 256, 64)},
-        "DynamicQuantizeLSTM",
-        1,
+        "g (float[8,1,64] x) => (float[8,1,1,64] y) { y = LSTM <hidden_size=64>(x, w, r) }",
+        {"w": (1, 256, 64), "r": (1, 256, 64)}, "DynamicQuantizeLSTM", 1,
     ),
     "resize-nearest": (
-        f"""g (float[1,32,14,14] x) => (float[1,32,28,28] y)
-            <float[4] sizes = {{1.0, 1.0, 2.0, 2.0}}> {{
-            a = Conv {CONV}(x, w)
-            m = Resize <mode="nearest">(a, , sizes)
-            y = Conv {CONV}(m, v)
-        }}""",
-        {"w": (32, 32, 3, 3), "v": (32, 32, 3, 3)},
-        "QLinearConv",
-        2,
+        f"""g (float[1,32,14,14] x) => (float[1,32,28,28] y) <float[4] sizes = {{1.0, 1.0, 2.0, 2.0}}> {{
+            a = Conv {CONV}(x, w) m = Resize <mode="nearest">(a, , sizes) y = Conv {CONV}(m, v) }}""",
+        {"w": KERNEL, "v": KERNEL}, "QLinearConv", 2,
     ),
-}
+}  # fmt: skip
 
 
 # Weights that the text of a node may name.

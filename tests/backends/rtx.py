@@ -6,39 +6,32 @@ A failed build poisons the next one of the same process, and some graphs crash t
 from __future__ import annotations
 
 import json
-import re
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
 import onnx
 import pytest
 
+from onnxq.backends.engine import Kernel, Tensor
+from onnxq.backends.trt.kernels import read_layers_message
+
 needs_rtx = pytest.mark.skipif(find_spec("tensorrt_rtx") is None, reason="tensorrt-rtx is not installed")
 HEAVY = ("correlation", "gemm", "deconv", "runtime_fusion")
 
 
-@dataclass(frozen=True)
-class Kernel:
-    """kind: what TensorRT calls it; reads, constants, writes: data types; nodes: the ONNX nodes it does."""
+def is_heavy(kernel: Kernel) -> bool:
+    return kernel.kind in HEAVY or "mha" in kernel.name
 
-    name: str
-    kind: str
-    reads: tuple[str, ...]
-    constants: tuple[str, ...]
-    writes: tuple[str, ...]
-    nodes: tuple[str, ...]
 
-    @property
-    def heavy(self) -> bool:
-        return self.kind in HEAVY or "mha" in self.name
+def runs_int8(kernel: Kernel) -> bool:
+    return is_heavy(kernel) and "int8" in list_types(kernel.inputs)
 
-    @property
-    def int8(self) -> bool:
-        return self.heavy and "Int8" in self.reads
+
+def list_types(tensors: Sequence[Tensor]) -> list[str]:
+    return [tensor.dtype for tensor in tensors]
 
 
 def kernels(model: onnx.ModelProto, folder: Path, *, sm: int = 86) -> list[Kernel]:
@@ -60,21 +53,7 @@ def _build(models: Sequence[onnx.ModelProto], folder: Path, sm: int) -> tuple[li
     command = [sys.executable, __file__, str(sm), *map(str, paths)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     texts = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('"Layers:')]
-    made = [[_kernel(line) for line in text.splitlines()[1:] if "LayerType: " in line] for text in texts]
-    return made, done.stdout[-2000:] + done.stderr[-2000:]
-
-
-def _kernel(line: str) -> Kernel:
-    parts = dict(re.findall(r"(Inputs|Constants|Outputs): \[(.*?)\](?=, (?:Constants|Outputs|TacticName))", line))
-    kinds = {key: tuple(re.findall(r"Datatype: (\w+)", text)) for key, text in parts.items()}
-    return Kernel(
-        name=(re.search(r"Name: ([^,]*)", line) or [line])[0],
-        kind=(re.search(r"LayerType: (\w+)", line) or ["", ""])[1],
-        reads=kinds.get("Inputs", ()),
-        constants=kinds.get("Constants", ()),
-        writes=kinds.get("Outputs", ()),
-        nodes=tuple(re.findall(r"\[ONNX Layer: (.*?)\]", line)),
-    )
+    return [list(read_layers_message(text)) for text in texts], done.stdout[-2000:] + done.stderr[-2000:]
 
 
 def _main(sm: str, *paths: str) -> int:

@@ -28,13 +28,9 @@ def refused(plan: onnxq.Plan) -> dict[str, str]:
 
 
 STEM = """g (float[1,3,224,224] x) => (float[1,64,112,112] y) {
-    stem = Conv <pads=[1,1,1,1], strides=[2,2]>(x, w0)
-    stem_relu = Relu(stem)
-    depthwise = Conv <pads=[1,1,1,1], group=32>(stem_relu, w1)
-    depthwise_relu = Relu(depthwise)
-    wide = Conv(depthwise_relu, w2)
-    wide_relu = Relu(wide)
-    y = Conv(wide_relu, w3)
+    stem = Conv <pads=[1,1,1,1], strides=[2,2]>(x, w0) stem_relu = Relu(stem)
+    depthwise = Conv <pads=[1,1,1,1], group=32>(stem_relu, w1) depthwise_relu = Relu(depthwise)
+    wide = Conv(depthwise_relu, w2) wide_relu = Relu(wide) y = Conv(wide_relu, w3)
 }"""
 STEM_SHAPES = {"w0": (32, 3, 3, 3), "w1": (32, 1, 3, 3), "w2": (128, 32, 1, 1), "w3": (64, 128, 1, 1)}
 
@@ -56,12 +52,8 @@ def test_a_person_overrules_it() -> None:
 
 def test_a_spectrogram_front_end() -> None:
     text = """g (float[1,1,16000] x) => (float[1,64,61] y) <float two = {2.0}, float tiny = {0.000001}> {
-        stft = Conv <strides=[256]>(x, w0)
-        power = Mul(stft, stft)
-        floor = Add(power, tiny)
-        logged = Log(floor)
-        y = Conv <pads=[0,0]>(logged, w1)
-    }"""
+        stft = Conv <strides=[256]>(x, w0) power = Mul(stft, stft) floor = Add(power, tiny) logged = Log(floor)
+        y = Conv <pads=[0,0]>(logged, w1) }"""
     plan = onnxq.make_plan(build(text, {"w0": (64, 1, 512), "w1": (64, 64, 1)}))
     assert refused(plan)["stft"] == "log-front-end"
     assert any("logarithm logged" in refusal.reason for refusal in plan.left_float)
@@ -70,16 +62,9 @@ def test_a_spectrogram_front_end() -> None:
 def test_the_filters_in_front_of_a_transform_belong_to_the_front_end() -> None:
     # A constant-Q transform halves the rate by a filter before the transform of each octave; a Relu ends the filters.
     text = """g (float[1,64,16000] x) => (float[1,64,3998] y) <float tiny = {0.000001}> {
-        layer = Conv <pads=[1,1]>(x, w2)
-        r = Relu(layer)
-        filtered = Conv <strides=[2]>(r, w0)
-        turned = Neg(filtered)
-        cqt = Conv <strides=[2]>(turned, w0)
-        power = Mul(cqt, cqt)
-        floor = Add(power, tiny)
-        logged = Log(floor)
-        y = Conv <pads=[0,0]>(logged, w1)
-    }"""
+        layer = Conv <pads=[1,1]>(x, w2) r = Relu(layer) filtered = Conv <strides=[2]>(r, w0) turned = Neg(filtered)
+        cqt = Conv <strides=[2]>(turned, w0) power = Mul(cqt, cqt) floor = Add(power, tiny) logged = Log(floor)
+        y = Conv <pads=[0,0]>(logged, w1) }"""
     for target in ("trt", "ort"):
         plan = onnxq.make_plan(
             build(text, {"w0": (64, 64, 4), "w1": (64, 64, 1), "w2": (64, 64, 3)}), overrides={"target": target}
@@ -95,12 +80,8 @@ def test_a_filter_is_found_whichever_path_to_the_transform_is_looked_at_first(or
         filtered = Conv <strides=[2]>(x, w0)
         {lines[order[0]]}
         {lines[order[1]]}
-        both = Concat <axis=1>({order[0]}, {order[1]})
-        cqt = Conv <strides=[2]>(both, w1)
-        power = Mul(cqt, cqt)
-        floor = Add(power, tiny)
-        logged = Log(floor)
-        y = Conv(logged, w2)
+        both = Concat <axis=1>({order[0]}, {order[1]}) cqt = Conv <strides=[2]>(both, w1) power = Mul(cqt, cqt)
+        floor = Add(power, tiny) logged = Log(floor) y = Conv(logged, w2)
     }}"""
     shapes = {"w0": (64, 64, 4), "w1": (64, 128, 4), "w2": (64, 64, 1)}
     rules = refused(onnxq.make_plan(build(text, shapes), overrides={"target": "trt"}))
@@ -109,18 +90,13 @@ def test_a_filter_is_found_whichever_path_to_the_transform_is_looked_at_first(or
 
 def test_tiny_layers_do_not_pay() -> None:
     text = """g (float[1,4,6,6] x) => (float[1,4,6,6] y) {
-        a = Conv <pads=[1,1,1,1]>(x, w0)
-        r = Relu(a)
-        y = Conv <pads=[1,1,1,1]>(r, w1)
-    }"""
+        a = Conv <pads=[1,1,1,1]>(x, w0) r = Relu(a) y = Conv <pads=[1,1,1,1]>(r, w1) }"""
     plan = onnxq.make_plan(build(text, {"w0": (4, 4, 3, 3), "w1": (4, 4, 3, 3)}))
     assert not plan.sites
     assert refused(plan)["y"] == "size"
 
 
 def test_recurrent_layers_name_their_reason() -> None:
-    text = """g (float[7,1,16] x) => (float[7,1,1,16] y) {
-        y, h = GRU <hidden_size=16>(x, w, r)
-    }"""
+    text = "g (float[7,1,16] x) => (float[7,1,1,16] y) { y, h = GRU <hidden_size=16>(x, w, r) }"
     plan = onnxq.make_plan(build(text, {"w": (1, 48, 16), "r": (1, 48, 16)}))
     assert refused(plan)["y"] == "no-kernel"

@@ -164,7 +164,6 @@ def test_the_result_that_is_cut_into_query_key_and_value(between: str, at: str |
 
 def test_a_cut_that_does_not_reach_attention_is_none() -> None:
     text = """g (float[1,4,8] x) => (float[1,4,4] y) <float[8,8] w> {
-        h = MatMul(x, w) a, b = Split<axis=2>(h) y = Add(a, b)
-    }"""
+        h = MatMul(x, w) a, b = Split<axis=2>(h) y = Add(a, b) }"""
     graph = index(text)
     assert find_attention_cut(graph, graph.find_node("h")) is None

@@ -51,11 +51,7 @@ def scale_of(low: float, high: float) -> np.float32:
 EXACT = model(
     """g (float[N,3,4] x) => (float[N,3,4] y) <float[3,1] w = {1, -2, 3}, float[4,4] m = {
         1, 0, 2, 0,  0, 1, 0, -1,  3, 0, 1, 0,  0, 0, 0, 2}> {
-        [scale] a = Mul(x, w)
-        [relu] b = Relu(a)
-        [mix] c = MatMul(b, m)
-        [skip] y = Add(c, x)
-    }"""
+        [scale] a = Mul(x, w) [relu] b = Relu(a) [mix] c = MatMul(b, m) [skip] y = Add(c, x) }"""
 )
 EXACT_SITES: Sequence[str] = ("x", "a", "b", "c", "y")
 

@@ -12,13 +12,8 @@ from onnxq.spec import FloatType
 from tests.passes.kit import in_branch, parse
 
 TEXT = """g (float[2,8] x) => (float[2,8] y) {
-    m = ReduceMean <axes=[1]> (x)
-    d = Sub(x, m)
-    s = Mul(d, d)
-    v = ReduceMean <axes=[1]> (s)
-    e = Add(v, epsilon)
-    r = Sqrt(e)
-    y = Div(d, r)
+    m = ReduceMean <axes=[1]> (x) d = Sub(x, m) s = Mul(d, d) v = ReduceMean <axes=[1]> (s) e = Add(v, epsilon)
+    r = Sqrt(e) y = Div(d, r)
 }"""
 
 
@@ -88,10 +83,6 @@ def test_operators_of_onnx_runtime_have_errors_too() -> None:
 def test_what_is_read_may_have_any_type() -> None:
     """A sequence, and bfloat16, of which ONNX Runtime has no Size."""
     text = """g (float[2,8] x) => (float[2,8] y) {
-        s = SequenceConstruct(x, x)
-        a = SequenceAt(s, first)
-        n = Cast <to=16> (a)
-        y = Cast <to=1> (n)
-    }"""
+        s = SequenceConstruct(x, x) a = SequenceAt(s, first) n = Cast <to=16> (a) y = Cast <to=1> (n) }"""
     net = infer_shapes(parse(text, opset=17, first=np.array(1)))
     assert {TensorId("a"), TensorId("y")} <= set(measure_float_errors(net, FloatType.FLOAT16, samples()))

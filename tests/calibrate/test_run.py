@@ -20,9 +20,7 @@ W = QuantSpec(granularity=PerChannel(0))
 B = QuantSpec(bits=32, granularity=PerChannel(0))
 CONV = model(
     """g (float[N,2,5,5] x) => (float[N,3,3,3] y) <float[3] b = {0.5, 1e9, -2.0}> {
-        [conv] c = Conv(x, w, b)
-        [act] y = Relu(c)
-    }"""
+        [conv] c = Conv(x, w, b) [act] y = Relu(c) }"""
 )
 WEIGHT = np.random.default_rng(1).standard_normal((3, 2, 3, 3)).astype(np.float32)
 WEIGHT[1] = 0
@@ -256,8 +254,7 @@ def test_tensors_of_loops_are_seen_or_refused() -> None:
             [yes_node] yes = Constant <value = bool {1}> ()
             [loop] y = Loop (trips, yes, x) <
                 body = b (int64 i, bool c_in, float[3] v) => (bool c_out, float[3] v_out) {
-                    [go] c_out = Identity(c_in)
-                    [double] d = Add(v, v)
+                    [go] c_out = Identity(c_in) [double] d = Add(v, v)
                     [choose] v_out = If (c) <
                         then_branch = t () => (float[3] a) { [n] k = Neg(d) [r] a = Relu(k) },
                         else_branch = e () => (float[3] z) { [i] z = Identity(d) }>

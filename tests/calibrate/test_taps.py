@@ -58,9 +58,7 @@ def test_ragged_samples_are_all_seen() -> None:
 
 FIXED = model(
     """g (float[N,2,3] x) => (float[1,6] y) <int64[2] shape = {1, 6}, float[2,1] w = {3, 5}> {
-        [scale] a = Mul(x, w)
-        [flat] y = Reshape(a, shape)
-    }"""
+        [scale] a = Mul(x, w) [flat] y = Reshape(a, shape) }"""
 )
 
 

@@ -1,177 +1,147 @@
 """The commands on a real network with real engines, from file to file."""
 
+from __future__ import annotations
+
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from click.testing import CliRunner, Result
-from onnx import TensorProto, helper, numpy_helper
+from click.testing import Result
 
-from onnxq.cli import cli
+from tests.cli.kit import read, run
+from tests.codes.kit import model, saved, written
 
-
-def run(*args: object) -> Result:
-    return CliRunner().invoke(cli, [str(arg) for arg in args])
-
-
-def network(path: Path) -> Path:
-    """Three 32-channel convolutions with a residual Add, wide enough for int8 to pay."""
-    rng = np.random.default_rng(0)
-    inits, nodes, at = [], [], "x"
-    for k, channels in enumerate((3, 32, 32)):
-        weight = rng.normal(scale=(2 / (9 * channels)) ** 0.5, size=(32, channels, 3, 3)).astype(np.float32)
-        inits += [numpy_helper.from_array(weight, f"w{k}"), numpy_helper.from_array(np.zeros(32, np.float32), f"b{k}")]
-        nodes.append(helper.make_node("Conv", [at, f"w{k}", f"b{k}"], [f"c{k}"], name=f"conv{k}", pads=[1] * 4))
-        nodes.append(helper.make_node("Relu", [f"c{k}"], [f"r{k}"], name=f"relu{k}"))
-        at = f"r{k}"
-    nodes.append(helper.make_node("Add", ["r2", "r0"], ["y"], name="add"))
-    values = [
-        helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 3, 16, 16]),
-        helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 32, 16, 16]),
-    ]
-    graph = helper.make_graph(nodes, "g", values[:1], values[1:], inits)
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
-    return path
+# Three 32-channel convolutions with a residual Add, wide enough for int8 to pay.
+NETWORK = """g (float[n,3,16,16] x) => (float[n,32,16,16] y) {
+    [conv0] c0 = Conv <pads=[1,1,1,1]>(x, w0, b0) r0 = Relu(c0) [conv1] c1 = Conv <pads=[1,1,1,1]>(r0, w1, b1)
+    r1 = Relu(c1) [conv2] c2 = Conv <pads=[1,1,1,1]>(r1, w2, b2) r2 = Relu(c2) y = Add(r2, r0) }"""
+ASYMMETRIC = "weights: {bits: 4, signed: false, storage: uint4, scheme: asymmetric, granularity: channel}\n"
 
 
 @pytest.fixture
-def work(tmp_path) -> Path:
-    network(tmp_path / "m.onnx")
+def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    rng = np.random.default_rng(0)
+    weights: dict[str, Any] = {f"b{k}": np.zeros(32, np.float32) for k in range(3)}
+    for k, channels in enumerate((3, 32, 32)):
+        weight = rng.normal(scale=(2 / (9 * channels)) ** 0.5, size=(32, channels, 3, 3))
+        weights[f"w{k}"] = weight.astype(np.float32)
+    saved(tmp_path, model(NETWORK, **weights))
     np.savez(tmp_path / "d.npz", x=np.random.default_rng(1).normal(size=(12, 3, 16, 16)).astype(np.float32))
+    monkeypatch.chdir(tmp_path)
     return tmp_path
 
 
-def pairs(path: Path) -> list[dict]:
-    return json.loads(run("inspect", path, "--json").stdout)["pairs"]
+def quantize(*more: str, code: int = 0) -> Result:
+    """`onnxq quantize` on samples, not timed."""
+    result = run("quantize", "m.onnx", "--data", "d.npz", "--no-latency", *more)
+    assert result.exit_code == code, result.stderr
+    return result
+
+
+def pairs(path: str) -> list[dict[str, Any]]:
+    return read("inspect", path)["pairs"]  # type: ignore[no-any-return]
 
 
 def test_quantize_writes_beside_the_model_and_accounts_for_it(work):
     before = (work / "m.onnx").read_bytes()
-    result = run("quantize", work / "m.onnx", "--data", work / "d.npz")
+    result = run("quantize", "m.onnx", "--data", "d.npz", "--strict")
+    # What is left float because it does not pay is nothing that `--strict` counts.
     assert result.exit_code == 0, result.stderr
-    for part in ("x smaller", "latency", "accuracy", "Q/DQ pairs", "Conv 2/3"):
+    for part in ("x smaller", "latency", "accuracy", "Q/DQ pairs", "Conv 2/3", "\nleft float  ",
+                 "[F103] the first convolution"):  # fmt: skip
         assert part in result.stdout
     assert "SYNTHETIC" not in result.stdout
+    assert "refused" not in result.stdout
     assert (work / "m.onnx").read_bytes() == before
     onnxruntime.InferenceSession(work / "m.q.onnx", providers=["CPUExecutionProvider"])
-    assert {pair["origin"] for pair in pairs(work / "m.q.onnx")} == {"metadata"}
+    assert {pair["origin"] for pair in pairs("m.q.onnx")} == {"metadata"}
     assert sorted(path.name for path in work.iterdir()) == ["d.npz", "m.onnx", "m.q.onnx"]
 
 
 def test_json_is_one_document_and_says_what_the_files_say(work):
-    result = run("quantize", work / "m.onnx", "--data", work / "d.npz", "--json", "--no-latency", "--holdout", 3)
-    found = json.loads(result.stdout)
-    assert found["output"] == str(work / "m.q.onnx")
+    found = json.loads(quantize("--json", "--holdout", "3").stdout)
+    assert found["output"] == "m.q.onnx"
     assert found["output_bytes"] == (work / "m.q.onnx").stat().st_size
     assert found["latency"] is None
     assert found["checked"] == 3
     assert found["checks"][0]["name"] == "y"
     assert found["checks"][0]["sqnr_db"][0] > 30
-    assert found["pairs"] == len(pairs(work / "m.q.onnx"))
+    assert found["pairs"] == len(pairs("m.q.onnx"))
 
 
-def test_without_data_the_banner_is_on_stderr_even_with_json(work):
-    result = run("quantize", work / "m.onnx", "--json", "--no-latency")
+@pytest.mark.usefixtures("work")
+def test_without_data_the_banner_is_on_stderr_even_with_json():
+    result = run("quantize", "m.onnx", "--json", "--no-latency")
     assert result.exit_code == 0
     assert json.loads(result.stdout)["synthetic"] is True
     assert "!! SYNTHETIC DATA" in result.stderr
-    assert "!! SYNTHETIC DATA" in run("quantize", work / "m.onnx", "--no-latency", "--force", "-q").stderr
+    assert "!! SYNTHETIC DATA" in run("quantize", "m.onnx", "--no-latency", "--force", "-q").stderr
 
 
-def test_a_second_run_needs_force_and_gives_the_same_bytes(work):
-    first = run("quantize", work / "m.onnx", "--data", work / "d.npz", "--no-latency", "-q")
-    assert (first.exit_code, first.stdout, first.stderr) == (0, "", "")
+def test_a_second_run_needs_force_and_like_the_plan_carried_out_gives_the_same_bytes(work):
+    first = quantize("-q", "--plan", "p.json")
+    assert (first.stdout, first.stderr) == ("", "")
     made = (work / "m.q.onnx").read_bytes()
-    assert run("quantize", work / "m.onnx", "--data", work / "d.npz").exit_code == 1
-    assert run("quantize", work / "m.onnx", "--data", work / "d.npz", "--no-latency", "--force").exit_code == 0
-    assert (work / "m.q.onnx").read_bytes() == made
-
-
-def test_a_plan_carried_out_gives_the_same_bytes(work):
-    made = run("quantize", work / "m.onnx", "--data", work / "d.npz", "--plan", work / "p.json", "--no-latency")
-    assert made.exit_code == 0, made.stderr
-    applied = run("apply", work / "m.onnx", work / "p.json", "-o", work / "again.onnx", "--no-latency")
+    quantize(code=1)
+    quantize("--force")
+    applied = run("apply", "m.onnx", "p.json", "-o", "again.onnx", "--no-latency")
     assert applied.exit_code == 0, applied.stderr
-    assert (work / "again.onnx").read_bytes() == (work / "m.q.onnx").read_bytes()
+    assert (work / "m.q.onnx").read_bytes() == (work / "again.onnx").read_bytes() == made
 
 
 def test_plan_is_a_dry_run_that_apply_carries_out_on_data(work):
-    shown = run("plan", work / "m.onnx")
+    shown = run("plan", "m.onnx")
     assert shown.exit_code == 0, shown.stderr
     assert "without numbers" in shown.stdout
     assert sorted(path.name for path in work.iterdir()) == ["d.npz", "m.onnx"]
-    printed = json.loads(run("plan", work / "m.onnx", "--json", "-o", work / "p.json").stdout)
+    printed = read("plan", "m.onnx", "-o", "p.json")
     assert json.loads((work / "p.json").read_text()) == printed
-    bare = run("apply", work / "m.onnx", work / "p.json")
+    bare = run("apply", "m.onnx", "p.json")
     assert bare.exit_code == 1
     assert "fix: give samples that it is calibrated on, `--data`, or a plan with its numbers" in bare.stderr
     assert "`onnxq quantize` writes one by `--plan`" in bare.stderr
-    done = run("apply", work / "m.onnx", work / "p.json", "--data", work / "d.npz", "--no-latency")
+    done = run("apply", "m.onnx", "p.json", "--data", "d.npz", "--no-latency")
     assert done.exit_code == 0, done.stderr
-    assert len(pairs(work / "m.q.onnx")) == len(printed["sites"])
+    assert len(pairs("m.q.onnx")) == len(printed["sites"])
 
 
 def test_a_rule_of_a_file_is_obeyed_and_a_typo_in_it_is_told(work):
-    (work / "c.yaml").write_text("extends: ort-int8\nrules:\n  - node: conv1\n    set: {float: true}\n")
-    result = run("quantize", work / "m.onnx", "--data", work / "d.npz", "--config", work / "c.yaml", "--no-latency")
-    assert result.exit_code == 0, result.stderr
-    assert "Conv 1/3" in result.stdout
-    (work / "c.yaml").write_text("rules:\n  - node: convv1\n    set: {float: true}\n")
-    result = run("plan", work / "m.onnx", "--config", work / "c.yaml")
+    written(work, "extends: ort-int8\nrules:\n  - node: conv1\n    set: {float: true}\n", "c.yaml")
+    assert "Conv 1/3" in quantize("--config", "c.yaml").stdout
+    written(work, "rules:\n  - node: convv1\n    set: {float: true}\n", "c.yaml")
+    result = run("plan", "m.onnx", "--config", "c.yaml")
     assert result.exit_code == 1
-    assert f"{work / 'c.yaml'}:2" in result.stderr
+    assert "c.yaml:2" in result.stderr
     assert "'conv1'" in result.stderr
 
 
 def test_strict_exits_with_3_after_writing_when_something_was_refused(work):
-    asked = work / "asked.yaml"
-    asked.write_text(
-        "weights: {bits: 4, signed: false, storage: uint4, scheme: asymmetric, granularity: channel}\n",
-        encoding="utf-8",
-    )
-    result = run(
-        "quantize", work / "m.onnx", "--data", work / "d.npz", "--no-latency", "--strict", "--config", asked, "--json"
-    )
-    assert result.exit_code == 3
+    result = quantize("--strict", "--json", "--config", str(written(work, ASYMMETRIC, "asked.yaml")), code=3)
     assert (work / "m.q.onnx").exists()
     assert {one["code"] for one in json.loads(result.stdout)["refusals"]} == {"R103"}
 
 
-def test_strict_counts_nothing_that_is_left_float_because_it_does_not_pay(work):
-    result = run("quantize", work / "m.onnx", "--data", work / "d.npz", "--no-latency", "--strict")
-    assert result.exit_code == 0, result.stderr
-    assert "\nleft float  " in result.stdout
-    assert "refused" not in result.stdout
-    assert "[F103] the first convolution" in result.stdout
-
-
-def test_bits_attribute_is_written_on_request_with_a_warning(work):
-    result = run("quantize", work / "m.onnx", "--data", work / "d.npz", "--no-latency", "--emit-bits-attribute")
-    assert result.exit_code == 0, result.stderr
-    assert "ONNX Runtime refuse" in result.stdout
+def test_external_data_is_written_beside_and_the_bits_attribute_on_request_with_a_warning(work):
+    quantize("--external-data")
+    assert (work / "m.q.onnx_data").exists()
+    onnxruntime.InferenceSession(work / "m.q.onnx", providers=["CPUExecutionProvider"])
+    assert "ONNX Runtime refuse" in quantize("--emit-bits-attribute", "--force").stdout
     nodes = [node for node in onnx.load(work / "m.q.onnx").graph.node if node.op_type.endswith("quantizeLinear")]
     assert nodes
     assert all(any(attribute.name == "bits" for attribute in node.attribute) for node in nodes)
 
 
-def test_external_data_is_written_beside(work):
-    result = run("quantize", work / "m.onnx", "--data", work / "d.npz", "--no-latency", "--external-data")
-    assert result.exit_code == 0, result.stderr
-    assert (work / "m.q.onnx_data").exists()
-    onnxruntime.InferenceSession(work / "m.q.onnx", providers=["CPUExecutionProvider"])
-
-
+@pytest.mark.usefixtures("work")
 @pytest.mark.parametrize(
     "preset", ["ort-int8-percentile", "ort-int8-mse", "ort-int8-entropy", "ort-uint16-activations"]
 )
-def test_presets_give_working_models(work, preset):
-    result = run("quantize", work / "m.onnx", "--data", work / "d.npz", "--config", preset, "--json", "--no-latency")
-    assert result.exit_code == 0, result.stderr
-    assert json.loads(result.stdout)["checks"][0]["sqnr_db"][1] > 20
+def test_presets_give_working_models(preset):
+    assert json.loads(quantize("--config", preset, "--json").stdout)["checks"][0]["sqnr_db"][1] > 20
 
 
 @pytest.mark.parametrize(
@@ -179,31 +149,26 @@ def test_presets_give_working_models(work, preset):
 )
 def test_weight_only_presets_need_no_data(tmp_path, preset, bits, decibels):
     rng = np.random.default_rng(0)
-    inits = [numpy_helper.from_array(rng.normal(size=(64, 64)).astype(np.float32), f"w{k}") for k in range(2)]
-    nodes = [helper.make_node("MatMul", ["x", "w0"], ["m"]), helper.make_node("MatMul", ["m", "w1"], ["y"])]
-    values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n", 64]) for name in "xy"]
-    graph = helper.make_graph(nodes, "g", values[:1], values[1:], inits)
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), tmp_path / "m.onnx")
-    result = run("quantize", tmp_path / "m.onnx", "--config", preset, "--json", "--no-latency")
-    assert result.exit_code == 0, result.stderr
-    assert json.loads(result.stdout)["checks"][0]["sqnr_db"][0] > decibels
-    assert [pair["bits"] for pair in pairs(tmp_path / "m.q.onnx")] == bits
+    weights = {f"w{k}": rng.normal(size=(64, 64)).astype(np.float32) for k in range(2)}
+    body = "g (float[n,64] x) => (float[n,64] y) { m = MatMul(x, w0) y = MatMul(m, w1) }"
+    found = read("quantize", saved(tmp_path, model(body, **weights)), "--config", preset, "--no-latency")
+    assert found["error"] is None
+    assert found["checks"][0]["sqnr_db"][0] > decibels
+    assert [pair["bits"] for pair in pairs(str(tmp_path / "m.q.onnx"))] == bits
 
 
 def test_wrong_data_is_the_users_fault(work):
     np.savez(work / "bad.npz", z=np.zeros((2, 3, 16, 16), np.float32))
-    result = run("quantize", work / "m.onnx", "--data", work / "bad.npz")
+    result = run("quantize", "m.onnx", "--data", "bad.npz")
     assert result.exit_code == 1
     assert "fix:" in result.stderr
     assert not (work / "m.q.onnx").exists()
 
 
 def test_code_that_a_file_names_runs_only_where_it_is_trusted_and_is_named_in_the_summary(work):
-    script = work / "score.py"
-    script.write_text("open(__file__ + '.ran', 'w').close()\ndef score(model): return 1.0\n")
-    config = work / "my.yaml"
-    config.write_text(f"accuracy: {{metric: '{script}:score'}}\neffort: fast\n")
-    words = (work / "m.onnx", "--data", work / "d.npz", "--config", config)
+    script = written(work, "open(__file__ + '.ran', 'w').close()\ndef score(model): return 1.0\n", "score.py")
+    config = written(work, f"accuracy: {{metric: '{script}:score'}}\neffort: fast\n", "my.yaml")
+    words = ("m.onnx", "--data", "d.npz", "--config", config)
     for command in ("plan", "quantize"):
         result = run(command, *words)
         assert (result.exit_code, result.stderr[:12]) == (1, "error[Q324]:")

@@ -8,25 +8,25 @@ import subprocess
 import sys
 from pathlib import Path
 
-import click
 import onnx
 import pytest
-from click.testing import CliRunner
-from onnx import TensorProto, helper
+from click.testing import Result
 
-from onnxq.cli import cli
-from onnxq.cli.group import CommandGroup
 from onnxq.codes import CODES
-from tests.codes.kit import gemm
+from tests.cli.kit import read, run, run_failing
+from tests.codes.kit import gemm, written
 
 KEYS = {"code", "kind", "subject", "cause", "fix", "details", "file", "line", "exit"}
 
 
 def failed(*args: str) -> tuple[int, dict, str]:
-    result = CliRunner().invoke(cli, list(args))
+    return read_error(run(*args), KEYS)
+
+
+def read_error(result: Result, keys: set[str]) -> tuple[int, dict, str]:
     document = json.loads(result.stdout)
     assert document["schema"] == 1
-    assert set(document["error"]) == KEYS
+    assert set(document["error"]) == keys
     return result.exit_code, document["error"], result.stderr
 
 
@@ -68,20 +68,15 @@ def test_of_two_models_neither_is_blamed(tmp_path) -> None:
 
 
 def test_without_json_stdout_stays_empty(tmp_path) -> None:
-    result = CliRunner().invoke(cli, ["inspect", str(tmp_path / "none.onnx")])
+    result = run("inspect", tmp_path / "none.onnx")
     assert (result.exit_code, result.stdout) == (1, "")
+    # Behind two dashes it is no option.
+    assert run("inspect", "--", "--json").stdout == ""
 
 
 def test_an_error_of_the_configuration_has_file_and_line(tmp_path) -> None:
-    model, config = tmp_path / "m.onnx", tmp_path / "my.yaml"
-    graph = helper.make_graph(
-        [helper.make_node("Relu", ["x"], ["y"])],
-        "g",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 4])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, 4])],
-    )
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), model)
-    config.write_text("target: ort\nwieghts: {bits: 8}\n", encoding="utf-8")
+    model = save_model(tmp_path / "m.onnx", "g (float[1,4] x) => (float[1,4] y) { y = Relu(x) }")
+    config = written(tmp_path, "target: ort\nwieghts: {bits: 8}\n", "my.yaml")
     _, error, _ = failed("plan", str(model), "--config", str(config), "--json")
     assert (error["code"], error["file"], error["line"]) == ("Q303", str(config), 2)
     assert "weights" in error["fix"]
@@ -103,34 +98,15 @@ def test_a_wrong_command_line_is_json_too(args) -> None:
     assert f"error[Q001]: {error['cause']}" in said
 
 
-def test_json_behind_two_dashes_is_no_option() -> None:
-    assert CliRunner().invoke(cli, ["inspect", "--", "--json"]).stdout == ""
-
-
-def run_failing(error: BaseException) -> tuple[int, dict, str]:
-    @click.command("fail")
-    @click.option("--json", is_flag=True)
-    def fail(json: bool) -> None:
-        raise error
-
-    group = CommandGroup("t")
-    group.get_command = lambda ctx, name: fail
-    result = CliRunner().invoke(group, ["fail", "--json"])
-    return result.exit_code, json.loads(result.stdout)["error"], result.stderr
-
-
-def test_a_defect_is_json_with_its_traceback_and_shows_it_on_stderr_too() -> None:
-    code, error, said = run_failing(RuntimeError("surprise"))
+def test_a_defect_is_json_with_its_traceback_and_shows_it_on_stderr_too_and_no_memory_is_json() -> None:
+    code, error, said = read_error(run_failing(RuntimeError("surprise"), "--json"), {*KEYS, "traceback"})
     assert code == error["exit"] == 70
     assert (error["code"], error["kind"], error["subject"], error["cause"]) == (
         "Q003", "defect", "RuntimeError", "surprise",
     )  # fmt: skip
     assert "Traceback (most recent call last)" in error["traceback"]
     assert "RuntimeError: surprise" in said
-
-
-def test_no_memory_is_json_too() -> None:
-    code, error, _ = run_failing(MemoryError())
+    code, error, _ = read_error(run_failing(MemoryError(), "--json"), KEYS)
     assert code == error["exit"] == 1
     assert (error["code"], error["kind"]) == ("Q002", "memory")
     assert "`--memory-limit`" in error["fix"]
@@ -164,24 +140,20 @@ def test_a_model_whose_name_is_not_utf8_is_quantized(tmp_path) -> None:
     assert json.loads(done.stdout.decode("utf-8"))["source"].endswith("caf\ufffd.onnx")
 
 
-def test_explain_tells_one_code() -> None:
-    result = CliRunner().invoke(cli, ["explain", "q303"])
+def test_explain_tells_one_code_and_knows_the_nearest() -> None:
+    result = run("explain", "q303")
     assert result.exit_code == 0
     assert result.stdout.startswith("Q303: unknown key\n")
     assert CODES["Q303"].fix in result.stdout
+    result = run("explain", "Q3O3")
+    assert result.exit_code == 2
+    assert "'Q303'" in result.stderr
 
 
 def test_explain_lists_all_codes() -> None:
-    shown = CliRunner().invoke(cli, ["explain"]).stdout
+    shown = run("explain").stdout
     assert [code for code in CODES if f"  {code}  " not in shown] == []
-    document = json.loads(CliRunner().invoke(cli, ["explain", "--json"]).stdout)
-    assert [entry["id"] for entry in document["codes"]] == list(CODES)
-
-
-def test_explain_knows_the_nearest_code() -> None:
-    result = CliRunner().invoke(cli, ["explain", "Q3O3"])
-    assert result.exit_code == 2
-    assert "'Q303'" in result.stderr
+    assert [entry["id"] for entry in read("explain")["codes"]] == list(CODES)
 
 
 def test_explain_loads_nothing_heavy() -> None:

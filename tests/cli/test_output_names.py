@@ -9,9 +9,9 @@ import click
 import numpy as np
 import onnx
 import pytest
-from click.testing import CliRunner
 
 from onnxq.cli import cli
+from tests.cli.kit import CONTEXT, find_command, run
 from tests.codes.kit import gemm
 
 # Each option that names an output of a command, with all that the command needs to come so far.
@@ -33,14 +33,7 @@ import-calibration t.cache --model m.onnx --allow-missing --apply NAME
 annotate-bits m.onnx -o NAME
 build-kernels -o NAME
 """
-CONTEXT = click.Context(cli)
 COMMANDS = cli.list_commands(CONTEXT)
-
-
-def find_command(name: str) -> click.Command:
-    command = cli.get_command(CONTEXT, name)
-    assert command is not None
-    return command
 
 
 @pytest.fixture
@@ -57,7 +50,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize("line", LINES.strip().splitlines())
 def test_no_output_is_a_standard_stream(folder: Path, line: str) -> None:
     before = sorted(folder.iterdir())
-    done = CliRunner().invoke(cli, line.replace("NAME", "-").split())
+    done = run(*line.replace("NAME", "-").split())
     assert done.exit_code == 1, done.output
     assert "error[Q603]: " in done.stderr
     assert "fix: name a f" in done.stderr
@@ -69,7 +62,7 @@ def test_no_output_is_a_standard_stream(folder: Path, line: str) -> None:
 def test_a_word_that_is_empty_is_refused(folder: Path, line: str) -> None:
     """An output went to the default place, samples were made up: `-o "$OUT"` of a variable that was never set."""
     before = sorted(folder.iterdir())
-    done = CliRunner().invoke(cli, ["" if word == "NAME" else word for word in line.split()])
+    done = run(*("" if word == "NAME" else word for word in line.split()))
     assert (done.exit_code, done.stdout) == (2, "")
     assert re.search(r"Invalid value for '.+': it is empty\.", done.stderr)
     assert sorted(folder.iterdir()) == before

@@ -7,10 +7,9 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from click.testing import CliRunner
 
 from onnxq.backends import load_config
-from onnxq.cli import cli
+from tests.cli.kit import run
 from tests.codes.kit import gemm
 
 
@@ -19,10 +18,7 @@ def test_one_sample_is_one_sample(tmp_path: Path) -> None:
     name = onnx.load(tmp_path / "m.onnx").graph.input[0].name
     np.savez(tmp_path / "x.npz", **{name: np.random.default_rng(0).standard_normal((2, 64)).astype(np.float32)})
     args = ["profile", tmp_path / "m.onnx", "--data", tmp_path / "x.npz", "--by", "site"]
-    shown = {
-        count: CliRunner().invoke(cli, [*map(str, args), "--samples", str(count)], catch_exceptions=False).stdout
-        for count in (1, 2)
-    }
+    shown = {count: run(*args, "--samples", count).stdout for count in (1, 2)}
     assert "with everything quantized, 1 sample\n" in shown[1]
     assert "with everything quantized, 2 samples\n" in shown[2]
 
@@ -33,9 +29,3 @@ def test_one_sample_is_one_sample(tmp_path: Path) -> None:
 )
 def test_groupings(text: str, found: tuple[str, ...]) -> None:
     assert load_config(None, {"profile.by": text}).profile.by == found
-
-
-def test_an_unknown_grouping_names_those_there_are() -> None:
-    done = CliRunner().invoke(cli, ["profile", "m.onnx", "--by", "node,layer"])
-    assert done.exit_code == 2
-    assert "'layer' is not one of node, segment, site" in done.stderr

@@ -10,11 +10,11 @@ import numpy as np
 import onnx
 import pytest
 from click.testing import CliRunner, Result
-from onnx import TensorProto, helper, numpy_helper
 
 import onnxq
 from onnxq.cli import cli
 from onnxq.errors import OutputError
+from tests.codes.kit import model, saved
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="links and devices")
 _X = np.random.default_rng(0).standard_normal((4, 16)).astype(np.float32)
@@ -28,21 +28,15 @@ def score(model):
 _FAST = ("--effort", "fast", "--no-latency", "--quiet")
 
 
-def network() -> onnx.ModelProto:
-    weight = np.random.default_rng(1).standard_normal((16, 128)).astype(np.float32)
-    values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["N", n]) for name, n in (("x", 16), ("y", 128))]
-    node = helper.make_node("MatMul", ["x", "w"], ["y"], name="product")
-    graph = helper.make_graph([node], "net", values[:1], values[1:], [numpy_helper.from_array(weight, "w")])
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
-
-
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Every kind of input there is."""
     folder = tmp_path_factory.mktemp("made")
-    onnx.save(network(), folder / "m.onnx")
+    weight = np.random.default_rng(1).standard_normal((16, 128)).astype(np.float32)
+    network = model("g (float[N,16] x) => (float[N,128] y) { y = MatMul(x, w) }", opset=21, ir=10, w=weight)
+    saved(folder, network)
     os.symlink("m.onnx", folder / "soft.onnx")
-    onnx.save(network(), folder / "in.onnx", save_as_external_data=True, location="o2.onnx_data", size_threshold=0)
+    onnx.save(network, folder / "in.onnx", save_as_external_data=True, location="o2.onnx_data", size_threshold=0)
     np.savez(folder / "d.npz", x=_X)
     (folder / "samples").mkdir()
     for k in range(3):

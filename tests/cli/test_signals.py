@@ -10,13 +10,12 @@ import time
 from pathlib import Path
 
 import numpy as np
-import onnx
 import pytest
-from onnx import TensorProto, helper
 
 import onnxq
 from onnxq.cli import cli
 from onnxq.cli.group import Stopped, catch_signals
+from tests.codes.kit import model, saved, written
 from tests.processes import start
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="signals")
@@ -40,10 +39,8 @@ def load():
 
 @pytest.fixture
 def work(tmp_path: Path) -> Path:
-    values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["N", 4]) for name in "xy"]
-    graph = helper.make_graph([helper.make_node("Neg", ["x"], ["y"], name="neg")], "net", values[:1], values[1:])
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), tmp_path / "m.onnx")
-    (tmp_path / "slow.py").write_text(_DATA)
+    saved(tmp_path, model("g (float[N,4] x) => (float[N,4] y) { y = Neg(x) }"))
+    written(tmp_path, _DATA, "slow.py")
     (tmp_path / "tmp").mkdir()
     return tmp_path
 
@@ -103,10 +100,8 @@ def test_the_library_leaves_signals_alone(work: Path, monkeypatch: pytest.Monkey
     samples = {"x": np.ones((4, 4), np.float32)}
     onnxq.quantize(work / "m.onnx", samples, overrides={"latency": False, "effort": "fast"}, out=work / "q.onnx")
     assert [signal.getsignal(number) for number in _ASKING] == before
-
-
-def test_a_caller_of_the_command_gets_its_handlers_back() -> None:
-    before = [signal.getsignal(number) for number in _ASKING]
+    monkeypatch.undo()
+    # A caller of the command gets them back.
     with pytest.raises(SystemExit):
         cli.main(["--help"])
     assert [signal.getsignal(number) for number in _ASKING] == before

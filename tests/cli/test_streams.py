@@ -10,9 +10,8 @@ from pathlib import Path
 
 import onnx
 import pytest
-from click.testing import CliRunner
 
-from onnxq.cli import cli
+from tests.cli import kit as cli
 from tests.codes.kit import gemm
 
 ONNXQ = f"{sys.executable} -m onnxq.cli"
@@ -48,10 +47,8 @@ def test_a_full_standard_output_is_an_error_that_says_so(folder: Path, line: str
     assert code == 1
     assert said.startswith("error[Q604]: the standard output or a temporary file: cannot be written (No space left")
     code, _, said = run(folder, f"{line} 1</dev/null")
-    assert (code, said.partition("(")[0]) == (
-        1,
-        "error[Q604]: the standard output or a temporary file: cannot be written ",
-    )
+    assert code == 1
+    assert said.startswith("error[Q604]: the standard output or a temporary file: cannot be written (")
 
 
 @pytest.mark.parametrize("line", COMMANDS)
@@ -106,7 +103,7 @@ def test_names_of_any_length_are_files_or_refused(
     name = "n" * (length - 5) + ".onnx"
     if length <= 255:
         onnx.save(gemm(), name)
-    done = CliRunner().invoke(cli, line.replace("NAME", name).split())
+    done = cli.run(*line.replace("NAME", name).split())
     assert done.exit_code in (0, 1, 2), done.stderr
     if done.exit_code:
         assert re.search(r"^error\[Q\d+\]: ", done.stderr, re.MULTILINE)

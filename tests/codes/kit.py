@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -9,9 +10,11 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from click.testing import CliRunner
 from onnx import numpy_helper, parser
 
 from onnxq.backends import load_config
+from onnxq.cli import cli
 from onnxq.graph import ValueInfo
 
 Provoke = Callable[[Path], Any]
@@ -32,10 +35,32 @@ def reach(code: str, *marks: pytest.MarkDecorator) -> Callable[[Provoke], Provok
     return put
 
 
+def reach_each(table: dict[str, Provoke]) -> None:
+    """The same of a table of codes."""
+    for code, provoke in table.items():
+        reach(code)(provoke)
+
+
+def show(*args: object) -> dict[str, Any]:
+    """The JSON that a command prints."""
+    shown = CliRunner().invoke(cli, [*map(str, args), "--json"])
+    result: dict[str, Any] = json.loads(shown.stdout)
+    if shown.exit_code:
+        assert f"error[{result['error']['code']}]" in shown.stderr
+    return result
+
+
+def fail(*args: object) -> str:
+    """The code of the error that a command shows beside its result."""
+    return str(show(*args)["error"]["code"])
+
+
 def codes_in(found: Any) -> Iterator[str]:
-    """The codes of an error, refusal or warning, or of all in a collection."""
+    """A code, that of an error, refusal or warning, or those of all in a collection."""
     if hasattr(found, "code"):
         yield found.code
+    elif isinstance(found, str):
+        yield found
     elif isinstance(found, (list, tuple)):
         for one in found:
             yield from codes_in(one)
@@ -47,7 +72,7 @@ def model(body: str, opset: int = 17, ir: int = 8, **tensors: Any) -> onnx.Model
     for name, value in tensors.items():
         proto.graph.initializer.append(numpy_helper.from_array(np.asarray(value), name))
     for node in proto.graph.node:
-        node.name = node.output[0]
+        node.name = node.name or node.output[0]
     return proto
 
 
@@ -57,6 +82,15 @@ def gemm(rows: int = 4, columns: int = 3, **more: Any) -> onnx.ModelProto:
     weight = rng.standard_normal((rows, columns)).astype(F)
     body = f"g (float[N,{rows}] x) => (float[N,{columns}] y) {{ y = Gemm(x, w, b) }}"
     return model(body, **{"w": weight, "b": np.zeros(columns, F), **more})
+
+
+def saturating() -> onnx.ModelProto:
+    """A model whose 16-bit sums overflow."""
+    return model(
+        """g (float[N,64] x) => (float[N,64] y) {
+        q = QuantizeLinear(x, s, z) d = DequantizeLinear(q, s, z) v = DequantizeLinear(w, s) y = MatMul(d, v) }""",
+        s=np.asarray(0.1, F), z=np.asarray(0, np.uint8), w=np.full((64, 64), 127, np.int8),
+    )  # fmt: skip
 
 
 def rows(count: int = 8, width: int = 4) -> dict[str, np.ndarray]:

@@ -1,4 +1,4 @@
-"""What provokes codes of models that hold pairs already, of edited plans and of custom operators."""
+"""What provokes codes of models and calls of other tools, of edited plans and of custom operators."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from onnx import helper
 
 import onnxq
+from onnxq import compat
 from onnxq.backends import load_config
 from onnxq.plan import from_json, to_json
-from tests.codes.kit import FORCE, model, reach
+from tests.codes.kit import FORCE, gemm, model, reach, reach_each, rows
 from tests.custom_ops.models import network as swell
 from tests.passes.kit import parse
 from tests.pipeline import test_unchecked_outputs as unchecked
@@ -26,16 +28,6 @@ UNSIGNED = EVERYTHING.model_copy(
 )
 
 
-@reach("Q113")
-def no_library(_: Path):
-    onnxq.quantize(swell(), {"x": np.zeros((4, 3, 16, 16), np.float32)})
-
-
-@reach("Q322")
-def missing_library(folder: Path):
-    onnxq.quantize(swell(), {"x": np.zeros((4, 3, 16, 16), np.float32)}, overrides={"ort_library": folder / "none.so"})
-
-
 @reach("W123")
 def unrun(_: Path):
     proto = swell()
@@ -43,21 +35,6 @@ def unrun(_: Path):
     proto.graph.node[0].input[0] = "v"
     proto.graph.node.insert(0, helper.make_node("Swell", ["x"], ["v"], domain="example.ops"))
     return onnxq.quantize(proto, config="ort-int8-weights").report.warnings
-
-
-@reach("W131")
-def partly_run(_: Path):
-    return onnxq.quantize(swell(), config="ort-int8-weights").report.warnings
-
-
-@reach("Q125")
-def twice(_: Path):
-    quantized(quantized(residual()).model)
-
-
-@reach("R115")
-def rule_against_a_pair(_: Path):
-    return quantized(quantized(residual(), leaving("c/Conv")).model, leaving("d/Conv")).plan.refusals
 
 
 @reach("F107")
@@ -113,3 +90,28 @@ def other_bits(_: Path):
     weight = next(site for site in raw["sites"] if site["role"] == "weight")
     weight["spec"]["bits"] = 4
     return onnxq.apply(residual(), from_json(json.dumps(raw)), overrides={"latency": False}).report.warnings
+
+
+def called(folder: Path, width: int = 4, **how: Any) -> list[Any]:
+    """What `onnxq.compat` warns of."""
+    with pytest.warns(compat.CompatWarning) as caught:
+        compat.quantize_static(gemm(width, width), folder / "q.onnx", rows(8, width), **how)
+    return [warning.message for warning in caught]
+
+
+reach_each(
+    {
+        "W130": lambda folder: called(
+            folder, 64, op_types_to_quantize=["Gemm"], extra_options={"DedicatedQDQPair": True}
+        ),
+        "W135": called,
+        "W136": lambda folder: called(folder, op_types_to_quantize=["Gemm"]),
+        "Q113": lambda _: onnxq.quantize(swell(), {"x": np.zeros((4, 3, 16, 16), np.float32)}),
+        "Q322": lambda folder: onnxq.quantize(
+            swell(), {"x": np.zeros((4, 3, 16, 16), np.float32)}, overrides={"ort_library": folder / "none.so"}
+        ),
+        "W131": lambda _: onnxq.quantize(swell(), config="ort-int8-weights").report.warnings,
+        "Q125": lambda _: quantized(quantized(residual()).model),
+        "R115": lambda _: quantized(quantized(residual(), leaving("c/Conv")).model, leaving("d/Conv")).plan.refusals,
+    }
+)

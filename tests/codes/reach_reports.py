@@ -2,27 +2,29 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
 import pytest
-from click.testing import CliRunner
 from onnx import helper
 
 import onnxq
-from onnxq.backends import load_config
-from onnxq.cli import cli
+from onnxq.backends import find_backend, find_engine, load_config
+from onnxq.backends.engine import ENGINE
+from onnxq.backends.ort.engine import OPTIMIZED
 from onnxq.engines.saturation.emulate import emulate_saturation
 from onnxq.graph import load_model, name_nodes
+from onnxq.passes.base import RunContext
+from onnxq.passes.rewrites.normalizations import fold_scalars
 from onnxq.pipeline.finalize import warn_unmeasured_cpu
 from onnxq.report.model import LatencyRatio, OutputCheck, Report
 from onnxq.runtime import tap_tensors
 from onnxq.sites import Refusal, TensorId
-from tests.codes.kit import EVERYTHING, FORCE, F, gemm, model, reach, rows, saved, written
+from tests.codes.kit import EVERYTHING, FORCE, F, gemm, model, reach, reach_each, rows, saturating, saved, show, written
 from tests.interop.models import cache, network, ranges
+from tests.passes.kit import make_state
 from tests.pipeline.models import images, residual
 from tests.planner.test_balance import net
 from tests.tables import words
@@ -39,20 +41,10 @@ def conv(group: int = 1, channels: int = 64) -> onnx.ModelProto:
     return model(body, w=np.random.default_rng(0).standard_normal((64, channels // group, 3, 3)).astype(F) / 20)
 
 
-@reach("R100")
-def a_refusal_of_an_extension(_: Path):
-    return Refusal("mine", "is odd")
-
-
 @reach("R101")
 def no_kernel(_: Path):
     body = 'g (float[2,64] x) => (float[2,64] y) { y = Einsum <equation="ab,bc->ac"> (x, w) }'
     return planned(model(body, w=np.eye(64, dtype=F)))
-
-
-@reach("R102")
-def weight_at_run_time(_: Path):
-    return planned(model("g (float[1,64,8,8] x, float[64,64,3,3] w) => (float[1,64,6,6] y) { y = Conv(x, w) }"))
 
 
 @reach("R103")
@@ -103,8 +95,6 @@ def out_of_reach(_: Path):
 
 @reach("R111")
 def no_tensorrt(_: Path):
-    from onnxq.backends import find_backend
-
     found = find_backend("trt").local.find_obstacle()
     if found is None:
         pytest.skip("TensorRT runs here")
@@ -113,10 +103,6 @@ def no_tensorrt(_: Path):
 
 @reach("R112")
 def a_rewrite_that_does_not_fit(_: Path):
-    from onnxq.passes.base import RunContext
-    from onnxq.passes.rewrites.normalizations import fold_scalars
-    from tests.passes.kit import make_state
-
     body = "g (float16[N,4,7,7] x) => (float16[N,6,7,7] y) { h = Conv(x, w) y = Mul(h, k) }"
     proto = model(body, w=np.full((6, 4, 1, 1), 2, np.float16), k=np.float16([6e4]))
     return fold_scalars(RunContext(), make_state(name_nodes(proto)))[1].skipped
@@ -143,24 +129,6 @@ def renamed() -> list[Any]:
     return [*found.fixed, *found.warnings]
 
 
-@reach("R113")
-def not_switched(_: Path):
-    return renamed()
-
-
-@reach("W117")
-def not_the_whole_account(_: Path):
-    return renamed()
-
-
-def saturating() -> onnx.ModelProto:
-    return model(
-        """g (float[N,64] x) => (float[N,64] y) {
-        q = QuantizeLinear(x, s, z) d = DequantizeLinear(q, s, z) v = DequantizeLinear(w, s) y = MatMul(d, v) }""",
-        s=np.asarray(0.1, F), z=np.asarray(0, np.uint8), w=np.full((64, 64), 127, np.int8),
-    )  # fmt: skip
-
-
 @reach("R114")
 def not_emulated(_: Path):
     weights = {
@@ -176,30 +144,10 @@ def not_emulated(_: Path):
     return emulate_saturation(proto).skipped
 
 
-@reach("F101")
-def a_rule_says_float(_: Path):
-    return planned(gemm(64, 64), rules=[{"op": "Gemm", "set": {"float": True}}])
-
-
-@reach("F102")
-def too_small(_: Path):
-    return planned(gemm(2, 2))
-
-
-@reach("F103")
-def the_first_convolution(_: Path):
-    return planned(conv(channels=3))
-
-
 @reach("F104")
 def on_request(_: Path):
     body = "g (float[N,64,64] x, float[N,64,64] z) => (float[N,64,64] y) { y = MatMul(x, z) }"
     return list(onnxq.make_plan(model(body), config="trt-int8").left_float)
-
-
-@reach("F105")
-def float_was_faster(_: Path):
-    return onnxq.make_plan(gemm(2, 2), rows(8, 2), overrides={"placement": "measured"}).left_float
 
 
 @reach("F106")
@@ -217,31 +165,6 @@ def an_operator_of_a_library(_: Path):
     return onnxq.make_plan(proto, config="ort-int8-weights").left_float
 
 
-@reach("F109")
-def embeddings_for_tensorrt(_: Path):
-    return onnxq.make_plan(words(), config="trt-int8").left_float
-
-
-@reach("W101")
-def made_up(_: Path):
-    return onnxq.quantize(gemm(64, 64), config=EVERYTHING, overrides={"latency": False}).report.warnings
-
-
-@reach("W102")
-def allowed(_: Path):
-    return planned(gemm(64, 64), saturation="allow")
-
-
-@reach("W103")
-def other_cpus(_: Path):
-    return planned(net(24, 10, ["dense", "dense"]))
-
-
-@reach("W104")
-def slower_type(_: Path):
-    return planned(gemm(64, 64), rules=[FORCE], activations={"bits": 4})
-
-
 @reach("W105")
 def bits_attribute(_: Path):
     quantized = onnxq.quantize(gemm(64, 64), rows(8, 64), EVERYTHING, overrides={"latency": False}).model
@@ -255,47 +178,13 @@ def damaged_notes(_: Path):
     return onnxq.inspect(proto).warnings
 
 
-@reach("W107")
-def sums_overflow(folder: Path):
-    shown = CliRunner().invoke(cli, ["prove", str(saved(folder, saturating())), "--engine", "ort", "--json"])
-
-    class Shown:
-        code = json.loads(shown.stdout)["warnings"][-1]["code"]
-
-    return Shown()
-
-
 def judged(*sqnr: float, **more: Any) -> list[Any]:
     check = OutputCheck(name="y", sqnr_db=(sqnr[0], sqnr[1]), cosine=(1.0, 1.0), agreement_db=30.0)
     return list(Report(target="ort", pairs=1, checks=(check,), **more).alarms())
 
 
-@reach("W108")
-def far_away(_: Path):
-    return judged(3.0, 3.0)
-
-
-@reach("W109")
-def changed_by_optimizations(_: Path):
-    return judged(40.0, 20.0)
-
-
-@reach("W110")
-def slower(_: Path):
-    return judged(40.0, 40.0, latency=LatencyRatio(float_ms=1.0, int8_ms=2.0))
-
-
-@reach("W111")
-def nothing_done(_: Path):
-    return list(onnxq.quantize(gemm(2, 2), rows(8, 2), overrides={"latency": False}).report.alarms())
-
-
 @reach("W112")
 def other_kernels(folder: Path):
-    from onnxq.backends import find_engine
-    from onnxq.backends.engine import ENGINE
-    from onnxq.backends.ort.engine import OPTIMIZED
-
     saved(folder, saturating(), OPTIMIZED)
     body = "g (float[N,64] x) => (float[N,64] y) { y = QLinearConv(x, x, x, x, x, x, x, x) }"
     saved(folder, model(body), ENGINE)
@@ -307,16 +196,6 @@ def initializers_as_inputs(_: Path):
     proto = gemm()
     proto.graph.input.append(helper.make_tensor_value_info("w", onnx.TensorProto.FLOAT, [4, 3]))
     return load_model(proto).notes
-
-
-@reach("W114")
-def left_out(_: Path):
-    return planned(gemm(64, 64), rows(4, 64), effort="high")
-
-
-@reach("W115")
-def another_processor(_: Path):
-    return warn_unmeasured_cpu(onnxq.make_plan(gemm(64, 64)), "arm64")
 
 
 @reach("W116")
@@ -336,10 +215,33 @@ def joined_scales(folder: Path):
     scales["s"] = np.float32(1.5 * scales["c2"])
     config = load_config(None, {"activations": {"bits": 8, "signed": True, "scheme": "symmetric"}, "rules": [FORCE]})
     return onnxq.import_calibration(
-        written(folder, cache(scales), "c"), network_file(folder, proto), overrides={"target": "ort"}, config=config
+        written(folder, cache(scales), "c"), saved(folder, proto), overrides={"target": "ort"}, config=config
     ).notes
 
 
-def network_file(folder: Path, proto: onnx.ModelProto) -> Path:
-    """The model as a file, as TensorRT read it."""
-    return saved(folder, proto)
+reach_each(
+    {
+        "R100": lambda _: Refusal("mine", "is odd"),
+        "R102": lambda _: planned(
+            model("g (float[1,64,8,8] x, float[64,64,3,3] w) => (float[1,64,6,6] y) { y = Conv(x, w) }")
+        ),
+        "R113": lambda _: renamed(),
+        "W117": lambda _: renamed(),
+        "F101": lambda _: planned(gemm(64, 64), rules=[{"op": "Gemm", "set": {"float": True}}]),
+        "F102": lambda _: planned(gemm(2, 2)),
+        "F103": lambda _: planned(conv(channels=3)),
+        "F105": lambda _: onnxq.make_plan(gemm(2, 2), rows(8, 2), overrides={"placement": "measured"}).left_float,
+        "F109": lambda _: onnxq.make_plan(words(), config="trt-int8").left_float,
+        "W101": lambda _: onnxq.quantize(gemm(64, 64), config=EVERYTHING, overrides={"latency": False}).report.warnings,
+        "W102": lambda _: planned(gemm(64, 64), saturation="allow"),
+        "W103": lambda _: planned(net(24, 10, ["dense", "dense"])),
+        "W104": lambda _: planned(gemm(64, 64), rules=[FORCE], activations={"bits": 4}),
+        "W107": lambda folder: show("prove", saved(folder, saturating()), "--engine", "ort")["warnings"][-1]["code"],
+        "W108": lambda _: judged(3.0, 3.0),
+        "W109": lambda _: judged(40.0, 20.0),
+        "W110": lambda _: judged(40.0, 40.0, latency=LatencyRatio(float_ms=1.0, int8_ms=2.0)),
+        "W111": lambda _: list(onnxq.quantize(gemm(2, 2), rows(8, 2), overrides={"latency": False}).report.alarms()),
+        "W114": lambda _: planned(gemm(64, 64), rows(4, 64), effort="high"),
+        "W115": lambda _: warn_unmeasured_cpu(onnxq.make_plan(gemm(64, 64)), "arm64"),
+    }
+)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from onnxq.spec import QParams, QuantSpec
-from tests.codes.kit import reach
+from tests.codes.kit import reach, reach_each
 
 
 def front_end() -> tuple[Any, Any, Any]:
@@ -104,22 +104,12 @@ def no_step(_: Path):
     Schedule(weights=-1)
 
 
-@reach("Q409")
-def too_early(_: Path):
-    linear().calc_qparams()
-
-
 @reach("Q410")
 def no_batch_norm(_: Path):
     torch, _n, _q = front_end()
     made = calibrated()
     with made.batchnorm_tuning():
         made(torch.zeros(2, 4))
-
-
-@reach("Q508")
-def no_numbers(_: Path):
-    next(iter(linear().quantizers.values())).qparams()
 
 
 @reach("Q509")
@@ -178,3 +168,11 @@ def another_network_in_the_export(folder: Path):
     with pytest.warns(ExportWarning, match=r"\[W126\]") as caught:
         export_onnx(other.eval(), folder / "net.onnx", torch.randn(8, 4), target="virtual")
     return [one.message for one in caught if isinstance(one.message, ExportWarning)]
+
+
+reach_each(
+    {
+        "Q409": lambda _: linear().calc_qparams(),
+        "Q508": lambda _: next(iter(linear().quantizers.values())).qparams(),
+    }
+)

@@ -2,71 +2,46 @@
 
 from __future__ import annotations
 
-import ast
 import inspect
 import re
 from collections.abc import Iterator
-from functools import cache
-from pathlib import Path
 
 import click
 import pytest
+from click.testing import CliRunner
 
 import onnxq
 from onnxq.cli import cli
 from onnxq.cli.options import list_flags, name_options
 from onnxq.config import list_options
 from onnxq.errors import DataError
+from onnxq.files import check_outputs
 from onnxq.report.terminal import TextView
 from onnxq.wording import translate_text, use_translation
+from tests.sources import ROOT, SOURCES, list_texts, name_source
 
-ROOT = Path(__file__).resolve().parents[2]
 COMMANDS = {name: cli.get_command(click.Context(cli), name) for name in cli.list_commands(click.Context(cli))}
 KNOWN = {option for command in COMMANDS.values() for one in command.params for option in one.opts if option[:1] == "-"}
 # Options of compilers, which are not ours.
 COMPILERS = {"onnxq/kernels/device.py": {"--threads", "-o"}, "onnxq/kernels/host.py": {"-o"}}
-SOURCES = [
-    path
-    for room in ("onnxq", "torch_frontend")
-    for path in sorted((ROOT / room).rglob("*.py"))
-    if ROOT / "onnxq" / "cli" not in path.parents
-]
-
-
-@cache
-def nodes(path: Path) -> tuple[ast.AST, ...]:
-    return tuple(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
-
-
-def strings(path: Path) -> Iterator[tuple[int, str]]:
-    for node in nodes(path):
-        if isinstance(node, ast.Constant) and isinstance(node.value, str):
-            yield node.lineno, node.value
-
-
-def docstrings(path: Path) -> set[int]:
-    bodies = [node.body for node in nodes(path) if hasattr(node, "body") and isinstance(node.body, list)]
-    firsts = [body[0].value for body in bodies if body and isinstance(body[0], ast.Expr)]
-    return {first.lineno for first in firsts if isinstance(first, ast.Constant)}
+CLI = ROOT / "onnxq" / "cli"
+LIBRARY = [path for path in SOURCES if CLI not in path.parents]
 
 
 def named_parameters() -> Iterator[tuple[str, str]]:
     """Every parameter that a message names, with where."""
-    for path in SOURCES:
-        documented = docstrings(path)
-        for line, text in strings(path):
-            if "\n" in text or line in documented:
-                continue
-            for name in re.findall(r"`(\w+)=", text):
-                yield f"{path.relative_to(ROOT).as_posix()}:{line}", name
+    for path in LIBRARY:
+        for line, text in list_texts(path):
+            for name in re.findall(r"`(\w+)=", text) if "\n" not in text else ():
+                yield f"{name_source(path)}:{line}", name
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.relative_to(ROOT).as_posix())
+@pytest.mark.parametrize("path", LIBRARY, ids=name_source)
 def test_the_library_names_no_option_of_the_command_line(path) -> None:
-    allowed = COMPILERS.get(path.relative_to(ROOT).as_posix(), set())
+    allowed = COMPILERS.get(name_source(path), set())
     named = [
         f"line {line}: {option}"
-        for line, text in strings(path)
+        for line, text in list_texts(path, docstrings=True)
         for option in re.findall(r"(?<![\w-])--?[a-z][a-z-]*", text)
         if option in KNOWN - allowed
     ]
@@ -104,20 +79,11 @@ def test_a_text_is_translated_while_the_command_line_speaks() -> None:
     assert translate_text("`force=True`") == "`force=True`"
 
 
-def test_python_hears_of_parameters(tmp_path) -> None:
-    (tmp_path / "m.q.onnx").touch()
-    (tmp_path / "m.onnx").touch()
-    from onnxq.files import check_outputs
-
+def test_python_hears_of_parameters_and_the_command_line_of_options(tmp_path) -> None:
+    model, output = tmp_path / "m.onnx", tmp_path / "m.q.onnx"
+    model.touch()
+    output.touch()
     with pytest.raises(onnxq.OnnxqError, match="`force=True`"):
-        check_outputs(tmp_path / "m.onnx", tmp_path / "m.q.onnx")
+        check_outputs(model, output)
     assert "--" not in str(DataError("x", "y"))
-
-
-def test_the_command_line_hears_of_options(tmp_path) -> None:
-    from click.testing import CliRunner
-
-    (tmp_path / "m.onnx").touch()
-    (tmp_path / "m.q.onnx").touch()
-    result = CliRunner().invoke(cli, ["quantize", str(tmp_path / "m.onnx")])
-    assert "overwrite it with `--force`" in result.stderr
+    assert "overwrite it with `--force`" in CliRunner().invoke(cli, ["quantize", str(model)]).stderr

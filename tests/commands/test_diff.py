@@ -37,11 +37,7 @@ FOUND = Difference(
     quantized_model="/models/m.q.onnx",
     data="8 samples",
     samples=8,
-    runs=(
-        Run(name="float", engine="ONNX Runtime", samples=8),
-        Run(name=OFF, engine="ONNX Runtime", samples=8),
-        Run(name=ON, engine="ONNX Runtime", samples=8),
-    ),
+    runs=tuple(Run(name=name, engine="ONNX Runtime", samples=8) for name in ("float", OFF, ON)),
     outputs=(OUTPUT,),
     layers=(LAYER,),
     worst=(LAYER.name,),
@@ -83,13 +79,8 @@ def test_the_tables_at_80_columns() -> None:
 
 
 def test_one_engine_has_nothing_to_be_compared_with() -> None:
-    alone = replace(
-        FOUND,
-        runs=FOUND.runs[:2],
-        outputs=(replace(OUTPUT, accuracy=OUTPUT.accuracy[:1], engines=()),),
-        layers=(),
-        worst=(),
-    )
+    outputs = (replace(OUTPUT, accuracy=OUTPUT.accuracy[:1], engines=()),)
+    alone = replace(FOUND, runs=FOUND.runs[:2], outputs=outputs, layers=(), worst=())
     assert "only one engine ran (as the file says): nothing to compare it with" in shown(show, alone, width=None)
 
 

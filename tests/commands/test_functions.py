@@ -10,13 +10,13 @@ import numpy as np
 import onnx
 import pytest
 from click.testing import CliRunner
-from onnx import parser
 
 import onnxq
 from onnxq.backends import load_config
 from onnxq.cli import cli
 from onnxq.config import Config, Rule
 from onnxq.errors import ConfigError
+from tests.codes.kit import model
 from tests.pipeline.models import EVERYTHING, images, residual
 
 NAN = math.nan
@@ -105,15 +105,13 @@ def test_weights_of_few_bits_say_so_too() -> None:
 
 
 def test_an_observer_that_a_shared_scale_leaves_idle_is_told() -> None:
-    proto = parser.parse_model(
-        """<ir_version: 8, opset_import: ["" : 17]> g (float[N,32,8,8] x) => (float[N,32,4,4] y) {
-            c = Conv <pads=[1,1,1,1]>(x, w)
-            p = MaxPool <kernel_shape=[2,2], strides=[2,2]>(c)
-            y = Conv <pads=[1,1,1,1]>(p, w)
-        }"""
-    )
     weight = np.random.default_rng(0).standard_normal((32, 32, 3, 3)).astype(np.float32)
-    proto.graph.initializer.append(onnx.numpy_helper.from_array(weight, "w"))
+    proto = model(
+        """g (float[N,32,8,8] x) => (float[N,32,4,4] y) {
+            c = Conv <pads=[1,1,1,1]>(x, w) p = MaxPool <kernel_shape=[2,2], strides=[2,2]>(c)
+            y = Conv <pads=[1,1,1,1]>(p, w) }""",
+        w=weight,
+    )
     rule = Rule(tensor="p", set={"observer": "mse"})  # type: ignore[arg-type]
     plan = onnxq.make_plan(proto, images(), EVERYTHING.model_copy(update={"rules": (rule, *EVERYTHING.rules)}))
     assert len({one.group for one in plan.sites if str(one.site) in ("c", "p")}) == 1

@@ -52,14 +52,8 @@ W = replace(
     scale_max=2.5e-2,
 )
 B = replace(W, site=Edge("MatMul_3", 1), bits=4, origin=Origin.TYPE, granularity=PerBlock(0, 32), storage="int4")
-DYNAMIC = replace(
-    X,
-    site=TensorId("h", "If_0.then_branch"),
-    scope="If_0.then_branch",
-    scales=0,
-    scale_min=math.nan,
-    scale_max=math.nan,
-)
+BRANCH = "If_0.then_branch"
+DYNAMIC = replace(X, site=TensorId("h", BRANCH), scope=BRANCH, scales=0, scale_min=math.nan, scale_max=math.nan)
 FOUND = found(
     pairs=(X, W, B, DYNAMIC),
     warnings=(Caution("W106", "a note of bits was damaged"),),
@@ -88,11 +82,8 @@ warning[W106]: a note of bits was damaged
 """
 
 
-def test_the_tables_at_80_columns() -> None:
+def test_the_tables_at_80_columns_and_with_all_names() -> None:
     assert shown(show, FOUND) == TABLE
-
-
-def test_verbose_names_role_type_and_nodes() -> None:
     text = shown(show, FOUND, width=None, verbose=True)
     for word in ("weight", "int4", "x/QuantizeLinear x/DequantizeLinear", "w/DequantizeLinear"):
         assert word in text

@@ -12,18 +12,10 @@ from onnxq.commands.results import show, write_json
 from onnxq.kernels import Built
 from tests.report.kit import shown, warned
 
+CACHE = "/home/a/.cache/onnxq/kernels"
 BUILT = (
-    Built(
-        "CPU",
-        "built",
-        "g++ (Debian 12.2.0) 12.2.0",
-        path="/home/a/.cache/onnxq/kernels/libfq_cpu-0123456789abcdef.so",
-        size=345_678,
-        seconds=41.27,
-    ),
-    Built(
-        "CUDA", "there", "nvcc 13.0", ("sm_80", "sm_90"), "/home/a/.cache/onnxq/kernels/fq-0123.fatbin", 2_345_678, 0.02
-    ),
+    Built("CPU", "built", "g++ (Debian 12.2.0) 12.2.0", (), f"{CACHE}/libfq_cpu-0123456789abcdef.so", 345_678, 41.27),
+    Built("CUDA", "there", "nvcc 13.0", ("sm_80", "sm_90"), f"{CACHE}/fq-0123.fatbin", 2_345_678, 0.02),
 )
 MISSING = Built("CUDA", "missing", reason="there is no nvcc; install the CUDA toolkit")
 
@@ -36,15 +28,10 @@ no CUDA kernels: there is no nvcc; install the CUDA toolkit
 """
 
 
-def test_the_table_at_80_columns() -> None:
-    assert shown(show, Kernels((*BUILT, MISSING))) == TABLE
-
-
-def test_quiet_says_only_what_is_missing() -> None:
-    assert warned(show, Kernels((*BUILT, MISSING)), quiet=True) == (
-        "",
-        "no CUDA kernels: there is no nvcc; install the CUDA toolkit\n",
-    )
+def test_the_table_at_80_columns_and_quiet_only_what_is_missing() -> None:
+    found = Kernels((*BUILT, MISSING))
+    assert shown(show, found) == TABLE
+    assert warned(show, found, quiet=True) == ("", "no CUDA kernels: there is no nvcc; install the CUDA toolkit\n")
     assert warned(show, Kernels(BUILT), quiet=True) == ("", "")
 
 

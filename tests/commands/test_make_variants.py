@@ -10,7 +10,6 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from onnx import numpy_helper, parser
 
 import onnxq
 from onnxq.commands.results import write_json
@@ -18,6 +17,7 @@ from onnxq.commands.variants import make as make_variants
 from onnxq.commands.variants.result import VariantState
 from onnxq.errors import ConfigError, ModelError, OutputError
 from onnxq.graph import save
+from tests.codes.kit import model
 from tests.pipeline.models import images, residual
 
 FAST = {"effort": "fast", "latency": False}
@@ -25,38 +25,19 @@ FAST = {"effort": "fast", "latency": False}
 FORCED = "rules: [{op: '*', set: {quantize: true}}]\n"
 SUFFIXES = {"fp32": "", "fp16": "_fp16", "int8": "_int8", "q8": "_quantized", "q4": "_q4", "q4f16": "_q4f16"}
 TRANSFORMER = """g (int64[N,T] ids) => (float[N,T,64] y) {
-    e = Gather(table, ids)
-    n = LayerNormalization(e, one, zero)
-    q = MatMul(n, wq)
-    k = MatMul(n, wk)
-    v = MatMul(n, wv)
-    t = Transpose <perm=[0,2,1]>(k)
-    s = MatMul(q, t)
-    a = Softmax(s)
-    c = MatMul(a, v)
-    r = Add(c, n)
-    u = MatMul(r, wu)
-    h = Relu(u)
-    d = MatMul(h, wd)
-    y = Add(d, r)
+    e = Gather(table, ids) n = LayerNormalization(e, one, zero) q = MatMul(n, wq) k = MatMul(n, wk)
+    v = MatMul(n, wv) t = Transpose <perm=[0,2,1]>(k) s = MatMul(q, t) a = Softmax(s) c = MatMul(a, v) r = Add(c, n)
+    u = MatMul(r, wu) h = Relu(u) d = MatMul(h, wd) y = Add(d, r)
 }"""
 MOBILE = """g (float[N,3,16,16] x) => (float[N,10] y) {
-    s = Conv <kernel_shape=[3,3], pads=[1,1,1,1], strides=[2,2]>(x, ws)
-    t = Clip(s, zero, six)
-    d = Conv <kernel_shape=[3,3], pads=[1,1,1,1], group=16>(t, wd)
-    e = Clip(d, zero, six)
-    p = Conv <kernel_shape=[1,1]>(e, wp)
-    m = GlobalAveragePool(p)
-    f = Flatten(m)
-    y = MatMul(f, wc)
+    s = Conv <kernel_shape=[3,3], pads=[1,1,1,1], strides=[2,2]>(x, ws) t = Clip(s, zero, six)
+    d = Conv <kernel_shape=[3,3], pads=[1,1,1,1], group=16>(t, wd) e = Clip(d, zero, six)
+    p = Conv <kernel_shape=[1,1]>(e, wp) m = GlobalAveragePool(p) f = Flatten(m) y = MatMul(f, wc)
 }"""
 
 
-def build(body: str, **tensors: np.ndarray) -> onnx.ModelProto:
-    proto = parser.parse_model(f'<ir_version: 8, opset_import: ["" : 17]>\n{body}')
-    for name, value in tensors.items():
-        proto.graph.initializer.append(numpy_helper.from_array(np.asarray(value, np.float32), name))
-    return proto
+def build(body: str, **tensors: Any) -> onnx.ModelProto:
+    return model(body, **{name: np.asarray(value, np.float32) for name, value in tensors.items()})
 
 
 def transformer() -> onnx.ModelProto:
@@ -168,8 +149,8 @@ def test_files_of_the_same_bytes_are_timed_as_one(forced: Path, monkeypatch: pyt
     monkeypatch.setattr(make_variants, "_TIMING_SECONDS", 0.05)
     weights = np.random.default_rng(0).standard_normal((32, 32, 3, 3))
     # There is no MatMul to be dynamic, and q8 is what int8 is.
-    model = build("g (float[N,32,8,8] x) => (float[N,32,6,6] y) { y = Conv(x, w) }", w=weights)
-    found = onnxq.variants(model, images(8), forced, overrides={"effort": "fast", "only": ["int8", "q8"]})
+    proto = build("g (float[N,32,8,8] x) => (float[N,32,6,6] y) { y = Conv(x, w) }", w=weights)
+    found = onnxq.variants(proto, images(8), forced, overrides={"effort": "fast", "only": ["int8", "q8"]})
     one, other = found.variants
     assert (one.same_as, other.same_as) == ("", "int8")
     assert one.latency is not None
@@ -204,11 +185,7 @@ def test_the_record_is_what_was_found_and_makes_the_files_again(tmp_path: Path) 
     document = json.loads(record)
     assert (document["seed"], document["versions"]["onnxq"]) == (3, onnxq.__version__)
     entries = {key: one for key, one in document["variants"].items() if one["preset"] and one["file"]}
-    assert {key: one["preset"] for key, one in entries.items()} == {
-        "fp16": "ort-int8",
-        "int8": "ort-int8",
-        "q8": "ort-int8",
-    }
+    assert {key: one["preset"] for key, one in entries.items()} == dict.fromkeys(("fp16", "int8", "q8"), "ort-int8")
     for one in entries.values():
         options = {**document["options"], **one["settings"]}
         again = onnxq.quantize(tmp_path / "cnn.onnx", images(8), one["preset"], overrides=options)
@@ -248,14 +225,14 @@ def test_without_samples_the_rest_is_made() -> None:
 
 
 def test_lost_answers_are_marked_and_left_out(tmp_path: Path) -> None:
-    model, samples = spiked()
+    proto, samples = spiked()
     options = {**FAST, "only": "fp16,q4,q4f16"}
-    found = onnxq.variants(model, samples, overrides=options, out=tmp_path)
+    found = onnxq.variants(proto, samples, overrides=options, out=tmp_path)
     assert [one.state for one in found.variants] == [VariantState.MADE, VariantState.LOST, VariantState.LOST]
     assert all(one.worst_db < 10 and one.file == "" for one in found.variants[1:])
     there = sorted(path.name for path in (tmp_path / "onnx").iterdir())
     assert there == ["model.onnx", "model_fp16.onnx", "model_quantize_config.json"]
-    found = onnxq.variants(model, samples, overrides={**options, "keep_broken": True}, out=tmp_path, force=True)
+    found = onnxq.variants(proto, samples, overrides={**options, "keep_broken": True}, out=tmp_path, force=True)
     assert [one.state for one in found.variants] == [VariantState.MADE, VariantState.LOST, VariantState.LOST]
     assert all(Path(one.file).is_file() for one in found.variants)
 
@@ -283,13 +260,13 @@ def test_samples_from_a_generator_serve_all() -> None:
 
 def test_one_that_fails_does_not_stop_the_others(tmp_path: Path, forced: Path) -> None:
     body = "g (float[N,64] x) => (float[N,64] y) { l = Log(x) y = MatMul(l, w) }"
-    model = build(body, w=np.random.default_rng(0).standard_normal((64, 64)))
+    proto = build(body, w=np.random.default_rng(0).standard_normal((64, 64)))
     samples = {"x": np.random.default_rng(0).standard_normal((8, 1, 64)).astype(np.float32)}
-    found = onnxq.variants(model, samples, forced, overrides={**FAST, "only": "int8,q4"})
+    found = onnxq.variants(proto, samples, forced, overrides={**FAST, "only": "int8,q4"})
     assert found.variants[0].state is VariantState.FAILED
     assert "NaN" in found.variants[0].reason
     with pytest.raises(onnxq.OnnxqError, match="NaN"):
-        onnxq.variants(model, samples, forced, overrides={**FAST, "only": "int8"}, out=tmp_path / "hub")
+        onnxq.variants(proto, samples, forced, overrides={**FAST, "only": "int8"}, out=tmp_path / "hub")
     assert not (tmp_path / "hub").exists()
 
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import io
 import json
 from dataclasses import replace
 
 from onnxq.commands.results import show, write_json
 from onnxq.evaluation.perplexity import LanguageScore, Perplexity
-from onnxq.report.terminal import TextView
+from tests.report.kit import shown
 
 FOUND = Perplexity(
     models=(
@@ -25,14 +24,8 @@ FOUND = Perplexity(
 )  # fmt: skip
 
 
-def shown(found: Perplexity) -> str:
-    stream = io.StringIO()
-    show(found, TextView(stream=stream))
-    return stream.getvalue()
-
-
 def test_the_table() -> None:
-    text = shown(FOUND)
+    text = shown(show, FOUND, width=None)
     rows = [line.split() for line in text.splitlines()]
     assert ["float.onnx", "24.0", "MB", "3.5", "1.8070", "100.00%", "0", "50.0", "51000", "1700"] in rows
     assert ["plain.q.onnx", "4.0", "MB", "inf", "2.0000", "98.70%", "0.012", "41.2", "20000", "8.2"] in rows
@@ -41,14 +34,9 @@ def test_the_table() -> None:
     assert "without caches, so that each costs a run of all before it: plain.q.onnx" in text
 
 
-def test_what_was_not_measured_has_no_column() -> None:
+def test_what_was_not_measured_has_no_column_and_json_is_strict() -> None:
     models = tuple(replace(one, generated=None, prompt=None, generation=None) for one in FOUND.models[:1])
-    text = shown(replace(FOUND, models=models, generate=0))
+    text = shown(show, replace(FOUND, models=models, generate=0), width=None)
     assert "prompt/s" not in text
     assert "tokens before the first" not in text
-
-
-def test_json_is_strict() -> None:
-    found = json.loads(write_json(FOUND))
-    assert found["schema"] == 1
-    assert found["models"][1]["perplexity"] == "inf"
+    assert json.loads(write_json(FOUND))["models"][1]["perplexity"] == "inf"

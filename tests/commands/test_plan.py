@@ -75,11 +75,8 @@ warning[W103]: other CPUs could be served better
 """
 
 
-def test_the_table_at_80_columns() -> None:
+def test_the_table_at_80_columns_and_with_reasons_and_all_names() -> None:
     assert shown(show, PLAN) == TABLE
-
-
-def test_verbose_gives_reasons_and_all_names() -> None:
     text = shown(show, PLAN, width=None, verbose=True)
     assert "input of Conv_0" in text
     assert "a, b, c, d, e, f" in text

@@ -32,9 +32,8 @@ SITE = GroupCost(
 FOUND = Profile(
     sqnr_db=18.04,
     samples=8,
-    outputs=(
-        OutputProfile(name="y", sqnr_db=18.0, float_db=math.inf),
-        OutputProfile(name="z", sqnr_db=20.0, float_db=math.inf),
+    outputs=tuple(
+        OutputProfile(name=name, sqnr_db=sqnr, float_db=math.inf) for name, sqnr in (("y", 18.0), ("z", 20.0))
     ),
     groups=(NODE, SITE),
     source="/models/m.onnx",
@@ -65,11 +64,8 @@ warning[W117]: two pairs could not be switched off
 """
 
 
-def test_the_tables_at_80_columns() -> None:
+def test_the_tables_at_80_columns_are_cut_unless_verbose() -> None:
     assert shown(show, FOUND) == TABLE
-
-
-def test_long_lists_are_cut_unless_verbose() -> None:
     many = replace(FOUND, groups=tuple(replace(NODE, name=f"node_{k}") for k in range(15)))
     assert "and 3 more; `verbose=True` lists them all" in shown(show, many)
     assert "node_14" in shown(show, many, verbose=True)

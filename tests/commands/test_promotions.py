@@ -9,10 +9,9 @@ from onnxq.passes.journal import Promotion, PromotionStep
 from onnxq.report.model import Report
 from tests.report.kit import printed
 
+LONG = "/encoder/layer.0/attention/self/MatMul_output_0"
 STEPS = (
-    PromotionStep(
-        name="/encoder/layer.0/attention/self/MatMul_output_0", to="uint16", nodes=("a",), before=21.3, after=27.94
-    ),
+    PromotionStep(name=LONG, to="uint16", nodes=("a",), before=21.3, after=27.94),
     PromotionStep(name="logits", to="float", nodes=("b", "c"), before=27.94, after=31.2),
 )
 MET = Promotion(
@@ -55,9 +54,6 @@ def test_a_figure_has_its_spread_and_a_verdict_within_it_says_so() -> None:
     assert near.startswith("at least 30 dB: holds with 30.6 ± 1.1 dB on 32 samples, which may not hold on others; 3 op")
     missed = describe_promotion(replace(sure, value=29.2, met=False))
     assert "does NOT hold with 29.2 ± 1.1 dB on 32 samples, which may hold on others; 3 op" in missed
-
-
-def test_nothing_promoted_though_the_request_fails() -> None:
     assert describe_promotion(replace(MET, met=False, steps=(), operators=0)).endswith("; nothing was promoted")
 
 

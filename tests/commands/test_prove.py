@@ -15,33 +15,19 @@ from onnxq.engines.prove.proof import Build, NodeProof, Proof, Reduced, Requirem
 from onnxq.sites import Caution
 from tests.report.kit import shown, warned
 
+CONV = NodeProof(node="Conv_0", op="Conv", type="int8", kernel="Conv_0_quant", kind="QLinearConv")
+PRODUCT = NodeProof(node="/head/attention/MatMul_7", op="MatMul", type="float32", kernel="MatMul_7", kind="MatMul")
 NODES = (
-    NodeProof(
-        node="Conv_0", op="Conv", type="int8", kernel="Conv_0_quant", kind="QLinearConv", types="uint8, int8 -> uint8"
-    ),
-    NodeProof(
-        node="/head/attention/MatMul_7",
-        op="MatMul",
-        type="float32",
-        kernel="MatMul_7",
-        kind="MatMul",
-        types="float32 -> float32",
-        reason="its input is not quantized",
-    ),
+    replace(CONV, types="uint8, int8 -> uint8"),
+    replace(PRODUCT, types="float32 -> float32", reason="its input is not quantized"),
 )
 SITES = (
     SiteProof(site="x", role="activation", state=SiteState.FUSED, rule="ort.conv"),
     SiteProof(site="h", role="activation", state=SiteState.UNFUSED, rule="ort.matmul", reason="MatMul_7 reads floats"),
 )
-KERNELS = (
-    Kernel(
-        name="Conv_0_quant",
-        kind="QLinearConv",
-        nodes=("Conv_0",),
-        inputs=(Tensor(name="x", dtype="uint8"),),
-        weights=(Tensor(name="w", dtype="int8"), Tensor(name="s", dtype="float32"), Tensor(name="t", dtype="float32")),
-    ),
-)
+WEIGHTS = (Tensor(name="w", dtype="int8"), Tensor(name="s", dtype="float32"), Tensor(name="t", dtype="float32"))
+KERNEL = Kernel(name="Conv_0_quant", kind="QLinearConv", nodes=("Conv_0",), weights=WEIGHTS)
+KERNELS = (replace(KERNEL, inputs=(Tensor(name="x", dtype="uint8"),)),)
 WEIGHT = WeightSums(node="Conv_0", op="Conv", weight="w", data="x", rows=1, all_rows=8, sums=1, all_sums=72)
 PROOF = Proof(
     source="/models/m.q.onnx",
@@ -81,6 +67,9 @@ def test_the_tables_at_80_columns() -> None:
     text = shown(show, PROOF)
     assert text == TABLE
     assert max(map(len, text.splitlines())) <= 80
+    text = shown(show, PROOF, width=None, verbose=True)
+    assert "int8, 2 float32" in text
+    assert SiteState.FUSED in text
 
 
 def test_weights_alone_are_counted_by_the_type_that_kernels_read() -> None:
@@ -90,20 +79,8 @@ def test_weights_alone_are_counted_by_the_type_that_kernels_read() -> None:
     assert "\nint8 " not in text
 
 
-def test_verbose_lists_fused_pairs_and_kernels() -> None:
-    text = shown(show, PROOF, width=None, verbose=True)
-    assert "int8, 2 float32" in text
-    assert SiteState.FUSED in text
-
-
 def test_a_refused_build_says_why_and_shows_the_last_lines() -> None:
-    build = replace(
-        PROOF.build,
-        state=BuildState.REFUSED,
-        reason="no plugin Foo",
-        node="Foo_1",
-        log=tuple(f"line {k}" for k in range(9)),
-    )
+    build = replace(REFUSED.build, log=tuple(f"line {k}" for k in range(9)))
     text = shown(show, Proof(source="m.onnx", build=build))
     assert "refused     node Foo_1: no plugin Foo" in text
     assert "line 3" in text
@@ -162,15 +139,12 @@ def test_what_does_not_hold_is_an_error(proof: Proof, code: str, subject: str, c
 
 def test_of_many_nodes_some_are_named() -> None:
     nodes = tuple(replace(NODES[1], node=f"n{k}") for k in range(7))
-    unmet = Requirement(
-        dtype="int8", pattern="*", nodes=tuple(n.node for n in nodes), unmet=tuple(n.node for n in nodes)
-    )
+    names = tuple(node.node for node in nodes)
+    unmet = Requirement(dtype="int8", pattern="*", nodes=names, unmet=names)
     error = find_unmet_requirement(replace(PROOF, nodes=nodes, requirements=(unmet,)))
     assert error is not None
     assert error.subject.endswith(": n0, n1, n2, n3, n4, …")
     assert error.cause == "not in int8 (7 in all)"
-
-
-def test_what_holds_is_none() -> None:
+    # What holds is none.
     assert find_unmet_requirement(PROOF) is None
     assert find_unmet_requirement(replace(PROOF, require_exact=True, weights=())) is None

@@ -116,27 +116,15 @@ quantize_dynamic(
 """
 
 CLASSIFIER = """g (float[1,32,8,8] x) => (float[1,10] y) {
-    c = Conv <pads=[1,1,1,1]>(x, w0, b0)
-    r = Relu(c)
-    d = Conv <pads=[1,1,1,1]>(r, w1, b1)
-    s = Add(d, r)
-    t = Relu(s)
-    p = GlobalAveragePool(t)
-    f = Flatten(p)
-    y = Gemm(f, w2, b2)
+    c = Conv <pads=[1,1,1,1]>(x, w0, b0) r = Relu(c) d = Conv <pads=[1,1,1,1]>(r, w1, b1) s = Add(d, r) t = Relu(s)
+    p = GlobalAveragePool(t) f = Flatten(p) y = Gemm(f, w2, b2)
 }"""
 ENCODER = """g (float[1,32,128] x) => (float[1,32,128] y) {
-    h = MatMul(x, w0)
-    i = Add(h, b0)
-    j = Relu(i)
-    k = MatMul(j, w1)
-    l = Add(k, b1)
-    y = Add(l, x)
+    h = MatMul(x, w0) i = Add(h, b0) j = Relu(i) k = MatMul(j, w1) l = Add(k, b1) y = Add(l, x)
 }"""
 # Convolutions whose results are quantized at once.
 CHAIN = """g (float[1,32,8,8] x) => (float[1,32,8,8] y) {
-    c = Conv <pads=[1,1,1,1]>(x, w0, b0)
-    y = Conv <pads=[1,1,1,1]>(c, w1, b1)
+    c = Conv <pads=[1,1,1,1]>(x, w0, b0) y = Conv <pads=[1,1,1,1]>(c, w1, b1)
 }"""
 SHAPES = {
     CHAIN: {"w0": (32, 32, 3, 3), "b0": (32,), "w1": (32, 32, 3, 3), "b1": (32,)},

@@ -54,26 +54,16 @@ def test_nothing_is_read_before_it_is_asked_for_and_nothing_kept() -> None:
     assert reader.made == 3
 
 
-def test_a_reader_is_an_iterable() -> None:
+def test_a_reader_is_an_iterable_begins_again_and_is_asked_for_ranges() -> None:
     assert values(Counting(3)) == values(read_samples(Counting(3))) == [1, 2, 3]
-
-
-def test_a_reader_that_was_read_begins_again() -> None:
-    reader = Counting(3)
-    list(reader)
-    assert values(read_samples(reader)) == [1, 2, 3]
-
-
-def test_a_stride_asks_for_ranges() -> None:
     reader = Counting(5)
+    list(reader)
+    assert values(read_samples(reader)) == [1, 2, 3, 4, 5]
     reader.set_range(0, 0)
     assert values(read_samples(reader, 2)) == [1, 2, 3, 4, 5]
 
 
-def test_other_data_is_left_as_it_is() -> None:
+def test_other_data_is_left_as_it_is_and_the_base_class_asks_for_its_methods() -> None:
     assert read_samples("samples.npz") == "samples.npz"
-
-
-def test_the_base_class_asks_for_its_methods() -> None:
     with pytest.raises(TypeError, match="get_next"):
         CalibrationDataReader()

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import warnings
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -19,6 +20,7 @@ import onnxq
 from onnxq import compat
 from onnxq.compat import CompatWarning, StaticQuantConfig, quantize_static
 from onnxq.errors import ConfigError
+from onnxq.sites import Caution
 from tests.compat import scripts
 from tests.pipeline.requantized import kernels
 
@@ -94,6 +96,19 @@ class ListReader(compat.CalibrationDataReader):
         return next(self.left, None)
 
 
+def warned(folder: Path, proto: onnx.ModelProto | None = None, **how: Any) -> tuple[onnxq.Result, list[Caution]]:
+    """The result in q.onnx, and the warnings; of the classifier where no other net is given."""
+    proto = classifier()[0] if proto is None else proto
+    samples = [{"x": x} for x in scripts.make_inputs(proto, 8)]
+    with pytest.warns(CompatWarning) as caught:
+        done = quantize_static(proto, folder / "q.onnx", ListReader(samples), **how)
+    return done, [one.message for one in caught]
+
+
+def list_codes(cautions: list[Caution]) -> list[str]:
+    return [caution.code for caution in cautions]
+
+
 def test_an_argument_that_means_nothing_warns_once_where_the_function_was_called(tmp_path) -> None:
     proto, samples = classifier()
     with pytest.warns(CompatWarning) as caught:
@@ -111,30 +126,29 @@ def test_an_argument_that_means_nothing_warns_once_where_the_function_was_called
 
 
 def test_an_alarm_about_the_result_is_a_warning(tmp_path) -> None:
-    proto, samples = classifier()
-    with pytest.warns(CompatWarning, match="nothing was quantized") as caught:
-        done = quantize_static(proto, tmp_path / "q.onnx", ListReader(samples), op_types_to_quantize=["LSTM"])
-    assert [one.message.code for one in caught] == ["W111"]
-    assert done.plan.sites == ()
+    done, cautions = warned(tmp_path, op_types_to_quantize=["LSTM"])
+    assert (list_codes(cautions), done.plan.sites) == (["W111"], ())
+    assert "nothing was quantized" in str(cautions[0])
 
 
 def test_by_default_it_says_what_stays_float_and_why(tmp_path) -> None:
-    proto, samples = classifier()
-    with pytest.warns(CompatWarning) as caught:
-        done = quantize_static(proto, tmp_path / "q.onnx", ListReader(samples))
-    (warning,) = [one.message for one in caught]
+    done, (warning,) = warned(tmp_path)
     assert warning.code == "W135"
     assert "1 operator stays float: 1 x int8 would not pay" in str(warning)
     assert "(Gemm_7); nodes_to_quantize and op_types_to_quantize force those that have a kernel" in str(warning)
     assert [one.subject for one in done.report.left_float] == ["Gemm_7"]
+    # It is what `quantize` makes.
+    proto, samples = classifier()
+    plain = onnxq.quantize(proto, samples, overrides={"latency": False})
+    assert [(site.site, site.spec) for site in done.plan.sites] == [(one.site, one.spec) for one in plain.plan.sites]
+    assert onnx.load(tmp_path / "q.onnx").graph == plain.model.graph
 
 
 @pytest.mark.parametrize("lists", [{"nodes_to_quantize": ["Gemm_7"]}, {"op_types_to_quantize": ["Gemm"]}])
 def test_who_names_an_operator_gets_it_quantized_and_is_told_the_cost(lists, tmp_path) -> None:
-    proto, samples = classifier()
-    with pytest.warns(CompatWarning, match="forced into integers: 1 operator by rules") as caught:
-        done = quantize_static(proto, tmp_path / "q.onnx", ListReader(samples), **lists)
-    assert [one.message.code for one in caught] == ["W136"]
+    done, cautions = warned(tmp_path, **lists)
+    assert list_codes(cautions) == ["W136"]
+    assert "forced into integers: 1 operator by rules" in str(cautions[0])
     assert float_weights(tmp_path / "q.onnx") == {"w0", "w1"}
     assert done.report.forced.names == ("Gemm_7",)
     assert done.report.forced.slowdown > 1
@@ -142,47 +156,40 @@ def test_who_names_an_operator_gets_it_quantized_and_is_told_the_cost(lists, tmp
 
 def test_a_sum_among_float_operators_gets_pairs_of_its_own(tmp_path) -> None:
     """As ONNX Runtime's own tool makes them; the convolutions around it stay float."""
-    proto, samples = classifier()
-    with pytest.warns(CompatWarning) as caught:
-        quantize_static(proto, tmp_path / "q.onnx", ListReader(samples), op_types_to_quantize=["Add"])
-    assert [one.message.code for one in caught] == ["W136"]
+    assert list_codes(warned(tmp_path, op_types_to_quantize=["Add"])[1]) == ["W136"]
     made = kernels(onnx.load(tmp_path / "q.onnx"))
     assert (made["QLinearAdd"], made["QLinearConv"]) == (1, 0)
 
 
 def test_bytes_are_not_moved_among_float_operators(tmp_path) -> None:
-    proto, samples = classifier()
-    with pytest.warns(CompatWarning) as caught:
-        quantize_static(proto, tmp_path / "q.onnx", ListReader(samples), op_types_to_quantize=["Flatten"])
-    assert [one.message.code for one in caught] == ["W111", "W135"]
-    assert "quantized only between quantized nodes" in str(caught[1].message)
-    assert "force what it reads as well" in str(caught[1].message)
+    _, cautions = warned(tmp_path, op_types_to_quantize=["Flatten"])
+    assert list_codes(cautions) == ["W111", "W135"]
+    assert "quantized only between quantized nodes" in str(cautions[1])
+    assert "force what it reads as well" in str(cautions[1])
 
 
 def test_a_listed_operator_without_a_name_is_said_by_the_one_it_gets(tmp_path) -> None:
-    proto, samples = classifier()
+    proto, _ = classifier()
     for node in proto.graph.node:
         node.name = ""
     proto.graph.node[4].op_type = "Sigmoid"
-    with pytest.warns(CompatWarning) as caught:
-        quantize_static(proto, tmp_path / "q.onnx", ListReader(samples), op_types_to_quantize=["Sigmoid"])
-    assert [one.message.code for one in caught] == ["W111", "W135"]
-    assert "(t/Sigmoid)" in str(caught[1].message)
+    _, cautions = warned(tmp_path, proto, op_types_to_quantize=["Sigmoid"])
+    assert list_codes(cautions) == ["W111", "W135"]
+    assert "(t/Sigmoid)" in str(cautions[1])
 
 
 @pytest.mark.parametrize("op", ["Sigmoid", "Relu"])
 def test_a_named_operator_without_a_pair_is_said(op: str, tmp_path) -> None:
     proto = scripts.make_net(scripts.ENCODER)
     proto.graph.node[2].op_type, proto.graph.node[2].name = op, "act"
-    samples = [{"x": x} for x in scripts.make_inputs(proto, 8)]
-    with pytest.warns(CompatWarning) as caught:
-        quantize_static(proto, tmp_path / "q.onnx", ListReader(samples), op_types_to_quantize=[op])
-    assert [one.message.code for one in caught] == ["W111", "W135"]
-    assert "1 operator stays float: 1 x pairs are placed where a kernel" in str(caught[1].message)
-    assert "gives nothing (act) [W135]" in str(caught[1].message)
+    _, cautions = warned(tmp_path, proto, op_types_to_quantize=[op])
+    assert list_codes(cautions) == ["W111", "W135"]
+    assert "1 operator stays float: 1 x pairs are placed where a kernel" in str(cautions[1])
+    assert "gives nothing (act) [W135]" in str(cautions[1])
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         # Between products a pair stands behind it.
+        samples = [{"x": x} for x in scripts.make_inputs(proto, 8)]
         quantize_static(proto, tmp_path / "q.onnx", ListReader(samples), op_types_to_quantize=[op, "MatMul"])
 
 
@@ -245,13 +252,10 @@ def test_a_cache_is_a_plan(tmp_path) -> None:
         quantize_static(proto, tmp_path / "b.onnx", calibration_cache_path=plan, nodes_to_exclude=["Conv_0"])
 
 
-def test_without_samples_there_is_nothing_to_calibrate_with(tmp_path) -> None:
+def test_without_samples_and_with_a_configuration_of_another_package_it_is_refused(tmp_path) -> None:
     with pytest.raises(ConfigError, match="there are no samples") as raised:
         quantize_static(classifier()[0], tmp_path / "q.onnx")
     assert raised.value.code == "Q319"
-
-
-def test_a_configuration_of_another_package_is_refused(tmp_path) -> None:
     with pytest.raises(ConfigError, match="is a dict"):
         compat.quantize(classifier()[0], tmp_path / "q.onnx", {})
 
@@ -267,15 +271,6 @@ def test_importing_it_loads_no_engine() -> None:
     code = f"import sys, onnxq.compat; print(*(name for name in {heavy!r} if name in sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == []
-
-
-def test_the_result_is_that_of_quantize(tmp_path) -> None:
-    proto, samples = classifier()
-    with pytest.warns(CompatWarning, match="stays float"):
-        ours = quantize_static(proto, tmp_path / "q.onnx", ListReader(samples))
-    plain = onnxq.quantize(proto, samples, overrides={"latency": False})
-    assert [(site.site, site.spec) for site in ours.plan.sites] == [(one.site, one.spec) for one in plain.plan.sites]
-    assert onnx.load(tmp_path / "q.onnx").graph == plain.model.graph
 
 
 def test_a_name_without_a_counterpart_says_what_to_do() -> None:

@@ -14,12 +14,7 @@ from onnxq.compat.selection import CallLists, read_selection
 from onnxq.config import Rule, matches_any
 from onnxq.sites import Caution
 
-BODY = """g (float[1,32] x) => (float[1,32] y) {
-    a = Gemm(x, w)
-    b = Relu(a)
-    c = Gemm(b, v)
-    y = Add(c, x)
-}"""
+BODY = "g (float[1,32] x) => (float[1,32] y) { a = Gemm(x, w) b = Relu(a) c = Gemm(b, v) y = Add(c, x) }"
 NAMES = ("/l.0/Gemm", "act[1]", "l.1*", "/end/")
 
 

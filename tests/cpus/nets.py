@@ -6,6 +6,7 @@ overflow does.
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -22,84 +23,48 @@ Array = np.ndarray[Any, Any]
 NETS: dict[str, tuple[str, dict[str, tuple[int, ...]]]] = {
     "conv": (
         """g (float[N,8,9,9] x) => (float[N,12,9,9] y) {
-            a = Conv <pads=[1,1,1,1]>(x, w, b)
-            r = Relu(a)
-            y = Conv (r, v)
-        }""",
+            a = Conv <pads=[1,1,1,1]>(x, w, b) r = Relu(a) y = Conv (r, v) }""",
         {"w": (16, 8, 3, 3), "b": (16,), "v": (12, 16, 1, 1)},
     ),
     "odd-conv": (
         """g (float[N,3,9,9] x) => (float[N,8,4,4] y) {
-            a = Conv <strides=[2,2]>(x, w)
-            r = Relu(a)
-            y = Conv <pads=[1,1,1,1]>(r, v)
-        }""",
+            a = Conv <strides=[2,2]>(x, w) r = Relu(a) y = Conv <pads=[1,1,1,1]>(r, v) }""",
         {"w": (7, 3, 3, 3), "v": (8, 7, 3, 3)},
     ),
     "one-channel": (
-        """g (float[N,1,10,10] x) => (float[N,6,8,8] y) {
-            a = Conv (x, w)
-            r = Relu(a)
-            y = Conv (r, v)
-        }""",
+        "g (float[N,1,10,10] x) => (float[N,6,8,8] y) { a = Conv (x, w) r = Relu(a) y = Conv (r, v) }",
         {"w": (8, 1, 3, 3), "v": (6, 8, 1, 1)},
     ),
     "depthwise": (
         """g (float[N,16,8,8] x) => (float[N,8,8,8] y) {
-            a = Conv <group=16, pads=[1,1,1,1]>(x, w)
-            r = Relu(a)
-            y = Conv (r, v)
-        }""",
+            a = Conv <group=16, pads=[1,1,1,1]>(x, w) r = Relu(a) y = Conv (r, v) }""",
         {"w": (16, 1, 3, 3), "v": (8, 16, 1, 1)},
     ),
     "depthwise-twice": (
         """g (float[N,8,8,8] x) => (float[N,8,8,8] y) {
-            a = Conv <group=8, pads=[1,1,1,1]>(x, w)
-            r = Relu(a)
-            y = Conv <group=2>(r, v)
-        }""",
+            a = Conv <group=8, pads=[1,1,1,1]>(x, w) r = Relu(a) y = Conv <group=2>(r, v) }""",
         {"w": (16, 1, 3, 3), "v": (8, 8, 1, 1)},
     ),
     "conv-1-D": (
-        """g (float[N,6,20] x) => (float[N,8,16] y) {
-            a = Conv (x, w)
-            r = Relu(a)
-            y = Conv (r, v)
-        }""",
+        "g (float[N,6,20] x) => (float[N,8,16] y) { a = Conv (x, w) r = Relu(a) y = Conv (r, v) }",
         {"w": (16, 6, 3), "v": (8, 16, 3)},
     ),
     "matmul": (
-        """g (float[N,10,48] x) => (float[N,10,24] y) {
-            a = MatMul (x, w)
-            c = Add (a, b)
-            r = Relu(c)
-            y = MatMul (r, v)
-        }""",
+        "g (float[N,10,48] x) => (float[N,10,24] y) { a = MatMul (x, w) c = Add (a, b) r = Relu(c) y = MatMul (r, v) }",
         {"w": (48, 33), "b": (33,), "v": (33, 24)},
     ),
     "gemm": (
-        """g (float[N,47] x) => (float[N,16] y) {
-            a = Gemm <transB=1>(x, w, b)
-            r = Relu(a)
-            y = Gemm (r, v, c)
-        }""",
+        "g (float[N,47] x) => (float[N,16] y) { a = Gemm <transB=1>(x, w, b) r = Relu(a) y = Gemm (r, v, c) }",
         {"w": (64, 47), "b": (64,), "v": (64, 16), "c": (16,)},
     ),
     "two-readers": (
         """g (float[N,32] x) => (float[N,32] y, float[N,32] z) {
-            a = MatMul (x, w)
-            r = Relu(a)
-            y = Gemm <transB=1>(r, w, b)
-            z = MatMul (r, w)
-        }""",
+            a = MatMul (x, w) r = Relu(a) y = Gemm <transB=1>(r, w, b) z = MatMul (r, w) }""",
         {"w": (32, 32), "b": (32,)},
     ),
     "two-convs": (
         """g (float[N,8,8,8] x) => (float[N,8,8,8] y) {
-            a = Conv <pads=[1,1,1,1]>(x, w)
-            r = Relu(a)
-            y = Conv <pads=[1,1,1,1]>(r, w)
-        }""",
+            a = Conv <pads=[1,1,1,1]>(x, w) r = Relu(a) y = Conv <pads=[1,1,1,1]>(r, w) }""",
         {"w": (8, 8, 3, 3)},
     ),
 }
@@ -127,6 +92,7 @@ def samples(proto: onnx.ModelProto, count: int = 32, seed: int = 1) -> dict[str,
     return {"x": (1 - rng.uniform(0, 1, (count, *dims)) ** 3).astype(np.float32)}
 
 
+@cache
 def quantized(name: str, *, effort: str = "fast", saturation: str = "avoid", **wanted: Any) -> onnxq.Result:
     """The network with every site quantized that the target takes. wanted: further overrides."""
     config = Config.model_validate(

@@ -7,12 +7,8 @@ import onnx
 from onnx import numpy_helper, parser
 
 BODY = """g (float[N,3,16,16] x) => (float[M,32,16,16] y) {
-    c0 = Conv <pads=[1,1,1,1]>(x, w0, b0)
-    s = example.ops.Swell(c0)
-    r = Relu(s)
-    c1 = Conv <pads=[1,1,1,1]>(r, w1, b1)
-    shift = example.ops.Swell(bias)
-    y = Add(c1, shift)
+    c0 = Conv <pads=[1,1,1,1]>(x, w0, b0) s = example.ops.Swell(c0) r = Relu(s)
+    c1 = Conv <pads=[1,1,1,1]>(r, w1, b1) shift = example.ops.Swell(bias) y = Add(c1, shift)
 }"""
 
 

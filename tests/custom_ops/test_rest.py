@@ -20,13 +20,8 @@ FAST = {"effort": "fast", "latency": False}
 # As exports of YOLO end.
 DETECTOR = """g (float[1,16,8,8] x)
     => (int32[1,1] num, float[1,5,4] box, float[1,5] score, int32[1,5] kind, float[1,16,8,8] r) {
-    c = Conv <pads=[1,1,1,1]>(x, w0)
-    r = Relu(c)
-    p = Conv(r, w1)
-    q = Conv(r, w2)
-    b = Reshape(p, to4)
-    s = Reshape(q, to5)
-    num, box, score, kind = Neg(b, s)
+    c = Conv <pads=[1,1,1,1]>(x, w0) r = Relu(c) p = Conv(r, w1) q = Conv(r, w2) b = Reshape(p, to4)
+    s = Reshape(q, to5) num, box, score, kind = Neg(b, s)
 }"""
 
 
@@ -128,11 +123,7 @@ def test_the_plugin_reads_the_types_that_it_read(kind: int, io: str | None) -> N
 
 
 MIDDLE = """g (float[1,16,8,8] x, float[1,16,8,8] z) => (float[1,16,8,8] y, float[1,16,8,8] a) {
-    c = Conv <pads=[1,1,1,1]>(x, w0)
-    a = Relu(c)
-    n = Neg(a, z)
-    d = Conv <pads=[1,1,1,1]>(n, w0)
-    y = Add(d, half)
+    c = Conv <pads=[1,1,1,1]>(x, w0) a = Relu(c) n = Neg(a, z) d = Conv <pads=[1,1,1,1]>(n, w0) y = Add(d, half)
 }"""
 
 

@@ -16,9 +16,7 @@ from onnxq.runtime import Session
 
 MODEL = """<ir_version: 10, opset_import: ["" : 21, "local" : 1]>
 g (float[1,64] x, bool c) => (float[1,64] y) {
-    [scale] s = local.Scale(x)
-    [quantize] q = QuantizeLinear(s, step)
-    [dequantize] d = DequantizeLinear(q, step)
+    [scale] s = local.Scale(x) [quantize] q = QuantizeLinear(s, step) [dequantize] d = DequantizeLinear(q, step)
     [choice] b = If (c) <
         then_branch = t () => (float[1,64] u) { [inner] u = MatMul(d, w) },
         else_branch = e () => (float[1,64] v) { v = Identity(d) }

@@ -137,12 +137,7 @@ def test_per_tensor_weights() -> None:
     assert min(result.report.checks[0].sqnr_db) > 25
 
 
-LINEAR = """g (float[N,L,128] x) => (float[N,L,128] y) {
-    a = MatMul(x, w)
-    c = Add(a, b)
-    r = Relu(c)
-    y = MatMul(r, v)
-}"""
+LINEAR = "g (float[N,L,128] x) => (float[N,L,128] y) { a = MatMul(x, w) c = Add(a, b) r = Relu(c) y = MatMul(r, v) }"
 
 
 def linear() -> onnx.ModelProto:
@@ -213,12 +208,10 @@ def test_a_branch_quantizes_for_itself_what_it_captures(given_out: bool, taken: 
     outputs = "(float[N,32,8,8] y, float[N,32,8,8] r)" if given_out else "(float[N,32,8,8] y)"
     proto = parser.parse_model(
         f"""<ir_version: 8, opset_import: ["" : 17]> g (float[N,32,8,8] x, bool c) => {outputs} {{
-            a = Conv <pads=[1,1,1,1]>(x, w0, b0)
-            r = Relu(a)
+            a = Conv <pads=[1,1,1,1]>(x, w0, b0) r = Relu(a)
             h = If (c) <then_branch = t () => (float[N,32,8,8] q) {{ q = Conv <pads=[1,1,1,1]>(r, w1, b1) }},
                         else_branch = e () => (float[N,32,8,8] q) {{ q = Relu(r) }}>
-            d = Conv <pads=[1,1,1,1]>(r, w2, b2)
-            y = Add(d, h)
+            d = Conv <pads=[1,1,1,1]>(r, w2, b2) y = Add(d, h)
         }}"""
     )
     proto.graph.initializer.extend(initializers(residual())[f"{name}{k}"] for name in "wb" for k in range(3))

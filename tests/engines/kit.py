@@ -82,8 +82,7 @@ def attention(pairs: bool) -> onnx.ModelProto:
     quantized = """(float[1,4,16,32] q, float[1,4,32,16] k, float[1,4,16,32] v) => (float[1,4,16,32] y) {
         qq = QuantizeLinear(q, s, z) qd = DequantizeLinear(qq, s, z)
         kq = QuantizeLinear(k, s, z) kd = DequantizeLinear(kq, s, z)
-        vq = QuantizeLinear(v, s, z) vd = DequantizeLinear(vq, s, z)
-        t = MatMul(qd, kd) p = Softmax <axis=-1>(t)
+        vq = QuantizeLinear(v, s, z) vd = DequantizeLinear(vq, s, z) t = MatMul(qd, kd) p = Softmax <axis=-1>(t)
         pq = QuantizeLinear(p, ps, z) pd = DequantizeLinear(pq, ps, z)
         o = MatMul(pd, vd) oq = QuantizeLinear(o, s, z) y = DequantizeLinear(oq, s, z) }"""
     plain = """(float[1,4,16,32] q, float[1,4,32,16] k, float[1,4,16,32] v) => (float[1,4,16,32] o) {
@@ -132,8 +131,7 @@ def sliced() -> onnx.ModelProto:
 def residual() -> onnx.ModelProto:
     """Two convolutions and an Add that reads the first one's dequantized input: one pair serves both."""
     text = f"""(float[1,32,16,16] x) => (float[1,32,16,16] y) {{
-        {_INPUT} wd = DequantizeLinear <axis=0>(w, ws, wz)
-        c = Conv <pads=[1,1,1,1]>(xd, wd, b) r = Relu(c)
+        {_INPUT} wd = DequantizeLinear <axis=0>(w, ws, wz) c = Conv <pads=[1,1,1,1]>(xd, wd, b) r = Relu(c)
         rq = QuantizeLinear(r, s, z) rd = DequantizeLinear(rq, s, z)
         d = Conv <pads=[1,1,1,1]>(rd, wd, b) a = Add(d, xd) y = Relu(a) }}"""
     return graph(text, s=SCALE, z=ZERO, b=BIAS, **_weights())
@@ -177,8 +175,7 @@ def computed_scale() -> onnx.ModelProto:
 def ort_residual(zero: int = 0) -> onnx.ModelProto:
     """Pairs as ONNX Runtime fuses them, on every input and result; zero: of the tensors behind Relu."""
     text = """(float[1,32,16,16] x) => (float[1,32,16,16] y) {
-        xq = QuantizeLinear(x, s, z) xd = DequantizeLinear(xq, s, z)
-        wd = DequantizeLinear <axis=0>(w, ws, wz)
+        xq = QuantizeLinear(x, s, z) xd = DequantizeLinear(xq, s, z) wd = DequantizeLinear <axis=0>(w, ws, wz)
         c = Conv <pads=[1,1,1,1]>(xd, wd, b) r = Relu(c)
         rq = QuantizeLinear(r, s, zr) rd = DequantizeLinear(rq, s, zr)
         d = Conv <pads=[1,1,1,1]>(rd, wd, b) dq = QuantizeLinear(d, s, z) dd = DequantizeLinear(dq, s, z)

@@ -33,12 +33,9 @@ def dynamic() -> onnx.ModelProto:
     return kit.graph("(float[N,4,W] x, float[N] k) => (float[N,4,W] y) { y = Relu(x) z = Relu(k) }")
 
 
-def test_fixed_inputs_need_no_profile():
+def test_one_symbol_has_one_size_and_fixed_inputs_need_no_profile():
     assert run(kit.conv()) == ({}, "")
     assert run(kit.conv(), x=[(1, 32, 16, 16)] * 3) == ({}, "")
-
-
-def test_one_symbol_has_one_size():
     found, note = run(dynamic(), x=[(1, 4, 8), (5, 4, 8), (9, 4, 8)])
     assert found["x"] == ((1, 4, 8), (5, 4, 8), (9, 4, 8))
     assert found["k"] == ((5,), (5,), (5,))

@@ -26,17 +26,10 @@ def head(noisy: float = 1.0) -> onnx.ModelProto:
     }
     text = """head (float[N, 8, 6, 6] x) => (float[N, 9, 36] output0)
     <int64[3] shape_box = {0, 4, 36}, int64[3] shape_score = {0, 5, 36}> {
-        [body] body = Conv(x, w_body)
-        [feature] feature = Relu(body)
-        [box_map] box_map = Conv(feature, w_box)
-        [boxes] boxes = Reshape(box_map, shape_box)
-        [lift] lift = Conv(feature, w_lift)
-        [lifted] lifted = Relu(lift)
-        [score_map] score_map = Conv(lifted, w_score)
-        [logits] logits = Reshape(score_map, shape_score)
-        [scores] scores = Sigmoid(logits)
-        [output0] output0 = Concat<axis = 1>(boxes, scores)
-    }"""
+        [body] body = Conv(x, w_body) [feature] feature = Relu(body) [box_map] box_map = Conv(feature, w_box)
+        [boxes] boxes = Reshape(box_map, shape_box) [lift] lift = Conv(feature, w_lift) [lifted] lifted = Relu(lift)
+        [score_map] score_map = Conv(lifted, w_score) [logits] logits = Reshape(score_map, shape_score)
+        [scores] scores = Sigmoid(logits) [output0] output0 = Concat<axis = 1>(boxes, scores) }"""
     return parse(text, **{name: value.astype(np.float32)[:, :, None, None] for name, value in weights.items()})
 
 

@@ -157,8 +157,7 @@ def test_the_float_model_runs_once_a_sample(name: str, monkeypatch: pytest.Monke
 def rounded() -> onnx.ModelProto:
     """The model with its weight in int8."""
     weight = numpy_helper.to_array(model().graph.initializer[0])
-    text = """main (float[N, 16] x) => (float[N, 8] y) {
-        d = DequantizeLinear(w, s, z) m = MatMul(x, d) y = Relu(m) }"""
+    text = "main (float[N, 16] x) => (float[N, 8] y) { d = DequantizeLinear(w, s, z) m = MatMul(x, d) y = Relu(m) }"
     return parse(text, w=np.rint(weight * 20).astype(np.int8), s=0.05, z=np.int8(0))
 
 

@@ -236,29 +236,20 @@ def test_a_choice_that_the_other_model_lacks_is_its_own() -> None:
 # Bodies that choose, by the reason why their choice is not followed; "" where it is.
 BODIES = {
     "since its size may be another one in each iteration of a Loop": """
-        all = Squeeze(f, zero)
-        sums = ReduceMax <axes = [2], keepdims = 0> (f)
+        all = Squeeze(f, zero) sums = ReduceMax <axes = [2], keepdims = 0> (f)
         out = Loop (count, yes) <body = pick (int64 i, bool go) => (bool again, float[16] rows) {
-            again = Identity(go)
-            boxes = MatMul(f, w_box)
-            score = Unsqueeze(sums, one)
-            kept = NonMaxSuppression(boxes, score, twelve, level, level)
-            column = Slice(kept, last, three, one)
-            flat = Squeeze(column, one)
-            picked = Gather(all, flat)
-            rows = ReduceSum <keepdims = 0> (picked, zero)
+            again = Identity(go) boxes = MatMul(f, w_box) score = Unsqueeze(sums, one)
+            kept = NonMaxSuppression(boxes, score, twelve, level, level) column = Slice(kept, last, three, one)
+            flat = Squeeze(column, one) picked = Gather(all, flat) rows = ReduceSum <keepdims = 0> (picked, zero)
         }>""",
     "since it is made in some iterations of a Loop only": """
         out = Loop (count, yes) <body = pick (int64 i, bool go) => (bool again, float[1, 12] rows) {
-            again = Identity(go)
-            first = Cast <to = 9> (i)
+            again = Identity(go) first = Cast <to = 9> (i)
             rows = If (first) <then_branch = one_way () => (float[1, 12] best) {
-                sums = ReduceSum <keepdims = 0> (f, last)
-                other, at = TopK <axis = 1> (sums, twelve)
+                sums = ReduceSum <keepdims = 0> (f, last) other, at = TopK <axis = 1> (sums, twelve)
                 best = GatherElements <axis = 1> (sums, at)
             }, else_branch = other_way () => (float[1, 12] best) {
-                sums = ReduceMax <keepdims = 0, axes = [2]> (f)
-                best, at = TopK <axis = 1> (sums, twelve)
+                sums = ReduceMax <keepdims = 0, axes = [2]> (f) best, at = TopK <axis = 1> (sums, twelve)
             }>
         }>""",
     # What is kept from the iterations before grows, and with it the number of rows that have a best class.
@@ -266,22 +257,15 @@ BODIES = {
         none = Slice(f, zero, zero, one)
         grown, out = Loop (count, yes, none) <body = pick (int64 i, bool go, float[1, N, 16] seen)
             => (bool again, float[1, M, 16] more, float[16] rows) {
-            again = Identity(go)
-            more = Concat <axis = 1> (seen, f)
-            label = ArgMax <axis = 2, keepdims = 0> (more)
-            taken = Gather(w_class, label)
-            rows = ReduceSum <keepdims = 0> (taken, planes)
+            again = Identity(go) more = Concat <axis = 1> (seen, f) label = ArgMax <axis = 2, keepdims = 0> (more)
+            taken = Gather(w_class, label) rows = ReduceSum <keepdims = 0> (taken, planes)
         }>""",
     "": """
-        length = Shape(x)
-        size = ReduceProd <keepdims = 0> (length)
-        some = Cast <to = 9> (size)
+        length = Shape(x) size = ReduceProd <keepdims = 0> (length) some = Cast <to = 9> (size)
         out = If (some) <then_branch = both () => (float[2, 12] values) {
             values = Loop (count, yes) <body = pick (int64 i, bool go) => (bool again, float[12] rows) {
-                again = Identity(go)
-                sums = ReduceSum <keepdims = 0> (f, ends)
-                other, at = TopK <axis = 0> (sums, twelve)
-                rows = Gather(sums, at)
+                again = Identity(go) sums = ReduceSum <keepdims = 0> (f, ends)
+                other, at = TopK <axis = 0> (sums, twelve) rows = Gather(sums, at)
             }>
         }, else_branch = neither () => (float[2, 12] values) { values = Expand(level, wide) }>""",
 }

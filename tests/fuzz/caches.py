@@ -177,13 +177,8 @@ def _run_proof(folder: Path, work: Path) -> Iterable[str]:
 @cache
 def _results() -> str:
     with tempfile.TemporaryDirectory() as folder:
-        onnxq.diff(
-            net("conv"),
-            net("pairs"),
-            feeds(net("conv")),
-            overrides={"engines": ["ort"], "keep": 1},
-            out=Path(folder) / "saved",
-        )
+        overrides = {"engines": ["ort"], "keep": 1}
+        onnxq.diff(net("conv"), net("pairs"), feeds(net("conv")), overrides=overrides, out=Path(folder) / "saved")
         return (Path(folder) / "saved" / "results.json").read_text(encoding="utf-8")
 
 

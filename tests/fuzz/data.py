@@ -22,23 +22,9 @@ from tests.fuzz.nets import feeds, net
 
 _CONFIG = "effort: fast\ndata: {images: {size: [8, 8], mean: [0.5, 0.5, 0.5], std: [0.2, 0.2, 0.2]}}\n"
 _DTYPES = (
-    "<f4",
-    ">f4",
-    "<f2",
-    "<f8",
-    "<i8",
-    "|i1",
-    "|u1",
-    "|b1",
-    "<c8",
-    "<U4",
-    "|S3",
-    "<M8[s]",
-    "|O",
-    "<f4,<i4",
-    "|V4",
-    "<u8",
-)
+    "<f4", ">f4", "<f2", "<f8", "<i8", "|i1", "|u1", "|b1", "<c8", "<U4", "|S3", "<M8[s]", "|O", "<f4,<i4", "|V4", "<u8"
+)  # fmt: skip
+_SHAPES = ((), (0,), (1, 0, 8, 8), (2,), (1,) * 33, (4, 3, 8, 9), (0, 3, 8, 8), (1, 1), (8, 8, 3))
 _STRANGE = (np.nan, np.inf, -np.inf, 1e38, 3e38, -1e38, 1e-45, 0.0, 255.0, 1e300)
 
 
@@ -63,20 +49,7 @@ def _odd(rng: Random, arrays: dict[str, np.ndarray]) -> dict[str, Any]:
         elif kind == 1:
             array = np.full_like(array, rng.choice(_STRANGE) if array.dtype.kind == "f" else 1)
         elif kind == 2:
-            shape = rng.choice(
-                (
-                    (),
-                    (0,),
-                    (1, 0, 8, 8),
-                    (2,),
-                    (1,) * 33,
-                    (4, 3, 8, 9),
-                    (0, 3, 8, 8),
-                    (1, 1),
-                    array.shape[1:],
-                    (8, 8, 3),
-                )
-            )
+            shape = rng.choice((*_SHAPES, array.shape[1:]))
             array = np.zeros(shape[:32], np.float32)
         elif kind == 3:
             array = array[: rng.randrange(len(array) + 1)] if array.ndim else array

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from random import Random
 from typing import Any
 
@@ -13,21 +13,9 @@ from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto,
 from tests.fuzz.tensor_edits import DIMS, FLOATS, INTS, change_values, damage_tensor
 
 _NAMES = (
-    "",
-    " ",
-    "x",
-    "y",
-    "node_0",
-    "a/b",
-    "a:b",
-    "w0/scale",
-    "w0/quantized",
-    "x/QuantizeLinear",
-    "é",
-    "n" * 3000,
-    "a\0b",
+    "", " ", "x", "y", "node_0", "a/b", "a:b", "w0/scale", "w0/quantized", "x/QuantizeLinear", "é", "n" * 3000, "a\0b",
     "-",
-)
+)  # fmt: skip
 _OPS = (
     "Add", "MatMul", "Conv", "Relu", "Gemm", "Softmax", "Reshape", "Transpose", "Identity", "Concat", "Mul", "Clip",
     "Split", "QuantizeLinear", "DequantizeLinear", "LSTM", "If", "Loop", "Scan", "Constant", "Shape", "Dropout",
@@ -387,8 +375,3 @@ _EDITS: tuple[Callable[[Random, ModelProto, GraphProto], Any], ...] = (
     _tensor, _tensor, _weights, _weights, _initializer, _interface, _interface, _listed, _node_edit, _node_edit, _opset,
     _pair, _body, _sparse, _function, _metadata, _annotation, _edge_swap,
 )  # fmt: skip
-
-
-def every_edit() -> Iterator[Callable[[Random, ModelProto, GraphProto], Any]]:
-    """The edits, each once."""
-    yield from dict.fromkeys(_EDITS)

@@ -17,33 +17,17 @@ SAMPLES = 4
 _TEXTS: dict[str, tuple[str, dict[str, tuple[int, ...]]]] = {
     "conv": (
         """g (float[N,3,8,8] x) => (float[N,5] y) {
-            a = Conv <pads=[1,1,1,1]>(x, w0, b0)
-            n = BatchNormalization(a, gamma, beta, mean, variance)
-            r = Relu(n)
-            c = Conv <pads=[1,1,1,1], group=2>(r, w1, b1)
-            s = Add(c, r)
-            m = GlobalAveragePool(s)
-            f = Flatten(m)
-            y = Gemm <transB=1>(f, w2, b2)
-        }""",
+            a = Conv <pads=[1,1,1,1]>(x, w0, b0) n = BatchNormalization(a, gamma, beta, mean, variance) r = Relu(n)
+            c = Conv <pads=[1,1,1,1], group=2>(r, w1, b1) s = Add(c, r) m = GlobalAveragePool(s) f = Flatten(m)
+            y = Gemm <transB=1>(f, w2, b2) }""",
         {"w0": (8, 3, 3, 3), "b0": (8,), "gamma": (8,), "beta": (8,), "mean": (8,), "variance": (8,),
          "w1": (8, 4, 3, 3), "b1": (8,), "w2": (5, 8), "b2": (5,)},
     ),
     "attention": (
         """g (float[N,6,16] x) => (float[N,6,16] y, float[N,6,16] h) {
-            h = LayerNormalization(x, gamma, beta)
-            q = MatMul(h, wq)
-            k = MatMul(h, wk)
-            v = MatMul(h, wv)
-            t = Transpose <perm=[0,2,1]>(k)
-            z = MatMul(q, t)
-            p = Softmax <axis=-1>(z)
-            o = MatMul(p, v)
-            u = MatMul(o, wo)
-            b = Add(u, bo)
-            e = Erf(b)
-            y = Mul(e, b)
-        }""",
+            h = LayerNormalization(x, gamma, beta) q = MatMul(h, wq) k = MatMul(h, wk) v = MatMul(h, wv)
+            t = Transpose <perm=[0,2,1]>(k) z = MatMul(q, t) p = Softmax <axis=-1>(z) o = MatMul(p, v)
+            u = MatMul(o, wo) b = Add(u, bo) e = Erf(b) y = Mul(e, b) }""",
         {"gamma": (16,), "beta": (16,), "wq": (16, 16), "wk": (16, 16), "wv": (16, 16), "wo": (16, 16), "bo": (16,)},
     ),
     "branches": (
@@ -53,34 +37,22 @@ _TEXTS: dict[str, tuple[str, dict[str, tuple[int, ...]]]] = {
                 then_branch = yes () => (float[N,4] t) { t = MatMul(r, w0) },
                 else_branch = no () => (float[N,4] e) { m = MatMul(r, w1)  e = Add(m, b1) }
             >
-            y = MatMul(h, w2)
-        }""",
+            y = MatMul(h, w2) }""",
         {"w0": (8, 4), "w1": (8, 4), "b1": (4,), "w2": (4, 4)},
     ),
     "shapes": (
         """g (float[N,4,6,6] x) => (float[N,3] y) <
             int64[2] halves = {2,2}, int64[1] first = {0}, int64[1] axis = {1}, float zero = {0}
         > {
-            a, b = Split <axis=1>(x, halves)
-            c = Concat <axis=1>(b, a)
-            d = ConvTranspose <strides=[2,2], kernel_shape=[2,2]>(c, w0)
-            l = Clip(d, zero)
-            e = MaxPool <kernel_shape=[2,2], strides=[2,2]>(l)
-            s = Shape(e)
-            n = Gather(s, first)
-            j = Concat <axis=0>(n, minus)
-            f = Reshape(e, j)
-            g = Slice(f, first, twenty, axis)
-            y = Gemm(g, w1, b0)
-        }""",
+            a, b = Split <axis=1>(x, halves) c = Concat <axis=1>(b, a)
+            d = ConvTranspose <strides=[2,2], kernel_shape=[2,2]>(c, w0) l = Clip(d, zero)
+            e = MaxPool <kernel_shape=[2,2], strides=[2,2]>(l) s = Shape(e) n = Gather(s, first)
+            j = Concat <axis=0>(n, minus) f = Reshape(e, j) g = Slice(f, first, twenty, axis) y = Gemm(g, w1, b0) }""",
         {"w0": (4, 4, 2, 2), "w1": (20, 3), "b0": (3,)},
     ),
     "recurrent": (
         """g (float[5,N,6] x) => (float[N,3] y) <int64[1] axes = {0}> {
-            l, h, c = LSTM <hidden_size=4>(x, w, r, b)
-            s = Squeeze(h, axes)
-            y = MatMul(s, w1)
-        }""",
+            l, h, c = LSTM <hidden_size=4>(x, w, r, b) s = Squeeze(h, axes) y = MatMul(s, w1) }""",
         {"w": (1, 16, 6), "r": (1, 16, 4), "b": (1, 32), "w1": (4, 3)},
     ),
 }  # fmt: skip

@@ -11,34 +11,12 @@ import onnx
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 _UNARY = (
-    "Relu",
-    "Sigmoid",
-    "Tanh",
-    "Neg",
-    "Abs",
-    "Identity",
-    "Erf",
-    "Softplus",
-    "HardSwish",
-    "Elu",
-    "LeakyRelu",
-    "Floor",
-)
+    "Relu", "Sigmoid", "Tanh", "Neg", "Abs", "Identity", "Erf", "Softplus", "HardSwish", "Elu", "LeakyRelu", "Floor",
+)  # fmt: skip
 _NAMES = (
-    "/",
-    "x/QuantizeLinear",
-    "w0/scale",
-    "w0/quantized",
-    "x/dequantized",
-    "a:0",
-    "a b",
-    "é",
-    "::",
-    "n" * 300,
-    "1",
-    "%s",
+    "/", "x/QuantizeLinear", "w0/scale", "w0/quantized", "x/dequantized", "a:0", "a b", "é", "::", "n" * 300, "1", "%s",
     "",
-)
+)  # fmt: skip
 
 
 def edit_validly(rng: Random, proto: ModelProto) -> str:
@@ -80,11 +58,8 @@ def _doubled(rng: Random, proto: ModelProto) -> None:
     """The same tensor added to, multiplied with or concatenated to itself."""
     edge = rng.choice(_edges(proto))
     source, name = edge[0].input[edge[1]], f"d{rng.randrange(10**6)}"
-    _insert(
-        proto,
-        edge,
-        helper.make_node(rng.choice(("Add", "Mul", "Max", "Sub")), [source, source], [name], name=name),
-    )
+    node = helper.make_node(rng.choice(("Add", "Mul", "Max", "Sub")), [source, source], [name], name=name)
+    _insert(proto, edge, node)
 
 
 def _factor(rng: Random, proto: ModelProto) -> None:
@@ -95,11 +70,8 @@ def _factor(rng: Random, proto: ModelProto) -> None:
     shape = rng.choice(((), (1,), (1, 1)))
     proto.graph.initializer.append(numpy_helper.from_array(np.full(shape, value, np.float32), f"{name}c"))
     inputs = [edge[0].input[edge[1]], f"{name}c"]
-    _insert(
-        proto,
-        edge,
-        helper.make_node(rng.choice(("Mul", "Add")), inputs if rng.random() < 0.7 else inputs[::-1], [name]),
-    )
+    node = helper.make_node(rng.choice(("Mul", "Add")), inputs if rng.random() < 0.7 else inputs[::-1], [name])
+    _insert(proto, edge, node)
 
 
 def _clip(rng: Random, proto: ModelProto) -> None:

@@ -24,13 +24,10 @@ def sparse_model() -> ModelProto:
     """A sparse initializer, a sparse Constant, and one in a branch."""
     proto = model(
         """g (float[N,8] x, bool c) => (float[N,4] y) {
-        [a] a = MatMul(x, w)
-        [b] b = MatMul(x, v)
-        [s] s = Add(a, b)
+        [a] a = MatMul(x, w) [b] b = MatMul(x, v) [s] s = Add(a, b)
         [i] z = If(c) <then_branch = t () => (float[N,4] q) { [m] q = MatMul(x, u) },
                        else_branch = e () => (float[N,4] q) { [r] q = Relu(s) }>
-        [y] y = Add(s, z)
-        }"""
+        [y] y = Add(s, z) }"""
     )
     proto.graph.sparse_initializer.append(sparse("w"))
     proto.graph.node.insert(0, helper.make_node("Constant", [], ["v"], name="k", sparse_value=sparse()))

@@ -18,21 +18,12 @@ def model() -> onnx.ModelProto:
     proto = parser.parse_model(
         """<ir_version: 10, opset_import: ["": 21]>
         main (float[N, 6] x) => (float[N, 4] y, float[4] shown) {
-          [q] xq = QuantizeLinear(x, xs, xz)
-          [dq] xd = DequantizeLinear(xq, xs, xz)
-          [w0] a = DequantizeLinear<axis = 0>(wq, s6, z6)
-          [w1] b = DequantizeLinear<axis = 1>(wq, s4)
-          [w2] c = DequantizeLinear(wq, s, z)
-          [bias] d = DequantizeLinear<axis = 0>(bq, s4)
+          [q] xq = QuantizeLinear(x, xs, xz) [dq] xd = DequantizeLinear(xq, xs, xz)
+          [w0] a = DequantizeLinear<axis = 0>(wq, s6, z6) [w1] b = DequantizeLinear<axis = 1>(wq, s4)
+          [w2] c = DequantizeLinear(wq, s, z) [bias] d = DequantizeLinear<axis = 0>(bq, s4)
           [blocks] e = DequantizeLinear<axis = 0, block_size = 3>(wq, sb)
-          [out] shown = DequantizeLinear<axis = 0>(bq, s4)
-          [m0] p = MatMul(xd, a)
-          [m1] r = MatMul(xd, b)
-          [m2] t = Gemm(xd, c, d)
-          [m3] u = MatMul(xd, e)
-          [s0] v = Sum(p, r, t, u)
-          [i] y = Identity(v)
-        }"""
+          [out] shown = DequantizeLinear<axis = 0>(bq, s4) [m0] p = MatMul(xd, a) [m1] r = MatMul(xd, b)
+          [m2] t = Gemm(xd, c, d) [m3] u = MatMul(xd, e) [s0] v = Sum(p, r, t, u) [i] y = Identity(v) }"""
     )
     rng = np.random.default_rng(0)
     held = {
@@ -84,10 +75,7 @@ def test_what_a_body_still_reads_stays() -> None:
     proto = parser.parse_model(
         f"""<ir_version: 10, opset_import: ["": 21]>
         main (float[N, 6] x, bool c) => (float[N, 4] y) {{
-          [w] a = DequantizeLinear(wq, s, z)
-          [if] b = If <{branches}>(c)
-          [m] p = MatMul(x, a)
-          [n] r = MatMul(x, b)
+          [w] a = DequantizeLinear(wq, s, z) [if] b = If <{branches}>(c) [m] p = MatMul(x, a) [n] r = MatMul(x, b)
           [add] y = Add(p, r)
         }}"""
     )

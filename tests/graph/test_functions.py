@@ -17,9 +17,7 @@ def calling() -> ModelProto:
     """Calls in the main graph and in bodies, a function that calls another, names that invite collisions."""
     proto = model(
         """g (float[4] x, float[4] z, bool c) => (float[4] y) {
-        [t__1] t__1 = Neg(x)
-        [f1] a = Mul(t__1, big)
-        [f2] b = Add(a, z)
+        [t__1] t__1 = Neg(x) [f1] a = Mul(t__1, big) [f2] b = Add(a, z)
         [if] y = If(c) <then_branch = t () => (float[4] q) { [f3] q = Add(b, z) },
                         else_branch = e () => (float[4] q) { [n] q = Relu(b) }>
         }

@@ -16,8 +16,7 @@ from tests.graph.kit import all_nodes, assert_same, model, models, respelled, sh
 F = np.float32
 
 ATTENTION = """g (float[N,8] x) => (float[N,8] y) {
-    q = MatMul(x, wq) k = MatMul(x, wk) v = MatMul(x, wv)
-    qb = Add(q, bq) kb = Add(k, bk) vb = Add(v, bv)
+    q = MatMul(x, wq) k = MatMul(x, wk) v = MatMul(x, wv) qb = Add(q, bq) kb = Add(k, bk) vb = Add(v, bv)
     kt = Transpose(kb) s = MatMul(qb, kt) p = Softmax(s) y = MatMul(p, vb) }"""
 
 

@@ -98,13 +98,8 @@ def test_constants_of_every_kind() -> None:
     proto = name_nodes(
         model(
             """g (float[4] x) => (float[4] y) {
-            a = Constant<value_floats = [1.0, 2.0]>()
-            b = Constant<value_int = 7>()
-            s = Constant<value_string = "no">()
-            i = Identity(w)
-            j = Identity(i)
-            y = Relu(x)
-        }""",
+            a = Constant<value_floats = [1.0, 2.0]>() b = Constant<value_int = 7>()
+            s = Constant<value_string = "no">() i = Identity(w) j = Identity(i) y = Relu(x) }""",
             w=np.ones((2, 3)),
         )
     )

@@ -25,8 +25,7 @@ def make_pairs(op: str, scales: int = 6, *, transposed: bool = False) -> onnx.Mo
     call = f"Gemm <transB = {int(transposed)}> (xd, wd, b)" if op == "Gemm" else "MatMul(xd, wd)"
     text = f"""<ir_version: 8, opset_import: ["" : 13]>
     agraph ({rank} x) => (float[N] y) {{
-        [x_DynamicQuantizeLinear] xq, xs, xz = DynamicQuantizeLinear(x)
-        [xd_node] xd = DequantizeLinear(xq, xs, xz)
+        [x_DynamicQuantizeLinear] xq, xs, xz = DynamicQuantizeLinear(x) [xd_node] xd = DequantizeLinear(xq, xs, xz)
         [w_DequantizeLinear] wd = DequantizeLinear <axis = {0 if transposed else 1}> (wq, ws, wz)
         [product] y = {call}
     }}"""
@@ -90,9 +89,7 @@ def test_files_of_onnxruntime_are_read(tmp_path: Path, per_channel: bool) -> Non
 
     text = """<ir_version: 8, opset_import: ["" : 13]>
     agraph (float[N, T, 8] x) => (float[N, T, 6] y) <float[8, 6] w, float[6] b> {
-        [product] m = MatMul(x, w)
-        [add] y = Add(m, b)
-    }"""
+        [product] m = MatMul(x, w) [add] y = Add(m, b) }"""
     model = parser.parse_model(text)
     for tensor, shape in (("w", (8, 6)), ("b", (6,))):
         value = RNG.standard_normal(shape).astype(np.float32)

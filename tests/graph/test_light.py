@@ -38,12 +38,7 @@ def large() -> onnx.ModelProto:
     proto = parser.parse_model(
         """<ir_version: 8, opset_import: ["": 17]>
         main (float[N, 128] x) => (float[N, 128] y) {
-          [a] m = MatMul(x, w)
-          [b] r = Relu(m)
-          [c] n = MatMul(r, w)
-          [d] o = MatMul(n, v)
-          [e] y = Add(o, bias)
-        }"""
+          [a] m = MatMul(x, w) [b] r = Relu(m) [c] n = MatMul(r, w) [d] o = MatMul(n, v) [e] y = Add(o, bias) }"""
     )
     rng = np.random.default_rng(0)
     for name in ("w", "v", "unread"):

@@ -17,21 +17,12 @@ from tests.graph.kit import all_nodes, assert_same, compute, model, models
 F = np.float32
 
 OLD = """g (float[1,3,8,8] x) => (float[1,24] y) {
-    [c] a = Conv<pads = [1,1,1,1]>(x, w)
-    [b] b = BatchNormalization<epsilon = 0.001>(a, s, o, m, v)
-    [r] r = Clip<min = 0.0, max = 6.0>(b)
-    [p] p = Pad<pads = [0,0,1,1,0,0,1,1]>(r)
-    [q] q = ReduceMean<axes = [2], keepdims = 0>(p)
-    [u] u = Unsqueeze<axes = [1]>(q)
-    [t] t = Squeeze<axes = [1]>(u)
-    [k] k = Slice<axes = [2], starts = [0], ends = [6]>(t)
-    [h1] h1, h2 = Split<axis = 2>(k)
-    [j] j = Concat<axis = 2>(h2, h1)
-    [e] e, i = TopK<axis = 2, k = 6>(j)
-    [g] g = ReduceSum<axes = [1]>(e)
-    [l] l = Add(e, g)
-    [d] d = Dropout<ratio = 0.5>(l)
-    [f] f = Softmax<axis = 2>(d)
+    [c] a = Conv<pads = [1,1,1,1]>(x, w) [b] b = BatchNormalization<epsilon = 0.001>(a, s, o, m, v)
+    [r] r = Clip<min = 0.0, max = 6.0>(b) [p] p = Pad<pads = [0,0,1,1,0,0,1,1]>(r)
+    [q] q = ReduceMean<axes = [2], keepdims = 0>(p) [u] u = Unsqueeze<axes = [1]>(q) [t] t = Squeeze<axes = [1]>(u)
+    [k] k = Slice<axes = [2], starts = [0], ends = [6]>(t) [h1] h1, h2 = Split<axis = 2>(k)
+    [j] j = Concat<axis = 2>(h2, h1) [e] e, i = TopK<axis = 2, k = 6>(j) [g] g = ReduceSum<axes = [1]>(e)
+    [l] l = Add(e, g) [d] d = Dropout<ratio = 0.5>(l) [f] f = Softmax<axis = 2>(d)
     [y] y = Flatten(f) }"""
 
 
@@ -123,8 +114,7 @@ def test_a_node_that_becomes_another_operator_keeps_its_name() -> None:
 
 def test_what_the_converter_adds_is_named_after_the_node_it_serves() -> None:
     text = """g (float[2,3] x, bool c) => (float[2,3] y, float[3,2] _v_5) {
-        [p] u = Unsqueeze<axes = [0]>(x)
-        [q] k = Squeeze<axes = [0]>(u)
+        [p] u = Unsqueeze<axes = [0]>(x) [q] k = Squeeze<axes = [0]>(u)
         [i] y = If(c) <then_branch = t () => (float[2,3] b) {
                            [n] a = Unsqueeze<axes = [0]>(k)
                            [m] b = Squeeze<axes = [0]>(a) },

@@ -42,22 +42,18 @@ F = np.float32
 WIDTH = 64
 TEXT = """<ir_version: 8, opset_import: ["": 17, "local": 1]>
 main (float[N, 64] x, bool c) => (float[N, 64] y, float[N, 64] z) {
-  two = Constant<value: tensor = float[1] {2}>()
-  a = MatMul(x, w)
-  b = Relu(a)
+  two = Constant<value: tensor = float[1] {2}>() a = MatMul(x, w) b = Relu(a)
   d = If(c) <
     then_branch = then () => (float[N, 64] t) { s = Mul(b, two)  t = MatMul(s, v) },
     else_branch = other () => (float[N, 64] e) { e = Sub(b, half) }
   >
-  trips = Constant<value: tensor = int64 {2}>()
-  yes = Constant<value: tensor = bool {1}>()
+  trips = Constant<value: tensor = int64 {2}>() yes = Constant<value: tensor = bool {1}>()
   l, all = Loop(trips, yes, d) <
     body = step (int64 i, bool go, float[N, 64] state) => (bool on, float[N, 64] next, float[N, 64] seen)
     { on = Identity(go)  next = Add(state, b)  seen = Mul(next, half) }
   >
   f = local.shift(l, half)
-  y = Add(f, a)
-  z = Mul(f, two)
+  y = Add(f, a) z = Mul(f, two)
 }
 <domain: "local", opset_import: ["": 17, "local": 1]> shift (p, q) => (r) { u = Add(p, q)  r = local.twice(u) }
 <domain: "local", opset_import: ["": 17, "local": 1]> twice (p) => (r) { r = Add(p, p) }
@@ -209,8 +205,7 @@ def test_sparse_weights_and_declared_types_are_kept() -> None:
 def test_an_optional_input_stays_one() -> None:
     proto = parser.parse_model("""<ir_version: 8, opset_import: ["" : 17]>
         g (float[2] x, float[2] o) => (float[2] y) {
-            [n] a = Neg(x) [g] b = OptionalGetElement(o) [s] y = Add(a, b)
-        }""")
+            [n] a = Neg(x) [g] b = OptionalGetElement(o) [s] y = Add(a, b) }""")
     tensor = helper.make_tensor_type_proto(TensorProto.FLOAT, [2])
     proto.graph.input[1].type.CopyFrom(helper.make_optional_type_proto(tensor))
     ones = np.ones(2, np.float32)

@@ -12,9 +12,7 @@ from tests.graph.kit import model
 
 F = np.float32
 PAIR = """g (float[4,3] x) => (float[4,3] y) {
-    [q] q = QuantizeLinear<axis = 1>(x, s, z)
-    [d] d = DequantizeLinear<axis = 1>(q, s2, z2)
-    [n] y = Relu(d)
+    [q] q = QuantizeLinear<axis = 1>(x, s, z) [d] d = DequantizeLinear<axis = 1>(q, s2, z2) [n] y = Relu(d)
 }"""
 SCALES = np.array([1, 2, 3], F)
 ZEROS = np.zeros(3, np.uint8)

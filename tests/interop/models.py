@@ -14,15 +14,9 @@ from onnxq.runtime import Session
 from onnxq.sites import Role
 
 BODY = """g (float[N,16,8,8] input) => (float[M,10] logits) <int64[2] rows = {-1, 16}> {
-    c1 = Conv <pads=[1,1,1,1]>(input, w0, b0)
-    n1 = BatchNormalization(c1, gamma, beta, mean, var)
-    r1 = Relu(n1)
-    c2 = Conv <pads=[1,1,1,1]>(r1, w1, b1)
-    s = Add(c2, r1)
-    r2 = Relu(s)
-    p = AveragePool <kernel_shape=[4,4], strides=[4,4]>(r2)
-    f = Reshape(p, rows)
-    logits = Gemm <transB=1>(f, w2, b2)
+    c1 = Conv <pads=[1,1,1,1]>(input, w0, b0) n1 = BatchNormalization(c1, gamma, beta, mean, var) r1 = Relu(n1)
+    c2 = Conv <pads=[1,1,1,1]>(r1, w1, b1) s = Add(c2, r1) r2 = Relu(s)
+    p = AveragePool <kernel_shape=[4,4], strides=[4,4]>(r2) f = Reshape(p, rows) logits = Gemm <transB=1>(f, w2, b2)
 }"""
 OWN = "(Unnamed Layer* 12) [Constant]_output"
 

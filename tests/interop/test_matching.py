@@ -8,14 +8,13 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from onnx import helper, numpy_helper, parser
+from onnx import helper, numpy_helper
 
 import onnxq
 from onnxq.backends import load_config
-from onnxq.cli import cli
 from onnxq.commands.import_calibration import import_calibration
 from onnxq.config import Config, Rule, RuleSet, TensorConfig
 from onnxq.errors import CalibrationError, ConfigError, OutputError, PlanError
@@ -24,8 +23,11 @@ from onnxq.interop.trt_cache import ORIGIN, parse_cache
 from onnxq.plan import from_json, to_json
 from onnxq.runtime import Session
 from onnxq.sites import Role
+from tests.cli.kit import run as invoke
+from tests.codes.kit import model as parse
 from tests.interop.models import OWN, cache, collect_scales, network, ranges, samples, write_cache
 
+FORCED = Config(activations=TensorConfig(), rules=(Rule(op=("*",), set=RuleSet(quantize=True)),))
 FOLDED = "c1"  # its BatchNormalization is folded into the convolution, which then writes n1
 
 
@@ -50,58 +52,58 @@ def scales_in(model: onnx.ModelProto) -> dict[str, np.ndarray]:
 
 
 def run(*args: object) -> Result:
-    return CliRunner().invoke(cli, ["import-calibration", *map(str, args)])
+    return invoke("import-calibration", *args)
 
 
-def test_the_model_has_the_very_scales_of_the_cache(folder: Path) -> None:
-    found = onnxq.import_calibration(folder / "m.cache", folder / "m.onnx")
-    model = onnxq.apply(folder / "m.onnx", found.plan).model
+@pytest.fixture(scope="module")
+def done(folder: Path) -> Imported:
+    """The cache with all its names."""
+    return onnxq.import_calibration(folder / "m.cache", folder / "m.onnx")
+
+
+def ranges_without(*names: str) -> dict[str, np.float32]:
+    return {name: scale for name, scale in ranges(network()).items() if name not in names}
+
+
+def test_the_model_has_the_very_scales_of_the_cache(folder: Path, done: Imported) -> None:
+    result = onnxq.apply(folder / "m.onnx", done.plan, samples(), overrides={"latency": False})
     given = {entry.name: entry.scale for entry in read_scales(folder / "m.cache").entries}
-    written = scales_in(model)
+    written = scales_in(result.model)
     assert set(written) == {"input", "r1", "f"}
     for name, scale in written.items():
         assert scale.shape == ()
         assert scale.tobytes() == given[name].tobytes(), name
-    assert {one.site for one in found.matched} == set(written)
-    activations = [site for site in found.plan.sites if site.role is not Role.WEIGHT]
+    assert {one.site for one in done.matched} == set(written)
+    activations = [site for site in done.plan.sites if site.role is not Role.WEIGHT]
     assert {site.qparams.origin for site in activations if site.qparams} == {ORIGIN}
-    assert found.plan.target == "trt"
-    assert found.plan.data == "TensorRT calibration cache m.cache (TRT-8601-EntropyCalibration2)"
+    assert done.plan.target == "trt"
+    assert done.plan.data == "TensorRT calibration cache m.cache (TRT-8601-EntropyCalibration2)"
+    # Its answers are those of int8, and a second import gives the same bytes.
+    assert min(result.report.checks[0].sqnr_db) > 25
+    assert to_json(onnxq.import_calibration(folder / "m.cache", folder / "m.onnx").plan) == to_json(done.plan)
 
 
-def test_weights_are_those_of_quantize(folder: Path) -> None:
-    mine = onnxq.import_calibration(folder / "m.cache", folder / "m.onnx").plan
-    theirs = onnxq.quantize(
-        folder / "m.onnx", samples(), overrides={"target": "trt", "effort": "fast", "latency": False}
-    ).plan
+def test_weights_are_those_of_quantize(folder: Path, done: Imported) -> None:
+    overrides = {"target": "trt", "effort": "fast", "latency": False}
+    theirs = onnxq.quantize(folder / "m.onnx", samples(), overrides=overrides).plan
     weights = [site for site in theirs.sites if site.role is Role.WEIGHT]
     assert weights
-    for site in weights:
-        assert mine.site(site.site).qparams == site.qparams
+    assert [done.plan.site(site.site).qparams for site in weights] == [site.qparams for site in weights]
 
 
-def test_every_name_is_accounted_for(folder: Path) -> None:
-    found = onnxq.import_calibration(folder / "m.cache", folder / "m.onnx")
-    reasons = {one.name: one.why for one in found.unmatched}
+def test_every_name_is_accounted_for(done: Imported) -> None:
+    reasons = {one.name: one.why for one in done.unmatched}
     assert reasons == {FOLDED: UnmatchedKind.FOLDED, OWN: UnmatchedKind.TENSORRT}
-    assert {one.name for one in found.unused} == {"n1", "c2", "s", "r2", "p", "logits"}
-    assert found.missing == ()
-    lines = [one.line for one in (*found.matched, *found.unmatched, *found.unused)]
-    assert sorted(lines) == list(range(2, found.entries + 2))
-    assert next(one for one in found.unmatched if one.name == FOLDED).reason == (
-        "preparation folded it: Conv node_c1"
-    )  # fmt: skip
-
-
-def test_the_answers_are_those_of_int8(folder: Path) -> None:
-    found = onnxq.import_calibration(folder / "m.cache", folder / "m.onnx")
-    result = onnxq.apply(folder / "m.onnx", found.plan, samples(), overrides={"latency": False})
-    assert min(result.report.checks[0].sqnr_db) > 25
+    assert {one.name for one in done.unused} == {"n1", "c2", "s", "r2", "p", "logits"}
+    assert done.missing == ()
+    lines = [one.line for one in (*done.matched, *done.unmatched, *done.unused)]
+    assert sorted(lines) == list(range(2, done.entries + 2))
+    folded = next(one for one in done.unmatched if one.name == FOLDED)
+    assert folded.reason == "preparation folded it: Conv node_c1"
 
 
 def test_a_tensor_of_the_same_values_lends_its_scale(folder: Path, tmp_path: Path) -> None:
-    scales = ranges(network())
-    lent = scales.pop("f")
+    scales, lent = ranges_without("f"), ranges(network())["f"]
     found = imported(folder, tmp_path, scales)
     match = next(one for one in found.matched if one.site == "f")
     assert (match.name, match.through) == ("p", "same values, by way of Reshape")
@@ -126,7 +128,7 @@ def test_a_name_that_only_an_identity_had(folder: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("names", [{"r1"}, {"r1", "f"}])
 def test_a_site_without_a_scale_is_an_error(folder: Path, tmp_path: Path, names: set[str]) -> None:
-    scales = {name: scale for name, scale in ranges(network()).items() if name not in names | {"p"}}
+    scales = ranges_without(*names, "p")
     with pytest.raises(CalibrationError, match=r"has no scale for \d of \d tensors .*r1") as caught:
         imported(folder, tmp_path, scales)
     assert "`data=…`" in caught.value.fix
@@ -134,8 +136,7 @@ def test_a_site_without_a_scale_is_an_error(folder: Path, tmp_path: Path, names:
 
 
 def test_samples_fill_what_is_missing(folder: Path, tmp_path: Path) -> None:
-    scales = {name: scale for name, scale in ranges(network()).items() if name != "r1"}
-    found = imported(folder, tmp_path, scales, data=samples())
+    found = imported(folder, tmp_path, ranges_without("r1"), data=samples())
     assert [(one.tensor, one.done) for one in found.missing] == [("r1", "calibrated on the samples")]
     assert found.plan.calibrated
     by_name = {str(site.site): site.qparams for site in found.plan.sites}
@@ -147,8 +148,7 @@ def test_samples_fill_what_is_missing(folder: Path, tmp_path: Path) -> None:
 
 
 def test_what_lacks_a_scale_may_stay_float(folder: Path, tmp_path: Path) -> None:
-    scales = {name: scale for name, scale in ranges(network()).items() if name != "r1"}
-    found = imported(folder, tmp_path, scales, overrides={"allow_missing": True})
+    found = imported(folder, tmp_path, ranges_without("r1"), overrides={"allow_missing": True})
     assert [one.tensor for one in found.missing] == ["r1"]
     assert "node_c2" in found.missing[0].done
     assert found.plan.calibrated
@@ -181,7 +181,7 @@ def test_a_group_takes_the_largest_scale(tmp_path: Path) -> None:
     scales["s"] = np.float32(1.5 * scales["c2"])
     (tmp_path / "m.cache").write_text(cache(scales))
     found = onnxq.import_calibration(
-        tmp_path / "m.cache", tmp_path / "m.onnx", overrides={"target": "ort"}, config=_forced()
+        tmp_path / "m.cache", tmp_path / "m.onnx", overrides={"target": "ort"}, config=FORCED
     )
     assert "c2, s share one scale and differ in the cache: the largest, of s, is used" in found.notes
     assert {one.site: one.name for one in found.matched}["c2"] == "s"
@@ -194,14 +194,8 @@ def test_a_group_takes_the_largest_scale(tmp_path: Path) -> None:
     assert Session(model, optimize=False).run(samples())["logits"].shape == (48, 10)
 
 
-def _forced() -> Config:
-    symmetric = TensorConfig()
-    rule = Rule(op=("*",), set=RuleSet(quantize=True))
-    return Config(activations=symmetric, rules=(rule,))
-
-
 def test_ort_gets_symmetric_pairs(folder: Path) -> None:
-    found = onnxq.import_calibration(folder / "m.cache", folder / "m.onnx", config=_forced())
+    found = onnxq.import_calibration(folder / "m.cache", folder / "m.onnx", config=FORCED)
     activations = [site for site in found.plan.sites if site.role in (Role.ACTIVATION, Role.OUTPUT)]
     assert activations
     assert {site.spec.storage for site in activations} == {"int8"}
@@ -210,18 +204,14 @@ def test_ort_gets_symmetric_pairs(folder: Path) -> None:
     assert min(result.report.checks[0].sqnr_db) > 25
 
 
-def test_the_default_for_ort_is_symmetric(folder: Path) -> None:
+def test_the_target_by_default(folder: Path, done: Imported) -> None:
     plan = onnxq.import_calibration(folder / "m.cache", folder / "m.onnx", overrides={"target": "ort"}).plan
     assert plan.target == "ort"
     assert all(site.spec.symmetric for site in plan.sites)
-
-
-def test_a_file_that_names_no_target_is_for_tensorrt(folder: Path) -> None:
+    # A file that names none is for TensorRT.
     (folder / "c.yaml").write_text("effort: fast\n")
-    plans = [onnxq.import_calibration(folder / "m.cache", folder / "m.onnx", config=one).plan for one in
-             (folder / "c.yaml", None)]  # fmt: skip
-    assert plans[0] == plans[1]
-    assert plans[0].target == "trt"
+    plan = onnxq.import_calibration(folder / "m.cache", folder / "m.onnx", config=folder / "c.yaml").plan
+    assert (plan, plan.target) == (done.plan, "trt")
 
 
 @pytest.mark.parametrize("config", ["ort-int8", "trt-fp8", "trt-int4-weights", "ort-uint16-activations"])
@@ -245,18 +235,9 @@ def test_any_scale_goes_through_plan_json_and_model_bit_for_bit(bits: list[int])
     scales = {name: np.uint32(word).view(np.float32) for name, word in zip(names, bits, strict=True)}
     found = import_calibration(parse_cache(write_cache(scales).encode()), proto)
     plan = from_json(to_json(found.plan))
-    assert {name: scale.tobytes() for name, scale in collect_scales(plan).items()} == {
-        name: scale.tobytes() for name, scale in scales.items()
-    }
-    model = onnxq.apply(proto, plan).model
-    assert {name: scale.tobytes() for name, scale in scales_in(model).items()} == {
-        name: scale.tobytes() for name, scale in scales.items()
-    }
-
-
-def test_twice_gives_the_same_bytes(folder: Path) -> None:
-    plans = [to_json(onnxq.import_calibration(folder / "m.cache", folder / "m.onnx").plan) for _ in range(2)]
-    assert plans[0] == plans[1]
+    wanted = {name: scale.tobytes() for name, scale in scales.items()}
+    for held in (collect_scales(plan), scales_in(onnxq.apply(proto, plan).model)):
+        assert {name: scale.tobytes() for name, scale in held.items()} == wanted
 
 
 def test_the_command(folder: Path, tmp_path: Path) -> None:
@@ -270,9 +251,6 @@ def test_the_command(folder: Path, tmp_path: Path) -> None:
     plan = from_json((tmp_path / "p.json").read_text())
     again = onnxq.apply(folder / "m.onnx", plan).model
     assert again.SerializeToString() == onnx.load(tmp_path / "q.onnx").SerializeToString()
-
-
-def test_verbose_lists_every_line_and_site(folder: Path) -> None:
     done = run(folder / "m.cache", "--model", folder / "m.onnx", "-v")
     assert done.exit_code == 0
     for entry in read_scales(folder / "m.cache").entries:
@@ -291,8 +269,7 @@ def test_json_is_one_document(folder: Path, tmp_path: Path) -> None:
 
 
 def test_nothing_is_written_when_a_scale_is_missing(folder: Path, tmp_path: Path) -> None:
-    scales = {name: scale for name, scale in ranges(network()).items() if name != "r1"}
-    (tmp_path / "x.cache").write_text(cache(scales))
+    (tmp_path / "x.cache").write_text(cache(ranges_without("r1")))
     wanted = ("--model", folder / "m.onnx", "-o", tmp_path / "p.json", "--apply", tmp_path / "q.onnx")
     done = run(tmp_path / "x.cache", *wanted)
     assert done.exit_code == 1
@@ -327,18 +304,11 @@ def test_files_that_are_not_there_or_not_that(folder: Path, cache_name: str, mod
 @pytest.mark.parametrize(("attention", "operands"), [("quantized", {"q", "k", "p", "v", "c"}), ("auto", set())])
 def test_attention_is_taken_when_asked_for(attention: str, operands: set[str]) -> None:
     """Trying it out takes samples; without any only a plain wish counts."""
-    proto = parser.parse_model(
-        """<ir_version: 8, opset_import: ["" : 17]>
-        g (float[1,4,16,32] x) => (float[1,4,16,32] y) {
-            q = MatMul(x, wq)
-            k0 = MatMul(x, wk)
-            v = MatMul(x, wv)
-            k = Transpose <perm=[0,1,3,2]>(k0)
-            s = MatMul(q, k)
-            p = Softmax <axis=-1>(s)
-            c = MatMul(p, v)
-            y = MatMul(c, wo)
-        }"""
+    rng = np.random.default_rng(0)
+    proto = parse(
+        """g (float[1,4,16,32] x) => (float[1,4,16,32] y) {
+            q = MatMul(x, wq) k0 = MatMul(x, wk) v = MatMul(x, wv) k = Transpose <perm=[0,1,3,2]>(k0)
+            s = MatMul(q, k) p = Softmax <axis=-1>(s) c = MatMul(p, v) y = MatMul(c, wo) }"""
     )
     rng = np.random.default_rng(0)
     for name in ("wq", "wk", "wv", "wo"):

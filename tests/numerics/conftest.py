@@ -29,8 +29,7 @@ def _session(kind: str, storage: str, axis: int, block: int, ranks: tuple[int, i
     pair ({kind}{rank} x, {kind}{grain} s, int32{grain} zero{bounds}) => (int32{rank} q, {kind}{rank} y) {{
         z = Cast <to = {TYPES[storage]}> (zero)
         {"inside = Clip(x, lo, hi)" if clipped else "inside = Identity(x)"}
-        stored = QuantizeLinear {attrs} (inside, s, z)
-        y = DequantizeLinear {attrs} (stored, s, z)
+        stored = QuantizeLinear {attrs} (inside, s, z) y = DequantizeLinear {attrs} (stored, s, z)
         q = Cast <to = 6> (stored)
     }}"""
     model = parser.parse_model(text.replace("[]", ""))

@@ -15,8 +15,7 @@ from onnxq.runtime import Session
 
 MODEL = """<ir_version: 8, opset_import: ["" : 13]>
 agraph (float[N] x) => (uint8[N] q, float s, uint8 z, float[N] y) {
-    q, s, z = DynamicQuantizeLinear(x)
-    y = DequantizeLinear(q, s, z)
+    q, s, z = DynamicQuantizeLinear(x) y = DequantizeLinear(q, s, z)
 }"""
 # Not so small that 1 / scale is infinite, nor so large that the range is.
 VALUES = st.floats(-(2.0**99), 2.0**99, width=32, allow_subnormal=False).filter(lambda x: x == 0 or abs(x) > 2.0**-99)

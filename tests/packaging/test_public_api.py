@@ -16,23 +16,12 @@ import onnxq
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def test_all_is_sorted_and_without_repeats() -> None:
+def test_public_names_are_sorted_there_and_documented() -> None:
     assert list(onnxq.__all__) == sorted(set(onnxq.__all__))
-
-
-def test_every_public_name_is_there() -> None:
-    for name in onnxq.__all__:
-        assert getattr(onnxq, name) is not None, name
-
-
-def test_dir_shows_what_is_public() -> None:
     assert set(onnxq.__all__) <= set(dir(onnxq))
-
-
-def test_every_public_function_and_class_is_documented() -> None:
-    public = [getattr(onnxq, name) for name in onnxq.__all__]
-    bare = [thing.__name__ for thing in public if callable(thing) and not inspect.getdoc(thing)]
-    assert bare == []
+    public = {name: getattr(onnxq, name) for name in onnxq.__all__}
+    assert [name for name, thing in public.items() if thing is None] == []
+    assert [name for name, thing in public.items() if callable(thing) and not inspect.getdoc(thing)] == []
 
 
 def test_an_unknown_name_is_an_attribute_error() -> None:
@@ -40,11 +29,8 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
         _ = onnxq.quantise
 
 
-def test_the_package_says_that_it_is_typed() -> None:
+def test_the_package_says_that_it_is_typed_and_its_version() -> None:
     assert (ROOT / "onnxq" / "py.typed").is_file()
-
-
-def test_one_version() -> None:
     assert onnxq.__version__ == metadata.version("onnxq")
 
 

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import ast
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
-SOURCES = sorted(path for room in ("onnxq", "torch_frontend") for path in (ROOT / room).rglob("*.py"))
+from tests.sources import ROOT, SOURCES, list_imports, name_source
 
 # Who alone may import a library, lazily or not. ruff bans them elsewhere too; it cannot tell one owner from another.
 OWNERS = {
@@ -36,24 +32,12 @@ OWNERS = {
 OPTIONAL = ("onnxruntime", "onnxruntime_qnn", "torch", "PIL", "polygraphy", "tensorrt", "tensorrt_rtx")
 
 
-def _name(path: Path) -> str:
-    return path.relative_to(ROOT).as_posix()
-
-
-def _imports(tree: ast.AST) -> Iterator[tuple[int, str]]:
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            yield from ((node.lineno, alias.name.split(".")[0]) for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            yield node.lineno, node.module.split(".")[0]
-
-
 def test_every_outside_library_has_one_owner() -> None:
     trespassers = [
-        f"{_name(path)}:{line} imports {library}, which belongs to {OWNERS[library]}"
+        f"{name_source(path)}:{line} imports {module}, which belongs to {owner}"
         for path in SOURCES
-        for line, library in _imports(ast.parse(path.read_text(encoding="utf-8")))
-        if library in OWNERS and not _name(path).startswith(OWNERS[library])
+        for line, module in list_imports(path)
+        if (owner := OWNERS.get(module.split(".")[0])) and not name_source(path).startswith(owner)
     ]
     assert trespassers == []
 

@@ -15,14 +15,8 @@ EVERYTHING = Config(effort="fast", rules=(Rule(op="*", set={"quantize": True}),)
 BALANCED = EVERYTHING.model_copy(update={"effort": "balanced"})
 
 RESIDUAL = """g (float[N,32,8,8] x) => (float[N,10] y) {
-    a = Conv <pads=[1,1,1,1]>(x, w0, b0)
-    r = Relu(a)
-    c = Conv <pads=[1,1,1,1]>(r, w1, b1)
-    d = Conv <pads=[1,1,1,1]>(r, w2, b2)
-    s = Add(c, d)
-    t = Relu(s)
-    m = GlobalAveragePool(t)
-    f = Flatten(m)
+    a = Conv <pads=[1,1,1,1]>(x, w0, b0) r = Relu(a) c = Conv <pads=[1,1,1,1]>(r, w1, b1)
+    d = Conv <pads=[1,1,1,1]>(r, w2, b2) s = Add(c, d) t = Relu(s) m = GlobalAveragePool(t) f = Flatten(m)
     y = Gemm <transB=1>(f, w3, b3)
 }"""
 

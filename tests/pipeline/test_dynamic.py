@@ -27,15 +27,9 @@ from tests.pipeline.requantized import kernels
 FORCED = [{"op": ["MatMul", "Gemm", "LSTM"], "set": {"quantize": True}}]
 # Two readers of one tensor, a small product, a product of two activations, and a Gemm.
 ENCODER = """g (float[N,T,64] x) => (float[N,T,64] y, float[N,8] z) {
-    [query] q = MatMul(x, wq)
-    qb = Add(q, b)
-    [key] k = MatMul(x, wk)
-    [turn] kt = Transpose <perm=[0,2,1]> (k)
-    [scores] s = MatMul(qb, kt)
-    p = Softmax <axis=-1> (s)
-    [values] y = MatMul(p, x)
-    [mean] m = ReduceMean <axes=[1], keepdims=0> (x)
-    [head] z = Gemm <transB=1> (m, wz, bz)
+    [query] q = MatMul(x, wq) qb = Add(q, b) [key] k = MatMul(x, wk) [turn] kt = Transpose <perm=[0,2,1]> (k)
+    [scores] s = MatMul(qb, kt) p = Softmax <axis=-1> (s) [values] y = MatMul(p, x)
+    [mean] m = ReduceMean <axes=[1], keepdims=0> (x) [head] z = Gemm <transB=1> (m, wz, bz)
 }"""
 
 
@@ -137,10 +131,7 @@ def test_what_gains_nothing_stays_float_with_a_line() -> None:
     assert not ops(convolved.model)["ConvInteger"]
 
 
-HEAD = """g (float[N,T,64] x) => (float[N,T,32] y) {
-    [scale] n = Mul(x, s)
-    [product] y = MatMul(n, w)
-}"""
+HEAD = "g (float[N,T,64] x) => (float[N,T,32] y) { [scale] n = Mul(x, s) [product] y = MatMul(n, w) }"
 
 
 def test_samples_help_the_weights() -> None:
@@ -261,11 +252,8 @@ def test_a_static_plan_takes_an_lstm_where_it_pays() -> None:
 
 
 READER = """g (float[N,8,4,24] x) => (float[24,1,N,32] y) {
-    [first] a = Conv <pads=[1,1,1,1]> (x, v)
-    [second] b = Conv (a, u)
-    [squeeze] s = Squeeze (b, axis)
-    [turn] t = Transpose <perm=[2,0,1]> (s)
-    [lstm] y = LSTM <hidden_size=32> (t, w, r)
+    [first] a = Conv <pads=[1,1,1,1]> (x, v) [second] b = Conv (a, u) [squeeze] s = Squeeze (b, axis)
+    [turn] t = Transpose <perm=[2,0,1]> (s) [lstm] y = LSTM <hidden_size=32> (t, w, r)
 }"""
 
 

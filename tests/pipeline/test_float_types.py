@@ -24,11 +24,7 @@ from tests.passes.kit import parse, random_weights
 
 C3 = "<pads=[1,1,1,1], kernel_shape=[3,3]>"
 CONVS = f"""g (float[N,32,14,14] x) => (float[N,32,14,14] y) {{
-    a = Conv {C3}(x, w, b)
-    i = Relu(a)
-    c = Conv {C3}(i, v, b)
-    d = Add(c, i)
-    y = Conv {C3}(d, w, b)
+    a = Conv {C3}(x, w, b) i = Relu(a) c = Conv {C3}(i, v, b) d = Add(c, i) y = Conv {C3}(d, w, b)
 }}"""
 CONV_WEIGHTS: dict[str, tuple[int, ...]] = {"w": (32, 32, 3, 3), "v": (32, 32, 3, 3), "b": (32,)}
 
@@ -141,14 +137,8 @@ def test_models_are_converted_without_pairs() -> None:
 
 
 RESIDUAL = """g (float[N,8,64] x) => (float[N,8,64] y) {
-    u = Mul(x, big)
-    a = LayerNormalization(u, g, z)
-    m = MatMul(a, w)
-    s = Add(u, m)
-    b = LayerNormalization(s, g, z)
-    n = MatMul(b, v)
-    t = Add(s, n)
-    y = LayerNormalization(t, g, z)
+    u = Mul(x, big) a = LayerNormalization(u, g, z) m = MatMul(a, w) s = Add(u, m) b = LayerNormalization(s, g, z)
+    n = MatMul(b, v) t = Add(s, n) y = LayerNormalization(t, g, z)
 }"""
 
 
@@ -168,13 +158,8 @@ def test_residual_stream_beyond_float16(config: str, casts: int) -> None:
 
 
 MASKED = """g (float[N,2,8,16] q, float[N,1,1,8] keep) => (float[N,2,8,16] y) {
-    k = Transpose <perm=[0,1,3,2]>(q)
-    s = MatMul(q, k)
-    drop = Sub(one, keep)
-    mask = Mul(drop, lowest)
-    m = Add(s, mask)
-    p = Softmax(m)
-    y = MatMul(p, q)
+    k = Transpose <perm=[0,1,3,2]>(q) s = MatMul(q, k) drop = Sub(one, keep) mask = Mul(drop, lowest)
+    m = Add(s, mask) p = Softmax(m) y = MatMul(p, q)
 }"""
 
 
@@ -192,10 +177,8 @@ def test_masks_of_the_lowest_float32() -> None:
 
 
 GROUPED = f"""g (float[N,32,14,14] x) => (float[N,32,14,14] y) {{
-    a = Conv <group=4, pads=[1,1,1,1], kernel_shape=[3,3]>(x, w, b)
-    r = Relu(a)
-    c = Conv <group=32, pads=[1,1,1,1], kernel_shape=[3,3]>(r, d, b)
-    y = Conv {C3}(c, v, b)
+    a = Conv <group=4, pads=[1,1,1,1], kernel_shape=[3,3]>(x, w, b) r = Relu(a)
+    c = Conv <group=32, pads=[1,1,1,1], kernel_shape=[3,3]>(r, d, b) y = Conv {C3}(c, v, b)
 }}"""
 
 
@@ -260,13 +243,7 @@ def test_narrow_exports_are_quantized_as_float32_ones(target: str) -> None:
 
 
 GELU = """g (float[N,16,64] x) => (float[N,16,64] y) {
-    a = MatMul(x, w)
-    q = Div(a, root)
-    e = Erf(q)
-    f = Add(e, one)
-    m = Mul(a, f)
-    g = Mul(m, half)
-    y = MatMul(g, v)
+    a = MatMul(x, w) q = Div(a, root) e = Erf(q) f = Add(e, one) m = Mul(a, f) g = Mul(m, half) y = MatMul(g, v)
 }"""
 
 
@@ -306,10 +283,7 @@ def test_bfloat16_is_named_and_rounded_as_such() -> None:
 @pytest.mark.parametrize("config", ["trt-int8", "trt-fp16"])
 def test_group_normalization_has_the_type_of_what_stands_around_it(config: str) -> None:
     text = f"""g (float[N,32,14,14] x) => (float[N,32,14,14] y) {{
-        a = Conv {C3}(x, w, b)
-        n = GroupNormalization <num_groups=8>(a, scale, shift)
-        s = Sigmoid(n)
-        m = Mul(n, s)
+        a = Conv {C3}(x, w, b) n = GroupNormalization <num_groups=8>(a, scale, shift) s = Sigmoid(n) m = Mul(n, s)
         y = Conv {C3}(m, v, b)
     }}"""
     # Before opset 21 it scales groups, not channels.
@@ -321,10 +295,7 @@ def test_group_normalization_has_the_type_of_what_stands_around_it(config: str) 
 
 
 CAST_FIRST = """g (KIND[N,64] x) => (float[N,64] y, KIND[N,64] z) {
-    a = Cast <to=1>(x)
-    b = MatMul(a, w)
-    y = Relu(b)
-    z = Cast <to=NUMBER>(y)
+    a = Cast <to=1>(x) b = MatMul(a, w) y = Relu(b) z = Cast <to=NUMBER>(y)
 }"""
 
 

@@ -161,12 +161,8 @@ def test_kernels_that_onnxruntime_makes_between_pairs_by_itself_stay(tmp_path: P
 
 MODELOPT = """g (float[1,32,14,14] x) => (float[1,32,14,14] y)
     <float s = {0.03}, int8 z = {0}, float t = {0.002}, int8 q = {0}> {
-    xq = QuantizeLinear(x, s, z)
-    xd = DequantizeLinear(xq, s, z)
-    wq = QuantizeLinear(w, t, q)
-    wd = DequantizeLinear(wq, t, q)
-    a = Conv <pads=[1,1,1,1], kernel_shape=[3,3]>(xd, wd, b)
-    r = Relu(a)
+    xq = QuantizeLinear(x, s, z) xd = DequantizeLinear(xq, s, z) wq = QuantizeLinear(w, t, q)
+    wd = DequantizeLinear(wq, t, q) a = Conv <pads=[1,1,1,1], kernel_shape=[3,3]>(xd, wd, b) r = Relu(a)
     y = Conv <pads=[1,1,1,1], kernel_shape=[3,3]>(r, v, c)
 }"""
 
@@ -184,9 +180,7 @@ def test_float_weights_behind_pairs_are_kept_so() -> None:
 
 
 def test_weight_only_nodes_stay_weight_only() -> None:
-    text = """g (float[8,256] x) => (float[8,256] y) {
-        i = Relu(x) a = MatMul(i, w) r = Tanh(a) y = MatMul(r, v)
-    }"""
+    text = "g (float[8,256] x) => (float[8,256] y) { i = Relu(x) a = MatMul(i, w) r = Tanh(a) y = MatMul(r, v) }"
     proto = model(text, weights={"w": (256, 256), "v": (256, 256)})
     config = load_config("ort-int4-weights")
     part = onnxq.quantize(proto, samples(proto), leaving("matmul1", config=config), overrides={"latency": False}).model

@@ -65,9 +65,7 @@ def test_a_partner_that_stays_float_is_named() -> None:
     assert refusal.fix == "force o as well"
 
 
-ADD = f"""g ({MAP} x, {MAP} z) => ({MAP} y) {{
-    a = Conv(x, w) s = Add(a, z) y = Conv(s, v)
-}}"""
+ADD = f"g ({MAP} x, {MAP} z) => ({MAP} y) {{ a = Conv(x, w) s = Add(a, z) y = Conv(s, v) }}"
 
 
 def test_a_follower_is_forced_only_where_what_it_reads_is_quantized() -> None:

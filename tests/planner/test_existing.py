@@ -24,10 +24,8 @@ MAP = "float[1,8,6,6]"
 TEXT = f"""g ({MAP} x) => ({MAP} y, {MAP} u)
     <float s = {{0.1}}, uint8 z = {{128}}, float p = {{0.05}}, uint8 o = {{0}}> {{
     q = QuantizeLinear(x, s, z) d = DequantizeLinear(q, s, z) wd = DequantizeLinear<axis=0>(wq, ws)
-    a = Conv(d, wd) r = Relu(a)
-    rq = QuantizeLinear(r, p, o) rd = DequantizeLinear(rq, p, o)
-    m = MaxPool<kernel_shape=[1,1]>(rd) c = Conv(m, v) y = Relu(c)
-    u = Conv(x, v2)
+    a = Conv(d, wd) r = Relu(a) rq = QuantizeLinear(r, p, o) rd = DequantizeLinear(rq, p, o)
+    m = MaxPool<kernel_shape=[1,1]>(rd) c = Conv(m, v) y = Relu(c) u = Conv(x, v2)
 }}"""
 
 
@@ -112,8 +110,7 @@ def test_a_pair_serves_readers_of_its_own_graph() -> None:
 MOVED = f"""g ({MAP} x) => ({MAP} y, {MAP} e, {MAP} k) <float s = {{0.1}}, uint8 z = {{128}}> {{
     q = QuantizeLinear(x, s, z) d = DequantizeLinear(q, s, z)
     t = Transpose<perm=[0,1,3,2]>(d) p = AveragePool<kernel_shape=[1,1]>(t) r = Relu(p)
-    rq = QuantizeLinear(r, s, z) y = DequantizeLinear(rq, s, z)
-    b = Softmax(d) e = Exp(b)
+    rq = QuantizeLinear(r, s, z) y = DequantizeLinear(rq, s, z) b = Softmax(d) e = Exp(b)
     h = Softmax(x) hq = QuantizeLinear(h, s, z) hd = DequantizeLinear(hq, s, z) k = Neg(hd)
 }}"""
 

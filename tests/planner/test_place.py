@@ -188,8 +188,7 @@ def test_moving_and_pooling_share_one_scale_and_the_tighter_bound() -> None:
 
 def test_concat_shares_a_scale_for_tensorrt_and_not_for_onnxruntime() -> None:
     text = f"""g ({MAP} x) => ({MAP} y, {MAP} z) {{
-        a = Conv(x, w) r = Relu(a) c = Conv(r, v) s = Relu(c)
-        d = Concat<axis=1>(r, s) y = Conv(d, u) z = Conv(s, v)
+        a = Conv(x, w) r = Relu(a) c = Conv(r, v) s = Relu(c) d = Concat<axis=1>(r, s) y = Conv(d, u) z = Conv(s, v)
     }}"""
     proto = network(text, w=POINT, v=POINT, u=(8, 16, 1, 1))
     assert groups(draft(proto, FORCE).default()) == set()

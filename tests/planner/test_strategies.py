@@ -11,11 +11,9 @@ from tests.planner.kit import draft, network
 # A stem, a depthwise and a pointwise convolution, a squeeze-excite gate, a grouped convolution and a linear layer.
 TEXT = """g (float[1,3,56,56] x) => (float[1,10] y) {
     stem = Conv<pads=[1,1,1,1]>(x, w0) a = Relu(stem)
-    depthwise = Conv<pads=[1,1,1,1], group=64>(a, w1) b = Relu(depthwise)
-    point = Conv(b, w2) c = Relu(point)
+    depthwise = Conv<pads=[1,1,1,1], group=64>(a, w1) b = Relu(depthwise) point = Conv(b, w2) c = Relu(point)
     m = GlobalAveragePool(c) squeeze = Conv(m, w3) d = Relu(squeeze) excite = Conv(d, w4) gate = Sigmoid(excite)
-    e = Mul(c, gate)
-    grouped = Conv<group=4>(e, w5) f = Relu(grouped)
+    e = Mul(c, gate) grouped = Conv<group=4>(e, w5) f = Relu(grouped)
     n = GlobalAveragePool(f) flat = Flatten(n) y = Gemm(flat, w6)
 }"""
 WEIGHTS = {

@@ -26,17 +26,10 @@ from tests.graph.kit import model
 from tests.pipeline.models import BALANCED, EVERYTHING, images, quantize, residual, to_bytes
 
 EVERY_KIND = """g (float[N,8,6,6] x) => (float[N,10] y, float[N,7] z) {
-    a = Conv <pads=[1,1,1,1]>(x, dense)
-    b = Conv <group=8, pads=[1,1,1,1]>(a, depthwise)
-    c = Conv <group=2, pads=[1,1,1,1]>(b, grouped)
-    d = Conv <group=8, pads=[1,1,1,1]>(c, multiplied)
-    e = Conv <pads=[1,1,1,1]>(d, down)
-    e2 = Conv <pads=[1,1,1,1]>(e, dense)
-    m = GlobalAveragePool(e2)
-    f = Flatten(m)
-    g = MatMul(f, matrix)
-    y = Gemm(g, plain)
-    z = Gemm <transB=1>(g, turned)
+    a = Conv <pads=[1,1,1,1]>(x, dense) b = Conv <group=8, pads=[1,1,1,1]>(a, depthwise)
+    c = Conv <group=2, pads=[1,1,1,1]>(b, grouped) d = Conv <group=8, pads=[1,1,1,1]>(c, multiplied)
+    e = Conv <pads=[1,1,1,1]>(d, down) e2 = Conv <pads=[1,1,1,1]>(e, dense) m = GlobalAveragePool(e2) f = Flatten(m)
+    g = MatMul(f, matrix) y = Gemm(g, plain) z = Gemm <transB=1>(g, turned)
 }"""
 SHAPES = {
     "dense": (8, 8, 3, 3), "depthwise": (8, 1, 3, 3), "grouped": (8, 4, 3, 3), "multiplied": (16, 1, 3, 3),
@@ -137,10 +130,7 @@ def test_allowing_it_is_said_in_the_plan_and_in_the_summary() -> None:
 def test_a_weight_with_two_readers_keeps_the_sums_of_both() -> None:
     """The same weight, read by a Conv whose kernel is exact and by one whose kernel is not."""
     text = """g (float[N,4,6,6] x) => (float[N,4,6,6] y) {
-        a = Conv <group=4, pads=[1,1,1,1]>(x, w)
-        s = ReduceSum <keepdims=1>(a, one)
-        y = Conv <pads=[1,1,1,1]>(s, w)
-    }"""
+        a = Conv <group=4, pads=[1,1,1,1]>(x, w) s = ReduceSum <keepdims=1>(a, one) y = Conv <pads=[1,1,1,1]>(s, w) }"""
     weight = (0.5 + np.random.default_rng(0).random((4, 1, 3, 3))).astype(np.float32)
     feeds = {"x": np.random.default_rng(1).standard_normal((8, 4, 6, 6)).astype(np.float32)}
     found = quantize(model(text, w=weight, one=np.array([1])), feeds, BALANCED)

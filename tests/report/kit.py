@@ -10,6 +10,11 @@ from typing import Any
 from onnxq.report.terminal import TextView, print_renderable
 
 
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
 def shown(show: Callable[..., None], found: Any, *, width: int | None = 80, **options: Any) -> str:
     """The text that `show` prints; width: in columns, None: as in a pipe. options: of a TextView, or of `show`."""
     out = io.StringIO()

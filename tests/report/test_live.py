@@ -9,11 +9,7 @@ import pytest
 from onnxq.progress import OutOfTime, count_items, silent
 from onnxq.report.live import Bars, Lines, open_display, show_progress
 from tests.passes.context import Clock
-
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
+from tests.report.kit import Terminal
 
 
 def lines(patience: float = 1.0) -> tuple[Lines, Clock, io.StringIO]:

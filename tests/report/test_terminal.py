@@ -28,7 +28,7 @@ from onnxq.report.terminal import (
 from onnxq.report.terminal import write_stream as write_text
 from onnxq.sites import Caution
 from onnxq.wording import use_translation
-from tests.report.kit import printed
+from tests.report.kit import Terminal, printed
 
 ROWS = [
     ("/model/layers.0/self_attn/q_proj/MatMul_output_0", "MatMul", "38.2 dB", "a rule of the configuration says so"),
@@ -124,6 +124,7 @@ def test_letters_that_a_stream_cannot_encode_become_question_marks() -> None:
         (format_bytes(99_950), "100 kB"),
         (format_bytes(999_499), "999 kB"),
         (format_bytes(18_600_000), "18.6 MB"),
+        (format_bytes(999_960_000), "1.0 GB"),
         (format_bytes(2 * 10**12), "2000 GB"),
         (format_decibel(16.54), "16.5 dB"),
         (format_decibel(-3.0), "-3.0 dB"),
@@ -137,6 +138,7 @@ def test_letters_that_a_stream_cannot_encode_become_question_marks() -> None:
         (format_milliseconds(float("nan")), "n/a"),
         (format_seconds(0.44), "0.4 s"),
         (format_seconds(9.96), "10 s"),
+        (format_seconds(12.4), "12 s"),
         (format_seconds(59.4), "59 s"),
         (format_seconds(59.6), "1 min 00 s"),
         (format_seconds(185), "3 min 05 s"),
@@ -197,11 +199,6 @@ def test_names_stand_in_one_line() -> None:
 
 # It clears the screen and begins a line of its own, which CI systems take for a command.
 EVIL = "a\x1b[2J\n::add-mask::x"
-
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
 
 
 def test_names_are_escaped_in_every_part(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -67,3 +67,4 @@ def test_a_missing_or_damaged_package_is_an_install_line(
     assert caught.value.code == "Q801"
     assert cause in caught.value.cause
     assert "never both" in caught.value.fix
+    assert there or "pip install 'onnxq[cpu]'" in caught.value.fix

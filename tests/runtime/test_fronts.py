@@ -14,13 +14,7 @@ from onnxq.sites import TensorId
 from tests.passes.kit import parse
 
 TEXT = """g (float[N,4] x, float[2] unread) => (float[N,4] y, float[N,4] a, float[N,4] z) {
-    a = Relu(x)
-    m = Mul(a, w)
-    b = Neg(m, unread)
-    c = Abs(b)
-    y = Add(c, w)
-    n = Sigmoid(m)
-    z = Exp(n)
+    a = Relu(x) m = Mul(a, w) b = Neg(m, unread) c = Abs(b) y = Add(c, w) n = Sigmoid(m) z = Exp(n)
 }"""
 
 

@@ -21,8 +21,7 @@ def model(text: str) -> onnx.ModelProto:
 CHAIN = model(
     """g (float[N,4] x, int64 count) => (float[M,4] y) <float[4] w = {1,2,3,4}> {
         [c] k = Constant<value = float[4] {1, 2, 3, 4}>() [m] m = Mul(x, k) [h] h = Cast<to=10>(m) [s] dims = Shape(x)
-        [b] b = Cast<to=1>(h) [t] y = Concat<axis=0>(b, x)
-    }"""
+        [b] b = Cast<to=1>(h) [t] y = Concat<axis=0>(b, x) }"""
 )
 BRANCHES = model(
     """g (bool c, float[N,4] x) => (float[N,4] y) {

@@ -23,11 +23,7 @@ def model(text: str) -> onnx.ModelProto:
 
 CHAIN = model(
     """g (float[N,4] x) => (float[N,4] y) <float[4] w = {1,2,3,4}> {
-        [mul] m = Mul(x, w)
-        [relu] r = Relu(m)
-        [neg] y = Neg(r)
-        [side] unused = Exp(m)
-    }"""
+        [mul] m = Mul(x, w) [relu] r = Relu(m) [neg] y = Neg(r) [side] unused = Exp(m) }"""
 )
 NESTED = model(
     """g (bool outer, bool inner, float[N,4] x) => (float[N,4] y) {
@@ -118,9 +114,7 @@ def test_loop_bodies_give_all_iterations_stacked() -> None:
             [yes_node] yes = Constant <value = bool {1}> ()
             [loop] y = Loop (trips, yes, x) <
                 body = b (int64 i, bool c_in, float[3] v) => (bool c_out, float[3] v_out) {
-                    [go] c_out = Identity(c_in)
-                    [plus] s = Add(v, v)
-                    [minus] v_out = Neg(s)
+                    [go] c_out = Identity(c_in) [plus] s = Add(v, v) [minus] v_out = Neg(s)
                 }>
         }"""
     )
@@ -138,11 +132,8 @@ def test_scan_bodies_give_all_iterations_stacked() -> None:
         """g (float[T,3] x, float[3] zero) => (float[3] total, float[T,3] sums) {
             [scan] total, sums = Scan <num_scan_inputs = 1, scan_output_axes = [0],
                 body = b (float[3] state, float[3] row) => (float[3] next, float[3] sum) {
-                    [double] d = Add(row, row)
-                    [add] next = Add(state, d)
-                    [copy] sum = Identity(next)
-                }> (zero, x)
-        }"""
+                    [double] d = Add(row, row) [add] next = Add(state, d) [copy] sum = Identity(next)
+                }> (zero, x) }"""
     )
     tensor = TensorId("d", "scan.body")
     x = np.arange(6, dtype=np.float32).reshape(2, 3)
@@ -225,10 +216,7 @@ def test_a_scalar_is_told_from_a_branch_that_did_not_run() -> None:
 def test_constants_and_integers_have_no_observed_shape() -> None:
     mixed = model(
         """g (float[N,4] x) => (float[N,4] y) {
-            [c] k = Constant <value = float[4] {1, 2, 3, 4}> ()
-            [s] dims = Shape(x)
-            [m] y = Mul(x, k)
-        }"""
+            [c] k = Constant <value = float[4] {1, 2, 3, 4}> () [s] dims = Shape(x) [m] y = Mul(x, k) }"""
     )
     assert set(observe_shapes(mixed, [{"x": X}])) == {TensorId("x"), TensorId("y")}
 

@@ -7,18 +7,16 @@ import time
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper
 
 from onnxq.errors import DataError
 from onnxq.runtime import time_models
+from tests.codes.kit import model
 
 
 def matmuls(count: int, size: int = 192) -> onnx.ModelProto:
-    weight = onnx.numpy_helper.from_array(np.full((size, size), 1 / size, np.float32), "w")
-    nodes = [helper.make_node("MatMul", [f"t{k}", "w"], [f"t{k + 1}"], name=f"mm{k}") for k in range(count)]
-    info = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [size, size]) for name in ("t0", f"t{count}")]
-    graph = helper.make_graph(nodes, "g", info[:1], info[1:], [weight])
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    nodes = " ".join(f"t{k + 1} = MatMul(t{k}, w)" for k in range(count))
+    shape = f"float[{size},{size}]"
+    return model(f"g ({shape} t0) => ({shape} t{count}) {{ {nodes} }}", w=np.full((size, size), 1 / size, np.float32))
 
 
 X = {"t0": np.ones((192, 192), np.float32)}

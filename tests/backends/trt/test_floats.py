@@ -14,7 +14,7 @@ import onnxq
 from onnxq.backends.trt.rules import MISSING
 from onnxq.spec import FloatType
 from tests.backends.graphs import model
-from tests.backends.rtx import kernels, needs_rtx
+from tests.backends.rtx import is_heavy, kernels, list_types, needs_rtx, runs_int8
 
 pytestmark = [needs_rtx, pytest.mark.trt]
 # Operators in a graph of their own; those of other tables are covered by whole networks.
@@ -56,11 +56,7 @@ def test_operators_without_a_kernel(op_type: str, tmp_path: Path) -> None:
 
 C3 = "<pads=[1,1,1,1], kernel_shape=[3,3]>"
 NET = f"""g (float[1,32,10,10] x) => (float[1,32,10,10] y) {{
-    a = Conv {C3}(x, w, b)
-    i = Relu(a)
-    c = Conv {C3}(i, v, b)
-    d = Add(c, i)
-    e = Conv {C3}(d, w, b)
+    a = Conv {C3}(x, w, b) i = Relu(a) c = Conv {C3}(i, v, b) d = Add(c, i) e = Conv {C3}(d, w, b)
     y = ConvTranspose <pads=[1,1,1,1], kernel_shape=[3,3]> (e, t)
 }}"""
 
@@ -75,20 +71,15 @@ def test_int8_kernels_stay_and_floats_are_narrow(kind: str, tmp_path: Path) -> N
         result = onnxq.quantize(model(NET, weights=weights), samples, "trt-int8", overrides=overrides)
         made[one] = kernels(result.model, tmp_path)
     assert len(made["float32"]) >= len(made[kind]) - 1
-    assert [sum(one.int8 for one in found) for found in made.values()] == [3, 3]
+    assert [sum(map(runs_int8, found)) for found in made.values()] == [3, 3]
     (deconv,) = (one for one in made[kind] if one.kind == "deconv")
     # bfloat16 has no transposed convolution.
-    assert deconv.reads[0] == ("Half" if kind == "float16" else "Float")
+    assert deconv.inputs[0].dtype == ("float16" if kind == "float16" else "float32")
 
 
 ATTENTION = """g (float[1,4,32,16] q, float[1,1,1,32] keep) => (float[1,4,32,16] y) {
-    k = Transpose <perm=[0,1,3,2]>(q)
-    s = MatMul(q, k)
-    drop = Sub(one, keep)
-    mask = Mul(drop, lowest)
-    m = Add(s, mask)
-    p = Softmax(m)
-    y = MatMul(p, q)
+    k = Transpose <perm=[0,1,3,2]>(q) s = MatMul(q, k) drop = Sub(one, keep) mask = Mul(drop, lowest)
+    m = Add(s, mask) p = Softmax(m) y = MatMul(p, q)
 }"""
 
 
@@ -102,7 +93,7 @@ def test_masked_attention_is_one_kernel(tmp_path: Path) -> None:
     keep[..., 20:] = 0
     samples = {"q": rng.standard_normal((4, 4, 32, 16)).astype(np.float32), "keep": keep}
     result = onnxq.quantize(proto, samples, "trt-fp16")
-    heavy = [one for one in kernels(result.model, tmp_path) if one.heavy]
+    heavy = [one for one in kernels(result.model, tmp_path) if is_heavy(one)]
     assert len(heavy) == 1
     assert "mha" in heavy[0].name
-    assert set(heavy[0].reads) == {"Half"}
+    assert set(list_types(heavy[0].inputs)) == {"float16"}

@@ -12,11 +12,12 @@ from onnx import TensorProto, numpy_helper
 
 import onnxq
 from onnxq.backends import load_config
+from onnxq.backends.engine import Kernel
 from onnxq.backends.trt.rules import RULES, TRT
 from onnxq.plan import AttentionKind
 from onnxq.sites import Role
 from tests.backends.graphs import judge, model
-from tests.backends.rtx import Kernel, kernels, kernels_by_name, needs_rtx
+from tests.backends.rtx import is_heavy, kernels, kernels_by_name, list_types, needs_rtx, runs_int8
 from tests.backends.trt_graphs import ATTENTION, ATTENTION_WEIGHTS, C3, CASES, QKV, QKV_WEIGHTS
 
 CONFIG = load_config("trt-int8", {"activations.observer": "minmax", "attention": "float"})
@@ -44,21 +45,35 @@ def float_model(name: str) -> onnx.ModelProto:
     return proto
 
 
+def quantize(proto: onnx.ModelProto, config: object = CONFIG, effort: str = "balanced") -> onnxq.Result:
+    return onnxq.quantize(proto, samples(proto), config, overrides={"latency": False, "effort": effort})
+
+
+# Results are for all tests of a case, which change nothing in them.
 @cache
 def quantized(name: str) -> onnxq.Result:
-    """One result for all tests of a case, which change nothing in it."""
-    proto = float_model(name)
-    return onnxq.quantize(proto, samples(proto), CONFIG, overrides={"latency": False, "effort": "fast"})
+    return quantize(float_model(name), effort="fast")
 
 
-def attention(config: onnxq.Config = CONFIG) -> onnxq.Result:
-    proto = model(ATTENTION, weights=ATTENTION_WEIGHTS)
-    return onnxq.quantize(proto, samples(proto), config)
+WISHES: dict[str, dict[str, object]] = {
+    "none": {},
+    "forced": FORCE_ATTENTION,
+    "half of it": {"rules": [{"node": "matmul9", "set": {"quantize": True}}]},
+    "auto": {"attention": "auto"},
+    "auto beside float32": {"attention": "auto", "high_precision": "float32"},
+    "float": {"attention": "float"},
+    "quantized": {"attention": "quantized"},
+}
 
 
-def cut_attention(config: onnxq.Config) -> onnxq.Result:
-    proto = model(QKV, weights=QKV_WEIGHTS)
-    return onnxq.quantize(proto, samples(proto), config)
+@cache
+def attention(wish: str = "none") -> onnxq.Result:
+    return quantize(model(ATTENTION, weights=ATTENTION_WEIGHTS), load_config(CONFIG, WISHES[wish]))
+
+
+@cache
+def cut_attention(wish: str = "none") -> onnxq.Result:
+    return quantize(model(QKV, weights=QKV_WEIGHTS), load_config(CONFIG, WISHES[wish]))
 
 
 def pairs(result: onnxq.Result) -> set[str]:
@@ -67,8 +82,8 @@ def pairs(result: onnxq.Result) -> set[str]:
 
 def test_every_rule_has_a_graph() -> None:
     used = {site.rule for name in CASES for site in quantized(name).plan.sites}
-    used |= {site.rule for site in attention(load_config(CONFIG, FORCE_ATTENTION)).plan.sites}
-    used |= {site.rule for site in cut_attention(CONFIG).plan.sites}
+    used |= {site.rule for site in attention("forced").plan.sites}
+    used |= {site.rule for site in cut_attention().plan.sites}
     assert used >= {rule.name for rule in RULES if not rule.joins} - {"product"}
 
 
@@ -122,9 +137,8 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Kernel]]:
 def test_tensorrt_makes_int8_kernels(name: str, built: dict[str, list[Kernel]], tmp_path: Path) -> None:
     case = CASES[name]
     made = built.get(name) or kernels(quantized(name).model, tmp_path)
-    heavy = [kernel for kernel in made if kernel.heavy]
-    assert sum(kernel.int8 for kernel in heavy) == case.int8, heavy
-    assert sum(not kernel.int8 for kernel in heavy) == case.floats, heavy
+    integers = [runs_int8(kernel) for kernel in made if is_heavy(kernel)]
+    assert (integers.count(True), integers.count(False)) == (case.int8, case.floats), made
 
 
 @needs_rtx
@@ -141,28 +155,22 @@ def test_a_residual_add_costs_no_kernel_and_reads_int8(
     for kernel in adding:
         assert kernel.kind == "kgen"
         # RTX writes the other branch's convolution in float and rounds it here; TensorRT proper writes it in int8.
-        assert kernel.reads.count("Int8") == (0 if name == "residual-downsample" else 1)
-        assert kernel.writes == ("Int8",)
-    alone = onnxq.quantize(float_model(name), samples(float_model(name)), load_config(CONFIG, NO_ADDS))
+        assert list_types(kernel.inputs).count("int8") == (0 if name == "residual-downsample" else 1)
+        assert list_types(kernel.outputs) == ["int8"]
+    alone = quantize(float_model(name), load_config(CONFIG, NO_ADDS))
     assert len(made) <= len(kernels(alone.model, tmp_path))
 
 
 def test_one_row_is_quantized_when_forced_or_large() -> None:
     forced = load_config(CONFIG, {"rules": [{"op": "Gemm", "set": {"quantize": True}}]})
-    proto = float_model("gemm-one-row")
-    assert pairs(onnxq.quantize(proto, samples(proto), forced)) == {"x", "f"}
+    assert pairs(quantize(float_model("gemm-one-row"), forced)) == {"x", "f"}
     large = model("g (float[N,2048] x) => (float[N,2048] y) { y = Gemm(x, w) }", weights={"w": (2048, 2048)})
-    assert pairs(onnxq.quantize(large, samples(large), CONFIG)) == {"x"}
+    assert pairs(quantize(large)) == {"x"}
 
 
 CONVNEXT = f"""g (float[N,32,14,14] x) => (float[N,32,14,14] y) {{
-    a = Conv {C3}(x, w)
-    d = Conv <pads=[1,1,1,1], group=32>(a, z)
-    t = Transpose <perm=[0,2,3,1]>(d)
-    n = LayerNormalization(t, s, s)
-    m = MatMul(n, u)
-    k = Transpose <perm=[0,3,1,2]>(m)
-    e = Add(k, a)
+    a = Conv {C3}(x, w) d = Conv <pads=[1,1,1,1], group=32>(a, z) t = Transpose <perm=[0,2,3,1]>(d)
+    n = LayerNormalization(t, s, s) m = MatMul(n, u) k = Transpose <perm=[0,3,1,2]>(m) e = Add(k, a)
     y = Conv {C3}(e, w)
 }}"""
 
@@ -179,7 +187,7 @@ def test_the_skip_branch_reads_the_pair_that_is_there(name: str, tensor: str, re
 def test_a_block_that_ends_in_a_linear_layer_is_no_residual_block() -> None:
     """As in ConvNeXt: no convolution can take the sum in, so the Add reads floats."""
     proto = model(CONVNEXT, weights={"w": (32, 32, 3, 3), "z": (32, 1, 3, 3), "s": (32,), "u": (32, 32)})
-    result = onnxq.quantize(proto, samples(proto), CONFIG)
+    result = quantize(proto)
     assert pairs(result) == {"x", "a", "n", "e"}
     assert not [site for site in result.plan.sites if any(e.node == "add6" for e in site.consumers or ())]
 
@@ -188,9 +196,7 @@ NO_ADDS = {"rules": [{"op": "Add", "set": {"float": True}}]}
 
 
 def test_a_residual_add_can_be_left_float() -> None:
-    proto = float_model("residual-downsample")
-    result = onnxq.quantize(proto, samples(proto), load_config(CONFIG, NO_ADDS))
-    assert pairs(result) == {"x", "i", "r", "e"}
+    assert pairs(quantize(float_model("residual-downsample"), load_config(CONFIG, NO_ADDS))) == {"x", "i", "r", "e"}
 
 
 def test_attention_stays_float_unless_forced() -> None:
@@ -201,7 +207,7 @@ def test_attention_stays_float_unless_forced() -> None:
 
 
 def test_attention_is_quantized_where_it_keeps_the_answers() -> None:
-    result = attention(load_config(CONFIG, {"attention": "auto", "high_precision": "float32"}))
+    result = attention("auto beside float32")
     assert result.plan.quantizes_attention
     assert pairs(result) == {"x", "o", "q", "k", "p", "v", "o0"}
     assert "attention quantized" in result.report.placement
@@ -209,7 +215,7 @@ def test_attention_is_quantized_where_it_keeps_the_answers() -> None:
 
 def test_attention_stays_float_beside_float16_unless_it_loses_next_to_nothing() -> None:
     """There it is one kernel as well: integers save none."""
-    result = attention(load_config(CONFIG, {"attention": "auto"}))
+    result = attention("auto")
     assert result.plan.attention is not None
     assert result.plan.attention.kind is AttentionKind.FLOAT
     assert "more than 0.1 dB" in result.report.left_float[0].reason
@@ -223,7 +229,7 @@ def test_attention_stays_float_where_it_does_not() -> None:
             wide = numpy_helper.to_array(tensor).copy()
             wide[:, :2] *= 400.0 if tensor.name == "wk" else 0.0025
             tensor.CopyFrom(numpy_helper.from_array(wide, tensor.name))
-    result = onnxq.quantize(proto, samples(proto), load_config(CONFIG, {"attention": "auto"}))
+    result = quantize(proto, load_config(CONFIG, WISHES["auto"]))
     assert result.plan.attention is not None
     assert result.plan.attention.kind is AttentionKind.FLOAT
     assert result.plan.attention.quantized_db < result.plan.attention.float_db
@@ -234,16 +240,17 @@ def test_attention_stays_float_where_it_does_not() -> None:
 
 
 def test_forced_attention_is_quantized_whole() -> None:
-    result = attention(load_config(CONFIG, FORCE_ATTENTION))
+    result = attention("forced")
     assert pairs(result) == {"x", "o", "q", "k", "p", "v", "o0"}
     assert not result.report.refusals
     assert not result.report.left_float
+    # The result of a common weight for query, key and value has a pair.
+    assert pairs(cut_attention()) == {"x", "i", "o"}
 
 
 def test_half_of_attention_is_refused() -> None:
     """QK^T alone would break TensorRT's fused kernel in three."""
-    half = load_config(CONFIG, {"rules": [{"node": "matmul9", "set": {"quantize": True}}]})
-    result = attention(half)
+    result = attention("half of it")
     assert pairs(result) == {"x", "o"}
     reasons = {one.subject: one.reason for one in (*result.report.refusals, *result.report.left_float)}
     assert "only together with matmul13" in reasons["matmul9"]
@@ -252,14 +259,12 @@ def test_half_of_attention_is_refused() -> None:
 @needs_rtx
 @pytest.mark.trt
 def test_int8_attention_is_one_kernel(tmp_path: Path) -> None:
-    made = kernels(attention(load_config(CONFIG, FORCE_ATTENTION)).model, tmp_path)
-    assert all(kernel.int8 for kernel in made if kernel.heavy)
+    made = kernels(attention("forced").model, tmp_path)
+    assert all(runs_int8(kernel) for kernel in made if is_heavy(kernel))
     assert [kernel.kind for kernel in made if "mha" in kernel.name] == ["kgen"]
-    assert not [kernel for kernel in made if kernel.heavy and "matmul9" in kernel.nodes and "mha" not in kernel.name]
-
-
-def test_the_result_of_a_common_weight_has_a_pair() -> None:
-    assert pairs(cut_attention(CONFIG)) == {"x", "i", "o"}
+    assert not [
+        kernel for kernel in made if is_heavy(kernel) and "matmul9" in kernel.nodes and "mha" not in kernel.name
+    ]
 
 
 @needs_rtx
@@ -267,26 +272,24 @@ def test_the_result_of_a_common_weight_has_a_pair() -> None:
 @pytest.mark.parametrize("choice", ["float", "quantized"])
 def test_a_common_weight_for_query_key_and_value_runs_in_int8(choice: str, tmp_path: Path) -> None:
     """Without the pair on the result TensorRT cuts the weight in three and multiplies in float."""
-    made = kernels(cut_attention(load_config(CONFIG, {"attention": choice})).model, tmp_path)
-    common = [kernel for kernel in made if kernel.heavy and "matmul0" in kernel.nodes]
+    made = kernels(cut_attention(choice).model, tmp_path)
+    common = [kernel for kernel in made if is_heavy(kernel) and "matmul0" in kernel.nodes]
     assert common
-    assert all(kernel.int8 and kernel.kind == "gemm" for kernel in common)
+    assert all(runs_int8(kernel) and kernel.kind == "gemm" for kernel in common)
 
 
 @needs_rtx
 @pytest.mark.trt
 def test_fp8_kernels(tmp_path: Path) -> None:
-    proto = float_model("conv-relu")
-    result = onnxq.quantize(proto, samples(proto), "trt-fp8")
-    heavy = [kernel for kernel in kernels(result.model, tmp_path, sm=89) if kernel.heavy]
+    result = quantize(float_model("conv-relu"), "trt-fp8")
+    heavy = [kernel for kernel in kernels(result.model, tmp_path, sm=89) if is_heavy(kernel)]
     assert len(heavy) == 2
-    assert all("FP8" in kernel.reads for kernel in heavy)
+    assert all("float8" in list_types(kernel.inputs) for kernel in heavy)
 
 
 def test_fp8_refuses_large_kernels() -> None:
     text = "g (float[N,16,28,28] x) => (float[N,32,22,22] y) { y = Conv(x, w) }"
-    proto = model(text, weights={"w": (32, 16, 7, 7)})
-    result = onnxq.quantize(proto, samples(proto), "trt-fp8")
+    result = quantize(model(text, weights={"w": (32, 16, 7, 7)}), "trt-fp8")
     assert not result.plan.sites
     assert "49 taps" in result.report.refusals[0].reason
 
@@ -297,15 +300,14 @@ INT4 = "g (float[N,16,256] x) => (float[N,16,128] y) { a = MatMul(x, w) y = Add(
 @needs_rtx
 @pytest.mark.trt
 def test_int4_blocks_are_fused_into_the_product(tmp_path: Path) -> None:
-    proto = model(INT4, weights={"w": (256, 128), "b": (128,)})
-    result = onnxq.quantize(proto, samples(proto), "trt-int4-weights")
-    fused = [kernel for kernel in kernels(result.model, tmp_path) if "Int4" in kernel.constants]
+    result = quantize(model(INT4, weights={"w": (256, 128), "b": (128,)}), "trt-int4-weights")
+    fused = [kernel for kernel in kernels(result.model, tmp_path) if "int4" in list_types(kernel.weights)]
     assert [kernel.kind for kernel in fused] == ["runtime_fusion"]
 
 
 def test_int4_needs_whole_blocks() -> None:
     proto = model("g (float[N,16,96] x) => (float[N,16,128] y) { y = MatMul(x, w) }", weights={"w": (96, 128)})
-    result = onnxq.quantize(proto, samples(proto), "trt-int4-weights")
+    result = quantize(proto, "trt-int4-weights")
     assert not result.plan.sites
     assert "whole blocks of 128" in result.report.refusals[0].reason
     assert "block_size 32" in result.report.refusals[0].fix

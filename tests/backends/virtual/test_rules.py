@@ -18,22 +18,12 @@ from onnxq.sites import Role
 from tests.backends.graphs import judge, model
 
 NET = """g (float[N,4,8,8] x) => (float[N,5] y) {
-    a = Conv <pads=[1,1,1,1]> (x, w, b)
-    r = Relu(a)
-    c = Conv <pads=[1,1,1,1]> (r, v)
-    s = Add(c, x)
-    t = ConvTranspose <strides=[2,2]> (s, u)
-    p = GlobalAveragePool(t)
-    f = Flatten(p)
-    y = Gemm <transB=1> (f, g, h)
+    a = Conv <pads=[1,1,1,1]> (x, w, b) r = Relu(a) c = Conv <pads=[1,1,1,1]> (r, v) s = Add(c, x)
+    t = ConvTranspose <strides=[2,2]> (s, u) p = GlobalAveragePool(t) f = Flatten(p) y = Gemm <transB=1> (f, g, h)
 }"""
 WEIGHTS = {"w": (4, 4, 3, 3), "b": (4,), "v": (4, 4, 3, 3), "u": (4, 3, 2, 2), "g": (5, 3), "h": (5,)}
 ATTENTION = """g (float[N,4,8] q, float[N,4,8] k, float[N,1,1] mask) => (float[N,4,8] y) {
-    t = Transpose <perm=[0,2,1]> (k)
-    s = MatMul(q, t)
-    m = Add(s, mask)
-    p = Softmax(m)
-    y = MatMul(p, k)
+    t = Transpose <perm=[0,2,1]> (k) s = MatMul(q, t) m = Add(s, mask) p = Softmax(m) y = MatMul(p, k)
 }"""
 
 
@@ -114,8 +104,7 @@ def test_which_rule_takes_a_node(node: str, rule: str | None) -> None:
 
 def test_masked_scores_and_masks_have_no_pair() -> None:
     text = """g (float[1,4,4] x, float[1,4,4] mask) => (float[1,4,4] y, float[1,4,4] z) {
-        [add] total = Add(x, mask) [soft] y = Softmax(total) [free] z = Softmax(x)
-    }"""
+        [add] total = Add(x, mask) [soft] y = Softmax(total) [free] z = Softmax(x) }"""
     assert judge(VIRTUAL, text, "add")[1] == "masks scores, maybe with -inf, which no range holds"
     assert judge(VIRTUAL, text, "soft")[1] == "reads scores that may be masked with -inf, which no range holds"
     assert judge(VIRTUAL, text, "free") == ("softmax", "")

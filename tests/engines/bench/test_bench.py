@@ -8,15 +8,15 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
 from onnx import numpy_helper
 
 import onnxq
 from onnxq.backends.engine import Untimed
 from onnxq.backends.trt.cuda import count_gpus
-from onnxq.cli import cli
 from onnxq.errors import ConfigError, ModelError
 from onnxq.runtime import check_provider
+from tests.cli.kit import run as invoke
 from tests.engines import kit
 
 needs_rtx = kit.needs_rtx[1]
@@ -25,7 +25,7 @@ BRIEF = ("--seconds", "0.1")
 
 
 def run(*args: object) -> Result:
-    return CliRunner().invoke(cli, ["bench", *map(str, args)])
+    return invoke("bench", *args)
 
 
 def network(kind: str = "float", size: int = 64) -> onnx.ModelProto:
@@ -118,10 +118,9 @@ def test_a_model_that_is_not_built_is_listed_and_fails_the_command(folder: Path)
 
 
 def test_options_that_do_not_fit(folder: Path) -> None:
+    other = kit.graph("(float[1] a) => (float[1] y) { y = Relu(a) }")
     with pytest.raises(ModelError, match="other inputs"):
-        onnxq.bench(
-            [kit.conv(), kit.graph("(float[1] a) => (float[1] y) { y = Relu(a) }")], overrides={"engine": "ort"}
-        )
+        onnxq.bench([kit.conv(), other], overrides={"engine": "ort"})
     with pytest.raises(ConfigError, match="fixed size"):
         onnxq.bench(kit.conv(), overrides={"engine": "ort", "batch": 8})
     with pytest.raises(ConfigError, match="none was given"):

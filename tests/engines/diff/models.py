@@ -3,32 +3,35 @@
 from __future__ import annotations
 
 import math
+from functools import cache
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
-from onnx import helper, numpy_helper, parser
+from onnx import helper, numpy_helper
 
 import onnxq
 from onnxq.engines.diff.model import LayerDiff
+from onnxq.graph import GraphIndex, infer_shapes, name_nodes
 from onnxq.runtime import Session
+from tests.codes.kit import model
+from tests.pipeline.models import EVERYTHING, images, residual
 
 WIDTH = 32
 BODY = """g (float[N,32] x) => (float[N,32] y) {
-    a = MatMul(x, w0)
-    r = Relu(a)
-    b = MatMul(r, w1)
-    s = Relu(b)
-    y = MatMul(s, w2)
+    a = MatMul(x, w0) r = Relu(a) b = MatMul(r, w1) s = Relu(b) y = MatMul(s, w2)
 }"""
 
 
-def chain(seed: int = 0) -> onnx.ModelProto:
+def chain() -> onnx.ModelProto:
     """Three products with ReLUs between; square weights, so that no kernel can tell their axes apart."""
-    rng = np.random.default_rng(seed)
-    proto = parser.parse_model(f'<ir_version: 8, opset_import: ["" : 17]>\n{BODY}')
+    rng = np.random.default_rng(0)
+    weights = {}
     for k in range(3):
         weight = rng.standard_normal((WIDTH, WIDTH)) * np.exp(rng.standard_normal((WIDTH, 1)))
-        proto.graph.initializer.append(numpy_helper.from_array(weight.astype(np.float32), f"w{k}"))
+        weights[f"w{k}"] = weight.astype(np.float32)
+    proto = model(BODY, **weights)
     for node in proto.graph.node:
         node.name = f"node_{node.output[0]}"
     return proto
@@ -82,16 +85,27 @@ def _weight(graph: onnx.GraphProto, name: str, value: np.ndarray, axis: int) -> 
     scale = np.abs(value).max(axis=1 - axis, keepdims=True) / 127
     graph.initializer.append(numpy_helper.from_array(np.rint(value / scale).astype(np.int8), f"{name}/quantized"))
     graph.initializer.append(numpy_helper.from_array(scale.reshape(-1).astype(np.float32), f"{name}/scale"))
-    graph.node.append(
-        helper.make_node(
-            "DequantizeLinear",
-            [f"{name}/quantized", f"{name}/scale"],
-            [f"{name}/dequantized"],
-            name=f"{name}/DequantizeLinear",
-            axis=axis,
-        )
-    )
-    return f"{name}/dequantized"
+    inputs, made = [f"{name}/quantized", f"{name}/scale"], f"{name}/dequantized"
+    graph.node.append(helper.make_node("DequantizeLinear", inputs, [made], name=f"{name}/DequantizeLinear", axis=axis))
+    return made
+
+
+@cache
+def quantized_cnn() -> onnx.ModelProto:
+    """`residual` as onnxq quantizes it, all of it."""
+    return onnxq.quantize(residual(), images(), EVERYTHING, overrides={"latency": False}).model
+
+
+def indexed(proto: onnx.ModelProto) -> GraphIndex:
+    return GraphIndex(infer_shapes(name_nodes(proto)))
+
+
+def diff(
+    float_model: Any, quantized: Any, data: Any = None, out: Path | None = None, force: bool = False, **overrides: Any
+) -> onnxq.Difference:
+    """Float and quantized model compared on ONNX Runtime."""
+    overrides = {"engines": ["ort"], **overrides}
+    return onnxq.diff(float_model, quantized, data, overrides=overrides, out=out, force=force)
 
 
 def by_name(found: onnxq.Difference) -> dict[str, LayerDiff]:
@@ -102,3 +116,7 @@ def by_name(found: onnxq.Difference) -> dict[str, LayerDiff]:
 def sqnr(layer: LayerDiff, run: str) -> float:
     """SQNR in dB of a layer in one run; NaN where that was not compared."""
     return next((error.sqnr_db for error in layer.accuracy if error.run == run), math.nan)
+
+
+CHAIN = chain()
+PAIRS = pairs(CHAIN)

@@ -2,34 +2,17 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import onnx
 import onnxruntime
 import pytest
 from onnx import helper, numpy_helper
 
-import onnxq
 from onnxq.data import load_data
-from onnxq.engines.diff.model import OFF, ON, LayerDiff
+from onnxq.engines.diff.model import OFF, ON
 from onnxq.graph import GraphIndex
 from onnxq.runtime import Session
-from tests.engines.diff.models import chain, pairs, samples
-
-
-def by_name(found: onnxq.Difference) -> dict[str, LayerDiff]:
-    return {layer.name: layer for layer in found.layers}
-
-
-def sqnr(layer: LayerDiff, run: str) -> float:
-    return next((error.sqnr_db for error in layer.accuracy if error.run == run), math.nan)
-
-
-@pytest.fixture(scope="module")
-def float_model() -> onnx.ModelProto:
-    return chain()
-
+from tests.engines.diff.models import CHAIN, by_name, chain, diff, pairs, samples
 
 # From 1.32 on, kernels that write integers leave scales along rows alone; the one that writes float still does not.
 READS_ROWS = tuple(map(int, onnxruntime.__version__.split(".")[:2])) >= (1, 32)
@@ -45,13 +28,9 @@ READS_ROWS = tuple(map(int, onnxruntime.__version__.split(".")[:2])) >= (1, 32)
         ("w2", True, "node_y", "y"),
     ],
 )
-def test_a_weight_quantized_along_its_rows_is_found(
-    float_model: onnx.ModelProto, wrong: str, signed: bool, node: str, tensor: str
-) -> None:
+def test_a_weight_quantized_along_its_rows_is_found(wrong: str, signed: bool, node: str, tensor: str) -> None:
     """Legal by ONNX, and right without optimizations; ORT's fused products read the scales as those of columns."""
-    found = onnxq.diff(
-        float_model, pairs(float_model, wrong, signed=signed), samples(), overrides={"bisect": True, "engines": ["ort"]}
-    )
+    found = diff(CHAIN, pairs(CHAIN, wrong, signed=signed), samples(), bisect=True)
     (y,) = found.outputs
     off, on = (error.sqnr_db for error in y.accuracy)
     assert off > 25
@@ -71,11 +50,8 @@ def test_a_weight_quantized_along_its_rows_is_found(
     assert piece.sqnr_db < 5
 
 
-def test_nothing_can_be_left_out_of_the_piece(float_model: onnx.ModelProto, tmp_path) -> None:  # type: ignore[no-untyped-def]
-    broken = pairs(float_model, "w2")
-    found = onnxq.diff(
-        float_model, broken, samples(), overrides={"bisect": True, "engines": ["ort"]}, out=tmp_path / "out"
-    )
+def test_nothing_can_be_left_out_of_the_piece(tmp_path) -> None:  # type: ignore[no-untyped-def]
+    found = diff(CHAIN, pairs(CHAIN, "w2"), samples(), bisect=True, out=tmp_path / "out")
     (piece,) = found.bisections
     model = onnx.load(piece.path)
     onnx.checker.check_model(model)
@@ -106,6 +82,6 @@ def test_branches_are_single_units_of_a_piece() -> None:
         del proto.graph.node[:]
         proto.graph.node.extend([*nodes[:at], taken, *nodes[at:]])
         proto.graph.initializer.append(numpy_helper.from_array(np.array(True), "c"))
-    found = onnxq.diff(float_proto, broken, samples(), overrides={"layers": True, "bisect": True, "engines": ["ort"]})
+    found = diff(float_proto, broken, samples(), layers=True, bisect=True)
     assert "node_y" in found.bisections[0].nodes
     assert "h" in by_name(found)

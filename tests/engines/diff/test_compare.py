@@ -3,37 +3,25 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 import numpy as np
-import onnx
 import pytest
-from onnx import numpy_helper, parser
 
 import onnxq
 from onnxq.backends import load_config
-from onnxq.config import DataConfig
 from onnxq.data import load_data
 from onnxq.engines.diff.compare import compare_models
 from onnxq.engines.diff.model import OFF, ON
 from onnxq.errors import ModelError
 from onnxq.graph import GraphIndex
 from onnxq.runtime import Session
-from tests.engines.diff.models import by_name, chain, pairs, samples, sqnr
-from tests.pipeline.models import EVERYTHING, images, residual
-
-ORT_ALONE = load_config(overrides={"diff.engines": ["ort"]})
-
-
-@pytest.fixture(scope="module")
-def float_model() -> onnx.ModelProto:
-    return chain()
+from tests.engines.diff.models import CHAIN, PAIRS, by_name, diff, pairs, quantized_cnn, samples, sqnr
+from tests.engines.kit import graph
+from tests.pipeline.models import images, residual
 
 
-def test_a_sound_model_agrees_within_rounding(float_model: onnx.ModelProto) -> None:
-    found = onnxq.diff(
-        float_model, pairs(float_model), samples(), overrides={"layers": True, "bisect": True, "engines": ["ort"]}
-    )
+def test_a_sound_model_agrees_within_rounding() -> None:
+    found = diff(CHAIN, PAIRS, samples(), layers=True, bisect=True)
     assert [run.name for run in found.runs] == ["float", OFF, ON]
     assert all(run.samples == 12 for run in found.runs)
     (y,) = found.outputs
@@ -45,34 +33,37 @@ def test_a_sound_model_agrees_within_rounding(float_model: onnx.ModelProto) -> N
     assert found.holds
 
 
-def test_samples_are_streamed(float_model: onnx.ModelProto) -> None:
+def test_samples_are_streamed() -> None:
     """Sums do not care whether samples come one by one, and none but the wanted ones is recorded."""
-    named = GraphIndex(float_model)
-    quantized = pairs(float_model)
-    data = load_data(samples(12), named.inputs)
-    result = compare_models(float_model, quantized, data, ORT_ALONE, keep=3)
+    data = load_data(samples(12), GraphIndex(CHAIN).inputs)
+    result = compare_models(CHAIN, PAIRS, data, load_config(overrides={"diff.engines": ["ort"]}), keep=3)
     assert len(result.recorder.inputs) == 3
     assert {len(kept) for kept in result.recorder.outputs.values()} == {3}
-    whole = Session(quantized, threads=1).run(samples(12))["y"]
-    reference = Session(float_model, optimize=False, threads=1).run(samples(12))["y"]
+    whole = Session(PAIRS, threads=1).run(samples(12))["y"]
+    reference = Session(CHAIN, optimize=False, threads=1).run(samples(12))["y"]
     noise = np.square(whole.astype(np.float64) - reference).sum()
     expected = 10 * math.log10(np.square(reference.astype(np.float64)).sum() / noise)
     assert result.difference.outputs[0].accuracy[1].sqnr_db == pytest.approx(expected, abs=1e-3)
 
 
-def test_a_model_is_itself(float_model: onnx.ModelProto) -> None:
-    found = onnxq.diff(
-        float_model, float_model, samples(), overrides={"layers": True, "engines": ["ort"], "min_sqnr": 100}
-    )
+def test_a_model_is_itself() -> None:
+    found = diff(CHAIN, CHAIN, samples(), layers=True, min_sqnr=100)
     assert found.outputs[0].accuracy[0].sqnr_db == math.inf
     assert found.holds
 
 
+def test_samples_can_be_fewer_and_made_up_ones_are_told() -> None:
+    found = diff(CHAIN, PAIRS, samples(), samples=5)
+    assert (found.samples, found.runs[0].samples, found.synthetic) == (5, 5, False)
+    with pytest.raises(AttributeError):
+        found.samples = 3  # type: ignore[misc]
+    made_up = diff(CHAIN, PAIRS)
+    assert made_up.synthetic
+    assert made_up.samples >= 1
+
+
 def test_what_onnxq_quantizes_agrees() -> None:
-    result = onnxq.quantize(residual(), images(), EVERYTHING, overrides={"latency": False})
-    found = onnxq.diff(
-        residual(), result.model, images(4, seed=7), overrides={"layers": True, "bisect": True, "engines": ["ort"]}
-    )
+    found = diff(residual(), quantized_cnn(), images(4, seed=7), layers=True, bisect=True)
     assert found.divergences == ()
     layers = by_name(found)
     assert {"a", "r", "t", "y"} <= set(layers)
@@ -85,23 +76,13 @@ def test_what_onnxq_quantizes_agrees() -> None:
 
 def test_an_engine_that_cannot_run_the_model_is_told_and_the_rest_is_done() -> None:
     """With weights that are not square ORT's fused product notices the wrong axis and fails."""
-    proto = parser.parse_model(
-        '<ir_version: 8, opset_import: ["" : 17]>\n'
-        "g (float[N,8] x) => (float[N,4] y) { q = QuantizeLinear(x, s, z) d = DequantizeLinear(q, s, z)"
-        " v = DequantizeLinear<axis=0>(w, ws) y = MatMul(d, v) }"
-    )
-    arrays = {
-        "s": np.float32(0.05), "z": np.uint8(128), "ws": np.linspace(0.01, 0.1, 8, dtype=np.float32),
-        "w": np.arange(32, dtype=np.int8).reshape(8, 4),
-    }  # fmt: skip
-    proto.graph.initializer.extend(numpy_helper.from_array(np.asarray(value), name) for name, value in arrays.items())
-    float_proto = parser.parse_model(
-        '<ir_version: 8, opset_import: ["" : 17]>\ng (float[N,8] x) => (float[N,4] y) { y = MatMul(x, w) }'
-    )
-    weight = arrays["w"].astype(np.float32) * arrays["ws"][:, None]
-    float_proto.graph.initializer.append(numpy_helper.from_array(weight, "w"))
+    body = """(float[N,8] x) => (float[N,4] y) { q = QuantizeLinear(x, s, z) d = DequantizeLinear(q, s, z)
+        v = DequantizeLinear<axis=0>(w, ws) y = MatMul(d, v) }"""
+    weight, scales = np.arange(32, dtype=np.int8).reshape(8, 4), np.linspace(0.01, 0.1, 8, dtype=np.float32)
+    proto = graph(body, s=np.float32(0.05), z=np.uint8(128), ws=scales, w=weight)
+    float_proto = graph("(float[N,8] x) => (float[N,4] y) { y = MatMul(x, w) }", w=weight * scales[:, None])
     data = {"x": np.random.default_rng(0).standard_normal((4, 8)).astype(np.float32)}
-    found = onnxq.diff(float_proto, proto, data, overrides={"layers": True, "bisect": True, "engines": ["ort"]})
+    found = diff(float_proto, proto, data, layers=True, bisect=True)
     assert [run.name for run in found.runs] == ["float", OFF]
     (refusal,) = found.skipped
     assert refusal.subject == ON
@@ -115,47 +96,18 @@ def test_an_engine_that_cannot_run_the_model_is_told_and_the_rest_is_done() -> N
     assert "y/MatMul" in piece.nodes
 
 
-def test_a_quantized_model_that_runs_nowhere_is_an_error(float_model: onnx.ModelProto) -> None:
-    broken = pairs(float_model)
+def test_a_quantized_model_that_runs_nowhere_is_an_error() -> None:
+    broken = pairs(CHAIN)
     broken.graph.node[-1].op_type = "MatMulX"
     with pytest.raises(ModelError, match="MatMulX"):
-        onnxq.diff(float_model, broken, samples(), overrides={"engines": ["ort"]})
+        diff(CHAIN, broken, samples())
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda graph: graph.input[0].__setattr__("name", "z"), "inputs"),
-        (lambda graph: graph.output[0].__setattr__("name", "z"), "outputs"),
-    ],
-)
-def test_models_that_do_not_belong_together(float_model: onnx.ModelProto, change, message: str) -> None:  # type: ignore[no-untyped-def]
-    other = parser.parse_model(
-        '<ir_version: 8, opset_import: ["" : 17]>\ng (float[N,32] x) => (float[N,32] y) { y = Relu(x) }'
-    )
-    change(other.graph)
-    other.graph.node[0].input[0], other.graph.node[0].output[0] = other.graph.input[0].name, other.graph.output[0].name
+@pytest.mark.parametrize(("x", "y", "message"), [("z", "y", "inputs"), ("x", "z", "outputs")])
+def test_models_that_do_not_belong_together(x: str, y: str, message: str) -> None:
+    other = graph(f"(float[N,32] {x}) => (float[N,32] {y}) {{ {y} = Relu({x}) }}")
     with pytest.raises(ModelError, match=message):
-        onnxq.diff(float_model, other, samples(), overrides={"engines": ["ort"]})
-
-
-def test_samples_can_be_fewer(float_model: onnx.ModelProto) -> None:
-    found = onnxq.diff(float_model, pairs(float_model), samples(), overrides={"samples": 5, "engines": ["ort"]})
-    assert (found.samples, found.runs[0].samples) == (5, 5)
-
-
-def test_without_data_it_says_so(float_model: onnx.ModelProto) -> None:
-    found = onnxq.diff(float_model, pairs(float_model), overrides={"engines": ["ort"]})
-    assert found.synthetic
-    assert found.samples >= 1
-
-
-def test_the_account_is_frozen(float_model: onnx.ModelProto) -> None:
-    data = load_data(samples(2), GraphIndex(float_model).inputs, DataConfig())
-    found = compare_models(float_model, pairs(float_model), data, ORT_ALONE).difference
-    with pytest.raises(AttributeError):
-        found.samples = 3  # type: ignore[misc]
-    assert replace(found, samples=3).samples == 3
+        diff(CHAIN, other, samples())
 
 
 def test_a_model_made_for_tensorrt_need_not_run_fused_in_ort() -> None:
@@ -166,5 +118,5 @@ def test_a_model_made_for_tensorrt_need_not_run_fused_in_ort() -> None:
     assert sqnr(by_name(found)["y"], OFF) > 15
     if ON in [one.subject for one in found.skipped]:
         assert ON not in found.missing
-        asked = onnxq.diff(residual(), result.model, images(2, seed=7), overrides={"engines": ["ort"]})
+        asked = diff(residual(), result.model, images(2, seed=7))
         assert asked.missing == (ON,)

@@ -11,7 +11,7 @@ from onnxq.engines.diff.bisect import FedParts
 from onnxq.graph import GraphIndex, infer_shapes, name_nodes
 from onnxq.runtime import Session, tap_tensors
 from onnxq.sites import TensorId
-from tests.engines.diff.models import chain, pairs, samples
+from tests.engines.diff.models import PAIRS, samples
 from tests.graph.shape_nets import ShapeNet, shape_nets
 
 _SEQUENCES = ("SplitToSequence", "SequenceInsert")
@@ -34,7 +34,7 @@ def test_parts_carry_sizes_ranks_and_sequences(net: ShapeNet, data: st.DataObjec
 
 
 def test_a_part_is_a_model_that_computes_the_same() -> None:
-    proto = infer_shapes(name_nodes(pairs(chain())))
+    proto = infer_shapes(name_nodes(PAIRS))
     feeds = {"x": samples(3)["x"]}
     names = ["r", "r/quantized", "r/dequantized", "b", "s"]
     tapped = onnx.ModelProto()

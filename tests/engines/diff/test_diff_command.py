@@ -6,16 +6,15 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
 import pytest
-from click.testing import CliRunner, Result
-from onnx import parser
+from click.testing import Result
 
 from onnxq.backends import find_backend
-from onnxq.cli import cli
+from tests.cli.kit import run as invoke
+from tests.codes.kit import model
 from tests.engines.diff.models import chain, pairs, samples
 
 
@@ -30,13 +29,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(folder: Path, *options: str, quantized: str = "m.q.onnx", data: str = "data.npz") -> Result:
-    args = ["diff", str(folder / "m.onnx"), str(folder / quantized), *options]
-    return CliRunner().invoke(cli, [*args, "--data", str(folder / data)] if data else args)
-
-
-def document(result: Result) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(result.stdout)
-    return found
+    given = ("--data", folder / data) if data else ()
+    return invoke("diff", folder / "m.onnx", folder / quantized, *options, *given)
 
 
 def test_a_sound_model(folder: Path) -> None:
@@ -45,6 +39,10 @@ def test_a_sound_model(folder: Path) -> None:
     assert "all agree within rounding" in done.stdout
     assert "top-1" in done.stdout
     assert done.stderr == ""
+    # On request it says where tensors were read.
+    done = run(folder, "--layers", "-v")
+    assert "read at" in done.stdout
+    assert "r/quantized" in done.stdout
 
 
 @pytest.mark.parametrize(
@@ -92,7 +90,7 @@ def test_a_disagreement_is_shown_bisected_and_written(folder: Path, tmp_path: Pa
 def test_json_is_one_document(folder: Path) -> None:
     done = run(folder, "--json", "--layers", "--bisect", "--min-sqnr", "20", quantized="wrong.onnx")
     assert done.exit_code == 1
-    found = document(done)
+    found = json.loads(done.stdout)
     assert found["holds"] is False
     assert found["divergences"][0]["tensor"] == "y"
     assert "node_y" in found["bisections"][0]["nodes"]
@@ -100,44 +98,27 @@ def test_json_is_one_document(folder: Path) -> None:
     assert found["unmet"][0]["run"] == "ort-on"
     assert found["messages"][0].startswith("as ORT runs it: SQNR in dB is")
     assert "error[Q703]: output y" in done.stderr
-
-
-def test_json_of_a_sound_model(folder: Path) -> None:
-    done = run(folder, "--json", "--engines", "ort")
-    assert done.exit_code == 0
-    found = document(done)
-    assert (found["schema"], found["holds"], found["samples"]) == (1, True, 12)
-    assert found["layers"] == []
-
-
-def test_verbose_shows_where_tensors_were_read(folder: Path) -> None:
-    done = run(folder, "--layers", "-v")
-    assert "read at" in done.stdout
-    assert "r/quantized" in done.stdout
+    sound = json.loads(run(folder, "--json", "--engines", "ort").stdout)
+    assert (sound["schema"], sound["holds"], sound["samples"], sound["layers"]) == (1, True, 12, [])
 
 
 def test_saved_results_are_read_back_without_data(folder: Path, tmp_path: Path) -> None:
     assert run(folder, "--save", str(tmp_path / "gpu"), "--keep", "4").exit_code == 0
     done = run(folder, "--load", str(tmp_path / "gpu"), "--json", data="")
     assert done.exit_code == 0, done.output
-    assert document(done)["samples"] == 4
-    assert "ort-on (gpu)" in [one["name"] for one in document(done)["runs"]]
-
-
-def test_made_up_inputs_are_told(folder: Path) -> None:
+    assert json.loads(done.stdout)["samples"] == 4
+    assert "ort-on (gpu)" in [one["name"] for one in json.loads(done.stdout)["runs"]]
+    # Neither data nor results: inputs are made up, and that is told.
     done = run(folder, data="")
     assert done.exit_code == 0
     assert "made-up inputs" in done.stdout
 
 
 @pytest.mark.parametrize("engines", ["tensorflow", "ort,cuda"])
-def test_an_unknown_engine_is_a_usage_error(folder: Path, engines: str) -> None:
+def test_an_unknown_engine_is_a_usage_error_and_a_missing_model_the_users_to_mend(folder: Path, engines: str) -> None:
     done = run(folder, "--engines", engines)
     assert done.exit_code == 2
     assert "is not one of ort, qnn, trt" in done.stderr
-
-
-def test_a_missing_model_is_the_users_to_mend(folder: Path) -> None:
     done = run(folder, quantized="nothing.onnx")
     assert done.exit_code == 1
     assert "nothing.onnx" in done.stderr
@@ -160,7 +141,7 @@ def test_asked_for_by_name_tensorrt_must_run(folder: Path) -> None:
     assert done.exit_code == 1
     assert "error[Q704]: engine trt: must run, and did not" in done.stderr
     assert "fix: " in done.stderr
-    found = document(done)
+    found = json.loads(done.stdout)
     assert found["missing"] == ["trt"]
     assert [one["name"] for one in found["runs"]] == ["float", "ort-off", "ort-on"]
 
@@ -210,9 +191,9 @@ def test_tensorrt_asked_for_without_polygraphy_names_the_extra(folder: Path) -> 
 
 def test_outputs_that_are_no_numbers_are_named(tmp_path: Path) -> None:
     body = """g (float[N,4] x) => (float[N,4] y, seq(float[N,4]) s) { y = Relu(x) s = SequenceConstruct(x, y) }"""
-    onnx.save(parser.parse_model(f'<ir_version: 8, opset_import: ["" : 17]>\n{body}'), tmp_path / "m.onnx")
-    result = CliRunner().invoke(cli, ["diff", *2 * [str(tmp_path / "m.onnx")], "--engines", "ort", "--json"])
+    onnx.save(model(body), tmp_path / "m.onnx")
+    result = invoke("diff", *2 * [tmp_path / "m.onnx"], "--engines", "ort", "--json")
     assert result.exit_code == 0, result.output
-    (refusal,) = document(result)["skipped"]
+    (refusal,) = json.loads(result.stdout)["skipped"]
     assert (refusal["subject"], refusal["code"]) == ("output s", "R111")
     assert "only tensors of numbers are compared" in refusal["reason"]

@@ -6,17 +6,12 @@ import numpy as np
 import onnx
 from onnx import numpy_helper
 
-import onnxq
 from onnxq.engines.diff.bisect import check_kernels
 from onnxq.engines.diff.layers import Inner, open_inner
 from onnxq.engines.diff.model import ON
-from onnxq.graph import GraphIndex, infer_shapes, name_nodes
-from tests.engines.diff.models import WIDTH, chain, pairs, samples
-from tests.pipeline.models import EVERYTHING, images, residual
-
-
-def indexed(proto: onnx.ModelProto) -> GraphIndex:
-    return GraphIndex(infer_shapes(name_nodes(proto)))
+from onnxq.graph import GraphIndex, name_nodes
+from tests.engines.diff.models import WIDTH, chain, diff, indexed, pairs, quantized_cnn, samples
+from tests.pipeline.models import images, residual
 
 
 def opened(float_proto: onnx.ModelProto, quantized: onnx.ModelProto, feeds: dict[str, np.ndarray]) -> Inner:
@@ -24,9 +19,8 @@ def opened(float_proto: onnx.ModelProto, quantized: onnx.ModelProto, feeds: dict
 
 
 def test_every_kernel_of_a_sound_model_agrees_alone() -> None:
-    quantized_cnn = onnxq.quantize(residual(), images(), EVERYTHING, overrides={"latency": False}).model
     feeds = images(1, seed=3)
-    found = check_kernels(opened(residual(), quantized_cnn, feeds), feeds, threads=1)
+    found = check_kernels(opened(residual(), quantized_cnn(), feeds), feeds, threads=1)
     assert found.point is None
     assert found.kernels >= 6
     assert found.levels <= 1
@@ -52,9 +46,9 @@ def nearly_right() -> tuple[onnx.ModelProto, onnx.ModelProto]:
 
 def test_a_fault_below_the_noise_of_the_network_is_found_in_its_kernel() -> None:
     proto, made = nearly_right()
-    shown = onnxq.diff(proto, made, samples(), overrides={"layers": True, "engines": ["ort"]})
+    shown = diff(proto, made, samples(), layers=True)
     assert shown.divergences == ()  # Quantization itself costs more than the fault.
-    found = onnxq.diff(proto, made, samples(), overrides={"bisect": True, "engines": ["ort"]})
+    found = diff(proto, made, samples(), bisect=True)
     (part,) = found.divergences
     assert (part.run, part.tensor) == (ON, "y")
     (piece,) = found.bisections

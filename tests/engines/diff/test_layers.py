@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 
-import onnx
 import pytest
 
 import onnxq
@@ -15,17 +14,12 @@ from onnxq.engines.diff.runs import SessionRunner
 from onnxq.graph import GraphIndex, infer_shapes, name_nodes
 from onnxq.runtime import Session, tap_tensors
 from onnxq.sites import TensorId
-from tests.engines.diff.models import WIDTH, by_name, chain, pairs, samples, sqnr
+from tests.engines.diff.models import CHAIN, PAIRS, WIDTH, by_name, diff, indexed, pairs, samples, sqnr
 from tests.pipeline.models import EVERYTHING, images, residual
 
 
-@pytest.fixture(scope="module")
-def float_model() -> onnx.ModelProto:
-    return chain()
-
-
-def test_rows_follow_the_network_and_fused_tensors_are_read_at_their_quantizer(float_model: onnx.ModelProto) -> None:
-    found = onnxq.diff(float_model, pairs(float_model), samples(), overrides={"layers": True, "engines": ["ort"]})
+def test_rows_follow_the_network_and_fused_tensors_are_read_at_their_quantizer() -> None:
+    found = diff(CHAIN, PAIRS, samples(), layers=True)
     assert [layer.name for layer in found.layers] == ["a", "r", "b", "s", "y"]
     layers = by_name(found)
     # The product and its ReLU became one kernel, whose result is the quantizer's.
@@ -37,28 +31,25 @@ def test_rows_follow_the_network_and_fused_tensors_are_read_at_their_quantizer(f
     assert found.worst[0] == "a"
 
 
-def test_reading_inside_changes_no_output(float_model: onnx.ModelProto) -> None:
-    broken = pairs(float_model, "w1")
-    alone = onnxq.diff(float_model, broken, samples(), overrides={"engines": ["ort"]})
-    inside = onnxq.diff(float_model, broken, samples(), overrides={"layers": True, "bisect": True, "engines": ["ort"]})
+def test_reading_inside_changes_no_output() -> None:
+    broken = pairs(CHAIN, "w1")
+    alone = diff(CHAIN, broken, samples())
+    inside = diff(CHAIN, broken, samples(), layers=True, bisect=True)
     assert alone.outputs == inside.outputs
     read = next(error for error in by_name(inside)["y"].engines if error.run == ON)
     assert read.sqnr_db == pytest.approx(inside.outputs[0].engines[0].sqnr_db)
 
 
 @pytest.mark.parametrize("memory_limit", [1, 20_000, 10**9])
-def test_memory_bounds_what_is_held_and_not_what_is_found(float_model: onnx.ModelProto, memory_limit: int) -> None:
-    quantized = pairs(float_model)
-    whole = onnxq.diff(float_model, quantized, samples(), overrides={"layers": True, "engines": ["ort"]})
-    small = onnxq.diff(
-        float_model, quantized, samples(), overrides={"layers": True, "engines": ["ort"], "memory_limit": memory_limit}
-    )
+def test_memory_bounds_what_is_held_and_not_what_is_found(memory_limit: int) -> None:
+    whole = diff(CHAIN, PAIRS, samples(), layers=True)
+    small = diff(CHAIN, PAIRS, samples(), layers=True, memory_limit=memory_limit)
     assert small.layers == whole.layers
 
 
-def test_groups_keep_to_the_limit(float_model: onnx.ModelProto) -> None:
-    index = GraphIndex(infer_shapes(name_nodes(pairs(float_model))))
-    made = match_tensors(GraphIndex(float_model), index)
+def test_groups_keep_to_the_limit() -> None:
+    index = indexed(PAIRS)
+    made = match_tensors(GraphIndex(CHAIN), index)
     feeds = {"x": samples(1)["x"]}
     row = 4 * WIDTH
     assert [[one.name for one in group] for group in group_by_size(index.proto, made, feeds, 3 * row)] == [
@@ -66,10 +57,10 @@ def test_groups_keep_to_the_limit(float_model: onnx.ModelProto) -> None:
     ]  # fmt: skip
 
 
-def test_another_engine_that_gives_inner_tensors_is_a_column(float_model: onnx.ModelProto) -> None:
+def test_another_engine_that_gives_inner_tensors_is_a_column() -> None:
     """The results of TensorRT's runner, given here by a session that taps them."""
-    quantized = infer_shapes(name_nodes(pairs(float_model)))
-    inner = open_inner(GraphIndex(float_model), GraphIndex(quantized), {"x": samples(1)["x"]}, fused=True, threads=1)
+    quantized = infer_shapes(name_nodes(PAIRS))
+    inner = open_inner(GraphIndex(CHAIN), GraphIndex(quantized), {"x": samples(1)["x"]}, fused=True, threads=1)
     tapped = tap_tensors(quantized, [TensorId("r/quantized"), TensorId("b")])
     other = SessionRunner("other", Session(tapped.proto, optimize=False, threads=1))
     data = load_data(samples(4), inner.float_index.inputs)
@@ -85,7 +76,7 @@ def test_another_engine_that_gives_inner_tensors_is_a_column(float_model: onnx.M
 def test_narrow_ranges_are_read_through_their_clip() -> None:
     config = EVERYTHING.model_copy(update={"activations": EVERYTHING.activations.model_copy(update={"bits": 6})})
     result = onnxq.quantize(residual(), images(), config, overrides={"latency": False})
-    found = onnxq.diff(residual(), result.model, images(4, seed=7), overrides={"layers": True, "engines": ["ort"]})
+    found = diff(residual(), result.model, images(4, seed=7), layers=True)
     names = [layer.name for layer in found.layers]
     assert not [name for name in names if name.endswith("/clipped")]
     assert sqnr(by_name(found)["t"], OFF) > 10

@@ -3,24 +3,16 @@
 from __future__ import annotations
 
 import numpy as np
-import onnx
-from onnx import numpy_helper, parser
 
-import onnxq
 from onnxq.engines.diff.measure import Level, find_level
-from onnxq.graph import GraphIndex, infer_shapes, name_nodes
 from onnxq.runtime import optimize_graph
 from onnxq.sites import TensorId
-from tests.pipeline.models import EVERYTHING, images, residual
-
-
-def indexed(proto: onnx.ModelProto) -> GraphIndex:
-    return GraphIndex(infer_shapes(name_nodes(proto)))
+from tests.engines.diff.models import indexed, quantized_cnn
+from tests.engines.kit import graph
 
 
 def test_integers_mean_the_same_before_and_after_fusion() -> None:
-    quantized_cnn = onnxq.quantize(residual(), images(), EVERYTHING, overrides={"latency": False}).model
-    before, after = indexed(quantized_cnn), indexed(optimize_graph(quantized_cnn, layout=False))
+    before, after = indexed(quantized_cnn()), indexed(optimize_graph(quantized_cnn(), layout=False))
     quantized = {node.outputs[0] for node in before.nodes if node.op_type == "QuantizeLinear"}
     survivors = quantized & {name for node in after.nodes for name in node.outputs}
     assert len(survivors) >= 5
@@ -31,27 +23,14 @@ def test_integers_mean_the_same_before_and_after_fusion() -> None:
 
 
 def test_levels_follow_what_moves_integers_and_stop_at_what_computes() -> None:
-    proto = parser.parse_model(
-        '<ir_version: 8, opset_import: ["" : 17]>\n'
-        "g (float[4] x) => (float[4] y) { q = QuantizeLinear(x, s, z) r = Reshape(q, shape) t = Identity(r)"
-        " d = DequantizeLinear(t, s, z) y = Relu(d) }"
-    )
-    arrays = {"s": np.float32(0.5), "z": np.uint8(3), "shape": np.array([4], np.int64)}
-    proto.graph.initializer.extend(numpy_helper.from_array(np.asarray(value), name) for name, value in arrays.items())
-    index = indexed(proto)
+    body = """(float[4] x) => (float[4] y) { q = QuantizeLinear(x, s, z) r = Reshape(q, shape) t = Identity(r)
+        d = DequantizeLinear(t, s, z) y = Relu(d) }"""
+    index = indexed(graph(body, s=np.float32(0.5), z=np.uint8(3), shape=np.array([4])))
     assert find_level(index, "t") == find_level(index, "q") == Level(0.5, 3)
     assert find_level(index, "y") is None
     assert find_level(index, "x") is None
     np.testing.assert_array_equal(Level(0.5, 3).to_real(np.array([3, 5], np.uint8)), [0.0, 1.0])
     np.testing.assert_array_equal(Level(0.5, 3).to_real(np.array([1.25], np.float32)), [1.25])
-
-
-def test_scales_per_channel_have_no_single_level() -> None:
-    proto = parser.parse_model(
-        '<ir_version: 8, opset_import: ["" : 17]>\n'
-        "g (float[2,3] x) => (float[2,3] y)"
-        " { q = QuantizeLinear<axis=1>(x, s, z) y = DequantizeLinear<axis=1>(q, s, z) }"
-    )
-    arrays = {"s": np.ones(3, np.float32), "z": np.zeros(3, np.uint8)}
-    proto.graph.initializer.extend(numpy_helper.from_array(value, name) for name, value in arrays.items())
-    assert find_level(indexed(proto), "q") is None
+    # Scales of channels have no single level.
+    body = "(float[2,3] x) => (float[2,3] y) { q = QuantizeLinear(x, s, z) y = DequantizeLinear(q, s, z) }"
+    assert find_level(indexed(graph(body, s=np.ones(3, np.float32), z=np.zeros(3, np.uint8))), "q") is None

@@ -15,7 +15,7 @@ from onnxq.backends.trt.run import load_polygraphy, translate_errors
 from onnxq.engines.diff.results import Recorder, find_inputs_beside, load_results
 from onnxq.errors import DataError, OutputError
 from onnxq.runtime import Session
-from tests.engines.diff.models import chain, pairs, samples
+from tests.engines.diff.models import CHAIN, PAIRS, diff, samples
 
 needs_polygraphy = pytest.mark.skipif(find_spec("polygraphy") is None, reason="no Polygraphy")
 
@@ -23,38 +23,33 @@ needs_polygraphy = pytest.mark.skipif(find_spec("polygraphy") is None, reason="n
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
     folder = tmp_path_factory.mktemp("models")
-    float_model, quantized = folder / "float.onnx", folder / "quantized.onnx"
-    onnx.save(chain(), float_model)
-    onnx.save(pairs(chain()), quantized)
-    return str(float_model), str(quantized)
+    for name, model in (("float", CHAIN), ("quantized", PAIRS)):
+        onnx.save(model, folder / f"{name}.onnx")
+    return str(folder / "float.onnx"), str(folder / "quantized.onnx")
 
 
 @pytest.fixture
 def saved(models: tuple[str, str], tmp_path: Path) -> Path:
     folder = tmp_path / "saved"
-    onnxq.diff(*models, samples(), overrides={"engines": ["ort"], "keep": 5}, out=folder)
+    diff(*models, samples(), keep=5, out=folder)
     return folder
 
 
 @needs_polygraphy
-def test_polygraphy_reads_the_results(models: tuple[str, str], saved: Path) -> None:
+def test_polygraphy_reads_results_and_inputs(models: tuple[str, str], saved: Path) -> None:
     results = load_polygraphy("comparator").RunResults.load(str(saved / "results.json"))
     assert list(results.keys()) == ["float", "ort-off", "ort-on"]
     assert [len(iterations) for iterations in results.values()] == [5, 5, 5]
     expected = Session(models[1], threads=1).run({"x": samples()["x"][2:3]})["y"]
     np.testing.assert_array_equal(results["ort-on"][2]["y"], expected)
     assert results["ort-on"][2].runtime > 0
-
-
-@needs_polygraphy
-def test_polygraphy_reads_the_inputs(saved: Path) -> None:
     feeds = load_polygraphy("json").load_json(str(saved / "inputs.json"))
     assert len(feeds) == 5
     np.testing.assert_array_equal(feeds[3]["x"], samples()["x"][3:4])
 
 
 def test_what_was_not_saved_is_said(models: tuple[str, str], tmp_path: Path) -> None:
-    found = onnxq.diff(*models, samples(), overrides={"engines": ["ort"], "keep": 5}, out=tmp_path / "out")
+    found = diff(*models, samples(), keep=5, out=tmp_path / "out")
     assert any("first 5 of 12 samples" in note for note in found.notes)
     assert {Path(path).name for path in found.saved} == {"results.json", "inputs.json", "diff.json"}
     report = json.loads((tmp_path / "out" / "diff.json").read_text())
@@ -63,7 +58,7 @@ def test_what_was_not_saved_is_said(models: tuple[str, str], tmp_path: Path) -> 
 
 
 def test_results_are_compared_on_the_inputs_saved_with_them(models: tuple[str, str], saved: Path) -> None:
-    found = onnxq.diff(*models, overrides={"load": [saved], "engines": ["ort"]})
+    found = diff(*models, load=[saved])
     assert found.samples == 5
     assert [run.name for run in found.runs] == [
         "float", "ort-off", "ort-on", "float (saved)", "ort-off (saved)", "ort-on (saved)"
@@ -76,14 +71,14 @@ def test_results_are_compared_on_the_inputs_saved_with_them(models: tuple[str, s
 
 
 def test_fewer_results_than_samples_are_said(models: tuple[str, str], saved: Path) -> None:
-    found = onnxq.diff(*models, samples(), overrides={"load": [saved / "results.json"], "engines": ["ort"]})
+    found = diff(*models, samples(), load=[saved / "results.json"])
     assert {run.name: run.samples for run in found.runs}["ort-on (results)"] == 5
     assert any("first 5 of 12" in note for note in found.notes)
 
 
 def test_results_of_other_samples_are_refused(models: tuple[str, str], saved: Path) -> None:
     with pytest.raises(DataError, match="other samples"):
-        onnxq.diff(*models, samples(seed=9), overrides={"load": [saved], "engines": ["ort"]})
+        diff(*models, samples(seed=9), load=[saved])
 
 
 @needs_polygraphy
@@ -98,7 +93,7 @@ def test_what_polygraphy_runs_and_saves_is_compared(models: tuple[str, str], tmp
             [runner], data_loader=loader, save_inputs_path=str(tmp_path / "inputs.json")
         )
         results.save(str(tmp_path / "theirs.json"))
-    found = onnxq.diff(*models, overrides={"load": [tmp_path / "theirs.json"], "engines": ["ort"]})
+    found = diff(*models, load=[tmp_path / "theirs.json"])
     assert found.samples == 3
     (theirs,) = [run for run in found.runs if run.name not in ("float", "ort-off", "ort-on")]
     assert theirs.name == "onnxrt-runner"
@@ -121,14 +116,11 @@ def test_a_folder_of_iterations_is_read(saved: Path, tmp_path: Path) -> None:
         np.testing.assert_array_equal(mine["y"], theirs["y"])
 
 
-@pytest.mark.parametrize("content", ["{}", "nonsense", '{"lst": []}', "[1, 2]"])
-def test_other_files_are_refused(tmp_path: Path, content: str) -> None:
-    (tmp_path / "other.json").write_text(content)
-    with pytest.raises(DataError, match=r"other\.json"):
-        load_results(tmp_path / "other.json")
-
-
-def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
+def test_other_files_are_refused(tmp_path: Path) -> None:
+    for content in ("{}", "nonsense", '{"lst": []}', "[1, 2]"):
+        (tmp_path / "other.json").write_text(content)
+        with pytest.raises(DataError, match=r"other\.json"):
+            load_results(tmp_path / "other.json")
     with pytest.raises(DataError, match="no such file"):
         load_results(tmp_path / "nothing.json")
     assert find_inputs_beside(tmp_path / "nothing.json") is None
@@ -137,9 +129,9 @@ def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
 def test_earlier_results_are_not_overwritten_unasked(models: tuple[str, str], saved: Path) -> None:
     before = (saved / "results.json").read_bytes()
     with pytest.raises(OutputError, match=r"results\.json"):
-        onnxq.diff(*models, samples(seed=9), overrides={"engines": ["ort"]}, out=saved)
+        diff(*models, samples(seed=9), out=saved)
     assert (saved / "results.json").read_bytes() == before
-    onnxq.diff(*models, samples(seed=9), overrides={"engines": ["ort"]}, out=saved, force=True)
+    diff(*models, samples(seed=9), out=saved, force=True)
     assert (saved / "results.json").read_bytes() != before
 
 
@@ -164,14 +156,14 @@ def test_types_numpy_cannot_store_are_kept_as_float32(tmp_path: Path) -> None:
 
 
 def test_nothing_is_printed(models: tuple[str, str], saved: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    onnxq.diff(*models, overrides={"load": [saved], "layers": True, "bisect": True, "engines": ["ort"]})
+    diff(*models, load=[saved], layers=True, bisect=True)
     assert capfd.readouterr() == ("", "")
 
 
 @needs_polygraphy
 def test_polygraphys_comparators_say_the_same(models: tuple[str, str], tmp_path: Path) -> None:
     """Sample by sample theirs are ours: largest difference and cosine of the saved results."""
-    found = onnxq.diff(*models, {"x": samples(1)["x"]}, overrides={"engines": ["ort"]}, out=tmp_path / "out")
+    found = diff(*models, {"x": samples(1)["x"]}, out=tmp_path / "out")
     ours = {error.run: error for error in found.outputs[0].accuracy}
     comparator = load_polygraphy("comparator")
     with translate_errors():

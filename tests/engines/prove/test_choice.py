@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import onnx
 import pytest
-from click.testing import CliRunner
 
 import onnxq
-from onnxq.cli import cli
 from onnxq.engines.prove import prove
+from tests.cli.kit import read, run
 from tests.pipeline.models import images, residual
 
 ORT, RTX = "ort", "tensorrt-rtx"
@@ -38,9 +36,7 @@ def test_the_plan_in_the_file_says_which_engine(quantized: dict[str, onnx.ModelP
     assert choose_engine(quantized["virtual"], None) == (RTX, "the default: the plan in the file is for virtual")
     assert choose_engine(residual(), None) == (RTX, "the default: the file holds no plan")
     assert choose_engine(quantized["ort"], "8.9") == (RTX, "a compute capability was given")
-
-
-def test_a_plan_that_cannot_be_read_is_none(quantized: dict[str, onnx.ModelProto]) -> None:
+    # A plan that cannot be read is none.
     broken = onnx.ModelProto.FromString(quantized["ort"].SerializeToString())
     for entry in broken.metadata_props:
         entry.value = "{"
@@ -49,10 +45,10 @@ def test_a_plan_that_cannot_be_read_is_none(quantized: dict[str, onnx.ModelProto
 
 def test_prove_goes_by_it_and_says_so(quantized: dict[str, onnx.ModelProto], tmp_path: Path) -> None:
     onnx.save(quantized["ort"], tmp_path / "m.onnx")
-    done = CliRunner().invoke(cli, ["prove", str(tmp_path / "m.onnx"), "--require-int8", "Conv"])
+    done = run("prove", tmp_path / "m.onnx", "--require-int8", "Conv")
     assert done.exit_code == 0, done.output
     assert "ort: the plan in the file is for ort" in " ".join(done.output.split())
-    told = json.loads(CliRunner().invoke(cli, ["prove", str(tmp_path / "m.onnx"), "--json"]).stdout)
+    told = read("prove", tmp_path / "m.onnx")
     assert told["build"]["engine"] == ORT
     assert told["chosen"] == "the plan in the file is for ort"
 

@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
 
 import onnxq
-from onnxq.cli import cli
+from tests.cli.kit import run as invoke
 from tests.engines import kit
 
 QUANTIZED = ("--require", "quantized", "*")
@@ -20,7 +20,11 @@ needs_rtx = kit.needs_rtx[1]
 
 
 def run(*args: object) -> Result:
-    return CliRunner().invoke(cli, ["prove", *map(str, args)])
+    return invoke("prove", *args)
+
+
+def run_ort(*args: object) -> Result:
+    return run(*args, "--engine", "ort")
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +36,7 @@ def folder(tmp_path_factory) -> Path:
 
 
 def test_the_tables(folder):
-    result = run(folder / "bad.onnx", "--engine", "ort")
+    result = run_ort(folder / "bad.onnx")
     assert result.exit_code == 0, result.stderr
     lines = result.stdout.splitlines()
     assert lines[0].startswith("bad.onnx  (ONNX Runtime ")
@@ -44,49 +48,49 @@ def test_the_tables(folder):
     ]
     assert "Conv 1/2" in result.stdout
     assert any(line.startswith("x ") and "partly" in line for line in lines)
-    assert "QLinearAdd" in run(folder / "bad.onnx", "--engine", "ort", "-v").stdout
+    assert "QLinearAdd" in run_ort(folder / "bad.onnx", "-v").stdout
 
 
 def test_a_required_node_that_is_float_exits_with_1_and_is_named(folder):
-    assert run(folder / "good.onnx", "--engine", "ort", "--require-int8", "Conv").exit_code == 0
-    result = run(folder / "bad.onnx", "--engine", "ort", "--require-int8", "d/*", "--require-int8", "/onv$/")
+    assert run_ort(folder / "good.onnx", "--require-int8", "Conv").exit_code == 0
+    result = run_ort(folder / "bad.onnx", "--require-int8", "d/*", "--require-int8", "/onv$/")
     assert result.exit_code == 1
     assert "required  d/*: 1/1 in int8" in result.stdout
     assert "/onv$/: 1/2 in int8; not: c/Conv" in result.stdout
     assert "error[Q706]: `--require int8`: c/Conv: not in int8 (1 in all)" in result.stderr
-    typo = run(folder / "bad.onnx", "--engine", "ort", "--require-int8", "c/Cnov")
+    typo = run_ort(folder / "bad.onnx", "--require-int8", "c/Cnov")
     assert (typo.exit_code, typo.stdout) == (1, "")
     assert "'c/Conv'" in typo.stderr
 
 
 def test_types_are_required_and_forbidden(folder):
     both = ("--require", "int8", "d/*", "--require", "float32", "c/*")
-    assert run(folder / "bad.onnx", "--engine", "ort", *both, "--forbid", "float16").exit_code == 0
-    result = run(folder / "bad.onnx", "--engine", "ort", *both, "--forbid", "float32")
+    assert run_ort(folder / "bad.onnx", *both, "--forbid", "float16").exit_code == 0
+    result = run_ort(folder / "bad.onnx", *both, "--forbid", "float32")
     assert result.exit_code == 1
     assert "required   c/*: 1/1 in float32" in result.stdout
     assert "forbidden  float32: 1/2: c/Conv" in result.stdout
     assert "error[Q706]: `--forbid float32`: c/Conv: in float32 (1 in all)" in result.stderr
-    typo = run(folder / "bad.onnx", "--engine", "ort", "--forbid", "flaot32")
+    typo = run_ort(folder / "bad.onnx", "--forbid", "flaot32")
     assert (typo.exit_code, typo.stdout) == (1, "")
     assert "error[Q312]: forbid: flaot32: is no type" in typo.stderr
     assert "float32" in typo.stderr
 
 
 def test_what_has_pairs_is_required_to_run_so(folder, tmp_path):
-    whole = run(folder / "good.onnx", "--engine", "ort", *QUANTIZED)
+    whole = run_ort(folder / "good.onnx", *QUANTIZED)
     assert (whole.exit_code, whole.stderr) == (0, "")
     assert "required  *: 2/2 quantized\n" in whole.stdout
-    broken = run(folder / "bad.onnx", "--engine", "ort", *QUANTIZED)
+    broken = run_ort(folder / "bad.onnx", *QUANTIZED)
     assert broken.exit_code == 1
     assert "required  *: 1/2 quantized; not: c/Conv\n" in broken.stdout
     assert "error[Q706]: `--require quantized`: c/Conv: not run as its pairs say (1 in all)" in broken.stderr
     # A file of which nothing is quantized meets no requirement.
     onnx.save(kit.graph("(float[1,8] x) => (float[1,8] y) { y = MatMul(x, w) }", 17, w=np.eye(8, dtype="f4")),
               tmp_path / "float.onnx")  # fmt: skip
-    bare = run(tmp_path / "float.onnx", "--engine", "ort", *QUANTIZED)
+    bare = run_ort(tmp_path / "float.onnx", *QUANTIZED)
     assert (bare.exit_code, bare.stdout) == (1, "")
-    assert run(folder / "good.onnx", "--engine", "ort", "--forbid", "quantized").exit_code == 1
+    assert run_ort(folder / "good.onnx", "--forbid", "quantized").exit_code == 1
     assert "error[Q309]: require: *: matches none of the 0 nodes that are judged (products with pairs)" in bare.stderr
 
 
@@ -95,7 +99,7 @@ def test_what_the_plan_left_float_is_not_required_to_be_quantized(tmp_path, pres
     """A stem and a small head stay float at the defaults; a Conv's weight alone is dequantized in each run."""
     model = Path(__file__).parents[3] / "examples" / "digits" / "digits.onnx"
     onnxq.quantize(model, config=preset, overrides={"latency": False, "effort": "fast"}, out=tmp_path / "q.onnx")
-    done = run(tmp_path / "q.onnx", "--engine", "ort", *QUANTIZED)
+    done = run_ort(tmp_path / "q.onnx", *QUANTIZED)
     assert done.exit_code == exit_code, done.output
 
 
@@ -103,21 +107,21 @@ def test_a_weight_that_its_kernel_reads_in_4_bits_is_quantized(tmp_path):
     weight = np.random.default_rng(0).standard_normal((256, 256)).astype(np.float32)
     model = kit.graph("(float[4,256] x) => (float[4,256] y) { y = MatMul(x, w) }", w=weight)
     onnxq.quantize(model, config="ort-int4-weights", overrides={"latency": False}, out=tmp_path / "q.onnx")
-    done = run(tmp_path / "q.onnx", "--engine", "ort", *QUANTIZED)
+    done = run_ort(tmp_path / "q.onnx", *QUANTIZED)
     assert (done.exit_code, "1/1 quantized" in done.stdout) == (0, True), done.output
 
 
 def test_two_builds_are_compared_by_name(folder, tmp_path):
     before = tmp_path / "before.json"
-    before.write_text(run(folder / "good.onnx", "--engine", "ort", "--json").stdout)
+    before.write_text(run_ort(folder / "good.onnx", "--json").stdout)
     document = json.loads(before.read_text())
     assert document["holds"] is True
     assert document["nodes"]["c/Conv"]["type"] == "int8"
     assert document["sites"]["x"]["state"] == "fused"
     assert document["counts"]["ops"]["Conv"] == {"int8": 2}
-    same = run(folder / "good.onnx", "--engine", "ort", "--compare", before)
+    same = run_ort(folder / "good.onnx", "--compare", before)
     assert "since before.json  no difference" in same.stdout
-    other = run(folder / "bad.onnx", "--engine", "ort", "--compare", before, "--json")
+    other = run_ort(folder / "bad.onnx", "--compare", before, "--json")
     told = {(change["kind"], change["name"]): change for change in json.loads(other.stdout)["changes"]}
     assert told["node", "c/Conv"]["before"] == "int8"
     assert told["node", "c/Conv"]["after"] == "float32"
@@ -135,26 +139,26 @@ def test_two_builds_are_compared_by_name(folder, tmp_path):
 )  # fmt: skip
 def test_what_is_no_proof_cannot_be_compared_with(folder, tmp_path, text):
     (tmp_path / "p.json").write_text(text)
-    result = run(folder / "good.onnx", "--engine", "ort", "--compare", tmp_path / "p.json")
+    result = run_ort(folder / "good.onnx", "--compare", tmp_path / "p.json")
     assert (result.exit_code, result.stdout) == (1, "")
     assert "write it with `onnxq prove`, as JSON" in result.stderr
 
 
 def test_files_go_where_they_are_asked_for_and_are_not_overwritten(folder, tmp_path):
     out = tmp_path / "out"
-    result = run(folder / "good.onnx", "--engine", "ort", "--save", out)
+    result = run_ort(folder / "good.onnx", "--save", out)
     assert result.exit_code == 0, result.stderr
     assert [path.name for path in out.iterdir()] == ["optimized.onnx"]
     assert onnx.load(out / "optimized.onnx").graph.node
-    again = run(folder / "good.onnx", "--engine", "ort", "--save", out)
+    again = run_ort(folder / "good.onnx", "--save", out)
     assert (again.exit_code, again.stdout) == (1, "")
     assert "use `--force`" in again.stderr
-    assert run(folder / "good.onnx", "--engine", "ort", "--save", out, "--force").exit_code == 0
+    assert run_ort(folder / "good.onnx", "--save", out, "--force").exit_code == 0
 
 
 def test_a_wrong_command_line(folder):
     assert run(folder / "good.onnx", "--engine", "openvino").exit_code == 2
-    assert run(folder / "good.onnx", "--engine", "ort", "--timeout", "0").exit_code == 2
+    assert run_ort(folder / "good.onnx", "--timeout", "0").exit_code == 2
     result = run(folder / "good.onnx", "--shapes", "x")
     assert result.exit_code == 1
     assert "sizes joined by x" in result.stderr

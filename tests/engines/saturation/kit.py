@@ -12,6 +12,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from onnxq.runtime import Session
+from tests.codes.kit import model as parse
 from tests.numerics.reference import multiply_saturating
 
 SHAPE = (3, 9, 9)
@@ -39,42 +40,34 @@ def model(nodes: list[onnx.NodeProto], inputs: dict[str, tuple[int, Any]], outpu
     return shaped
 
 
+_CONV = "Conv <pads=[1,1,1,1]>"
+_LAYERS = {"w1": (16, 3, 3, 3), "b1": (16,), "w2": (16, 1, 3, 3), "w3": (16, 33), "w4": (10, 33), "b4": (10,)}
+
+
+def _weights() -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(0)
+    return {name: rng.standard_normal(shape).astype(np.float32) for name, shape in _LAYERS.items()}
+
+
 def float_net() -> onnx.ModelProto:
     """Conv, depthwise Conv, MatMul, Gemm."""
-    rng = np.random.default_rng(0)
-    nodes = [
-        helper.make_node("Conv", ["x", "w1", "b1"], ["c"], name="conv", pads=[1] * 4),
-        helper.make_node("Relu", ["c"], ["r"], name="relu"),
-        helper.make_node("Conv", ["r", "w2"], ["d"], name="depthwise", group=16, pads=[1] * 4),
-        helper.make_node("Relu", ["d"], ["s"], name="relu2"),
-        helper.make_node("GlobalAveragePool", ["s"], ["p"], name="pool"),
-        helper.make_node("Flatten", ["p"], ["f"], name="flat"),
-        helper.make_node("MatMul", ["f", "w3"], ["m"], name="matmul"),
-        helper.make_node("Relu", ["m"], ["t"], name="relu3"),
-        helper.make_node("Gemm", ["t", "w4", "b4"], ["y"], name="gemm", transB=1),
-    ]
-    shapes = {"w1": (16, 3, 3, 3), "b1": (16,), "w2": (16, 1, 3, 3), "w3": (16, 33), "w4": (10, 33), "b4": (10,)}
-    arrays = {name: rng.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
-    proto = model(nodes, {"x": (TensorProto.FLOAT, ["N", *SHAPE])}, ["y"], arrays)
-    del proto.opset_import[1], proto.graph.output[:]
-    proto.graph.output.append(helper.make_tensor_value_info("y", TensorProto.FLOAT, ["N", 10]))
-    return proto
+    body = f"""g (float[N,3,9,9] x) => (float[N,10] y) {{
+        [conv] c = {_CONV}(x, w1, b1) [relu] r = Relu(c)
+        [depthwise] d = Conv <group=16, pads=[1,1,1,1]>(r, w2) [relu2] s = Relu(d)
+        [pool] p = GlobalAveragePool(s) [flat] f = Flatten(p)
+        [matmul] m = MatMul(f, w3) [relu3] t = Relu(m) [gemm] y = Gemm <transB=1>(t, w4, b4) }}"""
+    return parse(body, **_weights())
 
 
 def wide_net() -> onnx.ModelProto:
     """Convolutions that are worth their pairs."""
-    rng = np.random.default_rng(2)
-    nodes, arrays, read = [], {}, "x"
+    rng, arrays = np.random.default_rng(2), {}
     for k, (inputs, outputs) in enumerate(((3, 32), (32, 64), (64, 64), (64, 32))):
-        made = "y" if k == 3 else f"c{k}"
         arrays[f"w{k}"] = (rng.standard_normal((outputs, inputs, 3, 3)) / (3 * inputs**0.5)).astype(np.float32)
-        nodes.append(helper.make_node("Conv", [read, f"w{k}"], [made], name=f"conv{k}", pads=[1] * 4))
-        nodes.append(helper.make_node("Relu", [made], [f"r{k}"], name=f"relu{k}"))
-        read = f"r{k}"
-    proto = model(nodes[:-1], {"x": (TensorProto.FLOAT, [1, 3, 24, 24])}, ["y"], arrays)
-    del proto.opset_import[1], proto.graph.output[:]
-    proto.graph.output.append(helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, 32, 24, 24]))
-    return proto
+    body = f"""g (float[1,3,24,24] x) => (float[1,32,24,24] y) {{
+        c0 = {_CONV}(x, w0) r0 = Relu(c0) c1 = {_CONV}(r0, w1) r1 = Relu(c1)
+        c2 = {_CONV}(r1, w2) r2 = Relu(c2) y = {_CONV}(r2, w3) }}"""
+    return parse(body, **arrays)
 
 
 def samples(count: int = 6) -> np.ndarray:
@@ -127,38 +120,25 @@ def model_optimizer(*, activations: bool = False) -> onnx.ModelProto:
 
     activations: with the Relus, in front of whose int8 pairs ONNX Runtime computes in float.
     """
-    proto = float_net()
-    for node in proto.graph.node:
-        if node.op_type == "Relu" and not activations:
-            node.op_type = "Identity"
-    proto.graph.node[-1].output[0] = "z"
-    weights = {tensor.name: numpy_helper.to_array(tensor) for tensor in proto.graph.initializer}
-    nodes, arrays = [], dict(weights)
-    for node in proto.graph.node:
-        copy = onnx.NodeProto()
-        copy.CopyFrom(node)
-        if node.op_type in ("Conv", "MatMul", "Gemm"):
-            for k, axis in ((0, None), (1, 1 if node.op_type == "MatMul" else 0)):
-                name = node.input[k]
-                scale, zero = np.float32(0.02), np.int8(0)
-                if axis is not None:
-                    value = weights[name]
-                    scale = np.abs(value).max(axis=tuple(i for i in range(value.ndim) if i != axis)) / np.float32(127)
-                    zero = np.zeros(scale.shape, np.int8)
-                arrays |= {f"{name}_s": scale, f"{name}_z": zero}
-                for op, read, made in (("Quantize", name, f"{name}_q"), ("Dequantize", f"{name}_q", f"{name}_d")):
-                    attrs = {} if axis is None else {"axis": axis}
-                    inputs = [read, f"{name}_s", f"{name}_z"]
-                    nodes.append(helper.make_node(f"{op}Linear", inputs, [made], name=made, **attrs))
-                copy.input[k] = f"{name}_d"
-        nodes.append(copy)
-    arrays |= {"z_s": np.float32(0.2), "z_z": np.int8(0)}
-    for op, read, made in (("Quantize", "z", "z_q"), ("Dequantize", "z_q", "y")):
-        nodes.append(helper.make_node(f"{op}Linear", [read, "z_s", "z_z"], [made], name=f"{made}/{op}"))
-    del proto.graph.node[:], proto.graph.initializer[:]
-    proto.graph.node.extend(nodes)
-    proto.graph.initializer.extend(initializers(arrays))
-    return proto
+    relu, arrays = "Relu" if activations else "Identity", _weights()
+    for name in ("x", "r", "f", "t", "z"):
+        arrays |= {f"{name}_s": np.float32(0.2 if name == "z" else 0.02), f"{name}_z": np.int8(0)}
+    for name, axis in (("w1", 0), ("w2", 0), ("w3", 1), ("w4", 0)):
+        largest = np.abs(arrays[name]).max(axis=tuple(k for k in range(arrays[name].ndim) if k != axis))
+        arrays |= {f"{name}_s": largest / np.float32(127), f"{name}_z": np.zeros(largest.shape, np.int8)}
+
+    def pair(name: str, axis: int | None = None, out: str = "") -> str:
+        attrs = "" if axis is None else f"<axis={axis}>"
+        quantized = f"{name}_q = QuantizeLinear{attrs}({name}, {name}_s, {name}_z)"
+        return f"{quantized} {out or f'{name}_d'} = DequantizeLinear{attrs}({name}_q, {name}_s, {name}_z)"
+
+    body = f"""g (float[N,3,9,9] x) => (float[N,10] y) {{
+        {pair("x")} {pair("w1", 0)} [conv] c = {_CONV}(x_d, w1_d, b1) [relu] r = {relu}(c)
+        {pair("r")} {pair("w2", 0)} [depthwise] d = Conv <group=16, pads=[1,1,1,1]>(r_d, w2_d) [relu2] s = {relu}(d)
+        [pool] p = GlobalAveragePool(s) [flat] f = Flatten(p)
+        {pair("f")} {pair("w3", 1)} [matmul] m = MatMul(f_d, w3_d) [relu3] t = {relu}(m)
+        {pair("t")} {pair("w4", 0)} [gemm] z = Gemm <transB=1>(t_d, w4_d, b4) {pair("z", out="y")} }}"""
+    return parse(body, **arrays)
 
 
 def rows_by_search(rows: np.ndarray) -> int:
@@ -227,7 +207,6 @@ def levels(x: np.ndarray, arrays: dict[str, Any]) -> np.ndarray:
 @cache
 def this_cpu_saturates() -> bool:
     """True where a product with two large weights comes out wrong with ONNX Runtime's optimizations on."""
-    weight = np.full((2, 1), 127, np.int8)
-    nodes = [helper.make_node("MatMulInteger", ["x", "w"], ["i"]), helper.make_node("Cast", ["i"], ["y"], to=1)]
-    proto = model(nodes, {"x": (TensorProto.UINT8, (1, 2))}, ["y"], {"w": weight})
+    body = "g (uint8[1,2] x) => (float[1,1] y) { i = MatMulInteger(x, w) y = Cast <to=1>(i) }"
+    proto = parse(body, w=np.full((2, 1), 127, np.int8))
     return float(Session(proto).run({"x": np.full((1, 2), 255, np.uint8)})["y"][0, 0]) != 2 * 255 * 127

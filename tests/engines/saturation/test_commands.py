@@ -2,34 +2,27 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
-from click.testing import CliRunner, Result
-from onnx import TensorProto, helper
+from onnx import helper
 
-from onnxq.cli import cli
 from onnxq.engines.diff import bisect as diff_bisect
 from onnxq.engines.diff import layers as diff_layers
 from onnxq.engines.diff import runs as diff_runs
 from onnxq.engines.saturation.emulate import emulate_saturation
 from onnxq.runtime import Session
+from tests.cli.kit import read, run
 from tests.engines.saturation import kit
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
-def run(*args: object) -> Result:
-    return CliRunner().invoke(cli, [str(arg) for arg in args])
-
-
 def _float(arrays: dict[str, np.ndarray]) -> onnx.ModelProto:
-    nodes = [helper.make_node("MatMul", ["x", "f"], ["y"], name="product")]
-    weight = arrays["w"].astype(np.float32) * arrays["ws"]
-    return kit.model(nodes, {"x": (TensorProto.FLOAT, (4, 40))}, ["y"], {"f": weight})
+    body = "g (float[4,40] x) => (float[4,30] y) { [product] y = MatMul(x, f) }"
+    return kit.parse(body, f=arrays["w"].astype(np.float32) * arrays["ws"])
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +46,7 @@ def test_inspect_lists_the_weights(folder):
     assert "30 of 30 rows of 1 weight can overflow 16-bit sums on x86 CPUs without VNNI: product" in told.stdout
     assert "overflow" not in run("inspect", folder / "good.onnx").stdout
     assert "0/30" in run("inspect", folder / "good.onnx", "-v").stdout
-    (weight,) = json.loads(run("inspect", folder / "bad.onnx", "--json").stdout)["weights"]
+    (weight,) = read("inspect", folder / "bad.onnx")["weights"]
     assert {key: weight[key] for key in ("node", "op", "weight", "rows", "all_rows", "all_sums", "exact")} == {
         "node": "product", "op": "MatMul", "weight": "w", "rows": 30, "all_rows": 30, "all_sums": 600, "exact": "",
     }  # fmt: skip
@@ -86,7 +79,7 @@ def test_prove_counts_on_samples(folder):
     assert told.exit_code == 0, told.stderr
     assert "saturation  y: " in told.stdout
     assert "dB on 2 samples, against exact sums" in told.stdout
-    found = json.loads(run(*args, "--json").stdout)
+    found = read(*args)
     assert found["holds"] is True
     assert found["weights"][0]["rows"] == 30
     assert found["cost"]["samples"] == 2
@@ -96,9 +89,7 @@ def test_prove_counts_on_samples(folder):
     (output,) = found["cost"]["outputs"]
     assert output["output"] == "y"
     assert output["sqnr_db"] < 40
-    exact = json.loads(
-        run("prove", folder / "good.onnx", "--engine", "ort", "--data", folder / "x.npz", "--json").stdout
-    )
+    exact = read("prove", folder / "good.onnx", "--engine", "ort", "--data", folder / "x.npz")
     assert (exact["cost"]["nodes"], exact["cost"]["outputs"][0]["sqnr_db"]) == ([], "inf")
 
 
@@ -129,9 +120,7 @@ def test_weights_that_onnx_runtime_rounds_by_itself_are_seen(tmp_path):
     onnx.save(proto, tmp_path / "m.onnx")
     np.savez(tmp_path / "x.npz", x=np.ones((1, 1, 4, 6, 6), np.float32))
     assert "overflow" not in run("inspect", tmp_path / "m.onnx").stdout
-    found = json.loads(
-        run("prove", tmp_path / "m.onnx", "--engine", "ort", "--data", tmp_path / "x.npz", "--json").stdout
-    )
+    found = read("prove", tmp_path / "m.onnx", "--engine", "ort", "--data", tmp_path / "x.npz")
     assert [(one["node"], one["op"], one["all_rows"]) for one in found["weights"]] == [("product", "Conv", 4)]
     assert found["weights"][0]["rows"] > 0
     assert "by itself" in found["cost"]["skipped"][0]["reason"]
@@ -170,22 +159,13 @@ def saturating_cpu(monkeypatch):
 @pytest.mark.parametrize("options", [[], ["--layers"]])
 @pytest.mark.usefixtures("saturating_cpu")
 def test_diff_names_the_weights_that_saturate(folder, options):
-    args = (
-        "diff",
-        folder / "float.onnx",
-        folder / "bad.onnx",
-        "--data",
-        folder / "x.npz",
-        "--engines",
-        "ort",
-        *options,
-    )
-    told = run(*args)
+    args = ("diff", folder / "float.onnx", folder / "bad.onnx", "--data", folder / "x.npz", "--engines", "ort")
+    told = run(*args, *options)
     assert told.exit_code == 0, told.output
     cause = "saturates: 30 rows of the weight of product overflow 16-bit sums on x86 CPUs without VNNI"
     assert cause in next(line for line in told.stdout.splitlines() if "diverges from the file" in line)
     assert cause in next(line for line in told.stdout.splitlines() if line.startswith("warning[W109]: as ORT runs it"))
-    (divergence,) = json.loads(run(*args, "--json").stdout)["divergences"]
+    (divergence,) = read(*args, *options)["divergences"]
     assert [one["node"] for one in divergence["saturating"]] == ["product"]
 
 

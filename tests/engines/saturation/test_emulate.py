@@ -270,15 +270,9 @@ def test_ort_computes_a_conv_as_emulated(x, w, attrs):
 
 def test_dynamically_quantized_products_saturate_too():
     weight = (np.random.default_rng(1).integers(90, 128, (12, 5))).astype(np.int8)
-    nodes = [
-        helper.make_node("DynamicQuantizeLinear", ["x"], ["q", "s", "z"], name="quantize"),
-        helper.make_node("MatMulInteger", ["q", "w", "z"], ["i"], name="product"),
-        helper.make_node("Cast", ["i"], ["c"], name="cast", to=TensorProto.FLOAT),
-        helper.make_node("Mul", ["c", "s"], ["y"], name="scale"),
-    ]
-    proto = kit.model(nodes, {"x": (TensorProto.FLOAT, (4, 12))}, ["y", "q", "z"], {"w": weight})
-    for value, kind in zip(proto.graph.output[1:], (TensorProto.UINT8, TensorProto.UINT8), strict=True):
-        value.type.tensor_type.elem_type = kind
+    body = """g (float[4,12] x) => (float[4,5] y, uint8[4,12] q, uint8 z) {
+        q, s, z = DynamicQuantizeLinear(x) [product] i = MatMulInteger(q, w, z) c = Cast <to=1>(i) y = Mul(c, s) }"""
+    proto = kit.parse(body, w=weight)
     x = {"x": np.random.default_rng(2).uniform(-1, 4, (4, 12)).astype(np.float32)}
     run = SaturatingRun(emulate_saturation(proto))
     got = run.run(x)
@@ -292,16 +286,11 @@ def test_dynamically_quantized_products_saturate_too():
 
 def _dynamic_product() -> onnx.ModelProto:
     weight = (np.random.default_rng(1).integers(90, 128, (12, 5))).astype(np.int8)
-    nodes = [
-        helper.make_node("DynamicQuantizeLinear", ["x"], ["q", "s", "z"], name="quantize"),
-        helper.make_node("MatMulInteger", ["q", "w", "z", "wz"], ["i"], name="product"),
-        helper.make_node("Cast", ["i"], ["c"], name="cast", to=TensorProto.FLOAT),
-        helper.make_node("Mul", ["s", "ws"], ["both"], name="scales"),
-        helper.make_node("Mul", ["c", "both"], ["m"], name="scale"),
-        helper.make_node("Add", ["m", "b"], ["y"], name="bias"),
-    ]
+    body = """g (float[4,12] x) => (float[4,5] y) {
+        q, s, z = DynamicQuantizeLinear(x) [product] i = MatMulInteger(q, w, z, wz) c = Cast <to=1>(i)
+        both = Mul(s, ws) m = Mul(c, both) y = Add(m, b) }"""
     arrays = {"w": weight, "wz": np.zeros((), np.int8), "ws": np.float32(0.01), "b": np.ones(5, np.float32)}
-    return kit.model(nodes, {"x": (TensorProto.FLOAT, (4, 12))}, ["y"], arrays)
+    return kit.parse(body, **arrays)
 
 
 @pytest.mark.parametrize(

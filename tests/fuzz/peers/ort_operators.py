@@ -14,8 +14,7 @@ _CONV = {"w": (4, 3, 3, 3)}
 def _behind_conv(nodes: str, *, result: str = "float[N,M,K,L] y", opset: int = 13, **weights: object) -> Peer:
     """A convolution whose result is an output by an Identity, too; `c` is what the nodes read."""
     text = f"""(float[1,3,9,11] x) => (float[1,4,7,9] also, {result}) {{
-        [conv] c = Conv(x, w)
-        [same] also = Identity(c)
+        [conv] c = Conv(x, w) [same] also = Identity(c)
         {nodes}
     }}"""
     return Peer(text, {**_CONV, **weights}, opset, trits=True, counts=(1, 3, 8))
@@ -33,11 +32,7 @@ def _between_gemms(nodes: str, *, opset: int = 13, **weights: object) -> Peer:
 
 def _between_products(nodes: str, *, opset: int = 18, kind: type = np.float32, **weights: object) -> Peer:
     name = "float" if kind is np.float32 else "float16"
-    text = f"""({name}[N,10] x) => ({name}[N,10] y) {{
-        a = MatMul(x, w0)
-        {nodes}
-        y = MatMul(c, w1)
-    }}"""
+    text = f"({name}[N,10] x) => ({name}[N,10] y) {{ a = MatMul(x, w0) {nodes} y = MatMul(c, w1) }}"
     return Peer(text, {"w0": (10, 30), "w1": (30, 10), **weights}, opset, {"N": 5}, trits=True, kind=kind)
 
 
@@ -61,9 +56,7 @@ def _only(text: str, **weights: object) -> Peer:
 
 def _lstm(attributes: str, inputs: str, outputs: str, ways: int, opset: int) -> Peer:
     result = {"h": f"float[L,{ways},N,5] h", "h, s": f"float[L,{ways},N,5] h, float[{ways},N,5] s"}[outputs]
-    text = f"""(float[L,N,4] x) => ({result}) {{
-        [lstm] {outputs} = LSTM <hidden_size=5{attributes}>(x, w, r{inputs})
-    }}"""
+    text = f"(float[L,N,4] x) => ({result}) {{ [lstm] {outputs} = LSTM <hidden_size=5{attributes}>(x, w, r{inputs}) }}"
     weights = {"w": (ways, 20, 4), "r": (ways, 20, 5)}
     more = {"b": (ways, 40), "first": (ways, 2, 5)}
     used = {name: shape for name, shape in more.items() if name in inputs}
@@ -74,9 +67,7 @@ def _squeezes(opset: int) -> Peer:
     given, attribute = ("(c0, axes)", "") if opset >= 13 else ("(c0)", "<axes=[0]>")
     second, third = given.replace("c0", "c1"), given.replace("c0", "a")
     text = f"""(float[1,2,12,14] x) => (float[1,3,10,12] y) {{
-        c0 = Conv(x, w0)
-        c1 = Conv(x, w1)
-        c2 = Conv(x, w2)
+        c0 = Conv(x, w0) c1 = Conv(x, w1) c2 = Conv(x, w2)
         s0 = Squeeze {attribute}{given}
         s1 = Squeeze {attribute}{second}
         a = Add(s0, s1)
@@ -99,50 +90,31 @@ PEERS: dict[str, Peer] = {
     "argmax of channels": _behind_conv("y = ArgMax <axis=1, keepdims=0>(c)", result="int64[N,K,L] y"),
     "argmax of last maxima": Peer(
         """(float[1,6,8] x) => (int64[1,6] y) {
-            c = MatMul(x, w)
-            a = Add(c, b)
-            y = ArgMax <axis=-1, keepdims=0, select_last_index=1>(a)
-        }""",
+            c = MatMul(x, w) a = Add(c, b) y = ArgMax <axis=-1, keepdims=0, select_last_index=1>(a) }""",
         {"w": (8, 12), "b": (12,)},
     ),
     "attention": _attention(
         """(float[1,S,10] x) => (float[1,S,10] y) {
-            a = com.microsoft.Attention <num_heads=5>(x, wqkv, bqkv)
-            y = MatMul(a, w)
-        }"""
+            a = com.microsoft.Attention <num_heads=5>(x, wqkv, bqkv) y = MatMul(a, w) }"""
     ),
     "attention with a mask": Peer(
         """(float[1,S,10] x, int32[1,S] mask) => (float[1,S,10] y) {
-            a = com.microsoft.Attention <num_heads=5>(x, wqkv, bqkv, mask)
-            y = MatMul(a, w)
-        }""",
+            a = com.microsoft.Attention <num_heads=5>(x, wqkv, bqkv, mask) y = MatMul(a, w) }""",
         {"wqkv": (10, 30), "bqkv": (30,), "w": (10, 10)}, imports=_MS, sizes={"S": 5},
         feeds={"mask": lambda _: np.array([[1, 1, 1, 1, 0]], np.int32)},
     ),
     "bias gelu": Peer(
-        """(float[N,6] x) => (float[N,6] y) {
-            a = MatMul(x, w)
-            y = com.microsoft.BiasGelu(a, b)
-        }""",
+        "(float[N,6] x) => (float[N,6] y) { a = MatMul(x, w) y = com.microsoft.BiasGelu(a, b) }",
         {"w": (6, 6), "b": (6,)}, imports=_MS,
     ),
     "concat": Peer(
         """(float[1,3,8,10] x) => (float[1,9,6,8] y, float[1,13,6,8] both) {
-            a = Conv(x, w0)
-            ra = Relu(a)
-            b = Conv(x, w1)
-            c = Conv(x, w2)
-            y = Concat <axis=1>(ra, b, c)
-            both = Concat <axis=1>(y, ra)
-        }""",
+            a = Conv(x, w0) ra = Relu(a) b = Conv(x, w1) c = Conv(x, w2) y = Concat <axis=1>(ra, b, c)
+            both = Concat <axis=1>(y, ra) }""",
         {"w0": (4, 3, 3, 3), "w1": (2, 3, 3, 3), "w2": (3, 3, 3, 3)}, trits=True,
     ),
     "concat of one": _only(
-        """(float[1,4] x) => (float[1,4] y) {
-            m = MatMul(x, w)
-            c = Concat <axis=0>(m)
-            y = MatMul(c, v)
-        }""",
+        "(float[1,4] x) => (float[1,4] y) { m = MatMul(x, w) c = Concat <axis=0>(m) y = MatMul(c, v) }",
         w=(4, 4), v=(4, 4),
     ),
     "conv": Peer("(float[1,4,9,9] x) => (float[1,6,7,7] y) { [conv] y = Conv(x, w) }", {"w": (6, 4, 3, 3)}),
@@ -150,10 +122,7 @@ PEERS: dict[str, Peer] = {
         "(float[1,4,9,9] x) => (float[1,6,7,7] y) { y = Conv(x, w, b) }", {"w": (6, 4, 3, 3), "b": (6,)}, 7
     ),
     "conv twice": Peer(
-        """(float[1,4,9,9] x) => (float[1,5,5,5] y) {
-            a = Conv(x, w0)
-            y = Conv(a, w1, b)
-        }""",
+        "(float[1,4,9,9] x) => (float[1,5,5,5] y) { a = Conv(x, w0) y = Conv(a, w1, b) }",
         {"w0": (6, 4, 3, 3), "w1": (5, 6, 3, 3), "b": (5,)}, 10,
     ),
     "conv of a line": Peer(
@@ -175,28 +144,18 @@ PEERS: dict[str, Peer] = {
     ),
     "flatten": _behind_conv("y = Flatten <axis=1>(c)", result="float[N,K] y"),
     "gather": Peer(
-        """(int64[N,3] ids) => (float[N,3,6] y) {
-            g = Gather <axis=0>(table, ids)
-            y = MatMul(g, w)
-        }""",
+        "(int64[N,3] ids) => (float[N,3,6] y) { g = Gather <axis=0>(table, ids) y = MatMul(g, w) }",
         {"table": (2, 8), "w": (8, 6)},
     ),
     "gather elements": Peer(
         """(float[5,10] x) => (float[5,10] y) {
-            a = MatMul(x, w0)
-            c = GatherElements <axis=1>(a, ids)
-            y = MatMul(c, w1)
-        }""",
+            a = MatMul(x, w0) c = GatherElements <axis=1>(a, ids) y = MatMul(c, w1) }""",
         {"w0": (10, 30), "ids": np.arange(150).reshape(5, 30) % 30, "w1": (30, 10)}, 16,
     ),
     "average pool of all": Peer(
         """(float[1,3,8,8] x) => (float[N,3] y) {
-            c = Conv(x, w0)
-            p = GlobalAveragePool(c)
-            r = Reshape(p, shape)
-            z = Expand(r, grown)
-            y = Gemm <transB=1>(z, w1, b1)
-        }""",
+            c = Conv(x, w0) p = GlobalAveragePool(c) r = Reshape(p, shape) z = Expand(r, grown)
+            y = Gemm <transB=1>(z, w1, b1) }""",
         {"w0": (4, 3, 3, 3), "shape": ints(1, 4), "grown": ints(2, 4), "w1": (3, 4), "b1": (3,)},
     ),
     "gemm and clip": _between_gemms("c = Clip(a, low, high)", **_CLIP),
@@ -206,9 +165,7 @@ PEERS: dict[str, Peer] = {
     "gemm and sigmoid": _between_gemms("c = Sigmoid(a)"),
     "gemm of parts": Peer(
         """(float[10,N] x) => (float[N,6] y, float[N,6] z) {
-            y = Gemm <alpha=0.5, beta=2.0, transA=1>(x, w, b)
-            z = Gemm <transA=1>(x, w)
-        }""",
+            y = Gemm <alpha=0.5, beta=2.0, transA=1>(x, w, b) z = Gemm <transA=1>(x, w) }""",
         {"w": (10, 6), "b": (1, 6)}, 11, {"N": 5},
     ),
     "gemm with a scalar": Peer(
@@ -216,9 +173,7 @@ PEERS: dict[str, Peer] = {
     ),
     "instance norm": Peer(
         """(float[1,2,5,5] x) => (float[1,2,5,5] y) {
-            c = Conv(x, w)
-            y = InstanceNormalization <epsilon=0.01>(c, scale, shift)
-        }""",
+            c = Conv(x, w) y = InstanceNormalization <epsilon=0.01>(c, scale, shift) }""",
         {"w": (2, 2, 1, 1), "scale": (2,), "shift": (2,)},
     ),
     "instance norm alone": _only(
@@ -242,19 +197,13 @@ PEERS: dict[str, Peer] = {
         "(int64[1,N] ids) => (float[1,N,52] y) { [pick] y = Gather <axis=0>(w, ids) }", {"w": (36, 52)}, 21
     ),
     "products in blocks": Peer(
-        """(float[N,32] x) => (float[N,16] y) {
-            a = MatMul(x, w0)
-            c = Add(a, b)
-            y = MatMul(c, w1)
-        }""",
+        "(float[N,32] x) => (float[N,16] y) { a = MatMul(x, w0) c = Add(a, b) y = MatMul(c, w1) }",
         {"w0": (32, 48), "b": (48,), "w1": (48, 16)}, 21,
     ),
     "max pool": _behind_conv("[pool] y = MaxPool <kernel_shape=[3,3]>(c)", opset=12),
     "max pool and places": Peer(
         """(float[1,3,8,8] x) => (float[1,4,4,4] y, int64[1,4,4,4] places) {
-            c = Conv <pads=[1,1,1,1]>(x, w)
-            y, places = MaxPool <kernel_shape=[2,2], strides=[2,2]>(c)
-        }""",
+            c = Conv <pads=[1,1,1,1]>(x, w) y, places = MaxPool <kernel_shape=[2,2], strides=[2,2]>(c) }""",
         _CONV,
     ),
     "pad by a value": _pad("constant", ", value", value=scalar(3.75)),
@@ -275,10 +224,7 @@ PEERS: dict[str, Peer] = {
     ),
     "relu": _between_products("c = Relu(a)", opset=13),
     "reshape": Peer(
-        """(float[3,7] x) => (float[K,L] y) {
-            [mm] m = MatMul(x, w)
-            [shape] y = Reshape(m, dims)
-        }""",
+        "(float[3,7] x) => (float[K,L] y) { [mm] m = MatMul(x, w) [shape] y = Reshape(m, dims) }",
         {"w": (7, 3), "dims": ints(1, 9)}, trits=True,
     ),
     "resize by scales": _resize('mode="nearest"', "roi, scales", roi=np.empty(0, np.float32),
@@ -290,16 +236,12 @@ PEERS: dict[str, Peer] = {
     ),
     "skip layer norm": Peer(
         """(float[1,3,4] x, float[1,3,4] z) => (float[1,3,4] y) {
-            m = MatMul(x, w)
-            y = com.microsoft.SkipLayerNormalization <epsilon=0.001>(m, z, scale, shift, b)
-        }""",
+            m = MatMul(x, w) y = com.microsoft.SkipLayerNormalization <epsilon=0.001>(m, z, scale, shift, b) }""",
         {"w": (4, 4), "scale": (4,), "shift": (4,), "b": (4,)}, imports=_MS,
     ),
     "layer norm": Peer(
         """(float[1,4,6] x) => (float[1,4,6] y) {
-            [norm] n = LayerNormalization <axis=-1>(x, scale, shift)
-            y = MatMul(n, w)
-        }""",
+            [norm] n = LayerNormalization <axis=-1>(x, scale, shift) y = MatMul(n, w) }""",
         {"scale": (6,), "shift": (6,), "w": (6, 6)}, 17,
     ),
     "slice": _behind_conv("[slice] y = Slice(c, from, to, axes)", **{"from": ints(0, 1), "to": ints(5, 6)},
@@ -308,10 +250,7 @@ PEERS: dict[str, Peer] = {
     "softmax, old": _behind_conv("y = Softmax <axis=1>(c)", opset=11),
     "split": Peer(
         """(float[6,3,1] x) => (float[1,12] y0, float[1,12] y1, float[1,12] y2) {
-            [conv] c = Conv(x, w)
-            [shape] r = Reshape(c, dims)
-            [split] y0, y1, y2 = Split <axis=0>(r, parts)
-        }""",
+            [conv] c = Conv(x, w) [shape] r = Reshape(c, dims) [split] y0, y1, y2 = Split <axis=0>(r, parts) }""",
         {"w": (6, 3, 1), "dims": ints(3, 12), "parts": ints(1, 1, 1)}, trits=True,
     ),
     "split of a map": _behind_conv(
@@ -328,32 +267,20 @@ PEERS: dict[str, Peer] = {
     ),
     "transpose": Peer(
         """(float[3,7] x) => (float[5,3] y, float[3,5] also) {
-            m = MatMul(x, w)
-            also = Identity(m)
-            y = Transpose <perm=[1,0]>(m)
-        }""",
+            m = MatMul(x, w) also = Identity(m) y = Transpose <perm=[1,0]>(m) }""",
         {"w": (7, 5)}, trits=True,
     ),
     "where": Peer(
-        """(bool[5,6] condition, float[5,6] x) => (float[K,L] y) {
-            y = Where(condition, x, other)
-        }""",
+        "(bool[5,6] condition, float[5,6] x) => (float[K,L] y) { y = Where(condition, x, other) }",
         {"other": (5, 6)}, 16,
     ),
     "where of products": Peer(
         """(bool[5,1] condition, float[5,6] x) => (float[5,4] y, float[5,4] z) {
-            a = MatMul(x, w0)
-            b = MatMul(x, w1)
-            y = Where(condition, a, b)
-            z = Where(condition, a, nothing)
-        }""",
+            a = MatMul(x, w0) b = MatMul(x, w1) y = Where(condition, a, b) z = Where(condition, a, nothing) }""",
         {"w0": (6, 4), "w1": (6, 4), "nothing": scalar(-10)}, 16,
     ),
     "inputs of no shape": Peer(
-        """(float[N,6] x) => (float[N,4] y) {
-            a = MatMul(x, w)
-            y = Softmax(a)
-        }""",
+        "(float[N,6] x) => (float[N,4] y) { a = MatMul(x, w) y = Softmax(a) }",
         {"w": (6, 4)}, alter=forget_shapes,
     ),
     **{
@@ -364,10 +291,7 @@ PEERS: dict[str, Peer] = {
     },
     **{
         f"{op.lower()} of a product": Peer(
-            f"""(float[5,6] x) => (float[5,4] y) {{
-                m = MatMul(x, w)
-                [it] y = {op}(m{rest})
-            }}""",
+            f"(float[5,6] x) => (float[5,4] y) {{ m = MatMul(x, w) [it] y = {op}(m{rest}) }}",
             {"w": (6, 4), "c": (4,)}, opset=20,
         )
         for op, rest in (("Add", ", c"), ("Mul", ", c"), ("Div", ", c"), ("Sub", ", c"), ("Relu", ""), ("Gelu", ""),

@@ -20,10 +20,7 @@ def loaded() -> ModelProto:
     """Everything graphsurgeon drops or cannot export, in one model with an If and a function."""
     proto = model(
         """g (float[4] x, float[4] z, bool c) => (float[4] y) {
-        [a] a = Relu(x)
-        [f] f = loc.F(a)
-        [q] q = QuantizeLinear(f, s, zp)
-        [d] d = DequantizeLinear(q, s, zp)
+        [a] a = Relu(x) [f] f = loc.F(a) [q] q = QuantizeLinear(f, s, zp) [d] d = DequantizeLinear(q, s, zp)
         [if] y = If(c) <then_branch = t () => (float[4] b) { [n] b = Add(d, w) },
                         else_branch = e () => (float[4] b) { [m] b = Add(z, d) }>
     }

@@ -129,10 +129,8 @@ def test_a_tied_weight_behind_identities_stays_one() -> None:
 def test_constant_nodes_of_every_kind_become_initializers() -> None:
     proto = model(
         """g (float[2] x) => (float[2] y, int64[2] k) {
-        a = Constant<value_floats = [1.0, 2.0]>()
-        b = Constant<value_float = 3.0>()
-        c = Constant<value = float[2] {4.0, 5.0}>()
-        d = Constant<value_ints = [6, 7]>()
+        a = Constant<value_floats = [1.0, 2.0]>() b = Constant<value_float = 3.0>()
+        c = Constant<value = float[2] {4.0, 5.0}>() d = Constant<value_ints = [6, 7]>()
         s = Add(x, a) t = Mul(s, b) y = Sub(t, c) n = Shape(y) k = Add(d, d2)
         d2 = Constant<value_ints = [6, 7]>() }"""
     )
@@ -152,14 +150,9 @@ def test_a_constant_that_is_an_output_stays() -> None:
 
 
 PADDING = """g (float[N,3,10,10] x) => (float[N,3,H,W] y) {
-    shape = Shape(x)
-    two = Constant<value_ints = [2]>()
-    four = Constant<value_ints = [4]>()
-    hw = Slice(shape, two, four)
-    k = Constant<value_ints = [3, 3]>()
-    rest = Mod(hw, k)
-    zeros = ConstantOfShape<value = int64[1] {0}>(two)
-    pads = Concat<axis = 0>(zeros, rest, zeros, rest)
+    shape = Shape(x) two = Constant<value_ints = [2]>() four = Constant<value_ints = [4]>()
+    hw = Slice(shape, two, four) k = Constant<value_ints = [3, 3]>() rest = Mod(hw, k)
+    zeros = ConstantOfShape<value = int64[1] {0}>(two) pads = Concat<axis = 0>(zeros, rest, zeros, rest)
     y = Pad(x, pads)
 }"""
 
@@ -249,11 +242,8 @@ def test_chance_is_not_folded() -> None:
 def test_what_would_blow_up_the_model_stays() -> None:
     proto = model(
         """g (float[N] x) => (float[2000,2000] y) {
-        n = Concat<axis = 0>(k, k)
-        big = ConstantOfShape<value = float[1] {1.0}>(n)
-        small = ConstantOfShape<value = float[1] {1.0}>(k)
-        e = Expand(small, n)
-        t = ReduceSum<keepdims = 0>(x)
+        n = Concat<axis = 0>(k, k) big = ConstantOfShape<value = float[1] {1.0}>(n)
+        small = ConstantOfShape<value = float[1] {1.0}>(k) e = Expand(small, n) t = ReduceSum<keepdims = 0>(x)
         u = Mul(big, t) y = Add(u, e) }""",
         k=np.array([2000]),
     )

@@ -59,9 +59,7 @@ def test_types_and_shapes_go_through_group_normalization_of_which_onnx_infers_no
 
 def make_group_norm() -> onnx.ModelProto:
     text = """g (float[N,4,3,3] x) => (float[N,4,3,3] y) {
-        n = GroupNormalization <num_groups=2>(x, scale, shift)
-        y = Sigmoid(n)
-    }"""
+        n = GroupNormalization <num_groups=2>(x, scale, shift) y = Sigmoid(n) }"""
     return name_nodes(parse(text, opset=21, scale=np.ones(4, np.float32), shift=np.ones(4, np.float32)))
 
 

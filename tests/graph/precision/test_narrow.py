@@ -32,12 +32,7 @@ def run(model: onnx.ModelProto, **feeds: np.ndarray) -> np.ndarray:
     return found
 
 
-CHAIN = """g (float[N,4] x) => (float[N,4] y) {
-    a = MatMul(x, w)
-    b = Relu(a)
-    c = Add(b, k)
-    y = Mul(c, b)
-}"""
+CHAIN = "g (float[N,4] x) => (float[N,4] y) { a = MatMul(x, w) b = Relu(a) c = Add(b, k) y = Mul(c, b) }"
 
 
 def chain(**changes: np.ndarray) -> onnx.ModelProto:
@@ -60,12 +55,7 @@ def test_one_cast_serves_all_readers_and_none_is_between_alike_nodes() -> None:
 
 def test_constants_read_in_both_types() -> None:
     """A small one is there twice, a large one once, behind a Cast."""
-    text = """g (float[N,40] x) => (float[N,40] y) {
-        a = MatMul(x, w)
-        b = Add(a, k)
-        c = MatMul(b, w)
-        y = Add(c, k)
-    }"""
+    text = "g (float[N,40] x) => (float[N,40] y) { a = MatMul(x, w) b = Add(a, k) c = MatMul(b, w) y = Add(c, k) }"
     w, k = np.eye(40, dtype=np.float32), np.ones(40, np.float32)
     model = write_types(parse(text, opset=19, w=w, k=k), F16, {"a/MatMul", "b/Add"})
     assert kinds(model) == {"w": F32, "k": F32, "k/float16": F16}
@@ -74,14 +64,8 @@ def test_constants_read_in_both_types() -> None:
 
 def test_operators_with_types_of_their_own() -> None:
     text = """g (float[1,1,4,4] x, int64[2] n) => (float[1,1,8,8] y, int64[1,1,1,4] i, float[1,1] s) {
-        y = Resize <mode = "linear"> (x, , scales)
-        i = ArgMax <axis = 2> (x)
-        z = ConstantOfShape(n)
-        d = Range(zero, four, one)
-        p = ReduceSum(d)
-        q = ReduceSum(z)
-        s = Add(p, q)
-    }"""
+        y = Resize <mode = "linear"> (x, , scales) i = ArgMax <axis = 2> (x) z = ConstantOfShape(n)
+        d = Range(zero, four, one) p = ReduceSum(d) q = ReduceSum(z) s = Add(p, q) }"""
     scales = np.array([1, 1, 2, 2], np.float32)
     model = parse(text, opset=19, scales=scales, zero=0.0, four=4.0, one=1.0)
     index = GraphIndex(onnx.shape_inference.infer_shapes(model))
@@ -114,12 +98,8 @@ def test_bodies_read_and_give_float32() -> None:
 
 
 PAIRED = """g (float[N,8] x) => (float[N,8] y) {
-    r = Relu(x)
-    q = QuantizeLinear(r, s, z)
-    d = DequantizeLinear(q, s, z)
-    v = DequantizeLinear(i, t, z)
-    a = MatMul(d, v)
-    y = Add(a, d)
+    r = Relu(x) q = QuantizeLinear(r, s, z) d = DequantizeLinear(q, s, z) v = DequantizeLinear(i, t, z)
+    a = MatMul(d, v) y = Add(a, d)
 }"""
 
 

@@ -91,10 +91,7 @@ def test_operators_of_other_domains_keep_their_types() -> None:
     """A custom operator may know float16 alone: it reads and writes that, whatever is around it."""
     text = """<ir_version: 9, opset_import: ["" : 19, "mine" : 1]>
     g (float16[2,2] x) => (float16[2,2] y) <float16[2,2] h> {
-        a = MatMul(x, x)
-        h = mine.Swell(a)
-        y = MatMul(h, h)
-    }"""
+        a = MatMul(x, x) h = mine.Swell(a) y = MatMul(h, h) }"""
     wide = widen_model(name_nodes(onnx.parser.parse_model(text)))
     nodes = {node.name: node for node in wide.graph.node}
     assert [node.op_type for node in wide.graph.node] == ["MatMul", "Cast", "Swell", "Cast", "MatMul"]

@@ -28,11 +28,7 @@ PLAIN = Config(effort="fast", rules=(Rule(op="MatMul", set={"quantize": True}),)
 SMOOTH = PLAIN.model_copy(update={"effort": "balanced", "skip": ("rounding",)})
 LAYERS = """<ir_version: 8, opset_import: ["" : 17]>
 g (float[N,16,64] x, int64[N,16] attention_mask) => (float[N,16,64] y, float[N,16,64] z) {
-    n = LayerNormalization(x, scale, shift)
-    h = MatMul(n, w1)
-    r = Relu(h)
-    y = MatMul(r, w2)
-    z = Tanh(n)
+    n = LayerNormalization(x, scale, shift) h = MatMul(n, w1) r = Relu(h) y = MatMul(r, w2) z = Tanh(n)
 }"""
 
 

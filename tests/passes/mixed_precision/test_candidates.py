@@ -17,8 +17,7 @@ from onnxq.spec import QParams
 from tests.planner.kit import FORCE, draft, network
 
 TEXT = """g (float[1,8,12,12] x) => (float[1,8,12,12] y) {
-    a = Conv<pads=[1,1,1,1]>(x, w0) r = Relu(a)
-    b = Conv<pads=[1,1,1,1]>(r, w1) q = Relu(b)
+    a = Conv<pads=[1,1,1,1]>(x, w0) r = Relu(a) b = Conv<pads=[1,1,1,1]>(r, w1) q = Relu(b)
     c = Conv<pads=[1,1,1,1]>(q, w2) s = Add(c, r)
     y = Conv<pads=[1,1,1,1]>(s, w3) }"""
 WEIGHT = (8, 8, 3, 3)

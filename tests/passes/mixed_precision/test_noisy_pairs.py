@@ -16,17 +16,12 @@ from tests.passes.kit import parse
 
 # A small product of values with a heavy tail, in front of large ones of even values.
 NOISY = """g (float[N,T,64] x) => (float[N,T,256] y) {
-    [first] h = MatMul(x, w)
-    [norm] n = LayerNormalization <axis=-1> (h, g)
-    [up] u = MatMul(n, v)
-    [relu] r = Relu(u)
+    [first] h = MatMul(x, w) [norm] n = LayerNormalization <axis=-1> (h, g) [up] u = MatMul(n, v) [relu] r = Relu(u)
     [down] y = MatMul(r, z)
 }"""
 # A product whose input may be of any size, in front of one of even values.
 MOVING = """g (float[N,T,64] x) => (float[N,T,64] y) {
-    [first] h = MatMul(x, w)
-    [norm] n = LayerNormalization <axis=-1> (h, g)
-    [second] y = MatMul(n, v)
+    [first] h = MatMul(x, w) [norm] n = LayerNormalization <axis=-1> (h, g) [second] y = MatMul(n, v)
 }"""
 MATMULS = [{"op": "MatMul", "set": {"quantize": True}}]
 

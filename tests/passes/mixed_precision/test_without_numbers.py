@@ -17,8 +17,7 @@ BRANCH = """g (float[N,64] x, bool c) => (float[N,64] y) { m = MatMul(x, w)
     b = If(c) <then_branch = t () => (float[N,64] a) { a = Relu(m) },
                else_branch = e () => (float[N,64] d) { k = Sigmoid(m) d = Add(k, m) }> y = MatMul(b, w) }"""
 EMPTY = "g (float[N,64] x, float[M,64] z) => (float[N,64] y, float[M,64] n) { y = MatMul(x, w) n = MatMul(z, w) }"
-LOG = """g (float[N,64] x) => (float[N,64] y) { m = MatMul(x, w) r = Relu(m) l = Log(r) s = Softmax(l)
-    y = MatMul(s, w) }"""
+LOG = "g (float[N,64] x) => (float[N,64] y) { m = MatMul(x, w) r = Relu(m) l = Log(r) s = Softmax(l) y = MatMul(s, w) }"
 MASKED = """g (float[1,16,64] x, float[16,16] mask) => (float[1,16,64] y) { q = MatMul(x, w)
     t = Transpose<perm = [0,2,1]>(q) s = MatMul(q, t) m = Add(s, mask) p = Softmax(m) c = MatMul(p, q)
     y = MatMul(c, w) }"""

@@ -12,10 +12,7 @@ from tests.passes.kit import parse
 
 RNG = np.random.default_rng(1)
 POOLED = """g (float[N,32,4,4] x) => (float[N,4] y) {
-    c = Conv(x, w0)
-    p = GlobalAveragePool(c)
-    f = Flatten(p)
-    y = Gemm(f, w1)
+    c = Conv(x, w0) p = GlobalAveragePool(c) f = Flatten(p) y = Gemm(f, w1)
 }"""
 WEIGHTS = {
     "w0": (RNG.standard_normal((32, 32, 1, 1)) / 5).astype(np.float32),

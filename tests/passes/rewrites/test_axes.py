@@ -60,11 +60,8 @@ def test_a_crop_of_two_axes_is_one_of_all(axes: tuple[int, int], sizes: str) -> 
 
 def test_computed_amounts_are_put_in_their_places() -> None:
     text = """g (float[N,4,7,8] x, float[A,B] like) => (float[N,4,C,D] y, float[N,4,E,F] z) {
-        s = Shape(like)
-        y = Resize <mode = "nearest", axes = [2, 3]> (x, , , s)
-        p = Concat <axis = 0> (s, s)
-        z = Pad (x, p, , axes)
-    }"""
+        s = Shape(like) y = Resize <mode = "nearest", axes = [2, 3]> (x, , , s) p = Concat <axis = 0> (s, s)
+        z = Pad (x, p, , axes) }"""
     model = parse(text, opset=18, axes=np.array([2, 3]))
     result, _ = apply(write_axes, model)
     index = GraphIndex(result)
@@ -91,13 +88,9 @@ def test_what_is_left_alone(line: str) -> None:
 
 C3 = "<pads=[1,1,1,1], kernel_shape=[3,3]>"
 BETWEEN = f"""g (float[N,16,16,16] x) => (float[N,16,A,B] y) {{
-    c = Conv {C3}(x, w0)
-    r = Relu(c)
-    d = Conv {C3}(r, w1)
-    s = Relu(d)
+    c = Conv {C3}(x, w0) r = Relu(c) d = Conv {C3}(r, w1) s = Relu(d)
     m = LINE
-    e = Conv {C3}(m, w2)
-    y = Relu(e)
+    e = Conv {C3}(m, w2) y = Relu(e)
 }}"""
 
 

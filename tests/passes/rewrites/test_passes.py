@@ -45,22 +45,14 @@ def values(seed: int = 0) -> dict[str, np.ndarray]:
 
 
 NETWORK = """g (float[N,3,9,9] x) => (float[N,5] y) {
-    p0 = Pad(x, amounts)
-    c0 = Conv <kernel_shape = [3,3], strides = [2,2]> (p0, stem)
+    p0 = Pad(x, amounts) c0 = Conv <kernel_shape = [3,3], strides = [2,2]> (p0, stem)
     n0 = BatchNormalization (c0, gamma, beta, mean, var)
     e0 = Erf(d0) t0 = Add(e0, one) m0 = Mul(n0, t0) g0 = Mul(m0, half)
-    c1 = Conv <kernel_shape = [3,3], pads = [1,1,1,1], group = 8> (g0, depth)
-    s1 = Mul(a, c1) f1 = Add(s1, b)
+    c1 = Conv <kernel_shape = [3,3], pads = [1,1,1,1], group = 8> (g0, depth) s1 = Mul(a, c1) f1 = Add(s1, b)
     h1 = Add(f1, three) k1 = Clip(h1, zero, six) m1 = Mul(f1, k1) w1 = Div(m1, sixes)
-    l1 = Mul(w1, a) o1 = Add(l1, b)
-    c2 = Conv <kernel_shape = [1,1]> (o1, point)
-    u2 = Mul(c2, one) v2 = Sigmoid(u2) w2 = Mul(c2, v2)
-    r2 = PRelu(w2, slope)
-    i2 = Identity(r2)
-    q2 = ReduceMean <axes = [2,3], keepdims = 0> (i2)
-    z2 = Dropout(q2)
-    j2 = MatMul(z2, head)
-    y = Add(j2, off)
+    l1 = Mul(w1, a) o1 = Add(l1, b) c2 = Conv <kernel_shape = [1,1]> (o1, point)
+    u2 = Mul(c2, one) v2 = Sigmoid(u2) w2 = Mul(c2, v2) r2 = PRelu(w2, slope) i2 = Identity(r2)
+    q2 = ReduceMean <axes = [2,3], keepdims = 0> (i2) z2 = Dropout(q2) j2 = MatMul(z2, head) y = Add(j2, off)
 }""".replace("e0 = Erf", "d0 = Div(n0, root) e0 = Erf")
 
 

@@ -42,14 +42,8 @@ def normal(*shape: int, factor: float = 1.0) -> list[dict[str, np.ndarray]]:
 
 
 NORM = """g (float[4,64] x) => (float[4,64] y) {
-    m = ReduceMean <axes=[1]> (x)
-    d = Sub(x, m)
-    s = Mul(d, d)
-    v = ReduceMean <axes=[1]> (s)
-    e = Add(v, epsilon)
-    r = Sqrt(e)
-    n = Div(d, r)
-    y = MatMul(n, w)
+    m = ReduceMean <axes=[1]> (x) d = Sub(x, m) s = Mul(d, d) v = ReduceMean <axes=[1]> (s) e = Add(v, epsilon)
+    r = Sqrt(e) n = Div(d, r) y = MatMul(n, w)
 }"""
 
 
@@ -83,12 +77,7 @@ def test_small_differences_of_large_numbers() -> None:
 
 def test_positions_stay_exact() -> None:
     text = """g (float[N,8] x) => (float[M,8] y, int64[1] i) {
-        n = Shape <end=1> (x)
-        f = Cast <to=1> (n)
-        h = Mul(f, half)
-        p = Floor(h)
-        i = Cast <to=7> (p)
-        y = MatMul(x, w)
+        n = Shape <end=1> (x) f = Cast <to=1> (n) h = Mul(f, half) p = Floor(h) i = Cast <to=7> (p) y = MatMul(x, w)
     }"""
     net = parse(text, opset=17, half=0.5, w=np.eye(8, dtype=np.float32))
     assert reasons(choose_types(problem(net, normal(4, 8)))) == dict.fromkeys(
@@ -99,15 +88,8 @@ def test_positions_stay_exact() -> None:
 def test_nodes_between_wide_ones_save_casts() -> None:
     """A Relu between two wide sums would need two Casts; a product is narrow all the same."""
     text = """g (float[4,8] x) => (float[4,8] y) {
-        a = Mul(x, big)
-        b = Relu(a)
-        c = Mul(b, small)
-        d = Neg(c)
-        e = Mul(d, big)
-        f = MatMul(c, w)
-        g = Mul(f, big)
-        y = Add(e, g)
-    }"""
+        a = Mul(x, big) b = Relu(a) c = Mul(b, small) d = Neg(c) e = Mul(d, big) f = MatMul(c, w) g = Mul(f, big)
+        y = Add(e, g) }"""
     net = parse(text, opset=17, big=np.float32(1e5), small=np.float32(1e-5), w=np.eye(8, dtype=np.float32))
     found = reasons(choose_types(problem(net, normal(4, 8))))
     assert found["d/Neg"] is KeepReason.CASTS
@@ -159,9 +141,7 @@ def test_opset_of_a_plan_without_pairs(kind: FloatType, opset: int) -> None:
 
 def test_the_mask_of_attention_in_one_node_is_limited() -> None:
     text = """g (float[1,2,4] x, bool[1,1,2,2] seen) => (float[1,2,4] y) {
-        mask = Where(seen, zero, lowest)
-        y = com.microsoft.MultiHeadAttention <num_heads = 1> (x, x, x, , , mask)
-    }"""
+        mask = Where(seen, zero, lowest) y = com.microsoft.MultiHeadAttention <num_heads = 1> (x, x, x, , , mask) }"""
     net = parse(text, zero=np.float32(0), lowest=np.finfo(np.float32).min)
     feeds = [one | {"seen": np.array([[[[True, False], [True, True]]]])} for one in normal(1, 2, 4)]
     chosen = choose_types(problem(net, feeds))
@@ -173,10 +153,6 @@ def test_the_mask_of_attention_in_one_node_is_limited() -> None:
 
 def test_rows_cut_out_of_a_table_are_no_positions() -> None:
     text = """g (float[4,4] x) => (float[4,4] y) {
-        n = Shape(x)
-        end = Slice(n, zero, one)
-        t = Slice(w, zero, end)
-        y = MatMul(x, t)
-    }"""
+        n = Shape(x) end = Slice(n, zero, one) t = Slice(w, zero, end) y = MatMul(x, t) }"""
     table = np.linspace(0, 1, 32, dtype=np.float32).reshape(8, 4)
     assert not choose_types(problem(parse(text, zero=np.array([0]), one=np.array([1]), w=table), normal(4, 4))).kept

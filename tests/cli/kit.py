@@ -1,0 +1,42 @@
+"""The command line in this process, and commands that end as tests ask for."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import click
+from click.testing import CliRunner, Result
+
+from onnxq.cli import cli
+from onnxq.cli.group import CommandGroup
+
+CONTEXT = click.Context(cli)
+
+
+def run(*args: object) -> Result:
+    return CliRunner().invoke(cli, [str(arg) for arg in args])
+
+
+def read(*args: object) -> Any:
+    """The JSON that a command prints."""
+    return json.loads(run(*args, "--json").stdout)
+
+
+def run_failing(error: BaseException, *args: str) -> Result:
+    """A command that raises the error."""
+
+    @click.command("fail")
+    @click.option("--json", is_flag=True)
+    def fail(json: bool) -> None:
+        raise error
+
+    group = CommandGroup("t")
+    group.get_command = lambda ctx, name: fail
+    return CliRunner().invoke(group, ["fail", *args])
+
+
+def find_command(name: str) -> click.Command:
+    command = cli.get_command(CONTEXT, name)
+    assert command is not None
+    return command
