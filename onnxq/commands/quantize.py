@@ -208,7 +208,7 @@ def _make_checks(report: Report) -> RenderableType:
 
 
 def _describe_engine(check: EngineCheck) -> Text:
-    """What became of the model on its target's engine, in a sentence."""
+    """The model on its target's engine, in a sentence."""
     if check.reason:
         return Text(f"not checked: {check.reason}", style="yellow")
     outputs = [

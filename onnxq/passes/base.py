@@ -133,6 +133,11 @@ def has_real_samples(ctx: SampledContext, state: FloatState) -> bool:
     return not ctx.data.synthetic
 
 
+def is_for_whole_graphs(ctx: RunContext, state: FloatState) -> bool:
+    """True for a target whose engine takes graphs as a whole."""
+    return find_target(ctx.config.target).whole
+
+
 @dataclass(frozen=True)
 class Pass(Generic[ContextT, StateT]):
     """One pass, with the context and the state of its stage.

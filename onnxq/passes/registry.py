@@ -10,7 +10,7 @@ from onnxq.errors import ConfigError
 from onnxq.graph import GraphIndex, ModelLike, fold_constants, infer_shapes, name_nodes
 from onnxq.graph.scopes import walk_graphs
 from onnxq.nearest import suggest_names
-from onnxq.passes.base import Pass, RunContext, Stage, always, run_stage
+from onnxq.passes.base import Pass, RunContext, Stage, always, is_for_whole_graphs, run_stage
 from onnxq.passes.equalization.passes import EQUALIZATION
 from onnxq.passes.journal import PassReport
 from onnxq.passes.mixed_precision.activation_bits import ACTIVATION_BITS, WIDE_ACTIVATIONS
@@ -29,7 +29,7 @@ from onnxq.passes.rewrites.single_nodes import (
     replace_reduce_mean,
     write_axes,
 )
-from onnxq.passes.rewrites.whole import bound_masks, cut_splits, needs_whole
+from onnxq.passes.rewrites.whole import bound_masks, cut_splits
 from onnxq.passes.rounding.layerwise import AUGMENTED
 from onnxq.passes.rounding.passes import ROUNDING
 from onnxq.passes.state import FloatState, FloatStep
@@ -49,7 +49,7 @@ def compute_constants(_ctx: RunContext, state: FloatState) -> FloatStep:
 # Activations before scalars: x + 3 of a hard-sigmoid would otherwise end in the bias and hide the pattern.
 _WHOLE = ("masks", "splits")
 REWRITES: tuple[Pass[RunContext, FloatState], ...] = tuple(
-    Pass(name, Stage.REWRITE, function, fast=True, applies=needs_whole if name in _WHOLE else always)
+    Pass(name, Stage.REWRITE, function, fast=True, applies=is_for_whole_graphs if name in _WHOLE else always)
     for name, function in (
         ("constants", compute_constants),
         ("dead", remove_dead),

@@ -10,8 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from onnxq.backends import find_backend
-from onnxq.backends.engine import Kernels
+from onnxq.backends.engine import Engine, Kernels
 from onnxq.errors import OnnxqError
 from onnxq.evaluation.compare import ModelErrors
 from onnxq.files import ScratchFolder
@@ -25,13 +24,13 @@ from onnxq.runtime import Session
 _SECONDS = 60.0
 
 
-def check_on_engine(ctx: RunContext, state: FloatState, model: ModelLike) -> EngineCheck | None:
-    """Compile the model, and emulate some of the held-back samples; None where the target's engine is not emulated.
+def check_on_engine(ctx: RunContext, state: FloatState, model: ModelLike, engine: Engine) -> EngineCheck | None:
+    """Compile the model, and emulate some of the held-back samples; None where none are asked for.
 
     An engine that is not installed, or fails, gives its reason in the place of figures.
     """
-    engine, count = find_backend(ctx.config.target).local, ctx.config.verify.emulated
-    if engine is None or not engine.emulated or not count or ctx.samples is None:
+    count = ctx.config.verify.emulated
+    if not count or ctx.samples is None:
         return None
     obstacle = engine.find_obstacle()
     if obstacle is not None:

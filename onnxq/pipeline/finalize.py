@@ -13,7 +13,7 @@ from typing import Literal
 import onnx
 
 from onnxq.annotate import BITS_ATTRIBUTE_WARNING, find_pairs, find_saturating, write_bits
-from onnxq.backends import find_compiler, find_target
+from onnxq.backends import find_backend, find_compiler, find_target
 from onnxq.config import Config
 from onnxq.data.synthetic import make_synthetic
 from onnxq.emit import leave_out_notes
@@ -152,7 +152,8 @@ def finalize_run(ctx: RunContext, state: PlannedState, model: ModelLike, *, sour
     passes = [entry for entry in ctx.journal if entry.name not in preparations]
     dynamic = sum(site.spec.dynamic for site in plan.sites)
     trial, timing = _measure(ctx, state, model, here=engine.times_itself)
-    on_engine = check_on_engine(ctx, state, model)
+    local = find_backend(plan.target).local
+    on_engine = check_on_engine(ctx, state, model, local) if local is not None and local.emulated else None
     promotion = _answer_request(ctx, state, model, trial)
     if budget.over():
         budget.note("the run", Shortage.EXCEEDED, seconds=budget.spent())

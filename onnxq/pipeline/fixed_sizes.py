@@ -30,8 +30,6 @@ def settle_sizes(model: ModelSource, data: object, config: Config, progress: Pro
     others from the samples. Raises ConfigError where these differ or there are none.
     """
     whole = find_target(config.target).whole
-    if not whole and not config.fix:
-        return data, {}
     inputs = get_index(name_nodes(load_model(model, lazy=True).light)).inputs
     given = _read_fixes(config, inputs)
     if whole and data is not None and not all(map(_is_fixed, given.values())):

@@ -35,7 +35,7 @@ from onnxq.passes.state import FloatState, PlacedState
 from onnxq.passes.time_budget import TimeBudget, Timers
 from onnxq.pipeline.configuration import ModelSource, open_crew
 from onnxq.pipeline.finalize import Result, describe_rest, finalize_run, warn_unmeasured_cpu
-from onnxq.pipeline.fixed_sizes import settle_sizes
+from onnxq.pipeline.fixed_sizes import Sizes, settle_sizes
 from onnxq.pipeline.placement_search import choose_measured, choose_timer
 from onnxq.pipeline.prepared import count_existing, load_state, prove_equal, read_data
 from onnxq.plan import Plan
@@ -248,7 +248,7 @@ def prepare_run(
     with ctx.timers.run("prepare", "preparing the model"):
         # A metric is of all outputs.
         whole = rounds_alone(config, measuring=running) or config.accuracy.metric is not None
-        data, sizes = settle_sizes(model, data, config, ctx.progress)
+        data, sizes = _settle_sizes(model, data, config, ctx.progress)
         state = load_state(model, ctx, whole=whole, sizes=sizes)
         obstacle = find_obstacle(state, config, measuring=running)
         if obstacle is None and not needs_no_run(state, config, measuring=running):
@@ -257,6 +257,13 @@ def prepare_run(
             samples = _read_samples(state, data, ctx)
             ctx = ctx.add_samples(samples).add_reference(state.model, _make_planner(samples, config))
     return ctx, state, obstacle
+
+
+def _settle_sizes(model: ModelSource, data: object, config: Config, progress: Progress) -> tuple[object, Sizes]:
+    """`settle_sizes` where sizes of inputs are to be fixed."""
+    if not config.fix and not find_target(config.target).whole:
+        return data, {}
+    return settle_sizes(model, data, config, progress)
 
 
 def _measure_float(ctx: RunContext, state: FloatState) -> AccuracyRequest:
@@ -387,7 +394,7 @@ def make_plan(model: ModelSource, data: object, config: Config, *, progress: Pro
     config = _settle_mode(config, data)
     measuring = data is not None
     ctx = RunContext(config=config, skip=frozenset(config.skip), progress=progress)
-    data, sizes = settle_sizes(model, data, config, progress)
+    data, sizes = _settle_sizes(model, data, config, progress)
     state = load_state(model, ctx, whole=rounds_alone(config, measuring=measuring), sizes=sizes)
     obstacle = find_obstacle(state, config, measuring=measuring)
     if obstacle is not None or needs_no_run(state, config, measuring=measuring):

@@ -73,6 +73,7 @@ GIVEN: dict[str, tuple[list[str], object]] = {
     "runtime.libraries": (["a.so"], ("a.so",)),
     "runtime.plugins": (["a.so"], ("a.so",)),
     "runtime.provider": (["cpu"], "cpu"),
+    "fix": (["batch=1"], ("batch=1",)),
     "runtime.soc": (["SM8650"], "SM8650"),
     "runtime.htp_arch": (["75"], "75"),
     "prove.max_partitions": (["1"], 1),

@@ -27,7 +27,7 @@ from onnxq.evaluation.trials import measure_models
 from onnxq.passes.base import Pass, SampledContext, Stage
 from onnxq.passes.journal import Outcome, PassReport
 from onnxq.passes.judging import LIMITS, make_trial
-from onnxq.passes.mixed_precision.candidates import carry_qparams, replace_problem
+from onnxq.passes.mixed_precision.candidates import carry_qparams, may_choose_widths, replace_problem
 from onnxq.passes.mixed_precision.cross_validation import widen_ranges
 from onnxq.passes.mixed_precision.search import SwitchedPlan
 from onnxq.passes.state import Note, PlacedState, PlacedStep
@@ -61,7 +61,9 @@ def widen_activations(ctx: SampledContext, state: PlacedState) -> PlacedStep:
 def narrow_activations(ctx: SampledContext, state: PlacedState) -> PlacedStep:
     """As many operators as may be in the fewest bits, at twice the noise of the wide plan."""
     wide_plan, (least, *_, most) = state.planned, _list_widths(ctx)
-    narrow_plan = _NARROW.read(state)
+    narrow_plan = _NARROW.find(state)
+    if narrow_plan is None:
+        return state, PassReport(NAME, outcome=Outcome.NO_GAIN)
     order = _order_operators(ctx, state, narrow_plan)
     samples = _take_samples(ctx)
     floats = FloatOutputs(state.model, samples, threads=ctx.config.verify.threads)
@@ -185,7 +187,7 @@ def _order_operators(ctx: SampledContext, state: PlacedState, narrow: Plan) -> l
     order, rounded = list[str](), set[TensorId]()
 
     def add_noise(name: str) -> float:
-        """What an operator adds beside those that are narrow: a rounded result is so for all its readers."""
+        """Noise of an operator beside those that are narrow: a rounded result is so for all its readers."""
         op = ops[name]
         inputs = [noises.inputs.get(edge, 0.0) for edge, tensor in op.data if tensor not in rounded]
         read = [noises.inputs[edge] for edge, _ in problem.ops.list_consumers(op.out) if edge.node in narrowed]
@@ -227,15 +229,7 @@ def _describe(state: PlacedState, widths: dict[str, int], plan: Plan, least: int
     )
 
 
-def _may_choose(ctx: SampledContext, state: PlacedState) -> bool:
-    return len(ctx.config.activation_bits) > 1 and bool(state.planned.sites) and not ctx.data.synthetic
-
-
-def _was_widened(_ctx: SampledContext, state: PlacedState) -> bool:
-    return _NARROW.find(state) is not None
-
-
-WIDE_ACTIVATIONS = Pass(WIDEN, Stage.REFINE, widen_activations, "", fast=True, applies=_may_choose)
+WIDE_ACTIVATIONS = Pass(WIDEN, Stage.REFINE, widen_activations, "", fast=True, applies=may_choose_widths)
 ACTIVATION_BITS = Pass(
-    NAME, Stage.REFINE, narrow_activations, "choosing bits of activations", fast=True, applies=_was_widened
+    NAME, Stage.REFINE, narrow_activations, "choosing bits of activations", fast=True, applies=may_choose_widths
 )

@@ -326,3 +326,8 @@ def calibrate_missing(ctx: SampledContext, state: PlacedState, plan: Plan) -> Pl
         return plan
     samples, batch = ctx.data.calibration, ctx.config.data.batch
     return calibrate(state.model, plan, samples, batch=batch, memory_limit=ctx.memory_limit, crew=ctx.crew)
+
+
+def may_choose_widths(ctx: SampledContext, state: PlacedState) -> bool:
+    """True where operators have several widths to choose from, and samples say which they need."""
+    return len(ctx.config.activation_bits) > 1 and bool(state.planned.sites) and not ctx.data.synthetic

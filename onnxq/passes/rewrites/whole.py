@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from onnxq.backends import find_target
 from onnxq.graph import NodeRef
 from onnxq.passes.base import RunContext
 from onnxq.passes.patterns import Edit, View, is_op
@@ -21,11 +20,6 @@ _MASKING = frozenset(
 # From here on a value means "never", and what stands for it: behind a softmax e**-64 is nothing in float32, either. A
 # range that holds it has steps of .001 in 16 bits; one that holds -3e38 has nothing else.
 _NEVER, _FAR = 1e3, 64.0
-
-
-def needs_whole(ctx: RunContext, _state: FloatState) -> bool:
-    """True for a target that takes whole graphs."""
-    return find_target(ctx.config.target).whole
 
 
 def bound_masks(_ctx: RunContext, state: FloatState) -> FloatStep:
