@@ -311,7 +311,10 @@ def test_times_that_are_none(text: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["diff", "m.onnx", "q.onnx", "--engines", "ort,trrt"], "'trrt' is not one of ort, qnn, trt; did you mean 'trt'?"),
+        (
+            ["diff", "m.onnx", "q.onnx", "--engines", "ort,trrt"],
+            "'trrt' is not one of ort, qnn, trt; did you mean 'trt'?",
+        ),
         (["prove", "m.onnx", "--engine", "trt"], "'trt' is not one of tensorrt-rtx, tensorrt, ort"),
     ],
 )
