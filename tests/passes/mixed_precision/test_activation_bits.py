@@ -1,0 +1,60 @@
+"""Bits of activations for the NPU: as few wide operators as the noise allows, unless a person says which."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from typing import Any
+
+import onnxq
+from onnxq.plan import to_json
+from onnxq.sites import Role
+from tests.backends.qnn.nets import make_model, make_samples
+
+
+@cache
+def quantize(min_sqnr: float | None = None, wide: str = "") -> onnxq.Result:
+    model = make_model()
+    rules = [{"node": wide, "role": "activation", "set": {"bits": 16}}] if wide else []
+    overrides: dict[str, Any] = {"latency": False, "effort": "fast", "rules": rules}
+    if min_sqnr is not None:
+        overrides["min_sqnr"] = min_sqnr
+    return onnxq.quantize(model, make_samples(model, 16), "qnn-mixed", overrides=overrides)
+
+
+def count_wide(result: onnxq.Result) -> tuple[int, int, int]:
+    """Wide operators, all, and conversions, by the line of the summary."""
+    (line,) = (one for one in result.report.accounts if one.startswith("activation_bits: "))
+    found = re.search(
+        r"(\d+) of (\d+) operators in 16 bits, \d+% of the work; the others in 8; (\d+) conversions", line
+    )
+    assert found is not None, line
+    return int(found[1]), int(found[2]), int(found[3])
+
+
+def test_at_most_half_are_wide_and_the_summary_says_how_many() -> None:
+    result = quantize()
+    wide, total, conversions = count_wide(result)
+    assert 0 < wide <= total / 2
+    assert conversions == sum("/in" in str(s.site) for s in result.plan.sites if s.role is Role.ACTIVATION)
+    assert {site.spec.bits for site in result.plan.sites if site.role is Role.ACTIVATION} == {8, 16}
+
+
+def test_more_noise_takes_fewer_wide_operators() -> None:
+    counts = [count_wide(quantize(least))[0] for least in (5.0, 40.0, 90.0)]
+    assert counts == sorted(counts)
+    # What is asked for may take all operators.
+    assert (counts[0], counts[-1]) == (0, count_wide(quantize())[1])
+
+
+def test_the_choice_is_the_same_each_time() -> None:
+    first = quantize()
+    assert to_json(quantize.__wrapped__().plan) == to_json(first.plan)
+
+
+def test_rules_of_the_person_stand() -> None:
+    result = quantize(5.0, "ty/Mul")
+    bits = {str(site.site): site.spec.bits for site in result.plan.sites}
+    assert {name: bits[name] for name in ("ts", "tt", "ty/Mul/in0", "ty/Mul/in1", "ty")} == {
+        "ts": 8, "tt": 8, "ty/Mul/in0": 16, "ty/Mul/in1": 16, "ty": 16,
+    }  # fmt: skip
