@@ -261,32 +261,6 @@ def test_times(text: str, wanted: float) -> None:
     assert load_config(None, {"budget": text}).budget == wanted
 
 
-<<<<<<< HEAD
-=======
-@pytest.mark.parametrize("text", ["0", "ten", "-1s", "5d"])
-def test_times_that_are_none(text: str, tmp_path: Path) -> None:
-    onnx.save(residual(), tmp_path / "m.onnx")
-    done = CliRunner().invoke(cli, ["quantize", str(tmp_path / "m.onnx"), "--budget", text])
-    assert done.exit_code == 2
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (
-            ["diff", "m.onnx", "q.onnx", "--engines", "ort,trrt"],
-            "'trrt' is not one of ort, qnn, trt; did you mean 'trt'?",
-        ),
-        (["prove", "m.onnx", "--engine", "trt"], "'trt' is not one of tensorrt-rtx, tensorrt, ort"),
-    ],
-)
-def test_names_of_engines_are_those_of_the_registry(arguments: list[str], said: str) -> None:
-    done = CliRunner().invoke(cli, arguments)
-    assert done.exit_code == 2
-    assert said in " ".join(done.stderr.split())
-
-
->>>>>>> s39-qtests
 def test_help_lists_the_names_of_the_registry() -> None:
     shown = {name: run(name, "--help").stdout for name in ("quantize", "prove", "diff")}
     assert "--target [ort|qnn|trt|virtual]" in shown["quantize"]

@@ -94,20 +94,7 @@ def test_a_model_whose_sizes_are_fixed_stays_as_it_is() -> None:
         (("x=2x4",), SAMPLES, ("2x4 does not fit x, batchx4xtime", "a size for each axis")),
         (("x=2x5x6",), SAMPLES, ("2x5x6 does not fit x, batchx4xtime",)),
     ],
-<<<<<<< HEAD
-    ids=[
-        "samples differ",
-        "no number",
-        "nothing",
-        "symbol",
-        "input",
-        "no size",
-        "too few axes",
-        "a size that is fixed",
-    ],
-=======
     ids=["samples differ", "no number", "nothing", "symbol", "input", "no size", "few axes", "a fixed size"],
->>>>>>> s39-qtests
 )
 def test_sizes_that_cannot_be_fixed_are_named(fix: tuple[str, ...], samples: Any, words: tuple[str, ...]) -> None:
     with pytest.raises(ConfigError) as caught:
