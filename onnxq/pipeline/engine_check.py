@@ -36,8 +36,10 @@ def check_on_engine(ctx: RunContext, state: FloatState, model: ModelLike, engine
     if obstacle is not None:
         return EngineCheck(engine=engine.title, reason=f"{obstacle.reason}: {obstacle.fix}")
     engine = engine.with_options(ctx.config.runtime)
-    floats, file = Session(state.named, optimize=False), Session(model, optimize=False)
-    off, agree, done, begun = ModelErrors(), ModelErrors(), 0, time.monotonic()
+    floats = Session(state.named, optimize=False)
+    file = Session(model, optimize=False)
+    off, agree = ModelErrors(), ModelErrors()
+    done, begun = 0, time.monotonic()
     try:
         with (
             ctx.progress(f"compiling for {engine.title}, and emulating {count} samples", count) as task,

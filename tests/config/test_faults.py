@@ -67,7 +67,7 @@ FAULTS = [
     ("a key of two sections", "observer: 1", ["[Q303]", "fix: write it under `activations`"], 1),
     ("a key of a section", "samples: 1", ["fix: write it under `"], 1),
     ("letters in another order", "weight_onyl: 1", ["did you mean 'weights' or 'weight_bits'"], 1),
-    ("a stranger", "zzz: 1", ["known: accuracy, accuracy_level, activations"], 1),
+    ("a stranger", "zzz: 1", ["known: accuracy, accuracy_level, activation_bits, activations"], 1),
     ("a key of accuracy", "min_sqnr: 30", ["min_sqnr", "write it under `accuracy`"], 1),
     ("a target that is no name", "target: 3", ["target: must be a valid string, not 3"], 1),
     # Sections that serve one command.

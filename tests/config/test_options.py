@@ -66,8 +66,8 @@ def test_the_form_of_a_value_comes_from_its_type() -> None:
     assert (option("weight_bits_budget").is_whole, option("weight_bits_budget").bounds) == (False, (2, 16))
     assert not option("data.memory_limit").is_whole
     assert [one.path for one in list_options() if one.repeatable] == [
-        "trust", "diff.load", "prove.require", "prove.require_int8", "prove.forbid", "prove.shapes", "bench.shapes",
-        "runtime.libraries", "runtime.plugins",
+        "trust", "fix", "diff.load", "prove.require", "prove.require_int8", "prove.forbid", "prove.shapes",
+        "bench.shapes", "runtime.libraries", "runtime.plugins",
     ]  # fmt: skip
 
 

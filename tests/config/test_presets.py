@@ -28,6 +28,11 @@ EXPECTED = {
     "trt-fp8": ("static", "minmax", QuantSpec(granularity=PerChannel(0), storage=FLOAT8)),
     "trt-fp16": ("float", "percentile", QuantSpec(bits=8, signed=True, granularity=PerChannel(0))),
     "trt-int4-weights": ("weight-only", "percentile", QuantSpec(bits=4, granularity=PerBlock(0, 128), storage="int4")),
+    "qnn": ("static", "minmax", QuantSpec(bits=8, signed=True, granularity=PerChannel(0))),
+    "qnn-int8": ("static", "minmax", QuantSpec(bits=8, signed=True, granularity=PerChannel(0))),
+    "qnn-mixed": ("static", "minmax", QuantSpec(bits=8, signed=True, granularity=PerChannel(0))),
+    "qnn-a16w8": ("static", "minmax", QuantSpec(bits=8, signed=True, granularity=PerChannel(0))),
+    "qnn-w4a16": ("static", "minmax", QuantSpec(bits=4, signed=True, granularity=PerChannel(0), storage="int4")),
     "virtual-int8": ("static", "minmax", QuantSpec(bits=8, signed=True, granularity=PerChannel(0))),
 }
 
@@ -41,7 +46,7 @@ def test_preset_says_what_its_name_says(name):
     config = read_config(name)
     mode, observer, weights = EXPECTED[name]
     assert (config.mode, config.activations.observer.name, config.weights.spec(0)) == (mode, observer, weights)
-    bits = 16 if name == "ort-uint16-activations" else 8
+    bits = 16 if name in ("ort-uint16-activations", "qnn-a16w8", "qnn-w4a16") else 8
     activations = QuantSpec(bits=bits, signed=False, symmetric=False)
     if name.startswith("trt-"):
         activations = QuantSpec(storage=FLOAT8 if name == "trt-fp8" else "int8")

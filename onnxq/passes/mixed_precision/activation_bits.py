@@ -60,7 +60,8 @@ def widen_activations(ctx: SampledContext, state: PlacedState) -> PlacedStep:
 
 def narrow_activations(ctx: SampledContext, state: PlacedState) -> PlacedStep:
     """As many operators as may be in the fewest bits, at twice the noise of the wide plan."""
-    wide_plan, (least, *_, most) = state.planned, _list_widths(ctx)
+    wide_plan = state.planned
+    least, *_, most = _list_widths(ctx)
     narrow_plan = _NARROW.find(state)
     if narrow_plan is None:
         return state, PassReport(NAME, outcome=Outcome.NO_GAIN)
@@ -182,9 +183,13 @@ def _measure_noises(ctx: SampledContext, state: PlacedState, narrow: Plan) -> _N
 
 def _order_operators(ctx: SampledContext, state: PlacedState, narrow: Plan) -> list[str]:
     """The operators in the order in which they are narrowed: those first that make the least noise for their work."""
-    problem, noises, free = state.problem, _measure_noises(ctx, state, narrow), _list_free(state)
-    ops, work = {name: problem.ops.by_name[name] for name in free}, _share_work(state, free)
-    order, rounded = list[str](), set[TensorId]()
+    problem = state.problem
+    noises = _measure_noises(ctx, state, narrow)
+    free = _list_free(state)
+    ops = {name: problem.ops.by_name[name] for name in free}
+    work = _share_work(state, free)
+    order: list[str] = []
+    rounded: set[TensorId] = set()
 
     def add_noise(name: str) -> float:
         """Noise of an operator beside those that are narrow: a rounded result is so for all its readers."""
