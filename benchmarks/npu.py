@@ -28,7 +28,7 @@ from onnxq.backends import find_engine
 from onnxq.backends.engine import Kernel
 from onnxq.engines.prove.proof import Proof
 from onnxq.evaluation.compare import ModelErrors
-from onnxq.graph import fix_sizes
+from onnxq.graph import fix_sizes, name_nodes
 from onnxq.runtime import Session
 
 Samples = list[dict[str, np.ndarray]]
@@ -88,7 +88,7 @@ def quantize(recipe: str, source: Path, samples: Samples, target: Path) -> None:
 
 def emulate(path: Path, samples: Samples) -> list[Mapping[str, np.ndarray]]:
     """The emulator's answers."""
-    model = onnx.load(path)
+    model = name_nodes(onnx.load(path))
     with (
         tempfile.TemporaryDirectory() as folder,
         find_engine("qnn").open_runner(path.name, model, {}, Path(folder)) as runner,

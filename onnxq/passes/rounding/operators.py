@@ -7,7 +7,7 @@ over the elements that the tap reads, so one product per axis with a matrix of c
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -256,20 +256,28 @@ def dequantize_constant(site: SitePlan, constant: Array) -> Array:
 def list_operators(index: GraphIndex, plan: Plan) -> list[Operator]:
     """The operators that can be rounded sequentially, in the order the model runs."""
     biases = {edge: site for site in plan.sites if site.role is Role.BIAS for edge in site.consumers or ()}
+    # An operand in a few levels of its own, of which a correction would be lost.
+    fixed = {edge for site in plan.sites if not site.role.is_constant for edge in site.consumers or ()}
     operators = []
     for site in plan.sites:
         if site.role is not Role.WEIGHT or site.qparams is None:
             continue
         edges = site.consumers or ()
         for edge in edges:
-            operator = _describe_operator(index, site, edge, biases, alone=len(edges) == 1)
+            operator = _describe_operator(index, site, edge, biases, fixed, alone=len(edges) == 1)
             if operator is not None:
                 operators.append(operator)
     return sorted(operators, key=lambda operator: operator.node.order)
 
 
 def _describe_operator(
-    index: GraphIndex, site: SitePlan, edge: Edge, biases: Mapping[Edge, SitePlan], *, alone: bool
+    index: GraphIndex,
+    site: SitePlan,
+    edge: Edge,
+    biases: Mapping[Edge, SitePlan],
+    fixed: Collection[Edge],
+    *,
+    alone: bool,
 ) -> Operator | None:
     node = index.find_node(edge.node)
     data, weight = index.find_input(node, 0), index.input_value(node, edge.index)
@@ -282,6 +290,8 @@ def _describe_operator(
     bias_edge, bias = _find_bias(index, node, outputs)
     values = np.zeros(outputs) if bias is None else np.broadcast_to(bias.reshape(-1), (outputs,)).astype(np.float64)
     whole = bias is not None and bias.size == outputs
+    if bias_edge in fixed:
+        bias_edge = None
     depthwise = geometry.groups > 1 and weight.shape[1] == 1
     return Operator(
         node, data, site, weight, geometry, values, bias_edge, bias.shape if bias is not None and whole else (outputs,),

@@ -186,3 +186,15 @@ def test_any_graph_has_pairs_on_all_sides_in_any_widths(proto: onnx.ModelProto, 
     left = {one.subject for one in (*result.report.refusals, *result.report.left_float)}
     assert list(find_gaps(result.model, left)) == []
     check_biases(result.model)
+
+
+def test_a_bias_that_is_an_operand_keeps_its_own_levels_when_weights_are_rounded() -> None:
+    rng = np.random.default_rng(0)
+    weights = {name: rng.standard_normal(shape).astype(np.float32) for name, shape in (("w", (32, 32)), ("b", (32,)))}
+    model = parse("g (float[1,128,32] x) => (float[1,128,32] y) { p = MatMul (x, w) y = Add (p, b) }", **weights)
+    samples = [{"x": rng.standard_normal((1, 128, 32)).astype(np.float32)} for _ in range(8)]
+    result = onnxq.quantize(model, samples, "qnn-int8", overrides={"latency": False, "verify.emulated": 0})
+    assert any(line.startswith("rounding: 1 MatMul") for line in result.report.accounts)
+    # A correction of the float bias would have the Add read another tensor, for which there is no site.
+    assert "b" in {str(site.site) for site in result.plan.sites if site.role is Role.ACTIVATION}
+    assert result.plan.biases == ()
