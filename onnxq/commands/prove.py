@@ -284,9 +284,9 @@ def _list_types(proof: Proof) -> SheetRows:
     """Numbers of nodes, by operator, that compute in int8, or only store their weights in a narrow type."""
     types = proof.by_op()
     stored = Counter((node.op, node.stored) for node in proof.nodes if node.stored and INT8 not in node.computed)
-    integers = [dtype for dtype in (INT8, INT16) if any(node.runs_in(dtype) for node in proof.nodes)]
+    integers = [dtype for dtype in (INT8, INT16) if any(node.type == dtype for node in proof.nodes)]
     for dtype in integers or ([INT8] if types and not stored else []):
-        running = Counter(node.op for node in proof.nodes if node.runs_in(dtype))
+        running = Counter(node.op for node in proof.nodes if node.type == dtype)
         yield dtype, ", ".join(f"{op} {running[op]}/{counts.total()}" for op, counts in types.items())
     if stored:
         shares = (f"{op} {count}/{types[op].total()} in {dtype}" for (op, dtype), count in stored.items())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 
+from onnxq.backends import find_target
 from onnxq.calibrate.constants import find_tensor
 from onnxq.emit.pairs import BITS_KEY, PLAN_KEY, PairWriter, read_records, write_plan
 from onnxq.errors import PlanError
@@ -67,7 +68,10 @@ def emit_pairs(proto: ModelLike, plan: Plan, progress: Progress = silent) -> Mod
     own_inputs = frozenset(site.site for site in plan.sites if isinstance(site.site, Edge))
     tables = {site.group: site for site in plan.sites if site.group and site.find_lookups(index)}
     captured = _find_captured(plan, index)
-    writer = PairWriter(Editor(proto), index, _find_integer_readers(plan, index), own_inputs, tables, captured)
+    whole = find_target(plan.target).whole
+    writer = PairWriter(
+        Editor(proto), index, _find_integer_readers(plan, index), own_inputs, tables, captured, whole=whole
+    )
     for site in plan.existing:
         writer.connect_existing(site)
     # Tables last: they may share the integers of a weight.
@@ -95,7 +99,7 @@ def _find_captured(plan: Plan, index: GraphIndex) -> frozenset[TensorId]:
 def _write_site(writer: PairWriter, site: SitePlan) -> None:
     if not site.complete:
         raise PlanError(str(site.site), "has no scale", "calibrate the plan first (`onnxq quantize`)", code="Q405")
-    if not (site.role.is_constant or writer.is_constant(site)):
+    if not (site.role.is_constant or (writer.whole and writer.is_constant(site))):
         # Numbers left over from before a person made the site dynamic mean nothing.
         writer.write_activation(site, None if site.spec.dynamic else site.qparams)
     elif site.qparams is not None:

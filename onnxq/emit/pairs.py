@@ -83,6 +83,7 @@ class PairWriter:
     in_integers: names of the nodes that read a quantized activation. apart: inputs that have a site of their own.
     tables: by group, the tables that share integers with a weight that is their transpose and is written before them.
     captured: weights of which several bodies of If, Loop or Scan read the same integers, stored where the weight was.
+    whole: the target takes whole graphs, in which constants may be operands, and a second pair converts.
     """
 
     def __init__(
@@ -93,7 +94,10 @@ class PairWriter:
         apart: frozenset[Edge],
         tables: Mapping[str, SitePlan],
         captured: frozenset[TensorId] = frozenset(),
+        *,
+        whole: bool = False,
     ) -> None:
+        self.whole = whole
         self.editor, self.index, self.in_integers, self.apart = editor, index, in_integers, apart
         self.tables, self.captured = tables, captured
         # A model output keeps its name on the dequantized tensor; its float values get this one.
@@ -134,7 +138,7 @@ class PairWriter:
         if qparams is None:
             # A kernel writes integers only where nothing but a QuantizeLinear reads its floats.
             source = self.dequantized.get(tensor, floats)
-        elif isinstance(site.site, Edge) and scope == tensor.scope:
+        elif self.whole and isinstance(site.site, Edge) and scope == tensor.scope:
             # Another width than that of the tensor's own pair, whose integers are converted.
             source = self.paired.get(tensor, floats)
         if whole and self.index.is_output(tensor):
@@ -147,7 +151,7 @@ class PairWriter:
         before = site.consumers[0].node if after is None and site.consumers else None
         read = TensorId(floats, tensor.scope)
         edges = site.consumers
-        if isinstance(site.site, TensorId):
+        if edges is None or (self.whole and isinstance(site.site, TensorId)):
             # An input with a site of its own, e.g. in a branch that captures the tensor, reads the float values.
             readers = self.editor.list_consumers(read) if edges is None else edges
             edges = tuple(edge for edge in readers if edge not in self.apart)

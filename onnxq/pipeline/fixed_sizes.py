@@ -112,6 +112,6 @@ def _add_sample_sizes(
 def _suggest_fix(name: str, shape: tuple[int | str, ...]) -> str:
     symbols = [dim for dim in shape if isinstance(dim, str) and dim.isidentifier()]
     if len(symbols) == sum(isinstance(dim, str) for dim in shape):
-        return f"write {' '.join(f'`--fix {symbol}=…`' for symbol in symbols)}, and give samples of that size"
+        return f"give {' and '.join(f'`fix={symbol}=…`' for symbol in symbols)}, and samples of that size"
     sizes = "x".join("…" if isinstance(dim, str) else str(dim) for dim in shape)
-    return f"write `--fix {name}={sizes}`, and give samples of that size"
+    return f"give `fix={name}={sizes}`, and samples of that size"

@@ -46,17 +46,17 @@ KEYS = [
     (
         test_prove.PROOF,
         (
-            "build changes chosen compared cost counts error holds kernels nodes require_exact requirements sites "
-            "source unmet warnings weights"
+            "build changes chosen compared cost counts error holds kernels max_partitions nodes placement "
+            "require_exact requirements sites source unmet warnings weights"
         ),
     ),
     (
         test_quantize.REPORT,
         (
-            "accounts alarms already checked checks choices code config cpu data dynamic error float_types forced kept "
-            "latency left_float made_up ops output output_bytes pairs placement promotion refusals rewrites roles "
-            "saturating seen segments sites slower source source_bytes stages synthetic target unchecked "
-            "verdict warnings"
+            "accounts alarms already checked checks choices code config cpu data dynamic engine error float_types "
+            "forced kept latency left_float made_up ops output output_bytes pairs placement promotion refusals "
+            "rewrites roles saturating seen segments sites slower source source_bytes stages synthetic target "
+            "unchecked verdict warnings"
         ),
     ),
     (

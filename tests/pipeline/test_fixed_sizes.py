@@ -85,7 +85,7 @@ def test_a_model_whose_sizes_are_fixed_stays_as_it_is() -> None:
 @pytest.mark.parametrize(
     ("fix", "samples", "words"),
     [
-        ((), make_samples((2, 6), (2, 5)), ("x is 1x4xtime", "`--fix time=…`")),
+        ((), make_samples((2, 6), (2, 5)), ("x is 1x4xtime", "`fix=time=…`")),
         (("x=2x?x6",), SAMPLES, ("'x=2x?x6' names no input",)),
         (("batch=0",), SAMPLES, ("'batch=0' names no input",)),
         (("batsch=2",), SAMPLES, ("'batsch=2' names no input", "'batch'")),
@@ -109,7 +109,7 @@ def test_an_axis_without_a_name_is_fixed_by_its_input() -> None:
     samples = [{name: value[0].T for name, value in one.items()} for one in make_samples((1, 3), (1, 5))]
     with pytest.raises(ConfigError, match="x is") as caught:
         quantize(samples=samples, text=text)
-    assert "`--fix x=…x4`" in caught.value.fix
+    assert "`fix=x=…x4`" in caught.value.fix
 
 
 def test_samples_that_do_not_have_the_sizes_are_named() -> None:

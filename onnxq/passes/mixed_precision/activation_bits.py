@@ -234,7 +234,9 @@ def _describe(state: PlacedState, widths: dict[str, int], plan: Plan, least: int
     )
 
 
-WIDE_ACTIVATIONS = Pass(WIDEN, Stage.REFINE, widen_activations, "", fast=True, applies=may_choose_widths)
+WIDE_ACTIVATIONS = Pass(
+    WIDEN, Stage.REFINE, widen_activations, "widening activations", fast=True, applies=may_choose_widths
+)
 ACTIVATION_BITS = Pass(
     NAME, Stage.REFINE, narrow_activations, "choosing bits of activations", fast=True, applies=may_choose_widths
 )
