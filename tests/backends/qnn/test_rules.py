@@ -198,3 +198,15 @@ def test_a_bias_that_is_an_operand_keeps_its_own_levels_when_weights_are_rounded
     # A correction of the float bias would have the Add read another tensor, for which there is no site.
     assert "b" in {str(site.site) for site in result.plan.sites if site.role is Role.ACTIVATION}
     assert result.plan.biases == ()
+
+
+def test_a_logarithm_stays_float_which_the_npu_gets_wrong_in_16_bits() -> None:
+    result = onnxq.quantize(
+        parse("g (float[1,4,8] x) => (float[1,4,8] y) { a = Abs (x) b = Exp (a) c = Log (b) y = Neg (c) }"),
+        [{"x": np.linspace(-1, 1, 32, dtype=np.float32).reshape(1, 4, 8)}] * 4,
+        "qnn-a16w8",
+        overrides={**_QUICK, "verify.emulated": 0},
+    )
+    (refusal,) = result.plan.refusals
+    assert "Log answers wrongly in 16 bits" in refusal.reason
+    assert refusal.code == "R101"
