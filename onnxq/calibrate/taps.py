@@ -11,10 +11,12 @@ from onnxq.arrays import Array
 from onnxq.data import Batch
 from onnxq.errors import ModelError
 from onnxq.graph import ModelLike, get_index
+from onnxq.numerics.machine import count_runs, map_in_threads
 from onnxq.runtime import Feeds, Session, Shapes, Tapped, tap_tensors, trim_memory
 from onnxq.sites import Refusals, TensorId
 
 Group = tuple[TensorId, ...]
+Outputs = dict[str, Array]
 Singles = Callable[[], Iterable[Feeds]]
 Signature = tuple[tuple[str, tuple[int, ...]], ...]
 
@@ -54,18 +56,24 @@ class Taps:
         """Every non-empty value of the group's tensors, batch by batch; the caller owns the arrays.
 
         singles: the samples of a batch, for one that the model cannot run whole (a Reshape to batch 1). A batch whose
-        values would exceed the limit is run in smaller groups. Raises ModelError or DataError when a sample fails.
+        values would exceed the limit is run in smaller groups; small ones run ahead of the caller, side by side.
+        Raises ModelError or DataError when a sample fails.
         """
         if self._open is None or self._open[0] != group:
             # Let go of the old one first.
             self._open = None
             self._open = group, self._open_runner(group)
         main = self._open[1]
-        for batch in batches:
-            parts = self._pack_tensors(group, batch)
+
+        def run_ahead(item: tuple[Batch, list[Group], bool]) -> tuple[Batch, list[Group], list[Outputs] | None]:
+            batch, parts, small = item
+            return batch, parts, list(main.run_batch(batch, singles)) if small else None
+
+        items = ((batch, self._pack_tensors(group, batch), self._is_small(group, batch)) for batch in batches)
+        for batch, parts, ready in map_in_threads(run_ahead, items, threads=count_runs(0)):
             for part in parts:
                 runner = main if len(parts) == 1 else self._open_runner(part)
-                for tensor, value in runner.values(batch, singles):
+                for tensor, value in runner.take_values(runner.run_batch(batch, singles) if ready is None else ready):
                     yield batch, tensor, value
 
     def _open_runner(self, group: Group) -> _Runner:
@@ -84,6 +92,12 @@ class Taps:
             packs[-1].append(tensor)
             used += sizes[tensor]
         return [tuple(pack) for pack in packs]
+
+    def _is_small(self, group: Group, batch: Batch) -> bool:
+        """True where as many runs of the batch as there may be at a time stay below the limit together."""
+        sizes = self._find_sizes(batch)
+        # Beside those in threads one waits for them, and the caller looks at one.
+        return (count_runs(0) + 2) * sum(sizes[tensor] for tensor in group) <= self._limit
 
     def _find_sizes(self, batch: Batch) -> Mapping[TensorId, int]:
         """Bytes of each tensor in this batch: as declared, else bounded by an earlier batch, else observed."""
@@ -144,9 +158,9 @@ class _Runner:
         # a tenth of the time: most of it goes into the observers.
         self._session = Session(tapped.proto, optimize=False, arena=False)
 
-    def values(self, batch: Batch, singles: Callable[[Batch], Iterable[Feeds]]) -> Iterator[tuple[TensorId, Array]]:
-        """The values of the tensors, each released by this object as it is yielded."""
-        for outputs in self._run_batch(batch, singles):
+    def take_values(self, runs: Iterable[Outputs]) -> Iterator[tuple[TensorId, Array]]:
+        """The values of the tensors in each of `run_batch`, which are released as they are yielded."""
+        for outputs in runs:
             size = sum(value.nbytes for value in outputs.values())
             self._untrimmed += size
             for tensor, name in self._outputs.items():
@@ -158,7 +172,8 @@ class _Runner:
                 self._untrimmed = 0
                 trim_memory()
 
-    def _run_batch(self, batch: Batch, singles: Callable[[Batch], Iterable[Feeds]]) -> Iterator[dict[str, Array]]:
+    def run_batch(self, batch: Batch, singles: Callable[[Batch], Iterable[Feeds]]) -> Iterator[Outputs]:
+        """The outputs for the batch; where the model cannot run it whole, those for each of its samples."""
         names = list(self._outputs.values())
         if batch.count > 1:
             try:

@@ -18,7 +18,7 @@ from onnxq.evaluation.agreement import AgreementSums
 from onnxq.evaluation.selections import find_selections
 from onnxq.graph import ModelLike
 from onnxq.graph.light import is_large_model
-from onnxq.numerics.machine import map_in_threads, share_cores
+from onnxq.numerics.machine import count_runs, map_in_threads
 from onnxq.runtime import Feeds, Session
 from onnxq.spec import FLOAT_TYPES, FloatType
 
@@ -318,7 +318,7 @@ class FloatOutputs:
     ) -> Iterator[tuple[int, SampleErrors]]:
         """Yield (number of the run, its errors) for each sample and, within it, each run, which takes the choices.
 
-        threads: that run at a time; 0: as many as leave each session its own on all cores.
+        threads: that run at a time; 0: as many as make the best use of the cores.
         """
 
         def score(item: _FedRun) -> SampleErrors:
@@ -326,8 +326,8 @@ class FloatOutputs:
             return measure_sample(feeds, exact, run(matched))
 
         large = is_large_model(self.proto)
-        # Of a large model one run at a time is in memory; a session of all cores leaves none for another.
-        threads = threads or (1 if large or not self.threads else share_cores(self.threads))
+        # Of a large model one run at a time is in memory.
+        threads = threads or (1 if large else count_runs(self.threads))
         for number, errors in enumerate(map_in_threads(score, self._list_runs(runs, positions), threads=threads)):
             yield number % len(runs), errors
         # Until the next model comes: its session, and what calibrates it, have maps of the same weights.
