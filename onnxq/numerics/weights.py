@@ -53,9 +53,8 @@ def pair_neighbours(values: ArrayLike, order: SumOrder) -> Array:
 def find_saturating_sums(values: ArrayLike, order: SumOrder) -> Mask:
     """Find the sums, [rows, sums], that overflow for some input. values: the stored int8 weights."""
     two = pair_neighbours(values, order).astype(np.int16)
-    # The worst input is 255 at weights of one sign and 0 at the others.
-    most, least = np.maximum(two, 0).sum(axis=2), np.minimum(two, 0).sum(axis=2)
-    return np.asarray((most > MOST) | (least < -MOST))
+    # The worst input is 255 at weights of one sign and 0 at the others; one weight alone does not reach so far.
+    return np.asarray(np.abs(two[:, :, 0] + two[:, :, 1]) > MOST)
 
 
 def find_partners(shape: Shape, order: SumOrder) -> Integers:

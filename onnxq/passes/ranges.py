@@ -9,10 +9,10 @@ all of them are candidates, and the error behind the operator that reads the ten
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from itertools import islice, product
 
 import numpy as np
 import onnx
@@ -20,8 +20,9 @@ import onnx
 from onnxq.arrays import Array, Interval
 from onnxq.calibrate import calibrate
 from onnxq.calibrate.constants import find_tensor
+from onnxq.calibrate.parts import split_evenly
 from onnxq.data import read_mask
-from onnxq.evaluation.layer_noise import relative_noise, sum_squares
+from onnxq.evaluation.layer_noise import measure_noise, relative_noise, sum_squares
 from onnxq.graph import GraphIndex, ModelLike, NodeRef, ensure_opset, get_index
 from onnxq.graph.subgraph import assemble_model
 from onnxq.numerics import clip_bounds, fake_quant, qparams_from_range
@@ -76,6 +77,10 @@ class RangeCandidates:
     def add_sample(self, values: Array) -> None:
         """Add a sample. Raises CalibrationError on NaN and inf."""
         self._first.update(values)
+
+    def add_observed(self, other: RangeCandidates) -> None:
+        """Add the samples that others of the same tensor were made of; exact in any order."""
+        self._first.merge(other._first)
 
     def list_qparams(self, bound: Bound, present: QParams | None = None) -> dict[str, QParams]:
         """Observer's name -> scale and zero point, without duplicates and `present`; {} if there were no values."""
@@ -276,11 +281,21 @@ class _RangeErrors:
             value = values[j] if qparams is None else np.asarray(fake_quant(values[j], qparams, site.spec), np.float32)
             return self._drop_padding(j, run(j, value) if run else value)
 
-        exact = list(map_in_threads(run_reader, judged))
-        signal, most = sum(sum_squares(values_of_output) for values_of_output in exact), np.inf
-        for name, qparams in candidates.items():
-            got = map_in_threads(partial(run_reader, qparams=qparams), judged)
-            errors[name] += relative_noise(exact, got, signal, most - errors[name])
+        exact = dict(zip(judged, map_in_threads(run_reader, judged), strict=True))
+        signal, most = sum(map_in_threads(sum_squares, exact.values())), np.inf
+        lost: set[str] = set()
+
+        def measure(item: tuple[str, int]) -> float:
+            name, j = item
+            return 0.0 if name in lost else measure_noise(exact[j], run_reader(j, candidates[name]))
+
+        noises = map_in_threads(measure, product(candidates, judged))
+        for name in candidates:
+            of_candidate = islice(noises, len(judged))
+            errors[name] += relative_noise(of_candidate, signal, most - errors[name])
+            # Those left behind the limit are not computed, only passed by.
+            lost.add(name)
+            deque(of_candidate, maxlen=0)
             if last:
                 # Whoever passes this cannot win any more: the present one comes first, and has to be beaten by far.
                 most = min(most, errors[name] * (WORTH if name == _PRESENT else 1.0))
@@ -291,14 +306,21 @@ class _RangeErrors:
         Extremes are rare and seldom held back, and without them every clipped range looks good.
         """
         fitted = [j for j in range(self.fitted) if values[j].size]
-        lowest = min(fitted, key=lambda j: values[j].min(), default=0)
-        highest = max(fitted, key=lambda j: values[j].max(), default=0)
+        ends = dict(zip(fitted, map_in_threads(lambda j: (values[j].min(), values[j].max()), fitted), strict=True))
+        lowest = min(fitted, key=lambda j: ends[j][0], default=0)
+        highest = max(fitted, key=lambda j: ends[j][1], default=0)
         return [j for j in sorted({lowest, highest, *self.judges}) if values[j].size]
 
     def _make_candidates(self, values: Sequence[Array], site: SitePlan, present: QParams) -> dict[str, QParams]:
-        ranges = RangeCandidates(site.spec)
-        for j in range(self.fitted):
-            ranges.add_sample(self._drop_padding(j, values[j]))
+        def observe(positions: Sequence[int]) -> RangeCandidates:
+            ranges = RangeCandidates(site.spec)
+            for j in positions:
+                ranges.add_sample(self._drop_padding(j, values[j]))
+            return ranges
+
+        ranges, *others = map_in_threads(observe, split_evenly(range(self.fitted), share_cores(1)))
+        for other in others:
+            ranges.add_observed(other)
         return ranges.list_qparams(site.bound, present)
 
     def _drop_padding(self, sample: int, value: Array) -> Array:

@@ -123,13 +123,20 @@ def make_feeds(feeds: Mapping[str, Feed]) -> dict[str, Array]:
     return inputs
 
 
+# Larger magnitudes are as good as infinite.
+_LARGEST = 1e30
+
+
 def sketch_values(values: Array, *, constant: bool = False) -> Sketch:
     """The figures of an array of numbers."""
-    # Attention masks hold -inf, whose mean says nothing.
-    flat = np.nan_to_num(np.asarray(values).astype(np.float64).ravel(), nan=0.0, posinf=1e4, neginf=-1e4)
-    flat = np.clip(flat, -1e30, 1e30)
+    flat = np.asarray(values).astype(np.float64).ravel()
     if not flat.size:
         return Sketch(0, 0.0, 0.0, 0.0, 0.0, 0.0, constant)
-    mean, size = float(flat.mean()), float(np.abs(flat).mean())
-    rms = math.sqrt(float(np.square(flat).mean()))
-    return Sketch(flat.size, mean, size, rms, float(flat.max()), float(flat.min()), constant)
+    lowest, highest = float(flat.min()), float(flat.max())
+    if not (lowest >= -_LARGEST and highest <= _LARGEST):
+        # Attention masks hold -inf, whose mean says nothing.
+        flat = np.clip(np.nan_to_num(flat, nan=0.0, posinf=1e4, neginf=-1e4), -_LARGEST, _LARGEST)
+        lowest, highest = float(flat.min()), float(flat.max())
+    mean, size = float(flat.mean()), float(np.abs(flat, out=flat).mean())
+    rms = math.sqrt(float(np.square(flat, out=flat).mean()))
+    return Sketch(flat.size, mean, size, rms, highest, lowest, constant)

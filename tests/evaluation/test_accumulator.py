@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 import pytest
 
 from onnxq.evaluation.accumulator import ErrorAccumulator, measure_error
-from onnxq.evaluation.layer_noise import relative_noise, sum_squares
+from onnxq.evaluation.layer_noise import measure_noise, relative_noise, sum_squares
 
 
 def test_hand_computed_values() -> None:
@@ -95,9 +97,11 @@ def test_the_largest_of_each_row_are_counted_where_that_is_asked_for() -> None:
 
 
 def test_relative_noise() -> None:
-    assert relative_noise([np.array([3.0, 4.0])], [np.array([3.0, 4.5])]) == pytest.approx(0.25 / 25)
-    assert relative_noise([np.array([3.0, 4.0])], [np.array([3.0, 4.5])], signal=0.5) == pytest.approx(0.5)
-    assert relative_noise([np.zeros(2)], [np.zeros(2)]) == 0.0
+    noise = measure_noise(np.array([3.0, 4.0]), np.array([3.0, 4.5]))
+    assert noise == 0.25
+    assert relative_noise([noise, noise], 25.0) == pytest.approx(0.5 / 25)
+    assert relative_noise([noise], 0.5) == pytest.approx(0.5)
+    assert relative_noise([0.0], 0.0) == 0.0
 
 
 def test_long_sums_stay_exact() -> None:
@@ -108,10 +112,10 @@ def test_long_sums_stay_exact() -> None:
 def test_the_rest_is_not_computed_once_it_is_beyond_the_limit() -> None:
     asked: list[int] = []
 
-    def candidates() -> object:
+    def noises() -> Iterator[float]:
         for k in range(3):
             asked.append(k)
-            yield np.full(4, 2.0)
+            yield 4.0
 
-    assert relative_noise([np.ones(4)] * 3, candidates(), most=0.1) == np.inf  # type: ignore[arg-type]
+    assert relative_noise(noises(), 12.0, most=0.1) == np.inf
     assert asked == [0]

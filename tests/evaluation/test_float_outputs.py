@@ -87,12 +87,13 @@ def test_sums_over_samples_and_of_each() -> None:
 
 
 @pytest.mark.parametrize(
-    ("threads", "large", "most"), [(1, False, 2), (1, True, 1), (0, False, 1), (2, False, 1), (999, False, 1)]
+    ("threads", "large", "cores", "most"),
+    [(1, False, 2, 2), (1, False, 3, 3), (1, True, 2, 1), (0, False, 3, 2), (0, True, 3, 1), (999, False, 1, 1)],
 )
-def test_runs_at_a_time_leave_each_session_its_threads(
-    monkeypatch: pytest.MonkeyPatch, threads: int, large: bool, most: int
+def test_runs_at_a_time_leave_each_session_its_threads_but_two_run_on_all(
+    monkeypatch: pytest.MonkeyPatch, threads: int, large: bool, cores: int, most: int
 ) -> None:
-    monkeypatch.setattr(machine, "count_cores", lambda: 2)
+    monkeypatch.setattr(machine, "count_cores", lambda: cores)
     monkeypatch.setattr(compare, "is_large_model", lambda _: large)
     proto, active, counts = model(), set(), []
     other = Session(proto, optimize=False)

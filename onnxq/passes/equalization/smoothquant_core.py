@@ -20,8 +20,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from onnxq.arrays import Array, Array64, Floats
-from onnxq.evaluation.layer_noise import relative_noise, sum_squares
+from onnxq.evaluation.layer_noise import measure_noise, sum_squares
 from onnxq.numerics import SumOrder, fake_quant, fake_quant_weight, qparams_from_range, weight_qparams
+from onnxq.numerics.machine import map_in_threads
 from onnxq.spec import PerBlock, PerChannel, QuantSpec
 
 SMOOTHING_ALPHAS = (0.5, 0.65, 0.8, 0.9)
@@ -100,7 +101,8 @@ def measure_layer_error(
     low, high = min(float(np.min(statistics.low / s)), 0.0), max(float(np.max(statistics.high / s)), 0.0)
     x = fake_quant(statistics.rows / s, qparams_from_range(low, high, spec), spec).astype(np.float32)
     pairs = zip(weights, exact, strict=True)
-    return float(np.mean([relative_noise([output], [x @ layer.round_scaled(s)]) for layer, output in pairs]))
+    noises = [(measure_noise(output, x @ layer.round_scaled(s)), sum_squares(output)) for layer, output in pairs]
+    return float(np.mean([noise / max(signal, 1e-30) for noise, signal in noises]))
 
 
 def measure_weights_error(rows: Array32, weights: Sequence[SmoothedWeight], s: Array32) -> float:
@@ -134,8 +136,8 @@ def search_awq_exponent(rows: Array32, weights: Sequence[SmoothedWeight]) -> Cho
 
 def _choose_exponent(factors: dict[float, Array32], measure: Callable[[Array32], float]) -> Choice:
     """The exponent whose factors leave the least error; of equal ones the first."""
-    plain = measure(np.ones_like(next(iter(factors.values()))))
-    errors = {alpha: measure(s) for alpha, s in factors.items()}
+    plain, *measured = map_in_threads(measure, (np.ones_like(next(iter(factors.values()))), *factors.values()))
+    errors = dict(zip(factors, measured, strict=True))
     best = min(errors, key=errors.__getitem__)
     return factors[best], best, errors[best], plain
 
