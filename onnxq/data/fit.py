@@ -133,6 +133,12 @@ def fit_array(array: Array, value: ValueInfo, where: str) -> Array:
     check_dims(array.shape, value, where)
     check_dtype(array.dtype, value, where)
     want = find_input_dtype(value) or array.dtype
+    if want.kind == array.dtype.kind == "f" and want != array.dtype:
+        with np.errstate(over="ignore"):
+            converted = np.array(array, dtype=want, order="C")
+        # One look at the result does where all is well; numpy compares float16 slowly, value by value.
+        if np.isfinite(converted.min(initial=0)) and np.isfinite(converted.max(initial=0)):
+            return converted
     if classify_dtype(want) == "float":
         _check_finite(array, value, where)
     if want == array.dtype:

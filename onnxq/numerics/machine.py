@@ -20,7 +20,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from threadpoolctl import ThreadpoolController
 
@@ -70,6 +70,16 @@ def map_in_threads(work: Callable[[T], R], items: Iterable[T], *, threads: int =
                 yield waiting.popleft().result()
         finally:
             pool.shutdown(cancel_futures=True)
+
+
+def read_ahead(items: Iterable[T]) -> Iterator[T]:
+    """Yield the items, the next of which is made in a thread while the caller works with one."""
+    iterator, end = iter(items), object()
+    with ThreadPoolExecutor(1) as pool:
+        following: Future[Any] = pool.submit(next, iterator, end)
+        while (item := following.result()) is not end:
+            following = pool.submit(next, iterator, end)
+            yield item
 
 
 def share_cores(runs: int) -> int:

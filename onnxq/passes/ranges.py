@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice, product
 
@@ -26,7 +26,7 @@ from onnxq.evaluation.layer_noise import measure_noise, relative_noise, sum_squa
 from onnxq.graph import GraphIndex, ModelLike, NodeRef, ensure_opset, get_index
 from onnxq.graph.subgraph import assemble_model
 from onnxq.numerics import clip_bounds, fake_quant, qparams_from_range
-from onnxq.numerics.machine import map_in_threads, share_cores
+from onnxq.numerics.machine import map_in_threads, read_ahead, share_cores
 from onnxq.observers import create_observer
 from onnxq.observers.histogram import HistogramObserver
 from onnxq.passes.base import Pass, SampledContext, Stage, has_real_samples
@@ -188,14 +188,18 @@ def choose_ranges(
     fitted, others = list(samples), list(judges)
     errors = _RangeErrors(index, LayerwiseRunner(proto, [*fitted, *others], {}), [*fitted, *others], len(fitted))
     left = Counter(site.site for read in readers.values() for _, site in read)
-    with progress("choosing ranges", len(readers)) as task:
+
+    def list_measurements() -> Iterator[Callable[[], None]]:
         for node in index.nodes:
-            if node.name in readers:
-                # A tensor's last reader is told so: behind it the errors of its candidates are complete.
-                for k, site in readers[node.name]:
-                    left[site.site] -= 1
-                    errors.add_reader(node, k, site, last=not left[site.site])
-                task.advance()
+            # A tensor's last reader is told so: behind it the errors of its candidates are complete.
+            for k, site in readers.get(node.name, ()):
+                left[site.site] -= 1
+                yield errors.prepare_reader(node, k, site, last=not left[site.site])
+
+    with progress("choosing ranges", left.total()) as task:
+        for measure_candidates in read_ahead(list_measurements()):
+            measure_candidates()
+            task.advance()
     chosen = {site: choose_candidate(noises, _PRESENT) for site, noises in errors.errors.items()}
     taken = {site: name for site, name in chosen.items() if name != _PRESENT}
     qparams = {site: errors.candidates[site][name] for site, name in taken.items()}
@@ -257,11 +261,14 @@ class _RangeErrors:
         self.candidates: dict[Site, dict[str, QParams]] = {}
         self.errors: dict[Site, dict[str, float]] = {}
 
-    def add_reader(self, node: NodeRef, k: int, site: SitePlan, *, last: bool) -> None:
-        """Add the error of each candidate at this reader of the site. last: no other reader will follow."""
+    def prepare_reader(self, node: NodeRef, k: int, site: SitePlan, *, last: bool) -> Callable[[], None]:
+        """A function that adds the error of each candidate at this reader of the site, to be called in their order.
+
+        last: no other reader will follow. All that the function needs is computed here.
+        """
         tensor = self.index.find_input(node, k)
         if tensor is None or site.qparams is None:
-            return
+            return lambda: None
         self.runner.advance(self.runner.place(node.name))
         values = [read_tensor(value) for value in self.runner.values(tensor)]
         if site.site not in self.candidates:
@@ -272,7 +279,7 @@ class _RangeErrors:
             self.errors[site.site] = dict.fromkeys(self.candidates[site.site], 0.0)
         candidates, errors = self.candidates[site.site], self.errors[site.site]
         if len(candidates) < 2:
-            return
+            return lambda: None
         judged = self._list_judges(values)
         run = self._isolate_node(node, k) if node.op_type in _RUN and not node.domain else None
 
@@ -282,23 +289,27 @@ class _RangeErrors:
             return self._drop_padding(j, run(j, value) if run else value)
 
         exact = dict(zip(judged, map_in_threads(run_reader, judged), strict=True))
-        signal, most = sum(map_in_threads(sum_squares, exact.values())), np.inf
+        signal = sum(map_in_threads(sum_squares, exact.values()))
         lost: set[str] = set()
 
         def measure(item: tuple[str, int]) -> float:
             name, j = item
             return 0.0 if name in lost else measure_noise(exact[j], run_reader(j, candidates[name]))
 
-        noises = map_in_threads(measure, product(candidates, judged))
-        for name in candidates:
-            of_candidate = islice(noises, len(judged))
-            errors[name] += relative_noise(of_candidate, signal, most - errors[name])
-            # Those left behind the limit are not computed, only passed by.
-            lost.add(name)
-            deque(of_candidate, maxlen=0)
-            if last:
-                # Whoever passes this cannot win any more: the present one comes first, and has to be beaten by far.
-                most = min(most, errors[name] * (WORTH if name == _PRESENT else 1.0))
+        def measure_candidates() -> None:
+            most = np.inf
+            noises = map_in_threads(measure, product(candidates, judged))
+            for name in candidates:
+                of_candidate = islice(noises, len(judged))
+                errors[name] += relative_noise(of_candidate, signal, most - errors[name])
+                # Those left behind the limit are not computed, only passed by.
+                lost.add(name)
+                deque(of_candidate, maxlen=0)
+                if last:
+                    # Whoever passes this cannot win any more: the present one comes first, and has to be beaten by far.
+                    most = min(most, errors[name] * (WORTH if name == _PRESENT else 1.0))
+
+        return measure_candidates
 
     def _list_judges(self, values: Sequence[Array]) -> list[int]:
         """Samples that errors come from, those that reach the ends of the range among them: there clipping costs.

@@ -23,6 +23,7 @@ round_within_sums  GPTQ for weights whose 16-bit sums may overflow. Weights that
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -46,6 +47,8 @@ FEWEST_POSITIONS = 100
 # Columns that are rounded before their errors are added to the others, and columns of a panel of the factorization:
 # with fewer the products are too small for BLAS, with more too much is done one by one.
 _BLOCK, _PANEL = 32, 96
+# Elements of a weight, from which on BLAS gives a product to all cores, and copies count in memory.
+_MANY = 1 << 22
 # Damping from which on float32 is exact enough for the factorization.
 _ENOUGH = 0.01
 # Relative difference below which two errors are compared in float64.
@@ -158,6 +161,16 @@ def round_with_feedback(problem: RoundingProblem) -> RoundedWeight:
     added, E L, and then it is rounded. That takes one matrix product per block and one per column inside it.
     """
     feedback = problem.feedback
+    with ThreadPoolExecutor(1) as pool:
+        # Beside the loop over columns, which leaves cores idle; not of weights whose copies take memory.
+        ahead = pool.submit(_measure_nearest, problem) if problem.weight.size < _MANY else None
+        ordered, error = _round_columns(problem, feedback)
+        nearest = _measure_nearest(problem) if ahead is None else ahead.result()
+    return RoundedWeight(_take_better_rows(problem, ordered, error, *nearest))
+
+
+def _round_columns(problem: RoundingProblem, feedback: ErrorFeedback) -> tuple[NDArray[np.int32], Array64]:
+    """Codes by GPTQ, [groups, K, rows] as of `_reorder`, and the error of each row, [groups, rows]."""
     # [groups, K, rows], columns in the order of the factorization.
     arrays = (problem.weight, problem.scale, problem.zero)
     w, scale, zero = (_reorder(array.transpose(0, 2, 1), feedback.order) for array in arrays)
@@ -181,19 +194,26 @@ def round_with_feedback(problem: RoundingProblem) -> RoundedWeight:
             value = codes[:, k] * scale[:, k]
             np.subtract(column, value, out=left[:, k])
             np.subtract(w[:, k], value, out=errors[:, k])
-    # Of each row, [groups, rows].
     error = np.asarray(np.einsum("gkr,gk->gr", np.square(left, out=left), feedback.weights), np.float64)
-    return RoundedWeight(_take_better_rows(problem, codes.astype(np.int32) + zero, error))
+    return codes.astype(np.int32) + zero, error
 
 
-def _take_better_rows(problem: RoundingProblem, ordered: Array, error: Array64) -> NDArray[np.int32]:
+def _measure_nearest(problem: RoundingProblem) -> tuple[NDArray[np.int32], Array]:
+    """Codes rounded to nearest, [groups, rows, K], and the error of each row, [groups, rows]."""
+    feedback, nearest = problem.feedback, round_to_nearest(problem).codes
+    gap = problem.weight - (nearest - problem.zero).astype(np.float32) * problem.scale
+    whole = feedback.lower.transpose(0, 2, 1) @ _reorder(gap.transpose(0, 2, 1), feedback.order)
+    return nearest, np.einsum("gkr,gk->gr", np.square(whole), feedback.weights)
+
+
+def _take_better_rows(
+    problem: RoundingProblem, ordered: Array, error: Array64, nearest: NDArray[np.int32], simple: Array
+) -> NDArray[np.int32]:
     """The rows by GPTQ, [groups, K, rows] as of `_reorder`, or those rounded to nearest where their error is less."""
     feedback, w, scale, zero = problem.feedback, problem.weight, problem.scale, problem.zero
     codes = np.empty_like(ordered)
     np.put_along_axis(codes, feedback.order[:, :, None], ordered, axis=1)
-    codes, nearest = codes.transpose(0, 2, 1), round_to_nearest(problem).codes
-    gap = _reorder((w - (nearest - zero).astype(np.float32) * scale).transpose(0, 2, 1), feedback.order)
-    simple = np.einsum("gkr,gk->gr", np.square(feedback.lower.transpose(0, 2, 1) @ gap), feedback.weights)
+    codes = codes.transpose(0, 2, 1)
     worse = error > simple
     close = (abs(error - simple) <= _NEAR * simple).any(axis=0)
     # Errors of float32 cannot tell them apart, and "no row's is larger" is promised.

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 
 import numpy as np
 
@@ -137,14 +139,20 @@ def round_sequentially(
     finished = FinishedOperators(journal, proto, plan, feeds, others, dependencies)
     try:
         walk = _Walk(plan, view, proto, feeds, others, options, work, finished, small=small)
-        with progress("rounding", len(operators)) as task, use_one_blas_thread() if small else use_all_blas_threads():
-            for operator in operators:
+        with (
+            progress("rounding", len(operators)) as task,
+            use_one_blas_thread() if small else use_all_blas_threads(),
+            ThreadPoolExecutor(1) as pool,
+        ):
+            for operator, following in zip_longest(operators, operators[1:]):
                 visit = walk.visit_operator(operator)
+                ahead = pool.submit(walk.run_ahead, walk.find_ahead(following))
                 if visit is not None:
                     posed = visit.posed
                     # From here, so that no layer stands between this loop and the algorithm.
                     rounded = None if posed is None else posed.strategy.round(posed.problem)
                     walk.accept_rounding(visit, rounded)
+                ahead.result()
                 walk.release_weights(operator)
                 task.advance()
         return walk.make_result()
@@ -330,6 +338,20 @@ class _Walk:
                 self.others.pass_by(request)
             self.latest = request, None
 
+    def find_ahead(self, operator: Operator | None) -> MomentsRequest | None:
+        """The request of the next operator, where the float model may go there before this one is rounded."""
+        # Files of workers go through one hand, what an earlier run has finished is not run again, and two large things
+        # at a time are too many.
+        if operator is None or self.work is not None or self.finished.recording or self.threads:
+            return None
+        request = self._make_request(operator, self._find_pool(operator))
+        return None if self.latest is not None and self.latest[0] == request else request
+
+    def run_ahead(self, request: MomentsRequest | None) -> None:
+        """Run the float model to where a request looks; rounding changes nothing in it."""
+        if request is not None and self.samples.feeds:
+            self.samples.real.reach(request.data, request.reader)
+
     def _write_bias(self, operator: Operator, site: SitePlan, bias: Array) -> None:
         """Put the bias where it belongs: int32 values of its site, or a float in its place."""
         edge, bias_site = operator.bias_edge, operator.bias_site
@@ -437,6 +459,11 @@ class FinishedOperators:
     ) -> None:
         self._journal = journal
         self._key = "" if journal is None else _hash_rounding(proto, plan, samples, others, options)
+
+    @property
+    def recording(self) -> bool:
+        """True where there is a journal."""
+        return self._journal is not None
 
     def read_next(self, node: str) -> OperatorNumbers | None:
         """The numbers of the next operator; None where it is not finished."""
