@@ -65,12 +65,13 @@ class Taps:
             self._open = group, self._open_runner(group)
         main = self._open[1]
 
-        def run_ahead(item: tuple[Batch, list[Group], bool]) -> tuple[Batch, list[Group], list[Outputs] | None]:
-            batch, parts, small = item
-            return batch, parts, list(main.run_batch(batch, singles)) if small else None
+        def run_ahead(item: tuple[Batch, bool]) -> tuple[Batch, list[Outputs] | None]:
+            batch, small = item
+            return batch, list(main.run_batch(batch, singles)) if small else None
 
-        items = ((batch, self._pack_tensors(group, batch), self._is_small(group, batch)) for batch in batches)
-        for batch, parts, ready in map_in_threads(run_ahead, items, threads=count_runs(0)):
+        items = ((batch, self._is_small(group, batch)) for batch in batches)
+        for batch, ready in map_in_threads(run_ahead, items, threads=count_runs(0)):
+            parts = self._pack_tensors(group, batch)
             for part in parts:
                 runner = main if len(parts) == 1 else self._open_runner(part)
                 for tensor, value in runner.take_values(runner.run_batch(batch, singles) if ready is None else ready):

@@ -133,12 +133,6 @@ def fit_array(array: Array, value: ValueInfo, where: str) -> Array:
     check_dims(array.shape, value, where)
     check_dtype(array.dtype, value, where)
     want = find_input_dtype(value) or array.dtype
-    if want.kind == array.dtype.kind == "f" and want != array.dtype:
-        with np.errstate(over="ignore"):
-            converted = np.array(array, dtype=want, order="C")
-        # One look at the result does where all is well; numpy compares float16 slowly, value by value.
-        if np.isfinite(converted.min(initial=0)) and np.isfinite(converted.max(initial=0)):
-            return converted
     if classify_dtype(want) == "float":
         _check_finite(array, value, where)
     if want == array.dtype:
@@ -151,13 +145,18 @@ def fit_array(array: Array, value: ValueInfo, where: str) -> Array:
             raise make_input_error(where, value, f"holds values that {want} cannot", "check the data", code="Q210")
     with np.errstate(over="ignore"):
         out = np.array(array, dtype=want, order="C")
-    if classify_dtype(want) == "float" and np.isinf(out).sum() != np.isinf(array).sum():
+    if (
+        classify_dtype(want) == "float"
+        and want.itemsize <= array.dtype.itemsize
+        and np.isinf(out).sum() != np.isinf(array).sum()
+    ):
         raise make_input_error(where, value, f"holds values too large for {want}", "scale the data", code="Q210")
     return out
 
 
 def _check_finite(array: Array, value: ValueInfo, where: str) -> None:
-    bad = ~(np.asarray(array) < np.inf)
+    # Numpy compares float16 slowly, value by value.
+    bad = ~(np.asarray(array, np.float32 if array.dtype == np.float16 else None) < np.inf)
     if bad.any():
         place = tuple(int(i) for i in np.argwhere(bad)[0])
         kinds = "NaN" if np.isnan(array).any() else "inf"

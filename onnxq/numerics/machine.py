@@ -72,14 +72,21 @@ def map_in_threads(work: Callable[[T], R], items: Iterable[T], *, threads: int =
             pool.shutdown(cancel_futures=True)
 
 
+def begin_work(work: Callable[..., R], *args: Any) -> Callable[[], R]:
+    """Begin to call `work` in a thread; returns a function that waits for its result, or raises its exception."""
+    pool = ThreadPoolExecutor(1)
+    result = pool.submit(work, *args).result
+    pool.shutdown(wait=False)
+    return result
+
+
 def read_ahead(items: Iterable[T]) -> Iterator[T]:
     """Yield the items, the next of which is made in a thread while the caller works with one."""
     iterator, end = iter(items), object()
-    with ThreadPoolExecutor(1) as pool:
-        following: Future[Any] = pool.submit(next, iterator, end)
-        while (item := following.result()) is not end:
-            following = pool.submit(next, iterator, end)
-            yield item
+    following = begin_work(next, iterator, end)
+    while (item := following()) is not end:
+        following = begin_work(next, iterator, end)
+        yield item
 
 
 def share_cores(runs: int) -> int:

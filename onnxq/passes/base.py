@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any, Generic, TypeVar
 
 from onnxq.backends import find_target
@@ -15,7 +14,7 @@ from onnxq.evaluation.compare import FloatOutputs
 from onnxq.evaluation.metric import AccuracyRequest
 from onnxq.graph import ModelLike, compute_structural_ids
 from onnxq.graph.light import is_large_model
-from onnxq.numerics.machine import count_cores
+from onnxq.numerics.machine import begin_work, count_cores
 from onnxq.passes.journal import Outcome, PassReport
 from onnxq.passes.judging import SampleSets, Trial, judge_change
 from onnxq.passes.state import FloatState, extend
@@ -157,28 +156,13 @@ class Pass(Generic[ContextT, StateT]):
     retry: Callable[[ContextT, StateT], tuple[StateT, PassReport]] | None = None
 
 
-class _Scores:
-    """Scores of the states before passes, computed while these run, which leave cores idle.
-
-    Passes of one trial that change nothing have one state before them, and one score.
-    """
-
-    def __init__(self, pool: Executor) -> None:
-        self._pool = pool
-        self._begun: tuple[Any, Any, Future[float | None]] | None = None
-
-    def begin(self, trial: Trial[Any, Any] | None, ctx: RunContext, state: FloatState) -> Callable[[], float | None]:
-        """A function that returns the score of the state."""
-        if trial is None:
-            return lambda: None
-        # Workers do one thing at a time, a clock is watched by steps, and of a large model there is room for one.
-        alone = not ctx.crew.plain or ctx.budget.limited or is_large_model(state.model)
-        if alone or count_cores() < 2:
-            return partial(trial.score, ctx, state)
-        if self._begun is None or self._begun[0] is not trial.score or self._begun[1] is not state:
-            future = self._pool.submit(trial.score, replace(ctx, progress=silent), state)
-            self._begun = trial.score, state, future
-        return self._begun[2].result
+def _begin_score(
+    trial: Trial[Any, Any] | None, ctx: RunContext, state: FloatState
+) -> Callable[[], float | None] | None:
+    """Begin to score a state in a thread, as passes leave cores idle; None where it has to wait for the pass."""
+    # Workers do one thing at a time, a clock is watched by steps, and of a large model there is room for one.
+    alone = not ctx.crew.plain or ctx.budget.limited or is_large_model(state.model) or count_cores() < 2
+    return None if alone or trial is None else begin_work(trial.score, replace(ctx, progress=silent), state)
 
 
 def run_stage(passes: Iterable[Pass[Any, Any]], stage: Stage, ctx: RunContext, state: StateT) -> StateT:
@@ -186,13 +170,8 @@ def run_stage(passes: Iterable[Pass[Any, Any]], stage: Stage, ctx: RunContext, s
 
     A pass that gains nothing, does harm or takes too long leaves the state as it was.
     """
-    with ThreadPoolExecutor(1) as pool:
-        return _run_passes(passes, stage, ctx, state, _Scores(pool))
-
-
-def _run_passes(
-    passes: Iterable[Pass[Any, Any]], stage: Stage, ctx: RunContext, state: StateT, scores: _Scores
-) -> StateT:
+    judged: tuple[Any, StateT] | None = None
+    begun: Callable[[], float | None] | None = None
     for entry in passes:
         if entry.stage is not stage or not _is_due(entry, ctx, state):
             continue
@@ -204,12 +183,14 @@ def _run_passes(
             own = replace(ctx, progress=progress)
             after: StateT = state
             reports: list[PassReport] = []
-            score_before = scores.begin(entry.trial, own, state)
+            # Passes of one trial that change nothing have one state before them, and one score.
+            if judged != (entry.trial, state):
+                judged, begun = (entry.trial, state), _begin_score(entry.trial, own, state)
             # Both attempts begin with the state before, and both are reported: the second must not hide a rollback.
             for attempt in (entry.run, entry.retry):
                 if attempt is None:
                     break
-                after, report = judge_change(entry.trial, own, state, *attempt(own, state), score_before)
+                after, report = judge_change(entry.trial, own, state, *attempt(own, state), begun)
                 reports.append(report)
                 if report.outcome is not Outcome.WORSE:
                     break

@@ -223,15 +223,17 @@ def judge_change(
     before: StateT,
     after: StateT,
     report: PassReport,
-    score_before: Callable[[], float | None],
+    score_before: Callable[[], float | None] | None = None,
 ) -> tuple[StateT, PassReport]:
     """The state that a pass leaves: the one after it where that may be kept, and the report with both figures.
 
-    trial: None: the pass does no harm. A pass that gave up itself is not judged. score_before: of the state before it.
+    trial: None: the pass does no harm. A pass that gave up itself is not judged. score_before: gives that
+    of the state before it where it was begun already.
     """
     if report.outcome is not Outcome.KEPT or trial is None:
         return after, report
-    before_db, after_db = score_before(), trial.score(ctx, after)
+    before_db = trial.score(ctx, before) if score_before is None else score_before()
+    after_db = trial.score(ctx, after)
     # What cannot be judged is not kept: every pass is an improvement that was shown.
     figures = None if before_db is None or after_db is None else (before_db, after_db)
     if figures is not None and trial.allows(ctx, before, after, *figures):

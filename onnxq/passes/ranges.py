@@ -20,7 +20,6 @@ import onnx
 from onnxq.arrays import Array, Interval
 from onnxq.calibrate import calibrate
 from onnxq.calibrate.constants import find_tensor
-from onnxq.calibrate.parts import split_evenly
 from onnxq.data import read_mask
 from onnxq.evaluation.layer_noise import measure_noise, relative_noise, sum_squares
 from onnxq.graph import GraphIndex, ModelLike, NodeRef, ensure_opset, get_index
@@ -77,10 +76,6 @@ class RangeCandidates:
     def add_sample(self, values: Array) -> None:
         """Add a sample. Raises CalibrationError on NaN and inf."""
         self._first.update(values)
-
-    def add_observed(self, other: RangeCandidates) -> None:
-        """Add the samples that others of the same tensor were made of; exact in any order."""
-        self._first.merge(other._first)
 
     def list_qparams(self, bound: Bound, present: QParams | None = None) -> dict[str, QParams]:
         """Observer's name -> scale and zero point, without duplicates and `present`; {} if there were no values."""
@@ -317,21 +312,14 @@ class _RangeErrors:
         Extremes are rare and seldom held back, and without them every clipped range looks good.
         """
         fitted = [j for j in range(self.fitted) if values[j].size]
-        ends = dict(zip(fitted, map_in_threads(lambda j: (values[j].min(), values[j].max()), fitted), strict=True))
-        lowest = min(fitted, key=lambda j: ends[j][0], default=0)
-        highest = max(fitted, key=lambda j: ends[j][1], default=0)
+        lowest = min(fitted, key=lambda j: values[j].min(), default=0)
+        highest = max(fitted, key=lambda j: values[j].max(), default=0)
         return [j for j in sorted({lowest, highest, *self.judges}) if values[j].size]
 
     def _make_candidates(self, values: Sequence[Array], site: SitePlan, present: QParams) -> dict[str, QParams]:
-        def observe(positions: Sequence[int]) -> RangeCandidates:
-            ranges = RangeCandidates(site.spec)
-            for j in positions:
-                ranges.add_sample(self._drop_padding(j, values[j]))
-            return ranges
-
-        ranges, *others = map_in_threads(observe, split_evenly(range(self.fitted), share_cores(1)))
-        for other in others:
-            ranges.add_observed(other)
+        ranges = RangeCandidates(site.spec)
+        for j in range(self.fitted):
+            ranges.add_sample(self._drop_padding(j, values[j]))
         return ranges.list_qparams(site.bound, present)
 
     def _drop_padding(self, sample: int, value: Array) -> Array:

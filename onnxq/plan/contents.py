@@ -123,20 +123,15 @@ def make_feeds(feeds: Mapping[str, Feed]) -> dict[str, Array]:
     return inputs
 
 
-# Larger magnitudes are as good as infinite.
-_LARGEST = 1e30
-
-
 def sketch_values(values: Array, *, constant: bool = False) -> Sketch:
     """The figures of an array of numbers."""
     flat = np.asarray(values).astype(np.float64).ravel()
     if not flat.size:
         return Sketch(0, 0.0, 0.0, 0.0, 0.0, 0.0, constant)
-    lowest, highest = float(flat.min()), float(flat.max())
-    if not (lowest >= -_LARGEST and highest <= _LARGEST):
+    if not np.isfinite(flat).all():
         # Attention masks hold -inf, whose mean says nothing.
-        flat = np.clip(np.nan_to_num(flat, nan=0.0, posinf=1e4, neginf=-1e4), -_LARGEST, _LARGEST)
-        lowest, highest = float(flat.min()), float(flat.max())
-    mean, size = float(flat.mean()), float(np.abs(flat, out=flat).mean())
-    rms = math.sqrt(float(np.square(flat, out=flat).mean()))
+        flat = np.nan_to_num(flat, nan=0.0, posinf=1e4, neginf=-1e4)
+    flat = np.clip(flat, -1e30, 1e30, out=flat)
+    lowest, highest, mean = (float(figure) for figure in (flat.min(), flat.max(), flat.mean()))
+    size, rms = float(np.abs(flat, out=flat).mean()), math.sqrt(float(np.square(flat, out=flat).mean()))
     return Sketch(flat.size, mean, size, rms, highest, lowest, constant)

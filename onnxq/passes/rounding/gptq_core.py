@@ -23,14 +23,15 @@ round_within_sums  GPTQ for weights whose 16-bit sums may overflow. Weights that
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
 from onnxq.arrays import Array, Array64, Floats, Integers, Shape
 from onnxq.numerics import SumOrder, choose_widening, find_partners, round_within_sum
+from onnxq.numerics.machine import begin_work
 from onnxq.numerics.weights import MOST
 from onnxq.passes.rounding.second_moments import Moments
 
@@ -161,16 +162,9 @@ def round_with_feedback(problem: RoundingProblem) -> RoundedWeight:
     added, E L, and then it is rounded. That takes one matrix product per block and one per column inside it.
     """
     feedback = problem.feedback
-    with ThreadPoolExecutor(1) as pool:
-        # Beside the loop over columns, which leaves cores idle; not of weights whose copies take memory.
-        ahead = pool.submit(_measure_nearest, problem) if problem.weight.size < _MANY else None
-        ordered, error = _round_columns(problem, feedback)
-        nearest = _measure_nearest(problem) if ahead is None else ahead.result()
-    return RoundedWeight(_take_better_rows(problem, ordered, error, *nearest))
-
-
-def _round_columns(problem: RoundingProblem, feedback: ErrorFeedback) -> tuple[NDArray[np.int32], Array64]:
-    """Codes by GPTQ, [groups, K, rows] as of `_reorder`, and the error of each row, [groups, rows]."""
+    # Beside the loop over columns, which leaves cores idle; not of weights whose copies take memory.
+    small = problem.weight.size < _MANY
+    measure = begin_work(_measure_nearest, problem) if small else partial(_measure_nearest, problem)
     # [groups, K, rows], columns in the order of the factorization.
     arrays = (problem.weight, problem.scale, problem.zero)
     w, scale, zero = (_reorder(array.transpose(0, 2, 1), feedback.order) for array in arrays)
@@ -194,11 +188,12 @@ def _round_columns(problem: RoundingProblem, feedback: ErrorFeedback) -> tuple[N
             value = codes[:, k] * scale[:, k]
             np.subtract(column, value, out=left[:, k])
             np.subtract(w[:, k], value, out=errors[:, k])
+    # Of each row, [groups, rows].
     error = np.asarray(np.einsum("gkr,gk->gr", np.square(left, out=left), feedback.weights), np.float64)
-    return codes.astype(np.int32) + zero, error
+    return RoundedWeight(_take_better_rows(problem, codes.astype(np.int32) + zero, error, *measure()))
 
 
-def _measure_nearest(problem: RoundingProblem) -> tuple[NDArray[np.int32], Array]:
+def _measure_nearest(problem: RoundingProblem) -> tuple[Array, Array]:
     """Codes rounded to nearest, [groups, rows, K], and the error of each row, [groups, rows]."""
     feedback, nearest = problem.feedback, round_to_nearest(problem).codes
     gap = problem.weight - (nearest - problem.zero).astype(np.float32) * problem.scale
@@ -207,7 +202,7 @@ def _measure_nearest(problem: RoundingProblem) -> tuple[NDArray[np.int32], Array
 
 
 def _take_better_rows(
-    problem: RoundingProblem, ordered: Array, error: Array64, nearest: NDArray[np.int32], simple: Array
+    problem: RoundingProblem, ordered: Array, error: Array64, nearest: Array, simple: Array
 ) -> NDArray[np.int32]:
     """The rows by GPTQ, [groups, K, rows] as of `_reorder`, or those rounded to nearest where their error is less."""
     feedback, w, scale, zero = problem.feedback, problem.weight, problem.scale, problem.zero

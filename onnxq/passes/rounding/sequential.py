@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import zip_longest
 
@@ -24,7 +23,7 @@ from onnxq.graph import GraphIndex, ModelLike, NodeRef, compute_structural_ids, 
 from onnxq.graph.light import is_large_model
 from onnxq.graph.storage import Spool, release_pages
 from onnxq.numerics import bias_qparams, dequantize, quantize
-from onnxq.numerics.machine import use_all_blas_threads, use_one_blas_thread
+from onnxq.numerics.machine import begin_work, use_all_blas_threads, use_one_blas_thread
 from onnxq.passes.patterns import View
 from onnxq.passes.rounding.gptq_core import (
     DAMPING,
@@ -139,20 +138,16 @@ def round_sequentially(
     finished = FinishedOperators(journal, proto, plan, feeds, others, dependencies)
     try:
         walk = _Walk(plan, view, proto, feeds, others, options, work, finished, small=small)
-        with (
-            progress("rounding", len(operators)) as task,
-            use_one_blas_thread() if small else use_all_blas_threads(),
-            ThreadPoolExecutor(1) as pool,
-        ):
+        with progress("rounding", len(operators)) as task, use_one_blas_thread() if small else use_all_blas_threads():
             for operator, following in zip_longest(operators, operators[1:]):
                 visit = walk.visit_operator(operator)
-                ahead = pool.submit(walk.run_ahead, walk.find_ahead(following))
+                wait = begin_work(walk.run_ahead, following)
                 if visit is not None:
                     posed = visit.posed
                     # From here, so that no layer stands between this loop and the algorithm.
                     rounded = None if posed is None else posed.strategy.round(posed.problem)
                     walk.accept_rounding(visit, rounded)
-                ahead.result()
+                wait()
                 walk.release_weights(operator)
                 task.advance()
         return walk.make_result()
@@ -338,18 +333,13 @@ class _Walk:
                 self.others.pass_by(request)
             self.latest = request, None
 
-    def find_ahead(self, operator: Operator | None) -> MomentsRequest | None:
-        """The request of the next operator, where the float model may go there before this one is rounded."""
-        # Files of workers go through one hand, what an earlier run has finished is not run again, and two large things
-        # at a time are too many.
+    def run_ahead(self, operator: Operator | None) -> None:
+        """Run the float model to the next operator: rounding changes nothing in it, and leaves cores idle."""
+        # Files of workers go through one hand, finished operators are passed by, and two large ones are too many.
         if operator is None or self.work is not None or self.finished.recording or self.threads:
-            return None
+            return
         request = self._make_request(operator, self._find_pool(operator))
-        return None if self.latest is not None and self.latest[0] == request else request
-
-    def run_ahead(self, request: MomentsRequest | None) -> None:
-        """Run the float model to where a request looks; rounding changes nothing in it."""
-        if request is not None and self.samples.feeds:
+        if self.samples.feeds and (self.latest is None or self.latest[0] != request):
             self.samples.real.reach(request.data, request.reader)
 
     def _write_bias(self, operator: Operator, site: SitePlan, bias: Array) -> None:
