@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from onnxq.numerics import machine
-from onnxq.numerics.machine import map_in_threads, share_cores
+from onnxq.numerics.machine import begin_work, count_runs, map_in_threads, read_ahead, share_cores
 
 
 @given(items=st.lists(st.integers()), threads=st.integers(0, 4))
@@ -67,3 +67,49 @@ def test_items_are_read_no_further_ahead_than_there_are_threads(threads: int) ->
 def test_runs_side_by_side_share_the_cores(monkeypatch: pytest.MonkeyPatch, cores: int, runs: int, share: int) -> None:
     monkeypatch.setattr(machine, "count_cores", lambda: cores)
     assert share_cores(runs) == share
+
+
+@pytest.mark.parametrize(
+    ("cores", "threads", "runs"), [(2, 0, 2), (16, 0, 2), (16, 4, 4), (2, 8, 2), (1, 0, 1), (1, 1, 1)]
+)
+def test_two_runs_fill_the_gaps_of_each_other(
+    monkeypatch: pytest.MonkeyPatch, cores: int, threads: int, runs: int
+) -> None:
+    monkeypatch.setattr(machine, "count_cores", lambda: cores)
+    assert count_runs(threads) == runs
+
+
+def test_work_that_is_begun_goes_on_beside_the_caller() -> None:
+    # Both wait for each other.
+    barrier = threading.Barrier(2, timeout=60)
+    wait = begin_work(barrier.wait)
+    assert {barrier.wait(), wait()} == {0, 1}
+    # The second answer is the first.
+    assert wait() == wait()
+
+
+def test_a_fault_of_work_that_is_begun_is_raised_where_it_is_waited_for() -> None:
+    wait = begin_work(int, "no number")
+    with pytest.raises(ValueError, match="no number"):
+        wait()
+
+
+def test_the_next_item_is_made_while_the_caller_works_with_one() -> None:
+    made, barrier = [], threading.Barrier(2, timeout=60)
+
+    def items() -> Iterator[int]:
+        for item in range(4):
+            if item:
+                barrier.wait()
+            made.append(item)
+            yield item
+        raise ValueError("the end")
+
+    ahead = read_ahead(items())
+    for item in range(3):
+        assert next(ahead) == item
+        assert made == list(range(item + 1))
+        barrier.wait()
+    assert next(ahead) == 3
+    with pytest.raises(ValueError, match="the end"):
+        next(ahead)

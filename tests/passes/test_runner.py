@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import replace
@@ -14,6 +15,7 @@ import pytest
 from onnxq.config import Config
 from onnxq.data import load_data
 from onnxq.graph import GraphIndex
+from onnxq.passes import base
 from onnxq.passes.base import Pass, RunContext, Stage, run_pass, run_stage
 from onnxq.passes.journal import Outcome, PassReport, Shortage, Shortened
 from onnxq.passes.judging import THRESHOLDS, Threshold, Trial
@@ -112,6 +114,35 @@ def test_a_trial_keeps_or_takes_back(scores, kept, outcome, figures):
     assert (report.outcome, report.trial_db) == (outcome, figures)
     # What was taken back has changed nothing.
     assert report.changed == (KEPT.changed if kept else ())
+
+
+def test_the_state_before_is_scored_once_and_while_passes_run(monkeypatch):
+    monkeypatch.setattr(base, "count_cores", lambda: 2)
+    barrier, judged = threading.Barrier(2, timeout=60), []
+
+    def score(ctx: RunContext, one: FloatState) -> float:
+        judged.append(one.rewrites)
+        if not one.rewrites:
+            barrier.wait()
+        return float(len(one.rewrites))
+
+    def wait(ctx: RunContext, before: FloatState) -> tuple[FloatState, PassReport]:
+        barrier.wait()
+        return before, PassReport("idle", outcome=Outcome.NO_GAIN)
+
+    trial, ctx = Trial(score, Threshold()), context()
+    passes = (made_up(name="idle", run=wait, trial=trial), made_up(trial=trial))
+    after = run_stage(passes, Stage.REFINE, ctx, state())
+    assert after.rewrites == ("made up",)
+    assert judged == [(), ("made up",)]
+    assert ctx.journal[-1].trial_db == (0.0, 1.0)
+
+
+def test_under_a_limit_of_time_the_state_before_is_scored_by_its_clock():
+    main, judged = threading.get_ident(), []
+    trial = Trial(lambda ctx, one: judged.append(threading.get_ident()) or 1.0, Threshold())
+    run_pass(made_up(trial=trial), context(budget=TimeBudget(seconds=100.0)), state())
+    assert judged == [main, main]
 
 
 @pytest.mark.parametrize("outcome", [Outcome.NO_GAIN, Outcome.NOT_EQUIVALENT, Outcome.WORSE])
