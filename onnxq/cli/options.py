@@ -54,7 +54,7 @@ def make_options(command: str) -> list[click.Parameter]:
 
     return [
         click.Option(
-            ["--config"], metavar="PRESET|FILE", help="A preset's name or a YAML file. [default: TARGET-int8]"
+            ["--config"], metavar="PRESET|FILE", help="A preset's name or a YAML file. [default: TARGET or TARGET-int8]"
         ),
         click.Option(
             ["--set", "settings"], multiple=True, metavar="KEY=VALUE", type=Parsed(parse_setting),
