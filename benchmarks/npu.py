@@ -111,7 +111,7 @@ def measure_db(wanted: list[Mapping[str, np.ndarray]], got: list[Mapping[str, np
     """The SQNR of the worst output over all samples."""
     errors = ModelErrors()
     for feeds, exact, answers in zip(samples, wanted, got, strict=True):
-        errors.update(feeds, dict(exact), {name: np.reshape(answers[name], exact[name].shape) for name in exact})
+        errors.update(feeds, exact, answers)
     return min(output.whole_db for output in errors.results())
 
 

@@ -224,10 +224,10 @@ class Edit:
 
     def bypass_node(self, node: NodeRef, source: TensorId) -> None:
         """Take out a node that merely repeats `source`: its readers read that."""
-        self._editor.rewire(node.result, source.name)
-        self._editor.remove_node(node.name)
+        self.redirect_readers(node.result, source.name)
+        self.remove_node(node)
 
-    def redirect(self, tensor: TensorId, source: str) -> None:
+    def redirect_readers(self, tensor: TensorId, source: str) -> None:
         """Let all readers of a tensor read another."""
         self._editor.rewire(tensor, source)
 

@@ -31,6 +31,7 @@ from onnxq.backends.qnn.kernels import (
     find_fix,
     read_log,
 )
+from onnxq.graph import fix_sizes
 from onnxq.runtime.plugins import find_plugin_device, open_plugin_session
 
 PROVIDER = "QNNExecutionProvider"
@@ -109,11 +110,8 @@ def _fix_sizes(path: Path, shapes: Profile) -> None:
     """Write the sizes into the model: the provider takes no node whose shapes are not known."""
     if not shapes:
         return
-    model = onnx.load(path, load_external_data=False)
-    for value in model.graph.input:
-        for dim, size in zip(value.type.tensor_type.shape.dim, shapes.get(value.name, ((),))[0], strict=False):
-            dim.dim_value = size
-    onnx.save(model, path)
+    sizes = {name: profile[0] for name, profile in shapes.items()}
+    onnx.save(fix_sizes(onnx.load(path, load_external_data=False), sizes), path)
 
 
 def _compile(device: Any, settings: Mapping[str, str], folder: Path, compiled: Path) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from onnxq.compat.calibrate import CalibrationMethod
 from onnxq.compat.options import CONVERTS, PRESET, CompatOption, CompatWarning, convert_options
 from onnxq.compat.quant_utils import QuantType
-from onnxq.compat.quantize import StaticQuantConfig
+from onnxq.compat.quantize import StaticQuantConfig, get_qdq_config
 from onnxq.compat.shape_inference import ONE_FILE
 from onnxq.errors import ConfigError
 
@@ -48,24 +48,21 @@ def get_qnn_qdq_config(
     nodes_to_exclude: Names = None,
 ) -> StaticQuantConfig:
     """The arguments of `quantize_static` for the NPU. What it needs beside them, the target's rules know."""
-    return StaticQuantConfig(
+    return get_qdq_config(
+        model_input,
         calibration_data_reader,
         calibrate_method=calibrate_method,
         activation_type=activation_type,
         weight_type=weight_type,
+        activation_symmetric=activation_symmetric,
+        weight_symmetric=weight_symmetric,
+        per_channel=per_channel,
+        keep_removable_activations=keep_removable_activations,
+        tensor_quant_overrides=dict(init_overrides or {}),
+        calibration_providers=calibration_providers,
         op_types_to_quantize=op_types_to_quantize,
         nodes_to_exclude=nodes_to_exclude,
-        per_channel=per_channel,
-        calibration_providers=calibration_providers,
-        extra_options={
-            PRESET: _PRESET,
-            CONVERTS: add_qtype_converts,
-            "QDQKeepRemovableActivations": keep_removable_activations,
-            "TensorQuantOverrides": dict(init_overrides or {}),
-            "ActivationSymmetric": activation_symmetric,
-            "WeightSymmetric": weight_symmetric,
-            "CalibStridedMinMax": stride,
-        },
+        extra_options={PRESET: _PRESET, CONVERTS: add_qtype_converts, "CalibStridedMinMax": stride},
     )
 
 

@@ -20,9 +20,7 @@ import numpy as np
 
 from onnxq.backends import find_target
 from onnxq.calibrate import calibrate
-from onnxq.data import Dataset
 from onnxq.evaluation.compare import FloatOutputs
-from onnxq.evaluation.toggled import Setting
 from onnxq.evaluation.trials import measure_models
 from onnxq.passes.base import Pass, SampledContext, Stage
 from onnxq.passes.journal import Outcome, PassReport
@@ -32,8 +30,7 @@ from onnxq.passes.mixed_precision.cross_validation import widen_ranges
 from onnxq.passes.mixed_precision.search import SwitchedPlan
 from onnxq.passes.state import Note, PlacedState, PlacedStep
 from onnxq.plan import Plan, SitePlan
-from onnxq.planner.problem import QuantizableOp
-from onnxq.sites import Edge, Names, Role, TensorId
+from onnxq.sites import Edge, Names, Role, Site, TensorId
 from onnxq.spec import QParams, QuantSpec
 
 NAME, WIDEN = "activation_bits", "wide_activations"
@@ -65,9 +62,10 @@ def narrow_activations(ctx: SampledContext, state: PlacedState) -> PlacedStep:
     narrow_plan = _NARROW.find(state)
     if narrow_plan is None:
         return state, PassReport(NAME, outcome=Outcome.NO_GAIN)
-    order = _order_operators(ctx, state, narrow_plan)
-    samples = _take_samples(ctx)
+    samples = ctx.data.calibration.take(LIMITS[NAME].samples, ctx.config.data.seed).joined(ctx.data.validation)
     floats = FloatOutputs(state.model, samples, threads=ctx.config.verify.threads)
+    work = _share_work(state)
+    order = _order_operators(state, work, _measure_noises(ctx, state, narrow_plan, floats))
 
     def place(count: int) -> Plan:
         widths = {name: least if k < count else most for k, name in enumerate(order)}
@@ -81,17 +79,21 @@ def narrow_activations(ctx: SampledContext, state: PlacedState) -> PlacedStep:
     allowed = LIMITS[NAME].most_noise * measure(wide_plan) if wanted is None else 10 ** (-wanted / 10)
     # What is asked for may take all; by default no more than some are wide.
     low = 0 if wanted is not None else len(order) - len(order) // LIMITS[NAME].one_of
-    plans, high = {low: place(low)}, len(order) + 1
+    best, high = place(low), len(order) + 1
+    # All at once first: many networks need no wide operator.
+    middle = len(order)
     while high - low > 1:
-        # All at once first: many networks need no wide operator.
-        middle = len(order) if len(plans) == 1 else (low + high) // 2
-        plans[middle] = place(middle)
-        low, high = (middle, high) if measure(plans[middle]) <= allowed else (low, middle)
+        plan = place(middle)
+        if measure(plan) <= allowed:
+            low, best = middle, plan
+        else:
+            high = middle
+        middle = (low + high) // 2
     widths = {name: least if k < low else most for k, name in enumerate(order)}
     problem = replace_problem(state.problem, widths=widths)
-    line = _describe(state, widths, plans[low], least, most)
+    line = _describe_widths(work, order[low:], best, least, most)
     report = PassReport(NAME, (line,), outcome=Outcome.KEPT if low else Outcome.NO_GAIN)
-    return _NARROW.erase(replace(state, plan=plans[low], problem=problem)), report
+    return _NARROW.erase(replace(state, plan=best, problem=problem)), report
 
 
 def _list_widths(ctx: SampledContext) -> list[int]:
@@ -154,82 +156,74 @@ class _Noises:
     results: Mapping[TensorId, float]
 
 
-def _measure_noises(ctx: SampledContext, state: PlacedState, narrow: Plan) -> _Noises:
+def _measure_noises(ctx: SampledContext, state: PlacedState, narrow: Plan, floats: FloatOutputs) -> _Noises:
     """Each input rounded alone, and each result for all that read it; weights stay as they were."""
     ops, wide = state.problem.ops, state.planned
     sites = {site.quantized_tensor: site for site in narrow.sites if site.role in _ACTIVATIONS}
     edges = {edge: tensor for name in _list_free(state) for edge, tensor in ops.by_name[name].data if tensor in sites}
     # Whatever a model gives out is rounded where it is made; what is read, in front of each reader.
-    given = {tensor: site for tensor, site in sites.items() if site.role is Role.OUTPUT}
-    kept = [given.get(site.quantized_tensor, site) for site in wide.sites if site.site not in edges]
+    outputs = {tensor: site for tensor, site in sites.items() if site.role is Role.OUTPUT}
+    others = [outputs.get(site.quantized_tensor, site) for site in wide.sites if site.site not in edges]
     rounded = [
         replace(sites[tensor], site=edge, role=Role.ACTIVATION, consumers=(edge,), tensor=tensor, group="")
         for edge, tensor in edges.items()
     ]
-    switched = SwitchedPlan(ctx, state, wide.with_sites((*kept, *rounded)))
+    switched = SwitchedPlan(ctx, state, wide.with_sites((*others, *rounded)))
     switches = {switch.site: switch for switch in switched.list_pairs(*_ACTIVATIONS)}
-    settings: dict[Edge | TensorId, Setting] = {}
-    for edge in edges:
-        settings[edge] = frozenset(switches[name] for name in (str(edge),) if name in switches)
-    for tensor in sites:
-        readers = [str(edge) for edge, read in edges.items() if read == tensor]
-        names = [*readers, str(tensor)] if tensor in given else readers
-        settings[tensor] = frozenset(switches[name] for name in names if name in switches)
-    floats = FloatOutputs(state.model, _take_samples(ctx), threads=ctx.config.verify.threads)
+    rounding: dict[Edge | TensorId, list[Site]] = {edge: [edge] for edge in edges}
+    rounding |= {tensor: [tensor] if tensor in outputs else [] for tensor in sites}
+    for edge, tensor in edges.items():
+        rounding[tensor].append(edge)
+    settings = {
+        key: frozenset(switches[str(site)] for site in places if str(site) in switches)
+        for key, places in rounding.items()
+    }
     errors = switched.measure_settings([*settings.values()], floats, "measuring each rounding")
     noise = {key: error.noise() for key, error in zip(settings, errors, strict=True)}
     return _Noises({edge: noise[edge] for edge in edges}, {tensor: noise[tensor] for tensor in sites})
 
 
-def _order_operators(ctx: SampledContext, state: PlacedState, narrow: Plan) -> list[str]:
-    """The operators in the order in which they are narrowed: those first that make the least noise for their work."""
-    problem = state.problem
-    noises = _measure_noises(ctx, state, narrow)
-    free = _list_free(state)
-    ops = {name: problem.ops.by_name[name] for name in free}
-    work = _share_work(state, free)
-    order: list[str] = []
+def _order_operators(state: PlacedState, work: Mapping[str, float], noises: _Noises) -> list[str]:
+    """The operators in the order in which they are narrowed: those first that make the least noise for their work.
+
+    Each counts as one of them, too, besides its share of the work.
+    """
+    ops = state.problem.ops
+    # In their order.
+    narrowed: dict[str, None] = {}
     rounded: set[TensorId] = set()
 
     def add_noise(name: str) -> float:
         """Noise of an operator beside those that are narrow: a rounded result is so for all its readers."""
-        op = ops[name]
+        op = ops.by_name[name]
         inputs = [noises.inputs.get(edge, 0.0) for edge, tensor in op.data if tensor not in rounded]
-        read = [noises.inputs[edge] for edge, _ in problem.ops.list_consumers(op.out) if edge.node in narrowed]
+        read = [noises.inputs[edge] for edge, _ in ops.list_consumers(op.out) if edge.node in narrowed]
         return sum(inputs) + max(noises.results.get(op.out, 0.0) - sum(read), 0.0)
 
-    narrowed = set[str]()
-    while len(order) < len(free):
-        best = min((name for name in free if name not in narrowed), key=lambda name: add_noise(name) / work[name])
-        order.append(best)
-        narrowed.add(best)
-        rounded.add(ops[best].out)
-    return order
+    def find_price(name: str) -> float:
+        return add_noise(name) / (work[name] + 1 / len(work))
+
+    while len(narrowed) < len(work):
+        best = min((name for name in work if name not in narrowed), key=find_price)
+        narrowed[best] = None
+        rounded.add(ops.by_name[best].out)
+    return [*narrowed]
 
 
-def _share_work(state: PlacedState, names: Names) -> dict[str, float]:
-    """The work of each operator as a share of all, with something for its being one."""
-    estimate = find_target(state.planned.target).estimate_work
-    work = {name: estimate(state.problem.ops.candidate(state.problem.ops.by_name[name].node)) for name in names}
+def _share_work(state: PlacedState) -> dict[str, float]:
+    """The work of each operator whose width is its own, as a share of all of it."""
+    estimate, ops = find_target(state.planned.target).estimate_work, state.problem.ops
+    work = {name: estimate(ops.candidate(ops.by_name[name].node)) for name in _list_free(state)}
     total = sum(work.values()) or 1.0
-    return {name: work[name] / total + 1 / len(names) for name in names}
+    return {name: amount / total for name, amount in work.items()}
 
 
-def _take_samples(ctx: SampledContext) -> Dataset:
-    return ctx.data.calibration.take(LIMITS[NAME].samples, ctx.config.data.seed).joined(ctx.data.validation)
-
-
-def _describe(state: PlacedState, widths: dict[str, int], plan: Plan, least: int, most: int) -> str:
-    """How many operators are wide, and what that costs."""
-    ops: list[QuantizableOp] = [state.problem.ops.by_name[name] for name in widths]
-    work = find_target(plan.target).estimate_work
-    costs = {op.name: work(state.problem.ops.candidate(op.node)) for op in ops}
-    total = sum(costs.values()) or 1.0
-    wide = [name for name, bits in widths.items() if bits == most]
-    share = sum(costs[name] for name in wide) / total
+def _describe_widths(work: Mapping[str, float], wide: Sequence[str], plan: Plan, least: int, most: int) -> str:
+    """How many operators are wide, and how much of the work they are."""
+    share = sum(work[name] for name in wide)
     converts = sum(not isinstance(site.site, TensorId) and site.role is Role.ACTIVATION for site in plan.sites)
     return (
-        f"{len(wide)} of {len(widths)} operators in {most} bits, {share:.0%} of the work; the others in {least}; "
+        f"{len(wide)} of {len(work)} operators in {most} bits, {share:.0%} of the work; the others in {least}; "
         f"{converts} conversions"
     )
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 import numpy as np
 
+from onnxq.arrays import Array
 from onnxq.graph import NodeRef
+from onnxq.graph.scopes import walk_from
 from onnxq.passes.base import RunContext
 from onnxq.passes.patterns import Edit, View, is_op
 from onnxq.passes.state import FloatState, FloatStep
@@ -24,36 +27,35 @@ _NEVER, _FAR = 1e3, 64.0
 
 def bound_masks(_ctx: RunContext, state: FloatState) -> FloatStep:
     """Give masks in front of a Softmax a finite value that a scale can hold beside the scores."""
-    view, edit, changed = View(state.model), Edit(state.model), dict[Edge, str]()
-    for softmax in view.index.nodes:
-        for edge in _find_far_constants(view, softmax) if is_op(softmax, "Softmax") else ():
-            value = view.find_constant(view.index.find_node(edge.node), edge.index)
-            if value is not None and edge not in changed:
-                bounded = np.where(np.abs(value) > _NEVER, np.sign(value) * _FAR, value).astype(value.dtype)
-                edit.set_constant(view, edge, bounded)
-                changed[edge] = f"{edge.node}: {value.min():.3g} becomes {-_FAR:g}"
-    return edit.finish_pass(state, "masks", list(changed.values()))
+    view, edit, changed = View(state.model), Edit(state.model), list[str]()
+    softmaxes = [node for node in view.index.nodes if is_op(node, "Softmax")]
+    masking = {node.name for node in walk_from(softmaxes, partial(_list_masking, view))}
+    for node in view.index.nodes:
+        for edge, value in _find_far_constants(view, node) if node.name in masking else ():
+            bounded = np.where(np.abs(value) > _NEVER, np.sign(value) * _FAR, value).astype(value.dtype)
+            edit.set_constant(view, edge, bounded)
+            changed.append(f"{edge.node}: {value.min():.3g} becomes {-_FAR:g}")
+    return edit.finish_pass(state, "masks", changed)
 
 
-def _find_far_constants(view: View, softmax: NodeRef) -> Iterator[Edge]:
-    """The inputs that read a constant with values beyond any score, behind operators of a mask."""
-    pending, seen = [softmax], {softmax.name}
-    while pending:
-        node = pending.pop()
-        for edge in node.list_edges():
-            tensor = view.find_tensor(node, edge.index)
-            value = None if tensor is None else view.find_constant(node, edge.index)
-            if value is not None:
-                # Scores themselves may be scaled by large numbers, but a mask of ones and zeros by a negative one.
-                scales = node.op_type == "Div" or (node.op_type == "Mul" and np.max(value, initial=-1.0) > 0)
-                if value.dtype.kind == "f" and value.size and np.abs(value).max() > _NEVER and not scales:
-                    yield edge
-                continue
-            maker = None if tensor is None else view.index.find_producer(tensor)
-            masks = maker is not None and maker.op_type in _MASKING and not view.kept(maker.result)
-            if maker is not None and masks and maker.name not in seen:
-                seen.add(maker.name)
-                pending.append(maker)
+def _list_masking(view: View, node: NodeRef) -> Iterator[NodeRef]:
+    """The operators of a mask that make what a node reads."""
+    for tensor in view.index.list_reads(node):
+        maker = None if view.index.is_constant(tensor) else view.index.find_producer(tensor)
+        if maker is not None and maker.op_type in _MASKING and not view.kept(maker.result):
+            yield maker
+
+
+def _find_far_constants(view: View, node: NodeRef) -> Iterator[tuple[Edge, Array]]:
+    """The inputs that read a constant with values beyond any score, with its values."""
+    for edge in node.list_edges():
+        value = view.find_constant(node, edge.index)
+        if value is None or value.dtype.kind != "f" or not value.size or np.abs(value).max() <= _NEVER:
+            continue
+        # Scores themselves may be scaled by large numbers, but a mask of ones and zeros by a negative one.
+        scales = node.op_type == "Div" or (node.op_type == "Mul" and value.max() > 0)
+        if not scales:
+            yield edge, value
 
 
 def cut_splits(_ctx: RunContext, state: FloatState) -> FloatStep:
@@ -73,7 +75,7 @@ def cut_splits(_ctx: RunContext, state: FloatState) -> FloatStep:
                 for part, at in (("start", start), ("end", end))
             ]
             part = edit.insert_before(node, "Slice", [node.inputs[0], *bounds, axis], {}, f"{node.outputs[k]}/part")
-            edit.redirect(TensorId(node.outputs[k], node.scope), part)
+            edit.redirect_readers(TensorId(node.outputs[k], node.scope), part)
         edit.remove_node(node)
         changed.append(f"{node.name}: {len(sizes)} Slices instead of a Split")
     return edit.finish_pass(state, "splits", changed)
@@ -81,11 +83,11 @@ def cut_splits(_ctx: RunContext, state: FloatState) -> FloatStep:
 
 def _read_sizes(view: View, node: NodeRef) -> np.ndarray | None:
     """The sizes of a Split's results; None where they are not known."""
-    given = node.attrs.get("split")
-    if given is None:
-        given = view.find_constant(node, 1)
-    if given is not None:
-        return np.asarray(given, np.int64)
+    sizes = node.attrs.get("split")
+    if sizes is None:
+        sizes = view.find_constant(node, 1)
+    if sizes is not None:
+        return np.asarray(sizes, np.int64)
     if any(node.inputs[1:]):  # computed ones
         return None
     data, count = view.find_tensor(node, 0), len(node.outputs)
