@@ -235,6 +235,8 @@ class PlacementRule:
     opt_in: str = ""
     # The spec that an input takes, where it is not that of the operator's other activations.
     adapt: Callable[[int, QuantSpec], QuantSpec] = lambda _, spec: spec
+    # The width in which its kernel is as exact as its result, where no one asks for another; None for any.
+    bits: int | None = None
     # Scale and zero point of the result, where the kernel has them built in. Their origin is `FIXED`.
     result: Callable[[QuantSpec], QParams] | None = None
     # The node is one of the two products of attention.

@@ -244,11 +244,17 @@ class Edit:
         self._editor.insert_node(node.scope, op_type, inputs, [made], name=name, attrs=attrs, before=node.name)
         return made
 
+    def rename_output(self, node: NodeRef, tensor: str) -> str:
+        """Let a node write a new tensor of about this name in place of its first output; returns it."""
+        made = self._editor.fresh(tensor)
+        self._editor.replace_output(node.name, 0, made)
+        return made
+
     def append(self, node: NodeRef, op_type: str, value: Array) -> None:
         """A new node behind another, of its first output and a constant; the tensor keeps the name that it had."""
-        name, made = node.outputs[0], self._editor.fresh(f"{node.outputs[0]}/{node.op_type}")
+        name = node.outputs[0]
         held = self.add_constant(node.scope, f"{node.name}/bias", value)
-        self._editor.replace_output(node.name, 0, made)
+        made = self.rename_output(node, f"{name}/{node.op_type}")
         self._editor.insert_node(
             node.scope, op_type, [made, held], [name], name=self._editor.fresh(f"{name}/{op_type}"), after=node.name
         )

@@ -193,7 +193,8 @@ class Placer:
 
     def _find_request(self, op: QuantizableOp, tensor: TensorId) -> tuple[Match, QuantSpec]:
         """The request and spec of an operator for one of its tensors."""
-        match, bits = self.requests.match(Role.ACTIVATION, tensor, (op.node,)), self.widths.get(op.name)
+        match = self.requests.match(Role.ACTIVATION, tensor, (op.node,))
+        bits = self.widths.get(op.name, op.rule.bits)
         if bits is not None and (match.rule is None or match.rule.set.bits is None):
             match = replace(match, request=match.request.model_copy(update={"bits": bits, "storage": ""}))
         return match, self.requests.make_spec(match, Role.ACTIVATION, op.node)

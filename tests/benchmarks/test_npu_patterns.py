@@ -7,7 +7,10 @@ from pathlib import Path
 
 import pytest
 
-BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
+from onnxq.backends import find_target
+
+ROOT = Path(__file__).resolve().parents[2]
+BENCHMARKS = ROOT / "benchmarks"
 
 
 def test_rows_say_what_is_refused_and_how_near_the_rest_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -24,3 +27,13 @@ def test_rows_say_what_is_refused_and_how_near_the_rest_is(tmp_path: Path, monke
     monkeypatch.setattr(patterns, "PAGE", page)
     patterns.write_table(table)
     assert page.read_text() == f"before\n<!-- npu: begin -->\n{table}<!-- npu: end -->\nafter\n"
+
+
+def test_every_rule_names_the_rows_that_it_was_measured_in() -> None:
+    rules, _, patterns = (ROOT / "docs/engines.md").read_text().partition("<!-- npu: begin -->")
+    measured = {line.split("|")[1].strip() for line in patterns.splitlines() if line.startswith("| ")}
+    table = rules[rules.index("| measured in the rows |") :]
+    rows = [line.strip("|").split("|") for line in table.splitlines() if line.startswith("| `")]
+    named = {name.strip(" `") for row in rows if len(row) == 5 for name in row[0].split(",")}
+    assert {rule.name for rule in find_target("qnn").rules} == named
+    assert [name for row in rows if len(row) == 5 for name in row[4].split(";") if name.strip() not in measured] == []

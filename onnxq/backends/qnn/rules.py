@@ -96,6 +96,7 @@ def estimate_work(c: Candidate) -> float:
 _FUSING = ("Conv", "ConvTranspose", "Gemm", "MatMul", "Add", "Sub", "Mul", "Div", "AveragePool", "GlobalAveragePool")
 _rule = partial(PlacementRule, kernel="", output=Output.PAIR)
 _ALL = "pairs on all that it reads and on its result"
+_WIDE = "in 16 bits: the kernel of 8 is coarser than its result"
 _TABLE = "pairs on both sides; the scale of its result is built into the kernel"
 _MOVED = "moves integers: both sides share one scale"
 
@@ -132,7 +133,7 @@ RULES: tuple[PlacementRule, ...] = (
     _rule(name="tanh", ops=("Tanh",), kernel="ElementWiseNeuron", why=_TABLE, result=_fix_sign_range),
     _rule(name="softmax", ops=("Softmax", "LogSoftmax"), kernel="Softmax", why=_ALL),
     _rule(
-        name="layer-norm", ops=("LayerNormalization",), kernel="LayerNorm", why=_ALL, data=(0, 1), bias=2,
+        name="layer-norm", ops=("LayerNormalization",), kernel="LayerNorm", why=_WIDE, data=(0, 1), bias=2, bits=16,
         adapt=_adapt_second,
     ),
     _rule(

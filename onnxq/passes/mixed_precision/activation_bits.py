@@ -4,7 +4,7 @@ Such an engine reads and writes an operator's activations in one width, and conv
 ones. Ranges are chosen for the narrow width, in which they matter; weights are rounded beside the wide one, so that
 their errors and not those of activations decide. Then operators are narrowed one after another, those first that make
 the least noise for the work they save, until the noise of the whole is twice what it was: three decibels. At most half
-of them stay wide, unless an accuracy is asked for.
+of them stay wide, unless an accuracy is asked for; where that is too few for it, work no longer counts.
 
 An operator that is narrow rounds its inputs and its result. Each tensor's noise at the outputs is measured alone, and
 those of different tensors add up, as rounding errors do. The order is fixed by that; how far it goes, by the outputs of
@@ -26,7 +26,7 @@ from onnxq.passes.base import Pass, SampledContext, Stage
 from onnxq.passes.journal import Outcome, PassReport
 from onnxq.passes.judging import LIMITS, make_trial
 from onnxq.passes.mixed_precision.candidates import carry_qparams, may_choose_widths, replace_problem
-from onnxq.passes.mixed_precision.cross_validation import widen_ranges
+from onnxq.passes.mixed_precision.cross_validation import estimate_new, list_judging_folds, widen_ranges
 from onnxq.passes.mixed_precision.search import SwitchedPlan
 from onnxq.passes.state import Note, PlacedState, PlacedStep
 from onnxq.plan import Plan, SitePlan
@@ -38,6 +38,8 @@ NAME, WIDEN = "activation_bits", "wide_activations"
 _NARROW: Note[Plan] = Note(NAME)
 # By how much ranges in the most bits reach further than the samples did: there are steps enough for it.
 _HEADROOM = 1.25
+# In how many steps all operators are widened where new samples may not have what was asked for.
+_STEPS = 16
 _ACTIVATIONS = (Role.ACTIVATION, Role.OUTPUT)
 
 
@@ -64,8 +66,8 @@ def narrow_activations(ctx: SampledContext, state: PlacedState) -> PlacedStep:
         return state, PassReport(NAME, outcome=Outcome.NO_GAIN)
     samples = ctx.data.calibration.take(LIMITS[NAME].samples, ctx.config.data.seed).joined(ctx.data.validation)
     floats = FloatOutputs(state.model, samples, threads=ctx.config.verify.threads)
-    work = _share_work(state)
-    order = _order_operators(state, work, _measure_noises(ctx, state, narrow_plan, floats))
+    work, noises = _share_work(state), _measure_noises(ctx, state, narrow_plan, floats)
+    order = _order_operators(state, work, noises)
 
     def place(count: int) -> Plan:
         widths = {name: least if k < count else most for k, name in enumerate(order)}
@@ -77,11 +79,11 @@ def narrow_activations(ctx: SampledContext, state: PlacedState) -> PlacedStep:
 
     wanted = ctx.request.min_sqnr
     allowed = LIMITS[NAME].most_noise * measure(wide_plan) if wanted is None else 10 ** (-wanted / 10)
+    # All at once first: many networks need no wide operator but those that are never narrow.
+    middle = sum(state.problem.ops.by_name[name].rule.bits is None for name in order)
     # What is asked for may take all; by default no more than some are wide.
-    low = 0 if wanted is not None else len(order) - len(order) // LIMITS[NAME].one_of
-    best, high = place(low), len(order) + 1
-    # All at once first: many networks need no wide operator.
-    middle = len(order)
+    fewest = 0 if wanted is not None else min(middle, len(order) - len(order) // LIMITS[NAME].one_of)
+    low, high, best = fewest - 1, middle + 1, wide_plan
     while high - low > 1:
         plan = place(middle)
         if measure(plan) <= allowed:
@@ -89,6 +91,16 @@ def narrow_activations(ctx: SampledContext, state: PlacedState) -> PlacedStep:
         else:
             high = middle
         middle = (low + high) // 2
+    if low < fewest:
+        # As many wide operators as may be are too few: each is where it mends most, whatever its work.
+        order = _order_operators(state, dict.fromkeys(work, 0.0), noises)
+        low, best = fewest, place(fewest)
+    while wanted is not None and low:
+        chosen = replace(state, plan=best)
+        if estimate_new(ctx, chosen, list_judging_folds(ctx, chosen)) >= wanted:
+            break
+        low = max(0, low - max(1, len(order) // _STEPS))
+        best = place(low)
     widths = {name: least if k < low else most for k, name in enumerate(order)}
     problem = replace_problem(state.problem, widths=widths)
     line = _describe_widths(work, order[low:], best, least, most)
@@ -200,8 +212,8 @@ def _order_operators(state: PlacedState, work: Mapping[str, float], noises: _Noi
         read = [noises.inputs[edge] for edge, _ in ops.list_consumers(op.out) if edge.node in narrowed]
         return sum(inputs) + max(noises.results.get(op.out, 0.0) - sum(read), 0.0)
 
-    def find_price(name: str) -> float:
-        return add_noise(name) / (work[name] + 1 / len(work))
+    def find_price(name: str) -> tuple[bool, float]:
+        return ops.by_name[name].rule.bits is not None, add_noise(name) / (work[name] + 1 / len(work))
 
     while len(narrowed) < len(work):
         best = min((name for name in work if name not in narrowed), key=find_price)

@@ -7,7 +7,7 @@ a small ResNet has 43 dB on the 32 images it was calibrated with, 41 on each wit
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -15,9 +15,12 @@ import numpy as np
 from onnxq.arrays import Interval
 from onnxq.calibrate import calibrate
 from onnxq.data import Dataset
+from onnxq.evaluation.compare import FloatOutputs, ModelErrors
+from onnxq.evaluation.trials import measure_models
 from onnxq.graph import ModelLike
 from onnxq.graph.light import is_large_model
 from onnxq.passes.base import SampledContext
+from onnxq.passes.judging import make_trial
 from onnxq.passes.ranges import WHOLE, is_observed, read_range, scale_range, set_range
 from onnxq.passes.rounding.passes import ROUNDED
 from onnxq.passes.state import PlannedState
@@ -57,6 +60,10 @@ class Fold:
             if least > low or most < high:
                 changed[site.site] = replace(site, qparams=set_range(site, max(low, least), min(high, most)))
         return _move_ranges(model, plan, changed)
+
+
+# Samples that judge, and the float model's outputs on them.
+JudgingFold = tuple[Fold, FloatOutputs]
 
 
 def _measure_widening(end: float, reached: float) -> float:
@@ -111,6 +118,22 @@ def split_folds(ctx: SampledContext, state: PlannedState) -> tuple[Fold, ...]:
         for site in ranges[0]
     }
     return tuple(Fold(part, others, reached) for part, others in zip(parts, ranges, strict=True))
+
+
+def list_judging_folds(ctx: SampledContext, state: PlannedState) -> list[JudgingFold]:
+    """`split_folds`, and what the float model answers."""
+    threads = ctx.config.verify.threads
+    return [(fold, FloatOutputs(state.model, fold.samples, threads=threads)) for fold in split_folds(ctx, state)]
+
+
+def estimate_new(ctx: SampledContext, state: PlannedState, folds: Sequence[JudgingFold]) -> float:
+    """The SQNR in dB that new samples have all but surely with the state's plan."""
+    errors = ModelErrors()
+    with ctx.progress("judging on all samples", sum(len(fold.samples) for fold, _ in folds)) as task:
+        for fold, floats in folds:
+            trial = make_trial(state, fold.narrow_ranges(state.model, state.planned))
+            errors.merge(measure_models([trial], floats, ctx.crew, task)[0])
+    return errors.estimate(find_optimism(state)).least_db
 
 
 def find_optimism(state: PlannedState) -> float:

@@ -18,14 +18,12 @@ from dataclasses import replace
 from onnxq.backends import find_target
 from onnxq.calibrate import calibrate
 from onnxq.errors import ConfigError
-from onnxq.evaluation.compare import FloatOutputs, ModelErrors
 from onnxq.evaluation.metric import UINT16, AccuracyRequest, Metric, has_whole_bytes
-from onnxq.evaluation.trials import measure_models
 from onnxq.passes.assembly import build_quantized, give_types
 from onnxq.passes.base import Pass, SampledContext, Stage
 from onnxq.passes.journal import LOST_DB, Outcome, PassReport, Promotion, PromotionStep
-from onnxq.passes.judging import LIMITS, THRESHOLDS, Threshold, Trial, make_trial
-from onnxq.passes.mixed_precision.cross_validation import Fold, find_optimism, split_folds, widen_ranges
+from onnxq.passes.judging import LIMITS, THRESHOLDS, Threshold, Trial
+from onnxq.passes.mixed_precision.cross_validation import estimate_new, list_judging_folds, split_folds, widen_ranges
 from onnxq.passes.mixed_precision.search import PromotionSearch, SearchStep
 from onnxq.passes.rounding.passes import NAME as ROUNDING
 from onnxq.passes.rounding.passes import round_again
@@ -39,8 +37,6 @@ PROMOTED: Note[Promotion] = Note(NAME)
 _HEADROOM, _FEW_SAMPLES = 1.1, 64
 
 PromotedPlan = tuple[Plan, Promotion]
-# Samples that judge, and the float model's outputs on them.
-JudgingFold = tuple[Fold, FloatOutputs]
 
 
 def promote_operators(ctx: SampledContext, state: PlacedState) -> PlacedStep:
@@ -86,23 +82,11 @@ def round_promoted(ctx: SampledContext, state: PlacedState) -> PlacedStep:
     return round_again(ctx, state, bare, AGAIN)
 
 
-def _estimate_plan(ctx: SampledContext, state: PlacedState, folds: Sequence[JudgingFold]) -> float:
-    """The SQNR that new samples have all but surely with the state's plan."""
-    errors = ModelErrors()
-    with ctx.progress("judging on all samples", sum(len(fold.samples) for fold, _ in folds)) as task:
-        for fold, floats in folds:
-            trial = make_trial(state, fold.narrow_ranges(state.model, state.planned))
-            errors.merge(measure_models([trial], floats, ctx.crew, task)[0])
-    return errors.estimate(find_optimism(state)).least_db
-
-
 def _score_promoted(ctx: SampledContext, state: PlacedState) -> float:
     """The SQNR that new samples have all but surely; where none was asked for, that of the validation samples."""
     if ctx.request.min_sqnr is None or PROMOTED.find(state) is None:
         return ctx.data.judge.score(state, state.planned, progress=ctx.progress)
-    threads = ctx.config.verify.threads
-    folds = [(fold, FloatOutputs(state.model, fold.samples, threads=threads)) for fold in split_folds(ctx, state)]
-    return _estimate_plan(ctx, state, folds)
+    return estimate_new(ctx, state, list_judging_folds(ctx, state))
 
 
 def _find_threshold(ctx: SampledContext, _before: PlacedState, _after: PlacedState) -> Threshold:
@@ -155,7 +139,7 @@ def _add_headroom(search: PromotionSearch, plan: Plan, account: Promotion) -> Pr
     if wider is plan or len(ctx.data.ranges) > _FEW_SAMPLES or search.is_expired():
         return plan, account
     folds = [(judge.fold, judge.floats) for judge in search.judges if judge.fold is not None]
-    if _estimate_plan(ctx, replace(state, plan=wider), folds) < account.least:
+    if estimate_new(ctx, replace(state, plan=wider), folds) < account.least:
         return plan, account
     return wider, replace(account, headroom=_HEADROOM)
 

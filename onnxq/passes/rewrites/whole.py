@@ -1,4 +1,4 @@
-"""Rewrites for targets that take a whole graph in integers: masks that a scale can hold, Splits as Slices."""
+"""Rewrites for targets that take a whole graph in integers: masks for scales, Splits as Slices, MatMuls as Gemms."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from onnxq.arrays import Array
 from onnxq.graph import NodeRef
 from onnxq.graph.scopes import walk_from
 from onnxq.passes.base import RunContext
+from onnxq.passes.linear import find_linear
 from onnxq.passes.patterns import Edit, View, is_op
 from onnxq.passes.state import FloatState, FloatStep
 from onnxq.sites import Edge, TensorId
@@ -97,3 +98,42 @@ def _read_sizes(view: View, node: NodeRef) -> np.ndarray | None:
         return None
     largest = -(-size // count)
     return np.asarray([min(largest, size - k * largest) for k in range(count)], np.int64)
+
+
+def fuse_biases(_ctx: RunContext, state: FloatState) -> FloatStep:
+    """Make every MatMul with a constant bias behind it a Gemm, whose sum is rounded once, with its bias in it.
+
+    Reshapes stand around it where it has more than two axes, behind the Relu or Clip that such an engine takes up.
+    """
+    view, edit, changed = View(state.model), Edit(state.model), []
+    matrices: dict[TensorId, str] = {}
+    for node in view.index.nodes:
+        op = find_linear(view, node) if is_op(node, "MatMul") else None
+        if op is None or op.bias_at is None:
+            continue
+        shape = view.index.find_shape(op.last.result)
+        if shape is None or not all(isinstance(size, int) for size in shape):
+            continue
+        x = node.inputs[0]
+        key = TensorId(x, node.scope)
+        if len(shape) > 2 and key not in matrices:
+            rows = edit.add_constant(node.scope, f"{x}/rows", np.asarray([-1, op.weight.shape[0]], np.int64))
+            matrices[key] = edit.insert_before(node, "Reshape", [x, rows], {}, f"{x}/matrix")
+        bias = np.broadcast_to(op.bias, (op.channels,)).astype(op.weight.dtype)
+        held = edit.add_constant(node.scope, f"{node.name}/bias", bias)
+        edit.replace_node(node, "Gemm", [matrices.get(key, x), node.inputs[1], held], {})
+        if len(shape) == 2:
+            edit.absorb_chain(node, [op.last])
+        else:
+            matrix = edit.rename_output(node, f"{op.last.outputs[0]}/matrix")
+            clip, _ = view.sole_reader(op.last.result, "Relu", "Clip") or (None, 0)
+            if clip is not None:
+                matrix = edit.insert_before(
+                    clip, clip.op_type, [matrix, *clip.inputs[1:]], clip.attrs, f"{clip.outputs[0]}/matrix"
+                )
+            sizes = edit.add_constant(node.scope, f"{op.last.outputs[0]}/sizes", np.asarray(shape, np.int64))
+            edit.replace_node(clip or op.last, "Reshape", [matrix, sizes], {})
+            if clip is not None:
+                edit.remove_node(op.last)
+        changed.append(f"{node.name}: took in {op.last.name}")
+    return edit.finish_pass(state, "biases", changed)

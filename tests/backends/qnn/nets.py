@@ -55,6 +55,7 @@ NETS = {
         "s = MatMul(sx, sw) s0, s1, s2 = Split<axis=-1>(s, thirds) sd = Add(s0, s1) sy = Mul(sd, s2)",
         "sx s,s0/part,s1/part,s2/part sd sy", {"sw": (24, 24), "thirds": np.array([8, 8, 8])}, "sw",
     ),
+    # LayerNormalization has 16 bits in any case, and those that read it or its input convert.
     "attention": Net(
         "float[1,8,16] x", "float[1,8,16] z",
         """n = LayerNormalization<axis=-1>(x, gamma, beta)
@@ -67,14 +68,15 @@ NETS = {
         l = MatMul(of, wo) f = Add(l, x)
         u = MatMul(f, wu) ub = Add(u, bu) h = Gelu(ub)
         d = MatMul(h, wd) z = Add(d, f)""",
-        "x gamma n q,qh,qt k,kh,kt v,vh,vt a mask m e o,ot,of l f u bu ub h d z",
+        "x gamma n q/MatMul/in0 k/MatMul/in0 v/MatMul/in0 f/Add/in1 q,qh,qt k,kh,kt v,vh,vt a mask m e o,ot,of l "
+        "f,f/matrix ub/matrix,ub h d z",
         {
             "gamma": np.linspace(0.5, 2, 16, dtype=np.float32), "beta": (16,),
             "wq": (16, 16), "wk": (16, 16), "wv": (16, 16), "wo": (16, 16), "wu": (16, 32), "bu": (32,), "wd": (32, 16),
             "heads": np.array([1, 8, 2, 8]), "flat": np.array([1, 8, 16]),
             "mask": np.triu(np.full((1, 1, 8, 8), _FAR, np.float32), 1),
         },
-        "wq wk wv wo wu wd", "beta",
+        "wq wk wv wo wu wd", "beta u/MatMul/bias",
     ),
 }  # fmt: skip
 

@@ -105,12 +105,17 @@ def test_pairs_stand_on_all_sides_and_what_moves_values_shares_one() -> None:
     assert list(find_gaps(result.model)) == []
 
 
-@pytest.mark.parametrize(("bits", "second"), [(8, ()), (16, ("gamma", "a/MatMul/in1", "o/MatMul/in1"))])
-def test_types_and_scales_are_those_that_kernels_take(bits: int, second: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(
+    ("bits", "wide", "second"), [(8, ("x", "n"), ("gamma",)), (16, (), ("gamma", "a/MatMul/in1", "o/MatMul/in1"))]
+)
+def test_types_and_scales_are_those_that_kernels_take(
+    bits: int, wide: tuple[str, ...], second: tuple[str, ...]
+) -> None:
     sites = {str(site.site): site for site in quantize(str(bits)).plan.sites}
     storage = {name: site.spec.storage for name, site in sites.items() if site.role in _PAIRS}
     # uint16 would be read as 8 bits by what multiplies two activations.
-    assert storage == {**dict.fromkeys(storage, f"uint{bits}"), **dict.fromkeys(second, "int16")}
+    types = dict.fromkeys(storage, f"uint{bits}") | dict.fromkeys(wide, "uint16") | dict.fromkeys(second, "int16")
+    assert storage == types
     assert all(sites[name].spec.symmetric for name in second)
     for site in (sites[name] for name in list_words("weights")):
         assert (site.spec.storage, site.spec.symmetric) == ("int8", True)
@@ -191,7 +196,8 @@ def test_any_graph_has_pairs_on_all_sides_in_any_widths(proto: onnx.ModelProto, 
 def test_a_bias_that_is_an_operand_keeps_its_own_levels_when_weights_are_rounded() -> None:
     rng = np.random.default_rng(0)
     weights = {name: rng.standard_normal(shape).astype(np.float32) for name, shape in (("w", (32, 32)), ("b", (32,)))}
-    model = parse("g (float[1,128,32] x) => (float[1,128,32] y) { p = MatMul (x, w) y = Add (p, b) }", **weights)
+    nodes = "p = MatMul (x, w) y = Add (p, b) z = Abs (p)"
+    model = parse(f"g (float[1,128,32] x) => (float[1,128,32] y, float[1,128,32] z) {{ {nodes} }}", **weights)
     samples = [{"x": rng.standard_normal((1, 128, 32)).astype(np.float32)} for _ in range(8)]
     result = onnxq.quantize(model, samples, "qnn-int8", overrides={"latency": False, "verify.emulated": 0})
     assert any(line.startswith("rounding: 1 MatMul") for line in result.report.accounts)

@@ -16,7 +16,8 @@ from tests.backends.qnn.nets import make_model, make_samples
 def quantize(min_sqnr: float | None = None, wide: str = "") -> onnxq.Result:
     model = make_model()
     rules = [{"node": wide, "role": "activation", "set": {"bits": 16}}] if wide else []
-    overrides: dict[str, Any] = {"latency": False, "effort": "fast", "rules": rules}
+    # The search behind it, for what no width of integers holds, is for tests of its own.
+    overrides: dict[str, Any] = {"latency": False, "effort": "fast", "rules": rules, "skip": ["promotion"]}
     if min_sqnr is not None:
         overrides["min_sqnr"] = min_sqnr
     return onnxq.quantize(model, make_samples(model, 16), "qnn-mixed", overrides=overrides)
@@ -43,8 +44,8 @@ def test_at_most_half_are_wide_and_the_summary_says_how_many() -> None:
 def test_more_noise_takes_fewer_wide_operators() -> None:
     counts = [count_wide(quantize(least))[0] for least in (5.0, 40.0, 90.0)]
     assert counts == sorted(counts)
-    # What is asked for may take all operators.
-    assert (counts[0], counts[-1]) == (0, count_wide(quantize())[1])
+    # LayerNormalization is never narrow; what is asked for may take all operators.
+    assert (counts[0], counts[-1]) == (1, count_wide(quantize())[1])
 
 
 def test_the_choice_is_the_same_each_time() -> None:

@@ -1,4 +1,4 @@
-"""Masks that a scale can hold, and Splits as Slices, for targets that take a graph as a whole."""
+"""Masks that a scale can hold, Splits as Slices, MatMuls with biases as Gemms: for targets that take whole graphs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from onnxq.passes.rewrites.whole import bound_masks, cut_splits
+from onnxq.passes.rewrites.whole import bound_masks, cut_splits, fuse_biases
 from tests.passes.kit import (
     apply,
     assert_same,
@@ -113,3 +113,42 @@ def test_only_targets_that_take_whole_graphs_ask_for_them(target: str, left: int
     assert ops(after)["Split"] == left
     assert {report.name for report in reports if report.changed} >= ({"masks", "splits"} if not left else set())
     assert ("masks" in {report.name for report in reports}) is (not left)
+
+
+BIASES = {"w": np.eye(4, 3, dtype=F) + F(0.5), "b": np.arange(3, dtype=F), "row": np.ones((1, 1, 3), F), "half": F(0.5)}
+ROWS = "float[2,5,4] x"
+# The nodes, the input, the output, and the operators that are expected beside the Gemm.
+PRODUCTS = {
+    "of a matrix": ("p = MatMul(x, w) y = Add(b, p)", "float[2,4] x", "float[2,3] y", {}),
+    "of rows": ("p = MatMul(x, w) y = Add(p, row)", ROWS, "float[2,5,3] y", {"Reshape": 2}),
+    "one bias for all": ("p = MatMul(x, w) y = Add(p, half)", ROWS, "float[2,5,3] y", {"Reshape": 2}),
+    "in front of a Relu": ("p = MatMul(x, w) a = Add(p, b) y = Relu(a)", ROWS, "float[2,5,3] y",
+                           {"Reshape": 2, "Relu": 1}),
+    "in front of a Clip": ("p = MatMul(x, w) a = Add(p, b) c = Clip(a, , half) y = Abs(c)", ROWS, "float[2,5,3] y",
+                           {"Reshape": 2, "Clip": 1, "Abs": 1}),
+    # Both read the same matrix.
+    "twice": ("p = MatMul(x, w) a = Add(p, b) q = MatMul(x, w) c = Add(q, row) y = Mul(a, c)", ROWS, "float[2,5,3] y",
+              {"Reshape": 3, "Mul": 1}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("lines", "head", "out", "others"), PRODUCTS.values(), ids=PRODUCTS)
+def test_a_bias_is_added_before_its_product_is_rounded(lines: str, head: str, out: str, others: dict[str, int]) -> None:
+    before = model(lines, head, out, **BIASES)
+    after, report = apply(fuse_biases, before, "qnn")
+    assert ops(after) == {"Gemm": lines.count("MatMul"), **others}
+    assert report.changed[0] == f"p/MatMul: took in {'y' if ' y = Add' in lines else 'a'}/Add"
+    assert_same(before, after)
+
+
+@pytest.mark.parametrize(
+    ("lines", "head", "out"),
+    [
+        ("p = MatMul(x, w) q = Abs(p) a = Add(p, b) y = Add(a, q)", ROWS, "float[2,5,3] y"),
+        ("p = MatMul(x, w) y = Add(p, given)", f"{ROWS}, float[3] given", "float[2,5,3] y"),
+        ("p = MatMul(x, w) y = Add(p, b)", "float[n,5,4] x", "float[n,5,3] y"),
+    ],
+    ids=["read without it, too", "a bias that is computed", "a size that is not fixed"],
+)
+def test_products_that_stay(lines: str, head: str, out: str) -> None:
+    assert_untouched(fuse_biases, model(lines, head, out, **BIASES))
