@@ -1,4 +1,4 @@
-"""Sizes of inputs that a file fixes, for engines that compile a graph for them: given, or those of the samples."""
+"""Sizes of inputs that a file fixes, for engines that compile a graph for them: those of `fix`, or of the samples."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ def settle_sizes(model: ModelSource, data: object, config: Config, progress: Pro
     """
     whole = find_target(config.target).whole
     inputs = get_index(name_nodes(load_model(model, lazy=True).light)).inputs
-    given = _read_fixes(config, inputs)
-    if whole and data is not None and not all(map(_is_fixed, given.values())):
+    shapes = _read_fixes(config, inputs)
+    if whole and data is not None and not all(map(_is_fixed, shapes.values())):
         # Samples are whole batches where the size of these is fixed.
-        data = load_data(data, _with_shapes(inputs, given), config.data, progress=progress)
-        given = _add_sample_sizes(given, data, progress)
-    for name, shape in given.items() if whole else ():
+        data = load_data(data, _with_shapes(inputs, shapes), config.data, progress=progress)
+        shapes = _add_sample_sizes(shapes, data, progress)
+    for name, shape in shapes.items() if whole else ():
         if not _is_fixed(shape):
             cause = (
                 f"{name} is {'x'.join(map(str, shape))}, and {config.target} compiles a graph for sizes that are fixed"
@@ -45,7 +45,7 @@ def settle_sizes(model: ModelSource, data: object, config: Config, progress: Pro
     before = _read_shapes(inputs)
     return data, {
         name: tuple(dim if isinstance(dim, int) else 0 for dim in shape)
-        for name, shape in given.items()
+        for name, shape in shapes.items()
         if shape != before[name]
     }
 
@@ -93,20 +93,20 @@ def _is_fixed(shape: tuple[int | str, ...]) -> bool:
 
 
 def _add_sample_sizes(
-    given: Mapping[str, tuple[int | str, ...]], data: Dataset, progress: Progress
+    shapes: Mapping[str, tuple[int | str, ...]], data: Dataset, progress: Progress
 ) -> dict[str, tuple[int | str, ...]]:
     """The shapes with the sizes that all samples share in place of symbols."""
-    seen: dict[str, list[set[int]]] = {name: [set() for _ in shape] for name, shape in given.items()}
+    sample_sizes: dict[str, list[set[int]]] = {name: [set() for _ in shape] for name, shape in shapes.items()}
     with progress("looking at the sizes of samples", len(data)) as task:
         for feeds in count_items(data.samples(), task):
-            for name, sizes in seen.items():
+            for name, sizes in sample_sizes.items():
                 for axis, size in enumerate(feeds[name].shape):
                     sizes[axis].add(int(size))
-    shapes = {}
-    for name, shape in given.items():
-        shared = zip(shape, seen[name], strict=True)
-        shapes[name] = tuple(min(sizes) if isinstance(dim, str) and len(sizes) == 1 else dim for dim, sizes in shared)
-    return shapes
+    shared: dict[str, tuple[int | str, ...]] = {}
+    for name, shape in shapes.items():
+        axes = zip(shape, sample_sizes[name], strict=True)
+        shared[name] = tuple(min(sizes) if isinstance(dim, str) and len(sizes) == 1 else dim for dim, sizes in axes)
+    return shared
 
 
 def _suggest_fix(name: str, shape: tuple[int | str, ...]) -> str:

@@ -81,7 +81,7 @@ class NodeNames:
 def read_kernels(model: ModelLike, folder: Path) -> Kernels:
     """The operators of all graphs in the order of the record."""
     names = NodeNames(model)
-    found = []
+    kernels = []
     for part in _read_record(folder)["subgraph_traces"]:
         graph = json.loads((folder / GRAPHS / f"{part['graph_name']}.json").read_text(encoding="utf-8"))["graph"]
         tensors = {name: _read_tensor(name, entry) for name, entry in graph["tensors"].items()}
@@ -89,7 +89,7 @@ def read_kernels(model: ModelLike, folder: Path) -> Kernels:
         for mapping in part["op_mappings"]:
             node = graph["nodes"][mapping["dst_name"]]
             sources = (names.find_node(source["name"]) for source in mapping["sources"] if source["type"] == "OP")
-            found.append(
+            kernels.append(
                 Kernel(
                     name=mapping["dst_name"],
                     kind=node["type"],
@@ -100,7 +100,7 @@ def read_kernels(model: ModelLike, folder: Path) -> Kernels:
                     moves=node["type"] in _MOVES,
                 )
             )
-    return tuple(found)
+    return tuple(kernels)
 
 
 def _read_record(folder: Path) -> dict[str, Any]:
@@ -127,13 +127,13 @@ def _read_tensor(name: str, entry: Mapping[str, Any]) -> Tensor:
 def read_placement(model: ModelLike, folder: Path) -> DevicePlacement:
     """The number of partitions, and the nodes left to the CPU but for pairs at the borders of the model."""
     names, record = NodeNames(model), _read_record(folder)
-    refused = {names.find_node(found[1]): found for line in read_log(folder) if (found := REFUSED.search(line))}
+    refused = {names.find_node(word[1]): word for line in read_log(folder) if (word := REFUSED.search(line))}
     reasons: dict[str, str] = {}
     for entry in record["unsupported_nodes"]:
         node = names.find_node(entry["node_name"])
         if node and not _BORDER.search(entry["reason"]):
-            found = refused.get(node)
-            reasons[node] = describe_refusal(found) if found else entry["reason"]
+            word = refused.get(node)
+            reasons[node] = describe_refusal(word) if word else entry["reason"]
     pairs = {node for node in reasons if names.operators[node] in (QUANTIZE, DEQUANTIZE)}
     # A pair is refused with its operator, whose reason says it already.
     own = {reasons[node] for node in reasons if node not in pairs} | {"Failed to add node."}
@@ -144,9 +144,9 @@ def read_placement(model: ModelLike, folder: Path) -> DevicePlacement:
     )
 
 
-def describe_refusal(found: re.Match[str]) -> str:
-    """The word of Qualcomm's validator, which gives no reason. found: a match of REFUSED."""
-    return f"the validator of the HTP refuses it as {found[2]} (error {found[3]})"
+def describe_refusal(word: re.Match[str]) -> str:
+    """The word of Qualcomm's validator, which gives no reason. word: a match of REFUSED."""
+    return f"the validator of the HTP refuses it as {word[2]} (error {word[3]})"
 
 
 def find_fix(reason: str) -> str:
