@@ -4,7 +4,8 @@ Such an engine reads and writes an operator's activations in one width, and conv
 ones. Ranges are chosen for the narrow width, in which they matter; weights are rounded beside the wide one, so that
 their errors and not those of activations decide. Then operators are narrowed one after another, those first that make
 the least noise for the work they save, until the noise of the whole is twice what it was: three decibels. At most half
-of them stay wide, unless an accuracy is asked for; where that is too few for it, work no longer counts.
+of them stay wide; where that is too few for it, work no longer counts, and more of them do if the outputs would have
+less than 20 dB, or what was asked for.
 
 An operator that is narrow rounds its inputs and its result. Each tensor's noise at the outputs is measured alone, and
 those of different tensors add up, as rounding errors do. The order is fixed by that; how far it goes, by the outputs of
@@ -38,6 +39,8 @@ NAME, WIDEN = "activation_bits", "wide_activations"
 _NARROW: Note[Plan] = Note(NAME)
 # By how much ranges in the most bits reach further than the samples did: there are steps enough for it.
 _HEADROOM = 1.25
+# Below this outputs are so far from float's that answers change.
+_GOOD_DB = 20.0
 # In how many steps all operators are widened where new samples may not have what was asked for.
 _STEPS = 16
 _ACTIVATIONS = (Role.ACTIVATION, Role.OUTPUT)
@@ -69,7 +72,7 @@ def narrow_activations(ctx: SampledContext, state: PlacedState) -> PlacedStep:
     work, noises = _share_work(state), _measure_noises(ctx, state, narrow_plan, floats)
     order = _order_operators(state, work, noises)
 
-    def place(count: int) -> Plan:
+    def place(order: Sequence[str], count: int) -> Plan:
         widths = {name: least if k < count else most for k, name in enumerate(order)}
         return _place_widths(ctx, state, widths, (wide_plan, narrow_plan))
 
@@ -79,28 +82,33 @@ def narrow_activations(ctx: SampledContext, state: PlacedState) -> PlacedStep:
 
     wanted = ctx.request.min_sqnr
     allowed = LIMITS[NAME].most_noise * measure(wide_plan) if wanted is None else 10 ** (-wanted / 10)
-    # All at once first: many networks need no wide operator but those that are never narrow.
-    middle = sum(state.problem.ops.by_name[name].rule.bits is None for name in order)
+
+    def find_most(order: Sequence[str], fewest: int, largest: int, noise: float) -> int:
+        """The largest number of narrow operators with at most this noise; `fewest` - 1 where there is none."""
+        # All at once first: many networks need no wide operator but those that are never narrow.
+        low, high, middle = fewest - 1, largest + 1, largest
+        while high - low > 1:
+            low, high = (middle, high) if measure(place(order, middle)) <= noise else (low, middle)
+            middle = (low + high) // 2
+        return low
+
+    choosable = sum(state.problem.ops.by_name[name].rule.bits is None for name in order)
     # What is asked for may take all; by default no more than some are wide.
-    fewest = 0 if wanted is not None else min(middle, len(order) - len(order) // LIMITS[NAME].one_of)
-    low, high, best = fewest - 1, middle + 1, wide_plan
-    while high - low > 1:
-        plan = place(middle)
-        if measure(plan) <= allowed:
-            low, best = middle, plan
-        else:
-            high = middle
-        middle = (low + high) // 2
+    fewest = 0 if wanted is not None else min(choosable, len(order) - len(order) // LIMITS[NAME].one_of)
+    low = find_most(order, fewest, choosable, allowed)
     if low < fewest:
-        # As many wide operators as may be are too few: each is where it mends most, whatever its work.
+        # As many wide operators as may be are too few: each is where it mends most, whatever its work. More are wide
+        # only where answers would change.
         order = _order_operators(state, dict.fromkeys(work, 0.0), noises)
-        low, best = fewest, place(fewest)
+        low = find_most(order, 0, fewest, 10 ** (-_GOOD_DB / 10))
+    low = max(low, 0)
+    best = place(order, low)
     while wanted is not None and low:
         chosen = replace(state, plan=best)
         if estimate_new(ctx, chosen, list_judging_folds(ctx, chosen)) >= wanted:
             break
         low = max(0, low - max(1, len(order) // _STEPS))
-        best = place(low)
+        best = place(order, low)
     widths = {name: least if k < low else most for k, name in enumerate(order)}
     problem = replace_problem(state.problem, widths=widths)
     line = _describe_widths(work, order[low:], best, least, most)
