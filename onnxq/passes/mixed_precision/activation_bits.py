@@ -14,7 +14,7 @@ models in which the first half, the first quarter … are narrow.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -41,8 +41,6 @@ _NARROW: Note[Plan] = Note(NAME)
 _HEADROOM = 1.25
 # Below this outputs are so far from float's that answers change.
 _GOOD_DB = 20.0
-# In how many steps all operators are widened where new samples may not have what was asked for.
-_STEPS = 16
 _ACTIVATIONS = (Role.ACTIVATION, Role.OUTPUT)
 
 
@@ -83,32 +81,33 @@ def narrow_activations(ctx: SampledContext, state: PlacedState) -> PlacedStep:
     wanted = ctx.request.min_sqnr
     allowed = LIMITS[NAME].most_noise * measure(wide_plan) if wanted is None else 10 ** (-wanted / 10)
 
-    def find_most(order: Sequence[str], fewest: int, largest: int, noise: float) -> int:
-        """The largest number of narrow operators with at most this noise; `fewest` - 1 where there is none."""
+    def has_wanted(plan: Plan) -> bool:
+        chosen = replace(state, plan=plan)
+        return wanted is None or estimate_new(ctx, chosen, list_judging_folds(ctx, chosen)) >= wanted
+
+    def find_most(order: Sequence[str], fewest: int, largest: int, holds: Callable[[Plan], bool]) -> int:
+        """The largest number of narrow operators with which a plan holds; `fewest` - 1 where there is none."""
         # All at once first: many networks need no wide operator but those that are never narrow.
         low, high, middle = fewest - 1, largest + 1, largest
         while high - low > 1:
-            low, high = (middle, high) if measure(place(order, middle)) <= noise else (low, middle)
+            low, high = (middle, high) if holds(place(order, middle)) else (low, middle)
             middle = (low + high) // 2
         return low
 
     choosable = sum(state.problem.ops.by_name[name].rule.bits is None for name in order)
     # What is asked for may take all; by default no more than some are wide.
     fewest = 0 if wanted is not None else min(choosable, len(order) - len(order) // LIMITS[NAME].one_of)
-    low = find_most(order, fewest, choosable, allowed)
-    if low < fewest:
+    low = find_most(order, fewest, choosable, lambda plan: measure(plan) <= allowed)
+    if wanted is not None:
+        # Samples that had no part in the ranges are to have it, too.
+        low = find_most(order, 0, low, has_wanted)
+    elif low < fewest:
         # As many wide operators as may be are too few: each is where it mends most, whatever its work. More are wide
         # only where answers would change.
         order = _order_operators(state, dict.fromkeys(work, 0.0), noises)
-        low = find_most(order, 0, fewest, 10 ** (-_GOOD_DB / 10))
+        low = find_most(order, 0, fewest, lambda plan: measure(plan) <= 10 ** (-_GOOD_DB / 10))
     low = max(low, 0)
     best = place(order, low)
-    while wanted is not None and low:
-        chosen = replace(state, plan=best)
-        if estimate_new(ctx, chosen, list_judging_folds(ctx, chosen)) >= wanted:
-            break
-        low = max(0, low - max(1, len(order) // _STEPS))
-        best = place(order, low)
     widths = {name: least if k < low else most for k, name in enumerate(order)}
     problem = replace_problem(state.problem, widths=widths)
     line = _describe_widths(work, order[low:], best, least, most)
