@@ -14,16 +14,18 @@ from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import onnx
 
 from onnxq.arrays import Shape
-from onnxq.config.data import RuntimeConfig
 from onnxq.errors import ConfigError, VerificationError
 from onnxq.graph import GraphIndex, ModelLike, NodeRef
 from onnxq.runtime import Feeds, Latency
 from onnxq.sites import Caution, Names, Refusal, Refusals
+
+if TYPE_CHECKING:
+    from onnxq.config.data import RuntimeConfig
 
 # Files of a build: the log, and the engine. How engines list their kernels is their own affair.
 LOG, ENGINE, MODEL = "build.log", "engine", "model.onnx"

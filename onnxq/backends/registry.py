@@ -9,8 +9,6 @@ from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from onnxq.config import Config, read_config
-from onnxq.config.rules import RuleSet
 from onnxq.errors import ConfigError, Location
 from onnxq.nearest import suggest_names
 from onnxq.sites import Names
@@ -19,6 +17,8 @@ from onnxq.spec import FLOAT8
 if TYPE_CHECKING:
     from onnxq.backends.base import IntegerSums, MachineCosts, Target
     from onnxq.backends.engine import Engine
+    from onnxq.config import Config
+    from onnxq.config.rules import RuleSet
 
 # Entry points of packages that add a backend: its name, and where the Backend stands.
 GROUP = "onnxq.backends"
@@ -319,6 +319,9 @@ def load_config(
     Raises ConfigError for unknown keys and values, and for those that the target does not support, with file, line,
     dotted path and the nearest name.
     """
+    # Here: a process that builds reads no configuration, and pydantic would be half of its start.
+    from onnxq.config import read_config
+
     return check_limits(read_config(source, overrides, target=target))
 
 

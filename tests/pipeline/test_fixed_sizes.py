@@ -33,8 +33,12 @@ def make_samples(*sizes: tuple[int, int]) -> list[dict[str, Array]]:
 SAMPLES = make_samples(*[(2, 6)] * 6)
 
 
+# Not compiled for the NPU, which takes longer than all else here.
+QUICK = {"latency": False, "verify.emulated": 0}
+
+
 def quantize(target: str = "qnn", samples: Any = SAMPLES, fix: tuple[str, ...] = (), text: str = TEXT) -> onnxq.Result:
-    overrides = {"latency": False, "effort": "fast", "fix": list(fix)}
+    overrides = {**QUICK, "effort": "fast", "fix": list(fix)}
     return onnxq.quantize(model(text), samples, f"{target}-int8", overrides=overrides)
 
 
@@ -62,7 +66,7 @@ def test_sizes_are_in_the_plan_and_applying_it_fixes_them() -> None:
     text = to_json(result.plan)
     assert json.loads(text)["sizes"] == {"x": [1, 4, 6], "other": [1, 4, 6]}
     assert from_json(text).sizes == result.plan.sizes
-    again = onnxq.apply(model(), from_json(text), overrides={"latency": False})
+    again = onnxq.apply(model(), from_json(text), overrides=QUICK)
     assert again.model.SerializeToString(deterministic=True) == result.model.SerializeToString(deterministic=True)
 
 
@@ -71,7 +75,7 @@ def test_other_targets_fix_what_they_are_asked_to(target: str) -> None:
     assert list_shapes(quantize(target).model)["x"] == ("batch", 4, "time")
     result = quantize(target, fix=("batch=2",))
     assert list_shapes(result.model) == {"x": (2, 4, "time"), "other": (2, 4, "time"), "y": (2, 8, "time")}
-    again = onnxq.apply(model(), from_json(to_json(result.plan)), overrides={"latency": False})
+    again = onnxq.apply(model(), from_json(to_json(result.plan)), overrides=QUICK)
     assert list_shapes(again.model) == list_shapes(result.model)
 
 

@@ -6,15 +6,19 @@ uint8 x uint8 and int8 x int8 in any operator; MatMulNBits.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 
 from onnxq.arrays import Array
 from onnxq.backends.base import Data, IntegerProduct, IntegerSums
 from onnxq.backends.ort.rules import CONVS, find_sum_order
 from onnxq.backends.registry import OBSERVER, Limit, has_positive_scales, is_dynamic
-from onnxq.config.model import Config
 from onnxq.graph import NodeRef
 from onnxq.numerics import pair_neighbours
+
+if TYPE_CHECKING:
+    from onnxq.config.model import Config
 
 _MICROSOFT = "com.microsoft"
 

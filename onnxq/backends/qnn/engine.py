@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from onnxq.backends.engine import (
     ENGINE,
@@ -22,10 +22,12 @@ from onnxq.backends.engine import (
     Runner,
 )
 from onnxq.backends.qnn.kernels import NEEDS, TRACE, read_kernels, read_placement
-from onnxq.config.data import RuntimeConfig
 from onnxq.graph import GraphIndex, ModelLike, NodeRef
 from onnxq.graph.verify import QUANTIZE
 from onnxq.sites import Names, Refusal
+
+if TYPE_CHECKING:
+    from onnxq.config.data import RuntimeConfig
 
 # Snapdragon X, the chip of Windows laptops; 8 Gen 2, of phones, has the same HTP, and newer chips run what it runs.
 _SOC, _ARCHITECTURE = "60", "73"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from onnxq.backends.registry import (
     NO_CPU_KINDS,
     NO_OPERATORS,
@@ -12,9 +14,11 @@ from onnxq.backends.registry import (
     is_dynamic,
     is_static,
 )
-from onnxq.config.model import Config
-from onnxq.config.rules import RuleSet, TensorConfig
 from onnxq.spec import FLOAT8, STORAGE_BITS
+
+if TYPE_CHECKING:
+    from onnxq.config.model import Config
+    from onnxq.config.rules import RuleSet, TensorConfig
 
 _NO_ZERO_POINT = "TensorRT takes no zero point: it refuses asymmetric int8"
 _SIGNED = "TensorRT reads uint8 as int8 and clips it at 127: wrong answers, silently"

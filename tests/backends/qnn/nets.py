@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -81,9 +82,9 @@ NETS = {
 }  # fmt: skip
 
 
-def make_model() -> onnx.ModelProto:
-    """All networks in one model, side by side; nodes are named after their first output and their operator."""
-    rng, nets = np.random.default_rng(0), NETS.values()
+def make_model(names: Collection[str] = NETS) -> onnx.ModelProto:
+    """Networks in one model, side by side; nodes are named after their first output and their operator."""
+    rng, nets = np.random.default_rng(0), [NETS[name] for name in names]
     heads = (", ".join(net.x for net in nets), ", ".join(net.y for net in nets))
     nodes = "\n".join(net.nodes for net in nets)
     proto = parser.parse_model(

@@ -30,7 +30,9 @@ _PAIRS = (Role.ACTIVATION, Role.OUTPUT)
 _FOLDED = ("Relu", "Clip")
 # Operators of random graphs that no rule is about.
 _OTHERS = {"BatchNormalization", "Identity"}
-_QUICK = {"latency": False, "effort": "fast"}
+# Not compiled: files alone are looked at here, and test_engine.py runs the emulator.
+_PLANNED = {"latency": False, "verify.emulated": 0}
+_QUICK = {**_PLANNED, "effort": "fast"}
 _SECOND = "every second in 16"
 
 
@@ -46,7 +48,7 @@ def quantize(widths: str, effort: str = "fast") -> onnxq.Result:
     wide = [node.name for node in model.graph.node if node.op_type != "Split"][::2]
     rules = {"16": [{"role": "activation", "set": {"bits": 16}}], _SECOND: [widen(*wide)]}.get(widths, [])
     preset = "qnn-mixed" if widths == "chosen" else "qnn-int8"
-    overrides = {"latency": False, "effort": effort, "rules": rules}
+    overrides = {**_PLANNED, "effort": effort, "rules": rules}
     return onnxq.quantize(model, make_samples(model), preset, overrides=overrides)
 
 
@@ -199,7 +201,7 @@ def test_a_bias_that_is_an_operand_keeps_its_own_levels_when_weights_are_rounded
     nodes = "p = MatMul (x, w) y = Add (p, b) z = Abs (p)"
     model = parse(f"g (float[1,128,32] x) => (float[1,128,32] y, float[1,128,32] z) {{ {nodes} }}", **weights)
     samples = [{"x": rng.standard_normal((1, 128, 32)).astype(np.float32)} for _ in range(8)]
-    result = onnxq.quantize(model, samples, "qnn-int8", overrides={"latency": False, "verify.emulated": 0})
+    result = onnxq.quantize(model, samples, "qnn-int8", overrides=_PLANNED)
     assert any(line.startswith("rounding: 1 MatMul") for line in result.report.accounts)
     # A correction of the float bias would have the Add read another tensor, for which there is no site.
     assert "b" in {str(site.site) for site in result.plan.sites if site.role is Role.ACTIVATION}
@@ -211,7 +213,7 @@ def test_a_logarithm_stays_float_which_the_npu_gets_wrong_in_16_bits() -> None:
         parse("g (float[1,4,8] x) => (float[1,4,8] y) { a = Abs (x) b = Exp (a) c = Log (b) y = Neg (c) }"),
         [{"x": np.linspace(-1, 1, 32, dtype=np.float32).reshape(1, 4, 8)}] * 4,
         "qnn-a16w8",
-        overrides={**_QUICK, "verify.emulated": 0},
+        overrides=_QUICK,
     )
     (refusal,) = result.plan.refusals
     assert "Log answers wrongly in 16 bits" in refusal.reason

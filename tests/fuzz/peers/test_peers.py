@@ -30,7 +30,11 @@ def test_a_model_of_a_suite(name: str, peer: Peer, number: int, tmp_path: Path) 
     out = tmp_path / "out.onnx"
     try:
         result = onnxq.quantize(
-            model, samples if any(samples) else None, config, overrides={"latency": False, "threads": 1}, out=out
+            model,
+            samples if any(samples) else None,
+            config,
+            overrides={"latency": False, "threads": 1, "run_threads": 1},
+            out=out,
         )
     except onnxq.OnnxqError as error:
         if error.code not in REFUSED:
