@@ -240,6 +240,8 @@ class Engine:
     compiles = False
     # It runs in an emulator, which is slow and whose times say nothing of the device.
     emulated = False
+    # The check of `quantize` asks it for answers, and for times where it is not emulated.
+    judges = False
     # Settings of its library, by the library's names.
     options: Mapping[str, str] = _NOTHING
     # Kernels on some CPUs add products in 16 bits, as `Backend.sums` describes.

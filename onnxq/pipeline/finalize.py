@@ -34,6 +34,7 @@ from onnxq.passes.state import PlacedState, PlannedState
 from onnxq.pipeline import check
 from onnxq.pipeline.configuration import describe_journal
 from onnxq.pipeline.engine_check import check_on_engine
+from onnxq.pipeline.placement_search import find_timer
 from onnxq.pipeline.prepared import count_existing, list_preparations
 from onnxq.plan import PlacementMethod, Plan, to_json
 from onnxq.planner import weigh_forced
@@ -153,7 +154,7 @@ def finalize_run(ctx: RunContext, state: PlannedState, model: ModelLike, *, sour
     dynamic = sum(site.spec.dynamic for site in plan.sites)
     trial, timing = _measure(ctx, state, model, here=engine.times_itself)
     local = find_backend(plan.target).local
-    on_engine = check_on_engine(ctx, state, model, local) if local is not None and local.emulated else None
+    on_engine = check_on_engine(ctx, state, model, local) if local is not None and local.judges else None
     promotion = _answer_request(ctx, state, model, trial)
     if budget.over():
         budget.note("the run", Shortage.EXCEEDED, seconds=budget.spent())
@@ -261,10 +262,11 @@ def _measure(
             trial = _check_unrun(ctx, state, model, here=here)
         else:
             trial = _check(ctx, state, model, optimized=here)
-    timed = ctx.config.verify.latency and here and state.planned.sites
+    timer = find_timer(ctx.config, state.planned.target)
+    timed = ctx.config.verify.latency and timer is not None and state.planned.sites
     if large or not isinstance(ctx, SampledContext) or not timed:
         return trial, None
-    return trial, _time(ctx, state, model)
+    return trial, _time(ctx, state, model, timer)
 
 
 def _name_made_up(ctx: RunContext, trial: check.ModelCheck) -> str:
@@ -274,7 +276,7 @@ def _name_made_up(ctx: RunContext, trial: check.ModelCheck) -> str:
     return f"{format_count(trial.samples, 'made-up input')}, seed {ctx.config.data.seed}"
 
 
-def _time(ctx: SampledContext, state: PlannedState, model: ModelLike) -> LatencyRatio | None:
+def _time(ctx: SampledContext, state: PlannedState, model: ModelLike, timer: check.Timer) -> LatencyRatio | None:
     """Float and quantized model side by side; None where the budget has no time left for it."""
     budget = ctx.budget
     # The reserve was for writing and checking, of which only the writing is left.
@@ -285,7 +287,7 @@ def _time(ctx: SampledContext, state: PlannedState, model: ModelLike) -> Latency
         # Samples are float32, as the float model is that they are compared on.
         wide = widen_model(model) if state.types.interface else model
         reason, threads = check.explain_slowness(state.planned), ctx.config.verify.threads
-        return check.time_both(state.named, wide, ctx.data.first, threads=threads, reason=reason)
+        return check.time_both(state.named, wide, ctx.data.first, timer, threads=threads, reason=reason)
 
 
 def _check(ctx: SampledContext, state: PlannedState, model: ModelLike, *, optimized: bool) -> check.ModelCheck:

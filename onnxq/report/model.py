@@ -174,7 +174,7 @@ class EngineOutput:
 
 @dataclass(frozen=True, kw_only=True)
 class EngineCheck:
-    """The model in the engine of its target, emulated.
+    """The model in the engine of its target, run or emulated.
 
     reason: why it was not; "" where it was. partitions: parts that run on its device. left: nodes that the CPU runs.
     types: operators that compute, by the type of their results.
@@ -182,11 +182,17 @@ class EngineCheck:
 
     engine: str
     reason: str = ""
+    emulated: bool = False
     samples: int = 0
     outputs: tuple[EngineOutput, ...] = ()
     partitions: int = 0
     left: Names = ()
     types: tuple[tuple[str, int], ...] = ()
+
+    @property
+    def run(self) -> str:
+        """The run as people read it."""
+        return f"as {self.engine} {'computes' if self.emulated else 'runs it'}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -272,7 +278,7 @@ class Report:
     unchecked: str = ""
     # Other uses of these samples; "" if nothing was chosen on them.
     seen: str = ""
-    # The model on its target's own engine; None where that is not emulated.
+    # The model on its target's own engine; None where that is ONNX Runtime, or cannot be run or emulated.
     engine: EngineCheck | None = None
     latency: LatencyRatio | None = None
     # Number of Q/DQ pairs written.
@@ -311,7 +317,12 @@ class Report:
     @property
     def figures(self) -> tuple[RunFigure, ...]:
         """All outputs in the runs that count, by which the verdict is."""
-        return tuple(figure for check in self.checks for figure in self.list_figures(check))
+        figures = [figure for check in self.checks for figure in self.list_figures(check)]
+        # An emulator answers too few samples to count.
+        engine = None if self.engine is None or self.engine.emulated else self.engine
+        for output in () if engine is None else engine.outputs:
+            figures.append(RunFigure(output=output.name, run=engine.run, sqnr_db=output.sqnr_db))
+        return tuple(figures)
 
     def list_figures(self, check: OutputCheck) -> list[RunFigure]:
         """An output as the file says and, where ONNX Runtime is to run it, as it does."""
@@ -365,6 +376,15 @@ class Report:
                 text = (
                     f"output {check.worst[0]} is {off - on:.1f} dB worse with ONNX Runtime's optimizations on: "
                     f"{self.saturating or 'its fusions compute something else than the file says'}"
+                )
+                alarms.append(Caution("W109", text))
+        lost = {check.name: check.sqnr_db[0] for check in self.checks}
+        for output in () if self.engine is None else self.engine.outputs:
+            change = lost.get(output.name, output.sqnr_db) - output.sqnr_db
+            if change > DRIFT_DB and not self.engine.emulated:
+                text = (
+                    f"output {output.name} is {change:.1f} dB worse {self.engine.run} than as the file says: "
+                    f"`onnxq diff` finds the operator"
                 )
                 alarms.append(Caution("W109", text))
         if self.slower and self.latency is not None and not self.unchanged:

@@ -14,7 +14,7 @@ from functools import partial
 
 from onnxq.arrays import Shape
 from onnxq.backends.base import ATTENTION, FUSED_PRODUCTS, Candidate, Capability, Output, PlacementRule, Target
-from onnxq.backends.ort.costs import CPU_COSTS
+from onnxq.backends.cpu_costs import read_costs
 from onnxq.backends.surroundings import explain_log_front_end
 from onnxq.graph import NodeRef
 from onnxq.numerics import SumOrder
@@ -403,7 +403,7 @@ _BASE = Target(
     capabilities=CAPABILITIES,
     no_kernel=_NO_KERNEL,
     no_gain=_NO_GAIN,
-    costs=CPU_COSTS,
+    costs=read_costs(__package__),
     quantizes_alone=True,
     times_itself=True,
     skips=(),

@@ -1,0 +1,53 @@
+"""OpenVINO's runtime graph as kernels, each with the nodes of the model that went into it."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from onnxq.backends.engine import Kernel, Kernels, Tensor
+from onnxq.sites import Names
+
+# The list of a build's layers, with the model's own names.
+KERNELS = "kernels.json"
+# A node's name in the model that is compiled: a number that no suffix of OpenVINO's can change.
+MARK = re.compile(r"node\[(\d+)\]")
+_MOVES = frozenset(("Reorder", "Reshape", "Transpose", "Convert", "Broadcast", "Split", "StridedSlice", "MemoryInput"))
+# The layers of the model's ends, and of constants.
+_ENDS = frozenset(("Input", "Output", "Const"))
+_TYPES = {"f32": "float32", "f16": "float16", "bf16": "bfloat16", "u8": "uint8", "i8": "int8", "i4": "int4",
+          "u4": "uint4", "i32": "int32", "u32": "uint32", "i64": "int64", "boolean": "bool"}  # fmt: skip
+
+
+def mark_name(number: int) -> str:
+    """The name of a node in the model that is compiled."""
+    return f"node[{number}]"
+
+
+def read_kernels(folder: Path) -> Kernels:
+    """The layers of a build in the order they run, constants and ends aside."""
+    listed = json.loads((folder / KERNELS).read_text(encoding="utf-8"))
+    return tuple(_read_layer(row, listed["nodes"]) for row in listed["layers"] if row["kind"] not in _ENDS)
+
+
+def _read_layer(row: Mapping[str, Any], names: list[str]) -> Kernel:
+    nodes: Names = tuple(dict.fromkeys(names[int(found[1])] for found in MARK.finditer(row["sources"])))
+    name = MARK.sub(lambda found: names[int(found[1])], row["name"])
+    return Kernel(
+        name=name,
+        kind=row["kind"],
+        nodes=nodes,
+        inputs=tuple(_read_tensor(entry) for entry in row["inputs"] if not entry["constant"]),
+        weights=tuple(_read_tensor(entry) for entry in row["inputs"] if entry["constant"]),
+        outputs=tuple(_read_tensor(entry) for entry in row["outputs"]),
+        tactic=row["primitive"],
+        moves=row["kind"] in _MOVES,
+    )
+
+
+def _read_tensor(entry: Mapping[str, Any]) -> Tensor:
+    dtype = _TYPES.get(entry["dtype"], entry["dtype"])
+    return Tensor(name=entry["name"], dtype=dtype, shape=tuple(entry["shape"]), layout=entry["layout"])
