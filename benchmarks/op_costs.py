@@ -288,7 +288,14 @@ def main() -> None:
     elif args.command == "fit":
         given = {field: float(value) for field, value in (item.split("=") for item in args.set)}
         start = tables.get(args.start) or find_target("ort").costs[args.start]
-        fit(args.files[0], args.cpu, args.origin, start, given, args.out or BACKENDS / args.engine / "costs" / f"{args.cpu}.json")
+        fit(
+            args.files[0],
+            args.cpu,
+            args.origin,
+            start,
+            given,
+            args.out or BACKENDS / args.engine / "costs" / f"{args.cpu}.json",
+        )
     else:
         dims = {k: int(v) for k, v in (item.split("=") for item in args.dim)}
         check(args.files, dims, args.seconds, tables[args.cpu], args.engine)

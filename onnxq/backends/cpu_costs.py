@@ -1,7 +1,8 @@
 """Time of a node in an engine on the CPU, float and int8, for the minimum cut of placement.
 
-Microseconds of one thread, from the constants of an engine and a kind of CPU. The model is static: shapes in, time out, so that the
-same graph is always placed the same way. Only differences and ratios matter; another machine scales both sides.
+Microseconds of one thread, from the constants of an engine and a kind of CPU. The model is static: shapes in, time out,
+so that the same graph is always placed the same way. Only differences and ratios matter; another machine scales both
+sides.
 
     time = launch + work / throughput + elements * ns
 
@@ -216,6 +217,7 @@ class CpuCosts:
         else:
             return _compute_moves_cost(case, self)
         return Cost(cost.float_us, cost.int8_us * self.int8_network)
+
 
 def round_up(n: int, multiple: int) -> int:
     """`n` rounded up to a multiple."""

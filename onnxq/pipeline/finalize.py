@@ -263,8 +263,8 @@ def _measure(
         else:
             trial = _check(ctx, state, model, optimized=here)
     timer = find_timer(ctx.config, state.planned.target)
-    timed = ctx.config.verify.latency and timer is not None and state.planned.sites
-    if large or not isinstance(ctx, SampledContext) or not timed:
+    timed = ctx.config.verify.latency and state.planned.sites
+    if large or not isinstance(ctx, SampledContext) or not timed or timer is None:
         return trial, None
     return trial, _time(ctx, state, model, timer)
 

@@ -17,7 +17,7 @@ from typing import Any
 import onnx
 
 from onnxq.backends.engine import ENGINE, LOG, MODEL, BuildResult, BuildState, Job, Profile
-from onnxq.backends.openvino.kernels import KERNELS, MARK, mark_name
+from onnxq.backends.openvino.kernels import CONSTANT, KERNELS, MARK, mark_name
 from onnxq.backends.serving import Answer, answer_samples
 from onnxq.backends.timing import read_feeds
 from onnxq.graph.scopes import walk_graphs
@@ -28,8 +28,6 @@ _UNSUPPORTED = re.compile(r"does not support the following ONNX operations: ([\w
 _FIX = "write the model with other operators, or run it with another engine"
 # Characters of a message: OpenVINO's go on with its own stack.
 _MESSAGE = 400
-# The layers of constants, and of the model's ends.
-_CONSTANT, _ENDS = "Const", ("Input", "Output")
 
 
 def build_folder(job: Job, folder: Path) -> BuildResult:
@@ -112,7 +110,7 @@ def _describe_tensor(value: Any) -> dict[str, Any]:
         "dtype": types[min(port, len(types) - 1)],
         "layout": layouts[min(port, len(layouts) - 1)],
         "shape": [dim.get_length() if dim.is_static else -1 for dim in shape] if shape.rank.is_static else [],
-        "constant": _read_info(maker, "layerType") == _CONSTANT,
+        "constant": _read_info(maker, "layerType") == CONSTANT,
     }
 
 
@@ -123,15 +121,11 @@ def answer_built(job: Mapping[str, Any], folder: Path) -> dict[str, Any]:
         import openvino
 
         compiled = _compile(openvino, folder / ENGINE, job["options"])
-        request, names = compiled.create_infer_request(), [value.name for value in _list_outputs(folder)]
-        return lambda feeds: {name: request.infer(dict(feeds))[k] for k, name in enumerate(names)} if names else {}
+        names = [value.get_any_name() for value in compiled.outputs]
+        return lambda feeds: dict(zip(names, compiled(dict(feeds)).values(), strict=True))
 
     answer_samples(open_model, lambda error: " ".join(str(error).split())[:_MESSAGE], folder)
     return {}
-
-
-def _list_outputs(folder: Path) -> Iterable[onnx.ValueInfoProto]:
-    return onnx.load(folder / ENGINE, load_external_data=False).graph.output
 
 
 def time_built(job: Mapping[str, Any], folder: Path) -> dict[str, Any]:

@@ -45,6 +45,7 @@ class OpenVinoEngine(Engine):
     words = KernelWords(
         products=("convolution", "deconvolution", "fullyconnected", "matmul", "lstm", "gru", "rnn"),
         pools=("pooling", "reduce"),
+        shifts=True,
     )
     saved = MappingProxyType({LOG: "build.log", KERNELS: KERNELS, ENGINE: "model.marked.onnx"})
     # On CPUs with AMX the plugin would compute in bfloat16 what stays float.

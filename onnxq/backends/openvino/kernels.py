@@ -16,8 +16,9 @@ KERNELS = "kernels.json"
 # A node's name in the model that is compiled: a number that no suffix of OpenVINO's can change.
 MARK = re.compile(r"node\[(\d+)\]")
 _MOVES = frozenset(("Reorder", "Reshape", "Transpose", "Convert", "Broadcast", "Split", "StridedSlice", "MemoryInput"))
-# The layers of the model's ends, and of constants.
-_ENDS = frozenset(("Input", "Output", "Const"))
+CONSTANT = "Const"
+# Beside constants, the layers of the model's ends.
+_ENDS = frozenset(("Input", "Output", CONSTANT))
 _TYPES = {"f32": "float32", "f16": "float16", "bf16": "bfloat16", "u8": "uint8", "i8": "int8", "i4": "int4",
           "u4": "uint4", "i32": "int32", "u32": "uint32", "i64": "int64", "boolean": "bool"}  # fmt: skip
 

@@ -123,8 +123,7 @@ RULES: tuple[PlacementRule, ...] = (
         output=Output.PAIR,
     ),
     _rule(
-        name="average-pool", ops=("GlobalAveragePool", "AveragePool"), kernel="Pooling", why="pairs on both sides",
-        output=Output.PAIR,
+        name="average-pool", ops=("GlobalAveragePool", "AveragePool"), kernel="Pooling", why="sums integers",
     ),
     _rule(
         name="max-pool", ops=("MaxPool",), kernel="Pooling", why=_MOVED, shares=True, check=_check_max_pool,
@@ -179,10 +178,16 @@ _NO_GAIN = {"ConvTranspose": "integers are read by the transposed convolution on
 
 
 def find_sum_order(node: NodeRef, shape: Shape) -> SumOrder | None:
-    """The order of axes in which u8 x s8 kernels for AVX2 read a node's weight, adding two products to a 16-bit sum."""
+    """The order of axes in which u8 x s8 kernels for AVX2 read a node's weight, adding two products to a 16-bit sum.
+
+    Conv: input channels of one tap; an odd one is added alone, so that kernels of one channel a group are exact.
+    Measured on 2026.4 with weights of two positions.
+    """
     if node.op_type == "Conv" and len(shape) > 2:
-        depthwise = shape[1] == 1 and int(node.attrs.get("group", 1)) > 1
-        return None if depthwise else (0, *range(2, len(shape)), 1)
+        taps = range(2, len(shape))
+        if shape[1] % 2:
+            return ((0, *taps), 1) if shape[1] > 1 else None
+        return (0, *taps, 1)
     if node.op_type == "Gemm" and len(shape) == 2:
         return (0, 1) if node.attrs.get("transB", 0) else (1, 0)
     return (1, 0) if node.op_type == "MatMul" and len(shape) == 2 else None

@@ -6,6 +6,7 @@ runs the result; all that it prints goes into the log.
 
 from __future__ import annotations
 
+import os
 import re
 import time
 from collections.abc import Mapping

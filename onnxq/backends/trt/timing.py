@@ -43,8 +43,8 @@ def time_engines(engine: Engine, models: Mapping[str, TimedModel], timing: Timin
 def time_job(engine: Engine, job: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     """Time the engines of a job side by side, each launched kernel by kernel and as a graph.
 
-    job: as `time_in_child` writes it. Returns the GPU's name, the seconds of each run by round, for every engine and way
-    of running it that works, and why the others do not.
+    job: as `time_in_child` writes it. Returns the GPU's name, the seconds of each run by round, for every engine and
+    way of running it that works, and why the others do not.
     """
     try:
         cuda = Cuda()
