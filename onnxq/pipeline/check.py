@@ -5,14 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import chain
 
 import numpy as np
 from onnx import TensorProto, helper
 
 from onnxq.arrays import Array
+from onnxq.backends import find_backend
+from onnxq.config import Config
 from onnxq.data import Dataset
 from onnxq.data.synthetic import make_synthetic
+from onnxq.engines.bench import time_placements
 from onnxq.errors import ModelError, OnnxqError, VerificationError
 from onnxq.evaluation.accumulator import OutputAccuracy
 from onnxq.evaluation.agreement import AgreementSums, ChoiceAgreement, find_class_scores
@@ -35,7 +39,7 @@ from onnxq.passes.journal import LOST_DB
 from onnxq.passes.state import FloatState, PlannedState
 from onnxq.plan import PlacementMethod, Plan
 from onnxq.report.model import LatencyRatio, OpCount, OutputCheck
-from onnxq.runtime import Feeds, KernelError, Latency, Session, detect_cpu
+from onnxq.runtime import Feeds, KernelError, Latency, Session, detect_cpu, time_models
 from onnxq.sites import Caution, Cautions, Role
 
 # Bytes of weights that a segment has at least, if there are so many: fewer sessions, each of which takes time.
@@ -301,6 +305,17 @@ def explain_slowness(plan: Plan) -> str:
 # Models by name, one sample and a number of rounds, None for as many as the seconds take -> the latency of each model
 # that the engine takes.
 Timer = Callable[[Mapping[str, ModelLike], Feeds, int | None], Mapping[str, Latency]]
+
+
+def find_timer(config: Config, target: str) -> Timer | None:
+    """The times of a target's engine on this machine's CPU; None where it has none here, and for a GPU's."""
+    threads, backend = config.verify.threads or 1, find_backend(target)
+    if backend.usual.times_itself:
+        return lambda models, feeds, rounds: time_models(models, feeds, threads=threads, rounds=rounds)
+    local = backend.local
+    if local is None or not local.judges or local.emulated or local.find_obstacle() is not None:
+        return None
+    return partial(time_placements, target, plugins=config.runtime.plugins, threads=threads)
 
 
 def time_both(

@@ -34,7 +34,6 @@ from onnxq.passes.state import PlacedState, PlannedState
 from onnxq.pipeline import check
 from onnxq.pipeline.configuration import describe_journal
 from onnxq.pipeline.engine_check import check_on_engine
-from onnxq.pipeline.placement_search import find_timer
 from onnxq.pipeline.prepared import count_existing, list_preparations
 from onnxq.plan import PlacementMethod, Plan, to_json
 from onnxq.planner import weigh_forced
@@ -262,7 +261,7 @@ def _measure(
             trial = _check_unrun(ctx, state, model, here=here)
         else:
             trial = _check(ctx, state, model, optimized=here)
-    timer = find_timer(ctx.config, state.planned.target)
+    timer = check.find_timer(ctx.config, state.planned.target)
     timed = ctx.config.verify.latency and state.planned.sites
     if large or not isinstance(ctx, SampledContext) or not timed or timer is None:
         return trial, None

@@ -18,11 +18,11 @@ from onnxq.evaluation.compare import MatchedRunner, ReferenceRunner, compare_mod
 from onnxq.graph import ModelLike
 from onnxq.passes.assembly import build_quantized
 from onnxq.passes.state import FloatState
-from onnxq.pipeline.check import Timer
+from onnxq.pipeline.check import Timer, find_timer
 from onnxq.plan import PlacementChoice, PlacementMethod, Plan
 from onnxq.planner import Choice, OnnxPlacement
 from onnxq.progress import Progress, count_items, silent
-from onnxq.runtime import Feeds, Session, detect_cpu, time_models
+from onnxq.runtime import Feeds, Session, detect_cpu
 from onnxq.sites import LeftFloat
 
 # A placement must beat float by this in median and in minimum, or float is shipped.
@@ -43,17 +43,6 @@ class _Candidate:
     chosen: frozenset[str]
     model: ModelLike
     sqnr_db: float
-
-
-def find_timer(config: Config, target: str) -> Timer | None:
-    """The times of a target's engine on this machine's CPU; None where it has none here, and for a GPU's."""
-    threads, backend = config.verify.threads or 1, find_backend(target)
-    if backend.usual.times_itself:
-        return lambda models, feeds, rounds: time_models(models, feeds, threads=threads, rounds=rounds)
-    local = backend.local
-    if local is None or not local.judges or local.emulated or local.find_obstacle() is not None:
-        return None
-    return partial(time_placements, target, plugins=config.runtime.plugins, threads=threads)
 
 
 def choose_timer(config: Config) -> tuple[Timer, int]:

@@ -206,7 +206,7 @@ def test_targets_are_found_by_name_and_mode() -> None:
     with pytest.raises(ConfigError, match="has no mode 'flaot'") as caught:
         find_target("ort", "flaot")
     assert caught.value.fix == "did you mean 'float'?"
-    with pytest.raises(ConfigError, match="known: ort, qnn, trt, virtual") as caught:
+    with pytest.raises(ConfigError, match="known: openvino, ort, qnn, trt, virtual") as caught:
         find_target("openvino")
     assert (caught.value.code, caught.value.subject) == ("Q312", "target 'openvino'")
 
