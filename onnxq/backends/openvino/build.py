@@ -24,7 +24,9 @@ from onnxq.graph.scopes import walk_graphs
 from onnxq.runtime import detect_cpu
 from onnxq.runtime.timing import count_block_runs, measure_rounds, time_runs
 
-_UNSUPPORTED = re.compile(r"does not support the following ONNX operations: ([\w.:, -]+)")
+_UNSUPPORTED = re.compile(
+    r"(?:No conversion rule found for|does not support the following ONNX) operations: ([\w.:, -]+)"
+)
 _FIX = "write the model with other operators, or run it with another engine"
 # Characters of a message: OpenVINO's go on with its own stack.
 _MESSAGE = 400
@@ -48,7 +50,10 @@ def build_folder(job: Job, folder: Path) -> BuildResult:
         rows = [_describe_layer(layer) for layer in compiled.get_runtime_model().get_ordered_ops()]
     except Exception as error:  # its kinds have no common base
         return _explain_failure(error, names, marked)
-    text = json.dumps({"nodes": names, "layers": rows}, indent=1)
+    # A node that makes an output loses its name to it.
+    made = {name: k for k, node in enumerate(marked) for name in node.output}
+    outputs = {value.name: made[value.name] for value in model.graph.output if value.name in made}
+    text = json.dumps({"nodes": names, "outputs": outputs, "layers": rows}, indent=1)
     (folder / KERNELS).write_text(text, encoding="utf-8")
     (folder / LOG).write_text(f"{openvino.__version__}\n", encoding="utf-8")
     return BuildResult(state=BuildState.BUILT, seconds=time.perf_counter() - start)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from onnxq.backends.engine import Kernel, Kernels, Tensor
-from onnxq.sites import Names
 
 # The list of a build's layers, with the model's own names.
 KERNELS = "kernels.json"
@@ -31,16 +30,29 @@ def mark_name(number: int) -> str:
 def read_kernels(folder: Path) -> Kernels:
     """The layers of a build in the order they run, constants and ends aside."""
     listed = json.loads((folder / KERNELS).read_text(encoding="utf-8"))
-    return tuple(_read_layer(row, listed["nodes"]) for row in listed["layers"] if row["kind"] not in _ENDS)
+    layers = (row for row in listed["layers"] if row["kind"] not in _ENDS)
+    return tuple(_read_layer(row, listed["nodes"], listed["outputs"]) for row in layers)
 
 
-def _read_layer(row: Mapping[str, Any], names: list[str]) -> Kernel:
-    nodes: Names = tuple(dict.fromkeys(names[int(found[1])] for found in MARK.finditer(row["sources"])))
-    name = MARK.sub(lambda found: names[int(found[1])], row["name"])
+def _find_nodes(sources: str, names: list[str], outputs: Mapping[str, int]) -> Iterator[str]:
+    """The model's nodes among the names that went into a layer."""
+    for source in sources.split(","):
+        found = MARK.search(source)
+        # Parts of a node have its name and more.
+        part = next(
+            (k for name, k in outputs.items() if re.match(rf"{re.escape(name)}(?:/|_original|$)", source)), None
+        )
+        if found is not None:
+            yield names[int(found[1])]
+        elif part is not None:
+            yield names[part]
+
+
+def _read_layer(row: Mapping[str, Any], names: list[str], outputs: Mapping[str, int]) -> Kernel:
     return Kernel(
-        name=name,
+        name=MARK.sub(lambda found: names[int(found[1])], row["name"]),
         kind=row["kind"],
-        nodes=nodes,
+        nodes=tuple(dict.fromkeys(_find_nodes(row["sources"], names, outputs))),
         inputs=tuple(_read_tensor(entry) for entry in row["inputs"] if not entry["constant"]),
         weights=tuple(_read_tensor(entry) for entry in row["inputs"] if entry["constant"]),
         outputs=tuple(_read_tensor(entry) for entry in row["outputs"]),

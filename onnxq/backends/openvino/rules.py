@@ -14,7 +14,7 @@ from functools import partial
 from onnxq.arrays import Shape
 from onnxq.backends.base import ATTENTION, FUSED_PRODUCTS, Candidate, Capability, Output, PlacementRule, Target
 from onnxq.backends.cpu_costs import read_costs
-from onnxq.backends.surroundings import explain_log_front_end
+from onnxq.backends.surroundings import explain_log_front_end, explain_stem, explain_stem_depthwise
 from onnxq.graph import NodeRef
 from onnxq.numerics import SumOrder
 from onnxq.sites import Role, TensorId
@@ -200,8 +200,11 @@ _BASE = Target(
     no_kernel=_NO_KERNEL,
     no_gain=_NO_GAIN,
     costs=read_costs(__package__),
-    exclusions={"log-front-end": explain_log_front_end},
-    skips=("residual", "prelu", "pool"),
+    exclusions={
+        "stem": explain_stem,
+        "stem-depthwise": explain_stem_depthwise,
+        "log-front-end": explain_log_front_end,
+    },
     advice="try the presets openvino-int8-mse and openvino-int8-percentile",
 )
 OPENVINO = replace(_BASE, sum_order=find_sum_order)
