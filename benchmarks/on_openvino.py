@@ -18,7 +18,7 @@ import multiprocessing
 import os
 import resource
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -82,11 +82,13 @@ def run_apart(function: Callable[..., Any], *arguments: object) -> Any:
         return pool.apply(function, arguments)
 
 
-def make_rows(source: Path, samples: Samples, judged: Samples, out: Path, transformer: bool) -> list[list[str]]:
+def make_rows(
+    source: Path, samples: Samples, judged: Samples, out: Path, recipes: Sequence[str], transformer: bool
+) -> list[list[str]]:
     """The rows of one model; the reason in the place of figures where there is no file."""
     exact = [dict(Session(source, optimize=False).run(feeds)) for feeds in judged]
     rows, files = {}, {"float": source}
-    for recipe in RECIPES:
+    for recipe in recipes:
         target = out / f"{source.stem}.{recipe}.{'xml' if recipe == 'nncf' else 'onnx'}"
         try:
             seconds, peak = run_apart(quantize, recipe, source, samples, target, transformer)
@@ -120,6 +122,7 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=32)
     parser.add_argument("--judged", type=int, default=32)
     parser.add_argument("--transformers", nargs="*", default=[], metavar="NAME")
+    parser.add_argument("--recipes", nargs="+", default=RECIPES, choices=RECIPES)
     parser.add_argument("--out", type=Path, default=Path("out/openvino"))
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
@@ -129,7 +132,7 @@ def main() -> None:
         samples = read_samples(Path(data))
         judged = (samples[args.samples :] + samples)[: args.judged]
         transformer = Path(model).stem in args.transformers
-        for row in make_rows(Path(model), samples[: args.samples], judged, args.out, transformer):
+        for row in make_rows(Path(model), samples[: args.samples], judged, args.out, args.recipes, transformer):
             rows.append(row)
             print(*row, sep="  ", flush=True)
     print(table(rows, HEAD))

@@ -10,6 +10,7 @@ The patterns are those of npu_cases.py, with 8-bit activations. It needs `pip in
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -62,7 +63,8 @@ def describe_case(pattern: Pattern, kind: str, weight: str, values: dict[str, np
     try:
         layers, answer = run_openvino(model, feeds)
     except Exception as error:  # its kinds have no common base
-        words = " ".join(str(error).split())
+        # Names that it makes up end with a count of all nodes so far.
+        words = re.sub(r"_\d+'", "'", " ".join(str(error).split()))
         return f"refused: {words[-90:]}".replace("|", "/")
     name, expected = list_results(pattern)[0], run_cpu(model, feeds)[0]
     if name in sites.specs:
