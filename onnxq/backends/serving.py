@@ -1,9 +1,10 @@
-"""Answers of an engine by a process of its own: its library may crash, and a large model may take minutes."""
+"""Answers and times of an engine's models, by processes of their own: its library may crash, and may take minutes."""
 
 from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -13,9 +14,11 @@ from typing import Any
 
 import numpy as np
 
-from onnxq.backends.building import COMPILING, demand_build, serve_child
-from onnxq.backends.engine import Engine, Job, Profile
-from onnxq.errors import ModelError
+from onnxq.arrays import Array
+from onnxq.backends.building import COMPILING, demand_build, describe_death, read_result, run_child, serve_child
+from onnxq.backends.engine import Engine, Job, Profile, TimedModel, Timing
+from onnxq.errors import ModelError, VerificationError
+from onnxq.files import ScratchFolder
 from onnxq.graph import GraphIndex, ModelLike
 from onnxq.runtime import Feeds
 
@@ -23,6 +26,8 @@ from onnxq.runtime import Feeds
 FEEDS, ANSWERS = "feeds.npz", "answers.npz"
 # Seconds to compute one sample, and to load a built model.
 _RUNNING = 600.0
+# Seconds besides those of the timing: loading engines, and compiling kernels.
+_LOADING = 600.0
 Answer = Callable[[Feeds], Mapping[str, Any]]
 
 
@@ -82,3 +87,50 @@ def answer_samples(open_model: Callable[[], Answer], describe: Callable[[Excepti
         except Exception as error:
             reply["error"] = describe(error)
         print(json.dumps(reply), file=replies, flush=True)
+
+
+def time_in_child(engine: Engine, models: Mapping[str, TimedModel], timing: Timing) -> dict[str, Any]:
+    """The result of the engine's `run_job` in a child: `times`, seconds of each run by round, `reasons`, `device`.
+
+    Raises VerificationError where nothing can be timed: no device, a crash, a build for another one.
+    """
+    with ScratchFolder() as folder:
+        places, arrays = _place_feeds({name: entry.feeds for name, entry in models.items()})
+        np.savez(folder / FEEDS, **arrays)  # type: ignore[arg-type]
+        job = {
+            "plugins": list(timing.plugins),
+            "rounds": timing.rounds,
+            "seconds": timing.seconds,
+            "threads": timing.threads,
+            "feeds": places,
+            "engines": {name: str(entry.path) for name, entry in models.items()},
+            "options": dict(engine.options),
+        }
+        try:
+            code = run_child(engine, folder, job, timeout=_LOADING + 2 * timing.seconds)
+            result = read_result(folder) or {"failed": describe_death(code)}
+        except subprocess.TimeoutExpired as error:
+            result = {"failed": f"timing did not end within {error.timeout:g} s"}
+    result = {"times": {}, "reasons": {}, **result}
+    if not result["times"]:
+        cause = result["failed"] or "; ".join(dict.fromkeys(result["reasons"].values()))
+        raise VerificationError(engine.title, f"no engine could be timed: {cause}", "see the cause", code="Q710")
+    return result
+
+
+def _place_feeds(feeds: Mapping[str, Feeds]) -> tuple[dict[str, dict[str, str]], dict[str, Array]]:
+    """The arrays under keys that a file can hold, and the key of every input of every engine."""
+    places: dict[str, dict[str, str]] = {}
+    arrays: dict[str, Array] = {}
+    for name, own in feeds.items():
+        places[name] = {}
+        for key, value in own.items():
+            places[name][key] = f"a{len(arrays)}"
+            arrays[places[name][key]] = value
+    return places, arrays
+
+
+def read_feeds(folder: Path, places: Mapping[str, str]) -> dict[str, Array]:
+    """The inputs of one model, in the child process. places: the model's part of the job's `feeds`."""
+    with np.load(folder / FEEDS) as arrays:
+        return {name: arrays[key] for name, key in places.items()}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from itertools import chain
 
 import numpy as np
@@ -13,7 +12,6 @@ from onnx import TensorProto, helper
 
 from onnxq.arrays import Array
 from onnxq.backends import find_backend
-from onnxq.config import Config
 from onnxq.data import Dataset
 from onnxq.data.synthetic import make_synthetic
 from onnxq.engines.bench import time_placements
@@ -40,7 +38,7 @@ from onnxq.passes.state import FloatState, PlannedState
 from onnxq.plan import PlacementMethod, Plan
 from onnxq.report.model import LatencyRatio, OpCount, OutputCheck
 from onnxq.runtime import Feeds, KernelError, Latency, Session, detect_cpu, time_models
-from onnxq.sites import Caution, Cautions, Role
+from onnxq.sites import Caution, Cautions, Names, Role
 
 # Bytes of weights that a segment has at least, if there are so many: fewer sessions, each of which takes time.
 _SEGMENT_BYTES = 1 << 26
@@ -307,15 +305,17 @@ def explain_slowness(plan: Plan) -> str:
 Timer = Callable[[Mapping[str, ModelLike], Feeds, int | None], Mapping[str, Latency]]
 
 
-def find_timer(config: Config, target: str) -> Timer | None:
+def find_timer(target: str, threads: int, plugins: Names) -> Timer | None:
     """The times of a target's engine on this machine's CPU; None where it has none here, and for a GPU's."""
-    threads, backend = config.verify.threads or 1, find_backend(target)
+    backend = find_backend(target)
     if backend.usual.times_itself:
         return lambda models, feeds, rounds: time_models(models, feeds, threads=threads, rounds=rounds)
     local = backend.local
     if local is None or not local.judges or local.emulated or local.find_obstacle() is not None:
         return None
-    return partial(time_placements, target, plugins=config.runtime.plugins, threads=threads)
+    return lambda models, feeds, rounds: time_placements(
+        target, models, feeds, rounds, plugins=plugins, threads=threads
+    )
 
 
 def time_both(

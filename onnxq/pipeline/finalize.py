@@ -261,7 +261,7 @@ def _measure(
             trial = _check_unrun(ctx, state, model, here=here)
         else:
             trial = _check(ctx, state, model, optimized=here)
-    timer = check.find_timer(ctx.config, state.planned.target)
+    timer = check.find_timer(state.planned.target, ctx.config.verify.threads or 1, ctx.config.runtime.plugins)
     timed = ctx.config.verify.latency and state.planned.sites
     if large or not isinstance(ctx, SampledContext) or not timed or timer is None:
         return trial, None

@@ -50,9 +50,10 @@ def choose_timer(config: Config) -> tuple[Timer, int]:
 
     Raises VerificationError where the engine cannot be timed here, ConfigError for a target that nothing here times.
     """
-    timer = find_timer(config, config.target)
+    threads, plugins = config.verify.threads or 1, config.runtime.plugins
+    timer = find_timer(config.target, threads, plugins)
     if timer is not None:
-        return timer, config.verify.threads or 1
+        return timer, threads
     if not find_backend(config.target).engines:
         cause = f"onnxq runs no engine of target {config.target} that could time placements"
         raise ConfigError(config.where("placement"), cause, "write `placement: rules`", code="Q307")

@@ -10,7 +10,6 @@ import json
 import re
 import time
 from collections.abc import Iterable, Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +17,10 @@ import onnx
 
 from onnxq.backends.engine import ENGINE, LOG, MODEL, BuildResult, BuildState, Job, Profile
 from onnxq.backends.openvino.kernels import CONSTANT, KERNELS, MARK, mark_name
-from onnxq.backends.serving import Answer, answer_samples
-from onnxq.backends.timing import read_feeds
+from onnxq.backends.serving import Answer, answer_samples, read_feeds
 from onnxq.graph.scopes import walk_graphs
 from onnxq.runtime import detect_cpu
-from onnxq.runtime.timing import count_block_runs, measure_rounds, time_runs
+from onnxq.runtime.timing import Block, count_block_runs, measure_rounds, time_runs
 
 _UNSUPPORTED = re.compile(
     r"(?:No conversion rule found for|does not support the following ONNX) operations: ([\w.:, -]+)"
@@ -39,6 +37,7 @@ def build_folder(job: Job, folder: Path) -> BuildResult:
         import openvino
     except ImportError as error:
         return BuildResult(state=BuildState.MISSING, reason=str(error))
+    # Whole, since the marked file is opened from other folders, too.
     model = onnx.load(folder / MODEL)
     marked = [node for _, graph in walk_graphs(model.graph) for node in graph.node]
     names = [node.name for node in marked]
@@ -64,6 +63,7 @@ def _compile(openvino: Any, path: Path, options: Mapping[str, str], shapes: Prof
     model = core.read_model(path)
     if shapes:
         model.reshape({name: _make_shape(openvino, profile) for name, profile in shapes.items()})
+    # Compiled for one thread, kernels are those of the times that are reported.
     return core.compile_model(model, "CPU", {"INFERENCE_NUM_THREADS": 1, **options})
 
 
@@ -112,6 +112,7 @@ def _describe_tensor(value: Any) -> dict[str, Any]:
     shape = value.get_partial_shape()
     return {
         "name": maker.get_friendly_name(),
+        # One word stands for all ports where they are of one type.
         "dtype": types[min(port, len(types) - 1)],
         "layout": layouts[min(port, len(layouts) - 1)],
         "shape": [dim.get_length() if dim.is_static else -1 for dim in shape] if shape.rank.is_static else [],
@@ -137,6 +138,7 @@ def time_built(job: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     """Time the models of a job side by side, each compiled for the sizes of its feeds."""
     import openvino
 
+    # All in one process, so that a busy moment hits all of them alike.
     blocks, reasons = {}, {}
     options = {**job["options"], "INFERENCE_NUM_THREADS": job["threads"]}
     for name, path in job["engines"].items():
@@ -144,9 +146,18 @@ def time_built(job: Mapping[str, Any], folder: Path) -> dict[str, Any]:
         try:
             shapes = {key: (value.shape,) for key, value in feeds.items()}
             request = _compile(openvino, Path(path), options, shapes).create_infer_request()
-            run = partial(request.infer, feeds, share_inputs=True, share_outputs=True)
-            blocks[name] = partial(time_runs, run, count_block_runs(partial(time_runs, run)))
+            blocks[name] = _make_block(request, feeds)
         except Exception as error:  # the others are timed
             reasons[name] = " ".join(str(error).split())[:_MESSAGE]
     times = measure_rounds(blocks, rounds=job["rounds"], seconds=job["seconds"], precision=0.0)
     return {"device": detect_cpu(), "failed": "", "times": times, "reasons": reasons}
+
+
+def _make_block(request: Any, feeds: Any) -> Block:
+    """Runs of one model that last long enough to be measured. request: compiled for the sizes of its feeds."""
+
+    def run() -> object:
+        return request.infer(feeds, share_inputs=True, share_outputs=True)
+
+    count = count_block_runs(lambda: time_runs(run))
+    return lambda: time_runs(run, count)

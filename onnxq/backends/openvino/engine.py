@@ -23,8 +23,7 @@ from onnxq.backends.engine import (
     Timing,
 )
 from onnxq.backends.openvino.kernels import KERNELS, read_kernels
-from onnxq.backends.serving import serve_model
-from onnxq.backends.timing import time_in_child
+from onnxq.backends.serving import serve_model, time_in_child
 from onnxq.graph import ModelLike
 from onnxq.runtime import summarize_rounds
 from onnxq.sites import Names, Refusal
@@ -47,6 +46,7 @@ class OpenVinoEngine(Engine):
         pools=("pooling", "reduce"),
         shifts=True,
     )
+    # The marked model: nodes have numbers for names, so that it is not for people.
     saved = MappingProxyType({LOG: "build.log", KERNELS: KERNELS, ENGINE: "model.marked.onnx"})
     # On CPUs with AMX the plugin would compute in bfloat16 what stays float.
     options: Mapping[str, str] = MappingProxyType({"INFERENCE_PRECISION_HINT": "f32"})

@@ -30,6 +30,7 @@ def mark_name(number: int) -> str:
 def read_kernels(folder: Path) -> Kernels:
     """The layers of a build in the order they run, constants and ends aside."""
     listed = json.loads((folder / KERNELS).read_text(encoding="utf-8"))
+    # In the order in which they run.
     layers = (row for row in listed["layers"] if row["kind"] not in _ENDS)
     return tuple(_read_layer(row, listed["nodes"], listed["outputs"]) for row in layers)
 

@@ -80,6 +80,7 @@ def _check_data(c: Candidate) -> str | None:
     return "its data is constant" if c.is_constant(0) else None
 
 
+# The rewrite that makes one node of it writes an operator of ONNX Runtime's own.
 def find_swish(c: Candidate) -> TensorId | None:
     """The tensor x * gate(x) where x is the result, and nothing else reads it: the kernel computes that as well."""
     readers = [c.index.find_node(edge.node) for edge in c.index.list_consumers(c.node.result)]
@@ -90,6 +91,7 @@ def find_swish(c: Candidate) -> TensorId | None:
     return product.result if set(product.inputs) == {gate.outputs[0], c.node.outputs[0]} else None
 
 
+# A kernel writes float where nothing asks for integers, and requantizes in passing where something does.
 _rule = partial(PlacementRule, output=Output.FOLLOWS)
 _product = partial(_rule, weight=1, bias=2, fuses=_ACTIVATIONS, compute=True, closes=find_swish)
 _FUSED = "pairs on data and weight; bias, activation and the pair behind follow into the kernel"
@@ -145,6 +147,7 @@ _weight = partial(Capability, role=Role.WEIGHT, symmetric=(True,), storage=("int
 _channel = partial(_weight, granularity=(PerTensor, PerChannel))
 CAPABILITIES: tuple[Capability, ...] = (
     Capability(role=Role.ACTIVATION, storage=("uint8",)),
+    # With a zero point these are dequantized in front of the kernel.
     Capability(role=Role.ACTIVATION, storage=("int8",), symmetric=(True,)),
     _channel(ops=("Conv", "Gemm", "MatMul"), bits=_NARROW),
     _weight(ops=("Gather",), granularity=(PerChannel,)),
@@ -184,6 +187,7 @@ def find_sum_order(node: NodeRef, shape: Shape) -> SumOrder | None:
     Measured on 2026.4 with weights of two positions.
     """
     if node.op_type == "Conv" and len(shape) > 2:
+        # A flat order would let a sum cross from one tap to the next where channels are odd.
         taps = range(2, len(shape))
         if shape[1] % 2:
             return ((0, *taps), 1) if shape[1] > 1 else None

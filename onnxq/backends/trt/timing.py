@@ -14,7 +14,7 @@ import numpy as np
 
 from onnxq.arrays import Array, Arrays
 from onnxq.backends.engine import LOG, Engine, EngineTimes, TimedModel, Timing
-from onnxq.backends.timing import read_feeds, time_in_child
+from onnxq.backends.serving import read_feeds, time_in_child
 from onnxq.backends.trt.build import load_plugins, make_logger
 from onnxq.backends.trt.cuda import Cuda, CudaError
 from onnxq.runtime import summarize_rounds
