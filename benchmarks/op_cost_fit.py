@@ -12,9 +12,8 @@ from typing import Any
 import numpy as np
 
 from onnxq.backends.base import OpCase
-from onnxq.backends.ort.costs import Moves, OrtCosts
+from onnxq.backends.cpu_costs import CpuCosts, Moves
 
-TABLES = Path(__file__).resolve().parents[1] / "onnxq" / "backends" / "ort" / "costs"
 FLOOR_US = 0.25  # errors below this do not count
 LARGE_ERROR = 0.1  # of a logarithm; the weight of a sample falls beyond it
 ROUNDS = 60
@@ -38,12 +37,12 @@ def _tuples(value: Any) -> Any:
     return tuple(map(_tuples, value)) if isinstance(value, list) else value
 
 
-def warm(cpu: OrtCosts) -> OrtCosts:
+def warm(cpu: CpuCosts) -> CpuCosts:
     """The table without what only whole networks show: operands of chains of equal nodes are in the nearest cache."""
     return replace(cpu, int8_network=1.0, conv=replace(cpu.conv, cold_ns=0.0, int8_cold_ns=0.0))
 
 
-def predicted(row: Row, side: str, cpu: OrtCosts) -> float:
+def predicted(row: Row, side: str, cpu: CpuCosts) -> float:
     """The model's time of a sample."""
     total = sum(getattr(cpu.predict_node(case), f"{side}_us") for case in row["nodes"])
     for case in row["boundaries"] if side == "int8" else ():
@@ -62,7 +61,7 @@ def sound(rows: list[Row], side: str) -> list[Row]:
     return [row for row in rows if row[f"{side}_us"] > 0 and (side == "int8" or row["nodes"])]
 
 
-def error(row: Row, side: str, cpu: OrtCosts) -> float:
+def error(row: Row, side: str, cpu: CpuCosts) -> float:
     """log(predicted / measured)."""
     return math.log((predicted(row, side, cpu) + FLOOR_US) / (row[f"{side}_us"] + FLOOR_US))
 
@@ -133,7 +132,7 @@ _SIDES: Mapping[str, tuple[str, ...]] = {
 }
 
 
-def fit(path: Path, name: str, origin: str, start: OrtCosts, given: Mapping[str, float], out: Path | None) -> None:
+def fit(path: Path, name: str, origin: str, start: CpuCosts, given: Mapping[str, float], out: Path) -> None:
     """Fit every group of constants, float and int8, and write the table as a data file.
 
     given: values by their dotted names: more entries of a table to fit (conv.float_gmacs.4), and what no group fits:
@@ -155,7 +154,7 @@ def fit(path: Path, name: str, origin: str, start: OrtCosts, given: Mapping[str,
     if errors:
         _scale(values, [*unmeasured, "conv.cold_ns", "conv.int8_cold_ns"], math.exp(-float(np.mean(errors))))
     table = replace(_built(start, values), name=name, origin=origin)
-    (out or TABLES / f"{name}.json").write_text(write_costs(table), encoding="utf-8")
+    out.write_text(write_costs(table), encoding="utf-8")
 
 
 def _flat(value: Any, path: str = "") -> dict[str, float]:
@@ -195,7 +194,7 @@ def _slots(values: Mapping[str, float], wanted: str, side: str) -> list[str]:
     return found
 
 
-def _bias(values: Mapping[str, float], start: OrtCosts, rows: list[Row], side: str) -> float:
+def _bias(values: Mapping[str, float], start: CpuCosts, rows: list[Row], side: str) -> float:
     cpu = warm(_built(start, values))
     return math.exp(-float(np.mean([error(row, side, cpu) for row in rows])))
 
@@ -207,7 +206,7 @@ def _scale(values: dict[str, float], names: list[str], growth: float) -> None:
             values[name] *= 1 / growth if "gmacs" in name else growth
 
 
-def _least_squares(values: dict[str, float], names: list[str], rows: list[Row], side: str, start: OrtCosts) -> None:
+def _least_squares(values: dict[str, float], names: list[str], rows: list[Row], side: str, start: CpuCosts) -> None:
     """Damped least squares on the log errors, large ones weighted down; constants stay positive."""
     x = np.array([values[name] for name in names])
     step, damping = np.maximum(np.abs(x), 0.01) * 1e-3, 1e-2
@@ -242,7 +241,7 @@ def _least_squares(values: dict[str, float], names: list[str], rows: list[Row], 
     print(f"{names[0].split('.')[0]:10} {side:5} n {len(rows):4}  mean x{math.exp(np.abs(now).mean()):.3f}", flush=True)
 
 
-def write_costs(cpu: OrtCosts) -> str:
+def write_costs(cpu: CpuCosts) -> str:
     """The data file of a table: JSON, with a line for each constant."""
     blocks = []
     for name, value in asdict(cpu).items():

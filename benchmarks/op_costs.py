@@ -1,11 +1,12 @@
-"""Measure what nodes cost in ONNX Runtime, float and int8, and fit the tables of `onnxq/backends/ort/costs/`.
+"""Measure what nodes cost in an engine, float and int8, and fit the tables of its backend, `BACKEND/costs/`.
 
-    python benchmarks/op_costs.py measure samples.jsonl --only dense,depthwise
+    python benchmarks/op_costs.py measure samples.jsonl --only dense,depthwise [--engine openvino --isa AVX2]
     python benchmarks/op_costs.py errors samples.jsonl --cpu avx2  # how far a table is from the samples, by family
     python benchmarks/op_costs.py fit samples.jsonl --cpu avx2 --origin "AMD EPYC (Zen 3), …" --set conv.block=8
     python benchmarks/op_costs.py check model.onnx model.q.onnx    # predicted, measured; shapes by --dim NAME=SIZE
 
-`fit` starts from the table of `--start` and writes `onnxq/backends/ort/costs/CPU.json`. The samples of a kind of CPU
+All commands take `--engine`; `ort` without it. `--isa` is the newest instruction set that oneDNN, in OpenVINO, may use.
+`fit` starts from the table of `--start` and writes `onnxq/backends/ENGINE/costs/CPU.json`. The samples of a kind of CPU
 must come from a machine of that kind, quiet; `errors` compares them with any table.
 
 Every sample is the growth of a chain per unit, (t(long) - t(short)) / units, at one thread, so that what happens at the
@@ -23,7 +24,7 @@ import os
 import statistics
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,70 +34,89 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 
+from onnxq.backends import find_target
 from onnxq.backends.base import OpCase
-from onnxq.backends.ort.costs import CPU_COSTS, OrtCosts
+from onnxq.backends.cpu_costs import CpuCosts
 from op_cost_chains import FAMILIES, LONG, SHORT, Plan, Unit, cases_of, chain
 from op_cost_fit import error, fit, predicted, read, sound, warm
 
 FOLDED = ("Relu", "Clip")
+BACKENDS = Path(__file__).resolve().parents[1] / "onnxq" / "backends"
 
 
-def session(model: bytes) -> ort.InferenceSession:
+Run = Callable[[dict[str, Any]], object]
+
+
+def open_ort(model: bytes) -> Run:
     """One thread, all optimizations."""
     options = ort.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = 1
     options.log_severity_level = 3
-    return ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+    session = ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+    return lambda feed: session.run(None, feed)
 
 
-def fastest(sessions: Sequence[ort.InferenceSession], feed: dict[str, Any], seconds: float) -> list[float]:
-    """Shortest run of each session in microseconds, interleaved."""
-    best = [math.inf] * len(sessions)
+def open_openvino(model: bytes) -> Run:
+    """One thread, float32 where it computes in float."""
+    import openvino
+
+    core = openvino.Core()
+    settings = {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": 1}
+    request = core.compile_model(core.read_model(model), "CPU", settings).create_infer_request()
+    return lambda feed: request.infer(feed, share_inputs=True, share_outputs=True)
+
+
+OPENERS: dict[str, Callable[[bytes], Run]] = {"ort": open_ort, "openvino": open_openvino}
+
+
+def fastest(runs: Sequence[Run], feed: dict[str, Any], seconds: float) -> list[float]:
+    """Shortest run of each model in microseconds, interleaved."""
+    best = [math.inf] * len(runs)
     start, rounds = time.perf_counter(), 0
     while rounds < 12 or (time.perf_counter() - start < seconds and rounds < 600):
-        for k, s in enumerate(sessions):
+        for k, run in enumerate(runs):
             t = time.perf_counter()
-            s.run(None, feed)
+            run(feed)
             best[k] = min(best[k], time.perf_counter() - t)
         rounds += 1
     return [b * 1e6 for b in best]
 
 
-def growth(unit: Unit, plan: Plan, seconds: float) -> tuple[float, float]:
+def growth(unit: Unit, plan: Plan, seconds: float, engine: str) -> tuple[float, float]:
     """(float us, int8 us) of one unit."""
-    sessions = [session(chain(unit, plan, int8, n)[0]) for int8 in (False, True) for n in (SHORT, LONG)]
+    runs = [OPENERS[engine](chain(unit, plan, int8, n)[0]) for int8 in (False, True) for n in (SHORT, LONG)]
     feed = {"x": np.abs(np.random.default_rng(0).standard_normal(plan.shape)).astype(np.float32)}
-    t = fastest(sessions, feed, seconds)
+    t = fastest(runs, feed, seconds)
     return (t[1] - t[0]) / (LONG - SHORT), (t[3] - t[2]) / (LONG - SHORT)
 
 
-def times(plan: Plan, seconds: float) -> dict[str, float]:
+def times(plan: Plan, seconds: float, engine: str = "ort") -> dict[str, float]:
     """The time of one unit, less that of `minus`."""
-    float_us, int8_us = growth(plan.unit, plan, seconds)
+    float_us, int8_us = growth(plan.unit, plan, seconds, engine)
     if plan.minus is not None:
-        f, i = growth(plan.minus, plan, seconds)
+        f, i = growth(plan.minus, plan, seconds, engine)
         # a boundary between Convs holds a float Conv beside the int8 one
         float_us, int8_us = float_us - f, int8_us - i - (f if plan.boundary and plan.op == "conv" else 0.0)
     return {"float_us": float_us, "int8_us": int8_us}
 
 
-def measure(out: Path, only: set[str], seconds: float) -> None:
+def measure(out: Path, only: set[str], seconds: float, engine: str, every: int) -> None:
     """Append samples to a JSON-lines file; what is there already is not measured again."""
     key = operator.itemgetter("family", "shape", "cases", "op")
     done = {json.dumps(key(json.loads(line))) for line in out.read_text().splitlines()} if out.exists() else set()
-    plans = [p for family in FAMILIES for p in family() if not only or p.family in only]
+    plans = [p for family in FAMILIES for p in list(family())[::every] if not only or p.family in only]
     with out.open("a") as stream:
         for plan in plans:
             row = {"family": plan.family, "shape": plan.shape, "op": plan.op, "cases": cases_of(plan)}
             if json.dumps(key(row)) not in done:
-                stream.write(json.dumps({**row, **times(plan, seconds)}) + "\n")
+                stream.write(json.dumps({**row, **times(plan, seconds, engine)}) + "\n")
                 stream.flush()
 
 
 # --- the model against the samples ----------------------------------------------------------------------------------
 
 
-def errors(path: Path, cpu: OrtCosts) -> None:
+def errors(path: Path, cpu: CpuCosts) -> None:
     """exp(mean |log error|), median and 90th percentile by family and side, and the worst samples."""
     cpu, families = warm(cpu), defaultdict(list)
     for row in read(path):
@@ -122,11 +142,11 @@ def errors(path: Path, cpu: OrtCosts) -> None:
 # --- the model against whole networks -------------------------------------------------------------------------------
 
 
-def check(paths: Sequence[Path], dims: dict[str, int], seconds: float, cpu: OrtCosts) -> None:
+def check(paths: Sequence[Path], dims: dict[str, int], seconds: float, cpu: CpuCosts, engine: str) -> None:
     """Predicted and measured time of whole files, float or with pairs."""
     protos = [onnx.load(path) for path in paths]
     feed = _feed(protos[0], dims)
-    measured = fastest([session(proto.SerializeToString()) for proto in protos], feed, seconds)
+    measured = fastest([OPENERS[engine](proto.SerializeToString()) for proto in protos], feed, seconds)
     for path, proto, us in zip(paths, protos, measured, strict=True):
         parts = Network(proto, _shapes(proto, feed)).parts(cpu)
         total = sum(parts.values())
@@ -209,7 +229,7 @@ class Network:
             activation=next_ops[0] if len(next_ops) == 1 and next_ops[0] in FOLDED else "",
         )
 
-    def parts(self, cpu: OrtCosts) -> dict[str, float]:
+    def parts(self, cpu: CpuCosts) -> dict[str, float]:
         """Predicted microseconds by operator and side."""
         parts: dict[str, float] = defaultdict(float)
         for node in self.nodes:
@@ -237,33 +257,48 @@ def main() -> None:
     for name in ("measure", "errors", "fit", "check"):
         command = commands.add_parser(name)
         command.add_argument("files", nargs="+" if name == "check" else 1, type=Path)
+        command.add_argument("--engine", choices=sorted(OPENERS), default="ort")
+        command.add_argument("--isa", default="", help="of oneDNN: AVX2, AVX512_CORE_VNNI …")
         if name in ("measure", "check"):
             command.add_argument("--seconds", type=float, default=5.0 if name == "check" else 0.3)
         if name == "measure":
             command.add_argument("--only", default="", help="families, separated by commas")
+            command.add_argument("--every", type=int, default=1, metavar="N", help="only each N-th sample of a family")
         elif name == "fit":
             command.add_argument("--cpu", required=True, metavar="NAME", help="the kind of CPU the samples are from")
-            command.add_argument("--origin", required=True, help="machine, version of onnxruntime and day")
-            command.add_argument("--start", choices=sorted(CPU_COSTS), default="vnni", help="the table to start from")
+            command.add_argument("--origin", required=True, help="machine, version of the engine and day")
+            command.add_argument("--start", default="vnni", help="the table to start from")
             command.add_argument(
                 "--set", action="append", default=[], metavar="FIELD=NUMBER", help="values to start from"
             )
             command.add_argument("--out", type=Path, help="another file than the kind's own")
         else:
-            command.add_argument("--cpu", choices=sorted(CPU_COSTS), default="vnni", help="the table to compare with")
+            command.add_argument("--cpu", default="vnni", help="the table to compare with")
         if name == "check":
             command.add_argument("--dim", action="append", default=[], metavar="NAME=SIZE")
     args = parser.parse_args()
+    if args.isa:
+        os.environ["ONEDNN_MAX_CPU_ISA"] = args.isa
     if args.command == "measure":
-        measure(args.files[0], set(filter(None, args.only.split(","))), args.seconds)
-    elif args.command == "errors":
-        errors(args.files[0], CPU_COSTS[args.cpu])
+        measure(args.files[0], set(filter(None, args.only.split(","))), args.seconds, args.engine, args.every)
+        return
+    tables: Any = find_target(args.engine).costs
+    if args.command == "errors":
+        errors(args.files[0], tables[args.cpu])
     elif args.command == "fit":
         given = {field: float(value) for field, value in (item.split("=") for item in args.set)}
-        fit(args.files[0], args.cpu, args.origin, CPU_COSTS[args.start], given, args.out)
+        start = tables.get(args.start) or find_target("ort").costs[args.start]
+        fit(
+            args.files[0],
+            args.cpu,
+            args.origin,
+            start,
+            given,
+            args.out or BACKENDS / args.engine / "costs" / f"{args.cpu}.json",
+        )
     else:
         dims = {k: int(v) for k, v in (item.split("=") for item in args.dim)}
-        check(args.files, dims, args.seconds, CPU_COSTS[args.cpu])
+        check(args.files, dims, args.seconds, tables[args.cpu], args.engine)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ so on any x86 CPU where QuantizeLinear, DequantizeLinear and node follow each ot
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 from onnx import TensorProto
 
 from onnxq.annotate.find import is_dequantize, is_quantize
-from onnxq.arrays import Mask
+from onnxq.arrays import Array, Mask
 from onnxq.backends import find_sums
-from onnxq.backends.base import Data, IntegerProduct
+from onnxq.backends.base import Data, IntegerProduct, IntegerSums
 from onnxq.graph import GraphIndex, NodeRef
 from onnxq.graph.base import LAYOUT_OPS
 from onnxq.graph.values import name_type
@@ -33,6 +33,7 @@ _NAMES = re.compile(
     r"(QLinear|QOrdered|DynamicQuantize|MatMulInteger|ConvInteger|MatMulNBits|MatMulBnb4|GatherBlockQuantized).*"
     r"|QGemm|QAttention|QMoE|QEmbedLayerNormalization"
 )
+PairWeights = Callable[[NodeRef, Array], Array | None]
 # Operators that quantize their data themselves, always to uint8.
 _SELF_QUANTIZING = frozenset({"DynamicQuantizeLinear", "DynamicQuantizeLSTM", "DynamicQuantizeMatMul"})
 # Bits of the types that count; int32 and wider are accumulators, shapes and indices.
@@ -151,25 +152,33 @@ class Operand:
         )
 
 
-def find_saturating(index: GraphIndex) -> tuple[WeightSums, ...]:
-    """Every int8 weight that an inexact kernel multiplies by 8-bit data, in the order of execution; safe ones too."""
-    return tuple(operand.count() for operand in find_operands(index))
+def find_saturating(index: GraphIndex, sums: IntegerSums | None = None) -> tuple[WeightSums, ...]:
+    """Every int8 weight that an inexact kernel multiplies by 8-bit data, in the order of execution; safe ones too.
+
+    sums: of the engine's kernels; None for those of ONNX Runtime.
+    """
+    return tuple(operand.count() for operand in find_operands(index, sums))
 
 
-def find_operands(index: GraphIndex) -> Iterator[Operand]:
+def find_operands(index: GraphIndex, sums: IntegerSums | None = None) -> Iterator[Operand]:
     """The same weights with their quantized values; weights computed at run time are left out."""
+    sums = sums or find_sums()
     for node in index.nodes:
-        product = find_sums().find_product(node)
+        product = sums.find_product(node)
         if product is None:
             continue
         read = _read_pair_operand if product.reads is Data.PAIR else _read_stored_operand
         for k in product.weights:
-            operand = read(index, node, product, k) if max(k, product.data) < len(node.inputs) else None
+            operand = (
+                read(index, node, product, k, sums.pair_weights) if max(k, product.data) < len(node.inputs) else None
+            )
             if operand is not None:
                 yield operand
 
 
-def _read_stored_operand(index: GraphIndex, node: NodeRef, product: IntegerProduct, k: int) -> Operand | None:
+def _read_stored_operand(
+    index: GraphIndex, node: NodeRef, product: IntegerProduct, k: int, pair_weights: PairWeights
+) -> Operand | None:
     values = index.input_value(node, k)
     if values is None or values.dtype != np.int8:
         return None
@@ -177,11 +186,13 @@ def _read_stored_operand(index: GraphIndex, node: NodeRef, product: IntegerProdu
         data = index.find_input(node, product.data)
         if _find_stored_type(index, data, node, product.zero) != "uint8":
             return None
-    sums = find_sums().pair_weights(node, values)
+    sums = pair_weights(node, values)
     return None if sums is None else Operand(product, node, str(index.find_input(node, k)), "uint8", values, sums)
 
 
-def _read_pair_operand(index: GraphIndex, node: NodeRef, product: IntegerProduct, k: int) -> Operand | None:
+def _read_pair_operand(
+    index: GraphIndex, node: NodeRef, product: IntegerProduct, k: int, pair_weights: PairWeights
+) -> Operand | None:
     pair = _find_weight(index, index.maker(node, k))
     source = _find_data_source(index, node, product.data)
     if pair is None or source is None:
@@ -191,7 +202,7 @@ def _read_pair_operand(index: GraphIndex, node: NodeRef, product: IntegerProduct
     if any(_find_type(index, half, 1) not in (0, TensorProto.FLOAT) for half in (source, dequantize)):
         return None
     data = _find_stored_type(index, index.find_input(source, 0), source, 2)
-    sums = find_sums().pair_weights(node, values) if data in ("uint8", "int8") else None
+    sums = pair_weights(node, values) if data in ("uint8", "int8") else None
     if sums is None:
         return None
     shared = data == "int8" and not _turns_uint8(index, source)

@@ -123,7 +123,8 @@ class Output(str, Enum):
 
     PAIR = "pair"  # the kernel exists only with a QuantizeLinear behind
     FLOAT = "float"  # the kernel always writes float
-    EITHER = "either"
+    EITHER = "either"  # float from an int32 bias, else with a pair
+    FOLLOWS = "follows"  # whatever its readers ask for: a QuantizeLinear behind it is computed as well
 
 
 @dataclass(frozen=True, eq=False)

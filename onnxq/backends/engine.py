@@ -93,7 +93,8 @@ class KernelWords:
     products, pools: parts of the kinds, in lower case, that do such a node's work; a kind that holds the operator's
     name does so anyway. attention: part of the names of fused attention. dequantizes: the kind that reads integers,
     dequantizes them and multiplies floats. int8: kinds that compute on integers whatever their tensors say. packed:
-    kinds on float data and weights of few bits. integers: products are integer ones for data and weights of any width.
+    kinds on float data and weights of few bits. integers: products are integer ones for data and weights of any
+    width. shifts: signed data are made unsigned ones, which add up in 16 bits where those do.
     """
 
     products: Names = ()
@@ -103,6 +104,7 @@ class KernelWords:
     int8: frozenset[str] = frozenset()
     packed: frozenset[str] = frozenset()
     integers: bool = False
+    shifts: bool = False
 
 
 class BuildState(str, Enum):
@@ -242,6 +244,8 @@ class Engine:
     compiles = False
     # It runs in an emulator, which is slow and whose times say nothing of the device.
     emulated = False
+    # The check of `quantize` asks it for answers, and for times where it is not emulated.
+    judges = False
     # Settings of its library, by the library's names.
     options: Mapping[str, str] = _NOTHING
     # Kernels on some CPUs add products in 16 bits, as `Backend.sums` describes.

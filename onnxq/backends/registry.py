@@ -180,9 +180,14 @@ def find_holder(storage: str) -> Backend:
     )
 
 
-def find_sums() -> IntegerSums:
-    """The 16-bit sums that files of any origin are looked through for: those of ONNX Runtime."""
-    sums = find_reference().sums
+def find_sums(engine: str = "") -> IntegerSums:
+    """The 16-bit sums of an engine's kernels.
+
+    engine: "" for ONNX Runtime's, which files of any origin are looked through for.
+    """
+    holders = list_backends(foreign=True) if engine else ()
+    own = (backend.sums for backend in holders if engine in [each.name for each in backend.engines])
+    sums = next(own, None) or find_reference().sums
     assert sums is not None
     return sums
 

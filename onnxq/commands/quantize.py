@@ -216,8 +216,11 @@ def _describe_engine(check: EngineCheck) -> Text:
         "against the file"
         for output in check.outputs
     ]
-    answers = f"as {check.engine} computes, emulated on {format_count(check.samples, 'sample')}: {', '.join(outputs)}"
+    place = f"{'emulated ' if check.emulated else ''}on {format_count(check.samples, 'sample')}"
+    answers = f"{check.run}, {place}: {', '.join(outputs)}"
     types = ", ".join(f"{count} in {dtype}" for dtype, count in check.types)
+    if not check.partitions and not check.left:
+        return Text(f"{answers}; operators {types}")
     left = f"{len(check.left)} nodes left to the CPU, e.g. {check.left[0]}" if check.left else "nothing left to the CPU"
     return Text(f"{answers}; {format_count(check.partitions, 'partition')}, operators {types}; {left}")
 

@@ -262,7 +262,13 @@ def fit_feeds(inputs: Sequence[ValueInfo], feeds: Feeds) -> dict[str, Array]:
 
 
 def time_placements(
-    target: str, models: Mapping[str, ModelLike], feeds: Feeds, rounds: int, *, plugins: Names = ()
+    target: str,
+    models: Mapping[str, ModelLike],
+    feeds: Feeds,
+    rounds: int | None,
+    *,
+    plugins: Names = (),
+    threads: int = 1,
 ) -> dict[str, Latency]:
     """Build models with the engine of a target and time them side by side; those that fail are left out.
 
@@ -275,11 +281,12 @@ def time_placements(
             index, place = get_index(model), folder / str(k)
             place.mkdir()
             own = fit_feeds(index.inputs, feeds)
-            job = Job(shapes=find_sample_shapes(index, [own]), plugins=plugins)
+            options = dict(engine.options)
+            job = Job(shapes=find_sample_shapes(index, [own]), plugins=plugins, options=options)
             result = check_library(build_engine(engine, model, job, place, timeout=_BUILDING), engine)
             if result.state is BuildState.BUILT:
                 built[name] = TimedModel(model, place / ENGINE, own)
-        times = engine.time_models(built, Timing(rounds=rounds, plugins=plugins))
+        times = engine.time_models(built, Timing(rounds=rounds, plugins=plugins, threads=threads))
     return {**times.eager, **times.graph}
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 
@@ -11,8 +11,10 @@ import numpy as np
 from onnx import TensorProto, helper
 
 from onnxq.arrays import Array
+from onnxq.backends import find_backend
 from onnxq.data import Dataset
 from onnxq.data.synthetic import make_synthetic
+from onnxq.engines.bench import time_placements
 from onnxq.errors import ModelError, OnnxqError, VerificationError
 from onnxq.evaluation.accumulator import OutputAccuracy
 from onnxq.evaluation.agreement import AgreementSums, ChoiceAgreement, find_class_scores
@@ -35,8 +37,8 @@ from onnxq.passes.journal import LOST_DB
 from onnxq.passes.state import FloatState, PlannedState
 from onnxq.plan import PlacementMethod, Plan
 from onnxq.report.model import LatencyRatio, OpCount, OutputCheck
-from onnxq.runtime import Feeds, KernelError, Session, detect_cpu, time_models
-from onnxq.sites import Caution, Cautions, Role
+from onnxq.runtime import Feeds, KernelError, Latency, Session, detect_cpu, time_models
+from onnxq.sites import Caution, Cautions, Names, Role
 
 # Bytes of weights that a segment has at least, if there are so many: fewer sessions, each of which takes time.
 _SEGMENT_BYTES = 1 << 26
@@ -298,10 +300,37 @@ def explain_slowness(plan: Plan) -> str:
     return f"{text}; `placement='measured'` looks for a faster placement of int8 pairs"
 
 
-def time_both(before: ModelLike, after: ModelLike, feeds: Feeds, *, threads: int = 1, reason: str = "") -> LatencyRatio:
-    """Interleaved medians of float and int8 on one sample. reason: why int8 would be slower, told where it is."""
-    latencies = time_models({"float": before, "int8": after}, feeds, threads=threads)
-    slow, fast = latencies["float"], latencies["int8"]
+# Models by name, one sample and a number of rounds, None for as many as the seconds take -> the latency of each model
+# that the engine takes.
+Timer = Callable[[Mapping[str, ModelLike], Feeds, int | None], Mapping[str, Latency]]
+
+
+def find_timer(target: str, threads: int, plugins: Names) -> Timer | None:
+    """The times of a target's engine on this machine's CPU; None where it has none here, and for a GPU's."""
+    backend = find_backend(target)
+    if backend.usual.times_itself:
+        return lambda models, feeds, rounds: time_models(models, feeds, threads=threads, rounds=rounds)
+    local = backend.local
+    if local is None or not local.judges or local.emulated or local.find_obstacle() is not None:
+        return None
+    return lambda models, feeds, rounds: time_placements(
+        target, models, feeds, rounds, plugins=plugins, threads=threads
+    )
+
+
+def time_both(
+    before: ModelLike, after: ModelLike, feeds: Feeds, timer: Timer, *, threads: int = 1, reason: str = ""
+) -> LatencyRatio | None:
+    """Interleaved medians of float and int8 on one sample; None where the engine does not take both.
+
+    timer: of the engine. threads: those that it takes. reason: why int8 would be slower, told where it is.
+    """
+    try:
+        latencies = timer({"float": before, "int8": after}, feeds, None)
+        slow, fast = latencies["float"], latencies["int8"]
+    except (VerificationError, KeyError):
+        # The check on the engine gives the cause.
+        return None
     # The median of the ratios round by round: a busy moment hits both models of a round alike.
     ratio = fast.speedup(slow)
     # The first axis of the first input that has one: what else is a batch, the model does not say.

@@ -1,4 +1,4 @@
-"""The finished model on its target's own engine, where that can be emulated here: its parts, types and answers."""
+"""The finished model on its target's own engine, run or emulated here: its parts, types and answers."""
 
 from __future__ import annotations
 
@@ -16,17 +16,19 @@ from onnxq.passes.state import FloatState
 from onnxq.report.model import EngineCheck, EngineOutput
 from onnxq.runtime import Session
 
-# Emulation is slow: no further sample begins after so many seconds.
+# Emulation is slow, as large models are: no further sample begins after so many seconds.
 _SECONDS = 60.0
 
 
 def check_on_engine(ctx: RunContext, state: FloatState, model: ModelLike, engine: Engine) -> EngineCheck | None:
-    """Compile the model, and emulate some of the held-back samples; None where none are asked for.
+    """Compile the model, and run the held-back samples, or emulate some; None where none are asked for.
 
     An engine that is not installed, or fails, gives its reason in the place of figures.
     """
-    count = ctx.config.verify.emulated
-    if not count or ctx.samples is None:
+    if ctx.samples is None:
+        return None
+    count = ctx.config.verify.emulated if engine.emulated else len(ctx.samples.test)
+    if not count:
         return None
     obstacle = engine.find_obstacle()
     if obstacle is not None:
@@ -38,7 +40,7 @@ def check_on_engine(ctx: RunContext, state: FloatState, model: ModelLike, engine
     done, begun = 0, time.monotonic()
     try:
         with (
-            ctx.progress(f"compiling for {engine.title}, and emulating {count} samples", count) as task,
+            ctx.progress(f"building for {engine.title}, and running {count} samples there", count) as task,
             ScratchFolder() as folder,
             engine.open_runner("quantized", model, {}, Path(folder)) as runner,
         ):
@@ -60,6 +62,7 @@ def check_on_engine(ctx: RunContext, state: FloatState, model: ModelLike, engine
     )
     return EngineCheck(
         engine=engine.title,
+        emulated=engine.emulated,
         samples=done,
         outputs=outputs,
         partitions=0 if placement is None else placement.partitions,

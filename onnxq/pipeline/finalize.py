@@ -153,7 +153,7 @@ def finalize_run(ctx: RunContext, state: PlannedState, model: ModelLike, *, sour
     dynamic = sum(site.spec.dynamic for site in plan.sites)
     trial, timing = _measure(ctx, state, model, here=engine.times_itself)
     local = find_backend(plan.target).local
-    on_engine = check_on_engine(ctx, state, model, local) if local is not None and local.emulated else None
+    on_engine = check_on_engine(ctx, state, model, local) if local is not None and local.judges else None
     promotion = _answer_request(ctx, state, model, trial)
     if budget.over():
         budget.note("the run", Shortage.EXCEEDED, seconds=budget.spent())
@@ -261,10 +261,11 @@ def _measure(
             trial = _check_unrun(ctx, state, model, here=here)
         else:
             trial = _check(ctx, state, model, optimized=here)
-    timed = ctx.config.verify.latency and here and state.planned.sites
-    if large or not isinstance(ctx, SampledContext) or not timed:
+    timer = check.find_timer(state.planned.target, ctx.config.verify.threads or 1, ctx.config.runtime.plugins)
+    timed = ctx.config.verify.latency and state.planned.sites
+    if large or not isinstance(ctx, SampledContext) or not timed or timer is None:
         return trial, None
-    return trial, _time(ctx, state, model)
+    return trial, _time(ctx, state, model, timer)
 
 
 def _name_made_up(ctx: RunContext, trial: check.ModelCheck) -> str:
@@ -274,7 +275,7 @@ def _name_made_up(ctx: RunContext, trial: check.ModelCheck) -> str:
     return f"{format_count(trial.samples, 'made-up input')}, seed {ctx.config.data.seed}"
 
 
-def _time(ctx: SampledContext, state: PlannedState, model: ModelLike) -> LatencyRatio | None:
+def _time(ctx: SampledContext, state: PlannedState, model: ModelLike, timer: check.Timer) -> LatencyRatio | None:
     """Float and quantized model side by side; None where the budget has no time left for it."""
     budget = ctx.budget
     # The reserve was for writing and checking, of which only the writing is left.
@@ -285,7 +286,7 @@ def _time(ctx: SampledContext, state: PlannedState, model: ModelLike) -> Latency
         # Samples are float32, as the float model is that they are compared on.
         wide = widen_model(model) if state.types.interface else model
         reason, threads = check.explain_slowness(state.planned), ctx.config.verify.threads
-        return check.time_both(state.named, wide, ctx.data.first, threads=threads, reason=reason)
+        return check.time_both(state.named, wide, ctx.data.first, timer, threads=threads, reason=reason)
 
 
 def _check(ctx: SampledContext, state: PlannedState, model: ModelLike, *, optimized: bool) -> check.ModelCheck:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
 
-from onnxq.backends import find_backend, find_target
+from onnxq.backends import find_backend
 from onnxq.calibrate import calibrate
 from onnxq.config import Config
 from onnxq.data import Dataset
@@ -18,10 +18,11 @@ from onnxq.evaluation.compare import MatchedRunner, ReferenceRunner, compare_mod
 from onnxq.graph import ModelLike
 from onnxq.passes.assembly import build_quantized
 from onnxq.passes.state import FloatState
+from onnxq.pipeline.check import Timer, find_timer
 from onnxq.plan import PlacementChoice, PlacementMethod, Plan
 from onnxq.planner import Choice, OnnxPlacement
 from onnxq.progress import Progress, count_items, silent
-from onnxq.runtime import Feeds, Latency, Session, detect_cpu, time_models
+from onnxq.runtime import Feeds, Session, detect_cpu
 from onnxq.sites import LeftFloat
 
 # A placement must beat float by this in median and in minimum, or float is shipped.
@@ -34,8 +35,6 @@ _ROUNDS = 9
 # What counts as perfect, dB, so that a candidate of one exact output does not win by infinity.
 _PERFECT_DB = 200.0
 _FLOAT = "float"
-# Models by name, one sample and a number of rounds -> the latency of each model that the engine takes.
-Timer = Callable[[Mapping[str, ModelLike], Feeds, int], Mapping[str, Latency]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,19 +46,19 @@ class _Candidate:
 
 
 def choose_timer(config: Config) -> tuple[Timer, int]:
-    """The times to choose by: TensorRT's on this machine's GPU, or ONNX Runtime's on the CPU; and its threads.
+    """The times to choose by: TensorRT's on this machine's GPU, or an engine's on the CPU; and its threads.
 
-    Raises VerificationError where TensorRT cannot be timed here, ConfigError for a target that nothing here times.
+    Raises VerificationError where the engine cannot be timed here, ConfigError for a target that nothing here times.
     """
-    engine = find_target(config.target)
-    if not engine.times_itself:
-        if not find_backend(config.target).engines:
-            cause = f"onnxq runs no engine of target {engine.name} that could time placements"
-            raise ConfigError(config.where("placement"), cause, "write `placement: rules`", code="Q307")
-        demand_timer(config.target, "placement: measured")
-        return partial(time_placements, config.target, plugins=config.runtime.plugins), 0
-    threads = config.verify.threads or 1
-    return lambda models, feeds, rounds: time_models(models, feeds, threads=threads, rounds=rounds), threads
+    threads, plugins = config.verify.threads or 1, config.runtime.plugins
+    timer = find_timer(config.target, threads, plugins)
+    if timer is not None:
+        return timer, threads
+    if not find_backend(config.target).engines:
+        cause = f"onnxq runs no engine of target {config.target} that could time placements"
+        raise ConfigError(config.where("placement"), cause, "write `placement: rules`", code="Q307")
+    demand_timer(config.target, "placement: measured")
+    return partial(time_placements, config.target, plugins=config.runtime.plugins), 0
 
 
 def choose_measured(

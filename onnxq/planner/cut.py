@@ -286,7 +286,7 @@ def _describe_use(ops: QuantizableOps, tensor: TensorId, apart: frozenset[str]) 
         maker=None if int8_maker is None else int8_maker.name,
         readers=tuple(op.name for op in readers),
         read_float=bool(floats) or ops.index.is_output(tensor),
-        dequantizes=int8_maker is not None and int8_maker.rule.output is not Output.EITHER,
+        dequantizes=int8_maker is not None and int8_maker.rule.output not in (Output.EITHER, Output.FOLLOWS),
         from_conv=producer is not None and producer.op_type == "Conv" and convs,
         to_conv=convs or any(node.op_type == "Conv" for node in floats),
         paired=tensor in ops.existing.by_tensor,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from onnxq.arrays import Shape
@@ -174,7 +174,7 @@ class EngineOutput:
 
 @dataclass(frozen=True, kw_only=True)
 class EngineCheck:
-    """The model in the engine of its target, emulated.
+    """The model in the engine of its target, run or emulated.
 
     reason: why it was not; "" where it was. partitions: parts that run on its device. left: nodes that the CPU runs.
     types: operators that compute, by the type of their results.
@@ -182,11 +182,17 @@ class EngineCheck:
 
     engine: str
     reason: str = ""
+    emulated: bool = False
     samples: int = 0
     outputs: tuple[EngineOutput, ...] = ()
     partitions: int = 0
     left: Names = ()
     types: tuple[tuple[str, int], ...] = ()
+
+    @property
+    def run(self) -> str:
+        """The run as people read it."""
+        return f"as {self.engine} {'computes' if self.emulated else 'runs it'}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -272,7 +278,7 @@ class Report:
     unchecked: str = ""
     # Other uses of these samples; "" if nothing was chosen on them.
     seen: str = ""
-    # The model on its target's own engine; None where that is not emulated.
+    # The model on its target's own engine; None where that is ONNX Runtime, or cannot be run or emulated.
     engine: EngineCheck | None = None
     latency: LatencyRatio | None = None
     # Number of Q/DQ pairs written.
@@ -311,7 +317,12 @@ class Report:
     @property
     def figures(self) -> tuple[RunFigure, ...]:
         """All outputs in the runs that count, by which the verdict is."""
-        return tuple(figure for check in self.checks for figure in self.list_figures(check))
+        figures = [figure for check in self.checks for figure in self.list_figures(check)]
+        # An emulator answers too few samples to count.
+        if self.engine is not None and not self.engine.emulated:
+            run = self.engine.run
+            figures += [RunFigure(output=one.name, run=run, sqnr_db=one.sqnr_db) for one in self.engine.outputs]
+        return tuple(figures)
 
     def list_figures(self, check: OutputCheck) -> list[RunFigure]:
         """An output as the file says and, where ONNX Runtime is to run it, as it does."""
@@ -367,10 +378,20 @@ class Report:
                     f"{self.saturating or 'its fusions compute something else than the file says'}"
                 )
                 alarms.append(Caution("W109", text))
+        alarms += self._list_drifts()
         if self.slower and self.latency is not None and not self.unchanged:
             reason = self.latency.reason or "the cause is not known; try `placement='measured'`"
             alarms.append(Caution("W110", f"the quantized model is slower than the float one: {reason}"))
         return tuple(alarms)
+
+    def _list_drifts(self) -> Iterator[Caution]:
+        """A warning for each output that the target's engine gives farther from float than the file says."""
+        engine, said = self.engine, {check.name: check.sqnr_db[0] for check in self.checks}
+        for output in () if engine is None or engine.emulated else engine.outputs:
+            change = min(said.get(output.name, 0.0), SAME_DB) - output.sqnr_db
+            if engine is not None and change > DRIFT_DB:
+                cause = f"output {output.name} is {change:.1f} dB worse {engine.run} than as the file says"
+                yield Caution("W109", f"{cause}: `onnxq diff` finds the operator")
 
 
 def group_reasons(nodes: Sequence[Unquantized]) -> tuple[tuple[str, tuple[Unquantized, ...]], ...]:

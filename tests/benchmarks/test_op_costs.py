@@ -13,8 +13,11 @@ from typing import Any
 
 import pytest
 
+from onnxq.backends import find_target
 from onnxq.backends.base import OpCase
-from onnxq.backends.ort.costs import CPU_COSTS, OrtCosts, parse_costs
+from onnxq.backends.cpu_costs import CpuCosts, parse_costs
+
+CPU_COSTS = find_target("ort").costs
 
 FOLDER = Path(__file__).resolve().parents[2] / "benchmarks"
 VNNI = CPU_COSTS["vnni"]
@@ -27,7 +30,7 @@ def fitting(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     sys.modules.pop("op_cost_fit", None)
 
 
-def samples(cpu: OrtCosts) -> Iterator[dict[str, Any]]:
+def samples(cpu: CpuCosts) -> Iterator[dict[str, Any]]:
     """Gemms, MatMuls and pairs of many sizes, timed by the model itself."""
     for op, rows, depth, outputs in itertools.product(("Gemm", "MatMul"), (1, 16, 128), (64, 384, 1024), (64, 512)):
         case = {"op_type": op, "inputs": [[rows, depth]], "output": [rows, outputs], "weight": [depth, outputs]}

@@ -85,8 +85,11 @@ USAGE = [
     (["quantize", "m.onnx", "--samples", "0"], "x>=1"),
     (["quantize", "m.onnx", "--min-sqnr", "nan"], "must be a finite number"),
     (["quantize", "m.onnx", "--set", "weights.bits"], "is not KEY=VALUE"),
-    (["diff", "m.onnx", "q.onnx", "--engines", "ort,trrt"], "'trrt' is not one of ort, qnn, trt; did you mean 'trt'?"),
-    (["prove", "m.onnx", "--engine", "trt"], "'trt' is not one of tensorrt-rtx, tensorrt, ort"),
+    (
+        ["diff", "m.onnx", "q.onnx", "--engines", "ort,trrt"],
+        "'trrt' is not one of openvino, ort, qnn, trt; did you mean 'trt'?",
+    ),
+    (["prove", "m.onnx", "--engine", "trt"], "'trt' is not one of tensorrt-rtx, tensorrt, openvino, ort"),
     (["profile", "m.onnx", "--by", "node,layer"], "'layer' is not one of node, segment, site"),
     *((["quantize", "m.onnx", "--budget", text], "'--budget'") for text in ("0", "ten", "-1s", "5d")),
     (["diff", "m.onnx", "q.onnx", "--min-agreement", "2"], "must be less than or equal to 1"),

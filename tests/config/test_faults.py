@@ -75,7 +75,7 @@ FAULTS = [
     (
         "engine nobody has",
         "diff:\n  engines: tensorrt",
-        ["diff.engines[0]", "'tensorrt' is not one of ort, qnn, trt"],
+        ["diff.engines[0]", "'tensorrt' is not one of openvino, ort, qnn, trt"],
         2,
     ),
     ("engine by its target", "prove:\n  engine: trt", ["prove.engine", "tensorrt"], 2),

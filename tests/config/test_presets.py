@@ -28,6 +28,8 @@ EXPECTED = {
     "trt-fp8": ("static", "minmax", QuantSpec(granularity=PerChannel(0), storage=FLOAT8)),
     "trt-fp16": ("float", "percentile", QuantSpec(bits=8, signed=True, granularity=PerChannel(0))),
     "trt-int4-weights": ("weight-only", "percentile", QuantSpec(bits=4, granularity=PerBlock(0, 128), storage="int4")),
+    "openvino-int8": ("static", "minmax", QuantSpec(bits=8, signed=True, granularity=PerChannel(0))),
+    "openvino-int8-weights": ("weight-only", "minmax", QuantSpec(bits=8, signed=True, granularity=PerChannel(0))),
     "qnn": ("static", "minmax", QuantSpec(bits=8, signed=True, granularity=PerChannel(0))),
     "qnn-int8": ("static", "minmax", QuantSpec(bits=8, signed=True, granularity=PerChannel(0))),
     "qnn-mixed": ("static", "minmax", QuantSpec(bits=8, signed=True, granularity=PerChannel(0))),

@@ -150,7 +150,7 @@ def test_a_name_that_is_nearly_its_own(work: Path) -> None:
     assert caught.value.fix == "did you mean 'accelerator'?"
     text = json.dumps({"schema": 2, "target": "acelerator"}, indent=1)
     with pytest.raises(
-        PlanError, match=r"p.json:3: target: 'acelerator': is not one of accelerator, ort, qnn, trt, virtual"
+        PlanError, match=r"p.json:3: target: 'acelerator': is not one of accelerator, openvino, ort, qnn, trt, virtual"
     ):
         from_json(text, source="p.json")
 

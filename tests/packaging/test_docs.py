@@ -167,10 +167,10 @@ def test_commands_in_the_text_of_documents_have_the_options_that_are_named() -> 
     assert lost == []
 
 
-@pytest.mark.parametrize("name", ["ort", "trt", "qnn"])
+@pytest.mark.parametrize("name", ["ort", "trt", "qnn", "openvino"])
 def test_every_placement_rule_is_documented(name: str) -> None:
     text = (ROOT / "docs" / "engines.md").read_text(encoding="utf-8")
-    part = text.split("\n## ")[{"ort": 1, "trt": 2, "qnn": 3}[name]]
+    part = text.split("\n## ")[{"ort": 1, "trt": 2, "qnn": 3, "openvino": 4}[name]]
     rules = find_target(name).rules
     assert [rule.name for rule in rules if f"`{rule.name}`" not in part.split("###")[0]] == []
     named = set(re.findall(r"^\| ((?:`[a-z-]+`(?:, )?)+) \|", part, re.MULTILINE))

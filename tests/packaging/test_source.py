@@ -23,13 +23,14 @@ OWNERS = {
     "rich": "onnxq/report/",
     "PIL": "onnxq/data/",
     "onnxruntime_qnn": "onnxq/backends/qnn/",
+    "openvino": "onnxq/backends/openvino/",
     "polygraphy": "onnxq/backends/trt/",
     "tensorrt": "onnxq/backends/trt/",
     "tensorrt_rtx": "onnxq/backends/trt/",
     "torch": "torch_frontend/",
     "torch_frontend": "torch_frontend/",
 }
-OPTIONAL = ("onnxruntime", "onnxruntime_qnn", "torch", "PIL", "polygraphy", "tensorrt", "tensorrt_rtx")
+OPTIONAL = ("onnxruntime", "onnxruntime_qnn", "openvino", "torch", "PIL", "polygraphy", "tensorrt", "tensorrt_rtx")
 
 
 def test_every_outside_library_has_one_owner() -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import onnxq
-from onnxq.backends.ort.costs import CPU_COSTS
+from onnxq.backends import find_target
 from onnxq.commands.results import write_json
 from onnxq.errors import ConfigError
 from onnxq.evaluation.accumulator import Array
@@ -19,6 +19,8 @@ from onnxq.plan import PlacementMethod
 from onnxq.runtime import CPU_KINDS, Latency, detect_cpu, time_models
 from tests.graph.kit import model
 from tests.pipeline.models import images, quantize, residual, to_bytes
+
+CPU_COSTS = find_target("ort").costs
 
 
 def test_the_choice_is_written_down_and_reproducible() -> None:

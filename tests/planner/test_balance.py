@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import numpy_helper, parser, shape_inference
 
-from onnxq.backends.ort.costs import CPU_COSTS
+from onnxq.backends import find_target
 from onnxq.config import Config, Rule
 from onnxq.graph import name_nodes
 from onnxq.plan import PlacementChoice
@@ -21,6 +21,8 @@ from onnxq.planner.build import OnnxPlacement, state_placement
 from onnxq.planner.cut import TOLERATED, Balance, CutProblem, FlowNetwork, add_costs, find_balance
 from onnxq.sites import TensorId
 from tests.planner.kit import draft, network
+
+CPU_COSTS = find_target("ort").costs
 
 # A layer of each kind, from a tensor of {c} channels to another.
 LAYERS = {

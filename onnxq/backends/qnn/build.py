@@ -6,22 +6,17 @@ runs the result; all that it prints goes into the log.
 
 from __future__ import annotations
 
-import json
 import os
 import re
-import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import onnx
 
 from onnxq.backends.engine import ENGINE, LOG, MODEL, BuildResult, BuildState, Job, Profile
 from onnxq.backends.qnn.kernels import (
-    ANSWERS,
-    FEEDS,
     GRAPHS,
     NEEDS,
     REFUSED,
@@ -31,6 +26,7 @@ from onnxq.backends.qnn.kernels import (
     find_fix,
     read_log,
 )
+from onnxq.backends.serving import Answer, answer_samples
 from onnxq.graph import fix_sizes
 from onnxq.runtime.plugins import find_plugin_device, open_plugin_session
 
@@ -139,23 +135,13 @@ def _find_backend() -> dict[str, str]:
     return {"backend_path": onnxruntime_qnn.get_qnn_htp_path()}
 
 
-def answer_samples(job: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """Run each sample that a line on stdin announces, and answer with a line on stdout, until stdin ends."""
-    # The library prints to stdout as well, which is the parent's.
-    replies = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)
-    session = open_plugin_session(_find_device(), folder / ENGINE, {**_find_backend(), **job["options"]})
-    names = [value.name for value in session.get_outputs()]
-    print(json.dumps({"seconds": 0.0}), file=replies, flush=True)
-    for _ in sys.stdin:
-        reply: dict[str, Any] = {}
-        try:
-            with np.load(folder / FEEDS) as feeds:
-                start = time.perf_counter()
-                values = session.run(names, dict(feeds))
-            reply["seconds"] = time.perf_counter() - start
-            np.savez(folder / ANSWERS, **dict(zip(names, values, strict=True)))
-        except Exception as error:
-            reply["error"] = _clean(error)
-        print(json.dumps(reply), file=replies, flush=True)
+def answer_compiled(job: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """Answer samples with the compiled model in `folder`."""
+
+    def open_model() -> Answer:
+        session = open_plugin_session(_find_device(), folder / ENGINE, {**_find_backend(), **job["options"]})
+        names = [value.name for value in session.get_outputs()]
+        return lambda feeds: dict(zip(names, session.run(names, dict(feeds)), strict=True))
+
+    answer_samples(open_model, _clean, folder)
     return {}

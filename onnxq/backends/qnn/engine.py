@@ -51,7 +51,7 @@ class QnnEngine(Engine):
     shows_inner = True
     one_size = True
     compiles = True
-    emulated = True
+    emulated = judges = True
     words = KernelWords(products=("conv", "fullyconnected", "matmul", "lstm", "gru"), pools=("pool",), integers=True)
     saved = MappingProxyType({LOG: "build.log", TRACE: TRACE, ENGINE: "model.compiled.onnx"})
     options: Mapping[str, str] = MappingProxyType({"soc_model": _SOC, "htp_arch": _ARCHITECTURE})
@@ -119,6 +119,6 @@ class QnnEngine(Engine):
 
     def run_job(self, job: Mapping[str, Any], folder: Path) -> dict[str, Any]:
         """Answer samples with the compiled model in `folder` until there are no more."""
-        from onnxq.backends.qnn.build import answer_samples
+        from onnxq.backends.qnn.build import answer_compiled
 
-        return answer_samples(job, folder)
+        return answer_compiled(job, folder)

@@ -23,8 +23,6 @@ from onnxq.sites import Refusal
 
 # The provider's record of which node became which operator, and the folder of the graphs that it composed.
 TRACE, GRAPHS = "qnn_op_trace.json", "graphs"
-# Samples and answers of the process that runs a compiled model.
-FEEDS, ANSWERS = "feeds.npz", "answers.npz"
 NEEDS = "Python 3.11, onnxruntime 1.24.2, and Windows, or Linux with glibc 2.35, or newer ones"
 # A node that was laid out anew, or a DequantizeLinear that each reader got for itself.
 _RENAMED = re.compile(r"(.+?)(?:/duplicated(?:_\d+)?)?(?:_token_\d+)?")

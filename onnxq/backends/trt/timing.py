@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -14,22 +13,17 @@ from typing import Any
 import numpy as np
 
 from onnxq.arrays import Array, Arrays
-from onnxq.backends.building import describe_death, read_result, run_child
 from onnxq.backends.engine import LOG, Engine, EngineTimes, TimedModel, Timing
+from onnxq.backends.serving import read_feeds, time_in_child
 from onnxq.backends.trt.build import load_plugins, make_logger
 from onnxq.backends.trt.cuda import Cuda, CudaError
-from onnxq.errors import VerificationError
-from onnxq.files import ScratchFolder
-from onnxq.runtime import Feeds, summarize_rounds
+from onnxq.runtime import summarize_rounds
 from onnxq.runtime.timing import count_block_runs, measure_rounds
 
-FEEDS = "feeds.npz"
 # Seconds of work before anything is timed: a GPU that idles runs at a lower clock.
 _WARM_UP = 0.5
 # How an engine runs: launched kernel by kernel, or as one captured graph.
 EAGER, GRAPH = "eager", "graph"
-# Seconds besides those of the timing: loading engines, and for RTX compiling their kernels.
-_LOADING = 600.0
 
 
 def time_engines(engine: Engine, models: Mapping[str, TimedModel], timing: Timing) -> EngineTimes:
@@ -37,49 +31,20 @@ def time_engines(engine: Engine, models: Mapping[str, TimedModel], timing: Timin
 
     Raises VerificationError where none can be timed: no GPU, a crash, a build for another one.
     """
-    with ScratchFolder() as folder:
-        places, arrays = _place_feeds({name: entry.feeds for name, entry in models.items()})
-        np.savez(folder / FEEDS, **arrays)  # type: ignore[arg-type]
-        job = {
-            "plugins": list(timing.plugins),
-            "rounds": timing.rounds,
-            "seconds": timing.seconds,
-            "feeds": places,
-            "engines": {name: str(entry.path) for name, entry in models.items()},
-        }
-        try:
-            code = run_child(engine, folder, job, timeout=_LOADING + 2 * timing.seconds)
-            result = read_result(folder) or {"failed": describe_death(code)}
-        except subprocess.TimeoutExpired as error:
-            result = {"failed": f"timing did not end within {error.timeout:g} s"}
-    times, reasons = result.get("times", {}), result.get("reasons", {})
-    if not times:
-        cause = result["failed"] or "; ".join(dict.fromkeys(reasons.values()))
-        raise VerificationError(engine.title, f"no engine could be timed: {cause}", "see the cause", code="Q710")
+    result = time_in_child(engine, models, timing)
+    times = result["times"]
     by_mode = {
         mode: {name: summarize_rounds(times[key]) for name in models if (key := f"{name} {mode}") in times}
         for mode in (EAGER, GRAPH)
     }
-    return EngineTimes(device=result["device"], eager=by_mode[EAGER], graph=by_mode[GRAPH], reasons=reasons)
-
-
-def _place_feeds(feeds: Mapping[str, Feeds]) -> tuple[dict[str, dict[str, str]], dict[str, Array]]:
-    """The arrays under keys that a file can hold, and the key of every input of every engine."""
-    places: dict[str, dict[str, str]] = {}
-    arrays: dict[str, Array] = {}
-    for name, own in feeds.items():
-        places[name] = {}
-        for key, value in own.items():
-            places[name][key] = f"a{len(arrays)}"
-            arrays[places[name][key]] = value
-    return places, arrays
+    return EngineTimes(device=result["device"], eager=by_mode[EAGER], graph=by_mode[GRAPH], reasons=result["reasons"])
 
 
 def time_job(engine: Engine, job: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     """Time the engines of a job side by side, each launched kernel by kernel and as a graph.
 
-    job: as `time_engines` writes it. Returns the GPU's name, the seconds of each run by round, for every engine and way
-    of running it that works, and why the others do not.
+    job: as `time_in_child` writes it. Returns the GPU's name, the seconds of each run by round, for every engine and
+    way of running it that works, and why the others do not.
     """
     try:
         cuda = Cuda()
@@ -94,7 +59,7 @@ def time_job(engine: Engine, job: Mapping[str, Any], folder: Path) -> dict[str, 
         reasons: dict[str, str] = {}
         for name, path in job["engines"].items():
             try:
-                feeds = _read_feeds(folder, job["feeds"][name])
+                feeds = read_feeds(folder, job["feeds"][name])
                 loaded = LoadedEngine(library, logger, cuda, Path(path), feeds)
                 blocks[name, EAGER] = loaded.make_block(loaded.enqueue)
             except Exception as error:  # the library's own kinds have no common base; the other engines are timed
@@ -108,11 +73,6 @@ def time_job(engine: Engine, job: Mapping[str, Any], folder: Path) -> dict[str, 
         names = {f"{name} {mode}": block for (name, mode), block in blocks.items()}
         times = measure_rounds(names, rounds=job["rounds"], seconds=job["seconds"], precision=0.0)
     return {"device": cuda.name, "failed": "", "times": times, "reasons": reasons}
-
-
-def _read_feeds(folder: Path, places: Mapping[str, str]) -> dict[str, Array]:
-    with np.load(folder / FEEDS) as arrays:
-        return {name: arrays[key] for name, key in places.items()}
 
 
 class LoadedEngine:

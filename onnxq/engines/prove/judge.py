@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from onnxq.annotate import Inspection, PairInfo, WeightSums, find_saturating
 from onnxq.annotate.bits import Notes, read_notes
+from onnxq.backends.base import IntegerSums
 from onnxq.backends.engine import Kernel, KernelWords
 from onnxq.engines.prove.kernels import (
     HEAVY,
@@ -39,17 +40,19 @@ def judge_model(
     )
 
 
-def judge_sums(index: GraphIndex, kernels: Sequence[Kernel], words: KernelWords) -> tuple[WeightSums, ...]:
+def judge_sums(
+    index: GraphIndex, kernels: Sequence[Kernel], words: KernelWords, sums: IntegerSums | None = None
+) -> tuple[WeightSums, ...]:
     """The weights that can overflow 16-bit sums, by the kernels that the engine took where these are known."""
     by_node = _group_by_node(kernels)
     found = []
-    for weight in find_saturating(index):
+    for weight in find_saturating(index, sums):
         if index.find_node(weight.node).op_type in PRODUCTS:
             working = find_workers(weight.op, by_node.get(weight.node, ()), words)
             kind = find_computed_type(weight.op, working, words)
             # A kernel that computes in float, or takes signed data, has no sum that could overflow.
             if kind != UNSEEN:
-                weight = replace(weight, exact=_describe_exact(kind, working[0] if working else None))
+                weight = replace(weight, exact=_describe_exact(kind, working[0] if working else None, words))
         found.append(weight)
     return tuple(found)
 
@@ -75,11 +78,11 @@ def judge_optimizer_sums(
     return tuple(found)
 
 
-def _describe_exact(kind: str, kernel: Kernel | None) -> str:
+def _describe_exact(kind: str, kernel: Kernel | None, words: KernelWords) -> str:
     if kind != INT8:
         return f"computed in {kind}"
     data = kernel.inputs[0].dtype if kernel is not None and kernel.inputs else ""
-    return "computed as int8 by int8" if data == "int8" else ""
+    return "computed as int8 by int8" if data == "int8" and not words.shifts else ""
 
 
 def _group_by_node(kernels: Sequence[Kernel]) -> dict[str, list[Kernel]]:

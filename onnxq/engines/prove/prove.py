@@ -13,7 +13,7 @@ from pathlib import Path
 import onnx
 
 from onnxq.annotate import Inspection, WeightSums, inspect_model, read_plan_note
-from onnxq.backends import Engine, find_backend, find_engine, find_usual_engine, list_engines
+from onnxq.backends import Engine, find_backend, find_engine, find_sums, find_usual_engine, list_engines
 from onnxq.backends.building import build_engine, check_library, fail_alike
 from onnxq.backends.engine import LOG, BuildResult, BuildState, DevicePlacement, Job, Kernel, KernelWords
 from onnxq.config import matches_any
@@ -309,7 +309,7 @@ def _find_weights(engine: Engine, index: GraphIndex, kernels: Sequence[Kernel], 
     """The weights that can overflow 16-bit sums; those of the file alone where it was not built."""
     if not engine.saturates:
         return ()
-    weights = judge_sums(index, kernels, engine.words)
+    weights = judge_sums(index, kernels, engine.words, find_sums(engine.name))
     optimized = engine.read_optimized(folder) if kernels else None
     if optimized is None:
         return weights

@@ -12,9 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from onnxq.backends import find_target
 from onnxq.backends.base import Cost, OpCase
-from onnxq.backends.ort.costs import CPU_COSTS, OrtCosts
+from onnxq.backends.cpu_costs import CpuCosts
 from onnxq.config import Config
+
+CPU_COSTS = find_target("ort").costs
 
 VNNI, AVX2 = CPU_COSTS["vnni"], CPU_COSTS["avx2"]
 sizes = st.integers(1, 64)
@@ -25,15 +28,15 @@ OPERATORS = (
 )  # fmt: skip
 
 
-def op_cost(case: OpCase, cpu: OrtCosts = VNNI) -> Cost:
+def op_cost(case: OpCase, cpu: CpuCosts = VNNI) -> Cost:
     return cpu.predict_node(case)
 
 
-def quantize_us(elements: int | None, cpu: OrtCosts = VNNI, *, from_conv: bool = False) -> float:
+def quantize_us(elements: int | None, cpu: CpuCosts = VNNI, *, from_conv: bool = False) -> float:
     return cpu.predict_quantize(elements, from_conv=from_conv)
 
 
-def dequantize_us(elements: int | None, cpu: OrtCosts = VNNI, *, to_conv: bool = False) -> float:
+def dequantize_us(elements: int | None, cpu: CpuCosts = VNNI, *, to_conv: bool = False) -> float:
     return cpu.predict_dequantize(elements, to_conv=to_conv)
 
 
@@ -70,7 +73,7 @@ def linear(op_type: str, rows: int, depth: int, outputs: int) -> OpCase:
     return OpCase(op_type=op_type, inputs=((rows, depth),), output=(rows, outputs), weight=(depth, outputs))
 
 
-def speedup(case: OpCase, cpu: OrtCosts = VNNI) -> float:
+def speedup(case: OpCase, cpu: CpuCosts = VNNI) -> float:
     cost = op_cost(case, cpu)
     return cost.float_us / cost.int8_us
 
@@ -98,14 +101,14 @@ def cases(draw: st.DrawFn) -> OpCase:
 
 
 @given(cases(), kinds)
-def test_costs_are_finite_and_positive(case: OpCase, cpu: OrtCosts) -> None:
+def test_costs_are_finite_and_positive(case: OpCase, cpu: CpuCosts) -> None:
     cost = op_cost(case, cpu)
     assert 0 < cost.float_us < math.inf
     assert 0 < cost.int8_us < math.inf
 
 
 @given(cases(), st.integers(2, 8), kinds)
-def test_a_larger_batch_costs_more(case: OpCase, times: int, cpu: OrtCosts) -> None:
+def test_a_larger_batch_costs_more(case: OpCase, times: int, cpu: CpuCosts) -> None:
     def grown(shape: tuple[int, ...] | None) -> tuple[int, ...] | None:
         return None if shape is None else (shape[0] * times, *shape[1:])
 
@@ -118,7 +121,7 @@ def test_a_larger_batch_costs_more(case: OpCase, times: int, cpu: OrtCosts) -> N
 @each_kind
 @pytest.mark.parametrize("k", [1, 3, 5])
 @pytest.mark.parametrize("size", [(1, 1), (7, 7), (14, 14), (12, 80)])
-def test_more_channels_cost_more(k: int, size: tuple[int, int], cpu: OrtCosts) -> None:
+def test_more_channels_cost_more(k: int, size: tuple[int, int], cpu: CpuCosts) -> None:
     """In whole blocks: between them time goes up and down, in ORT as in the model."""
     blocks = (16, 32, 64, 128, 256, 512)
     for make in (lambda c: conv(c, c, k, size), lambda c: conv(64, c, k, size), lambda c: conv(c, 64, k, size)):
@@ -129,7 +132,7 @@ def test_more_channels_cost_more(k: int, size: tuple[int, int], cpu: OrtCosts) -
 
 
 @given(st.integers(0, 10**7), st.integers(1, 10**6), kinds)
-def test_boundaries_grow_with_elements_and_cost_more_beside_a_conv(elements: int, more: int, cpu: OrtCosts) -> None:
+def test_boundaries_grow_with_elements_and_cost_more_beside_a_conv(elements: int, more: int, cpu: CpuCosts) -> None:
     assert 0 < quantize_us(elements, cpu) < quantize_us(elements + more, cpu)
     assert 0 < dequantize_us(elements, cpu) < dequantize_us(elements + more, cpu)
     assert quantize_us(elements, cpu, from_conv=True) > quantize_us(elements, cpu)
@@ -145,14 +148,14 @@ def test_a_pair_costs_what_it_was_measured_to() -> None:
 
 @each_kind
 @pytest.mark.parametrize("op_type", [*OPERATORS, "Conv", "Gemm", "MatMul"])
-def test_nothing_known_never_favours_int8(op_type: str, cpu: OrtCosts) -> None:
+def test_nothing_known_never_favours_int8(op_type: str, cpu: CpuCosts) -> None:
     cost = op_cost(OpCase(op_type=op_type, inputs=(None, None), output=None), cpu)
     assert 0 < cost.float_us <= cost.int8_us
 
 
 @each_kind
 @pytest.mark.parametrize(("channels", "group"), [(128, 1), (256, 256), (64, 1)])
-def test_a_conv_of_unknown_size_counts_as_a_small_one(channels: int, group: int, cpu: OrtCosts) -> None:
+def test_a_conv_of_unknown_size_counts_as_a_small_one(channels: int, group: int, cpu: CpuCosts) -> None:
     weight, known = (channels, channels // group, 3, 3), (1, channels, 28, 28)
     unknown = op_cost(OpCase(op_type="Conv", inputs=(None,), output=None, weight=weight, group=group), cpu)
     sized = op_cost(OpCase(op_type="Conv", inputs=(known,), output=known, weight=weight, group=group), cpu)
@@ -162,13 +165,13 @@ def test_a_conv_of_unknown_size_counts_as_a_small_one(channels: int, group: int,
 
 @each_kind
 @pytest.mark.parametrize("op_type", ["Gemm", "MatMul"])
-def test_unknown_rows_count_as_one(op_type: str, cpu: OrtCosts) -> None:
+def test_unknown_rows_count_as_one(op_type: str, cpu: CpuCosts) -> None:
     unknown = OpCase(op_type=op_type, inputs=(None,), output=None, weight=(384, 384))
     assert op_cost(unknown, cpu) == op_cost(linear(op_type, 1, 384, 384), cpu)
 
 
 @each_kind
-def test_an_operator_without_a_kernel_pays_for_its_pair(cpu: OrtCosts) -> None:
+def test_an_operator_without_a_kernel_pays_for_its_pair(cpu: CpuCosts) -> None:
     shape = (1, 64, 28, 28)
     cost = op_cost(OpCase(op_type="Softmax", inputs=(shape,), output=shape), cpu)
     pair = quantize_us(math.prod(shape), cpu) + dequantize_us(math.prod(shape), cpu)
@@ -176,7 +179,7 @@ def test_an_operator_without_a_kernel_pays_for_its_pair(cpu: OrtCosts) -> None:
 
 
 @each_kind
-def test_folded_activations_are_free(cpu: OrtCosts) -> None:
+def test_folded_activations_are_free(cpu: CpuCosts) -> None:
     shape = (1, 64, 28, 28)
     assert op_cost(OpCase(op_type="Relu", inputs=(shape,), output=shape), cpu) == Cost(0.0, 0.0)
 
@@ -245,7 +248,7 @@ SPEEDUPS_AVX2: list[tuple[str, OpCase, float, float]] = [
     [pytest.param(cpu, *row, id=f"{what}, {cpu.name}")
      for cpu, table in ((VNNI, SPEEDUPS), (AVX2, SPEEDUPS_AVX2)) for what, *row in table],
 )  # fmt: skip
-def test_speedup_of_a_node(cpu: OrtCosts, case: OpCase, least: float, most: float) -> None:
+def test_speedup_of_a_node(cpu: CpuCosts, case: OpCase, least: float, most: float) -> None:
     assert least <= speedup(case, cpu) <= most
 
 
@@ -259,7 +262,7 @@ def test_products_gain_less_without_vnni_and_pairs_cost_more(case: OpCase) -> No
 
 
 @each_kind
-def test_every_table_says_where_it_is_from(cpu: OrtCosts) -> None:
+def test_every_table_says_where_it_is_from(cpu: CpuCosts) -> None:
     assert re.search(r"onnxruntime \d+\.\d+\.\d+, \d{4}-\d\d-\d\d$", cpu.origin)
     assert CPU_COSTS[cpu.name] is cpu
 

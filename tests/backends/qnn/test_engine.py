@@ -13,7 +13,7 @@ import onnxq
 from onnxq.backends import find_engine
 from onnxq.backends.building import compile_model, serve_child
 from onnxq.backends.engine import ENGINE
-from onnxq.backends.qnn.run import EmulatorRunner
+from onnxq.backends.serving import ServedRunner
 from onnxq.errors import ConfigError, MissingDependencyError, ModelError, VerificationError
 from onnxq.runtime import Session
 from tests.backends.qnn.graphs import make_graph, needs_qnn, prove
@@ -79,11 +79,11 @@ def test_a_compiled_model_loads_again_and_answers_the_same(tmp_path: Path) -> No
     shutil.copy(path, tmp_path / ENGINE)
     feeds = {"x": SAMPLES["x"][:1]}
     with serve_child(engine, tmp_path, {"options": dict(engine.options)}, timeout=60) as ask:
-        runner = EmulatorRunner("qnn", tmp_path, ask, frozenset(feeds))
+        runner = ServedRunner("qnn", tmp_path, ask, frozenset(feeds))
         (answer,) = runner.infer(feeds).values()
         expected = Session(model, optimize=False).run(feeds)["yd"]
         assert np.abs(answer - expected).max() <= 1.01 / 32
-        with pytest.raises(ModelError, match="the emulator cannot run the model"):
+        with pytest.raises(ModelError, match="the engine cannot run the model"):
             runner.infer({"x": SAMPLES["x"]})
     late = pytest.raises(ModelError, match=r"did not answer within 0\.01 s")
     with late, serve_child(engine, tmp_path, {"options": dict(engine.options)}, timeout=0.01):

@@ -13,8 +13,9 @@ import pytest
 
 from onnxq.backends import find_engine
 from onnxq.backends.building import JOB, RESULT
+from onnxq.backends.serving import FEEDS
 from onnxq.backends.trt.cuda import count_gpus
-from onnxq.backends.trt.timing import FEEDS, time_job
+from onnxq.backends.trt.timing import time_job
 
 JOB_OF_NOTHING = {"plugins": [], "rounds": 1, "seconds": 0.1, "feeds": {}, "engines": {}}
 

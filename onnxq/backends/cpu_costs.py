@@ -1,7 +1,8 @@
-"""Time of a node in ONNX Runtime's CPU provider, float and int8, for the minimum cut of placement.
+"""Time of a node in an engine on the CPU, float and int8, for the minimum cut of placement.
 
-Microseconds of one thread, from the constants of a kind of CPU. The model is static: shapes in, time out, so that the
-same graph is always placed the same way. Only differences and ratios matter; another machine scales both sides.
+Microseconds of one thread, from the constants of an engine and a kind of CPU. The model is static: shapes in, time out,
+so that the same graph is always placed the same way. Only differences and ratios matter; another machine scales both
+sides.
 
     time = launch + work / throughput + elements * ns
 
@@ -11,8 +12,9 @@ MatMul is MatMulIntegerToFloat with its bias Add, the pair on its input not coun
 Units of the constants, by the end of a name: `_us` and `_launch` microseconds, `_ns` nanoseconds per element, `_gmacs`
 multiplications per nanosecond.
 
-Measured for x86 with and without VNNI; each kind has its numbers in a data file. Nobody has measured an ARM: it has no
-table.
+The terms are those of ONNX Runtime's kernels, whose names the fields have; an engine that lacks one has 0 there.
+Measured for x86 with and without VNNI; each kind has its numbers in a data file of its backend. Nobody has measured an
+ARM: it has no table.
 """
 
 from __future__ import annotations
@@ -181,43 +183,6 @@ class CpuCosts:
     # nearly always x * sigmoid(x), one kernel in float.
     elements: Mapping[str, Moves]
 
-
-def round_up(n: int, multiple: int) -> int:
-    """`n` rounded up to a multiple."""
-    return -(-n // multiple) * multiple
-
-
-def interpolate(table: Table, x: float) -> float:
-    """The table at x: piecewise linear in log(x), constant beyond both ends."""
-    points = sorted(table)
-    if x <= points[0]:
-        return table[points[0]]
-    for low, high in pairwise(points):
-        if x <= high:
-            t = math.log(x / low) / math.log(high / low)
-            return table[low] + t * (table[high] - table[low])
-    return table[points[-1]]
-
-
-# Taken for sizes that are not known: small, so that int8 does not look cheap.
-UNKNOWN_ROWS = 1
-UNKNOWN_ELEMENTS = 4096
-# Share of the time to bring weights in that shows: one row hides most of it, 16 rows and more none.
-STREAM_ONE_ROW, STREAM_ALL_ROWS = 0.35, 16
-# Axes of an LSTM's data, [steps, batch, features], and of its weights, [directions, rows, features].
-LSTM_RANK = 3
-# Nanoseconds per weight that the int8 product of the hidden state takes beyond MatMul's, at each step: 64 to 512
-# units, one thread with VNNI (Zen 5 and Sapphire Rapids), onnxruntime 1.32. Products of few rows are slower there than
-# elsewhere.
-LSTM_STATE_NS = 0.02
-# Activations that the kernel in front of them computes as well.
-_FOLDED = ("Relu", "Clip")
-_NOTHING = Moves(0.0, 0.0, 0.0, 0.0)
-
-
-class OrtCosts(CpuCosts):
-    """The costs of one kind of CPU."""
-
     def predict_quantize(self, elements: int | None, *, from_conv: bool = False, dynamic: bool = False) -> float:
         """Microseconds from a float producer to int8 consumers: QuantizeLinear, and the change from NCHWc to NHWC.
 
@@ -254,13 +219,46 @@ class OrtCosts(CpuCosts):
         return Cost(cost.float_us, cost.int8_us * self.int8_network)
 
 
-def parse_costs(text: str) -> OrtCosts:
+def round_up(n: int, multiple: int) -> int:
+    """`n` rounded up to a multiple."""
+    return -(-n // multiple) * multiple
+
+
+def interpolate(table: Table, x: float) -> float:
+    """The table at x: piecewise linear in log(x), constant beyond both ends."""
+    points = sorted(table)
+    if x <= points[0]:
+        return table[points[0]]
+    for low, high in pairwise(points):
+        if x <= high:
+            t = math.log(x / low) / math.log(high / low)
+            return table[low] + t * (table[high] - table[low])
+    return table[points[-1]]
+
+
+# Taken for sizes that are not known: small, so that int8 does not look cheap.
+UNKNOWN_ROWS = 1
+UNKNOWN_ELEMENTS = 4096
+# Share of the time to bring weights in that shows: one row hides most of it, 16 rows and more none.
+STREAM_ONE_ROW, STREAM_ALL_ROWS = 0.35, 16
+# Axes of an LSTM's data, [steps, batch, features], and of its weights, [directions, rows, features].
+LSTM_RANK = 3
+# Nanoseconds per weight that the int8 product of the hidden state takes beyond MatMul's, at each step: 64 to 512
+# units, one thread with VNNI (Zen 5 and Sapphire Rapids), onnxruntime 1.32. Products of few rows are slower there than
+# elsewhere.
+LSTM_STATE_NS = 0.02
+# Activations that the kernel in front of them computes as well.
+_FOLDED = ("Relu", "Clip")
+_NOTHING = Moves(0.0, 0.0, 0.0, 0.0)
+
+
+def parse_costs(text: str) -> CpuCosts:
     """The table in a data file, as `benchmarks/op_costs.py fit` writes it."""
     table = json.loads(text)
     for name, kind in _GROUPS.items():
         table[name] = kind(**{field: _parse_table(value) for field, value in table[name].items()})
     table["elements"] = {op_type: Moves(**times) for op_type, times in table["elements"].items()}
-    return OrtCosts(**table)
+    return CpuCosts(**table)
 
 
 _GROUPS = {"pairs": PairCosts, "conv": ConvCosts, "depthwise": DepthwiseCosts, "linear": LinearCosts}
@@ -470,8 +468,7 @@ def _compute_grouped_us(
     return float_us, pixels * group * int8_ns / 1e3 + _compute_stream_us(weights, conv.stream_int8)
 
 
-def _read_costs(cpu: str) -> OrtCosts:
-    return parse_costs(resources.files(__name__).joinpath(f"{cpu}.json").read_text(encoding="utf-8"))
-
-
-CPU_COSTS: Mapping[str, OrtCosts] = {cpu: _read_costs(cpu) for cpu in ("vnni", "avx2")}
+def read_costs(package: str) -> Mapping[str, CpuCosts]:
+    """The tables of a backend by kind of CPU: the data files in `costs` of its package."""
+    folder = resources.files(package) / "costs"
+    return {cpu: parse_costs((folder / f"{cpu}.json").read_text(encoding="utf-8")) for cpu in ("vnni", "avx2")}

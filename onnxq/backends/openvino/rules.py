@@ -1,0 +1,215 @@
+"""OpenVINO on the CPU: which pairs become integer kernels, measured on 2026.4.
+
+A pair on the data and on the constant weight of a product is all that its kernel needs: bias, activation and the
+QuantizeLinear behind it follow into the kernel, and without one it writes float. Data are uint8 with any zero point;
+int8 data with one, and weights in uint8, are dequantized in front. docs/engines.md has the kernel of each pattern.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from functools import partial
+
+from onnxq.arrays import Shape
+from onnxq.backends.base import ATTENTION, FUSED_PRODUCTS, Candidate, Capability, Output, PlacementRule, Target
+from onnxq.backends.cpu_costs import read_costs
+from onnxq.backends.surroundings import explain_log_front_end, explain_stem, explain_stem_depthwise
+from onnxq.graph import NodeRef
+from onnxq.numerics import SumOrder
+from onnxq.sites import Role, TensorId
+from onnxq.spec import PerBlock, PerChannel, PerTensor
+
+# Activations that the kernel of a product computes on its result.
+_ACTIVATIONS = ("Relu", "Clip", "LeakyRelu", "HardSwish", "Sigmoid", "Gelu", "Elu", "Tanh", "Mish")
+_GATES = ("Sigmoid", "HardSigmoid")
+
+
+def _check_weighted(c: Candidate) -> str | None:
+    if not c.is_constant(1):
+        return "its weight is computed at run time"
+    if c.tensor(2) is not None and not c.is_constant(2):
+        return "its bias is computed at run time"
+    return "its data is constant" if c.is_constant(0) else None
+
+
+def _check_gemm(c: Candidate) -> str | None:
+    if c.attr("transA", 0) or float(c.attr("alpha", 1.0)) != 1.0 or float(c.attr("beta", 1.0)) != 1.0:
+        return "alpha, beta or transA are not the usual ones"
+    return _check_weighted(c)
+
+
+def _check_matmul(c: Candidate) -> str | None:
+    if c.is_constant(0):
+        return "the constant stands on the left"
+    if not c.is_constant(1):
+        return "both operands are activations: integers on both sides have no zero point, and gain little"
+    return None if c.rank(1) == 2 else "its weight is not a matrix"
+
+
+def _check_two_activations(c: Candidate) -> str | None:
+    if c.is_constant(0) or c.is_constant(1):
+        return "one operand is constant"
+    return "both operands are the same tensor" if c.node.inputs[0] == c.node.inputs[1] else None
+
+
+def _check_gate(c: Candidate) -> str | None:
+    """Why a Mul is not a squeeze-excite gate: a map times one value per channel."""
+    first, second = c.shape(0), c.shape(1)
+    if first is None or second is None or len(first) != len(second) or len(first) < 3:
+        return "not a gate"
+    small = min((first, second), key=math.prod)
+    if any(dim != 1 for dim in small[2:]) or math.prod(first) == math.prod(second):
+        return "not a gate"
+    return _check_two_activations(c)
+
+
+def _check_concat(c: Candidate) -> str | None:
+    return "one operand is constant" if any(map(c.is_constant, range(len(c.node.inputs)))) else None
+
+
+def _check_max_pool(c: Candidate) -> str | None:
+    return "its indices are read" if len(list(filter(None, c.node.outputs))) > 1 else None
+
+
+def _check_resize(c: Candidate) -> str | None:
+    return None if c.attr("mode", "nearest") in ("nearest", b"nearest") else "only nearest is done in integers"
+
+
+def _check_data(c: Candidate) -> str | None:
+    return "its data is constant" if c.is_constant(0) else None
+
+
+# The rewrite that makes one node of it writes an operator of ONNX Runtime's own.
+def find_swish(c: Candidate) -> TensorId | None:
+    """The tensor x * gate(x) where x is the result, and nothing else reads it: the kernel computes that as well."""
+    readers = [c.index.find_node(edge.node) for edge in c.index.list_consumers(c.node.result)]
+    gate = next((node for node in readers if node.op_type in _GATES), None)
+    product = next((node for node in readers if node.op_type == "Mul"), None)
+    if len(readers) != 2 or gate is None or product is None:
+        return None
+    return product.result if set(product.inputs) == {gate.outputs[0], c.node.outputs[0]} else None
+
+
+# A kernel writes float where nothing asks for integers, and requantizes in passing where something does.
+_rule = partial(PlacementRule, output=Output.FOLLOWS)
+_product = partial(_rule, weight=1, bias=2, fuses=_ACTIVATIONS, compute=True, closes=find_swish)
+_FUSED = "pairs on data and weight; bias, activation and the pair behind follow into the kernel"
+_MOVED = "moves integers: both sides share one scale"
+
+# In the order of precedence.
+RULES: tuple[PlacementRule, ...] = (
+    _product(name="conv", ops=("Conv",), kernel="Convolution", why=_FUSED, check=_check_weighted),
+    _product(name="gemm", ops=("Gemm",), kernel="FullyConnected", why=_FUSED, check=_check_gemm),
+    _product(name="matmul", ops=("MatMul",), kernel="FullyConnected", why=_FUSED, bias=None, check=_check_matmul),
+    _rule(
+        name="residual-add",
+        ops=("Add",),
+        kernel="Eltwise",
+        why="pairs on both inputs keep a residual net in integers",
+        data=(0, 1),
+        fuses=_ACTIVATIONS,
+        check=_check_two_activations,
+    ),
+    _rule(
+        name="gate-mul",
+        ops=("Mul",),
+        kernel="Eltwise",
+        why="a squeeze-excite gate between integer convolutions",
+        data=(0, 1),
+        fuses=_ACTIVATIONS,
+        check=_check_gate,
+    ),
+    _rule(
+        name="concat", ops=("Concat",), kernel="Concatenation", why="pairs on all inputs", data=(), check=_check_concat,
+        output=Output.PAIR,
+    ),
+    _rule(
+        name="average-pool", ops=("GlobalAveragePool", "AveragePool"), kernel="Pooling", why="sums integers",
+    ),
+    _rule(
+        name="max-pool", ops=("MaxPool",), kernel="Pooling", why=_MOVED, shares=True, check=_check_max_pool,
+        output=Output.PAIR,
+    ),
+    _rule(
+        name="move",
+        ops=("Reshape", "Flatten", "Transpose", "Squeeze", "Unsqueeze", "Slice", "DepthToSpace", "SpaceToDepth"),
+        kernel="", why=_MOVED, shares=True, check=_check_data, output=Output.PAIR,
+    ),
+    _rule(
+        name="resize-nearest", ops=("Resize",), kernel="Interpolate", why=_MOVED, shares=True, check=_check_resize,
+        output=Output.PAIR,
+    ),
+)  # fmt: skip
+
+_NARROW = (2, 3, 4, 5, 6, 7, 8)
+_weight = partial(Capability, role=Role.WEIGHT, symmetric=(True,), storage=("int8",))
+_channel = partial(_weight, granularity=(PerTensor, PerChannel))
+CAPABILITIES: tuple[Capability, ...] = (
+    Capability(role=Role.ACTIVATION, storage=("uint8",)),
+    # With a zero point these are dequantized in front of the kernel.
+    Capability(role=Role.ACTIVATION, storage=("int8",), symmetric=(True,)),
+    _channel(ops=("Conv", "Gemm", "MatMul"), bits=_NARROW),
+    _weight(ops=("Gather",), granularity=(PerChannel,)),
+)
+# Beside float data only the kernel of matrices reads integers; others have their weights dequantized at every run.
+WEIGHT_ONLY: tuple[Capability, ...] = (
+    Capability(
+        role=Role.WEIGHT, ops=("MatMul", "Gemm"), bits=_NARROW, storage=("int8", "uint8"),
+        granularity=(PerTensor, PerChannel, PerBlock),
+    ),
+    Capability(
+        role=Role.WEIGHT, ops=("MatMul", "Gemm"), bits=(2, 3, 4), storage=("int4", "uint4"),
+        granularity=(PerTensor, PerChannel, PerBlock), opset=21,
+    ),
+    Capability(
+        role=Role.WEIGHT, ops=("Conv",), bits=_NARROW, storage=("int8", "uint8"), granularity=(PerTensor, PerChannel),
+        warning="OpenVINO dequantizes the weights of Conv at every run: a smaller file for a slower model",
+    ),
+    _weight(ops=("Gather",), granularity=(PerChannel,)),
+)  # fmt: skip
+
+_NO_KERNEL = {
+    **FUSED_PRODUCTS,
+    "LSTM": "OpenVINO has no integer LSTM kernel for weights in pairs",
+    "GRU": "OpenVINO has no integer GRU kernel for weights in pairs",
+    "RNN": "OpenVINO has no integer RNN kernel",
+    "Einsum": "OpenVINO has no integer Einsum kernel",
+    **dict.fromkeys(ATTENTION, "attention in one node: export its parts"),
+}
+_NO_GAIN = {"ConvTranspose": "integers are read by the transposed convolution only without a zero point"}
+
+
+def find_sum_order(node: NodeRef, shape: Shape) -> SumOrder | None:
+    """The order of axes in which u8 x s8 kernels for AVX2 read a node's weight, adding two products to a 16-bit sum.
+
+    Conv: input channels of one tap; an odd one is added alone, so that kernels of one channel a group are exact.
+    Measured on 2026.4 with weights of two positions.
+    """
+    if node.op_type == "Conv" and len(shape) > 2:
+        # A flat order would let a sum cross from one tap to the next where channels are odd.
+        taps = range(2, len(shape))
+        if shape[1] % 2:
+            return ((0, *taps), 1) if shape[1] > 1 else None
+        return (0, *taps, 1)
+    if node.op_type == "Gemm" and len(shape) == 2:
+        return (0, 1) if node.attrs.get("transB", 0) else (1, 0)
+    return (1, 0) if node.op_type == "MatMul" and len(shape) == 2 else None
+
+
+_BASE = Target(
+    name="openvino",
+    rules=RULES,
+    capabilities=CAPABILITIES,
+    no_kernel=_NO_KERNEL,
+    no_gain=_NO_GAIN,
+    costs=read_costs(__package__),
+    exclusions={
+        "stem": explain_stem,
+        "stem-depthwise": explain_stem_depthwise,
+        "log-front-end": explain_log_front_end,
+    },
+    advice="try the presets openvino-int8-mse and openvino-int8-percentile",
+)
+OPENVINO = replace(_BASE, sum_order=find_sum_order)
+OPENVINO_WEIGHT_ONLY = replace(_BASE, capabilities=WEIGHT_ONLY)

@@ -1,0 +1,136 @@
+"""Answers and times of an engine's models, by processes of their own: its library may crash, and may take minutes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from onnxq.arrays import Array
+from onnxq.backends.building import COMPILING, demand_build, describe_death, read_result, run_child, serve_child
+from onnxq.backends.engine import Engine, Job, Profile, TimedModel, Timing
+from onnxq.errors import ModelError, VerificationError
+from onnxq.files import ScratchFolder
+from onnxq.graph import GraphIndex, ModelLike
+from onnxq.runtime import Feeds
+
+# Samples and answers of the process that runs a built model.
+FEEDS, ANSWERS = "feeds.npz", "answers.npz"
+# Seconds to compute one sample, and to load a built model.
+_RUNNING = 600.0
+# Seconds besides those of the timing: loading engines, and compiling kernels.
+_LOADING = 600.0
+Answer = Callable[[Feeds], Mapping[str, Any]]
+
+
+class ServedRunner:
+    """A Runner of a built model. seconds: of its last run there."""
+
+    def __init__(self, name: str, folder: Path, ask: Callable[[float], str], inputs: frozenset[str]) -> None:
+        self.name, self.seconds = name, 0.0
+        self._folder, self._ask, self._inputs = folder, ask, inputs
+
+    def infer(self, feeds: Feeds) -> Mapping[str, Any]:
+        """One sample: arrays by name. Raises ModelError where the engine fails, or takes too long."""
+        given: dict[str, Any] = {name: value for name, value in feeds.items() if name in self._inputs}
+        np.savez(self._folder / FEEDS, **given)
+        reply = json.loads(self._ask(_RUNNING))
+        if "error" in reply:
+            raise ModelError(self.name, f"the engine cannot run the model: {reply['error']}", code="Q115")
+        self.seconds = reply["seconds"]
+        with np.load(self._folder / ANSWERS) as answers:
+            return dict(answers)
+
+
+@contextmanager
+def serve_model(
+    engine: Engine, name: str, model: ModelLike, shapes: Profile, folder: Path, *, inputs: frozenset[str] | None = None
+) -> Iterator[ServedRunner]:
+    """Build a model and open it in a child process. inputs: names of those of its feeds that it reads; None: its own.
+
+    Raises ModelError, naming the node, where the model is not built.
+    """
+    job = Job(shapes=shapes, options=dict(engine.options))
+    demand_build(engine, model, job, folder, subject=name, timeout=COMPILING)
+    known = frozenset(value.name for value in GraphIndex(model).inputs) if inputs is None else inputs
+    with serve_child(engine, folder, {"options": dict(engine.options)}, timeout=_RUNNING) as ask:
+        yield ServedRunner(name, folder, ask, known)
+
+
+def answer_samples(open_model: Callable[[], Answer], describe: Callable[[Exception], str], folder: Path) -> None:
+    """In the child process: answer each sample that a line on stdin announces with a line on stdout, until stdin ends.
+
+    open_model: loads the model, which may print; it and the model raise whatever their library does.
+    """
+    # The library prints to stdout as well, which is the parent's.
+    replies = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    compute = open_model()
+    print(json.dumps({"seconds": 0.0}), file=replies, flush=True)
+    for _ in sys.stdin:
+        reply: dict[str, Any] = {}
+        try:
+            with np.load(folder / FEEDS) as feeds:
+                start = time.perf_counter()
+                answers = compute(dict(feeds))
+            reply["seconds"] = time.perf_counter() - start
+            given: dict[str, Any] = dict(answers)
+            np.savez(folder / ANSWERS, **given)
+        except Exception as error:
+            reply["error"] = describe(error)
+        print(json.dumps(reply), file=replies, flush=True)
+
+
+def time_in_child(engine: Engine, models: Mapping[str, TimedModel], timing: Timing) -> dict[str, Any]:
+    """The result of the engine's `run_job` in a child: `times`, seconds of each run by round, `reasons`, `device`.
+
+    Raises VerificationError where nothing can be timed: no device, a crash, a build for another one.
+    """
+    with ScratchFolder() as folder:
+        places, arrays = _place_feeds({name: entry.feeds for name, entry in models.items()})
+        np.savez(folder / FEEDS, **arrays)  # type: ignore[arg-type]
+        job = {
+            "plugins": list(timing.plugins),
+            "rounds": timing.rounds,
+            "seconds": timing.seconds,
+            "threads": timing.threads,
+            "feeds": places,
+            "engines": {name: str(entry.path) for name, entry in models.items()},
+            "options": dict(engine.options),
+        }
+        try:
+            code = run_child(engine, folder, job, timeout=_LOADING + 2 * timing.seconds)
+            result = read_result(folder) or {"failed": describe_death(code)}
+        except subprocess.TimeoutExpired as error:
+            result = {"failed": f"timing did not end within {error.timeout:g} s"}
+    result = {"times": {}, "reasons": {}, **result}
+    if not result["times"]:
+        cause = result["failed"] or "; ".join(dict.fromkeys(result["reasons"].values()))
+        raise VerificationError(engine.title, f"no engine could be timed: {cause}", "see the cause", code="Q710")
+    return result
+
+
+def _place_feeds(feeds: Mapping[str, Feeds]) -> tuple[dict[str, dict[str, str]], dict[str, Array]]:
+    """The arrays under keys that a file can hold, and the key of every input of every engine."""
+    places: dict[str, dict[str, str]] = {}
+    arrays: dict[str, Array] = {}
+    for name, own in feeds.items():
+        places[name] = {}
+        for key, value in own.items():
+            places[name][key] = f"a{len(arrays)}"
+            arrays[places[name][key]] = value
+    return places, arrays
+
+
+def read_feeds(folder: Path, places: Mapping[str, str]) -> dict[str, Array]:
+    """The inputs of one model, in the child process. places: the model's part of the job's `feeds`."""
+    with np.load(folder / FEEDS) as arrays:
+        return {name: arrays[key] for name, key in places.items()}

@@ -1,0 +1,100 @@
+"""OpenVINO builds, runs and times files in processes of its own, and each of its kernels has the names of its nodes."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+from onnx import parser
+
+import onnxq
+from onnxq.backends import find_engine
+from tests.backends.openvino.graphs import make_net, make_samples, needs_openvino, quantize_net
+
+_PRODUCTS = {"stem", "expand", "depthwise", "project", "swish", "linear"}
+
+
+@needs_openvino
+def test_every_product_runs_in_integers_under_its_own_name() -> None:
+    proof = onnxq.prove(quantize_net().model)
+    assert proof.build.engine == "openvino"
+    assert {node.node: node.type for node in proof.nodes if node.op != "GlobalAveragePool"} == dict.fromkeys(
+        _PRODUCTS, "int8"
+    )
+    kernels = {kernel.name: kernel for kernel in proof.kernels}
+    swish = kernels[proof.node("swish").kernel]
+    # The activation and the pair behind a product are in its kernel.
+    assert {"swish", "product"} <= set(swish.nodes)
+    assert swish.outputs[0].dtype == "uint8"
+    assert swish.tactic.endswith("I8")
+
+
+@needs_openvino
+def test_float_nodes_are_float_and_requirements_name_them() -> None:
+    proof = onnxq.prove(
+        make_net(), overrides={"engine": "openvino", "require": [("int8", "Conv")], "forbid": ["float32"]}
+    )
+    assert {node.type for node in proof.nodes if node.op == "Conv"} == {"float32"}
+    required, forbidden = proof.requirements
+    assert set(required.unmet) == _PRODUCTS - {"linear"}
+    assert set(forbidden.unmet) == _PRODUCTS
+
+
+@needs_openvino
+def test_signed_data_with_a_zero_point_are_seen_to_be_dequantized() -> None:
+    model = onnx.ModelProto()
+    model.CopyFrom(quantize_net().model)
+    signed = 0
+    for tensor in model.graph.initializer:
+        if tensor.data_type == onnx.TensorProto.UINT8 and not tensor.dims:
+            zero = int(onnx.numpy_helper.to_array(tensor))
+            tensor.CopyFrom(onnx.numpy_helper.from_array(np.asarray(zero - 128, np.int8), tensor.name))
+            signed += 1
+    assert signed
+    proof = onnxq.prove(model, overrides={"engine": "openvino"})
+    assert proof.node("stem").type == "int8 weights, float32"
+    assert "without a zero point" in proof.node("stem").reason
+
+
+@needs_openvino
+def test_the_check_of_quantize_is_as_the_engine_runs_it() -> None:
+    report = quantize_net().report
+    assert report.engine is not None
+    assert not report.engine.reason
+    assert report.engine.run == "as OpenVINO runs it"
+    (output,) = report.engine.outputs
+    # The file's arithmetic, but for sums that the engine does not round in between.
+    assert output.agreement_db > 30
+    assert output.sqnr_db > 25
+    assert "as OpenVINO runs it" in [figure.run for figure in report.figures]
+
+
+@needs_openvino
+def test_models_are_timed_side_by_side_and_compared_by_output() -> None:
+    data = list(make_samples())[:2]
+    bench = onnxq.bench([make_net(), quantize_net().model], data, overrides={"engine": "openvino", "seconds": 1.0})
+    assert bench.engine == "openvino"
+    assert [model.eager is not None for model in bench.models] == [True, True]
+    diff = onnxq.diff(make_net(), quantize_net().model, data, overrides={"engines": ["openvino"]})
+    assert "openvino" in [run.name for run in diff.runs]
+
+
+@needs_openvino
+def test_a_node_that_the_engine_does_not_have_is_named() -> None:
+    model = parser.parse_model("""
+        <ir_version: 10, opset_import: ["" : 17, "own" : 1]>
+        g (float[1,4] x) => (float[1,4] y) {
+            a = Relu(x)
+            [mine] y = own.Own(a)
+        }""")
+    proof = onnxq.prove(model, overrides={"engine": "openvino"})
+    assert not proof.built
+    assert proof.build.node == "mine"
+
+
+def test_a_missing_package_is_said_with_its_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = find_engine("openvino")
+    monkeypatch.setattr(type(engine), "module", "openvino_that_is_not_there")
+    obstacle = engine.find_obstacle()
+    assert obstacle is not None
+    assert obstacle.fix == "pip install 'onnxq[openvino]'"

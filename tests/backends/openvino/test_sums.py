@@ -1,0 +1,96 @@
+"""Which two products OpenVINO's kernels for AVX2 add in 16 bits, asked of the kernels themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import combinations
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper, numpy_helper
+
+from onnxq.backends import find_engine
+from onnxq.backends.openvino.rules import find_sum_order
+from onnxq.graph import NodeRef, get_index, name_nodes
+from onnxq.numerics import find_partners
+from tests.backends.openvino.graphs import needs_openvino
+
+Shape = tuple[int, ...]
+# The newest kernels that oneDNN may take.
+_ISA = "ONEDNN_MAX_CPU_ISA"
+
+
+def make_product(op: str, weight: np.ndarray, x: Shape, **attributes: object) -> onnx.ModelProto:
+    """A product of uint8 data of scale 1 and these weights of scale 1."""
+    zeros = {"one": np.float32(1), "x_zero": np.uint8(0), "w_zero": np.int8(0), "w_q": weight}
+    nodes = [
+        helper.make_node("QuantizeLinear", ["x", "one", "x_zero"], ["x_q"]),
+        helper.make_node("DequantizeLinear", ["x_q", "one", "x_zero"], ["x_dq"]),
+        helper.make_node("DequantizeLinear", ["w_q", "one", "w_zero"], ["w"]),
+        helper.make_node(op, ["x_dq", "w"], ["y"], "product", **attributes),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "g",
+        [helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, x)],
+        [helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, None)],
+        [numpy_helper.from_array(np.asarray(value), name) for name, value in zeros.items()],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    return name_nodes(onnx.shape_inference.infer_shapes(model))
+
+
+def find_node(model: onnx.ModelProto) -> NodeRef:
+    return get_index(model).find_node("product")
+
+
+def run_for_avx2(model: onnx.ModelProto, x: Shape, folder: Path) -> np.ndarray:
+    """The answer to data of 255 everywhere."""
+    with find_engine("openvino").open_runner("avx2", model, {}, folder) as runner:
+        return np.asarray(runner.infer({"x": np.full(x, 255, np.float32)})["y"])
+
+
+def _make_conv(size: Shape, **attributes: object) -> tuple[str, Shape, Shape, int, dict[str, object]]:
+    channels = size[1] * int(str(attributes.get("group", 1)))
+    return "Conv", (1, channels, 5, 5), size, 0, attributes
+
+
+CASES = {
+    "1x1": _make_conv((1, 8, 1, 1)),
+    "3x3": _make_conv((1, 4, 3, 3)),
+    "3x3 of an odd number": _make_conv((1, 3, 3, 3)),
+    "depthwise": _make_conv((1, 1, 3, 3), group=36),
+    "MatMul": ("MatMul", (16, 9), (9, 1), 1, {}),
+    "Gemm, transposed": ("Gemm", (16, 8), (1, 8), 0, {"transB": 1}),
+}
+
+
+@needs_openvino
+@pytest.mark.parametrize("name", CASES)
+def test_two_weights_overflow_where_the_order_says_that_they_share_a_sum(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(_ISA, "AVX2")
+    op, x, one, axis, attributes = CASES[name]
+    taps = list(combinations(range(int(np.prod(one))), 2))
+    # A row for each two positions, with 127 at both.
+    count = len(taps) if "group" not in attributes else int(str(attributes["group"]))
+    rows = np.zeros((count, int(np.prod(one))), np.int8)
+    for row, both in zip(rows, taps, strict=True):
+        row[list(both)] = 127
+    weight = rows.reshape(count, *one[1:]) if axis == 0 else rows.T.copy()
+    model = make_product(op, weight, x, **attributes)
+    answer = run_for_avx2(model, x, tmp_path)
+    largest = answer.max(axis=(0, 2, 3)) if op == "Conv" else answer[0]
+    order = find_sum_order(find_node(model), weight.shape)
+    flat = np.zeros(weight.shape, np.int64) if order is None else find_partners(weight.shape, order)
+    places = np.arange(weight.size).reshape(weight.shape)
+    cells: Callable[[np.ndarray], np.ndarray] = lambda array: (  # noqa: E731
+        array.reshape(count, -1) if axis == 0 else array.reshape(-1, count).T
+    )
+    partners, at = cells(flat), cells(places)
+    shared = [order is not None and partners[k, a] == at[k, b] for k, (a, b) in enumerate(taps)]
+    np.testing.assert_array_equal(largest, np.where(shared, 32767, 2 * 127 * 255))
+    assert any(shared) == (name != "depthwise")
