@@ -276,7 +276,7 @@ def _refuse_nothing(candidate: Candidate, kind: FloatType) -> str:
     return ""
 
 
-def _order_no_sums(node: NodeRef, shape: Shape) -> SumOrder | None:
+def order_no_sums(node: NodeRef, shape: Shape) -> SumOrder | None:
     """None: every kernel adds in 32 bits."""
     return None
 
@@ -333,7 +333,7 @@ class Target:
     no_gain: Mapping[str, str] = field(default_factory=dict)
     # The int8 weights of a node that a kernel adds up in 16 bits on some CPUs when it reads 8-bit activations, as
     # `numerics.weights` describes them; None where every kernel is exact.
-    sum_order: Callable[[NodeRef, Shape], SumOrder | None] = _order_no_sums
+    sum_order: Callable[[NodeRef, Shape], SumOrder | None] = order_no_sums
 
     @property
     def attention_rules(self) -> frozenset[str]:
@@ -343,7 +343,7 @@ class Target:
     @property
     def saturates(self) -> bool:
         """True when kernels on some CPUs add products in 16 bits."""
-        return self.sum_order is not _order_no_sums
+        return self.sum_order is not order_no_sums
 
     def rule_for(self, candidate: Candidate) -> tuple[PlacementRule | None, Unquantized | None]:
         """The rule that quantizes this node, or the reason why none does; (None, None): no rule is for its operator."""

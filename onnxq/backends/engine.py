@@ -240,6 +240,8 @@ class Engine:
     compiles = False
     # It runs in an emulator, which is slow and whose times say nothing of the device.
     emulated = False
+    # `diff` runs it only where it is named, or the model was made for it.
+    on_request = False
     # Settings of its library, by the library's names.
     options: Mapping[str, str] = _NOTHING
     # Kernels on some CPUs add products in 16 bits, as `Backend.sums` describes.

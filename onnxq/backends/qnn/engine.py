@@ -49,7 +49,7 @@ class QnnEngine(Engine):
     shows_inner = True
     one_size = True
     compiles = True
-    emulated = True
+    emulated = on_request = True
     words = KernelWords(products=("conv", "fullyconnected", "matmul", "lstm", "gru"), pools=("pool",), integers=True)
     saved = MappingProxyType({LOG: "build.log", TRACE: TRACE, ENGINE: "model.compiled.onnx"})
     options: Mapping[str, str] = MappingProxyType({"soc_model": _SOC, "htp_arch": _ARCHITECTURE})

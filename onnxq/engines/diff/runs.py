@@ -110,7 +110,7 @@ class Engines:
         else:
             plan = read_plan_note(self.index.proto)
             planned = [] if plan is None else [find_backend(plan.target)]
-            backends = [one for one in list_backends() if one.local is not None and not one.local.emulated]
+            backends = [one for one in list_backends() if one.local is not None and not one.local.on_request]
             backends += [backend for backend in planned if backend.engines and backend not in backends]
         return sorted(backends, key=lambda backend: not backend.reference)
 

@@ -1,0 +1,231 @@
+"""Measure what nodes cost in onnxruntime-web, float and int8, and fit the table of `onnxq/backends/web/costs.json`.
+
+    python benchmarks/web_costs.py measure samples.jsonl --only pair,depthwise --share .5
+    python benchmarks/web_costs.py fit samples.jsonl --origin "Intel Xeon (Sapphire Rapids), Node.js 20, …"
+    python benchmarks/web_costs.py errors samples.jsonl   # how far the table is from the samples, by family
+
+Samples are those of `op_costs.py`, which says how they are made: the growth of a chain per unit. Here the time is that
+of the processor (Node.js' process.cpuUsage), so that other work on the machine counts less.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import random
+import statistics
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+
+from onnxq.backends.web.costs import COSTS, WebCosts, count_work, parse_costs
+from onnxq.backends.web.node import Node
+from op_cost_chains import FAMILIES, LONG, SHORT, Plan, Unit, _convs, cases_of, chain
+from op_cost_fit import Row, read
+
+TABLE = Path(__file__).resolve().parents[1] / "onnxq" / "backends" / "web" / "costs.json"
+MOST = 4e7  # multiplications of one unit; longer ones take seconds in WebAssembly and tell nothing new
+FLOOR_US = 3.0  # errors below this do not count
+LARGE_ERROR = 0.3  # relative; the weight of a sample falls beyond it
+SEED = 0
+YARDSTICK = Plan("yardstick", (1, 64, 28, 28), _convs(64))
+_CONV = ("launch", "products", "results", "weights", "reads")
+_LINEAR = {side: _CONV for side in ("float", "int8")}
+_ELEMENTS = dict.fromkeys(("float", "int8"), ("launch", "results"))
+# What the time of a kind of node grows with.
+TERMS: dict[str, dict[str, tuple[str, ...]]] = {
+    "pointwise": _LINEAR,
+    "dense": {"float": (*_CONV, "columns"), "int8": (*_CONV, "columns", "gathers")},
+    "grouped": {"float": (*_CONV, "columns", "groups"), "int8": (*_CONV, "columns", "gathers", "groups")},
+    "depthwise": {
+        "float": ("launch", "products", "lines", "results", "reads"),
+        "int8": ("launch", "products", "results", "reads"),
+    },
+    "Gemm": _LINEAR,
+    "MatMul": _LINEAR,
+    "folded": {"float": (), "int8": ()},
+    **dict.fromkeys(("quantize", "quantize map", "dequantize", "dequantize map"), {"int8": ("launch", "results")}),
+    **dict.fromkeys(
+        ("residual", "gate", "MaxPool", "AveragePool", "GlobalAveragePool", "Mul", "Sigmoid", "LeakyRelu"), _ELEMENTS
+    ),
+    **dict.fromkeys(("Concat", "Resize"), _ELEMENTS),
+}
+# Kinds that no sample shows cost what another one does.
+LIKE = {
+    "Add": "residual",
+    **dict.fromkeys(("Transpose", "DepthToSpace", "SpaceToDepth", "Slice", "Pad"), "Concat"),
+    **dict.fromkeys(("Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity"), "folded"),
+    "unknown": "Sigmoid",
+    "quantize dynamic": "quantize",
+}
+
+
+def open_yardstick(node: Node) -> None:
+    """A session that is timed beside all others: other work on the machine slows all of them alike."""
+    model = onnx.load_from_string(chain(_convs(64), YARDSTICK, False, 2)[0])
+    node.open_session("yardstick", model)
+
+
+def grow(node: Node, unit: Unit, plan: Plan, seconds: float) -> tuple[float, float, float]:
+    """(float us, int8 us) of one unit, and us of the yardstick."""
+    feed = {"x": np.abs(np.random.default_rng(SEED).standard_normal(plan.shape)).astype(np.float32)}
+    names = []
+    for int8 in (False, True):
+        for count in (SHORT, LONG):
+            names.append(f"{int8} {count}")
+            node.open_session(names[-1], onnx.load_from_string(chain(unit, plan, int8, count)[0]))
+    yard = {"x": np.ones(YARDSTICK.shape, np.float32)}
+    limits = {"warm": 2, "rounds": None, "least": 6, "seconds": seconds, "processor": True}
+    times = node.time_sessions([*names, "yardstick"], [*[feed] * 4, yard], **limits)
+    for name in names:
+        node.request("close", session=name)
+    short, long, int8_short, int8_long, yardstick = (min(one) * 1e6 for one in times)
+    return (long - short) / (LONG - SHORT), (int8_long - int8_short) / (LONG - SHORT), yardstick
+
+
+def count_products(plan: Plan) -> float:
+    """Multiplications of one unit."""
+    cases = read_cases(chain(plan.unit, plan, True, SHORT)[1])
+    return sum(count_work(case)[1].get("products", 0.0) for case in cases)
+
+
+def read_cases(cases: list[dict[str, Any]]) -> list[Any]:
+    """Cases as the model's."""
+    from op_cost_fit import _tuples  # noqa: PLC2701
+
+    from onnxq.backends.base import OpCase
+
+    return [OpCase(**_tuples(json.loads(json.dumps(case)))) for case in cases if "boundary" not in case]
+
+
+def measure(out: Path, only: set[str], share: float, seconds: float) -> None:
+    """Append samples to a JSON-lines file, a share of the list, drawn by a seed."""
+    plans = [plan for family in FAMILIES for plan in family() if not only or plan.family in only]
+    chosen = random.Random(SEED).sample(plans, int(len(plans) * share))
+    with out.open("a") as stream, Node() as node:
+        open_yardstick(node)
+        for plan in chosen:
+            if count_products(plan) > MOST:
+                continue
+            float_us, int8_us, yardstick = grow(node, plan.unit, plan, seconds)
+            if plan.minus is not None:
+                less, int8_less, _ = grow(node, plan.minus, plan, seconds)
+                # A boundary between Convs holds a float Conv beside the int8 one.
+                int8_us -= int8_less + (less if plan.boundary and plan.op == "conv" else 0.0)
+                float_us -= less
+            row = {"family": plan.family, "shape": plan.shape, "op": plan.op, "cases": cases_of(plan)}
+            stream.write(json.dumps({**row, "float_us": float_us, "int8_us": int8_us, "yardstick_us": yardstick}) + "\n")
+            stream.flush()
+
+
+def read_quiet(path: Path) -> list[Row]:
+    """Samples, as they would be on a quiet machine."""
+    rows = read(path)
+    quiet = min((row["yardstick_us"] for row in rows), default=1.0)
+    for row in rows:
+        for side in ("float_us", "int8_us"):
+            row[side] *= quiet / row["yardstick_us"]
+    return rows
+
+
+def list_work(row: Row, side: str) -> dict[tuple[str, str], float]:
+    """What a sample does, by kind and name."""
+    work: dict[tuple[str, str], float] = defaultdict(float)
+    for case in row["nodes"]:
+        kind, counts = count_work(case)
+        for name in TERMS[kind][side]:
+            work[kind, name] += counts[name]
+    for case in row["boundaries"] if side == "int8" else ():
+        for kind in (case["boundary"], *([f"{case['boundary']} map"] if case["conv"] else [])):
+            work[kind, "launch"] += 1
+            work[kind, "results"] += case["elements"]
+    return work
+
+
+def solve(matrix: np.ndarray, wanted: np.ndarray) -> np.ndarray:
+    """Least squares with constants that are not negative, errors beyond LARGE_ERROR weighted down."""
+    found, weight = np.zeros(matrix.shape[1]), np.ones(len(wanted))
+    for _ in range(12):
+        scaled, target = matrix * weight[:, None], wanted * weight
+        size = np.maximum((scaled**2).sum(axis=0), 1e-30)
+        rest = target - scaled @ found
+        for _ in range(600):
+            for k in range(len(found)):
+                step = max(found[k] + scaled[:, k] @ rest / size[k], 0.0) - found[k]
+                found[k] += step
+                rest -= step * scaled[:, k]
+        weight = 1 / np.sqrt(1 + ((wanted - matrix @ found) / LARGE_ERROR) ** 2)
+    return found
+
+
+def fit(path: Path, origin: str) -> None:
+    """Fit all prices of a side together, and write the table."""
+    rows = read_quiet(path)
+    prices: dict[str, dict[str, dict[str, float]]] = {kind: {side: {} for side in sides} for kind, sides in TERMS.items()}
+    for side in ("float", "int8"):
+        mine = [row for row in rows if row[f"{side}_us"] > 0 and list_work(row, side)]
+        work = [list_work(row, side) for row in mine]
+        names = sorted({name for one in work for name in one})
+        scale = np.array([1 / (row[f"{side}_us"] + FLOOR_US) for row in mine])
+        matrix = np.array([[one.get(name, 0.0) / 1e3 for name in names] for one in work]) * scale[:, None]
+        # Columns of one size converge together.
+        size = np.maximum(np.abs(matrix).max(axis=0), 1e-12)
+        found = solve(matrix / size, np.array([row[f"{side}_us"] for row in mine]) * scale) / size
+        for (kind, name), price in zip(names, found, strict=True):
+            if price > 0:
+                prices[kind][side][name] = float(f"{price:.3g}")
+    for kind, other in LIKE.items():
+        prices[kind] = prices[other]
+    lines = ",\n".join(f"    {json.dumps(kind)}: {json.dumps(prices[kind])}" for kind in sorted(prices))
+    TABLE.write_text(f'{{\n  "origin": {json.dumps(origin)},\n  "prices": {{\n{lines}\n  }}\n}}\n', encoding="utf-8")
+    show_errors(path, parse_costs(TABLE.read_text(encoding="utf-8")))
+
+
+def predict(row: Row, side: str, costs: WebCosts) -> float:
+    """The table's time of a sample."""
+    total = sum(getattr(costs.predict_node(case), f"{side}_us") for case in row["nodes"])
+    for case in row["boundaries"] if side == "int8" else ():
+        if case["boundary"] == "quantize":
+            total += costs.predict_quantize(case["elements"], from_conv=case["conv"])
+        else:
+            total += costs.predict_dequantize(case["elements"], to_conv=case["conv"])
+    return float(total)
+
+
+def show_errors(path: Path, costs: WebCosts) -> None:
+    """exp(mean |log error|) and bias by family and side."""
+    found: dict[tuple[str, str], list[float]] = defaultdict(list)
+    for row in read_quiet(path):
+        for side in ("float", "int8"):
+            if row[f"{side}_us"] > 0 and list_work(row, side):
+                ratio = (predict(row, side, costs) + FLOOR_US) / (row[f"{side}_us"] + FLOOR_US)
+                found[row["family"], side].append(math.log(ratio))
+    for (family, side), errors in sorted(found.items()):
+        mean = math.exp(statistics.mean(map(abs, errors)))
+        print(f"{family:10} {side:5} n {len(errors):3}  mean x{mean:.3f}  bias {statistics.mean(errors):+.3f}")
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("command", choices=("measure", "fit", "errors"))
+    parser.add_argument("file", type=Path)
+    parser.add_argument("--only", default="", help="families, separated by commas")
+    parser.add_argument("--share", type=float, default=1.0, help="of the list of shapes")
+    parser.add_argument("--seconds", type=float, default=0.2)
+    parser.add_argument("--origin", default="", help="machine, versions and day")
+    args = parser.parse_args()
+    if args.command == "measure":
+        measure(args.file, set(filter(None, args.only.split(","))), args.share, args.seconds)
+    elif args.command == "fit":
+        fit(args.file, args.origin)
+    else:
+        show_errors(args.file, COSTS["wasm"])
+
+
+if __name__ == "__main__":
+    main()
