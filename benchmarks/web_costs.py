@@ -33,22 +33,23 @@ FLOOR_US = 3.0  # errors below this do not count
 LARGE_ERROR = 0.3  # relative; the weight of a sample falls beyond it
 SEED = 0
 YARDSTICK = Plan("yardstick", (1, 64, 28, 28), _convs(64))
-_CONV = ("launch", "products", "results", "weights", "reads")
-_LINEAR = {side: _CONV for side in ("float", "int8")}
+_CONV = ("launch", "products", "results", "weights")
+_LINEAR = dict.fromkeys(("float", "int8"), _CONV)
+_POINTWISE = {"float": _CONV, "int8": (*_CONV, "clamps")}
 _ELEMENTS = dict.fromkeys(("float", "int8"), ("launch", "results"))
 # What the time of a kind of node grows with.
 TERMS: dict[str, dict[str, tuple[str, ...]]] = {
-    "pointwise": _LINEAR,
-    "dense": {"float": (*_CONV, "columns"), "int8": (*_CONV, "columns", "gathers")},
-    "grouped": {"float": (*_CONV, "columns", "groups"), "int8": (*_CONV, "columns", "gathers", "groups")},
+    "pointwise": _POINTWISE,
+    "dense": {"float": (*_CONV, "columns"), "int8": (*_CONV, "clamps", "columns", "gathers")},
+    "grouped": {"float": (*_CONV, "columns", "groups"), "int8": (*_CONV, "clamps", "columns", "gathers", "groups")},
     "depthwise": {
-        "float": ("launch", "products", "lines", "results", "reads"),
-        "int8": ("launch", "products", "results", "reads"),
+        "float": ("launch", "products", "lines", "results"),
+        "int8": ("launch", "products", "results", "clamps"),
     },
     "Gemm": _LINEAR,
     "MatMul": _LINEAR,
     "folded": {"float": (), "int8": ()},
-    **dict.fromkeys(("quantize", "quantize map", "dequantize", "dequantize map"), {"int8": ("launch", "results")}),
+    **{key: {"int8": ("launch", "results")} for key in ("quantize", "quantize map", "dequantize", "dequantize map")},
     **dict.fromkeys(
         ("residual", "gate", "MaxPool", "AveragePool", "GlobalAveragePool", "Mul", "Sigmoid", "LeakyRelu"), _ELEMENTS
     ),
@@ -95,9 +96,8 @@ def count_products(plan: Plan) -> float:
 
 def read_cases(cases: list[dict[str, Any]]) -> list[Any]:
     """Cases as the model's."""
-    from op_cost_fit import _tuples  # noqa: PLC2701
-
     from onnxq.backends.base import OpCase
+    from op_cost_fit import _tuples
 
     return [OpCase(**_tuples(json.loads(json.dumps(case)))) for case in cases if "boundary" not in case]
 
@@ -118,7 +118,9 @@ def measure(out: Path, only: set[str], share: float, seconds: float) -> None:
                 int8_us -= int8_less + (less if plan.boundary and plan.op == "conv" else 0.0)
                 float_us -= less
             row = {"family": plan.family, "shape": plan.shape, "op": plan.op, "cases": cases_of(plan)}
-            stream.write(json.dumps({**row, "float_us": float_us, "int8_us": int8_us, "yardstick_us": yardstick}) + "\n")
+            stream.write(
+                json.dumps({**row, "float_us": float_us, "int8_us": int8_us, "yardstick_us": yardstick}) + "\n"
+            )
             stream.flush()
 
 
@@ -165,7 +167,9 @@ def solve(matrix: np.ndarray, wanted: np.ndarray) -> np.ndarray:
 def fit(path: Path, origin: str) -> None:
     """Fit all prices of a side together, and write the table."""
     rows = read_quiet(path)
-    prices: dict[str, dict[str, dict[str, float]]] = {kind: {side: {} for side in sides} for kind, sides in TERMS.items()}
+    prices: dict[str, dict[str, dict[str, float]]] = {
+        kind: {side: {} for side in sides} for kind, sides in TERMS.items()
+    }
     for side in ("float", "int8"):
         mine = [row for row in rows if row[f"{side}_us"] > 0 and list_work(row, side)]
         work = [list_work(row, side) for row in mine]

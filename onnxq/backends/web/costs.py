@@ -92,7 +92,7 @@ def count_work(case: OpCase) -> tuple[str, dict[str, float]]:
         made = case.output[-1] if case.output else weight[-1]
         rows = math.prod(case.output) // max(made, 1) if case.output else _ROWS
         weights = math.prod(weight)
-        counts = {"products": rows * weights, "results": rows * made, "reads": rows * weights // max(made, 1)}
+        counts = {"products": rows * weights, "results": rows * made}
         return case.op_type, {"launch": 1.0, "weights": weights, **counts}
     shapes = [shape for shape in (case.output, *case.inputs) if shape is not None]
     shape = max(shapes, key=math.prod, default=None) if case.op_type == "GlobalAveragePool" else case.output
@@ -124,13 +124,14 @@ def _count_conv(case: OpCase, weight: Shape) -> tuple[str, dict[str, float]]:
     counts = {
         "products": pixels * made * depth,
         "results": pixels * made,
+        # Integer kernels clamp results one by one, with a branch that is mispredicted where about half are negative.
+        "clamps": pixels * made if case.activation else 0,
         "weights": made * depth,
         "columns": pixels * depth * case.group,
         "gathers": pixels * taps * case.group,
         # Float kernels go through a map row by row, and short rows fill no vectors.
         "lines": pixels // max(sides[-1], 1) * taps * case.group,
         "groups": batch * case.group,
-        "reads": pixels * per_group * case.group * math.prod(case.strides or (1,)),
     }
     return kind, {"launch": 1.0, **{name: float(count) for name, count in counts.items()}}
 

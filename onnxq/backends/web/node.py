@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -12,12 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 
 from onnxq.backends.building import COMPILING, Ask, serve_process
 from onnxq.backends.engine import MODEL
-from onnxq.errors import ModelError
+from onnxq.errors import OnnxqError
 from onnxq.files import ScratchFolder
-from onnxq.graph import GraphIndex, ModelLike, save_model
+from onnxq.graph import GraphIndex, ModelLike, name_nodes, save_model
 from onnxq.runtime import Feeds
 from onnxq.runtime.faults import explain_load_failure, explain_run_failure
 
@@ -29,8 +31,11 @@ SERVER = Path(__file__).with_name("serve.mjs")
 # Seconds to start, and to run one sample; of a large model the first run takes some.
 _STARTING, _RUNNING = 120.0, 600.0
 _FEEDS, _ANSWERS = "feeds", "answers"
-# In front of ONNX Runtime's own words.
-_MESSAGE = "ERROR_MESSAGE: "
+_ERROR = re.compile(r"ERROR_CODE: (\d+), ERROR_MESSAGE: (.*)", re.DOTALL)
+# ONNX Runtime's code of a node without a kernel, and its words in front of the message elsewhere.
+_NO_KERNEL, _NO_KERNEL_WORDS = "9", "[ONNXRuntimeError] : 9 : NOT_IMPLEMENTED : "
+# Here it does not say which node has the operator.
+_UNREGISTERED = re.compile(r"No Op registered for (\S+) with")
 
 
 def find_package() -> Path | None:
@@ -85,7 +90,9 @@ class Node:
         """Have the process do something. Raises _Fault with ONNX Runtime's words where it fails."""
         answer: dict[str, Any] = json.loads(self._ask(timeout, json.dumps({"do": action, **arguments})))
         if "error" in answer:
-            raise _Fault(answer["error"].rpartition(_MESSAGE)[2])
+            found = _ERROR.search(answer["error"])
+            words = _NO_KERNEL_WORDS if found and found[1] == _NO_KERNEL else ""
+            raise _Fault(f"{words}{found[2] if found else answer['error']}")
         return answer
 
     def optimize(self, model: Path, level: str, output: Path) -> None:
@@ -93,7 +100,7 @@ class Node:
         try:
             self.request("optimize", COMPILING, model=str(model), level=level, output=str(output))
         except _Fault as fault:
-            raise explain_load_failure(fault, PACKAGE) from None
+            raise _explain_fault(fault, PACKAGE, onnx.load(model, load_external_data=False)) from None
 
     def open_session(self, name: str, model: ModelLike) -> None:
         """Load a model. Raises ModelError, naming the node where ONNX Runtime does."""
@@ -101,8 +108,7 @@ class Node:
         try:
             self.request("open", COMPILING, session=name, model=str(self.folder / MODEL))
         except _Fault as fault:
-            nodes = {node.name for node in GraphIndex(model).nodes}
-            raise explain_load_failure(fault, name, nodes=nodes) from None
+            raise _explain_fault(fault, name, model) from None
 
     def write_feeds(self, feeds: Feeds) -> dict[str, Any]:
         """The feeds in a file, as requests name them."""
@@ -122,6 +128,15 @@ class Node:
 
 class _Fault(Exception):
     """ONNX Runtime's own words."""
+
+
+def _explain_fault(fault: _Fault, subject: str, model: ModelLike) -> OnnxqError:
+    """Why a model was refused, naming the node."""
+    nodes = GraphIndex(name_nodes(model)).nodes
+    missing = _UNREGISTERED.search(str(fault))
+    blamed = next((node for node in nodes if missing and node.op_type == missing[1]), None)
+    text = f"{fault} operator ({blamed.op_type}) in node ({blamed.name})" if blamed else str(fault)
+    return explain_load_failure(_Fault(text), subject, nodes={node.name for node in nodes})
 
 
 class NodeRunner:
