@@ -117,9 +117,10 @@ def serve_child(
 
 
 class Ask(Protocol):
-    """Send a request, one line, and wait for the answer, a line too, for so many seconds."""
+    """A process that answers line by line."""
 
-    def __call__(self, seconds: float, request: str = "") -> str: ...
+    def __call__(self, seconds: float, request: str = "") -> str:
+        """Send a request, one line, and wait for the answer for so many seconds."""
 
 
 @contextmanager

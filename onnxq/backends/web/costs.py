@@ -1,8 +1,8 @@
 """Time of a node in onnxruntime-web, float and int8, for the minimum cut of placement.
 
-Microseconds of one thread in WebAssembly: a sum of what a node does, each times a constant that was measured. int8 means
-uint8 activations, int8 weights with zero point 0, and the pair on the output where the kernel needs one. Kernels of
-integers multiply twice as fast as float ones, but write each result some nanoseconds slower: they round it one by one.
+Microseconds of one thread: a sum of what a node does, each times a constant that was measured. int8 means uint8
+activations, int8 weights with zero point 0, and the pair on the output where the kernel needs one. Kernels of integers
+multiply twice as fast as float ones, but are some nanoseconds slower for each result: they round and clamp one by one.
 """
 
 from __future__ import annotations

@@ -96,14 +96,14 @@ class Node:
         return answer
 
     def optimize(self, model: Path, level: str, output: Path) -> None:
-        """Write the graph that a file becomes at a level. Raises ModelError, naming the node where ONNX Runtime does."""
+        """Write the graph that a file becomes at a level. Raises ModelError, naming the node."""
         try:
             self.request("optimize", COMPILING, model=str(model), level=level, output=str(output))
         except _Fault as fault:
             raise _explain_fault(fault, PACKAGE, onnx.load(model, load_external_data=False)) from None
 
     def open_session(self, name: str, model: ModelLike) -> None:
-        """Load a model. Raises ModelError, naming the node where ONNX Runtime does."""
+        """Load a model. Raises ModelError, naming the node."""
         save_model(model, self.folder / MODEL, overwrite=True)
         try:
             self.request("open", COMPILING, session=name, model=str(self.folder / MODEL))

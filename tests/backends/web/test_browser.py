@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import threading
@@ -44,15 +45,19 @@ try {
 class _Handler(SimpleHTTPRequestHandler):
     """Serves a folder, and keeps what the page sends."""
 
-    extensions_map = {**SimpleHTTPRequestHandler.extensions_map, ".mjs": "text/javascript", ".wasm": "application/wasm"}
     answers: Queue[str]
+
+    def guess_type(self, path: str | os.PathLike[str]) -> str:
+        """Older Pythons do not know modules and WebAssembly, and Chromium takes neither under another type."""
+        types = {".mjs": "text/javascript", ".wasm": "application/wasm"}
+        return types.get(Path(path).suffix) or super().guess_type(path)
 
     def do_POST(self) -> None:
         self.answers.put(self.rfile.read(int(self.headers["Content-Length"])).decode())
         self.send_response(204)
         self.end_headers()
 
-    def log_message(self, format: str, *args: object) -> None:
+    def log_message(self, *args: object) -> None:
         pass
 
 

@@ -134,7 +134,7 @@ def test_a_package_that_is_not_there_is_one_line(tmp_path: Path, monkeypatch: py
 
 def test_node_that_is_not_there_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
-    with pytest.raises(MissingDependencyError, match="Node.js is not installed") as caught:
+    with pytest.raises(MissingDependencyError, match=r"Node\.js is not installed") as caught:
         onnxq.prove(kit.ort_residual(), overrides={"engine": "web"})
     assert "nodejs.org" in caught.value.fix
 
