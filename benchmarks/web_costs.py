@@ -4,8 +4,10 @@
     python benchmarks/web_costs.py fit samples.jsonl --origin "Intel Xeon (Sapphire Rapids), Node.js 20, …"
     python benchmarks/web_costs.py errors samples.jsonl   # how far the table is from the samples, by family
 
-Samples are those of `op_costs.py`, which says how they are made: the growth of a chain per unit. Here the time is that
-of the processor (Node.js' process.cpuUsage), so that other work on the machine counts less.
+The shapes are those of `op_costs.py`. A sample is the growth per unit of units side by side: its chains would settle on
+values that are easily predicted, and integer kernels clamp each result with a branch. Only what is a difference of two
+chains stays one. The time is that of the processor (Node.js' process.cpuUsage), and a session of one shape is timed
+beside all others, so that other work on the machine counts less.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import math
 import random
 import statistics
 from collections import defaultdict
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +27,8 @@ import onnx
 
 from onnxq.backends.web.costs import COSTS, WebCosts, count_work, parse_costs
 from onnxq.backends.web.node import Node
-from op_cost_chains import FAMILIES, LONG, SHORT, Plan, Unit, _convs, cases_of, chain
-from op_cost_fit import Row, read
+from op_cost_chains import BLOCKS, FAMILIES, LONG, SHORT, Builder, Plan, Unit, _convs, cases_of, chain
+from op_cost_fit import Row, read, read_cases
 
 TABLE = Path(__file__).resolve().parents[1] / "onnxq" / "backends" / "web" / "costs.json"
 MOST = 4e7  # multiplications of one unit; longer ones take seconds in WebAssembly and tell nothing new
@@ -65,6 +68,28 @@ LIKE = {
 }
 
 
+def list_plain_plans() -> Iterator[Plan]:
+    """1x1 convolutions without an activation, which end the blocks of many networks: nothing is clamped."""
+    for narrow, wide, side in BLOCKS:
+        yield Plan("plain", (1, wide, side, side), _convs(narrow, act=""))
+
+
+def fan(unit: Unit, plan: Plan, int8: bool, count: int) -> tuple[bytes, list[dict[str, Any]]]:
+    """A model of so many units side by side, all of which read the same random values, and the nodes of one."""
+    builder = Builder(int8, plan.shape)
+    x = builder.pair("x", 128, 0.03) if int8 and plan.quantize_input else "x"
+    ends = []
+    for _ in range(count):
+        builder.cases.clear()
+        ends.append(builder.node("ReduceMax", [unit(builder, x)], (1,) * len(plan.shape)))
+    return builder.model(builder.node("Sum", ends, (1,) * len(plan.shape))), builder.cases
+
+
+def is_chained(plan: Plan) -> bool:
+    """True for samples that are differences of chains, or joined by nodes of their own."""
+    return plan.minus is not None or plan.boundary or plan.branches or plan.head
+
+
 def open_yardstick(node: Node) -> None:
     """A session that is timed beside all others: other work on the machine slows all of them alike."""
     model = onnx.load_from_string(chain(_convs(64), YARDSTICK, False, 2)[0])
@@ -73,12 +98,17 @@ def open_yardstick(node: Node) -> None:
 
 def grow(node: Node, unit: Unit, plan: Plan, seconds: float) -> tuple[float, float, float]:
     """(float us, int8 us) of one unit, and us of the yardstick."""
-    feed = {"x": np.abs(np.random.default_rng(SEED).standard_normal(plan.shape)).astype(np.float32)}
+    values = np.random.default_rng(SEED).standard_normal(plan.shape).astype(np.float32)
+    feed = {"x": np.abs(values) if is_chained(plan) else values}
     names = []
+
+    def make(int8: bool, count: int) -> bytes:
+        return (chain if is_chained(plan) else fan)(unit, plan, int8, count)[0]
+
     for int8 in (False, True):
         for count in (SHORT, LONG):
             names.append(f"{int8} {count}")
-            node.open_session(names[-1], onnx.load_from_string(chain(unit, plan, int8, count)[0]))
+            node.open_session(names[-1], onnx.load_from_string(make(int8, count)))
     yard = {"x": np.ones(YARDSTICK.shape, np.float32)}
     limits = {"warm": 2, "rounds": None, "least": 6, "seconds": seconds, "processor": True}
     times = node.time_sessions([*names, "yardstick"], [*[feed] * 4, yard], **limits)
@@ -94,17 +124,9 @@ def count_products(plan: Plan) -> float:
     return sum(count_work(case)[1].get("products", 0.0) for case in cases)
 
 
-def read_cases(cases: list[dict[str, Any]]) -> list[Any]:
-    """Cases as the model's."""
-    from onnxq.backends.base import OpCase
-    from op_cost_fit import _tuples
-
-    return [OpCase(**_tuples(json.loads(json.dumps(case)))) for case in cases if "boundary" not in case]
-
-
 def measure(out: Path, only: set[str], share: float, seconds: float) -> None:
     """Append samples to a JSON-lines file, a share of the list, drawn by a seed."""
-    plans = [plan for family in FAMILIES for plan in family() if not only or plan.family in only]
+    plans = [plan for family in (*FAMILIES, list_plain_plans) for plan in family() if not only or plan.family in only]
     chosen = random.Random(SEED).sample(plans, int(len(plans) * share))
     with out.open("a") as stream, Node() as node:
         open_yardstick(node)
@@ -117,7 +139,12 @@ def measure(out: Path, only: set[str], share: float, seconds: float) -> None:
                 # A boundary between Convs holds a float Conv beside the int8 one.
                 int8_us -= int8_less + (less if plan.boundary and plan.op == "conv" else 0.0)
                 float_us -= less
-            row = {"family": plan.family, "shape": plan.shape, "op": plan.op, "cases": cases_of(plan)}
+            cases = cases_of(plan) if is_chained(plan) else fan(plan.unit, plan, True, SHORT)[1]
+            if not is_chained(plan) and plan.quantize_input:
+                # What closes a unit of a fan.
+                elements = math.prod(cases[-1]["output"])
+                cases.append({"boundary": "dequantize", "elements": elements, "conv": False})
+            row = {"family": plan.family, "shape": plan.shape, "op": plan.op, "cases": cases}
             stream.write(
                 json.dumps({**row, "float_us": float_us, "int8_us": int8_us, "yardstick_us": yardstick}) + "\n"
             )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Protocol
@@ -276,9 +276,30 @@ def _refuse_nothing(candidate: Candidate, kind: FloatType) -> str:
     return ""
 
 
-def order_no_sums(node: NodeRef, shape: Shape) -> SumOrder | None:
+def _order_no_sums(node: NodeRef, shape: Shape) -> SumOrder | None:
     """None: every kernel adds in 32 bits."""
     return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class OperatorTable:
+    """The operators that a device beside an engine's usual one has kernels for, by names as in `Target.no_kernel`.
+
+    title: of the device. source: where its makers say so.
+    """
+
+    title: str
+    source: str
+    operators: frozenset[str]
+
+    def list_missing(self, nodes: Iterable[NodeRef]) -> Names:
+        """Operators of these nodes without a kernel there."""
+        return tuple(sorted({name_operator(node) for node in nodes} - self.operators))
+
+
+def name_operator(node: NodeRef) -> str:
+    """The operator of a node: its name in ONNX, else with its domain."""
+    return node.op_type if node.domain in ("", "ai.onnx") else f"{node.domain}.{node.op_type}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -333,7 +354,7 @@ class Target:
     no_gain: Mapping[str, str] = field(default_factory=dict)
     # The int8 weights of a node that a kernel adds up in 16 bits on some CPUs when it reads 8-bit activations, as
     # `numerics.weights` describes them; None where every kernel is exact.
-    sum_order: Callable[[NodeRef, Shape], SumOrder | None] = order_no_sums
+    sum_order: Callable[[NodeRef, Shape], SumOrder | None] = _order_no_sums
 
     @property
     def attention_rules(self) -> frozenset[str]:
@@ -343,7 +364,7 @@ class Target:
     @property
     def saturates(self) -> bool:
         """True when kernels on some CPUs add products in 16 bits."""
-        return self.sum_order is not order_no_sums
+        return self.sum_order is not _order_no_sums
 
     def rule_for(self, candidate: Candidate) -> tuple[PlacementRule | None, Unquantized | None]:
         """The rule that quantizes this node, or the reason why none does; (None, None): no rule is for its operator."""
@@ -372,7 +393,7 @@ class Target:
             kind = f"{node.op_type} of {node.domain}" if node.domain else node.op_type
             reason = f"{kind} is a custom operator: only its library knows what it computes"
             return LeftFloat(node.name, reason, "custom-operator", "F108")
-        name = node.op_type if node.domain in ("", "ai.onnx") else f"{node.domain}.{node.op_type}"
+        name = name_operator(node)
         if name in self.no_kernel:
             return Refusal(node.name, self.no_kernel[name], rule="no-kernel", code="R101")
         if name in self.no_gain:
