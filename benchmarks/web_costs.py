@@ -52,7 +52,8 @@ TERMS: dict[str, dict[str, tuple[str, ...]]] = {
     "Gemm": _LINEAR,
     "MatMul": _LINEAR,
     "folded": {"float": (), "int8": ()},
-    **{key: {"int8": ("launch", "results")} for key in ("quantize", "quantize map", "dequantize", "dequantize map")},
+    # A sample shows only the sum of both ways.
+    **{kind: {"int8": ("launch", "results")} for kind in ("convert", "convert map")},
     **dict.fromkeys(
         ("residual", "gate", "MaxPool", "AveragePool", "GlobalAveragePool", "Mul", "Sigmoid", "LeakyRelu"), _ELEMENTS
     ),
@@ -64,7 +65,8 @@ LIKE = {
     **dict.fromkeys(("Transpose", "DepthToSpace", "SpaceToDepth", "Slice", "Pad"), "Concat"),
     **dict.fromkeys(("Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity"), "folded"),
     "unknown": "Sigmoid",
-    "quantize dynamic": "quantize",
+    **dict.fromkeys(("quantize", "dequantize", "quantize dynamic"), "convert"),
+    **dict.fromkeys(("quantize map", "dequantize map"), "convert map"),
 }
 
 
@@ -169,7 +171,7 @@ def list_work(row: Row, side: str) -> dict[tuple[str, str], float]:
         for name in TERMS[kind][side]:
             work[kind, name] += counts[name]
     for case in row["boundaries"] if side == "int8" else ():
-        for kind in (case["boundary"], *([f"{case['boundary']} map"] if case["conv"] else [])):
+        for kind in ("convert", *(["convert map"] if case["conv"] else [])):
             work[kind, "launch"] += 1
             work[kind, "results"] += case["elements"]
     return work
