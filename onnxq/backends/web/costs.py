@@ -123,6 +123,9 @@ def _count_conv(case: OpCase, weight: Shape) -> tuple[str, dict[str, float]]:
     depth = per_group * taps
     counts = {
         "products": pixels * made * depth,
+        # Multiplications with those that fill up tiles: of 16 pixels in float, of 4 pixels and 8 channels in int8.
+        "float products": _round_up(pixels, 16) * made * depth,
+        "int8 products": _round_up(pixels, 4) * _round_up(made, 8) * depth,
         "results": pixels * made,
         # Integer kernels clamp results one by one, with a branch that is mispredicted where about half are negative.
         "clamps": pixels * made if case.activation else 0,
@@ -134,6 +137,10 @@ def _count_conv(case: OpCase, weight: Shape) -> tuple[str, dict[str, float]]:
         "groups": batch * case.group,
     }
     return kind, {"launch": 1.0, **{name: float(count) for name, count in counts.items()}}
+
+
+def _round_up(count: int, multiple: int) -> int:
+    return -(-count // multiple) * multiple
 
 
 def parse_costs(text: str) -> WebCosts:
