@@ -150,7 +150,9 @@ def test_files_of_the_same_bytes_are_timed_as_one(forced: Path, monkeypatch: pyt
     weights = np.random.default_rng(0).standard_normal((32, 32, 3, 3))
     # There is no MatMul to be dynamic, and q8 is what int8 is, but for the target in its notes.
     proto = build("g (float[N,32,8,8] x) => (float[N,32,6,6] y) { y = Conv(x, w) }", w=weights)
-    found = onnxq.variants(proto, images(8), forced, overrides={"effort": "fast", "only": ["int8", "q8"], "notes": "none"})
+    found = onnxq.variants(
+        proto, images(8), forced, overrides={"effort": "fast", "only": ["int8", "q8"], "notes": "none"}
+    )
     one, other = found.variants
     assert (one.same_as, other.same_as) == ("", "int8")
     assert one.latency is not None

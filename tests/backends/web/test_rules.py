@@ -120,4 +120,6 @@ def test_the_table_of_costs_says_where_it_is_from() -> None:
     path = Path(onnxq.__file__).parent / "backends" / "web" / "costs.json"
     table = json.loads(path.read_text(encoding="utf-8"))
     assert "Node.js" in table["origin"]
-    assert {"pointwise", "dense", "grouped", "depthwise", "MatMul", "Gemm", "unknown", "residual"} <= set(table["prices"])
+    assert {"pointwise", "dense", "grouped", "depthwise", "MatMul", "Gemm", "unknown", "residual"} <= set(
+        table["prices"]
+    )
