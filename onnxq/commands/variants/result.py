@@ -61,8 +61,7 @@ class Variant:
     preset, settings: `onnxq.quantize` makes the same file by them, with the options of all variants. reason: of a
     failure. size_bytes: with external data; 0 if it was not made, so that nothing below is known. sqnr_db: of the worst
     output, as the file says and as ONNX Runtime runs it; checked: on so many samples. metric: None if none was given.
-    same_as: another variant whose file has the same bytes. lacking: operators without a kernel on a device, which leaves them to
-    the CPU, by the name of the device.
+    same_as: another variant whose file has the same bytes. lacking: by device, operators that it has no kernel for.
     """
 
     __repr__ = abbreviate
