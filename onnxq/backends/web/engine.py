@@ -48,6 +48,7 @@ class WebEngine(GraphEngine):
         if absence is not None:
             return BuildResult(state=BuildState.MISSING, reason=absence[0], fix=absence[1])
         start = time.perf_counter()
+        # Integer kernels lay channels out last at the highest level alone, under new names of tensors.
         try:
             with Node() as node:
                 for level, name in (("all", ENGINE), ("extended", OPTIMIZED)):
@@ -83,6 +84,7 @@ class WebEngine(GraphEngine):
         with Node(timing.threads) as node:
             for name, entry in models.items():
                 node.open_session(name, entry.model)
+            # All sessions share one memory of WebAssembly, and code that is compiled for all of them.
             feeds = [entry.feeds for entry in models.values()]
             limits = {"warm": _WARM, "rounds": timing.rounds, "least": _ROUNDS, "seconds": timing.seconds}
             times = node.time_sessions([*models], feeds, **limits)

@@ -114,6 +114,7 @@ class Node:
         """The feeds in a file, as requests name them."""
         self._count += 1
         path = self.folder / f"{_FEEDS}{self._count}"
+        # WebAssembly's memory is not this process': arrays go through files.
         arrays = {name: np.ascontiguousarray(value) for name, value in feeds.items()}
         path.write_bytes(b"".join(value.tobytes() for value in arrays.values()))
         inputs = [{"name": name, "type": str(value.dtype), "dims": value.shape} for name, value in arrays.items()]
@@ -132,6 +133,7 @@ class _Fault(Exception):
 
 def _explain_fault(fault: _Fault, subject: str, model: ModelLike) -> OnnxqError:
     """Why a model was refused, naming the node."""
+    # Messages name nodes as the file does; unnamed ones by the name that they get here.
     nodes = GraphIndex(name_nodes(model)).nodes
     missing = _UNREGISTERED.search(str(fault))
     blamed = next((node for node in nodes if missing and node.op_type == missing[1]), None)
