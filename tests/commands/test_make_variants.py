@@ -213,8 +213,8 @@ def test_weights_too_large_for_one_file_lie_where_transformers_js_looks(tmp_path
         assert run_file(path, feeds).shape == (1, 8, 64)
 
 
-def test_operators_without_a_kernel_in_webgpu_are_named() -> None:
-    found = onnxq.variants(transformer(), overrides={**FAST, "only": "fp16,q8,q4"})
+def test_operators_without_a_kernel_in_webgpu_are_named(forced: Path) -> None:
+    found = onnxq.variants(transformer(), None, forced, overrides={**FAST, "only": "fp16,q8,q4"})
     lacking = {one.dtype: one.lacking["WebGPU"] for one in found.variants}
     assert "DynamicQuantizeLinear" in lacking["q8"]
     # Blocks of 4 bits are computed there.
