@@ -26,9 +26,14 @@ def read(path: Path) -> list[Row]:
     """Samples with their cases as the model's."""
     rows: list[Row] = [json.loads(line) for line in path.read_text().splitlines()]
     for row in rows:
-        row["nodes"] = [OpCase(**_tuples(case)) for case in row["cases"] if "boundary" not in case]
+        row["nodes"] = read_cases(row["cases"])
         row["boundaries"] = [case for case in row["cases"] if "boundary" in case]
     return rows
+
+
+def read_cases(cases: list[dict[str, Any]]) -> list[OpCase]:
+    """The nodes of a sample."""
+    return [OpCase(**_tuples(case)) for case in cases if "boundary" not in case]
 
 
 def _tuples(value: Any) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Protocol
@@ -285,6 +285,27 @@ def _order_no_sums(node: NodeRef, shape: Shape) -> SumOrder | None:
 
 
 @dataclass(frozen=True, kw_only=True)
+class OperatorTable:
+    """The operators that a device beside an engine's usual one has kernels for, by names as in `Target.no_kernel`.
+
+    title: of the device. source: where its makers say so.
+    """
+
+    title: str
+    source: str
+    operators: frozenset[str]
+
+    def list_missing(self, nodes: Iterable[NodeRef]) -> Names:
+        """Operators of these nodes without a kernel there."""
+        return tuple(sorted({name_operator(node) for node in nodes} - self.operators))
+
+
+def name_operator(node: NodeRef) -> str:
+    """The operator of a node: its name in ONNX, else with its domain."""
+    return node.op_type if node.domain in ("", "ai.onnx") else f"{node.domain}.{node.op_type}"
+
+
+@dataclass(frozen=True, kw_only=True)
 class Target:
     """The rules of an engine."""
 
@@ -375,7 +396,7 @@ class Target:
             kind = f"{node.op_type} of {node.domain}" if node.domain else node.op_type
             reason = f"{kind} is a custom operator: only its library knows what it computes"
             return LeftFloat(node.name, reason, "custom-operator", "F108")
-        name = node.op_type if node.domain in ("", "ai.onnx") else f"{node.domain}.{node.op_type}"
+        name = name_operator(node)
         if name in self.no_kernel:
             return Refusal(node.name, self.no_kernel[name], rule="no-kernel", code="R101")
         if name in self.no_gain:

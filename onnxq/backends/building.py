@@ -15,12 +15,12 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Protocol
 
 from onnxq.backends.engine import ENGINE, LOG, MODEL, BuildResult, BuildState, Engine, Job
 from onnxq.errors import ConfigError, MissingDependencyError, ModelError, VerificationError
@@ -107,13 +107,31 @@ def _prepare_child(
 def serve_child(
     engine: Engine, folder: Path, job: Mapping[str, Any], *, timeout: float
 ) -> Iterator[Callable[[float], str]]:
-    """Have an engine answer requests in a process of its own, as long as the context is open.
+    """Have an engine answer requests in a process of its own, as long as the context is open, as `serve_process` does.
 
-    Gives a function that waits for the next answer, a line of the engine's, for so many seconds; arguments and results
-    lie in `folder`. timeout: seconds until the process is ready. Raises ModelError, with the end of its output, where
-    it dies or takes longer.
+    Arguments and results lie in `folder`.
     """
     command, variables = _prepare_child(engine, folder, job)
+    with serve_process(engine.title, command, folder, variables, timeout=timeout) as ask:
+        yield ask
+
+
+class Ask(Protocol):
+    """A process that answers line by line."""
+
+    def __call__(self, seconds: float, request: str = "") -> str:
+        """Send a request, one line, and wait for the answer for so many seconds."""
+
+
+@contextmanager
+def serve_process(
+    title: str, command: Sequence[str], folder: Path, variables: Mapping[str, str], *, timeout: float
+) -> Iterator[Ask]:
+    """Start a process that answers requests as long as the context is open. Its first line says that it is ready.
+
+    title: of the engine. folder: gets what the process writes to stderr. timeout: seconds until it is ready. Raises
+    ModelError, with the end of its output, where it dies or takes longer.
+    """
     with open(folder / _STDERR, "wb") as sink:
         process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=sink, env=variables, text=True
@@ -137,11 +155,11 @@ def serve_child(
             return answer
         code = process.wait()
         cause = f"it did not answer within {seconds:g} s" if late.is_set() else describe_death(code)
-        raise ModelError(engine.title, "; ".join((cause, *_read_last_lines(folder)[-1:])), code="Q115")
+        raise ModelError(title, "; ".join((cause, *_read_last_lines(folder)[-1:])), code="Q115")
 
-    def ask(seconds: float) -> str:
+    def ask(seconds: float, request: str = "") -> str:
         with suppress(OSError):  # the answer says that the process is dead
-            requests.write("\n")
+            requests.write(f"{request}\n")
             requests.flush()
         return wait_for_answer(seconds)
 
@@ -224,7 +242,7 @@ def check_library(result: BuildResult, engine: Engine) -> BuildResult:
         raise ConfigError("plugin", f"{engine.title} cannot load it: {result.reason}", fix, code="Q322")
     if result.state is BuildState.MISSING:
         cause = f"cannot be imported ({result.reason})"
-        raise MissingDependencyError(engine.module, cause, engine.install, code="Q805")
+        raise MissingDependencyError(engine.module, cause, result.fix or engine.install, code="Q805")
     if result.state is BuildState.UNABLE:
         raise VerificationError(engine.module, result.reason, engine.unable_fix, code="Q708")
     return result

@@ -15,7 +15,7 @@ from onnxq.sites import Names
 from onnxq.spec import FLOAT8
 
 if TYPE_CHECKING:
-    from onnxq.backends.base import IntegerSums, MachineCosts, Target
+    from onnxq.backends.base import IntegerSums, MachineCosts, OperatorTable, Target
     from onnxq.backends.engine import Engine
     from onnxq.config import Config
     from onnxq.config.rules import RuleSet
@@ -34,7 +34,8 @@ class Backend:
     engines: its libraries, the one that `prove` takes first. sums: of its kernels that add in 16 bits. limits,
     rule_limits: of the configuration, checked when it is read. aliases: names that other tools have for it. reference:
     its engine is ONNX Runtime, which `onnxq.runtime` runs. scales: `import-calibration` reads files of its scales.
-    plugin_advice: a remedy for people, where ONNX Runtime does not have an operator; "" for none.
+    plugin_advice: a remedy for people, where ONNX Runtime does not have an operator; "" for none. tables: of devices
+    that its users may run files on, which leave some operators to the CPU.
     """
 
     name: str
@@ -48,6 +49,7 @@ class Backend:
     reference: bool = False
     scales: bool = False
     plugin_advice: str = ""
+    tables: tuple[OperatorTable, ...] = ()
 
     @property
     def usual(self) -> Target:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from operator import attrgetter
 from pathlib import Path, PurePath
 
-from onnxq.backends import find_compiler
+from onnxq.backends import find_compiler, find_target
 from onnxq.config import Command
 from onnxq.engines.diff.model import OFF, ON, label_run
 from onnxq.errors import VerificationError
@@ -92,7 +92,9 @@ def _make_title(report: Report) -> Text:
     text = Text(PurePath(report.source).name or "model", style="bold")
     if report.output:
         text.join_text(f" -> {report.output}")
-    purpose = f" for {_CPUS.get(report.cpu, report.cpu)}" if report.cpu else ""
+    # Costs of another engine are not by kinds of CPU.
+    by_kind = not CPU_KINDS.keys().isdisjoint(find_target(report.target).costs) if report.cpu else False
+    purpose = f" for {_CPUS.get(report.cpu, report.cpu)}" if by_kind else ""
     facts = [part for part in (report.target, report.config, f"placement by {report.placement}{purpose}") if part]
     return text.join_text(f"  ({', '.join(facts)})", style="dim")
 

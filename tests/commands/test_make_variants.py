@@ -148,9 +148,11 @@ def test_the_rows_of_a_convolutional_network_are_true(tmp_path: Path, forced: Pa
 def test_files_of_the_same_bytes_are_timed_as_one(forced: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(make_variants, "_TIMING_SECONDS", 0.05)
     weights = np.random.default_rng(0).standard_normal((32, 32, 3, 3))
-    # There is no MatMul to be dynamic, and q8 is what int8 is.
+    # There is no MatMul to be dynamic, and q8 is what int8 is, but for the target in its notes.
     proto = build("g (float[N,32,8,8] x) => (float[N,32,6,6] y) { y = Conv(x, w) }", w=weights)
-    found = onnxq.variants(proto, images(8), forced, overrides={"effort": "fast", "only": ["int8", "q8"]})
+    found = onnxq.variants(
+        proto, images(8), forced, overrides={"effort": "fast", "only": ["int8", "q8"], "notes": "none"}
+    )
     one, other = found.variants
     assert (one.same_as, other.same_as) == ("", "int8")
     assert one.latency is not None
@@ -185,7 +187,8 @@ def test_the_record_is_what_was_found_and_makes_the_files_again(tmp_path: Path) 
     document = json.loads(record)
     assert (document["seed"], document["versions"]["onnxq"]) == (3, onnxq.__version__)
     entries = {key: one for key, one in document["variants"].items() if one["preset"] and one["file"]}
-    assert {key: one["preset"] for key, one in entries.items()} == dict.fromkeys(("fp16", "int8", "q8"), "ort-int8")
+    presets = {"fp16": "ort-int8", "int8": "ort-int8", "q8": "web-int8"}
+    assert {key: one["preset"] for key, one in entries.items()} == presets
     for one in entries.values():
         options = {**document["options"], **one["settings"]}
         again = onnxq.quantize(tmp_path / "cnn.onnx", images(8), one["preset"], overrides=options)
@@ -210,13 +213,23 @@ def test_weights_too_large_for_one_file_lie_where_transformers_js_looks(tmp_path
         assert run_file(path, feeds).shape == (1, 8, 64)
 
 
+def test_operators_without_a_kernel_in_webgpu_are_named(forced: Path) -> None:
+    found = onnxq.variants(transformer(), None, forced, overrides={**FAST, "only": "fp16,q8,q4"})
+    lacking = {one.dtype: one.lacking["WebGPU"] for one in found.variants}
+    assert "DynamicQuantizeLinear" in lacking["q8"]
+    # Blocks of 4 bits are computed there.
+    assert not lacking["fp16"]
+    assert not lacking["q4"]
+    assert "kernel in q8: DynamicQuantizeLinear" in onnxq.summarize(found)
+
+
 def test_without_samples_the_rest_is_made() -> None:
     found = onnxq.variants(residual(), overrides=FAST)
     assert {one.dtype: (one.state, one.preset) for one in found.variants} == {
         "fp16": (VariantState.MADE, "ort-int8"),
         "int8": (VariantState.NO_SAMPLES, "ort-int8"),
         # Nothing in it can be dynamic, nor in blocks of 4 bits.
-        "q8": (VariantState.MADE, "ort-int8-weights"),
+        "q8": (VariantState.MADE, "web-int8-weights"),
         "q4": (VariantState.NOTHING, "ort-int4-weights"),
         "q4f16": (VariantState.NOTHING, "ort-int4-weights"),
     }
@@ -254,7 +267,7 @@ def test_samples_from_a_generator_serve_all() -> None:
     samples = ({"x": one[None]} for one in images(8)["x"])
     found = onnxq.variants(residual(), samples, overrides={**FAST, "only": "int8,q8"})
     assert [one.state for one in found.variants] == [VariantState.MADE, VariantState.MADE]
-    assert [one.preset for one in found.variants] == ["ort-int8", "ort-int8"]
+    assert [one.preset for one in found.variants] == ["ort-int8", "web-int8"]
     assert found.checked == 1
 
 

@@ -35,6 +35,9 @@ EXPECTED = {
     "qnn-mixed": ("static", "minmax", QuantSpec(bits=8, signed=True, granularity=PerChannel(0))),
     "qnn-a16w8": ("static", "minmax", QuantSpec(bits=8, signed=True, granularity=PerChannel(0))),
     "qnn-w4a16": ("static", "minmax", QuantSpec(bits=4, signed=True, granularity=PerChannel(0), storage="int4")),
+    "web-int8": ("static", "minmax", QuantSpec(bits=8, signed=True, granularity=PerChannel(0))),
+    "web-dynamic": ("dynamic", "minmax", QuantSpec(bits=8, signed=True, granularity=PerChannel(0))),
+    "web-int8-weights": ("weight-only", "minmax", QuantSpec(bits=8, signed=True, granularity=PerChannel(0))),
     "virtual-int8": ("static", "minmax", QuantSpec(bits=8, signed=True, granularity=PerChannel(0))),
 }
 

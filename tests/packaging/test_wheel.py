@@ -116,8 +116,9 @@ def test_the_wheel_carries_what_it_should_and_nothing_else(wheel: Path) -> None:
     assert {f"onnxq_configs/{p.name}" for p in (ROOT / "configs").glob("*.yaml")} <= set(names)
     assert {f"onnxq_cuda/{p.name}" for p in (ROOT / "cuda").iterdir() if p.is_file()} <= set(names)
     assert {"onnxq/py.typed", "torch_frontend/qmodules/operators.yaml"} <= set(names)
-    data = {path.relative_to(ROOT).as_posix() for path in (ROOT / "onnxq").rglob("*.json")}
-    assert {"onnxq/codes/catalogue.json", "onnxq/backends/ort/costs/vnni.json"} <= data <= set(names)
+    kinds = (".json", ".mjs")
+    data = {path.relative_to(ROOT).as_posix() for path in (ROOT / "onnxq").rglob("*") if path.suffix in kinds}
+    assert {"onnxq/codes/catalogue.json", "onnxq/backends/web/serve.mjs"} <= data <= set(names)
     tops = {name.split("/")[0] for name in names if ".dist-info/" not in name}
     assert tops - {"torch_frontend"} == {"onnxq", "onnxq_configs", "onnxq_cuda"}
 

@@ -170,6 +170,7 @@ def test_what_another_placement_would_gain_stands_in_the_alarm_that_nothing_is_q
     kept = LeftFloat("a", "no faster")
     float_still = replace(GOOD, pairs=0, warnings=(other,), left_float=(kept,))
     text = "int8 would not pay: nothing was quantized, and the result computes what the model did; "
+    text += "`mode: weight-only` makes the file smaller, and no faster; "
     assert float_still.alarms() == (f"{text}{other}",)
     assert replace(float_still, refusals=(Refusal("b", "no"),)).alarms()[0].startswith("everything was refused")
 

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import onnx
 
-from onnxq.backends import check_limits, find_reference, find_target, load_config
+from onnxq.backends import check_limits, find_reference, find_target, list_backends, load_config
 from onnxq.commands.variants.result import FLOAT, FORMS, Variant, Variants, VariantState
 from onnxq.config import Command, Config, expand_names
 from onnxq.data import Dataset, load_data
@@ -35,7 +35,7 @@ from onnxq.sites import Names
 # Where transformers.js looks, below the folder of the repository.
 _FOLDER, _RECORD = "onnx", "quantize_config.json"
 # Of the configuration: all else is the caller's.
-_OF_PRESETS = ("mode", "activations", "weights", "high_precision")
+_OF_PRESETS = ("target", "mode", "activations", "weights", "high_precision")
 # Seconds that timing all files takes at most.
 _TIMING_SECONDS = 20.0
 # The alarm for answers that are far from the float model's, and those that the table shows in words of its own.
@@ -53,13 +53,13 @@ class _Recipe:
 
 
 # Suffixes: DEFAULT_DTYPE_SUFFIX_MAPPING of transformers.js 3. In browsers it loads q8 unasked, which
-# therefore has to be there for networks without MatMuls too.
+# therefore has to be there for networks without MatMuls too, and is placed by what pays in browsers.
 _RECIPES = (
     _Recipe(
         dtype="fp16", suffix="_fp16", presets=("ort-int8",), settings={"mode": "float", "high_precision": "float16"}
     ),
     _Recipe(dtype="int8", suffix="_int8", presets=("ort-int8",)),
-    _Recipe(dtype="q8", suffix="_quantized", presets=("ort-dynamic", "ort-int8", "ort-int8-weights")),
+    _Recipe(dtype="q8", suffix="_quantized", presets=("web-dynamic", "web-int8", "web-int8-weights")),
     _Recipe(dtype="q4", suffix="_q4", presets=("ort-int4-weights",)),
     _Recipe(dtype="q4f16", suffix="_q4f16", presets=("ort-int4-weights",), settings={"high_precision": "float16"}),
 )
@@ -132,7 +132,7 @@ def variants(
 def _check_options(config: Config, overrides: Overrides) -> dict[str, Any]:
     """The options that all variants were made with. Raises ConfigError for those that each has of its own."""
     options = expand_names(overrides, Command.VARIANTS)
-    taken = next((key for key in options if key.partition(".")[0] in (*_OF_PRESETS, "target")), None)
+    taken = next((key for key in options if key.partition(".")[0] in _OF_PRESETS), None)
     if taken is not None:
         raise ConfigError(
             f"option: {taken}", "each variant has its own", "leave it out, or use `quantize`", code="Q317"
@@ -284,8 +284,16 @@ def _check_file(run: _Run, variant: Variant, result: Result, path: Path, origina
         sqnr_db=(off, on),
         checked=report.checked,
         metric=metric,
+        lacking=_list_lacking(model),
         warnings=tuple(caution for caution in cautions if caution.code not in _SHOWN),
     )
+
+
+def _list_lacking(model: ModelLike) -> dict[str, Names]:
+    """Operators without a kernel, by the device that backends have tables of."""
+    nodes = GraphIndex(name_nodes(model)).nodes
+    tables = [table for backend in list_backends() for table in backend.tables]
+    return {table.title: table.list_missing(nodes) for table in tables}
 
 
 def _count_bytes(path: Path) -> int:

@@ -31,7 +31,7 @@ from onnxq.report.terminal import (
     make_table,
 )
 from onnxq.runtime import CPU_KINDS, Latency
-from onnxq.sites import Caution, Cautions
+from onnxq.sites import Caution, Cautions, Names
 from onnxq.wording import abbreviate
 
 # The name under which hubs know the float model.
@@ -61,7 +61,7 @@ class Variant:
     preset, settings: `onnxq.quantize` makes the same file by them, with the options of all variants. reason: of a
     failure. size_bytes: with external data; 0 if it was not made, so that nothing below is known. sqnr_db: of the worst
     output, as the file says and as ONNX Runtime runs it; checked: on so many samples. metric: None if none was given.
-    same_as: another variant whose file has the same bytes.
+    same_as: another variant whose file has the same bytes. lacking: by device, operators that it has no kernel for.
     """
 
     __repr__ = abbreviate
@@ -78,6 +78,7 @@ class Variant:
     checked: int = 0
     metric: float | None = None
     same_as: str = ""
+    lacking: Mapping[str, Names] = field(default_factory=dict)
     warnings: Cautions = ()
 
     @property
@@ -132,7 +133,7 @@ def _describe_variants(result: Variants) -> Values:
 
 
 def _describe_variant(result: Variants, variant: Variant) -> Values:
-    values = pick_fields(variant, "state preset settings size_bytes metric same_as warnings") | {
+    values = pick_fields(variant, "state preset settings size_bytes metric same_as lacking warnings") | {
         "reason": _explain_state(variant),
         "file": PurePath(variant.file).name,
         "sqnr_db": None,
@@ -203,7 +204,19 @@ def _make_lines(result: Variants) -> SheetRows:
     for variant in result.variants:
         if variant.state is not VariantState.MADE and _explain_state(variant):
             yield "left out", f"{variant.dtype}: {_explain_state(variant)}"
+    for device in dict.fromkeys(device for variant in result.variants for device in variant.lacking):
+        for names, dtypes in _group_lacking(result, device).items():
+            yield f"no {device}", f"kernel in {', '.join(dtypes)}: {', '.join(names)}"
     yield "data", result.data
+
+
+def _group_lacking(result: Variants, device: str) -> dict[Names, list[str]]:
+    """Variants by the operators that the device has no kernel for."""
+    groups: dict[Names, list[str]] = {}
+    for variant in result.variants:
+        if variant.lacking.get(device):
+            groups.setdefault(variant.lacking[device], []).append(variant.dtype)
+    return groups
 
 
 def _make_warnings(result: Variants) -> Iterator[RenderableType]:

@@ -1,4 +1,4 @@
-"""ONNX Runtime's optimized graph as kernels, each with the nodes of the model that it computes.
+"""Engines whose build is the graph that ONNX Runtime optimizes a model into; its nodes are the kernels.
 
 Fusions make new nodes under new names; only tensors keep theirs. So a kernel computes the
 nodes that lie, in the model, between the tensors it reads and those it writes.
@@ -6,16 +6,20 @@ nodes that lie, in the model, between the tensors it reads and those it writes.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from pathlib import Path
+from types import MappingProxyType
 
 import onnx
 
-from onnxq.backends.engine import Kernel, Kernels, Tensor
+from onnxq.backends.engine import ENGINE, LOG, Engine, Kernel, Kernels, KernelWords, Tensor
 from onnxq.graph import GraphIndex, ModelLike, NodeRef, name_nodes
+from onnxq.graph.scopes import walk_graphs
 from onnxq.graph.values import name_type
-from onnxq.graph.verify import DEQUANTIZE
-from onnxq.sites import Names, TensorId
+from onnxq.graph.verify import DEQUANTIZE, QUANTIZE
+from onnxq.sites import Caution, Names, TensorId
 
 # Kernels on integers. Every other one computes in the type of its tensors, or moves them.
 INT8_KERNELS = frozenset(
@@ -171,3 +175,82 @@ def _describe_tensor(tensor: TensorId, index: GraphIndex, after: GraphIndex) -> 
     word = name_type(dtype) if dtype else ""
     dims = tuple(dim if isinstance(dim, int) else -1 for dim in shape)
     return Tensor(name=tensor.name, dtype=_WORDS.get(word, word), shape=dims)
+
+
+# The graph with the names of the model's tensors, before they are laid out anew.
+OPTIMIZED = "optimized.onnx"
+_ACTIVATIONS = frozenset(
+    ("Relu", "Clip", "LeakyRelu", "HardSwish", "HardSigmoid", "Sigmoid", "Gelu", "Elu", "PRelu", "Tanh", "Mul", "Mish")
+)
+_SIGNED = (
+    "its input is int8, which ONNX Runtime on x86 turns into uint8 one tensor at a time and not everywhere: quantize "
+    "activations to uint8"
+)
+_DEQUANTIZED = "its weight alone is quantized, and dequantized in each run"
+# Operators that ONNX Runtime 1.32 reads the integers of a weight beside float data in, and those that keep it from it.
+_ALONE, _BOUNDS = ("MatMul", "Gemm"), ("Relu", "Clip")
+
+
+class GraphEngine(Engine):
+    """An engine that runs the optimized graph. Its build leaves the graph as it runs, and the one before layouts."""
+
+    packs_weights = False
+    words = KernelWords(
+        products=("gemm", "conv", "attention"), pools=("maxpool",), int8=INT8_KERNELS, packed=PACKED_KERNELS
+    )
+    no_kernel = frozenset({"ConvTranspose", "GRU", "RNN", "Einsum", "LpPool", "GlobalMaxPool"})
+    saved = MappingProxyType({LOG: "build.log", ENGINE: "optimized.onnx"})
+
+    def read_kernels(self, model: ModelLike, folder: Path) -> Kernels:
+        """The nodes of the optimized graph."""
+        return read_optimized(model, self.read_optimized(folder))
+
+    def read_optimized(self, folder: Path) -> onnx.ModelProto:
+        """The graph that the kernels are nodes of."""
+        return onnx.load(folder / OPTIMIZED)
+
+    def list_warnings(self, folder: Path) -> Iterator[Caution]:
+        """Kernels are found in the graph before tensors are laid out anew; warn when that changes them."""
+        before, after = (_count_integer_kernels(onnx.load(folder / name)) for name in (OPTIMIZED, ENGINE))
+        if before != after:
+            counts = ", ".join(f"{kind} {before[kind]} -> {after[kind]}" for kind in sorted(before | after))
+            text = f"the last step of ONNX Runtime's optimization changes the integer kernels: {counts}"
+            yield Caution("W112", text)
+
+    def explain_weight(self, index: GraphIndex, node: NodeRef) -> str:
+        """Why the integers of a weight alone are not read."""
+        if node.op_type not in _ALONE:
+            return f"{_DEQUANTIZED}: ONNX Runtime reads integers beside float data in {' and '.join(_ALONE)} alone"
+        readers = index.readers(node.result)
+        if len(readers) == 1 and readers[0].op_type in _BOUNDS:
+            # It looks for the QuantizeLinear of an int8 product behind these, and gives up where none is.
+            return f"{_DEQUANTIZED}: ONNX Runtime makes no MatMulNBits with {readers[0].op_type} right behind it"
+        return _DEQUANTIZED
+
+    def explain_result(self, index: GraphIndex, node: NodeRef) -> str:
+        """Most operators are fused only when their result is quantized too."""
+        # A MatMul becomes MatMulIntegerToFloat instead, which writes floats.
+        if node.op_type == "MatMul":
+            return ""
+        between: list[str] = []
+        while True:
+            readers = index.readers(node.result)
+            if any(reader.op_type == QUANTIZE for reader in readers):
+                break
+            if len(readers) != 1 or readers[0].op_type not in _ACTIVATIONS:
+                return "its result is not quantized, and ONNX Runtime fuses it only then"
+            node = readers[0]
+            between.append(node.op_type)
+        if between:
+            return f"{' and '.join(between)} between it and QuantizeLinear changes what the pair saturates by itself"
+        return ""
+
+    def explain_data(self, dtype: str) -> str:
+        """Signed data keeps many products in float."""
+        return _SIGNED if dtype == "int8" else ""
+
+
+def _count_integer_kernels(optimized: onnx.ModelProto) -> Counter[str]:
+    """How many nodes compute on integers, by operator, all scopes together."""
+    kinds = (node.op_type for _, graph in walk_graphs(optimized.graph) for node in graph.node)
+    return Counter(kind for kind in kinds if kind in INT8_KERNELS)

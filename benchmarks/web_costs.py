@@ -1,0 +1,271 @@
+"""Measure what nodes cost in onnxruntime-web, float and int8, and fit the table of `onnxq/backends/web/costs.json`.
+
+    python benchmarks/web_costs.py measure samples.jsonl --only pair,depthwise --share .5
+    python benchmarks/web_costs.py fit samples.jsonl --origin "Intel Xeon (Sapphire Rapids), Node.js 20, …"
+    python benchmarks/web_costs.py errors samples.jsonl   # how far the table is from the samples, by family
+
+The shapes are those of `op_costs.py`. A sample is the growth per unit of units side by side: its chains would settle on
+values that are easily predicted, and integer kernels clamp each result with a branch. Only what is a difference of two
+chains stays one. The time is that of the processor (Node.js' process.cpuUsage), and a session of one shape is timed
+beside all others, so that other work on the machine counts less.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import random
+import statistics
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+
+from onnxq.backends.web.costs import COSTS, WebCosts, count_work, parse_costs
+from onnxq.backends.web.node import Node
+from op_cost_chains import BLOCKS, FAMILIES, LONG, SHORT, Builder, Plan, Unit, _convs, cases_of, chain
+from op_cost_fit import Row, read, read_cases
+
+TABLE = Path(__file__).resolve().parents[1] / "onnxq" / "backends" / "web" / "costs.json"
+MOST = 4e7  # multiplications of one unit; longer ones take seconds in WebAssembly and tell nothing new
+FLOOR_US = 3.0  # errors below this do not count
+LARGE_ERROR = 0.3  # relative; the weight of a sample falls beyond it
+SEED = 0
+# Nanoseconds that one kernel more takes in a network beyond its time among its like, whose code and data are at hand:
+# from predicted and measured times of whole networks (15 to 25 kernels of conversions in nets of 1.5 and 4 ms).
+COLD = 3000.0
+YARDSTICK = Plan("yardstick", (1, 64, 28, 28), _convs(64))
+_CONV = ("launch", "products", "results", "weights")
+_LINEAR = dict.fromkeys(("float", "int8"), _CONV)
+_FLOAT = ("launch", "float products", "results", "weights")
+_INT8 = ("launch", "int8 products", "results", "weights", "clamps")
+_ELEMENTS = dict.fromkeys(("float", "int8"), ("launch", "results"))
+# What the time of a kind of node grows with.
+TERMS: dict[str, dict[str, tuple[str, ...]]] = {
+    "pointwise": {"float": _FLOAT, "int8": _INT8},
+    "dense": {"float": (*_FLOAT, "columns"), "int8": (*_INT8, "columns", "gathers")},
+    "grouped": {"float": (*_CONV, "columns", "groups"), "int8": (*_CONV, "clamps", "columns", "gathers", "groups")},
+    "depthwise": {
+        "float": ("launch", "products", "lines", "results"),
+        "int8": ("launch", "products", "results", "clamps"),
+    },
+    "Gemm": _LINEAR,
+    "MatMul": _LINEAR,
+    "folded": {"float": (), "int8": ()},
+    # A sample shows only the sum of both ways.
+    **{kind: {"int8": ("launch", "results")} for kind in ("convert", "convert map")},
+    **dict.fromkeys(
+        ("residual", "gate", "MaxPool", "AveragePool", "GlobalAveragePool", "Mul", "Sigmoid", "LeakyRelu"), _ELEMENTS
+    ),
+    **dict.fromkeys(("Concat", "Resize"), _ELEMENTS),
+}
+# Kinds that no sample shows cost what another one does.
+LIKE = {
+    "Add": "residual",
+    **dict.fromkeys(("Transpose", "DepthToSpace", "SpaceToDepth", "Slice", "Pad"), "Concat"),
+    **dict.fromkeys(("Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity"), "folded"),
+    "unknown": "Sigmoid",
+    **dict.fromkeys(("quantize", "dequantize", "quantize dynamic"), "convert"),
+    **dict.fromkeys(("quantize map", "dequantize map"), "convert map"),
+}
+
+
+def list_plain_plans() -> Iterator[Plan]:
+    """1x1 convolutions without an activation, which end the blocks of many networks: nothing is clamped."""
+    for narrow, wide, side in BLOCKS:
+        yield Plan("plain", (1, wide, side, side), _convs(narrow, act=""))
+
+
+def fan(unit: Unit, plan: Plan, int8: bool, count: int) -> tuple[bytes, list[dict[str, Any]]]:
+    """A model of so many units side by side, all of which read the same random values, and the nodes of one."""
+    builder = Builder(int8, plan.shape)
+    x = builder.pair("x", 128, 0.03) if int8 and plan.quantize_input else "x"
+    ends = []
+    for _ in range(count):
+        builder.cases.clear()
+        ends.append(builder.node("ReduceMax", [unit(builder, x)], (1,) * len(plan.shape)))
+    return builder.model(builder.node("Sum", ends, (1,) * len(plan.shape))), builder.cases
+
+
+def is_chained(plan: Plan) -> bool:
+    """True for samples that are differences of chains, or joined by nodes of their own."""
+    return plan.minus is not None or plan.boundary or plan.branches or plan.head
+
+
+def open_yardstick(node: Node) -> None:
+    """A session that is timed beside all others: other work on the machine slows all of them alike."""
+    model = onnx.load_from_string(chain(_convs(64), YARDSTICK, False, 2)[0])
+    node.open_session("yardstick", model)
+
+
+def grow(node: Node, unit: Unit, plan: Plan, seconds: float) -> tuple[float, float, float]:
+    """(float us, int8 us) of one unit, and us of the yardstick."""
+    values = np.random.default_rng(SEED).standard_normal(plan.shape).astype(np.float32)
+    feed = {"x": np.abs(values) if is_chained(plan) else values}
+    names = []
+
+    def make(int8: bool, count: int) -> bytes:
+        return (chain if is_chained(plan) else fan)(unit, plan, int8, count)[0]
+
+    for int8 in (False, True):
+        for count in (SHORT, LONG):
+            names.append(f"{int8} {count}")
+            node.open_session(names[-1], onnx.load_from_string(make(int8, count)))
+    yard = {"x": np.ones(YARDSTICK.shape, np.float32)}
+    limits = {"warm": 2, "rounds": None, "least": 6, "seconds": seconds, "processor": True}
+    times = node.time_sessions([*names, "yardstick"], [*[feed] * 4, yard], **limits)
+    for name in names:
+        node.request("close", session=name)
+    short, long, int8_short, int8_long, yardstick = (min(one) * 1e6 for one in times)
+    return (long - short) / (LONG - SHORT), (int8_long - int8_short) / (LONG - SHORT), yardstick
+
+
+def count_products(plan: Plan) -> float:
+    """Multiplications of one unit."""
+    cases = read_cases(chain(plan.unit, plan, True, SHORT)[1])
+    return sum(count_work(case)[1].get("products", 0.0) for case in cases)
+
+
+def measure(out: Path, only: set[str], share: float, seconds: float) -> None:
+    """Append samples to a JSON-lines file, a share of the list, drawn by a seed."""
+    plans = [plan for family in (*FAMILIES, list_plain_plans) for plan in family() if not only or plan.family in only]
+    chosen = random.Random(SEED).sample(plans, int(len(plans) * share))
+    with out.open("a") as stream, Node() as node:
+        open_yardstick(node)
+        for plan in chosen:
+            if count_products(plan) > MOST:
+                continue
+            float_us, int8_us, yardstick = grow(node, plan.unit, plan, seconds)
+            if plan.minus is not None:
+                less, int8_less, _ = grow(node, plan.minus, plan, seconds)
+                # A boundary between Convs holds a float Conv beside the int8 one.
+                int8_us -= int8_less + (less if plan.boundary and plan.op == "conv" else 0.0)
+                float_us -= less
+            cases = cases_of(plan) if is_chained(plan) else fan(plan.unit, plan, True, SHORT)[1]
+            if not is_chained(plan) and plan.quantize_input:
+                # What closes a unit of a fan.
+                elements = math.prod(cases[-1]["output"])
+                cases.append({"boundary": "dequantize", "elements": elements, "conv": False})
+            row = {"family": plan.family, "shape": plan.shape, "op": plan.op, "cases": cases}
+            stream.write(
+                json.dumps({**row, "float_us": float_us, "int8_us": int8_us, "yardstick_us": yardstick}) + "\n"
+            )
+            stream.flush()
+
+
+def read_quiet(path: Path) -> list[Row]:
+    """Samples, as they would be on a quiet machine."""
+    rows = read(path)
+    quiet = min((row["yardstick_us"] for row in rows), default=1.0)
+    for row in rows:
+        for side in ("float_us", "int8_us"):
+            row[side] *= quiet / row["yardstick_us"]
+    return rows
+
+
+def list_work(row: Row, side: str) -> dict[tuple[str, str], float]:
+    """What a sample does, by kind and name."""
+    work: dict[tuple[str, str], float] = defaultdict(float)
+    for case in row["nodes"]:
+        kind, counts = count_work(case)
+        for name in TERMS[kind][side]:
+            work[kind, name] += counts[name]
+    for case in row["boundaries"] if side == "int8" else ():
+        for kind in ("convert", *(["convert map"] if case["conv"] else [])):
+            work[kind, "launch"] += 1
+            work[kind, "results"] += case["elements"]
+    return work
+
+
+def solve(matrix: np.ndarray, wanted: np.ndarray) -> np.ndarray:
+    """Least squares with constants that are not negative, errors beyond LARGE_ERROR weighted down."""
+    found, weight = np.zeros(matrix.shape[1]), np.ones(len(wanted))
+    for _ in range(12):
+        scaled, target = matrix * weight[:, None], wanted * weight
+        size = np.maximum((scaled**2).sum(axis=0), 1e-30)
+        rest = target - scaled @ found
+        for _ in range(600):
+            for k in range(len(found)):
+                step = max(found[k] + scaled[:, k] @ rest / size[k], 0.0) - found[k]
+                found[k] += step
+                rest -= step * scaled[:, k]
+        weight = 1 / np.sqrt(1 + ((wanted - matrix @ found) / LARGE_ERROR) ** 2)
+    return found
+
+
+def fit(path: Path, origin: str) -> None:
+    """Fit all prices of a side together, and write the table."""
+    rows = read_quiet(path)
+    prices: dict[str, dict[str, dict[str, float]]] = {
+        kind: {side: {} for side in sides} for kind, sides in TERMS.items()
+    }
+    for side in ("float", "int8"):
+        mine = [row for row in rows if row[f"{side}_us"] > 0 and list_work(row, side)]
+        work = [list_work(row, side) for row in mine]
+        names = sorted({name for one in work for name in one})
+        scale = np.array([1 / (row[f"{side}_us"] + FLOOR_US) for row in mine])
+        matrix = np.array([[one.get(name, 0.0) / 1e3 for name in names] for one in work]) * scale[:, None]
+        # Columns of one size converge together.
+        size = np.maximum(np.abs(matrix).max(axis=0), 1e-12)
+        found = solve(matrix / size, np.array([row[f"{side}_us"] for row in mine]) * scale) / size
+        for (kind, name), price in zip(names, found, strict=True):
+            if price > 0:
+                prices[kind][side][name] = float(f"{price:.3g}")
+    for sides in prices.values():
+        if sides["int8"]:
+            sides["int8"]["launch"] = sides["int8"].get("launch", 0.0) + COLD
+    for kind, other in LIKE.items():
+        prices[kind] = prices[other]
+    lines = ",\n".join(f"    {json.dumps(kind)}: {json.dumps(prices[kind])}" for kind in sorted(prices))
+    TABLE.write_text(f'{{\n  "origin": {json.dumps(origin)},\n  "prices": {{\n{lines}\n  }}\n}}\n', encoding="utf-8")
+    show_errors(path, parse_costs(TABLE.read_text(encoding="utf-8")))
+
+
+def predict(row: Row, side: str, costs: WebCosts) -> float:
+    """The table's time of a sample."""
+    total = sum(getattr(costs.predict_node(case), f"{side}_us") for case in row["nodes"])
+    for case in row["boundaries"] if side == "int8" else ():
+        if case["boundary"] == "quantize":
+            total += costs.predict_quantize(case["elements"], from_conv=case["conv"])
+        else:
+            total += costs.predict_dequantize(case["elements"], to_conv=case["conv"])
+    return float(total)
+
+
+def show_errors(path: Path, costs: WebCosts) -> None:
+    """exp(mean |log error|) and bias by family and side."""
+    found: dict[tuple[str, str], list[float]] = defaultdict(list)
+    for row in read_quiet(path):
+        for side in ("float", "int8"):
+            if row[f"{side}_us"] > 0 and list_work(row, side):
+                ratio = (predict(row, side, costs) + FLOOR_US) / (row[f"{side}_us"] + FLOOR_US)
+                found[row["family"], side].append(math.log(ratio))
+    for (family, side), errors in sorted(found.items()):
+        mean = math.exp(statistics.mean(map(abs, errors)))
+        print(f"{family:10} {side:5} n {len(errors):3}  mean x{mean:.3f}  bias {statistics.mean(errors):+.3f}")
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("command", choices=("measure", "fit", "errors"))
+    parser.add_argument("file", type=Path)
+    parser.add_argument("--only", default="", help="families, separated by commas")
+    parser.add_argument("--share", type=float, default=1.0, help="of the list of shapes")
+    parser.add_argument("--seconds", type=float, default=0.2)
+    parser.add_argument("--origin", default="", help="machine, versions and day")
+    args = parser.parse_args()
+    if args.command == "measure":
+        measure(args.file, set(filter(None, args.only.split(","))), args.share, args.seconds)
+    elif args.command == "fit":
+        fit(args.file, args.origin)
+    else:
+        show_errors(args.file, COSTS["wasm"])
+
+
+if __name__ == "__main__":
+    main()

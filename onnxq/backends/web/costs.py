@@ -1,0 +1,156 @@
+"""Time of a node in onnxruntime-web, float and int8, for the minimum cut of placement.
+
+Microseconds of one thread: a sum of what a node does, each times a constant that was measured. int8 means uint8
+activations, int8 weights with zero point 0, and the pair on the output where the kernel needs one. Kernels of integers
+multiply twice as fast as float ones, but are some nanoseconds slower for each result: they round and clamp one by one.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import resources
+
+from onnxq.arrays import Shape
+from onnxq.backends.base import Cost, OpCase
+
+# Taken for sizes that are not known: small, so that int8 does not look cheap.
+_ROWS, _ELEMENTS, _SIDE = 1, 4096, 7
+# Activations that the kernel in front of them computes as well.
+_FOLDED = ("Relu", "Clip")
+# Axes of a map, and of an LSTM's data and weights.
+_MAP, _LSTM = 4, 3
+# Nanoseconds by what a node has: a launch, multiplications, results …
+Prices = Mapping[str, float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class WebCosts:
+    """The costs of kernels in WebAssembly.
+
+    origin: machine, versions and day of the measurement. prices: by kind of node and side, "float" or "int8".
+    """
+
+    origin: str
+    prices: Mapping[str, Mapping[str, Prices]]
+
+    def predict_node(self, case: OpCase) -> Cost:
+        """Time of one node. An operator without an int8 kernel costs its float time plus a pair."""
+        kind, counts = count_work(case)
+        if kind == "LSTM":
+            return self._predict_lstm(case)
+        if kind in self.prices:
+            cost = Cost(self._add_up(kind, "float", counts), self._add_up(kind, "int8", counts))
+            # Without sizes int8 is never cheaper.
+            return cost if case.output is not None else Cost(cost.float_us, max(cost.float_us, cost.int8_us))
+        elements = int(counts["results"])
+        float_us = self._add_up("unknown", "float", counts)
+        return Cost(float_us, float_us + self.predict_quantize(elements) + self.predict_dequantize(elements))
+
+    def predict_quantize(self, elements: int | None, *, from_conv: bool = False, dynamic: bool = False) -> float:
+        """Microseconds from a float producer to int8 consumers: QuantizeLinear, and NCHW to NHWC behind a Conv."""
+        kinds = ["quantize", *(["quantize map"] if from_conv else []), *(["quantize dynamic"] if dynamic else [])]
+        return self._convert(kinds, elements)
+
+    def predict_dequantize(self, elements: int | None, *, to_conv: bool = False) -> float:
+        """Microseconds from an int8 producer to float consumers: DequantizeLinear, and NHWC to NCHW before a Conv."""
+        return self._convert(["dequantize", *(["dequantize map"] if to_conv else [])], elements)
+
+    def _convert(self, kinds: list[str], elements: int | None) -> float:
+        counts = {"launch": 1.0, "results": float(_ELEMENTS if elements is None else elements)}
+        return sum(self._add_up(kind, "int8", counts) for kind in kinds)
+
+    def _add_up(self, kind: str, side: str, counts: Mapping[str, float]) -> float:
+        return sum(price * counts.get(name, 0.0) for name, price in self.prices[kind][side].items()) / 1e3
+
+    def _predict_lstm(self, case: OpCase) -> Cost:
+        """One product of all inputs, and for each step one of the hidden state, which is quantized anew."""
+        assert case.weight is not None
+        directions, rows, features = case.weight
+        shape = case.inputs[0] if case.inputs else None
+        steps, batch = shape[:2] if shape is not None and len(shape) == _LSTM else (_ROWS, _ROWS)
+
+        def multiply(count: int, depth: int) -> Cost:
+            return self.predict_node(OpCase(op_type="Gemm", inputs=(), output=(count, rows), weight=(rows, depth)))
+
+        first, each = multiply(steps * batch, features), multiply(batch, rows // 4)
+        state = self.predict_quantize(batch * rows // 4, dynamic=True)
+        float_us, int8_us = first.float_us + steps * each.float_us, first.int8_us + steps * (each.int8_us + state)
+        return Cost(directions * float_us, directions * int8_us)
+
+
+def count_work(case: OpCase) -> tuple[str, dict[str, float]]:
+    """The kind of a node, and what it does. Sizes that are not known are taken small."""
+    weight = case.weight
+    if case.op_type == "LSTM" and weight is not None and len(weight) == _LSTM:
+        return "LSTM", {}
+    if case.op_type == "Conv" and weight is not None:
+        return _count_conv(case, weight)
+    if case.op_type in ("Gemm", "MatMul") and weight is not None and len(weight) > 1:
+        made = case.output[-1] if case.output else weight[-1]
+        rows = math.prod(case.output) // max(made, 1) if case.output else _ROWS
+        weights = math.prod(weight)
+        counts = {"products": rows * weights, "results": rows * made}
+        return case.op_type, {"launch": 1.0, "weights": weights, **counts}
+    shapes = [shape for shape in (case.output, *case.inputs) if shape is not None]
+    shape = max(shapes, key=math.prod, default=None) if case.op_type == "GlobalAveragePool" else case.output
+    elements = _ELEMENTS if shape is None else math.prod(shape)
+    return _name_kind(case), {"launch": 1.0, "results": float(elements)}
+
+
+def _name_kind(case: OpCase) -> str:
+    shape = case.output
+    if case.op_type in _FOLDED:
+        return "folded"
+    if case.op_type == "Add" and shape is not None and len(shape) == _MAP:
+        return "residual"
+    if case.op_type == "Mul" and any(known is not None and known != shape for known in case.inputs):
+        return "gate"
+    return case.op_type
+
+
+def _count_conv(case: OpCase, weight: Shape) -> tuple[str, dict[str, float]]:
+    """Kinds: pointwise, which multiplies the map as it is; dense and grouped, which gather columns first; depthwise."""
+    made, per_group, *kernel = weight
+    batch, _, *sides = case.output if case.output is not None else (1, made, *([_SIDE] * len(kernel)))
+    taps, pixels = math.prod(kernel), batch * math.prod(sides)
+    plain = taps == 1 and math.prod(case.strides or (1,)) == 1
+    kind = "grouped" if case.group > 1 else "pointwise" if plain else "dense"
+    if per_group == 1 and case.group > 1:
+        kind = "depthwise"
+    depth = per_group * taps
+    counts = {
+        "products": pixels * made * depth,
+        # Multiplications with those that fill up tiles: of 16 pixels in float, of 4 pixels and 8 channels in int8.
+        "float products": _round_up(pixels, 16) * made * depth,
+        "int8 products": _round_up(pixels, 4) * _round_up(made, 8) * depth,
+        "results": pixels * made,
+        # Integer kernels clamp results one by one, with a branch that is mispredicted where about half are negative.
+        "clamps": pixels * made if case.activation else 0,
+        "weights": made * depth,
+        "columns": pixels * depth * case.group,
+        "gathers": pixels * taps * case.group,
+        # Float kernels go through a map row by row, and short rows fill no vectors.
+        "lines": pixels // max(sides[-1], 1) * taps * case.group,
+        "groups": batch * case.group,
+    }
+    return kind, {"launch": 1.0, **{name: float(count) for name, count in counts.items()}}
+
+
+def _round_up(count: int, multiple: int) -> int:
+    return -(-count // multiple) * multiple
+
+
+def parse_costs(text: str) -> WebCosts:
+    """The table in a data file, as `benchmarks/web_costs.py fit` writes it."""
+    return WebCosts(**json.loads(text))
+
+
+def _read_costs() -> WebCosts:
+    return parse_costs(resources.files(__package__).joinpath("costs.json").read_text(encoding="utf-8"))
+
+
+# One kind of machine: the virtual one. Where it runs scales both sides alike.
+COSTS: Mapping[str, WebCosts] = {"wasm": _read_costs()}
