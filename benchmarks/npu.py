@@ -4,10 +4,11 @@
     python benchmarks/npu.py MODEL.onnx=DATA.npz … [--samples 32] [--judged 8] [--recipes ort-a8w8 qnn-mixed …]
 
 DATA.npz holds samples by input of the model; the first --samples calibrate, the next --judged are emulated (they wrap
-around where there are no more). Sizes are fixed to those of the samples, for both tools. The table has the parts of the
-model on the NPU and the nodes left to the CPU, the operators that compute in float and in 16 bits, the SQNR in dB
-against the float model as the file says and as the NPU computes, over all judged samples, and the same for one against
-the other. It needs `pip install 'onnxq[qnn]'`. Emulation says nothing of time.
+around where there are no more). A recipe of the form qnn-mixed@45 asks for so many decibels (`--min-sqnr`). Sizes are
+fixed to those of the samples, for both tools. The table has the parts of the model on the NPU and the nodes left to the
+CPU, the operators that compute in float and in 16 bits, the SQNR in dB against the float model as the file says and as
+the NPU computes, over all judged samples, and the same for one against the other. It needs `pip install 'onnxq[qnn]'`.
+Emulation says nothing of time.
 """
 
 from __future__ import annotations
@@ -69,8 +70,12 @@ def quantize_with_ort(source: Path, samples: Samples, target: Path, *, wide: boo
         def get_next(self) -> dict[str, np.ndarray] | None:
             return next(self.samples, None)
 
-    prepared = target.with_suffix(".prepared.onnx")
-    source = prepared if qnn_preprocess_model(source, prepared) else source
+    prepared, bare = target.with_suffix(".prepared.onnx"), target.with_suffix(".bare.onnx")
+    model = onnx.load(source)
+    # Its preprocessing ends in a TypeError for models with metadata.
+    del model.metadata_props[:]
+    onnx.save(model, bare)
+    source = prepared if qnn_preprocess_model(bare, prepared) else bare
     activations = QuantType.QUInt16 if wide else QuantType.QUInt8
     config = get_qnn_qdq_config(
         source, Reader(), activation_type=activations, weight_type=QuantType.QInt8, per_channel=True
@@ -83,7 +88,9 @@ def quantize(recipe: str, source: Path, samples: Samples, target: Path) -> None:
     if recipe.startswith("ort-"):
         quantize_with_ort(source, samples, target, wide=recipe == "ort-a16w8")
     else:
-        onnxq.quantize(source, samples, recipe, overrides={"latency": False}).save(target, overwrite=True)
+        preset, _, least = recipe.partition("@")
+        overrides = {"latency": False} | ({"min_sqnr": float(least)} if least else {})
+        onnxq.quantize(source, samples, preset, overrides=overrides).save(target, overwrite=True)
 
 
 def emulate(path: Path, samples: Samples) -> list[Mapping[str, np.ndarray]]:
