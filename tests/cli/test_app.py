@@ -87,7 +87,7 @@ USAGE = [
     (["quantize", "m.onnx", "--set", "weights.bits"], "is not KEY=VALUE"),
     (
         ["diff", "m.onnx", "q.onnx", "--engines", "ort,trrt"],
-        "'trrt' is not one of openvino, ort, qnn, trt; did you mean 'trt'?",
+        "'trrt' is not one of openvino, ort, qnn, trt, web; did you mean 'trt'?",
     ),
     (["prove", "m.onnx", "--engine", "trt"], "'trt' is not one of tensorrt-rtx, tensorrt, openvino, ort"),
     (["profile", "m.onnx", "--by", "node,layer"], "'layer' is not one of node, segment, site"),

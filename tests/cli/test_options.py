@@ -263,6 +263,6 @@ def test_times(text: str, wanted: float) -> None:
 
 def test_help_lists_the_names_of_the_registry() -> None:
     shown = {name: run(name, "--help").stdout for name in ("quantize", "prove", "diff")}
-    assert "--target [openvino|ort|qnn|trt|virtual]" in shown["quantize"]
-    assert "--engine [tensorrt-rtx|tensorrt|openvino|ort|qnn]" in shown["prove"]
+    assert "--target [openvino|ort|qnn|trt|virtual|web]" in shown["quantize"]
+    assert "--engine [tensorrt-rtx|tensorrt|openvino|ort|qnn|web]" in shown["prove"]
     assert "--engines openvino,ort,qnn,trt" in shown["diff"]

@@ -147,7 +147,7 @@ def test_a_model_that_ort_refuses_is_a_proof():
         ({"require_int8": ["Cnov"]}, "matches none of the"),
         ({"require_int8": ["/(/"]}, "is not a regular expression"),
         ({"compute_capability": "8.6"}, "builds for this machine"),
-        ({"engine": "openvino"}, "'openvino' is not one of tensorrt-rtx, tensorrt, ort"),
+        ({"engine": "tflite"}, "'tflite' is not one of tensorrt-rtx, tensorrt, openvino, ort"),
     ],
 )
 def test_wishes_that_fit_nothing(wish, said):

@@ -118,7 +118,7 @@ def test_saved_results_are_read_back_without_data(folder: Path, tmp_path: Path) 
 def test_an_unknown_engine_is_a_usage_error_and_a_missing_model_the_users_to_mend(folder: Path, engines: str) -> None:
     done = run(folder, "--engines", engines)
     assert done.exit_code == 2
-    assert "is not one of ort, qnn, trt" in done.stderr
+    assert "is not one of openvino, ort, qnn, trt, web" in done.stderr
     done = run(folder, quantized="nothing.onnx")
     assert done.exit_code == 1
     assert "nothing.onnx" in done.stderr

@@ -157,7 +157,7 @@ def test_files_go_where_they_are_asked_for_and_are_not_overwritten(folder, tmp_p
 
 
 def test_a_wrong_command_line(folder):
-    assert run(folder / "good.onnx", "--engine", "openvino").exit_code == 2
+    assert run(folder / "good.onnx", "--engine", "tflite").exit_code == 2
     assert run_ort(folder / "good.onnx", "--timeout", "0").exit_code == 2
     result = run(folder / "good.onnx", "--shapes", "x")
     assert result.exit_code == 1
