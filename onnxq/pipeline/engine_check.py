@@ -6,7 +6,7 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from onnxq.backends.engine import Engine, Kernels
+from onnxq.backends.engine import Engine, Kernels, KernelWords
 from onnxq.errors import OnnxqError
 from onnxq.evaluation.compare import ModelErrors
 from onnxq.files import ScratchFolder
@@ -67,11 +67,12 @@ def check_on_engine(ctx: RunContext, state: FloatState, model: ModelLike, engine
         outputs=outputs,
         partitions=0 if placement is None else placement.partitions,
         left=() if placement is None else tuple(refusal.subject for refusal in placement.left),
-        types=_count_types(kernels),
+        types=_count_types(kernels, engine.words),
     )
 
 
-def _count_types(kernels: Kernels) -> tuple[tuple[str, int], ...]:
-    """Operators that compute, by the type of their results."""
-    types = Counter(kernel.outputs[0].dtype for kernel in kernels if kernel.outputs and not kernel.moves)
-    return tuple(types.most_common())
+def _count_types(kernels: Kernels, words: KernelWords) -> tuple[tuple[str, int], ...]:
+    """Operators that compute, by the type of their results; where an engine does not tell it, kernels of integers."""
+    computing = (kernel for kernel in kernels if kernel.outputs and not kernel.moves)
+    types = (kernel.outputs[0].dtype or ("int8" if kernel.kind in words.int8 else "") for kernel in computing)
+    return tuple(Counter(filter(None, types)).most_common())

@@ -76,7 +76,11 @@ class WebEngine(GraphEngine):
     ) -> Iterator[NodeRunner]:
         """The model in a process of Node.js."""
         with Node() as node:
-            yield NodeRunner(name, node, model)
+            runner = NodeRunner(name, node, model)
+            if not inner:
+                # The check of `quantize` counts the kernels of what it runs.
+                node.optimize(node.folder / MODEL, "extended", folder / OPTIMIZED)
+            yield runner
 
     def time_models(self, models: Mapping[str, TimedModel], timing: Timing) -> EngineTimes:
         """Time the models themselves in turns, in one process of Node.js."""
