@@ -26,7 +26,7 @@ from onnxq.evaluation.trials import measure_models
 from onnxq.passes.base import Pass, SampledContext, Stage
 from onnxq.passes.journal import Outcome, PassReport
 from onnxq.passes.judging import LIMITS, make_trial
-from onnxq.passes.mixed_precision.candidates import carry_qparams, may_choose_widths, replace_problem
+from onnxq.passes.mixed_precision.candidates import carry_qparams, may_choose_widths, may_widen, replace_problem
 from onnxq.passes.mixed_precision.cross_validation import estimate_new, list_judging_folds, widen_ranges
 from onnxq.passes.mixed_precision.search import SwitchedPlan
 from onnxq.passes.state import Note, PlacedState, PlacedStep
@@ -37,15 +37,24 @@ from onnxq.spec import QParams, QuantSpec
 NAME, WIDEN = "activation_bits", "wide_activations"
 # The plan in the fewest bits, with the ranges that were chosen for it.
 _NARROW: Note[Plan] = Note(NAME)
-# By how much ranges in the most bits reach further than the samples did: there are steps enough for it.
-_HEADROOM = 1.25
+# By how much ranges in the most bits reach further than the samples did: there are steps enough for it. Without it a
+# ViT in 16 bits has 44 dB on new images, with it 56.
+_HEADROOM, _FINE_BITS = 1.25, 16
 # Below this outputs are so far from float's that answers change.
 _GOOD_DB = 20.0
 _ACTIVATIONS = (Role.ACTIVATION, Role.OUTPUT)
 
 
 def widen_activations(ctx: SampledContext, state: PlacedState) -> PlacedStep:
-    """The plan in the most bits that are offered; the one in the fewest is kept for `narrow_activations`."""
+    """The plan in the most bits that are offered; the one in the fewest is kept for `narrow_activations`.
+
+    Without a choice, only ranges of 16 bits are widened.
+    """
+    if not may_choose_widths(ctx, state):
+        plan = widen_ranges(state.model, state.planned, _HEADROOM, least_bits=_FINE_BITS)
+        line = f"ranges in {_FINE_BITS} bits reach {_HEADROOM:g} times as far as the samples"
+        changed = plan is not state.planned
+        return replace(state, plan=plan), PassReport(WIDEN, (line,) if changed else ())
     narrow, wide = state.planned, _list_widths(ctx)[-1]
     names = _list_free(state)
     # Finer inputs make finer biases, which must not overflow: weights are scaled anew.
@@ -247,9 +256,7 @@ def _describe_widths(work: Mapping[str, float], wide: Sequence[str], plan: Plan,
     )
 
 
-WIDE_ACTIVATIONS = Pass(
-    WIDEN, Stage.REFINE, widen_activations, "widening activations", fast=True, applies=may_choose_widths
-)
+WIDE_ACTIVATIONS = Pass(WIDEN, Stage.REFINE, widen_activations, "widening activations", fast=True, applies=may_widen)
 ACTIVATION_BITS = Pass(
     NAME, Stage.REFINE, narrow_activations, "choosing bits of activations", fast=True, applies=may_choose_widths
 )

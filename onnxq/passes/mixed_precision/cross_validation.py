@@ -71,13 +71,19 @@ def _measure_widening(end: float, reached: float) -> float:
     return max(1.0, end / reached) if reached else 1.0
 
 
-def widen_ranges(model: ModelLike, plan: Plan, factor: float) -> Plan:
-    """The calibrated plan with ranges that reach so many times as far, where they are those of all values seen."""
+def widen_ranges(model: ModelLike, plan: Plan, factor: float, *, least_bits: int = 0) -> Plan:
+    """The calibrated plan with ranges that reach so many times as far, where they are those of all values seen.
+
+    least_bits: ranges of fewer stay.
+    """
     existing = {site.group for site in plan.existing if site.group}
     changed = {
         site.site: replace(site, qparams=scale_range(site, factor))
         for site in plan.sites
-        if is_observed(site) and site.observer.name == WHOLE and site.group not in existing
+        if is_observed(site)
+        and site.observer.name == WHOLE
+        and site.group not in existing
+        and site.spec.bits >= least_bits
     }
     return _move_ranges(model, plan, changed)
 

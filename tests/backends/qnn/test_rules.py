@@ -18,6 +18,7 @@ import onnxq
 from onnxq.graph import GraphIndex, NodeRef, infer_shapes, name_nodes
 from onnxq.graph.verify import DEQUANTIZE, QUANTIZE
 from onnxq.numerics import fake_quant
+from onnxq.passes.ranges import read_range
 from onnxq.runtime import Session
 from onnxq.sites import Role
 from onnxq.spec import FIXED, PerChannel
@@ -125,6 +126,13 @@ def test_types_and_scales_are_those_that_kernels_take(
     known = {name: site.qparams for name, site in sites.items() if site.qparams and site.qparams.origin == FIXED}
     fixed = {name: (float(qparams.scale), int(qparams.zero_point)) for name, qparams in known.items()}
     assert fixed == {"ts": (2.0**-bits, 0), "tt": (2.0 ** (1 - bits), 2 ** (bits - 1))}
+
+
+def test_ranges_in_16_bits_reach_further_than_the_samples() -> None:
+    """There are steps enough for data beyond them; in 8 bits they end where the samples do."""
+    (narrow, wide) = ({str(site.site): site for site in quantize(bits).plan.sites} for bits in ("8", "16"))
+    for name in ("cx", "rx", "tx"):
+        np.testing.assert_allclose(read_range(wide[name]), 1.25 * np.array(read_range(narrow[name])), rtol=0.02)
 
 
 @needs_qnn
