@@ -108,6 +108,8 @@ _INTEGERS = frozenset(
 )
 Shapes = Mapping[TensorId, Shape]
 
+# Operators that move values as they are, whatever their type.
+MOVES = ("Reshape", "Flatten", "Transpose", "Squeeze", "Unsqueeze", "Slice", "DepthToSpace", "SpaceToDepth")
 # Attention of a network with caches, as one node.
 ATTENTION = ("Attention", "com.microsoft.MultiHeadAttention", "com.microsoft.GroupQueryAttention")
 _FUSED = "its weight lies in an operator of ONNX Runtime's own: quantize the model before it is optimized for ORT"

@@ -1,7 +1,11 @@
-"""Searches of the graph around a node, for placement rules: residual blocks, attention, front ends of logarithms."""
+"""Searches of the graph around a node, for placement rules: residual blocks, attention, front ends of logarithms.
+
+And what rules of several engines ask of a node alike.
+"""
 
 from __future__ import annotations
 
+import math
 from collections import deque
 
 from onnxq.backends.base import Candidate
@@ -305,3 +309,41 @@ def explain_stem_depthwise(candidate: Candidate, maker: Candidate | None) -> str
     if explain_stem(maker) is None or shape[2] * shape[3] < _STEM_DEPTHWISE_PIXELS:
         return None
     return "depthwise right behind a float stem, on a large map: int8 gains nothing and amplifies the noise"
+
+
+def check_data(c: Candidate) -> str | None:
+    """Why the first input is none that a pair stands at."""
+    return "its data is constant" if c.is_constant(0) else None
+
+
+def check_all_computed(c: Candidate) -> str | None:
+    """Why not every input takes a pair."""
+    return "one operand is constant" if any(map(c.is_constant, range(len(c.node.inputs)))) else None
+
+
+def check_two_activations(c: Candidate) -> str | None:
+    """Why the operands are not two activations, each with a scale of its own."""
+    if c.is_constant(0) or c.is_constant(1):
+        return "one operand is constant"
+    return "both operands are the same tensor" if c.node.inputs[0] == c.node.inputs[1] else None
+
+
+def check_gate(c: Candidate) -> str | None:
+    """Why a Mul is not a squeeze-excite gate: a map times one value per channel."""
+    first, second = c.shape(0), c.shape(1)
+    if first is None or second is None or len(first) != len(second) or len(first) < 3:
+        return "not a gate"
+    small = min((first, second), key=math.prod)
+    if any(dim != 1 for dim in small[2:]) or math.prod(first) == math.prod(second):
+        return "not a gate"
+    return check_two_activations(c)
+
+
+def check_max_pool(c: Candidate) -> str | None:
+    """Why a MaxPool does more than to pick values."""
+    return "its indices are read" if len(list(filter(None, c.node.outputs))) > 1 else None
+
+
+def check_resize(c: Candidate) -> str | None:
+    """Why a Resize does more than to repeat values."""
+    return None if c.attr("mode", "nearest") in ("nearest", b"nearest") else "only nearest is done in integers"

@@ -7,14 +7,13 @@ int8 data with one, and weights in uint8, are dequantized in front. docs/engines
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from functools import partial
 
 from onnxq.arrays import Shape
-from onnxq.backends.base import ATTENTION, FUSED_PRODUCTS, Candidate, Capability, Output, PlacementRule, Target
+from onnxq.backends import surroundings
+from onnxq.backends.base import ATTENTION, FUSED_PRODUCTS, MOVES, Candidate, Capability, Output, PlacementRule, Target
 from onnxq.backends.cpu_costs import read_costs
-from onnxq.backends.surroundings import explain_log_front_end, explain_stem, explain_stem_depthwise
 from onnxq.graph import NodeRef
 from onnxq.numerics import SumOrder
 from onnxq.sites import Role, TensorId
@@ -47,39 +46,6 @@ def _check_matmul(c: Candidate) -> str | None:
     return None if c.rank(1) == 2 else "its weight is not a matrix"
 
 
-def _check_two_activations(c: Candidate) -> str | None:
-    if c.is_constant(0) or c.is_constant(1):
-        return "one operand is constant"
-    return "both operands are the same tensor" if c.node.inputs[0] == c.node.inputs[1] else None
-
-
-def _check_gate(c: Candidate) -> str | None:
-    """Why a Mul is not a squeeze-excite gate: a map times one value per channel."""
-    first, second = c.shape(0), c.shape(1)
-    if first is None or second is None or len(first) != len(second) or len(first) < 3:
-        return "not a gate"
-    small = min((first, second), key=math.prod)
-    if any(dim != 1 for dim in small[2:]) or math.prod(first) == math.prod(second):
-        return "not a gate"
-    return _check_two_activations(c)
-
-
-def _check_concat(c: Candidate) -> str | None:
-    return "one operand is constant" if any(map(c.is_constant, range(len(c.node.inputs)))) else None
-
-
-def _check_max_pool(c: Candidate) -> str | None:
-    return "its indices are read" if len(list(filter(None, c.node.outputs))) > 1 else None
-
-
-def _check_resize(c: Candidate) -> str | None:
-    return None if c.attr("mode", "nearest") in ("nearest", b"nearest") else "only nearest is done in integers"
-
-
-def _check_data(c: Candidate) -> str | None:
-    return "its data is constant" if c.is_constant(0) else None
-
-
 # The rewrite that makes one node of it writes an operator of ONNX Runtime's own.
 def find_swish(c: Candidate) -> TensorId | None:
     """The tensor x * gate(x) where x is the result, and nothing else reads it: the kernel computes that as well."""
@@ -109,7 +75,7 @@ RULES: tuple[PlacementRule, ...] = (
         why="pairs on both inputs keep a residual net in integers",
         data=(0, 1),
         fuses=_ACTIVATIONS,
-        check=_check_two_activations,
+        check=surroundings.check_two_activations,
     ),
     _rule(
         name="gate-mul",
@@ -118,27 +84,27 @@ RULES: tuple[PlacementRule, ...] = (
         why="a squeeze-excite gate between integer convolutions",
         data=(0, 1),
         fuses=_ACTIVATIONS,
-        check=_check_gate,
+        check=surroundings.check_gate,
     ),
     _rule(
-        name="concat", ops=("Concat",), kernel="Concatenation", why="pairs on all inputs", data=(), check=_check_concat,
-        output=Output.PAIR,
+        name="concat", ops=("Concat",), kernel="Concatenation", why="pairs on all inputs", data=(),
+        check=surroundings.check_all_computed, output=Output.PAIR,
     ),
     _rule(
         name="average-pool", ops=("GlobalAveragePool", "AveragePool"), kernel="Pooling", why="sums integers",
     ),
     _rule(
-        name="max-pool", ops=("MaxPool",), kernel="Pooling", why=_MOVED, shares=True, check=_check_max_pool,
+        name="max-pool", ops=("MaxPool",), kernel="Pooling", why=_MOVED, shares=True, check=surroundings.check_max_pool,
         output=Output.PAIR,
     ),
     _rule(
         name="move",
-        ops=("Reshape", "Flatten", "Transpose", "Squeeze", "Unsqueeze", "Slice", "DepthToSpace", "SpaceToDepth"),
-        kernel="", why=_MOVED, shares=True, check=_check_data, output=Output.PAIR,
+        ops=MOVES,
+        kernel="", why=_MOVED, shares=True, check=surroundings.check_data, output=Output.PAIR,
     ),
     _rule(
-        name="resize-nearest", ops=("Resize",), kernel="Interpolate", why=_MOVED, shares=True, check=_check_resize,
-        output=Output.PAIR,
+        name="resize-nearest", ops=("Resize",), kernel="Interpolate", why=_MOVED, shares=True,
+        check=surroundings.check_resize, output=Output.PAIR,
     ),
 )  # fmt: skip
 
@@ -205,11 +171,10 @@ _BASE = Target(
     no_gain=_NO_GAIN,
     costs=read_costs(__package__),
     exclusions={
-        "stem": explain_stem,
-        "stem-depthwise": explain_stem_depthwise,
-        "log-front-end": explain_log_front_end,
+        "stem": surroundings.explain_stem,
+        "stem-depthwise": surroundings.explain_stem_depthwise,
+        "log-front-end": surroundings.explain_log_front_end,
     },
-    advice="try the presets openvino-int8-mse and openvino-int8-percentile",
 )
 OPENVINO = replace(_BASE, sum_order=find_sum_order)
 OPENVINO_WEIGHT_ONLY = replace(_BASE, capabilities=WEIGHT_ONLY)

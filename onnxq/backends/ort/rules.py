@@ -8,14 +8,13 @@ Gemm with an int32 bias, which can.
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from functools import partial
 
 from onnxq.arrays import Shape
-from onnxq.backends.base import ATTENTION, FUSED_PRODUCTS, Candidate, Capability, Output, PlacementRule, Target
+from onnxq.backends import surroundings
+from onnxq.backends.base import ATTENTION, FUSED_PRODUCTS, MOVES, Candidate, Capability, Output, PlacementRule, Target
 from onnxq.backends.cpu_costs import read_costs
-from onnxq.backends.surroundings import explain_log_front_end, explain_stem, explain_stem_depthwise
 from onnxq.graph import NodeRef
 from onnxq.numerics import SumOrder
 from onnxq.sites import Role
@@ -65,46 +64,8 @@ def _check_constant_weight(c: Candidate) -> str | None:
     return None if c.is_constant(1) else "both operands are activations (attention): int8 gains nothing there in ORT"
 
 
-def _check_two_activations(c: Candidate) -> str | None:
-    if c.is_constant(0) or c.is_constant(1):
-        return "one operand is constant"
-    if c.node.inputs[0] == c.node.inputs[1]:
-        return "both operands are the same tensor"
-    return None
-
-
-def _check_gate(c: Candidate) -> str | None:
-    """Why a Mul is not a squeeze-excite gate: a map times one value per channel."""
-    first, second = c.shape(0), c.shape(1)
-    if first is None or second is None or len(first) != len(second) or len(first) < 3:
-        return "not a gate"
-    small = min((first, second), key=math.prod)
-    if any(dim != 1 for dim in small[2:]) or math.prod(first) == math.prod(second):
-        return "not a gate"
-    return _check_two_activations(c)
-
-
-def _check_concat(c: Candidate) -> str | None:
-    if any(c.is_constant(k) for k in range(len(c.node.inputs))):
-        return "one operand is constant"
-    return None
-
-
 def _check_maxpool(c: Candidate) -> str | None:
-    if len([out for out in c.node.outputs if out]) > 1:
-        return "its indices are read"
-    if c.rank(0) not in (None, 4):
-        return "only 2-D pooling has a uint8 kernel"
-    return None
-
-
-def _check_resize(c: Candidate) -> str | None:
-    mode = c.attr("mode", "nearest")
-    return None if mode in ("nearest", b"nearest") else "only nearest is done in integers"
-
-
-def _check_first_is_data(c: Candidate) -> str | None:
-    return "its data is constant" if c.is_constant(0) else None
+    return surroundings.check_max_pool(c) or (None if c.rank(0) in (None, 4) else "only 2-D pooling has a uint8 kernel")
 
 
 def _check_recurrent(c: Candidate) -> str | None:
@@ -174,7 +135,7 @@ RULES: tuple[PlacementRule, ...] = (
         why="pairs on both inputs and the output keep a residual net in integers",
         data=(0, 1),
         fuses=_CLIPS,
-        check=_check_two_activations,
+        check=surroundings.check_two_activations,
     ),
     PlacementRule(
         name="gate-mul",
@@ -183,7 +144,7 @@ RULES: tuple[PlacementRule, ...] = (
         why="a squeeze-excite gate between int8 convolutions",
         data=(0, 1),
         fuses=_CLIPS,
-        check=_check_gate,
+        check=surroundings.check_gate,
     ),
     PlacementRule(
         name="concat",
@@ -191,7 +152,7 @@ RULES: tuple[PlacementRule, ...] = (
         kernel="QLinearConcat",
         why="pairs on all inputs and the output, scales may differ",
         data=(),
-        check=_check_concat,
+        check=surroundings.check_all_computed,
     ),
     PlacementRule(
         name="global-average-pool",
@@ -215,11 +176,11 @@ RULES: tuple[PlacementRule, ...] = (
     ),
     PlacementRule(
         name="move",
-        ops=("Reshape", "Flatten", "Transpose", "Squeeze", "Unsqueeze", "Slice", "DepthToSpace", "SpaceToDepth"),
+        ops=MOVES,
         kernel="",
         why="moves bytes when both sides share one scale",
         shares=True,
-        check=_check_first_is_data,
+        check=surroundings.check_data,
     ),
     PlacementRule(
         name="resize-nearest",
@@ -227,7 +188,7 @@ RULES: tuple[PlacementRule, ...] = (
         kernel="Resize",
         why="moves bytes when both sides share one scale",
         shares=True,
-        check=_check_resize,
+        check=surroundings.check_resize,
     ),
 )
 
@@ -358,9 +319,9 @@ _BASE = Target(
     times_itself=True,
     skips=(),
     exclusions={
-        "stem": explain_stem,
-        "stem-depthwise": explain_stem_depthwise,
-        "log-front-end": explain_log_front_end,
+        "stem": surroundings.explain_stem,
+        "stem-depthwise": surroundings.explain_stem_depthwise,
+        "log-front-end": surroundings.explain_log_front_end,
     },
     dynamic_ops=("LSTM",),
     advice="try the presets ort-int8-mse and ort-int8-percentile",

@@ -14,7 +14,7 @@ from functools import partial
 
 import numpy as np
 
-from onnxq.backends.base import ATTENTION, FUSED_PRODUCTS, Candidate, Capability, Output, PlacementRule, Target
+from onnxq.backends.base import ATTENTION, FUSED_PRODUCTS, MOVES, Candidate, Capability, Output, PlacementRule, Target
 from onnxq.sites import Role
 from onnxq.spec import FIXED, PerBlock, PerChannel, PerTensor, QParams, QuantSpec
 
@@ -144,8 +144,7 @@ RULES: tuple[PlacementRule, ...] = (
     _rule(name="max-pool", ops=("MaxPool",), kernel="PoolMax2d", why=_MOVED, shares=True),
     _rule(
         name="move",
-        ops=("Reshape", "Flatten", "Transpose", "Squeeze", "Unsqueeze", "Slice", "DepthToSpace", "SpaceToDepth",
-             "Expand", "Tile", "Gather", "Pad", "Resize"),
+        ops=(*MOVES, "Expand", "Tile", "Gather", "Pad", "Resize"),
         kernel="", why=_MOVED, shares=True,
     ),
 )  # fmt: skip

@@ -18,6 +18,7 @@ from typing import Any
 from onnxq.arrays import Shape
 from onnxq.backends.base import ATTENTION, FUSED_PRODUCTS, Candidate, Capability, Output, PlacementRule, Target
 from onnxq.backends.surroundings import (
+    check_data,
     explain_log_front_end,
     find_attention,
     find_attention_cut,
@@ -165,10 +166,6 @@ def _takes_sum(c: Candidate, chosen: frozenset[str]) -> bool:
     return k is not None and find_backbone(c.index, list_computed_inputs(c.index, c.node)[1 - k]) in chosen
 
 
-def _check_computed_data(c: Candidate) -> str | None:
-    return "its data is constant" if c.is_constant(0) else None
-
-
 # TensorRT fuses the two products and the softmax of attention as one kernel, "mha" in its names.
 _MHA_OFF = (
     "attention stays float: quantized it may cost accuracy, and only all four operands and the result together make "
@@ -265,7 +262,7 @@ RULES: tuple[PlacementRule, ...] = (
         why="pools bytes, and shares one scale with an input that has a pair for other readers",
         shares=True,
         joins=True,
-        check=_check_computed_data,
+        check=check_data,
     ),
 )
 

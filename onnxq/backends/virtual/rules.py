@@ -11,18 +11,15 @@ from __future__ import annotations
 from functools import partial
 
 from onnxq.backends.base import Candidate, Capability, Output, PlacementRule, Target
+from onnxq.backends.surroundings import check_data
 from onnxq.sites import Role
 from onnxq.spec import PerBlock, PerChannel, PerTensor
-
-
-def _check_data(c: Candidate) -> str | None:
-    return "its data is constant" if c.is_constant(0) else None
 
 
 def _check_weighted(c: Candidate) -> str | None:
     if not c.is_constant(1):
         return "its weight is computed at run time"
-    return _check_data(c)
+    return check_data(c)
 
 
 def _check_matmul(c: Candidate) -> str | None:
@@ -51,12 +48,12 @@ def _check_softmax(c: Candidate) -> str | None:
     maker = None if scores is None else c.index.find_producer(scores)
     if maker is not None and maker.op_type in ("Add", "Sub", "Where"):
         return "reads scores that may be masked with -inf, which no range holds"
-    return _check_data(c)
+    return check_data(c)
 
 
 def _check_resize(c: Candidate) -> str | None:
     mode = c.attr("mode", "nearest")
-    return "nearest values stay on their levels" if mode in ("nearest", b"nearest") else _check_data(c)
+    return "nearest values stay on their levels" if mode in ("nearest", b"nearest") else check_data(c)
 
 
 _WEIGHTED, _BOTH, _READ = (
@@ -73,7 +70,7 @@ RULES: tuple[PlacementRule, ...] = (
     _rule(name="matmul", ops=("MatMul",), why=_WEIGHTED, weight=1, check=_check_matmul),
     _rule(name="product", ops=("MatMul",), why=_BOTH, data=(0, 1), check=_check_product),
     _rule(name="two-operands", ops=("Add", "Sub", "Mul"), why=_BOTH, data=(0, 1), check=_check_two_operands),
-    _rule(name="one-operand", ops=_AVERAGES, why=_READ, check=_check_data),
+    _rule(name="one-operand", ops=_AVERAGES, why=_READ, check=check_data),
     _rule(name="softmax", ops=("Softmax",), why=_READ, check=_check_softmax),
     _rule(name="resize", ops=("Resize",), why=_READ, check=_check_resize),
 )

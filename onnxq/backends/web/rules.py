@@ -21,8 +21,7 @@ def _adapt(target: Target) -> Target:
 
     Node.js runs files of pages with ONNX Runtime's native kernels, too.
     """
-    advice = "try another observer (mse, percentile)"
-    return replace(target, name="web", costs=COSTS, times_itself=False, advice=advice)
+    return replace(target, name="web", costs=COSTS, times_itself=False, advice=Target.advice)
 
 
 def _read_webgpu() -> OperatorTable:

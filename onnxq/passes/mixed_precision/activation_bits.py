@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 
 import numpy as np
 
@@ -79,7 +80,9 @@ def narrow_activations(ctx: SampledContext, state: PlacedState) -> PlacedStep:
     work, noises = _share_work(state), _measure_noises(ctx, state, narrow_plan, floats)
     order = _order_operators(state, work, noises)
 
-    def place(order: Sequence[str], count: int) -> Plan:
+    # The plan that holds is asked for again, and calibration is most of its time.
+    @cache
+    def place(order: Names, count: int) -> Plan:
         widths = {name: least if k < count else most for k, name in enumerate(order)}
         return _place_widths(ctx, state, widths, (wide_plan, narrow_plan))
 
@@ -94,7 +97,7 @@ def narrow_activations(ctx: SampledContext, state: PlacedState) -> PlacedStep:
         chosen = replace(state, plan=plan)
         return wanted is None or estimate_new(ctx, chosen, list_judging_folds(ctx, chosen)) >= wanted
 
-    def find_most(order: Sequence[str], fewest: int, largest: int, holds: Callable[[Plan], bool]) -> int:
+    def find_most(order: Names, fewest: int, largest: int, holds: Callable[[Plan], bool]) -> int:
         """The largest number of narrow operators with which a plan holds; `fewest` - 1 where there is none."""
         # All at once first: many networks need no wide operator but those that are never narrow.
         low, high, middle = fewest - 1, largest + 1, largest
@@ -211,7 +214,7 @@ def _measure_noises(ctx: SampledContext, state: PlacedState, narrow: Plan, float
     return _Noises({edge: noise[edge] for edge in edges}, {tensor: noise[tensor] for tensor in sites})
 
 
-def _order_operators(state: PlacedState, work: Mapping[str, float], noises: _Noises) -> list[str]:
+def _order_operators(state: PlacedState, work: Mapping[str, float], noises: _Noises) -> Names:
     """The operators in the order in which they are narrowed: those first that make the least noise for their work.
 
     Each counts as one of them, too, besides its share of the work.
@@ -235,7 +238,7 @@ def _order_operators(state: PlacedState, work: Mapping[str, float], noises: _Noi
         best = min((name for name in work if name not in narrowed), key=find_price)
         narrowed[best] = None
         rounded.add(ops.by_name[best].out)
-    return [*narrowed]
+    return tuple(narrowed)
 
 
 def _share_work(state: PlacedState) -> dict[str, float]:
