@@ -4,8 +4,10 @@
     python benchmarks/npu.py MODEL.onnx=DATA.npz … [--samples 32] [--judged 8] [--recipes ort-a8w8 qnn-mixed …]
 
 DATA.npz holds samples by input of the model; the first --samples calibrate, the next --judged are emulated (they wrap
-around where there are no more). A recipe of the form qnn-mixed@45 asks for so many decibels (`--min-sqnr`). Sizes are
-fixed to those of the samples, for both tools. The table has the parts of the model on the NPU and the nodes left to the
+around where there are no more). A recipe of the form qnn-mixed@45 asks for so many decibels (`--min-sqnr`); ort-a16w8+
+preprocesses the model for ONNX Runtime first, without which its recipe takes constants outside initializers, as Paddle
+writes them, for activations, and leaves their convolutions in float. Sizes are fixed to those of the samples, for both
+tools. The table has the parts of the model on the NPU and the nodes left to the
 CPU, the operators that compute in float and in 16 bits, the SQNR in dB against the float model as the file says and as
 the NPU computes, over all judged samples, and the same for one against the other. It needs `pip install 'onnxq[qnn]'`.
 Emulation says nothing of time.
@@ -22,6 +24,7 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import onnx.version_converter
 
 import onnxq
 from measure import table
@@ -36,6 +39,8 @@ Samples = list[dict[str, np.ndarray]]
 RECIPES = ("ort-a8w8", "qnn-int8", "ort-a16w8", "qnn-mixed", "qnn-a16w8")
 HEAD = ["model", "recipe", "parts", "on the CPU", "float", "16 bits", "operators", "file dB", "NPU dB", "NPU / file dB",
         "MB", "s"]  # fmt: skip
+# The first opset with QuantizeLinear to 16 bits.
+OPSET = 21
 # Kinds that compute nothing: they move, lay out or convert.
 MOVING = (
     "Convert",
@@ -58,7 +63,17 @@ def read_samples(path: Path) -> Samples:
     return [{name: array[k : k + 1] for name, array in arrays.items()} for k in range(len(next(iter(arrays.values()))))]
 
 
-def quantize_with_ort(source: Path, samples: Samples, target: Path, *, wide: bool) -> None:
+def lift_constants(source: Path, target: Path) -> None:
+    """ONNX Runtime's general preprocessing of a model in an opset that has 16 bits."""
+    from onnxruntime.quantization.shape_inference import quant_pre_process
+
+    model = onnx.load(source)
+    onnx.save(onnx.version_converter.convert_version(model, max(OPSET, model.opset_import[0].version)), target)
+    # Symbolic shape inference fails on some models whose sizes are fixed already (a ViT of Keras).
+    quant_pre_process(target, target, skip_symbolic_shape=True)
+
+
+def quantize_with_ort(source: Path, samples: Samples, target: Path, *, wide: bool, lift: bool) -> None:
     """ONNX Runtime's own recipe for the NPU, with weights per channel."""
     from onnxruntime.quantization import CalibrationDataReader, QuantType, quantize
     from onnxruntime.quantization.execution_providers.qnn import get_qnn_qdq_config, qnn_preprocess_model
@@ -71,8 +86,10 @@ def quantize_with_ort(source: Path, samples: Samples, target: Path, *, wide: boo
             return next(self.samples, None)
 
     prepared, bare = target.with_suffix(".prepared.onnx"), target.with_suffix(".bare.onnx")
-    model = onnx.load(source)
-    # Its preprocessing ends in a TypeError for models with metadata.
+    if lift:
+        lift_constants(source, bare)
+    model = onnx.load(bare if lift else source)
+    # The NPU's preprocessing ends in a TypeError for models with metadata.
     del model.metadata_props[:]
     onnx.save(model, bare)
     source = prepared if qnn_preprocess_model(bare, prepared) else bare
@@ -86,7 +103,7 @@ def quantize_with_ort(source: Path, samples: Samples, target: Path, *, wide: boo
 def quantize(recipe: str, source: Path, samples: Samples, target: Path) -> None:
     """The file of a recipe."""
     if recipe.startswith("ort-"):
-        quantize_with_ort(source, samples, target, wide=recipe == "ort-a16w8")
+        quantize_with_ort(source, samples, target, wide="a16w8" in recipe, lift=recipe.endswith("+"))
     else:
         preset, _, least = recipe.partition("@")
         overrides = {"latency": False} | ({"min_sqnr": float(least)} if least else {})
@@ -133,7 +150,8 @@ def make_row(name: str, recipe: str, source: Path, samples: Samples, judged: Sam
         exact, said = ([dict(session.run(feeds)) for feeds in judged] for session in (floats, file))
         computed = emulate(target, judged)
     except Exception as error:  # whatever either tool raises is the result
-        return [name, recipe, f"fails: {type(error).__name__}: {str(error).splitlines()[0][:90]}", *[""] * 9]
+        cause = str(error).partition("\n")[0][:90]
+        return [name, recipe, f"fails: {type(error).__name__}: {cause}", *[""] * 9]
     counts = count_types(proof.kernels)
     placement = proof.placement
     figures = [measure_db(exact, said, judged), measure_db(exact, computed, judged), measure_db(said, computed, judged)]
