@@ -29,7 +29,7 @@ import onnx.version_converter
 import onnxq
 from measure import table
 from onnxq.backends import find_engine
-from onnxq.backends.engine import Kernel
+from onnxq.backends.engine import Job, Kernel
 from onnxq.engines.prove.proof import Proof
 from onnxq.evaluation.compare import ModelErrors
 from onnxq.graph import fix_sizes, name_nodes
@@ -115,7 +115,7 @@ def emulate(path: Path, samples: Samples) -> list[Mapping[str, np.ndarray]]:
     model = name_nodes(onnx.load(path))
     with (
         tempfile.TemporaryDirectory() as folder,
-        find_engine("qnn").open_runner(path.name, model, {}, Path(folder)) as runner,
+        find_engine("qnn").open_runner(path.name, model, Job(), Path(folder)) as runner,
     ):
         return [dict(runner.infer(feeds)) for feeds in samples]
 

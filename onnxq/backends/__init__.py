@@ -34,9 +34,11 @@ if TYPE_CHECKING:
     from onnxq.backends.registry import list_costs as list_costs
     from onnxq.backends.registry import list_engines as list_engines
     from onnxq.backends.registry import list_names as list_names
+    from onnxq.backends.registry import list_parts as list_parts
     from onnxq.backends.registry import list_registered as list_registered
     from onnxq.backends.registry import list_runnable as list_runnable
     from onnxq.backends.registry import load_config as load_config
+    from onnxq.backends.registry import split_target as split_target
 
 # The names of each module, which is loaded with the first of them: the help of commands needs no engine.
 _NAMES = {
@@ -44,7 +46,7 @@ _NAMES = {
     "engine": "Engine",
     "registry": "BACKENDS GROUP Backend check_limits check_target find_backend find_compiler find_engine find_holder "
     "find_ideal find_modes find_reference find_sums find_target find_usual_engine list_backends list_costs "
-    "list_engines list_names list_registered list_runnable load_config",
+    "list_engines list_names list_parts list_registered list_runnable load_config split_target",
 }
 _HOMES = {name: f"onnxq.backends.{module}" for module, names in _NAMES.items() for name in names.split()}
 

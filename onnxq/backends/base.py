@@ -318,6 +318,10 @@ class Target:
     # By kind of CPU, the costs on which nodes are chosen by a minimum cut; without, every compute node that a rule
     # takes is quantized.
     costs: Mapping[str, MachineCosts] = field(default_factory=dict)
+    # Of the costs where several engines share a file: each one's share; by the worst of them without.
+    weights: Mapping[str, float] = field(default_factory=dict)
+    # The targets of these engines.
+    parts: tuple[Target, ...] = ()
     # Activations are quantized at each run, so that no range is calibrated.
     dynamic: bool = False
     # The engine reads zero points other than 0, and a DequantizeLinear on an int32 bias.
@@ -369,7 +373,12 @@ class Target:
     @property
     def saturates(self) -> bool:
         """True when kernels on some CPUs add products in 16 bits."""
-        return self.sum_order is not _order_no_sums
+        return any(part.sum_order is not _order_no_sums for part in self.parts or (self,))
+
+    def list_sum_orders(self, node: NodeRef, shape: Shape) -> tuple[SumOrder, ...]:
+        """The orders in which the kernels of all its engines read a node's weight."""
+        orders = (part.sum_order(node, shape) for part in self.parts or (self,))
+        return tuple(dict.fromkeys(order for order in orders if order is not None))
 
     def rule_for(self, candidate: Candidate) -> tuple[PlacementRule | None, Unquantized | None]:
         """The rule that quantizes this node, or the reason why none does; (None, None): no rule is for its operator."""
@@ -426,7 +435,7 @@ class Target:
         if self.capability(spec, role, node.op_type) is not None:
             return None
         rows = [row for row in self.capabilities if row.role is role and (not row.ops or node.op_type in row.ops)]
-        takes = "; or ".join(_describe_row(row) for row in rows)
+        takes = "; or ".join(dict.fromkeys(map(_describe_row, rows)))
         reason = f"{self.name} has no {node.op_type} kernel for {describe_spec(spec)} {role}s"
         return Refusal(node.name, reason, f"use {takes}" if takes else "it stays float", code="R103")
 

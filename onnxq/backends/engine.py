@@ -6,7 +6,8 @@ made where the library is not installed; every method has a default, for engines
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from enum import Enum
@@ -21,7 +22,7 @@ import onnx
 from onnxq.arrays import Shape
 from onnxq.errors import ConfigError, VerificationError
 from onnxq.graph import GraphIndex, ModelLike, NodeRef
-from onnxq.runtime import Feeds, Latency
+from onnxq.runtime import Feeds, Latency, Session
 from onnxq.sites import Caution, Names, Refusal, Refusals
 
 if TYPE_CHECKING:
@@ -216,6 +217,22 @@ class Runner(Protocol):
         """One sample: arrays by name, lists for sequences."""
 
 
+class SessionRunner:
+    """A Runner of a session of ONNX Runtime. outputs: those to compute, None for all."""
+
+    def __init__(self, name: str, session: Session, outputs: Sequence[str] | None = None) -> None:
+        self.name, self.seconds = name, 0.0
+        self._session, self._outputs = session, outputs
+
+    def infer(self, feeds: Feeds) -> Mapping[str, Any]:
+        """One sample: arrays by name, lists for sequences."""
+        start = time.perf_counter()
+        # Samples hold the float model's choices too, which it does not take itself.
+        values = self._session.run({value.name: feeds[value.name] for value in self._session.inputs}, self._outputs)
+        self.seconds = time.perf_counter() - start
+        return values
+
+
 class Engine:
     """One library of a backend. name: the value of `engine` in `prove` and `bench`. family: that of the backend.
 
@@ -230,6 +247,8 @@ class Engine:
     module = ""
     packages: Names = ()
     install = ""
+    # The package, with what it needs itself; "" for the module alone.
+    needs = ""
     # What helps where it needs a device that is not there.
     unable_fix = "run it where there is one"
     # Options of the commands that it serves: "ort_library", "plugin", "provider", "compute_capability", "soc",
@@ -345,21 +364,15 @@ class Engine:
 
     def find_obstacle(self) -> Refusal | None:
         """Why models cannot be run on this machine; None when it can be tried."""
-        return Refusal(self.name, f"onnxq does not run models with {self.title}", code="R111")
+        if not self.judges:
+            return Refusal(self.name, f"onnxq does not run models with {self.title}", code="R111")
+        cause = f"{self.needs or self.module} is not installed"
+        return None if self.installed else Refusal(self.name, cause, self.install, code="R111")
 
-    def open_runner(
-        self,
-        name: str,
-        model: ModelLike,
-        shapes: Profile,
-        folder: Path,
-        *,
-        plugins: Names = (),
-        inner: bool = False,
-    ) -> AbstractContextManager[Runner]:
-        """A runner of a model, built in a folder for these sizes. name: of the runner.
+    def open_runner(self, name: str, model: ModelLike, job: Job, folder: Path) -> AbstractContextManager[Runner]:
+        """A runner of a model, built as a job says in a folder. name: of the runner.
 
-        inner: it also gives the tensors that survive fusion. Raises ModelError in the library's words.
+        With `debug_tensors` it also gives the tensors that survive fusion. Raises ModelError in the library's words.
         """
         raise NotImplementedError
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import pkgutil
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
 GROUP = "onnxq.backends"
 # Quantizes nothing; only float types are chosen.
 _FLOAT = "float"
+_WEIGHT = re.compile(r"0*[1-9]\d{0,5}(\.\d+)?|0?\.\d*[1-9]\d*")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,8 +112,34 @@ def list_backends(*, foreign: bool = False) -> Iterator[Backend]:
             yield backend
 
 
+def split_target(name: str) -> dict[str, float]:
+    """The backends that a target names, "ort,openvino" or "ort=2,openvino=1", each with its weight; 0 for none stated.
+
+    Raises ConfigError for a weight that is none.
+    """
+    weights: dict[str, float] = {}
+    for word in name.split(","):
+        backend, stated, weight = word.partition("=")
+        if stated and not _WEIGHT.fullmatch(weight):
+            fix = f"give a number above 0, e.g. `{backend}=2`"
+            raise ConfigError(f"target {name!r}", f"{weight!r} is no weight", fix, code="Q325")
+        weights[backend] = float(weight or 0)
+    return weights
+
+
+def list_parts(name: str) -> list[Backend]:
+    """The backends of the engines that a target is for."""
+    return [find_backend(part) for part in split_target(name)]
+
+
 def load_backend(name: str) -> Backend | None:
-    """The backend of this name; None where there is none. Raises ConfigError for a package that cannot be loaded."""
+    """The backend of this name, or of several; None where one is not there.
+
+    Raises ConfigError for a package that cannot be loaded, and for engines that cannot share a file.
+    """
+    parts = split_target(name)
+    if [*parts] != [name]:
+        return _join_backends(name) if all(map(load_backend, parts)) else None
     if name not in BACKENDS:
         # Onnxq's own come first: no package can take the place of one.
         entry = _list_folders().get(name) or next(iter(entry_points(group=GROUP, name=name)), None)
@@ -118,6 +147,37 @@ def load_backend(name: str) -> Backend | None:
             return None
         BACKENDS[name] = _load_entry(entry)
     return BACKENDS[name]
+
+
+@cache
+def _join_backends(name: str) -> Backend:
+    """The backend of a target that names several. Raises ConfigError where no file can serve all of them."""
+    from onnxq.backends.joined import explain_alone, join_targets
+
+    weights, parts = split_target(name), list_parts(name)
+    modes = {}
+    for mode in parts[0].modes:
+        targets = [part.modes[mode] for part in parts if mode in part.modes]
+        target = join_targets(targets, weights) if len(targets) == len(parts) else None
+        if target is not None:
+            modes[mode] = target
+    cause = "" if modes else "no mode of quantization serves all of them"
+    for part in parts:
+        reason = explain_alone(part.usual)
+        if reason:
+            cause = f"{part.name} {reason}"
+    if cause:
+        files = ", ".join(f"`target={part!r}`" for part in weights)
+        raise ConfigError(f"target {name!r}", cause, f"make a file for each: {files}", code="Q325")
+
+    def unite(field: str) -> tuple[Any, ...]:
+        return tuple(dict.fromkeys(entry for part in parts for entry in getattr(part, field)))
+
+    limits = (*unite("limits"), _ONE_ENGINE)
+    title = " and ".join(part.title for part in parts)
+    return Backend(
+        name=name, title=title, modes=modes, engines=unite("engines"), limits=limits, rule_limits=unite("rule_limits")
+    )
 
 
 def _load_entry(entry: EntryPoint) -> Backend:
@@ -137,6 +197,7 @@ def find_backend(name: str) -> Backend:
     """The backend of this name. Raises ConfigError, with the nearest name, where there is none."""
     backend = load_backend(name)
     if backend is None:
+        name = next(part for part in split_target(name) if load_backend(part) is None)
         fix = suggest_names(name, list_names())
         raise ConfigError(f"target {name!r}", "there is none of this name", fix, code="Q312")
     return backend
@@ -194,13 +255,13 @@ def find_sums(engine: str = "") -> IntegerSums:
     return sums
 
 
-def list_costs(target: Target, cpu: str) -> list[MachineCosts]:
-    """The costs of one kind of CPU; of all for "any" and for kinds without any.
+def list_costs(target: Target, cpu: str) -> dict[str, MachineCosts]:
+    """The costs of one kind of CPU, by each engine where there are several; of all for "any" and for unknown kinds.
 
     Where a target has none, those of ONNX Runtime stand for the work of its nodes.
     """
     tables = target.costs or find_reference().usual.costs
-    return [tables[cpu]] if cpu in tables else list(tables.values())
+    return {name: table for name, table in tables.items() if name.split()[0] == cpu} or dict(tables)
 
 
 def list_engines(*, foreign: bool = True) -> dict[str, Engine]:
@@ -254,6 +315,12 @@ class Limit:
     fix: str
 
 
+_ONE_ENGINE = Limit(
+    "placement", lambda c: c.placement == "rules", "placements are timed on one engine",
+    "write `placement: rules`, or a target of one engine",
+)  # fmt: skip
+
+
 @dataclass(frozen=True)
 class RuleLimit:
     """The allowed requests of a rule."""
@@ -266,7 +333,7 @@ class RuleLimit:
 
 OBSERVER = "weights.observer"
 NO_CPU_KINDS = Limit(
-    "cpu", lambda c: c.cpu == "any", "only the placement for ONNX Runtime goes by the kind of CPU",
+    "cpu", lambda c: c.cpu == "any", "its placement does not go by the kind of CPU",
     "remove it, or write `target: ort`",
 )  # fmt: skip
 NO_OPERATORS = Limit(
@@ -337,15 +404,21 @@ def check_target(config: Config) -> None:
     try:
         find_target(config.target, config.mode)
     except ConfigError as error:
-        cause = f"{config.target!r}: {error.cause}"
-        raise ConfigError(config.where("target"), cause, error.fix, code=error.code) from error
+        raise _locate_target(config, error) from error
+
+
+def _locate_target(config: Config, error: ConfigError) -> ConfigError:
+    return ConfigError(config.where("target"), f"{config.target!r}: {error.cause}", error.fix, code=error.code)
 
 
 def check_limits(config: Config) -> Config:
     """Return the configuration. Raises ConfigError with file, line and path of a value its target does not support,
     and of a name that no engine has.
     """
-    backend = load_backend(config.target)
+    try:
+        backend = load_backend(config.target)
+    except ConfigError as error:
+        raise _locate_target(config, error) from error
     limits = ((), ()) if backend is None else (backend.limits, backend.rule_limits)
     for path, cause, fix in find_faults(config, *limits):
         raise ConfigError(_locate_field(config, path), cause, fix, code="Q307")

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ import numpy as np
 
 from onnxq.arrays import Array
 from onnxq.backends.building import COMPILING, demand_build, describe_death, read_result, run_child, serve_child
-from onnxq.backends.engine import Engine, Job, Profile, TimedModel, Timing
+from onnxq.backends.engine import Engine, Job, TimedModel, Timing
 from onnxq.errors import ModelError, VerificationError
 from onnxq.files import ScratchFolder
 from onnxq.graph import GraphIndex, ModelLike
@@ -52,14 +53,13 @@ class ServedRunner:
 
 @contextmanager
 def serve_model(
-    engine: Engine, name: str, model: ModelLike, shapes: Profile, folder: Path, *, inputs: frozenset[str] | None = None
+    engine: Engine, name: str, model: ModelLike, job: Job, folder: Path, *, inputs: frozenset[str] | None = None
 ) -> Iterator[ServedRunner]:
     """Build a model and open it in a child process. inputs: names of those of its feeds that it reads; None: its own.
 
     Raises ModelError, naming the node, where the model is not built.
     """
-    job = Job(shapes=shapes, options=dict(engine.options))
-    demand_build(engine, model, job, folder, subject=name, timeout=COMPILING)
+    demand_build(engine, model, replace(job, options=dict(engine.options)), folder, subject=name, timeout=COMPILING)
     known = frozenset(value.name for value in GraphIndex(model).inputs) if inputs is None else inputs
     with serve_child(engine, folder, {"options": dict(engine.options)}, timeout=_RUNNING) as ask:
         yield ServedRunner(name, folder, ask, known)

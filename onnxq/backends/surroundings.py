@@ -316,6 +316,22 @@ def check_data(c: Candidate) -> str | None:
     return "its data is constant" if c.is_constant(0) else None
 
 
+def check_weighted(c: Candidate) -> str | None:
+    """Why a product is not one of computed data and a constant weight, with a constant bias if it has one."""
+    if not c.is_constant(1):
+        return "its weight is computed at run time"
+    if c.tensor(2) is not None and not c.is_constant(2):
+        return "its bias is computed at run time"
+    return check_data(c)
+
+
+def check_gemm(c: Candidate) -> str | None:
+    """Why a Gemm is more than a product and a bias."""
+    if c.attr("transA", 0) or float(c.attr("alpha", 1.0)) != 1.0 or float(c.attr("beta", 1.0)) != 1.0:
+        return "alpha, beta or transA are not the usual ones"
+    return check_weighted(c)
+
+
 def check_all_computed(c: Candidate) -> str | None:
     """Why not every input takes a pair."""
     return "one operand is constant" if any(map(c.is_constant, range(len(c.node.inputs)))) else None

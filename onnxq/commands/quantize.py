@@ -29,7 +29,6 @@ from onnxq.report.terminal import (
     format_count,
     format_decibel,
     format_figure,
-    format_milliseconds,
     format_seconds,
     format_shapes,
     format_threads,
@@ -93,7 +92,8 @@ def _make_title(report: Report) -> Text:
     if report.output:
         text.join_text(f" -> {report.output}")
     # Costs of another engine are not by kinds of CPU.
-    by_kind = not CPU_KINDS.keys().isdisjoint(find_target(report.target).costs) if report.cpu else False
+    kinds = [table.split()[0] for table in find_target(report.target).costs] if report.cpu else []
+    by_kind = not CPU_KINDS.keys().isdisjoint(kinds)
     purpose = f" for {_CPUS.get(report.cpu, report.cpu)}" if by_kind else ""
     facts = [part for part in (report.target, report.config, f"placement by {report.placement}{purpose}") if part]
     return text.join_text(f"  ({', '.join(facts)})", style="dim")
@@ -108,8 +108,8 @@ def _make_rows(report: Report, verbose: bool) -> SheetRows:
         yield "accuracy", _make_checks(report)
     elif report.unchecked:
         yield "accuracy", Text(report.unchecked, style="yellow")
-    if report.engine is not None:
-        yield "on the engine", _describe_engine(report.engine)
+    for engine in report.engines:
+        yield f"on {engine.engine}", _describe_engine(engine, alone=len(report.engines) == 1)
     if report.pairs or report.sites:
         roles = format_roles(report.roles)
         text = f"{report.pairs} Q/DQ pairs: {roles}" if roles else f"{report.pairs} Q/DQ pairs"
@@ -173,25 +173,34 @@ def _make_latency(report: Report) -> Text | None:
     if math.isnan(latency.ratio):
         return Text("not measured")
     cpu = f"on {_CPUS.get(latency.cpu, latency.cpu)}" if latency.cpu else ""
-    run = ", ".join(filter(None, ("median", format_threads(latency.threads), format_shapes(latency.shapes), cpu)))
-    times = f"{format_milliseconds(latency.float_ms)} -> {format_milliseconds(latency.int8_ms)}"
-    if report.slower:
-        return Text(f"{times}, {latency.ratio:.2f}x: SLOWER than float ({run})", style="bold red")
-    return Text(f"{times}, {latency.ratio:.2f}x faster ({run})")
+    run = ("median", format_threads(latency.threads), format_shapes(latency.shapes), cpu, latency.engine)
+    text = f"{latency.describe()} ({', '.join(filter(None, run))})"
+    return Text(text, style="bold red" if report.slower else "")
 
 
 def _make_checks(report: Report) -> RenderableType:
-    columns = ["output", f"SQNR {_FILE}", f"SQNR {_RUN}", f"cosine {_FILE}", f"cosine {_RUN}", "one against the other"]
+    here = any(check.optimized for check in report.checks)
+    runs = (_FILE, _RUN) if here else (_FILE,)
+    engines = [engine for engine in report.engines if engine.outputs]
     ranked = any(check.rows for check in report.checks)
+    columns = ["output"]
+    columns += [f"SQNR {run}" for run in runs]
+    columns += [f"SQNR {engine.run}" for engine in engines]
+    columns += [f"cosine {run}" for run in runs]
+    if here:
+        columns.append("one against the other")
     if ranked:
-        columns.append("top-1 as ORT runs it")
+        columns.append(f"top-1 {runs[-1]}")
     rows = []
     for check in report.checks:
-        cells = [check.worst[0], *map(format_decibel, check.sqnr_db)]
-        cells += [format_figure(cosine, ".5f") or "n/a" for cosine in check.cosine]
-        cells.append(format_decibel(check.agreement_db))
+        cells = [check.worst[0]]
+        cells += map(format_decibel, check.sqnr_db[: len(runs)])
+        cells += [format_decibel(engine.find_decibel(check.name)) for engine in engines]
+        cells += [format_figure(cosine, ".5f") or "n/a" for cosine in check.cosine[: len(runs)]]
+        if here:
+            cells.append(format_decibel(check.agreement_db))
         if ranked:
-            cells.append(format_figure(100 * check.top_1[1], ".1f", "%"))
+            cells.append(format_figure(100 * check.top_1[len(runs) - 1], ".1f", "%"))
         rows.append(cells)
     basis = ""
     if report.checked:
@@ -200,7 +209,9 @@ def _make_checks(report: Report) -> RenderableType:
             use = f"also used for {report.seen}"
         samples = report.made_up or f"{format_count(report.checked, 'sample')} ({use})"
         basis = f"against float on {samples}; "
-    legend = [f"{basis}{_FILE}: ORT's optimizations off; {_RUN}: all of them on"]
+    legend = [f"{basis}{_FILE}: ORT's optimizations off"]
+    if here:
+        legend = [f"{legend[0]}; {_RUN}: all of them on"]
     if report.segments:
         compared = f"compared in {report.segments} segments, each on the float model's values"
         legend.append(f"{compared}, as models of 1 GB and more are; the worst are shown")
@@ -209,8 +220,8 @@ def _make_checks(report: Report) -> RenderableType:
     return Group(table, *parts, *list_choices(report.choices), Text(*legend, style="dim"))
 
 
-def _describe_engine(check: EngineCheck) -> Text:
-    """The model on its target's engine, in a sentence."""
+def _describe_engine(check: EngineCheck, *, alone: bool) -> Text:
+    """The model on an engine of its target, in a sentence. alone: there is no other, and its times stand elsewhere."""
     if check.reason:
         return Text(f"not checked: {check.reason}", style="yellow")
     outputs = [
@@ -220,11 +231,13 @@ def _describe_engine(check: EngineCheck) -> Text:
     ]
     place = f"{'emulated ' if check.emulated else ''}on {format_count(check.samples, 'sample')}"
     answers = f"{check.run}, {place}: {', '.join(outputs)}"
-    types = ", ".join(f"{count} in {dtype}" for dtype, count in check.types)
-    if not check.partitions and not check.left:
-        return Text(f"{answers}; operators {types}")
-    left = f"{len(check.left)} nodes left to the CPU, e.g. {check.left[0]}" if check.left else "nothing left to the CPU"
-    return Text(f"{answers}; {format_count(check.partitions, 'partition')}, operators {types}; {left}")
+    facts = [answers, f"products {', '.join(f'{count} in {dtype}' for dtype, count in check.types)}"]
+    if check.partitions or check.left:
+        left = f"{len(check.left)} nodes left to the CPU, e.g. {check.left[0]}" if check.left else ""
+        facts += [format_count(check.partitions, "partition"), left or "nothing left to the CPU"]
+    if check.latency is not None and not alone:
+        facts.append(check.latency.describe())
+    return Text("; ".join(facts))
 
 
 def _make_stages(report: Report, verbose: bool) -> RenderableType:

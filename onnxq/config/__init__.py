@@ -15,7 +15,7 @@ from onnxq.config.load import (
 )
 from onnxq.config.model import Config
 from onnxq.config.rules import Rule, RuleSet, TensorConfig
-from onnxq.config.values import DEFAULT_TARGET, Command, Frozen, Observer, Scheme, matches_any
+from onnxq.config.values import DEFAULT_TARGET, Command, Frozen, Observer, Scheme, join_words, matches_any
 from onnxq.nearest import find_nearest, suggest_names
 
 __all__ = [
@@ -41,6 +41,7 @@ __all__ = [
     "check_trust",
     "expand_names",
     "find_nearest",
+    "join_words",
     "list_code",
     "list_options",
     "list_presets",

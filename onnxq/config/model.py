@@ -32,6 +32,7 @@ from onnxq.config.values import (
     Seconds,
     Section,
     Words,
+    join_words,
     option,
     wrap_single,
 )
@@ -65,9 +66,10 @@ class Config(Section):
         metavar="FILE.yaml",
     )
     # A name of `onnxq.backends`, which knows whether there is one of this name.
-    target: str = option(
+    target: Annotated[str, BeforeValidator(join_words)] = option(
         DEFAULT_TARGET,
-        "The engine that will run the result: ONNX Runtime on the CPU, TensorRT, none, or that of another package.",
+        "The engine that will run the result: ONNX Runtime on the CPU, TensorRT, none, or that of another package. Or "
+        "several that share one file, as NAME,NAME; with weights, NAME=2,NAME=1, where one matters more.",
         _PLANNING | Command.PROFILE | Command.IMPORT,
         metavar="TARGET",
         names="backends",

@@ -126,6 +126,13 @@ def split_words(value: Any) -> Any:
     return tuple(dict.fromkeys(word.strip() for word in value.split(",") if word.strip()))
 
 
+def join_words(value: Any) -> Any:
+    """Convert a list of words to "a,b", without blanks."""
+    if isinstance(value, (list, tuple)):
+        value = ",".join(map(str, value))
+    return "".join(value.split()) if isinstance(value, str) else value
+
+
 # Bytes of each unit of memory ("KiB" and its like count by 1024), and seconds of each unit of time.
 _POWERS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "KI": 2**10, "MI": 2**20, "GI": 2**30, "TI": 2**40}
 _BYTES = {f"{unit}{byte}": count for unit, count in _POWERS.items() for byte in ("", "B")}

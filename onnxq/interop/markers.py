@@ -32,7 +32,7 @@ from onnxq.interop.marker_nodes import DOMAIN, Marker, read_markers
 from onnxq.plan import Plan, PrecisionPlan, SitePlan, SitePlans
 from onnxq.plan.model import Saturation
 from onnxq.planner import add_precision, anchor_sites, digest_weights, find_float_nodes, find_needed_opset
-from onnxq.planner.sums import ALLOWED, bind_sums
+from onnxq.planner.sums import bind_sums, warn_allowed
 from onnxq.sites import Edge, Edges, Role, Site, TensorId
 from onnxq.spec import FLOAT_TYPES, FloatType, PerBlock, QParams, QuantSpec
 from onnxq.wording import abbreviate
@@ -272,7 +272,7 @@ def _make_plan(
         target=engine.name,
         model=name,
         saturation=saturation,
-        warnings=(ALLOWED,) if saturation == "allow" and engine.saturates else (),
+        warnings=warn_allowed(engine.name, saturation),
         topology=compute_fingerprint(typed).topology,
         weights=digest_weights(anchors, index),
         lasting=True,

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain
+from itertools import chain, repeat
 
 import numpy as np
 from onnx import TensorProto, helper
 
 from onnxq.arrays import Array
-from onnxq.backends import find_backend
+from onnxq.backends import find_backend, split_target
 from onnxq.data import Dataset
 from onnxq.data.synthetic import make_synthetic
 from onnxq.engines.bench import time_placements
@@ -81,22 +81,25 @@ def check_model(
 
     other_samples: where `samples` are too few to tell; they give no figures, but a note if answers are lost.
     exact: computes what `after` says, where ORT does not: in float32, rounded as its narrow types are.
-    optimized: the file is for ORT, whose optimizations must take it. Else, where they refuse it (FP8; the notes say so)
-    or cannot be trusted, their columns are NaN. everywhere: they are run though they cannot.
+    optimized: the file is for ORT, whose optimizations must take it. Else their columns are NaN. everywhere: they are
+    run all the same, unless they refuse the file (FP8; the notes say so).
     Raises ModelError when ORT cannot load or run `after`, VerificationError as `load_file` does.
     """
     reference = ReferenceRunner(before, threads=threads)
     take_choices = reference.selections.take_choices
     file = Session(take_choices(after if exact is None else exact), optimize=False, threads=threads)
-    fast = plain = MatchedRunner(reference, file)
+    plain = MatchedRunner(reference, file)
     rest = iter(samples)
     first = next(rest, None)
     notes = () if exact is None else load_file(after, first, optimized=optimized, threads=threads)
-    # ORT's optimizations misread pairs in narrow types (WeightBiasQuantization multiplies float16 scales, which
-    # vanish): they say nothing of another engine.
-    without = exact is not None and not (optimized or everywhere)
+    exact_run: ModelRunner = reference
+    pairs = {"off": (exact_run, plain)}
     try:
-        fast = plain if without else MatchedRunner(reference, _open_typed(take_choices(after), threads))
+        # ORT's optimizations say nothing of another engine. They misread pairs in narrow types, too
+        # (WeightBiasQuantization multiplies float16 scales, which vanish).
+        if optimized or everywhere:
+            fast = MatchedRunner(reference, _open_typed(take_choices(after), threads))
+            pairs |= {"on": (exact_run, fast), "agree": (plain, fast)}
     except ModelError as error:
         if optimized:
             # The session above has loaded it.
@@ -104,44 +107,39 @@ def check_model(
             fix = "leave the products beside that node float with a rule, or take another version of onnxruntime"
             raise ModelError(error.subject, cause, fix, code="Q110") from error
         text = f"checked with ONNX Runtime's optimizations off only, they cannot take this file: {error.cause}"
-        notes, without = (*notes, Caution("W116", text)), True
+        notes = (*notes, Caution("W116", text))
     ran: list[None] = []
-    exact_run: ModelRunner = reference
-    pairs = {"off": (exact_run, plain), "on": (exact_run, fast), "agree": (plain, fast)}
     # The budget may end the samples early, so that only a count says how many there were.
     known = rest if first is None else chain((first,), rest)
     errors = sum_errors(pairs, known, on_sample=lambda: ran.append(None))
     classes = find_class_scores(index_named(before))
-    checks = make_checks(errors["off"], errors["on"], errors["agree"], classes=classes, optimized=not without)
+    checks = make_checks(errors["off"], errors.get("on"), errors.pop("agree", None), classes=classes)
     if ran:
         missing = reference.selections.list_missing(after)
         unmatched = [Caution("W137", explain_missing(selection)) for selection in missing]
         notes = (*notes, *_note_unchecked(reference, checks), *unmatched)
     on_others = compare_models({"off": (reference, plain)}, other_samples)["off"]
     notes = (*notes, *_note_losses(checks, on_others, len(ran)))
-    del errors["agree"]
-    if without:
-        del errors["on"]
     return ModelCheck(checks, len(ran), notes, choices=plain.agreement.results(), errors=errors)
+
+
+_NOTHING = OutputAccuracy(name="", sqnr_db=math.nan, whole_db=math.nan, cosine=math.nan, max_abs=math.nan)
 
 
 def make_checks(
     off: ModelErrors,
-    on: ModelErrors,
-    agree: ModelErrors,
+    on: ModelErrors | None,
+    agree: ModelErrors | None,
     *,
     classes: Mapping[str, bool] | None = None,
-    optimized: bool = True,
 ) -> tuple[OutputCheck, ...]:
-    """The figures of every output. classes: outputs that look like scores of classes, and whether they surely are.
+    """The figures of every output; NaN for runs that there are none of.
 
-    optimized: the runs with optimizations can be trusted; NaN stands for them elsewhere.
+    classes: outputs that look like scores of classes, and whether they surely are.
     """
     checks = []
-    for plain, fast, both in zip(off.results(), on.results(), agree.results(), strict=True):
-        if not optimized:
-            nothing = OutputAccuracy(name="", sqnr_db=math.nan, whole_db=math.nan, cosine=math.nan, max_abs=math.nan)
-            fast = both = nothing
+    runs = (repeat(_NOTHING) if errors is None else errors.results() for errors in (on, agree))
+    for plain, fast, both in zip(off.results(), *runs, strict=False):
         check = OutputCheck(
             name=plain.name,
             sqnr_db=(plain.sqnr_db, fast.sqnr_db),
@@ -149,7 +147,7 @@ def make_checks(
             parts=(plain.part, fast.part),
             cosine=(plain.cosine, fast.cosine),
             agreement_db=both.sqnr_db,
-            optimized=optimized,
+            optimized=on is not None,
         )
         if classes and plain.name in classes:
             top_1 = plain.top_k, fast.top_k
@@ -279,24 +277,29 @@ def _note_unchecked(reference: ReferenceRunner, checks: Sequence[OutputCheck]) -
     return tuple(notes)
 
 
-def explain_slowness(plan: Plan) -> str:
-    """Why a model quantized by this plan can be slower than float, and what helps, as far as the plan says."""
+def explain_slowness(plan: Plan, title: str) -> str:
+    """Why a model quantized by this plan can be slower than float, and what helps, as far as the plan says.
+
+    title: of the engine.
+    """
     if plan.precision is not None:
         return (
-            f"ONNX Runtime computes little in {plan.precision.type} on the CPU, and converts around it: "
+            f"{title} computes little in {plan.precision.type} on the CPU, and converts around it: "
             "leave `high_precision='float32'` where only the CPU runs it"
         )
     data = [site for site in plan.all_sites if site.role in (Role.ACTIVATION, Role.OUTPUT)]
     if not data:
         return (
             "weights alone are quantized, which saves bytes and not arithmetic: it pays where few positions are "
-            "computed at a time; `bench` times other shapes, and `config='ort-int8'` computes in integers"
+            "computed at a time; `bench` times other shapes, and `mode: static` computes in integers"
         )
     text = "what runs in integers saves less than quantizing and dequantizing costs on this machine"
     if any(site.spec.dynamic for site in data):
-        return f"{text}; scales that stand in the file (`config='ort-int8'`) cost less than those of each run"
+        return f"{text}; scales that stand in the file (`mode: static`) cost less than those of each run"
     if plan.placement is not None and plan.placement.method is PlacementMethod.MEASURED:
         return f"{text} at this shape and moment, though it was the fastest of the placements timed"
+    if len(split_target(plan.target)) > 1:
+        return f"{text}; a file for this engine alone may be placed better"
     return f"{text}; `placement='measured'` looks for a faster placement of int8 pairs"
 
 
@@ -319,14 +322,23 @@ def find_timer(target: str, threads: int, plugins: Names) -> Timer | None:
 
 
 def time_both(
-    before: ModelLike, after: ModelLike, feeds: Feeds, timer: Timer, *, threads: int = 1, reason: str = ""
+    before: ModelLike,
+    after: ModelLike,
+    feeds: Feeds,
+    timer: Timer,
+    *,
+    own: ModelLike | None = None,
+    threads: int = 1,
+    reason: str = "",
 ) -> LatencyRatio | None:
     """Interleaved medians of float and int8 on one sample; None where the engine does not take both.
 
-    timer: of the engine. threads: those that it takes. reason: why int8 would be slower, told where it is.
+    timer: of the engine. own: the model as it is made for this engine alone. threads: those that it takes. reason: why
+    int8 would be slower, told where it is.
     """
     try:
-        latencies = timer({"float": before, "int8": after}, feeds, None)
+        others = {} if own is None else {"own": own}
+        latencies = timer({"float": before, "int8": after, **others}, feeds, None)
         slow, fast = latencies["float"], latencies["int8"]
     except (VerificationError, KeyError):
         # The check on the engine gives the cause.
@@ -346,7 +358,16 @@ def time_both(
         batch=batch,
         cpu=detect_cpu(),
         reason=reason if ratio < 1 else "",
+        own_ms=slow.median_ms / ratio * _compare_own(fast, latencies.get("own")),
     )
+
+
+def _compare_own(shared: Latency, own: Latency | None) -> float:
+    """The time of a model of an engine's own over that of the shared one; NaN without one.
+
+    By medians or by minima, whichever says less: of a small model at a busy moment a median may be chance.
+    """
+    return math.nan if own is None else max(shared.speedup(own), own.min_ms / shared.min_ms)
 
 
 # Operators that some target quantizes, and those a person asks about even where none of them was.

@@ -9,8 +9,8 @@ from typing import Any
 
 import onnx
 
-from onnxq.backends import check_limits, check_target, list_backends, load_config
-from onnxq.config import Command, Config, ScaleConfig, check_trust, expand_names, list_options
+from onnxq.backends import check_limits, check_target, list_backends, load_config, split_target
+from onnxq.config import Command, Config, ScaleConfig, check_trust, expand_names, join_words, list_options
 from onnxq.errors import ConfigError
 from onnxq.files import guard_outputs, refuse_inputs
 from onnxq.graph.save import check_data_name, name_data_file
@@ -45,9 +45,10 @@ def make_config(config: Configuration, overrides: Overrides, command: Command, *
     Raises ConfigError for what is wrong in it, and for a target other than the configuration's.
     """
     settings = expand_names(overrides, command)
-    target = settings.get("target")
+    target = join_words(settings.get("target"))
     base = load_config(config, target=target or usual)
-    if config is not None and target not in (None, base.target):
+    # A configuration for one engine of several serves as their base.
+    if config is not None and target is not None and base.target not in (target, *split_target(str(target))):
         cause = f"the configuration {base.source!r} is for {base.target!r}"
         raise ConfigError(f"target {target!r}", cause, "choose one", code="Q312")
     chosen = load_config(base, settings)

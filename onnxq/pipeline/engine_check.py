@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
-from onnxq.backends.engine import Engine, Kernels, KernelWords
+from onnxq.backends.engine import Engine, Job
+from onnxq.engines.prove.judge import count_types
 from onnxq.errors import OnnxqError
 from onnxq.evaluation.compare import ModelErrors
 from onnxq.files import ScratchFolder
-from onnxq.graph import ModelLike
+from onnxq.graph import ModelLike, get_index
 from onnxq.passes.base import RunContext
 from onnxq.passes.state import FloatState
 from onnxq.report.model import EngineCheck, EngineOutput
@@ -20,10 +21,12 @@ from onnxq.runtime import Session
 _SECONDS = 60.0
 
 
-def check_on_engine(ctx: RunContext, state: FloatState, model: ModelLike, engine: Engine) -> EngineCheck | None:
+def check_on_engine(
+    ctx: RunContext, state: FloatState, model: ModelLike, engine: Engine, account: EngineCheck
+) -> EngineCheck | None:
     """Compile the model, and run the held-back samples, or emulate some; None where none are asked for.
 
-    An engine that is not installed, or fails, gives its reason in the place of figures.
+    account: to be filled in. An engine that is not installed, or fails, gives its reason in the place of figures.
     """
     if ctx.samples is None:
         return None
@@ -32,7 +35,7 @@ def check_on_engine(ctx: RunContext, state: FloatState, model: ModelLike, engine
         return None
     obstacle = engine.find_obstacle()
     if obstacle is not None:
-        return EngineCheck(engine=engine.title, reason=f"{obstacle.reason}: {obstacle.fix}")
+        return replace(account, reason=f"{obstacle.reason}: {obstacle.fix}")
     engine = engine.with_options(ctx.config.runtime)
     floats = Session(state.named, optimize=False)
     file = Session(model, optimize=False)
@@ -42,7 +45,7 @@ def check_on_engine(ctx: RunContext, state: FloatState, model: ModelLike, engine
         with (
             ctx.progress(f"building for {engine.title}, and running {count} samples there", count) as task,
             ScratchFolder() as folder,
-            engine.open_runner("quantized", model, {}, Path(folder)) as runner,
+            engine.open_runner("quantized", model, Job(), Path(folder)) as runner,
         ):
             kernels, placement = engine.read_kernels(model, folder), engine.read_placement(model, folder)
             for feeds in ctx.samples.test.take(count).samples():
@@ -55,24 +58,17 @@ def check_on_engine(ctx: RunContext, state: FloatState, model: ModelLike, engine
                 if time.monotonic() - begun > _SECONDS:
                     break
     except OnnxqError as error:
-        return EngineCheck(engine=engine.title, reason=f"{error.subject}: {error.cause}")
+        return replace(account, reason=f"{error.subject}: {error.cause}")
     outputs = tuple(
         EngineOutput(name=plain.name, sqnr_db=plain.sqnr_db, agreement_db=both.sqnr_db)
         for plain, both in zip(off.results(), agree.results(), strict=True)
     )
-    return EngineCheck(
-        engine=engine.title,
+    return replace(
+        account,
         emulated=engine.emulated,
         samples=done,
         outputs=outputs,
         partitions=0 if placement is None else placement.partitions,
         left=() if placement is None else tuple(refusal.subject for refusal in placement.left),
-        types=_count_types(kernels, engine.words),
+        types=count_types(get_index(model), kernels, engine.words),
     )
-
-
-def _count_types(kernels: Kernels, words: KernelWords) -> tuple[tuple[str, int], ...]:
-    """Operators that compute, by the type of their results; where an engine does not tell it, kernels of integers."""
-    computing = (kernel for kernel in kernels if kernel.outputs and not kernel.moves)
-    types = (kernel.outputs[0].dtype or ("int8" if kernel.kind in words.int8 else "") for kernel in computing)
-    return tuple(Counter(filter(None, types)).most_common())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -13,7 +13,7 @@ from typing import Literal
 import onnx
 
 from onnxq.annotate import BITS_ATTRIBUTE_WARNING, find_pairs, find_saturating, write_bits
-from onnxq.backends import find_backend, find_compiler, find_target
+from onnxq.backends import find_backend, find_compiler, find_target, list_parts, split_target
 from onnxq.config import Config
 from onnxq.data.synthetic import make_synthetic
 from onnxq.emit import leave_out_notes
@@ -38,7 +38,7 @@ from onnxq.pipeline.prepared import count_existing, list_preparations
 from onnxq.plan import PlacementMethod, Plan, to_json
 from onnxq.planner import weigh_forced
 from onnxq.progress import Progress, count_items, silent
-from onnxq.report.model import LatencyRatio, Report
+from onnxq.report.model import EngineCheck, LatencyRatio, Report
 from onnxq.report.sentences import (
     describe_pass,
     describe_rewrite,
@@ -130,8 +130,8 @@ def _write_compiled(result: Result, config: Config, force: bool) -> None:
     compile_model(engine, result.light, Path(config.output.compiled), overwrite=force)
 
 
-# Seconds that timing both models takes, about.
-_TIMING_SECONDS = 4.0
+# Seconds that timing both models takes at least, and about.
+_TIMING_SECONDS, _TIMED_SECONDS = 4.0, 8
 # Of eight samples one is held back, which may be an easy one: three of four others were lost beside 22 dB. So below
 # the first number as many of those that were calibrated with as the second are looked at too.
 _FEW, _MORE = 4, 8
@@ -143,17 +143,21 @@ _MADE_UP = 2
 _UNCHECKED = "nothing was checked against the float model: no samples were given"
 
 
-def finalize_run(ctx: RunContext, state: PlannedState, model: ModelLike, *, source: object) -> Result:
-    """Check the finished model and write the account."""
+# The model made for one of several engines alone; None where it is as it stands.
+MakeOwn = Callable[[str], ModelLike | None]
+
+
+def finalize_run(
+    ctx: RunContext, state: PlannedState, model: ModelLike, *, source: object, make_own: MakeOwn = lambda _: None
+) -> Result:
+    """Check the finished model and write the account. make_own: called where several engines share it, to time both."""
     plan, samples, budget, config = state.planned, ctx.samples, ctx.budget, ctx.config
     whole = _join_rest(state, state.source.proto, model)
-    engine, preparations = find_target(plan.target), list_preparations()
-    prepared = [entry for entry in ctx.journal if entry.name in preparations]
-    passes = [entry for entry in ctx.journal if entry.name not in preparations]
+    prepared = [entry for entry in ctx.journal if entry.name in list_preparations()]
+    passes = [entry for entry in ctx.journal if entry not in prepared]
     dynamic = sum(site.spec.dynamic for site in plan.sites)
-    trial, timing = _measure(ctx, state, model, here=engine.times_itself)
-    local = find_backend(plan.target).local
-    on_engine = check_on_engine(ctx, state, model, local) if local is not None and local.judges else None
+    trial, times = _measure(ctx, state, model, make_own, here=find_target(plan.target).times_itself)
+    on_engines = _check_on_engines(ctx, state, model, times)
     promotion = _answer_request(ctx, state, model, trial)
     if budget.over():
         budget.note("the run", Shortage.EXCEEDED, seconds=budget.spent())
@@ -161,7 +165,7 @@ def finalize_run(ctx: RunContext, state: PlannedState, model: ModelLike, *, sour
         source=str(source) if isinstance(source, (str, Path)) else "",
         target=plan.target,
         config=config.source,
-        engine=on_engine,
+        engines=on_engines,
         placement=placement_text(plan),
         cpu=plan.placement.cpu if plan.placement is not None else "",
         data=plan.data,
@@ -177,7 +181,7 @@ def finalize_run(ctx: RunContext, state: PlannedState, model: ModelLike, *, sour
         made_up=_name_made_up(ctx, trial),
         unchecked="" if samples is not None or trial.outputs else _UNCHECKED,
         seen=samples.seen if samples is not None else "",
-        latency=timing,
+        latency=min(times.values(), key=lambda time: time.ratio, default=None),
         pairs=len(plan.sites),
         roles=tuple(sorted(plan.by_role().items())),
         dynamic=dynamic,
@@ -247,9 +251,9 @@ def _name_code(ctx: RunContext) -> tuple[str, ...]:
 
 
 def _measure(
-    ctx: RunContext, state: PlannedState, model: ModelLike, *, here: bool
-) -> tuple[check.ModelCheck, LatencyRatio | None]:
-    """The check of the finished model, and the times of both; None where there is nothing to time.
+    ctx: RunContext, state: PlannedState, model: ModelLike, make_own: MakeOwn, *, here: bool
+) -> tuple[check.ModelCheck, dict[str, LatencyRatio]]:
+    """The check of the finished model, and the times of both on each engine that can be timed here, by target.
 
     here: the engine is ONNX Runtime on this machine.
     """
@@ -261,11 +265,27 @@ def _measure(
             trial = _check_unrun(ctx, state, model, here=here)
         else:
             trial = _check(ctx, state, model, optimized=here)
-    timer = check.find_timer(state.planned.target, ctx.config.verify.threads or 1, ctx.config.runtime.plugins)
     timed = ctx.config.verify.latency and state.planned.sites
-    if large or not isinstance(ctx, SampledContext) or not timed or timer is None:
-        return trial, None
-    return trial, _time(ctx, state, model, timer)
+    if large or not isinstance(ctx, SampledContext) or not timed:
+        return trial, {}
+    return trial, _time(ctx, state, model, make_own)
+
+
+def _check_on_engines(
+    ctx: RunContext, state: PlannedState, model: ModelLike, times: Mapping[str, LatencyRatio]
+) -> tuple[EngineCheck, ...]:
+    """The model on the engines of its target: all of several, one alone where its answers are not those of a session.
+
+    times: by target.
+    """
+    checks = []
+    parts = list_parts(state.planned.target)
+    for part in parts:
+        engine = part.local
+        if engine is not None and (engine.judges or len(parts) > 1):
+            account = EngineCheck(engine=engine.title, target=part.name, latency=times.get(part.name))
+            checks.append(check_on_engine(ctx, state, model, engine, account))
+    return tuple(filter(None, checks))
 
 
 def _name_made_up(ctx: RunContext, trial: check.ModelCheck) -> str:
@@ -275,18 +295,33 @@ def _name_made_up(ctx: RunContext, trial: check.ModelCheck) -> str:
     return f"{format_count(trial.samples, 'made-up input')}, seed {ctx.config.data.seed}"
 
 
-def _time(ctx: SampledContext, state: PlannedState, model: ModelLike, timer: check.Timer) -> LatencyRatio | None:
-    """Float and quantized model side by side; None where the budget has no time left for it."""
-    budget = ctx.budget
-    # The reserve was for writing and checking, of which only the writing is left.
-    if budget.left() + budget.reserve < _TIMING_SECONDS:
-        budget.note("timing", Shortage.LEFT_OUT)
-        return None
-    with ctx.timers.run("time", "timing float and quantized model, about 8 s"):
-        # Samples are float32, as the float model is that they are compared on.
-        wide = widen_model(model) if state.types.interface else model
-        reason, threads = check.explain_slowness(state.planned), ctx.config.verify.threads
-        return check.time_both(state.named, wide, ctx.data.first, timer, threads=threads, reason=reason)
+def _time(ctx: SampledContext, state: PlannedState, model: ModelLike, make_own: MakeOwn) -> dict[str, LatencyRatio]:
+    """Float and quantized model side by side on each engine, by target, as far as the budget has time left for it."""
+    budget, threads, plan = ctx.budget, ctx.config.verify.threads, state.planned
+    names = split_target(plan.target)
+    timers: dict[str, check.Timer] = {}
+    for name in names:
+        found = check.find_timer(name, threads or 1, ctx.config.runtime.plugins)
+        if found is not None:
+            timers[name] = found
+    times: dict[str, LatencyRatio] = {}
+    # Samples are float32, as the float model is that they are compared on.
+    wide = widen_model(model) if state.types.interface else model
+    if not timers:
+        return times
+    with ctx.timers.run("time", f"timing float and quantized model, about {len(timers) * _TIMED_SECONDS} s"):
+        for name, timer in timers.items():
+            # The reserve was for writing and checking, of which only the writing is left.
+            if budget.left() + budget.reserve < _TIMING_SECONDS:
+                budget.note("timing", Shortage.LEFT_OUT)
+                break
+            title = find_backend(name).title
+            own = make_own(name) if len(names) > 1 else None
+            reason = check.explain_slowness(plan, title)
+            time = check.time_both(state.named, wide, ctx.data.first, timer, own=own, threads=threads, reason=reason)
+            if time is not None:
+                times[name] = replace(time, engine=title)
+    return times
 
 
 def _check(ctx: SampledContext, state: PlannedState, model: ModelLike, *, optimized: bool) -> check.ModelCheck:
@@ -429,8 +464,7 @@ def _measure_folds(ctx: SampledContext, state: PlannedState) -> ModelErrors:
                 optimized=here,
             )
             for label, errors in fold_check.errors.items():
-                if here or label == "off":
-                    sums.setdefault(label, ModelErrors()).merge(errors)
+                sums.setdefault(label, ModelErrors()).merge(errors)
     return min(sums.values(), key=lambda errors: errors.estimate().least_db)
 
 

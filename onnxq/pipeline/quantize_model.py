@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -16,13 +17,13 @@ from onnxq.calibrate.contents import note_contents
 from onnxq.calibrate.parts import read_part
 from onnxq.config import Config
 from onnxq.data import Dataset
-from onnxq.errors import ConfigError, ModelError, replace_surrogates
+from onnxq.errors import ConfigError, ModelError, OnnxqError, replace_surrogates
 from onnxq.evaluation.metric import AccuracyRequest, load_metric, parse_drop
-from onnxq.graph import GraphIndex, get_index
+from onnxq.graph import GraphIndex, ModelLike, get_index
 from onnxq.graph.light import is_large_model
 from onnxq.numerics.machine import use_one_blas_thread
 from onnxq.passes import registry
-from onnxq.passes.assembly import build_file, give_types
+from onnxq.passes.assembly import build_file, build_quantized, give_types
 from onnxq.passes.base import EqualizeContext, Pass, RunContext, SampledContext, Stage, run_pass, run_stage
 from onnxq.passes.equalization.passes import SCALINGS
 from onnxq.passes.judging import SampleSets
@@ -212,7 +213,26 @@ def quantize(model: ModelSource, data: object, config: Config, *, progress: Prog
         with ctx.timers.run("emit", "making the quantized model"):
             placed = replace(placed, plan=note_contents(placed.plan, prepared))
             quantized = build_file(placed, placed.plan, ctx.progress)
-        return finalize_run(ctx, placed, quantized, source=model)
+        return finalize_run(ctx, placed, quantized, source=model, make_own=partial(_make_own, model, ctx, placed))
+
+
+def _make_own(model: ModelSource, ctx: SampledContext, shared: PlacedState, target: str) -> ModelLike | None:
+    """The model as it is placed for one of its engines alone; None where that is as in the file that they share.
+
+    Its ranges are quick ones, which times do not depend on.
+    """
+    alone = replace(ctx, config=ctx.config.model_copy(update={"target": target}), journal=[], progress=silent)
+    try:
+        state = load_state(model, alone, sizes=shared.sizes)
+        plan = draft_placement(state, ctx.data, alone.config, "", identified=False).default()
+        same = {site.site for site in plan.sites} == {site.site for site in shared.planned.sites}
+        if not plan.sites or (same and state.rewrites == shared.rewrites):
+            return None
+        samples = ctx.data.calibration.take(_TIMING_SAMPLES, ctx.config.data.seed)
+        return build_quantized(state, calibrate(state.model, plan, samples))
+    except OnnxqError:
+        # A comparison less is no reason to fail.
+        return None
 
 
 @contextmanager

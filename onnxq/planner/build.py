@@ -27,7 +27,7 @@ from onnxq.planner.choose import BY_PERSON, Choice, choose_ops, list_strategies
 from onnxq.planner.place import Placer
 from onnxq.planner.problem import NOTHING, Existing, PlacementProblem, is_between_pairs, state_problem
 from onnxq.planner.requests import Match, Requests
-from onnxq.planner.sums import ALLOWED, bind_sums
+from onnxq.planner.sums import bind_sums, warn_allowed
 from onnxq.sites import (
     Caution,
     Cautions,
@@ -372,7 +372,7 @@ def state_placement(
         warnings=(
             *cautions,
             *_find_unreadable(existing, engine, bare, index),
-            *((ALLOWED,) if config.saturation == "allow" and engine.saturates else ()),
+            *warn_allowed(config.target, config.saturation),
         ),
         existing=existing.sites,
         refusals=refusals,

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from onnxq.backends import list_costs
 from onnxq.backends.base import Cost
 from onnxq.config import Rule
-from onnxq.planner.cut import ANY, CutProblem, find_balance
+from onnxq.planner.cut import Balance, CutProblem, find_balance
 from onnxq.planner.problem import KEPT, PlacementProblem, QuantizableOp, QuantizableOps
 from onnxq.sites import Cautions, LeftFloat, Names, Refusal, Role, Unquantized
 
@@ -54,7 +54,8 @@ def weigh_forced(problem: PlacementProblem) -> Forced | None:
 def predict_times(problem: PlacementProblem, chosen: frozenset[str]) -> list[float]:
     """Microseconds of the network on each kind of CPU, with these operators in integers."""
     cut = CutProblem(problem.ops, problem.engine.dynamic, problem.apart)
-    return [cut.time_us(cut.compute_costs(kind), chosen) for kind in list_costs(problem.engine, problem.config.cpu)]
+    tables = list_costs(problem.engine, problem.config.cpu)
+    return [cut.time_us(cut.compute_costs(kind), chosen) for kind in tables.values()]
 
 
 def compare_times(before: list[float], after: list[float]) -> float:
@@ -77,16 +78,20 @@ def choose_ops(problem: PlacementProblem, *, attention: bool = False, sized: boo
 
 def choose_by_cost(problem: PlacementProblem, *, sized: bool) -> Choice:
     """Exclusion rules, then the person's rules, then the minimum cut, on the times of the kinds of CPU asked for."""
-    ops, cpu = problem.ops, problem.config.cpu
+    ops = problem.ops
     sides, reasons = decide_sides(problem)
     if not sized:
         sides = {**{op.name: True for op in ops if op.rule.compute}, **sides}
-    balance = find_balance(CutProblem(ops, problem.engine.dynamic, problem.apart), sides, cpu, problem.engine.costs)
+    cut = CutProblem(ops, problem.engine.dynamic, problem.apart)
+    balance = _balance(problem, cut, sides)
     for op in ops:
         if op.rule.compute and op.name not in balance.chosen and op.name not in reasons:
             reasons[op.name] = _explain_size(op, balance.costs.ops[op.name])
-    # A placement for one kind is no compromise, whatever another kind would lose by it.
-    return Choice(balance.chosen, _sort_reasons(ops, reasons), balance.make_warnings() if cpu == ANY else ())
+    return Choice(balance.chosen, _sort_reasons(ops, reasons), balance.make_warnings())
+
+
+def _balance(problem: PlacementProblem, cut: CutProblem, sides: Mapping[str, bool]) -> Balance:
+    return find_balance(cut, sides, list_costs(problem.engine, problem.config.cpu), problem.engine.weights)
 
 
 def choose_all(problem: PlacementProblem, *, attention: bool, without: Collection[str] = frozenset()) -> Choice:
@@ -317,7 +322,7 @@ def list_strategies(problem: PlacementProblem) -> Mapping[str, frozenset[str]]:
         return _drop_doubles(rules, wanted)
     sides, reasons = decide_sides(problem)
     cut = CutProblem(ops, apart=problem.apart)
-    balance = find_balance(cut, sides, problem.config.cpu, problem.engine.costs)
+    balance = _balance(problem, cut, sides)
     # A person's decisions hold whatever the clock says, and so do the losses of numbers, which it does not see.
     lasting = (BY_PERSON, "log-front-end", KEPT)
     decided = {

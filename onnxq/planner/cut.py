@@ -17,8 +17,9 @@ import math
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from types import MappingProxyType
 
-from onnxq.backends import Output, find_reference
+from onnxq.backends import Output
 from onnxq.backends.base import Cost, MachineCosts, OpCase
 from onnxq.planner.problem import QuantizableOp, QuantizableOps
 from onnxq.sites import Caution, Cautions, Names, TensorId
@@ -310,9 +311,9 @@ def _add_pairs(net: FlowNetwork, use: _TensorUse, costs: PlacementCosts) -> None
     net.add_edge(use.maker, need, costs.dequantize[use.tensor])
 
 
-ANY = "any"
-# A placement for all kinds may be predicted so much slower than one kind's own.
-TOLERATED = 1.03
+# A placement for all kinds may be predicted so much slower than one kind's own; that of several engines so much slower
+# than one engine's own, measured as well.
+TOLERATED, MOST_LOSS = 1.03, 1.10
 # Change of the logarithm of the weights, halved from step to step; both ends lie 2.9 to 1 or more from equal weights.
 _STEPS = (2.0, 1.0, 0.5, 0.25, 0.125, 0.0625)
 # Difference below which two losses, or two times in microseconds, are one: sums of floats in another order.
@@ -350,19 +351,23 @@ class Balance:
     forecasts: tuple[Forecast, ...]
 
     def make_warnings(self) -> Cautions:
-        """A line for each kind of CPU that could be better served."""
-        return tuple(_warn_of_kind(forecast) for forecast in self.forecasts if forecast.loss > TOLERATED)
+        """A line for each kind of CPU, or engine, that could be better served."""
+        # The tables of several engines have their names in theirs.
+        most = MOST_LOSS if " " in self.forecasts[0].cpu else TOLERATED
+        return tuple(_warn_of_kind(forecast) for forecast in self.forecasts if forecast.loss > most)
 
 
 def find_balance(
-    problem: CutProblem, fixed: Mapping[str, bool], cpu: str = ANY, tables: Mapping[str, MachineCosts] | None = None
+    problem: CutProblem,
+    fixed: Mapping[str, bool],
+    tables: Mapping[str, MachineCosts],
+    weights: Mapping[str, float] = MappingProxyType({}),
 ) -> Balance:
-    """The placement for one kind of CPU, or for all that have a table.
+    """The placement for all kinds of CPU, or engines, that have a table.
 
-    tables: of costs by kind of CPU; None for those of ONNX Runtime. fixed: operators whose side is given. Operators
-    forced into integers count as part of the float model.
+    fixed: operators whose side is given. Operators forced into integers count as part of the float model. weights: how
+    much the loss of each table counts; by the worst loss without.
     """
-    tables = find_reference().usual.costs if tables is None else tables
     costs = {name: problem.compute_costs(table) for name, table in tables.items()}
     own = {name: problem.minimum_cut(costs[name], fixed) for name in costs}
 
@@ -373,10 +378,8 @@ def find_balance(
             forecasts.append(Forecast(name, *times))
         return Balance(chosen, blend, tuple(forecasts))
 
-    if cpu != ANY:
-        return weigh(own[cpu], costs[cpu])
     own_us = {name: problem.time_us(costs[name], own[name]) for name in costs}
-    balances = _cut_sums(problem, costs, own_us, fixed, weigh)
+    balances = _cut_sums(problem, costs, own_us, fixed, weights, weigh)
     equal = balances[0].costs
     # The smallest placement: the operators that the person forces and those they cannot do without.
     dear = {name: Cost(cost.float_us, cost.float_us + _PROHIBITIVE_US) for name, cost in equal.ops.items()}
@@ -385,22 +388,28 @@ def find_balance(
     # No kind may lose by what is not forced.
     bounds = {name: problem.time_us(kind, least) + _EQUAL for name, kind in costs.items()}
     allowed = [each for each in balances if all(part.placed_us <= bounds[part.cpu] for part in each.forecasts)]
-    return min(allowed, key=_rank_losses)
+    return min(allowed, key=lambda balance: _rank_losses(balance, weights))
 
 
 def _warn_of_kind(forecast: Forecast) -> Caution:
     own = forecast.float_us / forecast.own_us
+    kind, _, target = forecast.cpu.partition(" ")
+    fix = f"Choose `cpu={kind!r}` if the model runs only there"
+    if target:
+        kind, fix = f"{kind} in target {target!r}", f"Make a file of its own there: `target={target!r}`"
     text = (
-        f"on CPUs of kind {forecast.cpu} this placement is predicted {forecast.loss - 1:.0%} slower than one made "
+        f"on CPUs of kind {kind} this placement is predicted {forecast.loss - 1:.0%} slower than one made "
         f"for them ({forecast.speedup:.2f}x the speed of float instead of {own:.2f}x): more int8 would cost another "
-        f"kind of CPU its gain. Choose `cpu={forecast.cpu!r}` if the model runs only there"
+        f"its gain. {fix}"
     )
     return Caution("W103", text)
 
 
-def _rank_losses(balance: Balance) -> tuple[float, float]:
+def _rank_losses(balance: Balance, weights: Mapping[str, float]) -> tuple[float, float]:
     """The worst kind's loss, then the sum of all; rounded, so that the order of floating-point sums decides nothing."""
     losses = [forecast.loss for forecast in balance.forecasts]
+    if weights:
+        return round(sum(forecast.loss * weights[forecast.cpu] for forecast in balance.forecasts), 9), 0.0
     return round(max(losses), 9), round(sum(losses), 9)
 
 
@@ -409,13 +418,14 @@ def _cut_sums(
     costs: Mapping[str, PlacementCosts],
     own_us: Mapping[str, float],
     fixed: Mapping[str, bool],
+    weights: Mapping[str, float],
     weigh: Callable[[frozenset[str], PlacementCosts], Balance],
 ) -> list[Balance]:
     """Cuts of weighted sums, that of equal weights first, until no kind loses anything or the steps are spent.
 
-    own_us: the time of each kind's own placement.
+    own_us: the time of each kind's own placement. weights: stated ones, which do not move.
     """
-    logs = dict.fromkeys(costs, 0.0)
+    logs = {name: math.log(weights.get(name, 1.0)) for name in costs}
     balances: list[Balance] = []
     for step in _STEPS:
         # Times count in those of the kind's own placement, so that slow machines weigh no more than fast ones.
@@ -425,7 +435,7 @@ def _cut_sums(
         balances.append(weigh(problem.minimum_cut(blend, fixed), blend))
         losses = {forecast.cpu: forecast.loss for forecast in balances[-1].forecasts}
         least, most = min(losses.values()), max(losses.values())
-        if most - least < _EQUAL or most <= 1 + _EQUAL:
+        if weights or most - least < _EQUAL or most <= 1 + _EQUAL:
             break
         # From -1 to 1: the kind that loses most gains the whole step, the one that loses least gives it.
         middle, spread = (most + least) / 2, most - least

@@ -9,18 +9,24 @@ from dataclasses import replace
 import numpy as np
 
 from onnxq.arrays import Array
-from onnxq.backends import find_target
+from onnxq.backends import find_backend, find_target
 from onnxq.graph import GraphIndex
 from onnxq.graph.precision.widen import is_narrow
 from onnxq.numerics import SumOrder, align_qparams, find_saturating_sums, limit_sums, needs_bound
 from onnxq.plan import Plan, SitePlan
 from onnxq.sites import Caution, Cautions, Role, Site, TensorId
 
-ALLOWED = Caution(
-    "W102",
-    "saturation: allow: on x86 CPUs without VNNI, ONNX Runtime adds two products of this file's weights in 16 bits, "
-    "which overflow: other answers there than here. `onnxq prove` with samples says by how much",
-)
+
+def warn_allowed(target: str, saturation: str) -> Cautions:
+    """The warning of sums that may overflow in the kernels of a target; none where its kernels keep them."""
+    if saturation != "allow" or not find_target(target).saturates:
+        return ()
+    text = (
+        f"saturation: allow: on x86 CPUs without VNNI, kernels of {find_backend(target).title} add two products "
+        "of this file's weights in 16 bits, which overflow: other answers there than here. `onnxq prove` with samples "
+        "says by how much"
+    )
+    return (Caution("W102", text),)
 
 
 def bind_sums(plan: Plan, index: GraphIndex) -> Plan:
@@ -38,8 +44,7 @@ def bind_sums(plan: Plan, index: GraphIndex) -> Plan:
         if value is None:
             return ()
         nodes = [index.find_node(edge.node) for edge in site.consumers or () if edge.node in multiplying]
-        orders = (engine.sum_order(node, value.shape) for node in nodes)
-        return tuple(dict.fromkeys(order for order in orders if order is not None))
+        return tuple(dict.fromkeys(order for node in nodes for order in engine.list_sum_orders(node, value.shape)))
 
     return replace(plan, sites=tuple(replace(site, sum_orders=list_orders(site)) for site in plan.sites))
 

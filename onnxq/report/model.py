@@ -15,7 +15,8 @@ from onnxq.evaluation.agreement import ChoiceAgreement
 from onnxq.passes.journal import LOST_DB, Promotion, StageCost
 from onnxq.plan import PrecisionPlan
 from onnxq.planner import Forced
-from onnxq.report.terminal import format_decibel
+from onnxq.planner.cut import MOST_LOSS
+from onnxq.report.terminal import format_decibel, format_milliseconds
 from onnxq.sites import Caution, Cautions, LeftFloat, Names, Refusals, Unquantized
 from onnxq.wording import abbreviate
 
@@ -176,11 +177,12 @@ class EngineOutput:
 class EngineCheck:
     """The model in the engine of its target, run or emulated.
 
-    reason: why it was not; "" where it was. partitions: parts that run on its device. left: nodes that the CPU runs.
-    types: operators that compute, by the type of their results.
+    target: the backend. reason: why it was not; "" where it was. partitions: parts that run on its device. left: nodes
+    that the CPU runs. types: how many products compute in which. latency: there, where it was timed.
     """
 
     engine: str
+    target: str = ""
     reason: str = ""
     emulated: bool = False
     samples: int = 0
@@ -188,11 +190,16 @@ class EngineCheck:
     partitions: int = 0
     left: Names = ()
     types: tuple[tuple[str, int], ...] = ()
+    latency: LatencyRatio | None = None
 
     @property
     def run(self) -> str:
         """The run as people read it."""
         return f"as {self.engine} {'computes' if self.emulated else 'runs it'}"
+
+    def find_decibel(self, name: str) -> float:
+        """SQNR in dB of an output; nan where it was not compared."""
+        return next((output.sqnr_db for output in self.outputs if output.name == name), math.nan)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -212,11 +219,24 @@ class LatencyRatio:
     cpu: str = ""
     # Why int8 is slower, if it is.
     reason: str = ""
+    engine: str = ""
+    # Of a model made for this engine alone, where others share the file; nan where it is placed alike.
+    own_ms: float = math.nan
 
     @property
     def ratio(self) -> float:
         """float / int8: above 1 the quantized model is faster; nan without a measurement."""
         return self.float_ms / self.int8_ms if self.int8_ms > 0 else math.nan
+
+    def describe(self) -> str:
+        """Both times, and how they compare."""
+        times = f"{format_milliseconds(self.float_ms)} -> {format_milliseconds(self.int8_ms)}, {self.ratio:.2f}x"
+        return f"{times} faster" if self.ratio >= 1 else f"{times}: SLOWER than float"
+
+    @property
+    def loss(self) -> float:
+        """The time over that of a model made for this engine alone; 1 where that is the same."""
+        return 1.0 if math.isnan(self.own_ms) else self.int8_ms / self.own_ms
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -278,8 +298,9 @@ class Report:
     unchecked: str = ""
     # Other uses of these samples; "" if nothing was chosen on them.
     seen: str = ""
-    # The model on its target's own engine; None where that is ONNX Runtime, or cannot be run or emulated.
-    engine: EngineCheck | None = None
+    # The model on its target's engines, but for ONNX Runtime alone, and those that cannot be run or emulated.
+    engines: tuple[EngineCheck, ...] = ()
+    # On the engine that gains least, where there are several.
     latency: LatencyRatio | None = None
     # Number of Q/DQ pairs written.
     pairs: int = 0
@@ -319,9 +340,9 @@ class Report:
         """All outputs in the runs that count, by which the verdict is."""
         figures = [figure for check in self.checks for figure in self.list_figures(check)]
         # An emulator answers too few samples to count.
-        if self.engine is not None and not self.engine.emulated:
-            run = self.engine.run
-            figures += [RunFigure(output=one.name, run=run, sqnr_db=one.sqnr_db) for one in self.engine.outputs]
+        for engine in self.engines:
+            outputs = () if engine.emulated else engine.outputs
+            figures += [RunFigure(output=one.name, run=engine.run, sqnr_db=one.sqnr_db) for one in outputs]
         return tuple(figures)
 
     def list_figures(self, check: OutputCheck) -> list[RunFigure]:
@@ -380,18 +401,27 @@ class Report:
                     f"{self.saturating or 'its fusions compute something else than the file says'}"
                 )
                 alarms.append(Caution("W109", text))
-        alarms += self._list_drifts()
+        for engine in self.engines:
+            alarms += self._list_drifts(engine)
         if self.slower and self.latency is not None and not self.unchanged:
             reason = self.latency.reason or "the cause is not known; try `placement='measured'`"
-            alarms.append(Caution("W110", f"the quantized model is slower than the float one: {reason}"))
+            place = f" with {self.latency.engine}" if self.latency.engine else ""
+            alarms.append(Caution("W110", f"the quantized model is slower than the float one{place}: {reason}"))
         return tuple(alarms)
 
-    def _list_drifts(self) -> Iterator[Caution]:
-        """A warning for each output that the target's engine gives farther from float than the file says."""
-        engine, said = self.engine, {check.name: check.sqnr_db[0] for check in self.checks}
-        for output in () if engine is None or engine.emulated else engine.outputs:
+    def _list_drifts(self, engine: EngineCheck) -> Iterator[Caution]:
+        """A warning for each output that an engine gives farther from float than the file says, and for lost time."""
+        time, said = engine.latency, {check.name: check.sqnr_db[0] for check in self.checks}
+        if time is not None and time.loss > MOST_LOSS:
+            text = (
+                f"with {engine.engine} the file for several engines takes {time.loss - 1:.0%} longer than one made "
+                f"for it alone ({time.int8_ms:.3g} ms instead of {time.own_ms:.3g}): make a file of its own there, "
+                f"`target={engine.target!r}`"
+            )
+            yield Caution("W138", text)
+        for output in () if engine.emulated else engine.outputs:
             change = min(said.get(output.name, 0.0), SAME_DB) - output.sqnr_db
-            if engine is not None and change > DRIFT_DB:
+            if change > DRIFT_DB:
                 cause = f"output {output.name} is {change:.1f} dB worse {engine.run} than as the file says"
                 yield Caution("W109", f"{cause}: `onnxq diff` finds the operator")
 

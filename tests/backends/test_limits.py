@@ -25,7 +25,7 @@ FAULTS = [
     ("activations: {storage: float8e4m3fn}", "weights.storage", "FP8 by FP8", "both"),
     ("bias: int32", "bias", "int32", "bias: float"),
     ("emit: nbits", "emit", "MatMulNBits", "target: ort"),
-    ("cpu: vnni", "cpu", "ONNX Runtime", "target: ort"),
+    ("cpu: vnni", "cpu", "kind of CPU", "target: ort"),
     ("rules: [{op: Conv, set: {scheme: asymmetric}}]", "rules[0].set.scheme", "zero point", "symmetric"),
     ("rules: [{op: Conv, set: {signed: false}}]", "rules[0].set.signed", "uint8", "signed"),
     ("rules: [{op: Conv, set: {storage: uint8, signed: false}}]", "rules[0].set.signed", "uint8", "signed"),

@@ -108,6 +108,7 @@ reach_each(
         "Q308": lambda _: parse_drop("little"),
         "Q309": lambda _: with_rule({"node": "none", "set": {"float": True}}),
         "Q310": lambda _: register_observer("minmax")(object),
+        "Q325": lambda _: load_config(None, {"target": "ort,qnn"}),
         "Q312": lambda _: prove_model(gemm(), ProveRequest(engine="coral")),
         "Q313": lambda _: QuantSpec(bits=9),
         "Q314": lambda _: with_rule({"between": ["y", "none"], "set": {"float": True}}),

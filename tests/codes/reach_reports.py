@@ -20,7 +20,7 @@ from onnxq.graph import load_model, name_nodes
 from onnxq.passes.base import RunContext
 from onnxq.passes.rewrites.normalizations import fold_scalars
 from onnxq.pipeline.finalize import warn_unmeasured_cpu
-from onnxq.report.model import LatencyRatio, OutputCheck, Report
+from onnxq.report.model import EngineCheck, LatencyRatio, OutputCheck, Report
 from onnxq.runtime import tap_tensors
 from onnxq.sites import Refusal, TensorId
 from tests.codes.kit import EVERYTHING, FORCE, F, gemm, model, reach, reach_each, rows, saturating, saved, show, written
@@ -201,7 +201,7 @@ def initializers_as_inputs(_: Path):
 
 @reach("W116")
 def without_optimizations(_: Path):
-    overrides = {"effort": "fast", "high_precision": "float32"}
+    overrides = {"effort": "fast", "high_precision": "float32", "verify.optimized": True}
     report = onnxq.quantize(gemm(64, 64), rows(8, 64), "trt-fp8", overrides=overrides).report
     if report.checks[0].optimized:
         pytest.skip("this ONNX Runtime's optimizations take FP8")
@@ -240,6 +240,9 @@ reach_each(
         "W107": lambda folder: show("prove", saved(folder, saturating()), "--engine", "ort")["warnings"][-1]["code"],
         "W108": lambda _: judged(3.0, 3.0),
         "W109": lambda _: judged(40.0, 20.0),
+        "W138": lambda _: judged(
+            40.0, 40.0, engines=(EngineCheck(engine="E", latency=LatencyRatio(float_ms=3.0, int8_ms=2.0, own_ms=1.0)),)
+        ),
         "W110": lambda _: judged(40.0, 40.0, latency=LatencyRatio(float_ms=1.0, int8_ms=2.0)),
         "W111": lambda _: list(onnxq.quantize(gemm(2, 2), rows(8, 2), overrides={"latency": False}).report.alarms()),
         "W114": lambda _: planned(gemm(64, 64), rows(4, 64), effort="high"),

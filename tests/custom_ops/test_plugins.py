@@ -9,6 +9,7 @@ from click.testing import CliRunner
 
 import onnxq
 from onnxq.backends import find_backend, load_config
+from onnxq.backends.engine import Job
 from onnxq.backends.trt.run import build_trt
 from onnxq.cli import cli
 from onnxq.errors import ConfigError
@@ -54,9 +55,8 @@ def test_diff_builds_with_it(quantized: onnxq.Result, plugin: Path, tmp_path: Pa
     local = find_backend("trt").local
     if not local.builds_ahead:
         pytest.skip("only TensorRT for RTX builds without a GPU")
-    engine = build_trt(
-        find_backend("trt").local, quantized.model, SHAPES, tmp_path, capability=(8, 6), plugins=(str(plugin),)
-    )
+    job = Job(shapes=SHAPES, capability=(8, 6), plugins=(str(plugin),))
+    engine = build_trt(find_backend("trt").local, quantized.model, job, tmp_path)
     assert engine.stat().st_size > 1000
 
 

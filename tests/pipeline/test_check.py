@@ -101,7 +101,7 @@ ADVICE = {
 
 @pytest.mark.parametrize(("mode", "advice"), ADVICE.items())
 def test_what_is_said_of_a_slower_model_fits_its_plan(plans: dict[str, Plan], mode: str, advice: str) -> None:
-    text = explain_slowness(plans[mode])
+    text = explain_slowness(plans[mode], "ONNX Runtime")
     assert advice in text
     # Placements of pairs on activations are timed, of which weights alone have none.
     assert ("placement='measured'" in text) == (mode == "static")

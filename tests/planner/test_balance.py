@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import numpy_helper, parser, shape_inference
 
-from onnxq.backends import find_target
+from onnxq.backends import find_target, list_costs
 from onnxq.config import Config, Rule
 from onnxq.graph import name_nodes
 from onnxq.plan import PlacementChoice
@@ -67,7 +67,7 @@ def drafted(name: str, **config: object) -> OnnxPlacement:
 
 
 def balance(name: str, cpu: str = "any") -> Balance:
-    return find_balance(CutProblem(drafted(name).ops), {}, cpu)
+    return find_balance(CutProblem(drafted(name).ops), {}, list_costs(find_target("ort"), cpu))
 
 
 nets = st.tuples(
@@ -82,7 +82,7 @@ nets = st.tuples(
 def test_one_graph_for_all_kinds_is_no_slower_than_float_on_any_and_says_where_it_loses(
     shape: tuple[int, int, list[str]],
 ) -> None:
-    found = find_balance(CutProblem(state_placement(net(*shape), Config()).ops), {})
+    found = find_balance(CutProblem(state_placement(net(*shape), Config()).ops), {}, CPU_COSTS)
     assert {one.cpu for one in found.forecasts} == set(CPU_COSTS)
     for one in found.forecasts:
         assert one.placed_us <= one.float_us + 1e-6
@@ -103,19 +103,21 @@ def test_where_the_kinds_disagree_the_graph_for_all_loses_least_on_its_worst_kin
     differ = 0
     for shape in shapes:
         problem = CutProblem(state_placement(net(*shape), Config()).ops)
-        own = {cpu: find_balance(problem, {}, cpu) for cpu in CPU_COSTS}
-        differ += own["avx2"].chosen != own["vnni"].chosen
-        worst = max(one.loss for one in find_balance(problem, {}).forecasts)
-        for found in own.values():
-            if all(one.speedup >= 1 for one in found.forecasts):
-                assert worst <= max(one.loss for one in found.forecasts) + 1e-9
+        costs = {cpu: problem.compute_costs(table) for cpu, table in CPU_COSTS.items()}
+        own = {cpu: problem.minimum_cut(cost, {}) for cpu, cost in costs.items()}
+        differ += own["avx2"] != own["vnni"]
+        worst = max(one.loss for one in find_balance(problem, {}, CPU_COSTS).forecasts)
+        for chosen in own.values():
+            times = {cpu: problem.time_us(cost, chosen) for cpu, cost in costs.items()}
+            if all(time <= problem.time_us(costs[cpu], frozenset()) for cpu, time in times.items()):
+                assert worst <= max(time / problem.time_us(costs[cpu], own[cpu]) for cpu, time in times.items()) + 1e-9
     assert differ
 
 
 def test_a_kind_of_its_own_gets_its_own_minimum() -> None:
     for cpu in CPU_COSTS:
-        for one in balance("narrow residual", cpu).forecasts:
-            assert one.loss == pytest.approx(1) or one.cpu != cpu
+        (one,) = balance("narrow residual", cpu).forecasts
+        assert (one.cpu, one.loss) == (cpu, pytest.approx(1))
 
 
 def test_what_no_graph_can_serve_is_left_float_with_a_warning() -> None:
@@ -140,9 +142,9 @@ def test_beside_what_is_forced_nothing_makes_another_kind_slower() -> None:
     named = net(24, 10, ["swish", "swish"])
     problem = CutProblem(state_placement(named, Config()).ops)
     first = problem.ops.all[0].name
-    found = find_balance(problem, {first: True})
+    found = find_balance(problem, {first: True}, CPU_COSTS)
     assert found.chosen == {first}
-    assert find_balance(problem, {}).chosen == frozenset()
+    assert find_balance(problem, {}, CPU_COSTS).chosen == frozenset()
 
 
 def test_the_plan_names_the_kind_it_was_made_for() -> None:

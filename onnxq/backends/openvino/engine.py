@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -17,7 +17,6 @@ from onnxq.backends.engine import (
     Job,
     Kernels,
     KernelWords,
-    Profile,
     Runner,
     TimedModel,
     Timing,
@@ -26,7 +25,7 @@ from onnxq.backends.openvino.kernels import KERNELS, read_kernels
 from onnxq.backends.serving import serve_model, time_in_child
 from onnxq.graph import ModelLike
 from onnxq.runtime import summarize_rounds
-from onnxq.sites import Names, Refusal
+from onnxq.sites import Names
 
 
 class OpenVinoEngine(Engine):
@@ -65,26 +64,9 @@ class OpenVinoEngine(Engine):
         """Signed data with a zero point are dequantized in front of a product."""
         return "OpenVINO reads int8 data without a zero point, and uint8 with one" if dtype == "int8" else ""
 
-    def find_obstacle(self) -> Refusal | None:
-        """Why it does not run here."""
-        if self.installed:
-            return None
-        return Refusal(self.name, f"{self.module} is not installed", self.install, code="R111")
-
-    @contextmanager
-    def open_runner(
-        self,
-        name: str,
-        model: ModelLike,
-        shapes: Profile,
-        folder: Path,
-        *,
-        plugins: Names = (),
-        inner: bool = False,
-    ) -> Iterator[Runner]:
+    def open_runner(self, name: str, model: ModelLike, job: Job, folder: Path) -> AbstractContextManager[Runner]:
         """Compile the model and run it, in a process of its own."""
-        with serve_model(self, name, model, shapes, folder) as runner:
-            yield runner
+        return serve_model(self, name, model, job, folder)
 
     def time_models(self, models: Mapping[str, TimedModel], timing: Timing) -> EngineTimes:
         """Time models in one child process, in as many threads as asked for."""

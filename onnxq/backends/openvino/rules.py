@@ -24,18 +24,7 @@ _ACTIVATIONS = ("Relu", "Clip", "LeakyRelu", "HardSwish", "Sigmoid", "Gelu", "El
 _GATES = ("Sigmoid", "HardSigmoid")
 
 
-def _check_weighted(c: Candidate) -> str | None:
-    if not c.is_constant(1):
-        return "its weight is computed at run time"
-    if c.tensor(2) is not None and not c.is_constant(2):
-        return "its bias is computed at run time"
-    return "its data is constant" if c.is_constant(0) else None
-
-
-def _check_gemm(c: Candidate) -> str | None:
-    if c.attr("transA", 0) or float(c.attr("alpha", 1.0)) != 1.0 or float(c.attr("beta", 1.0)) != 1.0:
-        return "alpha, beta or transA are not the usual ones"
-    return _check_weighted(c)
+_check_weighted, _check_gemm = surroundings.check_weighted, surroundings.check_gemm
 
 
 def _check_matmul(c: Candidate) -> str | None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 import onnx
@@ -16,6 +17,7 @@ from onnxq.backends.engine import (
     EngineTimes,
     Job,
     Kernels,
+    SessionRunner,
     TimedModel,
     Timing,
 )
@@ -23,6 +25,7 @@ from onnxq.backends.optimized import OPTIMIZED, GraphEngine, read_optimized
 from onnxq.errors import MissingDependencyError, ModelError
 from onnxq.graph import ModelLike
 from onnxq.runtime import NodeError, UnknownOperatorError, declare_types, detect_cpu, optimize_graph, time_models
+from onnxq.runtime.session import Session
 from onnxq.sites import Refusal
 
 
@@ -63,6 +66,12 @@ class OrtEngine(GraphEngine):
     def list_kernels(self, model: ModelLike) -> Kernels:
         """The kernels of a model, optimized in this process."""
         return read_optimized(model, optimize_graph(model, layout=False))
+
+    @contextmanager
+    def open_runner(self, name: str, model: ModelLike, job: Job, folder: Path) -> Iterator[SessionRunner]:
+        """The model in a session, as its users run it; its kernels can be read from the folder."""
+        onnx.save(optimize_graph(model, layout=False), folder / OPTIMIZED)
+        yield SessionRunner(name, Session(model, threads=1))
 
     def find_obstacle(self) -> Refusal | None:
         """None: without ONNX Runtime there is no reference either."""

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -18,13 +18,12 @@ from onnxq.backends.engine import (
     Job,
     Kernels,
     KernelWords,
-    Profile,
     Runner,
 )
 from onnxq.backends.qnn.kernels import NEEDS, TRACE, read_kernels, read_placement
 from onnxq.graph import GraphIndex, ModelLike, NodeRef
 from onnxq.graph.verify import QUANTIZE
-from onnxq.sites import Names, Refusal
+from onnxq.sites import Names
 
 if TYPE_CHECKING:
     from onnxq.config.data import RuntimeConfig
@@ -46,6 +45,7 @@ class QnnEngine(Engine):
     module = "onnxruntime_qnn"
     packages: Names = ("onnxruntime-qnn",)
     install = "pip install 'onnxq[qnn]'"
+    needs = f"onnxruntime-qnn, which needs {NEEDS},"
     unable_fix = f"it needs {NEEDS}"
     takes = frozenset({"soc", "htp_arch"})
     shows_inner = True
@@ -93,29 +93,11 @@ class QnnEngine(Engine):
             return ""
         return "its result is not quantized, and the HTP computes in integers only where it is"
 
-    def find_obstacle(self) -> Refusal | None:
-        """Why there is no emulator here."""
-        if self.installed:
-            return None
-        cause = f"{self.packages[0]}, which needs {NEEDS}, is not installed"
-        return Refusal(self.name, cause, self.install, code="R111")
-
-    @contextmanager
-    def open_runner(
-        self,
-        name: str,
-        model: ModelLike,
-        shapes: Profile,
-        folder: Path,
-        *,
-        plugins: Names = (),
-        inner: bool = False,
-    ) -> Iterator[Runner]:
-        """Compile the model, and emulate it in a process of its own. inner: quantized tensors are outputs, too."""
+    def open_runner(self, name: str, model: ModelLike, job: Job, folder: Path) -> AbstractContextManager[Runner]:
+        """Compile the model, and emulate it in a process of its own."""
         from onnxq.backends.qnn.run import emulate
 
-        with emulate(self, name, model, shapes, folder, inner=inner) as runner:
-            yield runner
+        return emulate(self, name, model, job, folder)
 
     def run_job(self, job: Mapping[str, Any], folder: Path) -> dict[str, Any]:
         """Answer samples with the compiled model in `folder` until there are no more."""

@@ -14,6 +14,7 @@ from functools import partial
 
 import numpy as np
 
+from onnxq.backends import surroundings
 from onnxq.backends.base import ATTENTION, FUSED_PRODUCTS, MOVES, Candidate, Capability, Output, PlacementRule, Target
 from onnxq.sites import Role
 from onnxq.spec import FIXED, PerBlock, PerChannel, PerTensor, QParams, QuantSpec
@@ -21,22 +22,8 @@ from onnxq.spec import FIXED, PerBlock, PerChannel, PerTensor, QParams, QuantSpe
 _CLIPS = ("Relu", "Clip")
 
 
-def _check_weighted(c: Candidate) -> str | None:
-    if not c.is_constant(1):
-        return "its weight is computed at run time"
-    return "its data is constant" if c.is_constant(0) else None
-
-
-def _check_gemm(c: Candidate) -> str | None:
-    if c.attr("transA", 0) or float(c.attr("alpha", 1.0)) != 1.0 or float(c.attr("beta", 1.0)) != 1.0:
-        return "alpha, beta or transA are not the usual ones"
-    if c.tensor(2) is not None and not c.is_constant(2):
-        return "its bias is computed at run time"
-    return _check_weighted(c)
-
-
 def _check_matrix(c: Candidate) -> str | None:
-    return _check_weighted(c) or (None if c.rank(1) == 2 else "its weight is not a matrix")
+    return surroundings.check_weighted(c) or (None if c.rank(1) == 2 else "its weight is not a matrix")
 
 
 def _is_folded(c: Candidate) -> bool:
@@ -103,11 +90,11 @@ _MOVED = "moves integers: both sides share one scale"
 RULES: tuple[PlacementRule, ...] = (
     _rule(
         name="conv", ops=("Conv", "ConvTranspose"), kernel="Conv2d", why=_ALL, weight=1, bias=2, fuses=_CLIPS,
-        compute=True, check=_check_weighted,
+        compute=True, check=surroundings.check_weighted,
     ),
     _rule(
         name="gemm", ops=("Gemm",), kernel="FullyConnected", why=_ALL, weight=1, bias=2, fuses=_CLIPS, compute=True,
-        check=_check_gemm,
+        check=surroundings.check_gemm,
     ),
     _rule(
         name="matmul", ops=("MatMul",), kernel="MatMul", why=_ALL, weight=1, fuses=_CLIPS, compute=True,

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 
-from onnxq.backends.engine import Engine, Profile
+from onnxq.backends.engine import Engine, Job
 from onnxq.backends.serving import ServedRunner, serve_model
 from onnxq.errors import ModelError
 from onnxq.graph import GraphIndex, ModelLike, get_index
@@ -15,25 +14,23 @@ from onnxq.runtime import tap_tensors
 from onnxq.sites import TensorId
 
 
-@contextmanager
 def emulate(
-    engine: Engine, name: str, model: ModelLike, shapes: Profile, folder: Path, *, inner: bool
-) -> Iterator[ServedRunner]:
-    """Compile a model and open its emulator. inner: integers of quantized tensors are outputs, too.
+    engine: Engine, name: str, model: ModelLike, job: Job, folder: Path
+) -> AbstractContextManager[ServedRunner]:
+    """Compile a model and open its emulator; with `debug_tensors` integers of quantized tensors are outputs, too.
 
     Raises ModelError, naming the node, where the model is not compiled, and for samples of several sizes.
     """
-    for value, sizes in shapes.items():
+    for value, sizes in job.shapes.items():
         if len(set(sizes)) > 1:
             listed = ", ".join(dict.fromkeys("x".join(map(str, size)) for size in sizes))
             fix = "give samples of one size"
             raise ModelError(
                 f"input {value}", f"a compiled model takes one size, and samples have {listed}", fix, code="Q115"
             )
-    tapped = _tap_quantized(model) if inner else model
+    tapped = _tap_quantized(model) if job.debug_tensors else model
     own = frozenset(value.name for value in GraphIndex(model).inputs)
-    with serve_model(engine, name, tapped, shapes, folder, inputs=own) as runner:
-        yield runner
+    return serve_model(engine, name, tapped, job, folder, inputs=own)
 
 
 def _tap_quantized(model: ModelLike) -> ModelLike:

@@ -21,7 +21,6 @@ from onnxq.backends.engine import (
     Job,
     Kernels,
     KernelWords,
-    Profile,
     Runner,
     TimedModel,
     Timing,
@@ -141,19 +140,10 @@ class TrtEngine(Engine):
         return Refusal(self.name, cause, fix, code="R111")
 
     @contextmanager
-    def open_runner(
-        self,
-        name: str,
-        model: ModelLike,
-        shapes: Profile,
-        folder: Path,
-        *,
-        plugins: Names = (),
-        inner: bool = False,
-    ) -> Iterator[Runner]:
+    def open_runner(self, name: str, model: ModelLike, job: Job, folder: Path) -> Iterator[Runner]:
         """Build an engine for this machine's GPU and run it with Polygraphy."""
-        path = build_trt(self, model, shapes, folder, debug_tensors=inner, plugins=plugins)
-        with TrtRunner(self, name, path, plugins) as runner:
+        path = build_trt(self, model, job, folder)
+        with TrtRunner(self, name, path, job.plugins) as runner:
             yield runner
 
     def demand_device(self, subject: str) -> None:

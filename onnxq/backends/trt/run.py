@@ -5,17 +5,17 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from onnxq.backends.building import COMPILING, demand_build
-from onnxq.backends.engine import Engine, Job, Profile
+from onnxq.backends.engine import Engine, Job
 from onnxq.backends.trt.build import load_plugins, make_logger
 from onnxq.errors import MissingDependencyError, ModelError
 from onnxq.graph import ModelLike
 from onnxq.runtime import Feeds
-from onnxq.sites import Names
 
 POLYGRAPHY = "pip install 'onnxq[polygraphy]'"
 # Of its errors: the name of its runs.
@@ -24,24 +24,13 @@ _SUBJECT = "trt"
 _MESSAGE = 500
 
 
-def build_trt(
-    engine: Engine,
-    proto: ModelLike,
-    shapes: Profile,
-    folder: Path,
-    *,
-    debug_tensors: bool = False,
-    capability: tuple[int, ...] = (),
-    plugins: Names = (),
-) -> Path:
+def build_trt(engine: Engine, proto: ModelLike, job: Job, folder: Path) -> Path:
     """Build an engine for this machine's GPU, or another's capability, in a child process. Returns its path.
 
-    debug_tensors, plugins: as of Job. Raises ModelError with TensorRT's own words when it gives none, ConfigError for a
-    plugin that it cannot load.
+    Raises ModelError with TensorRT's own words when it gives none, ConfigError for a plugin that it cannot load.
     """
     # Without TF32: differences of kernels are looked for, not of float formats.
-    job = Job(capability=capability, shapes=shapes, debug_tensors=debug_tensors, tf32=False, plugins=plugins)
-    return demand_build(engine, proto, job, folder, subject=_SUBJECT, timeout=COMPILING)
+    return demand_build(engine, proto, replace(job, tf32=False), folder, subject=_SUBJECT, timeout=COMPILING)
 
 
 def load_polygraphy(module: str) -> Any:

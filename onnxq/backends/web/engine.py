@@ -7,13 +7,13 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from onnxq.backends.engine import ENGINE, MODEL, BuildResult, BuildState, EngineTimes, Job, Profile, TimedModel, Timing
+from onnxq.backends.engine import ENGINE, MODEL, BuildResult, BuildState, EngineTimes, Job, TimedModel, Timing
 from onnxq.backends.optimized import OPTIMIZED, GraphEngine
 from onnxq.backends.web.node import INSTALL, PACKAGE, Node, NodeRunner, explain_absence, find_package, read_version
 from onnxq.errors import ModelError
 from onnxq.graph import ModelLike
 from onnxq.runtime import NodeError, detect_cpu, summarize_rounds
-from onnxq.sites import Names, Refusal
+from onnxq.sites import Refusal
 
 # Runs of each model before those that count: WebAssembly is compiled once more, with optimizations, while it runs.
 _WARM = 8
@@ -64,20 +64,11 @@ class WebEngine(GraphEngine):
         return None if absence is None else Refusal(self.name, *absence, code="R111")
 
     @contextmanager
-    def open_runner(
-        self,
-        name: str,
-        model: ModelLike,
-        shapes: Profile,
-        folder: Path,
-        *,
-        plugins: Names = (),
-        inner: bool = False,
-    ) -> Iterator[NodeRunner]:
+    def open_runner(self, name: str, model: ModelLike, job: Job, folder: Path) -> Iterator[NodeRunner]:
         """The model in a process of Node.js."""
         with Node() as node:
             runner = NodeRunner(name, node, model)
-            if not inner:
+            if not job.debug_tensors:
                 # The check of `quantize` counts the kernels of what it runs.
                 node.optimize(node.folder / MODEL, "extended", folder / OPTIMIZED)
             yield runner

@@ -260,7 +260,7 @@ def _make_config(config: Config, preset: str, settings: Mapping[str, Any]) -> Co
     """The caller's configuration with the types of a preset."""
     base = load_config(preset, settings)
     # Times of pairs of models would not compare with each other: all files are timed at the end, side by side.
-    verify = config.verify.model_copy(update={"latency": False})
+    verify = config.verify.model_copy(update={"latency": False, "optimized": True})
     own = {key: getattr(base, key) for key in _OF_PRESETS}
     return check_limits(config.model_copy(update={**own, "source": preset, "verify": verify}))
 

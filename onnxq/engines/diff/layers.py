@@ -18,10 +18,9 @@ import numpy as np
 import onnx
 
 from onnxq.arrays import Array, Arrays
-from onnxq.backends.engine import Runner
+from onnxq.backends.engine import Runner, SessionRunner
 from onnxq.engines.diff.measure import Level, Tallies, Tally, diverges, find_level
 from onnxq.engines.diff.model import FLOAT, OFF, ON, Divergence, Error, LayerDiff, label_run
-from onnxq.engines.diff.runs import SessionRunner
 from onnxq.errors import OnnxqError
 from onnxq.graph import GraphIndex, ModelLike, NodeRef, add_libraries, name_nodes
 from onnxq.graph.light import list_libraries

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from onnxq.annotate import read_plan_note
 from onnxq.arrays import Arrays
-from onnxq.backends import Backend, find_backend, find_reference, list_backends
-from onnxq.backends.engine import Engine, Profile, Runner
+from onnxq.backends import Backend, find_backend, find_reference, list_backends, list_parts
+from onnxq.backends.engine import Engine, Job, Profile, Runner, SessionRunner
 from onnxq.config import Config
 from onnxq.data import Dataset
 from onnxq.engines.diff.model import FLOAT, OFF, ON, explain_absence
@@ -30,22 +28,6 @@ from onnxq.sites import Refusal
 EngineRun = Callable[[ModelLike, Feeds], Arrays]
 _FIX = {ON: "without optimizations it may run all the same: keep what the message names float with a rule"}
 _RUNS = {FLOAT: "float model, optimizations off", OFF: "optimizations off", ON: "all optimizations"}
-
-
-class SessionRunner:
-    """A Runner of a session of ONNX Runtime. outputs: those to compute, None for all."""
-
-    def __init__(self, name: str, session: Session, outputs: Sequence[str] | None = None) -> None:
-        self.name, self.seconds = name, 0.0
-        self._session, self._outputs = session, outputs
-
-    def infer(self, feeds: Feeds) -> Mapping[str, Any]:
-        """One sample: arrays by name, lists for sequences."""
-        start = time.perf_counter()
-        # Samples hold the float model's choices too, which it does not take itself.
-        values = self._session.run({value.name: feeds[value.name] for value in self._session.inputs}, self._outputs)
-        self.seconds = time.perf_counter() - start
-        return values
 
 
 @dataclass(frozen=True)
@@ -109,7 +91,7 @@ class Engines:
             backends = [find_backend(name) for name in wanted]
         else:
             plan = read_plan_note(self.index.proto)
-            planned = [] if plan is None else [find_backend(plan.target)]
+            planned = [] if plan is None else list_parts(plan.target)
             backends = [one for one in list_backends() if one.local is not None and not one.local.judges]
             backends += [backend for backend in planned if backend.engines and backend not in backends]
         return sorted(backends, key=lambda backend: not backend.reference)
@@ -136,8 +118,8 @@ class Engines:
         if wanted := self.config.diff.engines:
             return backend in wanted
         plan = read_plan_note(self.index.proto)
-        made_for = reference if plan is None or not find_backend(plan.target).engines else plan.target
-        return backend == made_for
+        made_for = [part.name for part in list_parts(plan.target) if part.engines] if plan is not None else []
+        return backend in (made_for or [reference])
 
     def _skip_run(self, refusal: Refusal, *, required: bool) -> None:
         self.skipped.append(refusal)
@@ -171,10 +153,8 @@ class Engines:
         folder = self.folder / name / place
         folder.mkdir(parents=True, exist_ok=True)
         engine = _find_local(name).with_options(self.config.runtime)
-        runner = engine.open_runner(
-            name, self.index.model, self._shapes, folder, plugins=self.config.runtime.plugins, inner=inner
-        )
-        return stack.enter_context(runner)
+        job = Job(shapes=self._shapes, plugins=self.config.runtime.plugins, debug_tensors=inner)
+        return stack.enter_context(engine.open_runner(name, self.index.model, job, folder))
 
     def open_inner(self, stack: ExitStack) -> list[Runner]:
         """Runners that give inner tensors with their outputs: those of other engines than the reference that run."""
@@ -202,9 +182,10 @@ class Engines:
     def _run_part(self, name: str, proto: ModelLike, feeds: Feeds) -> Arrays:
         """The outputs of a part of the model in a backend's engine."""
         with ScratchFolder(self.folder) as folder:
-            shapes, plugins = find_sample_shapes(GraphIndex(proto), [feeds]), self.config.runtime.plugins
+            shapes = find_sample_shapes(GraphIndex(proto), [feeds])
+            job = Job(shapes=shapes, plugins=self.config.runtime.plugins)
             engine = _find_local(name).with_options(self.config.runtime)
-            with engine.open_runner(name, proto, shapes, folder, plugins=plugins) as runner:
+            with engine.open_runner(name, proto, job, folder) as runner:
                 # Copies: the runner's buffers are gone when it is closed.
                 return {output: np.array(value) for output, value in runner.infer(feeds).items()}
 

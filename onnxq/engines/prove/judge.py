@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -38,6 +39,17 @@ def judge_model(
         _judge_pair(pair, _find_rule(notes, pair), _find_readers(index, pair), proven, by_node, reasons)
         for pair in inspection.pairs
     )
+
+
+def count_types(index: GraphIndex, kernels: Sequence[Kernel], words: KernelWords) -> tuple[tuple[str, int], ...]:
+    """How many products kernels compute in which type, the most frequent type first."""
+    by_node = _group_by_node(kernels)
+    types = Counter[str]()
+    for node in find_heavy_nodes(index):
+        if node.op_type in PRODUCTS:
+            workers = find_workers(node.op_type, by_node.get(node.name, ()), words)
+            types[find_computed_type(node.op_type, workers, words)] += 1
+    return tuple(types.most_common())
 
 
 def judge_sums(

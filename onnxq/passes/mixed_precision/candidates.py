@@ -179,7 +179,7 @@ class Ways:
         """For each kind of CPU: microseconds by the operators in integers; those of the plan, and of float."""
         problem, clocks = self.problem, []
         cut = CutProblem(problem.ops, problem.engine.dynamic, problem.apart)
-        for kind in list_costs(problem.engine, problem.config.cpu):
+        for kind in list_costs(problem.engine, problem.config.cpu).values():
             costs = cut.compute_costs(kind)
             clock = partial(cut.time_us if problem.engine.costs else _sum_float_times, costs)
             before = clock(find_integer_ops(problem, self.plan))

@@ -59,10 +59,10 @@ def test_signed_data_with_a_zero_point_are_seen_to_be_dequantized() -> None:
 @needs_openvino
 def test_the_check_of_quantize_is_as_the_engine_runs_it() -> None:
     report = quantize_net().report
-    assert report.engine is not None
-    assert not report.engine.reason
-    assert report.engine.run == "as OpenVINO runs it"
-    (output,) = report.engine.outputs
+    (engine,) = report.engines
+    assert not engine.reason
+    assert engine.run == "as OpenVINO runs it"
+    (output,) = engine.outputs
     # The file's arithmetic, but for sums that the engine does not round in between.
     assert output.agreement_db > 30
     assert output.sqnr_db > 25

@@ -12,6 +12,7 @@ import pytest
 from onnx import helper, numpy_helper
 
 from onnxq.backends import find_engine
+from onnxq.backends.engine import Job
 from onnxq.backends.openvino.rules import find_sum_order
 from onnxq.graph import NodeRef, get_index, name_nodes
 from onnxq.numerics import find_partners
@@ -48,7 +49,7 @@ def find_node(model: onnx.ModelProto) -> NodeRef:
 
 def run_for_avx2(model: onnx.ModelProto, x: Shape, folder: Path) -> np.ndarray:
     """The answer to data of 255 everywhere."""
-    with find_engine("openvino").open_runner("avx2", model, {}, folder) as runner:
+    with find_engine("openvino").open_runner("avx2", model, Job(), folder) as runner:
         return np.asarray(runner.infer({"x": np.full(x, 255, np.float32)})["y"])
 
 

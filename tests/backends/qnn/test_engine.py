@@ -12,7 +12,7 @@ import pytest
 import onnxq
 from onnxq.backends import find_engine
 from onnxq.backends.building import compile_model, serve_child
-from onnxq.backends.engine import ENGINE
+from onnxq.backends.engine import ENGINE, Job
 from onnxq.backends.serving import ServedRunner
 from onnxq.errors import ConfigError, MissingDependencyError, ModelError, VerificationError
 from onnxq.runtime import Session
@@ -45,7 +45,7 @@ def test_samples_of_several_sizes_are_refused(tmp_path: Path) -> None:
     shapes = {"x": ((1, 3, 8, 8), (1, 3, 8, 8), (4, 3, 8, 8))}
     with (
         pytest.raises(ModelError, match="samples have 1x3x8x8, 4x3x8x8"),
-        find_engine("qnn").open_runner("qnn", make_graph("conv", batch="N"), shapes, tmp_path),
+        find_engine("qnn").open_runner("qnn", make_graph("conv", batch="N"), Job(shapes=shapes), tmp_path),
     ):
         pass
 

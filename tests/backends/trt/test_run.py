@@ -11,6 +11,7 @@ import pytest
 import onnxq
 from onnxq.backends import engine as base
 from onnxq.backends import find_backend
+from onnxq.backends.engine import Job
 from onnxq.backends.trt import engine
 from onnxq.backends.trt import run as trt
 from onnxq.errors import ModelError
@@ -61,9 +62,8 @@ def test_without_polygraphy_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) 
 @ahead_of_time
 @pytest.mark.parametrize("debug_tensors", [False, True])
 def test_the_child_builds_an_engine(tmp_path: Path, debug_tensors: bool) -> None:
-    engine = trt.build_trt(
-        LOCAL, pairs(chain(), signed=True), SHAPES, tmp_path, debug_tensors=debug_tensors, capability=AMPERE
-    )
+    job = Job(shapes=SHAPES, debug_tensors=debug_tensors, capability=AMPERE)
+    engine = trt.build_trt(LOCAL, pairs(chain(), signed=True), job, tmp_path)
     assert engine.stat().st_size > 1000
 
 
@@ -71,7 +71,7 @@ def test_the_child_builds_an_engine(tmp_path: Path, debug_tensors: bool) -> None
 @ahead_of_time
 def test_what_tensorrt_refuses_is_told_in_its_words(tmp_path: Path) -> None:
     with pytest.raises(NodeError, match="zero point") as caught:
-        trt.build_trt(LOCAL, pairs(chain()), SHAPES, tmp_path, capability=AMPERE)
+        trt.build_trt(LOCAL, pairs(chain()), Job(shapes=SHAPES, capability=AMPERE), tmp_path)
     assert caught.value.node == "x/QuantizeLinear"
 
 
@@ -79,7 +79,7 @@ def test_what_tensorrt_refuses_is_told_in_its_words(tmp_path: Path) -> None:
 @ahead_of_time
 @pytest.mark.skipif(find_obstacle() is None, reason="there is a GPU")
 def test_an_engine_without_a_gpu_is_an_error(tmp_path: Path) -> None:
-    engine = trt.build_trt(LOCAL, chain(), SHAPES, tmp_path, capability=AMPERE)
+    engine = trt.build_trt(LOCAL, chain(), Job(shapes=SHAPES, capability=AMPERE), tmp_path)
     with pytest.raises(ModelError, match="engine"), trt.TrtRunner(LOCAL, "trt", engine):
         pass
 
@@ -93,7 +93,7 @@ def test_an_engine_that_is_not_there_is_an_error(tmp_path: Path) -> None:
 @pytest.mark.trt
 @pytest.mark.gpu
 def test_an_engine_runs(tmp_path: Path) -> None:
-    engine = trt.build_trt(LOCAL, chain(), SHAPES, tmp_path)
+    engine = trt.build_trt(LOCAL, chain(), Job(shapes=SHAPES), tmp_path)
     with trt.TrtRunner(LOCAL, "trt", engine) as runner:
         found = runner.infer({"x": samples(1)["x"]})
     assert found["y"].shape == (1, WIDTH)

@@ -84,8 +84,7 @@ def test_a_depthwise_block_stays_float_but_for_its_end() -> None:
     assert result.plan.target == "web"
     assert {str(site.site) for site in result.plan.sites if site.role is Role.WEIGHT} == {"c"}
     assert {node.subject for node in result.report.left_float} == {"e/Conv", "d/Conv"}
-    check = result.report.engine
-    assert check is not None
+    (check,) = result.report.engines
     # Kernels of integers count as such, though the graph does not tell the types of tensors between them.
     assert check.reason or dict(check.types)["int8"] == 1
 

@@ -7,10 +7,10 @@ import math
 import pytest
 
 import onnxq
+from onnxq.backends.engine import SessionRunner
 from onnxq.data import load_data
 from onnxq.engines.diff.layers import compare_layers, group_by_size, match_tensors, open_inner
 from onnxq.engines.diff.model import OFF, ON
-from onnxq.engines.diff.runs import SessionRunner
 from onnxq.graph import GraphIndex, infer_shapes, name_nodes
 from onnxq.runtime import Session, tap_tensors
 from onnxq.sites import TensorId
