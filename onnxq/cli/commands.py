@@ -284,6 +284,36 @@ PROFILE = ModelCommand(
     progress="profiling {subject}",
     takes="PROFILE",
 )
+REPORT = ModelCommand(
+    "report",
+    "Show on one page where the error is, what runs each operator, and what to do.",
+    """Write one HTML page about QUANT beside FLOAT: the noise of every operator and the kernel that ran it, all
+    quantized tensors with their ranges, and rules to paste for those that hurt. It loads nothing from a network, and
+    holds the figures themselves.
+
+    QUANT is a Q/DQ model made from FLOAT, by any tool. Without it FLOAT is quantized in memory first. --from shows a
+    page again that was written before.
+
+    \b
+    Examples:
+      onnxq report model.onnx model.q.onnx --data samples.npz -o report.html
+      onnxq report model.onnx --data samples.npz -o report.html --markdown summary.md
+      onnxq report --from report.html --mermaid graph.mmd
+    """,
+    [
+        click.Argument(["model"], metavar="[FLOAT]", required=False),
+        click.Argument(["quantized"], metavar="[QUANT]", required=False),
+        click.Option(["--from", "record"], metavar="PAGE", help="A page or JSON written before, in the place of both."),
+        DATA,
+        make_output("The page.", metavar="OUT.html"),
+        FORCE,
+        JSON,
+        QUIET,
+    ],
+    function="report:report",
+    progress="measuring {subject}",
+    takes="REPORT",
+)
 CALIBRATE = ModelCommand(
     "calibrate",
     "Observe one shard of the samples, in a batch system.",
@@ -467,6 +497,7 @@ EXPLAIN = click.Command(
         PERPLEXITY,
         DIFF,
         PROFILE,
+        REPORT,
         CALIBRATE,
         MERGE,
         IMPORT,

@@ -24,6 +24,7 @@ _MODULES = {
     "Plan": "plan",
     "Profile": "profile",
     "Proof": "prove",
+    "Record": "report",
     "Report": "quantize",
     "Variants": "variants.result",
     "WrittenPart": "shards",

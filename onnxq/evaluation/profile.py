@@ -38,6 +38,14 @@ class PrefixError:
 
 
 @dataclass(frozen=True, kw_only=True)
+class JointCost:
+    """SQNR with the loudest nodes in float together, and all others quantized."""
+
+    nodes: Names
+    sqnr_db: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class OutputProfile:
     """One output: with everything quantized, and with everything switched off, which should be exact.
 
@@ -55,6 +63,7 @@ class Profile:
     """Errors at the outputs by their causes.
 
     sqnr_db: of everything quantized, all outputs taken together (mean of their relative noise). groups: worst first.
+    joint: the loudest nodes together, more and more of them.
     fixed: pairs that could not be switched and stayed quantized throughout. choices: of the float model, which all
     figures are measured on, and how far those made with everything quantized are the same. data, source, quantized:
     in words.
@@ -67,6 +76,7 @@ class Profile:
     outputs: tuple[OutputProfile, ...]
     groups: tuple[GroupCost, ...]
     prefixes: tuple[PrefixError, ...] = ()
+    joint: tuple[JointCost, ...] = ()
     fixed: Refusals = ()
     choices: tuple[ChoiceAgreement, ...] = ()
     warnings: Cautions = ()

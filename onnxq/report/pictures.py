@@ -1,0 +1,118 @@
+"""Pictures of a record as SVG, coloured by the classes of the page's style sheet; they need no script."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from html import escape
+
+from onnxq.report.record import Bars, NodeRecord, OutputRecord, SiteRecord
+
+# Operators in a row of the strip.
+ROW = 240
+# Units of the strip: of an operator, its bars and the ticks under them.
+_STEP, _BARS, _TICKS = 10, 100, 14
+_WIDTH, _HEIGHT = 120, 28
+_SIDE = 220
+
+
+def find_shade(dtype: str) -> str:
+    """The class of the colour of a type: low, wide, float or none."""
+    if not dtype:
+        return "none"
+    if "float" in dtype:
+        return "low" if "float8" in dtype else "float"
+    return "wide" if "16" in dtype else "low"
+
+
+def draw_strip(nodes: Sequence[NodeRecord]) -> Iterator[str]:
+    """The network in the order it runs, a picture for every 240 operators.
+
+    A bar's height is the root of an operator's share of the noise, its colour the type of the kernel, the tick under it
+    stands for conversions in front.
+    """
+    most = max((node.share for node in nodes), default=0.0) or 1.0
+    for start in range(0, len(nodes), ROW):
+        row = nodes[start : start + ROW]
+        # One scale for all rows, so that they can be compared.
+        width = _STEP * (ROW if len(nodes) > ROW else len(row))
+        parts = [_draw_operator(node, _STEP * k, most) for k, node in enumerate(row)]
+        label = escape(f"{row[0].name} … {row[-1].name}")
+        yield (
+            f'<svg class="strip" viewBox="0 0 {width} {_BARS + _TICKS}" preserveAspectRatio="none" role="img" '
+            f'aria-label="{label}">{"".join(parts)}</svg>'
+        )
+
+
+def _draw_operator(node: NodeRecord, x: int, most: float) -> str:
+    # Of an operator without noise a line is left, which has the colour and can be pointed at.
+    height = max(2.0, _BARS * math.sqrt(node.share / most))
+    lines = [f"{node.op} {node.name}", f"{node.type or 'no kernel of its own'} {node.kernel}".strip()]
+    if node.isolated_db is not None:
+        lines.append(f"{100 * node.share:.1f} % of the noise; alone {node.isolated_db:.1f} dB")
+    if node.left_out_db is not None:
+        lines.append(f"all but it {node.left_out_db:.1f} dB")
+    if node.reason:
+        lines.append(f"float: {node.reason}")
+    if node.moves:
+        lines.append(f"{node.moves} conversions or copies in front of it")
+    lines += [f"{name}" for name in node.outputs]
+    title = f"<title>{escape(chr(10).join(lines))}</title>"
+    tick = f'<rect class="move" x="{x}" y="{_BARS + 3}" width="{_STEP}" height="{_TICKS - 3}"/>' if node.moves else ""
+    return (
+        f'<g>{title}<rect class="hit" x="{x}" y="0" width="{_STEP}" height="{_BARS}"/>'
+        f'<rect class="{find_shade(node.type)}" x="{x + 1}" y="{_BARS - height:.1f}" width="{_STEP - 2}" '
+        f'height="{height:.1f}"/>{tick}</g>'
+    )
+
+
+def draw_bars(bars: Bars, chosen: Sequence[float] = ()) -> str:
+    """A histogram, heights by their roots; the chosen range is a band behind it."""
+    low, high = min([bars.low, *chosen]), max([bars.high, *chosen])
+    scale, most = _WIDTH / (high - low or 1.0), max(bars.counts, default=0) or 1
+    step = (bars.high - bars.low) / max(len(bars.counts), 1) * scale
+    x = (bars.low - low) * scale
+    path = [f"M{x:.1f} {_HEIGHT}"]
+    path += [f"V{_HEIGHT * (1 - math.sqrt(count / most)):.1f}h{step:.2f}" for count in bars.counts]
+    band = ""
+    if chosen:
+        left, right = ((value - low) * scale for value in chosen)
+        band = f'<rect class="band" x="{left:.1f}" y="0" width="{right - left:.1f}" height="{_HEIGHT}"/>'
+    label = f"values from {bars.low:.4g} to {bars.high:.4g}"
+    if chosen:
+        label += f"; range {chosen[0]:.4g} to {chosen[1]:.4g}"
+    return _wrap(f'{band}<path class="bars" d="{"".join(path)}V{_HEIGHT}Z"/>', label)
+
+
+def draw_channels(site: SiteRecord) -> str:
+    """The largest magnitude of each channel on a logarithmic scale of four decades."""
+    largest = max(site.channels, default=0.0) or 1.0
+    step = _WIDTH / max(len(site.channels), 1)
+    path = []
+    for k, value in enumerate(site.channels):
+        share = 1 + math.log10(max(value / largest, 1e-4)) / 4
+        path.append(f"M{k * step:.1f} {_HEIGHT}v{-_HEIGHT * share:.1f}h{step * 0.8:.1f}V{_HEIGHT}")
+    label = f"largest magnitude by channel, {min(site.channels, default=0):.3g} to {largest:.3g}, four decades"
+    return _wrap(f'<path class="bars" d="{"".join(path)}Z"/>', label)
+
+
+def draw_outputs(output: OutputRecord) -> str:
+    """Float against quantized values of an output."""
+    values = [*output.float_values, *output.values]
+    low, high = min(values, default=0.0), max(values, default=1.0)
+    scale = _SIDE / (high - low or 1.0)
+    points = zip(output.float_values, output.values, strict=True)
+    path = "".join(f"M{(a - low) * scale:.1f} {_SIDE - (b - low) * scale:.1f}h0" for a, b in points)
+    label = f"{output.name}: float to the right, quantized upwards, {low:.4g} to {high:.4g}"
+    line = f'<path class="diagonal" d="M0 {_SIDE}L{_SIDE} 0"/><path class="points" d="{path}"/>'
+    return (
+        f'<svg class="scatter" viewBox="-4 -4 {_SIDE + 8} {_SIDE + 8}" role="img"><title>{escape(label)}</title>'
+        f"{line}</svg>"
+    )
+
+
+def _wrap(content: str, label: str) -> str:
+    return (
+        f'<svg class="small" viewBox="0 0 {_WIDTH} {_HEIGHT}" preserveAspectRatio="none" role="img">'
+        f"<title>{escape(label)}</title>{content}</svg>"
+    )
