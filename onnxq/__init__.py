@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from onnxq.calibrate.parts import Part as Part
     from onnxq.commands.apply import apply as apply
     from onnxq.commands.bench import bench as bench
+    from onnxq.commands.compare import Comparison as Comparison
+    from onnxq.commands.compare import compare as compare
     from onnxq.commands.diff import diff as diff
     from onnxq.commands.import_calibration import import_calibration as import_calibration
     from onnxq.commands.inspect import annotate_bits as annotate_bits
@@ -46,6 +48,8 @@ if TYPE_CHECKING:
     from onnxq.interop import strip_markers as strip_markers
     from onnxq.pipeline.finalize import Result as Result
     from onnxq.plan import Plan as Plan
+    from onnxq.report.record import Record as Record
+    from onnxq.report.record import read_record as read_record
 
 __version__ = "0.1.0"
 
@@ -56,6 +60,7 @@ _NAMES = {
     "calibrate.parts": "Part",
     "commands.apply": "apply",
     "commands.bench": "bench",
+    "commands.compare": "Comparison compare",
     "commands.diff": "diff",
     "commands.import_calibration": "import_calibration",
     "commands.inspect": "annotate_bits inspect",
@@ -79,6 +84,7 @@ _NAMES = {
     "interop": "Imported Marked strip_markers",
     "pipeline.finalize": "Result",
     "plan": "Plan",
+    "report.record": "Record read_record",
 }
 _HOMES = {name: f"onnxq.{module}" for module, names in _NAMES.items() for name in names.split()}
 

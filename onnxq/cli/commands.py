@@ -314,6 +314,36 @@ REPORT = ModelCommand(
     progress="measuring {subject}",
     takes="REPORT",
 )
+COMPARE = ModelCommand(
+    "compare",
+    "List what differs between two quantized models.",
+    """List what differs between BEFORE and AFTER: tensors that are quantized in one alone or otherwise, and error, size
+    and time as far as both tell them. Each is a page of `onnxq report`, a model of any tool, or a plan.
+
+    Exits with 1 when a condition of --fail-if holds for AFTER.
+
+    \b
+    Examples:
+      onnxq compare before.html after.html --fail-if "sqnr_db<30"
+      onnxq compare ours.onnx theirs.onnx
+    """,
+    [
+        click.Argument(["before"]),
+        click.Argument(["after"]),
+        click.Option(
+            ["--fail-if", "fail_if"],
+            multiple=True,
+            metavar="FIGURE<NUMBER",
+            help="A condition on a figure of AFTER: sqnr_db, bytes, speed, sites …; repeatable.",
+        ),
+        JSON,
+        VERBOSE,
+        TOP,
+        QUIET,
+    ],
+    function="compare:compare",
+    progress="comparing {after} with {before}",
+)
 CALIBRATE = ModelCommand(
     "calibrate",
     "Observe one shard of the samples, in a batch system.",
@@ -498,6 +528,7 @@ EXPLAIN = click.Command(
         DIFF,
         PROFILE,
         REPORT,
+        COMPARE,
         CALIBRATE,
         MERGE,
         IMPORT,

@@ -106,6 +106,10 @@ def _make_parts(profile: Profile, view: TextView) -> Iterator[RenderableType]:
             yield from make_list(
                 costs, view, columns, _make_cost_row, usual=_SHOWN, right=columns[2:], names=columns[:1]
             )
+    if profile.joint:
+        yield from (Text(""), Text("the loudest nodes left in float together", style="bold"))
+        rows = [(len(cost.nodes), format_decibel(cost.sqnr_db), cost.rule) for cost in profile.joint]
+        yield make_table(("nodes", "SQNR", "rule"), rows, right=("nodes", "SQNR"), fold=("rule",))
     if profile.prefixes:
         yield from (Text(""), Text("prefixes: quantized from the start up to a node", style="bold"))
         titles = ("node", "SQNR")

@@ -15,6 +15,7 @@ from onnxq.report.terminal import TextView
 _MODULES = {
     "AppliedImport": "import_calibration",
     "Bench": "bench",
+    "Comparison": "compare",
     "Difference": "diff",
     "Imported": "import_calibration",
     "Inspection": "inspect",

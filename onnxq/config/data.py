@@ -207,6 +207,14 @@ class OutputConfig(Section):
         flags="compile",
         metavar="OUT.onnx",
     )
+    report: File = option(
+        "",
+        "Also write the page of `onnxq report`.",
+        Command.QUANTIZE,
+        name="report_out",
+        flags="report",
+        metavar="OUT.html",
+    )
     bits_attribute: bool = option(
         False,
         "Write the attribute `bits` on Q/DQ nodes; ONNX Runtime and onnx.checker refuse the file.",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import dataclass
 
@@ -43,6 +44,12 @@ class JointCost:
 
     nodes: Names
     sqnr_db: float
+
+    @property
+    def rule(self) -> str:
+        """The rule of a configuration that leaves them in float, as a line of YAML."""
+        # A list of names in JSON is one in YAML, whatever letters they have.
+        return f"- {{node: {json.dumps(self.nodes)}, set: {{float: true}}}}"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 import platform
 from collections import Counter
@@ -84,13 +83,11 @@ def describe_result(model: ModelSource, result: Result, data: object, config: Co
     """The record of a run of `quantize`, with what its passes did."""
     record, told = measure_record(model, result.model, data, config, progress), result.report
     latency = told.latency
-    facts = record.facts
-    if latency is not None and not math.isnan(latency.ratio):
-        facts = (*facts, f"times the speed of float, {latency.threads} thread: {latency.ratio:.2f}")
+    speed = None if latency is None or math.isnan(latency.ratio) else round(latency.ratio, 3)
     return replace(
         record,
         quantized=told.output or f"quantized as {told.config or told.target} says",
-        facts=facts,
+        speed=speed,
         passes=told.accounts,
         refusals=told.refusals,
         left_float=told.left_float,
@@ -392,11 +389,11 @@ def _list_advice(measured: _Measured, config: Config) -> Iterator[Advice]:
         if joint.sqnr_db < best:
             continue
         best = joint.sqnr_db + RED_GAIN_DB
-        # A list of names in JSON is one in YAML, whatever letters they have.
-        rule = f"rules:\n  - node: {json.dumps(joint.nodes)}\n    set: {{float: true}}"
         size = sum(_count_growth(measured, name) for name in joint.nodes)
         gain = bound_db(joint.sqnr_db - profile.sqnr_db) or 0.0
-        yield Advice(nodes=joint.nodes, rule=rule, gain_db=gain, size=size, cost=costs.get(joint.nodes))
+        yield Advice(
+            nodes=joint.nodes, rule=f"rules:\n  {joint.rule}", gain_db=gain, size=size, cost=costs.get(joint.nodes)
+        )
 
 
 def _count_growth(measured: _Measured, name: str) -> int:

@@ -51,16 +51,13 @@ def list_tiles(record: Record) -> Iterator[tuple[str, str]]:
     """The figures at the top, each with its label."""
     if record.sqnr_db is not None:
         yield "against float", _format_db(record.sqnr_db)
-    if record.metric:
-        yield "metric", record.metric
+    if record.speed is not None:
+        yield "the speed of float", f"{record.speed:.2f}x"
     if record.quantized_bytes:
         ratio = record.source_bytes / record.quantized_bytes
         yield f"of {format_bytes(record.source_bytes)}, {ratio:.1f}x smaller", format_bytes(record.quantized_bytes)
     for dtype, count in record.types.items():
         yield f"operators in {dtype}", str(count)
-    for fact in record.facts:
-        label, _, value = fact.partition(": ")
-        yield label, value
 
 
 def describe_effect(advice: Advice) -> str:

@@ -157,8 +157,9 @@ class OutputRecord:
 class Record:
     """A quantized model beside its float one.
 
-    grade, verdict: of the outputs, and why. types: operators by the type of their results. engine: whose kernels they
-    are. passes: what each did or took back. provenance: versions, CPU, hashes, seeds.
+    grade, verdict: of the outputs, and why. speed: times as fast as float. types: operators by the type of their
+    results. engine: whose kernels they are. passes: what each did or took back. provenance: versions, CPU, hashes,
+    seeds.
     """
 
     __repr__ = abbreviate
@@ -168,8 +169,7 @@ class Record:
     quantized: str = ""
     grade: str = ""
     verdict: str = ""
-    facts: Names = ()
-    metric: str = ""
+    speed: float | None = None
     data: str = ""
     samples: int = 0
     synthetic: bool = False
