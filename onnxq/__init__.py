@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from onnxq.commands.profile import profile_model as profile_model
     from onnxq.commands.prove import prove as prove
     from onnxq.commands.quantize import quantize as quantize
-    from onnxq.commands.report import report as report
+    from onnxq.commands.report import make_report as make_report
     from onnxq.commands.results import summarize as summarize
     from onnxq.commands.shards import calibrate_part as calibrate_part
     from onnxq.commands.shards import merge_parts as merge_parts
@@ -69,7 +69,7 @@ _NAMES = {
     "commands.profile": "profile_model",
     "commands.prove": "prove",
     "commands.quantize": "quantize",
-    "commands.report": "report",
+    "commands.report": "make_report",
     "commands.results": "summarize",
     "commands.shards": "calibrate_part merge_parts",
     "commands.variants.make": "variants",

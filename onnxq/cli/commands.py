@@ -310,7 +310,7 @@ REPORT = ModelCommand(
         JSON,
         QUIET,
     ],
-    function="report:report",
+    function="report:make_report",
     progress="measuring {subject}",
     takes="REPORT",
 )

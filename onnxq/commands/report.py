@@ -19,7 +19,7 @@ from onnxq.report.record import Record, read_record
 from onnxq.report.terminal import RenderableType, SheetRows, TextView, format_verdict, make_sheet
 
 
-def report(
+def make_report(
     model: ModelSource | None = None,
     quantized: ModelSource | None = None,
     data: object = None,

@@ -9,7 +9,7 @@ from onnxq.observers import Histogram
 from onnxq.observers.base import Values
 
 # Intervals of a histogram, and channels or groups of neighbouring ones.
-BINS, CHANNELS = 40, 24
+BINS, CHANNELS = 32, 16
 # Of the histogram behind it, which grows with its data.
 _FINE = 1024
 
@@ -79,7 +79,7 @@ class Distribution:
         edges, counts = view.edges, view.counts.astype(np.float64)
         if view.zeros:
             counts[min(max(int(np.searchsorted(edges, 0.0, side="right")) - 1, 0), counts.size - 1)] += view.zeros
-        width = max(edges[-1] - edges[0], abs(edges[0]) * 1e-6, 1e-12)
-        # A tensor of one value has a bin without width.
-        edges = np.maximum.accumulate(edges + np.arange(edges.size) * width * 1e-9)
+        if edges[0] == edges[-1]:
+            # A tensor of one value.
+            edges = edges + np.linspace(0.0, max(abs(edges[0]), 1e-6) * 1e-6, edges.size)
         return edges, counts

@@ -70,30 +70,33 @@ def draw_bars(bars: Bars, chosen: Sequence[float] = ()) -> str:
     """A histogram, heights by their roots; the chosen range is a band behind it."""
     low, high = min([bars.low, *chosen]), max([bars.high, *chosen])
     scale, most = _WIDTH / (high - low or 1.0), max(bars.counts, default=0) or 1
-    step = (bars.high - bars.low) / max(len(bars.counts), 1) * scale
-    x = (bars.low - low) * scale
-    path = [f"M{x:.1f} {_HEIGHT}"]
-    path += [f"V{_HEIGHT * (1 - math.sqrt(count / most)):.1f}h{step:.2f}" for count in bars.counts]
+    heights = [math.sqrt(count / most) for count in bars.counts]
+    steps = _draw_steps(heights, (bars.low - low) * scale, (bars.high - low) * scale)
     band = ""
     if chosen:
         left, right = ((value - low) * scale for value in chosen)
-        band = f'<rect class="band" x="{left:.1f}" y="0" width="{right - left:.1f}" height="{_HEIGHT}"/>'
-    label = f"values from {bars.low:.4g} to {bars.high:.4g}"
-    if chosen:
-        label += f"; range {chosen[0]:.4g} to {chosen[1]:.4g}"
-    return _wrap(f'{band}<path class="bars" d="{"".join(path)}V{_HEIGHT}Z"/>', label)
+        band = f'<rect class="band" x="{left:.0f}" width="{right - left:.0f}" height="{_HEIGHT}"/>'
+    label = f"{bars.low:.4g} to {bars.high:.4g}"
+    return _wrap(band + steps, f"{label}; range {chosen[0]:.4g} to {chosen[1]:.4g}" if chosen else label)
 
 
 def draw_channels(site: SiteRecord) -> str:
     """The largest magnitude of each channel on a logarithmic scale of four decades."""
     largest = max(site.channels, default=0.0) or 1.0
-    step = _WIDTH / max(len(site.channels), 1)
-    path = []
-    for k, value in enumerate(site.channels):
-        share = 1 + math.log10(max(value / largest, 1e-4)) / 4
-        path.append(f"M{k * step:.1f} {_HEIGHT}v{-_HEIGHT * share:.1f}h{step * 0.8:.1f}V{_HEIGHT}")
-    label = f"largest magnitude by channel, {min(site.channels, default=0):.3g} to {largest:.3g}, four decades"
-    return _wrap(f'<path class="bars" d="{"".join(path)}Z"/>', label)
+    heights = [1 + math.log10(max(value / largest, 1e-4)) / 4 for value in site.channels]
+    label = f"{min(site.channels, default=0):.3g} to {largest:.3g}"
+    return _wrap(_draw_steps(heights, 0, _WIDTH), label)
+
+
+def _draw_steps(heights: Sequence[float], left: float, right: float) -> str:
+    """Bars side by side as one path, in whole units: a page has a thousand of them. heights: from 0 to 1."""
+    edges = [round(left + (right - left) * k / max(len(heights), 1)) for k in range(len(heights) + 1)]
+    path, before = [f"M{edges[0]} {_HEIGHT}"], -1
+    for height, start, end in zip(heights, edges, edges[1:], strict=False):
+        top = round(_HEIGHT * (1 - height))
+        path.append(f"h{end - start}" if top == before else f"V{top}h{end - start}")
+        before = top
+    return f'<path d="{"".join(path)}V{_HEIGHT}z"/>'
 
 
 def draw_outputs(output: OutputRecord) -> str:
@@ -112,7 +115,4 @@ def draw_outputs(output: OutputRecord) -> str:
 
 
 def _wrap(content: str, label: str) -> str:
-    return (
-        f'<svg class="small" viewBox="0 0 {_WIDTH} {_HEIGHT}" preserveAspectRatio="none" role="img">'
-        f"<title>{escape(label)}</title>{content}</svg>"
-    )
+    return f'<svg class="small" viewBox="0 0 {_WIDTH} {_HEIGHT}"><title>{escape(label)}</title>{content}</svg>'
