@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from onnxq.interop import strip_markers as strip_markers
     from onnxq.pipeline.finalize import Result as Result
     from onnxq.plan import Plan as Plan
-    from onnxq.report.record import Record as Record
+    from onnxq.report.record import ReportRecord as ReportRecord
     from onnxq.report.record import read_record as read_record
 
 __version__ = "0.1.0"
@@ -84,7 +84,7 @@ _NAMES = {
     "interop": "Imported Marked strip_markers",
     "pipeline.finalize": "Result",
     "plan": "Plan",
-    "report.record": "Record read_record",
+    "report.record": "ReportRecord read_record",
 }
 _HOMES = {name: f"onnxq.{module}" for module, names in _NAMES.items() for name in names.split()}
 

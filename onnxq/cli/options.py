@@ -24,6 +24,7 @@ ARGUMENTS = {
     "given": "--bits",
     "out": "--output",
     "overwrite": "--force",
+    "record": "--from",
     "top": "--top",
     "verbose": "-v",
 }

@@ -18,12 +18,12 @@ from onnxq.plan import Plan
 from onnxq.progress import Progress, silent
 from onnxq.report.columns import Text
 from onnxq.report.document import ResultFormat
-from onnxq.report.record import Record, read_record
+from onnxq.report.record import ReportRecord, read_record
 from onnxq.report.terminal import RenderableType, TextView, format_count, make_list, make_table
 from onnxq.spec import GRAIN_NAMES
 from onnxq.wording import abbreviate
 
-Compared = str | Path | onnx.ModelProto | Plan | Record
+Compared = str | Path | onnx.ModelProto | Plan | ReportRecord
 # Relative difference of scales that is rounding.
 _SAME = 1e-4
 _CONDITION = re.compile(r"\s*(\w+)\s*(<=|>=|<|>)\s*(-?\d+(?:\.\d+)?(?:e-?\d+)?)\s*", re.ASCII)
@@ -114,8 +114,8 @@ def _read_condition(text: str) -> tuple[str, str, Callable[[float, float], bool]
 
 
 def _read_side(subject: Compared) -> _Side:
-    """What is known of one of both."""
-    if isinstance(subject, Record):
+    """Read one of both."""
+    if isinstance(subject, ReportRecord):
         return _describe_record(subject, subject.title)
     if isinstance(subject, onnx.ModelProto):
         return _describe_model(subject, "model")
@@ -130,7 +130,7 @@ def _read_side(subject: Compared) -> _Side:
     return _describe_record(read_record(path), str(path))
 
 
-def _describe_record(record: Record, name: str) -> _Side:
+def _describe_record(record: ReportRecord, name: str) -> _Side:
     figures = {"sqnr_db": record.sqnr_db, "bytes": float(record.quantized_bytes), "sites": float(len(record.sites))}
     figures |= {f"operators_{dtype}": float(count) for dtype, count in record.types.items()}
     figures |= {"speed": record.speed}

@@ -15,7 +15,7 @@ from onnxq.progress import Progress, silent
 from onnxq.report.columns import Text
 from onnxq.report.document import ResultFormat
 from onnxq.report.page import describe_effect, list_loudest
-from onnxq.report.record import Record, read_record
+from onnxq.report.record import ReportRecord, read_record
 from onnxq.report.terminal import RenderableType, SheetRows, TextView, format_verdict, make_sheet
 
 
@@ -30,14 +30,14 @@ def make_report(
     out: str | Path | None = None,
     force: bool = False,
     progress: Progress = silent,
-) -> Record:
+) -> ReportRecord:
     """Measure where the error of a quantized model comes from, and write it as a page and in other forms.
 
     quantized: a Q/DQ model made from `model`, by any tool; without it `model` is quantized as `quantize` would with
     this configuration. data, config, overrides: as for `quantize`. record: a page or JSON written before, which is
     shown again in the place of all that. out: the page.
 
-    Returns the Record; `read_record` reads it back from a page.
+    Returns the ReportRecord; `read_record` reads it back from a page.
     Raises a subclass of OnnxqError for models that do not belong together, and data that does not fit.
     """
     with open_run(model or "", config, overrides, Command.REPORT, out=out, force=force) as chosen:
@@ -54,12 +54,12 @@ def make_report(
     return shown
 
 
-def _make_parts(record: Record, view: TextView) -> Iterator[RenderableType]:
+def _make_parts(record: ReportRecord, view: TextView) -> Iterator[RenderableType]:
     yield Text(f"{record.title}  ({record.quantized or 'quantized'})", style="bold")
     yield make_sheet(_make_rows(record))
 
 
-def _make_rows(record: Record) -> SheetRows:
+def _make_rows(record: ReportRecord) -> SheetRows:
     yield "verdict", format_verdict(record.grade, "bold", record.verdict)
     yield (
         "loudest",
@@ -74,7 +74,7 @@ def _make_rows(record: Record) -> SheetRows:
 
 
 FORMS = {
-    "Record": ResultFormat[Record](
+    "ReportRecord": ResultFormat[ReportRecord](
         make_parts=_make_parts,
         only=lambda record: json.loads(record.to_json()),
         list_warnings=lambda record: [Text(line, style="yellow") for line in record.warnings],

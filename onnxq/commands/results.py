@@ -25,7 +25,7 @@ _MODULES = {
     "Plan": "plan",
     "Profile": "profile",
     "Proof": "prove",
-    "Record": "report",
+    "ReportRecord": "report",
     "Report": "quantize",
     "Variants": "variants.result",
     "WrittenPart": "shards",

@@ -187,7 +187,7 @@ class ReportConfig(Section):
     """Options of `report`, which writes a page and other forms of it."""
 
     commands: ClassVar[Command] = Command.REPORT
-    samples: int = option(8, "Number of samples at most to measure on.", ge=1)
+    samples: int = option(4, "Number of samples at most to measure on.", ge=1)
     engine: str | None = option(
         None, "Engine whose kernels are shown. [default: the engine of the plan in QUANT; without one, ONNX Runtime]",
         metavar="ENGINE", names="engines",

@@ -45,11 +45,11 @@ from onnxq.report.page import write_page
 from onnxq.report.record import (
     RED_GAIN_DB,
     Advice,
-    Bars,
-    NodeRecord,
+    OperatorRecord,
     OutputRecord,
-    Record,
+    ReportRecord,
     SiteRecord,
+    ValueBars,
     bound_db,
 )
 from onnxq.runtime import Session, detect_cpu, observe_shapes, tap_tensors
@@ -64,10 +64,10 @@ _FLOAT_BITS = 32
 _HASH = 16
 
 
-def write_forms(record: Record, config: Config, out: str | Path | None, force: bool) -> None:
+def write_forms(record: ReportRecord, config: Config, out: str | Path | None, force: bool) -> None:
     """Write the page and the other forms that the configuration asks for."""
     options = config.report
-    writers: list[tuple[str, Callable[[Record], str]]] = [
+    writers: list[tuple[str, Callable[[ReportRecord], str]]] = [
         (str(out or ""), write_page),
         (options.markdown, write_markdown),
         (options.mermaid, write_mermaid),
@@ -79,7 +79,9 @@ def write_forms(record: Record, config: Config, out: str | Path | None, force: b
             write_text(Path(path), write(record), overwrite=force)
 
 
-def describe_result(model: ModelSource, result: Result, data: object, config: Config, progress: Progress) -> Record:
+def describe_result(
+    model: ModelSource, result: Result, data: object, config: Config, progress: Progress
+) -> ReportRecord:
     """The record of a run of `quantize`, with what its passes did."""
     record, told = measure_record(model, result.model, data, config, progress), result.report
     latency = told.latency
@@ -111,7 +113,7 @@ class _Measured:
 
 def measure_record(
     model: ModelSource, quantized: ModelSource, data: object, config: Config, progress: Progress
-) -> Record:
+) -> ReportRecord:
     """The record of a quantized model, by any tool, beside the float one that it was made from."""
     with progress("reading the models"):
         ctx = RunContext(config=Config(runtime=config.runtime), progress=progress)
@@ -147,7 +149,7 @@ def _prove(quantized: ModelSource, config: Config, progress: Progress) -> Proof:
 
 def _make_record(
     measured: _Measured, model: ModelSource, quantized: ModelSource, config: Config, progress: Progress
-) -> Record:
+) -> ReportRecord:
     profile, difference, proof = measured.profile, measured.difference, measured.proof
     sites = tuple(_list_sites(measured, progress))
     nodes = tuple(_list_nodes(measured))
@@ -166,7 +168,7 @@ def _make_record(
     ]
     grade, verdict = make_verdict(figures, profile.choices)
     sizes = [_measure_bytes(source) for source in (model, quantized)]
-    return Record(
+    return ReportRecord(
         title=PurePath(model).name if isinstance(model, (str, Path)) else "model",
         quantized=str(quantized) if isinstance(quantized, (str, Path)) else "",
         grade=grade.name,
@@ -230,7 +232,7 @@ def _pick_values(values: Any) -> tuple[float, ...]:
     return tuple(float(f"{value:.4g}") for value in np.nan_to_num(picked.astype(np.float64)))
 
 
-def _list_nodes(measured: _Measured) -> Iterator[NodeRecord]:
+def _list_nodes(measured: _Measured) -> Iterator[OperatorRecord]:
     """The operators of the main graph that compute on data, in the order they run."""
     index, profile = measured.index, measured.profile
     costs = {cost.name: cost for cost in profile.of("node")}
@@ -248,7 +250,7 @@ def _list_nodes(measured: _Measured) -> Iterator[NodeRecord]:
         cost, proved, layer = costs.get(node.name), proofs.get(node.name), layers.get(node.outputs[0])
         kind, dtype = kernels.get(node.name, ("", ""))
         own = next((error.sqnr_db for error in layer.accuracy if error.run == OFF), math.nan) if layer else math.nan
-        yield NodeRecord(
+        yield OperatorRecord(
             name=node.name,
             op=node.op_type,
             inputs=tuple(name for name in node.inputs if name and not index.is_constant(TensorId(name))),
@@ -311,7 +313,7 @@ def _list_sites(measured: _Measured, progress: Progress) -> Iterator[SiteRecord]
             clipped=round(values.measure_clipped(reach), 5) if reach and values is not None and counts else None,
             isolated_db=None if cost is None else bound_db(cost.isolated_db),
             left_out_db=None if cost is None else bound_db(cost.leave_one_out_db),
-            values=Bars(low=float(f"{low:.5g}"), high=float(f"{high:.5g}"), counts=counts) if counts else None,
+            values=ValueBars(low=float(f"{low:.5g}"), high=float(f"{high:.5g}"), counts=counts) if counts else None,
             channels=values.list_channels() if values is not None else (),
             levels=None if values is None else _count_levels(pair, values.find_middle(), reach),
         )

@@ -12,14 +12,14 @@ from pathlib import PurePath
 
 from onnxq.report.page import describe_effect, list_loudest, list_tiles
 from onnxq.report.pictures import find_shade
-from onnxq.report.record import NodeRecord, Record
+from onnxq.report.record import OperatorRecord, ReportRecord
 
 # Of the noise, by share: upper bounds and colours, from quiet to loud.
 _STEPS = ((0.001, "#e8f3f1"), (0.01, "#b7dfd8"), (0.03, "#f6e3a1"), (0.1, "#f2b05e"), (1.0, "#e5484d"))
 _SHADES = {"low": "#b7dfd8", "wide": "#b9cdf5", "float": "#f7d3ab", "none": "#e3e4e8"}
 
 
-def write_markdown(record: Record) -> str:
+def write_markdown(record: ReportRecord) -> str:
     """A summary for a pull request."""
     tiles = ", ".join(f"{value} {label}" for label, value in list_tiles(record))
     lines = [f"### {_escape(record.title)}: {record.grade}", "", _escape(record.verdict), "", _escape(tiles), ""]
@@ -35,7 +35,7 @@ def write_markdown(record: Record) -> str:
     return "\n".join(lines)
 
 
-def _make_row(node: NodeRecord) -> str:
+def _make_row(node: OperatorRecord) -> str:
     figures = (f"{db:.1f} dB" if db is not None else "" for db in (node.isolated_db, node.left_out_db))
     cells = (f"`{_escape(node.name)}`", node.op, node.type, f"{100 * node.share:.1f} %", *figures)
     return f"| {' | '.join(cells)} |"
@@ -46,7 +46,7 @@ def _escape(text: str) -> str:
     return text.replace("|", "\\|").replace("<", "&lt;").replace("\n", " ")
 
 
-def write_mermaid(record: Record) -> str:
+def write_mermaid(record: ReportRecord) -> str:
     """The operators as a Mermaid flowchart, coloured by the types that their kernels compute in."""
     lines = ["flowchart TD"]
     lines += [f"  classDef {shade} fill:{colour},stroke:#888,color:#111" for shade, colour in _SHADES.items()]
@@ -59,14 +59,14 @@ def write_mermaid(record: Record) -> str:
     return "\n".join(lines) + "\n"
 
 
-def write_node_data(record: Record) -> str:
+def write_node_data(record: ReportRecord) -> str:
     """Model Explorer's node data: for every tensor, the share of the noise that its operator adds, in percent."""
     results = {tensor: {"value": round(100 * node.share, 3)} for node in record.nodes for tensor in node.outputs}
     thresholds = [{"value": 100 * bound, "bgColor": colour} for bound, colour in _STEPS]
     return json.dumps({"main": {"name": "noise, %", "results": results, "thresholds": thresholds}})
 
 
-def write_graph(record: Record) -> str:
+def write_graph(record: ReportRecord) -> str:
     """Model Explorer's own graph of the operators, with all figures as attributes."""
     makers = {tensor: node.name for node in record.nodes for tensor in node.outputs}
     nodes = []
@@ -92,7 +92,7 @@ def write_graph(record: Record) -> str:
     return json.dumps({"label": record.title, "graphs": [{"id": "main", "nodes": nodes}]})
 
 
-def _list_attributes(node: NodeRecord) -> Iterator[tuple[str, str]]:
+def _list_attributes(node: OperatorRecord) -> Iterator[tuple[str, str]]:
     yield "type", node.type
     yield "kernel", node.kernel
     yield "share of the noise", f"{100 * node.share:.2f} %"

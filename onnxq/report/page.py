@@ -6,14 +6,14 @@ from collections.abc import Iterator
 from importlib.resources import files
 
 from onnxq.report.pictures import draw_bars, draw_channels, draw_outputs, draw_strip
-from onnxq.report.record import ELEMENT, RULE, Advice, NodeRecord, Record, SiteRecord
+from onnxq.report.record import ELEMENT, RULE, Advice, OperatorRecord, ReportRecord, SiteRecord
 from onnxq.report.terminal import format_bytes, format_decibel, format_scale
 
 # Operators that are named above the tables.
 _SHOWN = 5
 
 
-def write_page(record: Record) -> str:
+def write_page(record: ReportRecord) -> str:
     """The page as HTML."""
     # Here, since only pages need it.
     import jinja2
@@ -40,14 +40,14 @@ def write_page(record: Record) -> str:
     )
 
 
-def list_loudest(record: Record) -> list[tuple[NodeRecord, list[str]]]:
+def list_loudest(record: ReportRecord) -> list[tuple[OperatorRecord, list[str]]]:
     """The operators that add most noise, each with what is wrong with the tensors that it reads."""
     causes = {site.name: [f"{site.name}: {cause}" for cause in site.list_causes()] for site in record.sites}
     loudest = sorted((node for node in record.nodes if node.share), key=lambda node: -node.share)[:_SHOWN]
     return [(node, [cause for name in node.sites for cause in causes.get(name, ())]) for node in loudest]
 
 
-def list_tiles(record: Record) -> Iterator[tuple[str, str]]:
+def list_tiles(record: ReportRecord) -> Iterator[tuple[str, str]]:
     """The figures at the top, each with its label."""
     if record.sqnr_db is not None:
         yield "against float", _format_db(record.sqnr_db)
@@ -61,7 +61,7 @@ def list_tiles(record: Record) -> Iterator[tuple[str, str]]:
 
 
 def describe_effect(advice: Advice) -> str:
-    """What a rule brings and costs, in a sentence."""
+    """The effect of a rule and its cost, in a sentence."""
     parts = [f"+{advice.gain_db:.1f} dB at the outputs"]
     if advice.size:
         parts.append(f"{format_bytes(advice.size)} larger")

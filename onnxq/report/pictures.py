@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from html import escape
 
-from onnxq.report.record import Bars, NodeRecord, OutputRecord, SiteRecord
+from onnxq.report.record import OperatorRecord, OutputRecord, SiteRecord, ValueBars
 
 # Operators in a row of the strip.
 ROW = 240
@@ -25,7 +25,7 @@ def find_shade(dtype: str) -> str:
     return "wide" if "16" in dtype else "low"
 
 
-def draw_strip(nodes: Sequence[NodeRecord]) -> Iterator[str]:
+def draw_strip(nodes: Sequence[OperatorRecord]) -> Iterator[str]:
     """The network in the order it runs, a picture for every 240 operators.
 
     A bar's height is the root of an operator's share of the noise, its colour the type of the kernel, the tick under it
@@ -44,7 +44,7 @@ def draw_strip(nodes: Sequence[NodeRecord]) -> Iterator[str]:
         )
 
 
-def _draw_operator(node: NodeRecord, x: int, most: float) -> str:
+def _draw_operator(node: OperatorRecord, x: int, most: float) -> str:
     # Of an operator without noise a line is left, which has the colour and can be pointed at.
     height = max(2.0, _BARS * math.sqrt(node.share / most))
     lines = [f"{node.op} {node.name}", f"{node.type or 'no kernel of its own'} {node.kernel}".strip()]
@@ -66,7 +66,7 @@ def _draw_operator(node: NodeRecord, x: int, most: float) -> str:
     )
 
 
-def draw_bars(bars: Bars, chosen: Sequence[float] = ()) -> str:
+def draw_bars(bars: ValueBars, chosen: Sequence[float] = ()) -> str:
     """A histogram, heights by their roots; the chosen range is a band behind it."""
     low, high = min([bars.low, *chosen]), max([bars.high, *chosen])
     scale, most = _WIDTH / (high - low or 1.0), max(bars.counts, default=0) or 1
@@ -89,7 +89,7 @@ def draw_channels(site: SiteRecord) -> str:
 
 
 def _draw_steps(heights: Sequence[float], left: float, right: float) -> str:
-    """Bars side by side as one path, in whole units: a page has a thousand of them. heights: from 0 to 1."""
+    """ValueBars side by side as one path, in whole units: a page has a thousand of them. heights: from 0 to 1."""
     edges = [round(left + (right - left) * k / max(len(heights), 1)) for k in range(len(heights) + 1)]
     path, before = [f"M{edges[0]} {_HEIGHT}"], -1
     for height, start, end in zip(heights, edges, edges[1:], strict=False):

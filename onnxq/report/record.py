@@ -41,7 +41,7 @@ def bound_db(value: float) -> float | None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Bars:
+class ValueBars:
     """How many values lie in each of the intervals of equal width between low and high."""
 
     low: float
@@ -81,12 +81,12 @@ class SiteRecord:
     clipped: float | None = None
     isolated_db: float | None = None
     left_out_db: float | None = None
-    values: Bars | None = None
+    values: ValueBars | None = None
     channels: tuple[float, ...] = ()
     levels: float | None = None
 
     def list_causes(self) -> Iterator[str]:
-        """What is wrong with its range, in sentences."""
+        """Name what is wrong with its range, in sentences."""
         if self.clipped is not None and self.clipped > _CLIPPED:
             yield f"{100 * self.clipped:.1f} % of the values are cut off"
         if self.levels is not None and self.levels < _LEVELS:
@@ -98,7 +98,7 @@ class SiteRecord:
 
 
 @dataclass(frozen=True, kw_only=True)
-class NodeRecord:
+class OperatorRecord:
     """One operator, in the order they run.
 
     type: of its kernel's results; "" where the engine shows none. moves: conversions and copies directly in front of
@@ -154,7 +154,7 @@ class OutputRecord:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Record:
+class ReportRecord:
     """A quantized model beside its float one.
 
     grade, verdict: of the outputs, and why. speed: times as fast as float. types: operators by the type of their
@@ -179,7 +179,7 @@ class Record:
     engine: str = ""
     types: Mapping[str, int] = field(default_factory=dict)
     outputs: tuple[OutputRecord, ...] = ()
-    nodes: tuple[NodeRecord, ...] = ()
+    nodes: tuple[OperatorRecord, ...] = ()
     sites: tuple[SiteRecord, ...] = ()
     advice: tuple[Advice, ...] = ()
     passes: Names = ()
@@ -193,7 +193,7 @@ class Record:
         return json.dumps(write_fields(self), separators=(",", ":")).replace("<", "\\u003c")
 
 
-def read_record(path: str | Path) -> Record:
+def read_record(path: str | Path) -> ReportRecord:
     """The record in a page or in JSON. Raises DataError for other files, and for a schema that is newer than ours."""
     text = read_text(path, DataError, _FIX, code="Q226")
     found = _EMBEDDED.search(text)
@@ -201,7 +201,7 @@ def read_record(path: str | Path) -> Record:
     document = source.parse(DataError, _FIX, code="Q226")
     if not isinstance(document, dict) or document.get("version") != SCHEMA:
         raise DataError(path, f"holds no record of version {SCHEMA} of a report", _FIX, code="Q226")
-    return read_fields(source, Record, DataError, _FIX, code="Q226")
+    return read_fields(source, ReportRecord, DataError, _FIX, code="Q226")
 
 
 # The rule of the verdict, printed on the page.

@@ -28,12 +28,14 @@ COMMANDS = {
     "calibrate": Command.QUANTIZE,
     "variants": Command.VARIANTS,
     "perplexity": Command.PERPLEXITY,
+    "report": Command.REPORT,
 }
 # Its arguments, for each command that has some.
 ARGUMENTS = {
     **{name: ["m.onnx"] for name in cli.list_commands(CONTEXT)},
     "apply": ["m.onnx", "p.json"],
     "diff": ["m.onnx", "q.onnx"],
+    "compare": ["m.onnx", "q.onnx"],
     "build-kernels": [],
     "explain": ["Q303"],
 }
@@ -52,6 +54,7 @@ GIVEN: dict[str, tuple[list[str], object]] = {
     "diff.engines": (["ort,trt"], ("ort", "trt")),
     "diff.load": (["r.json"], ("r.json",)),
     "prove.engine": (["tensorrt"], "tensorrt"),
+    "report.engine": (["tensorrt"], "tensorrt"),
     "prove.compute_capability": (["8.9"], "8.9"),
     "prove.require": (["float16", "MatMul*"], (("float16", "MatMul*"),)),
     "prove.require_int8": (["Conv"], ("Conv",)),
@@ -90,6 +93,8 @@ OWN_GIVEN: dict[str, tuple[list[str], object]] = {
     "shard": (["2/8"], "2/8"),
     "archs": (["sm_90"], ("sm_90",)),
     "top": (["3"], 3),
+    "record": (["p.html"], "p.html"),
+    "fail_if": (["sqnr_db<30"], ("sqnr_db<30",)),
     "config": (["ort-int8-mse"], "ort-int8-mse"),
     "settings": (["weights.bits=4"], ("weights.bits", 4)),
 }

@@ -23,7 +23,7 @@ from onnxq.evaluation.distributions import BINS, CHANNELS, Distribution
 from onnxq.report.exports import write_graph, write_markdown, write_mermaid, write_node_data
 from onnxq.report.page import write_page
 from onnxq.report.pictures import ROW, draw_strip
-from onnxq.report.record import Bars, NodeRecord, Record, SiteRecord, read_record
+from onnxq.report.record import OperatorRecord, ReportRecord, SiteRecord, ValueBars, read_record
 from tests.pipeline.models import EVERYTHING, images, residual
 from tests.report.kit import shown
 
@@ -74,13 +74,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def record(folder: Path) -> Record:
+def record(folder: Path) -> ReportRecord:
     return onnxq.make_report(
         folder / "m.onnx", folder / "q.onnx", images(), overrides={"samples": 4}, out=folder / "p.html"
     )
 
 
-def test_the_page_holds_the_record_and_asks_for_nothing(folder: Path, record: Record) -> None:
+def test_the_page_holds_the_record_and_asks_for_nothing(folder: Path, record: ReportRecord) -> None:
     page = (folder / "p.html").read_text()
     assert read_record(folder / "p.html") == record
     tags = Tags(page)
@@ -95,7 +95,9 @@ def test_the_page_holds_the_record_and_asks_for_nothing(folder: Path, record: Re
     assert (folder / "again.html").read_bytes() == (folder / "p.html").read_bytes()
 
 
-def test_the_rough_site_is_the_loudest_and_its_rule_mends_it(folder: Path, record: Record, tmp_path: Path) -> None:
+def test_the_rough_site_is_the_loudest_and_its_rule_mends_it(
+    folder: Path, record: ReportRecord, tmp_path: Path
+) -> None:
     rough = next(site for site in record.sites if site.name == "r")
     assert (rough.bits, rough.role) == (2, "activation")
     loudest = max(record.nodes, key=lambda node: node.share)
@@ -112,7 +114,9 @@ def test_the_rough_site_is_the_loudest_and_its_rule_mends_it(folder: Path, recor
     assert set(mended.node) == set(advice.nodes)
 
 
-def test_a_run_of_quantize_writes_its_page_with_what_passes_did(folder: Path, record: Record, tmp_path: Path) -> None:
+def test_a_run_of_quantize_writes_its_page_with_what_passes_did(
+    folder: Path, record: ReportRecord, tmp_path: Path
+) -> None:
     options = {"latency": False, "report_out": str(tmp_path / "run.html")}
     result = onnxq.quantize(folder / "m.onnx", images(), overrides=options)
     run = read_record(tmp_path / "run.html")
@@ -124,7 +128,7 @@ def test_a_run_of_quantize_writes_its_page_with_what_passes_did(folder: Path, re
     assert kept.quantized.endswith("q.onnx")
 
 
-def test_kernels_ranges_and_outputs_are_those_of_the_engines(record: Record) -> None:
+def test_kernels_ranges_and_outputs_are_those_of_the_engines(record: ReportRecord) -> None:
     types = {node.type for node in record.nodes if node.op == "Conv"}
     assert types & {"int8", "uint8"}
     assert record.engine == "ONNX Runtime"
@@ -139,7 +143,7 @@ def test_kernels_ranges_and_outputs_are_those_of_the_engines(record: Record) -> 
     assert len(output.values) > 1
 
 
-def test_other_tools_forms(record: Record) -> None:
+def test_other_tools_forms(record: ReportRecord) -> None:
     data = json.loads(write_node_data(record))["main"]
     tensors = {tensor for node in record.nodes for tensor in node.outputs}
     assert set(data["results"]) == tensors
@@ -156,10 +160,10 @@ def test_other_tools_forms(record: Record) -> None:
 
 def test_names_are_escaped_wherever_they_stand() -> None:
     evil = 'a"<script>alert(1)</script>|`'
-    node = NodeRecord(name=evil, op="Conv", outputs=(evil,), type="int8", share=1.0, isolated_db=3.0, sites=(evil,))
+    node = OperatorRecord(name=evil, op="Conv", outputs=(evil,), type="int8", share=1.0, isolated_db=3.0, sites=(evil,))
     site = SiteRecord(name=evil, role="activation", bits=8, type="uint8", scheme="asymmetric", granularity="tensor",
                       range=(0.0, 1.0), clipped=0.5)  # fmt: skip
-    record = Record(title=evil, nodes=(node,), sites=(site,), grade="broken", verdict=evil)
+    record = ReportRecord(title=evil, nodes=(node,), sites=(site,), grade="broken", verdict=evil)
     tags = Tags(write_page(record))
     assert not tags.open
     assert [tag for tag, _ in tags.found].count("script") == 2
@@ -168,7 +172,7 @@ def test_names_are_escaped_wherever_they_stand() -> None:
 
 
 def test_five_hundred_sites_make_a_page_under_a_megabyte() -> None:
-    bars = Bars(low=-1.2345, high=1.2345, counts=tuple(range(1000, 1000 + BINS)))
+    bars = ValueBars(low=-1.2345, high=1.2345, counts=tuple(range(1000, 1000 + BINS)))
     sites = tuple(
         SiteRecord(
             name=f"/encoder/layer.{k}/attention/output_{k}", role="activation", bits=8, type="uint8",
@@ -178,17 +182,17 @@ def test_five_hundred_sites_make_a_page_under_a_megabyte() -> None:
         for k in range(500)
     )  # fmt: skip
     nodes = tuple(
-        NodeRecord(
+        OperatorRecord(
             name=f"/encoder/layer.{k}/attention/MatMul", op="MatMul", inputs=(f"t{k}",), outputs=(f"t{k + 1}",),
             type="int8", kernel="QLinearMatMul", share=1 / 500, isolated_db=41.2, left_out_db=30.1, gain_db=0.1,
         )
         for k in range(500)
     )  # fmt: skip
-    assert len(write_page(Record(title="m", sites=sites, nodes=nodes))) < 1_000_000
+    assert len(write_page(ReportRecord(title="m", sites=sites, nodes=nodes))) < 1_000_000
 
 
 def test_a_long_network_takes_rows_of_one_scale() -> None:
-    nodes = [NodeRecord(name=f"n{k}", op="Relu", share=1 / 2000) for k in range(2000)]
+    nodes = [OperatorRecord(name=f"n{k}", op="Relu", share=1 / 2000) for k in range(2000)]
     rows = list(draw_strip(nodes))
     assert len(rows) == -(-2000 // ROW)
     assert {re.search(r'viewBox="0 0 (\d+)', row)[1] for row in rows} == {str(ROW * 10)}  # type: ignore[index]
@@ -199,14 +203,17 @@ def test_a_long_network_takes_rows_of_one_scale() -> None:
     [
         ({"clipped": 0.04}, "4.0 % of the values are cut off"),
         ({"levels": 5.0}, "half of the channels have 5 of 256 levels or fewer"),
-        ({"values": Bars(low=0, high=100, counts=(10_000, *[1] * 39))}, "99 % of the values lie in 2 % of the range"),
+        (
+            {"values": ValueBars(low=0, high=100, counts=(10_000, *[1] * 39))},
+            "99 % of the values lie in 2 % of the range",
+        ),
         ({}, ""),
     ],
 )
 def test_causes_are_named(changes: dict[str, object], words: str) -> None:
     site = SiteRecord(
         name="x", role="activation", bits=8, type="uint8", scheme="asymmetric", granularity="tensor",
-        **{"clipped": 0.0, "levels": 100.0, "values": Bars(low=0, high=1, counts=(10,) * 40), **changes},  # type: ignore[arg-type]
+        **{"clipped": 0.0, "levels": 100.0, "values": ValueBars(low=0, high=1, counts=(10,) * 40), **changes},  # type: ignore[arg-type]
     )  # fmt: skip
     assert " ".join(site.list_causes()).startswith(words) if words else not list(site.list_causes())
 
@@ -230,7 +237,7 @@ def test_distributions_count_values_channels_and_what_is_outside() -> None:
     assert shared.find_middle() == pytest.approx(0.01)
 
 
-def test_compare_tells_sites_figures_and_conditions(folder: Path, record: Record) -> None:
+def test_compare_tells_sites_figures_and_conditions(folder: Path, record: ReportRecord) -> None:
     found = onnxq.compare(folder / "fine.onnx", folder / "q.onnx")
     changed = {change.site: change for change in found.sites}
     assert changed["r"].before.startswith("8 bits")
@@ -277,7 +284,7 @@ def test_an_iterator_cannot_be_read_again(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(_BROWSER is None, reason="no Chromium on this machine: apt-get install chromium")
 @pytest.mark.parametrize("flags", [["--window-size=1300,1600"], ["--window-size=420,1600"]])
-def test_a_browser_shows_the_page(folder: Path, record: Record, tmp_path: Path, flags: list[str]) -> None:
+def test_a_browser_shows_the_page(folder: Path, record: ReportRecord, tmp_path: Path, flags: list[str]) -> None:
     picture, page = tmp_path / "page.png", tmp_path / "page.pdf"
     base = [str(_BROWSER), "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'user'}"]
     url = (folder / "p.html").as_uri()
