@@ -10,8 +10,7 @@ import json
 from collections.abc import Iterator
 from pathlib import PurePath
 
-from onnxq.report.page import describe_effect, list_loudest, list_tiles
-from onnxq.report.pictures import find_shade
+from onnxq.report.page import describe_effect, find_shade, list_loudest, list_tiles
 from onnxq.report.record import OperatorRecord, ReportRecord
 
 # Of the noise, by share: upper bounds and colours, from quiet to loud.

@@ -1,16 +1,26 @@
-"""The page of a record: one HTML file that asks for nothing else, prints, and holds the record itself."""
+"""The page of a record: one HTML file that asks for nothing else, prints, and holds the record itself.
+
+Its pictures are SVG, coloured by the classes of its style sheet, and need no script.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
+from html import escape
 from importlib.resources import files
 
-from onnxq.report.pictures import draw_bars, draw_channels, draw_outputs, draw_strip
-from onnxq.report.record import ELEMENT, RULE, Advice, OperatorRecord, ReportRecord, SiteRecord
+from onnxq.report.record import ELEMENT, RULE, Advice, OperatorRecord, OutputRecord, ReportRecord, SiteRecord, ValueBars
 from onnxq.report.terminal import format_bytes, format_decibel, format_scale
 
 # Operators that are named above the tables.
 _SHOWN = 5
+# Operators in a row of the strip.
+ROW = 240
+# Units of the strip: of an operator, its bars and the ticks under them.
+_STEP, _BARS, _TICKS = 10, 100, 14
+_WIDTH, _HEIGHT = 120, 28
+_SIDE = 220
 
 
 def write_page(record: ReportRecord) -> str:
@@ -79,3 +89,105 @@ def _format_db(value: float | None) -> str:
 
 def _format_scales(site: SiteRecord) -> str:
     return format_scale(*site.scales) if site.scales else "at each run"
+
+
+def find_shade(dtype: str) -> str:
+    """The class of the colour of a type: low, wide, float or none."""
+    if not dtype:
+        return "none"
+    if "float" in dtype:
+        return "low" if "float8" in dtype else "float"
+    return "wide" if "16" in dtype else "low"
+
+
+def draw_strip(nodes: Sequence[OperatorRecord]) -> Iterator[str]:
+    """The network in the order it runs, a picture for every 240 operators.
+
+    A bar's height is the root of an operator's share of the noise, its colour the type of the kernel, the tick under it
+    stands for conversions in front.
+    """
+    most = max((node.share for node in nodes), default=0.0) or 1.0
+    for start in range(0, len(nodes), ROW):
+        row = nodes[start : start + ROW]
+        # One scale for all rows, so that they can be compared.
+        width = _STEP * (ROW if len(nodes) > ROW else len(row))
+        parts = [_draw_operator(node, _STEP * k, most) for k, node in enumerate(row)]
+        label = escape(f"{row[0].name} … {row[-1].name}")
+        yield (
+            f'<svg class="strip" viewBox="0 0 {width} {_BARS + _TICKS}" preserveAspectRatio="none" role="img" '
+            f'aria-label="{label}">{"".join(parts)}</svg>'
+        )
+
+
+def _draw_operator(node: OperatorRecord, x: int, most: float) -> str:
+    # Of an operator without noise a line is left, which has the colour and can be pointed at.
+    height = max(2.0, _BARS * math.sqrt(node.share / most))
+    lines = [f"{node.op} {node.name}", f"{node.type or 'no kernel of its own'} {node.kernel}".strip()]
+    if node.isolated_db is not None:
+        lines.append(f"{100 * node.share:.1f} % of the noise; alone {node.isolated_db:.1f} dB")
+    if node.left_out_db is not None:
+        lines.append(f"all but it {node.left_out_db:.1f} dB")
+    if node.reason:
+        lines.append(f"float: {node.reason}")
+    if node.moves:
+        lines.append(f"{node.moves} conversions or copies in front of it")
+    lines += [f"{name}" for name in node.outputs]
+    title = f"<title>{escape(chr(10).join(lines))}</title>"
+    tick = f'<rect class="move" x="{x}" y="{_BARS + 3}" width="{_STEP}" height="{_TICKS - 3}"/>' if node.moves else ""
+    return (
+        f'<g>{title}<rect class="hit" x="{x}" y="0" width="{_STEP}" height="{_BARS}"/>'
+        f'<rect class="{find_shade(node.type)}" x="{x + 1}" y="{_BARS - height:.1f}" width="{_STEP - 2}" '
+        f'height="{height:.1f}"/>{tick}</g>'
+    )
+
+
+def draw_bars(bars: ValueBars, chosen: Sequence[float] = ()) -> str:
+    """A histogram, heights by their roots; the chosen range is a band behind it."""
+    low, high = min([bars.low, *chosen]), max([bars.high, *chosen])
+    scale, most = _WIDTH / (high - low or 1.0), max(bars.counts, default=0) or 1
+    heights = [math.sqrt(count / most) for count in bars.counts]
+    steps = _draw_steps(heights, (bars.low - low) * scale, (bars.high - low) * scale)
+    band = ""
+    if chosen:
+        left, right = ((value - low) * scale for value in chosen)
+        band = f'<rect class="band" x="{left:.0f}" width="{right - left:.0f}" height="{_HEIGHT}"/>'
+    label = f"{bars.low:.4g} to {bars.high:.4g}"
+    return _wrap(band + steps, f"{label}; range {chosen[0]:.4g} to {chosen[1]:.4g}" if chosen else label)
+
+
+def draw_channels(site: SiteRecord) -> str:
+    """The largest magnitude of each channel on a logarithmic scale of four decades."""
+    largest = max(site.channels, default=0.0) or 1.0
+    heights = [1 + math.log10(max(value / largest, 1e-4)) / 4 for value in site.channels]
+    label = f"{min(site.channels, default=0):.3g} to {largest:.3g}"
+    return _wrap(_draw_steps(heights, 0, _WIDTH), label)
+
+
+def _draw_steps(heights: Sequence[float], left: float, right: float) -> str:
+    """ValueBars side by side as one path, in whole units: a page has a thousand of them. heights: from 0 to 1."""
+    edges = [round(left + (right - left) * k / max(len(heights), 1)) for k in range(len(heights) + 1)]
+    path, before = [f"M{edges[0]} {_HEIGHT}"], -1
+    for height, start, end in zip(heights, edges, edges[1:], strict=False):
+        top = round(_HEIGHT * (1 - height))
+        path.append(f"h{end - start}" if top == before else f"V{top}h{end - start}")
+        before = top
+    return f'<path d="{"".join(path)}V{_HEIGHT}z"/>'
+
+
+def draw_outputs(output: OutputRecord) -> str:
+    """Float against quantized values of an output."""
+    values = [*output.float_values, *output.values]
+    low, high = min(values, default=0.0), max(values, default=1.0)
+    scale = _SIDE / (high - low or 1.0)
+    points = zip(output.float_values, output.values, strict=True)
+    path = "".join(f"M{(a - low) * scale:.1f} {_SIDE - (b - low) * scale:.1f}h0" for a, b in points)
+    label = f"{output.name}: float to the right, quantized upwards, {low:.4g} to {high:.4g}"
+    line = f'<path class="diagonal" d="M0 {_SIDE}L{_SIDE} 0"/><path class="points" d="{path}"/>'
+    return (
+        f'<svg class="scatter" viewBox="-4 -4 {_SIDE + 8} {_SIDE + 8}" role="img"><title>{escape(label)}</title>'
+        f"{line}</svg>"
+    )
+
+
+def _wrap(content: str, label: str) -> str:
+    return f'<svg class="small" viewBox="0 0 {_WIDTH} {_HEIGHT}"><title>{escape(label)}</title>{content}</svg>'

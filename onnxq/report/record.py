@@ -42,7 +42,7 @@ def bound_db(value: float) -> float | None:
 
 @dataclass(frozen=True, kw_only=True)
 class ValueBars:
-    """How many values lie in each of the intervals of equal width between low and high."""
+    """A histogram of intervals of equal width between low and high."""
 
     low: float
     high: float
@@ -61,28 +61,29 @@ class ValueBars:
 
 @dataclass(frozen=True, kw_only=True)
 class SiteRecord:
-    """One quantized tensor.
-
-    scales: the smallest and the largest; () where they are computed at each run. range: the values that its integers
-    can hold, per tensor only. clipped: the share of values outside. isolated_db: only this is quantized; left_out_db:
-    all but this. channels: largest magnitudes of channels or groups of them; of a weight, of its input channels,
-    against those of their outputs. levels: that the channel in the middle has, of a scale that channels share.
-    """
+    """One quantized tensor."""
 
     name: str
     role: str
+    # Operators.
     readers: Names = ()
     bits: int
     type: str
     scheme: str
     granularity: str
+    # The smallest and the largest; () where they are computed at each run.
     scales: tuple[float, ...] = ()
+    # The smallest and the largest value that the integers can hold; () of several scales.
     range: tuple[float, ...] = ()
+    # Share of the values outside.
     clipped: float | None = None
+    # Only this is quantized; all but this.
     isolated_db: float | None = None
     left_out_db: float | None = None
     values: ValueBars | None = None
+    # Largest magnitudes of channels or groups of them; of a weight, of its input channels, against their outputs.
     channels: tuple[float, ...] = ()
+    # Of the channel in the middle, with a scale that channels share.
     levels: float | None = None
 
     def list_causes(self) -> Iterator[str]:
@@ -99,28 +100,32 @@ class SiteRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class OperatorRecord:
-    """One operator, in the order they run.
-
-    type: of its kernel's results; "" where the engine shows none. moves: conversions and copies directly in front of
-    it. share: of the noise at the outputs, of the sum of all operators alone. own_db: of its first result, against
-    float. reason, code: why it stayed float. sites: the quantized tensors that it reads.
-    """
+    """One operator, in the order they run."""
 
     name: str
     op: str
+    # Tensors that depend on the model's inputs.
     inputs: Names = ()
     outputs: Names = ()
+    # Of its kernel's results; "" where the engine shows none.
     type: str = ""
     kernel: str = ""
+    # Conversions and copies directly in front of it.
     moves: int = 0
+    # Of the noise at the outputs, in the sum of all operators alone.
     share: float = 0.0
     isolated_db: float | None = None
     left_out_db: float | None = None
+    # dB that leaving it float brings back.
     gain_db: float | None = None
+    # Quantized from the start up to here.
     cumulative_db: float | None = None
+    # Of its first result, against float.
     own_db: float | None = None
+    # Why it stayed float, and the code of that.
     reason: str = ""
     code: str = ""
+    # The quantized tensors that it reads.
     sites: Names = ()
 
     @property
@@ -131,61 +136,66 @@ class OperatorRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class Advice:
-    """A rule to paste for operators. gain_db: what it brings back at the outputs. size: bytes that the file grows by.
-
-    cost: change of the predicted time of the model, as a share of it; None where nothing predicts it.
-    """
+    """A rule to paste for operators."""
 
     nodes: Names
+    # YAML.
     rule: str
+    # dB that it brings back at the outputs.
     gain_db: float
+    # Bytes that the file grows by.
     size: int
+    # Change of the model's predicted time, as a share of it; None where nothing predicts it.
     cost: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class OutputRecord:
-    """A model output. runs: SQNR in dB by run. float_values, values: some of its numbers, of both models."""
+    """A model output."""
 
     name: str
+    # SQNR in dB by run.
     runs: Mapping[str, float] = field(default_factory=dict)
+    # Some of its numbers, of both models.
     float_values: tuple[float, ...] = ()
     values: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReportRecord:
-    """A quantized model beside its float one.
-
-    grade, verdict: of the outputs, and why. speed: times as fast as float. types: operators by the type of their
-    results. engine: whose kernels they are. passes: what each did or took back. provenance: versions, CPU, hashes,
-    seeds.
-    """
+    """A quantized model beside its float one."""
 
     __repr__ = abbreviate
 
     version: Written[int] = SCHEMA
+    # Name of the float model.
     title: str
     quantized: str = ""
+    # Of the outputs, and why.
     grade: str = ""
     verdict: str = ""
+    # Times as fast as float.
     speed: float | None = None
     data: str = ""
     samples: int = 0
     synthetic: bool = False
     source_bytes: int = 0
     quantized_bytes: int = 0
+    # Of the worst output in any run.
     sqnr_db: float | None = None
+    # Whose kernels the operators have, and how many of those are of each type.
     engine: str = ""
     types: Mapping[str, int] = field(default_factory=dict)
     outputs: tuple[OutputRecord, ...] = ()
     nodes: tuple[OperatorRecord, ...] = ()
     sites: tuple[SiteRecord, ...] = ()
     advice: tuple[Advice, ...] = ()
+    # What each pass did or took back.
     passes: Names = ()
     refusals: Refusals = ()
     left_float: tuple[LeftFloat, ...] = ()
     warnings: Names = ()
+    # Versions, CPU, hashes, seeds.
     provenance: Mapping[str, str] = field(default_factory=dict)
 
     def to_json(self) -> str:

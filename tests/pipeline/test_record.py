@@ -21,8 +21,7 @@ from onnxq.config import Rule
 from onnxq.errors import ConfigError, DataError
 from onnxq.evaluation.distributions import BINS, CHANNELS, Distribution
 from onnxq.report.exports import write_graph, write_markdown, write_mermaid, write_node_data
-from onnxq.report.page import write_page
-from onnxq.report.pictures import ROW, draw_strip
+from onnxq.report.page import ROW, draw_strip, write_page
 from onnxq.report.record import OperatorRecord, ReportRecord, SiteRecord, ValueBars, read_record
 from tests.pipeline.models import EVERYTHING, images, residual
 from tests.report.kit import shown
