@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any, get_args
 
@@ -271,3 +272,14 @@ def test_help_lists_the_names_of_the_registry() -> None:
     assert "--target [openvino|ort|qnn|trt|virtual|web]" in shown["quantize"]
     assert "--engine [tensorrt-rtx|tensorrt|openvino|ort|qnn|web]" in shown["prove"]
     assert "--engines openvino,ort,qnn,trt" in shown["diff"]
+
+
+def test_the_help_of_quantize_begins_with_what_people_need_first() -> None:
+    shown = run("quantize", "--help").stdout
+    titles = re.findall(r"^(\w[\w ]+):$", shown.partition("\nOptions:")[2], re.MULTILINE)
+    assert titles[:3] == ["Quantization", "Accuracy", "Samples"]
+    first = re.findall(r"^  (?:-\w, )?(--[\w-]+)", shown.partition("\nOptions:")[2].partition("\n\n")[0], re.MULTILINE)
+    assert {"--data", "--output", "--target", "--min-sqnr", "--report"} <= set(first)
+    assert len(first) <= 11
+    every = [flag for param in find_command("quantize").params for flag in param.opts if flag.startswith("--")]
+    assert all(shown.count(f" {flag} ") + shown.count(f" {flag},") + shown.count(f" {flag}\n") for flag in every)
