@@ -158,6 +158,7 @@ def draw_bars(bars: ValueBars, chosen: Sequence[float] = ()) -> str:
 def draw_channels(site: SiteRecord) -> str:
     """The largest magnitude of each channel on a logarithmic scale of four decades."""
     largest = max(site.channels, default=0.0) or 1.0
+    # A channel without values has a bar of no height.
     heights = [1 + math.log10(max(value / largest, 1e-4)) / 4 for value in site.channels]
     label = f"{min(site.channels, default=0):.3g} to {largest:.3g}"
     return _wrap(_draw_steps(heights, 0, _WIDTH), label)
@@ -166,6 +167,7 @@ def draw_channels(site: SiteRecord) -> str:
 def _draw_steps(heights: Sequence[float], left: float, right: float) -> str:
     """ValueBars side by side as one path, in whole units: a page has a thousand of them. heights: from 0 to 1."""
     edges = [round(left + (right - left) * k / max(len(heights), 1)) for k in range(len(heights) + 1)]
+    # Neighbours of one height need no line between them.
     path, before = [f"M{edges[0]} {_HEIGHT}"], -1
     for height, start, end in zip(heights, edges, edges[1:], strict=False):
         top = round(_HEIGHT * (1 - height))
@@ -180,6 +182,7 @@ def draw_outputs(output: OutputRecord) -> str:
     low, high = min(values, default=0.0), max(values, default=1.0)
     scale = _SIDE / (high - low or 1.0)
     points = zip(output.float_values, output.values, strict=True)
+    # Lines of no length, which round caps make dots.
     path = "".join(f"M{(a - low) * scale:.1f} {_SIDE - (b - low) * scale:.1f}h0" for a, b in points)
     label = f"{output.name}: float to the right, quantized upwards, {low:.4g} to {high:.4g}"
     line = f'<path class="diagonal" d="M0 {_SIDE}L{_SIDE} 0"/><path class="points" d="{path}"/>'
