@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from onnxq.commands.prove import prove as prove
     from onnxq.commands.quantize import quantize as quantize
     from onnxq.commands.report import make_report as make_report
+    from onnxq.commands.results import render_html as render_html
     from onnxq.commands.results import summarize as summarize
     from onnxq.commands.shards import calibrate_part as calibrate_part
     from onnxq.commands.shards import merge_parts as merge_parts
@@ -70,7 +71,7 @@ _NAMES = {
     "commands.prove": "prove",
     "commands.quantize": "quantize",
     "commands.report": "make_report",
-    "commands.results": "summarize",
+    "commands.results": "render_html summarize",
     "commands.shards": "calibrate_part merge_parts",
     "commands.variants.make": "variants",
     "commands.variants.result": "Variant Variants",

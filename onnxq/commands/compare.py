@@ -21,7 +21,7 @@ from onnxq.report.document import ResultFormat
 from onnxq.report.record import ReportRecord, read_record
 from onnxq.report.terminal import RenderableType, TextView, format_count, make_list, make_table
 from onnxq.spec import GRAIN_NAMES
-from onnxq.wording import abbreviate
+from onnxq.wording import abbreviate, show_html
 
 Compared = str | Path | onnx.ModelProto | Plan | ReportRecord
 # Relative difference of scales that is rounding.
@@ -55,6 +55,7 @@ class Comparison:
     """The differences of two quantized models. sites: how many both have alike. failed: conditions that hold."""
 
     __repr__ = abbreviate
+    _repr_html_ = show_html
 
     before: str
     after: str

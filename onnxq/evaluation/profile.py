@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from onnxq.evaluation.agreement import ChoiceAgreement
 from onnxq.sites import Cautions, Names, Refusals
-from onnxq.wording import abbreviate
+from onnxq.wording import abbreviate, show_html
 
 KINDS = ("node", "segment", "site")
 
@@ -77,6 +77,7 @@ class Profile:
     """
 
     __repr__ = abbreviate
+    _repr_html_ = show_html
 
     sqnr_db: float
     samples: int

@@ -11,14 +11,15 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from onnxq.config.rows import Written, read_fields, write_fields
 from onnxq.config.schema import JsonText
-from onnxq.errors import DataError
+from onnxq.errors import DataError, MissingDependencyError
 from onnxq.files import read_text
 from onnxq.passes.journal import LOST_DB
 from onnxq.sites import LeftFloat, Names, Refusals
-from onnxq.wording import abbreviate
+from onnxq.wording import abbreviate, show_html
 
 # The version of the JSON; raised when a key changes its meaning or goes.
 SCHEMA = 1
@@ -27,6 +28,8 @@ ELEMENT = "onnxq-record"
 _EMBEDDED = re.compile(rf'<script type="application/json" id="{ELEMENT}">(.*?)</script>', re.DOTALL)
 _FIX = "give a page or JSON that `onnxq report` wrote"
 _MOST_DB = 200.0
+# Operators that a plot names.
+_LABELLED = 5
 # Share of the noise at the outputs from which an operator is marked, and dB that it must bring back.
 RED_SHARE, RED_GAIN_DB = 0.1, 0.5
 # Below: values cut off; levels that half of the channels have; share of the range that 99 % of the values lie in.
@@ -166,6 +169,7 @@ class ReportRecord:
     """A quantized model beside its float one."""
 
     __repr__ = abbreviate
+    _repr_html_ = show_html
 
     version: Written[int] = SCHEMA
     # Name of the float model.
@@ -197,6 +201,27 @@ class ReportRecord:
     warnings: Names = ()
     # Versions, CPU, hashes, seeds.
     provenance: Mapping[str, str] = field(default_factory=dict)
+
+    def plot(self, axes: Any = None) -> Any:
+        """Draw the share of the noise of each operator, in the order they run; needs matplotlib.
+
+        axes: of matplotlib, to draw on; None makes a figure. Returns the axes.
+        """
+        try:
+            from matplotlib import pyplot
+        except ImportError as error:
+            raise MissingDependencyError(
+                "matplotlib", "is not installed", "pip install matplotlib", code="Q604"
+            ) from error
+        if axes is None:
+            axes = pyplot.subplots(figsize=(12, 3), layout="constrained")[1]
+        shares = [100 * node.share for node in self.nodes]
+        axes.bar(range(len(shares)), shares, color=["C3" if node.red else "C0" for node in self.nodes])
+        axes.set_ylabel("noise at the outputs, %")
+        axes.set_title(f"{self.title}: {self.verdict}")
+        loudest = sorted(range(len(shares)), key=lambda k: -shares[k])[:_LABELLED]
+        axes.set_xticks(loudest, [self.nodes[k].name for k in loudest], rotation=20, ha="right")
+        return axes
 
     def to_json(self) -> str:
         """The record as one line of JSON, which no browser takes for tags."""

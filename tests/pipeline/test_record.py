@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 import subprocess
+import sys
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -293,3 +294,18 @@ def test_a_browser_shows_the_page(folder: Path, record: ReportRecord, tmp_path: 
     assert page.read_bytes()[:4] == b"%PDF"
     shown_page = subprocess.run([*base, "--dump-dom", url], check=True, capture_output=True, text=True, timeout=120)
     assert 'class="js"' in shown_page.stdout
+
+
+def test_a_notebook_shows_results_as_tables(record: ReportRecord) -> None:
+    result = onnxq.quantize(residual(), images(), overrides={"latency": False, "effort": "fast"})
+    for shown_result, words in ((result, "verdict"), (result.plan, "activation"), (record, "in float")):
+        html = shown_result._repr_html_()
+        assert not Tags(html).open
+        assert html.startswith("<pre") and words in html
+        assert "\x1b" not in html
+
+
+def test_a_plot_needs_matplotlib(record: ReportRecord, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(onnxq.OnnxqError, match="pip install matplotlib"):
+        record.plot()
