@@ -210,9 +210,8 @@ class ReportRecord:
         try:
             from matplotlib import pyplot
         except ImportError as error:
-            raise MissingDependencyError(
-                "matplotlib", "is not installed", "pip install matplotlib", code="Q604"
-            ) from error
+            fix = "pip install onnxq[plots]"
+            raise MissingDependencyError("plot", "matplotlib is not installed", fix, code="Q801") from error
         if axes is None:
             axes = pyplot.subplots(figsize=(12, 3), layout="constrained")[1]
         shares = [100 * node.share for node in self.nodes]

@@ -301,11 +301,20 @@ def test_a_notebook_shows_results_as_tables(record: ReportRecord) -> None:
     for shown_result, words in ((result, "verdict"), (result.plan, "activation"), (record, "in float")):
         html = shown_result._repr_html_()
         assert not Tags(html).open
-        assert html.startswith("<pre") and words in html
+        assert html.startswith("<pre")
+        assert words in html
         assert "\x1b" not in html
+
+
+def test_the_plot_has_a_bar_for_each_operator(record: ReportRecord) -> None:
+    matplotlib = pytest.importorskip("matplotlib")
+    matplotlib.use("Agg")
+    axes = record.plot()
+    assert [bar.get_height() for bar in axes.patches] == [100 * node.share for node in record.nodes]
+    assert max(record.nodes, key=lambda node: node.share).name in {label.get_text() for label in axes.get_xticklabels()}
 
 
 def test_a_plot_needs_matplotlib(record: ReportRecord, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(onnxq.OnnxqError, match="pip install matplotlib"):
+    with pytest.raises(onnxq.OnnxqError, match="matplotlib is not installed"):
         record.plot()
