@@ -339,9 +339,11 @@ def _name_tensor(pair: PairInfo, index: GraphIndex) -> TensorId | None:
 
 def _find_reach(pair: PairInfo, index: GraphIndex) -> Interval | tuple[()]:
     """The smallest and largest value that the pair's integers stand for; () where they have several scales."""
-    if pair.scales != 1 or pair.storage.startswith("float"):
+    names = {pair.dequantize, pair.quantize}
+    # Operators on integers are read as pairs that the file itself does not have.
+    node = next((node for node in index.nodes if node.name in names), None)
+    if pair.scales != 1 or pair.storage.startswith("float") or node is None:
         return ()
-    node = index.find_node(pair.dequantize or pair.quantize)
     zero = index.find_constant(index.resolve_tensor(node.inputs[2], node.scope)) if len(node.inputs) > 2 else None
     signed, shift = pair.element_type.signed, 0 if zero is None else int(zero.reshape(-1)[0])
     low = -(2 ** (pair.bits - 1)) if signed else 0
@@ -366,6 +368,8 @@ def _observe_values(measured: _Measured, progress: Progress) -> Mapping[TensorId
             # Channels stand behind the batch of images, and last elsewhere.
             found[tensor] = Distribution(1 if len(shape) == 4 else -1 if len(shape) > 1 else None)
     wanted = [tensor for tensor in found if tensor is not None and not index.is_constant(tensor)]
+    if not wanted:
+        return found
     tapped = tap_tensors(measured.state.model, wanted, only=True)
     session = Session(tapped.proto, optimize=False)
     taken = {value.name for value in session.inputs}

@@ -318,3 +318,23 @@ def test_a_plot_needs_matplotlib(record: ReportRecord, monkeypatch: pytest.Monke
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(onnxq.OnnxqError, match="matplotlib is not installed"):
         record.plot()
+
+
+@pytest.mark.parametrize("preset", ["ort-int8-weights", "ort-dynamic", "trt-int8"])
+def test_files_of_every_kind_have_a_page(preset: str) -> None:
+    options = {"latency": False, "effort": "fast"}
+    result = onnxq.quantize(residual(), images(4), preset, overrides=options)
+    record = onnxq.make_report(residual(), result.model, images(4), preset, overrides={"samples": 2, "engine": "ort"})
+    assert len(record.sites) >= result.report.pairs
+    assert not Tags(write_page(record)).open
+
+
+def test_operators_on_integers_have_a_page(tmp_path: Path) -> None:
+    """ONNX Runtime's dynamic files hold no pairs, but are read as if they did."""
+    from onnxruntime.quantization import quantize_dynamic
+
+    onnx.save(residual(), tmp_path / "m.onnx")
+    quantize_dynamic(tmp_path / "m.onnx", tmp_path / "q.onnx")
+    record = onnxq.make_report(tmp_path / "m.onnx", tmp_path / "q.onnx", images(4), overrides={"samples": 2})
+    assert record.sqnr_db is not None
+    assert not Tags(write_page(record)).open
