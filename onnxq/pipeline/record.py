@@ -233,7 +233,7 @@ def _pick_values(values: Any) -> tuple[float, ...]:
 
 
 def _list_nodes(measured: _Measured) -> Iterator[OperatorRecord]:
-    """The operators of the main graph that compute on data, in the order they run."""
+    """The operators that compute on data, those of bodies too, in the order they run."""
     index, profile = measured.index, measured.profile
     costs = {cost.name: cost for cost in profile.of("node")}
     # A node that reads one site alone shares its figures with others that read it.
@@ -245,7 +245,7 @@ def _list_nodes(measured: _Measured) -> Iterator[OperatorRecord]:
     proofs = {node.node: node for node in measured.proof.nodes}
     for node in sorted(index.nodes, key=lambda node: node.order):
         constant = all(index.is_constant(result) for result in node.results)
-        if node.scope or constant or node.op_type in (QUANTIZE, DEQUANTIZE, "Constant"):
+        if constant or node.op_type in (QUANTIZE, DEQUANTIZE, "Constant"):
             continue
         cost, proved, layer = costs.get(node.name), proofs.get(node.name), layers.get(node.outputs[0])
         kind, dtype = kernels.get(node.name, ("", ""))
@@ -253,7 +253,9 @@ def _list_nodes(measured: _Measured) -> Iterator[OperatorRecord]:
         yield OperatorRecord(
             name=node.name,
             op=node.op_type,
-            inputs=tuple(name for name in node.inputs if name and not index.is_constant(TensorId(name))),
+            inputs=tuple(
+                name for name in node.inputs if name and not index.is_constant(index.resolve_tensor(name, node.scope))
+            ),
             outputs=tuple(filter(None, node.outputs)),
             type=proved.type if proved is not None and proved.type != UNSEEN else dtype,
             kernel=(proved.kind if proved is not None else "") or kind,

@@ -10,7 +10,17 @@ from collections.abc import Iterator, Sequence
 from html import escape
 from importlib.resources import files
 
-from onnxq.report.record import ELEMENT, RULE, Advice, OperatorRecord, OutputRecord, ReportRecord, SiteRecord, ValueBars
+from onnxq.report.record import (
+    ELEMENT,
+    MOST_DB,
+    RULE,
+    Advice,
+    OperatorRecord,
+    OutputRecord,
+    ReportRecord,
+    SiteRecord,
+    ValueBars,
+)
 from onnxq.report.terminal import format_bytes, format_decibel, format_scale
 
 # Operators that are named above the tables.
@@ -72,7 +82,8 @@ def list_tiles(record: ReportRecord) -> Iterator[tuple[str, str]]:
 
 def describe_effect(advice: Advice) -> str:
     """The effect of a rule and its cost, in a sentence."""
-    parts = [f"+{advice.gain_db:.1f} dB at the outputs"]
+    exact = advice.gain_db >= MOST_DB / 2
+    parts = ["exact outputs" if exact else f"+{advice.gain_db:.1f} dB at the outputs"]
     if advice.size:
         parts.append(f"{format_bytes(advice.size)} larger")
     if advice.cost is not None:
@@ -84,7 +95,7 @@ def describe_effect(advice: Advice) -> str:
 def _format_db(value: float | None) -> str:
     if value is None:
         return ""
-    return "exact" if value >= 200 else format_decibel(value)
+    return "exact" if value >= MOST_DB else format_decibel(value)
 
 
 def _format_scales(site: SiteRecord) -> str:

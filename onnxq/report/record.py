@@ -27,7 +27,7 @@ SCHEMA = 1
 ELEMENT = "onnxq-record"
 _EMBEDDED = re.compile(rf'<script type="application/json" id="{ELEMENT}">(.*?)</script>', re.DOTALL)
 _FIX = "give a page or JSON that `onnxq report` wrote"
-_MOST_DB = 200.0
+MOST_DB = 200.0
 # Operators that a plot names.
 _LABELLED = 5
 # Share of the noise at the outputs from which an operator is marked, and dB that it must bring back.
@@ -40,7 +40,7 @@ _TAIL = 0.005
 
 def bound_db(value: float) -> float | None:
     """A figure in dB for the record."""
-    return None if math.isnan(value) else round(min(max(value, -_MOST_DB), _MOST_DB), 2)
+    return None if math.isnan(value) else round(min(max(value, -MOST_DB), MOST_DB), 2)
 
 
 @dataclass(frozen=True, kw_only=True)
