@@ -50,7 +50,7 @@ setup(
     packages=[*find_packages(str(HERE), include=["onnxq*", "torch_frontend*"]), *DATA],
     package_dir=DATA,
     package_data={
-        "onnxq": ["py.typed", "**/*.json", "**/*.mjs"],
+        "onnxq": ["py.typed", "**/*.json", "**/*.mjs", "**/*.j2"],
         "torch_frontend": ["qmodules/*.yaml"],
         **{name: [*PATTERNS, *PREBUILT] for name in DATA},
     },

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from onnxq.calibrate.parts import Part as Part
     from onnxq.commands.apply import apply as apply
     from onnxq.commands.bench import bench as bench
+    from onnxq.commands.compare import Comparison as Comparison
+    from onnxq.commands.compare import compare as compare
     from onnxq.commands.diff import diff as diff
     from onnxq.commands.import_calibration import import_calibration as import_calibration
     from onnxq.commands.inspect import annotate_bits as annotate_bits
@@ -27,6 +29,8 @@ if TYPE_CHECKING:
     from onnxq.commands.profile import profile_model as profile_model
     from onnxq.commands.prove import prove as prove
     from onnxq.commands.quantize import quantize as quantize
+    from onnxq.commands.report import make_report as make_report
+    from onnxq.commands.results import render_html as render_html
     from onnxq.commands.results import summarize as summarize
     from onnxq.commands.shards import calibrate_part as calibrate_part
     from onnxq.commands.shards import merge_parts as merge_parts
@@ -45,6 +49,8 @@ if TYPE_CHECKING:
     from onnxq.interop import strip_markers as strip_markers
     from onnxq.pipeline.finalize import Result as Result
     from onnxq.plan import Plan as Plan
+    from onnxq.report.record import ReportRecord as ReportRecord
+    from onnxq.report.record import read_record as read_record
 
 __version__ = "0.1.0"
 
@@ -55,6 +61,7 @@ _NAMES = {
     "calibrate.parts": "Part",
     "commands.apply": "apply",
     "commands.bench": "bench",
+    "commands.compare": "Comparison compare",
     "commands.diff": "diff",
     "commands.import_calibration": "import_calibration",
     "commands.inspect": "annotate_bits inspect",
@@ -63,7 +70,8 @@ _NAMES = {
     "commands.profile": "profile_model",
     "commands.prove": "prove",
     "commands.quantize": "quantize",
-    "commands.results": "summarize",
+    "commands.report": "make_report",
+    "commands.results": "render_html summarize",
     "commands.shards": "calibrate_part merge_parts",
     "commands.variants.make": "variants",
     "commands.variants.result": "Variant Variants",
@@ -77,6 +85,7 @@ _NAMES = {
     "interop": "Imported Marked strip_markers",
     "pipeline.finalize": "Result",
     "plan": "Plan",
+    "report.record": "ReportRecord read_record",
 }
 _HOMES = {name: f"onnxq.{module}" for module, names in _NAMES.items() for name in names.split()}
 

@@ -5,6 +5,7 @@ The command line replaces these by its options. Only printed text is translated;
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Sized
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -44,6 +45,12 @@ def abbreviate(value: Any) -> str:
         f"{name}={_abbreviate_field(field_value)}" for name, field_value in values.items() if not _is_empty(field_value)
     ]
     return _cut(f"{type(value).__name__}({', '.join(parts)}", _WHOLE) + ")"
+
+
+def show_html(value: Any) -> str:
+    """The summary of a result as HTML, for notebooks: the `_repr_html_` of results."""
+    # By its name: this room is below all others, and a notebook has loaded the package.
+    return str(sys.modules["onnxq"].render_html(value))
 
 
 def _is_empty(value: object) -> bool:

@@ -29,7 +29,7 @@ from onnxq.plan import Plan, PrecisionPlan, from_json
 from onnxq.plan.names import is_clipped_part, name_part
 from onnxq.sites import Caution, Cautions, Names, Role, Site, TensorId
 from onnxq.spec import ElementType, Granularity, PerBlock, PerChannel, PerTensor, QParams, QuantSpec, find_element_type
-from onnxq.wording import abbreviate
+from onnxq.wording import abbreviate, show_html
 
 
 class Origin(str, Enum):
@@ -99,6 +99,7 @@ class Inspection:
     """The pairs of a model, and the model with every node named (and annotated, when that was asked for)."""
 
     __repr__ = abbreviate
+    _repr_html_ = show_html
 
     model: ModelProto
     pairs: tuple[PairInfo, ...]

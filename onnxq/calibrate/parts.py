@@ -35,7 +35,7 @@ from onnxq.progress import Progress, Task, silent
 from onnxq.runtime.crew import Crew, SharedModel, hash_feeds, hash_parts, hash_run, open_model
 from onnxq.sites import Names, TensorId
 from onnxq.spec import ObserverSpec, QuantSpec
-from onnxq.wording import abbreviate
+from onnxq.wording import abbreviate, show_html
 from onnxq.workers import WorkPiece, count_threads, pack_value, restore_object, unpack_value
 
 # Batches among which the largest is found, to size the groups of taps by.
@@ -274,6 +274,7 @@ class Part:
     """
 
     __repr__ = abbreviate
+    _repr_html_ = show_html
 
     source: str
     keys: dict[str, str]

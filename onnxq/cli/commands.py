@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import click
 
+from onnxq.cli.analysis import BENCH, COMPARE, DIFF, INSPECT, MODEL, PERPLEXITY, PROFILE, PROVE, REPORT
 from onnxq.cli.group import CommandGroup, ModelCommand
 from onnxq.cli.options import DATA, FORCE, JSON, QUIET, STRICT, TOP, VERBOSE, Parsed, make_output
 from onnxq.commands.explain import explain_code
@@ -23,9 +24,6 @@ Exit codes:
 """
 # Digits of a number of bits; the widest integers have 64.
 _DIGITS = 3
-# Parameters hold no state, so that commands can share them.
-_MODEL = click.Argument(["model"])
-_MODELS = click.Argument(["models"], metavar="MODEL...", nargs=-1, required=True)
 
 
 def _parse_bits(text: str) -> tuple[str, int]:
@@ -59,7 +57,7 @@ QUANTIZE = ModelCommand(
       onnxq quantize model.onnx --config ort-dynamic
     """,
     [
-        _MODEL,
+        MODEL,
         DATA,
         make_output("The quantized model. [default: MODEL.q.onnx beside MODEL]"),
         FORCE,
@@ -90,7 +88,7 @@ VARIANTS = ModelCommand(
       onnxq variants model.onnx --data samples.npz --metric evaluate.py:accuracy --max-drop 1%
     """,
     [
-        _MODEL,
+        MODEL,
         DATA,
         make_output("Gets the folder onnx with the files. [default: MODEL-variants beside MODEL]", metavar="FOLDER"),
         FORCE,
@@ -115,7 +113,7 @@ PLAN = ModelCommand(
       onnxq plan model.onnx --config my.yaml -o plan.json
     """,
     [
-        _MODEL,
+        MODEL,
         DATA,
         make_output("Write the plan, to edit it or to `onnxq apply` it.", metavar="OUT.json"),
         FORCE,
@@ -136,7 +134,7 @@ APPLY = ModelCommand(
     A plan with numbers needs no data, but is checked on it when given; a plan without is calibrated on --data.
     """,
     [
-        _MODEL,
+        MODEL,
         click.Argument(["plan"]),
         DATA,
         make_output("The quantized model. [default: MODEL.q.onnx beside MODEL]"),
@@ -150,139 +148,6 @@ APPLY = ModelCommand(
     progress="applying {plan} to {model}",
     takes="APPLY",
     ending=".q.onnx",
-)
-PROVE = ModelCommand(
-    "prove",
-    "Build the engine and tell which kernels run in int8.",
-    """Build the engine of MODEL and list the kernel, and its type, of every pair and every heavy node.
-
-    With --engine ort also the weights that can overflow the 16-bit sums of x86 CPUs without VNNI; with --data how often
-    they do, and the loss, computed exactly on any machine.
-
-    Exits with 1 when the engine cannot be built, a node does not run in the type that --require asks for, or runs in
-    one that --forbid names, or with --require-exact a weight can overflow.
-
-    \b
-    Examples:
-      onnxq prove model.q.onnx --require-int8 'Conv'
-      onnxq prove model.q.onnx --require float16 'MatMul*' --forbid float32
-      onnxq prove model.q.onnx --engine ort --json > before.json
-      onnxq prove model.q.onnx --compare before.json
-      onnxq prove model.q.onnx --engine ort --require-exact --data samples.npz
-    """,
-    [
-        _MODEL,
-        DATA,
-        make_output("Keep the engine, the log, the list of kernels, the timing cache.", "--save", metavar="FOLDER"),
-        FORCE,
-        JSON,
-        VERBOSE,
-        TOP,
-        QUIET,
-    ],
-    function="prove:prove",
-    progress="proving {model}",
-    takes="PROVE",
-)
-BENCH = ModelCommand(
-    "bench",
-    "Time models side by side on an engine, and count their kernels.",
-    """Build every MODEL for an engine, list its kernels by type, and time all of them side by side.
-
-    The models are of one network: float32, float16, quantized by whatever tool; the first is the one that others are
-    compared with. TensorRT's engines are timed by events of the GPU, launched kernel by kernel and as a CUDA graph;
-    without a GPU, TensorRT for RTX builds ahead of time, and the kernels are listed alone.
-
-    Exits with 1 when a model cannot be built.
-
-    \b
-    Examples:
-      onnxq bench model.onnx model.q.onnx
-      onnxq bench model.onnx model.fp16.onnx model.q.onnx --engine tensorrt --batch 32 --json
-    """,
-    [_MODELS, DATA, JSON, VERBOSE, QUIET],
-    function="bench:bench",
-    progress="timing {count} models",
-    takes="BENCH",
-)
-PERPLEXITY = ModelCommand(
-    "perplexity",
-    "Compare language models on a text: perplexity, agreement, tokens a second.",
-    """Run language models on a text, and compare all with the first: perplexity, bits a byte, the share of positions
-    with the same likeliest token, the divergence of their distributions, and texts generated greedily.
-
-    The models are decoders of one vocabulary, with caches of keys and values or without. Tokens a second are those of a
-    prompt and of generation behind half a window, timed side by side. The text is read in windows, one behind the
-    other; of a long text --samples takes so many, spread over it.
-
-    \b
-    Examples:
-      onnxq perplexity model.onnx model.q.onnx --data text.txt --tokenizer folder
-      onnxq perplexity *.onnx --data text.txt --tokenizer bytes --samples 200 --generate 0 --json
-    """,
-    [_MODELS, click.Option(["--data"], metavar="TEXT", required=True, help="A text file, in UTF-8."), JSON, QUIET],
-    function="perplexity:perplexity",
-    progress="running {count} models",
-    takes="PERPLEXITY",
-)
-DIFF = ModelCommand(
-    "diff",
-    "Compare a quantized model with its float one, and engines with each other.",
-    """Run FLOAT and QUANT on samples and say how far they are apart: ONNX Runtime off, on, and TensorRT.
-
-    Exits with 1 when a tolerance is not met, or when an engine that must run does not: one named by --engines, else the
-    one that QUANT was made for, TensorRT only where it is installed and has a GPU.
-
-    \b
-    Examples:
-      onnxq diff model.onnx model.q.onnx --data samples.npz --min-sqnr 20
-      onnxq diff model.onnx model.q.onnx --data samples.npz --layers --bisect --save out
-      onnxq diff model.onnx model.q.onnx --load from-the-gpu-machine/results.json
-    """,
-    [
-        click.Argument(["model"], metavar="FLOAT"),
-        click.Argument(["quantized"], metavar="QUANT"),
-        DATA,
-        make_output(
-            "Write results.json and inputs.json (Polygraphy's), diff.json, pieces.", "--save", metavar="FOLDER"
-        ),
-        FORCE,
-        JSON,
-        VERBOSE,
-        TOP,
-        QUIET,
-    ],
-    function="diff:diff",
-    progress="comparing {quantized} with {model}",
-    takes="DIFF",
-)
-PROFILE = ModelCommand(
-    "profile",
-    "Measure the cost of each quantized site at the outputs.",
-    """Switch quantized sites on and off, and measure their cost at the outputs of FLOAT, worst first.
-
-    QUANT is a Q/DQ model made from FLOAT, by any tool. Without it, and without --plan, FLOAT is quantized in memory
-    first. Each group is measured isolated (only it quantized) and left out (all but it), on 8 samples or --samples.
-
-    \b
-    Examples:
-      onnxq profile model.onnx --data samples.npz
-      onnxq profile model.onnx model.q.onnx --data samples.npz --by node
-      onnxq profile model.onnx --plan plan.json --data samples.npz --json
-    """,
-    [
-        click.Argument(["model"], metavar="FLOAT"),
-        click.Argument(["quantized"], metavar="[QUANT]", required=False),
-        click.Option(["--plan"], metavar="PLAN.json", help="A plan with its numbers, in the place of QUANT."),
-        DATA,
-        JSON,
-        VERBOSE,
-        TOP,
-        QUIET,
-    ],
-    function="profile:profile_model",
-    progress="profiling {subject}",
-    takes="PROFILE",
 )
 CALIBRATE = ModelCommand(
     "calibrate",
@@ -299,7 +164,7 @@ CALIBRATE = ModelCommand(
       onnxq quantize model.onnx --data samples/ --ranges ranges.json
     """,
     [
-        _MODEL,
+        MODEL,
         DATA,
         click.Option(
             ["--shard"], default="1/1", metavar="I/N", help="Run the I-th of N shards of the samples. [default: 1/1]"
@@ -366,17 +231,6 @@ IMPORT = ModelCommand(
     progress="importing {cache}",
     takes="IMPORT",
 )
-INSPECT = ModelCommand(
-    "inspect",
-    "List the Q/DQ pairs of any model, with their bits.",
-    """List every quantize/dequantize pair of MODEL: its site, bits and scale, and the origin of the bits.
-
-    The model may come from any tool.
-    """,
-    [_MODEL, JSON, VERBOSE, TOP, QUIET],
-    function="inspect:inspect",
-    progress="inspecting {model}",
-)
 ANNOTATE = ModelCommand(
     "annotate-bits",
     "Write the bits of every Q/DQ pair into the model.",
@@ -390,7 +244,7 @@ ANNOTATE = ModelCommand(
       onnxq annotate-bits model.qdq.onnx --bits '/encoder/*=4' --bits '*=8'
     """,
     [
-        _MODEL,
+        MODEL,
         click.Option(
             ["--bits", "given"],
             type=Parsed(_parse_bits),
@@ -467,6 +321,8 @@ EXPLAIN = click.Command(
         PERPLEXITY,
         DIFF,
         PROFILE,
+        REPORT,
+        COMPARE,
         CALIBRATE,
         MERGE,
         IMPORT,

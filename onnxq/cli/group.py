@@ -18,7 +18,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 import click
 
-from onnxq.cli.options import JSON, make_options, name_beside, name_options
+from onnxq.cli.options import JSON, group_options, make_options, name_beside, name_options
 from onnxq.errors import ModelError, OnnxqError, OutputError, dump_json, escape_line, escape_lines, replace_surrogates
 from onnxq.nearest import suggest_names
 from onnxq.wording import use_translation
@@ -185,6 +185,17 @@ class ModelCommand(click.Command):
             if "" in (value if isinstance(value, tuple) else (value,)):
                 raise click.BadParameter("it is empty.", ctx, param)
         return rest
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the options in groups: of some commands there are fifty."""
+        if not self.takes:
+            super().format_options(ctx, formatter)
+            return
+        for title, params in group_options(self.get_params(ctx), self.takes).items():
+            records = [record for param in params if (record := param.get_help_record(ctx)) is not None]
+            if records:
+                with formatter.section(title):
+                    formatter.write_dl(records)
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command. A ModelError without a file, e.g. of a node, gets that of the model."""

@@ -24,6 +24,7 @@ ARGUMENTS = {
     "given": "--bits",
     "out": "--output",
     "overwrite": "--force",
+    "record": "--from",
     "top": "--top",
     "verbose": "-v",
 }
@@ -62,6 +63,39 @@ def make_options(command: str) -> list[click.Parameter]:
         ),
         *map(_make_option, list_options(Command[command])),
     ]  # fmt: skip
+
+
+# The options that people need first, by parameter.
+_FIRST = frozenset(
+    "data out force config settings target effort min_sqnr metric max_drop report_out help".split()  # noqa: SIM905
+)
+# Sections of the configuration -> the titles of their options in --help. Those of single commands come first, too.
+_TITLES = {
+    "": "Quantization",
+    "accuracy": "Accuracy",
+    "data": "Samples",
+    "verify": "Check",
+    "runtime": "Engine",
+    "scale": "Long runs and several machines",
+    "output": "Files",
+}
+_OTHERS = "Output and help"
+
+
+def group_options(params: Sequence[click.Parameter], command: str) -> dict[str, list[click.Parameter]]:
+    """The parameters by their titles in --help, those that people need first before all others.
+
+    command: of `Command`, by its name.
+    """
+    from onnxq.config import Command, list_options
+
+    sections = {option.name: option.path.rpartition(".")[0] for option in list_options(Command[command])}
+    groups: dict[str, list[click.Parameter]] = {title: [] for title in ("Options", *_TITLES.values(), _OTHERS)}
+    for param in params:
+        name = str(param.name)
+        title = _TITLES.get(sections[name], "Options") if name in sections else _OTHERS
+        groups["Options" if name in _FIRST else title].append(param)
+    return groups
 
 
 class NamedOption(click.Option):

@@ -6,27 +6,17 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path, PurePath
 
-from onnxq.annotate import read_model
 from onnxq.commands.apply import read_plan
 from onnxq.config import Command, Config
 from onnxq.data import load_data
-from onnxq.emit import PLAN_KEY
-from onnxq.errors import ConfigError, PlanError
+from onnxq.errors import ConfigError
 from onnxq.evaluation.profile import KINDS, GroupCost, PrefixError, Profile
 from onnxq.evaluation.sensitivity import measure_sensitivity
-from onnxq.graph import GraphIndex, ModelLike, add_libraries, compute_fingerprint, name_nodes
-from onnxq.graph.light import find_provider, list_libraries
-from onnxq.passes.assembly import build_quantized
 from onnxq.passes.base import RunContext
-from onnxq.passes.equalization.passes import replay_scalings
-from onnxq.passes.registry import list_rewrites
-from onnxq.passes.state import FloatState
+from onnxq.pipeline.both_models import load_both
 from onnxq.pipeline.configuration import Configuration, ModelSource, Overrides, open_crew, open_run
-from onnxq.pipeline.prepared import load_state
 from onnxq.pipeline.quantize_model import quantize
-from onnxq.pipeline.stale_numbers import renew_numbers
-from onnxq.plan import Plan, from_json
-from onnxq.planner import fit_plan
+from onnxq.plan import Plan
 from onnxq.progress import Progress, silent
 from onnxq.report.columns import Text
 from onnxq.report.document import ResultFormat
@@ -82,7 +72,7 @@ def profile_model(
             origin = str(plan if quantized is None else quantized)
         with progress("reading the models"):
             ctx = RunContext(config=Config(runtime=chosen.runtime), progress=progress)
-            state, proto = _load_both(model, ctx, quantized, plan)
+            state, proto = load_both(model, ctx, quantized, None if plan is None else read_plan(plan))
         samples = load_data(data, state.before.inputs, chosen.data, state.named, progress=progress)
         dataset = samples.take(chosen.profile.samples, chosen.data.seed)
         with use_threads(chosen.scale.threads), open_crew(chosen.scale, model) as crew:
@@ -105,31 +95,6 @@ def profile_model(
     )
 
 
-def _load_both(
-    model: ModelSource, ctx: RunContext, quantized: ModelSource | None, plan: Plan | str | Path | None
-) -> tuple[FloatState, ModelLike]:
-    """The float model as the quantized one was made from it, and the quantized one."""
-    if quantized is None:
-        noted = read_plan(plan) if plan is not None else None
-        if noted is None or not noted.calibrated:
-            fix = "use one that `onnxq quantize` wrote by `plan_out=…`"
-            raise PlanError("plan", "it has no numbers yet", fix, code="Q405")
-        state = replay_scalings(load_state(model, ctx, plan=noted), noted.scalings)
-        rebased = fit_plan(noted, GraphIndex(state.model), compute_fingerprint(state.model))
-        # Without samples: activations that lack numbers are an error, weights get theirs from the model.
-        renewed, _ = renew_numbers(RunContext(), state, rebased)
-        return state, build_quantized(state, renewed)
-    proto = name_nodes(read_model(quantized).proto)
-    note = next((entry.value for entry in proto.metadata_props if entry.key == PLAN_KEY), "")
-    if not note:
-        # Another tool's: what it did to the model first is not known, so nodes are compared as they are in the file.
-        state = load_state(model, replace(ctx, skip=list_rewrites()))
-    else:
-        noted = from_json(note, source=PLAN_KEY)
-        state = replay_scalings(load_state(model, ctx, plan=noted), noted.scalings)
-    return state, add_libraries(proto, list_libraries(state.named), find_provider(state.named))
-
-
 def _make_parts(profile: Profile, view: TextView) -> Iterator[RenderableType]:
     yield _make_title(profile)
     yield make_sheet(_make_rows(profile))
@@ -141,6 +106,10 @@ def _make_parts(profile: Profile, view: TextView) -> Iterator[RenderableType]:
             yield from make_list(
                 costs, view, columns, _make_cost_row, usual=_SHOWN, right=columns[2:], names=columns[:1]
             )
+    if profile.joint:
+        yield from (Text(""), Text("the loudest nodes left in float together", style="bold"))
+        rows = [(len(cost.nodes), format_decibel(cost.sqnr_db), cost.rule) for cost in profile.joint]
+        yield make_table(("nodes", "SQNR", "rule"), rows, right=("nodes", "SQNR"), fold=("rule",))
     if profile.prefixes:
         yield from (Text(""), Text("prefixes: quantized from the start up to a node", style="bold"))
         titles = ("node", "SQNR")

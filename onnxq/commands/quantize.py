@@ -10,7 +10,7 @@ from pathlib import Path, PurePath
 from onnxq.backends import find_compiler, find_target
 from onnxq.config import Command
 from onnxq.engines.diff.model import OFF, ON, label_run
-from onnxq.errors import VerificationError
+from onnxq.errors import ConfigError, VerificationError
 from onnxq.passes.journal import Promotion
 from onnxq.pipeline import quantize_model
 from onnxq.pipeline.configuration import Configuration, ModelSource, Overrides, open_run
@@ -74,9 +74,20 @@ def quantize(
     with open_run(model, config, overrides, Command.QUANTIZE, out=out, force=force) as chosen:
         if chosen.output.compiled:
             find_compiler(chosen.target)
+        if chosen.output.report and isinstance(data, Iterator):
+            fix = "give a list, or a function that returns an iterator"
+            raise ConfigError("data", "an iterator is read once, and `report_out=…` reads it again", fix, code="Q317")
         result = quantize_model.quantize(model, data, chosen, progress=progress)
         with progress("writing"):
-            return write_result(result, chosen, out, force)
+            result = write_result(result, chosen, out, force)
+        if chosen.output.report:
+            # Here, since only pages need it.
+            from onnxq.pipeline.record import describe_result, write_forms
+
+            with progress("measuring for the report"):
+                record = describe_result(model, result, data, chosen, progress)
+            write_forms(record, chosen, chosen.output.report, force)
+        return result
 
 
 def _make_parts(report: Report, view: TextView) -> Iterator[RenderableType]:

@@ -9,12 +9,13 @@ from typing import Any
 from onnxq.errors import ConfigError, OnnxqError
 from onnxq.pipeline.finalize import Result
 from onnxq.report.document import ErrorValues, ResultFormat
-from onnxq.report.terminal import TextView
+from onnxq.report.terminal import TextView, render_parts
 
 # Class of a result -> the module of its command, which is imported when such a result is shown.
 _MODULES = {
     "AppliedImport": "import_calibration",
     "Bench": "bench",
+    "Comparison": "compare",
     "Difference": "diff",
     "Imported": "import_calibration",
     "Inspection": "inspect",
@@ -24,6 +25,7 @@ _MODULES = {
     "Plan": "plan",
     "Profile": "profile",
     "Proof": "prove",
+    "ReportRecord": "report",
     "Report": "quantize",
     "Variants": "variants.result",
     "WrittenPart": "shards",
@@ -82,3 +84,10 @@ def summarize(result: object, *, verbose: bool = False, width: int | None = None
     # Warnings stand in it too, where a command writes them.
     show(result, TextView(verbose=verbose, width=width, stream=text))
     return text.getvalue()
+
+
+def render_html(result: object) -> str:
+    """The summary of a result as HTML with its styles, as notebooks show it. result: as for `summarize`."""
+    shown = find_shown(result)
+    form = find_form(shown)
+    return render_parts([*form.make_parts(shown, TextView()), *form.list_warnings(shown)])

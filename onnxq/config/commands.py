@@ -183,6 +183,22 @@ class ProfileConfig(Section):
     samples: int = option(8, "Number of samples at most to measure on.", ge=1)
 
 
+class ReportConfig(Section):
+    """Options of `report`, which writes a page and other forms of it."""
+
+    commands: ClassVar[Command] = Command.REPORT
+    samples: int = option(4, "Number of samples at most to measure on.", ge=1)
+    engine: str | None = option(
+        None, "Engine whose kernels are shown. [default: the engine of the plan in QUANT; without one, ONNX Runtime]",
+        metavar="ENGINE", names="engines",
+    )  # fmt: skip
+    markdown: File = option("", "Write a summary for a pull request.", metavar="OUT.md")
+    mermaid: File = option("", "Write the operators as a Mermaid flowchart.", metavar="OUT.mmd")
+    node_data: File = option("", "Write Model Explorer's node data: the noise that each operator adds.",
+        metavar="OUT.json")  # fmt: skip
+    graph: File = option("", "Write a graph that Model Explorer opens without an adapter.", metavar="OUT.json")
+
+
 class BenchConfig(Section):
     """Options of `bench`, which times models on an engine."""
 

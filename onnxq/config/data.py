@@ -59,7 +59,7 @@ class ImageConfig(Section):
 
 # The commands that read samples for the configuration, and those that read some of their own number, too.
 _READING = Command.QUANTIZE | Command.PLAN | Command.APPLY | Command.IMPORT | Command.DIFF | Command.VARIANTS
-_RUNNING = _READING | Command.PROVE | Command.PROFILE
+_RUNNING = _READING | Command.PROVE | Command.PROFILE | Command.REPORT
 _LOADING = _RUNNING | Command.BENCH | Command.PERPLEXITY
 _PLACING = Command.QUANTIZE | Command.PLAN
 _CALIBRATING = Command.QUANTIZE | Command.APPLY | Command.IMPORT | Command.VARIANTS
@@ -117,7 +117,7 @@ class RuntimeConfig(Section):
         "",
         "Execution provider of ONNX Runtime for calibration and checks: cpu, cuda, openvino or another that is "
         "installed. [default: cpu]",
-        _READING | Command.PROFILE | Command.BENCH | Command.PERPLEXITY,
+        _READING | Command.PROFILE | Command.REPORT | Command.BENCH | Command.PERPLEXITY,
         metavar="NAME",
     )
     soc: str = option(
@@ -137,7 +137,7 @@ class RuntimeConfig(Section):
 class ScaleConfig(Section):
     """Workers to spread the work over, and the folder that interrupted work goes on from."""
 
-    commands: ClassVar[Command] = Command.QUANTIZE | Command.PROFILE
+    commands: ClassVar[Command] = Command.QUANTIZE | Command.PROFILE | Command.REPORT
     workers: int = option(
         1, "Number of processes that share calibration, weight rounding and trials.", ge=1, le=_MOST_THREADS
     )
@@ -181,7 +181,7 @@ class VerifyConfig(Section):
     threads: int = option(
         1,
         "Threads for checking, comparing and timing; 0: all cores.",
-        _CHECKING | Command.DIFF | Command.PROFILE | Command.BENCH | Command.PERPLEXITY,
+        _CHECKING | Command.DIFF | Command.PROFILE | Command.REPORT | Command.BENCH | Command.PERPLEXITY,
         ge=0,
         le=_MOST_THREADS,
     )
@@ -206,6 +206,14 @@ class OutputConfig(Section):
         name="compile_out",
         flags="compile",
         metavar="OUT.onnx",
+    )
+    report: File = option(
+        "",
+        "Also write the page of `onnxq report`.",
+        Command.QUANTIZE,
+        name="report_out",
+        flags="report",
+        metavar="OUT.html",
     )
     bits_attribute: bool = option(
         False,

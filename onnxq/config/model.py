@@ -17,6 +17,7 @@ from onnxq.config.commands import (
     PerplexityConfig,
     ProfileConfig,
     ProveConfig,
+    ReportConfig,
     VariantsConfig,
 )
 from onnxq.config.data import DataConfig, OutputConfig, RuntimeConfig, ScaleConfig, VerifyConfig
@@ -70,7 +71,7 @@ class Config(Section):
         DEFAULT_TARGET,
         "The engine that will run the result: ONNX Runtime on the CPU, TensorRT, none, or that of another package. Or "
         "several that share one file, as NAME,NAME; with weights, NAME=2,NAME=1, where one matters more.",
-        _PLANNING | Command.PROFILE | Command.IMPORT,
+        _PLANNING | Command.PROFILE | Command.REPORT | Command.IMPORT,
         metavar="TARGET",
         names="backends",
     )
@@ -172,6 +173,7 @@ class Config(Section):
     diff: DiffConfig = DiffConfig()
     prove: ProveConfig = ProveConfig()
     profile: ProfileConfig = ProfileConfig()
+    report: ReportConfig = ReportConfig()
     bench: BenchConfig = BenchConfig()
     variants: VariantsConfig = VariantsConfig()
     perplexity: PerplexityConfig = PerplexityConfig()

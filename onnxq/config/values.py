@@ -58,6 +58,7 @@ class Command(Flag):
     BENCH = auto()
     VARIANTS = auto()
     PERPLEXITY = auto()
+    REPORT = auto()
 
 
 class Section(Frozen):

@@ -27,7 +27,7 @@ from onnxq.graph import GraphIndex, ModelLike, ValueInfo, add_libraries, get_ind
 from onnxq.progress import Progress, silent
 from onnxq.runtime import Feeds, Latency, convert_floats
 from onnxq.sites import Caution, Cautions, Names
-from onnxq.wording import abbreviate
+from onnxq.wording import abbreviate, show_html
 
 Source = str | Path | onnx.ModelProto
 # Seconds for the build of one engine of a placement.
@@ -73,6 +73,7 @@ class Bench:
     """
 
     __repr__ = abbreviate
+    _repr_html_ = show_html
 
     engine: str
     version: str

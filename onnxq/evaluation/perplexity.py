@@ -16,7 +16,7 @@ from onnxq.errors import DataError
 from onnxq.progress import Progress
 from onnxq.runtime import Session
 from onnxq.runtime.timing import count_block_runs, measure_rounds, time_runs
-from onnxq.wording import abbreviate
+from onnxq.wording import abbreviate, show_html
 
 Caches = dict[str, Array]
 # Logits of one model held at a time: 64 MB of float32.
@@ -59,6 +59,7 @@ class Perplexity:
     """
 
     __repr__ = abbreviate
+    _repr_html_ = show_html
 
     models: tuple[LanguageScore, ...]
     windows: int

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import dataclass
 
 from onnxq.evaluation.agreement import ChoiceAgreement
 from onnxq.sites import Cautions, Names, Refusals
-from onnxq.wording import abbreviate
+from onnxq.wording import abbreviate, show_html
 
 KINDS = ("node", "segment", "site")
 
@@ -38,6 +39,20 @@ class PrefixError:
 
 
 @dataclass(frozen=True, kw_only=True)
+class JointCost:
+    """SQNR with the loudest nodes in float together, and all others quantized."""
+
+    nodes: Names
+    sqnr_db: float
+
+    @property
+    def rule(self) -> str:
+        """The rule of a configuration that leaves them in float, as a line of YAML."""
+        # A list of names in JSON is one in YAML, whatever letters they have.
+        return f"- {{node: {json.dumps(self.nodes)}, set: {{float: true}}}}"
+
+
+@dataclass(frozen=True, kw_only=True)
 class OutputProfile:
     """One output: with everything quantized, and with everything switched off, which should be exact.
 
@@ -55,18 +70,21 @@ class Profile:
     """Errors at the outputs by their causes.
 
     sqnr_db: of everything quantized, all outputs taken together (mean of their relative noise). groups: worst first.
+    joint: the loudest nodes together, more and more of them.
     fixed: pairs that could not be switched and stayed quantized throughout. choices: of the float model, which all
     figures are measured on, and how far those made with everything quantized are the same. data, source, quantized:
     in words.
     """
 
     __repr__ = abbreviate
+    _repr_html_ = show_html
 
     sqnr_db: float
     samples: int
     outputs: tuple[OutputProfile, ...]
     groups: tuple[GroupCost, ...]
     prefixes: tuple[PrefixError, ...] = ()
+    joint: tuple[JointCost, ...] = ()
     fixed: Refusals = ()
     choices: tuple[ChoiceAgreement, ...] = ()
     warnings: Cautions = ()

@@ -15,18 +15,20 @@ from onnxq.data import Dataset
 from onnxq.errors import ConfigError
 from onnxq.evaluation.agreement import AgreementSums, ChoiceAgreement
 from onnxq.evaluation.compare import FloatOutputs
-from onnxq.evaluation.profile import KINDS, GroupCost, OutputProfile, PrefixError, Profile, noise_to_db
+from onnxq.evaluation.profile import KINDS, GroupCost, JointCost, OutputProfile, PrefixError, Profile, noise_to_db
 from onnxq.evaluation.selections import Selection, explain_missing
 from onnxq.evaluation.toggled import Setting, Switch, ToggledModel, measure_settings, toggle_model
 from onnxq.graph import ModelLike
 from onnxq.nearest import suggest_names
 from onnxq.progress import Progress
 from onnxq.runtime.crew import Crew
-from onnxq.sites import Caution, Cautions, Role
+from onnxq.sites import Caution, Cautions, Names, Role
 
 # The network in so many segments, coarse to fine, and in at most so many prefixes.
 _SEGMENTS = (2, 4, 8)
 _PREFIXES = 16
+# Loudest nodes that are left float together; sites that overlap, or spoil a result together, need it.
+_JOINT = (1, 2, 4, 8)
 # Nodes with a weight in a segment; a single one is a node of its own.
 _LEAST = 2
 # With everything off the outputs must be the float model's, but for the order of sums: ORT packs constant weights, and
@@ -131,6 +133,9 @@ def measure_sensitivity(
         for group, alone, others in zip(groups, figures, figures[len(groups) :], strict=False)
     ]
     costs.sort(key=lambda cost: (-cost.gain_db, cost.isolated_db, cost.name))
+    joint = _list_joint(groups, figures)
+    together = [everything - setting for setting in joint.values()]
+    joint_errors = measure_settings(toggled, reference, together, progress=progress, crew=crew) if together else []
     prefixes = [PrefixError(node=name, sqnr_db=db) for name, db in zip(steps, figures[2 * len(groups) :], strict=True)]
     outputs = tuple(
         OutputProfile(name=output.name, sqnr_db=output.sqnr_db, part=output.part, float_db=plain.whole_db)
@@ -142,6 +147,10 @@ def measure_sensitivity(
         outputs=outputs,
         groups=tuple(costs),
         prefixes=tuple(prefixes),
+        joint=tuple(
+            JointCost(nodes=names, sqnr_db=noise_to_db(errors.noise()))
+            for names, errors in zip(joint, joint_errors, strict=True)
+        ),
         fixed=toggled.fixed,
         choices=_compare_choices(toggled, reference, everything),
         warnings=_gather_warnings(outputs, toggled, reference.selections.list_missing(quantized)),
@@ -169,6 +178,20 @@ def _make_cost(group: SwitchGroup, isolated: float, left_out: float, whole: floa
         # Both may be infinite, and inf - inf is no number.
         gain_db=left_out - whole if left_out != whole else 0.0,
     )
+
+
+def _list_joint(groups: Sequence[SwitchGroup], isolated: Sequence[float]) -> dict[Names, Setting]:
+    """Settings of the loudest nodes, by their names. isolated: SQNR of each group alone."""
+    ranked = sorted(
+        (db, group.name, group) for group, db in zip(groups, isolated, strict=False) if group.kind == "node"
+    )
+    settings = {}
+    for count in _JOINT:
+        loudest = [group for _, _, group in ranked[:count]]
+        if len(loudest) == count:
+            names = tuple(group.name for group in loudest)
+            settings[names] = frozenset(switch for group in loudest for switch in group.switches)
+    return settings
 
 
 def _list_prefixes(toggled: ToggledModel) -> dict[str, Setting]:

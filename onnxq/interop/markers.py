@@ -35,7 +35,7 @@ from onnxq.planner import add_precision, anchor_sites, digest_weights, find_floa
 from onnxq.planner.sums import bind_sums, warn_allowed
 from onnxq.sites import Edge, Edges, Role, Site, TensorId
 from onnxq.spec import FLOAT_TYPES, FloatType, PerBlock, QParams, QuantSpec
-from onnxq.wording import abbreviate
+from onnxq.wording import abbreviate, show_html
 
 # Of the sites, in the plan.
 RULE = "marker"
@@ -48,6 +48,7 @@ class Marked:
     """The float network without markers, and a calibrated plan for it."""
 
     __repr__ = abbreviate
+    _repr_html_ = show_html
 
     model: onnx.ModelProto
     plan: Plan

@@ -16,7 +16,7 @@ from onnxq.nearest import find_nearest, suggest_names
 from onnxq.plan import Plan, SitePlan, SitePlans
 from onnxq.sites import Caution, Cautions, Names, Role, Site, TensorId
 from onnxq.spec import PerTensor, QParams
-from onnxq.wording import abbreviate
+from onnxq.wording import abbreviate, show_html
 
 # Operators whose output 0 holds exactly the values of input 0, so that both have one range.
 _SAME_VALUES = (
@@ -80,6 +80,7 @@ class Imported:
     """A plan with the scales of a file, and the outcome for every line of it and every site of the plan."""
 
     __repr__ = abbreviate
+    _repr_html_ = show_html
 
     plan: Plan
     cache: str

@@ -107,6 +107,11 @@ def _list_outputs(config: Config, command: Command, out: str | Path | None) -> I
             yield name_data_file(out)
     if config.output.plan and "output.plan" in taken:
         yield config.output.plan
+    if command is Command.REPORT:
+        options = config.report
+        yield from filter(None, (options.markdown, options.mermaid, options.node_data, options.graph))
+    if config.output.report and "output.report" in taken:
+        yield config.output.report
     if config.output.compiled and "output.compiled" in taken:
         yield config.output.compiled
 

@@ -50,7 +50,7 @@ from onnxq.report.sentences import (
 from onnxq.report.terminal import format_count, format_counts
 from onnxq.runtime import Feeds, Rest, UnknownOperatorError, detect_cpu, find_front
 from onnxq.sites import Caution, Cautions, Names
-from onnxq.wording import abbreviate
+from onnxq.wording import abbreviate, show_html
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,6 +62,7 @@ class Result:
     """
 
     __repr__ = abbreviate
+    _repr_html_ = show_html
 
     light: ModelLike
     plan: Plan

@@ -37,7 +37,7 @@ from onnxq.plan.forms import (
 )
 from onnxq.sites import Caution, Edge, Edges, LeftFloat, Names, Refusals, Role, Site, TensorId
 from onnxq.spec import FloatType, ObserverSpec, QParams, QuantSpec
-from onnxq.wording import abbreviate
+from onnxq.wording import abbreviate, show_html
 
 
 class PlacementMethod(str, Enum):
@@ -352,6 +352,7 @@ class Plan:
     """
 
     __repr__ = abbreviate
+    _repr_html_ = show_html
 
     schema: ClassVar[int] = SCHEMA
     # Of `onnxq.backends`.

@@ -18,7 +18,7 @@ from onnxq.planner import Forced
 from onnxq.planner.cut import MOST_LOSS
 from onnxq.report.terminal import format_decibel, format_milliseconds
 from onnxq.sites import Caution, Cautions, LeftFloat, Names, Refusals, Unquantized
-from onnxq.wording import abbreviate
+from onnxq.wording import abbreviate, show_html
 
 DRIFT_DB = 3.0
 # The warning that another placement would serve one kind of CPU better.
@@ -268,6 +268,7 @@ class Report:
     """The report of one `quantize` or `apply`."""
 
     __repr__ = abbreviate
+    _repr_html_ = show_html
 
     # Paths as given; "" for models in memory.
     source: str = ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import math
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -29,6 +30,9 @@ Content = RenderableType | list[str] | tuple[str, ...] | Iterator[str]
 SheetRows = Iterator[tuple[str, Content | None]]
 # Columns; in a pipe nothing is cut or wrapped.
 _PIPED_WIDTH = 100_000
+# Columns of a table in a notebook, which scrolls what is wider.
+_NOTEBOOK = 130
+_PREFORMATTED = '<pre style="white-space:pre;overflow-x:auto;line-height:1.35">{code}</pre>'
 # Lines on choices.
 _CHOICES = 3
 MORE = "`verbose=True` lists them all"
@@ -84,6 +88,13 @@ def print_renderable(renderable: RenderableType, stream: IO[str] | None = None, 
     with console.capture() as capture:
         console.print(group)
     write_stream("".join(f"{line.rstrip()}\n" for line in capture.get().splitlines()), stream)
+
+
+def render_parts(parts: Iterable[RenderableType]) -> str:
+    """Parts of a result as HTML, with their styles."""
+    console = Console(file=io.StringIO(), record=True, width=_NOTEBOOK, highlight=False, emoji=False, markup=False)
+    console.print(Group(*parts))
+    return console.export_html(inline_styles=True, code_format=_PREFORMATTED)
 
 
 def write_stream(text: str, stream: IO[str] | None = None) -> None:

@@ -11,7 +11,8 @@ from click.testing import CliRunner, Result
 from onnxq.cli import cli
 from onnxq.cli.group import CommandGroup
 
-CONTEXT = click.Context(cli)
+# With the settings of the group: a command keeps the names of its option for help from its first context.
+CONTEXT = click.Context(cli, **cli.context_settings)
 
 
 def run(*args: object) -> Result:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any, get_args
 
@@ -28,12 +29,14 @@ COMMANDS = {
     "calibrate": Command.QUANTIZE,
     "variants": Command.VARIANTS,
     "perplexity": Command.PERPLEXITY,
+    "report": Command.REPORT,
 }
 # Its arguments, for each command that has some.
 ARGUMENTS = {
     **{name: ["m.onnx"] for name in cli.list_commands(CONTEXT)},
     "apply": ["m.onnx", "p.json"],
     "diff": ["m.onnx", "q.onnx"],
+    "compare": ["m.onnx", "q.onnx"],
     "build-kernels": [],
     "explain": ["Q303"],
 }
@@ -52,6 +55,7 @@ GIVEN: dict[str, tuple[list[str], object]] = {
     "diff.engines": (["ort,trt"], ("ort", "trt")),
     "diff.load": (["r.json"], ("r.json",)),
     "prove.engine": (["tensorrt"], "tensorrt"),
+    "report.engine": (["tensorrt"], "tensorrt"),
     "prove.compute_capability": (["8.9"], "8.9"),
     "prove.require": (["float16", "MatMul*"], (("float16", "MatMul*"),)),
     "prove.require_int8": (["Conv"], ("Conv",)),
@@ -90,6 +94,8 @@ OWN_GIVEN: dict[str, tuple[list[str], object]] = {
     "shard": (["2/8"], "2/8"),
     "archs": (["sm_90"], ("sm_90",)),
     "top": (["3"], 3),
+    "record": (["p.html"], "p.html"),
+    "fail_if": (["sqnr_db<30"], ("sqnr_db<30",)),
     "config": (["ort-int8-mse"], "ort-int8-mse"),
     "settings": (["weights.bits=4"], ("weights.bits", 4)),
 }
@@ -266,3 +272,14 @@ def test_help_lists_the_names_of_the_registry() -> None:
     assert "--target [openvino|ort|qnn|trt|virtual|web]" in shown["quantize"]
     assert "--engine [tensorrt-rtx|tensorrt|openvino|ort|qnn|web]" in shown["prove"]
     assert "--engines openvino,ort,qnn,trt" in shown["diff"]
+
+
+def test_the_help_of_quantize_begins_with_what_people_need_first() -> None:
+    shown = run("quantize", "--help").stdout
+    titles = re.findall(r"^(\w[\w ]+):$", shown.partition("\nOptions:")[2], re.MULTILINE)
+    assert titles[:3] == ["Quantization", "Accuracy", "Samples"]
+    first = re.findall(r"^  (?:-\w, )?(--[\w-]+)", shown.partition("\nOptions:")[2].partition("\n\n")[0], re.MULTILINE)
+    assert {"--data", "--output", "--target", "--min-sqnr", "--report"} <= set(first)
+    assert len(first) <= 11
+    every = [flag for param in find_command("quantize").params for flag in param.opts if flag.startswith("--")]
+    assert all(shown.count(f" {flag} ") + shown.count(f" {flag},") + shown.count(f" {flag}\n") for flag in every)

@@ -25,6 +25,12 @@ variants m.onnx -o NAME
 prove m.onnx --engine ort -o NAME
 prove m.onnx --engine ort --save NAME
 diff m.onnx m.onnx -o NAME
+quantize m.onnx --no-latency --report NAME
+report m.onnx m.onnx -o NAME
+report m.onnx m.onnx --markdown NAME
+report m.onnx m.onnx --mermaid NAME
+report m.onnx m.onnx --node-data NAME
+report m.onnx m.onnx --graph NAME
 diff m.onnx m.onnx --save NAME
 calibrate m.onnx --data s.npz --shard 1/1 -o NAME
 merge r.json -o NAME

@@ -26,6 +26,7 @@ from onnxq.evaluation.metric import load_metric
 from onnxq.graph import Editor, GraphIndex, ValueInfo, inline_functions, load_model, name_nodes, upgrade_opset
 from onnxq.graph.storage import check_tensors
 from onnxq.interop import strip_markers
+from onnxq.report.record import read_record
 from onnxq.runtime import Session
 from tests.codes.kit import F, X, gemm, model, reach, reach_each, rows, saved, written
 from tests.data.text.kit import make_decoder
@@ -272,6 +273,7 @@ reach_each(
         ),
         "Q216": lambda _: load_data(None, [ValueInfo("x", TensorProto.STRING, (1,))]),
         "Q217": lambda folder: read_proof(written(folder, "oops", "p.json")),
+        "Q226": lambda folder: read_record(written(folder, "oops", "p.html")),
         "Q219": lambda _: load_metric(lambda _: float("nan"))(model(RELU)),
         "Q220": lambda folder: texts(folder),
         "Q222": lambda folder: texts(folder, tokenizer=str(folder / "none")),

@@ -41,7 +41,7 @@ KEYS = [
     (test_perplexity_text.FOUND, "data device generate length models prompts threads tokens windows"),
     (
         test_profile.FOUND,
-        "choices data fixed groups outputs prefixes quantized samples source sqnr_db synthetic warnings",
+        "choices data fixed groups joint outputs prefixes quantized samples source sqnr_db synthetic warnings",
     ),
     (
         test_prove.PROOF,

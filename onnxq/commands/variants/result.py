@@ -32,7 +32,7 @@ from onnxq.report.terminal import (
 )
 from onnxq.runtime import CPU_KINDS, Latency
 from onnxq.sites import Caution, Cautions, Names
-from onnxq.wording import abbreviate
+from onnxq.wording import abbreviate, show_html
 
 # The name under which hubs know the float model.
 FLOAT = "fp32"
@@ -65,6 +65,7 @@ class Variant:
     """
 
     __repr__ = abbreviate
+    _repr_html_ = show_html
 
     dtype: str
     state: VariantState = VariantState.MADE
@@ -98,6 +99,7 @@ class Variants:
     """
 
     __repr__ = abbreviate
+    _repr_html_ = show_html
 
     source: str
     original: Variant

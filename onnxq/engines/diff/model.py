@@ -10,7 +10,7 @@ from onnxq.annotate import WeightSums
 from onnxq.errors import VerificationError
 from onnxq.evaluation.agreement import ChoiceAgreement
 from onnxq.sites import Names, Refusal, Refusals
-from onnxq.wording import abbreviate
+from onnxq.wording import abbreviate, show_html
 
 # The float model, and the quantized one in ONNX Runtime without and with its optimizations. The run of any other engine
 # has the name of its backend.
@@ -158,6 +158,7 @@ class Difference:
     """
 
     __repr__ = abbreviate
+    _repr_html_ = show_html
 
     float_model: str = ""
     quantized_model: str = ""

@@ -11,7 +11,7 @@ from onnxq.annotate import WeightSums
 from onnxq.backends.engine import BuildState, DevicePlacement, Kernels
 from onnxq.engines.saturation.measure import SaturationCost
 from onnxq.sites import Cautions, Names
-from onnxq.wording import abbreviate
+from onnxq.wording import abbreviate, show_html
 
 INT8, FLOAT8, INT16 = "int8", "float8", "int16"
 # Types of kernels that read the integers, or the float8 values, of pairs.
@@ -164,6 +164,7 @@ class Proof:
     """
 
     __repr__ = abbreviate
+    _repr_html_ = show_html
 
     source: str
     build: Build

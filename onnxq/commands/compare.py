@@ -1,0 +1,211 @@
+"""`onnxq compare`: what differs between two quantized models, by their pages, files or plans."""
+
+from __future__ import annotations
+
+import math
+import operator
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import onnx
+
+from onnxq.annotate import inspect_model
+from onnxq.commands.apply import read_plan
+from onnxq.errors import ConfigError, VerificationError
+from onnxq.plan import Plan
+from onnxq.progress import Progress, silent
+from onnxq.report.columns import Text
+from onnxq.report.document import ResultFormat
+from onnxq.report.record import ReportRecord, read_record
+from onnxq.report.terminal import RenderableType, TextView, format_count, make_list, make_table
+from onnxq.spec import GRAIN_NAMES
+from onnxq.wording import abbreviate, show_html
+
+Compared = str | Path | onnx.ModelProto | Plan | ReportRecord
+# Relative difference of scales that is rounding.
+_SAME = 1e-4
+_CONDITION = re.compile(r"\s*(\w+)\s*(<=|>=|<|>)\s*(-?\d+(?:\.\d+)?(?:e-?\d+)?)\s*", re.ASCII)
+_COMPARISONS: Mapping[str, Callable[[float, float], bool]] = {
+    "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge,
+}  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class SiteChange:
+    """A site in both, or in one alone ("" for the other): its bits and scheme, then its scales."""
+
+    site: str
+    before: str
+    after: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class FigureChange:
+    """A figure of both; None where one does not have it."""
+
+    name: str
+    before: float | None
+    after: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """The differences of two quantized models. sites: how many both have alike. failed: conditions that hold."""
+
+    __repr__ = abbreviate
+    _repr_html_ = show_html
+
+    before: str
+    after: str
+    figures: tuple[FigureChange, ...] = ()
+    same: int = 0
+    sites: tuple[SiteChange, ...] = ()
+    failed: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class _Side:
+    """A quantized model. sites: what each has, and its scales."""
+
+    name: str
+    sites: Mapping[str, tuple[str, tuple[float, ...]]]
+    figures: Mapping[str, float] = field(default_factory=dict)
+
+
+def compare(
+    before: Compared, after: Compared, fail_if: Sequence[str] | str = (), *, progress: Progress = silent
+) -> Comparison:
+    """Compare two quantized models: sites that are new, gone, or of other bits or scales, and error, size and time.
+
+    before, after: pages or JSON of `onnxq report`, models of any tool, or plans. Figures are those of pages; of models
+    their size alone. fail_if: conditions on figures of `after`, like "sqnr_db<30" or "bytes>5e6".
+
+    Returns a Comparison; `.failed` has the conditions that hold.
+    Raises ConfigError for a condition that cannot be read or names a figure that is not there.
+    """
+    conditions = [_read_condition(text) for text in ([fail_if] if isinstance(fail_if, str) else fail_if)]
+    with progress("reading both"):
+        sides = [_read_side(subject) for subject in (before, after)]
+    old, new = sides
+    failed = []
+    for text, name, compares, bound in conditions:
+        if name not in new.figures:
+            known = ", ".join(new.figures) or "none"
+            raise ConfigError(f"fail_if={text!r}", f"{new.name} has no such figure", f"it has: {known}", code="Q304")
+        failed += [text] if compares(new.figures[name], bound) else []
+    changes = tuple(_list_changes(old, new))
+    names = dict.fromkeys([*old.figures, *new.figures])
+    return Comparison(
+        before=old.name,
+        after=new.name,
+        figures=tuple(FigureChange(name=n, before=old.figures.get(n), after=new.figures.get(n)) for n in names),
+        same=len(old.sites.keys() & new.sites.keys()) - sum(bool(one.before and one.after) for one in changes),
+        sites=changes,
+        failed=tuple(failed),
+    )
+
+
+def _read_condition(text: str) -> tuple[str, str, Callable[[float, float], bool], float]:
+    found = _CONDITION.fullmatch(text)
+    if found is None:
+        raise ConfigError(f"fail_if={text!r}", "is no condition", 'write e.g. "sqnr_db<30"', code="Q304")
+    return text, found[1], _COMPARISONS[found[2]], float(found[3])
+
+
+def _read_side(subject: Compared) -> _Side:
+    """Read one of both."""
+    if isinstance(subject, ReportRecord):
+        return _describe_record(subject, subject.title)
+    if isinstance(subject, onnx.ModelProto):
+        return _describe_model(subject, "model")
+    if isinstance(subject, Plan):
+        return _describe_plan(subject)
+    path = Path(subject)
+    if path.suffix == ".onnx":
+        return _describe_model(path, str(path))
+    # A plan and the JSON of a page are told by their keys.
+    if path.suffix == ".json" and path.is_file() and '"topology"' in path.read_text(encoding="utf-8"):
+        return _describe_plan(read_plan(path))
+    return _describe_record(read_record(path), str(path))
+
+
+def _describe_record(record: ReportRecord, name: str) -> _Side:
+    figures = {"sqnr_db": record.sqnr_db, "bytes": float(record.quantized_bytes), "sites": float(len(record.sites))}
+    figures |= {f"operators_{dtype}": float(count) for dtype, count in record.types.items()}
+    figures |= {"speed": record.speed}
+    sites = {
+        site.name: (f"{site.bits} bits, {site.type} {site.scheme}, {site.granularity}", site.scales)
+        for site in record.sites
+    }
+    return _Side(name, sites, {key: value for key, value in figures.items() if value is not None})
+
+
+def _describe_model(model: str | Path | onnx.ModelProto, name: str) -> _Side:
+    sites = {}
+    for pair in inspect_model(model).pairs:
+        grain = GRAIN_NAMES[type(pair.granularity)]
+        scales = () if math.isnan(pair.scale_min) else (pair.scale_min, pair.scale_max)
+        sites[str(pair.site)] = (f"{pair.bits} bits, {pair.storage} {pair.scheme}, {grain}", scales)
+    size = model.ByteSize() if isinstance(model, onnx.ModelProto) else Path(model).stat().st_size
+    return _Side(name, sites, {"bytes": float(size), "sites": float(len(sites))})
+
+
+def _describe_plan(plan: Plan) -> _Side:
+    sites = {}
+    for site in plan.sites:
+        spec, grain = site.spec, GRAIN_NAMES[type(site.spec.granularity)]
+        scheme = "symmetric" if spec.symmetric else "asymmetric"
+        numbers = site.qparams
+        scales = () if numbers is None else (float(numbers.scale.min()), float(numbers.scale.max()))
+        sites[str(site.site)] = (f"{spec.bits} bits, {spec.storage} {scheme}, {grain}", scales)
+    return _Side(plan.model or "plan", sites, {"sites": float(len(sites))})
+
+
+def _list_changes(old: _Side, new: _Side) -> Iterator[SiteChange]:
+    """Sites that are not alike, in the order of the first, then the new ones."""
+    for name in dict.fromkeys([*old.sites, *new.sites]):
+        before, after = old.sites.get(name), new.sites.get(name)
+        if before is None or after is None or not _are_alike(before, after):
+            yield SiteChange(site=name, before=_format_site(before), after=_format_site(after))
+
+
+def _are_alike(before: tuple[str, tuple[float, ...]], after: tuple[str, tuple[float, ...]]) -> bool:
+    pairs = zip(before[1], after[1], strict=False)
+    return before[0] == after[0] and all(math.isclose(a, b, rel_tol=_SAME) for a, b in pairs)
+
+
+def _format_site(site: tuple[str, tuple[float, ...]] | None) -> str:
+    if site is None:
+        return ""
+    words, scales = site
+    return f"{words}, scale {'..'.join(dict.fromkeys(f'{scale:.4g}' for scale in scales))}" if scales else words
+
+
+def find_failed_condition(comparison: Comparison) -> VerificationError | None:
+    """The error of the first condition that holds; None without."""
+    if not comparison.failed:
+        return None
+    return VerificationError(comparison.after, f"{' and '.join(comparison.failed)} holds", code="Q703")
+
+
+def _make_parts(comparison: Comparison, view: TextView) -> Iterator[RenderableType]:
+    yield Text(f"{comparison.after} against {comparison.before}", style="bold")
+    columns = ("figure", "before", "after")
+    rows = [(one.name, *map(_format_figure, (one.before, one.after))) for one in comparison.figures]
+    yield make_table(columns, rows, right=columns[1:])
+    yield Text("", f"{format_count(comparison.same, 'site')} alike, {len(comparison.sites)} not")
+    if comparison.sites:
+        titles = ("site", "before", "after")
+        yield from make_list(
+            comparison.sites, view, titles, lambda one: (one.site, one.before or "float", one.after or "float"),
+            names=titles[:1], fold=titles[1:],
+        )  # fmt: skip
+
+
+def _format_figure(value: float | None) -> str:
+    return "" if value is None else f"{value:.10g}"
+
+
+FORMS = {"Comparison": ResultFormat[Comparison](make_parts=_make_parts, find_fault=find_failed_condition)}

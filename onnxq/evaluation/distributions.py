@@ -1,0 +1,85 @@
+"""Distributions of tensors over samples: histograms, and the largest magnitude of each channel."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from onnxq.arrays import Array, Array64, Interval
+from onnxq.observers import Histogram
+from onnxq.observers.base import Values
+
+# Intervals of a histogram, and channels or groups of neighbouring ones.
+BINS, CHANNELS = 32, 16
+# Of the histogram behind it, which grows with its data.
+_FINE = 1024
+
+
+class Distribution:
+    """The values of a tensor. axis: of its channels; None where it has none."""
+
+    def __init__(self, axis: int | None) -> None:
+        self.axis, self.largest = axis, np.zeros(0, np.float32)
+        self._histogram = Histogram(_FINE)
+
+    def add_weight(self, weight: Array, outputs: int) -> None:
+        """Count a weight whose channels share a scale by `outputs`: the others against the largest of their output."""
+        self.add_values(weight)
+        inputs = 1 - outputs
+        if weight.ndim < 2 or weight.shape[inputs] < 2:
+            return
+        others = tuple(k for k in range(weight.ndim) if k != outputs)
+        shares = np.abs(weight) / np.maximum(np.abs(weight).max(axis=others, keepdims=True), np.float32(1e-30))
+        self.largest = shares.max(axis=tuple(k for k in range(weight.ndim) if k != inputs))
+
+    def add_values(self, array: Array) -> None:
+        """Count the values of one sample. What is not finite is left out."""
+        flat = np.ascontiguousarray(array, np.float32).reshape(-1)
+        flat = flat[np.isfinite(flat)]
+        if not flat.size:
+            return
+        self._histogram.count_values(Values(flat, float(flat.min()), float(flat.max())))
+        if self.axis is not None and array.ndim > 1:
+            others = tuple(k for k in range(array.ndim) if k != self.axis % array.ndim)
+            largest = np.abs(array).max(axis=others)
+            same = largest.shape == self.largest.shape
+            self.largest = np.maximum(largest, self.largest) if same else largest
+
+    @property
+    def counted(self) -> bool:
+        """True when there were values."""
+        return self._histogram.count > 0
+
+    def count_bars(self) -> tuple[float, float, tuple[int, ...]]:
+        """The smallest value, the largest, and the counts of intervals of equal width between them."""
+        edges, counts = self._spread_counts()
+        bounds = np.linspace(edges[0], edges[-1], BINS + 1)
+        # Bins on a bound are shared by the part of their width on either side.
+        below = np.interp(bounds, edges, np.concatenate(([0], np.cumsum(counts))))
+        return float(edges[0]), float(edges[-1]), tuple(int(n) for n in np.diff(np.rint(below)))
+
+    def measure_clipped(self, chosen: Interval) -> float:
+        """The share of values outside a range."""
+        edges, counts = self._spread_counts()
+        total = np.concatenate(([0], np.cumsum(counts)))
+        inside = np.interp(chosen, edges, total)
+        return float(1 - (inside[1] - inside[0]) / total[-1])
+
+    def find_middle(self) -> float | None:
+        """The largest magnitude of the channel in the middle; None for fewer than two."""
+        return float(np.median(self.largest)) if self.largest.size > 1 else None
+
+    def list_channels(self) -> tuple[float, ...]:
+        """The largest magnitudes of channels, of groups of neighbours where there are many."""
+        groups = np.array_split(self.largest, min(CHANNELS, self.largest.size)) if self.largest.size else []
+        return tuple(float(f"{group.max():.3g}") for group in groups)
+
+    def _spread_counts(self) -> tuple[Array64, Array64]:
+        """Edges, strictly rising, and counts, zeros in the bin around zero or beside it."""
+        view = self._histogram.make_view()
+        edges, counts = view.edges, view.counts.astype(np.float64)
+        if view.zeros:
+            counts[min(max(int(np.searchsorted(edges, 0.0, side="right")) - 1, 0), counts.size - 1)] += view.zeros
+        if edges[0] == edges[-1]:
+            # A tensor of one value.
+            edges = edges + np.linspace(0.0, max(abs(edges[0]), 1e-6) * 1e-6, edges.size)
+        return edges, counts

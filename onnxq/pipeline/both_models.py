@@ -1,0 +1,48 @@
+"""A float model and the quantized one made from it, brought to the same names and channels."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from onnxq.annotate import read_model
+from onnxq.emit import PLAN_KEY
+from onnxq.errors import PlanError
+from onnxq.graph import GraphIndex, ModelLike, add_libraries, compute_fingerprint, name_nodes
+from onnxq.graph.light import find_provider, list_libraries
+from onnxq.passes.assembly import build_quantized
+from onnxq.passes.base import RunContext
+from onnxq.passes.equalization.passes import replay_scalings
+from onnxq.passes.registry import list_rewrites
+from onnxq.passes.state import FloatState
+from onnxq.pipeline.configuration import ModelSource
+from onnxq.pipeline.prepared import load_state
+from onnxq.pipeline.stale_numbers import renew_numbers
+from onnxq.plan import Plan, from_json
+from onnxq.planner import fit_plan
+
+
+def load_both(
+    model: ModelSource, ctx: RunContext, quantized: ModelSource | None, noted: Plan | None = None
+) -> tuple[FloatState, ModelLike]:
+    """The float model as the quantized one was made from it, and the quantized one.
+
+    noted: a plan with its numbers, in the place of a quantized model. Raises PlanError for one without.
+    """
+    if quantized is None:
+        if noted is None or not noted.calibrated:
+            fix = "use one that `onnxq quantize` wrote by `plan_out=…`"
+            raise PlanError("plan", "it has no numbers yet", fix, code="Q405")
+        state = replay_scalings(load_state(model, ctx, plan=noted), noted.scalings)
+        rebased = fit_plan(noted, GraphIndex(state.model), compute_fingerprint(state.model))
+        # Without samples: activations that lack numbers are an error, weights get theirs from the model.
+        renewed, _ = renew_numbers(RunContext(), state, rebased)
+        return state, build_quantized(state, renewed)
+    proto = name_nodes(read_model(quantized).proto)
+    note = next((entry.value for entry in proto.metadata_props if entry.key == PLAN_KEY), "")
+    if not note:
+        # Another tool's: what it did to the model first is not known, so nodes are compared as they are in the file.
+        state = load_state(model, replace(ctx, skip=list_rewrites()))
+    else:
+        noted = from_json(note, source=PLAN_KEY)
+        state = replay_scalings(load_state(model, ctx, plan=noted), noted.scalings)
+    return state, add_libraries(proto, list_libraries(state.named), find_provider(state.named))

@@ -1,0 +1,427 @@
+"""The record of a quantized model: its pairs switched on and off, its kernels, and the values of its tensors."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import platform
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from importlib.metadata import version
+from pathlib import Path, PurePath
+from typing import Any
+
+import numpy as np
+
+from onnxq.annotate import PairInfo, find_pairs
+from onnxq.arrays import Array, Interval
+from onnxq.backends import find_engine, find_reference, find_target, list_runnable
+from onnxq.config import Config
+from onnxq.data import Dataset, load_data
+from onnxq.engines.diff.compare import compare_models
+from onnxq.engines.diff.model import OFF, Difference
+from onnxq.engines.prove.proof import UNSEEN, Proof
+from onnxq.engines.prove.prove import ProveRequest, prove_model
+from onnxq.errors import MissingDependencyError
+from onnxq.evaluation.distributions import Distribution
+from onnxq.evaluation.profile import GroupCost, Profile
+from onnxq.evaluation.sensitivity import measure_sensitivity
+from onnxq.files import write_text
+from onnxq.graph import GraphIndex, ModelLike, get_index
+from onnxq.graph.light import bare_proto
+from onnxq.passes.base import RunContext
+from onnxq.passes.state import FloatState
+from onnxq.pipeline.both_models import load_both
+from onnxq.pipeline.configuration import ModelSource, open_crew
+from onnxq.pipeline.finalize import Result
+from onnxq.plan.names import DEQUANTIZE, QUANTIZE
+from onnxq.planner import state_placement
+from onnxq.planner.choose import compare_times, predict_times
+from onnxq.progress import Progress
+from onnxq.report.exports import write_graph, write_markdown, write_mermaid, write_node_data
+from onnxq.report.model import RunFigure, make_verdict
+from onnxq.report.page import write_page
+from onnxq.report.record import (
+    RED_GAIN_DB,
+    Advice,
+    OperatorRecord,
+    OutputRecord,
+    ReportRecord,
+    SiteRecord,
+    ValueBars,
+    bound_db,
+)
+from onnxq.runtime import Session, detect_cpu, observe_shapes, tap_tensors
+from onnxq.sites import Names, Role, TensorId
+from onnxq.spec import GRAIN_NAMES, PerChannel
+from onnxq.workers import use_threads
+
+# Values of an output that are drawn.
+_POINTS = 200
+# Bits of a float weight.
+_FLOAT_BITS = 32
+_HASH = 16
+
+
+def write_forms(record: ReportRecord, config: Config, out: str | Path | None, force: bool) -> None:
+    """Write the page and the other forms that the configuration asks for."""
+    options = config.report
+    writers: list[tuple[str, Callable[[ReportRecord], str]]] = [
+        (str(out or ""), write_page),
+        (options.markdown, write_markdown),
+        (options.mermaid, write_mermaid),
+        (options.node_data, write_node_data),
+        (options.graph, write_graph),
+    ]
+    for path, write in writers:
+        if path:
+            write_text(Path(path), write(record), overwrite=force)
+
+
+def describe_result(
+    model: ModelSource, result: Result, data: object, config: Config, progress: Progress
+) -> ReportRecord:
+    """The record of a run of `quantize`, with what its passes did."""
+    record, told = measure_record(model, result.model, data, config, progress), result.report
+    latency = told.latency
+    speed = None if latency is None or math.isnan(latency.ratio) else round(latency.ratio, 3)
+    return replace(
+        record,
+        quantized=told.output or f"quantized as {told.config or told.target} says",
+        speed=speed,
+        passes=told.accounts,
+        refusals=told.refusals,
+        left_float=told.left_float,
+        warnings=(*record.warnings, *map(str, told.warnings), *map(str, told.alarms())),
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class _Measured:
+    """All that a record is made of."""
+
+    state: FloatState
+    index: GraphIndex
+    quantized: ModelLike
+    samples: Dataset
+    profile: Profile
+    difference: Difference
+    proof: Proof
+    pairs: Sequence[PairInfo]
+
+
+def measure_record(
+    model: ModelSource, quantized: ModelSource, data: object, config: Config, progress: Progress
+) -> ReportRecord:
+    """The record of a quantized model, by any tool, beside the float one that it was made from."""
+    with progress("reading the models"):
+        ctx = RunContext(config=Config(runtime=config.runtime), progress=progress)
+        state, proto = load_both(model, ctx, quantized)
+    samples = load_data(data, state.before.inputs, config.data, state.named, progress=progress)
+    samples = samples.take(config.report.samples, config.data.seed)
+    proof = _prove(quantized, config, progress)
+    with use_threads(config.scale.threads), open_crew(config.scale, model) as crew:
+        profile = measure_sensitivity(
+            state.model, proto, samples, kinds=("node", "site"), threads=config.verify.threads, crew=crew,
+            progress=progress,
+        )  # fmt: skip
+    # The engine that was proved answers, too, where it can.
+    engine = find_engine(proof.build.engine).name if proof.built else ""
+    engines = dict.fromkeys([find_reference().name, *({engine} & set(list_runnable()))])
+    chosen = config.model_copy(update={"diff": config.diff.model_copy(update={"layers": True, "engines": (*engines,)})})
+    difference = compare_models(state.named, proto, samples, chosen, progress=progress).difference
+    pairs = find_pairs(bare_proto(proto))
+    measured = _Measured(state, get_index(state.model), proto, samples, profile, difference, proof, pairs)
+    return _make_record(measured, model, quantized, config, progress)
+
+
+def _prove(quantized: ModelSource, config: Config, progress: Progress) -> Proof:
+    """The kernels of the engine asked for, else of the plan's, else of ONNX Runtime."""
+    request = ProveRequest(engine=config.report.engine, runtime=config.runtime, progress=progress)
+    try:
+        return prove_model(quantized, request)
+    except MissingDependencyError:
+        if config.report.engine:
+            raise
+    return prove_model(quantized, replace(request, engine=find_reference().engines[0].name))
+
+
+def _make_record(
+    measured: _Measured, model: ModelSource, quantized: ModelSource, config: Config, progress: Progress
+) -> ReportRecord:
+    profile, difference, proof = measured.profile, measured.difference, measured.proof
+    sites = tuple(_list_sites(measured, progress))
+    nodes = tuple(_list_nodes(measured))
+    runs = {run.name: run.label for run in difference.runs}
+    figures = [
+        RunFigure(
+            output=output.name + error.part,
+            run=runs.get(error.run, error.run),
+            sqnr_db=error.sqnr_db,
+            top_1=error.top_k,
+            rows=error.rows,
+            classes=bool(output.classes),
+        )
+        for output in difference.outputs
+        for error in output.accuracy
+    ]
+    grade, verdict = make_verdict(figures, profile.choices)
+    sizes = [_measure_bytes(source) for source in (model, quantized)]
+    return ReportRecord(
+        title=PurePath(model).name if isinstance(model, (str, Path)) else "model",
+        quantized=str(quantized) if isinstance(quantized, (str, Path)) else "",
+        grade=grade.name,
+        verdict=verdict,
+        data=measured.samples.describe(),
+        samples=len(measured.samples),
+        synthetic=measured.samples.synthetic,
+        source_bytes=sizes[0],
+        quantized_bytes=sizes[1],
+        sqnr_db=bound_db(min((figure.sqnr_db for figure in figures), default=math.nan)),
+        engine=find_engine(proof.build.engine).title if proof.built else "",
+        types=Counter(node.type for node in nodes if node.type),
+        outputs=tuple(_list_outputs(measured, runs)),
+        nodes=nodes,
+        sites=sites,
+        advice=tuple(_list_advice(measured, config)),
+        refusals=difference.skipped,
+        warnings=tuple(map(str, (*profile.warnings, *proof.warnings, *difference.notes))),
+        provenance=_describe_origin(model, quantized, config, proof),
+    )
+
+
+def _measure_bytes(source: ModelSource) -> int:
+    return source.ByteSize() if not isinstance(source, (str, Path)) else Path(source).stat().st_size
+
+
+def _describe_origin(model: ModelSource, quantized: ModelSource, config: Config, proof: Proof) -> dict[str, str]:
+    origin = {f"{package}": version(package) for package in ("onnxq", "onnx", "numpy")}
+    origin[find_engine(proof.build.engine).title] = proof.build.version
+    origin |= {"python": platform.python_version(), "CPU": detect_cpu() or platform.machine()}
+    for name, source in (("float model", model), ("quantized model", quantized)):
+        if isinstance(source, (str, Path)):
+            digest = hashlib.sha256(Path(source).read_bytes()).hexdigest()[:_HASH]
+            origin[name] = f"{source}, sha256 {digest}"
+    return origin | {"configuration": config.source or config.target, "seed": str(config.data.seed)}
+
+
+def _list_outputs(measured: _Measured, runs: Mapping[str, str]) -> Iterator[OutputRecord]:
+    """Each output's figures, and values of the first sample."""
+    feeds = next(iter(measured.samples.samples()), {})
+    exact = Session(measured.state.named, optimize=False).run(feeds)
+    answers = Session(measured.quantized, optimize=False).run(feeds)
+    for output in measured.difference.outputs:
+        figures = {runs.get(error.run, error.run): bound_db(error.sqnr_db) for error in output.accuracy}
+        pairs = [_pick_values(values.get(output.name)) for values in (exact, answers)]
+        same = len(pairs[0]) == len(pairs[1])
+        yield OutputRecord(
+            name=output.name,
+            runs={run: figure for run, figure in figures.items() if figure is not None},
+            float_values=pairs[0] if same else (),
+            values=pairs[1] if same else (),
+        )
+
+
+def _pick_values(values: Any) -> tuple[float, ...]:
+    """So many values, evenly spread; () of what is not numbers."""
+    if not isinstance(values, np.ndarray) or values.dtype.kind not in "fiu" or not values.size:
+        return ()
+    flat = values.reshape(-1)
+    picked = flat[np.linspace(0, flat.size - 1, min(_POINTS, flat.size)).astype(np.intp)]
+    return tuple(float(f"{value:.4g}") for value in np.nan_to_num(picked.astype(np.float64)))
+
+
+def _list_nodes(measured: _Measured) -> Iterator[OperatorRecord]:
+    """The operators that compute on data, those of bodies too, in the order they run."""
+    index, profile = measured.index, measured.profile
+    costs = {cost.name: cost for cost in profile.of("node")}
+    # A node that reads one site alone shares its figures with others that read it.
+    noises = {name: _read_noise(cost) for name, cost in costs.items()}
+    total = sum(noises.values()) or 1.0
+    prefixes = {prefix.node: prefix.sqnr_db for prefix in profile.prefixes}
+    layers = {layer.name: layer for layer in measured.difference.layers}
+    kernels, moves = _read_kernels(measured.proof)
+    proofs = {node.node: node for node in measured.proof.nodes}
+    for node in sorted(index.nodes, key=lambda node: node.order):
+        constant = all(index.is_constant(result) for result in node.results)
+        if constant or node.op_type in (QUANTIZE, DEQUANTIZE, "Constant"):
+            continue
+        cost, proved, layer = costs.get(node.name), proofs.get(node.name), layers.get(node.outputs[0])
+        kind, dtype = kernels.get(node.name, ("", ""))
+        own = next((error.sqnr_db for error in layer.accuracy if error.run == OFF), math.nan) if layer else math.nan
+        yield OperatorRecord(
+            name=node.name,
+            op=node.op_type,
+            inputs=tuple(
+                name for name in node.inputs if name and not index.is_constant(index.resolve_tensor(name, node.scope))
+            ),
+            outputs=tuple(filter(None, node.outputs)),
+            type=proved.type if proved is not None and proved.type != UNSEEN else dtype,
+            kernel=(proved.kind if proved is not None else "") or kind,
+            moves=moves.get(node.name, 0),
+            share=round(noises.get(node.name, 0.0) / total, 5),
+            isolated_db=None if cost is None else bound_db(cost.isolated_db),
+            left_out_db=None if cost is None else bound_db(cost.leave_one_out_db),
+            gain_db=None if cost is None else bound_db(cost.gain_db),
+            cumulative_db=bound_db(prefixes.get(node.name, math.nan)),
+            own_db=bound_db(own),
+            reason=proved.reason if proved is not None else "",
+            sites=() if cost is None else cost.sites,
+        )
+
+
+def _read_noise(cost: GroupCost) -> float:
+    """The noise at the outputs relative to the signal, with this group alone quantized."""
+    return float(10.0 ** (-cost.isolated_db / 10)) if cost.isolated_db > -math.inf else 1.0
+
+
+def _read_kernels(proof: Proof) -> tuple[dict[str, tuple[str, str]], Counter[str]]:
+    """By node: the kind of its kernel and the type of its results; and the conversions and copies in front."""
+    found: dict[str, tuple[str, str]] = {}
+    moves, waiting = Counter[str](), 0
+    for kernel in proof.kernels:
+        if kernel.moves or not kernel.nodes:
+            waiting += kernel.moves
+            continue
+        dtype = kernel.outputs[0].dtype if kernel.outputs else ""
+        for name in kernel.nodes:
+            found.setdefault(name, (kernel.kind, dtype))
+        moves[kernel.nodes[0]] += waiting
+        waiting = 0
+    return found, moves
+
+
+def _list_sites(measured: _Measured, progress: Progress) -> Iterator[SiteRecord]:
+    """The quantized tensors in the file's order, with the distributions of their float values."""
+    costs = {cost.sites[0]: cost for cost in measured.profile.groups if len(cost.sites) == 1}
+    quantized = get_index(measured.quantized)
+    float_values = _observe_values(measured, progress)
+    for pair in measured.pairs:
+        cost, values = costs.get(str(pair.site)), float_values.get(_name_tensor(pair, measured.index))
+        reach = _find_reach(pair, quantized)
+        low, high, counts = values.count_bars() if values is not None and values.counted else (0.0, 0.0, ())
+        scales = () if math.isnan(pair.scale_min) else (pair.scale_min, pair.scale_max)
+        yield SiteRecord(
+            name=str(pair.site),
+            role=pair.role.value,
+            readers=pair.ops,
+            bits=pair.bits,
+            type=pair.storage,
+            scheme=pair.scheme,
+            granularity=GRAIN_NAMES[type(pair.granularity)],
+            scales=tuple(float(f"{scale:.4g}") for scale in scales),
+            range=tuple(float(f"{end:.5g}") for end in reach),
+            clipped=round(values.measure_clipped(reach), 5) if reach and values is not None and counts else None,
+            isolated_db=None if cost is None else bound_db(cost.isolated_db),
+            left_out_db=None if cost is None else bound_db(cost.leave_one_out_db),
+            values=ValueBars(low=float(f"{low:.5g}"), high=float(f"{high:.5g}"), counts=counts) if counts else None,
+            channels=values.list_channels() if values is not None else (),
+            levels=None if values is None else _count_levels(pair, values.find_middle(), reach),
+        )
+
+
+def _count_levels(pair: PairInfo, middle: float | None, reach: Interval | tuple[()]) -> float | None:
+    """How many levels a channel of this magnitude has. Of weights it is a share of the largest of their output."""
+    if middle is None:
+        return None
+    if pair.role is Role.WEIGHT:
+        return round(middle * float(2 ** (pair.bits - 1)), 1)
+    return round(middle / max(map(abs, reach)) * float(2**pair.bits), 1) if reach else None
+
+
+def _name_tensor(pair: PairInfo, index: GraphIndex) -> TensorId | None:
+    """The float tensor that a pair quantizes."""
+    site = pair.site
+    if isinstance(site, TensorId):
+        return site
+    node = index.find_node(site.node) if site.node in {node.name for node in index.nodes} else None
+    return None if node is None or site.index >= len(node.inputs) else TensorId(node.inputs[site.index], site.scope)
+
+
+def _find_reach(pair: PairInfo, index: GraphIndex) -> Interval | tuple[()]:
+    """The smallest and largest value that the pair's integers stand for; () where they have several scales."""
+    names = {pair.dequantize, pair.quantize}
+    # Operators on integers are read as pairs that the file itself does not have.
+    node = next((node for node in index.nodes if node.name in names), None)
+    if pair.scales != 1 or pair.storage.startswith("float") or node is None:
+        return ()
+    zero = index.find_constant(index.resolve_tensor(node.inputs[2], node.scope)) if len(node.inputs) > 2 else None
+    signed, shift = pair.element_type.signed, 0 if zero is None else int(zero.reshape(-1)[0])
+    low = -(2 ** (pair.bits - 1)) if signed else 0
+    return (low - shift) * pair.scale_min, (low + 2**pair.bits - 1 - shift) * pair.scale_min
+
+
+def _observe_values(measured: _Measured, progress: Progress) -> Mapping[TensorId | None, Distribution]:
+    """The distributions of the float tensors that pairs quantize, by their name."""
+    index = measured.index
+    found: dict[TensorId | None, Distribution] = {}
+    for pair in measured.pairs:
+        tensor = _name_tensor(pair, index)
+        if tensor is None or tensor in found or pair.role is Role.BIAS:
+            continue
+        weight = index.find_constant(tensor)
+        if weight is not None:
+            grain = pair.granularity
+            found[tensor] = Distribution(None)
+            found[tensor].add_weight(weight, grain.axis if isinstance(grain, PerChannel) and grain.axis < 2 else 0)
+        elif not tensor.scope and index.find_dtype(tensor):
+            shape = index.find_shape(tensor) or ()
+            # Channels stand behind the batch of images, and last elsewhere.
+            found[tensor] = Distribution(1 if len(shape) == 4 else -1 if len(shape) > 1 else None)
+    wanted = [tensor for tensor in found if tensor is not None and not index.is_constant(tensor)]
+    if not wanted:
+        return found
+    tapped = tap_tensors(measured.state.model, wanted, only=True)
+    session = Session(tapped.proto, optimize=False)
+    taken = {value.name for value in session.inputs}
+    with progress("looking at the values", len(measured.samples)) as task:
+        for feeds in measured.samples.samples():
+            values = session.run({name: array for name, array in feeds.items() if name in taken})
+            for tensor, output in tapped.outputs.items():
+                _add_floats(found[tensor], values[output])
+            task.advance()
+    return found
+
+
+def _add_floats(values: Distribution, array: Array) -> None:
+    if array.dtype.kind == "f":
+        values.add_values(array)
+
+
+def _list_advice(measured: _Measured, config: Config) -> Iterator[Advice]:
+    """Rules that leave the loudest operators float, as far as more of them bring more."""
+    profile, best = measured.profile, measured.profile.sqnr_db + RED_GAIN_DB
+    costs = _predict_costs(measured, [joint.nodes for joint in profile.joint], config)
+    for joint in profile.joint:
+        if joint.sqnr_db < best:
+            continue
+        best = joint.sqnr_db + RED_GAIN_DB
+        size = sum(_count_growth(measured, name) for name in joint.nodes)
+        gain = bound_db(joint.sqnr_db - profile.sqnr_db) or 0.0
+        yield Advice(
+            nodes=joint.nodes, rule=f"rules:\n  {joint.rule}", gain_db=gain, size=size, cost=costs.get(joint.nodes)
+        )
+
+
+def _count_growth(measured: _Measured, name: str) -> int:
+    """The bytes that the weights of an operator grow by in float."""
+    index, node = measured.index, measured.index.find_node(name)
+    bits = {_name_tensor(pair, index): pair.bits for pair in measured.pairs if pair.role is Role.WEIGHT}
+    growth = 0
+    for tensor in (index.resolve_tensor(name, node.scope) for name in node.inputs):
+        weight = index.find_constant(tensor) if tensor in bits else None
+        growth += 0 if weight is None else weight.size * (_FLOAT_BITS - bits[tensor]) // 8
+    return growth
+
+
+def _predict_costs(measured: _Measured, groups: Sequence[Names], config: Config) -> dict[Names, float]:
+    """The change of the model's time with each group in float, as a share; {} where no times are predicted."""
+    if not groups or not find_target(config.target).costs:
+        return {}
+    shapes = observe_shapes(measured.state.model, measured.samples.take(1, 0).samples())
+    problem = state_placement(measured.state.model, config, shapes=shapes, identified=False)
+    quantized = frozenset(cost.name for cost in measured.profile.of("node")) & frozenset(problem.ops.by_name)
+    before = predict_times(problem, quantized)
+    changes = {names: compare_times(before, predict_times(problem, quantized.difference(names))) for names in groups}
+    return {names: round(change - 1, 4) for names, change in changes.items()}
