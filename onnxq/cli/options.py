@@ -58,11 +58,14 @@ def make_options(command: str) -> list[click.Parameter]:
             ["--config"], metavar="PRESET|FILE", help="A preset's name or a YAML file. [default: TARGET or TARGET-int8]"
         ),
         click.Option(
-            ["--set", "settings"], multiple=True, metavar="KEY=VALUE", type=Parsed(parse_setting),
+            ["--set", "settings"],
+            multiple=True,
+            metavar="KEY=VALUE",
+            type=Parsed(parse_setting),
             help="Set any key of the configuration, e.g. weights.bits=4; repeatable.",
         ),
         *map(_make_option, list_options(Command[command])),
-    ]  # fmt: skip
+    ]
 
 
 # The options that people need first, by parameter.

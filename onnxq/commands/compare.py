@@ -28,8 +28,11 @@ Compared = str | Path | onnx.ModelProto | Plan | ReportRecord
 _SAME = 1e-4
 _CONDITION = re.compile(r"\s*(\w+)\s*(<=|>=|<|>)\s*(-?\d+(?:\.\d+)?(?:e-?\d+)?)\s*", re.ASCII)
 _COMPARISONS: Mapping[str, Callable[[float, float], bool]] = {
-    "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge,
-}  # fmt: skip
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -199,9 +202,13 @@ def _make_parts(comparison: Comparison, view: TextView) -> Iterator[RenderableTy
     if comparison.sites:
         titles = ("site", "before", "after")
         yield from make_list(
-            comparison.sites, view, titles, lambda one: (one.site, one.before or "float", one.after or "float"),
-            names=titles[:1], fold=titles[1:],
-        )  # fmt: skip
+            comparison.sites,
+            view,
+            titles,
+            lambda one: (one.site, one.before or "float", one.after or "float"),
+            names=titles[:1],
+            fold=titles[1:],
+        )
 
 
 def _format_figure(value: float | None) -> str:

@@ -13,13 +13,7 @@ from onnxq.plan import Plan, to_json
 from onnxq.progress import Progress, silent
 from onnxq.report.columns import Text
 from onnxq.report.document import ErrorValues, ResultFormat
-from onnxq.report.sentences import (
-    format_precision,
-    format_reasons,
-    format_roles,
-    make_site_line,
-    placement_text,
-)
+from onnxq.report.sentences import format_precision, format_reasons, format_roles, make_site_line, placement_text
 from onnxq.report.terminal import (
     RenderableType,
     SheetRows,

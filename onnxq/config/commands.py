@@ -111,9 +111,10 @@ class DiffConfig(Section):
     )
     keep: int = option(16, "Number of samples whose inputs and outputs are saved.", ge=1)
     load: Files = option(
-        (), "Also compare results that this command or `polygraphy run --save-outputs` saved elsewhere; repeatable.",
+        (),
+        "Also compare results that this command or `polygraphy run --save-outputs` saved elsewhere; repeatable.",
         metavar="RESULTS.json",
-    )  # fmt: skip
+    )
 
 
 class ProveConfig(Section):
@@ -122,21 +123,23 @@ class ProveConfig(Section):
     commands: ClassVar[Command] = Command.PROVE
     # None: the one that the plan in the model is for.
     engine: str | None = option(
-        None, "Engine to build with. [default: the engine of the plan in MODEL; if there is none, one that needs no "
-        "GPU]",
-        metavar="ENGINE", names="engines",
-    )  # fmt: skip
+        None,
+        "Engine to build with. [default: the engine of the plan in MODEL; if there is none, one that needs no GPU]",
+        metavar="ENGINE",
+        names="engines",
+    )
     compute_capability: str | None = option(
         None,
         "Compute capability of the GPU to build for, or `current`; for an engine that needs none. [default: 8.6]",
         metavar="8.6",
     )
     require: _Pairs = option(
-        (), "Nodes (a glob, /regular expression/ or operator) that must run in a type: int8, float8, float16, "
+        (),
+        "Nodes (a glob, /regular expression/ or operator) that must run in a type: int8, float8, float16, "
         "bfloat16, float32; int4, int2, uint4, uint2, float4 for weights; or `quantized`, as their pairs say; "
         "repeatable.",
         metavar="TYPE PATTERN",
-    )  # fmt: skip
+    )
     require_int8: Words = option(
         (), "Nodes that must run in int8, as PATTERN of `require=…`; repeatable.", metavar="PATTERN"
     )
@@ -159,9 +162,10 @@ class ProveConfig(Section):
     samples: int = option(8, "Number of samples at most on which saturating sums are counted.", ge=1)
     threads: int = option(0, "Threads for counting saturating sums; 0: all cores.", ge=0)
     shapes: Words = option(
-        (), "Sizes of a dynamic input, e.g. x:1x3x224x224,4x3x224x224,8x3x224x224, or one size for all; repeatable.",
+        (),
+        "Sizes of a dynamic input, e.g. x:1x3x224x224,4x3x224x224,8x3x224x224, or one size for all; repeatable.",
         metavar="INPUT:MIN,OPT,MAX",
-    )  # fmt: skip
+    )
     # A path; "": none.
     compare: File = option(
         "", "List the changes since an earlier proof, which `prove` wrote as JSON.", metavar="PREVIOUS.json"
@@ -189,13 +193,16 @@ class ReportConfig(Section):
     commands: ClassVar[Command] = Command.REPORT
     samples: int = option(4, "Number of samples at most to measure on.", ge=1)
     engine: str | None = option(
-        None, "Engine whose kernels are shown. [default: the engine of the plan in QUANT; without one, ONNX Runtime]",
-        metavar="ENGINE", names="engines",
-    )  # fmt: skip
+        None,
+        "Engine whose kernels are shown. [default: the engine of the plan in QUANT; without one, ONNX Runtime]",
+        metavar="ENGINE",
+        names="engines",
+    )
     markdown: File = option("", "Write a summary for a pull request.", metavar="OUT.md")
     mermaid: File = option("", "Write the operators as a Mermaid flowchart.", metavar="OUT.mmd")
-    node_data: File = option("", "Write Model Explorer's node data: the noise that each operator adds.",
-        metavar="OUT.json")  # fmt: skip
+    node_data: File = option(
+        "", "Write Model Explorer's node data: the noise that each operator adds.", metavar="OUT.json"
+    )
     graph: File = option("", "Write a graph that Model Explorer opens without an adapter.", metavar="OUT.json")
 
 
@@ -205,10 +212,11 @@ class BenchConfig(Section):
     commands: ClassVar[Command] = Command.BENCH
     # None: the one that the first plan in the models is for.
     engine: str | None = option(
-        None, "Engine to time. ONNX Runtime also runs on `provider=…`. [default: the engine of the first plan in the "
-        "models]",
-        metavar="ENGINE", names="engines",
-    )  # fmt: skip
+        None,
+        "Engine to time. ONNX Runtime also runs on `provider=…`. [default: the engine of the first plan in the models]",
+        metavar="ENGINE",
+        names="engines",
+    )
     compute_capability: str | None = option(
         None,
         "Compute capability of the GPU to build for, without one; counts kernels and times nothing.",

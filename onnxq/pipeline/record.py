@@ -42,16 +42,7 @@ from onnxq.progress import Progress
 from onnxq.report.exports import write_graph, write_markdown, write_mermaid, write_node_data
 from onnxq.report.model import RunFigure, make_verdict
 from onnxq.report.page import write_page
-from onnxq.report.record import (
-    RED_GAIN_DB,
-    Advice,
-    OperatorRecord,
-    OutputRecord,
-    ReportRecord,
-    SiteRecord,
-    ValueBars,
-    bound_db,
-)
+from onnxq.report.record import Advice, OperatorRecord, OutputRecord, ReportRecord, SiteRecord, ValueBars, bound_db
 from onnxq.runtime import Session, detect_cpu, observe_shapes, tap_tensors
 from onnxq.sites import Names, Role, TensorId
 from onnxq.spec import GRAIN_NAMES, PerChannel
@@ -62,6 +53,8 @@ _POINTS = 200
 # Bits of a float weight.
 _FLOAT_BITS = 32
 _HASH = 16
+# dB that more operators in float must bring back to be advised.
+_GAIN_DB = 0.5
 
 
 def write_forms(record: ReportRecord, config: Config, out: str | Path | None, force: bool) -> None:
@@ -123,9 +116,14 @@ def measure_record(
     proof = _prove(quantized, config, progress)
     with use_threads(config.scale.threads), open_crew(config.scale, model) as crew:
         profile = measure_sensitivity(
-            state.model, proto, samples, kinds=("node", "site"), threads=config.verify.threads, crew=crew,
+            state.model,
+            proto,
+            samples,
+            kinds=("node", "site"),
+            threads=config.verify.threads,
+            crew=crew,
             progress=progress,
-        )  # fmt: skip
+        )
     # The engine that was proved answers, too, where it can.
     engine = find_engine(proof.build.engine).name if proof.built else ""
     engines = dict.fromkeys([find_reference().name, *({engine} & set(list_runnable()))])
@@ -391,12 +389,12 @@ def _add_floats(values: Distribution, array: Array) -> None:
 
 def _list_advice(measured: _Measured, config: Config) -> Iterator[Advice]:
     """Rules that leave the loudest operators float, as far as more of them bring more."""
-    profile, best = measured.profile, measured.profile.sqnr_db + RED_GAIN_DB
+    profile, best = measured.profile, measured.profile.sqnr_db + _GAIN_DB
     costs = _predict_costs(measured, [joint.nodes for joint in profile.joint], config)
     for joint in profile.joint:
         if joint.sqnr_db < best:
             continue
-        best = joint.sqnr_db + RED_GAIN_DB
+        best = joint.sqnr_db + _GAIN_DB
         size = sum(_count_growth(measured, name) for name in joint.nodes)
         gain = bound_db(joint.sqnr_db - profile.sqnr_db) or 0.0
         yield Advice(

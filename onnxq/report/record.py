@@ -30,8 +30,8 @@ _FIX = "give a page or JSON that `onnxq report` wrote"
 MOST_DB = 200.0
 # Operators that a plot names.
 _LABELLED = 5
-# Share of the noise at the outputs from which an operator is marked, and dB that it must bring back.
-RED_SHARE, RED_GAIN_DB = 0.1, 0.5
+# Share of the noise at the outputs from which an operator is marked.
+RED_SHARE = 0.1
 # Below: values cut off; levels that half of the channels have; share of the range that 99 % of the values lie in.
 _CLIPPED, _LEVELS, _CORE = 0.01, 16.0, 0.05
 # The share of the values at either end that is not their core.

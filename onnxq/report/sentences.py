@@ -12,15 +12,7 @@ from onnxq.plan import KeepReason, KeptFloat32, PlacementMethod, Plan, Precision
 from onnxq.planner import Forced
 from onnxq.report.columns import Text
 from onnxq.report.model import SiteLine, group_reasons
-from onnxq.report.terminal import (
-    MORE,
-    TextView,
-    format_count,
-    format_decibel,
-    format_scale,
-    format_seconds,
-    make_list,
-)
+from onnxq.report.terminal import MORE, TextView, format_count, format_decibel, format_scale, format_seconds, make_list
 from onnxq.sites import Refusal, Unquantized
 from onnxq.spec import FloatType, PerBlock, PerChannel, QuantSpec
 from onnxq.wording import translate_text

@@ -16,16 +16,7 @@ from typing import Any
 import onnx
 
 from onnxq.backends.engine import ENGINE, LOG, MODEL, BuildResult, BuildState, Job, Profile
-from onnxq.backends.qnn.kernels import (
-    GRAPHS,
-    NEEDS,
-    REFUSED,
-    TRACE,
-    NodeNames,
-    describe_refusal,
-    find_fix,
-    read_log,
-)
+from onnxq.backends.qnn.kernels import GRAPHS, NEEDS, REFUSED, TRACE, NodeNames, describe_refusal, find_fix, read_log
 from onnxq.backends.serving import Answer, answer_samples
 from onnxq.graph import fix_sizes
 from onnxq.runtime.plugins import find_plugin_device, open_plugin_session

@@ -9,17 +9,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from onnxq.backends.engine import (
-    ENGINE,
-    LOG,
-    BuildResult,
-    DevicePlacement,
-    Engine,
-    Job,
-    Kernels,
-    KernelWords,
-    Runner,
-)
+from onnxq.backends.engine import ENGINE, LOG, BuildResult, DevicePlacement, Engine, Job, Kernels, KernelWords, Runner
 from onnxq.backends.qnn.kernels import NEEDS, TRACE, read_kernels, read_placement
 from onnxq.graph import GraphIndex, ModelLike, NodeRef
 from onnxq.graph.verify import QUANTIZE

@@ -22,17 +22,7 @@ from onnxq.data import Dataset
 from onnxq.engines.prove.compare import find_changes, read_proof
 from onnxq.engines.prove.judge import find_heavy_nodes, judge_model, judge_optimizer_sums, judge_sums
 from onnxq.engines.prove.kernels import HEAVY, PRODUCTS
-from onnxq.engines.prove.proof import (
-    INTEGERS,
-    QUANTIZED,
-    STORED,
-    TYPES,
-    Build,
-    NodeProof,
-    Proof,
-    Reduced,
-    Requirement,
-)
+from onnxq.engines.prove.proof import INTEGERS, QUANTIZED, STORED, TYPES, Build, NodeProof, Proof, Reduced, Requirement
 from onnxq.engines.prove.reasons import Reasons
 from onnxq.engines.prove.reduce import find_smallest_failure
 from onnxq.engines.saturation.measure import SaturationCost, measure_saturation
