@@ -38,9 +38,13 @@ PairWeights = Callable[[NodeRef, Array], Array | None]
 _SELF_QUANTIZING = frozenset({"DynamicQuantizeLinear", "DynamicQuantizeLSTM", "DynamicQuantizeMatMul"})
 # Bits of the types that count; int32 and wider are accumulators, shapes and indices.
 _INTEGERS: dict[int, int] = {
-    TensorProto.INT8: 8, TensorProto.UINT8: 8, TensorProto.INT16: 16, TensorProto.UINT16: 16,
-    TensorProto.INT4: 4, TensorProto.UINT4: 4,
-}  # fmt: skip
+    TensorProto.INT8: 8,
+    TensorProto.UINT8: 8,
+    TensorProto.INT16: 16,
+    TensorProto.UINT16: 16,
+    TensorProto.INT4: 4,
+    TensorProto.UINT4: 4,
+}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -135,9 +135,14 @@ def inspect_model(source: str | Path | ModelProto) -> Inspection:
     operators = find_operators(GraphIndex(read_integer_products(proto)))
     weights = find_saturating(GraphIndex(proto))
     return Inspection(
-        proto, find_pairs(proto), source=name, warnings=warnings, operators=operators, weights=weights,
+        proto,
+        find_pairs(proto),
+        source=name,
+        warnings=warnings,
+        operators=operators,
+        weights=weights,
         float_types=read_notes(proto).float_types,
-    )  # fmt: skip
+    )
 
 
 def find_pairs(proto: ModelProto) -> tuple[PairInfo, ...]:

@@ -35,9 +35,17 @@ Numbers = Mapping[Site, QParams]
 _PRODUCTS = {"Conv": 2, "ConvTranspose": 2, "Einsum": 2, "GRU": 3, "Gemm": 2, "LSTM": 3, "MatMul": 2, "RNN": 3}
 # Operators that make NaN of a NaN in any of their inputs, whatever the other values are.
 _SPREADING = _PRODUCTS.keys() | {
-    "Add", "BatchNormalization", "Div", "GroupNormalization", "InstanceNormalization", "LayerNormalization", "Mul",
-    "PRelu", "RMSNormalization", "Sub",
-}  # fmt: skip
+    "Add",
+    "BatchNormalization",
+    "Div",
+    "GroupNormalization",
+    "InstanceNormalization",
+    "LayerNormalization",
+    "Mul",
+    "PRelu",
+    "RMSNormalization",
+    "Sub",
+}
 _MOVING = LAYOUT_OPS | {"Cast", "Expand"}
 _FLOATS = frozenset((TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE))
 

@@ -328,9 +328,14 @@ def write_part(part: Part) -> str:
     texts = [base64.b64encode(zlib.compress(array.tobytes(), 1)).decode("ascii") for array in arrays]
     samples = {str(k): digest for k, digest in sorted(part.samples.items())}
     whole = {
-        "schema": _SCHEMA, "kind": "onnxq.ranges", "keys": part.keys, "total": part.total, "samples": samples,
-        "value": value, "arrays": texts,
-    }  # fmt: skip
+        "schema": _SCHEMA,
+        "kind": "onnxq.ranges",
+        "keys": part.keys,
+        "total": part.total,
+        "samples": samples,
+        "value": value,
+        "arrays": texts,
+    }
     return json.dumps(whole, indent=1) + "\n"
 
 

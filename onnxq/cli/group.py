@@ -163,9 +163,17 @@ class ModelCommand(click.Command):
     """
 
     def __init__(
-        self, name: str, title: str, text: str, parameters: list[click.Parameter], *, function: str, progress: str = "",
-        takes: str = "", ending: str = "",
-    ) -> None:  # fmt: skip
+        self,
+        name: str,
+        title: str,
+        text: str,
+        parameters: list[click.Parameter],
+        *,
+        function: str,
+        progress: str = "",
+        takes: str = "",
+        ending: str = "",
+    ) -> None:
         super().__init__(name, short_help=title, help=text, params=parameters, callback=self.run_function)
         self.function, self.progress, self.takes, self.ending = function, progress, takes, ending
         self.overrides: list[click.Parameter] = []

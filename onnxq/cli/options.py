@@ -93,6 +93,7 @@ def group_options(params: Sequence[click.Parameter], command: str) -> dict[str, 
     from onnxq.config import Command, list_options
 
     sections = {option.name: option.path.rpartition(".")[0] for option in list_options(Command[command])}
+    # All titles in their order; those without options are left out of the help.
     groups: dict[str, list[click.Parameter]] = {title: [] for title in ("Options", *_TITLES.values(), _OTHERS)}
     for param in params:
         name = str(param.name)

@@ -98,6 +98,7 @@ def compare(
             known = ", ".join(new.figures) or "none"
             raise ConfigError(f"fail_if={text!r}", f"{new.name} has no such figure", f"it has: {known}", code="Q304")
         failed += [text] if compares(new.figures[name], bound) else []
+    # In both, one or the other; those of both alike are only counted.
     changes = tuple(_list_changes(old, new))
     names = dict.fromkeys([*old.figures, *new.figures])
     return Comparison(
@@ -151,6 +152,7 @@ def _describe_model(model: str | Path | onnx.ModelProto, name: str) -> _Side:
         grain = GRAIN_NAMES[type(pair.granularity)]
         scales = () if math.isnan(pair.scale_min) else (pair.scale_min, pair.scale_max)
         sites[str(pair.site)] = (f"{pair.bits} bits, {pair.storage} {pair.scheme}, {grain}", scales)
+    # Without weights in files of their own, which a page counts neither.
     size = model.ByteSize() if isinstance(model, onnx.ModelProto) else Path(model).stat().st_size
     return _Side(name, sites, {"bytes": float(size), "sites": float(len(sites))})
 

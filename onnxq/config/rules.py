@@ -115,9 +115,7 @@ class RuleSet(Section):
 
     @model_validator(mode="after")
     def _says_something(self) -> RuleSet:
-        words = {
-            "quantize": self.quantize, "quantizer": self.quantizer is not None, "range": self.range is not None
-        }  # fmt: skip
+        words = {"quantize": self.quantize, "quantizer": self.quantizer is not None, "range": self.range is not None}
         changes = [*self.given(), *(word for word, said in words.items() if said)]
         if not self.float and not changes and self.high_precision is None:
             raise ValueError(

@@ -275,9 +275,14 @@ class ErrorAccumulator:
         top_k = self.hits / self.rows if self.rows else math.nan
         if not self.comparable:
             return OutputAccuracy(
-                name=self.name, sqnr_db=-math.inf, whole_db=-math.inf, cosine=0.0, max_abs=math.inf, top_k=top_k,
+                name=self.name,
+                sqnr_db=-math.inf,
+                whole_db=-math.inf,
+                cosine=0.0,
+                max_abs=math.inf,
+                top_k=top_k,
                 rows=self.rows,
-            )  # fmt: skip
+            )
         # Roots first: the product of two sums of squares may overflow.
         norm = float(np.sqrt(self.signal) * np.sqrt(self.power))
         cosine = self.dot / norm if norm > 0 else float(self.noise == 0.0)
@@ -285,9 +290,15 @@ class ErrorAccumulator:
         parts = [(compute_sqnr(part.signal, part.noise), part.text) for part in self.parts()]
         worst, part = min([(whole, ""), *parts], key=lambda pair: pair[0])
         return OutputAccuracy(
-            name=self.name, sqnr_db=worst, whole_db=whole, part=part, cosine=cosine, max_abs=self.max_abs, top_k=top_k,
+            name=self.name,
+            sqnr_db=worst,
+            whole_db=whole,
+            part=part,
+            cosine=cosine,
+            max_abs=self.max_abs,
+            top_k=top_k,
             rows=self.rows,
-        )  # fmt: skip
+        )
 
     def parts(self) -> tuple[OutputPart, ...]:
         """The parts that are judged by themselves."""

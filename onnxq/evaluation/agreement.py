@@ -71,12 +71,15 @@ class AgreementSums:
             if rows:
                 agreements.append(
                     ChoiceAgreement(
-                        node=selection.node, op=selection.op_type, values=tuple(name for name, _ in selection.values),
+                        node=selection.node,
+                        op=selection.op_type,
+                        values=tuple(name for name, _ in selection.values),
                         outputs=tuple(name for name in selection.outputs if name not in settled),
                         decides=tuple(name for name in selection.outputs if name in settled),
-                        chosen=float(chosen / rows), shared=float(shared / rows),
+                        chosen=float(chosen / rows),
+                        shared=float(shared / rows),
                     )
-                )  # fmt: skip
+                )
         return tuple(agreements)
 
 

@@ -133,6 +133,7 @@ def measure_sensitivity(
         for group, alone, others in zip(groups, figures, figures[len(groups) :], strict=False)
     ]
     costs.sort(key=lambda cost: (-cost.gain_db, cost.isolated_db, cost.name))
+    # A second go, since the loudest are known only now.
     joint = _list_joint(groups, figures)
     together = [everything - setting for setting in joint.values()]
     joint_errors = measure_settings(toggled, reference, together, progress=progress, crew=crew) if together else []

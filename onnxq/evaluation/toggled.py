@@ -150,9 +150,11 @@ class _ToggleWork:
         # Their inputs may have kept their names, or their outputs.
         self.activations = {name: node for node in gone for name in (node.inputs[0], node.outputs[0])}
         self.taken = present | {
-            name for _, graph in walk_graphs(self.proto.graph) for node in graph.node
+            name
+            for _, graph in walk_graphs(self.proto.graph)
+            for node in graph.node
             for name in (*node.input, *node.output)
-        }  # fmt: skip
+        }
 
     def toggle_pairs(self) -> None:
         """Every chain of nodes that rounds something."""

@@ -37,10 +37,17 @@ SMALLEST_STUB = 1 << 14
 # Types whose arrays have the layout of raw_data in numpy and in ONNX Runtime.
 SAME_LAYOUT = frozenset(
     {
-        TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.DOUBLE, TensorProto.INT8, TensorProto.UINT8,
-        TensorProto.INT16, TensorProto.UINT16, TensorProto.INT32, TensorProto.INT64,
+        TensorProto.FLOAT,
+        TensorProto.FLOAT16,
+        TensorProto.DOUBLE,
+        TensorProto.INT8,
+        TensorProto.UINT8,
+        TensorProto.INT16,
+        TensorProto.UINT16,
+        TensorProto.INT32,
+        TensorProto.INT64,
     }
-)  # fmt: skip
+)
 
 # Bytes of weights from which on those that are made leave memory, too, and no session gets all of them at once.
 LARGE_BYTES = 1 << 30

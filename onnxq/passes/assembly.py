@@ -35,10 +35,28 @@ from onnxq.sites import Names, Role, TensorId
 from onnxq.spec import FloatType
 
 # ORT moves a DequantizeLinear through these, or they keep integers integers.
-_TRANSPARENT = frozenset((
-    "Reshape", "Transpose", "Flatten", "Squeeze", "Unsqueeze", "Identity", "MaxPool", "Slice", "Gather", "Expand",
-    "DepthToSpace", "SpaceToDepth", "Resize", "ReduceMax", "ReduceMin", "Concat", "Split", "Tile",
-))  # fmt: skip
+_TRANSPARENT = frozenset(
+    (
+        "Reshape",
+        "Transpose",
+        "Flatten",
+        "Squeeze",
+        "Unsqueeze",
+        "Identity",
+        "MaxPool",
+        "Slice",
+        "Gather",
+        "Expand",
+        "DepthToSpace",
+        "SpaceToDepth",
+        "Resize",
+        "ReduceMax",
+        "ReduceMin",
+        "Concat",
+        "Split",
+        "Tile",
+    )
+)
 # Nodes of that kind in a row; exporters write two or three.
 _REACH = 6
 

@@ -401,9 +401,14 @@ def improve_ranges(ctx: SampledContext, state: PlacedState) -> PlacedStep:
     judges = samples.validation.take(_JUDGES, seed)
     shared = fix_scales(ctx, state, plan)
     chosen = choose_ranges(
-        state.model, shared, fitted.samples(), judges.samples(), progress=ctx.progress, crew=ctx.crew,
+        state.model,
+        shared,
+        fitted.samples(),
+        judges.samples(),
+        progress=ctx.progress,
+        crew=ctx.crew,
         settled=find_scarce_sites(ctx, state),
-    )  # fmt: skip
+    )
     if not chosen.taken:
         return state, PassReport(NAME, outcome=Outcome.NO_GAIN)
     line = f"{chosen.describe_taken()} {list_replaced(shared, chosen.plan, MEASURED, _WHY)}"
@@ -430,7 +435,12 @@ _TRIAL: Trial[SampledContext, PlacedState] = Trial(
 )
 RANGES: tuple[Pass[SampledContext, PlacedState], ...] = (
     Pass(
-        NAME, Stage.REFINE, improve_ranges, "choosing ranges", 0.3,
-        applies=has_real_samples, trial=_TRIAL,
+        NAME,
+        Stage.REFINE,
+        improve_ranges,
+        "choosing ranges",
+        0.3,
+        applies=has_real_samples,
+        trial=_TRIAL,
     ),
-)  # fmt: skip
+)

@@ -206,6 +206,7 @@ def _describe_origin(model: ModelSource, quantized: ModelSource, config: Config,
 
 def _list_outputs(measured: _Measured, runs: Mapping[str, str]) -> Iterator[OutputRecord]:
     """Each output's figures, and values of the first sample."""
+    # One sample has enough values for a picture.
     feeds = next(iter(measured.samples.samples()), {})
     exact = Session(measured.state.named, optimize=False).run(feeds)
     answers = Session(measured.quantized, optimize=False).run(feeds)
@@ -277,6 +278,7 @@ def _read_noise(cost: GroupCost) -> float:
 def _read_kernels(proof: Proof) -> tuple[dict[str, tuple[str, str]], Counter[str]]:
     """By node: the kind of its kernel and the type of its results; and the conversions and copies in front."""
     found: dict[str, tuple[str, str]] = {}
+    # Copies count for the next kernel that computes.
     moves, waiting = Counter[str](), 0
     for kernel in proof.kernels:
         if kernel.moves or not kernel.nodes:
@@ -391,6 +393,7 @@ def _list_advice(measured: _Measured, config: Config) -> Iterator[Advice]:
     """Rules that leave the loudest operators float, as far as more of them bring more."""
     profile, best = measured.profile, measured.profile.sqnr_db + _GAIN_DB
     costs = _predict_costs(measured, [joint.nodes for joint in profile.joint], config)
+    # From few operators to many: each further step must bring more than the one before.
     for joint in profile.joint:
         if joint.sqnr_db < best:
             continue

@@ -283,9 +283,15 @@ class Placer:
             self.out.rules.setdefault(site, match.rule)
             reason = f"{reason}; {match.rule.describe()}: {describe_spec(spec)}"
         return SitePlan(
-            site=site, role=role, spec=spec, observer=self._choose_observer(role, spec, match.request.observer),
-            rule=op.rule.name, reason=reason, consumers=consumers, tensor=tensor,
-        )  # fmt: skip
+            site=site,
+            role=role,
+            spec=spec,
+            observer=self._choose_observer(role, spec, match.request.observer),
+            rule=op.rule.name,
+            reason=reason,
+            consumers=consumers,
+            tensor=tensor,
+        )
 
     def _choose_observer(self, role: Role, spec: QuantSpec, request: ObserverSpec) -> ObserverSpec:
         """The observer asked for, which may find negative scales of blocks where the engine reads them."""

@@ -49,6 +49,7 @@ def write_mermaid(record: ReportRecord) -> str:
     """The operators as a Mermaid flowchart, coloured by the types that their kernels compute in."""
     lines = ["flowchart TD"]
     lines += [f"  classDef {shade} fill:{colour},stroke:#888,color:#111" for shade, colour in _SHADES.items()]
+    # Mermaid takes few names as they are: nodes get numbers.
     makers = {tensor: k for k, node in enumerate(record.nodes) for tensor in node.outputs}
     for k, node in enumerate(record.nodes):
         noise = f"<br/>{100 * node.share:.1f} % of the noise" if node.share >= _STEPS[1][0] else ""

@@ -117,9 +117,18 @@ def bisect_divergence(
     error, failure = ended
     ops = tuple(index.find_node(name).op_type for name in order)
     found = Bisection(
-        run=engine.name, against=OFF, output=counterpart.tensor, nodes=tuple(order), ops=ops, inputs=tuple(inputs),
-        sqnr_db=error.sqnr_db, max_abs=error.max_abs, levels=error.levels, trials=len(search.tried), failure=failure,
-    )  # fmt: skip
+        run=engine.name,
+        against=OFF,
+        output=counterpart.tensor,
+        nodes=tuple(order),
+        ops=ops,
+        inputs=tuple(inputs),
+        sqnr_db=error.sqnr_db,
+        max_abs=error.max_abs,
+        levels=error.levels,
+        trials=len(search.tried),
+        failure=failure,
+    )
     return Piece(found, proto, inputs)
 
 

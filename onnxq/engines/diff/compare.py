@@ -194,9 +194,11 @@ class _Comparison:
         outputs = frozenset(loaded.samples[0]) if loaded.samples else frozenset[str]()
         unmatched = {
             name: one
-            for one in self.selections.nodes if loaded.name != FLOAT and name_own(one.name) not in outputs
-            for name in one.outputs if name in outputs
-        }  # fmt: skip
+            for one in self.selections.nodes
+            if loaded.name != FLOAT and name_own(one.name) not in outputs
+            for name in one.outputs
+            if name in outputs
+        }
         for name, one in unmatched.items():
             cause = f"{loaded.path} holds the rows that its run chose in {one.node}, and they need not be float's"
             fix = "save that run with `onnxq diff` and `out=…`, which gives every run the same choices"
@@ -246,10 +248,14 @@ class _Comparison:
         with ExitStack() as stack:
             others = self.engines.open_inner(stack)
             return compare_layers(
-                inner, self.dataset.samples, first, others=others, threads=threads,
+                inner,
+                self.dataset.samples,
+                first,
+                others=others,
+                threads=threads,
                 memory_limit=self.config.data.memory_limit or _MEMORY_LIMIT,
                 begin=lambda rounds: self.engines.progress("comparing layers", rounds * len(self.dataset)),
-            )  # fmt: skip
+            )
 
     def check_kernels(self, points: Sequence[DivergencePoint]) -> Iterator[DivergencePoint]:
         """Where no tensor on the way diverges: a kernel that diverges when it is fed the same as without fusions."""
@@ -270,10 +276,12 @@ class _Comparison:
         feeds = self.dataset[point.sample]
         with self.engines.progress("looking for the cause"):
             found = find_saturating_weights(
-                self.index, point.counterpart, feeds,
+                self.index,
+                point.counterpart,
+                feeds,
                 lambda: read_optimized_tensor(self.inner, self.index, point.counterpart, feeds),
                 threads=self.config.verify.threads,
-            )  # fmt: skip
+            )
         return replace(point, divergence=replace(point.divergence, saturating=found))
 
     def bisect(self, points: Iterable[DivergencePoint]) -> Iterator[Piece]:
@@ -286,9 +294,14 @@ class _Comparison:
                 continue
             with self.engines.progress(f"bisecting ({label_run(run)})") as task:
                 found = bisect_divergence(
-                    self.index, point.counterpart, self.dataset[point.sample], engine,
-                    step=point.step, threads=self.config.verify.threads, tick=task.advance,
-                )  # fmt: skip
+                    self.index,
+                    point.counterpart,
+                    self.dataset[point.sample],
+                    engine,
+                    step=point.step,
+                    threads=self.config.verify.threads,
+                    tick=task.advance,
+                )
             if found is not None:
                 yield found
             else:
@@ -306,9 +319,14 @@ class _Comparison:
             with self.engines.progress(f"bisecting the failure ({label_run(run)})") as task:
                 for tensor in find_named_tensors(self.index, error):
                     found = bisect_divergence(
-                        self.index, Counterpart(tensor, None), self.dataset[0], engine, failing=True,
-                        threads=self.config.verify.threads, tick=task.advance,
-                    )  # fmt: skip
+                        self.index,
+                        Counterpart(tensor, None),
+                        self.dataset[0],
+                        engine,
+                        failing=True,
+                        threads=self.config.verify.threads,
+                        tick=task.advance,
+                    )
                     if found is not None:
                         yield found
                         break

@@ -400,11 +400,15 @@ def _sum_up(inner: Inner, made: Sequence[MatchedTensor], sums: _Sums, runs: Sequ
         name = row.reference or row.name
         layers.append(
             LayerDiff(
-                name=name, node=row.node.name, op=row.node.op_type, accuracy=accuracy, engines=engines,
+                name=name,
+                node=row.node.name,
+                op=row.node.op_type,
+                accuracy=accuracy,
+                engines=engines,
                 at="" if at is None or at.tensor == name else at.tensor,
                 drop_db=before - own if row.name in plain else math.nan,
             )
-        )  # fmt: skip
+        )
     fallen = sorted((layer for layer in layers if layer.drop_db > 0), key=lambda layer: -layer.drop_db)
     worst_first = tuple(layer.name for layer in fallen)
     return LayerResults(tuple(layers), worst_first, tuple(points.values()), tuple(inner.skipped), tuple(inner.notes))
@@ -421,7 +425,12 @@ def make_point(
     """The point of an error at a tensor of this name. node: that makes it, None for an input of the model."""
     name, op = (node.name, node.op_type) if node is not None else ("", "")
     divergence = Divergence(
-        run=error.run, against=error.against, tensor=tensor, node=name, op=op, sqnr_db=error.sqnr_db,
+        run=error.run,
+        against=error.against,
+        tensor=tensor,
+        node=name,
+        op=op,
+        sqnr_db=error.sqnr_db,
         levels=error.levels,
-    )  # fmt: skip
+    )
     return DivergencePoint(divergence, counterpart, step, sample)

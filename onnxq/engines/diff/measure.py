@@ -39,9 +39,24 @@ _OUTPUT_SCALE = {
 }
 # They move integers and leave them as they are.
 _MOVERS = frozenset(
-    {"Reshape", "Transpose", "Flatten", "Squeeze", "Unsqueeze", "Slice", "Gather", "MaxPool", "Resize", "Expand",
-     "DepthToSpace", "SpaceToDepth", "Identity", "Split", "Upsample"}
-)  # fmt: skip
+    {
+        "Reshape",
+        "Transpose",
+        "Flatten",
+        "Squeeze",
+        "Unsqueeze",
+        "Slice",
+        "Gather",
+        "MaxPool",
+        "Resize",
+        "Expand",
+        "DepthToSpace",
+        "SpaceToDepth",
+        "Identity",
+        "Split",
+        "Upsample",
+    }
+)
 
 
 @dataclass(frozen=True)

@@ -162,9 +162,15 @@ def _judge_pair(
     kernels = dict.fromkeys(kernel.name for kernel in own if _reads_low(kernel, pair))
     reason = "" if state is SiteState.FUSED else reasons.explain_site(pair, rule, unfused, proven, readers)
     return SiteProof(
-        site=str(pair.site), role=str(pair.role), state=state, rule=rule, readers=tuple(readers), unfused=unfused,
-        kernels=tuple(kernels), reason=reason,
-    )  # fmt: skip
+        site=str(pair.site),
+        role=str(pair.role),
+        state=state,
+        rule=rule,
+        readers=tuple(readers),
+        unfused=unfused,
+        kernels=tuple(kernels),
+        reason=reason,
+    )
 
 
 def _find_readers(index: GraphIndex, pair: PairInfo) -> Names:

@@ -306,9 +306,15 @@ def smooth_activations(ctx: EqualizeContext, state: FloatState) -> FloatStep:
     # Of MatMul and Gemm, whose channels are the last axis of their input.
     axes = {group.tensor: -1 for group in find_quantized_groups(state.model, plan)}
     observed = observe_channels(
-        state.model, axes, ctx.data.calibration, progress=ctx.progress, title="smoothing", rows=_ROWS,
-        batch=ctx.config.data.batch, memory_limit=ctx.memory_limit,
-    )  # fmt: skip
+        state.model,
+        axes,
+        ctx.data.calibration,
+        progress=ctx.progress,
+        title="smoothing",
+        rows=_ROWS,
+        batch=ctx.config.data.batch,
+        memory_limit=ctx.memory_limit,
+    )
     return _write(ctx, state, SMOOTHQUANT, *compute_smoothing_factors(state.model, plan, observed))
 
 
@@ -381,18 +387,38 @@ def serves_activations(ctx: EqualizeContext, state: FloatState) -> bool:
 EQUALIZATION: tuple[Pass[EqualizeContext, FloatState], ...] = (
     # First: it takes the scales of normalizations, which smoothing writes to.
     Pass(
-        ROTATION, Stage.EQUALIZE, rotate_channels, "rotating channels", 0.2, applies=has_rotations,
+        ROTATION,
+        Stage.EQUALIZE,
+        rotate_channels,
+        "rotating channels",
+        0.2,
+        applies=has_rotations,
     ),
     Pass(
-        CROSS_LAYER, Stage.EQUALIZE, equalize_layers, "equalizing channels across layers", 0.1,
-        applies=serves_activations, trial=EQUALIZED,
+        CROSS_LAYER,
+        Stage.EQUALIZE,
+        equalize_layers,
+        "equalizing channels across layers",
+        0.1,
+        applies=serves_activations,
+        trial=EQUALIZED,
     ),
     Pass(
-        ABSORPTION, Stage.EQUALIZE, absorb_biases, "absorbing means into biases", 0.1,
-        applies=serves_activations, trial=EQUALIZED,
+        ABSORPTION,
+        Stage.EQUALIZE,
+        absorb_biases,
+        "absorbing means into biases",
+        0.1,
+        applies=serves_activations,
+        trial=EQUALIZED,
     ),
     Pass(
-        SMOOTHQUANT, Stage.EQUALIZE, smooth_activations, "smoothing activations", 0.15,
-        applies=has_real_samples, trial=EQUALIZED,
+        SMOOTHQUANT,
+        Stage.EQUALIZE,
+        smooth_activations,
+        "smoothing activations",
+        0.15,
+        applies=has_real_samples,
+        trial=EQUALIZED,
     ),
-)  # fmt: skip
+)

@@ -235,9 +235,10 @@ def list_quantized_ops(problem: OnnxPlacement, plan: Plan) -> Names:
     quantized = find_integer_ops(problem, plan)
     # Those that the model came with are not ours to leave float.
     return tuple(
-        op.name for op in problem.ops
+        op.name
+        for op in problem.ops
         if op.name in quantized and op.rule.compute and op.name not in problem.ops.complete
-    )  # fmt: skip
+    )
 
 
 def find_integer_ops(problem: OnnxPlacement, plan: Plan) -> frozenset[str]:
@@ -249,9 +250,10 @@ def find_integer_ops(problem: OnnxPlacement, plan: Plan) -> frozenset[str]:
             for edge in site.find_readers(problem.ops.index):
                 read.setdefault(edge.node, set()).add(edge.index)
     whole = {
-        op.name for op in problem.ops
+        op.name
+        for op in problem.ops
         if op.weight is None and {edge.index for edge, _ in op.data} <= read.get(op.name, set())
-    }  # fmt: skip
+    }
     return frozenset(whole | weights)
 
 
@@ -276,9 +278,17 @@ def carry_qparams(old: Plan, new: Plan, index: GraphIndex) -> Plan:
     biases = tuple(bias for bias in old.biases if computing.intersection(find_owners(index, bias.edge)))
     nodes = {**{bias.edge.node: old.nodes.get(bias.edge.node, "") for bias in biases}, **new.nodes}
     return replace(
-        new, sites=tuple(sites), biases=biases, nodes=nodes, scalings=old.scalings, data=old.data,
-        sizes=old.sizes, warnings=old.warnings, placement=old.placement, attention=old.attention,
-    )  # fmt: skip
+        new,
+        sites=tuple(sites),
+        biases=biases,
+        nodes=nodes,
+        scalings=old.scalings,
+        data=old.data,
+        sizes=old.sizes,
+        warnings=old.warnings,
+        placement=old.placement,
+        attention=old.attention,
+    )
 
 
 def find_owners(index: GraphIndex, edge: Edge) -> set[str]:

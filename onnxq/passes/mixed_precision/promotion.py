@@ -242,6 +242,11 @@ PROMOTION = Pass(
     NAME, Stage.REFINE, promote_operators, "promoting what costs most", 0.8, fast=True, applies=_may_promote
 )
 ROUNDING_AGAIN = Pass(
-    AGAIN, Stage.REFINE, round_promoted, "rounding weights after promotion", 0.6, applies=_was_promoted,
+    AGAIN,
+    Stage.REFINE,
+    round_promoted,
+    "rounding weights after promotion",
+    0.6,
+    applies=_was_promoted,
     trial=Trial(score=_score_promoted, threshold=_find_threshold),
-)  # fmt: skip
+)

@@ -209,8 +209,11 @@ def check_budget(config: Config) -> None:
     wrong = [bits for bits in config.weight_bits if bits < fewest]
     if wrong:
         raise ConfigError(
-            config.where("weight_bits"), f"{wrong[0]} is less than the {fewest} bits that weights have",
-            "name wider ones, or lower `weights: {bits: …}`", code="Q308")  # fmt: skip
+            config.where("weight_bits"),
+            f"{wrong[0]} is less than the {fewest} bits that weights have",
+            "name wider ones, or lower `weights: {bits: …}`",
+            code="Q308",
+        )
 
 
 def spread_bits(ctx: SampledContext, state: PlacedState) -> PlacedStep:
@@ -231,10 +234,15 @@ def spread_bits(ctx: SampledContext, state: PlacedState) -> PlacedStep:
     fitted, judged = _split_samples(calibration, config.data.seed)
     samples = list(fitted.samples())
     errors = measure_isolated(
-        state.model, plan, samples, judged.samples(), others=augment_samples(samples, plan, ctx.skip),
+        state.model,
+        plan,
+        samples,
+        judged.samples(),
+        others=augment_samples(samples, plan, ctx.skip),
         rounded=config.effort != "fast" and ROUNDING not in ctx.skip and not calibration.synthetic,
-        crew=ctx.crew, progress=ctx.progress,
-    )  # fmt: skip
+        crew=ctx.crew,
+        progress=ctx.progress,
+    )
     measured = [site for site in weights if widths[site.site] and site.site in errors]
     # What no error is known of, or has no other widths, keeps its bits, which count.
     fixed = [site for site in weights if site not in measured]
@@ -430,6 +438,10 @@ def _has_tables(ctx: SampledContext, state: PlacedState) -> bool:
 
 
 EMBEDDINGS = Pass(
-    _EMBEDDINGS, Stage.REFINE, quantize_tables, "quantizing embeddings", fast=True,
+    _EMBEDDINGS,
+    Stage.REFINE,
+    quantize_tables,
+    "quantizing embeddings",
+    fast=True,
     applies=_has_tables,
-)  # fmt: skip
+)

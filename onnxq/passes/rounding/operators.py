@@ -294,10 +294,18 @@ def _describe_operator(
         bias_edge = None
     depthwise = geometry.groups > 1 and weight.shape[1] == 1
     return Operator(
-        node, data, site, weight, geometry, values, bias_edge, bias.shape if bias is not None and whole else (outputs,),
-        biases.get(bias_edge) if bias_edge is not None else None, alone,
+        node,
+        data,
+        site,
+        weight,
+        geometry,
+        values,
+        bias_edge,
+        bias.shape if bias is not None and whole else (outputs,),
+        biases.get(bias_edge) if bias_edge is not None else None,
+        alone,
         "depthwise Conv" if depthwise else node.op_type,
-    )  # fmt: skip
+    )
 
 
 def _count_outputs(node: NodeRef, weight: Array, geometry: Geometry) -> int:

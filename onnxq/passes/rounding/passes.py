@@ -287,15 +287,30 @@ def _was_rounded(ctx: SampledContext, state: PlacedState) -> bool:
 
 ROUNDING: tuple[Pass[SampledContext, PlacedState], ...] = (
     Pass(
-        NAME, Stage.REFINE, round_weights, "rounding weights", 0.6,
-        applies=has_real_samples, trial=_JUDGED, retry=round_segments,
+        NAME,
+        Stage.REFINE,
+        round_weights,
+        "rounding weights",
+        0.6,
+        applies=has_real_samples,
+        trial=_JUDGED,
+        retry=round_segments,
     ),
     Pass(
-        SEARCH, Stage.REFINE, search_longer, "searching longer for values of few bits", 0.6,
-        applies=_has_few_bits, trial=_VALIDATED,
+        SEARCH,
+        Stage.REFINE,
+        search_longer,
+        "searching longer for values of few bits",
+        0.6,
+        applies=_has_few_bits,
+        trial=_VALIDATED,
     ),
     Pass(
-        EXTERNAL, Stage.REFINE, round_externally, "trying external roundings", 0.6,
+        EXTERNAL,
+        Stage.REFINE,
+        round_externally,
+        "trying external roundings",
+        0.6,
         applies=lambda ctx, state: _was_rounded(ctx, state) and bool(list_rounders()),
     ),
-)  # fmt: skip
+)

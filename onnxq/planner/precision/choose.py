@@ -16,9 +16,20 @@ from onnxq.spec import FloatType
 
 # What most of the time goes into; it is narrow unless there is a reason.
 _HEAVY = frozenset(
-    {"Conv", "ConvTranspose", "MatMul", "Gemm", "Einsum", "LSTM", "GRU", "RNN", "Attention", "MultiHeadAttention",
-     "GroupQueryAttention"}
-)  # fmt: skip
+    {
+        "Conv",
+        "ConvTranspose",
+        "MatMul",
+        "Gemm",
+        "Einsum",
+        "LSTM",
+        "GRU",
+        "RNN",
+        "Attention",
+        "MultiHeadAttention",
+        "GroupQueryAttention",
+    }
+)
 _INFINITE = 1e9
 # Share of a Cast that float32 in place of the narrow type costs a node: a few are worth none.
 _WIDE_COST, _MOVED_COST = 0.2, 0.05
