@@ -7,13 +7,13 @@ A corpus is the folder that corpus.py describes. The table has, for each file: t
 and pools; the metric and the SQNR in dB against float, on all of the corpus's data, as the file says (ONNX Runtime with
 optimizations off) and as OpenVINO computes on each kind of CPU; and there the speed beside float. --isa names the kinds
 by the newest kernels that oneDNN may take; `own` is this machine as it is, `avx2` with newer instructions hidden from
-all libraries (tests/cpus/avx2.py). Times are of one thread, float32 where it
-computes in float, batch 1: the median of ratios over many short rounds, in each of which all files of a model run once,
-and the quartiles. NNCF quantizes OpenVINO's own model with its preset MIXED, on the same samples; with
-ModelType.TRANSFORMER where the model's name is among --transformers.
+all libraries (tests/cpus/avx2.py). Times are of one thread, float32 where it computes in float, batch 1: the median of
+ratios over many short rounds, in each of which all files of a model run once, and the ratio of the fastest tenths,
+which other work on the machine moves less. NNCF quantizes OpenVINO's own model with its preset MIXED, on the same
+samples; with ModelType.TRANSFORMER where the model's name is among --transformers.
 
-What is done is kept in OUT/rows.jsonl, file by file, and not done again: run the same command once more to go on, or to
-print the table. Remove a line to have it measured anew. Needs `pip install 'onnxq[openvino]' nncf`.
+What is done is kept in OUT/rows.jsonl, step by step, times last, and not done again: run the same command once more to
+go on, or to print the table. Remove lines to have them measured anew. Needs `pip install 'onnxq[openvino]' nncf`.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def make_env(isa: str, out: Path) -> dict[str, str]:
 
 
 def time_files(files: Mapping[str, Path], source: Path, feeds: Mapping[str, np.ndarray], env: dict[str, str]) -> Row:
-    """The speed of files beside the one called float, on kernels of a kind: median and quartiles of the ratios."""
+    """The speed of files beside the one called float: median and quartiles of the ratios, and that of fast runs."""
     from onnxq.backends import find_engine
     from onnxq.backends.engine import TimedModel, Timing
     from onnxq.graph import name_nodes
@@ -112,7 +112,10 @@ def time_files(files: Mapping[str, Path], source: Path, feeds: Mapping[str, np.n
     rounds = int(np.clip(TIMING / each, FEWEST, MOST))
     times = engine.time_models(entries, Timing(rounds=rounds, seconds=10 * TIMING)).eager
     floats = np.array(times["float"].times_ms)
-    shares = {name: np.quantile(floats / np.array(row.times_ms), (0.5, 0.25, 0.75)) for name, row in times.items()}
+    shares = {}
+    for name, row in times.items():
+        quartiles = np.quantile(floats / np.array(row.times_ms), (0.5, 0.25, 0.75))
+        shares[name] = np.append(quartiles, np.quantile(floats, 0.1) / np.quantile(row.times_ms, 0.1))
     return {"ms": times["float"].median_ms, "rounds": rounds, "x": {name: x.tolist() for name, x in shares.items()}}
 
 
@@ -162,8 +165,13 @@ class Journal:
         return self.rows[model, step]
 
 
-def measure(name: str, args: argparse.Namespace, journal: Journal) -> None:
-    """Everything about one model, step by step."""
+def name_file(name: str, recipe: str, args: argparse.Namespace) -> Path:
+    """The file of a recipe."""
+    return args.out / f"{name}.{recipe}.{'xml' if recipe == 'nncf' else 'onnx'}"
+
+
+def measure_quality(name: str, args: argparse.Namespace, journal: Journal) -> None:
+    """Make the files of one model, and score them."""
     source = (args.corpus / "models" / f"{name}.onnx").resolve()
     samples = read_samples(calibration(args.corpus, name, args.out, args.samples))
     files = {"float": source}
@@ -175,16 +183,24 @@ def measure(name: str, args: argparse.Namespace, journal: Journal) -> None:
         return row if recipe == "nncf" else {**row, "int8": run_apart(count_integers, target)}
 
     for recipe in args.recipes:
-        target = args.out / f"{name}.{recipe}.{'xml' if recipe == 'nncf' else 'onnx'}"
+        target = name_file(name, recipe, args)
         if "fails" not in journal.add(name, recipe, lambda r=recipe, t=target: make_file(r, t)):
             files[recipe] = target
     for recipe, file in files.items():
         for isa in ("", *args.isa) if recipe not in ("nncf", "float") else args.isa:
             step = f"{recipe} {isa or 'file'}"
             journal.add(name, step, lambda f=file, i=isa: score(args, name, f, i))
+
+
+def measure_times(name: str, args: argparse.Namespace, journal: Journal) -> None:
+    """Time the files of one model side by side, on each kind of CPU."""
+    source = (args.corpus / "models" / f"{name}.onnx").resolve()
+    made = [recipe for recipe in args.recipes if "s" in journal.rows[name, recipe]]
+    files = {"float": source, **{recipe: name_file(name, recipe, args) for recipe in made}}
+    (feeds,) = read_samples(calibration(args.corpus, name, args.out, args.samples))[:1]
     for isa in args.isa:
         env = make_env(isa, args.out)
-        journal.add(name, f"times {isa}", lambda e=env: run_apart(time_files, files, source, samples[0], e))
+        journal.add(name, f"times {isa}", lambda e=env: run_apart(time_files, files, source, feeds, e))
 
 
 def make_rows(name: str, args: argparse.Namespace, journal: Journal) -> list[list[str]]:
@@ -199,7 +215,7 @@ def make_rows(name: str, args: argparse.Namespace, journal: Journal) -> list[lis
 
     def show_speed(recipe: str, isa: str) -> str:
         times = find(f"times {isa}").get("x", {}).get(recipe)
-        return "" if times is None else "{:.2f} ({:.2f}-{:.2f})".format(*times)
+        return "" if times is None else f"{times[0]:.2f} / {times[3]:.2f}"
 
     rows = []
     for recipe in args.recipes:
@@ -228,9 +244,10 @@ def main() -> None:
     args.out = args.out.resolve()
     names = args.names or sorted(path.stem for path in (args.corpus / "models").glob("*.onnx"))
     journal = Journal(args.out / "rows.jsonl")
-    for name in names:
-        measure(name, args, journal)
-    kinds = [column for isa in args.isa for column in (f"{isa}: metric / dB", "x float")]
+    for step in (measure_quality, measure_times):
+        for name in names:
+            step(name, args, journal)
+    kinds = [column for isa in args.isa for column in (f"{isa}: metric / dB", "x float, median / fast")]
     head = ["model", "recipe", "int8", "file: metric / dB", *kinds, "MB", "s", "peak MB"]
     print(table([row for name in names for row in make_rows(name, args, journal)], head))
 
