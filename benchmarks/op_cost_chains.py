@@ -22,8 +22,8 @@ SHORT, LONG = 2, 10
 class Builder:
     """Emits nodes, with pairs when int8, and notes every node as a case of the cost model."""
 
-    def __init__(self, int8: bool, shape: Shape) -> None:
-        self.int8 = int8
+    def __init__(self, int8: bool, shape: Shape, signed: bool = False) -> None:
+        self.int8, self.signed = int8, signed
         self.nodes: list[onnx.NodeProto] = []
         self.inits: list[onnx.TensorProto] = []
         self.shapes: dict[str, Shape] = {"x": shape}
@@ -42,7 +42,8 @@ class Builder:
         return name
 
     def pair(self, x: str, zero: int = 0, scale: float = 0.02) -> str:
-        s, z, shape = self.const(np.float32(scale)), self.const(np.uint8(zero)), self.shapes[x]
+        s, shape = self.const(np.float32(scale)), self.shapes[x]
+        z = self.const(np.int8(0) if self.signed else np.uint8(zero))
         return self.node("DequantizeLinear", [self.node("QuantizeLinear", [x, s, z], shape), s, z], shape)
 
     def out(self, x: str, zero: int = 0, scale: float = 0.02) -> str:
@@ -114,11 +115,12 @@ class Plan:
     branches: bool = False  # units side by side on one tensor, joined by Adds that belong to the sample
     quantize_input: bool = True
     op: str = ""
+    signed: bool = False  # int8 activations with zero point 0
 
 
 def chain(unit: Unit, plan: Plan, int8: bool, units: int) -> tuple[bytes, list[dict[str, Any]]]:
     """A model of so many units, and the nodes of one of them."""
-    b = Builder(int8, plan.shape)
+    b = Builder(int8, plan.shape, plan.signed)
     x = b.pair("x") if int8 and plan.quantize_input else "x"
     if plan.head:
         x = b.conv(x, plan.shape[1], 1)
@@ -394,7 +396,46 @@ def _round_trip(pair: bool) -> Unit:
     return unit
 
 
+def _unplaced_plans() -> Iterator[Plan]:
+    """What no rule for OpenVINO quantizes: products of two activations, transposed Convs, activations by themselves."""
+    for signed in (False, True):
+        for heads, m, d in ((4, 40, 30), (12, 64, 32), (12, 128, 32), (6, 197, 64)):
+            yield Plan("attention", (1, heads, m, d), _attend, op="signed" * signed, signed=signed)
+        for c, h in ((16, 28), (64, 14), (64, 28), (128, 14)):
+            yield Plan("transposed", (1, c, h, h), _transposed, op="signed" * signed, signed=signed)
+    for shape in ((1, 64, 28, 28), (1, 128, 14, 14), (1, 32, 56, 56)):
+        for op in (_gelu, _hard_swish, _square):
+            yield Plan("activations", shape, _behind(op), _behind(lambda _, x: x), op=op.__name__[1:])
+
+
+def _attend(b: Builder, x: str) -> str:
+    """Both products of attention, without the softmax between."""
+    n, h, m, d = b.shapes[x]
+    keys = b.plain("Transpose", [x], (n, h, d, m), zero=128, perm=[0, 1, 3, 2])
+    return b.plain("MatMul", [b.plain("MatMul", [x, keys], (n, h, m, m), zero=128), x], (n, h, m, d), zero=128)
+
+
+def _transposed(b: Builder, x: str) -> str:
+    c = b.shapes[x][1]
+    b.note("ConvTranspose", [x], b.shapes[x], kernel=(3, 3))
+    weight = b.weight((c, c, 3, 3), 1, b.int8, "Relu")
+    y = b.node("ConvTranspose", [x, weight], b.shapes[x], kernel_shape=[3, 3], pads=[1] * 4)
+    return b.out(b.node("Relu", [y], b.shapes[x]))
+
+
+def _gelu(b: Builder, x: str) -> str:
+    """By its parts, which engines fuse."""
+    shape, half, one, root = b.shapes[x], *(b.const(np.float32(value)) for value in (0.5, 1.0, math.sqrt(2)))
+    shifted = b.node("Add", [b.node("Erf", [b.node("Div", [x, root], shape)], shape), one], shape)
+    b.note("Gelu", [x], shape)
+    return b.out(b.node("Mul", [b.node("Mul", [x, shifted], shape), half], shape), 20)
+
+
+def _hard_swish(b: Builder, x: str) -> str:
+    return b.plain("HardSwish", [x], b.shapes[x], zero=20)
+
+
 FAMILIES: tuple[Callable[[], Iterator[Plan]], ...] = (
     _dense_plans, _depthwise_plans, _large_plans, _grouped_plans,
-    _line_plans, _strided_plans, _linear_plans, _element_plans,
+    _line_plans, _strided_plans, _linear_plans, _element_plans, _unplaced_plans,
 )  # fmt: skip

@@ -63,8 +63,8 @@ def test_the_check_of_quantize_is_as_the_engine_runs_it() -> None:
     assert not engine.reason
     assert engine.run == "as OpenVINO runs it"
     (output,) = engine.outputs
-    # The file's arithmetic, but for sums that the engine does not round in between.
-    assert output.agreement_db > 30
+    # The file's arithmetic: no pair stands within a kernel, where the engine would not round.
+    assert output.agreement_db > 100
     assert output.sqnr_db > 25
     assert "as OpenVINO runs it" in [figure.run for figure in report.figures]
 

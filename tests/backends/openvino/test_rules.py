@@ -21,9 +21,9 @@ def list_pairs(role: Role) -> set[str]:
 
 def test_pairs_stand_behind_activations_and_nowhere_within_a_kernel() -> None:
     pairs = list_pairs(Role.ACTIVATION)
-    assert {"x", "sr", "er", "dr", "p", "r"} <= pairs
-    # In front of a Relu and of x * Sigmoid(x), and behind what nothing reads in integers.
-    assert not pairs & {"s", "e", "d", "h", "hg", "y"}
+    assert {"x", "sr", "er", "dr", "r"} <= pairs
+    # In front of a Relu, of x * Sigmoid(x) and of a residual sum, and behind what nothing reads in integers.
+    assert not pairs & {"s", "e", "d", "p", "h", "hg", "y"}
 
 
 def test_a_stem_is_left_float_unless_it_is_forced() -> None:
@@ -42,3 +42,21 @@ def test_tables_of_costs_are_its_own_and_favour_integers_in_wide_products(cpu: s
     cost = costs.predict_node(conv)
     assert 0 < cost.int8_us < cost.float_us < math.inf
     assert cost != others.predict_node(conv)
+
+
+@pytest.mark.parametrize("cpu", ["vnni", "avx2"])
+def test_a_stride_makes_a_depthwise_convolution_no_dearer(cpu: str) -> None:
+    costs = find_target("openvino").costs[cpu]
+    whole, half = (
+        OpCase(
+            op_type="Conv",
+            inputs=((1, 96, 28, 28),),
+            output=(1, 96, 28 // stride, 28 // stride),
+            weight=(96, 1, 3, 3),
+            group=96,
+            kernel=(3, 3),
+            strides=(stride, stride),
+        )
+        for stride in (1, 2)
+    )
+    assert costs.predict_node(half).float_us < costs.predict_node(whole).float_us
