@@ -247,6 +247,12 @@ class PlacementRule:
     # The other nodes without which the engine has no such kernel.
     together: Callable[[Candidate], Names] = lambda _: ()
 
+    def list_inputs(self, candidate: Candidate) -> tuple[int, ...]:
+        """The inputs of a node that take a pair."""
+        if self.inputs is not None:
+            return self.inputs(candidate)
+        return self.data or tuple(k for k in range(len(candidate.node.inputs)) if not candidate.is_constant(k))
+
 
 @dataclass(frozen=True, kw_only=True)
 class Capability:

@@ -12,7 +12,7 @@ from dataclasses import fields, replace
 from itertools import product
 from typing import Any, TypeVar
 
-from onnxq.backends.base import Capability, Output, PlacementRule, Target
+from onnxq.backends.base import Candidate, Capability, Output, PlacementRule, Target
 
 _Part = TypeVar("_Part", PlacementRule, Capability, Target)
 _Joiner = Callable[[Sequence[Any]], Any]
@@ -45,9 +45,20 @@ def _ask_each(asks: Sequence[Callable[..., Any]]) -> Callable[..., Any]:
     return lambda *case: next(filter(None, (ask(*case) for ask in asks)), None)
 
 
+def _share_inputs(rules: Sequence[Any]) -> Sequence[Any]:
+    """Rules of one operator, all with a pair on every input on which one of them has one."""
+    if not isinstance(rules[0], PlacementRule) or all((r.data, r.inputs) == (rules[0].data, None) for r in rules):
+        return rules
+
+    def unite(candidate: Candidate) -> tuple[int, ...]:
+        return tuple(sorted({k for rule in rules for k in rule.list_inputs(candidate)}))
+
+    return [replace(rule, data=rules[0].data, inputs=unite) for rule in rules]
+
+
 def _join_rows(tables: Sequence[Sequence[_Part]]) -> tuple[_Part, ...]:
     """The rows that each combination of rows has in common, in the order of the first table, then the second …"""
-    return tuple(filter(None, map(_join_fields, product(*tables))))
+    return tuple(filter(None, (_join_fields(_share_inputs(rows)) for rows in product(*tables))))
 
 
 _first: _Joiner = operator.itemgetter(0)

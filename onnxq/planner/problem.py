@@ -264,11 +264,8 @@ def _find_nodes_at_existing_pairs(index: Graph) -> frozenset[str]:
 
 def _make_op(candidate: Candidate, rule: PlacementRule) -> QuantizableOp | None:
     node = candidate.node
-    indices = rule.data or tuple(k for k in range(len(node.inputs)) if not candidate.is_constant(k))
-    if rule.inputs is not None:
-        indices = rule.inputs(candidate)
     data: list[tuple[Edge, TensorId]] = []
-    for k in indices:
+    for k in rule.list_inputs(candidate):
         tensor = candidate.tensor(k)
         # A kernel needs all of its inputs: one that the node leaves out makes it another operator.
         if tensor is None:
