@@ -221,6 +221,8 @@ class PlacementRule:
     alike: bool = False
     # Activations that the kernel computes as well when the pair stands behind them.
     fuses: Names = ()
+    # Such an activation is computed behind the pair's QuantizeLinear, on integers, since the kernel clamps slowly.
+    footroom: bool = False
     # The kernel saves time by itself; those of other rules only keep data in integers between such.
     compute: bool = False
     # Why a node does not qualify, and why int8 does not pay for one that does.

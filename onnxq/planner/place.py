@@ -131,6 +131,8 @@ class Placer:
         else:
             match = self._match_any(op, maker, tensor, chosen)
             spec = self.requests.make_spec(match, Role.ACTIVATION, op.node)
+        if readers is None and maker is not None and maker.rule.footroom and maker.bound[0] == 0.0:
+            spec = replace(spec, footroom=spec.storage == "uint8" and not spec.symmetric)
         site: Site = tensor
         if edge is not None and (edge.scope != tensor.scope or apart):
             site, readers = edge, (edge,)
@@ -326,7 +328,8 @@ def share_scales(picked: Iterable[QuantizableOp], sites: list[SitePlan]) -> list
         if len(groups[leader]) > 1 and not site.role.is_constant:
             # The one range has to serve them all, so no more of it than every member's values can fill.
             bound = intersect_bounds(member.bound for member in groups[leader])
-            site = replace(site, group=str(leader), bound=bound)
+            spec = replace(site.spec, footroom=groups[leader][0].spec.footroom)
+            site = replace(site, group=str(leader), bound=bound, spec=spec)
         grouped.append(site)
     return grouped
 
