@@ -23,9 +23,11 @@ import onnx
 
 import onnxq
 from measure import table
-from npu import Samples, measure_db, read_samples
+from npu import Samples, measure_db
 from onnxq.backends import find_engine
 from onnxq.backends.web.node import Node
+from onnxq.config import DataConfig
+from onnxq.data import load_data
 from onnxq.graph import name_nodes
 from onnxq.runtime import Session
 from subjects import Subject, subject
@@ -59,12 +61,22 @@ def measure_speeds(files: dict[str, Path], sample: dict[str, np.ndarray], second
     return 1e3 * statistics.median(first), [statistics.median(first / other) for other in (first, *others)]
 
 
-def make_rows(item: Subject, samples: Samples, args: argparse.Namespace) -> list[list[str]]:
+def choose_judged(item: Subject, args: argparse.Namespace) -> Samples:
+    """The samples behind those that calibrate; they wrap around where there are no more."""
+    inputs = Session(item.source).inputs
+    calibrating = len(load_data(item.data, inputs, DataConfig()))
+    more = subject(f"{item.name}:{calibrating + args.judged}", args.corpus, args.out, 0) if item.corpus else item
+    samples = [dict(sample) for sample in load_data(more.data, inputs, DataConfig()).samples()]
+    return (samples[calibrating:] + samples)[: args.judged]
+
+
+def make_rows(item: Subject, judged: Samples, args: argparse.Namespace) -> list[list[str]]:
     """The rows of one model."""
-    judged = (samples[args.samples :] + samples)[: args.judged]
     exact = [dict(Session(item.source, optimize=False).run(feeds)) for feeds in judged]
     files = {"float": item.source}
-    rows = [[item.name, "float", "", str(item.score()), "", f"{measure_db(exact, answer(item.source, judged), judged):.1f}"]]
+    rows = [
+        [item.name, "float", "", str(item.score()), "", f"{measure_db(exact, answer(item.source, judged), judged):.1f}"]
+    ]
     seconds = [0.0]
     for recipe in args.recipes:
         files[recipe] = target = args.out / f"{item.name}.{recipe}.onnx"
@@ -101,8 +113,7 @@ def main() -> None:
         item = subject(each, args.corpus, args.out, args.samples)
         kept = args.out / f"{item.name}.json"
         if not kept.exists():
-            more = subject(item.name, args.corpus, args.out, args.samples + args.judged) if item.corpus else item
-            kept.write_text(json.dumps(make_rows(item, read_samples(more.data), args)), encoding="utf-8")
+            kept.write_text(json.dumps(make_rows(item, choose_judged(item, args), args)), encoding="utf-8")
         rows += json.loads(kept.read_text(encoding="utf-8"))
     print(table(rows, HEAD))
 

@@ -26,7 +26,20 @@ import numpy as np
 import onnx
 from onnxq.backends.web.costs import COSTS, WebCosts, count_work, parse_costs
 from onnxq.backends.web.node import Node
-from op_cost_chains import BLOCKS, FAMILIES, LONG, SHORT, Builder, Plan, Shape, Unit, _convs, cases_of, chain
+from op_cost_chains import (
+    BLOCKS,
+    ELEMENT_MAPS,
+    FAMILIES,
+    LONG,
+    SHORT,
+    Builder,
+    Plan,
+    Shape,
+    Unit,
+    _convs,
+    cases_of,
+    chain,
+)
 from op_cost_fit import Row, read, read_cases
 
 TABLE = Path(__file__).resolve().parents[1] / "onnxq" / "backends" / "web" / "costs.json"
@@ -56,14 +69,14 @@ TERMS: dict[str, dict[str, tuple[str, ...]]] = {
     "folded": {"float": (), "int8": ()},
     # A sample shows only the sum of both ways.
     **{kind: {"int8": ("launch", "results")} for kind in ("convert", "convert map")},
-    **dict.fromkeys(
-        ("residual", "gate", "MaxPool", "AveragePool", "GlobalAveragePool", "Mul", "Sigmoid", "LeakyRelu"), _ELEMENTS
-    ),
+    **dict.fromkeys(("gate", "MaxPool", "AveragePool", "GlobalAveragePool", "Mul", "Sigmoid", "LeakyRelu"), _ELEMENTS),
     **dict.fromkeys(("Concat", "Resize"), _ELEMENTS),
+    "Add": dict.fromkeys(("float", "int8"), ("launch", "results", "clamps")),
+    # Behind a float Conv it is a part of that, and otherwise as any Add.
+    "residual": {"float": (), "int8": ("launch", "results")},
 }
 # Kinds that no sample shows cost what another one does.
 LIKE = {
-    "Add": "residual",
     **dict.fromkeys(("Transpose", "DepthToSpace", "SpaceToDepth", "Slice", "Pad"), "Concat"),
     **dict.fromkeys(("Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity"), "folded"),
     "unknown": "Sigmoid",
@@ -88,6 +101,20 @@ def list_plain_plans() -> Iterator[Plan]:
     """1x1 convolutions without an activation, which end the blocks of many networks: nothing is clamped."""
     for narrow, wide, side in BLOCKS:
         yield Plan("plain", (1, wide, side, side), _convs(narrow, act=""))
+
+
+def list_add_plans() -> Iterator[Plan]:
+    """Adds that no float Conv computes as well, as in front of integer ones."""
+    for c, h, w in ELEMENT_MAPS:
+        # One behind the other: equal ones side by side are computed once.
+        yield Plan("add", (1, c, h * w), lambda b, x: b.plain("Add", [x, x], b.shapes[x], zero=128), head=True)
+        yield Plan("add", (1, c, h * w), _add_relu, head=True)
+
+
+def _add_relu(b: Builder, x: str) -> str:
+    shape = b.shapes[x]
+    b.note("Add", [x, x], shape, activation="Relu")
+    return b.out(b.node("Relu", [b.node("Add", [x, x], shape)], shape))
 
 
 def fan(unit: Unit, plan: Plan, int8: bool, count: int) -> tuple[bytes, list[dict[str, Any]]]:
@@ -143,7 +170,7 @@ def count_products(plan: Plan) -> float:
 def choose_plans(only: set[str], most: int) -> list[Plan]:
     """So many plans of each family at most, drawn and mixed by a seed: what else the machine does meets all families."""
     families: dict[str, list[Plan]] = defaultdict(list)
-    for plan in (plan for family in (*FAMILIES, list_plain_plans) for plan in family()):
+    for plan in (plan for family in (*FAMILIES, list_plain_plans, list_add_plans) for plan in family()):
         if (not only or plan.family in only) and count_products(plan) <= MOST:
             families[plan.family].append(plan)
     draw = random.Random(SEED)
@@ -232,6 +259,7 @@ def fit(path: Path, origin: str) -> None:
         for (kind, name), price in zip(names, found, strict=True):
             if price > 0:
                 prices[kind][side][name] = float(f"{price:.3g}")
+    prices["residual"]["float"] = prices["Add"]["float"]
     for kind, other in LIKE.items():
         prices[kind] = prices[other]
     lines = ",\n".join(f"    {json.dumps(kind)}: {json.dumps(prices[kind])}" for kind in sorted(prices))
