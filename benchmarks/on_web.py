@@ -5,9 +5,9 @@
 
 Models are named as for `peers.py`. The table has the integer kernels of all, the metric of the corpus and the dB that
 its scorer finds, the SQNR in dB against float over --judged other samples as the file says and as onnxruntime-web
-computes, and the speed beside float in onnxruntime-web on one thread: the median of ratios of processor times, all files
-of a model in turns. A model that has its rows in --out is not measured again. It needs Node.js and the package that
-docs/web.md names.
+computes, and the speed beside float in onnxruntime-web on one thread: the median of ratios of processor times, all
+files of a model in turns. A model that has its rows in --out is not measured again. It needs Node.js and the package
+that docs/web.md names.
 """
 
 from __future__ import annotations

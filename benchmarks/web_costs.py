@@ -1,13 +1,13 @@
 """Measure what nodes cost in onnxruntime-web, float and int8, and fit the table of `onnxq/backends/web/costs.json`.
 
-    python benchmarks/web_costs.py measure samples.jsonl      # half an hour; --only pair,depthwise --most 20 for some
+    python benchmarks/web_costs.py measure samples.jsonl    # half an hour; --only pair,depthwise --most 20 for some
     python benchmarks/web_costs.py fit samples.jsonl --origin "Intel Xeon (Sapphire Rapids), Node.js 20, …"
     python benchmarks/web_costs.py errors samples.jsonl   # how far the table is from the samples, by family
 
 The shapes are those of `op_costs.py`. A sample is the growth per unit of units side by side: its chains would settle on
 values that are easily predicted, and integer kernels clamp each result with a branch. Only what is a difference of two
 chains stays one. The time is that of the processor (Node.js' process.cpuUsage), and a session of one shape is timed
-beside all others, so that other work on the machine counts less.
+beside all others, so that other work on the machine counts less. `fit` needs scipy.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+
 from onnxq.backends.web.costs import COSTS, WebCosts, count_work, parse_costs
 from onnxq.backends.web.node import Node
 from op_cost_chains import (
@@ -168,7 +169,7 @@ def count_products(plan: Plan) -> float:
 
 
 def choose_plans(only: set[str], most: int) -> list[Plan]:
-    """So many plans of each family at most, drawn and mixed by a seed: what else the machine does meets all families."""
+    """So many plans of each family at most, drawn and mixed by a seed: other work meets all families."""
     families: dict[str, list[Plan]] = defaultdict(list)
     for plan in (plan for family in (*FAMILIES, list_plain_plans, list_add_plans) for plan in family()):
         if (not only or plan.family in only) and count_products(plan) <= MOST:
@@ -228,7 +229,7 @@ def list_work(row: Row, side: str) -> dict[tuple[str, str], float]:
 
 
 def solve(matrix: np.ndarray, wanted: np.ndarray) -> np.ndarray:
-    """Least squares with constants that are not negative, and large errors weighted down, in the end more than first."""
+    """Least squares with constants that are not negative, and large errors weighted down, in the end most."""
     from scipy.optimize import nnls
 
     weight = np.ones(len(wanted))

@@ -153,8 +153,8 @@ class QuantSpec:
     storage: str = ""
     # Scale and zero point are computed at each run, by ONNX's DynamicQuantizeLinear; there are no QParams.
     dynamic: bool = False
-    # No value is below 0, and a third of the levels are: what an activation would clamp one by one is written there, and
-    # a Max on the integers clamps it.
+    # No value is below 0, and a third of the levels are: a kernel writes there what an activation would clamp, and a
+    # Max on the integers clamps it.
     footroom: bool = False
 
     def __post_init__(self) -> None:

@@ -60,7 +60,7 @@ def test_footroom_is_a_third_of_the_levels_or_what_is_below_zero(high: float, lo
     bounded = qparams_from_range(low * high, high, spec, bound=(0.0, high))
     assert bounded.zero_point == 85
     assert _levels(bounded, spec)[1] == pytest.approx(high, rel=1e-6)
-    assert bounded.levels != QuantSpec(signed=False, symmetric=False).levels
+    assert bounded.computed_for != QuantSpec(signed=False, symmetric=False).levels
 
 
 @given(FLOATS, SPECS)
