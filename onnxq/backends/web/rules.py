@@ -14,6 +14,8 @@ from onnxq.backends.registry import NO_CPU_KINDS, find_reference
 from onnxq.backends.web.costs import COSTS
 
 _REFERENCE = find_reference()
+# Results that take as long to clamp as one kernel more takes to start.
+_MANY = 1024
 
 
 def _adapt(target: Target) -> Target:
@@ -22,7 +24,7 @@ def _adapt(target: Target) -> Target:
     Node.js runs files of pages with ONNX Runtime's native kernels, too. Kernels clamp each result with a branch, which
     is mispredicted where about half are negative: so activations behind them are computed apart.
     """
-    rules = tuple(replace(rule, footroom=rule.compute and bool(rule.fuses)) for rule in target.rules)
+    rules = tuple(replace(rule, footroom=_MANY if rule.compute and rule.fuses else 0) for rule in target.rules)
     return replace(target, name="web", rules=rules, costs=COSTS, times_itself=False, advice=Target.advice)
 
 
