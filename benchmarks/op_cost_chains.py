@@ -81,7 +81,12 @@ class Builder:
         if not act:
             return self.out(y, 128)
         bounds = [self.const(np.float32(0)), self.const(np.float32(6))] if act == "Clip" else []
-        return self.out(self.node(act, [y, *bounds], shape))
+        # Behind a float Conv it stays float.
+        return self.out(self.node(act, [y, *bounds], shape)) if guard else self.activate(act, [y, *bounds], shape)
+
+    def activate(self, op: str, inputs: Sequence[str], shape: Shape) -> str:
+        """Relu or Clip behind a product, with its pair."""
+        return self.out(self.node(op, inputs, shape))
 
     def plain(
         self, op: str, inputs: Sequence[str], shape: Shape, *, zero: int = 0, strides: Shape = (), **attrs: Any
@@ -118,9 +123,11 @@ class Plan:
     signed: bool = False  # int8 activations with zero point 0
 
 
-def chain(unit: Unit, plan: Plan, int8: bool, units: int) -> tuple[bytes, list[dict[str, Any]]]:
+def chain(
+    unit: Unit, plan: Plan, int8: bool, units: int, builder: type[Builder] = Builder
+) -> tuple[bytes, list[dict[str, Any]]]:
     """A model of so many units, and the nodes of one of them."""
-    b = Builder(int8, plan.shape, plan.signed)
+    b = builder(int8, plan.shape, plan.signed)
     x = b.pair("x") if int8 and plan.quantize_input else "x"
     if plan.head:
         x = b.conv(x, plan.shape[1], 1)
@@ -298,7 +305,7 @@ def _gemm(b: Builder, x: str, n: int) -> str:
     y = b.node(
         "Gemm", [x, b.weight((n, k), 0, b.int8, "Relu"), b.const(np.full(n, 0.01, np.float32))], (m, n), transB=1
     )
-    return b.out(b.node("Relu", [y], (m, n)))
+    return b.activate("Relu", [y], (m, n))
 
 
 def _matmul(b: Builder, x: str, n: int) -> str:

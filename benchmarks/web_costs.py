@@ -1,13 +1,13 @@
 """Measure what nodes cost in onnxruntime-web, float and int8, and fit the table of `onnxq/backends/web/costs.json`.
 
-    python benchmarks/web_costs.py measure samples.jsonl --only pair,depthwise --share .5
+    python benchmarks/web_costs.py measure samples.jsonl    # half an hour; --only pair,depthwise --most 20 for some
     python benchmarks/web_costs.py fit samples.jsonl --origin "Intel Xeon (Sapphire Rapids), Node.js 20, …"
     python benchmarks/web_costs.py errors samples.jsonl   # how far the table is from the samples, by family
 
 The shapes are those of `op_costs.py`. A sample is the growth per unit of units side by side: its chains would settle on
 values that are easily predicted, and integer kernels clamp each result with a branch. Only what is a difference of two
 chains stays one. The time is that of the processor (Node.js' process.cpuUsage), and a session of one shape is timed
-beside all others, so that other work on the machine counts less.
+beside all others, so that other work on the machine counts less. `fit` needs scipy.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import math
 import random
 import statistics
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,17 +27,29 @@ import onnx
 
 from onnxq.backends.web.costs import COSTS, WebCosts, count_work, parse_costs
 from onnxq.backends.web.node import Node
-from op_cost_chains import BLOCKS, FAMILIES, LONG, SHORT, Builder, Plan, Unit, _convs, cases_of, chain
+from op_cost_chains import (
+    BLOCKS,
+    ELEMENT_MAPS,
+    FAMILIES,
+    LONG,
+    SHORT,
+    Builder,
+    Plan,
+    Shape,
+    Unit,
+    _convs,
+    cases_of,
+    chain,
+)
 from op_cost_fit import Row, read, read_cases
 
 TABLE = Path(__file__).resolve().parents[1] / "onnxq" / "backends" / "web" / "costs.json"
 MOST = 4e7  # multiplications of one unit; longer ones take seconds in WebAssembly and tell nothing new
 FLOOR_US = 3.0  # errors below this do not count
 LARGE_ERROR = 0.3  # relative; the weight of a sample falls beyond it
+LEAST_RATIO = 0.1  # of predicted to measured, below which a sample gains no more weight
+ROUNDS = 30  # of weights
 SEED = 0
-# Nanoseconds that one kernel more takes in a network beyond its time among its like, whose code and data are at hand:
-# from predicted and measured times of whole networks (15 to 25 kernels of conversions in nets of 1.5 and 4 ms).
-COLD = 3000.0
 YARDSTICK = Plan("yardstick", (1, 64, 28, 28), _convs(64))
 _CONV = ("launch", "products", "results", "weights")
 _LINEAR = dict.fromkeys(("float", "int8"), _CONV)
@@ -58,14 +70,14 @@ TERMS: dict[str, dict[str, tuple[str, ...]]] = {
     "folded": {"float": (), "int8": ()},
     # A sample shows only the sum of both ways.
     **{kind: {"int8": ("launch", "results")} for kind in ("convert", "convert map")},
-    **dict.fromkeys(
-        ("residual", "gate", "MaxPool", "AveragePool", "GlobalAveragePool", "Mul", "Sigmoid", "LeakyRelu"), _ELEMENTS
-    ),
+    **dict.fromkeys(("gate", "MaxPool", "AveragePool", "GlobalAveragePool", "Mul", "Sigmoid", "LeakyRelu"), _ELEMENTS),
     **dict.fromkeys(("Concat", "Resize"), _ELEMENTS),
+    "Add": dict.fromkeys(("float", "int8"), ("launch", "results", "clamps")),
+    # Behind a float Conv it is a part of that, and otherwise as any Add.
+    "residual": {"float": (), "int8": ("launch", "results")},
 }
 # Kinds that no sample shows cost what another one does.
 LIKE = {
-    "Add": "residual",
     **dict.fromkeys(("Transpose", "DepthToSpace", "SpaceToDepth", "Slice", "Pad"), "Concat"),
     **dict.fromkeys(("Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity"), "folded"),
     "unknown": "Sigmoid",
@@ -74,15 +86,41 @@ LIKE = {
 }
 
 
+class WebBuilder(Builder):
+    """As files for the target are: an activation behind a product is computed on its integers."""
+
+    def activate(self, op: str, inputs: Sequence[str], shape: Shape) -> str:
+        """A third of the levels below 0, and a Max that raises them."""
+        if not self.int8:
+            return super().activate(op, inputs, shape)
+        scale, zero = self.const(np.float32(0.03)), self.const(np.uint8(85))
+        values = self.node("QuantizeLinear", [inputs[0], scale, zero], shape)
+        return self.node("DequantizeLinear", [self.node("Max", [values, zero], shape), scale, zero], shape)
+
+
 def list_plain_plans() -> Iterator[Plan]:
     """1x1 convolutions without an activation, which end the blocks of many networks: nothing is clamped."""
     for narrow, wide, side in BLOCKS:
         yield Plan("plain", (1, wide, side, side), _convs(narrow, act=""))
 
 
+def list_add_plans() -> Iterator[Plan]:
+    """Adds that no float Conv computes as well, as in front of integer ones."""
+    for c, h, w in ELEMENT_MAPS:
+        # One behind the other: equal ones side by side are computed once.
+        yield Plan("add", (1, c, h * w), lambda b, x: b.plain("Add", [x, x], b.shapes[x], zero=128), head=True)
+        yield Plan("add", (1, c, h * w), _add_relu, head=True)
+
+
+def _add_relu(b: Builder, x: str) -> str:
+    shape = b.shapes[x]
+    b.note("Add", [x, x], shape, activation="Relu")
+    return b.out(b.node("Relu", [b.node("Add", [x, x], shape)], shape))
+
+
 def fan(unit: Unit, plan: Plan, int8: bool, count: int) -> tuple[bytes, list[dict[str, Any]]]:
     """A model of so many units side by side, all of which read the same random values, and the nodes of one."""
-    builder = Builder(int8, plan.shape)
+    builder = WebBuilder(int8, plan.shape)
     x = builder.pair("x", 128, 0.03) if int8 and plan.quantize_input else "x"
     ends = []
     for _ in range(count):
@@ -109,7 +147,7 @@ def grow(node: Node, unit: Unit, plan: Plan, seconds: float) -> tuple[float, flo
     names = []
 
     def make(int8: bool, count: int) -> bytes:
-        return (chain if is_chained(plan) else fan)(unit, plan, int8, count)[0]
+        return (chain(unit, plan, int8, count, WebBuilder) if is_chained(plan) else fan(unit, plan, int8, count))[0]
 
     for int8 in (False, True):
         for count in (SHORT, LONG):
@@ -130,18 +168,27 @@ def count_products(plan: Plan) -> float:
     return sum(count_work(case)[1].get("products", 0.0) for case in cases)
 
 
-def measure(out: Path, only: set[str], share: float, seconds: float) -> None:
-    """Append samples to a JSON-lines file, a share of the list, drawn by a seed."""
-    plans = [plan for family in (*FAMILIES, list_plain_plans) for plan in family() if not only or plan.family in only]
-    chosen = random.Random(SEED).sample(plans, int(len(plans) * share))
+def choose_plans(only: set[str], most: int) -> list[Plan]:
+    """So many plans of each family at most, drawn and mixed by a seed: other work meets all families."""
+    families: dict[str, list[Plan]] = defaultdict(list)
+    for plan in (plan for family in (*FAMILIES, list_plain_plans, list_add_plans) for plan in family()):
+        if (not only or plan.family in only) and count_products(plan) <= MOST:
+            families[plan.family].append(plan)
+    draw = random.Random(SEED)
+    chosen = [plan for plans in families.values() for plan in draw.sample(plans, min(most, len(plans)))]
+    return draw.sample(chosen, len(chosen))
+
+
+def measure(out: Path, only: set[str], most: int, seconds: float) -> None:
+    """Append samples to a JSON-lines file."""
     with out.open("a") as stream, Node() as node:
         open_yardstick(node)
-        for plan in chosen:
-            if count_products(plan) > MOST:
-                continue
-            float_us, int8_us, yardstick = grow(node, plan.unit, plan, seconds)
+        for plan in choose_plans(only, most):
+            # A difference of two growths is a small one of large times.
+            patience = seconds if plan.minus is None else 4 * seconds
+            float_us, int8_us, yardstick = grow(node, plan.unit, plan, patience)
             if plan.minus is not None:
-                less, int8_less, _ = grow(node, plan.minus, plan, seconds)
+                less, int8_less, _ = grow(node, plan.minus, plan, patience)
                 # A boundary between Convs holds a float Conv beside the int8 one.
                 int8_us -= int8_less + (less if plan.boundary and plan.op == "conv" else 0.0)
                 float_us -= less
@@ -182,19 +229,17 @@ def list_work(row: Row, side: str) -> dict[tuple[str, str], float]:
 
 
 def solve(matrix: np.ndarray, wanted: np.ndarray) -> np.ndarray:
-    """Least squares with constants that are not negative, errors beyond LARGE_ERROR weighted down."""
-    found, weight = np.zeros(matrix.shape[1]), np.ones(len(wanted))
-    for _ in range(12):
-        scaled, target = matrix * weight[:, None], wanted * weight
-        size = np.maximum((scaled**2).sum(axis=0), 1e-30)
-        rest = target - scaled @ found
-        for _ in range(600):
-            for k in range(len(found)):
-                step = max(found[k] + scaled[:, k] @ rest / size[k], 0.0) - found[k]
-                found[k] += step
-                rest -= step * scaled[:, k]
-        weight = 1 / np.sqrt(1 + ((wanted - matrix @ found) / LARGE_ERROR) ** 2)
-    return found
+    """Least squares with constants that are not negative, and large errors weighted down, in the end most."""
+    from scipy.optimize import nnls
+
+    weight = np.ones(len(wanted))
+    for done in range(ROUNDS):
+        found = nnls(matrix * weight[:, None], wanted * weight)[0]
+        # Relative to what lies between the two: relative to what was measured, too small is never very wrong.
+        between = np.sqrt(np.maximum(matrix @ found / wanted, LEAST_RATIO))
+        limit = LARGE_ERROR * max(1.0, 8.0 - 12.0 * done / ROUNDS)
+        weight = 1 / between / np.sqrt(1 + ((wanted - matrix @ found) / between / limit) ** 2)
+    return np.asarray(found)
 
 
 def fit(path: Path, origin: str) -> None:
@@ -215,9 +260,7 @@ def fit(path: Path, origin: str) -> None:
         for (kind, name), price in zip(names, found, strict=True):
             if price > 0:
                 prices[kind][side][name] = float(f"{price:.3g}")
-    for sides in prices.values():
-        if sides["int8"]:
-            sides["int8"]["launch"] = sides["int8"].get("launch", 0.0) + COLD
+    prices["residual"]["float"] = prices["Add"]["float"]
     for kind, other in LIKE.items():
         prices[kind] = prices[other]
     lines = ",\n".join(f"    {json.dumps(kind)}: {json.dumps(prices[kind])}" for kind in sorted(prices))
@@ -255,12 +298,12 @@ def main() -> None:
     parser.add_argument("command", choices=("measure", "fit", "errors"))
     parser.add_argument("file", type=Path)
     parser.add_argument("--only", default="", help="families, separated by commas")
-    parser.add_argument("--share", type=float, default=1.0, help="of the list of shapes")
+    parser.add_argument("--most", type=int, default=80, help="shapes of a family")
     parser.add_argument("--seconds", type=float, default=0.2)
     parser.add_argument("--origin", default="", help="machine, versions and day")
     args = parser.parse_args()
     if args.command == "measure":
-        measure(args.file, set(filter(None, args.only.split(","))), args.share, args.seconds)
+        measure(args.file, set(filter(None, args.only.split(","))), args.most, args.seconds)
     elif args.command == "fit":
         fit(args.file, args.origin)
     else:

@@ -153,6 +153,9 @@ class QuantSpec:
     storage: str = ""
     # Scale and zero point are computed at each run, by ONNX's DynamicQuantizeLinear; there are no QParams.
     dynamic: bool = False
+    # No value is below 0, and a third of the levels are: a kernel writes there what an activation would clamp, and a
+    # Max on the integers clamps it.
+    footroom: bool = False
 
     def __post_init__(self) -> None:
         if self.bits not in (2, 3, 4, 5, 6, 7, 8, 16, 32):
@@ -212,7 +215,7 @@ class QuantSpec:
         sign, scheme = "signed" if self.signed else "unsigned", "symmetric" if self.symmetric else "asymmetric"
         if self.dynamic:
             return "computed at each run"
-        narrow = " narrow" if self.narrow_range else ""
+        narrow = " narrow" if self.narrow_range else " footroom" if self.footroom else ""
         return f"{self.bits} bits {sign} {scheme}{narrow}{_grain_text(self.granularity)}"
 
     @property

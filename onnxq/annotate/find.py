@@ -100,7 +100,7 @@ def find_chains(index: GraphIndex) -> Iterator[Chain]:
         if not is_dequantize(node):
             continue
         stored = index.find_input(node, 0)
-        inner = _find_producer(index, stored, "Clip")
+        inner = _find_producer(index, stored, "Clip", "Max")
         source = stored if inner is None else index.find_input(inner, 0)
         quantize = _find_producer(index, source, QUANTIZE, DYNAMIC)
         # A Clip in front of a DequantizeLinear is the pair's only behind a QuantizeLinear or a constant.

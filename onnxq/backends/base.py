@@ -221,6 +221,9 @@ class PlacementRule:
     alike: bool = False
     # Activations that the kernel computes as well when the pair stands behind them.
     fuses: Names = ()
+    # From so many results on, such an activation is computed behind the pair's QuantizeLinear, on integers, since the
+    # kernel clamps slowly; 0: never.
+    footroom: int = 0
     # The kernel saves time by itself; those of other rules only keep data in integers between such.
     compute: bool = False
     # Why a node does not qualify, and why int8 does not pay for one that does.

@@ -69,6 +69,8 @@ _JOINERS: Mapping[type, Mapping[_Joiner, str]] = {
         lambda outputs: min(outputs, key=_OUTPUTS.index): "output",
         _intersect: "fuses",
         _ask_each: "check unpaid",
+        # None where one of them has no use for it.
+        min: "footroom",
         # Right behind the node, where the kernel of each finds the pair.
         lambda _: PlacementRule.closes: "closes",
     },

@@ -412,4 +412,6 @@ def check_samples(part: Part, dataset: Dataset) -> None:
 
 def _list_fields(spec: QuantSpec) -> dict[str, Any]:
     """The fields of an activation's spec, which is for the whole tensor."""
-    return {name: getattr(spec, name) for name in ("bits", "signed", "symmetric", "narrow_range", "storage")}
+    return {
+        name: getattr(spec, name) for name in ("bits", "signed", "symmetric", "narrow_range", "storage", "footroom")
+    }

@@ -1,6 +1,7 @@
 """One site after another written into a graph as nodes, scales and zero points.
 
 activation:  tensor -> [Clip ->] QuantizeLinear -> [Clip ->] DequantizeLinear -> readers
+footroom:    in front of a Relu or Clip -> QuantizeLinear -> Max -> DequantizeLinear -> readers behind it
 dynamic:     tensor -> [Clip ->] DynamicQuantizeLinear -> DequantizeLinear -> readers
 converted:   tensor -> its pair -> QuantizeLinear -> DequantizeLinear -> one reader, in another width
 constant:    integers -> [Cast ->] DequantizeLinear -> readers
@@ -73,6 +74,8 @@ def numpy_type(spec: QuantSpec) -> np.dtype[np.generic]:
 Bounds = tuple[np.generic | float, np.generic | float]
 
 
+# Activations that only cut their values off.
+_CLAMPS = ("Relu", "Clip")
 _LOOKUP_PARTS = ("row_scale_node", "row_scale", "last_axis", "column_node", "column", "cast_node", "quantized", "row",
                  "row_node", "float", "float_node")  # fmt: skip
 
@@ -159,8 +162,11 @@ class PairWriter:
             quantized, scale, zero, last = self._insert_dynamic(site, source, names["quantized"], before, after)
         else:
             scale, zero = self._add_qparams(site, qparams, scope)
-            inputs = [source, scale, zero]
+            clamps = site.spec.footroom and producer is not None and producer.op_type in _CLAMPS
+            inputs = [producer.inputs[0] if producer and clamps else source, scale, zero]
             quantized, last = self._insert_quantize(site, qparams, inputs, names["quantized"], before, after)
+            if clamps:
+                quantized, last = self._insert_floor(site, quantized, zero, last)
         self._insert_node(
             site, scope, DEQUANTIZE, [quantized, scale, zero], [names["dequantized"]], names["dq_node"],
             attrs=_axis_attributes(site.spec), after=last,
@@ -209,6 +215,12 @@ class PairWriter:
         # A Clip has one pair of bounds, and only the quantized values of all channels share one.
         kind = numpy_type(spec).type
         return self._insert_clip(site, result, (kind(spec.qmin), kind(spec.qmax)), after=name)
+
+    def _insert_floor(self, site: SitePlan, source: str, zero: str, after: str) -> tuple[str, str]:
+        """A Max of integers and their zero point; returns the names of its result and its node."""
+        node, result = self._make_names(site, "floor_node", "clipped").values()
+        self._insert_node(site, site.site.scope, "Max", [source, zero], [result], node, after=after)
+        return result, node
 
     def _insert_clip(
         self, site: SitePlan, source: str, bounds: Bounds, *, before: str | None = None, after: str | None = None

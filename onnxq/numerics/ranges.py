@@ -21,6 +21,9 @@ from onnxq.spec import PerTensor, QParams, QuantSpec
 _FLOOR = {2: 2.0**-24, 4: 2.0**-24, 8: 2.0**-24, 16: 2.0**-32, 32: 2.0**-56}
 
 _LARGEST = float(np.finfo(np.float32).max)
+# What lies below 0 where a spec has footroom, of what lies above. It costs half a bit, and of the values in front of a
+# Relu some in a hundred lie beyond.
+_FOOTROOM = 0.5
 
 # (low, high); None: no bound on that side.
 Bound = tuple[float | None, float | None]
@@ -46,7 +49,8 @@ def qparams_from_range(
 
     lo, hi: scalars per tensor, or arrays of the shape of the spec's granularity; the result has that shape.
     symmetric: scale = max(|lo|, |hi|) / (qmax - zero_point), so +max is represented (/127 for int8, signed or not).
-    asymmetric: scale = (hi - lo) / (qmax - qmin), zero point rounded to the nearest integer.
+    asymmetric: scale = (hi - lo) / (qmax - qmin), zero point rounded to the nearest integer. With footroom, lo is at
+        most -hi / 2.
     bound: [low, high] guaranteed by a Relu or Clip in front. The range is cut to it, and the scale is lowered until
         every dequantized value lies inside in float32 arithmetic. ONNX Runtime then drops that node, as it does
         whenever the node's ends quantize to qmin and qmax. That condition is weaker, but up to 1.30 a model fails to
@@ -64,6 +68,8 @@ def qparams_from_range(
         low = np.maximum(low, min(bound[0], 0.0))
     if bound[1] is not None:
         high = np.minimum(high, max(bound[1], 0.0))
+    if spec.footroom:
+        low = np.minimum(low, -_FOOTROOM * high)
     floor = scale_floor(spec)
     if spec.symmetric:
         zero = np.full(low.shape, float(spec.qmax - symmetric_steps(spec)))

@@ -190,6 +190,7 @@ class _SpecRow(Frozen):
     block_size: Natural | None = None
     narrow_range: bool = False
     dynamic: bool = False
+    footroom: bool = False
 
 
 def _read_spec(row: _SpecRow) -> QuantSpec:
@@ -209,6 +210,7 @@ def _read_spec(row: _SpecRow) -> QuantSpec:
         granularity=grain,
         storage=row.type,
         dynamic=row.dynamic,
+        footroom=row.footroom,
     )
 
 
@@ -225,11 +227,8 @@ def spec_dict(spec: QuantSpec) -> dict[str, Any]:
         out["axis"] = grain.axis
     if isinstance(grain, PerBlock):
         out["block_size"] = grain.size
-    if spec.narrow_range:
-        out["narrow_range"] = True
-    if spec.dynamic:
-        out["dynamic"] = True
-    return out
+    flags = ("narrow_range", "dynamic", "footroom")
+    return out | {name: True for name in flags if getattr(spec, name)}
 
 
 SPEC = Form(_SpecRow, _read_spec, spec_dict)

@@ -21,6 +21,7 @@ PARTS: dict[str, str] = {
     "dq_node": f"/{DEQUANTIZE}",
     "dynamic_node": f"/{DYNAMIC}",
     "clip_node": "/Clip",
+    "floor_node": "/Max",
     "cast_node": "/Cast",
     "transpose_node": "/Transpose",
     # 4-bit integers in the file, in front of the Cast that makes bytes of them.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
@@ -131,6 +132,8 @@ class Placer:
         else:
             match = self._match_any(op, maker, tensor, chosen)
             spec = self.requests.make_spec(match, Role.ACTIVATION, op.node)
+        if readers is None and maker is not None and self._leaves_footroom(maker):
+            spec = replace(spec, footroom=spec.storage == "uint8" and not spec.symmetric)
         site: Site = tensor
         if edge is not None and (edge.scope != tensor.scope or apart):
             site, readers = edge, (edge,)
@@ -144,6 +147,11 @@ class Placer:
         table = None if maker is None or readers is not None else maker.rule.result
         qparams = _read_range(match, spec, bound) if table is None else table(spec)
         return replace(planned, role=role, bound=bound, qparams=qparams)
+
+    def _leaves_footroom(self, maker: QuantizableOp) -> bool:
+        """True where an activation behind the operator is computed on integers."""
+        results = math.prod(self.ops.candidate(maker.node).output_shape() or (0,))
+        return maker.bound[0] == 0.0 and 0 < maker.rule.footroom <= results
 
     def _match_any(
         self, op: QuantizableOp, maker: QuantizableOp | None, tensor: TensorId, chosen: frozenset[str]
@@ -332,7 +340,8 @@ def share_scales(picked: Iterable[QuantizableOp], sites: list[SitePlan]) -> list
         if len(groups[leader]) > 1 and not site.role.is_constant:
             # The one range has to serve them all, so no more of it than every member's values can fill.
             bound = intersect_bounds(member.bound for member in groups[leader])
-            site = replace(site, group=str(leader), bound=bound)
+            spec = replace(site.spec, footroom=groups[leader][0].spec.footroom)
+            site = replace(site, group=str(leader), bound=bound, spec=spec)
         grouped.append(site)
     return grouped
 

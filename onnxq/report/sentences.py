@@ -46,7 +46,7 @@ def format_spec(spec: QuantSpec) -> str:
         text += f" per channel {grain.axis}"
     elif isinstance(grain, PerBlock):
         text += f" per {grain.size} of axis {grain.axis}"
-    return f"{text} narrow" if spec.narrow_range else text
+    return f"{text}{' narrow' * spec.narrow_range}{' footroom' * spec.footroom}"
 
 
 def placement_text(plan: Plan) -> str:

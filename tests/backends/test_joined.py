@@ -109,3 +109,11 @@ def test_without_costs_of_its_own_no_rule_is_made_up() -> None:
     names = {rule.name for rule in joined.rules}
     assert "conv" not in names
     assert "gemm" in names
+
+
+def test_integers_keep_no_room_below_zero_where_one_engine_has_no_use_for_it() -> None:
+    rooms = {
+        name: {rule.footroom for rule in find_target(name).rules if "Conv" in rule.ops} for name in ("web", "ort,web")
+    }
+    assert max(rooms["web"]) > 0
+    assert rooms["ort,web"] == {0}

@@ -50,6 +50,19 @@ def test_a_range_gives_a_sound_scale_and_covers_its_values(a: float, b: float, s
     assert worst <= 1.001 * float(numbers.scale) + 2.0**-120
 
 
+@given(st.floats(2.0**-8, 2.0**20, width=32), st.floats(-1, 0, width=32))
+def test_footroom_is_a_third_of_the_levels_or_what_is_below_zero(high: float, low: float) -> None:
+    spec = QuantSpec(signed=False, symmetric=False, footroom=True)
+    numbers = qparams_from_range(low * high, high, spec)
+    assert _levels(numbers, spec)[1] == pytest.approx(high, rel=0.01)
+    assert numbers.zero_point >= 85
+    # The bound of a Relu in front does not take it away.
+    bounded = qparams_from_range(low * high, high, spec, bound=(0.0, high))
+    assert bounded.zero_point == 85
+    assert _levels(bounded, spec)[1] == pytest.approx(high, rel=1e-6)
+    assert bounded.computed_for != QuantSpec(signed=False, symmetric=False).levels
+
+
 @given(FLOATS, SPECS)
 def test_symmetric_levels_end_at_the_largest_value(a: float, spec: QuantSpec) -> None:
     assume(abs(a) > 2.0**-8)

@@ -41,6 +41,7 @@ specs = st.builds(
     signed=st.booleans(),
     symmetric=st.booleans(),
     granularity=grains,
+    footroom=st.booleans(),
 )
 scales = st.lists(st.floats(2**-20, 2**20, width=32), min_size=1, max_size=100)
 bounds = st.one_of(st.none(), st.floats(-10, 10))

@@ -2,7 +2,7 @@
 
 Microseconds of one thread: a sum of what a node does, each times a constant that was measured. int8 means uint8
 activations, int8 weights with zero point 0, and the pair on the output where the kernel needs one. Kernels of integers
-multiply twice as fast as float ones, but are some nanoseconds slower for each result: they round and clamp one by one.
+multiply twice as fast as float ones, but are some nanoseconds slower for each result, which they round one by one.
 """
 
 from __future__ import annotations
@@ -97,7 +97,9 @@ def count_work(case: OpCase) -> tuple[str, dict[str, float]]:
     shapes = [shape for shape in (case.output, *case.inputs) if shape is not None]
     shape = max(shapes, key=math.prod, default=None) if case.op_type == "GlobalAveragePool" else case.output
     elements = _ELEMENTS if shape is None else math.prod(shape)
-    return _name_kind(case), {"launch": 1.0, "results": float(elements)}
+    # Elsewhere an activation is a part of its kernel, or has a kernel on both sides.
+    clamps = elements if case.op_type == "Add" and case.activation else 0
+    return _name_kind(case), {"launch": 1.0, "results": float(elements), "clamps": float(clamps)}
 
 
 def _name_kind(case: OpCase) -> str:
@@ -127,7 +129,7 @@ def _count_conv(case: OpCase, weight: Shape) -> tuple[str, dict[str, float]]:
         "float products": _round_up(pixels, 16) * made * depth,
         "int8 products": _round_up(pixels, 4) * _round_up(made, 8) * depth,
         "results": pixels * made,
-        # Integer kernels clamp results one by one, with a branch that is mispredicted where about half are negative.
+        # What a Max behind takes, and those results that integer kernels clamp all the same, one by one.
         "clamps": pixels * made if case.activation else 0,
         "weights": made * depth,
         "columns": pixels * depth * case.group,

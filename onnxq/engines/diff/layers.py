@@ -126,7 +126,7 @@ def _find_data_nodes(index: GraphIndex) -> set[str]:
 
 
 def find_source(index: GraphIndex, tensor: str) -> str:
-    """The float tensor behind one: through a pair and the Clip that narrows its range."""
+    """The float tensor behind one: through a pair and the Clip or Max that narrows its range."""
     for _ in range(len(index.nodes) + 1):
         node = index.find_producer(TensorId(tensor))
         if node is None or not (node.op_type in (QUANTIZE, DEQUANTIZE) or _is_quantizer_clip(index, node)):
@@ -136,11 +136,11 @@ def find_source(index: GraphIndex, tensor: str) -> str:
 
 
 def _is_quantizer_clip(index: GraphIndex, node: NodeRef) -> bool:
-    """A Clip that narrows a quantizer's range, known by its name: nothing else reads it."""
-    if node.op_type != "Clip" or node.scope or index.is_output(node.result):
+    """A Clip or Max that narrows a quantizer's range, known by its name: nothing else reads it."""
+    if node.op_type not in ("Clip", "Max") or node.scope or index.is_output(node.result):
         return False
     readers = {reader.op_type for reader in index.readers(node.result)}
-    return readers in ({QUANTIZE}, {DYNAMIC}) and is_clipped_part(node.outputs[0])
+    return readers in ({QUANTIZE}, {DYNAMIC}, {DEQUANTIZE}) and is_clipped_part(node.outputs[0])
 
 
 def _find_dequantized(index: GraphIndex, quantizer: NodeRef) -> list[str]:

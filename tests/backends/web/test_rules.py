@@ -16,6 +16,8 @@ from onnxq.backends.base import OpCase
 from onnxq.backends.web.costs import COSTS, count_work
 from onnxq.backends.web.node import VERSION, find_package, read_version
 from onnxq.graph import GraphIndex, name_nodes
+from onnxq.plan import from_json, to_json
+from onnxq.runtime import Session
 from onnxq.sites import Role
 from tests.engines import kit
 
@@ -87,6 +89,59 @@ def test_a_depthwise_block_stays_float_but_for_its_end() -> None:
     (check,) = result.report.engines
     # Kernels of integers count as such, though the graph does not tell the types of tensors between them.
     assert check.reason or dict(check.types)["int8"] == 1
+
+
+_CHAIN = """(float[n,16,8,8] x) => (float[n,16,8,8] z, float[n,16,1,1] f) {
+    c = Conv(x, w) r = Relu(c) d = Conv <group=16, pads=[1,1,1,1]>(r, k) l = Clip(d, low, high)
+    p = MaxPool <kernel_shape=[2,2], strides=[1,1], pads=[0,0,1,1]>(l) e = Conv(p, w) z = Clip(e, under, high)
+    g = GlobalAveragePool(p) h = Conv(g, w) f = Relu(h) }"""
+Chain = tuple[onnx.ModelProto, dict[str, np.ndarray], dict[str, onnxq.Result]]
+
+
+@pytest.fixture(scope="module")
+def chain() -> Chain:
+    """A model, its samples, and its files by preset."""
+    draw = np.random.default_rng(3).standard_normal
+    arrays = {"w": draw((16, 16, 1, 1)), "k": draw((16, 1, 3, 3)), "low": 0.0, "under": -1.0, "high": 6.0}
+    model = kit.graph(_CHAIN, 17, **{name: np.asarray(value, np.float32) for name, value in arrays.items()})
+    samples = {"x": draw((16, 16, 8, 8)).astype(np.float32)}
+    rules = [{"node": "*", "set": {"quantize": True}}]
+    settings = {"effort": "fast", "latency": False, "rules": rules, "saturation": "allow"}
+    presets = ("web-int8", "ort-int8")
+    return model, samples, {name: onnxq.quantize(model, samples, name, overrides=settings) for name in presets}
+
+
+def test_activations_behind_products_are_computed_on_integers(chain: Chain) -> None:
+    """Kernels in WebAssembly clamp each result with a branch."""
+    model, samples, results = chain
+    web = results["web-int8"]
+    footroom = {str(site.site): site.qparams for site in web.plan.sites if site.spec.footroom}
+    # What only moves values has their scale. Where few are clamped, a Max takes longer.
+    assert {name: int(qparams.zero_point) for name, qparams in footroom.items()} == {"r": 85, "l": 85, "p": 85}
+    kinds = [node.op_type for node in web.model.graph.node if node.op_type not in ("Conv", "DequantizeLinear")]
+    quantize = "QuantizeLinear"
+    behind = ["MaxPool", quantize, "Clip", quantize, "GlobalAveragePool", quantize, "Relu", quantize]
+    assert kinds == [quantize, quantize, "Max", quantize, "Max", *behind]
+    exact = Session(model).run(samples)["z"]
+    answers = {name: Session(result.model).run(samples)["z"] for name, result in results.items()}
+    assert np.array_equal(answers["web-int8"], Session(web.model, optimize=False).run(samples)["z"])
+    noise = {name: np.square(answer - exact).mean() for name, answer in answers.items()}
+    # Steps are half as large again.
+    assert noise["web-int8"] < 1.5**2 * noise["ort-int8"]
+
+
+def test_a_plan_with_footroom_makes_the_same_file(chain: Chain) -> None:
+    model, samples, results = chain
+    plan = from_json(to_json(results["web-int8"].plan))
+    again = onnxq.apply(model, plan, samples, overrides={"latency": False})
+    assert again.model.SerializeToString() == results["web-int8"].model.SerializeToString()
+
+
+def test_a_pair_with_a_max_can_be_switched_off(chain: Chain) -> None:
+    model, samples, results = chain
+    profile = onnxq.profile_model(model, results["web-int8"].model, samples)
+    assert not profile.fixed
+    assert profile.outputs[0].float_db > 100
 
 
 def test_rules_are_those_of_onnx_runtime() -> None:
