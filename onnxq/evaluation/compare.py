@@ -208,7 +208,8 @@ def sum_errors(
     return sums
 
 
-def _drop_padding(feeds: Arrays, value: Array, other: Array) -> tuple[Array, Array]:
+def drop_padding(feeds: Arrays, value: Array, other: Array) -> tuple[Array, Array]:
+    """The values of both at the positions that the model's mask input does not leave out; all without such an input."""
     mask = read_mask(feeds, value.shape)
     if mask is None or value.shape != other.shape:
         return value, other
@@ -230,7 +231,7 @@ def pair_outputs(
             # Two shapes that never agree make the output incomparable.
             yield name, [(np.zeros(1), np.zeros(0))]
         elif mine:
-            yield name, [_drop_padding(feeds, array, other[place]) for place, array in mine.items()]
+            yield name, [drop_padding(feeds, array, other[place]) for place, array in mine.items()]
 
 
 def _list_arrays(value: object, place: str) -> Iterator[tuple[str, Array]]:

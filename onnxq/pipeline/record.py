@@ -13,6 +13,7 @@ from pathlib import Path, PurePath
 from typing import Any
 
 import numpy as np
+from onnx import TensorProto
 
 from onnxq.annotate import PairInfo, find_pairs
 from onnxq.arrays import Array, Interval
@@ -50,6 +51,8 @@ from onnxq.workers import use_threads
 
 # Values of an output that are drawn.
 _POINTS = 200
+# Types of shapes, indices and conditions.
+_COUNTS = frozenset({TensorProto.INT64, TensorProto.INT32, TensorProto.BOOL})
 # Bits of a float weight.
 _FLOAT_BITS = 32
 _HASH = 16
@@ -244,7 +247,9 @@ def _list_nodes(measured: _Measured) -> Iterator[OperatorRecord]:
     proofs = {node.node: node for node in measured.proof.nodes}
     for node in sorted(index.nodes, key=lambda node: node.order):
         constant = all(index.is_constant(result) for result in node.results)
-        if constant or node.op_type in (QUANTIZE, DEQUANTIZE, "Constant"):
+        # Shapes and indices are computed in integers that nobody rounds.
+        counts = all(index.find_dtype(result) in _COUNTS for result in node.results)
+        if constant or counts or node.op_type in (QUANTIZE, DEQUANTIZE, "Constant"):
             continue
         cost, proved, layer = costs.get(node.name), proofs.get(node.name), layers.get(node.outputs[0])
         kind, dtype = kernels.get(node.name, ("", ""))

@@ -171,7 +171,7 @@ class _Comparison:
                     # A file may hold fewer samples than were run here.
                     values |= {run: one.samples[at] for run, one in self.loaded.items() if at < len(one.samples)}
                     self._compare_choices(values)
-                    sums.add(values)
+                    sums.add(values, feeds)
                     task.advance()
         self.skipped += [
             Refusal(f"output {name}", f"is {kind}: only tensors of numbers are compared and saved", code="R111")

@@ -323,7 +323,7 @@ def _read_group(
     for feeds in samples():
         values = {runner.name: runner.infer(feeds) for runner in (*runners, *others)}
         for row in group:
-            _compare_tensor(row, values, levels, sums)
+            _compare_tensor(row, feeds, values, levels, sums)
         tick()
 
 
@@ -350,7 +350,7 @@ def _open_runner(name: str, proto: ModelLike, tensors: Sequence[str], threads: i
 
 
 def _compare_tensor(
-    row: MatchedTensor, values: Mapping[str, Arrays], levels: dict[str, Level | None], sums: _Sums
+    row: MatchedTensor, feeds: Feeds, values: Mapping[str, Arrays], levels: dict[str, Level | None], sums: _Sums
 ) -> None:
     plain = values.get(OFF, {})
     reference = values.get(FLOAT, {}).get(row.reference) if row.reference else None
@@ -366,9 +366,9 @@ def _compare_tensor(
                 continue
             sums.counterparts[row.name, run] = counterpart
             at = counterpart if at is None else at
-            sums.tallies.add(row.name, run, OFF, own, value, row.step)
+            sums.tallies.add(row.name, run, OFF, own, value, row.step, feeds)
             if reference is not None:
-                sums.tallies.add(row.name, run, FLOAT, reference, value, row.step)
+                sums.tallies.add(row.name, run, FLOAT, reference, value, row.step, feeds)
             # The first that the run holds: the tensor itself before its quantizers' outputs.
             break
     if at is None:
@@ -377,7 +377,7 @@ def _compare_tensor(
         own = at.read(plain)
         sums.counterparts.setdefault((row.name, OFF), at)
         if own is not None and reference.dtype.kind == "f":
-            sums.tallies.add(row.name, OFF, FLOAT, reference, own, row.step)
+            sums.tallies.add(row.name, OFF, FLOAT, reference, own, row.step, feeds)
 
 
 def _sum_up(inner: Inner, made: Sequence[MatchedTensor], sums: _Sums, runs: Sequence[str]) -> LayerResults:

@@ -13,10 +13,11 @@ from typing import Any, TypeGuard
 
 import numpy as np
 
-from onnxq.arrays import Array
+from onnxq.arrays import Array, Arrays
 from onnxq.config.commands import DiffConfig
 from onnxq.engines.diff.model import FLOAT, OFF, Error, OutputDiff, Unmet
 from onnxq.evaluation.accumulator import ErrorAccumulator, SliceSums
+from onnxq.evaluation.compare import drop_padding
 from onnxq.graph import GraphIndex, NodeRef
 from onnxq.sites import TensorId
 
@@ -165,10 +166,12 @@ class Tallies:
     sliced: bool = False
     _known: dict[tuple[str, str, str], Tally] = field(default_factory=dict)
 
-    def add(self, name: str, run: str, against: str, reference: Array, value: Array, step: float) -> None:
-        """Add one sample of a tensor. step: of its quantizer, 0 without one."""
+    def add(
+        self, name: str, run: str, against: str, reference: Array, value: Array, step: float, feeds: Arrays
+    ) -> None:
+        """Add one sample of a tensor, without padding. step: of its quantizer, 0 without one. feeds: the sample."""
         fresh = Tally(name, self.top_k, step, sliced=self.sliced)
-        self._known.setdefault((name, run, against), fresh).update(reference, value)
+        self._known.setdefault((name, run, against), fresh).update(*drop_padding(feeds, reference, value))
 
     def list_errors(self, name: str, runs: Iterable[str], against: str) -> tuple[Error, ...]:
         """The errors of a tensor in those of the runs that were compared."""
@@ -244,7 +247,7 @@ class OutputSums:
     # By output that cannot be compared: its kind.
     not_numeric: dict[str, str] = field(default_factory=dict)
 
-    def add(self, values: Mapping[str, Mapping[str, Any]]) -> None:
+    def add(self, values: Mapping[str, Mapping[str, Any]], feeds: Arrays) -> None:
         """One sample of all runs."""
         for name in self.names:
             if not _is_numeric(value := values[FLOAT][name]):
@@ -255,7 +258,7 @@ class OutputSums:
                 mine, other = found.get(name), values.get(against, {}).get(name)
                 # Float is nobody's quantized run, and no run is compared with itself.
                 if run not in (FLOAT, against) and _is_numeric(mine) and _is_numeric(other):
-                    self.tallies.add(name, run, against, other, mine, self.steps[name])
+                    self.tallies.add(name, run, against, other, mine, self.steps[name], feeds)
 
     def make_results(self, runs: Sequence[str], classes: Mapping[str, bool]) -> tuple[OutputDiff, ...]:
         """Output by output. classes: as of `find_class_scores`."""
