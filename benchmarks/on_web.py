@@ -25,6 +25,7 @@ import onnxq
 from measure import table
 from npu import Samples, measure_db
 from onnxq.backends import find_engine
+from onnxq.backends.engine import Job
 from onnxq.backends.web.node import Node
 from onnxq.config import DataConfig
 from onnxq.data import load_data
@@ -41,7 +42,7 @@ def answer(path: Path, samples: Samples) -> list[dict[str, np.ndarray]]:
     model, engine = name_nodes(onnx.load(path)), find_engine("web")
     with (
         tempfile.TemporaryDirectory() as folder,
-        engine.open_runner(path.name, model, {}, Path(folder), inner=True) as runner,
+        engine.open_runner(path.name, model, Job(), Path(folder)) as runner,
     ):
         return [dict(runner.infer(feeds)) for feeds in samples]
 
