@@ -85,7 +85,7 @@ def test_the_summary_names_the_kind_that_timed() -> None:
     assert json.loads(write_json(result.report))["latency"]["cpu"] == detect_cpu()
     text = onnxq.summarize(result, width=200)
     assert "placement by rules for x86 with AVX2, without VNNI" in text
-    assert f"x 1x32x8x8, on {CPU_KINDS[detect_cpu()]})" in text
+    assert f"x 1x32x8x8, on {CPU_KINDS[detect_cpu()]}, ONNX Runtime)" in text
 
 
 def test_on_an_arm_the_tool_says_that_nobody_measured_it() -> None:
