@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 from onnx import TensorProto
 
-from onnxq.annotate import PairInfo, find_pairs
+from onnxq.annotate import PairInfo, find_pairs, read_plan_note
 from onnxq.arrays import Array, Interval
-from onnxq.backends import find_engine, find_reference, find_target, list_runnable
+from onnxq.backends import find_engine, find_reference, find_target, list_runnable, load_config
 from onnxq.config import Config
 from onnxq.data import Dataset, load_data
 from onnxq.engines.diff.compare import compare_models
@@ -35,7 +35,7 @@ from onnxq.passes.base import RunContext
 from onnxq.passes.state import FloatState
 from onnxq.pipeline.both_models import load_both
 from onnxq.pipeline.configuration import ModelSource, open_crew
-from onnxq.pipeline.finalize import Result
+from onnxq.pipeline.finalize import Result, list_files
 from onnxq.plan.names import DEQUANTIZE, QUANTIZE
 from onnxq.planner import state_placement
 from onnxq.planner.choose import compare_times, predict_times
@@ -79,7 +79,9 @@ def describe_result(
     model: ModelSource, result: Result, data: object, config: Config, progress: Progress
 ) -> ReportRecord:
     """The record of a run of `quantize`, with what its passes did."""
-    record, told = measure_record(model, result.model, data, config, progress), result.report
+    told = result.report
+    # The file, where there is one: its size and hash are told.
+    record = measure_record(model, told.output or result.model, data, config, progress)
     latency = told.latency
     speed = None if latency is None or math.isnan(latency.ratio) else round(latency.ratio, 3)
     return replace(
@@ -193,7 +195,9 @@ def _make_record(
 
 
 def _measure_bytes(source: ModelSource) -> int:
-    return source.ByteSize() if not isinstance(source, (str, Path)) else Path(source).stat().st_size
+    if isinstance(source, (str, Path)):
+        return sum(part.stat().st_size for part in list_files(Path(source)))
+    return int(source.ByteSize())
 
 
 def _describe_origin(model: ModelSource, quantized: ModelSource, config: Config, proof: Proof) -> dict[str, str]:
@@ -423,6 +427,9 @@ def _count_growth(measured: _Measured, name: str) -> int:
 
 def _predict_costs(measured: _Measured, groups: Sequence[Names], config: Config) -> dict[Names, float]:
     """The change of the model's time with each group in float, as a share; {} where no times are predicted."""
+    note = read_plan_note(measured.quantized)
+    if note is not None and note.target != config.target:
+        config = load_config(None, target=note.target)
     if not groups or not find_target(config.target).costs:
         return {}
     shapes = observe_shapes(measured.state.model, measured.samples.take(1, 0).samples())

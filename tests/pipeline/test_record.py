@@ -126,6 +126,10 @@ def test_a_run_of_quantize_writes_its_page_with_what_passes_did(
     kept = read_record(folder / "run.html")
     assert {site.name for site in kept.sites} == {site.name for site in record.sites}
     assert kept.quantized.endswith("q.onnx")
+    # The same file as that of the other page.
+    for name in ("float model", "quantized model"):
+        assert kept.provenance[name].split()[-1] == record.provenance[name].split()[-1]
+    assert kept.quantized_bytes == record.quantized_bytes == (folder / "q.onnx").stat().st_size
 
 
 def test_kernels_ranges_and_outputs_are_those_of_the_engines(record: ReportRecord) -> None:
