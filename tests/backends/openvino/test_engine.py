@@ -9,6 +9,7 @@ from onnx import parser
 
 import onnxq
 from onnxq.backends import find_engine
+from onnxq.runtime import detect_cpu
 from tests.backends.openvino.graphs import make_net, make_samples, needs_openvino, quantize_net
 
 _PRODUCTS = {"stem", "expand", "depthwise", "project", "swish", "linear"}
@@ -52,8 +53,10 @@ def test_signed_data_with_a_zero_point_are_seen_to_be_dequantized() -> None:
             signed += 1
     assert signed
     proof = onnxq.prove(model, overrides={"engine": "openvino"})
-    assert proof.node("stem").type == "int8 weights, float32"
-    assert "without a zero point" in proof.node("stem").reason
+    # Kernels for AVX2 take what those for VNNI dequantize.
+    vnni = detect_cpu() == "vnni"
+    assert proof.node("stem").type == ("int8 weights, float32" if vnni else "int8")
+    assert ("without a zero point" in proof.node("stem").reason) == vnni
 
 
 @needs_openvino

@@ -106,7 +106,7 @@ def chain() -> Chain:
     model = kit.graph(_CHAIN, 17, **{name: np.asarray(value, np.float32) for name, value in arrays.items()})
     samples = {"x": draw((16, 16, 8, 8)).astype(np.float32)}
     rules = [{"node": "*", "set": {"quantize": True}}]
-    settings = {"effort": "fast", "latency": False, "rules": rules, "saturation": "allow"}
+    settings = {"effort": "fast", "latency": False, "rules": rules}
     presets = ("web-int8", "ort-int8")
     return model, samples, {name: onnxq.quantize(model, samples, name, overrides=settings) for name in presets}
 
