@@ -14,6 +14,7 @@ import onnx
 from onnxq.annotate import inspect_model
 from onnxq.commands.apply import read_plan
 from onnxq.errors import ConfigError, VerificationError
+from onnxq.pipeline.record import measure_bytes
 from onnxq.plan import Plan
 from onnxq.progress import Progress, silent
 from onnxq.report.columns import Text
@@ -105,17 +106,18 @@ def compare(
         before=old.name,
         after=new.name,
         figures=tuple(FigureChange(name=n, before=old.figures.get(n), after=new.figures.get(n)) for n in names),
-        same=len(old.sites.keys() & new.sites.keys()) - sum(bool(one.before and one.after) for one in changes),
+        same=len(old.sites.keys() & new.sites.keys()) - sum(bool(change.before and change.after) for change in changes),
         sites=changes,
         failed=tuple(failed),
     )
 
 
 def _read_condition(text: str) -> tuple[str, str, Callable[[float, float], bool], float]:
-    found = _CONDITION.fullmatch(text)
-    if found is None:
+    match = _CONDITION.fullmatch(text)
+    if match is None:
         raise ConfigError(f"fail_if={text!r}", "is no condition", 'write e.g. "sqnr_db<30"', code="Q304")
-    return text, found[1], _COMPARISONS[found[2]], float(found[3])
+    name, comparison, bound = match.groups()
+    return text, name, _COMPARISONS[comparison], float(bound)
 
 
 def _read_side(subject: Compared) -> _Side:
@@ -135,12 +137,16 @@ def _read_side(subject: Compared) -> _Side:
     return _describe_record(read_record(path), str(path))
 
 
+def _describe_spec(bits: int, storage: str, scheme: str, granularity: str) -> str:
+    return f"{bits} bits, {storage} {scheme}, {granularity}"
+
+
 def _describe_record(record: ReportRecord, name: str) -> _Side:
     figures = {"sqnr_db": record.sqnr_db, "bytes": float(record.quantized_bytes), "sites": float(len(record.sites))}
     figures |= {f"operators_{dtype}": float(count) for dtype, count in record.types.items()}
     figures |= {"speed": record.speed}
     sites = {
-        site.name: (f"{site.bits} bits, {site.type} {site.scheme}, {site.granularity}", site.scales)
+        site.name: (_describe_spec(site.bits, site.type, site.scheme, site.granularity), site.scales)
         for site in record.sites
     }
     return _Side(name, sites, {key: value for key, value in figures.items() if value is not None})
@@ -151,10 +157,8 @@ def _describe_model(model: str | Path | onnx.ModelProto, name: str) -> _Side:
     for pair in inspect_model(model).pairs:
         grain = GRAIN_NAMES[type(pair.granularity)]
         scales = () if math.isnan(pair.scale_min) else (pair.scale_min, pair.scale_max)
-        sites[str(pair.site)] = (f"{pair.bits} bits, {pair.storage} {pair.scheme}, {grain}", scales)
-    # Without weights in files of their own, which a page counts neither.
-    size = model.ByteSize() if isinstance(model, onnx.ModelProto) else Path(model).stat().st_size
-    return _Side(name, sites, {"bytes": float(size), "sites": float(len(sites))})
+        sites[str(pair.site)] = (_describe_spec(pair.bits, pair.storage, pair.scheme, grain), scales)
+    return _Side(name, sites, {"bytes": float(measure_bytes(model)), "sites": float(len(sites))})
 
 
 def _describe_plan(plan: Plan) -> _Side:
@@ -164,7 +168,7 @@ def _describe_plan(plan: Plan) -> _Side:
         scheme = "symmetric" if spec.symmetric else "asymmetric"
         numbers = site.qparams
         scales = () if numbers is None else (float(numbers.scale.min()), float(numbers.scale.max()))
-        sites[str(site.site)] = (f"{spec.bits} bits, {spec.storage} {scheme}, {grain}", scales)
+        sites[str(site.site)] = (_describe_spec(spec.bits, spec.storage, scheme, grain), scales)
     return _Side(plan.model or "plan", sites, {"sites": float(len(sites))})
 
 
@@ -198,7 +202,7 @@ def find_failed_condition(comparison: Comparison) -> VerificationError | None:
 def _make_parts(comparison: Comparison, view: TextView) -> Iterator[RenderableType]:
     yield Text(f"{comparison.after} against {comparison.before}", style="bold")
     columns = ("figure", "before", "after")
-    rows = [(one.name, *map(_format_figure, (one.before, one.after))) for one in comparison.figures]
+    rows = [(figure.name, *map(_format_figure, (figure.before, figure.after))) for figure in comparison.figures]
     yield make_table(columns, rows, right=columns[1:])
     yield Text("", f"{format_count(comparison.same, 'site')} alike, {len(comparison.sites)} not")
     if comparison.sites:
@@ -207,7 +211,7 @@ def _make_parts(comparison: Comparison, view: TextView) -> Iterator[RenderableTy
             comparison.sites,
             view,
             titles,
-            lambda one: (one.site, one.before or "float", one.after or "float"),
+            lambda change: (change.site, change.before or "float", change.after or "float"),
             names=titles[:1],
             fold=titles[1:],
         )

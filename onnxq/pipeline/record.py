@@ -8,6 +8,7 @@ import platform
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path, PurePath
 from typing import Any
@@ -16,12 +17,12 @@ import numpy as np
 from onnx import TensorProto
 
 from onnxq.annotate import PairInfo, find_pairs, read_plan_note
-from onnxq.arrays import Array, Interval
+from onnxq.arrays import Array, Arrays, Interval
 from onnxq.backends import find_engine, find_reference, find_target, list_runnable, load_config
 from onnxq.config import Config
 from onnxq.data import Dataset, load_data
 from onnxq.engines.diff.compare import compare_models
-from onnxq.engines.diff.model import OFF, Difference
+from onnxq.engines.diff.model import FLOAT, OFF, Difference
 from onnxq.engines.prove.proof import UNSEEN, Proof
 from onnxq.engines.prove.prove import ProveRequest, prove_model
 from onnxq.errors import MissingDependencyError
@@ -29,7 +30,7 @@ from onnxq.evaluation.distributions import Distribution
 from onnxq.evaluation.profile import GroupCost, Profile
 from onnxq.evaluation.sensitivity import measure_sensitivity
 from onnxq.files import write_text
-from onnxq.graph import GraphIndex, ModelLike, get_index
+from onnxq.graph import GraphIndex, ModelLike, NodeRef, get_index
 from onnxq.graph.light import bare_proto
 from onnxq.passes.base import RunContext
 from onnxq.passes.state import FloatState
@@ -79,19 +80,19 @@ def describe_result(
     model: ModelSource, result: Result, data: object, config: Config, progress: Progress
 ) -> ReportRecord:
     """The record of a run of `quantize`, with what its passes did."""
-    told = result.report
-    # The file, where there is one: its size and hash are told.
-    record = measure_record(model, told.output or result.model, data, config, progress)
-    latency = told.latency
+    report = result.report
+    # The file, where there is one: its size and hash are report.
+    record = measure_record(model, report.output or result.model, data, config, progress)
+    latency = report.latency
     speed = None if latency is None or math.isnan(latency.ratio) else round(latency.ratio, 3)
     return replace(
         record,
-        quantized=told.output or f"quantized as {told.config or told.target} says",
+        quantized=report.output or f"quantized as {report.config or report.target} says",
         speed=speed,
-        passes=told.accounts,
-        refusals=told.refusals,
-        left_float=told.left_float,
-        warnings=(*record.warnings, *map(str, told.warnings), *map(str, told.alarms())),
+        passes=report.accounts,
+        refusals=report.refusals,
+        left_float=report.left_float,
+        warnings=(*record.warnings, *map(str, report.warnings), *map(str, report.alarms())),
     )
 
 
@@ -107,6 +108,21 @@ class _Measured:
     difference: Difference
     proof: Proof
     pairs: Sequence[PairInfo]
+    # By output: of the first sample, of the float model and of the file.
+    float_outputs: Arrays
+    file_outputs: Arrays
+
+    @cached_property
+    def tensors(self) -> list[TensorId | None]:
+        """The float tensor that each pair quantizes."""
+        nodes = {node.name: node for node in self.index.nodes}
+        return [_name_tensor(pair, nodes) for pair in self.pairs]
+
+    @cached_property
+    def weight_bits(self) -> dict[TensorId | None, int]:
+        """The bits of each quantized weight."""
+        pairs = zip(self.tensors, self.pairs, strict=True)
+        return {tensor: pair.bits for tensor, pair in pairs if pair.role is Role.WEIGHT}
 
 
 def measure_record(
@@ -130,12 +146,16 @@ def measure_record(
             progress=progress,
         )
     # The engine that was proved answers, too, where it can.
-    engine = find_engine(proof.build.engine).name if proof.built else ""
-    engines = dict.fromkeys([find_reference().name, *({engine} & set(list_runnable()))])
+    proved = {proof.build.engine} if proof.built else set()
+    engines = dict.fromkeys([find_reference().name, *proved.intersection(list_runnable())])
     chosen = config.model_copy(update={"diff": config.diff.model_copy(update={"layers": True, "engines": (*engines,)})})
-    difference = compare_models(state.named, proto, samples, chosen, progress=progress).difference
+    compared = compare_models(state.named, proto, samples, chosen, keep=1, progress=progress)
+    # One sample has enough values for a picture.
+    exact, answers = (compared.recorder.outputs[run][0]["outputs"] for run in (FLOAT, OFF))
     pairs = find_pairs(bare_proto(proto))
-    measured = _Measured(state, get_index(state.model), proto, samples, profile, difference, proof, pairs)
+    measured = _Measured(
+        state, get_index(state.model), proto, samples, profile, compared.difference, proof, pairs, exact, answers
+    )
     return _make_record(measured, model, quantized, config, progress)
 
 
@@ -170,7 +190,7 @@ def _make_record(
         for error in output.accuracy
     ]
     grade, verdict = make_verdict(figures, profile.choices)
-    sizes = [_measure_bytes(source) for source in (model, quantized)]
+    sizes = [measure_bytes(source) for source in (model, quantized)]
     return ReportRecord(
         title=PurePath(model).name if isinstance(model, (str, Path)) else "model",
         quantized=str(quantized) if isinstance(quantized, (str, Path)) else "",
@@ -194,14 +214,15 @@ def _make_record(
     )
 
 
-def _measure_bytes(source: ModelSource) -> int:
+def measure_bytes(source: ModelSource) -> int:
+    """The size of a model, of a file with the weights beside it."""
     if isinstance(source, (str, Path)):
         return sum(part.stat().st_size for part in list_files(Path(source)))
     return int(source.ByteSize())
 
 
 def _describe_origin(model: ModelSource, quantized: ModelSource, config: Config, proof: Proof) -> dict[str, str]:
-    origin = {f"{package}": version(package) for package in ("onnxq", "onnx", "numpy")}
+    origin = {package: version(package) for package in ("onnxq", "onnx", "numpy")}
     origin[find_engine(proof.build.engine).title] = proof.build.version
     origin |= {"python": platform.python_version(), "CPU": detect_cpu() or platform.machine()}
     for name, source in (("float model", model), ("quantized model", quantized)):
@@ -213,13 +234,10 @@ def _describe_origin(model: ModelSource, quantized: ModelSource, config: Config,
 
 def _list_outputs(measured: _Measured, runs: Mapping[str, str]) -> Iterator[OutputRecord]:
     """Each output's figures, and values of the first sample."""
-    # One sample has enough values for a picture.
-    feeds = next(iter(measured.samples.samples()), {})
-    exact = Session(measured.state.named, optimize=False).run(feeds)
-    answers = Session(measured.quantized, optimize=False).run(feeds)
+    runs_of_sample = (measured.float_outputs, measured.file_outputs)
     for output in measured.difference.outputs:
         figures = {runs.get(error.run, error.run): bound_db(error.sqnr_db) for error in output.accuracy}
-        pairs = [_pick_values(values.get(output.name)) for values in (exact, answers)]
+        pairs = [_pick_values(values.get(output.name)) for values in runs_of_sample]
         same = len(pairs[0]) == len(pairs[1])
         yield OutputRecord(
             name=output.name,
@@ -305,10 +323,12 @@ def _list_sites(measured: _Measured, progress: Progress) -> Iterator[SiteRecord]
     """The quantized tensors in the file's order, with the distributions of their float values."""
     costs = {cost.sites[0]: cost for cost in measured.profile.groups if len(cost.sites) == 1}
     quantized = get_index(measured.quantized)
+    nodes = {node.name: node for node in quantized.nodes}
     float_values = _observe_values(measured, progress)
-    for pair in measured.pairs:
-        cost, values = costs.get(str(pair.site)), float_values.get(_name_tensor(pair, measured.index))
-        reach = _find_reach(pair, quantized)
+    for pair, tensor in zip(measured.pairs, measured.tensors, strict=True):
+        cost, values = costs.get(str(pair.site)), float_values.get(tensor)
+        # Operators on integers are read as pairs that the file itself does not have.
+        reach = _find_reach(pair, nodes.get(pair.dequantize) or nodes.get(pair.quantize), quantized)
         low, high, counts = values.count_bars() if values is not None and values.counted else (0.0, 0.0, ())
         scales = () if math.isnan(pair.scale_min) else (pair.scale_min, pair.scale_max)
         yield SiteRecord(
@@ -339,20 +359,17 @@ def _count_levels(pair: PairInfo, middle: float | None, reach: Interval | tuple[
     return round(middle / max(map(abs, reach)) * float(2**pair.bits), 1) if reach else None
 
 
-def _name_tensor(pair: PairInfo, index: GraphIndex) -> TensorId | None:
-    """The float tensor that a pair quantizes."""
+def _name_tensor(pair: PairInfo, nodes: Mapping[str, NodeRef]) -> TensorId | None:
+    """The float tensor that a pair quantizes. nodes: of the float model, by name."""
     site = pair.site
     if isinstance(site, TensorId):
         return site
-    node = index.find_node(site.node) if site.node in {node.name for node in index.nodes} else None
+    node = nodes.get(site.node)
     return None if node is None or site.index >= len(node.inputs) else TensorId(node.inputs[site.index], site.scope)
 
 
-def _find_reach(pair: PairInfo, index: GraphIndex) -> Interval | tuple[()]:
+def _find_reach(pair: PairInfo, node: NodeRef | None, index: GraphIndex) -> Interval | tuple[()]:
     """The smallest and largest value that the pair's integers stand for; () where they have several scales."""
-    names = {pair.dequantize, pair.quantize}
-    # Operators on integers are read as pairs that the file itself does not have.
-    node = next((node for node in index.nodes if node.name in names), None)
     if pair.scales != 1 or pair.storage.startswith("float") or node is None:
         return ()
     zero = index.find_constant(index.resolve_tensor(node.inputs[2], node.scope)) if len(node.inputs) > 2 else None
@@ -365,8 +382,7 @@ def _observe_values(measured: _Measured, progress: Progress) -> Mapping[TensorId
     """The distributions of the float tensors that pairs quantize, by their name."""
     index = measured.index
     found: dict[TensorId | None, Distribution] = {}
-    for pair in measured.pairs:
-        tensor = _name_tensor(pair, index)
+    for pair, tensor in zip(measured.pairs, measured.tensors, strict=True):
         if tensor is None or tensor in found or pair.role is Role.BIAS:
             continue
         weight = index.find_constant(tensor)
@@ -417,8 +433,7 @@ def _list_advice(measured: _Measured, config: Config) -> Iterator[Advice]:
 def _count_growth(measured: _Measured, name: str) -> int:
     """The bytes that the weights of an operator grow by in float."""
     index, node = measured.index, measured.index.find_node(name)
-    bits = {_name_tensor(pair, index): pair.bits for pair in measured.pairs if pair.role is Role.WEIGHT}
-    growth = 0
+    bits, growth = measured.weight_bits, 0
     for tensor in (index.resolve_tensor(name, node.scope) for name in node.inputs):
         weight = index.find_constant(tensor) if tensor in bits else None
         growth += 0 if weight is None else weight.size * (_FLOAT_BITS - bits[tensor]) // 8
