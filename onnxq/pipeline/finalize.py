@@ -302,9 +302,9 @@ def _time(ctx: SampledContext, state: PlannedState, model: ModelLike, make_own: 
     names = split_target(plan.target)
     timers: dict[str, check.Timer] = {}
     for name in names:
-        found = check.find_timer(name, threads or 1, ctx.config.runtime.plugins)
-        if found is not None:
-            timers[name] = found
+        timer = check.find_timer(name, threads or 1, ctx.config.runtime.plugins)
+        if timer is not None:
+            timers[name] = timer
     times: dict[str, LatencyRatio] = {}
     # Samples are float32, as the float model is that they are compared on.
     wide = widen_model(model) if state.types.interface else model
