@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from onnxq.commands.report import make_report as make_report
     from onnxq.commands.results import render_html as render_html
     from onnxq.commands.results import summarize as summarize
+    from onnxq.commands.search import SearchResult as SearchResult
+    from onnxq.commands.search import search as search
     from onnxq.commands.shards import calibrate_part as calibrate_part
     from onnxq.commands.shards import merge_parts as merge_parts
     from onnxq.commands.variants.make import variants as variants
@@ -72,6 +74,7 @@ _NAMES = {
     "commands.quantize": "quantize",
     "commands.report": "make_report",
     "commands.results": "render_html summarize",
+    "commands.search": "SearchResult search",
     "commands.shards": "calibrate_part merge_parts",
     "commands.variants.make": "variants",
     "commands.variants.result": "Variant Variants",

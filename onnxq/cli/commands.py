@@ -71,6 +71,37 @@ QUANTIZE = ModelCommand(
     takes="QUANTIZE",
     ending=".q.onnx",
 )
+SEARCH = ModelCommand(
+    "search",
+    "Find the best precision of each operator under limits.",
+    """Choose the precision of each operator of MODEL, so that the file keeps limits on its size, its time and its
+    accuracy: the most accurate file of a size or a time, or the smallest or fastest that is accurate enough.
+
+    What each precision costs is measured alone, an integer programme chooses, and mixtures along the front are made and
+    measured as whole models. The result is one of these; the table shows them all. Needs the extra `search`.
+
+    \b
+    Examples:
+      onnxq search model.onnx --data samples.npz --max-size 3MB
+      onnxq search model.onnx --data samples.npz --max-latency 5 --rules mixed.yaml
+      onnxq search model.onnx --data samples.npz --metric evaluate.py:accuracy --max-drop 1%
+      onnxq search model.onnx --data samples.npz --min-sqnr 25 --minimize latency --plot front.png
+    """,
+    [
+        MODEL,
+        DATA,
+        make_output("The quantized model. [default: MODEL.q.onnx beside MODEL]"),
+        FORCE,
+        STRICT,
+        JSON,
+        VERBOSE,
+        QUIET,
+    ],
+    function="search:search",
+    progress="searching precisions of {model}",
+    takes="SEARCH",
+    ending=".q.onnx",
+)
 VARIANTS = ModelCommand(
     "variants",
     "Make the float16, int8 and 4-bit files of a model for a hub.",
@@ -313,6 +344,7 @@ EXPLAIN = click.Command(
     # In the order of a newcomer's steps.
     commands=[
         QUANTIZE,
+        SEARCH,
         VARIANTS,
         PLAN,
         APPLY,

@@ -70,7 +70,7 @@ def make_options(command: str) -> list[click.Parameter]:
 
 # The options that people need first, by parameter.
 _FIRST = frozenset(
-    "data out force config settings target effort min_sqnr metric max_drop report_out help".split()  # noqa: SIM905
+    "data out force config settings target effort min_sqnr metric max_drop max_size max_latency report_out help".split()  # noqa: SIM905
 )
 # Sections of the configuration -> the titles of their options in --help. Those of single commands come first, too.
 _TITLES = {

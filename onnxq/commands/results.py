@@ -27,6 +27,7 @@ _MODULES = {
     "Proof": "prove",
     "ReportRecord": "report",
     "Report": "quantize",
+    "SearchResult": "search",
     "Variants": "variants.result",
     "WrittenPart": "shards",
 }

@@ -12,6 +12,7 @@ from onnxq.config.load import (
     parse_setting,
     read_config,
     read_preset,
+    write_config,
 )
 from onnxq.config.model import Config
 from onnxq.config.rules import Rule, RuleSet, TensorConfig
@@ -50,4 +51,5 @@ __all__ = [
     "read_config",
     "read_preset",
     "suggest_names",
+    "write_config",
 ]

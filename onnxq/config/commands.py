@@ -15,6 +15,7 @@ from onnxq.config.values import (
     Files,
     Seconds,
     Section,
+    Size,
     Words,
     option,
     split_words,
@@ -23,6 +24,7 @@ from onnxq.config.values import (
 
 # Names of `onnxq.backends`, which knows whether there are any.
 _Engines = Annotated[tuple[str, ...], BeforeValidator(split_words)]
+_Names = Annotated[tuple[str, ...], BeforeValidator(split_words)]
 # (type, pattern) of nodes that must run in the type.
 _Pairs = Annotated[tuple[tuple[str, str], ...], BeforeValidator(wrap_pairs)]
 _Dtypes = Annotated[tuple[Literal["fp16", "int8", "q8", "q4", "q4f16"], ...], BeforeValidator(split_words)]
@@ -49,7 +51,7 @@ _Drop = Annotated[float | str, PlainValidator(_check_drop)]
 class AccuracyConfig(Section):
     """The accuracy that a result must have. The costliest parts are promoted until it does."""
 
-    commands: ClassVar[Command] = Command.QUANTIZE
+    commands: ClassVar[Command] = Command.QUANTIZE | Command.SEARCH
     min_sqnr: float | None = option(
         None, "Least SQNR of every output against float, in dB; sites are promoted until it holds.", metavar="DB"
     )
@@ -66,7 +68,7 @@ class AccuracyConfig(Section):
         metavar="X",
     )
     promote_to: Literal["float", "uint16"] = option(
-        "float", "The type of promoted sites: float, or 16-bit activations."
+        "float", "The type of promoted sites: float, or 16-bit activations.", Command.QUANTIZE
     )
 
 
@@ -185,6 +187,35 @@ class ProfileConfig(Section):
     )
     # A cost is a matter of decibels, which few samples settle.
     samples: int = option(8, "Number of samples at most to measure on.", ge=1)
+
+
+class SearchConfig(Section):
+    """Options of `search`, which chooses a precision for each operator."""
+
+    commands: ClassVar[Command] = Command.SEARCH
+    max_size: Size | None = option(None, "Largest file, in bytes or as 512KB, 5MB.", metavar="SIZE")
+    max_latency: float | None = option(
+        None, "Longest time of one run on this machine, in milliseconds.", metavar="MS", gt=0
+    )
+    minimize: Literal["size", "latency"] = option("size", "What is to be small where an accuracy is asked for.")
+    precisions: _Names = option(
+        (),
+        "Precisions to choose from, as the result names them: float, w8a8, w4a8, w8a16, w8a8-dynamic. [default: all "
+        "that the target has kernels for, and weights of fewer bits where they make the file smaller]",
+        metavar="NAME,…",
+    )
+    points: int = option(6, "Number of mixtures, from cheap to accurate, that are made and measured.", ge=1, le=100)
+    rules: File = option(
+        "",
+        "Also write the configuration that the result is made by, with a rule for each precision.",
+        name="rules_out",
+        flags="rules",
+        metavar="OUT.yaml",
+    )
+    csv: File = option("", "Also write the table of what was measured.", name="csv_out", flags="csv", metavar="OUT.csv")
+    plot: File = option(
+        "", "Also draw what was measured; needs matplotlib.", name="plot_out", flags="plot", metavar="OUT.png"
+    )
 
 
 class ReportConfig(Section):

@@ -58,12 +58,14 @@ class ImageConfig(Section):
 
 
 # The commands that read samples for the configuration, and those that read some of their own number, too.
-_READING = Command.QUANTIZE | Command.PLAN | Command.APPLY | Command.IMPORT | Command.DIFF | Command.VARIANTS
+_READING = (
+    Command.QUANTIZE | Command.SEARCH | Command.PLAN | Command.APPLY | Command.IMPORT | Command.DIFF | Command.VARIANTS
+)
 _RUNNING = _READING | Command.PROVE | Command.PROFILE | Command.REPORT
 _LOADING = _RUNNING | Command.BENCH | Command.PERPLEXITY
-_PLACING = Command.QUANTIZE | Command.PLAN
-_CALIBRATING = Command.QUANTIZE | Command.APPLY | Command.IMPORT | Command.VARIANTS
-_WRITING = Command.QUANTIZE | Command.APPLY
+_PLACING = Command.QUANTIZE | Command.SEARCH | Command.PLAN
+_CALIBRATING = Command.QUANTIZE | Command.SEARCH | Command.APPLY | Command.IMPORT | Command.VARIANTS
+_WRITING = Command.QUANTIZE | Command.SEARCH | Command.APPLY
 _CHECKING = _WRITING | Command.VARIANTS
 
 
@@ -137,7 +139,7 @@ class RuntimeConfig(Section):
 class ScaleConfig(Section):
     """Workers to spread the work over, and the folder that interrupted work goes on from."""
 
-    commands: ClassVar[Command] = Command.QUANTIZE | Command.PROFILE | Command.REPORT
+    commands: ClassVar[Command] = Command.QUANTIZE | Command.SEARCH | Command.PROFILE | Command.REPORT
     workers: int = option(
         1, "Number of processes that share calibration, weight rounding and trials.", ge=1, le=_MOST_THREADS
     )
@@ -210,7 +212,7 @@ class OutputConfig(Section):
     report: File = option(
         "",
         "Also write the page of `onnxq report`.",
-        Command.QUANTIZE,
+        Command.QUANTIZE | Command.SEARCH,
         name="report_out",
         flags="report",
         metavar="OUT.html",

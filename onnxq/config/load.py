@@ -244,6 +244,33 @@ def _merge_values(base: Mapping[str, Any], top: Mapping[str, Any]) -> dict[str, 
     return out
 
 
+def write_config(config: Config, base: Config) -> str:
+    """The configuration as YAML: what is other than in `base`, the preset that a file of its target starts from.
+
+    Its rules are all there; what commands write, and ask of accuracy, is left out.
+    """
+    import yaml
+
+    outside = {"source", "trust", "output", "accuracy", "search"}
+    values, usual = (one.model_dump(mode="json", exclude=outside) for one in (config, base))
+    changed = _find_changes(values, usual)
+    rules = [rule.model_dump(mode="json", exclude_defaults=True, exclude={"line", "source"}) for rule in config.rules]
+    own = rules[: len(rules) - len(base.rules)] if base.rules else rules
+    named = {"target": config.target, **changed} | ({"rules": own} if own else {})
+    return str(yaml.safe_dump(named, sort_keys=False, default_flow_style=None, width=120))
+
+
+def _find_changes(values: Mapping[str, Any], usual: Mapping[str, Any]) -> dict[str, Any]:
+    """The values that are others, nested as they are."""
+    changed = {}
+    for key, value in values.items():
+        if isinstance(value, Mapping) and isinstance(usual.get(key), Mapping):
+            value = _find_changes(value, usual[key])
+        if value != usual.get(key) and value != {}:
+            changed[key] = value
+    return changed
+
+
 def nest_keys(overrides: Mapping[str, Any]) -> dict[str, Any]:
     """Convert values by dotted path to nested ones. Raises ConfigError for keys that are no words."""
     out: dict[str, Any] = {}

@@ -18,6 +18,7 @@ from onnxq.config.commands import (
     ProfileConfig,
     ProveConfig,
     ReportConfig,
+    SearchConfig,
     VariantsConfig,
 )
 from onnxq.config.data import DataConfig, OutputConfig, RuntimeConfig, ScaleConfig, VerifyConfig
@@ -48,7 +49,7 @@ def _default_weights() -> TensorConfig:
     return TensorConfig(scheme="symmetric", signed=True, granularity="channel")
 
 
-_PLANNING = Command.QUANTIZE | Command.PLAN
+_PLANNING = Command.QUANTIZE | Command.SEARCH | Command.PLAN
 
 
 class Config(Section):
@@ -142,7 +143,7 @@ class Config(Section):
         "balanced",
         "Time spent on accuracy. fast: observe ranges only; balanced: also equalize channels and optimize "
         "weight rounding; high: the same with more samples and a longer search.",
-        Command.QUANTIZE | Command.VARIANTS,
+        Command.QUANTIZE | Command.SEARCH | Command.VARIANTS,
     )
     # Passes get a share of it, or are left out.
     budget: Seconds | None = option(
@@ -174,6 +175,7 @@ class Config(Section):
     prove: ProveConfig = ProveConfig()
     profile: ProfileConfig = ProfileConfig()
     report: ReportConfig = ReportConfig()
+    search: SearchConfig = SearchConfig()
     bench: BenchConfig = BenchConfig()
     variants: VariantsConfig = VariantsConfig()
     perplexity: PerplexityConfig = PerplexityConfig()

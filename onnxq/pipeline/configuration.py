@@ -110,6 +110,9 @@ def _list_outputs(config: Config, command: Command, out: str | Path | None) -> I
     if command is Command.REPORT:
         options = config.report
         yield from filter(None, (options.markdown, options.mermaid, options.node_data, options.graph))
+    if command is Command.SEARCH:
+        searched = config.search
+        yield from filter(None, (searched.rules, searched.csv, searched.plot))
     if config.output.report and "output.report" in taken:
         yield config.output.report
     if config.output.compiled and "output.compiled" in taken:

@@ -206,10 +206,7 @@ def quantize(model: ModelSource, data: object, config: Config, *, progress: Prog
         if not isinstance(ctx, EqualizeContext):
             return quantize_unrun(ctx, state, source=model, name=name, obstacle=obstacle)
         prepared = state.model
-        placed = plan_run(ctx, state, name)
-        with ctx.timers.run("calibrate", "calibrating"):
-            placed = widen_scarce_ranges(ctx, _calibrate(ctx, placed))
-        placed = run_stage(_list_passes(ctx), Stage.REFINE, ctx, placed)
+        placed = refine_run(ctx, state, name)
         with ctx.timers.run("emit", "making the quantized model"):
             placed = replace(placed, plan=note_contents(placed.plan, prepared))
             quantized = build_file(placed, placed.plan, ctx.progress)
@@ -295,6 +292,14 @@ def _measure_float(ctx: RunContext, state: FloatState) -> AccuracyRequest:
         optimize = find_target(ctx.config.target).times_itself
         value = metric(give_types(state, state.named), optimize=optimize, threads=threads)
         return replace(ctx.request, float_value=value)
+
+
+def refine_run(ctx: EqualizeContext, state: FloatState, name: str) -> PlacedState:
+    """The finished plan: equalized, placed, calibrated, rounded. name: of the model."""
+    placed = plan_run(ctx, state, name)
+    with ctx.timers.run("calibrate", "calibrating"):
+        placed = widen_scarce_ranges(ctx, _calibrate(ctx, placed))
+    return run_stage(_list_passes(ctx), Stage.REFINE, ctx, placed)
 
 
 def plan_run(ctx: EqualizeContext, state: FloatState, name: str) -> PlacedState:

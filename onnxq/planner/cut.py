@@ -138,8 +138,8 @@ def add_costs(parts: Sequence[tuple[PlacementCosts, float]]) -> PlacementCosts:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class _TensorUse:
-    """Who makes a tensor and who reads it, as the cut sees it.
+class TensorUse:
+    """Who makes a tensor and who reads it, as a placement sees it.
 
     maker: the operator that makes it in integers where it is int8; None when it always comes in float. readers:
     operators that may read integers. read_float: something that stays float reads it. dequantizes: its maker writes
@@ -173,7 +173,7 @@ class CutProblem:
         """The costs of operators and pairs on a kind of CPU."""
         quantize: dict[TensorId, float] = {}
         dequantize: dict[TensorId, float] = {}
-        for use in self._uses:
+        for use in self.uses:
             # A pair that the model came with runs in any case.
             quantize[use.tensor] = 0.0
             if not use.paired:
@@ -198,7 +198,7 @@ class CutProblem:
             net.add_edge(_SOURCE, op.name, _INFINITE if side is True else cost.float_us)
             if not op.rule.compute:
                 self._tie_follower(net, op, fixed)
-        for use in self._uses:
+        for use in self.uses:
             _add_pairs(net, use, costs)
         reached = net.source_side(_SOURCE, _SINK)
         return frozenset(op.name for op in self.ops if net.names[op.name] in reached)
@@ -208,7 +208,7 @@ class CutProblem:
         total = 0.0
         for name, cost in costs.ops.items():
             total += cost.int8_us if name in chosen else cost.float_us
-        for use in self._uses:
+        for use in self.uses:
             int8_made, int8_read = use.maker in chosen, any(name in chosen for name in use.readers)
             if int8_read and not int8_made:
                 total += costs.quantize[use.tensor]
@@ -217,7 +217,8 @@ class CutProblem:
         return total
 
     @cached_property
-    def _uses(self) -> tuple[_TensorUse, ...]:
+    def uses(self) -> tuple[TensorUse, ...]:
+        """Every tensor that an operator makes or reads."""
         tensors = dict.fromkeys(tensor for op in self.ops for tensor in (*(read for _, read in op.data), op.out))
         uses = (_describe_use(self.ops, tensor, self.apart) for tensor in tensors)
         return tuple(use for use in uses if use is not None)
@@ -267,7 +268,7 @@ def _predict_op_cost(ops: QuantizableOps, op: QuantizableOp, cpu: MachineCosts) 
     return cpu.predict_node(case)
 
 
-def _describe_use(ops: QuantizableOps, tensor: TensorId, apart: frozenset[str]) -> _TensorUse | None:
+def _describe_use(ops: QuantizableOps, tensor: TensorId, apart: frozenset[str]) -> TensorUse | None:
     maker, readers, floats = ops.by_out.get(tensor), [], []
     for edge, op in ops.list_consumers(tensor):
         if op is None or op.name in apart:
@@ -281,7 +282,7 @@ def _describe_use(ops: QuantizableOps, tensor: TensorId, apart: frozenset[str]) 
     convs = any(op.node.op_type == "Conv" for op in readers)
     producer = ops.index.find_producer(tensor) if maker is None else maker.node
     int8_maker = ops.find_integer_maker(tensor)
-    return _TensorUse(
+    return TensorUse(
         tensor=tensor,
         elements=None if shape is None else math.prod(shape),
         maker=None if int8_maker is None else int8_maker.name,
@@ -294,7 +295,7 @@ def _describe_use(ops: QuantizableOps, tensor: TensorId, apart: frozenset[str]) 
     )
 
 
-def _add_pairs(net: FlowNetwork, use: _TensorUse, costs: PlacementCosts) -> None:
+def _add_pairs(net: FlowNetwork, use: TensorUse, costs: PlacementCosts) -> None:
     """The pair of one tensor: `needs int8` and `needs float` are vertices of their own, so it is paid once."""
     if use.readers:
         need = ("int8", use.tensor)

@@ -165,6 +165,30 @@ class OutputRecord:
 
 
 @dataclass(frozen=True, kw_only=True)
+class FrontPoint:
+    """A mixture of precisions that a search made and measured; dB of the worst output, ms of one run."""
+
+    # How many operators have each.
+    precisions: Mapping[str, int]
+    # None of the first, by which others are predicted.
+    predicted_db: float | None = None
+    sqnr_db: float
+    predicted_bytes: int | None = None
+    bytes: int
+    predicted_ms: float | None = None
+    # These two where they were asked for.
+    latency_ms: float | None = None
+    metric: float | None = None
+    # It keeps all limits.
+    holds: bool = True
+    taken: bool = False
+
+    def describe(self) -> str:
+        """The mixture in words."""
+        return ", ".join(f"{count} {name}" for name, count in self.precisions.items())
+
+
+@dataclass(frozen=True, kw_only=True)
 class ReportRecord:
     """A quantized model beside its float one."""
 
@@ -194,6 +218,9 @@ class ReportRecord:
     nodes: tuple[OperatorRecord, ...] = ()
     sites: tuple[SiteRecord, ...] = ()
     advice: tuple[Advice, ...] = ()
+    # Of a search, from small to large, and what was asked of it.
+    front: tuple[FrontPoint, ...] = ()
+    asked: str = ""
     # What each pass did or took back.
     passes: Names = ()
     refusals: Refusals = ()
@@ -211,7 +238,7 @@ class ReportRecord:
             from matplotlib import pyplot
         except ImportError as error:
             fix = "pip install onnxq[plots]"
-            raise MissingDependencyError("plot", "matplotlib is not installed", fix, code="Q801") from error
+            raise MissingDependencyError("plot", "matplotlib is not installed", fix, code="Q800") from error
         if axes is None:
             axes = pyplot.subplots(figsize=(12, 3), layout="constrained")[1]
         shares = [100 * node.share for node in self.nodes]

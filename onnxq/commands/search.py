@@ -1,0 +1,193 @@
+"""`onnxq search`: the precision of each operator under limits on size, time and accuracy."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+from onnxq.commands.quantize import FORMS as QUANTIZE_FORMS
+from onnxq.config import Command, Config
+from onnxq.errors import MissingDependencyError, VerificationError
+from onnxq.files import replace_files, write_text
+from onnxq.pipeline.configuration import Configuration, ModelSource, Overrides, open_run
+from onnxq.pipeline.finalize import Result, write_result
+from onnxq.pipeline.precision_search import search_precisions
+from onnxq.progress import Progress, silent
+from onnxq.report.columns import Text
+from onnxq.report.document import ResultFormat, Values
+from onnxq.report.model import Report
+from onnxq.report.record import FrontPoint
+from onnxq.report.terminal import (
+    RenderableType,
+    TextView,
+    format_bytes,
+    format_decibel,
+    format_milliseconds,
+    make_table,
+)
+from onnxq.wording import abbreviate, show_html
+
+_REPORT = QUANTIZE_FORMS["Report"]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class SearchResult:
+    """The result of a search. result: the model that was taken. rules: the configuration that makes it, as YAML.
+
+    front: all models that were measured, from small to large. met: the one taken keeps what was asked for.
+    """
+
+    __repr__ = abbreviate
+    _repr_html_ = show_html
+
+    result: Result
+    front: tuple[FrontPoint, ...]
+    asked: str
+    met: bool
+    rules: str
+
+    @property
+    def report(self) -> Report:
+        """The account of the model that was taken."""
+        return self.result.report
+
+    def to_csv(self) -> str:
+        """The front as a table, with a head."""
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow([field.name for field in fields(FrontPoint)])
+        for point in self.front:
+            values = (getattr(point, field.name) for field in fields(FrontPoint) if field.name != "precisions")
+            writer.writerow([point.describe(), *("" if value is None else value for value in values)])
+        return text.getvalue()
+
+    def plot(self, axes: Any = None) -> Any:
+        """Draw the front: SQNR over bytes, or over ms where times were limited; needs matplotlib.
+
+        axes: of matplotlib, to draw on; None makes a figure. Returns the axes.
+        """
+        try:
+            from matplotlib import pyplot
+        except ImportError as error:
+            fix = "pip install onnxq[plots]"
+            raise MissingDependencyError("plot", "matplotlib is not installed", fix, code="Q800") from error
+        if axes is None:
+            axes = pyplot.subplots(figsize=(7, 4), layout="constrained")[1]
+        timed = all(point.latency_ms is not None for point in self.front)
+        places = [(point.latency_ms if timed else point.bytes / 1e6, point.sqnr_db) for point in self.front]
+        for point, (x, y) in zip(self.front, places, strict=True):
+            axes.plot(x, y, "o" if point.holds else "x", color="C3" if point.taken else "C0", gid=point.describe())
+        axes.set_xlabel("ms" if timed else "MB")
+        axes.set_ylabel("SQNR of the worst output, dB")
+        axes.set_title(self.asked)
+        return axes
+
+
+def search(
+    model: ModelSource,
+    data: object = None,
+    config: Configuration = None,
+    *,
+    overrides: Overrides = None,
+    out: str | Path | None = None,
+    force: bool = False,
+    progress: Progress = silent,
+) -> SearchResult:
+    """Choose the precision of each operator so that the model keeps limits on its size, its time and its accuracy.
+
+    model, data, config, overrides, out, force: as for `quantize`. The limits are `max_size`, `max_latency` (ms on this
+    machine), `min_sqnr`, or `metric` with `max_drop`: with an accuracy among them the smallest file is looked for
+    (`minimize="latency"`: the fastest), without one the most accurate.
+
+    Returns a SearchResult; where no model keeps the limits, `.met` is False and the nearest one is taken.
+    Raises a subclass of OnnxqError for whatever the caller can mend; nothing is written then.
+    """
+    with open_run(model, config, overrides, Command.SEARCH, out=out, force=force) as chosen:
+        outcome = search_precisions(model, data, chosen, progress=progress)
+        with progress("writing"):
+            result = write_result(outcome.result, chosen, out, force)
+        found = SearchResult(
+            result=result, front=outcome.front, asked=outcome.asked, met=outcome.met, rules=outcome.rules
+        )
+        _write_forms(found, chosen, force)
+        if chosen.output.report:
+            # Here, since only pages need it.
+            from onnxq.pipeline.record import describe_result, write_forms
+
+            with progress("measuring for the report"):
+                record = describe_result(model, result, data, chosen, progress)
+            record = replace(record, front=found.front, asked=found.asked)
+            write_forms(record, chosen, chosen.output.report, force)
+        return found
+
+
+def _write_forms(found: SearchResult, config: Config, force: bool) -> None:
+    options = config.search
+    for path, text in ((options.rules, found.rules), (options.csv, found.to_csv())):
+        if path:
+            write_text(Path(path), text, overwrite=force)
+    if options.plot:
+        figure = found.plot().figure
+        image = io.BytesIO()
+        figure.savefig(image, format=Path(options.plot).suffix.lstrip(".") or "png")
+        with replace_files([Path(options.plot)], overwrite=force) as files:
+            files[0].write(image.getvalue())
+
+
+def _make_parts(found: SearchResult, view: TextView) -> Iterator[RenderableType]:
+    yield Text(f"asked: {found.asked}", style="bold")
+    yield make_front(found.front)
+    yield Text("")
+    yield from _REPORT.make_parts(found.report, view)
+
+
+def make_front(front: tuple[FrontPoint, ...]) -> RenderableType:
+    """Make the table of what was measured, beside what was expected of it."""
+    columns = ["", "operators", "SQNR", "expected", "size", "expected"]
+    timed = any(point.latency_ms is not None for point in front)
+    measured = any(point.metric is not None for point in front)
+    columns += [*(["latency", "expected"] if timed else []), *(["metric"] if measured else [])]
+    rows = []
+    for point in front:
+        mark = "taken" if point.taken else "" if point.holds else "beyond"
+        expected = "" if point.predicted_db is None else format_decibel(point.predicted_db)
+        size = "" if point.predicted_bytes is None else format_bytes(point.predicted_bytes)
+        row = [mark, point.describe(), format_decibel(point.sqnr_db), expected, format_bytes(point.bytes), size]
+        if timed:
+            row += ["" if ms is None else format_milliseconds(ms) for ms in (point.latency_ms, point.predicted_ms)]
+        if measured:
+            row.append("" if point.metric is None else f"{point.metric:.4g}")
+        rows.append(row)
+    return make_table(columns, rows, right=columns[2:], fold=("operators",))
+
+
+def find_missed_limit(found: SearchResult) -> VerificationError | None:
+    """The error of limits that no model keeps; None where one does."""
+    if found.met:
+        return None
+    taken = next(point for point in found.front if point.taken)
+    figures = f"{format_decibel(taken.sqnr_db)}, {format_bytes(taken.bytes)}"
+    cause = f"no model keeps {found.asked}; the nearest has {figures}"
+    return VerificationError("search", cause, "it is written all the same", code="Q712")
+
+
+def _derive_values(found: SearchResult) -> Values:
+    report = found.report
+    return {"report": {field.name: getattr(report, field.name) for field in fields(report)} | _REPORT.derive(report)}
+
+
+FORMS = {
+    "SearchResult": ResultFormat[SearchResult](
+        make_parts=_make_parts,
+        list_warnings=lambda found: _REPORT.list_warnings(found.report),
+        derive=_derive_values,
+        hidden="result",
+        find_fault=find_missed_limit,
+        # Of a result that misses what was asked for.
+        exit_code=4,
+    )
+}

@@ -1,0 +1,185 @@
+"""The integer programme of precisions: one for each operator, so that one cost is least and others keep their limits.
+
+Some costs are an operator's own: the noise and the bytes of its weight, the time of its kernel. Others are shared, and
+paid once: the noise of a tensor's pair as soon as one operator reads or makes it in integers, the time of a
+QuantizeLinear where a maker in float meets a reader in integers, and of a DequantizeLinear the other way round. Noise
+adds up, as errors of different roundings do (Yao et al., "HAWQ-V3: Dyadic Neural Network Quantization", ICML 2021).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+from onnxq.errors import MissingDependencyError
+
+# Distance from the optimum at which the solver stops, as a share of it, and nodes that it visits at most: both the same
+# on every machine, where a time limit would not be.
+_GAP, _NODES = 1e-3, 20_000
+# Of what is not minimized, so that of two solutions alike the cheaper one is taken.
+_TIE = 1e-4
+# Largest share of a limit, or of what is usual, that counts: solvers lose digits where numbers are far apart.
+_BEYOND = 1e4
+# Beside a limit: sums of floats in another order.
+_SLACK = 1e-9
+
+
+@dataclass(frozen=True)
+class Costs:
+    """noise: power at the outputs over theirs. size: bytes in the file. time: predicted microseconds."""
+
+    noise: float = 0.0
+    size: float = 0.0
+    time: float = 0.0
+
+    def add(self, other: Costs) -> Costs:
+        """The sum of both."""
+        return Costs(self.noise + other.noise, self.size + other.size, self.time + other.time)
+
+
+QUANTITIES = tuple(field.name for field in fields(Costs))
+
+
+@dataclass(frozen=True)
+class Condition:
+    """An operator that has one of these precisions."""
+
+    operator: str
+    precisions: frozenset[str]
+
+    def holds(self, chosen: Mapping[str, str]) -> bool:
+        """True with these precisions, by operator."""
+        return chosen[self.operator] in self.precisions
+
+
+@dataclass(frozen=True)
+class SharedCosts:
+    """Costs that are paid once if any condition holds, and `given` too where there is one."""
+
+    costs: Costs
+    any_of: tuple[Condition, ...]
+    given: Condition | None = None
+
+    def applies(self, chosen: Mapping[str, str]) -> bool:
+        """True where they are paid."""
+        given = self.given is None or self.given.holds(chosen)
+        return given and any(condition.holds(chosen) for condition in self.any_of)
+
+
+@dataclass(frozen=True)
+class Implication:
+    """Where all of the conditions hold, the other one does."""
+
+    all_of: tuple[Condition, ...]
+    then: Condition
+
+
+@dataclass(frozen=True)
+class PrecisionProgram:
+    """The choice. operators: the costs of each precision that one may have. fixed: of what has no choice."""
+
+    operators: Mapping[str, Mapping[str, Costs]]
+    shared: Sequence[SharedCosts] = ()
+    ties: Sequence[Implication] = ()
+    fixed: Costs = Costs()
+
+    def add_costs(self, chosen: Mapping[str, str]) -> Costs:
+        """The costs of all with these precisions."""
+        parts = [options[chosen[name]] for name, options in self.operators.items()]
+        parts += [shared.costs for shared in self.shared if shared.applies(chosen)]
+        total = self.fixed
+        for costs in parts:
+            total = total.add(costs)
+        return total
+
+    def solve(self, minimized: str, limits: Mapping[str, float]) -> dict[str, str] | None:
+        """The precisions at which one of `QUANTITIES` is least and others are at most as given; None where none are.
+
+        Raises MissingDependencyError without HiGHS.
+        """
+        solver = _open_solver()
+        chosen = {
+            (name, precision): solver.addBinary() for name, options in self.operators.items() for precision in options
+        }
+        for name, options in self.operators.items():
+            solver.addConstr(_sum(chosen[name, precision] for precision in options) == 1)
+
+        def count(condition: Condition) -> Any:
+            options = self.operators[condition.operator]
+            return _sum(chosen[condition.operator, one] for one in options if one in condition.precisions)
+
+        for tie in self.ties:
+            solver.addConstr(count(tie.then) >= _sum(map(count, tie.all_of)) - (len(tie.all_of) - 1))
+        paid = []
+        for shared in self.shared:
+            variable = solver.addVariable(0, 1)
+            for condition in shared.any_of:
+                both = count(condition) if shared.given is None else count(condition) + count(shared.given) - 1
+                solver.addConstr(variable >= both)
+            paid.append((variable, shared.costs))
+        paid += [(variable, self.operators[name][precision]) for (name, precision), variable in chosen.items()]
+
+        def total(name: str, unit: float) -> Any:
+            parts = ((variable, getattr(costs, name) / unit) for variable, costs in paid)
+            # One that is far beyond the limit alone is no more impossible if it is further.
+            return _sum(variable * min(share, _BEYOND) for variable, share in parts if share)
+
+        for name, limit in limits.items():
+            left = limit - getattr(self.fixed, name)
+            if left < 0:
+                return None
+            solver.addConstr(total(name, left or 1.0) <= bool(left) + _SLACK)
+        units = self._find_units()
+        others = [_TIE * total(name, units[name]) for name in QUANTITIES if name != minimized]
+        solver.minimize(total(minimized, units[minimized]) + _sum(others))
+        if solver.getInfo().primal_solution_status != _FEASIBLE:
+            return None
+        values = solver.allVariableValues()
+        return {name: one for (name, one), variable in chosen.items() if values[variable.index] > 0.5}
+
+    def _find_units(self) -> dict[str, float]:
+        """Of each quantity, about what a good choice has: noise may be of 1e-6, and bytes of 1e9."""
+        precisions = dict.fromkeys(one for options in self.operators.values() for one in options)
+        uniform = [
+            self.add_costs(
+                {name: one if one in options else next(iter(options)) for name, options in self.operators.items()}
+            )
+            for one in precisions
+        ]
+        units = {}
+        for name in QUANTITIES:
+            units[name] = min((cost for cost in (getattr(costs, name) for costs in uniform) if cost > 0), default=1.0)
+        return units
+
+
+# Of `HighsInfo`: the point found keeps all limits.
+_FEASIBLE = 2
+
+
+def _sum(parts: Iterable[Any]) -> Any:
+    """The sum as an expression of the solver, which an empty one is, too."""
+    import highspy
+
+    return highspy.Highs.qsum(parts)
+
+
+def _open_solver() -> Any:
+    try:
+        import highspy
+    except ImportError as error:
+        fix = "pip install onnxq[search]"
+        raise MissingDependencyError("search", "highspy, the solver, is not installed", fix, code="Q800") from error
+    solver: Any = highspy.Highs()  # type: ignore[no-untyped-call]
+    solver.silent()
+    options = {
+        "output_flag": False,
+        "threads": 1,
+        "random_seed": 0,
+        "mip_rel_gap": _GAP,
+        "mip_abs_gap": 1e-9,
+        "mip_max_nodes": _NODES,
+    }
+    for name, value in options.items():
+        solver.setOptionValue(name, value)
+    return solver

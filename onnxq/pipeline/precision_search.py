@@ -1,0 +1,411 @@
+"""The search for the precision of each operator under limits on bytes, time and accuracy.
+
+An integer programme chooses by what precisions cost alone (`precisions`). That errors of many roundings add up, and
+that times do, holds only roughly. So some choices along the front are made into finished models and measured, as whole
+models are; a monotone curve through them maps what the programme predicts to what was measured, and it chooses again at
+the limits, until its choice is one that was measured. Only measured models are given out.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from onnxq.backends import load_config, split_target
+from onnxq.calibrate.contents import note_contents
+from onnxq.config import Config, Rule, RuleSet, write_config
+from onnxq.errors import ConfigError
+from onnxq.evaluation.metric import AccuracyRequest
+from onnxq.evaluation.profile import noise_to_db
+from onnxq.graph.light import measure_size
+from onnxq.graph.precision.widen import widen_model
+from onnxq.passes.assembly import build_file, build_quantized, give_types
+from onnxq.passes.base import EqualizeContext
+from onnxq.passes.mixed_precision.candidates import list_quantized_ops
+from onnxq.passes.mixed_precision.program import QUANTITIES, Costs, PrecisionProgram
+from onnxq.passes.mixed_precision.promotion import NAME as PROMOTION
+from onnxq.passes.state import FloatState, PlacedState
+from onnxq.pipeline import check
+from onnxq.pipeline.configuration import ModelSource
+from onnxq.pipeline.finalize import Result, finalize_run
+from onnxq.pipeline.precisions import (
+    FLOAT,
+    MeasuredPrecision,
+    Precision,
+    ProgramBuilder,
+    find_takers,
+    list_precisions,
+    measure_precision,
+)
+from onnxq.pipeline.quantize_model import draft_placement, open_context, prepare_run, refine_run
+from onnxq.progress import Progress, silent
+from onnxq.report.record import FrontPoint, bound_db
+from onnxq.report.terminal import format_bytes
+
+# Choices made anew at the limits, after the first measurements.
+_ROUNDS = 4
+# Least change of a limit that makes another choice worth a model.
+_CLOSER = 1e-3
+SIZE, TIME, NOISE = "size", "time", "noise"
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a result must keep: bytes, milliseconds, noise at every output, a least value of the metric."""
+
+    size: float = math.inf
+    time: float = math.inf
+    noise: float = math.inf
+    metric: float = -math.inf
+
+    @property
+    def accuracy(self) -> bool:
+        """True where an accuracy is asked for."""
+        return math.isfinite(self.noise) or math.isfinite(self.metric)
+
+
+@dataclass(frozen=True, eq=False)
+class _Point:
+    """chosen: precision by operator. predicted: by the programme. forecast: that, by what was measured before it;
+    None of precisions as a whole.
+    measured: of its finished model; time in ms, nan where it was not timed."""
+
+    chosen: Mapping[str, str]
+    predicted: Costs
+    forecast: Costs | None
+    measured: Costs
+    metric: float
+    config: Config
+    state: PlacedState
+
+    def holds(self, limits: Limits) -> bool:
+        measured = self.measured
+        slow = not math.isnan(measured.time) and measured.time > limits.time
+        poor = not math.isnan(self.metric) and self.metric < limits.metric
+        return not (slow or poor or measured.size > limits.size or measured.noise > limits.noise)
+
+
+@dataclass(frozen=True, eq=False)
+class SearchOutcome:
+    """The result, and the configuration that makes it as YAML; all that was measured, from small to large."""
+
+    result: Result
+    rules: str
+    front: tuple[FrontPoint, ...]
+    asked: str
+    met: bool
+
+
+@dataclass(frozen=True, eq=False)
+class Rescaling:
+    """A rising curve from what was predicted to what was measured, through logarithms of both, at these points."""
+
+    predicted: Sequence[float] = (0.0,)
+    measured: Sequence[float] = (0.0,)
+
+    @classmethod
+    def fit(cls, pairs: Iterable[tuple[float, float]]) -> Rescaling:
+        """The rising curve nearest to pairs of predicted and measured (pool adjacent violators, Barlow et al. 1972)."""
+        logs = sorted((math.log(a), math.log(b)) for a, b in pairs if 0 < a < math.inf and 0 < b < math.inf)
+        blocks: list[tuple[float, float, int]] = []
+        for pair in logs:
+            blocks.append((*pair, 1))
+            while len(blocks) > 1 and blocks[-2][1] >= blocks[-1][1]:
+                (a, low, n), (b, high, m) = blocks[-2:]
+                blocks[-2:] = [((a * n + b * m) / (n + m), (low * n + high * m) / (n + m), n + m)]
+        return cls(*zip(*(block[:2] for block in blocks), strict=True)) if blocks else cls()
+
+    def apply(self, value: float) -> float:
+        """The measurement to expect at a prediction."""
+        return _follow_curve(value, self.predicted, self.measured)
+
+    def invert(self, value: float) -> float:
+        """The prediction at which so much is to be expected."""
+        return _follow_curve(value, self.measured, self.predicted)
+
+
+def _follow_curve(value: float, x: Sequence[float], y: Sequence[float]) -> float:
+    """Between points by a line, beyond them in proportion."""
+    if not 0 < value < math.inf:
+        return value
+    at = math.log(value)
+    inside = min(max(at, x[0]), x[-1])
+    return math.exp(float(np.interp(inside, x, y)) + at - inside)
+
+
+@dataclass
+class PrecisionSearch:
+    """One search. points: what was measured so far."""
+
+    ctx: EqualizeContext
+    model: FloatState
+    precisions: Sequence[Precision]
+    limits: Limits
+    program: PrecisionProgram = field(init=False)
+    points: list[_Point] = field(default_factory=list)
+
+    @property
+    def minimized(self) -> str:
+        """The quantity that is to be least."""
+        if not self.limits.accuracy:
+            return NOISE
+        return TIME if self.ctx.config.search.minimize == "latency" else SIZE
+
+    @property
+    def timed(self) -> bool:
+        """True where times are asked for."""
+        return math.isfinite(self.limits.time) or self.minimized == TIME
+
+    def run(self) -> None:
+        """Measure precisions alone, choices along the front, then those at the limits."""
+        measured = self._measure_precisions()
+        self.program = ProgramBuilder(measured).build_program()
+        for one in measured:
+            own = measured[0].precision.name
+            chosen = dict.fromkeys(self.program.operators, own)
+            chosen |= dict.fromkeys(one.operators, one.precision.name)
+            self._measure(chosen, one.state)
+        choices = self._list_front()
+        with self.ctx.progress("measuring mixtures", len(choices)) as task:
+            for chosen in choices:
+                self._measure(chosen)
+                task.advance()
+        for _ in range(_ROUNDS):
+            limits = {name: limit for name in (SIZE, TIME, NOISE) if (limit := self._predict_limit(name)) < math.inf}
+            best = self.program.solve(self.minimized, limits)
+            if best is None or any(point.chosen == best for point in self.points):
+                return
+            with self.ctx.progress("measuring what the limits allow"):
+                self._measure(best)
+
+    def choose_point(self) -> _Point:
+        """The best that keeps the limits; the nearest to them where none does."""
+        holding = [point for point in self.points if point.holds(self.limits)]
+        if holding:
+            return min(holding, key=lambda point: (self._rank(point), point.measured.noise))
+        return min(self.points, key=self._miss)
+
+    def _rank(self, point: _Point) -> float:
+        return float(getattr(point.measured, self.minimized))
+
+    def _miss(self, point: _Point) -> float:
+        """How far the furthest limit is missed, as a ratio."""
+        misses = [getattr(point.measured, name) / getattr(self.limits, name) for name in (SIZE, TIME, NOISE)]
+        if not math.isnan(point.metric) and point.metric < self.limits.metric:
+            misses.append(1 + self.limits.metric - point.metric)
+        return max(miss for miss in misses if not math.isnan(miss))
+
+    def _measure_precisions(self) -> list[MeasuredPrecision]:
+        """Each precision in a finished plan of its own, the configuration's first."""
+        own, *others = self.precisions
+        config = self.ctx.config
+        # What would be no faster may be smaller.
+        plan = self._draft(config)
+        small = [left.subject for left in plan[1].left_float if left.rule == "size"]
+        if small:
+            config = _add_rules(config, [Rule(node=tuple(small), set=RuleSet(quantize=True))])
+            plan = self._draft(config)
+        problem, before = plan
+        names = frozenset(list_quantized_ops(problem, before))
+        if not names:
+            cause, fix = "nothing of the model can be quantized", "see `onnxq plan`"
+            raise ConfigError("model", cause, fix, code="Q308")
+        measured = []
+        for one in (own, *others):
+            if one.name == FLOAT:
+                continue
+            asked = _add_rules(config, one.make_rules(sorted(names)))
+            takers = names if one is own else find_takers(problem, before, self._draft(asked)[1], one)
+            if not takers:
+                continue
+            config_one = _add_rules(config, one.make_rules(sorted(takers)))
+            with self.ctx.progress(f"quantizing to {one.name}"):
+                state = self._refine(config_one)
+            measured.append(measure_precision(self.ctx, state, one, takers))
+        return measured
+
+    def _draft(self, config: Config) -> tuple[Any, Any]:
+        problem = draft_placement(self.model, self.ctx.data, config, "", identified=False)
+        return problem, problem.default()
+
+    def _refine(self, config: Config) -> PlacedState:
+        ctx = replace(self.ctx, config=config, journal=[], progress=silent)
+        return refine_run(ctx, self.model, "")
+
+    def _list_front(self) -> list[dict[str, str]]:
+        """Choices of least noise at so many bytes, or microseconds, from the least that there is to float's."""
+        swept = TIME if self.timed and self.limits.size == math.inf else SIZE
+        every = dict.fromkeys(self.program.operators, FLOAT)
+        most = getattr(self.program.add_costs(every), swept)
+        cheapest = self.program.solve(swept, {})
+        if cheapest is None:
+            return []
+        least = getattr(self.program.add_costs(cheapest), swept)
+        found: list[dict[str, str]] = []
+        count = self.ctx.config.search.points
+        for k in range(count):
+            chosen = self.program.solve(NOISE, {swept: least * (max(most, least) / max(least, 1e-9)) ** (k / count)})
+            if chosen is not None and chosen not in found and all(chosen != point.chosen for point in self.points):
+                found.append(chosen)
+        return found
+
+    def _measure(self, chosen: Mapping[str, str], state: PlacedState | None = None) -> None:
+        """Make and measure the model with these precisions. state: of its plan, where there is one."""
+        whole = state is not None
+        config = self._settle_config(chosen) if state is None else state.problem.config
+        state = self._refine(config) if state is None else state
+        ctx, plan = self.ctx, state.planned
+        outputs = ctx.data.judge.measure(state, plan)
+        noise = max((10 ** (-output.sqnr_db / 10) for output in outputs), default=0.0)
+        model = build_file(state, plan, silent)
+        time = self._time(state, model) if self.timed else math.nan
+        metric = math.nan
+        if ctx.request.metric is not None:
+            typed = give_types(state, build_quantized(state, plan))
+            metric = ctx.request.metric(
+                typed, optimize=state.problem.engine.times_itself, threads=config.verify.threads
+            )
+        measured = Costs(noise, measure_size(model), time)
+        predicted = self.program.add_costs(chosen)
+        forecast = None
+        if not whole:
+            forecast = Costs(*(self._fit(name).apply(getattr(predicted, name)) for name in QUANTITIES))
+        self.points.append(_Point(chosen, predicted, forecast, measured, metric, config, state))
+
+    def _time(self, state: PlacedState, model: Any) -> float:
+        config = self.ctx.config
+        target = next(iter(split_target(state.planned.target)))
+        timer = check.find_timer(target, config.verify.threads or 1, config.runtime.plugins)
+        if timer is None:
+            cause = f"the engine of {target} cannot be timed on this machine"
+            raise ConfigError("max_latency", cause, "limit the size or the accuracy", code="Q308")
+        wide = widen_model(model) if self.model.types.interface else model
+        time = check.time_both(self.model.named, wide, self.ctx.data.first, timer, threads=config.verify.threads)
+        return math.nan if time is None else time.int8_ms
+
+    def _settle_config(self, chosen: Mapping[str, str]) -> Config:
+        """The configuration whose rules give these precisions, and force what the planner would leave float."""
+        rules: list[Rule] = []
+        computing = {name: one for name, one in chosen.items() if self._computes(name)}
+        for precision in self.precisions:
+            rules += precision.make_rules(name for name, one in computing.items() if one == precision.name)
+        config = _add_rules(self.ctx.config, rules)
+        problem, plan = self._draft(config)
+        wanted = {name for name, one in computing.items() if one != FLOAT}
+        missing = sorted(wanted.difference(list_quantized_ops(problem, plan)))
+        return (
+            _add_rules(self.ctx.config, [*rules, Rule(node=tuple(missing), set=RuleSet(quantize=True))])
+            if missing
+            else config
+        )
+
+    def _computes(self, name: str) -> bool:
+        return len(self.program.operators[name]) > 2 or any(
+            costs.size or costs.noise for costs in self.program.operators[name].values()
+        )
+
+    def _predict_limit(self, name: str) -> float:
+        """The prediction at which a limit is just kept; inf where there is none."""
+        if name == NOISE and math.isfinite(self.limits.metric):
+            return self._bisect_noise()
+        return self._fit(name).invert(getattr(self.limits, name))
+
+    def _fit(self, name: str) -> Rescaling:
+        return Rescaling.fit((getattr(p.predicted, name), getattr(p.measured, name)) for p in self.points)
+
+    def _bisect_noise(self) -> float:
+        """Between the most noise at which the metric holds, and the least at which it does not."""
+        least = self.limits.metric
+        failing = [point.predicted.noise for point in self.points if point.metric < least]
+        high = min(failing, default=math.inf)
+        low = max(
+            (p.predicted.noise for p in self.points if p.metric >= least and p.predicted.noise < high), default=0.0
+        )
+        if high == math.inf:
+            return math.inf
+        return math.sqrt(low * high) if low else high / 4
+
+    def list_front(self, taken: _Point) -> tuple[FrontPoint, ...]:
+        """All that was measured, from small to large."""
+        kinds = [precision.name for precision in self.precisions]
+        front = []
+        for point in sorted(self.points, key=lambda one: one.measured.size):
+            counts = Counter(one for name, one in point.chosen.items() if self._computes(name))
+            forecast, measured = point.forecast, point.measured
+            front.append(
+                FrontPoint(
+                    precisions={kind: counts[kind] for kind in kinds if counts[kind]},
+                    predicted_db=None if forecast is None else bound_db(noise_to_db(forecast.noise)),
+                    sqnr_db=bound_db(noise_to_db(measured.noise)) or 0.0,
+                    predicted_bytes=None if forecast is None else round(forecast.size),
+                    bytes=int(measured.size),
+                    predicted_ms=forecast.time if forecast is not None and self.timed else None,
+                    latency_ms=measured.time if self.timed else None,
+                    metric=None if math.isnan(point.metric) else point.metric,
+                    holds=point.holds(self.limits),
+                    taken=point is taken,
+                )
+            )
+        return tuple(front)
+
+
+def _add_rules(config: Config, rules: Iterable[Rule]) -> Config:
+    """The configuration with rules in front of its own."""
+    return config.model_copy(update={"rules": (*rules, *config.rules)})
+
+
+def search_precisions(
+    model: ModelSource, data: object, config: Config, *, progress: Progress = silent
+) -> SearchOutcome:
+    """Search, and finish the model that is best; see `onnxq.search`."""
+    inner = config.model_copy(
+        update={
+            "weight_bits_budget": None,
+            "activation_bits": (),
+            "skip": (*config.skip, PROMOTION),
+            "placement": "rules",
+        }
+    )
+    with open_context(model, data, inner, progress) as ctx:
+        ctx, state, obstacle = prepare_run(model, data, ctx, measuring=True)
+        if not isinstance(ctx, EqualizeContext) or obstacle is not None:
+            fix = "give samples and the library of its operators, or quantize it without a search"
+            raise ConfigError("model", "a search runs the model, which cannot be run", fix, code="Q308")
+        request = ctx.request
+        limits = _read_limits(config, request)
+        ctx = replace(ctx, skip=frozenset(inner.skip))
+        search = PrecisionSearch(ctx, state, list_precisions(inner), limits)
+        search.run()
+        taken = search.choose_point()
+        ctx = replace(ctx, config=taken.config, request=AccuracyRequest(), journal=[])
+        placed = replace(taken.state, plan=note_contents(taken.state.planned, state.model))
+        result = finalize_run(ctx, placed, build_file(placed, placed.planned, progress), source=model)
+        front = search.list_front(taken)
+        rules = write_config(taken.config, load_config(None, target=config.target))
+        return SearchOutcome(result, rules, front, _describe_limits(config, request), taken.holds(limits))
+
+
+def _read_limits(config: Config, request: AccuracyRequest) -> Limits:
+    search = config.search
+    if search.max_size is None and search.max_latency is None and not request.asked:
+        fix = "give `max_size=…`, `max_latency=…`, `min_sqnr=…` or `metric=…`"
+        raise ConfigError("search", "without a limit the float model is best", fix, code="Q308")
+    return Limits(
+        size=math.inf if search.max_size is None else search.max_size,
+        time=math.inf if search.max_latency is None else search.max_latency,
+        noise=math.inf if request.min_sqnr is None else 10 ** (-request.min_sqnr / 10),
+        metric=-math.inf if request.metric is None else request.max_drop.least(request.float_value),
+    )
+
+
+def _describe_limits(config: Config, request: AccuracyRequest) -> str:
+    """What was asked for, in words."""
+    search = config.search
+    size = "" if search.max_size is None else f"at most {format_bytes(search.max_size)}"
+    latency = "" if search.max_latency is None else f"at most {search.max_latency:g} ms"
+    return ", ".join(filter(None, (size, latency, request.describe())))

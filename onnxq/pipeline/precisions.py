@@ -1,0 +1,369 @@
+"""The precisions that operators may have, as rules of a configuration, and what each costs: noise, bytes, time.
+
+A precision is first given to all operators that the target takes it for: that plan is calibrated, its channels evened
+out and its weights rounded as `quantize` does it. Then each weight and each tensor is rounded alone, so that the noise
+of a precision is that of corrected numbers. Bytes are those of the numbers in the plan, times those that the planner
+places by.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from onnxq.backends import Output, Target, find_target, list_costs
+from onnxq.config import Config, Rule, RuleSet, TensorConfig
+from onnxq.errors import ConfigError
+from onnxq.passes.base import SampledContext
+from onnxq.passes.mixed_precision.candidates import find_integer_ops, list_quantized_ops
+from onnxq.passes.mixed_precision.program import Condition, Costs, Implication, PrecisionProgram, SharedCosts
+from onnxq.passes.mixed_precision.search import SwitchedPlan
+from onnxq.passes.state import PlacedState
+from onnxq.plan import Plan, SitePlan
+from onnxq.planner import OnnxPlacement
+from onnxq.planner.cut import CutProblem, PlacementCosts, add_costs
+from onnxq.planner.problem import QuantizableOp
+from onnxq.planner.sums import read_constant
+from onnxq.runtime import detect_cpu
+from onnxq.sites import Role
+
+FLOAT = "float"
+# Bits of weights that are offered beside the configuration's own, where the target reads them.
+_WEIGHT_BITS = (2, 4, 8)
+_ACTIVATIONS = (Role.ACTIVATION, Role.OUTPUT)
+_SCALE_BYTES = 4
+
+
+@dataclass(frozen=True)
+class Precision:
+    """A precision by the changes that rules make of the configuration; its own without any.
+
+    priced: where the target has no kernel for it, it computes in float behind its pairs.
+    """
+
+    name: str
+    weights: Mapping[str, Any] = field(default_factory=dict)
+    activations: Mapping[str, Any] = field(default_factory=dict)
+
+    def make_rules(self, names: Iterable[str]) -> Iterator[Rule]:
+        """The rules that give it to operators."""
+        nodes = tuple(names)
+        if nodes and self.name == FLOAT:
+            yield Rule(node=nodes, set=RuleSet(float=True))
+        for role, changes in ((Role.WEIGHT, self.weights), (Role.ACTIVATION, self.activations)):
+            if nodes and changes:
+                yield Rule(node=nodes, role=(role,), set=RuleSet(**changes))
+
+
+def list_precisions(config: Config) -> tuple[Precision, ...]:
+    """The configuration's own precision first, then float, then others that its target may take.
+
+    Raises ConfigError for a name in `search.precisions` that is none of these.
+    """
+    weights, activations = config.weights, config.activations
+    static = config.mode not in ("weight-only", "dynamic")
+    own = Precision(_name_precision(config, weights.bits))
+    found = [own, Precision(FLOAT)]
+    for bits in _WEIGHT_BITS:
+        if bits != weights.bits:
+            found.append(Precision(_name_precision(config, bits), weights=_change_bits(weights, bits)))
+    if static and activations.bits < 16:
+        found.append(Precision(f"w{weights.bits}a16", activations={"bits": 16}))
+    if config.mode == "static":
+        found.append(Precision(f"{own.name}-dynamic", activations={"dynamic": True}))
+    wanted = config.search.precisions
+    known = [precision.name for precision in found]
+    for name in wanted:
+        if name not in known:
+            fix = f"this configuration and target have: {', '.join(known)}"
+            raise ConfigError(config.where("search.precisions"), f"{name!r} is none of them", fix, code="Q304")
+    # The configuration's own is what others are measured beside.
+    return tuple(one for one in found if not wanted or one.name in wanted or one is own)
+
+
+def _name_precision(config: Config, bits: int) -> str:
+    if config.mode == "weight-only":
+        return f"w{bits}"
+    return f"w{bits}a{config.activations.bits}{'-dynamic' if config.mode == 'dynamic' else ''}"
+
+
+def _change_bits(weights: TensorConfig, bits: int) -> dict[str, Any]:
+    changes: dict[str, Any] = {"bits": bits}
+    if bits <= 4:
+        # Both ends as far from zero: the same scale for both sides.
+        changes |= {"storage": f"{'' if weights.is_signed else 'u'}int{bits}", "narrow_range": weights.is_signed}
+    return changes
+
+
+@dataclass(frozen=True, eq=False)
+class MeasuredPrecision:
+    """A precision in the plan that gives it to all operators that take it, their names among `operators`."""
+
+    precision: Precision
+    operators: frozenset[str]
+    state: PlacedState
+    # Noise at the outputs: of each operator's weights with its bias; of each tensor, by its site as reports call it.
+    weights: Mapping[str, float]
+    tensors: Mapping[str, float]
+
+    @cached_property
+    def sites(self) -> dict[str, list[SitePlan]]:
+        """The sites of weights by operator."""
+        found: dict[str, list[SitePlan]] = {}
+        for site in self.state.planned.sites:
+            for edge in site.consumers or () if site.role is Role.WEIGHT else ():
+                found.setdefault(edge.node, []).append(site)
+        return found
+
+
+def lacks_kernel(engine: Target, sites: Iterable[SitePlan], op_type: str) -> bool:
+    """True where the target warns of what these sites cost: it computes in float behind them."""
+    rows = (engine.capability(site.spec, site.role, op_type) for site in sites)
+    return any(row is not None and bool(row.warning) for row in rows)
+
+
+def find_takers(problem: OnnxPlacement, before: Plan, after: Plan, precision: Precision) -> frozenset[str]:
+    """The operators that compute with the precision in the plan `after`, which asked for it everywhere."""
+    if not (precision.weights or precision.activations):
+        return frozenset(list_quantized_ops(problem, after))
+    role = Role.WEIGHT if precision.weights else Role.ACTIVATION
+    old = {site.site: site.spec for site in before.sites}
+    changed: set[str] = set()
+    apart: set[str] = set()
+    # More bits than the engine's kernels have make a model slower than float, and are for who asks for them.
+    asked = precision.weights or precision.name in problem.config.search.precisions
+    for site in after.sites:
+        readers = {edge.node for edge in site.find_readers(problem.ops.index)} if site.role is role else set[str]()
+        # Bits of weights that do not fill what they are stored in make no file smaller.
+        if site.spec != old.get(site.site) and (site.spec.fills_storage or not precision.weights):
+            changed |= readers
+        # What shares its scale with tensors of other operators cannot have another type alone.
+        priced = not asked and lacks_kernel(problem.engine, [site], "")
+        if (site.group and precision.activations) or priced:
+            apart |= readers
+    return frozenset(changed.intersection(list_quantized_ops(problem, after)) - apart)
+
+
+def measure_precision(
+    ctx: SampledContext, state: PlacedState, precision: Precision, operators: frozenset[str]
+) -> MeasuredPrecision:
+    """Round each weight, and each tensor, of a finished plan alone."""
+    switched = SwitchedPlan(ctx, state, state.planned)
+    pairs = switched.list_pairs(*_ACTIVATIONS) if not precision.weights else []
+    constants: dict[str, list[Any]] = {name: [] for name in sorted(operators)}
+    for switch in switched.list_pairs(Role.WEIGHT, Role.BIAS):
+        for name in switch.readers:
+            if name in constants and not precision.activations:
+                constants[name].append(switch)
+    settings = [*(frozenset([pair]) for pair in pairs), *map(frozenset, constants.values())]
+    floats = ctx.data.judge.float_outputs(state.model)
+    errors = switched.measure_settings(settings, floats, f"measuring {precision.name}")
+    noises = [error.noise() for error in errors]
+    return MeasuredPrecision(
+        precision,
+        operators,
+        state,
+        weights=dict(zip(constants, noises[len(pairs) :], strict=True)),
+        tensors={pair.site: noise for pair, noise in zip(pairs, noises, strict=False)},
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class ProgramBuilder:
+    """Makes the programme of measured precisions, of which the first is the configuration's own."""
+
+    measured: Sequence[MeasuredPrecision]
+
+    @cached_property
+    def own(self) -> MeasuredPrecision:
+        """The configuration's own."""
+        return self.measured[0]
+
+    @cached_property
+    def problem(self) -> OnnxPlacement:
+        """The placement problem of the configuration."""
+        return self.own.state.problem
+
+    @cached_property
+    def engine(self) -> Target:
+        """The target."""
+        return find_target(self.own.state.planned.target, self.problem.config.mode)
+
+    @cached_property
+    def _operators(self) -> dict[str, QuantizableOp]:
+        """Those that compute and have a choice, then those that go with them."""
+        ops = self.problem.ops
+        integers = find_integer_ops(self.problem, self.own.state.planned)
+        return {
+            op.name: op for op in ops if op.name in self.own.operators or (op.name in integers and not op.rule.compute)
+        }
+
+    @cached_property
+    def _static(self) -> frozenset[str]:
+        """The precisions whose operators read and write the integers of the configuration's own pairs."""
+        if self.engine.dynamic or self.problem.config.mode == "weight-only":
+            return frozenset()
+        return frozenset(one.precision.name for one in self.measured if not one.precision.activations)
+
+    def build_program(self) -> PrecisionProgram:
+        """The programme. Float and the configuration's own precision are among the choices of every operator."""
+        operators = {
+            name: dict(self._list_choices(op)) if op.rule.compute else self._follow(op)
+            for name, op in self._operators.items()
+        }
+        shared = [*self._share_noise(), *self._share_conversions()]
+        return PrecisionProgram(operators, tuple(shared), tuple(self._list_ties(operators)))
+
+    def _follow(self, op: QuantizableOp) -> dict[str, Costs]:
+        cost = self._costs.ops[op.name]
+        return {FLOAT: Costs(time=cost.float_us), self.own.precision.name: Costs(time=cost.int8_us)}
+
+    def _list_choices(self, op: QuantizableOp) -> Iterator[tuple[str, Costs]]:
+        """The precisions that an operator may have, with what it alone costs there."""
+        cost, own = self._costs.ops[op.name], self.own
+        yield FLOAT, Costs(size=self._count_float_bytes(op), time=cost.float_us)
+        for one in self.measured:
+            if op.name not in one.operators:
+                continue
+            # With other activations weights keep their numbers.
+            weights = own if one.precision.activations else one
+            noise = weights.weights.get(op.name, 0.0)
+            time = cost.int8_us
+            if one.precision.activations or self.engine.dynamic:
+                noise += self._read_noise(op, one)
+            if one.precision.activations.get("dynamic"):
+                time = self._dynamic_costs.ops[op.name].int8_us
+            elif lacks_kernel(self.engine, self._list_sites(op, one), op.node.op_type):
+                time = cost.float_us + sum(
+                    self._costs.quantize.get(t, 0) + self._costs.dequantize.get(t, 0) for _, t in op.data
+                )
+            yield one.precision.name, Costs(noise, self._count_bytes(op, weights), time)
+
+    def _read_noise(self, op: QuantizableOp, one: MeasuredPrecision) -> float:
+        """Noise of what the operator reads, where that is its own."""
+        return sum(
+            one.tensors.get(str(site.site), 0.0) for site in self._list_sites(op, one) if site.role is Role.ACTIVATION
+        )
+
+    def _list_sites(self, op: QuantizableOp, one: MeasuredPrecision) -> list[SitePlan]:
+        """The sites of what an operator reads."""
+        index = self.problem.ops.index
+        return [s for s in one.state.planned.sites if any(edge.node == op.name for edge in s.find_readers(index))]
+
+    @cached_property
+    def _costs(self) -> PlacementCosts:
+        return self._predict_costs(self.problem.apart)
+
+    @cached_property
+    def _dynamic_costs(self) -> PlacementCosts:
+        return self._predict_costs(frozenset(self.own.operators))
+
+    def _predict_costs(self, apart: frozenset[str]) -> PlacementCosts:
+        """On this kind of CPU; the mean of engines where there are several."""
+        cut = CutProblem(self.problem.ops, self.engine.dynamic, apart)
+        tables = list_costs(self.engine, detect_cpu())
+        return add_costs([(cut.compute_costs(table), 1 / len(tables)) for table in tables.values()])
+
+    def _count_float_bytes(self, op: QuantizableOp) -> float:
+        """Bytes of the weights that are counted with this operator, in float."""
+        index, total = self.problem.index, 0.0
+        for site in self._own_weights(op):
+            value = read_constant(index, site.site)
+            total += 0 if value is None else value.nbytes
+        return total
+
+    def _count_bytes(self, op: QuantizableOp, one: MeasuredPrecision) -> float:
+        """Bytes of the weights that are counted with this operator, with their scales."""
+        index, total = self.problem.index, 0.0
+        counted = {site.site for site in self._own_weights(op)}
+        for site in one.sites.get(op.name, ()):
+            value = read_constant(index, site.site) if site.site in counted else None
+            if value is not None:
+                scales = 0 if site.qparams is None else np.size(site.qparams.scale)
+                total += math.ceil(value.size * site.spec.storage_bits / 8) + scales * _SCALE_BYTES
+        return total
+
+    def _own_weights(self, op: QuantizableOp) -> list[SitePlan]:
+        """The weights of an operator, but those that are counted with an earlier one."""
+        sites = self.own.sites.get(op.name, [])
+        return [site for site in sites if next(iter(site.consumers or ())).node == op.name]
+
+    def _share_noise(self) -> Iterator[SharedCosts]:
+        """The noise of each tensor on a scale of its own."""
+        ops = self.problem.ops
+        for site in self.own.state.planned.sites:
+            noise = self.own.tensors.get(str(site.site), 0.0)
+            if site.role not in _ACTIVATIONS or not noise or not self._static:
+                continue
+            touching = [edge.node for edge in site.find_readers(ops.index)]
+            maker = ops.find_integer_maker(site.quantized_tensor)
+            if maker is not None and maker.rule.output not in (Output.EITHER, Output.FOLLOWS):
+                touching.append(maker.name)
+            conditions = tuple(
+                Condition(name, self._static) for name in dict.fromkeys(touching) if name in self._operators
+            )
+            if conditions:
+                yield SharedCosts(Costs(noise=noise), conditions)
+
+    def _share_conversions(self) -> Iterator[SharedCosts]:
+        """The time of the pairs between integers and float, as `CutProblem.time_us` counts it."""
+        if not self._static:
+            return
+        costs = self._costs
+        for use in CutProblem(self.problem.ops, self.engine.dynamic, self.problem.apart).uses:
+            readers = [name for name in use.readers if name in self._operators]
+            maker = use.maker if use.maker in self._operators else None
+            integers = tuple(Condition(name, self._static) for name in readers)
+            quantize, dequantize = Costs(time=costs.quantize[use.tensor]), Costs(time=costs.dequantize[use.tensor])
+            if integers and quantize.time:
+                yield SharedCosts(quantize, integers, None if maker is None else self._leave_static(maker))
+            if maker is None or not use.dequantizes or not dequantize.time:
+                continue
+            made = Condition(maker, self._static)
+            if use.read_float or len(readers) < len(use.readers):
+                yield SharedCosts(dequantize, (made,))
+            elif readers:
+                yield SharedCosts(dequantize, tuple(map(self._leave_static, readers)), made)
+
+    def _leave_static(self, name: str) -> Condition:
+        """The operator reads and writes float."""
+        return Condition(name, frozenset((FLOAT, *(one.precision.name for one in self.measured))) - self._static)
+
+    def _list_ties(self, operators: Mapping[str, Mapping[str, Costs]]) -> Iterator[Implication]:
+        """What shares a weight, or has a kernel only together, has one precision; what follows goes with its makers."""
+        ops = self.problem.ops
+        integers = frozenset(one.precision.name for one in self.measured)
+        for op in self._operators.values():
+            if not op.rule.compute:
+                yield from self._tie_follower(op)
+                continue
+            for other in op.rule.together(ops.candidate(op.node)):
+                if other in operators:
+                    yield Implication((Condition(op.name, integers),), Condition(other, integers))
+            for site in self.own.sites.get(op.name, ()):
+                for edge in site.consumers or ():
+                    if edge.node != op.name and edge.node in operators:
+                        for one in operators[op.name]:
+                            same = frozenset([one])
+                            yield Implication((Condition(op.name, same),), Condition(edge.node, same))
+
+    def _tie_follower(self, op: QuantizableOp) -> Iterator[Implication]:
+        ops = self.problem.ops
+        makers = (ops.find_integer_maker(tensor) for _, tensor in op.data)
+        around = [maker.name for maker in makers if maker is not None and maker.name in self._operators]
+        if not around:
+            readers = (reader for _, tensor in op.data for _, reader in ops.list_consumers(tensor))
+            around = [
+                one.name for one in readers if one is not None and one.rule.compute and one.name in self._operators
+            ][:1]
+        own = Condition(op.name, frozenset([self.own.precision.name]))
+        conditions = tuple(Condition(name, self._static) for name in dict.fromkeys(around))
+        if conditions:
+            yield Implication(conditions, own)
+        for condition in conditions:
+            yield Implication((own,), condition)
