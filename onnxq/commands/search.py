@@ -9,7 +9,6 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from onnxq.commands.quantize import FORMS as QUANTIZE_FORMS
 from onnxq.config import Command, Config
 from onnxq.errors import MissingDependencyError, VerificationError
 from onnxq.files import replace_files, write_text
@@ -18,7 +17,7 @@ from onnxq.pipeline.finalize import Result, write_result
 from onnxq.pipeline.precision_search import search_precisions
 from onnxq.progress import Progress, silent
 from onnxq.report.columns import Text
-from onnxq.report.document import ResultFormat, Values
+from onnxq.report.document import ResultFormat
 from onnxq.report.model import Report
 from onnxq.report.record import FrontPoint
 from onnxq.report.terminal import (
@@ -30,8 +29,6 @@ from onnxq.report.terminal import (
     make_table,
 )
 from onnxq.wording import abbreviate, show_html
-
-_REPORT = QUANTIZE_FORMS["Report"]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -54,6 +51,9 @@ class SearchResult:
     def report(self) -> Report:
         """The account of the model that was taken."""
         return self.result.report
+
+    # Shown behind the search itself.
+    applied = report
 
     def to_csv(self) -> str:
         """The front as a table, with a head."""
@@ -142,7 +142,6 @@ def _make_parts(found: SearchResult, view: TextView) -> Iterator[RenderableType]
     yield Text(f"asked: {found.asked}", style="bold")
     yield make_front(found.front)
     yield Text("")
-    yield from _REPORT.make_parts(found.report, view)
 
 
 def make_front(front: tuple[FrontPoint, ...]) -> RenderableType:
@@ -175,16 +174,10 @@ def find_missed_limit(found: SearchResult) -> VerificationError | None:
     return VerificationError("search", cause, "it is written all the same", code="Q712")
 
 
-def _derive_values(found: SearchResult) -> Values:
-    report = found.report
-    return {"report": {field.name: getattr(report, field.name) for field in fields(report)} | _REPORT.derive(report)}
-
-
 FORMS = {
     "SearchResult": ResultFormat[SearchResult](
         make_parts=_make_parts,
-        list_warnings=lambda found: _REPORT.list_warnings(found.report),
-        derive=_derive_values,
+        derive=lambda found: {"applied": found.report},
         hidden="result",
         find_fault=find_missed_limit,
         # Of a result that misses what was asked for.

@@ -19,9 +19,11 @@ import numpy as np
 from onnxq.backends import load_config, split_target
 from onnxq.calibrate.contents import note_contents
 from onnxq.config import Config, Rule, RuleSet, write_config
+from onnxq.emit import leave_out_notes
 from onnxq.errors import ConfigError
 from onnxq.evaluation.metric import AccuracyRequest
 from onnxq.evaluation.profile import noise_to_db
+from onnxq.graph import ModelLike
 from onnxq.graph.light import measure_size
 from onnxq.graph.precision.widen import widen_model
 from onnxq.passes.assembly import build_file, build_quantized, give_types
@@ -30,6 +32,7 @@ from onnxq.passes.mixed_precision.candidates import list_quantized_ops
 from onnxq.passes.mixed_precision.program import QUANTITIES, Costs, PrecisionProgram
 from onnxq.passes.mixed_precision.promotion import NAME as PROMOTION
 from onnxq.passes.state import FloatState, PlacedState
+from onnxq.passes.time_budget import Timers
 from onnxq.pipeline import check
 from onnxq.pipeline.configuration import ModelSource
 from onnxq.pipeline.finalize import Result, finalize_run
@@ -48,9 +51,11 @@ from onnxq.report.record import FrontPoint, bound_db
 from onnxq.report.terminal import format_bytes
 
 # Choices made anew at the limits, after the first measurements.
-_ROUNDS = 4
+_ROUNDS = 3
 # Least change of a limit that makes another choice worth a model.
 _CLOSER = 1e-3
+# Of the operators that a precision is for, below which it is not worth a plan of its own.
+_LEAST_SHARE = 0.1
 SIZE, TIME, NOISE = "size", "time", "noise"
 
 
@@ -164,12 +169,15 @@ class PrecisionSearch:
     def run(self) -> None:
         """Measure precisions alone, choices along the front, then those at the limits."""
         measured = self._measure_precisions()
-        self.program = ProgramBuilder(measured).build_program()
+        own = measured[0]
+        program = ProgramBuilder(measured).build_program()
+        uniform = dict.fromkeys(program.operators, own.precision.name)
+        rest = measure_size(self._write(own.state)) - program.add_costs(uniform).size
+        self.program = replace(program, fixed=Costs(size=max(rest, 0.0)))
         for one in measured:
-            own = measured[0].precision.name
-            chosen = dict.fromkeys(self.program.operators, own)
-            chosen |= dict.fromkeys(one.operators, one.precision.name)
-            self._measure(chosen, one.state)
+            # A precision of a few operators says little of mixtures.
+            if 2 * len(one.operators) > len(own.operators):
+                self._measure(uniform | dict.fromkeys(one.operators, one.precision.name), one.state)
         choices = self._list_front()
         with self.ctx.progress("measuring mixtures", len(choices)) as task:
             for chosen in choices:
@@ -195,7 +203,9 @@ class PrecisionSearch:
 
     def _miss(self, point: _Point) -> float:
         """How far the furthest limit is missed, as a ratio."""
-        misses = [getattr(point.measured, name) / getattr(self.limits, name) for name in (SIZE, TIME, NOISE)]
+        misses: list[float] = [
+            getattr(point.measured, name) / getattr(self.limits, name) for name in (SIZE, TIME, NOISE)
+        ]
         if not math.isnan(point.metric) and point.metric < self.limits.metric:
             misses.append(1 + self.limits.metric - point.metric)
         return max(miss for miss in misses if not math.isnan(miss))
@@ -221,7 +231,7 @@ class PrecisionSearch:
                 continue
             asked = _add_rules(config, one.make_rules(sorted(names)))
             takers = names if one is own else find_takers(problem, before, self._draft(asked)[1], one)
-            if not takers:
+            if len(takers) < _LEAST_SHARE * len(names):
                 continue
             config_one = _add_rules(config, one.make_rules(sorted(takers)))
             with self.ctx.progress(f"quantizing to {one.name}"):
@@ -234,7 +244,7 @@ class PrecisionSearch:
         return problem, problem.default()
 
     def _refine(self, config: Config) -> PlacedState:
-        ctx = replace(self.ctx, config=config, journal=[], progress=silent)
+        ctx = replace(self.ctx, config=config, journal=[], timers=Timers(silent), progress=silent)
         return refine_run(ctx, self.model, "")
 
     def _list_front(self) -> list[dict[str, str]]:
@@ -262,7 +272,7 @@ class PrecisionSearch:
         ctx, plan = self.ctx, state.planned
         outputs = ctx.data.judge.measure(state, plan)
         noise = max((10 ** (-output.sqnr_db / 10) for output in outputs), default=0.0)
-        model = build_file(state, plan, silent)
+        model = self._write(state)
         time = self._time(state, model) if self.timed else math.nan
         metric = math.nan
         if ctx.request.metric is not None:
@@ -277,7 +287,13 @@ class PrecisionSearch:
             forecast = Costs(*(self._fit(name).apply(getattr(predicted, name)) for name in QUANTITIES))
         self.points.append(_Point(chosen, predicted, forecast, measured, metric, config, state))
 
-    def _time(self, state: PlacedState, model: Any) -> float:
+    def _write(self, state: PlacedState) -> ModelLike:
+        """The model as it will be in its file."""
+        model = build_file(state, note_contents(state.planned, state.model), silent)
+        level = self.ctx.config.output.notes
+        return model if level == "full" else leave_out_notes(model, level)
+
+    def _time(self, state: PlacedState, model: ModelLike) -> float:
         config = self.ctx.config
         target = next(iter(split_target(state.planned.target)))
         timer = check.find_timer(target, config.verify.threads or 1, config.runtime.plugins)
@@ -380,7 +396,8 @@ def search_precisions(
         limits = _read_limits(config, request)
         ctx = replace(ctx, skip=frozenset(inner.skip))
         search = PrecisionSearch(ctx, state, list_precisions(inner), limits)
-        search.run()
+        with ctx.timers.run("search", "searching"):
+            search.run()
         taken = search.choose_point()
         ctx = replace(ctx, config=taken.config, request=AccuracyRequest(), journal=[])
         placed = replace(taken.state, plan=note_contents(taken.state.planned, state.model))

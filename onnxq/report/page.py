@@ -15,6 +15,7 @@ from onnxq.report.record import (
     MOST_DB,
     RULE,
     Advice,
+    FrontPoint,
     OperatorRecord,
     OutputRecord,
     ReportRecord,
@@ -30,7 +31,7 @@ ROW = 240
 # Units of the strip: of an operator, its bars and the ticks under them.
 _STEP, _BARS, _TICKS = 10, 100, 14
 _WIDTH, _HEIGHT = 120, 28
-_SIDE = 220
+_SIDE, _FRONT = 220, 560
 
 
 def write_page(record: ReportRecord) -> str:
@@ -51,8 +52,10 @@ def write_page(record: ReportRecord) -> str:
         effects=[describe_effect(entry) for entry in record.advice],
         runs=list(dict.fromkeys(run for output in record.outputs for run in output.runs)),
         scatters=[draw_outputs(output) for output in record.outputs if output.values],
+        front_picture=draw_front(record.front),
         causes=[list(site.list_causes()) for site in record.sites],
         decibel=_format_db,
+        size=format_bytes,
         percent=lambda share: "" if share is None else f"{100 * share:.1f} %",
         scales=_format_scales,
         draw_bars=draw_bars,
@@ -201,6 +204,24 @@ def draw_outputs(output: OutputRecord) -> str:
         f'<svg class="scatter" viewBox="-4 -4 {_SIDE + 8} {_SIDE + 8}" role="img"><title>{escape(label)}</title>'
         f"{line}</svg>"
     )
+
+
+def draw_front(front: Sequence[FrontPoint]) -> str:
+    """Models of a search: bytes to the right, dB upwards; "" without."""
+    if not front:
+        return ""
+    places = [(math.log(point.bytes), point.sqnr_db) for point in front]
+    (least, most), (low, high) = ((min(axis), max(axis)) for axis in zip(*places, strict=True))
+    parts = []
+    for point, (x, y) in zip(front, places, strict=True):
+        kind = "float" if point.taken else "low" if point.holds else "none"
+        text = f"{point.describe()}: {point.sqnr_db:.1f} dB, {format_bytes(point.bytes)}"
+        right = _FRONT * (x - least) / ((most - least) or 1.0)
+        down = _SIDE * (high - y) / ((high - low) or 1.0)
+        dot = f'<circle class="{kind}" cx="{right:.1f}" cy="{down:.1f}" r="6"/>'
+        parts.append(f"<g><title>{escape(text)}</title>{dot}</g>")
+    box = f"-12 -12 {_FRONT + 24} {_SIDE + 24}"
+    return f'<svg class="front" viewBox="{box}" role="img" aria-label="SQNR by size">{"".join(parts)}</svg>'
 
 
 def _wrap(content: str, label: str) -> str:

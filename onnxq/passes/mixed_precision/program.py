@@ -8,7 +8,10 @@ adds up, as errors of different roundings do (Yao et al., "HAWQ-V3: Dyadic Neura
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import os
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -130,7 +133,7 @@ class PrecisionProgram:
             if left < 0:
                 return None
             solver.addConstr(total(name, left or 1.0) <= bool(left) + _SLACK)
-        units = self._find_units()
+        units = self.find_units()
         others = [_TIE * total(name, units[name]) for name in QUANTITIES if name != minimized]
         solver.minimize(total(minimized, units[minimized]) + _sum(others))
         if solver.getInfo().primal_solution_status != _FEASIBLE:
@@ -138,7 +141,7 @@ class PrecisionProgram:
         values = solver.allVariableValues()
         return {name: one for (name, one), variable in chosen.items() if values[variable.index] > 0.5}
 
-    def _find_units(self) -> dict[str, float]:
+    def find_units(self) -> dict[str, float]:
         """Of each quantity, about what a good choice has: noise may be of 1e-6, and bytes of 1e9."""
         precisions = dict.fromkeys(one for options in self.operators.values() for one in options)
         uniform = [
@@ -164,13 +167,29 @@ def _sum(parts: Iterable[Any]) -> Any:
     return highspy.Highs.qsum(parts)
 
 
+@contextmanager
+def _silence_stdout() -> Iterator[None]:
+    """What libraries print goes nowhere."""
+    sys.stdout.flush()
+    kept, nowhere = os.dup(1), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 1)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)
+        os.close(nowhere)
+
+
 def _open_solver() -> Any:
     try:
         import highspy
     except ImportError as error:
         fix = "pip install onnxq[search]"
         raise MissingDependencyError("search", "highspy, the solver, is not installed", fix, code="Q800") from error
-    solver: Any = highspy.Highs()  # type: ignore[no-untyped-call]
+    # Its releases from 1.14 on print their name as they start, and stdout is for results.
+    with _silence_stdout():
+        solver: Any = highspy.Highs()  # type: ignore[no-untyped-call]
     solver.silent()
     options = {
         "output_flag": False,
