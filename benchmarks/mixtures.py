@@ -103,7 +103,13 @@ def describe_file(row: dict[str, Any]) -> list[str]:
     taken = next((point["precisions"] for point in row["front"] if point["taken"]), {})
     mixture = ", ".join(f"{count} {kind}" for kind, count in taken.items())
     times = "" if row["ms"] is None else f"{row['ms']:.3g} (float {row['float_ms']:.3g})"
-    figures = [f"{row['metric']:.4f}", f"{row['sqnr']:.1f}", f"{row['weights']:,.0f}", f"{row['bytes'] / 1e6:.2f}", times]
+    figures = [
+        f"{row['metric']:.4f}",
+        f"{row['sqnr']:.1f}",
+        f"{row['weights']:,.0f}",
+        f"{row['bytes'] / 1e6:.2f}",
+        times,
+    ]
     kind = f"{row['kind']} {row['options']}" + ("" if row["met"] else ": not kept")
     return [row["name"], kind, mixture, *figures, f"{row['seconds']:.0f}"]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from difflib import get_close_matches
 
-# Characters of a list of names: the longest of onnxq's own, the options of `quantize`, has 652.
-_MOST = 720
+# Characters of a list of names: the longest of onnxq's own, the options of `search`, has 731.
+_MOST = 800
 
 
 def find_nearest(name: str, candidates: Iterable[str], limit: int = 3) -> tuple[str, ...]:

@@ -17,6 +17,7 @@ from onnxq.config.values import (
     Section,
     Size,
     Words,
+    join_words,
     option,
     split_words,
     wrap_pairs,
@@ -24,7 +25,6 @@ from onnxq.config.values import (
 
 # Names of `onnxq.backends`, which knows whether there are any.
 _Engines = Annotated[tuple[str, ...], BeforeValidator(split_words)]
-_Names = Annotated[tuple[str, ...], BeforeValidator(split_words)]
 # (type, pattern) of nodes that must run in the type.
 _Pairs = Annotated[tuple[tuple[str, str], ...], BeforeValidator(wrap_pairs)]
 _Dtypes = Annotated[tuple[Literal["fp16", "int8", "q8", "q4", "q4f16"], ...], BeforeValidator(split_words)]
@@ -198,10 +198,11 @@ class SearchConfig(Section):
         None, "Longest time of one run on this machine, in milliseconds.", metavar="MS", gt=0
     )
     minimize: Literal["size", "latency"] = option("size", "What is to be small where an accuracy is asked for.")
-    precisions: _Names = option(
-        (),
-        "Precisions to choose from, as the result names them: float, w8a8, w4a8, w8a16, w8a8-dynamic. [default: all "
-        "that the target has kernels for, and weights of fewer bits where they make the file smaller]",
+    # Separated by commas; "": see the help.
+    precisions: Annotated[str, BeforeValidator(join_words)] = option(
+        "",
+        "Precisions to choose from, as the result names them: float,w8a8,w4a8. [default: all that the target has "
+        "kernels for, and weights of fewer bits where they make the file smaller]",
         metavar="NAME,…",
     )
     points: int = option(6, "Number of mixtures, from cheap to accurate, that are made and measured.", ge=1, le=100)

@@ -61,7 +61,7 @@ SIZE, TIME, NOISE = "size", "time", "noise"
 
 @dataclass(frozen=True)
 class Limits:
-    """What a result must keep: bytes, milliseconds, noise at every output, a least value of the metric."""
+    """Limits of a result: bytes, milliseconds, noise at every output, a least value of the metric."""
 
     size: float = math.inf
     time: float = math.inf
@@ -88,7 +88,7 @@ class _Point:
     config: Config
     state: PlacedState
 
-    def holds(self, limits: Limits) -> bool:
+    def keeps_limits(self, limits: Limits) -> bool:
         measured = self.measured
         slow = not math.isnan(measured.time) and measured.time > limits.time
         poor = not math.isnan(self.metric) and self.metric < limits.metric
@@ -114,7 +114,7 @@ class Rescaling:
     measured: Sequence[float] = (0.0,)
 
     @classmethod
-    def fit(cls, pairs: Iterable[tuple[float, float]]) -> Rescaling:
+    def fit_pairs(cls, pairs: Iterable[tuple[float, float]]) -> Rescaling:
         """The rising curve nearest to pairs of predicted and measured (pool adjacent violators, Barlow et al. 1972)."""
         logs = sorted((math.log(a), math.log(b)) for a, b in pairs if 0 < a < math.inf and 0 < b < math.inf)
         blocks: list[tuple[float, float, int]] = []
@@ -125,11 +125,11 @@ class Rescaling:
                 blocks[-2:] = [((a * n + b * m) / (n + m), (low * n + high * m) / (n + m), n + m)]
         return cls(*zip(*(block[:2] for block in blocks), strict=True)) if blocks else cls()
 
-    def apply(self, value: float) -> float:
+    def expect_measurement(self, value: float) -> float:
         """The measurement to expect at a prediction."""
         return _follow_curve(value, self.predicted, self.measured)
 
-    def invert(self, value: float) -> float:
+    def find_prediction(self, value: float) -> float:
         """The prediction at which so much is to be expected."""
         return _follow_curve(value, self.measured, self.predicted)
 
@@ -166,7 +166,7 @@ class PrecisionSearch:
         """True where times are asked for."""
         return math.isfinite(self.limits.time) or self.minimized == TIME
 
-    def run(self) -> None:
+    def measure_all(self) -> None:
         """Measure precisions alone, choices along the front, then those at the limits."""
         measured = self._measure_precisions()
         own = measured[0]
@@ -193,7 +193,7 @@ class PrecisionSearch:
 
     def choose_point(self) -> _Point:
         """The best that keeps the limits; the nearest to them where none does."""
-        holding = [point for point in self.points if point.holds(self.limits)]
+        holding = [point for point in self.points if point.keeps_limits(self.limits)]
         if holding:
             return min(holding, key=lambda point: (self._rank(point), point.measured.noise))
         return min(self.points, key=self._miss)
@@ -258,7 +258,8 @@ class PrecisionSearch:
         least = getattr(self.program.add_costs(cheapest), swept)
         found: list[dict[str, str]] = []
         count = self.ctx.config.search.points
-        for k in range(count):
+        # The accurate ones first: what is known of them tells most of the next.
+        for k in reversed(range(count)):
             chosen = self.program.solve(NOISE, {swept: least * (max(most, least) / max(least, 1e-9)) ** (k / count)})
             if chosen is not None and chosen not in found and all(chosen != point.chosen for point in self.points):
                 found.append(chosen)
@@ -284,7 +285,7 @@ class PrecisionSearch:
         predicted = self.program.add_costs(chosen)
         forecast = None
         if not whole:
-            forecast = Costs(*(self._fit(name).apply(getattr(predicted, name)) for name in QUANTITIES))
+            forecast = Costs(*(self._fit(name).expect_measurement(getattr(predicted, name)) for name in QUANTITIES))
         self.points.append(_Point(chosen, predicted, forecast, measured, metric, config, state))
 
     def _write(self, state: PlacedState) -> ModelLike:
@@ -329,10 +330,10 @@ class PrecisionSearch:
         """The prediction at which a limit is just kept; inf where there is none."""
         if name == NOISE and math.isfinite(self.limits.metric):
             return self._bisect_noise()
-        return self._fit(name).invert(getattr(self.limits, name))
+        return self._fit(name).find_prediction(getattr(self.limits, name))
 
     def _fit(self, name: str) -> Rescaling:
-        return Rescaling.fit((getattr(p.predicted, name), getattr(p.measured, name)) for p in self.points)
+        return Rescaling.fit_pairs((getattr(p.predicted, name), getattr(p.measured, name)) for p in self.points)
 
     def _bisect_noise(self) -> float:
         """Between the most noise at which the metric holds, and the least at which it does not."""
@@ -363,7 +364,7 @@ class PrecisionSearch:
                     predicted_ms=forecast.time if forecast is not None and self.timed else None,
                     latency_ms=measured.time if self.timed else None,
                     metric=None if math.isnan(point.metric) else point.metric,
-                    holds=point.holds(self.limits),
+                    holds=point.keeps_limits(self.limits),
                     taken=point is taken,
                 )
             )
@@ -397,14 +398,14 @@ def search_precisions(
         ctx = replace(ctx, skip=frozenset(inner.skip))
         search = PrecisionSearch(ctx, state, list_precisions(inner), limits)
         with ctx.timers.run("search", "searching"):
-            search.run()
+            search.measure_all()
         taken = search.choose_point()
         ctx = replace(ctx, config=taken.config, request=AccuracyRequest(), journal=[])
         placed = replace(taken.state, plan=note_contents(taken.state.planned, state.model))
         result = finalize_run(ctx, placed, build_file(placed, placed.planned, progress), source=model)
         front = search.list_front(taken)
         rules = write_config(taken.config, load_config(None, target=config.target))
-        return SearchOutcome(result, rules, front, _describe_limits(config, request), taken.holds(limits))
+        return SearchOutcome(result, rules, front, _describe_limits(config, request), taken.keeps_limits(limits))
 
 
 def _read_limits(config: Config, request: AccuracyRequest) -> Limits:
@@ -421,7 +422,7 @@ def _read_limits(config: Config, request: AccuracyRequest) -> Limits:
 
 
 def _describe_limits(config: Config, request: AccuracyRequest) -> str:
-    """What was asked for, in words."""
+    """The limits in words."""
     search = config.search
     size = "" if search.max_size is None else f"at most {format_bytes(search.max_size)}"
     latency = "" if search.max_latency is None else f"at most {search.max_latency:g} ms"

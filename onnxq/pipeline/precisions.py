@@ -76,7 +76,7 @@ def list_precisions(config: Config) -> tuple[Precision, ...]:
         found.append(Precision(f"w{weights.bits}a16", activations={"bits": 16}))
     if config.mode == "static":
         found.append(Precision(f"{own.name}-dynamic", activations={"dynamic": True}))
-    wanted = config.search.precisions
+    wanted = tuple(filter(None, config.search.precisions.split(",")))
     known = [precision.name for precision in found]
     for name in wanted:
         if name not in known:
@@ -136,7 +136,7 @@ def find_takers(problem: OnnxPlacement, before: Plan, after: Plan, precision: Pr
     changed: set[str] = set()
     apart: set[str] = set()
     # More bits than the engine's kernels have make a model slower than float, and are for who asks for them.
-    asked = precision.weights or precision.name in problem.config.search.precisions
+    asked = precision.weights or precision.name in problem.config.search.precisions.split(",")
     for site in after.sites:
         readers = {edge.node for edge in site.find_readers(problem.ops.index)} if site.role is role else set[str]()
         # Bits of weights that do not fill what they are stored in make no file smaller.

@@ -30,6 +30,7 @@ COMMANDS = {
     "variants": Command.VARIANTS,
     "perplexity": Command.PERPLEXITY,
     "report": Command.REPORT,
+    "search": Command.SEARCH,
 }
 # Its arguments, for each command that has some.
 ARGUMENTS = {
@@ -82,6 +83,9 @@ GIVEN: dict[str, tuple[list[str], object]] = {
     "runtime.htp_arch": (["75"], "75"),
     "prove.max_partitions": (["1"], 1),
     "output.compiled": (["c.onnx"], "c.onnx"),
+    "search.max_size": (["2MB"], 2_000_000),
+    "search.max_latency": (["2.5"], 2.5),
+    "search.precisions": (["float,w8a8"], "float,w8a8"),
 }
 # The same for options that are no fields, by their names in the functions of commands.
 OWN_GIVEN: dict[str, tuple[list[str], object]] = {

@@ -26,6 +26,11 @@ prove m.onnx --engine ort -o NAME
 prove m.onnx --engine ort --save NAME
 diff m.onnx m.onnx -o NAME
 quantize m.onnx --no-latency --report NAME
+search m.onnx --no-latency --max-size 1KB -o NAME
+search m.onnx --no-latency --max-size 1KB --plan NAME
+search m.onnx --no-latency --max-size 1KB --rules NAME
+search m.onnx --no-latency --max-size 1KB --csv NAME
+search m.onnx --no-latency --max-size 1KB --plot NAME
 report m.onnx m.onnx -o NAME
 report m.onnx m.onnx --markdown NAME
 report m.onnx m.onnx --mermaid NAME

@@ -97,6 +97,17 @@ def wish_not_met(folder: Path):
     )  # fmt: skip
 
 
+@reach("Q712")
+def no_model_so_small(folder: Path):
+    pytest.importorskip("highspy")
+    np.savez(folder / "d.npz", **rows(16, 64))
+    config = written(folder, "rules: [{op: '*', set: {quantize: true}}]\n", "c.yaml")
+    return fail(
+        "search", saved(folder, gemm(64, 64)), "--data", folder / "d.npz", "--no-latency", "--max-size", "9", "--points",
+        "1", "--effort", "fast", "--config", config,
+    )  # fmt: skip
+
+
 @reach("W127")
 def unfitting_inputs(folder: Path):
     # Rows of any number, of which the Reshape takes only some.

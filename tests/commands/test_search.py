@@ -164,14 +164,14 @@ PAIRS = st.lists(st.tuples(st.floats(1e-6, 1e6), st.floats(1e-6, 1e6)), min_size
 def test_a_larger_prediction_means_no_smaller_measurement(
     pairs: list[tuple[float, float]], values: tuple[float, float]
 ) -> None:
-    curve = Rescaling.fit(pairs)
-    low, high = map(curve.apply, sorted(values))
+    curve = Rescaling.fit_pairs(pairs)
+    low, high = map(curve.expect_measurement, sorted(values))
     assert low <= high * (1 + 1e-9)
-    assert curve.apply(curve.invert(values[0])) == pytest.approx(values[0], rel=1e-6)
+    assert curve.expect_measurement(curve.find_prediction(values[0])) == pytest.approx(values[0], rel=1e-6)
 
 
 @given(ends=st.lists(st.sets(st.integers(1, 10**6), min_size=5, max_size=5), min_size=2, max_size=2))
 def test_a_rising_curve_through_the_points_is_kept(ends: list[set[int]]) -> None:
     rising = list(zip(*map(sorted, ends), strict=True))
-    curve = Rescaling.fit(rising)
-    assert all(curve.apply(a) == pytest.approx(b, rel=1e-9) for a, b in rising)
+    curve = Rescaling.fit_pairs(rising)
+    assert all(curve.expect_measurement(a) == pytest.approx(b, rel=1e-9) for a, b in rising)

@@ -71,7 +71,7 @@ def test_nearest_ignores_case_and_gives_up_on_strangers():
     assert suggest_names("zzz", ["b", "a"]) == "known: a, b"
     assert suggest_names("zzz", []) == "there are none"
     names = [f"layer_{k:03d}" for k in range(400)]
-    assert suggest_names("zzz", names) == f"known: {', '.join(names[:65])}, … (400 in all)"
+    assert suggest_names("zzz", names) == f"known: {', '.join(names[:72])}, … (400 in all)"
     assert suggest_names("zzz", ["x" * 1000, "y"]) == f"known: {'x' * 1000}, … (2 in all)"
 
 

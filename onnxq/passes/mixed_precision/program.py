@@ -36,7 +36,7 @@ class Costs:
     size: float = 0.0
     time: float = 0.0
 
-    def add(self, other: Costs) -> Costs:
+    def add_other(self, other: Costs) -> Costs:
         """The sum of both."""
         return Costs(self.noise + other.noise, self.size + other.size, self.time + other.time)
 
@@ -51,7 +51,7 @@ class Condition:
     operator: str
     precisions: frozenset[str]
 
-    def holds(self, chosen: Mapping[str, str]) -> bool:
+    def is_met(self, chosen: Mapping[str, str]) -> bool:
         """True with these precisions, by operator."""
         return chosen[self.operator] in self.precisions
 
@@ -64,10 +64,10 @@ class SharedCosts:
     any_of: tuple[Condition, ...]
     given: Condition | None = None
 
-    def applies(self, chosen: Mapping[str, str]) -> bool:
+    def is_paid(self, chosen: Mapping[str, str]) -> bool:
         """True where they are paid."""
-        given = self.given is None or self.given.holds(chosen)
-        return given and any(condition.holds(chosen) for condition in self.any_of)
+        given = self.given is None or self.given.is_met(chosen)
+        return given and any(condition.is_met(chosen) for condition in self.any_of)
 
 
 @dataclass(frozen=True)
@@ -90,10 +90,10 @@ class PrecisionProgram:
     def add_costs(self, chosen: Mapping[str, str]) -> Costs:
         """The costs of all with these precisions."""
         parts = [options[chosen[name]] for name, options in self.operators.items()]
-        parts += [shared.costs for shared in self.shared if shared.applies(chosen)]
+        parts += [shared.costs for shared in self.shared if shared.is_paid(chosen)]
         total = self.fixed
         for costs in parts:
-            total = total.add(costs)
+            total = total.add_other(costs)
         return total
 
     def solve(self, minimized: str, limits: Mapping[str, float]) -> dict[str, str] | None:
@@ -169,7 +169,7 @@ def _sum(parts: Iterable[Any]) -> Any:
 
 @contextmanager
 def _silence_stdout() -> Iterator[None]:
-    """What libraries print goes nowhere."""
+    """Let libraries print nothing."""
     sys.stdout.flush()
     kept, nowhere = os.dup(1), os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 1)

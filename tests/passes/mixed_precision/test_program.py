@@ -55,7 +55,7 @@ def list_choices(program: PrecisionProgram) -> list[dict[str, str]]:
     return [
         chosen
         for chosen in every
-        if all(tie.then.holds(chosen) or not all(one.holds(chosen) for one in tie.all_of) for tie in program.ties)
+        if all(tie.then.is_met(chosen) or not all(one.is_met(chosen) for one in tie.all_of) for tie in program.ties)
     ]
 
 
