@@ -120,7 +120,8 @@ class Rescaling:
         blocks: list[tuple[float, float, int]] = []
         for pair in logs:
             blocks.append((*pair, 1))
-            while len(blocks) > 1 and blocks[-2][1] >= blocks[-1][1]:
+            # A point must lie to the right of the one before it, and above.
+            while len(blocks) > 1 and (blocks[-2][1] >= blocks[-1][1] or blocks[-2][0] >= blocks[-1][0]):
                 (a, low, n), (b, high, m) = blocks[-2:]
                 blocks[-2:] = [((a * n + b * m) / (n + m), (low * n + high * m) / (n + m), n + m)]
         return cls(*zip(*(block[:2] for block in blocks), strict=True)) if blocks else cls()

@@ -335,7 +335,7 @@ class ProgramBuilder:
         return Condition(name, frozenset((FLOAT, *(one.precision.name for one in self.measured))) - self._static)
 
     def _list_ties(self, operators: Mapping[str, Mapping[str, Costs]]) -> Iterator[Implication]:
-        """What shares a weight, or has a kernel only together, has one precision; what follows goes with its makers."""
+        """Operators with a weight, or a kernel, in common have one precision; those that follow go with their makers."""
         ops = self.problem.ops
         integers = frozenset(one.precision.name for one in self.measured)
         for op in self._operators.values():

@@ -103,8 +103,8 @@ def no_model_so_small(folder: Path):
     np.savez(folder / "d.npz", **rows(16, 64))
     config = written(folder, "rules: [{op: '*', set: {quantize: true}}]\n", "c.yaml")
     return fail(
-        "search", saved(folder, gemm(64, 64)), "--data", folder / "d.npz", "--no-latency", "--max-size", "9", "--points",
-        "1", "--effort", "fast", "--config", config,
+        "search", saved(folder, gemm(64, 64)), "--data", folder / "d.npz", "--no-latency", "--max-size", "9",
+        "--points", "1", "--effort", "fast", "--config", config,
     )  # fmt: skip
 
 
