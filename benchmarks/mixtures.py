@@ -21,27 +21,27 @@ from pathlib import Path
 from typing import Any
 
 import onnx
+from onnx import TensorProto
 
 from corpus import calibration, evaluate
 from measure import onnxq, run, table
-from onnxq.annotate import inspect_model
 
 UNMET = 4
+# By the type of constants that are weights.
+_BITS = {TensorProto.INT8: 8, TensorProto.UINT8: 8, TensorProto.INT4: 4, TensorProto.UINT4: 4}
 FRONT = ["model", "points", "median dB off", "largest", "in order", "seconds"]
 FILES = ["model", "file", "operators", "metric", "SQNR dB", "bytes of weights", "MB", "ms", "seconds"]
 
 
 def count_weight_bytes(path: Path) -> float:
     """Bytes of the integers of weights."""
-    model = onnx.load(path)
-    constants = {constant.name: constant for constant in model.graph.initializer}
-    nodes = {node.name: node for node in model.graph.node}
-    total = 0.0
-    for pair in inspect_model(path).pairs:
-        stored = constants.get(nodes[pair.dequantize].input[0]) if pair.role.value == "weight" else None
-        if stored is not None:
-            total += math.prod(stored.dims) * (4 if pair.storage in ("int4", "uint4") else 8) / 8
-    return total
+    graph = onnx.load(path).graph
+    read = {node.input[0] for node in graph.node if node.op_type == "DequantizeLinear"}
+    return sum(
+        math.prod(stored.dims) * _BITS.get(stored.data_type, 0) / 8
+        for stored in graph.initializer
+        if stored.name in read
+    )
 
 
 def make(args: argparse.Namespace, name: str, kind: str, command: str, *options: str) -> dict[str, Any]:

@@ -173,6 +173,7 @@ class PrecisionSearch:
         own = measured[0]
         program = ProgramBuilder(measured).build_program()
         uniform = dict.fromkeys(program.operators, own.precision.name)
+        # Notes, shapes, constants that stay float: alike in all mixtures, as far as that goes.
         rest = measure_size(self._write(own.state)) - program.add_costs(uniform).size
         self.program = replace(program, fixed=Costs(size=max(rest, 0.0)))
         for one in measured:
@@ -187,6 +188,7 @@ class PrecisionSearch:
         for _ in range(_ROUNDS):
             limits = {name: limit for name in (SIZE, TIME, NOISE) if (limit := self._predict_limit(name)) < math.inf}
             best = self.program.solve(self.minimized, limits)
+            # Where it is one that was measured, the curves have nothing more to say.
             if best is None or any(point.chosen == best for point in self.points):
                 return
             with self.ctx.progress("measuring what the limits allow"):
@@ -207,6 +209,7 @@ class PrecisionSearch:
         misses: list[float] = [
             getattr(point.measured, name) / getattr(self.limits, name) for name in (SIZE, TIME, NOISE)
         ]
+        # A metric has no unit: any loss counts more than a limit that is kept.
         if not math.isnan(point.metric) and point.metric < self.limits.metric:
             misses.append(1 + self.limits.metric - point.metric)
         return max(miss for miss in misses if not math.isnan(miss))
@@ -284,6 +287,7 @@ class PrecisionSearch:
             )
         measured = Costs(noise, measure_size(model), time)
         predicted = self.program.add_costs(chosen)
+        # Of whole precisions there is nothing yet to predict by.
         forecast = None
         if not whole:
             forecast = Costs(*(self._fit(name).expect_measurement(getattr(predicted, name)) for name in QUANTITIES))
@@ -296,14 +300,12 @@ class PrecisionSearch:
         return model if level == "full" else leave_out_notes(model, level)
 
     def _time(self, state: PlacedState, model: ModelLike) -> float:
-        config = self.ctx.config
-        target = next(iter(split_target(state.planned.target)))
-        timer = check.find_timer(target, config.verify.threads or 1, config.runtime.plugins)
-        if timer is None:
-            cause = f"the engine of {target} cannot be timed on this machine"
-            raise ConfigError("max_latency", cause, "limit the size or the accuracy", code="Q308")
+        # Samples are float32, as the float model is that they are compared on.
         wide = widen_model(model) if self.model.types.interface else model
-        time = check.time_both(self.model.named, wide, self.ctx.data.first, timer, threads=config.verify.threads)
+        threads = self.ctx.config.verify.threads
+        time = check.time_both(
+            self.model.named, wide, self.ctx.data.first, _open_timer(self.ctx.config), threads=threads
+        )
         return math.nan if time is None else time.int8_ms
 
     def _settle_config(self, chosen: Mapping[str, str]) -> Config:
@@ -314,6 +316,7 @@ class PrecisionSearch:
             rules += precision.make_rules(name for name, one in computing.items() if one == precision.name)
         config = _add_rules(self.ctx.config, rules)
         problem, plan = self._draft(config)
+        # By the rules alone the planner would leave some float that do not pay beside the others.
         wanted = {name for name, one in computing.items() if one != FLOAT}
         missing = sorted(wanted.difference(list_quantized_ops(problem, plan)))
         return (
@@ -372,6 +375,16 @@ class PrecisionSearch:
         return tuple(front)
 
 
+def _open_timer(config: Config) -> check.Timer:
+    """The timer of the target's first engine. Raises ConfigError where this machine has none."""
+    target = next(iter(split_target(config.target)))
+    timer = check.find_timer(target, config.verify.threads or 1, config.runtime.plugins)
+    if timer is None:
+        cause = f"the engine of {target} cannot be timed on this machine"
+        raise ConfigError("max_latency", cause, "limit the size or the accuracy", code="Q308")
+    return timer
+
+
 def _add_rules(config: Config, rules: Iterable[Rule]) -> Config:
     """The configuration with rules in front of its own."""
     return config.model_copy(update={"rules": (*rules, *config.rules)})
@@ -381,6 +394,7 @@ def search_precisions(
     model: ModelSource, data: object, config: Config, *, progress: Progress = silent
 ) -> SearchOutcome:
     """Search, and finish the model that is best; see `onnxq.search`."""
+    # Each operator's precision is given by rules here, so that nothing else may choose bits, or leave any float.
     inner = config.model_copy(
         update={
             "weight_bits_budget": None,
@@ -398,9 +412,13 @@ def search_precisions(
         limits = _read_limits(config, request)
         ctx = replace(ctx, skip=frozenset(inner.skip))
         search = PrecisionSearch(ctx, state, list_precisions(inner), limits)
+        if search.timed:
+            # Before minutes are spent.
+            _open_timer(config)
         with ctx.timers.run("search", "searching"):
             search.measure_all()
         taken = search.choose_point()
+        # The accuracy was asked of the search, and is judged by it.
         ctx = replace(ctx, config=taken.config, request=AccuracyRequest(), journal=[])
         placed = replace(taken.state, plan=note_contents(taken.state.planned, state.model))
         result = finalize_run(ctx, placed, build_file(placed, placed.planned, progress), source=model)

@@ -155,6 +155,7 @@ def measure_precision(
     """Round each weight, and each tensor, of a finished plan alone."""
     switched = SwitchedPlan(ctx, state, state.planned)
     pairs = switched.list_pairs(*_ACTIVATIONS) if not precision.weights else []
+    # Tensors of a precision with other weights are those of the configuration's own.
     constants: dict[str, list[Any]] = {name: [] for name in sorted(operators)}
     for switch in switched.list_pairs(Role.WEIGHT, Role.BIAS):
         for name in switch.readers:
@@ -230,7 +231,7 @@ class ProgramBuilder:
         for one in self.measured:
             if op.name not in one.operators:
                 continue
-            # With other activations weights keep their numbers.
+            # With other activations weights keep their numbers, and every reader rounds what it reads by itself.
             weights = own if one.precision.activations else one
             noise = weights.weights.get(op.name, 0.0)
             time = cost.int8_us
@@ -315,6 +316,7 @@ class ProgramBuilder:
         if not self._static:
             return
         costs = self._costs
+        # As the minimum cut of the planner sees them, with more than two sides.
         for use in CutProblem(self.problem.ops, self.engine.dynamic, self.problem.apart).uses:
             readers = [name for name in use.readers if name in self._operators]
             maker = use.maker if use.maker in self._operators else None
@@ -325,6 +327,7 @@ class ProgramBuilder:
             if maker is None or not use.dequantizes or not dequantize.time:
                 continue
             made = Condition(maker, self._static)
+            # Something reads it in float, whatever is chosen.
             if use.read_float or len(readers) < len(use.readers):
                 yield SharedCosts(dequantize, (made,))
             elif readers:
@@ -335,7 +338,7 @@ class ProgramBuilder:
         return Condition(name, frozenset((FLOAT, *(one.precision.name for one in self.measured))) - self._static)
 
     def _list_ties(self, operators: Mapping[str, Mapping[str, Costs]]) -> Iterator[Implication]:
-        """Operators with a weight, or a kernel, in common have one precision; those that follow go with their makers."""
+        """Operators with a weight or a kernel in common have one precision; followers go with their makers."""
         ops = self.problem.ops
         integers = frozenset(one.precision.name for one in self.measured)
         for op in self._operators.values():
@@ -354,6 +357,7 @@ class ProgramBuilder:
 
     def _tie_follower(self, op: QuantizableOp) -> Iterator[Implication]:
         ops = self.problem.ops
+        # Where nothing makes its inputs in integers, it goes with a reader of the same tensor.
         makers = (ops.find_integer_maker(tensor) for _, tensor in op.data)
         around = [maker.name for maker in makers if maker is not None and maker.name in self._operators]
         if not around:

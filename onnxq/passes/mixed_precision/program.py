@@ -115,6 +115,7 @@ class PrecisionProgram:
         for tie in self.ties:
             solver.addConstr(count(tie.then) >= _sum(map(count, tie.all_of)) - (len(tie.all_of) - 1))
         paid = []
+        # Continuous: the least that the conditions allow is 0 or 1 in any case.
         for shared in self.shared:
             variable = solver.addVariable(0, 1)
             for condition in shared.any_of:
@@ -134,6 +135,7 @@ class PrecisionProgram:
                 return None
             solver.addConstr(total(name, left or 1.0) <= bool(left) + _SLACK)
         units = self.find_units()
+        # Noise of zero beside a precision that is free would take float everywhere.
         others = [_TIE * total(name, units[name]) for name in QUANTITIES if name != minimized]
         solver.minimize(total(minimized, units[minimized]) + _sum(others))
         if solver.getInfo().primal_solution_status != _FEASIBLE:
