@@ -76,6 +76,7 @@ def list_precisions(config: Config) -> tuple[Precision, ...]:
         found.append(Precision(f"w{weights.bits}a16", activations={"bits": 16}))
     if config.mode == "static":
         found.append(Precision(f"{own.name}-dynamic", activations={"dynamic": True}))
+    found = [precision for precision in found if _is_possible(precision, config)]
     wanted = tuple(filter(None, config.search.precisions.split(",")))
     known = [precision.name for precision in found]
     for name in wanted:
@@ -90,6 +91,18 @@ def _name_precision(config: Config, bits: int) -> str:
     if config.mode == "weight-only":
         return f"w{bits}"
     return f"w{bits}a{config.activations.bits}{'-dynamic' if config.mode == 'dynamic' else ''}"
+
+
+def _is_possible(precision: Precision, config: Config) -> bool:
+    """False where the changes contradict the rest of the configuration: only 8-bit uint8 has scales of each run."""
+    try:
+        for rule in precision.make_rules(["node"]):
+            for role, request in ((Role.WEIGHT, config.weights), (Role.ACTIVATION, config.activations)):
+                if role in rule.role:
+                    rule.apply(request, role)
+    except ConfigError:
+        return False
+    return True
 
 
 def _change_bits(weights: TensorConfig, bits: int) -> dict[str, Any]:
