@@ -14,13 +14,14 @@ Rows with a fixed scale take the gradient of x alone and are compared with each 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import ctypes
 import os
 import platform
 import time
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -43,6 +44,8 @@ SUMMARY = (
     "tensor (*: may lie in the cache)", "forward × copy", "dx alone × add", "backward × add",
     "fixed scale, ms", "next", "learned, ms", "next",
 )  # fmt: skip
+# Cycles of the GPU, some milliseconds: longer than the host takes to queue the slowest call.
+_AHEAD = 8_000_000
 # Rounds after which the slowest rows, whose place is clear by then, are left out.
 _FEW = 8
 
@@ -211,15 +214,18 @@ def _trim() -> Callable[[int], Any]:
 
 
 class _Clock:
-    """Milliseconds of one call; on CUDA between events, so that launches overlap as they do in training."""
+    """Milliseconds of one call; on CUDA between events, or those that the host takes to queue it."""
 
-    def __init__(self, device: str) -> None:
-        self.cuda = device == "cuda"
+    def __init__(self, device: str, host: bool = False) -> None:
+        self.cuda, self.host = device == "cuda", host
 
     def __call__(self, work: Callable[[], Any]) -> tuple[float, Any]:
         if self.cuda:
-            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             torch.cuda.synchronize()
+        if self.cuda and not self.host:
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            # The host queues the whole call meanwhile: in training it is ahead of the GPU too.
+            torch.cuda._sleep(_AHEAD)
             start.record()
             result = work()
             end.record()
@@ -249,15 +255,34 @@ def _limits(t: Tensors) -> dict[str, tuple[Callable[[], Any], Callable[[], Any]]
     back.call.y = only_x.call.y = there.call.y
     return {
         _LIMIT: (lambda: out.copy_(x), lambda: torch.add(x, dy, out=out)),
-        f"{_KERNELS}, dx alone": (partial(kernels.run, there), partial(kernels.run, only_x)),
-        _KERNELS: (partial(kernels.run, there), partial(kernels.run, back)),
+        f"{_KERNELS}, dx alone": (partial(kernels.run_call, there), partial(kernels.run_call, only_x)),
+        _KERNELS: (partial(kernels.run_call, there), partial(kernels.run_call, back)),
         "copy, add, new output": (x.clone, lambda: x + dy),
     }
+
+
+def _find_wrong(t: Tensors, contenders: dict[str, Contender]) -> list[str]:
+    """The contenders whose y or gradients are not those of the reference; what fails is found when it is timed."""
+    leaves = [each.detach() for each in t.leaves]
+    grid = Grid(QMIN, QMAX, t.axis)
+    wanted = compute_forward(*leaves, grid), *compute_backward(t.dy, *leaves, grid)
+    wrong = []
+    for name, one in contenders.items():
+        with contextlib.suppress(RuntimeError, NotImplementedError):
+            y = one.forward(t)
+            for own, right in zip((y, *one.backward(y, t)), wanted, strict=False):
+                if not float((own.detach() - right).abs().mean()) <= 0.05 * float(right.abs().mean()):
+                    wrong.append(name)
+                    break
+    return wrong
 
 
 def _measure(t: Tensors, contenders: dict[str, Contender], rounds: int, clock: _Clock) -> dict[str, list[float]]:
     """Least forward and backward milliseconds per row; rows that fail once are left out."""
     limits = _limits(t)
+    for name in _find_wrong(t, contenders):
+        print(f"  {name} left out: it computes something else")
+        contenders = {each: one for each, one in contenders.items() if each != name}
     least = {name: [float("inf")] * 2 for name in (*limits, *contenders)}
 
     def one(name: str) -> tuple[float, float]:
@@ -337,6 +362,8 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--small", action="store_true", help="small tensors: what a call costs besides its bytes")
+    parser.add_argument("--times", type=int, default=1, help="the first axis of each tensor is so many times as long")
+    parser.add_argument("--host", action="store_true", help="on CUDA: what the host takes to queue a call")
     parser.add_argument("--only", default="", help="cases whose name contains this")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
@@ -347,21 +374,23 @@ def main() -> None:
         end=" ",
     )
     print(f"load {os.getloadavg()[0]:.1f}")
-    clock, contenders = _Clock(options.device), _contenders()
-    cache = 0 if options.device == "cuda" else _last_cache()
+    clock, contenders = _Clock(options.device, options.host), _contenders()
+    cache = torch.cuda.get_device_properties().L2_cache_size if options.device == "cuda" else _last_cache()
     print(f"last cache {cache / 2**20:.0f} MiB" if cache else "last cache of unknown size")
     summary = []
     for case in SMALL if options.small else CASES:
         if options.only not in case.name:
             continue
         torch._dynamo.reset()
+        case = replace(case, shape=(case.shape[0] * options.times, *case.shape[1:]))
         t = _made(case, getattr(torch, options.dtype), options.device)
         size = t.x.numel() * t.x.element_size()
         note = ", may lie in the cache" if size < cache else ""
-        print(f"\n## {case.name}, {size / 1e6:.1f} MB{note}\n")
+        name = f"{case.name}, first axis × {options.times}" if options.times > 1 else case.name
+        print(f"\n## {name}, {size / 1e6:.1f} MB{note}\n")
         least = _measure(t, contenders, options.rounds, clock)
         print(_shown(least, t, contenders, options.device), flush=True)
-        summary.append([case.name + ("*" if note else ""), *_verdict(least, contenders)])
+        summary.append([name + ("*" if note else ""), *_verdict(least, contenders)])
     print("\n## All\n")
     print(measure.table(summary, SUMMARY))
     print("\n" + ", ".join(f"{device}: {state}" for device, state in available().items()))

@@ -122,11 +122,18 @@ __device__ __forceinline__ void fq_elementwise(const FqCall &call) {
 #pragma unroll
     for (int v = 0; v < FQ_VECTORS; ++v) {
         const FqIndex first = begin + (v * FQ_THREADS + threadIdx.x) * SIZE;
-        if (!many) {
+        FqPlace place = {0, 0, SIZE, 1};
+        if (many) place = fq_place(call, first);
+        // No branch between elements where a vector lies in one scale, or has whole scales of one element.
+        if (place.period % SIZE == 0) {
+            if (many) levels = at.levels(call, place.scale);
 #pragma unroll
             for (int k = 0; k < SIZE; ++k) fq_element<BACK>(call, x[v].item[k], dy[v].item[k], levels);
+        } else if (place.period == 1 && place.wrap % SIZE == 0) {
+#pragma unroll
+            for (int k = 0; k < SIZE; ++k)
+                fq_element<BACK>(call, x[v].item[k], dy[v].item[k], at.levels(call, place.scale + k));
         } else {
-            FqPlace place = fq_place(call, first);
             levels = at.levels(call, place.scale);
 #pragma unroll
             for (int k = 0; k < SIZE; ++k) {

@@ -108,7 +108,7 @@ def read_labelled(limit: int) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tens
         source = file.read_bytes().replace(b"\r\n", b"\n")
         if source.isascii():
             parts[k % 8 == 7].append(source)
-        if sum(map(len, parts[0])) > limit:
+        if parts[1] and sum(map(len, parts[0])) > limit:
             break
     training, test = (
         (torch.frombuffer(bytearray(b"".join(part)), dtype=torch.uint8).long(),

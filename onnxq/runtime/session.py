@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from functools import cache, lru_cache
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -121,10 +122,10 @@ def register_libraries(options: Any, paths: Iterable[str]) -> None:
 
 
 _SUFFIX = "ExecutionProvider"
-CPU = f"CPU{_SUFFIX}"
+CPU, _CUDA = f"CPU{_SUFFIX}", f"CUDA{_SUFFIX}"
 # Options with which a provider computes float32 in float32: ranges and checks must not depend on where they were made.
 _EXACT: Mapping[str, Mapping[str, str]] = {
-    f"CUDA{_SUFFIX}": {"use_tf32": "0"},
+    _CUDA: {"use_tf32": "0"},
     f"OpenVINO{_SUFFIX}": {"precision": "FP32"},
 }
 
@@ -149,14 +150,24 @@ def _shorten_name(name: str) -> str:
 
 def set_options(provider: str) -> tuple[str, dict[str, str]]:
     """A provider with its options, as sessions take it. Named, because ORT would otherwise take any GPU it finds."""
+    if provider == _CUDA:
+        _load_cuda()
     return provider or CPU, dict(_EXACT.get(provider, {}))
+
+
+@cache
+def _load_cuda() -> None:
+    """Load CUDA and cuDNN of NVIDIA's packages, which the system's loader does not look for."""
+    with redirect_stdout(StringIO()):  # says what is not there: `check_loaded` tells
+        import_onnxruntime().preload_dlls()
 
 
 def check_loaded(session: Any, provider: str) -> None:
     """ConfigError where ONNX Runtime printed a line and took the CPU: the provider is installed and does not load."""
     if provider and provider not in session.get_providers():
         cause = "is installed, but does not start on this machine: ONNX Runtime took the CPU in its place"
-        fix = "see that its driver and its libraries are there"
+        own = " (pip install 'onnxruntime-gpu[cuda,cudnn]')" if provider == _CUDA else ""
+        fix = f"see that its driver and its libraries are there{own}"
         raise ConfigError(f"provider {_shorten_name(provider)!r}", cause, fix, code="Q323")
 
 
