@@ -189,7 +189,7 @@ class PrecisionSearch:
             limits = {name: limit for name in (SIZE, TIME, NOISE) if (limit := self._predict_limit(name)) < math.inf}
             best = self.program.solve(self.minimized, limits)
             # Where it is one that was measured, the curves have nothing more to say.
-            if best is None or any(point.chosen == best for point in self.points):
+            if best is None or self._is_known(best):
                 return
             with self.ctx.progress("measuring what the limits allow"):
                 self._measure(best)
@@ -265,9 +265,14 @@ class PrecisionSearch:
         # The accurate ones first: what is known of them tells most of the next.
         for k in reversed(range(count)):
             chosen = self.program.solve(NOISE, {swept: least * (max(most, least) / max(least, 1e-9)) ** (k / count)})
-            if chosen is not None and chosen not in found and all(chosen != point.chosen for point in self.points):
+            if chosen is not None and not self._is_known(chosen, found):
                 found.append(chosen)
         return found
+
+    def _is_known(self, chosen: Mapping[str, str], others: Iterable[Mapping[str, str]] = ()) -> bool:
+        """True where it is one that was measured, or one of others, but for what follows."""
+        known = (*(point.chosen for point in self.points), *others)
+        return any(all(one[name] == chosen[name] for name in chosen if self._computes(name)) for one in known)
 
     def _measure(self, chosen: Mapping[str, str], state: PlacedState | None = None) -> None:
         """Make and measure the model with these precisions. state: of its plan, where there is one."""
