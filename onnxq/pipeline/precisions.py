@@ -175,7 +175,8 @@ def measure_precision(
             if name in constants and not precision.activations:
                 constants[name].append(switch)
     settings = [*(frozenset([pair]) for pair in pairs), *map(frozenset, constants.values())]
-    floats = ctx.data.judge.float_outputs(state.model)
+    # Those of the choice and some of the calibration: on a handful errors do not add up as they do on many.
+    floats = ctx.data.judges.float_outputs(state.model)
     errors = switched.measure_settings(settings, floats, f"measuring {precision.name}")
     noises = [error.noise() for error in errors]
     return MeasuredPrecision(
