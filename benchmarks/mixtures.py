@@ -34,14 +34,11 @@ FILES = ["model", "file", "operators", "metric", "SQNR dB", "bytes of weights", 
 
 
 def count_weight_bytes(path: Path) -> float:
-    """Bytes of the integers of weights."""
+    """Bytes of the integers of weights, but for tables that rows are looked up in."""
     graph = onnx.load(path).graph
-    read = {node.input[0] for node in graph.node if node.op_type == "DequantizeLinear"}
-    return sum(
-        math.prod(stored.dims) * _BITS.get(stored.data_type, 0) / 8
-        for stored in graph.initializer
-        if stored.name in read
-    )
+    tables = {node.input[0] for node in graph.node if node.op_type == "Gather"}
+    weights = [stored for stored in graph.initializer if stored.name not in tables]
+    return sum(math.prod(stored.dims) * _BITS.get(stored.data_type, 0) / 8 for stored in weights)
 
 
 def make(args: argparse.Namespace, name: str, kind: str, command: str, *options: str) -> dict[str, Any]:
