@@ -79,7 +79,8 @@ def measure(args: argparse.Namespace, name: str, rows: dict[tuple[str, str], dic
 
     plain = add("w8a8", "quantize")
     limit = plain["bytes"] - (1 - args.share) * plain["weights"]
-    add("max-size", "search", "--max-size", str(int(limit)))
+    add("max-size", "search", "--max-size", str(int(limit)), "--precisions", "w8a8,w4a8")
+    add("with float", "search", "--max-size", str(int(limit)))
     add("bits-budget", "quantize", "--config", "ort-w4a8", "--weight-bits-budget", f"{8 * args.share:g}")
     add("max-latency", "search", "--max-latency", f"{args.slack * plain['ms']:.3g}")
 

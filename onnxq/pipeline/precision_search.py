@@ -175,7 +175,8 @@ class PrecisionSearch:
         """Measure precisions alone, choices along the front, then those at the limits."""
         measured = self._measure_precisions()
         own = measured[0]
-        program = ProgramBuilder(measured).build_program()
+        floats = any(precision.name == FLOAT for precision in self.precisions)
+        program = ProgramBuilder(measured, floats).build_program()
         uniform = dict.fromkeys(program.operators, own.precision.name)
         # Notes, shapes, constants that stay float: alike in all mixtures, as far as that goes.
         rest = measure_size(self._write(own.state)) - program.add_costs(uniform).size
@@ -262,14 +263,10 @@ class PrecisionSearch:
         return refine_run(ctx, self.model, "")
 
     def _list_front(self) -> list[dict[str, str]]:
-        """Choices of least noise at so many bytes, or microseconds, from the least that there is to float's."""
+        """Choices of least noise at so many bytes, or microseconds, from the least that there is to the most."""
         swept = TIME if self.timed and self.limits.size == math.inf else SIZE
-        every = dict.fromkeys(self.program.operators, FLOAT)
-        most = getattr(self.program.add_costs(every), swept)
-        cheapest = self.program.solve(swept, {})
-        if cheapest is None:
-            return []
-        least = getattr(self.program.add_costs(cheapest), swept)
+        ends = (self.program.solve(minimized, {}) for minimized in (swept, NOISE))
+        least, most = (getattr(self.program.add_costs(chosen or {}), swept) for chosen in ends)
         found: list[dict[str, str]] = []
         count = self.ctx.config.search.points
         # The accurate ones first: what is known of them tells most of the next.
@@ -345,6 +342,7 @@ class PrecisionSearch:
         )
 
     def _computes(self, name: str) -> bool:
+        """False for operators that go with those around them."""
         return len(self.program.operators[name]) > 2 or any(
             costs.size or costs.noise for costs in self.program.operators[name].values()
         )

@@ -190,9 +190,13 @@ def measure_precision(
 
 @dataclass(frozen=True, eq=False)
 class ProgramBuilder:
-    """Makes the programme of measured precisions, of which the first is the configuration's own."""
+    """Makes the programme of measured precisions, of which the first is the configuration's own.
+
+    floats: float is one of the choices.
+    """
 
     measured: Sequence[MeasuredPrecision]
+    floats: bool = True
 
     @cached_property
     def own(self) -> MeasuredPrecision:
@@ -226,7 +230,7 @@ class ProgramBuilder:
         return frozenset(one.precision.name for one in self.measured if not one.precision.activations)
 
     def build_program(self) -> PrecisionProgram:
-        """The programme. Float and the configuration's own precision are among the choices of every operator."""
+        """The programme. The configuration's own precision is a choice of every operator."""
         operators = {
             name: dict(self._list_choices(op)) if op.rule.compute else self._follow(op)
             for name, op in self._operators.items()
@@ -241,7 +245,8 @@ class ProgramBuilder:
     def _list_choices(self, op: QuantizableOp) -> Iterator[tuple[str, Costs]]:
         """The precisions that an operator may have, with what it alone costs there."""
         cost, own = self._costs.ops[op.name], self.own
-        yield FLOAT, Costs(size=self._count_float_bytes(op), time=cost.float_us)
+        if self.floats:
+            yield FLOAT, Costs(size=self._count_float_bytes(op), time=cost.float_us)
         for one in self.measured:
             if op.name not in one.operators:
                 continue

@@ -175,3 +175,8 @@ def test_a_rising_curve_through_the_points_is_kept(ends: list[set[int]]) -> None
     rising = list(zip(*map(sorted, ends), strict=True))
     curve = Rescaling.fit_pairs(rising)
     assert all(curve.expect_measurement(a) == pytest.approx(b, rel=1e-9) for a, b in rising)
+
+
+def test_only_precisions_that_are_named_are_chosen() -> None:
+    found = search(max_size=LIMIT, precisions="w8a8,w4a8")
+    assert {name for point in found.front for name in point.precisions} == {"w8a8", "w4a8"}
