@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from onnxq.commands.bench import bench as bench
     from onnxq.commands.compare import Comparison as Comparison
     from onnxq.commands.compare import compare as compare
+    from onnxq.commands.convert import Conversion as Conversion
+    from onnxq.commands.convert import convert as convert
     from onnxq.commands.diff import diff as diff
     from onnxq.commands.import_calibration import import_calibration as import_calibration
     from onnxq.commands.inspect import annotate_bits as annotate_bits
@@ -64,6 +66,7 @@ _NAMES = {
     "commands.apply": "apply",
     "commands.bench": "bench",
     "commands.compare": "Comparison compare",
+    "commands.convert": "Conversion convert",
     "commands.diff": "diff",
     "commands.import_calibration": "import_calibration",
     "commands.inspect": "annotate_bits inspect",

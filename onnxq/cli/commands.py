@@ -131,6 +131,37 @@ VARIANTS = ModelCommand(
     takes="VARIANTS",
     ending="-variants",
 )
+CONVERT = ModelCommand(
+    "convert",
+    "Make a quantized file of any tool fit another engine.",
+    """Take the pairs of MODEL, made by any tool, out and place those of another engine, with the same numbers.
+
+    Integers of weights stay wherever the engine's form can hold them; ranges of activations stay, in the type that the
+    engine reads. What the file has no range for is calibrated with --data, and else left float. What is rounded anew is
+    said. --to float writes the float model, with the rounded weights.
+
+    \b
+    Examples:
+      onnxq convert model.trt.onnx --to ort -o model.ort.onnx
+      onnxq convert model.int8.onnx --to trt --data samples.npz
+      onnxq convert model.int8.onnx --to float
+    """,
+    [
+        MODEL,
+        click.Option(["--to"], required=True, metavar="ort|trt|…|float", help="The engine, or `float`."),
+        DATA,
+        make_output("The file. [default: MODEL.converted.onnx beside MODEL]"),
+        FORCE,
+        STRICT,
+        JSON,
+        VERBOSE,
+        QUIET,
+    ],
+    function="convert:convert",
+    progress="converting {model}",
+    takes="CONVERT",
+    ending=".converted.onnx",
+)
 PLAN = ModelCommand(
     "plan",
     "Show the tensors that would be quantized, how and why; a dry run.",
@@ -345,6 +376,7 @@ EXPLAIN = click.Command(
     commands=[
         QUANTIZE,
         SEARCH,
+        CONVERT,
         VARIANTS,
         PLAN,
         APPLY,

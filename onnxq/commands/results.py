@@ -16,6 +16,7 @@ _MODULES = {
     "AppliedImport": "import_calibration",
     "Bench": "bench",
     "Comparison": "compare",
+    "Conversion": "convert",
     "Difference": "diff",
     "Imported": "import_calibration",
     "Inspection": "inspect",

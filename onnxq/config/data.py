@@ -64,8 +64,8 @@ _READING = (
 _RUNNING = _READING | Command.PROVE | Command.PROFILE | Command.REPORT
 _LOADING = _RUNNING | Command.BENCH | Command.PERPLEXITY
 _PLACING = Command.QUANTIZE | Command.SEARCH | Command.PLAN
-_CALIBRATING = Command.QUANTIZE | Command.SEARCH | Command.APPLY | Command.IMPORT | Command.VARIANTS
-_WRITING = Command.QUANTIZE | Command.SEARCH | Command.APPLY
+_WRITING = Command.QUANTIZE | Command.SEARCH | Command.APPLY | Command.CONVERT
+_CALIBRATING = _WRITING | Command.IMPORT | Command.VARIANTS
 _CHECKING = _WRITING | Command.VARIANTS
 
 

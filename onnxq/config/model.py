@@ -136,7 +136,7 @@ class Config(Section):
         (),
         "A size of the inputs to fix, by its symbol (batch=1) or by input (x=1x3x48x320); repeatable. A target that "
         "compiles for fixed sizes takes the others from the samples.",
-        _PLANNING,
+        _PLANNING | Command.CONVERT,
         metavar="NAME=SIZE",
     )
     effort: Literal["fast", "balanced", "high"] = option(

@@ -60,6 +60,7 @@ class Command(Flag):
     PERPLEXITY = auto()
     REPORT = auto()
     SEARCH = auto()
+    CONVERT = auto()
 
 
 class Section(Frozen):

@@ -31,6 +31,7 @@ COMMANDS = {
     "perplexity": Command.PERPLEXITY,
     "report": Command.REPORT,
     "search": Command.SEARCH,
+    "convert": Command.CONVERT,
 }
 # Its arguments, for each command that has some.
 ARGUMENTS = {
@@ -42,7 +43,11 @@ ARGUMENTS = {
     "explain": ["Q303"],
 }
 # Options that a command must have beside any other.
-REQUIRED = {"import-calibration": {"--model": ["m.onnx"]}, "perplexity": {"--data": ["t.txt"]}}
+REQUIRED = {
+    "convert": {"--to": ["ort"]},
+    "import-calibration": {"--model": ["m.onnx"]},
+    "perplexity": {"--data": ["t.txt"]},
+}
 # A word and its value for options of plain types.
 PLAIN: dict[object, tuple[list[str], object]] = {int: (["3"], 3), float: (["0.5"], 0.5), str: (["a"], "a")}
 # The same for options of other types, and for values that mean more, by the path of the field.
@@ -99,6 +104,7 @@ OWN_GIVEN: dict[str, tuple[list[str], object]] = {
     "archs": (["sm_90"], ("sm_90",)),
     "top": (["3"], 3),
     "record": (["p.html"], "p.html"),
+    "to": (["trt"], "trt"),
     "fail_if": (["sqnr_db<30"], ("sqnr_db<30",)),
     "config": (["ort-int8-mse"], "ort-int8-mse"),
     "settings": (["weights.bits=4"], ("weights.bits", 4)),

@@ -31,6 +31,8 @@ search m.onnx --no-latency --max-size 1KB --plan NAME
 search m.onnx --no-latency --max-size 1KB --rules NAME
 search m.onnx --no-latency --max-size 1KB --csv NAME
 search m.onnx --no-latency --max-size 1KB --plot NAME
+convert m.onnx --to trt -o NAME
+convert m.onnx --to trt --plan NAME
 report m.onnx m.onnx -o NAME
 report m.onnx m.onnx --markdown NAME
 report m.onnx m.onnx --mermaid NAME

@@ -1,0 +1,180 @@
+"""`convert`: quantized files of any tool, for another engine, with their own numbers."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
+from onnx import numpy_helper
+from onnxruntime.quantization import CalibrationDataReader, QuantType, quantize_static
+
+import onnxq
+from onnxq.annotate import inspect_model
+from onnxq.cli import cli
+from onnxq.errors import ConfigError, ModelError
+from onnxq.numerics import dequantize, quantize
+from onnxq.pipeline.retarget import Kept, _fit_scale, read_quantized
+from onnxq.spec import PerChannel, QParams, QuantSpec
+from tests.pipeline.models import EVERYTHING, images, residual
+
+QUICK = {"latency": False}
+EVERYTHING_IN_TRT = onnxq.load_config("trt-int8", {"rules": [{"op": "*", "set": {"quantize": True}}]})
+
+
+class Reader(CalibrationDataReader):
+    """Samples for onnxruntime's own quantizer."""
+
+    def __init__(self) -> None:
+        self.rest = iter([{"x": sample[None]} for sample in images()["x"]])
+
+    def get_next(self) -> dict[str, np.ndarray] | None:
+        return next(self.rest, None)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("convert")
+    onnx.save(residual(), path / "m.onnx")
+    quantize_static(path / "m.onnx", path / "ort.onnx", Reader(), per_channel=True, activation_type=QuantType.QUInt8)
+    quantize_static(
+        path / "m.onnx",
+        path / "uint8.onnx",
+        Reader(),
+        activation_type=QuantType.QUInt8,
+        weight_type=QuantType.QUInt8,
+    )
+    onnxq.quantize(path / "m.onnx", images(), EVERYTHING, overrides=QUICK, out=path / "q.onnx")
+    return path
+
+
+def list_weights(model: onnx.ModelProto) -> list[np.ndarray]:
+    """The integers of the weights, in the order of the file."""
+    constants = (numpy_helper.to_array(one) for one in model.graph.initializer)
+    return [value for value in constants if value.dtype == np.int8 and value.ndim > 1]
+
+
+def answer(path: Path | onnx.ModelProto) -> np.ndarray:
+    source = path.SerializeToString() if isinstance(path, onnx.ModelProto) else str(path)
+    return np.asarray(onnxruntime.InferenceSession(source).run(None, images(4))[0])
+
+
+def measure_db(exact: np.ndarray, other: np.ndarray) -> float:
+    return float(10 * np.log10(np.square(exact).sum() / np.square(exact - other).sum()))
+
+
+@pytest.mark.parametrize("to", ["trt", "ort", "openvino", "web"])
+def test_integers_stay_and_answers_with_them(folder: Path, to: str) -> None:
+    done = onnxq.convert(folder / "ort.onnx", to, overrides=QUICK)
+    how = Counter(site.how for site in done.sites)
+    assert how[Kept.INTEGERS] >= 3
+    assert not how[Kept.ROUNDED]
+    stored = [codes.tobytes() for codes in list_weights(onnx.load(folder / "ort.onnx"))]
+    assert all(codes.tobytes() in stored for codes in list_weights(done.result.model))
+    # Rounded in fewer places than the file was, or in others: no further from float.
+    float_answers = answer(folder / "m.onnx")
+    before = measure_db(float_answers, answer(folder / "ort.onnx"))
+    assert measure_db(float_answers, answer(done.result.model)) > before - 1
+
+
+def test_a_relu_that_a_range_stood_for_comes_back(folder: Path) -> None:
+    """onnxruntime's quantizer drops it in front of a QuantizeLinear whose zero point is the lowest integer."""
+    assert "Relu" not in {node.op_type for node in onnx.load(folder / "ort.onnx").graph.node}
+    done = onnxq.convert(folder / "ort.onnx", "float", out=folder / "f.onnx")
+    ops = Counter(node.op_type for node in onnx.load(folder / "f.onnx").graph.node)
+    assert ops["Relu"] == 2
+    assert not {"QuantizeLinear", "DequantizeLinear"} & set(ops)
+    assert done.report.output == str(folder / "f.onnx")
+    assert measure_db(answer(folder / "m.onnx"), answer(folder / "f.onnx")) > 35
+
+
+def test_there_and_back_the_file_is_the_same(folder: Path) -> None:
+    there = onnxq.convert(folder / "q.onnx", "trt", config=EVERYTHING_IN_TRT, overrides=QUICK)
+    back = onnxq.convert(there.result.model, "ort", images(), EVERYTHING, overrides=QUICK)
+    weights = [pair for pair in inspect_model(back.result.model).pairs if pair.role.value == "weight"]
+    assert len(weights) == 4
+    assert [codes.tobytes() for codes in list_weights(back.result.model)] == [
+        codes.tobytes() for codes in list_weights(onnx.load(folder / "q.onnx"))
+    ]
+
+
+def test_unsigned_weights_become_signed_ones(folder: Path) -> None:
+    done = onnxq.convert(folder / "uint8.onnx", "trt", overrides=QUICK)
+    rounded = [site for site in done.sites if site.role == "weight"]
+    # Around a zero point that is not 128 there are integers that no int8 holds.
+    assert {site.how for site in rounded} <= {Kept.INTEGERS, Kept.ROUNDED}
+    assert all(site.error_db is not None and site.error_db > 30 for site in rounded if site.how is Kept.ROUNDED)
+    assert all(pair.storage == "int8" for pair in inspect_model(done.result.model).pairs)
+
+
+def test_without_a_range_an_operator_stays_float_or_is_calibrated(folder: Path) -> None:
+    # The sum has no pair in a file for TensorRT: for ONNX Runtime it needs one behind it.
+    source = onnxq.convert(folder / "q.onnx", "trt", overrides=QUICK).result.model
+    bare = onnxq.convert(source, "ort", config=EVERYTHING, overrides=QUICK)
+    assert any(refusal.code == "R106" for refusal in bare.report.refusals)
+    full = onnxq.convert(source, "ort", images(), EVERYTHING, overrides=QUICK)
+    assert not full.report.refusals
+    assert Kept.SAMPLES in {site.how for site in full.sites}
+
+
+def test_what_was_float_stays_float(folder: Path, tmp_path: Path) -> None:
+    rules = EVERYTHING.model_copy(
+        update={"rules": (onnxq.config.Rule(op="Gemm", set={"float": True}), *EVERYTHING.rules)}  # type: ignore[attr-defined]
+    )
+    onnxq.quantize(folder / "m.onnx", images(), rules, overrides=QUICK, out=tmp_path / "q.onnx")
+    done = onnxq.convert(tmp_path / "q.onnx", "ort", config=EVERYTHING, overrides=QUICK)
+    assert any("float in the file" in left.reason for left in done.report.left_float)
+
+
+def test_what_is_wrong_is_said(folder: Path) -> None:
+    with pytest.raises(ModelError, match="no quantize/dequantize pair"):
+        onnxq.convert(folder / "m.onnx", "trt")
+    with pytest.raises(ConfigError, match="no preset or file"):
+        onnxq.convert(folder / "q.onnx", "ortt")
+    with pytest.raises(ConfigError, match="the configuration is for 'ort'"):
+        onnxq.convert(folder / "q.onnx", "trt", config="ort-int8")
+
+
+def test_the_command_says_where_numbers_come_from(folder: Path) -> None:
+    out = folder / "converted.onnx"
+    words = ["convert", str(folder / "q.onnx"), "--to", "trt", "--no-latency", "-o", str(out)]
+    run = CliRunner().invoke(cli, [*words, "--json"])
+    assert run.exit_code == 0, run.output
+    values = json.loads(run.stdout)
+    assert values["to"] == "trt"
+    assert {site["how"] for site in values["sites"]} <= {kind.value for kind in Kept}
+    assert values["applied"]["output"] == str(out)
+    text = CliRunner().invoke(cli, [*words, "--force"]).stdout
+    assert "integers kept" in text
+    assert "against the file that it came from" in text
+
+
+def test_floats_are_those_of_the_stored_integers(folder: Path) -> None:
+    source = read_quantized(str(folder / "q.onnx"))
+    assert all(site.qparams is not None for site in source.constants.values())
+    assert len(source.constants) == 8
+
+
+@given(
+    codes=st.lists(st.integers(-127, 127), min_size=8, max_size=8),
+    scale=st.floats(1e-3, 10),
+    shared=st.booleans(),
+    unsigned=st.booleans(),
+)
+def test_stored_integers_survive_another_form(codes: list[int], scale: float, shared: bool, unsigned: bool) -> None:
+    scales = np.float32(scale) * np.ones(() if shared else 4, np.float32)
+    shift = 128 if unsigned else 0
+    value = np.asarray(codes, np.float32).reshape(4, 2) * np.float32(scale)
+    old = QParams(scales, np.full(scales.shape, shift, np.int32), "file")
+    spec = QuantSpec(bits=8, signed=True, symmetric=True, granularity=PerChannel(0))
+    fitted = _fit_scale(old, spec, value)
+    assert fitted is not None
+    assert quantize(value, fitted, spec).tolist() == np.asarray(codes).reshape(4, 2).tolist()
+    assert dequantize(quantize(value, fitted, spec), fitted, spec).tobytes() == value.tobytes()
