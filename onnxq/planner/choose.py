@@ -285,9 +285,17 @@ def _has_tiny_map(ops: QuantizableOps, op: QuantizableOp) -> bool:
     return op.node.op_type == "Conv" and shape is not None and all(dim == 1 for dim in shape[2:])
 
 
-def _is_behind(count: int) -> Test:
-    """True for all but the first operators that compute: those with the largest maps and the fewest channels."""
-    return lambda ops, op: op.name not in [other.name for other in ops if other.rule.compute][:count]
+def _is_behind(count: float) -> Test:
+    """True for all but the first operators that compute: those with the largest maps and the fewest channels.
+
+    count: of them; below 1 their share.
+    """
+
+    def is_behind(ops: QuantizableOps, op: QuantizableOp) -> bool:
+        names = [other.name for other in ops if other.rule.compute]
+        return op.name not in names[: int(count if count >= 1 else count * len(names))]
+
+    return is_behind
 
 
 # Operators that compute and run in integers, by the name of the candidate; the rest follows by cut. A handful, because
@@ -297,6 +305,9 @@ STRATEGIES: Mapping[str, Test] = {
     "all-but-stem": _is_behind(1),
     "all-but-first-two": _is_behind(2),
     "all-but-first-three": _is_behind(3),
+    # Kernels whose integers pay on small maps alone.
+    "last-two-thirds": _is_behind(1 / 3),
+    "last-half": _is_behind(1 / 2),
     "no-one-channel-input": lambda ops, op: not _has_one_channel(ops, op),
     "no-grouped-no-gates": lambda ops, op: not (_is_grouped(ops, op) or _has_tiny_map(ops, op)),
     "large-pointwise-and-linear": lambda ops, op: _is_large_pointwise(ops, op) and not _has_tiny_map(ops, op),
