@@ -10,7 +10,7 @@ from onnxq.backends.base import Cost
 from onnxq.config import Rule
 from onnxq.planner.cut import Balance, CutProblem, find_balance
 from onnxq.planner.problem import KEPT, PlacementProblem, QuantizableOp, QuantizableOps
-from onnxq.sites import Cautions, LeftFloat, Names, Refusal, Role, Unquantized
+from onnxq.sites import Caution, Cautions, LeftFloat, Names, Refusal, Role, Unquantized
 
 # The rule that reasons name where a rule of the configuration decides.
 BY_PERSON = "configuration"
@@ -87,7 +87,21 @@ def choose_by_cost(problem: PlacementProblem, *, sized: bool) -> Choice:
     for op in ops:
         if op.rule.compute and op.name not in balance.chosen and op.name not in reasons:
             reasons[op.name] = _explain_size(op, balance.costs.ops[op.name])
-    return Choice(balance.chosen, _sort_reasons(ops, reasons), balance.make_warnings())
+    warnings = (*balance.make_warnings(), *_warn_of_transposes(problem, balance.chosen))
+    return Choice(balance.chosen, _sort_reasons(ops, reasons), warnings)
+
+
+def _warn_of_transposes(problem: PlacementProblem, chosen: frozenset[str]) -> Cautions:
+    """A warning where matrices become Convs and their sizes are not fixed, so that engines carry the Transposes out."""
+    # A file for one kind alone is the best that it can have.
+    turned = [op for op in problem.ops if op.name in chosen and op.rule.pointwise and problem.config.cpu == "any"]
+    if all(isinstance(dim, int) for op in turned for dim in problem.ops.index.find_shape(op.out) or ()):
+        return ()
+    text = (
+        "matrices are multiplied as convolutions, which CPUs of kind vnni are slower at while sizes change from run to "
+        "run. Fix the sizes where the model is loaded, or choose `cpu='vnni'` if it runs only there"
+    )
+    return (Caution("W103", text),)
 
 
 def _balance(problem: PlacementProblem, cut: CutProblem, sides: Mapping[str, bool]) -> Balance:
