@@ -297,6 +297,10 @@ def _linear_plans() -> Iterator[Plan]:
                 yield Plan(
                     "matmul", (1, m, k), lambda b, x, k=k, n=n: _matmul(b, _matmul(b, x, n), k), quantize_input=False
                 )
+                yield Plan(
+                    "pointwise", (1, m, k), lambda b, x, k=k, n=n: _pointwise(b, _pointwise(b, x, n), k),
+                    quantize_input=False,
+                )  # fmt: skip
 
 
 def _gemm(b: Builder, x: str, n: int) -> str:
@@ -315,6 +319,19 @@ def _matmul(b: Builder, x: str, n: int) -> str:
     if b.int8:
         b.cases.append({"boundary": "quantize", "elements": math.prod(b.shapes[x]), "conv": False})
     return b.node("Add", [y, b.const(np.full((1, 1, n), 0.01, np.float32))], shape)
+
+
+def _pointwise(b: Builder, x: str, n: int) -> str:
+    """MatMul, whose integers a Conv of one tap multiplies."""
+    if not b.int8:
+        return _matmul(b, x, n)
+    (batch, m, k), y = b.shapes[x], b.out(x, 128)
+    b.note("MatMul", [x], (batch, m, n), weight=(k, n), pointwise=True)
+    b.cases.append({"boundary": "quantize", "elements": batch * m * k, "conv": False})
+    y = b.node("Transpose", [y], (batch, k, m), perm=[0, 2, 1])
+    y = b.node("Conv", [y, b.weight((n, k, 1), 0, True)], (batch, n, m), kernel_shape=[1])
+    y = b.node("Transpose", [y], (batch, m, n), perm=[0, 2, 1])
+    return b.node("Add", [y, b.const(np.full((1, 1, n), 0.01, np.float32))], (batch, m, n))
 
 
 def _element_plans() -> Iterator[Plan]:

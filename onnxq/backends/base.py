@@ -30,6 +30,8 @@ class OpCase:
     strides: Shape = ()
     # Operator of the activation behind, which the kernel computes as well; "" without one.
     activation: str = ""
+    # A product of matrices that is written as a Conv of one tap in integers.
+    pointwise: bool = False
 
 
 @dataclass(frozen=True)
@@ -224,6 +226,8 @@ class PlacementRule:
     # From so many results on, such an activation is computed behind the pair's QuantizeLinear, on integers, since the
     # kernel clamps slowly; 0: never.
     footroom: int = 0
+    # Kinds of CPU, or "any", for which a product of matrices is written as a Conv of one tap, whose kernel is faster.
+    pointwise: Names = ()
     # The kernel saves time by itself; those of other rules only keep data in integers between such.
     compute: bool = False
     # Why a node does not qualify, and why int8 does not pay for one that does.

@@ -287,6 +287,9 @@ def _compute_linear_cost(case: OpCase, weight: Shape, cpu: CpuCosts) -> Cost:
     int8_us += exposed * interpolate(linear.stream_int8, weights)
     if case.op_type == "MatMul":
         float_us += linear.matmul_bias_launch + rows * outputs * linear.matmul_bias_ns / 1e3
+        if case.pointwise and len(case.output or ()) > 2:
+            taps = OpCase(op_type="Conv", inputs=(), output=(1, outputs, 1, rows))
+            int8_us = conv_cost(taps, (outputs, depth, 1, 1), cpu).int8_us
         int8_us += linear.matmul_int8_bias_launch + rows * outputs * linear.matmul_int8_bias_ns / 1e3
     return Cost(float_us, int8_us)
 

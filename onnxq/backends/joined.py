@@ -67,7 +67,7 @@ _JOINERS: Mapping[type, Mapping[_Joiner, str]] = {
         _first: "name kernel why",
         _intersect_named: "ops",
         lambda outputs: min(outputs, key=_OUTPUTS.index): "output",
-        _intersect: "fuses",
+        _intersect: "fuses pointwise",
         _ask_each: "check unpaid",
         # None where one of them has no use for it.
         min: "footroom",

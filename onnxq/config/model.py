@@ -92,7 +92,7 @@ class Config(Section):
     )
     cpu: Literal["any", "vnni", "avx2"] = option(
         "any",
-        "The x86 CPUs that ONNX Runtime's pairs are placed for: with VNNI, without VNNI (avx2), or one graph for both.",
+        "The x86 CPUs that pairs are placed for: with VNNI, without VNNI (avx2), or one graph for both.",
         _PLANNING | Command.VARIANTS,
     )
     # The products of activations in attention, for engines with a fused kernel; "auto" tries both.

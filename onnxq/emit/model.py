@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Collection
 
 from onnxq.backends import find_target
 from onnxq.calibrate.constants import find_tensor
@@ -23,6 +24,8 @@ from onnxq.spec import FLOAT_TYPES, FloatType
 
 # The first IR version with 4-bit types. Opset 21 brings it along; a table of them can stand in an older opset.
 _PACKED_IR = 10
+# Ranks that the data of Convs have in every engine.
+_CONV_RANKS = (3, 4, 5)
 
 
 def replace_biases(proto: ModelLike, plan: Plan) -> ModelLike:
@@ -68,10 +71,8 @@ def emit_pairs(proto: ModelLike, plan: Plan, progress: Progress = silent) -> Mod
     own_inputs = frozenset(site.site for site in plan.sites if isinstance(site.site, Edge))
     tables = {site.group: site for site in plan.sites if site.group and site.find_lookups(index)}
     captured = _find_captured(plan, index)
-    whole = find_target(plan.target).whole
-    writer = PairWriter(
-        Editor(proto), index, _find_integer_readers(plan, index), own_inputs, tables, captured, whole=whole
-    )
+    target, in_integers = find_target(plan.target), _find_integer_readers(plan, index)
+    writer = PairWriter(Editor(proto), index, in_integers, own_inputs, tables, captured, whole=target.whole)
     for site in plan.existing:
         writer.connect_existing(site)
     # Tables last: they may share the integers of a weight.
@@ -83,10 +84,47 @@ def emit_pairs(proto: ModelLike, plan: Plan, progress: Progress = silent) -> Mod
     records = {**read_records(proto, index), **writer.records}
     writer.editor.model_metadata({PLAN_KEY: write_plan(plan), BITS_KEY: json.dumps(records)})
     done = writer.editor.export()
+    rules = {rule.name for rule in target.rules if plan.placement and plan.placement.cpu in rule.pointwise}
+    if rules:
+        done = _write_pointwise(done, plan, rules)
     if any(site.spec.storage_bits < 8 for site in plan.sites):
         proto = bare_proto(done)
         proto.ir_version = max(proto.ir_version, _PACKED_IR)
     return done
+
+
+def _write_pointwise(proto: ModelLike, plan: Plan, rules: Collection[str]) -> ModelLike:
+    """Products by these rules: data [..., K] -> Transpose -> Conv -> Transpose -> [..., N], with weights [N, K, 1 ...].
+
+    Engines whose Convs take channels last leave both Transposes out where shapes are fixed.
+    """
+    index, editor = get_index(proto), Editor(proto)
+    weights = (site for site in plan.sites if site.role is Role.WEIGHT and site.rule in rules and not site.group)
+    for node in (index.find_node(edge.node) for site in weights for edge in site.consumers or ()):
+        rank, pair = len(index.find_shape(node.result) or ()), index.maker(node, 1, DEQUANTIZE)
+        stored = index.find_input(pair, 0)
+        codes, name, taps = index.find_constant(stored), node.name, [1] * (rank - 2)
+        if pair is None or stored is None or codes is None or index.maker(node, 0, DEQUANTIZE) is None:
+            continue
+        # A weight that others read as well stays a matrix.
+        alone = index.find_sole_reader(stored) and index.find_sole_reader(pair.result)
+        if alone is None or rank not in _CONV_RANKS:
+            continue
+        editor.replace_initializer(stored, codes.T.reshape(*codes.shape[::-1], *taps))
+        editor.set_attr(pair.name, "axis", 0)
+        editor.set_op(name, "Conv")
+        editor.set_attr(name, "kernel_shape", taps)
+        data, result = (editor.fresh(f"{name}/{part}") for part in ("channels_first", "channels_second"))
+        editor.replace_output(name, 0, result)
+        ends = {
+            node.inputs[0]: (data, [0, rank - 1, *range(1, rank - 1)]),
+            result: (node.outputs[0], [0, *range(2, rank), 1]),
+        }
+        for source, (target, perm) in ends.items():
+            other = editor.fresh(f"{target}/Transpose")
+            editor.insert_node(node.scope, "Transpose", [source], [target], name=other, attrs={"perm": perm})
+        editor.replace_input(node.make_edge(0), data)
+    return editor.export()
 
 
 def _find_captured(plan: Plan, index: GraphIndex) -> frozenset[TensorId]:

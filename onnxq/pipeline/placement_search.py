@@ -118,7 +118,7 @@ def _build(
     problem: OnnxPlacement, state: FloatState, samples: Dataset, name: str, chosen: frozenset[str]
 ) -> _Candidate | None:
     """The candidate with minmax ranges of a few samples; None when it cannot be made."""
-    plan = problem.placed(Choice(chosen), PlacementChoice()) if chosen else None
+    plan = problem.placed(Choice(chosen), PlacementChoice(cpu=detect_cpu())) if chosen else None
     if plan is None or not plan.sites:
         return None
     try:

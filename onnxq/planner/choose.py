@@ -10,7 +10,7 @@ from onnxq.backends.base import Cost
 from onnxq.config import Rule
 from onnxq.planner.cut import Balance, CutProblem, find_balance
 from onnxq.planner.problem import KEPT, PlacementProblem, QuantizableOp, QuantizableOps
-from onnxq.sites import Cautions, LeftFloat, Names, Refusal, Role, Unquantized
+from onnxq.sites import Caution, Cautions, LeftFloat, Names, Refusal, Role, Unquantized
 
 # The rule that reasons name where a rule of the configuration decides.
 BY_PERSON = "configuration"
@@ -87,7 +87,21 @@ def choose_by_cost(problem: PlacementProblem, *, sized: bool) -> Choice:
     for op in ops:
         if op.rule.compute and op.name not in balance.chosen and op.name not in reasons:
             reasons[op.name] = _explain_size(op, balance.costs.ops[op.name])
-    return Choice(balance.chosen, _sort_reasons(ops, reasons), balance.make_warnings())
+    warnings = (*balance.make_warnings(), *_warn_of_transposes(problem, balance.chosen))
+    return Choice(balance.chosen, _sort_reasons(ops, reasons), warnings)
+
+
+def _warn_of_transposes(problem: PlacementProblem, chosen: frozenset[str]) -> Cautions:
+    """A warning where matrices become Convs and their sizes are not fixed, so that engines carry the Transposes out."""
+    # A file for one kind alone is the best that it can have.
+    turned = [op for op in problem.ops if op.name in chosen and op.rule.pointwise and problem.config.cpu == "any"]
+    if all(isinstance(dim, int) for op in turned for dim in problem.ops.index.find_shape(op.out) or ()):
+        return ()
+    text = (
+        "matrices are multiplied as convolutions, which CPUs of kind vnni are slower at while sizes change from run to "
+        "run. Fix the sizes where the model is loaded, or choose `cpu='vnni'` if it runs only there"
+    )
+    return (Caution("W103", text),)
 
 
 def _balance(problem: PlacementProblem, cut: CutProblem, sides: Mapping[str, bool]) -> Balance:
@@ -285,9 +299,17 @@ def _has_tiny_map(ops: QuantizableOps, op: QuantizableOp) -> bool:
     return op.node.op_type == "Conv" and shape is not None and all(dim == 1 for dim in shape[2:])
 
 
-def _is_behind(count: int) -> Test:
-    """True for all but the first operators that compute: those with the largest maps and the fewest channels."""
-    return lambda ops, op: op.name not in [other.name for other in ops if other.rule.compute][:count]
+def _is_behind(count: float) -> Test:
+    """True for all but the first operators that compute: those with the largest maps and the fewest channels.
+
+    count: of them; below 1 their share.
+    """
+
+    def is_behind(ops: QuantizableOps, op: QuantizableOp) -> bool:
+        names = [other.name for other in ops if other.rule.compute]
+        return op.name not in names[: int(count if count >= 1 else count * len(names))]
+
+    return is_behind
 
 
 # Operators that compute and run in integers, by the name of the candidate; the rest follows by cut. A handful, because
@@ -297,6 +319,9 @@ STRATEGIES: Mapping[str, Test] = {
     "all-but-stem": _is_behind(1),
     "all-but-first-two": _is_behind(2),
     "all-but-first-three": _is_behind(3),
+    # Kernels whose integers pay on small maps alone.
+    "last-two-thirds": _is_behind(1 / 3),
+    "last-half": _is_behind(1 / 2),
     "no-one-channel-input": lambda ops, op: not _has_one_channel(ops, op),
     "no-grouped-no-gates": lambda ops, op: not (_is_grouped(ops, op) or _has_tiny_map(ops, op)),
     "large-pointwise-and-linear": lambda ops, op: _is_large_pointwise(ops, op) and not _has_tiny_map(ops, op),

@@ -264,6 +264,7 @@ def _predict_op_cost(ops: QuantizableOps, op: QuantizableOp, cpu: MachineCosts) 
         kernel=tuple(candidate.attr("kernel_shape", ())),
         strides=tuple(candidate.attr("strides", ())),
         activation=op.activation.op_type if op.activation is not None else "",
+        pointwise=bool(op.rule.pointwise),
     )
     return cpu.predict_node(case)
 

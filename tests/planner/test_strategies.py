@@ -40,6 +40,8 @@ def test_each_strategy_takes_the_products_it_names() -> None:
         "all-but-stem": {"stem"},
         "all-but-first-two": {"stem", "depthwise"},
         "all-but-first-three": {"stem", "depthwise", "point"},
+        "last-two-thirds": {"stem", "depthwise"},
+        "last-half": {"stem", "depthwise", "point"},
         "no-one-channel-input": {"depthwise"},
         "no-grouped-no-gates": {"depthwise", "grouped", "squeeze", "excite"},
         "large-pointwise-and-linear": {"stem", "depthwise", "squeeze", "excite", "grouped"},

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
+import numpy as np
 import pytest
+from onnx import numpy_helper, parser
 
 import onnxq
 from onnxq.backends import find_target
 from onnxq.backends.base import OpCase
+from onnxq.runtime import Session
 from onnxq.sites import Role, TensorId
 from tests.backends.openvino.graphs import make_net, quantize_net
 
@@ -60,3 +64,47 @@ def test_a_stride_makes_a_depthwise_convolution_no_dearer(cpu: str) -> None:
         for stride in (1, 2)
     )
     assert costs.predict_node(half).float_us < costs.predict_node(whole).float_us
+
+
+def test_matrices_are_convolutions_of_one_tap_unless_the_file_is_for_vnni_alone() -> None:
+    rng = np.random.default_rng(0)
+    model = parser.parse_model("""
+        <ir_version: 8, opset_import: ["" : 17]>
+        g (float[1,N,48] x) => (float[1,N,32] y, float[1,N,32] z) {
+            [first] h = MatMul(x, w)
+            b = Reshape(h, four)
+            [second] p = MatMul(b, v)
+            y = Reshape(p, three)
+            [third] z = MatMul(x, u)
+        }""")
+    weights = {"w": (48, 32), "v": (8, 8), "u": (48, 32)}
+    arrays = {name: rng.standard_normal(shape).astype(np.float32) for name, shape in weights.items()}
+    arrays |= {"four": np.array([1, -1, 4, 8]), "three": np.array([1, -1, 32])}
+    model.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in arrays.items())
+    samples = [{"x": rng.standard_normal((1, 16, 48)).astype(np.float32)} for _ in range(8)]
+    rules = [{"node": "*", "set": {"quantize": True}}]
+
+    def quantize(cpu: str) -> tuple[dict[str, str], list[np.ndarray]]:
+        overrides = {"effort": "fast", "latency": False, "rules": rules, "cpu": cpu}
+        result = onnxq.quantize(model, samples, "openvino-int8", overrides=overrides)
+        # Sizes change from run to run, so that OpenVINO transposes.
+        assert any("while sizes change" in warning for warning in result.plan.warnings) == (cpu == "any")
+        proto = result.model
+        answers = Session(proto, optimize=False).run(samples[0])
+        products = {node.name: node.op_type for node in proto.graph.node if node.op_type in ("Conv", "MatMul")}
+        return products, [np.asarray(answers[name]) for name in ("y", "z")]
+
+    products, answers = quantize("any")
+    assert products == dict.fromkeys(("first", "second", "third"), "Conv")
+    assert quantize("avx2")[0] == products
+    matrices, same = quantize("vnni")
+    assert matrices == dict.fromkeys(products, "MatMul")
+    for answer, other in zip(answers, same, strict=True):
+        np.testing.assert_allclose(answer, other, rtol=1e-5, atol=1e-5)
+
+
+def test_a_matrix_in_integers_pays_for_avx2_as_a_convolution_alone() -> None:
+    costs = find_target("openvino").costs["avx2"]
+    case = OpCase(op_type="MatMul", inputs=((1, 96, 384),), output=(1, 96, 384), weight=(384, 384))
+    plain, convolution = costs.predict_node(case), costs.predict_node(replace(case, pointwise=True))
+    assert convolution.int8_us < plain.float_us == convolution.float_us < plain.int8_us
