@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from onnxq.commands.compare import compare as compare
     from onnxq.commands.diff import diff as diff
     from onnxq.commands.import_calibration import import_calibration as import_calibration
+    from onnxq.commands.import_weights import ImportedWeights as ImportedWeights
+    from onnxq.commands.import_weights import import_weights as import_weights
     from onnxq.commands.inspect import annotate_bits as annotate_bits
     from onnxq.commands.inspect import inspect as inspect
     from onnxq.commands.perplexity import perplexity as perplexity
@@ -64,6 +66,7 @@ _NAMES = {
     "commands.compare": "Comparison compare",
     "commands.diff": "diff",
     "commands.import_calibration": "import_calibration",
+    "commands.import_weights": "ImportedWeights import_weights",
     "commands.inspect": "annotate_bits inspect",
     "commands.perplexity": "perplexity",
     "commands.plan": "make_plan",

@@ -18,6 +18,7 @@ _MODULES = {
     "Comparison": "compare",
     "Difference": "diff",
     "Imported": "import_calibration",
+    "ImportedWeights": "import_weights",
     "Inspection": "inspect",
     "Kernels": "kernels",
     "Part": "shards",

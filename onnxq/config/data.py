@@ -58,12 +58,13 @@ class ImageConfig(Section):
 
 
 # The commands that read samples for the configuration, and those that read some of their own number, too.
-_READING = Command.QUANTIZE | Command.PLAN | Command.APPLY | Command.IMPORT | Command.DIFF | Command.VARIANTS
+_IMPORTING = Command.IMPORT | Command.IMPORT_WEIGHTS
+_READING = Command.QUANTIZE | Command.PLAN | Command.APPLY | _IMPORTING | Command.DIFF | Command.VARIANTS
 _RUNNING = _READING | Command.PROVE | Command.PROFILE | Command.REPORT
 _LOADING = _RUNNING | Command.BENCH | Command.PERPLEXITY
 _PLACING = Command.QUANTIZE | Command.PLAN
 _CALIBRATING = Command.QUANTIZE | Command.APPLY | Command.IMPORT | Command.VARIANTS
-_WRITING = Command.QUANTIZE | Command.APPLY
+_WRITING = Command.QUANTIZE | Command.APPLY | Command.IMPORT_WEIGHTS
 _CHECKING = _WRITING | Command.VARIANTS
 
 
@@ -90,7 +91,11 @@ class DataConfig(Section):
         _CALIBRATING | Command.DIFF,
         metavar="SIZE",
     )
-    allow_missing: bool = option(False, "Leave operators float whose input has no scale in the cache.", Command.IMPORT)
+    allow_missing: bool = option(
+        False,
+        "Leave float what the import has no scale for, and skip weights that the model does not have or ONNX not hold.",
+        _IMPORTING,
+    )
 
 
 class RuntimeConfig(Section):

@@ -59,6 +59,7 @@ class Command(Flag):
     VARIANTS = auto()
     PERPLEXITY = auto()
     REPORT = auto()
+    IMPORT_WEIGHTS = auto()
 
 
 class Section(Frozen):

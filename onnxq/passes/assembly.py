@@ -192,8 +192,9 @@ def _write_operators(proto: ModelLike, plan: Plan) -> ModelLike:
     """The model with the operators that the plan asks for in the place of pairs, last, when floats have their types."""
     if plan.nbits is None:
         return proto
-    bits = {name_part(site.site, "dq_node"): site.spec.bits for site in plan.sites if site.role is Role.WEIGHT}
-    return write_nbits(proto, plan.nbits, bits)
+    weights = {name_part(site.site, "dq_node"): site for site in plan.sites if site.role is Role.WEIGHT}
+    minima = {name: site.minimum for name, site in weights.items() if site.minimum is not None}
+    return write_nbits(proto, plan.nbits, {name: site.spec.bits for name, site in weights.items()}, minima)
 
 
 def give_types(state: FloatState, model: ModelLike) -> ModelLike:

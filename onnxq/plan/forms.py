@@ -12,6 +12,7 @@ import math
 import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -293,6 +294,7 @@ def _write_values(owner: Any) -> dict[str, Any]:
 # Quantized values, of the type that the spec beside them has.
 OWN_VALUES = Form(_ValuesRow, _read_values, _write_values, flat=True)
 FLOATS = Form(Any, read_floats, write_array)
+INTEGERS = Form(Any, partial(read_array, dtype=np.int32), write_array)
 
 
 def _write_observer(observer: ObserverSpec) -> dict[str, Any]:
