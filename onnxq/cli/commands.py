@@ -236,9 +236,8 @@ IMPORT_WEIGHTS = ModelCommand(
     "Put the codes of a GPTQ, AWQ, compressed-tensors or GGUF checkpoint in.",
     """Give MODEL, a float export, the quantized weights of CHECKPOINT, code for code.
 
-    CHECKPOINT is a folder with safetensors in GPTQ, AWQ or compressed-tensors, or a .gguf file. Its weights are found in
-    MODEL by their values, where that was exported from the dequantized checkpoint, or by their names; the list says
-    which stands where.
+    CHECKPOINT is a folder with safetensors in GPTQ, AWQ or compressed-tensors, or a .gguf file. Its weights are found
+    in MODEL by their values, where that was exported from the dequantized checkpoint, or by their names.
 
     \b
     Examples:

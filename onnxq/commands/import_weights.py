@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePath
 from typing import Any
@@ -13,7 +14,7 @@ import onnx
 
 from onnxq.calibrate import calibrate
 from onnxq.commands.apply import make_samples
-from onnxq.config import DEFAULT_TARGET, Command, Config, Rule, RuleSet
+from onnxq.config import DEFAULT_TARGET, Command, Config, Rule
 from onnxq.errors import CalibrationError
 from onnxq.graph import get_index
 from onnxq.interop import Checkpoint, FoundWeight, InputScale, WeightCodes, match_weights, open_checkpoint
@@ -32,23 +33,26 @@ from onnxq.report.columns import Text
 from onnxq.report.document import ResultFormat
 from onnxq.report.model import Report
 from onnxq.report.terminal import RenderableType, SheetRows, TextView, join_lines, make_sheet, make_table
-from onnxq.sites import Caution, Cautions, Names, Role
+from onnxq.sites import Caution, Names, Role, Unquantized
 from onnxq.spec import PerBlock, PerChannel, QParams, QuantSpec
 
-# Passes that leave the weights as they are: others scale or join them.
+# Passes that leave weights as they are.
 _KEPT = frozenset({"constants", "dead"})
 # Names that an error lists.
 _SHOWN = 4
-# Columns of a block where a checkpoint has one scale for a whole row.
+# Columns of a block where a checkpoint has one scale for a whole row, and pairs in blocks become operators.
 _SIZES = (128, 64, 32, 16)
-# Bits beyond which ONNX Runtime's MatMulNBits takes whole zero points only.
-_MOST_FLOAT_ZEROS = 4
-_FIX = "export the dequantized checkpoint, or skip them with `allow_missing=True`: they stay float"
+# The most bits for which ONNX Runtime's MatMulNBits has float zero points.
+_MOST_BITS = 4
+_NO_FLOATS = (
+    f"its blocks begin at floats, which a MatMul alone may have, up to {_MOST_BITS} bits and with `emit='nbits'`"
+)
+_ORIGIN = "checkpoint"
 
 
 @dataclass(frozen=True)
 class PlacedWeight:
-    """A weight of the model that got codes. names: of the checkpoint. by: "values" or "names", which found it."""
+    """A weight of the model that got codes. names: of the checkpoint's weights. by: what found it, values or names."""
 
     tensor: str
     nodes: Names
@@ -59,10 +63,11 @@ class PlacedWeight:
 
 @dataclass(frozen=True)
 class SkippedWeight:
-    """A weight of the checkpoint that is not in the result, and why."""
+    """A weight of the checkpoint without codes in the result. exact: the model has its values, in float."""
 
     name: str
     reason: str
+    exact: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,7 +91,7 @@ class ImportedWeights:
 
     @property
     def plan(self) -> Plan:
-        """The plan, with all numbers, which `apply` carries out on another export."""
+        """The plan, with all numbers; `apply` carries it out on another export."""
         return self.result.plan
 
     @property
@@ -94,10 +99,8 @@ class ImportedWeights:
         """The account of the result and its check."""
         return self.result.report
 
-    @property
-    def applied(self) -> Report:
-        """The report, which is shown behind the list."""
-        return self.result.report
+    # It is shown behind the list.
+    applied = report
 
 
 def import_weights(
@@ -113,12 +116,12 @@ def import_weights(
 ) -> ImportedWeights:
     """Give a float export the quantized weights of a checkpoint, code for code.
 
-    checkpoint: a folder with safetensors of GPTQ, AWQ or compressed-tensors, or a .gguf file. Weights are found by their
-    values, where the model was exported from the dequantized checkpoint, or by their names. data: samples to check the
-    result on. config: None suits the checkpoint. The override `emit` writes pairs or MatMulNBits; `allow_missing` skips
-    weights that have no place. See `quantize` for the rest.
+    checkpoint: a folder with safetensors of GPTQ, AWQ or compressed-tensors, or a .gguf file. Its weights are found by
+    their values, where the model was exported from the dequantized checkpoint, or by their names. data: samples to
+    check the result on. config: None suits the checkpoint. The override `emit` writes pairs or MatMulNBits,
+    `allow_missing` skips weights that have no place. See `quantize` for the rest.
 
-    Returns an ImportedWeights with `.model`, `.plan`, `.report`, `.placed` and `.skipped`.
+    Returns an ImportedWeights with `.model`, `.plan`, `.report`, `.placed`, `.skipped` and `.result`.
     Raises CalibrationError for a checkpoint that cannot be read, and for weights that have no place.
     """
     opened = open_checkpoint(checkpoint)
@@ -130,124 +133,124 @@ def import_weights(
 
 
 def _choose_form(checkpoint: Checkpoint, overrides: Overrides) -> dict[str, Any]:
-    """The overrides of a caller without a configuration, with the mode that the checkpoint's layers compute in."""
-    data = [weight.data for weight in checkpoint.weights if weight.data is not None]
-    mode = "static" if any(entry.scale is not None for entry in data) else "dynamic" if data else "weight-only"
+    """The overrides of a caller without a configuration, with what suits the checkpoint."""
     given = {key: value for key, value in (overrides or {}).items() if value is not None}
-    # Codes are not to be changed, whatever they add up to in 16 bits.
-    options: dict[str, Any] = {"mode": mode} if mode == "weight-only" else {"mode": mode, "saturation": "allow"}
-    if mode == "weight-only" and given.get("target", DEFAULT_TARGET) == DEFAULT_TARGET:
-        options |= {"emit": "nbits", "weights.granularity": "block", "weights.block_size": _SIZES[0]}
-    return options | given
+    data = [weight.data for weight in checkpoint.weights if weight.data is not None]
+    mode = "weight-only" if not data else "dynamic" if InputScale() in data else "static"
+    mode = given.setdefault("mode", mode)
+    if mode != "weight-only":
+        # Codes are not to be changed, whatever they add up to in 16 bits.
+        return {"saturation": "allow"} | given
+    if given.get("target", DEFAULT_TARGET) != DEFAULT_TARGET:
+        return given
+    return {"emit": "nbits", "weights.granularity": "block", "weights.block_size": _SIZES[0]} | given
 
 
 def _import(
     checkpoint: Checkpoint, model: ModelSource, data: object, config: Config, progress: Progress
 ) -> ImportedWeights:
-    skip = (list_rewrites() - _KEPT) | frozenset(config.skip)
+    skip = (list_rewrites() - _KEPT).union(config.skip)
     ctx = RunContext(config=config, skip=skip, timers=Timers(progress), progress=progress)
     with ctx.timers.run("prepare", "preparing the model"):
         state = load_state(model, ctx, whole=config.mode == "weight-only")
-    index = get_index(state.model)
-    with (
-        ctx.timers.run("match", "looking for the weights"),
-        progress("reading weights", len(checkpoint.weights)) as task,
-    ):
-        match = match_weights(checkpoint, index, state.before, task)
-    skipped = dict(match.missing)
-    with ctx.timers.run("plan", "planning"):
-        wanted = {found: spec for found in match.found if (spec := _choose_spec(found, config, skipped)) is not None}
-        name = Path(model).name if isinstance(model, (str, Path)) else "model"
-        plan = _plan_weights(state, config, name, wanted)
+    with progress("looking for the weights", len(checkpoint.weights)) as task:
+        match = match_weights(checkpoint, get_index(state.model), state.before, task)
+    # Those that the model does not have at all, and those that it goes on having in float.
+    missing, floats = dict(match.missing), dict[str, str]()
+    wanted: dict[FoundWeight, tuple[QuantSpec, WeightCodes]] = {}
     with ctx.timers.run("codes", "reading codes"):
-        plan, placed = _fill_plan(plan, wanted, config, skipped)
+        for found in match.found:
+            try:
+                codes = found.read()
+                wanted[found] = _choose_spec(found, codes, config), codes
+            except CalibrationError as error:
+                (floats if found.by == "values" else missing).update(
+                    dict.fromkeys(found.names, f"{error.subject}: {error.cause}")
+                )
+    with ctx.timers.run("plan", "planning"):
+        name = Path(model).name if isinstance(model, (str, Path)) else "model"
+        plan, placed = _fill_plan(_plan_weights(state, config, name, wanted), wanted)
+    done = {name for row in placed for name in row.names}
+    for found in wanted:
+        reason = _explain_float(plan, found)
+        (floats if found.by == "values" else missing).update(dict.fromkeys({*found.names} - done, reason))
+    skipped = [SkippedWeight(*row) for row in missing.items()]
     if skipped and not config.data.allow_missing:
-        raise _refuse_skipped(checkpoint, skipped)
-    origin = f"{checkpoint.format} checkpoint {PurePath(checkpoint.source).name}"
-    warnings = (*plan.warnings, *_explain_data(checkpoint, config))
-    plan = replace(calibrate(state.model, plan, progress=progress), data=origin, warnings=warnings)
-    samples = None if data is None else read_data(state, data, config, progress=progress)
-    ctx = make_samples(ctx, state) if samples is None else ctx.add_samples(samples)
+        raise _refuse(checkpoint, skipped)
+    if not placed and not skipped:
+        raise _refuse(checkpoint, [SkippedWeight(*row) for row in floats.items()])
+    skipped += [SkippedWeight(name, reason, True) for name, reason in floats.items() if name not in done]
+    plan = calibrate(state.model, replace(plan, warnings=(*plan.warnings, *_explain_data(checkpoint, config))))
+    plan = replace(plan, data=f"{checkpoint.format} checkpoint {PurePath(checkpoint.source).name}")
     with ctx.timers.run("emit", "making the quantized model"):
         quantized = build_file(state, plan, progress)
+    if data is None:
+        ctx = make_samples(ctx, state)
+    else:
+        ctx = ctx.add_samples(read_data(state, data, config, progress=progress))
     result = finalize_run(ctx, state.add_plan(plan), quantized, source=model)
-    lines = tuple(SkippedWeight(*row) for row in skipped.items())
     count = len(checkpoint.weights) + len(checkpoint.refused)
-    return ImportedWeights(checkpoint.source, checkpoint.format, count, placed, lines, result)
+    return ImportedWeights(checkpoint.source, checkpoint.format, count, placed, tuple(skipped), result)
 
 
-def _choose_spec(found: FoundWeight, config: Config, skipped: dict[str, str]) -> QuantSpec | None:
-    """The spec of a weight's codes; None, with a reason among those skipped, where ONNX cannot hold them."""
-    columns, kinds = found.weight.shape[1], {node.op_type for node in found.weight.nodes}
-    try:
-        codes = found.read()
-        if codes.minimum is not None and (
-            config.emit != "nbits" or codes.bits > _MOST_FLOAT_ZEROS or kinds != {"MatMul"}
-        ):
-            cause = (
-                f"blocks that begin at floats are for MatMul, in up to {_MOST_FLOAT_ZEROS} bits, with `emit='nbits'`"
-            )
-            raise CalibrationError(found.sources[0].form, cause)
-    except CalibrationError as error:
-        skipped.update(dict.fromkeys(found.names, f"{error.subject}: {error.cause}"))
-        return None
-    size = codes.size if codes.size < columns else 0
-    if not size and config.emit == "nbits" and kinds == {"MatMul"}:
-        # Any number of blocks has the scale of their row.
-        size = next((size for size in _SIZES if columns % size == 0), 0)
-    axis, symmetric = found.weight.axis, codes.symmetric
-    grain = PerBlock(1 - axis, size) if size else PerChannel(axis)
-    # Gemm has no kernel for packed integers.
-    storage = f"{'' if symmetric else 'u'}int{4 if codes.bits <= 4 and 'Gemm' not in kinds else 8}"
-    return QuantSpec(bits=codes.bits, signed=symmetric, symmetric=symmetric, granularity=grain, storage=storage)
+def _choose_spec(found: FoundWeight, codes: WeightCodes, config: Config) -> QuantSpec:
+    """The spec of a weight's codes. Raises CalibrationError where ONNX cannot hold them."""
+    weight, nbits = found.weight, config.emit == "nbits"
+    alone = weight.ops == {"MatMul"}
+    if codes.minimum is not None and not (nbits and alone and codes.bits <= _MOST_BITS):
+        raise CalibrationError(found.sources[0].form, _NO_FLOATS, code="Q515")
+    columns = weight.shape[1]
+    # Any number of blocks has the scale of their row.
+    whole = next((size for size in _SIZES if nbits and alone and columns % size == 0), 0)
+    size = codes.size if codes.size < columns else whole
+    return QuantSpec(
+        bits=codes.bits,
+        signed=codes.symmetric,
+        symmetric=codes.symmetric,
+        granularity=PerBlock(1 - weight.axis, size) if size else PerChannel(weight.axis),
+        # Gemm reads no packed integers.
+        storage=f"{'' if codes.symmetric else 'u'}int{4 if codes.bits <= 4 and 'Gemm' not in weight.ops else 8}",
+    )
 
 
-def _plan_weights(state: FloatState, config: Config, name: str, wanted: Mapping[FoundWeight, QuantSpec]) -> Plan:
+def _plan_weights(
+    state: FloatState, config: Config, name: str, wanted: Mapping[FoundWeight, tuple[QuantSpec, WeightCodes]]
+) -> Plan:
     """The plan of these weights alone, as the target's rules place them."""
-    rules = []
-    for found, spec in wanted.items():
-        nodes = tuple(f"/^{re.escape(node.name)}$/" for node in found.weight.nodes)
+    rules: list[dict[str, Any]] = []
+    for found, (spec, _) in wanted.items():
+        nodes = [f"/^{re.escape(node.name)}$/" for node in found.weight.nodes]
         grain = spec.granularity
-        blocks = {"granularity": "block", "block_size": grain.size} if isinstance(grain, PerBlock) else {}
-        chosen = RuleSet(
-            bits=spec.bits, scheme="symmetric" if spec.symmetric else "asymmetric", signed=spec.signed,
-            storage=spec.storage, quantize=True, **({"granularity": "channel"} | blocks),
-        )  # fmt: skip
-        rules += [Rule(node=nodes, role=Role.WEIGHT, set=chosen), Rule(node=nodes, set=RuleSet(quantize=True))]
-    rest = Rule(op="*", set=RuleSet(float=True))
-    plan = plan_unrun(state, config.model_copy(update={"rules": (*config.rules, *rules, rest)}), name, None)
-    # All other nodes are float because nothing was imported for them.
-    nodes = {node.name for found in wanted for node in found.weight.nodes}
-    refusals, left = ([row for row in rows if row.subject in nodes] for rows in (plan.refusals, plan.left_float))
-    return replace(plan, refusals=tuple(refusals), left_float=tuple(left))
+        blocks = {"block_size": grain.size} if isinstance(grain, PerBlock) else {}
+        form = {"bits": spec.bits, "signed": spec.signed, "storage": spec.storage, "quantize": True} | blocks
+        form |= {"scheme": "symmetric" if spec.symmetric else "asymmetric"}
+        form |= {"granularity": "block" if blocks else "channel"}
+        rules += [{"node": nodes, "role": "weight", "set": form}, {"node": nodes, "set": {"quantize": True}}]
+    rules.append({"op": "*", "set": {"float": True}})
+    own = (*config.rules, *map(Rule.model_validate, rules))
+    plan = plan_unrun(state, config.model_copy(update={"rules": own}), name, None)
+    # All other nodes are float because the checkpoint has nothing for them.
+    readers = {node.name for found in wanted for node in found.weight.nodes}
+    refusals = tuple(row for row in plan.refusals if row.subject in readers)
+    return replace(plan, refusals=refusals, left_float=tuple(row for row in plan.left_float if row.subject in readers))
 
 
 def _fill_plan(
-    plan: Plan, wanted: Mapping[FoundWeight, QuantSpec], config: Config, skipped: dict[str, str]
+    plan: Plan, wanted: Mapping[FoundWeight, tuple[QuantSpec, WeightCodes]]
 ) -> tuple[Plan, tuple[PlacedWeight, ...]]:
     """The plan with the numbers of the checkpoint, and the weights that got them."""
     by_node = {node.name: found for found in wanted for node in found.weight.nodes}
-    sites, placed = [], []
+    sites, placed = list[SitePlan](), list[PlacedWeight]()
     for site in plan.sites:
-        readers = [edge.node for edge in site.consumers or ()]
-        found = next((by_node[name] for name in readers if name in by_node), None)
-        if site.role is not Role.WEIGHT or found is None:
+        readers = tuple(edge.node for edge in site.consumers or ())
+        found = [by_node[name] for name in readers if name in by_node]
+        if site.role is Role.ACTIVATION and not site.spec.dynamic:
+            sites += _scale_data(site, found)
+        elif site.role is not Role.WEIGHT:
             sites.append(site)
-            continue
-        if site.spec != wanted[found]:
-            continue
-        sites.append(_set_codes(site, found.read(), found.weight.axis))
-        row = (str(found.weight.tensor), tuple(readers), found.names, found.by, found.sources[0].form)
-        placed.append(PlacedWeight(*row))
-    done = {name for row in placed for name in row.names}
-    reasons = {row.subject: row.reason for row in (*plan.refusals, *plan.left_float)}
-    for found in wanted:
-        why = [reasons[node.name] for node in found.weight.nodes if node.name in reasons]
-        for name in found.names:
-            if name not in done:
-                skipped[name] = why[0] if why else f"{found.weight.tensor} cannot have its form for {plan.target}"
-    if config.mode == "static":
-        sites = list(_scale_data(sites, by_node))
+        for match in [match for match in found if site.role is Role.WEIGHT and site.spec == wanted[match][0]][:1]:
+            sites.append(_set_codes(site, wanted[match][1], match.weight.axis))
+            placed.append(PlacedWeight(str(match.weight.tensor), readers, match.names, match.by, match.sources[0].form))
     return replace(plan, sites=tuple(sites)), tuple(placed)
 
 
@@ -255,68 +258,57 @@ def _set_codes(site: SitePlan, codes: WeightCodes, axis: int) -> SitePlan:
     """The site of a weight with these codes, laid out as the weight is."""
     spec, grain = site.spec, site.spec.granularity
     raised = codes.middle if spec.signed else 0
-    values = (codes.codes.astype(np.int16) - raised).astype(spec.numpy_storage)
-    arrays = [values, codes.scale, codes.zero.astype(np.int32) - raised, codes.minimum]
-    if isinstance(grain, PerBlock) and grain.size != codes.size:
-        count = values.shape[1] // grain.size
-        arrays[1:3] = [np.repeat(array, count, 1) for array in arrays[1:3] if array is not None]
+    stored = (codes.codes.astype(np.int16) - raised).astype(spec.numpy_storage)
+    arrays: list[Any] = [codes.scale, codes.zero.astype(np.int32) - raised, stored, codes.minimum]
+    if isinstance(grain, PerBlock) and codes.size > grain.size:
+        arrays[:2] = (np.repeat(array, stored.shape[1] // grain.size, 1) for array in arrays[:2])
     elif isinstance(grain, PerChannel):
-        arrays[1:3] = [array[:, 0] for array in arrays[1:3] if array is not None]
-    values, scale, zero, minimum = (
-        np.ascontiguousarray(array.T if axis else array) if array is not None else None for array in arrays
-    )
-    order = None if codes.order is None else codes.order.astype(np.int32)
-    qparams = QParams(scale.astype(np.float32), zero, "checkpoint")
-    return replace(site, qparams=qparams, values=values, order=order, minimum=minimum)
+        arrays[:2] = (array[:, 0] for array in arrays[:2])
+    laid: list[Any] = [None if a is None else np.ascontiguousarray(a.T if axis else a) for a in arrays]
+    numbers = QParams(laid[0], laid[1], _ORIGIN)
+    return replace(site, qparams=numbers, values=laid[2], order=codes.order, minimum=laid[3])
 
 
-def _scale_data(sites: Sequence[SitePlan], by_node: Mapping[str, FoundWeight]) -> Iterator[SitePlan]:
-    """The sites with the checkpoint's scales of their data."""
-    for site in sites:
-        if site.role is not Role.ACTIVATION:
-            yield site
-            continue
-        readers = site.consumers or ()
-        data = [by_node[edge.node].sources[0].data for edge in readers if edge.node in by_node]
-        if len(data) < len(readers) or any(entry is None or entry.scale is None for entry in data):
-            subject = f"{site.site}: what reads it is quantized on static data"
-            raise CalibrationError(
-                subject, "the checkpoint has no scale for it", "give a preset of weights alone", code="Q515"
-            )
-        if len(set(data)) == 1:
-            yield _set_scale(site, data[0])
-            continue
-        # Layers of one input whose scales differ: each has a pair of its own.
-        for edge, entry in zip(readers, data, strict=True):
-            tensor = site.quantized_tensor
-            yield _set_scale(replace(site, site=edge, tensor=tensor, consumers=(edge,), anchor=""), entry)
-
-
-def _set_scale(site: SitePlan, data: InputScale | None) -> SitePlan:
-    assert data is not None
+def _scale_data(site: SitePlan, found: list[FoundWeight]) -> Iterator[SitePlan]:
+    """The site with the checkpoint's scale; one at each reader where those of one tensor have others."""
+    readers, data = site.consumers or (), [match.sources[0].data for match in found]
+    scales = {entry for entry in data if entry is not None and entry.scale is not None}
+    if len(data) < len(readers) or {*data} != scales:
+        cause = "is read by layers on static data, and the checkpoint has no scale for it"
+        raise CalibrationError(str(site.site), cause, "write `mode: weight-only`", code="Q515")
     raised = 0 if site.spec.signed else 128
-    return replace(
-        site,
-        qparams=QParams(np.asarray(data.scale, np.float32), np.asarray(data.zero + raised, np.int32), "checkpoint"),
-    )
+    for entry, edge in zip(data, readers if len(scales) > 1 else [None], strict=False):
+        assert entry is not None
+        numbers = QParams(np.asarray(entry.scale, np.float32), np.asarray(entry.zero + raised, np.int32), _ORIGIN)
+        own = replace(site, qparams=numbers)
+        whole = edge is None
+        yield own if whole else replace(own, site=edge, tensor=site.quantized_tensor, consumers=(edge,), anchor="")
 
 
-def _refuse_skipped(checkpoint: Checkpoint, skipped: Mapping[str, str]) -> CalibrationError:
-    names = [f"{name}: {reason}" for name, reason in list(skipped.items())[:_SHOWN]]
-    more = f"; and {len(skipped) - _SHOWN} more" if len(skipped) > _SHOWN else ""
-    total = len(checkpoint.weights) + len(checkpoint.refused)
-    cause = f"{len(skipped)} of {total} weights have no place in the model: {'; '.join(names)}{more}"
-    return CalibrationError(checkpoint.source, cause, _FIX, code="Q515")
+def _explain_float(plan: Plan, found: FoundWeight) -> str:
+    """Why the plan has no site for a weight that it was asked for."""
+    rows: tuple[Unquantized, ...] = (*plan.refusals, *plan.left_float)
+    nodes = {node.name for node in found.weight.nodes}
+    reasons = (row.reason for row in rows if row.subject in nodes)
+    return next(reasons, f"{plan.target} has no place for the form of {found.weight.tensor}")
 
 
-def _explain_data(checkpoint: Checkpoint, config: Config) -> Cautions:
+def _refuse(checkpoint: Checkpoint, skipped: list[SkippedWeight]) -> CalibrationError:
+    names = [f"{row.name}: {row.reason}" for row in skipped[:_SHOWN]]
+    if len(skipped) > _SHOWN:
+        names.append(f"and {len(skipped) - _SHOWN} more")
+    count = len(checkpoint.weights) + len(checkpoint.refused)
+    cause = f"{len(skipped)} of {count} weights have no place in the model: {'; '.join(names)}"
+    fix = "export the dequantized checkpoint, or leave them as they are in the model with `allow_missing=True`"
+    return CalibrationError(checkpoint.source, cause, fix, code="Q515")
+
+
+def _explain_data(checkpoint: Checkpoint, config: Config) -> Iterator[Caution]:
     """How layers treat their data otherwise than the checkpoint says."""
     data = {weight.data for weight in checkpoint.weights} - {None}
-    if not data or (config.mode == "static" and InputScale() not in data):
-        return ()
-    how = "it stays float here" if config.mode == "weight-only" else "it has one scale a tensor and run here"
-    text = f"the checkpoint quantizes the data of its layers to 8 bits, with a scale for each token, and {how}"
-    return (Caution("W134", text),)
+    if data and (config.mode != "static" or InputScale() in data):
+        how = "it stays float here" if config.mode == "weight-only" else "it has one scale a tensor and run here"
+        yield Caution("W139", f"the checkpoint quantizes the data of its layers to 8 bits, token by token, and {how}")
 
 
 def _make_parts(imported: ImportedWeights, view: TextView) -> Iterator[RenderableType]:
@@ -324,25 +316,21 @@ def _make_parts(imported: ImportedWeights, view: TextView) -> Iterator[Renderabl
     if view.verbose and imported.placed:
         columns = ("weight", "of the checkpoint", "found by", "form")
         rows = [(row.tensor, ", ".join(row.names), row.by, row.form) for row in imported.placed]
-        yield make_table(columns, rows, names=columns[:2], fold=("form",))
+        yield make_table(columns, rows, names=columns[:2], fold=columns[3:])
         yield Text("")
     yield make_sheet(_make_rows(imported, view.verbose))
 
 
 def _make_rows(imported: ImportedWeights, verbose: bool) -> SheetRows:
-    by = [row.by for row in imported.placed]
     used = {name for row in imported.placed for name in row.names}
+    by, forms = Counter(row.by for row in imported.placed), Counter(row.form for row in imported.placed)
     yield "checkpoint", f"{imported.count} quantized weights, {len(used)} of them used"
-    yield "placed", f"{len(by)} weights: {by.count('values')} found by values, {by.count('names')} by names"
-    forms = dict.fromkeys(row.form for row in imported.placed)
-    yield (
-        "forms",
-        join_lines(
-            [f"{sum(row.form == form for row in imported.placed)} in {form}" for form in forms], verbose, _SHOWN
-        ),
-    )
-    if imported.skipped:
-        yield "skipped", join_lines([f"{row.name}: {row.reason}" for row in imported.skipped], verbose, _SHOWN)
+    yield "placed", f"{len(imported.placed)} weights: {by['values']} found by values, {by['names']} by names"
+    yield "forms", join_lines([f"{count} in {form}" for form, count in forms.items()], verbose, _SHOWN)
+    for exact, label in ((False, "skipped"), (True, "in float")):
+        lines = [f"{row.name}: {row.reason}" for row in imported.skipped if row.exact is exact]
+        if lines:
+            yield label, join_lines(lines, verbose, _SHOWN)
 
 
 FORMS = {

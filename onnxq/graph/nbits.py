@@ -64,7 +64,7 @@ def unpack_bits(packed: Array, bits: int, count: int) -> NDArray[np.uint8]:
 
 @dataclass(frozen=True, eq=False)
 class Blocks:
-    """A weight in blocks. codes: unsigned, [K, N]; scale: [blocks, N]; zero: [blocks, N], floats too; None for the middle."""
+    """A weight in blocks. codes: unsigned, [K, N]; scale: [blocks, N]; zero: the same, floats too; None: the middle."""
 
     codes: Array
     scale: Array

@@ -285,8 +285,8 @@ class SitePlan:
     # Quantized values of a weight, in the storage's numpy type and the weight's shape, where rounding to nearest gives
     # others; None: the model's own weight is rounded.
     values: Annotated[Array | None, OWN_VALUES] = field(default=None, hash=False)
-    # Of a weight from a checkpoint whose blocks have its rows in another order, in which `values` stand: the row at each
-    # place. The data is gathered in that order in front of the operator.
+    # Of a weight from a checkpoint whose blocks have its rows in another order, as `values` do: the row at each place.
+    # The data is gathered in that order in front of the operator.
     order: Annotated[Array | None, INTEGERS] = field(default=None, hash=False)
     # Of one with blocks that begin at a float: added to each, in the shape of the scale, in the place of a zero point.
     # Only MatMulNBits has it.

@@ -44,6 +44,11 @@ class WeightCodes:
         return 1 << (self.bits - 1)
 
     @property
+    def form(self) -> tuple[int, int, bool, bytes]:
+        """All that channels of one weight share."""
+        return self.bits, self.size, self.minimum is None, b"" if self.order is None else self.order.tobytes()
+
+    @property
     def symmetric(self) -> bool:
         """True where all zero points are in the middle."""
         return self.minimum is None and bool((self.zero == self.middle).all())
@@ -64,7 +69,7 @@ class WeightCodes:
         return placed
 
     def settle(self) -> WeightCodes:
-        """The same values without scales of 0, and with whole zero points in the place of minima where those are exact."""
+        """The same values without scales of 0, and with whole zero points in the place of minima that are exact so."""
         codes, scale, zero, minimum = self.codes, self.scale, self.zero, self.minimum
         if not scale.all():
             # A block of one value: any scale has it, and engines take none of 0.
@@ -127,7 +132,7 @@ class CheckpointFiles:
 
 @dataclass(frozen=True, eq=False)
 class Checkpoint:
-    """The quantized weights of a checkpoint. refused: names of those of a form that is not read, each with the reason."""
+    """The quantized weights of a checkpoint. refused: by name, why others are not read."""
 
     source: str
     format: str
@@ -157,7 +162,7 @@ def unpack_words(words: Array, bits: int, count: int) -> Array:
 
 
 def find_group_size(name: str, columns: int, groups: int, stated: object) -> int:
-    """Columns of a group, as the configuration states it, or as it follows. Raises CalibrationError for other counts."""
+    """Columns of a group, as it is stated, or as it follows. Raises CalibrationError where there is no such size."""
     for size in (stated, columns // groups if groups else 0):
         if isinstance(size, int) and size > 0 and -(-columns // size) == groups:
             return size
@@ -168,7 +173,7 @@ def find_group_size(name: str, columns: int, groups: int, stated: object) -> int
 
 def order_columns(name: str, groups: Array, size: int) -> Array | None:
     """The columns in the order of their groups; None where they stand in it. groups: of each column, its group."""
-    order = np.argsort(groups, kind="stable")
+    order = np.argsort(groups, kind="stable").astype(np.int32)
     if (groups[order] != np.arange(len(groups)) // size).any():
         raise fault(name, f"its groups (g_idx) are not of {size} columns each", "save the checkpoint again")
     return order if (np.diff(groups) < 0).any() else None

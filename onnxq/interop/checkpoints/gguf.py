@@ -197,7 +197,7 @@ def _read_header(file: BinaryIO) -> tuple[list[tuple[str, tuple[int, ...], int, 
             return file.seek(length * struct.calcsize(_SCALARS[inner]), 1)
         return [value(inner) for _ in range(length)]
 
-    if file.read(4) != _MAGIC or (version := take("<I")) not in (2, 3):
+    if file.read(4) != _MAGIC or take("<I") not in (2, 3):
         raise ValueError("version 2 or 3 in little-endian order is read")
     tensors, pairs = count(), count()
     keys = {text(): value(take("<I")) for _ in range(pairs)}
