@@ -175,10 +175,8 @@ def _import(
         reason = _explain_float(plan, found)
         (floats if found.by == "values" else missing).update(dict.fromkeys({*found.names} - done, reason))
     skipped = [SkippedWeight(*row) for row in missing.items()]
-    if skipped and not config.data.allow_missing:
-        raise _refuse(checkpoint, skipped)
-    if not placed and not skipped:
-        raise _refuse(checkpoint, [SkippedWeight(*row) for row in floats.items()])
+    if (skipped or not placed) and not config.data.allow_missing:
+        raise _refuse(checkpoint, missing or floats)
     skipped += [SkippedWeight(name, reason, True) for name, reason in floats.items() if name not in done]
     plan = calibrate(state.model, replace(plan, warnings=(*plan.warnings, *_explain_data(checkpoint, config))))
     plan = replace(plan, data=f"{checkpoint.format} checkpoint {PurePath(checkpoint.source).name}")
@@ -277,12 +275,14 @@ def _scale_data(site: SitePlan, found: list[FoundWeight]) -> Iterator[SitePlan]:
         cause = "is read by layers on static data, and the checkpoint has no scale for it"
         raise CalibrationError(str(site.site), cause, "write `mode: weight-only`", code="Q515")
     raised = 0 if site.spec.signed else 128
-    for entry, edge in zip(data, readers if len(scales) > 1 else [None], strict=False):
+    for entry, edge in zip(data, readers, strict=False):
         assert entry is not None
         numbers = QParams(np.asarray(entry.scale, np.float32), np.asarray(entry.zero + raised, np.int32), _ORIGIN)
         own = replace(site, qparams=numbers)
-        whole = edge is None
-        yield own if whole else replace(own, site=edge, tensor=site.quantized_tensor, consumers=(edge,), anchor="")
+        if len(scales) == 1:
+            yield own
+            return
+        yield replace(own, site=edge, tensor=site.quantized_tensor, consumers=(edge,), anchor="")
 
 
 def _explain_float(plan: Plan, found: FoundWeight) -> str:
@@ -293,8 +293,8 @@ def _explain_float(plan: Plan, found: FoundWeight) -> str:
     return next(reasons, f"{plan.target} has no place for the form of {found.weight.tensor}")
 
 
-def _refuse(checkpoint: Checkpoint, skipped: list[SkippedWeight]) -> CalibrationError:
-    names = [f"{row.name}: {row.reason}" for row in skipped[:_SHOWN]]
+def _refuse(checkpoint: Checkpoint, skipped: Mapping[str, str]) -> CalibrationError:
+    names = [f"{name}: {reason}" for name, reason in list(skipped.items())[:_SHOWN]]
     if len(skipped) > _SHOWN:
         names.append(f"and {len(skipped) - _SHOWN} more")
     count = len(checkpoint.weights) + len(checkpoint.refused)
