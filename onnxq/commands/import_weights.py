@@ -16,6 +16,7 @@ from onnxq.calibrate import calibrate
 from onnxq.commands.apply import make_samples
 from onnxq.config import DEFAULT_TARGET, Command, Config, Rule
 from onnxq.errors import CalibrationError
+from onnxq.files import guard_outputs
 from onnxq.graph import get_index
 from onnxq.interop import Checkpoint, FoundWeight, InputScale, WeightCodes, match_weights, open_checkpoint
 from onnxq.passes.assembly import build_file
@@ -124,12 +125,13 @@ def import_weights(
     Returns an ImportedWeights with `.model`, `.plan`, `.report`, `.placed`, `.skipped` and `.result`.
     Raises CalibrationError for a checkpoint that cannot be read, and for weights that have no place.
     """
-    opened = open_checkpoint(checkpoint)
-    options = _choose_form(opened, overrides) if config is None else overrides
-    with open_run(model, config, options, Command.IMPORT_WEIGHTS, out=out, force=force) as chosen:
-        imported = _import(opened, model, data, chosen, progress)
-        with progress("writing"):
-            return replace(imported, result=write_result(imported.result, chosen, out, force))
+    with guard_outputs("", out, force=force):
+        opened = open_checkpoint(checkpoint)
+        options = _choose_form(opened, overrides) if config is None else overrides
+        with open_run(model, config, options, Command.IMPORT_WEIGHTS, out=out, force=force) as chosen:
+            imported = _import(opened, model, data, chosen, progress)
+            with progress("writing"):
+                return replace(imported, result=write_result(imported.result, chosen, out, force))
 
 
 def _choose_form(checkpoint: Checkpoint, overrides: Overrides) -> dict[str, Any]:

@@ -30,11 +30,13 @@ COMMANDS = {
     "variants": Command.VARIANTS,
     "perplexity": Command.PERPLEXITY,
     "report": Command.REPORT,
+    "import-weights": Command.IMPORT_WEIGHTS,
 }
 # Its arguments, for each command that has some.
 ARGUMENTS = {
     **{name: ["m.onnx"] for name in cli.list_commands(CONTEXT)},
     "apply": ["m.onnx", "p.json"],
+    "import-weights": ["m.onnx", "folder"],
     "diff": ["m.onnx", "q.onnx"],
     "compare": ["m.onnx", "q.onnx"],
     "build-kernels": [],

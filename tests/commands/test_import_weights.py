@@ -14,6 +14,7 @@ from onnx import numpy_helper, parser
 import onnxq
 from onnxq.errors import CalibrationError
 from onnxq.graph.nbits import unpack_bits
+from onnxq.interop import open_checkpoint
 from onnxq.plan import from_json, to_json
 from tests.interop import checkpoints as kit
 from tests.interop.test_checkpoints import AWQ, GPTQ, compressed, draw
@@ -166,6 +167,19 @@ def test_weights_without_a_place_are_an_error_or_are_skipped(tmp_path: Path) -> 
     assert "skipped" in onnxq.summarize(found)
 
 
+@pytest.mark.parametrize("kind", ["gptq", "gguf"])
+def test_no_output_takes_the_place_of_the_checkpoint(kind: str, tmp_path: Path) -> None:
+    folder, _, values = make_checkpoint(kind, tmp_path)
+    file = folder if kind == "gguf" else folder / "m.safetensors"
+    before = file.read_bytes()
+    for name in ("out", "plan_out"):
+        where: dict[str, Any] = {"out": file} if name == "out" else {"overrides": QUICK | {name: file}}
+        with pytest.raises(onnxq.OnnxqError) as caught:
+            onnxq.import_weights(make_net({"w": values}), folder, force=True, **where)
+        assert caught.value.code == "Q602"
+    assert file.read_bytes() == before
+
+
 def test_parts_of_other_forms_and_channels_of_nobody_are_said(tmp_path: Path) -> None:
     tensors: dict[str, Any] = {}
     values = []
@@ -219,21 +233,27 @@ def test_static_data_gets_the_scales_of_the_checkpoint(differs: bool, tmp_path: 
     assert again.model.SerializeToString() == found.model.SerializeToString()
 
 
-def test_data_of_each_run_is_quantized_at_each_run(tmp_path: Path) -> None:
+def make_dynamic(folder: Path) -> tuple[onnx.ModelProto, Path]:
+    """A network, and its checkpoint of int8 weights whose layers quantize their data at each run."""
     rng = np.random.default_rng(0)
     codes = rng.integers(-128, 128, (N, K)).astype(np.int8)
     scale = rng.uniform(0.01, 0.1, (N, 1)).astype(np.float32)
     config = compressed(8, input_activations={"num_bits": 8, "type": "int", "dynamic": True, "strategy": "token"})
     tensors = {"m.weight": codes, "m.weight_scale": scale}
-    folder = kit.write_safetensors(tmp_path / "m.safetensors", tensors, config)
-    model = make_net({"w": codes * scale})
+    return make_net({"w": codes * scale}), kit.write_safetensors(folder / "m.safetensors", tensors, config)
+
+
+def test_data_of_each_run_is_quantized_at_each_run(tmp_path: Path) -> None:
+    model, folder = make_dynamic(tmp_path)
+    weight = open_checkpoint(folder).weights[0].read()
     found = onnxq.import_weights(model, folder, overrides=QUICK)
     stored = {tensor.name: numpy_helper.to_array(tensor) for tensor in found.model.graph.initializer}
-    np.testing.assert_array_equal(next(v for v in stored.values() if v.dtype == np.int8 and v.ndim == 2), codes.T)
+    (codes,) = (value for value in stored.values() if value.dtype == np.int8 and value.ndim == 2)
+    np.testing.assert_array_equal(codes.T.astype(np.int16) + 128, weight.codes)
     assert "W139" in {warning.code for warning in found.report.warnings}
     alone = onnxq.import_weights(model, folder, overrides=QUICK | {"mode": "weight-only"})
-    x = rng.standard_normal((2, 3, K)).astype(np.float32)
-    expected = x @ (codes * scale).T
+    x = np.random.default_rng(1).standard_normal((2, 3, K)).astype(np.float32)
+    expected = x @ weight.dequantize().T
     np.testing.assert_allclose(run(alone.model, x=x), expected, rtol=1e-4, atol=1e-3)
     assert np.abs(run(found.model, x=x) - expected).max() < 0.05 * np.abs(expected).max()
 

@@ -39,8 +39,8 @@ def _read_awq(files: CheckpointFiles) -> Checkpoint:
         raise fault(files.path, f"AWQ of version {version!r} in {bits} bits is not read", "save it as gemm in 4 bits")
     weights = []
     for name in files.list_modules(".qweight"):
-        columns, words = files.find_tensor(f"{name}.qweight").shape
-        groups, rows = files.find_tensor(f"{name}.scales").shape
+        columns, words = files.tensors[f"{name}.qweight"].shape
+        groups, rows = files.tensors[f"{name}.scales"].shape
         size = find_group_size(name, columns, groups, files.settings.get("group_size"))
         if rows != words * 8:
             raise fault(name, f"{words} words a column do not hold {rows} rows of 4 bits", "save the checkpoint again")
@@ -50,8 +50,8 @@ def _read_awq(files: CheckpointFiles) -> Checkpoint:
 
 
 def _read_weight(files: CheckpointFiles, name: str, size: int) -> WeightCodes:
-    codes, zero = (_unpack_rows(files.find_tensor(f"{name}.{part}").read()) for part in ("qweight", "qzeros"))
-    scale = files.find_tensor(f"{name}.scales").read_floats().T
+    codes, zero = (_unpack_rows(files.tensors[f"{name}.{part}"].read()) for part in ("qweight", "qzeros"))
+    scale = files.tensors[f"{name}.scales"].read_floats().T
     return WeightCodes(codes=codes, scale=np.ascontiguousarray(scale), zero=zero, bits=_BITS, size=size)
 
 

@@ -123,12 +123,6 @@ class CheckpointFiles:
         """The modules with a tensor of this name."""
         return [name.removesuffix(ending) for name in self.tensors if name.endswith(ending)]
 
-    def find_tensor(self, name: str) -> StoredTensor:
-        """The tensor of this name. Raises CalibrationError where it is missing."""
-        if name not in self.tensors:
-            raise fault(self.path, f"has no tensor {name}", "download it again: files are missing, or renamed")
-        return self.tensors[name]
-
 
 @dataclass(frozen=True, eq=False)
 class Checkpoint:

@@ -48,7 +48,7 @@ def _read_compressed(files: CheckpointFiles) -> Checkpoint:
             continue
         shape = tensor.shape
         if packed is not None:
-            shape = tuple(map(int, files.find_tensor(f"{name}.weight_shape").read().ravel()))
+            shape = tuple(map(int, files.tensors[f"{name}.weight_shape"].read().ravel()))
         if len(shape) != 2 or fields.get("strategy") == "block":
             refused[name] = (
                 f"its shape {list(shape)} in strategy {fields.get('strategy')!r}: matrices in groups are read"

@@ -28,7 +28,6 @@ from onnxq.interop.checkpoints.base import (
     CheckpointWeight,
     WeightCodes,
     describe_form,
-    fault,
 )
 
 _MAGIC = b"GGUF"
@@ -148,27 +147,22 @@ def _read_gguf(files: CheckpointFiles) -> Checkpoint:
     weights, refused = [], {}
     for path in files.files:
         with path.open("rb") as file:
-            try:
-                rows, start = _read_header(file)
-            except (struct.error, ValueError, KeyError, UnicodeDecodeError) as error:
-                raise fault(path, f"is no whole GGUF file ({error})", "download it again") from error
+            rows, start = _read_header(file)
         for name, dims, number, offset in rows:
-            kind, label = _TYPES.get(number), _TABLES.get(number, f"type {number}")
-            if number in _FLOATS or (len(dims) == 1 and kind is None):
+            kind = _TYPES.get(number)
+            if number in _FLOATS:
                 continue
             if kind is None or len(dims) != 2:
-                shape = "" if len(dims) == 2 else f" of shape {dims}"
-                refused[name] = f"{label if kind is None else kind.name}{shape}: matrices of Q4_0 to Q8_0 and Q2_K to "
-                refused[name] += "Q6_K are read"
+                label = _TABLES.get(number, f"type {number}") if kind is None else f"{kind.name} of shape {dims}"
+                refused[name] = f"{label} is not read, and matrices of Q4_0 to Q8_0 and Q2_K to Q6_K are"
                 continue
-            columns, rows_count = dims
-            if columns % kind.values or start + offset + rows_count * columns // kind.values * kind.length > (
-                path.stat().st_size
-            ):
-                raise fault(path, f"{name} is not within it", "download it again")
+            columns, count = dims
+            end = start + offset + count * columns // kind.values * kind.length
+            if columns % kind.values or end > path.stat().st_size:
+                raise ValueError(f"{name} is not within it")
             form = f"{kind.name}: {describe_form(kind.bits, kind.size, columns, 'a minimum' if kind.least else '')}"
-            read = partial(_read_weight, path, start + offset, (rows_count, columns), kind)
-            weights.append(CheckpointWeight(name.removesuffix(".weight"), (rows_count, columns), form, read))
+            read = partial(_read_weight, path, start + offset, (count, columns), kind)
+            weights.append(CheckpointWeight(name.removesuffix(".weight"), (count, columns), form, read))
     return Checkpoint(str(files.path), "GGUF", tuple(weights), refused)
 
 

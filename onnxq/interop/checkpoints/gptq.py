@@ -39,7 +39,7 @@ def _read_gptq(files: CheckpointFiles) -> Checkpoint:
         raise fault(files.path, f"its packing {stored!r} is made for one kernel", "save it as gptq or gptq_v2")
     weights, refused = [], {}
     for name in files.list_modules(".qweight"):
-        words, scales = (files.find_tensor(f"{name}.{part}").shape for part in ("qweight", "scales"))
+        words, scales = (files.tensors[f"{name}.{part}"].shape for part in ("qweight", "scales"))
         listed = files.tensors.get(f"{name}.g_idx")
         bits = int(files.settings.get("bits", 4))
         columns = listed.shape[0] if listed is not None else words[0] * 32 // bits
@@ -57,7 +57,7 @@ def _read_gptq(files: CheckpointFiles) -> Checkpoint:
 
 
 def _read_weight(files: CheckpointFiles, name: str, bits: int, size: int, columns: int, offset: int) -> WeightCodes:
-    words, zeros, scales = (files.find_tensor(f"{name}.{part}").read() for part in ("qweight", "qzeros", "scales"))
+    words, zeros, scales = (files.tensors[f"{name}.{part}"].read() for part in ("qweight", "qzeros", "scales"))
     codes = unpack_words(words.T, bits, columns)
     zero = unpack_words(zeros, bits, words.shape[1]).T.astype("int32") + offset
     if zero.max() >> bits:

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import json
+import struct
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any, TypeVar
 
 from onnxq.errors import CalibrationError
-from onnxq.files import read_text
+from onnxq.files import read_text, register_input
 from onnxq.interop.checkpoints.awq import AWQ
 from onnxq.interop.checkpoints.base import Checkpoint, CheckpointFiles, CheckpointFormat, fault
 from onnxq.interop.checkpoints.compressed import COMPRESSED
@@ -14,52 +19,65 @@ from onnxq.interop.checkpoints.gguf import GGUF
 from onnxq.interop.checkpoints.gptq import GPTQ
 from onnxq.interop.checkpoints.tensors import list_tensors
 
+_T = TypeVar("_T")
 # The first one that recognizes the files reads them.
 CHECKPOINTS: tuple[CheckpointFormat, ...] = (GGUF, GPTQ, AWQ, COMPRESSED)
-# Files with the quantization configuration: on its own, or in the key of the name below.
+# Files with the quantization configuration, the last in one of these keys.
 _CONFIGS = ("quantize_config.json", "quant_config.json", "config.json")
 _KEYS = ("quantization_config", "compression_config")
 _MOST_BYTES = 64 * 2**20
-_KINDS = "GPTQ, AWQ and compressed-tensors in safetensors, and GGUF, are"
+_KINDS = "GPTQ, AWQ and compressed-tensors in safetensors, and GGUF, are read"
+_NAME = "name the folder of a quantized checkpoint, or its .gguf file"
 
 
 def open_checkpoint(source: str | Path) -> Checkpoint:
     """List the quantized weights of a folder or file. Raises CalibrationError for what is none, or is broken."""
-    path = Path(source)
-    if not path.exists():
-        raise fault(path, "does not exist", "name the folder of the checkpoint, or its .gguf file")
-    inside = sorted(path.iterdir()) if path.is_dir() else [path]
+    return _read_safely(source, partial(_open, Path(source)))
+
+
+def _open(path: Path) -> Checkpoint:
+    inside = [path] if path.is_file() else sorted(path.iterdir())
+    for file in inside:
+        register_input(file)
     stored = [file for file in inside if file.suffix == ".safetensors"]
-    ggufs = tuple(file for file in inside if file.suffix == ".gguf")
-    settings = _read_settings(path if path.is_dir() else path.parent) if stored else {}
-    files = CheckpointFiles(path, settings, list_tensors(stored), () if stored else ggufs)
+    ggufs = tuple(file for file in inside if file.suffix == ".gguf" and not stored)
+    settings = _read_settings(stored[0].parent) if stored else {}
+    tensors = {
+        name: tensor for file in stored for name, tensor in _read_safely(file, partial(list_tensors, file)).items()
+    }
+    files = CheckpointFiles(path, settings, tensors, ggufs)
     chosen = next((row for row in CHECKPOINTS if row.recognizes(files)), None)
     if chosen is None:
         method = settings.get("quant_method")
-        cause = (
-            f"holds weights of {method!r}: {_KINDS} read" if method else f"is no quantized checkpoint: {_KINDS} read"
+        held = f"holds weights of {method!r}" if method else "is no quantized checkpoint"
+        pickled = any(file.suffix in (".bin", ".pt", ".pth") for file in inside) and not stored
+        raise fault(
+            path, f"{held}: {_KINDS}", "save it as safetensors: this runs no pickled code" if pickled else _NAME
         )
-        fix = "name the folder of the checkpoint, or its .gguf file"
-        if any(file.suffix in (".bin", ".pt", ".pth") for file in inside) and not stored:
-            fix = "save it as safetensors: `model.save_pretrained(folder, safe_serialization=True)`"
-        raise fault(path, cause, fix)
     checkpoint = chosen.read(files)
     if not checkpoint.weights and not checkpoint.refused:
-        raise fault(path, "holds no quantized weight", "name the folder of the quantized checkpoint")
-    return checkpoint
+        raise fault(path, "holds no quantized weight", _NAME)
+    weights = (replace(row, read=partial(_read_safely, f"{path}: {row.name}", row.read)) for row in checkpoint.weights)
+    return replace(checkpoint, weights=tuple(weights))
 
 
-def _read_settings(folder: Path) -> dict[str, object]:
+def _read_safely(subject: str | Path, read: Callable[[], _T]) -> _T:
+    """Its result. Raises CalibrationError, in the place of anything else, for files whose parts do not go together."""
+    try:
+        return read()
+    except OSError as error:
+        raise fault(subject, error.strerror or str(error), _NAME) from error
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, struct.error) as error:
+        raise fault(subject, f"is not whole, or contradicts itself ({error})", "download it again") from error
+
+
+def _read_settings(folder: Path) -> dict[str, Any]:
     """The quantization configuration beside the tensors; {} for none."""
-    settings: dict[str, object] = {}
-    for name in _CONFIGS:
-        if (folder / name).is_file():
-            text = read_text(folder / name, CalibrationError, "download it again", limit=_MOST_BYTES, code="Q514")
-            try:
-                values = json.loads(text)
-            except json.JSONDecodeError as error:
-                raise fault(folder / name, f"is no JSON ({error})", "download it again") from error
-            own = name != _CONFIGS[-1]
-            nested = next((values[key] for key in _KEYS if isinstance(values.get(key), dict)), None)
-            settings = {**(nested or (values if own else {})), **settings}
+    settings: dict[str, Any] = {}
+    for path in (folder / name for name in _CONFIGS):
+        if path.is_file():
+            text = read_text(path, CalibrationError, "download it again", limit=_MOST_BYTES, code="Q514")
+            values = _read_safely(path, partial(json.loads, text))
+            nested = [values[key] for key in _KEYS if isinstance(values.get(key), dict)]
+            settings = {**(nested[0] if nested else values if path.name != _CONFIGS[-1] else {}), **settings}
     return settings
