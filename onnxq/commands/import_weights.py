@@ -199,6 +199,8 @@ def _choose_spec(found: FoundWeight, codes: WeightCodes, config: Config) -> Quan
     alone = weight.ops == {"MatMul"}
     if codes.minimum is not None and not (nbits and alone and codes.bits <= _MOST_BITS):
         raise CalibrationError(found.sources[0].form, _NO_FLOATS, code="Q515")
+    if codes.order is not None and config.mode != "weight-only":
+        raise CalibrationError(found.sources[0].form, "groups in another order are for data in float", code="Q515")
     columns = weight.shape[1]
     # Any number of blocks has the scale of their row.
     whole = next((size for size in _SIZES if nbits and alone and columns % size == 0), 0)

@@ -5,7 +5,6 @@ footroom:    in front of a Relu or Clip -> QuantizeLinear -> Max -> DequantizeLi
 dynamic:     tensor -> [Clip ->] DynamicQuantizeLinear -> DequantizeLinear -> readers
 converted:   tensor -> its pair -> QuantizeLinear -> DequantizeLinear -> one reader, in another width
 constant:    integers -> [Cast ->] DequantizeLinear -> readers
-ordered:     data -> Gather -> readers of a constant whose rows have another order
 """
 
 from __future__ import annotations
@@ -111,8 +110,6 @@ class PairWriter:
         # The dequantized tensor behind the pair of each tensor, whoever reads it.
         self.paired: dict[TensorId, str] = {}
         self.records: dict[str, Record] = {}
-        # By tensor, scope and order: the tensor in that order of its last axis.
-        self.ordered: dict[tuple[str, str, bytes], str] = {}
         # By group: the names of integers, scale and zero point that a table shares with its transpose.
         self.shared: dict[str, tuple[str, str, str]] = {}
         # The same of captured weights, by their numbers.
@@ -255,8 +252,6 @@ class PairWriter:
             self._write_lookup(site, edge, stored, scale)
         if not whole:
             return
-        if site.order is not None:
-            self._order_data(site, site.order, whole)
         names = self._make_names(site, "dq_node", "dequantized")
         inputs = [stored, scale, zero] if zero else [stored, scale]
         self._insert_node(
@@ -265,21 +260,6 @@ class PairWriter:
         )  # fmt: skip
         for edge in whole:
             self.editor.replace_input(edge, names["dequantized"])
-
-    def _order_data(self, site: SitePlan, order: Array, edges: Iterable[Edge]) -> None:
-        """Let operators read their data in the order of the weight's rows; those of one tensor and order share it."""
-        for edge in edges:
-            node, scope = self.index.find_node(edge.node), edge.scope
-            key = (node.inputs[0], scope, order.tobytes())
-            if key not in self.ordered:
-                names = self._make_names(site, "order_node", "order", "ordered")
-                self.editor.add_initializer(scope, names["order"], np.asarray(order, np.int64))
-                inputs, name = [node.inputs[0], names["order"]], names["order_node"]
-                self._insert_node(
-                    site, scope, "Gather", inputs, [names["ordered"]], name, attrs={"axis": -1}, before=node.name
-                )
-                self.ordered[key] = names["ordered"]
-            self.editor.replace_input(node.make_edge(0), self.ordered[key])
 
     def _find_first(self, edges: Iterable[Edge]) -> str:
         """The node that runs first of these."""

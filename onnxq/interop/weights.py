@@ -178,6 +178,8 @@ class _ChannelTable:
             at = np.searchsorted(own, digests).clip(max=len(own) - 1)
             same = np.flatnonzero(own[at] == digests)
             best = max(best, np.stack([same, rows[at[same]]]), key=np.size)
+            if len(same) >= len(values):
+                break
         for k in np.unique(owners[best[0]]):
             mine = best[:, owners[best[0]] == k]
             self.hits[int(k)].append((source, mine[1], places[mine[0]]))

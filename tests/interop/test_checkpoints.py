@@ -228,6 +228,14 @@ def test_broken_files_are_named(tmp_path: Path, cut: int) -> None:
         open_checkpoint(gguf)
 
 
+def test_a_folder_with_a_weight_in_two_files_is_refused(tmp_path: Path) -> None:
+    raw, _ = kit.q4_0(np.zeros((2, 64), np.uint8), np.ones((2, 2), np.float16))
+    for name in ("a", "b"):
+        kit.write_gguf(tmp_path / f"{name}.gguf", {"w.weight": (2, (2, 64), raw)})
+    with pytest.raises(CalibrationError, match="holds w in several files"):
+        open_checkpoint(tmp_path)
+
+
 def test_what_is_no_checkpoint_says_what_is_one(tmp_path: Path) -> None:
     with pytest.raises(CalibrationError, match="No such file"):
         open_checkpoint(tmp_path / "nothing")

@@ -21,6 +21,7 @@ from onnxq.interop.checkpoints.base import (
     describe_form,
     fault,
     find_group_size,
+    list_weights,
     unpack_words,
 )
 
@@ -34,32 +35,31 @@ def _recognize_awq(files: CheckpointFiles) -> bool:
 
 
 def _read_awq(files: CheckpointFiles) -> Checkpoint:
-    version, bits = str(files.settings.get("version", "gemm")).lower(), files.settings.get("bits", _BITS)
+    stored = files.settings.get("version", files.settings.get("checkpoint_format", "gemm"))
+    version, bits = str(stored).lower(), files.settings.get("bits", _BITS)
     if version != "gemm" or bits != _BITS:
         raise fault(files.path, f"AWQ of version {version!r} in {bits} bits is not read", "save it as gemm in 4 bits")
-    weights = []
-    for name in files.list_modules(".qweight"):
-        columns, words = files.tensors[f"{name}.qweight"].shape
-        groups, rows = files.tensors[f"{name}.scales"].shape
-        size = find_group_size(name, columns, groups, files.settings.get("group_size"))
-        if rows != words * 8:
-            raise fault(name, f"{words} words a column do not hold {rows} rows of 4 bits", "save the checkpoint again")
-        read = partial(_read_weight, files, name, size)
-        weights.append(CheckpointWeight(name, (rows, columns), describe_form(_BITS, size, columns), read))
-    return Checkpoint(str(files.path), "AWQ", tuple(weights))
+    return list_weights(files, "AWQ", ".qweight", _find_weight)
+
+
+def _find_weight(files: CheckpointFiles, name: str) -> CheckpointWeight:
+    (columns, _), (groups, rows) = (files.tensors[f"{name}.{part}"].shape for part in ("qweight", "scales"))
+    size = find_group_size(name, columns, groups, files.settings.get("group_size"))
+    read = partial(_read_weight, files, name, size)
+    return CheckpointWeight(name, (rows, columns), describe_form(_BITS, size, columns), read)
 
 
 def _read_weight(files: CheckpointFiles, name: str, size: int) -> WeightCodes:
     codes, zero = (_unpack_rows(files.tensors[f"{name}.{part}"].read()) for part in ("qweight", "qzeros"))
     scale = files.tensors[f"{name}.scales"].read_floats().T
-    return WeightCodes(codes=codes, scale=np.ascontiguousarray(scale), zero=zero, bits=_BITS, size=size)
+    return WeightCodes(codes=codes, scale=scale, zero=zero, bits=_BITS, size=size)
 
 
 def _unpack_rows(words: Array) -> Array:
     """[columns, rows / 8] to uint8 [rows, columns]."""
     rows = words.shape[1] * 8
     places = unpack_words(words, _BITS, rows).reshape(len(words), -1, 8)
-    return np.ascontiguousarray(places[..., _PLACES].reshape(-1, rows).T)
+    return places[..., _PLACES].reshape(-1, rows).T
 
 
 AWQ = CheckpointFormat("awq", _recognize_awq, _read_awq)

@@ -68,6 +68,15 @@ class WeightCodes:
         placed[:, self.order] = values
         return placed
 
+    def sort_columns(self, name: str, groups: Array) -> WeightCodes:
+        """The same with the columns of each group side by side. groups: of each column, its group (g_idx)."""
+        order = np.argsort(groups, kind="stable").astype(np.int32)
+        if (groups[order] != np.arange(len(groups)) // self.size).any():
+            raise fault(name, f"its groups (g_idx) are not of {self.size} columns each", "save the checkpoint again")
+        if (np.diff(groups) >= 0).all():
+            return self
+        return replace(self, codes=self.codes[:, order], order=order)
+
     def settle(self) -> WeightCodes:
         """The same values without scales of 0, and with whole zero points in the place of minima that are exact so."""
         codes, scale, zero, minimum = self.codes, self.scale, self.zero, self.minimum
@@ -119,10 +128,6 @@ class CheckpointFiles:
     tensors: Mapping[str, StoredTensor] = field(default_factory=dict)
     files: tuple[Path, ...] = ()
 
-    def list_modules(self, ending: str) -> list[str]:
-        """The modules with a tensor of this name."""
-        return [name.removesuffix(ending) for name in self.tensors if name.endswith(ending)]
-
 
 @dataclass(frozen=True, eq=False)
 class Checkpoint:
@@ -141,6 +146,19 @@ class CheckpointFormat:
     name: str
     recognizes: Callable[[CheckpointFiles], bool]
     read: Callable[[CheckpointFiles], Checkpoint]
+
+
+def list_weights(
+    files: CheckpointFiles, title: str, ending: str, make: Callable[[CheckpointFiles, str], CheckpointWeight]
+) -> Checkpoint:
+    """The weight that `make` finds in each module with a tensor of this name; where it raises, one that is refused."""
+    weights, refused = list[CheckpointWeight](), dict[str, str]()
+    for name in (tensor.removesuffix(ending) for tensor in files.tensors if tensor.endswith(ending)):
+        try:
+            weights.append(make(files, name))
+        except CalibrationError as error:
+            refused[name] = error.cause
+    return Checkpoint(str(files.path), title, tuple(weights), refused)
 
 
 def unpack_words(words: Array, bits: int, count: int) -> Array:
@@ -163,14 +181,6 @@ def find_group_size(name: str, columns: int, groups: int, stated: object) -> int
     raise fault(
         name, f"{groups} groups do not fit {columns} columns in groups of {stated}", "save the checkpoint again"
     )
-
-
-def order_columns(name: str, groups: Array, size: int) -> Array | None:
-    """The columns in the order of their groups; None where they stand in it. groups: of each column, its group."""
-    order = np.argsort(groups, kind="stable").astype(np.int32)
-    if (groups[order] != np.arange(len(groups)) // size).any():
-        raise fault(name, f"its groups (g_idx) are not of {size} columns each", "save the checkpoint again")
-    return order if (np.diff(groups) < 0).any() else None
 
 
 def describe_form(bits: int, size: int, columns: int, *more: str) -> str:

@@ -8,6 +8,7 @@ both            weight_scale [rows, groups], [rows, 1] or [1]; no zero points: t
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from functools import partial
@@ -24,10 +25,12 @@ from onnxq.interop.checkpoints.base import (
     InputScale,
     WeightCodes,
     describe_form,
+    fault,
     find_group_size,
-    order_columns,
+    list_weights,
     unpack_words,
 )
+from onnxq.interop.checkpoints.tensors import StoredTensor
 
 
 def _recognize_compressed(files: CheckpointFiles) -> bool:
@@ -35,95 +38,76 @@ def _recognize_compressed(files: CheckpointFiles) -> bool:
 
 
 def _read_compressed(files: CheckpointFiles) -> Checkpoint:
-    weights, refused = [], {}
-    for name in files.list_modules(".weight_scale"):
-        scheme = _find_scheme(files.settings, name)
-        packed, plain = (files.tensors.get(f"{name}.{part}") for part in ("weight_packed", "weight"))
-        tensor = packed or plain
-        fields: Mapping[str, Any] = scheme.get("weights") or {}
-        bits, kind = int(fields.get("num_bits", 8)), fields.get("type", "int")
-        if tensor is None or kind != "int" or tensor.dtype != ("I8" if packed is None else "I32"):
-            stored = "nothing" if tensor is None else tensor.dtype
-            refused[name] = f"{kind} of {bits} bits stored in {stored}: integers in int8 or packed int32 are read"
-            continue
-        shape = tensor.shape
-        if packed is not None:
-            shape = tuple(map(int, files.tensors[f"{name}.weight_shape"].read().ravel()))
-        if len(shape) != 2 or fields.get("strategy") == "block":
-            refused[name] = (
-                f"its shape {list(shape)} in strategy {fields.get('strategy')!r}: matrices in groups are read"
-            )
-            continue
-        data = _read_data(files, name, scheme.get("input_activations") or {})
-        if isinstance(data, str):
-            refused[name] = data
-            continue
-        scales = files.tensors[f"{name}.weight_scale"].shape
-        groups = scales[1] if len(scales) > 1 else 1
-        size = shape[1] if groups == 1 else find_group_size(name, shape[1], groups, fields.get("group_size"))
-        words = "" if data is None else "data of each run" if data.scale is None else "static data"
-        form = describe_form(bits, size, shape[1], words)
-        read = partial(_read_weight, files, name, bits, size, (shape[0], shape[1]))
-        weights.append(CheckpointWeight(name, (shape[0], shape[1]), form, read, data))
-    return Checkpoint(str(files.path), "compressed-tensors", tuple(weights), refused)
+    return list_weights(files, "compressed-tensors", ".weight_scale", _find_weight)
+
+
+def _find_weight(files: CheckpointFiles, name: str) -> CheckpointWeight:
+    scheme = _find_scheme(files.settings, name)
+    fields: Mapping[str, Any] = scheme.get("weights") or {}
+    bits, kind, strategy = (fields.get(key) for key in ("num_bits", "type", "strategy"))
+    packed = files.tensors.get(f"{name}.weight_packed")
+    tensor = packed or files.tensors[f"{name}.weight"]
+    if kind != "int" or bits is None or tensor.dtype != ("I32" if packed else "I8"):
+        raise fault(name, f"{kind} of {bits} bits in {tensor.dtype} is not read, and integers in I8 or packed I32 are")
+    shape = tuple(map(int, files.tensors[f"{name}.weight_shape"].read())) if packed else tensor.shape
+    if len(shape) != 2 or strategy == "block":
+        raise fault(name, f"shape {list(shape)} and strategy {strategy!r} are not read, and matrices in groups are")
+    data = _read_data(files, name, scheme.get("input_activations") or {})
+    _, groups = (1, *files.tensors[f"{name}.weight_scale"].shape)[-2:] if strategy != "tensor" else (1, 1)
+    size = shape[1] if groups == 1 else find_group_size(name, shape[1], groups, fields.get("group_size"))
+    words = "" if data is None else "data of each run" if data.scale is None else "static data"
+    read = partial(_read_weight, files, name, bits, size, (shape[0], shape[1]))
+    return CheckpointWeight(name, (shape[0], shape[1]), describe_form(bits, size, shape[1], words), read, data)
 
 
 def _find_scheme(settings: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    """The group of the configuration that names this module, or else a class of modules."""
+    """The group of the configuration that names this module, or else the first, of a class of modules."""
     groups: list[Mapping[str, Any]] = list((settings.get("config_groups") or {}).values())
     for group in groups:
         for target in group.get("targets") or ():
-            pattern = target.removeprefix("re:") if target.startswith("re:") else re.escape(target)
-            if re.match(pattern if target.startswith("re:") else f"(.*\\.)?{pattern}$", name):
+            kind, _, pattern = target.rpartition("re:")
+            if name.endswith(target) or (pattern != target and not kind and re.match(pattern, name)):
                 return group
-    return groups[0] if groups else {}
+    return next(iter(groups), {})
 
 
-def _read_data(files: CheckpointFiles, name: str, scheme: Mapping[str, Any]) -> InputScale | str | None:
-    """How the input is quantized; None: not at all; a text: why that cannot be."""
-    stored = files.tensors.get(f"{name}.input_scale")
-    if not scheme and stored is None:
+def _read_data(files: CheckpointFiles, name: str, scheme: Mapping[str, Any]) -> InputScale | None:
+    """How the input is quantized; None: not at all."""
+    if not scheme:
         return None
-    if scheme.get("num_bits", 8) != 8 or scheme.get("type", "int") != "int":
-        return f"its input in {scheme.get('type')} of {scheme.get('num_bits')} bits: integers of 8 bits are read"
-    if stored is None:
+    bits, kind = scheme.get("num_bits"), scheme.get("type")
+    scale, zero = (files.tensors.get(f"{name}.input_{part}") for part in ("scale", "zero_point"))
+    if (bits, kind) != (8, "int") or (scale is not None and math.prod(scale.shape) != 1):
+        raise fault(name, f"data in {kind} of {bits} bits is not read, and integers of 8 bits with one scale are")
+    if scale is None:
         return InputScale()
-    scale, zero = stored.read_floats(), files.tensors.get(f"{name}.input_zero_point")
-    if scale.size != 1:
-        return f"its input has {scale.size} scales, and one for the tensor is read"
-    return InputScale(float(scale.ravel()[0]), 0 if zero is None else int(zero.read_floats().ravel()[0]))
+    return InputScale(float(scale.read_floats().ravel()[0]), int(zero.read().ravel()[0]) if zero else 0)
 
 
 def _read_weight(files: CheckpointFiles, name: str, bits: int, size: int, shape: tuple[int, int]) -> WeightCodes:
     rows, columns = shape
-    middle = 1 << (bits - 1)
-    packed = files.tensors.get(f"{name}.weight_packed")
-    plain = files.tensors.get(f"{name}.weight")
-    if packed is not None:
-        codes = unpack_words(packed.read(), bits, columns)
-    else:
-        assert plain is not None
-        codes = _raise_signed(plain.read(), middle)
+    middle, groups = 1 << (bits - 1), -(-columns // size)
+    parts = ("weight_packed", "weight", "weight_zero_point", "weight_g_idx")
+    packed, plain, stored, listed = (files.tensors.get(f"{name}.{part}") for part in parts)
+    codes = unpack_words(packed.read(), bits, columns) if packed else _raise_signed(plain, middle)
+    zero = np.full((1, 1), middle, np.uint8)
+    if stored is not None:
+        zero = unpack_words(stored.read().T, bits, rows).T if stored.dtype == "I32" else _raise_signed(stored, middle)
     scale = files.tensors[f"{name}.weight_scale"].read_floats()
-    groups = -(-columns // size)
-    scale = np.ascontiguousarray(np.broadcast_to(scale.reshape(-1, groups), (rows, groups)))
-    zero = np.full((rows, groups), middle, np.uint8)
-    stored = files.tensors.get(f"{name}.weight_zero_point")
-    if stored is not None and stored.dtype == "I32" and packed is not None:
-        zero = unpack_words(stored.read().T, bits, rows).T
-    elif stored is not None:
-        zero = np.broadcast_to(_raise_signed(stored.read(), middle).reshape(-1, groups), zero.shape)
-    listed = files.tensors.get(f"{name}.weight_g_idx")
-    order = None
+    if scale.ndim < 2:
+        scale, zero = scale[:, None], zero.reshape(-1, 1)
+    scale, zero = (np.broadcast_to(array, (rows, groups)) for array in (scale, zero))
+    weight = WeightCodes(codes=codes, scale=scale, zero=zero, bits=bits, size=size)
     # -1 stands for columns that were never assigned, which stay where they are.
-    if listed is not None and (indices := listed.read()).min(initial=0) >= 0:
-        order = order_columns(name, indices, size)
-        codes = codes if order is None else codes[:, order]
-    return WeightCodes(codes=codes, scale=scale, zero=zero, bits=bits, size=size, order=order)
+    if listed is None or (indices := listed.read()).min(initial=0) < 0:
+        return weight
+    return weight.sort_columns(name, indices)
 
 
-def _raise_signed(values: Array, middle: int) -> Array:
-    return (values.astype(np.int16) + middle).astype(np.uint8)
+def _raise_signed(tensor: StoredTensor | None, middle: int) -> Array:
+    """Signed codes as unsigned ones."""
+    assert tensor is not None
+    return (tensor.read().astype(np.int16) + middle).astype(np.uint8)
 
 
 COMPRESSED = CheckpointFormat("compressed-tensors", _recognize_compressed, _read_compressed)

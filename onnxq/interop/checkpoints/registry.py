@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 import struct
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -57,6 +59,10 @@ def _open(path: Path) -> Checkpoint:
     checkpoint = chosen.read(files)
     if not checkpoint.weights and not checkpoint.refused:
         raise fault(path, "holds no quantized weight", _NAME)
+    names = Counter(row.name for row in checkpoint.weights)
+    twice = next((name for name, count in names.items() if count > 1), "")
+    if twice:
+        raise fault(path, f"holds {twice} in several files", "name one of the .gguf files")
     weights = (replace(row, read=partial(_read_safely, f"{path}: {row.name}", row.read)) for row in checkpoint.weights)
     return replace(checkpoint, weights=tuple(weights))
 
@@ -67,7 +73,7 @@ def _read_safely(subject: str | Path, read: Callable[[], _T]) -> _T:
         return read()
     except OSError as error:
         raise fault(subject, error.strerror or str(error), _NAME) from error
-    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, struct.error) as error:
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, re.error, struct.error) as error:
         raise fault(subject, f"is not whole, or contradicts itself ({error})", "download it again") from error
 
 
