@@ -107,6 +107,19 @@ def test_codes_arrive_bit_for_bit_and_answers_are_those_of_the_checkpoint(kind: 
     np.testing.assert_allclose(run(pairs, x=x), expected, atol=2e-5 * np.abs(expected).max())
 
 
+def test_layers_of_one_input_and_order_share_its_gather(tmp_path: Path) -> None:
+    groups, tensors, values = np.random.default_rng(0).permutation(np.arange(K) // 32), {}, {}
+    for k, name in enumerate("abc"):
+        codes, scale, zero = draw(k, 4, N, K, 32)
+        more, values[name] = kit.gptq(f"m.{name}", codes, scale, zero, groups if name != "c" else groups[::-1], 4)
+        tensors |= more
+    folder = kit.write_safetensors(tmp_path / "m.safetensors", tensors, GPTQ | {"desc_act": True})
+    model = onnxq.import_weights(make_net(values), folder, overrides=QUICK).model
+    assert [node.op_type for node in model.graph.node].count("Gather") == 2
+    x = np.random.default_rng(1).standard_normal((2, 3, K)).astype(np.float32)
+    np.testing.assert_allclose(run(model, x=x), x @ sum(values.values()).T, rtol=1e-3, atol=1e-3)
+
+
 @pytest.mark.parametrize("kind", [np.float16, "bfloat16"])
 def test_values_rounded_by_the_export_are_found(kind: Any, tmp_path: Path) -> None:
     folder, codes, values = make_checkpoint("gptq", tmp_path)

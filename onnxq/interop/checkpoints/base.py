@@ -177,7 +177,7 @@ def find_group_size(name: str, columns: int, groups: int, stated: object) -> int
     """Columns of a group, as it is stated, or as it follows. Raises CalibrationError where there is no such size."""
     for size in (stated, columns // groups if groups else 0):
         if isinstance(size, int) and size > 0 and -(-columns // size) == groups:
-            return size
+            return min(size, columns)
     raise fault(
         name, f"{groups} groups do not fit {columns} columns in groups of {stated}", "save the checkpoint again"
     )

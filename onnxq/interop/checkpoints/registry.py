@@ -15,7 +15,14 @@ from typing import Any, TypeVar
 from onnxq.errors import CalibrationError
 from onnxq.files import read_text, register_input
 from onnxq.interop.checkpoints.awq import AWQ
-from onnxq.interop.checkpoints.base import Checkpoint, CheckpointFiles, CheckpointFormat, fault
+from onnxq.interop.checkpoints.base import (
+    Checkpoint,
+    CheckpointFiles,
+    CheckpointFormat,
+    CheckpointWeight,
+    WeightCodes,
+    fault,
+)
 from onnxq.interop.checkpoints.compressed import COMPRESSED
 from onnxq.interop.checkpoints.gguf import GGUF
 from onnxq.interop.checkpoints.gptq import GPTQ
@@ -63,8 +70,20 @@ def _open(path: Path) -> Checkpoint:
     twice = next((name for name, count in names.items() if count > 1), "")
     if twice:
         raise fault(path, f"holds {twice} in several files", "name one of the .gguf files")
-    weights = (replace(row, read=partial(_read_safely, f"{path}: {row.name}", row.read)) for row in checkpoint.weights)
+    weights = (
+        replace(row, read=partial(_read_safely, f"{path}: {row.name}", partial(_read_weight, row)))
+        for row in checkpoint.weights
+    )
     return replace(checkpoint, weights=tuple(weights))
+
+
+def _read_weight(row: CheckpointWeight) -> WeightCodes:
+    """The codes of a weight. Raises ValueError where the shapes of its parts do not go together."""
+    weight = row.read()
+    grid = (row.shape[0], -(-row.shape[1] // weight.size))
+    if weight.codes.shape != row.shape or {weight.scale.shape, weight.zero.shape} != {grid}:
+        raise ValueError(f"{weight.codes.shape} codes, {weight.scale.shape} scales, {weight.zero.shape} zero points")
+    return weight
 
 
 def _read_safely(subject: str | Path, read: Callable[[], _T]) -> _T:
