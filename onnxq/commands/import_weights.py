@@ -267,8 +267,8 @@ def _set_codes(site: SitePlan, codes: WeightCodes, axis: int) -> SitePlan:
     elif isinstance(grain, PerChannel):
         arrays[:2] = (array[:, 0] for array in arrays[:2])
     laid: list[Any] = [None if a is None else np.ascontiguousarray(a.T if axis else a) for a in arrays]
-    numbers = QParams(laid[0], laid[1], _ORIGIN)
-    return replace(site, qparams=numbers, values=laid[2], order=codes.order, minimum=laid[3])
+    numbers = QParams(laid[0], laid[1], _ORIGIN, minimum=laid[3], order=codes.order)
+    return replace(site, qparams=numbers, values=laid[2])
 
 
 def _scale_data(site: SitePlan, found: list[FoundWeight]) -> Iterator[SitePlan]:

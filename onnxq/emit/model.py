@@ -115,8 +115,9 @@ def _order_data(editor: Editor[ModelLike], plan: Plan, index: GraphIndex) -> Non
     """Gather the data of operators in the order of their weights' rows, once for those of one tensor and order."""
     gathered: dict[tuple[str, str, bytes], str] = {}
     for site in plan.sites:
-        for node in (index.find_node(edge.node) for edge in site.consumers or () if site.order is not None):
-            order = np.asarray(site.order, np.int64)
+        rows = None if site.qparams is None else site.qparams.order
+        for node in (index.find_node(edge.node) for edge in site.consumers or () if rows is not None):
+            order = np.asarray(rows, np.int64)
             key = node.scope, node.inputs[0], order.tobytes()
             if key not in gathered:
                 names = (editor.fresh(name_part(site.site, part)) for part in ("order_node", "order", "ordered"))

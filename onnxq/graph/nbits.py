@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto
 
 from onnxq.arrays import Array
-from onnxq.errors import ModelError
+from onnxq.errors import ModelError, PlanError
 from onnxq.graph.base import NodeRef
 from onnxq.graph.convert import ensure_opset
 from onnxq.graph.editing.editor import Editor
@@ -88,12 +88,15 @@ def write_nbits(proto: M, accuracy_level: int, bits: Mapping[str, int], minima: 
     """A copy with MatMulNBits in the place of each MatMul whose weight comes from a DequantizeLinear in blocks.
 
     accuracy_level: the operator's attribute; 0 leaves it out. bits: of weights that have fewer than their storage, by
-    the name of the DequantizeLinear, whose metadata the operators get. minima: the float that blocks begin at, in the
-    place of zero points, by the same name. Nodes keep their names. What the operator does
-    not take stays as it is.
+    the name of the DequantizeLinear, whose metadata the operators get. minima: the floats that blocks begin at, in the
+    place of zero points, by the same name. Nodes keep their names. What the operator does not take stays as it is.
+    Raises PlanError for minima that no operator has.
     """
     index = GraphIndex(proto)
     products = [(node, pair) for node in index.nodes if (pair := _find_pair(index, node)) is not None]
+    minima = minima or {}
+    for name in minima.keys() - {pair.name for _, pair in products}:
+        raise PlanError(name, "begins blocks at floats, and no MatMul reads it", "plan this model again", code="Q407")
     if not products:
         return proto
     notes = {
@@ -107,11 +110,11 @@ def write_nbits(proto: M, accuracy_level: int, bits: Mapping[str, int], minima: 
     leaders = (
         {}
         if accuracy_level == _INTEGER_LEVEL
-        else _find_repeated(index, {pair.name: pair for _, pair in products if pair.name not in (minima or ())})
+        else _find_repeated(index, {pair.name: pair for _, pair in products if pair.name not in minima})
     )
     for node, pair in products:
         blocks = _read_pair(index, pair, bits.get(pair.name, 8))
-        if (least := (minima or {}).get(pair.name)) is not None:
+        if (least := minima.get(pair.name)) is not None:
             blocks = replace(blocks, zero=(-least / blocks.scale).astype(blocks.scale.dtype))
         constants[pair.name] = constants.get(pair.name) or constants.get(leaders.get(pair.name, ""), [])
         if not constants[pair.name]:

@@ -12,7 +12,6 @@ import math
 import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from functools import partial
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -248,6 +247,8 @@ class _NumbersRow(Frozen):
 
     scale: Annotated[Any, read_by(_read_scale)] = None
     zero_point: Annotated[Any, read_by(_read_zero_point)] = None
+    minimum: Annotated[Any, read_by(_read_scale)] = None
+    order: Annotated[Any, read_by(_read_zero_point)] = None
     origin: Origin = ""
     computed_for: str = ""
 
@@ -257,14 +258,15 @@ def _read_numbers(row: _NumbersRow) -> QParams | None:
         return None
     if row.scale is None or row.zero_point is None:
         raise ValueError("has one of scale and zero_point: give both, or neither to have them computed")
-    qparams = QParams(row.scale, row.zero_point, row.origin)
+    qparams = QParams(row.scale, row.zero_point, row.origin, minimum=row.minimum, order=row.order)
     # Numbers that a person wrote over are theirs: they hold for whatever spec the site has.
     return replace(qparams, computed_for=read_mark(row.computed_for, qparams))
 
 
 def _write_numbers(owner: Any) -> dict[str, Any]:
     qparams = owner.qparams
-    return {
+    more = {"minimum": qparams.minimum, "order": qparams.order}
+    return {name: write_array(array) for name, array in more.items() if array is not None} | {
         "scale": write_array(qparams.scale),
         "zero_point": write_array(qparams.zero_point),
         "origin": qparams.origin,
@@ -294,7 +296,6 @@ def _write_values(owner: Any) -> dict[str, Any]:
 # Quantized values, of the type that the spec beside them has.
 OWN_VALUES = Form(_ValuesRow, _read_values, _write_values, flat=True)
 FLOATS = Form(Any, read_floats, write_array)
-INTEGERS = Form(Any, partial(read_array, dtype=np.int32), write_array)
 
 
 def _write_observer(observer: ObserverSpec) -> dict[str, Any]:

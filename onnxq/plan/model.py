@@ -24,7 +24,6 @@ from onnxq.plan.forms import (
     CAUTION,
     EDGE,
     FLOATS,
-    INTEGERS,
     OBSERVER,
     OWN_EDGE,
     OWN_NUMBERS,
@@ -240,8 +239,6 @@ def _check_target(name: str) -> str:
 
 
 _TARGET = Form(str, _check_target)
-# Fields of a site that are arrays.
-_ARRAYS = ("values", "order", "minimum")
 _SUM_ORDERS = Form(tuple[tuple[Natural | tuple[Natural, ...], ...], ...])
 
 
@@ -285,12 +282,6 @@ class SitePlan:
     # Quantized values of a weight, in the storage's numpy type and the weight's shape, where rounding to nearest gives
     # others; None: the model's own weight is rounded.
     values: Annotated[Array | None, OWN_VALUES] = field(default=None, hash=False)
-    # Of a weight from a checkpoint whose blocks have its rows in another order, as `values` do: the row at each place.
-    # The data is gathered in that order in front of the operator.
-    order: Annotated[Array | None, INTEGERS] = field(default=None, hash=False)
-    # Of one with blocks that begin at a float: added to each, in the shape of the scale, in the place of a zero point.
-    # Only MatMulNBits has it.
-    minimum: Annotated[Array | None, FLOATS] = field(default=None, hash=False)
 
     @property
     def complete(self) -> bool:
@@ -326,9 +317,9 @@ class SitePlan:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, SitePlan):
             return NotImplemented
-        # Arrays have no truth value, so they are compared apart.
-        same = all(getattr(self, f.name) == getattr(other, f.name) for f in fields(self) if f.name not in _ARRAYS)
-        return same and all(_equal_arrays(getattr(self, name), getattr(other, name)) for name in _ARRAYS)
+        # Arrays have no truth value, so `values` is compared apart.
+        same = all(getattr(self, f.name) == getattr(other, f.name) for f in fields(self) if f.name != "values")
+        return same and _equal_arrays(self.values, other.values)
 
 
 SitePlans = tuple[SitePlan, ...]

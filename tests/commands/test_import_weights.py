@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 from onnx import numpy_helper, parser
 
 import onnxq
-from onnxq.errors import CalibrationError
+from onnxq.errors import CalibrationError, PlanError
 from onnxq.graph.nbits import unpack_bits
 from onnxq.interop import open_checkpoint
 from onnxq.plan import from_json, to_json
@@ -99,6 +100,8 @@ def test_codes_arrive_bit_for_bit_and_answers_are_those_of_the_checkpoint(kind: 
     again = onnxq.apply(model, from_json(to_json(found.plan)), overrides=QUICK)
     assert again.model.SerializeToString() == found.model.SerializeToString()
     if kind == "q4_1":
+        with pytest.raises(PlanError, match="begin at floats"):
+            onnxq.apply(model, replace(found.plan, nbits=None), overrides=QUICK)
         with pytest.raises(CalibrationError, match=r"blk\.0\.fc: Q4_1: 4 bits.* a minimum: its blocks begin at floats"):
             onnxq.import_weights(model, folder, overrides=QUICK | {"emit": "qdq"})
         return
