@@ -29,6 +29,7 @@ from onnxq.pipeline.finalize import Result, finalize_run, write_result
 from onnxq.pipeline.prepared import load_state, read_data
 from onnxq.pipeline.quantize_model import plan_unrun
 from onnxq.plan import Plan, SitePlan
+from onnxq.plan.forms import spec_dict
 from onnxq.progress import Progress, silent
 from onnxq.report.columns import Text
 from onnxq.report.document import ResultFormat
@@ -126,6 +127,7 @@ def import_weights(
     Raises CalibrationError for a checkpoint that cannot be read, and for weights that have no place.
     """
     with guard_outputs("", out, force=force):
+        # Inside the guard, because its files are inputs, too; before the configuration, which follows its form.
         opened = open_checkpoint(checkpoint)
         options = _choose_form(opened, overrides) if config is None else overrides
         with open_run(model, config, options, Command.IMPORT_WEIGHTS, out=out, force=force) as chosen:
@@ -157,7 +159,8 @@ def _import(
         state = load_state(model, ctx, whole=config.mode == "weight-only")
     with progress("looking for the weights", len(checkpoint.weights)) as task:
         match = match_weights(checkpoint, get_index(state.model), state.before, task)
-    # Those that the model does not have at all, and those that it goes on having in float.
+    # Those that the model does not have at all; and those that it has in float, and goes on having so: values that were
+    # found are the checkpoint's own, so that answers are as exact as with codes.
     missing, floats = dict(match.missing), dict[str, str]()
     wanted: dict[FoundWeight, tuple[QuantSpec, WeightCodes]] = {}
     with ctx.timers.run("codes", "reading codes"):
@@ -222,16 +225,17 @@ def _plan_weights(
     rules: list[dict[str, Any]] = []
     for found, (spec, _) in wanted.items():
         nodes = [f"/^{re.escape(node.name)}$/" for node in found.weight.nodes]
-        grain = spec.granularity
-        blocks = {"block_size": grain.size} if isinstance(grain, PerBlock) else {}
-        form = {"bits": spec.bits, "signed": spec.signed, "storage": spec.storage, "quantize": True} | blocks
-        form |= {"scheme": "symmetric" if spec.symmetric else "asymmetric"}
-        form |= {"granularity": "block" if blocks else "channel"}
+        words = spec_dict(spec)
+        form: dict[str, Any] = {
+            key: words[key] for key in ("bits", "scheme", "granularity", "block_size") if key in words
+        }
+        form |= {"signed": spec.signed, "storage": spec.storage, "quantize": True}
+        # The second is for the data of the same nodes, where the mode quantizes data.
         rules += [{"node": nodes, "role": "weight", "set": form}, {"node": nodes, "set": {"quantize": True}}]
     rules.append({"op": "*", "set": {"float": True}})
     own = (*config.rules, *map(Rule.model_validate, rules))
     plan = plan_unrun(state, config.model_copy(update={"rules": own}), name, None)
-    # All other nodes are float because the checkpoint has nothing for them.
+    # All other nodes are float because the checkpoint has nothing for them, which is no refusal and no choice.
     readers = {node.name for found in wanted for node in found.weight.nodes}
     refusals = tuple(row for row in plan.refusals if row.subject in readers)
     return replace(plan, refusals=refusals, left_float=tuple(row for row in plan.left_float if row.subject in readers))

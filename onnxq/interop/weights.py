@@ -174,10 +174,12 @@ class _ChannelTable:
         digests, owners, places = self.channels[source.shape[1]]
         values, best = source.read().dequantize(), np.empty((2, 0), np.int64)
         for kind in _TYPES:
+            # Equal channels count once: rows of zeros that stand in a table a thousand times would be found in pairs.
             own, rows = np.unique(hash_rows(values.astype(kind)), return_index=True)
             at = np.searchsorted(own, digests).clip(max=len(own) - 1)
             same = np.flatnonzero(own[at] == digests)
             best = max(best, np.stack([same, rows[at[same]]]), key=np.size)
+            # Nearly always the first type has them all, and rounding to the others takes longest.
             if len(same) >= len(values):
                 break
         for k in np.unique(owners[best[0]]):

@@ -166,6 +166,7 @@ def unpack_words(words: Array, bits: int, count: int) -> Array:
 
     They stand without gaps, also across words.
     """
+    # Little-endian, as the files are and all machines that ONNX Runtime has wheels for.
     packed = np.ascontiguousarray(words).view(np.uint8)
     if MOST_BITS % bits == 0:
         return unpack_bits(packed, bits, count)

@@ -66,6 +66,7 @@ def _open(path: Path) -> Checkpoint:
     checkpoint = chosen.read(files)
     if not checkpoint.weights and not checkpoint.refused:
         raise fault(path, "holds no quantized weight", _NAME)
+    # A folder may hold the same network in several widths, of which each weight would be found.
     names = Counter(row.name for row in checkpoint.weights)
     twice = next((name for name, count in names.items() if count > 1), "")
     if twice:
@@ -92,7 +93,16 @@ def _read_safely(subject: str | Path, read: Callable[[], _T]) -> _T:
         return read()
     except OSError as error:
         raise fault(subject, error.strerror or str(error), _NAME) from error
-    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, re.error, struct.error) as error:
+    except (
+        ArithmeticError,
+        AttributeError,
+        LookupError,
+        RecursionError,
+        TypeError,
+        ValueError,
+        re.error,
+        struct.error,
+    ) as error:
         raise fault(subject, f"is not whole, or contradicts itself ({error})", "download it again") from error
 
 
