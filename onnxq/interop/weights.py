@@ -16,7 +16,8 @@ from ml_dtypes import bfloat16
 
 from onnxq.arrays import Array
 from onnxq.errors import CalibrationError
-from onnxq.graph import Graph, NodeRef
+from onnxq.graph import Graph, GraphIndex, NodeRef
+from onnxq.graph.scopes import walk_graphs
 from onnxq.interop.checkpoints import Checkpoint, CheckpointWeight, WeightCodes
 from onnxq.progress import Task, count_items
 from onnxq.sites import Names, TensorId
@@ -29,6 +30,8 @@ _CHUNK = 2**22
 _LAYOUT = frozenset({"Transpose", "Cast", "Identity", "Reshape"})
 # Ends of names that say nothing of the module.
 _PLAIN = frozenset({"weight", "MatMul", "Gemm", "Gather"})
+# Metadata of nodes that torch.onnx writes: a list of names, the outermost module first.
+_SCOPES = "pkg.torch.onnx.name_scopes"
 # Share of a weight that its values may be off by where only its name was found; rounding to 2 bits takes .4 or so.
 _FAR = 0.7
 
@@ -100,7 +103,7 @@ class WeightMatch:
     missing: Mapping[str, str] = field(default_factory=dict)
 
 
-def match_weights(checkpoint: Checkpoint, graph: Graph, before: Graph, task: Task) -> WeightMatch:
+def match_weights(checkpoint: Checkpoint, graph: Graph, before: GraphIndex, task: Task) -> WeightMatch:
     """Find the weights of a checkpoint. before: the graph as it came, whose names its modules may have."""
     weights = _list_weights(graph)
     table = _ChannelTable(weights, graph)
@@ -108,7 +111,8 @@ def match_weights(checkpoint: Checkpoint, graph: Graph, before: Graph, task: Tas
         table.look_up(source)
     found = list(filter(None, map(table.collect, range(len(weights)))))
     taken = {match.weight for match in found}
-    free = [(weight, _list_paths(weight, graph, before)) for weight in weights if weight not in taken]
+    scopes = _find_scopes(before)
+    free = [(weight, _list_paths(weight, before, scopes)) for weight in weights if weight not in taken]
     used, missing = {name for match in found for name in match.names}, dict(checkpoint.refused)
     claimed: dict[NetworkWeight, str] = {}
     for source in checkpoint.weights:
@@ -228,14 +232,20 @@ def _compare(source: CheckpointWeight, named: Sequence[NetworkWeight], graph: Gr
     return ""
 
 
-def _list_paths(weight: NetworkWeight, graph: Graph, before: Graph) -> list[Names]:
-    """The names that say which module a weight is of, in parts."""
+def _list_paths(weight: NetworkWeight, before: GraphIndex, scopes: Mapping[str, Sequence[str]]) -> list[Names]:
+    """The names that say which module a weight is of, in parts. scopes: of modules, by node."""
     came, names = {node.name: node for node in before.nodes}, [weight.tensor.name]
     for node in weight.nodes:
-        old = came.get(node.name)
-        edge = before.find_input(old, int(not node.looks_up(0)))
-        names += [node.name, *(tensor.name for tensor in before.walk_back(edge, _LAYOUT))]
+        edge = before.find_input(came.get(node.name), int(not node.looks_up(0)))
+        names += [node.name, *scopes.get(node.name, ()), *(tensor.name for tensor in before.walk_back(edge, _LAYOUT))]
     return list(map(_split_name, names))
+
+
+def _find_scopes(before: GraphIndex) -> dict[str, list[str]]:
+    """The modules that torch's exporter notes at each node; weights that it transposes itself lose their names."""
+    notes = [(node.name, entry) for _, graph in walk_graphs(before.proto.graph) for node in graph.node
+             for entry in node.metadata_props]  # fmt: skip
+    return {name: re.findall("'([^']*)'", entry.value) for name, entry in notes if entry.key == _SCOPES}
 
 
 def _split_name(name: str) -> Names:

@@ -158,10 +158,12 @@ def test_names_find_weights_of_the_original_network(tmp_path: Path) -> None:
     folder, codes, values = make_checkpoint("gptq", tmp_path / "c")
     rng = np.random.default_rng(0)
     original = values + rng.uniform(-0.02, 0.02, values.shape).astype(np.float32)
-    for name, node in (("m.fc.weight", "n"), ("onnx::MatMul_7", "/m/fc/MatMul")):
+    places = (("m.fc.weight", "n", ""), ("val_7", "/m/fc/MatMul", ""), ("val_7", "n", "'', 'm.fc', 'linear'"))
+    for name, node, scopes in places:
         model = make_net({"w": original})
         model.graph.initializer[0].name = model.graph.node[0].input[1] = name
         model.graph.node[0].name = node
+        model.graph.node[0].metadata_props.add(key="pkg.torch.onnx.name_scopes", value=f"[{scopes}]")
         found = onnxq.import_weights(model, folder, overrides=QUICK)
         assert [row.by for row in found.placed] == ["names"]
         np.testing.assert_array_equal(read_codes(found.model), codes)
