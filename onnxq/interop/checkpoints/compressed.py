@@ -49,9 +49,12 @@ def _find_weight(files: CheckpointFiles, name: str) -> CheckpointWeight:
     tensor = packed or files.tensors[f"{name}.weight"]
     if kind != "int" or bits is None or tensor.dtype != ("I32" if packed else "I8"):
         raise fault(name, f"{kind} of {bits} bits in {tensor.dtype} is not read, and integers in I8 or packed I32 are")
+    # Packed rows may be filled up, so that the words do not say how long they are.
     shape = tuple(map(int, files.tensors[f"{name}.weight_shape"].read())) if packed else tensor.shape
     if len(shape) != 2 or strategy == "block":
         raise fault(name, f"shape {list(shape)} and strategy {strategy!r} are not read, and matrices in groups are")
+    if scheme.get("output_activations"):
+        raise fault(name, "its outputs are quantized, which is not read")
     data = _read_data(files, name, scheme.get("input_activations") or {})
     _, groups = (1, *files.tensors[f"{name}.weight_scale"].shape)[-2:] if strategy != "tensor" else (1, 1)
     size = shape[1] if groups == 1 else find_group_size(name, shape[1], groups, fields.get("group_size"))

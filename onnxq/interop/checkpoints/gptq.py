@@ -57,6 +57,7 @@ def _find_weight(files: CheckpointFiles, name: str) -> CheckpointWeight:
 
 def _read_weight(files: CheckpointFiles, name: str, bits: int, size: int, columns: int) -> WeightCodes:
     words, zeros, scales = (files.tensors[f"{name}.{part}"].read() for part in ("qweight", "qzeros", "scales"))
+    # What GPTQModel calls v2; AutoGPTQ and all that followed it wrote the other.
     offset = 0 if files.settings.get("checkpoint_format") == _SECOND else 1
     zero = unpack_words(zeros, bits, words.shape[1]).T.astype(np.int32) + offset
     if zero.max() >> bits:

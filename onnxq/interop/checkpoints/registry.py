@@ -109,6 +109,7 @@ def _read_safely(subject: str | Path, read: Callable[[], _T]) -> _T:
 def _read_settings(folder: Path) -> dict[str, Any]:
     """The quantization configuration beside the tensors; {} for none."""
     settings: dict[str, Any] = {}
+    # Older tools wrote a file of their own; where both are there, it says more.
     for path in (folder / name for name in _CONFIGS):
         if path.is_file():
             text = read_text(path, CalibrationError, "download it again", limit=_MOST_BYTES, code="Q514")
