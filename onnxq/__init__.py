@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from onnxq.commands.convert import convert as convert
     from onnxq.commands.diff import diff as diff
     from onnxq.commands.import_calibration import import_calibration as import_calibration
+    from onnxq.commands.import_weights import ImportedWeights as ImportedWeights
+    from onnxq.commands.import_weights import import_weights as import_weights
     from onnxq.commands.inspect import annotate_bits as annotate_bits
     from onnxq.commands.inspect import inspect as inspect
     from onnxq.commands.perplexity import perplexity as perplexity
@@ -69,6 +71,7 @@ _NAMES = {
     "commands.convert": "Conversion convert",
     "commands.diff": "diff",
     "commands.import_calibration": "import_calibration",
+    "commands.import_weights": "ImportedWeights import_weights",
     "commands.inspect": "annotate_bits inspect",
     "commands.perplexity": "perplexity",
     "commands.plan": "make_plan",

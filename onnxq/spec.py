@@ -279,6 +279,10 @@ class QParams:
     # `QuantSpec.levels` of the spec they were computed for; "" for imported numbers, which hold for any spec.
     # Not part of equality.
     computed_for: str = ""
+    # Of a weight from a checkpoint, where the quantized values stand beside it: blocks that begin at a float in the
+    # place of a zero point, which is added; and, where blocks have its rows in another order, the row at each place.
+    minimum: Floats | None = None
+    order: NDArray[np.int32] | None = None
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, QParams):
@@ -286,11 +290,10 @@ class QParams:
         # Here, since configurations have specs too, and --help waits for them.
         import numpy as np
 
-        return (
-            self.origin == other.origin
-            and np.array_equal(self.scale, other.scale)
-            and np.array_equal(self.zero_point, other.zero_point)
-        )
+        # None equals None, and no array.
+        arrays = ("scale", "zero_point", "minimum", "order")
+        same = (np.array_equal(getattr(self, name), getattr(other, name)) for name in arrays)
+        return self.origin == other.origin and all(same)
 
     # Arrays do not hash; a dataclass with its own __eq__ would otherwise inherit object's hash.
     __hash__ = None  # type: ignore[assignment]

@@ -293,6 +293,35 @@ IMPORT = ModelCommand(
     progress="importing {cache}",
     takes="IMPORT",
 )
+IMPORT_WEIGHTS = ModelCommand(
+    "import-weights",
+    "Put the codes of a GPTQ, AWQ, compressed-tensors or GGUF checkpoint in.",
+    """Give MODEL, a float export, the quantized weights of CHECKPOINT, code for code.
+
+    CHECKPOINT is a folder with safetensors in GPTQ, AWQ or compressed-tensors, or a .gguf file. Its weights are found
+    in MODEL by their values, where that was exported from the dequantized checkpoint, or by their names.
+
+    \b
+    Examples:
+      onnxq import-weights model.onnx Llama-GPTQ/ -o model.q4.onnx
+      onnxq import-weights model.onnx model.Q4_0.gguf --emit qdq
+    """,
+    [
+        MODEL,
+        click.Argument(["checkpoint"]),
+        DATA,
+        make_output("The quantized model. [default: MODEL.q.onnx beside MODEL]"),
+        FORCE,
+        STRICT,
+        JSON,
+        VERBOSE,
+        QUIET,
+    ],
+    function="import_weights:import_weights",
+    progress="importing {checkpoint} into {model}",
+    takes="IMPORT_WEIGHTS",
+    ending=".q.onnx",
+)
 ANNOTATE = ModelCommand(
     "annotate-bits",
     "Write the bits of every Q/DQ pair into the model.",
@@ -390,6 +419,7 @@ EXPLAIN = click.Command(
         CALIBRATE,
         MERGE,
         IMPORT,
+        IMPORT_WEIGHTS,
         INSPECT,
         ANNOTATE,
         KERNELS,

@@ -106,7 +106,7 @@ def _carry_out(model: ModelSource, plan: Plan | str | Path, data: object, config
         fitted, lines = renew_numbers(ctx, state, fitted)
     # Nothing was calibrated on the made-up inputs, so a check on them is fair, if not telling.
     if samples is None and fitted.sites and all(site.role is Role.WEIGHT or site.spec.dynamic for site in fitted.sites):
-        ctx = _make_samples(ctx, state)
+        ctx = make_samples(ctx, state)
     with ctx.timers.run("emit", "making the quantized model"):
         quantized = build_file(state, fitted)
     result = finalize_run(ctx, state.add_plan(fitted), quantized, source=model)
@@ -127,7 +127,7 @@ def _load_as_planned(model: ModelSource, plan: Plan, ctx: RunContext) -> FloatSt
     return state
 
 
-def _make_samples(ctx: RunContext, state: FloatState) -> RunContext:
+def make_samples(ctx: RunContext, state: FloatState) -> RunContext:
     """The context with seeded inputs for a check that nothing was chosen on, and without timing, if any fit."""
     try:
         quiet = ctx.config.verify.model_copy(update={"latency": False})

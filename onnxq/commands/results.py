@@ -19,6 +19,7 @@ _MODULES = {
     "Conversion": "convert",
     "Difference": "diff",
     "Imported": "import_calibration",
+    "ImportedWeights": "import_weights",
     "Inspection": "inspect",
     "Kernels": "kernels",
     "Part": "shards",

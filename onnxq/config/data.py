@@ -58,14 +58,14 @@ class ImageConfig(Section):
 
 
 # The commands that read samples for the configuration, and those that read some of their own number, too.
-_READING = (
-    Command.QUANTIZE | Command.SEARCH | Command.PLAN | Command.APPLY | Command.IMPORT | Command.DIFF | Command.VARIANTS
-)
+_IMPORTING = Command.IMPORT | Command.IMPORT_WEIGHTS
+_MAKING = Command.QUANTIZE | Command.SEARCH
+_PLACING = _MAKING | Command.PLAN
+_WRITING = _MAKING | Command.APPLY | Command.CONVERT | Command.IMPORT_WEIGHTS
+_CALIBRATING = _MAKING | Command.APPLY | Command.CONVERT | Command.IMPORT | Command.VARIANTS
+_READING = _CALIBRATING | _IMPORTING | Command.PLAN | Command.DIFF
 _RUNNING = _READING | Command.PROVE | Command.PROFILE | Command.REPORT
 _LOADING = _RUNNING | Command.BENCH | Command.PERPLEXITY
-_PLACING = Command.QUANTIZE | Command.SEARCH | Command.PLAN
-_WRITING = Command.QUANTIZE | Command.SEARCH | Command.APPLY | Command.CONVERT
-_CALIBRATING = _WRITING | Command.IMPORT | Command.VARIANTS
 _CHECKING = _WRITING | Command.VARIANTS
 
 
@@ -92,7 +92,11 @@ class DataConfig(Section):
         _CALIBRATING | Command.DIFF,
         metavar="SIZE",
     )
-    allow_missing: bool = option(False, "Leave operators float whose input has no scale in the cache.", Command.IMPORT)
+    allow_missing: bool = option(
+        False,
+        "Leave float what the import has no scale for, and skip weights that the model does not have or ONNX not hold.",
+        _IMPORTING,
+    )
 
 
 class RuntimeConfig(Section):

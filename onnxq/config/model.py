@@ -72,7 +72,7 @@ class Config(Section):
         DEFAULT_TARGET,
         "The engine that will run the result: ONNX Runtime on the CPU, TensorRT, none, or that of another package. Or "
         "several that share one file, as NAME,NAME; with weights, NAME=2,NAME=1, where one matters more.",
-        _PLANNING | Command.PROFILE | Command.REPORT | Command.IMPORT,
+        _PLANNING | Command.PROFILE | Command.REPORT | Command.IMPORT | Command.IMPORT_WEIGHTS,
         metavar="TARGET",
         names="backends",
     )
@@ -114,14 +114,14 @@ class Config(Section):
         "qdq",
         "How block-wise weights are written: as Q/DQ pairs, or as com.microsoft.MatMulNBits, which only ONNX "
         "Runtime runs.",
-        _PLANNING,
+        _PLANNING | Command.IMPORT_WEIGHTS,
     )
     # 0: as the engine likes, which is float32 on the CPU; 1: float32; 4: data rounded to int8 in blocks.
     accuracy_level: Literal[0, 1, 2, 3, 4] = option(
         0,
         "How MatMulNBits computes. 0: the engine chooses; 1: float32; 2: float16; 3: bfloat16; 4: int8, faster for "
         "few tokens at a time.",
-        _PLANNING,
+        _PLANNING | Command.IMPORT_WEIGHTS,
     )
     # None: the target's; bfloat16 in place of float16 for a model that came in it.
     high_precision: HighPrecision | None = option(

@@ -61,6 +61,7 @@ class Command(Flag):
     REPORT = auto()
     SEARCH = auto()
     CONVERT = auto()
+    IMPORT_WEIGHTS = auto()
 
 
 class Section(Frozen):

@@ -6,6 +6,8 @@ import json
 from collections import Counter
 from collections.abc import Collection
 
+import numpy as np
+
 from onnxq.backends import find_target
 from onnxq.calibrate.constants import find_tensor
 from onnxq.emit.pairs import BITS_KEY, PLAN_KEY, PairWriter, read_records, write_plan
@@ -80,6 +82,7 @@ def emit_pairs(proto: ModelLike, plan: Plan, progress: Progress = silent) -> Mod
     with progress("rounding weights and writing pairs", len(ordered)) as task:
         for site in count_items(ordered, task):
             _write_site(writer, site)
+    _order_data(writer.editor, plan, index)
     writer.editor.remove_unused()
     records = {**read_records(proto, index), **writer.records}
     writer.editor.model_metadata({PLAN_KEY: write_plan(plan), BITS_KEY: json.dumps(records)})
@@ -144,6 +147,24 @@ def _write_site(writer: PairWriter, site: SitePlan) -> None:
         writer.write_constant(site, site.qparams)
     if site.qparams is not None:
         release_pages(site.qparams.scale, site.qparams.zero_point)
+
+
+def _order_data(editor: Editor[ModelLike], plan: Plan, index: GraphIndex) -> None:
+    """Gather the data of operators in the order of their weights' rows, once for those of one tensor and order."""
+    gathered: dict[tuple[str, str, bytes], str] = {}
+    for site in plan.sites:
+        rows = None if site.qparams is None else site.qparams.order
+        for node in (index.find_node(edge.node) for edge in site.consumers or () if rows is not None):
+            order = np.asarray(rows, np.int64)
+            key = node.scope, node.inputs[0], order.tobytes()
+            if key not in gathered:
+                names = (editor.fresh(name_part(site.site, part)) for part in ("order_node", "order", "ordered"))
+                name, indices, gathered[key] = names
+                inputs, result = [node.inputs[0], editor.add_initializer(node.scope, indices, order)], [gathered[key]]
+                editor.insert_node(
+                    node.scope, "Gather", inputs, result, name=name, attrs={"axis": -1}, before=node.name
+                )
+            editor.replace_input(node.make_edge(0), gathered[key])
 
 
 def _find_integer_readers(plan: Plan, index: GraphIndex) -> frozenset[str]:

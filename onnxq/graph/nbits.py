@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Hashable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto
 
 from onnxq.arrays import Array
-from onnxq.errors import ModelError
+from onnxq.errors import ModelError, PlanError
 from onnxq.graph.base import NodeRef
 from onnxq.graph.convert import ensure_opset
 from onnxq.graph.editing.editor import Editor
@@ -64,7 +64,7 @@ def unpack_bits(packed: Array, bits: int, count: int) -> NDArray[np.uint8]:
 
 @dataclass(frozen=True, eq=False)
 class Blocks:
-    """A weight in blocks. codes: unsigned, [K, N]; scale: [blocks, N]; zero: [blocks, N], None for the middle."""
+    """A weight in blocks. codes: unsigned, [K, N]; scale: [blocks, N]; zero: the same, floats too; None: the middle."""
 
     codes: Array
     scale: Array
@@ -79,19 +79,24 @@ class Blocks:
         filled = np.zeros((columns, count * self.size), np.uint8)
         filled[:, :depth] = self.codes.T
         packed = pack_bits(filled.reshape(columns, count, self.size), self.bits)
-        zero = None if self.zero is None else pack_bits(np.asarray(self.zero.T, np.uint8), self.bits)
+        zero = None if self.zero is None else np.ascontiguousarray(self.zero.T)
+        zero = zero if zero is None or zero.dtype != np.uint8 else pack_bits(zero, self.bits)
         return packed, np.ascontiguousarray(self.scale.T), zero
 
 
-def write_nbits(proto: M, accuracy_level: int, bits: Mapping[str, int]) -> M:
+def write_nbits(proto: M, accuracy_level: int, bits: Mapping[str, int], minima: Mapping[str, Array] | None = None) -> M:
     """A copy with MatMulNBits in the place of each MatMul whose weight comes from a DequantizeLinear in blocks.
 
     accuracy_level: the operator's attribute; 0 leaves it out. bits: of weights that have fewer than their storage, by
-    the name of the DequantizeLinear, whose metadata the operators get. Nodes keep their names. What the operator does
-    not take stays as it is.
+    the name of the DequantizeLinear, whose metadata the operators get. minima: the floats that blocks begin at, in the
+    place of zero points, by the same name. Nodes keep their names. What the operator does not take stays as it is.
+    Raises PlanError for minima that no operator has.
     """
     index = GraphIndex(proto)
     products = [(node, pair) for node in index.nodes if (pair := _find_pair(index, node)) is not None]
+    minima = minima or {}
+    for name in minima.keys() - {pair.name for _, pair in products}:
+        raise PlanError(name, "begins blocks at floats, and no MatMul reads it", "plan this model again", code="Q407")
     if not products:
         return proto
     notes = {
@@ -103,10 +108,14 @@ def write_nbits(proto: M, accuracy_level: int, bits: Mapping[str, int]) -> M:
     constants: dict[str, list[str]] = {}
     # In ONNX Runtime 1.28 on Arm level 4 ends the process where a body reads weights of the graph around it.
     leaders = (
-        {} if accuracy_level == _INTEGER_LEVEL else _find_repeated(index, {pair.name: pair for _, pair in products})
+        {}
+        if accuracy_level == _INTEGER_LEVEL
+        else _find_repeated(index, {pair.name: pair for _, pair in products if pair.name not in minima})
     )
     for node, pair in products:
         blocks = _read_pair(index, pair, bits.get(pair.name, 8))
+        if (least := minima.get(pair.name)) is not None:
+            blocks = replace(blocks, zero=(-least / blocks.scale).astype(blocks.scale.dtype))
         constants[pair.name] = constants.get(pair.name) or constants.get(leaders.get(pair.name, ""), [])
         if not constants[pair.name]:
             base = pair.name.removesuffix(f"/{_DEQUANTIZE}")

@@ -21,6 +21,7 @@ import onnx
 
 from onnxq.backends import find_target
 from onnxq.emit import emit_pairs, emit_types, replace_biases
+from onnxq.errors import PlanError
 from onnxq.graph import ModelLike, NodeRef, ensure_opset, infer_shapes, verify_graph
 from onnxq.graph.integer_products import write_integer_products
 from onnxq.graph.nbits import write_nbits
@@ -190,10 +191,15 @@ def _write_all(state: FloatState, plan: Plan, progress: Progress = silent) -> Mo
 
 def _write_operators(proto: ModelLike, plan: Plan) -> ModelLike:
     """The model with the operators that the plan asks for in the place of pairs, last, when floats have their types."""
-    if plan.nbits is None:
-        return proto
-    bits = {name_part(site.site, "dq_node"): site.spec.bits for site in plan.sites if site.role is Role.WEIGHT}
-    return write_nbits(proto, plan.nbits, bits)
+    weights = {name_part(site.site, "dq_node"): site for site in plan.sites if site.role is Role.WEIGHT}
+    numbers = {name: site.qparams for name, site in weights.items() if site.qparams is not None}
+    minima = {name: qparams.minimum for name, qparams in numbers.items() if qparams.minimum is not None}
+    if plan.nbits is not None:
+        return write_nbits(proto, plan.nbits, {name: site.spec.bits for name, site in weights.items()}, minima)
+    for name in minima:
+        cause = "its blocks begin at floats, which MatMulNBits alone has"
+        raise PlanError(str(weights[name].site), cause, "write `nbits: 0` into the plan", code="Q407")
+    return proto
 
 
 def give_types(state: FloatState, model: ModelLike) -> ModelLike:

@@ -247,6 +247,8 @@ class _NumbersRow(Frozen):
 
     scale: Annotated[Any, read_by(_read_scale)] = None
     zero_point: Annotated[Any, read_by(_read_zero_point)] = None
+    minimum: Annotated[Any, read_by(_read_scale)] = None
+    order: Annotated[Any, read_by(_read_zero_point)] = None
     origin: Origin = ""
     computed_for: str = ""
 
@@ -256,14 +258,15 @@ def _read_numbers(row: _NumbersRow) -> QParams | None:
         return None
     if row.scale is None or row.zero_point is None:
         raise ValueError("has one of scale and zero_point: give both, or neither to have them computed")
-    qparams = QParams(row.scale, row.zero_point, row.origin)
+    qparams = QParams(row.scale, row.zero_point, row.origin, minimum=row.minimum, order=row.order)
     # Numbers that a person wrote over are theirs: they hold for whatever spec the site has.
     return replace(qparams, computed_for=read_mark(row.computed_for, qparams))
 
 
 def _write_numbers(owner: Any) -> dict[str, Any]:
     qparams = owner.qparams
-    return {
+    more = {"minimum": qparams.minimum, "order": qparams.order}
+    return {name: write_array(array) for name, array in more.items() if array is not None} | {
         "scale": write_array(qparams.scale),
         "zero_point": write_array(qparams.zero_point),
         "origin": qparams.origin,

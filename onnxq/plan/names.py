@@ -24,6 +24,10 @@ PARTS: dict[str, str] = {
     "floor_node": "/Max",
     "cast_node": "/Cast",
     "transpose_node": "/Transpose",
+    # The data in the order of a weight's rows.
+    "order_node": "/order/Gather",
+    "order": "/order",
+    "ordered": "/ordered",
     # 4-bit integers in the file, in front of the Cast that makes bytes of them.
     "packed": "/packed",
     "quantized": "/quantized",

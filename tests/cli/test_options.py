@@ -32,11 +32,13 @@ COMMANDS = {
     "report": Command.REPORT,
     "search": Command.SEARCH,
     "convert": Command.CONVERT,
+    "import-weights": Command.IMPORT_WEIGHTS,
 }
 # Its arguments, for each command that has some.
 ARGUMENTS = {
     **{name: ["m.onnx"] for name in cli.list_commands(CONTEXT)},
     "apply": ["m.onnx", "p.json"],
+    "import-weights": ["m.onnx", "folder"],
     "diff": ["m.onnx", "q.onnx"],
     "compare": ["m.onnx", "q.onnx"],
     "build-kernels": [],

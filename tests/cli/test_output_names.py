@@ -13,6 +13,8 @@ import pytest
 from onnxq.cli import cli
 from tests.cli.kit import CONTEXT, find_command, run
 from tests.codes.kit import gemm
+from tests.interop.checkpoints import gptq, write_safetensors
+from tests.interop.test_checkpoints import GPTQ, draw
 
 # Each option that names an output of a command, with all that the command needs to come so far.
 LINES = """\
@@ -43,6 +45,8 @@ calibrate m.onnx --data s.npz --shard 1/1 -o NAME
 merge r.json -o NAME
 import-calibration t.cache --model m.onnx --allow-missing -o NAME
 import-calibration t.cache --model m.onnx --allow-missing --apply NAME
+import-weights m.onnx c --allow-missing -o NAME
+import-weights m.onnx c --allow-missing --plan NAME
 annotate-bits m.onnx -o NAME
 build-kernels -o NAME
 """
@@ -56,6 +60,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     np.savez("s.npz", x=np.zeros((4, 64), np.float32))
     for name in ("p.json", "r.json"):
         Path(name).write_text("{}")
+    write_safetensors(Path("c/m.safetensors"), gptq("m", *draw(0, 4, 8, 32, 32), np.zeros(32, int), 4)[0], GPTQ)
     Path("t.cache").write_text("TRT-8601-EntropyCalibration2\nx: 3c010a14\n")
     return tmp_path
 

@@ -88,6 +88,7 @@ calibrate NAME --data NAME
 merge NAME -o p.json
 variants NAME -o NAME --force
 import-calibration NAME --model m.onnx
+import-weights m.onnx NAME
 annotate-bits NAME --bits *=8 --force
 perplexity NAME --data NAME
 """

@@ -22,6 +22,7 @@ from onnxq.numerics import qparams_from_range, weight_qparams
 from onnxq.observers import create_observer
 from onnxq.spec import ObserverSpec, QuantSpec
 from tests.codes.kit import EVERYTHING, F, fail, gemm, model, reach, reach_each, rows, saturating, saved, written
+from tests.commands.test_import_weights import make_checkpoint, make_dynamic
 from tests.interop.models import network
 
 HEADER = "TRT-8601-EntropyCalibration2\n"
@@ -147,6 +148,11 @@ reach_each(
         "Q505": lambda _: parse_cache(b"nonsense\n"),
         "Q506": lambda folder: onnxq.import_calibration(written(folder, f"{HEADER}zzz: 3c010a14\n", "c"), gemm(64, 64)),
         "Q507": lambda folder: onnxq.import_calibration(written(folder, f"{HEADER}input: 3c010a14\n", "c"), network()),
+        "Q514": lambda folder: onnxq.import_weights(gemm(), folder),
+        "Q515": lambda folder: onnxq.import_weights(gemm(), make_checkpoint("gptq", folder)[0]),
+        "W139": lambda folder: (
+            onnxq.import_weights(*make_dynamic(folder), overrides={"latency": False}).report.warnings
+        ),
         "Q601": lambda folder: write_text(written(folder, "", "p.json"), "{}"),
         "Q603": lambda folder: check_outputs("", folder / "none" / "m.onnx"),
         "Q702": lambda _: check_interface(gemm(), gemm(4, 5)),

@@ -1,0 +1,190 @@
+"""Weights as quantized checkpoints hold them, in one neutral form, and the formats of such checkpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from onnxq.arrays import Array, Floats
+from onnxq.errors import CalibrationError
+from onnxq.graph.nbits import unpack_bits
+from onnxq.interop.checkpoints.tensors import StoredTensor
+
+# Of what is wrong in a checkpoint.
+fault = partial(CalibrationError, code="Q514")
+# Bits that a code may have: more do not fit a byte.
+MOST_BITS = 8
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class WeightCodes:
+    """A quantized weight. Rows are output channels; columns stand in the order of their blocks.
+
+    codes: unsigned, uint8 [rows, columns]. scale, zero, minimum: [rows, blocks] of `size` columns. A value is
+    (code - zero) * scale; with a minimum it is code * scale + minimum. order: the network's column at each place; None:
+    they stand as in the network.
+    """
+
+    codes: Array
+    scale: Floats
+    zero: Array
+    bits: int
+    size: int
+    minimum: Floats | None = None
+    order: Array | None = None
+
+    @property
+    def middle(self) -> int:
+        """The zero point of symmetric codes."""
+        return 1 << (self.bits - 1)
+
+    @property
+    def form(self) -> tuple[int, int, bool, bytes]:
+        """All that channels of one weight share."""
+        return self.bits, self.size, self.minimum is None, b"" if self.order is None else self.order.tobytes()
+
+    @property
+    def symmetric(self) -> bool:
+        """True where all zero points are in the middle."""
+        return self.minimum is None and bool((self.zero == self.middle).all())
+
+    def dequantize(self) -> Floats:
+        """The values in float32, with columns as in the network."""
+        count = self.codes.shape[1]
+        values = self.codes.astype(np.float32)
+        if self.minimum is None:
+            values -= np.repeat(self.zero.astype(np.float32), self.size, 1)[:, :count]
+        values *= np.repeat(self.scale, self.size, 1)[:, :count]
+        if self.minimum is not None:
+            values += np.repeat(self.minimum, self.size, 1)[:, :count]
+        if self.order is None:
+            return values
+        placed = np.empty_like(values)
+        placed[:, self.order] = values
+        return placed
+
+    def sort_columns(self, name: str, groups: Array) -> WeightCodes:
+        """The same with the columns of each group side by side. groups: of each column, its group (g_idx)."""
+        order = np.argsort(groups, kind="stable").astype(np.int32)
+        if (groups[order] != np.arange(len(groups)) // self.size).any():
+            raise fault(name, f"its groups (g_idx) are not of {self.size} columns each", "save the checkpoint again")
+        if (np.diff(groups) >= 0).all():
+            return self
+        return replace(self, codes=self.codes[:, order], order=order)
+
+    def settle(self) -> WeightCodes:
+        """The same values without scales of 0, and with whole zero points in the place of minima that are exact so."""
+        codes, scale, zero, minimum = self.codes, self.scale, self.zero, self.minimum
+        if not scale.all():
+            # A block of one value: any scale has it, and engines take none of 0.
+            dead = np.repeat(scale == 0, self.size, 1)[:, : codes.shape[1]]
+            still = np.zeros_like(zero) if minimum is not None else zero
+            codes = np.where(dead, np.repeat(still, self.size, 1)[:, : codes.shape[1]], codes).astype(np.uint8)
+            scale = np.where(scale == 0, np.float32(1), scale)
+        if minimum is not None:
+            whole = np.rint(-minimum / scale)
+            legal = (whole >= 0) & (whole < 1 << self.bits) & (-whole.astype(np.float32) * scale == minimum)
+            if legal.all():
+                zero, minimum = whole.astype(np.uint8), None
+        return replace(self, codes=codes, scale=scale, zero=zero, minimum=minimum)
+
+
+@dataclass(frozen=True)
+class InputScale:
+    """How a layer's input is quantized to 8 bits. scale: None: on the values of each run. zero: of signed codes."""
+
+    scale: float | None = None
+    zero: int = 0
+
+
+@dataclass(frozen=True, eq=False)
+class CheckpointWeight:
+    """One quantized weight of a checkpoint, which is read when it is asked for. shape: [rows, columns].
+
+    form: in words, such as "4 bits in blocks of 128".
+    """
+
+    name: str
+    shape: tuple[int, int]
+    form: str
+    read: Callable[[], WeightCodes]
+    data: InputScale | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class CheckpointFiles:
+    """The files of a checkpoint. settings: its quantization configuration. tensors: by name, of safetensors files.
+
+    files: those of other kinds.
+    """
+
+    path: Path
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    tensors: Mapping[str, StoredTensor] = field(default_factory=dict)
+    files: tuple[Path, ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class Checkpoint:
+    """The quantized weights of a checkpoint. refused: by name, why others are not read."""
+
+    source: str
+    format: str
+    weights: tuple[CheckpointWeight, ...]
+    refused: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, eq=False)
+class CheckpointFormat:
+    """One format. recognizes: whether files are of it. read: the weights; it raises CalibrationError."""
+
+    name: str
+    recognizes: Callable[[CheckpointFiles], bool]
+    read: Callable[[CheckpointFiles], Checkpoint]
+
+
+def list_weights(
+    files: CheckpointFiles, title: str, ending: str, make: Callable[[CheckpointFiles, str], CheckpointWeight]
+) -> Checkpoint:
+    """The weight that `make` finds in each module with a tensor of this name; where it raises, one that is refused."""
+    weights, refused = list[CheckpointWeight](), dict[str, str]()
+    for name in (tensor.removesuffix(ending) for tensor in files.tensors if tensor.endswith(ending)):
+        try:
+            weights.append(make(files, name))
+        except CalibrationError as error:
+            refused[name] = error.cause
+    return Checkpoint(str(files.path), title, tuple(weights), refused)
+
+
+def unpack_words(words: Array, bits: int, count: int) -> Array:
+    """Unpack unsigned integers of 1 to 8 bits from 32-bit words [rows, words], the first in the lowest bits: uint8.
+
+    They stand without gaps, also across words.
+    """
+    # Little-endian, as the files are and all machines that ONNX Runtime has wheels for.
+    packed = np.ascontiguousarray(words).view(np.uint8)
+    if MOST_BITS % bits == 0:
+        return unpack_bits(packed, bits, count)
+    stream = np.unpackbits(packed, axis=1, bitorder="little")[:, : count * bits].reshape(-1, count, bits)
+    return np.packbits(stream, axis=2, bitorder="little")[..., 0]
+
+
+def find_group_size(name: str, columns: int, groups: int, stated: object) -> int:
+    """Columns of a group, as it is stated, or as it follows. Raises CalibrationError where there is no such size."""
+    for size in (stated, columns // groups if groups else 0):
+        if isinstance(size, int) and size > 0 and -(-columns // size) == groups:
+            return min(size, columns)
+    raise fault(
+        name, f"{groups} groups do not fit {columns} columns in groups of {stated}", "save the checkpoint again"
+    )
+
+
+def describe_form(bits: int, size: int, columns: int, *more: str) -> str:
+    """The form of a weight in words."""
+    grain = "one scale a row" if size >= columns else f"blocks of {size}"
+    return ", ".join((f"{bits} bits", grain, *filter(None, more)))

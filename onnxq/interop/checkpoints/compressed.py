@@ -1,0 +1,116 @@
+"""compressed-tensors, as llm-compressor saves it.
+
+pack-quantized  weight_packed int32 [rows, columns · bits / 32], codes raised to be unsigned; weight_shape [2];
+                weight_zero_point int32 [rows · bits / 32, groups], packed along the rows; weight_g_idx [columns]
+int-quantized   weight int8 [rows, columns]; weight_zero_point int8; input_scale and input_zero_point of static data
+both            weight_scale [rows, groups], [rows, 1] or [1]; no zero points: they are 0
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from onnxq.arrays import Array
+from onnxq.interop.checkpoints.base import (
+    Checkpoint,
+    CheckpointFiles,
+    CheckpointFormat,
+    CheckpointWeight,
+    InputScale,
+    WeightCodes,
+    describe_form,
+    fault,
+    find_group_size,
+    list_weights,
+    unpack_words,
+)
+from onnxq.interop.checkpoints.tensors import StoredTensor
+
+
+def _recognize_compressed(files: CheckpointFiles) -> bool:
+    return files.settings.get("quant_method") in ("compressed-tensors", "sparseml")
+
+
+def _read_compressed(files: CheckpointFiles) -> Checkpoint:
+    return list_weights(files, "compressed-tensors", ".weight_scale", _find_weight)
+
+
+def _find_weight(files: CheckpointFiles, name: str) -> CheckpointWeight:
+    scheme = _find_scheme(files.settings, name)
+    fields: Mapping[str, Any] = scheme.get("weights") or {}
+    bits, kind, strategy = (fields.get(key) for key in ("num_bits", "type", "strategy"))
+    packed = files.tensors.get(f"{name}.weight_packed")
+    tensor = packed or files.tensors[f"{name}.weight"]
+    if kind != "int" or bits is None or tensor.dtype != ("I32" if packed else "I8"):
+        raise fault(name, f"{kind} of {bits} bits in {tensor.dtype} is not read, and integers in I8 or packed I32 are")
+    # Packed rows may be filled up, so that the words do not say how long they are.
+    shape = tuple(map(int, files.tensors[f"{name}.weight_shape"].read())) if packed else tensor.shape
+    if len(shape) != 2 or strategy == "block":
+        raise fault(name, f"shape {list(shape)} and strategy {strategy!r} are not read, and matrices in groups are")
+    if scheme.get("output_activations"):
+        raise fault(name, "its outputs are quantized, which is not read")
+    data = _read_data(files, name, scheme.get("input_activations") or {})
+    _, groups = (1, *files.tensors[f"{name}.weight_scale"].shape)[-2:] if strategy != "tensor" else (1, 1)
+    size = shape[1] if groups == 1 else find_group_size(name, shape[1], groups, fields.get("group_size"))
+    words = "" if data is None else "data of each run" if data.scale is None else "static data"
+    read = partial(_read_weight, files, name, bits, size, (shape[0], shape[1]))
+    return CheckpointWeight(name, (shape[0], shape[1]), describe_form(bits, size, shape[1], words), read, data)
+
+
+def _find_scheme(settings: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """The group of the configuration that names this module, or else the first, of a class of modules."""
+    groups: list[Mapping[str, Any]] = list((settings.get("config_groups") or {}).values())
+    for group in groups:
+        for target in group.get("targets") or ():
+            kind, _, pattern = target.rpartition("re:")
+            if name.endswith(target) or (pattern != target and not kind and re.match(pattern, name)):
+                return group
+    return next(iter(groups), {})
+
+
+def _read_data(files: CheckpointFiles, name: str, scheme: Mapping[str, Any]) -> InputScale | None:
+    """How the input is quantized; None: not at all."""
+    if not scheme:
+        return None
+    bits, kind = scheme.get("num_bits"), scheme.get("type")
+    scale, zero = (files.tensors.get(f"{name}.input_{part}") for part in ("scale", "zero_point"))
+    if (bits, kind) != (8, "int") or (scale is not None and math.prod(scale.shape) != 1):
+        raise fault(name, f"data in {kind} of {bits} bits is not read, and integers of 8 bits with one scale are")
+    if scale is None:
+        return InputScale()
+    return InputScale(float(scale.read_floats().ravel()[0]), int(zero.read().ravel()[0]) if zero else 0)
+
+
+def _read_weight(files: CheckpointFiles, name: str, bits: int, size: int, shape: tuple[int, int]) -> WeightCodes:
+    rows, columns = shape
+    middle, groups = 1 << (bits - 1), -(-columns // size)
+    parts = ("weight_packed", "weight", "weight_zero_point", "weight_g_idx")
+    packed, plain, stored, listed = (files.tensors.get(f"{name}.{part}") for part in parts)
+    codes = unpack_words(packed.read(), bits, columns) if packed else _raise_signed(plain, middle)
+    zero = np.full((1, 1), middle, np.uint8)
+    if stored is not None:
+        zero = unpack_words(stored.read().T, bits, rows).T if stored.dtype == "I32" else _raise_signed(stored, middle)
+    scale = files.tensors[f"{name}.weight_scale"].read_floats()
+    if scale.ndim < 2:
+        scale, zero = scale[:, None], zero.reshape(-1, 1)
+    scale, zero = (np.broadcast_to(array, (rows, groups)) for array in (scale, zero))
+    weight = WeightCodes(codes=codes, scale=scale, zero=zero, bits=bits, size=size)
+    # -1 stands for columns that were never assigned, which stay where they are.
+    if listed is None or (indices := listed.read()).min(initial=0) < 0:
+        return weight
+    return weight.sort_columns(name, indices)
+
+
+def _raise_signed(tensor: StoredTensor | None, middle: int) -> Array:
+    """Signed codes as unsigned ones."""
+    assert tensor is not None
+    return (tensor.read().astype(np.int16) + middle).astype(np.uint8)
+
+
+COMPRESSED = CheckpointFormat("compressed-tensors", _recognize_compressed, _read_compressed)
