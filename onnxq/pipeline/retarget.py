@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import cached_property
 
 import numpy as np
-from onnx import helper
+from onnx import GraphProto, NodeProto, helper, numpy_helper
 
 from onnxq.annotate import find_existing, read_model
 from onnxq.arrays import Array
@@ -108,6 +108,8 @@ def read_quantized(source: ModelSource) -> QuantizedSource:
     return QuantizedSource(proto, floats, existing)
 
 
+# Upper bounds of the activations that exporters write as Clip: hard sigmoid, ReLU6.
+_CLIPPED = (1.0, 6.0)
 # Their values are not below zero.
 _POSITIVE = frozenset({"Relu", "Sigmoid", "HardSigmoid", "Softmax", "Abs", "Exp", "Sqrt", "Softplus"})
 _PASSING = LAYOUT_OPS | {
@@ -125,17 +127,20 @@ _PASSING = LAYOUT_OPS | {
 def _make_runnable(plain: ModelLike, pairs: Existing) -> ModelLike:
     """The view of a model without its pairs, to be run: an Identity has one input, and what cut values off does so.
 
-    Tools drop a Relu in front of a QuantizeLinear whose range begins at zero, which then computes it.
+    Tools drop a Relu, or a Clip, in front of a QuantizeLinear whose range begins at zero, which then computes it.
     """
     index = get_index(plain)
     copy = copy_proto(bare_proto(pairs.view or plain))
-    cut: set[TensorId] = set()
+    cut: dict[TensorId, float] = {}
     for node in index.nodes:
         site = pairs.by_tensor.get(node.result) if node.outputs else None
-        begins = site is not None and site.qparams is not None and (site.qparams.zero_point == site.spec.qmin).all()
-        if begins and not _is_positive(index, node.result, cut):
-            cut.add(node.result)
-    names = {tensor.name for tensor in cut}
+        if site is None or site.qparams is None or (site.qparams.zero_point != site.spec.qmin).any():
+            continue
+        if not _is_positive(index, node.result, cut):
+            # A bound of Clip that the range ends at; where it ends elsewhere, no value went further.
+            high, step = float(clip_bounds(site.qparams, site.spec)[1]), float(site.qparams.scale)
+            cut[node.result] = next((bound for bound in _CLIPPED if abs(high - bound) < step), math.inf)
+    highs = {tensor.name: high for tensor, high in cut.items()}
     for _, graph in walk_graphs(copy.graph):
         nodes = []
         for node in graph.node:
@@ -143,12 +148,24 @@ def _make_runnable(plain: ModelLike, pairs: Existing) -> ModelLike:
                 del node.input[1:]
             nodes.append(node)
             for k, name in enumerate(node.output):
-                if name in names:
+                if name in highs:
                     # Readers of the pair read this name, as the others in the view do.
                     node.output[k] = f"{name}/linear"
-                    nodes.append(helper.make_node("Relu", [node.output[k]], [name], f"{name}/Relu"))
+                    nodes += _make_activation(graph, node.output[k], name, highs[name])
         replace_items(graph.node, nodes)
     return rebuild(pairs.view or plain, copy)
+
+
+def _make_activation(graph: GraphProto, source: str, name: str, high: float) -> Iterator[NodeProto]:
+    """A Relu, or a Clip that begins at zero."""
+    if math.isinf(high):
+        yield helper.make_node("Relu", [source], [name], f"{name}/Relu")
+        return
+    bounds = [f"{name}/low", f"{name}/high"]
+    graph.initializer.extend(
+        numpy_helper.from_array(np.asarray(value, np.float32), bound) for value, bound in zip((0, high), bounds, strict=True)
+    )
+    yield helper.make_node("Clip", [source, *bounds], [name], f"{name}/Clip")
 
 
 def _is_positive(index: GraphIndex, tensor: TensorId, cut: Collection[TensorId]) -> bool:

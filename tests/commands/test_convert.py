@@ -95,6 +95,24 @@ def test_a_relu_that_a_range_stood_for_comes_back(folder: Path) -> None:
     assert measure_db(answer(folder / "m.onnx"), answer(folder / "f.onnx")) > 35
 
 
+def test_a_clip_that_a_range_stood_for_comes_back(tmp_path: Path) -> None:
+    proto = residual()
+    for name, value in (("low", 0), ("high", 6)):
+        proto.graph.initializer.append(numpy_helper.from_array(np.asarray(value, np.float32), name))
+    relu = next(node for node in proto.graph.node if node.output[0] == "r")
+    relu.op_type = "Clip"
+    relu.input.extend(["low", "high"])
+    # Far enough for values beyond the bound.
+    weight = next(one for one in proto.graph.initializer if one.name == "w0")
+    weight.CopyFrom(numpy_helper.from_array(4 * numpy_helper.to_array(weight), "w0"))
+    onnx.save(proto, tmp_path / "m.onnx")
+    quantize_static(tmp_path / "m.onnx", tmp_path / "q.onnx", Reader(), activation_type=QuantType.QUInt8)
+    assert "Clip" not in {node.op_type for node in onnx.load(tmp_path / "q.onnx").graph.node}
+    floats = onnxq.convert(tmp_path / "q.onnx", "float").result.model
+    assert {node.op_type for node in floats.graph.node} >= {"Clip", "Relu"}
+    assert measure_db(answer(tmp_path / "m.onnx"), answer(floats)) > 30
+
+
 def test_there_and_back_the_file_is_the_same(folder: Path) -> None:
     there = onnxq.convert(folder / "q.onnx", "trt", config=EVERYTHING_IN_TRT, overrides=QUICK)
     back = onnxq.convert(there.result.model, "ort", images(), EVERYTHING, overrides=QUICK)
