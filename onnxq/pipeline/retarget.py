@@ -161,10 +161,9 @@ def _make_activation(graph: GraphProto, source: str, name: str, high: float) -> 
     if math.isinf(high):
         yield helper.make_node("Relu", [source], [name], f"{name}/Relu")
         return
-    bounds = [f"{name}/low", f"{name}/high"]
-    graph.initializer.extend(
-        numpy_helper.from_array(np.asarray(value, np.float32), bound) for value, bound in zip((0, high), bounds, strict=True)
-    )
+    bounds = {f"{name}/low": 0.0, f"{name}/high": high}
+    for bound, value in bounds.items():
+        graph.initializer.append(numpy_helper.from_array(np.asarray(value, np.float32), bound))
     yield helper.make_node("Clip", [source, *bounds], [name], f"{name}/Clip")
 
 
