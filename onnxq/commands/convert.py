@@ -85,6 +85,7 @@ def convert(
     ) as chosen:
         if to == FLOAT:
             return _write_float(model, out, force, progress)
+        # A file of several engines names them all.
         if chosen.target != to:
             cause = f"the configuration is for {chosen.target!r}"
             raise ConfigError(f"to={to!r}", cause, "name a preset of this target, or no configuration", code="Q312")

@@ -142,6 +142,7 @@ def _follow_curve(value: float, x: Sequence[float], y: Sequence[float]) -> float
     if not 0 < value < math.inf:
         return value
     at = math.log(value)
+    # Beyond the ends nothing was measured: the last ratio holds.
     inside = min(max(at, x[0]), x[-1])
     return math.exp(float(np.interp(inside, x, y)) + at - inside)
 
@@ -206,6 +207,7 @@ class PrecisionSearch:
             best = min(holding, key=lambda point: (self._rank(point), point.measured.noise), default=None)
             if best is None:
                 return min(self.points, key=self._miss)
+            # A time that was lucky is taken back, and another may be best.
             if not self.timed or best.confirmed:
                 return best
             again = max(best.measured.time, self._time(self._write(best.state)))
@@ -287,6 +289,7 @@ class PrecisionSearch:
         config = self._settle_config(chosen) if state is None else state.problem.config
         state = self._refine(config) if state is None else state
         ctx, plan = self.ctx, state.planned
+        # All outputs must keep what is asked, so that the worst counts.
         outputs = ctx.data.judges.measure(state, plan)
         noise = max((10 ** (-output.sqnr_db / 10) for output in outputs), default=0.0)
         model = self._write(state)
@@ -359,6 +362,7 @@ class PrecisionSearch:
     def _bisect_noise(self) -> float:
         """Between the most noise at which the metric holds, and the least at which it does not."""
         least = self.limits.metric
+        # Metrics are no smooth function of the noise: only what was measured tells.
         failing = [point.predicted.noise for point in self.points if point.metric < least]
         high = min(failing, default=math.inf)
         low = max(

@@ -68,6 +68,7 @@ def list_precisions(config: Config) -> tuple[Precision, ...]:
     weights, activations = config.weights, config.activations
     static = config.mode not in ("weight-only", "dynamic")
     own = Precision(_name_precision(config, weights.bits))
+    # In the order of the table that people see.
     found = [own, Precision(FLOAT)]
     for bits in _WEIGHT_BITS:
         if bits != weights.bits:
@@ -252,6 +253,7 @@ class ProgramBuilder:
                 continue
             # With other activations weights keep their numbers, and every reader rounds what it reads by itself.
             weights = own if one.precision.activations else one
+            # No figure: the constant is the float one, rounded to itself.
             noise = weights.weights.get(op.name, 0.0)
             time = cost.int8_us
             if one.precision.activations or self.engine.dynamic:
@@ -286,6 +288,7 @@ class ProgramBuilder:
     def _predict_costs(self, apart: frozenset[str]) -> PlacementCosts:
         """On this kind of CPU; the mean of engines where there are several."""
         cut = CutProblem(self.problem.ops, self.engine.dynamic, apart)
+        # Of other kinds a file may differ in time, which the limit is not about.
         tables = list_costs(self.engine, detect_cpu())
         return add_costs([(cut.compute_costs(table), 1 / len(tables)) for table in tables.values()])
 
@@ -318,6 +321,7 @@ class ProgramBuilder:
         ops = self.problem.ops
         for site in self.own.state.planned.sites:
             noise = self.own.tensors.get(str(site.site), 0.0)
+            # On scales of each run every reader rounds for itself.
             if site.role not in _ACTIVATIONS or not noise or not self._static:
                 continue
             touching = [edge.node for edge in site.find_readers(ops.index)]

@@ -101,6 +101,7 @@ def read_quantized(source: ModelSource) -> QuantizedSource:
     if existing.view is None:
         name = source if isinstance(source, str) else "model"
         raise ModelError(str(name), "has no quantize/dequantize pair", "quantize it: `onnxq quantize`", code="Q125")
+    # Names stay, by which numbers are found again; the plan and the bits of the old file do not.
     plain = dequantize_weights(leave_out_notes(proto, "names"))
     # Without constants among them, the pairs that are left are those of activations.
     pairs = find_existing(plain)
@@ -199,6 +200,7 @@ class _Filling:
         known = self._find_pair(site)
         if known is None or known.qparams is None or site.spec.dynamic:
             return self._note(site, Kept.SAMPLES, None)
+        # Bit for bit, so that a file for the same engine has the same integers.
         if _have_same_type(known.spec, site.spec):
             return self._note(site, Kept.NUMBERS, known.qparams)
         low, high = map(float, clip_bounds(known.qparams, known.spec))
@@ -252,6 +254,7 @@ def _have_same_type(spec: QuantSpec, other: QuantSpec) -> bool:
 
 def _fit_scale(qparams: QParams, spec: QuantSpec, value: Array) -> QParams | None:
     """The scales of a stored weight for a spec: of one for all, one for each channel. None where they do not fit."""
+    # Blocks have no scale for each channel, and stay pairs of the file.
     grain = spec.granularity
     count = value.shape[grain.axis] if isinstance(grain, PerChannel) else 1
     scale = np.asarray(qparams.scale, np.float32)
@@ -259,6 +262,7 @@ def _fit_scale(qparams: QParams, spec: QuantSpec, value: Array) -> QParams | Non
         scale = np.full(count, scale.reshape(()), np.float32)
     elif scale.size != count:
         return None
+    # Unsigned symmetric integers lie around the middle of their type.
     zero = 0 if spec.symmetric and spec.signed else spec.qmax // 2 + 1 if spec.symmetric else None
     zeros = qparams.zero_point if zero is None else np.full(scale.shape, zero, np.int32)
     return QParams(scale, np.broadcast_to(zeros, scale.shape).astype(np.int32), _ORIGIN)
@@ -278,6 +282,7 @@ def _place_pairs(source: QuantizedSource, ways: Ways, *, sampled: bool) -> tuple
         if not (any(edge in source.constants for edge in op.weights) if op.weights else paired):
             left.add(name)
     reasons: dict[str, Unquantized] = {}
+    # Operators that become float may move pairs to tensors that lack a range, too.
     while True:
         filling = _Filling(source, replace(ways, refusals=reasons))
         plan = filling.fill_plan(filling.ways.promote_keys(frozenset(left)))
@@ -316,6 +321,7 @@ def retarget(model: ModelSource, data: object, config: Config, *, progress: Prog
         with ctx.timers.run("emit", "making the quantized model"):
             quantized = build_file(placed, placed.planned, progress)
         result = finalize_run(ctx, placed, quantized, source=model)
+        # On those that the ranges were not made of, where there are any.
         samples = ctx.data.test
         with progress("comparing both files", len(samples)) as task:
             reference = FloatOutputs(source.proto, samples, threads=config.verify.threads)
