@@ -13,6 +13,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from onnxq.annotate import BitsCheck as BitsCheck
     from onnxq.annotate import Inspection as Inspection
     from onnxq.backends import load_config as load_config
     from onnxq.calibrate.parts import Part as Part
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from onnxq.commands.diff import diff as diff
     from onnxq.commands.import_calibration import import_calibration as import_calibration
     from onnxq.commands.inspect import annotate_bits as annotate_bits
+    from onnxq.commands.inspect import check_bits as check_bits
     from onnxq.commands.inspect import inspect as inspect
     from onnxq.commands.perplexity import perplexity as perplexity
     from onnxq.commands.plan import make_plan as make_plan
@@ -56,7 +58,7 @@ __version__ = "0.1.0"
 
 # The public names of each module; the imports above are for type checkers, and a test holds both to be the same.
 _NAMES = {
-    "annotate": "Inspection",
+    "annotate": "BitsCheck Inspection",
     "backends": "load_config",
     "calibrate.parts": "Part",
     "commands.apply": "apply",
@@ -64,7 +66,7 @@ _NAMES = {
     "commands.compare": "Comparison compare",
     "commands.diff": "diff",
     "commands.import_calibration": "import_calibration",
-    "commands.inspect": "annotate_bits inspect",
+    "commands.inspect": "annotate_bits check_bits inspect",
     "commands.perplexity": "perplexity",
     "commands.plan": "make_plan",
     "commands.profile": "profile_model",

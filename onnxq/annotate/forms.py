@@ -1,7 +1,7 @@
 """Pairs of few bits rewritten in the form that an engine or a tool reads; all of them compute the same.
 
 clip-qdq  x -> Clip in float -> QuantizeLinear -> DequantizeLinear, in bytes; loads and fuses everywhere
-qcdq      x -> QuantizeLinear -> Clip of integers -> DequantizeLinear, weights too (Brevitas)
+qcdq      x -> QuantizeLinear -> Clip of integers -> DequantizeLinear (Brevitas)
 native    x -> QuantizeLinear -> DequantizeLinear in int4, uint4 (opset 21), int2, uint2 (opset 25)
 qonnx     x -> Quant (domain qonnx.custom_op.general), weights in float
 """
@@ -56,9 +56,10 @@ def rewrite_pairs(
     for chain in find_chains(index):
         pair = before.get(chain.last.name)
         reason = "" if pair is None else writer.rewrite_pair(chain, pair)
-        # A bias keeps its 32 bits, which nobody asks to have in another form.
-        asked = pair is not None and (pair.bits < pair.element_type.bits or form == "qonnx" and pair.storage != "int32")
-        if pair is not None and reason and asked:
+        # Whole types need no form but Quant; nobody asks to have a bias of 32 bits in another one.
+        if pair is None or not reason or (pair.bits == pair.element_type.bits and form != "qonnx"):
+            continue
+        if pair.storage != "int32":
             stay.append(f"{pair.site} ({reason})")
     editor.remove_unused()
     model = editor.export()
@@ -138,25 +139,25 @@ class _FormWriter:
                 bounds = clip_bounds(_flatten(qparams), spec, np.float32 if scale is None else scale.dtype)
             except OnnxqError as error:
                 return error.cause
-        # Levels of a constant are what they are; only Brevitas' form says their bits in a Clip.
-        integers = bounded and not floats and (self.form == "qcdq" or not constant)
+        # Levels of a constant are what they are, and a Clip behind them would only keep engines from fusing.
+        integers = bounded and not floats and not constant
         if integers and spec.storage not in ("int8", "uint8"):
             return f"no Clip takes {spec.storage}"
         if spec.storage != pair.storage and chain.inner is not None and chain.inner.op_type != "Clip":
             return "its integers are unpacked or turned"
-        if quantize is not None:
-            source = quantize.inputs[0] if chain.outer is None else chain.outer.inputs[0]
-            if bounds is not None:
-                source, _ = self.pairs.insert_clip(site, source, bounds, before=quantize.name)
-            editor.replace_input(quantize.make_edge(0), source)
         clipped = chain.inner is not None and chain.inner.op_type == "Clip"
         stored = chain.inner.inputs[0] if chain.inner is not None and clipped else dequantize.inputs[0]
         if spec.storage != pair.storage:
             stored = self._change_type(chain, spec, np.asarray(qparams.zero_point), site)
-        if integers:
-            kind = np.dtype(spec.numpy_storage).type
-            anchor = {"after": quantize.name} if quantize is not None else {"before": dequantize.name}
-            stored, _ = self.pairs.insert_clip(site, stored, (kind(spec.qmin), kind(spec.qmax)), **anchor)
+        if quantize is not None:
+            source = (chain.outer or quantize).inputs[0]
+            if bounds is not None:
+                source, _ = self.pairs.insert_clip(site, source, bounds, before=quantize.name)
+            editor.replace_input(quantize.make_edge(0), source)
+            if integers:
+                kind = np.dtype(spec.numpy_storage).type
+                ends = kind(spec.qmin), kind(spec.qmax)
+                stored, _ = self.pairs.insert_clip(site, stored, ends, after=quantize.name)
         editor.replace_input(dequantize.make_edge(0), stored)
         return ""
 

@@ -261,7 +261,7 @@ ANNOTATE = ModelCommand(
         click.Option(["--check"], is_flag=True, help="Write nothing; exit with 1 where notes and numbers disagree."),
         click.Option(["--strip"], is_flag=True, help="Take all notes of bits out of the model, the plan too."),
         click.Option(
-            ["--emit"],
+            ["--emit", "form"],
             type=click.Choice(["clip-qdq", "qcdq", "native", "qonnx"]),
             default="",
             help="Rewrite the pairs in this form, so that the numbers follow the bits.",

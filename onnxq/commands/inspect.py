@@ -63,7 +63,7 @@ def annotate_bits(
     *,
     overrides: Overrides = None,
     strip: bool = False,
-    emit: str = "",
+    form: str = "",
     sidecar: str | Path | None = None,
     beside: str | Path | None = None,
     out: str | Path | None = None,
@@ -74,13 +74,13 @@ def annotate_bits(
 
     given: (pattern, bits), first match wins, over the bits read from the model; plan: take bits from it.
     config, overrides: as for `quantize`, of which the section `output` is used.
-    strip: take all notes out. emit: rewrite the pairs as clip-qdq, qcdq, native or qonnx. sidecar: also write the notes
+    strip: take all notes out. form: rewrite the pairs as clip-qdq, qcdq, native or qonnx. sidecar: also write the notes
     to this file. beside: read them from one.
     Raises ConfigError for a pattern that matches no pair, and for options that exclude each other, ModelError for a
     file that cannot be read.
     """
     if strip:
-        _refuse_mixture("strip", "takes all notes out", given=given, plan=plan, emit=emit, beside=beside)
+        _refuse_mixture("strip", "takes all notes out", given=given, plan=plan, form=form, beside=beside)
     with (
         guard_outputs("" if isinstance(model, ModelProto) else model, out, sidecar, force=force),
         open_run(model, config, overrides, Command.ANNOTATE, out=out, force=force) as chosen,
@@ -91,7 +91,7 @@ def annotate_bits(
             notes = None if beside is None else read_sidecar(beside)
             inspection = strip_notes(model) if strip else annotate_model(
                 model, given=given, plan=noted, rename=options.rename, bits_attribute=options.bits_attribute,
-                beside=notes, form=emit,
+                beside=notes, form=form,
             )  # fmt: skip
         if out is not None:
             with progress("writing"):
@@ -153,7 +153,7 @@ def find_disagreement(checked: BitsCheck) -> VerificationError | None:
         return None
     names = ", ".join(fault.site for fault in faults[:3]) + (" …" if len(faults) > 3 else "")
     cause = f"{format_count(len(faults), 'disagreement')} of notes of bits: {names}"
-    fix = "`onnxq annotate-bits` writes notes anew, and with `emit=…` makes the numbers follow them"
+    fix = "`onnxq annotate-bits` writes notes anew, and with `form=…` makes the numbers follow them"
     return VerificationError(checked.source or "the model", cause, fix, code="Q712")
 
 
