@@ -13,7 +13,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from onnxq.annotate import BitsCheck as BitsCheck
     from onnxq.annotate import Inspection as Inspection
     from onnxq.backends import load_config as load_config
     from onnxq.calibrate.parts import Part as Part
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
     from onnxq.commands.diff import diff as diff
     from onnxq.commands.import_calibration import import_calibration as import_calibration
     from onnxq.commands.inspect import annotate_bits as annotate_bits
-    from onnxq.commands.inspect import check_bits as check_bits
     from onnxq.commands.inspect import inspect as inspect
     from onnxq.commands.perplexity import perplexity as perplexity
     from onnxq.commands.plan import make_plan as make_plan
@@ -58,7 +56,7 @@ __version__ = "0.1.0"
 
 # The public names of each module; the imports above are for type checkers, and a test holds both to be the same.
 _NAMES = {
-    "annotate": "BitsCheck Inspection",
+    "annotate": "Inspection",
     "backends": "load_config",
     "calibrate.parts": "Part",
     "commands.apply": "apply",
@@ -66,7 +64,7 @@ _NAMES = {
     "commands.compare": "Comparison compare",
     "commands.diff": "diff",
     "commands.import_calibration": "import_calibration",
-    "commands.inspect": "annotate_bits check_bits inspect",
+    "commands.inspect": "annotate_bits inspect",
     "commands.perplexity": "perplexity",
     "commands.plan": "make_plan",
     "commands.profile": "profile_model",

@@ -1,8 +1,8 @@
 """The Q/DQ pairs of a model of any tool: found, named by site, their bits read and written."""
 
 from onnxq.annotate.annotate import BITS_ATTRIBUTE_WARNING, annotate_model, strip_notes
-from onnxq.annotate.bits import Inspection, Origin, PairInfo
-from onnxq.annotate.check import BitsCheck, check_notes
+from onnxq.annotate.bits import Disagreement, Inspection, Origin, PairInfo
+from onnxq.annotate.check import check_notes
 from onnxq.annotate.existing import describe_quantized, find_existing, read_plan_note
 from onnxq.annotate.forms import FORMS, rewrite_pairs
 from onnxq.annotate.operators import OperatorInfo, WeightSums, find_operators, find_saturating
@@ -13,7 +13,7 @@ from onnxq.annotate.write import assign_bits, write_bits
 __all__ = [
     "BITS_ATTRIBUTE_WARNING",
     "FORMS",
-    "BitsCheck",
+    "Disagreement",
     "Inspection",
     "OperatorInfo",
     "Origin",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 from onnx import ModelProto
@@ -11,7 +10,7 @@ from onnxq.annotate.bits import NODE_PREFIX, Inspection
 from onnxq.annotate.forms import rewrite_pairs
 from onnxq.annotate.operators import find_operators
 from onnxq.annotate.read import ATTRIBUTE, drop_attribute, find_pairs, list_pair_nodes, read_named
-from onnxq.annotate.sidecar import PairNote, place_notes
+from onnxq.annotate.sidecar import Records, place_notes
 from onnxq.annotate.write import Given, assign_bits, warn_unbound, write_named_bits
 from onnxq.emit import BITS_KEY, PLAN_KEY
 from onnxq.graph import GraphIndex, name_nodes
@@ -34,7 +33,7 @@ def annotate_model(
     plan: Plan | None = None,
     rename: bool = False,
     bits_attribute: bool = False,
-    beside: Sequence[PairNote] | None = None,
+    beside: Records | None = None,
     form: str = "",
 ) -> Inspection:
     """Find the pairs of a model, decide their bits (`assign_bits`) and write them into a copy (`write_bits`).

@@ -99,6 +99,19 @@ class PairInfo:
         return "symmetric" if self.symmetric else "asymmetric"
 
 
+@dataclass(frozen=True)
+class Disagreement:
+    """A note of bits that does not say what the file does."""
+
+    # Of the pair; the name of the node for one that is gone.
+    site: str
+    # Where the note stands, and its number.
+    noted: str
+    # In the file, in its place.
+    found: str
+    why: str
+
+
 @dataclass(frozen=True, eq=False)
 class Inspection:
     """The pairs of a model, and the model with every node named (and annotated, when that was asked for)."""
@@ -118,6 +131,8 @@ class Inspection:
     float_types: PrecisionPlan | None = None
     # int8 weights of nodes with 8-bit data, with the sums that can overflow; () where that was not looked for.
     weights: tuple[WeightSums, ...] = ()
+    # () where the notes were not compared.
+    disagreements: tuple[Disagreement, ...] = ()
 
 
 # Values: fewer say nothing about the width that was meant.
@@ -371,6 +386,9 @@ class Notes:
         return next(((bits, origin) for bits, origin in notes if bits is not None), None)
 
 
+NO_NOTES = Notes({}, {}, {})
+
+
 def read_notes(proto: ModelLike, plan: Plan | None = None) -> Notes:
     """The notes of onnxq in the model; `problems` names the unreadable. plan: in the place of the model's."""
     props = {entry.key: entry.value for entry in proto.metadata_props}
@@ -384,7 +402,7 @@ def read_notes(proto: ModelLike, plan: Plan | None = None) -> Notes:
             problems.append(Caution("W106", text))
             return missing
 
-    by_node: dict[str, Mapping[str, Any]] = read(BITS_KEY, _read_records, {})
+    by_node: dict[str, Mapping[str, Any]] = read(BITS_KEY, parse_records, {})
     plan = plan or read(PLAN_KEY, lambda text: from_json(text, source=PLAN_KEY), None)
     own = {node.name: notes for node in walk_nodes(proto.graph) if (notes := read_node_notes(node))}
     if plan is None:
@@ -393,7 +411,7 @@ def read_notes(proto: ModelLike, plan: Plan | None = None) -> Notes:
     return Notes(by_node, own, list_specs(sites), sites, plan.precision, tuple(problems))
 
 
-def _read_records(text: str) -> dict[str, Mapping[str, Any]]:
+def parse_records(text: str) -> dict[str, Mapping[str, Any]]:
     """The records of nodes in the model's metadata. Raises PlanError for another text."""
     records = JsonText(BITS_KEY, text).parse(PlanError, "")
     if not isinstance(records, dict):

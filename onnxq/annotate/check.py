@@ -2,134 +2,88 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from onnx import ModelProto
 
 from onnxq.annotate.bits import (
+    Disagreement,
+    Inspection,
     Notes,
-    Numbers,
     PairInfo,
     list_specs,
     read_clip_bits,
-    read_clip_levels,
     read_noted_bits,
     read_notes,
     read_numbers,
 )
 from onnxq.annotate.find import Chain, find_chains
-from onnxq.annotate.read import ATTRIBUTE, describe_pair, read_named
+from onnxq.annotate.read import ATTRIBUTE, describe_pair, inspect_model
 from onnxq.annotate.write import find_contradiction, is_unbound
 from onnxq.graph import GraphIndex
 from onnxq.graph.integer_products import read_integer_products
 from onnxq.plan import Plan
-from onnxq.sites import Cautions
-from onnxq.wording import abbreviate, show_html
 
 
-@dataclass(frozen=True, kw_only=True)
-class Disagreement:
-    """A note of bits that does not say what the file does."""
-
-    # The site of the pair; the name of the node for one that is gone.
-    site: str
-    # Where the note stands, and what it says.
-    noted: str
-    # What is there in its place.
-    found: str
-    why: str
-
-
-@dataclass(frozen=True, eq=False)
-class BitsCheck:
-    """The notes of a model that disagree with its numbers."""
-
-    __repr__ = abbreviate
-    _repr_html_ = show_html
-
-    # Path of the file, "" for a model in memory.
-    source: str
-    # Number of pairs, and of those of them that carry a note.
-    pairs: int
-    noted: int
-    disagreements: tuple[Disagreement, ...]
-    warnings: Cautions = ()
-
-
-def check_notes(source: str | Path | ModelProto, *, plan: Plan | None = None) -> BitsCheck:
-    """Compare every note of bits with the graph, and with the other notes of its pair.
+def check_notes(source: str | Path | ModelProto, *, plan: Plan | None = None) -> Inspection:
+    """Compare every note of bits with the graph, and with the other notes of its pair: `disagreements` of the result.
 
     plan: compared in the place of the one in the model's metadata. Raises ModelError for a file that cannot be read.
     """
-    proto, warnings = read_named(source)
-    index, notes = GraphIndex(read_integer_products(proto)), read_notes(proto, plan)
-    pairs, noted, faults = [], 0, []
+    inspection = inspect_model(source)
+    notes = read_notes(inspection.model, plan)
+    index = GraphIndex(read_integer_products(inspection.model))
+    return replace(inspection, disagreements=tuple(_find_disagreements(index, notes)))
+
+
+def _find_disagreements(index: GraphIndex, notes: Notes) -> Iterator[Disagreement]:
+    sites = set()
     for chain in find_chains(index):
-        written = _list_written(chain, notes)
-        numbers, pair = read_numbers(index, chain), describe_pair(index, chain, notes)
-        pairs.append(pair)
-        noted += bool(written)
-        texts = {
-            bits: ", ".join(f"{carrier} {bits}" for carrier, value in written if value == bits) for _, bits in written
-        }
+        pair = describe_pair(index, chain, notes)
+        sites.add(pair.site)
+        # Bits -> the carriers that name them.
+        noted: dict[int, dict[str, None]] = {}
+        for carrier, bits in _list_noted(chain, notes):
+            noted.setdefault(bits, {})[f"{carrier} {bits}"] = None
+        texts = {bits: ", ".join(names) for bits, names in noted.items()}
         for bits, text in texts.items():
-            fault = _find_fault(index, chain, numbers, pair, bits)
-            if fault is not None:
-                faults.append(Disagreement(site=str(pair.site), noted=text, found=fault[0], why=fault[1]))
+            found, why = _find_fault(index, chain, pair, bits)
+            if why:
+                yield Disagreement(str(pair.site), text, found, why)
         if len(texts) > 1:
             first, *others = texts.values()
-            why = "the notes of one pair name different bits"
-            faults.append(Disagreement(site=str(pair.site), noted=first, found="; ".join(others), why=why))
-    faults += _find_gone({node.name for node in index.nodes}, pairs, notes)
-    name = "" if isinstance(source, ModelProto) else str(source)
-    return BitsCheck(name, len(pairs), noted, tuple(faults), warnings)
+            yield Disagreement(str(pair.site), first, "; ".join(others), "the notes of one pair name different bits")
+    names = {node.name for node in index.nodes}
+    for name in notes.by_node.keys() - names:
+        text = f"model metadata {notes.by_node[name].get('bits')}"
+        yield Disagreement(name, text, "no such node", "its node is gone")
+    for site in notes.sites:
+        if site.site not in sites and not names & {site.dequantize, *list_specs((site,))}:
+            yield Disagreement(str(site.site), f"plan {site.spec.bits}", "no pair", "the plan's site has no pair")
 
 
-def _list_written(chain: Chain, notes: Notes) -> list[tuple[str, int]]:
-    """(carrier, bits) of each note of a chain, each once."""
-    found: dict[tuple[str, int], None] = {}
+def _list_noted(chain: Chain, notes: Notes) -> Iterator[tuple[str, int]]:
+    """(carrier, bits) of each note of a chain."""
     for node in chain.nodes:
-        attribute = node.attrs.get(ATTRIBUTE)
+        spec = notes.plan.get(node.name)
         values = {
             "model metadata": read_noted_bits(notes.by_node.get(node.name)),
             "node metadata": read_noted_bits(notes.own.get(node.name)),
-            "attribute": attribute if isinstance(attribute, int) else None,
-            "plan": notes.plan[node.name].bits if node.name in notes.plan else None,
+            "attribute": node.attrs.get(ATTRIBUTE),
+            "plan": None if spec is None else spec.bits,
         }
-        found |= {(carrier, bits): None for carrier, bits in values.items() if bits is not None}
-    return list(found)
+        yield from ((carrier, bits) for carrier, bits in values.items() if isinstance(bits, int))
 
 
-def _find_fault(index: GraphIndex, chain: Chain, numbers: Numbers, pair: PairInfo, bits: int) -> tuple[str, str] | None:
-    """(what is there, why it is not so many bits) of a pair; None where it can be as noted."""
-    problem, width = find_contradiction(pair, bits), pair.element_type.bits
+def _find_fault(index: GraphIndex, chain: Chain, pair: PairInfo, bits: int) -> tuple[str, str]:
+    """What is there, and why it is not so many bits; "" where it can be as noted."""
+    problem = find_contradiction(pair, bits)
     if problem:
-        found = pair.storage if pair.levels is None or bits > width else f"{pair.levels[0]}..{pair.levels[1]}"
-        return found, problem
-    clipped = read_clip_bits(index, chain, numbers) if pair.clip else None
+        return f"{pair.levels[0]}..{pair.levels[1]}" if pair.levels and "levels" in problem else pair.storage, problem
+    clipped = read_clip_bits(index, chain, read_numbers(index, chain)) if pair.clip else None
     if clipped not in (None, bits):
-        return f"{clipped} bits", f"Clip {pair.clip} enforces {_format_levels(index, chain, numbers)}"
-    if is_unbound(pair, bits):
-        return pair.storage, "a label alone: nothing bounds the levels, so engines compute with all of the type's"
-    return None
-
-
-def _format_levels(index: GraphIndex, chain: Chain, numbers: Numbers) -> str:
-    low, high = read_clip_levels(index, chain, numbers) or (0, 0)
-    return f"the levels {low} to {high}"
-
-
-def _find_gone(names: set[str], pairs: Iterable[PairInfo], notes: Notes) -> Iterator[Disagreement]:
-    """Notes of nodes that the file does not have; of a plan, one for each site without a pair."""
-    sites = {str(pair.site) for pair in pairs}
-    for name, record in notes.by_node.items():
-        if name not in names:
-            bits = read_noted_bits(record)
-            yield Disagreement(site=name, noted=f"model metadata {bits}", found="no such node", why="its node is gone")
-    for site in notes.sites:
-        nodes = {site.dequantize, *list_specs((site,))}
-        if str(site.site) not in sites and not nodes & names:
-            why = "the plan's site has no pair"
-            yield Disagreement(site=str(site.site), noted=f"plan {site.spec.bits}", found="no such node", why=why)
+        return f"{clipped} bits", f"the levels that Clip {pair.clip} leaves are of {clipped} bits"
+    unbound = "a label alone: nothing bounds the levels, so engines compute with all of the type's"
+    return pair.storage, unbound if is_unbound(pair, bits) else ""

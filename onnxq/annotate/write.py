@@ -54,7 +54,7 @@ def write_bits(
 def write_named_bits(
     proto: ModelProto, pairs: tuple[PairInfo, ...], *, rename: bool = False, bits_attribute: bool = False
 ) -> tuple[ModelProto, tuple[PairInfo, ...]]:
-    """What `write_bits` gives, and the pairs with the names that their nodes have there."""
+    """The model of `write_bits`, and the pairs with the names that their nodes have there."""
     model = name_nodes(proto)
     nodes = {node.name: node for node in walk_all_nodes(model)}
     if rename:

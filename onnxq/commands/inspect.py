@@ -7,12 +7,10 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from onnx import ModelProto
 
 from onnxq.annotate import (
-    BitsCheck,
     Inspection,
     PairInfo,
     annotate_model,
@@ -62,8 +60,9 @@ def annotate_bits(
     config: Configuration = None,
     *,
     overrides: Overrides = None,
+    check: bool = False,
     strip: bool = False,
-    form: str = "",
+    emit: str | None = None,
     sidecar: str | Path | None = None,
     beside: str | Path | None = None,
     out: str | Path | None = None,
@@ -74,25 +73,33 @@ def annotate_bits(
 
     given: (pattern, bits), first match wins, over the bits read from the model; plan: take bits from it.
     config, overrides: as for `quantize`, of which the section `output` is used.
-    strip: take all notes out. form: rewrite the pairs as clip-qdq, qcdq, native or qonnx. sidecar: also write the notes
-    to this file. beside: read them from one.
+    check: write nothing, and compare the notes with the graph: `disagreements` of the result. strip: take all notes
+    out. emit: rewrite the pairs as clip-qdq, qcdq, native or qonnx. sidecar: also write the notes to this file. beside:
+    read them from one.
     Raises ConfigError for a pattern that matches no pair, and for options that exclude each other, ModelError for a
     file that cannot be read.
     """
-    if strip:
-        _refuse_mixture("strip", "takes all notes out", given=given, plan=plan, form=form, beside=beside)
+    written = {"given": given, "emit": emit, "beside": beside}
+    if check:
+        _refuse_mixture("check", "writes nothing", **written, out=out, sidecar=sidecar, strip=strip)
+    elif strip:
+        _refuse_mixture("strip", "takes all notes out", **written, plan=plan)
+    name = "" if isinstance(model, ModelProto) else model
     with (
-        guard_outputs("" if isinstance(model, ModelProto) else model, out, sidecar, force=force),
+        guard_outputs(name, out, sidecar, force=force),
         open_run(model, config, overrides, Command.ANNOTATE, out=out, force=force) as chosen,
     ):
         options = chosen.output
+        noted = None if plan is None else read_plan(plan)
+        notes = None if beside is None else read_sidecar(beside)
         with progress("looking for pairs"):
-            noted = None if plan is None else read_plan(plan)
-            notes = None if beside is None else read_sidecar(beside)
-            inspection = strip_notes(model) if strip else annotate_model(
-                model, given=given, plan=noted, rename=options.rename, bits_attribute=options.bits_attribute,
-                beside=notes, form=form,
-            )  # fmt: skip
+            if check or strip:
+                inspection = check_notes(model, plan=noted) if check else strip_notes(model)
+            else:
+                inspection = annotate_model(
+                    model, given=given, plan=noted, rename=options.rename, bits_attribute=options.bits_attribute,
+                    beside=notes, form=emit or "",
+                )  # fmt: skip
         if out is not None:
             with progress("writing"):
                 save_model(inspection.model, Path(out), external=options.external_data or None, overwrite=force)
@@ -102,59 +109,22 @@ def annotate_bits(
     return inspection
 
 
-def check_bits(model: ModelSource, plan: Plan | str | Path | None = None, *, progress: Progress = silent) -> BitsCheck:
-    """Compare the notes of bits with the numbers in the graph and with each other, and list those that disagree.
-
-    plan: compared in the place of the one in the model. Raises ModelError for a file that cannot be read.
-    """
-    with progress("looking for pairs"):
-        return check_notes(model, plan=None if plan is None else read_plan(plan))
-
-
-def annotate_or_check(
-    model: str,
-    *,
-    check: bool = False,
-    plan: str | None = None,
-    overrides: Overrides = None,
-    progress: Progress = silent,
-    force: bool = False,
-    **options: Any,
-) -> Inspection | BitsCheck:
-    """What the command does: `check_bits` with check, which excludes all that writes, else `annotate_bits`."""
-    if not check:
-        return annotate_bits(model, plan=plan, overrides=overrides, force=force, progress=progress, **options)
-    options.pop("config")
-    _refuse_mixture("check", "writes nothing", **options, **(overrides or {}))
-    return check_bits(model, plan, progress=progress)
-
-
 def _refuse_mixture(first: str, does: str, **others: object) -> None:
-    """Raise ConfigError for options that the first one would pass over."""
+    """Raise ConfigError for options that the first one passes over."""
     asked = ", ".join(name for name, value in others.items() if value)
     if asked:
         raise ConfigError(f"`{first}=True`", f"{does}, and {asked} would have no effect", "leave one out", code="Q309")
 
 
-def _make_check_parts(checked: BitsCheck, view: TextView) -> Iterator[RenderableType]:
-    faults = checked.disagreements
-    if faults:
-        columns = ("site", "noted", "found", "why")
-        yield from make_list(faults, view, columns, "site noted found why", names=("site",), fold=("noted", "why"))
-        yield Text("")
-    count = format_count(len(faults), "disagreement")
-    yield Text(f"{format_count(checked.pairs, 'pair')}, {checked.noted} with a note of bits: {count}")
-
-
-def find_disagreement(checked: BitsCheck) -> VerificationError | None:
-    """The error that `annotate-bits --check` ends with; None where all notes agree."""
-    faults = checked.disagreements
-    if not faults:
+def find_disagreement(inspection: Inspection) -> VerificationError | None:
+    """The error of notes that disagree with the file; None where all agree, or were not compared."""
+    sites = [fault.site for fault in inspection.disagreements]
+    if not sites:
         return None
-    names = ", ".join(fault.site for fault in faults[:3]) + (" …" if len(faults) > 3 else "")
-    cause = f"{format_count(len(faults), 'disagreement')} of notes of bits: {names}"
-    fix = "`onnxq annotate-bits` writes notes anew, and with `form=…` makes the numbers follow them"
-    return VerificationError(checked.source or "the model", cause, fix, code="Q712")
+    names = ", ".join(sites[:3]) + (" …" if len(sites) > 3 else "")
+    fix = "`onnxq annotate-bits` writes notes anew, and with `emit=…` makes the numbers follow them"
+    cause = f"{format_count(len(sites), 'note')} of bits disagree with the file: {names}"
+    return VerificationError(inspection.source or "the model", cause, fix, code="Q712")
 
 
 def _describe_pair(pair: PairInfo) -> Values:
@@ -187,6 +157,10 @@ def _make_parts(inspection: Inspection, view: TextView) -> Iterator[RenderableTy
     summary = saturation_summary(inspection.weights)
     if summary:
         yield Text(summary, style="yellow")
+    columns = ("site", "noted", "found", "why")
+    if inspection.disagreements:
+        table = make_list(inspection.disagreements, view, columns, " ".join(columns), names=("site",), fold=columns[1:])
+        yield from (Text(""), *table)
     if inspection.output:
         yield Text(f"written: {inspection.output}")
 
@@ -237,10 +211,6 @@ FORMS = {
         list_warnings=lambda inspection: format_warnings(inspection.warnings),
         derive=lambda inspection: {"pairs": [_describe_pair(pair) for pair in inspection.pairs]},
         hidden="model",
-    ),
-    "BitsCheck": ResultFormat[BitsCheck](
-        make_parts=_make_check_parts,
-        list_warnings=lambda checked: format_warnings(checked.warnings),
         find_fault=find_disagreement,
-    ),
+    )
 }

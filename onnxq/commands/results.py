@@ -15,7 +15,6 @@ from onnxq.report.terminal import TextView, render_parts
 _MODULES = {
     "AppliedImport": "import_calibration",
     "Bench": "bench",
-    "BitsCheck": "inspect",
     "Comparison": "compare",
     "Difference": "diff",
     "Imported": "import_calibration",
