@@ -54,9 +54,12 @@ def make_network() -> tuple[onnx.ModelProto, Samples]:
 def read_subject(text: str) -> tuple[onnx.ModelProto, Samples]:
     """The model and the first samples of MODEL.onnx=DATA.npz."""
     path, _, data = text.partition("=")
-    with np.load(data) as arrays:
-        rows = [{name: array[k : k + 1] for name, array in arrays.items()} for k in range(16)]
-    return onnx.load(path), rows
+    model = onnx.load(path)
+    with np.load(data) as file:
+        # Those to calibrate on stand first, in a folder of their own.
+        names = {value.name: next(key for key in file if key.endswith(value.name)) for value in model.graph.input}
+        arrays = {name: file[key] for name, key in names.items()}
+    return model, [{name: array[k : k + 1] for name, array in arrays.items()} for k in range(16)]
 
 
 def measure_db(expected: np.ndarray, got: np.ndarray) -> float:
