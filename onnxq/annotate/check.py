@@ -78,7 +78,7 @@ def _list_noted(chain: Chain, notes: Notes) -> Iterator[tuple[str, int]]:
 
 
 def _find_fault(index: GraphIndex, chain: Chain, pair: PairInfo, bits: int) -> tuple[str, str]:
-    """What is there, and why it is not so many bits; "" where it can be as noted."""
+    """The finding, and why the pair is not of so many bits; "" where it can be as noted."""
     problem = find_contradiction(pair, bits)
     if problem:
         return f"{pair.levels[0]}..{pair.levels[1]}" if pair.levels and "levels" in problem else pair.storage, problem
