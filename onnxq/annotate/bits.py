@@ -7,7 +7,7 @@ bounds of a Clip, the quantized values of a stored weight, the width of the cont
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, TypeVar
@@ -25,7 +25,7 @@ from onnxq.graph import GraphIndex, ModelLike, NodeRef
 from onnxq.graph.scopes import walk_nodes
 from onnxq.graph.values import name_type
 from onnxq.numerics import quantize
-from onnxq.plan import Plan, PrecisionPlan, from_json
+from onnxq.plan import Plan, PrecisionPlan, SitePlan, SitePlans, from_json
 from onnxq.plan.names import is_clipped_part, name_part
 from onnxq.sites import Caution, Cautions, Names, Role, Site, TensorId
 from onnxq.spec import ElementType, Granularity, PerBlock, PerChannel, PerTensor, QParams, QuantSpec, find_element_type
@@ -36,6 +36,11 @@ class Origin(str, Enum):
     """The sign that a number of bits was read from, in the order of trust."""
 
     GIVEN = "given"
+    # Notes of an earlier file, found again by the name of a node, by that of the tensor, or by what the tensor is made
+    # of and what becomes of it.
+    NAME = "by name"
+    TENSOR = "by tensor"
+    STRUCTURE = "by structure"
     PLAN = "plan"
     METADATA = "metadata"
     ATTRIBUTE = "attribute"
@@ -94,6 +99,19 @@ class PairInfo:
         return "symmetric" if self.symmetric else "asymmetric"
 
 
+@dataclass(frozen=True)
+class Disagreement:
+    """A note of bits that does not say what the file does."""
+
+    # Of the pair; the name of the node for one that is gone.
+    site: str
+    # Where the note stands, and its number.
+    noted: str
+    # In the file, in its place.
+    found: str
+    why: str
+
+
 @dataclass(frozen=True, eq=False)
 class Inspection:
     """The pairs of a model, and the model with every node named (and annotated, when that was asked for)."""
@@ -113,6 +131,8 @@ class Inspection:
     float_types: PrecisionPlan | None = None
     # int8 weights of nodes with 8-bit data, with the sums that can overflow; () where that was not looked for.
     weights: tuple[WeightSums, ...] = ()
+    # () where the notes were not compared.
+    disagreements: tuple[Disagreement, ...] = ()
 
 
 # Values: fewer say nothing about the width that was meant.
@@ -193,11 +213,14 @@ def read_bits(
 
 def read_clip_bits(index: GraphIndex, chain: Chain, qparams: Numbers) -> int | None:
     """Bits that a Clip enforces, on the integers (QCDQ) or on the floats in front; None without one."""
-    if chain.inner is not None and chain.inner.op_type == "Clip":
-        bounds = _read_bounds(index, chain.inner)
-        if bounds is not None:
-            return max(2, math.ceil(math.log2(bounds[1] - bounds[0] + 1)))
-    return _float_clip_bits(index, chain, qparams)
+    levels = read_clip_levels(index, chain, qparams)
+    return None if levels is None else max(2, math.ceil(math.log2(levels[1] - levels[0] + 1)))
+
+
+def read_clip_levels(index: GraphIndex, chain: Chain, qparams: Numbers) -> tuple[int, int] | None:
+    """Lowest and highest quantized value that a Clip lets through, on the integers or on the floats in front."""
+    inner = _read_bounds(index, chain.inner) if chain.inner is not None and chain.inner.op_type == "Clip" else None
+    return _float_clip_levels(index, chain, qparams) if inner is None else (round(inner[0]), round(inner[1]))
 
 
 def is_quantizer_clip(index: GraphIndex, chain: Chain, qparams: Numbers) -> bool:
@@ -208,11 +231,11 @@ def is_quantizer_clip(index: GraphIndex, chain: Chain, qparams: Numbers) -> bool
     """
     if chain.outer is not None and is_dynamic(chain.quantize):
         return is_clipped_part(chain.outer.outputs[0])
-    return _float_clip_bits(index, chain, qparams) is not None
+    return _float_clip_levels(index, chain, qparams) is not None
 
 
-def _float_clip_bits(index: GraphIndex, chain: Chain, qparams: Numbers) -> int | None:
-    """Bits that the Clip in front of a chain enforces; None for one that fills the container, and without one."""
+def _float_clip_levels(index: GraphIndex, chain: Chain, qparams: Numbers) -> tuple[int, int] | None:
+    """The levels that the Clip in front of a chain leaves; None for one that fills the container, and without one."""
     bounds = None if chain.outer is None else _read_bounds(index, chain.outer)
     if bounds is None or qparams.scale is None or qparams.scale.size != 1 or not float(qparams.scale.flat[0]) > 0:
         return None
@@ -228,7 +251,7 @@ def _float_clip_bits(index: GraphIndex, chain: Chain, qparams: Numbers) -> int |
         bottom, top = _find_ends(bits, signed)
         narrow = signed and low == bottom + 1
         if high == top and (low == bottom or narrow) and (bits < width or narrow):
-            return bits
+            return low, high
     return None
 
 
@@ -338,7 +361,8 @@ class Notes:
     own: Mapping[str, Mapping[str, str]]
     # Specs of the plan in the model's metadata.
     plan: Mapping[str, QuantSpec]
-    # Float types of that plan.
+    # Sites of that plan, and its float types.
+    sites: SitePlans = ()
     float_types: PrecisionPlan | None = None
     # Notes that could not be read.
     problems: Cautions = field(default=())
@@ -362,8 +386,11 @@ class Notes:
         return next(((bits, origin) for bits, origin in notes if bits is not None), None)
 
 
-def read_notes(proto: ModelLike) -> Notes:
-    """The notes of onnxq in the model; `problems` names those that cannot be read."""
+NO_NOTES = Notes({}, {}, {})
+
+
+def read_notes(proto: ModelLike, plan: Plan | None = None) -> Notes:
+    """The notes of onnxq in the model; `problems` names the unreadable. plan: in the place of the model's."""
     props = {entry.key: entry.value for entry in proto.metadata_props}
     problems: list[Caution] = []
 
@@ -375,15 +402,16 @@ def read_notes(proto: ModelLike) -> Notes:
             problems.append(Caution("W106", text))
             return missing
 
-    by_node: dict[str, Mapping[str, Any]] = read(BITS_KEY, _read_records, {})
-    plan: Plan | None = read(PLAN_KEY, lambda text: from_json(text, source=PLAN_KEY), None)
+    by_node: dict[str, Mapping[str, Any]] = read(BITS_KEY, parse_records, {})
+    plan = plan or read(PLAN_KEY, lambda text: from_json(text, source=PLAN_KEY), None)
     own = {node.name: notes for node in walk_nodes(proto.graph) if (notes := read_node_notes(node))}
     if plan is None:
-        return Notes(by_node, own, {}, None, tuple(problems))
-    return Notes(by_node, own, list_specs(plan), plan.precision, tuple(problems))
+        return Notes(by_node, own, {}, problems=tuple(problems))
+    sites = plan.all_sites
+    return Notes(by_node, own, list_specs(sites), sites, plan.precision, tuple(problems))
 
 
-def _read_records(text: str) -> dict[str, Mapping[str, Any]]:
+def parse_records(text: str) -> dict[str, Mapping[str, Any]]:
     """The records of nodes in the model's metadata. Raises PlanError for another text."""
     records = JsonText(BITS_KEY, text).parse(PlanError, "")
     if not isinstance(records, dict):
@@ -397,10 +425,10 @@ def _filter_record(record: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in record.items() if isinstance(value, fits.get(key, (str,)))}
 
 
-def list_specs(plan: Plan) -> dict[str, QuantSpec]:
-    """The plan's specs by the names of the nodes that `emit` writes for a site."""
+def list_specs(sites: Iterable[SitePlan]) -> dict[str, QuantSpec]:
+    """The specs of a plan's sites by the names of the nodes that `emit` writes for them."""
     parts = ("q_node", "dq_node")
-    return {name_part(site.site, part): site.spec for site in plan.all_sites for part in parts}
+    return {name_part(site.site, part): site.spec for site in sites for part in parts}
 
 
 def read_node_notes(node: NodeProto) -> dict[str, str]:

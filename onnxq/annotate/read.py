@@ -145,14 +145,14 @@ def inspect_model(source: str | Path | ModelProto) -> Inspection:
     )
 
 
-def find_pairs(proto: ModelProto) -> tuple[PairInfo, ...]:
-    """Every pair of every scope, in the order of execution, each with its bits.
+def find_pairs(proto: ModelProto, notes: Notes | None = None) -> tuple[PairInfo, ...]:
+    """Every pair of every scope, in the order of execution, each with its bits. notes: in the place of the model's.
 
     Nodes without a name of their own get the one that `name_nodes` gives them; of products on scales of each run, pairs
     have the nodes of `read_integer_products`, which the file may not have.
     """
     named = read_integer_products(name_nodes(proto))
-    index, notes = GraphIndex(named), read_notes(named)
+    index, notes = GraphIndex(named), notes or read_notes(named)
     return tuple(describe_pair(index, chain, notes) for chain in find_chains(index))
 
 

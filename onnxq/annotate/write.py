@@ -5,18 +5,16 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from onnx import ModelProto, NodeProto, StringStringEntryProto
 
-from onnxq.annotate.bits import NODE_PREFIX, Inspection, Origin, PairInfo, count_bits, list_specs, read_node_notes
-from onnxq.annotate.operators import find_operators
-from onnxq.annotate.read import ATTRIBUTE, drop_attribute, find_pairs, list_pair_nodes, read_named, set_attribute
+from onnxq.annotate.bits import NODE_PREFIX, Origin, PairInfo, count_bits, list_specs, read_node_notes
+from onnxq.annotate.read import drop_attribute, list_pair_nodes, set_attribute
 from onnxq.config import matches_any, suggest_names
 from onnxq.emit import BITS_KEY
 from onnxq.errors import ConfigError, PlanError
-from onnxq.graph import GraphIndex, name_nodes
+from onnxq.graph import name_nodes
 from onnxq.graph.names import choose_name
 from onnxq.graph.scopes import replace_items, walk_all_nodes
 from onnxq.plan import Plan
@@ -24,44 +22,8 @@ from onnxq.plan.names import name_part
 from onnxq.sites import Caution, Cautions, Role
 from onnxq.spec import GRAIN_NAMES
 
-BITS_ATTRIBUTE_WARNING = Caution(
-    "W105",
-    "the attribute `bits` is in the file as asked: TensorRT's parser accepts it, "
-    "onnx.checker and ONNX Runtime refuse to load such a file",
-)
-"""For every file that is written with such attributes."""
-
 # (pattern, bits), the first match holds.
 Given = Sequence[tuple[str, int]]
-
-
-def annotate_model(
-    source: str | Path | ModelProto,
-    *,
-    given: Given = (),
-    plan: Plan | None = None,
-    rename: bool = False,
-    bits_attribute: bool = False,
-) -> Inspection:
-    """Find the pairs of a model, decide their bits (`assign_bits`) and write them into a copy (`write_bits`).
-
-    The pairs that are returned have the names that their nodes have in the copy.
-    Raises ModelError for a file that cannot be read, and the errors of `assign_bits`.
-    """
-    proto, warnings = read_named(source)
-    had = sum(any(a.name == ATTRIBUTE for a in node.attribute) for node in list_pair_nodes(proto))
-    pairs = assign_bits(find_pairs(proto), given=given, plan=plan)
-    model, pairs = _write_model(proto, pairs, rename=rename, bits_attribute=bits_attribute)
-    warnings = (*warnings, *_warn_unbound(pairs))
-    if bits_attribute:
-        warnings = (*warnings, BITS_ATTRIBUTE_WARNING)
-    # Without the option the attribute is removed, since engines refuse it; its value stays as metadata.
-    elif had:
-        text = f"{had} attributes `bits` became metadata, so that every engine loads the file"
-        warnings = (*warnings, Caution("W106", text))
-    name = "" if isinstance(source, ModelProto) else str(source)
-    operators = find_operators(GraphIndex(name_nodes(model)))
-    return Inspection(model, pairs, source=name, warnings=warnings, operators=operators)
 
 
 def assign_bits(pairs: Iterable[PairInfo], *, given: Given = (), plan: Plan | None = None) -> tuple[PairInfo, ...]:
@@ -86,12 +48,13 @@ def write_bits(
     the integer attribute `bits` on Q and DQ (Sparsebit's form, see BITS_ATTRIBUTE_WARNING); without it such attributes
     are removed. Earlier notes of onnxq that are not about bits stay.
     """
-    return _write_model(proto, tuple(pairs), rename=rename, bits_attribute=bits_attribute)[0]
+    return write_named_bits(proto, tuple(pairs), rename=rename, bits_attribute=bits_attribute)[0]
 
 
-def _write_model(
-    proto: ModelProto, pairs: tuple[PairInfo, ...], *, rename: bool, bits_attribute: bool
+def write_named_bits(
+    proto: ModelProto, pairs: tuple[PairInfo, ...], *, rename: bool = False, bits_attribute: bool = False
 ) -> tuple[ModelProto, tuple[PairInfo, ...]]:
+    """The model of `write_bits`, and the pairs with the names that their nodes have there."""
     model = name_nodes(proto)
     nodes = {node.name: node for node in walk_all_nodes(model)}
     if rename:
@@ -103,7 +66,7 @@ def _write_model(
         for name in pair.nodes:
             # A node that only the reading of integer operators makes is not in the file; the model's note has it.
             own = _read_own_notes(nodes[name]) if name in nodes else {}
-            records[name] = {**own, **_make_record(pair)}
+            records[name] = {**own, **make_record(pair)}
             if name in nodes:
                 _set_metadata(nodes[name].metadata_props, {NODE_PREFIX + k: str(v) for k, v in records[name].items()})
     for node in list_pair_nodes(model):
@@ -115,7 +78,8 @@ def _write_model(
     return model, pairs
 
 
-def _make_record(pair: PairInfo) -> dict[str, Any]:
+def make_record(pair: PairInfo) -> dict[str, Any]:
+    """The note of a pair."""
     return {
         "site": str(pair.site),
         "bits": pair.bits,
@@ -126,7 +90,7 @@ def _make_record(pair: PairInfo) -> dict[str, Any]:
 
 
 def _read_own_notes(node: NodeProto) -> dict[str, Any]:
-    # Fields of `_make_record` first, so that records read alike whatever was noted before.
+    # Fields of `make_record` first, so that records read alike whatever was noted before.
     order = ("site", "bits", "scheme", "granularity", "role")
     return {**dict.fromkeys(order, ""), **read_node_notes(node)}
 
@@ -180,7 +144,7 @@ def _apply_patterns(pairs: tuple[PairInfo, ...], given: Given) -> tuple[PairInfo
 
 
 def _give_bits(pair: PairInfo, pattern: str, bits: int) -> PairInfo:
-    problem = _find_contradiction(pair, bits)
+    problem = find_contradiction(pair, bits)
     if problem:
         fix = "give other bits, or a narrower pattern before it"
         raise ConfigError(f"bits: {pattern}={bits}", problem, fix, code="Q309")
@@ -197,12 +161,12 @@ def _explain_no_match(pattern: str, pairs: tuple[PairInfo, ...], before: Given) 
 def _apply_plan(pairs: Iterable[PairInfo], plan: Plan) -> tuple[PairInfo, ...]:
     """The pairs with the bits of the plan. Raises PlanError as `assign_bits` says."""
     by_site = {site.site: site.spec for site in plan.all_sites}
-    by_node = list_specs(plan)
+    by_node = list_specs(plan.all_sites)
     assigned = []
     for pair in pairs:
         spec = by_site.get(pair.site) or by_node.get(pair.dequantize) or by_node.get(pair.quantize)
         if spec is not None:
-            problem = _find_contradiction(pair, spec.bits)
+            problem = find_contradiction(pair, spec.bits)
             if problem:
                 fix = "the plan belongs to another model, or was edited: plan again"
                 raise PlanError(str(pair.site), problem, fix, code="Q404")
@@ -216,7 +180,7 @@ def _apply_plan(pairs: Iterable[PairInfo], plan: Plan) -> tuple[PairInfo, ...]:
     return tuple(assigned)
 
 
-def _find_contradiction(pair: PairInfo, bits: int) -> str:
+def find_contradiction(pair: PairInfo, bits: int) -> str:
     """Why the pair cannot have these bits; "" where it can."""
     width = pair.element_type.bits
     if not 1 <= bits <= width:
@@ -227,12 +191,17 @@ def _find_contradiction(pair: PairInfo, bits: int) -> str:
     return ""
 
 
-def _warn_unbound(pairs: tuple[PairInfo, ...]) -> Cautions:
+def is_unbound(pair: PairInfo, bits: int) -> bool:
+    """True for the pair of a computed tensor whose type has more levels than so many bits, all of them in use."""
+    narrower = bits < pair.element_type.bits
+    return narrower and bool(pair.quantize) and not pair.clip and pair.role is not Role.WEIGHT
+
+
+def warn_unbound(pairs: tuple[PairInfo, ...]) -> Cautions:
     """A warning for activations whose given bits are narrower than anything in the graph enforces."""
     loose = []
     for pair in pairs:
-        narrower = pair.origin is Origin.GIVEN and pair.bits < pair.element_type.bits
-        if narrower and pair.quantize and not pair.clip and pair.role is not Role.WEIGHT:
+        if pair.origin is Origin.GIVEN and is_unbound(pair, pair.bits):
             loose.append(str(pair.site))
     if not loose:
         return ()

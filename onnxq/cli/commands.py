@@ -331,8 +331,11 @@ ANNOTATE = ModelCommand(
     quantized weight, unless given by --bits or --plan.
 
     \b
-    Example:
+    Examples:
       onnxq annotate-bits model.qdq.onnx --bits '/encoder/*=4' --bits '*=8'
+      onnxq annotate-bits model.qdq.onnx --check
+      onnxq annotate-bits simplified.onnx --from model.bits.json
+      onnxq annotate-bits model.qdq.onnx --bits 'act*=4' --emit clip-qdq
     """,
     [
         MODEL,
@@ -344,6 +347,15 @@ ANNOTATE = ModelCommand(
             help="Bits of the pairs whose site or node matches (glob or /regex/); repeat it, the first match wins.",
         ),
         click.Option(["--plan"], metavar="PLAN.json", help="Take the bits from this plan."),
+        click.Option(["--from", "beside"], metavar="NOTES.json", help="Take the bits from notes beside a model."),
+        click.Option(["--sidecar"], metavar="OUT.json", help="Also write the notes beside the model."),
+        click.Option(["--check"], is_flag=True, help="Write nothing; exit with 1 where notes and numbers disagree."),
+        click.Option(["--strip"], is_flag=True, help="Take all notes of bits out of the model, the plan too."),
+        click.Option(
+            ["--emit"],
+            type=click.Choice(["clip-qdq", "qcdq", "native", "qonnx"]),
+            help="Rewrite the pairs in this form, so that the numbers follow the bits.",
+        ),
         make_output("[default: MODEL.bits.onnx beside MODEL]"),
         FORCE,
         JSON,

@@ -230,7 +230,7 @@ class ModelCommand(click.Command):
     def run_function(self, view: TextView, strict: bool = False, **arguments: Any) -> int:
         """Run the command's function and show its result; returns the exit code."""
         # Beside the model, so that a command without options leaves a file that can be found.
-        if self.ending and not arguments["out"]:
+        if self.ending and not arguments["out"] and not arguments.get("check"):
             arguments["out"] = name_beside(arguments["model"], self.ending)
         # Before the progress begins: loading takes over a second, and a command that is as short as that shows none.
         function = self._load_function()

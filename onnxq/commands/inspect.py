@@ -8,9 +8,22 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from onnxq.annotate import Inspection, PairInfo, annotate_model, inspect_model
+from onnx import ModelProto
+
+from onnxq.annotate import (
+    Inspection,
+    PairInfo,
+    annotate_model,
+    check_notes,
+    inspect_model,
+    read_sidecar,
+    strip_notes,
+    write_sidecar,
+)
 from onnxq.commands.apply import read_plan
 from onnxq.config import Command
+from onnxq.errors import ConfigError, VerificationError
+from onnxq.files import guard_outputs, write_text
 from onnxq.graph import save_model
 from onnxq.pipeline.configuration import Configuration, ModelSource, Overrides, open_run
 from onnxq.plan import Plan
@@ -47,6 +60,11 @@ def annotate_bits(
     config: Configuration = None,
     *,
     overrides: Overrides = None,
+    check: bool = False,
+    strip: bool = False,
+    emit: str | None = None,
+    sidecar: str | Path | None = None,
+    beside: str | Path | None = None,
     out: str | Path | None = None,
     force: bool = False,
     progress: Progress = silent,
@@ -55,20 +73,58 @@ def annotate_bits(
 
     given: (pattern, bits), first match wins, over the bits read from the model; plan: take bits from it.
     config, overrides: as for `quantize`, of which the section `output` is used.
-    Raises ConfigError for a pattern that matches no pair, ModelError for a file that cannot be read.
+    check: write nothing, and compare the notes with the graph: `disagreements` of the result. strip: take all notes
+    out. emit: rewrite the pairs as clip-qdq, qcdq, native or qonnx. sidecar: also write the notes to this file. beside:
+    read them from one.
+    Raises ConfigError for a pattern that matches no pair, and for options that exclude each other, ModelError for a
+    file that cannot be read.
     """
-    with open_run(model, config, overrides, Command.ANNOTATE, out=out, force=force) as chosen:
+    written = {"given": given, "emit": emit, "beside": beside}
+    if check:
+        _refuse_mixture("check", "writes nothing", **written, out=out, sidecar=sidecar, strip=strip)
+    elif strip:
+        _refuse_mixture("strip", "takes all notes out", **written, plan=plan)
+    name = "" if isinstance(model, ModelProto) else model
+    with (
+        guard_outputs(name, out, sidecar, force=force),
+        open_run(model, config, overrides, Command.ANNOTATE, out=out, force=force) as chosen,
+    ):
         options = chosen.output
+        noted = None if plan is None else read_plan(plan)
+        notes = None if beside is None else read_sidecar(beside)
         with progress("looking for pairs"):
-            noted = None if plan is None else read_plan(plan)
-            inspection = annotate_model(
-                model, given=given, plan=noted, rename=options.rename, bits_attribute=options.bits_attribute
-            )
+            if check or strip:
+                inspection = check_notes(model, plan=noted) if check else strip_notes(model)
+            else:
+                inspection = annotate_model(
+                    model, given=given, plan=noted, rename=options.rename, bits_attribute=options.bits_attribute,
+                    beside=notes, form=emit or "",
+                )  # fmt: skip
         if out is not None:
             with progress("writing"):
                 save_model(inspection.model, Path(out), external=options.external_data or None, overwrite=force)
             inspection = replace(inspection, output=str(out))
+        if sidecar is not None:
+            write_text(Path(sidecar), write_sidecar(inspection.model, inspection.pairs), overwrite=force)
     return inspection
+
+
+def _refuse_mixture(first: str, does: str, **others: object) -> None:
+    """Raise ConfigError for options that the first one passes over."""
+    asked = ", ".join(name for name, value in others.items() if value)
+    if asked:
+        raise ConfigError(f"`{first}=True`", f"{does}, and {asked} would have no effect", "leave one out", code="Q309")
+
+
+def find_disagreement(inspection: Inspection) -> VerificationError | None:
+    """The error of notes that disagree with the file; None where all agree, or were not compared."""
+    sites = [fault.site for fault in inspection.disagreements]
+    if not sites:
+        return None
+    names = ", ".join(sites[:3]) + (" …" if len(sites) > 3 else "")
+    fix = "`onnxq annotate-bits` writes notes anew, and with `emit=…` makes the numbers follow them"
+    cause = f"{format_count(len(sites), 'note')} of bits disagree with the file: {names}"
+    return VerificationError(inspection.source or "the model", cause, fix, code="Q713")
 
 
 def _describe_pair(pair: PairInfo) -> Values:
@@ -101,6 +157,10 @@ def _make_parts(inspection: Inspection, view: TextView) -> Iterator[RenderableTy
     summary = saturation_summary(inspection.weights)
     if summary:
         yield Text(summary, style="yellow")
+    columns = ("site", "noted", "found", "why")
+    if inspection.disagreements:
+        table = make_list(inspection.disagreements, view, columns, " ".join(columns), names=("site",), fold=columns[1:])
+        yield from (Text(""), *table)
     if inspection.output:
         yield Text(f"written: {inspection.output}")
 
@@ -151,5 +211,6 @@ FORMS = {
         list_warnings=lambda inspection: format_warnings(inspection.warnings),
         derive=lambda inspection: {"pairs": [_describe_pair(pair) for pair in inspection.pairs]},
         hidden="model",
+        find_fault=find_disagreement,
     )
 }

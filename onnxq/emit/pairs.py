@@ -184,7 +184,7 @@ class PairWriter:
         low, high = site.clip
         if low is not None or high is not None:
             ends = np.float32(-np.inf if low is None else low), np.float32(np.inf if high is None else high)
-            source, after = self._insert_clip(site, source, ends, before=before, after=after)
+            source, after = self.insert_clip(site, source, ends, before=before, after=after)
             before = None
         names = self._make_names(site, "dynamic_node", "scale", "zero_point")
         name, results = names["dynamic_node"], (result, names["scale"], names["zero_point"])
@@ -204,7 +204,7 @@ class PairWriter:
         if narrow and spec.has_one_scale:
             # In float, in front of QuantizeLinear, so that 8-bit kernels still fuse.
             bounds = clip_bounds(qparams, spec, self._find_float_type(site))
-            inputs[0], after = self._insert_clip(site, inputs[0], bounds, before=before, after=after)
+            inputs[0], after = self.insert_clip(site, inputs[0], bounds, before=before, after=after)
             before = None
         attrs = _axis_attributes(spec)
         self._insert_node(
@@ -214,7 +214,7 @@ class PairWriter:
             return result, name
         # A Clip has one pair of bounds, and only the quantized values of all channels share one.
         kind = numpy_type(spec).type
-        return self._insert_clip(site, result, (kind(spec.qmin), kind(spec.qmax)), after=name)
+        return self.insert_clip(site, result, (kind(spec.qmin), kind(spec.qmax)), after=name)
 
     def _insert_floor(self, site: SitePlan, source: str, zero: str, after: str) -> tuple[str, str]:
         """A Max of integers and their zero point; returns the names of its result and its node."""
@@ -222,7 +222,7 @@ class PairWriter:
         self._insert_node(site, site.site.scope, "Max", [source, zero], [result], node, after=after)
         return result, node
 
-    def _insert_clip(
+    def insert_clip(
         self, site: SitePlan, source: str, bounds: Bounds, *, before: str | None = None, after: str | None = None
     ) -> tuple[str, str]:
         """A Clip on `source`, to bounds of its type; returns the names of its result and its node."""

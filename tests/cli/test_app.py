@@ -1,5 +1,6 @@
 """The command line itself: help, options, exit codes, and that nothing heavy is loaded before it is needed."""
 
+import json
 import os
 import re
 import signal
@@ -215,6 +216,26 @@ def test_annotate_bits_writes_beside_the_model_and_says_so(tmp_path):
     assert (again["bits"], again["origin"]) == (3, "metadata")
     assert run("annotate-bits", source).exit_code == 1
     assert run("annotate-bits", source, "--force").exit_code == 0
+
+
+def test_annotate_bits_checks_strips_and_carries_notes_beside_the_model(tmp_path):
+    source, notes, bare = qdq_model(tmp_path / "m.onnx"), tmp_path / "n.json", tmp_path / "bare.onnx"
+    noted = tmp_path / "m.bits.onnx"
+    assert run("annotate-bits", source, "--bits", "x=3", "--sidecar", notes).exit_code == 0
+    assert run("annotate-bits", noted, "--strip", "-o", bare).exit_code == 0
+    before = sorted(tmp_path.iterdir())
+    result = run("annotate-bits", noted, "--check", "--json")
+    assert (result.exit_code, sorted(tmp_path.iterdir())) == (1, before)
+    document = json.loads(result.stdout)
+    assert document["error"]["code"] == "Q713"
+    assert document["disagreements"][0]["noted"] == "model metadata 3, node metadata 3"
+    assert "of 4 bits" in run("annotate-bits", noted, "--check").stdout
+    assert run("annotate-bits", bare, "--check").exit_code == 0
+    result = run("annotate-bits", bare, "--from", notes, "--json", "-o", tmp_path / "again.onnx")
+    assert [(pair["bits"], pair["origin"]) for pair in json.loads(result.stdout)["pairs"]] == [(3, "by name")]
+    for options in (["--check", "--strip"], ["--check", "-o", bare], ["--strip", "--emit", "qcdq"]):
+        result = run("annotate-bits", source, *options, "--force")
+        assert (result.exit_code, "error[Q309]" in result.stderr) == (1, True)
 
 
 def test_bits_attribute_is_warned_of_and_still_read(tmp_path):

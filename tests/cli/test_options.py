@@ -101,6 +101,8 @@ OWN_GIVEN: dict[str, tuple[list[str], object]] = {
     "plan": (["p.json"], "p.json"),
     "model": (["n.onnx"], "n.onnx"),
     "applied": (["n.q.onnx"], "n.q.onnx"),
+    "beside": (["n.json"], "n.json"),
+    "sidecar": (["n.json"], "n.json"),
     "given": (["Conv*=4"], (("Conv*", 4),)),
     "shard": (["2/8"], "2/8"),
     "archs": (["sm_90"], ("sm_90",)),

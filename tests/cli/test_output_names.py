@@ -48,6 +48,7 @@ import-calibration t.cache --model m.onnx --allow-missing --apply NAME
 import-weights m.onnx c --allow-missing -o NAME
 import-weights m.onnx c --allow-missing --plan NAME
 annotate-bits m.onnx -o NAME
+annotate-bits m.onnx --sidecar NAME
 build-kernels -o NAME
 """
 COMMANDS = cli.list_commands(CONTEXT)
@@ -91,7 +92,7 @@ def test_the_lines_have_every_option_for_an_output() -> None:
         (name, flag)
         for name in COMMANDS
         for param in find_command(name).params
-        if isinstance(param, click.Option) and param.name in ("out", "applied", "plan_out")
+        if isinstance(param, click.Option) and param.name in ("out", "applied", "plan_out", "sidecar")
         for flag in param.opts
     }
     tried = {(words[0], flag) for words in map(str.split, LINES.splitlines()) for flag in words if flag[0] == "-"}

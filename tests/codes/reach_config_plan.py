@@ -117,6 +117,7 @@ reach_each(
         "Q319": lambda _: onnxq.quantize(gemm(), overrides={"min_sqnr": 20, "latency": False}),
         "Q320": lambda _: onnxq.make_plan(gemm(), overrides={"skip": ("nothing",)}),
         "Q401": lambda _: from_json("[]"),
+        "Q411": lambda folder: onnxq.annotate_bits(gemm(), beside=written(folder, "{}", "notes.json")),
         "Q405": lambda _: onnxq.apply(gemm(64, 64), onnxq.make_plan(gemm(64, 64), config=EVERYTHING)),
     }
 )

@@ -54,6 +54,13 @@ def lone_quantize(_: Path):
     verify_graph(model(body, s=np.asarray(-1.0, F), z=np.asarray(0, np.uint8)))
 
 
+def labelled(folder: Path) -> Path:
+    """A model with a note of bits for a node that it does not have."""
+    proto = gemm()
+    proto.metadata_props.add(key="onnxq.bits", value='{"gone": {"bits": 4}}')
+    return saved(folder, proto)
+
+
 @reach("Q703")
 def tolerance(folder: Path):
     np.savez(folder / "d.npz", **rows())
@@ -158,6 +165,7 @@ reach_each(
         "Q702": lambda _: check_interface(gemm(), gemm(4, 5)),
         "Q706": lambda folder: fail("prove", saved(folder, gemm()), "--engine", "ort", "--require-int8", "Gemm"),
         "Q707": lambda folder: fail("prove", saved(folder, saturating()), "--engine", "ort", "--require-exact"),
+        "Q713": lambda folder: fail("annotate-bits", labelled(folder), "--check"),
         "Q711": lambda folder: fail("variants", saved(folder, gemm(64, 64)), "--only", "int8", "--no-latency"),
     }
 )
