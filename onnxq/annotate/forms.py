@@ -61,6 +61,7 @@ def rewrite_pairs(
             continue
         if pair.storage != "int32":
             stay.append(f"{pair.site} ({reason})")
+    # Clips, scales and constants that the old form alone read.
     editor.remove_unused()
     model = editor.export()
     made = {node.name for node in walk_all_nodes(model) if node.domain == QONNX}
@@ -92,6 +93,7 @@ class _FormWriter:
             return "its integers are read elsewhere"
         if chain.inner is not None and chain.inner.op_type != "Clip":
             return "its integers are unpacked or turned"
+        # Before the network's own Clip is taken for the pair's.
         levels = read_clip_levels(index, chain, numbers)
         if not is_quantizer_clip(index, chain, numbers):
             chain = drop_clip(index, chain)

@@ -96,6 +96,7 @@ def convert(
 
 
 def _write_float(model: ModelSource, out: str | Path | None, force: bool, progress: Progress) -> Conversion:
+    # Nothing is planned or run: the pairs are taken out, and that is all.
     with progress("reading the quantized model"):
         floats = read_quantized(model).floats
     name = str(model) if isinstance(model, (str, Path)) else ""
@@ -123,6 +124,7 @@ def _make_parts(done: Conversion, view: TextView) -> Iterator[RenderableType]:
 def _make_rows(done: Conversion) -> SheetRows:
     counts = Counter(site.how for site in done.sites)
     yield "numbers", tuple(f"{count} {kind.value}" for kind, count in counts.items())
+    # Those that a person may want to look at, one by one.
     rounded = [site for site in done.sites if site.how is Kept.ROUNDED]
     yield "rounded anew", tuple(f"{site.site}: {format_decibel(site.error_db or 0.0)}" for site in rounded)
     if done.agreement_db is not None:

@@ -138,6 +138,7 @@ def import_weights(
 
 def _choose_form(checkpoint: Checkpoint, overrides: Overrides) -> dict[str, Any]:
     """The overrides of a caller without a configuration, with what suits the checkpoint."""
+    # What a caller asks for goes before what suits.
     given = {key: value for key, value in (overrides or {}).items() if value is not None}
     data = [weight.data for weight in checkpoint.weights if weight.data is not None]
     mode = "weight-only" if not data else "dynamic" if InputScale() in data else "static"
@@ -175,6 +176,7 @@ def _import(
     with ctx.timers.run("plan", "planning"):
         name = Path(model).name if isinstance(model, (str, Path)) else "model"
         plan, placed = _fill_plan(_plan_weights(state, config, name, wanted), wanted)
+    # A weight of the network may hold several of the checkpoint: query, key and value in one product.
     done = {name for row in placed for name in row.names}
     for found in wanted:
         reason = _explain_float(plan, found)
@@ -263,6 +265,7 @@ def _fill_plan(
 def _set_codes(site: SitePlan, codes: WeightCodes, axis: int) -> SitePlan:
     """The site of a weight with these codes, laid out as the weight is."""
     spec, grain = site.spec, site.spec.granularity
+    # Checkpoints store codes from 0 on; signed types lie around it.
     raised = codes.middle if spec.signed else 0
     stored = (codes.codes.astype(np.int16) - raised).astype(spec.numpy_storage)
     arrays: list[Any] = [codes.scale, codes.zero.astype(np.int32) - raised, stored, codes.minimum]

@@ -77,6 +77,7 @@ class SearchResult:
             raise MissingDependencyError("plot", "matplotlib is not installed", fix, code="Q800") from error
         if axes is None:
             axes = pyplot.subplots(figsize=(7, 4), layout="constrained")[1]
+        # Where times were asked for, every model has one.
         timed = all(point.latency_ms is not None for point in self.front)
         places = [(point.latency_ms if timed else point.bytes / 1e6, point.sqnr_db) for point in self.front]
         for point, (x, y) in zip(self.front, places, strict=True):

@@ -266,6 +266,7 @@ class PrecisionSearch:
 
     def _list_front(self) -> list[dict[str, str]]:
         """Choices of least noise at so many bytes, or microseconds, from the least that there is to the most."""
+        # Along what is limited, or to be small.
         swept = TIME if self.timed and self.limits.size == math.inf else SIZE
         ends = (self.program.solve(minimized, {}) for minimized in (swept, NOISE))
         least, most = (getattr(self.program.add_costs(chosen or {}), swept) for chosen in ends)
@@ -330,6 +331,7 @@ class PrecisionSearch:
     def _settle_config(self, chosen: Mapping[str, str]) -> Config:
         """The configuration whose rules give these precisions, and force what the planner would leave float."""
         rules: list[Rule] = []
+        # Rules name operators that compute: the others follow them.
         computing = {name: one for name, one in chosen.items() if self._computes(name)}
         for precision in self.precisions:
             rules += precision.make_rules(name for name, one in computing.items() if one == precision.name)

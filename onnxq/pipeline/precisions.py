@@ -145,6 +145,7 @@ def find_takers(problem: OnnxPlacement, before: Plan, after: Plan, precision: Pr
     """The operators that compute with the precision in the plan `after`, which asked for it everywhere."""
     if not (precision.weights or precision.activations):
         return frozenset(list_quantized_ops(problem, after))
+    # A precision changes either weights or activations.
     role = Role.WEIGHT if precision.weights else Role.ACTIVATION
     old = {site.site: site.spec for site in before.sites}
     changed: set[str] = set()
@@ -364,6 +365,7 @@ class ProgramBuilder:
         """Operators with a weight or a kernel in common have one precision; followers go with their makers."""
         ops = self.problem.ops
         integers = frozenset(one.precision.name for one in self.measured)
+        # In the order in which they run, so that the programme is the same every time.
         for op in self._operators.values():
             if not op.rule.compute:
                 yield from self._tie_follower(op)

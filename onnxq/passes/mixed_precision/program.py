@@ -140,11 +140,13 @@ class PrecisionProgram:
         solver.minimize(total(minimized, units[minimized]) + _sum(others))
         if solver.getInfo().primal_solution_status != _FEASIBLE:
             return None
+        # Integers of a solver are nearly so.
         values = solver.allVariableValues()
         return {name: one for (name, one), variable in chosen.items() if values[variable.index] > 0.5}
 
     def find_units(self) -> dict[str, float]:
         """Of each quantity, about what a good choice has: noise may be of 1e-6, and bytes of 1e9."""
+        # All operators at one precision, or the first that they have.
         precisions = dict.fromkeys(one for options in self.operators.values() for one in options)
         uniform = [
             self.add_costs(
