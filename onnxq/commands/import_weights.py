@@ -37,6 +37,7 @@ from onnxq.report.model import Report
 from onnxq.report.terminal import RenderableType, SheetRows, TextView, join_lines, make_sheet, make_table
 from onnxq.sites import Caution, Names, Role, Unquantized
 from onnxq.spec import PerBlock, PerChannel, QParams, QuantSpec
+from onnxq.wording import abbreviate, show_html
 
 # Passes that leave weights as they are.
 _KEPT = frozenset({"constants", "dead"})
@@ -78,6 +79,9 @@ class ImportedWeights:
 
     count: weights of the checkpoint.
     """
+
+    __repr__ = abbreviate
+    _repr_html_ = show_html
 
     checkpoint: str
     format: str

@@ -27,7 +27,7 @@ from onnxq.graph import ModelLike
 from onnxq.graph.light import measure_size
 from onnxq.graph.precision.widen import widen_model
 from onnxq.passes.assembly import build_file, build_quantized, give_types
-from onnxq.passes.base import EqualizeContext
+from onnxq.passes.base import EqualizeContext, Stage, run_stage
 from onnxq.passes.mixed_precision.candidates import list_quantized_ops
 from onnxq.passes.mixed_precision.program import QUANTITIES, Costs, PrecisionProgram
 from onnxq.passes.mixed_precision.promotion import NAME as PROMOTION
@@ -45,7 +45,7 @@ from onnxq.pipeline.precisions import (
     list_precisions,
     measure_precision,
 )
-from onnxq.pipeline.quantize_model import draft_placement, open_context, prepare_run, refine_run
+from onnxq.pipeline.quantize_model import calibrate_run, draft_placement, list_passes, open_context, prepare_run
 from onnxq.progress import Progress, silent
 from onnxq.report.record import FrontPoint, bound_db
 from onnxq.report.terminal import format_bytes
@@ -262,7 +262,8 @@ class PrecisionSearch:
 
     def _refine(self, config: Config) -> PlacedState:
         ctx = replace(self.ctx, config=config, journal=[], timers=Timers(silent), progress=silent)
-        return refine_run(ctx, self.model, "")
+        placed = calibrate_run(ctx, self.model, "")
+        return run_stage(list_passes(ctx), Stage.REFINE, ctx, placed)
 
     def _list_front(self) -> list[dict[str, str]]:
         """Choices of least noise at so many bytes, or microseconds, from the least that there is to the most."""

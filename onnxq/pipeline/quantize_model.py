@@ -206,7 +206,8 @@ def quantize(model: ModelSource, data: object, config: Config, *, progress: Prog
         if not isinstance(ctx, EqualizeContext):
             return quantize_unrun(ctx, state, source=model, name=name, obstacle=obstacle)
         prepared = state.model
-        placed = refine_run(ctx, state, name)
+        placed = calibrate_run(ctx, state, name)
+        placed = run_stage(list_passes(ctx), Stage.REFINE, ctx, placed)
         with ctx.timers.run("emit", "making the quantized model"):
             placed = replace(placed, plan=note_contents(placed.plan, prepared))
             quantized = build_file(placed, placed.plan, ctx.progress)
@@ -294,26 +295,26 @@ def _measure_float(ctx: RunContext, state: FloatState) -> AccuracyRequest:
         return replace(ctx.request, float_value=value)
 
 
-def refine_run(ctx: EqualizeContext, state: FloatState, name: str) -> PlacedState:
-    """The finished plan: equalized, placed, calibrated, rounded. name: of the model."""
+def calibrate_run(ctx: EqualizeContext, state: FloatState, name: str) -> PlacedState:
+    """The equalized model with its calibrated plan, to be refined. name: of the model."""
     placed = plan_run(ctx, state, name)
     with ctx.timers.run("calibrate", "calibrating"):
-        placed = widen_scarce_ranges(ctx, _calibrate(ctx, placed))
-    return run_stage(_list_passes(ctx), Stage.REFINE, ctx, placed)
+        return widen_scarce_ranges(ctx, _calibrate(ctx, placed))
 
 
 def plan_run(ctx: EqualizeContext, state: FloatState, name: str) -> PlacedState:
     """The equalized model with its plan, to be calibrated. name: of the model, for the plan."""
     ctx.budget.prepared()
     # Channels are scaled before there is a plan, since they change which tensors need what.
-    state = run_stage(_list_passes(ctx), Stage.EQUALIZE, ctx, state)
+    state = run_stage(list_passes(ctx), Stage.EQUALIZE, ctx, state)
     with ctx.timers.run("plan", "planning"):
         placed = _place(ctx, state, name)
     _demand_float(placed, name, ctx.config.mode)
     return placed
 
 
-def _list_passes(ctx: RunContext) -> Sequence[Pass[Any, Any]]:
+def list_passes(ctx: RunContext) -> Sequence[Pass[Any, Any]]:
+    """The passes of a run."""
     return (FLOAT_TYPES,) if ctx.config.mode == "float" else registry.PASSES
 
 

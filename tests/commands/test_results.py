@@ -36,7 +36,7 @@ KEYS = [
         test_import_calibration.FOUND,
         "applied cache entries header left_float matched missing notes refusals sites target unmatched unused",
     ),
-    (test_inspect.FOUND, "float_types operators output pairs source warnings weights"),
+    (test_inspect.FOUND, "disagreements error float_types operators output pairs source warnings weights"),
     (Kernels(test_kernels.BUILT), "error kernels"),
     (test_perplexity_text.FOUND, "data device generate length models prompts threads tokens windows"),
     (
