@@ -231,10 +231,10 @@ class PrecisionSearch:
         """Each precision in a finished plan of its own, the configuration's first."""
         own, *others = self.precisions
         config = self.ctx.config
-        # What would be no faster may be smaller.
+        # What would be no faster may be smaller; where times are asked for, that is no gain.
         plan = self._draft(config)
         small = [left.subject for left in plan[1].left_float if left.rule == "size"]
-        if small:
+        if small and not self.timed:
             config = _add_rules(config, [Rule(node=tuple(small), set=RuleSet(quantize=True))])
             plan = self._draft(config)
         problem, before = plan
