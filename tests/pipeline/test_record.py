@@ -257,6 +257,7 @@ def test_compare_tells_sites_figures_and_conditions(folder: Path, record: Report
         onnxq.compare(record, record, "fast")
 
 
+@pytest.mark.usefixtures("record")
 def test_the_commands(folder: Path, tmp_path: Path) -> None:
     runner = CliRunner()
     shown_again = ["report", "--from", str(folder / "p.html"), "--mermaid", str(tmp_path / "g.mmd")]
