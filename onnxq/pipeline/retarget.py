@@ -30,7 +30,7 @@ from onnxq.graph.base import LAYOUT_OPS
 from onnxq.graph.integer_products import dequantize_weights
 from onnxq.graph.light import bare_proto, copy_proto, rebuild
 from onnxq.graph.scopes import replace_items, walk_graphs
-from onnxq.numerics import clip_bounds, dequantize, qparams_from_range, quantize
+from onnxq.numerics import clip_bounds, fake_quant, qparams_from_range
 from onnxq.passes.assembly import build_file
 from onnxq.passes.base import SampledContext
 from onnxq.passes.mixed_precision.candidates import Ways, list_quantized_ops
@@ -219,9 +219,7 @@ class _Filling:
         if known is None or known.qparams is None or value is None:
             return self._note(site, Kept.ROUNDED, None)
         qparams = _fit_scale(known.qparams, site.spec, value)
-        if qparams is not None and np.array_equal(
-            dequantize(quantize(value, qparams, site.spec), qparams, site.spec), value
-        ):
+        if qparams is not None and np.array_equal(fake_quant(value, qparams, site.spec), value):
             return self._note(site, Kept.INTEGERS, qparams)
         return self._note(site, Kept.ROUNDED, None)
 
@@ -238,7 +236,7 @@ class _Filling:
             note = self.how[str(site.site)]
             value = read_constant(self.ways.problem.index, site.site) if note.how is Kept.ROUNDED else None
             if value is not None and site.qparams is not None:
-                error = dequantize(quantize(value, site.qparams, site.spec), site.qparams, site.spec) - value
+                error = fake_quant(value, site.qparams, site.spec) - value
                 power, noise = float(np.square(value).sum()), float(np.square(error).sum())
                 note = replace(note, error_db=10 * math.log10(power / noise) if noise and power else math.inf)
             moved.append(note)
