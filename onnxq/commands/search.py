@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from onnxq.config import Command, Config
-from onnxq.errors import MissingDependencyError, VerificationError
+from onnxq.errors import VerificationError
 from onnxq.files import replace_files, write_text
 from onnxq.pipeline.configuration import Configuration, ModelSource, Overrides, open_run
 from onnxq.pipeline.finalize import Result, write_result
@@ -19,7 +19,7 @@ from onnxq.progress import Progress, silent
 from onnxq.report.columns import Text
 from onnxq.report.document import ResultFormat
 from onnxq.report.model import Report
-from onnxq.report.record import FrontPoint
+from onnxq.report.record import FrontPoint, make_axes
 from onnxq.report.terminal import (
     RenderableType,
     TextView,
@@ -70,13 +70,7 @@ class SearchResult:
 
         axes: of matplotlib, to draw on; None makes a figure. Returns the axes.
         """
-        try:
-            from matplotlib import pyplot
-        except ImportError as error:
-            fix = "pip install onnxq[plots]"
-            raise MissingDependencyError("plot", "matplotlib is not installed", fix, code="Q800") from error
-        if axes is None:
-            axes = pyplot.subplots(figsize=(7, 4), layout="constrained")[1]
+        axes = axes or make_axes(7, 4)
         # Where times were asked for, every model has one.
         timed = all(point.latency_ms is not None for point in self.front)
         places = [(point.latency_ms if timed else point.bytes / 1e6, point.sqnr_db) for point in self.front]

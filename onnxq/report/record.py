@@ -38,6 +38,16 @@ _CLIPPED, _LEVELS, _CORE = 0.01, 16.0, 0.05
 _TAIL = 0.005
 
 
+def make_axes(width: float, height: float) -> Any:
+    """Make axes of matplotlib, sizes in inches. Raises MissingDependencyError without it."""
+    try:
+        from matplotlib import pyplot
+    except ImportError as error:
+        fix = "pip install onnxq[plots]"
+        raise MissingDependencyError("plot", "matplotlib is not installed", fix, code="Q800") from error
+    return pyplot.subplots(figsize=(width, height), layout="constrained")[1]
+
+
 def bound_db(value: float) -> float | None:
     """A figure in dB for the record."""
     return None if math.isnan(value) else round(min(max(value, -MOST_DB), MOST_DB), 2)
@@ -234,13 +244,7 @@ class ReportRecord:
 
         axes: of matplotlib, to draw on; None makes a figure. Returns the axes.
         """
-        try:
-            from matplotlib import pyplot
-        except ImportError as error:
-            fix = "pip install onnxq[plots]"
-            raise MissingDependencyError("plot", "matplotlib is not installed", fix, code="Q800") from error
-        if axes is None:
-            axes = pyplot.subplots(figsize=(12, 3), layout="constrained")[1]
+        axes = axes or make_axes(12, 3)
         shares = [100 * node.share for node in self.nodes]
         axes.bar(range(len(shares)), shares, color=["C3" if node.red else "C0" for node in self.nodes])
         axes.set_ylabel("noise at the outputs, %")
