@@ -52,8 +52,6 @@ from onnxq.report.terminal import format_bytes
 
 # Choices made anew at the limits, after the first measurements.
 _ROUNDS = 3
-# Least change of a limit that makes another choice worth a model.
-_CLOSER = 1e-3
 # Of the operators that a precision is for, below which it is not worth a plan of its own.
 _LEAST_SHARE = 0.1
 SIZE, TIME, NOISE = "size", "time", "noise"

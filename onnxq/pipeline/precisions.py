@@ -41,10 +41,7 @@ _SCALE_BYTES = 4
 
 @dataclass(frozen=True)
 class Precision:
-    """A precision by the changes that rules make of the configuration; its own without any.
-
-    priced: where the target has no kernel for it, it computes in float behind its pairs.
-    """
+    """A precision by the changes that rules make of the configuration; its own without any."""
 
     name: str
     weights: Mapping[str, Any] = field(default_factory=dict)
@@ -127,12 +124,17 @@ class MeasuredPrecision:
 
     @cached_property
     def sites(self) -> dict[str, list[SitePlan]]:
-        """The sites of weights by operator."""
+        """The sites of all that an operator reads, by operator."""
+        index = self.state.problem.ops.index
         found: dict[str, list[SitePlan]] = {}
         for site in self.state.planned.sites:
-            for edge in site.consumers or () if site.role is Role.WEIGHT else ():
-                found.setdefault(edge.node, []).append(site)
+            for name in dict.fromkeys(edge.node for edge in site.find_readers(index)):
+                found.setdefault(name, []).append(site)
         return found
+
+    def list_weights(self, name: str) -> list[SitePlan]:
+        """The sites of an operator's weights."""
+        return [site for site in self.sites.get(name, ()) if site.role is Role.WEIGHT]
 
 
 def lacks_kernel(engine: Target, sites: Iterable[SitePlan], op_type: str) -> bool:
@@ -261,7 +263,7 @@ class ProgramBuilder:
                 noise += self._read_noise(op, one)
             if one.precision.activations.get("dynamic"):
                 time = self._dynamic_costs.ops[op.name].int8_us
-            elif lacks_kernel(self.engine, self._list_sites(op, one), op.node.op_type):
+            elif lacks_kernel(self.engine, one.sites.get(op.name, ()), op.node.op_type):
                 time = cost.float_us + sum(
                     self._costs.quantize.get(t, 0) + self._costs.dequantize.get(t, 0) for _, t in op.data
                 )
@@ -269,14 +271,8 @@ class ProgramBuilder:
 
     def _read_noise(self, op: QuantizableOp, one: MeasuredPrecision) -> float:
         """Noise of what the operator reads, where that is its own."""
-        return sum(
-            one.tensors.get(str(site.site), 0.0) for site in self._list_sites(op, one) if site.role is Role.ACTIVATION
-        )
-
-    def _list_sites(self, op: QuantizableOp, one: MeasuredPrecision) -> list[SitePlan]:
-        """The sites of what an operator reads."""
-        index = self.problem.ops.index
-        return [s for s in one.state.planned.sites if any(edge.node == op.name for edge in s.find_readers(index))]
+        sites = one.sites.get(op.name, ())
+        return sum(one.tensors.get(str(site.site), 0.0) for site in sites if site.role is Role.ACTIVATION)
 
     @cached_property
     def _costs(self) -> PlacementCosts:
@@ -305,7 +301,7 @@ class ProgramBuilder:
         """Bytes of the weights that are counted with this operator, with their scales."""
         index, total = self.problem.index, 0.0
         counted = {site.site for site in self._own_weights(op)}
-        for site in one.sites.get(op.name, ()):
+        for site in one.list_weights(op.name):
             value = read_constant(index, site.site) if site.site in counted else None
             if value is not None:
                 scales = 0 if site.qparams is None else np.size(site.qparams.scale)
@@ -314,8 +310,11 @@ class ProgramBuilder:
 
     def _own_weights(self, op: QuantizableOp) -> list[SitePlan]:
         """The weights of an operator, but those that are counted with an earlier one."""
-        sites = self.own.sites.get(op.name, [])
-        return [site for site in sites if next(iter(site.consumers or ())).node == op.name]
+        return [
+            site
+            for site in self.own.list_weights(op.name)
+            if next((edge.node for edge in site.consumers or ()), "") == op.name
+        ]
 
     def _share_noise(self) -> Iterator[SharedCosts]:
         """The noise of each tensor on a scale of its own."""
@@ -373,7 +372,7 @@ class ProgramBuilder:
             for other in op.rule.together(ops.candidate(op.node)):
                 if other in operators:
                     yield Implication((Condition(op.name, integers),), Condition(other, integers))
-            for site in self.own.sites.get(op.name, ()):
+            for site in self.own.list_weights(op.name):
                 for edge in site.consumers or ():
                     if edge.node != op.name and edge.node in operators:
                         for one in operators[op.name]:
