@@ -340,6 +340,8 @@ class Target:
     # The engine reads zero points other than 0, and a DequantizeLinear on an int32 bias.
     zero_points: bool = True
     int32_bias: bool = True
+    # The engine computes a Clip of 8-bit integers, which keeps the kernel in front of QuantizeLinear an integer one.
+    bounds_integers: bool = True
     # The engine reads negative scales of blocks of weights.
     signed_scales: bool = False
     # The engine quantizes or fuses float nodes between pairs by itself, and must be kept from it.

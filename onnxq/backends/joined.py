@@ -83,7 +83,7 @@ _JOINERS: Mapping[type, Mapping[_Joiner, str]] = {
     Target: {
         _first: "name costs times_itself advice sum_order",
         _join_rows: "rules capabilities",
-        all: "zero_points int32_bias signed_scales",
+        all: "zero_points int32_bias bounds_integers signed_scales",
         any: "quantizes_alone strict",
         _unite: "skips dynamic_ops",
         _merge: "exclusions no_kernel no_gain",

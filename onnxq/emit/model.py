@@ -55,7 +55,7 @@ def emit_pairs(proto: ModelLike, plan: Plan, progress: Progress = silent) -> Mod
     """The prepared model with every pair of the plan in it.
 
     Weights and biases become integer initializers behind a DequantizeLinear; activations get a
-    QuantizeLinear/DequantizeLinear pair, with a float Clip in front when the bit width is narrower than its container,
+    QuantizeLinear/DequantizeLinear pair, with a Clip when the bit width is narrower than its container,
     or a DynamicQuantizeLinear/DequantizeLinear pair where their scale is computed at each run.
     Every node is named after its site and carries `onnxq.*` metadata; the plan without its numbers goes into the
     model's metadata.
@@ -74,7 +74,10 @@ def emit_pairs(proto: ModelLike, plan: Plan, progress: Progress = silent) -> Mod
     tables = {site.group: site for site in plan.sites if site.group and site.find_lookups(index)}
     captured = _find_captured(plan, index)
     target, in_integers = find_target(plan.target), _find_integer_readers(plan, index)
-    writer = PairWriter(Editor(proto), index, in_integers, own_inputs, tables, captured, whole=target.whole)
+    writer = PairWriter(
+        Editor(proto), index, in_integers, own_inputs, tables, captured,
+        whole=target.whole, bounds_integers=target.bounds_integers,
+    )  # fmt: skip
     for site in plan.existing:
         writer.connect_existing(site)
     # Tables last: they may share the integers of a weight.

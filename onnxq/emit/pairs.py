@@ -1,6 +1,6 @@
 """One site after another written into a graph as nodes, scales and zero points.
 
-activation:  tensor -> [Clip ->] QuantizeLinear -> [Clip ->] DequantizeLinear -> readers
+activation:  tensor -> [Clip ->] QuantizeLinear -> [Clip ->] DequantizeLinear -> readers, with one of the Clips at most
 footroom:    in front of a Relu or Clip -> QuantizeLinear -> Max -> DequantizeLinear -> readers behind it
 dynamic:     tensor -> [Clip ->] DynamicQuantizeLinear -> DequantizeLinear -> readers
 converted:   tensor -> its pair -> QuantizeLinear -> DequantizeLinear -> one reader, in another width
@@ -87,6 +87,7 @@ class PairWriter:
     tables: by group, the tables that share integers with a weight that is their transpose and is written before them.
     captured: weights of which several bodies of If, Loop or Scan read the same integers, stored where the weight was.
     whole: the target takes whole graphs, in which constants may be operands, and a second pair converts.
+    bounds_integers: activations narrower than their bytes are cut off behind QuantizeLinear, not in front.
     """
 
     def __init__(
@@ -99,8 +100,9 @@ class PairWriter:
         captured: frozenset[TensorId] = frozenset(),
         *,
         whole: bool = False,
+        bounds_integers: bool = False,
     ) -> None:
-        self.whole = whole
+        self.whole, self.bounds_integers = whole, bounds_integers
         self.editor, self.index, self.in_integers, self.apart = editor, index, in_integers, apart
         self.tables, self.captured = tables, captured
         # A model output keeps its name on the dequantized tensor; its float values get this one.
@@ -200,9 +202,11 @@ class PairWriter:
         """
         spec = site.spec
         name = self._make_names(site, "q_node")["q_node"]
+        kind = numpy_type(spec)
         narrow = not spec.fills_storage or spec.narrow_range
-        if narrow and spec.has_one_scale:
-            # In float, in front of QuantizeLinear, so that 8-bit kernels still fuse.
+        # A Clip has one pair of bounds, and only the quantized values of all channels share one.
+        behind = (self.bounds_integers and kind.itemsize == 1) or not spec.has_one_scale
+        if narrow and not behind:
             bounds = clip_bounds(qparams, spec, self._find_float_type(site))
             inputs[0], after = self.insert_clip(site, inputs[0], bounds, before=before, after=after)
             before = None
@@ -210,11 +214,9 @@ class PairWriter:
         self._insert_node(
             site, site.site.scope, QUANTIZE, inputs, [result], name, attrs=attrs, before=before, after=after
         )
-        if not narrow or spec.has_one_scale:
+        if not (narrow and behind):
             return result, name
-        # A Clip has one pair of bounds, and only the quantized values of all channels share one.
-        kind = numpy_type(spec).type
-        return self.insert_clip(site, result, (kind(spec.qmin), kind(spec.qmax)), after=name)
+        return self.insert_clip(site, result, (kind.type(spec.qmin), kind.type(spec.qmax)), after=name)
 
     def _insert_floor(self, site: SitePlan, source: str, zero: str, after: str) -> tuple[str, str]:
         """A Max of integers and their zero point; returns the names of its result and its node."""

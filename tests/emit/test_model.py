@@ -71,6 +71,17 @@ def test_narrow_activations_are_enforced_by_a_clip(bits: int) -> None:
     assert any("below 8 bits" in warning for warning in result.report.warnings)
 
 
+@pytest.mark.parametrize(("preset", "maker"), [("ort-int8", "QuantizeLinear"), ("trt-int8", "Relu")])
+def test_narrow_activations_keep_the_integer_kernels(preset: str, maker: str) -> None:
+    """ONNX Runtime fuses no Conv in front of a float Clip; TensorRT's Clip takes no integers."""
+    changes = {"activations": {"bits": 4}, "rules": [{"op": "*", "set": {"quantize": True}}], "latency": False}
+    model = onnxq.quantize(residual(), images(), preset, overrides=changes).model
+    makers = {output: node.op_type for node in model.graph.node for output in node.output}
+    assert maker in {makers.get(node.input[0]) for node in model.graph.node if node.op_type == "Clip"}
+    if preset == "ort-int8":
+        assert Counter(node.op_type for node in optimize_graph(model).graph.node)["QLinearConv"] == 3
+
+
 def test_narrow_activations_of_a_matmul_still_fuse() -> None:
     result = onnxq.quantize(
         linear(), TOKENS, config(activations={"bits": 6, "scheme": "asymmetric"}), overrides={"latency": False}

@@ -214,7 +214,7 @@ def test_two_observers_under_one_scale_are_told() -> None:
     ("wish", "opset", "warning"),
     [
         ({}, 13, ""),
-        ({"activations.bits": 6}, 13, "the Clip that enforces activations below 8 bits"),
+        ({"activations.bits": 6}, 13, "activations below 8 bits run in kernels of 8 bits"),
         ({"activations.bits": 16}, 21, "16-bit activations have no fused kernel"),
         ({"weights.bits": 16}, 21, "16-bit weights have no fused kernel"),
         ({"weights.bits": 4, "weights.storage": "int4"}, 21, ""),

@@ -215,8 +215,7 @@ CAPABILITIES: tuple[Capability, ...] = (
     _activation(
         bits=(2, 3, 4, 5, 6, 7),
         storage=("uint8", "int8"),
-        warning="the Clip that enforces activations below 8 bits keeps ORT from fusing the kernel in front of it: "
-        "exact, but slower than float",
+        warning="activations below 8 bits run in kernels of 8 bits: they are as large, and a Clip of each costs time",
     ),
     _activation(
         bits=(16,),

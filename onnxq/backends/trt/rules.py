@@ -353,6 +353,8 @@ TRT = Target(
     rules=RULES,
     capabilities=CAPABILITIES,
     zero_points=False,
+    # Its Clip takes floats.
+    bounds_integers=False,
     int32_bias=False,
     high_precision=FloatType.FLOAT16,
     refuse_narrow=refuse_narrow,
