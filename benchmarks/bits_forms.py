@@ -13,7 +13,7 @@ rewritten ("=": the same bits). Files for TensorRT are those of its own target. 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 
@@ -145,6 +145,13 @@ def make_rows(model: onnx.ModelProto, samples: Samples) -> Iterator[str]:
             yield f"| W{bits[0]}A{bits[1]} | {form} | {' | '.join(cells)} |"
 
 
+def write_between(marks: tuple[str, str], lines: Iterable[str]) -> None:
+    """Put the lines between two marks of the page, in the place of those that are there."""
+    before, rest = PAGE.read_text(encoding="utf-8").split(marks[0])
+    _, after = rest.split(marks[1])
+    PAGE.write_text(f"{before}{marks[0]}{''.join(lines)}{marks[1]}{after}", encoding="utf-8")
+
+
 def main() -> None:
     """Read the command line."""
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -157,9 +164,7 @@ def main() -> None:
         print(line, flush=True)
         lines.append(f"{line}\n")
     if arguments.write:
-        before, rest = PAGE.read_text(encoding="utf-8").split(MARKS[0])
-        _, after = rest.split(MARKS[1])
-        PAGE.write_text(f"{before}{MARKS[0]}{''.join(lines)}{MARKS[1]}{after}", encoding="utf-8")
+        write_between(MARKS, lines)
 
 
 if __name__ == "__main__":
