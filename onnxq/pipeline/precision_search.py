@@ -14,8 +14,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import numpy as np
-
 from onnxq.backends import load_config, split_target
 from onnxq.calibrate.contents import note_contents
 from onnxq.config import Config, Rule, RuleSet, write_config
@@ -29,8 +27,10 @@ from onnxq.graph.precision.widen import widen_model
 from onnxq.passes.assembly import build_file, build_quantized, give_types
 from onnxq.passes.base import EqualizeContext, Stage, run_stage
 from onnxq.passes.mixed_precision.candidates import list_quantized_ops
+from onnxq.passes.mixed_precision.cross_validation import estimate_new, list_judging_folds
 from onnxq.passes.mixed_precision.program import QUANTITIES, Costs, PrecisionProgram
 from onnxq.passes.mixed_precision.promotion import NAME as PROMOTION
+from onnxq.passes.mixed_precision.rescaling import Rescaling
 from onnxq.passes.state import FloatState, PlacedState
 from onnxq.passes.time_budget import Timers
 from onnxq.pipeline import check
@@ -54,6 +54,8 @@ from onnxq.report.terminal import format_bytes
 _ROUNDS = 3
 # Of the operators that a precision is for, below which it is not worth a plan of its own.
 _LEAST_SHARE = 0.1
+# Of the noise that a precision has alone, the least that it is expected to add to that of others.
+_LEAST_NOISE = 0.1
 SIZE, TIME, NOISE = "size", "time", "noise"
 
 
@@ -76,12 +78,14 @@ class Limits:
 class _Point:
     """chosen: precision by operator. predicted: by the programme. forecast: that, by what was measured before it;
     None of precisions as a whole.
-    measured: of its finished model; time in ms, nan where it was not timed."""
+    measured: of its finished model; time in ms, nan where it was not timed. sure: the noise of new samples, all but
+    surely, where an SQNR is asked for."""
 
     chosen: Mapping[str, str]
     predicted: Costs
     forecast: Costs | None
     measured: Costs
+    sure: float
     metric: float
     config: Config
     state: PlacedState
@@ -92,7 +96,7 @@ class _Point:
         measured = self.measured
         slow = not math.isnan(measured.time) and measured.time > limits.time
         poor = not math.isnan(self.metric) and self.metric < limits.metric
-        return not (slow or poor or measured.size > limits.size or measured.noise > limits.noise)
+        return not (slow or poor or measured.size > limits.size or self.sure > limits.noise)
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,45 +108,6 @@ class SearchOutcome:
     front: tuple[FrontPoint, ...]
     asked: str
     met: bool
-
-
-@dataclass(frozen=True, eq=False)
-class Rescaling:
-    """A rising curve from what was predicted to what was measured, through logarithms of both, at these points."""
-
-    predicted: Sequence[float] = (0.0,)
-    measured: Sequence[float] = (0.0,)
-
-    @classmethod
-    def fit_pairs(cls, pairs: Iterable[tuple[float, float]]) -> Rescaling:
-        """The rising curve nearest to pairs of predicted and measured (pool adjacent violators, Barlow et al. 1972)."""
-        logs = sorted((math.log(a), math.log(b)) for a, b in pairs if 0 < a < math.inf and 0 < b < math.inf)
-        blocks: list[tuple[float, float, int]] = []
-        for pair in logs:
-            blocks.append((*pair, 1))
-            # A point must lie to the right of the one before it, and above.
-            while len(blocks) > 1 and (blocks[-2][1] >= blocks[-1][1] or blocks[-2][0] >= blocks[-1][0]):
-                (a, low, n), (b, high, m) = blocks[-2:]
-                blocks[-2:] = [((a * n + b * m) / (n + m), (low * n + high * m) / (n + m), n + m)]
-        return cls(*zip(*(block[:2] for block in blocks), strict=True)) if blocks else cls()
-
-    def expect_measurement(self, value: float) -> float:
-        """The measurement to expect at a prediction."""
-        return _follow_curve(value, self.predicted, self.measured)
-
-    def find_prediction(self, value: float) -> float:
-        """The prediction at which so much is to be expected."""
-        return _follow_curve(value, self.measured, self.predicted)
-
-
-def _follow_curve(value: float, x: Sequence[float], y: Sequence[float]) -> float:
-    """Between points by a line, beyond them in proportion."""
-    if not 0 < value < math.inf:
-        return value
-    at = math.log(value)
-    # Beyond the ends nothing was measured: the last ratio holds.
-    inside = min(max(at, x[0]), x[-1])
-    return math.exp(float(np.interp(inside, x, y)) + at - inside)
 
 
 @dataclass
@@ -184,10 +149,14 @@ class PrecisionSearch:
             # A precision of a few operators says little of mixtures.
             if 2 * len(one.operators) > len(own.operators):
                 self._measure(uniform | dict.fromkeys(one.operators, one.precision.name), one.state)
+        self._settle_noise()
         choices = self._list_front()
         with self.ctx.progress("measuring mixtures", len(choices)) as task:
-            for chosen in choices:
-                self._measure(chosen)
+            while choices:
+                # Next to one that was measured, so that little is extrapolated.
+                nearest = min(choices, key=self._find_distance)
+                choices.remove(nearest)
+                self._measure(nearest)
                 task.advance()
         for _ in range(_ROUNDS):
             limits = {name: limit for name in (SIZE, TIME, NOISE) if (limit := self._predict_limit(name)) < math.inf}
@@ -197,6 +166,24 @@ class PrecisionSearch:
                 return
             with self.ctx.progress("measuring what the limits allow"):
                 self._measure(best)
+
+    def _settle_noise(self) -> None:
+        """Scale the noise of precisions so that those measured as a whole have theirs.
+
+        Rounding that goes on from what operators in front have lost makes less of 4 bits in all than of each alone.
+        """
+        own, *others = self.points
+        factor = own.measured.noise / (own.predicted.noise or math.inf)
+        program = self.program.scale_noise({one.name: factor for one in self.precisions}, factor)
+        factors = {}
+        for point in others:
+            name = next(iter(set(point.chosen.values()) - set(own.chosen.values())))
+            without = program.scale_noise({name: 0.0}, 1.0).add_costs(point.chosen).noise
+            alone = program.add_costs(point.chosen).noise - without
+            if alone:
+                factors[name] = max(point.measured.noise - without, _LEAST_NOISE * alone) / alone
+        self.program = program.scale_noise(factors, 1.0)
+        self.points = [replace(point, predicted=self.program.add_costs(point.chosen)) for point in self.points]
 
     def choose_point(self) -> _Point:
         """The best that keeps the limits; the nearest to them where none does."""
@@ -217,9 +204,8 @@ class PrecisionSearch:
 
     def _miss(self, point: _Point) -> float:
         """How far the furthest limit is missed, as a ratio."""
-        misses: list[float] = [
-            getattr(point.measured, name) / getattr(self.limits, name) for name in (SIZE, TIME, NOISE)
-        ]
+        misses: list[float] = [getattr(point.measured, name) / getattr(self.limits, name) for name in (SIZE, TIME)]
+        misses.append(point.sure / self.limits.noise)
         # A metric has no unit: any loss counts more than a limit that is kept.
         if not math.isnan(point.metric) and point.metric < self.limits.metric:
             misses.append(1 + self.limits.metric - point.metric)
@@ -271,12 +257,17 @@ class PrecisionSearch:
         least, most = (getattr(self.program.add_costs(chosen or {}), swept) for chosen in ends)
         found: list[dict[str, str]] = []
         count = self.ctx.config.search.points
-        # The accurate ones first: what is known of them tells most of the next.
-        for k in reversed(range(count)):
+        for k in range(count):
             chosen = self.program.solve(NOISE, {swept: least * (max(most, least) / max(least, 1e-9)) ** (k / count)})
             if chosen is not None and not self._is_known(chosen, found):
                 found.append(chosen)
         return found
+
+    def _find_distance(self, chosen: Mapping[str, str]) -> float:
+        """How far its predicted noise is from that of the nearest model that was measured, as a logarithm."""
+        noise = self.program.add_costs(chosen).noise
+        known = [point.predicted.noise for point in self.points if point.predicted.noise]
+        return min((abs(math.log(noise / one)) for one in known), default=0.0) if noise else math.inf
 
     def _is_known(self, chosen: Mapping[str, str], others: Iterable[Mapping[str, str]] = ()) -> bool:
         """True where it is one that was measured, or one of others, but for what follows."""
@@ -292,6 +283,9 @@ class PrecisionSearch:
         # All outputs must keep what is asked, so that the worst counts.
         outputs = ctx.data.judges.measure(state, plan)
         noise = max((10 ** (-output.sqnr_db / 10) for output in outputs), default=0.0)
+        # What was chosen on some samples must hold on others.
+        asked = math.isfinite(self.limits.noise)
+        sure = 10 ** (-estimate_new(ctx, state, list_judging_folds(ctx, state)) / 10) if asked else noise
         model = self._write(state)
         time = self._time(model) if self.timed else math.nan
         metric = math.nan
@@ -306,7 +300,7 @@ class PrecisionSearch:
         forecast = None
         if not whole:
             forecast = Costs(*(self._fit(name).expect_measurement(getattr(predicted, name)) for name in QUANTITIES))
-        self.points.append(_Point(chosen, predicted, forecast, measured, metric, config, state))
+        self.points.append(_Point(chosen, predicted, forecast, measured, sure, metric, config, state))
 
     def _write(self, state: PlacedState) -> ModelLike:
         """The model as it will be in its file."""
@@ -355,7 +349,12 @@ class PrecisionSearch:
         """The prediction at which a limit is just kept; inf where there is none."""
         if name == NOISE and math.isfinite(self.limits.metric):
             return self._bisect_noise()
-        return self._fit(name).find_prediction(getattr(self.limits, name))
+        if name == NOISE:
+            return Rescaling.fit_pairs((p.predicted.noise, p.sure) for p in self.points).find_prediction(
+                self.limits.noise
+            )
+        limit: float = getattr(self.limits, name)
+        return self._fit(name).find_prediction(limit)
 
     def _fit(self, name: str) -> Rescaling:
         return Rescaling.fit_pairs((getattr(p.predicted, name), getattr(p.measured, name)) for p in self.points)

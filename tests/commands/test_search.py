@@ -21,7 +21,7 @@ from onnxq.cli import cli
 from onnxq.commands.search import SearchResult
 from onnxq.errors import ConfigError
 from onnxq.evaluation.metric import MetricModel
-from onnxq.pipeline.precision_search import Rescaling
+from onnxq.passes.mixed_precision.rescaling import Rescaling
 from onnxq.report.record import read_record
 from tests.pipeline.models import EVERYTHING, images, residual
 

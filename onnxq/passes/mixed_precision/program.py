@@ -12,7 +12,7 @@ import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from onnxq.errors import MissingDependencyError
@@ -95,6 +95,19 @@ class PrecisionProgram:
         for costs in parts:
             total = total.add_other(costs)
         return total
+
+    def scale_noise(self, factors: Mapping[str, float], shared: float) -> PrecisionProgram:
+        """The programme with the noise of operators times a factor by precision, and that of shared costs by one."""
+
+        def scale(costs: Costs, factor: float) -> Costs:
+            return replace(costs, noise=costs.noise * factor)
+
+        operators = {
+            name: {one: scale(costs, factors.get(one, 1.0)) for one, costs in options.items()}
+            for name, options in self.operators.items()
+        }
+        shares = [replace(share, costs=scale(share.costs, shared)) for share in self.shared]
+        return replace(self, operators=operators, shared=shares)
 
     def solve(self, minimized: str, limits: Mapping[str, float]) -> dict[str, str] | None:
         """The precisions at which one of `QUANTITIES` is least and others are at most as given; None where none are.

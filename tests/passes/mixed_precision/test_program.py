@@ -86,6 +86,20 @@ def test_there_is_no_choice_below_the_least_size() -> None:
     assert program.solve("size", {"noise": 0}) == {"op": "float"}
 
 
+@given(program=programs(), factors=st.tuples(st.floats(0, 9), st.floats(0, 9), st.floats(0, 9)))
+def test_noise_is_scaled_by_precision(program: PrecisionProgram, factors: tuple[float, float, float]) -> None:
+    eight, four, shared = factors
+    scaled = program.scale_noise({"w8a8": eight, "w4a8": four}, shared)
+    for chosen in list_choices(program):
+        own = {"w8a8": 0.0, "w4a8": 0.0, "float": 0.0}
+        for name, one in chosen.items():
+            own[one] += program.operators[name][one].noise
+        paid = program.add_costs(chosen).noise - sum(own.values())
+        expected = eight * own["w8a8"] + four * own["w4a8"] + shared * paid
+        assert scaled.add_costs(chosen).noise == pytest.approx(expected, abs=1e-9)
+        assert scaled.add_costs(chosen).size == program.add_costs(chosen).size
+
+
 def test_the_solver_prints_nothing() -> None:
     code = "from onnxq.passes.mixed_precision.program import *; "
     code += "PrecisionProgram({'op': {'float': Costs()}}).solve('noise', {}); print('answer')"
