@@ -28,15 +28,7 @@ from onnxq.passes.assembly import build_file, build_quantized, give_types
 from onnxq.passes.base import EqualizeContext, Stage, run_stage
 from onnxq.passes.mixed_precision.candidates import list_quantized_ops
 from onnxq.passes.mixed_precision.cross_validation import estimate_new, list_judging_folds
-from onnxq.passes.mixed_precision.program import QUANTITIES, Costs, PrecisionProgram
-from onnxq.passes.mixed_precision.promotion import NAME as PROMOTION
-from onnxq.passes.mixed_precision.rescaling import Rescaling
-from onnxq.passes.state import FloatState, PlacedState
-from onnxq.passes.time_budget import Timers
-from onnxq.pipeline import check
-from onnxq.pipeline.configuration import ModelSource
-from onnxq.pipeline.finalize import Result, finalize_run
-from onnxq.pipeline.precisions import (
+from onnxq.passes.mixed_precision.precisions import (
     FLOAT,
     MeasuredPrecision,
     Precision,
@@ -45,10 +37,20 @@ from onnxq.pipeline.precisions import (
     list_precisions,
     measure_precision,
 )
+from onnxq.passes.mixed_precision.program import QUANTITIES, Costs, PrecisionProgram
+from onnxq.passes.mixed_precision.promotion import NAME as PROMOTION
+from onnxq.passes.mixed_precision.rescaling import Rescaling, bisect_noise
+from onnxq.passes.mixed_precision.search import SwitchedPlan
+from onnxq.passes.state import FloatState, PlacedState
+from onnxq.passes.time_budget import Timers
+from onnxq.pipeline import check
+from onnxq.pipeline.configuration import ModelSource
+from onnxq.pipeline.finalize import Result, finalize_run
 from onnxq.pipeline.quantize_model import calibrate_run, draft_placement, list_passes, open_context, prepare_run
 from onnxq.progress import Progress, silent
 from onnxq.report.record import FrontPoint, bound_db
 from onnxq.report.terminal import format_bytes
+from onnxq.runtime import detect_cpu
 
 # Choices made anew at the limits, after the first measurements.
 _ROUNDS = 3
@@ -140,7 +142,8 @@ class PrecisionSearch:
         measured = self._measure_precisions()
         own = measured[0]
         floats = any(precision.name == FLOAT for precision in self.precisions)
-        program = ProgramBuilder(measured, floats).build_program()
+        # On other kinds a file may differ in time, which the limit is not about.
+        program = ProgramBuilder(measured, floats, detect_cpu()).build_program()
         uniform = dict.fromkeys(program.operators, own.precision.name)
         # Notes, shapes, constants that stay float: alike in all mixtures, as far as that goes.
         rest = measure_size(self._write(own.state)) - program.add_costs(uniform).size
@@ -237,8 +240,14 @@ class PrecisionSearch:
             config_one = _add_rules(config, one.make_rules(sorted(takers)))
             with self.ctx.progress(f"quantizing to {one.name}"):
                 state = self._refine(config_one)
-            measured.append(measure_precision(self.ctx, state, one, takers))
+            measured.append(self._measure_alone(state, one, takers))
         return measured
+
+    def _measure_alone(self, state: PlacedState, precision: Precision, takers: frozenset[str]) -> MeasuredPrecision:
+        switched = SwitchedPlan(self.ctx, state, state.planned)
+        # The samples of the choice and some of the calibration: on a handful errors do not add up as they do on many.
+        floats = self.ctx.data.judges.float_outputs(state.model)
+        return measure_precision(switched, state, floats, precision, takers)
 
     def _draft(self, config: Config) -> tuple[Any, Any]:
         problem = draft_placement(self.model, self.ctx.data, config, "", identified=False)
@@ -348,7 +357,9 @@ class PrecisionSearch:
     def _predict_limit(self, name: str) -> float:
         """The prediction at which a limit is just kept; inf where there is none."""
         if name == NOISE and math.isfinite(self.limits.metric):
-            return self._bisect_noise()
+            least = self.limits.metric
+            failing = [point.predicted.noise for point in self.points if point.metric < least]
+            return bisect_noise(failing, [point.predicted.noise for point in self.points if point.metric >= least])
         if name == NOISE:
             return Rescaling.fit_pairs((p.predicted.noise, p.sure) for p in self.points).find_prediction(
                 self.limits.noise
@@ -358,19 +369,6 @@ class PrecisionSearch:
 
     def _fit(self, name: str) -> Rescaling:
         return Rescaling.fit_pairs((getattr(p.predicted, name), getattr(p.measured, name)) for p in self.points)
-
-    def _bisect_noise(self) -> float:
-        """Between the most noise at which the metric holds, and the least at which it does not."""
-        least = self.limits.metric
-        # Metrics are no smooth function of the noise: only what was measured tells.
-        failing = [point.predicted.noise for point in self.points if point.metric < least]
-        high = min(failing, default=math.inf)
-        low = max(
-            (p.predicted.noise for p in self.points if p.metric >= least and p.predicted.noise < high), default=0.0
-        )
-        if high == math.inf:
-            return math.inf
-        return math.sqrt(low * high) if low else high / 4
 
     def list_front(self, taken: _Point) -> tuple[FrontPoint, ...]:
         """All that was measured, from small to large."""

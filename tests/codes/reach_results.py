@@ -107,7 +107,6 @@ def wish_not_met(folder: Path):
 
 @reach("Q712")
 def no_model_so_small(folder: Path):
-    pytest.importorskip("highspy")
     np.savez(folder / "d.npz", **rows(16, 64))
     config = written(folder, "rules: [{op: '*', set: {quantize: true}}]\n", "c.yaml")
     return fail(

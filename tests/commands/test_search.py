@@ -25,8 +25,6 @@ from onnxq.passes.mixed_precision.rescaling import Rescaling
 from onnxq.report.record import read_record
 from tests.pipeline.models import EVERYTHING, images, residual
 
-pytest.importorskip("highspy")
-
 # Without notes, beside which the weights of a small model are little.
 QUICK = {"latency": False, "notes": "none", "points": 3, "effort": "fast"}
 LIMIT = 32_000

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import onnx
@@ -12,7 +13,8 @@ from onnxq.data import Dataset, load_data
 from onnxq.errors import OnnxqError
 from onnxq.graph import ValueInfo
 from onnxq.passes.journal import Shortage
-from onnxq.passes.mixed_precision.search import PromotionSearch
+from onnxq.passes.mixed_precision.program import PrecisionProgram
+from onnxq.passes.mixed_precision.promotion_search import PromotionSearch
 from onnxq.passes.time_budget import TimeBudget
 from onnxq.progress import OutOfTime, Progress, silent
 from tests.passes.context import Clock
@@ -80,24 +82,27 @@ def test_nothing_but_the_budget_catches_it() -> None:
     assert not issubclass(OutOfTime, OnnxqError)
 
 
-def test_promotion_keeps_the_steps_it_made() -> None:
+def test_promotion_takes_the_best_that_was_judged_in_time() -> None:
     made, clock = budget(100)
+    proposals = iter(frozenset(str(k) for k in range(count)) for count in range(1, 10))
 
-    class Search:
-        late = False
+    class Search(PromotionSearch):
+        def __init__(self) -> None:
+            self.late, self._noises, self.program = False, {}, PrecisionProgram({})  # type: ignore[misc]
 
-        @staticmethod
-        def is_expired() -> bool:
+        def is_expired(self) -> bool:
             return made.left() <= 0
 
-        def find_steps(self) -> Iterator[str]:
-            for k in range(10):
-                clock.now += 30
-                yield f"step {k}"
+        def _propose_keys(self, *_: object, **__: object) -> frozenset[str]:
+            return next(proposals)
 
-        take_steps = PromotionSearch.take_steps
-        explain_end = PromotionSearch.explain_end
+        ways: Any = SimpleNamespace(to="float")
+
+    def judge(keys: frozenset[str]) -> float:
+        clock.now += 30
+        return -abs(len(keys) - 2.0)
 
     search = Search()
-    assert list(search.take_steps()) == ["step 0", "step 1", "step 2", "step 3"]  # type: ignore[misc]
-    assert search.explain_end() == "the budget ran out"  # type: ignore[misc]
+    met = search.meet_figure(judge, 1.0)
+    assert (len(met.keys), met.holds, len(met.figures)) == (2, False, 4)
+    assert search.explain_end() == "the budget ran out"

@@ -183,7 +183,7 @@ main()
 
 
 @pytest.mark.skipif(os.name == "nt", reason="signals")
-@pytest.mark.parametrize("at", ["ready", "calibrating", "ranking", "moving"])
+@pytest.mark.parametrize("at", ["ready", "calibrating", "measuring", "moving"])
 def test_ctrl_c_leaves_nothing_behind(tmp_path: Path, at: str) -> None:
     """Stopped early and late, over an earlier result, up to the moment before the finished file takes its place."""
     onnx.save(residual(), tmp_path / "m.onnx")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any
@@ -29,20 +29,10 @@ from onnxq.planner.cut import CutProblem, PlacementCosts
 from onnxq.sites import Edge, LeftFloat, Names, Refusal, Role, Site, TensorId, Unquantized
 from onnxq.spec import QuantSpec
 
-# The network in so many segments, coarse to fine: several operators may spoil a result together.
-_SEGMENTS = (2, 4, 8, 16)
 # The cost of all operators beside that of all time: one that gains no time costs something, since int8 was asked for.
-_LEAST_COST = 0.1
+LEAST_COST = 0.1
 # From here on QuantizeLinear writes 16 bits.
 _OPSET_16 = 21
-
-
-@dataclass(frozen=True)
-class PromotionCandidate:
-    """keys: operators, or for uint16 activation sites as reports call them."""
-
-    name: str
-    keys: frozenset[str]
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,28 +49,17 @@ class Ways:
     reason: str = "promoted to float: it cost the outputs most"
     refusals: Mapping[str, Unquantized] = field(default_factory=dict)
 
-    def list_candidates(self) -> tuple[PromotionCandidate, ...]:
-        """Single operators, the operators around one tensor, and segments of the network; no two alike."""
-        candidates: dict[frozenset[str], PromotionCandidate] = {}
-        for candidate in (*self._list_single(), *self._list_segments()):
-            # Of two alike the smaller kind names it.
-            candidates.setdefault(candidate.keys, candidate)
-        return tuple(candidate for keys, candidate in candidates.items() if keys)
-
-    def _list_single(self) -> Iterable[PromotionCandidate]:
-        if self.to == UINT16:
-            for site in self.plan.sites:
-                if self._widens(site):
-                    # Sites that share a scale share its type.
-                    alike = [s for s in self.plan.sites if site.group and s.group == site.group] or [site]
-                    yield PromotionCandidate(str(site.site), frozenset(str(s.site) for s in alike))
-            return
-        for name in self._computing:
-            yield PromotionCandidate(name, frozenset([name]))
+    def list_groups(self) -> dict[str, frozenset[str]]:
+        """By name, the keys that are promoted together: operators, or for uint16 sites that share a scale."""
+        if self.to == FLOAT:
+            return {name: frozenset([name]) for name in self._computing}
+        groups: dict[str, frozenset[str]] = {}
         for site in self.plan.sites:
-            if site.role in (Role.ACTIVATION, Role.OUTPUT) and isinstance(site.site, TensorId):
-                around = self._list_touching(site.site)
-                yield PromotionCandidate(str(site.site), frozenset(around).intersection(self._computing))
+            if self._widens(site):
+                alike = [other for other in self.plan.sites if site.group and other.group == site.group] or [site]
+                keys = frozenset(str(one.site) for one in alike)
+                groups.setdefault(min(keys), keys)
+        return groups
 
     @cached_property
     def _computing(self) -> Names:
@@ -94,16 +73,6 @@ class Ways:
     def _list_touching(self, tensor: TensorId) -> list[str]:
         ops = [self.problem.ops.by_out.get(tensor), *(op for _, op in self.problem.ops.list_consumers(tensor))]
         return [op.name for op in ops if op is not None]
-
-    def _list_segments(self) -> Iterable[PromotionCandidate]:
-        names = list(self._computing)
-        if self.to == UINT16:
-            names = [str(site.site) for site in self.plan.sites if self._widens(site)]
-        for parts in _SEGMENTS:
-            size = -(-len(names) // parts)
-            for k in range(0, len(names), size) if size > 1 else ():
-                part = names[k : k + size]
-                yield PromotionCandidate(f"{part[0]} … {part[-1]}", frozenset(part))
 
     def _widens(self, site: SitePlan) -> bool:
         return site.role is Role.ACTIVATION and site.spec.bits <= 8 and not (site.spec.is_float or site.spec.dynamic)
@@ -171,7 +140,7 @@ class Ways:
         shares = [(clock(chosen) - before) / total for clock, before, total in self._clocks]
         moved = {site.site for site in self.plan.sites} - {site.site for site in plan.sites}
         weights = sum(size for site, size in self._sizes.items() if site in moved) / (sum(self._sizes.values()) or 1)
-        ops = _LEAST_COST * len(lost) / max(len(self._computing), 1)
+        ops = LEAST_COST * len(lost) / max(len(self._computing), 1)
         return max(statistics.fmean(shares), 0.0) + weights + ops
 
     @cached_property

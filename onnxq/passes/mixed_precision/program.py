@@ -12,10 +12,8 @@ import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any
-
-from onnxq.errors import MissingDependencyError
 
 # Distance from the optimum at which the solver stops, as a share of it, and nodes that it visits at most: both the same
 # on every machine, where a time limit would not be.
@@ -41,7 +39,7 @@ class Costs:
         return Costs(self.noise + other.noise, self.size + other.size, self.time + other.time)
 
 
-QUANTITIES = tuple(field.name for field in fields(Costs))
+QUANTITIES = ("noise", "size", "time")
 
 
 @dataclass(frozen=True)
@@ -110,10 +108,7 @@ class PrecisionProgram:
         return replace(self, operators=operators, shared=shares)
 
     def solve(self, minimized: str, limits: Mapping[str, float]) -> dict[str, str] | None:
-        """The precisions at which one of `QUANTITIES` is least and others are at most as given; None where none are.
-
-        Raises MissingDependencyError without HiGHS.
-        """
+        """The precisions at which one of `QUANTITIES` is least and others are at most as given; None where none are."""
         solver = _open_solver()
         chosen = {
             (name, precision): solver.addBinary() for name, options in self.operators.items() for precision in options
@@ -199,11 +194,8 @@ def _silence_stdout() -> Iterator[None]:
 
 
 def _open_solver() -> Any:
-    try:
-        import highspy
-    except ImportError as error:
-        fix = "pip install onnxq[search]"
-        raise MissingDependencyError("search", "highspy, the solver, is not installed", fix, code="Q800") from error
+    import highspy
+
     # Its releases from 1.14 on print their name as they start, and stdout is for results.
     with _silence_stdout():
         solver: Any = highspy.Highs()  # type: ignore[no-untyped-call]

@@ -1,30 +1,25 @@
-"""Promotion: the parts that cost the outputs most leave 8 bits, one after another, until the request is met.
+"""Promotion: parts that cost the outputs most leave 8 bits, as few and as cheap ones as the request takes.
 
-Ranking: the noise at the outputs that goes when a candidate is left out of the quantized model, over its cost in time
-and bytes. Sites alone, as in an isolated scan, mislead where several spoil a result together; so operators, tensors
-with all around them, and stretches are compared. Gains are measured again as the plan changes, the best first (they
-only shrink as others are promoted, so one that still leads need not be compared with the rest).
-
-For an SQNR that was asked for, all samples judge the steps, each on ranges that it had no part in, and new ones must
-have it all but surely. Then whatever is not needed for it is given back.
+The programme of precisions proposes them (`promotion_search`), by the noise of each alone and by the cost in time and
+bytes; finished plans are judged. For an SQNR that was asked for, all samples judge, each on ranges that it had no part
+in, and new ones must have it all but surely.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import replace
 
 from onnxq.backends import find_target
 from onnxq.calibrate import calibrate
 from onnxq.errors import ConfigError
-from onnxq.evaluation.metric import UINT16, AccuracyRequest, Metric, has_whole_bytes
+from onnxq.evaluation.metric import FLOAT, UINT16, AccuracyRequest, Metric, has_whole_bytes
 from onnxq.passes.assembly import build_quantized, give_types
 from onnxq.passes.base import Pass, SampledContext, Stage
 from onnxq.passes.journal import LOST_DB, Outcome, PassReport, Promotion, PromotionStep
 from onnxq.passes.judging import LIMITS, THRESHOLDS, Threshold, Trial
 from onnxq.passes.mixed_precision.cross_validation import estimate_new, list_judging_folds, split_folds, widen_ranges
-from onnxq.passes.mixed_precision.search import PromotionSearch, SearchStep
+from onnxq.passes.mixed_precision.promotion_search import PromotionSearch
 from onnxq.passes.rounding.passes import NAME as ROUNDING
 from onnxq.passes.rounding.passes import round_again
 from onnxq.passes.state import Note, PlacedState, PlacedStep
@@ -102,28 +97,21 @@ def _is_good(ctx: SampledContext, state: PlacedState) -> bool:
 
 
 def _meet_sqnr(search: PromotionSearch, wanted: float) -> PromotedPlan:
-    steps: list[SearchStep] = []
-    best = search.estimate_keys(frozenset())
-    for step in search.take_steps() if best.least_db < wanted else ():
-        steps.append(step)
-        best = search.estimate_keys(step.keys)
-        if best.least_db >= wanted:
-            steps = search.prune_steps(steps, wanted)
-            break
-    note = "" if best.least_db >= wanted else search.explain_end()
-    if steps and search.is_float(steps[-1].keys):
-        note, steps = _explain_float(search, steps), []
-    plan, account = _account_for(search, steps, search.ctx.request.describe(), note, wanted)
+    met = search.meet_figure(lambda keys: search.estimate_keys(keys).least_db, wanted)
+    note = "" if met.holds else _explain_unmet(search)
+    plan, account = _account_for(search, met.keys, search.ctx.request.describe(), note, wanted)
     return (plan, account) if note else _add_headroom(search, plan, account)
 
 
-def _explain_float(search: PromotionSearch, steps: list[SearchStep]) -> str:
-    """Why nothing is promoted where every operator would have to be: steps up to the last one before that."""
+def _explain_unmet(search: PromotionSearch) -> str:
+    """Why no promotions hold the request: with all but the one that makes least noise, how far the others are off."""
+    if search.late or search.ways.to != FLOAT:
+        return search.explain_end()
     note = "only the float model is sure to hold this"
-    partial = [step for step in steps if not search.is_float(step.keys)]
+    partial = search.leave_quietest()
     if not partial:
         return note
-    reached, lost = search.estimate_keys(partial[-1].keys), len(search.list_promoted(partial[-1].keys))
+    reached, lost = search.estimate_keys(partial), len(search.list_promoted(partial))
     figure = f"{reached.sqnr_db:.1f} ± {reached.spread_db:.1f} dB"
     return f"{note}: with {lost} of {search.count} operators in float the others leave {figure}"
 
@@ -146,66 +134,41 @@ def _add_headroom(search: PromotionSearch, plan: Plan, account: Promotion) -> Pr
 
 def _mend_lost(search: PromotionSearch) -> PromotedPlan:
     most = max(1, search.count // LIMITS[NAME].one_of)
-    steps: list[SearchStep] = []
-    likely = -math.inf
-    for step in search.take_steps():
-        steps.append(step)
-        # The figure of a step beyond does not count: so much in float is no int8 model.
-        if len(search.list_promoted(step.keys)) > most:
-            break
-        likely = step.errors.likely_db()
-        if likely >= LOST_DB:
-            break
+    met = search.meet_figure(lambda keys: search.judge_keys(keys).likely_db(), LOST_DB)
     request = f"no output below {LOST_DB:g} dB (the default)"
-    if likely >= LOST_DB:
-        return _account_for(search, steps, request, "", LOST_DB)
+    # So much in float is no int8 model.
+    if met.holds and len(search.list_promoted(met.keys)) <= most:
+        return _account_for(search, met.keys, request, "", LOST_DB)
     note = "nothing helps"
-    if steps:
-        blamed = ", ".join(step.name for step in steps[:3])
+    if len(met.figures) > 1:
+        parts = search.rank_parts(max(met.figures, key=len))
+        blamed = ", ".join([name for part in parts for name in part][:3])
         note = f"half of the operators in float would not do; most is lost at {blamed}"
-    return _account_for(search, [], request, note, LOST_DB)
+    return _account_for(search, frozenset(), request, note, LOST_DB)
 
 
 def _meet_metric(search: PromotionSearch, request: AccuracyRequest, metric: Metric) -> PromotedPlan:
-    """Steps by SQNR; the metric looked at after 1, 2, 4, … of them, then halfway between the last two."""
+    """A metric may take minutes, and is asked as seldom as can be."""
     ctx, state = search.ctx, search.state
     optimize, threads = find_target(state.planned.target).times_itself, ctx.config.verify.threads
     least = request.max_drop.least(request.float_value)
-    values: dict[int, float] = {}
-    steps: list[SearchStep] = []
-    more = search.take_steps()
 
-    def run_metric(count: int) -> float:
-        if count not in values:
-            with ctx.progress(f"running {metric.name} with {count} promoted"):
-                model = build_quantized(state, search.finish_plan(steps[count - 1].keys if count else frozenset()))
-                values[count] = metric(give_types(state, model), optimize=optimize, threads=threads)
-        return values[count]
+    def run_metric(keys: frozenset[str]) -> float:
+        with ctx.progress(f"running {metric.name} with {len(search.list_promoted(keys))} promoted"):
+            model = build_quantized(state, search.finish_plan(keys))
+            return metric(give_types(state, model), optimize=optimize, threads=threads)
 
-    # A metric may take minutes, so it is asked as seldom as can be: by doubling, then by halving what lies between.
-    low, high, jump = -1, 0, 1
-    while run_metric(high) < least and not search.is_expired():
-        low = high
-        steps += [step for step, _ in zip(more, range(jump), strict=False)]
-        if len(steps) == high:
-            break
-        high, jump = len(steps), 2 * jump
-    met = values[high] >= least
-    while met and high - low > 1 and not search.is_expired():
-        middle = (low + high) // 2
-        low, high = (low, middle) if run_metric(middle) >= least else (middle, high)
-    note = "" if met else search.explain_end()
-    if high and search.is_float(steps[high - 1].keys):
-        met, high, note = False, 0, "only the float model holds this"
-    plan, account = _account_for(search, steps[:high], request.describe(), note, least)
-    return plan, replace(account, unit=request.unit, met=met, value=values[high], float_value=request.float_value)
+    met = search.meet_figure(run_metric, least, smooth=False)
+    unmet = search.explain_end() if search.late or search.ways.to != FLOAT else "only the float model holds this"
+    note = "" if met.holds else unmet
+    plan, account = _account_for(search, met.keys, request.describe(), note, least)
+    value = met.figures[met.keys]
+    return plan, replace(account, unit=request.unit, met=met.holds, value=value, float_value=request.float_value)
 
 
-def _account_for(
-    search: PromotionSearch, steps: Sequence[SearchStep], asked: str, note: str, least: float
-) -> PromotedPlan:
-    """The plan after these steps, and the account; whether the request is met is for the finished model to say."""
-    keys = steps[-1].keys if steps else frozenset()
+def _account_for(search: PromotionSearch, keys: frozenset[str], asked: str, note: str, least: float) -> PromotedPlan:
+    """The plan with these promotions, and the account; whether the request is met is for the finished model to say."""
+    steps = search.list_steps(keys)
     promoted = []
     for step in steps:
         entry = PromotionStep(name=step.name, to=search.ways.to, nodes=step.nodes, before=step.before, after=step.after)

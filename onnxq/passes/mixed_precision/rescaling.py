@@ -54,3 +54,15 @@ def _follow_curve(value: float, x: Sequence[float], y: Sequence[float]) -> float
     # Beyond the ends nothing was measured: the last ratio holds.
     inside = min(max(at, x[0]), x[-1])
     return math.exp(float(np.interp(inside, x, y)) + at - inside)
+
+
+def bisect_noise(failing: Sequence[float], holding: Sequence[float]) -> float:
+    """A prediction between the least at which something fails and the most below at which it holds.
+
+    For figures that are no smooth function of the noise. Infinite where nothing fails.
+    """
+    high = min(failing, default=math.inf)
+    low = max((noise for noise in holding if noise < high), default=0.0)
+    if high == math.inf:
+        return math.inf
+    return math.sqrt(low * high) if low else high / 4

@@ -75,29 +75,15 @@ def test_an_operator_without_a_weight_computes_in_integers_with_all_its_activati
     assert list_quantized_ops(problem, first) == ()
 
 
-def test_candidates_are_operators_tensors_and_stretches_no_two_alike(floats):
-    assert {one.name: "".join(sorted(one.keys)) for one in floats.list_candidates()} == {
-        "a": "a", "b": "b", "c": "c", "y": "y",
-        # The operators that make or read one tensor; those of x, s and y are single ones already.
-        "r": "ab", "q": "bc",
-        # Halves of the network; the first one is r's.
-        "c … y": "cy",
-    }  # fmt: skip
-
-
-def test_for_uint16_candidates_are_sites_and_stretches_of_them(wide):
-    assert {one.name: "".join(sorted(one.keys)) for one in wide.list_candidates()} == {
-        "x": "x", "r": "r", "q": "q", "c": "c", "s": "s",
-        # Halves and quarters of five.
-        "x … q": "qrx", "c … s": "cs", "x … r": "rx", "q … c": "cq",
-    }  # fmt: skip
+def test_operators_are_promoted_one_by_one_and_for_uint16_sites(floats, wide):
+    assert floats.list_groups() == {name: {name} for name in "abcy"}
+    assert wide.list_groups() == {name: {name} for name in "xrqcs"}
 
 
 def test_sites_that_share_a_scale_are_widened_together(problem, plan):
     grouped = tuple(replace(site, group="g") if str(site.site) in "rc" else site for site in plan.sites)
-    names = {one.name: set(one.keys) for one in Ways(problem, replace(plan, sites=grouped), UINT16).list_candidates()}
-    assert names["r"] == {"r", "c"}
-    assert names["q"] == {"q"}
+    groups = Ways(problem, replace(plan, sites=grouped), UINT16).list_groups()
+    assert groups == {"x": {"x"}, "c": {"r", "c"}, "q": {"q"}, "s": {"s"}}
 
 
 @pytest.mark.parametrize("name", ["a", "b", "c", "y"])

@@ -19,8 +19,6 @@ from onnxq.passes.mixed_precision.program import (
     SharedCosts,
 )
 
-pytest.importorskip("highspy")
-
 PRECISIONS = ("float", "w8a8", "w4a8")
 INTEGERS = frozenset(PRECISIONS[1:])
 # Noise spans decades, as it does between 4 and 8 bits.

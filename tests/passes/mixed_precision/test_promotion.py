@@ -308,7 +308,7 @@ def test_where_half_of_the_operators_would_not_do_nothing_is_and_the_blame_is_to
     account = account_of(done)
     assert not account.met
     assert account.steps == ()
-    assert "half of the operators in float would not do; most is lost at t1" in account.note
+    assert "half of the operators in float would not do; most is lost at t2/Conv, t1/Conv" in account.note
     assert len(done.plan.sites) == len(unhappy(3, skip=(*BALANCED.skip, "promotion")).plan.sites)
 
 

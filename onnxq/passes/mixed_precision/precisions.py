@@ -9,7 +9,7 @@ places by.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -19,7 +19,7 @@ import numpy as np
 from onnxq.backends import Output, Target, find_target, list_costs
 from onnxq.config import Config, Rule, RuleSet, TensorConfig
 from onnxq.errors import ConfigError
-from onnxq.passes.base import SampledContext
+from onnxq.evaluation.compare import FloatOutputs
 from onnxq.passes.mixed_precision.candidates import find_integer_ops, list_quantized_ops
 from onnxq.passes.mixed_precision.program import Condition, Costs, Implication, PrecisionProgram, SharedCosts
 from onnxq.passes.mixed_precision.search import SwitchedPlan
@@ -29,7 +29,6 @@ from onnxq.planner import OnnxPlacement
 from onnxq.planner.cut import CutProblem, PlacementCosts, add_costs
 from onnxq.planner.problem import QuantizableOp
 from onnxq.planner.sums import read_constant
-from onnxq.runtime import detect_cpu
 from onnxq.sites import Role
 
 FLOAT = "float"
@@ -167,10 +166,9 @@ def find_takers(problem: OnnxPlacement, before: Plan, after: Plan, precision: Pr
 
 
 def measure_precision(
-    ctx: SampledContext, state: PlacedState, precision: Precision, operators: frozenset[str]
+    switched: SwitchedPlan, state: PlacedState, floats: FloatOutputs, precision: Precision, operators: Collection[str]
 ) -> MeasuredPrecision:
-    """Round each weight, and each tensor, of a finished plan alone."""
-    switched = SwitchedPlan(ctx, state, state.planned)
+    """Round each weight, and each tensor, of a finished plan alone. floats: answers on the samples for that."""
     pairs = switched.list_pairs(*_ACTIVATIONS) if not precision.weights else []
     # Tensors of a precision with other weights are those of the configuration's own.
     constants: dict[str, list[Any]] = {name: [] for name in sorted(operators)}
@@ -179,13 +177,11 @@ def measure_precision(
             if name in constants and not precision.activations:
                 constants[name].append(switch)
     settings = [*(frozenset([pair]) for pair in pairs), *map(frozenset, constants.values())]
-    # Those of the choice and some of the calibration: on a handful errors do not add up as they do on many.
-    floats = ctx.data.judges.float_outputs(state.model)
     errors = switched.measure_settings(settings, floats, f"measuring {precision.name}")
     noises = [error.noise() for error in errors]
     return MeasuredPrecision(
         precision,
-        operators,
+        frozenset(operators),
         state,
         weights=dict(zip(constants, noises[len(pairs) :], strict=True)),
         tensors={pair.site: noise for pair, noise in zip(pairs, noises, strict=False)},
@@ -196,11 +192,12 @@ def measure_precision(
 class ProgramBuilder:
     """Makes the programme of measured precisions, of which the first is the configuration's own.
 
-    floats: float is one of the choices.
+    floats: float is one of the choices. cpu: the kind of CPU, or "any", that times are those of.
     """
 
     measured: Sequence[MeasuredPrecision]
     floats: bool = True
+    cpu: str = "any"
 
     @cached_property
     def own(self) -> MeasuredPrecision:
@@ -283,10 +280,9 @@ class ProgramBuilder:
         return self._predict_costs(frozenset(self.own.operators))
 
     def _predict_costs(self, apart: frozenset[str]) -> PlacementCosts:
-        """On this kind of CPU; the mean of engines where there are several."""
+        """The mean of kinds of CPU, and of engines, where there are several."""
         cut = CutProblem(self.problem.ops, self.engine.dynamic, apart)
-        # Of other kinds a file may differ in time, which the limit is not about.
-        tables = list_costs(self.engine, detect_cpu())
+        tables = list_costs(self.engine, self.cpu)
         return add_costs([(cut.compute_costs(table), 1 / len(tables)) for table in tables.values()])
 
     def _count_float_bytes(self, op: QuantizableOp) -> float:

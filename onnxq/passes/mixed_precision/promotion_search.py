@@ -1,0 +1,326 @@
+"""Operators that leave integers for a request: the cheapest promotions at a noise, by the programme of precisions.
+
+Each weight and each tensor is rounded alone, and the programme adds that noise up. How far that is from what all of
+them make together a curve through the plans that were judged tells, and a next plan is proposed, until the cheapest
+that holds was judged. Operators go to float; for uint16 it is tensors that get more bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import takewhile
+
+import numpy as np
+
+from onnxq.backends import find_target
+from onnxq.evaluation.compare import Estimate, FloatOutputs, ModelErrors
+from onnxq.evaluation.metric import FLOAT
+from onnxq.evaluation.trials import TRIAL_PIECES, TrialModel, measure_models
+from onnxq.passes.assembly import build_quantized
+from onnxq.passes.base import SampledContext
+from onnxq.passes.judging import LIMITS
+from onnxq.passes.mixed_precision.candidates import LEAST_COST, Ways, calibrate_missing, list_quantized_ops
+from onnxq.passes.mixed_precision.cross_validation import Fold, find_optimism
+from onnxq.passes.mixed_precision.float_parts import has_attention_rules
+from onnxq.passes.mixed_precision.precisions import Precision, ProgramBuilder, measure_precision
+from onnxq.passes.mixed_precision.program import Condition, Costs, Implication, PrecisionProgram
+from onnxq.passes.mixed_precision.rescaling import Rescaling, bisect_noise
+from onnxq.passes.mixed_precision.search import SwitchedPlan, take_paying
+from onnxq.passes.state import PlacedState
+from onnxq.plan import Plan
+from onnxq.progress import OutOfTime
+from onnxq.sites import Names
+
+# Further than this from what the file says, and rounding is not the reason.
+_APART_DB = 1.0
+# Plans that are judged for a request, and steps that their account has, at most.
+_ROUNDS, _STEPS = 8, 8
+_KEPT = "integers"
+# Noise of nothing, where logarithms are taken. Proposals up to what failed.
+_LEAST_NOISE, _BETWEEN = 1e-12, 6
+
+
+@dataclass(frozen=True)
+class SearchStep:
+    """The promotions so far: keys, the last addition, dB before and after it, the errors after it."""
+
+    keys: frozenset[str]
+    name: str
+    nodes: Names
+    before: float
+    after: float
+    errors: ModelErrors
+
+
+@dataclass(frozen=True, eq=False)
+class _ScoredSamples:
+    """Samples that promotions are measured on. switched: the plan on them. fold: they are one, with its own ranges."""
+
+    floats: FloatOutputs
+    switched: SwitchedPlan
+    fold: Fold | None = None
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """Promotions for a request, whether they hold it, and the figures of all that were judged."""
+
+    keys: frozenset[str]
+    holds: bool
+    figures: Mapping[frozenset[str], float]
+
+
+class PromotionSearch:
+    """Plans with promotions, judged by one toggled model; by finished models where the engine answers otherwise.
+
+    folds: the samples that judge, each fold on the ranges of the others; none: those for validation do.
+    as_run: ONNX Runtime's outputs with its optimizations on are worse than the file's own arithmetic, so plans are
+    judged by these. That costs a model each, where a toggled model costs a run.
+    """
+
+    def __init__(self, ctx: SampledContext, state: PlacedState, to: str, folds: Sequence[Fold] = ()) -> None:
+        plan = state.planned
+        self.ctx, self.state, self.folds = ctx, state, folds
+        self.ways = Ways(state.problem, plan, to, has_attention_rules(ctx, state))
+        self.count = len(list_quantized_ops(state.problem, plan))
+        self.late = False
+        self._switched = SwitchedPlan(ctx, state, plan)
+        self._validation = _ScoredSamples(ctx.data.judge.float_outputs(state.model), self._switched)
+        self._plans: dict[frozenset[str], Plan] = {}
+        self._errors: dict[frozenset[str], ModelErrors] = {}
+        # As the programme adds it up, by promotions that it proposed.
+        self._noises: dict[frozenset[str], float] = {}
+        self.as_run = False
+        if find_target(plan.target).times_itself:
+            (written,) = self._measure_keys([frozenset()], self._validation, "judging")
+            self.as_run = True
+            (run,) = self._measure_keys([frozenset()], self._validation, "judging")
+            self.as_run = run.worst_db() < written.worst_db() - _APART_DB
+
+    @cached_property
+    def judges(self) -> list[_ScoredSamples]:
+        """The samples that judge, each with the plan on its ranges."""
+        judges = []
+        for fold in self.folds:
+            plan = fold.narrow_ranges(self.state.model, self.ways.plan)
+            same = plan is self.ways.plan or self.as_run
+            switched = self._switched if same else SwitchedPlan(self.ctx, self.state, plan)
+            floats = FloatOutputs(self.state.model, fold.samples, threads=self.ctx.config.verify.threads)
+            judges.append(_ScoredSamples(floats, switched, fold))
+        return judges or [self._validation]
+
+    def place_keys(self, keys: frozenset[str]) -> Plan:
+        """The plan with these promoted, new sites without qparams."""
+        if keys not in self._plans:
+            self._plans[keys] = self.ways.promote_steadily(keys)
+        return self._plans[keys]
+
+    def finish_plan(self, keys: frozenset[str]) -> Plan:
+        """The calibrated plan with these promoted."""
+        return calibrate_missing(self.ctx, self.state, self.place_keys(keys))
+
+    def list_promoted(self, keys: frozenset[str]) -> Names:
+        """Operators that are promoted with these keys."""
+        return self.ways.list_promoted(self.place_keys(keys))
+
+    def is_expired(self) -> bool:
+        """True when there is no time for another step."""
+        return self.ctx.budget.left() <= 0
+
+    def is_float(self, keys: frozenset[str]) -> bool:
+        """True where nothing is left in integers with these promoted: no operator, and no table that is looked up."""
+        return self.ways.to == FLOAT and not self.place_keys(keys).sites
+
+    def judge_keys(self, keys: frozenset[str]) -> ModelErrors:
+        """The errors on the samples for judging."""
+        if keys not in self._errors:
+            errors = self._errors[keys] = ModelErrors()
+            for samples in self.judges:
+                errors.merge(self._measure_keys([keys], samples, "judging")[0])
+        return self._errors[keys]
+
+    def estimate_keys(self, keys: frozenset[str]) -> Estimate:
+        """The SQNR of new samples with these promoted."""
+        return self.judge_keys(keys).estimate(find_optimism(self.state))
+
+    @cached_property
+    def program(self) -> PrecisionProgram:
+        """Promotions as a programme, whose time is their cost: shares of time, bytes of weights and operators."""
+        ctx, state = self.ctx, self.state
+        samples = ctx.data.calibration.take(LIMITS["promotion"].samples, ctx.config.data.seed)
+        answers = FloatOutputs(state.model, samples, threads=ctx.config.verify.threads)
+        names = list_quantized_ops(state.problem, self.ways.plan)
+        own = measure_precision(self._switched, state, answers, Precision(_KEPT), names)
+        if self.ways.to != FLOAT:
+            groups = {name: sum(own.tensors.get(key, 0.0) for key in keys) for name, keys in self._groups.items()}
+            one = Costs(time=1.0)
+            return PrecisionProgram({name: {self.ways.to: one, _KEPT: Costs(n)} for name, n in groups.items()})
+        program = _weigh_costs(ProgramBuilder([own], cpu=ctx.config.cpu).build_program(), len(names))
+        # The float model is there already: behind all others in float the last is not.
+        floats = tuple(Condition(name, frozenset([FLOAT])) for name in names[:-1])
+        ties = (Implication(floats, Condition(name, frozenset([_KEPT]))) for name in names[-1:])
+        return replace(program, ties=(*program.ties, *ties))
+
+    @cached_property
+    def _groups(self) -> Mapping[str, frozenset[str]]:
+        """The keys that are promoted together, by the name that the programme has for them."""
+        return self.ways.list_groups()
+
+    def find_keys(self, noise: float) -> frozenset[str]:
+        """The cheapest promotions that leave at most so much noise, as the programme adds it up; all where none do."""
+        chosen = self.program.solve("time", {"noise": noise}) or dict.fromkeys(self.program.operators, self.ways.to)
+        keys = self._join_groups(name for name in self._groups if chosen[name] == self.ways.to)
+        if self.ways.to == FLOAT:
+            # Others may not pay beside them, and choices that differ by these are one.
+            keys |= frozenset(self.list_promoted(keys))
+        self._noises.setdefault(keys, self.program.add_costs(chosen).noise)
+        return keys
+
+    def meet_figure(self, judge: Callable[[frozenset[str]], float], wanted: float, *, smooth: bool = True) -> Meeting:
+        """Promotions with which `judge` is at least `wanted`, the cheapest that were judged.
+
+        Where none are and time is out, or tensors have 16 bits at most, the best; else none, as only float is left.
+        smooth: the figure is in dB. Another one has no unit, and tells only whether it holds.
+        """
+        figures = {frozenset[str](): judge(frozenset())}
+        try:
+            for _ in range(_ROUNDS):
+                if figures[frozenset()] >= wanted:
+                    break
+                if self.is_expired():
+                    raise OutOfTime
+                keys = self._propose_keys(figures, wanted, smooth=smooth)
+                if keys is None:
+                    break
+                figures[keys] = judge(keys)
+        except OutOfTime:
+            self.late = True
+        holding = [keys for keys, figure in figures.items() if figure >= wanted]
+        if not holding:
+            partial = self.late or self.ways.to != FLOAT
+            return Meeting(max(figures, key=lambda keys: figures[keys]) if partial else frozenset(), False, figures)
+        cheapest = min(holding, key=lambda keys: self.ways.measure_cost(self.place_keys(keys)))
+        if not smooth:
+            return Meeting(cheapest, True, figures)
+        # Some are faster in float, and were not needed.
+        quiet = [self._join_groups(part) for part in reversed(self.rank_parts(cheapest))][:_ROUNDS]
+        in_time = takewhile(lambda _: not self.is_expired(), quiet)
+        needed = take_paying(cheapest, in_time, lambda keys: judge(keys) >= wanted, frozenset.difference)
+        return Meeting(needed, True, figures)
+
+    def _propose_keys(
+        self, figures: Mapping[frozenset[str], float], wanted: float, *, smooth: bool
+    ) -> frozenset[str] | None:
+        """The next to judge; None where all there is to know is known, or only float is left."""
+        kept = dict.fromkeys(self.program.operators, _KEPT)
+        self._noises[frozenset()] = self.program.add_costs(kept).noise
+        known = {keys: (self._noises[keys], figure) for keys, figure in figures.items()}
+        # That of all in integers at least.
+        failing = [noise for noise, figure in known.values() if figure < wanted]
+        if smooth:
+            curve = Rescaling.fit_pairs((noise, 10 ** (-figure / 10)) for noise, figure in known.values())
+            limit = curve.find_prediction(10 ** (-wanted / 10))
+        else:
+            limit = bisect_noise(failing, [noise for noise, figure in known.values() if figure >= wanted])
+        # Where that is the float model, or known, something between may do.
+        low, high = max(limit, _LEAST_NOISE), max(min(failing), _LEAST_NOISE)
+        for noise in np.geomspace(low, high, _BETWEEN, endpoint=False).tolist():
+            keys = self.find_keys(noise)
+            if keys not in figures and not self.is_float(keys):
+                return keys
+        return None
+
+    def list_steps(self, keys: frozenset[str]) -> list[SearchStep]:
+        """These promotions one after another, those that make most noise first, with the dB before and after each."""
+        parts = self.rank_parts(keys)
+        size = max(1, -(-len(parts) // _STEPS))
+        steps: list[SearchStep] = []
+        for k in range(0, len(parts), size):
+            names = [name for part in parts[k : k + size] for name in part]
+            before = steps[-1].keys if steps else frozenset()
+            wider = before | self._join_groups(names)
+            more = self._list_more(before, wider)
+            if not more:
+                continue
+            name = names[0] if len(names) == 1 else f"{names[0]} … {names[-1]}"
+            db, errors = self.judge_keys(before).worst_db(), self.judge_keys(wider)
+            steps.append(SearchStep(wider, name, more, db, errors.worst_db(), errors))
+        return steps
+
+    def leave_quietest(self) -> frozenset[str]:
+        """All but what makes least noise, with which something is left in integers."""
+        parts = self.rank_parts(frozenset().union(*self._groups.values()))
+        names = [name for part in parts for name in part]
+        while names and self.is_float(self._join_groups(names)):
+            names.pop()
+        return self._join_groups(names)
+
+    def _join_groups(self, names: Iterable[str]) -> frozenset[str]:
+        return frozenset().union(*(self._groups[name] for name in names))
+
+    def rank_parts(self, keys: frozenset[str]) -> list[list[str]]:
+        """The names of what is promoted with these keys, the noisiest first: all around a tensor together."""
+        left = dict.fromkeys(name for name, group in self._groups.items() if group <= keys)
+        noises: list[tuple[Names, float]] = [
+            ((name,), options[_KEPT].noise) for name, options in self.program.operators.items()
+        ]
+        for shared in self.program.shared:
+            around = tuple(one.operator for one in shared.any_of if one.operator in self._groups)
+            # As long as one of them computes in integers, the tensor is rounded.
+            if shared.costs.noise and left.keys() >= set(around):
+                noises.append((around, shared.costs.noise))
+        parts = []
+        for names, _ in sorted(noises, key=lambda entry: -entry[1]):
+            part = [name for name in names if name in left]
+            for name in part:
+                del left[name]
+            if part:
+                parts.append(part)
+        return parts
+
+    def explain_end(self) -> str:
+        """Why there are no more steps."""
+        return "the budget ran out" if self.late or self.is_expired() else "everything that could be promoted was"
+
+    def _list_more(self, keys: frozenset[str], wider: frozenset[str]) -> tuple[str, ...]:
+        """Operators that are promoted with the wider keys only."""
+        before = set(self.list_promoted(keys))
+        return tuple(name for name in self.list_promoted(wider) if name not in before)
+
+    def _measure_keys(self, settings: list[frozenset[str]], samples: _ScoredSamples, title: str) -> list[ModelErrors]:
+        """Errors with these promoted: of switched pairs, as the file says, or of finished models, as users run them."""
+        if not self.as_run:
+            toggled = samples.switched.toggled
+            chosen = [self.ways.choose_switches(toggled, self.place_keys(keys)) for keys in settings]
+            return samples.switched.measure_settings(chosen, samples.floats, title)
+        models = (self._finish_trial(keys, samples.fold) for keys in settings)
+        with self.ctx.progress(title, len(settings) * len(samples.floats.samples)) as task:
+            # Each by one worker where there are several to be shared out.
+            pieces = max(1, TRIAL_PIECES // len(settings))
+            return measure_models(models, samples.floats, self.ctx.crew, task, pieces=pieces)
+
+    def _finish_trial(self, keys: frozenset[str], fold: Fold | None) -> TrialModel:
+        plan = self.finish_plan(keys)
+        if fold is not None:
+            plan = fold.narrow_ranges(self.state.model, plan)
+        return TrialModel(build_quantized(self.state, plan), optimize=True, threads=self.ctx.config.verify.threads)
+
+
+def _weigh_costs(program: PrecisionProgram, count: int) -> PrecisionProgram:
+    """The programme with one cost, in `time`: of `count` operators, all time in float, and all bytes of weights."""
+    integers, floats = (program.add_costs(dict.fromkeys(program.operators, one)) for one in (_KEPT, FLOAT))
+    time, size = floats.time or 1.0, floats.size - integers.size or 1.0
+
+    def weigh(costs: Costs) -> Costs:
+        return Costs(costs.noise, 0.0, costs.time / time + costs.size / size)
+
+    each = LEAST_COST / max(count, 1)
+    operators = {}
+    for name, options in program.operators.items():
+        kept, left = weigh(options[_KEPT]), weigh(options[FLOAT])
+        # One that gains time in float is no bargain for it.
+        operators[name] = {_KEPT: kept, FLOAT: replace(left, time=max(left.time, kept.time) + each)}
+    shared = [replace(share, costs=weigh(share.costs)) for share in program.shared]
+    return replace(program, operators=operators, shared=shared)
