@@ -15,6 +15,7 @@ from onnxq.passes.journal import Promotion
 from onnxq.pipeline import quantize_model
 from onnxq.pipeline.configuration import Configuration, ModelSource, Overrides, open_run
 from onnxq.pipeline.finalize import Result, write_result
+from onnxq.pipeline.record import write_run
 from onnxq.progress import Progress, silent
 from onnxq.report.columns import Text
 from onnxq.report.document import ResultFormat, Values, describe_verdict
@@ -81,12 +82,7 @@ def quantize(
         with progress("writing"):
             result = write_result(result, chosen, out, force)
         if chosen.output.report:
-            # Here, since only pages need it.
-            from onnxq.pipeline.record import describe_result, write_forms
-
-            with progress("measuring for the report"):
-                record = describe_result(model, result, data, chosen, progress)
-            write_forms(record, chosen, chosen.output.report, force)
+            write_run(model, result, data, chosen, force, progress)
         return result
 
 

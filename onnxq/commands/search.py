@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Iterator
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from onnxq.files import replace_files, write_text
 from onnxq.pipeline.configuration import Configuration, ModelSource, Overrides, open_run
 from onnxq.pipeline.finalize import Result, write_result
 from onnxq.pipeline.precision_search import search_precisions
+from onnxq.pipeline.record import write_run
 from onnxq.progress import Progress, silent
 from onnxq.report.columns import Text
 from onnxq.report.document import ResultFormat
@@ -110,13 +111,7 @@ def search(
         )
         _write_forms(found, chosen, force)
         if chosen.output.report:
-            # Here, since only pages need it.
-            from onnxq.pipeline.record import describe_result, write_forms
-
-            with progress("measuring for the report"):
-                record = describe_result(model, result, data, chosen, progress)
-            record = replace(record, front=found.front, asked=found.asked)
-            write_forms(record, chosen, chosen.output.report, force)
+            write_run(model, result, data, chosen, force, progress, front=found.front, asked=found.asked)
         return found
 
 

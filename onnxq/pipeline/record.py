@@ -96,6 +96,15 @@ def describe_result(
     )
 
 
+def write_run(
+    model: ModelSource, result: Result, data: object, config: Config, force: bool, progress: Progress, **more: Any
+) -> None:
+    """Measure and write the page of a run. more: fields of its record."""
+    with progress("measuring for the report"):
+        record = replace(describe_result(model, result, data, config, progress), **more)
+    write_forms(record, config, config.output.report, force)
+
+
 @dataclass(frozen=True, eq=False)
 class _Measured:
     """All that a record is made of."""
