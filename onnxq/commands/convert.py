@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
-from onnxq.config import Command
-from onnxq.errors import ConfigError
+import onnx
+
+from onnxq.backends import find_backend
+from onnxq.config import Command, Config, list_presets
+from onnxq.engines.prove.prove import ProveRequest, prove_model
+from onnxq.errors import ConfigError, OnnxqError
+from onnxq.files import guard_outputs
 from onnxq.graph import attach_weights, save_model
-from onnxq.graph.light import measure_size
+from onnxq.graph.light import is_large_model, measure_size
 from onnxq.pipeline.configuration import Configuration, ModelSource, Overrides, open_run
 from onnxq.pipeline.finalize import Result, write_result
-from onnxq.pipeline.retarget import Kept, MovedSite, read_quantized, retarget
+from onnxq.pipeline.quantized_source import QuantizedSource, read_quantized
+from onnxq.pipeline.retarget import Kept, MovedSite, retarget, warn_integers
 from onnxq.plan import Plan
 from onnxq.progress import Progress, silent
 from onnxq.report.columns import Text
@@ -24,20 +31,41 @@ from onnxq.report.terminal import (
     SheetRows,
     TextView,
     format_count,
+    format_counts,
     format_decibel,
     make_sheet,
     make_table,
 )
+from onnxq.spec import PerBlock
 from onnxq.wording import abbreviate, show_html
 
 FLOAT = "float"
+
+
+@dataclass(frozen=True, kw_only=True)
+class KernelTypes:
+    """The kernels of a file in the target's engine.
+
+    types: operator -> type that its nodes compute in -> how many. kernels: in all. reason: why there are none.
+    """
+
+    kernels: int = 0
+    types: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    reason: str = ""
+
+    def describe(self) -> str:
+        """One line."""
+        parts = (f"{op} {format_counts(Counter(types))}" for op, types in self.types.items())
+        return self.reason or f"{', '.join(parts)}; {self.kernels} in all"
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Conversion:
     """A converted file. result: the model, with its account. sites: where the numbers of each come from.
 
-    agreement_db: the SQNR of its worst output against the file that it came from, on so many samples.
+    agreement_db: the SQNR of its worst output against the file that it came from, on so many samples. before_db,
+    after_db: of the old file and of the new one against the network in float that the old one's weights make. engine:
+    the target's, with its kernels before and after; "" where none is installed, or asked for.
     """
 
     __repr__ = abbreviate
@@ -47,7 +75,12 @@ class Conversion:
     to: str
     sites: tuple[MovedSite, ...] = ()
     agreement_db: float | None = None
+    before_db: float | None = None
+    after_db: float | None = None
     samples: int = 0
+    engine: str = ""
+    kernels_before: KernelTypes | None = None
+    kernels_after: KernelTypes | None = None
 
     @property
     def report(self) -> Report:
@@ -80,27 +113,76 @@ def convert(
     Returns a Conversion with `.result` and, for each site, how its numbers came about.
     Raises ModelError for a file without pairs, ConfigError for a target that does not exist.
     """
-    with open_run(
-        model, config or (None if to == FLOAT else f"{to}-int8"), overrides, Command.CONVERT, out=out, force=force
-    ) as chosen:
-        if to == FLOAT:
-            return _write_float(model, out, force, progress)
-        # A file of several engines names them all.
-        if chosen.target != to:
-            cause = f"the configuration is for {chosen.target!r}"
-            raise ConfigError(f"to={to!r}", cause, "name a preset of this target, or no configuration", code="Q312")
-        done = retarget(model, data, chosen, progress=progress)
-        with progress("writing"):
-            result = write_result(done.result, chosen, out, force)
-        return Conversion(result=result, to=to, sites=done.sites, agreement_db=done.agreement_db, samples=done.samples)
+    # The configuration follows the form of the file, which so is read first.
+    with guard_outputs("" if isinstance(model, onnx.ModelProto) else model, out, force=force):
+        with progress("reading the quantized model"):
+            source = read_quantized(model)
+        if config is None and to != FLOAT:
+            config, overrides = _choose_form(source, to, overrides)
+        with open_run(model, config, overrides, Command.CONVERT, out=out, force=force) as chosen:
+            if to == FLOAT:
+                return _write_float(source, out, force)
+            # A file of several engines names them all.
+            if chosen.target != to:
+                cause = f"the configuration is for {chosen.target!r}"
+                raise ConfigError(f"to={to!r}", cause, "name a preset of this target, or no configuration", code="Q312")
+            done = retarget(source, data, chosen, progress=progress)
+            with progress("writing"):
+                result = write_result(done.result, chosen, out, force)
+            kernels = _compare_kernels(source, result, chosen, progress)
+            return Conversion(
+                result=result, to=to, sites=done.sites, agreement_db=done.agreement_db, before_db=done.before_db,
+                after_db=done.after_db, samples=done.samples, **kernels,
+            )  # fmt: skip
 
 
-def _write_float(model: ModelSource, out: str | Path | None, force: bool, progress: Progress) -> Conversion:
+def _choose_form(source: QuantizedSource, to: str, overrides: Overrides) -> tuple[str, Overrides]:
+    """The preset of a target for the form that a file has, and the overrides with its bits and blocks."""
+    mode, grains = source.mode, Counter(site.spec for site in source.existing.constants if site.spec.has_blocks)
+    if mode == "dynamic" and f"{to}-dynamic" in list_presets():
+        return f"{to}-dynamic", overrides
+    if mode != "weight-only":
+        return f"{to}-int8", overrides
+    spec = grains.most_common(1)[0][0] if grains else None
+    bits = 4 if spec is not None and spec.bits <= 4 else 8
+    preset = f"{to}-int{bits}-weights"
+    own: dict[str, Any] = {}
+    if preset not in list_presets():
+        preset, own = f"{to}-int8", {"mode": "weight-only", "weights.bits": bits}
+    if spec is not None and isinstance(spec.granularity, PerBlock):
+        own |= {"weights.granularity": "block", "weights.block_size": spec.granularity.size, "projection_bits": bits}
+    return preset, own | {key: value for key, value in (overrides or {}).items() if value is not None}
+
+
+def _compare_kernels(source: QuantizedSource, result: Result, config: Config, progress: Progress) -> dict[str, Any]:
+    """The engine of the target and the kernels that it makes of both files; {} where there is none to ask."""
+    engine = next((engine for engine in find_backend(config.target).engines if engine.installed), None)
+    if engine is None or not config.convert.kernels or is_large_model(result.light):
+        return {}
+    found = {}
+    for name, file in (("kernels_before", source.origin), ("kernels_after", result.model)):
+        request = ProveRequest(engine=engine.name, runtime=config.runtime, progress=progress)
+        found[name] = _count_kernels(file, request)
+    return {"engine": engine.describe_version(), **found}
+
+
+def _count_kernels(file: ModelSource, request: ProveRequest) -> KernelTypes:
+    try:
+        proof = prove_model(file, request)
+    except OnnxqError as error:
+        # The one file may be what the engine refuses, which is why it is converted.
+        return KernelTypes(reason=f"not built: {error.subject}: {error.cause}")
+    if not proof.built:
+        node = f"{proof.build.node}: " if proof.build.node else ""
+        return KernelTypes(reason=f"{proof.build.state}: {node}{proof.build.reason}")
+    return KernelTypes(kernels=len(proof.kernels), types=proof.by_op())
+
+
+def _write_float(source: QuantizedSource, out: str | Path | None, force: bool) -> Conversion:
     # Nothing is planned or run: the pairs are taken out, and that is all.
-    with progress("reading the quantized model"):
-        floats = read_quantized(model).floats
-    name = str(model) if isinstance(model, (str, Path)) else ""
-    report = Report(source=name, target=FLOAT, output_bytes=measure_size(floats))
+    floats = source.restore_types()
+    name = str(source.origin) if isinstance(source.origin, (str, Path)) else ""
+    report = Report(source=name, target=FLOAT, output_bytes=measure_size(floats), warnings=warn_integers(source))
     # It has no pairs, and so a plan without sites.
     result = Result(floats, Plan(target=FLOAT, model=name, topology="", weights=""), report)
     if out is not None:
@@ -127,9 +209,21 @@ def _make_rows(done: Conversion) -> SheetRows:
     # Those that a person may want to look at, one by one.
     rounded = [site for site in done.sites if site.how is Kept.ROUNDED]
     yield "rounded anew", tuple(f"{site.site}: {format_decibel(site.error_db or 0.0)}" for site in rounded)
-    if done.agreement_db is not None:
+    if done.kernels_before is not None and done.kernels_after is not None:
+        yield (
+            f"in {done.engine}",
+            (f"before: {done.kernels_before.describe()}", f"after: {done.kernels_after.describe()}"),
+        )
+    if done.agreement_db is not None and done.before_db is not None and done.after_db is not None:
         count = format_count(done.samples, "sample")
-        yield "answers", f"{format_decibel(done.agreement_db)} against the file that it came from, on {count}"
+        yield (
+            "answers",
+            (
+                f"before: {format_decibel(done.before_db)}, after: {format_decibel(done.after_db)} against the file's "
+                f"weights in float, on {count}",
+                f"{format_decibel(done.agreement_db)} against the file that it came from",
+            ),
+        )
 
 
 FORMS = {

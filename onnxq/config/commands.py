@@ -81,6 +81,15 @@ class ApplyConfig(Section):
     )
 
 
+class ConvertConfig(Section):
+    """Options of `convert`, which makes a quantized file fit another engine."""
+
+    commands: ClassVar[Command] = Command.CONVERT
+    kernels: bool = option(
+        True, "Build both files with the target's engine, where it is installed, and count their kernels by type."
+    )
+
+
 class DiffConfig(Section):
     """Options of `diff`, which compares a quantized model with its float one in several engines."""
 

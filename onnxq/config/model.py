@@ -13,6 +13,7 @@ from onnxq.config.commands import (
     AccuracyConfig,
     ApplyConfig,
     BenchConfig,
+    ConvertConfig,
     DiffConfig,
     PerplexityConfig,
     ProfileConfig,
@@ -114,23 +115,23 @@ class Config(Section):
         "qdq",
         "How block-wise weights are written: as Q/DQ pairs, or as com.microsoft.MatMulNBits, which only ONNX "
         "Runtime runs.",
-        _PLANNING | Command.IMPORT_WEIGHTS,
+        _PLANNING | Command.IMPORT_WEIGHTS | Command.CONVERT,
     )
     # 0: as the engine likes, which is float32 on the CPU; 1: float32; 4: data rounded to int8 in blocks.
     accuracy_level: Literal[0, 1, 2, 3, 4] = option(
         0,
         "How MatMulNBits computes. 0: the engine chooses; 1: float32; 2: float16; 3: bfloat16; 4: int8, faster for "
         "few tokens at a time.",
-        _PLANNING | Command.IMPORT_WEIGHTS,
+        _PLANNING | Command.IMPORT_WEIGHTS | Command.CONVERT,
     )
     # None: the target's; bfloat16 in place of float16 for a model that came in it.
     high_precision: HighPrecision | None = option(
         None,
         "The float type of operators that are not quantized. [default: float16 for TensorRT, else float32]",
-        _PLANNING,
+        _PLANNING | Command.CONVERT,
     )
     io_types: HighPrecision | None = option(
-        None, "The type of float inputs and outputs of the model. [default: their own]", _PLANNING
+        None, "The type of float inputs and outputs of the model. [default: their own]", _PLANNING | Command.CONVERT
     )
     fix: Words = option(
         (),
@@ -177,6 +178,7 @@ class Config(Section):
     report: ReportConfig = ReportConfig()
     search: SearchConfig = SearchConfig()
     bench: BenchConfig = BenchConfig()
+    convert: ConvertConfig = ConvertConfig()
     variants: VariantsConfig = VariantsConfig()
     perplexity: PerplexityConfig = PerplexityConfig()
     data: DataConfig = DataConfig()

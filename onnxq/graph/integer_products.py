@@ -2,7 +2,8 @@
 
 pairs      x -> DynamicQuantizeLinear -> DequantizeLinear -> MatMul, Gemm or LSTM, whose weight comes from a
            DequantizeLinear of stored integers
-operators  MatMulInteger(x, w) -> Cast -> Mul(., Mul(scale of x, scale of w)), as onnxruntime.quantization writes it;
+operators  MatMulInteger(x, w) -> Cast -> Mul(., Mul(scale of x, scale of w)), as onnxruntime.quantization writes it, and
+           its ConvInteger, which is read only;
            com.microsoft's DynamicQuantizeLSTM, which quantizes x by itself
 
 Both compute the same. Pairs are what plans, passes and reports know; ONNX Runtime makes the fastest kernels of the
@@ -31,6 +32,8 @@ from onnxq.graph.values import encode_tensor
 _DYNAMIC, _DEQUANTIZE, _LSTM = "DynamicQuantizeLinear", "DequantizeLinear", "DynamicQuantizeLSTM"
 _MICROSOFT = "com.microsoft"
 _BYTES = (TensorProto.INT8, TensorProto.UINT8)
+# Operators that give out sums of integers.
+_SUMS = ("MatMulInteger", "ConvInteger")
 # Endings that tools give to the names of integers; the rest is the name of the tensor that they stand for.
 _STORED = ("/quantized", "_quantized")
 # Endings of the names of constants, and of the results of DynamicQuantizeLinear.
@@ -151,7 +154,7 @@ def _write_lstm(index: GraphIndex, editor: Editor[Any], node: NodeRef, data: Nod
         values = _read_bytes(index, pair)
         scale, zero = index.input_value(pair, 1), index.input_value(pair, 2)
         assert scale is not None
-        base = f"{_name_source(pair.inputs[0])}/transposed"
+        base = f"{name_source(pair.inputs[0])}/transposed"
         zero = np.zeros(scale.shape, values.dtype) if zero is None else zero
         # The kernel packs its weights when it is made, so they must be constants in its own order of axes, with scales
         # for each direction.
@@ -192,7 +195,7 @@ class _Product:
 def _find_products(index: GraphIndex) -> Iterator[_Product]:
     for node in index.nodes:
         data = index.maker(node, 0, _DYNAMIC)
-        if node.op_type != "MatMulInteger" or data is None:
+        if node.op_type not in _SUMS or data is None:
             continue
         cast = _find_next(index, node, "Cast")
         product = _find_next(index, cast, "Mul")
@@ -232,7 +235,7 @@ def _is_stored(index: GraphIndex, node: NodeRef) -> bool:
     return True
 
 
-def _name_source(stored: str) -> str:
+def name_source(stored: str) -> str:
     """The name of the tensor that stored integers stand for."""
     for ending in _STORED:
         stored = stored.removesuffix(ending)
@@ -249,7 +252,7 @@ class _Reader:
     dequantized: dict[tuple[str, str], str] = field(default_factory=dict)
 
     def restore_product(self, product: _Product) -> None:
-        """Write a MatMul of pairs, or a Gemm where the operator's integers are transposed."""
+        """Write a Conv or MatMul of pairs, or a Gemm where the operator's integers are transposed."""
         node, out = product.node, product.product.outputs[0]
         transpose = self.index.maker(node, 1) if _is_transposed(self.index, node) else None
         stored = node.inputs[1] if transpose is None else transpose.inputs[0]
@@ -259,10 +262,9 @@ class _Reader:
         )
         for replaced in (node, product.cast, product.product):
             self.editor.remove_node(replaced.name)
-        if transpose is None:
-            self.editor.insert_node(node.scope, "MatMul", [x, weight], [out], name=node.name)
-        else:
-            self.editor.insert_node(node.scope, "Gemm", [x, weight], [out], name=node.name, attrs={"transB": 1})
+        op = "Conv" if node.op_type == "ConvInteger" else "MatMul" if transpose is None else "Gemm"
+        attrs = {"transB": 1} if op == "Gemm" else node.attrs
+        self.editor.insert_node(node.scope, op, [x, weight], [out], name=node.name, attrs=attrs)
 
     def restore_lstm(self, node: NodeRef) -> None:
         """Write an LSTM whose data and weights are pairs."""
@@ -278,7 +280,7 @@ class _Reader:
             assert values is not None
             assert scale is not None
             zero = np.zeros(scale.shape, values.dtype) if zero is None else zero
-            source = _name_source(node.inputs[k]).removesuffix("/transposed")
+            source = name_source(node.inputs[k]).removesuffix("/transposed")
             parts = (np.swapaxes(values, 1, 2), scale[0], zero[0])
             inputs[k] = self._add_dequantize(node.scope, _add_constants(self.editor, node.scope, source, parts), 1)
         self.editor.remove_node(node.name)
@@ -288,7 +290,7 @@ class _Reader:
         """The dequantized tensor of integers, scale and zero point."""
         key = scope, inputs[0]
         if key not in self.dequantized:
-            base = _name_source(inputs[0])
+            base = name_source(inputs[0])
             result = self.dequantized[key] = self.editor.fresh(f"{base}/dequantized")
             name = self.editor.fresh(f"{base}/{_DEQUANTIZE}")
             self.editor.insert_node(scope, _DEQUANTIZE, inputs, [result], name=name, attrs={"axis": axis})

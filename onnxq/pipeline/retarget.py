@@ -9,42 +9,38 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from functools import cached_property
 
 import numpy as np
-from onnx import GraphProto, NodeProto, helper, numpy_helper
 
-from onnxq.annotate import find_existing, read_model
 from onnxq.arrays import Array
 from onnxq.calibrate import calibrate
 from onnxq.config import Config
-from onnxq.emit import leave_out_notes
 from onnxq.errors import ModelError
 from onnxq.evaluation.compare import FloatOutputs
 from onnxq.evaluation.trials import TrialModel, measure_models
-from onnxq.graph import GraphIndex, ModelLike, attach_weights, get_index, inline_functions, name_nodes
-from onnxq.graph.base import LAYOUT_OPS
-from onnxq.graph.integer_products import dequantize_weights
-from onnxq.graph.light import bare_proto, copy_proto, rebuild
-from onnxq.graph.scopes import replace_items, walk_graphs
-from onnxq.numerics import clip_bounds, fake_quant, qparams_from_range
+from onnxq.graph import attach_weights
+from onnxq.graph.precision.widen import emulate_types
+from onnxq.numerics import align_qparams, clip_bounds, fake_quant, qparams_from_range, quantize
 from onnxq.passes.assembly import build_file
-from onnxq.passes.base import SampledContext
+from onnxq.passes.base import SampledContext, run_pass
 from onnxq.passes.mixed_precision.candidates import Ways, list_quantized_ops
-from onnxq.pipeline.configuration import ModelSource
+from onnxq.passes.mixed_precision.float_parts import FLOAT_TYPES
+from onnxq.pipeline import check
 from onnxq.pipeline.finalize import Result, finalize_run
 from onnxq.pipeline.quantize_model import draft_placement, open_context, prepare_run
+from onnxq.pipeline.quantized_source import QuantizedSource
 from onnxq.plan import Plan, SitePlan
-from onnxq.planner import Existing
 from onnxq.planner.sums import read_constant
 from onnxq.progress import Progress, silent
-from onnxq.sites import Edge, Refusal, Role, TensorId, Unquantized
-from onnxq.spec import PerChannel, QParams, QuantSpec
+from onnxq.sites import Caution, Cautions, Refusal, Role, Unquantized
+from onnxq.spec import PerBlock, PerChannel, QParams, QuantSpec
 
 _ORIGIN = "the file's own"
+# Names that a warning lists.
+_SHOWN = 4
 _FLOAT_REASON = "it is float in the file that it came from"
 
 
@@ -54,6 +50,7 @@ class Kept(str, Enum):
     NUMBERS = "numbers kept"
     RANGE = "range kept, in another type"
     SAMPLES = "range of the samples"
+    DYNAMIC = "computed at each run"
     INTEGERS = "integers kept"
     ROUNDED = "rounded anew"
     DERIVED = "made of its input's and its weight's"
@@ -71,112 +68,17 @@ class MovedSite:
 
 @dataclass(frozen=True, eq=False)
 class Retargeted:
-    """A file for another engine. agreement_db: of its worst output against the file that it came from."""
+    """A file for another engine. agreement_db: of its worst output against the file that it came from.
+
+    before_db, after_db: of either file against their network in float, with the weights as they were rounded.
+    """
 
     result: Result
     sites: tuple[MovedSite, ...]
     agreement_db: float
+    before_db: float
+    after_db: float
     samples: int
-
-
-@dataclass(frozen=True, eq=False)
-class QuantizedSource:
-    """A quantized file as it was read. floats: the same network in float. constants: its weights, by who reads them."""
-
-    proto: ModelLike
-    floats: ModelLike
-    existing: Existing
-
-    @cached_property
-    def constants(self) -> dict[Edge, SitePlan]:
-        """The stored weights by the inputs that read them."""
-        return {edge: site for site in self.existing.constants for edge in site.consumers or ()}
-
-
-def read_quantized(source: ModelSource) -> QuantizedSource:
-    """Read a file with Q/DQ pairs, and make its float model. Raises ModelError for one without pairs."""
-    proto = name_nodes(read_model(source).proto)
-    proto = name_nodes(inline_functions(proto)) if proto.functions else proto
-    existing = find_existing(proto)
-    if existing.view is None:
-        name = source if isinstance(source, str) else "model"
-        raise ModelError(str(name), "has no quantize/dequantize pair", "quantize it: `onnxq quantize`", code="Q125")
-    # Names stay, by which numbers are found again; the plan and the bits of the old file do not.
-    plain = dequantize_weights(leave_out_notes(proto, "names"))
-    # Without constants among them, the pairs that are left are those of activations.
-    pairs = find_existing(plain)
-    floats = plain if pairs.view is None else _make_runnable(plain, pairs)
-    return QuantizedSource(proto, floats, existing)
-
-
-# Upper bounds of the activations that exporters write as Clip: hard sigmoid, ReLU6.
-_CLIPPED = (1.0, 6.0)
-# Their values are not below zero.
-_POSITIVE = frozenset({"Relu", "Sigmoid", "HardSigmoid", "Softmax", "Abs", "Exp", "Sqrt", "Softplus"})
-_PASSING = LAYOUT_OPS | {
-    "QuantizeLinear",
-    "DequantizeLinear",
-    "MaxPool",
-    "AveragePool",
-    "GlobalAveragePool",
-    "Concat",
-    "Clip",
-    "Identity",
-}
-
-
-def _make_runnable(plain: ModelLike, pairs: Existing) -> ModelLike:
-    """The view of a model without its pairs, to be run: an Identity has one input, and what cut values off does so.
-
-    Tools drop a Relu, or a Clip, in front of a QuantizeLinear whose range begins at zero, which then computes it.
-    """
-    index = get_index(plain)
-    copy = copy_proto(bare_proto(pairs.view or plain))
-    cut: dict[TensorId, float] = {}
-    for node in index.nodes:
-        site = pairs.by_tensor.get(node.result) if node.outputs else None
-        if site is None or site.qparams is None or (site.qparams.zero_point != site.spec.qmin).any():
-            continue
-        if not _is_positive(index, node.result, cut):
-            # A bound of Clip that the range ends at; where it ends elsewhere, no value went further.
-            high, step = float(clip_bounds(site.qparams, site.spec)[1]), float(site.qparams.scale)
-            cut[node.result] = next((bound for bound in _CLIPPED if abs(high - bound) < step), math.inf)
-    highs = {tensor.name: high for tensor, high in cut.items()}
-    for _, graph in walk_graphs(copy.graph):
-        nodes = []
-        for node in graph.node:
-            if node.op_type == "Identity":
-                del node.input[1:]
-            nodes.append(node)
-            for k, name in enumerate(node.output):
-                if name in highs:
-                    # Readers of the pair read this name, as the others in the view do.
-                    node.output[k] = f"{name}/linear"
-                    nodes += _make_activation(graph, node.output[k], name, highs[name])
-        replace_items(graph.node, nodes)
-    return rebuild(pairs.view or plain, copy)
-
-
-def _make_activation(graph: GraphProto, source: str, name: str, high: float) -> Iterator[NodeProto]:
-    """A Relu, or a Clip that begins at zero."""
-    if math.isinf(high):
-        yield helper.make_node("Relu", [source], [name], f"{name}/Relu")
-        return
-    bounds = {f"{name}/low": 0.0, f"{name}/high": high}
-    for bound, value in bounds.items():
-        graph.initializer.append(numpy_helper.from_array(np.asarray(value, np.float32), bound))
-    yield helper.make_node("Clip", [source, *bounds], [name], f"{name}/Clip")
-
-
-def _is_positive(index: GraphIndex, tensor: TensorId, cut: Collection[TensorId]) -> bool:
-    """True where the network itself makes no value below zero. cut: tensors behind a Relu that is put in."""
-    maker = index.find_producer(tensor)
-    while maker is not None and maker.op_type in _PASSING:
-        bound = index.input_value(maker, 1) if maker.op_type == "Clip" else None
-        if index.find_input(maker, 0) in cut or (bound is not None and bound.min() >= 0):
-            return True
-        maker = index.maker(maker)
-    return maker is None or maker.op_type in _POSITIVE
 
 
 @dataclass(eq=False)
@@ -197,8 +99,10 @@ class _Filling:
             return self._note(site, Kept.DERIVED, site.qparams)
         if site.role is Role.WEIGHT:
             return self._fill_weight(site)
+        if site.spec.dynamic:
+            return self._note(site, Kept.DYNAMIC, None)
         known = self._find_pair(site)
-        if known is None or known.qparams is None or site.spec.dynamic:
+        if known is None or known.qparams is None:
             return self._note(site, Kept.SAMPLES, None)
         # Bit for bit, so that a file for the same engine has the same integers.
         if _have_same_type(known.spec, site.spec):
@@ -218,9 +122,14 @@ class _Filling:
         value = read_constant(self.ways.problem.index, site.site)
         if known is None or known.qparams is None or value is None:
             return self._note(site, Kept.ROUNDED, None)
-        qparams = _fit_scale(known.qparams, site.spec, value)
+        qparams = _fit_scale(known.qparams, known.spec, site.spec, value)
         if qparams is not None and np.array_equal(fake_quant(value, qparams, site.spec), value):
             return self._note(site, Kept.INTEGERS, qparams)
+        # Rewrites scale channels, as where a BatchNormalization or a factor goes into the weight.
+        codes = next((self.source.codes[edge] for edge in site.consumers or () if edge in self.source.codes), None)
+        scaled = None if qparams is None or codes is None else _scale_again(qparams, site.spec, known, codes, value)
+        if scaled is not None:
+            return self._note(site, Kept.INTEGERS, scaled)
         return self._note(site, Kept.ROUNDED, None)
 
     def _note(self, site: SitePlan, how: Kept, qparams: QParams | None) -> SitePlan:
@@ -250,20 +159,62 @@ def _have_same_type(spec: QuantSpec, other: QuantSpec) -> bool:
     return same and (spec.symmetric or not other.symmetric)
 
 
-def _fit_scale(qparams: QParams, spec: QuantSpec, value: Array) -> QParams | None:
-    """The scales of a stored weight for a spec: of one for all, one for each channel. None where they do not fit."""
-    # Blocks have no scale for each channel, and stay pairs of the file.
-    grain = spec.granularity
-    count = value.shape[grain.axis] if isinstance(grain, PerChannel) else 1
-    scale = np.asarray(qparams.scale, np.float32)
-    if scale.size == 1 and isinstance(grain, PerChannel):
-        scale = np.full(count, scale.reshape(()), np.float32)
-    elif scale.size != count:
+def _fit_scale(qparams: QParams, old: QuantSpec, spec: QuantSpec, value: Array) -> QParams | None:
+    """The numbers of a stored weight in another spec: of one scale for all, of each channel, of each block.
+
+    None where they do not fit: scales are repeated, and never joined.
+    """
+    scale, zero, shape = qparams.scale, qparams.zero_point, _shape_scales(spec, value)
+    grain, other = spec.granularity, old.granularity
+    if isinstance(other, PerBlock):
+        # Blocks of the file, cut where those of the engine are smaller.
+        if not isinstance(grain, PerBlock) or other.size % grain.size or other.axis != grain.axis:
+            return None
+        scale, zero = (np.repeat(array, other.size // grain.size, grain.axis) for array in (scale, zero))
+        scale, zero = (array[tuple(map(slice, shape))] for array in (scale, zero))
+    elif isinstance(grain, PerBlock) and isinstance(other, PerChannel):
+        scale, zero = (np.expand_dims(array, grain.axis) for array in (scale, zero))
+    try:
+        scale, zero = (
+            np.broadcast_to(array if array.size > 1 else array.reshape(()), shape) for array in (scale, zero)
+        )
+    except ValueError:
         return None
     # Unsigned symmetric integers lie around the middle of their type.
-    zero = 0 if spec.symmetric and spec.signed else spec.qmax // 2 + 1 if spec.symmetric else None
-    zeros = qparams.zero_point if zero is None else np.full(scale.shape, zero, np.int32)
-    return QParams(scale, np.broadcast_to(zeros, scale.shape).astype(np.int32), _ORIGIN)
+    middle = 0 if spec.signed else spec.qmax // 2 + 1
+    zeros = np.full(shape, middle) if spec.symmetric else zero + spec.qmin - old.qmin
+    return QParams(np.array(scale, np.float32), np.array(zeros, np.int32), _ORIGIN)
+
+
+# Of a step, that values scaled in float32 may lie beside it.
+_NEAR = 1e-3
+
+
+def _scale_again(qparams: QParams, spec: QuantSpec, known: SitePlan, codes: Array, value: Array) -> QParams | None:
+    """Other scales, with which a weight whose channels were scaled has the file's integers; None where it has not."""
+    old, levels = known.spec, codes.astype(np.float32)
+    if codes.shape != value.shape or isinstance(spec.granularity, PerBlock) or known.qparams is None:
+        return None
+    _, zero = align_qparams(known.qparams, old, codes.shape, np.float32)
+    levels -= zero
+    axes = tuple(
+        k for k in range(value.ndim) if not isinstance(spec.granularity, PerChannel) or k != spec.granularity.axis
+    )
+    squares = np.square(levels).sum(axes)
+    # A channel of zeros keeps its scale.
+    scale = np.where(squares > 0, (levels * value).sum(axes) / np.maximum(squares, 1), qparams.scale)
+    scaled = replace(qparams, scale=np.asarray(scale, np.float32))
+    steps, own = align_qparams(scaled, spec, value.shape, np.float32)
+    exact = (scale > 0).all() and (np.abs(value / steps - levels) < _NEAR).all()
+    return scaled if exact and np.array_equal(quantize(value, scaled, spec) - own, levels) else None
+
+
+def _shape_scales(spec: QuantSpec, value: Array) -> tuple[int, ...]:
+    """The shape of a weight's scales."""
+    grain = spec.granularity
+    if isinstance(grain, PerBlock):
+        return tuple(-(-size // grain.size) if k == grain.axis else size for k, size in enumerate(value.shape))
+    return (value.shape[grain.axis],) if isinstance(grain, PerChannel) else ()
 
 
 def _place_pairs(source: QuantizedSource, ways: Ways, *, sampled: bool) -> tuple[Plan, _Filling]:
@@ -299,15 +250,16 @@ def _place_pairs(source: QuantizedSource, ways: Ways, *, sampled: bool) -> tuple
         left |= set(reasons)
 
 
-def retarget(model: ModelSource, data: object, config: Config, *, progress: Progress = silent) -> Retargeted:
+def retarget(source: QuantizedSource, data: object, config: Config, *, progress: Progress = silent) -> Retargeted:
     """Make the file for the target of the configuration; see `onnxq.convert`."""
-    with progress("reading the quantized model"):
-        source = read_quantized(model)
+    model = attach_weights(source.floats)
     with open_context(model, data, config, progress) as ctx:
-        ctx, state, obstacle = prepare_run(attach_weights(source.floats), data, ctx)
+        ctx, state, obstacle = prepare_run(model, data, ctx)
         if not isinstance(ctx, SampledContext) or obstacle is not None:
             fix = "give the library of its operators"
             raise ModelError("model", "cannot be run, which placing its pairs needs", fix, code="Q125")
+        # Its floats come in float32, so that no weight is rounded to a type of the file again.
+        state = replace(state, types=source.types)
         with ctx.timers.run("plan", "planning"):
             problem = draft_placement(state, ctx.data, config, "", progress=progress)
             ways = Ways(problem, problem.default(), reason=_FLOAT_REASON)
@@ -316,15 +268,39 @@ def retarget(model: ModelSource, data: object, config: Config, *, progress: Prog
             samples = None if data is None else ctx.data.calibration
             plan = calibrate(state.model, plan, samples, batch=config.data.batch, memory_limit=ctx.memory_limit)
         placed = state.add_placement(filling.ways.problem, replace(plan, data=_describe_numbers(filling.how)))
+        placed = run_pass(FLOAT_TYPES, ctx, placed)
         with ctx.timers.run("emit", "making the quantized model"):
             quantized = build_file(placed, placed.planned, progress)
-        result = finalize_run(ctx, placed, quantized, source=model)
+        result = finalize_run(ctx, placed, quantized, source=source.origin)
+        cautions = (*warn_integers(source), *result.report.warnings)
+        result = replace(result, report=replace(result.report, warnings=cautions))
+        made = emulate_types(quantized) if check.is_narrow(placed) else quantized
         # On those that the ranges were not made of, where there are any.
-        samples = ctx.data.test
-        with progress("comparing both files", len(samples)) as task:
-            reference = FloatOutputs(source.proto, samples, threads=config.verify.threads)
-            (errors,) = measure_models([TrialModel(quantized)], reference, ctx.crew, task)
-        return Retargeted(result, filling.list_moved(plan), errors.worst_db(), len(samples))
+        samples, threads = ctx.data.test, config.verify.threads
+        with progress("comparing both files", 3 * len(samples)) as task:
+            floats = FloatOutputs(source.floats, samples, threads=threads)
+            before, after = measure_models([TrialModel(source.proto), TrialModel(made)], floats, ctx.crew, task)
+            (both,) = measure_models(
+                [TrialModel(made)], FloatOutputs(source.proto, samples, threads=threads), ctx.crew, task
+            )
+        return Retargeted(
+            result,
+            filling.list_moved(plan),
+            both.worst_db(),
+            before.worst_db(),
+            after.worst_db(),
+            len(samples),
+        )
+
+
+def warn_integers(source: QuantizedSource) -> Cautions:
+    """A warning of operators that go on computing on integers."""
+    if not source.integers:
+        return ()
+    names = ", ".join(f"{operator.node} ({operator.op})" for operator in source.integers[:_SHOWN])
+    more = len(source.integers) - _SHOWN
+    text = f"{names}{f' and {more} more' if more > 0 else ''}: computed on integers without pairs, left as it was"
+    return (Caution("W140", text),)
 
 
 def _describe_numbers(how: Mapping[str, MovedSite]) -> str:

@@ -21,11 +21,12 @@ from onnxq.annotate import inspect_model
 from onnxq.cli import cli
 from onnxq.errors import ConfigError, ModelError
 from onnxq.numerics import dequantize, quantize
-from onnxq.pipeline.retarget import Kept, _fit_scale, read_quantized
+from onnxq.pipeline.quantized_source import read_quantized
+from onnxq.pipeline.retarget import Kept, _fit_scale
 from onnxq.spec import PerChannel, QParams, QuantSpec
 from tests.pipeline.models import EVERYTHING, images, residual
 
-QUICK = {"latency": False}
+QUICK = {"latency": False, "kernels": False}
 EVERYTHING_IN_TRT = onnxq.load_config("trt-int8", {"rules": [{"op": "*", "set": {"quantize": True}}]})
 
 
@@ -51,7 +52,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         activation_type=QuantType.QUInt8,
         weight_type=QuantType.QUInt8,
     )
-    onnxq.quantize(path / "m.onnx", images(), EVERYTHING, overrides=QUICK, out=path / "q.onnx")
+    onnxq.quantize(path / "m.onnx", images(), EVERYTHING, overrides={"latency": False}, out=path / "q.onnx")
     return path
 
 
@@ -146,7 +147,7 @@ def test_what_was_float_stays_float(folder: Path, tmp_path: Path) -> None:
     rules = EVERYTHING.model_copy(
         update={"rules": (onnxq.config.Rule(op="Gemm", set={"float": True}), *EVERYTHING.rules)}  # type: ignore[attr-defined]
     )
-    onnxq.quantize(folder / "m.onnx", images(), rules, overrides=QUICK, out=tmp_path / "q.onnx")
+    onnxq.quantize(folder / "m.onnx", images(), rules, overrides={"latency": False}, out=tmp_path / "q.onnx")
     done = onnxq.convert(tmp_path / "q.onnx", "ort", config=EVERYTHING, overrides=QUICK)
     assert any("float in the file" in left.reason for left in done.report.left_float)
 
@@ -162,7 +163,7 @@ def test_what_is_wrong_is_said(folder: Path) -> None:
 
 def test_the_command_says_where_numbers_come_from(folder: Path) -> None:
     out = folder / "converted.onnx"
-    words = ["convert", str(folder / "q.onnx"), "--to", "trt", "--no-latency", "-o", str(out)]
+    words = ["convert", str(folder / "q.onnx"), "--to", "trt", "--no-latency", "--no-kernels", "-o", str(out)]
     run = CliRunner().invoke(cli, [*words, "--json"])
     assert run.exit_code == 0, run.output
     values = json.loads(run.stdout)
@@ -192,7 +193,8 @@ def test_stored_integers_survive_another_form(codes: list[int], scale: float, sh
     value = np.asarray(codes, np.float32).reshape(4, 2) * np.float32(scale)
     old = QParams(scales, np.full(scales.shape, shift, np.int32), "file")
     spec = QuantSpec(bits=8, signed=True, symmetric=True, granularity=PerChannel(0))
-    fitted = _fit_scale(old, spec, value)
+    form = QuantSpec(bits=8, signed=not unsigned, symmetric=not unsigned)
+    fitted = _fit_scale(old, form, spec, value)
     assert fitted is not None
     assert quantize(value, fitted, spec).tolist() == np.asarray(codes).reshape(4, 2).tolist()
     assert dequantize(quantize(value, fitted, spec), fitted, spec).tobytes() == value.tobytes()

@@ -24,8 +24,8 @@ from onnx import TensorProto
 from onnxq.annotate.operators import Operand, find_operands, find_saturating
 from onnxq.arrays import Floats, Integers, Mask
 from onnxq.backends.base import Data
-from onnxq.engines.saturation.as_pairs import NodeWriter, replace_integer_operators
 from onnxq.graph import Editor, GraphIndex, ModelLike, infer_shapes, name_nodes
+from onnxq.graph.integer_operators import NodeWriter, read_integer_operators
 from onnxq.sites import Refusal, Refusals, TensorId
 
 # Sums computed at a time: with 112 x 112 positions a tensor of them is 50 MB.
@@ -72,19 +72,18 @@ def emulate_saturation(proto: ModelLike, nodes: frozenset[str] | None = None) ->
     if nodes is None:
         nodes = frozenset(one.node for one in find_saturating(GraphIndex(named)) if one.saturates)
     over = nodes
-    paired, names = replace_integer_operators(named, over)
-    exact = infer_shapes(paired)
+    exact = infer_shapes(read_integer_operators(named, over))
     index, editor = GraphIndex(exact), Editor(exact)
     counters, skipped = [], []
     for operand in find_operands(index):
-        name = names.get(operand.node.name, operand.node.name)
+        name = operand.node.name
         if name not in over or not operand.over.any():
             continue
         reason = _find_obstacle(index, operand)
         if reason:
             skipped.append(Refusal(name, reason, rule="saturation", code="R114"))
         else:
-            counters.append(replace(_ExcessWriter(editor, index, operand).write(), node=name))
+            counters.append(_ExcessWriter(editor, index, operand).write())
     seen = {one.node for one in counters} | {one.subject for one in skipped}
     skipped += [Refusal(name, _UNASKED, rule="saturation", code="R114") for name in sorted(over - seen)]
     return Emulation(exact, editor.export() if counters else exact, tuple(counters), tuple(skipped))

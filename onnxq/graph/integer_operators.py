@@ -1,0 +1,245 @@
+"""Operators on stored integers, of any tool, as float operators between pairs: the same answers within rounding.
+
+QLinearConv, QGemm …    DequantizeLinear of each operand and of the int32 bias, Conv, QuantizeLinear where it writes integers
+MatMulInteger           DequantizeLinear with scale 1, MatMul, Round, Cast to int32 (float32 holds integers up to 2^24 exactly)
+Reshape, MaxPool …      on integers between pairs: DequantizeLinear, the same on floats, QuantizeLinear on the same numbers
+
+Codes, scales and zero points stay in the tensors that hold them, and a node keeps its name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from onnx import TensorProto
+
+from onnxq.graph.base import LAYOUT_OPS, NodeRef
+from onnxq.graph.convert import ensure_opset
+from onnxq.graph.editing.editor import Editor
+from onnxq.graph.index import GraphIndex
+from onnxq.graph.integer_products import name_source
+from onnxq.graph.light import M
+from onnxq.graph.names import name_nodes
+from onnxq.sites import TensorId
+
+# DequantizeLinear has an axis from here on.
+_OPSET = 13
+_DEQUANTIZE, _DYNAMIC, _QUANTIZE = "DequantizeLinear", "DynamicQuantizeLinear", "QuantizeLinear"
+# In the place of a scale: 1.
+_ONE = -1
+
+
+@dataclass(frozen=True)
+class IntegerOperator:
+    """Where an operator on integers has its parts, by the numbers of its inputs. op: the one on floats.
+
+    reads: tensor, scale and zero point of each operand; a tensor alone is read as it is. result: scale and zero point;
+    () where it is float. bias: in int32 where `result` or scales say so, else in float. repeats: the last operand does.
+    """
+
+    op: str
+    reads: tuple[tuple[int, ...], ...]
+    result: tuple[int, ...] = ()
+    bias: int | None = None
+    float_bias: bool = False
+    repeats: bool = False
+    # It quantizes its data itself, or gives out the sums of its products.
+    dynamic: bool = False
+    sums: bool = False
+
+
+_TWO = ((0, 1, 2), (3, 4, 5))
+_SUMS = ((0, _ONE, 2), (1, _ONE, 3))
+_OPERATORS: Mapping[str, IntegerOperator] = {
+    "QLinearConv": IntegerOperator("Conv", _TWO, (6, 7), bias=8),
+    "QLinearMatMul": IntegerOperator("MatMul", _TWO, (6, 7)),
+    "QGemm": IntegerOperator("Gemm", _TWO, (7, 8), bias=6),
+    "QLinearConcat": IntegerOperator("Concat", ((2, 3, 4),), (0, 1), repeats=True),
+    "QLinearWhere": IntegerOperator("Where", ((0,), (1, 2, 3), (4, 5, 6)), (7, 8)),
+    "MatMulIntegerToFloat": IntegerOperator("MatMul", ((0, 2, 4), (1, 3, 5)), bias=6, float_bias=True),
+    "DynamicQuantizeMatMul": IntegerOperator("MatMul", ((0,), (1, 2, 3)), bias=4, float_bias=True, dynamic=True),
+    "MatMulInteger": IntegerOperator("MatMul", _SUMS, sums=True),
+    "ConvInteger": IntegerOperator("Conv", _SUMS, sums=True),
+    **{f"QLinear{op}": IntegerOperator(op, _TWO, (6, 7)) for op in ("Add", "Mul")},
+    **{
+        f"QLinear{op}": IntegerOperator(op, ((0, 1, 2),), (3, 4))
+        for op in ("Sigmoid", "LeakyRelu", "Softmax", "GlobalAveragePool", "AveragePool")
+    },
+}
+SUMS = frozenset(name for name, form in _OPERATORS.items() if form.sums)
+# Attributes that the float operators do not have.
+_OWN = ("channels_last", "opset")
+_FREE_OF_ATTRIBUTES = ("Add", "MatMul", "Mul", "Sigmoid", "Where")
+# They move integers, or choose among them, which gives what floats give; a Pad has a value of its own.
+_MOVES = LAYOUT_OPS | {"MaxPool", "Slice", "Split", "Expand", "Gather", "Pad", "Resize", "DepthToSpace", "SpaceToDepth"}
+_ALSO_MOVED = {"Pad": 2}
+
+
+class NodeWriter:
+    """Writes nodes of one scope, and their constants, under names that begin with a prefix."""
+
+    def __init__(self, editor: Editor[Any], scope: str, prefix: str) -> None:
+        self.editor, self.scope, self.prefix = editor, scope, prefix
+
+    def add(self, op: str, inputs: list[str], output: str = "", *, name: str = "", **attrs: Any) -> str:
+        """A node; returns its output."""
+        made = output or self.editor.fresh(f"{self.prefix}/{op}")
+        name = name or self.editor.fresh(f"{self.prefix}/{op}/node")
+        self.editor.insert_node(self.scope, op, inputs, [made], name=name, attrs=attrs)
+        return made
+
+    def constant(self, value: Any) -> str:
+        """A new constant; returns its name."""
+        name = self.editor.fresh(f"{self.prefix}/constant")
+        return self.editor.add_initializer(self.scope, name, np.asarray(value))
+
+
+def read_integer_operators(proto: M, wanted: frozenset[str] | None = None) -> M:
+    """A copy in which operators on integers are float ones between pairs; the model itself without any.
+
+    wanted: names of nodes; by default all but those that give out sums, whose numbers stand elsewhere, and the nodes
+    that move integers, too. Raises ModelError for a model of an opset below 13 that cannot be upgraded.
+    """
+    index = GraphIndex(proto)
+    if not any(_is_wanted(node, wanted) for node in index.nodes):
+        return proto
+    proto = name_nodes(ensure_opset(proto, _OPSET))
+    index, editor = GraphIndex(proto), Editor(proto)
+    # Integers -> names of their scale and zero point.
+    numbers = _find_tables(index)
+    for node in index.nodes:
+        writer = _OperatorWriter(editor, index, node, numbers)
+        if _is_wanted(node, wanted):
+            writer.write(_OPERATORS[node.op_type])
+        elif node.op_type in (_QUANTIZE, _DYNAMIC):
+            numbers[node.result] = node.inputs[1:3] if node.op_type == _QUANTIZE else node.outputs[1:3]
+        elif wanted is None and node.is_onnx(*_MOVES) and index.find_input(node, 0) in numbers:
+            writer.move()
+    return editor.export()
+
+
+def _is_wanted(node: NodeRef, wanted: frozenset[str] | None) -> bool:
+    form = _OPERATORS.get(node.op_type)
+    # No float operator of ONNX takes channels last.
+    if form is None or node.attrs.get("channels_last", 0):
+        return False
+    return not form.sums if wanted is None else node.name in wanted
+
+
+def _find_tables(index: GraphIndex) -> dict[TensorId, tuple[str, ...]]:
+    """Constant integers that are moved before they are dequantized, as rows of a table are, with their numbers."""
+    found = {}
+    for node in index.nodes:
+        stored, scale = index.find_input(node, 0), index.input_value(node, 1)
+        origin = index.find_origin(stored, _MOVES) if node.op_type == _DEQUANTIZE else None
+        if origin != stored and origin is not None and index.is_constant(origin) and scale is not None:
+            # Those of channels lie along another axis there.
+            if scale.size == 1:
+                found[origin] = node.inputs[1:3]
+    return found
+
+
+class _OperatorWriter(NodeWriter):
+    """Writes the replacement of one node. numbers: of the integers that are known; those of its results are added."""
+
+    def __init__(
+        self, editor: Editor[Any], index: GraphIndex, node: NodeRef, numbers: dict[TensorId, tuple[str, ...]]
+    ) -> None:
+        super().__init__(editor, node.scope, node.name)
+        self.index, self.node, self.numbers = index, node, numbers
+
+    def write(self, form: IntegerOperator) -> None:
+        """Write the float operator of a form, and the pairs around it."""
+        reads = [self.inputs(read) for read in form.reads]
+        while form.repeats and len(self.node.inputs) >= 2 + 3 * (len(reads) + 1):
+            reads.append(self.inputs([2 + 3 * len(reads) + k for k in range(3)]))
+        result, bias = self.inputs(form.result), self.inputs([] if form.bias is None else [form.bias])
+        self.editor.remove_node(self.node.name)
+        if form.dynamic:
+            made = [self.editor.fresh(f"{self.node.name}/{part}") for part in ("quantized", "scale", "zero_point")]
+            name = self.editor.fresh(f"{self.node.name}/{_DYNAMIC}")
+            self.editor.insert_node(self.scope, _DYNAMIC, reads[0], made, name=name)
+            reads[0] = made
+        operands = [self.dequantize(read, self.find_axis(form.op, read[0]) if k else 1) for k, read in enumerate(reads)]
+        if any(bias) and not form.float_bias:
+            operands.append(self.dequantize([*bias, self.scale_bias(reads)], self.find_last_axis(bias[0])))
+        attrs = {} if form.op in _FREE_OF_ATTRIBUTES else self.node.attrs
+        attrs = {key: value for key, value in attrs.items() if key not in _OWN}
+        out, name = self.node.outputs[0], self.node.name
+        if form.sums:
+            made = self.add("Round", [self.add(form.op, operands, name=name, **attrs)])
+            self.add("Cast", [made], out, to=int(TensorProto.INT32))
+        elif any(result):
+            made = self.add(form.op, operands, self.editor.fresh(self.name_float(out)), name=name, **attrs)
+            self.quantize(made, out, result)
+        elif form.float_bias and any(bias):
+            self.add("Add", [self.add(form.op, operands, name=name, **attrs), *bias], out)
+        else:
+            self.add(form.op, operands, out, name=name, **attrs)
+
+    def move(self) -> None:
+        """Let the node move floats."""
+        node = self.node
+        source = self.index.find_input(node, 0)
+        assert source is not None
+        numbers = self.numbers[source]
+        for k in (0, _ALSO_MOVED.get(node.op_type, 0)):
+            if any(node.inputs[k : k + 1]):
+                self.editor.replace_input(node.make_edge(k), self.dequantize([node.inputs[k], *numbers], 1))
+        for k, out in enumerate(node.outputs):
+            # The second output of a MaxPool is of indices.
+            if out and not (k and node.op_type == "MaxPool"):
+                made = self.editor.fresh(self.name_float(out))
+                self.editor.replace_output(node.name, k, made)
+                self.quantize(made, out, list(numbers))
+
+    def inputs(self, positions: Any) -> list[str]:
+        """The names of several inputs, "" for one left out."""
+        given = dict(enumerate(self.node.inputs))
+        return [self.ones(given.get(positions[-1], "")) if k == _ONE else given.get(k, "") for k in positions]
+
+    def name_float(self, stored: str) -> str:
+        """A name for the floats that integers stand for."""
+        name = name_source(stored)
+        return name if name != stored else f"{stored}/float"
+
+    def dequantize(self, inputs: list[str], axis: int) -> str:
+        """A DequantizeLinear of (tensor, scale, zero point or ""), or the tensor alone. axis: of several scales."""
+        if len(inputs) == 1:
+            return inputs[0]
+        made = self.editor.fresh(f"{name_source(inputs[0])}/dequantized")
+        return self.add(_DEQUANTIZE, [name for name in inputs if name], made, axis=axis)
+
+    def quantize(self, tensor: str, out: str, numbers: list[str]) -> None:
+        """The QuantizeLinear that makes an output of integers."""
+        self.numbers[TensorId(out, self.scope)] = tuple(numbers)
+        self.add(_QUANTIZE, [tensor, *filter(None, numbers)], out)
+
+    def find_axis(self, op: str, weight: str) -> int:
+        """The axis along which a weight has its scales, where it has several."""
+        return 0 if op == "Conv" or (op == "Gemm" and self.node.is_transposed) else self.find_last_axis(weight)
+
+    def find_last_axis(self, tensor: str) -> int:
+        """The last axis of a constant."""
+        found = self.index.resolve_tensor(tensor, self.scope)
+        return max(len(self.index.find_shape(found) or (0, 0)) - 1, 0) if found is not None else 1
+
+    def scale_bias(self, reads: list[list[str]]) -> str:
+        """The scale of an int32 bias: that of data times that of the weight, and Gemm's alpha, which misses it."""
+        scales = [self.index.resolve_tensor(read[1], self.scope) for read in reads]
+        alpha = np.float32(self.node.attrs.get("alpha", 1.0))
+        data, weight = map(self.index.find_constant, scales)
+        if data is not None and weight is not None:
+            return self.constant((data * weight if data.ndim == 0 else data.reshape(()) * weight) * alpha)
+        scale = self.add("Mul", [read[1] for read in reads])
+        return scale if alpha == 1 else self.add("Mul", [scale, self.constant(alpha)])
+
+    def ones(self, zero: str) -> str:
+        """A scale of 1 in the shape of a zero point."""
+        # DequantizeLinear wants both of one shape, and MatMulInteger may have a zero point for each column.
+        found = self.index.resolve_tensor(zero, self.node.scope)
+        shape = (self.index.find_shape(found) or ()) if found is not None else ()
+        return self.constant(np.ones([dim if isinstance(dim, int) else 1 for dim in shape], np.float32))

@@ -1,0 +1,204 @@
+"""A quantized file of any tool as it was read: the same network in float, and the numbers of its pairs.
+
+Operators on integers become float ones between pairs, narrow floats float32, and stored weights the floats that they
+stand for, under the names that these had; then every pair is taken out.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from onnx import GraphProto, NodeProto, helper, numpy_helper
+
+from onnxq.annotate import OperatorInfo, find_existing, find_operators, read_model
+from onnxq.annotate.find import find_chains, is_dynamic
+from onnxq.arrays import Array
+from onnxq.emit import leave_out_notes
+from onnxq.errors import ModelError
+from onnxq.graph import Editor, GraphIndex, ModelLike, NodeRef, get_index, inline_functions, name_nodes
+from onnxq.graph.base import LAYOUT_OPS
+from onnxq.graph.integer_operators import read_integer_operators
+from onnxq.graph.integer_products import read_integer_products
+from onnxq.graph.light import bare_proto, copy_proto, rebuild
+from onnxq.graph.precision.narrow import write_types
+from onnxq.graph.precision.widen import SourceTypes, emulate_types, read_types, widen_model
+from onnxq.graph.scopes import replace_items, walk_graphs
+from onnxq.numerics import clip_bounds, dequantize, quantize
+from onnxq.pipeline.configuration import ModelSource
+from onnxq.plan import SitePlan
+from onnxq.plan.names import QUANTIZE
+from onnxq.planner import Existing
+from onnxq.sites import Edge, TensorId
+
+
+@dataclass(frozen=True, eq=False)
+class QuantizedSource:
+    """A quantized file as it was read. origin: the file. proto: its own graph, in float32, rounding as its types say.
+
+    floats: the same network in float32, without pairs. existing: the pairs. codes: the integers of weights, by readers.
+    types: the narrow ones that it came in. mode: that of a configuration. integers: operators that compute on integers in `floats`, too.
+    """
+
+    origin: ModelSource
+    proto: ModelLike
+    floats: ModelLike
+    existing: Existing
+    codes: Mapping[Edge, Array]
+    types: SourceTypes
+    mode: str
+    integers: tuple[OperatorInfo, ...]
+
+    @cached_property
+    def constants(self) -> dict[Edge, SitePlan]:
+        """The stored weights by the inputs that read them."""
+        return {edge: site for site in self.existing.constants for edge in site.consumers or ()}
+
+    def restore_types(self) -> ModelLike:
+        """The network in float, in the types that the file has."""
+        types = self.types
+        if not types.narrow:
+            return self.floats
+        kind = types.computes or next(iter(types.interface.values()))
+        return write_types(self.floats, kind, () if types.computes else None, interface=types.interface)
+
+
+def read_quantized(source: ModelSource) -> QuantizedSource:
+    """Read a quantized file, and make its float model. Raises ModelError for one without pairs."""
+    named = name_nodes(read_model(source).proto)
+    named = name_nodes(inline_functions(named)) if named.functions else named
+    types = read_types(named)
+    wide = widen_model(named) if types.narrow else named
+    paired = read_integer_operators(read_integer_products(wide))
+    proto = _drop_dynamic(paired)
+    existing = find_existing(proto)
+    if existing.view is None:
+        name = source if isinstance(source, str) else "model"
+        raise ModelError(str(name), "has no quantize/dequantize pair", "quantize it: `onnxq quantize`", code="Q125")
+    # Names stay, by which numbers are found again; the plan and the bits of the old file do not.
+    plain, codes = _store_floats(leave_out_notes(proto, "names"), existing)
+    # Without constants among them, the pairs that are left are those of activations.
+    pairs = find_existing(plain)
+    floats = plain if pairs.view is None else _make_runnable(plain, pairs)
+    reference = emulate_types(named) if types.narrow else named
+    mode = "static" if existing.by_tensor else "weight-only" if proto is paired else "dynamic"
+    return QuantizedSource(source, reference, floats, existing, codes, types, mode, find_operators(get_index(floats)))
+
+
+def _drop_dynamic(proto: ModelLike) -> ModelLike:
+    """A copy without pairs whose scales are those of each run: they have no numbers."""
+    index = GraphIndex(proto)
+    chains = [chain for chain in find_chains(index) if is_dynamic(chain.quantize) and chain.dequantize is not None]
+    if not chains:
+        return proto
+    editor = Editor(proto)
+    for chain in chains:
+        assert chain.source is not None
+        editor.rewire(chain.last.result, chain.source.name, outputs=True)
+    editor.remove_unused()
+    return editor.export()
+
+
+def _store_floats(proto: ModelLike, existing: Existing) -> tuple[ModelLike, dict[Edge, Array]]:
+    """A copy in which stored weights are floats, under the names that they had before; and their integers, by readers."""
+    index, editor = GraphIndex(proto), Editor(proto)
+    names: dict[TensorId, str] = {}
+    integers: dict[Edge, Array] = {}
+    for site in existing.constants:
+        node = index.find_node(site.dequantize)
+        codes = _read_codes(index, node, site)
+        # An output keeps its node: an initializer of its name would make the graph give out a constant.
+        if codes is None or site.qparams is None or index.is_output(node.result):
+            continue
+        integers.update(dict.fromkeys(site.consumers or (), codes))
+        names[node.result] = site.site.name if isinstance(site.site, TensorId) else ""
+        editor.remove_node(node.name)
+        editor.add_initializer(node.scope, node.result.name, dequantize(codes, site.qparams, site.spec))
+    # The floats that a tool quantized go with their pair, and leave their name.
+    editor.remove_unused()
+    for tensor, name in names.items():
+        if name and editor.is_free(name, tensor.scope):
+            editor.rename_tensor(tensor, name)
+    return editor.export(), integers
+
+
+def _read_codes(index: GraphIndex, node: NodeRef, site: SitePlan) -> Array | None:
+    """The integers of a weight, which a tool may have left as the floats in front of its pair."""
+    maker = index.maker(node)
+    stored = index.input_value(node if maker is None else maker, 0)
+    if stored is None or site.qparams is None or maker is None or maker.op_type != QUANTIZE:
+        return stored
+    return quantize(stored, site.qparams, site.spec)
+
+
+# Upper bounds of the activations that exporters write as Clip: hard sigmoid, ReLU6.
+_CLIPPED = (1.0, 6.0)
+# Their values are not below zero.
+_POSITIVE = frozenset({"Relu", "Sigmoid", "HardSigmoid", "Softmax", "Abs", "Exp", "Sqrt", "Softplus"})
+_PASSING = LAYOUT_OPS | {
+    "QuantizeLinear",
+    "DequantizeLinear",
+    "MaxPool",
+    "AveragePool",
+    "GlobalAveragePool",
+    "Concat",
+    "Clip",
+    "Identity",
+}
+
+
+def _make_runnable(plain: ModelLike, pairs: Existing) -> ModelLike:
+    """The view of a model without its pairs, to be run: an Identity has one input, and what cut values off does so.
+
+    Tools drop a Relu, or a Clip, in front of a QuantizeLinear whose range begins at zero, which then computes it.
+    """
+    index = get_index(plain)
+    copy = copy_proto(bare_proto(pairs.view or plain))
+    cut: dict[TensorId, float] = {}
+    for node in index.nodes:
+        site = pairs.by_tensor.get(node.result) if node.outputs else None
+        if site is None or site.qparams is None or (site.qparams.zero_point != site.spec.qmin).any():
+            continue
+        if not _is_positive(index, node.result, cut):
+            # A bound of Clip that the range ends at; where it ends elsewhere, no value went further.
+            high, step = float(clip_bounds(site.qparams, site.spec)[1]), float(site.qparams.scale)
+            cut[node.result] = next((bound for bound in _CLIPPED if abs(high - bound) < step), math.inf)
+    highs = {tensor.name: high for tensor, high in cut.items()}
+    for _, graph in walk_graphs(copy.graph):
+        nodes = []
+        for node in graph.node:
+            if node.op_type == "Identity":
+                del node.input[1:]
+            nodes.append(node)
+            for k, name in enumerate(node.output):
+                if name in highs:
+                    # Readers of the pair read this name, as the others in the view do.
+                    node.output[k] = f"{name}/linear"
+                    nodes += _make_activation(graph, node.output[k], name, highs[name])
+        replace_items(graph.node, nodes)
+    return rebuild(pairs.view or plain, copy)
+
+
+def _make_activation(graph: GraphProto, source: str, name: str, high: float) -> Iterator[NodeProto]:
+    """A Relu, or a Clip that begins at zero."""
+    if math.isinf(high):
+        yield helper.make_node("Relu", [source], [name], f"{name}/Relu")
+        return
+    bounds = {f"{name}/low": 0.0, f"{name}/high": high}
+    for bound, value in bounds.items():
+        graph.initializer.append(numpy_helper.from_array(np.asarray(value, np.float32), bound))
+    yield helper.make_node("Clip", [source, *bounds], [name], f"{name}/Clip")
+
+
+def _is_positive(index: GraphIndex, tensor: TensorId, cut: Collection[TensorId]) -> bool:
+    """True where the network itself makes no value below zero. cut: tensors behind a Relu that is put in."""
+    maker = index.find_producer(tensor)
+    while maker is not None and maker.op_type in _PASSING:
+        bound = index.input_value(maker, 1) if maker.op_type == "Clip" else None
+        if index.find_input(maker, 0) in cut or (bound is not None and bound.min() >= 0):
+            return True
+        maker = index.maker(maker)
+    return maker is None or maker.op_type in _POSITIVE
