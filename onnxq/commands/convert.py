@@ -10,7 +10,7 @@ from typing import Any
 
 import onnx
 
-from onnxq.backends import find_backend
+from onnxq.backends import find_backend, load_config
 from onnxq.config import Command, Config, list_presets
 from onnxq.engines.prove.prove import ProveRequest, prove_model
 from onnxq.errors import ConfigError, OnnxqError
@@ -149,9 +149,21 @@ def _choose_form(source: QuantizedSource, to: str, overrides: Overrides) -> tupl
     own: dict[str, Any] = {}
     if preset not in list_presets():
         preset, own = f"{to}-int8", {"mode": "weight-only", "weights.bits": bits}
+        asymmetric = {"weights.scheme": "asymmetric", "weights.signed": False, "weights.storage": f"uint{bits}"}
+        if spec is not None and not spec.symmetric and _is_valid(preset, own | asymmetric):
+            own |= asymmetric
     if spec is not None and isinstance(spec.granularity, PerBlock):
         own |= {"weights.granularity": "block", "weights.block_size": spec.granularity.size, "projection_bits": bits}
     return preset, own | {key: value for key, value in (overrides or {}).items() if value is not None}
+
+
+def _is_valid(preset: str, settings: Mapping[str, Any]) -> bool:
+    """True where the target takes these settings."""
+    try:
+        load_config(preset, settings)
+    except ConfigError:
+        return False
+    return True
 
 
 def _compare_kernels(source: QuantizedSource, result: Result, config: Config, progress: Progress) -> dict[str, Any]:
@@ -171,10 +183,9 @@ def _count_kernels(file: ModelSource, request: ProveRequest) -> KernelTypes:
         proof = prove_model(file, request)
     except OnnxqError as error:
         # The one file may be what the engine refuses, which is why it is converted.
-        return KernelTypes(reason=f"not built: {error.subject}: {error.cause}")
+        return KernelTypes(reason=f"not built: {error.subject}: {error.cause}".partition("\n")[0])
     if not proof.built:
-        node = f"{proof.build.node}: " if proof.build.node else ""
-        return KernelTypes(reason=f"{proof.build.state}: {node}{proof.build.reason}")
+        return KernelTypes(reason=f"{proof.build.state}: {proof.build.reason}".partition("\n")[0])
     return KernelTypes(kernels=len(proof.kernels), types=proof.by_op())
 
 
@@ -215,12 +226,11 @@ def _make_rows(done: Conversion) -> SheetRows:
             (f"before: {done.kernels_before.describe()}", f"after: {done.kernels_after.describe()}"),
         )
     if done.agreement_db is not None and done.before_db is not None and done.after_db is not None:
-        count = format_count(done.samples, "sample")
+        against = f"against the file's weights in float, on {format_count(done.samples, 'sample')}"
         yield (
             "answers",
             (
-                f"before: {format_decibel(done.before_db)}, after: {format_decibel(done.after_db)} against the file's "
-                f"weights in float, on {count}",
+                f"before: {format_decibel(done.before_db)}, after: {format_decibel(done.after_db)}, {against}",
                 f"{format_decibel(done.agreement_db)} against the file that it came from",
             ),
         )

@@ -1,8 +1,8 @@
 """Operators on stored integers, of any tool, as float operators between pairs: the same answers within rounding.
 
-QLinearConv, QGemm …    DequantizeLinear of each operand and of the int32 bias, Conv, QuantizeLinear where it writes integers
-MatMulInteger           DequantizeLinear with scale 1, MatMul, Round, Cast to int32 (float32 holds integers up to 2^24 exactly)
-Reshape, MaxPool …      on integers between pairs: DequantizeLinear, the same on floats, QuantizeLinear on the same numbers
+QLinearConv, QGemm …   DequantizeLinear of each operand and of the int32 bias, Conv, QuantizeLinear of integer results
+MatMulInteger          DequantizeLinear with scale 1, MatMul, Round, Cast to int32: float32 holds them up to 2^24
+Reshape, MaxPool …     of integers: DequantizeLinear, the same on floats, QuantizeLinear on the same numbers
 
 Codes, scales and zero points stay in the tensors that hold them, and a node keeps its name.
 """
@@ -135,10 +135,10 @@ def _find_tables(index: GraphIndex) -> dict[TensorId, tuple[str, ...]]:
     for node in index.nodes:
         stored, scale = index.find_input(node, 0), index.input_value(node, 1)
         origin = index.find_origin(stored, _MOVES) if node.op_type == _DEQUANTIZE else None
-        if origin != stored and origin is not None and index.is_constant(origin) and scale is not None:
-            # Those of channels lie along another axis there.
-            if scale.size == 1:
-                found[origin] = node.inputs[1:3]
+        # Scales of channels lie along another axis there.
+        single = scale is not None and scale.size == 1
+        if single and origin is not None and origin != stored and index.is_constant(origin):
+            found[origin] = node.inputs[1:3]
     return found
 
 
@@ -159,10 +159,10 @@ class _OperatorWriter(NodeWriter):
         result, bias = self.inputs(form.result), self.inputs([] if form.bias is None else [form.bias])
         self.editor.remove_node(self.node.name)
         if form.dynamic:
-            made = [self.editor.fresh(f"{self.node.name}/{part}") for part in ("quantized", "scale", "zero_point")]
+            source = reads[0]
+            reads[0] = [self.editor.fresh(f"{self.node.name}/{part}") for part in ("quantized", "scale", "zero_point")]
             name = self.editor.fresh(f"{self.node.name}/{_DYNAMIC}")
-            self.editor.insert_node(self.scope, _DYNAMIC, reads[0], made, name=name)
-            reads[0] = made
+            self.editor.insert_node(self.scope, _DYNAMIC, source, reads[0], name=name)
         operands = [self.dequantize(read, self.find_axis(form.op, read[0]) if k else 1) for k, read in enumerate(reads)]
         if any(bias) and not form.float_bias:
             operands.append(self.dequantize([*bias, self.scale_bias(reads)], self.find_last_axis(bias[0])))

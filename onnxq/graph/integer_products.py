@@ -2,8 +2,8 @@
 
 pairs      x -> DynamicQuantizeLinear -> DequantizeLinear -> MatMul, Gemm or LSTM, whose weight comes from a
            DequantizeLinear of stored integers
-operators  MatMulInteger(x, w) -> Cast -> Mul(., Mul(scale of x, scale of w)), as onnxruntime.quantization writes it, and
-           its ConvInteger, which is read only;
+operators  MatMulInteger(x, w) -> Cast -> Mul(., Mul(scale of x, scale of w)), as onnxruntime.quantization writes it;
+           the same of ConvInteger, which is read only;
            com.microsoft's DynamicQuantizeLSTM, which quantizes x by itself
 
 Both compute the same. Pairs are what plans, passes and reports know; ONNX Runtime makes the fastest kernels of the

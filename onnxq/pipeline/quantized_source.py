@@ -12,14 +12,15 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-from onnx import GraphProto, NodeProto, helper, numpy_helper
+from onnx import GraphProto, NodeProto, TensorProto, helper, numpy_helper
 
 from onnxq.annotate import OperatorInfo, find_existing, find_operators, read_model
+from onnxq.annotate.existing import is_guard
 from onnxq.annotate.find import find_chains, is_dynamic
 from onnxq.arrays import Array
 from onnxq.emit import leave_out_notes
 from onnxq.errors import ModelError
-from onnxq.graph import Editor, GraphIndex, ModelLike, NodeRef, get_index, inline_functions, name_nodes
+from onnxq.graph import Editor, GraphIndex, ModelLike, NodeRef, get_index, infer_shapes, inline_functions, name_nodes
 from onnxq.graph.base import LAYOUT_OPS
 from onnxq.graph.integer_operators import read_integer_operators
 from onnxq.graph.integer_products import read_integer_products
@@ -40,7 +41,7 @@ class QuantizedSource:
     """A quantized file as it was read. origin: the file. proto: its own graph, in float32, rounding as its types say.
 
     floats: the same network in float32, without pairs. existing: the pairs. codes: the integers of weights, by readers.
-    types: the narrow ones that it came in. mode: that of a configuration. integers: operators that compute on integers in `floats`, too.
+    types: the narrow ones that it came in. mode: that of a configuration. integers: operators that stay on integers.
     """
 
     origin: ModelSource
@@ -58,12 +59,12 @@ class QuantizedSource:
         return {edge: site for site in self.existing.constants for edge in site.consumers or ()}
 
     def restore_types(self) -> ModelLike:
-        """The network in float, in the types that the file has."""
-        types = self.types
-        if not types.narrow:
+        """The network in float, in float32 where its inputs and outputs are."""
+        interface = self.types.interface
+        if not interface:
             return self.floats
-        kind = types.computes or next(iter(types.interface.values()))
-        return write_types(self.floats, kind, () if types.computes else None, interface=types.interface)
+        narrow = self.types.computes
+        return write_types(self.floats, narrow or max(interface.values()), () if narrow else None, interface=interface)
 
 
 def read_quantized(source: ModelSource) -> QuantizedSource:
@@ -83,6 +84,7 @@ def read_quantized(source: ModelSource) -> QuantizedSource:
     # Without constants among them, the pairs that are left are those of activations.
     pairs = find_existing(plain)
     floats = plain if pairs.view is None else _make_runnable(plain, pairs)
+    floats = _drop_stand_ins(floats, pairs.stand_ins | (_find_idle_casts(floats) if types.narrow else frozenset()))
     reference = emulate_types(named) if types.narrow else named
     mode = "static" if existing.by_tensor else "weight-only" if proto is paired else "dynamic"
     return QuantizedSource(source, reference, floats, existing, codes, types, mode, find_operators(get_index(floats)))
@@ -103,7 +105,7 @@ def _drop_dynamic(proto: ModelLike) -> ModelLike:
 
 
 def _store_floats(proto: ModelLike, existing: Existing) -> tuple[ModelLike, dict[Edge, Array]]:
-    """A copy in which stored weights are floats, under the names that they had before; and their integers, by readers."""
+    """A copy in which stored weights are floats, under the names that they had; and their integers, by readers."""
     index, editor = GraphIndex(proto), Editor(proto)
     names: dict[TensorId, str] = {}
     integers: dict[Edge, Array] = {}
@@ -132,6 +134,13 @@ def _read_codes(index: GraphIndex, node: NodeRef, site: SitePlan) -> Array | Non
     if stored is None or site.qparams is None or maker is None or maker.op_type != QUANTIZE:
         return stored
     return quantize(stored, site.qparams, site.spec)
+
+
+def _find_idle_casts(proto: ModelLike) -> frozenset[str]:
+    """Casts from float32 to float32, which stood between narrow floats and wide ones."""
+    index = get_index(infer_shapes(proto))
+    casts = (node for node in index.nodes if node.is_onnx("Cast") and node.read_int("to", 0) == TensorProto.FLOAT)
+    return frozenset(node.name for node in casts if index.find_dtype(index.find_input(node, 0)) == TensorProto.FLOAT)
 
 
 # Upper bounds of the activations that exporters write as Clip: hard sigmoid, ReLU6.
@@ -180,6 +189,22 @@ def _make_runnable(plain: ModelLike, pairs: Existing) -> ModelLike:
                     nodes += _make_activation(graph, node.output[k], name, highs[name])
         replace_items(graph.node, nodes)
     return rebuild(pairs.view or plain, copy)
+
+
+def _drop_stand_ins(proto: ModelLike, names: Collection[str]) -> ModelLike:
+    """A copy without nodes that hand values on: those in the place of pairs (names), and guards of an engine."""
+    index, editor = GraphIndex(proto), Editor(proto)
+    for node in index.nodes:
+        source = index.find_input(node, 0)
+        if source is None or not (node.name in names or is_guard(node)):
+            continue
+        if not index.is_output(node.result):
+            editor.rewire(node.result, source.name)
+        elif index.find_producer(source) is not None and not (node.scope or source.scope or index.is_output(source)):
+            editor.remove_node(node.name)
+            editor.rename_tensor(source, node.outputs[0])
+    editor.remove_unused()
+    return editor.export()
 
 
 def _make_activation(graph: GraphProto, source: str, name: str, high: float) -> Iterator[NodeProto]:

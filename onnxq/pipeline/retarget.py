@@ -36,7 +36,7 @@ from onnxq.plan import Plan, SitePlan
 from onnxq.planner.sums import read_constant
 from onnxq.progress import Progress, silent
 from onnxq.sites import Caution, Cautions, Refusal, Role, Unquantized
-from onnxq.spec import PerBlock, PerChannel, QParams, QuantSpec
+from onnxq.spec import Granularity, PerBlock, PerChannel, QParams, QuantSpec
 
 _ORIGIN = "the file's own"
 # Names that a warning lists.
@@ -122,7 +122,8 @@ class _Filling:
         value = read_constant(self.ways.problem.index, site.site)
         if known is None or known.qparams is None or value is None:
             return self._note(site, Kept.ROUNDED, None)
-        qparams = _fit_scale(known.qparams, known.spec, site.spec, value)
+        signed = self.ways.problem.engine.signed_scales and site.spec.has_blocks
+        qparams = _fit_scale(known.qparams, known.spec, site.spec, value, signed=signed)
         if qparams is not None and np.array_equal(fake_quant(value, qparams, site.spec), value):
             return self._note(site, Kept.INTEGERS, qparams)
         # Rewrites scale channels, as where a BatchNormalization or a factor goes into the weight.
@@ -159,31 +160,40 @@ def _have_same_type(spec: QuantSpec, other: QuantSpec) -> bool:
     return same and (spec.symmetric or not other.symmetric)
 
 
-def _fit_scale(qparams: QParams, old: QuantSpec, spec: QuantSpec, value: Array) -> QParams | None:
+def _fit_scale(
+    qparams: QParams, old: QuantSpec, spec: QuantSpec, value: Array, *, signed: bool = False
+) -> QParams | None:
     """The numbers of a stored weight in another spec: of one scale for all, of each channel, of each block.
 
-    None where they do not fit: scales are repeated, and never joined.
+    None where they do not fit: scales are repeated, and never joined. signed: they may be negative.
     """
-    scale, zero, shape = qparams.scale, qparams.zero_point, _shape_scales(spec, value)
-    grain, other = spec.granularity, old.granularity
-    if isinstance(other, PerBlock):
-        # Blocks of the file, cut where those of the engine are smaller.
-        if not isinstance(grain, PerBlock) or other.size % grain.size or other.axis != grain.axis:
-            return None
-        scale, zero = (np.repeat(array, other.size // grain.size, grain.axis) for array in (scale, zero))
-        scale, zero = (array[tuple(map(slice, shape))] for array in (scale, zero))
-    elif isinstance(grain, PerBlock) and isinstance(other, PerChannel):
-        scale, zero = (np.expand_dims(array, grain.axis) for array in (scale, zero))
+    shape, grain, other = _shape_scales(spec, value), spec.granularity, old.granularity
+
+    def spread(numbers: Array) -> Array:
+        if isinstance(other, PerBlock) and isinstance(grain, PerBlock):
+            # Blocks of the file, cut where those of the engine are smaller; the last may be short.
+            numbers = np.repeat(numbers, other.size // grain.size, grain.axis)[tuple(map(slice, shape))]
+        elif isinstance(other, PerChannel) and isinstance(grain, PerBlock):
+            numbers = np.expand_dims(numbers, grain.axis)
+        return np.array(np.broadcast_to(numbers if numbers.size > 1 else numbers.reshape(()), shape))
+
+    if isinstance(other, PerBlock) and not _divides(other, grain):
+        return None
     try:
-        scale, zero = (
-            np.broadcast_to(array if array.size > 1 else array.reshape(()), shape) for array in (scale, zero)
-        )
+        scale, zero = spread(qparams.scale), spread(qparams.zero_point)
     except ValueError:
         return None
     # Unsigned symmetric integers lie around the middle of their type.
     middle = 0 if spec.signed else spec.qmax // 2 + 1
-    zeros = np.full(shape, middle) if spec.symmetric else zero + spec.qmin - old.qmin
-    return QParams(np.array(scale, np.float32), np.array(zeros, np.int32), _ORIGIN)
+    zero = np.full(shape, middle) if spec.symmetric else zero + spec.qmin - old.qmin
+    # Some tools give a block a negative scale, with which its lowest integer is the furthest from zero; or 0.
+    scale = np.where(scale == 0, 1, scale if signed else np.abs(scale))
+    return QParams(np.asarray(scale, np.float32), np.asarray(zero, np.int32), _ORIGIN)
+
+
+def _divides(blocks: PerBlock, grain: Granularity) -> bool:
+    """True where these blocks are whole numbers of others."""
+    return isinstance(grain, PerBlock) and blocks.size % grain.size == 0 and blocks.axis == grain.axis
 
 
 # Of a step, that values scaled in float32 may lie beside it.

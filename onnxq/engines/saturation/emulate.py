@@ -15,7 +15,7 @@ and raw ones behind it. int8 data that the optimizer makes uint8 has values 128 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
