@@ -74,8 +74,9 @@ SUMS = frozenset(name for name, form in _OPERATORS.items() if form.sums)
 _OWN = ("channels_last", "opset")
 _FREE_OF_ATTRIBUTES = ("Add", "MatMul", "Mul", "Sigmoid", "Where")
 # They move integers, or choose among them, which gives what floats give; a Pad has a value of its own.
-_MOVES = LAYOUT_OPS | {"MaxPool", "Slice", "Split", "Expand", "Gather", "Pad", "Resize", "DepthToSpace", "SpaceToDepth"}
-_ALSO_MOVED = {"Pad": 2}
+_MOVES = LAYOUT_OPS | {
+    *("Concat", "DepthToSpace", "Expand", "Gather", "MaxPool", "Pad", "Resize", "Slice", "SpaceToDepth", "Split"),
+}
 
 
 class NodeWriter:
@@ -104,19 +105,19 @@ def read_integer_operators(proto: M, wanted: frozenset[str] | None = None) -> M:
     that move integers, too. Raises ModelError for a model of an opset below 13 that cannot be upgraded.
     """
     index = GraphIndex(proto)
-    if not any(_is_wanted(node, wanted) for node in index.nodes):
+    if not any(_is_wanted(node, wanted) or (wanted is None and _moves_integers(index, node)) for node in index.nodes):
         return proto
     proto = name_nodes(ensure_opset(proto, _OPSET))
     index, editor = GraphIndex(proto), Editor(proto)
     # Integers -> names of their scale and zero point.
-    numbers = _find_tables(index)
+    numbers = _find_tables(index) if wanted is None else {}
     for node in index.nodes:
         writer = _OperatorWriter(editor, index, node, numbers)
         if _is_wanted(node, wanted):
             writer.write(_OPERATORS[node.op_type])
         elif node.op_type in (_QUANTIZE, _DYNAMIC):
             numbers[node.result] = node.inputs[1:3] if node.op_type == _QUANTIZE else node.outputs[1:3]
-        elif wanted is None and node.is_onnx(*_MOVES) and index.find_input(node, 0) in numbers:
+        elif wanted is None and node.is_onnx(*_MOVES):
             writer.move()
     return editor.export()
 
@@ -127,6 +128,14 @@ def _is_wanted(node: NodeRef, wanted: frozenset[str] | None) -> bool:
     if form is None or node.attrs.get("channels_last", 0):
         return False
     return not form.sums if wanted is None else node.name in wanted
+
+
+def _moves_integers(index: GraphIndex, node: NodeRef) -> bool:
+    """True for a DequantizeLinear behind a node that moves integers which were quantized, or of a table."""
+    moved = index.find_input(node, 0) if node.op_type == _DEQUANTIZE else None
+    origin = index.find_origin(moved, _MOVES)
+    maker = index.find_producer(origin)
+    return origin != moved and (maker is None or maker.op_type in (_QUANTIZE, _DYNAMIC))
 
 
 def _find_tables(index: GraphIndex) -> dict[TensorId, tuple[str, ...]]:
@@ -181,14 +190,16 @@ class _OperatorWriter(NodeWriter):
             self.add(form.op, operands, out, name=name, **attrs)
 
     def move(self) -> None:
-        """Let the node move floats."""
+        """Let the node move floats, where the numbers of what it moves are known."""
         node = self.node
-        source = self.index.find_input(node, 0)
-        assert source is not None
-        numbers = self.numbers[source]
-        for k in (0, _ALSO_MOVED.get(node.op_type, 0)):
-            if any(node.inputs[k : k + 1]):
-                self.editor.replace_input(node.make_edge(k), self.dequantize([node.inputs[k], *numbers], 1))
+        moved = range(len(node.inputs)) if node.op_type == "Concat" else (0,)
+        known = {self.numbers.get(source) for k in moved if (source := self.index.find_input(node, k)) is not None}
+        numbers = known.pop() if len(known) == 1 else None
+        if numbers is None:
+            return
+        # The value that a Pad puts in is an integer, too.
+        for k in (*moved, 2) if node.op_type == "Pad" and any(node.inputs[2:3]) else moved:
+            self.editor.replace_input(node.make_edge(k), self.dequantize([node.inputs[k], *numbers], 1))
         for k, out in enumerate(node.outputs):
             # The second output of a MaxPool is of indices.
             if out and not (k and node.op_type == "MaxPool"):
