@@ -21,7 +21,7 @@ from onnxq.config import Config
 from onnxq.errors import ModelError
 from onnxq.evaluation.compare import FloatOutputs
 from onnxq.evaluation.trials import TrialModel, measure_models
-from onnxq.graph import attach_weights
+from onnxq.graph import attach_weights, load_model
 from onnxq.graph.precision.widen import emulate_types
 from onnxq.numerics import align_qparams, clip_bounds, fake_quant, qparams_from_range, quantize
 from onnxq.passes.assembly import build_file
@@ -269,7 +269,8 @@ def retarget(source: QuantizedSource, data: object, config: Config, *, progress:
             fix = "give the library of its operators"
             raise ModelError("model", "cannot be run, which placing its pairs needs", fix, code="Q125")
         # Its floats come in float32, so that no weight is rounded to a type of the file again.
-        state = replace(state, types=source.types)
+        typed = load_model(attach_weights(source.restore_types())) if source.types.interface else state.source
+        state = replace(state, source=typed, types=source.types)
         with ctx.timers.run("plan", "planning"):
             problem = draft_placement(state, ctx.data, config, "", progress=progress)
             ways = Ways(problem, problem.default(), reason=_FLOAT_REASON)

@@ -98,8 +98,11 @@ def test_what_moves_integers_moves_floats() -> None:
         y = DequantizeLinear(r, s, z) d = DequantizeLinear(q, s, z) first = ArgMax <axis=2, keepdims=0>(d)
     }"""
     arrays = {
-        "s": np.float32(0.02), "z": np.uint8(77), "pads": np.array([0, 0, 0, 0, 0, 2]), "rows": np.array([0, 3, 5, 1, 2])
-    }  # fmt: skip
+        "s": np.float32(0.02),
+        "z": np.uint8(77),
+        "pads": np.array([0, 0, 0, 0, 0, 2]),
+        "rows": np.array([0, 3, 5, 1, 2]),
+    }
     proto = model(body, opset=18, **arrays)
     pairs = read_integer_operators(name_nodes(proto))
     x = np.random.default_rng(0).standard_normal((3, 4, 6)).astype(np.float32)
@@ -147,7 +150,9 @@ def test_a_choice_between_integers() -> None:
 
 
 def test_bias_and_names_stay(tmp_path: Path) -> None:
-    integers = write_operators(tmp_path, activation_type=QuantType.QUInt8, weight_type=QuantType.QInt8, per_channel=True)
+    integers = write_operators(
+        tmp_path, activation_type=QuantType.QUInt8, weight_type=QuantType.QInt8, per_channel=True
+    )
     index = GraphIndex(read(integers))
     names = {node.name for node in name_nodes(integers).graph.node if node.op_type.startswith("QLinear")}
     assert names <= {node.name for node in index.nodes}
