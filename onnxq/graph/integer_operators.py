@@ -37,13 +37,13 @@ class IntegerOperator:
     """Where an operator on integers has its parts, by the numbers of its inputs. op: the one on floats.
 
     reads: tensor, scale and zero point of each operand; a tensor alone is read as it is. result: scale and zero point;
-    () where it is float. bias: in int32 where `result` or scales say so, else in float. repeats: the last operand does.
+    () where it is float. bias: in int32, or in float. repeats: there are as many operands as inputs for them.
     """
 
     op: str
     reads: tuple[tuple[int, ...], ...]
     result: tuple[int, ...] = ()
-    bias: int | None = None
+    bias: tuple[int, ...] = ()
     float_bias: bool = False
     repeats: bool = False
     # It quantizes its data itself, or gives out the sums of its products.
@@ -51,25 +51,25 @@ class IntegerOperator:
     sums: bool = False
 
 
+_ALONE = ((0, 1, 2),)
 _TWO = ((0, 1, 2), (3, 4, 5))
-_SUMS = ((0, _ONE, 2), (1, _ONE, 3))
 _OPERATORS: Mapping[str, IntegerOperator] = {
-    "QLinearConv": IntegerOperator("Conv", _TWO, (6, 7), bias=8),
+    "QLinearConv": IntegerOperator("Conv", _TWO, (6, 7), (8,)),
     "QLinearMatMul": IntegerOperator("MatMul", _TWO, (6, 7)),
-    "QGemm": IntegerOperator("Gemm", _TWO, (7, 8), bias=6),
-    "QLinearConcat": IntegerOperator("Concat", ((2, 3, 4),), (0, 1), repeats=True),
+    "QGemm": IntegerOperator("Gemm", _TWO, (7, 8), (6,)),
+    "QLinearConcat": IntegerOperator("Concat", (), (0, 1), repeats=True),
     "QLinearWhere": IntegerOperator("Where", ((0,), (1, 2, 3), (4, 5, 6)), (7, 8)),
-    "MatMulIntegerToFloat": IntegerOperator("MatMul", ((0, 2, 4), (1, 3, 5)), bias=6, float_bias=True),
-    "DynamicQuantizeMatMul": IntegerOperator("MatMul", ((0,), (1, 2, 3)), bias=4, float_bias=True, dynamic=True),
-    "MatMulInteger": IntegerOperator("MatMul", _SUMS, sums=True),
-    "ConvInteger": IntegerOperator("Conv", _SUMS, sums=True),
-    **{f"QLinear{op}": IntegerOperator(op, _TWO, (6, 7)) for op in ("Add", "Mul")},
-    **{
-        f"QLinear{op}": IntegerOperator(op, ((0, 1, 2),), (3, 4))
-        for op in ("Sigmoid", "LeakyRelu", "Softmax", "GlobalAveragePool", "AveragePool")
-    },
+    "MatMulIntegerToFloat": IntegerOperator("MatMul", ((0, 2, 4), (1, 3, 5)), (), (6,), float_bias=True),
+    "DynamicQuantizeMatMul": IntegerOperator("MatMul", ((0,), (1, 2, 3)), (), (4,), float_bias=True, dynamic=True),
+    "MatMulInteger": IntegerOperator("MatMul", ((0, _ONE, 2), (1, _ONE, 3)), sums=True),
+    "QLinearAdd": IntegerOperator("Add", _TWO, (6, 7)),
+    "QLinearMul": IntegerOperator("Mul", _TWO, (6, 7)),
+    "QLinearSigmoid": IntegerOperator("Sigmoid", _ALONE, (3, 4)),
+    "QLinearLeakyRelu": IntegerOperator("LeakyRelu", _ALONE, (3, 4)),
+    "QLinearSoftmax": IntegerOperator("Softmax", _ALONE, (3, 4)),
+    "QLinearAveragePool": IntegerOperator("AveragePool", _ALONE, (3, 4)),
+    "QLinearGlobalAveragePool": IntegerOperator("GlobalAveragePool", _ALONE, (3, 4)),
 }
-SUMS = frozenset(name for name, form in _OPERATORS.items() if form.sums)
 # Attributes that the float operators do not have.
 _OWN = ("channels_last", "opset")
 _FREE_OF_ATTRIBUTES = ("Add", "MatMul", "Mul", "Sigmoid", "Where")
@@ -163,9 +163,9 @@ class _OperatorWriter(NodeWriter):
     def write(self, form: IntegerOperator) -> None:
         """Write the float operator of a form, and the pairs around it."""
         reads = [self.inputs(read) for read in form.reads]
-        while form.repeats and len(self.node.inputs) >= 2 + 3 * (len(reads) + 1):
-            reads.append(self.inputs([2 + 3 * len(reads) + k for k in range(3)]))
-        result, bias = self.inputs(form.result), self.inputs([] if form.bias is None else [form.bias])
+        if form.repeats:
+            reads = [self.inputs(range(k, k + 3)) for k in range(2, len(self.node.inputs), 3)]
+        result, bias = self.inputs(form.result), self.inputs(form.bias)
         self.editor.remove_node(self.node.name)
         if form.dynamic:
             source = reads[0]
@@ -244,7 +244,7 @@ class _OperatorWriter(NodeWriter):
         alpha = np.float32(self.node.attrs.get("alpha", 1.0))
         data, weight = map(self.index.find_constant, scales)
         if data is not None and weight is not None:
-            return self.constant((data * weight if data.ndim == 0 else data.reshape(()) * weight) * alpha)
+            return self.constant(data.reshape(()) * weight * alpha)
         scale = self.add("Mul", [read[1] for read in reads])
         return scale if alpha == 1 else self.add("Mul", [scale, self.constant(alpha)])
 

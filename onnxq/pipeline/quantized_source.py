@@ -16,7 +16,7 @@ from onnx import GraphProto, NodeProto, TensorProto, helper, numpy_helper
 
 from onnxq.annotate import OperatorInfo, find_existing, find_operators, read_model
 from onnxq.annotate.existing import is_guard
-from onnxq.annotate.find import find_chains, is_dynamic
+from onnxq.annotate.find import find_chains, is_dynamic, is_quantize
 from onnxq.arrays import Array
 from onnxq.emit import leave_out_notes
 from onnxq.errors import ModelError
@@ -68,7 +68,10 @@ class QuantizedSource:
 
 
 def read_quantized(source: ModelSource) -> QuantizedSource:
-    """Read a quantized file, and make its float model. Raises ModelError for one without pairs."""
+    """Read a quantized file, and make its float model.
+
+    Raises ModelError for one without pairs, and for operators on integers that are not known.
+    """
     named = name_nodes(read_model(source).proto)
     named = name_nodes(inline_functions(named)) if named.functions else named
     types = read_types(named)
@@ -83,11 +86,28 @@ def read_quantized(source: ModelSource) -> QuantizedSource:
     plain, codes = _store_floats(leave_out_notes(proto, "names"), existing)
     # Without constants among them, the pairs that are left are those of activations.
     pairs = find_existing(plain)
-    floats = plain if pairs.view is None else _make_runnable(plain, pairs)
-    floats = _drop_stand_ins(floats, pairs.stand_ins | (_find_idle_casts(floats) if types.narrow else frozenset()))
+    ends = _find_ends(get_index(plain), pairs)
+    floats = plain if pairs.view is None else _make_runnable(plain, pairs, ends)
+    idle = _find_idle_casts(floats) if types.narrow else frozenset()
+    floats = _drop_stand_ins(floats, (pairs.stand_ins | idle) - ends)
     reference = emulate_types(named) if types.narrow else named
     mode = "static" if existing.by_tensor else "weight-only" if proto is paired else "dynamic"
     return QuantizedSource(source, reference, floats, existing, codes, types, mode, find_operators(get_index(floats)))
+
+
+def _find_ends(index: GraphIndex, pairs: Existing) -> frozenset[str]:
+    """Half pairs at inputs and outputs of the model that are integers. Raises ModelError for those at an operator."""
+    ends = set()
+    for name in sorted(pairs.stand_ins):
+        node = index.find_node(name)
+        begins = is_quantize(node)
+        other = next(iter(index.readers(node.result)), None) if begins else index.maker(node)
+        if other is None:
+            ends.add(name)
+        elif begins or not (is_quantize(other) or other.op_type in ("Clip", "Max")):
+            cause = f"{other.op_type} computes on integers, and convert knows no float operator for it"
+            raise ModelError(other.name, cause, "quantize the float model for this engine", code="Q714")
+    return frozenset(ends)
 
 
 def _drop_dynamic(proto: ModelLike) -> ModelLike:
@@ -159,10 +179,10 @@ _PASSING = LAYOUT_OPS | {
 }
 
 
-def _make_runnable(plain: ModelLike, pairs: Existing) -> ModelLike:
+def _make_runnable(plain: ModelLike, pairs: Existing, ends: Collection[str]) -> ModelLike:
     """The view of a model without its pairs, to be run: an Identity has one input, and what cut values off does so.
 
-    Tools drop a Relu, or a Clip, in front of a QuantizeLinear whose range begins at zero, which then computes it.
+    ends: nodes that stay as they are. Tools drop a Relu, or a Clip, in front of a QuantizeLinear whose range begins at zero, which then computes it.
     """
     index = get_index(plain)
     copy = copy_proto(bare_proto(pairs.view or plain))
@@ -176,10 +196,15 @@ def _make_runnable(plain: ModelLike, pairs: Existing) -> ModelLike:
             high, step = float(clip_bounds(site.qparams, site.spec)[1]), float(site.qparams.scale)
             cut[node.result] = next((bound for bound in _CLIPPED if abs(high - bound) < step), math.inf)
     highs = {tensor.name: high for tensor, high in cut.items()}
+    kept = {node.name: node for node in bare_proto(plain).graph.node if node.name in ends}
+    missing = {name for node in kept.values() for name in node.input} - {one.name for one in copy.graph.initializer}
+    copy.graph.initializer.extend(one for one in bare_proto(plain).graph.initializer if one.name in missing)
     for _, graph in walk_graphs(copy.graph):
         nodes = []
         for node in graph.node:
-            if node.op_type == "Identity":
+            if node.name in kept:
+                node.CopyFrom(kept[node.name])
+            elif node.op_type == "Identity":
                 del node.input[1:]
             nodes.append(node)
             for k, name in enumerate(node.output):

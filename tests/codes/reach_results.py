@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -140,6 +141,22 @@ def rows_picked_in_iterations(_: Path):
     return onnxq.quantize(proto, rows(16, 8), overrides={"latency": False}).report.warnings
 
 
+def convert_integers(op: str) -> Any:
+    """A file with an operator of ONNX Runtime on integers between pairs, or beside them, as a float network."""
+    arrays = {"s": F(0.1), "z": np.uint8(9), "p": np.ones((8, 1, 16), np.uint8), "ps": np.ones((8, 1), F)}
+    body = "g (float[N,32] x) => (float[N,8] y) { q = QuantizeLinear(x, s, z) d = DequantizeLinear(q, s, z) y = Neg(d) }"
+    proto = model(body, **arrays)
+    proto.opset_import.append(helper.make_opsetid("com.microsoft", 1))
+    inputs = {"MatMulNBits": ["d", "p", "ps", "ps"], "QLinearReduceMean": ["q", "s", "z", "s", "z"]}[op]
+    sizes = {"K": 32, "N": 8, "bits": 4, "block_size": 32} if op == "MatMulNBits" else {"keepdims": 1}
+    node = helper.make_node(op, inputs, ["n"], "integers", domain="com.microsoft", **sizes)
+    proto.graph.node.insert(2, node)
+    proto.graph.node[3].input[0] = "n"
+    if op == "QLinearReduceMean":
+        proto.graph.node[3].CopyFrom(helper.make_node("DequantizeLinear", ["n", "s", "z"], ["y"]))
+    return onnxq.convert(proto, "float").report.warnings
+
+
 reach_each(
     {
         "Q501": lambda _: onnxq.quantize(
@@ -159,6 +176,8 @@ reach_each(
         "W139": lambda folder: (
             onnxq.import_weights(*make_dynamic(folder), overrides={"latency": False}).report.warnings
         ),
+        "W140": lambda _: convert_integers("MatMulNBits"),
+        "Q714": lambda _: convert_integers("QLinearReduceMean"),
         "Q601": lambda folder: write_text(written(folder, "", "p.json"), "{}"),
         "Q603": lambda folder: check_outputs("", folder / "none" / "m.onnx"),
         "Q702": lambda _: check_interface(gemm(), gemm(4, 5)),

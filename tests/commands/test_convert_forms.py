@@ -147,7 +147,7 @@ def test_narrow_floats_stay_around(quantized: onnxq.Result) -> None:
     exact, found = (Session(proto, optimize=False).run(x)["y"] for proto in (half, floats))
     assert measure_db(np.asarray(exact, np.float32), np.asarray(found, np.float32)) > 30
     # float16 inside alone, as for TensorRT: the float network is the float32 one.
-    inside = convert(quantized.model, "trt", EVERYTHING_IN_TRT, images()).result.model
+    inside = convert(quantized.model, "trt", data=images()).result.model
     assert list_ops(inside)["Cast"] >= 1
     assert list_ops(onnxq.convert(inside, "float").result.model) == list_ops(residual())
 
