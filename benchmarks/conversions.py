@@ -73,12 +73,13 @@ def convert(subject: str, args: argparse.Namespace) -> list[str]:
     ]
     exact, *said = (answer(path, samples) for path in (source, made, converted, own))
     kept = Counter(site.how for site in done.sites if site.role == "weight")
-    kernels = (done.kernels_before, done.kernels_after, KernelTypes(kernels=len(proof.kernels), types=proof.by_op()))
+    changed = (done.kernels.before, done.kernels.after) if done.kernels is not None else (KernelTypes(), KernelTypes())
+    kernels = (*changed, KernelTypes(count=len(proof.kernels), types=proof.by_op()))
     return [
         name,
         tool,
         to,
-        *("" if each is None else each.describe() for each in kernels),
+        *(each.describe() for each in kernels),
         *(measure_db(exact, each, samples) for each in said),
         measure_db(said[0], said[1], samples),
         f"{kept[Kept.INTEGERS]} of {sum(kept.values())}",

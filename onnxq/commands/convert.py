@@ -20,7 +20,7 @@ from onnxq.graph.light import is_large_model, measure_size
 from onnxq.pipeline.configuration import Configuration, ModelSource, Overrides, open_run
 from onnxq.pipeline.finalize import Result, write_result
 from onnxq.pipeline.quantized_source import QuantizedSource, read_quantized
-from onnxq.pipeline.retarget import Kept, MovedSite, retarget, warn_integers
+from onnxq.pipeline.retarget import Answers, Kept, MovedSite, retarget, warn_integers
 from onnxq.plan import Plan
 from onnxq.progress import Progress, silent
 from onnxq.report.columns import Text
@@ -44,28 +44,35 @@ FLOAT = "float"
 
 @dataclass(frozen=True, kw_only=True)
 class KernelTypes:
-    """The kernels of a file in the target's engine.
+    """The kernels of a file in an engine.
 
-    types: operator -> type that its nodes compute in -> how many. kernels: in all. reason: why there are none.
+    types: operator -> type that its nodes compute in -> how many. count: in all. reason: why there are none.
     """
 
-    kernels: int = 0
+    count: int = 0
     types: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     reason: str = ""
 
     def describe(self) -> str:
         """One line."""
         parts = (f"{op} {format_counts(Counter(types))}" for op, types in self.types.items())
-        return self.reason or f"{', '.join(parts)}; {self.kernels} in all"
+        return self.reason or f"{', '.join(parts)}; {self.count} in all"
+
+
+@dataclass(frozen=True, kw_only=True)
+class KernelChange:
+    """The kernels of the old file and of the new one in the target's engine."""
+
+    engine: str
+    before: KernelTypes
+    after: KernelTypes
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Conversion:
     """A converted file. result: the model, with its account. sites: where the numbers of each come from.
 
-    agreement_db: the SQNR of its worst output against the file that it came from, on so many samples. before_db,
-    after_db: of the old file and of the new one against the network in float that the old one's weights make. engine:
-    the target's, with its kernels before and after; "" where none is installed, or asked for.
+    kernels: None where the engine is not installed, or was not asked. answers: None of a float network.
     """
 
     __repr__ = abbreviate
@@ -74,13 +81,8 @@ class Conversion:
     result: Result
     to: str
     sites: tuple[MovedSite, ...] = ()
-    agreement_db: float | None = None
-    before_db: float | None = None
-    after_db: float | None = None
-    samples: int = 0
-    engine: str = ""
-    kernels_before: KernelTypes | None = None
-    kernels_after: KernelTypes | None = None
+    kernels: KernelChange | None = None
+    answers: Answers | None = None
 
     @property
     def report(self) -> Report:
@@ -130,10 +132,7 @@ def convert(
             with progress("writing"):
                 result = write_result(done.result, chosen, out, force)
             kernels = _compare_kernels(source, result, chosen, progress)
-            return Conversion(
-                result=result, to=to, sites=done.sites, agreement_db=done.agreement_db, before_db=done.before_db,
-                after_db=done.after_db, samples=done.samples, **kernels,
-            )  # fmt: skip
+            return Conversion(result=result, to=to, sites=done.sites, kernels=kernels, answers=done.answers)
 
 
 def _choose_form(source: QuantizedSource, to: str, overrides: Overrides) -> tuple[str, Overrides]:
@@ -166,16 +165,16 @@ def _is_valid(preset: str, settings: Mapping[str, Any]) -> bool:
     return True
 
 
-def _compare_kernels(source: QuantizedSource, result: Result, config: Config, progress: Progress) -> dict[str, Any]:
-    """The engine of the target and the kernels that it makes of both files; {} where there is none to ask."""
+def _compare_kernels(
+    source: QuantizedSource, result: Result, config: Config, progress: Progress
+) -> KernelChange | None:
+    """The kernels that the target's engine makes of both files; None where there is none to ask."""
     engine = next((engine for engine in find_backend(config.target).engines if engine.installed), None)
     if engine is None or not config.convert.kernels or is_large_model(result.light):
-        return {}
-    found = {}
-    for name, file in (("kernels_before", source.origin), ("kernels_after", result.model)):
-        request = ProveRequest(engine=engine.name, runtime=config.runtime, progress=progress)
-        found[name] = _count_kernels(file, request)
-    return {"engine": engine.describe_version(), **found}
+        return None
+    request = ProveRequest(engine=engine.name, runtime=config.runtime, progress=progress)
+    before, after = (_count_kernels(file, request) for file in (source.origin, result.model))
+    return KernelChange(engine=engine.describe_version(), before=before, after=after)
 
 
 def _count_kernels(file: ModelSource, request: ProveRequest) -> KernelTypes:
@@ -186,7 +185,7 @@ def _count_kernels(file: ModelSource, request: ProveRequest) -> KernelTypes:
         return KernelTypes(reason=f"not built: {error.subject}: {error.cause}".partition("\n")[0])
     if not proof.built:
         return KernelTypes(reason=f"{proof.build.state}: {proof.build.reason}".partition("\n")[0])
-    return KernelTypes(kernels=len(proof.kernels), types=proof.by_op())
+    return KernelTypes(count=len(proof.kernels), types=proof.by_op())
 
 
 def _write_float(source: QuantizedSource, out: str | Path | None, force: bool) -> Conversion:
@@ -220,20 +219,13 @@ def _make_rows(done: Conversion) -> SheetRows:
     # Those that a person may want to look at, one by one.
     rounded = [site for site in done.sites if site.how is Kept.ROUNDED]
     yield "rounded anew", tuple(f"{site.site}: {format_decibel(site.error_db or 0.0)}" for site in rounded)
-    if done.kernels_before is not None and done.kernels_after is not None:
-        yield (
-            f"in {done.engine}",
-            (f"before: {done.kernels_before.describe()}", f"after: {done.kernels_after.describe()}"),
-        )
-    if done.agreement_db is not None and done.before_db is not None and done.after_db is not None:
-        against = f"against the file's weights in float, on {format_count(done.samples, 'sample')}"
-        yield (
-            "answers",
-            (
-                f"before: {format_decibel(done.before_db)}, after: {format_decibel(done.after_db)}, {against}",
-                f"{format_decibel(done.agreement_db)} against the file that it came from",
-            ),
-        )
+    kernels, answers = done.kernels, done.answers
+    if kernels is not None:
+        yield f"in {kernels.engine}", (f"before: {kernels.before.describe()}", f"after: {kernels.after.describe()}")
+    if answers is not None:
+        before, after, both = map(format_decibel, (answers.before, answers.after, answers.agreement))
+        against = f"against the file's weights in float, on {format_count(answers.samples, 'sample')}"
+        yield "answers", (f"before: {before}, after: {after}, {against}", f"{both} against the file that it came from")
 
 
 FORMS = {

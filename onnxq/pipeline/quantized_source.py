@@ -182,7 +182,8 @@ _PASSING = LAYOUT_OPS | {
 def _make_runnable(plain: ModelLike, pairs: Existing, ends: Collection[str]) -> ModelLike:
     """The view of a model without its pairs, to be run: an Identity has one input, and what cut values off does so.
 
-    ends: nodes that stay as they are. Tools drop a Relu, or a Clip, in front of a QuantizeLinear whose range begins at zero, which then computes it.
+    ends: nodes that stay as they are. Tools drop a Relu, or a Clip, in front of a QuantizeLinear whose range begins at
+    zero, which then computes it.
     """
     index = get_index(plain)
     copy = copy_proto(bare_proto(pairs.view or plain))

@@ -67,18 +67,26 @@ class MovedSite:
 
 
 @dataclass(frozen=True, eq=False)
-class Retargeted:
-    """A file for another engine. agreement_db: of its worst output against the file that it came from.
+class Answers:
+    """SQNR in dB of the worst output, on so many samples.
 
-    before_db, after_db: of either file against their network in float, with the weights as they were rounded.
+    before, after: of the old file and of the new one against the network in float that the old one's weights make.
+    agreement: of one against the other.
     """
+
+    before: float
+    after: float
+    agreement: float
+    samples: int
+
+
+@dataclass(frozen=True, eq=False)
+class Retargeted:
+    """A file for another engine."""
 
     result: Result
     sites: tuple[MovedSite, ...]
-    agreement_db: float
-    before_db: float
-    after_db: float
-    samples: int
+    answers: Answers
 
 
 @dataclass(eq=False)
@@ -289,19 +297,12 @@ def retarget(source: QuantizedSource, data: object, config: Config, *, progress:
         # On those that the ranges were not made of, where there are any.
         samples, threads = ctx.data.test, config.verify.threads
         with progress("comparing both files", 3 * len(samples)) as task:
-            floats = FloatOutputs(source.floats, samples, threads=threads)
-            before, after = measure_models([TrialModel(source.proto), TrialModel(made)], floats, ctx.crew, task)
-            (both,) = measure_models(
-                [TrialModel(made)], FloatOutputs(source.proto, samples, threads=threads), ctx.crew, task
+            before, after, both = (
+                measure_models([TrialModel(model)], FloatOutputs(exact, samples, threads=threads), ctx.crew, task)[0]
+                for model, exact in ((source.proto, source.floats), (made, source.floats), (made, source.proto))
             )
-        return Retargeted(
-            result,
-            filling.list_moved(plan),
-            both.worst_db(),
-            before.worst_db(),
-            after.worst_db(),
-            len(samples),
-        )
+        answers = Answers(before.worst_db(), after.worst_db(), both.worst_db(), len(samples))
+        return Retargeted(result, filling.list_moved(plan), answers)
 
 
 def warn_integers(source: QuantizedSource) -> Cautions:

@@ -144,7 +144,9 @@ def rows_picked_in_iterations(_: Path):
 def convert_integers(op: str) -> Any:
     """A file with an operator of ONNX Runtime on integers between pairs, or beside them, as a float network."""
     arrays = {"s": F(0.1), "z": np.uint8(9), "p": np.ones((8, 1, 16), np.uint8), "ps": np.ones((8, 1), F)}
-    body = "g (float[N,32] x) => (float[N,8] y) { q = QuantizeLinear(x, s, z) d = DequantizeLinear(q, s, z) y = Neg(d) }"
+    body = (
+        "g (float[N,32] x) => (float[N,8] y) { q = QuantizeLinear(x, s, z) d = DequantizeLinear(q, s, z) y = Neg(d) }"
+    )
     proto = model(body, **arrays)
     proto.opset_import.append(helper.make_opsetid("com.microsoft", 1))
     inputs = {"MatMulNBits": ["d", "p", "ps", "ps"], "QLinearReduceMean": ["q", "s", "z", "s", "z"]}[op]

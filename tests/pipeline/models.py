@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import onnx
 from onnx import numpy_helper, parser
+from onnxruntime.quantization import CalibrationDataReader
 
 import onnxq
 from onnxq.config import Config, Rule
@@ -38,6 +39,16 @@ def residual(seed: int = 0, opset: int = 17) -> onnx.ModelProto:
 def images(count: int = 16, seed: int = 1) -> dict[str, np.ndarray]:
     """Samples for `residual`."""
     return {"x": np.random.default_rng(seed).standard_normal((count, 32, 8, 8)).astype(np.float32)}
+
+
+class Reader(CalibrationDataReader):
+    """Samples of an input x for onnxruntime's own quantizer."""
+
+    def __init__(self, samples: np.ndarray) -> None:
+        self.rest = iter([{"x": sample[None]} for sample in samples])
+
+    def get_next(self) -> dict[str, np.ndarray] | None:
+        return next(self.rest, None)
 
 
 def quantize(proto: Any, data: Any = None, config: Config | str = EVERYTHING, **overrides: Any) -> onnxq.Result:
