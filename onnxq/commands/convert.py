@@ -72,7 +72,7 @@ class KernelChange:
 class Conversion:
     """A converted file. result: the model, with its account. sites: where the numbers of each come from.
 
-    kernels: None where the engine is not installed, or was not asked. answers: None of a float network.
+    kernels: None where the engine is not installed, or was not asked. answers: None where nothing was run.
     """
 
     __repr__ = abbreviate

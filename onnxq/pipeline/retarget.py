@@ -21,7 +21,7 @@ from onnxq.config import Config
 from onnxq.errors import ModelError
 from onnxq.evaluation.compare import FloatOutputs
 from onnxq.evaluation.trials import TrialModel, measure_models
-from onnxq.graph import attach_weights, load_model
+from onnxq.graph import ModelLike, attach_weights, load_model
 from onnxq.graph.precision.widen import emulate_types
 from onnxq.numerics import align_qparams, clip_bounds, fake_quant, qparams_from_range, quantize
 from onnxq.passes.assembly import build_file
@@ -33,6 +33,7 @@ from onnxq.pipeline.finalize import Result, finalize_run
 from onnxq.pipeline.quantize_model import draft_placement, open_context, prepare_run
 from onnxq.pipeline.quantized_source import QuantizedSource
 from onnxq.plan import Plan, SitePlan
+from onnxq.planner import state_placement
 from onnxq.planner.sums import read_constant
 from onnxq.progress import Progress, silent
 from onnxq.sites import Caution, Cautions, Refusal, Role, Unquantized
@@ -82,11 +83,11 @@ class Answers:
 
 @dataclass(frozen=True, eq=False)
 class Retargeted:
-    """A file for another engine."""
+    """A file for another engine. answers: None where nothing was run."""
 
     result: Result
     sites: tuple[MovedSite, ...]
-    answers: Answers
+    answers: Answers | None
 
 
 @dataclass(eq=False)
@@ -272,37 +273,42 @@ def retarget(source: QuantizedSource, data: object, config: Config, *, progress:
     """Make the file for the target of the configuration; see `onnxq.convert`."""
     model = attach_weights(source.floats)
     with open_context(model, data, config, progress) as ctx:
-        ctx, state, obstacle = prepare_run(model, data, ctx)
-        if not isinstance(ctx, SampledContext) or obstacle is not None:
-            fix = "give the library of its operators"
-            raise ModelError("model", "cannot be run, which placing its pairs needs", fix, code="Q125")
+        ctx, state, _ = prepare_run(model, data, ctx)
         # Its floats come in float32, so that no weight is rounded to a type of the file again.
         typed = load_model(attach_weights(source.restore_types())) if source.types.interface else state.source
         state = replace(state, source=typed, types=source.types)
+        # Weights alone of a large model, or of one with operators that nothing here runs, need no samples.
+        run = ctx if isinstance(ctx, SampledContext) else None
         with ctx.timers.run("plan", "planning"):
-            problem = draft_placement(state, ctx.data, config, "", progress=progress)
+            if run is None:
+                problem = state_placement(state.model, config, before=state.before, prepare=state.rewrites)
+            else:
+                problem = draft_placement(state, run.data, config, "", progress=progress)
             ways = Ways(problem, problem.default(), reason=_FLOAT_REASON)
             plan, filling = _place_pairs(source, ways, sampled=data is not None)
         with ctx.timers.run("calibrate", "calibrating"):
-            samples = None if data is None else ctx.data.calibration
+            samples = None if data is None or run is None else run.data.calibration
             plan = calibrate(state.model, plan, samples, batch=config.data.batch, memory_limit=ctx.memory_limit)
         placed = state.add_placement(filling.ways.problem, replace(plan, data=_describe_numbers(filling.how)))
-        placed = run_pass(FLOAT_TYPES, ctx, placed)
+        placed = placed if run is None else run_pass(FLOAT_TYPES, run, placed)
         with ctx.timers.run("emit", "making the quantized model"):
             quantized = build_file(placed, placed.planned, progress)
         result = finalize_run(ctx, placed, quantized, source=source.origin)
         cautions = (*warn_integers(source), *result.report.warnings)
         result = replace(result, report=replace(result.report, warnings=cautions))
         made = emulate_types(quantized) if check.is_narrow(placed) else quantized
-        # On those that the ranges were not made of, where there are any.
-        samples, threads = ctx.data.test, config.verify.threads
-        with progress("comparing both files", 3 * len(samples)) as task:
-            before, after, both = (
-                measure_models([TrialModel(model)], FloatOutputs(exact, samples, threads=threads), ctx.crew, task)[0]
-                for model, exact in ((source.proto, source.floats), (made, source.floats), (made, source.proto))
-            )
-        answers = Answers(before.worst_db(), after.worst_db(), both.worst_db(), len(samples))
-        return Retargeted(result, filling.list_moved(plan), answers)
+        return Retargeted(result, filling.list_moved(plan), None if run is None else _compare(run, source, made))
+
+
+def _compare(ctx: SampledContext, source: QuantizedSource, made: ModelLike) -> Answers:
+    """The answers of both files, on samples that ranges were not made of, where there are any."""
+    samples, threads = ctx.data.test, ctx.config.verify.threads
+    with ctx.progress("comparing both files", 3 * len(samples)) as task:
+        before, after, both = (
+            measure_models([TrialModel(model)], FloatOutputs(exact, samples, threads=threads), ctx.crew, task)[0]
+            for model, exact in ((source.proto, source.floats), (made, source.floats), (made, source.proto))
+        )
+    return Answers(before.worst_db(), after.worst_db(), both.worst_db(), len(samples))
 
 
 def warn_integers(source: QuantizedSource) -> Cautions:

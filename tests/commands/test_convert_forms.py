@@ -203,6 +203,16 @@ def test_blocks_for_an_engine_without_zero_points_are_rounded_anew_and_said(bloc
     assert [onnx.helper.get_node_attr_value(node, "block_size") for node in pairs] == [32, 32]
 
 
+def test_what_cannot_be_run_is_converted_unrun(blocks: onnx.ModelProto) -> None:
+    proto = onnx.ModelProto.FromString(blocks.SerializeToString())
+    proto.graph.node[-1].output[0] = "inside"
+    proto.graph.node.append(onnx.helper.make_node("Thing", ["inside"], ["y"], "thing", domain="of.mine"))
+    proto.opset_import.append(onnx.helper.make_opsetid("of.mine", 1))
+    done = convert(proto, "ort")
+    assert count_kept(done) == {Kept.INTEGERS: 2}
+    assert done.answers is None
+
+
 def test_newer_opsets_are_read() -> None:
     newer = version_converter.convert_version(residual(), 22)
     typed = quantize(newer, images(), EVERYTHING_IN_TRT).model
