@@ -8,13 +8,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import onnx
-
 from onnxq.backends import find_backend, load_config
-from onnxq.config import Command, Config, list_presets
+from onnxq.config import Command, Config, expand_names, list_presets
 from onnxq.engines.prove.prove import ProveRequest, prove_model
 from onnxq.errors import ConfigError, OnnxqError
-from onnxq.files import guard_outputs
 from onnxq.graph import attach_weights, save_model
 from onnxq.graph.light import is_large_model, measure_size
 from onnxq.pipeline.configuration import Configuration, ModelSource, Overrides, open_run
@@ -115,8 +112,11 @@ def convert(
     Returns a Conversion with `.result` and, for each site, how its numbers came about.
     Raises ModelError for a file without pairs, ConfigError for a target that does not exist.
     """
-    # The configuration follows the form of the file, which so is read first.
-    with guard_outputs("" if isinstance(model, onnx.ModelProto) else model, out, force=force):
+    # The configuration follows the form of the file, which so is read first; outputs are checked before that.
+    options = expand_names(overrides, Command.CONVERT).items()
+    outputs = {key: value for key, value in options if key.startswith("output.")}
+    usual = None if to == FLOAT else config or f"{to}-int8"
+    with open_run(model, usual, outputs, Command.CONVERT, out=out, force=force):
         with progress("reading the quantized model"):
             source = read_quantized(model)
         if config is None and to != FLOAT:
