@@ -1,0 +1,211 @@
+"""MatMulNBitsQuantizer and its configurations: weights alone, by onnxq's algorithms, under onnxruntime's names."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from onnxq.compat.calibrate import read_samples
+from onnxq.compat.options import CompatOption, CompatWarning, Overrides, convert_options, name_value, warn_meaningless
+from onnxq.compat.quant_utils import QuantFormat
+from onnxq.compat.theirs import import_theirs
+from onnxq.errors import ConfigError
+
+if TYPE_CHECKING:
+    import onnx
+
+Names = Sequence[str] | None
+_AXES = {"MatMul": 0, "Gather": 1}
+# Bits -> storage of symmetric and of asymmetric weights. MatMulNBits packs 2 bits from a type that opset 21 has.
+_STORAGE = {2: ("int2", "uint2"), 4: ("int4", "uint4"), 8: ("int8", "uint8")}
+_PACKED = {2: ("int4", "uint4")}
+_BY_ERROR = "scales and rounding are chosen by the error that they cause"
+_SETTINGS: Mapping[str, CompatOption] = {
+    "ratios": CompatOption({}, reason=_BY_ERROR),
+    "percdamp": CompatOption(0.01, reason=_BY_ERROR),
+    "actorder": CompatOption(False, reason="weights keep their order, which MatMulNBits reads"),
+    "mse": CompatOption(False),
+    "perchannel": CompatOption(True, reason="blocks have a scale for each column"),
+    "axis": CompatOption(1, reason="blocks lie along the inputs of a product, the only axis that MatMulNBits has"),
+    "quant_axes": CompatOption(_AXES, reason="blocks lie along the inputs of a product and along rows of a table"),
+}
+# Without samples, blocks have the scale of least error; RTN takes the one of their range.
+_OBSERVERS: Mapping[str, Overrides] = {
+    **{name: {} for name in ("DEFAULT", "k_quant", "GPTQ", "HQQ")},
+    "RTN": {"weights.observer": "minmax"},
+}
+
+
+@dataclass
+class WeightOnlyQuantConfig:
+    """What the configurations of all algorithms have."""
+
+    algorithm: str = "DEFAULT"
+    quant_format: Any = QuantFormat.QOperator
+    op_types_to_quantize: Any = None
+    quant_axes: Any = None
+    customized_weight_config: Mapping[str, Mapping[str, Any]] | None = None
+
+    def __post_init__(self) -> None:
+        self.op_types_to_quantize = set(self.op_types_to_quantize or ("MatMul",))
+        self.quant_axes = dict(self.quant_axes or _AXES)
+
+
+class RTNWeightOnlyQuantConfig(WeightOnlyQuantConfig):
+    """Rounding to nearest, with scales by range."""
+
+    def __init__(
+        self, ratios: Any = None, quant_format: Any = QuantFormat.QOperator, op_types_to_quantize: Names = None,
+        customized_weight_config: Any = None,
+    ) -> None:  # fmt: skip
+        super().__init__("RTN", quant_format, op_types_to_quantize, None, customized_weight_config)
+        self.ratios = ratios or {}
+
+
+class KQuantWeightOnlyQuantConfig(RTNWeightOnlyQuantConfig):
+    """Rounding to nearest, with scales and zero points of least error, as k-quants have them."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.algorithm = "k_quant"
+
+
+class GPTQWeightOnlyQuantConfig(WeightOnlyQuantConfig):
+    """Rounding by the samples of a reader."""
+
+    def __init__(
+        self, calibration_data_reader: Any = None, percdamp: float = 0.01, block_size: int = 128,
+        actorder: bool = False, mse: bool = False, perchannel: bool = True, quant_format: Any = QuantFormat.QOperator,
+        op_types_to_quantize: Names = None,
+    ) -> None:  # fmt: skip
+        super().__init__("GPTQ", quant_format, op_types_to_quantize)
+        self.calibration_data_reader = calibration_data_reader
+        self.percdamp, self.block_size, self.actorder = percdamp, block_size, actorder
+        self.mse, self.perchannel = mse, perchannel
+
+
+class HQQWeightOnlyQuantConfig(WeightOnlyQuantConfig):
+    """Scales and zero points of least error, without samples."""
+
+    def __init__(
+        self, block_size: int = 128, bits: int = 4, axis: int = 1, quant_format: Any = QuantFormat.QOperator,
+        op_types_to_quantize: Names = None, quant_axes: Any = None,
+    ) -> None:  # fmt: skip
+        super().__init__("HQQ", quant_format, op_types_to_quantize, quant_axes)
+        self.block_size, self.bits, self.axis = block_size, bits, axis
+
+
+class DefaultWeightOnlyQuantConfig(WeightOnlyQuantConfig):
+    """Blocks as onnxq makes them."""
+
+    def __init__(
+        self, block_size: int = 128, is_symmetric: bool = False, accuracy_level: int | None = None,
+        quant_format: Any = QuantFormat.QOperator, op_types_to_quantize: Names = None, quant_axes: Any = None,
+        bits: int = 4, channel_wised_quantize: bool = False,
+    ) -> None:  # fmt: skip
+        super().__init__("DEFAULT", quant_format, op_types_to_quantize, quant_axes)
+        self.block_size, self.is_symmetric, self.accuracy_level = block_size, is_symmetric, accuracy_level
+        self.bits, self.channel_wised_quantize = bits, channel_wised_quantize
+
+
+class MatMulNBitsQuantizer:
+    """Quantizes the constant weights of MatMul, and tables of Gather, in 2, 4 or 8 bits.
+
+    `process` does it; `model` is onnxruntime's ONNXModel before and after. An algorithm's name stands for the one of
+    onnxq that serves the same end: GPTQ rounds by samples, HQQ and k_quant choose scales and zero points by error.
+    """
+
+    def __init__(
+        self,
+        model: onnx.ModelProto | str | Path,
+        bits: int = 4,
+        block_size: int = 128,
+        is_symmetric: bool = False,
+        accuracy_level: int | None = None,
+        nodes_to_exclude: Names = None,
+        nodes_to_include: Names = None,
+        quant_format: Any = QuantFormat.QOperator,
+        op_types_to_quantize: Names = None,
+        quant_axes: Any = None,
+        channel_wised_quantize: bool = False,
+        algo_config: WeightOnlyQuantConfig | None = None,
+    ) -> None:
+        from onnxq.graph import load_model
+
+        self.model_path = None if hasattr(model, "graph") else str(model)
+        self.model = import_theirs("onnx_model").ONNXModel(load_model(model).proto)
+        self.bits, self.block_size, self.is_symmetric = bits, block_size, is_symmetric
+        self.accuracy_level = accuracy_level
+        self.nodes_to_exclude, self.nodes_to_include = set(nodes_to_exclude or ()), set(nodes_to_include or ())
+        self.algo_config = algo_config or DefaultWeightOnlyQuantConfig(
+            block_size, is_symmetric, accuracy_level, quant_format, op_types_to_quantize, quant_axes, bits,
+            channel_wised_quantize,
+        )  # fmt: skip
+
+    def process(self) -> None:
+        """Quantize `model`, which becomes the quantized one. Warns (CompatWarning) of what means nothing here.
+
+        Raises ConfigError for other widths than 2, 4 and 8, and for GPTQ without samples.
+        """
+        from onnxq.commands.quantize import quantize
+        from onnxq.compat.selection import CallLists, match_any, read_selection
+
+        config, ops = self.algo_config, self.algo_config.op_types_to_quantize
+        settings = {key: value for key, value in vars(config).items() if key in _SETTINGS}
+        cautions = convert_options(settings, _SETTINGS)[1]
+        if config.algorithm not in _OBSERVERS:
+            cautions.append(warn_meaningless(f"algorithm={config.algorithm}", _BY_ERROR))
+        reader = getattr(config, "calibration_data_reader", None)
+        if config.algorithm == "GPTQ" and reader is None:
+            fix = "give the configuration a calibration_data_reader, or take another one"
+            raise ConfigError("calibration_data_reader", "is None, and GPTQ rounds by samples", fix, code="Q319")
+        wish = read_selection(self.model.model, CallLists(sorted(ops), None, sorted(self.nodes_to_exclude)))
+        custom: Mapping[str, Mapping[str, Any]] = config.customized_weight_config or {}
+        own = [{"node": match_any([node]), "set": self._convert_custom(entry)} for node, entry in custom.items()]
+        if self.nodes_to_include:
+            own.append({"node": match_any(sorted(self.nodes_to_include)), "set": {"quantize": True}})
+        for caution in (*cautions, *wish.cautions):
+            warnings.warn(CompatWarning(caution), stacklevel=2)
+        whole = getattr(config, "channel_wised_quantize", False)
+        overrides = {**self._make_overrides(whole), "rules": [*own, *wish.rules]}
+        preset = "ort-int8-weights" if whole else "ort-int4-weights"
+        result = quantize(self.model.model, read_samples(reader), preset, overrides=overrides)
+        self.model = import_theirs("onnx_model").ONNXModel(result.model)
+
+    def _make_overrides(self, whole: bool) -> Overrides:
+        config = self.algo_config
+        bits, ops = getattr(config, "bits", self.bits), config.op_types_to_quantize
+        # GPTQ's own block is one of its updates, not of scales.
+        size = self.block_size if config.algorithm == "GPTQ" else getattr(config, "block_size", self.block_size)
+        blocks = self._describe_blocks(bits, size, getattr(config, "is_symmetric", self.is_symmetric))
+        blocks = {key: value for key, value in blocks.items() if not (whole and key in ("granularity", "block_size"))}
+        level = getattr(config, "accuracy_level", self.accuracy_level)
+        return {
+            **{f"weights.{key}": value for key, value in blocks.items()},
+            "projection_bits": bits,
+            "embeddings": ("int4" if bits <= 4 else "int8") if "Gather" in ops else "float",
+            "emit": "nbits" if self._is_packed else "qdq",
+            **({"accuracy_level": level} if level is not None and self._is_packed else {}),
+            "latency": False,
+            **_OBSERVERS.get(config.algorithm, {}),
+        }
+
+    def _convert_custom(self, entry: Mapping[str, Any]) -> Overrides:
+        """One of `customized_weight_config`, as the `set` of a rule."""
+        symmetric = entry.get("scheme", "sym" if self.is_symmetric else "asym") == "sym"
+        return self._describe_blocks(entry.get("bits", self.bits), entry.get("group_size", self.block_size), symmetric)
+
+    @property
+    def _is_packed(self) -> bool:
+        return str(name_value(self.algo_config.quant_format)) == "QOperator"
+
+    def _describe_blocks(self, bits: int, size: int, symmetric: bool) -> Overrides:
+        if bits not in _STORAGE:
+            raise ConfigError("bits", f"is {bits}", "give 2, 4 or 8", code="Q304")
+        storage = (_PACKED if self._is_packed else {}).get(bits, _STORAGE[bits])[not symmetric]
+        scheme = "symmetric" if symmetric else "asymmetric"
+        kind = {"bits": bits, "scheme": scheme, "signed": symmetric, "storage": storage}
+        return {**kind, "granularity": "block", "block_size": size}
