@@ -1,24 +1,23 @@
-"""MatMulNBitsQuantizer and its configurations: weights alone, by onnxq's algorithms, under onnxruntime's names."""
+"""MatMulNBitsQuantizer: weights alone, by onnxq's algorithms. Its configurations are onnxruntime's own, handed on."""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from onnxq.compat.calibrate import read_samples
 from onnxq.compat.options import CompatOption, CompatWarning, Overrides, convert_options, name_value, warn_meaningless
 from onnxq.compat.quant_utils import QuantFormat
-from onnxq.compat.theirs import import_theirs
+from onnxq.compat.theirs import hand_on, import_theirs
 from onnxq.errors import ConfigError
 
 if TYPE_CHECKING:
     import onnx
 
+__getattr__ = hand_on("matmul_nbits_quantizer")
 Names = Sequence[str] | None
-_AXES = {"MatMul": 0, "Gather": 1}
 # Bits -> storage of symmetric and of asymmetric weights. MatMulNBits packs 2 bits from a type that opset 21 has.
 _STORAGE = {2: ("int2", "uint2"), 4: ("int4", "uint4"), 8: ("int8", "uint8")}
 _PACKED = {2: ("int4", "uint4")}
@@ -30,85 +29,15 @@ _SETTINGS: Mapping[str, CompatOption] = {
     "mse": CompatOption(False),
     "perchannel": CompatOption(True, reason="blocks have a scale for each column"),
     "axis": CompatOption(1, reason="blocks lie along the inputs of a product, the only axis that MatMulNBits has"),
-    "quant_axes": CompatOption(_AXES, reason="blocks lie along the inputs of a product and along rows of a table"),
+    "quant_axes": CompatOption(
+        {"MatMul": 0, "Gather": 1}, reason="blocks lie along the inputs of a product and along rows of a table"
+    ),
 }
 # Without samples, blocks have the scale of least error; RTN takes the one of their range.
 _OBSERVERS: Mapping[str, Overrides] = {
     **{name: {} for name in ("DEFAULT", "k_quant", "GPTQ", "HQQ")},
     "RTN": {"weights.observer": "minmax"},
 }
-
-
-@dataclass
-class WeightOnlyQuantConfig:
-    """What the configurations of all algorithms have."""
-
-    algorithm: str = "DEFAULT"
-    quant_format: Any = QuantFormat.QOperator
-    op_types_to_quantize: Any = None
-    quant_axes: Any = None
-    customized_weight_config: Mapping[str, Mapping[str, Any]] | None = None
-
-    def __post_init__(self) -> None:
-        self.op_types_to_quantize = set(self.op_types_to_quantize or ("MatMul",))
-        self.quant_axes = dict(self.quant_axes or _AXES)
-
-
-class RTNWeightOnlyQuantConfig(WeightOnlyQuantConfig):
-    """Rounding to nearest, with scales by range."""
-
-    def __init__(
-        self, ratios: Any = None, quant_format: Any = QuantFormat.QOperator, op_types_to_quantize: Names = None,
-        customized_weight_config: Any = None,
-    ) -> None:  # fmt: skip
-        super().__init__("RTN", quant_format, op_types_to_quantize, None, customized_weight_config)
-        self.ratios = ratios or {}
-
-
-class KQuantWeightOnlyQuantConfig(RTNWeightOnlyQuantConfig):
-    """Rounding to nearest, with scales and zero points of least error, as k-quants have them."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.algorithm = "k_quant"
-
-
-class GPTQWeightOnlyQuantConfig(WeightOnlyQuantConfig):
-    """Rounding by the samples of a reader."""
-
-    def __init__(
-        self, calibration_data_reader: Any = None, percdamp: float = 0.01, block_size: int = 128,
-        actorder: bool = False, mse: bool = False, perchannel: bool = True, quant_format: Any = QuantFormat.QOperator,
-        op_types_to_quantize: Names = None,
-    ) -> None:  # fmt: skip
-        super().__init__("GPTQ", quant_format, op_types_to_quantize)
-        self.calibration_data_reader = calibration_data_reader
-        self.percdamp, self.block_size, self.actorder = percdamp, block_size, actorder
-        self.mse, self.perchannel = mse, perchannel
-
-
-class HQQWeightOnlyQuantConfig(WeightOnlyQuantConfig):
-    """Scales and zero points of least error, without samples."""
-
-    def __init__(
-        self, block_size: int = 128, bits: int = 4, axis: int = 1, quant_format: Any = QuantFormat.QOperator,
-        op_types_to_quantize: Names = None, quant_axes: Any = None,
-    ) -> None:  # fmt: skip
-        super().__init__("HQQ", quant_format, op_types_to_quantize, quant_axes)
-        self.block_size, self.bits, self.axis = block_size, bits, axis
-
-
-class DefaultWeightOnlyQuantConfig(WeightOnlyQuantConfig):
-    """Blocks as onnxq makes them."""
-
-    def __init__(
-        self, block_size: int = 128, is_symmetric: bool = False, accuracy_level: int | None = None,
-        quant_format: Any = QuantFormat.QOperator, op_types_to_quantize: Names = None, quant_axes: Any = None,
-        bits: int = 4, channel_wised_quantize: bool = False,
-    ) -> None:  # fmt: skip
-        super().__init__("DEFAULT", quant_format, op_types_to_quantize, quant_axes)
-        self.block_size, self.is_symmetric, self.accuracy_level = block_size, is_symmetric, accuracy_level
-        self.bits, self.channel_wised_quantize = bits, channel_wised_quantize
 
 
 class MatMulNBitsQuantizer:
@@ -131,7 +60,7 @@ class MatMulNBitsQuantizer:
         op_types_to_quantize: Names = None,
         quant_axes: Any = None,
         channel_wised_quantize: bool = False,
-        algo_config: WeightOnlyQuantConfig | None = None,
+        algo_config: Any = None,
     ) -> None:
         from onnxq.graph import load_model
 
@@ -140,10 +69,16 @@ class MatMulNBitsQuantizer:
         self.bits, self.block_size, self.is_symmetric = bits, block_size, is_symmetric
         self.accuracy_level = accuracy_level
         self.nodes_to_exclude, self.nodes_to_include = set(nodes_to_exclude or ()), set(nodes_to_include or ())
-        self.algo_config = algo_config or DefaultWeightOnlyQuantConfig(
-            block_size, is_symmetric, accuracy_level, quant_format, op_types_to_quantize, quant_axes, bits,
-            channel_wised_quantize,
-        )  # fmt: skip
+        self.algo_config = algo_config or __getattr__("DefaultWeightOnlyQuantConfig")(
+            block_size=block_size,
+            is_symmetric=is_symmetric,
+            accuracy_level=accuracy_level,
+            quant_format=quant_format,
+            op_types_to_quantize=op_types_to_quantize,
+            quant_axes=quant_axes,
+            bits=bits,
+            channel_wised_quantize=channel_wised_quantize,
+        )
 
     def process(self) -> None:
         """Quantize `model`, which becomes the quantized one. Warns (CompatWarning) of what means nothing here.

@@ -3,25 +3,14 @@
 from __future__ import annotations
 
 from onnxq.compat.calibrate import CalibrationMethod
+from onnxq.compat.options import STATIC_EXTRAS
 from onnxq.compat.quant_utils import QuantFormat, QuantType
 from onnxq.compat.quantize import quantize_static
 from onnxq.compat.theirs import hand_on
 
 __getattr__ = hand_on("static_quantize_runner")
-# Options that are extra options under another name, and those that are one by its name in other letters.
-_EXTRAS = {
-    "op_types_to_exclude_output_quantization": "OpTypesToExcludeOutputQuantization",
-    "qdq_keep_removable_activations": "QDQKeepRemovableActivations",
-    "qdq_disable_weight_adjust_for_int32_bias": "QDQDisableWeightAdjustForInt32Bias",
-    "add_qdq_pair_to_weight": "AddQDQPairToWeight",
-    "dedicated_qdq_pair": "DedicatedQDQPair",
-    "use_qdq_contrib_ops": "UseQDQContribOps",
-    "matmul_const_b_only": "MatMulConstBOnly",
-    "enable_subgraph": "EnableSubgraph",
-    "force_quantize_no_input_check": "ForceQuantizeNoInputCheck",
-    "calib_tensor_range_symmetric": "CalibTensorRangeSymmetric",
-    "calib_moving_average": "CalibMovingAverage",
-}
+# Extra options by the words of their names, as the command line has them.
+_EXTRAS = {name.lower(): name for name in STATIC_EXTRAS.keys() - {"MinimumRealRange", "TensorQuantOverrides"}}
 _TYPES = {name.lower(): kind for name, kind in QuantType.__members__.items()}
 _METHODS = {name.lower(): method for name, method in CalibrationMethod.__members__.items()}
 
@@ -29,7 +18,9 @@ _METHODS = {name.lower(): method for name, method in CalibrationMethod.__members
 def main() -> None:
     """Quantize by the options of the command line and the samples in `test_data_set_*` beside the model."""
     args = __getattr__("parse_arguments")()
-    extra = {name: getattr(args, option) for option, name in _EXTRAS.items() if getattr(args, option)}
+    given = {option.replace("_", ""): value for option, value in vars(args).items() if value}
+    extra = {_EXTRAS[option]: value for option, value in given.items() if option in _EXTRAS}
+    extra["TensorQuantOverrides"] = __getattr__("get_tensor_quant_overrides")(args.tensor_quant_overrides)
     extra |= {"QuantizeBias": False} if args.disable_quantize_bias else {}
     extra |= {"QDQOpTypePerChannelSupportToAxis": dict(args.op_per_channel_axis)} if args.op_per_channel_axis else {}
     quantize_static(
@@ -43,10 +34,7 @@ def main() -> None:
         nodes_to_quantize=args.nodes_to_quantize,
         nodes_to_exclude=args.nodes_to_exclude,
         calibrate_method=_METHODS[args.calibration_method],
-        extra_options={
-            **extra,
-            "TensorQuantOverrides": __getattr__("get_tensor_quant_overrides")(args.tensor_quant_overrides),
-        },
+        extra_options=extra,
     )
 
 

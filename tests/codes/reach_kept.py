@@ -102,7 +102,7 @@ def called(folder: Path, width: int = 4, **how: Any) -> list[Any]:
 
 
 def import_anew(module: str) -> list[Any]:
-    """What it warns of when it is imported."""
+    """Warnings of a module when it is imported."""
     sys.modules.pop(module, None)
     with pytest.warns(compat.CompatWarning) as caught:
         importlib.import_module(module)

@@ -8,11 +8,9 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from onnxruntime.quantization import matmul_nbits_quantizer as theirs
 
-from onnxq.compat import CompatWarning, QuantFormat, matmul_nbits_quantizer
+from onnxq.compat import CompatWarning, QuantFormat
 from onnxq.compat.matmul_nbits_quantizer import (
-    DefaultWeightOnlyQuantConfig,
     GPTQWeightOnlyQuantConfig,
     HQQWeightOnlyQuantConfig,
     KQuantWeightOnlyQuantConfig,
@@ -107,11 +105,3 @@ def test_what_means_nothing_is_said_and_other_widths_are_refused() -> None:
     assert caught[0].filename == __file__
     with pytest.raises(ConfigError, match="bits: is 3"):
         MatMulNBitsQuantizer(make_net(), 3).process()
-
-
-def test_configurations_have_the_attributes_of_theirs() -> None:
-    for name in ("Default", "RTN", "KQuant", "HQQ", "GPTQ"):
-        own, other = (getattr(module, f"{name}WeightOnlyQuantConfig")() for module in (matmul_nbits_quantizer, theirs))
-        assert vars(own).keys() >= vars(other).keys()
-        assert {key: getattr(own, key) for key in vars(other)} == vars(other)
-    assert DefaultWeightOnlyQuantConfig(32, True).is_symmetric

@@ -12,21 +12,12 @@ from onnxq.compat.options import CONVERTS, PRESET, CompatOption, CompatWarning, 
 from onnxq.compat.quant_utils import QuantType
 from onnxq.compat.quantize import StaticQuantConfig, get_qdq_config
 from onnxq.compat.shape_inference import ONE_FILE
-from onnxq.compat.theirs import hand_on
-from onnxq.errors import ConfigError
+from onnxq.compat.theirs import hand_on, import_theirs
 
 if TYPE_CHECKING:
-    import onnx
-
     from onnxq.compat.quantize import Model, Names
 
 __getattr__ = hand_on("execution_providers.qnn")
-
-
-class LayoutError(ConfigError, ValueError):
-    """An input or output that cannot have its channels last; a ValueError, as onnxruntime raises one."""
-
-
 # Every tensor in one width, that of the arguments.
 _PRESET = "qnn-int8"
 _PREPROCESSING: Mapping[str, CompatOption] = {
@@ -93,7 +84,7 @@ def qnn_preprocess_model(
     """Write the model with a name for every node and the shapes that are given or can be inferred; True.
 
     Quantizing fuses and rewrites by itself. Warns once (CompatWarning) for each argument that means nothing here.
-    Raises LayoutError for inputs and outputs of another rank than channels can come last in.
+    Raises ValueError for inputs and outputs whose channels cannot come last.
     """
     from onnxq.graph import fix_sizes, infer_shapes, load_model, name_nodes, save_model
 
@@ -103,39 +94,9 @@ def qnn_preprocess_model(
     sizes = {name: tuple(map(int, shape.split(","))) for name, shape in dynamic_input_shapes or ()}
     proto = name_nodes(load_model(model_input).proto)
     proto = infer_shapes(fix_sizes(proto, sizes) if sizes else proto)
-    proto = _move_channels(proto, inputs_to_make_channel_last or (), outputs_to_make_channel_last or ())
+    if inputs_to_make_channel_last or outputs_to_make_channel_last:
+        theirs = import_theirs("execution_providers.qnn.preprocess")
+        theirs.update_io_to_channel_last(proto, inputs_to_make_channel_last, outputs_to_make_channel_last)
+        import_theirs("onnx_model").ONNXModel(proto).topological_sort()
     save_model(proto, model_output, external=save_as_external_data or None, overwrite=True)
     return True
-
-
-def _move_channels(proto: onnx.ModelProto, inputs: Sequence[str], outputs: Sequence[str]) -> onnx.ModelProto:
-    """A copy whose inputs and outputs of these names have their channels last, by a Transpose at each; or the model."""
-    from onnxq.graph import Editor
-    from onnxq.graph.light import copy_proto
-    from onnxq.sites import TensorId
-
-    if not inputs and not outputs:
-        return proto
-    editor, named = Editor(proto), {*inputs, *outputs}
-    for values, names, behind in ((proto.graph.input, inputs, True), (proto.graph.output, outputs, False)):
-        for value in (value for value in values if value.name in names):
-            name, rank = value.name, len(value.type.tensor_type.shape.dim)
-            if rank < 3:
-                fix = "leave it out of inputs_to_make_channel_last and outputs_to_make_channel_last"
-                raise LayoutError(name, f"has rank {rank}, and needs to be of rank >= 3 for channels", fix, code="Q304")
-            inner, made = editor.fresh(f"{name}/channels_first"), editor.fresh(f"{name}/Transpose")
-            if behind:
-                perm = [0, rank - 1, *range(1, rank - 1)]
-                editor.insert_node("", "Transpose", [name], [inner], name=made, attrs={"perm": perm})
-                editor.rewire(TensorId(name), inner)
-            else:
-                perm = [0, *range(2, rank), 1]
-                editor.rename_tensor(TensorId(name), inner)
-                editor.insert_node("", "Transpose", [inner], [name], name=made, attrs={"perm": perm})
-    done = copy_proto(editor.export())
-    for value in (*done.graph.input, *done.graph.output):
-        if value.name in named:
-            dims = list(value.type.tensor_type.shape.dim)
-            del value.type.tensor_type.shape.dim[:]
-            value.type.tensor_type.shape.dim.extend([dims[0], *dims[2:], dims[1]])
-    return done
