@@ -5,13 +5,14 @@
 
 The folder is that of a checkout of onnxruntime, near the version that is installed. Its files are copied to a temporary
 folder, where nothing but the import changes, and each runs in a process of its own: once with onnxruntime, once with
-onnxq, and once more with onnxq where the helpers that count operators only note what they find, and loaded models have
-their tensors under onnxruntime's names, so that the numbers are compared all the same. The table has a line for each
-file. It needs `pip install parameterized`.
+onnxq, and once more with onnxq where all operators are named, so that those that int8 would not pay for are quantized,
+the helpers that count operators only note what they find, and loaded models have their tensors under onnxruntime's
+names: the numbers are compared all the same. The table has a line for each file. It needs `pip install parameterized`.
 
 passed      as they are
-alone       fails by counts of operators or by names alone: everything else that the test checks holds
-placement   the test itself counts operators or pairs, or nothing was quantized, as it would not pay
+alone       fails by placement or by names alone: everything else that the test checks holds
+placement   the test itself counts operators, or reads a pair that is not there
+names       the test reads what stands in a configuration, or the order of initializers
 accepted    onnxruntime refuses what the test does, and onnxq does it
 numbers     other numbers: ties that another rounding breaks, answers nearer to float than the ones expected
 other       anything else
@@ -39,6 +40,8 @@ _IMPORT = re.compile(r"onnxruntime(\.| import )quantization\b")
 # A stand-in for the package by which their helpers print a model before a test fails.
 _PLOT = "def onnx_simple_text_plot(model, **_):\n    return ' '.join(node.op_type for node in model.graph.node)\n"
 _LENIENT = """
+import importlib
+
 import onnx
 import op_test_utils
 
@@ -62,6 +65,22 @@ NAMES = {
     "/QuantizeLinear": "_QuantizeLinear",
 }
 
+def force(quantize):
+    def run(model_input, model_output, *args, **kwargs):
+        lists = ("op_types_to_quantize", "nodes_to_quantize")
+        if not any(kwargs.get(name) for name in lists) and not any(isinstance(arg, list) for arg in args):
+            graph = (model_input if hasattr(model_input, "graph") else onnx.load(model_input)).graph
+            kwargs["op_types_to_quantize"] = sorted({node.op_type for node in graph.node})
+        return quantize(model_input, model_output, *args, **kwargs)
+
+    return run
+
+package = importlib.import_module("onnxq.compat")
+module = importlib.import_module("onnxq.compat.quantize")
+for name in ("quantize_static", "quantize_dynamic"):
+    setattr(module, name, force(getattr(module, name)))
+    setattr(package, name, getattr(module, name))
+
 def rename(name):
     return next((name.removesuffix(end) + other for end, other in NAMES.items() if name.endswith(end)), name)
 
@@ -69,12 +88,17 @@ def load(*args, **kwargs):
     model = real(*args, **kwargs)
     for tensor in model.graph.initializer:
         tensor.name = rename(tensor.name)
+        if tensor.name.endswith(("_scale", "_zero_point")) and tensor.data_type in TYPED:
+            values = onnx.numpy_helper.to_array(tensor)
+            tensor.CopyFrom(onnx.helper.make_tensor(tensor.name, tensor.data_type, values.shape, values.ravel()))
     for node in model.graph.node:
         node.name = rename(node.name)
         node.input[:] = map(rename, node.input)
         node.output[:] = map(rename, node.output)
     return model
 
+# Types whose values the tests read from fields of their own.
+TYPED = [onnx.TensorProto.DataType.Value(name) for name in ("FLOAT", "INT8", "UINT8", "INT16", "UINT16")]
 real = onnx.load
 onnx.load = onnx.load_model = load
 """
@@ -83,9 +107,10 @@ _LIMIT = 1200
 # In the text of a failure, the first that matches; else other.
 _REASONS = {
     "accepted": r"AssertionError: (\w*(Error|Exception)) not raised|DID NOT RAISE",
+    "names": r"q\w\w_config\.|initializer\[\d\]",
     "numbers": r"Not equal to tolerance",
     "placement": r"op_type|len\(.*node|node_?(count|cnt)|node, None\)|Unable to check expected shape|StopIteration"
-    r"|KeyError: '\w+'|has_relu|zero_types=\[\]|not found in \{|bias_names|initializer\[\d\]|already quantized",
+    r"|KeyError: '\w+'|has_relu|zero_types=\[\]|not found in \{|bias_names|already quantized",
 }
 
 

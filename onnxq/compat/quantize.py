@@ -102,6 +102,8 @@ def quantize_static(
     for more, further in (extras, choose_observer(calibrate_method, extra)):
         overrides |= more
         cautions += further
+    if "target" in overrides and overrides.pop("emit", None):
+        cautions.append(warn_meaningless("quant_format", WHOLE_ARGUMENTS["quant_format"].reason))
     from onnxq.compat.overrides import TensorOverrides
     from onnxq.compat.selection import CallLists
 

@@ -23,7 +23,9 @@ from onnxq.graph.editing.editor import Editor
 from onnxq.graph.index import GraphIndex, find_opset
 from onnxq.graph.light import M
 from onnxq.graph.values import name_type
+from onnxq.numerics import quantize
 from onnxq.sites import TensorId
+from onnxq.spec import PerChannel, PerTensor, QParams, QuantSpec
 
 _QUANTIZE, _DEQUANTIZE, _MICROSOFT = "QuantizeLinear", "DequantizeLinear", "com.microsoft"
 _BYTES: dict[int, tuple[int, int]] = {TensorProto.UINT8: (0, 255), TensorProto.INT8: (-128, 127)}
@@ -59,6 +61,8 @@ _KERNELS: Mapping[str, _Kernel] = {
     "Sigmoid": _Kernel("QLinearSigmoid", "0y"),
     "Softmax": _Kernel("QLinearSoftmax", "0y"),
 }
+# Steps that an int32 bias holds.
+_LARGEST = 2.0**31
 # Kernels of these move bytes as they move floats. From opset 12 on, MaxPool takes them.
 _MOVES = LAYOUT_OPS | {
     "MaxPool",
@@ -234,11 +238,18 @@ class _Writer:
         """The name of an int32 bias, "" where there is none; None for one that the kernel does not take."""
         if not any(node.inputs[2:3]):
             return ""
-        pair = self.index.maker(node, 2, _DEQUANTIZE)
+        expected = halves[0].scale.reshape(-1) * halves[1].scale.reshape(-1)
+        value, pair = self.index.input_value(node, 2), self.index.maker(node, 2, _DEQUANTIZE)
+        if value is not None and value.dtype == np.float32 and np.abs(value.reshape(-1) / expected).max() < _LARGEST:
+            # A float bias, which ONNX Runtime rounds as well.
+            grain = PerChannel(0) if expected.size > 1 else PerTensor()
+            spec = QuantSpec(bits=32, signed=True, symmetric=True, granularity=grain)
+            steps = expected if expected.size > 1 else expected.reshape(())
+            codes = quantize(value.reshape(-1), QParams(steps, np.zeros_like(steps, np.int32), ""), spec)
+            return self.editor.add_initializer(node.scope, self.editor.fresh(f"{node.inputs[2]}/quantized"), codes)
         stored, scale = self.index.find_input(pair, 0), self.index.input_value(pair, 1)
         if pair is None or scale is None or self.index.find_dtype(stored) != TensorProto.INT32:
             return None
-        expected = halves[0].scale.reshape(-1) * halves[1].scale.reshape(-1)
         return pair.inputs[0] if np.allclose(scale.reshape(-1), expected, rtol=1e-5, atol=0) else None
 
     def _read_half(self, node: NodeRef | None, scope: str) -> _Pair | None:

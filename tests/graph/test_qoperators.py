@@ -107,6 +107,15 @@ def test_an_activation_that_the_type_does_not_end_with_keeps_its_operator() -> N
     check(net, (1, 3, 4, 4), "QLinearConv", step=2 / 255)
 
 
+@pytest.mark.parametrize("axis", [None, 0])
+def test_a_bias_in_float_is_rounded(axis) -> None:
+    net = Net()
+    bias = net.const("b", RNG.standard_normal(8).astype(np.float32))
+    net.add("Conv", [net.pair("x"), net.weight("w", (8, 3, 1, 1), axis), bias], "c")
+    net.add("Identity", [net.pair("c", 0.1)], "y")
+    check(net, (1, 3, 4, 4), "QLinearConv", step=0.1)
+
+
 @pytest.mark.parametrize("behind", [False, True])
 @pytest.mark.parametrize("transposed", [0, 1])
 def test_gemm(behind, transposed) -> None:
@@ -155,8 +164,9 @@ def test_bytes_move_where_both_sides_mean_the_same() -> None:
 
 def test_what_no_operator_takes_stays() -> None:
     net = Net()
-    # A bias in float, scales of a weight along its inputs, and 16 bits.
-    net.add("Conv", [net.pair("x"), net.weight("w", (3, 3, 1, 1), 0), net.const("b", np.ones(3, np.float32))], "c")
+    # A bias that is computed, and scales of a weight along its inputs.
+    bias = net.add("Neg", [net.const("b", np.ones(3, np.float32))], "n")
+    net.add("Conv", [net.pair("x"), net.weight("w", (3, 3, 1, 1), 0), bias], "c")
     net.add("Conv", [net.pair("c"), net.weight("v", (3, 3, 1, 1), 1)], "d")
     net.add("Identity", [net.pair("d")], "y")
     proto = net.build((1, 3, 4, 4))
