@@ -99,6 +99,7 @@ class MatMulNBitsQuantizer:
             raise ConfigError("calibration_data_reader", "is None, and GPTQ rounds by samples", fix, code="Q319")
         wish = read_selection(self.model.model, CallLists(sorted(ops), None, sorted(self.nodes_to_exclude)))
         custom: Mapping[str, Mapping[str, Any]] = config.customized_weight_config or {}
+        # In front of the lists: the first rule that matches wins.
         own = [{"node": match_any([node]), "set": self._convert_custom(entry)} for node, entry in custom.items()]
         if self.nodes_to_include:
             own.append({"node": match_any(sorted(self.nodes_to_include)), "set": {"quantize": True}})
@@ -120,6 +121,7 @@ class MatMulNBitsQuantizer:
         level = getattr(config, "accuracy_level", self.accuracy_level)
         return {
             **{f"weights.{key}": value for key, value in blocks.items()},
+            # The preset keeps a byte for the weight that makes the outputs; here the width is the caller's.
             "projection_bits": bits,
             "embeddings": ("int4" if bits <= 4 else "int8") if "Gather" in ops else "float",
             "emit": "nbits" if self._is_packed else "qdq",

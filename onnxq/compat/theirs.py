@@ -45,6 +45,7 @@ def hand_on(module: str) -> Callable[[str], Any]:
     """A module's `__getattr__`, which finds in theirs what is not here."""
 
     def find(name: str) -> Any:
+        # Python asks modules for names of its own, such as __path__.
         if name.startswith("__"):
             raise AttributeError(f"module {_OURS + module!r} has no attribute {name!r}")
         return getattr(import_theirs(module), name)
@@ -58,6 +59,7 @@ class _TheirModules(MetaPathFinder, Loader):
     def find_spec(self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> Any:
         if not name.startswith(_OURS):
             return None
+        # Only what their package has; this imports what is above it.
         found = importlib.util.find_spec(_THEIRS + name.removeprefix(_OURS))
         return found and ModuleSpec(name, self, is_package=found.submodule_search_locations is not None)
 

@@ -64,17 +64,9 @@ _KERNELS: Mapping[str, _Kernel] = {
 # Steps that an int32 bias holds.
 _LARGEST = 2.0**31
 # Kernels of these move bytes as they move floats. From opset 12 on, MaxPool takes them.
-_MOVES = LAYOUT_OPS | {
-    "MaxPool",
-    "Resize",
-    "Slice",
-    "Split",
-    "Gather",
-    "Expand",
-    "Tile",
-    "DepthToSpace",
-    "SpaceToDepth",
-}
+_MOVES = LAYOUT_OPS.union(
+    ("MaxPool", "Resize", "Slice", "Split", "Gather", "Expand", "Tile", "DepthToSpace", "SpaceToDepth")
+)
 _POOL_OPSET, _SOFTMAX_OPSET = 12, 13
 
 
@@ -132,6 +124,7 @@ class _Writer:
             return False
         for k, chain in enumerate(behind):
             assert chain is not None
+            # The node makes the codes under the name that the QuantizeLinear gave them.
             self.editor.remove_node(chain[-1].name)
             self.editor.replace_output(node.name, k, chain[-1].outputs[0])
         self.editor.replace_input(node.make_edge(0), source.names[0])
@@ -160,6 +153,7 @@ class _Writer:
                 for k in taken if part == "*" else (int(part),):
                     inputs += (halves[k].names[0], *self._name_qparams(node, halves[k]))
         op, domain = kernel.op, kernel.domain
+        # The same kernel with a float result has its inputs in another order.
         if result is None and node.op_type == "MatMul":
             x, x_scale, x_zero, w, w_scale, w_zero = inputs
             op, domain, inputs = "MatMulIntegerToFloat", _MICROSOFT, [x, w, x_scale, w_scale, x_zero, w_zero]
@@ -167,6 +161,7 @@ class _Writer:
         attrs |= {"opset": self.opset} if node.op_type == "Softmax" else {}
         for old in (node, *chain):
             self.editor.remove_node(old.name)
+        # A bias that is left out in the last place has no name there.
         while inputs and not inputs[-1]:
             inputs.pop()
         outputs = [chain[-1].outputs[0]] if chain else list(node.outputs)

@@ -152,6 +152,15 @@ def test_other_operators(op, kernel, count, attrs) -> None:
     check(net, (1, 3, 4, 4), kernel, step=0.1)
 
 
+def test_where() -> None:
+    net = Net()
+    x = net.pair("x")
+    flags = net.const("flags", np.arange(48).reshape(1, 3, 4, 4) % 3 == 0)
+    net.add("Where", [flags, x, net.pair(net.add("Neg", [x], "n"), 0.06)], "o")
+    net.add("Identity", [net.pair("o", 0.1, 100)], "y")
+    check(net, (1, 3, 4, 4), "QLinearWhere", step=0.1)
+
+
 def test_bytes_move_where_both_sides_mean_the_same() -> None:
     for scale, moved in ((0.05, True), (0.06, False)):
         net = Net()
