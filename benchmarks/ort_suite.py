@@ -14,7 +14,7 @@ alone       fails by placement or by names alone: everything else that the test 
 placement   the test itself counts operators, or reads a pair that is not there
 names       the test reads what stands in a configuration, or the order of initializers
 accepted    onnxruntime refuses what the test does, and onnxq does it
-numbers     other numbers: ties that another rounding breaks, answers nearer to float than the ones expected
+numbers     other numbers: ranges that clip rare values, as that makes the smaller error; ties; a floor of scales
 other       anything else
 theirs      fails with onnxruntime, too, here
 """
@@ -108,7 +108,7 @@ _LIMIT = 1200
 _REASONS = {
     "accepted": r"AssertionError: (\w*(Error|Exception)) not raised|DID NOT RAISE",
     "names": r"q\w\w_config\.|initializer\[\d\]",
-    "numbers": r"Not equal to tolerance",
+    "numbers": r"Not equal to tolerance|_sc, ",
     "placement": r"op_type|len\(.*node|node_?(count|cnt)|node, None\)|Unable to check expected shape|StopIteration"
     r"|KeyError: '\w+'|has_relu|zero_types=\[\]|not found in \{|bias_names|already quantized",
 }

@@ -1,8 +1,8 @@
 """Weights and activations of a quantized model beside the float ones, under the names of onnxruntime.quantization.
 
 `modify_model_output_intermediate_tensors`, `collect_activations` and the errors are onnxruntime's own, handed on; what
-belongs together is found by the names of onnxq's pairs too, and by the structure of the file. `onnxq diff --layers`
-does all of it at once.
+belongs together is found by the names of onnxq's pairs too, and by the structure of the file. `onnxq.diff` with
+`layers` does all of it at once.
 """
 
 from __future__ import annotations

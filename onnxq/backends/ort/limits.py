@@ -119,7 +119,7 @@ LIMITS = (
         "emit",
         lambda c: c.emit != "qoperator" or (c.mode != "weight-only" and c.high_precision in (None, "float32")),
         "these operators compute on integers, with scales in float32",
-        "remove it, `mode: weight-only` and `high_precision`",
+        "remove it, or what asks for weights alone or for another float type",
     ),
     Limit(
         "emit",
