@@ -108,9 +108,9 @@ _LIMIT = 1200
 _REASONS = {
     "accepted": r"AssertionError: (\w*(Error|Exception)) not raised|DID NOT RAISE",
     "names": r"q\w\w_config\.|initializer\[\d\]",
-    "numbers": r"Not equal to tolerance|_sc, ",
     "placement": r"op_type|len\(.*node|node_?(count|cnt)|node, None\)|Unable to check expected shape|StopIteration"
     r"|KeyError: '\w+'|has_relu|zero_types=\[\]|not found in \{|bias_names|already quantized",
+    "numbers": r"Not equal to tolerance|_(sc|zp), ",
 }
 
 
