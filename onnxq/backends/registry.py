@@ -337,7 +337,7 @@ NO_CPU_KINDS = Limit(
     "remove it, or write `target: ort`",
 )  # fmt: skip
 NO_OPERATORS = Limit(
-    "emit", lambda c: c.emit == "qdq", "only ONNX Runtime has the operator MatMulNBits",
+    "emit", lambda c: c.emit == "qdq", "only ONNX Runtime has these operators",
     "remove it, or write `target: ort`",
 )  # fmt: skip
 

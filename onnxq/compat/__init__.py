@@ -1,5 +1,6 @@
 """Names of onnxruntime.quantization: its scripts run with `onnxq.compat` in its place."""
 
+from importlib import import_module
 from typing import Any
 
 from onnxq.compat.calibrate import CalibrationDataReader, CalibrationMethod
@@ -31,22 +32,25 @@ __all__ = [
     "quantize_static",
 ]
 
-_CALIBRATE = "quantize_static calibrates; for a cache of TensorRT, onnxq.import_calibration"
-_CLASSES = "call quantize_static or quantize_dynamic"
-_BLOCKS = 'call onnxq.quantize(model, config="ort-int4-weights")'
-# Names there that have no counterpart -> the way to the same end.
-_ABSENT = {
+# Names that are onnxruntime's own -> the module that has them.
+_NAMES = {
     **dict.fromkeys(
-        ("CalibraterBase", "MinMaxCalibrater", "TensorData", "TensorsData", "create_calibrator"), _CALIBRATE
+        ("CalibraterBase", "MinMaxCalibrater", "TensorData", "TensorsData", "create_calibrator"), "calibrate"
     ),
-    **dict.fromkeys(("load_tensors_data", "save_tensors_data", "write_calibration_table"), _CALIBRATE),
-    **dict.fromkeys(("CudaQuantizer", "ONNXQuantizer", "QDQQuantizer", "QuantizationMode"), _CLASSES),
-    **dict.fromkeys(("matmul_4bits_quantizer", "matmul_nbits_quantizer", "matmul_bnb4_quantizer"), _BLOCKS),
-    "qdq_loss_debug": "call onnxq.diff(float_model, model, data, overrides={'layers': True}), or onnxq.profile_model",
+    **dict.fromkeys(("load_tensors_data", "save_tensors_data"), "calibrate"),
+    **dict.fromkeys(("QuantizationMode", "write_calibration_table"), "quant_utils"),
+    "CudaQuantizer": "cuda_quantizer",
+    "QDQQuantizer": "qdq_quantizer",
+}
+_RENAMED = {
+    "matmul_4bits_quantizer": "matmul_nbits_quantizer, MatMulNBitsQuantizer in the place of MatMul4BitsQuantizer"
 }
 
 
 def __getattr__(name: str) -> Any:
-    if name in _ABSENT:
-        raise ConfigError(f"onnxq.compat.{name}", "is not here, as onnxq works otherwise", _ABSENT[name])
+    if name in _RENAMED:
+        fix = f"import {_RENAMED[name]}"
+        raise ConfigError(f"onnxq.compat.{name}", "has another name in onnxruntime, and here", fix)
+    if module := _NAMES.get(name):
+        return getattr(import_module(f"onnxq.compat.{module}"), name)
     raise AttributeError(f"module 'onnxq.compat' has no attribute {name!r}")

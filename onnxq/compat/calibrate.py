@@ -1,38 +1,28 @@
-"""Calibration methods and data readers, by the names that onnxruntime.quantization gives them."""
+"""Readers of samples, and ranges of tensors in a file, by the names that onnxruntime.quantization gives them.
+
+Readers, calibrators and the classes of ranges are onnxruntime's own, handed on.
+"""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Iterator
-from enum import Enum
-from typing import Any
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+from onnxq.compat.options import name_value
+from onnxq.compat.theirs import hand_on
+from onnxq.errors import ConfigError
+from onnxq.sites import Role
 
-class CalibrationMethod(Enum):
-    """How ranges of activations are found."""
+if TYPE_CHECKING:
+    from onnxq.plan import Plan
 
-    MinMax = 0
-    Entropy = 1
-    Percentile = 2
-    Distribution = 3
-
-
-class CalibrationDataReader(ABC):
-    """Base of a reader of samples: `get_next` gives {input name: array}, and None after the last one."""
-
-    @abstractmethod
-    def get_next(self) -> Any:
-        """The next sample, or None."""
-
-    def __iter__(self) -> Iterator[Any]:
-        return drain_reader(self)
-
-    def __len__(self) -> int:
-        raise NotImplementedError
-
-    def set_range(self, start_index: int, end_index: int) -> None:
-        """Let `get_next` give these samples only, where a reader loads them in parts."""
-        raise NotImplementedError
+__getattr__ = hand_on("calibrate")
+CalibrationDataReader: Any = __getattr__("CalibrationDataReader")
+CalibrationMethod: Any = __getattr__("CalibrationMethod")
+# The plan of the run that a cache was written by, beside the ranges, which is all that onnxruntime reads of it.
+_PLAN = "onnxq.plan"
 
 
 def read_samples(reader: Any, stride: int | None = None) -> Any:
@@ -61,3 +51,70 @@ def drain_reader(reader: Any) -> Iterator[Any]:
     """Yield what `get_next` gives, up to None. An array is no None, but cannot be compared with it either."""
     while (sample := reader.get_next()) is not None:
         yield sample
+
+
+def write_cache(plan: Plan, method: Any, path: Path) -> None:
+    """Write the ranges of a plan's activations as `save_tensors_data` does, and the plan beside them."""
+    from onnxq.plan import to_json
+
+    ranges = {}
+    for site in plan.sites:
+        if site.role is Role.ACTIVATION and site.qparams is not None and site.tensor is not None:
+            scale, zero = float(site.qparams.scale), float(site.qparams.zero_point)
+            ends = ((end - zero) * scale for end in (site.spec.qmin, site.spec.qmax))
+            arrays = ({"data": end, "dtype": "float32", "CLS": "numpy.array"} for end in ends)
+            ranges[site.tensor.name] = {**dict(zip(("lowest", "highest"), arrays, strict=True)), "CLS": "TensorData"}
+    kind = {"CLS": "CalibrationMethod", "value": f"CalibrationMethod.{name_value(method)}"}
+    cache = {"CLS": "TensorsData", "data": ranges, "calibration_method": kind, "smooth_quant": False}
+    path.write_text(json.dumps({**cache, _PLAN: json.loads(to_json(plan))}))
+
+
+def read_cache(path: Path) -> Plan | dict[str, tuple[float, float]]:
+    """The plan in a cache of onnxq, or that the file is; else the range of each tensor.
+
+    Raises ConfigError for a file of another kind, and PlanError for a plan that is none.
+    """
+    from onnxq.plan import from_json
+
+    text = path.read_text()
+    try:
+        cache = json.loads(text)
+        if "calibration_method" not in cache:
+            return from_json(text)
+        if _PLAN in cache:
+            return from_json(json.dumps(cache[_PLAN]))
+        return dict(_read_ranges(cache["data"]))
+    except (ValueError, KeyError, TypeError) as error:
+        fix = "delete it, so that it is written anew, or name a cache of quantize_static"
+        raise ConfigError(str(path), "is no calibration cache", fix, code="Q304") from error
+
+
+def spread_ranges(ranges: dict[str, tuple[float, float]], model: Any) -> dict[str, tuple[float, float]]:
+    """The ranges, and those that Relu, Clip and operators that move values make of them: caches leave these out."""
+    from onnxq.graph import load_model
+    from onnxq.graph.base import LAYOUT_OPS
+
+    spread = dict(ranges)
+    for node in load_model(model).proto.graph.node if ranges else ():
+        source = spread.get(next(iter(node.input), ""))
+        if source is not None and node.op_type in LAYOUT_OPS | {"Clip", "MaxPool", "Relu", "Slice", "Split"}:
+            for name in node.output:
+                spread.setdefault(name, (0.0, max(source[1], 0.0)) if node.op_type == "Relu" else source)
+    return {name: ends for name, ends in spread.items() if ends[0] < ends[1]}
+
+
+def _read_ranges(tensors: Mapping[str, Mapping[str, Any]]) -> Iterable[tuple[str, tuple[float, float]]]:
+    for name, entry in tensors.items():
+        ends = (entry[key] for key in ("lowest", "highest"))
+        # Arrays stand as mappings; numbers come from older versions.
+        low, high = (_read_number(end["data"] if isinstance(end, Mapping) else end) for end in ends)
+        # A range of nothing says nothing.
+        if low < high:
+            yield name, (min(low, 0.0), max(high, 0.0))
+
+
+def _read_number(value: Any) -> float:
+    """A number, which stands in lists for those of an array."""
+    while isinstance(value, list):
+        (value,) = value
+    return float(value)

@@ -94,9 +94,7 @@ _NPU = "it is for accelerators that onnxq has no target for"
 _KERNELS = "kernels of this target read activations with a zero point, and weights without one"
 
 ARGUMENTS: Mapping[str, CompatOption] = {
-    "quant_format": CompatOption(
-        "QDQ", reason="pairs are written, of which ONNX Runtime makes the same integer operators when it loads the file"
-    ),
+    "quant_format": CompatOption("QDQ", lambda _: {"emit": "qoperator"}),
     # Weights have one scale per output channel in any case: it costs no time.
     "per_channel": CompatOption(False),
     # Sums of 16 bits cannot overflow then, with 8 bits kept.
@@ -158,6 +156,7 @@ STATIC_EXTRAS: Mapping[str, CompatOption] = {
 # Those of targets that take whole graphs.
 WHOLE_ARGUMENTS: Mapping[str, CompatOption] = {
     **ARGUMENTS,
+    "quant_format": CompatOption("QDQ", reason="the engines of this target read pairs"),
     "activation_type": CompatOption("QInt8", _look_up_type("activations", _WHOLE_ACTIVATIONS)),
     "weight_type": CompatOption("QInt8", _look_up_type("weights", _WHOLE_WEIGHTS)),
 }

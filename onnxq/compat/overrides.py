@@ -16,6 +16,7 @@ import onnx
 
 from onnxq.backends import Target
 from onnxq.compat.options import name_value, warn_meaningless
+from onnxq.errors import ConfigError
 from onnxq.nearest import suggest_names
 from onnxq.sites import Caution
 
@@ -32,6 +33,12 @@ _INTEGERS = {
     "QUInt4": (4, False),
 }
 _NUMBERS = ("scale", "zero_point", "rmin", "rmax")
+# Keys that say again, or otherwise, what a scale with its zero point says.
+_EXCLUDED = ("rmax", "rmin", "symmetric", "reduce_range")
+
+
+class OverrideError(ConfigError, ValueError):
+    """Entries of TensorQuantOverrides that contradict each other; a ValueError, as onnxruntime raises one."""
 
 
 @dataclass(frozen=True)
@@ -136,6 +143,7 @@ def _convert_entry(
     kind = name_value(override.pop("quant_type", None))
     bits, signed = _read_type(kind or usual_type)
     symmetric = override.get("symmetric")
+    ends = None if constant else _read_range(name, override, bits, signed)
     changes: Rule = {"bits": bits} if kind in _INTEGERS else {}
     if graph.target.whole:
         # Signs and zero points are those that its kernels read: with another one, the steps are the same.
@@ -150,7 +158,7 @@ def _convert_entry(
         changes |= {} if symmetric is None else {"scheme": "symmetric" if symmetric else "asymmetric"}
     if override.pop("axis", None) is not None:
         changes["granularity"] = "channel"
-    if not constant and (ends := _read_range(override, bits, signed)) is not None:
+    if ends is not None:
         changes["range"] = ends
         override = {key: value for key, value in override.items() if key not in _NUMBERS}
     for key in override:
@@ -161,9 +169,15 @@ def _convert_entry(
     return changes
 
 
-def _read_range(override: Mapping[str, Any], bits: int, signed: bool) -> tuple[float, float] | None:
+def _read_range(name: str, override: Mapping[str, Any], bits: int, signed: bool) -> tuple[float, float] | None:
     """The lowest and highest value that the numbers of a tensor are for; None where they are not complete."""
     if {"scale", "zero_point"} <= set(override):
+        subject = f"TensorQuantOverrides of {name!r}"
+        if clashing := ", ".join(key for key in _EXCLUDED if key in override):
+            cause = f"option(s) [{clashing}] are invalid with 'scale' and 'zero_point'"
+            raise OverrideError(subject, cause, "leave out one or the other", code="Q304")
+        if not float(override["scale"]) > 0:
+            raise OverrideError(subject, f"has the scale {override['scale']}", "give one above 0", code="Q304")
         scale, zero = float(override["scale"]), int(override["zero_point"])
         lowest = -(1 << (bits - 1)) if signed else 0
         return (lowest - zero) * scale, (lowest + (1 << bits) - 1 - zero) * scale

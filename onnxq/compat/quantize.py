@@ -6,14 +6,13 @@ by the tables of options.py; docs/from-onnxruntime.md lists all of them.
 
 from __future__ import annotations
 
-import os
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from onnxq.compat.calibrate import CalibrationMethod, read_samples
+from onnxq.compat.calibrate import CalibrationMethod, read_cache, read_samples, spread_ranges, write_cache
 from onnxq.compat.options import (
     ARGUMENTS,
     CONVERTS,
@@ -30,6 +29,7 @@ from onnxq.compat.options import (
     warn_meaningless,
 )
 from onnxq.compat.quant_utils import QuantFormat, QuantType
+from onnxq.compat.theirs import hand_on
 from onnxq.errors import ConfigError
 from onnxq.sites import Caution
 
@@ -39,12 +39,16 @@ if TYPE_CHECKING:
     from onnxq.backends import Target
     from onnxq.compat.selection import CallLists
     from onnxq.pipeline.finalize import Result
+    from onnxq.plan import Plan
 
     Model = str | Path | onnx.ModelProto
 Names = Sequence[str] | None
 Extras = Mapping[str, Any] | None
 # Overrides of every call: its caller runs the file with ONNX Runtime, whatever it was made for.
 _OF_ALL: Overrides = {"latency": False, "verify.optimized": True}
+# Those that say nothing of the plan.
+_OF_RUNS = {"external_data", "provider", *_OF_ALL}
+_DYNAMIC = "ort-dynamic"
 # Operators that quantize_dynamic makes MatMuls of before it looks at lists.
 _DYNAMIC_ALSO = {"MatMul": "Gemm"}
 # Arguments of get_qdq_config's `calibrate_args`, as extra options.
@@ -78,13 +82,19 @@ def quantize_static(
     """Quantize with samples, as `onnxq.quantize` does, and write the model over `model_output`.
 
     An argument at its default leaves the choice to onnxq. calibration_data_reader: anything with `get_next`, or any
-    data of `onnxq.quantize`; read once, sample by sample. calibration_cache_path: a plan of onnxq, which is written,
-    or carried out where it is there already.
+    data of `onnxq.quantize`; read once, sample by sample. calibration_cache_path: is written, with onnxq's plan in it;
+    where it is there already, its plan is carried out, or, of a cache that onnxruntime wrote, its ranges are taken.
     Warns once (CompatWarning) for each argument that means nothing here, and for alarms about the result.
     Raises ConfigError without samples and plan; else as `onnxq.quantize`.
     """
     arguments, extra = _keep_converted(locals()), dict(extra_options or {})
-    preset, tensors = extra.get(PRESET), extra.get("TensorQuantOverrides")
+    preset, tensors = extra.get(PRESET), dict(extra.get("TensorQuantOverrides") or {})
+    cache = None if calibration_cache_path is None else Path(calibration_cache_path)
+    cached = read_cache(cache) if cache is not None and cache.exists() else {}
+    if isinstance(cached, dict):
+        for name, (low, high) in spread_ranges(cached, model_input).items():
+            own = tensors.get(name) or [{}]
+            tensors[name] = [{"rmin": low, "rmax": high, **own[0]}]
     target = _find_target(preset) if preset or tensors else None
     whole = target is not None and target.whole
     overrides, cautions = convert_options(arguments, WHOLE_ARGUMENTS if whole else ARGUMENTS)
@@ -92,6 +102,8 @@ def quantize_static(
     for more, further in (extras, choose_observer(calibrate_method, extra)):
         overrides |= more
         cautions += further
+    if "target" in overrides and overrides.pop("emit", None):
+        cautions.append(warn_meaningless("quant_format", WHOLE_ARGUMENTS["quant_format"].reason))
     from onnxq.compat.overrides import TensorOverrides
     from onnxq.compat.selection import CallLists
 
@@ -100,14 +112,18 @@ def quantize_static(
         named = TensorOverrides(tensors, target, name_value(activation_type), extra.get(CONVERTS, True))
     selection = CallLists(op_types_to_quantize, nodes_to_quantize, nodes_to_exclude, named)
     samples = read_samples(calibration_data_reader, extra.get("CalibStridedMinMax"))
-    plan = None if calibration_cache_path is None else Path(calibration_cache_path)
-    if plan is not None and os.path.exists(plan):
-        return _apply_plan(model_input, model_output, plan, samples, overrides, cautions, selection)
-    if calibration_data_reader is None:
+    if not isinstance(cached, dict):
+        return _apply_plan(model_input, model_output, cached, samples, overrides, cautions, selection)
+    if calibration_data_reader is None and not cached:
         cause = "is None, so that there are no samples to find ranges on"
         raise ConfigError("calibration_data_reader", cause, "give a reader, or call quantize_dynamic", code="Q319")
-    overrides |= {} if plan is None else {"output.plan": str(plan)}
-    return _quantize(model_input, model_output, samples, preset, overrides, cautions, selection)
+    result = _quantize(model_input, model_output, samples, preset, overrides, cautions, selection)
+    if cache is not None and not cached:
+        write_cache(result.plan, calibrate_method, cache)
+    return result
+
+
+__getattr__ = hand_on("quantize")
 
 
 def quantize_dynamic(
@@ -133,7 +149,7 @@ def quantize_dynamic(
     ops = list(op_types_to_quantize or ())
     ops += [_DYNAMIC_ALSO[op] for op in ops if op in _DYNAMIC_ALSO]
     selection = CallLists(ops, nodes_to_quantize, nodes_to_exclude)
-    return _quantize(model_input, model_output, None, "ort-dynamic", overrides | more, [*cautions, *further], selection)
+    return _quantize(model_input, model_output, None, _DYNAMIC, overrides | more, [*cautions, *further], selection)
 
 
 def _find_target(preset: str | None) -> Target:
@@ -160,6 +176,8 @@ def _quantize(
     selection: CallLists,
 ) -> Result:
     from onnxq.backends import find_target, load_config
+    from onnxq.commands.apply import apply
+    from onnxq.commands.plan import make_plan
     from onnxq.commands.quantize import quantize as quantize_model
     from onnxq.compat.selection import describe_floats, read_selection
 
@@ -169,7 +187,13 @@ def _quantize(
     # Files of whole graphs run on their accelerator, which has no part in ONNX Runtime's sums.
     target = load_config(config, target=overrides.get("target")).target
     chosen["verify.optimized"] = not find_target(target).whole
-    result = quantize_model(model, data, config, overrides=chosen, out=output, force=True)
+    if data is None and config != _DYNAMIC:
+        # The ranges of a cache stand in the rules: the plan has them, and nothing is left to observe.
+        plan = make_plan(model, None, config, overrides={key: chosen[key] for key in chosen.keys() - _OF_RUNS})
+        settings = {key: chosen[key] for key in chosen.keys() & _OF_RUNS}
+        result = apply(model, plan, None, overrides=settings, out=output, force=True)
+    else:
+        result = quantize_model(model, data, config, overrides=chosen, out=output, force=True)
     _warn_caller([*result.report.alarms(), *describe_floats(result, wish.named)])
     return result
 
@@ -177,19 +201,19 @@ def _quantize(
 def _apply_plan(
     model: Model,
     output: str | Path,
-    plan: Path,
+    plan: Plan,
     data: Any,
     overrides: Overrides,
     cautions: list[Caution],
     selection: CallLists,
 ) -> Result:
-    """Carry out a plan, which says already all that arguments could; it is read, and never written."""
+    """Carry out a plan, which says already all that arguments could."""
     from onnxq.commands.apply import apply
     from onnxq.compat.selection import CallLists
 
-    allowed = {key: value for key, value in overrides.items() if key in ("external_data", "provider")}
+    allowed = {key: value for key, value in overrides.items() if key in _OF_RUNS}
     if allowed != overrides or selection != CallLists():
-        reason = f"{plan} is a plan, in which it stands what is quantized and how"
+        reason = "the cache holds a plan, in which it stands what is quantized and how"
         cautions = [*cautions, warn_meaningless("all that says so beside calibration_cache_path", reason)]
     _warn_caller(cautions)
     result = apply(model, plan, data, overrides=allowed | _OF_ALL, out=output, force=True)

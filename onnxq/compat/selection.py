@@ -60,27 +60,39 @@ def read_selection(model: str | Path | onnx.ModelProto, selection: CallLists) ->
     tensors = {name for node in nodes for name in (*node.input, *node.output) if name}
     cautions: list[Caution] = []
     rules: list[Rule] = []
-    if excluded := _keep_known("nodes_to_exclude", selection.excluded, names, cautions):
-        rules.append({"node": _match_any(excluded), "set": _FLOAT})
+    # Who names operators wants them quantized, whether they get faster or not.
+    lists = selection.nodes or selection.op_types
+    named = [node for node in nodes if _is_named(selection, node)] if lists else []
+    force = {"quantize": True} if named else {}
+    excluded = _keep_known("nodes_to_exclude", selection.excluded, names, cautions)
+    if selection.tensors is not None:
+        entries = selection.tensors.entries
+        known = {name: entries[name] for name in _keep_known("TensorQuantOverrides", entries, tensors, cautions)}
+        graph = OverriddenGraph(nodes, constants, selection.tensors.target)
+        kept = {node.name for node in (named if lists else nodes)} - {*excluded}
+        for rule in make_rules(replace(selection.tensors, entries=known), graph, cautions):
+            selectors: Rule = {key: match_any(rule[key]) for key in ("node", "tensor") if key in rule}
+            if lists or excluded:
+                # In front of the lists, at the nodes that these leave: they would leave the tensor float for all.
+                at = [node for node in rule.get("node", ()) if node in kept]
+                for name in rule["tensor"] if "node" not in rule else ():
+                    makers = graph.find_makers(name)
+                    at += [node for node in graph.find_readers(name) if node in kept]
+                    at += makers if kept & {*makers} else ()
+                if not at:
+                    continue
+                selectors["node"] = match_any(dict.fromkeys(at))
+            rules.append({**rule, **selectors, "set": rule["set"] | force})
+    if excluded:
+        rules.append({"node": match_any(excluded), "set": _FLOAT})
     if selection.nodes:
         chosen = _keep_known("nodes_to_quantize", selection.nodes, names, cautions)
         if names - {*chosen}:
             rules.append({"node": _match_none(chosen), "set": _FLOAT})
     if selection.op_types and ops - {*selection.op_types}:
         rules.append({"op": _match_none(selection.op_types), "set": _FLOAT})
-    # Who names operators wants them quantized, whether they get faster or not.
-    lists = selection.nodes or selection.op_types
-    named = [node for node in nodes if _is_named(selection, node)] if lists else []
-    force = {"quantize": True} if named else {}
-    if selection.tensors is not None:
-        entries = selection.tensors.entries
-        known = {name: entries[name] for name in _keep_known("TensorQuantOverrides", entries, tensors, cautions)}
-        graph = OverriddenGraph(nodes, constants, selection.tensors.target)
-        for rule in make_rules(replace(selection.tensors, entries=known), graph, cautions):
-            selectors: Rule = {key: _match_any(rule[key]) for key in ("node", "tensor") if key in rule}
-            rules.append({**rule, **selectors, "set": rule["set"] | force})
     if named and selection.nodes:
-        rules.append({"node": _match_any(node.name for node in named), "set": force})
+        rules.append({"node": match_any(node.name for node in named), "set": force})
     elif named:
         rules.append({"op": sorted({node.op_type for node in named}), "set": force})
     return Wish(rules, named, cautions)
@@ -144,7 +156,7 @@ def _keep_known(argument: str, names: Iterable[str] | None, known: set[str], cau
     return present
 
 
-def _match_any(names: Iterable[str]) -> list[str]:
+def match_any(names: Iterable[str]) -> list[str]:
     """Patterns that match these names and no others."""
     return [
         name if re.fullmatch(r"[^*?\[/][^*?\[]*|/[^*?\[]*[^*?\[/]", name) else f"/^{re.escape(name)}$/"

@@ -8,10 +8,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from onnxq.compat.options import CompatOption, CompatWarning, convert_options
+from onnxq.compat.theirs import hand_on
 
 if TYPE_CHECKING:
     import onnx
 
+__getattr__ = hand_on("shape_inference")
+# The first one without Upsample, in which Clip has its bounds as inputs.
+_OPSET = 11
+# Code of a model that ONNX's checker refuses.
+_INVALID = "Q103"
 _INFERS = "sizes are observed on samples when the model is quantized"
 ONE_FILE = "weights beside the model go into one file, `MODEL.data`, those of a few bytes excepted"
 _OPTIONS: Mapping[str, CompatOption] = {
@@ -44,13 +50,14 @@ def quant_pre_process(
     external_data_size_threshold: int = 1024,
     **deprecated_kwargs: Any,
 ) -> None:
-    """Write the model with a name for every node and the shapes that can be inferred, and change nothing else.
+    """Write the model with a name for every node and the shapes that can be inferred.
 
-    The quantizing functions do the rest. Warns once (CompatWarning) for each argument that means nothing here.
+    A model below opset 11 is raised to it: an Upsample becomes a Resize. The quantizing functions do the rest.
+    Warns once (CompatWarning) for each argument that means nothing here.
     Raises ModelError for a model that cannot be read, ConfigError without one.
     """
     from onnxq.errors import ConfigError
-    from onnxq.graph import infer_shapes, load_model, name_nodes, save_model
+    from onnxq.graph import ensure_opset, infer_shapes, load_model, name_nodes, save_model
 
     source = deprecated_kwargs.pop("input_model_path", None) if input_model is None else input_model
     if source is None or output_model_path is None:
@@ -59,5 +66,28 @@ def quant_pre_process(
     arguments = {name: value for name, value in locals().items() if name in _OPTIONS}
     for caution in convert_options({**arguments, **deprecated_kwargs}, _OPTIONS)[1]:
         warnings.warn(CompatWarning(caution), stacklevel=2)
-    proto = name_nodes(load_model(source).proto)
+    proto = ensure_opset(name_nodes(load_model(_repair_model(source)).proto), _OPSET)
     save_model(infer_shapes(proto), output_model_path, external=save_as_external_data or None, overwrite=True)
+
+
+def _repair_model(source: str | Path | onnx.ModelProto) -> str | Path | onnx.ModelProto:
+    """A model below opset 11 without operators that its opset does not have, as exporters of its time wrote them."""
+    import onnx
+    from onnx import version_converter
+
+    from onnxq.errors import ModelError
+    from onnxq.graph import load_model
+
+    try:
+        load_model(source)
+    except ModelError as error:
+        proto = source if isinstance(source, onnx.ModelProto) else onnx.load(source)
+        opset = next((entry.version for entry in proto.opset_import if entry.domain in ("", "ai.onnx")), _OPSET)
+        if opset >= _OPSET or error.code != _INVALID:
+            raise
+        copy = onnx.ModelProto.FromString(proto.SerializeToString())
+        for node in copy.graph.node:
+            # Opset 10 has a Resize with the same inputs in its place.
+            node.op_type = "Resize" if node.op_type == "Upsample" else node.op_type
+        return version_converter.convert_version(copy, _OPSET)
+    return source

@@ -111,10 +111,10 @@ class Config(Section):
         "quantization. [default: the bits of all weights]",
         _PLANNING,
     )
-    emit: Literal["qdq", "nbits"] = option(
+    emit: Literal["qdq", "nbits", "qoperator"] = option(
         "qdq",
-        "How block-wise weights are written: as Q/DQ pairs, or as com.microsoft.MatMulNBits, which only ONNX "
-        "Runtime runs.",
+        "The form of the file. qdq: Q/DQ pairs; for ONNX Runtime alone, nbits: MatMulNBits for block-wise weights; "
+        "qoperator: QLinearConv, QGemm … in the place of 8-bit pairs.",
         _PLANNING | Command.IMPORT_WEIGHTS | Command.CONVERT,
     )
     # 0: as the engine likes, which is float32 on the CPU; 1: float32; 4: data rounded to int8 in blocks.

@@ -309,7 +309,7 @@ def dequantize_weights(model: M) -> M:
     index, store = GraphIndex(model), copy_store(model)
     tensors = {}
     for node in index.nodes:
-        value = _dequantize_node(index, node)
+        value = dequantize_node(index, node)
         if value is not None:
             tensors[node.name] = encode_tensor(node.outputs[0], value, store=store)
     if not tensors:
@@ -325,7 +325,8 @@ def dequantize_weights(model: M) -> M:
     return rebuild(model, done, store)
 
 
-def _dequantize_node(index: GraphIndex, node: NodeRef) -> Floats | None:
+def dequantize_node(index: GraphIndex, node: NodeRef) -> Floats | None:
+    """The float32 values that a DequantizeLinear makes of constants; None for another node, as above."""
     if not node.is_onnx(_DEQUANTIZE) or node.scope or node.attrs.get("block_size", 0):
         return None
     # An output keeps its node: an initializer of its name would make the graph give out a constant.

@@ -27,6 +27,7 @@ from onnxq.graph.integer_products import write_integer_products
 from onnxq.graph.nbits import write_nbits
 from onnxq.graph.precision.narrow import write_types
 from onnxq.graph.precision.widen import restore_stored
+from onnxq.graph.qoperators import write_qoperators
 from onnxq.passes.patterns import Edit, View, is_float, is_op
 from onnxq.passes.state import FloatState
 from onnxq.plan import Plan
@@ -199,7 +200,7 @@ def _write_operators(proto: ModelLike, plan: Plan) -> ModelLike:
     for name in minima:
         cause = "its blocks begin at floats, which MatMulNBits alone has"
         raise PlanError(str(weights[name].site), cause, "write `nbits: 0` into the plan", code="Q407")
-    return proto
+    return write_qoperators(proto) if plan.qoperators else proto
 
 
 def give_types(state: FloatState, model: ModelLike) -> ModelLike:

@@ -390,6 +390,8 @@ class Plan:
     lasting: bool = False
     # The accuracy level of MatMulNBits, in the place of pairs in blocks; None: pairs.
     nbits: Literal[0, 1, 2, 3, 4] | None = None
+    # Operators on integers in the place of 8-bit pairs.
+    qoperators: bool = False
     # "allow": sums of the weights may overflow in kernels that add in 16 bits.
     saturation: Saturation = "avoid"
     # Pairs that the model came with, whose numbers never change; `consumers` are their readers, old and new.

@@ -368,6 +368,7 @@ def state_placement(
         weights=print_of.weights,
         prepare=prepare,
         nbits=config.accuracy_level if config.emit == "nbits" else None,
+        qoperators=config.emit == "qoperator",
         saturation=config.saturation,
         warnings=(
             *cautions,

@@ -116,6 +116,7 @@ OWN_GIVEN: dict[str, tuple[list[str], object]] = {
 # Options that mean something beside others alone.
 BESIDE = {
     "emit": ["--config", "ort-int4-weights"],
+    "emit qoperator": ["--config", "ort-int8"],
     "accuracy_level": ["--config", "ort-int4-weights", "--emit", "nbits"],
 }
 Given = dict[str, Any]
@@ -225,7 +226,8 @@ def test_every_option_can_be_given(
     behind = bool(getattr(option, "bare", ""))
     line = [*([] if behind else [flag, *words]), *ARGUMENTS[name], *needed, *([flag, *words] if behind else [])]
     if isinstance(option, Option):
-        found = given(name, *line, *BESIDE.get(option.path, ()))
+        beside = BESIDE.get(" ".join((option.path, *words)), BESIDE.get(option.path, []))
+        found = given(name, *line, *beside)
         config = make_config(found["config"], found["overrides"], COMMANDS[name])
         for part in option.path.split("."):
             config = getattr(config, part)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -99,12 +101,21 @@ def called(folder: Path, width: int = 4, **how: Any) -> list[Any]:
     return [warning.message for warning in caught]
 
 
+def import_anew(module: str) -> list[Any]:
+    """Warnings of a module when it is imported."""
+    sys.modules.pop(module, None)
+    with pytest.warns(compat.CompatWarning) as caught:
+        importlib.import_module(module)
+    return [warning.message for warning in caught]
+
+
 reach_each(
     {
         "W130": lambda folder: called(
             folder, 64, op_types_to_quantize=["Gemm"], extra_options={"DedicatedQDQPair": True}
         ),
         "W135": called,
+        "W147": lambda _: import_anew("onnxq.compat.qdq_quantizer"),
         "W136": lambda folder: called(folder, op_types_to_quantize=["Gemm"]),
         "Q113": lambda _: onnxq.quantize(swell(), {"x": np.zeros((4, 3, 16, 16), np.float32)}),
         "Q322": lambda folder: onnxq.quantize(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import numpy as np
 import onnx
+import onnxruntime
 import pytest
 
 from onnxq.compat import CompatWarning, quant_pre_process
@@ -28,6 +30,29 @@ def test_weights_may_lie_beside(tmp_path) -> None:
     with pytest.warns(CompatWarning, match="external_data_location means nothing here"):
         quant_pre_process(proto, tmp_path / "p.onnx", save_as_external_data=True, external_data_location="weights.bin")
     assert (tmp_path / "p.onnx_data").exists()
+
+
+@pytest.mark.parametrize(("opset", "op", "inputs", "made"), [
+    (10, "Upsample", {"s": [1, 1, 2, 2]}, "Resize"), (6, "Clip", {"a": 0, "b": 6}, "Clip"),
+])  # fmt: skip
+def test_operators_of_another_opset_are_repaired(opset, op, inputs, made, tmp_path) -> None:
+    constants = [onnx.numpy_helper.from_array(np.asarray(value, np.float32), name) for name, value in inputs.items()]
+    x, y = (
+        onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [1, 3, k, k])
+        for name, k in (("x", 4), ("y", 8))
+    )
+    node = onnx.helper.make_node(op, ["x", *inputs], ["y"], name="n")
+    y = y if op == "Upsample" else onnx.helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, [1, 3, 4, 4])
+    graph = onnx.helper.make_graph([node], "g", [x], [y], constants)
+    proto = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", opset)], ir_version=8)
+    quant_pre_process(proto, tmp_path / "p.onnx")
+    done = onnx.load(tmp_path / "p.onnx")
+    assert made in [node.op_type for node in done.graph.node]
+    assert done.opset_import[0].version >= 11
+    feed = np.arange(-20, 28, dtype=np.float32).reshape(1, 3, 4, 4)
+    (answer,) = onnxruntime.InferenceSession(tmp_path / "p.onnx").run(None, {"x": feed})
+    expected = feed.repeat(2, 2).repeat(2, 3) if op == "Upsample" else feed.clip(0, 6)
+    np.testing.assert_array_equal(answer, expected)
 
 
 def test_a_model_is_needed(tmp_path) -> None:

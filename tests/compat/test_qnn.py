@@ -8,6 +8,7 @@ import logging
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 from onnx import TensorProto, numpy_helper, parser
 from onnxruntime import quantization
@@ -16,7 +17,6 @@ from onnxruntime.quantization.execution_providers import qnn as theirs
 from onnxq import compat
 from onnxq.compat import CompatWarning
 from onnxq.compat.execution_providers import qnn as ours
-from onnxq.errors import ConfigError
 from tests.compat import scripts
 
 BODY = """g (float[1,4,6,6] x) => (float[1,4,6,6] y, float[1,4,6,6] z) {
@@ -267,9 +267,26 @@ def test_preprocessing_fixes_sizes(tmp_path) -> None:
     assert shapes["x"] == shapes["e"] == [1, 4, 6, 6]
 
 
-def test_preprocessing_leaves_the_layout(tmp_path) -> None:
-    with pytest.raises(ConfigError, match="inputs_to_make_channel_last: the inputs and outputs of a model stay"):
-        ours.qnn_preprocess_model(make_net(), tmp_path / "m.onnx", inputs_to_make_channel_last=["x"])
+def test_channels_come_last_where_that_is_asked_for(tmp_path) -> None:
+    proto = make_net()
+    outputs = [value.name for value in proto.graph.output if len(value.type.tensor_type.shape.dim) > 2]
+    ours.qnn_preprocess_model(
+        proto, tmp_path / "m.onnx", inputs_to_make_channel_last=["x"], outputs_to_make_channel_last=outputs
+    )
+    # The model given is as it was.
+    assert [dim.dim_value for dim in proto.graph.input[0].type.tensor_type.shape.dim] == [1, 4, 6, 6]
+    x = np.random.default_rng(0).standard_normal((1, 4, 6, 6)).astype(np.float32)
+    before = onnxruntime.InferenceSession(proto.SerializeToString()).run(None, {"x": x})
+    after = onnxruntime.InferenceSession(tmp_path / "m.onnx").run(None, {"x": x.transpose(0, 2, 3, 1)})
+    for value, old, new in zip(proto.graph.output, before, after, strict=True):
+        np.testing.assert_allclose(np.moveaxis(old, 1, -1) if value.name in outputs else old, new, rtol=1e-5)
+    with pytest.raises(ValueError, match="Expected output y to be of rank >= 3"):
+        ours.qnn_preprocess_model(
+            scripts.make_net(scripts.CLASSIFIER), tmp_path / "m.onnx", outputs_to_make_channel_last=["y"]
+        )
+
+
+def test_preprocessing_warns_of_options_without_an_effect(tmp_path) -> None:
     with pytest.warns(CompatWarning, match="external_data_location means nothing here") as caught:
         ours.qnn_preprocess_model(make_net(), tmp_path / "m.onnx", external_data_location="w")
     assert caught[0].filename == __file__

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import logging
 import subprocess
@@ -20,7 +21,7 @@ import onnxq
 from onnxq import compat
 from onnxq.compat import CompatWarning, StaticQuantConfig, quantize_static
 from onnxq.errors import ConfigError
-from onnxq.sites import Caution
+from onnxq.sites import Caution, Role
 from tests.compat import scripts
 from tests.pipeline.requantized import kernels
 
@@ -113,12 +114,12 @@ def test_an_argument_that_means_nothing_warns_once_where_the_function_was_called
     proto, samples = classifier()
     with pytest.warns(CompatWarning) as caught:
         quantize_static(
-            proto, tmp_path / "q.onnx", ListReader(samples), quant_format=quantization.QuantFormat.QOperator,
+            proto, tmp_path / "q.onnx", ListReader(samples),
             nodes_to_exclude=["Conv_9"], extra_options={"DedicatedQDQPair": True, "Symetric": 1},
         )  # fmt: skip
     said = [str(one.message) for one in caught if one.message.code == "W130"]
     assert [text.split(" means")[0] for text in said] == [
-        "quant_format", "DedicatedQDQPair", "Symetric", "nodes_to_exclude: 'Conv_9'",
+        "DedicatedQDQPair", "Symetric", "nodes_to_exclude: 'Conv_9'",
     ]  # fmt: skip
     assert "did you mean 'Conv_" in said[-1]
     assert {one.filename for one in caught} == {__file__}
@@ -239,17 +240,64 @@ def test_float8_answers_that_onnx_runtime_loses_are_said(body: str, half: bool, 
     assert not lost or body == scripts.ENCODER
 
 
-def test_a_cache_is_a_plan(tmp_path) -> None:
+def test_a_cache_has_its_plan(tmp_path) -> None:
     proto, samples = classifier()
-    plan = tmp_path / "plan.json"
+    plan = tmp_path / "cache.json"
     with pytest.warns(CompatWarning, match="stays float"):
         made = quantize_static(proto, tmp_path / "a.onnx", ListReader(samples), calibration_cache_path=plan)
     again = quantize_static(proto, tmp_path / "b.onnx", calibration_cache_path=plan)
     assert (tmp_path / "a.onnx").stat().st_size
     assert onnx.load(tmp_path / "a.onnx").graph == onnx.load(tmp_path / "b.onnx").graph
     assert [site.site for site in again.plan.sites] == [site.site for site in made.plan.sites]
+    # onnxruntime reads it, too, as ranges.
+    seen = quantization.load_tensors_data(plan)
+    assert seen.calibration_method is quantization.CalibrationMethod.MinMax
+    for site in (site for site in made.plan.sites if site.role is Role.ACTIVATION):
+        low, high = seen[site.tensor.name].range_value
+        np.testing.assert_allclose((high - low) / 255, site.qparams.scale, rtol=1e-5)
     with pytest.warns(CompatWarning, match="calibration_cache_path means nothing here"):
         quantize_static(proto, tmp_path / "b.onnx", calibration_cache_path=plan, nodes_to_exclude=["Conv_0"])
+
+
+def test_ranges_that_onnxruntime_wrote_need_no_samples(tmp_path) -> None:
+    proto, samples = classifier()
+    onnx.save(proto, tmp_path / "m.onnx")
+    cache = tmp_path / "cache.json"
+    logging.getLogger().setLevel(logging.ERROR)
+    named = {"op_types_to_quantize": ["Conv", "Gemm"], "calibration_cache_path": cache}
+    quantization.quantize_static(tmp_path / "m.onnx", tmp_path / "t.onnx", ListReader(samples), **named)
+    text = cache.read_bytes()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", CompatWarning)
+        done = quantize_static(proto, tmp_path / "q.onnx", None, **named)
+    assert cache.read_bytes() == text
+    seen = quantization.load_tensors_data(cache)
+    sites = [site for site in done.plan.sites if site.role is Role.ACTIVATION]
+    assert len(sites) > 1
+    assert {site.qparams.origin for site in sites} == {"given by a rule"}
+    for site in sites:
+        if site.tensor.name in seen:
+            low, high = (float(np.ravel(end)[0]) for end in seen[site.tensor.name].range_value)
+            np.testing.assert_allclose(max(high, 0) - min(low, 0), float(site.qparams.scale) * 255, rtol=0.02)
+    onnxruntime.InferenceSession(tmp_path / "q.onnx").run(None, samples[0])
+    cache.write_text('{"calibration_method": 1}')
+    with pytest.raises(ConfigError, match="is no calibration cache") as raised:
+        quantize_static(proto, tmp_path / "q.onnx", None, **named)
+    assert raised.value.code == "Q304"
+
+
+def test_qoperator_writes_operators(tmp_path) -> None:
+    proto, samples = classifier()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", CompatWarning)
+        quantize_static(
+            proto, tmp_path / "q.onnx", ListReader(samples), quant_format=quantization.QuantFormat.QOperator,
+            op_types_to_quantize=["Conv", "Gemm"],
+        )  # fmt: skip
+    ops = [node.op_type for node in onnx.load(tmp_path / "q.onnx").graph.node]
+    assert "QLinearConv" in ops
+    assert "QGemm" in ops
+    assert {"Conv", "Gemm"}.isdisjoint(ops)
 
 
 def test_without_samples_and_with_a_configuration_of_another_package_it_is_refused(tmp_path) -> None:
@@ -266,18 +314,19 @@ def test_a_configuration_has_its_arguments_as_attributes() -> None:
     assert (config.per_channel, config.nodes_to_exclude, config.extra_options) == (True, ["a"], None)
 
 
-def test_importing_it_loads_no_engine() -> None:
-    heavy = ("torch", "onnxruntime", "onnx", "pydantic", "numpy")
+def test_importing_it_loads_no_more_than_theirs() -> None:
+    heavy = ("torch", "pydantic", "onnx_graphsurgeon", "yaml")
     code = f"import sys, onnxq.compat; print(*(name for name in {heavy!r} if name in sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == []
 
 
-def test_a_name_without_a_counterpart_says_what_to_do() -> None:
-    absent = set(dir(quantization)) - {*compat.__all__, *compat._ABSENT}
-    # Modules, and what modules import.
-    assert {name for name in absent if name[0].isupper()} == set()
-    with pytest.raises(ConfigError, match="fix: call quantize_static"):
-        from onnxq.compat import QDQQuantizer  # noqa: F401
+def test_every_name_is_there() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", CompatWarning)
+        for name in (name for name in dir(quantization) if not name.startswith("_")):
+            assert getattr(compat, name, None) or importlib.import_module(f"onnxq.compat.{name}")
+    with pytest.raises(ConfigError, match="MatMulNBitsQuantizer in the place of MatMul4BitsQuantizer"):
+        from onnxq.compat import matmul_4bits_quantizer  # noqa: F401
     with pytest.raises(ImportError, match="cannot import name 'nothing'"):
         from onnxq.compat import nothing  # noqa: F401

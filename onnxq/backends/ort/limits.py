@@ -64,7 +64,7 @@ SUMS = IntegerSums(find_product, pair_weights)
 
 def _has_operator_blocks(config: Config) -> bool:
     size = config.weights.block_size or 0
-    return config.emit == "qdq" or (size >= 16 and not size & (size - 1))
+    return config.emit != "nbits" or (size >= 16 and not size & (size - 1))
 
 
 def _can_have_signed_scales(config: Config) -> bool:
@@ -111,9 +111,15 @@ LIMITS = (
     ),
     Limit(
         "emit",
-        lambda c: c.emit == "qdq" or c.mode == "weight-only",
+        lambda c: c.emit != "nbits" or c.mode == "weight-only",
         "MatMulNBits computes on float data",
         "remove it, or write `mode: weight-only`",
+    ),
+    Limit(
+        "emit",
+        lambda c: c.emit != "qoperator" or (c.mode != "weight-only" and c.high_precision in (None, "float32")),
+        "these operators compute on integers, with scales in float32",
+        "remove it, or what asks for weights alone or for another float type",
     ),
     Limit(
         "emit",

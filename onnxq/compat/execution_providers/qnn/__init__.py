@@ -12,11 +12,12 @@ from onnxq.compat.options import CONVERTS, PRESET, CompatOption, CompatWarning, 
 from onnxq.compat.quant_utils import QuantType
 from onnxq.compat.quantize import StaticQuantConfig, get_qdq_config
 from onnxq.compat.shape_inference import ONE_FILE
-from onnxq.errors import ConfigError
+from onnxq.compat.theirs import hand_on, import_theirs
 
 if TYPE_CHECKING:
     from onnxq.compat.quantize import Model, Names
 
+__getattr__ = hand_on("execution_providers.qnn")
 # Every tensor in one width, that of the arguments.
 _PRESET = "qnn-int8"
 _PREPROCESSING: Mapping[str, CompatOption] = {
@@ -83,19 +84,19 @@ def qnn_preprocess_model(
     """Write the model with a name for every node and the shapes that are given or can be inferred; True.
 
     Quantizing fuses and rewrites by itself. Warns once (CompatWarning) for each argument that means nothing here.
-    Raises ConfigError for other layouts of inputs and outputs.
+    Raises ValueError for inputs and outputs whose channels cannot come last.
     """
     from onnxq.graph import fix_sizes, infer_shapes, load_model, name_nodes, save_model
 
-    for name in ("inputs_to_make_channel_last", "outputs_to_make_channel_last"):
-        if locals()[name]:
-            fix = "export the model in the layout that the program has, or transpose where it runs"
-            raise ConfigError(name, "the inputs and outputs of a model stay as they are", fix, code="Q304")
     arguments = {name: value for name, value in locals().items() if name in _PREPROCESSING}
     for caution in convert_options(arguments, _PREPROCESSING)[1]:
         warnings.warn(CompatWarning(caution), stacklevel=2)
     sizes = {name: tuple(map(int, shape.split(","))) for name, shape in dynamic_input_shapes or ()}
     proto = name_nodes(load_model(model_input).proto)
     proto = infer_shapes(fix_sizes(proto, sizes) if sizes else proto)
+    if inputs_to_make_channel_last or outputs_to_make_channel_last:
+        theirs = import_theirs("execution_providers.qnn.preprocess")
+        theirs.update_io_to_channel_last(proto, inputs_to_make_channel_last, outputs_to_make_channel_last)
+        import_theirs("onnx_model").ONNXModel(proto).topological_sort()
     save_model(proto, model_output, external=save_as_external_data or None, overwrite=True)
     return True

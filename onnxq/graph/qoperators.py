@@ -1,0 +1,278 @@
+"""Operators on integers in the place of float ones between pairs: the form QOperator of onnxruntime.quantization.
+
+    DequantizeLinear -> Conv [-> Relu, Clip] -> QuantizeLinear      QLinearConv
+    DequantizeLinear -> MatMul                                      MatMulIntegerToFloat
+    DequantizeLinear -> Reshape -> QuantizeLinear, equal numbers    Reshape
+
+ONNX Runtime makes these operators of pairs when it loads a file; written out, they are there with its optimizations off
+and in versions and providers that do not fuse. What no operator takes stays as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from onnx import TensorProto
+
+from onnxq.arrays import Array
+from onnxq.graph.base import LAYOUT_OPS, NodeRef
+from onnxq.graph.editing.editor import Editor
+from onnxq.graph.index import GraphIndex, find_opset
+from onnxq.graph.light import M
+from onnxq.graph.values import name_type
+from onnxq.numerics import quantize
+from onnxq.sites import TensorId
+from onnxq.spec import PerChannel, PerTensor, QParams, QuantSpec
+
+_QUANTIZE, _DEQUANTIZE, _MICROSOFT = "QuantizeLinear", "DequantizeLinear", "com.microsoft"
+_BYTES: dict[int, tuple[int, int]] = {TensorProto.UINT8: (0, 255), TensorProto.INT8: (-128, 127)}
+
+
+@dataclass(frozen=True)
+class _Kernel:
+    """An operator on integers.
+
+    layout: its inputs. A digit: that input as codes, scale, zero point; *: all of them; y: scale and zero point of the
+    result; b: the bias, where there is one; c: input 0 as it is. weight: input 1 may have scales along its axis of
+    output channels. drops: attributes that it does not have.
+    """
+
+    op: str
+    layout: str
+    domain: str = _MICROSOFT
+    weight: bool = False
+    drops: tuple[str, ...] = ()
+
+
+_KERNELS: Mapping[str, _Kernel] = {
+    "Conv": _Kernel("QLinearConv", "01yb", "", weight=True),
+    "MatMul": _Kernel("QLinearMatMul", "01y", "", weight=True),
+    "Gemm": _Kernel("QGemm", "01by", weight=True, drops=("beta",)),
+    "Add": _Kernel("QLinearAdd", "01y"),
+    "Mul": _Kernel("QLinearMul", "01y"),
+    "Concat": _Kernel("QLinearConcat", "y*"),
+    "Where": _Kernel("QLinearWhere", "c12y"),
+    "GlobalAveragePool": _Kernel("QLinearGlobalAveragePool", "0y"),
+    "AveragePool": _Kernel("QLinearAveragePool", "0y"),
+    "LeakyRelu": _Kernel("QLinearLeakyRelu", "0y"),
+    "Sigmoid": _Kernel("QLinearSigmoid", "0y"),
+    "Softmax": _Kernel("QLinearSoftmax", "0y"),
+}
+# Steps that an int32 bias holds.
+_LARGEST = 2.0**31
+# Kernels of these move bytes as they move floats. From opset 12 on, MaxPool takes them.
+_MOVES = LAYOUT_OPS.union(
+    ("MaxPool", "Resize", "Slice", "Split", "Gather", "Expand", "Tile", "DepthToSpace", "SpaceToDepth")
+)
+_POOL_OPSET, _SOFTMAX_OPSET = 12, 13
+
+
+@dataclass(frozen=True)
+class _Pair:
+    """Half a pair: the names of codes, scale and zero point ("" for none), their values, and the type of the codes."""
+
+    names: tuple[str, str, str]
+    scale: Array
+    zero: Array
+    dtype: int
+
+    def equals(self, other: _Pair) -> bool:
+        """True where the same codes mean the same values."""
+        alike = self.dtype == other.dtype and self.scale.shape == other.scale.shape
+        return alike and bool((self.scale == other.scale).all() and (self.zero == other.zero).all())
+
+
+def write_qoperators(proto: M) -> M:
+    """A copy with operators on integers wherever there is one for 8 bits; the model itself without any.
+
+    Nodes keep their names, and tensors between them too.
+    """
+    index = GraphIndex(proto)
+    editor: Editor[M] = Editor(proto)
+    writer = _Writer(index, editor, find_opset(proto))
+    if not [node for node in index.nodes if not node.domain and writer.replace(node)]:
+        return proto
+    editor.remove_unused()
+    return editor.export()
+
+
+@dataclass
+class _Writer:
+    index: GraphIndex
+    editor: Editor[Any]
+    opset: int
+
+    def replace(self, node: NodeRef) -> bool:
+        """Write one node as an operator on integers; False where there is none for it."""
+        if node.op_type in _MOVES:
+            return self._move_codes(node)
+        kernel = _KERNELS.get(node.op_type)
+        return kernel is not None and self._write_kernel(node, kernel)
+
+    def _move_codes(self, node: NodeRef) -> bool:
+        source = self._read_half(self.index.maker(node, 0, _DEQUANTIZE), node.scope)
+        behind = [self._find_behind(node, k) for k in range(len(node.outputs))]
+        results = [None if chain is None else self._read_half(chain[-1], node.scope) for chain in behind]
+        if source is None or any(result is None or not source.equals(result) for result in results):
+            return False
+        if node.op_type == "Resize" and node.attrs.get("mode", "nearest") != "nearest":
+            return False
+        if node.op_type == "MaxPool" and (self.opset < _POOL_OPSET or len(node.outputs) > 1):
+            return False
+        for k, chain in enumerate(behind):
+            assert chain is not None
+            # The node makes the codes under the name that the QuantizeLinear gave them.
+            self.editor.remove_node(chain[-1].name)
+            self.editor.replace_output(node.name, k, chain[-1].outputs[0])
+        self.editor.replace_input(node.make_edge(0), source.names[0])
+        return True
+
+    def _write_kernel(self, node: NodeRef, kernel: _Kernel) -> bool:
+        taken = [int(part) for part in kernel.layout if part.isdigit()] or list(range(len(node.inputs)))
+        pairs = {k: self._read_half(self.index.maker(node, k, _DEQUANTIZE), node.scope) for k in taken}
+        halves = {k: pair for k, pair in pairs.items() if pair is not None}
+        if len(halves) < len(taken) or not self._has_kernel(node, kernel, halves):
+            return False
+        chain = self._find_behind(node, 0)
+        result = None if chain is None else self._read_half(chain[-1], node.scope)
+        if chain is None or result is None or not self._takes_result(chain, result, halves[taken[0]]):
+            chain, result = (), None
+        bias = self._find_bias(node, halves) if "b" in kernel.layout else ""
+        if bias is None or (result is None and node.op_type not in ("MatMul", "Gemm")):
+            return False
+        inputs: list[str] = []
+        for part in kernel.layout:
+            if part == "y":
+                inputs += () if result is None else self._name_qparams(node, result)
+            elif part in "bc":
+                inputs.append(bias if part == "b" else node.inputs[0])
+            else:
+                for k in taken if part == "*" else (int(part),):
+                    inputs += (halves[k].names[0], *self._name_qparams(node, halves[k]))
+        op, domain = kernel.op, kernel.domain
+        # The same kernel with a float result has its inputs in another order.
+        if result is None and node.op_type == "MatMul":
+            x, x_scale, x_zero, w, w_scale, w_zero = inputs
+            op, domain, inputs = "MatMulIntegerToFloat", _MICROSOFT, [x, w, x_scale, w_scale, x_zero, w_zero]
+        attrs = {key: value for key, value in node.attrs.items() if key not in kernel.drops}
+        attrs |= {"opset": self.opset} if node.op_type == "Softmax" else {}
+        for old in (node, *chain):
+            self.editor.remove_node(old.name)
+        # A bias that is left out in the last place has no name there.
+        while inputs and not inputs[-1]:
+            inputs.pop()
+        outputs = [chain[-1].outputs[0]] if chain else list(node.outputs)
+        self.editor.insert_node(node.scope, op, inputs, outputs, name=node.name, domain=domain, attrs=attrs)
+        return True
+
+    def _has_kernel(self, node: NodeRef, kernel: _Kernel, halves: Mapping[int, _Pair]) -> bool:
+        """True for scales, types and attributes that the operator takes."""
+        first, *others = halves.values()
+        axis = {"Conv": 0, "Gemm": 0 if node.is_transposed else 1}.get(node.op_type, -1)
+        for k, half in halves.items():
+            if half.scale.size > 1 and not (kernel.weight and k == 1 and self._lies_along(node, axis)):
+                return False
+        if node.op_type == "Gemm" and (node.attrs.get("alpha", 1.0), node.attrs.get("beta", 1.0)) != (1.0, 1.0):
+            return False
+        if node.op_type == "Softmax" and self.opset < _SOFTMAX_OPSET:
+            return False
+        if node.op_type == "AveragePool" and "dilations" in node.attrs:
+            return False
+        # Data in uint8 have kernels beside weights of either sign, data in int8 beside int8; others read one type.
+        mixed = kernel.weight and first.dtype == TensorProto.UINT8
+        return mixed or all(half.dtype == first.dtype for half in others)
+
+    def _lies_along(self, node: NodeRef, axis: int) -> bool:
+        """True where the weight is a constant whose scales lie along this axis."""
+        pair = self.index.maker(node, 1)
+        shape = self.index.find_shape(self.index.find_input(pair, 0)) if pair is not None else None
+        if pair is None or shape is None or not self.index.is_constant(self.index.find_input(pair, 0)):
+            return False
+        flat = node.op_type == "Conv" or len(shape) == 2
+        return flat and pair.read_int("axis", 1) % len(shape) == axis % len(shape)
+
+    def _find_behind(self, node: NodeRef, k: int) -> tuple[NodeRef, ...] | None:
+        """The QuantizeLinear that alone reads output k, behind the Relu or Clip of a product; None for another."""
+        chain: list[NodeRef] = []
+        result = TensorId(node.outputs[k], node.scope)
+        while True:
+            edge = self.index.find_sole_reader(result)
+            reader = None if edge is None or edge.index else self.index.find_node(edge.node)
+            if reader is None:
+                return None
+            chain.append(reader)
+            if reader.is_onnx(_QUANTIZE):
+                return tuple(chain)
+            if not reader.is_onnx("Relu", "Clip") or len(chain) > 1 or node.op_type in _MOVES:
+                return None
+            result = reader.result
+
+    def _takes_result(self, chain: tuple[NodeRef, ...], result: _Pair, data: _Pair) -> bool:
+        """True where the kernel writes this type, and the type ends where the Relu or Clip does."""
+        if result.dtype != data.dtype or result.scale.size > 1:
+            return False
+        lowest, highest = _BYTES[result.dtype]
+        for clip in chain[:-1]:
+            ends: list[float] = [0.0, np.inf]
+            if clip.op_type == "Clip":
+                values = [self.index.input_value(clip, k) for k in (1, 2)]
+                if any(value is None and any(clip.inputs[k : k + 1]) for k, value in enumerate(values, 1)):
+                    return False
+                ends = [-np.inf, np.inf]
+                ends = [float(end if value is None else value) for end, value in zip(ends, values, strict=True)]
+                ends = [clip.attrs.get(name, end) for name, end in zip(("min", "max"), ends, strict=True)]
+            low, high = (np.round(end / float(result.scale)) + float(result.zero) for end in ends)
+            if low > lowest or high < highest:
+                return False
+        return True
+
+    def _find_bias(self, node: NodeRef, halves: Mapping[int, _Pair]) -> str | None:
+        """The name of an int32 bias, "" where there is none; None for one that the kernel does not take."""
+        if not any(node.inputs[2:3]):
+            return ""
+        expected = halves[0].scale.reshape(-1) * halves[1].scale.reshape(-1)
+        value, pair = self.index.input_value(node, 2), self.index.maker(node, 2, _DEQUANTIZE)
+        if value is not None and value.dtype == np.float32 and np.abs(value.reshape(-1) / expected).max() < _LARGEST:
+            # A float bias, which ONNX Runtime rounds as well.
+            grain = PerChannel(0) if expected.size > 1 else PerTensor()
+            spec = QuantSpec(bits=32, signed=True, symmetric=True, granularity=grain)
+            steps = expected if expected.size > 1 else expected.reshape(())
+            codes = quantize(value.reshape(-1), QParams(steps, np.zeros_like(steps, np.int32), ""), spec)
+            return self.editor.add_initializer(node.scope, self.editor.fresh(f"{node.inputs[2]}/quantized"), codes)
+        stored, scale = self.index.find_input(pair, 0), self.index.input_value(pair, 1)
+        if pair is None or scale is None or self.index.find_dtype(stored) != TensorProto.INT32:
+            return None
+        return pair.inputs[0] if np.allclose(scale.reshape(-1), expected, rtol=1e-5, atol=0) else None
+
+    def _read_half(self, node: NodeRef | None, scope: str) -> _Pair | None:
+        """A QuantizeLinear's codes, scale and zero point, or a DequantizeLinear's; None without 8 bits in float32."""
+        if node is None or not node.is_onnx(_QUANTIZE, _DEQUANTIZE):
+            return None
+        codes = node.result if node.op_type == _QUANTIZE else self.index.find_input(node, 0)
+        scale, zero = (self.index.input_value(node, k) for k in (1, 2))
+        names = (codes.name if codes else "", node.inputs[1], next(iter(node.inputs[2:3]), ""))
+        seen = all(
+            self.index.resolve_tensor(name, scope) == self.index.resolve_tensor(name, node.scope) for name in names
+        )
+        if codes is None or scale is None or scale.dtype != np.float32 or (names[2] and zero is None) or not seen:
+            return None
+        dtype = self.index.find_dtype(codes)
+        if zero is not None:
+            dtype = next((kind for kind in _BYTES if zero.dtype.name == name_type(kind)), 0)
+        elif node.op_type == _QUANTIZE:
+            dtype = TensorProto.UINT8
+        if dtype not in _BYTES or node.attrs.get("block_size", 0):
+            return None
+        return _Pair(names, scale, np.zeros_like(scale) if zero is None else zero, dtype)
+
+    def _name_qparams(self, node: NodeRef, half: _Pair) -> Iterator[str]:
+        """The names of a scale and of a zero point, which is made where there is none."""
+        yield half.names[1]
+        if half.names[2]:
+            yield half.names[2]
+        else:
+            name = self.editor.fresh(f"{half.names[1]}/zero_point")
+            yield self.editor.add_initializer(node.scope, name, half.zero.astype(np.int64), dtype=half.dtype)
