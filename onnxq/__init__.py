@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from onnxq.commands.convert import Conversion as Conversion
     from onnxq.commands.convert import convert as convert
     from onnxq.commands.diff import diff as diff
+    from onnxq.commands.export_calibration import ExportedScales as ExportedScales
+    from onnxq.commands.export_calibration import export_calibration as export_calibration
     from onnxq.commands.import_calibration import import_calibration as import_calibration
     from onnxq.commands.import_weights import ImportedWeights as ImportedWeights
     from onnxq.commands.import_weights import import_weights as import_weights
@@ -70,6 +72,7 @@ _NAMES = {
     "commands.compare": "Comparison compare",
     "commands.convert": "Conversion convert",
     "commands.diff": "diff",
+    "commands.export_calibration": "ExportedScales export_calibration",
     "commands.import_calibration": "import_calibration",
     "commands.import_weights": "ImportedWeights import_weights",
     "commands.inspect": "annotate_bits inspect",

@@ -28,6 +28,7 @@ from onnxq.annotate.bits import (
 )
 from onnxq.annotate.find import Chain, find_chains, find_role, find_site, is_dynamic, list_operators
 from onnxq.annotate.operators import find_operators, find_saturating
+from onnxq.annotate.quant_nodes import has_quant_nodes, read_quant_nodes
 from onnxq.errors import ModelError
 from onnxq.graph import GraphIndex, Model, inline_functions, load_model, name_nodes
 from onnxq.graph.base import NodeRef
@@ -45,10 +46,19 @@ _WAITING = "onnxq.waiting-attribute-bits"
 
 
 def read_model(source: str | Path | ModelProto) -> Model:
-    """The model as `load_model` reads it; its Q/DQ nodes may have an integer attribute `bits`, which they keep.
+    """The model as `load_model` reads it, with pairs in the place of QONNX's operators.
 
-    Raises ModelError as `load_model` does.
+    Its Q/DQ nodes may have an integer attribute `bits`, which they keep. Raises ModelError as `load_model` does, and
+    for operators of QONNX whose numbers are computed.
     """
+    model = _read_attributes(source)
+    if not has_quant_nodes(model.proto):
+        return model
+    proto, notes = read_quant_nodes(model.proto)
+    return replace(model, proto=proto, notes=(*model.notes, *notes))
+
+
+def _read_attributes(source: str | Path | ModelProto) -> Model:
     # Most models have no such attribute, so the ordinary way is tried first.
     try:
         return load_model(source)

@@ -36,7 +36,8 @@ class Backend:
     title: its name for people. modes: by mode of quantization, what it accepts; mode `float` follows from them.
     engines: its libraries, the one that `prove` takes first. sums: of its kernels that add in 16 bits. limits,
     rule_limits: of the configuration, checked when it is read. aliases: names that other tools have for it. reference:
-    its engine is ONNX Runtime, which `onnxq.runtime` runs. scales: `import-calibration` reads files of its scales.
+    its engine is ONNX Runtime, which `onnxq.runtime` runs. formats: beginnings of the names of
+    the formats of `import-calibration` that are files of this engine.
     plugin_advice: a remedy for people, where ONNX Runtime does not have an operator; "" for none. tables: of devices
     that its users may run files on, which leave some operators to the CPU.
     """
@@ -50,7 +51,7 @@ class Backend:
     rule_limits: tuple[RuleLimit, ...] = ()
     aliases: Names = ()
     reference: bool = False
-    scales: bool = False
+    formats: Names = ()
     plugin_advice: str = ""
     tables: tuple[OperatorTable, ...] = ()
 

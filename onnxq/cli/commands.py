@@ -264,24 +264,25 @@ MERGE = ModelCommand(
 )
 IMPORT = ModelCommand(
     "import-calibration",
-    "Turn a TensorRT calibration cache into a plan with its scales.",
-    """Turn CACHE, the text file of a TensorRT INT8 calibrator, into a plan with its scales.
+    "Turn another tool's file of scales into a plan.",
+    """Turn CACHE, a file of scales of another tool, into a plan with those scales: a calibration cache or dynamic
+    ranges of TensorRT, encodings of AIMET, TensorQuantOverrides of ONNX Runtime, a configuration of PPQ.
 
-    For the move from TensorRT 10's implicit INT8 to the explicit Q/DQ of TensorRT 11. Activations take the scales of
-    the cache bit for bit, weights get theirs from their values. Lines without a tensor and tensors without a line are
-    listed; --data calibrates the latter.
+    Activations take the scales bit for bit, and so do weights where the file has some; their bits are those of the
+    file wherever the target has a kernel. Lines without a tensor and tensors without a line are listed; --data
+    calibrates the latter.
 
     \b
     Examples:
       onnxq import-calibration model.cache --model model.onnx --apply model.q.onnx
+      onnxq import-calibration model.encodings --model model.onnx --target qnn -o plan.json
       onnxq import-calibration model.cache --model model.onnx --data samples.npz -o plan.json
     """,
     [
         click.Argument(["cache"]),
-        click.Option(
-            ["--model"], required=True, metavar="MODEL", help="The ONNX file that TensorRT was calibrated with."
-        ),
+        click.Option(["--model"], required=True, metavar="MODEL", help="The ONNX file that the scales were found on."),
         DATA,
+        click.Option(["--format", "kind"], metavar="FORMAT", help="Format of CACHE. [default: the one it looks like]"),
         make_output("Write the plan, for `onnxq apply`.", metavar="PLAN.json"),
         click.Option(["--apply", "applied"], metavar="OUT.onnx", help="Carry the plan out at once: the Q/DQ model."),
         FORCE,
@@ -292,6 +293,38 @@ IMPORT = ModelCommand(
     function="import_calibration:import_and_apply",
     progress="importing {cache}",
     takes="IMPORT",
+)
+EXPORT = ModelCommand(
+    "export-calibration",
+    "Write the scales of a plan or a quantized model for another tool.",
+    """Write the scales of SOURCE, a plan or a quantized model of any tool, as a file that another tool reads.
+
+    Sites that the format cannot hold are listed with the reason, and so are the float tensors without an entry: tools
+    that read such a file calibrate them in silence. For a plan, --model names the network that is looked through.
+
+    \b
+    Examples:
+      onnxq export-calibration model.q.onnx --format aimet-2.0 -o model.encodings
+      onnxq export-calibration plan.json --model model.onnx --format tensor-quant-overrides -o overrides.json
+    """,
+    [
+        click.Argument(["source"]),
+        click.Option(
+            ["--format", "kind"],
+            required=True,
+            metavar="FORMAT",
+            help="aimet-0.6.1, aimet-1.0, aimet-2.0, aimet-2.1, tensorrt-cache, tensorrt-ranges or "
+            "tensor-quant-overrides.",
+        ),
+        click.Option(["--model"], metavar="MODEL", help="The network that a plan is for."),
+        make_output("The file.", metavar="OUT"),
+        FORCE,
+        JSON,
+        VERBOSE,
+        QUIET,
+    ],
+    function="export_calibration:export_calibration",
+    progress="exporting {source}",
 )
 IMPORT_WEIGHTS = ModelCommand(
     "import-weights",
@@ -431,6 +464,7 @@ EXPLAIN = click.Command(
         CALIBRATE,
         MERGE,
         IMPORT,
+        EXPORT,
         IMPORT_WEIGHTS,
         INSPECT,
         ANNOTATE,

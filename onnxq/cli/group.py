@@ -223,7 +223,7 @@ class ModelCommand(click.Command):
             return super().invoke(ctx)
         except ModelError as error:
             # NOTE: of two models it is not known which one the error is about.
-            if error.file or "model" not in arguments or arguments.get("quantized") is not None:
+            if error.file or not arguments.get("model") or arguments.get("quantized") is not None:
                 raise
             raise error.name_file(arguments["model"]) from error
 

@@ -22,6 +22,7 @@ ARGUMENTS = {
     "data": "--data",
     "force": "--force",
     "given": "--bits",
+    "kind": "--format",
     "out": "--output",
     "overwrite": "--force",
     "record": "--from",

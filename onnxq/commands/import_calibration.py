@@ -1,4 +1,4 @@
-"""`onnxq import-calibration`: a TensorRT calibration cache and its model in, a plan with those scales out."""
+"""`onnxq import-calibration`: another tool's file of scales and its model in, a plan with those scales out."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path, PurePath
 from typing import Any
 
-from onnxq.backends import list_backends
+from onnxq.backends import find_target, list_backends
 from onnxq.calibrate import calibrate
 from onnxq.commands.apply import apply
 from onnxq.config import DEFAULT_TARGET, Command, Config, Rule, RuleSet
@@ -24,9 +24,11 @@ from onnxq.interop import (
     UnmatchedKind,
     UnusedLine,
     list_consumers,
+    make_rules,
     match_scales,
     read_scales,
     set_scales,
+    sort_by_name,
 )
 from onnxq.nearest import suggest_names
 from onnxq.passes.base import RunContext
@@ -54,8 +56,6 @@ from onnxq.report.terminal import (
 )
 from onnxq.sites import Caution, Cautions, Refusal
 
-# The target where neither the configuration nor an option names one.
-USUAL = next(backend.name for backend in list_backends() if backend.scales)
 # Tensors that an error names; a cache of another model lacks hundreds.
 _SHOWN = 4
 _REASON = "reads or writes a tensor that the calibration cache has no scale for"
@@ -77,24 +77,40 @@ def import_calibration(
     *,
     overrides: Overrides = None,
     out: str | Path | None = None,
+    kind: str = "",
     force: bool = False,
     progress: Progress = silent,
 ) -> Imported:
-    """Turn a TensorRT INT8 calibration cache into a plan with those very scales, float32 bit for bit.
+    """Turn another tool's file of scales into a plan with those very scales, float32 bit for bit.
 
-    cache: the text file of a TensorRT calibrator. model: the ONNX file it was calibrated with. data: samples to
-    calibrate the tensors on that the cache has no scale for; the override `allow_missing` leaves their readers float.
-    config: None, and a file that names no target, start from the preset of TensorRT, or of the target in `overrides`.
-    out: write the plan as JSON; `onnxq.apply` carries it out. See `quantize` for the rest.
+    cache: the file; its formats stand in docs/formats.md. model: the ONNX file it was made with. data: samples to
+    calibrate the tensors on that the file has no scale for; the override `allow_missing` leaves their readers float.
+    config: None, and a file that names no target, start from the preset of the engine whose file it is, or of the
+    target in `overrides`. out: write the plan as JSON; `onnxq.apply` carries it out. kind: name of the file's format;
+    "": the one that recognizes it. See `quantize` for the rest.
 
+    Bits are those of the file wherever the target has a kernel; numbers that its types cannot hold as they are keep
+    their range, and `.matched` says so.
     Returns an Imported with `.plan`, `.matched`, `.unmatched`, `.unused` and `.missing`.
-    Raises CalibrationError for a malformed cache, one of another model, and tensors without a scale.
+    Raises CalibrationError for a malformed file, one of another model, and tensors without a scale.
     """
-    options = _choose_target(overrides) if config is None else overrides
-    with open_run(model, config, options, Command.IMPORT, out=out, force=force, usual=USUAL) as chosen:
-        imported = _import(cache, model, data, chosen, progress)
-        write_plan(imported.plan, out, force, progress)
+    with guard_outputs(model if isinstance(model, (str, Path)) else "", out, force=force):
+        scales = cache if isinstance(cache, ScaleTable) else read_scales(cache, kind)
+        usual = _find_usual(scales)
+        options = _choose_target(overrides, scales, usual) if config is None else overrides
+        with open_run(model, config, options, Command.IMPORT, out=out, force=force, usual=usual) as chosen:
+            imported = _import(scales, model, data, chosen, progress)
+            write_plan(imported.plan, out, force, progress)
     return imported
+
+
+def _find_usual(scales: ScaleTable) -> str:
+    """The target where neither the configuration nor an option names one: that of the engine whose file it is."""
+    # Files of symmetric int8 alone are for engines that take nothing else.
+    names = [scales.kind, *(["tensorrt"] if scales.only_int8 else [])]
+    backends = tuple(list_backends())
+    mine = (b.name for name in names for b in backends if any(map(name.startswith, b.formats)))
+    return next(mine, DEFAULT_TARGET)
 
 
 # The options that both steps take, so that they read the same samples.
@@ -116,16 +132,19 @@ def import_and_apply(
     *,
     overrides: dict[str, Any],
     out: str | None,
+    kind: str | None,
     applied: str | None,
     force: bool,
     progress: Progress,
 ) -> AppliedImport:
-    """Import a cache, and carry the plan out. applied: the file for the quantized model; None: it is not made."""
+    """Import a file, and carry the plan out. applied: the file for the quantized model; None: it is not made."""
     shared: dict[str, Any] = {"force": force, "progress": progress}
     report = None
     # Inputs and both outputs are checked before anything is written, since the plan is written first.
     with guard_outputs(model, out, applied, force=force):
-        imported = import_calibration(cache, model, data, config, overrides=overrides, out=out, **shared)
+        imported = import_calibration(
+            cache, model, data, config, overrides=overrides, out=out, kind=kind or "", **shared
+        )
         if applied is not None:
             settings = {key: overrides[key] for key in _SHARED if key in overrides} | {"latency": False}
             # A configuration that was not given follows the plan's target.
@@ -135,26 +154,25 @@ def import_and_apply(
     return AppliedImport(**values, applied=report)
 
 
-def _choose_target(overrides: Overrides) -> dict[str, Any]:
+def _choose_target(overrides: Overrides, scales: ScaleTable, usual: str) -> dict[str, Any]:
     """The overrides of a caller without a configuration, with the presets' values that fit the scales of a cache."""
-    options = {"target": USUAL, **{key: value for key, value in (overrides or {}).items() if value is not None}}
-    # The default preset is asymmetric uint8, of which TensorRT's scales say nothing.
-    fitting = (
-        {"activations.scheme": "symmetric", "activations.signed": True} if options["target"] == DEFAULT_TARGET else {}
-    )
-    return {**fitting, **options}
+    options = {"target": usual, **{key: value for key, value in (overrides or {}).items() if value is not None}}
+    # The default preset is asymmetric uint8, of which scales of int8 say nothing.
+    fits = options["target"] != DEFAULT_TARGET or not scales.only_int8
+    return ({} if fits else {"activations.scheme": "symmetric", "activations.signed": True}) | options
 
 
-def _import(
-    cache: str | Path | ScaleTable, model: ModelSource, data: object, config: Config, progress: Progress
-) -> Imported:
-    """Plan the model and give its activation sites the cache's scales."""
-    scales = cache if isinstance(cache, ScaleTable) else read_scales(cache)
-    _demand_symmetric(config)
+def _import(scales: ScaleTable, model: ModelSource, data: object, config: Config, progress: Progress) -> Imported:
+    """Plan the model and give its sites the file's scales."""
+    _demand_symmetric(config, scales)
     name = Path(model).name if isinstance(model, (str, Path)) else "model"
     ctx = RunContext(config=config, skip=frozenset(config.skip), progress=progress)
     state = load_state(model, ctx)
     trial = _attempt(scales, state, read_data(state, data, config, progress=progress), config, name, progress)
+    # Which sites there are is known once the model is planned; with the file's bits it is planned again.
+    if rules := _list_rules(trial, scales, config):
+        config = config.model_copy(update={"rules": (*rules, *config.rules)})
+        trial = _attempt(scales, state, trial.samples, config, name, progress)
     notes: Cautions = ()
     # The calibrator saw the tensors of the file; without the pass that makes others it may have scales for more.
     rewrites = sorted(_MAKES_TENSORS.intersection(trial.state.rewrites))
@@ -173,7 +191,7 @@ def _import(
     match, samples = trial.match, trial.samples
     plan = calibrate(
         trial.state.model,
-        set_scales(trial.plan, match.entries, scales.origin),
+        set_scales(trial.plan, match.qparams),
         samples.calibration if data is not None else None,
         batch=config.data.batch,
         memory_limit=config.data.memory_limit,
@@ -186,12 +204,13 @@ def _import(
         plan=replace(plan, data=f"{origin}; {samples.description}" if calibrated else origin),
         cache=scales.source,
         header=scales.header,
-        entries=len(scales.entries),
+        entries=len(scales.entries) + len(scales.skipped),
         matched=match.matched,
         unmatched=match.unmatched,
         unused=match.unused,
         missing=absent,
         notes=(*describe_rest(trial.state.rest), *notes, *match.notes),
+        unit=scales.unit,
     )
 
 
@@ -214,6 +233,14 @@ def _attempt(
         return _Attempt(state, samples, plan, match_scales(cache, plan, state.before, GraphIndex(state.model)))
 
 
+def _list_rules(trial: _Attempt, scales: ScaleTable, config: Config) -> tuple[Rule, ...]:
+    """Rules by which sites get the bits of the file."""
+    if scales.only_int8:
+        return ()
+    engine, index = find_target(config.target, config.mode), GraphIndex(trial.state.model)
+    return tuple(make_rules(trial.plan, trial.match.entries, sort_by_name(scales.entries), engine, index))
+
+
 def _lacks_own_tensor(trial: _Attempt) -> bool:
     """Preparation made a tensor that lacks a scale: no cache can ever have one for it."""
     before = trial.state.before
@@ -221,22 +248,22 @@ def _lacks_own_tensor(trial: _Attempt) -> bool:
     return any(site.tensor not in names for site in trial.match.absent)
 
 
-def _demand_symmetric(config: Config) -> None:
-    """Raise ConfigError unless activations are of the type that a cache has scales of, symmetric int8."""
+def _demand_symmetric(config: Config, scales: ScaleTable) -> None:
+    """Raise ConfigError unless activations are of a type that the file can have scales of."""
     activations = config.activations
     if config.mode != "static":
         raise ConfigError(
             config.source or "mode",
             "calibrates no activations: there is nothing a calibration cache is for",
-            f"choose a static preset, e.g. {USUAL}-int8",
+            f"choose a static preset, e.g. {_find_usual(scales)}-int8",
             code="Q321",
         )
     kind = activations.bits, activations.scheme, activations.is_signed, activations.storage or "int8"
-    if kind != (8, "symmetric", True, "int8"):
+    if scales.only_int8 and kind != (8, "symmetric", True, "int8"):
         raise ConfigError(
             f"{config.source or 'config'}: activations",
             "a calibration cache holds scales of symmetric int8, and this asks for something else",
-            f"write `activations: {{bits: 8, scheme: symmetric, signed: true}}`, or take {USUAL}-int8",
+            f"write `activations: {{bits: 8, scheme: symmetric, signed: true}}`, or take {_find_usual(scales)}-int8",
             code="Q321",
         )
 
@@ -297,7 +324,7 @@ def _add_float_rule(config: Config, nodes: Mapping[str, str]) -> Config:
 def _make_parts(imported: Imported, view: TextView) -> Iterator[RenderableType]:
     yield Text(f"{PurePath(imported.cache).name}  ({imported.header})", style="bold")
     if view.verbose and imported.matched:
-        columns = ("site", "scale", "line", "name in the cache", "through")
+        columns = ("site", "scale", imported.unit, "name in the cache", "through")
         names = ("site", "name in the cache")
         rows = map(_make_match, imported.matched)
         yield make_table(columns, rows, right=columns[1:3], names=names, fold=("through",))
@@ -315,20 +342,23 @@ def _make_rows(imported: Imported, verbose: bool) -> SheetRows:
         lines = [f"{site.tensor}: {site.done}" if site.done else site.tensor for site in imported.missing]
         yield "no scale", join_lines(lines, verbose, _SHOWN)
     for kind, label in _LABELS.items():
-        names = [_describe_line(line, verbose) for line in imported.unmatched if line.why is kind]
+        names = [_describe_line(line, imported.unit, verbose) for line in imported.unmatched if line.why is kind]
         if names:
             yield label, Text(f"{len(names)}: ").append_text(join_lines(names, verbose, _SHOWN))
+    changed = [f"{match.site}: {match.kept}" for match in imported.matched if match.kept]
+    if changed:
+        yield "other type", join_lines(changed, verbose, _SHOWN)
     yield "not used", _group_reasons(imported.unused, verbose)
 
 
 def _make_match(match: MatchedSite) -> Sequence[object]:
     # Most names are the site's own; only others are worth a cell.
     name = match.name if match.name != match.site else ""
-    return match.site, format_scale(match.scale, match.scale), match.line, name, match.through
+    return match.site, format_scale(match.scale, match.scale), match.line, name, match.kept or match.through
 
 
-def _describe_line(line: UnusedLine, verbose: bool) -> str:
-    text = f"{line.name} (line {line.line})"
+def _describe_line(line: UnusedLine, unit: str, verbose: bool) -> str:
+    text = f"{line.name} ({unit} {line.line})"
     if line.nearest:
         return f"{text}, nearest {' or '.join(line.nearest)}"
     return f"{text}: {line.reason}" if verbose else text

@@ -18,6 +18,7 @@ _MODULES = {
     "Comparison": "compare",
     "Conversion": "convert",
     "Difference": "diff",
+    "ExportedScales": "export_calibration",
     "Imported": "import_calibration",
     "ImportedWeights": "import_weights",
     "Inspection": "inspect",

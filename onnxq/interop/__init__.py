@@ -1,7 +1,16 @@
 """Results of other tools and of the torch front end read into plans: tables of scales, models with markers."""
 
-from onnxq.interop.base import ImportFormat, ScaleTable, TensorScale
+from onnxq.interop.base import (
+    ImportFormat,
+    NoGridError,
+    ScaleTable,
+    SkippedEntry,
+    TensorScale,
+    make_entry,
+    sort_by_name,
+)
 from onnxq.interop.checkpoints import Checkpoint, CheckpointWeight, InputScale, WeightCodes, open_checkpoint
+from onnxq.interop.fitting import describe_kind, fit_numbers, make_rules
 from onnxq.interop.markers import Marked, strip_markers
 from onnxq.interop.matching import (
     Imported,
@@ -14,10 +23,11 @@ from onnxq.interop.matching import (
     match_scales,
     set_scales,
 )
-from onnxq.interop.registry import read_scales
+from onnxq.interop.registry import FORMATS, find_format, read_scales
 from onnxq.interop.weights import FoundWeight, WeightMatch, match_weights
 
 __all__ = [
+    "FORMATS",
     "Checkpoint",
     "CheckpointWeight",
     "FoundWeight",
@@ -27,18 +37,26 @@ __all__ = [
     "Marked",
     "MatchedSite",
     "MissingSite",
+    "NoGridError",
     "ScaleMatch",
     "ScaleTable",
+    "SkippedEntry",
     "TensorScale",
     "UnmatchedKind",
     "UnusedLine",
     "WeightCodes",
     "WeightMatch",
+    "describe_kind",
+    "find_format",
+    "fit_numbers",
     "list_consumers",
+    "make_entry",
+    "make_rules",
     "match_scales",
     "match_weights",
     "open_checkpoint",
     "read_scales",
     "set_scales",
+    "sort_by_name",
     "strip_markers",
 ]

@@ -3,19 +3,54 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
+
+from onnxq.errors import ConfigError
+from onnxq.sites import Names, Role
+from onnxq.spec import Granularity, PerBlock, PerTensor, QParams, QuantSpec
+
+_INT8, _ONE_SCALE = QuantSpec(), PerTensor()
 
 
 @dataclass(frozen=True)
 class TensorScale:
-    """A tensor of the network that was calibrated, its scale of symmetric int8, and its line in the file."""
+    """A tensor of the network that was calibrated, with its numbers; by default those of symmetric int8.
+
+    line: its line in the file, or its position where a file has no lines. scale, zero_point: arrays of the shape of the
+    spec's granularity; its axis is -1 where the format names none. readers: the nodes that read these values where
+    others read other ones; (): all that read the tensor.
+    """
 
     name: str
-    scale: np.float32
+    scale: Any
+    line: int = 0
+    zero_point: Any = 0
+    spec: QuantSpec = _INT8
+    role: Role = Role.ACTIVATION
+    readers: Names = ()
+
+    @property
+    def span(self) -> float:
+        """The width of the range that it covers."""
+        return float(np.max(self.scale)) * (self.spec.qmax - self.spec.qmin)
+
+    def make_qparams(self, origin: str) -> QParams:
+        """The numbers, as plans have them."""
+        scale = np.asarray(self.scale, np.float32)
+        return QParams(scale, np.broadcast_to(np.asarray(self.zero_point, np.int32), scale.shape).copy(), origin)
+
+
+@dataclass(frozen=True)
+class SkippedEntry:
+    """An entry that no pair stands for, with the reason."""
+
+    name: str
     line: int
+    reason: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,6 +65,13 @@ class ScaleTable:
     origin: str
     # Names that the tool gives to tensors without an ONNX node; None: none.
     own_names: re.Pattern[str] | None = None
+    skipped: tuple[SkippedEntry, ...] = ()
+    # Name of the format, by which a backend may claim it.
+    kind: str = ""
+    # How entries are counted: in lines of the file, or one by one.
+    unit: str = "line"
+    # All that the format can hold is symmetric int8, so that a plan of another type is none of this file.
+    only_int8: bool = True
 
     def is_own_name(self, name: str) -> bool:
         """True for a tensor that the tool added and named itself."""
@@ -41,10 +83,97 @@ class ImportFormat:
     """One format of such files.
 
     recognizes: of a file's bytes, whether it is one. parse: its content, of the bytes and the file's name in messages;
-    it raises CalibrationError. write: a file with these scales by tensor; None for a format that is only read.
+    it raises CalibrationError. write: a file with these scales; None for a format that is only read. refuse: why the
+    format has no place for a scale, "" where it has. For people: title, whose files these are; mark, by what one is
+    recognized; limits, what it cannot hold.
     """
 
     name: str
     recognizes: Callable[[bytes], bool]
     parse: Callable[[bytes, str], ScaleTable]
-    write: Callable[[Mapping[str, np.float32]], bytes] | None = None
+    write: Callable[[Sequence[TensorScale]], bytes] | None = None
+    refuse: Callable[[TensorScale], str] = field(default=lambda entry: refuse_all_but_int8(entry))
+    title: str = ""
+    mark: str = ""
+    limits: str = ""
+
+
+def refuse_all_but_int8(entry: TensorScale) -> str:
+    """Why a format of scales of symmetric int8 has no place for an entry; "" where it has."""
+    if entry.role in (Role.WEIGHT, Role.BIAS):
+        return "the format has scales of activations only"
+    if entry.readers:
+        return "the format has one scale for all that reads a tensor"
+    spec = entry.spec
+    fits = spec.bits == 8 and spec.signed and spec.has_one_scale and not spec.is_float
+    return "" if fits and not np.any(entry.zero_point) else "the format has symmetric int8 only"
+
+
+class NoGridError(ValueError):
+    """An entry that is well formed, and that no pair of integers stands for; its text says why."""
+
+
+def make_entry(
+    name: str,
+    line: int,
+    numbers: tuple[Any, Any],
+    *,
+    bits: int,
+    signed: bool,
+    grain: Granularity = _ONE_SCALE,
+    storage: str = "",
+    narrow_range: bool = False,
+    role: Role = Role.ACTIVATION,
+    readers: Names = (),
+) -> TensorScale:
+    """An entry of the scale and the zero point of a file, with the spec that they say.
+
+    Raises ValueError with the fault of wrong numbers, NoGridError for those of no pair.
+    """
+    scale, zero = (np.asarray(value, np.float64) for value in numbers)
+    if not (np.isfinite(scale).all() and (scale > 0).all()):
+        raise ValueError(f"the scale of {name} is not a positive, finite number")
+    # Files write the one scale of a tensor as a number or as a list of one.
+    one = isinstance(grain, PerTensor)
+    if one and scale.size == zero.size == 1:
+        scale, zero = scale.reshape(()), zero.reshape(())
+    zero = np.broadcast_to(zero, scale.shape) if zero.size == 1 else zero
+    if zero.shape != scale.shape or (one and scale.ndim):
+        raise ValueError(f"{name} has scales of shape {list(scale.shape)} and zero points of {list(zero.shape)}")
+    if (zero % 1).any():
+        raise NoGridError("a zero point between two integers")
+    # No format says it in a way that all tools agree on; the numbers do.
+    symmetric = bool((zero == (0 if signed else 1 << (bits - 1))).all())
+    try:
+        spec = QuantSpec(
+            bits=bits,
+            signed=signed,
+            symmetric=symmetric,
+            narrow_range=narrow_range,
+            granularity=grain,
+            storage=storage,
+        )
+    except ConfigError as error:
+        raise NoGridError(f"{error.subject}: {error.cause}") from error
+    # Files hold float64; engines and plans have float32, which is what tools computed.
+    with np.errstate(over="ignore", under="ignore"):
+        steps = scale.astype(np.float32)
+    if not (np.isfinite(steps).all() and (steps > 0).all()):
+        raise NoGridError("a scale that float32 does not hold")
+    if not spec.is_float and ((zero < spec.qmin) | (zero > spec.qmax)).any():
+        raise ValueError(f"the zero point of {name} is outside {spec.qmin}…{spec.qmax}")
+    return TensorScale(name, steps, line, zero.astype(np.int32), spec, role, readers)
+
+
+def sort_by_name(entries: Sequence[TensorScale]) -> Mapping[str, tuple[TensorScale, ...]]:
+    """The entries of each tensor: that of all its readers first, then those of some."""
+    grouped: dict[str, tuple[TensorScale, ...]] = {}
+    # Stable, so that of several for all readers the first in the file counts.
+    for entry in sorted(entries, key=lambda entry: bool(entry.readers)):
+        grouped[entry.name] = (*grouped.get(entry.name, ()), entry)
+    return grouped
+
+
+def has_blocks(entry: TensorScale) -> bool:
+    """True where each block has a scale."""
+    return isinstance(entry.spec.granularity, PerBlock)

@@ -11,7 +11,8 @@ import numpy as np
 
 from onnxq.errors import CalibrationError, PlanError
 from onnxq.graph import GraphIndex, NodeRef
-from onnxq.interop.base import ScaleTable, TensorScale
+from onnxq.interop.base import ScaleTable, TensorScale, sort_by_name
+from onnxq.interop.fitting import fit_numbers
 from onnxq.nearest import find_nearest, suggest_names
 from onnxq.plan import Plan, SitePlan, SitePlans
 from onnxq.sites import Caution, Cautions, Names, Role, Site, TensorId
@@ -25,6 +26,8 @@ _SAME_VALUES = (
 )
 _FLOATS = frozenset({1, 10, 11, 16})  # FLOAT, FLOAT16, DOUBLE, BFLOAT16
 _CONSTANT = "a constant: weights get their scales from their values"
+_BIAS = "a bias: its scale is its input's times its weight's"
+_BIAS_BITS = 32
 
 
 class UnmatchedKind(str, Enum):
@@ -49,6 +52,8 @@ class MatchedSite:
     scale: float
     # Why the scale of another tensor holds for the site; "" for the tensor's own.
     through: str = ""
+    # What became of the numbers, where the site's type has other levels; "" where they are the file's.
+    kept: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,6 +100,8 @@ class Imported:
     unused: tuple[UnusedLine, ...] = ()
     missing: tuple[MissingSite, ...] = ()
     notes: Cautions = ()
+    # How lines are counted: "line", or "entry" where the file has no lines.
+    unit: str = "line"
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,6 +109,7 @@ class ScaleMatch:
     """The entry of each site, and the rest on both sides."""
 
     entries: Mapping[Site, TensorScale]
+    qparams: Mapping[Site, QParams]
     matched: tuple[MatchedSite, ...]
     unmatched: tuple[UnusedLine, ...]
     unused: tuple[UnusedLine, ...]
@@ -115,14 +123,15 @@ _Taken = tuple[TensorScale, str]
 
 
 def match_scales(table: ScaleTable, plan: Plan, before: GraphIndex, prepared: GraphIndex) -> ScaleMatch:
-    """Match each activation site of the plan with its entry of the table.
+    """Match each site of the plan with its entry of the table.
 
-    before, prepared: the model as it came, and as the plan quantizes it. A site whose own tensor has no line takes the
-    line of a tensor with the same values (behind a Reshape, Transpose, Identity, …, in either model); sites that share
-    one scale take the largest of theirs.
+    before, prepared: the model as it came, and as the plan quantizes it. An activation whose own tensor has no line
+    takes the line of a tensor with the same values (behind a Reshape, Transpose, Identity, …, in either model); sites
+    that share one scale take the largest of theirs. A weight takes the scales of its own name, if preparation left its
+    values.
     Raises CalibrationError when no name of the table is in the model, PlanError for a site that int8 scales do not fit.
     """
-    by_name = {entry.name: entry for entry in table.entries}
+    by_name = sort_by_name(table.entries)
     _check_model(table, before, prepared)
     copies = _list_copies(before, prepared)
     sites = [site for site in plan.sites if site.role in (Role.ACTIVATION, Role.OUTPUT)]
@@ -130,42 +139,80 @@ def match_scales(table: ScaleTable, plan: Plan, before: GraphIndex, prepared: Gr
     for site in sites:
         nearest = _find_nearest_entry(site.quantized_tensor, by_name, copies)
         if nearest is not None:
-            taken[site.site] = nearest
+            taken[site.site] = (_choose_entry(nearest[0], site, prepared), nearest[1])
     notes = tuple(_share_largest(sites, taken))
     for site in sites:
-        if site.site in taken:
+        if site.site in taken and table.only_int8:
             _check_fits(site, taken[site.site][0])
+    # After the activations, which may read a constant as one of theirs.
+    weights = [site for site in plan.sites if site.role is Role.WEIGHT and site.site not in taken]
+    taken |= {site.site: (by_name[site.quantized_tensor.name][0], "") for site in weights if _is_given(site, by_name)}
     # Sites that had no entry of their own come behind the others.
-    matched = [
-        MatchedSite(site=str(site), name=entry.name, line=entry.line, scale=float(entry.scale), through=through)
-        for site, (entry, through) in taken.items()
-    ]
-    missing = [site for site in sites if site.site not in taken]
+    matched, left, numbers = [], {}, {}
+    by_site = {site.site: site for site in plan.sites}
+    for key, (entry, through) in taken.items():
+        problem = _find_change(by_site[key], before, prepared)
+        value = None if problem else prepared.find_shape(by_site[key].quantized_tensor)
+        shape = tuple(d if isinstance(d, int) else 0 for d in value or ())
+        qparams, kept = (None, problem) if problem else fit_numbers(entry, by_site[key], table.origin, shape)
+        if qparams is None:
+            left[entry.name] = kept
+            continue
+        numbers[key] = qparams
+        scale = float(np.max(qparams.scale))
+        matched.append(
+            MatchedSite(site=str(key), name=entry.name, line=entry.line, scale=scale, through=through, kept=kept)
+        )
+    missing = [site for site in sites if site.site not in numbers]
     absent = []
     for site in missing:
         tensor = site.quantized_tensor.name
         absent.append(MissingSite(site=str(site.site), tensor=tensor, nearest=find_nearest(tensor, by_name, 2)))
-    left = list(_explain_leftovers(table, {entry.name for entry, _ in taken.values()}, before, prepared))
+    used = {taken[key][0].line for key in numbers}
+    rest = list(_explain_leftovers(table, used, left, before, prepared))
     return ScaleMatch(
         entries={site: entry for site, (entry, _) in taken.items()},
+        qparams=numbers,
         matched=tuple(matched),
-        unmatched=tuple(line for line in left if line.why is not None),
-        unused=tuple(line for line in left if line.why is None),
+        unmatched=tuple(line for line in rest if line.why is not None),
+        unused=tuple(line for line in rest if line.why is None),
         missing=tuple(missing),
         absent=tuple(absent),
         notes=notes,
     )
 
 
-def set_scales(plan: Plan, entries: Mapping[Site, TensorScale], origin: str) -> Plan:
-    """The plan with these scales and zero points of 0; other sites keep their qparams. origin: of the scales."""
-    zero = np.array(0, np.int32)
+def set_scales(plan: Plan, qparams: Mapping[Site, QParams]) -> Plan:
+    """The plan with these numbers; other sites keep theirs."""
     sites = []
     for site in plan.sites:
-        if site.site in entries:
-            site = replace(site, qparams=QParams(np.array(entries[site.site].scale), zero, origin))
+        if site.site in qparams:
+            # Weights whose numbers are given are not fitted to sums of 16 bits; the report says which overflow them.
+            orders = () if site.role is Role.WEIGHT else site.sum_orders
+            site = replace(site, qparams=qparams[site.site], sum_orders=orders)
         sites.append(site)
     return plan.with_sites(tuple(sites))
+
+
+def _choose_entry(group: tuple[TensorScale, ...], site: SitePlan, index: GraphIndex) -> TensorScale:
+    """Of the entries of a tensor the one that a site's readers read."""
+    readers = {edge.node for edge in site.find_readers(index)}
+    some = (entry for entry in group if entry.readers and readers <= set(entry.readers))
+    return next(some, group[0])
+
+
+def _is_given(site: SitePlan, by_name: Mapping[str, tuple[TensorScale, ...]]) -> bool:
+    return site.quantized_tensor.name in by_name
+
+
+def _find_change(site: SitePlan, before: GraphIndex, prepared: GraphIndex) -> str:
+    """Why numbers for a constant of the file are none for the prepared model's; "" where its values are the same."""
+    if site.role is not Role.WEIGHT:
+        return ""
+    tensor = site.quantized_tensor
+    old, new = (index.find_constant(index.resolve_tensor(tensor.name, tensor.scope)) for index in (before, prepared))
+    same = old is not None and new is not None and np.array_equal(old, new)
+    return "" if same else "a weight whose values preparation changed"
 
 
 def _check_fits(site: SitePlan, entry: TensorScale) -> None:
@@ -194,14 +241,19 @@ def _share_largest(sites: Iterable[SitePlan], taken: dict[Site, _Taken]) -> Iter
         if not scales:
             continue
         # The values of every member fit into the range of the largest.
-        largest, through = max(scales, key=lambda pair: pair[0].scale)
-        if any(entry.scale != largest.scale for entry, _ in scales):
+        largest, through = max(scales, key=lambda pair: pair[0].span)
+        if any(not _have_same_numbers(entry, largest) for entry, _ in scales):
             names = ", ".join(sorted({entry.name for entry, _ in scales}))
             text = f"{names} share one scale and differ in the cache: the largest, of {largest.name}, is used"
             yield Caution("W118", text)
         for member in members:
-            if member not in taken or taken[member][0].scale != largest.scale:
+            if member not in taken or not _have_same_numbers(taken[member][0], largest):
                 taken[member] = (largest, through or f"shares its scale with {largest.name}")
+
+
+def _have_same_numbers(entry: TensorScale, other: TensorScale) -> bool:
+    pairs = ((entry.scale, other.scale), (entry.zero_point, other.zero_point))
+    return entry.spec == other.spec and all(np.array_equal(mine, theirs) for mine, theirs in pairs)
 
 
 def _check_model(table: ScaleTable, before: GraphIndex, prepared: GraphIndex) -> None:
@@ -224,18 +276,24 @@ def _list_names(index: GraphIndex) -> set[str]:
 
 
 def _explain_leftovers(
-    table: ScaleTable, used: set[str], before: GraphIndex, prepared: GraphIndex
+    table: ScaleTable, used: set[int], left: Mapping[str, str], before: GraphIndex, prepared: GraphIndex
 ) -> Iterator[UnusedLine]:
-    """The lines that no site took, with the reason of each."""
+    """The lines that no site took, with the reason of each. left: of tensors whose numbers do not fit their site."""
     now, then = _list_names(prepared), _list_names(before)
+    for skipped in table.skipped:
+        yield UnusedLine(name=skipped.name, line=skipped.line, reason=skipped.reason)
     for entry in table.entries:
         name = entry.name
-        if name in used:
+        if entry.line in used:
             continue
         source = _find_tensor(before, name)
         nearest: Names = ()
         why: UnmatchedKind | None = None
-        if name in now:
+        if name in left:
+            reason = left[name]
+        elif entry.spec.bits == _BIAS_BITS:
+            reason = _BIAS
+        elif name in now:
             reason = _explain_unused(prepared, name)
         elif source is not None and before.is_constant(source):
             reason = _CONSTANT
@@ -288,8 +346,10 @@ def _list_copies(*indexes: GraphIndex) -> _Copies:
     return copies
 
 
-def _find_nearest_entry(tensor: TensorId, by_name: Mapping[str, TensorScale], copies: _Copies) -> _Taken | None:
-    """The entry of the tensor itself, else of the nearest tensor with the same values, and how it was found."""
+def _find_nearest_entry(
+    tensor: TensorId, by_name: Mapping[str, tuple[TensorScale, ...]], copies: _Copies
+) -> tuple[tuple[TensorScale, ...], str] | None:
+    """The entries of the tensor itself, else of the nearest tensor with the same values, and how they were found."""
     # Breadth first, so that the fewest nodes stand between.
     pending = deque([(tensor.name, "")])
     visited = {tensor.name}

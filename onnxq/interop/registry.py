@@ -1,33 +1,66 @@
-"""The formats that `import-calibration` reads. Another one is a file that defines it and a row here."""
+"""The formats that `import-calibration` reads and `export-calibration` writes.
+
+Another one is a file that defines it and a row here.
+"""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from onnxq.errors import CalibrationError
 from onnxq.files import read_input
+from onnxq.interop.aimet import AIMET_0, AIMET_1
+from onnxq.interop.aimet_linear import AIMET_2_0, AIMET_2_1
 from onnxq.interop.base import ImportFormat, ScaleTable
+from onnxq.interop.overrides import OVERRIDES
+from onnxq.interop.ppq import PPQ
 from onnxq.interop.trt_cache import TENSORRT_CACHE
+from onnxq.interop.trt_ranges import TENSORRT_RANGES
+from onnxq.nearest import suggest_names
 
 # The first one that recognizes a file reads it; a file that none recognizes gets the error of the first one.
-FORMATS: tuple[ImportFormat, ...] = (TENSORRT_CACHE,)
+FORMATS: tuple[ImportFormat, ...] = (
+    TENSORRT_CACHE,
+    TENSORRT_RANGES,
+    AIMET_0,
+    AIMET_1,
+    AIMET_2_0,
+    AIMET_2_1,
+    PPQ,
+    OVERRIDES,
+)
 # Bytes. A line stands for a tensor, and no network has a million.
 _MOST_BYTES = 64 * 2**20
 
 
-def read_scales(source: str | Path) -> ScaleTable:
-    """Read the scales in a file.
+def find_format(name: str) -> ImportFormat:
+    """The format of this name. Raises CalibrationError, with the nearest names, where there is none."""
+    names = [row.name for row in FORMATS]
+    if name not in names:
+        raise CalibrationError(f"format {name!r}", "is not known", suggest_names(name, names), code="Q516")
+    return FORMATS[names.index(name)]
+
+
+def read_scales(source: str | Path, kind: str = "") -> ScaleTable:
+    """Read the scales in a file. kind: name of its format; "": the one that recognizes it.
 
     Raises CalibrationError, with line numbers, for a file of another kind and for scales that no engine can use.
     """
     path = Path(source)
+    named = find_format(kind) if kind else None
     try:
         data = read_input(path, CalibrationError, limit=_MOST_BYTES, pipes=True)
     except OSError as error:
         cause = error.strerror or str(error)
-        raise CalibrationError(path, cause, "name TensorRT's calibration cache", code="Q505") from error
-    chosen = next((row for row in FORMATS if row.recognizes(data)), FORMATS[0])
+        raise CalibrationError(path, cause, "name the file that the tool wrote", code="Q505") from error
+    chosen = named or next((row for row in FORMATS if row.recognizes(data)), None)
+    # The first format reads text of any kind, and would tell of a header that JSON never has.
+    if chosen is None and data.lstrip(b"\xef\xbb\xbf \t\r\n").startswith((b"{", b"[")):
+        cause = f"is JSON of none of the formats {', '.join(row.name for row in FORMATS[1:])}"
+        raise CalibrationError(path, cause, "name the file that the tool wrote, or its format: `kind=…`", code="Q505")
+    chosen = chosen or FORMATS[0]
     try:
-        return chosen.parse(data, str(path))
+        return replace(chosen.parse(data, str(path)), kind=chosen.name)
     except CalibrationError as error:
         raise error.name_file(path) from error

@@ -10,7 +10,7 @@ A scale is the dynamic range divided by 127, a float32 in big-endian hex; leadin
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from functools import partial
 
 import numpy as np
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from onnxq.arrays import Mask
 from onnxq.errors import CalibrationError
 from onnxq.files import find_calibrator
-from onnxq.interop.base import ImportFormat, ScaleTable, TensorScale
+from onnxq.interop.base import ImportFormat, ScaleTable, TensorScale, refuse_all_but_int8
 
 # Of the scales, in plans.
 ORIGIN = "TensorRT calibration cache"
@@ -81,9 +81,9 @@ def parse_cache(data: bytes, source: str = "cache") -> ScaleTable:
     )
 
 
-def write_cache(scales: Mapping[str, np.float32]) -> bytes:
-    """A cache file with these scales by tensor, float32 bit for bit."""
-    lines = [f"{name}: {int(np.float32(scale).view(np.uint32)):08x}" for name, scale in scales.items()]
+def write_cache(entries: Sequence[TensorScale]) -> bytes:
+    """A cache file with these scales, float32 bit for bit."""
+    lines = [f"{entry.name}: {int(np.float32(entry.scale).view(np.uint32)):08x}" for entry in entries]
     return "\n".join([HEADER, *lines, ""]).encode()
 
 
@@ -91,7 +91,22 @@ def _recognize_cache(data: bytes) -> bool:
     return find_calibrator(data[:_BEGINNING].decode("utf-8-sig", "replace")) == "TensorRT"
 
 
-TENSORRT_CACHE = ImportFormat("tensorrt-cache", _recognize_cache, parse_cache, write_cache)
+def _refuse_entry(entry: TensorScale) -> str:
+    """Why the text has no place for an entry: names are what stands in front of the last colon of a line."""
+    plain = entry.name == entry.name.strip() and len(entry.name.splitlines()) == 1
+    return refuse_all_but_int8(entry) or ("" if plain else "a name with a line end, or blanks around it")
+
+
+TENSORRT_CACHE = ImportFormat(
+    "tensorrt-cache",
+    _recognize_cache,
+    parse_cache,
+    write_cache,
+    _refuse_entry,
+    "TensorRT up to 10",
+    "a first line as `TRT-8601-EntropyCalibration2`",
+    "all but symmetric int8 activations",
+)
 
 
 def _decode_text(data: bytes, source: str) -> str:

@@ -69,6 +69,7 @@ COMMANDS = (
     "profile m.onnx q.onnx --data d.npz",
     "calibrate m.onnx --data d.npz --shard 1/1 --force -o part.json",
     "inspect q.onnx -v",
+    "export-calibration q.onnx --format tensor-quant-overrides --model m.onnx --force -o e.json -v",
     "annotate-bits q.onnx --bits *=8 --force -o noted.onnx",
 )
 FAILING = (

@@ -47,6 +47,7 @@ ARGUMENTS = {
 # Options that a command must have beside any other.
 REQUIRED = {
     "convert": {"--to": ["ort"]},
+    "export-calibration": {"--format": ["aimet-2.0"]},
     "import-calibration": {"--model": ["m.onnx"]},
     "perplexity": {"--data": ["t.txt"]},
 }
@@ -101,6 +102,7 @@ OWN_GIVEN: dict[str, tuple[list[str], object]] = {
     "plan": (["p.json"], "p.json"),
     "model": (["n.onnx"], "n.onnx"),
     "applied": (["n.q.onnx"], "n.q.onnx"),
+    "kind": (["aimet-1.0"], "aimet-1.0"),
     "beside": (["n.json"], "n.json"),
     "sidecar": (["n.json"], "n.json"),
     "given": (["Conv*=4"], (("Conv*", 4),)),

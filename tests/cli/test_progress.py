@@ -46,6 +46,7 @@ STEPS = {
     "inspect": ["looking for pairs"],
     "annotate-bits": ["looking for pairs", "writing"],
     "import-calibration": [*COMMON, "planning", "observing shapes", "calibrating", "writing"],
+    "export-calibration": ["reading the scales", "writing"],
     "variants": ["reading samples", "making fp16", "timing the files, for at most 20 s", "writing"],
     "build-kernels": ["compiling for the CPU, about a minute", "compiling for GPUs with nvcc, some minutes"],
 }  # fmt: skip
@@ -105,6 +106,8 @@ def run(work: Path, command: str, progress: Progress) -> None:
         cache = work / "m.cache"
         cache.write_text("TRT-8601-EntropyCalibration2\nx: 3c010a14\n")
         onnxq.import_calibration(cache, model, data, out=work / "i.json", force=True, progress=progress)
+    elif command == "export-calibration":
+        onnxq.export_calibration(quantized, "aimet-2.0", out=work / "e.json", force=True, progress=progress)
     elif command == "variants":
         wanted = {"only": "fp16", "effort": "fast"}
         onnxq.variants(model, data, overrides=wanted, out=work / "hub", progress=progress)

@@ -93,6 +93,7 @@ _CASES = {
     "metric": ("quantize m.onnx --data d.npz --metric s.py:score -o s.py", "s.py: is read by"),
     "plan": ("apply m.onnx p.json --plan p.json", "p.json: is read by"),
     "bits": ("annotate-bits q.onnx --plan p.json -o p.json", "p.json: is read by"),
+    "exported": ("export-calibration q.onnx --format aimet-2.0 -o q.onnx", "q.onnx: is the input model"),
     "cache": ("import-calibration m.cache --model m.onnx -o m.cache", "m.cache: is read by"),
     "cache, applied": ("import-calibration m.cache --model m.onnx --apply m.cache", "m.cache: is read by"),
     "results": ("diff m.onnx q.onnx --load S/results.json --save S", "is read by"),

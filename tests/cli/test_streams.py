@@ -88,6 +88,8 @@ calibrate NAME --data NAME
 merge NAME -o p.json
 variants NAME -o NAME --force
 import-calibration NAME --model m.onnx
+export-calibration NAME --format aimet-2.0
+export-calibration NAME --format aimet-2.0 -o NAME --force
 import-weights m.onnx NAME
 annotate-bits NAME --bits *=8 --force
 perplexity NAME --data NAME

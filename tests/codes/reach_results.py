@@ -17,14 +17,18 @@ from onnxq.backends.engine import BuildResult, BuildState, TimedModel, Timing
 from onnxq.evaluation.compare import check_interface
 from onnxq.files import check_outputs, write_text
 from onnxq.graph import light, verify_graph
+from onnxq.interop import find_format
+from onnxq.interop.exporting import write_scales
 from onnxq.interop.trt_cache import parse_cache
 from onnxq.kernels.cache import kernels_folder
 from onnxq.numerics import qparams_from_range, weight_qparams
 from onnxq.observers import create_observer
 from onnxq.spec import ObserverSpec, QuantSpec
+from tests.annotate.test_quant_nodes import make_model as quant_node
 from tests.codes.kit import EVERYTHING, F, fail, gemm, model, reach, reach_each, rows, saturating, saved, written
 from tests.commands.test_import_weights import make_checkpoint, make_dynamic
 from tests.interop.models import network
+from tests.interop.test_real import REAL
 
 HEADER = "TRT-8601-EntropyCalibration2\n"
 
@@ -174,6 +178,14 @@ reach_each(
         "Q506": lambda folder: onnxq.import_calibration(written(folder, f"{HEADER}zzz: 3c010a14\n", "c"), gemm(64, 64)),
         "Q507": lambda folder: onnxq.import_calibration(written(folder, f"{HEADER}input: 3c010a14\n", "c"), network()),
         "Q514": lambda folder: onnxq.import_weights(gemm(), folder),
+        "Q516": lambda _: find_format("nonsense"),
+        "Q517": lambda _: write_scales((), find_format("aimet-2.0")),
+        "Q518": lambda _: onnxq.inspect(quant_node("Quant", (-1, 0, 8), {}, np.ones((1, 2), F), constant=False)),
+        "W143": lambda _: onnxq.export_calibration(REAL / "brevitas.qcdq.onnx", "aimet-2.0").warnings,
+        "W144": lambda _: onnxq.export_calibration(REAL / "nncf.onnx", "aimet-2.0").warnings,
+        "W145": lambda _: (
+            onnxq.inspect(quant_node("Trunc", (1, 0, 8, 4), {}, np.ones((1, 2), F), constant=False)).warnings
+        ),
         "Q515": lambda folder: onnxq.import_weights(gemm(), make_checkpoint("gptq", folder)[0]),
         "W139": lambda folder: (
             onnxq.import_weights(*make_dynamic(folder), overrides={"latency": False}).report.warnings

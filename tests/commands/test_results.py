@@ -34,7 +34,7 @@ KEYS = [
     ),
     (
         test_import_calibration.FOUND,
-        "applied cache entries header left_float matched missing notes refusals sites target unmatched unused",
+        "applied cache entries header left_float matched missing notes refusals sites target unit unmatched unused",
     ),
     (test_inspect.FOUND, "disagreements error float_types operators output pairs source warnings weights"),
     (Kernels(test_kernels.BUILT), "error kernels"),

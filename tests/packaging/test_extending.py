@@ -15,6 +15,7 @@ import pytest
 import onnxq
 from onnxq import backends
 from onnxq.errors import CalibrationError
+from onnxq.interop import TensorScale
 from onnxq.interop import registry as formats
 from onnxq.observers import base as observers
 from onnxq.passes import registry
@@ -89,7 +90,7 @@ def test_an_import_format_of_your_own(tmp_path: Path, monkeypatch: pytest.Monkey
     assert scales == {"x": 0.03125, "r": 0.0625}
     origins = {site.qparams.origin for site in found["imported"].plan.sites if site.qparams is not None}
     assert "my magnitudes" in origins
-    (tmp_path / "wrong.json").write_bytes(found["write_magnitudes"]({"x": 0.0}))
+    (tmp_path / "wrong.json").write_bytes(found["write_magnitudes"]([TensorScale("x", 0.0)]))
     with pytest.raises(CalibrationError, match="line 1: x has no range"):
         onnxq.import_calibration("wrong.json", found["model"])
 

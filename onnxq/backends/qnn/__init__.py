@@ -6,5 +6,11 @@ from onnxq.backends.qnn.rules import QNN
 from onnxq.backends.registry import Backend
 
 BACKEND = Backend(
-    name="qnn", title="Qualcomm HTP", modes={"static": QNN}, engines=(QnnEngine(),), limits=LIMITS, aliases=("qnn",)
+    name="qnn",
+    title="Qualcomm HTP",
+    modes={"static": QNN},
+    engines=(QnnEngine(),),
+    limits=LIMITS,
+    aliases=("qnn",),
+    formats=("aimet",),
 )

@@ -14,6 +14,6 @@ BACKEND = Backend(
     limits=LIMITS,
     rule_limits=RULE_LIMITS,
     aliases=("tensorrt",),
-    scales=True,
+    formats=("tensorrt",),
     plugin_advice="where it is a plugin of TensorRT, give `target='trt'`, which keeps it and all behind it as they are",
 )

@@ -1,0 +1,348 @@
+"""QONNX's operators read as pairs: Quant (IntQuant), BipolarQuant and Trunc, of Brevitas, QKeras and FINN.
+
+x -> Quant(scale, zero point, bits)  ->  x -> QuantizeLinear -> [Clip of integers ->] DequantizeLinear
+constant -> Quant                    ->  integers -> DequantizeLinear
+
+A pair rounds to nearest and has a whole zero point. Where an operator rounds otherwise, takes signs or cuts bits off,
+the same is computed in float, and a pair of the result's levels stands behind: it changes none of these values. Of
+levels that no pair has, more than 8 bits but 16 among them, the float operators alone are left.
+
+Pappalardo et al. 2022, "QONNX: Representing Arbitrary-Precision Quantized Neural Networks".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+from onnx import ModelProto
+
+from onnxq.arrays import Array
+from onnxq.errors import ModelError
+from onnxq.graph import Editor, GraphIndex, NodeRef, ensure_opset, infer_shapes, inline_functions, name_nodes
+from onnxq.graph.scopes import replace_items, walk_all_nodes
+from onnxq.graph.storage import TENSOR_TYPES
+from onnxq.plan.names import DEQUANTIZE, QUANTIZE
+from onnxq.sites import Caution, Cautions
+from onnxq.spec import PerChannel, PerTensor, QuantSpec
+
+DOMAINS = ("qonnx.custom_op.general", "onnx.brevitas", "finn.custom_op.general")
+_OPS = ("Quant", "IntQuant", "BipolarQuant", "Trunc")
+# QuantizeLinear of 16 bits, and of bytes.
+_WIDE_OPSET, _OPSET = 21, 13
+
+
+def _round_away(x: Array) -> Array:
+    return np.sign(x) * np.ceil(np.abs(x))
+
+
+_Steps = tuple[tuple[str, Array | None], ...]
+# Way of rounding -> in numpy, as an operator of ONNX, and what is added to the magnitude where that is rounded.
+_ROUNDING: dict[str, tuple[Callable[[Array], Array], str, float | None]] = {
+    "ROUND": (np.rint, "Round", None),
+    "HALF_EVEN": (np.rint, "Round", None),
+    "CEIL": (np.ceil, "Ceil", None),
+    "FLOOR": (np.floor, "Floor", None),
+    "UP": (lambda x: np.sign(x) * np.ceil(np.abs(x)), "Ceil", 0.0),
+    "DOWN": (np.trunc, "Floor", 0.0),
+    "HALF_UP": (lambda x: np.sign(x) * np.floor(np.abs(x) + 0.5), "Floor", 0.5),
+    "HALF_DOWN": (lambda x: np.sign(x) * np.ceil(np.abs(x) - 0.5), "Ceil", -0.5),
+}
+_ARITHMETIC = {
+    "Div": np.divide,
+    "Add": np.add,
+    "Sub": np.subtract,
+    "Mul": np.multiply,
+    "Min": np.minimum,
+    "Max": np.maximum,
+}
+
+
+@dataclass(frozen=True, eq=False)
+class _Grid:
+    """The values that an operator leaves: (level - zero) * scale, with levels from low to high."""
+
+    scale: Array
+    zero: Array
+    low: float
+    high: float
+
+    @property
+    def limits(self) -> _Steps:
+        """The steps that cut levels off."""
+        return ("Min", np.asarray(self.high, np.float32)), ("Max", np.asarray(self.low, np.float32))
+
+
+@dataclass(frozen=True, eq=False)
+class _Quantizer:
+    """One operator. steps: what is done to its input, one after the other, in front of the rounding to its grid.
+
+    Each step is an operator of ONNX and its second operand, None for one that has none. exact: the pair alone computes
+    it, without the steps.
+    """
+
+    node: NodeRef
+    grid: _Grid
+    steps: _Steps
+    exact: bool
+
+
+def has_quant_nodes(proto: ModelProto) -> bool:
+    """True for a model with operators of QONNX."""
+    return any(node.domain in DOMAINS and node.op_type in _OPS for node in walk_all_nodes(proto))
+
+
+def read_quant_nodes(proto: ModelProto) -> tuple[ModelProto, Cautions]:
+    """A copy with pairs in the place of QONNX's operators, and a warning of those that become float operators alone.
+
+    The node that gives the result keeps its name. Raises ModelError naming an operator whose numbers are not constant.
+    """
+    named = infer_shapes(name_nodes(inline_functions(proto) if proto.functions else proto))
+    index = GraphIndex(named)
+    nodes = [node for node in index.nodes if node.domain in DOMAINS and node.op_type in _OPS]
+    version = max([entry.version for entry in proto.opset_import if entry.domain in DOMAINS], default=1)
+    quantizers = [_read_quantizer(index, node, version) for node in nodes]
+    specs = [_find_spec(index, quantizer) for quantizer in quantizers]
+    # Only what needs the newer opset asks for it: older engines read the older one.
+    wide = any(spec is not None and spec.bits == 16 for spec in specs)
+    editor = Editor(ensure_opset(named, _WIDE_OPSET if wide else _OPSET))
+    writer = _Writer(index, editor)
+    for quantizer, spec in zip(quantizers, specs, strict=True):
+        writer.write(quantizer, spec)
+    editor.remove_unused()
+    model = editor.export()
+    replace_items(model.opset_import, [entry for entry in model.opset_import if entry.domain not in DOMAINS])
+    # Notes of QONNX, of tensors that may be gone.
+    del model.graph.quantization_annotation[:]
+    left = [quantizer.node.name for quantizer, spec in zip(quantizers, specs, strict=True) if spec is None]
+    if not left:
+        return model, ()
+    text = (
+        f"{', '.join(left[:3])}{' …' if len(left) > 3 else ''}: no pair has their levels, so they are float operators"
+    )
+    return model, (Caution("W145", f"{len(left)} quantizers of QONNX are no pairs; {text}"),)
+
+
+def _read_quantizer(index: GraphIndex, node: NodeRef, version: int) -> _Quantizer:
+    def read(k: int) -> Array:
+        value = index.input_value(node, k)
+        if value is None or not np.isfinite(value).all():
+            cause = f"its input {k} is computed at run time" if value is None else f"its input {k} is not finite"
+            raise ModelError(node.name, cause, "export it with constant numbers", code="Q518")
+        return np.asarray(value, np.float32)
+
+    scale = read(1)
+    if not (scale > 0).all():
+        raise ModelError(node.name, "has a scale that is not above 0", "export the network again", code="Q518")
+    if node.op_type == "BipolarQuant":
+        return _read_bipolar(node, scale)
+    zero = read(2)
+    mode = _read_text(node.attrs.get("rounding_mode", "FLOOR" if node.op_type == "Trunc" else "ROUND"))
+    if mode not in _ROUNDING:
+        raise ModelError(node.name, f"rounds by {mode!r}", f"use one of {', '.join(_ROUNDING)}", code="Q518")
+    # Trunc of version 1 has no sign and no limits.
+    signed, narrow = bool(node.attrs.get("signed", 1)), bool(node.attrs.get("narrow", 0))
+    steps: _Steps = (("Div", scale), ("Add", zero))
+    if node.op_type != "Trunc":
+        bits = float(read(3).reshape(-1)[0])
+        # Brevitas writes a binary quantizer so; QONNX's own executor takes it for one.
+        if bits == 1 and signed:
+            return _read_bipolar(node, scale, zero)
+        grid = _Grid(scale, zero, *_list_levels(bits, signed, narrow))
+        steps = (*steps, *grid.limits, (mode, None), ("Sub", zero), ("Mul", scale))
+        return _Quantizer(node, grid, steps, mode in ("ROUND", "HALF_EVEN") and not (zero % 1).any())
+    steps = (*steps, ("ROUND", None))
+    if version < 2 or len(node.inputs) < 6:
+        shift = 2.0 ** (read(3) - read(4))
+        grid = _Grid(scale, zero, -np.inf, np.inf)
+        return _Quantizer(node, grid, (*steps, ("Div", shift), (mode, None), ("Sub", zero), ("Mul", scale)), False)
+    coarse = read(4)
+    # The ratio is a power of two, but for the rounding of both scales.
+    shift = (2.0 ** np.rint(np.log2(coarse / scale))).astype(np.float32)
+    grid = _Grid(coarse, zero / shift, *_list_levels(float(read(5).reshape(-1)[0]), signed, narrow))
+    steps = (*steps, ("Div", shift), *grid.limits, (mode, None), ("Sub", grid.zero), ("Mul", coarse))
+    return _Quantizer(node, grid, steps, False)
+
+
+def _read_bipolar(node: NodeRef, scale: Array, zero: Array | None = None) -> _Quantizer:
+    """A quantizer to the two values around zero."""
+    # Without a zero point the sign is that of the value itself, whatever its scale.
+    before: _Steps = () if zero is None else (("Div", scale), ("Add", zero))
+    after: _Steps = (("Mul", scale),) if zero is None else (("Sub", zero), ("Mul", scale))
+    offset = np.zeros((), np.float32) if zero is None else zero
+    return _Quantizer(node, _Grid(scale, offset, -1.0, 1.0), (*before, ("sign", None), *after), False)
+
+
+def _read_text(value: Any) -> str:
+    return (value.decode() if isinstance(value, bytes) else str(value)).upper()
+
+
+def _list_levels(bits: float, signed: bool, narrow: bool) -> tuple[float, float]:
+    """Lowest and highest level; bits may be a fraction."""
+    if signed:
+        return -(2.0 ** (bits - 1)) + narrow, 2.0 ** (bits - 1) - 1
+    return 0.0, 2.0**bits - 1 - narrow
+
+
+def _find_spec(index: GraphIndex, quantizer: _Quantizer) -> QuantSpec | None:
+    """The spec of a pair with the levels of a quantizer's grid; None where no pair has them."""
+    grid = quantizer.grid
+    shape = index.find_shape(index.find_input(quantizer.node, 0))
+    if (grid.zero % 1).any() or not np.isfinite(grid.high) or grid.low % 1 or grid.high % 1:
+        return None
+    # One zero point may serve several scales, and no other way round.
+    axis = _find_axis(grid.scale, None if shape is None else len(shape))
+    if axis is False or np.size(grid.zero) not in (1, np.size(grid.scale)):
+        return None
+    signed = grid.low < 0
+    # The narrowest type that holds both ends, and the zero point.
+    ends = (grid.low, grid.high, float(np.min(grid.zero)), float(np.max(grid.zero)))
+    for bits in (2, 3, 4, 5, 6, 7, 8, 16, 32):
+        spec = QuantSpec(
+            bits=bits,
+            signed=signed,
+            symmetric=False,
+            narrow_range=signed and grid.low == -grid.high,
+            granularity=PerTensor() if axis is None else PerChannel(int(axis)),
+        )
+        if spec.qmin <= min(ends) and max(ends) <= spec.qmax:
+            constant = index.is_constant(index.find_input(quantizer.node, 0))
+            # Integers of 32 bits are those of biases; and no Clip takes 16.
+            whole = bits < 16 or (bits == 16 and (grid.low, grid.high) == (spec.qmin, spec.qmax))
+            return spec if whole or constant else None
+    return None
+
+
+def _find_axis(scale: Array, rank: int | None) -> int | bool | None:
+    """The axis of the tensor that scales lie along; None for one scale, False for scales along several."""
+    if scale.size == 1:
+        return None
+    wide = [k for k, d in enumerate(scale.shape) if d != 1]
+    if rank is None or len(wide) != 1 or scale.ndim > rank:
+        return False
+    return wide[0] + rank - scale.ndim
+
+
+class _Writer:
+    """Writes pairs and float operators in the place of quantizers."""
+
+    def __init__(self, index: GraphIndex, editor: Editor[ModelProto]) -> None:
+        self.index, self.editor = index, editor
+
+    def write(self, quantizer: _Quantizer, spec: QuantSpec | None) -> None:
+        """Put the pair of one quantizer, or its steps, in its place."""
+        node = quantizer.node
+        source, name = node.inputs[0], node.inputs[0]
+        value = self.index.find_constant(self.index.find_input(node, 0))
+        if value is not None:
+            value = _compute(value.astype(np.float32), quantizer.steps)
+        if spec is None:
+            source = self._write_steps(quantizer, source) if value is None else self._add(node, name, "rounded", value)
+            self._become(node, "Identity", [source])
+            return
+        count = () if spec.has_one_scale else (quantizer.grid.scale.size,)
+        scale, zero = (
+            np.broadcast_to(x.reshape(-1) if x.size > 1 else x.reshape(()), count).copy()
+            for x in (quantizer.grid.scale, quantizer.grid.zero)
+        )
+        inputs = [self._add(node, name, "scale", scale), self._add_integers(node, name, "zero_point", zero, spec)]
+        attrs = {} if spec.has_one_scale else {"axis": spec.granularity.axis}  # type: ignore[union-attr]
+        # Integers in the file, so that nothing rounds them again.
+        if value is not None:
+            sides = [1] * value.ndim
+            if isinstance(spec.granularity, PerChannel):
+                sides[spec.granularity.axis] = -1
+            # In float64, which holds the ends of 32 bits.
+            codes = np.rint(value.astype(np.float64) / scale.reshape(sides) + zero.reshape(sides))
+            source = self._add_integers(node, name, "quantized", np.clip(codes, spec.qmin, spec.qmax), spec)
+        else:
+            source = source if quantizer.exact else self._write_steps(quantizer, source)
+            source = self._write_quantize(node, name, source, inputs, attrs, spec, quantizer.grid)
+        self._become(node, DEQUANTIZE, [source, *inputs], attrs)
+
+    def _write_quantize(
+        self,
+        node: NodeRef,
+        base: str,
+        source: str,
+        numbers: list[str],
+        attrs: dict[str, Any],
+        spec: QuantSpec,
+        grid: _Grid,
+    ) -> str:
+        editor, result = self.editor, self.editor.fresh(f"{base}/quantized")
+        name = editor.fresh(f"{base}/{QUANTIZE}")
+        editor.insert_node(node.scope, QUANTIZE, [source, *numbers], [result], name=name, attrs=attrs, before=node.name)
+        # Saturation of the type does it.
+        if (grid.low, grid.high) == (spec.qmin, spec.qmax) and spec.fills_storage and not spec.narrow_range:
+            return result
+        bounds = [
+            self._add_integers(node, base, part, np.asarray(end), spec)
+            for part, end in (("clip_min", grid.low), ("clip_max", grid.high))
+        ]
+        clipped = editor.fresh(f"{base}/clipped")
+        editor.insert_node(
+            node.scope, "Clip", [result, *bounds], [clipped], name=editor.fresh(f"{base}/Clip"), before=node.name
+        )
+        return clipped
+
+    def _write_steps(self, quantizer: _Quantizer, source: str) -> str:
+        """The float operators in front of a quantizer; returns the name of their result."""
+        node = quantizer.node
+        for step, operand in quantizer.steps:
+            if operand is not None:
+                source = self._insert(node, step, [source, self._add(node, node.name, step, operand)])
+            elif step == "sign":
+                source = self._insert(
+                    node, "GreaterOrEqual", [source, self._add(node, node.name, "zero", np.float32(0))]
+                )
+                ends = [self._add(node, node.name, part, np.float32(x)) for part, x in (("high", 1), ("low", -1))]
+                source = self._insert(node, "Where", [source, *ends])
+            else:
+                source = self._round(node, source, *_ROUNDING[step][1:])
+        return source
+
+    def _round(self, node: NodeRef, source: str, op_type: str, offset: float | None) -> str:
+        """Round by an operator; offset: added to the magnitude, which is rounded in the place of the value."""
+        if offset is None:
+            return self._insert(node, op_type, [source])
+        sign, size = (self._insert(node, kind, [source]) for kind in ("Sign", "Abs"))
+        if offset:
+            size = self._insert(node, "Add", [size, self._add(node, node.name, "offset", np.float32(offset))])
+        return self._insert(node, "Mul", [sign, self._insert(node, op_type, [size])])
+
+    def _insert(self, node: NodeRef, op_type: str, inputs: list[str]) -> str:
+        name = self.editor.fresh(f"{node.name}/{op_type}")
+        result = self.editor.fresh(f"{name}/result")
+        self.editor.insert_node(node.scope, op_type, inputs, [result], name=name, before=node.name)
+        return result
+
+    def _add(self, node: NodeRef, base: str, part: str, value: ArrayLike) -> str:
+        return self.editor.add_initializer(
+            node.scope, self.editor.fresh(f"{base}/{part}"), np.asarray(value, np.float32)
+        )
+
+    def _add_integers(self, node: NodeRef, base: str, part: str, value: Array, spec: QuantSpec) -> str:
+        array = np.asarray(value).astype(spec.numpy_storage)
+        name = self.editor.fresh(f"{base}/{part}")
+        return self.editor.add_initializer(node.scope, name, array, dtype=TENSOR_TYPES[spec.storage])
+
+    def _become(self, node: NodeRef, op_type: str, inputs: list[str], attrs: dict[str, Any] | None = None) -> None:
+        """Put another operator in the place of the quantizer's node, with its name and its result."""
+        self.editor.remove_node(node.name)
+        self.editor.insert_node(node.scope, op_type, inputs, [node.outputs[0]], name=node.name, attrs=attrs)
+
+
+def _compute(x: Array, steps: _Steps) -> Array:
+    """The result of steps on a constant."""
+    for step, operand in steps:
+        if operand is not None:
+            x = _ARITHMETIC[step](x, operand)
+        elif step == "sign":
+            x = np.where(x >= 0, np.float32(1), np.float32(-1))
+        else:
+            x = _ROUNDING[step][0](x)
+    return np.asarray(x, np.float32)

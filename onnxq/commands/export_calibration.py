@@ -1,0 +1,174 @@
+"""`onnxq export-calibration`: the scales of a plan, or of a quantized file, as another tool reads them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path, PurePath
+
+import onnx
+
+from onnxq.annotate import find_existing, read_model
+from onnxq.annotate.existing import read_plan_note
+from onnxq.commands.apply import read_plan
+from onnxq.errors import ModelError, PlanError
+from onnxq.files import guard_outputs, replace_files
+from onnxq.graph import GraphIndex, infer_shapes, inline_functions, load_model, name_nodes
+from onnxq.interop import find_format
+from onnxq.interop.exporting import LeftSite, WrittenSite, list_uncovered, write_scales
+from onnxq.pipeline.configuration import ModelSource
+from onnxq.plan import Plan, SitePlans
+from onnxq.progress import Progress, silent
+from onnxq.report.columns import Text
+from onnxq.report.document import ResultFormat, pick_fields
+from onnxq.report.terminal import (
+    RenderableType,
+    SheetRows,
+    TextView,
+    format_warnings,
+    join_lines,
+    make_sheet,
+)
+from onnxq.sites import Caution, Cautions, Names
+from onnxq.wording import abbreviate, show_html
+
+# Names that a text lists where there are more.
+_SHOWN = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportedScales:
+    """A file of scales for another tool, and the account of every site.
+
+    kind: the format's name. content: the file. uncovered: float tensors of the network without an entry; None where the
+    network was not given. out: where it was written; "": nowhere.
+    """
+
+    __repr__ = abbreviate
+    _repr_html_ = show_html
+
+    source: str
+    kind: str
+    content: bytes
+    written: tuple[WrittenSite, ...]
+    left: tuple[LeftSite, ...] = ()
+    uncovered: Names | None = None
+    out: str = ""
+
+    @property
+    def complete(self) -> bool:
+        """True where the file has the numbers of every site as they are."""
+        return not self.left and not any(site.change for site in self.written)
+
+    @property
+    def warnings(self) -> Cautions:
+        """Sites and tensors that the file lacks, which nobody who reads it is told of."""
+        cautions = []
+        if self.left:
+            counts = Counter(site.reason for site in self.left).most_common(_SHOWN)
+            text = "; ".join(f"{count}: {reason}" for reason, count in counts)
+            cautions.append(Caution("W143", f"{len(self.left)} sites are not in the file: {text}"))
+        if self.uncovered:
+            shown = ", ".join(self.uncovered[:_SHOWN]) + (" …" if len(self.uncovered) > _SHOWN else "")
+            text = "have no entry, and tools that read the file find ranges of their own for them"
+            cautions.append(Caution("W144", f"{len(self.uncovered)} float tensors {text}: {shown}"))
+        return tuple(cautions)
+
+
+def export_calibration(
+    source: Plan | str | Path | onnx.ModelProto,
+    kind: str,
+    *,
+    model: ModelSource | None = None,
+    out: str | Path | None = None,
+    force: bool = False,
+    progress: Progress = silent,
+) -> ExportedScales:
+    """Write the scales of a plan, or of a quantized model of any tool, in a format that another tool reads.
+
+    kind: a format of docs/formats.md. model: the network that a plan is for, to list its tensors without an entry,
+    which the tool that reads the file calibrates itself; a quantized model needs none. out: the file.
+
+    Returns an ExportedScales: each site is written, `.left` out with the reason, or written with a `change`.
+    Raises CalibrationError for a format that does not exist, is only read, or holds none of the sites.
+    """
+    row = find_format(kind)
+    name = str(source) if isinstance(source, (str, Path)) else "the plan" if isinstance(source, Plan) else "the model"
+    with guard_outputs(name if isinstance(source, (str, Path)) else "", out, force=force):
+        with progress("reading the scales"):
+            sites, index = _read_sites(source)
+            if model is not None:
+                index = GraphIndex(infer_shapes(name_nodes(load_model(model).proto)))
+        scales = write_scales(sites, row, name)
+        # Left sites count as uncovered, too: the file does not name their tensors.
+        entries = {site.tensor for site in scales.written}
+        exported = ExportedScales(
+            source=name,
+            kind=kind,
+            content=scales.content,
+            written=scales.written,
+            left=scales.left,
+            uncovered=None if index is None else list_uncovered(index, entries),
+        )
+        if out is None:
+            return exported
+        with progress("writing"), replace_files([Path(out)], overwrite=force) as files:
+            files[0].write(exported.content)
+        return replace(exported, out=str(out))
+
+
+def _read_sites(source: Plan | str | Path | onnx.ModelProto) -> tuple[SitePlans, GraphIndex | None]:
+    """The sites of a plan, or the pairs of a quantized model, with the network that is left without them."""
+    # Plans are JSON, and no ONNX file begins with a brace.
+    if isinstance(source, Plan) or (isinstance(source, (str, Path)) and _is_json(Path(source))):
+        return read_plan(source).all_sites, None
+    proto = name_nodes(read_model(source).proto)
+    # Pairs in a function have one name however often it is called.
+    proto = name_nodes(inline_functions(proto)) if proto.functions else proto
+    existing = find_existing(proto)
+    plan = read_plan_note(proto)
+    if existing.view is None:
+        fix = "quantize it: `onnxq quantize`, or name a plan"
+        raise ModelError(
+            str(source) if not isinstance(source, onnx.ModelProto) else "model", "has no pair", fix, code="Q125"
+        )
+    found = {site.site: site for site in existing.sites}
+    if plan is not None:
+        # The file's own numbers count, which may be those of a narrower float type; the plan adds what are no pairs.
+        found = {site.site: site for site in plan.all_sites if site.complete} | found
+    return tuple(found.values()), GraphIndex(infer_shapes(existing.view))
+
+
+def _is_json(path: Path) -> bool:
+    try:
+        with path.open("rb") as file:
+            return file.read(64).lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"{")
+    except OSError as error:
+        raise PlanError(path, error.strerror or str(error), "name a plan or a quantized model", code="Q401") from error
+
+
+def _make_parts(exported: ExportedScales, view: TextView) -> Iterator[RenderableType]:
+    yield Text(f"{PurePath(exported.source).name} -> {exported.out or exported.kind}", style="bold")
+    yield make_sheet(_make_rows(exported, view.verbose))
+
+
+def _make_rows(exported: ExportedScales, verbose: bool) -> SheetRows:
+    changed = [f"{site.site}: {site.change}" for site in exported.written if site.change]
+    left = [f"{site.site}: {site.reason}" for site in exported.left]
+    yield "written", f"{len(exported.written)} sites, {len(exported.written) - len(changed)} of them to the bit"
+    for label, lines in (("changed", changed), ("not in the file", left)):
+        if lines:
+            yield label, join_lines(lines, verbose, _SHOWN)
+    if exported.uncovered:
+        yield "no entry", join_lines(list(exported.uncovered), verbose, _SHOWN)
+
+
+FORMS = {
+    "ExportedScales": ResultFormat[ExportedScales](
+        make_parts=_make_parts,
+        list_warnings=lambda exported: format_warnings(exported.warnings),
+        derive=lambda exported: pick_fields(exported, "complete warnings"),
+        hidden="content",
+    )
+}

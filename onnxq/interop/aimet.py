@@ -1,0 +1,157 @@
+"""AIMET's encodings 0.6.1 and 1.0.0, in which offsets are of unsigned integers: value = (level + offset) * scale.
+
+    0.6.1  {"activation_encodings": {name: [{bitwidth, dtype, is_symmetric, scale, offset, min, max}, …]}, …}
+    1.0.0  {"activation_encodings": [{name, enc_type, dtype, bw, is_sym, scale: […], offset: […]}, …], …}
+
+Several scales are those of output channels; neither version names an axis. Signed integers are the symmetric ones. A
+signed zero point of -1 is AIMET's strictly symmetric scheme, -127…127.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from onnxq.interop.base import ImportFormat, NoGridError, ScaleTable, TensorScale, has_blocks, make_entry
+from onnxq.interop.json_tables import open_table, write_table
+from onnxq.sites import Role
+from onnxq.spec import PerChannel, PerTensor
+
+TOOL = "AIMET"
+_SECTIONS = {"activation_encodings": Role.ACTIVATION, "param_encodings": Role.WEIGHT}
+_TABLE = re.compile(rb'"(?:activation|param)_encodings"\s*:\s*([\[{])')
+# AIMET's own name of each granularity -> whether the entry has channels.
+_KINDS = {"PER_TENSOR": False, "PER_CHANNEL": True}
+_NEWER = "write 2.0.0, which names the axis of blocks"
+
+
+def _parse(data: bytes, source: str) -> ScaleTable:
+    table = open_table(data, source, TOOL, "encodings")
+    for section, role in _SECTIONS.items():
+        for key, name, entries in _list_entries(table.root.get(section) or ()):
+            table.add_entry((section, key), name, partial(_read_entry, name, entries, role))
+    producer = table.root.get("producer")
+    made = f" ({producer.get('package')} {producer.get('version')})" if isinstance(producer, Mapping) else ""
+    return table.make_table(f"encodings {table.root.get('version', '0.4.0')}{made}")
+
+
+def _list_entries(section: Any) -> Iterator[tuple[Any, str, Any]]:
+    """(key, tensor, entry) of each entry of a section of either version."""
+    if isinstance(section, Mapping):
+        yield from ((name, name, entry) for name, entry in section.items())
+    else:
+        yield from ((k, str(entry.get("name", f"entry {k + 1}")), entry) for k, entry in enumerate(section))
+
+
+def _read_entry(name: str, entry: Any, role: Role, line: int) -> TensorScale:
+    legacy = isinstance(entry, Sequence)
+    first = entry[0] if legacy else entry
+    bits = int(first["bitwidth" if legacy else "bw"])
+    # 0.4.0 had integers alone, and no dtype.
+    if str(first.get("dtype", "int")).lower() != "int":
+        raise NoGridError(f"float of {bits} bits, which is no integer")
+    kind = first.get("enc_type", "PER_CHANNEL" if legacy and len(entry) > 1 else "PER_TENSOR")
+    if kind not in _KINDS:
+        raise NoGridError(f"{kind}, whose axis the file does not name; {_NEWER}")
+    # The grid -3 -1 1 3 of 2 bits.
+    if any(first.get("zero_point_shift", ())):
+        raise NoGridError("a zero point between two integers")
+    rows = (
+        entry if legacy else [{"scale": s, "offset": o} for s, o in zip(entry["scale"], entry["offset"], strict=True)]
+    )
+    signed = str(first["is_symmetric" if legacy else "is_sym"]).lower() == "true"
+    scale = np.array([row["scale"] for row in rows], np.float64)
+    zero = -np.array([row["offset"] for row in rows], np.float64) - ((1 << (bits - 1)) if signed else 0)
+    # AIMET counts -127…127 from the lowest of 255 levels, which puts the zero one further down.
+    narrow = signed and bool((zero == -1).all())
+    return make_entry(
+        name,
+        line,
+        (scale, np.zeros_like(zero) if narrow else zero),
+        bits=bits,
+        signed=signed,
+        grain=PerChannel(-1) if _KINDS[kind] else PerTensor(),
+        role=role,
+        narrow_range=narrow,
+    )
+
+
+def refuse_kind(entry: TensorScale) -> str:
+    """Why no version of the encodings has a place for an entry; "" where one has."""
+    if entry.readers:
+        return "the format has one encoding for all that reads a tensor"
+    return "a float type" if entry.spec.is_float else ""
+
+
+def _refuse(entry: TensorScale) -> str:
+    return refuse_kind(entry) or (f"blocks, whose axis the format does not name; {_NEWER}" if has_blocks(entry) else "")
+
+
+def _list_offsets(entry: TensorScale) -> tuple[list[float], list[int], bool]:
+    """Scales, offsets of unsigned integers, and whether the integers are signed."""
+    spec, qparams = entry.spec, entry.make_qparams("")
+    lowest = (1 << (spec.bits - 1)) if spec.signed else 0
+    offsets = -(qparams.zero_point.astype(np.int64).reshape(-1) + lowest) + int(spec.narrow_range)
+    # Signed integers around another zero have the same values as unsigned ones, and only these are said to be so.
+    signed = spec.signed and not qparams.zero_point.any()
+    return qparams.scale.reshape(-1).tolist(), offsets.tolist(), signed
+
+
+def _split_roles(entries: Sequence[TensorScale]) -> dict[str, list[TensorScale]]:
+    # Biases are parameters to AIMET.
+    constants = (Role.WEIGHT, Role.BIAS)
+    return {
+        section: [entry for entry in entries if (entry.role in constants) == (role is Role.WEIGHT)]
+        for section, role in _SECTIONS.items()
+    }
+
+
+def _write_0(entries: Sequence[TensorScale]) -> bytes:
+    def list_rows(entry: TensorScale) -> Iterator[dict[str, Any]]:
+        bits = entry.spec.bits
+        scales, offsets, signed = _list_offsets(entry)
+        # Readers of this version take scale and offset; the ends are for people.
+        for scale, offset in zip(scales, offsets, strict=True):
+            ends = {"min": offset * scale, "max": (offset + (1 << bits) - 1) * scale}
+            numbers = {"scale": scale, "offset": offset, "bitwidth": bits}
+            yield {**ends, **numbers, "dtype": "int", "is_symmetric": str(signed)}
+
+    sections = {
+        section: {entry.name: list(list_rows(entry)) for entry in part}
+        for section, part in _split_roles(entries).items()
+    }
+    return write_table({"version": "0.6.1", **sections})
+
+
+def _write_1(entries: Sequence[TensorScale]) -> bytes:
+    def make_row(entry: TensorScale) -> dict[str, Any]:
+        scales, offsets, signed = _list_offsets(entry)
+        kind = "PER_TENSOR" if entry.spec.has_one_scale else "PER_CHANNEL"
+        types = {"name": entry.name, "enc_type": kind, "dtype": "INT", "bw": entry.spec.bits, "is_sym": signed}
+        return {**types, "scale": scales, "offset": offsets}
+
+    sections = {section: [make_row(entry) for entry in part] for section, part in _split_roles(entries).items()}
+    return write_table({"version": "1.0.0", **sections})
+
+
+def _recognize(bracket: bytes, data: bytes) -> bool:
+    found = _TABLE.search(data)
+    return found is not None and found[1] == bracket
+
+
+_LIMITS = "the axis of channels (it is the output channels'), blocks, float types, several encodings of one tensor"
+
+
+def _make_format(
+    version: str, bracket: str, mark: str, write: Callable[[Sequence[TensorScale]], bytes]
+) -> ImportFormat:
+    recognizes = partial(_recognize, bracket.encode())
+    return ImportFormat(f"aimet-{version}", recognizes, _parse, write, _refuse, "AIMET, QNN", mark, _LIMITS)
+
+
+AIMET_0 = _make_format("0.6.1", "{", "`activation_encodings`, an object (0.4.0 too)", _write_0)
+AIMET_1 = _make_format("1.0", "[", "`activation_encodings`, a list", _write_1)

@@ -1,0 +1,121 @@
+"""`TensorQuantOverrides` of onnxruntime.quantization as JSON, as `static_quantize_runner` reads it.
+
+{name: [{quant_type, scale, zero_point} or {quant_type, rmin, rmax [, symmetric]}]}       one scale
+{name: [{…, axis}, {…}, …]}                                                                one for each channel
+{name: [{…, convert: {quant_type, scale, zero_point, recv_nodes}}]}                       another type for some readers
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from onnxq.arrays import Array
+from onnxq.interop.base import ImportFormat, NoGridError, ScaleTable, TensorScale, has_blocks, make_entry, sort_by_name
+from onnxq.interop.json_tables import list_numbers, open_table, write_table
+from onnxq.numerics import qparams_from_range
+from onnxq.sites import Names, Role
+from onnxq.spec import Granularity, PerChannel, PerTensor, QuantSpec
+
+_TOOL = "ONNX Runtime"
+_TYPE = re.compile(r"(?:QuantType\.)?Q(U?)Int(\d+)")
+_WIDTHS = (2, 4, 8, 16)
+# Any one may come first; nothing else names the format.
+_KEYS = rb"quant_type|scale|zero_point|rmin|rmax|axis|convert|symmetric"
+_RECOGNIZED = re.compile(rb'\s*\{\s*"(?:[^"\\]|\\.)*"\s*:\s*\[\s*\{\s*"(?:' + _KEYS + rb')"')
+
+
+def _parse(data: bytes, source: str) -> ScaleTable:
+    table = open_table(data, source, _TOOL, "TensorQuantOverrides")
+    for name, rows in table.root.items():
+        table.add_entry((name,), name, partial(_read_rows, name, rows))
+        convert = rows[0].get("convert") if isinstance(rows, list) and rows and isinstance(rows[0], dict) else None
+        if convert is not None:
+            readers = tuple(map(str, convert.get("recv_nodes") or ()))
+            table.add_entry((name, 0, "convert"), name, partial(_read_rows, name, [convert], readers=readers))
+    return table.make_table("TensorQuantOverrides")
+
+
+def _read_rows(name: str, rows: Sequence[Mapping[str, Any]], line: int, readers: Names = ()) -> TensorScale:
+    first = rows[0]
+    axis = first.get("axis")
+    grain: Granularity = PerTensor() if axis is None else PerChannel(int(axis))
+    # ONNX Runtime takes -64…64 of int8 then, one level more than 7 bits have.
+    if first.get("reduce_range"):
+        raise NoGridError("a reduced range, whose levels are those of no width of bits")
+    if {"scale", "zero_point"} <= set(first):
+        keys = ("scale", "zero_point")
+        numbers: list[Array] = [np.array([row[key] for row in rows], np.float64).reshape(-1) for key in keys]
+        bits, signed = _read_type(first, bool((numbers[1] < 0).any()) or axis is not None)
+    elif {"rmin", "rmax"} <= set(first):
+        bits, signed = _read_type(first, axis is not None)
+        spec = QuantSpec(bits=bits, signed=signed, symmetric=bool(first.get("symmetric", axis is not None)))
+        low, high = (np.array([row[key] for row in rows], np.float64) for key in ("rmin", "rmax"))
+        qparams = qparams_from_range(low, high, spec)
+        numbers = [qparams.scale, qparams.zero_point]
+    else:
+        raise NoGridError("a type without numbers, which `quantize_static` of `onnxq.compat` follows")
+    return make_entry(name, line, (numbers[0], numbers[1]), bits=bits, signed=signed, grain=grain, readers=readers)
+
+
+def _read_type(row: Mapping[str, Any], signed: bool) -> tuple[int, bool]:
+    """Bits and sign of an entry; one without a type is in bytes, with the sign that its numbers have."""
+    if "quant_type" not in row:
+        return 8, signed
+    found = _TYPE.fullmatch(str(row["quant_type"]))
+    if found is None:
+        raise NoGridError(f"{row['quant_type']}, which is no integer type")
+    return int(found[2]), not found[1]
+
+
+def _refuse(entry: TensorScale) -> str:
+    spec = entry.spec
+    if has_blocks(entry) or spec.is_float:
+        return "blocks" if has_blocks(entry) else "a float type"
+    if entry.role is Role.BIAS:
+        return "a bias: ONNX Runtime makes its scale of its input's and its weight's"
+    if not spec.has_one_scale and entry.role is not Role.WEIGHT:
+        return "channels of an activation"
+    return "" if spec.bits in _WIDTHS else f"{spec.bits} bits"
+
+
+def _write(entries: Sequence[TensorScale]) -> bytes:
+    root: dict[str, Any] = {}
+    for name, group in sort_by_name(entries).items():
+        first, *others = group
+        rows = _write_rows(first)
+        # `refuse_second` of the command leaves at most one other.
+        for entry in others:
+            rows[0]["convert"] = {**_write_rows(entry)[0], "recv_nodes": list(entry.readers)}
+        root[name] = rows
+    return write_table(root)
+
+
+def _write_rows(entry: TensorScale) -> list[dict[str, Any]]:
+    spec, numbers = entry.spec, list_numbers(entry)
+    kind = {"quant_type": f"Q{'' if spec.signed else 'U'}Int{spec.bits}"}
+    if isinstance(spec.granularity, PerChannel):
+        rows: list[dict[str, Any]] = [{**kind, "scale": s, "zero_point": z} for s, z in zip(*numbers, strict=True)]
+        rows[0]["axis"] = spec.granularity.axis
+        return rows
+    return [{**kind, "scale": numbers[0], "zero_point": numbers[1]}]
+
+
+def _recognize(data: bytes) -> bool:
+    return _RECOGNIZED.match(data) is not None and b'"output_dtype"' not in data
+
+
+OVERRIDES = ImportFormat(
+    "tensor-quant-overrides",
+    _recognize,
+    _parse,
+    _write,
+    _refuse,
+    "onnxruntime.quantization",
+    "a tensor's list of objects with `quant_type`, `scale`, `rmin`, …",
+    "3, 5, 6 and 7 bits, blocks, biases, a narrow range, more than two encodings of one tensor",
+)
