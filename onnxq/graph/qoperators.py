@@ -92,7 +92,7 @@ def write_qoperators(proto: M) -> M:
     """
     index = GraphIndex(proto)
     editor: Editor[M] = Editor(proto)
-    writer = _Writer(index, editor, find_opset(proto))
+    writer = _QOperatorWriter(index, editor, find_opset(proto))
     if not [node for node in index.nodes if not node.domain and writer.replace(node)]:
         return proto
     editor.remove_unused()
@@ -100,7 +100,7 @@ def write_qoperators(proto: M) -> M:
 
 
 @dataclass
-class _Writer:
+class _QOperatorWriter:
     index: GraphIndex
     editor: Editor[Any]
     opset: int

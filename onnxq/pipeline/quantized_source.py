@@ -17,6 +17,7 @@ from onnx import GraphProto, NodeProto, TensorProto, helper, numpy_helper
 from onnxq.annotate import OperatorInfo, find_existing, find_operators, read_model
 from onnxq.annotate.existing import is_guard
 from onnxq.annotate.find import find_chains, is_dynamic, is_quantize
+from onnxq.annotate.read import drop_attribute, list_pair_nodes
 from onnxq.arrays import Array
 from onnxq.emit import leave_out_notes
 from onnxq.errors import ModelError
@@ -34,6 +35,9 @@ from onnxq.plan import SitePlan
 from onnxq.plan.names import QUANTIZE
 from onnxq.planner import Existing
 from onnxq.sites import Edge, TensorId
+
+# Integers of more bits count and index, in the float network too.
+_BYTES = (TensorProto.INT8, TensorProto.UINT8)
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,7 +94,13 @@ def read_quantized(source: ModelSource) -> QuantizedSource:
     floats = plain if pairs.view is None else _make_runnable(plain, pairs, ends)
     idle = _find_idle_casts(floats) if types.narrow else frozenset()
     floats = _drop_stand_ins(floats, (pairs.stand_ins | idle) - ends)
-    reference = emulate_types(named) if types.narrow else named
+    # Of integers that are floats now, or gone.
+    kept = [value for value in floats.graph.value_info if value.type.tensor_type.elem_type not in _BYTES]
+    replace_items(floats.graph.value_info, kept)
+    reference = emulate_types(named) if types.narrow else copy_proto(named)
+    for node in list_pair_nodes(reference):
+        # Bits as Sparsebit notes them, which no engine loads.
+        drop_attribute(node)
     mode = "static" if existing.by_tensor else "weight-only" if proto is paired else "dynamic"
     return QuantizedSource(source, reference, floats, existing, codes, types, mode, find_operators(get_index(floats)))
 

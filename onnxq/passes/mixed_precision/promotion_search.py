@@ -262,6 +262,7 @@ class PromotionSearch:
 
     def rank_parts(self, keys: frozenset[str]) -> list[list[str]]:
         """The names of what is promoted with these keys, the noisiest first: all around a tensor together."""
+        # In the order of the network, which breaks ties.
         left = dict.fromkeys(name for name, group in self._groups.items() if group <= keys)
         noises: list[tuple[Names, float]] = [
             ((name,), options[_KEPT].noise) for name, options in self.program.operators.items()
