@@ -338,7 +338,7 @@ NO_CPU_KINDS = Limit(
     "remove it, or write `target: ort`",
 )  # fmt: skip
 NO_OPERATORS = Limit(
-    "emit", lambda c: c.emit == "qdq", "only ONNX Runtime has these operators",
+    "emit", lambda c: c.emit == "qdq", "only ONNX Runtime has MatMulNBits and QLinear operators",
     "remove it, or write `target: ort`",
 )  # fmt: skip
 

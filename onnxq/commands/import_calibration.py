@@ -107,10 +107,10 @@ def import_calibration(
 def _find_usual(scales: ScaleTable) -> str:
     """The target where neither the configuration nor an option names one: that of the engine whose file it is."""
     # Files of symmetric int8 alone are for engines that take nothing else.
-    names = [scales.kind, *(["tensorrt"] if scales.only_int8 else [])]
     backends = tuple(list_backends())
-    mine = (b.name for name in names for b in backends if any(map(name.startswith, b.formats)))
-    return next(mine, DEFAULT_TARGET)
+    mine = [b.name for b in backends if any(map(scales.kind.startswith, b.formats))]
+    strict = [b.name for b in backends if scales.only_int8 and b.formats and not b.usual.zero_points]
+    return next(iter((*mine, *strict)), DEFAULT_TARGET)
 
 
 # The options that both steps take, so that they read the same samples.

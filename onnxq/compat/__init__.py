@@ -3,7 +3,7 @@
 from importlib import import_module
 from typing import Any
 
-from onnxq.compat.calibrate import CalibrationDataReader, CalibrationMethod
+from onnxq.compat.calibrate import CalibrationMethod
 from onnxq.compat.options import CompatWarning
 from onnxq.compat.quant_utils import QuantFormat, QuantType
 from onnxq.compat.quantize import (
@@ -35,7 +35,15 @@ __all__ = [
 # Names that are onnxruntime's own -> the module that has them.
 _NAMES = {
     **dict.fromkeys(
-        ("CalibraterBase", "MinMaxCalibrater", "TensorData", "TensorsData", "create_calibrator"), "calibrate"
+        (
+            "CalibraterBase",
+            "CalibrationDataReader",
+            "MinMaxCalibrater",
+            "TensorData",
+            "TensorsData",
+            "create_calibrator",
+        ),
+        "calibrate",
     ),
     **dict.fromkeys(("load_tensors_data", "save_tensors_data"), "calibrate"),
     **dict.fromkeys(("QuantizationMode", "write_calibration_table"), "quant_utils"),

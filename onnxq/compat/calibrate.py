@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from onnxq.compat.options import name_value
-from onnxq.compat.theirs import hand_on
+from onnxq.compat.theirs import hand_on, take_choices
 from onnxq.errors import ConfigError
 from onnxq.sites import Role
 
@@ -19,8 +19,7 @@ if TYPE_CHECKING:
     from onnxq.plan import Plan
 
 __getattr__ = hand_on("calibrate")
-CalibrationDataReader: Any = __getattr__("CalibrationDataReader")
-CalibrationMethod: Any = __getattr__("CalibrationMethod")
+CalibrationMethod = take_choices("calibrate", "CalibrationMethod", "MinMax Entropy Percentile Distribution")
 # The plan of the run that a cache was written by, beside the ranges, which is all that onnxruntime reads of it.
 _PLAN = "onnxq.plan"
 

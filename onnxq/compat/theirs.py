@@ -11,12 +11,14 @@ import importlib.util
 import sys
 import warnings
 from collections.abc import Callable, Sequence
+from enum import Enum
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
 from onnxq.compat.options import CompatWarning
+from onnxq.errors import MissingDependencyError
 from onnxq.sites import Caution
 
 _OURS, _THEIRS = "onnxq.compat.", "onnxruntime.quantization."
@@ -51,6 +53,14 @@ def hand_on(module: str) -> Callable[[str], Any]:
         return getattr(import_theirs(module), name)
 
     return find
+
+
+def take_choices(module: str, name: str, members: str) -> Any:
+    """An enumeration of theirs, the very one; without onnxruntime, where nothing runs, one with these members."""
+    try:
+        return getattr(import_theirs(module), name)
+    except (ModuleNotFoundError, MissingDependencyError):
+        return Enum(name, members)
 
 
 class _TheirModules(MetaPathFinder, Loader):

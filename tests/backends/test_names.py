@@ -23,6 +23,8 @@ ALLOWED = {
     "onnxq/config/sparsebit.py",
     # What the names in TensorRT's calibration cache stand for.
     "onnxq/interop/matching.py",
+    # A key of MQBench's files.
+    "onnxq/interop/trt_ranges.py",
 }
 
 

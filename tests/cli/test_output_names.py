@@ -45,6 +45,7 @@ calibrate m.onnx --data s.npz --shard 1/1 -o NAME
 merge r.json -o NAME
 import-calibration t.cache --model m.onnx --allow-missing -o NAME
 import-calibration t.cache --model m.onnx --allow-missing --apply NAME
+export-calibration p.json --format aimet-1.0 -o NAME
 import-weights m.onnx c --allow-missing -o NAME
 import-weights m.onnx c --allow-missing --plan NAME
 annotate-bits m.onnx -o NAME
