@@ -16,7 +16,7 @@ from onnxq.errors import ConfigError
 from onnxq.evaluation.metric import FLOAT, UINT16, AccuracyRequest, Metric, has_whole_bytes
 from onnxq.passes.assembly import build_quantized, give_types
 from onnxq.passes.base import Pass, SampledContext, Stage
-from onnxq.passes.journal import LOST_DB, Outcome, PassReport, Promotion, PromotionStep
+from onnxq.passes.journal import LOST_DB, Outcome, PassReport, Promotion
 from onnxq.passes.judging import LIMITS, THRESHOLDS, Threshold, Trial
 from onnxq.passes.mixed_precision.cross_validation import estimate_new, list_judging_folds, split_folds, widen_ranges
 from onnxq.passes.mixed_precision.promotion_search import PromotionSearch
@@ -168,11 +168,6 @@ def _meet_metric(search: PromotionSearch, request: AccuracyRequest, metric: Metr
 
 def _account_for(search: PromotionSearch, keys: frozenset[str], asked: str, note: str, least: float) -> PromotedPlan:
     """The plan with these promotions, and the account; whether the request is met is for the finished model to say."""
-    steps = search.list_steps(keys)
-    promoted = []
-    for step in steps:
-        entry = PromotionStep(name=step.name, to=search.ways.to, nodes=step.nodes, before=step.before, after=step.after)
-        promoted.append(entry)
     lost = len(search.list_promoted(keys))
     account = Promotion(
         asked=asked,
@@ -180,7 +175,7 @@ def _account_for(search: PromotionSearch, keys: frozenset[str], asked: str, note
         met=False,
         value=math.nan,
         least=least,
-        steps=tuple(promoted),
+        steps=search.list_steps(keys),
         operators=lost,
         left=search.count - lost,
         samples=sum(len(judge.floats.samples) for judge in search.judges),

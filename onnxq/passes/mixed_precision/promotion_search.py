@@ -20,11 +20,12 @@ from onnxq.evaluation.metric import FLOAT
 from onnxq.evaluation.trials import TRIAL_PIECES, TrialModel, measure_models
 from onnxq.passes.assembly import build_quantized
 from onnxq.passes.base import SampledContext
+from onnxq.passes.journal import PromotionStep
 from onnxq.passes.judging import LIMITS
 from onnxq.passes.mixed_precision.candidates import LEAST_COST, Ways, calibrate_missing, list_quantized_ops
 from onnxq.passes.mixed_precision.cross_validation import Fold, find_optimism
 from onnxq.passes.mixed_precision.float_parts import has_attention_rules
-from onnxq.passes.mixed_precision.precisions import Precision, ProgramBuilder, measure_precision
+from onnxq.passes.mixed_precision.precisions import MeasuredPrecision, Precision, ProgramBuilder, measure_precision
 from onnxq.passes.mixed_precision.program import Condition, Costs, Implication, PrecisionProgram
 from onnxq.passes.mixed_precision.rescaling import Rescaling, bisect_noise
 from onnxq.passes.mixed_precision.search import SwitchedPlan, take_paying
@@ -40,18 +41,6 @@ _ROUNDS, _STEPS = 8, 8
 _KEPT = "integers"
 # Noise of nothing, where logarithms are taken. Proposals up to what failed.
 _LEAST_NOISE, _BETWEEN = 1e-12, 6
-
-
-@dataclass(frozen=True)
-class SearchStep:
-    """The promotions so far: keys, the last addition, dB before and after it, the errors after it."""
-
-    keys: frozenset[str]
-    name: str
-    nodes: Names
-    before: float
-    after: float
-    errors: ModelErrors
 
 
 @dataclass(frozen=True, eq=False)
@@ -151,13 +140,22 @@ class PromotionSearch:
         ctx, state = self.ctx, self.state
         samples = ctx.data.calibration.take(LIMITS["promotion"].samples, ctx.config.data.seed)
         answers = FloatOutputs(state.model, samples, threads=ctx.config.verify.threads)
-        names = list_quantized_ops(state.problem, self.ways.plan)
-        own = measure_precision(self._switched, state, answers, Precision(_KEPT), names)
+        names, own = list_quantized_ops(state.problem, self.ways.plan), Precision(_KEPT)
+        if self.as_run:
+            # Rounding alone does not show what the engine computes otherwise: what goes with each does.
+            settings = [frozenset[str](), *self._groups.values()]
+            errors = self._measure_keys(settings, _ScoredSamples(answers, self._switched), f"measuring {_KEPT}")
+            every, *without = (error.noise() for error in errors)
+            groups = {name: max(every - noise, 0.0) for name, noise in zip(self._groups, without, strict=True)}
+            measured = MeasuredPrecision(own, frozenset(names), state, weights=groups, tensors={})
+        else:
+            measured = measure_precision(self._switched, state, answers, own, names)
+            tensors = measured.tensors
+            groups = {name: sum(tensors.get(key, 0.0) for key in keys) for name, keys in self._groups.items()}
         if self.ways.to != FLOAT:
-            groups = {name: sum(own.tensors.get(key, 0.0) for key in keys) for name, keys in self._groups.items()}
             one = Costs(time=1.0)
             return PrecisionProgram({name: {self.ways.to: one, _KEPT: Costs(n)} for name, n in groups.items()})
-        program = _weigh_costs(ProgramBuilder([own], cpu=ctx.config.cpu).build_program(), len(names))
+        program = _weigh_costs(ProgramBuilder([measured], cpu=ctx.config.cpu).build_program(), len(names))
         # The float model is there already: behind all others in float the last is not.
         floats = tuple(Condition(name, frozenset([FLOAT])) for name in names[:-1])
         ties = (Implication(floats, Condition(name, frozenset([_KEPT]))) for name in names[-1:])
@@ -232,22 +230,22 @@ class PromotionSearch:
                 return keys
         return None
 
-    def list_steps(self, keys: frozenset[str]) -> list[SearchStep]:
+    def list_steps(self, keys: frozenset[str]) -> tuple[PromotionStep, ...]:
         """These promotions one after another, those that make most noise first, with the dB before and after each."""
         parts = self.rank_parts(keys)
         size = max(1, -(-len(parts) // _STEPS))
-        steps: list[SearchStep] = []
+        steps: list[PromotionStep] = []
+        before = frozenset[str]()
         for k in range(0, len(parts), size):
             names = [name for part in parts[k : k + size] for name in part]
-            before = steps[-1].keys if steps else frozenset()
             wider = before | self._join_groups(names)
             more = self._list_more(before, wider)
-            if not more:
-                continue
-            name = names[0] if len(names) == 1 else f"{names[0]} … {names[-1]}"
-            db, errors = self.judge_keys(before).worst_db(), self.judge_keys(wider)
-            steps.append(SearchStep(wider, name, more, db, errors.worst_db(), errors))
-        return steps
+            if more:
+                name = names[0] if len(names) == 1 else f"{names[0]} … {names[-1]}"
+                start, end = (self.judge_keys(promoted).worst_db() for promoted in (before, wider))
+                steps.append(PromotionStep(name=name, to=self.ways.to, nodes=more, before=start, after=end))
+                before = wider
+        return tuple(steps)
 
     def leave_quietest(self) -> frozenset[str]:
         """All but what makes least noise, with which something is left in integers."""
