@@ -1,4 +1,4 @@
-"""What is left of pairs and of notes of bits after the tools that people run on a quantized file.
+"""Pairs and notes of bits that are left by the tools that people run on a quantized file.
 
     python benchmarks/after_tools.py --python TOOLS/bin/python             the table
     python benchmarks/after_tools.py --python TOOLS/bin/python --write     the same, into docs/bits.md
@@ -23,7 +23,7 @@ from tempfile import TemporaryDirectory
 import onnx
 
 import onnxq
-from bits_forms import count_kernels, describe_answers, describe_refusal, make_network, run_ort, write_between
+from bits_forms import count_kernels, describe_answers, describe_refusal, make_network, run_ort, show_table
 from onnxq.annotate import PairInfo, annotate_model, find_pairs, read_sidecar, write_sidecar
 
 MARKS = ("<!-- tools: begin -->\n", "<!-- tools: end -->")
@@ -127,13 +127,8 @@ def main() -> None:
     options.add_argument("--python", default=sys.executable, help="of the environment of the tools")
     options.add_argument("--write", action="store_true")
     arguments = options.parse_args()
-    lines = []
     with TemporaryDirectory() as folder:
-        for line in make_rows(arguments.python, Path(folder)):
-            print(line, flush=True)
-            lines.append(f"{line}\n")
-    if arguments.write:
-        write_between(MARKS, lines)
+        show_table(make_rows(arguments.python, Path(folder)), MARKS, write=arguments.write)
 
 
 if __name__ == "__main__":

@@ -145,11 +145,16 @@ def make_rows(model: onnx.ModelProto, samples: Samples) -> Iterator[str]:
             yield f"| W{bits[0]}A{bits[1]} | {form} | {' | '.join(cells)} |"
 
 
-def write_between(marks: tuple[str, str], lines: Iterable[str]) -> None:
-    """Put the lines between two marks of the page, in the place of those that are there."""
-    before, rest = PAGE.read_text(encoding="utf-8").split(marks[0])
-    _, after = rest.split(marks[1])
-    PAGE.write_text(f"{before}{marks[0]}{''.join(lines)}{marks[1]}{after}", encoding="utf-8")
+def show_table(rows: Iterable[str], marks: tuple[str, str], *, write: bool) -> None:
+    """Print the lines of a table as they come. write: put them between two marks of the page, too."""
+    lines = []
+    for line in rows:
+        print(line, flush=True)
+        lines.append(f"{line}\n")
+    if write:
+        before, rest = PAGE.read_text(encoding="utf-8").split(marks[0])
+        _, after = rest.split(marks[1])
+        PAGE.write_text(f"{before}{marks[0]}{''.join(lines)}{marks[1]}{after}", encoding="utf-8")
 
 
 def main() -> None:
@@ -159,12 +164,7 @@ def main() -> None:
     options.add_argument("--write", action="store_true")
     arguments = options.parse_args()
     model, samples = read_subject(arguments.subject) if arguments.subject else make_network()
-    lines = []
-    for line in make_rows(model, samples):
-        print(line, flush=True)
-        lines.append(f"{line}\n")
-    if arguments.write:
-        write_between(MARKS, lines)
+    show_table(make_rows(model, samples), MARKS, write=arguments.write)
 
 
 if __name__ == "__main__":

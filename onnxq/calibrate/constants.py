@@ -13,12 +13,11 @@ from dataclasses import dataclass, replace
 from importlib.metadata import version
 
 import numpy as np
-from onnx import TensorProto
 
 from onnxq.arrays import Array, Floats, Shape
 from onnxq.errors import CalibrationError, ConfigError, OnnxqError, PlanError
 from onnxq.graph import GraphIndex, NodeRef
-from onnxq.graph.base import LAYOUT_OPS
+from onnxq.graph.base import FLOAT_TENSORS, LAYOUT_OPS
 from onnxq.graph.light import is_large_model
 from onnxq.graph.storage import Spool, StoredArray
 from onnxq.numerics import bias_qparams, floor_weight_scale, weight_qparams
@@ -47,7 +46,6 @@ _SPREADING = _PRODUCTS.keys() | {
     "Sub",
 }
 _MOVING = LAYOUT_OPS | {"Cast", "Expand"}
-_FLOATS = frozenset((TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE))
 
 
 def find_tensor(index: GraphIndex, site: Site) -> TensorId:
@@ -74,7 +72,7 @@ def check_constants(index: GraphIndex) -> None:
             continue
         for k in range(len(node.inputs)):
             tensor = _find_origin(index, node, k)
-            if tensor is None or index.find_dtype(tensor) not in _FLOATS:
+            if tensor is None or index.find_dtype(tensor) not in FLOAT_TENSORS:
                 continue
             if tensor not in known:
                 known[tensor] = _count_broken(index, tensor)

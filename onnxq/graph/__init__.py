@@ -5,7 +5,7 @@ The only user of onnx-graphsurgeon. Stages hand each other light models (see lig
 
 from __future__ import annotations
 
-from onnxq.graph.base import Graph, NodeRef, ValueInfo
+from onnxq.graph.base import FLOAT_TENSORS, Graph, NodeRef, ValueInfo
 from onnxq.graph.convert import ensure_opset, inline_functions, limit_opset, store_densely, upgrade_opset
 from onnxq.graph.editing.editor import Editor
 from onnxq.graph.folding.fold import fold_constants
@@ -19,6 +19,7 @@ from onnxq.graph.shapes import fix_sizes, infer_shapes
 from onnxq.graph.verify import verify_graph
 
 __all__ = [
+    "FLOAT_TENSORS",
     "Editor",
     "Fingerprint",
     "Graph",

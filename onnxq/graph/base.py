@@ -10,6 +10,8 @@ from typing import Any
 from onnxq.arrays import Array
 from onnxq.sites import Edge, Edges, Names, TensorId
 
+# Element types of ONNX that are floats of 16 bits and more: FLOAT, FLOAT16, DOUBLE, BFLOAT16.
+FLOAT_TENSORS = frozenset({1, 10, 11, 16})
 # Operators whose output holds the values of input 0 in other places or another shape.
 LAYOUT_OPS = frozenset({"Reshape", "Transpose", "Flatten", "Squeeze", "Unsqueeze", "Identity"})
 # Of each axis its size, its symbol, or None for an unknown one.

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from onnx import TensorProto
 
-from onnxq.graph.base import NodeRef
+from onnxq.graph.base import FLOAT_TENSORS, NodeRef
 from onnxq.graph.index import GraphIndex, get_index
 from onnxq.graph.light import LightModel, ModelLike, bare_proto, store_of
 from onnxq.graph.names import has_unique_names, name_nodes
@@ -31,7 +31,6 @@ _ROUNDS = 2
 _SIZES = 8
 # Integer constants up to this many entries are structure (axes, shapes, pads); larger ones are weights.
 _STRUCTURAL = 64
-_FLOATING = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.DOUBLE, TensorProto.BFLOAT16)
 
 
 @dataclass(frozen=True)
@@ -95,7 +94,7 @@ def _compute_digest(model: ModelLike) -> str:
         digest.update(part.SerializeToString(deterministic=True))
     for tensor in graph.initializer:
         digest.update(f"{tensor.name} {tensor.data_type} {list(tensor.dims)}".encode())
-        if tensor.data_type not in _FLOATING or np.prod(tensor.dims, dtype=np.int64) <= _SIZES:
+        if tensor.data_type not in FLOAT_TENSORS or np.prod(tensor.dims, dtype=np.int64) <= _SIZES:
             digest.update(decode_tensor(tensor, store).tobytes() if tensor.data_type != TensorProto.STRING else b"")
     return digest.hexdigest()
 

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from onnxq.interop.base import ImportFormat, NoGridError, ScaleTable, TensorScale, has_blocks, make_entry
-from onnxq.interop.json_tables import open_table, write_table
+from onnxq.interop.json_tables import JsonTable, open_table, write_table
 from onnxq.sites import Role
 from onnxq.spec import PerChannel, PerTensor
 
@@ -34,9 +34,14 @@ def _parse(data: bytes, source: str) -> ScaleTable:
     for section, role in _SECTIONS.items():
         for key, name, entries in _list_entries(table.root.get(section) or ()):
             table.add_entry((section, key), name, partial(_read_entry, name, entries, role))
+    return make_table(table, "0.4.0")
+
+
+def make_table(table: JsonTable, oldest: str) -> ScaleTable:
+    """The table of a file, as `JsonTable.make_table`. oldest: the version of files that name none."""
     producer = table.root.get("producer")
     made = f" ({producer.get('package')} {producer.get('version')})" if isinstance(producer, Mapping) else ""
-    return table.make_table(f"encodings {table.root.get('version', '0.4.0')}{made}")
+    return table.make_table(f"encodings {table.root.get('version', oldest)}{made}")
 
 
 def _list_entries(section: Any) -> Iterator[tuple[Any, str, Any]]:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from onnxq.arrays import Array
-from onnxq.interop.aimet import TOOL, refuse_kind
+from onnxq.interop.aimet import TOOL, make_table, refuse_kind
 from onnxq.interop.base import ImportFormat, NoGridError, ScaleTable, TensorScale, make_entry
 from onnxq.interop.json_tables import list_numbers, open_table, write_table
 from onnxq.spec import FLOAT8, Granularity, PerBlock, PerChannel, PerTensor, find_element_type
@@ -32,9 +32,7 @@ def _parse(data: bytes, source: str) -> ScaleTable:
     for k, row in enumerate(table.root.get("encodings") or ()):
         name = str(row.get("name", f"entry {k + 1}")) if isinstance(row, Mapping) else f"entry {k + 1}"
         table.add_entry(("encodings", k), name, partial(_read_entry, row))
-    producer = table.root.get("producer")
-    made = f" ({producer.get('package')} {producer.get('version')})" if isinstance(producer, Mapping) else ""
-    return table.make_table(f"encodings {table.root.get('version', '2.0.0')}{made}")
+    return make_table(table, "2.0.0")
 
 
 def _read_entry(row: Mapping[str, Any], line: int) -> TensorScale:

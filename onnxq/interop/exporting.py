@@ -8,13 +8,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from onnxq.errors import CalibrationError
-from onnxq.graph import GraphIndex
+from onnxq.graph import FLOAT_TENSORS, GraphIndex
 from onnxq.interop.base import ImportFormat, TensorScale
 from onnxq.interop.fitting import describe_kind
 from onnxq.plan import SitePlan, SitePlans
 from onnxq.sites import Names, TensorId
-
-_FLOATS = frozenset({1, 10, 11, 16})  # FLOAT, FLOAT16, DOUBLE, BFLOAT16
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,7 +153,7 @@ def list_uncovered(index: GraphIndex, entries: Iterable[str]) -> Names:
             continue
         for name in (*node.inputs, *node.outputs):
             tensor = index.resolve_tensor(name, "") if name else None
-            if tensor is not None and index.find_dtype(tensor) in _FLOATS and _is_data(index, tensor):
+            if tensor is not None and index.find_dtype(tensor) in FLOAT_TENSORS and _is_data(index, tensor):
                 tensors.setdefault(name)
     return tuple(name for name in tensors if name not in named)
 

@@ -10,7 +10,7 @@ from enum import Enum
 import numpy as np
 
 from onnxq.errors import CalibrationError, PlanError
-from onnxq.graph import GraphIndex, NodeRef
+from onnxq.graph import FLOAT_TENSORS, GraphIndex, NodeRef
 from onnxq.interop.base import ScaleTable, TensorScale, sort_by_name
 from onnxq.interop.fitting import fit_numbers
 from onnxq.nearest import find_nearest, suggest_names
@@ -24,7 +24,6 @@ _SAME_VALUES = (
     *("Identity", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Transpose", "Dropout", "Expand", "Tile"),
     *("DepthToSpace", "SpaceToDepth"),
 )
-_FLOATS = frozenset({1, 10, 11, 16})  # FLOAT, FLOAT16, DOUBLE, BFLOAT16
 _CONSTANT = "a constant: weights get their scales from their values"
 _BIAS = "a bias: its scale is its input's times its weight's"
 _BIAS_BITS = 32
@@ -370,7 +369,9 @@ def _keeps_values(index: GraphIndex, node: NodeRef) -> bool:
     # A Cast between float types changes values by rounding only.
     if node.op_type == "Cast":
         source = index.find_input(node, 0)
-        return source is not None and index.find_dtype(source) in _FLOATS and node.attrs.get("to") in _FLOATS
+        return (
+            source is not None and index.find_dtype(source) in FLOAT_TENSORS and node.attrs.get("to") in FLOAT_TENSORS
+        )
     return node.op_type in _SAME_VALUES
 
 

@@ -88,7 +88,7 @@ def _write(entries: Sequence[TensorScale]) -> bytes:
     for name, group in sort_by_name(entries).items():
         first, *others = group
         rows = _write_rows(first)
-        # `refuse_second` of the command leaves at most one other.
+        # Sites of a third kind were left out.
         for entry in others:
             rows[0]["convert"] = {**_write_rows(entry)[0], "recv_nodes": list(entry.readers)}
         root[name] = rows

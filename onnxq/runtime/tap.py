@@ -16,7 +16,7 @@ from onnx import GraphProto, NodeProto, TensorProto, ValueInfoProto, helper, num
 
 from onnxq.arrays import Shape
 from onnxq.errors import ModelError
-from onnxq.graph import GraphIndex, LightModel, ModelLike, get_index, hash_graph
+from onnxq.graph import FLOAT_TENSORS, GraphIndex, LightModel, ModelLike, get_index, hash_graph
 from onnxq.graph.light import bare_proto, rebuild
 from onnxq.graph.names import choose_name
 from onnxq.graph.scopes import iterate_subgraphs, join_scope, list_defined, walk_graphs
@@ -181,7 +181,6 @@ ShapeMap = dict[TensorId, Shape]
 
 # No tensor has the shape [-1]: it says that the branch did not run.
 _SHAPE = Probe(op_type="Shape", dtype=TensorProto.INT64, absent=(-1,), loops=False)
-_FLOATS = frozenset({TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE})
 
 
 class ShapeProbe:
@@ -251,7 +250,7 @@ def list_float_tensors(index: GraphIndex) -> list[TensorId]:
     for node in index.nodes:
         if not _is_looped(index, node.scope):
             ids.extend(TensorId(name, node.scope) for name in node.outputs if name)
-    return [tensor for tensor in ids if index.find_dtype(tensor) in _FLOATS and not index.is_constant(tensor)]
+    return [tensor for tensor in ids if index.find_dtype(tensor) in FLOAT_TENSORS and not index.is_constant(tensor)]
 
 
 def _is_looped(index: GraphIndex, scope: str) -> bool:

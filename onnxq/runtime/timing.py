@@ -14,7 +14,7 @@ import numpy as np
 import onnx
 
 from onnxq.arrays import Array
-from onnxq.graph import ModelLike, compute_fingerprint
+from onnxq.graph import FLOAT_TENSORS, ModelLike, compute_fingerprint
 from onnxq.runtime.session import Feeds, Session
 
 # One measurement lasts at least this long: the clock and Python then weigh nothing.
@@ -27,7 +27,6 @@ _PRECISION = 0.005
 
 
 AnyModel = ModelLike | str | Path
-_FLOATS = (onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16, onnx.TensorProto.DOUBLE)
 # Some runs of one thing, one after the other: the seconds of each.
 Seconds = Sequence[float]
 Block = Callable[[], Seconds]
@@ -128,7 +127,7 @@ def convert_floats(feeds: Feeds, types: Mapping[str, int]) -> dict[str, Array]:
     """
     converted = {name: np.asarray(value) for name, value in feeds.items()}
     for name, dtype in types.items():
-        if dtype in _FLOATS and name in converted and converted[name].dtype.kind in "fV":
+        if dtype in FLOAT_TENSORS and name in converted and converted[name].dtype.kind in "fV":
             converted[name] = converted[name].astype(onnx.helper.tensor_dtype_to_np_dtype(dtype))
     return converted
 

@@ -22,7 +22,7 @@ from onnxq.backends.engine import Runner, SessionRunner
 from onnxq.engines.diff.measure import Level, Tallies, Tally, diverges, find_level
 from onnxq.engines.diff.model import FLOAT, OFF, ON, Divergence, Error, LayerDiff, label_run
 from onnxq.errors import OnnxqError
-from onnxq.graph import GraphIndex, ModelLike, NodeRef, add_libraries, name_nodes
+from onnxq.graph import FLOAT_TENSORS, GraphIndex, ModelLike, NodeRef, add_libraries, name_nodes
 from onnxq.graph.light import list_libraries
 from onnxq.plan.names import DEQUANTIZE, DYNAMIC, QUANTIZE, is_clipped_part
 from onnxq.progress import Task, silent
@@ -31,9 +31,7 @@ from onnxq.sites import Refusal, Refusals, TensorId
 
 Values = Arrays
 
-_FLOATS = frozenset(
-    {onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16, onnx.TensorProto.DOUBLE, 0}
-)
+_FLOATS = FLOAT_TENSORS | {0}
 # Types that numpy and ORT exchange; sub-byte and float8 tensors stay inside.
 _INTEGERS = frozenset(
     {onnx.TensorProto.INT8, onnx.TensorProto.UINT8, onnx.TensorProto.INT16, onnx.TensorProto.UINT16, 0}

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from onnx import GraphProto, NodeProto, TensorProto, helper, numpy_helper, parser
 
-from onnxq.graph import ModelLike, get_index, infer_shapes, name_nodes
+from onnxq.graph import FLOAT_TENSORS, ModelLike, get_index, infer_shapes, name_nodes
 from onnxq.graph.index import GraphIndex, find_opset
 from onnxq.graph.light import bare_proto, rebuild
 from onnxq.graph.scopes import (  # fmt: skip
@@ -24,7 +24,6 @@ from onnxq.graph.scopes import (  # fmt: skip
 )
 from onnxq.graph.storage import omit_weights, restore_weights
 from onnxq.sites import Names, TensorId
-from onnxq.spec import FLOAT_TYPES
 
 # Routers of fused mixtures of experts, written out: the experts that such an operator picks become a tensor.
 # The operator picks the best experts of each row by itself, so that nobody sees which. In front of it the same choice
@@ -128,7 +127,6 @@ _MOVES = frozenset(
      "Tile", "Gather", "GatherElements", "GatherND", "Cast", "CastLike"}
 )  # fmt: skip
 # The opset that has GatherElements. Older models keep values of a TopK in their own order.
-_FLOATS = frozenset({*FLOAT_TYPES, TensorProto.DOUBLE})
 
 
 @dataclass(frozen=True)
@@ -251,7 +249,7 @@ class _ChoiceWalk:
         return traced
 
     def _is_float(self, name: str) -> bool:
-        return (self._find_type(name) or TensorProto.FLOAT) in _FLOATS
+        return (self._find_type(name) or TensorProto.FLOAT) in FLOAT_TENSORS
 
     def _find_type(self, name: str) -> int:
         """The ONNX type of a tensor that this graph reads or makes; 0 where it is not known."""
