@@ -58,7 +58,9 @@ def check_on_engine(
                 if time.monotonic() - begun > _SECONDS:
                     break
     except OnnxqError as error:
-        return replace(account, reason=f"{error.subject}: {error.cause}")
+        takes = _takes_model(engine, state.named)
+        refusal = "it takes the float model" if takes else "it refuses the float model, too"
+        return replace(account, reason=f"{error.subject}: {error.cause}", refusal=refusal)
     outputs = tuple(
         EngineOutput(name=plain.name, sqnr_db=plain.sqnr_db, agreement_db=both.sqnr_db)
         for plain, both in zip(off.results(), agree.results(), strict=True)
@@ -72,3 +74,12 @@ def check_on_engine(
         left=() if placement is None else tuple(refusal.subject for refusal in placement.left),
         types=count_types(get_index(model), kernels, engine.words),
     )
+
+
+def _takes_model(engine: Engine, model: ModelLike) -> bool:
+    """True where the engine builds a model."""
+    try:
+        with ScratchFolder() as folder, engine.open_runner("float", model, Job(), Path(folder)):
+            return True
+    except OnnxqError:
+        return False

@@ -177,13 +177,15 @@ class EngineOutput:
 class EngineCheck:
     """The model in the engine of its target, run or emulated.
 
-    target: the backend. reason: why it was not; "" where it was. partitions: parts that run on its device. left: nodes
-    that the CPU runs. types: how many products compute in which. latency: there, where it was timed.
+    target: the backend. reason: why it was not; "" where it was. refusal: what it does with the float model, where
+    it refuses the quantized one. partitions: parts that run on its device. left: nodes that the CPU runs. types: how
+    many products compute in which. latency: there, where it was timed.
     """
 
     engine: str
     target: str = ""
     reason: str = ""
+    refusal: str = ""
     emulated: bool = False
     samples: int = 0
     outputs: tuple[EngineOutput, ...] = ()
@@ -340,11 +342,18 @@ class Report:
     def figures(self) -> tuple[RunFigure, ...]:
         """All outputs in the runs that count, by which the verdict is."""
         figures = [figure for check in self.checks for figure in self.list_figures(check)]
-        # An emulator answers too few samples to count.
         for engine in self.engines:
-            outputs = () if engine.emulated else engine.outputs
+            # The few samples that an emulator answers count where it computes something else than the file says.
+            drifts = self._find_drifts(engine)
+            outputs = (output for output in engine.outputs if not engine.emulated or output.name in drifts)
             figures += [RunFigure(output=one.name, run=engine.run, sqnr_db=one.sqnr_db) for one in outputs]
         return tuple(figures)
+
+    def _find_drifts(self, engine: EngineCheck) -> dict[str, float]:
+        """Outputs that an engine gives farther from float than the file says, and by how many dB."""
+        said = {check.name: min(check.sqnr_db[0], SAME_DB) for check in self.checks}
+        changes = {output.name: said.get(output.name, 0.0) - output.sqnr_db for output in engine.outputs}
+        return {name: change for name, change in changes.items() if change > DRIFT_DB}
 
     def list_figures(self, check: OutputCheck) -> list[RunFigure]:
         """An output as the file says and, where ONNX Runtime is to run it, as it does."""
@@ -403,16 +412,18 @@ class Report:
                 )
                 alarms.append(Caution("W109", text))
         for engine in self.engines:
-            alarms += self._list_drifts(engine)
+            alarms += self._list_cautions(engine)
         if self.slower and self.latency is not None and not self.unchanged:
             reason = self.latency.reason or "the cause is not known; try `placement='measured'`"
             place = f" with {self.latency.engine}" if self.latency.engine else ""
             alarms.append(Caution("W110", f"the quantized model is slower than the float one{place}: {reason}"))
         return tuple(alarms)
 
-    def _list_drifts(self, engine: EngineCheck) -> Iterator[Caution]:
-        """A warning for each output that an engine gives farther from float than the file says, and for lost time."""
-        time, said = engine.latency, {check.name: check.sqnr_db[0] for check in self.checks}
+    def _list_cautions(self, engine: EngineCheck) -> Iterator[Caution]:
+        """Warnings of an engine that refuses the file, takes longer with it, or gives other answers than it says."""
+        if engine.refusal:
+            yield Caution("W148", f"{engine.engine} refuses the file: {engine.reason}; {engine.refusal}")
+        time = engine.latency
         if time is not None and time.loss > MOST_LOSS:
             text = (
                 f"with {engine.engine} the file for several engines takes {time.loss - 1:.0%} longer than one made "
@@ -420,11 +431,9 @@ class Report:
                 f"`target={engine.target!r}`"
             )
             yield Caution("W138", text)
-        for output in () if engine.emulated else engine.outputs:
-            change = min(said.get(output.name, 0.0), SAME_DB) - output.sqnr_db
-            if change > DRIFT_DB:
-                cause = f"output {output.name} is {change:.1f} dB worse {engine.run} than as the file says"
-                yield Caution("W109", f"{cause}: `onnxq diff` finds the operator")
+        for name, change in self._find_drifts(engine).items():
+            cause = f"output {name} is {change:.1f} dB worse {engine.run} than as the file says"
+            yield Caution("W109", f"{cause}: `onnxq diff` finds the operator")
 
 
 def group_reasons(nodes: Sequence[Unquantized]) -> tuple[tuple[str, tuple[Unquantized, ...]], ...]:

@@ -243,6 +243,7 @@ reach_each(
         "W138": lambda _: judged(
             40.0, 40.0, engines=(EngineCheck(engine="E", latency=LatencyRatio(float_ms=3.0, int8_ms=2.0, own_ms=1.0)),)
         ),
+        "W148": lambda _: judged(40.0, 40.0, engines=(EngineCheck(engine="E", reason="no kernel", refusal="it too"),)),
         "W110": lambda _: judged(40.0, 40.0, latency=LatencyRatio(float_ms=1.0, int8_ms=2.0)),
         "W111": lambda _: list(onnxq.quantize(gemm(2, 2), rows(8, 2), overrides={"latency": False}).report.alarms()),
         "W114": lambda _: planned(gemm(64, 64), rows(4, 64), effort="high"),

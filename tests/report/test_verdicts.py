@@ -14,6 +14,8 @@ from onnxq.evaluation.agreement import ChoiceAgreement
 from onnxq.report.model import (
     GRADES,
     SYNTHETIC,
+    EngineCheck,
+    EngineOutput,
     LatencyRatio,
     OutputCheck,
     Report,
@@ -110,6 +112,18 @@ FIGURES = "y has 31.0 dB against float as ORT runs it"
 def test_the_summary_begins_with_the_verdict(report: Report, line: str) -> None:
     lines = shown(show, report, width=None).splitlines()
     assert re.fullmatch(r"verdict +(.*)", lines[1])[1] == line  # type: ignore[index]
+
+
+@pytest.mark.parametrize(
+    ("sqnr_db", "grade", "codes"),
+    [(29.5, "good", []), (28.5, "acceptable", ["W109"]), (0.6, "broken", ["W109"])],
+)
+def test_an_emulator_counts_where_it_computes_something_else(sqnr_db: float, grade: str, codes: list[str]) -> None:
+    output = EngineOutput(name="y", sqnr_db=sqnr_db, agreement_db=20.0)
+    engine = EngineCheck(engine="HTP", emulated=True, samples=2, outputs=(output,))
+    report = replace(REPORT, target="qnn", engines=(engine,))
+    assert make_verdict(report.figures)[0].name == grade
+    assert [alarm.code for alarm in report.alarms()] == codes
 
 
 def test_a_float_result_has_one_warning_and_no_alarm() -> None:

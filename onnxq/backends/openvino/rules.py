@@ -24,7 +24,41 @@ _ACTIVATIONS = ("Relu", "Clip", "LeakyRelu", "HardSwish", "Sigmoid", "Gelu", "El
 _GATES = ("Sigmoid", "HardSigmoid")
 
 
-_check_weighted, _check_gemm = surroundings.check_weighted, surroundings.check_gemm
+_check_gemm = surroundings.check_gemm
+_RECTIFIERS = ("Relu", "LeakyRelu", "PRelu")
+_FACTORS = ("Mul", "Div", "BatchNormalization")
+# What OpenVINO moves the scales of a convolution's channels past, into factors behind.
+_SCALED = (*_RECTIFIERS, *_FACTORS, "Clip", "MaxPool", "AveragePool", *MOVES)
+
+
+def _check_conv(c: Candidate) -> str | None:
+    """As for any product; besides, OpenVINO 2026.4 moves the scales of channels wrongly past two kinds of readers.
+
+    It refuses the network then, or computes something else without a word. A bias keeps scales from going that far.
+    """
+    reason = None if c.tensor(2) is not None else _explain_moved_scales(c, c.node, rectified=False)
+    return surroundings.check_weighted(c) if reason is None else reason
+
+
+def _explain_moved_scales(c: Candidate, maker: NodeRef, rectified: bool) -> str | None:
+    """Why the scales of the candidate, which come past `maker`, are misread. rectified: past an activation, too."""
+    for edge in c.index.list_consumers(maker.result):
+        reader = Candidate(c.index.find_node(edge.node), c.index, c.shapes)
+        op = reader.node.op_type
+        if op == "Gather" and reader.attr("axis", 0) != 1 and reader.rank(1) != 1:
+            return "OpenVINO computes a Gather of single places wrongly behind integer convolutions without a bias"
+        if rectified and (op == "Neg" or (op in _FACTORS and _negates(reader))):
+            return "OpenVINO moves negative factors in front of the activation of integer convolutions without a bias"
+        reason = _explain_moved_scales(c, reader.node, rectified or op in _RECTIFIERS) if op in _SCALED else None
+        if reason is not None:
+            return reason
+    return None
+
+
+def _negates(c: Candidate) -> bool:
+    """True where a factor is constant and negative."""
+    factors = (c.constant(k) for k in (0, 1))
+    return any(factor is not None and bool((factor < 0).any()) for factor in factors)
 
 
 def _check_matmul(c: Candidate) -> str | None:
@@ -81,7 +115,7 @@ _MOVED = "moves integers: both sides share one scale"
 
 # In the order of precedence.
 RULES: tuple[PlacementRule, ...] = (
-    _product(name="conv", ops=("Conv",), kernel="Convolution", why=_FUSED, check=_check_weighted),
+    _product(name="conv", ops=("Conv",), kernel="Convolution", why=_FUSED, check=_check_conv),
     _product(name="gemm", ops=("Gemm",), kernel="FullyConnected", why=_FUSED, check=_check_gemm),
     _product(
         name="matmul", ops=("MatMul",), kernel="FullyConnected", why=_FUSED, bias=None, check=_check_matmul,

@@ -1,4 +1,4 @@
-"""Rewrites for targets that take a whole graph in integers: masks for scales, Splits as Slices, MatMuls as Gemms."""
+"""Rewrites for targets that take a whole graph in integers: forms of operators whose integer kernels are exact."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from functools import partial
 
 import numpy as np
+from onnx import TensorProto
 
 from onnxq.arrays import Array
 from onnxq.graph import NodeRef
@@ -118,6 +119,28 @@ def _read_sizes(view: View, node: NodeRef) -> np.ndarray | None:
         return None
     largest = -(-size // count)
     return np.asarray([min(largest, size - k * largest) for k in range(count)], np.int64)
+
+
+def replace_reciprocals(_ctx: RunContext, state: FloatState) -> FloatStep:
+    """Make every Reciprocal a division: of the factor that it is multiplied by, or of 1.
+
+    The HTP computes a Reciprocal of 16 bits far off where values are below .1, and a division right (facts in
+    docs/engines.md).
+    """
+    view, edit, changed = View(state.model), Edit(state.model), []
+    for node in view.index.nodes:
+        x = view.find_tensor(node, 0) if is_op(node, "Reciprocal") else None
+        if x is None or view.index.find_dtype(x) != TensorProto.FLOAT:
+            continue
+        product, at = view.sole_reader(node.result, "Mul") or (None, 0)
+        if product is None:
+            one = edit.add_constant(node.scope, f"{node.name}/one", np.asarray(1, np.float32))
+            edit.replace_node(node, "Div", [one, x.name], {})
+        else:
+            edit.replace_node(product, "Div", [product.inputs[1 - at], x.name], {})
+            edit.remove_node(node)
+        changed.append(f"{(product or node).name}: a division")
+    return edit.finish_pass(state, "reciprocals", changed)
 
 
 def fuse_biases(_ctx: RunContext, state: FloatState) -> FloatStep:

@@ -14,7 +14,7 @@ from onnxq.backends import find_target
 from onnxq.backends.base import OpCase
 from onnxq.runtime import Session
 from onnxq.sites import Role, TensorId
-from tests.backends.openvino.graphs import make_net, quantize_net
+from tests.backends.openvino.graphs import make_net, make_samples, needs_openvino, quantize_net
 
 
 def list_pairs(role: Role) -> set[str]:
@@ -108,3 +108,46 @@ def test_a_matrix_in_integers_pays_for_avx2_as_a_convolution_alone() -> None:
     case = OpCase(op_type="MatMul", inputs=((1, 96, 384),), output=(1, 96, 384), weight=(384, 384))
     plain, convolution = costs.predict_node(case), costs.predict_node(replace(case, pointwise=True))
     assert convolution.int8_us < plain.float_us == convolution.float_us < plain.int8_us
+
+
+@needs_openvino
+@pytest.mark.parametrize(
+    ("behind", "bias", "refused"),
+    [
+        ("y = Gather<axis=2>(a, row)", False, True),
+        ("y = Gather<axis=2>(a, rows)", False, True),
+        ("y = Gather<axis=2>(a, rows)", True, False),
+        ("y = Gather<axis=1>(a, row)", False, False),
+        ("y = Gather<axis=2>(a, list)", False, False),
+        ("y = Neg(a)", False, True),
+        ("y = Mul(a, factors)", False, True),
+        ("y = Mul(c, factors)", False, False),
+        ("y = Mul(a, factors)", True, False),
+    ],
+)
+def test_no_convolution_is_in_integers_whose_scales_openvino_moves_wrongly(
+    behind: str, bias: bool, refused: bool
+) -> None:
+    model = parser.parse_model(f"""
+        <ir_version: 8, opset_import: ["" : 17]>
+        g (float[1,3,16,16] x) => (float[N] y) {{
+            [conv] c = Conv(x, w{", b" if bias else ""})
+            [relu] a = Relu(c)
+            [reader] {behind}
+        }}""")
+    model.graph.output[0].type.tensor_type.ClearField("shape")
+    rng = np.random.default_rng(3)
+    spread = np.linspace(0.1, 2, 8).reshape(8, 1, 1, 1)
+    arrays = {
+        "w": (rng.standard_normal((8, 3, 1, 1)) * spread).astype(np.float32),
+        "b": rng.standard_normal(8).astype(np.float32),
+        "factors": np.linspace(-2, 1, 8, dtype=np.float32).reshape(8, 1, 1),
+        "row": np.array(3), "rows": np.array([[3], [1]]), "list": np.array([3, 1]),
+    }  # fmt: skip
+    model.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in arrays.items())
+    rules = [{"node": "*", "set": {"quantize": True}}]
+    overrides = {"effort": "fast", "latency": False, "rules": rules, "skip": ["rounding"]}
+    result = onnxq.quantize(model, list(make_samples()), "openvino-int8", overrides=overrides)
+    assert [refusal.subject for refusal in result.plan.refusals] == ["conv"] * refused
+    (output,) = result.report.engines[0].outputs
+    assert output.sqnr_db > 25

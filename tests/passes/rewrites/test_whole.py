@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from onnxq.passes.rewrites.whole import bound_masks, cut_splits, fuse_biases
+from onnxq.passes.rewrites.whole import bound_masks, cut_splits, fuse_biases, replace_reciprocals
 from tests.passes.kit import (
     apply,
     assert_same,
@@ -152,3 +152,20 @@ def test_a_bias_is_added_before_its_product_is_rounded(lines: str, head: str, ou
 )
 def test_products_that_stay(lines: str, head: str, out: str) -> None:
     assert_untouched(fuse_biases, model(lines, head, out, **BIASES))
+
+
+@pytest.mark.parametrize(
+    ("lines", "operators"),
+    [
+        ("a = Exp(x) r = Reciprocal(a) y = Mul(x, r)", ["Exp", "Div"]),
+        ("a = Exp(x) r = Reciprocal(a) y = Mul(r, two)", ["Exp", "Div"]),
+        ("a = Exp(x) y = Reciprocal(a)", ["Exp", "Div"]),
+        ("a = Exp(x) r = Reciprocal(a) y = Mul(r, r)", ["Exp", "Div", "Mul"]),
+        ("a = Exp(x) r = Reciprocal(a) s = Mul(r, x) y = Sub(s, r)", ["Exp", "Div", "Mul", "Sub"]),
+    ],
+)
+def test_a_reciprocal_is_a_division(lines: str, operators: list[str]) -> None:
+    before = model(lines)
+    after, report = apply(replace_reciprocals, before, "qnn")
+    assert (sorted(ops(after).elements()), len(report.changed)) == (sorted(operators), 1)
+    assert_same(before, after)
