@@ -247,6 +247,8 @@ class PlacementRule:
     adapt: Callable[[int, QuantSpec], QuantSpec] = lambda _, spec: spec
     # The width in which its kernel is as exact as its result, where no one asks for another; None for any.
     bits: int | None = None
+    # Whether its kernel in 8 bits computes in larger steps than a result with these numbers has, so that it is wide.
+    coarse: Callable[[QParams], bool] = lambda _: False
     # Scale and zero point of the result, where the kernel has them built in. Their origin is `FIXED`.
     result: Callable[[QuantSpec], QParams] | None = None
     # The node is one of the two products of attention.

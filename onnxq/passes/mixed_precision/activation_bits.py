@@ -78,7 +78,8 @@ def narrow_activations(ctx: SampledContext, state: PlacedState) -> PlacedStep:
     samples = ctx.data.calibration.take(LIMITS[NAME].samples, ctx.config.data.seed).joined(ctx.data.validation)
     floats = FloatOutputs(state.model, samples, threads=ctx.config.verify.threads)
     work, noises = _share_work(state), _measure_noises(ctx, state, narrow_plan, floats)
-    order = _order_operators(state, work, noises)
+    wide = _list_always_wide(state, narrow_plan)
+    order = _order_operators(state, work, noises, wide)
 
     # The plan that holds is asked for again, and calibration is most of its time.
     @cache
@@ -106,7 +107,7 @@ def narrow_activations(ctx: SampledContext, state: PlacedState) -> PlacedStep:
             middle = (low + high) // 2
         return low
 
-    choosable = sum(state.problem.ops.by_name[name].rule.bits is None for name in order)
+    choosable = len(order) - len(wide)
     # What is asked for may take all; by default no more than some are wide.
     fewest = 0 if wanted is not None else min(choosable, len(order) - len(order) // LIMITS[NAME].one_of)
     low = find_most(order, fewest, choosable, lambda plan: measure(plan) <= allowed)
@@ -116,7 +117,7 @@ def narrow_activations(ctx: SampledContext, state: PlacedState) -> PlacedStep:
     elif low < fewest:
         # As many wide operators as may be are too few: each is where it mends most, whatever its work. More are wide
         # only where answers would change.
-        order = _order_operators(state, dict.fromkeys(work, 0.0), noises)
+        order = _order_operators(state, dict.fromkeys(work, 0.0), noises, wide)
         low = find_most(order, 0, fewest, lambda plan: measure(plan) <= 10 ** (-_GOOD_DB / 10))
     low = max(low, 0)
     best = place(order, low)
@@ -214,10 +215,22 @@ def _measure_noises(ctx: SampledContext, state: PlacedState, narrow: Plan, float
     return _Noises({edge: noise[edge] for edge in edges}, {tensor: noise[tensor] for tensor in sites})
 
 
-def _order_operators(state: PlacedState, work: Mapping[str, float], noises: _Noises) -> Names:
+def _list_always_wide(state: PlacedState, narrow: Plan) -> frozenset[str]:
+    """The operators whose kernels in the fewest bits are poorer than their results there."""
+    results = {site.quantized_tensor: site.qparams for site in narrow.sites if site.role in _ACTIVATIONS}
+    wide = []
+    for name in _list_free(state):
+        op = state.problem.ops.by_name[name]
+        result = results.get(op.out)
+        if op.rule.bits is not None or (result is not None and op.rule.coarse(result)):
+            wide.append(name)
+    return frozenset(wide)
+
+
+def _order_operators(state: PlacedState, work: Mapping[str, float], noises: _Noises, wide: frozenset[str]) -> Names:
     """The operators in the order in which they are narrowed: those first that make the least noise for their work.
 
-    Each counts as one of them, too, besides its share of the work.
+    Each counts as one of them, too, besides its share of the work. wide: those that come last, and are not narrowed.
     """
     ops = state.problem.ops
     # In their order.
@@ -232,7 +245,7 @@ def _order_operators(state: PlacedState, work: Mapping[str, float], noises: _Noi
         return sum(inputs) + max(noises.results.get(op.out, 0.0) - sum(read), 0.0)
 
     def find_price(name: str) -> tuple[bool, float]:
-        return ops.by_name[name].rule.bits is not None, add_noise(name) / (work[name] + 1 / len(work))
+        return name in wide, add_noise(name) / (work[name] + 1 / len(work))
 
     while len(narrowed) < len(work):
         best = min((name for name in work if name not in narrowed), key=find_price)

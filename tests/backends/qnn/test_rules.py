@@ -226,3 +226,31 @@ def test_a_logarithm_stays_float_which_the_npu_gets_wrong_in_16_bits() -> None:
     (refusal,) = result.plan.refusals
     assert "Log answers wrongly in 16 bits" in refusal.reason
     assert refusal.code == "R101"
+
+
+def quantize_rows(nodes: str, scale: float, config: str, **arrays: np.ndarray) -> onnxq.Result:
+    """A network of rows of 64 values, quantized, and emulated on two samples."""
+    model = parse(f"g (float[1,64,64] x) => (float[1,64,64] y) {{ {nodes} }}", **arrays)
+    rng = np.random.default_rng(5)
+    samples = [{"x": (rng.standard_normal((1, 64, 64)) * scale).astype(np.float32)} for _ in range(8)]
+    overrides = {"latency": False, "effort": "fast", "skip": ["promotion"]}
+    return onnxq.quantize(model, samples, config, overrides=overrides)
+
+
+@needs_qnn
+def test_norms_of_small_values_are_divisions_which_the_npu_computes_right() -> None:
+    nodes = "s = Mul(x, x) m = ReduceMean<axes=[-1]>(s) e = Add(m, epsilon) d = Sqrt(e) r = Reciprocal(d) y = Mul(x, r)"
+    result = quantize_rows(nodes, 0.02, "qnn-a16w8", epsilon=np.float32(1e-6))
+    assert "Reciprocal" not in {node.op_type for node in result.model.graph.node}
+    (output,) = result.report.engines[0].outputs
+    assert output.sqnr_db > 50
+
+
+@needs_qnn
+def test_a_softmax_of_like_values_is_wide_since_its_8_bit_kernel_has_larger_steps() -> None:
+    for scale, bits in ((0.3, 16), (8.0, 8)):
+        result = quantize_rows("a = Mul(x, half) s = Softmax(a) y = Neg(s)", scale, "qnn-mixed", half=np.float32(0.5))
+        (softmax,) = (site for site in result.plan.sites if str(site.site) == "s")
+        assert softmax.spec.bits == bits
+        (output,) = result.report.engines[0].outputs
+        assert output.sqnr_db > 30
