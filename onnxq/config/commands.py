@@ -88,6 +88,10 @@ class ConvertConfig(Section):
     kernels: bool = option(
         True, "Build both files with the target's engine, where it is installed, and count their kernels by type."
     )
+    complete: bool = option(
+        False,
+        "Quantize what the file has in float, too, where the target's placement does, with ranges of --data.",
+    )
 
 
 class DiffConfig(Section):

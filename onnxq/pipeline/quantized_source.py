@@ -158,8 +158,10 @@ def _store_floats(proto: ModelLike, existing: Existing) -> tuple[ModelLike, dict
 
 
 def _read_codes(index: GraphIndex, node: NodeRef, site: SitePlan) -> Array | None:
-    """The integers of a weight, which a tool may have left as the floats in front of its pair."""
+    """The integers of a weight, which a tool may have left as the floats in front of its pair, and of a Clip in it."""
     maker = index.maker(node)
+    # Its bounds are those of the site's spec.
+    maker = index.maker(maker) if maker is not None and maker.op_type == "Clip" else maker
     stored = index.input_value(node if maker is None else maker, 0)
     if stored is None or site.qparams is None or maker is None or maker.op_type != QUANTIZE:
         return stored

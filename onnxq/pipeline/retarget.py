@@ -18,7 +18,7 @@ import numpy as np
 from onnxq.arrays import Array
 from onnxq.calibrate import calibrate
 from onnxq.config import Config
-from onnxq.errors import ModelError
+from onnxq.errors import ConfigError, ModelError
 from onnxq.evaluation.compare import FloatOutputs
 from onnxq.evaluation.trials import TrialModel, measure_models
 from onnxq.graph import ModelLike, attach_weights, load_model
@@ -236,14 +236,14 @@ def _shape_scales(spec: QuantSpec, value: Array) -> tuple[int, ...]:
     return (value.shape[grain.axis],) if isinstance(grain, PerChannel) else ()
 
 
-def _place_pairs(source: QuantizedSource, ways: Ways, *, sampled: bool) -> tuple[Plan, _Filling]:
+def _place_pairs(source: QuantizedSource, ways: Ways, *, sampled: bool, complete: bool) -> tuple[Plan, _Filling]:
     """The plan of the engine with the file's numbers; float where the file is, and where it has no range.
 
-    sampled: ranges that are missing come from samples.
+    sampled: ranges that are missing come from samples. complete: what is float in the file need not be.
     """
     index, existing = ways.problem.ops.index, source.existing
     left: set[str] = set()
-    for name in list_quantized_ops(ways.problem, ways.plan):
+    for name in () if complete else list_quantized_ops(ways.problem, ways.plan):
         op = ways.problem.ops.by_name[name]
         paired = any(edge in existing.by_edge or tensor in existing.by_tensor for edge, tensor in op.data)
         # A weight that was not worth integers is not rounded now.
@@ -272,6 +272,9 @@ def _place_pairs(source: QuantizedSource, ways: Ways, *, sampled: bool) -> tuple
 def retarget(source: QuantizedSource, data: object, config: Config, *, progress: Progress = silent) -> Retargeted:
     """Make the file for the target of the configuration; see `onnxq.convert`."""
     model = attach_weights(source.floats)
+    if config.convert.complete and data is None:
+        cause = "what the file has in float gets ranges of samples, and there are none"
+        raise ConfigError("convert.complete", cause, "give samples: `data=…`", code="Q308")
     with open_context(model, data, config, progress) as ctx:
         ctx, state, _ = prepare_run(model, data, ctx)
         # Its floats come in float32, so that no weight is rounded to a type of the file again.
@@ -285,7 +288,7 @@ def retarget(source: QuantizedSource, data: object, config: Config, *, progress:
             else:
                 problem = draft_placement(state, run.data, config, "", progress=progress)
             ways = Ways(problem, problem.default(), reason=_FLOAT_REASON)
-            plan, filling = _place_pairs(source, ways, sampled=data is not None)
+            plan, filling = _place_pairs(source, ways, sampled=data is not None, complete=config.convert.complete)
         with ctx.timers.run("calibrate", "calibrating"):
             samples = None if data is None or run is None else run.data.calibration
             plan = calibrate(state.model, plan, samples, batch=config.data.batch, memory_limit=ctx.memory_limit)
@@ -295,7 +298,8 @@ def retarget(source: QuantizedSource, data: object, config: Config, *, progress:
             quantized = build_file(placed, placed.planned, progress)
         result = finalize_run(ctx, placed, quantized, source=source.origin)
         cautions = (*warn_integers(source), *result.report.warnings)
-        result = replace(result, report=replace(result.report, warnings=cautions))
+        # Made-up inputs gave shapes and answers, and no range.
+        result = replace(result, report=replace(result.report, warnings=cautions, synthetic=False))
         made = emulate_types(quantized) if check.is_narrow(placed) else quantized
         return Retargeted(result, filling.list_moved(plan), None if run is None else _compare(run, source, made))
 

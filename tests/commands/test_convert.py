@@ -131,6 +131,16 @@ def test_what_was_float_stays_float(folder: Path, tmp_path: Path) -> None:
     onnxq.quantize(folder / "m.onnx", images(), rules, overrides={"latency": False}, out=tmp_path / "q.onnx")
     done = onnxq.convert(tmp_path / "q.onnx", "ort", config=EVERYTHING, overrides=QUICK)
     assert any("float in the file" in left.reason for left in done.report.left_float)
+    # Nothing of it comes from made-up inputs, and the summary says so of the answers alone.
+    assert not done.report.synthetic
+    complete = {**QUICK, "convert.complete": True}
+    whole = onnxq.convert(tmp_path / "q.onnx", "ort", images(), EVERYTHING, overrides=complete)
+    assert not any("float in the file" in left.reason for left in whole.report.left_float)
+    (rounded,) = (site for site in whole.sites if site.how is Kept.ROUNDED)
+    assert rounded.error_db is not None
+    assert rounded.error_db > 30
+    with pytest.raises(ConfigError, match="there are none"):
+        onnxq.convert(tmp_path / "q.onnx", "ort", config=EVERYTHING, overrides=complete)
 
 
 def test_what_is_wrong_is_said(folder: Path) -> None:
