@@ -4,6 +4,7 @@
     python benchmarks/conversions.py --corpus DIR efficientnet_lite0=ort-minmax:trt minilm_l6=modelopt:ort \
         --peer modelopt=/venv/bin/python [--samples 32] [--judged 16]
 
+A target with a + behind it is that with `--complete`, which quantizes what the tool left float, too.
 A corpus is a folder as in `corpus.py`; tools are those of `peer_tools.py`, in this interpreter or the one that --peer
 names. The first --samples calibrate, the next --judged are answered. A row has the products by type in the target's
 engine, as `prove` finds them, and the SQNR in dB against the float model, as the file says, over all judged samples:
@@ -55,6 +56,7 @@ def convert(subject: str, args: argparse.Namespace) -> list[str]:
     """One row of the table."""
     name, _, way = subject.partition("=")
     tool, _, to = way.partition(":")
+    to, plus, _ = to.partition("+")
     source = args.corpus / "models" / f"{name}.onnx"
     with np.load(calibration(args.corpus, name, args.out, args.samples + args.judged)) as stored:
         arrays = {key: stored[key] for key in stored}
@@ -62,8 +64,9 @@ def convert(subject: str, args: argparse.Namespace) -> list[str]:
     np.savez(data, **{key: value[: args.samples] for key, value in arrays.items()})
     if not made.exists():
         run([args.peer.get(tool, sys.executable), TOOLS, tool, source, data, made]).checked(tool)
-    converted, own = (args.out / f"{name}.{tool}.{kind}.{to}.onnx" for kind in ("converted", "own"))
-    done = onnxq.convert(made, to, data, overrides={"latency": False}, out=converted, force=True)
+    converted, own = (args.out / f"{name}.{tool}.{kind}{plus}.{to}.onnx" for kind in ("converted", "own"))
+    overrides = {"latency": False, "convert.complete": bool(plus)}
+    done = onnxq.convert(made, to, data, overrides=overrides, out=converted, force=True)
     onnxq.quantize(source, data, f"{to}-int8", overrides={"latency": False}, out=own, force=True)
     engine = next(engine.name for engine in find_backend(to).engines if engine.installed)
     proof = onnxq.prove(own, overrides={"engine": engine})
@@ -78,7 +81,7 @@ def convert(subject: str, args: argparse.Namespace) -> list[str]:
     return [
         name,
         tool,
-        to,
+        to + plus,
         *(each.describe() for each in kernels),
         *(measure_db(exact, each, samples) for each in said),
         measure_db(said[0], said[1], samples),

@@ -37,7 +37,7 @@ from onnxq.passes.mixed_precision.precisions import (
     list_precisions,
     measure_precision,
 )
-from onnxq.passes.mixed_precision.program import QUANTITIES, Costs, PrecisionProgram
+from onnxq.passes.mixed_precision.program import Costs, PrecisionProgram
 from onnxq.passes.mixed_precision.promotion import NAME as PROMOTION
 from onnxq.passes.mixed_precision.rescaling import Rescaling, bisect_noise
 from onnxq.passes.mixed_precision.search import SwitchedPlan
@@ -58,6 +58,8 @@ _ROUNDS = 3
 _LEAST_SHARE = 0.1
 # Of the noise that a precision has alone, the least that it is expected to add to that of others.
 _LEAST_NOISE = 0.1
+# How much of what a precision as a whole loses less than its operators alone is expected of a few of them, too.
+_DAMPINGS = tuple(k / 10 for k in range(11))
 SIZE, TIME, NOISE = "size", "time", "noise"
 
 
@@ -121,6 +123,8 @@ class PrecisionSearch:
     precisions: Sequence[Precision]
     limits: Limits
     program: PrecisionProgram = field(init=False)
+    # By precision: its noise as a whole, and that relative to the sum of its operators alone.
+    wholes: dict[str, tuple[float, float]] = field(default_factory=dict)
     points: list[_Point] = field(default_factory=list)
     # Milliseconds of the float model, as it was timed first; all others are in proportion to it.
     float_ms: float = math.nan
@@ -185,8 +189,34 @@ class PrecisionSearch:
             alone = program.add_costs(point.chosen).noise - without
             if alone:
                 factors[name] = max(point.measured.noise - without, _LEAST_NOISE * alone) / alone
+                self.wholes[name] = factors[name] * alone, factors[name]
         self.program = program.scale_noise(factors, 1.0)
         self.points = [replace(point, predicted=self.program.add_costs(point.chosen)) for point in self.points]
+
+    def _forecast_noise(self, chosen: Mapping[str, str]) -> float:
+        """The noise to expect of a mixture, by all that was measured so far."""
+        mixtures = [point for point in self.points if point.forecast is not None and point.measured.noise]
+
+        def sum_misses(damping: float) -> float:
+            ratios = (point.measured.noise / self._add_noise(point.chosen, damping) for point in mixtures)
+            return sum(math.log(ratio) ** 2 for ratio in ratios)
+
+        damping = min(_DAMPINGS, key=sum_misses)
+        pairs = ((self._add_noise(point.chosen, damping), point.measured.noise) for point in self.points)
+        return Rescaling.fit_pairs(pairs).expect_measurement(self._add_noise(chosen, damping))
+
+    def _add_noise(self, chosen: Mapping[str, str], damping: float) -> float:
+        """The programme's noise, in which few operators of a precision add up more like each alone than all do.
+
+        The programme has each operator's share of what its precision loses as a whole (damping 0). With 1, few add what
+        they lose alone, and all what the whole does.
+        """
+        noise = self.program.add_costs(chosen).noise
+        for precision, (whole, ratio) in self.wholes.items():
+            operators = self.program.operators
+            part = sum(operators[name][one].noise for name, one in chosen.items() if one == precision)
+            noise += part * ((ratio + (1 - ratio) * part / whole) ** -damping - 1)
+        return noise
 
     def choose_point(self) -> _Point:
         """The best that keeps the limits; the nearest to them where none does."""
@@ -308,7 +338,8 @@ class PrecisionSearch:
         # Of whole precisions there is nothing yet to predict by.
         forecast = None
         if not whole:
-            forecast = Costs(*(self._fit(name).expect_measurement(getattr(predicted, name)) for name in QUANTITIES))
+            size, time_ms = (self._fit(name).expect_measurement(getattr(predicted, name)) for name in (SIZE, TIME))
+            forecast = Costs(self._forecast_noise(chosen), size, time_ms)
         self.points.append(_Point(chosen, predicted, forecast, measured, sure, metric, config, state))
 
     def _write(self, state: PlacedState) -> ModelLike:
