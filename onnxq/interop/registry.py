@@ -32,6 +32,8 @@ FORMATS: tuple[ImportFormat, ...] = (
 )
 # Bytes. A line stands for a tensor, and no network has a million.
 _MOST_BYTES = 64 * 2**20
+# How files of torch.save and of pickle begin: PPQ's .native, Sparsebit's .pt.
+_PICKLED = (b"PK\x03\x04", b"\x80")
 
 
 def find_format(name: str) -> ImportFormat:
@@ -54,6 +56,9 @@ def read_scales(source: str | Path, kind: str = "") -> ScaleTable:
     except OSError as error:
         cause = error.strerror or str(error)
         raise CalibrationError(path, cause, "name the file that the tool wrote", code="Q505") from error
+    if data.startswith(_PICKLED):
+        fix = "export it from the tool: PPQ writes ONNX and JSON, Sparsebit ONNX with the attribute `bits`, torch ONNX"
+        raise CalibrationError(path, "is a Python pickle, which runs code when it is read", fix, code="Q505")
     chosen = named or next((row for row in FORMATS if row.recognizes(data)), None)
     # The first format reads text of any kind, and would tell of a header that JSON never has.
     if chosen is None and data.lstrip(b"\xef\xbb\xbf \t\r\n").startswith((b"{", b"[")):

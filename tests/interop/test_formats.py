@@ -338,3 +338,12 @@ def test_formats_by_name(net: onnx.ModelProto, tmp_path: Path) -> None:
 def test_a_plan_is_json_without_loss_after_an_import(net: onnx.ModelProto) -> None:
     plan = onnxq.import_calibration(Path(__file__).parent / "real" / "aimet.2.0.0.encodings", net).plan
     assert from_json(to_json(plan)) == plan
+
+
+@pytest.mark.parametrize("start", [b"PK\x03\x04 archive/data.pkl", b"\x80\x04\x95 frame"])
+def test_a_pickle_is_refused_with_what_to_export(tmp_path: Path, start: bytes) -> None:
+    path = tmp_path / "net.native"
+    path.write_bytes(start)
+    with pytest.raises(CalibrationError, match="is a Python pickle") as caught:
+        read_scales(path)
+    assert "PPQ writes ONNX and JSON" in caught.value.fix
