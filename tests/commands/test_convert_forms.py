@@ -229,6 +229,11 @@ def test_kernels_before_and_after_are_counted(quantized: onnxq.Result) -> None:
     assert done.kernels.engine.startswith("ONNX Runtime")
     assert done.kernels.before.types["Conv"].get("int8", 0) < 3
     assert done.kernels.after.types["Conv"] == {"int8": 3}
+    # Operators on integers are counted as those that they stand for.
+    written = convert(source, "ort", EVERYTHING, images(), kernels=True, emit="qoperator")
+    assert list_ops(written.result.model)["QLinearConv"] == 3
+    assert written.kernels is not None
+    assert written.kernels.after == done.kernels.after
     text = onnxq.summarize(done)
     assert f"after: {done.kernels.after.describe()}" in " ".join(text.split())
     assert "before:" in text

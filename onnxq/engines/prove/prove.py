@@ -30,6 +30,7 @@ from onnxq.engines.shapes import Sizes, demand_sizes, make_profile
 from onnxq.errors import ConfigError, OnnxqError, OutputError
 from onnxq.files import ScratchFolder, prepare_folder, replace_files
 from onnxq.graph import GraphIndex, ModelLike, add_libraries, infer_shapes, inline_functions, name_nodes, save_model
+from onnxq.graph.integer_operators import read_integer_operators
 from onnxq.graph.integer_products import read_integer_products
 from onnxq.nearest import suggest_names
 from onnxq.plan.names import DEQUANTIZE, QUANTIZE
@@ -83,7 +84,9 @@ def prove_model(source: str | Path | onnx.ModelProto, request: ProveRequest) -> 
         inspection = _inspect_all_nodes(source)
         engine, chosen = _find_engine(inspection.model, request)
         capability = engine.read_capability(request.capability)
-        proto = infer_shapes(add_libraries(read_integer_products(inspection.model), request.libraries))
+        proto = infer_shapes(
+            add_libraries(read_integer_operators(read_integer_products(inspection.model)), request.libraries)
+        )
         index = GraphIndex(proto)
         reasons = Reasons(engine, index, inspection.pairs, _find_unquantized(proto), capability)
     required = _select_required(index, request.require, reasons)
