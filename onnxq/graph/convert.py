@@ -291,6 +291,20 @@ def inline_functions(proto: ModelProto) -> ModelProto:
     return restore_weights(inlined, omitted)
 
 
+@keep_weights
+def write_out_operators(proto: ModelProto, *op_types: str) -> ModelProto:
+    """A copy in which operators are the nodes of their own functions, as ONNX defines them.
+
+    One whose function needs shapes that are not known stays.
+    """
+    light, omitted = omit_weights(proto)
+    chosen = [("", op_type) for op_type in op_types]
+    inlined = onnx.inliner.inline_selected_functions(light, chosen, inline_schema_functions=True)
+    if not has_unique_names(inlined):
+        assign_names(inlined)
+    return restore_weights(inlined, omitted)
+
+
 def _drop_repeats(proto: ModelProto) -> None:
     """Take out, in place, Constant nodes that define a tensor again: onnx's inliner doubles them where it converts."""
     for _, graph in walk_all_graphs(proto):

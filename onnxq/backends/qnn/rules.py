@@ -134,6 +134,9 @@ RULES: tuple[PlacementRule, ...] = (
         adapt=_adapt_second,
     ),
     _rule(
+        name="rms-norm", ops=("RMSNormalization",), kernel="RmsNorm", why=_WIDE, data=(0, 1), bits=16,
+    ),
+    _rule(
         name="pool", ops=("AveragePool", "GlobalAveragePool", "ReduceMean", "ReduceSum", "ReduceMax", "ReduceMin"),
         kernel="Reduce", why=_ALL, data=(0,),
     ),

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
 from onnx import TensorProto
 
 from onnxq.arrays import Array
-from onnxq.graph import NodeRef
+from onnxq.graph import GraphIndex, NodeRef, infer_shapes, write_out_operators
 from onnxq.graph.scopes import walk_from
 from onnxq.passes.base import RunContext
+from onnxq.passes.journal import PassReport
 from onnxq.passes.linear import find_linear
 from onnxq.passes.patterns import Edit, View, is_op
 from onnxq.passes.state import FloatState, FloatStep
@@ -45,6 +47,16 @@ _MASKING = frozenset(
 # From here on a value means "never", and what stands for it: behind a softmax e**-64 is nothing in float32, either. A
 # range that holds it has steps of .001 in 16 bits; one that holds -3e38 has nothing else.
 _NEVER, _FAR = 1e3, 64.0
+
+
+def write_out_attention(_ctx: RunContext, state: FloatState) -> FloatStep:
+    """Write every Attention as the products, masks and Softmax of its definition, which the NPU has kernels for."""
+    names = [node.name for node in GraphIndex(state.model).nodes if node.is_onnx("Attention")]
+    if not names:
+        return state, PassReport("attention_parts")
+    model = write_out_operators(infer_shapes(state.model), "Attention")
+    changed = tuple(f"{name}: the operators of its definition" for name in names)
+    return replace(state, model=model), PassReport("attention_parts", changed)
 
 
 def bound_masks(_ctx: RunContext, state: FloatState) -> FloatStep:

@@ -228,9 +228,9 @@ def test_a_logarithm_stays_float_which_the_npu_gets_wrong_in_16_bits() -> None:
     assert refusal.code == "R101"
 
 
-def quantize_rows(nodes: str, scale: float, config: str, **arrays: np.ndarray) -> onnxq.Result:
+def quantize_rows(nodes: str, scale: float, config: str, opset: int = 17, **arrays: np.ndarray) -> onnxq.Result:
     """A network of rows of 64 values, quantized, and emulated on two samples."""
-    model = parse(f"g (float[1,64,64] x) => (float[1,64,64] y) {{ {nodes} }}", **arrays)
+    model = parse(f"g (float[1,64,64] x) => (float[1,64,64] y) {{ {nodes} }}", opset=opset, **arrays)
     rng = np.random.default_rng(5)
     samples = [{"x": (rng.standard_normal((1, 64, 64)) * scale).astype(np.float32)} for _ in range(8)]
     overrides = {"latency": False, "effort": "fast", "skip": ["promotion"]}
@@ -254,3 +254,21 @@ def test_a_softmax_of_like_values_is_wide_since_its_8_bit_kernel_has_larger_step
         assert softmax.spec.bits == bits
         (output,) = result.report.engines[0].outputs
         assert output.sqnr_db > 30
+
+
+@needs_qnn
+def test_single_nodes_of_newer_opsets_are_one_partition_of_integers() -> None:
+    nodes = """
+        n = RMSNormalization(x, gamma) q = MatMul(n, wq) k = MatMul(n, wk)
+        a = Attention<q_num_heads=4, kv_num_heads=4>(q, k, n) y = Neg(a)
+    """
+    rng = np.random.default_rng(3)
+    arrays = {name: (rng.standard_normal((64, 64)) / 4).astype(np.float32) for name in ("wq", "wk")}
+    gamma = rng.uniform(0.5, 1.5, 64).astype(np.float32)
+    result = quantize_rows(nodes, 0.05, "qnn-mixed", 23, gamma=gamma, **arrays)
+    assert "Attention" not in {node.op_type for node in result.model.graph.node}
+    assert not result.plan.refusals
+    (engine,) = result.report.engines
+    assert engine.partitions == 1
+    assert not engine.left
+    assert engine.outputs[0].sqnr_db > 25
