@@ -78,7 +78,7 @@ SEARCH = ModelCommand(
     accuracy: the most accurate file of a size or a time, or the smallest or fastest that is accurate enough.
 
     What each precision costs is measured alone, an integer programme chooses, and mixtures along the front are made and
-    measured as whole models. The result is one of these; the table shows them all. Needs the extra `search`.
+    measured as whole models. The result is one of these; the table shows them all.
 
     \b
     Examples:
