@@ -69,12 +69,14 @@ def load_state(
     plan: Plan | None = None,
     whole: bool = False,
     sizes: Mapping[str, Shape] | None = None,
+    computes: int = 0,
 ) -> FloatState:
     """Load and rewrite for the target of the context, whose journal gets the reports of the rewrites.
 
     plan: one to be carried out again, for whose target the rewrites run that it names, whatever the context leaves out.
     For an engine other than ONNX Runtime the part that ONNX Runtime can run is loaded; with `whole` all of it.
-    sizes: shapes that inputs are given, by default those that the plan names.
+    sizes: shapes that inputs are given, by default those that the plan names. computes: the narrow ONNX type to which
+    constants of a float32 model were rounded.
     """
     ctx = ctx or RunContext()
     if plan is not None:
@@ -91,10 +93,10 @@ def load_state(
         ctx.journal.append(PassReport("sizes", fixed))
     whole = whole or find_target(ctx.config.target).times_itself
     with ctx.progress("simplifying the graph"):
-        return replace(_rewrite(model, named, ctx, whole), sizes=sizes)
+        return replace(_rewrite(model, named, ctx, whole, computes), sizes=sizes)
 
 
-def _rewrite(model: Model, named: ModelLike, ctx: RunContext, whole: bool) -> FloatState:
+def _rewrite(model: Model, named: ModelLike, ctx: RunContext, whole: bool, computes: int) -> FloatState:
     # Every later look at the graph is of nodes that run, and a function's run where it is called.
     proto = inline_functions(named) if named.functions else named
     opset = find_opset(proto)
@@ -105,6 +107,8 @@ def _rewrite(model: Model, named: ModelLike, ctx: RunContext, whole: bool) -> Fl
     types = replace(read_types(proto), fixed=frozenset() if rest is None else rest.reads)
     if types.narrow:
         named = proto = widen_model(proto)
+    elif computes:
+        types = replace(types, computes=computes)
     # Some operators are newer for the narrow types than for float32.
     if (runnable := find_runnable_opset(opset)) < opset:
         named = proto = limit_opset(proto, runnable)

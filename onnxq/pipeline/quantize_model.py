@@ -254,12 +254,12 @@ def open_context(model: object, data: object, config: Config, progress: Progress
 
 
 def prepare_run(
-    model: ModelSource, data: object, ctx: RunContext, *, measuring: bool = False
+    model: ModelSource, data: object, ctx: RunContext, *, measuring: bool = False, computes: int = 0
 ) -> tuple[RunContext, FloatState, UnknownOperatorError | None]:
     """The rewritten model, and the context with its samples; without them where it is not to be run.
 
-    measuring: with the float model's figure of the metric that was asked for. The third is what keeps the model from
-    running; None also where weights alone of a large model need no run.
+    measuring: with the float model's figure of the metric that was asked for. computes: see `load_state`. The third is
+    what keeps the model from running; None also where weights alone of a large model need no run.
     """
     config = ctx.config
     running = data is not None
@@ -267,7 +267,7 @@ def prepare_run(
         # A metric is of all outputs.
         whole = rounds_alone(config, measuring=running) or config.accuracy.metric is not None
         data, sizes = _settle_sizes(model, data, config, ctx.progress)
-        state = load_state(model, ctx, whole=whole, sizes=sizes)
+        state = load_state(model, ctx, whole=whole, sizes=sizes, computes=computes)
         obstacle = find_obstacle(state, config, measuring=running)
         if obstacle is None and not needs_no_run(state, config, measuring=running):
             # Before anything that takes long: a mistake in the person's function shows here.

@@ -276,7 +276,7 @@ def retarget(source: QuantizedSource, data: object, config: Config, *, progress:
         cause = "what the file has in float gets ranges of samples, and there are none"
         raise ConfigError("convert.complete", cause, "give samples: `data=…`", code="Q308")
     with open_context(model, data, config, progress) as ctx:
-        ctx, state, _ = prepare_run(model, data, ctx)
+        ctx, state, _ = prepare_run(model, data, ctx, computes=source.types.computes)
         # Its floats come in float32, so that no weight is rounded to a type of the file again.
         typed = load_model(attach_weights(source.restore_types())) if source.types.interface else state.source
         state = replace(state, source=typed, types=source.types)
