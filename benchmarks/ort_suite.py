@@ -45,6 +45,8 @@ import importlib
 import onnx
 import op_test_utils
 
+from onnxq.compat.options import Unasked
+
 def note(name):
     check = getattr(op_test_utils, name)
 
@@ -67,8 +69,9 @@ NAMES = {
 
 def force(quantize):
     def run(model_input, model_output, *args, **kwargs):
-        lists = ("op_types_to_quantize", "nodes_to_quantize")
-        if not any(kwargs.get(name) for name in lists) and not any(isinstance(arg, list) for arg in args):
+        lists = [kwargs.get(name) for name in ("op_types_to_quantize", "nodes_to_quantize")]
+        lists += [arg for arg in args if isinstance(arg, list)]
+        if not any(names and not isinstance(names, Unasked) for names in lists):
             graph = (model_input if hasattr(model_input, "graph") else onnx.load(model_input)).graph
             kwargs["op_types_to_quantize"] = sorted({node.op_type for node in graph.node})
         return quantize(model_input, model_output, *args, **kwargs)

@@ -156,6 +156,8 @@ class QuantSpec:
     # No value is below 0, and a third of the levels are: a kernel writes there what an activation would clamp, and a
     # Max on the integers clamps it.
     footroom: bool = False
+    # The least width of the range that scale and zero point are for.
+    min_range: float = 0.0
 
     def __post_init__(self) -> None:
         if self.bits not in (2, 3, 4, 5, 6, 7, 8, 16, 32):
@@ -216,7 +218,8 @@ class QuantSpec:
         if self.dynamic:
             return "computed at each run"
         narrow = " narrow" if self.narrow_range else " footroom" if self.footroom else ""
-        return f"{self.bits} bits {sign} {scheme}{narrow}{_grain_text(self.granularity)}"
+        least = f" at least {self.min_range:g}" if self.min_range else ""
+        return f"{self.bits} bits {sign} {scheme}{narrow}{least}{_grain_text(self.granularity)}"
 
     @property
     def has_one_scale(self) -> bool:

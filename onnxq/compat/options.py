@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any
 
 from onnxq import backends
@@ -25,6 +26,30 @@ class CompatWarning(UserWarning):
     def __init__(self, caution: Caution) -> None:
         super().__init__(escape_line(f"{caution} [{caution.code}]"))
         self.code = caution.code
+
+
+class Unasked:
+    """A value that reads as onnxruntime's own, and that no caller asked for: the choice is onnxq's."""
+
+
+class UnaskedFlag(Unasked, int):
+    """True or false, in the extra options of a configuration."""
+
+
+class UnaskedTypes(Unasked, list[str]):
+    """The types of a model's operators. A type that a caller takes out stays float; the others are not forced."""
+
+
+class UnaskedMethod(Unasked, Enum):
+    """The default of `calibrate_method`: equal to theirs."""
+
+    MinMax = 0
+
+    def __eq__(self, other: object) -> bool:
+        return bool(name_value(other) == self.name)
+
+    def __hash__(self) -> int:
+        return hash(self.name)
 
 
 @dataclass(frozen=True)
@@ -141,7 +166,9 @@ STATIC_EXTRAS: Mapping[str, CompatOption] = {
     "SmoothQuantAlpha": CompatOption(0.5, reason="alpha is chosen, layer by layer, by the error of the layer's output"),
     "SmoothQuantFolding": CompatOption(True, reason="a factor goes into the operator in front wherever it can"),
     "UseQDQContribOps": CompatOption(False, reason="types newer than the model's opset raise its opset"),
-    "MinimumRealRange": CompatOption(reason="scales have a floor of their own"),
+    "MinimumRealRange": CompatOption(
+        convert=lambda width: {f"{kind}.min_range": float(width) for kind in ("activations", "weights")}
+    ),
     # Relu and Clip stay in the file in any case.
     "QDQKeepRemovableActivations": CompatOption(False),
     "QDQDisableWeightAdjustForInt32Bias": CompatOption(
@@ -189,7 +216,7 @@ def convert_options(arguments: Mapping[str, Any], table: Mapping[str, CompatOpti
         value, option = name_value(raw), table.get(name)
         if option is None:
             cautions.append(warn_meaningless(name, f"no option is called so; {suggest_names(name, table)}"))
-        elif value is None or value == option.default:
+        elif value is None or value == option.default or isinstance(raw, Unasked):
             continue
         elif option.reason:
             cautions.append(warn_meaningless(name, option.reason))
@@ -199,17 +226,21 @@ def convert_options(arguments: Mapping[str, Any], table: Mapping[str, CompatOpti
 
 
 def choose_observer(method: Any, extra: Mapping[str, Any]) -> tuple[Overrides, list[Caution]]:
-    """The observer of activations for a calibration method and its options, and warnings."""
+    """The observer of activations for a calibration method and its options, and warnings.
+
+    Ranges that a caller asks for are not chosen anew by the error that they cause; a mean is where that choice begins.
+    """
     name = name_value(method)
     if name == "Distribution":
         return {}, [warn_meaningless("calibrate_method=Distribution", "float8 values get the range that was seen")]
-    if name == "MinMax" and not extra.get("CalibMovingAverage"):
+    averages = name == "MinMax" and extra.get("CalibMovingAverage")
+    if isinstance(method, Unasked) and not averages:
         return {}, []
-    observer: Overrides = {"name": {"MinMax": "moving_average"}.get(name, str(name).lower())}
+    observer: Overrides = {"name": "moving_average" if averages else str(name).lower()}
     if name == "Percentile" and extra.get("CalibPercentile") is not None:
         observer["percentile"] = float(extra["CalibPercentile"])
     cautions = []
-    if name == "MinMax" and extra.get("CalibMovingAverageConstant", 0.01) != 0.01:
+    if averages and extra.get("CalibMovingAverageConstant", 0.01) != 0.01:
         reason = "the average is the mean over samples, which does not depend on their order"
         cautions.append(warn_meaningless("CalibMovingAverageConstant", reason))
-    return {"activations.observer": observer}, cautions
+    return {"activations.observer": observer} | ({} if averages else {"skip": ["ranges"]}), cautions

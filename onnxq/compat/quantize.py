@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from onnxq.compat.calibrate import CalibrationMethod, read_cache, read_samples, spread_ranges, write_cache
+from onnxq.compat.calibrate import read_cache, read_samples, spread_ranges, write_cache
 from onnxq.compat.options import (
     ARGUMENTS,
     CONVERTS,
@@ -23,6 +23,9 @@ from onnxq.compat.options import (
     WHOLE_EXTRAS,
     CompatWarning,
     Overrides,
+    UnaskedFlag,
+    UnaskedMethod,
+    UnaskedTypes,
     choose_observer,
     convert_options,
     name_value,
@@ -49,6 +52,8 @@ _OF_ALL: Overrides = {"latency": False, "verify.optimized": True}
 # Those that say nothing of the plan.
 _OF_RUNS = {"external_data", "provider", *_OF_ALL}
 _DYNAMIC = "ort-dynamic"
+# The first one with native types of 4 and 16 bits.
+_OPSET_OF_4_BITS = 21
 # Operators that quantize_dynamic makes MatMuls of before it looks at lists.
 _DYNAMIC_ALSO = {"MatMul": "Gemm"}
 # Arguments of get_qdq_config's `calibrate_args`, as extra options.
@@ -74,7 +79,7 @@ def quantize_static(
     nodes_to_quantize: Names = None,
     nodes_to_exclude: Names = None,
     use_external_data_format: bool = False,
-    calibrate_method: Any = CalibrationMethod.MinMax,
+    calibrate_method: Any = UnaskedMethod.MinMax,
     calibration_providers: Sequence[str] | None = None,
     extra_options: Extras = None,
     calibration_cache_path: str | Path | None = None,
@@ -232,7 +237,7 @@ class StaticQuantConfig:
     """Arguments of `quantize_static`, for `quantize`."""
 
     calibration_data_reader: Any
-    calibrate_method: Any = CalibrationMethod.MinMax
+    calibrate_method: Any = UnaskedMethod.MinMax
     quant_format: Any = QuantFormat.QDQ
     activation_type: Any = QuantType.QInt8
     weight_type: Any = QuantType.QInt8
@@ -274,7 +279,7 @@ def quantize(model_input: Model, model_output: str | Path, quant_config: object)
 def get_qdq_config(
     model_input: Model,
     calibration_data_reader: Any,
-    calibrate_method: Any = CalibrationMethod.MinMax,
+    calibrate_method: Any = UnaskedMethod.MinMax,
     calibrate_args: Mapping[str, Any] | None = None,
     activation_type: Any = QuantType.QUInt8,
     weight_type: Any = QuantType.QInt8,
@@ -290,33 +295,53 @@ def get_qdq_config(
     nodes_to_exclude: Names | Callable[[onnx.ModelProto, onnx.NodeProto], bool] = None,
     extra_options: Extras = None,
 ) -> StaticQuantConfig:
-    """The arguments of `quantize_static` that mean the same, with the nodes that `nodes_to_exclude` picks by name."""
+    """The arguments of `quantize_static` that mean the same, with the nodes that `nodes_to_exclude` picks by name.
+
+    What onnxruntime fills in beside them, the types of operators and two extra options, is there to be read.
+    """
+    from onnxq.graph import load_model
+    from onnxq.graph.scopes import walk_all_graphs
+
+    model = load_model(model_input)
+    nodes = [node for _, graph in walk_all_graphs(model.proto) for node in graph.node]
+    if callable(nodes_to_exclude):
+        excluded = [node.name for node in nodes if nodes_to_exclude(model.proto, node)]
+    else:
+        excluded = list(nodes_to_exclude or ())
     extra: dict[str, Any] = {
+        "ForceQuantizeNoInputCheck": UnaskedFlag(True),
+        **_ask_contrib(model.proto, [activation_type, weight_type], tensor_quant_overrides or {}),
         "MinimumRealRange": min_real_range,
         "QDQKeepRemovableActivations": keep_removable_activations,
         "ActivationSymmetric": activation_symmetric,
         "WeightSymmetric": weight_symmetric,
-        "TensorQuantOverrides": tensor_quant_overrides,
+        "TensorQuantOverrides": dict(tensor_quant_overrides or {}),
         **{_CALIBRATE_ARGS.get(key, key): value for key, value in (calibrate_args or {}).items()},
         **(extra_options or {}),
     }
-    excluded = _pick_nodes(model_input, nodes_to_exclude) if callable(nodes_to_exclude) else nodes_to_exclude
+    types = {node.op_type for node in nodes if node.name not in excluded}
     return StaticQuantConfig(
         calibration_data_reader,
         calibrate_method=calibrate_method,
         activation_type=activation_type,
         weight_type=weight_type,
-        op_types_to_quantize=op_types_to_quantize,
+        op_types_to_quantize=op_types_to_quantize or UnaskedTypes(sorted(types)),
+        nodes_to_quantize=[],
         nodes_to_exclude=excluded,
         per_channel=per_channel,
         reduce_range=reduce_range,
+        use_external_data_format=model.external,
         calibration_providers=calibration_providers,
         extra_options=extra,
     )
 
 
-def _pick_nodes(model: Model, excludes: Callable[[onnx.ModelProto, onnx.NodeProto], bool]) -> list[str]:
-    from onnxq.graph import load_model
+def _ask_contrib(model: onnx.ModelProto, types: list[Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """The extra option that asks for operators of ONNX Runtime where the opset has none for 4 bits."""
+    from onnxq.graph import find_opset
 
-    proto = load_model(model).proto
-    return [node.name for node in proto.graph.node if excludes(proto, node)]
+    for entry in (entry for entries in overrides.values() for entry in entries):
+        types += [entry.get("quant_type"), entry.get("convert", {}).get("quant_type")]
+    widths = {str(name_value(kind)).rpartition("Int")[2] for kind in types}
+    asks = find_opset(model) < _OPSET_OF_4_BITS and "4" in widths and "16" not in widths
+    return {"UseQDQContribOps": UnaskedFlag(True)} if asks else {}

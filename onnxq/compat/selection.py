@@ -9,7 +9,7 @@ from pathlib import Path
 
 import onnx
 
-from onnxq.compat.options import PLACED, warn_meaningless
+from onnxq.compat.options import PLACED, Unasked, warn_meaningless
 from onnxq.compat.overrides import OverriddenGraph, Rule, TensorOverrides, make_rules
 from onnxq.graph import load_model, name_nodes
 from onnxq.graph.scopes import walk_all_graphs, walk_graphs
@@ -55,24 +55,26 @@ def read_selection(model: str | Path | onnx.ModelProto, selection: CallLists) ->
     # Under the names that they have in reports.
     graphs = [graph for _, graph in walk_all_graphs(name_nodes(load_model(model).proto))]
     nodes = [node for graph in graphs for node in graph.node]
-    names, ops = {node.name for node in nodes}, {node.op_type for node in nodes}
+    names = {node.name for node in nodes}
     constants = frozenset(tensor.name for graph in graphs for tensor in getattr(graph, "initializer", ()))
     tensors = {name for node in nodes for name in (*node.input, *node.output) if name}
     cautions: list[Caution] = []
     rules: list[Rule] = []
     # Who names operators wants them quantized, whether they get faster or not.
-    lists = selection.nodes or selection.op_types
-    named = [node for node in nodes if _is_named(selection, node)] if lists else []
+    asked = not isinstance(selection.op_types, Unasked)
+    lists = selection.nodes or (selection.op_types if asked else None)
+    chosen = [node for node in nodes if _is_named(selection, node)]
+    named = chosen if lists else []
     force = {"quantize": True} if named else {}
     excluded = _keep_known("nodes_to_exclude", selection.excluded, names, cautions)
     if selection.tensors is not None:
         entries = selection.tensors.entries
         known = {name: entries[name] for name in _keep_known("TensorQuantOverrides", entries, tensors, cautions)}
         graph = OverriddenGraph(nodes, constants, selection.tensors.target)
-        kept = {node.name for node in (named if lists else nodes)} - {*excluded}
+        kept = {node.name for node in chosen} - {*excluded}
         for rule in make_rules(replace(selection.tensors, entries=known), graph, cautions):
             selectors: Rule = {key: match_any(rule[key]) for key in ("node", "tensor") if key in rule}
-            if lists or excluded:
+            if lists or kept < names:
                 # In front of the lists, at the nodes that these leave: they would leave the tensor float for all.
                 at = [node for node in rule.get("node", ()) if node in kept]
                 for name in rule["tensor"] if "node" not in rule else ():
@@ -86,9 +88,11 @@ def read_selection(model: str | Path | onnx.ModelProto, selection: CallLists) ->
     if excluded:
         rules.append({"node": match_any(excluded), "set": _FLOAT})
     if selection.nodes:
-        chosen = _keep_known("nodes_to_quantize", selection.nodes, names, cautions)
-        if names - {*chosen}:
-            rules.append({"node": _match_none(chosen), "set": _FLOAT})
+        listed = _keep_known("nodes_to_quantize", selection.nodes, names, cautions)
+        if names - {*listed}:
+            rules.append({"node": _match_none(listed), "set": _FLOAT})
+    # Types that stand nowhere but at excluded nodes are none that a caller took out.
+    ops = {node.op_type for node in nodes if asked or node.name not in excluded}
     if selection.op_types and ops - {*selection.op_types}:
         rules.append({"op": _match_none(selection.op_types), "set": _FLOAT})
     if named and selection.nodes:

@@ -19,7 +19,9 @@ _OPSET = 11
 # Code of a model that ONNX's checker refuses.
 _INVALID = "Q103"
 _INFERS = "sizes are observed on samples when the model is quantized"
-ONE_FILE = "weights beside the model go into one file, `MODEL.data`, those of a few bytes excepted"
+ONE_FILE = "weights beside the model go into one file, `MODEL_data`"
+# At its default, those over 4 KB go there.
+LEAST_BYTES = CompatOption(1024, lambda size: {"least": int(size)})
 _OPTIONS: Mapping[str, CompatOption] = {
     "skip_optimization": CompatOption(False),
     "skip_onnx_shape": CompatOption(False),
@@ -30,7 +32,7 @@ _OPTIONS: Mapping[str, CompatOption] = {
     "verbose": CompatOption(0, reason="there is nothing to tell"),
     "all_tensors_to_one_file": CompatOption(False),
     "external_data_location": CompatOption(reason=ONE_FILE),
-    "external_data_size_threshold": CompatOption(1024, reason=ONE_FILE),
+    "external_data_size_threshold": LEAST_BYTES,
 }
 
 
@@ -64,10 +66,11 @@ def quant_pre_process(
         name = "input_model" if source is None else "output_model_path"
         raise ConfigError(name, "is not given", "give the path of a model", code="Q304")
     arguments = {name: value for name, value in locals().items() if name in _OPTIONS}
-    for caution in convert_options({**arguments, **deprecated_kwargs}, _OPTIONS)[1]:
+    saving, cautions = convert_options({**arguments, **deprecated_kwargs}, _OPTIONS)
+    for caution in cautions:
         warnings.warn(CompatWarning(caution), stacklevel=2)
     proto = ensure_opset(name_nodes(load_model(_repair_model(source)).proto), _OPSET)
-    save_model(infer_shapes(proto), output_model_path, external=save_as_external_data or None, overwrite=True)
+    save_model(infer_shapes(proto), output_model_path, external=save_as_external_data or None, overwrite=True, **saving)
 
 
 def _repair_model(source: str | Path | onnx.ModelProto) -> str | Path | onnx.ModelProto:

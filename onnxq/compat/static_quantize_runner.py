@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import sys
+
 from onnxq.compat.calibrate import CalibrationMethod
-from onnxq.compat.options import STATIC_EXTRAS
+from onnxq.compat.options import STATIC_EXTRAS, UnaskedMethod
 from onnxq.compat.quant_utils import QuantFormat, QuantType
 from onnxq.compat.quantize import quantize_static
 from onnxq.compat.theirs import hand_on
 
 __getattr__ = hand_on("static_quantize_runner")
 # Extra options by the words of their names, as the command line has them.
-_EXTRAS = {name.lower(): name for name in STATIC_EXTRAS.keys() - {"MinimumRealRange", "TensorQuantOverrides"}}
+_EXTRAS = {name.lower(): name for name in STATIC_EXTRAS.keys() - {"TensorQuantOverrides"}}
 _TYPES = {name.lower(): kind for name, kind in QuantType.__members__.items()}
 _METHODS = {name.lower(): method for name, method in CalibrationMethod.__members__.items()}
 
@@ -23,6 +25,7 @@ def main() -> None:
     extra["TensorQuantOverrides"] = __getattr__("get_tensor_quant_overrides")(args.tensor_quant_overrides)
     extra |= {"QuantizeBias": False} if args.disable_quantize_bias else {}
     extra |= {"QDQOpTypePerChannelSupportToAxis": dict(args.op_per_channel_axis)} if args.op_per_channel_axis else {}
+    asked = any(word.startswith("--calibration_m") for word in sys.argv)
     quantize_static(
         args.input_model_path,
         args.output_quantized_model_path,
@@ -33,7 +36,8 @@ def main() -> None:
         weight_type=_TYPES[args.weight_type],
         nodes_to_quantize=args.nodes_to_quantize,
         nodes_to_exclude=args.nodes_to_exclude,
-        calibrate_method=_METHODS[args.calibration_method],
+        # Their parser fills in its default: a word of the command line asks for it.
+        calibrate_method=_METHODS[args.calibration_method] if asked else UnaskedMethod.MinMax,
         extra_options=extra,
     )
 

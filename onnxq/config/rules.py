@@ -11,6 +11,7 @@ from onnxq.config.front_end import Quantizer
 from onnxq.config.values import (
     Bits,
     Ends,
+    Extent,
     Grain,
     Observer,
     Patterns,
@@ -34,6 +35,8 @@ class TensorConfig(Section):
     # None: the usual type of the scheme (symmetric: signed, asymmetric: unsigned).
     signed: bool | None = None
     narrow_range: bool = False
+    # The least width of the range that scale and zero point are for.
+    min_range: Extent = 0.0
     granularity: Grain = "tensor"
     # Elements per block; for granularity "block" only.
     block_size: int | None = Field(default=None, ge=2)
@@ -84,6 +87,7 @@ class TensorConfig(Section):
             signed=self.is_signed,
             symmetric=self.scheme == "symmetric",
             narrow_range=self.narrow_range,
+            min_range=self.min_range,
             granularity=grain,
             storage=self.storage,
             dynamic=self.dynamic,
@@ -97,6 +101,7 @@ class RuleSet(Section):
     scheme: Scheme | None = None
     signed: bool | None = None
     narrow_range: bool | None = None
+    min_range: Extent | None = None
     granularity: Grain | None = None
     block_size: int | None = Field(default=None, ge=2)
     storage: Storage | None = None

@@ -14,7 +14,16 @@ from onnxq.errors import OutputError
 from onnxq.files import is_stream, replace_files
 from onnxq.graph.light import ModelLike, WeightStore, bare_proto, count_light_bytes, store_of
 from onnxq.graph.skeleton import write_model
-from onnxq.graph.storage import cut_bytes, is_large, is_stub, locate_tensors, omit_weights, restore_weights
+from onnxq.graph.storage import (
+    SMALL_BYTES,
+    count_tensor_bytes,
+    cut_bytes,
+    is_stub,
+    locate_tensors,
+    omit_weights,
+    restore_weights,
+    write_stub,
+)
 from onnxq.graph.values import decode_tensor, encode_tensor
 
 # protobuf's limit on one message, less the room for names and nodes.
@@ -28,12 +37,14 @@ def save_model(
     path: str | Path,
     *,
     external: bool | None = None,
+    least: int = SMALL_BYTES + 1,
     overwrite: bool = False,
     inputs: Sequence[Path] = (),
 ) -> None:
     """Write a model atomically: first beside the target, then renamed over it. Same model, same bytes.
 
-    external: put initializers over 4 KB, if there are any, into `<file name>_data`; by default only over 2 GB.
+    external: put initializers of `least` bytes and more, by default over 4 KB, if there are any, into
+        `<file name>_data`; by default only over 2 GB.
     inputs: files that are never written over.
     Raises OutputError when the file is there already (unless overwrite), cannot be written, or the disk is full.
     """
@@ -41,14 +52,16 @@ def save_model(
     targets = [path]
     if external is None:
         external = count_light_bytes(model) > _ONE_FILE
-    external = external and any(is_large(tensor) for _, tensor in locate_tensors(proto, constants=False))
+    external = external and any(
+        count_tensor_bytes(tensor) >= least for _, tensor in locate_tensors(proto, constants=False)
+    )
     if external:
         targets.append(name_data_file(path))
         for target in targets:
             check_data_name(target)
     with replace_files(targets, overwrite=overwrite, inputs=inputs) as files:
         if external:
-            proto = _write_weights(model, files[1], targets[1].name)
+            proto = _write_weights(model, files[1], targets[1].name, least)
         store = store_of(model)
         try:
             for piece in write_model(proto, lambda tensor: cut_bytes(_read_bytes(tensor, store))):
@@ -78,14 +91,21 @@ def check_data_name(target: Path) -> None:
         raise OutputError(target, cause, fix, code="Q604") from error
 
 
-def _write_weights(model: ModelLike, file: BinaryIO, location: str) -> ModelProto:
-    """Write the large initializers to `file`, one after another; returns the model that refers to them."""
+def _write_weights(model: ModelLike, file: BinaryIO, location: str, least: int) -> ModelProto:
+    """Write the initializers of `least` bytes and more to `file`, one after another.
+
+    Returns the model that refers to them.
+    """
     light, omitted = omit_weights(bare_proto(model))
     store, offset = store_of(model), 0
     for key, tensor in locate_tensors(light, constants=False):
-        original = omitted.get(key)
-        if original is None or original.data_type == TensorProto.STRING:
+        original = omitted.get(key, tensor)
+        if original.data_type == TensorProto.STRING or count_tensor_bytes(original) < least:
             continue
+        if original is tensor:
+            original = TensorProto.FromString(tensor.SerializeToString())
+            tensor.Clear()
+            write_stub(original, tensor)
         offset += file.write(b"\0" * (-offset % _ALIGNMENT))
         length = 0
         for piece in cut_bytes(_read_bytes(original, store)):
@@ -95,7 +115,7 @@ def _write_weights(model: ModelLike, file: BinaryIO, location: str) -> ModelProt
         for entry, value in (("location", location), ("offset", str(offset)), ("length", str(length))):
             tensor.external_data.add(key=entry, value=value)
         offset += length
-        del omitted[key]
+        omitted.pop(key, None)
     return restore_weights(light, omitted)
 
 

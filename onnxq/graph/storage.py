@@ -105,7 +105,7 @@ def _omit_in_graph(source: GraphProto, target: GraphProto, place: str, omitted: 
     for tensor in source.initializer:
         if is_large(tensor):
             omitted[place, tensor.name] = tensor
-            _write_stub(tensor, target.initializer.add(), empty)
+            write_stub(tensor, target.initializer.add(), empty)
         else:
             target.initializer.add().CopyFrom(tensor)
     _omit_in_nodes(source, target, place, omitted, empty)
@@ -137,7 +137,7 @@ def _omit_in_attribute(
     elif attr.HasField("t"):
         if _holds_value(node, attr) and is_large(attr.t):
             omitted[place, node.output[0]] = attr.t
-            _write_stub(attr.t, copy.t, empty)
+            write_stub(attr.t, copy.t, empty)
         else:
             copy.t.CopyFrom(attr.t)
 
@@ -181,7 +181,8 @@ def is_large(tensor: TensorProto) -> bool:
     return is_external(tensor) or count_tensor_bytes(tensor) > SMALL_BYTES
 
 
-def _write_stub(source: TensorProto, target: TensorProto, empty: bool) -> None:
+def write_stub(source: TensorProto, target: TensorProto, empty: bool = False) -> None:
+    """Copy a tensor without its values. empty: with dims [0]."""
     for name in ("name", "data_type", "doc_string"):
         if source.HasField(name):
             setattr(target, name, getattr(source, name))

@@ -51,6 +51,7 @@ def qparams_from_range(
     symmetric: scale = max(|lo|, |hi|) / (qmax - zero_point), so +max is represented (/127 for int8, signed or not).
     asymmetric: scale = (hi - lo) / (qmax - qmin), zero point rounded to the nearest integer. With footroom, lo is at
         most -hi / 2.
+    A range narrower than the spec's min_range is widened upwards, for either scheme.
     bound: [low, high] guaranteed by a Relu or Clip in front. The range is cut to it, and the scale is lowered until
         every dequantized value lies inside in float32 arithmetic. ONNX Runtime then drops that node, as it does
         whenever the node's ends quantize to qmin and qmax. That condition is weaker, but up to 1.30 a model fails to
@@ -64,6 +65,7 @@ def qparams_from_range(
     low, high = np.broadcast_arrays(np.asarray(lo, np.float64), np.asarray(hi, np.float64))
     _check_ends(low, high, origin)
     low, high = np.minimum(low, 0.0), np.maximum(high, 0.0)
+    high = np.maximum(high, low + spec.min_range)
     if bound[0] is not None:
         low = np.maximum(low, min(bound[0], 0.0))
     if bound[1] is not None:

@@ -349,7 +349,7 @@ def _demand_float(state: PlacedState, name: str, mode: str) -> None:
     floating: Sequence[Unquantized] = (*plan.refusals, *plan.left_float)
     reasons = [f"{node.subject}: {node.reason}" for node in floating]
     floats = f"; what is float stays so, e.g. {reasons[0]}" if reasons else ""
-    fix = "use it as it is, or quantize the float model it was made from"
+    fix = "use it as it is, `onnxq convert` it for another engine, or quantize the float model it was made from"
     raise ModelError(name, f"{already}, and nothing is left to quantize{floats}", fix, code="Q125")
 
 

@@ -191,6 +191,7 @@ class _SpecRow(Frozen):
     narrow_range: bool = False
     dynamic: bool = False
     footroom: bool = False
+    min_range: float = 0.0
 
 
 def _read_spec(row: _SpecRow) -> QuantSpec:
@@ -211,6 +212,7 @@ def _read_spec(row: _SpecRow) -> QuantSpec:
         storage=row.type,
         dynamic=row.dynamic,
         footroom=row.footroom,
+        min_range=row.min_range,
     )
 
 
@@ -227,8 +229,8 @@ def spec_dict(spec: QuantSpec) -> dict[str, Any]:
         out["axis"] = grain.axis
     if isinstance(grain, PerBlock):
         out["block_size"] = grain.size
-    flags = ("narrow_range", "dynamic", "footroom")
-    return out | {name: True for name in flags if getattr(spec, name)}
+    optional = ("narrow_range", "dynamic", "footroom", "min_range")
+    return out | {name: value for name in optional if (value := getattr(spec, name))}
 
 
 SPEC = Form(_SpecRow, _read_spec, spec_dict)

@@ -15,6 +15,7 @@ from onnxq.compat.options import (
     DYNAMIC_EXTRAS,
     STATIC_EXTRAS,
     CompatOption,
+    UnaskedMethod,
     choose_observer,
     convert_options,
 )
@@ -116,8 +117,8 @@ def test_float8_is_for_tensorrt() -> None:
 @pytest.mark.parametrize(
     ("method", "extra", "observer"),
     [
-        ("MinMax", {}, None),
-        ("MinMax", {"CalibPercentile": 99.0}, None),
+        ("MinMax", {}, {"name": "minmax"}),
+        ("MinMax", {"CalibPercentile": 99.0}, {"name": "minmax"}),
         ("MinMax", {"CalibMovingAverage": True}, {"name": "moving_average"}),
         ("Entropy", {"CalibMovingAverage": True}, {"name": "entropy"}),
         ("Percentile", {}, {"name": "percentile"}),
@@ -128,7 +129,16 @@ def test_a_calibration_method_is_an_observer(method: str, extra, observer) -> No
     theirs = quantization.CalibrationMethod[method]
     overrides, cautions = choose_observer(theirs, extra)
     assert (overrides.get("activations.observer"), cautions) == (observer, [])
+    # What is asked for is not chosen anew; our mean of ranges is no rule of theirs.
+    assert overrides.get("skip", []) == ([] if observer == {"name": "moving_average"} else ["ranges"])
     make_config(None, overrides, Command.QUANTIZE)
+
+
+def test_the_default_method_reads_as_theirs_and_leaves_the_choice() -> None:
+    assert UnaskedMethod.MinMax == quantization.CalibrationMethod.MinMax
+    assert quantization.CalibrationMethod.MinMax == UnaskedMethod.MinMax != quantization.CalibrationMethod.Entropy
+    assert {UnaskedMethod.MinMax: 1}["MinMax"] == 1
+    assert choose_observer(UnaskedMethod.MinMax, {}) == ({}, [])
 
 
 def test_what_an_observer_does_not_have_is_said() -> None:

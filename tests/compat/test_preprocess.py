@@ -6,8 +6,10 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
+from onnx.external_data_helper import uses_external_data
 
 from onnxq.compat import CompatWarning, quant_pre_process
+from onnxq.compat.execution_providers.qnn import qnn_preprocess_model
 from onnxq.compat.preprocess import main
 from onnxq.errors import ConfigError
 from tests.compat import scripts
@@ -30,6 +32,24 @@ def test_weights_may_lie_beside(tmp_path) -> None:
     with pytest.warns(CompatWarning, match="external_data_location means nothing here"):
         quant_pre_process(proto, tmp_path / "p.onnx", save_as_external_data=True, external_data_location="weights.bin")
     assert (tmp_path / "p.onnx_data").exists()
+
+
+@pytest.mark.parametrize("write", [quant_pre_process, qnn_preprocess_model])
+@pytest.mark.parametrize("least", [0, 40, 128, 5000])
+def test_weights_of_a_size_lie_beside(write, least: int, tmp_path) -> None:
+    proto = scripts.make_net(scripts.CLASSIFIER)
+    # Values in a field of their own, as onnx.helper writes them.
+    bias = next(tensor for tensor in proto.graph.initializer if tensor.name == "b2")
+    bias.CopyFrom(onnx.helper.make_tensor("b2", bias.data_type, [10], onnx.numpy_helper.to_array(bias)))
+    write(proto, tmp_path / "p.onnx", save_as_external_data=True, external_data_size_threshold=least)
+    light = onnx.load(tmp_path / "p.onnx", load_external_data=False)
+    beside = {tensor.name for tensor in light.graph.initializer if uses_external_data(tensor)}
+    sizes = {tensor.name: onnx.numpy_helper.to_array(tensor).nbytes for tensor in proto.graph.initializer}
+    assert beside == {name for name, size in sizes.items() if size >= least}
+    again = {tensor.name: tensor for tensor in onnx.load(tmp_path / "p.onnx").graph.initializer}
+    for tensor in proto.graph.initializer:
+        value = onnx.numpy_helper.to_array(again[tensor.name])
+        np.testing.assert_array_equal(value, onnx.numpy_helper.to_array(tensor))
 
 
 @pytest.mark.parametrize(("opset", "op", "inputs", "made"), [

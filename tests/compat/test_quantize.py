@@ -308,6 +308,103 @@ def test_without_samples_and_with_a_configuration_of_another_package_it_is_refus
         compat.quantize(classifier()[0], tmp_path / "q.onnx", {})
 
 
+def read_config(package: Any, proto: onnx.ModelProto | Path, **how: Any) -> dict[str, Any]:
+    """What can be read from a configuration, without our own extra options."""
+    config = package.get_qdq_config(proto, None, **how)
+    fields = {name: getattr(config, name) for name in inspect.signature(StaticQuantConfig).parameters}
+    return fields | {name: sorted(fields[name] or ()) for name in ("op_types_to_quantize", "nodes_to_exclude")}
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        {},
+        {"nodes_to_exclude": ["Conv_0", "Conv_2"]},
+        {"nodes_to_exclude": lambda _, node: node.op_type == "Gemm"},
+        {"op_types_to_quantize": ["Conv"]},
+        {"weight_type": quantization.QuantType.QInt4},
+        {"tensor_quant_overrides": {"w0": [{"quant_type": quantization.QuantType.QInt4}]}},
+        {"tensor_quant_overrides": {"w0": [{"quant_type": quantization.QuantType.QInt4}]},
+         "activation_type": quantization.QuantType.QUInt16},
+        {"calibrate_method": quantization.CalibrationMethod.Percentile, "calibrate_args": {"percentile": 99.0}},
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("external", [False, True])
+def test_a_configuration_reads_as_theirs(how, external: bool, tmp_path) -> None:
+    onnx.save(classifier()[0], tmp_path / "m.onnx", save_as_external_data=external)
+    mine, theirs = (read_config(package, tmp_path / "m.onnx", **how) for package in (compat, quantization))
+    assert mine == theirs
+
+
+def test_a_configuration_asks_for_no_more_than_its_caller(tmp_path) -> None:
+    proto, samples = classifier()
+    config = compat.get_qdq_config(proto, ListReader(samples))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", CompatWarning)
+        configured = compat.quantize(proto, tmp_path / "c.onnx", config)
+    # Nothing is forced, and what was filled in is not warned about.
+    assert {one.message.code for one in caught if issubclass(one.category, CompatWarning)} <= {"W135"}
+    done, _ = warned(tmp_path, proto)
+    assert configured.model.SerializeToString() == done.model.SerializeToString()
+
+
+def observe_ends(proto: onnx.ModelProto, samples: list[dict[str, np.ndarray]], name: str) -> tuple[float, float]:
+    """The lowest and the highest value of a tensor, with 0."""
+    tapped = onnx.ModelProto.FromString(proto.SerializeToString())
+    tapped.graph.output.append(onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, None))
+    session = onnxruntime.InferenceSession(tapped.SerializeToString())
+    values = np.stack([session.run([name], sample)[0] for sample in samples])
+    return min(float(values.min()), 0.0), max(float(values.max()), 0.0)
+
+
+def test_minmax_that_is_asked_for_is_the_lowest_and_the_highest_value(tmp_path) -> None:
+    proto, samples = classifier()
+    # Several times each, as the check holds some back.
+    samples *= 4
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", CompatWarning)
+        done = quantize_static(
+            proto, tmp_path / "q.onnx", ListReader(samples), op_types_to_quantize=["Conv"],
+            calibrate_method=quantization.CalibrationMethod.MinMax,
+        )  # fmt: skip
+    sites = [site for site in done.plan.sites if site.role is Role.ACTIVATION]
+    assert {site.qparams.origin.partition(" over ")[0] for site in sites} == {"minmax"}
+    # The input, which nothing was scaled in.
+    (scale,) = (float(site.qparams.scale) for site in sites if site.tensor.name == "x")
+    low, high = observe_ends(proto, samples, "x")
+    assert scale == pytest.approx((high - low) / 255, rel=1e-6)
+
+
+@pytest.mark.parametrize("least", [None, 1e-4, 50.0])
+def test_a_range_has_the_least_width_that_is_asked_for(least: float | None, tmp_path) -> None:
+    proto, samples = classifier()
+    silent = [{"x": 0 * sample["x"]} for sample in samples]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", CompatWarning)
+        done = quantize_static(
+            proto, tmp_path / "q.onnx", ListReader(silent), op_types_to_quantize=["Conv"],
+            extra_options={"MinimumRealRange": least},
+        )  # fmt: skip
+    scales = {site.tensor.name: float(np.min(site.qparams.scale)) for site in done.plan.sites if site.tensor}
+    assert scales["x"] == pytest.approx(2**-24 if least is None else least / 255, rel=1e-6)
+    if least == 50.0:
+        # Weights are around 0, and narrower than that.
+        assert scales["w0"] > 25 / 127
+
+
+def test_blocks_are_for_kernels_of_weights_alone(tmp_path) -> None:
+    proto = scripts.make_net(scripts.ENCODER)
+    done, cautions = warned(tmp_path, proto, extra_options={"BlockSize": 32})
+    assert list_codes(cautions) == ["W111", "W135"]
+    assert "no MatMul kernel for 8-bit symmetric int8 per block weights" in str(cautions[1])
+    assert not done.plan.sites
+    extra = {"BlockSize": 32, "onnxq.config": "ort-int4-weights"}
+    samples = [{"x": x} for x in scripts.make_inputs(proto, 8)]
+    quantize_static(proto, tmp_path / "b.onnx", ListReader(samples), extra_options=extra)
+    blocked = [node for node in onnx.load(tmp_path / "b.onnx").graph.node if node.op_type == "DequantizeLinear"]
+    assert [attr.i for node in blocked for attr in node.attribute if attr.name == "block_size"] == [32, 32]
+
+
 def test_a_configuration_has_its_arguments_as_attributes() -> None:
     config = StaticQuantConfig(None, per_channel=True)
     config.nodes_to_exclude = ["a"]

@@ -9,6 +9,7 @@ from onnx import numpy_helper, parser
 
 import onnxq
 from onnxq.backends import find_target
+from onnxq.compat.options import UnaskedTypes
 from onnxq.compat.overrides import TensorOverrides
 from onnxq.compat.selection import CallLists, read_selection
 from onnxq.config import Rule, matches_any
@@ -72,6 +73,17 @@ def test_both_lists_hold_together(proto) -> None:
 @pytest.mark.parametrize("lists", [{}, {"excluded": ()}, {"nodes": ()}])
 def test_who_wants_everything_gets_no_rule(proto, lists) -> None:
     assert make(proto, **lists) == ([], [])
+
+
+def test_types_that_nobody_asked_for_force_nothing(proto) -> None:
+    every = UnaskedTypes(sorted({node.op_type for node in proto.graph.node}))
+    assert make(proto, op_types=every) == ([], [])
+    # Those of excluded nodes alone are none that were taken out.
+    adds = [node.name for node in proto.graph.node if node.op_type == "Add"]
+    without = UnaskedTypes(op for op in every if op != "Add")
+    assert [rule["set"] for rule in make(proto, op_types=without, excluded=adds)[0]] == [{"float": True}]
+    rules, _ = make(proto, op_types=without)
+    assert (len(rules), chosen(rules, "op", every)) == (1, {"Add"})
 
 
 @pytest.mark.parametrize("lists", [{"nodes": NAMES}, {"op_types": ("Gemm", "Relu", "Add")}])

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -48,6 +49,15 @@ def test_a_range_gives_a_sound_scale_and_covers_its_values(a: float, b: float, s
     # Never further than half a step, but for the zero point's own rounding (half a step more at an end).
     worst = max(abs(float(fake_quant(np.float32(x), numbers, spec)) - x) for x in (lo, hi))
     assert worst <= 1.001 * float(numbers.scale) + 2.0**-120
+
+
+@pytest.mark.parametrize(("symmetric", "scale"), [(False, 2 / 255), (True, 1.5 / 127)])
+def test_a_range_has_a_least_width(symmetric: bool, scale: float) -> None:
+    spec = QuantSpec(signed=symmetric, symmetric=symmetric, min_range=2.0)
+    assert float(qparams_from_range(-0.5, 0.0, spec).scale) == pytest.approx(scale)
+    assert float(qparams_from_range(-3.0, 0.5, spec).scale) == float(
+        qparams_from_range(-3.0, 0.5, replace(spec, min_range=0.0)).scale
+    )
 
 
 @given(st.floats(2.0**-8, 2.0**20, width=32), st.floats(-1, 0, width=32))

@@ -42,6 +42,7 @@ specs = st.builds(
     symmetric=st.booleans(),
     granularity=grains,
     footroom=st.booleans(),
+    min_range=st.sampled_from([0.0, 1e-4, 2.0]),
 )
 scales = st.lists(st.floats(2**-20, 2**20, width=32), min_size=1, max_size=100)
 bounds = st.one_of(st.none(), st.floats(-10, 10))

@@ -7,11 +7,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from onnxq.compat.calibrate import CalibrationMethod
-from onnxq.compat.options import CONVERTS, PRESET, CompatOption, CompatWarning, convert_options
+from onnxq.compat.options import CONVERTS, PRESET, CompatOption, CompatWarning, UnaskedMethod, convert_options
 from onnxq.compat.quant_utils import QuantType
 from onnxq.compat.quantize import StaticQuantConfig, get_qdq_config
-from onnxq.compat.shape_inference import ONE_FILE
+from onnxq.compat.shape_inference import LEAST_BYTES, ONE_FILE
 from onnxq.compat.theirs import hand_on, import_theirs
 
 if TYPE_CHECKING:
@@ -26,7 +25,7 @@ _PREPROCESSING: Mapping[str, CompatOption] = {
     "fuse_layernorm": CompatOption(False),
     "all_tensors_to_one_file": CompatOption(False),
     "external_data_location": CompatOption(reason=ONE_FILE),
-    "external_data_size_threshold": CompatOption(1024, reason=ONE_FILE),
+    "external_data_size_threshold": LEAST_BYTES,
     "external_data_convert_attribute": CompatOption(False, reason=ONE_FILE),
 }
 
@@ -34,7 +33,7 @@ _PREPROCESSING: Mapping[str, CompatOption] = {
 def get_qnn_qdq_config(
     model_input: Model,
     calibration_data_reader: Any,
-    calibrate_method: Any = CalibrationMethod.MinMax,
+    calibrate_method: Any = UnaskedMethod.MinMax,
     activation_type: Any = QuantType.QUInt8,
     weight_type: Any = QuantType.QUInt8,
     per_channel: bool = False,
@@ -89,7 +88,8 @@ def qnn_preprocess_model(
     from onnxq.graph import fix_sizes, infer_shapes, load_model, name_nodes, save_model
 
     arguments = {name: value for name, value in locals().items() if name in _PREPROCESSING}
-    for caution in convert_options(arguments, _PREPROCESSING)[1]:
+    saving, cautions = convert_options(arguments, _PREPROCESSING)
+    for caution in cautions:
         warnings.warn(CompatWarning(caution), stacklevel=2)
     sizes = {name: tuple(map(int, shape.split(","))) for name, shape in dynamic_input_shapes or ()}
     proto = name_nodes(load_model(model_input).proto)
@@ -98,5 +98,5 @@ def qnn_preprocess_model(
         theirs = import_theirs("execution_providers.qnn.preprocess")
         theirs.update_io_to_channel_last(proto, inputs_to_make_channel_last, outputs_to_make_channel_last)
         import_theirs("onnx_model").ONNXModel(proto).topological_sort()
-    save_model(proto, model_output, external=save_as_external_data or None, overwrite=True)
+    save_model(proto, model_output, external=save_as_external_data or None, overwrite=True, **saving)
     return True
