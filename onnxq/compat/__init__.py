@@ -15,6 +15,7 @@ from onnxq.compat.quantize import (
     quantize_static,
 )
 from onnxq.compat.shape_inference import quant_pre_process
+from onnxq.compat.theirs import import_theirs
 from onnxq.errors import ConfigError
 
 __all__ = [
@@ -32,24 +33,6 @@ __all__ = [
     "quantize_static",
 ]
 
-# Names that are onnxruntime's own -> the module that has them.
-_NAMES = {
-    **dict.fromkeys(
-        (
-            "CalibraterBase",
-            "CalibrationDataReader",
-            "MinMaxCalibrater",
-            "TensorData",
-            "TensorsData",
-            "create_calibrator",
-        ),
-        "calibrate",
-    ),
-    **dict.fromkeys(("load_tensors_data", "save_tensors_data"), "calibrate"),
-    **dict.fromkeys(("QuantizationMode", "write_calibration_table"), "quant_utils"),
-    "CudaQuantizer": "cuda_quantizer",
-    "QDQQuantizer": "qdq_quantizer",
-}
 _RENAMED = {
     "matmul_4bits_quantizer": "matmul_nbits_quantizer, MatMulNBitsQuantizer in the place of MatMul4BitsQuantizer"
 }
@@ -59,6 +42,6 @@ def __getattr__(name: str) -> Any:
     if name in _RENAMED:
         fix = f"import {_RENAMED[name]}"
         raise ConfigError(f"onnxq.compat.{name}", "has another name in onnxruntime, and here", fix)
-    if module := _NAMES.get(name):
-        return getattr(import_module(f"onnxq.compat.{module}"), name)
-    raise AttributeError(f"module 'onnxq.compat' has no attribute {name!r}")
+    # From our module of the same name, which warns of classes that quantize as theirs do.
+    module = getattr(import_theirs(), name).__module__.replace("onnxruntime.quantization", "onnxq.compat")
+    return getattr(import_module(module), name)

@@ -15,23 +15,15 @@ from typing import Any
 import onnx
 
 from onnxq.backends import Target
-from onnxq.compat.options import name_value, warn_meaningless
+from onnxq.compat.options import warn_meaningless
 from onnxq.errors import ConfigError
+from onnxq.interop.overrides import read_integer_type
 from onnxq.nearest import suggest_names
 from onnxq.sites import Caution
 
 Rule = dict[str, Any]
 # The entries of one tensor: one, or one for each channel.
 Entries = Sequence[Mapping[str, Any]]
-# Bits and sign of the integer types.
-_INTEGERS = {
-    "QInt8": (8, True),
-    "QUInt8": (8, False),
-    "QInt16": (16, True),
-    "QUInt16": (16, False),
-    "QInt4": (4, True),
-    "QUInt4": (4, False),
-}
 _NUMBERS = ("scale", "zero_point", "rmin", "rmax")
 # Keys that say again, or otherwise, what a scale with its zero point says.
 _EXCLUDED = ("rmax", "rmin", "symmetric", "reduce_range")
@@ -121,7 +113,7 @@ def make_rules(overrides: TensorOverrides, graph: OverriddenGraph, cautions: lis
 
 def _read_type(kind: Any) -> tuple[int, bool]:
     """Bits and sign of a type; of one that is no integer those of the narrowest that is one byte."""
-    return _INTEGERS.get(name_value(kind), (8, False))
+    return read_integer_type(kind) or (8, False)
 
 
 def _spread_widths(
@@ -140,11 +132,11 @@ def _convert_entry(
 ) -> Rule:
     """Make the `set` of a rule."""
     override, constant = dict(entry), name in graph.constants
-    kind = name_value(override.pop("quant_type", None))
+    kind = override.pop("quant_type", None)
     bits, signed = _read_type(kind or usual_type)
     symmetric = override.get("symmetric")
     ends = None if constant else _read_range(name, override, bits, signed)
-    changes: Rule = {"bits": bits} if kind in _INTEGERS else {}
+    changes: Rule = {"bits": bits} if read_integer_type(kind) else {}
     if graph.target.whole:
         # Signs and zero points are those that its kernels read: with another one, the steps are the same.
         changes |= {"storage": "int4"} if constant and changes.get("bits") == 4 else {}

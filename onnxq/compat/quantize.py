@@ -32,7 +32,7 @@ from onnxq.compat.options import (
     warn_meaningless,
 )
 from onnxq.compat.quant_utils import QuantFormat, QuantType
-from onnxq.compat.theirs import hand_on
+from onnxq.compat.theirs import hand_on, import_theirs
 from onnxq.errors import ConfigError
 from onnxq.sites import Caution
 
@@ -310,7 +310,7 @@ def get_qdq_config(
         excluded = list(nodes_to_exclude or ())
     extra: dict[str, Any] = {
         "ForceQuantizeNoInputCheck": UnaskedFlag(True),
-        **_ask_contrib(model.proto, [activation_type, weight_type], tensor_quant_overrides or {}),
+        **_ask_contrib(model.proto, {activation_type, weight_type}, tensor_quant_overrides or {}),
         "MinimumRealRange": min_real_range,
         "QDQKeepRemovableActivations": keep_removable_activations,
         "ActivationSymmetric": activation_symmetric,
@@ -336,12 +336,11 @@ def get_qdq_config(
     )
 
 
-def _ask_contrib(model: onnx.ModelProto, types: list[Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
+def _ask_contrib(model: onnx.ModelProto, types: set[Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
     """The extra option that asks for operators of ONNX Runtime where the opset has none for 4 bits."""
     from onnxq.graph import find_opset
 
-    for entry in (entry for entries in overrides.values() for entry in entries):
-        types += [entry.get("quant_type"), entry.get("convert", {}).get("quant_type")]
-    widths = {str(name_value(kind)).rpartition("Int")[2] for kind in types}
+    helper = import_theirs("tensor_quant_overrides").TensorQuantOverridesHelper(overrides)
+    widths = {str(kind).rpartition("Int")[2] for kind in types | helper.get_quant_types()}
     asks = find_opset(model) < _OPSET_OF_4_BITS and "4" in widths and "16" not in widths
     return {"UseQDQContribOps": UnaskedFlag(True)} if asks else {}

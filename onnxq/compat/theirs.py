@@ -31,10 +31,10 @@ _QUANTIZERS = {
 }
 
 
-def import_theirs(module: str) -> Any:
-    """A module of onnxruntime.quantization, by the name that it has there."""
+def import_theirs(module: str = "") -> Any:
+    """A module of onnxruntime.quantization, by the name that it has there; the package itself."""
     try:
-        return importlib.import_module(_THEIRS + module)
+        return importlib.import_module((_THEIRS + module).rstrip("."))
     except ModuleNotFoundError as error:
         if error.name == "onnxruntime":
             from onnxq.runtime.session import import_onnxruntime

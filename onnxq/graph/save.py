@@ -96,20 +96,20 @@ def _write_weights(model: ModelLike, file: BinaryIO, location: str, least: int) 
 
     Returns the model that refers to them.
     """
-    light, omitted = omit_weights(bare_proto(model))
+    proto = bare_proto(model)
+    light, omitted = omit_weights(proto)
     store, offset = store_of(model), 0
-    for key, tensor in locate_tensors(light, constants=False):
-        original = omitted.get(key, tensor)
+    both = zip(locate_tensors(light, constants=False), locate_tensors(proto, constants=False), strict=True)
+    for (key, tensor), (_, original) in both:
         if original.data_type == TensorProto.STRING or count_tensor_bytes(original) < least:
             continue
-        if original is tensor:
-            original = TensorProto.FromString(tensor.SerializeToString())
-            tensor.Clear()
-            write_stub(original, tensor)
         offset += file.write(b"\0" * (-offset % _ALIGNMENT))
         length = 0
         for piece in cut_bytes(_read_bytes(original, store)):
             length += file.write(piece)
+        # Small ones have their values in any field.
+        tensor.Clear()
+        write_stub(original, tensor)
         tensor.ClearField("raw_data")
         tensor.data_location = TensorProto.EXTERNAL
         for entry, value in (("location", location), ("offset", str(offset)), ("length", str(length))):

@@ -66,10 +66,16 @@ def _read_type(row: Mapping[str, Any], signed: bool) -> tuple[int, bool]:
     """Bits and sign of an entry; one without a type is in bytes, with the sign that its numbers have."""
     if "quant_type" not in row:
         return 8, signed
-    found = _TYPE.fullmatch(str(row["quant_type"]))
-    if found is None:
+    kind = read_integer_type(row["quant_type"])
+    if kind is None:
         raise NoGridError(f"{row['quant_type']}, which is no integer type")
-    return int(found[2]), not found[1]
+    return kind
+
+
+def read_integer_type(name: object) -> tuple[int, bool] | None:
+    """Bits and sign of a type, by its name in either form; None for one that is no integer type."""
+    match = _TYPE.fullmatch(str(name))
+    return match and (int(match[2]), not match[1])
 
 
 def _refuse(entry: TensorScale) -> str:
