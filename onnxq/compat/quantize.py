@@ -190,13 +190,15 @@ def _quantize(
     _warn_caller([*cautions, *wish.cautions])
     chosen = {**overrides, **_OF_ALL, **({"rules": list(wish.rules)} if wish.rules else {})}
     # Files of whole graphs run on their accelerator, which has no part in ONNX Runtime's sums.
-    target = load_config(config, target=overrides.get("target")).target
-    chosen["verify.optimized"] = not find_target(target).whole
+    settings = load_config(config, target=overrides.get("target"))
+    chosen["verify.optimized"] = not find_target(settings.target).whole
+    if "skip" in chosen:
+        chosen["skip"] = [*settings.skip, *chosen["skip"]]
     if data is None and config != _DYNAMIC:
         # The ranges of a cache stand in the rules: the plan has them, and nothing is left to observe.
         plan = make_plan(model, None, config, overrides={key: chosen[key] for key in chosen.keys() - _OF_RUNS})
-        settings = {key: chosen[key] for key in chosen.keys() & _OF_RUNS}
-        result = apply(model, plan, None, overrides=settings, out=output, force=True)
+        runs = {key: chosen[key] for key in chosen.keys() & _OF_RUNS}
+        result = apply(model, plan, None, overrides=runs, out=output, force=True)
     else:
         result = quantize_model(model, data, config, overrides=chosen, out=output, force=True)
     _warn_caller([*result.report.alarms(), *describe_floats(result, wish.named)])

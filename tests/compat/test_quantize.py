@@ -361,12 +361,16 @@ def test_minmax_that_is_asked_for_is_the_lowest_and_the_highest_value(tmp_path) 
     proto, samples = classifier()
     # Several times each, as the check holds some back.
     samples *= 4
+    # What a file of onnxq leaves out stays left out.
+    (tmp_path / "own.yaml").write_text("extends: ort-int8\nskip: [rounding]\n")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", CompatWarning)
         done = quantize_static(
             proto, tmp_path / "q.onnx", ListReader(samples), op_types_to_quantize=["Conv"],
             calibrate_method=quantization.CalibrationMethod.MinMax,
+            extra_options={"onnxq.config": tmp_path / "own.yaml"},
         )  # fmt: skip
+    assert not any(text.startswith(("rounding", "ranges")) for text in done.report.accounts)
     sites = [site for site in done.plan.sites if site.role is Role.ACTIVATION]
     assert {site.qparams.origin.partition(" over ")[0] for site in sites} == {"minmax"}
     # The input, which nothing was scaled in.
