@@ -90,7 +90,7 @@ class ConvertConfig(Section):
     )
     complete: bool = option(
         False,
-        "Quantize what the file has in float, too, where the target's placement does, with ranges of --data.",
+        "Quantize what the file has in float, too, where the target's placement does, with ranges of samples.",
     )
 
 

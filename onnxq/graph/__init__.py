@@ -6,14 +6,7 @@ The only user of onnx-graphsurgeon. Stages hand each other light models (see lig
 from __future__ import annotations
 
 from onnxq.graph.base import FLOAT_TENSORS, Graph, NodeRef, ValueInfo
-from onnxq.graph.convert import (
-    ensure_opset,
-    inline_functions,
-    limit_opset,
-    store_densely,
-    upgrade_opset,
-    write_out_operators,
-)
+from onnxq.graph.convert import ensure_opset, inline_functions, limit_opset, store_densely, upgrade_opset
 from onnxq.graph.editing.editor import Editor
 from onnxq.graph.folding.fold import fold_constants
 from onnxq.graph.identity import Fingerprint, compute_fingerprint, compute_structural_ids, hash_graph, index_named
@@ -58,5 +51,4 @@ __all__ = [
     "strip_weights",
     "upgrade_opset",
     "verify_graph",
-    "write_out_operators",
 ]

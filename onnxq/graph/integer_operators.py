@@ -20,7 +20,7 @@ from onnxq.graph.base import LAYOUT_OPS, NodeRef
 from onnxq.graph.convert import ensure_opset
 from onnxq.graph.editing.editor import Editor
 from onnxq.graph.index import GraphIndex
-from onnxq.graph.integer_products import name_source
+from onnxq.graph.integer_products import name_source, read_integer_products
 from onnxq.graph.light import M
 from onnxq.graph.names import name_nodes
 from onnxq.sites import TensorId
@@ -102,8 +102,11 @@ def read_integer_operators(proto: M, wanted: frozenset[str] | None = None) -> M:
     """A copy in which operators on integers are float ones between pairs; the model itself without any.
 
     wanted: names of nodes; by default all but those that give out sums, whose numbers stand elsewhere, and the nodes
-    that move integers, too. Raises ModelError for a model of an opset below 13 that cannot be upgraded.
+    that move integers, and products on scales of each run, too. Raises ModelError for a model of an opset below 13 that
+    cannot be upgraded.
     """
+    if wanted is None:
+        proto = read_integer_products(proto)
     index = GraphIndex(proto)
     if not any(_is_wanted(node, wanted) or (wanted is None and _moves_integers(index, node)) for node in index.nodes):
         return proto

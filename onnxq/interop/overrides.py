@@ -105,7 +105,8 @@ def _write_rows(entry: TensorScale) -> list[dict[str, Any]]:
     spec, numbers = entry.spec, list_numbers(entry)
     kind = {"quant_type": f"Q{'' if spec.signed else 'U'}Int{spec.bits}"}
     if isinstance(spec.granularity, PerChannel):
-        rows: list[dict[str, Any]] = [{**kind, "scale": s, "zero_point": z} for s, z in zip(*numbers, strict=True)]
+        pairs = zip(*numbers, strict=True)
+        rows: list[dict[str, Any]] = [{**kind, "scale": scale, "zero_point": zero} for scale, zero in pairs]
         rows[0]["axis"] = spec.granularity.axis
         return rows
     return [{**kind, "scale": numbers[0], "zero_point": numbers[1]}]

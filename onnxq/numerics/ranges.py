@@ -124,10 +124,11 @@ def _check_ends(low: Array64, high: Array64, origin: str) -> None:
             "find where the float model makes NaN or inf",
             code="Q501",
         )
-    if (low > high).any():
+    empty = low > high
+    if empty.any():
         raise CalibrationError(
             subject,
-            f"[{low[low > high][0]:g}, {high[low > high][0]:g}] is empty",
+            f"[{low[empty][0]:g}, {high[empty][0]:g}] is empty",
             "give the low end first",
             code="Q504",
         )

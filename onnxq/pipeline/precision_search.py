@@ -80,10 +80,9 @@ class Limits:
 
 @dataclass(frozen=True, eq=False)
 class _Point:
-    """chosen: precision by operator. predicted: by the programme. forecast: that, by what was measured before it;
-    None of precisions as a whole.
-    measured: of its finished model; time in ms, nan where it was not timed. sure: the noise of new samples, all but
-    surely, where an SQNR is asked for."""
+    """chosen: precision by operator. predicted: by the programme. forecast: that, by what was measured before it; None
+    of precisions as a whole. measured: of its finished model; time in ms, nan where it was not timed. sure: the noise
+    of new samples, all but surely, where an SQNR is asked for."""
 
     chosen: Mapping[str, str]
     predicted: Costs
@@ -215,7 +214,8 @@ class PrecisionSearch:
         for precision, (whole, ratio) in self.wholes.items():
             operators = self.program.operators
             part = sum(operators[name][one].noise for name, one in chosen.items() if one == precision)
-            noise += part * ((ratio + (1 - ratio) * part / whole) ** -damping - 1)
+            growth = ratio + (1 - ratio) * part / whole
+            noise += part * (growth**-damping - 1)
         return noise
 
     def choose_point(self) -> _Point:
@@ -296,8 +296,9 @@ class PrecisionSearch:
         least, most = (getattr(self.program.add_costs(chosen or {}), swept) for chosen in ends)
         found: list[dict[str, str]] = []
         count = self.ctx.config.search.points
+        span = max(most, least) / max(least, 1e-9)
         for k in range(count):
-            chosen = self.program.solve(NOISE, {swept: least * (max(most, least) / max(least, 1e-9)) ** (k / count)})
+            chosen = self.program.solve(NOISE, {swept: least * span ** (k / count)})
             if chosen is not None and not self._is_known(chosen, found):
                 found.append(chosen)
         return found

@@ -24,7 +24,6 @@ from onnxq.errors import ModelError
 from onnxq.graph import Editor, GraphIndex, ModelLike, NodeRef, get_index, infer_shapes, inline_functions, name_nodes
 from onnxq.graph.base import LAYOUT_OPS
 from onnxq.graph.integer_operators import read_integer_operators
-from onnxq.graph.integer_products import read_integer_products
 from onnxq.graph.light import bare_proto, copy_proto, rebuild
 from onnxq.graph.precision.narrow import write_types
 from onnxq.graph.precision.widen import SourceTypes, emulate_types, read_types, widen_model
@@ -80,7 +79,7 @@ def read_quantized(source: ModelSource) -> QuantizedSource:
     named = name_nodes(inline_functions(named)) if named.functions else named
     types = read_types(named)
     wide = widen_model(named) if types.narrow else named
-    paired = read_integer_operators(read_integer_products(wide))
+    paired = read_integer_operators(wide)
     proto = _drop_dynamic(paired)
     existing = find_existing(proto)
     if existing.view is None:

@@ -221,7 +221,8 @@ def _scale_again(qparams: QParams, spec: QuantSpec, known: SitePlan, codes: Arra
     )
     squares = np.square(levels).sum(axes)
     # A channel of zeros keeps its scale.
-    scale = np.where(squares > 0, (levels * value).sum(axes) / np.maximum(squares, 1), qparams.scale)
+    fitted = (levels * value).sum(axes) / np.maximum(squares, 1)
+    scale = np.where(squares > 0, fitted, qparams.scale)
     scaled = replace(qparams, scale=np.asarray(scale, np.float32))
     steps, own = align_qparams(scaled, spec, value.shape, np.float32)
     exact = (scale > 0).all() and (np.abs(value / steps - levels) < _NEAR).all()

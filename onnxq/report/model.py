@@ -345,8 +345,9 @@ class Report:
         for engine in self.engines:
             # The few samples that an emulator answers count where it computes something else than the file says.
             drifts = self._find_drifts(engine)
-            outputs = (output for output in engine.outputs if not engine.emulated or output.name in drifts)
-            figures += [RunFigure(output=one.name, run=engine.run, sqnr_db=one.sqnr_db) for one in outputs]
+            for output in engine.outputs:
+                if not engine.emulated or output.name in drifts:
+                    figures.append(RunFigure(output=output.name, run=engine.run, sqnr_db=output.sqnr_db))
         return tuple(figures)
 
     def _find_drifts(self, engine: EngineCheck) -> dict[str, float]:

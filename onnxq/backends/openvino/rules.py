@@ -45,13 +45,17 @@ def _explain_moved_scales(c: Candidate, maker: NodeRef, rectified: bool) -> str 
     for edge in c.index.list_consumers(maker.result):
         reader = Candidate(c.index.find_node(edge.node), c.index, c.shapes)
         op = reader.node.op_type
-        if op == "Gather" and reader.attr("axis", 0) != 1 and reader.rank(1) != 1:
+        of_places = op == "Gather" and reader.attr("axis", 0) != 1
+        if of_places and reader.rank(1) != 1:
             return "OpenVINO computes a Gather of single places wrongly behind integer convolutions without a bias"
-        if rectified and (op == "Neg" or (op in _FACTORS and _negates(reader))):
+        negative = op == "Neg" or (op in _FACTORS and _negates(reader))
+        if rectified and negative:
             return "OpenVINO moves negative factors in front of the activation of integer convolutions without a bias"
-        reason = _explain_moved_scales(c, reader.node, rectified or op in _RECTIFIERS) if op in _SCALED else None
-        if reason is not None:
-            return reason
+        if op in _SCALED:
+            behind = rectified or op in _RECTIFIERS
+            reason = _explain_moved_scales(c, reader.node, behind)
+            if reason is not None:
+                return reason
     return None
 
 

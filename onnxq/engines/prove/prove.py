@@ -31,7 +31,6 @@ from onnxq.errors import ConfigError, OnnxqError, OutputError
 from onnxq.files import ScratchFolder, prepare_folder, replace_files
 from onnxq.graph import GraphIndex, ModelLike, add_libraries, infer_shapes, inline_functions, name_nodes, save_model
 from onnxq.graph.integer_operators import read_integer_operators
-from onnxq.graph.integer_products import read_integer_products
 from onnxq.nearest import suggest_names
 from onnxq.plan.names import DEQUANTIZE, QUANTIZE
 from onnxq.progress import Progress, silent
@@ -84,9 +83,9 @@ def prove_model(source: str | Path | onnx.ModelProto, request: ProveRequest) -> 
         inspection = _inspect_all_nodes(source)
         engine, chosen = _find_engine(inspection.model, request)
         capability = engine.read_capability(request.capability)
-        proto = infer_shapes(
-            add_libraries(read_integer_operators(read_integer_products(inspection.model)), request.libraries)
-        )
+        # Operators on integers are judged as the float ones that they stand for.
+        paired = read_integer_operators(inspection.model)
+        proto = infer_shapes(add_libraries(paired, request.libraries))
         index = GraphIndex(proto)
         reasons = Reasons(engine, index, inspection.pairs, _find_unquantized(proto), capability)
     required = _select_required(index, request.require, reasons)

@@ -109,7 +109,8 @@ def narrow_activations(ctx: SampledContext, state: PlacedState) -> PlacedStep:
 
     choosable = len(order) - len(wide)
     # What is asked for may take all; by default no more than some are wide.
-    fewest = 0 if wanted is not None else min(choosable, len(order) - len(order) // LIMITS[NAME].one_of)
+    most_wide = len(order) // LIMITS[NAME].one_of
+    fewest = 0 if wanted is not None else min(choosable, len(order) - most_wide)
     low = find_most(order, fewest, choosable, lambda plan: measure(plan) <= allowed)
     if wanted is not None:
         # Samples that had no part in the ranges are to have it, too.
@@ -222,7 +223,8 @@ def _list_always_wide(state: PlacedState, narrow: Plan) -> frozenset[str]:
     for name in _list_free(state):
         op = state.problem.ops.by_name[name]
         result = results.get(op.out)
-        if op.rule.bits is not None or (result is not None and op.rule.coarse(result)):
+        coarse = result is not None and op.rule.coarse(result)
+        if coarse or op.rule.bits is not None:
             wide.append(name)
     return frozenset(wide)
 

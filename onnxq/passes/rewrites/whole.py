@@ -10,7 +10,8 @@ import numpy as np
 from onnx import TensorProto
 
 from onnxq.arrays import Array
-from onnxq.graph import GraphIndex, NodeRef, infer_shapes, write_out_operators
+from onnxq.graph import GraphIndex, NodeRef, infer_shapes
+from onnxq.graph.convert import write_out_operators
 from onnxq.graph.scopes import walk_from
 from onnxq.passes.base import RunContext
 from onnxq.passes.journal import PassReport
@@ -97,9 +98,11 @@ def cut_splits(_ctx: RunContext, state: FloatState) -> FloatStep:
     view, edit, changed = View(state.model), Edit(state.model), []
     for node in view.index.nodes:
         sizes = _read_sizes(view, node) if is_op(node, "Split") else None
-        if sizes is None or any(view.kept(view.output(node, k)) for k in range(len(node.outputs)) if node.outputs[k]):
+        parts = [TensorId(name, node.scope) for name in node.outputs if name]
+        if sizes is None or any(map(view.kept, parts)):
             continue
-        axis = edit.add_constant(node.scope, f"{node.name}/axis", np.asarray([node.attrs.get("axis", 0)], np.int64))
+        axes = np.asarray([node.attrs.get("axis", 0)], np.int64)
+        axis = edit.add_constant(node.scope, f"{node.name}/axis", axes)
         ends = np.cumsum(sizes)
         for k, (start, end) in enumerate(zip(ends - sizes, ends, strict=True)):
             if not node.outputs[k]:
@@ -172,7 +175,8 @@ def fuse_biases(_ctx: RunContext, state: FloatState) -> FloatStep:
         x = node.inputs[0]
         key = TensorId(x, node.scope)
         if len(shape) > 2 and key not in matrices:
-            rows = edit.add_constant(node.scope, f"{x}/rows", np.asarray([-1, op.weight.shape[0]], np.int64))
+            matrix_shape = np.asarray([-1, op.weight.shape[0]], np.int64)
+            rows = edit.add_constant(node.scope, f"{x}/rows", matrix_shape)
             matrices[key] = edit.insert_before(node, "Reshape", [x, rows], {}, f"{x}/matrix")
         bias = np.broadcast_to(op.bias, (op.channels,)).astype(op.weight.dtype)
         held = edit.add_constant(node.scope, f"{node.name}/bias", bias)
