@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 
-from onnxq.arrays import Shape
+from onnxq.arrays import Array, Shape
 from onnxq.backends import surroundings
 from onnxq.backends.base import ATTENTION, FUSED_PRODUCTS, MOVES, Candidate, Capability, Output, PlacementRule, Target
 from onnxq.backends.cpu_costs import read_costs
@@ -27,8 +27,8 @@ _GATES = ("Sigmoid", "HardSigmoid")
 _check_gemm = surroundings.check_gemm
 _RECTIFIERS = ("Relu", "LeakyRelu", "PRelu")
 _FACTORS = ("Mul", "Div", "BatchNormalization")
-# What OpenVINO moves the scales of a convolution's channels past, into factors behind.
-_SCALED = (*_RECTIFIERS, *_FACTORS, "Clip", "MaxPool", "AveragePool", *MOVES)
+# What OpenVINO moves the scales of a convolution's channels past, as past constant factors.
+_SCALED = (*_RECTIFIERS, "Clip", "MaxPool", "AveragePool", *MOVES)
 
 
 def _check_conv(c: Candidate) -> str | None:
@@ -48,10 +48,11 @@ def _explain_moved_scales(c: Candidate, maker: NodeRef, rectified: bool) -> str 
         of_places = op == "Gather" and reader.attr("axis", 0) != 1
         if of_places and reader.rank(1) != 1:
             return "OpenVINO computes a Gather of single places wrongly behind integer convolutions without a bias"
-        negative = op == "Neg" or (op in _FACTORS and _negates(reader))
+        factor = _find_factor(reader) if op in _FACTORS else None
+        negative = op == "Neg" or (factor is not None and bool((factor < 0).any()))
         if rectified and negative:
             return "OpenVINO moves negative factors in front of the activation of integer convolutions without a bias"
-        if op in _SCALED:
+        if op in _SCALED or factor is not None:
             behind = rectified or op in _RECTIFIERS
             reason = _explain_moved_scales(c, reader.node, behind)
             if reason is not None:
@@ -59,10 +60,10 @@ def _explain_moved_scales(c: Candidate, maker: NodeRef, rectified: bool) -> str 
     return None
 
 
-def _negates(c: Candidate) -> bool:
-    """True where a factor is constant and negative."""
+def _find_factor(c: Candidate) -> Array | None:
+    """The constant that values are multiplied or divided by."""
     factors = (c.constant(k) for k in (0, 1))
-    return any(factor is not None and bool((factor < 0).any()) for factor in factors)
+    return next((factor for factor in factors if factor is not None), None)
 
 
 def _check_matmul(c: Candidate) -> str | None:

@@ -56,7 +56,8 @@ def write_out_attention(_ctx: RunContext, state: FloatState) -> FloatStep:
     if not names:
         return state, PassReport("attention_parts")
     model = write_out_operators(infer_shapes(state.model), "Attention")
-    changed = tuple(f"{name}: the operators of its definition" for name in names)
+    left = {node.name for node in GraphIndex(model).nodes}
+    changed = tuple(f"{name}: the operators of its definition" for name in names if name not in left)
     return replace(state, model=model), PassReport("attention_parts", changed)
 
 
