@@ -219,7 +219,8 @@ class Rule(Section):
         ]
         if self.between:
             parts.append(f"between {self.between[0]} and {self.between[1]}")
-        sets = [f"{k}={format_named(v) if k == 'observer' else v}" for k, v in self.set.given().items()]
+        given = self.set.given()
+        sets = [f"{key}={format_named(value) if key == 'observer' else value}" for key, value in given.items()]
         sets += [f"quantizer={self.set.quantizer.name}"] if self.set.quantizer is not None else []
         sets += [f"range={list(self.set.range)}"] if self.set.range is not None else []
         sets += [word for word in ("quantize", "float") if getattr(self.set, word)]

@@ -172,7 +172,8 @@ class _OperatorWriter(NodeWriter):
         self.editor.remove_node(self.node.name)
         if form.dynamic:
             source = reads[0]
-            reads[0] = [self.editor.fresh(f"{self.node.name}/{part}") for part in ("quantized", "scale", "zero_point")]
+            parts = ("quantized", "scale", "zero_point")
+            reads[0] = [self.editor.fresh(f"{self.node.name}/{part}") for part in parts]
             name = self.editor.fresh(f"{self.node.name}/{_DYNAMIC}")
             self.editor.insert_node(self.scope, _DYNAMIC, source, reads[0], name=name)
         operands = [self.dequantize(read, self.find_axis(form.op, read[0]) if k else 1) for k, read in enumerate(reads)]
@@ -239,7 +240,10 @@ class _OperatorWriter(NodeWriter):
     def find_last_axis(self, tensor: str) -> int:
         """The last axis of a constant."""
         found = self.index.resolve_tensor(tensor, self.scope)
-        return max(len(self.index.find_shape(found) or (0, 0)) - 1, 0) if found is not None else 1
+        if found is None:
+            return 1
+        shape = self.index.find_shape(found) or (0, 0)
+        return max(len(shape) - 1, 0)
 
     def scale_bias(self, reads: list[list[str]]) -> str:
         """The scale of an int32 bias: that of data times that of the weight, and Gemm's alpha, which misses it."""

@@ -89,7 +89,8 @@ def load_state(
     sizes = sizes or (plan.sizes if plan is not None else {})
     if sizes:
         named = fix_sizes(named, sizes)
-        fixed = tuple(f"{name}: {'x'.join(str(size or '?') for size in shape)}" for name, shape in sizes.items())
+        shapes = {name: "x".join(str(size or "?") for size in shape) for name, shape in sizes.items()}
+        fixed = tuple(f"{name}: {shape}" for name, shape in shapes.items())
         ctx.journal.append(PassReport("sizes", fixed))
     whole = whole or find_target(ctx.config.target).times_itself
     with ctx.progress("simplifying the graph"):

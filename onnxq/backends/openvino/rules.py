@@ -49,8 +49,8 @@ def _explain_moved_scales(c: Candidate, maker: NodeRef, rectified: bool) -> str 
         if of_places and reader.rank(1) != 1:
             return "OpenVINO computes a Gather of single places wrongly behind integer convolutions without a bias"
         factor = _find_factor(reader) if op in _FACTORS else None
-        negative = op == "Neg" or (factor is not None and bool((factor < 0).any()))
-        if rectified and negative:
+        negative = factor is not None and bool((factor < 0).any())
+        if rectified and (negative or op == "Neg"):
             return "OpenVINO moves negative factors in front of the activation of integer convolutions without a bias"
         if op in _SCALED or factor is not None:
             behind = rectified or op in _RECTIFIERS

@@ -68,7 +68,8 @@ def bound_masks(_ctx: RunContext, state: FloatState) -> FloatStep:
     masking = {node.name for node in walk_from(softmaxes, partial(_list_masking, view))}
     for node in view.index.nodes:
         for edge, value in _find_far_constants(view, node) if node.name in masking else ():
-            bounded = np.where(np.abs(value) > _NEVER, np.sign(value) * _FAR, value).astype(value.dtype)
+            far = np.abs(value) > _NEVER
+            bounded = np.where(far, np.sign(value) * _FAR, value).astype(value.dtype)
             edit.set_constant(view, edge, bounded)
             changed.append(f"{edge.node}: {value.min():.3g} becomes {-_FAR:g}")
     return edit.finish_pass(state, "masks", changed)
@@ -112,7 +113,8 @@ def cut_splits(_ctx: RunContext, state: FloatState) -> FloatStep:
                 edit.add_constant(node.scope, f"{node.outputs[k]}/{part}", np.asarray([at], np.int64))
                 for part, at in (("start", start), ("end", end))
             ]
-            part = edit.insert_before(node, "Slice", [node.inputs[0], *bounds, axis], {}, f"{node.outputs[k]}/part")
+            inputs = [node.inputs[0], *bounds, axis]
+            part = edit.insert_before(node, "Slice", inputs, {}, f"{node.outputs[k]}/part")
             edit.redirect_readers(TensorId(node.outputs[k], node.scope), part)
         edit.remove_node(node)
         changed.append(f"{node.name}: {len(sizes)} Slices instead of a Split")
