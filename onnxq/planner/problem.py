@@ -247,7 +247,9 @@ def _is_complete(op: QuantizableOp, existing: Existing) -> bool:
         return False
     if op.weight is not None and op.weight not in existing.direct:
         return False
-    return op.rule.output is not Output.PAIR or op.out in existing.by_tensor
+    # Other tools close an operator in front of its activation.
+    closing = (op.out, op.node.result)
+    return op.rule.output is not Output.PAIR or any(tensor in existing.by_tensor for tensor in closing)
 
 
 def _find_nodes_at_existing_pairs(index: Graph) -> frozenset[str]:

@@ -431,3 +431,21 @@ def test_every_name_is_there() -> None:
         from onnxq.compat import matmul_4bits_quantizer  # noqa: F401
     with pytest.raises(ImportError, match="cannot import name 'nothing'"):
         from onnxq.compat import nothing  # noqa: F401
+
+
+def test_what_onnxruntime_left_is_quantized_around_its_pairs_in_front_of_activations(tmp_path: Path) -> None:
+    proto, samples = classifier()
+    onnx.save(proto, tmp_path / "m.onnx")
+    convolutions = [node.name for node in proto.graph.node if node.op_type == "Conv"]
+    options: dict[str, Any] = {
+        "nodes_to_quantize": convolutions[:1], "activation_type": quantization.QuantType.QUInt8,
+    }  # fmt: skip
+    quantization.quantize_static(tmp_path / "m.onnx", tmp_path / "first.onnx", ListReader(samples), **options)
+    result = onnxq.quantize(tmp_path / "first.onnx", samples, overrides={"latency": False})
+    assert not result.plan.refusals
+    assert {node.node for node in onnxq.prove(result.model).nodes if node.type == "int8"} >= set(convolutions)
+    stored = {tensor.name: tensor for tensor in result.model.graph.initializer}
+    for tensor in onnx.load(tmp_path / "first.onnx").graph.initializer:
+        if tensor.name.endswith(("_scale", "_zero_point", "_quantized")):
+            assert stored[tensor.name] == tensor
+    assert min(check.sqnr_db[0] for check in result.report.checks) > 25
