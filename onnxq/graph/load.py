@@ -178,6 +178,7 @@ _IMPOSTORS: tuple[tuple[int, bytes, str, str], ...] = (
     (0, b"version https://git-lfs", "is a Git LFS pointer, not the model itself", "run: git lfs pull"),
     (4, b"ORTM", "is an ORT-format model, which cannot be edited", "give the .onnx it was made from"),
     (0, b"PK\x03\x04", "is a zip archive (a PyTorch checkpoint, perhaps)", "export the network to ONNX first"),
+    (0, b"\x80\x04", "is a Python pickle (PPQ's .native, perhaps)", "export the network from the tool to ONNX first"),
     (0, b"<!DOCTYPE", "is a web page, not a model", "download the file itself"),
     (0, b"<html", "is a web page, not a model", "download the file itself"),
 )

@@ -128,6 +128,7 @@ def test_a_folder_names_the_models_in_it(tmp_path: Path) -> None:
     [
         (b"", "is empty"),
         (b"version https://git-lfs.github.com/spec/v1\n", "git lfs pull"),
+        (b"\x80\x04\x95\x07\x00\x00\x00", "export the network from the tool to ONNX first"),
         (b"\x08\0\0\0ORTM\0\0", "ORT-format"),
         (b"PK\x03\x04", "zip"),
         (b"<!DOCTYPE html>", "web page"),
