@@ -61,8 +61,8 @@ def read_selection(model: str | Path | onnx.ModelProto, selection: CallLists) ->
     cautions: list[Caution] = []
     rules: list[Rule] = []
     # Who names operators wants them quantized, whether they get faster or not.
-    asked = not isinstance(selection.op_types, Unasked)
-    lists = selection.nodes or (selection.op_types if asked else None)
+    lists_types = not isinstance(selection.op_types, Unasked)
+    lists = selection.nodes or (selection.op_types if lists_types else None)
     chosen = [node for node in nodes if _is_named(selection, node)]
     named = chosen if lists else []
     force = {"quantize": True} if named else {}
@@ -71,16 +71,16 @@ def read_selection(model: str | Path | onnx.ModelProto, selection: CallLists) ->
         entries = selection.tensors.entries
         known = {name: entries[name] for name in _keep_known("TensorQuantOverrides", entries, tensors, cautions)}
         graph = OverriddenGraph(nodes, constants, selection.tensors.target)
-        kept = {node.name for node in chosen} - {*excluded}
+        quantized = {node.name for node in chosen} - {*excluded}
         for rule in make_rules(replace(selection.tensors, entries=known), graph, cautions):
             selectors: Rule = {key: match_any(rule[key]) for key in ("node", "tensor") if key in rule}
-            if lists or kept < names:
+            if lists or quantized < names:
                 # In front of the lists, at the nodes that these leave: they would leave the tensor float for all.
-                at = [node for node in rule.get("node", ()) if node in kept]
+                at = [node for node in rule.get("node", ()) if node in quantized]
                 for name in rule["tensor"] if "node" not in rule else ():
                     makers = graph.find_makers(name)
-                    at += [node for node in graph.find_readers(name) if node in kept]
-                    at += makers if kept & {*makers} else ()
+                    at += [node for node in graph.find_readers(name) if node in quantized]
+                    at += makers if quantized & {*makers} else ()
                 if not at:
                     continue
                 selectors["node"] = match_any(dict.fromkeys(at))
@@ -92,7 +92,7 @@ def read_selection(model: str | Path | onnx.ModelProto, selection: CallLists) ->
         if names - {*listed}:
             rules.append({"node": _match_none(listed), "set": _FLOAT})
     # Types that stand nowhere but at excluded nodes are none that a caller took out.
-    ops = {node.op_type for node in nodes if asked or node.name not in excluded}
+    ops = {node.op_type for node in nodes if lists_types or node.name not in excluded}
     if selection.op_types and ops - {*selection.op_types}:
         rules.append({"op": _match_none(selection.op_types), "set": _FLOAT})
     if named and selection.nodes:

@@ -25,7 +25,7 @@ def main() -> None:
     extra["TensorQuantOverrides"] = __getattr__("get_tensor_quant_overrides")(args.tensor_quant_overrides)
     extra |= {"QuantizeBias": False} if args.disable_quantize_bias else {}
     extra |= {"QDQOpTypePerChannelSupportToAxis": dict(args.op_per_channel_axis)} if args.op_per_channel_axis else {}
-    asked = any(word.startswith("--calibration_m") for word in sys.argv)
+    names_method = any(word.startswith("--calibration_m") for word in sys.argv)
     quantize_static(
         args.input_model_path,
         args.output_quantized_model_path,
@@ -37,7 +37,7 @@ def main() -> None:
         nodes_to_quantize=args.nodes_to_quantize,
         nodes_to_exclude=args.nodes_to_exclude,
         # Their parser fills in its default: a word of the command line asks for it.
-        calibrate_method=_METHODS[args.calibration_method] if asked else UnaskedMethod.MinMax,
+        calibrate_method=_METHODS[args.calibration_method] if names_method else UnaskedMethod.MinMax,
         extra_options=extra,
     )
 

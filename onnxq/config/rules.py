@@ -219,8 +219,8 @@ class Rule(Section):
         ]
         if self.between:
             parts.append(f"between {self.between[0]} and {self.between[1]}")
-        given = self.set.given()
-        sets = [f"{key}={format_named(value) if key == 'observer' else value}" for key, value in given.items()]
+        settings = self.set.given()
+        sets = [f"{key}={format_named(value) if key == 'observer' else value}" for key, value in settings.items()]
         sets += [f"quantizer={self.set.quantizer.name}"] if self.set.quantizer is not None else []
         sets += [f"range={list(self.set.range)}"] if self.set.range is not None else []
         sets += [word for word in ("quantize", "float") if getattr(self.set, word)]

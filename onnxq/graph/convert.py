@@ -295,7 +295,7 @@ def inline_functions(proto: ModelProto) -> ModelProto:
 def write_out_operators(proto: ModelProto, *op_types: str) -> ModelProto:
     """A copy in which operators are the nodes of their own functions, as ONNX defines them.
 
-    One whose function needs shapes that are not known stays.
+    Those that have no function stay.
     """
     light, omitted = omit_weights(proto)
     chosen = [("", op_type) for op_type in op_types]

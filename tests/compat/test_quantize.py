@@ -309,7 +309,7 @@ def test_without_samples_and_with_a_configuration_of_another_package_it_is_refus
 
 
 def read_config(package: Any, proto: onnx.ModelProto | Path, **how: Any) -> dict[str, Any]:
-    """What can be read from a configuration, without our own extra options."""
+    """The fields of a configuration, without our own extra options."""
     config = package.get_qdq_config(proto, None, **how)
     fields = {name: getattr(config, name) for name in inspect.signature(StaticQuantConfig).parameters}
     return fields | {name: sorted(fields[name] or ()) for name in ("op_types_to_quantize", "nodes_to_exclude")}

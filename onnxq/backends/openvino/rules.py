@@ -22,9 +22,6 @@ from onnxq.spec import PerBlock, PerChannel, PerTensor
 # Activations that the kernel of a product computes on its result.
 _ACTIVATIONS = ("Relu", "Clip", "LeakyRelu", "HardSwish", "Sigmoid", "Gelu", "Elu", "Tanh", "Mish")
 _GATES = ("Sigmoid", "HardSigmoid")
-
-
-_check_gemm = surroundings.check_gemm
 _RECTIFIERS = ("Relu", "LeakyRelu", "PRelu")
 _FACTORS = ("Mul", "Div", "BatchNormalization")
 # What OpenVINO moves the scales of a convolution's channels past, as past constant factors.
@@ -121,7 +118,7 @@ _MOVED = "moves integers: both sides share one scale"
 # In the order of precedence.
 RULES: tuple[PlacementRule, ...] = (
     _product(name="conv", ops=("Conv",), kernel="Convolution", why=_FUSED, check=_check_conv),
-    _product(name="gemm", ops=("Gemm",), kernel="FullyConnected", why=_FUSED, check=_check_gemm),
+    _product(name="gemm", ops=("Gemm",), kernel="FullyConnected", why=_FUSED, check=surroundings.check_gemm),
     _product(
         name="matmul", ops=("MatMul",), kernel="FullyConnected", why=_FUSED, bias=None, check=_check_matmul,
         # Integers of matrices are slower than floats with AVX2 (.7 to .85), those of a Conv twice as fast.

@@ -152,8 +152,8 @@ def replace_reciprocals(_ctx: RunContext, state: FloatState) -> FloatStep:
             continue
         product, at = view.sole_reader(node.result, "Mul") or (None, 0)
         if product is None:
-            one = edit.add_constant(node.scope, f"{node.name}/one", np.asarray(1, np.float32))
-            edit.replace_node(node, "Div", [one, x.name], {})
+            numerator = edit.add_constant(node.scope, f"{node.name}/one", np.asarray(1, np.float32))
+            edit.replace_node(node, "Div", [numerator, x.name], {})
         else:
             edit.replace_node(product, "Div", [product.inputs[1 - at], x.name], {})
             edit.remove_node(node)
