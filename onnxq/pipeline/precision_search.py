@@ -184,8 +184,8 @@ class PrecisionSearch:
         factors = {}
         for point in others:
             name = next(iter(set(point.chosen.values()) - set(own.chosen.values())))
-            without = program.scale_noise({name: 0.0}, 1.0).add_costs(point.chosen).noise
-            alone = program.add_costs(point.chosen).noise - without
+            alone = program.sum_noise(point.chosen, name)
+            without = program.add_costs(point.chosen).noise - alone
             if alone:
                 factors[name] = max(point.measured.noise - without, _LEAST_NOISE * alone) / alone
                 self.wholes[name] = factors[name] * alone, factors[name]
@@ -212,8 +212,7 @@ class PrecisionSearch:
         """
         noise = self.program.add_costs(chosen).noise
         for precision, (whole, ratio) in self.wholes.items():
-            operators = self.program.operators
-            part = sum(operators[name][one].noise for name, one in chosen.items() if one == precision)
+            part = self.program.sum_noise(chosen, precision)
             growth = ratio + (1 - ratio) * part / whole
             noise += part * (growth**-damping - 1)
         return noise

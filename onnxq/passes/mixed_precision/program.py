@@ -94,6 +94,11 @@ class PrecisionProgram:
             total = total.add_other(costs)
         return total
 
+    def sum_noise(self, chosen: Mapping[str, str], precision: str) -> float:
+        """The noise of the operators that have one of the precisions."""
+        having = (name for name, other in chosen.items() if other == precision)
+        return sum(self.operators[name][precision].noise for name in having)
+
     def scale_noise(self, factors: Mapping[str, float], shared: float) -> PrecisionProgram:
         """The programme with the noise of operators times a factor by precision, and that of shared costs by one."""
 

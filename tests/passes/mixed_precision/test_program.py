@@ -92,6 +92,7 @@ def test_noise_is_scaled_by_precision(program: PrecisionProgram, factors: tuple[
         own = {"w8a8": 0.0, "w4a8": 0.0, "float": 0.0}
         for name, one in chosen.items():
             own[one] += program.operators[name][one].noise
+        assert {precision: program.sum_noise(chosen, precision) for precision in own} == own
         paid = program.add_costs(chosen).noise - sum(own.values())
         expected = eight * own["w8a8"] + four * own["w4a8"] + shared * paid
         assert scaled.add_costs(chosen).noise == pytest.approx(expected, abs=1e-9)
