@@ -159,14 +159,14 @@ def choose_weights(problem: PlacementProblem) -> Choice:
     chosen: set[str] = set()
     for op in ops:
         weights = [(role, tensor) for role, tensor in ops.list_roles(op) if role is Role.WEIGHT]
-        if not weights or op.name in ops.complete:
+        if not weights or op.name in ops.complete | ops.existing.weighted:
             continue
         rule = problem.requests.find_float_rule(op.node, weights)
         if op.name in problem.refused:
             reasons.append(problem.refused[op.name])
-        elif rule is not None and op.name not in ops.partial:
+        elif rule is not None:
             reasons.append(_leave_by_rule(op, rule))
-        elif op.name not in ops.partial:
+        else:
             chosen.add(op.name)
     return Choice(frozenset(chosen), tuple(reasons))
 
@@ -215,7 +215,7 @@ def _decide_side(
         reason = f"already quantized in the model, and kept so, though {rule.describe()} leaves it float"
         return True, Refusal(op.name, reason, "quantize the float model", KEPT, "R115")
     if op.name in ops.partial:
-        reason = "its weight is already quantized in the model, and its other tensors are not: kept as it is"
+        reason = f"its weight is already quantized in the model, {ops.partial[op.name]}: kept as it is"
         return False, LeftFloat(op.name, reason, KEPT, "F107")
     if op.out in ops.existing.by_tensor and ops.index.is_output(op.out):
         reason = "the model gives its result out in float beside a pair that is kept"

@@ -114,7 +114,8 @@ class Placer:
         # are no weight, but an operand.
         factors = [*weights, *inputs[1:]]
         fixed = inputs and factors and not inputs[0].spec.dynamic
-        if op.bias is not None and fixed and self.config.bias == "int32":
+        stored = op.bias in self.existing.by_reader
+        if op.bias is not None and not stored and fixed and self.config.bias == "int32":
             yield self._place_bias(op, op.bias, inputs[0], factors[0])
         if op.out in activations and activations[op.out] is None:
             yield self._place_activation(op, None, op.out, None, chosen)
@@ -229,7 +230,10 @@ class Placer:
         return self.shared[pair.site]
 
     def _place_weight(self, op: QuantizableOp, edge: Edge, chosen: frozenset[str]) -> SitePlan:
-        """The weight's site: the tensor itself, or the edge when its readers need different copies."""
+        """The weight's site: the tensor itself, or the edge when its readers need different copies; the model's own."""
+        pair = self.existing.by_reader.get(edge)
+        if pair is not None:
+            return self.shared[pair.site]
         tensor = self._find_tensor(op, edge)
         match, spec = self._ask_weight(tensor, op)
         readers: list[Edge] = []

@@ -15,8 +15,10 @@ from onnxq.config import Config, TensorConfig
 from onnxq.errors import ConfigError, OnnxqError
 from onnxq.graph import Graph, ModelLike, NodeRef
 from onnxq.graph.base import LAYOUT_OPS
+from onnxq.numerics import needs_bound, quantize
 from onnxq.plan import Bound, SitePlan, SitePlans
 from onnxq.planner.requests import Requests
+from onnxq.planner.sums import count_saturating
 from onnxq.sites import Edge, Edges, Refusal, Role, TensorId, Unquantized
 from onnxq.spec import QuantSpec
 
@@ -47,6 +49,11 @@ class Existing:
     direct: frozenset[Edge] = frozenset()
     stand_ins: frozenset[str] = frozenset()
     weighted: frozenset[str] = frozenset()
+
+    @cached_property
+    def by_reader(self) -> Mapping[Edge, SitePlan]:
+        """The pair of the constant that an input reads."""
+        return {edge: site for site in self.constants for edge in site.consumers or ()}
 
     def pair_for(self, edge: Edge | None, tensor: TensorId) -> SitePlan | None:
         """The pair that this input of a node reads or can share; edge None: the pair behind the tensor's maker."""
@@ -160,7 +167,7 @@ class QuantizableOps:
     """All quantizable operators of a model, in topological order, and the reasons why other nodes are none.
 
     index: the graph, without the pairs it came with. complete: those that such pairs quantize already, as the engine
-    needs it. partial: those that stay as they are though only some of their tensors have pairs.
+    needs it. partial: those that stay as they are, as their weights alone have pairs -> what keeps these from more.
     """
 
     index: Graph
@@ -169,7 +176,7 @@ class QuantizableOps:
     reasons: tuple[Unquantized, ...]
     existing: Existing
     complete: frozenset[str]
-    partial: frozenset[str]
+    partial: Mapping[str, str]
 
     @cached_property
     def by_name(self) -> dict[str, QuantizableOp]:
@@ -216,11 +223,13 @@ def find_quantizable_ops(
     *,
     closed: Callable[[NodeRef], bool] = lambda _: False,
     existing: Existing = NOTHING,
+    saturation: str = "avoid",
 ) -> QuantizableOps:
     """Every node some rule of the target could quantize.
 
     index: of `existing.view`, where there are pairs. closed: nodes to leave alone (in loop bodies, in branches that
-    calibration cannot reach). Compute nodes that no rule takes come back with their reasons.
+    calibration cannot reach). saturation: whether sums of 16 bits may overflow, as in the configuration. Compute nodes
+    that no rule takes come back with their reasons.
     """
     ops: list[QuantizableOp] = []
     reasons: list[Unquantized] = []
@@ -237,7 +246,10 @@ def find_quantizable_ops(
         if op is not None:
             ops.append(op)
     complete = frozenset(op.name for op in ops if _is_complete(op, existing))
-    partial = existing.weighted.intersection(op.name for op in ops) - complete
+    weighted = ((op, Candidate(op.node, index, shapes)) for op in ops if op.name in existing.weighted - complete)
+    allow = saturation == "allow"
+    obstacles = {op.name: _find_obstacle(op, candidate, target, existing, allow) for op, candidate in weighted}
+    partial = {name: obstacle for name, obstacle in obstacles.items() if obstacle}
     return QuantizableOps(index, shapes, tuple(ops), tuple(reasons), existing, complete, partial)
 
 
@@ -250,6 +262,34 @@ def _is_complete(op: QuantizableOp, existing: Existing) -> bool:
     # Other tools close an operator in front of its activation.
     closing = (op.out, op.node.result)
     return op.rule.output is not Output.PAIR or any(tensor in existing.by_tensor for tensor in closing)
+
+
+_FLOAT_ALONE = "in a form that only float data are multiplied by"
+
+
+def _find_obstacle(op: QuantizableOp, candidate: Candidate, target: Target, existing: Existing, allow: bool) -> str:
+    """What keeps the operator's kernel from multiplying the integers of its weights, as they are, by data of 8 bits.
+
+    allow: sums of 16 bits may overflow. "" where nothing does.
+    """
+    for edge in op.weights:
+        pair = existing.by_reader.get(edge) if edge in existing.direct else None
+        value = candidate.constant(edge.index)
+        if pair is None or pair.qparams is None or value is None:
+            return _FLOAT_ALONE
+        spec = _fill_storage(pair.spec)
+        if target.refuse(spec, Role.WEIGHT, op.node) is not None:
+            return _FLOAT_ALONE
+        codes = quantize(value, pair.qparams, spec) if value.dtype.kind == "f" else value
+        orders = () if allow or not needs_bound(spec) else target.list_sum_orders(op.node, value.shape)
+        if count_saturating(codes, orders)[1]:
+            return "in integers whose sums overflow 16 bits on CPUs without VNNI, unless `saturation: allow` lets them"
+    return ""
+
+
+def _fill_storage(spec: QuantSpec) -> QuantSpec:
+    """The spec of a pair as an engine reads it, which knows nothing of bits that its integers do not fill."""
+    return spec if spec.is_float else replace(spec, bits=spec.storage_bits)
 
 
 def _find_nodes_at_existing_pairs(index: Graph) -> frozenset[str]:
@@ -351,7 +391,8 @@ def state_problem(
     graph: without the pairs that it came with. shapes: of computed tensors, where they are known. closed: nodes to
     leave alone. existing: those pairs.
     """
-    ops = find_quantizable_ops(graph, engine, shapes, closed=closed, existing=existing)
+    saturation = requests.config.saturation
+    ops = find_quantizable_ops(graph, engine, shapes, closed=closed, existing=existing, saturation=saturation)
     refused = {op.name: refusal for op in ops if (refusal := _find_spec_refusal(ops, requests, engine, op)) is not None}
     return PlacementProblem(config=requests.config, engine=engine, ops=ops, requests=requests, refused=refused)
 
@@ -365,13 +406,15 @@ def _find_spec_refusal(ops: QuantizableOps, requests: Requests, engine: Target, 
     if refusal is not None:
         return refusal
     multiplied: set[bool] = set()
+    by_reader = ops.existing.by_reader
+    stored = {ops.candidate(op.node).tensor(e.index): by_reader[e] for e in op.weights if e in by_reader}
     for role, tensor in ops.list_roles(op):
         if role is Role.ACTIVATION and requests.config.mode == "weight-only":
             continue
-        pair = ops.existing.by_tensor.get(tensor)
+        pair = ops.existing.by_tensor.get(tensor) or stored.get(tensor)
         try:
             match = requests.match(role, tensor, (op.node,))
-            spec = requests.make_spec(match, role, op.node) if pair is None else pair.spec
+            spec = requests.make_spec(match, role, op.node) if pair is None else _fill_storage(pair.spec)
         except OnnxqError as error:
             return Refusal(op.name, f"{error.subject}: {error.cause}", error.fix, op.rule.name, "R103")
         refusal = engine.refuse(spec, role, op.node) or _refuse_shape(ops, engine, op, spec, role)

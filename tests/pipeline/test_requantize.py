@@ -11,6 +11,7 @@ import onnx
 import pytest
 from click.testing import CliRunner
 from onnx import TensorProto, numpy_helper, parser
+from onnxruntime import InferenceSession
 from onnxruntime.quantization import quantize_dynamic
 
 import onnxq
@@ -24,6 +25,7 @@ from onnxq.sites import Role, TensorId
 from tests.backends.graphs import GRAPHS, model
 from tests.pipeline.models import BALANCED, EVERYTHING, images, residual
 from tests.pipeline.requantized import assert_kept, by_onnxruntime, kernels, pair_bytes
+from tests.planner.kit import network
 
 
 def leaving(*nodes: str, config: Config = EVERYTHING) -> Config:
@@ -324,3 +326,36 @@ def test_pairs_inside_branches_are_kept() -> None:
     assert len(first.plan.sites) > 2
     with pytest.raises(onnxq.OnnxqError, match="already quantized: "):
         onnxq.quantize(first.model, feeds, EVERYTHING, overrides={"latency": False})
+
+
+CONV = "{ wd = DequantizeLinear<axis=0>(wq, ws) y = Conv<pads=[1,1,1,1]>(x, wd, b) }"
+PRODUCT = "{ wd = DequantizeLinear<axis=1>(wq, ws) y = MatMul(x, wd) }"
+OF_CONV = (f"g (float[1,32,14,14] x) => (float[1,64,14,14] y) {CONV}", (64, 32, 3, 3), 64)
+OF_PRODUCT = (f"g (float[64,256] x) => (float[64,128] y) {PRODUCT}", (256, 128), 128)
+
+
+@pytest.mark.parametrize(
+    ("graph", "preset", "kernel"),
+    [
+        pytest.param(OF_CONV, "ort-int8", "QLinearConv", id="Conv"),
+        pytest.param(OF_PRODUCT, "ort-int8", "MatMulIntegerToFloat", id="MatMul"),
+        pytest.param(OF_PRODUCT, "ort-dynamic", "DynamicQuantizeMatMul", id="MatMul on scales of each run"),
+    ],
+)
+def test_a_file_of_int8_weights_runs_in_integers_with_the_same_weights(graph, preset, kernel) -> None:
+    text, shape, channels = graph
+    proto = network(text, b=(channels,))
+    rng = np.random.default_rng(0)
+    # Seven bits of int8, whose sums no CPU saturates.
+    codes = rng.integers(-63, 64, shape).astype(np.int8)
+    scale = rng.uniform(0.001, 0.003, channels).astype(np.float32)
+    proto.graph.initializer.extend([numpy_helper.from_array(codes, "wq"), numpy_helper.from_array(scale, "ws")])
+    rule = {"op": [node.op_type for node in proto.graph.node][-1], "set": {"quantize": True}}
+    result = onnxq.quantize(proto, samples(proto), preset, overrides={"latency": False, "rules": [rule]})
+    stored = {tensor.name: numpy_helper.to_array(tensor) for tensor in result.model.graph.initializer}
+    np.testing.assert_array_equal(stored["wq"], codes)
+    np.testing.assert_array_equal(stored["ws"], scale)
+    assert kernels(result.model)[kernel] == 1, kernels(result.model)
+    feeds = samples(proto)[0]
+    expected, computed = (InferenceSession(m.SerializeToString()).run(None, feeds)[0] for m in (proto, result.model))
+    assert np.linalg.norm(computed - expected) < 0.03 * np.linalg.norm(expected)

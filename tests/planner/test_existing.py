@@ -143,18 +143,57 @@ def test_pairs_in_a_branch_that_nobody_reads_do_no_harm(preset: str) -> None:
 
 
 HALF = f"""g ({MAP} x) => ({MAP} y, {MAP} h) <float s = {{0.1}}, uint8 z = {{128}}> {{
-    wd = DequantizeLinear<axis=0>(wq, ws) a = Conv(x, wd) r = Relu(a)
+    wd = DequantizeLinear<axis=0>(wq, ws, wz) a = Conv(x, wd) r = Relu(a)
     h = Conv(r, v) q = QuantizeLinear(h, s, z) d = DequantizeLinear(q, s, z) y = Neg(d)
 }}"""
 
 
-def test_operators_whose_pairs_are_not_all_there_stay_as_they_are() -> None:
+def half_quantized(code: int = 1, zero: int = 0) -> onnx.ModelProto:
+    """A convolution whose weight alone has a pair, and one whose result is read by a pair and given out."""
     proto = network(HALF, v=(8, 8, 1, 1))
-    stored = {"wq": np.ones((8, 8, 1, 1), np.int8), "ws": np.full(8, 0.01, np.float32)}
+    stored = {
+        "wq": np.full((8, 8, 1, 1), code, np.int8),
+        "ws": np.full(8, 0.01, np.float32),
+        "wz": np.full(8, zero, np.int8),
+    }
     proto.graph.initializer.extend(numpy_helper.from_array(value, name) for name, value in stored.items())
-    plan = state_placement(proto, load_config("ort-int8", {"rules": [FORCE]}), existing=find_existing(proto)).default()
-    assert plan.sites == ()
-    assert {one.subject: (one.rule, one.code, one.reason.partition(":")[0]) for one in plan.left_float} == {
-        "a": ("kept", "F107", "its weight is already quantized in the model, and its other tensors are not"),
+    return proto
+
+
+def plan_forced(proto: onnx.ModelProto, preset: str = "ort-int8") -> Plan:
+    return state_placement(proto, load_config(preset, {"rules": [FORCE]}), existing=find_existing(proto)).default()
+
+
+def test_an_operator_whose_weight_alone_has_a_pair_gets_the_others() -> None:
+    plan = plan_forced(half_quantized())
+    assert table(plan) == {"x": "activation: a/in0", "r": "activation: *"}
+    (weight,) = (pair for pair in plan.existing if pair.role is Role.WEIGHT)
+    assert (weight.site, weight.consumers) == (TensorId("wq"), (Edge("a", 1),))
+    assert {line.subject: line.code for line in plan.left_float} == {"h": "F107"}
+
+
+@pytest.mark.parametrize(
+    ("preset", "code", "zero", "obstacle"),
+    [
+        ("ort-int8", 127, 0, "in integers whose sums overflow 16 bits on CPUs without VNNI"),
+        ("trt-int8", 1, 3, "in a form that only float data are multiplied by"),
+    ],
+)
+def test_an_operator_whose_stored_weight_no_kernel_reads_stays_as_it_is(
+    preset: str, code: int, zero: int, obstacle: str
+) -> None:
+    plan = plan_forced(half_quantized(code, zero), preset)
+    assert "a" not in {edge.node for site in plan.sites for edge in site.consumers or ()}
+    (line,) = (line for line in plan.left_float if line.subject == "a")
+    assert line.reason.startswith(f"its weight is already quantized in the model, {obstacle}")
+
+
+def test_weights_that_are_stored_already_are_not_quantized_again() -> None:
+    assert list(table(plan_forced(half_quantized(), "ort-int8-weights"))) == ["v"]
+
+
+def test_an_operator_stays_float_that_gives_its_result_out_beside_a_pair() -> None:
+    plan = plan_forced(half_quantized())
+    assert {line.subject: (line.rule, line.code, line.reason) for line in plan.left_float} == {
         "h": ("kept", "F107", "the model gives its result out in float beside a pair that is kept"),
     }
