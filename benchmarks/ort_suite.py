@@ -7,14 +7,16 @@ The folder is that of a checkout of onnxruntime, near the version that is instal
 folder, where nothing but the import changes, and each runs in a process of its own: once with onnxruntime, once with
 onnxq, and once more with onnxq where all operators are named, so that those that int8 would not pay for are quantized,
 the helpers that count operators only note what they find, and loaded models have their tensors under onnxruntime's
-names: the numbers are compared all the same. The table has a line for each file. It needs `pip install parameterized`.
+names: the numbers are compared all the same. A fourth run names MinMax where a test leaves `calibrate_method` out, as
+onnxruntime's default is, and onnxq's is not. The table has a line for each file. It needs `pip install parameterized`.
 
 passed      as they are
 alone       fails by placement or by names alone: everything else that the test checks holds
+ranges      and by ranges chosen by their error, where the test names no method of calibration
 placement   the test itself counts operators, or reads a pair that is not there
 names       the test reads what stands in a configuration, or the order of initializers
 accepted    onnxruntime refuses what the test does, and onnxq does it
-numbers     other numbers: ranges that clip rare values, as that makes the smaller error; ties; a floor of scales
+numbers     other numbers: ties, a floor of scales, answers nearer to float
 other       anything else
 theirs      fails with onnxruntime, too, here
 """
@@ -45,6 +47,7 @@ import importlib
 import onnx
 import op_test_utils
 
+from onnxq.compat import CalibrationMethod
 from onnxq.compat.options import Unasked
 
 def note(name):
@@ -74,6 +77,8 @@ def force(quantize):
         if not any(names and not isinstance(names, Unasked) for names in lists):
             graph = (model_input if hasattr(model_input, "graph") else onnx.load(model_input)).graph
             kwargs["op_types_to_quantize"] = sorted({node.op_type for node in graph.node})
+        if EXACT and quantize.__name__ == "quantize_static":
+            kwargs.setdefault("calibrate_method", CalibrationMethod.MinMax)
         return quantize(model_input, model_output, *args, **kwargs)
 
     return run
@@ -105,6 +110,12 @@ TYPED = [onnx.TensorProto.DataType.Value(name) for name in ("FLOAT", "INT8", "UI
 real = onnx.load
 onnx.load = onnx.load_model = load
 """
+_RUNS = {
+    "own": {"ours": True},
+    "theirs": {"ours": False},
+    "lenient": {"ours": True, "lenient": True},
+    "exact": {"ours": True, "lenient": True, "exact": True},
+}
 # Seconds for a file.
 _LIMIT = 1200
 # In the text of a failure, the first that matches; else other.
@@ -128,14 +139,14 @@ class Outcome:
     failures: dict[str, str] = field(default_factory=dict)
 
 
-def copy_tests(source: Path, target: Path, *, ours: bool, lenient: bool) -> list[Path]:
-    """Copy the tests, with our import in the place of theirs; returns the files."""
+def copy_tests(source: Path, target: Path, *, ours: bool, lenient: bool = False, exact: bool = False) -> list[Path]:
+    """Copy the tests, with our import in the place of theirs; returns the files. exact: MinMax where none is named."""
     shutil.copytree(source, target)
     for path in target.glob("*.py") if ours else ():
         text = path.read_text()
         path.write_text(_IMPORT.sub(lambda m: f"onnxq{m[1]}compat" + " as quantization" * (m[1] != "."), text))
     if lenient:
-        (target / "conftest.py").write_text(_LENIENT)
+        (target / "conftest.py").write_text(f"EXACT = {exact}\n{_LENIENT}")
     plots = target / "onnx_array_api" / "plotting"
     plots.mkdir(parents=True)
     (plots / "text_plot.py").write_text(_PLOT)
@@ -153,8 +164,7 @@ def run_file(path: Path) -> Outcome:
         outcome.failures["(file)"] = f"not done after {_LIMIT} s"
         return outcome
     if not log.exists():
-        outcome.failures["(file)"] = done.stdout[-2000:] + done.stderr[-2000:]
-        return outcome
+        raise SystemExit(f"{path} does not run:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
     for case in ElementTree.parse(log).iter("testcase"):
         name = case.get("name") or path.name
         problem = next((child for child in case if child.tag in ("failure", "error")), None)
@@ -168,12 +178,14 @@ def run_file(path: Path) -> Outcome:
     return outcome
 
 
-def find_reason(name: str, theirs: Outcome, lenient: Outcome) -> str:
-    """Why a test fails, by the same test with onnxruntime, and without counts and names."""
+def find_reason(name: str, theirs: Outcome, lenient: Outcome, exact: Outcome) -> str:
+    """Why a test fails, by the same test with onnxruntime, without counts and names, and on ranges of MinMax."""
     if name in theirs.failures:
         return "theirs"
     if name not in lenient.failures:
         return "alone"
+    if name not in exact.failures:
+        return "ranges"
     text = lenient.failures[name]
     return next((reason for reason, pattern in _REASONS.items() if re.search(pattern, text)), "other")
 
@@ -188,15 +200,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     runs = []
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(options.jobs) as pool:
-        for ours, lenient in ((True, False), (False, False), (True, True)):
-            files = copy_tests(options.tests, Path(folder, f"{ours}{lenient}"), ours=ours, lenient=lenient)
+        for name, how in _RUNS.items():
+            files = copy_tests(options.tests, Path(folder, name), **how)
             runs.append(
                 list(pool.map(run_file, [path for path in files if path.name in (options.only or [path.name])]))
             )
-    reasons = ("alone", *_REASONS, "other", "theirs")
+    reasons = ("alone", "ranges", *_REASONS, "other", "theirs")
     rows, total = [], Counter[str]()
-    for own, theirs, lenient in zip(*runs, strict=True):
-        by_test = {name: find_reason(name, theirs, lenient) for name in own.failures}
+    for own, theirs, lenient, exact in zip(*runs, strict=True):
+        by_test = {name: find_reason(name, theirs, lenient, exact) for name in own.failures}
         counts = Counter(by_test.values())
         counts.update({"imports": int(own.imports), "passed": len(own.passed), "skipped": own.skipped})
         total.update(counts)
