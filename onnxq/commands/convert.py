@@ -141,7 +141,10 @@ def _choose_form(source: QuantizedSource, to: str, overrides: Overrides) -> tupl
     if mode == "dynamic" and f"{to}-dynamic" in list_presets():
         return f"{to}-dynamic", overrides
     if mode != "weight-only":
-        return f"{to}-int8", overrides
+        widths = [pair.spec.bits for pair in source.existing.by_tensor.values()]
+        # Where the engine computes on 16 bits, a file of 16 bits stays one.
+        wide = f"{to}-a16w8" if 2 * widths.count(16) > len(widths) else ""
+        return wide if wide in list_presets() else f"{to}-int8", overrides
     spec = grains.most_common(1)[0][0] if grains else None
     bits = 4 if spec is not None and spec.bits <= 4 else 8
     preset = f"{to}-int{bits}-weights"

@@ -22,6 +22,7 @@ from onnxq.cli import cli
 from onnxq.errors import ConfigError, ModelError
 from onnxq.numerics import dequantize, quantize
 from onnxq.pipeline.retarget import Kept, _fit_scale
+from onnxq.sites import Role
 from onnxq.spec import PerChannel, QParams, QuantSpec
 from tests.pipeline.models import EVERYTHING, Reader, images, residual
 
@@ -183,3 +184,17 @@ def test_stored_integers_survive_another_form(codes: list[int], scale: float, sh
     assert fitted is not None
     assert quantize(value, fitted, spec).tolist() == np.asarray(codes).reshape(4, 2).tolist()
     assert dequantize(quantize(value, fitted, spec), fitted, spec).tobytes() == value.tobytes()
+
+
+@pytest.mark.parametrize(("to", "bits", "least_db"), [("qnn", 16, 80), ("ort", 8, 35), ("trt", 8, 35)])
+def test_activations_keep_16_bits_where_the_engine_computes_on_them(
+    folder: Path, tmp_path: Path, to: str, bits: int, least_db: float
+) -> None:
+    wide = tmp_path / "wide.onnx"
+    types = {"activation_type": QuantType.QUInt16, "weight_type": QuantType.QInt8}
+    quantize_static(folder / "m.onnx", wide, Reader(images()["x"]), per_channel=True, **types)
+    done = onnxq.convert(wide, to, images(), overrides=QUICK)
+    assert {site.spec.bits for site in done.result.plan.sites if site.role is Role.ACTIVATION} == {bits}
+    assert {site.how for site in done.sites if site.role == "weight"} == {Kept.INTEGERS}
+    assert done.answers is not None
+    assert done.answers.after > least_db
