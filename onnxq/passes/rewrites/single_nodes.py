@@ -21,8 +21,8 @@ _NEUTRAL = {"Mul": 1.0, "Div": 1.0, "Add": 0.0, "Sub": 0.0}
 def remove_dead(_ctx: RunContext, state: FloatState) -> FloatStep:
     """Bypass nodes that do nothing in inference, then remove those that nobody reads.
 
-    Identity, Dropout, neutral arithmetic, a Cast to the same type, an empty Pad. They hide patterns (x · Sigmoid(1·x))
-    and, between pairs, cost a float kernel. Whatever names a (sub)graph output stays.
+    Identity, Dropout, neutral arithmetic, a Cast to the same type, an empty Pad, a Gather of all places in order. They
+    hide patterns (x · Sigmoid(1·x)) and, between pairs, cost a float kernel. Whatever names a (sub)graph output stays.
     """
     view, edit = View(state.model), Edit(state.model)
     alias: dict[TensorId, TensorId] = {}
@@ -59,7 +59,25 @@ def _find_repeated(view: View, node: NodeRef) -> TensorId | None:
     if node.op_type == "Pad":
         amounts = pad_amounts(view, node, None if x is None else view.find_rank(x))
         return x if amounts is not None and not any(amounts) else None
+    if node.op_type == "Gather" and x is not None:
+        return _find_ordered(view, node, x)
     return _find_neutral(view, node) if node.op_type in _NEUTRAL else None
+
+
+def _find_ordered(view: View, node: NodeRef, x: TensorId) -> TensorId | None:
+    """What a Gather of all places in order repeats: its input, or what was flattened in front of it.
+
+    torch's exporter writes `as_strided` so, behind each global mean; the NPU's compiler crashes on it.
+    """
+    places, shape = view.find_constant(node, 1), view.index.find_shape(x)
+    if places is None or shape is None or len(shape) != 1:
+        return None
+    if not np.array_equal(np.ravel(places), np.arange(places.size)) or shape != (places.size,):
+        return None
+    maker = view.find_producer(x, "Reshape", "Flatten")
+    source = x if maker is None else view.find_tensor(maker, 0)
+    same = source is not None and view.index.find_shape(source) == np.shape(places)
+    return source if same else None
 
 
 def _is_inference(view: View, node: NodeRef) -> bool:

@@ -36,6 +36,10 @@ VALUES: dict[str, Any] = {
     "onepad": np.array([0, 1, 0, 0]),
     "deep": np.ones((1, 1, 1), F),
     "axes": np.array([2, 3]),
+    "flat": np.array([-1]),
+    "ordered": np.arange(4),
+    "reversed": np.arange(4)[::-1].copy(),
+    "places": np.arange(4).reshape(1, 4, 1, 1),
     "gamma": np.ones(8, F),
     "same": np.full((4, 1, 1), 0.1, F),
     "steep": np.full(1, 1.5, F),
@@ -53,6 +57,7 @@ def model(lines: str, head: str, out: str, opset: int = 17, **other: Any) -> Any
 MEAN, LAST = "y = ReduceMean <axes = [2,3]> (x)", "y = ReduceMean <axes = [2]> (s)"
 SWITCH = "s = ReduceMax <keepdims = 0> (x) on = Cast <to = 9> (s)"
 NORMED = "h = Add(x, z) y = LayerNormalization(h, gamma)"
+STRIDED = "f = Reshape(x, flat) h = Gather(f, places) y = Relu(h)"
 RELU, LEAKY, MAX = {"Relu": 1}, {"LeakyRelu": 1}, {"Max": 1, "Mul": 1}
 POOL, FLATTENED = {"GlobalAveragePool": 1}, {"GlobalAveragePool": 1, "Flatten": 1}
 # By name: the rewrite, the operators that are left, nodes, inputs and outputs, and the opset.
@@ -68,6 +73,8 @@ REPLACED: dict[str, tuple[Any, ...]] = {
     "minus zero": (remove_dead, RELU, "h = Sub(x, zero) y = Relu(h)", *ROWS),
     "cast to itself": (remove_dead, RELU, "h = Cast <to = 1> (x) y = Relu(h)", *ROWS),
     "empty pad": (remove_dead, RELU, "h = Pad(x, nopads) y = Relu(h)", *ROWS),
+    "gathered in order": (remove_dead, RELU, "h = Gather(x, ordered) y = Relu(h)", "float[4] x", "float[4] y"),
+    "as strided": (remove_dead, RELU, STRIDED, "float[1,4,1,1] x", "float[1,4,1,1] y"),
     "read by nobody": (remove_dead, RELU, "h = Sqrt(x) i = Neg(h) y = Relu(x)", *ROWS),
     "one slope": (replace_prelu, LEAKY, "y = PRelu(x, same)", *IMAGE),
     "a scalar slope": (replace_prelu, LEAKY, "y = PRelu(x, half)", *IMAGE),
@@ -109,6 +116,9 @@ STAYING: dict[str, tuple[Any, ...]] = {
     "a negative": (remove_dead, "h = Sub(zero, x) y = Relu(h)", *ROWS),
     "a rounding cast": (remove_dead, "h = Cast <to = 10> (x) c = Cast <to = 1> (h) y = Relu(c)", *ROWS),
     "a pad": (remove_dead, "h = Pad(x, onepad) y = Relu(h)", "float[N,5] x", "float[A,B] y"),
+    "gathered in reverse": (remove_dead, "h = Gather(x, reversed) y = Relu(h)", "float[4] x", "float[4] y"),
+    "gathered in part": (remove_dead, "h = Gather(x, ordered) y = Relu(h)", "float[5] x", "float[4] y"),
+    "strided to another shape": (remove_dead, STRIDED, "float[1,2,1,2] x", "float[1,4,1,1] y"),
     "a slope above one among others": (replace_prelu, "y = PRelu(x, above)", *IMAGE),
     "a slope of 0 among others": (replace_prelu, "y = PRelu(x, with0)", *IMAGE),
     "a slope given at run time": (replace_prelu, "y = PRelu(x, s)", f"{IMAGE[0]}, float[4,1,1] s", IMAGE[1]),
