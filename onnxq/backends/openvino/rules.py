@@ -29,12 +29,29 @@ _SCALED = (*_RECTIFIERS, "Clip", "MaxPool", "AveragePool", *MOVES)
 
 
 def _check_conv(c: Candidate) -> str | None:
-    """As for any product; besides, OpenVINO 2026.4 moves the scales of channels wrongly past two kinds of readers.
+    """As for any product; besides, OpenVINO 2026.4 loses or moves the scales of channels where there is no bias.
 
-    It refuses the network then, or computes something else without a word. A bias keeps scales from going that far.
+    It refuses the network then, or computes something else without a word. A bias keeps the scales where they are, but
+    for one of zeros, which goes when OpenVINO loads the file.
     """
-    reason = None if c.tensor(2) is not None else _explain_moved_scales(c, c.node, rectified=False)
+    bias = c.constant(2)
+    bare = c.tensor(2) is None or (bias is not None and not bias.any())
+    reason = _explain_lost_scales(c) or _explain_moved_scales(c, c.node, rectified=False) if bare else None
     return surroundings.check_weighted(c) if reason is None else reason
+
+
+def _explain_lost_scales(c: Candidate) -> str | None:
+    """Why the scales get lost: sizes change from run to run, and several nodes read the result, but no one Swish."""
+    data = c.tensor(0)
+    shape = None if data is None else c.index.find_shape(data)
+    readers = [c.index.find_node(edge.node) for edge in c.index.list_consumers(c.node.result)]
+    fixed = shape is not None and all(isinstance(size, int) for size in shape)
+    gated = {reader.op_type for reader in readers} in ({"Mul", gate} for gate in _GATES)
+    if fixed or len(readers) < 2 or gated:
+        return None
+    return (
+        "OpenVINO loses the scales of an integer convolution without a bias that several nodes read, while sizes change"
+    )
 
 
 def _explain_moved_scales(c: Candidate, maker: NodeRef, rectified: bool) -> str | None:
