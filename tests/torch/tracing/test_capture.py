@@ -14,6 +14,7 @@ from torch.nn import functional
 
 from onnxq.errors import CalibrationError, DataError, ModelError
 from onnxq.runtime import Session
+from tests.torch.nets import Network
 from torch_frontend.export import to_onnx
 from torch_frontend.quant_model import QuantModel
 from torch_frontend.tracing.capture import take_graph
@@ -222,20 +223,13 @@ def test_a_batch_of_one_is_captured_where_the_batch_becomes_a_constant():
         model(torch.randn(2, 6, 5))
 
 
-class ReadsMode(nn.Module):
-    """Another forward in train mode."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner = nn.Linear(8, 8)
-
-    def forward(self, x: Tensor) -> Tensor:
-        assert isinstance(x, Tensor)
-        return self.inner(x) * 2 if self.training else self.inner(x)
-
-
 def test_another_forward_in_train_mode_is_refused():
-    model = QuantModel(ReadsMode().eval(), target="virtual", example_inputs=torch.randn(2, 8))
+    def compute(network: Network, x: Tensor) -> Tensor:
+        assert isinstance(x, Tensor)
+        return network.inner(x) * (2 if network.training else 1)
+
+    net = Network(compute, inner=nn.Linear(8, 8)).eval()
+    model = QuantModel(net, target="virtual", example_inputs=torch.randn(2, 8))
     assert model.origin is GraphOrigin.EXPORTED
     assert [one.rule for one in model.refusals] == ["mode"]
 
@@ -246,17 +240,13 @@ class Cache:
 
 @pytest.mark.parametrize(("keyed", "name"), [(True, "cache"), (False, "result 1")])
 def test_results_that_the_graph_cannot_return_are_told_by_name(keyed: bool, name: str):
-    class Remembers(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner = nn.Linear(8, 8)
+    def compute(network: Network, x: Tensor) -> dict[str, object] | tuple[object, ...]:
+        assert isinstance(x, Tensor)
+        made = {"out": network.inner(x), "cache": Cache(), "twice": x * 2}
+        return made if keyed else tuple(made.values())
 
-        def forward(self, x: Tensor) -> dict[str, object] | tuple[object, ...]:
-            assert isinstance(x, Tensor)
-            made = {"out": self.inner(x), "cache": Cache(), "twice": x * 2}
-            return made if keyed else tuple(made.values())
-
-    model = QuantModel(Remembers().eval(), target="virtual", example_inputs=torch.randn(2, 8))
+    net = Network(compute, inner=nn.Linear(8, 8)).eval()
+    model = QuantModel(net, target="virtual", example_inputs=torch.randn(2, 8))
     told = [one for one in model.refusals if one.rule == "results"]
     assert [(one.subject, one.code) for one in told] == [(name, "R108")]
     assert "Cache" in told[0].reason
