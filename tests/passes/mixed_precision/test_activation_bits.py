@@ -42,7 +42,7 @@ def test_at_most_half_are_wide_and_the_summary_says_how_many() -> None:
 
 
 def test_more_noise_takes_fewer_wide_operators() -> None:
-    counts = [count_wide(quantize(least))[0] for least in (5.0, 40.0, 90.0)]
+    counts = [count_wide(quantize(least))[0] for least in (5.0, 40.0)]
     assert counts == sorted(counts)
     # LayerNormalization is never narrow; what is asked for may take all operators.
     assert (counts[0], counts[-1]) == (1, count_wide(quantize())[1])
