@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import multiprocessing
 import socket
 from pathlib import Path
 from typing import Any
@@ -61,6 +62,8 @@ def compare(one: nn.Module, other: nn.Module, **how: float) -> None:
         torch.testing.assert_close(mine, theirs, msg=lambda text, name=name: f"{name}: {text}", **how)
 
 
+# What ranks import on their way.
+IMPORTED = ("torch._dynamo", "torch.distributed.checkpoint.state_dict", "torch.distributed.fsdp")
 # Of quantizers, and of observers.
 KINDS = (("uniform", "percentile"), ("lsq", "minmax"), ("lsq+", "minmax"))
 
@@ -110,12 +113,13 @@ def _share_numbers(rank: int, kind: str, observer: str) -> tuple[dict[str, QPara
 
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder with all that two ranks did, which are started once: each imports torch."""
+    """The folder with all that two ranks did; they are started once, and torch is imported once for both."""
     folder = tmp_path_factory.mktemp("ranks")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    mp.spawn(_rank, (port, str(folder)), nprocs=2)
+    multiprocessing.get_context("forkserver").set_forkserver_preload([__name__, *IMPORTED])
+    mp.start_processes(_rank, (port, str(folder)), nprocs=2, start_method="forkserver")
     return folder
 
 
