@@ -16,15 +16,12 @@ from onnxq.passes.registry import PASSES
 from onnxq.wording import abbreviate
 from tests.pipeline.models import BALANCED, EVERYTHING, images, quantize, residual
 
-RULES = [{"op": "*", "set": {"quantize": True}}]
-
 
 @pytest.fixture(scope="module")
 def results() -> dict[str, Any]:
     """A result of each kind that is quick to get."""
     model, data = residual(), images()
-    fast = {"effort": "fast", "latency": False, "rules": RULES}
-    made = onnxq.quantize(model, data, overrides=fast)
+    made = quantize(model, data)
     return {
         "quantize": made,
         "report": made.report,
