@@ -124,9 +124,7 @@ def test_a_second_run_starts_anew() -> None:
 
 def test_progress() -> None:
     told: list[LearningProgress] = []
-    reconstruct(
-        plain_net(), [rows()], settings=Settings(iterations=230, samples=32), progress=told.append
-    )  # fmt: skip
+    reconstruct(plain_net(), [rows()], settings=Settings(iterations=230, samples=32), progress=told.append)
     assert [(p.unit, p.index, p.units, p.iteration, p.iterations) for p in told] == [
         (unit, k, 2, step, 230) for k, unit in enumerate(("0", "2")) for step in (1, 101, 201, 230)
     ]
