@@ -67,7 +67,7 @@ def test_the_rough_site_is_promoted_and_the_rest_stays() -> None:
     account = account_of(done)
     assert account.met
     assert "r" not in names(done)
-    assert {"w3", "f"} <= set(names(done)) or account.operators < 4
+    assert account.operators < 4
     assert account.operators + account.left == 4
     assert sqnr(plain.model) < 30
     assert sqnr(done.model) > 35
@@ -216,20 +216,20 @@ class TestMetric:
         assert len(seen) < 8
 
     def test_the_fewest_steps_are_taken(self) -> None:
-        """The metric is asked after 1, 2, 4 steps and between; the one before the last must not have been enough."""
-        counts: dict[int, float] = {}
+        """Of all files that the metric was asked about, and that hold, the one with most pairs is taken."""
+        counts: set[int] = set()
 
         def sites(model: object) -> float:
             proto = onnx.load(model.path)  # type: ignore[attr-defined]
             left = sum(node.op_type == "QuantizeLinear" for node in proto.graph.node)
-            counts[left] = -float(left)
+            counts.add(left)
             return -float(left)
 
         done = quantize("coarse", metric=sites, max_drop=3)
         account = account_of(done)
         assert account.met
-        assert -account.value <= 3
-        assert max(left for left in counts if left > 3) > 3
+        assert max(counts) > 3
+        assert -account.value == max(left for left in counts if left <= 3)
 
     def test_from_a_file(self, tmp_path: Path) -> None:
         (tmp_path / "m.py").write_text("def one(model):\n    return 1.0\ndef bad(model):\n    return 'x'\n")
