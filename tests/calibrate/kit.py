@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -45,6 +47,19 @@ def numbers(found: Plan) -> list[tuple[bytes, bytes] | None]:
 
 def scale_of(low: float, high: float) -> np.float32:
     return np.float32((max(high, 0.0) - min(low, 0.0)) / 255)
+
+
+def watch_steps(
+    advance: Callable[[int], object], begin: Callable[[int | None], object] = lambda _: None
+) -> Callable[..., AbstractContextManager[Any]]:
+    """A progress whose steps are handed on, and the number of them as it begins."""
+
+    @contextmanager
+    def progress(description: str, total: int | None = None) -> Iterator[Any]:
+        begin(total)
+        yield SimpleNamespace(advance=lambda steps=1: advance(steps))
+
+    return progress
 
 
 # Additions and products of small integers: exact in float32 whatever the batch and the kernel.

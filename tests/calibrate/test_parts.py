@@ -19,7 +19,7 @@ from onnxq.observers import list_observers
 from onnxq.plan import Plan
 from onnxq.runtime.crew import Crew
 from onnxq.workers import Journal, Workers
-from tests.calibrate.kit import EXACT, EXACT_SITES, dataset, integers, numbers, plan, site
+from tests.calibrate.kit import EXACT, EXACT_SITES, dataset, integers, numbers, plan, site, watch_steps
 from tests.passes.rounding.test_shared_work import Twice
 
 ROWS = integers(10)
@@ -131,22 +131,12 @@ def test_processes_and_journals_give_the_same_numbers(processes: Crew, tmp_path:
 def test_a_killed_worker_changes_nothing(processes: Crew) -> None:
     killed: list[int] = []
 
-    class Killing:
-        """A progress that kills a worker after some samples."""
+    def kill(_: int) -> None:
+        if not killed:
+            killed.append(processes.workers.members[0].process.pid)  # type: ignore[attr-defined]
+            os.kill(killed[0], signal.SIGKILL)
 
-        def __init__(self, *_: object) -> None: ...
-
-        def __enter__(self) -> Killing:
-            return self
-
-        def __exit__(self, *_: object) -> None: ...
-
-        def advance(self, steps: int = 1) -> None:
-            if not killed:
-                killed.append(processes.workers.members[0].process.pid)  # type: ignore[attr-defined]
-                os.kill(killed[0], signal.SIGKILL)
-
-    found = calibrate(EXACT, PLAN, SAMPLES, crew=processes, progress=Killing)
+    found = calibrate(EXACT, PLAN, SAMPLES, crew=processes, progress=watch_steps(kill))
     assert killed
     assert numbers(found) == numbers(calibrate(EXACT, PLAN, SAMPLES))
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import onnx
 import pytest
@@ -43,7 +45,6 @@ def test_ranges_are_those_of_all_samples() -> None:
     a = rows * np.array([1, -2, 3], np.float32)[:, None]
     found = calibrate(EXACT, plan(site("x"), site("a")), dataset(EXACT, rows))
     for one, values in zip(found.sites, (rows, a), strict=True):
-        assert one.qparams is not None
         assert one.qparams.scale == scale_of(values.min(), values.max())
         assert one.qparams.zero_point == np.clip(np.rint(-values.min() / one.qparams.scale), 0, 255)
         assert one.qparams.origin == "minmax over 7 samples"
@@ -56,8 +57,6 @@ def test_a_bound_and_the_observer_of_the_site_are_kept_to() -> None:
     clipped = site("a", ObserverSpec("percentile", (("percentile", 90.0),)))
     found = calibrate(EXACT, plan(wide, clipped), dataset(EXACT, rows))
     bounded, percentile = (one.qparams for one in found.sites)
-    assert bounded is not None
-    assert percentile is not None
     assert bounded.zero_point == 0
     assert np.float32(255) * bounded.scale <= 20
     a = rows * np.array([1, -2, 3], np.float32)[:, None]
@@ -68,9 +67,6 @@ def test_a_bound_and_the_observer_of_the_site_are_kept_to() -> None:
 def test_weights_and_biases_follow_their_kin() -> None:
     found = calibrate(CONV, conv_plan(), dataset(CONV, IMAGES))
     x, w, b, _ = (one.qparams for one in found.sites)
-    assert x is not None
-    assert w is not None
-    assert b is not None
     plain = weight_qparams(WEIGHT, W)
     np.testing.assert_array_equal(w.scale[[0, 2]], plain.scale[[0, 2]])
     # Channel 1 is dead with a huge bias: its scale is raised until the bias fits into an int32.
@@ -82,8 +78,7 @@ def test_weights_and_biases_follow_their_kin() -> None:
 
 
 def test_weights_need_no_samples_and_activations_do() -> None:
-    weights = plan(site("w", role=Role.WEIGHT, spec=W))
-    assert calibrate(CONV, weights).calibrated
+    assert calibrate(CONV, plan(site("w", role=Role.WEIGHT, spec=W))).calibrated
     with pytest.raises(PlanError, match="no samples"):
         calibrate(CONV, conv_plan())
 
@@ -95,7 +90,6 @@ def test_given_numbers_stay_and_are_passed_on() -> None:
     found = calibrate(EXACT, shared, dataset(EXACT, rows))
     assert found.sites[0].qparams == given
     assert found.sites[1].qparams == given
-    assert found.sites[2].qparams is not None
     assert found.sites[2].qparams.scale == scale_of(rows.min(), rows.max())
     again = calibrate(EXACT, found)
     assert again == found
@@ -122,7 +116,6 @@ def test_an_edge_is_the_tensor_it_reads() -> None:
 
 def test_an_activation_site_on_a_constant_needs_no_run() -> None:
     found = calibrate(EXACT, plan(site("w")))
-    assert found.sites[0].qparams is not None
     assert found.sites[0].qparams.scale == scale_of(-2, 3)
 
 
@@ -134,6 +127,10 @@ def given(*scale: float) -> QParams:
     return QParams(array, np.zeros(array.shape, np.int32))
 
 
+WEIGHT_SITE = site("w", role=Role.WEIGHT, spec=W)
+MISFITS = [site("x", qparams=given(0.1)), replace(WEIGHT_SITE, qparams=given(0.1, 0.2)), site("b", **DERIVED)]
+
+
 @pytest.mark.parametrize(
     ("wrong", "subject", "code", "told"),
     [
@@ -143,16 +140,7 @@ def given(*scale: float) -> QParams:
         ([site("x", role=Role.WEIGHT, spec=W)], "x", "Q404", "not a constant"),
         ([site("x", spec=QuantSpec(granularity=PerChannel(0)))], "x", "Q403", "one scale per tensor"),
         ([site("w", role=Role.BIAS, spec=B)], "w", "Q403", "derives from"),
-        (
-            [
-                site("x", qparams=given(0.1)),
-                site("w", role=Role.WEIGHT, spec=W, qparams=given(0.1, 0.2)),
-                site("b", **DERIVED),
-            ],
-            "b",
-            "Q407",
-            "do not fit",
-        ),
+        (MISFITS, "b", "Q407", "do not fit"),
     ],
 )
 def test_sites_that_do_not_fit_the_model(wrong: list[SitePlan], subject: str, code: str, told: str) -> None:
@@ -170,7 +158,7 @@ def test_sites_that_do_not_fit_the_model(wrong: list[SitePlan], subject: str, co
 )
 def test_a_wrong_setting_is_named_beside_the_site(observer: ObserverSpec, code: str, subject: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        calibrate(CONV, plan(site("w", observer, role=Role.WEIGHT, spec=W)))
+        calibrate(CONV, plan(replace(WEIGHT_SITE, observer=observer)))
     assert (caught.value.code, caught.value.subject) == (code, subject)
 
 
@@ -181,7 +169,7 @@ def test_nan_in_a_weight_names_it() -> None:
     bad[0, 0, 0, 0] = np.nan
     broken.graph.initializer[1].CopyFrom(onnx.numpy_helper.from_array(bad, "w"))
     with pytest.raises(CalibrationError) as raised:
-        calibrate(broken, plan(site("w", role=Role.WEIGHT, spec=W)))
+        calibrate(broken, plan(WEIGHT_SITE))
     assert (raised.value.code, raised.value.subject) == ("Q503", "w")
 
 
@@ -238,9 +226,7 @@ def test_a_branch_that_never_ran_has_no_numbers_and_says_so() -> None:
     )
     found = calibrate(BRANCHES, sites, load_data(data, GraphIndex(BRANCHES).inputs))
     unrun, ran, deeper, inner, kept, bias = (one.qparams for one in found.sites)
-    assert unrun is None
-    assert deeper is None
-    assert bias is None
+    assert (unrun, deeper, bias) == (None, None, None)
     assert kept is not None
     assert ran == qparams_from_range(-15, 15, U8, origin="minmax over 4 samples")
     assert inner == qparams_from_range(0, 15, U8, origin="minmax over 4 samples")

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
-import onnx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -18,7 +15,7 @@ from onnxq.calibrate import calibrate, taps
 from onnxq.errors import ModelError
 from onnxq.runtime import Session
 from onnxq.sites import TensorId
-from tests.calibrate.kit import EXACT, EXACT_SITES, dataset, integers, model, numbers, plan, site
+from tests.calibrate.kit import EXACT, EXACT_SITES, dataset, integers, model, numbers, plan, site, watch_steps
 
 OBSERVERS = ("minmax", "moving_average", "percentile", "mse", "entropy", "aciq")
 
@@ -52,7 +49,6 @@ def test_ragged_samples_are_all_seen() -> None:
     alone = calibrate(pool, sites, dataset(pool, feeds))
     together = calibrate(pool, sites, dataset(pool, feeds), batch=4)
     assert numbers(alone) == numbers(together)
-    assert alone.sites[1].qparams is not None
     assert alone.sites[1].qparams.scale == np.float32(9 / 255)
 
 
@@ -130,20 +126,12 @@ def test_a_larger_sample_later_on_is_split_up(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_progress_is_told_for_every_sample_of_every_pass() -> None:
-    told: dict[str, int] = {}
-
-    class Task:
-        def advance(self, steps: int = 1) -> None:
-            told["done"] = told.get("done", 0) + steps
-
-    @contextmanager
-    def progress(description: str, total: int | None = None) -> Iterator[Task]:
-        told["total"] = total or 0
-        yield Task()
-
+    steps: list[int] = []
+    totals: list[int | None] = []
     sites = plan(*(site(name) for name in EXACT_SITES))
+    progress = watch_steps(steps.append, totals.append)
     calibrate(EXACT, sites, dataset(EXACT, integers(6)), batch=2, memory_limit=200, progress=progress)
-    assert told == {"total": 3 * 6, "done": 3 * 6}
+    assert (totals, sum(steps)) == ([3 * 6], 3 * 6)
 
 
 _CHILD = """
@@ -185,4 +173,3 @@ def test_the_model_is_not_changed() -> None:
     before = EXACT.SerializeToString(deterministic=True)
     calibrate(EXACT, plan(site("a"), site("c")), dataset(EXACT, integers(3)), memory_limit=1)
     assert EXACT.SerializeToString(deterministic=True) == before
-    assert isinstance(EXACT, onnx.ModelProto)

@@ -1,19 +1,20 @@
-"""Choices of two models counted: rows of a TopK, labels, boxes that are kept, positions of a mask."""
+"""Choices of two models counted, and outputs of which people read the largest."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
+from onnx import parser
 
-from onnxq.evaluation.agreement import AgreementSums
+from onnxq.evaluation.agreement import AgreementSums, find_class_scores
 from onnxq.evaluation.selections import Selection, Selections, name_own
+from onnxq.graph import GraphIndex, infer_shapes, name_nodes
 
 
 def count(op: str, choice: object, own: object, axis: int = -1) -> tuple[float, float]:
     """(chosen, shared) of one sample."""
-    one = Selection(
-        "node", op, (("v", 1), ("i", 7)) if op == "TopK" else (("i", 7),), (("x in front of node", 0),), axis
-    )
+    inputs = (("v", 1), ("i", 7)) if op == "TopK" else (("i", 7),)
+    one = Selection("node", op, inputs, (("x in front of node", 0),), axis)
     sums = AgreementSums(Selections((one,)))
     outputs = {name_own("i"): np.array(own), "y": np.zeros(1)}
     sums.update({"i": np.array(choice)}, outputs)
@@ -50,3 +51,29 @@ def test_samples_are_added_up_and_a_choice_without_counterpart_is_left_out() -> 
     for own in (1, 1, 1, 2):
         sums.update({"a": np.array([1]), "b": np.array([1])}, {name_own("a"): np.array([own])})
     assert [(found.node, found.chosen, found.shared) for found in sums.results()] == [("a", 1, 0.75)]
+
+
+# ---- Outputs that look like scores of classes: by name, by Softmax, and perhaps where a product makes them.
+
+
+@pytest.mark.parametrize(
+    ("body", "found"),
+    [
+        ("(float[N,8] x, float[8,4] w) => (float[N,4] logits) { logits = MatMul(x, w) }", {"logits": True}),
+        ("(float[N,8] x, float[8,4] w) => (float[N,4] y) { y = MatMul(x, w) }", {"y": False}),
+        ("(float[N,8] x, float[8,4] w, float[4] b) => (float[N,4] y) { h = MatMul(x, w) y = Add(h, b) }", {"y": False}),
+        ("(float[N,8] x, float[8,4] w) => (float[N,4] y) { h = MatMul(x, w) s = Softmax(h) y = Identity(s) }",
+         {"y": True}),
+        ("(float[N,8,4] x) => (float[N,8,4] y) { y = Softmax <axis=1>(x) }", {}),
+        ("(float[N,5,8] x, float[8,4] w) => (float[N,5,4] Logits) { Logits = MatMul(x, w) }", {"Logits": True}),
+        # Hidden states, a picture, one number, a label.
+        ("(float[N,5,8] x, float[8,4] w) => (float[N,5,4] y) { y = MatMul(x, w) }", {}),
+        ("(float[N,4,8,8] x) => (float[N,4,8,8] logits) { logits = Relu(x) }", {}),
+        ("(float[N,8] x, float[8,1] w) => (float[N,1] score) { score = MatMul(x, w) }", {}),
+        ("(float[N,8] x) => (int64[N] classes) { classes = ArgMax <axis=1, keepdims=0>(x) }", {}),
+        ("(float[N,8] x, float[N,8] z) => (float[N,8] y) { y = Add(x, z) }", {}),
+    ],
+)  # fmt: skip
+def test_outputs_that_look_like_scores_of_classes(body: str, found: dict[str, bool]) -> None:
+    proto = parser.parse_model(f'<ir_version: 8, opset_import: ["" : 17]> g {body}')
+    assert find_class_scores(GraphIndex(infer_shapes(name_nodes(proto)))) == found

@@ -6,7 +6,6 @@ from contextlib import nullcontext
 
 import numpy as np
 import pytest
-from onnx import parser
 
 from onnxq.errors import VerificationError
 from onnxq.evaluation import trials  # noqa: F401 (its sums can be packed from here on)
@@ -19,6 +18,7 @@ from onnxq.evaluation.compare import (
     pair_outputs,
 )
 from onnxq.workers import pack_value, unpack_value
+from tests.graph.kit import model
 
 
 class _Gives:
@@ -82,10 +82,7 @@ def test_the_mean_noise_of_outputs_and_the_worst_of_them() -> None:
 @pytest.mark.parametrize(("name", "size", "fits"), [("y", 4, True), ("z", 4, False), ("y", 5, False)])
 def test_interfaces_must_be_the_same(name: str, size: int, fits: bool) -> None:
     one, other = (
-        parser.parse_model(
-            f'<ir_version: 8, opset_import: ["" : 17]> g (float[{n}] x) => (float[{n}] {out}) {{ {out} = Relu(x) }}'
-        )
-        for out, n in (("y", 4), (name, size))
+        model(f"g (float[{n}] x) => (float[{n}] {out}) {{ {out} = Relu(x) }}") for out, n in (("y", 4), (name, size))
     )
     with nullcontext() if fits else pytest.raises(VerificationError):
         check_interface(one, other)

@@ -41,14 +41,15 @@ def data(proto: onnx.ModelProto, count: int = 5) -> Dataset:
 
 
 @pytest.fixture
-def runs(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    counts: list[int] = []
+def runs(monkeypatch: pytest.MonkeyPatch) -> list[Session]:
+    """Sessions, each time that one runs."""
+    found: list[Session] = []
     real = Session.run
-    monkeypatch.setattr(Session, "run", lambda self, *args: counts.append(1) or real(self, *args))
-    return counts
+    monkeypatch.setattr(Session, "run", lambda self, *args: found.append(self) or real(self, *args))
+    return found
 
 
-def test_each_sample_runs_once_whatever_the_order(runs: list[int]) -> None:
+def test_each_sample_runs_once_whatever_the_order(runs: list[Session]) -> None:
     proto = model()
     samples = data(proto)
     kept = FloatOutputs(proto, samples)
@@ -59,7 +60,7 @@ def test_each_sample_runs_once_whatever_the_order(runs: list[int]) -> None:
     assert not any((again[0] == value).all() for value in again[1:])
 
 
-def test_memory_does_not_grow_with_the_samples(runs: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_does_not_grow_with_the_samples(runs: list[Session], monkeypatch: pytest.MonkeyPatch) -> None:
     proto = model()
     samples = data(proto)
     whole = [value["y"] for value in map(Session(proto, optimize=False).run, samples.samples())]
@@ -132,10 +133,7 @@ def test_a_large_model_is_let_go_of_between_two_others(monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("name", ["detector", "elementwise"])
-def test_the_float_model_runs_once_a_sample(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    runs: list[Session] = []
-    real = Session.run
-    monkeypatch.setattr(Session, "run", lambda self, *args: runs.append(self) or real(self, *args))
+def test_the_float_model_runs_once_a_sample(name: str, runs: list[Session]) -> None:
     reference = ReferenceRunner(network(name), threads=1)
     taking = reference.selections.take_choices(network(name, 0.02))
     off, on = (MatchedRunner(reference, Session(taking, optimize=k, threads=1)) for k in (False, True))

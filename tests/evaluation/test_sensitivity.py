@@ -16,7 +16,7 @@ from onnx import numpy_helper
 
 import onnxq
 from onnxq.cli import cli
-from onnxq.config import Rule, TensorConfig
+from onnxq.config import TensorConfig
 from onnxq.config.commands import ProfileConfig
 from onnxq.config.document import list_choices
 from onnxq.errors import ConfigError, PlanError
@@ -28,22 +28,12 @@ from onnxq.runtime import Session
 from onnxq.sites import Role
 from tests.engines.diff.models import chain, pairs
 from tests.engines.diff.models import samples as rows
-from tests.pipeline.models import EVERYTHING, images, residual
-
-# One activation with two bits, the others with eight: what is to be found.
-ROUGH = EVERYTHING.model_copy(
-    update={
-        "rules": (
-            Rule(tensor="r", role="activation", set={"quantize": True, "bits": 2}),  # type: ignore[arg-type]
-            *EVERYTHING.rules,
-        )
-    }
-)
+from tests.pipeline.models import BALANCED, EVERYTHING, ROUGH, images, quantize, residual
 
 
 @pytest.fixture(scope="module")
 def result() -> onnxq.Result:
-    return onnxq.quantize(residual(), images(), ROUGH, overrides={"latency": False})
+    return quantize(residual(), images(), ROUGH)
 
 
 @pytest.fixture(scope="module")
@@ -67,9 +57,8 @@ def test_the_rough_site_is_found_by_every_reading(profile: onnxq.Profile) -> Non
 def test_figures_are_those_of_the_models_themselves(profile: onnxq.Profile, result: onnxq.Result) -> None:
     plain = Session(residual(), optimize=False)
     taken = onnxq.profile_model(residual(), result.model, images(), overrides={"samples": 16, "by": ["site"]})
-    found = compare_models(
-        {"": (plain, Session(result.model, optimize=False))}, [{"x": s[None]} for s in images()["x"]]
-    )[""]
+    samples = [{"x": sample[None]} for sample in images()["x"]]
+    found = compare_models({"": (plain, Session(result.model, optimize=False))}, samples)[""]
     assert taken.outputs[0].sqnr_db == pytest.approx(found[0].sqnr_db, abs=0.1)
     assert profile.outputs[0].float_db > 100
     assert profile.prefixes[-1].sqnr_db == pytest.approx(profile.sqnr_db)
@@ -88,9 +77,7 @@ def test_scaled_channels_are_compared_with_the_scaled_model() -> None:
     first = next(t for t in proto.graph.initializer if t.name == "w1")
     scaled = numpy_helper.to_array(first) * np.geomspace(0.02, 50, 32).astype(np.float32)[:, None, None, None]
     first.CopyFrom(numpy_helper.from_array(scaled, "w1"))
-    made = onnxq.quantize(
-        proto, images(24), EVERYTHING.model_copy(update={"effort": "balanced"}), overrides={"latency": False}
-    )
+    made = quantize(proto, images(24), BALANCED)
     found = onnxq.profile_model(proto, made.model, images(), overrides={"samples": 2, "by": ["node"]})
     assert found.outputs[0].float_db > 80
     assert found.warnings == ()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import math
 
@@ -12,12 +11,13 @@ import pytest
 import onnxq
 from onnxq.backends import load_config
 from onnxq.commands.diff import describe_unmet
-from onnxq.commands.results import show
+from onnxq.commands.results import show, write_json
 from onnxq.config import Config
 from onnxq.evaluation.accumulator import ErrorAccumulator, OutputAccuracy, SliceSums
 from onnxq.evaluation.compare import compare_models
-from onnxq.report.terminal import TextView
 from tests.evaluation.heads import head, samples
+from tests.pipeline.models import quantize
+from tests.report.kit import shown
 
 RNG = np.random.default_rng(0)
 
@@ -140,40 +140,33 @@ CONFIG: Config = load_config("trt-int8").model_copy(
 def test_scores_beside_boxes_are_seen_from_quantize_to_diff() -> None:
     """As a whole the output is fine; its scores are not, and promotion goes on until they are."""
     model, data = head(noisy=9.0), samples()
-    plain = onnxq.quantize(model, data, CONFIG, overrides={"latency": False})
+    plain = quantize(model, data, CONFIG)
     (check,) = plain.report.checks
     assert check.parts[0] == "[:, 4:, :]"
     assert check.sqnr_db[0] == pytest.approx(25, abs=1.5)
     assert check.whole_db[0] > 36
-    shown = io.StringIO()
-    show(plain.report, TextView(stream=shown, width=200))
-    assert "output0[:, 4:, :] is the part of output0 that is farthest; as a whole it has 3" in shown.getvalue()
+    text = shown(show, plain.report, width=200)
+    assert "output0[:, 4:, :] is the part of output0 that is farthest; as a whole it has 3" in text
 
     found = onnxq.diff(model, plain.model, data, overrides={"engines": ("ort",), "min_sqnr": 32})
     (unmet, *_) = found.unmet
     assert (unmet.output, unmet.part) == ("output0", "[:, 4:, :]")
     assert "SQNR in dB of [:, 4:, :] is 2" in describe_unmet(found, unmet)
-    shown = io.StringIO()
-    show(found, TextView(stream=shown, width=200))
-    assert "output0[:, 4:, :]" in shown.getvalue()
-    shown = io.StringIO()
-    show(found, TextView(as_json=True, stream=shown))
-    error = json.loads(shown.getvalue())["outputs"][0]["accuracy"][0]
+    assert "output0[:, 4:, :]" in shown(show, found, width=200)
+    error = json.loads(write_json(found))["outputs"][0]["accuracy"][0]
     assert error["part"] == "[:, 4:, :]"
     assert error["whole_db"] > error["sqnr_db"] + 10
 
-    better = onnxq.quantize(model, data, CONFIG, overrides={"latency": False, "min_sqnr": 32})
+    better = quantize(model, data, CONFIG, min_sqnr=32)
     promotion = better.report.promotion
-    assert promotion is not None
     assert promotion.met
     assert [step.nodes for step in promotion.steps] == [("score_map",)]
     assert min(better.report.checks[0].sqnr_db) >= 32
 
 
 def test_a_wish_that_does_not_hold_names_the_part() -> None:
-    found = onnxq.quantize(head(noisy=9.0), samples(), CONFIG, overrides={"latency": False, "min_sqnr": 500})
+    found = quantize(head(noisy=9.0), samples(), CONFIG, min_sqnr=500)
     promotion = found.report.promotion
-    assert promotion is not None
     if promotion.value == math.inf:
         pytest.skip("on this CPU everything in float gives the float model's answers bit for bit")
     assert not promotion.met

@@ -13,7 +13,7 @@ import onnx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from onnxruntime.quantization import CalibrationDataReader, QuantFormat, quantize_static
+from onnxruntime.quantization import QuantFormat, quantize_static
 
 import onnxq
 from onnxq.backends import load_config
@@ -29,7 +29,8 @@ from onnxq.runtime import Session
 from onnxq.sites import Role
 from tests.engines.diff.models import chain, pairs, samples
 from tests.passes.kit import parse
-from tests.pipeline.models import EVERYTHING, images, residual
+from tests.pipeline import models
+from tests.pipeline.models import EVERYTHING, Reader, images, residual
 from tests.pipeline.test_traps import branches
 
 FEEDS = {"x": images(1, seed=9)["x"]}
@@ -57,7 +58,7 @@ LINES = {"x": samples(4, seed=3)["x"]}
 
 @cache
 def quantize(**update: Any) -> onnxq.Result:
-    return onnxq.quantize(residual(), images(), EVERYTHING.model_copy(update=update), overrides={"latency": False})
+    return models.quantize(residual(), images(), EVERYTHING.model_copy(update=update))
 
 
 def prepare(proto: onnx.ModelProto, target: str = "ort") -> onnx.ModelProto:
@@ -67,40 +68,30 @@ def prepare(proto: onnx.ModelProto, target: str = "ort") -> onnx.ModelProto:
 def by_preset(preset: str) -> Case:
     data = [{"x": part} for part in np.split(samples(48)["x"], 12)]
     config = load_config(preset).model_copy(update={"rules": EVERYTHING.rules, "effort": "fast"})
-    result = onnxq.quantize(chain(), data, config, overrides={"latency": False})
+    result = models.quantize(chain(), data, config)
     return Case(prepare(chain(), result.plan.target), result.model, LINES)
 
 
 def branching(flag: bool) -> Case:
     data = [{"x": s[None], "flag": np.array(k % 2 == 0)} for k, s in enumerate(images()["x"])]
-    result = onnxq.quantize(branches(), data, EVERYTHING, overrides={"latency": False})
+    result = models.quantize(branches(), data)
     return Case(prepare(branches()), result.model, {**FEEDS, "flag": np.array(flag)})
-
-
-class _Reader(CalibrationDataReader):
-    def __init__(self, data: dict[str, np.ndarray]) -> None:
-        self._left = iter([{"x": row[None]} for row in data["x"]])
-
-    def get_next(self) -> dict[str, np.ndarray] | None:
-        return next(self._left, None)
 
 
 def by_onnxruntime() -> Case:
     with TemporaryDirectory() as folder:
         float_path, path = f"{folder}/m.onnx", f"{folder}/q.onnx"
         onnx.save(name_nodes(residual()), float_path)
-        quantize_static(float_path, path, _Reader(images()), quant_format=QuantFormat.QDQ)
+        quantize_static(float_path, path, Reader(images()["x"]), quant_format=QuantFormat.QDQ)
         return Case(name_nodes(residual()), onnx.load(path))
 
 
+PRESETS = ("ort-int4-weights", "ort-int8-weights", "trt-int8", "ort-uint16-activations")
 CASES: dict[str, Callable[[], Case]] = {
     "our own": lambda: Case(prepare(residual()), quantize().model),
     "a branch that runs": lambda: branching(True),
     "a branch that does not": lambda: branching(False),
-    **{
-        preset: partial(by_preset, preset)
-        for preset in ("ort-int4-weights", "ort-int8-weights", "trt-int8", "ort-uint16-activations")
-    },
+    **{preset: partial(by_preset, preset) for preset in PRESETS},
     "pairs made by hand, without notes": lambda: Case(name_nodes(chain()), pairs(chain()), LINES),
     "another tool's": by_onnxruntime,
 }

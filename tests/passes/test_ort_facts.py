@@ -22,10 +22,18 @@ RNG = np.random.default_rng(0)
 WEIGHT = RNG.integers(-63, 64, (16, 16, 1, 1)).astype(np.int8)
 WIDE = RNG.integers(-63, 64, (16, 16, 3, 3)).astype(np.int8)
 SCALES = RNG.uniform(0.002, 0.01, 16).astype(F)
-PAIR_IN = "q = QuantizeLinear(x, s, z) d = DequantizeLinear(q, s, z) "
+
+
+def pair(old: str, new: str, scale: str = "s", point: str = "z") -> str:
+    """Nodes that write `old` as `new`, quantized."""
+    return f" {new}_q = QuantizeLinear({old}, {scale}, {point}) {new} = DequantizeLinear({new}_q, {scale}, {point}) "
+
+
+PAIR_IN, PAIR_OUT = pair("x", "d"), pair("v", "y", "t", "u")
 CONV = "k = DequantizeLinear <axis = 0> (w, sw) c = Conv(d, k) "
-PAIR_OUT = " o = QuantizeLinear(v, t, u) y = DequantizeLinear(o, t, u)"
-HELD = {"w": WEIGHT, "sw": SCALES, "s": np.asarray(F(0.03)), "z": np.uint8(120)}
+HELD = {"w": WEIGHT, "sw": SCALES, "s": 0.03, "z": np.uint8(120)}
+OUT = {"t": 0.04, "u": np.uint8(120)}
+SQUARE = {**HELD, "w": WEIGHT.reshape(16, 16)}
 
 
 def quantized(
@@ -33,29 +41,26 @@ def quantized(
     scale: float = 0.04,
     zero: np.generic | int = 120,
     opset: int = 17,
-    x: str = "1,16,14,14",
     out: str = "A,B,C,D",
-    conv: str = CONV,
-    **other: np.ndarray | np.generic,
+    **other: np.ndarray | np.generic | float,
 ) -> ModelProto:
     """pair, Conv with int8 weights writing c, `middle` from c to v, pair."""
-    text = f"g (float[{x}] x) => (float[{out}] y) {{ {PAIR_IN}{conv}{middle}{PAIR_OUT} }}"
-    held = HELD if conv else {name: HELD[name] for name in "sz"}
+    text = f"g (float[1,16,14,14] x) => (float[{out}] y) {{ {PAIR_IN}{CONV}{middle}{PAIR_OUT} }}"
     point = zero if isinstance(zero, np.generic) else np.uint8(zero)
-    return parse(text, opset=opset, t=np.asarray(F(scale)), u=point, **held, **other)
+    return parse(text, opset=opset, t=scale, u=point, **HELD, **other)
 
 
-def both(model: ModelProto, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+def both(model: ModelProto, seed: int) -> tuple[np.ndarray, np.ndarray]:
     """(unoptimized, optimized) output on random data."""
     dims = [dim.dim_value for dim in model.graph.input[0].type.tensor_type.shape.dim]
     feeds = {"x": np.random.default_rng(seed).standard_normal(dims).astype(F) * 2}
     return infer(model, feeds)[0], infer(model, feeds, optimize=True)[0]
 
 
-def steps_apart(model: ModelProto, scale: float = 0.04, seeds: int = 3) -> tuple[float, float]:
+def steps_apart(model: ModelProto) -> tuple[float, float]:
     """(largest difference in output steps, share of outputs that differ), optimized against not."""
-    pairs = [both(model, seed) for seed in range(seeds)]
-    largest = max(float(np.abs(on.astype(np.float64) - off).max()) for off, on in pairs) / scale
+    pairs = [both(model, seed) for seed in range(3)]
+    largest = max(float(np.abs(on.astype(np.float64) - off).max()) for off, on in pairs) / 0.04
     return largest, float(np.mean([np.mean(on != off) for off, on in pairs]))
 
 
@@ -77,7 +82,7 @@ def test_clip_from_zero(high: float, stretch: float) -> None:
     scale = F(F(high) / F(255) * F(stretch))
     ratio = float(F(high)) / float(scale)
     assume(abs(ratio - 254.5) > 1e-3)
-    model = quantized("v = Clip(c, low, high)", float(scale), 0, low=np.asarray(F(0)), high=np.asarray(F(high)))
+    model = quantized("v = Clip(c, low, high)", float(scale), 0, low=0.0, high=high)
     assert fuses(model) == (level(high, scale, 0) == 255) == (ratio > 254.5)
 
 
@@ -87,18 +92,18 @@ def test_clip_on_both_sides(low: float, high: float, zero: int, stretch: float) 
     scale = F(min(low / zero, high / (255 - zero)) * stretch)
     near = [abs((value / float(scale)) % 1 - 0.5) for value in (low, high)]
     assume(min(near) > 1e-3)
-    model = quantized("v = Clip(c, low, high)", float(scale), zero, low=np.asarray(F(-low)), high=np.asarray(F(high)))
+    model = quantized("v = Clip(c, low, high)", float(scale), zero, low=-low, high=high)
     assert fuses(model) == (level(-low, scale, zero) == 0 and level(high, scale, zero) == 255)
 
 
-def test_symmetric_clip_at_eight_bits() -> None:
+@pytest.mark.parametrize(
+    ("scale", "zero", "wanted"),
+    [(2 / 255, 128, False), (1 / 127, 127, False), (1 / 128, 128, True), (1 / 128, 127, True),
+     (2 / 255 * (1 - 1e-6), 128, True)],
+)  # fmt: skip
+def test_symmetric_clip_at_eight_bits(scale: float, zero: int, wanted: bool) -> None:
     """Clip(-1, 1): 2/255 puts an end half a step outside, 1/128 fits."""
-    bounds = {"low": np.asarray(F(-1)), "high": np.asarray(F(1))}
-    assert not fuses(quantized("v = Clip(c, low, high)", 2 / 255, 128, **bounds))
-    assert not fuses(quantized("v = Clip(c, low, high)", 1 / 127, 127, **bounds))
-    assert fuses(quantized("v = Clip(c, low, high)", 1 / 128, 128, **bounds))
-    assert fuses(quantized("v = Clip(c, low, high)", 1 / 128, 127, **bounds))
-    assert fuses(quantized("v = Clip(c, low, high)", 2 / 255 * (1 - 1e-6), 128, **bounds))
+    assert fuses(quantized("v = Clip(c, low, high)", scale, zero, low=-1.0, high=1.0)) == wanted
 
 
 @pytest.mark.parametrize(
@@ -131,7 +136,7 @@ def test_an_activation_needs_a_pair_in_front_of_it(name: str) -> None:
     op, attrs = name.split(" ", 1) if " " in name else (name, "")
     bare = quantized(f"v = {op} {attrs}(c)", opset=20)
     assert ops(optimize_graph(bare))["QLinearConv"] == 0
-    paired = quantized(f"i = QuantizeLinear(c, s, z) e = DequantizeLinear(i, s, z) v = {op} {attrs}(e)", opset=20)
+    paired = quantized(f"{pair('c', 'e')} v = {op} {attrs}(e)", opset=20)
     found = ops(optimize_graph(paired))
     assert found["QLinearConv"] == 1
     assert {kernel: found[kernel] for kernel in ACTIVATIONS[name]} == ACTIVATIONS[name]
@@ -141,11 +146,8 @@ def test_an_activation_needs_a_pair_in_front_of_it(name: str) -> None:
 
 
 def test_silu_of_quantized_halves() -> None:
-    middle = (
-        "i = QuantizeLinear(c, s, z) e = DequantizeLinear(i, s, z) g = Sigmoid(e) h = QuantizeLinear(g, r, n) "
-        "f = DequantizeLinear(h, r, n) v = Mul(e, f)"
-    )
-    model = quantized(middle, r=np.asarray(F(1 / 255)), n=np.uint8(0))
+    middle = f"{pair('c', 'e')} g = Sigmoid(e) {pair('g', 'f', 'r', 'n')} v = Mul(e, f)"
+    model = quantized(middle, r=1 / 255, n=np.uint8(0))
     found = ops(optimize_graph(model))
     assert (found["QLinearConv"], found["QLinearSigmoid"], found["QLinearMul"]) == (1, 1, 1)
 
@@ -153,21 +155,25 @@ def test_silu_of_quantized_halves() -> None:
 # ---- (c) Biases.
 
 
+NUMBERS = np.random.default_rng(2).standard_normal(16)
+STEP = (F(0.03) * SCALES).astype(F)
+# By name: the nodes that make the bias, what the operator reads, and the constants.
+BIASES = {
+    "none": ("", "d, k", {}),
+    "float": ("", "d, k, b", {"b": NUMBERS.astype(F)}),
+    "int32": (
+        "b = DequantizeLinear <axis = 0> (bi, bs)", "d, k, b",
+        {"bi": np.rint(NUMBERS / STEP).astype(np.int32), "bs": STEP},
+    ),
+}  # fmt: skip
+
+
 def biased(bias: str, kernel: int) -> ModelProto:
     weight = WEIGHT if kernel == 1 else WIDE
-    numbers = np.random.default_rng(2).standard_normal(16)
-    step = (F(0.03) * SCALES).astype(F)
-    held: dict[str, np.ndarray] = {}
-    line = f"k = DequantizeLinear <axis = 0> (w, sw) v = Conv <pads = [{','.join([str(kernel // 2)] * 4)}]> "
-    if bias == "float":
-        line, held = f"{line} (d, k, b)", {"b": numbers.astype(F)}
-    elif bias == "int32":
-        held = {"bi": np.rint(numbers / step).astype(np.int32), "bs": step}
-        line = f"b = DequantizeLinear <axis = 0> (bi, bs) {line} (d, k, b)"
-    else:
-        line += "(d, k)"
+    front, read, held = BIASES[bias]
+    line = f"k = DequantizeLinear <axis = 0> (w, sw) {front} v = Conv <pads = {[kernel // 2] * 4}> ({read})"
     text = f"g (float[1,16,14,14] x) => (float[1,16,14,14] y) {{ {PAIR_IN}{line}{PAIR_OUT} }}"
-    return parse(text, **{**HELD, "w": weight}, t=np.asarray(F(0.04)), u=np.uint8(120), **held)
+    return parse(text, **{**HELD, "w": weight}, **OUT, **held)
 
 
 @pytest.mark.parametrize("kernel", [1, 3])
@@ -190,18 +196,12 @@ def test_a_float_bias_is_rounded_by_ort(kernel: int) -> None:
 
 
 def gemm(bias: str, paired: bool, point: bool = True) -> ModelProto:
-    numbers = np.random.default_rng(2).standard_normal(16)
-    step = (F(0.03) * SCALES).astype(F)
-    line = f"k = DequantizeLinear <axis = 0> ({'w, sw, zw' if point else 'w, sw'}) "
-    held: dict[str, np.ndarray] = {"float": {"b": numbers.astype(F)}, "none": {}}.get(bias) or {}
-    if bias == "int32":
-        held = {"bi": np.rint(numbers / step).astype(np.int32), "bs": step}
-        line += "b = DequantizeLinear <axis = 0> (bi, bs) "
-    line += f"{'v' if paired else 'y'} = Gemm <transB = 1> ({'d, k' if bias == 'none' else 'd, k, b'})"
-    held |= {"t": np.asarray(F(0.04)), "u": np.uint8(120)} if paired else {}
-    held |= {"zw": np.zeros(16, np.int8)} if point else {}
-    text = f"g (float[64,16] x) => (float[64,16] y) {{ {PAIR_IN}{line}{PAIR_OUT if paired else ''} }}"
-    return parse(text, **{**HELD, "w": WEIGHT.reshape(16, 16)}, **held)
+    front, read, held = BIASES[bias]
+    weight = f"k = DequantizeLinear <axis = 0> ({'w, sw, zw' if point else 'w, sw'})"
+    line = f"{weight} {front} {'v' if paired else 'y'} = Gemm <transB = 1> ({read}){PAIR_OUT if paired else ''}"
+    zero = {"zw": np.zeros(16, np.int8)} if point else {}
+    text = f"g (float[64,16] x) => (float[64,16] y) {{ {PAIR_IN}{line} }}"
+    return parse(text, **SQUARE, **(OUT if paired else {}), **zero, **held)
 
 
 @pytest.mark.parametrize(
@@ -240,9 +240,8 @@ def test_gemm_asks_for_the_weights_zero_point() -> None:
 def test_matmul_of_any_rank(shape: str, paired: bool) -> None:
     dims = shape.replace("N", "2").replace("T", "7")
     line = f"k = DequantizeLinear <axis = 1> (w, sw) {'v' if paired else 'y'} = MatMul(d, k)"
-    held = {"t": np.asarray(F(0.04)), "u": np.uint8(120)} if paired else {}
     text = f"g (float[{shape}] x) => (float[{shape}] y) {{ {PAIR_IN}{line}{PAIR_OUT if paired else ''} }}"
-    model = parse(text, **{**HELD, "w": WEIGHT.reshape(16, 16)}, **held)
+    model = parse(text, **SQUARE, **(OUT if paired else {}))
     assert ops(optimize_graph(model))["QLinearMatMul" if paired else "MatMulIntegerToFloat"] == 1
     feeds = {"x": RNG.standard_normal([int(d) for d in dims.split(",")]).astype(F)}
     (off,), (on,) = infer(model, feeds), infer(model, feeds, optimize=True)
@@ -280,9 +279,10 @@ FLOAT = {
     "Split": "v, v2 = Split <axis = 1> (e, halves)",
     "Add, Relu, zero point 5": "a = Add(e, e2) v = Relu(a)",
 }
-NUMBERS = {
+CONSTANTS = {
     "by": np.array([1, 1, 2, 2], F),
-    "by1": np.asarray(F(0.3)),
+    "by1": 0.3,
+    "t2": 0.05,
     "to": np.array([1, -1, 14]),
     "one": np.array([1]),
     "two": np.array([9]),
@@ -291,20 +291,14 @@ NUMBERS = {
 }
 
 
-def between(lines: str, zero: int = 100, **scales: float) -> ModelProto:
-    """Pairs of one scale around a node that reads a quantized convolution, or two of them."""
-    front = "i = QuantizeLinear(c, t, u) e = DequantizeLinear(i, t, u) "
+def between(lines: str, zero: int = 100, scale: str = "t", **held: float) -> ModelProto:
+    """Pairs around a node that reads a quantized convolution, or two of them. scale: of what the node reads."""
+    text = pair("c", "e", scale, "u")
     if "e2" in lines:
-        front += "c2 = Conv(d, k) i2 = QuantizeLinear(c2, t2, u) e2 = DequantizeLinear(i2, t2, u) "
-    held = read_by(lines, NUMBERS)
-    if "e2" in lines:
-        held["t2"] = np.asarray(F(0.05))
+        text += f"c2 = Conv(d, k) {pair('c2', 'e2', 't2', 'u')}"
+    text += lines
     rank = {"Flatten": 2, "Reshape": 3}.get(lines.split("= ")[1].split("(")[0], 4)
-    text = lines
-    if "out" in scales:
-        text = lines.replace("v =", "v0 =") + " o0 = QuantizeLinear(v0, t9, u) v = DequantizeLinear(o0, t9, u)"
-        held["t9"] = np.asarray(F(scales["out"]))
-    return quantized(front + text, 0.04, zero, out=",".join("ABCD"[:rank]), **held)
+    return quantized(text, 0.04, zero, out=",".join("ABCD"[:rank]), **read_by(text, CONSTANTS), **held)
 
 
 @pytest.mark.parametrize("name", BETWEEN)
@@ -327,23 +321,14 @@ def test_what_stays_float(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["MaxPool", "Reshape", "Transpose", "Flatten"])
 def test_passing_integers_on_needs_one_scale(name: str) -> None:
-    lines = BETWEEN[name][0]
-    front = "i = QuantizeLinear(c, r, u) e = DequantizeLinear(i, r, u) "
-    held = read_by(lines, NUMBERS)
-    rank = {"Flatten": 2, "Reshape": 3}.get(name, 4)
-    model = quantized(front + lines, r=np.asarray(F(0.05)), out=",".join("ABCD"[:rank]), **held)
+    model = between(BETWEEN[name][0], zero=120, scale="r", r=0.05)
     assert ops(optimize_graph(model))["DequantizeLinear"] == 2
 
 
 def test_residual_add_and_relu() -> None:
     """QLinearAdd takes a Relu behind it only with the zero point at the lowest level."""
-    lines = "a = Add(e, e2) v = Relu(a)"
-    front = (
-        "i = QuantizeLinear(c, r, n) e = DequantizeLinear(i, r, n) c2 = Conv(d, k) "
-        "i2 = QuantizeLinear(c2, r, n) e2 = DequantizeLinear(i2, r, n) "
-    )
-    held = {"r": np.asarray(F(0.05)), "n": np.uint8(110)}
-    model = quantized(front + lines, zero=0, **held)
+    branches = f"{pair('c', 'e', 'r', 'n')} c2 = Conv(d, k) {pair('c2', 'e2', 'r', 'n')}"
+    model = quantized(f"{branches} a = Add(e, e2) v = Relu(a)", zero=0, r=0.05, n=np.uint8(110))
     assert ops(optimize_graph(model))["QLinearAdd"] == 1
     assert steps_apart(model)[0] <= 1.01
 
@@ -356,5 +341,5 @@ def test_the_opset_changes_nothing(opset: int) -> None:
     assert fuses(quantized("v = Relu(c)", 0.02, 0, opset=opset))
     text = f"g (float[2,7,16] x) => (float[2,7,16] y) {{ {PAIR_IN} k = DequantizeLinear <axis = 1> (w, sw)"
     text += " m = MatMul(d, k) y = Add(m, b) }"
-    held = {**HELD, "w": WEIGHT.reshape(16, 16), "b": np.ones((1, 1, 16), F)}
-    assert ops(optimize_graph(parse(text, opset=opset, **held)))["MatMulIntegerToFloat"] == 1
+    found = ops(optimize_graph(parse(text, opset=opset, **SQUARE, b=np.ones((1, 1, 16), F))))
+    assert found["MatMulIntegerToFloat"] == 1

@@ -12,8 +12,16 @@ from onnxruntime.quantization import CalibrationDataReader
 import onnxq
 from onnxq.config import Config, Rule
 
-EVERYTHING = Config(effort="fast", rules=(Rule(op="*", set={"quantize": True}),))  # type: ignore[arg-type]
+
+def add_rule(config: Config, **rule: Any) -> Config:
+    """The configuration with this rule before its own."""
+    return config.model_copy(update={"rules": (Rule(**rule), *config.rules)})
+
+
+EVERYTHING = add_rule(Config(effort="fast"), op="*", set={"quantize": True})
 BALANCED = EVERYTHING.model_copy(update={"effort": "balanced"})
+# One activation of `residual` with two bits, the others with eight: what is to be found.
+ROUGH = add_rule(EVERYTHING, tensor="r", role="activation", set={"quantize": True, "bits": 2})
 
 RESIDUAL = """g (float[N,32,8,8] x) => (float[N,10] y) {
     a = Conv <pads=[1,1,1,1]>(x, w0, b0) r = Relu(a) c = Conv <pads=[1,1,1,1]>(r, w1, b1)
@@ -59,6 +67,16 @@ def quantize(proto: Any, data: Any = None, config: Config | str = EVERYTHING, **
 def to_bytes(result: onnxq.Result) -> bytes:
     """The file that the result would be written as."""
     return result.model.SerializeToString(deterministic=True)
+
+
+def find_worst_db(result: onnxq.Result) -> float:
+    """The SQNR of the output that is farthest from float, as the file says."""
+    return min(check.sqnr_db[0] for check in result.report.checks)
+
+
+def list_accounts(result: onnxq.Result, name: str) -> list[str]:
+    """What the pass of this name says of itself in the summary."""
+    return [line for line in result.report.accounts if line.startswith(f"{name}: ")]
 
 
 def assert_faithful(result: onnxq.Result, least: float = 25.0, agreement: float = 35.0) -> None:

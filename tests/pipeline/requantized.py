@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from pathlib import Path
 
-import numpy as np
 import onnx
-from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
+from onnxruntime.quantization import QuantFormat, QuantType, quantize_static
 
 from onnxq.graph import name_nodes
 from onnxq.runtime import optimize_graph
-from tests.pipeline.models import images, residual
+from tests.pipeline.models import Reader, images, residual
 
 
 def kernels(model: onnx.ModelProto) -> Counter[str]:
@@ -39,22 +38,13 @@ def assert_kept(before: onnx.ModelProto, after: onnx.ModelProto) -> None:
     assert not made.intersection(sources), "a pair behind a pair"
 
 
-class _Reader(CalibrationDataReader):
-    def __init__(self) -> None:
-        self._left = iter(images()["x"])
-
-    def get_next(self) -> dict[str, np.ndarray] | None:
-        value = next(self._left, None)
-        return None if value is None else {"x": value[None]}
-
-
 def by_onnxruntime(
     folder: Path, form: str, *, per_channel: bool = False, leave: tuple[str, ...] = ()
 ) -> onnx.ModelProto:
     """`residual` as onnxruntime.quantization writes it. form: QDQ or QOperator. leave: nodes that stay float."""
     onnx.save(name_nodes(residual()), folder / "float.onnx")
     quantize_static(
-        str(folder / "float.onnx"), str(folder / "q.onnx"), _Reader(), quant_format=QuantFormat[form],
+        str(folder / "float.onnx"), str(folder / "q.onnx"), Reader(images()["x"]), quant_format=QuantFormat[form],
         per_channel=per_channel, activation_type=QuantType.QUInt8, nodes_to_exclude=list(leave),
     )  # fmt: skip
     return onnx.load(folder / "q.onnx")

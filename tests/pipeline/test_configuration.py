@@ -90,12 +90,10 @@ def test_names_in_the_configuration_are_checked() -> None:
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
-    onnx.save(
-        onnx.parser.parse_model(
-            '<ir_version: 8, opset_import: ["": 17]> g (float[1] x) => (float[1] y) { y = Neg(x) }'
-        ),
-        tmp_path / "m.onnx",
+    proto = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["": 17]> g (float[1] x) => (float[1] y) { y = Neg(x) }'
     )
+    onnx.save(proto, tmp_path / "m.onnx")
     return tmp_path / "m.onnx"
 
 

@@ -31,8 +31,6 @@ def make_samples(*sizes: tuple[int, int]) -> list[dict[str, Array]]:
 
 
 SAMPLES = make_samples(*[(2, 6)] * 6)
-
-
 # Not compiled for the NPU, which takes longer than all else here.
 QUICK = {"latency": False, "verify.emulated": 0}
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from collections import Counter
 from typing import Any
 
@@ -17,10 +16,11 @@ from onnxq.commands.results import show
 from onnxq.graph import name_nodes
 from onnxq.graph.precision.widen import emulate_types
 from onnxq.plan import KeepReason, from_json, to_json
-from onnxq.report.terminal import TextView
 from onnxq.runtime import Session
 from tests.backends.graphs import model
 from tests.passes.kit import parse, random_weights
+from tests.pipeline.models import find_worst_db, quantize
+from tests.report.kit import shown
 
 C3 = "<pads=[1,1,1,1], kernel_shape=[3,3]>"
 CONVS = f"""g (float[N,32,14,14] x) => (float[N,32,14,14] y) {{
@@ -55,18 +55,11 @@ def types(proto: onnx.ModelProto) -> Counter[str]:
 
 def find_kept(result: onnxq.Result) -> dict[str, KeepReason]:
     """The nodes that stay in float32, and why."""
-    assert result.plan.precision is not None
     return {one.node: one.reason for one in result.plan.precision.kept}
 
 
 def show_text(result: Any) -> str:
-    stream = io.StringIO()
-    show(result, TextView(stream=stream, width=200))
-    return stream.getvalue()
-
-
-def find_worst_db(result: onnxq.Result) -> float:
-    return min(check.sqnr_db[0] for check in result.report.checks)
+    return shown(show, result, width=200)
 
 
 def measure_emulated_db(result: onnxq.Result, float_model: onnx.ModelProto, data: dict[str, Any]) -> float:
@@ -81,7 +74,7 @@ def quantize_fast(
     net: onnx.ModelProto, data: dict[str, Any], config: str, *said: str, least: float = 28.0, **overrides: Any
 ) -> onnxq.Result:
     """The quantized model, of `least` dB as its types round, whose summary says all of `said`."""
-    result = onnxq.quantize(net, data, config, overrides={"effort": "fast", **overrides})
+    result = quantize(net, data, config, **{"effort": "fast", **overrides})
     assert measure_emulated_db(result, net, data) > least
     text = show_text(result.report)
     assert [sentence for sentence in said if sentence not in text] == []
@@ -97,13 +90,12 @@ def test_trt_has_float16_around_int8() -> None:
     assert [node.name for node in result.model.graph.node if node.op_type == "Cast"] == ["y/Cast"]
     assert result.model.graph.input[0].type.tensor_type.elem_type == TensorProto.FLOAT
     assert result.model.opset_import[0].version >= 19
-    wide = onnxq.quantize(convs(), images(), "trt-int8", overrides={"effort": "fast", "high_precision": "float32"})
+    wide = quantize(convs(), images(), "trt-int8", effort="fast", high_precision="float32")
     assert types(wide.model)["FLOAT16"] == 0
     assert wide.plan.precision is None
     assert find_worst_db(result) > find_worst_db(wide) - 0.5
     # A dry run and the file itself say the same, and the plan gives the file again.
     planned = onnxq.make_plan(convs(), images(), "trt-int8")
-    assert planned.precision is not None
     assert planned.precision.nodes == 5
     assert "float16" in show_text(planned)
     found = onnxq.inspect(result.model)
@@ -116,7 +108,7 @@ def test_trt_has_float16_around_int8() -> None:
 
 
 def test_inputs_and_outputs_change_type_when_asked() -> None:
-    result = onnxq.quantize(convs(), images(), "trt-int8", overrides={"effort": "fast", "io_types": "float16"})
+    result = quantize(convs(), images(), "trt-int8", effort="fast", io_types="float16")
     assert "Cast" not in {node.op_type for node in result.model.graph.node}
     values = (*result.model.graph.input, *result.model.graph.output)
     assert {value.type.tensor_type.elem_type for value in values} == {TensorProto.FLOAT16}
@@ -130,9 +122,8 @@ def test_models_are_converted_without_pairs() -> None:
     assert "nothing was quantized" not in show_text(result.report)
     assert types(result.model) == {"FLOAT16": 3}
     # ONNX Runtime has float16 only where it is asked for.
-    fast = {"effort": "fast", "latency": False}
-    assert onnxq.quantize(convs(), images(), overrides=fast).plan.precision is None
-    asked = onnxq.quantize(convs(), images(), overrides={**fast, "high_precision": "float16", "mode": "float"})
+    assert quantize(convs(), images(), "ort-int8", effort="fast").plan.precision is None
+    asked = quantize(convs(), images(), "ort-int8", effort="fast", high_precision="float16", mode="float")
     assert types(asked.model) == {"FLOAT16": 3}
 
 
@@ -215,10 +206,10 @@ def test_weight_scales_that_lose_digits() -> None:
 
 def test_rules_name_nodes_that_stay_in_float32() -> None:
     rules = [{"node": "conv2", "set": {"high_precision": "float32"}}]
-    result = onnxq.quantize(convs(), images(), "trt-fp16", overrides={"rules": rules})
+    result = quantize(convs(), images(), "trt-fp16", rules=rules)
     assert find_kept(result)["conv2"] is KeepReason.RULE
     assert "rule node=conv2" in show_text(result.report)
-    quantized = onnxq.quantize(convs(), images(), "trt-int8", overrides={"rules": rules, "effort": "fast"})
+    quantized = quantize(convs(), images(), "trt-int8", rules=rules, effort="fast")
     assert any(edge.node == "conv2" for site in quantized.plan.sites for edge in site.consumers or ())
 
 
@@ -230,7 +221,6 @@ def test_narrow_exports_are_quantized_as_float32_ones(target: str) -> None:
     for kind, tolerance in ((TensorProto.FLOAT16, 0.5), (TensorProto.BFLOAT16, 3)):
         export = narrowed(convs(), kind)
         result = onnxq.quantize(export, images(), overrides=how)
-        assert result.report.promotion is not None
         assert result.report.promotion.met
         assert {line.partition(":")[0] for line in result.report.accounts} >= {"ranges", "rounding"}
         assert find_worst_db(result) > find_worst_db(wide) - tolerance
@@ -273,7 +263,7 @@ def test_metric_sees_models_in_their_own_types() -> None:
 
 
 def test_bfloat16_is_named_and_rounded_as_such() -> None:
-    result = onnxq.quantize(convs(), images(), "trt-fp16", overrides={"high_precision": "bfloat16"})
+    result = quantize(convs(), images(), "trt-fp16", high_precision="bfloat16")
     assert types(result.model) == {"BFLOAT16": 3}
     exact = emulate_types(name_nodes(result.model))
     y = Session(exact, optimize=False).run(images())["y"]

@@ -16,7 +16,7 @@ import pytest
 
 import onnxq
 from onnxq.errors import ConfigError
-from tests.pipeline.models import BALANCED, EVERYTHING, images, residual
+from tests.pipeline.models import BALANCED, EVERYTHING, images, list_accounts, quantize, residual
 from tests.processes import start
 
 # Every operator, so that there is something to calibrate and to round in a small net; and no other search.
@@ -123,7 +123,7 @@ def test_a_run_keeps_to_it(unhurried: float, share: float) -> None:
     begun = time.monotonic()
     done = onnxq.quantize(residual(), images(64), BALANCED, overrides={"budget": allowed})
     spent = time.monotonic() - begun
-    told = [line for line in done.report.accounts if line.startswith("budget: ")]
+    told = list_accounts(done, "budget")
     assert told
     assert min(done.report.checks[0].sqnr_db) > 25
     # One step more than planned, on a machine that others use too; the least of it takes what it takes.
@@ -135,12 +135,11 @@ def test_a_run_keeps_to_it(unhurried: float, share: float) -> None:
 
 
 def test_enough_of_it_changes_nothing(unhurried: float) -> None:
-    free = onnxq.quantize(residual(), images(32), BALANCED, overrides={"latency": False})
-    done = onnxq.quantize(
-        residual(), images(32), BALANCED, overrides={"latency": False, "budget": 100 * unhurried + 100}
+    free, done = (
+        quantize(residual(), images(32), BALANCED, **budget) for budget in ({}, {"budget": 100 * unhurried + 100})
     )
     assert done.model.SerializeToString() == free.model.SerializeToString()
-    assert not [line for line in done.report.accounts if line.startswith("budget: ")]
+    assert not list_accounts(done, "budget")
 
 
 # The command, saying aloud what it begins, and slow in the stage that its first argument names.
@@ -194,7 +193,6 @@ def test_ctrl_c_leaves_nothing_behind(tmp_path: Path, at: str) -> None:
     wanted = ["m.onnx", "--data", "d.npz", "--config", "c.yaml", "--force", "--plan", "p.json", "--no-latency"]
     command = [sys.executable, "-c", _SLOW, at, "quantize", *wanted, "--effort", "balanced", "--min-sqnr", "300"]
     child = start(command, cwd=tmp_path, stderr=subprocess.PIPE, stdout=subprocess.PIPE)
-    assert child.stderr is not None
     assert any(line.startswith(at) for line in child.stderr)
     time.sleep(0.05)
     child.send_signal(signal.SIGINT)

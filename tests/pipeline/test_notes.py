@@ -13,35 +13,36 @@ from onnxq.errors import ModelError
 from tests.pipeline.models import EVERYTHING, images, quantize, residual
 
 
+def read(proto: onnx.ModelProto) -> list[object]:
+    """What each of the commands reads in a quantized model."""
+    pairs = [(pair.site, pair.bits, pair.role, pair.ops) for pair in onnxq.inspect(proto).pairs]
+    layers = onnxq.diff(residual(), proto, images(), overrides={"samples": 2, "layers": True}).layers
+    groups = onnxq.profile_model(residual(), proto, images(), overrides={"samples": 2, "by": ("node",)}).groups
+    proof = onnxq.prove(proto, overrides={"engine": "ort"})
+    kinds, states = [kernel.kind for kernel in proof.kernels], [(site.site, site.state) for site in proof.sites]
+    return [pairs, layers, groups, kinds, states]
+
+
 @pytest.fixture(scope="module")
-def full() -> onnxq.Result:
-    return quantize(residual(), images())
+def full() -> tuple[onnxq.Result, list[object]]:
+    """A result with all notes, and what is read in it."""
+    result = quantize(residual(), images())
+    return result, read(result.model)
 
 
 @pytest.mark.parametrize("level", ["names", "none"])
 def test_a_file_without_notes_is_smaller_and_read_alike_by_every_command(
-    full: onnxq.Result, level: str, tmp_path: Path
+    full: tuple[onnxq.Result, list[object]], level: str, tmp_path: Path
 ) -> None:
     out = tmp_path / "m.q.onnx"
     overrides = {"latency": False, "notes": level, "plan_out": tmp_path / "plan.json"}
     made = onnxq.quantize(residual(), images(), EVERYTHING, overrides=overrides, out=out)
-    assert made.plan == full.plan
-    assert made.report.output_bytes == out.stat().st_size < 0.8 * full.report.output_bytes
+    assert made.plan == full[0].plan
+    assert made.report.output_bytes == out.stat().st_size < 0.8 * full[0].report.output_bytes
     # The plan lies beside it, and makes the same file again.
     again = onnxq.apply(residual(), tmp_path / "plan.json", overrides={"notes": level})
     assert again.model.SerializeToString() == out.read_bytes()
-    both = (full.model, made.model)
-    pairs = [onnxq.inspect(proto).pairs for proto in both]
-    read = [[(pair.site, pair.bits, pair.role, pair.ops) for pair in found] for found in pairs]
-    assert read[0] == read[1]
-    wanted = {"samples": 2, "layers": True}
-    layers = [onnxq.diff(residual(), proto, images(), overrides=wanted).layers for proto in both]
-    assert layers[0] == layers[1]
-    wanted = {"samples": 2, "by": ("node",)}
-    assert len({onnxq.profile_model(residual(), proto, images(), overrides=wanted).groups for proto in both}) == 1
-    proofs = [onnxq.prove(proto, overrides={"engine": "ort"}) for proto in both]
-    assert len({tuple(kernel.kind for kernel in proof.kernels) for proof in proofs}) == 1
-    assert len({tuple((site.site, site.state) for site in proof.sites) for proof in proofs}) == 1
+    assert read(made.model) == full[1]
     with pytest.raises(ModelError, match="already quantized"):
         quantize(made.model, images())
 

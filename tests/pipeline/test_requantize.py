@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 import pytest
 from click.testing import CliRunner
-from onnx import TensorProto, numpy_helper, parser
+from onnx import TensorProto, numpy_helper
 from onnxruntime import InferenceSession
 from onnxruntime.quantization import quantize_dynamic
 
@@ -18,20 +18,21 @@ import onnxq
 from onnxq.annotate import find_existing, find_pairs, inspect_model
 from onnxq.backends import load_config
 from onnxq.cli import cli
-from onnxq.config import Config, Rule
+from onnxq.config import Config
 from onnxq.graph import name_nodes
 from onnxq.plan import Plan, from_json, to_json
 from onnxq.sites import Role, TensorId
 from tests.backends.graphs import GRAPHS, model
-from tests.pipeline.models import BALANCED, EVERYTHING, images, residual
+from tests.graph.kit import model as parse
+from tests.passes.kit import random_weights
+from tests.pipeline.models import BALANCED, EVERYTHING, add_rule, images, quantize, residual
 from tests.pipeline.requantized import assert_kept, by_onnxruntime, kernels, pair_bytes
 from tests.planner.kit import network
 
 
 def leaving(*nodes: str, config: Config = EVERYTHING) -> Config:
     """The configuration with these nodes float."""
-    rule = Rule(node=nodes, set={"float": True})  # type: ignore[arg-type]
-    return config.model_copy(update={"rules": (rule, *config.rules)})
+    return add_rule(config, node=nodes, set={"float": True})
 
 
 def samples(proto: onnx.ModelProto, count: int = 8) -> list[dict[str, np.ndarray]]:
@@ -41,7 +42,7 @@ def samples(proto: onnx.ModelProto, count: int = 8) -> list[dict[str, np.ndarray
 
 
 def quantized(proto: onnx.ModelProto, config: Config = EVERYTHING) -> onnxq.Result:
-    return onnxq.quantize(proto, samples(proto), config, overrides={"latency": False})
+    return quantize(proto, samples(proto), config)
 
 
 def named(name: str) -> onnx.ModelProto:
@@ -122,20 +123,19 @@ def test_what_is_float_joins_the_pairs_that_are_there(name: str, left: str) -> N
 
 def test_the_passes_of_default_effort_leave_kept_pairs_alone() -> None:
     part = quantized(residual(), leaving("c/Conv", "y/Gemm")).model
-    done = onnxq.quantize(part, images(), BALANCED, overrides={"latency": False})
+    done = quantize(part, images(), BALANCED)
     assert_kept(part, done.model)
     assert kernels(done.model) == kernels(quantized(residual()).model)
-    assert {edge.node for site in done.plan.sites if site.role is Role.WEIGHT for edge in site.consumers or ()} == {
-        "c/Conv", "y/Gemm",
-    }  # fmt: skip
+    computed = {edge.node for site in done.plan.sites if site.role is Role.WEIGHT for edge in site.consumers or ()}
+    assert computed == {"c/Conv", "y/Gemm"}
 
 
 def test_pairs_for_tensorrt_are_joined() -> None:
     config = load_config("trt-int8", {"activations.observer": "minmax", "effort": "fast"})
-    whole = onnxq.quantize(residual(), images(), config, overrides={"latency": False})
+    whole = quantize(residual(), images(), config)
     for left in ("a/Conv", "c/Conv", "d/Conv"):
-        part = onnxq.quantize(residual(), images(), leaving(left, config=config), overrides={"latency": False})
-        done = onnxq.quantize(part.model, images(), config, overrides={"latency": False})
+        part = quantize(residual(), images(), leaving(left, config=config))
+        done = quantize(part.model, images(), config)
         assert_kept(part.model, done.model)
         assert set(pair_bytes(done.model)) == set(pair_bytes(whole.model))
         assert not any("does not read them" in warning for warning in done.report.warnings)
@@ -144,7 +144,7 @@ def test_pairs_for_tensorrt_are_joined() -> None:
 @pytest.mark.parametrize(("form", "per_channel"), [("QDQ", False), ("QDQ", True), ("QOperator", True)])
 def test_what_onnxruntime_left_float_is_quantized(form: str, per_channel: bool, tmp_path: Path) -> None:
     part = by_onnxruntime(tmp_path, form, per_channel=per_channel, leave=("a/Conv", "c/Conv", "y/Gemm"))
-    done = onnxq.quantize(part, images(), EVERYTHING, overrides={"latency": False})
+    done = quantize(part, images())
     found = kernels(done.model)
     assert (found["QLinearConv"], found["QGemm"]) == (3, 1)
     assert not {"Conv", "Gemm", "Clip"} & set(found)
@@ -155,8 +155,7 @@ def test_what_onnxruntime_left_float_is_quantized(form: str, per_channel: bool, 
 def test_kernels_that_onnxruntime_makes_between_pairs_by_itself_stay(tmp_path: Path) -> None:
     """Nothing is put between kept pairs where the plan leaves a node float."""
     part = by_onnxruntime(tmp_path, "QDQ", leave=("c/Conv", "a/Conv"))
-    config = leaving("c/Conv", config=EVERYTHING)
-    done = onnxq.quantize(part, images(), config, overrides={"latency": False})
+    done = quantize(part, images(), leaving("c/Conv"))
     assert kernels(done.model)["QLinearConv"] == kernels(part)["QLinearConv"] + 1
     assert kernels(done.model)["Clip"] == 0
 
@@ -173,7 +172,7 @@ def test_float_weights_behind_pairs_are_kept_so() -> None:
     """The style of ModelOpt: the weight is a float initializer that goes through QuantizeLinear in the graph."""
     proto = model(MODELOPT, weights={"w": (32, 32, 3, 3), "b": (32,), "v": (32, 32, 3, 3), "c": (32,)})
     config = load_config("trt-int8", {"activations.observer": "minmax"})
-    done = onnxq.quantize(proto, samples(proto), config, overrides={"latency": False})
+    done = quantize(proto, samples(proto), config)
     assert_kept(proto, done.model)
     assert [str(site.site) for site in done.plan.sites] == ["r", "v"]
     assert done.report.already == "already quantized: 2 pairs kept"
@@ -185,7 +184,7 @@ def test_weight_only_nodes_stay_weight_only() -> None:
     text = "g (float[8,256] x) => (float[8,256] y) { i = Relu(x) a = MatMul(i, w) r = Tanh(a) y = MatMul(r, v) }"
     proto = model(text, weights={"w": (256, 256), "v": (256, 256)})
     config = load_config("ort-int4-weights")
-    part = onnxq.quantize(proto, samples(proto), leaving("matmul1", config=config), overrides={"latency": False}).model
+    part = quantized(proto, leaving("matmul1", config=config)).model
     done = quantized(part)
     assert_kept(part, done.model)
     assert [str(site.site) for site in done.plan.sites] == ["i", "w"]
@@ -193,7 +192,7 @@ def test_weight_only_nodes_stay_weight_only() -> None:
     assert kernels(done.model)["MatMulIntegerToFloat"] == 1
     reasons = {one.subject: one.reason for one in done.plan.left_float}
     assert "its weight is already quantized" in reasons["matmul3"]
-    packed = onnxq.quantize(part, samples(proto), config, overrides={"latency": False})
+    packed = quantized(part, config)
     assert_kept(part, packed.model)
     assert [str(site.site) for site in packed.plan.sites] == ["w"]
 
@@ -258,19 +257,17 @@ def test_a_plan_does_not_fit_other_kept_numbers() -> None:
     assert_kept(other, own.model)
     bias = next(site for site in own.plan.sites if site.role is Role.BIAS)
     was = next(site for site in plan.sites if site.role is Role.BIAS)
-    assert bias.qparams is not None
-    assert was.qparams is not None
     np.testing.assert_allclose(bias.qparams.scale, 2 * was.qparams.scale, rtol=1e-6)
 
 
 def test_pairs_that_the_target_does_not_read_are_named(tmp_path: Path) -> None:
     part = by_onnxruntime(tmp_path, "QDQ", leave=("a/Conv",))
     config = load_config("trt-int8", {"activations.observer": "minmax", "effort": "fast"})
-    done = onnxq.quantize(part, images(), config, overrides={"latency": False})
+    done = quantize(part, images(), config)
     assert_kept(part, done.model)
     assert any("kept, though trt does not read them" in warning for warning in done.report.warnings)
-    fitting = onnxq.quantize(residual(), images(), leaving("a/Conv", config=config), overrides={"latency": False})
-    again = onnxq.quantize(fitting.model, images(), config, overrides={"latency": False})
+    fitting = quantize(residual(), images(), leaving("a/Conv", config=config))
+    again = quantize(fitting.model, images(), config)
     assert not any("does not read them" in warning for warning in again.report.warnings)
 
 
@@ -295,14 +292,11 @@ def test_it_is_said_first(tmp_path: Path) -> None:
 def test_scales_of_no_granularity_are_no_pair_or_an_error(constant: bool) -> None:
     """ONNX's checker lets them pass; no engine runs them."""
     read = "w" if constant else "x"
-    proto = parser.parse_model(
-        f"""<ir_version: 8, opset_import: ["" : 17]> g (float[16,16] x) => (float[16,16] y) {{
-            q = QuantizeLinear({read}, s, z) d = DequantizeLinear(q, s, z) y = MatMul(x, d)
-        }}"""
-    )
-    for name, value in (("w", np.ones((16, 16), np.float32)), ("s", np.full((16, 16), 0.1, np.float32))):
-        proto.graph.initializer.append(numpy_helper.from_array(value, name))
-    proto.graph.initializer.append(numpy_helper.from_array(np.zeros((16, 16), np.uint8), "z"))
+    text = f"""g (float[16,16] x) => (float[16,16] y) {{
+        q = QuantizeLinear({read}, s, z) d = DequantizeLinear(q, s, z) y = MatMul(x, d) }}"""
+    shape = (16, 16)
+    arrays = {"w": np.ones(shape, np.float32), "s": np.full(shape, 0.1, np.float32), "z": np.zeros(shape, np.uint8)}
+    proto = parse(text, **arrays)
     if constant:
         with pytest.raises(onnxq.OnnxqError, match="256 values"):
             find_existing(name_nodes(proto))
@@ -317,15 +311,13 @@ def test_pairs_inside_branches_are_kept() -> None:
             else_branch = e () => (float[1,32,8,8] q) { q = Conv <pads=[1,1,1,1]>(x, w) }
         >
     }"""
-    proto = parser.parse_model(f'<ir_version: 8, opset_import: ["" : 17]>\n{text}')
-    weight = np.random.default_rng(0).standard_normal((32, 32, 3, 3)).astype(np.float32) / 17
-    proto.graph.initializer.append(numpy_helper.from_array(weight, "w"))
+    proto = parse(text, **random_weights({"w": (32, 32, 3, 3)}))
     value = np.random.default_rng(1).standard_normal((8, 1, 32, 8, 8)).astype(np.float32)
     feeds = [{"c": np.asarray(k % 2 == 0), "x": one} for k, one in enumerate(value)]
-    first = onnxq.quantize(name_nodes(proto), feeds, EVERYTHING, overrides={"latency": False})
+    first = quantize(name_nodes(proto), feeds)
     assert len(first.plan.sites) > 2
     with pytest.raises(onnxq.OnnxqError, match="already quantized: "):
-        onnxq.quantize(first.model, feeds, EVERYTHING, overrides={"latency": False})
+        quantize(first.model, feeds)
 
 
 CONV = "{ wd = DequantizeLinear<axis=0>(wq, ws) y = Conv<pads=[1,1,1,1]>(x, wd, b) }"

@@ -7,7 +7,6 @@ from typing import Any
 
 import onnx
 import pytest
-from onnx import parser
 
 import onnxq
 from onnxq.config import Config
@@ -17,15 +16,12 @@ from onnxq.passes.registry import PASSES
 from onnxq.wording import abbreviate
 from tests.pipeline.models import BALANCED, EVERYTHING, images, quantize, residual
 
-RULES = [{"op": "*", "set": {"quantize": True}}]
-
 
 @pytest.fixture(scope="module")
 def results() -> dict[str, Any]:
     """A result of each kind that is quick to get."""
     model, data = residual(), images()
-    fast = {"effort": "fast", "latency": False, "rules": RULES}
-    made = onnxq.quantize(model, data, overrides=fast)
+    made = quantize(model, data)
     return {
         "quantize": made,
         "report": made.report,
@@ -73,11 +69,8 @@ def test_every_public_result_has_a_short_form() -> None:
 
 
 def test_what_is_no_result_has_no_summary() -> None:
-    model: onnx.ModelProto = parser.parse_model(
-        '<ir_version: 8, opset_import: ["" : 17]> g (float[1] x) => (float[1] y) { y = Identity(x) }'
-    )
     with pytest.raises(ConfigError, match="ModelProto has no summary") as caught:
-        onnxq.summarize(model)
+        onnxq.summarize(onnx.ModelProto())
     assert caught.value.code == "Q304"
 
 

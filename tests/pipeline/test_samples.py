@@ -8,22 +8,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from onnxq.backends import load_config
+from onnxq.config import Config
 from onnxq.pipeline.prepared import load_state, read_data
 from tests.graph.kit import model
 
-TEXT = "g (float[1, 4] x) => (float[1, 4] y) { y = Relu(x) }"
-
-
-PREPARED = load_state(model(TEXT))
+PREPARED = load_state(model("g (float[1, 4] x) => (float[1, 4] y) { y = Relu(x) }"))
+CONFIG = load_config("ort-int8", {"effort": "balanced"})
 
 
 def _ids(dataset) -> set[float]:
     return {float(sample["x"][0, 0]) for sample in dataset.samples()}
 
 
-def _inputs(count: int, **update: object):
+def _inputs(count: int, config: Config = CONFIG):
+    """Samples that are each full of their number."""
     data = np.repeat(np.arange(count, dtype=np.float32)[:, None, None], 4, axis=2)
-    config = load_config("ort-int8").model_copy(update={"effort": "balanced", **update})
     return read_data(PREPARED, {"x": data}, config)
 
 
@@ -52,28 +51,26 @@ def test_too_few_samples_are_used_twice_and_never_none(count: int) -> None:
 @pytest.mark.parametrize(("holdout", "note"), [(4, ""), (7, "; 6 samples are held back where 7 were asked for")])
 def test_fewer_than_were_asked_for_are_told(holdout: int, note: str) -> None:
     config = load_config("ort-int8", {"verify.holdout": holdout, "effort": "fast"})
-    inputs = read_data(PREPARED, {"x": np.arange(32, dtype=np.float32).reshape(8, 1, 4)}, config)
+    inputs = _inputs(8, config)
     assert inputs.description.partition("8 samples")[2].startswith(note)
     assert len(inputs.test) == min(holdout, 6)
 
 
 def test_nothing_is_kept_for_choices_where_nothing_is_chosen() -> None:
-    inputs = _inputs(32, effort="fast")
+    inputs = _inputs(32, load_config("ort-int8", {"effort": "fast"}))
     assert len(inputs.calibration) == 28
     assert _ids(inputs.validation) == _ids(inputs.test)
+    assert _ids(inputs.ranges) == _ids(inputs.calibration)
 
 
 def test_what_samples_leaves_over_is_used_first() -> None:
-    config = load_config("ort-int8", {"data.samples": 16})
-    data = np.repeat(np.arange(64, dtype=np.float32)[:, None, None], 4, axis=2)
-    inputs = read_data(PREPARED, {"x": data}, config)
+    inputs = _inputs(64, load_config("ort-int8", {"data.samples": 16}))
     assert len(inputs.calibration) == len(inputs.ranges) == 16
     assert len(_ids(inputs.validation) | _ids(inputs.test)) == 4
 
 
 def test_holdout_0_says_that_the_samples_were_seen() -> None:
-    config = load_config("ort-int8", {"effort": "balanced", "verify.holdout": 0})
-    inputs = read_data(PREPARED, {"x": np.ones((8, 1, 4), np.float32)}, config)
+    inputs = _inputs(8, load_config("ort-int8", {"effort": "balanced", "verify.holdout": 0}))
     assert len(inputs.test) == 8
     assert inputs.seen == "calibration"
 
@@ -84,4 +81,3 @@ def test_ranges_are_seen_on_everything_but_what_is_reported_on() -> None:
     assert ranges | held == {float(k) for k in range(48)}
     assert trial <= ranges
     assert not held & ranges
-    assert _ids(_inputs(32, effort="fast").ranges) == _ids(_inputs(32, effort="fast").calibration)

@@ -11,12 +11,13 @@ import pytest
 
 import onnxq
 from onnxq.commands.results import write_json
-from onnxq.config import Config, Rule
+from onnxq.config import Config
 from onnxq.engines.diff.model import OFF, ON
 from onnxq.engines.saturation.measure import measure_saturation
 from onnxq.graph import light
 from tests.evaluation.selecting import HEADS, PLAIN, network, samples
-from tests.pipeline.models import EVERYTHING
+from tests.pipeline import models
+from tests.pipeline.models import EVERYTHING, add_rule, list_accounts
 
 # What is judged in each network: the values in front of its choices, and outputs on the float model's choices.
 JUDGED = {
@@ -44,8 +45,7 @@ def quantize(name: str, config: Config = EVERYTHING, **overrides: Any) -> onnxq.
 
 def with_bits(tensor: str, bits: int) -> Config:
     """Everything in 8 bits, and one weight in fewer."""
-    rule = Rule(tensor=tensor, role="weight", set={"quantize": True, "bits": bits})  # type: ignore[arg-type]
-    return EVERYTHING.model_copy(update={"rules": (rule, *EVERYTHING.rules)})
+    return add_rule(EVERYTHING, tensor=tensor, role="weight", set={"quantize": True, "bits": bits})
 
 
 def print_report(report: Any) -> str:
@@ -66,21 +66,19 @@ def test_a_sound_network_is_told_as_sound(name: str) -> None:
 
 def test_passes_are_kept_that_the_order_of_rows_would_have_taken_back() -> None:
     """Rounded weights move scores by less than they are off; which rows change places is chance."""
-    journal = {line.partition(":")[0]: line for line in quantize("queries", effort="balanced").report.accounts}
-    assert "rolled back" not in journal["rounding"]
-    assert "rolled back" not in journal["smoothquant"]
+    result = quantize("queries", effort="balanced")
+    assert not any(
+        "rolled back" in line for name in ("rounding", "smoothquant") for line in list_accounts(result, name)
+    )
 
 
 @pytest.mark.parametrize(("name", "least"), [("labels", 24), ("queries", 17)])
 def test_weights_behind_a_choice_are_rounded_on_rows_that_match(name: str, least: float) -> None:
     """Fitted to rows in other places they answered worse than rounded to nearest: 21 and 15 dB with four bits."""
     few = EVERYTHING.model_copy(update={"weights": EVERYTHING.weights.model_copy(update={"bits": 4})})
-    report = onnxq.quantize(
-        network(name), dict(samples(64)), few, overrides={"effort": "balanced", "latency": False}
-    ).report
-    first = next(line for line in report.accounts if line.startswith("rounding: "))
-    assert "rolled back" not in first
-    (out,) = (check for check in report.checks if check.name == "out")
+    result = models.quantize(network(name), dict(samples(64)), few, effort="balanced")
+    assert "rolled back" not in list_accounts(result, "rounding")[0]
+    (out,) = (check for check in result.report.checks if check.name == "out")
     assert out.sqnr_db[0] > least
 
 
@@ -108,9 +106,8 @@ def test_the_summary_and_the_document_tell_both() -> None:
     assert not any("in front of" in node.name or node.name.endswith("/own") for node in result.model.graph.node)
     report = result.report
     first, second = report.choices
-    assert (first.node, first.op, first.values, first.chosen) == (
-        "best/TopK", "TopK", ("flat in front of best/TopK",), 12.0,
-    )  # fmt: skip
+    assert (first.node, first.op, first.chosen) == ("best/TopK", "TopK", 12.0)
+    assert first.values == ("flat in front of best/TopK",)
     assert (second.outputs, second.decides, second.chosen) == (("out",), ("label",), 6.0)
     text = print_report(report)
     assert "best/TopK (TopK): " in text
@@ -125,14 +122,12 @@ def test_the_summary_and_the_document_tell_both() -> None:
 
 def test_a_wish_is_met_by_the_values_and_the_rows_that_match() -> None:
     report = quantize("detector", min_sqnr=25).report
-    assert report.promotion is not None
     assert report.promotion.met
     assert report.promotion.steps == ()
 
 
 def test_the_operator_behind_a_choice_that_costs_most_is_promoted() -> None:
     report = quantize("queries", with_bits("w_box", 3), min_sqnr=24).report
-    assert report.promotion is not None
     assert report.promotion.met
     assert [node for step in report.promotion.steps for node in step.nodes] == ["boxes/MatMul"]
 

@@ -137,7 +137,6 @@ def test_a_plan_remembers_its_targets(tmp_path: Path) -> None:
     assert again.plan.target == TARGET
     again.save(tmp_path / "out.onnx")
     note = read_plan_note(onnx.load(tmp_path / "out.onnx"))
-    assert note is not None
     assert note.target == TARGET
     assert CliRunner().invoke(cli, ["inspect", str(tmp_path / "out.onnx")]).exit_code == 0
 
@@ -179,7 +178,6 @@ def test_each_engine_times_the_shared_file_beside_one_of_its_own(monkeypatch: py
 
     def find_short(target: str, threads: int, plugins: tuple[str, ...]) -> Any:
         timer = whole(target, threads, plugins)
-        assert timer is not None
 
         def time_few(timed: Mapping[str, Any], feeds: Any, rounds: int | None) -> Any:
             models[target] = [*timed]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -45,6 +45,28 @@ def site(raw: dict[str, Any], name: str) -> dict[str, Any]:
     return next(one for one in raw["sites"] if one["site"] == name)
 
 
+def change(name: str, **fields: Any) -> Edit:
+    """An edit of fields of a site."""
+    return lambda raw: site(raw, name).update(fields)
+
+
+def respec(name: str, **fields: Any) -> Edit:
+    """An edit of fields of a site's spec."""
+    return lambda raw: site(raw, name)["spec"].update(fields)
+
+
+def drop(name: str, *keys: str) -> Edit:
+    """An edit that takes fields out of a site, or the site itself."""
+    return lambda raw: [site(raw, name).pop(key) for key in keys] if keys else raw["sites"].remove(site(raw, name))
+
+
+def add(where: Any, like: str = "", **fields: Any) -> Edit:
+    """An edit that adds a site. like: of the fields of another one."""
+    return lambda raw: raw["sites"].append(
+        {**(copy.deepcopy(site(raw, like)) if like else BARE), "site": where, **fields}
+    )
+
+
 def worst(result: onnxq.Result) -> float:
     return min(result.report.checks[0].sqnr_db)
 
@@ -62,7 +84,7 @@ SPECS: dict[str, tuple[str, dict[str, Any]]] = {
 
 @pytest.mark.parametrize(("name", "spec"), SPECS.values(), ids=SPECS)
 def test_another_spec_gets_numbers_of_its_own(held: dict[str, Any], name: str, spec: dict[str, Any]) -> None:
-    again = apply(held, lambda raw: site(raw, name)["spec"].update(spec))
+    again = apply(held, respec(name, **spec))
     told = [line for line in again.report.warnings if line.startswith(f"{name}: its scale was computed for 8 bits")]
     assert len(told) == 1
     assert "computed again from the" in told[0]
@@ -71,9 +93,7 @@ def test_another_spec_gets_numbers_of_its_own(held: dict[str, Any], name: str, s
 
 
 def test_fewer_bits_of_a_weight_need_no_samples(held: dict[str, Any]) -> None:
-    def narrow(raw: dict[str, Any]) -> None:
-        site(raw, "w0")["spec"].update(bits=4)
-
+    narrow = respec("w0", bits=4)
     without = onnxq.apply(residual(), edited(held, narrow))
     assert without.model == apply(held, narrow).model
     assert any(line.startswith("w0: ") for line in without.report.warnings)
@@ -81,7 +101,7 @@ def test_fewer_bits_of_a_weight_need_no_samples(held: dict[str, Any]) -> None:
 
 def test_an_activation_asks_for_samples(done: onnxq.Result, held: dict[str, Any]) -> None:
     """Edited in the file or in Python, carried out or profiled."""
-    plan = edited(held, lambda raw: site(raw, "x")["spec"].update(bits=4))
+    plan = edited(held, respec("x", bits=4))
     with pytest.raises(PlanError) as caught:
         onnxq.apply(residual(), plan)
     assert caught.value.subject == "x"
@@ -127,111 +147,66 @@ def test_swept_weights_and_corrected_biases_go_with_their_scale() -> None:
 
 
 def test_an_inconsistent_bias_follows_its_input(held: dict[str, Any]) -> None:
-    again = apply(held, lambda raw: site(raw, "x").update(scale=0.05))
+    again = apply(held, change("x", scale=0.05))
     assert any(line.startswith("b0: its scale was not that of its input times") for line in again.report.warnings)
     assert worst(again) > 30
 
 
-GOES: dict[str, Edit] = {
-    "a weight taken out": lambda raw: raw["sites"].remove(site(raw, "w0")),
-    "an activation taken out": lambda raw: raw["sites"].remove(site(raw, "x")),
-    "a bias taken out": lambda raw: raw["sites"].remove(site(raw, "b0")),
-    "a weight renamed": lambda raw: site(raw, "w0").update(site="other"),
-    "an activation renamed": lambda raw: site(raw, "x").update(site="other"),
-    "a weight without anchor": lambda raw: site(raw, "w0").pop("anchor"),
-    "an anchor of nothing": lambda raw: site(raw, "w0").update(anchor="nothing"),
-    "a weight without readers": lambda raw: [site(raw, "w0").pop(key) for key in ("consumers", "anchor")],
-    "numbers taken out": lambda raw: [site(raw, "w0").pop(key) for key in ("scale", "zero_point")],
-    "an activation added": lambda raw: raw["sites"].append({"site": "a", **BARE}),
-    "one added with numbers": lambda raw: raw["sites"].append({"site": "a", **BARE, "scale": 0.05, "zero_point": 128}),
-    "a weight put back by hand": lambda raw: [
-        raw["sites"].remove(site(raw, "w0")),
-        raw["sites"].append(
-            {"site": "w0", "role": "weight", "spec": {**BARE["spec"], "type": "int8", "scheme": "symmetric"}}  # type: ignore[dict-item]
-        ),
-    ],
+WEIGHT = {"role": "weight", "spec": {**BARE["spec"], "type": "int8", "scheme": "symmetric"}}  # type: ignore[dict-item]
+GOES: dict[str, Sequence[Edit]] = {
+    "a weight taken out": [drop("w0")],
+    "an activation taken out": [drop("x")],
+    "a bias taken out": [drop("b0")],
+    "a weight renamed": [change("w0", site="other")],
+    "an activation renamed": [change("x", site="other")],
+    "a weight without anchor": [drop("w0", "anchor")],
+    "an anchor of nothing": [change("w0", anchor="nothing")],
+    "a weight without readers": [drop("w0", "consumers", "anchor")],
+    "numbers taken out": [drop("w0", "scale", "zero_point")],
+    "an activation added": [add("a")],
+    "one added with numbers": [add("a", scale=0.05, zero_point=128)],
+    "a weight put back by hand": [drop("w0"), add("w0", **WEIGHT)],
 }
 
 
 @pytest.mark.parametrize("name", GOES)
 def test_sites_changed_by_hand_give_a_result(held: dict[str, Any], name: str) -> None:
-    again = apply(held, GOES[name])
+    again = apply(held, lambda raw: [edit(raw) for edit in GOES[name]])
     assert worst(again) > 25
     orphan = "b0: left float, its scale follows from w0, which is not in the plan"
     assert (orphan in again.report.warnings) == (name == "a weight taken out")
 
 
 FAULTS: dict[str, tuple[Edit, str, tuple[str, ...]]] = {
-    "a site twice": (
-        lambda raw: raw["sites"].append(copy.deepcopy(site(raw, "x"))),
-        "x",
-        ("stands twice in the plan [Q403]", "take one of the two sites out"),
-    ),
+    "a site twice": (add("x", like="x"), "x", ("stands twice in the plan [Q403]", "take one of the two sites out")),
     "one site under two names": (
-        lambda raw: raw["sites"].append({**copy.deepcopy(site(raw, "w0")), "site": "other"}),
-        "other",
-        ("stands twice in the plan, once as w0 [Q403]", "take one"),
+        add("other", like="w0"), "other", ("stands twice in the plan, once as w0 [Q403]", "take one"),
     ),
-    "a tensor nobody has": (
-        lambda raw: raw["sites"].append({"site": "rr", **BARE}),
-        "rr",
-        ("is in the plan but not in this model [Q404]", "'r'"),
-    ),
-    "a node nobody has": (
-        lambda raw: raw["sites"].append({"site": ["aa/Conv", 0], **BARE}),
-        "aa/Conv/in0",
-        ("not in this model [Q404]", "'a/Conv'"),
-    ),
-    "an input that the node has not": (
-        lambda raw: raw["sites"].append({"site": ["a/Conv", 5], **BARE}),
-        "a/Conv/in5",
-        ("not connected", "[Q404]"),
-    ),
+    "a tensor nobody has": (add("rr"), "rr", ("is in the plan but not in this model [Q404]", "'r'")),
+    "a node nobody has": (add(["aa/Conv", 0]), "aa/Conv/in0", ("not in this model [Q404]", "'a/Conv'")),
+    "an input that the node has not": (add(["a/Conv", 5]), "a/Conv/in5", ("not connected", "[Q404]")),
     "a reader that does not read it": (
-        lambda raw: site(raw, "w0")["consumers"].append({"site": ["a/Conv", 2]}),
-        "w0",
+        lambda raw: site(raw, "w0")["consumers"].append({"site": ["a/Conv", 2]}), "w0",
         ("is not read by a/Conv/in2", "[Q403]"),
     ),
-    "no reader": (
-        lambda raw: site(raw, "w0").update(consumers=[]),
-        "w0",
-        ("has no reader", "[Q403]", "take `consumers` out"),
-    ),
+    "no reader": (change("w0", consumers=[]), "w0", ("has no reader", "[Q403]", "take `consumers` out")),
     "a weight that is computed": (
-        lambda raw: site(raw, "r").update(role="weight"),
-        "r",
-        ("is not a constant in this model, as a weight is [Q404]",),
+        change("r", role="weight"), "r", ("is not a constant in this model, as a weight is [Q404]",),
     ),
-    "a bias of 8 bits": (
-        lambda raw: site(raw, "b0")["spec"].update(bits=8, type="int8"),
-        "b0",
-        ("a bias is 32 bits",),
-    ),
-    "an axis too many": (
-        lambda raw: site(raw, "w0")["spec"].update(axis=9),
-        "w0",
-        ("axis 9 is outside its shape", "[Q403]"),
-    ),
-    "a scale too many": (
-        lambda raw: site(raw, "x").update(scale=[0.1, 0.2], zero_point=[1, 2]),
-        "x",
-        ("shape [2]",),
-    ),
-    "a zero point out of range": (lambda raw: site(raw, "x").update(zero_point=999), "x", ("outside 0…255",)),
-    "a scale of 0": (lambda raw: site(raw, "x").update(scale=0), "x", ("its scale is 0",)),
+    "a bias of 8 bits": (respec("b0", bits=8, type="int8"), "b0", ("a bias is 32 bits",)),
+    "an axis too many": (respec("w0", axis=9), "w0", ("axis 9 is outside its shape", "[Q403]")),
+    "a scale too many": (change("x", scale=[0.1, 0.2], zero_point=[1, 2]), "x", ("shape [2]",)),
+    "a zero point out of range": (change("x", zero_point=999), "x", ("outside 0…255",)),
+    "a scale of 0": (change("x", scale=0), "x", ("its scale is 0",)),
     "one of two in a group": (
-        lambda raw: [site(raw, name).update(group="g") for name in "xr"],
-        "r",
-        ("their numbers differ",),
+        lambda raw: [site(raw, name).update(group="g") for name in "xr"], "r", ("their numbers differ",),
     ),
     "values of another shape": (
-        lambda raw: site(raw, "w0").update(values=[1, 2]),
-        "w0",
-        ("of shape [2] do not fit a tensor of shape", "[Q408]"),
+        change("w0", values=[1, 2]), "w0", ("of shape [2] do not fit a tensor of shape", "[Q408]"),
     ),
     "a pass nobody has": (lambda raw: raw.update(prepare=["constant"]), "prepare: 'constant'", ("is no pass",)),
     "a node without a name": (lambda raw: raw["float_nodes"].append(""), "a node without a name", ("not in this",)),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(("edit", "subject", "said"), FAULTS.values(), ids=FAULTS)
@@ -244,7 +219,7 @@ def test_sites_that_cannot_be_are_named(held: dict[str, Any], edit: Edit, subjec
 
 
 def test_more_bits_than_the_opset_has_raise_it(held: dict[str, Any]) -> None:
-    again = apply(held, lambda raw: site(raw, "x")["spec"].update(bits=16, type="uint16"))
+    again = apply(held, respec("x", bits=16, type="uint16"))
     assert again.model.opset_import[0].version >= 21
 
 

@@ -10,10 +10,15 @@ from onnx import numpy_helper, parser
 
 from onnxq.backends import load_config
 from onnxq.graph import infer_shapes
-from onnxq.plan import Plan
+from onnxq.plan import Plan, SitePlan
 from onnxq.planner import OnnxPlacement, state_placement
+from onnxq.sites import Role, Site, TensorId
+from onnxq.spec import QuantSpec
 
 FORCE = {"op": "*", "set": {"quantize": True}}
+# A map of eight channels, and the weight of a pointwise convolution of it.
+MAP = "float[1,8,6,6]"
+POINT = (8, 8, 1, 1)
 
 
 def network(text: str, opset: int = 17, **shapes: tuple[int, ...]) -> onnx.ModelProto:
@@ -42,6 +47,12 @@ def name_by_output(graph: onnx.GraphProto) -> None:
 def draft(proto: onnx.ModelProto, *rules: dict[str, Any], preset: str = "ort-int8", **changes: Any) -> OnnxPlacement:
     """The placement problem of a model, for a preset with these rules and changes."""
     return state_placement(proto, load_config(preset, {"rules": list(rules), **changes}))
+
+
+def site(where: str | Site, role: Role = Role.ACTIVATION, **fields: Any) -> SitePlan:
+    """A site of 8 bits, unless the fields say otherwise."""
+    found = TensorId(where) if isinstance(where, str) else where
+    return SitePlan(**{"site": found, "role": role, "spec": QuantSpec(), **fields})
 
 
 def table(plan: Plan) -> dict[str, str]:

@@ -14,10 +14,8 @@ from onnxq.plan import PlacementChoice
 from onnxq.planner import anchor_sites, find_float_nodes, state_placement
 from onnxq.planner.choose import Choice
 from onnxq.sites import LeftFloat, Refusal, Role, TensorId
-from tests.planner.kit import FORCE, draft, network, table
+from tests.planner.kit import FORCE, MAP, POINT, draft, network, table
 
-MAP = "float[1,8,6,6]"
-POINT = (8, 8, 1, 1)
 LOOP = f"""g ({MAP} x, int64 n, bool k) => ({MAP} y) {{
     a = Conv(x, w) y = Loop (n, k, a) <
         body = b (int64 i, bool go, {MAP} v) => (bool on, {MAP} o) {{

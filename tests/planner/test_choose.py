@@ -7,10 +7,8 @@ import pytest
 
 from onnxq.planner.choose import choose_ops, decide_sides, weigh_forced
 from onnxq.sites import LeftFloat
-from tests.planner.kit import FORCE, draft, network, reasons, table
+from tests.planner.kit import FORCE, MAP, POINT, draft, network, reasons, table
 
-MAP = "float[1,8,6,6]"
-POINT = (8, 8, 1, 1)
 ATTENTION = """g (float[1,4,16] x) => (float[1,4,16] y) {
     q = MatMul(x, wq) k = MatMul(x, wk) v = MatMul(x, wv)
     t = Transpose<perm=[0,2,1]>(k) s = MatMul(q, t) p = Softmax(s) o = MatMul(p, v) y = MatMul(o, wo)
@@ -140,7 +138,8 @@ def test_reasons_come_in_the_order_of_the_network() -> None:
     assert [one.subject for one in choose_ops(problem).reasons] == ["a", "b", "c", "y"]
 
 
-WEIGHTS = "g (float[4,32] x) => (float[4,32] y) { a = MatMul(x, w) b = MatMul(a, v) y = Gemm(b, u) }"
+# The bias stays float where nothing but weights is quantized.
+WEIGHTS = "g (float[4,32] x) => (float[4,32] y) { a = MatMul(x, w) b = MatMul(a, v) y = Gemm(b, u, c) }"
 
 
 @pytest.mark.parametrize(
@@ -156,16 +155,15 @@ WEIGHTS = "g (float[4,32] x) => (float[4,32] y) { a = MatMul(x, w) b = MatMul(a,
 )
 def test_weights_alone(preset: str, rules: tuple[dict, ...], chosen: set[str], why: dict) -> None:
     mode = {"mode": "weight-only"} if preset == "virtual-int8" else {}
-    problem = draft(network(WEIGHTS, w=(32, 32), v=(32, 32), u=(32, 32)), *rules, preset=preset, **mode)
+    problem = draft(network(WEIGHTS, w=(32, 32), v=(32, 32), u=(32, 32), c=(32,)), *rules, preset=preset, **mode)
     assert choose_ops(problem).chosen == chosen
     assert reasons(problem.default()) == why
     assert {str(site.role) for site in problem.default().sites} == {"weight"}
 
 
 def test_products_of_two_activations_have_no_weight_to_pack() -> None:
-    problem = draft(attention(), preset="ort-int8-weights")
-    assert choose_ops(problem).chosen == LAYERS
-    assert choose_ops(problem).reasons == ()
+    found = choose_ops(draft(attention(), preset="ort-int8-weights"))
+    assert (found.chosen, found.reasons) == (LAYERS, ())
 
 
 BRANCHES = f"""g ({MAP} x) => ({MAP} y, {MAP} z) {{

@@ -12,14 +12,12 @@ from onnx import numpy_helper
 from onnxq.annotate import find_existing
 from onnxq.backends import load_config
 from onnxq.graph import get_index
-from onnxq.plan import Plan, SitePlan
+from onnxq.plan import Plan
 from onnxq.planner import NOTHING, Existing, state_placement
 from onnxq.planner.problem import is_between_pairs
 from onnxq.sites import Edge, Role, TensorId
-from onnxq.spec import QuantSpec
-from tests.planner.kit import FORCE, groups, network, reasons, table
+from tests.planner.kit import FORCE, MAP, POINT, groups, network, reasons, site, table
 
-MAP = "float[1,8,6,6]"
 # A quantized convolution `a`, a pooling behind it, a float convolution `c`, and another reader of the input, `u`.
 TEXT = f"""g ({MAP} x) => ({MAP} y, {MAP} u)
     <float s = {{0.1}}, uint8 z = {{128}}, float p = {{0.05}}, uint8 o = {{0}}> {{
@@ -29,21 +27,26 @@ TEXT = f"""g ({MAP} x) => ({MAP} y, {MAP} u)
 }}"""
 
 
-@lru_cache(maxsize=1)
-def model() -> onnx.ModelProto:
-    proto = network(TEXT, v=(8, 8, 1, 1), v2=(8, 8, 1, 1))
-    stored = {"wq": np.ones((8, 8, 1, 1), np.int8), "ws": np.full(8, 0.01, np.float32)}
+def quantized(text: str, **shapes: tuple[int, ...]) -> onnx.ModelProto:
+    """A network of which wq is a weight in int8, with its scales ws."""
+    proto = network(text, **shapes)
+    stored = {"wq": np.ones(POINT, np.int8), "ws": np.full(8, 0.01, np.float32)}
     proto.graph.initializer.extend(numpy_helper.from_array(value, name) for name, value in stored.items())
     return onnx.shape_inference.infer_shapes(proto)
 
 
-def planned(preset: str = "ort-int8", *rules: dict) -> Plan:
-    config = load_config(preset, {"rules": list(rules)})
-    return state_placement(model(), config, existing=find_existing(model())).default()
+@lru_cache(maxsize=1)
+def model() -> onnx.ModelProto:
+    return quantized(TEXT, v=POINT, v2=POINT)
+
+
+def plan_for(proto: onnx.ModelProto, preset: str = "ort-int8", *rules: dict, **changes: object) -> Plan:
+    config = load_config(preset, {"rules": list(rules), **changes})
+    return state_placement(proto, config, existing=find_existing(proto)).default()
 
 
 def test_only_what_is_float_gets_pairs_and_joins_those_that_are_there() -> None:
-    plan = planned("ort-int8", FORCE)
+    plan = plan_for(model(), "ort-int8", FORCE)
     assert table(plan) == {
         "m": "activation: *", "v": "weight: c/in1", "y": "output: *", "v2": "weight: u/in1", "u": "output: *",
     }  # fmt: skip
@@ -54,7 +57,7 @@ def test_only_what_is_float_gets_pairs_and_joins_those_that_are_there() -> None:
 
 
 def test_a_pair_behind_a_node_that_moves_bytes_takes_the_numbers_of_the_one_in_front() -> None:
-    plan = planned("ort-int8", FORCE)
+    plan = plan_for(model(), "ort-int8", FORCE)
     given, taken = plan.site(TensorId("r")), plan.site(TensorId("m"))
     assert groups(plan) == {frozenset("m")}
     assert taken.qparams == given.qparams
@@ -63,7 +66,7 @@ def test_a_pair_behind_a_node_that_moves_bytes_takes_the_numbers_of_the_one_in_f
 
 
 def test_a_rule_cannot_take_a_kept_pair_away() -> None:
-    plan = planned("ort-int8", {"node": "a", "set": {"float": True}}, FORCE)
+    plan = plan_for(model(), "ort-int8", {"node": "a", "set": {"float": True}}, FORCE)
     (refusal,) = plan.refusals
     assert (refusal.subject, refusal.rule, refusal.code) == ("a", "kept", "R115")
     assert refusal.reason == "already quantized in the model, and kept so, though rule node=a -> float leaves it float"
@@ -71,7 +74,7 @@ def test_a_rule_cannot_take_a_kept_pair_away() -> None:
 
 
 def test_pairs_that_a_strict_target_cannot_read_are_told() -> None:
-    plan = planned("trt-int8")
+    plan = plan_for(model(), "trt-int8")
     (line,) = (line for line in plan.warnings if line.code == "W125")
     assert line.startswith("2 of the pairs that the model came with are kept, though trt does not read them, e.g. x (")
     assert table(plan) == {"m": "activation: c/in0", "v": "weight: c/in1"}
@@ -80,20 +83,15 @@ def test_pairs_that_a_strict_target_cannot_read_are_told() -> None:
 
 @pytest.mark.parametrize(("signed", "told"), [(False, 0), (True, 1)])
 def test_new_activations_take_the_sign_of_those_that_are_there(signed: bool, told: int) -> None:
-    config = load_config("ort-int8", {"rules": [FORCE], "activations.signed": signed})
-    plan = state_placement(model(), config, existing=find_existing(model())).default()
+    plan = plan_for(model(), "ort-int8", FORCE, **{"activations.signed": signed})
     assert {site.spec.storage for site in plan.sites if site.role is not Role.WEIGHT} == {"uint8"}
     lines = [line for line in plan.warnings if line.code == "W124"]
     assert len(lines) == told
     assert not lines or lines[0] == "activations are uint8 like the pairs that the model came with, not int8"
 
 
-def site(name: str, scope: str = "") -> SitePlan:
-    return SitePlan(site=TensorId(name, scope), role=Role.ACTIVATION, spec=QuantSpec())
-
-
 def test_a_pair_serves_readers_of_its_own_graph() -> None:
-    outer, inner, other = site("t"), site("u", "i.body"), site("t2")
+    outer, inner, other = site("t"), site(TensorId("u", "i.body")), site("t2")
     found = Existing(
         by_tensor={TensorId("t"): outer, TensorId("u", "i.body"): inner},
         by_edge={Edge("n", 0): other},
@@ -118,26 +116,20 @@ MOVED = f"""g ({MAP} x) => ({MAP} y, {MAP} e, {MAP} k) <float s = {{0.1}}, uint8
 def test_engines_quantize_by_themselves_between_two_pairs_alone() -> None:
     proto = network(MOVED)
     found = find_existing(proto)
-    assert found.view is not None
     view = get_index(found.view)
     # A pair in front of p, behind a Transpose, and one behind it, behind a Relu; b has none behind, h none in front.
     assert {name for name in "pbh" if is_between_pairs(view, found, name)} == {"p"}
     assert not any(is_between_pairs(get_index(proto), NOTHING, node.name) for node in proto.graph.node)
     weighted = find_existing(model())
-    assert weighted.view is not None
     assert is_between_pairs(get_index(weighted.view), weighted, "a")
-
-
-def test_those_are_not_guarded_against_it() -> None:
-    proto = network(MOVED)
-    plan = state_placement(proto, load_config("ort-int8"), existing=find_existing(proto)).default()
-    assert plan.float_nodes == ("b", "h")
+    # Those are not guarded against it.
+    assert plan_for(proto).float_nodes == ("b", "h")
 
 
 @pytest.mark.parametrize("preset", ["ort-int8", "trt-int8"])
 def test_pairs_in_a_branch_that_nobody_reads_do_no_harm(preset: str) -> None:
     proto = network(MOVED.replace(f", {MAP} k)", ")"))
-    plan = state_placement(proto, load_config(preset), existing=find_existing(proto)).default()
+    plan = plan_for(proto, preset)
     assert "h" not in plan.float_nodes
     assert {"hq", "hd"} <= set(plan.kept)
 
@@ -160,12 +152,8 @@ def half_quantized(code: int = 1, zero: int = 0) -> onnx.ModelProto:
     return proto
 
 
-def plan_forced(proto: onnx.ModelProto, preset: str = "ort-int8") -> Plan:
-    return state_placement(proto, load_config(preset, {"rules": [FORCE]}), existing=find_existing(proto)).default()
-
-
 def test_an_operator_whose_weight_alone_has_a_pair_gets_the_others() -> None:
-    plan = plan_forced(half_quantized())
+    plan = plan_for(half_quantized(), "ort-int8", FORCE)
     assert table(plan) == {"x": "activation: a/in0", "r": "activation: *"}
     (weight,) = (pair for pair in plan.existing if pair.role is Role.WEIGHT)
     assert (weight.site, weight.consumers) == (TensorId("wq"), (Edge("a", 1),))
@@ -182,18 +170,18 @@ def test_an_operator_whose_weight_alone_has_a_pair_gets_the_others() -> None:
 def test_an_operator_whose_stored_weight_no_kernel_reads_stays_as_it_is(
     preset: str, code: int, zero: int, obstacle: str
 ) -> None:
-    plan = plan_forced(half_quantized(code, zero), preset)
+    plan = plan_for(half_quantized(code, zero), preset, FORCE)
     assert "a" not in {edge.node for site in plan.sites for edge in site.consumers or ()}
     (line,) = (line for line in plan.left_float if line.subject == "a")
     assert line.reason.startswith(f"its weight is already quantized in the model, {obstacle}")
 
 
 def test_weights_that_are_stored_already_are_not_quantized_again() -> None:
-    assert list(table(plan_forced(half_quantized(), "ort-int8-weights"))) == ["v"]
+    assert list(table(plan_for(half_quantized(), "ort-int8-weights", FORCE))) == ["v"]
 
 
 def test_an_operator_stays_float_that_gives_its_result_out_beside_a_pair() -> None:
-    plan = plan_forced(half_quantized())
+    plan = plan_for(half_quantized(), "ort-int8", FORCE)
     assert {line.subject: (line.rule, line.code, line.reason) for line in plan.left_float} == {
         "h": ("kept", "F107", "the model gives its result out in float beside a pair that is kept"),
     }

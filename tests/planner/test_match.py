@@ -18,18 +18,15 @@ from onnxq.graph import compute_fingerprint, get_index
 from onnxq.graph.scopes import walk_graphs
 from onnxq.plan import BiasPlan, Plan, SitePlan
 from onnxq.planner import digest_weights, fit_plan
-from onnxq.sites import Edge, Role, TensorId
-from onnxq.spec import QuantSpec
-from tests.planner.kit import FORCE, draft, network
+from onnxq.sites import Edge, Role
+from tests.planner.kit import FORCE, MAP, POINT, draft, network, site
 
-MAP = "float[1,8,6,6]"
 TEXT = f"""g ({MAP} x, bool k) => ({MAP} y) {{
     a = Conv(x, w, b) r = Relu(a)
     i = If (k) <then_branch = t () => ({MAP} p) {{ p = Conv(r, v) }},
                 else_branch = e () => ({MAP} q) {{ q = Relu(r) }}>
     c = Conv(i, v) s = Add(c, r) y = Conv(s, z)
 }}"""
-POINT = (8, 8, 1, 1)
 
 
 @lru_cache(maxsize=1)
@@ -116,28 +113,16 @@ def test_other_weights_are_an_error_unless_they_are_expected() -> None:
     assert found.weights == compute_fingerprint(other_weights()).weights
 
 
-def site(name: str, **fields: object) -> SitePlan:
-    return SitePlan(site=TensorId(name), role=Role.ACTIVATION, spec=QuantSpec(), **fields)  # type: ignore[arg-type]
-
-
 def with_site(found: SitePlan) -> Plan:
     return plan().with_sites((*plan().sites, found))
 
 
 FAULTS = {
-    "made otherwise": (
-        with_site(site("a", anchor="0" * 64)),
-        "a",
-        "not in this model",
-        "take `anchor` out of this site",
-    ),
+    "made otherwise": (with_site(site("a", anchor="0" * 64)), "a", "not in this model", "take `anchor` out of this"),
     "a float node that is not there": (
-        replace(plan(), float_nodes=("yy",)),
-        "yy",
-        "this node is in the plan but not in this model",
-        "'y'",
+        replace(plan(), float_nodes=("yy",)), "yy", "this node is in the plan but not in this model", "'y'",
     ),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(("held", "subject", "cause", "fix"), FAULTS.values(), ids=FAULTS)

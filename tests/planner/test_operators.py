@@ -9,10 +9,7 @@ from onnxq.backends import find_target
 from onnxq.graph import GraphIndex
 from onnxq.planner.problem import QuantizableOps, find_quantizable_ops
 from onnxq.sites import Edge, Role, TensorId
-from tests.planner.kit import network
-
-MAP = "float[1,8,6,6]"
-POINT = (8, 8, 1, 1)
+from tests.planner.kit import MAP, POINT, network
 
 
 def found(proto: onnx.ModelProto, target: str = "ort", **options: object) -> QuantizableOps:
@@ -90,10 +87,8 @@ def test_weights_biases_and_data_are_named_by_their_edges() -> None:
     assert ops.list_roles(first) == [(Role.ACTIVATION, TensorId("x")), (Role.WEIGHT, TensorId("w"))]
     assert ops.list_roles(add) == [(Role.ACTIVATION, TensorId("a")), (Role.ACTIVATION, TensorId("x"))]
     # x is data of the first and of the Add; w is nobody's activation.
-    assert [(edge.node, op and op.name) for edge, op in ops.list_consumers(TensorId("x"))] == [
-        ("a", "a"),
-        ("s", "s"),
-    ]
+    consumers = [(edge.node, op and op.name) for edge, op in ops.list_consumers(TensorId("x"))]
+    assert consumers == [("a", "a"), ("s", "s")]
     assert [op for _, op in ops.list_consumers(TensorId("w"))] == [None, None]
 
 

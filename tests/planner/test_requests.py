@@ -5,17 +5,16 @@ from __future__ import annotations
 import pytest
 
 import onnxq
-from onnxq.config import Config, Rule
+from onnxq.config import Config
 from onnxq.errors import ConfigError
 from onnxq.plan import Plan
 from onnxq.sites import TensorId
 from tests.pipeline.models import images, residual
+from tests.planner.kit import FORCE
 
 
-def planned(*rules: dict[str, object], **config: object) -> Plan:
-    made = tuple(Rule.model_validate(rule) for rule in rules)
-    force = Rule(op="*", set={"quantize": True})  # type: ignore[arg-type]
-    return onnxq.make_plan(residual(), images(), Config.model_validate({**config, "rules": (*made, force)}))
+def planned(*rules: dict[str, object]) -> Plan:
+    return onnxq.make_plan(residual(), images(), Config.model_validate({"rules": (*rules, FORCE)}))
 
 
 NARROW = {"bits": 4, "quantize": True}
@@ -77,5 +76,4 @@ def test_a_rule_for_a_node_that_preparation_folded_is_no_typo() -> None:
     """Rules speak of the model the person has, not of what is left after folding."""
     proto = residual()
     proto.graph.node[1].name = "my_relu"
-    rules = (Rule.model_validate({"node": "my_relu", "set": {"float": True}}),)
-    onnxq.make_plan(proto, images(), Config(rules=rules))
+    onnxq.make_plan(proto, images(), Config.model_validate({"rules": [{"node": "my_relu", "set": {"float": True}}]}))

@@ -57,16 +57,8 @@ def test_no_two_are_alike_and_the_rules_own_choice_is_the_default_plan() -> None
     problem = draft(net())
     found = problem.candidates()
     assert len(set(found.values())) == len(found)
+    names = dict(zip(("stem", "depthwise", "point", "squeeze", "excite", "grouped", "y"), WEIGHTS, strict=True))
     weights = {str(site.site) for site in problem.default().sites if str(site.role) == "weight"}
-    names = {
-        "stem": "w0",
-        "depthwise": "w1",
-        "point": "w2",
-        "squeeze": "w3",
-        "excite": "w4",
-        "grouped": "w5",
-        "y": "w6",
-    }
     assert {names[one] for one in found["rules"] & names.keys()} == weights
 
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from tests.torch.nets import take_step
 from torch_frontend import qat
 
 
@@ -79,10 +80,7 @@ def fit(net: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor, y: Tensor, 
         for rows in torch.randperm(len(x), generator=generator).split(64):
             if pacer is not None:
                 pacer.step()
-            loss = functional.cross_entropy(net(x[rows]), y[rows]) + qat.penalty(net)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
+            take_step(optimizer, functional.cross_entropy(net(x[rows]), y[rows]) + qat.penalty(net))
         decay.step()
 
 

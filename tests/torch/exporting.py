@@ -15,6 +15,7 @@ from torch.nn import functional
 from onnxq.plan.names import name_part
 from onnxq.runtime import Session
 from onnxq.sites import Role
+from tests.torch.nets import calibrate
 from torch_frontend.export import Exported
 from torch_frontend.quant_model import QuantModel
 from torch_frontend.quantizers import quantizers_of
@@ -77,13 +78,7 @@ class Encoder(nn.Module):
         return self.norm2(x + self.down(functional.gelu(self.up(x))))
 
 
-SHAPES: dict[type[nn.Module], tuple[int, ...]] = {
-    Residual: (3, 3, 8, 8),
-    Depthwise: (3, 3, 8, 8),
-    Encoder: (3, 5, 8),
-}
-
-
+SHAPES: dict[type[nn.Module], tuple[int, ...]] = {Residual: (3, 3, 8, 8), Depthwise: (3, 3, 8, 8), Encoder: (3, 5, 8)}
 PRODUCTS = {"node": "/^(?!stem|expand)/", "op": ["Conv", "Gemm", "MatMul"], "set": {"quantize": True}}
 
 
@@ -101,19 +96,12 @@ def wish(bits: int = 8, grain: str = "tensor", target: str = "virtual", **torch_
     }
 
 
-def quantized(
-    make: type[nn.Module], config: dict[str, Any] | str, seed: int = 1, batches: int = 2
-) -> tuple[QuantModel, Tensor]:
+def quantized(make: type[nn.Module], config: dict[str, Any] | str) -> tuple[QuantModel, Tensor]:
     """A calibrated, frozen model, and inputs beyond its calibrated ranges."""
-    torch.manual_seed(seed)
-    model = make().eval()
-    shape = SHAPES[make]
+    torch.manual_seed(1)
+    model, shape = make().eval(), SHAPES[make]
     result = QuantModel(model, config, example_inputs=torch.randn(shape))
-    result.prepare_calibration()
-    for _ in range(batches):
-        result(torch.randn(shape))
-    result.calc_qparams()
-    result.freeze()
+    calibrate(result, torch.randn(shape), torch.randn(shape)).freeze()
     return result, 1.5 * torch.randn(shape)
 
 
@@ -191,12 +179,12 @@ def assert_same(model: nn.Module, exported: Exported, x: Tensor) -> None:
 
     output = found[exported.model.graph.output[0].name]
     if flipped:
-        np.testing.assert_allclose(output, wanted, atol=4 * step_at_outputs(active, wanted))
+        np.testing.assert_allclose(output, wanted, atol=4 * step_at_outputs(model))
     else:
         np.testing.assert_allclose(output, wanted, rtol=1e-4, atol=1e-5)
 
 
-def step_at_outputs(active: dict[str, Any], wanted: NDArray[Any]) -> float:
+def step_at_outputs(model: nn.Module) -> float:
     """The largest step of any activation; one integer more or less moves an output by a few of them at most."""
-    steps = [float(q.qparams().scale.max()) for q in active.values() if q.role is not Role.WEIGHT]
-    return max(steps, default=1e-5)
+    active = [found for found in quantizers_of(model) if found.active and found.role is not Role.WEIGHT]
+    return max((float(found.qparams().scale.max()) for found in active), default=1e-5)

@@ -2,9 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+
+from torch_frontend import qat
+from torch_frontend.quant_model import QuantModel
+
+
+class Network(nn.Module):
+    """Parts by name, and what they compute of an input: compute(network, x)."""
+
+    def __init__(self, compute: Callable[[Any, Tensor], Any], **parts: Any) -> None:
+        super().__init__()
+        self.compute = compute
+        for name, part in parts.items():
+            setattr(self, name, part)
+
+    def forward(self, x: Tensor) -> Any:
+        return self.compute(self, x)
 
 
 class Block(nn.Module):
@@ -138,6 +157,29 @@ class Around(nn.Module):
 def images(count: int = 4, seed: int = 0) -> Tensor:
     """Random input of the convolutional nets."""
     return torch.randn(count, 3, 16, 16, generator=torch.Generator().manual_seed(seed))
+
+
+def calibrate(model: QuantModel, *batches: Tensor | tuple[Tensor, ...], **how: Any) -> QuantModel:
+    """The model with the numbers of these batches, tuples of several inputs. how: of calc_qparams."""
+    model.prepare_calibration()
+    for batch in batches:
+        model(*(batch if isinstance(batch, tuple) else (batch,)))
+    return model.calc_qparams(**how)
+
+
+def observe(model: QuantModel, x: Tensor) -> QuantModel:
+    """The model with the first numbers of its training."""
+    with qat.observing(model):
+        model(x)
+    return model
+
+
+def take_step(optimizer: torch.optim.Optimizer, loss: Tensor) -> float:
+    """One step down the gradients of the loss, which is returned."""
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    return float(loss.detach())
 
 
 def settled(model: nn.Module) -> nn.Module:

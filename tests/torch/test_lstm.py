@@ -18,6 +18,7 @@ from onnxq.pipeline import check
 from onnxq.runtime import Session, optimize_graph, time_models
 
 torch = pytest.importorskip("torch")
+from tests.torch.nets import Network, take_step
 
 WORDS, TAGS, LENGTH, BATCH = 20, 5, 12, 8
 
@@ -26,24 +27,12 @@ WORDS, TAGS, LENGTH, BATCH = 20, 5, 12, 8
 def tagger(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Each tag is the sum of a word and the one before, modulo the tags."""
     torch.manual_seed(0)
-
-    class Tagger(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.embed, self.lstm = torch.nn.Embedding(WORDS, 32), torch.nn.LSTM(32, 128, bidirectional=True)
-            self.head = torch.nn.Linear(256, TAGS)
-
-        def forward(self, ids: Any) -> Any:
-            return self.head(self.lstm(self.embed(ids))[0])
-
-    net = Tagger()
+    parts = {"embed": torch.nn.Embedding(WORDS, 32), "lstm": torch.nn.LSTM(32, 128, bidirectional=True)}
+    net = Network(lambda m, ids: m.head(m.lstm(m.embed(ids))[0]), **parts, head=torch.nn.Linear(256, TAGS))
     optimizer = torch.optim.Adam(net.parameters(), 1e-2)
     for _ in range(40):
         ids = torch.randint(0, WORDS, (LENGTH, 16))
-        loss = torch.nn.functional.cross_entropy(net(ids).reshape(-1, TAGS), find_tags(ids).reshape(-1))
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+        take_step(optimizer, torch.nn.functional.cross_entropy(net(ids).reshape(-1, TAGS), find_tags(ids).reshape(-1)))
     path = tmp_path_factory.mktemp("tagger") / "tagger.onnx"
     example = torch.zeros(LENGTH, 1, dtype=torch.int64)
     torch.onnx.export(
@@ -82,7 +71,6 @@ def test_a_trained_tagger_keeps_its_answers_in_integers(tagger: Path, monkeypatc
     assert count_right(result.model) > right - 0.02
     assert not onnxq.prove(result.model, overrides={"engine": "ort", "require": [("int8", "LSTM")]}).unmet
     latency = result.report.latency
-    assert latency is not None
     told = json.loads(write_json(result.report))["latency"]
     assert (told["float_ms"], told["int8_ms"]) == (latency.float_ms, latency.int8_ms)
     assert bool(latency.reason) == (latency.ratio < 1)

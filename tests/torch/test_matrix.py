@@ -24,6 +24,7 @@ from onnxq.runtime import Session
 from onnxq.sites import Role
 from tests.cpus.kernels import cpu_saturates
 from tests.torch.exporting import pairs, step_at_outputs, with_outputs
+from tests.torch.nets import observe
 from torch_frontend import qat
 from torch_frontend.export import Exported, to_onnx
 from torch_frontend.quant_model import QuantModel
@@ -225,8 +226,7 @@ def _check_pairs(made: Trained, quantizers: dict[str, Quantizer]) -> None:
 def _check_outputs(made: Trained, index: int, target: str) -> None:
     """Equal up to the order of sums, which may move a value on the edge of two levels to the other, by one step."""
     name, wanted = made.exported.model.graph.output[index].name, made.outputs[index]
-    active = {site: q for site, q in made.model.quantizers.items() if q.active}
-    step = step_at_outputs(active, wanted)
+    step = step_at_outputs(made.model)
     np.testing.assert_allclose(made.found[name], wanted, atol=step, rtol=0)
     assert (np.abs(made.found[name] - wanted) > 1e-5).mean() < 0.1
     # Integer kernels round biases and sums. Only target ort keeps its weights from overflowing the sums of some CPUs.
@@ -247,12 +247,6 @@ def _check_sums(kind: str) -> None:
     assert not made.exported.plan.warnings
 
 
-def observe(net: nn.Module, config: dict[str, Any], x: Tensor) -> None:
-    model = QuantModel(net, config, example_inputs=x)
-    with qat.observing(model):
-        model(x)
-
-
 @pytest.mark.parametrize(
     ("target", "kind", "quantizer", "sentence"),
     [
@@ -270,4 +264,4 @@ def test_what_makes_no_sense_is_refused_with_the_site(target: str, kind: str, qu
     net = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 8))
     x = -torch.ones(4, 8) if quantizer == "pact" else torch.randn(4, 8)
     with pytest.raises((ConfigError, CalibrationError), match=rf"^(input:input|0\.weight|1\.out).*{sentence}"):
-        observe(net, config, x)
+        observe(QuantModel(net, config, example_inputs=x), x)

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 import onnxq
 from onnxq.runtime import Session
 from tests.torch.digits import Digits, Residuals, fit, load_digits, score, train_digits
+from tests.torch.nets import observe, take_step
 from torch_frontend import qat
 from torch_frontend.export import export_onnx
 from torch_frontend.quant_model import QuantModel
@@ -31,9 +32,7 @@ def quantized(net: nn.Module, x: Tensor, kind: str, bits: int) -> QuantModel:
         "torch": {"weights": {"quantizer": "lsq" if kind == "pact" else kind}, "activations": {"quantizer": kind}},
     }
     model = QuantModel(net, config, example_inputs=x[:2]).eval()
-    with qat.observing(model):
-        model(x[:256])
-    return model.set_quant()
+    return observe(model, x[:256]).set_quant()
 
 
 @pytest.mark.parametrize(("kind", "bits"), [("lsq", 2), ("lsq+", 4), ("pact", 4)])
@@ -70,9 +69,7 @@ def test_a_teacher_alone_is_enough() -> None:
     optimizer = torch.optim.SGD(qat.parameter_groups(model, lr=0.01), momentum=0.9)
     before = copy.deepcopy(model).eval()
     for rows in torch.arange(1200).repeat(5).split(64):
-        optimizer.zero_grad()
-        distiller.loss(model(x[rows]), distiller.answers(x[rows]), torch.zeros(())).backward()
-        optimizer.step()
+        take_step(optimizer, distiller.loss(model(x[rows]), distiller.answers(x[rows]), torch.zeros(())))
     assert score(model.eval(), unseen, labels) > score(before, unseen, labels)
 
 
@@ -92,9 +89,8 @@ def test_rounding_that_learns_keeps_the_accuracy(method: str, bits: int, qdrop: 
     weights = {"bits": bits, "granularity": "channel"}
     config = {"target": "virtual", "weights": weights, "activations": {"bits": 8}}
     model = QuantModel(net, config, example_inputs=x[:2]).eval()
-    with qat.observing(model), torch.no_grad():
-        model(seen[:256])
-    model.set_quant()
+    with torch.no_grad():
+        observe(model, seen[:256]).set_quant()
     nearest = score(model, x, y)
     settings = Settings(iterations=150 if bits == 2 else 80, lr=0.03, samples=256)
     done = reconstruct(model, [seen[:256]], method, qdrop=qdrop, settings=settings)

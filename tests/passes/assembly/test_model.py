@@ -90,11 +90,8 @@ def test_float16_has_scales_of_float16() -> None:
     model = _quantize(high_precision="float16", io_types="float16").model
     (node,) = model.graph.node
     held = {one.name: one.data_type for one in model.graph.initializer}
-    assert [held[name] for name in node.input[1:]] == [
-        onnx.TensorProto.UINT8,
-        onnx.TensorProto.FLOAT16,
-        onnx.TensorProto.UINT8,
-    ]
+    wanted = [onnx.TensorProto.UINT8, onnx.TensorProto.FLOAT16, onnx.TensorProto.UINT8]
+    assert [held[name] for name in node.input[1:]] == wanted
 
 
 def _two() -> onnx.ModelProto:

@@ -7,11 +7,11 @@ import onnx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from onnx import numpy_helper, parser
+from onnx import numpy_helper
 
 import onnxq
 from onnxq.errors import PlanError
-from onnxq.graph import infer_shapes, name_nodes
+from onnxq.graph import infer_shapes
 from onnxq.passes.equalization.cross_layer import (
     choose_shifts,
     compute_shifts,
@@ -23,21 +23,19 @@ from onnxq.passes.equalization.smoothquant_core import ChannelStatistics
 from onnxq.plan import from_json, to_json
 from onnxq.runtime import Session
 from onnxq.sites import TensorId
-from tests.pipeline.models import EVERYTHING
+from tests.passes.kit import parse
+from tests.pipeline.models import BALANCED, find_worst_db, list_accounts, quantize, to_bytes
 
 F = np.float32
 
 
 def network(body: str, **weights: tuple[int, ...]) -> onnx.ModelProto:
     """A network on [N,8,6,6] whose channels stand apart."""
-    proto = parser.parse_model(
-        f'<ir_version: 8, opset_import: ["" : 17]> g (float[N,8,6,6] x) => (float[N,8,6,6] y) {{ {body} }}'
-    )
-    rng = np.random.default_rng(5)
+    rng, arrays = np.random.default_rng(5), {}
     for name, shape in weights.items():
         scale = 6.0 if len(shape) == 1 else np.prod(shape[1:]) ** -0.5
-        proto.graph.initializer.append(numpy_helper.from_array((rng.standard_normal(shape) * scale).astype(F), name))
-    return infer_shapes(name_nodes(proto))
+        arrays[name] = (rng.standard_normal(shape) * scale).astype(F)
+    return infer_shapes(parse(f"g (float[N,8,6,6] x) => (float[N,8,6,6] y) {{ {body} }}", **arrays))
 
 
 W = (8, 8, 1, 1)
@@ -125,14 +123,12 @@ def test_what_is_left_alone(why: str) -> None:
 
 
 def test_gemm_and_matmul_take_it() -> None:
-    proto = parser.parse_model(
-        '<ir_version: 8, opset_import: ["" : 17]> g (float[N,8,6,6] x) => (float[N,6,6,4] y) {'
-        " t = Transpose<perm=[0,2,3,1]>(x)\n m = MatMul(t, w)\n a = Add(m, b)\n n = MatMul(a, v)\n y = Add(n, c) }"
-    )
     rng = np.random.default_rng(0)
-    for name, shape in (("w", (8, 5)), ("b", (5,)), ("v", (5, 4)), ("c", (4,))):
-        proto.graph.initializer.append(numpy_helper.from_array(rng.standard_normal(shape).astype(F), name))
-    proto = infer_shapes(name_nodes(proto))
+    shapes = {"w": (8, 5), "b": (5,), "v": (5, 4), "c": (4,)}
+    text = """g (float[N,8,6,6] x) => (float[N,6,6,4] y) {
+        t = Transpose<perm=[0,2,3,1]>(x) m = MatMul(t, w) a = Add(m, b) n = MatMul(a, v) y = Add(n, c) }"""
+    weights = {name: rng.standard_normal(shape).astype(F) for name, shape in shapes.items()}
+    proto = infer_shapes(parse(text, **weights))
     assert list_shift_axes(proto) == {TensorId("a"): -1}
     made = write_shifts(proto, {TensorId("a"): np.arange(5, dtype=F)})
     assert np.allclose(values(made, "a")["a"], values(proto, "a")["a"] - np.arange(5), atol=1e-5)
@@ -149,15 +145,10 @@ def test_a_tensor_that_cannot_be_lowered_is_an_error() -> None:
 def test_a_run_absorbs_says_so_and_a_plan_repeats_it() -> None:
     data = {"x": np.random.default_rng(3).standard_normal((40, 8, 6, 6)).astype(F)}
     skip = ("cross_layer_equalization", "rounding")
-    done, plain = (
-        onnxq.quantize(RESIDUAL, data, EVERYTHING, overrides={"latency": False, "effort": "balanced", "skip": passes})
-        for passes in (skip, (*skip, "bias_absorption"))
-    )
+    done, plain = (quantize(RESIDUAL, data, BALANCED, skip=passes) for passes in (skip, (*skip, "bias_absorption")))
     assert {scaling.name for scaling in done.plan.scalings} == {"bias_absorption"}
-    line = next(line for line in done.report.accounts if line.startswith("bias_absorption: "))
-    assert "max |difference|" in line
-    assert done.report.checks[0].sqnr_db[0] > plain.report.checks[0].sqnr_db[0] - 0.5
-    again = onnxq.apply(RESIDUAL, from_json(to_json(done.plan), source="plan"))
-    assert again.model.SerializeToString() == done.model.SerializeToString()
+    assert "max |difference|" in list_accounts(done, "bias_absorption")[0]
+    assert find_worst_db(done) > find_worst_db(plain) - 0.5
+    assert to_bytes(onnxq.apply(RESIDUAL, from_json(to_json(done.plan), source="plan"))) == to_bytes(done)
     # Shifts go below 0, which factors must not.
     assert any((scaling.factors < 0).any() for scaling in done.plan.scalings)

@@ -92,9 +92,8 @@ def test_the_function_stays_and_channels_become_alike(name: str, groups: int) ->
     model = row(PASSING[name], groups)
     factors = {H: np.geomspace(0.25, 4, 6).astype(F)}
     result = write_scales(model, factors)
-    np.testing.assert_allclose(
-        constant(result, "h/Conv", 1), constant(model, "h/Conv", 1) * factors[H].reshape(6, 1, 1, 1)
-    )
+    scaled = constant(model, "h/Conv", 1) * factors[H].reshape(6, 1, 1, 1)
+    np.testing.assert_allclose(constant(result, "h/Conv", 1), scaled)
     assert_same(model, result, rtol=2e-5)
 
 
@@ -236,10 +235,9 @@ def test_values_decide_behind_add_and_concat() -> None:
 
 def test_a_plan_that_does_not_fit_is_refused() -> None:
     model = joined()
-    with pytest.raises(PlanError, match="no channels"):
-        write_scales(model, {TensorId("a"): np.ones(5, F) * 2})
-    with pytest.raises(PlanError, match="no channels"):
-        write_scales(model, {TensorId("nobody"): np.ones(6, F) * 2})
+    for name, factors in (("a", np.ones(5, F) * 2), ("nobody", np.ones(6, F) * 2)):
+        with pytest.raises(PlanError, match="no channels"):
+            write_scales(model, {TensorId(name): factors})
     with pytest.raises(PlanError, match="cannot take"):
         write_scales(model, {TensorId("a"): np.full(6, 2, F), TensorId("b"): np.full(6, 3, F)})
 

@@ -8,26 +8,34 @@ from typing import Any, NamedTuple
 import numpy as np
 import onnx
 import pytest
-from onnx import numpy_helper, parser
+from onnx import numpy_helper
 
 import onnxq
-from onnxq.config import Config, Rule, TensorConfig
+from onnxq.config import Config, TensorConfig
 from onnxq.errors import PlanError
 from onnxq.graph import ModelLike, attach_weights
 from onnxq.graph.values import decode_tensor
 from onnxq.passes.equalization import passes
 from onnxq.plan import Rotation, from_json, to_json
 from tests.passes.equalization.decoders import HD, KV, D, H, make_decoder, make_feeds
-from tests.passes.kit import infer
-from tests.pipeline.models import EVERYTHING, images, residual
+from tests.passes.kit import infer, parse
+from tests.pipeline.models import (
+    EVERYTHING,
+    add_rule,
+    find_worst_db,
+    images,
+    list_accounts,
+    quantize,
+    residual,
+    to_bytes,
+)
 
 F = np.float32
 BALANCED = EVERYTHING.model_copy(update={"effort": "balanced", "skip": ("rounding",)})
 # Layers alone: a pair on what the Mul reads would keep the outliers.
-PLAIN = Config(effort="fast", rules=(Rule(op="MatMul", set={"quantize": True}),))  # type: ignore[arg-type]
+PLAIN = add_rule(Config(effort="fast"), op="MatMul", set={"quantize": True})
 SMOOTH = PLAIN.model_copy(update={"effort": "balanced", "skip": ("rounding",)})
-LAYERS = """<ir_version: 8, opset_import: ["" : 17]>
-g (float[N,16,64] x, int64[N,16] attention_mask) => (float[N,16,64] y, float[N,16,64] z) {
+LAYERS = """g (float[N,16,64] x, int64[N,16] attention_mask) => (float[N,16,64] y, float[N,16,64] z) {
     n = LayerNormalization(x, scale, shift) h = MatMul(n, w1) r = Relu(h) y = MatMul(r, w2) z = Tanh(n)
 }"""
 
@@ -37,12 +45,8 @@ def imbalanced() -> onnx.ModelProto:
     proto = residual()
     held = {tensor.name: tensor for tensor in proto.graph.initializer}
     s = np.geomspace(0.03, 30, 32).astype(F)
-    for name, factor in {
-        "w0": s[:, None, None, None],
-        "b0": s,
-        "w1": 1 / s[:, None, None],
-        "w2": 1 / s[:, None, None],
-    }.items():
+    columns = 1 / s[:, None, None]
+    for name, factor in {"w0": s[:, None, None, None], "b0": s, "w1": columns, "w2": columns}.items():
         held[name].CopyFrom(numpy_helper.from_array((numpy_helper.to_array(held[name]) * factor).astype(F), name))
     return proto
 
@@ -50,24 +54,14 @@ def imbalanced() -> onnx.ModelProto:
 def outliers() -> tuple[onnx.ModelProto, dict[str, np.ndarray]]:
     """Two layers behind a LayerNormalization with outlier channels that a residual reads too, and samples."""
     rng = np.random.default_rng(0)
-    proto = parser.parse_model(LAYERS)
     scale = np.ones(64, F)
     scale[[5, 40]] = 80
     held = {"scale": scale, "shift": rng.standard_normal(64) / 4}
     held |= {"w1": rng.standard_normal((64, 256)) / 8 / scale[:, None], "w2": rng.standard_normal((256, 64)) / 16}
-    for name, value in held.items():
-        proto.graph.initializer.append(numpy_helper.from_array(np.asarray(value, F), name))
+    proto = parse(LAYERS, **{name: np.asarray(value, F) for name, value in held.items()})
     mask = np.ones((16, 16), np.int64)
     mask[:, 12:] = 0
     return proto, {"x": rng.standard_normal((16, 16, 64)).astype(F), "attention_mask": mask}
-
-
-def worst(result: onnxq.Result) -> float:
-    return min(check.sqnr_db[0] for check in result.report.checks)
-
-
-def told(result: onnxq.Result, name: str) -> bool:
-    return any(line.startswith(f"{name}: ") for line in result.report.accounts)
 
 
 class Run(NamedTuple):
@@ -80,7 +74,7 @@ class Run(NamedTuple):
 
 
 def run(proto: onnx.ModelProto, samples: dict[str, np.ndarray], config: Config, **update: Any) -> onnxq.Result:
-    return onnxq.quantize(proto, samples, config.model_copy(update=update), overrides={"latency": False})
+    return quantize(proto, samples, config.model_copy(update=update))
 
 
 @pytest.fixture(scope="module")
@@ -95,28 +89,25 @@ def test_scaling_saves_what_one_scale_destroys_and_a_plan_repeats_it(
 ) -> None:
     proto, samples, config, done = runs[name]
     assert {one.name for one in done.plan.scalings} == {"cross_layer_equalization", name}
-    assert told(done, name)
+    assert list_accounts(done, name)
     assert [node.op_type for node in done.model.graph.node].count("Mul") == (name == "smoothquant")
     plain = run(proto, samples, config, skip=("rounding", name))
     assert name not in {one.name for one in plain.plan.scalings}
-    assert not told(plain, name)
-    assert worst(done) > worst(plain) + gain
-    assert worst(done) > worst(run(proto, samples, config, effort="fast")) + gain
+    assert not list_accounts(plain, name)
+    assert find_worst_db(done) > find_worst_db(plain) + gain
+    assert find_worst_db(done) > find_worst_db(run(proto, samples, config, effort="fast")) + gain
     again = from_json(to_json(done.plan))
     assert again == done.plan
-    result = onnxq.apply(proto, again)
-    assert result.model.SerializeToString(deterministic=True) == done.model.SerializeToString(deterministic=True)
+    assert to_bytes(onnxq.apply(proto, again)) == to_bytes(done)
 
 
 def joined() -> onnx.ModelProto:
     """Two convolutions that are added, of which channel 0 reads channel 0 of the input alone, and one behind them."""
-    proto = parser.parse_model("""<ir_version: 8, opset_import: ["" : 17]>
-    g (float[N,8,8,8] x) => (float[N,8,8,8] y) { a = Conv(x, v) b = Conv(x, w) s = Add(a, b) y = Conv(s, u) }""")
+    text = "g (float[N,8,8,8] x) => (float[N,8,8,8] y) { a = Conv(x, v) b = Conv(x, w) s = Add(a, b) y = Conv(s, u) }"
     rng = np.random.default_rng(0)
     weights = {name: rng.standard_normal((8, 8, 1, 1)).astype(F) for name in "vwu"}
     weights["v"][0, 1:], weights["w"][0, 1:] = 0, 0
-    proto.graph.initializer.extend(numpy_helper.from_array(value, name) for name, value in weights.items())
-    return proto
+    return parse(text, **weights)
 
 
 @pytest.mark.parametrize(("count", "equalized"), [(8, False), (32, True)])
@@ -137,7 +128,7 @@ def test_weights_of_few_bits_do_not_hide_what_scaling_is_worth() -> None:
     # Rounded to nearest, 4-bit weights leave 15 dB whatever the channels look like.
     few = {"weights": TensorConfig(bits=4, granularity="channel"), "skip": ("rounding", "ranges")}
     done = run(imbalanced(), images(), BALANCED, **few)
-    line = next(line for line in done.report.accounts if line.startswith("cross_layer_equalization: "))
+    (line,) = list_accounts(done, "cross_layer_equalization")
     before, after = map(float, re.search(r"(\S+) to (\S+) dB", line).groups())  # type: ignore[union-attr]
     assert after > before + 10
     assert after > 30
@@ -180,7 +171,7 @@ def test_factors_that_harm_are_rolled_back(monkeypatch: pytest.MonkeyPatch) -> N
     done = run(residual(), images(), BALANCED)
     assert not done.plan.scalings
     assert any("cross_layer_equalization: rolled back: " in line for line in done.report.accounts)
-    assert worst(done) == worst(plain)
+    assert find_worst_db(done) == find_worst_db(plain)
 
 
 def test_a_rewrite_that_changes_the_function_is_rolled_back(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -214,18 +205,14 @@ def test_rotation_saves_weights_behind_outlier_channels_and_a_plan_repeats_it() 
     proto, samples = decoder(1 / 40)
     done = run(proto, samples, FEW)
     plain = run(proto, samples, FEW, skip=(*FEW.skip, "rotation"))
-    assert worst(done) > worst(plain) + 3
-    assert told(done, "rotation")
+    assert find_worst_db(done) > find_worst_db(plain) + 3
+    assert list_accounts(done, "rotation")
     assert not plain.plan.scalings
-    rotations = [one for one in done.plan.scalings if isinstance(one, Rotation)]
-    assert [(one.name, str(one.tensor), one.size) for one in rotations] == [
-        ("rotation", "x0", D),
-        ("rotation", "v0", HD),
-    ]
+    rotations = [(one.name, str(one.tensor), one.size) for one in done.plan.scalings if isinstance(one, Rotation)]
+    assert rotations == [("rotation", "x0", D), ("rotation", "v0", HD)]
     again = from_json(to_json(done.plan))
     assert again == done.plan
-    result = onnxq.apply(proto, again)
-    assert result.model.SerializeToString(deterministic=True) == done.model.SerializeToString(deterministic=True)
+    assert to_bytes(onnxq.apply(proto, again)) == to_bytes(done)
     # Exported again, under other names.
     for node in proto.graph.node:
         for names in (node.input, node.output):
@@ -239,5 +226,5 @@ def test_rotation_is_not_kept_where_it_brings_nothing() -> None:
     proto, samples = decoder(1)
     done = run(proto, samples, FEW)
     assert not done.plan.scalings
-    line = next(line for line in done.report.accounts if line.startswith("rotation: "))
+    (line,) = list_accounts(done, "rotation")
     assert "nothing to gain" in line or "rolled back" in line

@@ -33,14 +33,12 @@ def run() -> tuple[SampledContext, PlacedState]:
     data = load_data({"x": rows[:, None]}, get_index(model).inputs)
     problem = draft(model, FORCE)
     plan = calibrate(problem.proto, problem.default(), data)
-    return make_context(data.part(range(6)), data.part([6, 7])), place(
-        replace(make_state(model), model=problem.proto), plan, problem
-    )
+    state = place(replace(make_state(model), model=problem.proto), plan, problem)
+    return make_context(data.part(range(6)), data.part([6, 7])), state
 
 
 def top(plan: Plan) -> float:
     site = next(site for site in plan.sites if site.role is Role.ACTIVATION and str(site.site) == "x")
-    assert site.qparams is not None
     return float(clip_bounds(site.qparams, site.spec)[1])
 
 

@@ -60,8 +60,7 @@ def test_tables_that_were_asked_for_are_not_judged() -> None:
 
 
 def test_without_samples_the_error_of_the_rows_decides() -> None:
-    made = onnxq.quantize(loses_much(), None, overrides={"effort": "fast", "latency": False})
-    assert made.plan.sites
+    assert onnxq.quantize(loses_much(), None, overrides={"effort": "fast", "latency": False}).plan.sites
 
 
 def test_a_table_that_stands_in_the_way_of_an_asked_accuracy_stays_float() -> None:
@@ -77,9 +76,7 @@ def test_the_summary_says_what_is_saved_and_skip_leaves_it_out() -> None:
     assert not quantize(words(), skip=["embeddings"]).plan.sites
 
 
-@pytest.mark.parametrize(
-    ("wish", "bits", "grain"), [("int8", 8, PerChannel(0)), ("int4", 4, PerBlock(1, 32))]
-)  # fmt: skip
+@pytest.mark.parametrize(("wish", "bits", "grain"), [("int8", 8, PerChannel(0)), ("int4", 4, PerBlock(1, 32))])
 def test_other_commands_know_tables(wish: str, bits: int, grain: object) -> None:
     float_model = words()
     proto = quantize(float_model, embeddings=wish).model

@@ -13,6 +13,7 @@ import onnxq
 from onnxq.passes.mixed_precision.noisy_pairs import DYNAMIC, FLOAT_NAME
 from onnxq.sites import Role
 from tests.passes.kit import parse
+from tests.pipeline.models import find_worst_db, list_accounts, quantize
 
 # A small product of values with a heavy tail, in front of large ones of even values.
 NOISY = """g (float[N,T,64] x) => (float[N,T,256] y) {
@@ -47,12 +48,12 @@ def moving_samples(spread: float) -> list[dict[str, NDArray[np.float32]]]:
 
 def quantize_noisy(**overrides: Any) -> onnxq.Result:
     proto = model(NOISY, w=(64, 256), v=(256, 1024), z=(1024, 256))
-    return onnxq.quantize(proto, noisy_samples(), overrides={"latency": False, "skip": ["promotion"], **overrides})
+    return quantize(proto, noisy_samples(), "ort-int8", **{"skip": ["promotion"], **overrides})
 
 
 def quantize_moving(samples: Any, **overrides: Any) -> onnxq.Result:
     proto = model(MOVING, w=(64, 256), v=(256, 64))
-    return onnxq.quantize(proto, samples, overrides={"latency": False, "rules": MATMULS, "mode": "auto", **overrides})
+    return quantize(proto, samples, "ort-int8", **{"rules": MATMULS, "mode": "auto", **overrides})
 
 
 def list_left(result: onnxq.Result) -> list[str]:
@@ -63,20 +64,12 @@ def find_dynamic(result: onnxq.Result) -> set[str]:
     return {str(site.site) for site in result.plan.sites if site.role is Role.ACTIVATION and site.spec.dynamic}
 
 
-def worst_db(result: onnxq.Result) -> float:
-    return min(check.sqnr_db[0] for check in result.report.checks)
-
-
-def tells(result: onnxq.Result, name: str) -> bool:
-    return any(line.startswith(name) for line in result.report.accounts)
-
-
 def test_a_small_operator_that_spoils_the_rest_stays_float() -> None:
     static, chosen = quantize_noisy(), quantize_noisy(mode="auto")
     assert list_left(static) == []
     assert list_left(chosen) == ["first"]
-    assert tells(chosen, FLOAT_NAME)
-    assert worst_db(chosen) > worst_db(static) + 6
+    assert list_accounts(chosen, FLOAT_NAME)
+    assert find_worst_db(chosen) > find_worst_db(static) + 6
 
 
 @pytest.mark.parametrize(
@@ -92,8 +85,8 @@ def test_a_range_that_moves_with_the_input_gets_a_scale_for_each_run() -> None:
         quantize_moving(moving_samples(1.5), skip=["promotion"], mode=mode) for mode in ("static", "auto")
     )
     assert find_dynamic(chosen) == {"first/in0"}
-    assert tells(chosen, DYNAMIC)
-    assert worst_db(chosen) > worst_db(static) + 1
+    assert list_accounts(chosen, DYNAMIC)
+    assert find_worst_db(chosen) > find_worst_db(static) + 1
 
 
 def test_ranges_that_stay_are_calibrated() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import subprocess
 import sys
 
@@ -18,6 +19,7 @@ from onnxq.passes.mixed_precision.program import (
     PrecisionProgram,
     SharedCosts,
 )
+from onnxq.passes.mixed_precision.rescaling import bisect_noise
 
 PRECISIONS = ("float", "w8a8", "w4a8")
 INTEGERS = frozenset(PRECISIONS[1:])
@@ -104,3 +106,17 @@ def test_the_solver_prints_nothing() -> None:
     code += "PrecisionProgram({'op': {'float': Costs()}}).solve('noise', {}); print('answer')"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert run.stdout == "answer\n"
+
+
+NOISES = st.lists(st.floats(1e-9, 1e3), max_size=5)
+
+
+@given(failing=NOISES, holding=NOISES)
+def test_a_noise_lies_between_what_fails_and_what_holds_below(failing: list[float], holding: list[float]) -> None:
+    """Between predictions that failed and those that held when they were measured."""
+    noise = bisect_noise(failing, holding)
+    if not failing:
+        assert noise == math.inf
+        return
+    assert noise < min(failing)
+    assert all(noise > one for one in holding if one < min(failing) * (1 - 1e-9))

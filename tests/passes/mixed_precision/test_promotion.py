@@ -18,7 +18,7 @@ from click.testing import CliRunner
 import onnxq
 from onnxq.cli import cli
 from onnxq.commands.results import write_json
-from onnxq.config import Rule, TensorConfig
+from onnxq.config import TensorConfig
 from onnxq.data import load_data
 from onnxq.errors import ConfigError, DataError
 from onnxq.evaluation.compare import compare_models
@@ -31,17 +31,10 @@ from onnxq.progress import silent
 from onnxq.runtime import Session
 from tests.passes.context import make_context
 from tests.passes.kit import make_state, parse
-from tests.pipeline.models import EVERYTHING, images, residual
+from tests.pipeline import models
+from tests.pipeline.models import EVERYTHING, ROUGH, images, residual
 
-# One rough activation among good ones: everything else may stay.
-ROUGH = EVERYTHING.model_copy(
-    update={
-        "rules": (
-            Rule(tensor="r", role="activation", set={"quantize": True, "bits": 2}),  # type: ignore[arg-type]
-            *EVERYTHING.rules,
-        )
-    }
-)
+# Everything else than one rough activation may stay.
 COARSE = EVERYTHING.model_copy(
     update={"weights": TensorConfig(granularity="channel", bits=3, narrow_range=True), "bias": "float"}
 )
@@ -58,11 +51,10 @@ CONFIGS = {"rough": ROUGH, "coarse": COARSE, "plain": EVERYTHING}
 @cache
 def quantize(config: str = "rough", count: int = 48, **wanted: Any) -> onnxq.Result:
     """The network by one of CONFIGS; asked for once, it is there for every test."""
-    return onnxq.quantize(residual(), images(count), CONFIGS[config], overrides={"latency": False, **wanted})
+    return models.quantize(residual(), images(count), CONFIGS[config], **wanted)
 
 
 def account_of(done: onnxq.Result) -> Promotion:
-    assert done.report.promotion is not None
     return done.report.promotion
 
 
@@ -75,7 +67,7 @@ def test_the_rough_site_is_promoted_and_the_rest_stays() -> None:
     account = account_of(done)
     assert account.met
     assert "r" not in names(done)
-    assert {"w3", "f"} <= set(names(done)) or account.operators < 4
+    assert account.operators < 4
     assert account.operators + account.left == 4
     assert sqnr(plain.model) < 30
     assert sqnr(done.model) > 35
@@ -84,9 +76,8 @@ def test_the_rough_site_is_promoted_and_the_rest_stays() -> None:
     # Of all samples, each with the ranges of others.
     assert account.samples == 48
     assert 35 < account.value - account.spread < account.value < sqnr(done.model) + 3
-    assert {refusal.subject for refusal in done.plan.left_float if refusal.rule == "promoted"} <= {
-        name for one in account.steps for name in one.nodes
-    }
+    promoted = {name for one in account.steps for name in one.nodes}
+    assert {refusal.subject for refusal in done.plan.left_float if refusal.rule == "promoted"} <= promoted
     document = json.loads(write_json(done.report))["promotion"]
     assert (document["met"], document["steps"][0]["to"]) == (True, "float")
     # The plan repeats it without data.
@@ -153,7 +144,6 @@ def test_ranges_get_headroom_where_samples_are_few_and_the_wish_leaves_decibels(
     assert account_of(done).met
     assert account_of(done).headroom == headroom
     (site,) = (site for site in done.plan.sites if str(site.site) == "x")
-    assert site.qparams is not None
     assert clip_bounds(site.qparams, site.spec)[1] == pytest.approx(headroom * images(count)["x"].max(), rel=0.01)
     assert onnxq.apply(residual(), done.plan).model.SerializeToString() == done.model.SerializeToString()
 
@@ -167,7 +157,6 @@ def test_weights_rounded_anew_cost_no_wish(wanted: float | None, after: float, k
     model = name_nodes(residual())
     samples = load_data(images(2), get_index(model).inputs)
     ctx, state = replace(make_context(samples), request=AccuracyRequest(min_sqnr=wanted)), make_state(model)
-    assert ROUNDING_AGAIN.trial is not None
     assert ROUNDING_AGAIN.trial.allows(ctx, state, state, 41.6, after) is keeps
 
 
@@ -227,20 +216,20 @@ class TestMetric:
         assert len(seen) < 8
 
     def test_the_fewest_steps_are_taken(self) -> None:
-        """The metric is asked after 1, 2, 4 steps and between; the one before the last must not have been enough."""
-        counts: dict[int, float] = {}
+        """Of all files that the metric was asked about, and that hold, the one with most pairs is taken."""
+        counts: set[int] = set()
 
         def sites(model: object) -> float:
             proto = onnx.load(model.path)  # type: ignore[attr-defined]
             left = sum(node.op_type == "QuantizeLinear" for node in proto.graph.node)
-            counts[left] = -float(left)
+            counts.add(left)
             return -float(left)
 
         done = quantize("coarse", metric=sites, max_drop=3)
         account = account_of(done)
         assert account.met
-        assert -account.value <= 3
-        assert max(left for left in counts if left > 3) > 3
+        assert max(counts) > 3
+        assert -account.value == max(left for left in counts if left <= 3)
 
     def test_from_a_file(self, tmp_path: Path) -> None:
         (tmp_path / "m.py").write_text("def one(model):\n    return 1.0\ndef bad(model):\n    return 'x'\n")
@@ -286,7 +275,7 @@ def lost(depth: int = 6) -> onnx.ModelProto:
 @cache
 def unhappy(depth: int, **update: Any) -> onnxq.Result:
     config = BALANCED.model_copy(update=update)
-    return onnxq.quantize(lost(depth), {"t0": images(48)["x"]}, config, overrides={"latency": False})
+    return models.quantize(lost(depth), {"t0": images(48)["x"]}, config)
 
 
 BALANCED = EVERYTHING.model_copy(update={"effort": "balanced", "skip": ("cross_layer_equalization", "rounding")})

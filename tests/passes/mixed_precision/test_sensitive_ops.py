@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import onnx
 import pytest
@@ -10,6 +12,7 @@ import onnxq
 from onnxq.backends import load_config
 from onnxq.sites import Role
 from tests.passes.kit import parse
+from tests.pipeline.models import find_worst_db, list_accounts, quantize
 
 SKIP = ("cross_layer_equalization", "bias_absorption", "smoothquant", "ranges", "rounding")
 DEEP = 24
@@ -35,7 +38,7 @@ def chain(count: int, *loud: int) -> onnx.ModelProto:
 def quantized(proto: onnx.ModelProto, **raw: object) -> onnxq.Result:
     data = {"r0": np.abs(np.random.default_rng(1).standard_normal((32, 8, 6, 6))).astype(np.float32)}
     config = load_config("trt-int8").model_copy(update={"effort": "balanced", "skip": SKIP, **raw})
-    return onnxq.quantize(proto, data, config, overrides={"latency": False})
+    return quantize(proto, data, config)
 
 
 def float_convs(result: onnxq.Result) -> set[str]:
@@ -43,27 +46,26 @@ def float_convs(result: onnxq.Result) -> set[str]:
     return {f"conv{k}" for k in range(DEEP)} - held
 
 
-def told(result: onnxq.Result) -> list[str]:
-    return [line for line in result.report.accounts if line.startswith("sensitive_ops: ")]
+SKIPPED = {"skip": (*SKIP, "sensitive_ops", "promotion")}
+FAST = {"skip": (*SKIP, "promotion"), "effort": "fast"}
 
 
-@pytest.mark.parametrize("at", [1, 11, DEEP - 1])
-def test_the_operator_to_blame_stays_float_and_the_summary_says_so(at: int) -> None:
+@pytest.mark.parametrize(("at", "without"), [(1, SKIPPED), (11, FAST), (DEEP - 1, SKIPPED)])
+def test_the_operator_to_blame_stays_float_and_the_summary_says_so(at: int, without: dict[str, Any]) -> None:
     result = quantized(chain(DEEP, at))
     assert float_convs(result) == {f"conv{at}"}
-    assert f"conv{at} stays float" in told(result)[0]
+    assert f"conv{at} stays float" in list_accounts(result, "sensitive_ops")[0]
     assert any(r.subject == f"conv{at}" and "most of the noise" in r.reason for r in result.plan.left_float)
-    for skip, effort in ((("sensitive_ops", "promotion"), "balanced"), (("promotion",), "fast")):
-        plain = quantized(chain(DEEP, at), skip=(*SKIP, *skip), effort=effort)
-        assert float_convs(plain) == set()
-        assert not told(plain)
-        assert result.report.checks[0].sqnr_db[0] - plain.report.checks[0].sqnr_db[0] > 3.0
+    plain = quantized(chain(DEEP, at), **without)
+    assert float_convs(plain) == set()
+    assert not list_accounts(plain, "sensitive_ops")
+    assert find_worst_db(result) - find_worst_db(plain) > 3.0
 
 
 def test_where_nobody_stands_out_and_where_none_can_be_spared_nothing_is_done() -> None:
     assert float_convs(quantized(chain(DEEP))) == set()
     small = quantized(chain(DEEP - 1, 5))
-    assert told(small) == ["sensitive_ops: nothing to gain"]
+    assert list_accounts(small, "sensitive_ops") == ["sensitive_ops: nothing to gain"]
 
 
 def test_of_two_to_blame_only_as_many_stay_float_as_can_be_spared() -> None:
@@ -85,8 +87,7 @@ def test_an_outlier_of_one_sample_spoils_batches_on_scales_of_each_run() -> None
         for _ in range(24)
     ]
     samples[3]["z"][..., 0] = 300.0
-    raw = {"latency": False, "skip": [*SKIP, "promotion"], "rules": [{"op": "MatMul", "set": {"quantize": True}}]}
-    result = onnxq.quantize(proto, samples, "ort-dynamic", overrides=raw)
-    left = {one.subject for one in result.report.left_float}
-    assert left == {f"node{at}"}
-    assert len(told(result)) == 1
+    rules = [{"op": "MatMul", "set": {"quantize": True}}]
+    result = quantize(proto, samples, "ort-dynamic", skip=[*SKIP, "promotion"], rules=rules)
+    assert {left.subject for left in result.report.left_float} == {f"node{at}"}
+    assert len(list_accounts(result, "sensitive_ops")) == 1

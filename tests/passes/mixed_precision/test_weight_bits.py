@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import numpy_helper
 
-import onnxq
 from onnxq.config import Config, Rule
 from onnxq.errors import ConfigError
 from onnxq.graph import GraphIndex, name_nodes
@@ -24,7 +23,7 @@ from onnxq.sites import Role
 from onnxq.workers import Journal, Workers
 from tests.evaluation.selecting import network
 from tests.evaluation.selecting import samples as tokens
-from tests.pipeline.models import images, residual
+from tests.pipeline.models import find_worst_db, images, list_accounts, quantize, residual
 
 EVERYTHING = Rule(op="*", set={"quantize": True})  # type: ignore[arg-type]
 
@@ -37,7 +36,7 @@ def config(**raw: object) -> Config:
 @pytest.mark.parametrize(("average", "widths"), [(4.5, ()), (5.0, (4, 8)), (8.0, ())])
 def test_weights_get_bits_within_the_average(effort: str, average: float, widths: tuple[int, ...]) -> None:
     wish = config(effort=effort, weight_bits_budget=average, weight_bits=widths, skip=("promotion",))
-    plan = onnxq.quantize(residual(), images(40), wish, overrides={"latency": False}).plan
+    plan = quantize(residual(), images(40), wish).plan
     index = GraphIndex(name_nodes(residual()))
     weights = [site for site in plan.sites if site.role is Role.WEIGHT]
     sizes = [index.find_constant(site.site).size for site in weights]  # type: ignore[arg-type,union-attr]
@@ -53,29 +52,25 @@ def test_weights_get_bits_within_the_average(effort: str, average: float, widths
 
 
 def test_packed_weights_get_a_byte_when_they_outgrow_it() -> None:
-    wish = config(
-        weights={"bits": 4, "granularity": "channel", "storage": "int4"},
-        weight_bits_budget=5.0,
-        weight_bits=(4, 8),
-        effort="fast",
-    )
-    result = onnxq.quantize(residual(), images(40), wish, overrides={"latency": False})
+    weights = {"bits": 4, "granularity": "channel", "storage": "int4"}
+    wish = config(weights=weights, weight_bits_budget=5.0, weight_bits=(4, 8), effort="fast")
+    result = quantize(residual(), images(40), wish)
     stored = {site.spec.bits: site.spec.storage for site in result.plan.sites if site.role is Role.WEIGHT}
     assert stored == {4: "int4", 8: "int8"}
-    assert [line for line in result.report.accounts if line.startswith("weight_bits: ") and "(at most 5)" in line]
+    assert [line for line in list_accounts(result, "weight_bits") if "(at most 5)" in line]
 
 
 def test_what_a_rule_says_stays_and_more_bits_help() -> None:
     pinned = Rule(op="Gemm", role="weight", set={"bits": 2, "quantize": True})  # type: ignore[arg-type]
     wish = config(weight_bits_budget=6.0, rules=(pinned, EVERYTHING), effort="fast")
-    result = onnxq.quantize(residual(), images(40), wish, overrides={"latency": False})
+    result = quantize(residual(), images(40), wish)
     gemm = [s for s in result.plan.sites if s.role is Role.WEIGHT and s.consumers and "Gemm" in s.consumers[0].node]
     assert [site.spec.bits for site in gemm] == [2]
     poor, rich = (
-        onnxq.quantize(residual(), images(40), config(effort="fast", **budget), overrides={"latency": False})
+        quantize(residual(), images(40), config(effort="fast", **budget))
         for budget in ({}, {"weight_bits_budget": 6.0})
     )
-    assert rich.report.checks[0].sqnr_db[0] > poor.report.checks[0].sqnr_db[0] + 6
+    assert find_worst_db(rich) > find_worst_db(poor) + 6
 
 
 @pytest.mark.parametrize(
@@ -87,7 +82,7 @@ def test_what_a_rule_says_stays_and_more_bits_help() -> None:
 )
 def test_an_average_that_cannot_be_kept_is_refused(raw: dict[str, object], says: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        onnxq.quantize(residual(), images(), config(**raw), overrides={"latency": False})
+        quantize(residual(), images(), config(**raw))
     assert says in str(caught.value)
 
 
@@ -144,7 +139,7 @@ def test_what_cannot_change_counts() -> None:
 
 def test_measured_errors_are_those_of_each_weight_alone(tmp_path: Path) -> None:
     proto = residual()
-    result = onnxq.quantize(proto, images(), config(effort="fast"), overrides={"latency": False})
+    result = quantize(proto, images(), config(effort="fast"))
     samples = [{"x": images()["x"][k : k + 1]} for k in range(4)]
     found = measure_isolated(name_nodes(proto), result.plan, samples, samples, rounded=False, progress=silent)
     for _ in range(2):
@@ -176,7 +171,7 @@ def test_measured_errors_are_those_of_each_weight_alone(tmp_path: Path) -> None:
 def test_rows_that_change_places_are_no_error_of_a_weight(tmp_path: Path) -> None:
     """The scores of two boxes are as close as rounding: which comes first hangs on the weights of all layers."""
     proto, rows = network("detector"), dict(tokens(6))
-    result = onnxq.quantize(proto, rows, config(weights={"bits": 6}, effort="fast"), overrides={"latency": False})
+    result = quantize(proto, rows, config(weights={"bits": 6}, effort="fast"))
     samples = [{"x": row[None]} for row in rows["x"]]
     found = measure_isolated(proto, result.plan, samples, samples, rounded=False, progress=silent)
     assert {site.name for site in found} == {"w_body", "w_box", "w_score"}

@@ -10,9 +10,7 @@ import onnx
 import pytest
 from onnx import numpy_helper
 
-import onnxq
-from onnxq.calibrate import calibrate
-from onnxq.config import Config, TensorConfig
+from onnxq.config import Config, Rule, TensorConfig
 from onnxq.data import load_data
 from onnxq.errors import CalibrationError
 from onnxq.graph import GraphIndex
@@ -22,17 +20,16 @@ from onnxq.passes import ranges
 from onnxq.passes.base import Stage, run_stage
 from onnxq.passes.journal import Outcome
 from onnxq.passes.judging import Evaluator
-from onnxq.passes.ranges import RangeCandidates, choose_candidate, choose_ranges
+from onnxq.passes.ranges import ChosenRanges, RangeCandidates, choose_candidate, choose_ranges
 from onnxq.passes.state import FloatState
-from onnxq.pipeline.prepared import load_state
 from onnxq.plan import Plan
 from onnxq.progress import silent
 from onnxq.sites import Role, TensorId
 from onnxq.spec import ObserverSpec, QuantSpec
 from tests.passes.context import make_context, place
 from tests.passes.kit import parse
-from tests.passes.rounding.kit import ALL
-from tests.pipeline.models import images, residual
+from tests.passes.rounding.kit import ALL, calibrated
+from tests.pipeline.models import images, list_accounts, quantize, residual
 
 MINMAX = Config(rules=ALL)
 
@@ -56,12 +53,12 @@ def tokens(count: int, *, seed: int = 0, padding: float = 1.0) -> dict[str, np.n
     return {"x": x, "attention_mask": mask}
 
 
-def prepared_plan(
-    proto: onnx.ModelProto, feeds: dict[str, np.ndarray], config: Config = MINMAX
-) -> tuple[FloatState, Plan]:
-    prepared = load_state(proto)
-    data = load_data(feeds, GraphIndex(prepared.model).inputs)
-    return prepared, calibrate(prepared.model, onnxq.make_plan(proto, feeds, config), data)
+Samples = list[dict[str, np.ndarray]]
+
+
+def choose(state: FloatState, plan: Plan, samples: Samples, held: int = 4) -> ChosenRanges:
+    """The ranges chosen on samples of which the first ones are held back."""
+    return choose_ranges(state.model, plan, samples[held:], samples[:held], progress=silent)
 
 
 def deaf() -> onnx.ModelProto:
@@ -75,17 +72,13 @@ def deaf() -> onnx.ModelProto:
 
 
 def picked(proto: onnx.ModelProto, feeds: dict[str, np.ndarray]) -> tuple[Plan, Plan, dict[str, str]]:
-    prepared, plan = prepared_plan(proto, feeds)
-    inputs = GraphIndex(prepared.model).inputs
-    samples = list(load_data(feeds, inputs).samples())
-    done = choose_ranges(prepared.model, plan, samples[4:], samples[:4], progress=silent)
+    prepared, plan, samples = calibrated(proto, feeds, MINMAX)
+    done = choose(prepared, plan, samples)
     return plan, done.plan, {str(site): name for site, name in done.taken.items()}
 
 
 def scale(plan: Plan, name: str) -> float:
-    numbers = next(s.qparams for s in plan.sites if s.site == TensorId(name) and s.role is Role.ACTIVATION)
-    assert numbers is not None
-    return float(numbers.scale)
+    return next(float(s.qparams.scale) for s in plan.sites if s.site == TensorId(name) and s.role is Role.ACTIVATION)
 
 
 def test_what_a_range_would_cut_off_is_judged_wherever_it_is() -> None:
@@ -107,7 +100,7 @@ def test_the_outputs_are_judged_on_samples_of_the_calibration_too(monkeypatch: p
     )
     feeds = tokens(16)
     feeds["x"][:, 0, 0] = 100.0
-    state, plan = prepared_plan(linear(1e-6), feeds)
+    state, plan, _ = calibrated(linear(1e-6), feeds, MINMAX)
     data = load_data(feeds, GraphIndex(state.model).inputs)
     ctx = make_context(*data.split(4, 0))
     run_stage(ranges.RANGES, Stage.REFINE, ctx, place(state, plan))
@@ -133,30 +126,23 @@ def test_padding_is_not_looked_at() -> None:
 def test_what_follows_from_a_range_follows_it() -> None:
     feeds = images(48)
     feeds["x"][[10, 20], 0, 0, 0] = 40.0
-    prepared, plan = prepared_plan(deaf(), feeds)
-    samples = list(load_data(feeds, GraphIndex(prepared.model).inputs).samples())
-    done = choose_ranges(prepared.model, plan, samples[8:], samples[:8], progress=silent)
+    done = choose(*calibrated(deaf(), feeds, MINMAX), held=8)
     assert done.taken
     numbers = {site.site: site.qparams for site in done.plan.sites}
     biases = [site for site in done.plan.sites if site.derived is not None]
-    assert any(site.derived[0] in done.taken for site in biases if site.derived is not None)
+    assert any(site.derived[0] in done.taken for site in biases)
     for site in biases:
-        assert site.derived is not None
         x, w, found = (numbers[one] for one in (*site.derived, site.site))
-        assert x is not None
-        assert w is not None
-        assert found is not None
         np.testing.assert_allclose(found.scale, x.scale * w.scale, rtol=1e-6)
 
 
 def test_groups_keep_one_scale_and_the_same_samples_give_the_same_plan() -> None:
-    prepared, plan = prepared_plan(residual(), images(24))
+    prepared, plan, samples = calibrated(residual(), images(24), MINMAX)
     sites = [site for site in plan.sites if site.role is Role.ACTIVATION][:2]
     joined = replace(
         plan, sites=tuple(replace(s, group="g", qparams=sites[0].qparams) if s in sites else s for s in plan.sites)
     )
-    samples = list(load_data(images(24), GraphIndex(prepared.model).inputs).samples())
-    runs = [choose_ranges(prepared.model, joined, samples[4:], samples[:4], progress=silent) for _ in range(2)]
+    runs = [choose(prepared, joined, samples) for _ in range(2)]
     assert not {site.site for site in sites} & set(runs[0].taken)
     assert runs[0].plan == runs[1].plan
 
@@ -168,20 +154,19 @@ def test_in_a_run_it_is_told_skipped_and_rolled_back(monkeypatch: pytest.MonkeyP
     feeds = images(48)
     feeds["x"][[10, 20], 0, 0, 0] = 40.0
 
-    def told(config: Config, data: object = feeds) -> list[str]:
-        found = onnxq.quantize(deaf(), data, config, overrides={"latency": False})
-        return [line for line in found.report.accounts if line.startswith("ranges: ")]
+    def say(data: object = feeds, **overrides: object) -> list[str]:
+        return list_accounts(quantize(deaf(), data, config, **overrides), "ranges")
 
-    line = told(config)[0]
+    line = say()[0]
     assert "in a trial" in line
     assert re.search(r"in place of the observer minmax at \w+.*: what reads these loses less so", line)
     assert "`skip: [ranges]` keeps the observer's" in line
-    assert told(config.model_copy(update={"skip": (*config.skip, "ranges")})) == []
-    assert told(config.model_copy(update={"effort": "fast"})) == []
-    assert told(config, None) == []
+    assert say(skip=[*config.skip, "ranges"]) == []
+    assert say(effort="fast") == []
+    assert say(None) == []
     scores = iter((20.0, 19.0))
     monkeypatch.setattr(Evaluator, "score", lambda *_, **__: next(scores))
-    state, plan = prepared_plan(deaf(), feeds)
+    state, plan, _ = calibrated(deaf(), feeds, MINMAX)
     ctx = make_context(load_data(feeds, GraphIndex(state.model).inputs))
     after = run_stage(ranges.RANGES, Stage.REFINE, ctx, place(state, plan))
     assert after.plan is plan
@@ -190,9 +175,8 @@ def test_in_a_run_it_is_told_skipped_and_rolled_back(monkeypatch: pytest.MonkeyP
 
 def test_weights_alone_have_no_ranges_to_choose() -> None:
     config = Config(mode="weight-only", rules=ALL, weights=TensorConfig(granularity="channel"))
-    prepared, plan = prepared_plan(linear(1.0), tokens(8), config)
-    samples = list(load_data(tokens(8), GraphIndex(prepared.model).inputs).samples())
-    assert choose_ranges(prepared.model, plan, samples, samples, progress=silent).plan == plan
+    prepared, plan, samples = calibrated(linear(1.0), tokens(8), config)
+    assert choose(prepared, plan, samples).plan == plan
 
 
 # ---- Candidates for a range, and when another is better.
@@ -223,3 +207,55 @@ def test_candidates_are_those_of_the_observers_without_repeats() -> None:
 def test_a_range_must_be_better_by_more_than_chance() -> None:
     assert choose_candidate({"now": 1.0, "a": 0.85, "b": 0.9}, "now") == "now"
     assert choose_candidate({"now": 1.0, "a": 0.7, "b": 0.6}, "now") == "b"
+
+
+# ---- Ranges of tensors that few positions show are widened; those of many, of bounded and of shared tensors are not.
+
+RNG = np.random.default_rng(1)
+POOLED = """g (float[N,32,4,4] x) => (float[N,4] y) {
+    c = Conv(x, w0) p = GlobalAveragePool(c) f = Flatten(p) y = Gemm(f, w1)
+}"""
+WEIGHTS = {
+    "w0": (RNG.standard_normal((32, 32, 1, 1)) / 5).astype(np.float32),
+    "w1": RNG.standard_normal((32, 4)).astype(np.float32),
+}
+POOLING = ("Conv", "GlobalAveragePool")
+
+
+def quantize_pooled(
+    count: int, ops: tuple[str, ...] = POOLING, text: str = POOLED, **asked: float
+) -> tuple[Plan, float]:
+    """The plan with these operators for so many samples, and how far p reaches in them."""
+    x = np.random.default_rng(0).standard_normal((count, 32, 4, 4)).astype(np.float32)
+    rules = tuple(Rule(op=op, set={"quantize": True}) for op in ops)
+    config = Config(rules=rules, effort="fast", skip=("cross_layer_equalization",))
+    p = np.einsum("nchw,oc->nohw", x, WEIGHTS["w0"][:, :, 0, 0]).mean((2, 3))
+    return quantize(parse(text, **WEIGHTS), {"x": x}, config, holdout=0, **asked).plan, float(p.max() - p.min())
+
+
+# With up to 64 samples a request that is met with room to spare widens all ranges by a tenth.
+@pytest.mark.parametrize(("count", "factor"), [(32, 1.25 * 1.1), (128, 1.0)])
+@pytest.mark.parametrize("ops", [POOLING, (*POOLING, "Gemm")])
+def test_ranges_of_few_positions_reach_further(count: int, factor: float, ops: tuple[str, ...]) -> None:
+    plan, reach = quantize_pooled(count, ops, min_sqnr=1.0)
+    assert 255 * scale(plan, "p") == pytest.approx(factor * reach, rel=1e-3)
+    # A tensor of a group has the scale of the others.
+    scales = {float(site.qparams.scale) for site in plan.sites if site.group == "p" and site.qparams is not None}
+    assert len(scales) <= 1
+
+
+def test_without_a_request_ranges_are_those_of_the_samples() -> None:
+    plan, reach = quantize_pooled(32)
+    assert 255 * scale(plan, "p") == pytest.approx(reach, rel=1e-3)
+
+
+def test_ranges_of_many_positions_stay() -> None:
+    few, many = (quantize_pooled(32, ops, min_sqnr=1.0)[0] for ops in (POOLING, ("Conv",)))
+    assert scale(few, "c") == pytest.approx(scale(many, "c"))
+
+
+def test_a_sigmoid_reaches_no_further() -> None:
+    text = POOLED.replace("y = Gemm(f, w1)", "s = Sigmoid(f) y = Gemm(s, w1)")
+    plan, _ = quantize_pooled(32, (*POOLING, "Sigmoid", "Gemm"), text, min_sqnr=1.0)
+    widened = {str(site.site): "widened" in site.qparams.origin for site in plan.sites if site.role is Role.ACTIVATION}
+    assert widened == {"x": False, "c": False, "p": True, "s": False}

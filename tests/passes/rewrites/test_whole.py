@@ -8,16 +8,7 @@ import numpy as np
 import pytest
 
 from onnxq.passes.rewrites.whole import bound_masks, cut_splits, fuse_biases, replace_reciprocals
-from tests.passes.kit import (
-    apply,
-    assert_same,
-    assert_untouched,
-    constant,
-    ops,
-    parse,
-    read_by,
-    rewrite_model,
-)
+from tests.passes.kit import apply, assert_same, assert_untouched, constant, ops, parse, read_by, rewrite_model
 
 F = np.float32
 LOW, SCORES = float(np.finfo(F).min), "float[2,4,4] y"
@@ -55,21 +46,17 @@ def test_masks_have_values_that_a_scale_can_hold(lines: str, node: str, k: int) 
 
 
 @pytest.mark.parametrize(
-    "lines",
+    ("lines", "out"),
     [
-        "s = Add(x, small) y = Softmax(s)",
-        "y = Add(x, low)",
-        "s = Mul(x, large) y = Softmax(s)",
-        "s = Div(x, large) y = Softmax(s)",
+        pytest.param("s = Add(x, small) y = Softmax(s)", SCORES, id="within reach of scores"),
+        pytest.param("y = Add(x, low)", SCORES, id="without a softmax"),
+        pytest.param("s = Mul(x, large) y = Softmax(s)", SCORES, id="factor of the scores"),
+        pytest.param("s = Div(x, large) y = Softmax(s)", SCORES, id="divisor of the scores"),
+        pytest.param("s = Add(x, low) y = Softmax(s)", f"{SCORES}, float[2,4,4] s", id="given out by the model"),
     ],
-    ids=["within reach of scores", "without a softmax", "factor of the scores", "divisor of the scores"],
 )
-def test_what_is_no_mask_stays(lines: str) -> None:
-    assert_untouched(bound_masks, model(lines))
-
-
-def test_a_mask_that_the_model_gives_out_stays() -> None:
-    assert_untouched(bound_masks, model("s = Add(x, low) y = Softmax(s)", out=f"{SCORES}, float[2,4,4] s"))
+def test_what_is_no_mask_stays(lines: str, out: str) -> None:
+    assert_untouched(bound_masks, model(lines, out=out))
 
 
 # The nodes, the outputs, the opset, and the slices that are expected.

@@ -10,14 +10,15 @@ from onnx import helper, numpy_helper
 
 import onnxq
 from onnxq.calibrate import calibrate
-from onnxq.config import Config, Rule, TensorConfig
+from onnxq.config import Config, TensorConfig
 from onnxq.data import load_data
 from onnxq.graph import GraphIndex
 from onnxq.passes.state import FloatState
 from onnxq.pipeline.prepared import load_state
 from onnxq.plan import Plan
+from tests.pipeline.models import EVERYTHING
 
-ALL = (Rule(op="*", set={"quantize": True}),)  # type: ignore[arg-type]
+ALL = EVERYTHING.rules
 
 FOUR = Config(
     rules=ALL,
@@ -36,11 +37,9 @@ def calibrated(
     return prepared, calibrate(prepared.model, plan, data), list(data.samples())
 
 
-def one_node(
-    op: str, w: np.ndarray, x: tuple[Any, ...], bias: np.ndarray | None = None, **attrs: Any
-) -> onnx.ModelProto:
-    held = [numpy_helper.from_array(w, "w")] + ([] if bias is None else [numpy_helper.from_array(bias, "b")])
-    node = helper.make_node(op, ["x", "w"] + ([] if bias is None else ["b"]), ["y"], name="op", **attrs)
+def one_node(op: str, w: np.ndarray, x: tuple[Any, ...], **attrs: Any) -> onnx.ModelProto:
+    held = [numpy_helper.from_array(w, "w")]
+    node = helper.make_node(op, ["x", "w"], ["y"], name="op", **attrs)
     info = helper.make_tensor_value_info
     graph = helper.make_graph([node], "g", [info("x", 1, x)], [info("y", 1, [None] * len(x))], held)
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)

@@ -30,7 +30,7 @@ from onnxq.plan import Plan, SitePlan
 from onnxq.sites import Role, TensorId
 from tests.passes.context import make_context, place
 from tests.passes.rounding.kit import ALL
-from tests.pipeline.models import images, residual
+from tests.pipeline.models import images, list_accounts, quantize, residual
 
 HIGH = Config(
     effort="high",
@@ -47,7 +47,7 @@ def weights(plan: Plan) -> list[SitePlan]:
 
 @pytest.fixture(scope="module")
 def plan() -> Plan:
-    return onnxq.quantize(residual(), images(32), HIGH, overrides={"latency": False}).plan
+    return quantize(residual(), images(32), HIGH).plan
 
 
 @pytest.fixture
@@ -59,11 +59,10 @@ def name() -> Iterator[str]:
 
 def test_levels_take_the_place_of_the_sweeps(plan: Plan) -> None:
     first = weights(plan)[0]
-    assert first.values is not None
     found, lines = apply_rounding(plan, ExternalRounding("b", {first.site: -first.values.astype(np.int64)}))
     assert lines == ()
-    assert np.array_equal(found.site(first.site).values, -first.values)  # type: ignore[arg-type]
-    assert found.site(first.site).values.dtype == np.int8  # type: ignore[union-attr]
+    assert np.array_equal(found.site(first.site).values, -first.values)
+    assert found.site(first.site).values.dtype == np.int8
     assert [s for s in found.sites if s.site != first.site] == [s for s in plan.sites if s.site != first.site]
     assert onnxq.apply(residual(), found).model.SerializeToString() != b""
 
@@ -88,7 +87,6 @@ def test_what_is_no_weight_and_scales_without_levels_are_refused(plan: Plan) -> 
     with pytest.raises(PlanError, match="not a quantized weight"):
         apply_rounding(plan, ExternalRounding("b", {TensorId("nowhere", ""): np.zeros(3, np.int8)}))
     first = weights(plan)[0]
-    assert first.qparams is not None
     with pytest.raises(PlanError, match="without levels"):
         apply_rounding(plan, ExternalRounding("b", {}, numbers={first.site: first.qparams}))
 
@@ -99,34 +97,31 @@ def test_a_rounder_is_asked_at_high_effort_and_kept_block_by_block(name: str) ->
     def rounder(proto: onnx.ModelProto, plan: Plan, samples: Sequence[Any]) -> Iterator[ExternalRounding]:
         seen.append(len(samples))
         for site in weights(plan)[:2]:
-            assert site.values is not None
             yield ExternalRounding("harmful", {site.site: np.zeros_like(site.values)})
-        yield ExternalRounding("same", {site.site: site.values for site in weights(plan) if site.values is not None})
+        yield ExternalRounding("same", {site.site: site.values for site in weights(plan)})
 
     register_rounder(name, rounder)
-    done = onnxq.quantize(residual(), images(32), HIGH, overrides={"latency": False})
-    accounts = {line.partition(": ")[0]: line for line in done.report.accounts}
-    assert "test: 0 of 3 blocks kept" in accounts["external_rounding"]
-    assert "low_bit_search" in accounts
+    done = quantize(residual(), images(32), HIGH)
+    assert "test: 0 of 3 blocks kept" in list_accounts(done, "external_rounding")[0]
+    assert list_accounts(done, "low_bit_search")
     assert all(site.values is None or site.values.any() for site in weights(done.plan))
     assert len(seen) == 1
-    onnxq.quantize(residual(), images(32), HIGH.model_copy(update={"effort": "balanced"}), overrides={"latency": False})
+    quantize(residual(), images(32), HIGH, effort="balanced")
     assert len(seen) == 1
 
 
 @pytest.fixture(scope="module")
 def good() -> Plan:
     """8-bit weights of a network that the sweep helps: to seed 0, rounding to nearest happens to be as kind."""
-    return onnxq.quantize(residual(1), images(32), WIDE, overrides={"latency": False}).plan
+    return quantize(residual(1), images(32), WIDE).plan
 
 
 def test_integers_that_overflow_a_sum_are_moved_and_said(good: Plan) -> None:
     first = weights(good)[0]
-    assert first.values is not None
     assert first.sum_orders == ((0, 2, 3, 1),)
     full = np.full_like(first.values, 127)
     found, lines = apply_rounding(good, ExternalRounding("block 3", {first.site: full}))
-    assert (found.site(first.site).values == 64).all()  # type: ignore[union-attr]
+    assert (found.site(first.site).values == 64).all()
     said = f"{full.size // 2} sums of its integers would overflow 16 bits: moved to the nearest"
     assert lines == (f"block 3: {first.site}: {said}",)
     onnxq.apply(residual(1), found)
@@ -134,49 +129,52 @@ def test_integers_that_overflow_a_sum_are_moved_and_said(good: Plan) -> None:
     loose = replace(good, sites=tuple(free if site is first else site for site in good.sites))
     found, lines = apply_rounding(loose, ExternalRounding("block 3", {first.site: full}))
     assert lines == ()
-    assert np.array_equal(found.site(first.site).values, full)  # type: ignore[arg-type]
+    assert np.array_equal(found.site(first.site).values, full)
+
+
+STATE = load_state(residual(1))
+SAMPLES = load_data(images(32), GraphIndex(STATE.model).inputs)
 
 
 def hand_in(plan: Plan) -> tuple[Plan, PassReport]:
     """The plan with the registered roundings, judged on the samples they see."""
-    state = load_state(residual(1))
-    ctx = make_context(load_data(images(32), GraphIndex(state.model).inputs), effort="high")
-    after, report = round_externally(ctx, place(state, plan))
+    after, report = round_externally(make_context(SAMPLES, effort="high"), place(STATE, plan))
     return after.planned, report
 
 
 def score(plan: Plan) -> float:
-    state = load_state(residual(1))
-    return Evaluator(load_data(images(32), GraphIndex(state.model).inputs)).score(state, plan)
+    return Evaluator(SAMPLES).score(STATE, plan)
 
 
-def test_a_better_block_is_kept(name: str, good: Plan) -> None:
+@pytest.fixture(scope="module")
+def spoiled(good: Plan) -> Plan:
+    """The plan whose first weight is rounded to zeros."""
+    first = weights(good)[0]
+    return apply_rounding(good, ExternalRounding("", {first.site: np.zeros_like(first.values)}))[0]
+
+
+def test_a_better_block_is_kept(name: str, good: Plan, spoiled: Plan) -> None:
     first, second = weights(good)[:2]
-    assert first.values is not None
-    spoiled, _ = apply_rounding(good, ExternalRounding("", {first.site: np.zeros_like(first.values)}))
 
     def rounder(proto: onnx.ModelProto, plan: Plan, samples: Sequence[Any]) -> Iterator[ExternalRounding]:
         yield ExternalRounding("worse", {second.site: np.zeros_like(second.values)})
-        yield ExternalRounding("better", {first.site: first.values})  # type: ignore[dict-item]
+        yield ExternalRounding("better", {first.site: first.values})
 
     register_rounder(name, rounder)
     plan, report = hand_in(spoiled)
-    assert np.array_equal(plan.site(first.site).values, first.values)  # type: ignore[arg-type]
-    assert np.array_equal(plan.site(second.site).values, second.values)  # type: ignore[arg-type]
+    assert np.array_equal(plan.site(first.site).values, first.values)
+    assert np.array_equal(plan.site(second.site).values, second.values)
     assert score(plan) == score(good) > score(spoiled)
     assert report.changed == (f"test: 1 of 2 blocks kept, {score(spoiled):.1f} to {score(good):.1f} dB",)
 
 
-def test_moved_integers_of_a_kept_block_are_in_the_account(name: str, good: Plan) -> None:
+def test_moved_integers_of_a_kept_block_are_in_the_account(name: str, good: Plan, spoiled: Plan) -> None:
     first = weights(good)[0]
-    assert first.values is not None
     broken = first.values.copy()
     broken[0, :2, 0, 0] = 127
-    spoiled, _ = apply_rounding(good, ExternalRounding("", {first.site: np.zeros_like(first.values)}))
     register_rounder(name, lambda *_: [ExternalRounding("block", {first.site: broken})])
     plan, report = hand_in(spoiled)
     values = plan.site(first.site).values
-    assert values is not None
     assert (values[0, :2, 0, 0] == 64).all()
     assert not find_saturating_sums(values, first.sum_orders[0]).any()
     assert f"; block: {first.site}: 1 sums of its integers would overflow 16 bits" in report.changed[0]

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import onnxq
-from onnxq.config import Config, Rule, TensorConfig
+from onnxq.config import Config, TensorConfig
 from onnxq.graph import GraphIndex, name_nodes
 from onnxq.passes.rounding.operators import (
     Operator,
@@ -20,23 +20,21 @@ from onnxq.passes.rounding.operators import (
     list_operators,
     window_means,
 )
+from onnxq.plan import SitePlan
 from onnxq.runtime import Session
 from onnxq.sites import Role
-from tests.passes.rounding.kit import one_node
+from tests.passes.rounding.kit import ALL, one_node
+from tests.pipeline.models import list_accounts, quantize
 
 SKIP = ("cross_layer_equalization", "bias_absorption", "smoothquant", "ranges", "promotion")
 
 
 def planned(proto: onnx.ModelProto, data: dict[str, np.ndarray], **raw: Any) -> onnxq.Result:
-    wish = {"target": "virtual", "rules": (Rule(op="*", set={"quantize": True}),), "skip": SKIP, **raw}  # type: ignore[arg-type]
-    return onnxq.quantize(proto, data, Config.model_validate(wish), overrides={"latency": False})
+    return quantize(proto, data, Config(target="virtual", rules=ALL, skip=SKIP, **raw))
 
 
-def only(proto: onnx.ModelProto, data: dict[str, np.ndarray]) -> Operator:
-    result = planned(proto, data)
-    found = list_operators(GraphIndex(name_nodes(proto)), result.plan)
-    assert len(found) == 1
-    return found[0]
+def operators(proto: onnx.ModelProto, data: dict[str, np.ndarray], **raw: Any) -> list[Operator]:
+    return list_operators(GraphIndex(name_nodes(proto)), planned(proto, data, **raw).plan)
 
 
 @st.composite
@@ -63,7 +61,7 @@ def test_rows_times_weights_are_the_transposed_convolution(case: Any, seed: int)
     x, w = rng.standard_normal(shape).astype(np.float32), rng.standard_normal(weight).astype(np.float32)
     proto = one_node("ConvTranspose", w, shape, **attrs)
     wanted = Session(proto, optimize=False).run({"x": x})["y"]
-    one = only(proto, {"x": x})
+    (one,) = operators(proto, {"x": x})
     total = gather_positions(shape, one.geometry)
     assert total == wanted.shape[0] * int(np.prod(wanted.shape[2:]))
     rows = compute_gather_indices(shape, one.geometry, np.arange(total)).gather_columns(x).transpose(0, 2, 1)
@@ -79,8 +77,7 @@ def test_padding_that_hangs_on_the_size_is_left_alone() -> None:
     data = {"x": np.random.default_rng(0).standard_normal((4, 2, 5)).astype(np.float32)}
     for attrs in ({"auto_pad": "SAME_UPPER", "strides": [2]}, {"output_shape": [9], "strides": [2]}):
         proto = one_node("ConvTranspose", w, (4, 2, 5), **attrs)
-        result = planned(proto, data, effort="balanced")
-        assert not list_operators(GraphIndex(name_nodes(proto)), result.plan)
+        assert not operators(proto, data, effort="balanced")
 
 
 CASES = {
@@ -105,6 +102,14 @@ def smooth(count: int, shape: tuple[int, ...], seed: int) -> np.ndarray:
     return np.moveaxis(np.moveaxis(values, 1, -1) @ mixing + 0.5, -1, 1).astype(np.float32)
 
 
+# 16 bits of activation: what is left is the weight's error.
+WIDE = TensorConfig(bits=16, scheme="asymmetric")
+
+
+def weight(result: onnxq.Result) -> SitePlan:
+    return next(site for site in result.plan.sites if site.role is Role.WEIGHT)
+
+
 # Every operator at the ends and in the middle, one operator at every width.
 @pytest.mark.parametrize(
     ("name", "grain", "bits"),
@@ -127,13 +132,9 @@ def test_swept_weights_answer_better_on_new_data(name: str, grain: str, bits: in
     wish = TensorConfig(bits=bits, granularity=grain, block_size=4 if grain == "block" else None)  # type: ignore[arg-type]
     errors = []
     for effort in ("fast", "balanced"):
-        # 16 bits of activation: what is left is the weight's error.
-        wide = TensorConfig(bits=16, scheme="asymmetric")
-        plan = planned(proto, {"x": data}, weights=wish, activations=wide, effort=effort).plan
-        weight = next(site for site in plan.sites if site.role is Role.WEIGHT)
-        assert (weight.values is not None) == (effort == "balanced")
-        model = onnxq.apply(proto, plan).model
-        gap = Session(model, optimize=False).run({"x": fresh})["y"] - Session(proto).run({"x": fresh})["y"]
+        result = planned(proto, {"x": data}, weights=wish, activations=WIDE, effort=effort)
+        assert (weight(result).values is not None) == (effort == "balanced")
+        gap = Session(result.model, optimize=False).run({"x": fresh})["y"] - Session(proto).run({"x": fresh})["y"]
         errors.append(float((gap.astype(np.float64) ** 2).sum()))
     assert errors[1] < 0.8 * errors[0]
 
@@ -143,9 +144,6 @@ def test_eight_bits_are_left_alone_where_few_positions_were_seen(bits: int, coun
     w = np.random.default_rng(3).standard_normal((32, 16)).astype(np.float32)
     proto = one_node("MatMul", w, (None, 32))
     wish = TensorConfig(bits=bits, granularity="channel")
-    wide = TensorConfig(bits=16, scheme="asymmetric")
-    done = planned(proto, {"x": smooth(count, (32,), 5)}, weights=wish, activations=wide, effort="balanced")
-    weight = next(site for site in done.plan.sites if site.role is Role.WEIGHT)
-    assert (weight.values is not None) == treated
-    told = next(line for line in done.report.accounts if line.startswith("rounding: "))
-    assert ("fewer than 100 positions" in told) != treated
+    result = planned(proto, {"x": smooth(count, (32,), 5)}, weights=wish, activations=WIDE, effort="balanced")
+    assert (weight(result).values is not None) == treated
+    assert ("fewer than 100 positions" in list_accounts(result, "rounding")[0]) != treated

@@ -21,7 +21,7 @@ from onnxq.runtime import Session
 from onnxq.sites import Role
 from tests.passes.kit import parse
 from tests.passes.rounding.kit import ALL, FOUR, calibrated
-from tests.pipeline.models import images, residual
+from tests.pipeline.models import images, list_accounts, quantize, residual, to_bytes
 
 
 def error(model: onnx.ModelProto, wanted: onnx.ModelProto, feeds: dict[str, np.ndarray]) -> float:
@@ -31,23 +31,21 @@ def error(model: onnx.ModelProto, wanted: onnx.ModelProto, feeds: dict[str, np.n
 
 @pytest.fixture(scope="module")
 def done() -> onnxq.Result:
-    return onnxq.quantize(residual(), images(32), FOUR, overrides={"latency": False})
+    return quantize(residual(), images(32), FOUR)
 
 
 def test_four_bit_weights_lose_less_and_a_plan_repeats_them_without_data(done: onnxq.Result, tmp_path: Path) -> None:
-    plain = onnxq.quantize(residual(), images(32), FOUR, overrides={"latency": False, "effort": "fast"})
+    plain = quantize(residual(), images(32), FOUR, effort="fast")
     fresh = images(64, seed=9)
     assert error(done.model, residual(), fresh) < 0.5 * error(plain.model, residual(), fresh)
-    assert any(line.startswith("rounding: ") and "rounded by moments" in line for line in done.report.accounts)
+    assert "rounded by moments" in list_accounts(done, "rounding")[0]
     weights = [site for site in done.plan.sites if site.role is Role.WEIGHT]
     assert all(site.values is not None and abs(site.values).max() <= 7 for site in weights)
     (tmp_path / "plan.json").write_text(done.plan_json())
     applied = onnxq.apply(residual(), tmp_path / "plan.json")
-    again = onnxq.quantize(residual(), images(32), FOUR, overrides={"latency": False})
+    again = quantize(residual(), images(32), FOUR)
     # The same samples give the same bytes.
-    assert {one.model.SerializeToString(deterministic=True) for one in (applied, again, done)} == {
-        done.model.SerializeToString(deterministic=True)
-    }
+    assert to_bytes(applied) == to_bytes(again) == to_bytes(done)
     assert from_json((tmp_path / "plan.json").read_text()) == done.plan
 
 
@@ -61,7 +59,7 @@ def test_other_weights_are_not_given_the_old_ones_levels(done: onnxq.Result) -> 
 
 def test_values_that_do_not_fit_are_refused(done: onnxq.Result) -> None:
     first = next(site for site in done.plan.sites if site.role is Role.WEIGHT)
-    for wrong in (first.values.T[:-1], first.values.astype(np.int16), np.full_like(first.values, 99)):  # type: ignore[union-attr]
+    for wrong in (first.values.T[:-1], first.values.astype(np.int16), np.full_like(first.values, 99)):
         sites = tuple(replace(s, values=wrong) if s is first else s for s in done.plan.sites)
         with pytest.raises(PlanError, match="do not fit"):
             onnxq.apply(residual(), replace(done.plan, sites=sites))
@@ -71,9 +69,9 @@ def test_values_that_do_not_fit_are_refused(done: onnxq.Result) -> None:
     ("overrides", "data"), [({"effort": "fast"}, images()), ({"skip": (*FOUR.skip, "rounding")}, images()), ({}, None)]
 )
 def test_fast_skip_and_made_up_samples_leave_the_plan(overrides: dict[str, Any], data: Any) -> None:
-    found = onnxq.quantize(residual(), data, FOUR, overrides={"latency": False, **overrides})
+    found = quantize(residual(), data, FOUR, **overrides)
     assert all(site.values is None for site in found.plan.sites)
-    assert not any(line.startswith("rounding: ") for line in found.report.accounts)
+    assert list_accounts(found, "rounding") == []
 
 
 MATMULS = """g (float[N,6,32] x) => (float[N,6,16] y) {

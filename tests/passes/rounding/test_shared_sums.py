@@ -10,14 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from onnxq.backends.ort.rules import find_sum_order
-from onnxq.commands.quantize import quantize
-from onnxq.config import Config, Rule, TensorConfig
+from onnxq.config import TensorConfig
 from onnxq.graph import GraphIndex, name_nodes
 from onnxq.numerics import SumOrder
 from onnxq.passes.rounding.gptq_core import factor_hessian, find_partner_columns, layer_error
 from onnxq.passes.rounding.operators import Operator, list_operators
 from tests.passes.rounding.arrays import round_to_nearest, round_with_feedback, round_within_sums
 from tests.passes.rounding.kit import one_node
+from tests.pipeline.models import EVERYTHING, quantize
 
 Array = np.ndarray[Any, Any]
 LIMITS = (-128, 127)
@@ -152,15 +152,11 @@ def operator(name: str) -> tuple[Operator, SumOrder]:
     op, weight, shape, attrs = LAYOUTS[name]
     rng = np.random.default_rng(0)
     proto = one_node(op, rng.standard_normal(weight).astype(np.float32), shape, **attrs)
-    rules = (Rule(op="*", set={"quantize": True}),)  # type: ignore[arg-type]
-    config = Config(target="virtual", effort="fast", rules=rules, weights=TensorConfig(scheme="symmetric"))
+    config = EVERYTHING.model_copy(update={"target": "virtual", "weights": TensorConfig(scheme="symmetric")})
     data = {"x": rng.standard_normal((8, *shape[1:])).astype(np.float32)}
     index = GraphIndex(name_nodes(proto))
-    found = list_operators(index, quantize(proto, data, config, overrides={"latency": False}).plan)
-    order = find_sum_order(index.find_node("op"), weight)
-    assert len(found) == 1
-    assert order is not None
-    return found[0], order
+    (found,) = list_operators(index, quantize(proto, data, config).plan)
+    return found, find_sum_order(index.find_node("op"), weight)
 
 
 def slow_partners(one: Operator, order: SumOrder) -> list[list[list[int]]]:

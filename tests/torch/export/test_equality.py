@@ -52,8 +52,7 @@ def assert_close_when_optimized(model: QuantModel, exported: Exported, x: torch.
     """Integer kernels round biases and sums, which moves outputs by less than two steps."""
     wanted, _ = torch_run(model, x)
     fast = next(iter(ort_run(exported.model, x, [], optimize=True).values()))
-    active = {q.site: q for q in model.quantizers.values() if q.active}
-    np.testing.assert_allclose(fast, wanted, atol=2 * step_at_outputs(active, wanted))
+    np.testing.assert_allclose(fast, wanted, atol=2 * step_at_outputs(model))
 
 
 # Of convolutions: tests/torch/quant_model/test_sums.py. All kinds of quantizers: tests/torch/test_matrix.py.
@@ -93,6 +92,5 @@ def test_half_precision_computes_on_the_same_levels() -> None:
     outputs = ort_run(exported.model, x.half(), ["x/dequantized"])
     found = outputs[exported.model.graph.output[0].name]
     assert found.dtype == np.float16
-    active = {q.site: q for q in model.quantizers.values() if q.active}
-    np.testing.assert_allclose(found, wanted, atol=step_at_outputs(active, wanted))
+    np.testing.assert_allclose(found, wanted, atol=step_at_outputs(model))
     np.testing.assert_array_equal(outputs["x/dequantized"], seen["input:x"][0])

@@ -7,27 +7,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from onnxq.sites import Role
-from onnxq.spec import QuantSpec
-from torch_frontend.quantizers import Uniform
-
 torch = pytest.importorskip("torch")
 from torch import Tensor, nn
 from torch.nn import functional
 
 import onnxq
 from onnxq.errors import CalibrationError, ModelError, PlanError
-from onnxq.sites import TensorId
-from onnxq.spec import PerChannel
-from tests.torch.exporting import (
-    Depthwise,
-    assert_same,
-    ort_run,
-    quantized,
-    wish,
-)
+from onnxq.sites import Role, TensorId
+from onnxq.spec import PerChannel, QuantSpec
+from tests.torch.exporting import Depthwise, assert_same, ort_run, quantized, wish
+from tests.torch.nets import Network
 from torch_frontend.export import to_onnx
-from torch_frontend.quantizers import Quantizer, quantizers_of
+from torch_frontend.quantizers import Quantizer, Uniform, quantizers_of
 from torch_frontend.quantizers.specs import mark_tensor
 
 ACT = QuantSpec(bits=8, signed=False, symmetric=False)
@@ -110,21 +101,10 @@ def test_a_plain_torch_export_leaves_the_markers_too(by_hand: tuple[ByHand, Tens
     np.testing.assert_array_equal(ort_run(again, x, [])[again.graph.output[0].name], ort_run(first.model, x, [])[name])
 
 
-class Flowing(nn.Module):
-    """Control flow on values, which torch.export refuses."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.x = uniform("input:x")
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.x(x)
-        return x if x.sum() > 0 else -x
-
-
 def test_what_torch_cannot_export_is_said_in_its_words() -> None:
-    model = Flowing()
-    with pytest.raises(ModelError, match=r"Flowing: torch\.onnx\.export failed"):
+    """Control flow on values, which torch.export refuses."""
+    model = nn.Sequential(uniform("input:x"), Network(lambda _, x: x if x.sum() > 0 else -x))
+    with pytest.raises(ModelError, match=r"Sequential: torch\.onnx\.export failed"):
         to_onnx(model, torch.randn(2, 3))
     assert all(isinstance(q, Quantizer) and "marked_scale" not in q._buffers for q in quantizers_of(model))
 
@@ -142,23 +122,18 @@ def test_quantizers_that_are_all_off() -> None:
         to_onnx(model, x)
 
 
-class Lost(nn.Module):
-    """Two of its quantizers take no part."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.x, self.never, self.idle = uniform("input:x"), uniform("never.out"), uniform("idle.out")
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.x(x)
-        self.idle(x + 1)
-        return torch.relu(x)
+def lose_two(network: Any, x: Tensor) -> Tensor:
+    """A forward in which two of its quantizers take no part."""
+    x = network.x(x)
+    network.idle(x + 1)
+    return torch.relu(x)
 
 
 def test_a_quantizer_that_the_graph_lost_and_two_with_one_site_are_named() -> None:
+    lost = Network(lose_two, x=uniform("input:x"), never=uniform("never.out"), idle=uniform("idle.out"))
     for optimize in (True, False):
         with pytest.raises(ModelError, match=r"never\.out: quantizes nothing .* holds for idle\.out"):
-            to_onnx(Lost(), torch.randn(2, 3), optimize=optimize)
+            to_onnx(lost, torch.randn(2, 3), optimize=optimize)
     net = nn.Sequential(uniform("same"), nn.ReLU(), uniform("same"))
     with pytest.raises(ModelError, match="same: two quantizers have this site"):
         to_onnx(net, torch.randn(2, 3))

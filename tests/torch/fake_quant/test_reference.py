@@ -249,10 +249,7 @@ def test_nan_counts_as_inside_and_reaches_the_scale(grain: str, edge: str) -> No
     shape = () if grain == "tensor" else (2,)
     scale, zero = torch.full(shape, 0.1, requires_grad=True), torch.zeros(shape, requires_grad=True)
     _call(x, scale, zero, Grid(-8, 7, GRAINS[grain][0], edge=edge)).sum().backward()
-    assert x.grad is not None
     assert x.grad.tolist() == [[1, 1], [0, 1]] * 9
-    assert scale.grad is not None
-    assert zero.grad is not None
     assert scale.grad.isnan().tolist() == (True if grain == "tensor" else [False, True])
     assert zero.grad.isfinite().all()
 

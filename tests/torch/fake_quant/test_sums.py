@@ -100,8 +100,6 @@ def test_gradients(dense: bool, seed: int, layout: int, symmetric: bool) -> None
     sign = _overflowing(w, numbers, spec, order)
     plain, plain_x, plain_scale = _torch(w, numbers, spec, [], learn=True)
     plain.backward(dy.masked_fill(sign != 0, 0.0))
-    assert plain_x.grad is not None
-    assert plain_scale.grad is not None
     assert torch.equal(x.grad, torch.where(sign != 0, dy, plain_x.grad))  # type: ignore[arg-type]
     grain = spec.granularity
     grid = Grid(spec.qmin, spec.qmax, getattr(grain, "axis", None), getattr(grain, "size", 0))

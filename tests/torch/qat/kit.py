@@ -8,12 +8,11 @@ from torch import nn
 
 from onnxq.sites import Role
 from onnxq.spec import ObserverSpec, PerChannel, QuantSpec
+from tests.torch.nets import observe, take_step
 from torch_frontend import qat
 from torch_frontend.quantizers import create_quantizer
 
 U4 = QuantSpec(bits=4, signed=False, symmetric=False)
-
-
 W4 = QuantSpec(bits=4, granularity=PerChannel(0))
 
 
@@ -48,10 +47,7 @@ def batch(seed: int, count: int = 8) -> torch.Tensor:
 
 
 def observed(kind: str = "lsq") -> Net:
-    net = Net(kind)
-    with qat.observing(net):
-        net(batch(0))
-    return net
+    return observe(Net(kind), batch(0))
 
 
 def train(net: Net, steps: int, schedule: qat.Schedule, seed: int = 1) -> list[float]:
@@ -64,8 +60,5 @@ def train(net: Net, steps: int, schedule: qat.Schedule, seed: int = 1) -> list[f
         pacer.step()
         x = batch(seed + step % 4)
         loss = F.cross_entropy(net(x), (x.mean((1, 2, 3)) * 6 - 2).long().clamp(0, 2)) + qat.penalty(net)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(float(loss.detach()))
+        losses.append(take_step(optimizer, loss))
     return losses

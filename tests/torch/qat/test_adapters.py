@@ -11,6 +11,7 @@ torch = pytest.importorskip("torch")
 from torch import Tensor, nn
 
 from onnxq.runtime import Session
+from tests.torch.nets import observe, take_step
 from torch_frontend import qat
 from torch_frontend.export import to_onnx
 from torch_frontend.quant_model import PartialStateWarning, QuantModel
@@ -46,10 +47,7 @@ def make_net() -> nn.Sequential:
 
 
 def calibrate(net: nn.Module, config: dict[str, Any], x: Tensor) -> QuantModel:
-    model = QuantModel(net, config, example_inputs=x)
-    with qat.observing(model):
-        model(x)
-    return model.init_qat()
+    return observe(QuantModel(net, config, example_inputs=x), x).init_qat()
 
 
 def check_file(model: QuantModel, x: Tensor) -> int:
@@ -71,13 +69,7 @@ def test_adapters_are_trained_exported_and_merged() -> None:
         parameter.requires_grad_(".up." in name or ".down." in name)
     before = model.state_dict()["model.0.base.weight"].clone()
     optimizer = torch.optim.Adam(qat.parameter_groups(model, lr=0.02))
-    losses = []
-    for _ in range(40):
-        loss = (model(x) - answers).square().mean()
-        losses.append(float(loss.detach()))
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+    losses = [take_step(optimizer, (model(x) - answers).square().mean()) for _ in range(40)]
     assert losses[-1] < 0.3 * losses[0]
     assert torch.equal(model.state_dict()["model.0.base.weight"], before)
     assert check_file(model, x) == 2
@@ -88,8 +80,6 @@ def test_adapters_are_trained_exported_and_merged() -> None:
     final = calibrate(make_net(), {"extends": "ort-int4-weights"}, x)
     with pytest.warns(PartialStateWarning, match="scales are from before"):
         final.load_state_dict(merged.state_dict())
-    with qat.observing(final):
-        final(x)
-    final.init_qat()
+    observe(final, x).init_qat()
     assert float((final(x) - answers).square().mean().detach()) < 0.5 * losses[0]
     assert check_file(final, x) == 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import multiprocessing
 import socket
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from onnxq.spec import QParams
+from tests.torch.nets import observe, take_step
 from tests.torch.qat import kit
 from torch_frontend import qat
 from torch_frontend.quant_model import QuantModel
@@ -45,20 +47,14 @@ def make_batch(seed: int) -> Tensor:
 
 
 def make_model(net: type[nn.Module] = Net) -> QuantModel:
-    model = QuantModel(net(), CONFIG)
-    with qat.observing(model):
-        model(make_batch(0))
-    return model.init_qat()
+    return observe(QuantModel(net(), CONFIG), make_batch(0)).init_qat()
 
 
 def train(model: nn.Module, run: nn.Module, seeds: tuple[int, ...]) -> None:
     optimizer = torch.optim.SGD(qat.parameter_groups(model, lr=0.1))
     qat.Pacer(model).attach(optimizer)
     for seed in seeds:
-        loss = F.cross_entropy(run(make_batch(seed)), torch.arange(6) % 3)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+        take_step(optimizer, F.cross_entropy(run(make_batch(seed)), torch.arange(6) % 3))
 
 
 def compare(one: nn.Module, other: nn.Module, **how: float) -> None:
@@ -66,6 +62,8 @@ def compare(one: nn.Module, other: nn.Module, **how: float) -> None:
         torch.testing.assert_close(mine, theirs, msg=lambda text, name=name: f"{name}: {text}", **how)
 
 
+# What ranks import on their way.
+IMPORTED = ("torch._dynamo", "torch.distributed.checkpoint.state_dict", "torch.distributed.fsdp")
 # Of quantizers, and of observers.
 KINDS = (("uniform", "percentile"), ("lsq", "minmax"), ("lsq+", "minmax"))
 
@@ -100,16 +98,12 @@ def _train_sharded(rank: int) -> tuple[Any, ...]:
 def _share_numbers(rank: int, kind: str, observer: str) -> tuple[dict[str, QParams], QParams]:
     """Numbers after three steps, and one site's after rank 1 has given its own to all."""
     net = kit.Net(kind, observer)
-    with qat.observing(net.eval()):
-        net(kit.batch(rank) * (1 + rank))
+    observe(net.eval(), kit.batch(rank) * (1 + rank))
     ddp = nn.parallel.DistributedDataParallel(net.train())
     optimizer = torch.optim.SGD(qat.parameter_groups(net, lr=0.05))
     qat.Pacer(net).attach(optimizer)
     for step in range(3):
-        loss = F.cross_entropy(ddp(kit.batch(10 + 2 * step + rank)), torch.arange(8) % 3)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+        take_step(optimizer, F.cross_entropy(ddp(kit.batch(10 + 2 * step + rank)), torch.arange(8) % 3))
     numbers = {found.site: found.qparams() for found in quantizers_of(net)}
     if rank == 1:
         net.a.seen.calc_qparams_with_minmax(0.0, 9.0)
@@ -119,12 +113,13 @@ def _share_numbers(rank: int, kind: str, observer: str) -> tuple[dict[str, QPara
 
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder with all that two ranks did, which are started once: each imports torch."""
+    """The folder with all that two ranks did; they are started once, and torch is imported once for both."""
     folder = tmp_path_factory.mktemp("ranks")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    mp.spawn(_rank, (port, str(folder)), nprocs=2)
+    multiprocessing.get_context("forkserver").set_forkserver_preload([__name__, *IMPORTED])
+    mp.start_processes(_rank, (port, str(folder)), nprocs=2, start_method="forkserver")
     return folder
 
 

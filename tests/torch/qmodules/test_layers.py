@@ -13,6 +13,7 @@ from torch.nn.utils import parametrizations, parametrize, prune, weight_norm
 
 from onnxq.errors import ConfigError
 from onnxq.sites import Role
+from tests.torch.nets import Network
 from torch_frontend.qmodules import Call, WeightQuantized, find_entry, register_qmodule
 from torch_frontend.quant_model import QuantModel
 
@@ -39,17 +40,9 @@ class _QOwnLayer(WeightQuantized, _OwnLayer):
 torch.fx.wrap("_own")
 
 
-class _UsesOwn(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = _OwnLayer(4, 4)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return _own(self.layer(x))
-
-
 def test_users_register_their_own_functions_and_layers() -> None:
-    quantized = QuantModel(_UsesOwn(), {"target": "virtual", "torch": {"disable_redundant": False}})
+    net = Network(lambda m, x: _own(m.layer(x)), layer=_OwnLayer(4, 4))
+    quantized = QuantModel(net, {"target": "virtual", "torch": {"disable_redundant": False}})
     assert list(quantized.quantizers) == ["input:x", "layer.out", "layer.weight"]
     assert isinstance(quantized.model.get_submodule("_own".strip("_")), _Own)
 
@@ -104,19 +97,15 @@ class Symmetric(nn.Module):
         return w + w.flip(-1)
 
 
-def symmetric(layer: nn.Module) -> nn.Module:
-    return parametrize.register_parametrization(layer, "weight", Symmetric())
+COMPUTED: dict[str, Callable[[nn.Module], nn.Module]] = {
+    "symmetric": lambda layer: parametrize.register_parametrization(layer, "weight", Symmetric()),
+    "shifted": lambda layer: parametrize.register_parametrization(layer, "bias", nn.Softplus(), unsafe=True),
+    "pruned": lambda layer: prune.l1_unstructured(layer, "weight", amount=0.5),
+    "spectral norm": parametrizations.spectral_norm,
+}
 
 
-def shifted(layer: nn.Module) -> nn.Module:
-    return parametrize.register_parametrization(layer, "bias", nn.Softplus(), unsafe=True)
-
-
-def pruned(layer: nn.Module) -> nn.Module:
-    return prune.l1_unstructured(layer, "weight", amount=0.5)
-
-
-@pytest.mark.parametrize("norm", [symmetric, shifted, pruned, parametrizations.spectral_norm])
+@pytest.mark.parametrize("norm", COMPUTED.values(), ids=COMPUTED)
 def test_other_computed_weights_stay_float_and_say_why(norm: Callable[..., nn.Module]) -> None:
     net = Positions(norm)
     model = QuantModel(net, target="virtual", example_inputs=X)
@@ -128,4 +117,4 @@ def test_other_computed_weights_stay_float_and_say_why(norm: Callable[..., nn.Mo
 
 
 def test_a_parametrized_layer_is_registered_as_its_own_class() -> None:
-    assert find_entry(type(symmetric(nn.Conv1d(2, 2, 1)))) is find_entry(nn.Conv1d)
+    assert find_entry(type(COMPUTED["symmetric"](nn.Conv1d(2, 2, 1)))) is find_entry(nn.Conv1d)

@@ -14,6 +14,7 @@ from torch.nn import functional
 from onnxq.backends import load_config
 from onnxq.errors import ConfigError, PlanError
 from onnxq.sites import Role
+from tests.torch import nets
 from torch_frontend.quant_model import QuantModel, State
 
 YAML = """BACKEND: virtual
@@ -40,9 +41,7 @@ def make(**config: object) -> QuantModel:
 
 
 def calibrate(model: QuantModel) -> QuantModel:
-    model.prepare_calibration()
-    model(torch.randn(16, 8))
-    return model.calc_qparams(asym=True, w_quant=True, a_quant=True)
+    return nets.calibrate(model, torch.randn(16, 8), asym=True, w_quant=True, a_quant=True)
 
 
 def test_switches_and_training() -> None:

@@ -9,7 +9,7 @@ torch = pytest.importorskip("torch")
 from torch import Tensor, nn
 
 from onnxq.errors import CalibrationError, PlanError
-from tests.torch.nets import Around, Branching, images
+from tests.torch.nets import Around, Branching, Network, calibrate, images
 from tests.torch.quant_model.kit import W4A4, calibrated, model
 from torch_frontend.quant_model import QuantModel
 
@@ -44,9 +44,8 @@ def test_ranges_are_those_of_all_batches_and_weights_those_of_their_tensors() ->
 @pytest.mark.parametrize("top", [6.0, 0.7, 3.3])
 def test_levels_stay_inside_a_fused_clip_so_that_the_engine_drops_it(top: float) -> None:
     net = nn.Sequential(nn.Conv2d(8, 8, 3), nn.Hardtanh(0.0, top), nn.Conv2d(8, 8, 3)).eval()
-    made, x = QuantModel(net, target="ort").prepare_calibration(), 40.0 * torch.randn(2, 8, 8, 8)
-    made(x)
-    made.calc_qparams()
+    x = 40.0 * torch.randn(2, 8, 8, 8)
+    made = calibrate(QuantModel(net, target="ort"), x)
     low, high = made.quantizers["1.out"].dequantized_range()
     assert low == 0.0
     assert float(np.nextafter(np.float32(top), np.float32(0))) * 0.999 < high <= np.float32(top)
@@ -56,20 +55,14 @@ def test_levels_stay_inside_a_fused_clip_so_that_the_engine_drops_it(top: float)
 def test_learned_scales_start_inside_a_fused_clip(quantizer: str) -> None:
     net = nn.Sequential(nn.Conv2d(8, 8, 3), nn.ReLU6(), nn.Conv2d(8, 8, 3)).eval()
     config = {"target": "ort", "torch": {"activations": {"quantizer": quantizer}}}
-    made = QuantModel(net, config).prepare_calibration()
-    made(400.0 * torch.randn(2, 8, 8, 8))
-    made.calc_qparams()
+    made = calibrate(QuantModel(net, config), 400.0 * torch.randn(2, 8, 8, 8))
     assert made.quantizers["1.out"].dequantized_range()[1] <= 6.0
     assert made.quantizers["1.out"].scale.requires_grad
 
 
-class _Chain(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.b, self.c = (nn.Linear(6, 6, bias=False) for _ in range(3))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.c(self.b(self.a(x)))
+def _chain() -> nn.Module:
+    a, b, c = (nn.Linear(6, 6, bias=False) for _ in range(3))
+    return Network(lambda m, x: m.c(m.b(m.a(x))), a=a, b=b, c=c)
 
 
 def _by_hand(net: nn.Module, x: Tensor, weights: bool, activations: bool) -> dict[str, Tensor]:
@@ -92,12 +85,10 @@ def _by_hand(net: nn.Module, x: Tensor, weights: bool, activations: bool) -> dic
 @pytest.mark.parametrize("activations", [False, True])
 def test_asym_feeds_each_site_what_its_quantized_predecessors_give(weights: bool, activations: bool) -> None:
     torch.manual_seed(0)
-    net, x = _Chain(), torch.randn(16, 6)
+    net, x = _chain(), torch.randn(16, 6)
     narrow = {"bits": 3, "scheme": "symmetric"}
-    made = QuantModel(net, {"target": "virtual", "weights": narrow, "activations": narrow}).prepare_calibration()
-    made(x[:10])
-    made(x[10:])
-    made.calc_qparams(asym=True, w_quant=weights, a_quant=activations)
+    made = QuantModel(net, {"target": "virtual", "weights": narrow, "activations": narrow})
+    calibrate(made, x[:10], x[10:], asym=True, w_quant=weights, a_quant=activations)
     with torch.no_grad():
         wanted = _by_hand(net, x, weights, activations)
     for site, scale in wanted.items():
@@ -119,12 +110,8 @@ def test_asym_needs_kept_batches_which_their_owner_does_not_change() -> None:
 
 
 def test_asym_works_around_what_cannot_be_traced() -> None:
-    made, x = QuantModel(Around().eval(), W4A4), torch.randn(8, 16)
-    made.prepare_calibration()
-    made(x)
-    made.calc_qparams(asym=True).set_quant()
+    x = torch.randn(8, 16)
+    made = calibrate(QuantModel(Around().eval(), W4A4), x, asym=True).set_quant()
     assert made(x).isfinite().all()
-    untraced = QuantModel(Branching(), W4A4).prepare_calibration()
-    untraced(x)
     with pytest.raises(PlanError, match="not traced"):
-        untraced.calc_qparams(asym=True)
+        calibrate(QuantModel(Branching(), W4A4), x, asym=True)

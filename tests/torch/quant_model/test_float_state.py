@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import copy
 import warnings
-from typing import Any
+from collections.abc import Callable
 
 import pytest
 
 torch = pytest.importorskip("torch")
 from torch import nn
 
-from tests.torch.nets import Branching, Encoder, Mobile, ResNet, images, settled
-from tests.torch.quant_model.kit import W4A4, calibrated
-from torch_frontend.quant_model import PartialStateWarning, QuantModel
+from tests.torch.nets import Branching, Encoder, Mobile, Network, ResNet, calibrate, images, settled
+from tests.torch.quant_model.kit import W4A4, calibrated, model
+from torch_frontend.quant_model import PartialStateWarning
 
 
-def make_trained(net: type[nn.Module]) -> nn.Module:
+def make_trained(net: Callable[[], nn.Module]) -> nn.Module:
     """A network with other numbers than the one that is converted."""
     torch.manual_seed(7)
     made = settled(net())
@@ -24,11 +24,6 @@ def make_trained(net: type[nn.Module]) -> nn.Module:
         for parameter in made.parameters():
             parameter.mul_(1.1).add_(0.01)
     return made
-
-
-def convert(net: type[nn.Module], config: dict[str, Any] | None = None) -> QuantModel:
-    torch.manual_seed(0)
-    return QuantModel(settled(net()), config or W4A4)
 
 
 @pytest.mark.parametrize("fold", [True, False])
@@ -44,31 +39,27 @@ def convert(net: type[nn.Module], config: dict[str, Any] | None = None) -> Quant
 def test_a_float_checkpoint_loads_by_its_own_names(net: type[nn.Module], x: torch.Tensor, fold: bool) -> None:
     """Batch norms and all; what the converted model computes in float is what the checkpoint computes."""
     trained = make_trained(net)
-    made = convert(net, {**W4A4, "torch": {"fuse_bn": fold}})
+    made = model({**W4A4, "torch": {"fuse_bn": fold}}, net)
     assert not torch.allclose(made(x), trained(x), atol=1e-4)
     made.load_state_dict(trained.state_dict())
     torch.testing.assert_close(made(x), trained(x))
 
 
+def make_outer() -> nn.Module:
+    parts = {"model": nn.Sequential(nn.Linear(4, 4), nn.ReLU()), "head": nn.Linear(4, 2)}
+    return Network(lambda m, x: m.head(m.model(x)), **parts)
+
+
 def test_a_part_of_the_network_may_be_called_model() -> None:
-    class Outer(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
-            self.head = nn.Linear(4, 2)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.head(self.model(x))
-
-    trained, made, x = make_trained(Outer), convert(Outer), torch.randn(3, 4)
+    trained, made, x = make_trained(make_outer), model(net=make_outer), torch.randn(3, 4)
     made.load_state_dict(trained.state_dict())
     torch.testing.assert_close(made(x), trained(x))
     own = copy.deepcopy(made.state_dict())
-    convert(Outer).load_state_dict(own)
+    model(net=make_outer).load_state_dict(own)
 
 
 def test_a_checkpoint_loads_inside_another_module() -> None:
-    trained, holder = make_trained(ResNet), nn.Sequential(convert(ResNet))
+    trained, holder = make_trained(ResNet), nn.Sequential(model())
     holder.load_state_dict({f"0.{name}": value for name, value in trained.state_dict().items()})
     torch.testing.assert_close(holder(images()), trained(images()))
 
@@ -76,13 +67,13 @@ def test_a_checkpoint_loads_inside_another_module() -> None:
 def test_one_name_of_tied_weights_is_enough() -> None:
     trained = make_trained(Encoder)
     state = {name: value for name, value in trained.state_dict().items() if name != "head.weight"}
-    made, ids = convert(Encoder), torch.arange(12).reshape(2, 6)
+    made, ids = model(net=Encoder), torch.arange(12).reshape(2, 6)
     made.load_state_dict(state)
     torch.testing.assert_close(made(ids), trained(ids))
 
 
 def test_whatever_is_not_loaded_is_said() -> None:
-    state, made = make_trained(ResNet).state_dict(), convert(ResNet)
+    state, made = make_trained(ResNet).state_dict(), model()
     del state["fc.bias"], state["layer1.1.bn2.running_var"]
     state["aux.weight"] = torch.zeros(1)
     with pytest.raises(RuntimeError, match=r"bn2\.running_var") as caught:
@@ -95,16 +86,11 @@ def test_whatever_is_not_loaded_is_said() -> None:
 
 
 def test_parts_that_the_forward_does_not_use_are_named() -> None:
-    class Spare(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.used, self.unused = nn.Linear(4, 4), nn.Linear(4, 4)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.used(x)
+    def make() -> nn.Module:
+        return Network(lambda m, x: m.used(x), used=nn.Linear(4, 4), unused=nn.Linear(4, 4))
 
     with pytest.warns(PartialStateWarning, match=r"does not read unused\.bias, unused\.weight"):
-        convert(Spare).load_state_dict(make_trained(Spare).state_dict())
+        model(net=make).load_state_dict(make_trained(make).state_dict())
 
 
 def test_scales_from_before_are_said_and_kept() -> None:
@@ -119,9 +105,8 @@ def test_scales_from_before_are_said_and_kept() -> None:
 
 
 def test_after_batchnorm_tuning_a_checkpoint_folds_its_own_statistics() -> None:
-    made = convert(ResNet, {**W4A4, "weights": {"bits": 4, "granularity": "channel"}, "torch": {"fuse_bn": False}})
-    made.prepare_calibration()(images())
-    made.calc_qparams()
+    made = model({**W4A4, "weights": {"bits": 4, "granularity": "channel"}, "torch": {"fuse_bn": False}})
+    calibrate(made, images())
     with made.batchnorm_tuning():
         made(images())
     trained = make_trained(ResNet)

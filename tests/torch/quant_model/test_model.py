@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from onnxq.errors import CalibrationError, ConfigError, DataError, PlanError
 from onnxq.evaluation.accumulator import measure_error
 from onnxq.sites import Role
-from tests.torch.nets import Around, Branching, Dense, ResNet, images, settled
+from tests.torch.nets import Around, Branching, Dense, ResNet, calibrate, images, settled
 from tests.torch.quant_model.kit import W4A4, calibrated, make_seeded, model
 from torch_frontend.quant_model import Follower, QuantModel, State
 
@@ -108,9 +108,7 @@ def test_a_pass_decision_outlives_every_switch_but_force() -> None:
 )
 def test_copies_pickles_and_state_dicts_compute_the_same(net: type[nn.Module], x: Tensor, target: str) -> None:
     config = {"target": target, "torch": {"weights": {"quantizer": "lsq"}}}
-    made = model(config, net).prepare_calibration()
-    made(x)
-    made.calc_qparams().set_quant()
+    made = calibrate(model(config, net), x).set_quant()
     site = next(s for s, q in made.quantizers.items() if q.role is Role.WEIGHT)
     made.disable(site)
     expected = made(x)
@@ -186,9 +184,7 @@ def test_measuring_changes_nothing() -> None:
 
 def test_an_untraced_model_is_measured_by_its_layers() -> None:
     x = torch.randn(8, 16, generator=torch.Generator().manual_seed(0))
-    made = model(W4A4, Branching).prepare_calibration()
-    made(x)
-    made.calc_qparams().set_quant()
+    made = calibrate(model(W4A4, Branching), x).set_quant()
     alone, together = (made.quantization_error(x, mode=mode) for mode in ("isolated", "cumulative"))
     assert list(alone) == ["first", "second", "third"]
     assert list(together) == ["first", "second", "third", "output"]

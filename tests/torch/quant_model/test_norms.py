@@ -14,7 +14,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from onnxq.errors import PlanError
 from onnxq.sites import Role
 from tests.torch.exporting import PRODUCTS, assert_same
-from tests.torch.nets import ResNet, images, settled
+from tests.torch.nets import ResNet, calibrate, images, observe, settled, take_step
 from tests.torch.quant_model.kit import W4A4, calibrated, make_seeded, model
 from tests.torch.tracing.test_fold import NormAct
 from torch_frontend import qat
@@ -23,9 +23,8 @@ from torch_frontend.quant_model import QuantModel, State
 
 
 def unfused(**weights: Any) -> QuantModel:
-    made = model({**W4A4, "weights": {"bits": 4, **weights}, "torch": {"fuse_bn": False}}).prepare_calibration()
-    made(images())
-    return made.calc_qparams()
+    made = model({**W4A4, "weights": {"bits": 4, **weights}, "torch": {"fuse_bn": False}})
+    return calibrate(made, images())
 
 
 def test_tuned_batch_norms_fold_into_their_layers_and_scales_follow() -> None:
@@ -52,10 +51,7 @@ def test_tuned_batch_norms_fold_into_their_layers_and_scales_follow() -> None:
 
 
 def test_tuning_refuses_weights_with_one_scale_and_a_model_without_batch_norms() -> None:
-    for made, why in (
-        (unfused(granularity="tensor"), r"^stem: its weight has one scale"),
-        (calibrated(), "fuse_bn: false"),
-    ):
+    for made, why in ((unfused(granularity="tensor"), r"^stem: its weight has one"), (calibrated(), "fuse_bn: false")):
         with pytest.raises(PlanError, match=why), made.batchnorm_tuning():
             pass
 
@@ -68,9 +64,8 @@ def test_tuning_mends_statistics_that_are_off() -> None:
     net(x)
     wanted = net.eval()(x)
     net.bn.running_mean.add_(1.0)
-    made = QuantModel(net, {"target": "virtual", "torch": {"fuse_bn": False}}).prepare_calibration()
-    made(x)
-    made.calc_qparams().set_quant()
+    made = QuantModel(net, {"target": "virtual", "torch": {"fuse_bn": False}})
+    calibrate(made, x).set_quant()
     before = (made(x) - wanted).square().mean()
     with made.batchnorm_tuning():
         made(x)
@@ -106,10 +101,7 @@ def make(target: str, kind: str, fuse: bool, **weights: Any) -> QuantModel:
         "weights": weights,
         "torch": {"fuse_bn": fuse, "weights": {"quantizer": kind}},
     }
-    model = QuantModel(net, config, example_inputs=draw(0))
-    with qat.observing(model):
-        model(draw(1))
-    return model
+    return observe(QuantModel(net, config, example_inputs=draw(0)), draw(1))
 
 
 def norms_of(model: nn.Module) -> dict[str, _BatchNorm]:
@@ -128,12 +120,9 @@ def test_batch_norms_train_and_freeze_folds_them(target: str, kind: str) -> None
     optimizer = torch.optim.SGD(qat.parameter_groups(model, lr=0.05), momentum=0.9)
     qat.Pacer(model, qat.Schedule()).attach(optimizer)
     for seed in (2, 3):
-        optimizer.zero_grad()
-        model(draw(seed)).square().mean().backward()
-        optimizer.step()
-    assert all(
-        not torch.equal(one, norm.running_var) for one, norm in zip(before, norms_of(model).values(), strict=True)
-    )
+        take_step(optimizer, model(draw(seed)).square().mean())
+    for variance, norm in zip(before, norms_of(model).values(), strict=True):
+        assert not torch.equal(variance, norm.running_var)
 
     x = draw(4)
     with torch.no_grad():

@@ -15,7 +15,7 @@ from onnxq.errors import ConfigError
 from onnxq.sites import Role
 from onnxq.spec import PerBlock
 from tests.torch.exporting import PRODUCTS
-from tests.torch.nets import Branching, Encoder, ResNet, images, settled
+from tests.torch.nets import Branching, Encoder, Network, ResNet, calibrate, images, settled
 from torch_frontend.quant_model import Follower, QuantModel
 
 TOKENS = torch.tensor([[1, 2, 3, 4, 5, 6], [7, 8, 9, 1, 2, 3]])
@@ -43,9 +43,7 @@ def test_for_onnx_runtime_pairs_stand_behind_activations_and_what_moves_values_s
     assert not quantized.refusals
     assert [(r.subject, r.rule) for r in quantized.left_float] == [("stem", "stem")]
     assert not [d for d in quantized.decisions if d.rule != "fuse-bn"]
-    quantized.prepare_calibration()
-    quantized(images())
-    quantized.calc_qparams()
+    calibrate(quantized, images())
     assert [site for site, q in found.items() if isinstance(q, Follower)] == ["flatten.out"]
     pooled, flat = (quantized.quantizers[name] for name in ("adaptive_avg_pool2d.out", "flatten.out"))
     assert flat.scale is pooled.scale
@@ -53,13 +51,13 @@ def test_for_onnx_runtime_pairs_stand_behind_activations_and_what_moves_values_s
 
 
 def test_attention_is_quantized_for_tensorrt_when_asked_for() -> None:
-    model, tokens = Encoder().eval(), torch.tensor([[1, 2, 3, 4, 5, 6], [7, 8, 9, 1, 2, 3]])
-    left = place("trt-int8", model, tokens)
+    model = Encoder().eval()
+    left = place("trt-int8", model, TOKENS)
     assert [r.rule for r in left.left_float] == ["attention", "attention"]
-    asked = place({"extends": "trt-int8", "attention": "quantized"}, model, tokens)
+    asked = place({"extends": "trt-int8", "attention": "quantized"}, model, TOKENS)
     assert not asked.refusals
     assert len(set(asked.quantizers) - set(left.quantizers)) == 10
-    torch.testing.assert_close(asked(tokens), model(tokens), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(asked(TOKENS), model(TOKENS), rtol=1e-5, atol=1e-5)
 
 
 def test_what_runs_as_one_kernel_is_not_cut_by_a_quantizer() -> None:
@@ -136,24 +134,17 @@ def test_a_product_of_two_activations_is_forced_by_a_rule() -> None:
     assert list(QuantModel(Product(), force).quantizers) == ["input:x", "input:y"]
 
 
-class _Joins(nn.Module):
+def join(network: Any, x: Tensor) -> Tensor:
     """A sum and a concat of two convolutions' results."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.b, self.c = nn.Conv2d(3, 4, 1), nn.Conv2d(3, 4, 1), nn.Conv2d(8, 4, 1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        a, b = self.a(x), 3.0 * self.b(x)
-        return self.c(torch.cat([a, b], 1)) + (a + b)
+    a, b = network.a(x), 3.0 * network.b(x)
+    return network.c(torch.cat([a, b], 1)) + (a + b)
 
 
 def policies(**how: Any) -> QuantModel:
     torch.manual_seed(0)
-    made = QuantModel(_Joins().eval(), {"target": "virtual", "torch": {"multi_input": how}}, example_inputs=images())
-    made.prepare_calibration()
-    made(images())
-    return made.calc_qparams()
+    net = Network(join, a=nn.Conv2d(3, 4, 1), b=nn.Conv2d(3, 4, 1), c=nn.Conv2d(8, 4, 1)).eval()
+    made = QuantModel(net, {"target": "virtual", "torch": {"multi_input": how}}, example_inputs=images())
+    return calibrate(made, images())
 
 
 def test_insert_gives_every_input_its_own_numbers() -> None:

@@ -1,6 +1,6 @@
 """Every product that reads a parameter is quantized, or named with the reason why not."""
 
-from __future__ import annotations
+from typing import Any
 
 import pytest
 
@@ -9,22 +9,11 @@ torch = pytest.importorskip("torch")
 from torch import Tensor, nn
 from torch.nn import functional
 
+from tests.torch.nets import Network, calibrate
 from torch_frontend.export import to_onnx
 from torch_frontend.quant_model import QuantModel
 
-
-class Product(nn.Module):
-    """One product of the input [2, 3, 4] and a parameter."""
-
-    def __init__(self, compute, *shape: int) -> None:
-        super().__init__()
-        self.weight, self.bias, self.compute = nn.Parameter(torch.randn(*shape)), nn.Parameter(torch.randn(5)), compute
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.compute(self, x)
-
-
-# name: (the product, shape of the parameter, whether it is quantized)
+# name: (one product of the input [2, 3, 4] and a parameter, shape of the parameter, whether it is quantized)
 PRODUCTS = {
     "linear": (lambda m, x: functional.linear(x, m.weight, m.bias), (5, 4), True),
     "matmul": (lambda m, x: x @ m.weight, (4, 5), True),
@@ -51,7 +40,8 @@ PRODUCTS = {
 def test_a_product_with_a_parameter_is_quantized_or_refused_by_name(name: str) -> None:
     compute, shape, quantized = PRODUCTS[name]
     torch.manual_seed(0)
-    net, x = Product(compute, *shape).eval(), torch.randn(2, 3, 4)
+    weight, bias = nn.Parameter(torch.randn(shape)), nn.Parameter(torch.randn(5))
+    net, x = Network(compute, weight=weight, bias=bias).eval(), torch.randn(2, 3, 4)
     model = QuantModel(net, target="virtual", example_inputs=x)
     torch.testing.assert_close(model(x), net(x))
     (product,) = model.products
@@ -64,15 +54,10 @@ def test_a_product_with_a_parameter_is_quantized_or_refused_by_name(name: str) -
         assert product.reason.reason
 
 
-class Branching(nn.Module):
-    """Layers that a forward with control flow on values calls."""
-
-    def __init__(self, layer: nn.Module, then=lambda m, x: x) -> None:
-        super().__init__()
-        self.layer, self.weight, self.then = layer, nn.Parameter(torch.randn(4, 4)), then
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.then(self, self.layer(x if x.sum() > 0 else -x))
+def branching(layer: nn.Module, then: Any = lambda _, x: x) -> Network:
+    """A layer that a forward with control flow on values calls."""
+    weight = nn.Parameter(torch.randn(4, 4))
+    return Network(lambda m, x: then(m, m.layer(x if x.sum() > 0 else -x)), layer=layer, weight=weight).eval()
 
 
 @pytest.mark.parametrize(
@@ -81,15 +66,13 @@ class Branching(nn.Module):
 def test_a_layer_of_transformers_with_a_turned_weight_is_quantized_where_nothing_can_be_traced(config, scales):
     layers = pytest.importorskip("transformers.pytorch_utils", reason="transformers is not installed")
     torch.manual_seed(0)
-    net, x = Branching(layers.Conv1D(8, 96)).eval(), torch.rand(2, 3, 96)
+    net, x = branching(layers.Conv1D(8, 96)), torch.rand(2, 3, 96)
     model = QuantModel(net, config, example_inputs=x)
     assert not model.traced
     assert torch.equal(model(x), net(x))
     (product,) = model.products
     assert (product.weight, product.reason) == ("layer.weight", None)
-    model.prepare_calibration()
-    model(x)
-    model.calc_qparams().freeze()
+    calibrate(model, x).freeze()
     assert model.quantizers["layer.weight"].qparams().scale.size == scales
     with torch.no_grad():
         assert 0 < float((model(x) - net(x)).abs().max()) < 2
@@ -103,7 +86,7 @@ def test_products_of_a_model_that_cannot_be_traced_are_listed():
         x = torch.einsum("bi,io->bo", x, m.weight)
         return torch.addmm(x, x @ m.weight, m.weight)
 
-    model = QuantModel(Branching(nn.Linear(4, 4), then).eval(), target="virtual", example_inputs=torch.ones(2, 4))
+    model = QuantModel(branching(nn.Linear(4, 4), then), target="virtual", example_inputs=torch.ones(2, 4))
     wanted = [("layer", True), ("einsum", False), ("matmul", False), ("addmm", False)]
     assert [(one.subject, one.reason is None) for one in model.products] == wanted
     assert {"einsum", "addmm"} <= {one.subject for one in model.refusals}

@@ -118,15 +118,12 @@ def test_a_pass_switches_off_for_good() -> None:
 
 
 def test_repr_tells_how_and_with_what() -> None:
-    quantizer = create_quantizer(
-        "lsq", QuantSpec(bits=4, granularity=PerChannel(0)), site="fc.weight", role=Role.WEIGHT
-    )
-    assert repr(quantizer) == "LSQ('fc.weight', 4 bits symmetric int8 per channel 0, not calibrated)"
+    spec, begun = QuantSpec(bits=4, granularity=PerChannel(0)), "LSQ('fc.weight', 4 bits symmetric int8 per channel 0, "
+    quantizer = create_quantizer("lsq", spec, site="fc.weight", role=Role.WEIGHT)
+    assert repr(quantizer) == f"{begun}not calibrated)"
     quantizer.load_qparams(QParams(np.float32([0.5, 0.25]), np.int32([0, 0])))
     quantizer.freeze()
-    assert repr(quantizer) == (
-        "LSQ('fc.weight', 4 bits symmetric int8 per channel 0, scale=0.25…0.5, zero_point=0, frozen)"
-    )
+    assert repr(quantizer) == f"{begun}scale=0.25…0.5, zero_point=0, frozen)"
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -293,25 +290,23 @@ def test_impossible_numbers_name_the_site(numbers: QParams, message: str) -> Non
         free.load_qparams(QParams(np.float32(1.0), np.int32(256)))
 
 
-def test_wrong_wishes() -> None:
-    with pytest.raises(ConfigError, match=r"did you mean 'lsq'"):
-        create_quantizer("lsqq", QuantSpec(), site="a")
-    with pytest.raises(ConfigError, match=r"a: .*fake-quantized training"):
-        create_quantizer("uniform", QuantSpec(storage=FLOAT8), site="a")
-    with pytest.raises(ConfigError, match="weights only"):
-        create_quantizer("adaround", QuantSpec(), site="a")
-    with pytest.raises(ConfigError, match=r"a: lsq has no option 'int'.*\n.*init"):
-        create_quantizer("lsq", QuantSpec(), site="a", options={"int": "paper"})
-    with pytest.raises(ConfigError, match="init='papers'"):
-        create_quantizer("lsq", QuantSpec(), site="a", options={"init": "papers"})
-    with pytest.raises(ConfigError, match="not a float"):
-        create_quantizer("pact", UINT8, site="a", options={"alpha": "10"})
-    with pytest.raises(ConfigError, match="not positive"):
-        create_quantizer("pact", UINT8, site="a", options={"alpha": -1.0})
-    with pytest.raises(ConfigError, match="one clipping level"):
-        create_quantizer("pact", QuantSpec(granularity=PerChannel(1)), site="a")
-    with pytest.raises(ConfigError, match="symmetrically"):
-        create_quantizer("lsq+", UINT8, site="a", role=Role.WEIGHT)
+@pytest.mark.parametrize(
+    ("name", "spec", "more", "message"),
+    [
+        ("lsqq", QuantSpec(), {}, "did you mean 'lsq'"),
+        ("uniform", QuantSpec(storage=FLOAT8), {}, "a: .*fake-quantized training"),
+        ("adaround", QuantSpec(), {}, "weights only"),
+        ("lsq", QuantSpec(), {"options": {"int": "paper"}}, r"a: lsq has no option 'int'.*\n.*init"),
+        ("lsq", QuantSpec(), {"options": {"init": "papers"}}, "init='papers'"),
+        ("pact", UINT8, {"options": {"alpha": "10"}}, "not a float"),
+        ("pact", UINT8, {"options": {"alpha": -1.0}}, "not positive"),
+        ("pact", QuantSpec(granularity=PerChannel(1)), {}, "one clipping level"),
+        ("lsq+", UINT8, {"role": Role.WEIGHT}, "symmetrically"),
+    ],
+)
+def test_wrong_wishes(name: str, spec: QuantSpec, more: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        create_quantizer(name, spec, site="a", **more)
 
 
 def test_a_tensor_that_does_not_fit_names_the_site() -> None:

@@ -15,6 +15,7 @@ import onnxq
 from onnxq.errors import CalibrationError, ConfigError, PlanError
 from onnxq.runtime import Session
 from onnxq.spec import PerChannel, QParams, QuantSpec
+from tests.torch.nets import observe, take_step
 from torch_frontend import qat
 from torch_frontend.export import to_onnx
 from torch_frontend.quant_model import QuantModel
@@ -93,18 +94,9 @@ def make_net() -> nn.Module:
 
 def train(config: dict[str, Any]) -> tuple[QuantModel, Tensor]:
     x = torch.randn(2, 5, 64, generator=torch.Generator().manual_seed(1))
-    model = QuantModel(make_net(), config, example_inputs=x)
-    with qat.observing(model):
-        model(x)
-    model.init_qat()
+    model = observe(QuantModel(make_net(), config, example_inputs=x), x).init_qat()
     optimizer = torch.optim.SGD(qat.parameter_groups(model, lr=0.05))
-    losses = []
-    for _ in range(6):
-        loss = (model(x) - x).square().mean()
-        losses.append(float(loss.detach()))
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+    losses = [take_step(optimizer, (model(x) - x).square().mean()) for _ in range(6)]
     assert losses[-1] < losses[0]
     return model.freeze(), x
 

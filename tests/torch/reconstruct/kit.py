@@ -7,7 +7,8 @@ from torch import nn
 
 from onnxq.sites import Role
 from onnxq.spec import PerChannel, QuantSpec
-from torch_frontend.quantizers import create_quantizer, quantizers_of
+from tests.torch.nets import observe
+from torch_frontend.quantizers import create_quantizer
 
 
 def values(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -36,16 +37,5 @@ def plain_net(*kinds: str) -> nn.Sequential:
     torch.manual_seed(1)
     first, second = kinds or ("uniform", "uniform")
     net = nn.Sequential(QLinear(12, 16, "a", first), nn.ReLU(), QLinear(16, 8, "b", second))
-    calibrate(net, rows())
+    observe(net, rows())
     return net
-
-
-def calibrate(net: nn.Module, x: torch.Tensor) -> None:
-    quantizers = quantizers_of(net)
-    for found in quantizers:
-        found.observing = True
-    with torch.no_grad():
-        net(x)
-    for found in quantizers:
-        found.observing = False
-        found.calc_qparams()

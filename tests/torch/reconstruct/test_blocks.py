@@ -9,6 +9,7 @@ torch = pytest.importorskip("torch")
 from torch import fx, nn
 
 from onnxq.errors import ConfigError
+from tests.torch.nets import Network, calibrate
 from tests.torch.reconstruct.kit import values
 from torch_frontend.quant_model import QuantModel
 from torch_frontend.quantizers import AdaRound
@@ -93,13 +94,7 @@ class Two(nn.Module):
 
 
 def calibrated(net: nn.Module, *x: Tensor) -> QuantModel:
-    model = QuantModel(net.eval(), CONFIG, example_inputs=x).eval()
-    model.prepare_calibration()
-    with torch.no_grad():
-        model(*x)
-    model.calc_qparams()
-    model.set_quant()
-    return model
+    return calibrate(QuantModel(net.eval(), CONFIG, example_inputs=x).eval(), x).set_quant()
 
 
 NETS = {
@@ -163,25 +158,15 @@ def test_layers_and_blocks(net: str, most: int, names: list[str] | None, exits: 
     assert exits is None or [regions.find_path(region.exit) for region in found] == exits
 
 
-class Wide(nn.Module):
-    """A module that hands two values on."""
+def fork_and_join() -> nn.Module:
+    """A network with a module that hands two values on."""
+    fork = Network(lambda m, x: (m.one(x), m.two(x)), one=nn.Linear(6, 6), two=nn.Linear(6, 6))
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner, self.last = Fork(), nn.Linear(6, 6)
+    def join(network: Network, x: Tensor) -> Tensor:
+        a, b = network.inner(x)
+        return network.last(a) * b
 
-    def forward(self, x: Tensor) -> Tensor:
-        a, b = self.inner(x)
-        return self.last(a) * b
-
-
-class Fork(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.one, self.two = nn.Linear(6, 6), nn.Linear(6, 6)
-
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        return self.one(x), self.two(x)
+    return Network(join, inner=fork, last=nn.Linear(6, 6))
 
 
 def test_blocks_by_name() -> None:
@@ -195,7 +180,7 @@ def test_blocks_by_name() -> None:
     with pytest.raises(ConfigError, match=r"block 'blok'.*\n.*block"):
         reconstruct(model, [values(4, 1, 8, 8)], "brecq", blocks=["blok"])
     with pytest.raises(ConfigError, match=r"is left by 2 values"):
-        Regions(calibrated(Wide(), values(4, 6)).model).find_named(["inner"])
+        Regions(calibrated(fork_and_join(), values(4, 6)).model).find_named(["inner"])
     regions = Regions(calibrated(Two(), values(4, 6), values(4, 6)).model)
     assert [r.name for r in regions.find_named(["left"])] == ["left"]
 

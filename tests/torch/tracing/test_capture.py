@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 
@@ -14,6 +15,7 @@ from torch.nn import functional
 
 from onnxq.errors import CalibrationError, DataError, ModelError
 from onnxq.runtime import Session
+from tests.torch.nets import Network
 from torch_frontend.export import to_onnx
 from torch_frontend.quant_model import QuantModel
 from torch_frontend.tracing.capture import take_graph
@@ -81,6 +83,13 @@ class Tied(nn.Module):
         return self.head(y if mask is None else y * mask[..., None])
 
 
+def capture(net: nn.Module, inputs: Any) -> QuantModel:
+    """The network from torch.export's graph."""
+    model = QuantModel(net, target="virtual", example_inputs=inputs)
+    assert model.origin is GraphOrigin.EXPORTED
+    return model
+
+
 @pytest.fixture(scope="module")
 def net() -> Net:
     torch.manual_seed(0)
@@ -92,7 +101,7 @@ def net() -> Net:
 @pytest.fixture(scope="module")
 def model(net: Net) -> QuantModel:
     # A batch of one: its size must not become a constant.
-    return QuantModel(net, target="virtual", example_inputs={"x": torch.randn(1, 6, 8), "mask": torch.ones(1, 6)})
+    return capture(net, {"x": torch.randn(1, 6, 8), "mask": torch.ones(1, 6)})
 
 
 def test_the_graph_computes_the_same_for_other_sizes_and_checks_its_arguments(net, model):
@@ -102,7 +111,6 @@ def test_the_graph_computes_the_same_for_other_sizes_and_checks_its_arguments(ne
     assert isinstance(made, Answer)
     torch.testing.assert_close(made.logits, expected.logits)
     torch.testing.assert_close(made.hidden[0], expected.hidden[0])
-    assert model.origin is GraphOrigin.EXPORTED
     # Layers keep their names, and calls get those of their scope.
     assert {"inner.weight", "out.weight", "weight", "input:x", "norm.out"} <= set(model.quantizers)
     assert all(product.reason is None for product in model.products)
@@ -119,8 +127,7 @@ def test_the_graph_computes_the_same_for_other_sizes_and_checks_its_arguments(ne
 def test_dropout_and_batch_norm_follow_the_mode(train: bool):
     torch.manual_seed(0)
     x = torch.randn(3, 9, 8)
-    model = QuantModel(Net().train(train), target="virtual", example_inputs=x[:2])
-    assert model.origin is GraphOrigin.EXPORTED
+    model = capture(Net().train(train), x[:2])
     before = model.model.get_submodule("batch").running_mean.clone()
     model.train()
     assert not torch.equal(model(x).logits, model(x).logits)
@@ -132,17 +139,14 @@ def test_dropout_and_batch_norm_follow_the_mode(train: bool):
 
 def test_batch_norms_in_functions_do_not_keep_a_graph_from_being_taken():
     net = nn.Sequential(nn.Conv2d(3, 4, 3), NormsByFunction(4), nn.Conv2d(4, 4, 3)).eval()
-    model = QuantModel(net, target="virtual", example_inputs=torch.randn(2, 3, 8, 8))
-    assert model.origin is GraphOrigin.EXPORTED
-    assert not model.refusals
+    assert not capture(net, torch.randn(2, 3, 8, 8)).refusals
 
 
 def test_a_weight_of_a_layer_and_of_functions_has_one_quantizer_and_inputs_stay_apart():
     torch.manual_seed(0)
     net, ids = Tied(), torch.tensor([[1, 2, 3], [4, 5, 6]])
     # One tensor for two arguments, and the one between them left out.
-    model = QuantModel(net, target="virtual", example_inputs={"other": ids, "ids": ids})
-    assert model.origin is GraphOrigin.EXPORTED
+    model = capture(net, {"other": ids, "ids": ids})
     torch.testing.assert_close(model(ids=ids, other=ids + 1), net(ids, other=ids + 1))
     model.prepare_calibration()
     model(ids=ids, other=ids + 1)
@@ -182,8 +186,7 @@ class Fixed(nn.Module):
 
 def test_another_size_than_the_one_that_became_a_constant_is_refused_by_name():
     net, x = Fixed(), torch.randn(2, 6, 5)
-    model = QuantModel(net, target="virtual", example_inputs=x)
-    assert model.origin is GraphOrigin.EXPORTED
+    model = capture(net, x)
     torch.testing.assert_close(model(other := torch.randn(3, 6, 7)), net(other))
     for wrong, text in (((2, 3, 10), "has 3 at dimension 1, and was captured with 6"), ((2, 6), "2 dimensions")):
         with pytest.raises(DataError, match=text) as caught:
@@ -201,8 +204,7 @@ def test_another_size_than_the_one_that_became_a_constant_is_refused_by_name():
 
 
 def test_sizes_are_checked_inside_of_arguments_and_before_anything_is_observed():
-    example = {"x": torch.randn(2, 6, 5), "more": {"shift": torch.randn(2, 6, 1)}}
-    model = QuantModel(Fixed(), target="virtual", example_inputs=example)
+    model = capture(Fixed(), {"x": torch.randn(2, 6, 5), "more": {"shift": torch.randn(2, 6, 1)}})
     with pytest.raises(DataError, match="dimension 2") as caught:
         model(torch.randn(2, 6, 5), {"shift": torch.randn(2, 6, 20)})
     assert caught.value.subject == """input "more['shift']\""""
@@ -215,29 +217,19 @@ def test_sizes_are_checked_inside_of_arguments_and_before_anything_is_observed()
 
 def test_a_batch_of_one_is_captured_where_the_batch_becomes_a_constant():
     net, x = Fixed(whole=True), torch.randn(1, 6, 5)
-    model = QuantModel(net, target="virtual", example_inputs=x)
-    assert model.origin is GraphOrigin.EXPORTED
+    model = capture(net, x)
     torch.testing.assert_close(model(x), net(x))
     with pytest.raises(DataError, match="has 2 at dimension 0, and was captured with 1"):
         model(torch.randn(2, 6, 5))
 
 
-class ReadsMode(nn.Module):
-    """Another forward in train mode."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner = nn.Linear(8, 8)
-
-    def forward(self, x: Tensor) -> Tensor:
-        assert isinstance(x, Tensor)
-        return self.inner(x) * 2 if self.training else self.inner(x)
-
-
 def test_another_forward_in_train_mode_is_refused():
-    model = QuantModel(ReadsMode().eval(), target="virtual", example_inputs=torch.randn(2, 8))
-    assert model.origin is GraphOrigin.EXPORTED
-    assert [one.rule for one in model.refusals] == ["mode"]
+    def compute(network: Network, x: Tensor) -> Tensor:
+        assert isinstance(x, Tensor)
+        return network.inner(x) * (2 if network.training else 1)
+
+    net = Network(compute, inner=nn.Linear(8, 8)).eval()
+    assert [refusal.rule for refusal in capture(net, torch.randn(2, 8)).refusals] == ["mode"]
 
 
 class Cache:
@@ -246,17 +238,13 @@ class Cache:
 
 @pytest.mark.parametrize(("keyed", "name"), [(True, "cache"), (False, "result 1")])
 def test_results_that_the_graph_cannot_return_are_told_by_name(keyed: bool, name: str):
-    class Remembers(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner = nn.Linear(8, 8)
+    def compute(network: Network, x: Tensor) -> dict[str, object] | tuple[object, ...]:
+        assert isinstance(x, Tensor)
+        made = {"out": network.inner(x), "cache": Cache(), "twice": x * 2}
+        return made if keyed else tuple(made.values())
 
-        def forward(self, x: Tensor) -> dict[str, object] | tuple[object, ...]:
-            assert isinstance(x, Tensor)
-            made = {"out": self.inner(x), "cache": Cache(), "twice": x * 2}
-            return made if keyed else tuple(made.values())
-
-    model = QuantModel(Remembers().eval(), target="virtual", example_inputs=torch.randn(2, 8))
+    net = Network(compute, inner=nn.Linear(8, 8)).eval()
+    model = QuantModel(net, target="virtual", example_inputs=torch.randn(2, 8))
     told = [one for one in model.refusals if one.rule == "results"]
     assert [(one.subject, one.code) for one in told] == [(name, "R108")]
     assert "Cache" in told[0].reason

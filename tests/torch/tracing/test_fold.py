@@ -202,9 +202,8 @@ def test_a_functional_batch_norm_trains(kind: str, train: bool, reference: nn.Ba
 def test_one_that_is_frozen_for_good_stays_a_function_and_says_so(reference: nn.BatchNorm2d) -> None:
     net = settled(Plain(8, mode=False), reference)
     model = QuantModel(net, target="virtual", example_inputs=images(0)).train()
-    assert [(d.subject, "has False for `training`" in d.reason) for d in model.decisions if d.rule == "batch-norm"] == [
-        ("1.batch_norm", True)
-    ]
+    told = [(d.subject, "has False for `training`" in d.reason) for d in model.decisions if d.rule == "batch-norm"]
+    assert told == [("1.batch_norm", True)]
     torch.testing.assert_close(model(images(1)), net(images(1)))
     assert torch.equal(net[1].mean, reference.running_mean)
 

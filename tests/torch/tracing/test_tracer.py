@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import pytest
 
@@ -11,7 +12,19 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from onnxq.errors import ConfigError, DataError
-from tests.torch.nets import Around, Block, Branching, Dense, Encoder, Mobile, ResNet, images, settled
+from tests.torch.nets import (
+    Around,
+    Block,
+    Branching,
+    Dense,
+    Encoder,
+    Mobile,
+    Network,
+    ResNet,
+    calibrate,
+    images,
+    settled,
+)
 from torch_frontend.qmodules import WeightQuantized
 from torch_frontend.quant_model import QuantModel
 
@@ -47,18 +60,11 @@ def test_sites_are_named_after_modules_and_the_calls_of_one() -> None:
     assert sites.index("fc.weight") == len(sites) - 1
 
 
-class _Twice(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv, self.other = nn.Conv2d(3, 3, 3, padding=1), nn.Conv2d(3, 3, 3, padding=1)
-        self.again, self.other.weight = self.conv, self.conv.weight
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.other(self.again(self.conv(x)))
-
-
 def test_shared_layers_and_tied_weights_have_one_quantizer_and_a_site_for_each_call() -> None:
-    quantized = QuantModel(_Twice(), target="virtual")
+    conv, tied = nn.Conv2d(3, 3, 3, padding=1), nn.Conv2d(3, 3, 3, padding=1)
+    tied.weight = conv.weight
+    net = Network(lambda m, x: m.other(m.again(m.conv(x))), conv=conv, other=tied, again=conv)
+    quantized = QuantModel(net, target="virtual")
     assert list(quantized.quantizers) == ["input:x", "conv.out", "conv@1.out", "conv.weight"]
     assert len({id(m) for m in quantized.modules() if isinstance(m, WeightQuantized)}) == 2
     one, other = quantized.model.get_submodule("conv"), quantized.model.get_submodule("other")
@@ -74,17 +80,13 @@ def test_a_tied_embedding_shares_the_quantizer_of_the_head() -> None:
 
 
 def test_parts_of_a_split_have_sites_of_their_own_and_constants_stay() -> None:
-    class Parts(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.a, self.b, self.c = nn.Conv2d(3, 8, 1), nn.Conv2d(4, 4, 1), nn.Conv2d(4, 4, 1)
+    def compute(network: Any, x: Tensor) -> dict[str, Tensor]:
+        p, q = network.a(x).chunk(2, 1)
+        both = network.b(p) + network.c(q) * torch.full((1,), 2.0)
+        return {"out": functional.interpolate(both, size=x.shape[2:], mode="bilinear"), "q": q}
 
-        def forward(self, x: Tensor) -> dict[str, Tensor]:
-            p, q = self.a(x).chunk(2, 1)
-            r = functional.interpolate(self.b(p) + self.c(q) * torch.full((1,), 2.0), size=x.shape[2:], mode="bilinear")
-            return {"out": r, "q": q}
-
-    model, x = Parts().eval(), images()
+    parts = {"a": nn.Conv2d(3, 8, 1), "b": nn.Conv2d(4, 4, 1), "c": nn.Conv2d(4, 4, 1)}
+    model, x = Network(compute, **parts).eval(), images()
     quantized = QuantModel(model, target="virtual", example_inputs=x)
     assert {"chunk.out0", "chunk.out1"} <= set(quantized.quantizers)
     assert not quantized.refusals
@@ -126,28 +128,22 @@ def test_a_subclass_that_computes_something_else_is_looked_into() -> None:
     quantized = QuantModel(model, target="virtual", example_inputs=x)
     assert list(quantized.quantizers) == ["input:input", "0.sub.out"]
     assert torch.equal(quantized(x), model(x))
-    quantized.prepare_calibration()
-    quantized(x)
-    quantized.calc_qparams().set_quant()
+    calibrate(quantized, x).set_quant()
     weight = quantized.weights()["0.sub.out"]
     torch.testing.assert_close(weight, model[0].weight - model[0].weight.mean((1, 2, 3), keepdim=True))
     assert not torch.equal(quantized(x), model(x))
 
 
-class _Modes(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.fc, self.drop = nn.Linear(4, 4), nn.Dropout(0.5)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = functional.dropout(self.drop(self.fc(x)), 0.1, self.training)
-        return x * 2.0 if self.training else x
+def _modes(network: Any, x: Tensor) -> Tensor:
+    x = functional.dropout(network.drop(network.fc(x)), 0.1, network.training)
+    return x * 2.0 if network.training else x
 
 
 def test_a_forward_that_differs_between_train_and_eval_says_so() -> None:
     for mode, lost in ((False, "train"), (True, "eval")):
-        (refusal,) = QuantModel(_Modes().train(mode), target="virtual").refusals
-        assert (refusal.subject, refusal.rule) == ("_Modes", "mode")
+        net = Network(_modes, fc=nn.Linear(4, 4), drop=nn.Dropout(0.5)).train(mode)
+        (refusal,) = QuantModel(net, target="virtual").refusals
+        assert (refusal.subject, refusal.rule) == ("Network", "mode")
         assert f"other things in {lost} mode" in refusal.reason
     model = settled(ResNet())
     model.bn.train()
@@ -230,24 +226,19 @@ def test_control_flow_on_values_is_not_decided_by_the_example() -> None:
         assert not QuantModel(Branching(), target="virtual", example_inputs=example).traced
 
 
-class _Writes(nn.Module):
+def _write(network: Any, x: Tensor) -> Tensor:
     """In-place activations whose input is read again, as pre-activation networks have them."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.relu, self.conv = nn.ReLU(inplace=True), nn.Conv2d(3, 3, 3, padding=1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = x * 1.0
-        y = self.conv(self.relu(x))
-        z = functional.relu(y, inplace=True)
-        y = y + x
-        y.clamp_(max=1.0)
-        return y + z
+    x = x * 1.0
+    y = network.conv(network.relu(x))
+    z = functional.relu(y, inplace=True)
+    y = y + x
+    y.clamp_(max=1.0)
+    return y + z
 
 
 def test_what_an_in_place_call_wrote_is_what_later_readers_get() -> None:
-    model, x = _Writes(), images()
+    parts = {"relu": nn.ReLU(inplace=True), "conv": nn.Conv2d(3, 3, 3, padding=1)}
+    model, x = Network(_write, **parts), images()
     expected = model(x.clone())
     given = x.clone()
     quantized = QuantModel(model, target="virtual")
@@ -255,23 +246,10 @@ def test_what_an_in_place_call_wrote_is_what_later_readers_get() -> None:
     assert torch.equal(given, x)
 
 
-class _Drops(nn.Module):
-    def __init__(self, always: bool) -> None:
-        super().__init__()
-        self.fc, self.always = nn.Linear(16, 16), always
-
-    def forward(self, x: Tensor) -> Tensor:
-        return functional.dropout(self.fc(x), 0.5, True if self.always else self.training)
-
-
-@pytest.mark.parametrize("mode", [False, True])
-def test_a_functional_dropout_follows_the_mode(mode: bool) -> None:
-    x = torch.ones(8, 16)
-    quantized = QuantModel(_Drops(False).train(mode), target="virtual")
-    assert torch.equal(quantized.eval()(x), quantized(x))
+@pytest.mark.parametrize(("always", "mode"), [(False, False), (False, True), (True, False)])
+def test_a_functional_dropout_follows_the_mode_unless_it_is_told_to_drop_always(always: bool, mode: bool) -> None:
+    net = Network(lambda m, x: functional.dropout(m.fc(x), 0.5, always or m.training), fc=nn.Linear(16, 16))
+    quantized, x = QuantModel(net.train(mode), target="virtual"), torch.ones(8, 16)
+    assert always or torch.equal(quantized.eval()(x), quantized(x))
+    assert not always or (quantized.eval()(x) == 0).any()
     assert (quantized.train()(x) == 0).any()
-
-
-def test_a_dropout_told_to_drop_always_does() -> None:
-    quantized = QuantModel(_Drops(True).eval(), target="virtual")
-    assert (quantized.eval()(torch.ones(8, 16)) == 0).any()
