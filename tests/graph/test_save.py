@@ -18,7 +18,7 @@ from onnx import ModelProto, TensorProto, numpy_helper
 from onnxq.errors import OutputError
 from onnxq.graph import load_model, save_model
 from onnxq.graph.storage import omit_weights, restore_weights
-from tests.graph.kit import model, models
+from tests.graph.kit import copy, model, models
 
 W = np.random.default_rng(0).standard_normal((4, 5000)).astype(np.float32)
 
@@ -158,8 +158,7 @@ def test_an_unforeseen_fault_is_not_dressed_up(tmp_path: Path, monkeypatch: pyte
 @given(models())
 def test_light_models_get_their_weights_back(proto: ModelProto) -> None:
     """Also when nodes, the holders of bodies among them, have no names."""
-    heavy = ModelProto()
-    heavy.CopyFrom(proto)
+    heavy = copy(proto)
     for k, node in enumerate(heavy.graph.node):
         node.name = ""
         for attr in node.attribute:
