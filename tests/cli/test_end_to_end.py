@@ -37,8 +37,8 @@ def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def quantize(*more: str, code: int = 0) -> Result:
-    """`onnxq quantize` on samples, not timed."""
-    result = run("quantize", "m.onnx", "--data", "d.npz", "--no-latency", *more)
+    """`onnxq quantize` on samples, quickly and not timed."""
+    result = run("quantize", "m.onnx", "--data", "d.npz", "--effort", "fast", "--no-latency", *more)
     assert result.exit_code == code, result.stderr
     return result
 
@@ -76,11 +76,11 @@ def test_json_is_one_document_and_says_what_the_files_say(work):
 
 @pytest.mark.usefixtures("work")
 def test_without_data_the_banner_is_on_stderr_even_with_json():
-    result = run("quantize", "m.onnx", "--json", "--no-latency")
+    result = run("quantize", "m.onnx", "--json", "--no-latency", "--effort", "fast")
     assert result.exit_code == 0
     assert json.loads(result.stdout)["synthetic"] is True
     assert "!! SYNTHETIC DATA" in result.stderr
-    assert "!! SYNTHETIC DATA" in run("quantize", "m.onnx", "--no-latency", "--force", "-q").stderr
+    assert "!! SYNTHETIC DATA" in run("quantize", "m.onnx", "--no-latency", "--effort", "fast", "--force", "-q").stderr
 
 
 def test_a_second_run_needs_force_and_like_the_plan_carried_out_gives_the_same_bytes(work):

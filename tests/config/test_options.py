@@ -75,7 +75,12 @@ def test_the_form_of_a_value_comes_from_its_type() -> None:
     ("path", "text", "value"),
     [
         ("budget", "90", 90.0),
+        ("budget", "90s", 90),
         ("budget", "1.5h", 5400),
+        ("budget", "0.5 m", 30),
+        ("profile.by", "", ()),
+        ("profile.by", "site, node,site", ("site", "node")),
+        ("profile.by", ",segment,", ("segment",)),
         ("data.memory_limit", "512MB", 512_000_000),
         ("data.memory_limit", "1.5GiB", 3 * 2**29),
         ("data.memory_limit", " 1 gb", 10**9),
