@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
-from onnx import TensorProto, helper, numpy_helper
+from onnx import helper
 
 from onnxq.graph import GraphIndex
 from onnxq.graph.nbits import pack_bits, read_nbits, unpack_bits, write_nbits
@@ -41,22 +41,15 @@ def _pairs(kind: str, size: int, *, bits: int = 8, zero: bool = True, half: bool
     zeros = rng.integers(low, low + 2**width, (count, N)) if zero else middle
     scale = rng.uniform(0.01, 0.1, (count, N)).astype(np.float16 if half else np.float32)
     w = (levels - np.repeat(zeros, size, 0)[:K]) * np.repeat(scale, size, 0)[:K].astype(np.float32)
-    floats = TensorProto.FLOAT16 if half else TensorProto.FLOAT
-    nodes = [
-        helper.make_node("DequantizeLinear", ["q", "s", "z"], ["d"], "w/DequantizeLinear", axis=0, block_size=size),
-        helper.make_node("MatMul", ["x", "d"], ["y"], "m"),
-        helper.make_node("MatMul", ["x", "d"], ["y2"], "m2"),
-    ]
-    entry = nodes[0].metadata_props.add()
-    entry.key, entry.value = "onnxq.bits", str(bits)
-    held = [
-        helper.make_tensor("q", number, (K, N), levels.ravel().tolist()), numpy_helper.from_array(scale, "s"),
-        helper.make_tensor("z", number, zeros.shape, zeros.ravel().tolist()),
-    ]  # fmt: skip
-    ends = ([("x", K)], [("y", N), ("y2", N)])
-    infos = [[helper.make_tensor_value_info(name, floats, ["rows", dim]) for name, dim in names] for names in ends]
-    graph = helper.make_graph(nodes, "net", *infos, held)
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10), w
+    kinds = ("float16" if half else "float", f"{K}", f"{N}")
+    text = """net ({0}[rows,{1}] x) => ({0}[rows,{2}] y, {0}[rows,{2}] y2) {{
+        d = DequantizeLinear<axis = 0, block_size = {3}>(q, s, z) [m] y = MatMul(x, d) [m2] y2 = MatMul(x, d) }}"""
+    held = {"q": helper.make_tensor("q", number, (K, N), levels.ravel().tolist()), "s": scale}
+    held["z"] = helper.make_tensor("z", number, zeros.shape, zeros.ravel().tolist())
+    proto = model(text.format(*kinds, size), 21, 10, **held)
+    proto.graph.node[0].name = "w/DequantizeLinear"
+    proto.graph.node[0].metadata_props.add(key="onnxq.bits", value=str(bits))
+    return proto, w
 
 
 def _run(proto: onnx.ModelProto, x: Any = X) -> Any:
