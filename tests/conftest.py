@@ -15,10 +15,16 @@ for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):  # 
 
 import importlib.util
 import shutil
+from collections.abc import Mapping
 from importlib.metadata import Distribution, distributions
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import HealthCheck, Phase, settings
+
+if TYPE_CHECKING:
+    from onnxq.backends.engine import Engine
 
 # Shrinking runs an example up to 500 times and for five minutes, and no setting bounds that; without it the search also
 # ends at the first failure. No deadline: how long an example takes depends on who else is at work.
@@ -47,6 +53,22 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
 def brief(monkeypatch: pytest.MonkeyPatch) -> None:
     """Latencies are measured in three rounds, not until they are stable, which small models never are."""
     monkeypatch.setattr("onnxq.runtime.timing._MOST_ROUNDS", 3)
+
+
+@pytest.fixture
+def ort_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """ONNX Runtime builds in this process: one of its own takes a second to start. Those of test_building.py do."""
+    from onnxq.backends import building, child
+
+    def run_here(engine: Engine, folder: Path, job: Mapping[str, Any], **how: Any) -> int:
+        if engine.name != "ort":
+            return run_child(engine, folder, job, **how)
+        building._prepare_child(engine, folder, job, builds=how.get("builds", False))
+        return child.main(folder)
+
+    run_child = building.run_child
+    monkeypatch.setattr(building, "run_child", run_here)
+    monkeypatch.setattr(child, "end_with_parent", lambda: None)
 
 
 def _installed(package: str) -> Distribution | None:

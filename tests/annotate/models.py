@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
 import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper, parser
+
+from onnxq.annotate import Origin, PairInfo
 
 _DOMAINS = '["" : {}, "com.microsoft" : 1, "local" : 1]'
 _SHAPE = "float[a,b,c,d]"
@@ -21,6 +28,20 @@ def tensor(name: str, array: np.ndarray) -> onnx.TensorProto:
 
 def packed(dtype: int, values: np.ndarray) -> onnx.TensorProto:
     return helper.make_tensor("", dtype, values.shape, values.ravel().tolist())
+
+
+def save(folder: Path, proto: onnx.ModelProto, **how: Any) -> Path:
+    """The model as a file."""
+    onnx.save(proto, folder / "m.onnx", **how)
+    return folder / "m.onnx"
+
+
+def forget(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """The model without metadata."""
+    bare = onnx.ModelProto.FromString(proto.SerializeToString())
+    for holder in (bare, *bare.graph.node):
+        del holder.metadata_props[:]
+    return bare
 
 
 def model(
@@ -66,18 +87,12 @@ def two_widths() -> onnx.ModelProto:
     levels = rng().integers(-7, 8, size=(4, 4, 3, 3)).astype(np.int8)
     levels.flat[:2] = (-7, 7)
     step = np.float32(0.3)
-    numbers = {
-        "xs": np.float32(0.02),
-        "xz": np.uint8(128),
-        "lo": step * -8,
-        "hi": step * 7,
-        "cs": step,
-        "cz": np.int8(0),
-    }
+    numbers = {"xs": np.float32(0.02), "xz": np.uint8(128), "cs": step, "cz": np.int8(0)}
+    bounds = {"lo": step * -8, "hi": step * 7}
     weight = {"w_quantized": levels, "ws": np.array([0.1, 0.2, 0.05, 0.3], np.float32), "wz": np.zeros(4, np.int8)}
     bias = rng().integers(-900, 900, size=4).astype(np.int32)
     scales = np.array([0.002, 0.004, 0.001, 0.006], np.float32)
-    return model(text, **numbers, **weight, b_quantized=bias, bs=scales)
+    return model(text, **numbers, **bounds, **weight, b_quantized=bias, bs=scales)
 
 
 def qcdq(low: int = -7, high: int = 7) -> onnx.ModelProto:
@@ -149,3 +164,12 @@ def lone_nodes() -> onnx.ModelProto:
     """A quantize node nobody dequantizes, and a scale computed at run time."""
     text = "m = ReduceMax <keepdims=0>(x) [q] xq = QuantizeLinear(x, m, z) [cast] y = Cast <to=1>(xq)"
     return model(text, z=np.uint8(0))
+
+
+# A model of each tool that ONNX Runtime can run.
+RUNNING = (two_widths, qcdq, sub_byte, branches, dedicated, modelopt)
+
+
+def bare(pairs: Iterable[PairInfo]) -> list[PairInfo]:
+    """The pairs wherever their bits were read."""
+    return [replace(pair, origin=Origin.TYPE) for pair in pairs]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -14,10 +13,10 @@ from onnx.reference.op_run import OpRun
 from onnxq.annotate import FORMS, annotate_model, check_notes, find_pairs
 from onnxq.graph import ensure_opset
 from onnxq.numerics import fake_quant
+from onnxq.runtime import Session
 from onnxq.spec import PerChannel, PerTensor, QParams, QuantSpec
 from tests.annotate import models
 
-LEVELS = onnxruntime.GraphOptimizationLevel
 ORT_FORMS = ("clip-qdq", "qcdq", "native")
 
 
@@ -38,13 +37,7 @@ def run(proto: onnx.ModelProto, x: np.ndarray) -> list[np.ndarray]:
     """The answers of ONNX Runtime with optimizations off and on; of numpy for operators that it lacks."""
     if any(node.op_type == "Quant" for node in proto.graph.node):
         return [ReferenceEvaluator(ensure_opset(proto, 21), new_ops=[Quant]).run(None, {"x": x})[0]]
-    answers = []
-    for level in (LEVELS.ORT_DISABLE_ALL, LEVELS.ORT_ENABLE_ALL):
-        options = onnxruntime.SessionOptions()
-        options.graph_optimization_level, options.log_severity_level = level, 4
-        session = onnxruntime.InferenceSession(proto.SerializeToString(), options, providers=["CPUExecutionProvider"])
-        answers.append(session.run(None, {"x": x})[0])
-    return answers
+    return [Session(proto, optimize=optimize).run({"x": x})["y"] for optimize in (False, True)]
 
 
 @st.composite
@@ -73,11 +66,9 @@ def label(spec: QuantSpec, numbers: QParams) -> onnx.ModelProto:
 @given(labels(), st.sampled_from(FORMS), st.sampled_from(ORT_FORMS), st.integers(0, 2**16))
 def test_every_form_computes_what_numerics_does(drawn, form, before, seed):
     spec, numbers = drawn
-    proto, x = (
-        label(spec, numbers),
-        np.random.default_rng(seed).normal(size=(1, 4, 8, 8)) * spec.qmax * numbers.scale.max(),
-    )
-    x = x.astype(np.float32)
+    proto = label(spec, numbers)
+    spread = spec.qmax * numbers.scale.max()
+    x = (np.random.default_rng(seed).normal(size=(1, 4, 8, 8)) * spread).astype(np.float32)
     weight = np.resize(np.arange(spec.qmin, spec.qmax + 1), x.shape).astype(np.float32) * np.float32(0.5)
     expected = fake_quant(x, numbers, spec) + weight
     # From one form to the other, by way of a third.
@@ -91,9 +82,7 @@ def test_every_form_computes_what_numerics_does(drawn, form, before, seed):
 
 
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize(
-    "make", [models.two_widths, models.qcdq, models.branches, models.dedicated, models.modelopt, models.sub_byte]
-)
+@pytest.mark.parametrize("make", models.RUNNING)
 def test_models_of_all_tools_keep_their_answers(make, form):
     x = np.random.default_rng(1).normal(size=(1, 4, 8, 8)).astype(np.float32)
     written = annotate_model(make(), form=form)

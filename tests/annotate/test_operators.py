@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
-from click.testing import CliRunner
 from onnx import TensorProto, helper, numpy_helper
 
 import onnxq
 from onnxq.annotate import OperatorInfo, find_operators
-from onnxq.cli import cli
 from onnxq.graph import GraphIndex, name_nodes
+from tests.annotate import models
+from tests.cli.kit import read, run
 from tests.pipeline.requantized import by_onnxruntime
 
 _FOUND = [
@@ -54,17 +53,12 @@ def test_the_bits_are_those_of_the_attribute() -> None:
 
 
 def test_inspect_and_annotate_bits_list_them(tmp_path: Path) -> None:
-    onnx.save(by_onnxruntime(tmp_path, "QOperator"), tmp_path / "ops.onnx")
-    names = {
-        node.name for node in name_nodes(onnx.load(tmp_path / "ops.onnx")).graph.node if node.name.endswith("_quant")
-    }
+    path = models.save(tmp_path, by_onnxruntime(tmp_path, "QOperator"))
+    names = {node.name for node in name_nodes(onnx.load(path)).graph.node if node.name.endswith("_quant")}
     for command in ("inspect", "annotate-bits"):
-        shown = CliRunner().invoke(cli, [command, str(tmp_path / "ops.onnx")])
-        assert "6 operators on integers: 1 QGemm, 1 QLinearAdd, 3 QLinearConv" in " ".join(shown.output.split())
-        told = CliRunner().invoke(
-            cli, [command, str(tmp_path / "ops.onnx"), "--json", *["--force"][: command[0] == "a"]]
-        )
-        found = json.loads(told.stdout)["operators"]
+        shown = run(command, path).output
+        assert "6 operators on integers: 1 QGemm, 1 QLinearAdd, 3 QLinearConv" in " ".join(shown.split())
+        found = read(command, path, *["--force"][: command[0] == "a"])["operators"]
         assert {one["node"] for one in found} == names
         assert {one["op"] for one in found} >= {"QLinearConv", "QGemm", "QLinearGlobalAveragePool"}
-    assert onnxq.inspect(tmp_path / "ops.onnx").operators[0].types == ("uint8", "int8")
+    assert onnxq.inspect(path).operators[0].types == ("uint8", "int8")

@@ -125,11 +125,11 @@ def test_what_is_written_as_qonnx_is_read_as_the_same_pairs(make) -> None:
     before = find_pairs(make())
     written = annotate_model(make(), form="qonnx").model
     assert any(node.op_type == "Quant" for node in written.graph.node)
-    again = find_pairs(read_model(written).proto)
-    assert sorted(pair.bits for pair in again) == sorted(pair.bits for pair in before)
-    assert sorted((pair.scale_min, pair.scale_max) for pair in again) == sorted(
-        (p.scale_min, p.scale_max) for p in before
+    found, wanted = (
+        sorted((pair.bits, pair.scale_min, pair.scale_max) for pair in pairs)
+        for pairs in (find_pairs(read_model(written).proto), before)
     )
+    assert found == wanted
 
 
 def test_numbers_that_are_not_constant_are_an_error_by_name() -> None:

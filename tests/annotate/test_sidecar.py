@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -21,12 +19,6 @@ from onnxq.annotate import (
 )
 from onnxq.errors import PlanError
 from tests.annotate import models
-
-ALL = [models.two_widths, models.qcdq, models.sub_byte, models.branches, models.dedicated, models.modelopt]
-
-
-def bare(pairs):
-    return [replace(pair, origin=Origin.TYPE) for pair in pairs]
 
 
 def beside(folder, proto):
@@ -56,11 +48,7 @@ def carry(proto, carrier, folder):
     if carrier == "sidecar":
         return annotate_model(strip_notes(proto).model, beside=beside(folder, proto)).model
     if carrier == "attribute":
-        model = write_bits(proto, find_pairs(proto), bits_attribute=True)
-        del model.metadata_props[:]
-        for node in model.graph.node:
-            del node.metadata_props[:]
-        return model
+        return models.forget(write_bits(proto, find_pairs(proto), bits_attribute=True))
     model = annotate_model(proto).model
     if carrier == "nodes":
         del model.metadata_props[:]
@@ -83,11 +71,11 @@ def test_bits_go_from_carrier_to_carrier(tmp_path_factory, x, w, y, carriers):
         assert {pair.nodes[-1]: pair.bits for pair in find_pairs(model)} == expected
 
 
-@pytest.mark.parametrize("make", ALL)
+@pytest.mark.parametrize("make", models.RUNNING)
 def test_a_sidecar_gives_back_all_that_was_stripped(make, tmp_path):
     noted = annotate_model(make()).model
     again = annotate_model(strip_notes(noted).model, beside=beside(tmp_path, noted))
-    assert bare(again.pairs) == bare(find_pairs(noted))
+    assert models.bare(again.pairs) == models.bare(find_pairs(noted))
     assert {pair.origin for pair in again.pairs} == {Origin.NAME}
     assert again.model == noted
 
@@ -151,7 +139,7 @@ def test_strip_takes_every_carrier_and_leaves_the_rest():
     assert not any(
         node.metadata_props or any(a.name == "bits" for a in node.attribute) for node in bared.model.graph.node
     )
-    assert bare(bared.pairs) == bare(find_pairs(models.two_widths()))
+    assert models.bare(bared.pairs) == models.bare(find_pairs(models.two_widths()))
     assert "onnxq.bits, onnxq.plan, metadata of" in bared.warnings[-1]
     assert len(bared.model.graph.node) == len(source.graph.node)
 

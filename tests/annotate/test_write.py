@@ -1,7 +1,6 @@
 """Bits are written under every carrier asked for, and read back, from onnxq's own files and from the graph alone."""
 
 import json
-from dataclasses import replace
 from functools import cache
 
 import numpy as np
@@ -23,37 +22,30 @@ from onnxq.annotate import (
 )
 from onnxq.errors import ConfigError, PlanError
 from onnxq.plan import Plan, SitePlan
+from onnxq.runtime import Session
 from onnxq.sites import Edge, Role, Site, TensorId
 from onnxq.spec import QuantSpec
 from tests.annotate import models
 
-ALL = [models.two_widths, models.qcdq, models.sub_byte, models.branches, models.dedicated, models.modelopt]
-
 
 def answers(proto: onnx.ModelProto) -> np.ndarray:
-    session = onnxruntime.InferenceSession(proto.SerializeToString(), providers=["CPUExecutionProvider"])
-    x = np.random.default_rng(1).normal(size=(1, 4, 8, 8)).astype(np.float32)
-    return session.run(None, {"x": x})[0]
+    return Session(proto).run({"x": np.random.default_rng(1).normal(size=(1, 4, 8, 8)).astype(np.float32)})["y"]
 
 
-def bare(pairs):
-    return [replace(pair, origin=Origin.TYPE) for pair in pairs]
-
-
-@pytest.mark.parametrize("make", ALL)
+@pytest.mark.parametrize("make", models.RUNNING)
 @pytest.mark.parametrize("rename", [False, True])
 def test_written_bits_are_read_back_from_metadata_and_nothing_else_changes(make, rename):
     source = make()
     found = annotate_model(source, rename=rename)
     onnx.checker.check_model(found.model)
     again = find_pairs(found.model)
-    assert bare(again) == bare(found.pairs)
+    assert models.bare(again) == models.bare(found.pairs)
     assert {pair.origin for pair in again} == {Origin.METADATA}
     assert [(p.site, p.bits, p.storage) for p in again] == [(p.site, p.bits, p.storage) for p in find_pairs(source)]
     np.testing.assert_array_equal(answers(found.model), answers(source))
 
 
-@pytest.mark.parametrize("make", ALL)
+@pytest.mark.parametrize("make", models.RUNNING)
 def test_writing_twice_gives_the_same_bytes(make):
     once = annotate_model(make()).model
     twice = annotate_model(once).model
@@ -103,11 +95,7 @@ def test_sparsebits_attribute_on_request_and_who_refuses_it():
 
 
 def test_attributes_become_metadata_that_every_engine_takes():
-    attributed = annotate_model(models.two_widths(), bits_attribute=True).model
-    del attributed.metadata_props[:]
-    for node in attributed.graph.node:
-        del node.metadata_props[:]
-    found = annotate_model(attributed)
+    found = annotate_model(models.forget(annotate_model(models.two_widths(), bits_attribute=True).model))
     assert {pair.origin for pair in found.pairs} == {Origin.ATTRIBUTE}
     assert "became metadata" in found.warnings[-1]
     np.testing.assert_array_equal(answers(found.model), answers(models.two_widths()))
@@ -152,13 +140,9 @@ def test_a_typo_in_a_pattern_names_the_nearest_site():
 
 
 def plan(*sites: tuple[Site, int]) -> Plan:
-    return Plan(
-        target="ort", model="m.onnx", topology="", weights="",
-        sites=tuple(
-            SitePlan(site=s, role=Role.ACTIVATION, spec=QuantSpec(bits=bits, signed=False, symmetric=False))
-            for s, bits in sites
-        ),
-    )  # fmt: skip
+    specs = [(site, QuantSpec(bits=bits, signed=False, symmetric=False)) for site, bits in sites]
+    planned = tuple(SitePlan(site=site, role=Role.ACTIVATION, spec=spec) for site, spec in specs)
+    return Plan(target="ort", model="m.onnx", topology="", weights="", sites=planned)
 
 
 def test_bits_from_a_plan_come_after_given_ones_and_before_the_files():
@@ -209,12 +193,9 @@ def test_rename_of_a_quantize_node_with_two_readers_names_it_once():
 def test_unnamed_nodes_keep_their_keys_when_the_order_changes():
     proto = models.dedicated()
     found = annotate_model(proto, given=[("*", 12)])
-    turned = onnx.ModelProto()
-    turned.CopyFrom(found.model)
-    nodes = [turned.graph.node[k] for k in (2, 3, 0, 1, 4, 5)]
-    copies = [onnx.NodeProto.FromString(node.SerializeToString()) for node in nodes]
+    turned = onnx.ModelProto.FromString(found.model.SerializeToString())
     del turned.graph.node[:]
-    turned.graph.node.extend(copies)
+    turned.graph.node.extend(found.model.graph.node[k] for k in (2, 3, 0, 1, 4, 5))
     assert {p.site: p.bits for p in find_pairs(turned)} == {p.site: p.bits for p in found.pairs}
 
 
@@ -244,12 +225,8 @@ def test_the_clip_that_enforces_a_width_is_read_back(bits, signed, scale, zero):
     zero = low + zero % (high - low + 1)
     step = np.float32(scale)
     kind = np.int8 if signed else np.uint8
-    values = {
-        "lo": np.float32(low - zero) * step,
-        "hi": np.float32(high - zero) * step,
-        "s": step,
-        "z": kind(zero),
-    }
+    bounds = {"lo": np.float32(low - zero) * step, "hi": np.float32(high - zero) * step}
+    values = {**bounds, "s": step, "z": kind(zero)}
     proto = models.relu6(6.0)
     for init in proto.graph.initializer:
         init.CopyFrom(models.tensor(init.name, np.asarray(values[init.name])))
@@ -267,20 +244,11 @@ def quantized(bits: int, weights: int, storage: str = "int8") -> onnxq.Result:
     return onnxq.quantize(models.float_conv(), samples, overrides={"rules": rules, "latency": False})
 
 
-def forget(proto: onnx.ModelProto) -> onnx.ModelProto:
-    bare = onnx.ModelProto()
-    bare.CopyFrom(proto)
-    del bare.metadata_props[:]
-    for node in bare.graph.node:
-        del node.metadata_props[:]
-    return bare
-
-
 @pytest.mark.parametrize(("bits", "weights"), [(8, 8), (4, 8), (8, 4), (5, 3)])
 def test_sites_bits_and_schemes_are_those_of_the_plan_and_the_graph_alone_says_nearly_as_much(bits, weights):
     made = quantized(bits, weights)
     assert made.plan.sites
-    found, bare = ({pair.site: pair for pair in find_pairs(one)} for one in (made.model, forget(made.model)))
+    found, bare = ({pair.site: pair for pair in find_pairs(one)} for one in (made.model, models.forget(made.model)))
     assert set(found) == set(bare) == {site.site for site in made.plan.sites}
     for site in made.plan.sites:
         pair = found[site.site]
@@ -295,7 +263,7 @@ def test_sites_bits_and_schemes_are_those_of_the_plan_and_the_graph_alone_says_n
 
 def test_the_plan_alone_is_enough():
     made = quantized(4, 8)
-    bare = forget(made.model)
+    bare = models.forget(made.model)
     bare.metadata_props.extend(entry for entry in made.model.metadata_props if entry.key == "onnxq.plan")
     found = find_pairs(bare)
     assert {pair.origin for pair in found} == {Origin.PLAN}
@@ -304,7 +272,7 @@ def test_the_plan_alone_is_enough():
 
 def test_packed_weights_are_read_as_what_the_file_holds():
     made = quantized(8, 4, "int4")
-    for model, origin in ((made.model, Origin.METADATA), (forget(made.model), Origin.TYPE)):
+    for model, origin in ((made.model, Origin.METADATA), (models.forget(made.model), Origin.TYPE)):
         weights = [pair for pair in find_pairs(model) if pair.role is Role.WEIGHT]
         assert [(p.bits, p.storage, p.origin, p.clip) for p in weights] == [(4, "int4", origin, "")] * len(weights)
         assert {pair.site for pair in weights} == {site.site for site in made.plan.sites if site.role is Role.WEIGHT}

@@ -32,3 +32,11 @@ def test_of_several_packages_the_first_that_is_there_counts(monkeypatch: pytest.
     assert find_engine("tensorrt").describe_version() == "TensorRT 10.13"
     held.clear()
     assert find_engine("tensorrt").describe_version() == "TensorRT"
+
+
+def test_a_missing_package_is_said_with_its_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = find_engine("openvino")
+    monkeypatch.setattr(type(engine), "module", "openvino_that_is_not_there")
+    obstacle = engine.find_obstacle()
+    assert obstacle is not None
+    assert obstacle.fix == "pip install 'onnxq[openvino]'"

@@ -9,11 +9,12 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
 from onnx import TensorProto, helper, numpy_helper
 
-from onnxq.cli import cli
+from tests.cli import kit
 
+pytestmark = pytest.mark.usefixtures("ort_here")
 # It clears the screen, sets the title, turns the direction of text, and begins lines of its own.
 EVIL = "\x1b[2J\x1b]0;t\x07\x9b2J\x7f\u202e\u2028\r\nFORGED\n::add-mask::x\n##[error]z"
 HARMFUL = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]|##\\[|^\\s*(?:::|FORGED)", re.MULTILINE)
@@ -46,8 +47,8 @@ def folder(tmp_path_factory) -> Path:
 
 def run(folder: Path, line: str, *more: str) -> Result:
     """Run a command on files of a folder; what it prints is harmless."""
-    words = [str(folder / word) if Path(word).suffix or word in ("cache", "hub") else word for word in line.split()]
-    result = CliRunner().invoke(cli, [*words, *more])
+    words = [folder / word if Path(word).suffix or word in ("cache", "hub") else word for word in line.split()]
+    result = kit.run(*words, *more)
     for text in (result.stdout, result.stderr):
         harm = HARMFUL.search(text)
         assert harm is None, text[max(harm.start() - 200, 0) : harm.end() + 50]
@@ -64,7 +65,7 @@ COMMANDS = (
     "plan m.onnx -v",
     "apply m.onnx p.json --force -o applied.onnx",
     "prove q.onnx --engine ort -v",
-    "bench m.onnx q.onnx --seconds 1s",
+    "bench m.onnx q.onnx --seconds .1s",
     "diff m.onnx q.onnx --data d.npz --layers --bisect -v",
     "profile m.onnx q.onnx --data d.npz",
     "calibrate m.onnx --data d.npz --shard 1/1 --force -o part.json",

@@ -9,7 +9,6 @@ from typing import Any, get_args
 import click
 import pytest
 
-from onnxq.backends import load_config
 from onnxq.cli import cli
 from onnxq.config import Command, Option, list_options
 from onnxq.pipeline.configuration import make_config
@@ -162,25 +161,17 @@ def test_only_what_is_given_is_an_override(given: Callable[..., Given]) -> None:
 @pytest.mark.parametrize(
     ("line", "overrides"),
     [
-        ("quantize m --no-latency --effort high", {"latency": False, "effort": "high"}),
-        ("quantize m --budget 10m --memory-limit 2GB", {"budget": 600, "memory_limit": 2_000_000_000}),
         ("quantize m --ort-library a.so --ort-library b.so", {"ort_library": ("a.so", "b.so")}),
-        ("quantize m --emit-bits-attribute --external-data", {"bits_attribute": True, "external_data": True}),
-        ("quantize m --bits-attribute --plan p.json", {"bits_attribute": True, "plan_out": "p.json"}),
         ("quantize m --min-sqnr -1.5 --target mine", {"min_sqnr": -1.5, "target": "mine"}),
-        ("quantize m --metric a.py:f --max-drop 1%", {"metric": "a.py:f", "max_drop": "1%"}),
         ("quantize m --set weights.bits=4 --set skip=[a]", {"weights.bits": 4, "skip": ["a"]}),
         ("quantize m --seed 1 --set seed=2", {"seed": 2}),
         ("diff f q --engines ort,trt --layers --top-k 5", {"engines": ("ort", "trt"), "layers": True, "top_k": 5}),
         ("diff f q --load a --load b", {"load": ("a", "b")}),
-        ("prove m --require-int8 Conv --timeout 2m", {"require_int8": ("Conv",), "timeout": 120}),
-        ("profile f --by site --samples 2", {"by": ("site",), "samples": 2}),
-        ("apply m p --new-weights", {"new_weights": True}),
-        ("annotate-bits m --rename", {"rename": True}),
-        ("import-calibration c --model m --allow-missing", {"allow_missing": True}),
     ],
 )
-def test_options_are_overrides(given: Callable[..., Given], line: str, overrides: Given) -> None:
+def test_options_are_overrides_those_that_repeat_together_and_the_last_of_others(
+    given: Callable[..., Given], line: str, overrides: Given
+) -> None:
     assert given(*line.split())["overrides"] == overrides
 
 
@@ -278,11 +269,6 @@ def test_the_help_names_options_where_the_library_names_parameters() -> None:
     ]
     assert "Fail if a weight can overflow 16-bit sums on CPUs without VNNI; `--engine ort` only." in texts
     assert [text for text in texts if "=…`" in text] == []
-
-
-@pytest.mark.parametrize(("text", "wanted"), [("90", 90), ("90s", 90), ("10m", 600), ("1.5h", 5400), ("0.5 m", 30)])
-def test_times(text: str, wanted: float) -> None:
-    assert load_config(None, {"budget": text}).budget == wanted
 
 
 def test_help_lists_the_names_of_the_registry() -> None:

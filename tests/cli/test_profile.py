@@ -1,4 +1,4 @@
-"""onnxq profile: groupings, and the text of its figures."""
+"""onnxq profile: the text of its figures."""
 
 from __future__ import annotations
 
@@ -6,9 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-import pytest
 
-from onnxq.backends import load_config
 from tests.cli.kit import run
 from tests.codes.kit import gemm
 
@@ -21,11 +19,3 @@ def test_one_sample_is_one_sample(tmp_path: Path) -> None:
     shown = {count: run(*args, "--samples", count).stdout for count in (1, 2)}
     assert "with everything quantized, 1 sample\n" in shown[1]
     assert "with everything quantized, 2 samples\n" in shown[2]
-
-
-@pytest.mark.parametrize(
-    ("text", "found"),
-    [("", ()), ("node", ("node",)), ("site, node,site", ("site", "node")), (",segment,", ("segment",))],
-)
-def test_groupings(text: str, found: tuple[str, ...]) -> None:
-    assert load_config(None, {"profile.by": text}).profile.by == found

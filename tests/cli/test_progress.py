@@ -14,14 +14,14 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from click.testing import CliRunner
 
 import onnxq
-from onnxq.cli import cli
 from onnxq.kernels import build_kernels
 from onnxq.progress import Progress, Task, silent
+from tests.cli import kit
 from tests.pipeline.models import images, residual
 
+pytestmark = pytest.mark.usefixtures("ort_here")
 # What must have been announced, in this order, by the time the command is done.
 COMMON = ["reading the model", "simplifying the graph", "reading samples"]
 STEPS = {
@@ -172,7 +172,7 @@ def test_a_step_is_announced_before_its_work_begins(work: Path, monkeypatch: pyt
 @pytest.mark.parametrize("options", [["--json"], []])
 def test_lines_go_to_stderr_alone(work: Path, options: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("onnxq.report.live.PATIENCE", 0.0)
-    done = CliRunner().invoke(cli, ["inspect", str(work / "m.q.onnx"), *options])
+    done = kit.run("inspect", work / "m.q.onnx", *options)
     assert done.exit_code == 0, done.output
     assert done.stderr.splitlines() == [f"inspecting {work / 'm.q.onnx'}", "looking for pairs"]
     assert "looking for pairs" not in done.stdout
@@ -183,21 +183,21 @@ def test_lines_go_to_stderr_alone(work: Path, options: list[str], monkeypatch: p
 @pytest.mark.parametrize(
     "command",
     [
-        ["quantize", "m.onnx", "--data", "d.npz", "--effort", "fast", "--no-latency", "-o", "x.onnx", "--force"],
-        ["plan", "m.onnx", "--data", "d.npz"],
-        ["apply", "m.onnx", "m.json", "-o", "x.onnx", "--force"],
-        ["prove", "m.q.onnx", "--engine", "ort"],
-        ["profile", "m.onnx", "m.q.onnx", "--data", "d.npz", "--samples", "1", "--by", "segment"],
-        ["variants", "m.onnx", "--data", "d.npz", "--only", "fp16", "--no-latency", "-o", "quiet"],
-        ["inspect", "m.q.onnx"],
-        ["annotate-bits", "m.q.onnx", "-o", "x.onnx", "--force"],
+        "quantize m.onnx --data d.npz --effort fast --no-latency -o x.onnx --force",
+        "plan m.onnx --data d.npz",
+        "apply m.onnx m.json -o x.onnx --force --no-latency",
+        "prove m.q.onnx --engine ort",
+        "profile m.onnx m.q.onnx --data d.npz --samples 1 --by segment",
+        "variants m.onnx --data d.npz --only fp16 --no-latency -o quiet",
+        "inspect m.q.onnx",
+        "annotate-bits m.q.onnx -o x.onnx --force",
     ],
-    ids=lambda command: command[0],
+    ids=lambda command: command.split()[0],
 )
-def test_quiet_is_silent(work: Path, command: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_quiet_is_silent(work: Path, command: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("onnxq.report.live.PATIENCE", 0.0)
     monkeypatch.chdir(work)
-    done = CliRunner().invoke(cli, [*command, "--quiet"])
+    done = kit.run(*command.split(), "--quiet")
     assert done.exit_code == 0, done.output
     assert done.stdout == ""
     assert all(line.startswith("warning[W") for line in done.stderr.splitlines())

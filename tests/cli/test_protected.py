@@ -9,11 +9,10 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from click.testing import CliRunner, Result
 
 import onnxq
-from onnxq.cli import cli
 from onnxq.errors import OutputError
+from tests.cli.kit import run
 from tests.codes.kit import model, saved
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="links and devices")
@@ -56,19 +55,11 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def work(made: Path, tmp_path: Path) -> Path:
+def work(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = Path(shutil.copytree(made, tmp_path / "work", symlinks=True))
     os.link(folder / "m.onnx", folder / "hard.onnx")
+    monkeypatch.chdir(folder)
     return folder
-
-
-def run(folder: Path, *args: str) -> Result:
-    before = Path.cwd()
-    os.chdir(folder)
-    try:
-        return CliRunner().invoke(cli, list(args))
-    finally:
-        os.chdir(before)
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -107,7 +98,7 @@ _CASES = {
 def test_force_overwrites_no_input(work: Path, case: str) -> None:
     command, said = _CASES[case]
     before = contents(work)
-    result = run(work, *command.split(), "--force")
+    result = run(*command.split(), "--force")
     assert (result.exit_code, result.stdout) == (1, "")
     assert said in result.stderr
     assert contents(work) == before
@@ -115,12 +106,12 @@ def test_force_overwrites_no_input(work: Path, case: str) -> None:
 
 def test_results_may_lie_among_the_samples_and_replace_earlier_ones(work: Path) -> None:
     for _ in range(2):
-        done = run(work, "quantize", "m.onnx", "--data", "samples", "-o", "samples/q.onnx", "--force", *_FAST)
+        done = run("quantize", "m.onnx", "--data", "samples", "-o", "samples/q.onnx", "--force", *_FAST)
         assert done.exit_code == 0, done.stderr
     assert sorted(os.listdir(work / "samples")) == ["0.npz", "1.npz", "2.npz", "q.onnx"]
-    applied = run(work, "apply", "in.onnx", "p.json", "-o", "o2.onnx", "--external-data", "--force", *_FAST[2:])
+    applied = run("apply", "in.onnx", "p.json", "-o", "o2.onnx", "--external-data", "--force", *_FAST[2:])
     assert "is read by" in applied.stderr
-    plain = run(work, "quantize", "in.onnx", "--data", "d.npz", "-o", "o2.onnx", *_FAST)
+    plain = run("quantize", "in.onnx", "--data", "d.npz", "-o", "o2.onnx", *_FAST)
     assert plain.exit_code == 0, plain.stderr
 
 
@@ -139,16 +130,17 @@ def test_python_callers_are_kept_from_it_too(work: Path) -> None:
 
 def test_a_data_file_in_the_way_is_told_before_the_work(work: Path) -> None:
     (work / "n.onnx_data").write_text("precious")
-    result = run(work, "quantize", "m.onnx", "--data", "none.npz", "-o", "n.onnx", "--external-data")
+    result = run("quantize", "m.onnx", "--data", "none.npz", "-o", "n.onnx", "--external-data")
     assert "n.onnx_data: exists" in result.stderr
 
 
-def test_a_model_for_nobody(work: Path) -> None:
+@pytest.mark.usefixtures("work")
+def test_a_model_for_nobody() -> None:
     """/dev/null takes the model and stays what it is, for root too."""
-    done = run(work, "quantize", "m.onnx", "--data", "d.npz", "-o", "/dev/null", *_FAST)
+    done = run("quantize", "m.onnx", "--data", "d.npz", "-o", "/dev/null", *_FAST)
     assert done.exit_code == 0, done.stderr
     assert Path("/dev/null").is_char_device()
-    refused = run(work, "quantize", "m.onnx", "--data", "d.npz", "-o", "/dev/null", "--external-data", *_FAST)
+    refused = run("quantize", "m.onnx", "--data", "d.npz", "-o", "/dev/null", "--external-data", *_FAST)
     assert refused.exit_code == 1
 
 
@@ -159,12 +151,12 @@ def test_names_that_are_not_utf_8_work_or_are_refused_in_words(work: Path) -> No
     for name, plain in zip(odd.values(), ("m.onnx", "d.npz", "c.yaml"), strict=False):
         shutil.copy(work / plain, work / name)
     model, data, config, plan = odd.values()
-    done = run(work, "quantize", model, "--data", data, "--config", config, "--plan", plan, "--json", *_FAST)
+    done = run("quantize", model, "--data", data, "--config", config, "--plan", plan, "--json", *_FAST)
     assert done.exit_code == 0, done.stderr
     assert '"source": "m\\ufffd.onnx"' in done.stdout
-    again = run(work, "apply", model, plan, "--force", *_FAST[2:])
+    again = run("apply", model, plan, "--force", *_FAST[2:])
     assert again.exit_code == 0, again.stderr
-    missing = run(work, "quantize", f"x{model}")
+    missing = run("quantize", f"x{model}")
     assert (missing.exit_code, "xm\ufffd.onnx: there is no such file" in missing.stderr) == (1, True)
-    apart = run(work, "quantize", model, "--data", data, "--external-data", "--force", *_FAST)
+    apart = run("quantize", model, "--data", data, "--external-data", "--force", *_FAST)
     assert (apart.exit_code, "is not UTF-8" in apart.stderr) == (1, True)

@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from click.testing import CliRunner
 from onnx import numpy_helper, parser
 
+import onnxq
 from onnxq.backends import load_config
-from onnxq.cli import cli
 from onnxq.graph import ValueInfo
+from tests.cli.kit import run
 
 Provoke = Callable[[Path], Any]
 REACHED: list[Any] = []
@@ -43,7 +43,7 @@ def reach_each(table: dict[str, Provoke]) -> None:
 
 def show(*args: object) -> dict[str, Any]:
     """The JSON that a command prints."""
-    shown = CliRunner().invoke(cli, [*map(str, args), "--json"])
+    shown = run(*args, "--json")
     result: dict[str, Any] = json.loads(shown.stdout)
     if shown.exit_code:
         assert f"error[{result['error']['code']}]" in shown.stderr
@@ -96,6 +96,12 @@ def saturating() -> onnx.ModelProto:
 def rows(count: int = 8, width: int = 4) -> dict[str, np.ndarray]:
     """Samples for `x`."""
     return {"x": np.random.default_rng(1).standard_normal((count, width)).astype(F)}
+
+
+def quantized(proto: onnx.ModelProto | None = None, **how: Any) -> onnxq.Result:
+    """The model of one product quantized on samples, every operator."""
+    given = {"config": EVERYTHING, "overrides": {"latency": False}, **how}
+    return onnxq.quantize(gemm(64, 64) if proto is None else proto, rows(8, 64), **given)
 
 
 def saved(folder: Path, proto: onnx.ModelProto, name: str = "m.onnx") -> Path:

@@ -21,7 +21,7 @@ from onnxq.plan import Plan, from_json, to_json
 from onnxq.runtime import Session
 from onnxq.runtime.session import check_loaded
 from onnxq.spec import PerChannel, QParams, QuantSpec
-from tests.codes.kit import EVERYTHING, FORCE, F, gemm, model, reach, reach_each, rows, written
+from tests.codes.kit import EVERYTHING, FORCE, F, gemm, model, quantized, reach, reach_each, written
 
 
 def configured(folder: Path, text: str) -> None:
@@ -35,7 +35,7 @@ def with_rule(rule: dict[str, Any]) -> Plan:
 @reach("Q311")
 def option_of_an_observer(_: Path):
     observer = {"name": "percentile", "percentile": 12.0}
-    plan_of(config=load_config(EVERYTHING, {"activations": {"observer": observer}}))
+    quantized(config=load_config(EVERYTHING, {"activations": {"observer": observer}}))
 
 
 @reach("Q321")
@@ -44,15 +44,9 @@ def not_for_a_cache(folder: Path):
     import_calibration(cache, gemm(), config="trt-int4-weights")
 
 
-def plan_of(proto: Any = None, **wanted: Any) -> onnxq.Result:
-    given = {"config": EVERYTHING, "overrides": {"latency": False}, **wanted}
-    return onnxq.quantize(gemm(64, 64) if proto is None else proto, rows(8, 64), **given)
-
-
 @reach("Q402")
 def other_weights(_: Path):
-    made = plan_of()
-    onnxq.apply(gemm(64, 64, w=np.ones((64, 64), F)), made.plan)
+    onnxq.apply(gemm(64, 64, w=np.ones((64, 64), F)), quantized().plan)
 
 
 @reach("Q403")
@@ -64,12 +58,12 @@ def strange_entry(_: Path):
 @reach("Q404")
 def other_model(_: Path):
     other = model("g (float[N,64] x) => (float[N,64] y) { y = Relu(x) }")
-    onnxq.apply(other, plan_of().plan)
+    onnxq.apply(other, quantized().plan)
 
 
 @reach("Q406")
 def no_kernel(_: Path):
-    made = plan_of(config=load_config("trt-int8", {"rules": [FORCE]})).plan
+    made = quantized(config=load_config("trt-int8", {"rules": [FORCE]})).plan
     onnxq.apply(gemm(64, 64), replace(made, sites=tuple(
         replace(site, spec=replace(site.spec, symmetric=False)) if site.role.value == "activation" else site
         for site in made.sites
@@ -84,7 +78,7 @@ def wrong_count_of_scales(_: Path):
 
 @reach("Q408")
 def wrong_values(_: Path):
-    done = plan_of()
+    done = quantized()
     sites = tuple(
         replace(site, values=np.full((1, 1), 99, np.int8)) if site.role.value == "weight" else site
         for site in done.plan.sites

@@ -7,17 +7,13 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
-import click
 import numpy as np
 import onnx
 import pytest
-from click.testing import CliRunner
 from onnx import TensorProto, helper
 
 import onnxq
 from onnxq import errors
-from onnxq.cli import cli
-from onnxq.cli.group import CommandGroup
 from onnxq.config import DataConfig
 from onnxq.data import load_data
 from onnxq.engines.diff.compare import check_pair
@@ -28,6 +24,7 @@ from onnxq.graph.storage import check_tensors
 from onnxq.interop import strip_markers
 from onnxq.report.record import read_record
 from onnxq.runtime import Session
+from tests.cli.kit import run, run_failing
 from tests.codes.kit import F, X, gemm, model, reach, reach_each, rows, saved, written
 from tests.data.text.kit import make_decoder
 from tests.interop.marked import residual_net
@@ -58,22 +55,14 @@ reach("Q000")(raising(errors.OnnxqError))
 def usage(_: Path):
     from onnxq.cli.group import UsageFault
 
-    shown = CliRunner().invoke(cli, ["nonsense"])
+    shown = run("nonsense")
     assert f"error[{UsageFault.default_code}]" in shown.stderr
     return UsageFault("onnxq", shown.stderr)
 
 
 def fail_with(error: BaseException) -> str:
     """The code that a command prints that raises this."""
-
-    @click.command("fail")
-    @click.option("--json", is_flag=True)
-    def fail(json: bool) -> None:
-        raise error
-
-    group = CommandGroup("t")
-    group.get_command = lambda ctx, name: fail
-    return json.loads(CliRunner().invoke(group, ["fail", "--json"]).stdout)["error"]["code"]
+    return json.loads(run_failing(error, "--json").stdout)["error"]["code"]
 
 
 @reach("Q002")
@@ -117,12 +106,10 @@ def external(location: str) -> onnx.ModelProto:
 @reach("Q108")
 def recursive_function(_: Path):
     proto = model(
-        """g (float[4] x) => (float[4] y) { y = Relu(x) }
-        <domain: "loc", opset_import: ["": 17, "loc": 1]> F (a) => (b) { b = Neg(a) }"""
+        """g (float[4] x) => (float[4] y) { y = loc.F(x) }
+        <domain: "loc", opset_import: ["": 17, "loc": 1]> F (a) => (b) { b = loc.F(a) }"""
     )
     proto.opset_import.append(helper.make_opsetid("loc", 1))
-    for node in (proto.graph.node[0], proto.functions[0].node[0]):
-        node.domain, node.op_type = "loc", "F"
     inline_functions(proto)
 
 

@@ -23,7 +23,21 @@ from onnxq.pipeline.finalize import warn_unmeasured_cpu
 from onnxq.report.model import EngineCheck, LatencyRatio, OutputCheck, Report
 from onnxq.runtime import tap_tensors
 from onnxq.sites import Refusal, TensorId
-from tests.codes.kit import EVERYTHING, FORCE, F, gemm, model, reach, reach_each, rows, saturating, saved, show, written
+from tests.codes.kit import (
+    EVERYTHING,
+    FORCE,
+    F,
+    gemm,
+    model,
+    quantized,
+    reach,
+    reach_each,
+    rows,
+    saturating,
+    saved,
+    show,
+    written,
+)
 from tests.interop.models import cache, network, ranges
 from tests.passes.kit import make_state
 from tests.pipeline.models import images, residual
@@ -120,13 +134,12 @@ def a_node_left_to_the_cpu(folder: Path):
 
 
 def renamed() -> list[Any]:
-    quantized = onnxq.quantize(gemm(64, 64), rows(8, 64), EVERYTHING, overrides={"latency": False}).model
     other = gemm(64, 64)
     other.graph.node[0].name = "other"
     for tensor in other.graph.initializer:
         tensor.name = f"o{tensor.name}"
     other.graph.node[0].input[1:] = ["ow", "ob"]
-    found = onnxq.profile_model(other, quantized, rows(8, 64))
+    found = onnxq.profile_model(other, quantized().model, rows(8, 64))
     return [*found.fixed, *found.warnings]
 
 
@@ -168,8 +181,7 @@ def an_operator_of_a_library(_: Path):
 
 @reach("W105")
 def bits_attribute(_: Path):
-    quantized = onnxq.quantize(gemm(64, 64), rows(8, 64), EVERYTHING, overrides={"latency": False}).model
-    return onnxq.annotate_bits(quantized, overrides={"bits_attribute": True}).warnings
+    return onnxq.annotate_bits(quantized().model, overrides={"bits_attribute": True}).warnings
 
 
 @reach("W106")

@@ -25,7 +25,7 @@ from onnxq.numerics import qparams_from_range, weight_qparams
 from onnxq.observers import create_observer
 from onnxq.spec import ObserverSpec, QuantSpec
 from tests.annotate.test_quant_nodes import make_model as quant_node
-from tests.codes.kit import EVERYTHING, F, fail, gemm, model, reach, reach_each, rows, saturating, saved, written
+from tests.codes.kit import F, fail, gemm, model, quantized, reach, reach_each, rows, saturating, saved, written
 from tests.commands.test_import_weights import make_checkpoint, make_dynamic
 from tests.interop.models import network
 from tests.interop.test_real import REAL
@@ -99,25 +99,18 @@ def no_engine_to_time(folder: Path):
     find_engine("tensorrt-rtx").time_models(models, Timing(seconds=0.1))
 
 
+def fail_quickly(folder: Path, command: str, *options: str) -> str:
+    """The code that a command ends with that quantizes everything."""
+    np.savez(folder / "d.npz", **rows(16, 64))
+    config = written(folder, "effort: fast\nrules: [{op: '*', set: {quantize: true}}]\n", "c.yaml")
+    files = (saved(folder, gemm(64, 64)), "--data", folder / "d.npz", "--config", config)
+    return fail(command, *files, "--no-latency", *options)
+
+
 @reach("Q709")
 def wish_not_met(folder: Path):
-    np.savez(folder / "d.npz", **rows(16, 64))
     falls = written(folder, "asked = []\ndef falls(model):\n    asked.append(1)\n    return -len(asked)\n", "m.py")
-    config = written(folder, "rules: [{op: '*', set: {quantize: true}}]\n", "c.yaml")
-    return fail(
-        "quantize", saved(folder, gemm(64, 64)), "--data", folder / "d.npz", "--no-latency", "--metric",
-        f"{falls}:falls", "--effort", "fast", "--config", config,
-    )  # fmt: skip
-
-
-@reach("Q712")
-def no_model_so_small(folder: Path):
-    np.savez(folder / "d.npz", **rows(16, 64))
-    config = written(folder, "rules: [{op: '*', set: {quantize: true}}]\n", "c.yaml")
-    return fail(
-        "search", saved(folder, gemm(64, 64)), "--data", folder / "d.npz", "--no-latency", "--max-size", "9",
-        "--points", "1", "--effort", "fast", "--config", config,
-    )  # fmt: skip
+    return fail_quickly(folder, "quantize", "--metric", f"{falls}:falls")
 
 
 @reach("W127")
@@ -148,10 +141,8 @@ def rows_picked_in_iterations(_: Path):
 def convert_integers(op: str) -> Any:
     """A file with an operator of ONNX Runtime on integers between pairs, or beside them, as a float network."""
     arrays = {"s": F(0.1), "z": np.uint8(9), "p": np.ones((8, 1, 16), np.uint8), "ps": np.ones((8, 1), F)}
-    body = (
-        "g (float[N,32] x) => (float[N,8] y) { q = QuantizeLinear(x, s, z) d = DequantizeLinear(q, s, z) y = Neg(d) }"
-    )
-    proto = model(body, **arrays)
+    pair = "q = QuantizeLinear(x, s, z) d = DequantizeLinear(q, s, z)"
+    proto = model(f"g (float[N,32] x) => (float[N,8] y) {{ {pair} y = Neg(d) }}", **arrays)
     proto.opset_import.append(helper.make_opsetid("com.microsoft", 1))
     inputs = {"MatMulNBits": ["d", "p", "ps", "ps"], "QLinearReduceMean": ["q", "s", "z", "s", "z"]}[op]
     sizes = {"K": 32, "N": 8, "bits": 4, "block_size": 32} if op == "MatMulNBits" else {"keepdims": 1}
@@ -165,12 +156,10 @@ def convert_integers(op: str) -> Any:
 
 reach_each(
     {
-        "Q501": lambda _: onnxq.quantize(
-            model("g (float[N,64] x) => (float[N,64] y) { l = Log(x) y = Gemm(l, w) }", w=np.ones((64, 64), F)),
-            rows(8, 64),
-            EVERYTHING,
-            overrides={"latency": False},
+        "Q501": lambda _: quantized(
+            model("g (float[N,64] x) => (float[N,64] y) { l = Log(x) y = Gemm(l, w) }", w=np.ones((64, 64), F))
         ),
+        "Q712": lambda folder: fail_quickly(folder, "search", "--max-size", "9", "--points", "1"),
         "Q502": lambda _: create_observer(ObserverSpec("minmax"), QuantSpec(bits=8)).range(),
         "Q503": lambda _: weight_qparams(np.full((2, 2), np.nan, F), QuantSpec(bits=8)),
         "Q504": lambda _: qparams_from_range(np.asarray(2.0), np.asarray(1.0), QuantSpec(bits=8)),

@@ -12,6 +12,7 @@ from onnxq.backends import load_config
 from onnxq.errors import ConfigError, Location, ModelError, OnnxqError, PlanError
 from onnxq.plan import from_json
 from onnxq.sites import Caution
+from tests.codes.kit import written
 
 FIELDS = ("code", "kind", "subject", "cause", "fix", "file", "line")
 
@@ -68,8 +69,7 @@ def test_a_path_as_subject_is_the_file() -> None:
     ],
 )
 def test_an_error_of_the_configuration_knows_file_and_line(tmp_path, text, code, line) -> None:
-    path = tmp_path / "my.yaml"
-    path.write_text(text, encoding="utf-8")
+    path = written(tmp_path, text, "my.yaml")
     with pytest.raises(ConfigError) as caught:
         load_config(path)
     assert (caught.value.code, caught.value.file, caught.value.line) == (code, str(path), line)

@@ -30,12 +30,11 @@ def test_a_text_keeps_its_own_lines() -> None:
 
 
 def test_no_line_is_a_command_of_a_ci_system() -> None:
-    assert (
-        escape_lines("::add-mask::x\n  ::error::y\nIf_0.then::z") == "\\x3a:add-mask::x\n  \\x3a:error::y\nIf_0.then::z"
-    )
-    assert escape_lines("a ##vso[x]\n##[error]\n##teamcity[y]\n## b") == (
-        "a \\x23#vso[x]\n\\x23#[error]\n\\x23#teamcity[y]\n## b"
-    )
+    for text, escaped in (
+        ("::add-mask::x\n  ::error::y\nIf_0.then::z", "\\x3a:add-mask::x\n  \\x3a:error::y\nIf_0.then::z"),
+        ("a ##vso[x]\n##[error]\n##teamcity[y]\n## b", "a \\x23#vso[x]\n\\x23#[error]\n\\x23#teamcity[y]\n## b"),
+    ):
+        assert escape_lines(text) == escaped
 
 
 @pytest.mark.parametrize("ascii_only", [True, False])
@@ -56,15 +55,7 @@ def test_an_error_is_escaped_as_text_only() -> None:
     details = ("also x\ny: bad",)
     error = DataError(Location("a\nb", 3), "no input \x1b[2J", "rename\nit", details=details)
     for copy in (error, error.replace_text(), error.name_file("a\nb"), pickle.loads(pickle.dumps(error))):
-        assert (copy.subject, copy.cause, copy.fix, copy.details) == (
-            "a\nb:3",
-            "no input \x1b[2J",
-            "rename\nit",
-            details,
-        )
-        assert str(copy).split("\n") == [
-            "a\\nb:3: no input \\x1b[2J [Q200]",
-            "  fix: rename\\nit",
-            "  also x\\ny: bad",
-        ]
+        fields = (copy.subject, copy.cause, copy.fix, copy.details)
+        assert fields == ("a\nb:3", "no input \x1b[2J", "rename\nit", details)
+        assert str(copy) == "a\\nb:3: no input \\x1b[2J [Q200]\n  fix: rename\\nit\n  also x\\ny: bad"
     assert str(CompatWarning(Caution("W130", "a\nb"))) == "a\\nb [W130]"

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 
 import click
 import pytest
-from click.testing import CliRunner
 
 import onnxq
 from onnxq.cli import cli
@@ -18,6 +17,7 @@ from onnxq.errors import DataError
 from onnxq.files import check_outputs
 from onnxq.report.terminal import TextView
 from onnxq.wording import translate_text, use_translation
+from tests.cli.kit import run
 from tests.sources import ROOT, SOURCES, list_texts, name_source
 
 COMMANDS = {name: cli.get_command(click.Context(cli), name) for name in cli.list_commands(click.Context(cli))}
@@ -86,4 +86,4 @@ def test_python_hears_of_parameters_and_the_command_line_of_options(tmp_path) ->
     with pytest.raises(onnxq.OnnxqError, match="`force=True`"):
         check_outputs(model, output)
     assert "--" not in str(DataError("x", "y"))
-    assert "overwrite it with `--force`" in CliRunner().invoke(cli, ["quantize", str(model)]).stderr
+    assert "overwrite it with `--force`" in run("quantize", model).stderr

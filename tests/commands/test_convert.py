@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from pathlib import Path
 
@@ -10,7 +9,6 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 from onnx import numpy_helper
@@ -18,12 +16,12 @@ from onnxruntime.quantization import QuantType, quantize_static
 
 import onnxq
 from onnxq.annotate import inspect_model
-from onnxq.cli import cli
 from onnxq.errors import ConfigError, ModelError
 from onnxq.numerics import dequantize, quantize
 from onnxq.pipeline.retarget import Kept, _fit_scale
 from onnxq.sites import Role
 from onnxq.spec import PerChannel, QParams, QuantSpec
+from tests.cli.kit import read, run
 from tests.pipeline.models import EVERYTHING, Reader, images, residual
 
 QUICK = {"latency": False, "kernels": False}
@@ -34,16 +32,9 @@ EVERYTHING_IN_TRT = onnxq.load_config("trt-int8", {"rules": [{"op": "*", "set": 
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("convert")
     onnx.save(residual(), path / "m.onnx")
-    quantize_static(
-        path / "m.onnx", path / "ort.onnx", Reader(images()["x"]), per_channel=True, activation_type=QuantType.QUInt8
-    )
-    quantize_static(
-        path / "m.onnx",
-        path / "uint8.onnx",
-        Reader(images()["x"]),
-        activation_type=QuantType.QUInt8,
-        weight_type=QuantType.QUInt8,
-    )
+    for name, how in (("ort", {"per_channel": True}), ("uint8", {"weight_type": QuantType.QUInt8})):
+        reader = Reader(images()["x"])
+        quantize_static(path / "m.onnx", path / f"{name}.onnx", reader, activation_type=QuantType.QUInt8, **how)
     onnxq.quantize(path / "m.onnx", images(), EVERYTHING, overrides={"latency": False}, out=path / "q.onnx")
     return path
 
@@ -144,25 +135,27 @@ def test_what_was_float_stays_float(folder: Path, tmp_path: Path) -> None:
         onnxq.convert(tmp_path / "q.onnx", "ort", config=EVERYTHING, overrides=complete)
 
 
-def test_what_is_wrong_is_said(folder: Path) -> None:
-    with pytest.raises(ModelError, match="no quantize/dequantize pair"):
-        onnxq.convert(folder / "m.onnx", "trt")
-    with pytest.raises(ConfigError, match="no preset or file"):
-        onnxq.convert(folder / "q.onnx", "ortt")
-    with pytest.raises(ConfigError, match="the configuration is for 'ort'"):
-        onnxq.convert(folder / "q.onnx", "trt", config="ort-int8")
+@pytest.mark.parametrize(
+    ("name", "to", "config", "said"),
+    [
+        ("m.onnx", "trt", None, "no quantize/dequantize pair"),
+        ("q.onnx", "ortt", None, "no preset or file"),
+        ("q.onnx", "trt", "ort-int8", "the configuration is for 'ort'"),
+    ],
+)
+def test_what_is_wrong_is_said(folder: Path, name: str, to: str, config: str | None, said: str) -> None:
+    with pytest.raises((ConfigError, ModelError), match=said):
+        onnxq.convert(folder / name, to, config=config)
 
 
 def test_the_command_says_where_numbers_come_from(folder: Path) -> None:
     out = folder / "converted.onnx"
-    words = ["convert", str(folder / "q.onnx"), "--to", "trt", "--no-latency", "--no-kernels", "-o", str(out)]
-    run = CliRunner().invoke(cli, [*words, "--json"])
-    assert run.exit_code == 0, run.output
-    values = json.loads(run.stdout)
+    words = ["convert", folder / "q.onnx", "--to", "trt", "--no-latency", "--no-kernels", "-o", out]
+    values = read(*words)
     assert values["to"] == "trt"
     assert {site["how"] for site in values["sites"]} <= {kind.value for kind in Kept}
     assert values["applied"]["output"] == str(out)
-    text = CliRunner().invoke(cli, [*words, "--force"]).stdout
+    text = run(*words, "--force").stdout
     assert "integers kept" in text
     assert "against the file that it came from" in text
 

@@ -10,13 +10,14 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from onnx import numpy_helper, parser
+from onnx import numpy_helper
 
 import onnxq
 from onnxq.errors import CalibrationError, PlanError
 from onnxq.graph.nbits import unpack_bits
 from onnxq.interop import open_checkpoint
 from onnxq.plan import from_json, to_json
+from tests.codes.kit import model
 from tests.interop import checkpoints as kit
 from tests.interop.test_checkpoints import AWQ, GPTQ, compressed, draw
 
@@ -28,11 +29,8 @@ def make_net(weights: dict[str, Any], *, shape: str = "B,T,64") -> onnx.ModelPro
     """y = x · w for each weight [N, K], stored transposed, summed up in one output."""
     lines = "".join(f"{name}_y = MatMul(x, {name}) " for name in weights)
     total = f"y = Sum({', '.join(f'{name}_y' for name in weights)})"
-    proto = parser.parse_model(
-        f'<ir_version: 8, opset_import: ["" : 17]> g (float[{shape}] x) => (float[B,T,{N}] y) {{ {lines} {total} }}'
-    )
-    for name, value in weights.items():
-        proto.graph.initializer.append(numpy_helper.from_array(np.ascontiguousarray(value.T), name))
+    stored = {name: np.ascontiguousarray(value.T) for name, value in weights.items()}
+    proto = model(f"g (float[{shape}] x) => (float[B,T,{N}] y) {{ {lines} {total} }}", **stored)
     for node in proto.graph.node:
         node.name = f"/net/{node.output[0]}"
     return proto
@@ -141,13 +139,9 @@ def test_weights_joined_in_any_order_are_found_and_stay_one(tmp_path: Path) -> N
         tensors |= more
     folder = kit.write_safetensors(tmp_path / "m.safetensors", tensors, GPTQ)
     joined = np.concatenate([values[name] for name in "vqk"])[np.random.default_rng(0).permutation(96)]
-    model = parser.parse_model(
-        '<ir_version: 8, opset_import: ["" : 17]> g (float[B,64] x) => (float[B,96] y, float[B,32] z) '
-        "{ y = MatMul(x, w) t = Transpose(q) z = MatMul(x, t) }"
-    )
-    initializers = {"w": joined.T, "q": values["q"]}
-    model.graph.initializer.extend(numpy_helper.from_array(np.ascontiguousarray(v), k) for k, v in initializers.items())
-    found = onnxq.import_weights(model, folder, overrides=QUICK)
+    text = "g (float[B,64] x) => (float[B,96] y, float[B,32] z) { y = MatMul(x, w) t = Transpose(q) z = MatMul(x, t) }"
+    proto = model(text, w=np.ascontiguousarray(joined.T), q=values["q"])
+    found = onnxq.import_weights(proto, folder, overrides=QUICK)
     assert {row.names for row in found.placed} == {("layers.0.q", "layers.0.k", "layers.0.v"), ("layers.0.q",)}
     x = np.random.default_rng(1).standard_normal((3, K)).astype(np.float32)
     np.testing.assert_allclose(run(found.model, x=x), x @ joined.T, rtol=1e-4, atol=1e-4)
@@ -208,18 +202,15 @@ def test_parts_of_other_forms_and_channels_of_nobody_are_said(tmp_path: Path) ->
         values.append(value)
     folder = kit.write_safetensors(tmp_path / "m.safetensors", tensors, GPTQ)
     whole = np.concatenate(values)
-    model = parser.parse_model(
-        '<ir_version: 8, opset_import: ["" : 17]> g (float[B,64] x) => (float[B,64] y) { y = MatMul(x, w) }'
-    )
-    model.graph.initializer.append(numpy_helper.from_array(np.ascontiguousarray(whole.T), "w"))
+    text = "g (float[B,64] x) => (float[B,64] y) { y = MatMul(x, w) }"
+    net = model(text, w=np.ascontiguousarray(whole.T))
     with pytest.raises(CalibrationError, match=r"m\.0 \(4 bits, blocks of 32\) and m\.1 \(4 bits, blocks of 16\)"):
-        onnxq.import_weights(model, folder, overrides=QUICK)
-    row, _ = onnxq.import_weights(model, folder, overrides=QUICK | {"allow_missing": True}).skipped
+        onnxq.import_weights(net, folder, overrides=QUICK)
+    row, _ = onnxq.import_weights(net, folder, overrides=QUICK | {"allow_missing": True}).skipped
     assert row.exact
     whole[3] += 1
-    model.graph.initializer[0].CopyFrom(numpy_helper.from_array(np.ascontiguousarray(whole.T), "w"))
     with pytest.raises(CalibrationError, match=r"31 of its channels stand in w, and 1 there are"):
-        onnxq.import_weights(model, folder, overrides=QUICK)
+        onnxq.import_weights(model(text, w=np.ascontiguousarray(whole.T)), folder, overrides=QUICK)
 
 
 @pytest.mark.parametrize("differs", [False, True])
@@ -283,13 +274,9 @@ def test_a_table_keeps_its_rows_and_a_gemm_in_blocks_its_floats(tmp_path: Path) 
     wide, head = kit.q8_0(codes.astype(np.int8), scale)
     tensors = {"token_embd.weight": (2, (128, K), raw), "output.weight": (8, (128, K), wide)}
     file = kit.write_gguf(tmp_path / "m.gguf", tensors)
-    model = parser.parse_model(
-        '<ir_version: 8, opset_import: ["" : 17]> g (int64[T] ids) => (float[T,128] y) '
-        "{ h = Gather(w, ids) y = Gemm<transB = 1>(h, v, b) }"
-    )
-    initializers = {"w": values, "v": head, "b": np.ones(128, np.float32)}
-    model.graph.initializer.extend(numpy_helper.from_array(value, name) for name, value in initializers.items())
-    found = onnxq.import_weights(model, file, overrides=QUICK)
+    text = "g (int64[T] ids) => (float[T,128] y) { h = Gather(w, ids) y = Gemm<transB = 1>(h, v, b) }"
+    net = model(text, w=values, v=head, b=np.ones(128, np.float32))
+    found = onnxq.import_weights(net, file, overrides=QUICK)
     ids = np.array([0, 5, 127])
     np.testing.assert_allclose(run(found.model, ids=ids), values[ids] @ head.T + 1, rtol=1e-4, atol=1e-4)
     assert [row.tensor for row in found.placed] == ["w"]
@@ -306,16 +293,7 @@ class TestTorch:
         torch = pytest.importorskip("torch")
         pytest.importorskip("onnxscript")
         torch.manual_seed(0)
-        sizes = {
-            "embd": (96, K),
-            "q": (K, K),
-            "k": (K, K),
-            "v": (K, K),
-            "o": (K, K),
-            "gate": (96, K),
-            "up": (96, K),
-            "down": (K, 96),
-        }
+        sizes = dict.fromkeys("qkvo", (K, K)) | dict.fromkeys(("embd", "gate", "up"), (96, K)) | {"down": (K, 96)}
         values, tensors = {}, {}
         for seed, (name, (rows, columns)) in enumerate(sizes.items()):
             codes, scale, _ = draw(seed, 4, rows, columns, 32)

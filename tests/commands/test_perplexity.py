@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
-from click.testing import CliRunner
 
 import onnxq
-from onnxq.cli import cli
 from onnxq.errors import DataError
 from onnxq.runtime import Session
+from tests.cli.kit import read
 from tests.data.text.kit import make_decoder, make_text
 
 ASKED = {"tokenizer": "bytes", "sequence_length": 32, "generate": 4, "prompts": 2, "latency": False}
@@ -61,11 +59,8 @@ def test_the_command_shows_the_models_and_their_rates(path: Path) -> None:
     for name, model in (("float", make_decoder()), ("other", make_decoder(noise=0.1))):
         onnx.save(model, path.with_name(f"{name}.onnx"), save_as_external_data=name == "other", size_threshold=64)
         files.append(str(path.with_name(f"{name}.onnx")))
-    asked = ["perplexity", *files, "--data", str(path), "--tokenizer", "bytes", "--samples", "2", "--prompts", "1"]
-    asked += ["--sequence-length", "16", "--generate", "2"]
-    done = CliRunner().invoke(cli, [*asked, "--json"])
-    assert done.exit_code == 0, done.stderr
-    found = json.loads(done.stdout)
+    options = "--tokenizer bytes --samples 2 --prompts 1 --sequence-length 16 --generate 2"
+    found = read("perplexity", *files, "--data", path, *options.split())
     assert (found["windows"], found["tokens"], found["length"]) == (2, 30, 16)
     assert [one["name"] for one in found["models"]] == files
     assert all(one["prompt"] > 0 and one["generation"] > 0 for one in found["models"])
@@ -76,14 +71,11 @@ def test_the_command_shows_the_models_and_their_rates(path: Path) -> None:
 
 def test_models_and_texts_that_do_not_belong_together(path: Path) -> None:
     few = make_decoder(caches=False, tokens=64)
-    with pytest.raises(DataError, match="gives 64 logits"):
-        onnxq.perplexity([make_decoder(), few], _write(path, bytes(range(60))), overrides=ASKED)
-    with pytest.raises(DataError, match="has no token that another one predicts"):
-        onnxq.perplexity(make_decoder(), _write(path, b"a"), overrides=ASKED)
-    with pytest.raises(DataError, match="no tokenizer was given"):
-        onnxq.perplexity(make_decoder(), path)
-
-
-def _write(path: Path, text: bytes) -> Path:
-    path.write_bytes(text)
-    return path
+    for text, models, options, said in (
+        (bytes(range(60)), [make_decoder(), few], ASKED, "gives 64 logits"),
+        (b"a", make_decoder(), ASKED, "has no token that another one predicts"),
+        (b"a", make_decoder(), None, "no tokenizer was given"),
+    ):
+        path.write_bytes(text)
+        with pytest.raises(DataError, match=said):
+            onnxq.perplexity(models, path, overrides=options)

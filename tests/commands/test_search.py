@@ -10,19 +10,18 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 from onnx import numpy_helper
 
 import onnxq
 from onnxq.annotate import inspect_model
-from onnxq.cli import cli
 from onnxq.commands.search import SearchResult
 from onnxq.errors import ConfigError
 from onnxq.evaluation.metric import MetricModel
 from onnxq.passes.mixed_precision.rescaling import Rescaling
 from onnxq.report.record import read_record
+from tests.cli.kit import run
 from tests.pipeline.models import EVERYTHING, images, residual
 
 # Without notes, beside which the weights of a small model are little.
@@ -70,9 +69,8 @@ def test_sizes_are_predicted_before_they_are_measured(found: SearchResult) -> No
 
 
 def test_its_rules_make_the_same_file(found: SearchResult, folder: Path) -> None:
-    again = onnxq.quantize(
-        folder / "m.onnx", folder / "samples.npz", folder / "front.yaml", overrides={"latency": False}
-    )
+    files = [folder / name for name in ("m.onnx", "samples.npz", "front.yaml")]
+    again = onnxq.quantize(*files, overrides={"latency": False})
     for mine, other in zip(again.model.graph.initializer, found.result.model.graph.initializer, strict=True):
         assert mine.name == other.name
         assert numpy_helper.to_array(mine).tobytes() == numpy_helper.to_array(other).tobytes()
@@ -143,12 +141,10 @@ def test_what_is_wrong_is_said(overrides: dict[str, object], cause: str) -> None
 
 def test_limits_that_nothing_keeps_end_with_an_exit_code_of_their_own(folder: Path) -> None:
     out = folder / "small.onnx"
-    words = ["--max-size", "5KB", "--points", "1", "--effort", "fast", "--no-latency", "--json", "-o"]
-    run = CliRunner().invoke(
-        cli, ["search", str(folder / "m.onnx"), "--data", str(folder / "samples.npz"), *words, str(out)]
-    )
-    assert run.exit_code == 4, run.output
-    values = json.loads(run.stdout)
+    options = ["--max-size", "5KB", "--points", "1", "--effort", "fast", "--no-latency", "--json", "-o"]
+    done = run("search", folder / "m.onnx", "--data", folder / "samples.npz", *options, out)
+    assert done.exit_code == 4, done.output
+    values = json.loads(done.stdout)
     assert values["error"]["code"] == "Q712"
     assert not values["met"]
     assert values["applied"]["output"] == str(out)

@@ -8,9 +8,8 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from click.testing import CliRunner
 
-from onnxq.cli import cli
+from tests.cli import kit
 from tests.pipeline.models import images, residual
 
 
@@ -25,7 +24,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def run(*args: str, code: int = 0) -> str:
     given = () if args[0] == "merge" else ("--data", "d.npz", "--config", "c.yaml")
-    result = CliRunner().invoke(cli, [*args, *given])
+    result = kit.run(*args, *given)
     assert result.exit_code == code, result.output
     return result.output + result.stderr
 

@@ -8,16 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from onnxq.config import list_presets, read_config, read_preset
+from onnxq.config import list_presets, read_preset
 from onnxq.errors import ConfigError, OnnxqError
+from tests.config.kit import read, write
 
 LAUGHS = "a: &a [lol,lol,lol,lol,lol,lol,lol,lol,lol]\n" + "".join(
     f"{b}: &{b} [{','.join([f'*{a}'] * 9)}]\n" for a, b in zip("abcdefghi", "bcdefghij", strict=True)
 )
 
-
 LONG = "a: &a " + "x" * 100_000 + "\nb: [" + ",".join(["*a"] * 1000) + "]"
-
 
 HOSTILE = {
     "laughs": (LAUGHS, ":", "aliases stand for more than"),
@@ -55,22 +54,21 @@ HOSTILE = {
 
 @pytest.mark.parametrize(("text", "place", "cause"), HOSTILE.values(), ids=HOSTILE)
 def test_hostile_files_end_in_words(tmp_path: Path, text: str, place: str, cause: str) -> None:
-    path = tmp_path / "c.yaml"
-    path.write_text(text, encoding="utf-8")
     begun = time.process_time()
     with pytest.raises(ConfigError) as caught:
-        read_config(path)
+        read(tmp_path, text)
     assert time.process_time() - begun < 5
-    assert caught.value.subject.startswith(f"{path}{place}")
+    assert caught.value.subject.startswith(f"{tmp_path / 'c.yaml'}{place}")
     assert cause in str(caught.value)
     assert caught.value.fix
 
 
-def test_a_circle_of_files_is_seen_under_other_names(tmp_path: Path) -> None:
+@pytest.mark.parametrize("other", ["b.yaml", "./d/../b.yaml"])
+def test_a_circle_of_files_is_seen_also_under_other_names(tmp_path: Path, other: str) -> None:
     (tmp_path / "d").mkdir()
-    (tmp_path / "a.yaml").write_text("extends: ./d/../a.yaml")
+    write(tmp_path, "extends: a.yaml", "b.yaml")
     with pytest.raises(ConfigError, match="extends itself"):
-        read_config(tmp_path / "a.yaml")
+        read(tmp_path, f"extends: {other}", "a.yaml")
 
 
 RULES = """rules:
@@ -80,20 +78,13 @@ RULES = """rules:
 data: {images: {size: 4}}
 """
 
-
 SPARSEBIT = """BACKEND: tensorrt
 W: {QSCHEME: per-channel-symmetric, QUANTIZER: {TYPE: lsq, BIT: 4}, OBSERVER: {TYPE: MSE},
   SPECIFIC: [{'conv*': ['QUANTIZER.BIT', 8]}]}
 A: {QSCHEME: per-tensor-affine, QADD: {ENABLE_QUANT: true}}
 """
 
-
-SEEDS = [
-    *(read_preset(name) for name in list_presets()),
-    RULES,
-    SPARSEBIT,
-]
-
+SEEDS = [*(read_preset(name) for name in list_presets()), RULES, SPARSEBIT]
 
 PIECES = [
     "null", "[]", "{}", "[[1]]", "{a: 1}", "-1", "1e308", ".nan", ".inf", "9" * 4400, "0x" + "f" * 4400, "''", "'*'",
@@ -103,7 +94,7 @@ PIECES = [
 
 
 def test_no_mutation_of_a_configuration_is_a_defect(tmp_path: Path) -> None:
-    rng, path, outcomes = random.Random(7), tmp_path / "c.yaml", set()
+    rng, outcomes = random.Random(7), set()
     end = time.process_time() + 1
     for _ in range(1500):
         lines = rng.choice(SEEDS).splitlines(keepends=True)
@@ -114,9 +105,8 @@ def test_no_mutation_of_a_configuration_is_a_defect(tmp_path: Path) -> None:
             lines[k] = rng.choice(
                 [f"{head}{colon} {piece}\n", f"{piece}{colon}{rest}", f"{lines[k]}{piece}\n", "", "x\n"]
             )
-        path.write_text("".join(lines), encoding="utf-8")
         try:
-            read_config(path)
+            read(tmp_path, "".join(lines))
             outcomes.add("read")
         except OnnxqError:
             outcomes.add("told")

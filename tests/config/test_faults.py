@@ -12,6 +12,7 @@ from onnxq.config import Config
 from onnxq.config.document import list_choices, list_models, shorten_value, suggest_key
 from onnxq.config.rules import Rule, TensorConfig
 from onnxq.errors import ConfigError
+from tests.config.kit import write
 
 # (what is wrong, text, what the message must say, line)
 FAULTS = [
@@ -136,8 +137,7 @@ FAULTS = [
 
 @pytest.mark.parametrize(("text", "said", "line"), [row[1:] for row in FAULTS], ids=[row[0] for row in FAULTS])
 def test_a_fault_names_file_line_path_and_fix(tmp_path: Path, text: str, said: list[str], line: int) -> None:
-    path = tmp_path / "c.yaml"
-    path.write_text(text)
+    path = write(tmp_path, text)
     with pytest.raises(ConfigError) as caught:
         load_config(path)
     assert caught.value.subject.startswith(f"{path}:{line}")

@@ -2,7 +2,6 @@
 
 import json
 import pickle
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -12,13 +11,7 @@ from onnxq.config import Config, TensorConfig, read_config
 from onnxq.errors import ConfigError
 from onnxq.sites import Role
 from onnxq.spec import ObserverSpec, PerBlock, PerChannel, PerTensor, QuantSpec
-
-
-def write(folder: Path, text: str, name: str = "c.yaml") -> Path:
-    path = folder / name
-    path.write_text(text, encoding="utf-8")
-    return path
-
+from tests.config.kit import read
 
 wishes = st.builds(
     dict,
@@ -37,18 +30,13 @@ wishes = st.builds(
 def test_any_wish_survives_a_file_and_gives_its_spec(tmp_path_factory, wish, axis):
     if wish["granularity"] == "block":
         wish = {**wish, "block_size": 32}
-    path = write(tmp_path_factory.mktemp("c"), json.dumps({"weights": wish}))
-    found = read_config(path).weights
+    found = read(tmp_path_factory.mktemp("c"), json.dumps({"weights": wish})).weights
     assert found == TensorConfig(**wish)
     spec = found.spec(axis)
     grain = {"tensor": PerTensor(), "channel": PerChannel(axis), "block": PerBlock(axis, 32)}[wish["granularity"]]
     signed = wish["scheme"] == "symmetric" if wish["signed"] is None else wish["signed"]
-    assert (spec.bits, spec.symmetric, spec.signed, spec.granularity) == (
-        wish["bits"],
-        wish["scheme"] == "symmetric",
-        signed,
-        grain,
-    )
+    wanted = (wish["bits"], wish["scheme"] == "symmetric", signed, grain)
+    assert (spec.bits, spec.symmetric, spec.signed, spec.granularity) == wanted
 
 
 def test_spec_without_the_axis_it_needs_is_an_error():
@@ -84,7 +72,7 @@ rules:
 
 
 def test_every_key_is_read(tmp_path):
-    config = read_config(write(tmp_path, FULL))
+    config = read(tmp_path, FULL)
     assert (config.target, config.bias, config.saturation, config.attention) == ("trt", "float", "allow", "auto")
     assert (config.effort, config.weight_bits, config.skip) == ("high", (8,), ("smoothquant", "bias_absorption"))
     first, second = config.rules
@@ -97,7 +85,7 @@ def test_every_key_is_read(tmp_path):
 
 @pytest.mark.parametrize("again", ["dump", "override", "pickle", "copy"])
 def test_a_configuration_survives(tmp_path, again):
-    config = read_config(write(tmp_path, FULL))
+    config = read(tmp_path, FULL)
     if again == "dump":
         other = Config.model_validate(config.model_dump())
     elif again == "override":

@@ -75,7 +75,12 @@ def test_the_form_of_a_value_comes_from_its_type() -> None:
     ("path", "text", "value"),
     [
         ("budget", "90", 90.0),
+        ("budget", "90s", 90),
         ("budget", "1.5h", 5400),
+        ("budget", "0.5 m", 30),
+        ("profile.by", "", ()),
+        ("profile.by", "site, node,site", ("site", "node")),
+        ("profile.by", ",segment,", ("segment",)),
         ("data.memory_limit", "512MB", 512_000_000),
         ("data.memory_limit", "1.5GiB", 3 * 2**29),
         ("data.memory_limit", " 1 gb", 10**9),
@@ -131,27 +136,8 @@ def test_names_become_paths_by_their_command() -> None:
     ],
 )
 def test_an_unknown_name_has_its_nearest(given: dict[str, object], said: str) -> None:
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(ConfigError, match=re.escape(said)):
         expand_names(given, Command.QUANTIZE)
-    assert said in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("path", "value", "said"),
-    [
-        ("data.samples", "8", "must be a valid integer, not '8'"),
-        ("data.samples", True, "must be a valid integer, not True"),
-        ("weight_bits_budget", float("nan"), "must be a finite number"),
-        ("accuracy.metric", 3, "must be file.py:function, or a function of a model"),
-        ("accuracy.max_drop", True, "must be 0.01 (absolute) or 1%"),
-        ("budget", -1, "must be greater than 0"),
-        ("diff", 3, "must be a mapping of keys to values"),
-    ],
-)
-def test_values_from_python_are_held_to_what_files_are(path: str, value: object, said: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        read_config(None, {path: value})
-    assert said in str(caught.value)
 
 
 def test_functions_and_numpys_numbers_are_values() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
@@ -108,13 +109,11 @@ def test_values_have_the_types_of_the_fields() -> None:
     ],
 )
 def test_a_fault_names_its_entry(change: dict[str, Any], said: str) -> None:
-    with pytest.raises(PlanError) as caught:
+    with pytest.raises(PlanError, match=re.escape(said)):
         read(BARE | change)
-    assert said in str(caught.value)
 
 
-def test_what_must_be_there_is_missed() -> None:
-    with pytest.raises(PlanError, match="name: is missing"):
-        read({key: value for key, value in BARE.items() if key != "name"})
-    with pytest.raises(PlanError, match="street: is missing"):
-        read({key: value for key, value in BARE.items() if key != "street"})
+@pytest.mark.parametrize("missing", ["name", "street"])
+def test_what_must_be_there_is_missed(missing: str) -> None:
+    with pytest.raises(PlanError, match=f"{missing}: is missing"):
+        read({key: value for key, value in BARE.items() if key != missing})

@@ -7,6 +7,7 @@ from onnxq.errors import ConfigError
 from onnxq.nearest import find_nearest, suggest_names
 from onnxq.sites import Role
 from onnxq.spec import ObserverSpec
+from tests.config.kit import write
 
 
 def rule(**raw) -> Rule:
@@ -45,10 +46,8 @@ def test_apply_names_the_rule_when_the_result_contradicts_itself():
 
 
 def test_describe_says_selectors_settings_and_place(tmp_path):
-    path = tmp_path / "r.yaml"
-    path.write_text(
-        "rules:\n  - node: [a, b]\n    between: [c, d]\n    set: {bits: 4}\n  - op: X\n    set: {float: true}\n"
-    )
+    text = "rules:\n  - node: [a, b]\n    between: [c, d]\n    set: {bits: 4}\n  - op: X\n    set: {float: true}\n"
+    path = write(tmp_path, text)
     first, second = read_config(path).rules
     assert first.describe() == f"rule node=a|b between c and d -> bits=4 ({path}:2)"
     assert second.describe() == f"rule op=X -> float ({path}:5)"

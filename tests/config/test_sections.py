@@ -20,12 +20,7 @@ from onnxq.config import (
     read_config,
 )
 from onnxq.config.data import OutputConfig
-
-
-def write(folder: Path, text: str, name: str = "c.yaml") -> Path:
-    path = folder / name
-    path.write_text(text, encoding="utf-8")
-    return path
+from tests.config.kit import read, write
 
 
 def read_images(**values: Any) -> ImageConfig:
@@ -35,7 +30,7 @@ def read_images(**values: Any) -> ImageConfig:
 
 
 def test_images_square_size_and_defaults(tmp_path: Path) -> None:
-    images = read_config(write(tmp_path, "data:\n  images: {size: 224, mean: [0.5], std: [0.2]}\n")).data.images
+    images = read(tmp_path, "data:\n  images: {size: 224, mean: [0.5], std: [0.2]}\n").data.images
     assert images is not None
     assert (images.size, images.range, images.mean, images.crop) == ((224, 224), (0.0, 1.0), (0.5,), "center")
 
@@ -76,7 +71,7 @@ def test_sections_have_the_documented_defaults() -> None:
     ],
 )
 def test_sections_are_read(tmp_path: Path, text: str, field: str, found: object) -> None:
-    assert getattr(read_config(write(tmp_path, text)), field) == found
+    assert getattr(read(tmp_path, text), field) == found
 
 
 def test_libraries_of_a_chain_of_files_come_together(tmp_path: Path) -> None:
@@ -100,8 +95,7 @@ output: {plan: plan.json, external_data: true}
 
 
 def test_every_section_of_a_command_is_read(tmp_path: Path) -> None:
-    (tmp_path / "c.yaml").write_text(FULL)
-    config = read_config(tmp_path / "c.yaml")
+    config = read(tmp_path, FULL)
     assert config.budget == 600
     wanted = config.accuracy
     assert (wanted.metric, wanted.max_drop, wanted.promote_to, wanted.min_sqnr) == (
@@ -124,12 +118,6 @@ def test_without_sections_no_command_is_asked() -> None:
     assert config.diff.engines == config.profile.by == config.prove.require_int8 == ()
     assert (config.prove.engine, config.prove.timeout) == (None, 600.0)
     assert config.verify.latency
-
-
-def read(tmp_path: Path, text: str) -> Config:
-    path = tmp_path / "own.yaml"
-    path.write_text(text)
-    return read_config(path)
 
 
 TRAINED = """
@@ -180,6 +168,6 @@ def test_without_it_nothing_is_asked() -> None:
 
 
 def test_a_quantizer_is_not_mixed_with_an_inherited_ones_options(tmp_path: Path) -> None:
-    (tmp_path / "base.yaml").write_text("torch: {activations: {quantizer: {name: pact, alpha: 8.0}}}\n")
+    write(tmp_path, "torch: {activations: {quantizer: {name: pact, alpha: 8.0}}}\n", "base.yaml")
     config = read(tmp_path, "extends: base.yaml\ntorch: {activations: {quantizer: {name: lsq}}}\n")
     assert config.torch.activations.quantizer == QuantizerSpec("lsq")

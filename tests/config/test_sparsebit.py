@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from onnxq.config import Config, MultiInput, read_config
+from onnxq.config import MultiInput
 from onnxq.errors import ConfigError
 from onnxq.spec import ObserverSpec
+from tests.config.kit import read
 
 FULL = """BACKEND: virtual
 SKIP_TRACE_MODULES: ["blocks.*.drop_path"]
@@ -40,11 +41,6 @@ A:
 """
 
 
-def read(folder: Path, text: str) -> Config:
-    (folder / "q.yaml").write_text(text)
-    return read_config(folder / "q.yaml")
-
-
 def test_every_request_is_taken_over(tmp_path: Path) -> None:
     config = read(tmp_path, FULL)
     assert config.target == "virtual"
@@ -69,7 +65,7 @@ def test_exceptions_become_rules_with_their_lines(tmp_path: Path) -> None:
     assert stem.selects(node="stem_conv", role=stem.role[0])
     assert not stem.selects(node="stem.conv2", role=stem.role[0])
     assert [role.value for role in stem.role] == ["weight"]
-    assert f"{tmp_path}/q.yaml:11" in stem.describe()
+    assert f"{tmp_path}/c.yaml:11" in stem.describe()
     head = next(rule for rule in config.rules if rule.set.float)
     assert head.selects(node="head.tasks.0", role=head.role[0])
     aciq = next(rule for rule in config.rules if rule.set.observer)
@@ -113,17 +109,17 @@ def test_a_section_switched_off_stays_float(tmp_path: Path, off: str) -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("W:\n  QSCHEME: per-row-symmetric\n", ("q.yaml:2", "W.QSCHEME", "per-row-symmetric")),
-        ("W:\n  QUANTISER: {BIT: 8}\n", ("q.yaml:2", "QUANTISER", "QUANTIZER")),
-        ("A:\n  QUANTIZER: {TYPE: lsqq}\n", ("q.yaml:2", "lsqq", "lsq")),
-        ("A:\n  QUANTIZER:\n    BITS: 8\n", ("q.yaml:3", "QUANTIZER.BITS", "QUANTIZER.BIT")),
-        ("BACKEND: openvino\n", ("q.yaml:1", "openvino")),
-        ("SCHEDULE:\n  BN_TUNING: True\n  FUSE_BN: True\n", ("q.yaml:2", "batchnorm_tuning")),
-        ('W:\n  SPECIFIC: [{"a": ["QUANTIZER.BIT"]}]\n', ("q.yaml:2", "keys and values")),
-        ('W:\n  SPECIFIC:\n    - {"a": ["QUANTIZER.BIT", 8]}\n    - {"b": 3}\n', ("q.yaml:4", "keys and values")),
-        ('W:\n  SPECIFIC: [{"a": ["QUANTIZER.BIT", 8]}, 3]\n', ("q.yaml:2", "W.SPECIFIC[1]", "a mapping of patterns")),
-        ('W:\n  SPECIFIC: {"a": ["QUANTIZER.BIT", 8]}\n', ("q.yaml:2", "list of mappings")),
-        ("W: 3\n", ("q.yaml:1", "must be a mapping")),
+        ("W:\n  QSCHEME: per-row-symmetric\n", ("c.yaml:2", "W.QSCHEME", "per-row-symmetric")),
+        ("W:\n  QUANTISER: {BIT: 8}\n", ("c.yaml:2", "QUANTISER", "QUANTIZER")),
+        ("A:\n  QUANTIZER: {TYPE: lsqq}\n", ("c.yaml:2", "lsqq", "lsq")),
+        ("A:\n  QUANTIZER:\n    BITS: 8\n", ("c.yaml:3", "QUANTIZER.BITS", "QUANTIZER.BIT")),
+        ("BACKEND: openvino\n", ("c.yaml:1", "openvino")),
+        ("SCHEDULE:\n  BN_TUNING: True\n  FUSE_BN: True\n", ("c.yaml:2", "batchnorm_tuning")),
+        ('W:\n  SPECIFIC: [{"a": ["QUANTIZER.BIT"]}]\n', ("c.yaml:2", "keys and values")),
+        ('W:\n  SPECIFIC:\n    - {"a": ["QUANTIZER.BIT", 8]}\n    - {"b": 3}\n', ("c.yaml:4", "keys and values")),
+        ('W:\n  SPECIFIC: [{"a": ["QUANTIZER.BIT", 8]}, 3]\n', ("c.yaml:2", "W.SPECIFIC[1]", "a mapping of patterns")),
+        ('W:\n  SPECIFIC: {"a": ["QUANTIZER.BIT", 8]}\n', ("c.yaml:2", "list of mappings")),
+        ("W: 3\n", ("c.yaml:1", "must be a mapping")),
     ],
 )
 def test_what_it_cannot_mean_is_refused_with_its_line(tmp_path: Path, text: str, words: tuple[str, ...]) -> None:

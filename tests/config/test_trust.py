@@ -9,6 +9,7 @@ import pytest
 from onnxq.cli.options import name_options
 from onnxq.config import Config, check_trust, list_code, read_config
 from onnxq.errors import ConfigError
+from tests.config.kit import read, write
 
 ASKING = {
     "runtime.libraries": "runtime: {libraries: ops.so}",
@@ -29,8 +30,7 @@ def refuse(config: Config, overrides: dict[str, object] | None = None) -> Config
 
 @pytest.mark.parametrize("path", ASKING)
 def test_a_file_that_names_code_wants_trust_or_the_same_from_the_caller(tmp_path: Path, path: str) -> None:
-    file = tmp_path / "my.yaml"
-    file.write_text(f"target: ort\n{ASKING[path]}\n", encoding="utf-8")
+    file = write(tmp_path, f"target: ort\n{ASKING[path]}\n", "my.yaml")
     config = read_config(file)
     ((_, code),) = list_code(config)
     error = refuse(config)
@@ -49,28 +49,24 @@ def test_a_file_that_names_code_wants_trust_or_the_same_from_the_caller(tmp_path
 
 
 def test_another_value_of_the_caller_leaves_nothing_to_trust_but_lists_are_joined(tmp_path: Path) -> None:
-    file = tmp_path / "my.yaml"
-    file.write_text("accuracy: {metric: 'a.py:f'}\n", encoding="utf-8")
+    file = write(tmp_path, "accuracy: {metric: 'a.py:f'}\n")
     check_trust(read_config(file, {"accuracy.metric": "b.py:f"}), {"accuracy.metric": "b.py:f"})
-    file.write_text("runtime: {libraries: a.so}\n", encoding="utf-8")
+    write(tmp_path, "runtime: {libraries: a.so}\n")
     given = {"runtime.libraries": ["b.so"]}
     assert "a.so" in refuse(read_config(file, given), given).cause
 
 
 def test_the_file_that_names_the_code_is_the_one_to_trust(tmp_path: Path) -> None:
-    (tmp_path / "base.yaml").write_text("runtime: {libraries: [a.so, b.so]}\n", encoding="utf-8")
-    file = tmp_path / "my.yaml"
-    file.write_text("extends: base.yaml\nruntime: {libraries: c.so}\n", encoding="utf-8")
+    base = write(tmp_path, "runtime: {libraries: [a.so, b.so]}\n", "base.yaml")
+    file = write(tmp_path, "extends: base.yaml\nruntime: {libraries: c.so}\n")
     assert refuse(read_config(file)).file == str(file)
-    assert refuse(read_config(file, {"trust": str(file)})).file == str(tmp_path / "base.yaml")
-    check_trust(read_config(file, {"trust": [str(file), str(tmp_path / "base.yaml")]}), {})
+    assert refuse(read_config(file, {"trust": str(file)})).file == str(base)
+    check_trust(read_config(file, {"trust": [str(file), str(base)]}), {})
 
 
 def test_no_file_trusts_itself(tmp_path: Path) -> None:
-    file = tmp_path / "my.yaml"
-    file.write_text(f"trust: [{file}]\n", encoding="utf-8")
     with pytest.raises(ConfigError, match=r"my\.yaml:1: trust: unknown key 'trust'"):
-        read_config(file)
+        read(tmp_path, f"trust: [{tmp_path / 'my.yaml'}]\n", "my.yaml")
 
 
 def test_what_python_gives_needs_none() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 
@@ -14,7 +13,7 @@ from PIL import Image
 
 from onnxq.config import DataConfig, ImageConfig
 from onnxq.data import load_data
-from onnxq.errors import DataError
+from onnxq.errors import DataError, MissingDependencyError
 from onnxq.graph import ValueInfo
 
 X = ValueInfo("x", TensorProto.FLOAT, ("N", 3))
@@ -197,9 +196,8 @@ def test_image_sizes(tmp_path: Path) -> None:
     value = ValueInfo("pixels", TensorProto.UINT8, (1, 4, 4, 3))
 
     def load(**given: object) -> np.ndarray:
-        return load_data(tmp_path, [value], images(size=(4, 4), layout="NHWC", interpolation="nearest", **given))[0][
-            "pixels"
-        ]
+        config = images(size=(4, 4), layout="NHWC", interpolation="nearest", **given)
+        return load_data(tmp_path, [value], config)[0]["pixels"]
 
     assert (load(crop="center") == 200).all()
     stretched = load(crop="none")[0, 0, :, 0]
@@ -210,36 +208,35 @@ def test_image_sizes(tmp_path: Path) -> None:
     assert load(resize=8)[0, 0].tolist() == [[200] * 3] * 4
 
 
-def test_what_is_wrong_with_images(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("inputs", "config", "said"),
+    [
+        ([PICTURE], None, r"data: \{images"),
+        ([PICTURE], images(size=(5, 6)), r"axis 2.*is 5, the model wants 4"),
+        ([PICTURE], images(layout="NHWC"), "NHWC"),
+        ([PICTURE, X], images(), "the model has 2"),
+        ([X], images(), "does not take images"),
+        ([PICTURE], images(input="pixel"), "did you mean 'pixels'"),
+    ],
+)
+def test_what_is_wrong_with_images(
+    tmp_path: Path, inputs: list[ValueInfo], config: DataConfig | None, said: str
+) -> None:
     picture(tmp_path / "one.png", np.zeros((4, 6, 3), np.uint8))
-    with pytest.raises(DataError, match=r"data: \{images"):
-        load_data(tmp_path, [PICTURE])
-    with pytest.raises(DataError, match=r"axis 2.*is 5, the model wants 4"):
-        load_data(tmp_path, [PICTURE], images(size=(5, 6)))
-    with pytest.raises(DataError, match="NHWC"):
-        load_data(tmp_path, [PICTURE], images(layout="NHWC"))
-    with pytest.raises(DataError, match="the model has 2"):
-        load_data(tmp_path, [PICTURE, X], images())
-    with pytest.raises(DataError, match="does not take images"):
-        load_data(tmp_path, [X], images())
-    with pytest.raises(DataError, match="did you mean 'pixels'"):
-        load_data(tmp_path, [PICTURE], images(input="pixel"))
+    with pytest.raises(DataError, match=said):
+        load_data(tmp_path, inputs, config)
+
+
+def test_what_is_no_image_is_named(tmp_path: Path) -> None:
+    picture(tmp_path / "one.png", np.zeros((4, 6, 3), np.uint8))
     (tmp_path / "two.jpg").write_bytes(b"not an image")
     with pytest.raises(DataError, match=r"two\.jpg.*not a readable image"):
         list(load_data(tmp_path, [PICTURE], images()).samples())
 
 
-def test_absent_pillow_is_explained(tmp_path: Path) -> None:
+def test_absent_pillow_is_explained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     picture(tmp_path / "one.png", np.zeros((4, 6, 3), np.uint8))
-    code = (
-        "import sys; sys.modules['PIL'] = None\n"
-        "from onnxq.config import DataConfig, ImageConfig\n"
-        "from onnxq.data import load_data\n"
-        "from onnxq.errors import MissingDependencyError\n"
-        "from onnxq.graph import ValueInfo\n"
-        "config = DataConfig(images=ImageConfig(size=(4, 6)))\n"
-        "try: load_data(sys.argv[1], [ValueInfo('x', 1, (1, 3, 4, 6))], config)\n"
-        "except MissingDependencyError as e: print(e)\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=True)
-    assert "pip install 'onnxq[images]'" in done.stdout
+    monkeypatch.setitem(sys.modules, "PIL", None)
+    with pytest.raises(MissingDependencyError) as caught:
+        load_data(tmp_path, [PICTURE], images())[0]
+    assert caught.value.fix == "pip install 'onnxq[images]'"

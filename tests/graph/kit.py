@@ -20,12 +20,22 @@ UNARY = ("Relu", "Neg", "Identity", "Abs")
 
 
 def model(text: str, opset: int = 17, ir: int = 8, **arrays: object) -> ModelProto:
-    """The model of a "g (…) => (…) {…}" text, with initializers (numbers become float32)."""
-    proto = parser.parse_model(f'<ir_version: {ir}, opset_import: ["" : {opset}, "com.microsoft" : 1]>\n{text}')
+    """The model of a "g (…) => (…) {…}" text, with initializers (numbers become float32), and functions of `loc`."""
+    local = ', "loc" : 1' if "loc." in text else ""
+    proto = parser.parse_model(f'<ir_version: {ir}, opset_import: ["" : {opset}, "com.microsoft" : 1{local}]>\n{text}')
     for name, value in arrays.items():
-        array = value if isinstance(value, np.ndarray) else np.asarray(value, dtype=np.float32)
-        proto.graph.initializer.append(numpy_helper.from_array(array, name))
+        if isinstance(value, TensorProto):
+            proto.graph.initializer.add().CopyFrom(value)
+            proto.graph.initializer[-1].name = name
+        else:
+            array = value if isinstance(value, (np.ndarray, np.generic)) else np.float32(value)
+            proto.graph.initializer.append(numpy_helper.from_array(np.asarray(array), name))
     return proto
+
+
+def copy(proto: ModelProto) -> ModelProto:
+    """Another model of the same content."""
+    return ModelProto.FromString(proto.SerializeToString())
 
 
 BRANCHES = """g (float[4] x, float[4] z, bool c) => (float[4] y) {
@@ -145,10 +155,8 @@ def models(*, named: bool = True, ifs: bool = True) -> st.SearchStrategy[ModelPr
 
 def shuffled(proto: ModelProto, seed: int) -> ModelProto:
     """The same model with the nodes of every scope in another order that still runs."""
-    rng = random.Random(seed)
-    copy = ModelProto()
-    copy.CopyFrom(proto)
-    for _, graph in walk_graphs(copy.graph):
+    rng, other = random.Random(seed), copy(proto)
+    for _, graph in walk_graphs(other.graph):
         nodes = [NodeProto.FromString(node.SerializeToString()) for node in graph.node]
         placed: list[NodeProto] = []
         made = {name for node in nodes for name in node.output}
@@ -160,7 +168,7 @@ def shuffled(proto: ModelProto, seed: int) -> ModelProto:
             made -= set(node.output)
         del graph.node[:]
         graph.node.extend(placed)
-    return copy
+    return other
 
 
 def _reads(node: NodeProto) -> set[str]:
@@ -176,14 +184,13 @@ def _reads(node: NodeProto) -> set[str]:
 
 def respelled(proto: ModelProto) -> ModelProto:
     """The same network with other names for every tensor but the inputs and outputs, and no node names."""
-    copy = ModelProto()
-    copy.CopyFrom(proto)
-    kept = {value.name for value in (*copy.graph.input, *copy.graph.output)}
+    other = copy(proto)
+    kept = {value.name for value in (*proto.graph.input, *proto.graph.output)}
 
     def new(name: str) -> str:
         return name if not name or name in kept else f"other/{name[::-1]}"
 
-    for _, graph in walk_graphs(copy.graph):
+    for _, graph in walk_graphs(other.graph):
         for node in graph.node:
             node.name = ""
             node.input[:] = [new(name) for name in node.input]
@@ -191,4 +198,4 @@ def respelled(proto: ModelProto) -> ModelProto:
         for values in (graph.initializer, graph.value_info, graph.output, graph.input):
             for value in values:
                 value.name = new(value.name)
-    return copy
+    return other

@@ -17,20 +17,15 @@ def calling() -> ModelProto:
     """Calls in the main graph and in bodies, a function that calls another, names that invite collisions."""
     proto = model(
         """g (float[4] x, float[4] z, bool c) => (float[4] y) {
-        [t__1] t__1 = Neg(x) [f1] a = Mul(t__1, big) [f2] b = Add(a, z)
-        [if] y = If(c) <then_branch = t () => (float[4] q) { [f3] q = Add(b, z) },
+        [t__1] t__1 = Neg(x) [f1] a = loc.F(t__1, big) [f2] b = loc.F(a, z)
+        [if] y = If(c) <then_branch = t () => (float[4] q) { [f3] q = loc.F(b, z) },
                         else_branch = e () => (float[4] q) { [n] q = Relu(b) }>
         }
-        <domain: "loc", opset_import: ["": 17, "loc": 1]> F (p, q) => (r) { [n] t = Mul(p, q) [k] k = Constant<value = float[1] {2.0}>() [m] r = Relu(t) }
-        <domain: "loc", opset_import: ["": 17]> G (p) => (r) { [n] r = Abs(p) }"""  # noqa: E501
+        <domain: "loc", opset_import: ["": 17, "loc": 1]> F (p, q) => (r) {
+            [n] t = Mul(p, q) [k] k = Constant<value = float[1] {2.0}>() [m] r = loc.G(t) }
+        <domain: "loc", opset_import: ["": 17]> G (p) => (r) { [n] r = Abs(p) }""",
+        big=np.full(4, 3, F),
     )
-    proto.opset_import.append(helper.make_opsetid("loc", 1))
-    proto.graph.initializer.append(numpy_helper.from_array(np.full(4, 3, F), "big"))
-    inner = proto.functions[0].node[2]
-    inner.domain, inner.op_type = "loc", "G"
-    body = proto.graph.node[3].attribute[0].g
-    for node in (proto.graph.node[1], proto.graph.node[2], body.node[0]):
-        node.domain, node.op_type = "loc", "F"
     proto.graph.initializer[0].metadata_props.add(key="k", value="v")
     proto.graph.node[0].metadata_props.add(key="n", value="v")
     return proto
@@ -56,17 +51,31 @@ def test_a_model_without_functions_is_copied() -> None:
     assert result is not proto
 
 
-def test_a_function_of_another_opset_is_converted() -> None:
-    proto = model(
-        """g (float[1,4] x) => (float[4] y) { [f] y = Relu(x) }
-        <domain: "loc", opset_import: ["": 11]> F (a) => (b) { b = Squeeze<axes = [0]>(a) }""",
-        opset=13,
-    )
-    proto.opset_import.append(helper.make_opsetid("loc", 1))
-    proto.graph.node[0].domain, proto.graph.node[0].op_type = "loc", "F"
-    result = inline_functions(proto)
+SQUEEZE = """g (float[1,4] x) => (float[4] y) { [f] y = loc.F(x) }
+<domain: "loc", opset_import: ["": 11]> F (a) => (b) { b = Squeeze<axes = [0]>(a) }"""
+# onnx's inliner puts constants beside it into the graph twice where it converts a function.
+CONSTANT = """g (float[N,4] x) => (float[N,4] y) {
+    [c] w = Constant <value: tensor = float[1] {2.0}> () [f] y = loc.F(x, w) }
+<domain: "loc", opset_import: ["": 13]> F (p, q) => (r) { [m] m = Mul(p, q) [n] r = Relu(m) }"""
+# It wants the types of weights, and of other calls' results, to convert a function.
+WEIGHTS = """g (float[N,4] x) => (float[N,4] y) { [f] a = loc.F(x, w) [g] y = loc.F(a, v) }
+<domain: "loc", opset_import: ["": 13]> F (p, q) => (r) { [m] m = MatMul(p, q) [n] r = Relu(m) }"""
+
+
+@pytest.mark.parametrize(
+    ("text", "opset", "names", "ops"),
+    [
+        (SQUEEZE, 13, "", ["Constant", "Squeeze"]),
+        (CONSTANT, 17, "", ["Constant", "Mul", "Relu"]),
+        (WEIGHTS, 17, "wv", ["MatMul", "Relu", "MatMul", "Relu"]),
+    ],
+    ids=["an operator that changed", "a constant beside it", "weights that it reads"],
+)
+def test_functions_of_another_opset_are_converted(text: str, opset: int, names: str, ops: list[str]) -> None:
+    result = inline_functions(model(text, opset, **{name: np.full((4, 4), 0.5, F) for name in names}))
     verify_graph(result)
-    assert "Squeeze" in {node.op_type for node in result.graph.node}
+    assert [node.op_type for node in result.graph.node] == ops
+    assert not result.graph.value_info
 
 
 def test_large_weights_come_back() -> None:
@@ -93,47 +102,15 @@ def test_defaults_of_attributes_hold() -> None:
     """A call that leaves an attribute out takes the function's default, in bodies and in other functions too."""
     proto = model(
         """g (float[4] x, float[4] z, bool c) => (float[4] y) {
-        [f] a = Relu(x)
-        [g] y = If(c) <then_branch = t () => (float[4] q) { [h] q = Neg(a) }, else_branch = e () => (float[4] q) { [k] q = Abs(z) }>
+        [f] a = loc.F(x)
+        [g] y = If(c) <then_branch = t () => (float[4] q) { [h] q = loc.G(a) },
+                       else_branch = e () => (float[4] q) { [k] q = Abs(z) }>
         }
-        <domain: "loc", opset_import: ["": 17]> F <slope: float = 0.3> (p) => (r) { [n] r = LeakyRelu<alpha: float = @slope>(p) }
-        <domain: "loc", opset_import: ["": 17, "loc": 1]> G (p) => (r) { [n] r = Sin(p) }"""  # noqa: E501
+        <domain: "loc", opset_import: ["": 17]> F <slope: float = 0.3> (p) => (r) {
+            [n] r = LeakyRelu<alpha: float = @slope>(p) }
+        <domain: "loc", opset_import: ["": 17, "loc": 1]> G (p) => (r) { [n] r = loc.F(p) }"""
     )
-    proto.opset_import.append(helper.make_opsetid("loc", 1))
-    body = proto.graph.node[1].attribute[0].g
-    for node, op in ((proto.graph.node[0], "F"), (body.node[0], "G"), (proto.functions[1].node[0], "F")):
-        node.domain, node.op_type = "loc", op
     result = inline_functions(proto)
     slopes = [round(node.attribute[0].f, 3) for node in all_nodes(result) if node.op_type == "LeakyRelu"]
     assert slopes == [0.3, 0.3]
     assert_same(proto, result)
-
-
-def test_constants_beside_functions_of_another_opset_stay_single() -> None:
-    """onnx's inliner puts them into the graph twice where it converts a function."""
-    proto = model(
-        """g (float[N,4] x) => (float[N,4] y) {
-            [c] w = Constant <value: tensor = float[1] {2.0}> () [f] y = MatMul(x, w) }
-        <domain: "loc", opset_import: ["": 13]> F (p, q) => (r) { [m] m = Mul(p, q) [n] r = Relu(m) }"""
-    )
-    proto.opset_import.append(helper.make_opsetid("loc", 1))
-    proto.graph.node[1].domain, proto.graph.node[1].op_type = "loc", "F"
-    result = inline_functions(proto)
-    verify_graph(result)
-    assert [node.op_type for node in result.graph.node] == ["Constant", "Mul", "Relu"]
-
-
-def test_functions_of_another_opset_that_read_weights_are_inlined() -> None:
-    """onnx's inliner wants the types of weights, and of other calls' results, to convert a function."""
-    proto = model(
-        """g (float[N,4] x) => (float[N,4] y) { [f] a = MatMul(x, w) [g] y = MatMul(a, v) }
-        <domain: "loc", opset_import: ["": 13]> F (p, q) => (r) { [m] m = MatMul(p, q) [n] r = Relu(m) }"""
-    )
-    proto.opset_import.append(helper.make_opsetid("loc", 1))
-    for name, node in zip("wv", proto.graph.node, strict=True):
-        node.domain, node.op_type = "loc", "F"
-        proto.graph.initializer.append(numpy_helper.from_array(np.full((4, 4), 0.5, F), name))
-    result = inline_functions(proto)
-    verify_graph(result)
-    assert [node.op_type for node in result.graph.node] == ["MatMul", "Relu", "MatMul", "Relu"]
-    assert not result.graph.value_info

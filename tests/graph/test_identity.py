@@ -11,7 +11,7 @@ from onnx import ModelProto, helper, numpy_helper
 
 from onnxq.graph import GraphIndex, compute_fingerprint, compute_structural_ids, name_nodes
 from onnxq.sites import TensorId
-from tests.graph.kit import all_nodes, assert_same, model, models, respelled, shuffled
+from tests.graph.kit import all_nodes, assert_same, copy, model, models, respelled, shuffled
 
 F = np.float32
 
@@ -49,8 +49,7 @@ def test_parallel_branches_are_told_apart() -> None:
 
 def test_initializers_and_constant_nodes_are_the_same() -> None:
     proto = attention()
-    moved = ModelProto()
-    moved.CopyFrom(proto)
+    moved = copy(proto)
     tensor = moved.graph.initializer.pop()
     moved.graph.node.insert(0, helper.make_node("Constant", [], [tensor.name], "c", value=tensor))
     assert compute_structural_ids(moved) == compute_structural_ids(proto)
@@ -152,13 +151,7 @@ def test_nodes_that_share_a_name_all_lose_it() -> None:
 
 def test_sibling_bodies_with_the_same_tensors_are_told_apart_by_scope() -> None:
     names = {node.name for node in all_nodes(name_nodes(model(SIBLINGS)))}
-    assert names == {
-        "y/If",
-        "b/Neg",
-        "b/Abs",
-        "y/If.then_branch/a/Relu",
-        "y/If.else_branch/a/Relu",
-    }
+    assert names == {"y/If", "b/Neg", "b/Abs", "y/If.then_branch/a/Relu", "y/If.else_branch/a/Relu"}
 
 
 def test_a_name_that_another_node_bears_is_not_taken() -> None:
@@ -171,12 +164,7 @@ def test_nodes_of_functions_are_named_too() -> None:
     proto = model(
         """g (float[4] x) => (float[4] y) { y = loc.F(x) }
         <domain: "loc", opset_import: ["": 17]> F (a) => (b) { t = Relu(a) b = Neg(t) }
-        <domain: "loc", opset_import: ["": 17]> G (a) => (b) { t = Relu(a) b = Neg(t) }""".replace("loc.F", "Relu")
+        <domain: "loc", opset_import: ["": 17]> G (a) => (b) { t = Relu(a) b = Neg(t) }"""
     )
-    named = name_nodes(proto)
-    assert [node.name for function in named.functions for node in function.node] == [
-        "loc::F/t/Relu",
-        "loc::F/b/Neg",
-        "loc::G/t/Relu",
-        "loc::G/b/Neg",
-    ]
+    names = [node.name for function in name_nodes(proto).functions for node in function.node]
+    assert names == ["loc::F/t/Relu", "loc::F/b/Neg", "loc::G/t/Relu", "loc::G/b/Neg"]

@@ -144,10 +144,9 @@ def test_an_overridable_initializer_is_no_constant() -> None:
     ],
 )
 def test_narrow_types_are_encoded_and_decoded(dtype: int, numpy_type: type) -> None:
-    proto = name_nodes(model("g (float[4] x) => (float[4] y) { y = Relu(x) }"))
     values = np.array([0, 1, 7, 3, 2], np.int8)
-    proto.graph.initializer.append(encode_tensor("w", values, dtype))
-    array = GraphIndex(proto).find_constant(TensorId("w"))
+    text = "g (float[4] x) => (float[4] y) { y = Relu(x) }"
+    array = GraphIndex(name_nodes(model(text, w=encode_tensor("w", values, dtype)))).find_constant(TensorId("w"))
     assert array is not None
     assert array.dtype == numpy_type
     np.testing.assert_array_equal(array.astype(np.int8), values)

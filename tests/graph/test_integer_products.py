@@ -9,11 +9,11 @@ import numpy as np
 import onnx
 import pytest
 from numpy.typing import NDArray
-from onnx import numpy_helper, parser
 
 from onnxq.graph import name_nodes, verify_graph
 from onnxq.graph.integer_products import read_integer_products, write_integer_products
 from onnxq.runtime import Session, optimize_graph
+from tests.graph.kit import model
 
 RNG = np.random.default_rng(0)
 X = RNG.standard_normal((2, 5, 8)).astype(np.float32)
@@ -23,14 +23,11 @@ def make_pairs(op: str, scales: int = 6, *, transposed: bool = False) -> onnx.Mo
     """x through a dynamic pair, times a weight [8, 6] of stored integers; Gemm: of one matrix, with a bias."""
     rank = "float[N, 8]" if op == "Gemm" else "float[N, T, 8]"
     call = f"Gemm <transB = {int(transposed)}> (xd, wd, b)" if op == "Gemm" else "MatMul(xd, wd)"
-    text = f"""<ir_version: 8, opset_import: ["" : 13]>
-    agraph ({rank} x) => (float[N] y) {{
+    text = f"""agraph ({rank} x) => (float[N] y) {{
         [x_DynamicQuantizeLinear] xq, xs, xz = DynamicQuantizeLinear(x) [xd_node] xd = DequantizeLinear(xq, xs, xz)
         [w_DequantizeLinear] wd = DequantizeLinear <axis = {0 if transposed else 1}> (wq, ws, wz)
         [product] y = {call}
     }}"""
-    model = parser.parse_model(text)
-    model.graph.output[0].type.tensor_type.ClearField("shape")
     shape = (6, 8) if transposed else (8, 6)
     tensors: dict[str, NDArray[np.generic]] = {
         "wq": RNG.integers(-60, 60, shape).astype(np.int8),
@@ -38,18 +35,19 @@ def make_pairs(op: str, scales: int = 6, *, transposed: bool = False) -> onnx.Mo
         "wz": np.zeros(scales, np.int8),
         "b": RNG.standard_normal(6).astype(np.float32),
     }
-    for name, value in tensors.items():
-        held = value.reshape(()) if value.size == 1 else value
-        model.graph.initializer.append(numpy_helper.from_array(held, name))
-    return model
+    proto = model(
+        text, 13, **{name: value.reshape(()) if value.size == 1 else value for name, value in tensors.items()}
+    )
+    proto.graph.output[0].type.tensor_type.ClearField("shape")
+    return proto
 
 
-def count_ops(model: onnx.ModelProto) -> Counter[str]:
-    return Counter(node.op_type for node in model.graph.node)
+def count_ops(proto: onnx.ModelProto) -> Counter[str]:
+    return Counter(node.op_type for node in proto.graph.node)
 
 
-def run(model: onnx.ModelProto, x: NDArray[np.float32], *, optimize: bool = False) -> NDArray[np.float32]:
-    return Session(model, optimize=optimize).run({"x": x})["y"]
+def run(proto: onnx.ModelProto, x: NDArray[np.float32], *, optimize: bool = False) -> NDArray[np.float32]:
+    return Session(proto, optimize=optimize).run({"x": x})["y"]
 
 
 @pytest.mark.parametrize("scales", [1, 6])
@@ -75,10 +73,7 @@ def test_operators_compute_what_pairs_say_and_fuse(op: str, transposed: bool, sc
 
 
 def test_models_without_such_products_stay_as_they_are() -> None:
-    plain = parser.parse_model(
-        '<ir_version: 8, opset_import: ["" : 13]> g (float[N] x) => (float[N] y) { y = Relu(x) }'
-    )
-    plain = name_nodes(plain)
+    plain = name_nodes(model("g (float[N] x) => (float[N] y) { y = Relu(x) }", 13))
     assert write_integer_products(plain) is plain
     assert read_integer_products(plain) is plain
 
@@ -87,22 +82,12 @@ def test_models_without_such_products_stay_as_they_are() -> None:
 def test_files_of_onnxruntime_are_read(tmp_path: Path, per_channel: bool) -> None:
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
-    text = """<ir_version: 8, opset_import: ["" : 13]>
-    agraph (float[N, T, 8] x) => (float[N, T, 6] y) <float[8, 6] w, float[6] b> {
-        [product] m = MatMul(x, w) [add] y = Add(m, b) }"""
-    model = parser.parse_model(text)
-    for tensor, shape in (("w", (8, 6)), ("b", (6,))):
-        value = RNG.standard_normal(shape).astype(np.float32)
-        model.graph.initializer.append(numpy_helper.from_array(value, tensor))
-    onnx.save(model, tmp_path / "m.onnx")
+    text = "g (float[N, T, 8] x) => (float[N, T, 6] y) { [product] m = MatMul(x, w) [add] y = Add(m, b) }"
+    weights = {name: RNG.standard_normal(shape).astype(np.float32) for name, shape in (("w", (8, 6)), ("b", (6,)))}
+    onnx.save(model(text, 13, **weights), tmp_path / "m.onnx")
     # Seven bits: sums of eight overflow on CPUs without VNNI.
-    quantize_dynamic(
-        tmp_path / "m.onnx",
-        tmp_path / "q.onnx",
-        per_channel=per_channel,
-        weight_type=QuantType.QInt8,
-        reduce_range=True,
-    )
+    options = {"per_channel": per_channel, "weight_type": QuantType.QInt8, "reduce_range": True}
+    quantize_dynamic(tmp_path / "m.onnx", tmp_path / "q.onnx", **options)
     theirs = name_nodes(onnx.load(tmp_path / "q.onnx"))
     back = read_integer_products(theirs)
     verify_graph(back)

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, numpy_helper, parser
+from onnx import TensorProto, numpy_helper
 
 import onnxq
 from onnxq.errors import ModelError
@@ -29,23 +29,18 @@ from onnxq.graph import (
 from onnxq.graph.storage import is_stub
 from onnxq.runtime import Session, tap_tensors
 from onnxq.sites import TensorId
+from tests.graph import kit
 
 F = np.float32
 
 
 def large() -> onnx.ModelProto:
     """Two MatMuls with weights of 64 KiB, one of them twice, a bias too small to strip, and an unread weight."""
-    proto = parser.parse_model(
-        """<ir_version: 8, opset_import: ["": 17]>
-        main (float[N, 128] x) => (float[N, 128] y) {
-          [a] m = MatMul(x, w) [b] r = Relu(m) [c] n = MatMul(r, w) [d] o = MatMul(n, v) [e] y = Add(o, bias) }"""
-    )
     rng = np.random.default_rng(0)
-    for name in ("w", "v", "unread"):
-        array = (rng.standard_normal((128, 128)) / 12).astype(F)
-        proto.graph.initializer.append(numpy_helper.from_array(array, name))
-    proto.graph.initializer.append(numpy_helper.from_array(rng.standard_normal(128).astype(F), "bias"))
-    return proto
+    weights = {name: (rng.standard_normal((128, 128)) / 12).astype(F) for name in ("w", "v", "unread")}
+    text = """main (float[N, 128] x) => (float[N, 128] y) {
+        [a] m = MatMul(x, w) [b] r = Relu(m) [c] n = MatMul(r, w) [d] o = MatMul(n, v) [e] y = Add(o, bias) }"""
+    return kit.model(text, **weights, bias=rng.standard_normal(128).astype(F))
 
 
 def stubs(model: LightModel) -> dict[str, bool]:
@@ -80,9 +75,7 @@ def test_whole_models_stay_whole_and_light_ones_light() -> None:
     assert strip_weights(model) is model
     assert isinstance(name_nodes(model), LightModel)
     assert isinstance(name_nodes(proto), onnx.ModelProto)
-    small = strip_weights(
-        parser.parse_model('<ir_version: 8, opset_import: ["": 17]> m (float[1] x) => (float[1] y) { y = Relu(x) }')
-    )
+    small = strip_weights(kit.model("m (float[1] x) => (float[1] y) { y = Relu(x) }"))
     assert attach_weights(small) is small.proto
 
 

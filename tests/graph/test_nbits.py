@@ -8,11 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
-from onnx import TensorProto, helper, numpy_helper, parser
+from onnx import helper
 
 from onnxq.graph import GraphIndex
 from onnxq.graph.nbits import pack_bits, read_nbits, unpack_bits, write_nbits
 from onnxq.runtime import Session
+from tests.graph.kit import model
 
 K, N = 70, 12
 X = np.random.default_rng(0).normal(size=(5, K)).astype(np.float32)
@@ -40,22 +41,15 @@ def _pairs(kind: str, size: int, *, bits: int = 8, zero: bool = True, half: bool
     zeros = rng.integers(low, low + 2**width, (count, N)) if zero else middle
     scale = rng.uniform(0.01, 0.1, (count, N)).astype(np.float16 if half else np.float32)
     w = (levels - np.repeat(zeros, size, 0)[:K]) * np.repeat(scale, size, 0)[:K].astype(np.float32)
-    floats = TensorProto.FLOAT16 if half else TensorProto.FLOAT
-    nodes = [
-        helper.make_node("DequantizeLinear", ["q", "s", "z"], ["d"], "w/DequantizeLinear", axis=0, block_size=size),
-        helper.make_node("MatMul", ["x", "d"], ["y"], "m"),
-        helper.make_node("MatMul", ["x", "d"], ["y2"], "m2"),
-    ]
-    entry = nodes[0].metadata_props.add()
-    entry.key, entry.value = "onnxq.bits", str(bits)
-    held = [
-        helper.make_tensor("q", number, (K, N), levels.ravel().tolist()), numpy_helper.from_array(scale, "s"),
-        helper.make_tensor("z", number, zeros.shape, zeros.ravel().tolist()),
-    ]  # fmt: skip
-    ends = ([("x", K)], [("y", N), ("y2", N)])
-    infos = [[helper.make_tensor_value_info(name, floats, ["rows", dim]) for name, dim in names] for names in ends]
-    graph = helper.make_graph(nodes, "net", *infos, held)
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10), w
+    kinds = ("float16" if half else "float", f"{K}", f"{N}")
+    text = """net ({0}[rows,{1}] x) => ({0}[rows,{2}] y, {0}[rows,{2}] y2) {{
+        d = DequantizeLinear<axis = 0, block_size = {3}>(q, s, z) [m] y = MatMul(x, d) [m2] y2 = MatMul(x, d) }}"""
+    held = {"q": helper.make_tensor("q", number, (K, N), levels.ravel().tolist()), "s": scale}
+    held["z"] = helper.make_tensor("z", number, zeros.shape, zeros.ravel().tolist())
+    proto = model(text.format(*kinds, size), 21, 10, **held)
+    proto.graph.node[0].name = "w/DequantizeLinear"
+    proto.graph.node[0].metadata_props.add(key="onnxq.bits", value=str(bits))
+    return proto, w
 
 
 def _run(proto: onnx.ModelProto, x: Any = X) -> Any:
@@ -104,9 +98,9 @@ def test_float16_stays_float16() -> None:
 
 
 def test_what_the_operator_does_not_take_stays() -> None:
-    text = """<ir_version: 10, opset_import: ["" : 21]> net (float[N, 32] x, float[32, 32] w) => (float[N, 32] y)
+    text = """net (float[N, 32] x, float[32, 32] w) => (float[N, 32] y)
     <float[32] s, int8[32, 32] q> {[d] d = DequantizeLinear (q, s) [m] h = MatMul (x, d) [k] y = MatMul (h, w)}"""
-    proto = parser.parse_model(text)
+    proto = model(text, 21, 10)
     assert write_nbits(proto, 0, {}) is proto
     assert read_nbits(proto) is proto
     small, _ = _pairs("uint4", 8)
@@ -117,11 +111,8 @@ def test_what_the_operator_does_not_take_stays() -> None:
 def test_files_of_onnxruntimes_quantizer_are_read(symmetric: bool) -> None:
     quantizer = pytest.importorskip("onnxruntime.quantization.matmul_nbits_quantizer")
     w = np.random.default_rng(2).normal(size=(K, N)).astype(np.float32)
-    infos = [[helper.make_tensor_value_info(x, TensorProto.FLOAT, ["rows", dim])] for x, dim in (("x", K), ("y", N))]
-    node = helper.make_node("MatMul", ["x", "w"], ["y"], "m")
-    graph = helper.make_graph([node], "net", *infos, [numpy_helper.from_array(w, "w")])
     # Below opset 21 ONNX has no blocks, ONNX Runtime's own operator does.
-    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    proto = model(f"net (float[rows,{K}] x) => (float[rows,{N}] y) {{ [m] y = MatMul(x, w) }}", ir=9, w=w)
     tool = quantizer.MatMulNBitsQuantizer(proto, block_size=32, is_symmetric=symmetric, accuracy_level=1)
     tool.process()
     made = tool.model.model
@@ -131,13 +122,8 @@ def test_files_of_onnxruntimes_quantizer_are_read(symmetric: bool) -> None:
 
 
 def test_float_zero_points_and_an_order_of_columns_stay_operators() -> None:
-    text = """<ir_version: 10, opset_import: ["" : 17, "com.microsoft" : 1]> net (float[N, 32] x) => (float[N, 16] y)
-    <uint8[16, 1, 16] b, float[16] s, float[16] z>
+    text = """net (float[N, 32] x) => (float[N, 16] y)
     {[m] y = com.microsoft.MatMulNBits <K = 32, N = 16, bits = 4, block_size = 32> (x, b, s, z)}"""
-    proto = parser.parse_model(text)
-    rng = np.random.default_rng(0)
-    for name, array in (
-        ("b", rng.integers(0, 255, (16, 1, 16)).astype(np.uint8)), ("s", np.ones(16, "f4")), ("z", np.ones(16, "f4")),
-    ):  # fmt: skip
-        proto.graph.initializer.append(numpy_helper.from_array(array, name))
+    codes = np.random.default_rng(0).integers(0, 255, (16, 1, 16)).astype(np.uint8)
+    proto = model(text, ir=10, b=codes, s=np.ones(16, "f4"), z=np.ones(16, "f4"))
     assert read_nbits(proto) is proto

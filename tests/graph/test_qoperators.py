@@ -6,12 +6,12 @@ from collections import Counter
 
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from onnxq.graph import name_nodes
 from onnxq.graph.qoperators import write_qoperators
+from tests.graph.kit import compute
 
 RNG = np.random.default_rng(0)
 BYTES = np.uint8
@@ -37,6 +37,10 @@ class Net:
         self.add("QuantizeLinear", [x, *names], f"{x}/q")
         return self.add("DequantizeLinear", [f"{x}/q", *names], f"{x}/dq")
 
+    def end(self, x: str, scale: float = 0.05, zero: int = 128, kind: type = BYTES) -> None:
+        """The result: x behind a pair."""
+        self.add("Identity", [self.pair(x, scale, zero, kind)], "y")
+
     def weight(self, name: str, shape: tuple[int, ...], axis: int | None) -> str:
         codes = RNG.integers(-60, 60, shape).astype(np.int8)
         count = () if axis is None else (shape[axis],)
@@ -46,23 +50,15 @@ class Net:
 
     def bias(self, name: str, count: int, scale: float) -> str:
         codes = self.const(f"{name}/q", RNG.integers(-900, 900, count).astype(np.int32))
-        return self.add(
-            "DequantizeLinear", [codes, self.const(f"{name}/scale", np.full(count, scale, np.float32))], name, axis=0
-        )
+        scales = self.const(f"{name}/scale", np.full(count, scale, np.float32))
+        return self.add("DequantizeLinear", [codes, scales], name, axis=0)
 
-    def build(self, x_shape: tuple[int, ...], y: str = "y") -> onnx.ModelProto:
-        x, out = (
-            helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in (("x", x_shape), (y, None))
-        )
-        graph = helper.make_graph(self.nodes, "g", [x], [out], self.tensors)
+    def build(self, x_shape: tuple[int, ...]) -> onnx.ModelProto:
+        shapes = {"x": x_shape, "y": None}
+        values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in shapes.items()]
+        graph = helper.make_graph(self.nodes, "g", values[:1], values[1:], self.tensors)
         proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
         return name_nodes(onnx.shape_inference.infer_shapes(proto))
-
-
-def run(proto: onnx.ModelProto, x: np.ndarray) -> np.ndarray:
-    options = onnxruntime.SessionOptions()
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    return onnxruntime.InferenceSession(proto.SerializeToString(), options).run(None, {"x": x})[0]
 
 
 def count_ops(proto: onnx.ModelProto) -> Counter:
@@ -77,7 +73,7 @@ def check(net: Net, x_shape: tuple[int, ...], *kernels: str, step: float = 0.05)
     counts = count_ops(done)
     assert {kernel: counts[kernel] for kernel in kernels} == dict(Counter(kernels))
     x = RNG.uniform(-4, 4, x_shape).astype(np.float32)
-    np.testing.assert_allclose(run(done, x), run(proto, x), atol=1.01 * step)
+    np.testing.assert_allclose(*(compute(one, {"x": x})[0] for one in (done, proto)), atol=1.01 * step)
     return done
 
 
@@ -88,23 +84,20 @@ def test_convolutions(axis, kind) -> None:
     x = net.pair("x", zero=0 if kind is np.int8 else 128, kind=kind)
     net.add("Conv", [x, net.weight("w", (8, 3, 3, 3), axis), net.bias("b", 8, 0.05 * 0.01)], "c", pads=[1] * 4)
     net.add("Relu", ["c"], "r")
-    net.add("Identity", [net.pair("r", 0.05, -128 if kind is np.int8 else 0, kind)], "y")
+    net.end("r", 0.05, -128 if kind is np.int8 else 0, kind)
     done = check(net, (1, 3, 6, 6), "QLinearConv", "QuantizeLinear", "DequantizeLinear")
     assert not {"Conv", "Relu"} & {*count_ops(done)}
     assert [node.name for node in done.graph.node if node.op_type == "QLinearConv"] == ["c/Conv"]
 
 
 def test_an_activation_that_the_type_does_not_end_with_keeps_its_operator() -> None:
-    net = Net()
-    net.add("Conv", [net.pair("x"), net.weight("w", (8, 3, 1, 1), 0)], "c")
-    net.add("Clip", ["c", net.const("lo", np.float32(0)), net.const("hi", np.float32(2))], "r")
-    net.add("Identity", [net.pair("r", 0.05, 0)], "y")
-    assert not {"QLinearConv"} & {*count_ops(write_qoperators(net.build((1, 3, 4, 4))))}
-    net = Net()
-    net.add("Conv", [net.pair("x"), net.weight("w", (8, 3, 1, 1), 0)], "c")
-    net.add("Clip", ["c", net.const("lo", np.float32(0)), net.const("hi", np.float32(2))], "r")
-    net.add("Identity", [net.pair("r", 2 / 255, 0)], "y")
-    check(net, (1, 3, 4, 4), "QLinearConv", step=2 / 255)
+    for scale, fits in ((0.05, False), (2 / 255, True)):
+        net = Net()
+        net.add("Conv", [net.pair("x"), net.weight("w", (8, 3, 1, 1), 0)], "c")
+        net.add("Clip", ["c", net.const("lo", np.float32(0)), net.const("hi", np.float32(2))], "r")
+        net.end("r", scale, 0)
+        done = check(net, (1, 3, 4, 4), step=scale)
+        assert count_ops(done)["QLinearConv"] == fits
 
 
 @pytest.mark.parametrize("axis", [None, 0])
@@ -112,7 +105,7 @@ def test_a_bias_in_float_is_rounded(axis) -> None:
     net = Net()
     bias = net.const("b", RNG.standard_normal(8).astype(np.float32))
     net.add("Conv", [net.pair("x"), net.weight("w", (8, 3, 1, 1), axis), bias], "c")
-    net.add("Identity", [net.pair("c", 0.1)], "y")
+    net.end("c", 0.1)
     check(net, (1, 3, 4, 4), "QLinearConv", step=0.1)
 
 
@@ -125,7 +118,7 @@ def test_gemm(behind, transposed) -> None:
         "Gemm", [net.pair("x"), weight, net.bias("b", 5, 0.05 * 0.01)], "c" if behind else "y", transB=transposed
     )
     if behind:
-        net.add("Identity", [net.pair(out, 0.1)], "y")
+        net.end(out, 0.1)
     check(net, (4, 8), "QGemm", step=0.1)
 
 
@@ -134,7 +127,7 @@ def test_matmul(behind, kernel) -> None:
     net = Net()
     out = net.add("MatMul", [net.pair("x"), net.weight("w", (8, 5), 1)], "c" if behind else "y")
     if behind:
-        net.add("Identity", [net.pair(out, 0.1)], "y")
+        net.end(out, 0.1)
     check(net, (4, 8), kernel, step=0.1)
 
 
@@ -148,7 +141,7 @@ def test_other_operators(op, kernel, count, attrs) -> None:
     net = Net()
     x = net.pair("x")
     inputs = [x, net.pair(net.add("Neg", [x], "n"), 0.06)][:count]
-    net.add("Identity", [net.pair(net.add(op, inputs, "o", **attrs), 0.1, 100)], "y")
+    net.end(net.add(op, inputs, "o", **attrs), 0.1, 100)
     check(net, (1, 3, 4, 4), kernel, step=0.1)
 
 
@@ -157,7 +150,7 @@ def test_where() -> None:
     x = net.pair("x")
     flags = net.const("flags", np.arange(48).reshape(1, 3, 4, 4) % 3 == 0)
     net.add("Where", [flags, x, net.pair(net.add("Neg", [x], "n"), 0.06)], "o")
-    net.add("Identity", [net.pair("o", 0.1, 100)], "y")
+    net.end("o", 0.1, 100)
     check(net, (1, 3, 4, 4), "QLinearWhere", step=0.1)
 
 
@@ -166,7 +159,7 @@ def test_bytes_move_where_both_sides_mean_the_same() -> None:
         net = Net()
         net.add("MaxPool", [net.pair("x")], "p", kernel_shape=[2, 2])
         net.add("Transpose", [net.pair("p", scale)], "t", perm=[0, 2, 3, 1])
-        net.add("Identity", [net.pair("t", scale)], "y")
+        net.end("t", scale)
         done = check(net, (1, 3, 4, 4), *(["QuantizeLinear"] if moved else ["QuantizeLinear"] * 2), step=scale)
         assert count_ops(done)["DequantizeLinear"] == (1 if moved else 2)
 
@@ -177,6 +170,6 @@ def test_what_no_operator_takes_stays() -> None:
     bias = net.add("Neg", [net.const("b", np.ones(3, np.float32))], "n")
     net.add("Conv", [net.pair("x"), net.weight("w", (3, 3, 1, 1), 0), bias], "c")
     net.add("Conv", [net.pair("c"), net.weight("v", (3, 3, 1, 1), 1)], "d")
-    net.add("Identity", [net.pair("d")], "y")
+    net.end("d")
     proto = net.build((1, 3, 4, 4))
     assert write_qoperators(proto) is proto

@@ -6,6 +6,7 @@ import errno
 import os
 import resource
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +19,7 @@ from onnx import ModelProto, TensorProto, numpy_helper
 from onnxq.errors import OutputError
 from onnxq.graph import load_model, save_model
 from onnxq.graph.storage import omit_weights, restore_weights
-from tests.graph.kit import model, models
+from tests.graph.kit import copy, model, models
 
 W = np.random.default_rng(0).standard_normal((4, 5000)).astype(np.float32)
 
@@ -92,22 +93,23 @@ def test_folders_are_told(tmp_path: Path) -> None:
         save_model(wide(), tmp_path / "no" / "m.onnx")
 
 
-@pytest.fixture
+@contextmanager
 def full_disk() -> Iterator[None]:
-    """No file may grow beyond a few bytes: what a full disk is to a writer, for root too."""
+    """No file may grow beyond a few bytes, not the log of the tests either: what a full disk is, for root too."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100, before[1]))
-    yield
-    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 @pytest.mark.parametrize("external", [False, True])
-def test_a_full_disk_leaves_what_was_there(tmp_path: Path, request: pytest.FixtureRequest, external: bool) -> None:
+def test_a_full_disk_leaves_what_was_there(tmp_path: Path, external: bool) -> None:
     path = tmp_path / "m.onnx"
     save_model(wide(), path, external=external)
     before = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
-    request.getfixturevalue("full_disk")
-    with pytest.raises(OutputError, match="no room left"):
+    with full_disk(), pytest.raises(OutputError, match="no room left"):
         save_model(wide(), path, external=external, overwrite=True)
     assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == before
 
@@ -158,8 +160,7 @@ def test_an_unforeseen_fault_is_not_dressed_up(tmp_path: Path, monkeypatch: pyte
 @given(models())
 def test_light_models_get_their_weights_back(proto: ModelProto) -> None:
     """Also when nodes, the holders of bodies among them, have no names."""
-    heavy = ModelProto()
-    heavy.CopyFrom(proto)
+    heavy = copy(proto)
     for k, node in enumerate(heavy.graph.node):
         node.name = ""
         for attr in node.attribute:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import onnx
 import pytest
-from onnx import ModelProto, TensorProto, helper, numpy_helper
+from onnx import ModelProto, TensorProto, helper
 
 from onnxq.graph import GraphIndex, infer_shapes, name_nodes
 from onnxq.graph.scopes import walk_graphs
@@ -16,13 +16,9 @@ F = np.float32
 
 
 def test_shapes_go_through_computed_reshapes() -> None:
-    proto = name_nodes(
-        model(
-            "g (float[N,3,4] x) => (float[A,B] y) { s = Shape<start = 0, end = 1>(x) t = Concat<axis = 0>(s, k) y = Reshape(x, t) n = Relu(y) z = Neg(n) }",  # noqa: E501
-            k=np.array([12]),
-        )
-    )
-    index = GraphIndex(infer_shapes(proto))
+    text = """g (float[N,3,4] x) => (float[A,B] y) {
+        s = Shape<start = 0, end = 1>(x) t = Concat<axis = 0>(s, k) y = Reshape(x, t) n = Relu(y) z = Neg(n) }"""
+    index = GraphIndex(infer_shapes(name_nodes(model(text, k=np.array([12])))))
     assert index.find_shape(TensorId("n"))[1] == 12  # type: ignore[index]
 
 
@@ -54,8 +50,8 @@ def test_bodies_are_inferred_by_constants_around_them() -> None:
 
 
 def test_the_interface_and_the_weights_stay() -> None:
-    proto = name_nodes(model("g (float[N,4] x) => (float[A,B] y) { a = MatMul(x, w) y = Relu(a) }"))
-    proto.graph.initializer.append(numpy_helper.from_array(np.ones((4, 2000), F), "w"))
+    text = "g (float[N,4] x) => (float[A,B] y) { a = MatMul(x, w) y = Relu(a) }"
+    proto = name_nodes(model(text, w=np.ones((4, 2000), F)))
     result = infer_shapes(proto)
     assert GraphIndex(result).find_shape(TensorId("a")) == ("N", 2000)
     del result.graph.value_info[:]

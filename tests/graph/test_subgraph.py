@@ -37,6 +37,7 @@ from onnxq.graph.subgraph import (
 from onnxq.graph.values import read_declared_type
 from onnxq.runtime import Session, tap_tensors
 from onnxq.sites import TensorId
+from tests.graph import kit
 
 F = np.float32
 WIDTH = 64
@@ -159,12 +160,8 @@ def test_only_what_is_read_goes_along() -> None:
 
 
 def test_nodes_that_compute_constants_go_with_their_readers() -> None:
-    proto = name_nodes(
-        parser.parse_model(
-            """<ir_version: 8, opset_import: ["": 17]> m (float[2, 2] x) => (float[2, 2] y)
-            <float[2, 2] w = {1, 2, 3, 4}> { t = Transpose(w)  u = Neg(t)  a = Relu(x)  y = MatMul(a, u) }"""
-        )
-    )
+    text = "m (float[2, 2] x) => (float[2, 2] y) { t = Transpose(w)  u = Neg(t)  a = Relu(x)  y = MatMul(a, u) }"
+    proto = name_nodes(kit.model(text, w=np.array([[1, 2], [3, 4]], F)))
     cutter = Cutter(proto, computed=True)
     assert cutter.constants == {"t/Transpose", "u/Neg"}
     assert cutter.list_inputs(["y/MatMul"]) == ["a"]
@@ -203,9 +200,8 @@ def test_sparse_weights_and_declared_types_are_kept() -> None:
 
 
 def test_an_optional_input_stays_one() -> None:
-    proto = parser.parse_model("""<ir_version: 8, opset_import: ["" : 17]>
-        g (float[2] x, float[2] o) => (float[2] y) {
-            [n] a = Neg(x) [g] b = OptionalGetElement(o) [s] y = Add(a, b) }""")
+    text = "[n] a = Neg(x) [g] b = OptionalGetElement(o) [s] y = Add(a, b)"
+    proto = kit.model(f"g (float[2] x, float[2] o) => (float[2] y) {{ {text} }}")
     tensor = helper.make_tensor_type_proto(TensorProto.FLOAT, [2])
     proto.graph.input[1].type.CopyFrom(helper.make_optional_type_proto(tensor))
     ones = np.ones(2, np.float32)
@@ -215,8 +211,7 @@ def test_an_optional_input_stays_one() -> None:
 
 
 def test_what_no_output_needs_is_removed() -> None:
-    proto = ModelProto()
-    proto.CopyFrom(network())
+    proto = kit.copy(network())
     del proto.graph.output[:]
     proto.graph.output.append(ValueInfoProto(name="b"))
     remove_unneeded(proto.graph)
@@ -270,8 +265,7 @@ def test_what_a_changed_front_calls_as_something_behind_gets_another_name() -> N
     model = strip_weights(network())
     behind = list_behind(model, {"z/Mul"})
     front = cut_front(model, behind, {})
-    proto = ModelProto()
-    proto.CopyFrom(front.proto)
+    proto = kit.copy(front.proto)
     # As a pass may have done that knows the front alone: a node and a tensor of names from behind, another constant.
     relu = next(node for node in proto.graph.node if node.name == "b/Relu")
     relu.name = "z/Mul"

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 
 import numpy as np
 import onnx
 import pytest
-from onnx import numpy_helper, parser
 
 import onnxq
 from onnxq.backends import find_engine
+from tests.codes.kit import model
 
 needs_openvino = pytest.mark.skipif(not find_engine("openvino").installed, reason="openvino is not installed")
 _SHAPES = {
@@ -22,30 +23,16 @@ _SHAPES = {
 @cache
 def make_net() -> onnx.ModelProto:
     """A stem, a depthwise block with a residual sum, x * Sigmoid(x), a pool and a linear layer; every node is named."""
-    model = parser.parse_model("""
-        <ir_version: 8, opset_import: ["" : 17]>
-        g (float[1,3,16,16] x) => (float[1,10] y) {
-            [stem] s = Conv<pads=[1,1,1,1]>(x, w0)
-            [stem_relu] sr = Relu(s)
-            [expand] e = Conv(sr, w1)
-            [expand_relu] er = Relu(e)
-            [depthwise] d = Conv<group=32, pads=[1,1,1,1]>(er, w2)
-            [depthwise_relu] dr = Relu(d)
-            [project] p = Conv(dr, w3)
-            [sum] r = Add(er, p)
-            [swish] h = Conv(r, w4)
-            [gate] hg = Sigmoid(h)
-            [product] hs = Mul(h, hg)
-            [pool] a = GlobalAveragePool(hs)
-            [flat] f = Flatten(a)
-            [linear] y = MatMul(f, w5)
-        }""")
-    rng = np.random.default_rng(0)
+    rng, weights = np.random.default_rng(0), {}
     for name, shape in _SHAPES.items():
         fan = np.prod(shape[1:]) if len(shape) > 2 else shape[0]
-        weight = (rng.standard_normal(shape) / np.sqrt(fan)).astype(np.float32)
-        model.graph.initializer.append(numpy_helper.from_array(weight, name))
-    return model
+        weights[name] = (rng.standard_normal(shape) / np.sqrt(fan)).astype(np.float32)
+    text = """g (float[1,3,16,16] x) => (float[1,10] y) {
+        [stem] s = Conv<pads=[1,1,1,1]>(x, w0) [stem_relu] sr = Relu(s) [expand] e = Conv(sr, w1)
+        [expand_relu] er = Relu(e) [depthwise] d = Conv<group=32, pads=[1,1,1,1]>(er, w2) [depthwise_relu] dr = Relu(d)
+        [project] p = Conv(dr, w3) [sum] r = Add(er, p) [swish] h = Conv(r, w4) [gate] hg = Sigmoid(h)
+        [product] hs = Mul(h, hg) [pool] a = GlobalAveragePool(hs) [flat] f = Flatten(a) [linear] y = MatMul(f, w5) }"""
+    return model(text, **weights)
 
 
 @cache
@@ -58,6 +45,10 @@ def make_samples() -> tuple[dict[str, np.ndarray], ...]:
 @cache
 def quantize_net() -> onnxq.Result:
     """Every product in integers, whatever the predicted times."""
-    rules = [{"node": "*", "set": {"quantize": True}}]
-    overrides = {"effort": "fast", "latency": False, "rules": rules}
-    return onnxq.quantize(make_net(), list(make_samples()), "openvino-int8", overrides=overrides)
+    return quantize_all(make_net(), make_samples())
+
+
+def quantize_all(net: onnx.ModelProto, samples: Sequence[dict[str, np.ndarray]], **overrides: object) -> onnxq.Result:
+    """A network for OpenVINO with every product in integers."""
+    settings = {"effort": "fast", "latency": False, "rules": [{"node": "*", "set": {"quantize": True}}]}
+    return onnxq.quantize(net, list(samples), "openvino-int8", overrides=settings | overrides)

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import numpy as np
 import onnx
-import pytest
-from onnx import parser
 
 import onnxq
-from onnxq.backends import find_engine
 from onnxq.runtime import detect_cpu
-from tests.backends.openvino.graphs import make_net, make_samples, needs_openvino, quantize_net
+from tests.backends.openvino.graphs import make_net, make_samples, needs_openvino, quantize_all, quantize_net
+from tests.codes.kit import model
 
+pytestmark = needs_openvino
 _PRODUCTS = {"stem", "expand", "depthwise", "project", "swish", "linear"}
 
 
-@needs_openvino
 def test_every_product_runs_in_integers_under_its_own_name() -> None:
     proof = onnxq.prove(quantize_net().model)
     assert proof.build.engine == "openvino"
@@ -30,7 +28,6 @@ def test_every_product_runs_in_integers_under_its_own_name() -> None:
     assert swish.tactic.endswith("I8")
 
 
-@needs_openvino
 def test_float_nodes_are_float_and_requirements_name_them() -> None:
     proof = onnxq.prove(
         make_net(), overrides={"engine": "openvino", "require": [("int8", "Conv")], "forbid": ["float32"]}
@@ -41,18 +38,16 @@ def test_float_nodes_are_float_and_requirements_name_them() -> None:
     assert set(forbidden.unmet) == _PRODUCTS
 
 
-@needs_openvino
 def test_signed_data_with_a_zero_point_are_seen_to_be_dequantized() -> None:
-    model = onnx.ModelProto()
-    model.CopyFrom(quantize_net().model)
+    net = onnx.ModelProto.FromString(quantize_net().model.SerializeToString())
     signed = 0
-    for tensor in model.graph.initializer:
+    for tensor in net.graph.initializer:
         if tensor.data_type == onnx.TensorProto.UINT8 and not tensor.dims:
             zero = int(onnx.numpy_helper.to_array(tensor))
             tensor.CopyFrom(onnx.numpy_helper.from_array(np.asarray(zero - 128, np.int8), tensor.name))
             signed += 1
     assert signed
-    proof = onnxq.prove(model, overrides={"engine": "openvino"})
+    proof = onnxq.prove(net, overrides={"engine": "openvino"})
     # Which kernels take such data depends on the CPU: those for AVX2 do, those for VNNI on some.
     dequantized = proof.node("stem").type == "int8 weights, float32"
     assert dequantized or proof.node("stem").type == "int8"
@@ -60,7 +55,6 @@ def test_signed_data_with_a_zero_point_are_seen_to_be_dequantized() -> None:
     assert ("without a zero point" in proof.node("stem").reason) == dequantized
 
 
-@needs_openvino
 def test_the_check_of_quantize_is_as_the_engine_runs_it() -> None:
     report = quantize_net().report
     (engine,) = report.engines
@@ -73,7 +67,6 @@ def test_the_check_of_quantize_is_as_the_engine_runs_it() -> None:
     assert "as OpenVINO runs it" in [figure.run for figure in report.figures]
 
 
-@needs_openvino
 def test_models_are_timed_side_by_side_and_compared_by_output() -> None:
     data = list(make_samples())[:2]
     bench = onnxq.bench([make_net(), quantize_net().model], data, overrides={"engine": "openvino", "seconds": 1.0})
@@ -83,42 +76,21 @@ def test_models_are_timed_side_by_side_and_compared_by_output() -> None:
     assert "openvino" in [run.name for run in diff.runs]
 
 
-@needs_openvino
 def test_a_node_that_the_engine_does_not_have_is_named() -> None:
-    model = parser.parse_model("""
-        <ir_version: 10, opset_import: ["" : 17, "own" : 1]>
-        g (float[1,4] x) => (float[1,4] y) {
-            a = Relu(x)
-            [mine] y = own.Own(a)
-        }""")
-    proof = onnxq.prove(model, overrides={"engine": "openvino"})
+    net = model("g (float[1,4] x) => (float[1,4] y) { a = Relu(x) [mine] y = own.Own(a) }", ir=10)
+    net.opset_import.add(domain="own", version=1)
+    proof = onnxq.prove(net, overrides={"engine": "openvino"})
     assert not proof.built
     assert proof.build.node == "mine"
 
 
-def test_a_missing_package_is_said_with_its_command(monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = find_engine("openvino")
-    monkeypatch.setattr(type(engine), "module", "openvino_that_is_not_there")
-    obstacle = engine.find_obstacle()
-    assert obstacle is not None
-    assert obstacle.fix == "pip install 'onnxq[openvino]'"
-
-
-@needs_openvino
 def test_a_file_that_the_engine_refuses_is_a_warning() -> None:
-    model = parser.parse_model("""
-        <ir_version: 8, opset_import: ["" : 17]>
-        g (float[1,8,4,4] x) => (float[1,8,1,1] y) {
-            c = Conv(x, w)
-            y = AveragePool<kernel_shape=[9,9], strides=[9,9], ceil_mode=1>(c)
-        }""")
     rng = np.random.default_rng(0)
-    weight = rng.standard_normal((8, 8, 1, 1)).astype(np.float32)
-    model.graph.initializer.append(onnx.numpy_helper.from_array(weight, "w"))
+    text = """g (float[1,8,4,4] x) => (float[1,8,1,1] y) {
+        c = Conv(x, w) y = AveragePool<kernel_shape=[9,9], strides=[9,9], ceil_mode=1>(c) }"""
+    net = model(text, w=rng.standard_normal((8, 8, 1, 1)).astype(np.float32))
     samples = [{"x": rng.standard_normal((1, 8, 4, 4)).astype(np.float32)} for _ in range(6)]
-    rules = [{"op": "Conv", "set": {"quantize": True}}]
-    overrides = {"effort": "fast", "latency": False, "rules": rules}
-    report = onnxq.quantize(model, samples, "openvino-int8", overrides=overrides).report
+    report = quantize_all(net, samples, rules=[{"op": "Conv", "set": {"quantize": True}}]).report
     (alarm,) = [alarm for alarm in report.alarms() if alarm.code == "W148"]
     assert "OpenVINO refuses the file: quantized: cannot build the engine" in str(alarm)
     assert str(alarm).endswith("it refuses the float model, too")

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 import pytest
-from onnx import numpy_helper, parser
 
 import onnxq
 from onnxq.backends import find_target
 from onnxq.backends.base import OpCase
 from onnxq.runtime import Session
 from onnxq.sites import Role, TensorId
-from tests.backends.openvino.graphs import make_net, make_samples, needs_openvino, quantize_net
+from tests.backends.openvino.graphs import make_net, make_samples, needs_openvino, quantize_all, quantize_net
+from tests.codes.kit import model
 
 
 def list_pairs(role: Role) -> set[str]:
@@ -68,25 +70,16 @@ def test_a_stride_makes_a_depthwise_convolution_no_dearer(cpu: str) -> None:
 
 def test_matrices_are_convolutions_of_one_tap_unless_the_file_is_for_vnni_alone() -> None:
     rng = np.random.default_rng(0)
-    model = parser.parse_model("""
-        <ir_version: 8, opset_import: ["" : 17]>
-        g (float[1,N,48] x) => (float[1,N,32] y, float[1,N,32] z) {
-            [first] h = MatMul(x, w)
-            b = Reshape(h, four)
-            [second] p = MatMul(b, v)
-            y = Reshape(p, three)
-            [third] z = MatMul(x, u)
-        }""")
     weights = {"w": (48, 32), "v": (8, 8), "u": (48, 32)}
     arrays = {name: rng.standard_normal(shape).astype(np.float32) for name, shape in weights.items()}
-    arrays |= {"four": np.array([1, -1, 4, 8]), "three": np.array([1, -1, 32])}
-    model.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in arrays.items())
+    text = """g (float[1,N,48] x) => (float[1,N,32] y, float[1,N,32] z) {
+        [first] h = MatMul(x, w) b = Reshape(h, four) [second] p = MatMul(b, v) y = Reshape(p, three)
+        [third] z = MatMul(x, u) }"""
+    net = model(text, four=np.array([1, -1, 4, 8]), three=np.array([1, -1, 32]), **arrays)
     samples = [{"x": rng.standard_normal((1, 16, 48)).astype(np.float32)} for _ in range(8)]
-    rules = [{"node": "*", "set": {"quantize": True}}]
 
     def quantize(cpu: str) -> tuple[dict[str, str], list[np.ndarray]]:
-        overrides = {"effort": "fast", "latency": False, "rules": rules, "cpu": cpu}
-        result = onnxq.quantize(model, samples, "openvino-int8", overrides=overrides)
+        result = quantize_all(net, samples, cpu=cpu)
         # Sizes change from run to run, so that OpenVINO transposes.
         assert any("while sizes change" in warning for warning in result.plan.warnings) == (cpu == "any")
         proto = result.model
@@ -110,72 +103,55 @@ def test_a_matrix_in_integers_pays_for_avx2_as_a_convolution_alone() -> None:
     assert convolution.int8_us < plain.float_us == convolution.float_us < plain.int8_us
 
 
-READ_TWICE = "t = Tanh(c) y = Sub(c, t)"
+# What reads a convolution c and its Relu a, the bias of c, and whether it is refused where sizes are fixed, and free.
+READERS = {
+    "one channel": ("y = Gather<axis=2>(a, row)", "", True, True),
+    "channels in an order": ("y = Gather<axis=2>(a, rows)", "", True, True),
+    "channels in an order of sums with a bias": ("y = Gather<axis=2>(a, rows)", "b", False, False),
+    "one row": ("y = Gather<axis=1>(a, row)", "", False, False),
+    "channels of a list": ("y = Gather<axis=2>(a, list)", "", False, False),
+    "a sign": ("y = Neg(a)", "", True, True),
+    "factors": ("y = Mul(a, factors)", "", True, True),
+    "factors in front of the Relu": ("y = Mul(c, factors)", "", False, False),
+    "factors of sums with a bias": ("y = Mul(a, factors)", "b", False, False),
+    "two readers": ("t = Tanh(c) y = Sub(c, t)", "", False, True),
+    "two readers of sums with a bias of zeros": ("t = Tanh(c) y = Sub(c, t)", "zeros", False, True),
+    "two readers of sums with a bias": ("t = Tanh(c) y = Sub(c, t)", "b", False, False),
+    "a sum with itself": ("y = Add(c, c)", "", False, True),
+    "a Swish": ("t = Sigmoid(c) y = Mul(c, t)", "", False, False),
+    "another activation": ("y = Tanh(a)", "", False, False),
+}
 
 
-@needs_openvino
-@pytest.mark.parametrize(
-    ("behind", "bias", "batch", "refused"),
-    [
-        (READ_TWICE, "", "N", True),
-        (READ_TWICE, ", zeros", "N", True),
-        (READ_TWICE, ", b", "N", False),
-        (READ_TWICE, "", "1", False),
-        ("y = Add(c, c)", "", "N", True),
-        ("t = Sigmoid(c) y = Mul(c, t)", "", "N", False),
-        ("y = Tanh(a)", "", "N", False),
-    ],
-)
-def test_no_convolution_is_in_integers_whose_scales_openvino_loses(
-    behind: str, bias: str, batch: str, refused: bool
-) -> None:
-    check_scales(behind, bias, batch, refused)
-
-
-@needs_openvino
-@pytest.mark.parametrize(
-    ("behind", "bias", "refused"),
-    [
-        ("y = Gather<axis=2>(a, row)", False, True),
-        ("y = Gather<axis=2>(a, rows)", False, True),
-        ("y = Gather<axis=2>(a, rows)", True, False),
-        ("y = Gather<axis=1>(a, row)", False, False),
-        ("y = Gather<axis=2>(a, list)", False, False),
-        ("y = Neg(a)", False, True),
-        ("y = Mul(a, factors)", False, True),
-        ("y = Mul(c, factors)", False, False),
-        ("y = Mul(a, factors)", True, False),
-    ],
-)
-def test_no_convolution_is_in_integers_whose_scales_openvino_moves_wrongly(
-    behind: str, bias: bool, refused: bool
-) -> None:
-    check_scales(behind, ", b" if bias else "", "1", refused)
-
-
-def check_scales(behind: str, bias: str, batch: str, refused: bool) -> None:
-    """A convolution stays float where it is to be refused, and OpenVINO computes the network right either way."""
-    model = parser.parse_model(f"""
-        <ir_version: 8, opset_import: ["" : 17]>
-        g (float[{batch},3,16,16] x) => (float[N] y) {{
-            [conv] c = Conv(x, w{bias})
-            [relu] a = Relu(c)
-            [reader] {behind}
-        }}""")
-    model.graph.output[0].type.tensor_type.ClearField("shape")
+@cache
+def quantize_readers(batch: str) -> onnxq.Result:
+    """A convolution for each of the readers, all beside each other: a start of OpenVINO takes longer than a run."""
     rng = np.random.default_rng(3)
-    spread = np.linspace(0.1, 2, 8).reshape(8, 1, 1, 1)
+    weight = (rng.standard_normal((8, 3, 1, 1)) * np.linspace(0.1, 2, 8).reshape(8, 1, 1, 1)).astype(np.float32)
     arrays = {
-        "w": (rng.standard_normal((8, 3, 1, 1)) * spread).astype(np.float32),
-        "b": rng.standard_normal(8).astype(np.float32),
+        "factors": np.linspace(-2, 1, 8, dtype=np.float32).reshape(8, 1, 1), "row": np.array(3),
+        "rows": np.array([[3], [1]]), "list": np.array([3, 1]), "b": rng.standard_normal(8).astype(np.float32),
         "zeros": np.zeros(8, np.float32),
-        "factors": np.linspace(-2, 1, 8, dtype=np.float32).reshape(8, 1, 1),
-        "row": np.array(3), "rows": np.array([[3], [1]]), "list": np.array([3, 1]),
     }  # fmt: skip
-    model.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in arrays.items())
-    rules = [{"node": "*", "set": {"quantize": True}}]
-    overrides = {"effort": "fast", "latency": False, "rules": rules, "skip": ["rounding"]}
-    result = onnxq.quantize(model, list(make_samples()), "openvino-int8", overrides=overrides)
-    assert [refusal.subject for refusal in result.plan.refusals] == ["conv"] * refused
-    (output,) = result.report.engines[0].outputs
+    nodes = ""
+    for k, (behind, bias, *_) in enumerate(READERS.values()):
+        arrays[f"w{k}"] = weight
+        nodes += f"[conv{k}] c{k} = Conv(x, w{k}{bias and f', {bias}'}) a{k} = Relu(c{k}) "
+        nodes += re.sub(r"\b([acty])\b", rf"\g<1>{k}", behind) + " "
+    results = ", ".join(f"float[M] y{k}" for k in range(len(READERS)))
+    net = model(f"g (float[{batch},3,16,16] x) => ({results}) {{ {nodes} }}", **arrays)
+    for value in net.graph.output:
+        value.type.tensor_type.ClearField("shape")
+    return quantize_all(net, make_samples(), skip=["rounding"])
+
+
+@needs_openvino
+@pytest.mark.parametrize("batch", ["1", "N"])
+@pytest.mark.parametrize("reader", READERS)
+def test_no_convolution_is_in_integers_whose_scales_openvino_moves_wrongly_or_loses(reader: str, batch: str) -> None:
+    k, result = list(READERS).index(reader), quantize_readers(batch)
+    *_, fixed, free = READERS[reader]
+    refused = f"conv{k}" in {refusal.subject for refusal in result.plan.refusals}
+    assert refused == (fixed if batch == "1" else free)
+    (output,) = (one for one in result.report.engines[0].outputs if one.name == f"y{k}")
     assert output.sqnr_db > 25

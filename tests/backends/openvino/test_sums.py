@@ -32,13 +32,11 @@ def make_product(op: str, weight: np.ndarray, x: Shape, **attributes: object) ->
         helper.make_node("DequantizeLinear", ["w_q", "one", "w_zero"], ["w"]),
         helper.make_node(op, ["x_dq", "w"], ["y"], "product", **attributes),
     ]
-    graph = helper.make_graph(
-        nodes,
-        "g",
-        [helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, x)],
-        [helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, None)],
-        [numpy_helper.from_array(np.asarray(value), name) for name, value in zeros.items()],
-    )
+    values = [
+        helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, size) for name, size in (("x", x), ("y", None))
+    ]
+    tensors = [numpy_helper.from_array(np.asarray(value), name) for name, value in zeros.items()]
+    graph = helper.make_graph(nodes, "g", values[:1], values[1:], tensors)
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
     return name_nodes(onnx.shape_inference.infer_shapes(model))
 

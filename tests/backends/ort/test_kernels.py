@@ -11,6 +11,8 @@ import onnxq
 from onnxq.errors import ConfigError
 from tests.engines import kit
 
+pytestmark = pytest.mark.usefixtures("ort_here")
+
 
 def test_integer_kernels_are_found_by_the_nodes_they_carry_out():
     proof = onnxq.prove(kit.ort_residual(), overrides={"engine": "ort", "require_int8": ["Conv"]})

@@ -44,13 +44,13 @@ def convolve(weight: Array, scales: dict[str, Array], groups: int, shape: Shape)
         helper.make_node("QuantizeLinear", ["y", "ys", "yz"], ["yq"]),
     ]
     constants = {"w": weight[:, :, None, None], **scales}
-    graph = helper.make_graph(
-        nodes,
-        "g",
-        [helper.make_tensor_value_info("x", helper.np_dtype_to_tensor_dtype(scales["xz"].dtype), shape)],
-        [helper.make_tensor_value_info("yq", helper.np_dtype_to_tensor_dtype(scales["yz"].dtype), shape)],
-        [numpy_helper.from_array(np.asarray(value), name) for name, value in constants.items()],
-    )
+    types = {"x": scales["xz"].dtype, "yq": scales["yz"].dtype}
+    values = [
+        helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(dtype), shape)
+        for name, dtype in types.items()
+    ]
+    tensors = [numpy_helper.from_array(np.asarray(value), name) for name, value in constants.items()]
+    graph = helper.make_graph(nodes, "g", values[:1], values[1:], tensors)
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
 
 

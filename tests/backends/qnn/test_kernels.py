@@ -54,10 +54,8 @@ def test_an_operator_that_the_npu_lacks_cuts_the_network_in_two() -> None:
 def test_a_node_that_the_validator_refuses_is_named_with_a_fix() -> None:
     proof = prove("gemm")
     (left,) = proof.placement.left
-    assert (left.subject, left.reason) == (
-        "y/Gemm",
-        "the validator of the HTP refuses it as FullyConnected (error 3110)",
-    )
+    reason = "the validator of the HTP refuses it as FullyConnected (error 3110)"
+    assert (left.subject, left.reason) == ("y/Gemm", reason)
     assert "on its output" in left.fix
     assert proof.node("y/Gemm").type == "CPU"
     assert left.reason in proof.node("y/Gemm").reason

@@ -19,6 +19,7 @@ from onnxq.runtime import check_provider
 from tests.cli.kit import run as invoke
 from tests.engines import kit
 
+pytestmark = pytest.mark.usefixtures("ort_here")
 needs_rtx = kit.needs_rtx[1]
 no_gpu = pytest.mark.skipif(count_gpus() > 0, reason="there is a GPU")
 BRIEF = ("--seconds", "0.1")

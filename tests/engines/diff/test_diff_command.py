@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 
@@ -28,7 +27,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
-def run(folder: Path, *options: str, quantized: str = "m.q.onnx", data: str = "data.npz") -> Result:
+def run(folder: Path, *options: object, quantized: str = "m.q.onnx", data: str = "data.npz") -> Result:
     given = ("--data", folder / data) if data else ()
     return invoke("diff", folder / "m.onnx", folder / quantized, *options, *given)
 
@@ -72,7 +71,7 @@ def test_met_tolerances_pass(folder: Path) -> None:
 
 def test_a_disagreement_is_shown_bisected_and_written(folder: Path, tmp_path: Path) -> None:
     save = tmp_path / "out"
-    done = run(folder, "--layers", "--bisect", "--save", str(save), quantized="wrong.onnx")
+    done = run(folder, "--layers", "--bisect", "--save", save, quantized="wrong.onnx")
     assert done.exit_code == 0, done.output
     assert "as ORT runs it: diverges from the file first at y" in done.stdout
     assert "node_y (MatMul)" in done.stdout
@@ -80,10 +79,10 @@ def test_a_disagreement_is_shown_bisected_and_written(folder: Path, tmp_path: Pa
     assert sorted(path.name for path in save.iterdir()) == [
         "bisect-ort-on.inputs.json", "bisect-ort-on.onnx", "diff.json", "inputs.json", "results.json"
     ]  # fmt: skip
-    again = run(folder, "--save", str(save), quantized="wrong.onnx")
+    again = run(folder, "--save", save, quantized="wrong.onnx")
     assert again.exit_code == 1
     assert "--force" in again.stderr
-    assert run(folder, "--save", str(save), "--force").exit_code == 0
+    assert run(folder, "--save", save, "--force").exit_code == 0
     assert not (save / "bisect-ort-on.onnx").exists()
 
 
@@ -103,8 +102,8 @@ def test_json_is_one_document(folder: Path) -> None:
 
 
 def test_saved_results_are_read_back_without_data(folder: Path, tmp_path: Path) -> None:
-    assert run(folder, "--save", str(tmp_path / "gpu"), "--keep", "4").exit_code == 0
-    done = run(folder, "--load", str(tmp_path / "gpu"), "--json", data="")
+    assert run(folder, "--save", tmp_path / "gpu", "--keep", "4").exit_code == 0
+    done = run(folder, "--load", tmp_path / "gpu", "--json", data="")
     assert done.exit_code == 0, done.output
     assert json.loads(done.stdout)["samples"] == 4
     assert "ort-on (gpu)" in [one["name"] for one in json.loads(done.stdout)["runs"]]
@@ -154,35 +153,29 @@ def test_asked_for_alone_it_leaves_nothing_to_show(folder: Path) -> None:
     assert "error[Q704]: engine trt: must run, and did not" in done.stderr
 
 
-_WITHOUT_POLYGRAPHY = """
-import sys
-sys.modules["polygraphy"] = None  # as if it were not installed
-from onnxq.cli import main
-main()
-"""
+@pytest.fixture
+def no_polygraphy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if it were not installed."""
+    for name in [name for name in sys.modules if name.partition(".")[0] == "polygraphy"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "polygraphy", None)
 
 
-def run_without_polygraphy(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
-    args = [str(folder / "m.onnx"), str(folder / "m.q.onnx"), *options]
-    return subprocess.run(
-        [sys.executable, "-c", _WITHOUT_POLYGRAPHY, "diff", *args], capture_output=True, text=True, check=False
-    )
-
-
+@pytest.mark.usefixtures("no_polygraphy")
 def test_onnx_runtime_alone_needs_no_polygraphy(folder: Path, tmp_path: Path) -> None:
-    data = ("--data", str(folder / "data.npz"), "--json")
-    done = run_without_polygraphy(folder, *data, "--engines", "ort", "--layers", "--save", str(tmp_path / "out"))
-    assert done.returncode == 0, done.stderr
+    done = run(folder, "--engines", "ort", "--layers", "--save", tmp_path / "out", "--json")
+    assert done.exit_code == 0, done.stderr
     assert [one["name"] for one in json.loads(done.stdout)["runs"]] == ["float", "ort-off", "ort-on"]
     assert {path.name for path in (tmp_path / "out").iterdir()} == {"diff.json", "inputs.json", "results.json"}
-    again = run_without_polygraphy(folder, "--load", str(tmp_path / "out"), "--engines", "ort", "--json")
-    assert again.returncode == 0, again.stderr
+    again = run(folder, "--load", tmp_path / "out", "--engines", "ort", "--json", data="")
+    assert again.exit_code == 0, again.stderr
     assert "ort-on (out)" in [one["name"] for one in json.loads(again.stdout)["runs"]]
 
 
+@pytest.mark.usefixtures("no_polygraphy")
 def test_tensorrt_asked_for_without_polygraphy_names_the_extra(folder: Path) -> None:
-    done = run_without_polygraphy(folder, "--engines", "ort,trt", "--json")
-    assert done.returncode == 1
+    done = run(folder, "--engines", "ort,trt", "--json", data="")
+    assert done.exit_code == 1
     assert "error[Q704]: engine trt" in done.stderr
     assert "pip install 'onnxq[" in done.stderr
     assert "onnxq[polygraphy]" in done.stderr

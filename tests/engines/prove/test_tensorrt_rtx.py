@@ -35,29 +35,36 @@ def test_a_convolution_between_pairs_runs_in_int8():
     assert {name for kernel in proof.kernels for name in kernel.nodes} >= {"c/Conv", "y/Relu"}
 
 
-def test_a_scale_of_shape_1_makes_the_convolution_float_and_is_blamed():
-    proof = prove(kit.conv(np.full(1, 0.05, np.float32), np.zeros(1, np.int8)), require_int8=["c/*"])
-    assert proof.node("c/Conv").type == "float32"
-    assert "shape [1]" in proof.node("c/Conv").reason
-    assert states(proof) == {"x": "not fused", "w": "not fused"}
-    assert proof.site("x").unfused == ("c/Conv",)
-    assert proof.unmet == ("c/Conv",)
+SHAPE_1 = kit.conv(np.full(1, 0.05, np.float32), np.zeros(1, np.int8))
+
+
+@pytest.mark.parametrize(
+    ("model", "node", "type_", "reason", "sites"),
+    [
+        (SHAPE_1, "c/Conv", "float32", "shape [1]", {"x": "not fused", "w": "not fused"}),
+        (kit.wrong_axis(), "y/MatMul", "int8 weights, float32", "along axis 0", {"x": "not fused", "w": "fused"}),
+        (kit.sliced(), "m/MatMul", "float32", "give its result a pair", {"x": "not fused", "w": "not fused"}),
+        (
+            kit.transposed(), "y/ConvTranspose", "float32", "TensorRT has no int8 kernel for ConvTranspose",
+            {"x": "not fused", "w": "not fused"},
+        ),
+    ],
+    ids=["a scale of shape 1", "scales along the wrong axis", "a result cut up", "no such kernel"],
+)  # fmt: skip
+def test_what_is_wrong_with_pairs_is_blamed(model, node, type_, reason, sites):
+    proof = prove(model, require_int8=[node])
+    assert (proof.node(node).type, proof.unmet) == (type_, (node,))
+    assert reason in proof.node(node).reason
+    assert states(proof) == sites
+    assert {site.unfused for site in proof.sites if site.state == "not fused"} == {(node,)}
 
 
 def test_pairs_on_weights_alone_leave_the_convolution_float():
     proof = prove(kit.only_weights())
-    assert proof.node("c/Conv").type == "float32"
-    assert proof.node("c/Conv").reason == "its input has no pair"
+    assert (proof.node("c/Conv").type, proof.node("c/Conv").reason) == ("float32", "its input has no pair")
     assert states(proof) == {"w": "not fused"}
     # Kernels that only move data are counted apart.
     assert [kernel.name.split("_")[3] for kernel in proof.moving] == ["Move", "Tran"]
-
-
-def test_scales_along_the_wrong_axis_are_blamed():
-    proof = prove(kit.wrong_axis())
-    assert proof.node("y/MatMul").type == "int8 weights, float32"
-    assert "along axis 0" in proof.node("y/MatMul").reason
-    assert states(proof) == {"x": "not fused", "w": "fused"}
 
 
 def test_float16_is_required_and_float32_forbidden():
@@ -95,12 +102,6 @@ def test_a_mask_is_no_operand_and_equal_pairs_pass_bytes_on():
     assert set(states(proof).values()) == {"fused"}
 
 
-def test_a_product_whose_weight_is_cut_up_in_float():
-    node = prove(kit.sliced()).node("m/MatMul")
-    assert node.type == "float32"
-    assert node.reason.endswith("give its result a pair")
-
-
 def test_one_pair_for_convolution_and_skip_costs_no_kernel():
     proof = prove(kit.residual(), require_int8=["Conv"])
     assert proof.moving == ()
@@ -108,13 +109,6 @@ def test_one_pair_for_convolution_and_skip_costs_no_kernel():
     assert set(states(proof).values()) == {"fused"}
     assert proof.site("x").readers == ("c/Conv", "a/Add")
     assert proof.by_kind() == {"correlation": 2, "kgen": 3}
-
-
-def test_what_has_no_int8_kernel_is_told_with_its_pairs():
-    proof = prove(kit.transposed())
-    assert (proof.node("y/ConvTranspose").type, proof.node("y/ConvTranspose").kind) == ("float32", "deconv")
-    assert proof.node("y/ConvTranspose").reason == "TensorRT has no int8 kernel for ConvTranspose"
-    assert set(states(proof).values()) == {"not fused"}
 
 
 def test_pools():
@@ -173,7 +167,6 @@ def test_a_crash_is_a_proof_and_its_smallest_part_is_found(tmp_path):
     part = tmp_path / "reduced.onnx"
     assert reduced.path == str(part)
     assert onnxq.prove(part).build.state == "crashed"
-    assert onnxq.prove(kit.conv()).built  # a build of its own is not hurt by it
 
 
 def test_a_build_that_takes_too_long_is_stopped():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -10,10 +9,12 @@ from typing import Any
 import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
+from onnxruntime.quantization import QuantFormat, QuantType, quantize_dynamic, quantize_static
 
 from onnxq.runtime import Session
 from tests.codes.kit import model as parse
 from tests.numerics.reference import multiply_saturating
+from tests.pipeline.models import Reader
 
 SHAPE = (3, 9, 9)
 _RNG = np.random.default_rng(7)
@@ -25,13 +26,9 @@ def initializers(arrays: dict[str, Any]) -> list[onnx.TensorProto]:
 
 def model(nodes: list[onnx.NodeProto], inputs: dict[str, tuple[int, Any]], outputs: list[str], arrays: dict[str, Any],
           opset: int = 17) -> onnx.ModelProto:  # fmt: skip
-    graph = helper.make_graph(
-        nodes,
-        "g",
-        [helper.make_tensor_value_info(name, kind, shape) for name, (kind, shape) in inputs.items()],
-        [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in outputs],
-        initializers(arrays),
-    )
+    given = [helper.make_tensor_value_info(name, kind, shape) for name, (kind, shape) in inputs.items()]
+    results = [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in outputs]
+    graph = helper.make_graph(nodes, "g", given, results, initializers(arrays))
     opsets = [helper.make_opsetid("", opset), helper.make_opsetid("com.microsoft", 1)]
     proto = helper.make_model(graph, opset_imports=opsets, ir_version=8)
     # Outputs get their shapes, which the checker asks for.
@@ -74,17 +71,6 @@ def samples(count: int = 6) -> np.ndarray:
     return np.random.default_rng(1).standard_normal((count, *SHAPE)).astype(np.float32)
 
 
-class _Reader:
-    """A reader of samples for onnxruntime.quantization."""
-
-    def __init__(self) -> None:
-        self._left: Iterator[np.ndarray] = iter(samples())
-
-    def get_next(self) -> dict[str, np.ndarray] | None:
-        value = next(self._left, None)
-        return None if value is None else {"x": value[None]}
-
-
 TOOLS = ("qdq", "qoperator", "int8-activations", "dynamic", "model-optimizer")
 
 
@@ -92,15 +78,6 @@ def by_tool(tool: str, folder: Path) -> onnx.ModelProto:
     """`float_net` as a tool quantizes it."""
     if tool == "model-optimizer":
         return model_optimizer()
-    from onnxruntime.quantization import (
-        CalibrationDataReader,
-        QuantFormat,
-        QuantType,
-        quantize_dynamic,
-        quantize_static,
-    )
-
-    CalibrationDataReader.register(_Reader)
     source, target = folder / "float.onnx", folder / f"{tool}.onnx"
     onnx.save(float_net(), source)
     if tool == "dynamic":
@@ -109,7 +86,7 @@ def by_tool(tool: str, folder: Path) -> onnx.ModelProto:
         form = QuantFormat.QOperator if tool == "qoperator" else QuantFormat.QDQ
         signed = QuantType.QInt8 if tool == "int8-activations" else QuantType.QUInt8
         quantize_static(
-            source, target, _Reader(), quant_format=form, per_channel=True, activation_type=signed,
+            source, target, Reader(samples()), quant_format=form, per_channel=True, activation_type=signed,
             weight_type=QuantType.QInt8,
         )  # fmt: skip
     return onnx.load(target)

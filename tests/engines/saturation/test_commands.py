@@ -17,7 +17,7 @@ from onnxq.runtime import Session
 from tests.cli.kit import read, run
 from tests.engines.saturation import kit
 
-pytestmark = pytest.mark.filterwarnings("ignore")
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("ort_here")]
 
 
 def _float(arrays: dict[str, np.ndarray]) -> onnx.ModelProto:

@@ -120,12 +120,8 @@ def test_bodies_and_recurrent_weights_are_seen():
     cost = measure_saturation(proto, [{"b": np.array(True), "x": x}, {"b": np.array(False), "x": x}])
     assert cost.nodes[0].sums == 2 * 3 * 3
     assert cost.nodes[0].saturated == _count(kit.levels(x, arrays), arrays["w"])
-    weights = {
-        "w": np.full((1, 4, 32), 127, np.int8),
-        "r": np.full((1, 8, 32), 3, np.int8),
-        "s": np.ones((1, 32), np.float32),
-    }
-    weights["z"] = np.zeros((1, 32), np.int8)
+    weights = {"w": np.full((1, 4, 32), 127, np.int8), "r": np.full((1, 8, 32), 3, np.int8)}
+    weights |= {"s": np.ones((1, 32), np.float32), "z": np.zeros((1, 32), np.int8)}
     lstm = helper.make_node("DynamicQuantizeLSTM", ["x", "w", "r", "", "", "", "", "", "s", "z", "s", "z"], ["y"],
                             name="lstm", domain="com.microsoft", hidden_size=8)  # fmt: skip
     proto = kit.model([lstm], {"x": (TensorProto.FLOAT, (5, 1, 4))}, ["y"], weights)
@@ -205,9 +201,8 @@ def test_a_matrix_product_saturates_as_multiplied_in_numpy(op, x, w, attrs, kind
     raw = kit.levels(data, arrays)
     raw = raw.T if attrs.get("transA") else raw
     matrix = arrays["w"].T if attrs.get("transB") else arrays["w"].reshape(w[0], -1)
-    total = multiply_saturating(raw, matrix) - (zero + (128 if kind is np.int8 else 0)) * matrix.astype(np.int64).sum(
-        axis=0
-    )
+    middle = zero + (128 if kind is np.int8 else 0)
+    total = multiply_saturating(raw, matrix) - middle * matrix.astype(np.int64).sum(axis=0)
     wanted = total * (arrays["xs"] * arrays["ws"]) * attrs.get("alpha", 1.0)
     run = SaturatingRun(emulate_saturation(proto))
     got = run.run({"x": data})["y"]
@@ -241,9 +236,13 @@ def test_integer_operators_become_pairs_with_the_same_answers(file):
     assert not cost.skipped
 
 
+needs_saturating_cpu = pytest.mark.skipif(
+    not kit.this_cpu_saturates(), reason="this CPU's kernels are exact (it has VNNI, or is no x86)"
+)
+
+
+@needs_saturating_cpu
 def test_ort_computes_what_is_emulated(file):
-    if not kit.this_cpu_saturates():
-        pytest.skip("this CPU's kernels are exact (it has VNNI, or is no x86)")
     x = 4 * kit.samples()
     made = emulate_saturation(file)
     run = SaturatingRun(made)
@@ -256,10 +255,9 @@ def test_ort_computes_what_is_emulated(file):
         assert any(node.op_type == "MatMulInteger" for node in file.graph.node)
 
 
+@needs_saturating_cpu
 @pytest.mark.parametrize(("x", "w", "attrs"), CONVS)
 def test_ort_computes_a_conv_as_emulated(x, w, attrs):
-    if not kit.this_cpu_saturates():
-        pytest.skip("this CPU's kernels are exact (it has VNNI, or is no x86)")
     proto, _ = kit.product("Conv", x, w, quantized=True, **attrs)
     data = {"x": np.random.default_rng(3).uniform(-3, 6, x).astype(np.float32)}
     fast, saturating = Session(proto).run(data)["y"], SaturatingRun(emulate_saturation(proto)).run(data)["y"]

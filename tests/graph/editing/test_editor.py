@@ -25,12 +25,10 @@ def loaded() -> ModelProto:
                         else_branch = e () => (float[4] b) { [m] b = Add(z, d) }>
     }
     <domain: "loc", opset_import: ["": 17]> F (a) => (b) { [inner] b = Neg(a) }""",
-        s=F(0.5),
-        zp=np.array(3, np.uint8),
-        w=np.ones(4, F),
-        unused=np.zeros(4, F),
-    )
-    proto.opset_import.append(helper.make_opsetid("loc", 1))
+        s=F(0.5), zp=np.uint8(3), w=np.ones(4, F), unused=np.zeros(4, F),
+        four=encode_tensor("four", np.array([1, -2, 3], np.int8), TensorProto.INT4),
+        eight=encode_tensor("eight", np.array([1, 2]), TensorProto.FLOAT8E4M3FN),
+    )  # fmt: skip
     proto.doc_string, proto.model_version, proto.domain = "about", 7, "here"
     proto.graph.doc_string = "the graph"
     for holder in (proto, proto.graph, proto.graph.node[0], proto.graph.initializer[0], proto.functions[0].node[0]):
@@ -42,8 +40,6 @@ def loaded() -> ModelProto:
     body.value_info.append(helper.make_tensor_value_info("d", TensorProto.FLOAT, [4]))
     annotation = proto.graph.quantization_annotation.add(tensor_name="f")
     annotation.quant_parameter_tensor_names.add(key="SCALE_TENSOR", value="s")
-    proto.graph.initializer.append(encode_tensor("four", np.array([1, -2, 3], np.int8), TensorProto.INT4))
-    proto.graph.initializer.append(encode_tensor("eight", np.array([1, 2]), TensorProto.FLOAT8E4M3FN))
     proto.graph.value_info.append(helper.make_tensor_value_info("a", TensorProto.FLOAT, ["four"]))
     proto.graph.input[0].doc_string = "an input"
     return proto
@@ -133,9 +129,8 @@ def test_the_nodes_that_make_the_new_tensor_go_on_reading_the_old_one() -> None:
 
 def test_equal_unnamed_looking_nodes_are_not_mixed_up() -> None:
     """graphsurgeon compares nodes by content: clearing one must not unlink its twin."""
-    proto = name_nodes(
-        model("g (float[4] x) => (float[4] y) { a = Relu(x) b = Relu(x) p = Neg(a) q = Neg(b) y = Add(p, q) }")
-    )
+    text = "g (float[4] x) => (float[4] y) { a = Relu(x) b = Relu(x) p = Neg(a) q = Neg(b) y = Add(p, q) }"
+    proto = name_nodes(model(text))
     editor = Editor(proto)
     editor.replace_input(Edge("y/Add", 1), "p")
     editor.remove_node("q/Neg")

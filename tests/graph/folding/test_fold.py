@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from onnx import ModelProto, TensorProto, helper, numpy_helper
+from onnx import ModelProto, TensorProto, helper
 
 import onnxq
 from onnxq.errors import ModelError
@@ -78,16 +78,12 @@ def test_constants_with_an_axis_are_reshaped_where_ort_wants_scalars() -> None:
 def test_a_computed_scalar_with_an_axis_is_reshaped_for_ort_may_fold_it() -> None:
     # ORT takes the branch once the condition is a constant, and then has a constant of shape [1].
     numbers = {"four1": [4], "one1": [1], "two1": [2], "zero": 0, "one": 1}
-    proto = name_nodes(
-        model(
-            """g (float[4] x, int64[4] sizes) => (float[4] y) {
+    text = """g (float[4] x, int64[4] sizes) => (float[4] y) {
             n = Size(sizes)  four = Size(x)  same = Equal(n, four)
             d = If(same) <then_branch = t () => (int64[1] a) { a = Identity(four1) },
                           else_branch = e () => (int64[1] b) { b = Slice(sizes, one1, two1) }>
-            r = Range(zero, d, one)  f = Cast<to = 1>(r)  y = Add(x, f) }""",
-            **{name: np.array(value, np.int64) for name, value in numbers.items()},
-        )
-    )
+            r = Range(zero, d, one)  f = Cast<to = 1>(r)  y = Add(x, f) }"""
+    proto = name_nodes(model(text, **{name: np.array(value, np.int64) for name, value in numbers.items()}))
     feeds = {"x": np.ones(4, F), "sizes": np.array([1, 2, 3, 4])}
     folded = fold(proto)
     assert folded.input_value(folded.find_node("d/If"), 0) is not None
@@ -182,16 +178,11 @@ def test_stale_value_info_is_not_believed() -> None:
 
 
 def test_quantized_weights_stay_behind_their_dequantize() -> None:
-    proto = model(
-        """g (float[3] x) => (float[4] y) {
+    text = """g (float[3] x) => (float[4] y) {
         t = Transpose(q) d = DequantizeLinear(t, s) a = MatMul(x, d)
         r = Neg(w) u = QuantizeLinear(r, s) e = DequantizeLinear(u, s) b = MatMul(x, e)
-        y = Add(a, b) }""",
-        q=np.ones((4, 3), np.int8),
-        s=0.5,
-        w=W,
-    )
-    index = fold(name_nodes(proto))
+        y = Add(a, b) }"""
+    index = fold(name_nodes(model(text, q=np.ones((4, 3), np.int8), s=0.5, w=W)))
     assert ops(index) == ["DequantizeLinear", "MatMul", "QuantizeLinear", "DequantizeLinear", "MatMul", "Add"]
     assert initializer(index, "t").shape == (3, 4)
     np.testing.assert_array_equal(initializer(index, "r"), -W)
@@ -208,8 +199,8 @@ def test_types_numpy_does_not_know_are_unpacked(dtype: int) -> None:
         ir=10,
         s=1.0,
         k=np.array([6, 1]),
+        w=encode_tensor("w", values, dtype),
     )
-    proto.graph.initializer.append(encode_tensor("w", values, dtype))
     index = fold(name_nodes(proto))
     found = initializer(index, "f" if dtype == TensorProto.BFLOAT16 else "r")
     np.testing.assert_array_equal(found.astype(F), values.T.reshape(6, 1))
@@ -219,14 +210,9 @@ def test_types_numpy_does_not_know_are_unpacked(dtype: int) -> None:
 def test_weights_packed_into_four_bits_stay_packed() -> None:
     body = """w = Cast <to = 3> (packed) d = DequantizeLinear <axis = 0> (w, scale, zero) a = MatMul(x, d)
     other = Cast <to = 1> (packed) y = Add(a, other)"""
-    proto = model(
-        f"g (float[3,3] x) => (float[3,4] y) {{ {body} }}", opset=21,
-        scale=np.ones(3, F), zero=np.zeros(3, np.int8),
-    )  # fmt: skip
-    proto.graph.initializer.append(
-        encode_tensor("packed", np.arange(12).reshape(3, 4).astype(np.int8) - 6, TensorProto.INT4)
-    )
-    index = fold(proto)
+    packed = encode_tensor("packed", np.arange(12).reshape(3, 4).astype(np.int8) - 6, TensorProto.INT4)
+    weights = {"scale": np.ones(3, F), "zero": np.zeros(3, np.int8), "packed": packed}
+    index = fold(model(f"g (float[3,3] x) => (float[3,4] y) {{ {body} }}", opset=21, **weights))
     # Bytes for the DequantizeLinear are made when the file is loaded; other uses of the weight fold as ever.
     assert sorted(ops(index)) == ["Add", "Cast", "DequantizeLinear", "MatMul"]
     assert index.find_dtype(TensorId("packed", "")) == TensorProto.INT4
@@ -240,26 +226,20 @@ def test_chance_is_not_folded() -> None:
 
 
 def test_what_would_blow_up_the_model_stays() -> None:
-    proto = model(
-        """g (float[N] x) => (float[2000,2000] y) {
+    text = """g (float[N] x) => (float[2000,2000] y) {
         n = Concat<axis = 0>(k, k) big = ConstantOfShape<value = float[1] {1.0}>(n)
         small = ConstantOfShape<value = float[1] {1.0}>(k) e = Expand(small, n) t = ReduceSum<keepdims = 0>(x)
-        u = Mul(big, t) y = Add(u, e) }""",
-        k=np.array([2000]),
-    )
-    index = fold(proto)
+        u = Mul(big, t) y = Add(u, e) }"""
+    index = fold(model(text, k=np.array([2000])))
     assert sorted(ops(index)) == ["Add", "ConstantOfShape", "Expand", "Mul", "ReduceSum"]
     np.testing.assert_array_equal(initializer(index, "n"), [2000, 2000])
     assert initializer(index, "small").shape == (2000,)
 
 
 def test_one_node_ort_cannot_run_does_not_keep_others_from_folding() -> None:
-    text = """v = Transpose(w) j = Add(i, i) c = Min(j, j) f = Cast<to = 1>(c)
-              m = MatMul(x, v) y = Add(m, f)"""
-    proto = model(
-        f"g (float[3] x) => (float[4] y) {{ {text} }}", w=np.ascontiguousarray(W.T), i=np.array([1], np.uint16)
-    )
-    index = fold(name_nodes(proto))
+    text = """g (float[3] x) => (float[4] y) {
+        v = Transpose(w) j = Add(i, i) c = Min(j, j) f = Cast<to = 1>(c) m = MatMul(x, v) y = Add(m, f) }"""
+    index = fold(name_nodes(model(text, w=np.ascontiguousarray(W.T), i=np.array([1], np.uint16))))
     assert sorted(ops(index)) == ["Add", "Cast", "MatMul", "Min"]
     np.testing.assert_array_equal(initializer(index, "v"), W)
     np.testing.assert_array_equal(initializer(index, "j"), [2])
@@ -299,10 +279,11 @@ def test_bodies_that_unpack_one_weight_share_it() -> None:
 
 
 def test_names_metadata_and_narrow_weights_survive() -> None:
-    proto = model("g (float[4] x) => (float[4] y) { [a] v = Neg(w) [b] y = Add(x, v) }", opset=21, ir=10, w=np.ones(4))
+    text = "g (float[4] x) => (float[4] y) { [a] v = Neg(w) [b] y = Add(x, v) }"
+    four = encode_tensor("four", np.arange(5), TensorProto.INT4)
+    proto = model(text, opset=21, ir=10, w=np.ones(4), four=four)
     proto.metadata_props.add(key="k", value="v")
     proto.graph.node[1].metadata_props.add(key="n", value="m")
-    proto.graph.initializer.append(encode_tensor("four", np.arange(5), TensorProto.INT4))
     result = fold(proto).proto
     assert result.metadata_props == proto.metadata_props
     assert result.graph.node[0] == proto.graph.node[1]
@@ -310,28 +291,23 @@ def test_names_metadata_and_narrow_weights_survive() -> None:
 
 
 def test_weights_in_constant_nodes_keep_their_bytes() -> None:
-    proto = model("g (float[4] x) => (float[4] y) { y = Relu(x) }", opset=21, ir=10)
+    text = "g (float[4] x) => (float[4] y) { [d] d = DequantizeLinear(four, s) [r] y = Relu(d) }"
+    proto = model(text, opset=21, ir=10, s=1.0)
     tensor = encode_tensor("any", np.arange(5), TensorProto.INT4)
     tensor.metadata_props.add(key="k", value="v")
     proto.graph.node.insert(0, helper.make_node("Constant", [], ["four"], "four", value=tensor))
-    proto.graph.node.insert(1, helper.make_node("DequantizeLinear", ["four", "s"], ["d"], "d"))
-    proto.graph.node[2].name, proto.graph.node[2].input[0] = "r", "d"
-    proto.graph.initializer.append(numpy_helper.from_array(np.array(1, F), "s"))
     found = fold(proto).proto.graph.initializer[-1]
     assert (found.name, found.raw_data, found.metadata_props) == ("four", tensor.raw_data, tensor.metadata_props)
 
 
 def test_nothing_is_written_to_the_terminal(capfd: pytest.CaptureFixture[str]) -> None:
-    fold_constants(
-        model(PADDING.replace("zeros = ConstantOfShape<value = int64[1] {0}>(two2)", "zeros = Identity(two)"))
-    )
+    fold_constants(model(PADDING))
     assert capfd.readouterr() == ("", "")
 
 
 def test_a_transpose_of_another_rank_is_left_to_the_engine() -> None:
-    proto = name_nodes(
-        model("g (float[N,3] x) => (float[N,4] y) { t = Transpose<perm = [0, 2, 1]>(w) y = MatMul(x, t) }")
-    )
+    text = "g (float[N,3] x) => (float[N,4] y) { t = Transpose<perm = [0, 2, 1]>(w) y = MatMul(x, t) }"
+    proto = name_nodes(model(text))
     assert move_constant(GraphIndex(proto).nodes[0], W, TensorProto.FLOAT, None) is None
 
 
