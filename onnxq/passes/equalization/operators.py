@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from onnxq.graph import NodeRef
 from onnxq.passes.equalization import stream_rules as turns
@@ -98,29 +99,35 @@ RULES: dict[str, OperatorRules] = {
 }
 
 
+def _list_rules(change: str) -> dict[str, Callable[[Any, NodeRef], bool]]:
+    """The rules of one change, by operator. change: a field of `OperatorRules`."""
+    rules = {name: getattr(operator, change) for name, operator in RULES.items()}
+    return {name: rule for name, rule in rules.items() if rule is not None}
+
+
 def find_scaled_channels(view: View) -> ScaledChannels:
     """The channels of every scope that may be multiplied, and the weights that make and read them."""
     flow = ScaledChannels(view)
-    flow.visit_nodes({name: rules.scale for name, rules in RULES.items() if rules.scale is not None})
+    flow.visit_nodes(_list_rules("scale"))
     return flow.finish()
 
 
 def find_shifted_channels(view: View) -> ShiftedChannels:
     """The tensors that may be lowered, with the layers that take the constants back."""
     flow = ShiftedChannels(view)
-    flow.visit_nodes({name: rules.shift for name, rules in RULES.items() if rules.shift is not None})
+    flow.visit_nodes(_list_rules("shift"))
     return flow
 
 
 def find_streams(view: View) -> Streams:
     """Every stream of the model, in the order the model runs in."""
     flow = Streams(view)
-    flow.visit_nodes({name: rules.turn for name, rules in RULES.items() if rules.turn is not None})
+    flow.visit_nodes(_list_rules("turn"))
     return flow
 
 
 def find_smoothed_channels(view: View) -> SmoothedChannels:
     """The tensors that a node in front of them can write divided."""
     flow = SmoothedChannels(view)
-    flow.visit_nodes({name: rules.smooth for name, rules in RULES.items() if rules.smooth is not None})
+    flow.visit_nodes(_list_rules("smooth"))
     return flow
