@@ -59,19 +59,18 @@ class AxisSums:
         self.low, self.high = np.full(size, np.inf), np.full(size, -np.inf)
         self.count = self.samples = 0
 
-    def update(self, reference: Array64, axis: int, squares: tuple[Array64, Array64]) -> None:
-        """Add one sample. squares: of the reference and of the error."""
-        size = self.signal.size
+    @classmethod
+    def measure_sample(cls, reference: Array64, axis: int, squares: tuple[Array64, Array64]) -> AxisSums:
+        """The sums of one sample. squares: of the reference and of the error."""
+        size = reference.shape[axis]
         shape = (-1, size, int(np.prod(reference.shape[axis + 1 :])))
-        signal, noise = (array.reshape(shape).sum(axis=(0, 2)) for array in squares)
         values = reference.reshape(shape)
-        self.signal += signal
-        self.noise += noise
-        self.squared += np.square(noise)
-        np.minimum(self.low, values.min(axis=(0, 2)), out=self.low)
-        np.maximum(self.high, values.max(axis=(0, 2)), out=self.high)
-        self.count += reference.size // size
-        self.samples += 1
+        sums = cls(size)
+        sums.signal, sums.noise = (array.reshape(shape).sum(axis=(0, 2)) for array in squares)
+        sums.squared = np.square(sums.noise)
+        sums.low, sums.high = values.min(axis=(0, 2)), values.max(axis=(0, 2))
+        sums.count, sums.samples = reference.size // size, 1
+        return sums
 
     def add(self, other: AxisSums) -> None:
         """Add the sums of one sample."""
@@ -117,18 +116,14 @@ class SliceSums:
 
     def update(self, reference: Array64, error: Array64) -> None:
         """Add one sample: the reference's values and the differences from them, of one shape."""
-        shape = reference.shape
-        if self._axes is None:
-            self._rank = len(shape)
-            sizes = {axis: size for axis, size in enumerate(shape) if axis and 1 < size <= _MOST_SLICES}
-            self._axes = {axis: AxisSums(size) for axis, size in sizes.items()}
-        for axis, sums in tuple(self._axes.items()):
-            if len(shape) != self._rank or shape[axis] != sums.signal.size:
-                del self._axes[axis]
-        if self._axes:
-            squares = np.square(reference), np.square(error)
-            for axis, sums in self._axes.items():
-                sums.update(reference, axis, squares)
+        sample = SliceSums()
+        sample._rank = reference.ndim
+        sliced = [axis for axis, size in enumerate(reference.shape) if axis and 1 < size <= _MOST_SLICES]
+        # What the samples before have ruled out need not be measured.
+        counted = sliced if self._axes is None else [axis for axis in sliced if axis in self._axes]
+        squares = np.square(reference), np.square(error)
+        sample._axes = {axis: AxisSums.measure_sample(reference, axis, squares) for axis in counted}
+        self.add(sample)
 
     def add(self, other: SliceSums) -> None:
         """Add the sums of one sample, or of none."""

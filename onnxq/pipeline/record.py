@@ -17,7 +17,7 @@ import numpy as np
 from onnx import TensorProto
 
 from onnxq.annotate import PairInfo, find_pairs, read_plan_note
-from onnxq.arrays import Array, Arrays, Interval
+from onnxq.arrays import Arrays, Interval
 from onnxq.backends import find_engine, find_reference, find_target, list_runnable, load_config
 from onnxq.config import Config
 from onnxq.data import Dataset, load_data
@@ -413,14 +413,10 @@ def _observe_values(measured: _Measured, progress: Progress) -> Mapping[TensorId
         for feeds in measured.samples.samples():
             values = session.run({name: array for name, array in feeds.items() if name in taken})
             for tensor, output in tapped.outputs.items():
-                _add_floats(found[tensor], values[output])
+                if values[output].dtype.kind == "f":
+                    found[tensor].add_values(values[output])
             task.advance()
     return found
-
-
-def _add_floats(values: Distribution, array: Array) -> None:
-    if array.dtype.kind == "f":
-        values.add_values(array)
 
 
 def _list_advice(measured: _Measured, config: Config) -> Iterator[Advice]:

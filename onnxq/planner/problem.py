@@ -268,9 +268,9 @@ _FLOAT_ALONE = "in a form that only float data are multiplied by"
 
 
 def _find_obstacle(op: QuantizableOp, candidate: Candidate, target: Target, existing: Existing, allow: bool) -> str:
-    """What keeps the operator's kernel from multiplying the integers of its weights, as they are, by data of 8 bits.
+    """The obstacle to a kernel that multiplies the integers of the operator's weights, as they are, by data of 8 bits.
 
-    allow: sums of 16 bits may overflow. "" where nothing does.
+    allow: sums of 16 bits may overflow. "" without an obstacle.
     """
     for edge in op.weights:
         pair = existing.by_reader.get(edge) if edge in existing.direct else None

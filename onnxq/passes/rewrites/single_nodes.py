@@ -65,7 +65,7 @@ def _find_repeated(view: View, node: NodeRef) -> TensorId | None:
 
 
 def _find_ordered(view: View, node: NodeRef, x: TensorId) -> TensorId | None:
-    """What a Gather of all places in order repeats: its input, or what was flattened in front of it.
+    """The tensor that a Gather of all places in order repeats: its input, or the one flattened in front of it.
 
     torch's exporter writes `as_strided` so, behind each global mean; the NPU's compiler crashes on it.
     """
