@@ -72,7 +72,9 @@ def _add_errors(before: TensorErrors | None, rows: Array64) -> TensorErrors:
     """The errors with those of one run, which may have run the node several times."""
     # Where a twin overflows, its error is inf or NaN.
     power, inside, own = (float(np.nan_to_num(rows[:, k], nan=np.inf).sum()) for k in (2, 3, 4))
-    low, high, count = float(rows[:, 0].min()), float(rows[:, 1].max()), float(rows[:, 5].max())
+    low = float(rows[:, 0].min())
+    high = float(rows[:, 1].max())
+    count = float(rows[:, 5].max())
     if before is not None:
         low, high, count = min(low, before.low), max(high, before.high), max(count, before.count)
         power, inside, own = power + before.power, inside + before.inputs_noise, own + before.own_noise

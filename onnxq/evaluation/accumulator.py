@@ -309,7 +309,8 @@ def _count_shared(reference: Array64, value: Array64, k: int) -> tuple[float, in
         return float((rows[0].argmax(axis=1) == rows[1].argmax(axis=1)).sum()), len(rows[0])
     # A stable sort: equal values keep the order of their indices in both.
     mine, theirs = (np.argsort(-array, axis=1, kind="stable")[:, :k] for array in rows)
-    return float((mine[:, :, None] == theirs[:, None, :]).any(axis=2).mean(axis=1).sum()), len(mine)
+    same = (mine[:, :, None] == theirs[:, None, :]).any(axis=2)
+    return float(same.mean(axis=1).sum()), len(mine)
 
 
 def compute_sqnr(signal: float, noise: float) -> float:

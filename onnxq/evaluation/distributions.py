@@ -55,7 +55,8 @@ class Distribution:
         bounds = np.linspace(edges[0], edges[-1], BINS + 1)
         # Bins on a bound are shared by the part of their width on either side.
         below = np.interp(bounds, edges, np.concatenate(([0], np.cumsum(counts))))
-        return float(edges[0]), float(edges[-1]), tuple(int(n) for n in np.diff(np.rint(below)))
+        counts = np.diff(np.rint(below))
+        return float(edges[0]), float(edges[-1]), tuple(int(count) for count in counts)
 
     def measure_clipped(self, chosen: Interval) -> float:
         """The share of values outside a range."""

@@ -18,7 +18,8 @@ _BLOCK = 1 << 14
 def sum_squares(values: Array) -> float:
     """Sum of squares, in float32 block by block."""
     flat = np.ascontiguousarray(values, np.float32).reshape(-1)
-    return sum(float(np.dot(part, part)) for part in (flat[k : k + _BLOCK] for k in range(0, flat.size, _BLOCK)))
+    blocks = (flat[k : k + _BLOCK] for k in range(0, flat.size, _BLOCK))
+    return sum(float(np.dot(block, block)) for block in blocks)
 
 
 def relative_noise(

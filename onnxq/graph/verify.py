@@ -155,5 +155,6 @@ def _find_wrong_length(index: GraphIndex, node: NodeRef, scale: tuple[int, ...])
         wrong = len(scale) != 1 or (isinstance(dims[axis], int) and dims[axis] != scale[0])
         return f"has {list(scale)} scales, axis {axis} of its tensor has {dims[axis]} entries" if wrong else ""
     wanted = [-(-d // block) if k == axis and isinstance(d, int) else d for k, d in enumerate(dims)]
-    wrong = len(scale) != len(dims) or any(isinstance(w, int) and w != s for w, s in zip(wanted, scale, strict=True))
+    sizes = zip(wanted, scale, strict=False)
+    wrong = len(scale) != len(dims) or any(isinstance(w, int) and w != s for w, s in sizes)
     return f"has scales of shape {list(scale)}, its blocks need {wanted}" if wrong else ""

@@ -73,7 +73,8 @@ def search_numbers(
         least = _measure_error(groups[part], QParams(*best), spec, weights)
         for candidate in tried:
             error = _measure_error(groups[part], QParams(*candidate), spec, weights)
-            best = (np.where(error < least, candidate[0], best[0]), np.where(error < least, candidate[1], best[1]))
+            better = error < least
+            best = (np.where(better, candidate[0], best[0]), np.where(better, candidate[1], best[1]))
             least = np.minimum(error, least)
         scale[part], zero[part] = best
 

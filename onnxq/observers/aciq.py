@@ -34,7 +34,8 @@ def aciq_alpha(distribution: str, steps: float) -> float:
     def excess(z: float) -> float:
         if distribution == "laplace":
             return 3 * steps**2 * math.exp(-z) - z
-        density, tail = math.exp(-z * z / 2) / math.sqrt(2 * math.pi), math.erfc(z / math.sqrt(2)) / 2
+        density = math.exp(-z * z / 2) / math.sqrt(2 * math.pi)
+        tail = math.erfc(z / math.sqrt(2)) / 2
         return 6 * steps**2 * (density - z * tail) - z
 
     # Bisection down to neighbouring floats. `excess` falls; at 64 its exponentials are far below any step.
@@ -130,4 +131,6 @@ class ValueMoments:
         total = max(float(counts.sum()), 1.0)
         center = 0.0 if one_sided else float((counts * values).sum()) / total
         off = values - center
-        return center, float((counts * np.abs(off)).sum()) / total, math.sqrt(float((counts * off * off).sum()) / total)
+        deviation = float((counts * np.abs(off)).sum()) / total
+        variance = float((counts * off * off).sum()) / total
+        return center, deviation, math.sqrt(variance)

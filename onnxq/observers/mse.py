@@ -88,7 +88,8 @@ class SquaredError:
         pairs = zip(below, self._all, strict=True)
         m0, m1, m2 = (np.stack((part[:, 0], total - part[:, 1]), axis=1) for part, total in pairs)
         outside = (m2 - 2 * ends * m1 + ends**2 * m0).sum(axis=1)
-        return np.asarray(outside + (below[0][:, 1] - below[0][:, 0]) * scale**2 / 12)
+        inside = below[0][:, 1] - below[0][:, 0]
+        return np.asarray(outside + inside * scale**2 / 12)
 
     def _find_bins(self, points: Array64) -> NDArray[np.intp]:
         """Find the bin of each point; from the largest value on, one past the last, also for a point mass."""

@@ -220,7 +220,8 @@ def _find_fault(site: SitePlan, scale: Array, zero: Array, *, signed: bool) -> t
     # FP8 has no zero point: 0 must stand there.
     low, high = (0, 0) if site.spec.is_float else (site.spec.qmin, site.spec.qmax)
     if zero.size and (zero.min() < low or zero.max() > high):
-        return f"its zero point {int(zero.min() if zero.min() < low else zero.max())} is outside {low}…{high}", again
+        outside = int(zero.min() if zero.min() < low else zero.max())
+        return f"its zero point {outside} is outside {low}…{high}", again
     return None
 
 

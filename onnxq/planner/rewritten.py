@@ -271,7 +271,8 @@ def _join_weights(mover: _Mover, plan: Plan) -> Iterator[SitePlan]:
         for part in columns:
             same = part in parts and parts[part].spec == parts[first].spec and parts[part].qparams is not None
             # Nothing else reads the weight, and the data have one pair for all.
-            alone = same and len(parts[part].consumers or ()) == 1 and claims.get((part, 0)) == claims.get((first, 0))
+            read_once = same and len(parts[part].consumers or ()) == 1
+            alone = read_once and claims.get((part, 0)) == claims.get((first, 0))
             if not alone or name in scaled:
                 how = "is quantized in another way than the other parts"
                 how = f"the plan scales {str(scaled[name])!r}, which is computed of it" if alone else how

@@ -166,7 +166,8 @@ def draw_bars(bars: ValueBars, chosen: Sequence[float] = ()) -> str:
         left, right = ((value - low) * scale for value in chosen)
         band = f'<rect class="band" x="{left:.0f}" width="{right - left:.0f}" height="{_HEIGHT}"/>'
     label = f"{bars.low:.4g} to {bars.high:.4g}"
-    return _wrap(band + steps, f"{label}; range {chosen[0]:.4g} to {chosen[1]:.4g}" if chosen else label)
+    text = f"{label}; range {chosen[0]:.4g} to {chosen[1]:.4g}" if chosen else label
+    return _wrap(band + steps, text)
 
 
 def draw_channels(site: SiteRecord) -> str:

@@ -53,7 +53,8 @@ def pair_weights(node: NodeRef, weight: Array) -> Array | None:
     if node.op_type not in CONVS and weight.ndim != 2:
         if weight.ndim < 1:
             return None
-        rows = weight[None] if weight.ndim == 1 else np.swapaxes(weight, -1, -2).reshape(-1, weight.shape[-2])
+        columns = weight[None] if weight.ndim == 1 else np.swapaxes(weight, -1, -2)
+        rows = columns.reshape(-1, columns.shape[-1])
         return pair_neighbours(rows, (0, 1))
     order = find_sum_order(node, weight.shape)
     return None if order is None else pair_neighbours(weight, order)

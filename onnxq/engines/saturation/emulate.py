@@ -166,7 +166,8 @@ class _ExcessWriter(NodeWriter):
         taps = self.operand.values.shape[2:]
         count = int(np.prod(taps))
         channels = self.operand.values.shape[1] * int(self.node.attrs.get("group", 1))
-        filters = np.tile(np.eye(count, dtype=np.float32).reshape(count, 1, *taps), (channels, *[1] * (len(taps) + 1)))
+        units = np.eye(count, dtype=np.float32).reshape(count, 1, *taps)
+        filters = np.tile(units, (channels, *[1] * (len(taps) + 1)))
         attrs = {key: self.node.attrs[key] for key in _CONV_ATTRIBUTES if key in self.node.attrs}
         return self.add("Conv", [x, self.constant(filters)], **attrs, kernel_shape=list(taps), group=channels)
 

@@ -52,7 +52,8 @@ def _read_float16(blocks: Array, at: int) -> Array:
 
 def _split_nibbles(data: Array, each: int) -> Array:
     """Of each `each` bytes the low halves, then the high halves."""
-    parts = data.reshape(len(data), -1, 1, each) >> np.array([[0], [4]], np.uint8) & np.uint8(15)
+    shifts = np.array([[0], [4]], np.uint8)
+    parts = data.reshape(len(data), -1, 1, each) >> shifts & np.uint8(15)
     return np.asarray(parts.reshape(len(data), -1))
 
 
@@ -70,7 +71,8 @@ def _read_simple(blocks: Array, *, bits: int, minimum: bool) -> _Parts:
 
 def _split_pairs(data: Array) -> Array:
     """Of each 32 bytes the lowest two bits, then the next, and so on."""
-    parts = data.reshape(len(data), -1, 1, 32) >> np.array([[0], [2], [4], [6]], np.uint8) & np.uint8(3)
+    shifts = np.array([[0], [2], [4], [6]], np.uint8)
+    parts = data.reshape(len(data), -1, 1, 32) >> shifts & np.uint8(3)
     return np.asarray(parts.reshape(len(data), -1))
 
 
@@ -85,7 +87,8 @@ def _read_q3(blocks: Array) -> _Parts:
     codes = _split_pairs(blocks[:, 32:96]) | high.reshape(len(blocks), -1) << np.uint8(2)
     packed = blocks[:, 96:108]
     low = np.concatenate([packed[:, :8] & 15, packed[:, :8] >> 4], 1)
-    top = packed[:, None, 8:] >> np.array([[0], [2], [4], [6]], np.uint8) & np.uint8(3)
+    shifts = np.array([[0], [2], [4], [6]], np.uint8)
+    top = packed[:, None, 8:] >> shifts & np.uint8(3)
     scales = (low | top.reshape(len(blocks), -1) << np.uint8(4)).astype(np.float32) - 32
     return codes, _read_float16(blocks, 108) * scales, None
 

@@ -46,7 +46,8 @@ def make_paley(order: int) -> NDArray[np.int8] | None:
         return np.asarray(np.eye(order) + border, np.int8)
     if order % 4 == 0 and half % 4 == 1 and _is_prime(half):
         border = np.concatenate([[[0], *[[1]] * half], [[1] * half, *_make_jacobsthal(half)]], axis=1)
-        matrix = np.kron(border, [[1, 1], [1, -1]]) + np.kron(np.eye(half + 1), [[1, -1], [-1, -1]])
+        crossed = np.kron(border, [[1, 1], [1, -1]])
+        matrix = crossed + np.kron(np.eye(half + 1), [[1, -1], [-1, -1]])
         return np.asarray(matrix, np.int8)
     return None
 

@@ -169,7 +169,8 @@ def write_smoothing(proto: ModelLike, factors: Factors) -> ModelLike:
         else:
             _divide_in_home(view, edit, group.home, wide, weights)
         for op in group.readers:
-            weights.setdefault(op.node.name, (op, []))[1].append(wide[:, None] if op.axis == 1 else wide[None, :])
+            laid = wide[:, None] if op.axis == 1 else wide[None, :]
+            weights.setdefault(op.node.name, (op, []))[1].append(laid)
     for op, turns in weights.values():
         value = op.weight.astype(np.float64)
         for turned in turns:

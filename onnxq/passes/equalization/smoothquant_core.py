@@ -97,7 +97,8 @@ def measure_layer_error(
     """
     exact = [statistics.rows @ layer.weight for layer in weights] if exact is None else exact
     # A range always holds zero, which quantizers keep exact.
-    low, high = min(float(np.min(statistics.low / s)), 0.0), max(float(np.max(statistics.high / s)), 0.0)
+    low = min(float(np.min(statistics.low / s)), 0.0)
+    high = max(float(np.max(statistics.high / s)), 0.0)
     x = fake_quant(statistics.rows / s, qparams_from_range(low, high, spec), spec).astype(np.float32)
     pairs = zip(weights, exact, strict=True)
     return float(np.mean([relative_noise([output], [x @ layer.round_scaled(s)]) for layer, output in pairs]))

@@ -22,7 +22,8 @@ class Rescaling:
     @classmethod
     def fit_pairs(cls, pairs: Iterable[tuple[float, float]]) -> Rescaling:
         """The rising curve nearest to pairs of predicted and measured (pool adjacent violators, Barlow et al. 1972)."""
-        logs = sorted((math.log(a), math.log(b)) for a, b in pairs if 0 < a < math.inf and 0 < b < math.inf)
+        finite = ((a, b) for a, b in pairs if 0 < a < math.inf and 0 < b < math.inf)
+        logs = sorted((math.log(a), math.log(b)) for a, b in finite)
         # Leftmost and rightmost prediction, mean of the measurements, and their number.
         blocks: list[tuple[float, float, float, int]] = []
         for at, value in logs:

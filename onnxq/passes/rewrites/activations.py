@@ -362,7 +362,8 @@ def _follow(view: View, state: Tail, reader: tuple[NodeRef, int], inner: TensorI
     # Behind the product with x a constant is no shift of the anchor any more.
     if step is None or (state.factor is not None and node.op_type in ("Add", "Sub")):
         return None
-    scale, shift = state.scale * float(step[0]), state.shift * float(step[0]) + float(step[1])
+    scale = state.scale * float(step[0])
+    shift = state.shift * float(step[0]) + float(step[1])
     if not np.isfinite((scale, shift)).all():
         return None
     return replace(state, last=node, scale=scale, shift=shift, used=_add_node(view, state.used, node, rank))

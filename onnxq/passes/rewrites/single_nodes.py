@@ -70,9 +70,7 @@ def _find_ordered(view: View, node: NodeRef, x: TensorId) -> TensorId | None:
     torch's exporter writes `as_strided` so, behind each global mean; the NPU's compiler crashes on it.
     """
     places, shape = view.find_constant(node, 1), view.index.find_shape(x)
-    if places is None or shape is None or len(shape) != 1:
-        return None
-    if not np.array_equal(np.ravel(places), np.arange(places.size)) or shape != (places.size,):
+    if places is None or shape != (places.size,) or not np.array_equal(np.ravel(places), np.arange(places.size)):
         return None
     maker = view.find_producer(x, "Reshape", "Flatten")
     source = x if maker is None else view.find_tensor(maker, 0)

@@ -168,7 +168,8 @@ def round_with_feedback(problem: RoundingProblem) -> RoundedWeight:
     for last in range(w.shape[1], 0, -_BLOCK):
         first = max(last - _BLOCK, 0)
         upper = np.ascontiguousarray(lower[:, first:, first:last].transpose(0, 2, 1))
-        shifted = w[:, first:last] + upper[:, :, last - first :] @ errors[:, last:]
+        later = upper[:, :, last - first :]
+        shifted = w[:, first:last] + later @ errors[:, last:]
         for k in reversed(range(first, last)):
             column = shifted[:, k - first]
             if k + 1 < last:
@@ -315,7 +316,8 @@ class _SharedSums:
             # Column 0 is not rounded yet where it stands for none, and its memory may hold NaN.
             beside = np.where((at > 0)[:, None], codes[self.groups, at], np.float32(0))
         if self.zeros is not None:
-            beside = beside + (self.zeros[:, k] + self.zeros[self.groups, at]) * (at > 0)[:, None]
+            zeros = self.zeros[:, k] + self.zeros[self.groups, at]
+            beside = beside + zeros * (at > 0)[:, None]
         total = column + beside
         np.minimum(total, MOST, out=total)
         np.maximum(total, -MOST, out=total)
@@ -347,7 +349,8 @@ def round_within_sums(problem: RoundingProblem) -> RoundedWeight:
     places = np.argsort(feedback.order, axis=1)
     costs = np.empty_like(feedback.weights)
     np.put_along_axis(costs, feedback.order, feedback.weights, axis=1)
-    cost = np.where(places[:, first] < places[:, second], costs[:, first], costs[:, second])
+    earlier = places[:, first] < places[:, second]
+    cost = np.where(earlier, costs[:, first], costs[:, second])
     steps, noise = scale.max(axis=2), np.broadcast_to(costs.sum(axis=1)[:, None], w.shape[:2])
     each = [choose_widening(w[g][:, first], w[g][:, second], steps[g], noise[g], cost[g]) for g in range(len(w))]
     factors = np.stack(each)

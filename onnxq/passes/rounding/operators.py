@@ -72,7 +72,8 @@ def compute_gather_indices(shape: Shape, geometry: Geometry, chosen: Integers) -
         return Places(geometry, chosen, chosen[:0])
     batch, *at = np.unravel_index(chosen, (shape[0], *_find_output(shape[2:], geometry)))
     rank = len(at)
-    index = np.asarray(batch, np.int64).reshape((1,) * rank + (-1,)) * int(np.prod(shape[2:], dtype=np.int64))
+    places = int(np.prod(shape[2:], dtype=np.int64))
+    index = np.asarray(batch, np.int64).reshape((1,) * rank + (-1,)) * places
     inside: Array = np.ones((1,) * (rank + 1), bool)
     for axis, output in enumerate(at):
         read, there = _find_reads(axis, shape[2 + axis], shape[2:], geometry, output)

@@ -186,7 +186,8 @@ class Accumulator:
         x, y = (np.tensordot(weights / weights.sum(), np.stack([p[k] for p in self._parts]), 1) for k in (1, 2))
         n = max(self._count, 1)
         u, v = self._sums / n
-        p, q = x - self._shift[0][:, :, 0], y - self._shift[1][:, :, 0]
+        p = x - self._shift[0][:, :, 0]
+        q = y - self._shift[1][:, :, 0]
         if self._second:
             _centre_sums(self._h, n, v, q, v, q)
         if self._cross:
