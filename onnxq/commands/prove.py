@@ -287,7 +287,8 @@ def _list_types(proof: Proof) -> SheetRows:
     integers = [dtype for dtype in (INT8, INT16) if any(node.type == dtype for node in proof.nodes)]
     for dtype in integers or ([INT8] if types and not stored else []):
         running = Counter(node.op for node in proof.nodes if node.type == dtype)
-        yield dtype, ", ".join(f"{op} {running[op]}/{counts.total()}" for op, counts in types.items())
+        products = (f"{op} {running[op]}/{counts.total()}" for op, counts in types.items())
+        yield dtype, ", ".join(products)
     if stored:
         shares = (f"{op} {count}/{types[op].total()} in {dtype}" for (op, dtype), count in stored.items())
         yield "weights", ", ".join(shares)

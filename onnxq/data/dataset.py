@@ -199,7 +199,8 @@ def _choose_items(rng: np.random.Generator, items: Sequence[int], count: int) ->
 
 
 def _can_join(a: Feeds, b: Feeds, axes: dict[str, int]) -> bool:
-    return all(a[name].shape == b[name].shape and a[name].shape[axis] == 1 for name, axis in axes.items())
+    shapes = ((a[name].shape, b[name].shape, axis) for name, axis in axes.items())
+    return all(shape == other and shape[axis] == 1 for shape, other, axis in shapes)
 
 
 def _join_samples(samples: list[Feeds], first: int, axes: dict[str, int] | None) -> Batch:

@@ -64,7 +64,8 @@ def _format_calls(error: BaseException) -> list[str]:
     frames = traceback.extract_tb(error.__traceback__)
     theirs = [k for k, frame in enumerate(frames) if not _is_ours(frame.filename)]
     shown = [frame for frame in frames[theirs[0] :] if not frame.filename.startswith("<frozen ")] if theirs else []
-    lines = [f"{frame.filename}:{frame.lineno}, in {frame.name}: {frame.line or ''}" for frame in shown[-_CALLS:]]
+    calls = shown[-_CALLS:]
+    lines = [f"{frame.filename}:{frame.lineno}, in {frame.name}: {frame.line or ''}" for frame in calls]
     if isinstance(error, SyntaxError) and error.filename:
         lines.append(f"{error.filename}:{error.lineno}: {(error.text or '').strip()}")
     return [f"at {line.rstrip(': ')}" for line in lines]

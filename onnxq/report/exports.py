@@ -36,7 +36,8 @@ def write_markdown(record: ReportRecord) -> str:
 
 def _make_row(node: OperatorRecord) -> str:
     figures = (f"{db:.1f} dB" if db is not None else "" for db in (node.isolated_db, node.left_out_db))
-    cells = (f"`{_escape(node.name)}`", node.op, node.type, f"{100 * node.share:.1f} %", *figures)
+    share = f"{100 * node.share:.1f} %"
+    cells = (f"`{_escape(node.name)}`", node.op, node.type, share, *figures)
     return f"| {' | '.join(cells)} |"
 
 
@@ -54,7 +55,8 @@ def write_mermaid(record: ReportRecord) -> str:
     for k, node in enumerate(record.nodes):
         noise = f"<br/>{100 * node.share:.1f} % of the noise" if node.share >= _STEPS[1][0] else ""
         name = node.name.replace("&", "&amp;").replace('"', "#quot;").replace("<", "&lt;")
-        lines.append(f'  n{k}["{node.op} {name}<br/>{node.type}{noise}"]:::{find_shade(node.type)}')
+        label = f"{node.op} {name}<br/>{node.type}{noise}"
+        lines.append(f'  n{k}["{label}"]:::{find_shade(node.type)}')
         lines += [f"  n{makers[tensor]} --> n{k}" for tensor in dict.fromkeys(node.inputs) if tensor in makers]
     return "\n".join(lines) + "\n"
 

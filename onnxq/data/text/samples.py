@@ -171,7 +171,8 @@ def _drop_broken_line(piece: bytes) -> bytes:
     if end >= 0:
         return piece[end + 1 :]
     # Bytes 10xxxxxx continue a letter of UTF-8, which has three of them at most.
-    return piece[next((k for k in range(3) if piece[k : k + 1] and piece[k] & 0xC0 != 0x80), 3) :]
+    starts = (k for k in range(3) if piece[k : k + 1] and piece[k] & 0xC0 != 0x80)
+    return piece[next(starts, 3) :]
 
 
 def _count_tokens(tokenizer: Tokenizer, length: int, path: Path) -> int:

@@ -186,7 +186,8 @@ def find_pooled_axes(view: View, node: NodeRef) -> TensorId | None:
         return None
     if _is_square(view, x):
         return None
-    return x if sorted(int(a) % rank for a in np.asarray(axes).reshape(-1)) == list(range(2, rank)) else None
+    pooled = sorted(int(axis) % rank for axis in np.asarray(axes).reshape(-1))
+    return x if pooled == list(range(2, rank)) else None
 
 
 def _is_square(view: View, x: TensorId) -> bool:
