@@ -40,6 +40,7 @@ class Segment:
 class SegmentErrors:
     """The errors of a segment's outputs: against the reference without and with optimizations, and between the two."""
 
+    segment: Segment
     off: ModelErrors
     on: ModelErrors
     agree: ModelErrors
@@ -132,7 +133,7 @@ def compare_segments(
             inner = other.list_between(outputs, fed[0])
             for optimize in (False, True):
                 wanted.append(_run_part(other, inner, outputs, fed, types=types, optimize=optimize, threads=threads))
-            errors.append(_sum_errors(samples, wanted, agreement))
+            errors.append(_sum_errors(segment, samples, wanted, agreement))
             for values, new in zip(alive, wanted[0], strict=True):
                 values.update(new)
                 for name in [name for name in values if last.get(name, -1) <= k and name not in samples[0]]:
@@ -165,6 +166,7 @@ def _convert(value: Array, kind: int) -> Array:
 
 
 def _sum_errors(
+    segment: Segment,
     samples: Sequence[Arrays],
     runs: Sequence[Sequence[Values]],
     agreement: AgreementSums,
@@ -176,4 +178,4 @@ def _sum_errors(
         off.update(feeds, exact, plain)
         on.update(feeds, exact, fast)
         agree.update(feeds, plain, fast)
-    return SegmentErrors(off, on, agree)
+    return SegmentErrors(segment, off, on, agree)
