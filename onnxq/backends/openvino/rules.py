@@ -44,10 +44,9 @@ def _explain_lost_scales(c: Candidate) -> str | None:
     """Why the scales get lost: sizes change from run to run, and several nodes read the result, but no one Swish."""
     data = c.tensor(0)
     shape = None if data is None else c.index.find_shape(data)
-    readers = [c.index.find_node(edge.node) for edge in c.index.list_consumers(c.node.result)]
+    readers = c.index.list_consumers(c.node.result)
     fixed = shape is not None and all(isinstance(size, int) for size in shape)
-    gated = {reader.op_type for reader in readers} in ({"Mul", gate} for gate in _GATES)
-    if fixed or len(readers) < 2 or gated:
+    if fixed or len(readers) < 2 or find_swish(c) is not None:
         return None
     return (
         "OpenVINO loses the scales of an integer convolution without a bias that several nodes read, while sizes change"

@@ -119,6 +119,8 @@ READERS = {
     "two readers of sums with a bias": ("t = Tanh(c) y = Sub(c, t)", "b", False, False),
     "a sum with itself": ("y = Add(c, c)", "", False, True),
     "a Swish": ("t = Sigmoid(c) y = Mul(c, t)", "", False, False),
+    "a HardSwish": ("t = HardSigmoid(c) y = Mul(c, t)", "", False, False),
+    "a gate and another product": ("t = Sigmoid(c) z = Mul(c, factors) y = Add(t, z)", "", False, True),
     "another activation": ("y = Tanh(a)", "", False, False),
 }
 
@@ -137,7 +139,7 @@ def quantize_readers(batch: str) -> onnxq.Result:
     for k, (behind, bias, *_) in enumerate(READERS.values()):
         arrays[f"w{k}"] = weight
         nodes += f"[conv{k}] c{k} = Conv(x, w{k}{bias and f', {bias}'}) a{k} = Relu(c{k}) "
-        nodes += re.sub(r"\b([acty])\b", rf"\g<1>{k}", behind) + " "
+        nodes += re.sub(r"\b([actyz])\b", rf"\g<1>{k}", behind) + " "
     results = ", ".join(f"float[M] y{k}" for k in range(len(READERS)))
     net = model(f"g (float[{batch},3,16,16] x) => ({results}) {{ {nodes} }}", **arrays)
     for value in net.graph.output:
