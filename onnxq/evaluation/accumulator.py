@@ -121,8 +121,10 @@ class SliceSums:
         sliced = [axis for axis, size in enumerate(reference.shape) if axis and 1 < size <= _MOST_SLICES]
         # What the samples before have ruled out need not be measured.
         counted = sliced if self._axes is None else [axis for axis in sliced if axis in self._axes]
-        squares = np.square(reference), np.square(error)
-        sample._axes = {axis: AxisSums.measure_sample(reference, axis, squares) for axis in counted}
+        sample._axes = {}
+        if counted:
+            squares = np.square(reference), np.square(error)
+            sample._axes = {axis: AxisSums.measure_sample(reference, axis, squares) for axis in counted}
         self.add(sample)
 
     def add(self, other: SliceSums) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 from onnx import GraphProto, NodeProto, TensorProto, helper, numpy_helper
@@ -55,11 +54,6 @@ class QuantizedSource:
     types: SourceTypes
     mode: str
     integers: tuple[OperatorInfo, ...]
-
-    @cached_property
-    def constants(self) -> dict[Edge, SitePlan]:
-        """The stored weights by the inputs that read them."""
-        return {edge: site for site in self.existing.constants for edge in site.consumers or ()}
 
     def restore_types(self) -> ModelLike:
         """The network in float, in float32 where its inputs and outputs are."""

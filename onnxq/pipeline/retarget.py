@@ -127,7 +127,7 @@ class _Filling:
         return existing.by_tensor.get(site.quantized_tensor) or next(filter(None, by_edge), None)
 
     def _fill_weight(self, site: SitePlan) -> SitePlan:
-        known = next(filter(None, (self.source.constants.get(edge) for edge in site.consumers or ())), None)
+        known = next(filter(None, (self.source.existing.by_reader.get(edge) for edge in site.consumers or ())), None)
         value = read_constant(self.ways.problem.index, site.site)
         if known is None or known.qparams is None or value is None:
             return self._note(site, Kept.ROUNDED, None)
@@ -248,7 +248,7 @@ def _place_pairs(source: QuantizedSource, ways: Ways, *, sampled: bool, complete
         op = ways.problem.ops.by_name[name]
         paired = any(edge in existing.by_edge or tensor in existing.by_tensor for edge, tensor in op.data)
         # A weight that was not worth integers is not rounded now.
-        if not (any(edge in source.constants for edge in op.weights) if op.weights else paired):
+        if not (any(edge in existing.by_reader for edge in op.weights) if op.weights else paired):
             left.add(name)
     reasons: dict[str, Unquantized] = {}
     # Operators that become float may move pairs to tensors that lack a range, too.

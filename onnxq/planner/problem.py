@@ -223,13 +223,13 @@ def find_quantizable_ops(
     *,
     closed: Callable[[NodeRef], bool] = lambda _: False,
     existing: Existing = NOTHING,
-    saturation: str = "avoid",
+    allow: bool = False,
 ) -> QuantizableOps:
     """Every node some rule of the target could quantize.
 
     index: of `existing.view`, where there are pairs. closed: nodes to leave alone (in loop bodies, in branches that
-    calibration cannot reach). saturation: whether sums of 16 bits may overflow, as in the configuration. Compute nodes
-    that no rule takes come back with their reasons.
+    calibration cannot reach). allow: sums of 16 bits may overflow. Compute nodes that no rule takes come back with
+    their reasons.
     """
     ops: list[QuantizableOp] = []
     reasons: list[Unquantized] = []
@@ -247,7 +247,6 @@ def find_quantizable_ops(
             ops.append(op)
     complete = frozenset(op.name for op in ops if _is_complete(op, existing))
     weighted = ((op, Candidate(op.node, index, shapes)) for op in ops if op.name in existing.weighted - complete)
-    allow = saturation == "allow"
     obstacles = {op.name: _find_obstacle(op, candidate, target, existing, allow) for op, candidate in weighted}
     partial = {name: obstacle for name, obstacle in obstacles.items() if obstacle}
     return QuantizableOps(index, shapes, tuple(ops), tuple(reasons), existing, complete, partial)
@@ -391,8 +390,8 @@ def state_problem(
     graph: without the pairs that it came with. shapes: of computed tensors, where they are known. closed: nodes to
     leave alone. existing: those pairs.
     """
-    saturation = requests.config.saturation
-    ops = find_quantizable_ops(graph, engine, shapes, closed=closed, existing=existing, saturation=saturation)
+    allow = requests.config.saturation == "allow"
+    ops = find_quantizable_ops(graph, engine, shapes, closed=closed, existing=existing, allow=allow)
     refused = {op.name: refusal for op in ops if (refusal := _find_spec_refusal(ops, requests, engine, op)) is not None}
     return PlacementProblem(config=requests.config, engine=engine, ops=ops, requests=requests, refused=refused)
 

@@ -257,10 +257,10 @@ def test_codes_survive_the_way_there_and_back(quantized: onnxq.Result) -> None:
     back = convert(there, "ort", EVERYTHING, images()).result.model
     before, after = (read_quantized(model) for model in (quantized.model, back))
     assert before.codes.keys() == after.codes.keys()
-    for edge, site in before.constants.items():
+    for edge, site in before.existing.by_reader.items():
         if site.role is Role.WEIGHT:
             assert np.array_equal(before.codes[edge], after.codes[edge])
-            assert site.qparams == after.constants[edge].qparams
+            assert site.qparams == after.existing.by_reader[edge].qparams
 
 
 def test_integers_at_the_ends_of_a_model_stay() -> None:

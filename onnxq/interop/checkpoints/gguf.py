@@ -50,10 +50,10 @@ def _read_float16(blocks: Array, at: int) -> Array:
     return np.ascontiguousarray(blocks[:, at : at + 2]).view("<f2").astype(np.float32)
 
 
-def _split_nibbles(data: Array, each: int) -> Array:
-    """Of each `each` bytes the low halves, then the high halves."""
-    shifts = np.array([[0], [4]], np.uint8)
-    parts = data.reshape(len(data), -1, 1, each) >> shifts & np.uint8(15)
+def _split_bits(data: Array, each: int, bits: int) -> Array:
+    """Of each `each` bytes the lowest so many bits, then the next, and so on."""
+    shifts = np.arange(0, 8, bits, dtype=np.uint8)[:, None]
+    parts = data.reshape(len(data), -1, 1, each) >> shifts & np.uint8((1 << bits) - 1)
     return np.asarray(parts.reshape(len(data), -1))
 
 
@@ -63,33 +63,23 @@ def _read_simple(blocks: Array, *, bits: int, minimum: bool) -> _Parts:
     least = _read_float16(blocks, 2) if minimum else None
     if bits == 8:
         return blocks[:, head:] ^ np.uint8(128), _read_float16(blocks, 0), least
-    codes = _split_nibbles(blocks[:, -16:], 16)
+    codes = _split_bits(blocks[:, -16:], 16, 4)
     if bits == 5:
         codes = codes | np.unpackbits(blocks[:, head : head + 4], axis=1, bitorder="little") << np.uint8(4)
     return codes, _read_float16(blocks, 0), least
 
 
-def _split_pairs(data: Array) -> Array:
-    """Of each 32 bytes the lowest two bits, then the next, and so on."""
-    shifts = np.array([[0], [2], [4], [6]], np.uint8)
-    parts = data.reshape(len(data), -1, 1, 32) >> shifts & np.uint8(3)
-    return np.asarray(parts.reshape(len(data), -1))
-
-
 def _read_q2(blocks: Array) -> _Parts:
-    scales, codes = blocks[:, :16], _split_pairs(blocks[:, 16:80])
+    scales, codes = blocks[:, :16], _split_bits(blocks[:, 16:80], 32, 2)
     d, e = _read_float16(blocks, 80), _read_float16(blocks, 82)
     return codes, d * (scales & 15), -e * (scales >> 4)
 
 
 def _read_q3(blocks: Array) -> _Parts:
-    high = blocks[:, None, :32] >> np.arange(8, dtype=np.uint8)[:, None] & np.uint8(1)
-    codes = _split_pairs(blocks[:, 32:96]) | high.reshape(len(blocks), -1) << np.uint8(2)
+    codes = _split_bits(blocks[:, 32:96], 32, 2) | _split_bits(blocks[:, :32], 32, 1) << np.uint8(2)
     packed = blocks[:, 96:108]
-    low = np.concatenate([packed[:, :8] & 15, packed[:, :8] >> 4], 1)
-    shifts = np.array([[0], [2], [4], [6]], np.uint8)
-    top = packed[:, None, 8:] >> shifts & np.uint8(3)
-    scales = (low | top.reshape(len(blocks), -1) << np.uint8(4)).astype(np.float32) - 32
+    low, top = _split_bits(packed[:, :8], 8, 4), _split_bits(packed[:, 8:], 4, 2)
+    scales = (low | top << np.uint8(4)).astype(np.float32) - 32
     return codes, _read_float16(blocks, 108) * scales, None
 
 
@@ -97,16 +87,15 @@ def _read_q45(blocks: Array, *, bits: int) -> _Parts:
     first, second, third = (blocks[:, k : k + 4] for k in (4, 8, 12))
     scales = np.concatenate([first & 63, third & 15 | first >> 6 << 4], 1)
     least = np.concatenate([second & 63, third >> 4 | second >> 6 << 4], 1)
-    codes = _split_nibbles(blocks[:, -128:], 32)
+    codes = _split_bits(blocks[:, -128:], 32, 4)
     if bits == 5:
-        high = blocks[:, None, 16:48] >> np.arange(8, dtype=np.uint8)[:, None] & np.uint8(1)
-        codes = codes | high.reshape(len(blocks), -1) << np.uint8(4)
+        codes = codes | _split_bits(blocks[:, 16:48], 32, 1) << np.uint8(4)
     return codes, _read_float16(blocks, 0) * scales, -_read_float16(blocks, 2) * least
 
 
 def _read_q6(blocks: Array) -> _Parts:
-    low = _split_nibbles(blocks[:, :128], 64)
-    codes = low | _split_pairs(blocks[:, 128:192]) << np.uint8(4)
+    low = _split_bits(blocks[:, :128], 64, 4)
+    codes = low | _split_bits(blocks[:, 128:192], 32, 2) << np.uint8(4)
     return codes, _read_float16(blocks, 208) * blocks[:, 192:208].view(np.int8), None
 
 
