@@ -50,7 +50,7 @@ def quantized(
     return parse(text, opset=opset, t=scale, u=point, **HELD, **other)
 
 
-def both(model: ModelProto, seed: int) -> tuple[np.ndarray, np.ndarray]:
+def infer_both(model: ModelProto, seed: int) -> tuple[np.ndarray, np.ndarray]:
     """(unoptimized, optimized) output on random data."""
     dims = [dim.dim_value for dim in model.graph.input[0].type.tensor_type.shape.dim]
     feeds = {"x": np.random.default_rng(seed).standard_normal(dims).astype(F) * 2}
@@ -59,7 +59,7 @@ def both(model: ModelProto, seed: int) -> tuple[np.ndarray, np.ndarray]:
 
 def steps_apart(model: ModelProto) -> tuple[float, float]:
     """(largest difference in output steps, share of outputs that differ), optimized against not."""
-    pairs = [both(model, seed) for seed in range(3)]
+    pairs = [infer_both(model, seed) for seed in range(3)]
     largest = max(float(np.abs(on.astype(np.float64) - off).max()) for off, on in pairs) / 0.04
     return largest, float(np.mean([np.mean(on != off) for off, on in pairs]))
 
@@ -291,7 +291,7 @@ CONSTANTS = {
 }
 
 
-def between(lines: str, zero: int = 100, scale: str = "t", **held: float) -> ModelProto:
+def put_between_pairs(lines: str, zero: int = 100, scale: str = "t", **held: float) -> ModelProto:
     """Pairs around a node that reads a quantized convolution, or two of them. scale: of what the node reads."""
     text = pair("c", "e", scale, "u")
     if "e2" in lines:
@@ -304,7 +304,7 @@ def between(lines: str, zero: int = 100, scale: str = "t", **held: float) -> Mod
 @pytest.mark.parametrize("name", BETWEEN)
 def test_what_becomes_an_integer_kernel(name: str) -> None:
     lines, kernel, off = BETWEEN[name]
-    model = between(lines)
+    model = put_between_pairs(lines)
     found = ops(optimize_graph(model))
     assert found[kernel] >= 1
     assert (found["QuantizeLinear"], found["DequantizeLinear"]) == (1, 1)  # only at the model's own ends
@@ -313,7 +313,7 @@ def test_what_becomes_an_integer_kernel(name: str) -> None:
 
 @pytest.mark.parametrize("name", FLOAT)
 def test_what_stays_float(name: str) -> None:
-    model = between(FLOAT[name], zero=5 if "Relu" in FLOAT[name] else 100)
+    model = put_between_pairs(FLOAT[name], zero=5 if "Relu" in FLOAT[name] else 100)
     found = ops(optimize_graph(model))
     assert found["DequantizeLinear"] >= 2
     assert not any(op.startswith("QLinear") and op != "QLinearConv" for op in found)
@@ -321,7 +321,7 @@ def test_what_stays_float(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["MaxPool", "Reshape", "Transpose", "Flatten"])
 def test_passing_integers_on_needs_one_scale(name: str) -> None:
-    model = between(BETWEEN[name][0], zero=120, scale="r", r=0.05)
+    model = put_between_pairs(BETWEEN[name][0], zero=120, scale="r", r=0.05)
     assert ops(optimize_graph(model))["DequantizeLinear"] == 2
 
 

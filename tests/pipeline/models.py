@@ -75,7 +75,7 @@ def find_worst_db(result: onnxq.Result) -> float:
 
 
 def list_accounts(result: onnxq.Result, name: str) -> list[str]:
-    """What the pass of this name says of itself in the summary."""
+    """The lines of the pass of this name in the summary."""
     return [line for line in result.report.accounts if line.startswith(f"{name}: ")]
 
 

@@ -14,7 +14,7 @@ from tests.pipeline.models import EVERYTHING, images, quantize, residual
 
 
 def read(proto: onnx.ModelProto) -> list[object]:
-    """What each of the commands reads in a quantized model."""
+    """The results of all commands that read the notes of a quantized model."""
     pairs = [(pair.site, pair.bits, pair.role, pair.ops) for pair in onnxq.inspect(proto).pairs]
     layers = onnxq.diff(residual(), proto, images(), overrides={"samples": 2, "layers": True}).layers
     groups = onnxq.profile_model(residual(), proto, images(), overrides={"samples": 2, "by": ("node",)}).groups

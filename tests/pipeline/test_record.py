@@ -272,8 +272,8 @@ def test_an_iterator_cannot_be_read_again(tmp_path: Path) -> None:
         onnxq.quantize(residual(), iter([{}]), overrides={"report_out": str(tmp_path / "r.html")})
 
 
-def browse(page: Path, *flags: str) -> str:
-    """What a browser writes of the page."""
+def read_in_browser(page: Path, *flags: str) -> str:
+    """The text that a browser writes of the page."""
     base = [str(_BROWSER), "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={page.parent / 'user'}"]
     command = [*base, *flags, page.as_uri()]
     return subprocess.run(command, check=True, capture_output=True, text=True, timeout=120).stdout
@@ -284,12 +284,12 @@ def browse(page: Path, *flags: str) -> str:
 def test_a_browser_shows_and_prints_the_page(folder: Path, tmp_path: Path) -> None:
     page = folder / "p.html"
     for width in (1300, 420):
-        browse(page, f"--window-size={width},1600", f"--screenshot={tmp_path / 'page.png'}")
+        read_in_browser(page, f"--window-size={width},1600", f"--screenshot={tmp_path / 'page.png'}")
         assert (tmp_path / "page.png").read_bytes()[1:4] == b"PNG"
         (tmp_path / "page.png").unlink()
-    browse(page, f"--print-to-pdf={tmp_path / 'page.pdf'}")
+    read_in_browser(page, f"--print-to-pdf={tmp_path / 'page.pdf'}")
     assert (tmp_path / "page.pdf").read_bytes()[:4] == b"%PDF"
-    assert 'class="js"' in browse(page, "--dump-dom")
+    assert 'class="js"' in read_in_browser(page, "--dump-dom")
 
 
 def test_a_notebook_shows_results_as_tables(record: ReportRecord) -> None:

@@ -154,16 +154,16 @@ def test_in_a_run_it_is_told_skipped_and_rolled_back(monkeypatch: pytest.MonkeyP
     feeds = images(48)
     feeds["x"][[10, 20], 0, 0, 0] = 40.0
 
-    def say(data: object = feeds, **overrides: object) -> list[str]:
+    def list_lines(data: object = feeds, **overrides: object) -> list[str]:
         return list_accounts(quantize(deaf(), data, config, **overrides), "ranges")
 
-    line = say()[0]
+    line = list_lines()[0]
     assert "in a trial" in line
     assert re.search(r"in place of the observer minmax at \w+.*: what reads these loses less so", line)
     assert "`skip: [ranges]` keeps the observer's" in line
-    assert say(skip=[*config.skip, "ranges"]) == []
-    assert say(effort="fast") == []
-    assert say(None) == []
+    assert list_lines(skip=[*config.skip, "ranges"]) == []
+    assert list_lines(effort="fast") == []
+    assert list_lines(None) == []
     scores = iter((20.0, 19.0))
     monkeypatch.setattr(Evaluator, "score", lambda *_, **__: next(scores))
     state, plan, _ = calibrated(deaf(), feeds, MINMAX)
