@@ -121,22 +121,44 @@ def quantize_by_llmcompressor(scheme: str, floats: Path, out: Path) -> torch.nn.
 
 
 def quantize_by_gptqmodel(method: str, floats: Path, out: Path) -> torch.nn.Module:
-    """GPTQ, v1 or v2, and AWQ as their runtimes read them."""
-    from gptqmodel import BACKEND, GPTQModel, QuantizeConfig
-    from gptqmodel.quantization import FORMAT, METHOD
+    """GPTQ, v1 or v2."""
+    from gptqmodel import GPTQModel, QuantizeConfig
+    from gptqmodel.quantization import FORMAT
 
     make_tokenizer(floats)
     options = {
         "gptq": {"format": FORMAT.GPTQ},
         "gptq desc_act": {"format": FORMAT.GPTQ, "desc_act": True},
         "gptq_v2": {"format": FORMAT.GPTQ_V2, "sym": False},
-        "awq": {"quant_method": METHOD.AWQ, "format": FORMAT.GEMM},
     }[method]
     model = GPTQModel.load(str(floats), QuantizeConfig(bits=4, group_size=64, **options), device="cpu")
     rows = [{"input_ids": row, "attention_mask": [1] * LENGTH} for row in make_tokens(16).tolist()]
     model.quantize(rows, batch_size=1)
     model.save(str(out))
-    return GPTQModel.load(str(out), device="cpu", backend=BACKEND.TORCH).model.float()
+    return load_by_gptqmodel(out)
+
+
+def quantize_by_autoround(kind: str, floats: Path, out: Path) -> torch.nn.Module:
+    """AWQ, with roundings by signed gradients."""
+    from auto_round import AutoRound
+
+    net = AutoModelForCausalLM.from_pretrained(floats, dtype=torch.float32)
+    rows = [{"input_ids": row[None]} for row in make_tokens(16)]
+    options = {"iters": 20, "nsamples": 16, "seqlen": LENGTH, "batch_size": 4, "enable_torch_compile": False}
+    tool = AutoRound(
+        net, make_tokenizer(floats), bits=4, group_size=64, sym=False, dataset=rows, device_map="cpu", **options
+    )
+    tool.quantize_and_save(str(out), format=kind)
+    # It makes a folder of its own, named after the model and the form.
+    return load_by_gptqmodel(next(path.parent for path in out.rglob("*.safetensors")))
+
+
+def load_by_gptqmodel(folder: Path) -> torch.nn.Module:
+    """The network with gptqmodel's kernels in torch, in float32."""
+    from gptqmodel import BACKEND, GPTQModel
+
+    # In float16, as scales are stored: by default it loads them in bfloat16, which rounds them.
+    return GPTQModel.load(str(folder), device="cpu", backend=BACKEND.TORCH, dtype=torch.float16).model.float()
 
 
 def write_gguf(kind: str, net: LlamaForCausalLM, out: Path) -> torch.nn.Module:
@@ -189,6 +211,13 @@ def write_gguf(kind: str, net: LlamaForCausalLM, out: Path) -> torch.nn.Module:
     return AutoModelForCausalLM.from_pretrained(out.parent, gguf_file=out.name, dtype=torch.float32)
 
 
+TOOLS = {
+    "auto-round": quantize_by_autoround,
+    "gptqmodel": quantize_by_gptqmodel,
+    "llmcompressor": quantize_by_llmcompressor,
+}
+
+
 class Logits(torch.nn.Module):
     """A network from tokens to logits alone."""
 
@@ -205,9 +234,10 @@ def find_weights(net: torch.nn.Module) -> dict[str, torch.Tensor]:
     """The weights of a network of the tool as it dequantizes them, by the names of the float one."""
     weights = dict(net.state_dict())
     for name, module in net.named_modules():
-        dequantize = getattr(module, "dequantize_weight", None)
-        if dequantize is not None:
-            weights[f"{name}.weight"] = dequantize().T.contiguous().float()
+        if hasattr(module, "qweight"):
+            # What the kernel makes of unit vectors.
+            with torch.no_grad():
+                weights[f"{name}.weight"] = module(torch.eye(module.in_features)).T.contiguous()
     return weights
 
 
@@ -244,7 +274,7 @@ def main() -> None:
             kind, AutoModelForCausalLM.from_pretrained(floats, dtype=torch.float32), folder / "checkpoint.gguf"
         )
     else:
-        net = {"llmcompressor": quantize_by_llmcompressor, "gptqmodel": quantize_by_gptqmodel}[tool](kind, floats, out)
+        net = TOOLS[tool](kind, floats, out)
     export(net.eval(), folder)
     print(json.dumps({"version": version(tool)}))
 

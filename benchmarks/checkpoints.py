@@ -2,10 +2,10 @@
 
     python benchmarks/checkpoints.py --python TOOLS/bin/python --out out/checkpoints
 
-TOOLS is an environment of its own: `pip install gguf gptqmodel llmcompressor transformers onnxscript`. A small Llama is
-trained and quantized there (`checkpoint_tools.py`). "Weights" counts those that stand in the file with the
-checkpoint's codes: as float32 they are what the tool dequantizes them to, to the last bit. Perplexity is that of the
-tool's own model and of the imported file in ONNX Runtime, on the same tokens.
+TOOLS is an environment of its own: `pip install auto-round gguf gptqmodel llmcompressor transformers onnxscript`. A
+small Llama is trained and quantized there (`checkpoint_tools.py`). "Weights" counts those that stand in the file with
+the checkpoint's codes: as float32 they are what the tool dequantizes them to, to the last bit. Perplexity is that of
+the tool's own model and of the imported file in ONNX Runtime, on the same tokens.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ KINDS = (
     "gptqmodel:gptq",
     "gptqmodel:gptq desc_act",
     "gptqmodel:gptq_v2",
-    "gptqmodel:awq",
+    "auto-round:auto_awq",
     "llmcompressor:W4A16",
     "llmcompressor:GPTQ",
     "llmcompressor:W8A8",
@@ -61,6 +61,8 @@ def make_rows(python: str, kind: str, folder: Path) -> Iterator[list[str]]:
     with np.load(folder / "answers.npz") as answers:
         tokens, expected = answers["ids"], answers["logits"]
     checkpoint = next(path for path in (folder / "checkpoint", folder / "checkpoint.gguf") if path.exists())
+    # auto-round makes a folder inside.
+    checkpoint = next((path.parent for path in checkpoint.rglob("*.safetensors")), checkpoint)
     for name, export in EXPORTS.items():
         try:
             yield [title, export, *describe_import(folder / name, checkpoint, tokens, expected)]

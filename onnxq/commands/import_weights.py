@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePath
 from typing import Any
@@ -17,10 +17,11 @@ from onnxq.commands.apply import make_samples
 from onnxq.config import DEFAULT_TARGET, Command, Config, Rule
 from onnxq.errors import CalibrationError
 from onnxq.files import guard_outputs
-from onnxq.graph import get_index
+from onnxq.graph import compute_structural_ids, get_index
 from onnxq.interop import Checkpoint, FoundWeight, InputScale, WeightCodes, match_weights, open_checkpoint
 from onnxq.passes.assembly import build_file
 from onnxq.passes.base import RunContext
+from onnxq.passes.equalization.passes import SCALINGS, TOKEN_SCALES, write_factors
 from onnxq.passes.registry import list_rewrites
 from onnxq.passes.state import FloatState
 from onnxq.passes.time_budget import Timers
@@ -164,6 +165,7 @@ def _import(
         state = load_state(model, ctx, whole=config.mode == "weight-only")
     with progress("looking for the weights", len(checkpoint.weights)) as task:
         match = match_weights(checkpoint, get_index(state.model), state.before, task)
+    state = _scale_tokens(state, match.found, config)
     # Those that the model does not have at all; and those that it has in float, and goes on having so: values that were
     # found are the checkpoint's own, so that answers are as exact as with codes.
     missing, floats = dict(match.missing), dict[str, str]()
@@ -190,7 +192,8 @@ def _import(
         raise _refuse(checkpoint, missing or floats)
     skipped += [SkippedWeight(name, reason, True) for name, reason in floats.items() if name not in done]
     plan = calibrate(state.model, replace(plan, warnings=(*plan.warnings, *_explain_data(checkpoint, config))))
-    plan = replace(plan, data=f"{checkpoint.format} checkpoint {PurePath(checkpoint.source).name}")
+    origin = f"{checkpoint.format} checkpoint {PurePath(checkpoint.source).name}"
+    plan = replace(plan, scalings=SCALINGS.find(state) or (), data=origin)
     with ctx.timers.run("emit", "making the quantized model"):
         quantized = build_file(state, plan, progress)
     if data is None:
@@ -200,6 +203,21 @@ def _import(
     result = finalize_run(ctx, state.add_plan(plan), quantized, source=model)
     count = len(checkpoint.weights) + len(checkpoint.refused)
     return ImportedWeights(checkpoint.source, checkpoint.format, count, placed, tuple(skipped), result)
+
+
+def _scale_tokens(state: FloatState, found: Iterable[FoundWeight], config: Config) -> FloatState:
+    """The state with the inputs of layers divided by their tokens' scales, where the checkpoint has such."""
+    if config.mode != "static":
+        return state
+    steps = {
+        tensor: np.array([source.data.steps])
+        for match in found
+        for source in match.sources
+        if source.data is not None and source.data.steps
+        for node in match.weight.nodes
+        if (tensor := get_index(state.model).find_input(node, 0)) is not None
+    }
+    return write_factors(compute_structural_ids(state.model), state, TOKEN_SCALES, steps) if steps else state
 
 
 def _choose_spec(found: FoundWeight, codes: WeightCodes, config: Config) -> QuantSpec:
@@ -321,9 +339,9 @@ def _refuse(checkpoint: Checkpoint, skipped: Mapping[str, str]) -> CalibrationEr
 def _explain_data(checkpoint: Checkpoint, config: Config) -> Iterator[Caution]:
     """How layers treat their data otherwise than the checkpoint says."""
     data = {weight.data for weight in checkpoint.weights} - {None}
-    if data and (config.mode != "static" or InputScale() in data):
+    if data and config.mode != "static":
         how = "it stays float here" if config.mode == "weight-only" else "it has one scale a tensor and run here"
-        yield Caution("W139", f"the checkpoint quantizes the data of its layers to 8 bits, token by token, and {how}")
+        yield Caution("W139", f"the checkpoint quantizes the data of its layers to 8 bits, and {how}")
 
 
 def _make_parts(imported: ImportedWeights, view: TextView) -> Iterator[RenderableType]:

@@ -250,14 +250,18 @@ class Edit:
         self._editor.replace_output(node.name, 0, made)
         return made
 
-    def append(self, node: NodeRef, op_type: str, value: Array) -> None:
-        """A new node behind another, of its first output and a constant; the tensor keeps the name that it had."""
+    def append(self, node: NodeRef, operations: Sequence[tuple[str, str]]) -> None:
+        """New nodes behind another, one after the other, of its first output and a second operand each.
+
+        The last writes the tensor under the name that it had.
+        """
         name = node.outputs[0]
-        held = self.add_constant(node.scope, f"{node.name}/bias", value)
-        made = self.rename_output(node, f"{name}/{node.op_type}")
-        self._editor.insert_node(
-            node.scope, op_type, [made, held], [name], name=self._editor.fresh(f"{name}/{op_type}"), after=node.name
-        )
+        made, last = self.rename_output(node, f"{name}/{node.op_type}"), node.name
+        for op_type, operand in operations:
+            result = name if operand == operations[-1][1] else self._editor.fresh(f"{name}/{op_type}")
+            inputs, called = [made, operand], self._editor.fresh(f"{name}/{op_type}")
+            self._editor.insert_node(node.scope, op_type, inputs, [result], name=called, after=last)
+            made, last = result, called
 
     def replace_constant(self, tensor: TensorId, value: Array) -> None:
         """Give an initializer another value, for all that read it."""

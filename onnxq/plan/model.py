@@ -153,6 +153,8 @@ class Scaling:
         by them in its readers.
         "smoothquant": it is divided in front of the layers that read it, whose weights are multiplied.
         "bias_absorption": the node that makes the tensor subtracts them, the biases of its readers add their effect.
+        "token_scales": in front of the layers that read it, each token is divided by its largest magnitude over the one
+        factor, and multiplied behind.
     factors: float32 [channels]. anchor: the tensor's structural id in the prepared model before any such rewrite.
     """
 

@@ -177,7 +177,7 @@ reach_each(
         ),
         "Q515": lambda folder: onnxq.import_weights(gemm(), make_checkpoint("gptq", folder)[0]),
         "W139": lambda folder: (
-            onnxq.import_weights(*make_dynamic(folder), overrides={"latency": False}).report.warnings
+            onnxq.import_weights(*make_dynamic(folder), overrides={"latency": False, "mode": "dynamic"}).report.warnings
         ),
         "W140": lambda _: convert_integers("MatMulNBits"),
         "Q714": lambda _: convert_integers("QLinearReduceMean"),

@@ -242,30 +242,85 @@ def test_static_data_gets_the_scales_of_the_checkpoint(differs: bool, tmp_path: 
     assert again.model.SerializeToString() == found.model.SerializeToString()
 
 
-def make_dynamic(folder: Path) -> tuple[onnx.ModelProto, Path]:
+def make_dynamic(folder: Path, strategy: str = "token", **layer: Any) -> tuple[onnx.ModelProto, Path]:
     """A network, and its checkpoint of int8 weights whose layers quantize their data at each run."""
     rng = np.random.default_rng(0)
     # Two products of larger ones overflow the 16-bit sums of CPUs without VNNI.
     codes = rng.integers(-63, 64, (N, K)).astype(np.int8)
     scale = rng.uniform(0.01, 0.1, (N, 1)).astype(np.float32)
-    config = compressed(8, input_activations={"num_bits": 8, "type": "int", "dynamic": True, "strategy": "token"})
+    config = compressed(8, input_activations={"num_bits": 8, "type": "int", "dynamic": True, "strategy": strategy})
     tensors = {"m.weight": codes, "m.weight_scale": scale}
-    return make_net({"w": codes * scale}), kit.write_safetensors(folder / "m.safetensors", tensors, config)
+    net = make_net({"w": codes * scale}) if not layer else model(layer["text"], layer["opset"], w=codes * scale, b=BIAS)
+    return net, kit.write_safetensors(folder / "m.safetensors", tensors, config)
+
+
+BIAS = np.linspace(-3, 3, N, dtype=np.float32)
+GEMM = f"g (float[B,{K}] x) => (float[B,{N}] y) {{ h = Relu(x) y = Gemm<transB = 1>(h, w, b) }}"
+
+
+def round_tokens(x: Any) -> Any:
+    """As compressed-tensors rounds data: by token, the largest magnitude at 127.5."""
+    scale = np.maximum(np.abs(x).max(-1, keepdims=True), 2**-14) / np.float32(127.5)
+    return np.clip(np.rint(x / scale), -128, 127) * scale
+
+
+def draw_tokens(*shape: int) -> Any:
+    """Tokens of very different sizes, one of them 0."""
+    sizes = (10.0 ** np.arange(-2, 4)).astype(np.float32).reshape(*shape, 1)
+    x = np.random.default_rng(1).standard_normal((*shape, K)).astype(np.float32) * sizes
+    x[:1] = 0
+    return x
+
+
+@pytest.mark.parametrize("opset", [13, 18, 21])
+def test_each_token_has_a_scale_as_in_the_checkpoint(tmp_path: Path, opset: int) -> None:
+    net, folder = make_dynamic(tmp_path, text=GEMM, opset=opset)
+    found = onnxq.import_weights(net, folder, overrides=QUICK)
+    x = draw_tokens(6)
+    weight = open_checkpoint(folder).weights[0].read().dequantize()
+    expected = round_tokens(np.maximum(x, 0)) @ weight.T + BIAS
+    assert (np.abs(run(found.model, x=x) - expected).max(-1) < 1e-5 * np.abs(expected).max(-1)).all()
+    assert "W139" not in {warning.code for warning in found.report.warnings}
+    again = onnxq.apply(net, from_json(to_json(found.plan)), overrides=QUICK)
+    assert again.model.SerializeToString() == found.model.SerializeToString()
 
 
 def test_data_of_each_run_is_quantized_at_each_run(tmp_path: Path) -> None:
-    model, folder = make_dynamic(tmp_path)
+    net, folder = make_dynamic(tmp_path)
     weight = open_checkpoint(folder).weights[0].read()
-    found = onnxq.import_weights(model, folder, overrides=QUICK)
+    found = onnxq.import_weights(net, folder, overrides=QUICK)
     stored = {tensor.name: numpy_helper.to_array(tensor) for tensor in found.model.graph.initializer}
     (codes,) = (value for value in stored.values() if value.dtype == np.int8 and value.ndim == 2)
     np.testing.assert_array_equal(codes.T.astype(np.int16) + 128, weight.codes)
-    assert "W139" in {warning.code for warning in found.report.warnings}
-    alone = onnxq.import_weights(model, folder, overrides=QUICK | {"mode": "weight-only"})
+    x = draw_tokens(2, 3)
+    expected = round_tokens(x) @ weight.dequantize().T
+    np.testing.assert_allclose(run(found.model, x=x), expected, rtol=1e-5, atol=1e-5 * np.abs(expected).max())
+    alone, one_scale = (onnxq.import_weights(net, folder, overrides=QUICK | {"mode": m}) for m in MODES)
     x = np.random.default_rng(1).standard_normal((2, 3, K)).astype(np.float32)
     expected = x @ weight.dequantize().T
     np.testing.assert_allclose(run(alone.model, x=x), expected, rtol=1e-4, atol=1e-3)
-    assert np.abs(run(found.model, x=x) - expected).max() < 0.05 * np.abs(expected).max()
+    assert 0 < np.abs(run(one_scale.model, x=x) - expected).max() < 0.05 * np.abs(expected).max()
+    assert all("W139" in {warning.code for warning in each.report.warnings} for each in (alone, one_scale))
+
+
+MODES = ("weight-only", "dynamic")
+
+
+def test_data_with_one_scale_a_run_has_one(tmp_path: Path) -> None:
+    found = onnxq.import_weights(*make_dynamic(tmp_path, "tensor"), overrides=QUICK)
+    assert [node.op_type for node in found.model.graph.node][:2] == ["DynamicQuantizeLinear", "MatMulInteger"]
+
+
+def test_tokens_in_half_precision_keep_their_answers(tmp_path: Path) -> None:
+    _, folder = make_dynamic(tmp_path)
+    values = open_checkpoint(folder).weights[0].read().dequantize().T
+    half = model(f"g (float16[B,{K}] x) => (float16[B,{N}] y) {{ y = MatMul(x, w) }}", w=values.astype(np.float16))
+    found = onnxq.import_weights(half, folder, overrides=QUICK)
+    x = (draw_tokens(6) / 1000).astype(np.float16)
+    got, expected = run(found.model, x=x), round_tokens(x.astype(np.float32)) @ values
+    assert got.dtype == np.float16
+    scale = np.abs(expected).max(-1, keepdims=True) + 1e-3
+    assert (np.abs(got - expected) / scale).max() < 0.01
 
 
 def test_a_table_keeps_its_rows_and_a_gemm_in_blocks_its_floats(tmp_path: Path) -> None:

@@ -96,10 +96,14 @@ class WeightCodes:
 
 @dataclass(frozen=True)
 class InputScale:
-    """How a layer's input is quantized to 8 bits. scale: None: on the values of each run. zero: of signed codes."""
+    """How a layer's input is quantized to 8 bits. scale: None: on the values of each run. zero: of signed codes.
+
+    steps: 0, or the largest magnitude of each token in units of its scale, by which it is divided first.
+    """
 
     scale: float | None = None
     zero: int = 0
+    steps: float = 0.0
 
 
 @dataclass(frozen=True, eq=False)

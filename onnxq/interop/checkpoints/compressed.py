@@ -32,6 +32,9 @@ from onnxq.interop.checkpoints.base import (
 )
 from onnxq.interop.checkpoints.tensors import StoredTensor
 
+# Half of the range of signed bytes, which compressed-tensors divides the largest magnitude of a token by.
+_TOKEN_STEPS = 127.5
+
 
 def _recognize_compressed(files: CheckpointFiles) -> bool:
     return files.settings.get("quant_method") in ("compressed-tensors", "sparseml")
@@ -82,6 +85,8 @@ def _read_data(files: CheckpointFiles, name: str, scheme: Mapping[str, Any]) -> 
     scale, zero = (files.tensors.get(f"{name}.input_{part}") for part in ("scale", "zero_point"))
     if (bits, kind) != (8, "int") or (scale is not None and math.prod(scale.shape) != 1):
         raise fault(name, f"data in {kind} of {bits} bits is not read, and integers of 8 bits with one scale are")
+    if scale is None and scheme.get("strategy") == "token" and scheme.get("symmetric", True):
+        return InputScale(1.0, steps=_TOKEN_STEPS)
     if scale is None:
         return InputScale()
     return InputScale(float(scale.read_floats().ravel()[0]), int(zero.read().ravel()[0]) if zero else 0)

@@ -32,6 +32,7 @@ from onnxq.passes.equalization.cross_layer import (
 from onnxq.passes.equalization.rotation import has_residual_stream, list_fixed, list_rotations, write_rotations
 from onnxq.passes.equalization.smoothquant import compute_smoothing_factors, find_quantized_groups, write_smoothing
 from onnxq.passes.equalization.smoothquant_core import ChannelStatistics
+from onnxq.passes.equalization.token_scales import write_token_scales
 from onnxq.passes.journal import Outcome, PassReport
 from onnxq.passes.judging import THRESHOLDS, Trial, has_few_bits, ignore_rounding, make_trial
 from onnxq.passes.state import FloatState, FloatStep, Note
@@ -121,7 +122,7 @@ class _RunningStatistics:
 
 
 CROSS_LAYER, ABSORPTION, SMOOTHQUANT = "cross_layer_equalization", "bias_absorption", "smoothquant"
-ROTATION = "rotation"
+ROTATION, TOKEN_SCALES = "rotation", "token_scales"
 # The record by which a plan equalizes the model again.
 SCALINGS: Note[tuple[Scaling | Rotation, ...]] = Note("equalization")
 # In the order in which they are found and repeated.
@@ -129,6 +130,7 @@ _WRITERS: dict[str, Callable[[ModelLike, Factors], ModelLike]] = {
     CROSS_LAYER: write_scales,
     ABSORPTION: write_shifts,
     SMOOTHQUANT: write_smoothing,
+    TOKEN_SCALES: write_token_scales,
 }
 
 

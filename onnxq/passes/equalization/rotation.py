@@ -304,7 +304,8 @@ def _move_shifts(
             continue
         for axis, matrix in recipes[edge].turns:
             gain = gain if axis == reader.axis else matrix.turn_channels(gain, -1)
-        edit.append(node, "Add", gain.astype(weight.dtype))
+        written = edit.add_constant(node.scope, f"{node.name}/bias", gain.astype(weight.dtype))
+        edit.append(node, [("Add", written)])
     return gains
 
 

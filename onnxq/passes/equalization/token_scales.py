@@ -1,0 +1,75 @@
+"""A scale for each token in the graph: X/s in front of the linear layers that read X, times s behind them.
+
+s = max|X| / steps along the last axis, at each run, as int8 checkpoints of language models have it. X/s lies between
+-steps and steps whatever X is, so that its pair has the constant scale 1, and integer kernels run between the two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+from onnxq.arrays import Floats
+from onnxq.errors import PlanError
+from onnxq.graph import ModelLike, NodeRef, find_opset
+from onnxq.passes.patterns import Edit, View
+from onnxq.sites import TensorId
+
+# Tokens without values get a scale, too: the smallest normal number of float16, over the steps.
+_LEAST = np.array(2.0**-14, np.float32)
+# From this version on axes are an input.
+_AXES_INPUT = 18
+
+
+def write_token_scales(proto: ModelLike, steps: Mapping[TensorId, Floats]) -> ModelLike:
+    """The model with these tensors divided by their tokens' scales on the way to the layers, whose results are
+    multiplied. steps: of each tensor, one number.
+
+    Raises PlanError for a tensor that no layer reads so.
+    """
+    view, edit = View(proto), Edit(proto)
+    for tensor, count in steps.items():
+        layers = tuple(find_token_layers(view, tensor))
+        if not layers or count.size != 1:
+            cause = "feeds no layers whose tokens could be scaled"
+            raise PlanError(str(tensor), cause, "plan the model again", code="Q404")
+        _scale_tokens(view, edit, tensor, layers, count.reshape(()), find_opset(proto))
+    return edit.export()
+
+
+def find_token_layers(view: View, tensor: TensorId) -> Iterable[NodeRef]:
+    """The MatMul and Gemm nodes that multiply rows of this tensor by a constant."""
+    for edge in view.index.list_consumers(tensor):
+        node = view.index.find_node(edge.node)
+        plain = not node.attrs.get("transA", 0) and float(node.attrs.get("beta", 1.0)) == 1.0
+        data = edge.index == 0 and edge.scope == tensor.scope
+        if plain and data and node.is_onnx("MatMul", "Gemm") and view.is_constant(node, 1):
+            yield node
+
+
+def _scale_tokens(
+    view: View, edit: Edit, tensor: TensorId, layers: tuple[NodeRef, ...], steps: Floats, opset: int
+) -> None:
+    first, name, scope = layers[0], tensor.name, tensor.scope
+    least = edit.add_constant(scope, f"{name}/least", _LEAST)
+    count = edit.add_constant(scope, f"{name}/steps", steps)
+    axes, attrs = list[str](), dict[str, Any](keepdims=1)
+    if opset < _AXES_INPUT:
+        attrs["axes"] = [-1]
+    else:
+        axes = [edit.add_constant(scope, f"{name}/axes", np.array([-1]))]
+    sizes = edit.insert_before(first, "Abs", [name], {}, f"{name}/magnitudes")
+    largest = edit.insert_before(first, "ReduceMax", [sizes, *axes], attrs, f"{name}/largest")
+    above = edit.insert_before(first, "Max", [largest, least], {}, f"{name}/above")
+    scale = edit.insert_before(first, "Div", [above, count], {}, f"{name}/token_scale")
+    scaled = edit.insert_before(first, "Div", [name, scale], {}, f"{name}/scaled")
+    for node in layers:
+        edit.read(view.make_edge(node, 0), scaled)
+        steps_behind = [("Mul", scale)]
+        if len(node.inputs) > 2 and node.inputs[2]:
+            # A bias is not to be multiplied.
+            edit.read(view.make_edge(node, 2), "")
+            steps_behind.append(("Add", node.inputs[2]))
+        edit.append(node, steps_behind)
