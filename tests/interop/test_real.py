@@ -35,6 +35,7 @@ def net() -> onnx.ModelProto:
         ("aimet.w4a16.2.0.0.encodings", "aimet-2.0", 13, 0),
         ("aimet.lpbq.1.0.0.encodings", "aimet-1.0", 7, 1),
         ("aimet.lpbq.2.0.0.encodings", "aimet-2.0", 13, 0),
+        ("aimet_torch.2.1.0.encodings", "aimet-2.1", 12, 0),
         ("ppq.json", "ppq", 13, 4),
         ("ppq.ppl.json", "ppq", 9, 0),
         ("ppq.trt.json", "tensorrt-ranges", 9, 0),
@@ -91,12 +92,21 @@ def test_blocks_in_two_steps_are_their_product(net: onnx.ModelProto) -> None:
     site = next(site for site in plan.sites if site.quantized_tensor.name == "w3")
     assert (site.spec.bits, site.spec.granularity.size) == (4, 8)
     np.testing.assert_array_equal(site.qparams.scale, product)
-    # 2.1.0 says the same as a table in the place of the scale.
-    meta = {key: row[key] for key in ("name", "output_dtype", "axis", "block_size")}
-    steps = {"x": row["per_block_int_scale"], "x_scale": np.ravel(row["per_channel_float_scale"]).tolist(), "axis": 0}
-    text = json.dumps({"version": "2.1.0", "encodings": [{**meta, "y_scale": steps}]})
-    (entry,) = find_format("aimet-2.1").parse(text.encode(), "meta").entries
-    np.testing.assert_array_equal(entry.scale, product)
+
+
+def test_blocks_in_a_table_are_their_product() -> None:
+    file, net = REAL / "aimet_torch.2.1.0.encodings", REAL / "aimet_torch.onnx"
+    row = next(row for row in json.loads(file.read_text())["encodings"] if row["name"] == "6.weight")
+    product = np.float32(np.array(row["y_scale"]["x"]) * np.array(row["y_scale"]["x_scale"])[:, None])
+    plan = onnxq.import_calibration(file, net, config="virtual-int8").plan
+    site = next(site for site in plan.sites if site.quantized_tensor.name == "6.weight")
+    assert (site.spec.bits, site.spec.granularity.size) == (4, 8)
+    np.testing.assert_array_equal(site.qparams.scale, product)
+    model = onnxq.apply(net, plan, overrides={"latency": False}).model
+    answer = Session(model, optimize=False).run({"x": make_samples()[0]})["y"]
+    # The tool's own network rounds its answer, too.
+    step = next(row["y_scale"] for row in json.loads(file.read_text())["encodings"] if row["name"] == "y")
+    assert np.abs(answer - np.load(REAL / "aimet_torch.answers.npy")).max() < step
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ TORCH = "torch==2.13.0"
 # Tool -> what its environment holds beside torch.
 TOOLS = {
     "aimet": ("aimet-onnx==2.42.0", "onnxscript"),
+    "aimet_torch": ("aimet-torch==2.42.0", "onnxscript"),
     "brevitas": ("brevitas==0.13.4", "qonnx==1.0.0", "onnxscript", "onnxoptimizer"),
     "ppq": ("ppq==0.6.6", "onnx==1.16.2", "onnxruntime<1.20", "protobuf<3.21", "numpy<2", "setuptools"),
     "nncf": ("nncf==3.4.0", "onnx", "onnxruntime", "openvino"),
@@ -89,7 +90,7 @@ def make_aimet():
             path.unlink()
         folder.rmdir()
 
-    # aimet-onnx 2.42 reads 2.1.0 and does not write it.
+    # aimet-onnx 2.42 reads 2.1.0 and does not write it; aimet-torch does.
     versions = ("0.6.1", "1.0.0", "2.0.0")
     for version in versions:
         sim = calibrate(QuantizationSimModel(make_network(), param_type=int8, activation_type=int8))
@@ -102,6 +103,24 @@ def make_aimet():
             sim, ("Gemm",), bitwidth=4, decompressed_bw=8, block_size=8, strict=False
         )
         export(calibrate(sim), version, f"aimet.lpbq.{version}.encodings")
+
+
+def make_aimet_torch():
+    """Encodings 2.1.0 of a network, with a weight in blocks, and the network's ONNX and its answers."""
+    import torch
+    from aimet_torch.quantsim import QuantizationSimModel
+    from aimet_torch.quantsim.config_utils import set_grouped_blockwise_quantization_for_weights
+
+    sample = torch.from_numpy(make_samples()[0])
+    sim = QuantizationSimModel(make_torch_network().eval(), sample, default_param_bw=8, default_output_bw=8)
+    set_grouped_blockwise_quantization_for_weights(
+        sim, [torch.nn.Linear], bitwidth=4, symmetric=True, decompressed_bw=8, block_size=8
+    )
+    sim.compute_encodings(lambda model, _: [model(torch.from_numpy(sample)) for sample in make_samples()], None)
+    names = {"input_names": ["x"], "output_names": ["y"], "dynamo": False}
+    sim.onnx.export((sample,), str(HERE / "aimet_torch.onnx"), encoding_version="2.1.0", **names)
+    (HERE / "aimet_torch.encodings").rename(HERE / "aimet_torch.2.1.0.encodings")
+    np.save(HERE / "aimet_torch.answers.npy", sim.model(sample).detach().numpy())
 
 
 def make_brevitas():
