@@ -4,7 +4,8 @@
     input: 3c010a14
     (Unnamed Layer* 12) [Constant]_output: 398109de
 
-A scale is the dynamic range divided by 127, a float32 in big-endian hex; leading zeros may be missing.
+A scale is the dynamic range divided by 127, a float32 in big-endian hex; leading zeros may be missing. Tensors that
+TensorRT folds away, or that held zeros alone, have 0.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from numpy.typing import NDArray
 from onnxq.arrays import Mask
 from onnxq.errors import CalibrationError
 from onnxq.files import find_calibrator
-from onnxq.interop.base import ImportFormat, ScaleTable, TensorScale, refuse_all_but_int8
+from onnxq.interop.base import ImportFormat, ScaleTable, SkippedEntry, TensorScale, refuse_all_but_int8
 
 # Of the scales, in plans.
 ORIGIN = "TensorRT calibration cache"
@@ -58,14 +59,19 @@ def parse_cache(data: bytes, source: str = "cache") -> ScaleTable:
         fix = "restore the first line of the file that TensorRT wrote, or name the right file"
         raise _fault(f"{source}:{number}", cause, fix, line=number)
     _check_order(lines[number:], source)
-    entries: list[TensorScale] = []
+    entries, skipped = list[TensorScale](), list[SkippedEntry]()
     faults: list[str] = []
     for k, line in enumerate(lines[number:], number + 1):
         if line.strip():
             try:
-                entries.append(_parse_entry(line, k))
+                entry = _parse_entry(line, k)
             except ValueError as error:
                 faults.append(f"line {k}: {error}")
+                continue
+            if entry.scale:
+                entries.append(entry)
+            else:
+                skipped.append(SkippedEntry(entry.name, k, "a scale of 0, as of a tensor without values"))
     faults += _find_repeated(entries)
     if faults:
         more = f"; and {len(faults) - _SHOWN} more" if len(faults) > _SHOWN else ""
@@ -77,7 +83,13 @@ def parse_cache(data: bytes, source: str = "cache") -> ScaleTable:
     if not entries:
         raise _fault(source, "holds a header and no scales", _AGAIN)
     return ScaleTable(
-        source=source, header=header, entries=tuple(entries), tool="TensorRT", origin=ORIGIN, own_names=_OWN_NAMES
+        source=source,
+        header=header,
+        entries=tuple(entries),
+        tool="TensorRT",
+        origin=ORIGIN,
+        own_names=_OWN_NAMES,
+        skipped=tuple(skipped),
     )
 
 
@@ -130,12 +142,11 @@ def _parse_entry(line: str, number: int) -> TensorScale:
     if not _HEX.fullmatch(digits):
         raise ValueError(f"{_shorten(digits)} of {name} is not a float32 in 8 hex digits")
     scale = np.uint32(int(digits, 16)).view(np.float32)
-    if scale > 0 and np.isfinite(scale):
+    if scale >= 0 and np.isfinite(scale):
         return TensorScale(name, scale, number)
     if np.isnan(scale):
         raise ValueError(f"the scale of {name} is not a number")
-    sign = "0" if scale == 0 else "infinite" if scale > 0 else "negative"
-    raise ValueError(f"the scale of {name} is {sign}")
+    raise ValueError(f"the scale of {name} is {'infinite' if scale > 0 else 'negative'}")
 
 
 def _find_repeated(entries: list[TensorScale]) -> Iterator[str]:
