@@ -105,10 +105,14 @@ def choose_candidate(errors: dict[str, float], present: str) -> str:
     return best if errors[best] < WORTH * errors[present] else present
 
 
+def has_observed_range(site: SitePlan) -> bool:
+    """True for an activation that has a range from samples."""
+    return site.role in MEASURED and site.qparams is not None and site.qparams.origin not in (FIXED, RULED)
+
+
 def is_observed(site: SitePlan) -> bool:
     """True for an activation in integers that has a range from samples."""
-    measured = site.role in MEASURED and site.qparams is not None and site.qparams.origin not in (FIXED, RULED)
-    return measured and not (site.spec.dynamic or site.spec.is_float)
+    return has_observed_range(site) and not site.spec.is_float
 
 
 def read_range(site: SitePlan) -> Interval:

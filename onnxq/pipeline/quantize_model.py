@@ -25,13 +25,13 @@ from onnxq.numerics.machine import use_one_blas_thread
 from onnxq.passes import registry
 from onnxq.passes.assembly import build_file, build_quantized, give_types
 from onnxq.passes.base import EqualizeContext, Pass, RunContext, SampledContext, Stage, run_pass, run_stage
-from onnxq.passes.equalization.passes import SCALINGS
+from onnxq.passes.equalization.passes import SCALINGS, TOKENS, fix_token_ranges
 from onnxq.passes.judging import SampleSets
 from onnxq.passes.mixed_precision.candidates import leave_missing_float
 from onnxq.passes.mixed_precision.float_parts import FLOAT_TYPES, PLAIN
 from onnxq.passes.mixed_precision.promotion import NAME as PROMOTION
 from onnxq.passes.mixed_precision.weight_bits import EMBEDDINGS
-from onnxq.passes.ranges import widen_scarce_ranges
+from onnxq.passes.ranges import has_observed_range, widen_scarce_ranges
 from onnxq.passes.state import FloatState, PlacedState
 from onnxq.passes.time_budget import TimeBudget, Timers
 from onnxq.pipeline.configuration import ModelSource, open_crew
@@ -44,7 +44,7 @@ from onnxq.planner import OnnxPlacement, state_placement
 from onnxq.progress import Progress, count_items, silent
 from onnxq.report.model import SYNTHETIC, Report
 from onnxq.runtime import Session, UnknownOperatorError, detect_cpu, has_custom, observe_shapes
-from onnxq.sites import Caution, Refusal, Role, Unquantized, is_within
+from onnxq.sites import Caution, Refusal, Unquantized, is_within
 from onnxq.workers import use_threads
 
 
@@ -168,7 +168,7 @@ def draft_placement(
     reached = {""} | {tensor.scope for tensor in shapes}
     return state_placement(
         state.model,
-        config,
+        fix_token_ranges(config, state),
         shapes=shapes,
         # Scales of each run and weights need no samples: bodies that none enters or shows are quantized too.
         closed={} if config.mode in ("dynamic", "weight-only") else _list_closed_scopes(index, reached),
@@ -379,7 +379,7 @@ def _calibrate(ctx: SampledContext, state: PlacedState) -> PlacedState:
     state = leave_missing_float(ctx, replace(state, plan=plan))
     plan = state.planned
     # Before calibration made-up inputs only gave shapes, which are right.
-    if ctx.data.synthetic and any(site.role is not Role.WEIGHT and not site.spec.dynamic for site in plan.sites):
+    if ctx.data.synthetic and any(map(has_observed_range, plan.sites)):
         plan = replace(plan, warnings=(SYNTHETIC, *plan.warnings))
     return replace(state, plan=plan)
 
@@ -426,8 +426,10 @@ def make_plan(model: ModelSource, data: object, config: Config, *, progress: Pro
     if obstacle is not None or needs_no_run(state, config, measuring=measuring):
         return plan_unrun(state, config, _read_name(model), obstacle)
     samples = read_data(state, data, config, progress=progress)
-    sampled = ctx.add_samples(samples)
+    sampled = ctx.add_samples(samples).add_reference(state.model, _make_planner(samples, config))
+    named = state.model
     with progress("planning"):
+        state = run_pass(TOKENS, sampled, state)
         placed = _place(sampled, state, _read_name(model))
         # Whether attention may be quantized is for samples to say, once there are scales.
         placed = replace(placed, plan=PLAIN.find(placed) or placed.plan)
@@ -437,7 +439,7 @@ def make_plan(model: ModelSource, data: object, config: Config, *, progress: Pro
     runs = config.effort != "fast" and not (samples.synthetic and config.mode == "dynamic")
     left_out = (_warn_left_out(config.effort),) if runs else ()
     warnings = (*describe_rest(state.rest), *plan.warnings, *warn_unmeasured_cpu(plan, detect_cpu()), *left_out)
-    return note_contents(replace(plan, data=samples.description, warnings=warnings), state.model)
+    return note_contents(replace(plan, data=samples.description, warnings=warnings), named)
 
 
 def _warn_left_out(effort: str) -> Caution:

@@ -26,6 +26,10 @@ LIMITS = (
         "write `bias: int32`",
     ),
     Limit(
+        "token_scales", lambda c: not c.token_scales, "the NPU computes whole graphs in integers, scales of tokens too",
+        "remove it; 16-bit activations, as in qnn-a16w8, keep tokens of all sizes",
+    ),
+    Limit(
         "placement", lambda c: c.placement == "rules", "an emulated NPU has no times to measure",
         "write `placement: rules`",
     ),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
@@ -14,6 +15,7 @@ from numpy.typing import NDArray
 from onnxq.arrays import Floats
 from onnxq.calibrate import DEFAULT_MEMORY_LIMIT, calibrate
 from onnxq.calibrate.taps import Taps
+from onnxq.config import Config, Rule, RuleSet
 from onnxq.data import Dataset, read_mask
 from onnxq.errors import OnnxqError, PlanError
 from onnxq.evaluation.trials import measure_models
@@ -32,16 +34,17 @@ from onnxq.passes.equalization.cross_layer import (
 from onnxq.passes.equalization.rotation import has_residual_stream, list_fixed, list_rotations, write_rotations
 from onnxq.passes.equalization.smoothquant import compute_smoothing_factors, find_quantized_groups, write_smoothing
 from onnxq.passes.equalization.smoothquant_core import ChannelStatistics
-from onnxq.passes.equalization.token_scales import write_token_scales
+from onnxq.passes.equalization.token_scales import find_token_layers, write_token_scales
 from onnxq.passes.journal import Outcome, PassReport
 from onnxq.passes.judging import THRESHOLDS, Trial, has_few_bits, ignore_rounding, make_trial
+from onnxq.passes.patterns import View
 from onnxq.passes.state import FloatState, FloatStep, Note
 from onnxq.plan import Plan, Rotation, Scaling
 from onnxq.planner.recognize import Recognized
 from onnxq.planner.rewritten import Anchors
 from onnxq.progress import Progress
 from onnxq.runtime import Session
-from onnxq.sites import Refusal, Role, TensorId
+from onnxq.sites import Names, Refusal, Role, TensorId
 
 # Batches among which the largest is looked for, which says how many tensors fit into memory at a time.
 _LOOK_AHEAD = 16
@@ -125,6 +128,8 @@ CROSS_LAYER, ABSORPTION, SMOOTHQUANT = "cross_layer_equalization", "bias_absorpt
 ROTATION, TOKEN_SCALES = "rotation", "token_scales"
 # The record by which a plan equalizes the model again.
 SCALINGS: Note[tuple[Scaling | Rotation, ...]] = Note("equalization")
+# The layers that read tokens with scales, by name.
+TOKEN_LAYERS: Note[Names] = Note("token layers")
 # In the order in which they are found and repeated.
 _WRITERS: dict[str, Callable[[ModelLike, Factors], ModelLike]] = {
     CROSS_LAYER: write_scales,
@@ -357,6 +362,47 @@ def _describe_rotation(rotations: Sequence[Rotation], copied: Sequence[str], fix
     return line
 
 
+def scale_tokens(ctx: EqualizeContext, state: FloatState) -> FloatStep:
+    """A scale for each token of the data that linear layers read."""
+    plan, view = ctx.place(state, ctx.progress), View(state.model)
+    read = {edge for site in plan.sites if not site.role.is_constant for edge in site.find_readers(view.index)}
+    tensors = {view.find_tensor(view.index.find_node(edge.node), edge.index) for edge in read}
+    layers = {tensor: list(find_token_layers(view, tensor)) for tensor in tensors if tensor is not None}
+    found = {
+        tensor: nodes
+        for tensor, nodes in sorted(layers.items())
+        if nodes and all(view.make_edge(node, 0) in read for node in nodes)
+    }
+    half = _find_half(ctx.config)
+    steps = {tensor: np.array([half - 1], np.float32) for tensor in found}
+    after, report = _write(ctx, state, TOKEN_SCALES, steps, [f"{tensor}: a scale a token" for tensor in found])
+    if report.outcome is Outcome.KEPT:
+        after = TOKEN_LAYERS.write(after, tuple(node.name for nodes in found.values() for node in nodes))
+    return after, report
+
+
+def _find_half(config: Config) -> int:
+    """Half of the levels of activations."""
+    return 1 << (config.activations.bits - 1)
+
+
+def fix_token_ranges(config: Config, state: FloatState) -> Config:
+    """The configuration with the range that layers read whose tokens were scaled: a scale of 1."""
+    layers = TOKEN_LAYERS.find(state)
+    if not layers:
+        return config
+    half = _find_half(config)
+    low = 1 - half if config.activations.scheme == "symmetric" else -half
+    ends = RuleSet(dynamic=False, range=(float(low), float(half - 1)))
+    names = tuple(f"/^{re.escape(name)}$/" for name in layers)
+    return config.model_copy(update={"rules": (Rule(node=names, role=(Role.ACTIVATION,), set=ends), *config.rules)})
+
+
+def asks_for_tokens(ctx: EqualizeContext, _state: FloatState) -> bool:
+    """True where the configuration asks for a scale a token."""
+    return ctx.config.token_scales and ctx.config.mode != "weight-only"
+
+
 def has_rotations(ctx: EqualizeContext, state: FloatState) -> bool:
     """True where samples are real, and the model has a residual stream.
 
@@ -386,6 +432,9 @@ def serves_activations(ctx: EqualizeContext, state: FloatState) -> bool:
     return has_real_samples(ctx, state) and ctx.config.mode in ("static", "auto")
 
 
+TOKENS: Pass[EqualizeContext, FloatState] = Pass(
+    TOKEN_SCALES, Stage.EQUALIZE, scale_tokens, "scaling tokens", 0.05, fast=True, applies=asks_for_tokens
+)
 EQUALIZATION: tuple[Pass[EqualizeContext, FloatState], ...] = (
     # First: it takes the scales of normalizations, which smoothing writes to.
     Pass(
@@ -423,4 +472,5 @@ EQUALIZATION: tuple[Pass[EqualizeContext, FloatState], ...] = (
         applies=has_real_samples,
         trial=EQUALIZED,
     ),
+    TOKENS,
 )
