@@ -82,9 +82,10 @@ class ModelErrors:
         """The error of each output."""
         return tuple(sums.result() for sums in self.outputs.values())
 
-    def noise(self) -> float:
-        """Noise power over signal power, the mean of all outputs; inf when an output is not finite."""
-        ratios = [10.0 ** (-result.sqnr_db / 10.0) for result in self.results()]
+    def noise(self, outputs: Collection[str] | None = None) -> float:
+        """Noise power over signal power, the mean of all outputs, or of these; inf when an output is not finite."""
+        results = (sums.result() for name, sums in self.outputs.items() if outputs is None or name in outputs)
+        ratios = [10.0 ** (-result.sqnr_db / 10.0) for result in results]
         return math.fsum(ratios) / len(ratios) if ratios else 0.0
 
     def worst_db(self) -> float:

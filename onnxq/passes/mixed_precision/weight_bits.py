@@ -10,10 +10,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
-from typing import Any
 
 import numpy as np
 import onnx
@@ -24,8 +22,8 @@ from onnxq.calibrate import calibrate
 from onnxq.config import Config
 from onnxq.data import Dataset
 from onnxq.errors import ConfigError
-from onnxq.evaluation.compare import ModelErrors
-from onnxq.evaluation.selections import find_selections
+from onnxq.evaluation.compare import FloatOutputs
+from onnxq.evaluation.trials import Switchboard, score_settings
 from onnxq.graph import GraphIndex, ModelLike, ensure_opset, get_index
 from onnxq.graph.light import bare_proto, rebuild
 from onnxq.graph.scopes import walk_graphs
@@ -40,36 +38,25 @@ from onnxq.passes.state import PlacedState, PlacedStep
 from onnxq.plan import Plan, SitePlan
 from onnxq.planner import Table, choose_tables, explain_loss
 from onnxq.planner.sums import read_constant
-from onnxq.progress import Progress, count_items
+from onnxq.progress import Progress
 from onnxq.runtime import Feeds, Session
-from onnxq.runtime.crew import Crew, SharedFeeds, SharedModel, hash_run, open_model, read_feeds
+from onnxq.runtime.crew import Crew
 from onnxq.sites import Edge, Role, Site, Unquantized, split_unquantized
 from onnxq.spec import PerBlock, QuantSpec
-from onnxq.workers import WorkPiece
-
-
-@dataclass(frozen=True)
-class IsolatedTask:
-    """One weight to be measured. model: with weights as inputs. usual: their float values. changes: others of some."""
-
-    model: SharedModel
-    usual: SharedFeeds
-    samples: tuple[SharedFeeds, ...]
-    changes: SharedFeeds
 
 
 def measure_isolated(
     proto: ModelLike,
     plan: Plan,
     fitted: Sequence[Feeds],
-    judged: Iterable[Feeds],
+    judged: Dataset,
     *,
     rounded: bool,
     others: Sequence[Feeds] = (),
     crew: Crew | None = None,
     progress: Progress,
 ) -> dict[Site, float]:
-    """Squared error at the outputs over their power, with only this weight quantized; activations stay float.
+    """Squared error at the float outputs over their power, with only this weight quantized; activations stay float.
 
     plan: calibrated for `proto`, the prepared float model. rounded: each weight is rounded by the second moments of
     `fitted` and its bias corrected, as sequential rounding does it; else it is as the plan has it. judged: samples that
@@ -85,57 +72,20 @@ def measure_isolated(
             proto, plan, fitted, others=others, options=RoundingOptions(alone=True), crew=crew, progress=progress
         ).plan
     open_, places, usual = _open_constants(proto, operators)
-    samples = [dict(sample) for sample in judged]
     by_site: dict[Site, list[Operator]] = {}
     for op in operators:
         by_site.setdefault(op.site.site, []).append(op)
-    # One by one: together they are as large as the model.
-    changes = (_list_changes(alone, readers, places) for readers in by_site.values())
-    with progress("measuring weights", len(by_site)) as task:
-        if crew is None or crew.plain:
-            trial = _IsolatedTrial(open_, usual, samples)
-            errors: Iterator[float] = map(trial.measure_error, count_items(changes, task))
-        else:
-            board = crew.share_model(open_), crew.share_feeds(usual), tuple(map(crew.share_feeds, samples))
-            tasks = [IsolatedTask(*board, crew.share_feeds(values)) for values in changes]
-            pieces = [
-                WorkPiece(f"error of {site}", one, _hash_task(one)) for site, one in zip(by_site, tasks, strict=True)
-            ]
-            errors = crew.map(measure_weight, pieces, on_done=lambda _: task.advance())
-        return dict(zip(by_site, errors, strict=True))
-
-
-class _IsolatedTrial:
-    """A model with weights as inputs, and its outputs with their usual values."""
-
-    def __init__(self, model: ModelLike, usual: Feeds, samples: Sequence[Feeds]) -> None:
-        selections = find_selections(model)
-        self.usual = usual
-        self.session = Session(selections.expose_choices(model), optimize=False)
-        self.wanted = [self.session.run({**sample, **usual}) for sample in samples]
-        self.samples = [selections.add_choices(*pair) for pair in zip(samples, self.wanted, strict=True)]
-        if selections.nodes:
-            self.session = Session(selections.take_choices(model), optimize=False)
-
-    def measure_error(self, changes: Feeds) -> float:
-        """The error with these weights changed."""
-        got = (self.session.run({**sample, **self.usual, **changes}) for sample in self.samples)
-        return _measure_relative(self.samples, self.wanted, got)
-
-
-def measure_weight(task: IsolatedTask) -> float:
-    """The error of one weight."""
-    return _open_trial(task.model, task.usual, task.samples).measure_error(read_feeds(task.changes))
-
-
-@lru_cache(maxsize=1)
-def _open_trial(model: SharedModel, usual: SharedFeeds, samples: tuple[SharedFeeds, ...]) -> _IsolatedTrial:
-    return _IsolatedTrial(open_model(model), read_feeds(usual), [read_feeds(sample) for sample in samples])
-
-
-def _hash_task(task: IsolatedTask) -> str:
-    shared: tuple[SharedModel | SharedFeeds, ...] = (task.model, task.usual, *task.samples, task.changes)
-    return hash_run("weight alone", *(str(part.digest) for part in shared))
+    changes = {site: _list_changes(alone, readers, places) for site, readers in by_site.items()}
+    reference = FloatOutputs(proto, judged)
+    model = reference.selections.take_choices(open_)
+    on = usual | {name: value for values in changes.values() for name, value in values.items()}
+    board = Switchboard(Session(model, optimize=False), on, usual)
+    with progress("measuring weights", len(changes) * len(judged)) as task:
+        errors = score_settings(board, model, 0, reference, list(map(tuple, changes.values())), crew, task)
+    # Of labels and indices a step is no smaller for a smaller error.
+    exact = reference.run(0, judged[0]).items() if len(judged) else ()
+    floats = {name for name, value in exact if hasattr(value, "dtype") and value.dtype.kind == "f"}
+    return {site: sums.noise(floats) for site, sums in zip(changes, errors, strict=True)}
 
 
 def _open_constants(
@@ -176,18 +126,6 @@ def _list_changes(plan: Plan, readers: Sequence[Operator], places: Mapping[Edge,
             # Only integers that rounding chose: those of calibration are the model's own bias, rounded.
             changes[name] = dequantize_constant(sites[site.site], op.bias).reshape(op.bias_shape)
     return changes
-
-
-def _measure_relative(
-    samples: Sequence[Feeds], wanted: Sequence[Mapping[str, Any]], got: Iterable[Mapping[str, Any]]
-) -> float:
-    """Mean over float outputs of squared error over power, without padding."""
-    errors = ModelErrors()
-    for feeds, exact, outputs in zip(samples, wanted, got, strict=True):
-        # Of labels and indices a step is no smaller for a smaller error.
-        floats = {name: v for name, v in exact.items() if isinstance(v, np.ndarray) and v.dtype.kind == "f"}
-        errors.update(feeds, floats, outputs)
-    return errors.noise()
 
 
 _WEIGHT_BITS = "weight_bits"
@@ -237,7 +175,7 @@ def spread_bits(ctx: SampledContext, state: PlacedState) -> PlacedStep:
         state.model,
         plan,
         samples,
-        judged.samples(),
+        judged,
         others=augment_samples(samples, plan, ctx.skip),
         rounded=config.effort != "fast" and ROUNDING not in ctx.skip and not calibration.synthetic,
         crew=ctx.crew,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,15 +11,14 @@ from hypothesis import strategies as st
 from onnx import numpy_helper
 
 from onnxq.config import Config, Rule
+from onnxq.data import load_data
 from onnxq.errors import ConfigError
 from onnxq.graph import GraphIndex, name_nodes
 from onnxq.numerics import fake_quant
 from onnxq.passes.mixed_precision.weight_bits import WeightChoice, compute_mean_bits, measure_isolated, spend_budget
 from onnxq.progress import silent
 from onnxq.runtime import Session
-from onnxq.runtime.crew import Crew
 from onnxq.sites import Role
-from onnxq.workers import Journal, Workers
 from tests.evaluation.selecting import network
 from tests.evaluation.selecting import samples as tokens
 from tests.pipeline.models import find_worst_db, images, list_accounts, quantize, residual
@@ -137,17 +135,12 @@ def test_what_cannot_change_counts() -> None:
 # ---- Errors of each weight alone, against quantizing it by hand.
 
 
-def test_measured_errors_are_those_of_each_weight_alone(tmp_path: Path) -> None:
+def test_measured_errors_are_those_of_each_weight_alone() -> None:
     proto = residual()
     result = quantize(proto, images(), config(effort="fast"))
     samples = [{"x": images()["x"][k : k + 1]} for k in range(4)]
-    found = measure_isolated(name_nodes(proto), result.plan, samples, samples, rounded=False, progress=silent)
-    for _ in range(2):
-        # In pieces, and taken from them.
-        crew = Crew(Workers(Journal(tmp_path)))
-        given = (name_nodes(proto), result.plan, samples, samples)
-        assert measure_isolated(*given, rounded=False, progress=silent, crew=crew) == found
-        assert len(list(tmp_path.iterdir())) == len(found)
+    data = load_data(samples, GraphIndex(name_nodes(proto)).inputs)
+    found = measure_isolated(name_nodes(proto), result.plan, samples, data, rounded=False, progress=silent)
     weights = [site for site in result.plan.sites if site.role is Role.WEIGHT]
     assert set(found) == {site.site for site in weights}
     index = GraphIndex(name_nodes(proto))
@@ -168,13 +161,12 @@ def test_measured_errors_are_those_of_each_weight_alone(tmp_path: Path) -> None:
         assert found[site.site] == pytest.approx(error / power, rel=1e-3)
 
 
-def test_rows_that_change_places_are_no_error_of_a_weight(tmp_path: Path) -> None:
+def test_rows_that_change_places_are_no_error_of_a_weight() -> None:
     """The scores of two boxes are as close as rounding: which comes first hangs on the weights of all layers."""
     proto, rows = network("detector"), dict(tokens(6))
     result = quantize(proto, rows, config(weights={"bits": 6}, effort="fast"))
     samples = [{"x": row[None]} for row in rows["x"]]
-    found = measure_isolated(proto, result.plan, samples, samples, rounded=False, progress=silent)
+    data = load_data(samples, GraphIndex(name_nodes(proto)).inputs)
+    found = measure_isolated(proto, result.plan, samples, data, rounded=False, progress=silent)
     assert {site.name for site in found} == {"w_body", "w_box", "w_score"}
     assert all(0 < error < 0.02 for error in found.values())
-    crew = Crew(Workers(Journal(tmp_path)))
-    assert measure_isolated(proto, result.plan, samples, samples, rounded=False, progress=silent, crew=crew) == found
