@@ -128,7 +128,9 @@ def _try_models(
         form = crew.share_model(model.model), model.optimize, model.dequantize, model.threads
         for share in shares:
             trial = TrialTask(*form, shared, tuple(share))
-            pieces.append(WorkPiece(f"trial {number} on {shared.samples.names[share[0]]}", trial, _hash_trial(trial)))
+            pieces.append(
+                WorkPiece(f"trial {number} on {shared.samples.names[share[0]]}", trial, hash_run("trial", repr(trial)))
+            )
     done = crew.map(try_model, pieces, on_done=lambda piece: task.advance(len(piece.task.positions)))
     for _ in range(len(pieces) // len(shares)):
         yield [errors for part in islice(done, len(shares)) for errors in part]
@@ -144,12 +146,6 @@ def try_model(task: TrialTask) -> list[SampleErrors]:
 @lru_cache(maxsize=1)
 def _open_trial(model: SharedModel, optimize: bool, dequantize: bool, threads: int, selections: Selections) -> Session:
     return TrialModel(open_model(model), optimize, dequantize, threads).open(selections)
-
-
-def _hash_trial(task: TrialTask) -> str:
-    feeds = [task.reference.samples.feeds[at].digest for at in task.positions]
-    options = (task.optimize, task.dequantize, task.threads, task.reference.threads)
-    return hash_run("trial", task.model.digest, task.reference.model.digest, repr(options), *feeds)
 
 
 @dataclass(frozen=True, eq=False)
@@ -211,7 +207,7 @@ def score_settings(
     for first in range(0, len(settings), size):
         part = tuple(tuple(sorted(setting)) for setting in settings[first : first + size])
         some = SettingsTask(shared, shared_reference, part)
-        pieces.append(WorkPiece(f"settings {first + 1} to {first + len(part)}", some, _hash_settings(some)))
+        pieces.append(WorkPiece(f"settings {first + 1} to {first + len(part)}", some, hash_run("settings", repr(some))))
     count = len(reference.samples)
     done = crew.map(measure_piece, pieces, on_done=lambda piece: task.advance(count * len(piece.task.settings)))
     return [errors for part in done for errors in part]
@@ -228,10 +224,3 @@ def measure_piece(task: SettingsTask) -> list[ModelErrors]:
 def _open_board(shared: SharedBoard) -> Switchboard:
     session = Session(open_model(shared.model), optimize=False, threads=shared.threads)
     return Switchboard(session, read_feeds(shared.on), read_feeds(shared.off))
-
-
-def _hash_settings(task: SettingsTask) -> str:
-    board, reference = task.board, task.reference
-    digests = [str(part.digest) for part in (board.model, board.on, board.off, reference.model)]
-    digests += [str(feeds.digest) for feeds in reference.samples.feeds]
-    return hash_run("settings", *digests, repr((board.threads, reference.threads, task.settings)))

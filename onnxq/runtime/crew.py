@@ -7,7 +7,7 @@ import json
 import tempfile
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from importlib.metadata import version
 from pathlib import Path
@@ -60,7 +60,8 @@ AnyArray = Array | StoredArray | SharedArray
 class SharedModel:
     """A model in a folder. digest: of its graph, its weights, and what it runs on."""
 
-    folder: str
+    # Left out of the text by which the journal knows a piece: another run has another folder.
+    folder: str = field(repr=False)
     digest: str
 
 
@@ -68,7 +69,7 @@ class SharedModel:
 class SharedFeeds:
     """One sample in a folder. names: of the inputs, in the order of its arrays."""
 
-    folder: str
+    folder: str = field(repr=False)
     digest: str
     names: Names
 
