@@ -207,17 +207,9 @@ def replace_ranges(proto: ModelLike, plan: Plan, taken: Mapping[Site, QParams], 
     """The plan with these numbers, and those that follow from them made anew."""
     if not taken:
         return plan
-    sites = []
-    for site in plan.sites:
-        if site.site in taken:
-            site = replace(site, qparams=taken[site.site])
-        elif site.derived is not None and site.derived[0] in taken:
-            site = replace(site, qparams=None)
-        sites.append(site)
-    # A weight's scale may have been raised for its bias, whose scale is another now.
-    weights = {site.derived[1] for site in sites if site.derived is not None and site.qparams is None}
-    sites = [replace(site, qparams=None) if site.site in weights else site for site in sites]
-    return calibrate(proto, replace(plan, sites=tuple(sites)), crew=crew)
+    changed: dict[Site, QParams | None] = {**dict.fromkeys(plan.list_scaled_for(taken.keys())), **taken}
+    sites = {site.site: replace(site, qparams=changed[site.site]) for site in plan.sites if site.site in changed}
+    return calibrate(proto, plan.replace_sites(sites), crew=crew)
 
 
 def _map_readers(index: GraphIndex, plan: Plan, settled: Collection[Site]) -> dict[str, list[tuple[int, SitePlan]]]:

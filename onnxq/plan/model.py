@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, fields, replace
 from enum import Enum
 from typing import Annotated, Any, ClassVar, Literal
@@ -428,6 +428,20 @@ class Plan:
     def with_sites(self, sites: SitePlans) -> Plan:
         """The plan with these sites in the place of its own."""
         return replace(self, sites=sites)
+
+    def replace_sites(self, changed: Mapping[Site, SitePlan]) -> Plan:
+        """The plan with these sites, and biases in their units without numbers, which calibration adds."""
+        sites = []
+        for site in self.sites:
+            own = changed.keys().isdisjoint(site.derived or ())
+            sites.append(changed.get(site.site, site) if own else replace(site, qparams=None, values=None))
+        return self.with_sites(tuple(sites))
+
+    def list_scaled_for(self, inputs: Collection[Site]) -> frozenset[Site]:
+        """Weights whose scales may have been raised for a bias in the units of one of these inputs."""
+        return frozenset(
+            site.derived[1] for site in self.sites if site.derived is not None and site.derived[0] in inputs
+        )
 
     def by_role(self) -> dict[str, int]:
         """Number of sites per role."""

@@ -114,18 +114,14 @@ class Ways:
     def _widen_sites(self, keys: frozenset[str]) -> Plan:
         moved = {site.site for site in self.plan.sites if self._widens(site) and str(site.site) in keys}
         # Finer inputs make finer biases, which must not overflow: weights that only calibration scaled are scaled anew.
-        scaled = {site.derived[1] for site in self.plan.sites if site.derived is not None and site.derived[0] in moved}
-        sites = []
+        scaled, changed = self.plan.list_scaled_for(moved), dict[Site, SitePlan]()
         for site in self.plan.sites:
             if site.site in moved:
                 spec = QuantSpec(bits=16, signed=site.spec.signed, symmetric=site.spec.symmetric)
-                site = replace(site, spec=spec, qparams=None)
-            elif site.derived is not None and site.derived[0] in moved:
-                site = replace(site, qparams=None, values=None)
+                changed[site.site] = replace(site, spec=spec, qparams=None)
             elif site.site in scaled and site.values is None:
-                site = replace(site, qparams=None)
-            sites.append(site)
-        wider = replace(self.plan, sites=tuple(sites), opset=max(self.plan.opset, _OPSET_16))
+                changed[site.site] = replace(site, qparams=None)
+        wider = replace(self.plan.replace_sites(changed), opset=max(self.plan.opset, _OPSET_16))
         return bind_sums(wider, self.problem.index)
 
     def measure_cost(self, plan: Plan) -> float:

@@ -92,12 +92,7 @@ def _move_ranges(model: ModelLike, plan: Plan, changed: Mapping[Site, SitePlan])
     """The plan with these sites, and biases on their scales."""
     if not changed:
         return plan
-    moved = (changed.get(site.site, site) for site in plan.sites)
-    bare = (
-        replace(site, qparams=None, values=None) if site.derived is not None and site.derived[0] in changed else site
-        for site in moved
-    )
-    return calibrate(model, plan.with_sites(tuple(bare)))
+    return calibrate(model, plan.replace_sites(changed))
 
 
 def split_folds(ctx: SampledContext, state: PlannedState) -> tuple[Fold, ...]:

@@ -220,19 +220,14 @@ def _widen_spec(spec: QuantSpec, bits: int) -> QuantSpec:
 
 def _widen_weights(ctx: SampledContext, state: PlacedState, plan: Plan, bits: dict[Site, int]) -> Plan:
     """The plan with these widths, and numbers to match."""
-    changed = {site.site for site in plan.sites if site.role is Role.WEIGHT and bits.get(site.site, 0) > site.spec.bits}
+    changed: dict[Site, SitePlan] = {
+        site.site: replace(site, spec=_widen_spec(site.spec, bits[site.site]), qparams=None, values=None)
+        for site in plan.sites
+        if site.role is Role.WEIGHT and bits.get(site.site, 0) > site.spec.bits
+    }
     if not changed:
         return plan
-    sites = []
-    for site in plan.sites:
-        if site.site in changed and site.role is Role.WEIGHT:
-            site = replace(site, spec=_widen_spec(site.spec, bits[site.site]), qparams=None, values=None)
-        elif site.derived is not None and site.derived[1] in changed:
-            # Its scale is the product of the weight's with the input's.
-            site = replace(site, qparams=None, values=None)
-        sites.append(site)
-    plan = replace(plan, sites=tuple(sites))
-    return calibrate(state.model, plan, ctx.data.calibration, crew=ctx.crew)
+    return calibrate(state.model, plan.replace_sites(changed), ctx.data.calibration, crew=ctx.crew)
 
 
 def _describe_bits(
