@@ -35,10 +35,6 @@ _OPS = ("Quant", "IntQuant", "BipolarQuant", "Trunc")
 _WIDE_OPSET, _OPSET = 21, 13
 
 
-def _round_away(x: Array) -> Array:
-    return np.sign(x) * np.ceil(np.abs(x))
-
-
 _Steps = tuple[tuple[str, Array | None], ...]
 # Way of rounding -> in numpy, as an operator of ONNX, and what is added to the magnitude where that is rounded.
 _ROUNDING: dict[str, tuple[Callable[[Array], Array], str, float | None]] = {

@@ -15,7 +15,6 @@ from onnxq.runtime import Feeds, Session, Shapes, Tapped, tap_tensors, trim_memo
 from onnxq.sites import Refusals, TensorId
 
 Group = tuple[TensorId, ...]
-Singles = Callable[[], Iterable[Feeds]]
 Signature = tuple[tuple[str, tuple[int, ...]], ...]
 
 # Bytes per element of the types that are not of 4 bytes.

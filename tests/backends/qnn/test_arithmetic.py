@@ -11,8 +11,8 @@ import pytest
 from onnx import ModelProto, helper, numpy_helper
 
 from onnxq.arrays import Array, Shape
-from onnxq.backends.qnn.arithmetic import requantize_product
 from onnxq.spec import QuantSpec
+from tests.backends.qnn.arithmetic import requantize_product
 
 BENCHMARKS = Path(__file__).resolve().parents[3] / "benchmarks"
 UINT8 = QuantSpec(signed=False, symmetric=False)

@@ -1,7 +1,7 @@
 """The integer arithmetic of Qualcomm's NPU: the codes that its products make of their exact sums.
 
 Qualcomm publishes none of this. It was found by experiment in the emulator of onnxruntime-qnn 2.7, see docs/engines.md,
-and tests/backends/qnn/test_arithmetic.py compares it with the emulator bit for bit. 8-bit results are exact. A
+and test_arithmetic.py compares it with the emulator bit for bit. 8-bit results are exact. A
 multiplier of a 16-bit result may differ by its last bit, since the compiler computes it in float32.
 """
 
