@@ -66,7 +66,8 @@ def _judge_build(folder: Path, reason: str) -> BuildResult:
     # Where the library fails before it sees a node, ONNX Runtime goes on without it and says so in the log alone.
     if not reason and not (folder / TRACE).exists():
         reason = next(
-            (line.partition("] ")[2] for line in lines if "rror:" in line), "the provider left no record of its graphs"
+            (line.partition("] ")[2] for line in lines if "rror:" in line or "[E:onnxruntime" in line),
+            "the provider left no record of its graphs",
         )
     if reason:
         refused = {found[1]: found for line in lines if (found := REFUSED.search(line))}

@@ -12,7 +12,8 @@ import pytest
 import onnxq
 from onnxq.backends import find_engine
 from onnxq.backends.building import compile_model, serve_child
-from onnxq.backends.engine import ENGINE, Job
+from onnxq.backends.engine import ENGINE, LOG, MODEL, Job
+from onnxq.backends.qnn.build import _judge_build
 from onnxq.backends.serving import ServedRunner
 from onnxq.errors import ConfigError, MissingDependencyError, ModelError, VerificationError
 from onnxq.runtime import Session
@@ -110,3 +111,11 @@ def test_a_package_that_is_not_there_is_one_line(tmp_path: Path, monkeypatch: py
     with pytest.raises(MissingDependencyError, match="no such package; it needs Python") as caught:
         prove("cut", forbid="float32")
     assert caught.value.fix == "pip install 'onnxq[qnn]'"
+
+
+@needs_qnn
+def test_what_the_log_alone_says_is_the_reason(tmp_path: Path) -> None:
+    onnx.save(make_graph("conv"), tmp_path / MODEL)
+    text = "2026-11-27 20:33:25.9 [E:onnxruntime:, interfaces.cc:828 GetCapability] nodes that cannot be fused together"
+    (tmp_path / LOG).write_text(f"# LIBNATIVE: none\n{text}\n")
+    assert _judge_build(tmp_path, "").reason == "nodes that cannot be fused together"
