@@ -209,6 +209,7 @@ def _scale_tokens(state: FloatState, found: Iterable[FoundWeight], config: Confi
     """The state with the inputs of layers divided by their tokens' scales, where the checkpoint has such."""
     if config.mode != "static":
         return state
+    # Once for a tensor, whichever of its layers the checkpoint says it of: all of them read the same tokens.
     steps = {
         tensor: np.array([source.data.steps])
         for match in found

@@ -373,6 +373,7 @@ def scale_tokens(ctx: EqualizeContext, state: FloatState) -> FloatStep:
         for tensor, nodes in sorted(layers.items())
         if nodes and all(view.make_edge(node, 0) in read for node in nodes)
     }
+    # Of 8 bits 127, so that both ends are whole steps away from 0, also where codes reach one further down.
     half = _find_half(ctx.config)
     steps = {tensor: np.array([half - 1], np.float32) for tensor in found}
     after, report = _write(ctx, state, TOKEN_SCALES, steps, [f"{tensor}: a scale a token" for tensor in found])
@@ -392,6 +393,7 @@ def fix_token_ranges(config: Config, state: FloatState) -> Config:
     if not layers:
         return config
     half = _find_half(config)
+    # The range of which a scale of 1 follows: symmetric types have as many levels on both sides.
     low = 1 - half if config.activations.scheme == "symmetric" else -half
     ends = RuleSet(dynamic=False, range=(float(low), float(half - 1)))
     names = tuple(f"/^{re.escape(name)}$/" for name in layers)
