@@ -115,6 +115,8 @@ MOVES = ("Reshape", "Flatten", "Transpose", "Squeeze", "Unsqueeze", "Slice", "De
 # Attention of a network with caches, as one node.
 ATTENTION = ("Attention", "com.microsoft.MultiHeadAttention", "com.microsoft.GroupQueryAttention")
 _FUSED = "its weight lies in an operator of ONNX Runtime's own: quantize the model before it is optimized for ORT"
+# Of operators whose data lies in blocks of the channels that a vector of the CPU holds.
+_BLOCKED = "com.microsoft.nchwc"
 # Operators that ONNX Runtime's optimizer makes of products with constant weights.
 FUSED_PRODUCTS: Mapping[str, str] = {
     f"com.microsoft.{name}": _FUSED
@@ -423,6 +425,10 @@ class Target:
         if is_custom(node):
             kind = f"{node.op_type} of {node.domain}" if node.domain else node.op_type
             reason = f"{kind} is a custom operator: only its library knows what it computes"
+            if node.domain == _BLOCKED:
+                reason = (
+                    f"{kind} has its weight in blocks for one CPU: quantize the model before it is optimized for ORT"
+                )
             return LeftFloat(node.name, reason, "custom-operator", "F108")
         name = name_operator(node)
         if name in self.no_kernel:

@@ -153,6 +153,8 @@ NEWEST = 20
 _FIX = "export the model with a newer opset"
 
 StateT = TypeVar("StateT", bound=FloatState)
+# A node to be written: its operator, its inputs but the first, its attributes.
+Step = tuple[str, Sequence[str], Mapping[str, Any]]
 
 
 class Edit:
@@ -244,23 +246,29 @@ class Edit:
         self._editor.insert_node(node.scope, op_type, inputs, [made], name=name, attrs=attrs, before=node.name)
         return made
 
-    def rename_output(self, node: NodeRef, tensor: str) -> str:
-        """Let a node write a new tensor of about this name in place of its first output; returns it."""
+    def rename_output(self, node: NodeRef, tensor: str, k: int = 0) -> str:
+        """Let a node write a new tensor of about this name in place of its output k; returns it."""
         made = self._editor.fresh(tensor)
-        self._editor.replace_output(node.name, 0, made)
+        self._editor.replace_output(node.name, k, made)
         return made
 
-    def append(self, node: NodeRef, operations: Sequence[tuple[str, str]]) -> None:
-        """New nodes behind another, one after the other, of its first output and a second operand each.
+    def take_over(self, node: NodeRef, k: int, op_type: str, inputs: Sequence[str], attrs: Mapping[str, Any]) -> None:
+        """A new node in front of another, which writes output k of it in its place."""
+        name = node.outputs[k]
+        self.rename_output(node, f"{name}/{node.op_type}", k)
+        called = self._editor.fresh(f"{name}/{op_type}")
+        self._editor.insert_node(node.scope, op_type, inputs, [name], name=called, attrs=attrs, before=node.name)
 
-        The last writes the tensor under the name that it had.
-        """
-        name = node.outputs[0]
-        made, last = self.rename_output(node, f"{name}/{node.op_type}"), node.name
-        for op_type, operand in operations:
-            result = name if operand == operations[-1][1] else self._editor.fresh(f"{name}/{op_type}")
-            inputs, called = [made, operand], self._editor.fresh(f"{name}/{op_type}")
-            self._editor.insert_node(node.scope, op_type, inputs, [result], name=called, after=last)
+    def append(self, node: NodeRef, steps: Sequence[Step]) -> None:
+        """New nodes behind another, each of the result in front of it. The last writes the tensor under its name."""
+        name, last = node.outputs[0], node.name
+        made = self.rename_output(node, f"{name}/{node.op_type}") if steps else name
+        for k, (op_type, operands, attrs) in enumerate(steps, 1):
+            result = name if k == len(steps) else self._editor.fresh(f"{name}/{op_type}")
+            called = self._editor.fresh(f"{name}/{op_type}")
+            self._editor.insert_node(
+                node.scope, op_type, [made, *operands], [result], name=called, attrs=attrs, after=last
+            )
             made, last = result, called
 
     def replace_constant(self, tensor: TensorId, value: Array) -> None:

@@ -20,6 +20,7 @@ from onnxq.passes.mixed_precision.promotion import PROMOTION, ROUNDING_AGAIN
 from onnxq.passes.mixed_precision.weight_bits import EMBEDDINGS, WEIGHT_BITS
 from onnxq.passes.ranges import RANGES
 from onnxq.passes.rewrites.activations import fuse_activations
+from onnxq.passes.rewrites.fused import write_out_fused
 from onnxq.passes.rewrites.normalizations import fold_batchnorm, fold_scalars, fuse_layernorm
 from onnxq.passes.rewrites.single_nodes import (
     fold_pad,
@@ -51,6 +52,8 @@ _WHOLE = ("attention_parts", "masks", "splits", "reciprocals", "biases")
 REWRITES: tuple[Pass[RunContext, FloatState], ...] = tuple(
     Pass(name, Stage.REWRITE, function, fast=True, applies=is_for_whole_graphs if name in _WHOLE else always)
     for name, function in (
+        # What ONNX Runtime's optimizer fused is looked at as the operators that it was.
+        ("fused", write_out_fused),
         ("attention_parts", write_out_attention),
         ("constants", compute_constants),
         ("dead", remove_dead),

@@ -305,7 +305,7 @@ def _move_shifts(
         for axis, matrix in recipes[edge].turns:
             gain = gain if axis == reader.axis else matrix.turn_channels(gain, -1)
         written = edit.add_constant(node.scope, f"{node.name}/bias", gain.astype(weight.dtype))
-        edit.append(node, [("Add", written)])
+        edit.append(node, [("Add", [written], {})])
     return gains
 
 

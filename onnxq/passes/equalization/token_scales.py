@@ -14,7 +14,7 @@ import numpy as np
 from onnxq.arrays import Floats
 from onnxq.errors import PlanError
 from onnxq.graph import ModelLike, NodeRef, find_opset
-from onnxq.passes.patterns import Edit, View
+from onnxq.passes.patterns import Edit, Step, View
 from onnxq.sites import TensorId
 
 # Tokens without values get a scale, too: the smallest normal number of float16, over the steps.
@@ -67,9 +67,9 @@ def _scale_tokens(
     scaled = edit.insert_before(first, "Div", [name, scale], {}, f"{name}/scaled")
     for node in layers:
         edit.read(view.make_edge(node, 0), scaled)
-        steps_behind = [("Mul", scale)]
+        steps_behind: list[Step] = [("Mul", [scale], {})]
         if len(node.inputs) > 2 and node.inputs[2]:
             # A bias is not to be multiplied.
             edit.read(view.make_edge(node, 2), "")
-            steps_behind.append(("Add", node.inputs[2]))
+            steps_behind.append(("Add", [node.inputs[2]], {}))
         edit.append(node, steps_behind)

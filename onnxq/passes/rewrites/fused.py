@@ -1,0 +1,178 @@
+"""Operators that ONNX Runtime's optimizer makes of several, written out as ONNX's own.
+
+No other engine has them, and none has an integer kernel for their weights. ONNX Runtime fuses what is left in float
+again when it loads the file. The first node keeps its name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from onnxq.backends import find_target
+from onnxq.graph import NodeRef, find_opset, get_index, infer_shapes
+from onnxq.passes.base import RunContext
+from onnxq.passes.journal import PassReport
+from onnxq.passes.patterns import Edit, Step, View
+from onnxq.passes.state import FloatState, FloatStep
+
+_DOMAIN = "com.microsoft"
+# Names of the parameters of an activation; those of Clip are inputs.
+_PARAMETERS: Mapping[str, Sequence[str]] = {"LeakyRelu": ("alpha",), "HardSigmoid": ("alpha", "beta")}
+_LAYERNORM_OPSET = 17
+_SINGLE = frozenset({"Gelu", "QuickGelu"})
+
+
+def write_out_fused(ctx: RunContext, state: FloatState) -> FloatStep:
+    """Write convolutions and products with an activation, and normalizations of sums, as the operators they are of."""
+    model, changed = state.model, list[str]()
+    # Those that another rewrite makes for this target.
+    single = frozenset() if "activations" in find_target(ctx.config.target).skips else _SINGLE
+    # Ranks say along which axes operands are transposed, and are known behind what the first round writes.
+    for _ in range(2):
+        own = (node for node in get_index(model).nodes if node.domain == _DOMAIN)
+        fused = [node for node in own if node.op_type in _WRITERS.keys() - single]
+        if fused:
+            model = infer_shapes(model)
+            view, edit = View(model), Edit(model)
+            written = [node for node in fused if _WRITERS[node.op_type](view, edit, node)]
+            changed += [f"{node.name}: {node.op_type} written out" for node in written]
+            model = edit.export()
+    return replace(state, model=model), PassReport("fused", tuple(changed))
+
+
+def _write_conv(_view: View, edit: Edit, node: NodeRef) -> bool:
+    """Conv(x, w, b) + z, then the activation."""
+    sums: list[Step] = [("Add", (name,), {}) for name in node.inputs[3:4] if name]
+    parameters = [float(value) for value in node.attrs.get("activation_params", ())]
+    steps = [*sums, *_make_activation(edit, node, parameters)]
+    _replace_product(edit, node, "Conv", node.inputs[:3], steps)
+    return True
+
+
+def _write_gemm(_view: View, edit: Edit, node: NodeRef) -> bool:
+    """Gemm, then the activation."""
+    names = ("activation_alpha", "activation_beta")
+    parameters = [float(node.attrs[name]) for name in names if name in node.attrs]
+    _replace_product(edit, node, "Gemm", node.inputs, _make_activation(edit, node, parameters))
+    return True
+
+
+def _replace_product(edit: Edit, node: NodeRef, op_type: str, inputs: Sequence[str], steps: Sequence[Step]) -> None:
+    attrs = {name: value for name, value in node.attrs.items() if not name.startswith("activation")}
+    edit.replace_node(node, op_type, inputs, attrs)
+    edit.append(node, steps)
+
+
+def _make_activation(edit: Edit, node: NodeRef, parameters: Sequence[float]) -> list[Step]:
+    """The activation as a node; none where there is none."""
+    op_type = str(node.attrs.get("activation", ""))
+    if not op_type:
+        return []
+    if op_type == "Clip":
+        ends = zip(("min", "max"), parameters, strict=False)
+        return [(op_type, tuple(_add_scalar(edit, node, *end) for end in ends), {})]
+    return [(op_type, (), dict(zip(_PARAMETERS.get(op_type, ()), parameters, strict=False)))]
+
+
+def _add_scalar(edit: Edit, node: NodeRef, name: str, value: float) -> str:
+    return edit.add_constant(node.scope, f"{node.name}/{name}", np.array(value, np.float32))
+
+
+def _write_matmul(view: View, edit: Edit, node: NodeRef) -> bool:
+    """The product of a and b, either with its last two axes exchanged, times alpha."""
+    ranks = [view.find_rank(tensor) for k in (0, 1) if (tensor := view.find_tensor(node, k)) is not None]
+    turned = [bool(node.attrs.get(name, 0)) for name in ("transA", "transB")]
+    unknown = any(turn and (rank is None or rank < 2) for turn, rank in zip(turned, ranks, strict=True))
+    if unknown or node.attrs.get("transBatchA", 0) or node.attrs.get("transBatchB", 0):
+        return False
+    inputs = list(node.inputs)
+    for k, (turn, rank) in enumerate(zip(turned, ranks, strict=True)):
+        if turn and rank is not None:
+            order = [*range(rank - 2), rank - 1, rank - 2]
+            name = f"{inputs[k]}/transposed"
+            inputs[k] = edit.insert_before(node, "Transpose", [inputs[k]], {"perm": order}, name)
+    alpha = float(node.attrs.get("alpha", 1.0))
+    steps: list[Step] = [] if alpha == 1.0 else [("Mul", (_add_scalar(edit, node, "alpha", alpha),), {})]
+    edit.replace_node(node, "MatMul", inputs, {})
+    edit.append(node, steps)
+    return True
+
+
+def _write_quick_gelu(_view: View, edit: Edit, node: NodeRef) -> bool:
+    """x times the Sigmoid of alpha x."""
+    x = scaled = node.inputs[0]
+    alpha = float(node.attrs.get("alpha", 1.702))
+    if alpha != 1.0:
+        scaled = edit.insert_before(node, "Mul", [x, _add_scalar(edit, node, "alpha", alpha)], {}, f"{x}/scaled")
+    gate = edit.insert_before(node, "Sigmoid", [scaled], {}, f"{x}/gate")
+    edit.replace_node(node, "Mul", [x, gate], {})
+    return True
+
+
+def _write_gelu(_view: View, edit: Edit, node: NodeRef) -> bool:
+    """x (1 + erf(x / sqrt 2)) / 2 of x, to which a bias is added first."""
+    x = _add_up(edit, node, node.inputs)
+    root = _add_scalar(edit, node, "root", 2**0.5)
+    scaled = edit.insert_before(node, "Div", [x, root], {}, f"{x}/scaled")
+    return _gate(edit, node, x, edit.insert_before(node, "Erf", [scaled], {}, f"{x}/erf"))
+
+
+def _write_fast_gelu(_view: View, edit: Edit, node: NodeRef) -> bool:
+    """x (1 + tanh(a (x + b x^3))) / 2 of x, to which a bias is added first."""
+    x = _add_up(edit, node, node.inputs)
+    cubic, slope = (_add_scalar(edit, node, *pair) for pair in (("cubic", 0.044715), ("slope", (2 / np.pi) ** 0.5)))
+    square = edit.insert_before(node, "Mul", [x, x], {}, f"{x}/square")
+    cube = edit.insert_before(node, "Mul", [square, x], {}, f"{x}/cube")
+    part = edit.insert_before(node, "Mul", [cube, cubic], {}, f"{x}/part")
+    total = edit.insert_before(node, "Add", [x, part], {}, f"{x}/polynomial")
+    scaled = edit.insert_before(node, "Mul", [total, slope], {}, f"{x}/scaled")
+    return _gate(edit, node, x, edit.insert_before(node, "Tanh", [scaled], {}, f"{x}/tanh"))
+
+
+def _gate(edit: Edit, node: NodeRef, x: str, gate: str) -> bool:
+    """The node becomes x (1 + gate) / 2."""
+    one, half = (_add_scalar(edit, node, *pair) for pair in (("one", 1.0), ("half", 0.5)))
+    raised = edit.insert_before(node, "Add", [gate, one], {}, f"{x}/raised")
+    product = edit.insert_before(node, "Mul", [x, raised], {}, f"{x}/gated")
+    edit.replace_node(node, "Mul", [product, half], {})
+    return True
+
+
+def _write_layernorm(view: View, edit: Edit, node: NodeRef) -> bool:
+    """LayerNormalization of x + skip + bias, a sum that may be the fourth output."""
+    if any(node.outputs[1:3]) or find_opset(view.index.proto) < _LAYERNORM_OPSET:
+        return False
+    x, skip, gamma, *more = node.inputs
+    total, last = _add_up(edit, node, [x, *more[1:2]]), skip
+    if any(node.outputs[3:]):
+        edit.take_over(node, 3, "Add", [total, last], {})
+        total = node.outputs[3]
+    else:
+        total = _add_up(edit, node, [total, last])
+    inputs = [name for name in (total, gamma, *more[:1]) if name]
+    edit.take_over(node, 0, "LayerNormalization", inputs, {"epsilon": node.attrs.get("epsilon", 1e-12), "axis": -1})
+    edit.remove_node(node)
+    return True
+
+
+def _add_up(edit: Edit, node: NodeRef, names: Sequence[str]) -> str:
+    """The sum of these tensors, in front of a node."""
+    total, *others = filter(None, names)
+    for other in others:
+        total = edit.insert_before(node, "Add", [total, other], {}, f"{node.name}/sum")
+    return total
+
+
+_WRITERS: dict[str, Callable[[View, Edit, NodeRef], bool]] = {
+    "BiasGelu": _write_gelu,
+    "FastGelu": _write_fast_gelu,
+    "FusedConv": _write_conv,
+    "FusedGemm": _write_gemm,
+    "FusedMatMul": _write_matmul,
+    "Gelu": _write_gelu,
+    "QuickGelu": _write_quick_gelu,
+    "SkipLayerNormalization": _write_layernorm,
+}
