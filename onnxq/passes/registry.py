@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 from onnxq.config import Config
 from onnxq.errors import ConfigError
-from onnxq.graph import GraphIndex, ModelLike, fold_constants, infer_shapes, name_nodes
+from onnxq.graph import GraphIndex, ModelLike, fold_constants, get_index, infer_shapes, name_nodes
 from onnxq.graph.scopes import walk_graphs
 from onnxq.nearest import suggest_names
 from onnxq.passes.base import Pass, RunContext, Stage, always, is_for_whole_graphs, run_stage
@@ -45,12 +46,20 @@ def compute_constants(_ctx: RunContext, state: FloatState) -> FloatStep:
     return replace(state, model=folded), PassReport("constants", changed)
 
 
+def has_other_domains(_ctx: RunContext, state: FloatState) -> bool:
+    """True where the model has operators that are not ONNX's own."""
+    return any(node.domain for node in get_index(state.model).nodes)
+
+
 # `Target.skips` names the fusions, which are for ONNX Runtime alone: TensorRT makes the same kernels of the chains and
 # of the single nodes (counted on six networks), and older releases lack the parsers for the latter.
 # Activations before scalars: x + 3 of a hard-sigmoid would otherwise end in the bias and hide the pattern.
-_WHOLE = ("attention_parts", "masks", "splits", "reciprocals", "biases")
+_CONDITIONS: dict[str, Callable[[RunContext, FloatState], bool]] = {
+    **dict.fromkeys(("attention_parts", "masks", "splits", "reciprocals", "biases"), is_for_whole_graphs),
+    "fused": has_other_domains,
+}
 REWRITES: tuple[Pass[RunContext, FloatState], ...] = tuple(
-    Pass(name, Stage.REWRITE, function, fast=True, applies=is_for_whole_graphs if name in _WHOLE else always)
+    Pass(name, Stage.REWRITE, function, fast=True, applies=_CONDITIONS.get(name, always))
     for name, function in (
         # What ONNX Runtime's optimizer fused is looked at as the operators that it was.
         ("fused", write_out_fused),

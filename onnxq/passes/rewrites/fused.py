@@ -23,6 +23,8 @@ _DOMAIN = "com.microsoft"
 _PARAMETERS: Mapping[str, Sequence[str]] = {"LeakyRelu": ("alpha",), "HardSigmoid": ("alpha", "beta")}
 _LAYERNORM_OPSET = 17
 _SINGLE = frozenset({"Gelu", "QuickGelu"})
+# Attributes of Attention that MultiHeadAttention does not have.
+_OTHER_ATTENTION = frozenset({"do_rotary", "past_present_share_buffer", "qkv_hidden_sizes", "rotary_embedding_dim"})
 
 
 def write_out_fused(ctx: RunContext, state: FloatState) -> FloatStep:
@@ -158,6 +160,27 @@ def _write_layernorm(view: View, edit: Edit, node: NodeRef) -> bool:
     return True
 
 
+def _write_attention(view: View, edit: Edit, node: NodeRef) -> bool:
+    """MultiHeadAttention, which has no weights, of slices of x w + b. A mask is of each position of each sample."""
+    x, weight, bias, mask, *others = (*node.inputs, *[""] * 4)[: max(4, len(node.inputs))]
+    stored, masked = view.find_constant(node, 1), view.find_tensor(node, 3)
+    other_mask = masked is not None and view.find_rank(masked) != 2
+    other = other_mask or any((*others, *node.outputs[1:])) or node.attrs.keys() & _OTHER_ATTENTION
+    if stored is None or other:
+        return False
+    product = edit.insert_before(node, "MatMul", [x, weight], {}, f"{node.name}/projected")
+    whole = _add_up(edit, node, [product, bias])
+    axis = edit.add_constant(node.scope, f"{node.name}/axis", np.array([-1]))
+    ends = [edit.add_constant(node.scope, f"{node.name}/end", np.array([k * stored.shape[1] // 3])) for k in range(4)]
+    parts = [
+        edit.insert_before(node, "Slice", [whole, *ends[k : k + 2], axis], {}, f"{node.name}/{part}")
+        for k, part in enumerate("qkv")
+    ]
+    inputs = [*parts, *(["", mask] if mask else [])]
+    edit.replace_node(node, "MultiHeadAttention", inputs, node.attrs, _DOMAIN)
+    return True
+
+
 def _add_up(edit: Edit, node: NodeRef, names: Sequence[str]) -> str:
     """The sum of these tensors, in front of a node."""
     total, *others = filter(None, names)
@@ -167,6 +190,7 @@ def _add_up(edit: Edit, node: NodeRef, names: Sequence[str]) -> str:
 
 
 _WRITERS: dict[str, Callable[[View, Edit, NodeRef], bool]] = {
+    "Attention": _write_attention,
     "BiasGelu": _write_gelu,
     "FastGelu": _write_fast_gelu,
     "FusedConv": _write_conv,
