@@ -25,8 +25,10 @@ from typing import Any
 import numpy as np
 import onnx
 
-from onnxq.backends.web.costs import COSTS, WebCosts, count_work, parse_costs
+from onnxq.backends.web.costs import COSTS, WebCosts, count_work, fits_matrix, parse_costs
 from onnxq.backends.web.node import Node
+from onnxq.emit import write_matrices
+from onnxq.graph import name_nodes
 from op_cost_chains import (
     BLOCKS,
     ELEMENT_MAPS,
@@ -65,6 +67,7 @@ TERMS: dict[str, dict[str, tuple[str, ...]]] = {
         "float": ("launch", "products", "lines", "results"),
         "int8": ("launch", "products", "results", "clamps"),
     },
+    "matrix": {"float": ("launch", "pairs", "groups"), "int8": ("launch", "products", "results", "clamps")},
     "Gemm": _LINEAR,
     "MatMul": _LINEAR,
     "folded": {"float": (), "int8": ()},
@@ -146,13 +149,14 @@ def grow(node: Node, unit: Unit, plan: Plan, seconds: float) -> tuple[float, flo
     feed = {"x": np.abs(values) if is_chained(plan) else values}
     names = []
 
-    def make(int8: bool, count: int) -> bytes:
-        return (chain(unit, plan, int8, count, WebBuilder) if is_chained(plan) else fan(unit, plan, int8, count))[0]
+    def make(int8: bool, count: int) -> onnx.ModelProto:
+        made = chain(unit, plan, int8, count, WebBuilder) if is_chained(plan) else fan(unit, plan, int8, count)
+        return write_matrices(name_nodes(onnx.load_from_string(made[0])), fits_matrix)
 
     for int8 in (False, True):
         for count in (SHORT, LONG):
             names.append(f"{int8} {count}")
-            node.open_session(names[-1], onnx.load_from_string(make(int8, count)))
+            node.open_session(names[-1], make(int8, count))
     yard = {"x": np.ones(YARDSTICK.shape, np.float32)}
     limits = {"warm": 2, "rounds": None, "least": 6, "seconds": seconds, "processor": True}
     times = node.time_sessions([*names, "yardstick"], [*[feed] * 4, yard], **limits)

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
 from collections.abc import Collection
+from typing import Any
 
 import numpy as np
 
+from onnxq.arrays import Shape
 from onnxq.backends import find_target
+from onnxq.backends.base import FitsMatrix
 from onnxq.calibrate.constants import find_tensor
 from onnxq.emit.pairs import BITS_KEY, PLAN_KEY, PairWriter, read_records, write_plan
 from onnxq.errors import PlanError
-from onnxq.graph import Editor, GraphIndex, ModelLike, find_opset, get_index
+from onnxq.graph import Editor, GraphIndex, ModelLike, NodeRef, find_opset, get_index, infer_shapes
+from onnxq.graph.integer_operators import NodeWriter
 from onnxq.graph.light import bare_proto
 from onnxq.graph.precision.narrow import DEQUANTIZE, QUANTIZE, is_exact, write_types
 from onnxq.graph.precision.widen import SourceTypes
@@ -131,6 +136,69 @@ def _write_pointwise(proto: ModelLike, plan: Plan, rules: Collection[str]) -> Mo
             editor.insert_node(node.scope, "Transpose", [source], [target], name=other, attrs={"perm": perm})
         editor.replace_input(node.make_edge(0), data)
     return editor.export()
+
+
+def write_matrices(proto: ModelLike, fits: FitsMatrix) -> ModelLike:
+    """A copy in which float convolutions of single channels are products by matrices, where the target says so.
+
+    For each channel y = x · M, where x and y have a map's pixels side by side. M is the convolution of the unit images,
+    which engines compute when they load the file. The product is a Conv with M as its data and x as its weights, so
+    that it adds the bias and clamps as before; several pictures are several filters of a channel.
+    """
+    index, editor = get_index(infer_shapes(proto)), Editor(proto)
+    counts: dict[tuple[str, Any], str] = {}
+    for node in index.nodes:
+        weight = index.input_value(node, 1) if node.is_onnx("Conv") else None
+        if weight is None or weight.dtype != np.float32 or weight.shape[1] > 1:
+            continue
+        batch, *data = index.find_shape(index.find_input(node, 0)) or (None,)
+        sizes = tuple(dim for dim in (*data, *(index.find_shape(node.result) or ())[1:]) if isinstance(dim, int))
+        # Maps of two sides, with as many channels behind the node as in front of it.
+        before, after = sizes[:3], sizes[3:]
+        known = batch and len(after) == len(data) == len(before) and before[0] == after[0] == len(weight)
+        if known and fits(before, after, weight[0].size):
+            _write_matrix(NodeWriter(editor, node.scope, node.name), index, node, (batch, before, after), counts)
+    return editor.export()
+
+
+def _write_matrix(
+    writer: NodeWriter, index: GraphIndex, node: NodeRef, maps: tuple[Any, Shape, Shape],
+    counts: dict[tuple[str, Any], str],
+) -> None:  # fmt: skip
+    editor, add, hold = writer.editor, writer.add, writer.constant
+    (batch, (channels, *sides), (_, *after)), (x, weight, *biases) = maps, node.inputs
+    several, pixels = batch != 1, math.prod(sides)
+
+    def reshape(tensor: str, *shape: int) -> str:
+        return add("Reshape", [tensor, hold(np.array(shape, np.int64))])
+
+    def swap(tensor: str, output: str = "") -> str:
+        return add("Transpose", [tensor], output, perm=(1, 0, 2, 3))
+
+    images = hold(np.eye(pixels, dtype=np.float32).reshape(pixels, 1, *sides))
+    attrs = {name: value for name, value in node.attrs.items() if name != "group"}
+    matrix = reshape(swap(add("Conv", [images, weight], **attrs)), 1, -1, *after)
+    filters = reshape(swap(x) if several else x, -1, pixels, 1, 1)
+    if several and any(biases):
+        if (node.scope, batch) not in counts:
+            counts[node.scope, batch] = add("Gather", [add("Shape", [x]), hold(np.zeros(1, np.int64))])
+        biases = [reshape(add("Expand", [reshape(biases[0], -1, 1), counts[node.scope, batch]]), -1)]
+    for k, tensor in enumerate((matrix, filters, *biases)):
+        editor.replace_input(node.make_edge(k), tensor)
+    for name, value in {**dict.fromkeys(node.attrs), "group": channels, "kernel_shape": [1, 1]}.items():
+        editor.set_attr(node.name, name, value)
+    if several:
+        # Behind its activation, which the kernel computes as well. What has another shape now gets another name.
+        reader = index.find_sole_reader(node.result)
+        clamp = index.find_node(reader.node) if reader is not None else node
+        made = editor.fresh(f"{node.name}/product")
+        editor.replace_output(node.name, 0, made)
+        end = node
+        if clamp.is_onnx("Relu", "Clip"):
+            editor.replace_input(clamp.make_edge(0), made)
+            end, made = clamp, editor.fresh(f"{node.name}/clamped")
+            editor.replace_output(end.name, 0, made)
+        swap(reshape(made, channels, -1, *after), end.outputs[0])
 
 
 def _find_captured(plan: Plan, index: GraphIndex) -> frozenset[TensorId]:

@@ -19,8 +19,8 @@ from collections.abc import Sequence
 
 import onnx
 
-from onnxq.backends import find_target
-from onnxq.emit import emit_pairs, emit_types, replace_biases
+from onnxq.backends import Target, find_target
+from onnxq.emit import emit_pairs, emit_types, replace_biases, write_matrices
 from onnxq.errors import PlanError
 from onnxq.graph import ModelLike, NodeRef, ensure_opset, infer_shapes, verify_graph
 from onnxq.graph.integer_products import write_integer_products
@@ -185,9 +185,11 @@ def build_file(state: FloatState, plan: Plan, progress: Progress = silent) -> Mo
 
 def _write_all(state: FloatState, plan: Plan, progress: Progress = silent) -> ModelLike:
     proto = _with_biases(state, plan)
-    if find_target(plan.target).quantizes_alone:
+    target = find_target(plan.target)
+    if target.quantizes_alone:
         proto = unfuse_matmul_bias(proto, _list_quantized_matmuls(plan))
-    return write_integer_products(guard_float(emit_pairs(proto, plan, progress), plan.float_nodes))
+    done = write_integer_products(guard_float(emit_pairs(proto, plan, progress), plan.float_nodes))
+    return done if target.fits_matrix is Target.fits_matrix else write_matrices(done, target.fits_matrix)
 
 
 def _write_operators(proto: ModelLike, plan: Plan) -> ModelLike:

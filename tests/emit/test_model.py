@@ -12,11 +12,12 @@ from onnx import TensorProto, numpy_helper, parser
 
 import onnxq
 from onnxq.config import Config, Rule
-from onnxq.emit.model import emit_pairs
+from onnxq.emit.model import emit_pairs, write_matrices
 from onnxq.errors import PlanError
 from onnxq.graph import name_nodes
 from onnxq.numerics import fake_quant
 from onnxq.runtime import Session, optimize_graph
+from tests.engines import kit
 from tests.pipeline.models import EVERYTHING, images, residual
 
 
@@ -235,6 +236,39 @@ def test_a_branch_quantizes_for_itself_what_it_captures(given_out: bool, taken: 
     before, after = (Session(model, optimize=False).run(x) for model in (proto, result.model))
     for name, value in before.items():
         assert float(((after[name] - value) ** 2).sum() / (value**2).sum()) < 1e-3
+
+
+_SINGLE = """(float[B,6,7,7] x) => (float[B,6,4,4] y, float[B,6,4,4] z, float[B,6,4,4] c) {
+    a = Conv <group=6, strides=[2,2], pads=[1,1,1,1]>(x, w, b) r = Clip(a, low, high)
+    y = Conv <group=6, auto_pad="SAME_UPPER">(r, v) c = Conv <group=6, dilations=[2,2], pads=[2,2,2,2]>(y, w, b)
+    z = Relu(c) }"""
+
+
+@pytest.mark.parametrize(("batch", "count"), [("1", 1), ("2", 2), ("n", 1), ("n", 3)])
+def test_convolutions_of_single_channels_are_products_by_matrices(batch: str, count: int) -> None:
+    """With an activation behind, none, and one whose input is an output; what makes the matrices is folded."""
+    draw = np.random.default_rng(0).standard_normal
+    arrays = {"w": draw((6, 1, 3, 3)), "v": draw((6, 1, 2, 2)), "b": draw(6), "low": 0.0, "high": 0.5}
+    floats = {name: np.asarray(value, np.float32) for name, value in arrays.items()}
+    model = name_nodes(kit.graph(_SINGLE.replace("B", batch), 13, **floats))
+    made = onnx.ModelProto.FromString(write_matrices(model, lambda *_: True).SerializeToString())
+    feeds = {"x": draw((count, 6, 7, 7)).astype(np.float32)}
+    answers = Session(made, optimize=False).run(feeds)
+    for name, value in Session(model, optimize=False).run(feeds).items():
+        np.testing.assert_allclose(answers[name], value, atol=1e-5)
+    products = [node for node in optimize_graph(made).graph.node if node.op_type in ("Conv", "FusedConv")]
+    assert [node.name for node in products] == ["a/Conv", "y/Conv", "c/Conv"]
+    assert all(list(attr.ints) == [1, 1] for node in products for attr in node.attribute if attr.name == "kernel_shape")
+
+
+def test_other_convolutions_are_left() -> None:
+    """Those that the target does not want, those of several channels, and where the batch is not known."""
+    weights = {"w": np.zeros((6, 1, 3, 3), np.float32), "k": np.zeros((6, 6, 1, 1), np.float32)}
+    text = "(float[B,6,7,7] x) => (float[B,6,5,5] y) { a = Conv <group=6>(x, w) y = Conv(a, k) }"
+    for batch, wanted in (("1", False), ("?", True)):
+        model = name_nodes(kit.graph(text.replace("B", batch), 13, **weights))
+        kept = write_matrices(model, lambda *_, wanted=wanted: wanted)
+        assert [node.op_type for node in kept.graph.node] == ["Conv", "Conv"]
 
 
 @pytest.mark.parametrize(("domain", "own"), [("", "is of opset 12"), ("ai.onnx.ml", "imports none of ONNX's own")])

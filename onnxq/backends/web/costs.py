@@ -20,6 +20,9 @@ from onnxq.backends.base import Cost, OpCase
 _ROWS, _ELEMENTS, _SIDE = 1, 4096, 7
 # Activations that the kernel in front of them computes as well.
 _FOLDED = ("Relu", "Clip")
+# A matrix in the place of a float depthwise Conv: of 7 x 7 pixels at most, so that one of all pixels has few zeros; of
+# 1 MiB at most, for caches; and worth the nodes around it where so many rows would be copied, one for each tap.
+_PAIRS, _VALUES, _LINES = 49 * 49, 1 << 18, 4096
 # Axes of a map, and of an LSTM's data and weights.
 _MAP, _LSTM = 4, 3
 # Nanoseconds by what a node has: a launch, multiplications, results …
@@ -120,8 +123,11 @@ def _count_conv(case: OpCase, weight: Shape) -> tuple[str, dict[str, float]]:
     taps, pixels = math.prod(kernel), batch * math.prod(sides)
     plain = taps == 1 and math.prod(case.strides or (1,)) == 1
     kind = "grouped" if case.group > 1 else "pointwise" if plain else "dense"
+    pairs = 0
     if per_group == 1 and case.group > 1:
-        kind = "depthwise"
+        before, after = ((shape or ())[1:] for shape in (case.inputs[0], case.output))
+        kind = "matrix" if len(after) == len(before) == 3 and fits_matrix(before, after, taps) else "depthwise"
+        pairs = math.prod(before) * math.prod(sides)
     depth = per_group * taps
     counts = {
         "products": pixels * made * depth,
@@ -137,8 +143,16 @@ def _count_conv(case: OpCase, weight: Shape) -> tuple[str, dict[str, float]]:
         # Float kernels go through a map row by row, and short rows fill no vectors.
         "lines": pixels // max(sides[-1], 1) * taps * case.group,
         "groups": batch * case.group,
+        # Multiplications of each pixel that is made with all that are read.
+        "pairs": batch * pairs,
     }
     return kind, {"launch": 1.0, **{name: float(count) for name, count in counts.items()}}
+
+
+def fits_matrix(data: Shape, result: Shape, taps: int) -> bool:
+    """Whether a float depthwise Conv is faster as a product of each channel by a matrix; shapes without the batch."""
+    pairs = math.prod(data[1:]) * math.prod(result[1:])
+    return pairs <= _PAIRS and data[0] * pairs <= _VALUES and data[0] * taps * result[1] >= _LINES
 
 
 def _round_up(count: int, multiple: int) -> int:

@@ -11,7 +11,7 @@ from importlib import resources
 
 from onnxq.backends.base import OperatorTable, Target
 from onnxq.backends.registry import NO_CPU_KINDS, find_reference
-from onnxq.backends.web.costs import COSTS
+from onnxq.backends.web.costs import COSTS, fits_matrix
 
 _REFERENCE = find_reference()
 # Results that take as long to clamp as one kernel more takes to start.
@@ -25,7 +25,15 @@ def _adapt(target: Target) -> Target:
     is mispredicted where about half are negative: so activations behind them are computed apart.
     """
     rules = tuple(replace(rule, footroom=_MANY if rule.compute and rule.fuses else 0) for rule in target.rules)
-    return replace(target, name="web", rules=rules, costs=COSTS, times_itself=False, advice=Target.advice)
+    return replace(
+        target,
+        name="web",
+        rules=rules,
+        costs=COSTS,
+        times_itself=False,
+        advice=Target.advice,
+        fits_matrix=fits_matrix,
+    )
 
 
 def _read_webgpu() -> OperatorTable:

@@ -13,7 +13,7 @@ import pytest
 import onnxq
 from onnxq.backends import find_backend, find_target
 from onnxq.backends.base import OpCase
-from onnxq.backends.web.costs import COSTS, count_work
+from onnxq.backends.web.costs import COSTS, count_work, fits_matrix
 from onnxq.backends.web.node import VERSION, find_package, read_version
 from onnxq.graph import GraphIndex, name_nodes
 from onnxq.plan import from_json, to_json
@@ -89,6 +89,32 @@ def test_a_depthwise_block_stays_float_but_for_its_end() -> None:
     (check,) = result.report.engines
     # Kernels of integers count as such, though the graph does not tell the types of tensors between them.
     assert check.reason or dict(check.types)["int8"] == 1
+
+
+def test_depthwise_convolutions_of_small_maps_are_products_by_matrices() -> None:
+    """As measured: where many rows would be copied, and not where the matrix would be large."""
+    assert fits_matrix((240, 4, 4), (240, 4, 4), 9)
+    assert fits_matrix((144, 7, 7), (144, 4, 4), 9)
+    for channels, side in ((16, 4), (144, 7), (96, 14)):
+        assert not fits_matrix((channels, side, side), (channels, side, side), 9)
+    assert speedup(conv(240, 1, 3, 4, group=240)) < 0.6
+    arrays = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in _make_block().graph.initializer}
+    text = """(float[n,64,4,4] x) => (float[n,64,4,4] y) { e = Conv(x, a) f = Clip(e, low, high)
+        d = Conv <pads=[1,1,1,1], group=384> (f, b) g = Clip(d, low, high) y = Conv(g, c) }"""
+    model = kit.graph(text, 17, **arrays, low=np.float32(0), high=np.float32(6))
+    samples = {"x": np.random.default_rng(1).standard_normal((8, 64, 4, 4)).astype(np.float32)}
+    rules = [{"node": "y/Conv", "set": {"quantize": True}}]
+    settings = {"effort": "fast", "latency": False, "rules": rules}
+    result = onnxq.quantize(model, samples, "web-int8", overrides=settings)
+    ops = [node.op_type for node in result.model.graph.node]
+    # Of the data, the result, and what is folded.
+    assert ops.count("Transpose") == 3
+    assert ops.count("QuantizeLinear") > 0
+    plan = from_json(to_json(result.plan))
+    again = onnxq.apply(model, plan, samples, overrides={"latency": False})
+    assert again.model.SerializeToString() == result.model.SerializeToString()
+    exact, answer = (Session(each).run(samples)["y"] for each in (model, result.model))
+    assert np.square(answer - exact).sum() < 1e-3 * np.square(exact).sum()
 
 
 _CHAIN = """(float[n,16,8,8] x) => (float[n,16,8,8] z, float[n,16,1,1] f) {
@@ -178,6 +204,6 @@ def test_the_table_of_costs_says_where_it_is_from() -> None:
     path = Path(onnxq.__file__).parent / "backends" / "web" / "costs.json"
     table = json.loads(path.read_text(encoding="utf-8"))
     assert "Node.js" in table["origin"]
-    assert {"pointwise", "dense", "grouped", "depthwise", "MatMul", "Gemm", "unknown", "residual"} <= set(
+    assert {"pointwise", "dense", "grouped", "depthwise", "matrix", "MatMul", "Gemm", "unknown", "residual"} <= set(
         table["prices"]
     )
