@@ -160,6 +160,7 @@ class _PairFinder:
                 narrow_range=known is not None and known.spec.narrow_range,
                 granularity=chain_qparams.granularity,
                 storage=chain_qparams.storage,
+                footroom=chain.inner is not None and chain.inner.op_type == "Max",
             )
         except OnnxqError:
             return None

@@ -188,14 +188,16 @@ def _make_runnable(plain: ModelLike, pairs: Existing, ends: Collection[str]) -> 
     """The view of a model without its pairs, to be run: an Identity has one input, and what cut values off does so.
 
     ends: nodes that stay as they are. Tools drop a Relu, or a Clip, in front of a QuantizeLinear whose range begins at
-    zero, which then computes it.
+    zero, which then computes it, or behind which a Max of the integers does.
     """
     index = get_index(plain)
     copy = copy_proto(bare_proto(pairs.view or plain))
     cut: dict[TensorId, float] = {}
     for node in index.nodes:
         site = pairs.by_tensor.get(node.result) if node.outputs else None
-        if site is None or site.qparams is None or (site.qparams.zero_point != site.spec.qmin).any():
+        if site is None or site.qparams is None:
+            continue
+        if not site.spec.footroom and (site.qparams.zero_point != site.spec.qmin).any():
             continue
         if not _is_positive(index, node.result, cut):
             # A bound of Clip that the range ends at; where it ends elsewhere, no value went further.

@@ -19,9 +19,11 @@ from onnxq.annotate import inspect_model
 from onnxq.errors import ConfigError, ModelError
 from onnxq.numerics import dequantize, quantize
 from onnxq.pipeline.retarget import Kept, _fit_scale
+from onnxq.runtime import Session
 from onnxq.sites import Role
 from onnxq.spec import PerChannel, QParams, QuantSpec
 from tests.cli.kit import read, run
+from tests.codes.kit import model
 from tests.pipeline.models import EVERYTHING, Reader, images, residual
 
 QUICK = {"latency": False, "kernels": False}
@@ -95,6 +97,24 @@ def test_a_clip_that_a_range_stood_for_comes_back(tmp_path: Path) -> None:
     floats = onnxq.convert(tmp_path / "q.onnx", "float").result.model
     assert {node.op_type for node in floats.graph.node} >= {"Clip", "Relu"}
     assert measure_db(answer(tmp_path / "m.onnx"), answer(floats)) > 30
+
+
+@pytest.mark.parametrize("activation", ["Relu(c)", "Clip(c, low, high)"])
+def test_an_activation_on_integers_comes_back(activation: str) -> None:
+    rng = np.random.default_rng(0)
+    w, v = rng.standard_normal((32, 32, 3, 3)) / 17, rng.standard_normal((64, 32, 1, 1)) / 6
+    bounds = {} if "Relu" in activation else {"low": np.float32(0), "high": np.float32(1)}
+    net = model(
+        f"""g (float[N,32,24,24] x) => (float[N,64,24,24] y) {{
+            c = Conv<pads=[1,1,1,1]>(x, w) r = {activation} y = Conv(r, v) }}""",
+        w=w.astype(np.float32), v=v.astype(np.float32), **bounds,
+    )  # fmt: skip
+    x = {"x": rng.standard_normal((4, 32, 24, 24)).astype(np.float32)}
+    quantized = onnxq.quantize(net, x, "web-int8", overrides={"latency": False, "effort": "fast"}).model
+    assert "Max" in {node.op_type for node in quantized.graph.node}
+    floats = onnxq.convert(quantized, "float").result.model
+    assert activation.partition("(")[0] in {node.op_type for node in floats.graph.node}
+    assert measure_db(Session(net).run(x)["y"], Session(floats).run(x)["y"]) > 35
 
 
 def test_unsigned_weights_become_signed_ones(folder: Path) -> None:
