@@ -112,7 +112,11 @@ READERS = {
     "channels of a list": ("y = Gather<axis=2>(a, list)", "", False, False),
     "a sign": ("y = Neg(a)", "", True, True),
     "factors": ("y = Mul(a, factors)", "", True, True),
+    "factors behind a pool": ("t = MaxPool<kernel_shape=[2,2]>(a) y = Mul(t, factors)", "", True, True),
     "factors in front of the Relu": ("y = Mul(c, factors)", "", False, False),
+    "factors behind a pool in front of the Relu": (
+        "t = MaxPool<kernel_shape=[2,2]>(c) y = Mul(t, factors)", "", False, False,
+    ),
     "factors of sums with a bias": ("y = Mul(a, factors)", "b", False, False),
     "two readers": ("t = Tanh(c) y = Sub(c, t)", "", False, True),
     "two readers of sums with a bias of zeros": ("t = Tanh(c) y = Sub(c, t)", "zeros", False, True),
@@ -122,7 +126,7 @@ READERS = {
     "a HardSwish": ("t = HardSigmoid(c) y = Mul(c, t)", "", False, False),
     "a gate and another product": ("t = Sigmoid(c) z = Mul(c, factors) y = Add(t, z)", "", False, True),
     "another activation": ("y = Tanh(a)", "", False, False),
-}
+}  # fmt: skip
 
 
 @cache
