@@ -272,3 +272,14 @@ def test_single_nodes_of_newer_opsets_are_one_partition_of_integers() -> None:
     assert engine.partitions == 1
     assert not engine.left
     assert engine.outputs[0].sqnr_db > 25
+
+
+@pytest.mark.parametrize(("config", "alarms"), [("qnn-int8", ["W108"]), ("qnn-mixed", [])])
+def test_scores_beside_boxes_need_more_than_8_bits_and_the_warning_names_what_has_them(
+    config: str, alarms: list[str]
+) -> None:
+    """As in YOLO, whose Concat has one pair for values up to hundreds and for those of a Sigmoid."""
+    nodes = "b = Mul(x, large) s = Sigmoid(x) j = Concat<axis=1>(b, s) t, y = Split<axis=1, num_outputs=2>(j)"
+    report = quantize_rows(nodes, 1.0, config, 18, large=np.float32(300)).report
+    assert [alarm.code for alarm in report.alarms()] == alarms
+    assert all("qnn-mixed" in alarm for alarm in report.alarms())
