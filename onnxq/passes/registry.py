@@ -29,7 +29,14 @@ from onnxq.passes.rewrites.single_nodes import (
     replace_reduce_mean,
     write_axes,
 )
-from onnxq.passes.rewrites.whole import bound_masks, cut_splits, fuse_biases, replace_reciprocals, write_out_attention
+from onnxq.passes.rewrites.whole import (
+    bound_masks,
+    cut_splits,
+    fuse_biases,
+    pad_pools,
+    replace_reciprocals,
+    write_out_attention,
+)
 from onnxq.passes.rounding.layerwise import AUGMENTED
 from onnxq.passes.rounding.passes import ROUNDING
 from onnxq.passes.state import FloatState, FloatStep
@@ -47,7 +54,7 @@ def compute_constants(_ctx: RunContext, state: FloatState) -> FloatStep:
 # `Target.skips` names the fusions, which are for ONNX Runtime alone: TensorRT makes the same kernels of the chains and
 # of the single nodes (counted on six networks), and older releases lack the parsers for the latter.
 # Activations before scalars: x + 3 of a hard-sigmoid would otherwise end in the bias and hide the pattern.
-_WHOLE = ("attention_parts", "masks", "splits", "reciprocals", "biases")
+_WHOLE = ("attention_parts", "masks", "splits", "reciprocals", "pool_pads", "biases")
 REWRITES: tuple[Pass[RunContext, FloatState], ...] = tuple(
     Pass(name, Stage.REWRITE, function, fast=True, applies=is_for_whole_graphs if name in _WHOLE else always)
     for name, function in (
@@ -64,6 +71,7 @@ REWRITES: tuple[Pass[RunContext, FloatState], ...] = tuple(
         ("masks", bound_masks),
         ("splits", cut_splits),
         ("reciprocals", replace_reciprocals),
+        ("pool_pads", pad_pools),
         ("batchnorm", fold_batchnorm),
         ("scalars", fold_scalars),
         # Behind what gives operators their biases.

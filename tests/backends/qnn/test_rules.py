@@ -257,6 +257,19 @@ def test_a_softmax_of_like_values_is_wide_since_its_8_bit_kernel_has_larger_step
 
 
 @needs_qnn
+@pytest.mark.parametrize("counts", [0, 1])
+def test_windows_beyond_the_end_are_pads_which_the_npu_computes_right(counts: int) -> None:
+    """As ResNet-D pools maps of odd sizes: 3 to 6 dB."""
+    pool = f"AveragePool<kernel_shape=[3,3], strides=[2,2], ceil_mode=1, count_include_pad={counts}>"
+    nodes = f"m = Reshape(x, map) p = {pool}(m) r = Resize(p, , scales) f = Reshape(r, rows) y = Neg(f)"
+    scales = np.array([1, 1, 2, 2], np.float32)
+    arrays = {"map": np.array([1, 4, 32, 32]), "scales": scales, "rows": np.array([1, 64, 64])}
+    result = quantize_rows(nodes, 1.0, "qnn-int8", 19, **arrays)
+    (output,) = result.report.engines[0].outputs
+    assert output.sqnr_db > 30
+
+
+@needs_qnn
 def test_single_nodes_of_newer_opsets_are_one_partition_of_integers() -> None:
     nodes = """
         n = RMSNormalization(x, gamma) q = MatMul(n, wq) k = MatMul(n, wk)
