@@ -25,7 +25,7 @@ _GATES = ("Sigmoid", "HardSigmoid")
 _RECTIFIERS = ("Relu", "LeakyRelu", "PRelu")
 _FACTORS = ("Mul", "Div", "BatchNormalization")
 # What OpenVINO moves the scales of a convolution's channels past, as past constant factors.
-_SCALED = (*_RECTIFIERS, "Clip", "MaxPool", "AveragePool", *MOVES)
+_SCALED = (*_RECTIFIERS, "Clip", "MaxPool", "AveragePool", "Neg", "Pad", "Split", *MOVES)
 
 
 def _check_conv(c: Candidate) -> str | None:

@@ -108,6 +108,9 @@ READERS = {
     "one channel": ("y = Gather<axis=2>(a, row)", "", True, True),
     "channels in an order": ("y = Gather<axis=2>(a, rows)", "", True, True),
     "channels in an order of sums with a bias": ("y = Gather<axis=2>(a, rows)", "b", False, False),
+    "channels in an order behind a Pad": ("t = Pad(a, around) y = Gather<axis=2>(t, rows)", "", True, True),
+    "channels in an order behind a Split": ("t, z = Split<axis=3>(a) y = Gather<axis=2>(t, rows)", "", True, True),
+    "channels in an order behind a sign": ("t = Neg(c) y = Gather<axis=2>(t, rows)", "", True, True),
     "one row": ("y = Gather<axis=1>(a, row)", "", False, False),
     "channels of a list": ("y = Gather<axis=2>(a, list)", "", False, False),
     "a sign": ("y = Neg(a)", "", True, True),
@@ -137,7 +140,7 @@ def quantize_readers(batch: str) -> onnxq.Result:
     arrays = {
         "factors": np.linspace(-2, 1, 8, dtype=np.float32).reshape(8, 1, 1), "row": np.array(3),
         "rows": np.array([[3], [1]]), "list": np.array([3, 1]), "b": rng.standard_normal(8).astype(np.float32),
-        "zeros": np.zeros(8, np.float32),
+        "zeros": np.zeros(8, np.float32), "around": np.array([0, 0, 1, 1, 0, 0, 1, 1]),
     }  # fmt: skip
     nodes = ""
     for k, (behind, bias, *_) in enumerate(READERS.values()):
