@@ -164,3 +164,33 @@ def test_no_convolution_is_in_integers_whose_scales_openvino_moves_wrongly_or_lo
     assert refused == (fixed if batch == "1" else free)
     (output,) = (one for one in result.report.engines[0].outputs if one.name == f"y{k}")
     assert output.sqnr_db > 25
+
+
+# What makes the data of a product from x of [2, 4, 6, 8], and whether a pair there is refused.
+MEANS = {
+    "factors": ("m = ReduceMean<axes=[1,2], keepdims=0>(x) d = Mul(m, factors)", True),
+    "a shift and an activation": ("m = ReduceMean<axes=[1,-2], keepdims=0>(x) s = Add(factors, m) d = Relu(s)", True),
+    "another reduction": ("m = ReduceMax<axes=[1,2], keepdims=0>(x) d = Div(m, factors)", True),
+    "one factor": ("m = ReduceMean<axes=[1,2], keepdims=0>(x) d = Mul(m, two)", False),
+    "axes that stay": ("m = ReduceMean<axes=[1,2], keepdims=1>(x) s = Squeeze(m, axes) d = Mul(s, factors)", False),
+    "another axis": ("m = ReduceMean<axes=[2], keepdims=0>(x) s = Mul(m, factors) d = Reshape(s, rows)", False),
+    "no factors": ("d = ReduceMean<axes=[1,2], keepdims=0>(x)", False),
+}
+
+
+@needs_openvino
+@pytest.mark.parametrize("op", ["Gemm", "MatMul"])
+@pytest.mark.parametrize(("nodes", "refused"), MEANS.values(), ids=MEANS)
+def test_no_pair_stands_behind_a_mean_and_factors_which_openvino_computes_wrongly(
+    nodes: str, refused: bool, op: str
+) -> None:
+    rng = np.random.default_rng(4)
+    arrays = {
+        "factors": np.linspace(0.2, 3, 8, dtype=np.float32), "two": np.float32(2), "axes": np.array([1, 2]),
+        "rows": np.array([-1, 8]), "w": rng.standard_normal((8, 16)).astype(np.float32),
+    }  # fmt: skip
+    net = model(f"g (float[2,4,6,8] x) => (float[R,16] y) {{ {nodes} [product] y = {op}(d, w) }}", **arrays)
+    samples = [{"x": rng.standard_normal((2, 4, 6, 8)).astype(np.float32)} for _ in range(8)]
+    result = quantize_all(net, samples, skip=["rounding"])
+    assert ("product" in {refusal.subject for refusal in result.plan.refusals}) == refused
+    assert result.report.engines[0].outputs[0].sqnr_db > 25
