@@ -21,6 +21,7 @@ from onnxq.passes.mixed_precision.weight_bits import EMBEDDINGS, WEIGHT_BITS
 from onnxq.passes.ranges import RANGES
 from onnxq.passes.rewrites.activations import fuse_activations
 from onnxq.passes.rewrites.normalizations import fold_batchnorm, fold_scalars, fuse_layernorm
+from onnxq.passes.rewrites.ranks import lower_ranks
 from onnxq.passes.rewrites.single_nodes import (
     fold_pad,
     remove_dead,
@@ -54,7 +55,7 @@ def compute_constants(_ctx: RunContext, state: FloatState) -> FloatStep:
 # `Target.skips` names the fusions, which are for ONNX Runtime alone: TensorRT makes the same kernels of the chains and
 # of the single nodes (counted on six networks), and older releases lack the parsers for the latter.
 # Activations before scalars: x + 3 of a hard-sigmoid would otherwise end in the bias and hide the pattern.
-_WHOLE = ("attention_parts", "masks", "splits", "reciprocals", "pool_pads", "biases")
+_WHOLE = ("attention_parts", "masks", "splits", "ranks", "reciprocals", "pool_pads", "biases")
 REWRITES: tuple[Pass[RunContext, FloatState], ...] = tuple(
     Pass(name, Stage.REWRITE, function, fast=True, applies=is_for_whole_graphs if name in _WHOLE else always)
     for name, function in (
@@ -70,6 +71,8 @@ REWRITES: tuple[Pass[RunContext, FloatState], ...] = tuple(
         ("axes", write_axes),
         ("masks", bound_masks),
         ("splits", cut_splits),
+        # Behind what makes Slices.
+        ("ranks", lower_ranks),
         ("reciprocals", replace_reciprocals),
         ("pool_pads", pad_pools),
         ("batchnorm", fold_batchnorm),

@@ -270,6 +270,23 @@ def test_windows_beyond_the_end_are_pads_which_the_npu_computes_right(counts: in
 
 
 @needs_qnn
+def test_values_of_six_axes_are_moved_on_fewer_which_the_npu_has_kernels_for() -> None:
+    """As query, key and value are cut in windows (Nest, which was 13 partitions)."""
+    nodes = """
+        m = MatMul(x, w) r = Reshape(m, six) t = Transpose<perm=[3,0,4,1,2,5]>(r) a, b, c = Split<axis=0>(t, ones)
+        q = Squeeze(a, first) k = Squeeze(b, first) v = Squeeze(c, first) s = Add(q, k) d = Add(s, v)
+        f = Reshape(d, rows) y = Neg(f)
+    """
+    arrays = {"six": np.array([1, 8, 8, 3, 4, 16]), "ones": np.array([1, 1, 1]), "first": np.array([0])}
+    arrays |= {"w": np.random.default_rng(3).standard_normal((64, 192)).astype(np.float32) / 8}
+    result = quantize_rows(nodes, 1.0, "qnn-int8", 17, rows=np.array([1, 64, 64]), **arrays)
+    (engine,) = result.report.engines
+    assert engine.partitions == 1
+    assert not engine.left
+    assert engine.outputs[0].sqnr_db > 25
+
+
+@needs_qnn
 def test_single_nodes_of_newer_opsets_are_one_partition_of_integers() -> None:
     nodes = """
         n = RMSNormalization(x, gamma) q = MatMul(n, wq) k = MatMul(n, wk)
