@@ -88,6 +88,25 @@ def discard_stream(stream: IO[str]) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
+def _discard_unwritten() -> None:
+    """Discard what the standard streams hold and cannot write."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:
+            discard_stream(stream)
+
+
+@contextmanager
+def _forgive_closed_pipe() -> Iterator[None]:
+    """End the command as done where the reader of its pipe has gone (`onnxq inspect … | head`): click would fail it."""
+    try:
+        yield
+    except BrokenPipeError as error:
+        _discard_unwritten()
+        raise click.exceptions.Exit(DONE) from error
+
+
 # SIGINT, SIGTERM and SIGHUP as an exception, so that a command cleans up before it ends.
 # Only the command line does this: the library leaves signals to the program that uses it.
 
@@ -293,6 +312,16 @@ class CommandGroup(click.Group):
             ctx.fail(f"no command {name!r}; {suggest_names(name, self.commands)}")
         return super().resolve_command(ctx, args)
 
+    def make_context(self, *args: Any, **extra: Any) -> click.Context:
+        """Parse the words, which may print the help."""
+        with _forgive_closed_pipe():
+            return super().make_context(*args, **extra)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command that the words name."""
+        with _forgive_closed_pipe():
+            return super().invoke(ctx)
+
     def main(self, args: Sequence[str] | None = None, prog_name: str | None = None, *_: Any, **extra: Any) -> Any:
         """Run a command and exit with a documented code. No exception passes this function but SystemExit."""
         # click would print and exit by itself.
@@ -327,10 +356,6 @@ def _report_error(error: BaseException, as_json: bool) -> int:
         return _report_stop(signal.SIGINT)
     if isinstance(error, OnnxqError):
         return _print_document(error, print_error(error), as_json)
-    if isinstance(error, BrokenPipeError):
-        # The reader of a pipe has gone (`onnxq inspect … | head`).
-        discard_stream(sys.stdout)
-        return DONE
     if isinstance(error, OSError) and error.errno in _UNWRITABLE:
         return _report_unwritable(error, as_json)
     if isinstance(error, MemoryError):
@@ -358,10 +383,7 @@ def _report_unwritable(error: OSError, as_json: bool) -> int:
     except OSError:
         return USER
     finally:
-        try:
-            sys.stdout.flush()
-        except OSError:
-            discard_stream(sys.stdout)
+        _discard_unwritten()
 
 
 def _report_stop(number: int) -> int:
@@ -407,5 +429,8 @@ def _report_usage(error: click.ClickException) -> OnnxqError:
 def _print_document(error: OnnxqError, exit_code: int, as_json: bool, **more: str) -> int:
     """Print the JSON document of an error, where --json was given; returns the exit code."""
     if as_json:
-        click.echo(error_document(error_fields(error, exit_code, **more)))
+        try:
+            click.echo(error_document(error_fields(error, exit_code, **more)))
+        except BrokenPipeError:
+            _discard_unwritten()
     return exit_code

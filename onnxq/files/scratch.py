@@ -136,7 +136,10 @@ def _make_folder(base: Path) -> tuple[Path, int]:
     while True:
         path = base / make_temporary_name()
         path.mkdir(mode=0o700)
-        descriptor = os.open(path, os.O_RDONLY) if hasattr(os, "O_DIRECTORY") else -1
+        try:
+            descriptor = os.open(path, os.O_RDONLY) if hasattr(os, "O_DIRECTORY") else -1
+        except FileNotFoundError:  # Another run took it for stale already.
+            continue
         if descriptor < 0 or lock_new_file(descriptor, path):
             return path, descriptor
         os.close(descriptor)

@@ -23,6 +23,7 @@ from onnxq.calibrate.constants import find_tensor
 from onnxq.data import read_mask
 from onnxq.evaluation.layer_noise import relative_noise, sum_squares
 from onnxq.graph import GraphIndex, ModelLike, NodeRef, ensure_opset, get_index
+from onnxq.graph.base import LAYOUT_OPS
 from onnxq.graph.subgraph import assemble_model
 from onnxq.numerics import clip_bounds, fake_quant, qparams_from_range
 from onnxq.numerics.machine import map_in_threads, share_cores
@@ -339,6 +340,9 @@ class _RangeErrors:
 _ROOM = 1.25
 # Operators that new samples take no further.
 _BOUNDED = ("Clip", "HardSigmoid", "Sigmoid", "Softmax", "Tanh")
+# Each value of theirs is of one value that they read: samples show as many of them.
+_ACTIVATIONS = ("Elu", "Gelu", "HardSwish", "LeakyRelu", "Mish", "Neg", "PRelu", "Relu", "Softplus", "Swish")
+_VALUE_BY_VALUE = LAYOUT_OPS.union(_ACTIVATIONS)
 
 
 def widen_scarce_ranges(ctx: SampledContext, state: PlacedState) -> PlacedState:
@@ -369,6 +373,7 @@ def find_scarce_sites(ctx: SampledContext, state: PlacedState) -> frozenset[Site
 
 def _count_channel_positions(state: PlacedState, index: GraphIndex, tensor: TensorId) -> int:
     """How many times a sample shows the channels of a tensor that a node makes; 0 where that is not known."""
+    tensor = index.find_origin(tensor, _VALUE_BY_VALUE) or tensor
     producer, shape = index.find_producer(tensor), state.problem.ops.shapes.get(tensor, ())
     if producer is None or producer.op_type in _BOUNDED or len(shape) < 2 or 0 in shape:
         return 0

@@ -23,6 +23,7 @@ from onnxq.passes.ranges import RANGES
 from onnxq.passes.rewrites.activations import fuse_activations
 from onnxq.passes.rewrites.fused import write_out_fused
 from onnxq.passes.rewrites.normalizations import fold_batchnorm, fold_scalars, fuse_layernorm
+from onnxq.passes.rewrites.ranks import lower_ranks
 from onnxq.passes.rewrites.single_nodes import (
     fold_pad,
     remove_dead,
@@ -31,7 +32,14 @@ from onnxq.passes.rewrites.single_nodes import (
     replace_reduce_mean,
     write_axes,
 )
-from onnxq.passes.rewrites.whole import bound_masks, cut_splits, fuse_biases, replace_reciprocals, write_out_attention
+from onnxq.passes.rewrites.whole import (
+    bound_masks,
+    cut_splits,
+    fuse_biases,
+    pad_pools,
+    replace_reciprocals,
+    write_out_attention,
+)
 from onnxq.passes.rounding.layerwise import AUGMENTED
 from onnxq.passes.rounding.passes import ROUNDING
 from onnxq.passes.state import FloatState, FloatStep
@@ -54,8 +62,9 @@ def has_other_domains(_ctx: RunContext, state: FloatState) -> bool:
 # `Target.skips` names the fusions, which are for ONNX Runtime alone: TensorRT makes the same kernels of the chains and
 # of the single nodes (counted on six networks), and older releases lack the parsers for the latter.
 # Activations before scalars: x + 3 of a hard-sigmoid would otherwise end in the bias and hide the pattern.
+_WHOLE = ("attention_parts", "masks", "splits", "ranks", "reciprocals", "pool_pads", "biases")
 _CONDITIONS: dict[str, Callable[[RunContext, FloatState], bool]] = {
-    **dict.fromkeys(("attention_parts", "masks", "splits", "reciprocals", "biases"), is_for_whole_graphs),
+    **dict.fromkeys(_WHOLE, is_for_whole_graphs),
     "fused": has_other_domains,
 }
 REWRITES: tuple[Pass[RunContext, FloatState], ...] = tuple(
@@ -75,7 +84,10 @@ REWRITES: tuple[Pass[RunContext, FloatState], ...] = tuple(
         ("axes", write_axes),
         ("masks", bound_masks),
         ("splits", cut_splits),
+        # Behind what makes Slices.
+        ("ranks", lower_ranks),
         ("reciprocals", replace_reciprocals),
+        ("pool_pads", pad_pools),
         ("batchnorm", fold_batchnorm),
         ("scalars", fold_scalars),
         # Behind what gives operators their biases.

@@ -55,10 +55,17 @@ def test_closed_streams_change_nothing_but_what_is_seen(folder: Path, line: str)
     assert run(folder, f"{line} 2>/dev/full") == (code, shown, "")
 
 
-@pytest.mark.parametrize("line", ["explain | head -1", "inspect m.onnx --json | true"])
+@pytest.mark.parametrize("line", [*COMMANDS, "inspect no.onnx --json", "no-command --json"])
 def test_a_reader_that_has_gone_is_no_error(folder: Path, line: str) -> None:
+    """Its process is started here: of a pipe, a shell tells the code of the reader."""
     code, _, said = run(folder, line)
-    assert (code, said) == (0, "")
+    reader, writer = os.pipe()
+    os.close(reader)
+    words = (*ONNXQ.split(), *line.split())
+    for errors in (subprocess.PIPE, subprocess.STDOUT):
+        done = subprocess.run(words, cwd=folder, stdout=writer, stderr=errors, text=True, check=False)
+        assert (done.returncode, done.stderr) == (code, said if errors == subprocess.PIPE else None)
+    os.close(writer)
 
 
 NAMING = """

@@ -24,8 +24,10 @@ _ACTIVATIONS = ("Relu", "Clip", "LeakyRelu", "HardSwish", "Sigmoid", "Gelu", "El
 _GATES = ("Sigmoid", "HardSigmoid")
 _RECTIFIERS = ("Relu", "LeakyRelu", "PRelu")
 _FACTORS = ("Mul", "Div", "BatchNormalization")
+# What OpenVINO computes within the kernel of a mean, together with the pair behind.
+_BEHIND_MEANS = (*_FACTORS, "Add", "Sub", *_ACTIVATIONS)
 # What OpenVINO moves the scales of a convolution's channels past, as past constant factors.
-_SCALED = (*_RECTIFIERS, "Clip", "MaxPool", "AveragePool", *MOVES)
+_SCALED = (*_RECTIFIERS, "Clip", "MaxPool", "AveragePool", "Neg", "Pad", "Split", *MOVES)
 
 
 def _check_conv(c: Candidate) -> str | None:
@@ -79,12 +81,37 @@ def _find_factor(c: Candidate) -> Array | None:
     return next((factor for factor in factors if factor is not None), None)
 
 
+def _check_gemm(c: Candidate) -> str | None:
+    return _explain_shifted_mean(c) or surroundings.check_gemm(c)
+
+
+def _explain_shifted_mean(c: Candidate) -> str | None:
+    """Why a pair on the data is misread: a mean whose axes go computes it, and factors of channels in front of it.
+
+    Where axis 1 is among them, OpenVINO 2026.4 takes the factors of other channels.
+    """
+    tensor, scaled = c.tensor(0), False
+    while (maker := c.index.find_producer(tensor)) is not None:
+        part = Candidate(maker, c.index, c.shapes)
+        op, factor, computed = maker.op_type, _find_factor(part), surroundings.list_computed_inputs(c.index, maker)
+        if op.startswith("Reduce") and scaled and not part.attr("keepdims", 1):
+            axes = part.attr("axes", part.constant(1))
+            rank = part.rank(0)
+            reduced = axes is None or rank is None or 1 in {int(axis) % rank for axis in axes}
+            return "OpenVINO computes a pair wrongly behind a mean and factors of channels" if reduced else None
+        if op not in _BEHIND_MEANS or len(computed) != 1:
+            return None
+        scaled = scaled or (factor is not None and factor.size > 1)
+        tensor = computed[0]
+    return None
+
+
 def _check_matmul(c: Candidate) -> str | None:
     if c.is_constant(0):
         return "the constant stands on the left"
     if not c.is_constant(1):
         return "both operands are activations: integers on both sides have no zero point, and gain little"
-    return None if c.rank(1) == 2 else "its weight is not a matrix"
+    return _explain_shifted_mean(c) if c.rank(1) == 2 else "its weight is not a matrix"
 
 
 # The rewrite that makes one node of it writes an operator of ONNX Runtime's own.
@@ -134,7 +161,7 @@ _MOVED = "moves integers: both sides share one scale"
 # In the order of precedence.
 RULES: tuple[PlacementRule, ...] = (
     _product(name="conv", ops=("Conv",), kernel="Convolution", why=_FUSED, check=_check_conv),
-    _product(name="gemm", ops=("Gemm",), kernel="FullyConnected", why=_FUSED, check=surroundings.check_gemm),
+    _product(name="gemm", ops=("Gemm",), kernel="FullyConnected", why=_FUSED, check=_check_gemm),
     _product(
         name="matmul", ops=("MatMul",), kernel="FullyConnected", why=_FUSED, bias=None, check=_check_matmul,
         # Integers of matrices are slower than floats with AVX2 (.7 to .85), those of a Conv twice as fast.

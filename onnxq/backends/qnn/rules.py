@@ -177,4 +177,5 @@ QNN = Target(
     skips=("residual", "prelu"),
     whole=True,
     estimate_work=estimate_work,
+    advice="try the presets qnn-mixed and qnn-a16w8, which have 16 bits where they are needed and everywhere",
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,6 +17,8 @@ from onnxq.passes.state import FloatState, FloatStep
 from onnxq.sites import TensorId
 
 _NEUTRAL = {"Mul": 1.0, "Div": 1.0, "Add": 0.0, "Sub": 0.0}
+# In a window with any other value, one as low as this is not the largest.
+_LOWEST = float(np.finfo(np.float32).min)
 
 
 def remove_dead(_ctx: RunContext, state: FloatState) -> FloatStep:
@@ -197,58 +200,73 @@ def _is_square(view: View, x: TensorId) -> bool:
 
 
 def fold_pad(_ctx: RunContext, state: FloatState) -> FloatStep:
-    """Move every Pad of zeros along spatial axes that only Convs read into their own pads.
+    """Move every Pad along spatial axes into the pads of what reads it: Convs, of zeros, or MaxPools, of -inf.
 
-    Pad between pairs is a float kernel in ORT, and a pair on each side of it costs more than the convolution.
-    AveragePool is left alone: it counts its own padding differently from a padded input unless count_include_pad is
-    set.
+    Pad between pairs is a float kernel in ORT, and a pair on each side of it costs more than the convolution; no scale
+    holds -inf. AveragePool is left alone: it counts its own padding differently from a padded input unless
+    count_include_pad is set.
     """
     view, edit, changed = View(state.model), Edit(state.model), []
     for node in view.index.nodes:
         match = _match_pad(view, node)
         if match is None:
             continue
-        x, convs, amounts = match
-        for conv in convs:
-            edit.read(view.make_edge(conv, 0), x.name)
-            edit.set_attrs(conv, {"pads": _add_pads(conv, amounts), "auto_pad": None})
-            changed.append(f"{conv.name}: pads of {node.name}")
+        x, readers, amounts = match
+        for reader in readers:
+            edit.read(view.make_edge(reader, 0), x.name)
+            edit.set_attrs(reader, {"pads": _add_pads(reader, amounts), "auto_pad": None})
+            changed.append(f"{reader.name}: pads of {node.name}")
         edit.remove_node(node)
     return edit.finish_pass(state, "pad", changed)
 
 
 def _match_pad(view: View, node: NodeRef) -> tuple[TensorId, tuple[NodeRef, ...], tuple[int, ...]] | None:
-    """(padded tensor, the Convs, spatial amounts: begins, then ends) of a Pad that can go."""
+    """(padded tensor, what reads it, spatial amounts: begins, then ends) of a Pad that can go."""
     if not is_op(node, "Pad") or node.attrs.get("mode", "constant") != "constant":
         return None
     x, out = view.find_tensor(node, 0), node.result
-    readers = view.index.list_consumers(out)
-    if x is None or not readers or view.kept(out) or any(edge.scope != node.scope or edge.index for edge in readers):
+    edges = view.index.list_consumers(out)
+    if x is None or not edges or view.kept(out) or any(edge.scope != node.scope or edge.index for edge in edges):
         return None
-    convs = tuple(view.index.find_node(edge.node) for edge in readers)
+    readers = tuple(view.index.readers(out))
     # SAME pads by the size that the Pad changes.
-    if any(not is_op(conv, "Conv") or _read_auto_pad(conv) not in ("NOTSET", "VALID") for conv in convs):
+    if any(not is_op(one, "Conv", "MaxPool") or _read_auto_pad(one) not in ("NOTSET", "VALID") for one in readers):
         return None
-    amounts = pad_amounts(view, node, _find_padded_rank(view, convs))
-    if amounts is None or not pads_with_zero(view, node):
+    amounts = pad_amounts(view, node, _find_padded_rank(view, readers))
+    if amounts is None:
         return None
     half = len(amounts) // 2
     spatial = (*amounts[2:half], *amounts[half + 2 :])
-    # A Conv pads neither batch nor channels, and crops nothing.
+    # They pad neither batch nor channels, and crop nothing.
     if any(amounts[k] for k in (0, 1, half, half + 1)) or min(spatial) < 0:
         return None
-    return x, convs, spatial
+    value = _find_pad_value(view, node)
+    pads_alike = all(_pads_with(reader, value, spatial) for reader in readers)
+    return (x, readers, spatial) if pads_alike else None
+
+
+def _pads_with(reader: NodeRef, value: float, amounts: tuple[int, ...]) -> bool:
+    """True where pads of a Conv or MaxPool have this value: zero, or one that is never the largest of a window."""
+    if reader.op_type == "Conv":
+        return value == 0.0
+    kernel, pads = reader.attrs["kernel_shape"], _add_pads(reader, amounts)
+    # Places are counted without pads, and with them a size is rounded up otherwise.
+    plain = len(reader.outputs) == 1 and not reader.attrs.get("ceil_mode", 0)
+    return plain and value <= _LOWEST and all(pad < size for pad, size in zip(pads, (*kernel, *kernel), strict=True))
 
 
 def _read_auto_pad(conv: NodeRef) -> str:
     return str(conv.attrs.get("auto_pad", "NOTSET"))
 
 
-def _find_padded_rank(view: View, convs: tuple[NodeRef, ...]) -> int | None:
-    """The rank of the padded tensor, from the weights that read it."""
-    weights = (view.find_tensor(conv, 1) for conv in convs)
-    ranks = (view.find_rank(weight) for weight in weights if weight is not None)
-    return next((rank for rank in ranks if rank is not None), None)
+def _find_padded_rank(view: View, readers: tuple[NodeRef, ...]) -> int | None:
+    """The rank of the padded tensor, from the kernels or the weights of what reads it."""
+    for reader in readers:
+        weight = view.find_tensor(reader, 1)
+        rank = len(reader.attrs["kernel_shape"]) + 2 if weight is None else view.find_rank(weight)
+        if rank is not None:
+            return rank
+    return None
 
 
 def pad_amounts(view: View, node: NodeRef, rank: int | None) -> tuple[int, ...] | None:
@@ -271,12 +289,12 @@ def pad_amounts(view: View, node: NodeRef, rank: int | None) -> tuple[int, ...] 
     return tuple(full)
 
 
-def pads_with_zero(view: View, node: NodeRef) -> bool:
-    """True when a Pad's value is the constant zero, given, left out or an attribute of old opsets."""
+def _find_pad_value(view: View, node: NodeRef) -> float:
+    """A Pad's constant value: given, left out or an attribute of old opsets; NaN for a computed one."""
     if view.find_tensor(node, 2) is None:
-        return float(node.attrs.get("value", 0.0)) == 0.0
+        return float(node.attrs.get("value", 0.0))
     value = view.find_constant(node, 2)
-    return value is not None and bool(np.all(value == 0))
+    return math.nan if value is None or value.size != 1 else float(value.flat[0])
 
 
 def _add_pads(conv: NodeRef, amounts: tuple[int, ...]) -> list[int]:

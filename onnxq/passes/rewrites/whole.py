@@ -161,6 +161,40 @@ def replace_reciprocals(_ctx: RunContext, state: FloatState) -> FloatStep:
     return edit.finish_pass(state, "reciprocals", changed)
 
 
+def pad_pools(_ctx: RunContext, state: FloatState) -> FloatStep:
+    """Give every AveragePool that rounds its size up the pads that this stands for.
+
+    The HTP computes windows that reach beyond the end wrongly, and those with pads right (facts in docs/engines.md). A
+    pool that counts pads of its own keeps its form: it would count the others, too.
+    """
+    view, edit, changed = View(state.model), Edit(state.model), []
+    for node in view.index.nodes:
+        pads = _find_rounded_pads(view, node) if is_op(node, "AveragePool") and node.attrs.get("ceil_mode") else None
+        if pads is not None:
+            edit.set_attrs(node, {"pads": pads, "ceil_mode": None, "count_include_pad": None})
+            changed.append(f"{node.name}: pads of the windows that reach beyond the end")
+    return edit.finish_pass(state, "pool_pads", changed)
+
+
+def _find_rounded_pads(view: View, node: NodeRef) -> list[int] | None:
+    """The pads with which a pool has its size without rounding up; None where none are alike."""
+    kernel = np.asarray(node.attrs["kernel_shape"])
+    none = [0] * len(kernel)
+    pads = node.attrs.get("pads") or [*none, *none]
+    counted = any(pads) and node.attrs.get("count_include_pad", 0)
+    shapes = [view.index.find_shape(tensor) for tensor in (view.find_tensor(node, 0), node.result)]
+    if counted or str(node.attrs.get("auto_pad", "NOTSET")) != "NOTSET":
+        return None
+    if any(shape is None or not all(isinstance(size, int) for size in shape[2:]) for shape in shapes):
+        return None
+    sizes, outputs = (np.asarray(shape[2:]) for shape in shapes if shape is not None)
+    strides, dilations = (np.asarray(node.attrs.get(name) or none) for name in ("strides", "dilations"))
+    begins = np.asarray(pads[: len(kernel)])
+    ends = (outputs - 1) * np.maximum(strides, 1) + (kernel - 1) * np.maximum(dilations, 1) + 1 - sizes - begins
+    # ONNX has no window of pads alone.
+    return [*begins.tolist(), *np.maximum(ends, 0).tolist()] if np.all(ends < kernel) else None
+
+
 def fuse_biases(_ctx: RunContext, state: FloatState) -> FloatStep:
     """Make every MatMul with a constant bias behind it a Gemm, whose sum is rounded once, with its bias in it.
 

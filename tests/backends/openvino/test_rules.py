@@ -108,11 +108,18 @@ READERS = {
     "one channel": ("y = Gather<axis=2>(a, row)", "", True, True),
     "channels in an order": ("y = Gather<axis=2>(a, rows)", "", True, True),
     "channels in an order of sums with a bias": ("y = Gather<axis=2>(a, rows)", "b", False, False),
+    "channels in an order behind a Pad": ("t = Pad(a, around) y = Gather<axis=2>(t, rows)", "", True, True),
+    "channels in an order behind a Split": ("t, z = Split<axis=3>(a) y = Gather<axis=2>(t, rows)", "", True, True),
+    "channels in an order behind a sign": ("t = Neg(c) y = Gather<axis=2>(t, rows)", "", True, True),
     "one row": ("y = Gather<axis=1>(a, row)", "", False, False),
     "channels of a list": ("y = Gather<axis=2>(a, list)", "", False, False),
     "a sign": ("y = Neg(a)", "", True, True),
     "factors": ("y = Mul(a, factors)", "", True, True),
+    "factors behind a pool": ("t = MaxPool<kernel_shape=[2,2]>(a) y = Mul(t, factors)", "", True, True),
     "factors in front of the Relu": ("y = Mul(c, factors)", "", False, False),
+    "factors behind a pool in front of the Relu": (
+        "t = MaxPool<kernel_shape=[2,2]>(c) y = Mul(t, factors)", "", False, False,
+    ),
     "factors of sums with a bias": ("y = Mul(a, factors)", "b", False, False),
     "two readers": ("t = Tanh(c) y = Sub(c, t)", "", False, True),
     "two readers of sums with a bias of zeros": ("t = Tanh(c) y = Sub(c, t)", "zeros", False, True),
@@ -122,7 +129,7 @@ READERS = {
     "a HardSwish": ("t = HardSigmoid(c) y = Mul(c, t)", "", False, False),
     "a gate and another product": ("t = Sigmoid(c) z = Mul(c, factors) y = Add(t, z)", "", False, True),
     "another activation": ("y = Tanh(a)", "", False, False),
-}
+}  # fmt: skip
 
 
 @cache
@@ -133,7 +140,7 @@ def quantize_readers(batch: str) -> onnxq.Result:
     arrays = {
         "factors": np.linspace(-2, 1, 8, dtype=np.float32).reshape(8, 1, 1), "row": np.array(3),
         "rows": np.array([[3], [1]]), "list": np.array([3, 1]), "b": rng.standard_normal(8).astype(np.float32),
-        "zeros": np.zeros(8, np.float32),
+        "zeros": np.zeros(8, np.float32), "around": np.array([0, 0, 1, 1, 0, 0, 1, 1]),
     }  # fmt: skip
     nodes = ""
     for k, (behind, bias, *_) in enumerate(READERS.values()):
@@ -157,3 +164,33 @@ def test_no_convolution_is_in_integers_whose_scales_openvino_moves_wrongly_or_lo
     assert refused == (fixed if batch == "1" else free)
     (output,) = (one for one in result.report.engines[0].outputs if one.name == f"y{k}")
     assert output.sqnr_db > 25
+
+
+# What makes the data of a product from x of [2, 4, 6, 8], and whether a pair there is refused.
+MEANS = {
+    "factors": ("m = ReduceMean<axes=[1,2], keepdims=0>(x) d = Mul(m, factors)", True),
+    "a shift and an activation": ("m = ReduceMean<axes=[1,-2], keepdims=0>(x) s = Add(factors, m) d = Relu(s)", True),
+    "another reduction": ("m = ReduceMax<axes=[1,2], keepdims=0>(x) d = Div(m, factors)", True),
+    "one factor": ("m = ReduceMean<axes=[1,2], keepdims=0>(x) d = Mul(m, two)", False),
+    "axes that stay": ("m = ReduceMean<axes=[1,2], keepdims=1>(x) s = Squeeze(m, axes) d = Mul(s, factors)", False),
+    "another axis": ("m = ReduceMean<axes=[2], keepdims=0>(x) s = Mul(m, factors) d = Reshape(s, rows)", False),
+    "no factors": ("d = ReduceMean<axes=[1,2], keepdims=0>(x)", False),
+}
+
+
+@needs_openvino
+@pytest.mark.parametrize("op", ["Gemm", "MatMul"])
+@pytest.mark.parametrize(("nodes", "refused"), MEANS.values(), ids=MEANS)
+def test_no_pair_stands_behind_a_mean_and_factors_which_openvino_computes_wrongly(
+    nodes: str, refused: bool, op: str
+) -> None:
+    rng = np.random.default_rng(4)
+    arrays = {
+        "factors": np.linspace(0.2, 3, 8, dtype=np.float32), "two": np.float32(2), "axes": np.array([1, 2]),
+        "rows": np.array([-1, 8]), "w": rng.standard_normal((8, 16)).astype(np.float32),
+    }  # fmt: skip
+    net = model(f"g (float[2,4,6,8] x) => (float[R,16] y) {{ {nodes} [product] y = {op}(d, w) }}", **arrays)
+    samples = [{"x": rng.standard_normal((2, 4, 6, 8)).astype(np.float32)} for _ in range(8)]
+    result = quantize_all(net, samples, skip=["rounding"])
+    assert ("product" in {refusal.subject for refusal in result.plan.refusals}) == refused
+    assert result.report.engines[0].outputs[0].sqnr_db > 25

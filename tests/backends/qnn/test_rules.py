@@ -257,6 +257,36 @@ def test_a_softmax_of_like_values_is_wide_since_its_8_bit_kernel_has_larger_step
 
 
 @needs_qnn
+@pytest.mark.parametrize("counts", [0, 1])
+def test_windows_beyond_the_end_are_pads_which_the_npu_computes_right(counts: int) -> None:
+    """As ResNet-D pools maps of odd sizes: 3 to 6 dB."""
+    pool = f"AveragePool<kernel_shape=[3,3], strides=[2,2], ceil_mode=1, count_include_pad={counts}>"
+    nodes = f"m = Reshape(x, map) p = {pool}(m) r = Resize(p, , scales) f = Reshape(r, rows) y = Neg(f)"
+    scales = np.array([1, 1, 2, 2], np.float32)
+    arrays = {"map": np.array([1, 4, 32, 32]), "scales": scales, "rows": np.array([1, 64, 64])}
+    result = quantize_rows(nodes, 1.0, "qnn-int8", 19, **arrays)
+    (output,) = result.report.engines[0].outputs
+    assert output.sqnr_db > 30
+
+
+@needs_qnn
+def test_values_of_six_axes_are_moved_on_fewer_which_the_npu_has_kernels_for() -> None:
+    """As query, key and value are cut in windows (Nest, which was 13 partitions)."""
+    nodes = """
+        m = MatMul(x, w) r = Reshape(m, six) t = Transpose<perm=[3,0,4,1,2,5]>(r) a, b, c = Split<axis=0>(t, ones)
+        q = Squeeze(a, first) k = Squeeze(b, first) v = Squeeze(c, first) s = Add(q, k) d = Add(s, v)
+        f = Reshape(d, rows) y = Neg(f)
+    """
+    arrays = {"six": np.array([1, 8, 8, 3, 4, 16]), "ones": np.array([1, 1, 1]), "first": np.array([0])}
+    arrays |= {"w": np.random.default_rng(3).standard_normal((64, 192)).astype(np.float32) / 8}
+    result = quantize_rows(nodes, 1.0, "qnn-int8", 17, rows=np.array([1, 64, 64]), **arrays)
+    (engine,) = result.report.engines
+    assert engine.partitions == 1
+    assert not engine.left
+    assert engine.outputs[0].sqnr_db > 25
+
+
+@needs_qnn
 def test_single_nodes_of_newer_opsets_are_one_partition_of_integers() -> None:
     nodes = """
         n = RMSNormalization(x, gamma) q = MatMul(n, wq) k = MatMul(n, wk)
@@ -272,3 +302,14 @@ def test_single_nodes_of_newer_opsets_are_one_partition_of_integers() -> None:
     assert engine.partitions == 1
     assert not engine.left
     assert engine.outputs[0].sqnr_db > 25
+
+
+@pytest.mark.parametrize(("config", "alarms"), [("qnn-int8", ["W108"]), ("qnn-mixed", [])])
+def test_scores_beside_boxes_need_more_than_8_bits_and_the_warning_names_what_has_them(
+    config: str, alarms: list[str]
+) -> None:
+    """As in YOLO, whose Concat has one pair for values up to hundreds and for those of a Sigmoid."""
+    nodes = "b = Mul(x, large) s = Sigmoid(x) j = Concat<axis=1>(b, s) t, y = Split<axis=1, num_outputs=2>(j)"
+    report = quantize_rows(nodes, 1.0, config, 18, large=np.float32(300)).report
+    assert [alarm.code for alarm in report.alarms()] == alarms
+    assert all("qnn-mixed" in alarm for alarm in report.alarms())

@@ -225,11 +225,13 @@ class TestMetric:
             counts.add(left)
             return -float(left)
 
-        done = quantize("coarse", metric=sites, max_drop=3)
+        done = quantize("coarse", metric=sites, max_drop=6)
         account = account_of(done)
         assert account.met
-        assert max(counts) > 3
-        assert -account.value == max(left for left in counts if left <= 3)
+        assert max(counts) > 6
+        # The float model's, of the first file that holds, and of the one with most.
+        _, few, most = sorted(left for left in counts if left <= 6)
+        assert -account.value == most > few
 
     def test_from_a_file(self, tmp_path: Path) -> None:
         (tmp_path / "m.py").write_text("def one(model):\n    return 1.0\ndef bad(model):\n    return 'x'\n")

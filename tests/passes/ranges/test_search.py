@@ -218,6 +218,7 @@ POOLED = """g (float[N,32,4,4] x) => (float[N,4] y) {
 WEIGHTS = {
     "w0": (RNG.standard_normal((32, 32, 1, 1)) / 5).astype(np.float32),
     "w1": RNG.standard_normal((32, 4)).astype(np.float32),
+    "wide": RNG.standard_normal((512, 4)).astype(np.float32),
 }
 POOLING = ("Conv", "GlobalAveragePool")
 
@@ -259,3 +260,12 @@ def test_a_sigmoid_reaches_no_further() -> None:
     plan, _ = quantize_pooled(32, (*POOLING, "Sigmoid", "Gemm"), text, min_sqnr=1.0)
     widened = {str(site.site): "widened" in site.qparams.origin for site in plan.sites if site.role is Role.ACTIVATION}
     assert widened == {"x": False, "c": False, "p": True, "s": False}
+
+
+# A map of 16 positions, each a value of a vector behind a Flatten, and what computes each value of it.
+@pytest.mark.parametrize("nodes", ["s = Sigmoid(c) f = Flatten(s)", "s = Flatten(c) f = Relu(s)", "f = Flatten(c)"])
+def test_a_map_that_is_flattened_has_as_many_positions_as_before(nodes: str) -> None:
+    text = f"g (float[N,32,4,4] x) => (float[N,4] y) {{ c = Conv(x, w0) {nodes} y = Gemm(f, wide) }}"
+    plan, _ = quantize_pooled(32, ("Gemm",), text, min_sqnr=1.0)
+    widened = {str(site.site): "widened" in site.qparams.origin for site in plan.sites if site.role is Role.ACTIVATION}
+    assert widened == {"f": False}

@@ -170,6 +170,17 @@ def test_any_pad_joins_the_convolutions_own(outer: list[int], inner: list[int]) 
     assert_same(before, result)
 
 
+@pytest.mark.parametrize("value", [-np.inf, np.finfo(F).min])
+@pytest.mark.parametrize(("outer", "own"), [([1, 0, 1, 2], ""), ([0, 1, 1, 0], ", pads = [1,1,0,2]")])
+def test_a_pad_with_the_lowest_value_joins_the_pads_of_a_pool(value: float, outer: list[int], own: str) -> None:
+    """As timm writes a pool of TensorFlow's sizes: of -inf no scale is found, and all around it stayed float."""
+    lines = f"p = Pad(x, amounts, low) y = MaxPool <kernel_shape = [3,3], strides = [2,2]{own}> (p)"
+    before = model(lines, *ENDS, low=F(value), amounts=np.array([0, 0, *outer[:2], 0, 0, *outer[2:]]))
+    result, _ = apply(fold_pad, before)
+    assert ops(result) == {"MaxPool": 1}
+    assert_same(before, result)
+
+
 AMOUNTS = [0, 0, 1, 2, 0, 0, 2, 1]
 
 
@@ -217,6 +228,11 @@ def test_one_pad_for_two_convolutions() -> None:
         pytest.param(PADDED.replace("Pad(", 'Pad <mode = "reflect"> ('), ONES, id="reflect"),
         pytest.param(PADDED.replace("<kernel", '<auto_pad = "SAME_UPPER", kernel'), ONES, id="same"),
         pytest.param("p = Pad(x, amounts) y = MaxPool <kernel_shape = [3,3]> (p)", ONES, id="maxpool"),
+        pytest.param(
+            "p = Pad(x, amounts, low) y = MaxPool <kernel_shape = [1,3]> (p)", ONES, id="larger than a window"
+        ),
+        pytest.param("p = Pad(x, amounts, low) y, i = MaxPool <kernel_shape = [3,3]> (p)", ONES, id="places"),
+        pytest.param("p = Pad(x, amounts, low) y = MaxPool <kernel_shape = [3,3], ceil_mode = 1> (p)", ONES, id="up"),
         pytest.param("p = Pad(x, amounts) y = AveragePool <kernel_shape = [3,3]> (p)", ONES, id="averagepool"),
         pytest.param(PADDED + " z = Relu(p)", ONES, id="reader"),
         pytest.param(PADDED, None, id="computed"),
@@ -225,5 +241,5 @@ def test_one_pad_for_two_convolutions() -> None:
 def test_pads_that_stay(lines: str, amounts: list[int] | None) -> None:
     head = "float[2,4,7,8] x" if amounts else "float[2,4,7,8] x, int64[8] amounts"
     out = "float[a,b,c,d] y, float[e,f,g,h] z" if "z =" in lines else "float[a,b,c,d] y"
-    given = {"amounts": np.array(amounts)} if amounts else {}
+    given = {"amounts": np.array(amounts), "low": F(-np.inf)} if amounts else {}
     assert_untouched(fold_pad, model(lines, head, out, w=W, w6=np.ones((6, 6, 3, 3), F), **given))

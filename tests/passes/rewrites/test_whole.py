@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from onnxq.passes.rewrites.whole import bound_masks, cut_splits, fuse_biases, replace_reciprocals
+from onnxq.graph import infer_shapes
+from onnxq.passes.rewrites.whole import bound_masks, cut_splits, fuse_biases, pad_pools, replace_reciprocals
 from tests.passes.kit import apply, assert_same, assert_untouched, constant, ops, parse, read_by, rewrite_model
 
 F = np.float32
@@ -156,3 +157,39 @@ def test_a_reciprocal_is_a_division(lines: str, operators: list[str]) -> None:
     after, report = apply(replace_reciprocals, before, "qnn")
     assert (sorted(ops(after).elements()), len(report.changed)) == (sorted(operators), 1)
     assert_same(before, after)
+
+
+# Of maps of 5 x 6 values.
+POOLS = {
+    "two by two": "kernel_shape=[2,2], strides=[2,2]",
+    "counting pads that are none": "kernel_shape=[2,2], strides=[2,2], count_include_pad=1",
+    "with pads": "kernel_shape=[3,3], strides=[2,2], pads=[1,1,0,0]",
+    "exactly": "kernel_shape=[3,2], strides=[2,2]",
+}
+
+
+def make_pool(options: str, size: str = "5,6") -> Any:
+    """An AveragePool that rounds its size up."""
+    lines = f"p = AveragePool <ceil_mode=1, {options}> (x) y = Neg(p)"
+    return parse(f"g (float[2,4,{size}] x) => (float[2,4,P,Q] y) {{ {lines} }}", opset=19)
+
+
+@pytest.mark.parametrize("options", POOLS.values(), ids=POOLS)
+def test_an_average_pool_has_pads_in_the_place_of_a_size_rounded_up(options: str) -> None:
+    before = infer_shapes(make_pool(options))
+    after, report = apply(pad_pools, before, "qnn")
+    assert len(report.changed) == 1
+    assert not any(attribute.name == "ceil_mode" for attribute in after.graph.node[0].attribute)
+    assert_same(before, after)
+
+
+@pytest.mark.parametrize(
+    ("options", "size"),
+    [
+        pytest.param("kernel_shape=[3,3], strides=[2,2], pads=[1,1,1,1], count_include_pad=1", "5,6", id="counts"),
+        pytest.param("kernel_shape=[3,3], strides=[2,3], pads=[0,0,0,1]", "5,6", id="a window beyond all values"),
+        pytest.param("kernel_shape=[2,2], strides=[2,2]", "H,6", id="a free size"),
+    ],
+)
+def test_a_pool_stays_for_which_no_pads_say_the_same(options: str, size: str) -> None:
+    assert_untouched(pad_pools, infer_shapes(make_pool(options, size)))

@@ -249,8 +249,10 @@ def test_a_refit_must_help_samples_it_did_not_see() -> None:
 
 def test_the_ridge_grows_where_there_is_little_to_learn_from() -> None:
     w = np.random.default_rng(6).standard_normal((1, 3, 6)).astype(np.float32)
-    chosen = choose_ridge(w, *halves((0.9, 0.9), 1.0, count=100))
-    assert chosen is None or chosen > min(RIDGES)
+    chosen = [choose_ridge(w, *halves((0.9, 0.9), 0.1, count=count)) for count in (100, 200, 1000)]
+    assert chosen == [0.1, 0.03, min(RIDGES)]
+    # Weaker ones, which lose, do not hide that the strongest gains.
+    assert choose_ridge(w, *halves((0.8, 0.8), 0.5, count=100)) == max(RIDGES)
 
 
 def test_a_bias_follows_samples_only_as_far_as_they_agree() -> None:

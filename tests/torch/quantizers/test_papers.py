@@ -313,8 +313,9 @@ def test_adaround_formulas(spec: QuantSpec, scale: object, zero: int) -> None:
 
 
 def test_adaround_hard_is_what_is_exported_and_loads_again() -> None:
-    w = values(8, 6).float()
+    w = 2 * values(8, 6).float()
     made = quantizer("adaround", QuantSpec(bits=4, granularity=PerChannel(0)), [0.3] * 8).float()
+    assert bool((w.abs() > 8 * 0.3).any())
     made.start_learning(w).data.copy_(values(8, 6, seed=5))
     made.stop_learning()
     plain = create_quantizer("uniform", made.spec, site="s", role=Role.WEIGHT)
@@ -326,7 +327,8 @@ def test_adaround_hard_is_what_is_exported_and_loads_again() -> None:
     assert torch.equal(twin(w), made(w))
     learning = w.clone().requires_grad_()
     made(learning).sum().backward()
-    assert learning.grad.unique().tolist() == [0.0, 1.0] or bool((learning.grad == 1).all())
+    # Also of a weight beyond the range: its integer is the last one, and may be left again.
+    assert bool((learning.grad == 1).all())
     with pytest.raises(CalibrationError, match="learned for"):
         made(w[:, :3])
 

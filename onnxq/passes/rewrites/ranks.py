@@ -1,0 +1,156 @@
+"""Fewer axes: what only moves values of more axes than the HTP has kernels for does so between Reshapes.
+
+A Transpose moves runs of axes that stay together, and none of size 1. A node that works along one axis does so on
+[axes in front, axis, axes behind]. Reshapes behind each other are one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from onnxq.arrays import Shape
+from onnxq.graph import NodeRef, infer_shapes
+from onnxq.passes.base import RunContext
+from onnxq.passes.journal import PassReport
+from onnxq.passes.patterns import Edit, View, is_op
+from onnxq.passes.state import FloatState, FloatStep
+from onnxq.sites import TensorId
+
+# The HTP refuses what has more, but for a Transpose between Reshapes, which ONNX Runtime lowers itself.
+_MOST_AXES = 5
+_RESHAPING = ("Squeeze", "Unsqueeze", "Flatten")
+_REDUCING = ("ReduceMax", "ReduceMean", "ReduceMin", "ReduceSum")
+
+
+@dataclass(frozen=True)
+class _Lowered:
+    """A node on fewer axes. shape: of its data. inputs: names behind the data, constants by their values."""
+
+    shape: Shape
+    attrs: dict[str, Any] = field(default_factory=dict)
+    inputs: tuple[str | np.ndarray, ...] = ()
+
+
+def lower_ranks(_ctx: RunContext, state: FloatState) -> FloatStep:
+    """Compute on five axes at most what moves values of more."""
+    name, model = "ranks", infer_shapes(state.model)
+    view, edit, changed = View(model), Edit(model), []
+    for node in view.index.nodes:
+        data = view.find_tensor(node, 0)
+        before, after = _find_sizes(view, data), _find_sizes(view, node.result)
+        if data is None or before is None or after is None or max(len(before), len(after)) <= _MOST_AXES:
+            continue
+        lowered = _lower_node(view, node, before)
+        if lowered is None and not _is_reshape(node, before):
+            continue
+        source = data.name
+        if lowered is not None:
+            made = f"{node.outputs[0]}/lowered"
+            shape = edit.add_constant(node.scope, f"{made}/shape", np.asarray(lowered.shape, np.int64))
+            source = edit.insert_before(node, "Reshape", [source, shape], {}, f"{made}/data")
+            inputs = [
+                part if isinstance(part, str) else edit.add_constant(node.scope, f"{made}/input", part)
+                for part in lowered.inputs
+            ]
+            source = edit.insert_before(node, node.op_type, [source, *inputs], lowered.attrs, made)
+        shape = edit.add_constant(node.scope, f"{node.outputs[0]}/shape", np.asarray(after, np.int64))
+        edit.replace_node(node, "Reshape", [source, shape], {})
+        changed.append(f"{node.name}: {node.op_type} on fewer axes")
+    if not changed:
+        return state, PassReport(name)
+    state, report = edit.finish_pass(state, name, changed)
+    return _join_reshapes(state), report
+
+
+def _join_reshapes(state: FloatState) -> FloatState:
+    """Let every Reshape behind a Reshape of many axes read what the first one reads."""
+    model = infer_shapes(state.model)
+    view, edit, changed = View(model), Edit(model), []
+    for node in view.index.nodes:
+        data = view.find_tensor(node, 0) if is_op(node, "Reshape") else None
+        after = _find_sizes(view, node.result)
+        origin = view.index.find_origin(data, ("Reshape",))
+        if data is None or after is None or origin is None or origin == data:
+            continue
+        if max(_list_axes(view, data)) > _MOST_AXES:
+            shape = edit.add_constant(node.scope, f"{node.outputs[0]}/shape", np.asarray(after, np.int64))
+            edit.replace_node(node, "Reshape", [origin.name, shape], {})
+            changed.append(node.name)
+    return edit.finish_pass(state, "ranks", changed)[0]
+
+
+def _list_axes(view: View, tensor: TensorId) -> Iterator[int]:
+    """The numbers of axes of a tensor and of those that Reshapes make it of, the first of all left out."""
+    *made, _ = view.index.walk_back(tensor, ("Reshape",))
+    return (len(view.index.find_shape(one) or ()) for one in made)
+
+
+def _find_sizes(view: View, tensor: TensorId | None) -> Shape | None:
+    """The sizes of a tensor, where all are fixed."""
+    sizes = None if tensor is None else view.index.find_shape(tensor)
+    fixed = None if sizes is None else tuple(size for size in sizes if isinstance(size, int))
+    return fixed if fixed is not None and sizes is not None and len(fixed) == len(sizes) else None
+
+
+def _lower_node(view: View, node: NodeRef, sizes: Shape) -> _Lowered | None:
+    """A node on fewer axes; None for one that cannot be, or needs a Reshape alone."""
+    if is_op(node, "Transpose"):
+        return _lower_transpose(node, sizes)
+    if is_op(node, "Gather"):
+        places, axis = view.find_constant(node, 1), node.attrs.get("axis", 0)
+        return None if places is None else _Lowered(_join_axes(sizes, axis), {"axis": 1}, (places.reshape(-1),))
+    if is_op(node, *_REDUCING):
+        axes = node.attrs.get("axes", view.find_constant(node, 1))
+        if axes is None or len(axes) != 1:
+            return None
+        shape = _join_axes(sizes, int(axes[0]))
+        if "axes" in node.attrs:
+            return _Lowered(shape, {"keepdims": 1, "axes": [1]})
+        return _Lowered(shape, {"keepdims": 1}, (np.asarray([1]),))
+    if is_op(node, "Slice") and len(node.inputs) > 3:
+        axes = view.find_constant(node, 3)
+        if axes is None or axes.size != 1:
+            return None
+        inputs: tuple[str | np.ndarray, ...] = (*node.inputs[1:3], np.asarray([1]), *node.inputs[4:])
+        return _Lowered(_join_axes(sizes, int(axes.flat[0])), {}, inputs)
+    return None
+
+
+def _join_axes(sizes: Shape, axis: int) -> Shape:
+    """The sizes of [axes in front, the axis, axes behind]."""
+    axis %= len(sizes)
+    return math.prod(sizes[:axis]), sizes[axis], math.prod(sizes[axis + 1 :])
+
+
+def _is_reshape(node: NodeRef, sizes: Shape) -> bool:
+    """True where values stay in their order."""
+    return is_op(node, *_RESHAPING) or (is_op(node, "Transpose") and len(_find_runs(node, sizes)) < 2)
+
+
+def _find_runs(node: NodeRef, sizes: Shape) -> list[list[int]]:
+    """The axes of a Transpose in its order, those together that stay so; axes of size 1 are left out."""
+    places = [axis for axis, size in enumerate(sizes) if size != 1]
+    runs: list[list[int]] = []
+    for axis in node.attrs.get("perm", range(len(sizes))[::-1]):
+        if sizes[axis] == 1:
+            continue
+        if runs and places.index(axis) == places.index(runs[-1][-1]) + 1:
+            runs[-1].append(axis)
+        else:
+            runs.append([axis])
+    return runs
+
+
+def _lower_transpose(node: NodeRef, sizes: Shape) -> _Lowered | None:
+    """A Transpose of runs of axes that stay together; None where there are too many, or values stay in their order."""
+    runs = _find_runs(node, sizes)
+    if not 1 < len(runs) <= _MOST_AXES:
+        return None
+    ordered = sorted(runs)
+    shape = tuple(math.prod(sizes[axis] for axis in run) for run in ordered)
+    return _Lowered(shape, {"perm": [ordered.index(run) for run in runs]})

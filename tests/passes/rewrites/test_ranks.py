@@ -1,0 +1,67 @@
+"""What moves values of more than five axes does so on five at most, between Reshapes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from onnxq.graph import GraphIndex, infer_shapes
+from onnxq.passes.rewrites.ranks import lower_ranks
+from tests.passes.kit import apply, assert_same, assert_untouched, parse, read_by
+
+VALUES: dict[str, Any] = {
+    "six": np.array([2, 3, 4, 1, 5, 2]), "seven": np.array([1, 2, 3, 2, 2, 5, 2]), "flat": np.array([240]),
+    "first": np.array([0]), "third": np.array([3]), "one": np.array([1]), "two": np.array([2]), "last": np.array([-1]),
+    "places": np.array([[0, 2], [1, 1]]), "place": np.array(-1),
+}  # fmt: skip
+# Nodes from r of six axes to t.
+LINES = {
+    "transpose": "t = Transpose<perm=[4,0,2,3,1,5]>(r)",
+    "transpose that moves nothing": "t = Transpose<perm=[3,0,1,2,4,5]>(r)",
+    "transpose of all axes": "t = Transpose(r)",
+    "slice": "t = Slice(r, one, two, two)",
+    "slice from behind": "t = Slice(r, first, third, last, one)",
+    "gather": "t = Gather<axis=2>(r, places)",
+    "gather of one place": "s = Gather<axis=-1>(r, place) u = Unsqueeze(s, first) t = Transpose<perm=[5,1,2,3,4,0]>(u)",
+    "reduction": "t = ReduceMax<axes=[2], keepdims=0>(r)",
+    "reduction that keeps its axis": "t = ReduceMean<axes=[-2]>(r)",
+    "reduction by an input": "t = ReduceSum<keepdims=0>(r, one)",
+    "squeeze": "t = Squeeze(r, third)",
+    "chain": "u = Transpose<perm=[4,0,2,3,1,5]>(r) v = Slice(u, one, two, first) w = Squeeze(v, first) t = Neg(w)",
+}
+
+
+def make(lines: str, shape: str = "six", opset: int = 13) -> Any:
+    nodes = f"a = Relu(x) r = Reshape(a, {shape}) {lines} z = Reshape(t, last) y = Neg(z)"
+    return infer_shapes(parse(f"g (float[240] x) => (float[M] y) {{ {nodes} }}", opset=opset, **read_by(nodes, VALUES)))
+
+
+@pytest.mark.parametrize("lines", LINES.values(), ids=LINES)
+def test_no_tensor_has_more_than_five_axes(lines: str) -> None:
+    before = make(lines)
+    after, report = apply(lower_ranks, before, "qnn")
+    assert report.changed
+    assert_same(before, after)
+    index = GraphIndex(infer_shapes(after))
+    # The compiler crashes at a Transpose of one axis.
+    assert all(len(node.attrs["perm"]) > 1 for node in index.nodes if node.op_type == "Transpose")
+    assert max(len(index.find_shape(node.result) or ()) for node in index.nodes) <= 5
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        pytest.param("s = Reshape(r, flat) t = Neg(s)", id="reshapes alone"),
+        pytest.param("t = Neg(r)", id="what computes"),
+        pytest.param("s = Reshape(r, flat) t = Slice(s, one, third)", id="one axis"),
+    ],
+)
+def test_what_moves_nothing_of_many_axes_stays(lines: str) -> None:
+    assert_untouched(lower_ranks, make(lines))
+
+
+def test_a_transpose_of_more_runs_than_there_may_be_axes_stays() -> None:
+    lines = "t = Transpose<perm=[6,5,4,3,2,1,0]>(r)"
+    assert_untouched(lower_ranks, make(lines, "seven"))
