@@ -161,11 +161,15 @@ def _make_kernel(node: NodeRef, finder: _NodeFinder, index: GraphIndex, after: G
         weights = tuple(replace(one, dtype=stored) if one.dtype == "uint8" else one for one in weights)
 
     return Kernel(
-        name=node.name, kind=node.op_type, nodes=finder.find_nodes(node), outputs=describe(made),
+        name=node.name,
+        kind=node.op_type,
+        nodes=finder.find_nodes(node),
+        outputs=describe(made),
         inputs=describe(tensor for tensor in read if not after.is_constant(tensor)),
         weights=weights,
-        tactic=f"{node.domain or 'ai.onnx'}:{node.op_type}", moves=node.op_type in _MOVES,
-    )  # fmt: skip
+        tactic=f"{node.domain or 'ai.onnx'}:{node.op_type}",
+        moves=node.op_type in _MOVES,
+    )
 
 
 def _describe_tensor(tensor: TensorId, index: GraphIndex, after: GraphIndex) -> Tensor:

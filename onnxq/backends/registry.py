@@ -317,9 +317,11 @@ class Limit:
 
 
 _ONE_ENGINE = Limit(
-    "placement", lambda c: c.placement == "rules", "placements are timed on one engine",
+    "placement",
+    lambda c: c.placement == "rules",
+    "placements are timed on one engine",
     "write `placement: rules`, or a target of one engine",
-)  # fmt: skip
+)
 
 
 @dataclass(frozen=True)
@@ -334,13 +336,17 @@ class RuleLimit:
 
 OBSERVER = "weights.observer"
 NO_CPU_KINDS = Limit(
-    "cpu", lambda c: c.cpu == "any", "its placement does not go by the kind of CPU",
+    "cpu",
+    lambda c: c.cpu == "any",
+    "its placement does not go by the kind of CPU",
     "remove it, or write `target: ort`",
-)  # fmt: skip
+)
 NO_OPERATORS = Limit(
-    "emit", lambda c: c.emit == "qdq", "only ONNX Runtime has MatMulNBits and QLinear operators",
+    "emit",
+    lambda c: c.emit == "qdq",
+    "only ONNX Runtime has MatMulNBits and QLinear operators",
     "remove it, or write `target: ort`",
-)  # fmt: skip
+)
 
 
 def is_static(config: Config) -> bool:

@@ -18,9 +18,22 @@ _COPIES = frozenset(
     ("Identity", "Cast", "Dropout", "Reshape", "Flatten", "Transpose", "Squeeze", "Unsqueeze", "Slice", "Pad")
 )
 _POINTWISE = frozenset(
-    ("Relu", "Clip", "LeakyRelu", "PRelu", "HardSwish", "HardSigmoid", "Elu", "Gelu", "Mish", "Sigmoid", "Tanh",
-     "BatchNormalization", "MaxPool")
-)  # fmt: skip
+    (
+        "Relu",
+        "Clip",
+        "LeakyRelu",
+        "PRelu",
+        "HardSwish",
+        "HardSigmoid",
+        "Elu",
+        "Gelu",
+        "Mish",
+        "Sigmoid",
+        "Tanh",
+        "BatchNormalization",
+        "MaxPool",
+    )
+)
 _WITH_CONSTANT = frozenset(("Add", "Sub", "Mul", "Div"))
 _CONVOLUTIONS = ("Conv", "ConvTranspose")
 # Nodes between the scores of attention and its softmax: scaling and masking.

@@ -97,9 +97,14 @@ def annotate_bits(
                 inspection = check_notes(model, plan=noted) if check else strip_notes(model)
             else:
                 inspection = annotate_model(
-                    model, given=given, plan=noted, rename=options.rename, bits_attribute=options.bits_attribute,
-                    beside=notes, form=emit or "",
-                )  # fmt: skip
+                    model,
+                    given=given,
+                    plan=noted,
+                    rename=options.rename,
+                    bits_attribute=options.bits_attribute,
+                    beside=notes,
+                    form=emit or "",
+                )
         if out is not None:
             with progress("writing"):
                 save_model(inspection.model, Path(out), external=options.external_data or None, overwrite=force)

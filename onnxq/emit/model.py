@@ -80,9 +80,15 @@ def emit_pairs(proto: ModelLike, plan: Plan, progress: Progress = silent) -> Mod
     captured = _find_captured(plan, index)
     target, in_integers = find_target(plan.target), _find_integer_readers(plan, index)
     writer = PairWriter(
-        Editor(proto), index, in_integers, own_inputs, tables, captured,
-        whole=target.whole, bounds_integers=target.bounds_integers,
-    )  # fmt: skip
+        Editor(proto),
+        index,
+        in_integers,
+        own_inputs,
+        tables,
+        captured,
+        whole=target.whole,
+        bounds_integers=target.bounds_integers,
+    )
     for site in plan.existing:
         writer.connect_existing(site)
     # Tables last: they may share the integers of a weight.
@@ -162,9 +168,12 @@ def write_matrices(proto: ModelLike, fits: FitsMatrix) -> ModelLike:
 
 
 def _write_matrix(
-    writer: NodeWriter, index: GraphIndex, node: NodeRef, maps: tuple[Any, Shape, Shape],
+    writer: NodeWriter,
+    index: GraphIndex,
+    node: NodeRef,
+    maps: tuple[Any, Shape, Shape],
     counts: dict[tuple[str, Any], str],
-) -> None:  # fmt: skip
+) -> None:
     editor, add, hold = writer.editor, writer.add, writer.constant
     (batch, (channels, *sides), (_, *after)), (x, weight, *biases) = maps, node.inputs
     several, pixels = batch != 1, math.prod(sides)

@@ -36,9 +36,13 @@ _SMALLEST_BLOCK = 16
 _INTEGER_LEVEL = 4
 # Type of stored integers -> the offset that makes them unsigned, and their width.
 _STORED: dict[int, tuple[int, int]] = {
-    TensorProto.UINT8: (0, 8), TensorProto.INT8: (128, 8), TensorProto.UINT4: (0, 4), TensorProto.INT4: (8, 4),
-    TensorProto.UINT2: (0, 2), TensorProto.INT2: (2, 2),
-}  # fmt: skip
+    TensorProto.UINT8: (0, 8),
+    TensorProto.INT8: (128, 8),
+    TensorProto.UINT4: (0, 4),
+    TensorProto.INT4: (8, 4),
+    TensorProto.UINT2: (0, 2),
+    TensorProto.INT2: (2, 2),
+}
 _FLOATS = (TensorProto.FLOAT, TensorProto.FLOAT16)
 # The first opset whose DequantizeLinear has blocks.
 _BLOCKS_OPSET = 21
@@ -129,9 +133,15 @@ def write_nbits(proto: M, accuracy_level: int, bits: Mapping[str, int], minima: 
         level = {"accuracy_level": accuracy_level} if accuracy_level else {}
         editor.remove_node(node.name)
         editor.insert_node(
-            node.scope, OPERATOR, [node.inputs[0], *constants[pair.name]], list(node.outputs), name=node.name,
-            domain=_MICROSOFT, attrs=attrs | level, metadata=notes[pair.name],
-        )  # fmt: skip
+            node.scope,
+            OPERATOR,
+            [node.inputs[0], *constants[pair.name]],
+            list(node.outputs),
+            name=node.name,
+            domain=_MICROSOFT,
+            attrs=attrs | level,
+            metadata=notes[pair.name],
+        )
     editor.remove_unused()
     return editor.export()
 
@@ -218,14 +228,20 @@ def _add_pair(editor: Editor[Any], node: NodeRef, blocks: Blocks) -> str:
     inputs = [
         editor.add_initializer(node.scope, editor.fresh(f"{base}/{part}"), value, dtype=kind)
         for part, value, kind in (
-            ("quantized", blocks.codes, storage), ("scale", blocks.scale, None), ("zero_point", zero, storage)
+            ("quantized", blocks.codes, storage),
+            ("scale", blocks.scale, None),
+            ("zero_point", zero, storage),
         )
-    ]  # fmt: skip
+    ]
     result = editor.fresh(f"{base}/dequantized")
     editor.insert_node(
-        node.scope, _DEQUANTIZE, inputs, [result], name=editor.fresh(f"{base}/{_DEQUANTIZE}"),
+        node.scope,
+        _DEQUANTIZE,
+        inputs,
+        [result],
+        name=editor.fresh(f"{base}/{_DEQUANTIZE}"),
         attrs={"axis": 0, "block_size": blocks.size},
-    )  # fmt: skip
+    )
     return result
 
 

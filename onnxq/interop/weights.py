@@ -243,8 +243,12 @@ def _list_paths(weight: NetworkWeight, before: GraphIndex, scopes: Mapping[str, 
 
 def _find_scopes(before: GraphIndex) -> dict[str, list[str]]:
     """The modules that torch's exporter notes at each node; weights that it transposes itself lose their names."""
-    notes = [(node.name, entry) for _, graph in walk_graphs(before.proto.graph) for node in graph.node
-             for entry in node.metadata_props]  # fmt: skip
+    notes = [
+        (node.name, entry)
+        for _, graph in walk_graphs(before.proto.graph)
+        for node in graph.node
+        for entry in node.metadata_props
+    ]
     return {name: re.findall("'([^']*)'", entry.value) for name, entry in notes if entry.key == _SCOPES}
 
 

@@ -18,8 +18,19 @@ _MOVES = frozenset(("Reorder", "Reshape", "Transpose", "Convert", "Broadcast", "
 CONSTANT = "Const"
 # Beside constants, the layers of the model's ends.
 _ENDS = frozenset(("Input", "Output", CONSTANT))
-_TYPES = {"f32": "float32", "f16": "float16", "bf16": "bfloat16", "u8": "uint8", "i8": "int8", "i4": "int4",
-          "u4": "uint4", "i32": "int32", "u32": "uint32", "i64": "int64", "boolean": "bool"}  # fmt: skip
+_TYPES = {
+    "f32": "float32",
+    "f16": "float16",
+    "bf16": "bfloat16",
+    "u8": "uint8",
+    "i8": "int8",
+    "i4": "int4",
+    "u4": "uint4",
+    "i32": "int32",
+    "u32": "uint32",
+    "i64": "int64",
+    "boolean": "bool",
+}
 
 
 def mark_name(number: int) -> str:

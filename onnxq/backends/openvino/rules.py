@@ -163,7 +163,12 @@ RULES: tuple[PlacementRule, ...] = (
     _product(name="conv", ops=("Conv",), kernel="Convolution", why=_FUSED, check=_check_conv),
     _product(name="gemm", ops=("Gemm",), kernel="FullyConnected", why=_FUSED, check=_check_gemm),
     _product(
-        name="matmul", ops=("MatMul",), kernel="FullyConnected", why=_FUSED, bias=None, check=_check_matmul,
+        name="matmul",
+        ops=("MatMul",),
+        kernel="FullyConnected",
+        why=_FUSED,
+        bias=None,
+        check=_check_matmul,
         # Integers of matrices are slower than floats with AVX2 (.7 to .85), those of a Conv twice as fast.
         pointwise=("any", "avx2"),
     ),
@@ -186,26 +191,48 @@ RULES: tuple[PlacementRule, ...] = (
         check=surroundings.check_gate,
     ),
     _rule(
-        name="concat", ops=("Concat",), kernel="Concatenation", why="pairs on all inputs", data=(),
-        check=surroundings.check_all_computed, output=Output.PAIR,
+        name="concat",
+        ops=("Concat",),
+        kernel="Concatenation",
+        why="pairs on all inputs",
+        data=(),
+        check=surroundings.check_all_computed,
+        output=Output.PAIR,
     ),
     _rule(
-        name="average-pool", ops=("GlobalAveragePool", "AveragePool"), kernel="Pooling", why="sums integers",
+        name="average-pool",
+        ops=("GlobalAveragePool", "AveragePool"),
+        kernel="Pooling",
+        why="sums integers",
     ),
     _rule(
-        name="max-pool", ops=("MaxPool",), kernel="Pooling", why=_MOVED, shares=True, check=surroundings.check_max_pool,
+        name="max-pool",
+        ops=("MaxPool",),
+        kernel="Pooling",
+        why=_MOVED,
+        shares=True,
+        check=surroundings.check_max_pool,
         output=Output.PAIR,
     ),
     _rule(
         name="move",
         ops=MOVES,
-        kernel="", why=_MOVED, shares=True, check=surroundings.check_data, output=Output.PAIR,
+        kernel="",
+        why=_MOVED,
+        shares=True,
+        check=surroundings.check_data,
+        output=Output.PAIR,
     ),
     _rule(
-        name="resize-nearest", ops=("Resize",), kernel="Interpolate", why=_MOVED, shares=True,
-        check=surroundings.check_resize, output=Output.PAIR,
+        name="resize-nearest",
+        ops=("Resize",),
+        kernel="Interpolate",
+        why=_MOVED,
+        shares=True,
+        check=surroundings.check_resize,
+        output=Output.PAIR,
     ),
-)  # fmt: skip
+)
 
 _NARROW = (2, 3, 4, 5, 6, 7, 8)
 _weight = partial(Capability, role=Role.WEIGHT, symmetric=(True,), storage=("int8",))
@@ -220,19 +247,30 @@ CAPABILITIES: tuple[Capability, ...] = (
 # Beside float data only the kernel of matrices reads integers; others have their weights dequantized at every run.
 WEIGHT_ONLY: tuple[Capability, ...] = (
     Capability(
-        role=Role.WEIGHT, ops=("MatMul", "Gemm"), bits=_NARROW, storage=("int8", "uint8"),
+        role=Role.WEIGHT,
+        ops=("MatMul", "Gemm"),
+        bits=_NARROW,
+        storage=("int8", "uint8"),
         granularity=(PerTensor, PerChannel, PerBlock),
     ),
     Capability(
-        role=Role.WEIGHT, ops=("MatMul", "Gemm"), bits=(2, 3, 4), storage=("int4", "uint4"),
-        granularity=(PerTensor, PerChannel, PerBlock), opset=21,
+        role=Role.WEIGHT,
+        ops=("MatMul", "Gemm"),
+        bits=(2, 3, 4),
+        storage=("int4", "uint4"),
+        granularity=(PerTensor, PerChannel, PerBlock),
+        opset=21,
     ),
     Capability(
-        role=Role.WEIGHT, ops=("Conv",), bits=_NARROW, storage=("int8", "uint8"), granularity=(PerTensor, PerChannel),
+        role=Role.WEIGHT,
+        ops=("Conv",),
+        bits=_NARROW,
+        storage=("int8", "uint8"),
+        granularity=(PerTensor, PerChannel),
         warning="OpenVINO dequantizes the weights of Conv at every run: a smaller file for a slower model",
     ),
     _weight(ops=("Gather",), granularity=(PerChannel,)),
-)  # fmt: skip
+)
 
 _NO_KERNEL = {
     **FUSED_PRODUCTS,

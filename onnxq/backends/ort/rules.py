@@ -203,10 +203,14 @@ _channel = partial(_weight, ops=("Conv", "Gemm", "MatMul", "LSTM"))
 _TABLES = (
     _weight(ops=("Gather",), symmetric=(True,), storage=("int8",), granularity=(PerChannel,)),
     _weight(
-        ops=("Gather",), bits=(4,), symmetric=(True,), storage=("int4",), granularity=(PerBlock,),
+        ops=("Gather",),
+        bits=(4,),
+        symmetric=(True,),
+        storage=("int4",),
+        granularity=(PerBlock,),
         blocks=(16, 32, 64, 128, 256),
     ),
-)  # fmt: skip
+)
 
 # The first row that accepts a spec gives the warning, so those without one come before.
 CAPABILITIES: tuple[Capability, ...] = (
@@ -341,9 +345,16 @@ _NO_DYNAMIC_GAIN = {
 }
 ORT_DYNAMIC = replace(ORT, rules=DYNAMIC_RULES, no_gain=_NO_DYNAMIC_GAIN, quantizes_alone=False, dynamic=True)
 _GRU = PlacementRule(
-    name="gru", ops=("GRU",), kernel="GRU", why="integers in the file alone", output=Output.FLOAT, weight=1,
-    more_weights=(2,), compute=True, check=_check_recurrent,
-)  # fmt: skip
+    name="gru",
+    ops=("GRU",),
+    kernel="GRU",
+    why="integers in the file alone",
+    output=Output.FLOAT,
+    weight=1,
+    more_weights=(2,),
+    compute=True,
+    check=_check_recurrent,
+)
 
 
 def _refuse_narrow(c: Candidate, kind: FloatType) -> str:

@@ -56,7 +56,7 @@ _FIXES = (
     (r"as (Conv|DepthWise|Transpose|FullyConnected|MatMul)", _PAIRS),
     (r"validator of the HTP|Failed to add", "it has no kernel for such types or sizes: change them, or accept the CPU"),
     (r"1002|[Ff]inalize", "the compiler gives up: quantize what is float, or find the part by `reduce=True`"),
-)  # fmt: skip
+)
 
 
 class NodeNames:

@@ -22,18 +22,24 @@ LIMITS = (
         "write `scheme: asymmetric`",
     ),
     Limit(
-        "bias", lambda c: c.bias == "int32", "an operator with a float bias does not run on the NPU",
+        "bias",
+        lambda c: c.bias == "int32",
+        "an operator with a float bias does not run on the NPU",
         "write `bias: int32`",
     ),
     Limit(
-        "token_scales", lambda c: not c.token_scales, "the NPU computes whole graphs in integers, scales of tokens too",
+        "token_scales",
+        lambda c: not c.token_scales,
+        "the NPU computes whole graphs in integers, scales of tokens too",
         "remove it; 16-bit activations, as in qnn-a16w8, keep tokens of all sizes",
     ),
     Limit(
-        "placement", lambda c: c.placement == "rules", "an emulated NPU has no times to measure",
+        "placement",
+        lambda c: c.placement == "rules",
+        "an emulated NPU has no times to measure",
         "write `placement: rules`",
     ),
     Limit(OBSERVER, has_positive_scales, "the NPU reads positive scales", "remove `signed_scales`"),
     NO_CPU_KINDS,
     NO_OPERATORS,
-)  # fmt: skip
+)

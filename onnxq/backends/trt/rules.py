@@ -38,9 +38,17 @@ from onnxq.spec import FLOAT8, FloatType, PerBlock, PerChannel, PerTensor, Quant
 _ALL = ("Celu", "MeanVarianceNormalization", "Range")
 # In bfloat16 its parser refuses these as well, and no compute capability has a transposed convolution.
 _ONLY_FLOAT16 = (
-    "ConvTranspose", "GRU", "GlobalLpPool", "HardSwish", "LpNormalization", "LpPool", "Mish", "RandomUniformLike",
-    "RandomNormalLike", "Shrink",
-)  # fmt: skip
+    "ConvTranspose",
+    "GRU",
+    "GlobalLpPool",
+    "HardSwish",
+    "LpNormalization",
+    "LpPool",
+    "Mish",
+    "RandomUniformLike",
+    "RandomNormalLike",
+    "Shrink",
+)
 MISSING: Mapping[FloatType, tuple[str, ...]] = {
     FloatType.FLOAT16: _ALL,
     FloatType.BFLOAT16: (*_ALL, *_ONLY_FLOAT16),
@@ -65,9 +73,15 @@ def refuse_narrow(c: Candidate, kind: FloatType) -> str:
 _MICROSOFT = "com.microsoft"
 # Of com.microsoft. Another of these is looked for among the plugins.
 TAKEN = frozenset(
-    {"Gelu", "GroupQueryAttention", "MatMulNBits", "MultiHeadAttention", "RotaryEmbedding",
-     "SkipSimplifiedLayerNormalization"}
-)  # fmt: skip
+    {
+        "Gelu",
+        "GroupQueryAttention",
+        "MatMulNBits",
+        "MultiHeadAttention",
+        "RotaryEmbedding",
+        "SkipSimplifiedLayerNormalization",
+    }
+)
 _UNKNOWN = (
     "it knows this operator of ONNX Runtime only as a plugin; export the network without fusing it for ONNX Runtime"
 )

@@ -11,7 +11,7 @@ from onnx import GraphProto, NodeProto, TensorProto, helper, numpy_helper, parse
 from onnxq.graph import FLOAT_TENSORS, ModelLike, get_index, infer_shapes, name_nodes
 from onnxq.graph.index import GraphIndex, find_opset
 from onnxq.graph.light import bare_proto, rebuild
-from onnxq.graph.scopes import (  # fmt: skip
+from onnxq.graph.scopes import (
     collect_reads,
     iterate_subgraphs,
     join_scope,
@@ -101,31 +101,78 @@ def _write_out(graph: GraphProto, node: NodeProto, dtype: int) -> list[NodeProto
 
 # Operators that choose by values, and the outputs that hold the choice.
 _CHOOSERS = {
-    "TopK": (1,), "ArgMax": (0,), "ArgMin": (0,), "Hardmax": (0,), "NonMaxSuppression": (0,), "NonZero": (0,),
-    "Unique": (0, 1, 2, 3), "MaxPool": (1,),
-}  # fmt: skip
+    "TopK": (1,),
+    "ArgMax": (0,),
+    "ArgMin": (0,),
+    "Hardmax": (0,),
+    "NonMaxSuppression": (0,),
+    "NonZero": (0,),
+    "Unique": (0, 1, 2, 3),
+    "MaxPool": (1,),
+}
 # Those that make integers or truth of numbers. They choose where the result becomes a position or a size.
 _CASTS = frozenset({"Cast", "CastLike"})
 _TESTS = frozenset({"Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "IsNaN", "IsInf"})
 # Inputs that are positions, sizes or conditions of what runs.
 _PLACES = {
-    "Gather": (1,), "GatherElements": (1,), "GatherND": (1,), "Scatter": (1,), "ScatterElements": (1,),
-    "ScatterND": (1,), "OneHot": (0,), "Compress": (1,), "NonZero": (0,), "Slice": (1, 2), "Range": (0, 1, 2),
-    "Reshape": (1,), "Expand": (1,), "Tile": (1,), "ConstantOfShape": (0,), "Split": (1,), "If": (0,), "Loop": (0, 1),
-}  # fmt: skip
+    "Gather": (1,),
+    "GatherElements": (1,),
+    "GatherND": (1,),
+    "Scatter": (1,),
+    "ScatterElements": (1,),
+    "ScatterND": (1,),
+    "OneHot": (0,),
+    "Compress": (1,),
+    "NonZero": (0,),
+    "Slice": (1, 2),
+    "Range": (0, 1, 2),
+    "Reshape": (1,),
+    "Expand": (1,),
+    "Tile": (1,),
+    "ConstantOfShape": (0,),
+    "Split": (1,),
+    "If": (0,),
+    "Loop": (0, 1),
+}
 _HOLDERS = frozenset({"If", "Loop", "Scan"})
 # Operators whose result has as many items as the values make.
 _COUNTING = frozenset({"NonMaxSuppression", "NonZero", "Unique", "Compress"})
 # Inputs that are sizes of the result.
 _SIZES = {
-    "Slice": (1, 2, 4), "Range": (0, 1, 2), "Reshape": (1,), "Expand": (1,), "Tile": (1,), "ConstantOfShape": (0,),
-    "Split": (1,), "TopK": (1,), "OneHot": (1,), "Pad": (1,), "Resize": (2, 3), "Upsample": (1,),
-}  # fmt: skip
+    "Slice": (1, 2, 4),
+    "Range": (0, 1, 2),
+    "Reshape": (1,),
+    "Expand": (1,),
+    "Tile": (1,),
+    "ConstantOfShape": (0,),
+    "Split": (1,),
+    "TopK": (1,),
+    "OneHot": (1,),
+    "Pad": (1,),
+    "Resize": (2, 3),
+    "Upsample": (1,),
+}
 # They hand values on as they are.
 _MOVES = frozenset(
-    {"Identity", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Transpose", "Slice", "Concat", "Split", "Expand",
-     "Tile", "Gather", "GatherElements", "GatherND", "Cast", "CastLike"}
-)  # fmt: skip
+    {
+        "Identity",
+        "Reshape",
+        "Flatten",
+        "Squeeze",
+        "Unsqueeze",
+        "Transpose",
+        "Slice",
+        "Concat",
+        "Split",
+        "Expand",
+        "Tile",
+        "Gather",
+        "GatherElements",
+        "GatherND",
+        "Cast",
+        "CastLike",
+    }
+)
 # The opset that has GatherElements. Older models keep values of a TopK in their own order.
 
 
@@ -222,9 +269,11 @@ class _ChoiceWalk:
         self.reads = collect_reads(self.graph)
         starts = [
             node.input[k]
-            for node in self.graph.node if _is_plain(node)
-            for k in _PLACES.get(node.op_type, ()) if k < len(node.input)
-        ]  # fmt: skip
+            for node in self.graph.node
+            if _is_plain(node)
+            for k in _PLACES.get(node.op_type, ())
+            if k < len(node.input)
+        ]
         # Integers that go into bodies and come out of them are positions or sizes there.
         starts += [
             name for node in self.graph.node for _, body in iterate_subgraphs(node) for name in list_captures(body)
@@ -299,10 +348,17 @@ class _ChoiceWalk:
             carried = dict(zip([value.name for value in body.output], inputs[_count_fronts(node) :], strict=False))
             while True:
                 walk = _ChoiceWalk(
-                    self.index, body, (self.live - own).union(inputs), set(self.judged), list(self.found), set(changed),
-                    {**self.behind, **dict.fromkeys(inputs, earlier)}, join_scope(self.scope, node.name, label),
-                    (*self.around, node), self.unsteady - own,
-                )  # fmt: skip
+                    self.index,
+                    body,
+                    (self.live - own).union(inputs),
+                    set(self.judged),
+                    list(self.found),
+                    set(changed),
+                    {**self.behind, **dict.fromkeys(inputs, earlier)},
+                    join_scope(self.scope, node.name, label),
+                    (*self.around, node),
+                    self.unsteady - own,
+                )
                 if node.op_type == "Loop":
                     walk.unsteady.update(name for name in inputs[2:] if not walk.has_size(name))
                 walk.walk_graph()
@@ -346,7 +402,7 @@ class _ChoiceWalk:
             axis += sum(parent.op_type != "If" for parent in self.around)
         return Selection(
             node.name, node.op_type, kinds, tuple(values), axis, (), self.scope, self._find_obstacle(choices)
-        )  # fmt: skip
+        )
 
     def has_size(self, name: str) -> bool:
         """True for a tensor of this graph whose size is written down, or inferred, as numbers."""

@@ -39,8 +39,21 @@ _MOST = 2**28
 # Types of tensors that are not quantized.
 _FLOATS = frozenset({0, 1, 28, 30})
 # Names of those whose values stand in a table, not on a grid.
-_TABLES = {16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S", 20: "IQ4_NL", 21: "IQ3_S", 22: "IQ2_S",
-           23: "IQ4_XS", 29: "IQ1_M", 34: "TQ1_0", 35: "TQ2_0", 39: "MXFP4", 40: "NVFP4"}  # fmt: skip
+_TABLES = {
+    16: "IQ2_XXS",
+    17: "IQ2_XS",
+    18: "IQ3_XXS",
+    19: "IQ1_S",
+    20: "IQ4_NL",
+    21: "IQ3_S",
+    22: "IQ2_S",
+    23: "IQ4_XS",
+    29: "IQ1_M",
+    34: "TQ1_0",
+    35: "TQ2_0",
+    39: "MXFP4",
+    40: "NVFP4",
+}
 
 # Codes [blocks, values], scales and minima [blocks, groups]; None: there are no minima.
 _Parts = tuple[Array, Array, Array | None]

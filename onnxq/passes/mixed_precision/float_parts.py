@@ -73,10 +73,15 @@ def _state_problem(ctx: SampledContext, state: PlacedState, kind: FloatType) -> 
     values = (*model.graph.input, *model.graph.output)
     interface = dict(state.types.interface) if io is None else {value.name: io.onnx_type for value in values}
     return PrecisionProblem(
-        index=get_index(model), plan=state.planned, kind=kind, requests=state.problem.requests,
-        engine=state.problem.engine, errors=errors, io=interface,
+        index=get_index(model),
+        plan=state.planned,
+        kind=kind,
+        requests=state.problem.requests,
+        engine=state.problem.engine,
+        errors=errors,
+        io=interface,
         opset=max(state.planned.opset, find_opset(model), find_type_opset(state.planned, kind)),
-    )  # fmt: skip
+    )
 
 
 def _find_io(config: Config) -> FloatType | None:
@@ -162,9 +167,14 @@ def without_attention(whole: Plan, plain: Plan) -> Plan:
         same = known.get(site.site, site)
         sites.append(replace(site, qparams=same.qparams, values=same.values))
     return replace(
-        plain, sites=tuple(sites), biases=whole.biases, nodes={**whole.nodes, **plain.nodes}, data=whole.data,
-        warnings=whole.warnings, scalings=whole.scalings,
-    )  # fmt: skip
+        plain,
+        sites=tuple(sites),
+        biases=whole.biases,
+        nodes={**whole.nodes, **plain.nodes},
+        data=whole.data,
+        warnings=whole.warnings,
+        scalings=whole.scalings,
+    )
 
 
 def choose_attention(ctx: SampledContext, state: PlacedState) -> PlacedStep:
@@ -216,8 +226,11 @@ def reconsider_attention(ctx: SampledContext, state: PlacedState) -> PlacedStep:
     plan = chosen.planned
     bare = replace(
         without_attention(ROUNDED.read(state).before, PLAIN.read(state)),
-        refusals=plan.refusals, left_float=plan.left_float, placement=plan.placement, attention=plan.attention,
-    )  # fmt: skip
+        refusals=plan.refusals,
+        left_float=plan.left_float,
+        placement=plan.placement,
+        attention=plan.attention,
+    )
     return round_again(ctx, chosen, bare, AGAIN)
 
 
@@ -232,10 +245,18 @@ def _is_rounded_and_quantized(ctx: SampledContext, state: PlacedState) -> bool:
 
 
 ATTENTION = Pass(
-    _ATTENTION, Stage.REFINE, choose_attention, "trying attention in integers", fast=True,
+    _ATTENTION,
+    Stage.REFINE,
+    choose_attention,
+    "trying attention in integers",
+    fast=True,
     applies=lambda _, state: PLAIN.find(state) is not None,
-)  # fmt: skip
+)
 ATTENTION_AGAIN = Pass(
-    AGAIN, Stage.REFINE, reconsider_attention, "trying attention with rounded weights", fast=True,
+    AGAIN,
+    Stage.REFINE,
+    reconsider_attention,
+    "trying attention with rounded weights",
+    fast=True,
     applies=_is_rounded_and_quantized,
-)  # fmt: skip
+)
