@@ -188,6 +188,7 @@ def _write_matrix(
     attrs = {name: value for name, value in node.attrs.items() if name != "group"}
     matrix = reshape(swap(add("Conv", [images, weight], **attrs)), 1, -1, *after)
     filters = reshape(swap(x) if several else x, -1, pixels, 1, 1)
+    # A filter for each picture and channel, so that the bias of a channel stands there once for each picture.
     if several and any(biases):
         if (node.scope, batch) not in counts:
             counts[node.scope, batch] = add("Gather", [add("Shape", [x]), hold(np.zeros(1, np.int64))])

@@ -84,6 +84,7 @@ class ModelErrors:
 
     def noise(self, outputs: Collection[str] | None = None) -> float:
         """Noise power over signal power, the mean of all outputs, or of these; inf when an output is not finite."""
+        # By name: the choices of a network are outputs, too.
         results = (sums.result() for name, sums in self.outputs.items() if outputs is None or name in outputs)
         ratios = [10.0 ** (-result.sqnr_db / 10.0) for result in results]
         return math.fsum(ratios) / len(ratios) if ratios else 0.0

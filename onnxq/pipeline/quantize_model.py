@@ -25,7 +25,7 @@ from onnxq.numerics.machine import use_one_blas_thread
 from onnxq.passes import registry
 from onnxq.passes.assembly import build_file, build_quantized, give_types
 from onnxq.passes.base import EqualizeContext, Pass, RunContext, SampledContext, Stage, run_pass, run_stage
-from onnxq.passes.equalization.passes import SCALINGS, TOKENS, fix_token_ranges
+from onnxq.passes.equalization.passes import SCALINGS, TOKENS, add_token_rule
 from onnxq.passes.judging import SampleSets
 from onnxq.passes.mixed_precision.candidates import leave_missing_float
 from onnxq.passes.mixed_precision.float_parts import FLOAT_TYPES, PLAIN
@@ -168,7 +168,7 @@ def draft_placement(
     reached = {""} | {tensor.scope for tensor in shapes}
     return state_placement(
         state.model,
-        fix_token_ranges(config, state),
+        add_token_rule(config, state),
         shapes=shapes,
         # Scales of each run and weights need no samples: bodies that none enters or shows are quantized too.
         closed={} if config.mode in ("dynamic", "weight-only") else _list_closed_scopes(index, reached),

@@ -368,6 +368,7 @@ def scale_tokens(ctx: EqualizeContext, state: FloatState) -> FloatStep:
     read = {edge for site in plan.sites if not site.role.is_constant for edge in site.find_readers(view.index)}
     tensors = {view.find_tensor(view.index.find_node(edge.node), edge.index) for edge in read}
     layers = {tensor: list(find_token_layers(view, tensor)) for tensor in tensors if tensor is not None}
+    # All layers or none: those that stay float would be given other numbers for nothing.
     found = {
         tensor: nodes
         for tensor, nodes in sorted(layers.items())
@@ -387,7 +388,7 @@ def _find_half(config: Config) -> int:
     return 1 << (config.activations.bits - 1)
 
 
-def fix_token_ranges(config: Config, state: FloatState) -> Config:
+def add_token_rule(config: Config, state: FloatState) -> Config:
     """The configuration with the range that layers read whose tokens were scaled: a scale of 1."""
     layers = TOKEN_LAYERS.find(state)
     if not layers:

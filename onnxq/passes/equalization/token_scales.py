@@ -44,6 +44,7 @@ def find_token_layers(view: View, tensor: TensorId) -> Iterable[NodeRef]:
     for edge in view.index.list_consumers(tensor):
         node = view.index.find_node(edge.node)
         plain = not node.attrs.get("transA", 0) and float(node.attrs.get("beta", 1.0)) == 1.0
+        # In a body the tokens of a tensor from outside would be scaled in each run of it.
         data = edge.index == 0 and edge.scope == tensor.scope
         if plain and data and node.is_onnx("MatMul", "Gemm") and view.is_constant(node, 1):
             yield node
@@ -64,6 +65,7 @@ def _scale_tokens(
     largest = edit.insert_before(first, "ReduceMax", [sizes, *axes], attrs, f"{name}/largest")
     above = edit.insert_before(first, "Max", [largest, least], {}, f"{name}/above")
     scale = edit.insert_before(first, "Div", [above, count], {}, f"{name}/token_scale")
+    # Not times 1 / s: checkpoints divide, and the last bit decides some codes.
     scaled = edit.insert_before(first, "Div", [name, scale], {}, f"{name}/scaled")
     for node in layers:
         edit.read(view.make_edge(node, 0), scaled)

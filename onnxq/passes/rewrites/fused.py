@@ -47,6 +47,7 @@ def write_out_fused(ctx: RunContext, state: FloatState) -> FloatStep:
 
 def _write_conv(_view: View, edit: Edit, node: NodeRef) -> bool:
     """Conv(x, w, b) + z, then the activation."""
+    # In front of the activation, as the kernel adds it.
     sums: list[Step] = [("Add", (name,), {}) for name in node.inputs[3:4] if name]
     parameters = [float(value) for value in node.attrs.get("activation_params", ())]
     steps = [*sums, *_make_activation(edit, node, parameters)]
@@ -74,6 +75,7 @@ def _make_activation(edit: Edit, node: NodeRef, parameters: Sequence[float]) -> 
     if not op_type:
         return []
     if op_type == "Clip":
+        # Its ends are inputs in every opset that quantizing leaves.
         ends = zip(("min", "max"), parameters, strict=False)
         return [(op_type, tuple(_add_scalar(edit, node, *end) for end in ends), {})]
     return [(op_type, (), dict(zip(_PARAMETERS.get(op_type, ()), parameters, strict=False)))]
@@ -91,6 +93,7 @@ def _write_matmul(view: View, edit: Edit, node: NodeRef) -> bool:
     if unknown or node.attrs.get("transBatchA", 0) or node.attrs.get("transBatchB", 0):
         return False
     inputs = list(node.inputs)
+    # A constant is transposed when constants are computed, so that it is a weight like any other.
     for k, (turn, rank) in enumerate(zip(turned, ranks, strict=True)):
         if turn and rank is not None:
             order = [*range(rank - 2), rank - 1, rank - 2]
@@ -148,6 +151,7 @@ def _write_layernorm(view: View, edit: Edit, node: NodeRef) -> bool:
     if any(node.outputs[1:3]) or find_opset(view.index.proto) < _LAYERNORM_OPSET:
         return False
     x, skip, gamma, *more = node.inputs
+    # The last Add is the one that may write the fourth output.
     total, last = _add_up(edit, node, [x, *more[1:2]]), skip
     if any(node.outputs[3:]):
         edit.take_over(node, 3, "Add", [total, last], {})
@@ -165,6 +169,7 @@ def _write_attention(view: View, edit: Edit, node: NodeRef) -> bool:
     x, weight, bias, mask, *others = (*node.inputs, *[""] * 4)[: max(4, len(node.inputs))]
     stored, masked = view.find_constant(node, 1), view.find_tensor(node, 3)
     other_mask = masked is not None and view.find_rank(masked) != 2
+    # A vector is of ends, or of beginnings and ends, which MultiHeadAttention tells apart by other rules.
     other = other_mask or any((*others, *node.outputs[1:])) or node.attrs.keys() & _OTHER_ATTENTION
     if stored is None or other:
         return False

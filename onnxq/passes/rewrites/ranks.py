@@ -45,6 +45,7 @@ def lower_ranks(_ctx: RunContext, state: FloatState) -> FloatStep:
         before, after = _find_sizes(view, data), _find_sizes(view, node.result)
         if data is None or before is None or after is None or max(len(before), len(after)) <= _MOST_AXES:
             continue
+        # None for what is a Reshape by itself, and for what the NPU has no kernel for in any form.
         lowered = _lower_node(view, node, before)
         if lowered is None and not _is_reshape(node, before):
             continue
@@ -77,6 +78,7 @@ def _join_reshapes(state: FloatState) -> FloatState:
         origin = view.index.find_origin(data, ("Reshape",))
         if data is None or after is None or origin is None or origin == data:
             continue
+        # Others are as the network has them, and may be where a pair stands.
         if max(_list_axes(view, data)) > _MOST_AXES:
             shape = edit.add_constant(node.scope, f"{node.outputs[0]}/shape", np.asarray(after, np.int64))
             edit.replace_node(node, "Reshape", [origin.name, shape], {})
