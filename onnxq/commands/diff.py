@@ -13,7 +13,7 @@ from pathlib import Path, PurePath
 import onnx
 
 from onnxq.backends import list_runnable
-from onnxq.config import Command
+from onnxq.config import Command, Config
 from onnxq.data import load_data
 from onnxq.engines.diff.compare import DiffResult, compare_models
 from onnxq.engines.diff.model import (
@@ -29,9 +29,11 @@ from onnxq.engines.diff.model import (
     label_run,
 )
 from onnxq.engines.diff.results import INPUTS, RESULTS, find_inputs_beside, load_results, save_feeds
-from onnxq.errors import OutputError, VerificationError
+from onnxq.errors import OutputError, PlanError, VerificationError
 from onnxq.files import name_folder, prepare_folder, write_text
 from onnxq.graph import GraphIndex, ModelLike, add_libraries, load_model, name_nodes, save_model
+from onnxq.passes.base import RunContext
+from onnxq.pipeline.both_models import load_both
 from onnxq.pipeline.configuration import Configuration, ModelSource, Overrides, open_run
 from onnxq.progress import Progress, silent
 from onnxq.report.columns import Text
@@ -97,13 +99,28 @@ def diff(
         dataset = load_data(data, GraphIndex(named).inputs, chosen.data, named, progress=progress)
         # In memory until they are written; without a folder they never are.
         keep = 0 if folder is None else chosen.diff.keep
-        result = compare_models(named, other, dataset, chosen, keep=keep, loaded=loaded, progress=progress)
+        inside = chosen.diff.layers or chosen.diff.bisect
+        prepared = _load_prepared(model, quantized, chosen) if inside else None
+        result = compare_models(
+            named, other, dataset, chosen, keep=keep, loaded=loaded, prepared=prepared, progress=progress
+        )
         difference = replace(result.difference, float_model=_path(model), quantized_model=_path(quantized))
         return difference if folder is None else _save(difference, result, folder, progress)
 
 
 def _load_named(source: ModelSource, libraries: Names) -> ModelLike:
     return name_nodes(add_libraries(load_model(source).proto, libraries))
+
+
+def _load_prepared(model: ModelSource, quantized: ModelSource, config: Config) -> ModelLike | None:
+    """The float model as the quantized one was made from it; None where its plan is of another model.
+
+    Equalization scales channels and shifts them, so that tensors inside the float model are others.
+    """
+    try:
+        return load_both(model, RunContext(config=config), quantized)[0].model
+    except PlanError:
+        return None
 
 
 def _path(source: ModelSource) -> str:

@@ -62,6 +62,7 @@ def compare_models(
     *,
     keep: int = 0,
     loaded: Sequence[LoadedRun] = (),
+    prepared: ModelLike | None = None,
     progress: Progress = silent,
 ) -> DiffResult:
     """Run float in ORT (optimizations off), quantized in ORT (off, on) and other engines, and sum up the differences.
@@ -69,7 +70,8 @@ def compare_models(
     config: of which the sections `diff`, `data`, `verify` and `runtime` are used. keep: samples to record.
     What the float model chooses by computed values is given to all other runs.
     loaded: results of other runs on the same samples, compared like engines; one called "float" only proves that the
-    samples are the same. Raises ModelError for models that do not belong together, DataError for results of other
+    samples are the same. prepared: the float model with the channels of the quantized one, for layers; None: as it is.
+    Raises ModelError for models that do not belong together, DataError for results of other
     samples, MissingDependencyError without ONNX Runtime.
     """
     options = config.diff
@@ -85,7 +87,8 @@ def compare_models(
         dataset = dataset.extended(lambda at, feeds: selections.add_choices(feeds, reference.run(at, feeds)))
     with ScratchFolder() as folder:
         engines = Engines(float_index, index, dataset, config, folder, progress)
-        work = _Comparison(engines, config, Recorder(keep), selections)
+        inside = float_index if prepared is None else GraphIndex(prepared)
+        work = _Comparison(engines, config, Recorder(keep), selections, inside)
         work.notes += [explain_missing(one) for one in missing]
         outputs = work.compare_outputs(loaded)
         layers = work.compare_layers() if options.layers or options.bisect else LayerResults()
@@ -134,6 +137,8 @@ class _Comparison:
     config: Config
     recorder: Recorder
     selections: Selections
+    # The float model that tensors inside are compared with: in the channels of the quantized one.
+    inside: GraphIndex
     agreement: dict[str, AgreementSums] = field(default_factory=dict)
     loaded: Mapping[str, LoadedRun] = field(default_factory=dict)
     runs: list[Run] = field(default_factory=list)
@@ -244,7 +249,7 @@ class _Comparison:
         with self.engines.progress("having ONNX Runtime optimize the model"):
             # The graph of fusions can be read for the CPU alone.
             fused = ON in self.engines.names and not self.config.runtime.provider
-            self.inner = inner = open_inner(self.engines.float_index, self.index, first, fused=fused, threads=threads)
+            self.inner = inner = open_inner(self.inside, self.index, first, fused=fused, threads=threads)
         with ExitStack() as stack:
             others = self.engines.open_inner(stack)
             return compare_layers(

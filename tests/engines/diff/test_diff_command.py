@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,10 @@ import onnx
 import pytest
 from click.testing import Result
 
+import onnxq
 from onnxq.backends import find_backend
+from onnxq.plan import Scaling
+from onnxq.sites import TensorId
 from tests.cli.kit import run as invoke
 from tests.codes.kit import model
 from tests.engines.diff.models import chain, pairs, samples
@@ -190,3 +194,21 @@ def test_outputs_that_are_no_numbers_are_named(tmp_path: Path) -> None:
     (refusal,) = json.loads(result.stdout)["skipped"]
     assert (refusal["subject"], refusal["code"]) == ("output s", "R111")
     assert "only tensors of numbers are compared" in refusal["reason"]
+
+
+def test_layers_are_compared_in_the_channels_of_the_file() -> None:
+    """Equalization scales the channels of tensors inside, which is no error of theirs."""
+    rng = np.random.default_rng(0)
+    text = """g (float[N,8,8,8] x) => (float[N,8,8,8] y) {
+        a = Conv<pads=[1,1,1,1]>(x, u, b) r = Relu(a) y = Conv<pads=[1,1,1,1]>(r, v, c) }"""
+    weights = {name: (rng.standard_normal((8, 8, 3, 3)) / 9).astype(np.float32) for name in "uv"}
+    net = model(text, **weights, b=np.zeros(8, np.float32), c=np.zeros(8, np.float32))
+    x = {"x": rng.standard_normal((8, 8, 8, 8)).astype(np.float32)}
+    plan = onnxq.make_plan(net, x, overrides={"rules": [{"op": "Conv", "set": {"quantize": True}}]})
+    factors = Scaling(
+        name="cross_layer_equalization", tensor=TensorId("a"), factors=np.geomspace(0.1, 10, 8).astype(np.float32)
+    )
+    overrides = {"latency": False, "new_weights": True}
+    quantized = onnxq.apply(net, replace(plan, scalings=(factors,)), x, overrides=overrides).model
+    layers = {layer.name: layer for layer in onnxq.diff(net, quantized, x, overrides={"layers": True}).layers}
+    assert min(error.sqnr_db for error in (*layers["a"].accuracy, *layers["r"].accuracy)) > 30
