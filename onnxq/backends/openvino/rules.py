@@ -20,14 +20,38 @@ from onnxq.sites import Role, TensorId
 from onnxq.spec import PerBlock, PerChannel, PerTensor
 
 # Activations that the kernel of a product computes on its result.
-_ACTIVATIONS = ("Relu", "Clip", "LeakyRelu", "HardSwish", "Sigmoid", "Gelu", "Elu", "Tanh", "Mish")
+_ACTIVATIONS = (
+    "Relu",
+    "Clip",
+    "LeakyRelu",
+    "HardSwish",
+    "Sigmoid",
+    "Gelu",
+    "Elu",
+    "Tanh",
+    "Mish",
+)
 _GATES = ("Sigmoid", "HardSigmoid")
 _RECTIFIERS = ("Relu", "LeakyRelu", "PRelu")
 _FACTORS = ("Mul", "Div", "BatchNormalization")
 # What OpenVINO computes together with the pair behind it.
-_JOINED = (*_FACTORS, "Add", "Sub", *_ACTIVATIONS)
+_JOINED = (
+    *_FACTORS,
+    "Add",
+    "Sub",
+    *_ACTIVATIONS,
+)
 # What OpenVINO moves the scales of a convolution's channels past, as past constant factors.
-_SCALED = (*_RECTIFIERS, "Clip", "MaxPool", "AveragePool", "Neg", "Pad", "Split", *MOVES)
+_SCALED = (
+    *_RECTIFIERS,
+    "Clip",
+    "MaxPool",
+    "AveragePool",
+    "Neg",
+    "Pad",
+    "Split",
+    *MOVES,
+)
 
 
 def _check_conv(c: Candidate) -> str | None:

@@ -23,8 +23,19 @@ from onnxq.sites import TensorId
 
 # The HTP refuses what has more, but for a Transpose between Reshapes, which ONNX Runtime lowers itself.
 _MOST_AXES = 5
-_RESHAPING = ("Squeeze", "Unsqueeze", "Flatten")
-_REDUCING = ("ReduceMax", "ReduceMean", "ReduceMin", "ReduceSum")
+# What leaves values in their order, as a Reshape does.
+_RESHAPING = (
+    "Squeeze",
+    "Unsqueeze",
+    "Flatten",
+)
+# What works along axes, and is lowered where that is one.
+_REDUCING = (
+    "ReduceMax",
+    "ReduceMean",
+    "ReduceMin",
+    "ReduceSum",
+)
 
 
 @dataclass(frozen=True)
@@ -48,6 +59,7 @@ def lower_ranks(_ctx: RunContext, state: FloatState) -> FloatStep:
         lowered = _lower_node(view, node, before)
         if lowered is None and not _is_reshape(node, before):
             continue
+        # A chain of such nodes has pairs of Reshapes between its nodes, which are joined in the end.
         source = data.name
         if lowered is not None:
             made = f"{node.outputs[0]}/lowered"
@@ -77,6 +89,7 @@ def _join_reshapes(state: FloatState) -> FloatState:
         origin = view.index.find_origin(data, ("Reshape",))
         if data is None or after is None or origin is None or origin == data:
             continue
+        # Others are the network's own, and do no harm.
         if max(_list_axes(view, data)) > _MOST_AXES:
             shape = edit.add_constant(node.scope, f"{node.outputs[0]}/shape", np.asarray(after, np.int64))
             edit.replace_node(node, "Reshape", [origin.name, shape], {})
