@@ -341,7 +341,18 @@ _ROOM = 1.25
 # Operators that new samples take no further.
 _BOUNDED = ("Clip", "HardSigmoid", "Sigmoid", "Softmax", "Tanh")
 # Each value of theirs is of one value that they read: samples show as many of them.
-_ACTIVATIONS = ("Elu", "Gelu", "HardSwish", "LeakyRelu", "Mish", "Neg", "PRelu", "Relu", "Softplus", "Swish")
+_ACTIVATIONS = (
+    "Elu",
+    "Gelu",
+    "HardSwish",
+    "LeakyRelu",
+    "Mish",
+    "Neg",
+    "PRelu",
+    "Relu",
+    "Softplus",
+    "Swish",
+)
 _VALUE_BY_VALUE = LAYOUT_OPS.union(_ACTIVATIONS)
 
 

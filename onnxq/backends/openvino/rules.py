@@ -20,14 +20,38 @@ from onnxq.sites import Role, TensorId
 from onnxq.spec import PerBlock, PerChannel, PerTensor
 
 # Activations that the kernel of a product computes on its result.
-_ACTIVATIONS = ("Relu", "Clip", "LeakyRelu", "HardSwish", "Sigmoid", "Gelu", "Elu", "Tanh", "Mish")
+_ACTIVATIONS = (
+    "Relu",
+    "Clip",
+    "LeakyRelu",
+    "HardSwish",
+    "Sigmoid",
+    "Gelu",
+    "Elu",
+    "Tanh",
+    "Mish",
+)
 _GATES = ("Sigmoid", "HardSigmoid")
 _RECTIFIERS = ("Relu", "LeakyRelu", "PRelu")
 _FACTORS = ("Mul", "Div", "BatchNormalization")
-# What OpenVINO computes within the kernel of a mean, together with the pair behind.
-_BEHIND_MEANS = (*_FACTORS, "Add", "Sub", *_ACTIVATIONS)
+# What OpenVINO computes together with the pair behind it.
+_JOINED = (
+    *_FACTORS,
+    "Add",
+    "Sub",
+    *_ACTIVATIONS,
+)
 # What OpenVINO moves the scales of a convolution's channels past, as past constant factors.
-_SCALED = (*_RECTIFIERS, "Clip", "MaxPool", "AveragePool", "Neg", "Pad", "Split", *MOVES)
+_SCALED = (
+    *_RECTIFIERS,
+    "Clip",
+    "MaxPool",
+    "AveragePool",
+    "Neg",
+    "Pad",
+    "Split",
+    *MOVES,
+)
 
 
 def _check_conv(c: Candidate) -> str | None:
@@ -82,28 +106,36 @@ def _find_factor(c: Candidate) -> Array | None:
 
 
 def _check_gemm(c: Candidate) -> str | None:
-    return _explain_shifted_mean(c) or surroundings.check_gemm(c)
+    return _explain_misread_data(c) or surroundings.check_gemm(c)
 
 
-def _explain_shifted_mean(c: Candidate) -> str | None:
-    """Why a pair on the data is misread: a mean whose axes go computes it, and factors of channels in front of it.
+def _explain_misread_data(c: Candidate) -> str | None:
+    """Why a pair on the data would be misread, by what OpenVINO 2026.4 makes of the operators in front of it.
 
-    Where axis 1 is among them, OpenVINO 2026.4 takes the factors of other channels.
+    A mean without its axes, axis 1 among them, takes the factors of other channels. Behind a Concat that has a pair, as
+    it has for another reader, networks are refused, or OpenVINO crashes.
     """
-    tensor, scaled = c.tensor(0), False
+    tensor, passed, scaled = c.tensor(0), False, False
     while (maker := c.index.find_producer(tensor)) is not None:
         part = Candidate(maker, c.index, c.shapes)
-        op, factor, computed = maker.op_type, _find_factor(part), surroundings.list_computed_inputs(c.index, maker)
-        if op.startswith("Reduce") and scaled and not part.attr("keepdims", 1):
-            axes = part.attr("axes", part.constant(1))
-            rank = part.rank(0)
-            reduced = axes is None or rank is None or 1 in {int(axis) % rank for axis in axes}
-            return "OpenVINO computes a pair wrongly behind a mean and factors of channels" if reduced else None
-        if op not in _BEHIND_MEANS or len(computed) != 1:
+        factor, computed = _find_factor(part), surroundings.list_computed_inputs(c.index, maker)
+        if maker.op_type == "Concat" and passed and len(c.index.list_consumers(maker.result)) > 1:
+            return "OpenVINO crashes at a pair behind a Concat, what computes each of its values, and another pair"
+        if maker.op_type.startswith("Reduce") and scaled and _drops_channels(part):
+            return "OpenVINO computes a pair wrongly behind a mean and factors of channels"
+        if maker.op_type not in _JOINED or len(computed) != 1:
             return None
-        scaled = scaled or (factor is not None and factor.size > 1)
+        passed, scaled = True, scaled or (factor is not None and factor.size > 1)
         tensor = computed[0]
     return None
+
+
+def _drops_channels(c: Candidate) -> bool:
+    """True for a reduction that leaves out axis 1."""
+    axes, rank = c.attr("axes", c.constant(1)), c.rank(0)
+    if axes is None or rank is None:
+        return not c.attr("keepdims", 1)
+    return not c.attr("keepdims", 1) and 1 in {int(axis) % rank for axis in axes}
 
 
 def _check_matmul(c: Candidate) -> str | None:
@@ -111,7 +143,7 @@ def _check_matmul(c: Candidate) -> str | None:
         return "the constant stands on the left"
     if not c.is_constant(1):
         return "both operands are activations: integers on both sides have no zero point, and gain little"
-    return _explain_shifted_mean(c) if c.rank(1) == 2 else "its weight is not a matrix"
+    return _explain_misread_data(c) if c.rank(1) == 2 else "its weight is not a matrix"
 
 
 # The rewrite that makes one node of it writes an operator of ONNX Runtime's own.

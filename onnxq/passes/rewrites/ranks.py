@@ -23,8 +23,19 @@ from onnxq.sites import TensorId
 
 # The HTP refuses what has more, but for a Transpose between Reshapes, which ONNX Runtime lowers itself.
 _MOST_AXES = 5
-_RESHAPING = ("Squeeze", "Unsqueeze", "Flatten")
-_REDUCING = ("ReduceMax", "ReduceMean", "ReduceMin", "ReduceSum")
+# What leaves values in their order, as a Reshape does.
+_RESHAPING = (
+    "Squeeze",
+    "Unsqueeze",
+    "Flatten",
+)
+# What works along axes, and is lowered where that is one.
+_REDUCING = (
+    "ReduceMax",
+    "ReduceMean",
+    "ReduceMin",
+    "ReduceSum",
+)
 
 
 @dataclass(frozen=True)
@@ -45,10 +56,10 @@ def lower_ranks(_ctx: RunContext, state: FloatState) -> FloatStep:
         before, after = _find_sizes(view, data), _find_sizes(view, node.result)
         if data is None or before is None or after is None or max(len(before), len(after)) <= _MOST_AXES:
             continue
-        # None for what is a Reshape by itself, and for what the NPU has no kernel for in any form.
         lowered = _lower_node(view, node, before)
         if lowered is None and not _is_reshape(node, before):
             continue
+        # A chain of such nodes has pairs of Reshapes between its nodes, which are joined in the end.
         source = data.name
         if lowered is not None:
             made = f"{node.outputs[0]}/lowered"
@@ -78,7 +89,7 @@ def _join_reshapes(state: FloatState) -> FloatState:
         origin = view.index.find_origin(data, ("Reshape",))
         if data is None or after is None or origin is None or origin == data:
             continue
-        # Others are as the network has them, and may be where a pair stands.
+        # Others are the network's own, and do no harm.
         if max(_list_axes(view, data)) > _MOST_AXES:
             shape = edit.add_constant(node.scope, f"{node.outputs[0]}/shape", np.asarray(after, np.int64))
             edit.replace_node(node, "Reshape", [origin.name, shape], {})

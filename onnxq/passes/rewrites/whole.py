@@ -189,6 +189,7 @@ def _find_rounded_pads(view: View, node: NodeRef) -> list[int] | None:
         return None
     sizes, outputs = (np.asarray(shape[2:]) for shape in shapes if shape is not None)
     strides, dilations = (np.asarray(node.attrs.get(name) or none) for name in ("strides", "dilations"))
+    # Windows beyond the end take the place of the pads there, whatever these are.
     begins = np.asarray(pads[: len(kernel)])
     ends = (outputs - 1) * np.maximum(strides, 1) + (kernel - 1) * np.maximum(dilations, 1) + 1 - sizes - begins
     # ONNX has no window of pads alone.

@@ -194,3 +194,19 @@ def test_no_pair_stands_behind_a_mean_and_factors_which_openvino_computes_wrongl
     result = quantize_all(net, samples, skip=["rounding"])
     assert ("product" in {refusal.subject for refusal in result.plan.refusals}) == refused
     assert result.report.engines[0].outputs[0].sqnr_db > 25
+
+
+@needs_openvino
+@pytest.mark.parametrize("op", ["Gemm", "MatMul"])
+@pytest.mark.parametrize("nodes", ["d = Mul(c, half)", "d = Relu(c)", "s = Add(c, half) d = Relu(s)"])
+def test_no_two_pairs_stand_around_what_computes_each_value_of_a_concat(nodes: str, op: str) -> None:
+    """As RT-DETR masks the values that its decoder reads: OpenVINO refused the network, or crashed."""
+    rng = np.random.default_rng(4)
+    arrays = {name: rng.standard_normal((32, 16)).astype(np.float32) for name in ("v", "w")}
+    text = f"""g (float[10,32] x) => (float[20,16] y, float[20,16] z) {{
+        a = Relu(x) b = Abs(x) c = Concat<axis=0>(a, b) {nodes} [product] y = {op}(d, w) [other] z = {op}(c, v)
+    }}"""
+    samples = [{"x": rng.standard_normal((10, 32)).astype(np.float32)} for _ in range(8)]
+    result = quantize_all(model(text, half=np.float32(0.5), **arrays), samples, skip=["rounding", "scalars"])
+    assert {"product", "other"} & {refusal.subject for refusal in result.plan.refusals} == {"product"}
+    assert min(output.sqnr_db for output in result.report.engines[0].outputs) > 25
