@@ -99,6 +99,7 @@ def diff(
         dataset = load_data(data, GraphIndex(named).inputs, chosen.data, named, progress=progress)
         # In memory until they are written; without a folder they never are.
         keep = 0 if folder is None else chosen.diff.keep
+        # It costs the rewrites of the float model once more, which outputs alone need not.
         inside = chosen.diff.layers or chosen.diff.bisect
         prepared = _load_prepared(model, quantized, chosen) if inside else None
         result = compare_models(

@@ -68,6 +68,7 @@ def parse_cache(data: bytes, source: str = "cache") -> ScaleTable:
             except ValueError as error:
                 faults.append(f"line {k}: {error}")
                 continue
+            # No pair has a scale of 0, and nothing reads the values of such a tensor.
             if entry.scale:
                 entries.append(entry)
             else:

@@ -68,11 +68,10 @@ def compare_models(
     """Run float in ORT (optimizations off), quantized in ORT (off, on) and other engines, and sum up the differences.
 
     config: of which the sections `diff`, `data`, `verify` and `runtime` are used. keep: samples to record.
-    What the float model chooses by computed values is given to all other runs.
     loaded: results of other runs on the same samples, compared like engines; one called "float" only proves that the
     samples are the same. prepared: the float model with the channels of the quantized one, for layers; None: as it is.
-    Raises ModelError for models that do not belong together, DataError for results of other
-    samples, MissingDependencyError without ONNX Runtime.
+    What the float model chooses by computed values is given to all other runs. Raises ModelError for models that do not
+    belong together, DataError for results of other samples, MissingDependencyError without ONNX Runtime.
     """
     options = config.diff
     with progress("indexing both models"):
@@ -87,8 +86,7 @@ def compare_models(
         dataset = dataset.extended(lambda at, feeds: selections.add_choices(feeds, reference.run(at, feeds)))
     with ScratchFolder() as folder:
         engines = Engines(float_index, index, dataset, config, folder, progress)
-        inside = float_index if prepared is None else GraphIndex(prepared)
-        work = _Comparison(engines, config, Recorder(keep), selections, inside)
+        work = _Comparison(engines, config, Recorder(keep), selections, GraphIndex(prepared or float_index.model))
         work.notes += [explain_missing(one) for one in missing]
         outputs = work.compare_outputs(loaded)
         layers = work.compare_layers() if options.layers or options.bisect else LayerResults()
