@@ -9,17 +9,7 @@ import numpy as np
 import onnx
 from onnx import helper
 
-from tests.fuzz.peers.build import (
-    Peer,
-    count,
-    declare_weights,
-    fill,
-    forget_shapes,
-    ints,
-    reverse_nodes,
-    scalar,
-    steps,
-)
+from tests.fuzz.peers.build import Peer, count, declare_weights, fill, forget_shapes, ints, reverse_nodes, scalar, steps
 
 _MS = {"com.microsoft": 1}
 
