@@ -226,9 +226,7 @@ MOTIFS = (
         unet_nearest_sizes_of_skip, unet_linear_sizes_of_skip, unet_linear_sizes_stored, unet_sizes_as_input,
         unet_nearest_sizes_stored, resize_to_input_of_all_axes, resize_of_region, pyramid, pixel_shuffle,
     )),
-    *(Motif(build, MAP, 18) for build in (
-        resize_axes_to_input, fold_of_columns, centered_crop,
-    )),
+    *(Motif(build, MAP, 18) for build in (resize_axes_to_input, fold_of_columns, centered_crop)),
     Motif(conv_transpose_of_rows, MAP), Motif(resize_scales_as_input, MAP, 9),
     Motif(resize_linear_scales_as_input, MAP, 9), Motif(unet_linear_scales_of_skip, MAP, 9),
     Motif(resize_axes_of_skip, MAP, 18), Motif(resize_axes_cubic, MAP, 18), Motif(resize_antialiased, MAP, 18),
