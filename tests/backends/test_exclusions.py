@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-import numpy as np
 import onnx
 import pytest
-from onnx import numpy_helper, parser
 
 import onnxq
 from onnxq.config import Config, Rule
+from tests.backends.graphs import model
 
 
 def build(text: str, shapes: dict[str, tuple[int, ...]]) -> onnx.ModelProto:
-    rng = np.random.default_rng(0)
-    proto = parser.parse_model(f'<ir_version: 8, opset_import: ["" : 17]>\n{text}')
-    for name, shape in shapes.items():
-        fan = max(1, int(np.prod(shape[1:])))
-        value = (rng.standard_normal(shape) / np.sqrt(fan)).astype(np.float32)
-        proto.graph.initializer.append(numpy_helper.from_array(value, name))
+    proto = model(text, weights=shapes)
     for node in proto.graph.node:
         node.name = node.output[0]
     return proto

@@ -81,9 +81,7 @@ CASES: dict[str, Case] = {
         weights={"w": W3, "z": POINT, "u": POINT, "lo": (), "hi": ()},
     ),
     # Both sides are results of one convolution: nothing to take in.
-    "no-residual": _case(
-        f"a = Conv {C3}(x, w) r = Relu(a) s = Sigmoid(a) d = Add(r, s) y = Conv {C3}(d, v)", "x d", 2,
-    ),
+    "no-residual": _case(f"a = Conv {C3}(x, w) r = Relu(a) s = Sigmoid(a) d = Add(r, s) y = Conv {C3}(d, v)", "x d", 2),
     "concat": _case(
         f"a = Conv {C3}(x, w) r = Relu(a) c = Conv {C3}(r, v) s = Relu(c) d = Concat <axis=1>(r, s) "
         f"y = Conv {C3}(d, z)", "x r d", 3, weights={"w": W3, "v": W3, "z": (32, 64, 3, 3)},

@@ -163,8 +163,7 @@ def test_a_wrong_setting_is_named_beside_the_site(observer: ObserverSpec, code: 
 
 
 def test_nan_in_a_weight_names_it() -> None:
-    broken = onnx.ModelProto()
-    broken.CopyFrom(CONV)
+    broken = onnx.ModelProto.FromString(CONV.SerializeToString())
     bad = WEIGHT.copy()
     bad[0, 0, 0, 0] = np.nan
     broken.graph.initializer[1].CopyFrom(onnx.numpy_helper.from_array(bad, "w"))

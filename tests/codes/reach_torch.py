@@ -171,8 +171,5 @@ def another_network_in_the_export(folder: Path):
 
 
 reach_each(
-    {
-        "Q409": lambda _: linear().calc_qparams(),
-        "Q508": lambda _: next(iter(linear().quantizers.values())).qparams(),
-    }
+    {"Q409": lambda _: linear().calc_qparams(), "Q508": lambda _: next(iter(linear().quantizers.values())).qparams()}
 )

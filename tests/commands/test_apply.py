@@ -29,8 +29,7 @@ def outputs(model: onnx.ModelProto) -> np.ndarray:
 
 def exported_again(model: onnx.ModelProto, *, tensors: bool = True) -> onnx.ModelProto:
     """Other node order, other node names, other names for every inner tensor and weight. tensors: rename these."""
-    out = onnx.ModelProto()
-    out.CopyFrom(model)
+    out = onnx.ModelProto.FromString(model.SerializeToString())
     fixed = {value.name for value in (*out.graph.input, *out.graph.output)}
 
     def renamed(name: str) -> str:

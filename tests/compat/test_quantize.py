@@ -23,6 +23,7 @@ from onnxq.compat import CompatWarning, StaticQuantConfig, quantize_static
 from onnxq.errors import ConfigError
 from onnxq.sites import Caution, Role
 from tests.compat import scripts
+from tests.pipeline.models import narrowed
 from tests.pipeline.requantized import kernels
 
 OURS, THEIRS = "onnxq.compat", "onnxruntime.quantization"
@@ -194,17 +195,6 @@ def test_a_named_operator_without_a_pair_is_said(op: str, tmp_path) -> None:
         quantize_static(proto, tmp_path / "q.onnx", ListReader(samples), op_types_to_quantize=[op, "MatMul"])
 
 
-def narrow(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """The model in float16."""
-    half = onnx.ModelProto.FromString(proto.SerializeToString())
-    for tensor in half.graph.initializer:
-        value = onnx.numpy_helper.to_array(tensor).astype(np.float16)
-        tensor.CopyFrom(onnx.numpy_helper.from_array(value, tensor.name))
-    for value in (*half.graph.input, *half.graph.output):
-        value.type.tensor_type.elem_type = onnx.TensorProto.FLOAT16
-    return half
-
-
 @pytest.mark.recent_ort
 @pytest.mark.parametrize("body", [scripts.CHAIN, scripts.ENCODER], ids=["convolutions", "matrices"])
 @pytest.mark.parametrize("half", [False, True])
@@ -217,8 +207,8 @@ def test_float8_answers_that_onnx_runtime_loses_are_said(body: str, half: bool, 
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         done = quantize_static(
-            narrow(proto) if half else proto, tmp_path / "q.onnx", ListReader(samples), activation_type=float8,
-            weight_type=float8,
+            narrowed(proto, onnx.TensorProto.FLOAT16) if half else proto, tmp_path / "q.onnx", ListReader(samples),
+            activation_type=float8, weight_type=float8,
         )  # fmt: skip
     (check,) = done.report.checks
     assert check.optimized

@@ -99,12 +99,7 @@ FAULTS = [
     ("three sizes", "data: {images: {size: [4, 4, 4]}}", ["data.images.size", "at most 2 items"], 1),
     ("yes is no size", "data: {images: {size: yes}}", ["data.images.size", "must be a list"], 1),
     ("size as text", "data: {images: {size: '4'}}", ["data.images.size", "must be a list, not '4'"], 1),
-    (
-        "brighter than white",
-        "data: {images: {size: 4, fill: 256}}",
-        ["fill: must be less than or equal to 255"],
-        1,
-    ),
+    ("brighter than white", "data: {images: {size: 4, fill: 256}}", ["fill: must be less than or equal to 255"], 1),
     ("small letters", "data: {images: {size: 4, color: rgb}}", ["data.images.color", "did you mean 'RGB'"], 1),
     ("colour", "data: {images: {size: 4, colour: RGB}}", ["data.images.colour", "did you mean 'color'"], 1),
     ("level range", "data: {images: {size: 4, range: [1, 1]}}", ["data.images", "range must rise"], 1),

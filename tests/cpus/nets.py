@@ -16,6 +16,7 @@ from onnx import numpy_helper, parser
 import onnxq
 from onnxq.config import Config, Rule
 from onnxq.runtime import Session
+from tests.cpus import compare
 
 Array = np.ndarray[Any, Any]
 
@@ -114,8 +115,4 @@ def answers(proto: onnx.ModelProto, feeds: dict[str, Array], *, optimize: bool) 
 
 def agreement(wanted: dict[str, Array], found: dict[str, Array]) -> float:
     """The lowest signal-to-noise ratio of any output, in dB."""
-    ratios = []
-    for name, value in wanted.items():
-        gap = np.square(found[name].astype(np.float64) - value).sum()
-        ratios.append(10 * np.log10(np.square(value, dtype=np.float64).sum() / gap) if gap else 200.0)
-    return min(ratios)
+    return compare.agreement(list(wanted.values()), [found[name] for name in wanted])

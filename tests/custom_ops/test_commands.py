@@ -152,8 +152,7 @@ def test_weights_rounded_unrun_are_those_rounded_with_the_library(work: Path, li
 
 
 @pytest.mark.parametrize(
-    "asked",
-    [{"data": "samples.npz"}, {"data": "samples.npz", "overrides": {"min_sqnr": 20.0}}, {"config": "ort-int8"}],
+    "asked", [{"data": "samples.npz"}, {"data": "samples.npz", "overrides": {"min_sqnr": 20.0}}, {"config": "ort-int8"}]
 )
 def test_what_needs_a_run_is_refused_without_the_library(
     work: Path, monkeypatch: pytest.MonkeyPatch, asked: dict[str, object]

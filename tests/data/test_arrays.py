@@ -150,9 +150,7 @@ REFUSED: dict[str, tuple[dict[str, np.ndarray], list[ValueInfo], str]] = {
     "another layout": (
         {"x": np.zeros((2, 8, 9, 3), np.float32)}, [ValueInfo("x", FLOAT, ("N", 3, 8, 9))], "NHWC|(0, 3, 1, 2)",
     ),
-    "too few rows": (
-        {"x": np.zeros((3, 2), np.float32)}, [ValueInfo("x", FLOAT, (8, 2))], "3 rows; the model takes 8",
-    ),
+    "too few rows": ({"x": np.zeros((3, 2), np.float32)}, [ValueInfo("x", FLOAT, (8, 2))], "3 rows; the model takes 8"),
 }  # fmt: skip
 
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime
 from numpy.typing import NDArray
 
 from tests.decoders.text import encode_text
+from tests.fuzz.judge import open_session
 
 Array = NDArray[Any]
 _KINDS = {"tensor(float)": np.float32, "tensor(float16)": np.float16}
@@ -20,13 +20,7 @@ class Player:
     """A session of a decoder with caches, in whatever layout."""
 
     def __init__(self, model: onnx.ModelProto | Path, *, optimize: bool = True) -> None:
-        options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = 1
-        options.log_severity_level = 3
-        if not optimize:
-            options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-        held = str(model) if isinstance(model, Path) else model.SerializeToString()
-        self.session = onnxruntime.InferenceSession(held, options, providers=["CPUExecutionProvider"])
+        self.session = open_session(model, optimize=optimize)
         self.inputs = {value.name: value for value in self.session.get_inputs()}
         self.outputs = [value.name for value in self.session.get_outputs()]
 

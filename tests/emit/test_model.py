@@ -62,8 +62,7 @@ def test_narrow_activations_are_enforced_by_a_clip(bits: int) -> None:
     result = onnxq.quantize(residual(), images(), asked, overrides={"latency": False})
     site = next(s for s in result.plan.sites if str(s.site) == "x")
     assert site.qparams is not None
-    model = onnx.ModelProto()
-    model.CopyFrom(result.model)
+    model = onnx.ModelProto.FromString(result.model.SerializeToString())
     model.graph.output.append(onnx.helper.make_tensor_value_info("x/dequantized", TensorProto.FLOAT, None))
     x = images(seed=9)["x"] * 3
     got = Session(model, optimize=False).run({"x": x})["x/dequantized"]

@@ -132,9 +132,7 @@ def net(name: str) -> onnx.ModelProto:
 
 def copied(name: str) -> onnx.ModelProto:
     """A network by name, to be changed."""
-    proto = onnx.ModelProto()
-    proto.CopyFrom(net(name))
-    return proto
+    return onnx.ModelProto.FromString(net(name).SerializeToString())
 
 
 def feeds(proto: onnx.ModelProto, seed: int = 0) -> list[dict[str, np.ndarray]]:

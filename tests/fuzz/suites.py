@@ -98,8 +98,7 @@ def put_between(model: onnx.ModelProto, feeds: Feeds) -> onnx.ModelProto | None:
 
     None where it has no such input or output with an axis.
     """
-    out = onnx.ModelProto()
-    out.CopyFrom(model)
+    out = onnx.ModelProto.FromString(model.SerializeToString())
     rng = np.random.default_rng(0)
     graph = out.graph
     entry = next((v for v in graph.input if v.type.tensor_type.elem_type == TensorProto.FLOAT), None)

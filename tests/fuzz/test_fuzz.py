@@ -50,10 +50,7 @@ def wicked(folder: Path, code: str) -> None:
 
 @pytest.mark.parametrize(
     ("code", "limit", "label"),
-    [
-        ("import os; os.abort()", 60.0, "died of SIGABRT"),
-        ("import time; time.sleep(60)", 2.0, "hangs"),
-    ],
+    [("import os; os.abort()", 60.0, "died of SIGABRT"), ("import time; time.sleep(60)", 2.0, "hangs")],
 )
 def test_a_crash_and_a_hang_are_failures(
     code: str, limit: float, label: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

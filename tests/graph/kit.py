@@ -147,9 +147,7 @@ class _Maker:
 def models(*, named: bool = True, ifs: bool = True) -> st.SearchStrategy[ModelProto]:
     """Random models; named=False leaves node names empty or repeated."""
     return st.builds(
-        lambda seed, nodes: _Maker(seed, named=named, ifs=ifs).model(nodes),
-        st.integers(0, 10**6),
-        st.integers(1, 12),
+        lambda seed, nodes: _Maker(seed, named=named, ifs=ifs).model(nodes), st.integers(0, 10**6), st.integers(1, 12)
     )
 
 

@@ -183,10 +183,7 @@ FAULTS: dict[str, tuple[Callable[[ModelProto], object], str]] = {
         lambda m: [m.graph.output[0].type.tensor_type.ClearField("shape"), m.graph.node[0].input.append("nobody")],
         "nobody",
     ),
-    "an attribute nobody knows": (
-        lambda m: m.graph.node[0].attribute.append(helper.make_attribute("bits", 8)),
-        "bits",
-    ),
+    "an attribute nobody knows": (lambda m: m.graph.node[0].attribute.append(helper.make_attribute("bits", 8)), "bits"),
     "a type nobody knows": (lambda m: setattr(m.graph.initializer[0], "data_type", 99), "'w': .*element type 99"),
     "an input of such a type": (
         lambda m: setattr(m.graph.input[0].type.tensor_type, "elem_type", 99),

@@ -177,8 +177,7 @@ def redundant_net() -> Net:
 
 def reordered(model: onnx.ModelProto) -> onnx.ModelProto:
     """As late as their inputs allow it, and the initializers backwards."""
-    out = onnx.ModelProto()
-    out.CopyFrom(model)
+    out = onnx.ModelProto.FromString(model.SerializeToString())
     waiting = dict.fromkeys((v.name for v in out.graph.input), 0) | {t.name: 0 for t in out.graph.initializer}
     left = [onnx.NodeProto.FromString(node.SerializeToString()) for node in reversed(out.graph.node)]
     done: list[onnx.NodeProto] = []
@@ -196,8 +195,7 @@ def reordered(model: onnx.ModelProto) -> onnx.ModelProto:
 
 def renamed(model: onnx.ModelProto) -> onnx.ModelProto:
     """All inner names others, as another export has them."""
-    out = onnx.ModelProto()
-    out.CopyFrom(model)
+    out = onnx.ModelProto.FromString(model.SerializeToString())
     fixed = {value.name for value in (*out.graph.input, *out.graph.output)}
     for k, node in enumerate(out.graph.node):
         node.name = f"node_{97 - k}"

@@ -62,8 +62,7 @@ def samples(count: int = 12, seed: int = 3) -> dict[str, np.ndarray]:
 
 def ranges(proto: onnx.ModelProto) -> dict[str, np.float32]:
     """Scale of every tensor of the network: greatest magnitude over `samples`, divided by 127."""
-    tapped = onnx.ModelProto()
-    tapped.CopyFrom(proto)
+    tapped = onnx.ModelProto.FromString(proto.SerializeToString())
     there = {value.name for value in tapped.graph.output}
     names = [name for node in proto.graph.node for name in node.output if name not in there]
     tapped.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names)

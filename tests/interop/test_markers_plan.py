@@ -42,8 +42,7 @@ def test_the_plan_fits_the_network_written_otherwise(make: Any, target: str, cha
 
 def test_a_changed_weight_is_not_taken_for_the_trained_one() -> None:
     marked = strip_markers(residual_net().model("y"), target="virtual")
-    other = onnx.ModelProto()
-    other.CopyFrom(slimmed(marked.model))
+    other = onnx.ModelProto.FromString(slimmed(marked.model).SerializeToString())
     tensor = next(t for t in other.graph.initializer if t.name == "c1.weight")
     tensor.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(tensor) * 2, tensor.name))
     with pytest.raises(PlanError, match="other weights"):
@@ -52,8 +51,7 @@ def test_a_changed_weight_is_not_taken_for_the_trained_one() -> None:
 
 def test_a_site_that_is_gone_is_named() -> None:
     marked = strip_markers(residual_net().model("y"), target="virtual")
-    other = onnx.ModelProto()
-    other.CopyFrom(marked.model)
+    other = onnx.ModelProto.FromString(marked.model.SerializeToString())
     relu = next(node for node in other.graph.node if "relu.out" in node.output)
     relu.op_type = "Abs"
     with pytest.raises(PlanError, match=r"relu\.out: is in the plan but not in this model"):

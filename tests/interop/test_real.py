@@ -153,13 +153,7 @@ def test_exports_are_read_as_a_float_network_and_their_numbers(name: str) -> Non
 
 @pytest.mark.parametrize(
     ("name", "integers"),
-    [
-        ("nncf.onnx", 2),
-        ("torchao.onnx", 2),
-        ("ppq.qdq.onnx", 2),
-        ("brevitas.qonnx.onnx", 2),
-        ("brevitas.qcdq.onnx", 2),
-    ],
+    [("nncf.onnx", 2), ("torchao.onnx", 2), ("ppq.qdq.onnx", 2), ("brevitas.qonnx.onnx", 2), ("brevitas.qcdq.onnx", 2)],
 )
 def test_exports_become_files_of_another_engine_with_their_integers(name: str, integers: int) -> None:
     done = onnxq.convert(REAL / name, "trt", overrides={"latency": False})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from tests.motifs.net import BOOL, FLOAT, INT64, TOKENS, Motif, Net, Value, floats, ints
+from tests.motifs.net import BOOL, FLOAT, INT64, TOKENS, Motif, Net, Value, floats, ints, named
 
 HEADS, WIDTH = 2, 4
 
@@ -47,16 +47,9 @@ def additive_mask(net: Net, x: Value, low: float) -> Value:
     return joined(net, net.op("Add", scored(net, query, key), name), value, length)
 
 
-def mask_of_infinities(net: Net, x: Value) -> Value:
-    return additive_mask(net, x, -np.inf)
-
-
-def mask_of_float_min(net: Net, x: Value) -> Value:
-    return additive_mask(net, x, float(np.finfo(np.float32).min))
-
-
-def mask_of_ten_thousand(net: Net, x: Value) -> Value:
-    return additive_mask(net, x, -1e4)
+mask_of_infinities = named("mask_of_infinities", additive_mask, -np.inf)
+mask_of_float_min = named("mask_of_float_min", additive_mask, float(np.finfo(np.float32).min))
+mask_of_ten_thousand = named("mask_of_ten_thousand", additive_mask, -1e4)
 
 
 def padding(net: Net, x: Value) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from onnx import TensorProto, helper
 
-from tests.motifs.net import BOOL, FLOAT, INT64, MAP, TOKENS, Motif, Net, Value, floats, ints
+from tests.motifs.net import BOOL, FLOAT, INT64, MAP, TOKENS, Motif, Net, Value, floats, ints, named
 
 HALF, DOUBLE, BFLOAT = TensorProto.FLOAT16, TensorProto.DOUBLE, TensorProto.BFLOAT16
 
@@ -198,12 +198,8 @@ def computed_in(net: Net, x: Value, kind: int, dtype: str | type) -> Value:
     return Value(net.op("Cast", outer, to=FLOAT), (x.shape[0], 8))
 
 
-def half_part(net: Net, x: Value) -> Value:
-    return computed_in(net, x, HALF, "f2")
-
-
-def double_part(net: Net, x: Value) -> Value:
-    return computed_in(net, x, DOUBLE, "f8")
+half_part = named("half_part", computed_in, HALF, "f2")
+double_part = named("double_part", computed_in, DOUBLE, "f8")
 
 
 def brain_float_part(net: Net, x: Value) -> Value:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from tests.motifs.net import FLOAT, INT64, MAP, Motif, Net, Value, floats, ints
+from tests.motifs.net import FLOAT, INT64, MAP, Input, Motif, Net, Value, floats, ints, named
 
 
 def dilated(net: Net, x: Value) -> Value:
@@ -25,17 +25,16 @@ def auto_pads(net: Net, x: Value) -> Value:
     return Value(net.op("Conv", lower, net.weight(8, 8, 1, 1), auto_pad="VALID"), (8, height, width))
 
 
-def padded_conv(net: Net, x: Value, pad: str) -> Value:
+def padded_conv(net: Net, x: Value, *pads: Input, **attributes: object) -> Value:
     """A valid convolution behind a Pad of one pixel each way."""
+    pad = net.op("Pad", x, *pads, **attributes)
     return Value(net.op("Conv", pad, net.weight(8, x.shape[0], 3, 3)), (8, *x.shape[1:]))
 
 
-def constant_pad(net: Net, x: Value) -> Value:
-    return padded_conv(net, x, net.op("Pad", x, ints(0, 0, 1, 1, 0, 0, 1, 1), floats(0.5).reshape(())))
-
-
-def edge_pad(net: Net, x: Value) -> Value:
-    return padded_conv(net, x, net.op("Pad", x, ints(0, 0, 1, 1, 0, 0, 1, 1), mode="edge"))
+constant_pad = named("constant_pad", padded_conv, ints(0, 0, 1, 1, 0, 0, 1, 1), floats(0.5).reshape(()))
+edge_pad = named("edge_pad", padded_conv, ints(0, 0, 1, 1, 0, 0, 1, 1), mode="edge")
+edge_pad_of_axes = named("edge_pad_of_axes", padded_conv, ints(1, 1, 1, 1), "", ints(-1, -2), mode="edge")
+wrap_pad = named("wrap_pad", padded_conv, ints(0, 0, 1, 1, 0, 0, 1, 1), mode="wrap")
 
 
 def reflect_pad_of_axes(net: Net, x: Value) -> Value:
@@ -47,17 +46,9 @@ def reflect_pad_of_axes(net: Net, x: Value) -> Value:
     return Value(conv, (8, *x.shape[1:]))
 
 
-def edge_pad_of_axes(net: Net, x: Value) -> Value:
-    return padded_conv(net, x, net.op("Pad", x, ints(1, 1, 1, 1), "", ints(-1, -2), mode="edge"))
-
-
-def wrap_pad(net: Net, x: Value) -> Value:
-    return padded_conv(net, x, net.op("Pad", x, ints(0, 0, 1, 1, 0, 0, 1, 1), mode="wrap"))
-
-
 def pads_as_input(net: Net, x: Value) -> Value:
     pads = net.feed(INT64, [8], lambda rng: ints(0, 0, 1, 1, 0, 0, 1, 1))
-    return padded_conv(net, x, net.op("Pad", x, pads))
+    return padded_conv(net, x, pads)
 
 
 def pads_to_a_multiple(net: Net, x: Value) -> Value:

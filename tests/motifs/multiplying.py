@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from tests.motifs.net import FLOAT, MAP, TOKENS, Motif, Net, Value, floats, ints
+from tests.motifs.net import FLOAT, MAP, TOKENS, Motif, Net, Value, floats, ints, named
 
 
 def einsum_weight(net: Net, x: Value) -> Value:
@@ -176,16 +176,13 @@ def recurrent(net: Net, x: Value, kind: str, gates: int, direction: str, *more: 
     return Value(net.op("Reshape", back, ints(0, length, ways * 4)), (length, ways * 4))
 
 
-def lstm(net: Net, x: Value) -> Value:
-    return recurrent(net, x, "LSTM", 4, "forward")
-
-
-def lstm_reverse(net: Net, x: Value) -> Value:
-    return recurrent(net, x, "LSTM", 4, "reverse")
-
-
-def lstm_both_ways(net: Net, x: Value) -> Value:
-    return recurrent(net, x, "LSTM", 4, "bidirectional")
+lstm = named("lstm", recurrent, "LSTM", 4, "forward")
+lstm_reverse = named("lstm_reverse", recurrent, "LSTM", 4, "reverse")
+lstm_both_ways = named("lstm_both_ways", recurrent, "LSTM", 4, "bidirectional")
+gru = named("gru", recurrent, "GRU", 3, "forward", linear_before_reset=1)
+gru_reverse = named("gru_reverse", recurrent, "GRU", 3, "reverse", activations=["HardSigmoid", "Softsign"])
+gru_both_ways = named("gru_both_ways", recurrent, "GRU", 3, "bidirectional", linear_before_reset=0)
+elman = named("elman", recurrent, "RNN", 1, "bidirectional", activations=["Tanh", "Relu"])
 
 
 def lstm_of_lengths(net: Net, x: Value) -> Value:
@@ -207,26 +204,10 @@ def lstm_of_states(net: Net, x: Value) -> Value:
     return recurrent(net, x, "LSTM", 4, "forward", "", *states, peepholes)
 
 
-def gru(net: Net, x: Value) -> Value:
-    return recurrent(net, x, "GRU", 3, "forward", linear_before_reset=1)
-
-
-def gru_reverse(net: Net, x: Value) -> Value:
-    return recurrent(net, x, "GRU", 3, "reverse", activations=["HardSigmoid", "Softsign"])
-
-
-def gru_both_ways(net: Net, x: Value) -> Value:
-    return recurrent(net, x, "GRU", 3, "bidirectional", linear_before_reset=0)
-
-
 def gru_of_lengths(net: Net, x: Value) -> Value:
     """Padded sequences: the length of each is an input."""
     lengths = net.feed(6, ["N"], lambda rng: rng.integers(1, x.shape[0] + 1, 1).astype(np.int32))
     return recurrent(net, x, "GRU", 3, "reverse", lengths)
-
-
-def elman(net: Net, x: Value) -> Value:
-    return recurrent(net, x, "RNN", 1, "bidirectional", activations=["Tanh", "Relu"])
 
 
 def highway(net: Net, x: Value) -> Value:

@@ -61,6 +61,16 @@ def floats(*values: float) -> np.ndarray:
     return np.array(values, np.float32)
 
 
+def named(name: str, build: Callable[..., Value], *more: object, **attributes: object) -> Callable[[Net, Value], Value]:
+    """One form of a motif, under a name of its own. more, attributes: what the builder is given besides."""
+
+    def build_form(net: Net, x: Value) -> Value:
+        return build(net, x, *more, **attributes)
+
+    build_form.__name__ = name
+    return build_form
+
+
 class Net:
     """A graph in the making, and what its inputs are fed with. runnable: in types that ONNX Runtime has kernels for."""
 

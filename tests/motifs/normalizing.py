@@ -4,19 +4,26 @@ from __future__ import annotations
 
 import numpy as np
 
-from tests.motifs.net import MAP, TOKENS, Motif, Net, Value, floats, ints
+from tests.motifs.net import MAP, TOKENS, Motif, Net, Value, floats, ints, named
 
 
-def instance_norm(net: Net, x: Value) -> Value:
-    channels = x.shape[0]
-    return Value(net.op("InstanceNormalization", x, net.around(channels, 1.0), net.around(channels)), x.shape)
+def normalized(net: Net, x: Value, kind: str, *centers: float, learned: bool = True, **attributes: object) -> Value:
+    """An operator with a scale around 1 and a bias around 0 for each channel. learned: else exactly those."""
+    channels = x.shape[0 if len(x.shape) == MAP else -1]
+    values = [net.around(channels, center) if learned else np.full(channels, center, "f4") for center in centers]
+    return Value(net.op(kind, x, *values, **attributes), x.shape)
 
 
-def instance_norm_plain(net: Net, x: Value) -> Value:
-    channels = x.shape[0]
-    return Value(
-        net.op("InstanceNormalization", x, np.ones(channels, np.float32), np.zeros(channels, np.float32)), x.shape
-    )
+instance_norm = named("instance_norm", normalized, "InstanceNormalization", 1, 0)
+instance_norm_plain = named("instance_norm_plain", normalized, "InstanceNormalization", 1, 0, learned=False)
+group_norm_of_ones = named("group_norm_of_ones", normalized, "GroupNormalization", 1, 0, learned=False, num_groups=2)
+layer_norm = named("layer_norm", normalized, "LayerNormalization", 1, 0, axis=-1)
+layer_norm_without_bias = named("layer_norm_without_bias", normalized, "LayerNormalization", 1, epsilon=1e-3)
+layer_norm_of_ones = named("layer_norm_of_ones", normalized, "LayerNormalization", 1, learned=False)
+rms_norm = named("rms_norm", normalized, "RMSNormalization", 1)
+rms_norm_of_ones = named("rms_norm_of_ones", normalized, "RMSNormalization", 1, learned=False, epsilon=1e-6)
+mean_variance = named("mean_variance", normalized, "MeanVarianceNormalization", axes=[0, 2, 3])
+local_response = named("local_response", normalized, "LRN", size=3, alpha=0.01)
 
 
 def grouped(net: Net, x: Value, groups: int) -> str:
@@ -40,24 +47,6 @@ def group_norm(net: Net, x: Value) -> Value:
     channels = x.shape[0]
     name = net.op("GroupNormalization", x, net.around(channels, 1.0), net.around(channels), num_groups=2)
     return Value(net.op("Relu", name), x.shape)
-
-
-def group_norm_of_ones(net: Net, x: Value) -> Value:
-    values = [np.full(x.shape[0], fill, np.float32) for fill in (1, 0)]
-    return Value(net.op("GroupNormalization", x, *values, num_groups=2), x.shape)
-
-
-def layer_norm(net: Net, x: Value) -> Value:
-    width = x.shape[-1]
-    return Value(net.op("LayerNormalization", x, net.around(width, 1.0), net.around(width), axis=-1), x.shape)
-
-
-def layer_norm_without_bias(net: Net, x: Value) -> Value:
-    return Value(net.op("LayerNormalization", x, net.around(x.shape[-1], 1.0), epsilon=1e-3), x.shape)
-
-
-def layer_norm_of_ones(net: Net, x: Value) -> Value:
-    return Value(net.op("LayerNormalization", x, np.ones(x.shape[-1], np.float32)), x.shape)
 
 
 def layer_norm_of_maps(net: Net, x: Value) -> Value:
@@ -103,14 +92,6 @@ def rms_norm_without_scale(net: Net, x: Value) -> Value:
     return Value(root_mean_square(net, x), x.shape)
 
 
-def rms_norm(net: Net, x: Value) -> Value:
-    return Value(net.op("RMSNormalization", x, net.around(x.shape[-1], 1.0)), x.shape)
-
-
-def rms_norm_of_ones(net: Net, x: Value) -> Value:
-    return Value(net.op("RMSNormalization", x, np.ones(x.shape[-1], np.float32), epsilon=1e-6), x.shape)
-
-
 def lengths_of_one(net: Net, x: Value) -> Value:
     """Cosine similarities to stored keys."""
     unit = net.op("LpNormalization", x, axis=-1, p=2)
@@ -123,14 +104,6 @@ def lengths_of_one_written_out(net: Net, x: Value) -> Value:
     floor = net.op("Clip", length, floats(1e-12).reshape(()))
     spread = net.op("Expand", floor, net.op("Shape", x))
     return Value(net.op("Div", x, spread), x.shape)
-
-
-def mean_variance(net: Net, x: Value) -> Value:
-    return Value(net.op("MeanVarianceNormalization", x, axes=[0, 2, 3]), x.shape)
-
-
-def local_response(net: Net, x: Value) -> Value:
-    return Value(net.op("LRN", x, size=3, alpha=0.01), x.shape)
 
 
 def channel_affine(net: Net, x: Value) -> Value:

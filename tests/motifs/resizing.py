@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from tests.motifs.net import FLOAT, INT64, MAP, Motif, Net, Value, floats, ints
+from tests.motifs.net import FLOAT, INT64, MAP, Motif, Net, Value, floats, ints, named
 
 
 def down(net: Net, x: Value) -> Value:
@@ -21,33 +21,26 @@ def merge(net: Net, x: Value, up: str) -> Value:
     return net.conv(Value(both, (2 * x.shape[0], *x.shape[1:])), x.shape[0])
 
 
-def unet_nearest_scales(net: Net, x: Value) -> Value:
+def unet_scales(net: Net, x: Value, mode: str, **attributes: object) -> Value:
     low = down(net, x)
     scales = floats(1, 1, *(big / small for big, small in zip(x.shape[1:], low.shape[1:], strict=True)))
-    return merge(net, x, net.op("Resize", low, "", scales, mode="nearest"))
+    return merge(net, x, net.op("Resize", low, "", scales, mode=mode, **attributes))
 
 
-def unet_linear_scales(net: Net, x: Value) -> Value:
-    low = down(net, x)
-    scales = floats(1, 1, *(big / small for big, small in zip(x.shape[1:], low.shape[1:], strict=True)))
-    up = net.op("Resize", low, "", scales, mode="linear", coordinate_transformation_mode="align_corners")
-    return merge(net, x, up)
-
-
-def unet_nearest_sizes_of_skip(net: Net, x: Value) -> Value:
+def unet_sizes_of_skip(net: Net, x: Value, mode: str, transformation: str, **attributes: object) -> Value:
     """As torch exports F.interpolate(low, size=skip.shape[2:])."""
     low = down(net, x)
     sizes = net.op("Concat", net.dims(low, 0, 2), net.dims(x, 2, 4), axis=0)
-    up = net.op("Resize", low, "", "", sizes, mode="nearest", coordinate_transformation_mode="asymmetric",
-                nearest_mode="floor")  # fmt: skip
-    return merge(net, x, up)
+    ways = {"mode": mode, "coordinate_transformation_mode": transformation, **attributes}
+    return merge(net, x, net.op("Resize", low, "", "", sizes, **ways))
 
 
-def unet_linear_sizes_of_skip(net: Net, x: Value) -> Value:
-    low = down(net, x)
-    sizes = net.op("Concat", net.dims(low, 0, 2), net.dims(x, 2, 4), axis=0)
-    up = net.op("Resize", low, "", "", sizes, mode="linear", coordinate_transformation_mode="pytorch_half_pixel")
-    return merge(net, x, up)
+unet_nearest_scales = named("unet_nearest_scales", unet_scales, "nearest")
+unet_linear_scales = named("unet_linear_scales", unet_scales, "linear", coordinate_transformation_mode="align_corners")
+unet_nearest_sizes_of_skip = named(
+    "unet_nearest_sizes_of_skip", unet_sizes_of_skip, "nearest", "asymmetric", nearest_mode="floor"
+)
+unet_linear_sizes_of_skip = named("unet_linear_sizes_of_skip", unet_sizes_of_skip, "linear", "pytorch_half_pixel")
 
 
 def unet_linear_sizes_stored(net: Net, x: Value) -> Value:
@@ -83,18 +76,14 @@ def resize_to_input_of_all_axes(net: Net, x: Value) -> Value:
     return Value(net.op("Resize", down(net, x), "", "", sizes, mode="linear"), x.shape)
 
 
-def resize_scales_as_input(net: Net, x: Value) -> Value:
+def scales_as_input(net: Net, x: Value, mode: str, pool: str) -> Value:
     scales = net.feed(FLOAT, [4], lambda rng: floats(1, 1, 2, 2))
-    channels, height, width = x.shape
-    up = net.op("Resize", x, "", scales, mode="nearest")
-    name = net.op("MaxPool", up, kernel_shape=[2, 2], strides=[2, 2])
-    return Value(name, (channels, height, width))
+    up = net.op("Resize", x, "", scales, mode=mode)
+    return Value(net.op(pool, up, kernel_shape=[2, 2], strides=[2, 2]), x.shape)
 
 
-def resize_linear_scales_as_input(net: Net, x: Value) -> Value:
-    scales = net.feed(FLOAT, [4], lambda rng: floats(1, 1, 2, 2))
-    up = net.op("Resize", x, "", scales, mode="linear")
-    return Value(net.op("AveragePool", up, kernel_shape=[2, 2], strides=[2, 2]), x.shape)
+resize_scales_as_input = named("resize_scales_as_input", scales_as_input, "nearest", "MaxPool")
+resize_linear_scales_as_input = named("resize_linear_scales_as_input", scales_as_input, "linear", "AveragePool")
 
 
 def resize_axes_to_input(net: Net, x: Value) -> Value:
@@ -237,9 +226,7 @@ MOTIFS = (
         unet_nearest_sizes_of_skip, unet_linear_sizes_of_skip, unet_linear_sizes_stored, unet_sizes_as_input,
         unet_nearest_sizes_stored, resize_to_input_of_all_axes, resize_of_region, pyramid, pixel_shuffle,
     )),
-    *(Motif(build, MAP, 18) for build in (
-        resize_axes_to_input, fold_of_columns, centered_crop,
-    )),
+    *(Motif(build, MAP, 18) for build in (resize_axes_to_input, fold_of_columns, centered_crop)),
     Motif(conv_transpose_of_rows, MAP), Motif(resize_scales_as_input, MAP, 9),
     Motif(resize_linear_scales_as_input, MAP, 9), Motif(unet_linear_scales_of_skip, MAP, 9),
     Motif(resize_axes_of_skip, MAP, 18), Motif(resize_axes_cubic, MAP, 18), Motif(resize_antialiased, MAP, 18),

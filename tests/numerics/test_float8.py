@@ -11,14 +11,7 @@ from hypothesis import strategies as st
 from onnx import numpy_helper
 
 from onnxq.errors import ConfigError
-from onnxq.numerics import (
-    dequantize,
-    fake_quant,
-    list_quantized_values,
-    qparams_from_range,
-    quantize,
-    weight_qparams,
-)
+from onnxq.numerics import dequantize, fake_quant, list_quantized_values, qparams_from_range, quantize, weight_qparams
 from onnxq.runtime import Session
 from onnxq.spec import FLOAT8, PerChannel, QParams, QuantSpec
 

@@ -11,14 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from onnxq.errors import PlanError
-from onnxq.numerics import (
-    cast_scale,
-    clip_bounds,
-    dequantize,
-    fake_quant,
-    qparams_from_range,
-    quantize,
-)
+from onnxq.numerics import cast_scale, clip_bounds, dequantize, fake_quant, qparams_from_range, quantize
 from onnxq.spec import Granularity, PerBlock, PerChannel, PerTensor, QParams, QuantSpec
 
 STORAGES = ("int8", "uint8", "int16", "uint16", "int4", "uint4")

@@ -144,6 +144,13 @@ def assert_same(before: ModelProto, after: ModelProto, rtol: float = 2e-6, seed:
         np.testing.assert_allclose(wide_new, wide_old, rtol=0, atol=limit)
 
 
+def assert_rewritten(run: Run, model: ModelProto, wanted: Mapping[str, int], rtol: float = 2e-6) -> None:
+    """The pass leaves nodes of these types, which compute the same."""
+    result, _ = apply(run, model)
+    assert ops(result) == wanted
+    assert_same(model, result, rtol=rtol)
+
+
 def assert_untouched(run: Run, model: ModelProto) -> PassReport:
     """The pass changes nothing: same nodes, same weights."""
     typed = infer_shapes(model)

@@ -97,8 +97,7 @@ def samples(count: int, seed: int = 0) -> SampleSets:
 
 
 @pytest.mark.parametrize(
-    ("count", "judges", "trial"),
-    [pytest.param(20, 12, 8, id="some of many"), pytest.param(3, 7, 7, id="all of few")],
+    ("count", "judges", "trial"), [pytest.param(20, 12, 8, id="some of many"), pytest.param(3, 7, 7, id="all of few")]
 )
 def test_sets_of_judges_are_some_of_the_calibration_and_all_held_back(count, judges, trial):
     one, validation = samples(count), range(count, count + 4)

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import onnx
-from onnx import numpy_helper, parser
+from onnx import TensorProto, helper, numpy_helper, parser
 from onnxruntime.quantization import CalibrationDataReader
 
 import onnxq
@@ -57,6 +57,18 @@ class Reader(CalibrationDataReader):
 
     def get_next(self) -> dict[str, np.ndarray] | None:
         return next(self.rest, None)
+
+
+def narrowed(proto: onnx.ModelProto, kind: int) -> onnx.ModelProto:
+    """The model as a float16 or bfloat16 export has it."""
+    out = onnx.ModelProto.FromString(proto.SerializeToString())
+    for tensor in out.graph.initializer:
+        if tensor.data_type == TensorProto.FLOAT:
+            value = numpy_helper.to_array(tensor).astype(helper.tensor_dtype_to_np_dtype(kind))
+            tensor.CopyFrom(numpy_helper.from_array(value, tensor.name))
+    for value in (*out.graph.input, *out.graph.output):
+        value.type.tensor_type.elem_type = kind
+    return out
 
 
 def quantize(proto: Any, data: Any = None, config: Config | str = EVERYTHING, **overrides: Any) -> onnxq.Result:

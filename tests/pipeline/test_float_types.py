@@ -19,7 +19,7 @@ from onnxq.plan import KeepReason, from_json, to_json
 from onnxq.runtime import Session
 from tests.backends.graphs import model
 from tests.passes.kit import parse, random_weights
-from tests.pipeline.models import find_worst_db, quantize
+from tests.pipeline.models import find_worst_db, narrowed, quantize
 from tests.report.kit import shown
 
 C3 = "<pads=[1,1,1,1], kernel_shape=[3,3]>"
@@ -35,18 +35,6 @@ def convs() -> onnx.ModelProto:
 
 def images(count: int = 8) -> dict[str, Any]:
     return {"x": np.random.default_rng(1).standard_normal((count, 32, 14, 14)).astype(np.float32)}
-
-
-def narrowed(proto: onnx.ModelProto, kind: int) -> onnx.ModelProto:
-    """The model as a float16 or bfloat16 export has it."""
-    out = onnx.ModelProto.FromString(proto.SerializeToString())
-    for tensor in out.graph.initializer:
-        if tensor.data_type == TensorProto.FLOAT:
-            value = numpy_helper.to_array(tensor).astype(helper.tensor_dtype_to_np_dtype(kind))
-            tensor.CopyFrom(numpy_helper.from_array(value, tensor.name))
-    for value in (*out.graph.input, *out.graph.output):
-        value.type.tensor_type.elem_type = kind
-    return out
 
 
 def types(proto: onnx.ModelProto) -> Counter[str]:

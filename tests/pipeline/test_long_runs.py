@@ -86,8 +86,7 @@ def test_a_killed_command_goes_on(wanted: bytes, tmp_path: Path) -> None:
 
 
 def _strip(model: onnx.ModelProto) -> bytes:
-    bare = onnx.ModelProto()
-    bare.CopyFrom(model)
+    bare = onnx.ModelProto.FromString(model.SerializeToString())
     del bare.metadata_props[:]
     return bare.SerializeToString(deterministic=True)
 

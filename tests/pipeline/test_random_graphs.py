@@ -219,8 +219,7 @@ def samples(proto: onnx.ModelProto) -> dict[str, np.ndarray]:
 @pytest.mark.parametrize("target", ["ort", "trt"])
 # Each example runs the whole engine: one in five of what the profile has.
 @settings(
-    max_examples=settings().max_examples // 5,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+    max_examples=settings().max_examples // 5, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
 )
 @given(proto=graphs())
 def test_any_graph_is_quantized_soundly(target: str, proto: onnx.ModelProto) -> None:

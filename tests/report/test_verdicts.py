@@ -115,8 +115,7 @@ def test_the_summary_begins_with_the_verdict(report: Report, line: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("sqnr_db", "grade", "codes"),
-    [(29.5, "good", []), (28.5, "acceptable", ["W109"]), (0.6, "broken", ["W109"])],
+    ("sqnr_db", "grade", "codes"), [(29.5, "good", []), (28.5, "acceptable", ["W109"]), (0.6, "broken", ["W109"])]
 )
 def test_an_emulator_counts_where_it_computes_something_else(sqnr_db: float, grade: str, codes: list[str]) -> None:
     output = EngineOutput(name="y", sqnr_db=sqnr_db, agreement_db=20.0)

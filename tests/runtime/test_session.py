@@ -113,8 +113,7 @@ def test_the_innermost_failing_node_is_named() -> None:
 
 
 def test_an_unknown_operator_is_named() -> None:
-    wrong = onnx.ModelProto()
-    wrong.CopyFrom(RELU)
+    wrong = onnx.ModelProto.FromString(RELU.SerializeToString())
     wrong.graph.node[0].op_type = "Reluu"
     with pytest.raises(ModelError) as raised:
         Session(wrong)

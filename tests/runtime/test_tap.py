@@ -7,18 +7,14 @@ import onnx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from onnx import TensorProto, parser
+from onnx import TensorProto
 
 from onnxq.errors import ModelError
 from onnxq.runtime import Session, observe_shapes, tap_tensors
 from onnxq.sites import TensorId
+from tests.calibrate.kit import model
 
-HEADER = '<ir_version: 8, opset_import: ["" : 17]>\n'
 X = np.array([[-2, -1, 1, 2], [3, -4, 5, -6]], np.float32)
-
-
-def model(text: str) -> onnx.ModelProto:
-    return onnx.shape_inference.infer_shapes(parser.parse_model(HEADER + text), data_prop=True)
 
 
 CHAIN = model(

@@ -122,8 +122,7 @@ def torch_run(model: nn.Module, x: Tensor) -> tuple[NDArray[Any], dict[str, list
 
 def with_outputs(model: onnx.ModelProto, names: list[str]) -> onnx.ModelProto:
     """The model with inner tensors given out too."""
-    out = onnx.ModelProto()
-    out.CopyFrom(model)
+    out = onnx.ModelProto.FromString(model.SerializeToString())
     known = {value.name for value in out.graph.output}
     out.graph.output.extend(onnx.ValueInfoProto(name=name) for name in dict.fromkeys(names) if name not in known)
     return out

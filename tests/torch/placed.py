@@ -244,8 +244,7 @@ def engine_marks(config: Config) -> dict[str, set[tuple[Role, Mark]]]:
 
 
 def _run(proto: onnx.ModelProto, inputs: Mapping[str, Tensor], plan: Plan) -> dict[str, Any]:
-    out = onnx.ModelProto()
-    out.CopyFrom(proto)
+    out = onnx.ModelProto.FromString(proto.SerializeToString())
     names = {site.site.name for site in plan.sites if isinstance(site.site, TensorId) and site.role is not Role.WEIGHT}
     known = {value.name for value in (*proto.graph.output, *proto.graph.input)}
     out.graph.output.extend(onnx.ValueInfoProto(name=name) for name in sorted(names - known))

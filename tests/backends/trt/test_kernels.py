@@ -9,13 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from onnxq.backends import find_engine
-from onnxq.backends.trt.kernels import (
-    find_dtype,
-    find_node_names,
-    moves_data,
-    read_inspector,
-    read_layers_message,
-)
+from onnxq.backends.trt.kernels import find_dtype, find_node_names, moves_data, read_inspector, read_layers_message
 from onnxq.engines.prove.kernels import find_computed_type, find_workers
 
 _NHWC = "Strides: [3136,1,112,4], StrideOrder: [3,0,2,1], Datatype: {}, Format: (NHWC) Channel major format }}"

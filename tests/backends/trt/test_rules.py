@@ -323,17 +323,13 @@ RULED: dict[str, tuple[str, str | None, str]] = {
     "turned data": ("g (float[8,4] x) => (float[4,8] y) { [n] y = Gemm<transA=1>(x, m) }", None, "transA=1"),
     "computed weights": (f"g ({ROWS} x, float[8,8] k) => ({ROWS} y) {{ [n] y = Gemm(x, k) }}", None, "left float"),
     "one column": (f"g ({ROWS} x) => (float[4,1] y) {{ [n] y = Gemm(x, column) }}", None, "with one column"),
-    "one column turned": (
-        "g (float[4,1] x) => (float[4,8] y) { [n] y = Gemm<transB=1>(x, column) }", "gemm", "",
-    ),
+    "one column turned": ("g (float[4,1] x) => (float[4,8] y) { [n] y = Gemm<transB=1>(x, column) }", "gemm", ""),
     "matmul": (f"g ({ROWS} x) => ({ROWS} y) {{ [n] y = MatMul(x, m) }}", "matmul", ""),
     "weights on the left": ("g (float[8,4] x) => (float[8,4] y) { [n] y = MatMul(m, x) }", None, "stands on the left"),
     "two activations": ("g (float[4,4] x) => (float[4,4] y) { [n] y = MatMul(x, x) }", "product", ""),
     "a Concat": (f"g ({ROWS} x) => (float[8,8] y) {{ [n] y = Concat<axis=0>(x, x) }}", "concat", ""),
     "an Add": (f"g ({ROWS} x, {ROWS} z) => ({ROWS} y) {{ [n] y = Add(x, z) }}", None, ""),
-    "pooling a constant": (
-        "g (float[8] x) => (float[8,8,1,1] y) { [n] y = MaxPool<kernel_shape=[1,1]>(w) }", None, "",
-    ),
+    "pooling a constant": ("g (float[8] x) => (float[8,8,1,1] y) { [n] y = MaxPool<kernel_shape=[1,1]>(w) }", None, ""),
 }  # fmt: skip
 
 

@@ -48,12 +48,10 @@ def pairs(proto: onnx.ModelProto, wrong: str = "", *, signed: bool = False) -> o
     wrong: a weight quantized per row instead: legal ONNX, which ORT's fused kernels read as per column.
     """
     weights = {tensor.name: numpy_helper.to_array(tensor) for tensor in proto.graph.initializer}
-    tapped = onnx.ModelProto()
-    tapped.CopyFrom(proto)
+    tapped = onnx.ModelProto.FromString(proto.SerializeToString())
     tapped.graph.output.extend(onnx.ValueInfoProto(name=node.output[0]) for node in proto.graph.node[:-1])
     values = Session(tapped, threads=1).run(samples(64, seed=1)) | samples(64, seed=1)
-    made = onnx.ModelProto()
-    made.CopyFrom(proto)
+    made = onnx.ModelProto.FromString(proto.SerializeToString())
     del made.graph.node[:], made.graph.initializer[:]
     for node in proto.graph.node:
         if node.op_type == "MatMul":

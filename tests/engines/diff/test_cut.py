@@ -37,8 +37,7 @@ def test_a_part_is_a_model_that_computes_the_same() -> None:
     proto = infer_shapes(name_nodes(PAIRS))
     feeds = {"x": samples(3)["x"]}
     names = ["r", "r/quantized", "r/dequantized", "b", "s"]
-    tapped = onnx.ModelProto()
-    tapped.CopyFrom(proto)
+    tapped = onnx.ModelProto.FromString(proto.SerializeToString())
     tapped.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names)
     values = Session(tapped, optimize=False, threads=1).run(feeds)
     asked: list[str] = []

@@ -10,11 +10,7 @@ import pytest
 import onnxq
 from tests.engines import kit
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.trt,
-    pytest.mark.skipif(find_spec("tensorrt") is None, reason="no tensorrt"),
-]
+pytestmark = [pytest.mark.gpu, pytest.mark.trt, pytest.mark.skipif(find_spec("tensorrt") is None, reason="no tensorrt")]
 
 
 def test_a_convolution_between_pairs_runs_in_int8():

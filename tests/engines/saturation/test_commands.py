@@ -176,8 +176,7 @@ def test_diff_blames_no_weight_for_another_fault(folder, tmp_path, monkeypatch):
     """A run that is as far from the saturating answer as from the exact one."""
 
     def wrong(proto: onnx.ModelProto, *, optimize: bool = True, **options: object) -> Session:
-        changed = onnx.ModelProto()
-        changed.CopyFrom(proto)
+        changed = onnx.ModelProto.FromString(proto.SerializeToString())
         if optimize:
             changed.graph.node[-1].input[0], changed.graph.node[-1].output[0] = "xd", "y0"
             changed.graph.node.append(helper.make_node("Mul", ["y0", "two"], ["y"], name="fault"))

@@ -147,8 +147,7 @@ PEERS: dict[str, Peer] = {
     ),
     "product of a row": Peer("(float[1,32] x) => (float[1,16] y) { y = MatMul(x, w) }", {"w": (32, 16)}, 17),
     "product and relu, another opset": Peer(
-        "(float[1,24,24] x) => (float[1,24,16] y) { m = MatMul(x, w) y = Relu(m) }",
-        {"w": (24, 16)}, 27,
+        "(float[1,24,24] x) => (float[1,24,16] y) { m = MatMul(x, w) y = Relu(m) }", {"w": (24, 16)}, 27,
     ),
     "narrow products": Peer(
         "(float[32,15] x) => (float[32,8] y, float[32,64] z) { y = MatMul(x, w0) z = Gemm <transB=1>(x, w1) }",
@@ -259,8 +258,7 @@ PEERS: dict[str, Peer] = {
         opset=20,
     ),
     "what is greater": Peer(
-        "(float[4] x) => (bool[4] y) { m = Mul(x, w) y = Greater(m, limit) }",
-        {"w": (4,), "limit": scalar(0.5)}, 20,
+        "(float[4] x) => (bool[4] y) { m = Mul(x, w) y = Greater(m, limit) }", {"w": (4,), "limit": scalar(0.5)}, 20,
     ),
     "an empty part": Peer(
         "(float[2] x) => (float[2] y) { c = Concat <axis=0>(x, nothing) y = Relu(c) }",
@@ -290,9 +288,7 @@ PEERS: dict[str, Peer] = {
             j = Concat <axis=1>(a, b) z = Concat <axis=1>(j, c) y = Cast <to=1>(j) }""",
         opset=20,
     ),
-    "branches of products": _if(
-        "t = Gemm(p, w0, b0)", "o = Gemm(p, w1, b1)", w0=(4, 3), b0=(3,), w1=(4, 3), b1=(3,)
-    ),
+    "branches of products": _if("t = Gemm(p, w0, b0)", "o = Gemm(p, w1, b1)", w0=(4, 3), b0=(3,), w1=(4, 3), b1=(3,)),
     "branches of sums": _if("a = Add(p, w0) t = Mul(a, x)", "o = Add(x, w1)", w0=(2, 4), w1=(2, 4)),
     "branches of nothing": _if("t = Identity(x)", "o = Identity(p)"),
     "branches behind branches": Peer(
@@ -339,8 +335,7 @@ PEERS: dict[str, Peer] = {
         {"two": fill((1,), 2), "tiny": fill((1,), 1e-6)},
     ),
     "double comes in": Peer(
-        "(double[2,3] x) => (double[2,3] y) { s = Add(x, c) y = Mul(s, s) }",
-        {"c": np.ones((2, 3))}, 17,
+        "(double[2,3] x) => (double[2,3] y) { s = Add(x, c) y = Mul(s, s) }", {"c": np.ones((2, 3))}, 17,
     ),
     "cast of float16": Peer("(float16[1,4] x) => (float[1,4] y) { y = Cast <to=1>(x) }", opset=17),
     "a batch with two names": Peer("(float[batch,4] x) => (float[other,4] y) { y = Relu(x) }", opset=17),

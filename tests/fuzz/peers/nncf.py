@@ -79,9 +79,7 @@ PEERS: dict[str, Peer] = {
     "sums both ways": Peer(
         "(float[1,6,3,3] a, float[2,6,3,3] b) => (float[2,6,3,3] y, float[2,6,3,3] z) { y = Add(a, b) z = Add(b, a) }",
     ),
-    "integers inside": Peer(
-        "(float[1,6,3,3] x) => (float[1,6,3,3] y) { s = Shape(x) y = ConstantOfShape(s) }",
-    ),
+    "integers inside": Peer("(float[1,6,3,3] x) => (float[1,6,3,3] y) { s = Shape(x) y = ConstantOfShape(s) }"),
     "conv": Peer("(float[1,3,10,10] x) => (float[1,6,10,10] y) { [Conv1] y = Conv(x, w, b) }", _CONV),
     "conv, the bias behind an identity": Peer(
         "(float[1,3,10,10] x) => (float[1,6,10,10] y) { i = Identity(b) y = Conv <kernel_shape=[1,1]>(x, w, i) }",
@@ -109,9 +107,7 @@ PEERS: dict[str, Peer] = {
             a = Conv <pads=[1,1,1,1]>(x, w) b = Conv <pads=[1,1,1,1]>(x, w) y = Add(a, b) }""",
         {"w": (5, 1, 3, 3)}, alter=_store_twice,
     ),
-    "one of two ports": Peer(
-        "(float[1,1,5,5] x) => (float[1,1,5,5] y) { r = Relu(x) s = Softmax(r) y = Mul(r, s) }",
-    ),
+    "one of two ports": Peer("(float[1,1,5,5] x) => (float[1,1,5,5] y) { r = Relu(x) s = Softmax(r) y = Mul(r, s) }"),
     "both ports": Peer(
         """(float[1,1,5,5] x) => (float[1,1,5,5] y, float[1,1,5,5] z) {
             r = Relu(x) i = Identity(x) z = Softmax(i) y = Mul(r, i) }""",
@@ -138,8 +134,7 @@ PEERS: dict[str, Peer] = {
         {"w": (6, 3, 3, 3), "b": (6,)}, feeds={"x": lambda rng: rng.uniform(1, 2, (1, 3, 8, 8))},
     ),
     "product and softmax": Peer(
-        "(float[1,10] x) => (float[1,5] y) { m = MatMul(x, w) y = Softmax(m) }",
-        {"w": _positive(1, 10, 5)},
+        "(float[1,10] x) => (float[1,5] y) { m = MatMul(x, w) y = Softmax(m) }", {"w": _positive(1, 10, 5)},
     ),
     "product of two activations": Peer(
         "(float[10,1] x, float[1,10] z) => (float[10,10] y) { m = MatMul(x, z) y = Softmax(m) }",

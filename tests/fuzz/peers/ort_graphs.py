@@ -9,17 +9,7 @@ import numpy as np
 import onnx
 from onnx import helper
 
-from tests.fuzz.peers.build import (
-    Peer,
-    count,
-    declare_weights,
-    fill,
-    forget_shapes,
-    ints,
-    reverse_nodes,
-    scalar,
-    steps,
-)
+from tests.fuzz.peers.build import Peer, count, declare_weights, fill, forget_shapes, ints, reverse_nodes, scalar, steps
 
 _MS = {"com.microsoft": 1}
 
@@ -122,8 +112,7 @@ PEERS: dict[str, Peer] = {
         {"w": (6, 4, 3, 3), "low": scalar(-1), "high": scalar(1), "flat": ints(-1)},
     ),
     "format, conv relu": Peer(
-        "(float[1,4,9,9] x) => (float[1,6,7,7] y) { c = Conv(x, w) y = Relu(c) }",
-        {"w": (6, 4, 3, 3)},
+        "(float[1,4,9,9] x) => (float[1,6,7,7] y) { c = Conv(x, w) y = Relu(c) }", {"w": (6, 4, 3, 3)},
     ),
     "format, sums about a mean": Peer(
         """(float[5,5] x) => (float[5,5] y) {
@@ -321,7 +310,6 @@ PEERS: dict[str, Peer] = {
         {"w": count(4, 4)}, counts=(1, 8),
     ),
     "outputs that are inputs": Peer(
-        "(float[1,4] x) => (float[1,4] x, float[1,4] y) { y = MatMul(x, w) }",
-        {"w": (4, 4)},
+        "(float[1,4] x) => (float[1,4] x, float[1,4] y) { y = MatMul(x, w) }", {"w": (4, 4)},
     ),
 }  # fmt: skip

@@ -125,9 +125,7 @@ PEERS: dict[str, Peer] = {
         "(float[1,4,9,9] x) => (float[1,5,5,5] y) { a = Conv(x, w0) y = Conv(a, w1, b) }",
         {"w0": (6, 4, 3, 3), "w1": (5, 6, 3, 3), "b": (5,)}, 10,
     ),
-    "conv of a line": Peer(
-        "(float[1,4,9] x) => (float[1,6,7] y) { y = Conv(x, w, b) }", {"w": (6, 4, 3), "b": (6,)}
-    ),
+    "conv of a line": Peer("(float[1,4,9] x) => (float[1,6,7] y) { y = Conv(x, w, b) }", {"w": (6, 4, 3), "b": (6,)}),
     "conv of a box": Peer("(float[1,2,5,5,5] x) => (float[1,3,3,3,3] y) { y = Conv(x, w) }", {"w": (3, 2, 3, 3, 3)}),
     "conv transposed": Peer(
         "(float[1,1,7,7] x) => (float[1,1,9,9] y) { [turned] y = ConvTranspose <kernel_shape=[3,3]>(x, w) }",
@@ -280,8 +278,7 @@ PEERS: dict[str, Peer] = {
         {"w0": (6, 4), "w1": (6, 4), "nothing": scalar(-10)}, 16,
     ),
     "inputs of no shape": Peer(
-        "(float[N,6] x) => (float[N,4] y) { a = MatMul(x, w) y = Softmax(a) }",
-        {"w": (6, 4)}, alter=forget_shapes,
+        "(float[N,6] x) => (float[N,4] y) { a = MatMul(x, w) y = Softmax(a) }", {"w": (6, 4)}, alter=forget_shapes,
     ),
     **{
         f"{op.lower()} of two inputs": Peer(

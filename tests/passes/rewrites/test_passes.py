@@ -118,8 +118,7 @@ def test_what_keeps_its_name_keeps_its_value(done: ModelProto) -> None:
     feeds = feeds_for(model)
     outputs = []
     for proto in (model, done):
-        probe = ModelProto()
-        probe.CopyFrom(proto)
+        probe = ModelProto.FromString(proto.SerializeToString())
         del probe.graph.output[:]
         probe.graph.output.extend(helper.make_tensor_value_info(name, 1, None) for name in common)
         outputs.append(infer(probe, feeds))

@@ -63,5 +63,4 @@ def test_what_moves_nothing_of_many_axes_stays(lines: str) -> None:
 
 
 def test_a_transpose_of_more_runs_than_there_may_be_axes_stays() -> None:
-    lines = "t = Transpose<perm=[6,5,4,3,2,1,0]>(r)"
-    assert_untouched(lower_ranks, make(lines, "seven"))
+    assert_untouched(lower_ranks, make("t = Transpose<perm=[6,5,4,3,2,1,0]>(r)", "seven"))

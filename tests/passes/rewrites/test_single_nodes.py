@@ -18,7 +18,7 @@ from onnxq.passes.rewrites.single_nodes import (
     replace_reduce_mean,
 )
 from onnxq.runtime import optimize_graph
-from tests.passes.kit import apply, assert_same, assert_untouched, in_branch, ops, parse, read_by
+from tests.passes.kit import apply, assert_rewritten, assert_same, assert_untouched, in_branch, ops, parse, read_by
 
 F = np.float32
 ROWS, IMAGE = ("float[N,5] x", "float[N,5] y"), ("float[N,4,5,6] x", "float[N,4,5,6] y")
@@ -176,9 +176,7 @@ def test_a_pad_with_the_lowest_value_joins_the_pads_of_a_pool(value: float, oute
     """As timm writes a pool of TensorFlow's sizes: of -inf no scale is found, and all around it stayed float."""
     lines = f"p = Pad(x, amounts, low) y = MaxPool <kernel_shape = [3,3], strides = [2,2]{own}> (p)"
     before = model(lines, *ENDS, low=F(value), amounts=np.array([0, 0, *outer[:2], 0, 0, *outer[2:]]))
-    result, _ = apply(fold_pad, before)
-    assert ops(result) == {"MaxPool": 1}
-    assert_same(before, result)
+    assert_rewritten(fold_pad, before, {"MaxPool": 1})
 
 
 AMOUNTS = [0, 0, 1, 2, 0, 0, 2, 1]
@@ -213,9 +211,7 @@ ONES = [0, 0, 1, 1, 0, 0, 1, 1]
 def test_one_pad_for_two_convolutions() -> None:
     lines = f"{PADDED} z = Conv <kernel_shape = [3,3]> (p, v)"
     before = model(lines, ENDS[0], f"{ENDS[1]}, float[N,6,A,B] z", w=W, v=-W, amounts=np.array(ONES))
-    result, _ = apply(fold_pad, before)
-    assert ops(result) == {"Conv": 2}
-    assert_same(before, result)
+    assert_rewritten(fold_pad, before, {"Conv": 2})
 
 
 @pytest.mark.parametrize(

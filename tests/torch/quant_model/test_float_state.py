@@ -29,12 +29,7 @@ def make_trained(net: Callable[[], nn.Module]) -> nn.Module:
 @pytest.mark.parametrize("fold", [True, False])
 @pytest.mark.parametrize(
     ("net", "x"),
-    [
-        (ResNet, images()),
-        (Mobile, images()),
-        (Encoder, torch.arange(12).reshape(2, 6)),
-        (Branching, torch.ones(2, 16)),
-    ],
+    [(ResNet, images()), (Mobile, images()), (Encoder, torch.arange(12).reshape(2, 6)), (Branching, torch.ones(2, 16))],
 )
 def test_a_float_checkpoint_loads_by_its_own_names(net: type[nn.Module], x: torch.Tensor, fold: bool) -> None:
     """Batch norms and all; what the converted model computes in float is what the checkpoint computes."""

@@ -16,10 +16,7 @@ from torch_frontend.fake_quant import fake_quantize
 from torch_frontend.quantizers import AdaRound, PostStep, create_quantizer, quantizers_of
 from torch_frontend.reconstruct import Settings, reconstruct
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no GPU"),
-]
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no GPU")]
 
 
 class Layer(nn.Linear):
