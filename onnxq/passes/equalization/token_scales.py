@@ -24,10 +24,9 @@ _AXES_INPUT = 18
 
 
 def write_token_scales(proto: ModelLike, steps: Mapping[TensorId, Floats]) -> ModelLike:
-    """The model with these tensors divided by their tokens' scales on the way to the layers, whose results are
-    multiplied. steps: of each tensor, one number.
+    """The model with tokens of these tensors divided by their scales for layers, whose results are multiplied.
 
-    Raises PlanError for a tensor that no layer reads so.
+    steps: of each tensor, one number. Raises PlanError for a tensor that no layer reads so.
     """
     view, edit = View(proto), Edit(proto)
     for tensor, count in steps.items():
@@ -60,7 +59,7 @@ def _scale_tokens(
     if opset < _AXES_INPUT:
         attrs["axes"] = [-1]
     else:
-        axes = [edit.add_constant(scope, f"{name}/axes", np.array([-1]))]
+        axes = [edit.add_constant(scope, f"{name}/axes", np.array([-1], np.int64))]
     sizes = edit.insert_before(first, "Abs", [name], {}, f"{name}/magnitudes")
     largest = edit.insert_before(first, "ReduceMax", [sizes, *axes], attrs, f"{name}/largest")
     above = edit.insert_before(first, "Max", [largest, least], {}, f"{name}/above")

@@ -175,8 +175,9 @@ def _write_attention(view: View, edit: Edit, node: NodeRef) -> bool:
         return False
     product = edit.insert_before(node, "MatMul", [x, weight], {}, f"{node.name}/projected")
     whole = _add_up(edit, node, [product, bias])
-    axis = edit.add_constant(node.scope, f"{node.name}/axis", np.array([-1]))
-    ends = [edit.add_constant(node.scope, f"{node.name}/end", np.array([k * stored.shape[1] // 3])) for k in range(4)]
+    axis = edit.add_constant(node.scope, f"{node.name}/axis", np.array([-1], np.int64))
+    bounds = np.arange(4, dtype=np.int64) * (stored.shape[1] // 3)
+    ends = [edit.add_constant(node.scope, f"{node.name}/end", bound.reshape(1)) for bound in bounds]
     parts = [
         edit.insert_before(node, "Slice", [whole, *ends[k : k + 2], axis], {}, f"{node.name}/{part}")
         for k, part in enumerate("qkv")

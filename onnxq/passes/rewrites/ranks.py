@@ -124,12 +124,12 @@ def _lower_node(view: View, node: NodeRef, sizes: Shape) -> _Lowered | None:
         shape = _join_axes(sizes, int(axes[0]))
         if "axes" in node.attrs:
             return _Lowered(shape, {"keepdims": 1, "axes": [1]})
-        return _Lowered(shape, {"keepdims": 1}, (np.asarray([1]),))
+        return _Lowered(shape, {"keepdims": 1}, (np.asarray([1], np.int64),))
     if is_op(node, "Slice") and len(node.inputs) > 3:
         axes = view.find_constant(node, 3)
         if axes is None or axes.size != 1:
             return None
-        inputs: tuple[str | np.ndarray, ...] = (*node.inputs[1:3], np.asarray([1]), *node.inputs[4:])
+        inputs: tuple[str | np.ndarray, ...] = (*node.inputs[1:3], np.asarray([1], np.int64), *node.inputs[4:])
         return _Lowered(_join_axes(sizes, int(axes.flat[0])), {}, inputs)
     return None
 
