@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import select
 import signal
 import sys
 import threading
@@ -97,12 +98,26 @@ def _discard_unwritten() -> None:
             discard_stream(stream)
 
 
+def _has_lost_reader(stream: IO[str]) -> bool:
+    """True for a pipe that nobody reads any more, and on Windows, which does not tell."""
+    if not hasattr(select, "poll"):
+        return True
+    with suppress(OSError, ValueError):  # ValueError: it is no file, as in a test
+        pipe = select.poll()
+        pipe.register(stream.fileno(), 0)
+        return bool(pipe.poll(0))
+    return False
+
+
 @contextmanager
 def _forgive_closed_pipe() -> Iterator[None]:
     """End the command as done where the reader of its pipe has gone (`onnxq inspect … | head`): click would fail it."""
     try:
         yield
     except BrokenPipeError as error:
+        # A pipe to an engine may break as well, which is no end that anybody asked for.
+        if not (_has_lost_reader(sys.stdout) or _has_lost_reader(sys.stderr)):
+            raise
         _discard_unwritten()
         raise click.exceptions.Exit(DONE) from error
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import onnx
 import pytest
 
+from onnxq.cli.group import _forgive_closed_pipe
 from tests.cli import kit as cli
 from tests.codes.kit import gemm
 
@@ -115,3 +116,8 @@ def test_names_of_any_length_are_files_or_refused(
     assert done.exit_code in (0, 1, 2), done.stderr
     if done.exit_code:
         assert re.search(r"^error\[Q\d+\]: ", done.stderr, re.MULTILINE)
+
+
+def test_the_pipe_of_an_engine_is_none_of_these() -> None:
+    with pytest.raises(BrokenPipeError), _forgive_closed_pipe():
+        raise BrokenPipeError
