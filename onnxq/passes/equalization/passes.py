@@ -369,17 +369,17 @@ def scale_tokens(ctx: EqualizeContext, state: FloatState) -> FloatStep:
     tensors = {view.find_tensor(view.index.find_node(edge.node), edge.index) for edge in read}
     layers = {tensor: list(find_token_layers(view, tensor)) for tensor in tensors if tensor is not None}
     # All layers or none: those that stay float would be given other numbers for nothing.
-    found = {
+    scaled = {
         tensor: nodes
         for tensor, nodes in sorted(layers.items())
         if nodes and all(view.make_edge(node, 0) in read for node in nodes)
     }
     # Of 8 bits 127, so that both ends are whole steps away from 0, also where codes reach one further down.
     half = _find_half(ctx.config)
-    steps = {tensor: np.array([half - 1], np.float32) for tensor in found}
-    after, report = _write(ctx, state, TOKEN_SCALES, steps, [f"{tensor}: a scale a token" for tensor in found])
+    steps = {tensor: np.array([half - 1], np.float32) for tensor in scaled}
+    after, report = _write(ctx, state, TOKEN_SCALES, steps, [f"{tensor}: a scale a token" for tensor in scaled])
     if report.outcome is Outcome.KEPT:
-        after = TOKEN_LAYERS.write(after, tuple(node.name for nodes in found.values() for node in nodes))
+        after = TOKEN_LAYERS.write(after, tuple(node.name for nodes in scaled.values() for node in nodes))
     return after, report
 
 

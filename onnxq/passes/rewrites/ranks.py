@@ -99,8 +99,8 @@ def _join_reshapes(state: FloatState) -> FloatState:
 
 def _list_axes(view: View, tensor: TensorId) -> Iterator[int]:
     """The numbers of axes of a tensor and of those that Reshapes make it of, the first of all left out."""
-    *made, _ = view.index.walk_back(tensor, ("Reshape",))
-    return (len(view.index.find_shape(one) or ()) for one in made)
+    *reshaped, _ = view.index.walk_back(tensor, ("Reshape",))
+    return (len(view.index.find_shape(source) or ()) for source in reshaped)
 
 
 def _find_sizes(view: View, tensor: TensorId | None) -> Shape | None:

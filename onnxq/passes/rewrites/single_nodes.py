@@ -230,7 +230,8 @@ def _match_pad(view: View, node: NodeRef) -> tuple[TensorId, tuple[NodeRef, ...]
         return None
     readers = tuple(view.index.readers(out))
     # SAME pads by the size that the Pad changes.
-    if any(not is_op(one, "Conv", "MaxPool") or _read_auto_pad(one) not in ("NOTSET", "VALID") for one in readers):
+    plain = (is_op(node, "Conv", "MaxPool") and _read_auto_pad(node) in ("NOTSET", "VALID") for node in readers)
+    if not all(plain):
         return None
     amounts = pad_amounts(view, node, _find_padded_rank(view, readers))
     if amounts is None:
