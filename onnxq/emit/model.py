@@ -178,21 +178,21 @@ def _write_matrix(
     (batch, (channels, *sides), (_, *after)), (x, weight, *biases) = maps, node.inputs
     several, pixels = batch != 1, math.prod(sides)
 
-    def reshape(tensor: str, *shape: int) -> str:
+    def write_reshape(tensor: str, *shape: int) -> str:
         return add("Reshape", [tensor, hold(np.array(shape, np.int64))])
 
-    def swap(tensor: str, output: str = "") -> str:
+    def swap_axes(tensor: str, output: str = "") -> str:
         return add("Transpose", [tensor], output, perm=(1, 0, 2, 3))
 
     images = hold(np.eye(pixels, dtype=np.float32).reshape(pixels, 1, *sides))
     attrs = {name: value for name, value in node.attrs.items() if name != "group"}
-    matrix = reshape(swap(add("Conv", [images, weight], **attrs)), 1, -1, *after)
-    filters = reshape(swap(x) if several else x, -1, pixels, 1, 1)
+    matrix = write_reshape(swap_axes(add("Conv", [images, weight], **attrs)), 1, -1, *after)
+    filters = write_reshape(swap_axes(x) if several else x, -1, pixels, 1, 1)
     # A filter for each picture and channel, so that the bias of a channel stands there once for each picture.
     if several and any(biases):
         if (node.scope, batch) not in counts:
             counts[node.scope, batch] = add("Gather", [add("Shape", [x]), hold(np.zeros(1, np.int64))])
-        biases = [reshape(add("Expand", [reshape(biases[0], -1, 1), counts[node.scope, batch]]), -1)]
+        biases = [write_reshape(add("Expand", [write_reshape(biases[0], -1, 1), counts[node.scope, batch]]), -1)]
     for k, tensor in enumerate((matrix, filters, *biases)):
         editor.replace_input(node.make_edge(k), tensor)
     for name, value in {**dict.fromkeys(node.attrs), "group": channels, "kernel_shape": [1, 1]}.items():
@@ -201,14 +201,14 @@ def _write_matrix(
         # Behind its activation, which the kernel computes as well. What has another shape now gets another name.
         reader = index.find_sole_reader(node.result)
         clamp = index.find_node(reader.node) if reader is not None else node
-        made = editor.fresh(f"{node.name}/product")
-        editor.replace_output(node.name, 0, made)
+        product = editor.fresh(f"{node.name}/product")
+        editor.replace_output(node.name, 0, product)
         end = node
         if clamp.is_onnx("Relu", "Clip"):
-            editor.replace_input(clamp.make_edge(0), made)
-            end, made = clamp, editor.fresh(f"{node.name}/clamped")
-            editor.replace_output(end.name, 0, made)
-        swap(reshape(made, channels, -1, *after), end.outputs[0])
+            editor.replace_input(clamp.make_edge(0), product)
+            end, product = clamp, editor.fresh(f"{node.name}/clamped")
+            editor.replace_output(end.name, 0, product)
+        swap_axes(write_reshape(product, channels, -1, *after), end.outputs[0])
 
 
 def _find_captured(plan: Plan, index: GraphIndex) -> frozenset[TensorId]:

@@ -48,7 +48,7 @@ def test_whole_blocks(n: int, multiple: int, rounded: int) -> None:
 @pytest.mark.parametrize("cpu", ["vnni", "avx2"])
 @pytest.mark.parametrize("engine", ["openvino", "ort"])
 def test_groups_of_more_channels_are_computed_faster(engine: str, cpu: str) -> None:
-    """What no sample shows a fit leaves anywhere: groups of four channels had a rate of 0 in OpenVINO's table."""
+    """A fit leaves any rate that no sample shows: groups of four channels had 0 in OpenVINO's table."""
     conv = find_target(engine).costs[cpu].conv
     rates = list(conv.grouped_float_gmacs.values())
     assert rates == sorted(rates)

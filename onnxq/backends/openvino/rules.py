@@ -133,9 +133,9 @@ def _explain_misread_data(c: Candidate) -> str | None:
 def _drops_channels(c: Candidate) -> bool:
     """True for a reduction that leaves out axis 1."""
     axes, rank = c.attr("axes", c.constant(1)), c.rank(0)
-    if axes is None or rank is None:
-        return not c.attr("keepdims", 1)
-    return not c.attr("keepdims", 1) and 1 in {int(axis) % rank for axis in axes}
+    if c.attr("keepdims", 1):
+        return False
+    return axes is None or rank is None or 1 in {int(axis) % rank for axis in axes}
 
 
 def _check_matmul(c: Candidate) -> str | None:

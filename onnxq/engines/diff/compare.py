@@ -86,7 +86,7 @@ def compare_models(
         dataset = dataset.extended(lambda at, feeds: selections.add_choices(feeds, reference.run(at, feeds)))
     with ScratchFolder() as folder:
         engines = Engines(float_index, index, dataset, config, folder, progress)
-        work = _Comparison(engines, config, Recorder(keep), selections, GraphIndex(prepared or float_index.model))
+        work = _Comparison(engines, config, Recorder(keep), selections, prepared)
         work.notes += [explain_missing(one) for one in missing]
         outputs = work.compare_outputs(loaded)
         layers = work.compare_layers() if options.layers or options.bisect else LayerResults()
@@ -135,8 +135,8 @@ class _Comparison:
     config: Config
     recorder: Recorder
     selections: Selections
-    # The float model that tensors inside are compared with: in the channels of the quantized one.
-    inside: GraphIndex
+    # The float model in the channels of the quantized one, with which tensors inside are compared.
+    prepared: ModelLike | None
     agreement: dict[str, AgreementSums] = field(default_factory=dict)
     loaded: Mapping[str, LoadedRun] = field(default_factory=dict)
     runs: list[Run] = field(default_factory=list)
@@ -247,7 +247,8 @@ class _Comparison:
         with self.engines.progress("having ONNX Runtime optimize the model"):
             # The graph of fusions can be read for the CPU alone.
             fused = ON in self.engines.names and not self.config.runtime.provider
-            self.inner = inner = open_inner(self.inside, self.index, first, fused=fused, threads=threads)
+            inside = self.engines.float_index if self.prepared is None else GraphIndex(self.prepared)
+            self.inner = inner = open_inner(inside, self.index, first, fused=fused, threads=threads)
         with ExitStack() as stack:
             others = self.engines.open_inner(stack)
             return compare_layers(

@@ -179,8 +179,7 @@ def pad_pools(_ctx: RunContext, state: FloatState) -> FloatStep:
 def _find_rounded_pads(view: View, node: NodeRef) -> list[int] | None:
     """The pads with which a pool has its size without rounding up; None where none are alike."""
     kernel = np.asarray(node.attrs["kernel_shape"])
-    none = [0] * len(kernel)
-    pads = node.attrs.get("pads") or [*none, *none]
+    pads = node.attrs.get("pads") or [0] * (2 * len(kernel))
     counted = any(pads) and node.attrs.get("count_include_pad", 0)
     shapes = [view.index.find_shape(tensor) for tensor in (view.find_tensor(node, 0), node.result)]
     if counted or str(node.attrs.get("auto_pad", "NOTSET")) != "NOTSET":
@@ -188,10 +187,11 @@ def _find_rounded_pads(view: View, node: NodeRef) -> list[int] | None:
     if any(shape is None or not all(isinstance(size, int) for size in shape[2:]) for shape in shapes):
         return None
     sizes, outputs = (np.asarray(shape[2:]) for shape in shapes if shape is not None)
-    strides, dilations = (np.asarray(node.attrs.get(name) or none) for name in ("strides", "dilations"))
+    ones = [1] * len(kernel)
+    strides, dilations = (np.asarray(node.attrs.get(name) or ones) for name in ("strides", "dilations"))
     # Windows beyond the end take the place of the pads there, whatever these are.
     begins = np.asarray(pads[: len(kernel)])
-    ends = (outputs - 1) * np.maximum(strides, 1) + (kernel - 1) * np.maximum(dilations, 1) + 1 - sizes - begins
+    ends = (outputs - 1) * strides + (kernel - 1) * dilations + 1 - sizes - begins
     # ONNX has no window of pads alone.
     return [*begins.tolist(), *np.maximum(ends, 0).tolist()] if np.all(ends < kernel) else None
 

@@ -1,4 +1,4 @@
-"""What moves values of more than five axes does so on five at most, between Reshapes."""
+"""Nodes that move values of more than five axes do so on five at most, between Reshapes."""
 
 from __future__ import annotations
 
