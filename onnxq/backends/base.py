@@ -361,7 +361,7 @@ class Target:
     estimate_work: Callable[[Candidate], float] = lambda _: 1.0
     # The engine is ONNX Runtime on this machine, so that its times can be measured here.
     times_itself: bool = False
-    fits_matrix: FitsMatrix | None = None
+    fits_matrix: FitsMatrix = lambda *_: False
     # It stands for no engine: every node whose operator can be quantized is, by rules of its own.
     ideal: bool = False
     # Names of rewrites that are left out for it: by default those into single nodes that few engines have kernels for.

@@ -88,7 +88,7 @@ _JOINERS: Mapping[type, Mapping[_Joiner, str]] = {
         _unite: "skips dynamic_ops",
         _merge: "exclusions no_kernel no_gain",
         _ask_each: "refuse_narrow refuse_float",
-        lambda _: None: "fits_matrix",
+        lambda _: Target.fits_matrix: "fits_matrix",
     },
 }
 

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 
 import onnx
 
-from onnxq.backends import find_target
+from onnxq.backends import Target, find_target
 from onnxq.emit import emit_pairs, emit_types, replace_biases, write_matrices
 from onnxq.errors import PlanError
 from onnxq.graph import ModelLike, NodeRef, ensure_opset, infer_shapes, verify_graph
@@ -189,7 +189,7 @@ def _write_all(state: FloatState, plan: Plan, progress: Progress = silent) -> Mo
     if target.quantizes_alone:
         proto = unfuse_matmul_bias(proto, _list_quantized_matmuls(plan))
     done = write_integer_products(guard_float(emit_pairs(proto, plan, progress), plan.float_nodes))
-    return done if target.fits_matrix is None else write_matrices(done, target.fits_matrix)
+    return done if target.fits_matrix is Target.fits_matrix else write_matrices(done, target.fits_matrix)
 
 
 def _write_operators(proto: ModelLike, plan: Plan) -> ModelLike:
