@@ -14,11 +14,12 @@ import ctypes
 import os
 import platform
 import sys
+import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import TypeVar
 
@@ -36,14 +37,16 @@ def map_parts(work: Callable[[slice], None], count: int, size: int, *, elements:
     An exception of one call is raised, once the others are done.
     """
     parts = [slice(first, min(first + size, count)) for first in range(0, count, size)]
-    threads = count_cores()
+    threads = _count_threads(0)
     if threads < 2 or len(parts) < 2 or elements < _WORTH_THREADS:
         for part in parts:
             work(part)
         return
-    with ThreadPoolExecutor(min(threads, len(parts))) as pool:
-        for done in [pool.submit(work, part) for part in parts]:
-            done.result()
+    pool = _open_pool(threads)
+    running = [pool.submit(work, part) for part in parts]
+    wait(running)
+    for done in running:
+        done.result()
 
 
 def map_in_threads(work: Callable[[T], R], items: Iterable[T], *, threads: int = 0) -> Iterator[R]:
@@ -52,21 +55,50 @@ def map_in_threads(work: Callable[[T], R], items: Iterable[T], *, threads: int =
     Items are read here, one ahead of the threads, and no more results wait than there are threads. An exception of
     `work` is raised in the place of its result.
     """
-    threads = threads or count_cores()
+    threads = _count_threads(threads)
     if threads < 2:
         yield from map(work, items)
         return
     waiting: deque[Future[R]] = deque()
-    with ThreadPoolExecutor(threads) as pool:
-        try:
-            for item in items:
-                waiting.append(pool.submit(work, item))
-                if len(waiting) > threads:
-                    yield waiting.popleft().result()
-            while waiting:
+    pool = _open_pool(threads)
+    try:
+        for item in items:
+            waiting.append(pool.submit(work, item))
+            if len(waiting) > threads:
                 yield waiting.popleft().result()
-        finally:
-            pool.shutdown(cancel_futures=True)
+        while waiting:
+            yield waiting.popleft().result()
+    finally:
+        for running in waiting:
+            running.cancel()
+        wait(waiting)
+
+
+class _Here(threading.local):
+    """in_pool: true in the threads of a pool, whose own parts run one after the other: others wait for this thread."""
+
+    in_pool = False
+
+
+_here = _Here()
+
+
+def _count_threads(threads: int) -> int:
+    """The threads to share work among here; 0: all cores."""
+    return 1 if _here.in_pool else threads or count_cores()
+
+
+# Kept: one `quantize` shares work hundreds of times, and to start threads and end them took a tenth of a small
+# network's time.
+@cache
+def _open_pool(threads: int) -> ThreadPoolExecutor:
+    """A pool of so many threads."""
+    return ThreadPoolExecutor(threads, "onnxq", lambda: setattr(_here, "in_pool", True))
+
+
+if hasattr(os, "register_at_fork"):
+    # A fork has none of the threads.
+    os.register_at_fork(after_in_child=_open_pool.cache_clear)
 
 
 def share_cores(runs: int) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -67,3 +69,36 @@ def test_items_are_read_no_further_ahead_than_there_are_threads(threads: int) ->
 def test_runs_side_by_side_share_the_cores(monkeypatch: pytest.MonkeyPatch, cores: int, runs: int, share: int) -> None:
     monkeypatch.setattr(machine, "count_cores", lambda: cores)
     assert share_cores(runs) == share
+
+
+def test_threads_are_started_once() -> None:
+    def name_thread(_: int) -> str:
+        time.sleep(0.001)
+        return threading.current_thread().name
+
+    first = set(map_in_threads(name_thread, range(20), threads=2))
+    assert set(map_in_threads(name_thread, range(20), threads=2)) == first
+    assert len(first) == 2
+
+
+def test_work_may_share_work_itself() -> None:
+    # A thread that waited for others of its own pool would wait for ever.
+    def add_up(item: int) -> int:
+        return sum(map_in_threads(lambda part: part + item, range(5), threads=2))
+
+    assert list(map_in_threads(add_up, range(6), threads=2)) == [10 + 5 * item for item in range(6)]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+def test_a_fork_has_threads_of_its_own() -> None:
+    list(map_in_threads(abs, range(4), threads=2))
+    child = os.fork()
+    if not child:
+        os._exit(0 if list(map_in_threads(abs, [-1, -2, -3], threads=2)) == [1, 2, 3] else 1)
+    ended, deadline = (0, 0), time.monotonic() + 60
+    while ended == (0, 0) and time.monotonic() < deadline:
+        time.sleep(0.01)
+        ended = os.waitpid(child, os.WNOHANG)
+    if ended == (0, 0):
+        os.kill(child, signal.SIGKILL)
+    assert ended == (child, 0)
