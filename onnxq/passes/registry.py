@@ -21,6 +21,7 @@ from onnxq.passes.mixed_precision.promotion import PROMOTION, ROUNDING_AGAIN
 from onnxq.passes.mixed_precision.weight_bits import EMBEDDINGS, WEIGHT_BITS
 from onnxq.passes.ranges import RANGES
 from onnxq.passes.rewrites.activations import fuse_activations
+from onnxq.passes.rewrites.einsums import write_out_einsums
 from onnxq.passes.rewrites.fused import write_out_fused
 from onnxq.passes.rewrites.normalizations import fold_batchnorm, fold_scalars, fuse_layernorm
 from onnxq.passes.rewrites.ranks import lower_ranks
@@ -73,6 +74,8 @@ REWRITES: tuple[Pass[RunContext, FloatState], ...] = tuple(
         # What ONNX Runtime's optimizer fused is looked at as the operators that it was.
         ("fused", write_out_fused),
         ("attention_parts", write_out_attention),
+        # In front of what computes the constants that it transposes.
+        ("einsums", write_out_einsums),
         ("constants", compute_constants),
         ("dead", remove_dead),
         ("activations", fuse_activations),

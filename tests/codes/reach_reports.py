@@ -58,7 +58,7 @@ def conv(group: int = 1, channels: int = 64) -> onnx.ModelProto:
 
 @reach("R101")
 def no_kernel(_: Path):
-    body = 'g (float[2,64] x) => (float[2,64] y) { y = Einsum <equation="ab,bc->ac"> (x, w) }'
+    body = 'g (float[2,64] x) => (float[64,2] y) { y = Einsum <equation="ab,bb->ba"> (x, w) }'
     return planned(model(body, w=np.eye(64, dtype=F)))
 
 

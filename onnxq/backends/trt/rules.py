@@ -358,7 +358,7 @@ _NO_KERNEL = {
     "LSTM": "TensorRT runs LSTM in float",
     "GRU": "TensorRT runs GRU in float",
     "RNN": "TensorRT runs RNN in float",
-    "Einsum": "write it as MatMul: pairs are placed on MatMul, Gemm and Conv",
+    "Einsum": "it is no product of matrices by the sizes that are known: write it as MatMul",
 }
 
 # There is no table of costs for GPUs, so every node that the rules take is quantized.

@@ -1,0 +1,150 @@
+"""Einsum of two tensors, written as the product of matrices that it is.
+
+Engines have kernels for MatMul, in integers too; for Einsum they have none, or those of a few equations. Axes that both
+operands and the result have are those of a stack of products, those that the result has not are summed over, and all
+others are rows of the left operand or columns of the right one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from onnxq.arrays import Shape
+from onnxq.graph import NodeRef
+from onnxq.graph.base import Dims
+from onnxq.passes.base import RunContext
+from onnxq.passes.patterns import Edit, Step, View, is_op
+from onnxq.passes.state import FloatState, FloatStep
+
+# Letters for the axes that an ellipsis stands for, from the last one on.
+_ELLIPSIS, _MORE_LETTERS = "...", "αβγδεζηθ"
+# In the shape of a Reshape: the size that the axis has, and the one size that follows from all others.
+_SAME, _REST = 0, -1
+
+
+@dataclass(frozen=True)
+class _Operand:
+    """An input of the Einsum. axes: as it has them; order: as MatMul reads them; shape: some joined, () for none."""
+
+    index: int
+    axes: str
+    order: str
+    shape: Shape
+
+
+@dataclass(frozen=True)
+class _Product:
+    """The product of matrices. shape: that parts the axes of its result, () for none; order: these axes.
+
+    axes: those of the Einsum's result.
+    """
+
+    operands: Sequence[_Operand]
+    shape: Shape
+    order: str
+    axes: str
+
+
+def write_out_einsums(_ctx: RunContext, state: FloatState) -> FloatStep:
+    """Write each Einsum that is one product of matrices as MatMul."""
+    view, edit, changed = View(state.model), Edit(state.model), []
+    for node in view.index.nodes:
+        product = _find_product(view, node) if is_op(node, "Einsum") and len(node.inputs) == 2 else None
+        if product is not None:
+            _write_product(edit, node, product)
+            changed.append(f"{node.name}: Einsum as MatMul")
+    return edit.finish_pass(state, "einsums", changed)
+
+
+def _write_product(edit: Edit, node: NodeRef, product: _Product) -> None:
+    def arrange(before: str, after: str) -> list[Step]:
+        return [] if before == after else [("Transpose", (), {"perm": [before.index(axis) for axis in after]})]
+
+    def reshape(part: str, shape: Shape) -> list[Step]:
+        stored = np.asarray(shape, np.int64)
+        return [("Reshape", (edit.add_constant(node.scope, f"{node.name}/{part}/shape", stored),), {})] if shape else []
+
+    names = []
+    for operand in product.operands:
+        part, name = f"in{operand.index}", node.inputs[operand.index]
+        for op_type, others, attrs in (*arrange(operand.axes, operand.order), *reshape(part, operand.shape)):
+            name = edit.insert_before(node, op_type, [name, *others], attrs, f"{node.name}/{part}/{op_type}")
+        names.append(name)
+    edit.replace_node(node, "MatMul", names, {})
+    edit.append(node, [*reshape("out", product.shape), *arrange(product.order, product.axes)])
+
+
+def _find_product(view: View, node: NodeRef) -> _Product | None:
+    """The product that an Einsum of two tensors is; None for another, or where sizes are not known that it needs."""
+    shapes = [view.index.find_shape(view.find_tensor(node, k)) or () for k in (0, 1)]
+    (first, second), result = _read_equation(str(node.attrs["equation"]), shapes)
+    sizes = _collect_sizes((first, second), shapes)
+    if sizes is None:
+        return None
+    # Columns of the result stand behind its rows.
+    free = [axis for axis in result if (axis in first) != (axis in second)]
+    turned = bool(free) and free[0] in second
+    left, right = (second, first) if turned else (first, second)
+    stack = [axis for axis in result if axis in left and axis in right]
+    rows = "".join(axis for axis in result if axis not in right)
+    columns = "".join(axis for axis in result if axis not in left)
+    summed = "".join(axis for axis in left if axis in right and axis not in result)
+    if not summed or {*left} != {*stack, *rows, *summed} or {*right} != {*stack, *columns, *summed}:
+        return None
+    # Without a stack MatMul has one matrix on the right, and takes rows of any number of axes.
+    some_rows, some_columns = ([rows], [columns]) if stack else ([*rows], [columns] if columns else [])
+    groups_by_operand = ([*stack, *some_rows, summed], [*stack, summed, *some_columns])
+    groups = [*stack, *some_rows, *some_columns]
+    shapes_of_operands = [_list_sizes(joined, joined, sizes) for joined in groups_by_operand]
+    shape = _list_sizes(groups, "".join(groups), sizes)
+    if any(found.count(_REST) > 1 for found in (*shapes_of_operands, shape)):
+        return None
+    operands = [
+        _Operand(k, axes, "".join(joined), reshaped)
+        for k, axes, joined, reshaped in zip(
+            (1, 0) if turned else (0, 1), (left, right), groups_by_operand, shapes_of_operands, strict=True
+        )
+    ]
+    return _Product(operands, shape, "".join(groups), result)
+
+
+def _read_equation(equation: str, shapes: Sequence[Dims]) -> tuple[list[str], str]:
+    """The axes of both operands and of the result, a letter for each."""
+    terms, arrow, result = equation.replace(" ", "").partition("->")
+    operands = terms.split(",")
+    hidden = [len(dims) - len(term.replace(_ELLIPSIS, "")) for term, dims in zip(operands, shapes, strict=True)]
+    if not arrow:
+        letters = terms.replace(_ELLIPSIS, "").replace(",", "")
+        result = _ELLIPSIS + "".join(sorted(axis for axis in {*letters} if letters.count(axis) == 1))
+    spelled = [
+        term.replace(_ELLIPSIS, _MORE_LETTERS[-count:] if count > 0 else "")
+        for term, count in zip((*operands, result), (*hidden, max(hidden)), strict=True)
+    ]
+    return spelled[:2], spelled[2]
+
+
+def _collect_sizes(operands: Sequence[str], shapes: Sequence[Dims]) -> dict[str, int] | None:
+    """The fixed sizes by axis; None where an operand has other axes, one twice, or one of another size."""
+    sizes: dict[str, int] = {}
+    for axes, dims in zip(operands, shapes, strict=True):
+        if len(axes) != len(dims) or len({*axes}) < len(axes):
+            return None
+        for axis, size in zip(axes, dims, strict=True):
+            if isinstance(size, int) and sizes.setdefault(axis, size) != size:
+                return None
+    return sizes
+
+
+def _list_sizes(groups: Sequence[str], wanted: Sequence[str], sizes: Mapping[str, int]) -> Shape:
+    """The shape that makes `wanted`, groups of axes again, of these groups; () where all are of one axis."""
+    alone = next((k for k, group in enumerate(groups) if len(group) != 1), len(groups))
+    if alone == len(groups):
+        return ()
+    known = (
+        math.prod(sizes[axis] for axis in group) if {*group} <= sizes.keys() else _REST for group in wanted[alone:]
+    )
+    return (*[_SAME] * alone, *known)

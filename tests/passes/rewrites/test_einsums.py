@@ -1,0 +1,117 @@
+"""An Einsum of two tensors is a MatMul between Transposes and Reshapes, where it is one product of matrices."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from onnx import ModelProto
+
+from onnxq.graph import infer_shapes
+from onnxq.passes.rewrites.einsums import write_out_einsums
+from tests.passes.kit import apply, assert_same, assert_untouched, infer, ops, parse
+
+SIZES = {"a": 2, "b": 3, "c": 4, "d": 5, "e": 2, "h": 3, "i": 6, "j": 7, "k": 4, "n": 2, "t": 3, "v": 5, "w": 4}
+# By the operators that are left of them, with all sizes fixed.
+EQUATIONS = {
+    "a weight": ("bte,ed->btd", ["MatMul"]),
+    "a weight of heads": ("bte,ehd->bthd", ["Reshape", "MatMul", "Reshape"]),
+    "heads joined by a weight": ("bthd,hde->bte", ["Reshape", "Reshape", "MatMul"]),
+    "scores": ("bhid,bhjd->bhij", ["Transpose", "MatMul"]),
+    "scores of heads behind": ("nihd,njhd->nijh", ["Transpose", "Transpose", "MatMul", "Transpose"]),
+    "turned scores": ("aecd,abcd->acbe", ["Transpose", "Transpose", "MatMul"]),
+    "positions in rows": (
+        "bhwc,hkc->bhwk",
+        ["Transpose", "Reshape", "Transpose", "MatMul", "Reshape", "Transpose"],
+    ),
+    "masks of queries": ("bic,bchw->bihw", ["Reshape", "MatMul", "Reshape"]),
+    "graphs": ("nkctv,kvw->nctw", ["Transpose", "Reshape", "Reshape", "MatMul"]),
+    "the weight in front": ("di,bi->bd", ["Transpose", "MatMul"]),
+    "convolution of one tap": ("dc,bchw->bdhw", ["Transpose", "Transpose", "MatMul", "Transpose"]),
+    "rows alone": ("bi,bid->bd", ["Transpose", "Reshape", "MatMul", "Reshape"]),
+    "vectors": ("i,i->", ["MatMul"]),
+    "no result": ("ij,jk", ["MatMul"]),
+    "result in order": ("kj,ji", ["Transpose", "Transpose", "MatMul"]),
+    "ellipsis": ("...d,ed->...e", ["Transpose", "MatMul"]),
+    "ellipsis of both": ("...id,...jd->...ij", ["Transpose", "MatMul"]),
+    "ellipsis and no result": ("...id,dj", ["MatMul"]),
+    "blanks": ("b t e, e d -> b t d", ["MatMul"]),
+}
+LEFT = {
+    "one operand": "ij->ji",
+    "a diagonal": "iij,jk->ik",
+    "a sum of one operand": "ij,k->ik",
+    "elements": "ij,ij->ij",
+    "an outer product": "i,j->ij",
+}
+
+
+def make(equation: str, free: Sequence[str] = (), sizes: dict[str, int] = SIZES) -> ModelProto:
+    """x and z to y; the axes of these letters have no fixed size."""
+    operands = equation.replace(" ", "").partition("->")[0].replace("...", "bt").split(",")
+    shapes = [",".join(axis.upper() if axis in free else str(sizes[axis]) for axis in axes) for axes in operands]
+    inputs = dict(zip("xz", shapes, strict=False))
+    declared = ", ".join(f"float[{shape}] {name}" for name, shape in inputs.items())
+    text = f'g ({declared}) => (float y) {{ y = Einsum<equation = "{equation}">({", ".join(inputs)}) }}'
+    return infer_shapes(parse(text))
+
+
+def feed(equation: str) -> dict[str, np.ndarray]:
+    rng, operands = np.random.default_rng(0), equation.partition("->")[0].split(",")
+    shapes = ([SIZES[axis] for axis in axes] for axes in operands)
+    return {name: rng.standard_normal(shape).astype(np.float32) for name, shape in zip("xz", shapes, strict=True)}
+
+
+@pytest.mark.parametrize(("equation", "operators"), EQUATIONS.values(), ids=EQUATIONS)
+def test_a_product_of_matrices_is_a_matmul(equation: str, operators: list[str]) -> None:
+    before = make(equation)
+    after, report = apply(write_out_einsums, before)
+    assert report.changed
+    assert [node.op_type for node in after.graph.node] == operators
+    assert_same(before, after)
+
+
+@pytest.mark.parametrize("equation", LEFT.values(), ids=LEFT)
+def test_what_is_no_product_of_matrices_stays(equation: str) -> None:
+    assert_untouched(write_out_einsums, make(equation))
+
+
+def test_free_sizes_are_copied_or_follow_from_the_others() -> None:
+    for equation, free in {"bic,bchw->bihw": "bicw", "bthd,hde->bte": "bt", "bhwc,hkc->bhwk": "hb"}.items():
+        after, report = apply(write_out_einsums, make(equation, free))
+        assert report.changed
+        feeds = feed(equation)
+        np.testing.assert_allclose(infer(after, feeds)[0], np.einsum(equation, *feeds.values()), rtol=1e-5, atol=1e-5)
+    # Neither of the two that would have to be parted is known.
+    assert_untouched(write_out_einsums, make("bic,bchw->bihw", "hw"))
+
+
+def test_sizes_of_one_that_are_repeated_stay() -> None:
+    text = 'g (float[3,4] x, float[1,5] z) => (float[3,5] y) { y = Einsum<equation = "ij,jk->ik">(x, z) }'
+    assert_untouched(write_out_einsums, infer_shapes(parse(text)))
+
+
+AXES = "abcdehij"
+
+
+@given(data=st.data())
+def test_any_equation_gives_the_same_numbers(data: st.DataObject) -> None:
+    letters = st.lists(st.sampled_from(AXES), unique=True, min_size=1, max_size=5)
+    left, right = data.draw(letters), data.draw(letters)
+    both = list(dict.fromkeys(left + right))
+    result = data.draw(st.permutations(both).flatmap(lambda axes: st.integers(0, len(axes)).map(lambda k: axes[:k])))
+    equation = f"{''.join(left)},{''.join(right)}->{''.join(result)}"
+    free = data.draw(st.lists(st.sampled_from(AXES), unique=True, max_size=3))
+    after, report = apply(write_out_einsums, make(equation, free))
+    # Every axis is stacked, a row, a column or summed over, and one at least is summed over.
+    product = bool({*left} & {*right} - {*result}) and {*left} ^ {*right} <= {*result}
+    assert bool(report.changed) <= product
+    if report.changed:
+        assert ops(after)["MatMul"] == 1
+        feeds = feed(equation)
+        np.testing.assert_allclose(infer(after, feeds)[0], np.einsum(equation, *feeds.values()), rtol=1e-4, atol=1e-5)
+    elif product:
+        assert free
