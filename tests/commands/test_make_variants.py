@@ -325,3 +325,19 @@ def test_other_targets_and_models_that_are_not_there_are_errors(tmp_path: Path) 
     with pytest.raises(ModelError, match="no such file"):
         onnxq.variants(tmp_path / "m.onnx", out=tmp_path / "hub")
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("smaller", "preset"), [(0.8, "web-int8"), (0.5, "web-int8-weights")])
+def test_a_file_that_is_not_small_enough_gives_way(
+    monkeypatch: pytest.MonkeyPatch, smaller: float, preset: str
+) -> None:
+    """Most products of a network may be faster in float in browsers, and then most of its weights are, too."""
+    monkeypatch.setattr(make_variants, "_SMALLER", smaller)
+    draw = np.random.default_rng(0).standard_normal
+    weights = {"u": draw((56, 8, 1, 1)), "w": draw((56, 1, 3, 3)), "v": draw((64, 56, 1, 1))}
+    body = """g (float[1,8,7,7] x) => (float[1,64,7,7] y) {
+        a = Conv(x, u) b = Conv<group=56, pads=[1,1,1,1]>(a, w) y = Conv(b, v)
+    }"""
+    samples = {"x": draw((8, 8, 7, 7)).astype(np.float32)}
+    (q8,) = onnxq.variants(build(body, **weights), samples, overrides={**FAST, "only": "q8"}).variants
+    assert q8.preset == preset

@@ -36,6 +36,8 @@ from onnxq.sites import Names
 _FOLDER, _RECORD = "onnx", "quantize_config.json"
 # Of the configuration: all else is the caller's.
 _OF_PRESETS = ("target", "mode", "activations", "weights", "high_precision")
+# Of the float file's size: hubs hold variants to be downloaded, and what is placed for speed may be as large.
+_SMALLER = 0.8
 # Seconds that timing all files takes at most.
 _TIMING_SECONDS = 20.0
 # The alarm for answers that are far from the float model's, and those that the table shows in words of its own.
@@ -44,7 +46,7 @@ _LOST, _SHOWN = "W108", ("W101", "W108", "W110", "W111")
 
 @dataclass(frozen=True, kw_only=True)
 class _Recipe:
-    """suffix: of the file. presets: in order of preference; the first that quantizes something is taken."""
+    """suffix: of the file. presets: in order of preference; the first whose file is smaller is taken."""
 
     dtype: str
     suffix: str
@@ -236,14 +238,20 @@ def _make_variant(run: _Run, recipe: _Recipe, original: Variant) -> Variant:
     configs = [_make_config(run.config, preset, recipe.settings) for preset in recipe.presets]
     if run.dataset.synthetic:
         configs = [config for config in configs if config.mode != "static"]
+    chosen = None
     for config in configs:
         # Without samples nothing must be calibrated on those that were made up for the timing.
         data = None if run.dataset.synthetic else run.dataset
         result = quantize_model.quantize(run.source, data, config, progress=run.progress)
         if result.report.pairs or config.mode == "float":
-            variant = replace(variant, preset=config.source)
-            return _check_file(run, variant, result, run.find_file(recipe.suffix), original)
-    return replace(variant, state=VariantState.NOTHING if configs else VariantState.NO_SAMPLES)
+            chosen = config, result
+            if result.report.output_bytes <= _SMALLER * original.size_bytes:
+                break
+    if chosen is None:
+        return replace(variant, state=VariantState.NOTHING if configs else VariantState.NO_SAMPLES)
+    config, result = chosen
+    variant = replace(variant, preset=config.source)
+    return _check_file(run, variant, result, run.find_file(recipe.suffix), original)
 
 
 def _find_twin(run: _Run, variant: Variant, earlier: Sequence[Variant]) -> str:
