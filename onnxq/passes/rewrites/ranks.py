@@ -1,13 +1,14 @@
 """Fewer axes: what only moves values of more axes than the HTP has kernels for does so between Reshapes.
 
-A Transpose moves runs of axes that stay together, and none of size 1. A node that works along one axis does so on
-[axes in front, axis, axes behind]. Reshapes behind each other are one.
+A Transpose moves runs of axes that stay together, and none of size 1; of more runs than there may be axes it becomes
+several. A node that works along one axis does so on [axes in front, axis, axes behind], a sum of two tensors on runs of
+axes that both have, or one repeats itself along. Reshapes behind each other are one.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -38,13 +39,26 @@ _REDUCING = (
 )
 
 
+# What computes values of two tensors.
+_POINTWISE = (
+    "Add",
+    "Div",
+    "Mul",
+    "Sub",
+)
+
+
 @dataclass(frozen=True)
 class _Lowered:
-    """A node on fewer axes. shape: of its data. inputs: names behind the data, constants by their values."""
+    """A node on fewer axes. shape: of its data. inputs: names behind the data, constants by their values.
+
+    others: inputs with shapes of their own, behind the data.
+    """
 
     shape: Shape
     attrs: dict[str, Any] = field(default_factory=dict)
     inputs: tuple[str | np.ndarray, ...] = ()
+    others: tuple[tuple[str, Shape], ...] = ()
 
 
 def lower_ranks(_ctx: RunContext, state: FloatState) -> FloatStep:
@@ -56,20 +70,24 @@ def lower_ranks(_ctx: RunContext, state: FloatState) -> FloatStep:
         before, after = _find_sizes(view, data), _find_sizes(view, node.result)
         if data is None or before is None or after is None or max(len(before), len(after)) <= _MOST_AXES:
             continue
-        lowered = _lower_node(view, node, before)
-        if lowered is None and not _is_reshape(node, before):
+        steps = _lower_node(view, node, before, after)
+        if not steps and not _is_reshape(node, before):
             continue
         # A chain of such nodes has pairs of Reshapes between its nodes, which are joined in the end.
-        source = data.name
-        if lowered is not None:
-            made = f"{node.outputs[0]}/lowered"
-            shape = edit.add_constant(node.scope, f"{made}/shape", np.asarray(lowered.shape, np.int64))
-            source = edit.insert_before(node, "Reshape", [source, shape], {}, f"{made}/data")
+        source, made = data.name, f"{node.outputs[0]}/lowered"
+
+        def reshape(name: str, shape: Shape, node: NodeRef = node, made: str = made) -> str:
+            stored = edit.add_constant(node.scope, f"{made}/shape", np.asarray(shape, np.int64))
+            return edit.insert_before(node, "Reshape", [name, stored], {}, f"{made}/data")
+
+        for lowered in steps:
             inputs = [
                 part if isinstance(part, str) else edit.add_constant(node.scope, f"{made}/input", part)
                 for part in lowered.inputs
             ]
-            source = edit.insert_before(node, node.op_type, [source, *inputs], lowered.attrs, made)
+            inputs += [reshape(*other) for other in lowered.others]
+            data_name = reshape(source, lowered.shape)
+            source = edit.insert_before(node, node.op_type, [data_name, *inputs], lowered.attrs, made)
         shape = edit.add_constant(node.scope, f"{node.outputs[0]}/shape", np.asarray(after, np.int64))
         edit.replace_node(node, "Reshape", [source, shape], {})
         changed.append(f"{node.name}: {node.op_type} on fewer axes")
@@ -110,28 +128,30 @@ def _find_sizes(view: View, tensor: TensorId | None) -> Shape | None:
     return fixed if fixed is not None and sizes is not None and len(fixed) == len(sizes) else None
 
 
-def _lower_node(view: View, node: NodeRef, sizes: Shape) -> _Lowered | None:
-    """A node on fewer axes; None for one that cannot be, or needs a Reshape alone."""
+def _lower_node(view: View, node: NodeRef, sizes: Shape, after: Shape) -> list[_Lowered]:
+    """A node on fewer axes, or several that do its work; none for one that cannot be, or needs a Reshape alone."""
     if is_op(node, "Transpose"):
         return _lower_transpose(node, sizes)
+    if is_op(node, *_POINTWISE):
+        return _lower_pointwise(view, node, after)
     if is_op(node, "Gather"):
         places, axis = view.find_constant(node, 1), node.attrs.get("axis", 0)
-        return None if places is None else _Lowered(_join_axes(sizes, axis), {"axis": 1}, (places.reshape(-1),))
+        return [] if places is None else [_Lowered(_join_axes(sizes, axis), {"axis": 1}, (places.reshape(-1),))]
     if is_op(node, *_REDUCING):
         axes = node.attrs.get("axes", view.find_constant(node, 1))
         if axes is None or len(axes) != 1:
-            return None
+            return []
         shape = _join_axes(sizes, int(axes[0]))
         if "axes" in node.attrs:
-            return _Lowered(shape, {"keepdims": 1, "axes": [1]})
-        return _Lowered(shape, {"keepdims": 1}, (np.asarray([1], np.int64),))
+            return [_Lowered(shape, {"keepdims": 1, "axes": [1]})]
+        return [_Lowered(shape, {"keepdims": 1}, (np.asarray([1], np.int64),))]
     if is_op(node, "Slice") and len(node.inputs) > 3:
         axes = view.find_constant(node, 3)
         if axes is None or axes.size != 1:
-            return None
+            return []
         inputs: tuple[str | np.ndarray, ...] = (*node.inputs[1:3], np.asarray([1], np.int64), *node.inputs[4:])
-        return _Lowered(_join_axes(sizes, int(axes.flat[0])), {}, inputs)
-    return None
+        return [_Lowered(_join_axes(sizes, int(axes.flat[0])), {}, inputs)]
+    return []
 
 
 def _join_axes(sizes: Shape, axis: int) -> Shape:
@@ -159,11 +179,46 @@ def _find_runs(node: NodeRef, sizes: Shape) -> list[list[int]]:
     return runs
 
 
-def _lower_transpose(node: NodeRef, sizes: Shape) -> _Lowered | None:
-    """A Transpose of runs of axes that stay together; None where there are too many, or values stay in their order."""
+def _lower_transpose(node: NodeRef, sizes: Shape) -> list[_Lowered]:
+    """Transposes of runs of axes that stay together; none where values stay in their order.
+
+    Of more runs than there may be axes each brings one to its place; those that it passes are one axis.
+    """
     runs = _find_runs(node, sizes)
-    if not 1 < len(runs) <= _MOST_AXES:
-        return None
-    ordered = sorted(runs)
-    shape = tuple(math.prod(sizes[axis] for axis in run) for run in ordered)
-    return _Lowered(shape, {"perm": [ordered.index(run) for run in runs]})
+    order, wanted, steps = sorted(runs), runs, list[_Lowered]()
+    if 1 < len(runs) <= _MOST_AXES:
+        shape = tuple(_count_values(sizes, [run]) for run in order)
+        return [_Lowered(shape, {"perm": [order.index(run) for run in runs]})]
+    while order != wanted:
+        first = next(k for k, run in enumerate(order) if run != wanted[k])
+        place = order.index(wanted[first])
+        parts = order[:first], order[first:place], [order[place]], order[place + 1 :]
+        shape = tuple(_count_values(sizes, part) for part in parts)
+        steps.append(_Lowered(shape, {"perm": [0, 2, 1, 3]}))
+        order = [*parts[0], *parts[2], *parts[1], *parts[3]]
+    return steps
+
+
+def _count_values(sizes: Shape, runs: Iterable[Iterable[int]]) -> int:
+    """The size of these axes as one."""
+    return math.prod(sizes[axis] for run in runs for axis in run)
+
+
+def _lower_pointwise(view: View, node: NodeRef, after: Shape) -> list[_Lowered]:
+    """Values of two tensors, where axes of both, and those that one repeats itself along, are few runs."""
+    found = [_find_sizes(view, view.find_tensor(node, k)) for k in range(2)]
+    sizes = [(1,) * (len(after) - len(shape)) + shape for shape in found if shape is not None]
+    runs: dict[int, list[int]] = {}
+    last: tuple[bool, ...] = ()
+    for axis, size in enumerate(after):
+        repeated = tuple(shape[axis] < size for shape in sizes)
+        if size > 1:
+            runs.setdefault(axis if repeated != last else max(runs), []).append(axis)
+            last = repeated
+    if len(sizes) < 2 or len(runs) > _MOST_AXES or view.is_constant(node, 0):
+        return []
+    left, right = (tuple(_count_values(shape, [run]) for run in runs.values()) for shape in sizes)
+    constant = view.find_constant(node, 1)
+    if constant is not None:
+        return [_Lowered(left, dict(node.attrs), (constant.reshape(right),))]
+    return [_Lowered(left, dict(node.attrs), (), ((node.inputs[1], right),))]

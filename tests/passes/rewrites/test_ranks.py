@@ -14,7 +14,8 @@ from tests.passes.kit import apply, assert_same, assert_untouched, parse, read_b
 VALUES: dict[str, Any] = {
     "six": np.array([2, 3, 4, 1, 5, 2]), "seven": np.array([1, 2, 3, 2, 2, 5, 2]), "flat": np.array([240]),
     "first": np.array([0]), "third": np.array([3]), "one": np.array([1]), "two": np.array([2]), "last": np.array([-1]),
-    "places": np.array([[0, 2], [1, 1]]), "place": np.array(-1),
+    "places": np.array([[0, 2], [1, 1]]), "place": np.array(-1), "few": np.array([3, 1, 1, 5, 2]),
+    "weights": np.arange(10, dtype=np.float32).reshape(1, 5, 2), "alternate": np.ones((2, 1, 2, 1, 5, 1), np.float32),
 }  # fmt: skip
 # Nodes from r of six axes to t.
 LINES = {
@@ -29,6 +30,9 @@ LINES = {
     "reduction that keeps its axis": "t = ReduceMean<axes=[-2]>(r)",
     "reduction by an input": "t = ReduceSum<keepdims=0>(r, one)",
     "squeeze": "t = Squeeze(r, third)",
+    "columns and rows": "u = Slice(r, first, one, last) v = Slice(r, first, one, two) s = Add(u, v) t = Add(r, s)",
+    "fewer axes": "u = Slice(r, first, one, two) v = Slice(u, first, one, first) s = Reshape(v, few) t = Mul(r, s)",
+    "difference from a constant": "t = Sub(r, weights)",
     "chain": "u = Transpose<perm=[4,0,2,3,1,5]>(r) v = Slice(u, one, two, first) w = Squeeze(v, first) t = Neg(w)",
 }
 
@@ -62,5 +66,19 @@ def test_what_moves_nothing_of_many_axes_stays(lines: str) -> None:
     assert_untouched(lower_ranks, make(lines))
 
 
-def test_a_transpose_of_more_runs_than_there_may_be_axes_stays() -> None:
-    assert_untouched(lower_ranks, make("t = Transpose<perm=[6,5,4,3,2,1,0]>(r)", "seven"))
+def test_a_transpose_of_more_runs_than_there_may_be_axes_is_several() -> None:
+    for perm in ("6,5,4,3,2,1,0", "0,1,3,5,2,4,6", "2,0,4,6,1,5,3"):
+        before = make(f"t = Transpose<perm=[{perm}]>(r)", "seven")
+        after, report = apply(lower_ranks, before, "qnn")
+        assert report.changed
+        assert_same(before, after)
+        index = GraphIndex(infer_shapes(after))
+        assert max(len(index.find_shape(node.result) or ()) for node in index.nodes) <= 5
+
+
+def test_a_product_of_more_runs_than_there_may_be_axes_stays() -> None:
+    assert_untouched(lower_ranks, make("t = Mul(r, alternate)", "seven"))
+
+
+def test_a_constant_in_front_stays() -> None:
+    assert_untouched(lower_ranks, make("t = Sub(weights, r)"))
