@@ -74,9 +74,9 @@ REWRITES: tuple[Pass[RunContext, FloatState], ...] = tuple(
         # What ONNX Runtime's optimizer fused is looked at as the operators that it was.
         ("fused", write_out_fused),
         ("attention_parts", write_out_attention),
-        # In front of what computes the constants that it transposes.
-        ("einsums", write_out_einsums),
         ("constants", compute_constants),
+        # Behind what tells the sizes of constants.
+        ("einsums", write_out_einsums),
         ("dead", remove_dead),
         ("activations", fuse_activations),
         ("layernorm", fuse_layernorm),

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from onnxq.arrays import Shape
-from onnxq.graph import NodeRef
+from onnxq.graph import NodeRef, fold_constants, infer_shapes
 from onnxq.graph.base import Dims
 from onnxq.passes.base import RunContext
 from onnxq.passes.patterns import Edit, Step, View, is_op
@@ -57,7 +57,9 @@ def write_out_einsums(_ctx: RunContext, state: FloatState) -> FloatStep:
         if product is not None:
             _write_product(edit, node, product)
             changed.append(f"{node.name}: Einsum as MatMul")
-    return edit.finish_pass(state, "einsums", changed)
+    state, report = edit.finish_pass(state, "einsums", changed)
+    # Constants are arranged once, and not in every run.
+    return (replace(state, model=infer_shapes(fold_constants(state.model))) if changed else state), report
 
 
 def _write_product(edit: Edit, node: NodeRef, product: _Product) -> None:

@@ -115,3 +115,13 @@ def test_any_equation_gives_the_same_numbers(data: st.DataObject) -> None:
         np.testing.assert_allclose(infer(after, feeds)[0], np.einsum(equation, *feeds.values()), rtol=1e-4, atol=1e-5)
     elif product:
         assert free
+
+
+def test_a_constant_is_arranged_in_the_file() -> None:
+    table = np.random.default_rng(0).standard_normal((3, 4, 4)).astype(np.float32)
+    text = 'g (float[B,3,4,4] x) => (float[B,3,4,4] y) { y = Einsum<equation = "bhwc,hkc->bhwk">(x, table) }'
+    before = infer_shapes(parse(text, table=table))
+    after, report = apply(write_out_einsums, before)
+    assert report.changed
+    assert_same(before, after)
+    assert [node.op_type for node in after.graph.node].count("Transpose") == 2
