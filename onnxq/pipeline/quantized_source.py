@@ -21,7 +21,7 @@ from onnxq.arrays import Array
 from onnxq.emit import leave_out_notes
 from onnxq.errors import ModelError
 from onnxq.graph import Editor, GraphIndex, ModelLike, NodeRef, get_index, infer_shapes, inline_functions, name_nodes
-from onnxq.graph.base import LAYOUT_OPS
+from onnxq.graph.base import LAYOUT_OPS, POSITIVE_OPS
 from onnxq.graph.integer_operators import read_integer_operators
 from onnxq.graph.light import bare_proto, copy_proto, rebuild
 from onnxq.graph.precision.narrow import write_types
@@ -170,8 +170,6 @@ def _find_idle_casts(proto: ModelLike) -> frozenset[str]:
 
 # Upper bounds of the activations that exporters write as Clip: hard sigmoid, ReLU6.
 _CLIPPED = (1.0, 6.0)
-# Their values are not below zero.
-_POSITIVE = frozenset({"Relu", "Sigmoid", "HardSigmoid", "Softmax", "Abs", "Exp", "Sqrt", "Softplus"})
 _PASSING = LAYOUT_OPS | {
     "QuantizeLinear",
     "DequantizeLinear",
@@ -259,4 +257,4 @@ def _is_positive(index: GraphIndex, tensor: TensorId, cut: Collection[TensorId])
         if index.find_input(maker, 0) in cut or (bound is not None and bound.min() >= 0):
             return True
         maker = index.maker(maker)
-    return maker is None or maker.op_type in _POSITIVE
+    return maker is None or maker.op_type in POSITIVE_OPS

@@ -15,6 +15,7 @@ from onnxq.backends import surroundings
 from onnxq.backends.base import ATTENTION, FUSED_PRODUCTS, MOVES, Candidate, Capability, Output, PlacementRule, Target
 from onnxq.backends.cpu_costs import read_costs
 from onnxq.graph import NodeRef
+from onnxq.graph.base import POSITIVE_OPS
 from onnxq.numerics import SumOrder
 from onnxq.sites import Role, TensorId
 from onnxq.spec import PerBlock, PerChannel, PerTensor
@@ -112,21 +113,36 @@ def _check_gemm(c: Candidate) -> str | None:
 def _explain_misread_data(c: Candidate) -> str | None:
     """Why a pair on the data would be misread, by what OpenVINO 2026.4 makes of the operators in front of it.
 
-    A mean without its axes, axis 1 among them, takes the factors of other channels. Behind a Concat that has a pair, as
-    it has for another reader, networks are refused, or OpenVINO crashes.
+    A mean without its axes, axis 1 among them, takes the factors of other channels.
     """
     tensor, passed, scaled = c.tensor(0), False, False
     while (maker := c.index.find_producer(tensor)) is not None:
         part = Candidate(maker, c.index, c.shapes)
         factor, computed = _find_factor(part), surroundings.list_computed_inputs(c.index, maker)
-        if maker.op_type == "Concat" and passed and len(c.index.list_consumers(maker.result)) > 1:
-            return "OpenVINO crashes at a pair behind a Concat, what computes each of its values, and another pair"
+        if maker.op_type == "Concat":
+            return _explain_concat(part, passed)
         if maker.op_type.startswith("Reduce") and scaled and _drops_channels(part):
             return "OpenVINO computes a pair wrongly behind a mean and factors of channels"
         if maker.op_type not in _JOINED or len(computed) != 1:
             return None
         passed, scaled = True, scaled or (factor is not None and factor.size > 1)
         tensor = computed[0]
+    return None
+
+
+def _explain_concat(c: Candidate, passed: bool) -> str | None:
+    """Why a pair behind a Concat is not for a product. passed: other operators stand between both.
+
+    OpenVINO moves the pair to each part, and of rows each has a zero point of its own then, which the product refuses.
+    """
+    axis, rank = c.attr("axis", 0), c.rank(0)
+    makers = (c.index.find_producer(c.tensor(k)) for k in range(len(c.node.inputs)))
+    # Values of one sign have no zero point.
+    signed = passed or any(maker is None or maker.op_type not in POSITIVE_OPS for maker in makers)
+    if signed and (rank is None or axis % rank < rank - 1):
+        return "OpenVINO refuses a network with a pair between a Concat of rows and a product"
+    if passed and len(c.index.list_consumers(c.node.result)) > 1:
+        return "OpenVINO crashes at a pair behind a Concat, what computes each of its values, and another pair"
     return None
 
 

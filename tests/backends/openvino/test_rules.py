@@ -210,3 +210,28 @@ def test_no_two_pairs_stand_around_what_computes_each_value_of_a_concat(nodes: s
     result = quantize_all(model(text, half=np.float32(0.5), **arrays), samples, skip=["rounding", "scalars"])
     assert {"product", "other"} & {refusal.subject for refusal in result.plan.refusals} == {"product"}
     assert min(output.sqnr_db for output in result.report.engines[0].outputs) > 25
+
+
+@needs_openvino
+@pytest.mark.parametrize("op", ["Gemm", "MatMul"])
+@pytest.mark.parametrize(
+    "nodes", ["d = Identity(c)", "d = Mul(c, half)", "d = Relu(c)", "s = Add(c, half) d = Relu(s)"]
+)
+@pytest.mark.parametrize(("axis", "refused"), [(0, True), (1, False)])
+def test_no_pair_stands_between_a_concat_of_rows_and_a_product(axis: int, refused: bool, nodes: str, op: str) -> None:
+    """As RT-DETR joins the maps that its decoder reads: OpenVINO refused the network."""
+    rng = np.random.default_rng(4)
+    text = f"""g (float[10,32] x, float[10,{(32, 16)[axis]}] z) => (float[{(20, 10)[axis]},16] y) {{
+        c = Concat<axis={axis}>(x, z) {nodes} [product] y = {op}(d, w)
+    }}"""
+    net = model(text, half=np.float32(0.5), w=rng.standard_normal(((32, 48)[axis], 16)).astype(np.float32))
+    samples = [
+        {
+            name: rng.standard_normal((10, width)).astype(np.float32)
+            for name, width in (("x", 32), ("z", (32, 16)[axis]))
+        }
+        for _ in range(8)
+    ]
+    result = quantize_all(net, samples, skip=["rounding", "scalars"])
+    assert ("product" in {refusal.subject for refusal in result.plan.refusals}) == refused
+    assert result.report.engines[0].outputs[0].sqnr_db > 25
