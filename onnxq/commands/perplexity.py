@@ -8,6 +8,7 @@ from pathlib import Path
 import onnx
 
 from onnxq.config import Command, Config, DataConfig
+from onnxq.data.synthetic import settle_caches
 from onnxq.data.text import LENGTH, Tokenizer, Window, choose_windows, find_tokenizer, read_windows
 from onnxq.evaluation.perplexity import (
     Decoder,
@@ -19,6 +20,7 @@ from onnxq.evaluation.perplexity import (
     sum_errors,
     time_decoders,
 )
+from onnxq.graph import load_model, name_nodes
 from onnxq.graph.storage import is_external, walk_tensors
 from onnxq.pipeline.configuration import Configuration, ModelSource, Overrides, list_models, open_run
 from onnxq.progress import Progress, count_items, silent
@@ -117,7 +119,8 @@ def _load_decoders(sources: Sequence[ModelSource], config: Config) -> list[Decod
         name = f"model {number}" if isinstance(source, onnx.ModelProto) else str(source)
         name = f"{name} ({number})" if name in decoders else name
         session = Session(source, threads=config.verify.threads, provider=runtime.provider, libraries=runtime.libraries)
-        decoders[name] = Decoder(session, name)
+        inputs = settle_caches(session.inputs, name_nodes(load_model(source, lazy=True).light))
+        decoders[name] = Decoder(session, name, inputs)
     return list(decoders.values())
 
 

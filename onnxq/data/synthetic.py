@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from onnx import TensorProto
@@ -12,7 +12,7 @@ from onnxq.arrays import Array, Arrays, Shape
 from onnxq.data.dataset import Dataset
 from onnxq.data.fit import Feeds, Inputs, classify_dtype, find_input_dtype, format_shape
 from onnxq.errors import DataError, ModelError
-from onnxq.graph import GraphIndex, ModelLike, ValueInfo, get_index
+from onnxq.graph import GraphIndex, ModelLike, ValueInfo, get_index, infer_shapes
 from onnxq.runtime import Session
 from onnxq.sites import TensorId
 
@@ -226,6 +226,7 @@ def make_synthetic(
             cause = f"no random values can be made for it ({format_shape(value)})"
             raise DataError(f"input {value.name!r}", cause, "give `data=…`", code="Q216")
 
+    inputs = inputs if model is None else settle_caches(inputs, model)
     rows = {} if model is None else count_table_rows(inputs, get_index(model))
     # Without the last rows: the model may look up indices moved by some as well.
     rows = {name: count - count // 8 for name, count in rows.items()}
@@ -256,6 +257,34 @@ def count_table_rows(inputs: Inputs, index: GraphIndex) -> dict[str, int]:
                 if shape and isinstance(shape[0], int) and not node.attrs.get("axis", 0):
                     rows[value.name] = min(shape[0], rows.get(value.name, shape[0]))
     return rows
+
+
+def settle_caches(inputs: Inputs, model: ModelLike) -> Inputs:
+    """The inputs, with sizes in caches that leave them open, where the reader of a cache tells them.
+
+    onnxruntime-genai's model builder leaves the size of a head open, since a cache in fewer bits has another one, and
+    the length of the ring that holds a window of the last tokens.
+    """
+    opened = {value for value in inputs if _find_past(value) and isinstance((value.shape or ())[-1], str)}
+    # The shapes that tell it are not in every file.
+    index = get_index(infer_shapes(model) if opened else model)
+    return [_settle_cache(value, index, TensorId(value.name)) if value in opened else value for value in inputs]
+
+
+def _settle_cache(value: ValueInfo, index: GraphIndex, cache: TensorId | None) -> ValueInfo:
+    """A cache with the sizes that the nodes which read the tensor tell."""
+    for edge in index.list_consumers(cache):
+        node = index.find_node(edge.node)
+        if node.op_type == "Cast":
+            return _settle_cache(value, index, node.result)
+        heads, dims = int(node.attrs.get("num_heads", 0)), list(value.shape or ())
+        width = (index.find_shape(index.find_input(node, 0)) or (None,))[-1]
+        if heads and isinstance(width, int):
+            # Queries, keys and values may lie in one row.
+            heads += 0 if index.find_input(node, 1) else 2 * int(node.attrs["kv_num_heads"])
+            ring = node.attrs["local_window_size"] if node.attrs.get("sliding_window_cache") else dims[-2]
+            return replace(value, shape=(*dims[:-2], ring, width // heads))
+    return value
 
 
 def _find_running(draw: Callable[[int | None], Dataset], session: Session) -> Dataset:
