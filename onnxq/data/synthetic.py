@@ -198,8 +198,9 @@ _IMAGE_SIDE = 224
 _OTHER_SIZE = 16
 
 
-# Tried in turn for all guessed axes together if the model does not run with the guesses.
-_OTHER_GUESSES = (32, 48, 64, 128, 256, 512, 1024, 224, 320, 640, 8, 4, 2, 1)
+# Tried in turn for all guessed axes together if the model does not run with the guesses. 0: caches of no tokens;
+# some decoders take one token alone behind others.
+_OTHER_GUESSES = (0, 32, 48, 64, 128, 256, 512, 1024, 224, 320, 640, 8, 4, 2, 1)
 
 
 def make_synthetic(
@@ -308,9 +309,10 @@ def _choose_shapes(inputs: Inputs, dims: Mapping[str, int], other: int | None) -
     sizes = dict(dims)
     decoder = find_decoder(inputs)
     if decoder is not None:
-        _add_lengths(inputs, decoder, sizes, other)
+        sizes = dict.fromkeys(decoder.past, 0) | sizes if other == 0 else sizes
+        _add_lengths(inputs, decoder, sizes, other or None)
     return {
-        value.name: tuple(_choose_size(value, axis, sizes, other) for axis in range(len(value.shape or ())))
+        value.name: tuple(_choose_size(value, axis, sizes, other or None) for axis in range(len(value.shape or ())))
         for value in inputs
     }
 
