@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from onnx import TypeProto, ValueInfoProto
@@ -221,15 +221,15 @@ def drop_padding(feeds: Arrays, value: Array, other: Array) -> tuple[Array, Arra
     return value[mask][np.newaxis], other[mask][np.newaxis]
 
 
-def _find_written(feeds: Arrays, shape: Shape) -> tuple[slice, ...]:
+def _find_written(feeds: Arrays, shape: Shape) -> Any:
     """The part of an output that a run writes: of a ring of keys or values no more than there are tokens.
 
-    Such a ring [batch, heads, tokens, size] is as long going in as coming out, and holds a window of the last tokens.
+    Such a ring [..., tokens, size] is as long going in as coming out, and holds a window of the last tokens.
     """
-    if len(shape) != 4 or not any("past" in name and feed.shape == shape for name, feed in feeds.items()):
-        return ()
+    if not any("past" in name and feed.shape == shape for name, feed in feeds.items()):
+        return ...
     tokens = [feed.shape[-1] for name, feed in feeds.items() if "mask" in name]
-    return (slice(None), slice(None), slice(max(tokens, default=None)))
+    return ..., slice(max(tokens, default=None)), slice(None)
 
 
 def pair_outputs(
