@@ -227,8 +227,9 @@ def make_synthetic(
             cause = f"no random values can be made for it ({format_shape(value)})"
             raise DataError(f"input {value.name!r}", cause, "give `data=…`", code="Q216")
 
-    inputs = inputs if model is None else settle_caches(inputs, model)
-    rows = {} if model is None else count_table_rows(inputs, get_index(model))
+    rows: dict[str, int] = {}
+    if model is not None:
+        inputs, rows = settle_caches(inputs, model), count_table_rows(inputs, get_index(model))
     # Without the last rows: the model may look up indices moved by some as well.
     rows = {name: count - count // 8 for name, count in rows.items()}
 
@@ -309,10 +310,9 @@ def _choose_shapes(inputs: Inputs, dims: Mapping[str, int], other: int | None) -
     sizes = dict(dims)
     decoder = find_decoder(inputs)
     if decoder is not None:
-        sizes = dict.fromkeys(decoder.past, 0) | sizes if other == 0 else sizes
-        _add_lengths(inputs, decoder, sizes, other or None)
+        _add_lengths(inputs, decoder, sizes, other)
     return {
-        value.name: tuple(_choose_size(value, axis, sizes, other or None) for axis in range(len(value.shape or ())))
+        value.name: tuple(_choose_size(value, axis, sizes, other) for axis in range(len(value.shape or ())))
         for value in inputs
     }
 
@@ -321,7 +321,8 @@ def _add_lengths(inputs: Inputs, decoder: DecoderInputs, sizes: dict[str, int], 
     """Choose the lengths of a decoder's tokens, caches and masks, in place, so that they fit each other."""
 
     def choose(keys: Iterable[str], part: str) -> int:
-        size = next((sizes[key] for key in keys if key in sizes), dict(_SIZES)[part] if other is None else other)
+        guess = dict(_SIZES)[part] if other is None or (other, part) == (0, "seq") else other
+        size = next((sizes[key] for key in keys if key in sizes), guess)
         sizes.update((key, size) for key in keys if key not in sizes)
         return size
 
@@ -338,7 +339,7 @@ def _choose_size(value: ValueInfo, axis: int, sizes: dict[str, int], other: int 
     key = name_axis(value, axis)
     if key not in sizes:
         guess = _guess_size(value, axis, key.lower())
-        sizes[key] = guess if other is None or guess == 1 else other
+        sizes[key] = guess if not other or guess == 1 else other
     return sizes[key]
 
 
