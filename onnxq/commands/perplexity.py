@@ -8,6 +8,7 @@ from pathlib import Path
 import onnx
 
 from onnxq.config import Command, Config, DataConfig
+from onnxq.data.synthetic import settle_caches
 from onnxq.data.text import LENGTH, Tokenizer, Window, choose_windows, find_tokenizer, read_windows
 from onnxq.evaluation.perplexity import (
     Decoder,
@@ -19,7 +20,7 @@ from onnxq.evaluation.perplexity import (
     sum_errors,
     time_decoders,
 )
-from onnxq.graph.storage import is_external, walk_tensors
+from onnxq.graph import load_model, name_nodes
 from onnxq.pipeline.configuration import Configuration, ModelSource, Overrides, list_models, open_run
 from onnxq.progress import Progress, count_items, silent
 from onnxq.report.columns import Text
@@ -88,7 +89,7 @@ def _measure(sources: Sequence[ModelSource], path: Path, config: Config, progres
         name = model.name
         score = LanguageScore(
             name=name,
-            size=_count_bytes(source),
+            size=load_model(source, lazy=True).size_bytes,
             caches=model.caches,
             generated=texts.get(name),
             prompt=prompt.get(name),
@@ -117,18 +118,9 @@ def _load_decoders(sources: Sequence[ModelSource], config: Config) -> list[Decod
         name = f"model {number}" if isinstance(source, onnx.ModelProto) else str(source)
         name = f"{name} ({number})" if name in decoders else name
         session = Session(source, threads=config.verify.threads, provider=runtime.provider, libraries=runtime.libraries)
-        decoders[name] = Decoder(session, name)
+        inputs = settle_caches(session.inputs, name_nodes(load_model(source, lazy=True).light))
+        decoders[name] = Decoder(session, name, inputs)
     return list(decoders.values())
-
-
-def _count_bytes(source: ModelSource) -> int:
-    """Bytes of a model and of the files beside it that hold its weights."""
-    if isinstance(source, onnx.ModelProto):
-        return int(source.ByteSize())
-    path = Path(source)
-    stored = filter(is_external, walk_tensors(onnx.load(path, load_external_data=False)))
-    files = {entry.value for tensor in stored for entry in tensor.external_data if entry.key == "location"}
-    return sum(file.stat().st_size for file in (path, *(path.parent / name for name in files)))
 
 
 def _list_windows(path: Path, tokenizer: Tokenizer, length: int, config: DataConfig) -> Iterator[Window]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from onnx import TensorProto
@@ -12,7 +12,7 @@ from onnxq.arrays import Array, Arrays, Shape
 from onnxq.data.dataset import Dataset
 from onnxq.data.fit import Feeds, Inputs, classify_dtype, find_input_dtype, format_shape
 from onnxq.errors import DataError, ModelError
-from onnxq.graph import GraphIndex, ModelLike, ValueInfo, get_index
+from onnxq.graph import GraphIndex, ModelLike, ValueInfo, get_index, infer_shapes
 from onnxq.runtime import Session
 from onnxq.sites import TensorId
 
@@ -198,8 +198,9 @@ _IMAGE_SIDE = 224
 _OTHER_SIZE = 16
 
 
-# Tried in turn for all guessed axes together if the model does not run with the guesses.
-_OTHER_GUESSES = (32, 48, 64, 128, 256, 512, 1024, 224, 320, 640, 8, 4, 2, 1)
+# Tried in turn for all guessed axes together if the model does not run with the guesses. 0: caches of no tokens;
+# some decoders take one token alone behind others.
+_OTHER_GUESSES = (0, 32, 48, 64, 128, 256, 512, 1024, 224, 320, 640, 8, 4, 2, 1)
 
 
 def make_synthetic(
@@ -226,7 +227,9 @@ def make_synthetic(
             cause = f"no random values can be made for it ({format_shape(value)})"
             raise DataError(f"input {value.name!r}", cause, "give `data=…`", code="Q216")
 
-    rows = {} if model is None else count_table_rows(inputs, get_index(model))
+    rows: dict[str, int] = {}
+    if model is not None:
+        inputs, rows = settle_caches(inputs, model), count_table_rows(inputs, get_index(model))
     # Without the last rows: the model may look up indices moved by some as well.
     rows = {name: count - count // 8 for name, count in rows.items()}
 
@@ -256,6 +259,34 @@ def count_table_rows(inputs: Inputs, index: GraphIndex) -> dict[str, int]:
                 if shape and isinstance(shape[0], int) and not node.attrs.get("axis", 0):
                     rows[value.name] = min(shape[0], rows.get(value.name, shape[0]))
     return rows
+
+
+def settle_caches(inputs: Inputs, model: ModelLike) -> Inputs:
+    """The inputs, with sizes in caches that leave them open, where the reader of a cache tells them.
+
+    onnxruntime-genai's model builder leaves the size of a head open, since a cache in fewer bits has another one, and
+    the length of the ring that holds a window of the last tokens.
+    """
+    opened = {value for value in inputs if _find_past(value) and isinstance((value.shape or ())[-1], str)}
+    # The shapes that tell it are not in every file.
+    index = get_index(infer_shapes(model) if opened else model)
+    return [_settle_cache(value, index, TensorId(value.name)) if value in opened else value for value in inputs]
+
+
+def _settle_cache(value: ValueInfo, index: GraphIndex, cache: TensorId | None) -> ValueInfo:
+    """A cache with the sizes that the nodes which read the tensor tell."""
+    for edge in index.list_consumers(cache):
+        node = index.find_node(edge.node)
+        if node.op_type == "Cast":
+            return _settle_cache(value, index, node.result)
+        heads, dims = int(node.attrs.get("num_heads", 0)), list(value.shape or ())
+        width = (index.find_shape(index.find_input(node, 0)) or (None,))[-1]
+        if heads and isinstance(width, int):
+            # Queries, keys and values may lie in one row.
+            heads += 0 if index.find_input(node, 1) else 2 * int(node.attrs["kv_num_heads"])
+            ring = node.attrs["local_window_size"] if node.attrs.get("sliding_window_cache") else dims[-2]
+            return replace(value, shape=(*dims[:-2], ring, width // heads))
+    return value
 
 
 def _find_running(draw: Callable[[int | None], Dataset], session: Session) -> Dataset:
@@ -290,7 +321,8 @@ def _add_lengths(inputs: Inputs, decoder: DecoderInputs, sizes: dict[str, int], 
     """Choose the lengths of a decoder's tokens, caches and masks, in place, so that they fit each other."""
 
     def choose(keys: Iterable[str], part: str) -> int:
-        size = next((sizes[key] for key in keys if key in sizes), dict(_SIZES)[part] if other is None else other)
+        guess = dict(_SIZES)[part] if other is None or (other, part) == (0, "seq") else other
+        size = next((sizes[key] for key in keys if key in sizes), guess)
         sizes.update((key, size) for key in keys if key not in sizes)
         return size
 
@@ -307,7 +339,7 @@ def _choose_size(value: ValueInfo, axis: int, sizes: dict[str, int], other: int 
     key = name_axis(value, axis)
     if key not in sizes:
         guess = _guess_size(value, axis, key.lower())
-        sizes[key] = guess if other is None or guess == 1 else other
+        sizes[key] = guess if not other or guess == 1 else other
     return sizes[key]
 
 

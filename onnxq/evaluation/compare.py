@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from onnx import TypeProto, ValueInfoProto
 
-from onnxq.arrays import Array, Arrays
+from onnxq.arrays import Array, Arrays, Shape
 from onnxq.data import Dataset, read_mask
 from onnxq.errors import VerificationError
 from onnxq.evaluation.accumulator import ErrorAccumulator, OutputAccuracy, SliceSums, compute_sqnr
@@ -213,9 +213,23 @@ def sum_errors(
 def drop_padding(feeds: Arrays, value: Array, other: Array) -> tuple[Array, Array]:
     """The values of both at the positions that the model's mask input does not leave out; all without such an input."""
     mask = read_mask(feeds, value.shape)
-    if mask is None or value.shape != other.shape:
+    if value.shape != other.shape:
         return value, other
+    if mask is None:
+        written = _find_written(feeds, value.shape)
+        return value[written], other[written]
     return value[mask][np.newaxis], other[mask][np.newaxis]
+
+
+def _find_written(feeds: Arrays, shape: Shape) -> Any:
+    """The part of an output that a run writes: of a ring of keys or values no more than there are tokens.
+
+    Such a ring [..., tokens, size] is as long going in as coming out, and holds a window of the last tokens.
+    """
+    if not any("past" in name and feed.shape == shape for name, feed in feeds.items()):
+        return ...
+    tokens = [feed.shape[-1] for name, feed in feeds.items() if "mask" in name]
+    return ..., slice(max(tokens, default=None)), slice(None)
 
 
 def pair_outputs(

@@ -10,6 +10,7 @@ from functools import partial
 import numpy as np
 
 from onnxq.arrays import Array
+from onnxq.data.fit import Inputs
 from onnxq.data.text import TextInputs, Window, find_text_inputs
 from onnxq.data.text.generate import find_logits, make_decoder_error
 from onnxq.errors import DataError
@@ -73,14 +74,15 @@ class Perplexity:
 
 
 class Decoder:
-    """A session that reads tokens and gives logits. name: for messages.
+    """A session that reads tokens and gives logits. name: for messages. inputs: by default the session's.
 
     Raises DataError for a model that tokens do not feed, or that gives no logits.
     """
 
-    def __init__(self, session: Session, name: str) -> None:
+    def __init__(self, session: Session, name: str, inputs: Inputs | None = None) -> None:
         self.session, self.name = session, name
-        self.parts: TextInputs = find_text_inputs(session.inputs, [value.name for value in session.outputs])
+        names = [value.name for value in session.outputs]
+        self.parts: TextInputs = find_text_inputs(inputs or session.inputs, names)
         self._logits = find_logits(session.outputs, self.parts, name)
 
     @property

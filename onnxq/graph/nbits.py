@@ -225,11 +225,14 @@ def _add_pair(editor: Editor[Any], node: NodeRef, blocks: Blocks) -> str:
     """Write a DequantizeLinear of this weight; returns the name of its result."""
     base, storage = node.inputs[1].removesuffix(_PACKED), TensorProto.UINT8 if blocks.bits == 8 else TensorProto.UINT4
     zero = np.full(blocks.scale.shape, 2 ** (blocks.bits - 1), np.uint8) if blocks.zero is None else blocks.zero
+    # Blocks of zeros, as rows of padding are: any scale has them, and pairs take none of 0.
+    dead = blocks.scale == 0
+    still, middle = (each.repeat(blocks.size, 0)[: len(blocks.codes)] for each in (dead, zero))
     inputs = [
         editor.add_initializer(node.scope, editor.fresh(f"{base}/{part}"), value, dtype=kind)
         for part, value, kind in (
-            ("quantized", blocks.codes, storage),
-            ("scale", blocks.scale, None),
+            ("quantized", np.where(still, middle, blocks.codes), storage),
+            ("scale", blocks.scale + dead, None),
             ("zero_point", zero, storage),
         )
     ]

@@ -30,11 +30,12 @@ def settle_sizes(model: ModelSource, data: object, config: Config, progress: Pro
     others from the samples. Raises ConfigError where these differ or there are none.
     """
     whole = find_target(config.target).whole
-    inputs = get_index(name_nodes(load_model(model, lazy=True).light)).inputs
+    light = name_nodes(load_model(model, lazy=True).light)
+    inputs = get_index(light).inputs
     shapes = _read_fixes(config, inputs)
     if whole and data is not None and not all(map(_is_fixed, shapes.values())):
         # Samples are whole batches where the size of these is fixed.
-        data = load_data(data, _with_shapes(inputs, shapes), config.data, progress=progress)
+        data = load_data(data, _with_shapes(inputs, shapes), config.data, light, progress=progress)
         shapes = _add_sample_sizes(shapes, data, progress)
     for name, shape in shapes.items() if whole else ():
         if not _is_fixed(shape):

@@ -41,6 +41,7 @@ from onnxq.pipeline.placement_search import choose_measured, choose_timer
 from onnxq.pipeline.prepared import count_existing, load_state, prove_equal, read_data
 from onnxq.plan import Plan
 from onnxq.planner import OnnxPlacement, state_placement
+from onnxq.planner.build import choose_tables
 from onnxq.progress import Progress, count_items, silent
 from onnxq.report.model import SYNTHETIC, Report
 from onnxq.runtime import Session, UnknownOperatorError, detect_cpu, has_custom, observe_shapes
@@ -343,7 +344,7 @@ def _read_samples(state: FloatState, data: object, ctx: RunContext) -> SampleSet
 def _demand_float(state: PlacedState, name: str, mode: str) -> None:
     """ModelError for a model that is quantized already and of which the plan quantizes nothing more."""
     already, plan = count_existing(state), state.planned
-    if plan.sites or not already or mode == "float":
+    if plan.sites or not already or mode == "float" or choose_tables(state.problem, get_index(state.model), ())[0]:
         return
     # One example of why the rest of it stays float is enough.
     floating: Sequence[Unquantized] = (*plan.refusals, *plan.left_float)

@@ -6,7 +6,7 @@ import numpy as np
 import onnx
 import onnx.parser
 import pytest
-from onnx import TensorProto
+from onnx import TensorProto, helper
 
 from onnxq.config import DataConfig
 from onnxq.data import load_data, make_synthetic
@@ -105,6 +105,18 @@ def test_the_sizes_of_a_decoder_s_inputs_fit_each_other(whole: str, new: str | i
     assert past == 8
     assert sample["attention_mask"].tolist() == [[1] * (past + count)]
     assert sample["position_ids"].tolist() == [list(range(past, past + count))]
+
+
+def test_a_decoder_that_takes_prompts_without_caches_alone_gets_those() -> None:
+    """As onnxruntime-genai's builder writes the mask of MultiHeadAttention."""
+    inputs = make_decoder_inputs()
+    nodes = [helper.make_node("Add", ["input_ids", "attention_mask"], ["y"], "add")]
+    declared = [helper.make_tensor_value_info(value.name, value.dtype, value.shape) for value in inputs]
+    out = helper.make_tensor_value_info("y", TensorProto.INT64, ["batch", "total"])
+    proto = helper.make_model(helper.make_graph(nodes, "g", declared, [out]), ir_version=8)
+    sample = make_synthetic(inputs, samples=1, model=proto)[0]
+    assert sample["past_key_values.0.key"].shape == (1, 2, 0, 4)
+    assert sample["input_ids"].shape == sample["attention_mask"].shape == (1, 32)
 
 
 def test_both_branches_of_a_merged_decoder_get_samples() -> None:

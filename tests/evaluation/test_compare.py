@@ -114,6 +114,14 @@ def test_only_positions_that_the_mask_keeps_are_compared() -> None:
     assert pairs[0][0].shape == (1, 4, 2)
 
 
+def test_only_the_tokens_of_a_ring_that_a_run_wrote_are_compared() -> None:
+    past, one = np.zeros((1, 2, 4, 3)), np.ones((1, 2, 4, 3))
+    two = one.copy()
+    two[:, :, 3:] = np.nan
+    ((_, ((mine, theirs),)),) = pair_outputs({"attention_mask": np.ones((1, 3)), "past": past}, {"y": one}, {"y": two})
+    np.testing.assert_array_equal(mine, theirs)
+
+
 def test_samples_alone_add_up_to_the_bit() -> None:
     """Also where shapes change or differ, values are not finite, and an output is a sequence or empty."""
     rng = np.random.default_rng(0)

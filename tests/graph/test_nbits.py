@@ -121,6 +121,29 @@ def test_files_of_onnxruntimes_quantizer_are_read(symmetric: bool) -> None:
     np.testing.assert_allclose(_run(again), _run(made), atol=1e-5)
 
 
+@pytest.mark.parametrize("symmetric", [True, False])
+def test_blocks_of_scale_0_are_zeros_of_another(symmetric: bool) -> None:
+    w = np.random.default_rng(2).normal(size=(K, N)).astype(np.float32)
+    # A row of padding in a table that the projection shares.
+    w[:, 3] = 0
+    quantizer = pytest.importorskip("onnxruntime.quantization.matmul_nbits_quantizer")
+    proto = model(f"net (float[rows,{K}] x) => (float[rows,{N}] y) {{ [m] y = MatMul(x, w) }}", ir=9, w=w)
+    tool = quantizer.MatMulNBitsQuantizer(proto, block_size=32, is_symmetric=symmetric, accuracy_level=1)
+    tool.process()
+    made = tool.model.model
+    scales = next(tensor for tensor in made.graph.initializer if tensor.name.endswith("scales"))
+    assert (onnx.numpy_helper.to_array(scales) == 0).any()
+    # What the integers are does not matter then.
+    packed = next(tensor for tensor in made.graph.initializer if tensor.data_type == onnx.TensorProto.UINT8)
+    codes = onnx.numpy_helper.to_array(packed).copy()
+    codes[3] = 0x5A
+    packed.raw_data = codes.tobytes()
+    again = read_nbits(made)
+    pair = GraphIndex(again).find_node(again.graph.node[0].name)
+    assert (np.asarray(GraphIndex(again).input_value(pair, 1)) != 0).all()
+    np.testing.assert_allclose(_run(again), _run(made), atol=1e-5)
+
+
 def test_float_zero_points_and_an_order_of_columns_stay_operators() -> None:
     text = """net (float[N, 32] x) => (float[N, 16] y)
     {[m] y = com.microsoft.MatMulNBits <K = 32, N = 16, bits = 4, block_size = 32> (x, b, s, z)}"""

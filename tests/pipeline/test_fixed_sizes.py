@@ -13,6 +13,7 @@ import onnxq
 from onnxq.errors import ConfigError
 from onnxq.graph import name_nodes
 from onnxq.plan import from_json, to_json
+from tests.data.text.kit import make_decoder
 from tests.passes.kit import Array, parse
 
 TEXT = """g (float[batch,4,time] x, float[batch,4,time] other) => (float[batch,8,time] y) {
@@ -117,6 +118,12 @@ def test_an_axis_without_a_name_is_fixed_by_its_input() -> None:
 def test_samples_that_do_not_have_the_sizes_are_named() -> None:
     with pytest.raises(onnxq.OnnxqError, match="x"):
         quantize(fix=("time=7",))
+
+
+def test_texts_for_a_decoder_with_caches_ask_for_its_sizes() -> None:
+    overrides = {"sequence_length": 8, "samples": 4}
+    with pytest.raises(ConfigError, match=r"input_ids is 1xT, and qnn compiles a graph for sizes that are fixed"):
+        onnxq.quantize(make_decoder(), "self-generated", "qnn-int8", overrides=overrides)
 
 
 def test_a_plan_without_samples_needs_its_sizes() -> None:

@@ -98,6 +98,22 @@ def test_what_sizes_leave_float_is_told() -> None:
         onnxq.quantize(proto, samples(proto), overrides={"latency": False})
 
 
+def test_a_float_table_is_left_to_quantize() -> None:
+    """Model builders write products in 4 bits, and tables in float."""
+    text = """g (int64[N,T] ids) => (float[N,T,32] y) {
+        x = Gather(table, ids) y = MatMul(x, w) }"""
+    rng = np.random.default_rng(0)
+    table, w = (rng.normal(size=size).astype("f4") for size in ((512, 64), (64, 32)))
+    plain = {"latency": False, "embeddings": "float"}
+    proto = parse(text, 21, 10, table=table, w=w)
+    built = onnxq.quantize(proto, None, "ort-int4-weights", overrides={**plain, "emit": "nbits"}).model
+    done = onnxq.quantize(built, None, "ort-int4-weights", overrides={"latency": False})
+    assert [site.spec.bits for site in done.plan.sites] == [8]
+    assert len(done.model.SerializeToString()) < len(built.SerializeToString()) - 2 * table.size
+    with pytest.raises(onnxq.OnnxqError, match="nothing is left"):
+        onnxq.quantize(built, None, "ort-int4-weights", overrides=plain)
+
+
 # --- partly quantized
 
 

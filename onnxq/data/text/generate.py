@@ -60,11 +60,11 @@ _PREFIXES = re.compile(r"past_key_values?|present_key_values?|past|present")
 
 @dataclass(frozen=True)
 class CacheInput:
-    """One cache. output: name of the output that continues it. axis: of the tokens."""
+    """One cache. output: name of the output that continues it. axis: of the tokens; None for a ring, always as long."""
 
     value: ValueInfo
     output: str
-    axis: int
+    axis: int | None
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ class TextInputs:
     def make_feeds(self, ids: Array, caches: Arrays | None = None) -> Feeds:
         """Make the inputs for tokens. ids: integers [N, T]. caches: of the tokens before, by input; None: no tokens."""
         caches = self.make_empty_caches() if caches is None else caches
-        known = caches[self.caches[0].value.name].shape[self.caches[0].axis] if self.caches else 0
+        known = self.count_known(caches)
         rows, count = ids.shape
         feeds = {}
         for value in self.inputs:
@@ -114,13 +114,24 @@ class TextInputs:
         for cache in self.caches:
             value = cache.value
             shape = [dim if isinstance(dim, int) else rows or self.batch for dim in value.shape or ()]
-            shape[cache.axis] = 0
+            if cache.axis is not None:
+                shape[cache.axis] = 0
             empty[value.name] = np.zeros(shape, find_input_dtype(value))
         return empty
 
     def read_caches(self, outputs: Arrays) -> Feeds:
         """Caches for the next tokens, by input, from the outputs of a run."""
-        return {cache.value.name: outputs[cache.output] for cache in self.caches}
+        caches = {cache.value.name: outputs[cache.output] for cache in self.caches}
+        for cache in self.caches:
+            if cache.axis is None:
+                # What no token has reached yet is memory that nobody wrote.
+                caches[cache.value.name][:, :, self.count_known(caches) :] = 0
+        return caches
+
+    def count_known(self, caches: Arrays) -> int:
+        """The tokens that caches hold."""
+        lengths = (caches[cache.value.name].shape[cache.axis] for cache in self.caches if cache.axis is not None)
+        return next(lengths, 0)
 
     def run_prompt(self, session: Session, ids: Array) -> Feeds:
         """Run tokens [N, T], in steps where the model takes only so many; returns the caches behind them."""
@@ -160,6 +171,8 @@ def find_text_inputs(inputs: Inputs, outputs: Sequence[str]) -> TextInputs:
     batch, length = ids[0].shape or (None, None)
     pairs = _pair_caches([value for value in inputs if roles[value.name] is InputRole.CACHE], outputs)
     caches = tuple(CacheInput(value, output, _find_axis(value, batch)) for value, output in pairs)
+    if caches and all(cache.axis is None for cache in caches):
+        raise _make_axis_error(pairs[0][0], 0)
     fixed = isinstance(batch, int)
     return TextInputs(
         roles=roles,
@@ -193,8 +206,8 @@ def _pair_caches(caches: Inputs, outputs: Sequence[str]) -> list[tuple[ValueInfo
     return list(zip(caches, presents, strict=True))
 
 
-def _find_axis(value: ValueInfo, batch: int | str | None) -> int:
-    """The axis of the tokens: the only one of no fixed size beside that of the samples."""
+def _find_axis(value: ValueInfo, batch: int | str | None) -> int | None:
+    """The axis of the tokens: the only one of no fixed size beside that of the samples; None without one."""
     dims = value.shape or ()
     free = []
     for axis, dim in enumerate(dims):
@@ -202,10 +215,14 @@ def _find_axis(value: ValueInfo, batch: int | str | None) -> int:
         if not isinstance(dim, int) and not is_batch:
             free.append(axis)
     free = [axis for axis in free if "batch" not in str(dims[axis])] if len(free) > 1 else free
-    if len(free) != 1:
-        cause = f"caches grow along one axis, and this one has {len(free)} of no fixed size ({format_shape(value)})"
-        raise _make_error(value, cause, "export the model with a symbol for the length of its caches")
-    return free[0]
+    if len(free) > 1:
+        raise _make_axis_error(value, len(free))
+    return free[0] if free else None
+
+
+def _make_axis_error(value: ValueInfo, count: int) -> DataError:
+    cause = f"caches grow along one axis, and this one has {count} of no fixed size ({format_shape(value)})"
+    return _make_error(value, cause, "export the model with a symbol for the length of its caches")
 
 
 # Texts written side by side, where the model takes any number: a run of many costs little more than one of a few.

@@ -17,7 +17,7 @@ from onnxq.config import DataConfig
 from onnxq.config.data import BYTES
 from onnxq.data.fit import Feeds, Inputs
 from onnxq.data.scripts import suggest_files
-from onnxq.data.synthetic import count_table_rows
+from onnxq.data.synthetic import count_table_rows, settle_caches
 from onnxq.data.text.generate import TextInputs, find_text_inputs, generate_texts
 from onnxq.errors import DataError, MissingDependencyError
 from onnxq.files import check_input_kind, shorten_error
@@ -283,6 +283,7 @@ def open_text(path: Path, inputs: Inputs, config: DataConfig, model: ModelLike |
 def _describe_inputs(inputs: Inputs, config: DataConfig, model: ModelLike | None) -> tuple[TextInputs, int | None, int]:
     """The inputs by their roles, the rows of the table of tokens where one is known, and the tokens of a window."""
     index = None if model is None else get_index(model)
+    inputs = inputs if model is None else settle_caches(inputs, model)
     parts = find_text_inputs(inputs, [] if index is None else [value.name for value in index.outputs])
     rows = {} if index is None else count_table_rows(inputs, index)
     length = config.sequence_length or LENGTH
