@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
-from onnxq.backends.engine import Engine, Job
+from onnxq.backends.engine import Engine, Job, Kernels
 from onnxq.engines.prove.judge import count_types
 from onnxq.errors import OnnxqError
-from onnxq.evaluation.compare import ModelErrors
+from onnxq.evaluation.compare import ModelErrors, ReferenceRunner
 from onnxq.files import ScratchFolder
 from onnxq.graph import ModelLike, get_index
 from onnxq.passes.base import RunContext
@@ -37,30 +38,43 @@ def check_on_engine(
     if obstacle is not None:
         return replace(account, reason=f"{obstacle.reason}: {obstacle.fix}")
     engine = engine.with_options(ctx.config.runtime)
-    floats = Session(state.named, optimize=False)
-    file = Session(model, optimize=False)
+    reference = ReferenceRunner(state.named, optimize=False)
+    # Whatever the float model chooses by computed values, the largest scores for one, the file takes.
+    taking = reference.selections.take_choices(model)
+    file = Session(taking, optimize=False)
     off, agree = ModelErrors(), ModelErrors()
-    done, begun = 0, time.monotonic()
+    placement, done, begun = None, 0, time.monotonic()
+    kernels: Kernels | None = None
     try:
         with (
             ctx.progress(f"building for {engine.title}, and running {count} samples there", count) as task,
             ScratchFolder() as folder,
-            engine.open_runner("quantized", model, Job(), Path(folder)) as runner,
+            ExitStack() as opened,
         ):
+            runner = opened.enter_context(engine.open_runner("quantized", model, Job(), Path(folder)))
             kernels, placement = engine.read_kernels(model, folder), engine.read_placement(model, folder)
+            if reference.selections.nodes:
+                opened.close()
+                other = opened.enter_context(ScratchFolder())
+                runner = opened.enter_context(engine.open_runner("quantized", taking, Job(), Path(other)))
             for feeds in ctx.samples.test.take(count).samples():
-                wanted, said = floats.run(feeds), file.run(feeds)
-                answers = runner.infer(feeds)
+                wanted = reference.run(feeds)
+                taken = reference.selections.add_choices(feeds, wanted)
+                said, answers = file.run(taken), runner.infer(taken)
                 off.update(feeds, wanted, answers)
-                agree.update(feeds, said, answers)
+                # Without its own choices.
+                agree.update(feeds, {name: value for name, value in said.items() if name in wanted}, answers)
                 done += 1
                 task.advance()
                 if time.monotonic() - begun > _SECONDS:
                     break
     except OnnxqError as error:
+        reason = f"{error.subject}: {error.cause}"
+        if kernels is not None:
+            return replace(account, reason=reason)
         takes = _takes_model(engine, state.named)
         refusal = "it takes the float model" if takes else "it refuses the float model, too"
-        return replace(account, reason=f"{error.subject}: {error.cause}", refusal=refusal)
+        return replace(account, reason=reason, refusal=refusal)
     outputs = tuple(
         EngineOutput(name=plain.name, sqnr_db=plain.sqnr_db, agreement_db=both.sqnr_db)
         for plain, both in zip(off.results(), agree.results(), strict=True)
@@ -72,7 +86,7 @@ def check_on_engine(
         outputs=outputs,
         partitions=0 if placement is None else placement.partitions,
         left=() if placement is None else tuple(refusal.subject for refusal in placement.left),
-        types=count_types(get_index(model), kernels, engine.words),
+        types=count_types(get_index(model), kernels or (), engine.words),
     )
 
 

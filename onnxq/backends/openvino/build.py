@@ -127,8 +127,13 @@ def answer_built(job: Mapping[str, Any], folder: Path) -> dict[str, Any]:
         import openvino
 
         compiled = _compile(openvino, folder / ENGINE, job["options"])
-        names = [value.get_any_name() for value in compiled.outputs]
-        return lambda feeds: dict(zip(names, compiled(dict(feeds)).values(), strict=True))
+        # An output that repeats a tensor shares its names with it.
+        names = [value.get_names() for value in compiled.outputs]
+        return lambda feeds: {
+            name: value
+            for shared, value in zip(names, compiled(dict(feeds)).values(), strict=True)
+            for name in sorted(shared)
+        }
 
     answer_samples(open_model, lambda error: " ".join(str(error).split())[:_MESSAGE], folder)
     return {}

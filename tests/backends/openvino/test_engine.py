@@ -94,3 +94,20 @@ def test_a_file_that_the_engine_refuses_is_a_warning() -> None:
     (alarm,) = [alarm for alarm in report.alarms() if alarm.code == "W148"]
     assert "OpenVINO refuses the file: quantized: cannot build the engine" in str(alarm)
     assert str(alarm).endswith("it refuses the float model, too")
+
+
+def test_answers_are_compared_on_the_choices_of_the_float_model() -> None:
+    """As detectors choose boxes by scores: of two with nearly equal ones either comes first, and nothing is lost."""
+    rng = np.random.default_rng(0)
+    weights = {"w": rng.standard_normal((64, 400)) / 8, "v": rng.standard_normal((64, 3200)) / 8}
+    text = """g (float[1,64] x) => (float[1,40,8] y) {
+        scores = MatMul(x, w) best, places = TopK(scores, count)
+        values = MatMul(x, v) boxes = Reshape(values, shape) y = Gather(boxes, places)
+    }"""
+    arrays = {name: value.astype(np.float32) for name, value in weights.items()}
+    net = model(text, shape=np.array([400, 8]), count=np.array([40]), **arrays)
+    samples = [{"x": rng.standard_normal((1, 64)).astype(np.float32)} for _ in range(8)]
+    report = quantize_all(net, samples).report
+    scores, boxes = (output.sqnr_db for output in report.engines[0].outputs)
+    assert min(scores, boxes) > 25
+    assert not report.alarms()
