@@ -152,12 +152,12 @@ RULES: tuple[PlacementRule, ...] = (
     _rule(name="clip", ops=_CLIPS, kernel="ElementWiseNeuron", why=_ALL, check=_check_clip),
     _rule(
         name="unary",
-        ops=("Abs", "Elu", "Exp", "Gelu", "HardSigmoid", "HardSwish", "LeakyRelu", "Neg", "Sqrt"),
+        ops=("Abs", "Elu", "Exp", "Gelu", "HardSwish", "LeakyRelu", "Neg", "Sqrt"),
         kernel="ElementWiseNeuron",
         why=_ALL,
     ),
     _rule(name="prelu", ops=("PRelu",), kernel="Prelu", why=_ALL, data=(0, 1)),
-    _rule(name="sigmoid", ops=("Sigmoid",), kernel="ElementWiseNeuron", why=_TABLE, result=_fix_unit_range),
+    _rule(name="sigmoid", ops=("Sigmoid", "HardSigmoid"), kernel="ElementWiseNeuron", why=_TABLE, result=_fix_unit_range),
     _rule(name="tanh", ops=("Tanh",), kernel="ElementWiseNeuron", why=_TABLE, result=_fix_sign_range),
     _rule(name="softmax", ops=("Softmax", "LogSoftmax"), kernel="Softmax", why=_ALL, coarse=_is_spread_out),
     _rule(

@@ -125,7 +125,7 @@ def test_types_and_scales_are_those_that_kernels_take(
         assert isinstance(site.spec.granularity, PerChannel)
     known = {name: site.qparams for name, site in sites.items() if site.qparams and site.qparams.origin == FIXED}
     fixed = {name: (float(qparams.scale), int(qparams.zero_point)) for name, qparams in known.items()}
-    assert fixed == {"ts": (2.0**-bits, 0), "tt": (2.0 ** (1 - bits), 2 ** (bits - 1))}
+    assert fixed == {"ts": (2.0**-bits, 0), "th": (2.0**-bits, 0), "tt": (2.0 ** (1 - bits), 2 ** (bits - 1))}
 
 
 def test_ranges_in_16_bits_reach_further_than_the_samples() -> None:
