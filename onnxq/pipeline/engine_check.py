@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from onnxq.backends.engine import Engine, Job
+from onnxq.engines.bench import fit_feeds
 from onnxq.engines.prove.judge import count_types
 from onnxq.errors import OnnxqError
 from onnxq.evaluation.compare import ModelErrors
@@ -49,8 +50,8 @@ def check_on_engine(
         ):
             kernels, placement = engine.read_kernels(model, folder), engine.read_placement(model, folder)
             for feeds in ctx.samples.test.take(count).samples():
-                wanted, said = floats.run(feeds), file.run(feeds)
-                answers = runner.infer(feeds)
+                wanted, own = floats.run(feeds), fit_feeds(get_index(model).inputs, feeds)
+                said, answers = file.run(own), runner.infer(own)
                 off.update(feeds, wanted, answers)
                 agree.update(feeds, said, answers)
                 done += 1
