@@ -157,7 +157,9 @@ RULES: tuple[PlacementRule, ...] = (
         why=_ALL,
     ),
     _rule(name="prelu", ops=("PRelu",), kernel="Prelu", why=_ALL, data=(0, 1)),
-    _rule(name="sigmoid", ops=("Sigmoid", "HardSigmoid"), kernel="ElementWiseNeuron", why=_TABLE, result=_fix_unit_range),
+    _rule(
+        name="sigmoid", ops=("Sigmoid", "HardSigmoid"), kernel="ElementWiseNeuron", why=_TABLE, result=_fix_unit_range
+    ),
     _rule(name="tanh", ops=("Tanh",), kernel="ElementWiseNeuron", why=_TABLE, result=_fix_sign_range),
     _rule(name="softmax", ops=("Softmax", "LogSoftmax"), kernel="Softmax", why=_ALL, coarse=_is_spread_out),
     _rule(
