@@ -130,9 +130,8 @@ def _lower_node(view: View, node: NodeRef, sizes: Shape) -> _Lowered | None:
         return _Lowered(shape, {"keepdims": 1}, (np.asarray([1], np.int64),))
     if is_op(node, "InstanceNormalization"):
         return _Lowered((*sizes[:2], math.prod(sizes[2:])), {**node.attrs}, node.inputs[1:])
-    if is_op(node, "LayerNormalization", "MatMul", "Gelu") and _computes_rows(view, node, len(sizes)):
-        attrs = {name: 1 if name == "axis" else value for name, value in node.attrs.items()}
-        return _Lowered((math.prod(sizes[:-1]), sizes[-1]), attrs, node.inputs[1:])
+    if is_op(node, "LayerNormalization", "MatMul", "Gelu") and _computes_rows(view, node):
+        return _Lowered((math.prod(sizes[:-1]), sizes[-1]), {**node.attrs}, node.inputs[1:])
     if is_op(node, "Slice") and len(node.inputs) > 3:
         axes = view.find_constant(node, 3)
         if axes is None or axes.size != 1:
@@ -142,12 +141,12 @@ def _lower_node(view: View, node: NodeRef, sizes: Shape) -> _Lowered | None:
     return None
 
 
-def _computes_rows(view: View, node: NodeRef, rank: int) -> bool:
+def _computes_rows(view: View, node: NodeRef) -> bool:
     """True where the last axis is all that is computed along. Products with a bias become a Gemm between Reshapes."""
     if node.op_type == "MatMul":
         matrix = len(view.index.find_shape(view.find_tensor(node, 1)) or ()) == 2
         return matrix and view.sole_reader(node.result, "Add") is None
-    return node.attrs.get("axis", -1) in (-1, rank - 1)
+    return bool(node.attrs.get("axis", -1) == -1)
 
 
 def _join_axes(sizes: Shape, axis: int) -> Shape:
