@@ -8,12 +8,12 @@ LayerNormalization in front of opset 17; onnx's tools refuse those. GroupNormali
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 
 import onnx
-from onnx import GraphProto, ModelProto, NodeProto, TensorProto, defs, helper
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto, defs, helper
 
 from onnxq.graph.base import NodeRef
 from onnxq.graph.index import find_opset
@@ -187,7 +187,7 @@ def infer_shapes(proto: ModelProto) -> ModelProto:
     for (scope, target), (_, source) in zip(walk_graphs(result.graph), walk_graphs(inferred.graph), strict=True):
         replace_items(target.value_info, source.value_info)
         if scope:
-            _learn_outputs(target, source)
+            _learn_types((*target.input, *target.output), (*source.input, *source.output))
     return result
 
 
@@ -204,7 +204,7 @@ def _repeat_constants(graph: GraphProto, outer: Mapping[str, TensorProto]) -> No
             body.initializer.extend(known[name] for name in list_captures(body) if name in known)
 
 
-def _learn_outputs(target: GraphProto, source: GraphProto) -> None:
-    for old, new in zip(target.output, source.output, strict=True):
+def _learn_types(target: Iterable[ValueInfoProto], source: Iterable[ValueInfoProto]) -> None:
+    for old, new in zip(target, source, strict=True):
         if new.type.WhichOneof("value"):
             old.type.CopyFrom(new.type)

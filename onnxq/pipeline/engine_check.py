@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
-from onnxq.backends.engine import Engine, Job, Kernels
+from onnxq.backends.engine import Engine, Job, Kernels, Runner
+from onnxq.engines.bench import fit_feeds
 from onnxq.engines.prove.judge import count_types
 from onnxq.errors import OnnxqError
 from onnxq.evaluation.compare import ModelErrors, ReferenceRunner
@@ -15,8 +17,9 @@ from onnxq.files import ScratchFolder
 from onnxq.graph import ModelLike, get_index
 from onnxq.passes.base import RunContext
 from onnxq.passes.state import FloatState
+from onnxq.progress import Task
 from onnxq.report.model import EngineCheck, EngineOutput
-from onnxq.runtime import Session
+from onnxq.runtime import Feeds, Session
 
 # Emulation is slow, as large models are: no further sample begins after so many seconds.
 _SECONDS = 60.0
@@ -41,9 +44,6 @@ def check_on_engine(
     reference = ReferenceRunner(state.named, optimize=False)
     # Whatever the float model chooses by computed values, the largest scores for one, the file takes.
     taking = reference.selections.take_choices(model)
-    file = Session(taking, optimize=False)
-    off, agree = ModelErrors(), ModelErrors()
-    placement, done, begun = None, 0, time.monotonic()
     kernels: Kernels | None = None
     try:
         with (
@@ -57,17 +57,8 @@ def check_on_engine(
                 opened.close()
                 other = opened.enter_context(ScratchFolder())
                 runner = opened.enter_context(engine.open_runner("quantized", taking, Job(), Path(other)))
-            for feeds in ctx.samples.test.take(count).samples():
-                wanted = reference.run(feeds)
-                taken = reference.selections.add_choices(feeds, wanted)
-                said, answers = file.run(taken), runner.infer(taken)
-                off.update(feeds, wanted, answers)
-                # Without its own choices.
-                agree.update(feeds, {name: value for name, value in said.items() if name in wanted}, answers)
-                done += 1
-                task.advance()
-                if time.monotonic() - begun > _SECONDS:
-                    break
+            samples = ctx.samples.test.take(count).samples()
+            off, agree = _sum_errors(reference, taking, runner, samples, task)
     except OnnxqError as error:
         reason = f"{error.subject}: {error.cause}"
         if kernels is not None:
@@ -82,12 +73,31 @@ def check_on_engine(
     return replace(
         account,
         emulated=engine.emulated,
-        samples=done,
+        samples=off.count,
         outputs=outputs,
         partitions=0 if placement is None else placement.partitions,
         left=() if placement is None else tuple(refusal.subject for refusal in placement.left),
-        types=count_types(get_index(model), kernels or (), engine.words),
+        types=count_types(get_index(model), kernels, engine.words),
     )
+
+
+def _sum_errors(
+    reference: ReferenceRunner, model: ModelLike, runner: Runner, samples: Iterable[Feeds], task: Task
+) -> tuple[ModelErrors, ModelErrors]:
+    """The errors of an engine's answers against the float model, and against the file. model: as it takes choices."""
+    file, begun = Session(model, optimize=False), time.monotonic()
+    off, agree = ModelErrors(), ModelErrors()
+    for feeds in samples:
+        wanted = reference.run(feeds)
+        taken = fit_feeds(get_index(model).inputs, reference.selections.add_choices(feeds, wanted))
+        said, answers = file.run(taken), runner.infer(taken)
+        off.update(feeds, wanted, answers)
+        # Without its own choices.
+        agree.update(feeds, {name: value for name, value in said.items() if name in wanted}, answers)
+        task.advance()
+        if time.monotonic() - begun > _SECONDS:
+            break
+    return off, agree
 
 
 def _takes_model(engine: Engine, model: ModelLike) -> bool:

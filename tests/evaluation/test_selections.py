@@ -89,6 +89,8 @@ def test_a_model_on_its_own_choices_is_itself(name: str) -> None:
     found = find_selections(proto)
     exposed = Session(found.expose_choices(proto), optimize=False, threads=1)
     taking = Session(found.take_choices(proto), optimize=False, threads=1)
+    # Its nodes have names of their own, by which roundings are put behind switches.
+    assert GraphIndex(found.take_choices(proto)).nodes
     for row in samples()["x"]:
         feeds = {"x": row[None]}
         plain, outputs = Session(proto, optimize=False, threads=1).run(feeds), exposed.run(feeds)

@@ -13,6 +13,7 @@ from onnxq.sites import TensorId
 from tests.graph.kit import model
 
 F = np.float32
+FLOAT, INT64 = TensorProto.FLOAT, TensorProto.INT64
 
 
 def test_shapes_go_through_computed_reshapes() -> None:
@@ -47,6 +48,19 @@ def test_bodies_are_inferred_by_constants_around_them() -> None:
     assert index.find_shape(TensorId("d", "i.then_branch/j.then_branch")) == (4,)
     assert [tensor.name for tensor in result.graph.initializer] == ["axes"]
     assert not any(graph.initializer for scope, graph in walk_graphs(result.graph) if scope)
+
+
+def test_bodies_that_declare_no_types_of_what_they_carry_are_inferred() -> None:
+    """torch exports counters so, whose integers look like floats of unknown type otherwise."""
+    proto = model(
+        """g (float[4] x, int64[1] start) => (float[4] y, int64[1] end) {
+            [l] y, end = Loop(trips, , x, start) <body = b (int64 i, bool go, state, count) => (bool on, next, more) {
+                on = Identity(go) next = Relu(state) more = Add(count, count) }> }""",
+        trips=np.array(3),
+    )
+    index = GraphIndex(infer_shapes(name_nodes(proto)))
+    types = {name: index.find_dtype(TensorId(name, "l.body")) for name in ("state", "count", "next", "more")}
+    assert types == {"state": FLOAT, "count": INT64, "next": FLOAT, "more": INT64}
 
 
 def test_the_interface_and_the_weights_stay() -> None:

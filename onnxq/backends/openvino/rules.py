@@ -42,6 +42,7 @@ _JOINED = (
     "Sub",
     *_ACTIVATIONS,
 )
+_EXTREMES = ("ReduceMax", "ReduceMin", "ReduceProd", "GlobalMaxPool")
 # What OpenVINO moves the scales of a convolution's channels past, as past constant factors.
 _SCALED = (
     *_RECTIFIERS,
@@ -64,7 +65,18 @@ def _check_conv(c: Candidate) -> str | None:
     bias = c.constant(2)
     bare = c.tensor(2) is None or (bias is not None and not bias.any())
     reason = _explain_lost_scales(c) or _explain_moved_scales(c, c.node, rectified=False) if bare else None
-    return surroundings.check_weighted(c) if reason is None else reason
+    return reason or _explain_extreme(c) or surroundings.check_weighted(c)
+
+
+def _explain_extreme(c: Candidate) -> str | None:
+    """Why a pair on the data would be misread: the reduction in front takes it into its kernel, and is wrong."""
+    computed = surroundings.list_computed_inputs(c.index, c.node)
+    maker = c.index.find_producer(computed[0]) if len(computed) == 1 else None
+    if maker is None:
+        return None
+    if maker.op_type in _EXTREMES:
+        return f"OpenVINO computes a pair wrongly behind a {maker.op_type}"
+    return _explain_extreme(Candidate(maker, c.index, c.shapes)) if maker.op_type in _JOINED else None
 
 
 def _explain_lost_scales(c: Candidate) -> str | None:
@@ -107,7 +119,7 @@ def _find_factor(c: Candidate) -> Array | None:
 
 
 def _check_gemm(c: Candidate) -> str | None:
-    return _explain_misread_data(c) or surroundings.check_gemm(c)
+    return _explain_extreme(c) or _explain_misread_data(c) or surroundings.check_gemm(c)
 
 
 def _explain_misread_data(c: Candidate) -> str | None:
@@ -159,7 +171,7 @@ def _check_matmul(c: Candidate) -> str | None:
         return "the constant stands on the left"
     if not c.is_constant(1):
         return "both operands are activations: integers on both sides have no zero point, and gain little"
-    return _explain_misread_data(c) if c.rank(1) == 2 else "its weight is not a matrix"
+    return _explain_extreme(c) or _explain_misread_data(c) if c.rank(1) == 2 else "its weight is not a matrix"
 
 
 # The rewrite that makes one node of it writes an operator of ONNX Runtime's own.

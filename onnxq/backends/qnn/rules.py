@@ -24,6 +24,12 @@ _CLIPS = ("Relu", "Clip")
 _SPREAD_OUT = 2.0**-10
 
 
+def _check_conv(c: Candidate) -> str | None:
+    if c.node.op_type == "ConvTranspose" and c.attr("group", 1) > 1:
+        return "the NPU computes transposed convolutions of one channel a group wrongly, and refuses other groups"
+    return surroundings.check_weighted(c)
+
+
 def _check_matrix(c: Candidate) -> str | None:
     return surroundings.check_weighted(c) or (None if c.rank(1) == 2 else "its weight is not a matrix")
 
@@ -107,7 +113,7 @@ RULES: tuple[PlacementRule, ...] = (
         bias=2,
         fuses=_CLIPS,
         compute=True,
-        check=surroundings.check_weighted,
+        check=_check_conv,
     ),
     _rule(
         name="gemm",
@@ -152,12 +158,14 @@ RULES: tuple[PlacementRule, ...] = (
     _rule(name="clip", ops=_CLIPS, kernel="ElementWiseNeuron", why=_ALL, check=_check_clip),
     _rule(
         name="unary",
-        ops=("Abs", "Elu", "Exp", "Gelu", "HardSigmoid", "HardSwish", "LeakyRelu", "Neg", "Sqrt"),
+        ops=("Abs", "Elu", "Exp", "Gelu", "HardSwish", "LeakyRelu", "Neg", "Sqrt"),
         kernel="ElementWiseNeuron",
         why=_ALL,
     ),
     _rule(name="prelu", ops=("PRelu",), kernel="Prelu", why=_ALL, data=(0, 1)),
-    _rule(name="sigmoid", ops=("Sigmoid",), kernel="ElementWiseNeuron", why=_TABLE, result=_fix_unit_range),
+    _rule(
+        name="sigmoid", ops=("Sigmoid", "HardSigmoid"), kernel="ElementWiseNeuron", why=_TABLE, result=_fix_unit_range
+    ),
     _rule(name="tanh", ops=("Tanh",), kernel="ElementWiseNeuron", why=_TABLE, result=_fix_sign_range),
     _rule(name="softmax", ops=("Softmax", "LogSoftmax"), kernel="Softmax", why=_ALL, coarse=_is_spread_out),
     _rule(

@@ -92,7 +92,7 @@ class _Form:
         for value in proto.graph.output:
             if value.name in names:
                 name = names[value.name]
-                proto.graph.node.append(helper.make_node("Identity", [value.name], [name], name=name))
+                proto.graph.node.append(helper.make_node("Identity", [value.name], [name], name=value.name))
                 value.name = name
         return rebuild(tapped.proto, restore_weights(proto, weights))
 

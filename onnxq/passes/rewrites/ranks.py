@@ -1,4 +1,4 @@
-"""Fewer axes: what only moves values of more axes than the HTP has kernels for does so between Reshapes.
+"""Fewer axes: what has no kernel of the HTP for so many axes moves values, or computes their rows, between Reshapes.
 
 A Transpose moves runs of axes that stay together, and none of size 1; of more runs than there may be axes it becomes
 several. A node that works along one axis does so on [axes in front, axis, axes behind], a sum of two tensors on runs of
@@ -24,6 +24,8 @@ from onnxq.sites import TensorId
 
 # The HTP refuses what has more, but for a Transpose between Reshapes, which ONNX Runtime lowers itself.
 _MOST_AXES = 5
+# What computes rows, or channels, has kernels for still fewer.
+_FEWER_AXES = dict.fromkeys(("LayerNormalization", "InstanceNormalization", "MatMul", "Gelu"), 4)
 # What leaves values in their order, as a Reshape does.
 _RESHAPING = (
     "Squeeze",
@@ -68,7 +70,8 @@ def lower_ranks(_ctx: RunContext, state: FloatState) -> FloatStep:
     for node in view.index.nodes:
         data = view.find_tensor(node, 0)
         before, after = _find_sizes(view, data), _find_sizes(view, node.result)
-        if data is None or before is None or after is None or max(len(before), len(after)) <= _MOST_AXES:
+        most = _FEWER_AXES.get(node.op_type, _MOST_AXES)
+        if data is None or before is None or after is None or max(len(before), len(after)) <= most:
             continue
         steps = _lower_node(view, node, before, after)
         if not steps and not _is_reshape(node, before):
@@ -145,6 +148,10 @@ def _lower_node(view: View, node: NodeRef, sizes: Shape, after: Shape) -> list[_
         if "axes" in node.attrs:
             return [_Lowered(shape, {"keepdims": 1, "axes": [1]})]
         return [_Lowered(shape, {"keepdims": 1}, (np.asarray([1], np.int64),))]
+    if is_op(node, "InstanceNormalization"):
+        return [_Lowered((*sizes[:2], math.prod(sizes[2:])), {**node.attrs}, node.inputs[1:])]
+    if is_op(node, "LayerNormalization", "MatMul", "Gelu") and _computes_rows(view, node):
+        return [_Lowered((math.prod(sizes[:-1]), sizes[-1]), {**node.attrs}, node.inputs[1:])]
     if is_op(node, "Slice") and len(node.inputs) > 3:
         axes = view.find_constant(node, 3)
         if axes is None or axes.size != 1:
@@ -152,6 +159,14 @@ def _lower_node(view: View, node: NodeRef, sizes: Shape, after: Shape) -> list[_
         inputs: tuple[str | np.ndarray, ...] = (*node.inputs[1:3], np.asarray([1], np.int64), *node.inputs[4:])
         return [_Lowered(_join_axes(sizes, int(axes.flat[0])), {}, inputs)]
     return []
+
+
+def _computes_rows(view: View, node: NodeRef) -> bool:
+    """True where the last axis is all that is computed along. Products with a bias become a Gemm between Reshapes."""
+    if node.op_type == "MatMul":
+        matrix = len(view.index.find_shape(view.find_tensor(node, 1)) or ()) == 2
+        return matrix and view.sole_reader(node.result, "Add") is None
+    return bool(node.attrs.get("axis", -1) == -1)
 
 
 def _join_axes(sizes: Shape, axis: int) -> Shape:

@@ -67,6 +67,13 @@ def test_the_check_of_quantize_is_as_the_engine_runs_it() -> None:
     assert "as OpenVINO runs it" in [figure.run for figure in report.figures]
 
 
+def test_a_file_that_takes_narrow_floats_is_run() -> None:
+    report = quantize_all(make_net(), make_samples(), io_types="float16").report
+    (engine,) = report.engines
+    assert not engine.reason
+    assert engine.outputs[0].sqnr_db > 25
+
+
 def test_models_are_timed_side_by_side_and_compared_by_output() -> None:
     data = list(make_samples())[:2]
     bench = onnxq.bench([make_net(), quantize_net().model], data, overrides={"engine": "openvino", "seconds": 1.0})

@@ -17,6 +17,7 @@ from onnxq.runtime import Session
 from onnxq.sites import Role, TensorId
 from tests.backends.openvino.graphs import make_net, make_samples, needs_openvino, quantize_all, quantize_net
 from tests.codes.kit import model
+from tests.passes.kit import random_weights
 
 
 def list_pairs(role: Role) -> set[str]:
@@ -191,6 +192,32 @@ def test_no_pair_stands_behind_a_mean_and_factors_which_openvino_computes_wrongl
     }  # fmt: skip
     net = model(f"g (float[2,4,6,8] x) => (float[R,16] y) {{ {nodes} [product] y = {op}(d, w) }}", **arrays)
     samples = [{"x": rng.standard_normal((2, 4, 6, 8)).astype(np.float32)} for _ in range(8)]
+    result = quantize_all(net, samples, skip=["rounding"])
+    assert ("product" in {refusal.subject for refusal in result.plan.refusals}) == refused
+    assert result.report.engines[0].outputs[0].sqnr_db > 25
+
+
+@needs_openvino
+@pytest.mark.parametrize(
+    ("nodes", "refused"),
+    [
+        ("d = GlobalMaxPool(x) [product] y = Conv(d, w)", True),
+        ("d = ReduceMax(x, sides) [product] y = Conv(d, w)", True),
+        ("n = ReduceMin(x, sides) d = Relu(n) [product] y = Conv(d, w)", True),
+        ("m = ReduceMax<keepdims=0>(x, sides) d = Add(m, half) [product] y = Gemm(d, v)", True),
+        ("m = ReduceMax<keepdims=0>(x, sides) [product] y = MatMul(m, v)", True),
+        ("m = ReduceMax(x, sides) d = Reshape(m, rows) [product] y = Gemm(d, v)", False),
+        ("a = ReduceMean(x, one) b = ReduceMax(x, one) d = Concat<axis=1>(a, b) [product] y = Conv(d, u)", False),
+    ],
+)
+def test_no_pair_stands_behind_the_largest_of_values_which_openvino_computes_wrongly(nodes: str, refused: bool) -> None:
+    """As in PointNet and in the attention of CBAM."""
+    rng = np.random.default_rng(4)
+    arrays = random_weights({"w": (32, 32, 1, 1), "v": (32, 32), "u": (32, 2, 7, 7)})
+    numbers = {"sides": np.array([2, 3]), "one": np.array([1]), "rows": np.array([-1, 32]), "half": np.float32(0.5)}
+    y = "A,B" if "v)" in nodes else "A,B,C,D"
+    net = model(f"g (float[1,32,8,8] x) => (float[{y}] y) {{ {nodes} }}", opset=18, **arrays, **numbers)
+    samples = [{"x": rng.uniform(0.5, 3, (1, 32, 8, 8)).astype(np.float32)} for _ in range(8)]
     result = quantize_all(net, samples, skip=["rounding"])
     assert ("product" in {refusal.subject for refusal in result.plan.refusals}) == refused
     assert result.report.engines[0].outputs[0].sqnr_db > 25

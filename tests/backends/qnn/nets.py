@@ -44,7 +44,10 @@ NETS = {
         "r = Conv<pads=[1,1,1,1]>(rx, rw, rb) ra = Add(r, rx) rk = Add(ra, rt) ry = Relu(rk)", "rx r ra rt ry",
         {"rw": (8, 8, 3, 3), "rb": (8,), "rt": (1, 8, 8, 8)}, "rw", "rb",
     ),
-    "tables": Net("float[1,8] tx", "float[1,8] ty", "ts = Sigmoid(tx) tt = Tanh(tx) ty = Mul(ts, tt)", "tx ts tt ty"),
+    "tables": Net(
+        "float[1,8] tx", "float[1,8] ty",
+        "ts = Sigmoid(tx) tt = Tanh(tx) th = HardSigmoid(tx) tm = Mul(ts, tt) ty = Mul(tm, th)", "tx ts tt th tm ty",
+    ),
     "class token": Net(
         "float[1,4,16] px", "float[1,5,16] py", "p = Concat<axis=1>(pt, px) py = MatMul(p, pw)", "px pt p py",
         {"pt": (1, 1, 16), "pw": (16, 16)}, "pw",

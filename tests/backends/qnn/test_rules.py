@@ -125,7 +125,7 @@ def test_types_and_scales_are_those_that_kernels_take(
         assert isinstance(site.spec.granularity, PerChannel)
     known = {name: site.qparams for name, site in sites.items() if site.qparams and site.qparams.origin == FIXED}
     fixed = {name: (float(qparams.scale), int(qparams.zero_point)) for name, qparams in known.items()}
-    assert fixed == {"ts": (2.0**-bits, 0), "tt": (2.0 ** (1 - bits), 2 ** (bits - 1))}
+    assert fixed == {"ts": (2.0**-bits, 0), "th": (2.0**-bits, 0), "tt": (2.0 ** (1 - bits), 2 ** (bits - 1))}
 
 
 def test_ranges_in_16_bits_reach_further_than_the_samples() -> None:
@@ -284,6 +284,39 @@ def test_values_of_six_axes_are_moved_on_fewer_which_the_npu_has_kernels_for() -
     assert engine.partitions == 1
     assert not engine.left
     assert engine.outputs[0].sqnr_db > 25
+
+
+@needs_qnn
+def test_values_of_five_axes_are_normed_and_multiplied_on_fewer() -> None:
+    """As in a Swin for video (14 partitions) and in a U-Net of volumes."""
+    nodes = """
+        r = Reshape(x, five) n = LayerNormalization<axis=-1, epsilon=0.01>(r, gamma, beta) g = Gelu(n) m = MatMul(g, w)
+        i = InstanceNormalization(m, factors, shifts) d = Reshape(i, rows) y = Neg(d)
+    """
+    rng = np.random.default_rng(3)
+    arrays = {"w": rng.standard_normal((16, 16)).astype(np.float32) / 4, "five": np.array([1, 8, 8, 4, 16])}
+    arrays |= {name: rng.uniform(0.5, 1.5, 16).astype(np.float32) for name in ("gamma", "beta")}
+    arrays |= {name: rng.uniform(0.5, 1.5, 8).astype(np.float32) for name in ("factors", "shifts")}
+    result = quantize_rows(nodes, 1.0, "qnn-int8", 20, rows=np.array([1, 64, 64]), **arrays)
+    (engine,) = result.report.engines
+    assert engine.partitions == 1
+    assert not engine.left
+    assert engine.outputs[0].sqnr_db > 25
+
+
+@needs_qnn
+@pytest.mark.parametrize("groups", [4, 16])
+def test_transposed_convolutions_of_groups_stay_float_which_the_npu_computes_wrongly(groups: int) -> None:
+    """With pairs 16 groups of 16 channels had -15 dB, and the HTP refused the network with 4."""
+    rng = np.random.default_rng(3)
+    arrays = {"w": rng.standard_normal((16, 16 // groups, 2, 2)).astype(np.float32), "map": np.array([1, 16, 16, 16])}
+    nodes = f"""
+        m = Reshape(x, map) [product] t = ConvTranspose<group={groups}, strides=[2,2]>(m, w)
+        p = MaxPool<kernel_shape=[2,2], strides=[2,2]>(t) d = Reshape(p, rows) y = Neg(d)
+    """
+    result = quantize_rows(nodes, 1.0, "qnn-int8", rows=np.array([1, 64, 64]), **arrays)
+    assert "product" in {refusal.subject for refusal in result.plan.refusals}
+    assert result.report.engines[0].outputs[0].sqnr_db > 25
 
 
 @needs_qnn
