@@ -342,7 +342,15 @@ def check_gemm(c: Candidate) -> str | None:
     """Why a Gemm is more than a product and a bias."""
     if c.attr("transA", 0) or float(c.attr("alpha", 1.0)) != 1.0 or float(c.attr("beta", 1.0)) != 1.0:
         return "alpha, beta or transA are not the usual ones"
-    return check_weighted(c)
+    return explain_columns(c) or check_weighted(c)
+
+
+def explain_columns(c: Candidate) -> str | None:
+    """Why the constant C input of a Gemm is no bias."""
+    bias, weight = c.constant(2), c.constant(1)
+    if bias is None or weight is None or bias.size == weight.shape[0 if c.attr("transB", 0) else 1]:
+        return None
+    return "its C input does not hold one bias a column"
 
 
 def check_all_computed(c: Candidate) -> str | None:

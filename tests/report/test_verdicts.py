@@ -7,6 +7,7 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from onnxq.commands.results import show
@@ -123,6 +124,19 @@ def test_an_emulator_counts_where_it_computes_something_else(sqnr_db: float, gra
     report = replace(REPORT, target="qnn", engines=(engine,))
     assert make_verdict(report.figures)[0].name == grade
     assert [alarm.code for alarm in report.alarms()] == codes
+
+
+@pytest.mark.parametrize(
+    ("float_db", "text"),
+    [
+        (np.inf, "`onnxq diff` finds the operator"), (40.0, "`onnxq diff` finds the operator"),
+        (-2.0, "the float model has -2.0 dB there, so an operator is computed otherwise"),
+    ],
+)  # fmt: skip
+def test_an_engine_that_computes_the_float_model_otherwise_is_named_as_the_cause(float_db: float, text: str) -> None:
+    output = EngineOutput(name="y", sqnr_db=-1.5, agreement_db=-1.0, float_db=float_db)
+    (alarm,) = replace(REPORT, engines=(EngineCheck(engine="OpenVINO", samples=2, outputs=(output,)),)).alarms()[-1:]
+    assert alarm == f"output y is 33.5 dB worse as OpenVINO runs it than as the file says: {text}"
 
 
 def test_a_float_result_has_one_warning_and_no_alarm() -> None:

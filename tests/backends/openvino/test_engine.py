@@ -9,6 +9,8 @@ import onnxq
 from onnxq.runtime import detect_cpu
 from tests.backends.openvino.graphs import make_net, make_samples, needs_openvino, quantize_all, quantize_net
 from tests.codes.kit import model
+from tests.motifs.catalogue import MOTIFS
+from tests.motifs.net import compose
 
 pytestmark = needs_openvino
 _PRODUCTS = {"stem", "expand", "depthwise", "project", "swish", "linear"}
@@ -118,3 +120,14 @@ def test_answers_are_compared_on_the_choices_of_the_float_model() -> None:
     scores, boxes = (output.sqnr_db for output in report.engines[0].outputs)
     assert min(scores, boxes) > 25
     assert not report.alarms()
+
+
+def test_the_float_model_runs_there_where_answers_are_far_from_the_file() -> None:
+    """OpenVINO pads a transposed convolution of a given size at other ends than ONNX says."""
+    (motif,) = [motif for motif in MOTIFS if motif.name == "conv_transpose_output_shape"]
+    net, samples = compose([motif], 20)
+    (output,) = quantize_all(net, samples).report.engines[0].outputs
+    assert output.float_db < output.sqnr_db + 1
+    assert output.agreement_db < 10
+    (output,) = quantize_net().report.engines[0].outputs
+    assert output.float_db == np.inf

@@ -262,3 +262,16 @@ def test_no_pair_stands_between_a_concat_of_rows_and_a_product(axis: int, refuse
     result = quantize_all(net, samples, skip=["rounding", "scalars"])
     assert ("product" in {refusal.subject for refusal in result.plan.refusals}) == refused
     assert result.report.engines[0].outputs[0].sqnr_db > 25
+
+
+@needs_openvino
+def test_a_gemm_whose_bias_is_one_number_stays_float() -> None:
+    rng = np.random.default_rng(4)
+    weights = {name: rng.standard_normal((32, 16)).astype(np.float32) for name in ("v", "w")}
+    text = """g (float[4,32] x) => (float[4,16] y, float[4,16] z) {
+        [one] y = Gemm(x, v, number) [row] z = Gemm(x, w, biases)
+    }"""
+    net = model(text, number=np.full((1, 1), 0.25, np.float32), biases=np.ones(16, np.float32), **weights)
+    result = quantize_all(net, [{"x": rng.standard_normal((4, 32)).astype(np.float32)} for _ in range(8)])
+    (refusal,) = result.plan.refusals
+    assert (refusal.subject, refusal.reason) == ("one", "its C input does not hold one bias a column")
