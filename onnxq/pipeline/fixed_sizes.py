@@ -6,6 +6,8 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
+from onnx import TensorProto
+
 from onnxq.arrays import Shape
 from onnxq.backends import find_target
 from onnxq.config import Config
@@ -56,7 +58,12 @@ def _read_shapes(inputs: Iterable[ValueInfo]) -> dict[str, tuple[int | str, ...]
 
 
 def _with_shapes(inputs: Iterable[ValueInfo], shapes: Mapping[str, tuple[int | str, ...]]) -> tuple[ValueInfo, ...]:
-    return tuple(replace(value, shape=shapes[value.name] if value.shape else value.shape) for value in inputs)
+    """With these shapes, and in the types of the model as it is prepared, which computes float16 in float32."""
+    wide = dict.fromkeys((int(TensorProto.FLOAT16), int(TensorProto.BFLOAT16)), int(TensorProto.FLOAT))
+    return tuple(
+        replace(value, dtype=wide.get(value.dtype, value.dtype), shape=shapes[value.name] if value.shape else None)
+        for value in inputs
+    )
 
 
 def _read_fixes(config: Config, inputs: Iterable[ValueInfo]) -> dict[str, tuple[int | str, ...]]:

@@ -131,3 +131,13 @@ def test_a_plan_without_samples_needs_its_sizes() -> None:
         onnxq.make_plan(model(), config="qnn-int8")
     plan = onnxq.make_plan(model(), config="qnn-int8", overrides={"fix": ["batch=1", "time=3"]})
     assert plan.sizes == {"x": (1, 4, 3), "other": (1, 4, 3)}
+
+
+@pytest.mark.parametrize("kind", ["float16", "bfloat16"])
+def test_sizes_come_from_samples_of_narrow_inputs_too(kind: str) -> None:
+    text = f"""g ({kind}[batch,4,time] x, float[batch,4,time] other) => (float[batch,4,time] y) {{
+        wide = Cast<to=1>(x) a = Add(wide, other) y = Neg(a) }}"""
+    samples = [
+        {**sample, "x": sample["x"].astype(np.float16 if kind == "float16" else np.float32)} for sample in SAMPLES
+    ]
+    assert quantize(samples=samples, text=text).plan.sizes == {"x": (1, 4, 6), "other": (1, 4, 6)}
