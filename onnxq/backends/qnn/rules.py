@@ -186,6 +186,8 @@ RULES: tuple[PlacementRule, ...] = (
         data=(0, 1),
         bits=16,
     ),
+    # In 8 bits its results are wrong, whichever scales they have.
+    _rule(name="sums", ops=("CumSum",), kernel="CumulativeSum", why=_WIDE, data=(0,), bits=16),
     _rule(
         name="pool",
         ops=("AveragePool", "GlobalAveragePool", "ReduceMean", "ReduceSum", "ReduceMax", "ReduceMin"),

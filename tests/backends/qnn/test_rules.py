@@ -257,6 +257,17 @@ def test_a_softmax_of_like_values_is_wide_since_its_8_bit_kernel_has_larger_step
 
 
 @needs_qnn
+@pytest.mark.parametrize("config", ["qnn-int8", "qnn-mixed"])
+def test_running_sums_are_wide_since_the_npu_computes_them_wrongly_in_8_bits(config: str) -> None:
+    result = quantize_rows(
+        "a = Tanh(x) c = CumSum(a, last) y = Mul(c, small)", 1.0, config, last=np.array(2), small=np.float32(0.1)
+    )
+    assert [site.spec.bits for site in result.plan.sites if str(site.site) == "c"] == [16]
+    (output,) = result.report.engines[0].outputs
+    assert output.sqnr_db > 30
+
+
+@needs_qnn
 @pytest.mark.parametrize("counts", [0, 1])
 def test_windows_beyond_the_end_are_pads_which_the_npu_computes_right(counts: int) -> None:
     """As ResNet-D pools maps of odd sizes: 3 to 6 dB."""
