@@ -21,6 +21,7 @@ from onnxq.pipeline.retarget import Kept
 from onnxq.plan import SitePlans
 from onnxq.runtime import Session
 from onnxq.sites import Role
+from tests.backends.openvino.graphs import needs_openvino
 from tests.codes.kit import model
 from tests.commands.test_convert import EVERYTHING_IN_TRT, QUICK, list_weights, measure_db
 from tests.pipeline.models import EVERYTHING, Reader, images, quantize, residual
@@ -214,6 +215,17 @@ def test_blocks_for_an_engine_without_zero_points_are_rounded_anew_and_said(bloc
     assert all(site.error_db is not None and site.error_db > 20 for site in done.sites)
     pairs = [node for node in done.result.model.graph.node if node.op_type == "DequantizeLinear"]
     assert [onnx.helper.get_node_attr_value(node, "block_size") for node in pairs] == [32, 32]
+
+
+@needs_openvino
+def test_blocks_of_negative_scales_are_kept_for_openvino(blocks: onnx.ModelProto) -> None:
+    done = convert(blocks, "openvino")
+    assert count_kept(done) == {Kept.INTEGERS: 2}
+    assert done.answers is not None
+    assert done.answers.agreement == np.inf
+    (engine,) = done.report.engines
+    # Its kernels round data to 8 bits.
+    assert all(output.sqnr_db > 35 for output in engine.outputs)
 
 
 def test_what_cannot_be_run_is_converted_unrun(blocks: onnx.ModelProto) -> None:
