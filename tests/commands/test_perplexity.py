@@ -54,6 +54,13 @@ def test_figures_are_those_of_whole_runs(path: Path) -> None:
         assert 0 <= one.generated <= 4
 
 
+def test_windows_of_several_blocks_in_a_model_of_prompts_and_single_tokens(path: Path) -> None:
+    settings = {"tokenizer": "bytes", "sequence_length": 100, "latency": False}
+    found = onnxq.perplexity([make_decoder(caches=False), make_decoder(in_steps=False)], path, overrides=settings)
+    assert found.models[1].divergence == pytest.approx(0, abs=1e-6)
+    assert found.models[1].agreement > 0.99
+
+
 def test_the_command_shows_the_models_and_their_rates(path: Path) -> None:
     files = []
     for name, model in (("float", make_decoder()), ("other", make_decoder(noise=0.1))):
