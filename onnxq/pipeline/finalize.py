@@ -166,6 +166,7 @@ def finalize_run(
         source=str(source) if isinstance(source, (str, Path)) else "",
         target=plan.target,
         config=config.source,
+        mode=config.mode,
         engines=on_engines,
         placement=placement_text(plan),
         cpu=plan.placement.cpu if plan.placement is not None else "",

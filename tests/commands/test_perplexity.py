@@ -61,6 +61,16 @@ def test_windows_of_several_blocks_in_a_model_of_prompts_and_single_tokens(path:
     assert found.models[1].agreement > 0.99
 
 
+def test_a_model_in_bfloat16_is_run_in_float32(path: Path) -> None:
+    """ONNX Runtime's CPU provider has no kernels for it, nor hands numpy any."""
+    plain = make_decoder()
+    typed = write_types(name_nodes(plain), onnx.TensorProto.BFLOAT16, None)
+    assert typed.graph.input[3].type.tensor_type.elem_type == onnx.TensorProto.BFLOAT16
+    first, other = onnxq.perplexity([plain, typed], path, overrides=ASKED).models
+    assert other.divergence == pytest.approx(0, abs=1e-3)
+    assert other.size < first.size
+
+
 def test_the_command_shows_the_models_and_their_rates(path: Path) -> None:
     files = []
     for name, model in (("float", make_decoder()), ("other", make_decoder(noise=0.1))):
