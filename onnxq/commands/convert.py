@@ -14,7 +14,6 @@ from onnxq.engines.prove.prove import ProveRequest, prove_model
 from onnxq.errors import ConfigError, OnnxqError
 from onnxq.graph import attach_weights, get_index, save_model
 from onnxq.graph.light import is_large_model, measure_size
-from onnxq.graph.nbits import OPERATOR
 from onnxq.pipeline.configuration import Configuration, ModelSource, Overrides, open_run
 from onnxq.pipeline.finalize import Result, write_result
 from onnxq.pipeline.quantized_source import QuantizedSource, read_quantized
@@ -159,10 +158,9 @@ def _choose_form(source: QuantizedSource, to: str, overrides: Overrides) -> tupl
         own |= {"weights.granularity": "block", "weights.block_size": spec.granularity.size, "projection_bits": bits}
     asked = {key: value for key, value in (overrides or {}).items() if value is not None}
     if asked.get("emit") == "nbits":
-        # Pairs say nothing of the bits that products compute on.
+        # Of MatMulNBits; pairs say nothing of the bits that products compute on.
         nodes = get_index(source.proto).nodes
-        levels = Counter(node.read_int("accuracy_level", 0) for node in nodes if node.op_type == OPERATOR)
-        own["accuracy_level"] = max(levels, key=levels.__getitem__, default=0)
+        own["accuracy_level"] = max((node.read_int("accuracy_level", 0) for node in nodes), default=0)
     return preset, own | asked
 
 

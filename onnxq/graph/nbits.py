@@ -63,8 +63,8 @@ def pack_bits(values: Array, bits: int) -> NDArray[np.uint8]:
     return packed
 
 
-def unpack_bits(packed: Array, bits: int, count: int) -> NDArray[np.uint8]:
-    """Unpack the first `count` integers of each row that `pack_bits` packed."""
+def unpack_bits(packed: Array, bits: int, count: int | None = None) -> NDArray[np.uint8]:
+    """Unpack the first `count` integers of each row that `pack_bits` packed; by default all, fillings too."""
     parts = [packed >> np.uint8(k * bits) & np.uint8(2**bits - 1) for k in range(8 // bits)]
     return np.stack(parts, axis=-1).reshape(*packed.shape[:-1], -1)[..., :count]
 
@@ -213,7 +213,7 @@ def read_nbits(proto: M) -> M:
     for node, blocks in products:
         key = node.scope, node.inputs[1]
         if key not in weights:
-            weights[key] = _add_pair(editor, node.scope, node.inputs[1].removesuffix(_PACKED), blocks)
+            weights[key] = _add_pair(editor, node.scope, node.inputs[1], blocks)
         editor.remove_node(node.name)
         bias, out = (node.inputs[5:6] or ("",))[0], node.outputs[0]
         product = editor.fresh(f"{node.name}/product") if bias else out
@@ -244,41 +244,43 @@ def read_lookups(proto: M) -> M:
     if editor is None:
         return proto
     for node, blocks in lookups:
-        base = node.inputs[0].removesuffix(_PACKED).removesuffix("/quantized")
-        table, attrs = _add_pair(editor, node.scope, base, blocks), {"axis": node.read_int("gather_axis", 0)}
+        inputs = [_add_pair(editor, node.scope, node.inputs[0], blocks), node.inputs[1]]
+        attrs = {"axis": node.read_int("gather_axis", 0)}
         editor.remove_node(node.name)
-        editor.insert_node(
-            node.scope, "Gather", [table, node.inputs[1]], list(node.outputs), name=node.name, attrs=attrs
-        )
+        editor.insert_node(node.scope, "Gather", inputs, list(node.outputs), name=node.name, attrs=attrs)
     editor.remove_unused()
     return editor.export()
 
 
 def _read_table(index: GraphIndex, node: NodeRef) -> Blocks | None:
     """The table of a GatherBlockQuantized, which genai's builder reads in the shape of the projection's weight."""
-    if node.op_type != _LOOKUP or node.domain != _MICROSOFT:
+    if node.op_type != _LOOKUP:
         return None
     reshape = index.maker(node, 0, "Reshape")
-    stored = index.find_input(node if reshape is None else reshape, 0)
-    codes, scale, zero = index.find_constant(stored), index.input_value(node, 2), index.input_value(node, 3)
-    kind, bits, size = index.find_dtype(stored), node.read_int("bits", 4), node.read_int("block_size", 128)
-    if codes is None or scale is None or kind not in _STORED or any(node.inputs[3:4]) != (zero is not None):
+    stored = index.find_input(reshape or node, 0)
+    codes, kind = index.find_constant(stored), index.find_dtype(stored)
+    scale = index.input_value(node, 2)
+    zero = index.input_value(node, 3)
+    bits = node.read_int("bits", 4)
+    size = node.read_int("block_size", 128)
+    # Its kernel takes constants only.
+    if codes is None or scale is None or kind not in _STORED:
         return None
-    axis = node.read_int("quantize_axis", 1) % scale.ndim
-    codes = codes if reshape is None else codes.reshape(*scale.shape[:-1], -1)
+    codes = codes.reshape(len(scale), -1) if reshape else codes
     if kind == TensorProto.UINT8:
-        codes = unpack_bits(codes, bits, codes.shape[-1] * 8 // bits)
+        codes = unpack_bits(codes, bits)
         zero = None if zero is None else unpack_bits(zero, bits, scale.shape[-1])
     else:
         # Of typed integers the middle is 0, of unsigned ones, too.
         offset, bits = _STORED[kind]
-        zero = np.zeros(scale.shape, np.int8) if zero is None else zero
-        codes, zero = (np.asarray(part.astype(np.int16) + offset, np.uint8) for part in (codes, zero))
-    return Blocks(codes, scale, zero, bits, size, axis)
+        zero = np.zeros(scale.shape) if zero is None else zero
+        codes, zero = (part.astype(np.uint8) + np.uint8(offset) for part in (codes, zero))
+    return Blocks(codes, scale, zero, bits, size, node.read_int("quantize_axis", 1) % scale.ndim)
 
 
-def _add_pair(editor: Editor[Any], scope: str, base: str, blocks: Blocks) -> str:
-    """Write a DequantizeLinear of this weight; returns the name of its result."""
+def _add_pair(editor: Editor[Any], scope: str, stored: str, blocks: Blocks) -> str:
+    """Write a DequantizeLinear of this weight; returns the name of its result. stored: name of the file's integers."""
+    base = stored.removesuffix(_PACKED).removesuffix("/quantized")
     storage = TensorProto.UINT8 if blocks.bits == 8 else TensorProto.UINT4
     zero = np.full(blocks.scale.shape, 2 ** (blocks.bits - 1), np.uint8) if blocks.zero is None else blocks.zero
     # Blocks of zeros, as rows of padding are: any scale has them, and pairs take none of 0.

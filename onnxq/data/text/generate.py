@@ -150,7 +150,7 @@ class TextInputs:
         """
         ids = np.zeros((self.batch, 2), np.int64)
         try:
-            session.run(self.make_feeds(ids, self.run_prompt(session, ids[:, :1])), [self.caches[0].output])
+            session.run(self.make_feeds(ids, self.run_prompt(session, ids[:, :1])))
         except OnnxqError:
             return False
         return True

@@ -241,7 +241,7 @@ def _fit_texts(
 ) -> Iterator[Feeds]:
     """Make samples of tokens [N, T]. session: fills caches; None where there are none."""
     rng, step = np.random.default_rng(seed), 0
-    several = session is None or parts.length is not None or parts.takes_several(session)
+    several = session is None or parts.length or parts.takes_several(session)
     steps = _STEPS if several else _STEPS[:1]
     for k, ids in enumerate(texts):
         if session is None or ((k + 1) % _EVERY and parts.length in (None, length)):
