@@ -364,6 +364,19 @@ def has_positive_scales(config: Config) -> bool:
     return not dict(config.weights.observer.options).get("signed_scales", False)
 
 
+def _can_have_signed_scales(config: Config) -> bool:
+    blocks = config.mode == "weight-only" and config.weights.granularity == "block"
+    return blocks or has_positive_scales(config)
+
+
+SIGNED_BLOCKS = Limit(
+    OBSERVER,
+    _can_have_signed_scales,
+    "negative scales are for blocks in mode weight-only",
+    "remove `signed_scales`",
+)
+
+
 def find_faults(
     config: Config, limits: tuple[Limit, ...], rule_limits: tuple[RuleLimit, ...]
 ) -> Iterator[tuple[str, str, str]]:

@@ -12,7 +12,7 @@ from onnxq.backends import find_backend, load_config
 from onnxq.config import Command, Config, expand_names, list_presets
 from onnxq.engines.prove.prove import ProveRequest, prove_model
 from onnxq.errors import ConfigError, OnnxqError
-from onnxq.graph import attach_weights, save_model
+from onnxq.graph import attach_weights, get_index, save_model
 from onnxq.graph.light import is_large_model, measure_size
 from onnxq.pipeline.configuration import Configuration, ModelSource, Overrides, open_run
 from onnxq.pipeline.finalize import Result, write_result
@@ -116,9 +116,9 @@ def convert(
     options = expand_names(overrides, Command.CONVERT).items()
     outputs = {key: value for key, value in options if key.startswith("output.")}
     usual = None if to == FLOAT else config or f"{to}-int8"
-    with open_run(model, usual, outputs, Command.CONVERT, out=out, force=force):
+    with open_run(model, usual, outputs, Command.CONVERT, out=out, force=force) as chosen:
         with progress("reading the quantized model"):
-            source = read_quantized(model)
+            source = read_quantized(model, lookups=to == FLOAT or not find_backend(chosen.target).reference)
         if config is None and to != FLOAT:
             config, overrides = _choose_form(source, to, overrides)
         with open_run(model, config, overrides, Command.CONVERT, out=out, force=force) as chosen:
@@ -156,7 +156,12 @@ def _choose_form(source: QuantizedSource, to: str, overrides: Overrides) -> tupl
             own |= asymmetric
     if spec is not None and isinstance(spec.granularity, PerBlock):
         own |= {"weights.granularity": "block", "weights.block_size": spec.granularity.size, "projection_bits": bits}
-    return preset, own | {key: value for key, value in (overrides or {}).items() if value is not None}
+    asked = {key: value for key, value in (overrides or {}).items() if value is not None}
+    if asked.get("emit") == "nbits":
+        # Of MatMulNBits; pairs say nothing of the bits that products compute on.
+        nodes = get_index(source.proto).nodes
+        own["accuracy_level"] = max((node.read_int("accuracy_level", 0) for node in nodes), default=0)
+    return preset, own | asked
 
 
 def _is_valid(preset: str, settings: Mapping[str, Any]) -> bool:

@@ -21,6 +21,7 @@ from onnxq.evaluation.perplexity import (
     time_decoders,
 )
 from onnxq.graph import load_model, name_nodes
+from onnxq.graph.precision.widen import read_types, widen_model
 from onnxq.pipeline.configuration import Configuration, ModelSource, Overrides, list_models, open_run
 from onnxq.progress import Progress, count_items, silent
 from onnxq.report.columns import Text
@@ -117,8 +118,15 @@ def _load_decoders(sources: Sequence[ModelSource], config: Config) -> list[Decod
     for number, source in enumerate(sources, 1):
         name = f"model {number}" if isinstance(source, onnx.ModelProto) else str(source)
         name = f"{name} ({number})" if name in decoders else name
-        session = Session(source, threads=config.verify.threads, provider=runtime.provider, libraries=runtime.libraries)
-        inputs = settle_caches(session.inputs, name_nodes(load_model(source, lazy=True).light))
+        named = name_nodes(load_model(source, lazy=True).light)
+        types = read_types(named)
+        # ONNX Runtime hands numpy no bfloat16, and has hardly a kernel of it for the CPU.
+        wide = onnx.TensorProto.BFLOAT16 in (types.computes, *types.interface.values())
+        runnable = widen_model(named) if wide else source
+        session = Session(
+            runnable, threads=config.verify.threads, provider=runtime.provider, libraries=runtime.libraries
+        )
+        inputs = settle_caches(session.inputs, named)
         decoders[name] = Decoder(session, name, inputs)
     return list(decoders.values())
 

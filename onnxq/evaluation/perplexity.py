@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 
 import numpy as np
 
@@ -90,16 +90,21 @@ class Decoder:
         """True where keys and values of the tokens before go in and come out."""
         return bool(self.parts.caches)
 
+    @cached_property
+    def _takes_several(self) -> bool:
+        return self.parts.takes_several(self.session)
+
     def run_tokens(self, ids: Array, caches: Caches | None = None) -> tuple[Array, Caches]:
         """Run tokens [T] behind those of the caches: float32 logits [T, vocabulary], and the caches behind them.
 
         Raises DataError where the model has no token of that number, or gives other logits.
         """
         count, fixed = len(ids), self.parts.length
-        if fixed is not None and count > fixed:
+        step = fixed or (1 if caches and count > 1 and not self._takes_several else count)
+        if count > step:
             parts, behind = [], caches
-            for start in range(0, count, fixed):
-                logits, behind = self.run_tokens(ids[start : start + fixed], behind)
+            for start in range(0, count, step):
+                logits, behind = self.run_tokens(ids[start : start + step], behind)
                 parts.append(logits)
             return np.concatenate(parts), behind or {}
         # No token sees those behind it, so that any number may fill up what has one length.

@@ -1,5 +1,7 @@
 """MatMulNBits of com.microsoft, and the DequantizeLinear and MatMul that compute the same; each from the other.
 
+GatherBlockQuantized, which looks rows of such a table up, is read as a DequantizeLinear and a Gather.
+
     y = MatMulNBits(x, packed [N, blocks, bytes], scales [N, blocks], zero points [N, bytes])
 
 A block is 16, 32, 64 ... values of one column of the weight; the last is filled up. Its integers are unsigned, of 2, 4
@@ -27,6 +29,7 @@ from onnxq.graph.light import M, bare_proto
 from onnxq.graph.scopes import walk_graphs
 
 OPERATOR, _MICROSOFT, _DEQUANTIZE = "MatMulNBits", "com.microsoft", "DequantizeLinear"
+_LOOKUP = "GatherBlockQuantized"
 # Endings of the names of a weight's parts, behind the name of the tensor that they stand for.
 _PACKED, _SCALES, _ZEROS = "/packed", "/scales", "/zero_points"
 # Widths that the CPU's kernel has: ONNX Runtime 1.32.
@@ -60,21 +63,25 @@ def pack_bits(values: Array, bits: int) -> NDArray[np.uint8]:
     return packed
 
 
-def unpack_bits(packed: Array, bits: int, count: int) -> NDArray[np.uint8]:
-    """Unpack the first `count` integers of each row that `pack_bits` packed."""
+def unpack_bits(packed: Array, bits: int, count: int | None = None) -> NDArray[np.uint8]:
+    """Unpack the first `count` integers of each row that `pack_bits` packed; by default all, fillings too."""
     parts = [packed >> np.uint8(k * bits) & np.uint8(2**bits - 1) for k in range(8 // bits)]
     return np.stack(parts, axis=-1).reshape(*packed.shape[:-1], -1)[..., :count]
 
 
 @dataclass(frozen=True, eq=False)
 class Blocks:
-    """A weight in blocks. codes: unsigned, [K, N]; scale: [blocks, N]; zero: the same, floats too; None: the middle."""
+    """A weight in blocks. codes: unsigned, [K, N]; scale: [blocks, N]; zero: the same, floats too; None: the middle.
+
+    axis: blocks run along it, in tables along another than 0.
+    """
 
     codes: Array
     scale: Array
     zero: Array | None
     bits: int
     size: int
+    axis: int = 0
 
     def pack(self) -> tuple[Array, Array, Array | None]:
         """The operator's constants: packed, scales, zero points."""
@@ -199,18 +206,14 @@ def read_nbits(proto: M) -> M:
     """
     index = GraphIndex(proto)
     products = [(node, blocks) for node in index.nodes if (blocks := _read_product(index, node)) is not None]
-    if not products:
-        return proto
-    try:
-        editor: Editor[M] = Editor(ensure_opset(proto, _BLOCKS_OPSET))
-    except ModelError:
-        # The file is right as it is, and is only looked at.
+    editor = _open_editor(proto) if products else None
+    if editor is None:
         return proto
     weights: dict[tuple[str, str], str] = {}
     for node, blocks in products:
         key = node.scope, node.inputs[1]
         if key not in weights:
-            weights[key] = _add_pair(editor, node, blocks)
+            weights[key] = _add_pair(editor, node.scope, node.inputs[1], blocks)
         editor.remove_node(node.name)
         bias, out = (node.inputs[5:6] or ("",))[0], node.outputs[0]
         product = editor.fresh(f"{node.name}/product") if bias else out
@@ -221,15 +224,71 @@ def read_nbits(proto: M) -> M:
     return editor.export()
 
 
-def _add_pair(editor: Editor[Any], node: NodeRef, blocks: Blocks) -> str:
-    """Write a DequantizeLinear of this weight; returns the name of its result."""
-    base, storage = node.inputs[1].removesuffix(_PACKED), TensorProto.UINT8 if blocks.bits == 8 else TensorProto.UINT4
+def _open_editor(proto: M) -> Editor[M] | None:
+    """An editor of the model at the opset of blocks; None where it cannot be raised to that."""
+    try:
+        return Editor(ensure_opset(proto, _BLOCKS_OPSET))
+    except ModelError:
+        # The file is right as it is, and is only looked at.
+        return None
+
+
+def read_lookups(proto: M) -> M:
+    """A copy with a DequantizeLinear and a Gather in the place of each GatherBlockQuantized; the model without any.
+
+    See `read_nbits`. A table that MatMulNBits reads, too, gets codes of its own: a product reads them transposed.
+    """
+    index = GraphIndex(proto)
+    lookups = [(node, blocks) for node in index.nodes if (blocks := _read_table(index, node)) is not None]
+    editor = _open_editor(proto) if lookups else None
+    if editor is None:
+        return proto
+    for node, blocks in lookups:
+        inputs = [_add_pair(editor, node.scope, node.inputs[0], blocks), node.inputs[1]]
+        attrs = {"axis": node.read_int("gather_axis", 0)}
+        editor.remove_node(node.name)
+        editor.insert_node(node.scope, "Gather", inputs, list(node.outputs), name=node.name, attrs=attrs)
+    editor.remove_unused()
+    return editor.export()
+
+
+def _read_table(index: GraphIndex, node: NodeRef) -> Blocks | None:
+    """The table of a GatherBlockQuantized, which genai's builder reads in the shape of the projection's weight."""
+    if node.op_type != _LOOKUP:
+        return None
+    reshape = index.maker(node, 0, "Reshape")
+    stored = index.find_input(reshape or node, 0)
+    codes, kind = index.find_constant(stored), index.find_dtype(stored)
+    scale = index.input_value(node, 2)
+    zero = index.input_value(node, 3)
+    bits = node.read_int("bits", 4)
+    size = node.read_int("block_size", 128)
+    # Its kernel takes constants only.
+    if codes is None or scale is None or kind not in _STORED:
+        return None
+    codes = codes.reshape(len(scale), -1) if reshape else codes
+    if kind == TensorProto.UINT8:
+        codes = unpack_bits(codes, bits)
+        zero = None if zero is None else unpack_bits(zero, bits, scale.shape[-1])
+    else:
+        # Of typed integers the middle is 0, of unsigned ones, too.
+        offset, bits = _STORED[kind]
+        zero = np.zeros(scale.shape) if zero is None else zero
+        codes, zero = (part.astype(np.uint8) + np.uint8(offset) for part in (codes, zero))
+    return Blocks(codes, scale, zero, bits, size, node.read_int("quantize_axis", 1) % scale.ndim)
+
+
+def _add_pair(editor: Editor[Any], scope: str, stored: str, blocks: Blocks) -> str:
+    """Write a DequantizeLinear of this weight; returns the name of its result. stored: name of the file's integers."""
+    base = stored.removesuffix(_PACKED).removesuffix("/quantized")
+    storage = TensorProto.UINT8 if blocks.bits == 8 else TensorProto.UINT4
     zero = np.full(blocks.scale.shape, 2 ** (blocks.bits - 1), np.uint8) if blocks.zero is None else blocks.zero
     # Blocks of zeros, as rows of padding are: any scale has them, and pairs take none of 0.
     dead = blocks.scale == 0
-    still, middle = (each.repeat(blocks.size, 0)[: len(blocks.codes)] for each in (dead, zero))
+    cut = tuple(map(slice, blocks.codes.shape))
+    still, middle = (each.repeat(blocks.size, blocks.axis)[cut] for each in (dead, zero))
     inputs = [
-        editor.add_initializer(node.scope, editor.fresh(f"{base}/{part}"), value, dtype=kind)
+        editor.add_initializer(scope, editor.fresh(f"{base}/{part}"), value, dtype=kind)
         for part, value, kind in (
             ("quantized", np.where(still, middle, blocks.codes), storage),
             ("scale", blocks.scale + dead, None),
@@ -238,12 +297,12 @@ def _add_pair(editor: Editor[Any], node: NodeRef, blocks: Blocks) -> str:
     ]
     result = editor.fresh(f"{base}/dequantized")
     editor.insert_node(
-        node.scope,
+        scope,
         _DEQUANTIZE,
         inputs,
         [result],
         name=editor.fresh(f"{base}/{_DEQUANTIZE}"),
-        attrs={"axis": 0, "block_size": blocks.size},
+        attrs={"axis": blocks.axis, "block_size": blocks.size},
     )
     return result
 

@@ -154,8 +154,7 @@ def finalize_run(
     """Check the finished model and write the account. make_own: called where several engines share it, to time both."""
     plan, samples, budget, config = state.planned, ctx.samples, ctx.budget, ctx.config
     whole = _join_rest(state, state.source.proto, model)
-    prepared = [entry for entry in ctx.journal if entry.name in list_preparations()]
-    passes = [entry for entry in ctx.journal if entry not in prepared]
+    passes = [entry for entry in ctx.journal if entry.name not in list_preparations()]
     dynamic = sum(site.spec.dynamic for site in plan.sites)
     trial, times = _measure(ctx, state, model, make_own, here=find_target(plan.target).times_itself)
     on_engines = _check_on_engines(ctx, state, model, times)
@@ -166,6 +165,7 @@ def finalize_run(
         source=str(source) if isinstance(source, (str, Path)) else "",
         target=plan.target,
         config=config.source,
+        mode=config.mode,
         engines=on_engines,
         placement=placement_text(plan),
         cpu=plan.placement.cpu if plan.placement is not None else "",
@@ -192,7 +192,7 @@ def finalize_run(
         left_float=plan.left_float,
         forced=weigh_forced(state.problem) if isinstance(state, PlacedState) else None,
         float_types=plan.precision,
-        rewrites=tuple(describe_rewrite(entry) for entry in prepared if entry.changed),
+        rewrites=tuple(describe_rewrite(entry) for entry in ctx.journal if entry.changed and entry not in passes),
         accounts=(*map(describe_pass, passes), *map(describe_shortage, budget.shortened)),
         promotion=promotion,
         already=count_existing(state),

@@ -24,6 +24,7 @@ from onnxq.graph import Editor, GraphIndex, ModelLike, NodeRef, get_index, infer
 from onnxq.graph.base import LAYOUT_OPS, POSITIVE_OPS
 from onnxq.graph.integer_operators import read_integer_operators
 from onnxq.graph.light import bare_proto, copy_proto, rebuild
+from onnxq.graph.nbits import read_lookups
 from onnxq.graph.precision.narrow import write_types
 from onnxq.graph.precision.widen import SourceTypes, emulate_types, read_types, widen_model
 from onnxq.graph.scopes import replace_items, walk_graphs
@@ -64,8 +65,10 @@ class QuantizedSource:
         return write_types(self.floats, narrow or max(interface.values()), () if narrow else None, interface=interface)
 
 
-def read_quantized(source: ModelSource) -> QuantizedSource:
+def read_quantized(source: ModelSource, *, lookups: bool = True) -> QuantizedSource:
     """Read a quantized file, and make its float model.
+
+    lookups: GatherBlockQuantized becomes float, too, which ONNX Runtime alone has, and is its smallest table.
 
     Raises ModelError for one without pairs, and for operators on integers that are not known.
     """
@@ -73,7 +76,7 @@ def read_quantized(source: ModelSource) -> QuantizedSource:
     named = name_nodes(inline_functions(named)) if named.functions else named
     types = read_types(named)
     wide = widen_model(named) if types.narrow else named
-    paired = read_integer_operators(wide)
+    paired = read_integer_operators(read_lookups(wide) if lookups else wide)
     proto = _drop_dynamic(paired)
     existing = find_existing(proto)
     if existing.view is None:

@@ -281,6 +281,7 @@ class Report:
     output: str = ""
     target: str = Config.model_fields["target"].default
     config: str = ""
+    mode: str = Config.model_fields["mode"].default
     placement: str = "rules"
     # The kind of CPU of the placement, "any" for all that were measured; "" if it depends on none.
     cpu: str = ""
@@ -396,7 +397,7 @@ class Report:
                 text = f"everything was refused: {text}"
             elif self.left_float:
                 text = f"int8 would not pay: {text}"
-                if "weight-only" in find_modes(self.target):
+                if self.mode != "weight-only" and "weight-only" in find_modes(self.target):
                     text += "; `mode: weight-only` makes the file smaller, and no faster"
             # Placed for one kind of CPU alone, there may be something.
             others = [warning for warning in self.warnings if warning.code == OTHER_CPUS]

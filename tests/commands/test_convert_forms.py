@@ -21,6 +21,7 @@ from onnxq.pipeline.retarget import Kept
 from onnxq.plan import SitePlans
 from onnxq.runtime import Session
 from onnxq.sites import Role
+from tests.backends.openvino.graphs import needs_openvino
 from tests.codes.kit import model
 from tests.commands.test_convert import EVERYTHING_IN_TRT, QUICK, list_weights, measure_db
 from tests.pipeline.models import EVERYTHING, Reader, images, quantize, residual
@@ -208,12 +209,58 @@ def test_blocks_are_operators_or_pairs_with_the_same_integers(blocks: onnx.Model
     assert list_packed(operators) == list_packed(blocks)
 
 
+@pytest.mark.parametrize("level", [0, 4])
+def test_operators_compute_on_as_many_bits_as_those_of_the_file(level: int) -> None:
+    tool = MatMulNBitsQuantizer(products(), block_size=32, is_symmetric=True, accuracy_level=level)
+    tool.process()
+    done = convert(tool.model.model, "ort", emit="nbits")
+    found = [node for node in done.result.model.graph.node if node.op_type == "MatMulNBits"]
+    assert [{a.name: a.i for a in node.attribute}.get("accuracy_level", 0) for node in found] == [level, level]
+    assert done.answers is not None
+    assert done.answers.agreement > 100
+    # What is asked for is not the file's.
+    asked = convert(tool.model.model, "ort", emit="nbits", accuracy_level=1).result.model
+    assert {a.i for node in asked.graph.node for a in node.attribute if a.name == "accuracy_level"} == {1}
+
+
 def test_blocks_for_an_engine_without_zero_points_are_rounded_anew_and_said(blocks: onnx.ModelProto) -> None:
     done = convert(blocks, "trt")
     assert {site.how for site in done.sites} == {Kept.ROUNDED}
     assert all(site.error_db is not None and site.error_db > 20 for site in done.sites)
     pairs = [node for node in done.result.model.graph.node if node.op_type == "DequantizeLinear"]
     assert [onnx.helper.get_node_attr_value(node, "block_size") for node in pairs] == [32, 32]
+
+
+@needs_openvino
+def test_blocks_of_negative_scales_are_kept_for_openvino(blocks: onnx.ModelProto) -> None:
+    done = convert(blocks, "openvino")
+    assert count_kept(done) == {Kept.INTEGERS: 2}
+    assert done.answers is not None
+    assert done.answers.agreement == np.inf
+    (engine,) = done.report.engines
+    # Its kernels round data to 8 bits.
+    assert all(output.sqnr_db > 35 for output in engine.outputs)
+
+
+def test_rows_in_blocks_are_read_for_engines_that_have_no_such_lookup() -> None:
+    """genai's builder looks rows up in the packed weight of the projection."""
+    rng = np.random.default_rng(0)
+    proto = model(
+        """g (int64[N] i) => (float[N,64] y) { t = Reshape(q, shape)
+        [look] x = com.microsoft.GatherBlockQuantized<block_size = 32, gather_axis = 0, quantize_axis = 1>(t, i, s)
+        y = com.microsoft.MatMulNBits<K = 64, N = 64, bits = 4, block_size = 32>(x, q, s) }""",
+        q=rng.integers(0, 256, (64, 2, 16)).astype(np.uint8), s=rng.uniform(0.01, 0.1, (64, 2)).astype(np.float32),
+        shape=np.asarray([64, -1]),
+    )  # fmt: skip
+    done = convert(proto, "openvino")
+    assert list_ops(done.result.model) == {"Gather": 1, "DequantizeLinear": 1, "MatMul": 1}
+    assert done.answers is not None
+    assert done.answers.agreement > 100
+    floats = onnxq.convert(proto, "float")
+    assert list_ops(floats.result.model) == {"Gather": 1, "MatMul": 1}
+    assert not floats.report.warnings
+    # ONNX Runtime has no smaller form.
+    assert list_ops(convert(proto, "ort").result.model)["GatherBlockQuantized"] == 1
 
 
 def test_what_cannot_be_run_is_converted_unrun(blocks: onnx.ModelProto) -> None:

@@ -10,6 +10,8 @@ import pytest
 
 import onnxq
 from onnxq.errors import DataError
+from onnxq.graph import name_nodes
+from onnxq.graph.precision.narrow import write_types
 from onnxq.runtime import Session
 from tests.cli.kit import read
 from tests.data.text.kit import make_decoder, make_text
@@ -52,6 +54,24 @@ def test_figures_are_those_of_whole_runs(path: Path) -> None:
         assert one.divergence == pytest.approx(divergence / tokens, rel=1e-3)
         assert one.generated is not None
         assert 0 <= one.generated <= 4
+
+
+def test_windows_of_several_blocks_in_a_model_of_prompts_and_single_tokens(path: Path) -> None:
+    settings = {"tokenizer": "bytes", "sequence_length": 100, "latency": False}
+    found = onnxq.perplexity([make_decoder(caches=False), make_decoder(in_steps=False)], path, overrides=settings)
+    assert found.models[1].divergence == pytest.approx(0, abs=1e-6)
+    assert found.models[1].agreement > 0.99
+
+
+def test_a_model_in_bfloat16_is_run_in_float32(path: Path) -> None:
+    """ONNX Runtime's CPU provider has no kernels for it, nor hands numpy any."""
+    plain, kind = name_nodes(make_decoder()), int(onnx.TensorProto.BFLOAT16)
+    caches = [f"{part}.0.{name}" for part in ("past_key_values", "present") for name in ("key", "value")]
+    for interface in ({}, dict.fromkeys(("logits", *caches), kind)):
+        typed = write_types(plain, kind, (), interface=interface)
+        first, other = onnxq.perplexity([plain, typed], path, overrides=ASKED).models
+        assert other.divergence == pytest.approx(0, abs=1e-2)
+        assert other.size < first.size
 
 
 def test_the_command_shows_the_models_and_their_rates(path: Path) -> None:

@@ -77,7 +77,9 @@ def test_tensorrt_gets_positive_scales() -> None:
     assert read_scales(quantize_blocks(proto, "trt-int4-weights").model).min() > 0
 
 
-@pytest.mark.parametrize("config", ["trt-int4-weights", "ort-int8", "ort-int8-weights", "virtual-int8"])
+@pytest.mark.parametrize(
+    "config", ["trt-int4-weights", "ort-int8", "ort-int8-weights", "openvino-int8", "virtual-int8"]
+)
 def test_other_engines_and_weights_refuse_them_by_name(config: str) -> None:
     with pytest.raises(ConfigError) as caught:
         load_config(config, {"weights": {"observer": {"name": "mse", "signed_scales": True}}})

@@ -11,7 +11,7 @@ from hypothesis.extra import numpy as arrays
 from onnx import helper
 
 from onnxq.graph import GraphIndex
-from onnxq.graph.nbits import pack_bits, read_nbits, unpack_bits, write_nbits
+from onnxq.graph.nbits import pack_bits, read_lookups, read_nbits, unpack_bits, write_nbits
 from onnxq.runtime import Session
 from tests.graph.kit import model
 
@@ -150,3 +150,49 @@ def test_float_zero_points_and_an_order_of_columns_stay_operators() -> None:
     codes = np.random.default_rng(0).integers(0, 255, (16, 1, 16)).astype(np.uint8)
     proto = model(text, ir=10, b=codes, s=np.ones(16, "f4"), z=np.ones(16, "f4"))
     assert read_nbits(proto) is proto
+
+
+def _table(kind: str, bits: int, zero: bool) -> dict[str, Any]:
+    """Constants of 12 rows of 96 in blocks of 32, as GatherBlockQuantized has them."""
+    rng = np.random.default_rng(3)
+    levels, zeros = (rng.integers(0, 2**bits, (12, count)).astype(np.uint8) for count in (96, 3))
+    scale = (rng.uniform(0.01, 0.1, zeros.shape) * rng.choice([-1, 1], zeros.shape)).astype(np.float32)
+    held: dict[str, Any] = {"q": pack_bits(levels, bits), "s": scale, "z": pack_bits(zeros, bits)}
+    if kind != "uint8":
+        number, offset = onnx.TensorProto.DataType.Value(kind.upper()), 8 if kind == "int4" else 0
+        for name, part in (("q", levels), ("z", zeros)):
+            held[name] = helper.make_tensor(name, number, part.shape, (part.astype(int) - offset).ravel().tolist())
+    return held if zero else {"q": held["q"], "s": scale}
+
+
+@pytest.mark.parametrize("zero", [True, False])
+@pytest.mark.parametrize(("kind", "bits"), [("uint8", 2), ("uint8", 4), ("uint8", 8), ("uint4", 4), ("int4", 4)])
+def test_a_lookup_is_a_pair_and_a_gather(kind: str, bits: int, zero: bool) -> None:
+    held = _table(kind, bits, zero)
+    text = f"""g (int64[n] i) => (float[n, 96] y) {{ [look] y = com.microsoft.GatherBlockQuantized
+        <bits = {bits}, block_size = 32, gather_axis = 0, quantize_axis = 1>(q, i, s{", z" if zero else ""}) }}"""
+    proto = model(text, 21, 10, **held)
+    again = read_lookups(proto)
+    onnx.checker.check_model(again)
+    assert [(node.name, node.op_type) for node in again.graph.node][1] == ("look", "Gather")
+    x = {"i": np.asarray([3, 0, -1, 3])}
+    # The operator itself, not what optimizations make of it.
+    wanted, got = (Session(one, optimize=False).run(x)["y"] for one in (proto, again))
+    np.testing.assert_array_equal(wanted, got)
+
+
+@pytest.mark.parametrize("zero", [True, False])
+def test_a_table_that_a_product_reads_too(zero: bool) -> None:
+    """As genai's builder ties them: one packed table in the shape of the projection's weight."""
+    held = _table("uint8", 4, zero)
+    held |= {"q": held["q"].reshape(12, 3, 16), "shape": np.asarray([12, -1])}
+    more = ", z" if zero else ""
+    text = f"""g (int64[n] i) => (float[n, 12] y) {{ [flat] t = Reshape(q, shape)
+        [look] x = com.microsoft.GatherBlockQuantized<bits = 4, block_size = 32, gather_axis = 0>(t, i, s{more})
+        [m] y = com.microsoft.MatMulNBits<K = 96, N = 12, bits = 4, block_size = 32>(x, q, s{more}) }}"""
+    proto = model(text, 21, 10, **held)
+    again = read_nbits(read_lookups(proto))
+    assert [node.op_type for node in again.graph.node] == ["DequantizeLinear", "Gather", "DequantizeLinear", "MatMul"]
+    x = {"i": np.asarray([3, 0, 11])}
+    wanted, got = (Session(one, optimize=False).run(x)["y"] for one in (proto, again))
+    np.testing.assert_allclose(wanted, got, atol=1e-5)

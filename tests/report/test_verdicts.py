@@ -153,6 +153,14 @@ def test_the_table_of_the_docs_is_that_of_the_code() -> None:
     assert "\n".join(rows) in page
 
 
+def test_a_run_of_weights_alone_is_not_told_of_its_own_mode() -> None:
+    left = (LeftFloat("n", "its table costs too much"),)
+    static = Report(source_bytes=100, left_float=left)
+    for report, told in ((static, True), (replace(static, mode="weight-only"), False)):
+        (alarm,) = report.alarms()
+        assert ("`mode: weight-only`" in str(alarm)) == told
+
+
 # ---- Warnings that follow from the numbers, and the groups of what is not quantized.
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from onnxq.arrays import Array
 from onnxq.backends.base import Data, IntegerProduct, IntegerSums
 from onnxq.backends.openvino.rules import find_sum_order
-from onnxq.backends.registry import NO_OPERATORS, OBSERVER, Limit, has_positive_scales, is_dynamic
+from onnxq.backends.registry import NO_OPERATORS, SIGNED_BLOCKS, Limit, is_dynamic
 from onnxq.graph import NodeRef
 from onnxq.numerics import pair_neighbours
 
@@ -39,7 +39,7 @@ LIMITS = (
         "integer kernels take data with one scale a tensor",
         "write `granularity: tensor`",
     ),
-    Limit(OBSERVER, has_positive_scales, "OpenVINO reads positive scales", "remove `signed_scales`"),
+    SIGNED_BLOCKS,
     Limit(
         "cpu",
         lambda c: c.cpu == "any" or (c.mode == "static" and c.placement == "rules"),

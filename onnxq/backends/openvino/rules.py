@@ -378,4 +378,5 @@ _BASE = Target(
     },
 )
 OPENVINO = replace(_BASE, sum_order=find_sum_order)
-OPENVINO_WEIGHT_ONLY = replace(_BASE, capabilities=WEIGHT_ONLY)
+# 2026.4 multiplies by scales of blocks as they are; NNCF, which makes its files, writes negative ones, too.
+OPENVINO_WEIGHT_ONLY = replace(_BASE, capabilities=WEIGHT_ONLY, signed_scales=True)

@@ -13,7 +13,7 @@ import numpy as np
 from onnxq.arrays import Array
 from onnxq.backends.base import Data, IntegerProduct, IntegerSums
 from onnxq.backends.ort.rules import CONVS, find_sum_order
-from onnxq.backends.registry import OBSERVER, Limit, has_positive_scales, is_dynamic
+from onnxq.backends.registry import SIGNED_BLOCKS, Limit, is_dynamic
 from onnxq.graph import NodeRef
 from onnxq.numerics import pair_neighbours
 
@@ -66,11 +66,6 @@ SUMS = IntegerSums(find_product, pair_weights)
 def _has_operator_blocks(config: Config) -> bool:
     size = config.weights.block_size or 0
     return config.emit != "nbits" or (size >= 16 and not size & (size - 1))
-
-
-def _can_have_signed_scales(config: Config) -> bool:
-    blocks = config.mode == "weight-only" and config.weights.granularity == "block"
-    return blocks or has_positive_scales(config)
 
 
 def _can_be_dynamic(config: Config) -> bool:
@@ -134,12 +129,7 @@ LIMITS = (
         "pairs have none: a session's option sets it",
         "remove it, or write `emit: nbits`",
     ),
-    Limit(
-        OBSERVER,
-        _can_have_signed_scales,
-        "negative scales are for blocks in mode weight-only",
-        "remove `signed_scales`",
-    ),
+    SIGNED_BLOCKS,
     Limit(
         "attention",
         lambda c: c.attention == "float",

@@ -11,7 +11,7 @@ import numpy as np
 
 from onnxq.arrays import Array, Arrays
 from onnxq.data.fit import Feeds, Inputs, classify_dtype, find_input_dtype, format_shape
-from onnxq.errors import DataError
+from onnxq.errors import DataError, OnnxqError
 from onnxq.graph import ValueInfo
 from onnxq.runtime import Session
 
@@ -142,6 +142,18 @@ class TextInputs:
             feeds = self.make_feeds(ids[:, start : start + step], caches)
             caches = self.read_caches(session.run(feeds, outputs))
         return caches
+
+    def takes_several(self, session: Session) -> bool:
+        """True where several tokens may follow caches: some masks are made for prompts, and for one token behind them.
+
+        Such masks are not told apart by their inputs, so that two tokens are run behind one.
+        """
+        ids = np.zeros((self.batch, 2), np.int64)
+        try:
+            session.run(self.make_feeds(ids, self.run_prompt(session, ids[:, :1])))
+        except OnnxqError:
+            return False
+        return True
 
 
 def find_text_inputs(inputs: Inputs, outputs: Sequence[str]) -> TextInputs:

@@ -241,11 +241,13 @@ def _fit_texts(
 ) -> Iterator[Feeds]:
     """Make samples of tokens [N, T]. session: fills caches; None where there are none."""
     rng, step = np.random.default_rng(seed), 0
+    several = session is None or parts.length or parts.takes_several(session)
+    steps = _STEPS if several else _STEPS[:1]
     for k, ids in enumerate(texts):
         if session is None or ((k + 1) % _EVERY and parts.length in (None, length)):
             yield parts.make_feeds(ids)
             continue
-        count = min(parts.length or _STEPS[step % len(_STEPS)], ids.shape[1] - 1)
+        count = min(parts.length or steps[step % len(steps)], ids.shape[1] - 1)
         step += 1
         known = int(rng.integers(ids.shape[1] // 2, ids.shape[1] - count + 1))
         known -= known % (parts.length or 1)

@@ -61,10 +61,28 @@ _JOIN = """present_key = Concat <axis: int = 2> (past_key, key_now)
 _KINDS = (("past", "past_key_values"), ("present", "present"))
 
 
-def make_decoder(*, caches: bool = True, tokens: int = 256, noise: float = 0.0) -> ModelProto:
-    """A decoder. tokens: of its vocabulary. noise: added to its weights, as quantization does."""
+# The mask among the tokens of a run, as genai's builder spreads it over those of the caches: for prompts, or one token.
+_SQUARE = """
+    asking = Unsqueeze (position_ids, heads)
+    column = Transpose <perm: ints = [0, 2, 1]> (asking)
+    among = LessOrEqual (asking, column)
+    tokens = Shape <start: int = 1, end: int = 2> (input_ids)
+    wide_shape = Concat <axis: int = 0> (heads, tokens, size)
+    wide = Expand (among, wide_shape)
+    wide_heads = Unsqueeze (wide, heads)
+    seen = And (near, wide_heads)
+"""
+
+
+def make_decoder(*, caches: bool = True, tokens: int = 256, noise: float = 0.0, in_steps: bool = True) -> ModelProto:
+    """A decoder. tokens: of its vocabulary. noise: added to its weights, as quantization does.
+
+    in_steps: it takes several tokens behind caches, too.
+    """
     names = ("present_key", "present_value") if caches else ("key_now", "value_now")
     body = _BODY.replace("KEYS", _JOIN if caches else "").replace("KEY", names[0]).replace("VALUE", names[1])
+    if not in_steps:
+        body = body.replace("seen = LessOrEqual (known, asked)", f"near = LessOrEqual (known, asked) {_SQUARE}")
     proto = parser.parse_model(f"{_CACHED if caches else _PLAIN} {{ {'' if caches else _BEFORE} {body} }}")
     # The text form has no names with dots.
     renamed = {f"{kind}_{part}": f"{full}.0.{part}" for kind, full in _KINDS for part in ("key", "value")}

@@ -63,6 +63,15 @@ def _run_whole(session: Session, text: bytes) -> np.ndarray:
     return session.run(feeds)["logits"]
 
 
+def test_a_model_of_prompts_and_single_tokens_gets_those(path: Path) -> None:
+    """Masks of genai's builder in float16 are made for these."""
+    model = name_nodes(make_decoder(in_steps=False))
+    samples = list(load(path, model, tokenizer="bytes", sequence_length=32, samples=8).samples())
+    assert [sample["input_ids"].shape[1] for sample in samples] == [32, 32, 32, 1, 32, 32, 32, 1]
+    session = Session(model)
+    assert all(session.run(sample)["logits"].shape[1] == sample["input_ids"].shape[1] for sample in samples)
+
+
 def test_the_same_seed_gives_the_same_samples(path: Path) -> None:
     how = {"tokenizer": "bytes", "sequence_length": 32, "samples": 4}
     first, second, other = (
