@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from dataclasses import dataclass
 from enum import Enum
 
-from onnxq.sites import Names, Refusals
+import numpy as np
+
+from onnxq.plan import Plan
+from onnxq.sites import Names, Refusals, Role
+from onnxq.spec import ObserverSpec
 
 # Below this the answers are usually broken, dB; every model that kept its metric in development stayed above it.
 LOST_DB = 10.0
@@ -108,3 +113,34 @@ class Promotion:
     part: str = ""
     headroom: float = 1.0
     required: bool = False
+
+
+# Roles of sites whose scales are measured.
+MEASURED = (Role.ACTIVATION, Role.OUTPUT)
+# Sites that a line names for each observer; a network has hundreds.
+_SHOWN = 4
+
+
+def list_replaced(before: Plan, after: Plan, roles: Collection[Role], why: str) -> str:
+    """The sites of these roles whose scale changed, by the observer that gave the one before; "" where none did.
+
+    why: the reason, and how to keep the observer's scales.
+    """
+    scales = {site.site: site.qparams.scale for site in before.sites if site.qparams is not None}
+    replaced: dict[str, list[str]] = {}
+    for site in after.sites:
+        if site.role not in roles or site.site not in scales or site.qparams is None:
+            continue
+        if not np.array_equal(scales[site.site], site.qparams.scale):
+            replaced.setdefault(name_observer(site.observer), []).append(str(site.site))
+    parts = []
+    for observer, names in replaced.items():
+        more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+        parts.append(f"{observer} at {', '.join(names[:_SHOWN])}{more}")
+    return f"in place of the observer {', of '.join(parts)}: {why}" if parts else ""
+
+
+def name_observer(observer: ObserverSpec) -> str:
+    """percentile (percentile 99.9)."""
+    options = ", ".join(f"{key} {value}" for key, value in observer.options)
+    return f"{observer.name} ({options})" if options else observer.name

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -72,7 +72,19 @@ def check_on_engine(
     floats: dict[str, float] = {}
     if not engine.emulated and any(result.sqnr_db < _FAR_DB for result in agree.results()):
         floats = _measure_float(ctx, engine, reference, state.named)
-    outputs = tuple(
+    return replace(
+        account,
+        emulated=engine.emulated,
+        samples=off.count,
+        outputs=_list_outputs(off, agree, floats),
+        partitions=0 if placement is None else placement.partitions,
+        left=() if placement is None else tuple(refusal.subject for refusal in placement.left),
+        types=count_types(get_index(model), kernels, engine.words),
+    )
+
+
+def _list_outputs(off: ModelErrors, agree: ModelErrors, floats: Mapping[str, float]) -> tuple[EngineOutput, ...]:
+    return tuple(
         EngineOutput(
             name=plain.name,
             sqnr_db=plain.sqnr_db,
@@ -80,15 +92,6 @@ def check_on_engine(
             float_db=floats.get(plain.name, math.inf),
         )
         for plain, both in zip(off.results(), agree.results(), strict=True)
-    )
-    return replace(
-        account,
-        emulated=engine.emulated,
-        samples=off.count,
-        outputs=outputs,
-        partitions=0 if placement is None else placement.partitions,
-        left=() if placement is None else tuple(refusal.subject for refusal in placement.left),
-        types=count_types(get_index(model), kernels, engine.words),
     )
 
 

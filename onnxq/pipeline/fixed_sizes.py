@@ -108,8 +108,9 @@ def _add_sample_sizes(
     with progress("looking at the sizes of samples", len(data)) as task:
         for feeds in count_items(data.samples(), task):
             for name, sizes in sample_sizes.items():
-                for axis, size in enumerate(feeds[name].shape):
-                    sizes[axis].add(int(size))
+                # An optional input, or one of unknown rank, has no axes to be fixed.
+                for of_axis, size in zip(sizes, feeds[name].shape, strict=False):
+                    of_axis.add(int(size))
     shared: dict[str, tuple[int | str, ...]] = {}
     for name, shape in shapes.items():
         axes = zip(shape, sample_sizes[name], strict=True)

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from onnxq.passes.scales import MEASURED, list_replaced
+from onnxq.passes.journal import MEASURED, list_replaced
 from onnxq.plan import Plan, SitePlan
 from onnxq.sites import Role, TensorId
 from onnxq.spec import ObserverSpec, QParams, QuantSpec

@@ -141,3 +141,8 @@ def test_sizes_come_from_samples_of_narrow_inputs_too(kind: str) -> None:
         {**sample, "x": sample["x"].astype(np.float16 if kind == "float16" else np.float32)} for sample in SAMPLES
     ]
     assert quantize(samples=samples, text=text).plan.sizes == {"x": (1, 4, 6), "other": (1, 4, 6)}
+
+
+def test_an_input_of_unknown_rank_has_no_sizes() -> None:
+    text = """g (float[batch,4,time] x, float other) => (float[batch,4,time] y) { a = Add(x, other) y = Neg(a) }"""
+    assert quantize(text=text).plan.sizes == {"x": (2, 4, 6)}

@@ -37,7 +37,7 @@ from onnxq.passes.mixed_precision.candidates import (
 )
 from onnxq.passes.mixed_precision.float_parts import PLAIN, has_attention_rules
 from onnxq.passes.mixed_precision.search import SwitchedPlan, take_paying
-from onnxq.passes.scales import fix_scales
+from onnxq.passes.ranges import fix_scales
 from onnxq.passes.state import PlacedState, PlacedStep
 from onnxq.plan import Plan
 from onnxq.planner import OnnxPlacement

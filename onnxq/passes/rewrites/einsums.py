@@ -37,7 +37,7 @@ class _Operand:
 
 
 @dataclass(frozen=True)
-class _Product:
+class _Contraction:
     """The product of matrices. shape: that parts the axes of its result, () for none; order: these axes.
 
     axes: those of the Einsum's result.
@@ -62,7 +62,7 @@ def write_out_einsums(_ctx: RunContext, state: FloatState) -> FloatStep:
     return (replace(state, model=infer_shapes(fold_constants(state.model))) if changed else state), report
 
 
-def _write_product(edit: Edit, node: NodeRef, product: _Product) -> None:
+def _write_product(edit: Edit, node: NodeRef, product: _Contraction) -> None:
     def arrange(before: str, after: str) -> list[Step]:
         return [] if before == after else [("Transpose", (), {"perm": [before.index(axis) for axis in after]})]
 
@@ -80,7 +80,7 @@ def _write_product(edit: Edit, node: NodeRef, product: _Product) -> None:
     edit.append(node, [*reshape("out", product.shape), *arrange(product.order, product.axes)])
 
 
-def _find_product(view: View, node: NodeRef) -> _Product | None:
+def _find_product(view: View, node: NodeRef) -> _Contraction | None:
     """The product that an Einsum of two tensors is; None for another, or where sizes are not known that it needs."""
     shapes = [view.index.find_shape(view.find_tensor(node, k)) or () for k in (0, 1)]
     (first, second), result = _read_equation(str(node.attrs["equation"]), shapes)
@@ -111,7 +111,7 @@ def _find_product(view: View, node: NodeRef) -> _Product | None:
             (1, 0) if turned else (0, 1), (left, right), groups_by_operand, shapes_of_operands, strict=True
         )
     ]
-    return _Product(operands, shape, "".join(groups), result)
+    return _Contraction(operands, shape, "".join(groups), result)
 
 
 def _read_equation(equation: str, shapes: Sequence[Dims]) -> tuple[list[str], str]:

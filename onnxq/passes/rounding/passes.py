@@ -26,14 +26,13 @@ from onnxq.errors import PlanError
 from onnxq.graph import GraphIndex, ModelLike, attach_weights, ensure_opset
 from onnxq.numerics import limit_sums
 from onnxq.passes.base import Pass, SampledContext, Stage, has_real_samples, run_stage
-from onnxq.passes.journal import Outcome, PassReport
+from onnxq.passes.journal import Outcome, PassReport, list_replaced
 from onnxq.passes.judging import THRESHOLDS, Trial
 from onnxq.passes.rounding.layerwise import augment_samples, take_enough
 from onnxq.passes.rounding.low_bit_core import NARROW_BITS
 from onnxq.passes.rounding.operators import Operator, list_operators
 from onnxq.passes.rounding.sequential import RoundingOptions, SequentialRounding, round_sequentially
 from onnxq.passes.rounding.strategies import SEARCHED
-from onnxq.passes.scales import list_replaced
 from onnxq.passes.state import Note, PlacedState, PlacedStep
 from onnxq.passes.time_budget import Timers
 from onnxq.plan import BiasPlan, Plan, SitePlan
