@@ -66,19 +66,21 @@ def check_on_engine(
         reason = f"{error.subject}: {error.cause}"
         if kernels is not None:
             return replace(account, reason=reason)
-        takes = _takes_model(engine, state.named)
-        refusal = "it takes the float model" if takes else "it refuses the float model, too"
+        refusal = "it refuses the float model, too"
+        if _takes_model(engine, state.named):
+            refusal = "it takes the float model"
         return replace(account, reason=reason, refusal=refusal)
     floats: dict[str, float] = {}
     if not engine.emulated and any(result.sqnr_db < _FAR_DB for result in agree.results()):
         floats = _measure_float(ctx, engine, reference, state.named)
+    if placement is not None:
+        left = tuple(refusal.subject for refusal in placement.left)
+        account = replace(account, partitions=placement.partitions, left=left)
     return replace(
         account,
         emulated=engine.emulated,
         samples=off.count,
         outputs=_list_outputs(off, agree, floats),
-        partitions=0 if placement is None else placement.partitions,
-        left=() if placement is None else tuple(refusal.subject for refusal in placement.left),
         types=count_types(get_index(model), kernels, engine.words),
     )
 

@@ -64,16 +64,22 @@ def write_out_einsums(_ctx: RunContext, state: FloatState) -> FloatStep:
 
 def _write_product(edit: Edit, node: NodeRef, product: _Contraction) -> None:
     def arrange(before: str, after: str) -> list[Step]:
-        return [] if before == after else [("Transpose", (), {"perm": [before.index(axis) for axis in after]})]
+        if before == after:
+            return []
+        perm = [before.index(axis) for axis in after]
+        return [("Transpose", (), {"perm": perm})]
 
     def reshape(part: str, shape: Shape) -> list[Step]:
-        stored = np.asarray(shape, np.int64)
-        return [("Reshape", (edit.add_constant(node.scope, f"{node.name}/{part}/shape", stored),), {})] if shape else []
+        if not shape:
+            return []
+        stored = edit.add_constant(node.scope, f"{node.name}/{part}/shape", np.asarray(shape, np.int64))
+        return [("Reshape", (stored,), {})]
 
     names = []
     for operand in product.operands:
         part, name = f"in{operand.index}", node.inputs[operand.index]
-        for op_type, others, attrs in (*arrange(operand.axes, operand.order), *reshape(part, operand.shape)):
+        steps = [*arrange(operand.axes, operand.order), *reshape(part, operand.shape)]
+        for op_type, others, attrs in steps:
             name = edit.insert_before(node, op_type, [name, *others], attrs, f"{node.name}/{part}/{op_type}")
         names.append(name)
     edit.replace_node(node, "MatMul", names, {})
@@ -97,20 +103,23 @@ def _find_product(view: View, node: NodeRef) -> _Contraction | None:
     summed = "".join(axis for axis in left if axis in right and axis not in result)
     if not summed or {*left} != {*stack, *rows, *summed} or {*right} != {*stack, *columns, *summed}:
         return None
-    # Without a stack MatMul has one matrix on the right, and takes rows of any number of axes.
-    some_rows, some_columns = ([rows], [columns]) if stack else ([*rows], [columns] if columns else [])
-    groups_by_operand = ([*stack, *some_rows, summed], [*stack, summed, *some_columns])
+    if stack:
+        some_rows, some_columns = [rows], [columns]
+    else:
+        # MatMul takes rows of any number of axes, and one matrix on the right.
+        some_rows, some_columns = [*rows], [columns] if columns else []
+    left_groups = [*stack, *some_rows, summed]
+    right_groups = [*stack, summed, *some_columns]
     groups = [*stack, *some_rows, *some_columns]
-    shapes_of_operands = [_list_sizes(joined, joined, sizes) for joined in groups_by_operand]
+    left_shape = _list_sizes(left_groups, left_groups, sizes)
+    right_shape = _list_sizes(right_groups, right_groups, sizes)
     shape = _list_sizes(groups, "".join(groups), sizes)
-    if any(found.count(_REST) > 1 for found in (*shapes_of_operands, shape)):
+    if any(reshaped.count(_REST) > 1 for reshaped in (left_shape, right_shape, shape)):
         return None
-    operands = [
-        _Operand(k, axes, "".join(joined), reshaped)
-        for k, axes, joined, reshaped in zip(
-            (1, 0) if turned else (0, 1), (left, right), groups_by_operand, shapes_of_operands, strict=True
-        )
-    ]
+    operands = (
+        _Operand(int(turned), left, "".join(left_groups), left_shape),
+        _Operand(int(not turned), right, "".join(right_groups), right_shape),
+    )
     return _Contraction(operands, shape, "".join(groups), result)
 
 

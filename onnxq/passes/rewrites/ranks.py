@@ -223,16 +223,21 @@ def _lower_pointwise(view: View, node: NodeRef, after: Shape) -> list[_Lowered]:
     """Values of two tensors, where axes of both, and those that one repeats itself along, are few runs."""
     found = [_find_sizes(view, view.find_tensor(node, k)) for k in range(2)]
     sizes = [(1,) * (len(after) - len(shape)) + shape for shape in found if shape is not None]
-    runs: dict[int, list[int]] = {}
-    last: tuple[bool, ...] = ()
-    for axis, size in enumerate(after):
-        repeated = tuple(shape[axis] < size for shape in sizes)
-        if size > 1:
-            runs.setdefault(axis if repeated != last else max(runs), []).append(axis)
-            last = repeated
-    if len(sizes) < 2 or len(runs) > _MOST_AXES or view.is_constant(node, 0):
+    if len(sizes) < 2:
         return []
-    left, right = (tuple(_count_values(shape, [run]) for run in runs.values()) for shape in sizes)
+    runs: list[list[int]] = []
+    last = None
+    for axis, size in enumerate(after):
+        if size == 1:
+            continue
+        repeated = sizes[0][axis] < size, sizes[1][axis] < size
+        if repeated != last:
+            runs.append([])
+            last = repeated
+        runs[-1].append(axis)
+    if len(runs) > _MOST_AXES or view.is_constant(node, 0):
+        return []
+    left, right = (tuple(_count_values(shape, [run]) for run in runs) for shape in sizes)
     constant = view.find_constant(node, 1)
     if constant is not None:
         return [_Lowered(left, dict(node.attrs), (constant.reshape(right),))]
