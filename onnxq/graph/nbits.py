@@ -188,7 +188,9 @@ def _read_pair(index: GraphIndex, pair: NodeRef, bits: int) -> Blocks:
     assert stored is not None
     offset, width = _STORED[index.find_dtype(stored)]
     # 2 bits around 0 are -2 to 1, so that the middle is that of their width; 3 bits, and 5 to 7, fill up the next.
-    narrow = 2 if bits == 2 else 4 if bits <= 4 else width
+    narrow = width
+    if bits <= 4:
+        narrow = 2 if bits == 2 else 4
     offset = min(offset, 2 ** (narrow - 1))
     codes = np.asarray(values.astype(np.int16) + offset, np.uint8)
     zeros = None if zero is None else np.asarray(zero.astype(np.int16) + offset, np.uint8)
