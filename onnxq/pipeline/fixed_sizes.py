@@ -15,6 +15,7 @@ from onnxq.data import Dataset, load_data
 from onnxq.data.sources import fits_whole
 from onnxq.errors import ConfigError
 from onnxq.graph import ValueInfo, get_index, load_model, name_nodes
+from onnxq.graph.precision.widen import NARROW
 from onnxq.nearest import suggest_names
 from onnxq.pipeline.configuration import ModelSource
 from onnxq.progress import Progress, count_items
@@ -59,11 +60,8 @@ def _read_shapes(inputs: Iterable[ValueInfo]) -> dict[str, tuple[int | str, ...]
 
 def _with_shapes(inputs: Iterable[ValueInfo], shapes: Mapping[str, tuple[int | str, ...]]) -> tuple[ValueInfo, ...]:
     """With these shapes, and in the types of the model as it is prepared, which computes float16 in float32."""
-    wide = dict.fromkeys((int(TensorProto.FLOAT16), int(TensorProto.BFLOAT16)), int(TensorProto.FLOAT))
-    return tuple(
-        replace(value, dtype=wide.get(value.dtype, value.dtype), shape=shapes[value.name] if value.shape else None)
-        for value in inputs
-    )
+    fitted = (replace(value, shape=shapes[value.name] if value.shape else value.shape) for value in inputs)
+    return tuple(replace(value, dtype=int(TensorProto.FLOAT)) if value.dtype in NARROW else value for value in fitted)
 
 
 def _read_fixes(config: Config, inputs: Iterable[ValueInfo]) -> dict[str, tuple[int | str, ...]]:

@@ -10,7 +10,7 @@ import onnx
 import pytest
 
 import onnxq
-from onnxq.errors import ConfigError
+from onnxq.errors import ConfigError, DataError
 from onnxq.graph import name_nodes
 from onnxq.plan import from_json, to_json
 from tests.data.text.kit import make_decoder
@@ -144,5 +144,13 @@ def test_sizes_come_from_samples_of_narrow_inputs_too(kind: str) -> None:
 
 
 def test_an_input_of_unknown_rank_has_no_sizes() -> None:
-    text = """g (float[batch,4,time] x, float other) => (float[batch,4,time] y) { a = Add(x, other) y = Neg(a) }"""
-    assert quantize(text=text).plan.sizes == {"x": (2, 4, 6)}
+    proto = model("g (float[batch,4,time] x, float other) => (float[batch,4,time] y) { a = Add(x, other) y = Neg(a) }")
+    proto.graph.input[1].type.tensor_type.ClearField("shape")
+    result = onnxq.quantize(proto, SAMPLES, "qnn-int8", overrides={**QUICK, "effort": "fast"})
+    assert result.plan.sizes == {"x": (2, 4, 6)}
+
+
+def test_a_sample_of_more_axes_than_its_input_is_named() -> None:
+    text = "g (float[batch,4,time] x, float other) => (float[batch,4,time] y) { a = Add(x, other) y = Neg(a) }"
+    with pytest.raises(DataError, match=r"input 'other': its shape \[2, 4, 6\] has 3 dimensions"):
+        quantize(text=text)

@@ -7,6 +7,7 @@ int8 data with one, and weights in uint8, are dequantized in front. docs/engines
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 
@@ -70,13 +71,20 @@ def _check_conv(c: Candidate) -> str | None:
 
 def _explain_extreme(c: Candidate) -> str | None:
     """Why a pair on the data would be misread: the reduction in front takes it into its kernel, and is wrong."""
-    computed = surroundings.list_computed_inputs(c.index, c.node)
-    maker = c.index.find_producer(computed[0]) if len(computed) == 1 else None
-    if maker is None:
-        return None
-    if maker.op_type in _EXTREMES:
-        return f"OpenVINO computes a pair wrongly behind a {maker.op_type}"
-    return _explain_extreme(Candidate(maker, c.index, c.shapes)) if maker.op_type in _JOINED else None
+    kinds = (part.node.op_type for part in _walk_joined(c))
+    kind = next((kind for kind in kinds if kind in _EXTREMES), None)
+    return None if kind is None else f"OpenVINO computes a pair wrongly behind a {kind}"
+
+
+def _walk_joined(c: Candidate) -> Iterator[Candidate]:
+    """The operators in front of a product's data, to the first that OpenVINO does not compute with the pair behind."""
+    tensor = c.tensor(0)
+    while (maker := c.index.find_producer(tensor)) is not None:
+        yield Candidate(maker, c.index, c.shapes)
+        computed = surroundings.list_computed_inputs(c.index, maker)
+        if maker.op_type not in _JOINED or len(computed) != 1:
+            return
+        tensor = computed[0]
 
 
 def _explain_lost_scales(c: Candidate) -> str | None:
@@ -127,18 +135,14 @@ def _explain_misread_data(c: Candidate) -> str | None:
 
     A mean without its axes, axis 1 among them, takes the factors of other channels.
     """
-    tensor, passed, scaled = c.tensor(0), False, False
-    while (maker := c.index.find_producer(tensor)) is not None:
-        part = Candidate(maker, c.index, c.shapes)
-        factor, computed = _find_factor(part), surroundings.list_computed_inputs(c.index, maker)
-        if maker.op_type == "Concat":
+    passed = scaled = False
+    for part in _walk_joined(c):
+        if part.node.op_type == "Concat":
             return _explain_concat(part, passed)
-        if maker.op_type.startswith("Reduce") and scaled and _drops_channels(part):
+        if part.node.op_type.startswith("Reduce") and scaled and _drops_channels(part):
             return "OpenVINO computes a pair wrongly behind a mean and factors of channels"
-        if maker.op_type not in _JOINED or len(computed) != 1:
-            return None
+        factor = _find_factor(part)
         passed, scaled = True, scaled or (factor is not None and factor.size > 1)
-        tensor = computed[0]
     return None
 
 

@@ -63,13 +63,13 @@ def write_out_einsums(_ctx: RunContext, state: FloatState) -> FloatStep:
 
 
 def _write_product(edit: Edit, node: NodeRef, product: _Contraction) -> None:
-    def arrange(before: str, after: str) -> list[Step]:
+    def transpose_axes(before: str, after: str) -> list[Step]:
         if before == after:
             return []
         perm = [before.index(axis) for axis in after]
         return [("Transpose", (), {"perm": perm})]
 
-    def reshape(part: str, shape: Shape) -> list[Step]:
+    def reshape_axes(part: str, shape: Shape) -> list[Step]:
         if not shape:
             return []
         stored = edit.add_constant(node.scope, f"{node.name}/{part}/shape", np.asarray(shape, np.int64))
@@ -78,18 +78,22 @@ def _write_product(edit: Edit, node: NodeRef, product: _Contraction) -> None:
     names = []
     for operand in product.operands:
         part, name = f"in{operand.index}", node.inputs[operand.index]
-        steps = [*arrange(operand.axes, operand.order), *reshape(part, operand.shape)]
+        steps = [*transpose_axes(operand.axes, operand.order), *reshape_axes(part, operand.shape)]
         for op_type, others, attrs in steps:
             name = edit.insert_before(node, op_type, [name, *others], attrs, f"{node.name}/{part}/{op_type}")
         names.append(name)
     edit.replace_node(node, "MatMul", names, {})
-    edit.append(node, [*reshape("out", product.shape), *arrange(product.order, product.axes)])
+    edit.append(node, [*reshape_axes("out", product.shape), *transpose_axes(product.order, product.axes)])
 
 
 def _find_product(view: View, node: NodeRef) -> _Contraction | None:
     """The product that an Einsum of two tensors is; None for another, or where sizes are not known that it needs."""
+    equation = str(node.attrs.get("equation", ""))
+    # Of another number of operands it is wrong, which ONNX Runtime says better.
+    if equation.count(",") != 1:
+        return None
     shapes = [view.index.find_shape(view.find_tensor(node, k)) or () for k in (0, 1)]
-    (first, second), result = _read_equation(str(node.attrs["equation"]), shapes)
+    (first, second), result = _read_equation(equation, shapes)
     sizes = _collect_sizes((first, second), shapes)
     if sizes is None:
         return None

@@ -79,7 +79,7 @@ def lower_ranks(_ctx: RunContext, state: FloatState) -> FloatStep:
         # A chain of such nodes has pairs of Reshapes between its nodes, which are joined in the end.
         source, made = data.name, f"{node.outputs[0]}/lowered"
 
-        def reshape(name: str, shape: Shape, node: NodeRef = node, made: str = made) -> str:
+        def insert_reshape(name: str, shape: Shape, node: NodeRef = node, made: str = made) -> str:
             stored = edit.add_constant(node.scope, f"{made}/shape", np.asarray(shape, np.int64))
             return edit.insert_before(node, "Reshape", [name, stored], {}, f"{made}/data")
 
@@ -88,8 +88,8 @@ def lower_ranks(_ctx: RunContext, state: FloatState) -> FloatStep:
                 part if isinstance(part, str) else edit.add_constant(node.scope, f"{made}/input", part)
                 for part in lowered.inputs
             ]
-            inputs += [reshape(*other) for other in lowered.others]
-            data_name = reshape(source, lowered.shape)
+            inputs += [insert_reshape(*other) for other in lowered.others]
+            data_name = insert_reshape(source, lowered.shape)
             source = edit.insert_before(node, node.op_type, [data_name, *inputs], lowered.attrs, made)
         shape = edit.add_constant(node.scope, f"{node.outputs[0]}/shape", np.asarray(after, np.int64))
         edit.replace_node(node, "Reshape", [source, shape], {})

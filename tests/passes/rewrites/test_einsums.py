@@ -79,6 +79,15 @@ def test_what_is_no_product_of_matrices_stays(equation: str) -> None:
     assert_untouched(write_out_einsums, make(equation))
 
 
+@pytest.mark.parametrize("equation", ["ij->ij", "ij,jk,kl->il", ""])
+def test_an_equation_of_another_number_of_operands_is_left_to_onnx_runtime(equation: str) -> None:
+    before = make("ij,jk->ik")
+    before.graph.node[0].attribute[0].s = equation.encode()
+    after, report = apply(write_out_einsums, before)
+    assert not report.changed
+    assert [node.op_type for node in after.graph.node] == ["Einsum"]
+
+
 def test_free_sizes_are_copied_or_follow_from_the_others() -> None:
     for equation, free in {"bic,bchw->bihw": "bicw", "bthd,hde->bte": "bt", "bhwc,hkc->bhwk": "hb"}.items():
         after, report = apply(write_out_einsums, make(equation, free))
