@@ -42,13 +42,12 @@ class ServedRunner:
     def infer(self, feeds: Feeds) -> Mapping[str, Any]:
         """One sample: arrays by name. Raises ModelError where the engine fails, or takes too long."""
         given: dict[str, Any] = {name: value for name, value in feeds.items() if name in self._inputs}
-        np.savez(self._folder / FEEDS, **given)
+        _write_values(self._folder / FEEDS, given)
         reply = json.loads(self._ask(_RUNNING))
         if "error" in reply:
             raise ModelError(self.name, f"the engine cannot run the model: {reply['error']}", code="Q115")
         self.seconds = reply["seconds"]
-        with np.load(self._folder / ANSWERS) as answers:
-            return dict(answers)
+        return _read_values(self._folder / ANSWERS)
 
 
 @contextmanager
@@ -78,15 +77,52 @@ def answer_samples(open_model: Callable[[], Answer], describe: Callable[[Excepti
     for _ in sys.stdin:
         reply: dict[str, Any] = {}
         try:
-            with np.load(folder / FEEDS) as feeds:
-                start = time.perf_counter()
-                answers = compute(dict(feeds))
+            feeds = _read_values(folder / FEEDS)
+            start = time.perf_counter()
+            answers = compute(feeds)
             reply["seconds"] = time.perf_counter() - start
-            given: dict[str, Any] = dict(answers)
-            np.savez(folder / ANSWERS, **given)
+            _write_values(folder / ANSWERS, answers)
         except Exception as error:
             reply["error"] = describe(error)
         print(json.dumps(reply), file=replies, flush=True)
+
+
+def _write_values(path: Path, values: Mapping[str, Any]) -> None:
+    """Write arrays, sequences and maps, as ONNX Runtime takes and gives them, without a pickle: by name."""
+    arrays: list[Array] = []
+
+    def encode(value: Any) -> Any:
+        if isinstance(value, np.ndarray):
+            arrays.append(_spell_text(value))
+            return {"array": len(arrays) - 1}
+        if isinstance(value, Mapping):
+            # Keys may be integers, which those of JSON's objects are not.
+            return {"map": [[key, encode(item)] for key, item in value.items()]}
+        if isinstance(value, (list, tuple)):
+            return [encode(item) for item in value]
+        return value.item() if isinstance(value, np.generic) else value
+
+    places = json.dumps({name: encode(value) for name, value in values.items()})
+    np.savez(path, *arrays, places=np.array(places))
+
+
+def _read_values(path: Path) -> dict[str, Any]:
+    """The values that `_write_values` wrote."""
+    with np.load(path) as file:
+
+        def decode(value: Any) -> Any:
+            if isinstance(value, list):
+                return [decode(item) for item in value]
+            if isinstance(value, dict) and "map" in value:
+                return {key: decode(item) for key, item in value["map"]}
+            return file[f"arr_{value['array']}"] if isinstance(value, dict) else value
+
+        return {name: decode(value) for name, value in json.loads(file["places"].item()).items()}
+
+
+def _spell_text(array: Array) -> Array:
+    """The array, without the objects that text comes as: numpy would pickle them, and nothing here reads pickles."""
+    return np.asarray(array, str) if array.dtype.kind == "O" else array
 
 
 def time_in_child(engine: Engine, models: Mapping[str, TimedModel], timing: Timing) -> dict[str, Any]:
@@ -126,7 +162,7 @@ def _place_feeds(feeds: Mapping[str, Feeds]) -> tuple[dict[str, dict[str, str]],
         places[name] = {}
         for key, value in own.items():
             places[name][key] = f"a{len(arrays)}"
-            arrays[places[name][key]] = value
+            arrays[places[name][key]] = _spell_text(value)
     return places, arrays
 
 

@@ -203,6 +203,14 @@ def test_numbers_rounded_to_integers_are_no_choice() -> None:
     assert find_selections(parse(graph, w=SQUARE)) == NO_SELECTIONS
 
 
+def test_a_choice_that_no_output_depends_on_is_none() -> None:
+    """Labels of the parts of a voting classifier (skl2onnx), which loading takes out: other models do not make them."""
+    graph = """g (float[1, 16, 16] x) => (float[1, 16, 16] out, int64[1, 1, 16] label) {
+        m = MatMul(x, w) best = ArgMax <axis = 1> (m) named = Cast <to = 6> (best) out = Relu(m)
+        label = ArgMax <axis = 1> (out) }"""
+    assert [one.node for one in find_selections(parse(graph, w=SQUARE)).nodes] == ["label/ArgMax"]
+
+
 def test_choices_inside_functions_are_found_where_the_function_runs() -> None:
     proto = parser.parse_model("""<ir_version: 8, opset_import: ["" : 17, "own" : 1]>
     g (float[1, 16, 16] x) => (float[1, 4, 16] out) <int64[1] four = {4}, int64[3] shape = {1, 4, 16}>

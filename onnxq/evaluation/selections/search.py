@@ -12,7 +12,6 @@ from onnxq.graph import FLOAT_TENSORS, ModelLike, get_index, infer_shapes, name_
 from onnxq.graph.index import GraphIndex, find_opset
 from onnxq.graph.light import bare_proto, rebuild
 from onnxq.graph.scopes import (
-    collect_reads,
     iterate_subgraphs,
     join_scope,
     list_captures,
@@ -266,7 +265,11 @@ class _ChoiceWalk:
     def walk_graph(self) -> None:
         """Fill the fields in."""
         self.makers = {name: node for node in self.graph.node for name in node.output if name}
-        self.reads = collect_reads(self.graph)
+        order = sort_nodes(self.graph)
+        self.needed = {value.name for value in self.graph.output}
+        for node in reversed(order):
+            if self.needed.intersection(node.output):
+                self.needed.update(list_reads(node))
         starts = [
             node.input[k]
             for node in self.graph.node
@@ -281,7 +284,7 @@ class _ChoiceWalk:
         results = [value.name for value in self.graph.output]
         self.places = self._trace([*starts, *(results if self.scope else ())])
         self.truths = self._trace([name for name in results if not self._is_float(name)])
-        for node in sort_nodes(self.graph):
+        for node in order:
             self._visit(node)
 
     def _trace(self, waiting: list[str]) -> set[str]:
@@ -377,12 +380,12 @@ class _ChoiceWalk:
         return _is_plain(node) and node.op_type in _MOVES and not looks_up
 
     def _list_choices(self, node: NodeProto) -> Names:
-        """The outputs that hold a choice; () for a node that makes none, or that nothing depends on."""
-        if not _is_plain(node):
+        """The outputs that hold a choice; () for a node that makes none, or that no output depends on."""
+        if not _is_plain(node) or not self.needed.intersection(node.output):
             return ()
         if node.op_type in _CHOOSERS:
             outputs = [node.output[k] for k in _CHOOSERS[node.op_type] if k < len(node.output)]
-            return tuple(name for name in outputs if name and name in self.reads)
+            return tuple(name for name in outputs if name in self.needed)
         positions = self.places | self.truths if node.op_type in _TESTS else self.places
         computed = any(name in self.changed and self._is_float(name) for name in node.input)
         picks = node.op_type in _TESTS | _CASTS and computed and node.output[0] in positions
