@@ -7,7 +7,7 @@ the other. One session serves all settings, and a pair that is off costs next to
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -29,6 +29,7 @@ from onnxq.graph.precision.widen import read_types, widen_model
 from onnxq.graph.scopes import collect_reads, walk_graphs
 from onnxq.graph.storage import Spool, release_pages
 from onnxq.graph.subgraph import assemble_model, remove_unneeded
+from onnxq.graph.verify import DEQUANTIZE, QUANTIZE
 from onnxq.numerics import dequantize
 from onnxq.progress import Progress
 from onnxq.runtime import Feeds, Session
@@ -169,7 +170,7 @@ class _ToggleWork:
                 continue
             tensor = chain.dequantize.result
             edges = self.index.list_consumers(tensor)
-            nodes = tuple(dict.fromkeys(edge.node for edge in edges))
+            nodes = tuple(dict.fromkeys(self._list_readers(tensor)))
             if not nodes and chain.source is not None and (maker := self.index.find_producer(chain.source)) is not None:
                 # A graph output that nobody reads: its error is its maker's.
                 nodes = (maker.name,)
@@ -190,6 +191,15 @@ class _ToggleWork:
                 self.fixed.append(
                     Refusal(str(info.site), reason, "name its nodes as the quantized ones", "profile", "R113")
                 )
+
+    def _list_readers(self, tensor: TensorId) -> Iterator[str]:
+        """The nodes that compute on a tensor: behind a pair of other bits, those behind that."""
+        for edge in self.index.list_consumers(tensor):
+            node = self.index.find_node(edge.node)
+            if node.op_type in (QUANTIZE, DEQUANTIZE):
+                yield from self._list_readers(node.result)
+            else:
+                yield node.name
 
     def _is_in_both(self, chain: Chain) -> bool:
         """True for a pair, or a dequantized constant, that the float model came with too: it is on in both."""

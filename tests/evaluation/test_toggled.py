@@ -177,6 +177,18 @@ def test_weights_that_the_float_model_does_not_know_stay_on_and_are_named() -> N
     assert close(board.run(LINES, board.switches), outputs(quantized, LINES), 50.0)
 
 
+def test_a_pair_serves_the_operators_behind_the_next_pair() -> None:
+    """Files for the NPU turn 8 bits into 16 so: the float model has none of these nodes, and rules name operators."""
+    plain = parse("g (float[2,3] x) => (float[2,3] y) { m = Neg(x) y = Sigmoid(m) }")
+    text = """g (float[2,3] x) => (float[2,3] y) {
+        m = Neg(x) a = QuantizeLinear(m, s, z) b = DequantizeLinear(a, s, z)
+        c = QuantizeLinear(b, t, u) d = DequantizeLinear(c, t, u) y = Sigmoid(d) }"""
+    proto = parse(text, 21, s=0.1, z=np.uint8(128), t=0.001, u=np.uint16(32768))
+    board = toggle_model(plain, proto)
+    assert [one.readers for one in board.switches] == [("y/Sigmoid",), ("y/Sigmoid",)]
+    assert [one.ops for one in board.switches] == [("Sigmoid",), ("Sigmoid",)]
+
+
 def test_integers_between_a_quantize_and_a_dequantize_node_stay_on() -> None:
     text = """g (float[2,3] x) => (float[2,3] y) {
         q = QuantizeLinear(x, s, z) r = Reshape(q, shape) y = DequantizeLinear(r, s, z) }"""

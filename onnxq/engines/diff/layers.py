@@ -80,6 +80,9 @@ def match_tensors(float_index: GraphIndex, index: GraphIndex) -> tuple[MatchedTe
 
     Tensors computed from weights alone are left out, and the results of DequantizeLinear: they are their source again.
     """
+    values = (*index.proto.graph.output, *index.proto.graph.value_info)
+    # Sequences, maps and optionals have neither one shape nor a type of elements.
+    containers = {value.name for value in values if value.type.WhichOneof("value") not in (None, "tensor_type")}
     known = {name for node in float_index.nodes if not node.scope for name in node.outputs}
     quantizers: dict[str, list[NodeRef]] = {}
     for node in index.nodes:
@@ -90,7 +93,8 @@ def match_tensors(float_index: GraphIndex, index: GraphIndex) -> tuple[MatchedTe
     for node in index.nodes:
         own = node.op_type not in (QUANTIZE, DEQUANTIZE, "Constant") and not _is_quantizer_clip(index, node)
         for name in filter(None, node.outputs if own and node.name in live else ()):
-            if index.find_dtype(TensorId(name)) not in _FLOATS or index.is_constant(TensorId(name)):
+            tensor = TensorId(name)
+            if name in containers or index.find_dtype(tensor) not in _FLOATS or index.is_constant(tensor):
                 continue
             makers = quantizers.get(name, [])
             stored = [q.outputs[0] for q in makers if index.find_dtype(q.result) in _INTEGERS]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
+import onnx
 import pytest
 
 import onnxq
@@ -29,6 +31,28 @@ def test_rows_follow_the_network_and_fused_tensors_are_read_at_their_quantizer()
     assert layers["y"].at == ""
     assert layers["s"].drop_db == pytest.approx(sqnr(layers["b"], OFF) - sqnr(layers["s"], OFF))
     assert found.worst[0] == "a"
+
+
+def test_sequences_and_maps_are_no_layers() -> None:
+    """They have no shape that could be asked for, and no array to compare."""
+    models = []
+    for proto in (CHAIN, PAIRS):
+        other = onnx.ModelProto()
+        other.CopyFrom(proto)
+        nodes = [("SequenceConstruct", ["r"], "q"), ("SequenceAt", ["q", "first"], "t"), ("ZipMap", ["t"], "p")]
+        for op_type, inputs, name in nodes:
+            other.graph.node.append(onnx.helper.make_node(op_type, inputs, [name], name=f"{name}/{op_type}"))
+        other.graph.node[-1].domain = "ai.onnx.ml"
+        other.graph.node[-1].attribute.append(onnx.helper.make_attribute("classlabels_int64s", range(WIDTH)))
+        other.graph.initializer.append(onnx.numpy_helper.from_array(np.array(0), "first"))
+        other.opset_import.append(onnx.helper.make_opsetid("ai.onnx.ml", 1))
+        entry = onnx.helper.make_map_type_proto(
+            onnx.TensorProto.INT64, onnx.helper.make_tensor_type_proto(onnx.TensorProto.FLOAT, None)
+        )
+        other.graph.output.append(onnx.helper.make_value_info("p", onnx.helper.make_sequence_type_proto(entry)))
+        models.append(other)
+    found = diff(*models, samples(), layers=True)
+    assert [layer.name for layer in found.layers] == ["a", "r", "b", "s", "y", "t"]
 
 
 def test_reading_inside_changes_no_output() -> None:
