@@ -100,6 +100,8 @@ def _find_product(view: View, node: NodeRef) -> _Contraction | None:
     # Columns of the result stand behind its rows.
     free = [axis for axis in result if (axis in first) != (axis in second)]
     turned = bool(free) and free[0] in second
+    if _turns_beside_vector(*((second, first) if turned else (first, second)), result):
+        turned = not turned
     left, right = (second, first) if turned else (first, second)
     stack = [axis for axis in result if axis in left and axis in right]
     rows = "".join(axis for axis in result if axis not in right)
@@ -125,6 +127,14 @@ def _find_product(view: View, node: NodeRef) -> _Contraction | None:
         _Operand(int(not turned), right, "".join(right_groups), right_shape),
     )
     return _Contraction(operands, shape, "".join(groups), result)
+
+
+def _turns_beside_vector(left: str, right: str, result: str) -> bool:
+    """True where the left operand would be transposed in front of a vector: the vector stands on the left then.
+
+    ONNX Runtime 1.32 fuses such a Transpose into a FusedMatMul that gives the product without it.
+    """
+    return len(right) == 1 and right not in result and right in left[:-1]
 
 
 def _read_equation(equation: str, shapes: Sequence[Dims]) -> tuple[list[str], str]:

@@ -12,6 +12,7 @@ from onnx import ModelProto
 
 from onnxq.graph import infer_shapes
 from onnxq.passes.rewrites.einsums import write_out_einsums
+from onnxq.runtime import Session
 from tests.passes.kit import apply, assert_same, assert_untouched, infer, ops, parse
 
 SIZES = {"a": 2, "b": 3, "c": 4, "d": 5, "e": 2, "h": 3, "i": 6, "j": 7, "k": 4, "n": 2, "t": 3, "v": 5, "w": 4}
@@ -33,6 +34,9 @@ EQUATIONS = {
     "convolution of one tap": ("dc,bchw->bdhw", ["Transpose", "Transpose", "MatMul", "Transpose"]),
     "rows alone": ("bi,bid->bd", ["Transpose", "Reshape", "MatMul", "Reshape"]),
     "vectors": ("i,i->", ["MatMul"]),
+    "a vector and a matrix": ("a,ab->b", ["MatMul"]),
+    "a matrix to be turned and a vector": ("dbi,d->bi", ["Reshape", "MatMul", "Reshape"]),
+    "a matrix and a vector": ("bid,d->bi", ["MatMul"]),
     "no result": ("ij,jk", ["MatMul"]),
     "result in order": ("kj,ji", ["Transpose", "Transpose", "MatMul"]),
     "ellipsis": ("...d,ed->...e", ["Transpose", "MatMul"]),
@@ -104,6 +108,17 @@ def test_sizes_of_one_that_are_repeated_stay() -> None:
 
 
 AXES = "abcdehij"
+
+
+@pytest.mark.parametrize(
+    "equation", ["a,ab->b", "ab,a->b", "dbi,d->bi", "bid,d->ib", "bid,d->bi", "bi,bid->bd", "di,bi->bd"]
+)
+def test_the_product_is_the_same_with_optimizations(equation: str) -> None:
+    """ONNX Runtime fuses a Transpose in front of a product with a vector into the product without it."""
+    before, feeds = make(equation), feed(equation)
+    after, _ = apply(write_out_einsums, before)
+    expected = Session(before, optimize=False).run(feeds)["y"]
+    np.testing.assert_allclose(Session(after, optimize=True).run(feeds)["y"], expected, rtol=1e-5, atol=1e-5)
 
 
 @given(data=st.data())
