@@ -130,11 +130,11 @@ def _find_product(view: View, node: NodeRef) -> _Contraction | None:
 
 
 def _turns_beside_vector(left: str, right: str, result: str) -> bool:
-    """True where the left operand would be transposed in front of a vector: the vector stands on the left then.
+    """True where a matrix on the left would be transposed in front of a vector: the vector stands on the left then.
 
     ONNX Runtime 1.32 fuses such a Transpose into a FusedMatMul that gives the product without it.
     """
-    return len(right) == 1 and right not in result and right in left[:-1]
+    return len(left) == 2 and right == left[0] and right not in result
 
 
 def _read_equation(equation: str, shapes: Sequence[Dims]) -> tuple[list[str], str]:

@@ -35,7 +35,7 @@ EQUATIONS = {
     "rows alone": ("bi,bid->bd", ["Transpose", "Reshape", "MatMul", "Reshape"]),
     "vectors": ("i,i->", ["MatMul"]),
     "a vector and a matrix": ("a,ab->b", ["MatMul"]),
-    "a matrix to be turned and a vector": ("dbi,d->bi", ["Reshape", "MatMul", "Reshape"]),
+    "a stack to be turned and a vector": ("dbi,d->bi", ["Transpose", "MatMul"]),
     "a matrix and a vector": ("bid,d->bi", ["MatMul"]),
     "no result": ("ij,jk", ["MatMul"]),
     "result in order": ("kj,ji", ["Transpose", "Transpose", "MatMul"]),
