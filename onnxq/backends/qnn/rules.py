@@ -16,10 +16,12 @@ import numpy as np
 
 from onnxq.backends import surroundings
 from onnxq.backends.base import ATTENTION, FUSED_PRODUCTS, MOVES, Candidate, Capability, Output, PlacementRule, Target
+from onnxq.graph import NodeRef
 from onnxq.sites import Role
 from onnxq.spec import FIXED, PerBlock, PerChannel, PerTensor, QParams, QuantSpec
 
 _CLIPS = ("Relu", "Clip")
+_SUMS = ("add", b"add")
 # The scale of a Softmax's 8-bit result below which its kernel is poorer than that: no value reaches a quarter.
 _SPREAD_OUT = 2.0**-10
 
@@ -50,6 +52,11 @@ def _check_clip(c: Candidate) -> str | None:
 def _list_floats(c: Candidate) -> tuple[int, ...]:
     """All inputs, constants too."""
     return tuple(k for k in range(len(c.node.inputs)) if c.node.inputs[k])
+
+
+def _misreads(node: NodeRef) -> bool:
+    """True for what is wrong in integers: a Log of 16 bits, and sums of scattered values, whose zero points add up."""
+    return node.is_onnx("Log") or (node.is_onnx("ScatterElements") and node.attrs.get("reduction", b"none") in _SUMS)
 
 
 def _fix_unit_range(spec: QuantSpec) -> QParams:
@@ -233,6 +240,7 @@ QNN = Target(
     no_kernel=_NO_KERNEL,
     skips=("residual", "prelu"),
     whole=True,
+    misreads=_misreads,
     estimate_work=estimate_work,
     advice="try the presets qnn-mixed and qnn-a16w8, which have 16 bits where they are needed and everywhere",
 )
