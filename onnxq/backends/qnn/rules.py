@@ -21,7 +21,6 @@ from onnxq.sites import Role
 from onnxq.spec import FIXED, PerBlock, PerChannel, PerTensor, QParams, QuantSpec
 
 _CLIPS = ("Relu", "Clip")
-_SUMS = ("add", b"add")
 # The scale of a Softmax's 8-bit result below which its kernel is poorer than that: no value reaches a quarter.
 _SPREAD_OUT = 2.0**-10
 
@@ -55,8 +54,8 @@ def _list_floats(c: Candidate) -> tuple[int, ...]:
 
 
 def _misreads(node: NodeRef) -> bool:
-    """True for what is wrong in integers: a Log of 16 bits, and sums of scattered values, whose zero points add up."""
-    return node.is_onnx("Log") or (node.is_onnx("ScatterElements") and node.attrs.get("reduction", b"none") in _SUMS)
+    """True for what is wrong in integers: a Log of 16 bits, and scattered values, taken as if all had one scale."""
+    return node.is_onnx("Log", "ScatterElements")
 
 
 def _fix_unit_range(spec: QuantSpec) -> QParams:
