@@ -222,7 +222,8 @@ def find_target(name: str, mode: str = "") -> Target:
     target = backend.modes.get(mode) or backend.usual
     if mode != _FLOAT:
         return target
-    return replace(target, rules=(), capabilities=(), no_kernel={}, no_gain={}, costs={}, quantizes_alone=False)
+    bare = replace(target, rules=(), capabilities=(), no_kernel={}, no_gain={}, costs={})
+    return replace(bare, quantizes_alone=False, misreads=lambda _: False)
 
 
 def find_reference() -> Backend:

@@ -267,7 +267,7 @@ def _make_plan(
 ) -> Plan:
     typed = infer_shapes(proto)
     index = GraphIndex(typed)
-    floats = find_float_nodes(index, sites) if engine.quantizes_alone else ()
+    floats = find_float_nodes(index, sites, engine)
     anchors, nodes = anchor_sites(index, sites, floats, compute_structural_ids(typed))
     plan = Plan(
         target=engine.name,

@@ -286,14 +286,12 @@ class OnnxPlacement(PlacementProblem):
     def placed(self, choice: Choice, how: PlacementChoice) -> Plan:
         """The plan for a choice of operators."""
         placement, existing = Placer(self).place(choice.chosen), self.ops.existing
-        floats: Names = ()
-        if self.engine.quantizes_alone:
-            view = self.ops.index
-            # The graph without its pairs lacks what nobody reads, and that needs no guard; between pairs the engine
-            # quantizes as the model came, and goes on to.
-            live = {node.name for node in view.nodes}
-            guarded = find_float_nodes(self.index, (*existing.constants, *placement.sites))
-            floats = tuple(name for name in guarded if name in live and not is_between_pairs(view, existing, name))
+        view = self.ops.index
+        # The graph without its pairs lacks what nobody reads, and that needs no guard; between pairs the engine
+        # quantizes as the model came, and goes on to.
+        live = {node.name for node in view.nodes}
+        guarded = find_float_nodes(self.index, (*existing.constants, *placement.sites), self.engine)
+        floats = tuple(name for name in guarded if name in live and not is_between_pairs(view, existing, name))
         sites, nodes = anchor_sites(self.index, (*placement.existing, *placement.sites), floats, self.ids)
         count = len(placement.existing)
         refusals, left_float = split_unquantized((*choice.reasons, *self.base.refusals, *self.base.left_float))
@@ -469,10 +467,12 @@ def _find_node_id(index: GraphIndex, name: str, ids: Mapping[TensorId, str]) -> 
 _GUARDED = ("Conv", "ConvTranspose", "Gemm", "MatMul", "AveragePool", "Softmax")
 
 
-def find_float_nodes(index: GraphIndex, sites: Iterable[SitePlan]) -> Names:
-    """Nodes the plan leaves float though ORT might not."""
+def find_float_nodes(index: GraphIndex, sites: Iterable[SitePlan], engine: Target) -> Names:
+    """Nodes the plan leaves float though the engine might not."""
     int8 = {edge.node for site in sites if site.role is Role.WEIGHT for edge in site.consumers or ()}
-    return tuple(node.name for node in index.nodes if node.op_type in _GUARDED and node.name not in int8)
+    ops = _GUARDED if engine.quantizes_alone else ()
+    guarded = (node for node in index.nodes if node.op_type in ops or engine.misreads(node))
+    return tuple(node.name for node in guarded if node.name not in int8)
 
 
 def find_needed_opset(sites: Iterable[SitePlan], index: GraphIndex | None = None) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
+from onnxq.backends import find_target
 from onnxq.errors import PlanError
 from onnxq.graph import Fingerprint, GraphIndex
 from onnxq.nearest import suggest_names
@@ -64,7 +65,7 @@ def fit_plan(
     if recognized is None:
         floats = tuple(anchors.node(name).name for name in plan.float_nodes)
     else:
-        floats = find_float_nodes(index, sites) if plan.float_nodes else ()
+        floats = find_float_nodes(index, sites, find_target(plan.target)) if plan.float_nodes else ()
         sites, nodes = anchor_sites(index, sites, floats, anchors.ids)
     done = replace(
         plan, sites=sites, existing=existing, biases=biases, float_nodes=floats, topology=now.topology,

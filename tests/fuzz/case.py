@@ -18,6 +18,7 @@ FUZZERS = {
     "configs": "tests.fuzz.configs",
     "caches": "tests.fuzz.caches",
     "motifs": "tests.fuzz.motifs",
+    "engines": "tests.fuzz.engines",
 }
 ACCEPTED, REFUSED, FAILED = "accepted", "refused", "failed"
 

@@ -20,6 +20,8 @@ from tests.fuzz.case import Wrong
 _CHOOSING = {"NonMaxSuppression", "NonZero", "Unique", "Compress", "TopK", "ArgMax", "ArgMin"}
 # Below this the answers have nothing to do with the float model's; onnxq itself warns from 10 dB on, on other samples.
 FAR_DB = 3.0
+# Two roundings of one network agree to more, and an engine's is as near to float as the file's.
+DISAGREES_DB, LOSS_DB = 18.0, 4.0
 _ABSURD = 1e15
 Feeds = Mapping[str, np.ndarray]
 
@@ -129,6 +131,23 @@ def check_result(
     worst = min((_sqnr(signal, noise) for signal, noise in totals.values()), default=math.inf)
     if worst < FAR_DB and not warned:
         raise Wrong(f"the answers are far from the float model's: {worst:.1f} dB, and nothing says so")
+
+
+def check_engines(result: onnxq.Result) -> None:
+    """Raise Wrong where an engine that runs here refuses the file alone, or answers otherwise than the file says.
+
+    A warning of it is no excuse: whoever forces nothing gets what the engine is known to compute.
+    """
+    for engine in result.report.engines:
+        if "takes the float model" in engine.refusal:
+            raise Wrong(f"{engine.engine} refuses the file: {engine.reason}")
+        said = {check.name: check.sqnr_db[0] for check in result.report.checks}
+        for output in engine.outputs:
+            # What the engine makes of the float model tells operators that it computes otherwise in any file.
+            least = min(said.get(output.name, math.inf), output.float_db) - LOSS_DB
+            if output.agreement_db < DISAGREES_DB and output.sqnr_db < least:
+                figures = f"{output.agreement_db:.1f} dB from the file, {output.sqnr_db:.1f} from float"
+                raise Wrong(f"{engine.engine} answers otherwise than the file says: {output.name} is {figures}")
 
 
 def _says_not_run(result: onnxq.Result, target: str, error: Exception) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from random import Random
 
@@ -11,7 +11,7 @@ import numpy as np
 import onnx
 
 import onnxq
-from tests.fuzz.judge import check_result, open_session
+from tests.fuzz.judge import check_engines, check_result, open_session
 from tests.motifs.catalogue import MOTIFS
 from tests.motifs.net import NEWEST, OLDEST, compose
 
@@ -24,7 +24,7 @@ _OPSETS = (*range(OLDEST, NEWEST + 1), 11, 13, 17, 17, 18, 18, 20)
 _ATTEMPTS = 20
 
 
-def make_case(rng: Random, folder: Path) -> str:
+def make_case(rng: Random, folder: Path, presets: Sequence[str] = _PRESETS) -> str:
     """Write a network of one to five motifs that ONNX Runtime runs, its samples, and what is to be done with it."""
     for _ in range(_ATTEMPTS):
         opset = rng.choice(_OPSETS)
@@ -42,7 +42,7 @@ def make_case(rng: Random, folder: Path) -> str:
     else:
         raise AssertionError("no composition runs")
     case = {
-        "config": rng.choice(_PRESETS), "effort": rng.choice(("balanced", "balanced", "fast")),
+        "config": rng.choice(presets), "effort": rng.choice(("balanced", "balanced", "fast")),
         "forced": rng.random() < 0.7, "count": rng.choice((len(samples), len(samples), 2, 1)),
     }  # fmt: skip
     (folder / "model.onnx").write_bytes(proto.SerializeToString())
@@ -67,4 +67,6 @@ def run_case(folder: Path, work: Path) -> Iterable[str]:
     config = onnxq.load_config(case["config"], {**changes, "effort": case["effort"]})
     result = onnxq.quantize(path, samples, config, overrides={"latency": False, "threads": 1}, out=out)
     check_result(result, out, onnx.load(path), samples, target=config.target)
+    if not case["forced"]:
+        check_engines(result)
     return ["out.onnx"]

@@ -7,7 +7,7 @@ from dataclasses import replace
 import onnx
 import pytest
 
-from onnxq.backends import load_config
+from onnxq.backends import find_target, load_config
 from onnxq.errors import ConfigError
 from onnxq.graph import compute_fingerprint, compute_structural_ids, get_index
 from onnxq.plan import PlacementChoice
@@ -80,9 +80,10 @@ def test_sums_that_may_overflow_are_told_where_kernels_add_in_16_bits(preset: st
 )
 def test_nodes_that_onnxruntime_would_quantize_by_itself(op: str, guarded: bool) -> None:
     proto = network(f"g ({MAP} x) => ({MAP} y) {{ y = {op} }}", w=POINT)
-    assert find_float_nodes(get_index(proto), ()) == (("y",) if guarded else ())
+    assert find_float_nodes(get_index(proto), (), find_target("ort")) == (("y",) if guarded else ())
     quantized = draft(proto, FORCE).default().sites
-    assert find_float_nodes(get_index(proto), quantized) == (("y",) if guarded and op != "Conv(x, w)" else ())
+    floats = find_float_nodes(get_index(proto), quantized, find_target("ort"))
+    assert floats == (("y",) if guarded and op != "Conv(x, w)" else ())
     # TensorRT does nothing by itself.
     assert draft(proto, preset="trt-int8").default().float_nodes == ()
 

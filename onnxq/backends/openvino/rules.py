@@ -66,14 +66,7 @@ def _check_conv(c: Candidate) -> str | None:
     bias = c.constant(2)
     bare = c.tensor(2) is None or (bias is not None and not bias.any())
     reason = _explain_lost_scales(c) or _explain_moved_scales(c, c.node, rectified=False) if bare else None
-    return reason or _explain_extreme(c) or surroundings.check_weighted(c)
-
-
-def _explain_extreme(c: Candidate) -> str | None:
-    """Why a pair on the data would be misread: the reduction in front takes it into its kernel, and is wrong."""
-    kinds = (part.node.op_type for part in _walk_joined(c))
-    kind = next((kind for kind in kinds if kind in _EXTREMES), None)
-    return None if kind is None else f"OpenVINO computes a pair wrongly behind a {kind}"
+    return reason or _explain_misread_data(c) or surroundings.check_weighted(c)
 
 
 def _walk_joined(c: Candidate) -> Iterator[Candidate]:
@@ -127,22 +120,25 @@ def _find_factor(c: Candidate) -> Array | None:
 
 
 def _check_gemm(c: Candidate) -> str | None:
-    return _explain_extreme(c) or _explain_misread_data(c) or surroundings.check_gemm(c)
+    return _explain_misread_data(c) or surroundings.check_gemm(c)
 
 
 def _explain_misread_data(c: Candidate) -> str | None:
     """Why a pair on the data would be misread, by what OpenVINO 2026.4 makes of the operators in front of it.
 
-    A mean without its axes, axis 1 among them, takes the factors of other channels.
+    A reduction to extremes takes the pair into its kernel, and is wrong. A mean without its axes, axis 1 among them,
+    takes the factors of other channels.
     """
-    passed = scaled = False
-    for part in _walk_joined(c):
-        if part.node.op_type == "Concat":
-            return _explain_concat(part, passed)
-        if part.node.op_type.startswith("Reduce") and scaled and _drops_channels(part):
-            return "OpenVINO computes a pair wrongly behind a mean and factors of channels"
-        factor = _find_factor(part)
-        passed, scaled = True, scaled or (factor is not None and factor.size > 1)
+    parts = list(_walk_joined(c))
+    kind = parts[-1].node.op_type if parts else ""
+    if kind in _EXTREMES:
+        return f"OpenVINO computes a pair wrongly behind a {kind}"
+    if kind == "Concat" and c.node.op_type != "Conv":
+        return _explain_concat(parts[-1], passed=len(parts) > 1)
+    factors = map(_find_factor, parts[:-1])
+    scaled = any(factor is not None and factor.size > 1 for factor in factors)
+    if scaled and kind.startswith("Reduce") and _drops_channels(parts[-1]):
+        return "OpenVINO computes a pair wrongly behind a mean and factors of channels"
     return None
 
 
@@ -175,7 +171,7 @@ def _check_matmul(c: Candidate) -> str | None:
         return "the constant stands on the left"
     if not c.is_constant(1):
         return "both operands are activations: integers on both sides have no zero point, and gain little"
-    return _explain_extreme(c) or _explain_misread_data(c) if c.rank(1) == 2 else "its weight is not a matrix"
+    return _explain_misread_data(c) if c.rank(1) == 2 else "its weight is not a matrix"
 
 
 # The rewrite that makes one node of it writes an operator of ONNX Runtime's own.

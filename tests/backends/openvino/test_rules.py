@@ -198,6 +198,22 @@ def test_no_pair_stands_behind_a_mean_and_factors_which_openvino_computes_wrongl
 
 
 @needs_openvino
+@pytest.mark.parametrize(("axis", "refused"), [(1, True), (2, False)])
+def test_no_pair_of_a_convolution_stands_behind_a_mean_and_factors_either(axis: int, refused: bool) -> None:
+    rng = np.random.default_rng(4)
+    arrays = {
+        "factors": np.linspace(0.2, 3, 8, dtype=np.float32).reshape(1, 8, 1),
+        "w": rng.standard_normal((4, 8, 1)).astype(np.float32), "b": np.ones(4, np.float32),
+    }  # fmt: skip
+    nodes = f"m = ReduceMean<axes=[{axis}], keepdims=0>(x) d = Mul(m, factors) [product] y = Conv(d, w, b)"
+    net = model(f"g (float[2,8,8,10] x) => (float[2,4,10] y) {{ {nodes} }}", **arrays)
+    samples = [{"x": rng.standard_normal((2, 8, 8, 10)).astype(np.float32)} for _ in range(8)]
+    result = quantize_all(net, samples, skip=["rounding"])
+    assert ("product" in {refusal.subject for refusal in result.plan.refusals}) == refused
+    assert result.report.engines[0].outputs[0].sqnr_db > 25
+
+
+@needs_openvino
 @pytest.mark.parametrize(
     ("nodes", "refused"),
     [

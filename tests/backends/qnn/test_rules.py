@@ -268,6 +268,33 @@ def test_running_sums_are_wide_since_the_npu_computes_them_wrongly_in_8_bits(con
 
 
 @needs_qnn
+@pytest.mark.parametrize(
+    "nodes",
+    [
+        "q = Abs(a) t = Add(q, one) [left] s = Log(t)",
+        'b = MatMul(a, w) [left] s = ScatterElements<axis=1, reduction="add">(a, rows, b)',
+        "p = Slice(a, zero, three, second) b = MatMul(p, small) [left] s = ScatterElements<axis=1>(a, odd, b)",
+    ],
+)
+def test_what_the_npu_computes_wrongly_in_integers_is_kept_from_them(nodes: str) -> None:
+    """With pairs around it, it is an operator on integers to the NPU, whoever left it float."""
+    rng = np.random.default_rng(0)
+    weight = (0.5 * rng.standard_normal((8, 8))).astype(np.float32)
+    rows = np.array([0, 0, 1, 1, 2, 2]).reshape(1, 6, 1).repeat(8, 2)
+    text = f"g (float[1,6,8] x) => (float[1,6,8] y) {{ a = MatMul(x, w) {nodes} y = MatMul(s, w) }}"
+    arrays = {
+        "w": weight, "small": weight / 8, "one": np.float32(1), "rows": rows, "odd": rows[:, ::2] * 2 + 1,
+        "zero": np.array([0]), "three": np.array([3]), "second": np.array([1]),
+    }  # fmt: skip
+    net = name_nodes(parse(text, **arrays))
+    samples = [{"x": rng.standard_normal((1, 6, 8)).astype(np.float32)} for _ in range(8)]
+    result = onnxq.quantize(net, samples, "qnn-a16w8", overrides={"effort": "fast", "latency": False})
+    assert result.plan.float_nodes == ("left",)
+    (output,) = result.report.engines[0].outputs
+    assert output.agreement_db > 50
+
+
+@needs_qnn
 @pytest.mark.parametrize("counts", [0, 1])
 def test_windows_beyond_the_end_are_pads_which_the_npu_computes_right(counts: int) -> None:
     """As ResNet-D pools maps of odd sizes: 3 to 6 dB."""
