@@ -115,6 +115,8 @@ OPERATORS: Mapping[str, Contrib] = {
     "FusedMatMul": _PRODUCT,
     "MatMulNBits": _PRODUCT,
     "GatherBlockQuantized": Contrib(alike=(), typed={0: 2}),
+    # Text, which nothing behind it may be calibrated on.
+    "Tokenizer": _PRODUCT,
 }
 
 

@@ -99,3 +99,10 @@ def test_helper_types_do_not_disturb() -> None:
     index = GraphIndex(infer_shapes(proto))
     assert index.find_dtype(TensorId("s")) == 0
     assert index.find_shape(TensorId("s")) is None
+
+
+def test_words_are_known_to_be_text() -> None:
+    """Scores of text (skl2onnx) stand behind a Flatten of words, and those are no numbers to calibrate on."""
+    proto = model("g (string[1,1] x) => (string[A,B] y) { [words] words = Tokenizer(x) [flat] y = Flatten(words) }")
+    proto.graph.node[0].domain = "com.microsoft"
+    assert GraphIndex(infer_shapes(name_nodes(proto))).find_dtype(TensorId("words")) == TensorProto.STRING
