@@ -13,15 +13,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from onnxq.arrays import Array
 from onnxq.backends.building import COMPILING, demand_build, describe_death, read_result, run_child, serve_child
 from onnxq.backends.engine import Engine, Job, TimedModel, Timing
 from onnxq.errors import ModelError, VerificationError
 from onnxq.files import ScratchFolder
 from onnxq.graph import GraphIndex, ModelLike
 from onnxq.runtime import Feeds
+from onnxq.runtime.exchange import read_values, write_values
 
 # Samples and answers of the process that runs a built model.
 FEEDS, ANSWERS = "feeds.npz", "answers.npz"
@@ -42,12 +40,12 @@ class ServedRunner:
     def infer(self, feeds: Feeds) -> Mapping[str, Any]:
         """One sample: arrays by name. Raises ModelError where the engine fails, or takes too long."""
         given: dict[str, Any] = {name: value for name, value in feeds.items() if name in self._inputs}
-        _write_values(self._folder / FEEDS, given)
+        write_values(self._folder / FEEDS, given)
         reply = json.loads(self._ask(_RUNNING))
         if "error" in reply:
             raise ModelError(self.name, f"the engine cannot run the model: {reply['error']}", code="Q115")
         self.seconds = reply["seconds"]
-        return _read_values(self._folder / ANSWERS)
+        return read_values(self._folder / ANSWERS)
 
 
 @contextmanager
@@ -77,52 +75,14 @@ def answer_samples(open_model: Callable[[], Answer], describe: Callable[[Excepti
     for _ in sys.stdin:
         reply: dict[str, Any] = {}
         try:
-            feeds = _read_values(folder / FEEDS)
+            feeds = read_values(folder / FEEDS)
             start = time.perf_counter()
             answers = compute(feeds)
             reply["seconds"] = time.perf_counter() - start
-            _write_values(folder / ANSWERS, answers)
+            write_values(folder / ANSWERS, answers)
         except Exception as error:
             reply["error"] = describe(error)
         print(json.dumps(reply), file=replies, flush=True)
-
-
-def _write_values(path: Path, values: Mapping[str, Any]) -> None:
-    """Write arrays, sequences and maps, as ONNX Runtime takes and gives them, without a pickle: by name."""
-    arrays: list[Array] = []
-
-    def encode(value: Any) -> Any:
-        if isinstance(value, np.ndarray):
-            arrays.append(_spell_text(value))
-            return {"array": len(arrays) - 1}
-        if isinstance(value, Mapping):
-            # Keys may be integers, which those of JSON's objects are not.
-            return {"map": [[key, encode(item)] for key, item in value.items()]}
-        if isinstance(value, (list, tuple)):
-            return [encode(item) for item in value]
-        return value.item() if isinstance(value, np.generic) else value
-
-    places = json.dumps({name: encode(value) for name, value in values.items()})
-    np.savez(path, *arrays, places=np.array(places))
-
-
-def _read_values(path: Path) -> dict[str, Any]:
-    """The values that `_write_values` wrote."""
-    with np.load(path) as file:
-
-        def decode(value: Any) -> Any:
-            if isinstance(value, list):
-                return [decode(item) for item in value]
-            if isinstance(value, dict) and "map" in value:
-                return {key: decode(item) for key, item in value["map"]}
-            return file[f"arr_{value['array']}"] if isinstance(value, dict) else value
-
-        return {name: decode(value) for name, value in json.loads(file["places"].item()).items()}
-
-
-def _spell_text(array: Array) -> Array:
-    """The array, without the objects that text comes as: numpy would pickle them, and nothing here reads pickles."""
-    return np.asarray(array, str) if array.dtype.kind == "O" else array
 
 
 def time_in_child(engine: Engine, models: Mapping[str, TimedModel], timing: Timing) -> dict[str, Any]:
@@ -131,14 +91,12 @@ def time_in_child(engine: Engine, models: Mapping[str, TimedModel], timing: Timi
     Raises VerificationError where nothing can be timed: no device, a crash, a build for another one.
     """
     with ScratchFolder() as folder:
-        places, arrays = _place_feeds({name: entry.feeds for name, entry in models.items()})
-        np.savez(folder / FEEDS, **arrays)  # type: ignore[arg-type]
+        write_values(folder / FEEDS, {name: entry.feeds for name, entry in models.items()})
         job = {
             "plugins": list(timing.plugins),
             "rounds": timing.rounds,
             "seconds": timing.seconds,
             "threads": timing.threads,
-            "feeds": places,
             "engines": {name: str(entry.path) for name, entry in models.items()},
             "options": dict(engine.options),
         }
@@ -154,19 +112,6 @@ def time_in_child(engine: Engine, models: Mapping[str, TimedModel], timing: Timi
     return result
 
 
-def _place_feeds(feeds: Mapping[str, Feeds]) -> tuple[dict[str, dict[str, str]], dict[str, Array]]:
-    """The arrays under keys that a file can hold, and the key of every input of every engine."""
-    places: dict[str, dict[str, str]] = {}
-    arrays: dict[str, Array] = {}
-    for name, own in feeds.items():
-        places[name] = {}
-        for key, value in own.items():
-            places[name][key] = f"a{len(arrays)}"
-            arrays[places[name][key]] = _spell_text(value)
-    return places, arrays
-
-
-def read_feeds(folder: Path, places: Mapping[str, str]) -> dict[str, Array]:
-    """The inputs of one model, in the child process. places: the model's part of the job's `feeds`."""
-    with np.load(folder / FEEDS) as arrays:
-        return {name: arrays[key] for name, key in places.items()}
+def read_feeds(folder: Path, model: str) -> dict[str, Any]:
+    """The inputs of one model, in the child process."""
+    return dict(read_values(folder / FEEDS)[model])

@@ -21,8 +21,8 @@ from onnxq.errors import ModelError
 from onnxq.files import ScratchFolder
 from onnxq.graph.light import SAME_LAYOUT, LightModel, ModelLike, WeightStore, strip_weights
 from onnxq.graph.storage import OpenFile, StoredArray, count_tensor_bytes, is_stub, open_data
+from onnxq.runtime.exchange import read_values, write_values
 from onnxq.runtime.session import import_onnxruntime
-from onnxq.sites import Names
 from onnxq.spec import QParams
 from onnxq.workers import Workers, WorkPiece, count_threads, register_packed
 from onnxq.workers.base import R, T
@@ -67,11 +67,10 @@ class SharedModel:
 
 @dataclass(frozen=True)
 class SharedFeeds:
-    """One sample in a folder. names: of the inputs, in the order of its arrays."""
+    """One sample in a folder."""
 
     folder: str = field(repr=False)
     digest: str
-    names: Names
 
 
 class Crew:
@@ -130,13 +129,10 @@ class Crew:
 
     def share_feeds(self, feeds: Arrays) -> SharedFeeds:
         """Put one sample into the folder."""
-        shared = SharedFeeds(str(self._folder()), hash_feeds(feeds), tuple(feeds))
+        shared = SharedFeeds(str(self._folder()), hash_feeds(feeds))
         path = _name_feeds(shared)
         if not path.exists():
-            # Text comes as objects, which numpy would pickle.
-            arrays = [np.asarray(value, str) if value.dtype.kind == "O" else value for value in feeds.values()]
-            with path.open("xb") as file:
-                np.savez(file, *arrays)
+            write_values(path, feeds)
         return shared
 
     def make_folder(self) -> Path:
@@ -275,10 +271,7 @@ def _open_file(path: str, stamp: tuple[int, ...]) -> OpenFile:
 
 def read_feeds(shared: SharedFeeds) -> dict[str, Array]:
     """The sample as it was put."""
-    with _name_feeds(shared).open("rb") as opened, np.load(opened, allow_pickle=False) as file:
-        arrays = [file[f"arr_{k}"] for k in range(len(shared.names))]
-    texts = [array.astype(object) if array.dtype.kind == "U" else array for array in arrays]
-    return dict(zip(shared.names, texts, strict=True))
+    return read_values(_name_feeds(shared))
 
 
 def _name_feeds(shared: SharedFeeds) -> Path:

@@ -147,7 +147,7 @@ def time_built(job: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     blocks, reasons = {}, {}
     options = {**job["options"], "INFERENCE_NUM_THREADS": job["threads"]}
     for name, path in job["engines"].items():
-        feeds = read_feeds(folder, job["feeds"][name])
+        feeds = read_feeds(folder, name)
         try:
             shapes = {key: (value.shape,) for key, value in feeds.items()}
             request = _compile(openvino, Path(path), options, shapes).create_infer_request()

@@ -59,7 +59,7 @@ def time_job(engine: Engine, job: Mapping[str, Any], folder: Path) -> dict[str, 
         reasons: dict[str, str] = {}
         for name, path in job["engines"].items():
             try:
-                feeds = read_feeds(folder, job["feeds"][name])
+                feeds = read_feeds(folder, name)
                 loaded = LoadedEngine(library, logger, cuda, Path(path), feeds)
                 blocks[name, EAGER] = loaded.make_block(loaded.enqueue)
             except Exception as error:  # the library's own kinds have no common base; the other engines are timed

@@ -1,0 +1,52 @@
+"""What models take and give, in files between processes: arrays, text, and the sequences and maps of ONNX Runtime.
+
+Nothing is pickled: numpy would pickle text, which comes as objects, and maps.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from onnxq.arrays import Array
+
+
+def write_values(path: Path, values: Mapping[str, Any]) -> None:
+    """Write a new .npz of values by name."""
+    arrays: list[Array] = []
+
+    def encode(value: Any) -> Any:
+        if isinstance(value, np.ndarray):
+            arrays.append(np.asarray(value, str) if value.dtype.kind == "O" else value)
+            return {"array": f"arr_{len(arrays) - 1}"}
+        if isinstance(value, Mapping):
+            # Keys may be integers, which those of JSON's objects are not.
+            return {"map": [[key, encode(item)] for key, item in value.items()]}
+        if isinstance(value, (list, tuple)):
+            return [encode(item) for item in value]
+        return value.item() if isinstance(value, np.generic) else value
+
+    places = json.dumps({name: encode(value) for name, value in values.items()})
+    with path.open("wb") as file:
+        np.savez(file, *arrays, places=np.array(places))
+
+
+def read_values(path: Path) -> dict[str, Any]:
+    """The values that `write_values` wrote."""
+    with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
+
+        def decode(value: Any) -> Any:
+            if isinstance(value, list):
+                return [decode(item) for item in value]
+            if not isinstance(value, dict):
+                return value
+            if "map" in value:
+                return {key: decode(item) for key, item in value["map"]}
+            array = file[value["array"]]
+            return array.astype(object) if array.dtype.kind == "U" else array
+
+        return {name: decode(value) for name, value in json.loads(file["places"].item()).items()}
