@@ -353,8 +353,8 @@ class Target:
     signed_scales: bool = False
     # The engine quantizes or fuses float nodes between pairs by itself, and must be kept from it.
     quantizes_alone: bool = False
-    # True for a float node that the engine computes in integers between pairs, and wrongly: it is kept from it, too.
-    misreads: Callable[[NodeRef], bool] = lambda _: False
+    # Operators that the engine takes in integers between pairs, and computes wrongly: float ones are kept from it, too.
+    misreads: Names = ()
     # The engine takes a graph as a whole, in integers: masks are given values that a scale holds, and sizes are fixed.
     # An operator's activations have one width: where readers of a tensor have another than its maker, a second pair
     # behind the first converts. Without, a tensor has one pair for all.

@@ -223,7 +223,7 @@ def find_target(name: str, mode: str = "") -> Target:
     if mode != _FLOAT:
         return target
     bare = replace(target, rules=(), capabilities=(), no_kernel={}, no_gain={}, costs={})
-    return replace(bare, quantizes_alone=False, misreads=lambda _: False)
+    return replace(bare, quantizes_alone=False, misreads=())
 
 
 def find_reference() -> Backend:

@@ -20,7 +20,7 @@ matter:
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -39,6 +39,8 @@ _LEAST_SHARE = 0.02
 _FEWEST_VALUES = 8
 # Slices of an axis. Longer axes are anchors, sound or words; and promotion keeps such sums for some 300 settings.
 _MOST_SLICES = 4096
+# Elements: 64 KiB of float32, whose sum is exact enough, and which stay in the cache.
+_BLOCK = 1 << 14
 
 
 @dataclass(frozen=True)
@@ -327,3 +329,26 @@ def measure_error(reference: Array, value: Array, name: str = "") -> OutputAccur
     sums = ErrorAccumulator(name)
     sums.update(reference, value)
     return sums.result()
+
+
+def sum_squares(values: Array) -> float:
+    """Sum of squares, in float32 block by block: some three times as fast as the sums of `ErrorAccumulator`."""
+    flat = np.ascontiguousarray(values, np.float32).reshape(-1)
+    blocks = (flat[k : k + _BLOCK] for k in range(0, flat.size, _BLOCK))
+    return sum(float(np.dot(block, block)) for block in blocks)
+
+
+def relative_noise(
+    exact: Sequence[Array], got: Iterable[Array], signal: float | None = None, most: float = np.inf
+) -> float:
+    """Noise over signal of layers' outputs, for searches that try thousands of candidates.
+
+    signal: by default that of `exact`. Returns inf as soon as the result is beyond `most`.
+    """
+    signal = sum(sum_squares(values) for values in exact) if signal is None else signal
+    wrong, floor = 0.0, max(signal, 1e-30)
+    for a, b in zip(exact, got, strict=True):
+        wrong += sum_squares(np.subtract(b, a, dtype=np.float32))
+        if wrong / floor > most:
+            return np.inf
+    return wrong / floor

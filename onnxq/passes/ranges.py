@@ -21,7 +21,7 @@ from onnxq.arrays import Array, Interval
 from onnxq.calibrate import calibrate
 from onnxq.calibrate.constants import find_tensor
 from onnxq.data import read_mask
-from onnxq.evaluation.layer_noise import relative_noise, sum_squares
+from onnxq.evaluation.accumulator import relative_noise, sum_squares
 from onnxq.graph import GraphIndex, ModelLike, NodeRef, ensure_opset, get_index
 from onnxq.graph.base import LAYOUT_OPS
 from onnxq.graph.subgraph import assemble_model

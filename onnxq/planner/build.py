@@ -470,9 +470,8 @@ _GUARDED = ("Conv", "ConvTranspose", "Gemm", "MatMul", "AveragePool", "Softmax")
 def find_float_nodes(index: GraphIndex, sites: Iterable[SitePlan], engine: Target) -> Names:
     """Nodes the plan leaves float though the engine might not."""
     int8 = {edge.node for site in sites if site.role is Role.WEIGHT for edge in site.consumers or ()}
-    ops = _GUARDED if engine.quantizes_alone else ()
-    guarded = (node for node in index.nodes if node.op_type in ops or engine.misreads(node))
-    return tuple(node.name for node in guarded if node.name not in int8)
+    ops = {*engine.misreads, *(_GUARDED if engine.quantizes_alone else ())}
+    return tuple(node.name for node in index.nodes if node.op_type in ops and node.name not in int8)
 
 
 def find_needed_opset(sites: Iterable[SitePlan], index: GraphIndex | None = None) -> int:

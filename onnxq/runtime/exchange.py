@@ -1,4 +1,4 @@
-"""What models take and give, in files between processes: arrays, text, and the sequences and maps of ONNX Runtime.
+"""Values that models take and give, in files between processes: arrays, text, sequences and maps of ONNX Runtime.
 
 Nothing is pickled: numpy would pickle text, which comes as objects, and maps.
 """

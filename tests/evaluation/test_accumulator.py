@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from onnxq.evaluation.accumulator import ErrorAccumulator, measure_error
-from onnxq.evaluation.layer_noise import relative_noise, sum_squares
+from onnxq.evaluation.accumulator import ErrorAccumulator, measure_error, relative_noise, sum_squares
 
 
 def test_hand_computed_values() -> None:

@@ -16,7 +16,6 @@ import numpy as np
 
 from onnxq.backends import surroundings
 from onnxq.backends.base import ATTENTION, FUSED_PRODUCTS, MOVES, Candidate, Capability, Output, PlacementRule, Target
-from onnxq.graph import NodeRef
 from onnxq.sites import Role
 from onnxq.spec import FIXED, PerBlock, PerChannel, PerTensor, QParams, QuantSpec
 
@@ -51,11 +50,6 @@ def _check_clip(c: Candidate) -> str | None:
 def _list_floats(c: Candidate) -> tuple[int, ...]:
     """All inputs, constants too."""
     return tuple(k for k in range(len(c.node.inputs)) if c.node.inputs[k])
-
-
-def _misreads(node: NodeRef) -> bool:
-    """True for what is wrong in integers: a Log of 16 bits, and scattered values, taken as if all had one scale."""
-    return node.is_onnx("Log", "ScatterElements")
 
 
 def _fix_unit_range(spec: QuantSpec) -> QParams:
@@ -239,7 +233,8 @@ QNN = Target(
     no_kernel=_NO_KERNEL,
     skips=("residual", "prelu"),
     whole=True,
-    misreads=_misreads,
+    # A Log of 16 bits, and scattered values, which are taken as if all had one scale.
+    misreads=("Log", "ScatterElements"),
     estimate_work=estimate_work,
     advice="try the presets qnn-mixed and qnn-a16w8, which have 16 bits where they are needed and everywhere",
 )

@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from onnxq.arrays import Array, Array64, Floats
-from onnxq.evaluation.layer_noise import relative_noise, sum_squares
+from onnxq.evaluation.accumulator import relative_noise, sum_squares
 from onnxq.numerics import SumOrder, fake_quant, fake_quant_weight, qparams_from_range, weight_qparams
 from onnxq.spec import PerBlock, PerChannel, QuantSpec
 
