@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,7 @@ def test_without_a_gpu_the_result_says_why(tmp_path: Path) -> None:
 
 
 @pytest.mark.trt
+@pytest.mark.skipif(count_gpus() > 0 and find_spec("tensorrt_rtx") is None, reason="no tensorrt-rtx")
 def test_the_child_leaves_a_result(tmp_path: Path) -> None:
     (tmp_path / JOB).write_text(json.dumps({"engine": "tensorrt-rtx", "builds": False, "job": JOB_OF_NOTHING}))
     root = str(Path(__file__).resolve().parents[3])
