@@ -112,6 +112,6 @@ def time_in_child(engine: Engine, models: Mapping[str, TimedModel], timing: Timi
     return result
 
 
-def read_feeds(folder: Path, model: str) -> dict[str, Any]:
-    """The inputs of one model, in the child process."""
-    return dict(read_values(folder / FEEDS)[model])
+def read_feeds(folder: Path) -> dict[str, Any]:
+    """The inputs of each model that `time_in_child` has timed, in the child process."""
+    return read_values(folder / FEEDS)

@@ -19,18 +19,18 @@ def write_values(path: Path, values: Mapping[str, Any]) -> None:
     """Write a new .npz of values by name."""
     arrays: list[Array] = []
 
-    def encode(value: Any) -> Any:
+    def encode_value(value: Any) -> Any:
         if isinstance(value, np.ndarray):
             arrays.append(np.asarray(value, str) if value.dtype.kind == "O" else value)
             return {"array": f"arr_{len(arrays) - 1}"}
         if isinstance(value, Mapping):
             # Keys may be integers, which those of JSON's objects are not.
-            return {"map": [[key, encode(item)] for key, item in value.items()]}
+            return {"map": [[key, encode_value(item)] for key, item in value.items()]}
         if isinstance(value, (list, tuple)):
-            return [encode(item) for item in value]
+            return [encode_value(item) for item in value]
         return value.item() if isinstance(value, np.generic) else value
 
-    places = json.dumps({name: encode(value) for name, value in values.items()})
+    places = json.dumps({name: encode_value(value) for name, value in values.items()})
     with path.open("wb") as file:
         np.savez(file, *arrays, places=np.array(places))
 
@@ -39,14 +39,14 @@ def read_values(path: Path) -> dict[str, Any]:
     """The values that `write_values` wrote."""
     with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
 
-        def decode(value: Any) -> Any:
+        def decode_value(value: Any) -> Any:
             if isinstance(value, list):
-                return [decode(item) for item in value]
+                return [decode_value(item) for item in value]
             if not isinstance(value, dict):
                 return value
             if "map" in value:
-                return {key: decode(item) for key, item in value["map"]}
+                return {key: decode_value(item) for key, item in value["map"]}
             array = file[value["array"]]
             return array.astype(object) if array.dtype.kind == "U" else array
 
-        return {name: decode(value) for name, value in json.loads(file["places"].item()).items()}
+        return {name: decode_value(value) for name, value in json.loads(file["places"].item()).items()}

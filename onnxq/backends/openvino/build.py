@@ -146,12 +146,12 @@ def time_built(job: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     # All in one process, so that a busy moment hits all of them alike.
     blocks, reasons = {}, {}
     options = {**job["options"], "INFERENCE_NUM_THREADS": job["threads"]}
+    feeds = read_feeds(folder)
     for name, path in job["engines"].items():
-        feeds = read_feeds(folder, name)
         try:
-            shapes = {key: (value.shape,) for key, value in feeds.items()}
+            shapes = {key: (value.shape,) for key, value in feeds[name].items()}
             request = _compile(openvino, Path(path), options, shapes).create_infer_request()
-            blocks[name] = _make_block(request, feeds)
+            blocks[name] = _make_block(request, feeds[name])
         except Exception as error:  # the others are timed
             reasons[name] = " ".join(str(error).split())[:_MESSAGE]
     times = measure_rounds(blocks, rounds=job["rounds"], seconds=job["seconds"], precision=0.0)

@@ -57,10 +57,10 @@ def time_job(engine: Engine, job: Mapping[str, Any], folder: Path) -> dict[str, 
             return {"device": cuda.name, "failed": missing}
         blocks: dict[tuple[str, str], Callable[[], list[float]]] = {}
         reasons: dict[str, str] = {}
+        feeds = read_feeds(folder)
         for name, path in job["engines"].items():
             try:
-                feeds = read_feeds(folder, name)
-                loaded = LoadedEngine(library, logger, cuda, Path(path), feeds)
+                loaded = LoadedEngine(library, logger, cuda, Path(path), feeds[name])
                 blocks[name, EAGER] = loaded.make_block(loaded.enqueue)
             except Exception as error:  # the library's own kinds have no common base; the other engines are timed
                 told = next(iter(logger.errors[-1:]), "")

@@ -135,6 +135,14 @@ def test_ranges_in_16_bits_reach_further_than_the_samples() -> None:
         np.testing.assert_allclose(read_range(wide[name]), 1.25 * np.array(read_range(narrow[name])), rtol=0.02)
 
 
+def check_one_partition(result: onnxq.Result) -> None:
+    """The NPU takes the whole network, and computes it well."""
+    (engine,) = result.report.engines
+    assert engine.partitions == 1
+    assert not engine.left
+    assert engine.outputs[0].sqnr_db > 25
+
+
 @needs_qnn
 @pytest.mark.parametrize("widths", ["8", "16", _SECOND])
 def test_the_npu_runs_all_in_one_partition_of_integers(widths: str) -> None:
@@ -318,10 +326,7 @@ def test_values_of_six_axes_are_moved_on_fewer_which_the_npu_has_kernels_for() -
     arrays = {"six": np.array([1, 8, 8, 3, 4, 16]), "ones": np.array([1, 1, 1]), "first": np.array([0])}
     arrays |= {"w": np.random.default_rng(3).standard_normal((64, 192)).astype(np.float32) / 8}
     result = quantize_rows(nodes, 1.0, "qnn-int8", 17, rows=np.array([1, 64, 64]), **arrays)
-    (engine,) = result.report.engines
-    assert engine.partitions == 1
-    assert not engine.left
-    assert engine.outputs[0].sqnr_db > 25
+    check_one_partition(result)
 
 
 @needs_qnn
@@ -336,10 +341,7 @@ def test_values_of_five_axes_are_normed_and_multiplied_on_fewer() -> None:
     arrays |= {name: rng.uniform(0.5, 1.5, 16).astype(np.float32) for name in ("gamma", "beta")}
     arrays |= {name: rng.uniform(0.5, 1.5, 8).astype(np.float32) for name in ("factors", "shifts")}
     result = quantize_rows(nodes, 1.0, "qnn-int8", 20, rows=np.array([1, 64, 64]), **arrays)
-    (engine,) = result.report.engines
-    assert engine.partitions == 1
-    assert not engine.left
-    assert engine.outputs[0].sqnr_db > 25
+    check_one_partition(result)
 
 
 @needs_qnn
@@ -369,10 +371,7 @@ def test_single_nodes_of_newer_opsets_are_one_partition_of_integers() -> None:
     result = quantize_rows(nodes, 0.05, "qnn-mixed", 23, gamma=gamma, **arrays)
     assert "Attention" not in {node.op_type for node in result.model.graph.node}
     assert not result.plan.refusals
-    (engine,) = result.report.engines
-    assert engine.partitions == 1
-    assert not engine.left
-    assert engine.outputs[0].sqnr_db > 25
+    check_one_partition(result)
 
 
 @pytest.mark.parametrize(("config", "alarms"), [("qnn-int8", ["W108"]), ("qnn-mixed", [])])
