@@ -280,9 +280,20 @@ def read_mask(feeds: Arrays, shape: Shape) -> Mask | None:
     The network computes values for padding, too, and no output depends on them. In samples with much padding they would
     outweigh the text.
     """
-    masks = [value for name, value in feeds.items() if "mask" in name.lower() and value.dtype.kind in "iub"]
-    if len(masks) != 1 or masks[0].ndim != 2 or shape[:2] != masks[0].shape or len(shape) != 3:
+    masks = {
+        name.lower(): value for name, value in feeds.items() if "mask" in name.lower() and value.dtype.kind in "iub"
+    }
+    if len(masks) != 1:
         return None
-    mask = masks[0] != 0
+    ((name, value),) = masks.items()
+    if value.ndim != 2 or shape[:2] != value.shape or len(shape) != 3:
+        return None
+    mask = value != 0
+    if "key_padding" in name:
+        # torch's MultiheadAttention calls padding True.
+        mask = ~mask
+    elif "pad" in name:
+        # Of either meaning; padding stands behind the tokens.
+        mask = mask == mask[:, :1]
     # Other values than 0 and 1 make it something else, e.g. an additive mask; a mask without ones hides everything.
-    return mask if bool(np.isin(masks[0], (0, 1)).all()) and bool(mask.any()) else None
+    return mask if bool(np.isin(value, (0, 1)).all()) and bool(mask.any()) else None

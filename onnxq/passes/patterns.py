@@ -151,6 +151,8 @@ def tolerance(dtype: int) -> float:
 # Above opset 20 ORT refuses some int8 graphs that are fine below, and no pattern here needs more.
 NEWEST = 20
 _FIX = "export the model with a newer opset"
+# From this opset on the axes of a ReduceMax are an input.
+_AXES_INPUT = 18
 
 StateT = TypeVar("StateT", bound=FloatState)
 # A node to be written: its operator, its inputs but the first, its attributes.
@@ -245,6 +247,13 @@ class Edit:
         name = self._editor.fresh(f"{made}/{op_type}")
         self._editor.insert_node(node.scope, op_type, inputs, [made], name=name, attrs=attrs, before=node.name)
         return made
+
+    def insert_largest(self, node: NodeRef, source: str, axis: int, tensor: str) -> str:
+        """The largest values along an axis, which is kept, in front of a node; see `insert_before`."""
+        inputs, attrs = [source], {"keepdims": 1, "axes": [axis]}
+        if find_opset(self._proto) >= _AXES_INPUT:
+            inputs.append(self.add_constant(node.scope, f"{tensor}/axes", np.array(attrs.pop("axes"), np.int64)))
+        return self.insert_before(node, "ReduceMax", inputs, attrs, tensor)
 
     def rename_output(self, node: NodeRef, tensor: str, k: int = 0) -> str:
         """Let a node write a new tensor of about this name in place of its output k; returns it."""

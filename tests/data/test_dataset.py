@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto
@@ -101,3 +102,18 @@ def test_masked_positions_do_not_count() -> None:
     assert read_mask({"x": feeds["x"]}, (1, 3, 2)) is None
     assert read_mask(feeds | {"attention_mask": mask * 7}, (1, 3, 2)) is None
     assert read_mask(feeds | {"attention_mask": mask * 0}, (1, 3, 2)) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "padding"),
+    [
+        pytest.param("src_key_padding_mask", [True, True, False], id="torch calls padding True"),
+        pytest.param("padding_mask", [False, False, True], id="padding is True"),
+        pytest.param("padding_mask", [True, True, False], id="tokens are True"),
+    ],
+)
+def test_masks_of_padding_tell_tokens_from_padding(name: str, padding: list[bool]) -> None:
+    value = np.array([padding])
+    found = read_mask({"x": np.zeros((1, 3, 2), np.float32), name: value}, (1, 3, 2))
+    assert found is not None
+    np.testing.assert_array_equal(found, [[False, False, True]] if "key" in name else [[True, True, False]])

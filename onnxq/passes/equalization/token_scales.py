@@ -7,20 +7,17 @@ s = max|X| / steps along the last axis, at each run, as int8 checkpoints of lang
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
 
 import numpy as np
 
 from onnxq.arrays import Floats
 from onnxq.errors import PlanError
-from onnxq.graph import ModelLike, NodeRef, find_opset
+from onnxq.graph import ModelLike, NodeRef
 from onnxq.passes.patterns import Edit, Step, View
 from onnxq.sites import TensorId
 
 # Tokens without values get a scale, too: the smallest normal number of float16, over the steps.
 _LEAST = np.array(2.0**-14, np.float32)
-# From this version on axes are an input.
-_AXES_INPUT = 18
 
 
 def write_token_scales(proto: ModelLike, steps: Mapping[TensorId, Floats]) -> ModelLike:
@@ -34,7 +31,7 @@ def write_token_scales(proto: ModelLike, steps: Mapping[TensorId, Floats]) -> Mo
         if not layers or count.size != 1:
             cause = "feeds no layers whose tokens could be scaled"
             raise PlanError(str(tensor), cause, "plan the model again", code="Q404")
-        _scale_tokens(view, edit, tensor, layers, count.reshape(()), find_opset(proto))
+        _scale_tokens(view, edit, tensor, layers, count.reshape(()))
     return edit.export()
 
 
@@ -49,19 +46,12 @@ def find_token_layers(view: View, tensor: TensorId) -> Iterable[NodeRef]:
             yield node
 
 
-def _scale_tokens(
-    view: View, edit: Edit, tensor: TensorId, layers: tuple[NodeRef, ...], steps: Floats, opset: int
-) -> None:
+def _scale_tokens(view: View, edit: Edit, tensor: TensorId, layers: tuple[NodeRef, ...], steps: Floats) -> None:
     first, name, scope = layers[0], tensor.name, tensor.scope
     least = edit.add_constant(scope, f"{name}/least", _LEAST)
     count = edit.add_constant(scope, f"{name}/steps", steps)
-    axes, attrs = list[str](), dict[str, Any](keepdims=1)
-    if opset < _AXES_INPUT:
-        attrs["axes"] = [-1]
-    else:
-        axes = [edit.add_constant(scope, f"{name}/axes", np.array([-1], np.int64))]
     sizes = edit.insert_before(first, "Abs", [name], {}, f"{name}/magnitudes")
-    largest = edit.insert_before(first, "ReduceMax", [sizes, *axes], attrs, f"{name}/largest")
+    largest = edit.insert_largest(first, sizes, -1, f"{name}/largest")
     above = edit.insert_before(first, "Max", [largest, least], {}, f"{name}/above")
     scale = edit.insert_before(first, "Div", [above, count], {}, f"{name}/token_scale")
     # Not times 1 / s: checkpoints divide, and the last bit decides some codes.

@@ -65,14 +65,36 @@ def bound_masks(_ctx: RunContext, state: FloatState) -> FloatStep:
     """Give masks in front of a Softmax a finite value that a scale can hold beside the scores."""
     view, edit, changed = View(state.model), Edit(state.model), list[str]()
     softmaxes = [node for node in view.index.nodes if is_op(node, "Softmax")]
-    masking = {node.name for node in walk_from(softmaxes, partial(_list_masking, view))}
+    list_masking = partial(_list_masking, view)
+    masking, infinite = walk_from(softmaxes, list_masking), set[NodeRef]()
     for node in view.index.nodes:
-        for edge, value in _find_far_constants(view, node) if node.name in masking else ():
+        for edge, value in _find_far_constants(view, node) if node in masking else ():
             far = np.abs(value) > _NEVER
             bounded = np.where(far, np.sign(value) * _FAR, value).astype(value.dtype)
             edit.set_constant(view, edge, bounded)
             changed.append(f"{edge.node}: {value.min():.3g} becomes {-_FAR:g}")
+            if np.isinf(value).any():
+                infinite.add(node)
+    for softmax in softmaxes if infinite else ():
+        if not infinite.isdisjoint(walk_from([softmax], list_masking)):
+            changed += _test_masked_rows(view, edit, softmax)
     return edit.finish_pass(state, "masks", changed)
+
+
+def _test_masked_rows(view: View, edit: Edit, softmax: NodeRef) -> Iterator[str]:
+    """Let what looks for NaN behind a Softmax look for rows in front of it in which everything is masked.
+
+    torch exports attention so: of -inf alone a Softmax makes NaN, which a Where replaces by zeros; of finite masks it
+    makes none. Yields what changed.
+    """
+    for edge in view.index.list_consumers(softmax.result):
+        node = view.index.find_node(edge.node)
+        if is_op(node, "IsNaN") and node.scope == softmax.scope:
+            scores = softmax.inputs[0]
+            largest = edit.insert_largest(node, scores, softmax.attrs.get("axis", -1), f"{scores}/largest")
+            bound = edit.add_constant(node.scope, f"{node.name}/masked", np.asarray(-_FAR / 2, np.float32))
+            edit.replace_node(node, "Less", [largest, bound], {})
+            yield f"{node.name}: looks for rows that are masked as a whole"
 
 
 def _list_masking(view: View, node: NodeRef) -> Iterator[NodeRef]:

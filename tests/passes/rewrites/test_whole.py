@@ -9,7 +9,7 @@ import pytest
 
 from onnxq.graph import infer_shapes
 from onnxq.passes.rewrites.whole import bound_masks, cut_splits, fuse_biases, pad_pools, replace_reciprocals
-from tests.passes.kit import apply, assert_same, assert_untouched, constant, ops, parse, read_by, rewrite_model
+from tests.passes.kit import apply, assert_same, assert_untouched, constant, infer, ops, parse, read_by, rewrite_model
 
 F = np.float32
 LOW, SCORES = float(np.finfo(F).min), "float[2,4,4] y"
@@ -44,6 +44,22 @@ def test_masks_have_values_that_a_scale_can_hold(lines: str, node: str, k: int) 
     old, new = constant(before, node, k), constant(after, node, k)
     np.testing.assert_array_equal(new, np.where(old < -1e3, F(-64), old))
     assert_same(before, after)
+
+
+@pytest.mark.parametrize("opset", [13, 18])
+def test_rows_in_which_everything_is_masked_stay_zeros(opset: int) -> None:
+    """As torch exports attention: the Softmax of such a row is NaN, which a Where replaces."""
+    lines = "m = Where(real, zero, infinity) s = Add(x, m) p = Softmax(s) n = IsNaN(p) y = Where(n, zero, p)"
+    before = model(lines, "float[2,4,4] x, bool[2,1,4] real", opset=opset, zero=F(0), infinity=F(-np.inf))
+    after, report = apply(bound_masks, before, "qnn")
+    assert len(report.changed) == 2
+    assert "IsNaN" not in ops(after)
+    feeds = {"x": np.random.default_rng(0).normal(size=(2, 4, 4)).astype(F), "real": np.zeros((2, 1, 4), bool)}
+    feeds["real"][1, :, 1:] = True
+    (expected,), (answer,) = infer(before, feeds), infer(after, feeds)
+    np.testing.assert_allclose(answer, expected, atol=1e-6)
+    assert not answer[0].any()
+    assert answer[1].any()
 
 
 @pytest.mark.parametrize(
