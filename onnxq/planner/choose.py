@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from onnxq.backends import list_costs
 from onnxq.backends.base import Cost
 from onnxq.config import Rule
+from onnxq.graph.scopes import walk_from
 from onnxq.planner.cut import Balance, CutProblem, find_balance
 from onnxq.planner.problem import KEPT, PlacementProblem, QuantizableOp, QuantizableOps
 from onnxq.sites import Caution, Cautions, LeftFloat, Names, Refusal, Role, Unquantized
@@ -144,7 +145,26 @@ def choose_all(problem: PlacementProblem, *, attention: bool, without: Collectio
         between = op.out in paired and any(tensor in paired for _, tensor in op.data)
         if between and op.rule.joins and sides.get(op.name) is not False:
             chosen.add(op.name)
+    if problem.engine.whole:
+        for name in chosen - _list_between_integers(ops, chosen):
+            chosen.remove(name)
+            reasons[name] = LeftFloat(
+                name, "moves values between operators in float", ops.by_name[name].rule.name, "F103"
+            )
     return Choice(frozenset(chosen), _sort_reasons(ops, reasons))
+
+
+def _list_between_integers(ops: QuantizableOps, chosen: Collection[str]) -> set[str]:
+    """The operators but those that move values between float ones: pairs around these would only round."""
+
+    def list_moves(name: str) -> Iterable[str]:
+        op = ops.by_name[name]
+        makers = (ops.by_out.get(tensor) for _, tensor in op.data)
+        readers = (reader for _, reader in ops.list_consumers(op.out))
+        moves = (other for other in (*makers, *readers) if other is not None and other.rule.shares)
+        return [move.name for move in moves if move.name in chosen]
+
+    return walk_from((name for name in chosen if not ops.by_name[name].rule.shares), list_moves)
 
 
 def _sort_reasons(ops: QuantizableOps, reasons: Mapping[str, Unquantized]) -> tuple[Unquantized, ...]:
