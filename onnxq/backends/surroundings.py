@@ -234,21 +234,22 @@ def _reaches_product(index: Graph, node: NodeRef) -> bool:
 _LINEAR = frozenset(
     ("Cast", "Identity", "Neg", "Concat", "Split", "Slice", "Pad", "Squeeze", "Unsqueeze", "Reshape", "Transpose")
 )
-# What may stand between a convolution and the Log behind it.
+# What may stand between a product and the Log behind it.
 _SPECTRAL = _LINEAR | {
     *("Pow", "Mul", "Add", "Sub", "Div", "Sqrt", "Abs", "Clip", "Max", "Relu"),
     *("ReduceSum", "ReduceMean", "ReduceL2", "MatMul"),
 }
-# Tensors behind a convolution after which the search for a logarithm ends.
+# Tensors behind a product after which the search for a logarithm ends.
 _FRONT_END = 200
 
 
 def explain_log_front_end(candidate: Candidate, _: Candidate | None) -> str | None:
-    """A spectrogram front end: a convolution (STFT, CQT) whose output reaches a Log, or a filter in front of one.
+    """A spectrogram front end: a product (STFT, CQT, filters) whose output reaches a Log, or a filter in front of one.
 
     An audio net: 9 dB quantized, 36 dB with its front end float. The loss is in the numbers, not in the kernel.
     """
-    if candidate.node.op_type != "Conv":
+    # Exporters write a Fourier transform as either.
+    if candidate.node.op_type not in ("Conv", "MatMul", "Gemm"):
         return None
     # Not the tensor behind the activation that goes with it.
     made = candidate.node.result
