@@ -143,7 +143,9 @@ def _make_rows(report: Report, verbose: bool) -> SheetRows:
 
 def _make_verdict(report: Report) -> Text:
     """The verdict on the result, with its gains."""
-    latency, promotion, facts = report.latency, report.promotion, []
+    facts = []
+    latency = report.latency
+    promotion = report.promotion
     if report.figures and report.made_up and not report.unchanged:
         facts.append("on made-up inputs, which are not the task's")
     if report.segments:

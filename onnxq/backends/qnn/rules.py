@@ -84,7 +84,8 @@ _PRODUCTS_AN_ELEMENT = 32
 def estimate_work(c: Candidate) -> float:
     """Elements that a node writes, and its products by the speed at which they are computed."""
     written = math.prod(c.output_shape() or ())
-    first, second = c.shape(0), c.shape(1)
+    first = c.shape(0)
+    second = c.shape(1)
     products = 0
     if c.node.op_type in ("Conv", "ConvTranspose") and second is not None:
         products = math.prod(second[1:])
