@@ -359,6 +359,8 @@ class Target:
     # An operator's activations have one width: where readers of a tensor have another than its maker, a second pair
     # behind the first converts. Without, a tensor has one pair for all.
     whole: bool = False
+    # Operators without a rule that read the pair of a tensor where others do.
+    reads_pairs: Names = ()
     # The work of a node in 8 bits, in any unit; that in 16 is twice as much. For choices of widths.
     estimate_work: Callable[[Candidate], float] = lambda _: 1.0
     # The engine is ONNX Runtime on this machine, so that its times can be measured here.

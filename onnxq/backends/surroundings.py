@@ -162,7 +162,8 @@ def _find_scores(index: Graph, node: NodeRef) -> str | None:
 
 def _search_backward(index: Graph, tensor: TensorId, through: frozenset[str], op_type: str) -> NodeRef | None:
     """The nearest node of type `op_type` that the tensor comes from by way of nodes of the types `through`."""
-    pending, seen = deque([tensor]), {tensor}
+    pending = deque([tensor])
+    seen = {tensor}
     while pending and len(seen) < _REACH:
         node = index.find_producer(pending.popleft())
         if node is None:
@@ -178,7 +179,9 @@ def _search_backward(index: Graph, tensor: TensorId, through: frozenset[str], op
 
 def _find_products_behind(index: Graph, node: NodeRef) -> list[NodeRef]:
     """The MatMuls that read this node's result through scaling, masking and softmax."""
-    pending, seen, found = deque([node]), {node.name}, []
+    pending = deque([node])
+    seen = {node.name}
+    found = []
     # Forward a result has several readers, so more nodes are seen at the same depth.
     while pending and len(seen) < 4 * _REACH:
         at = pending.popleft()
@@ -216,7 +219,8 @@ def find_attention_cut(index: Graph, node: NodeRef) -> TensorId | None:
 
 def _reaches_product(index: Graph, node: NodeRef) -> bool:
     """True when a product of attention reads a part of this node's result, moved and scaled."""
-    pending, seen = deque([node]), {node.name}
+    pending = deque([node])
+    seen = {node.name}
     while pending and len(seen) < _REACH:
         at = pending.popleft()
         for name in at.outputs:
@@ -234,28 +238,30 @@ def _reaches_product(index: Graph, node: NodeRef) -> bool:
 _LINEAR = frozenset(
     ("Cast", "Identity", "Neg", "Concat", "Split", "Slice", "Pad", "Squeeze", "Unsqueeze", "Reshape", "Transpose")
 )
-# What may stand between a convolution and the Log behind it.
+# What may stand between a product and the Log behind it.
 _SPECTRAL = _LINEAR | {
     *("Pow", "Mul", "Add", "Sub", "Div", "Sqrt", "Abs", "Clip", "Max", "Relu"),
     *("ReduceSum", "ReduceMean", "ReduceL2", "MatMul"),
 }
-# Tensors behind a convolution after which the search for a logarithm ends.
+# Tensors behind a product after which the search for a logarithm ends.
 _FRONT_END = 200
 
 
 def explain_log_front_end(candidate: Candidate, _: Candidate | None) -> str | None:
-    """A spectrogram front end: a convolution (STFT, CQT) whose output reaches a Log, or a filter in front of one.
+    """A spectrogram front end: a product (STFT, CQT, filters) whose output reaches a Log, or a filter in front of one.
 
     An audio net: 9 dB quantized, 36 dB with its front end float. The loss is in the numbers, not in the kernel.
     """
-    if candidate.node.op_type != "Conv":
+    # Exporters write a Fourier transform as either.
+    if candidate.node.op_type not in ("Conv", "MatMul", "Gemm"):
         return None
     # Not the tensor behind the activation that goes with it.
     made = candidate.node.result
     # Whether a linear path reaches the tensor: only such a path may go on through another convolution, so a tensor
     # that another path reached first is looked at again.
     seen = {made: True}
-    index, pending = candidate.index, [made]
+    index = candidate.index
+    pending = [made]
     while pending:
         tensor = pending.pop()
         linear = seen[tensor]
@@ -300,7 +306,8 @@ def explain_stem(candidate: Candidate, _: Candidate | None = None) -> str | None
 
 
 def _reads_graph_input(candidate: Candidate) -> bool:
-    index, tensor = candidate.index, candidate.tensor(0)
+    index = candidate.index
+    tensor = candidate.tensor(0)
     for _ in range(_PREPROCESSED):
         producer = None if tensor is None else index.find_producer(tensor)
         if tensor is None or producer is None:
@@ -315,7 +322,8 @@ def explain_stem_depthwise(candidate: Candidate, maker: Candidate | None) -> str
     """A depthwise convolution of a large map, with a stem in front of it."""
     if candidate.node.op_type != "Conv":
         return None
-    weight, shape = candidate.shape(1), candidate.shape(0)
+    weight = candidate.shape(1)
+    shape = candidate.shape(0)
     depthwise = weight is not None and weight[1] == 1 and int(candidate.attr("group", 1)) > 1
     if not depthwise or maker is None or shape is None or len(shape) != 4:
         return None
@@ -347,7 +355,8 @@ def check_gemm(c: Candidate) -> str | None:
 
 def explain_columns(c: Candidate) -> str | None:
     """Why the constant C input of a Gemm is no bias."""
-    bias, weight = c.constant(2), c.constant(1)
+    bias = c.constant(2)
+    weight = c.constant(1)
     if bias is None or weight is None or bias.size == weight.shape[0 if c.attr("transB", 0) else 1]:
         return None
     return "its C input does not hold one bias a column"
@@ -367,7 +376,8 @@ def check_two_activations(c: Candidate) -> str | None:
 
 def check_gate(c: Candidate) -> str | None:
     """Why a Mul is not a squeeze-excite gate: a map times one value per channel."""
-    first, second = c.shape(0), c.shape(1)
+    first = c.shape(0)
+    second = c.shape(1)
     if first is None or second is None or len(first) != len(second) or len(first) < 3:
         return "not a gate"
     small = min((first, second), key=math.prod)

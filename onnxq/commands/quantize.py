@@ -143,7 +143,9 @@ def _make_rows(report: Report, verbose: bool) -> SheetRows:
 
 def _make_verdict(report: Report) -> Text:
     """The verdict on the result, with its gains."""
-    latency, promotion, facts = report.latency, report.promotion, []
+    facts = []
+    latency = report.latency
+    promotion = report.promotion
     if report.figures and report.made_up and not report.unchanged:
         facts.append("on made-up inputs, which are not the task's")
     if report.segments:
@@ -155,10 +157,11 @@ def _make_verdict(report: Report) -> Text:
         facts.append(f"{latency.ratio:.2f}x {'the speed of float' if report.slower else 'faster'}")
     # The outputs are exact then, which would read as a success.
     if report.unchanged:
-        more = " more" if report.already else ""
-        reason = f"int8 would not pay, so that nothing{more} is quantized"
+        reason = f"nothing{' more' if report.already else ''} is quantized"
         if report.refusals:
             reason = "what was asked for was refused"
+        elif report.left_float:
+            reason = f"int8 would not pay, so that {reason}"
         return format_verdict(UNCHANGED.name, UNCHANGED.style, "; ".join(filter(None, (reason, *facts))))
     if not report.figures:
         facts.insert(0, report.unchecked)

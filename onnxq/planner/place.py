@@ -84,14 +84,21 @@ class Placer:
         return activations
 
     def _find_readers(self, tensor: TensorId, chosen: frozenset[str]) -> Readers:
-        maker = self.ops.by_out.get(tensor)
-        if maker is not None and maker.name in chosen and maker.rule.output is not Output.FLOAT:
+        maker = self.ops.find_integer_maker(tensor)
+        if maker is not None and maker.name in chosen:
             return None
         return self._find_quantized_readers(tensor, chosen)
 
     def _find_quantized_readers(self, tensor: TensorId, chosen: frozenset[str]) -> Edges:
         beside = chosen - self.apart
-        return tuple(edge for edge, op in self.ops.list_consumers(tensor) if op is not None and op.name in beside)
+        return tuple(
+            edge
+            for edge, op in self.ops.list_consumers(tensor)
+            if (op is not None and op.name in beside) or self._reads_pair(edge)
+        )
+
+    def _reads_pair(self, edge: Edge) -> bool:
+        return self.index.find_node(edge.node).op_type in self.target.reads_pairs
 
     def _list_sites(
         self, op: QuantizableOp, chosen: frozenset[str], activations: dict[TensorId, Readers]

@@ -53,6 +53,17 @@ def test_a_spectrogram_front_end() -> None:
     assert any("logarithm logged" in refusal.reason for refusal in plan.left_float)
 
 
+def test_a_spectrogram_front_end_of_products() -> None:
+    # A transform and a filterbank as MatMuls; the layers behind the logarithm are none of it.
+    text = """g (float[1,400,512] x) => (float[1,400,64] y) <float tiny = {0.000001}> {
+        dft = MatMul(x, w0) power = Mul(dft, dft) mel = MatMul(power, w1) floor = Add(mel, tiny) logged = Log(floor)
+        layer = MatMul(logged, w2) r = Relu(layer) y = MatMul(r, w2) }"""
+    proto = build(text, {"w0": (512, 256), "w1": (256, 64), "w2": (64, 64)})
+    for target in ("ort", "trt", "openvino", "web"):
+        rules = refused(onnxq.make_plan(proto, overrides={"target": target}))
+        assert {name for name, rule in rules.items() if rule == "log-front-end"} == {"dft", "mel"}
+
+
 def test_the_filters_in_front_of_a_transform_belong_to_the_front_end() -> None:
     # A constant-Q transform halves the rate by a filter before the transform of each octave; a Relu ends the filters.
     text = """g (float[1,64,16000] x) => (float[1,64,3998] y) <float tiny = {0.000001}> {

@@ -19,7 +19,10 @@ from onnxq.annotate import find_existing, find_pairs, inspect_model
 from onnxq.backends import load_config
 from onnxq.cli import cli
 from onnxq.config import Config
+from onnxq.errors import VerificationError
 from onnxq.graph import name_nodes
+from onnxq.passes.state import FloatState
+from onnxq.pipeline.prepared import prove_equal
 from onnxq.plan import Plan, from_json, to_json
 from onnxq.sites import Role, TensorId
 from tests.backends.graphs import GRAPHS, model
@@ -367,3 +370,19 @@ def test_a_file_of_int8_weights_runs_in_integers_with_the_same_weights(graph, pr
     feeds = samples(proto)[0]
     expected, computed = (InferenceSession(m.SerializeToString()).run(None, feeds)[0] for m in (proto, result.model))
     assert np.linalg.norm(computed - expected) < 0.03 * np.linalg.norm(expected)
+
+
+def test_a_value_at_the_edge_of_two_steps_is_no_changed_function() -> None:
+    """A rewrite changes the last bit of a float, and a pair makes a whole step of it."""
+    values = np.full((1, 64), 20, np.float32)
+    values[0, 0] = 0.5
+
+    def rewrite(nodes: str, factor: np.float32) -> None:
+        text = f"g (float[1,64] x) => (float[1,64] y) {{ scaled = Mul(x, factor) {nodes} }}"
+        constants = {"one": np.float32(1), "zero": np.array(0, np.int8)}
+        before, after = (name_nodes(parse(text, factor=f, **constants)) for f in (np.float32(1), factor))
+        prove_equal(FloatState(before, before, after), [{"x": values}])
+
+    rewrite("q = QuantizeLinear(scaled, one, zero) y = DequantizeLinear(q, one, zero)", np.nextafter(np.float32(1), 2))
+    with pytest.raises(VerificationError, match="preparation changed it"):
+        rewrite("y = Neg(scaled)", np.float32(1.01))

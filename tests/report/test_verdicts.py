@@ -106,6 +106,7 @@ FIGURES = "y has 31.0 dB against float as ORT runs it"
          f"good: {FIGURES}; on made-up inputs, which are not the task's; 2.0x smaller"),
         (replace(REPORT, pairs=0, latency=None, left_float=(LeftFloat("a", "no faster"),)),
          "unchanged: int8 would not pay, so that nothing is quantized; 2.0x smaller"),
+        (replace(REPORT, pairs=0, latency=None, mode="float"), "unchanged: nothing is quantized; 2.0x smaller"),
         (replace(REPORT, pairs=0, latency=None, refusals=(Refusal("a", "no"),)),
          "unchanged: what was asked for was refused; 2.0x smaller"),
     ],

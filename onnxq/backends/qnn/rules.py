@@ -36,11 +36,8 @@ def _check_matrix(c: Candidate) -> str | None:
 
 def _is_folded(c: Candidate) -> bool:
     """True for a Relu or Clip that the pair behind the operator in front takes up."""
-    source = c.tensor(0)
-    if source is None:
-        return False
-    maker = c.index.find_producer(source)
-    return maker is not None and maker.op_type in _FUSING and c.index.find_sole_reader(source) is not None
+    fusing = c.index.maker(c.node, 0, *_FUSING)
+    return fusing is not None and c.index.find_sole_reader(fusing.result) is not None
 
 
 def _check_clip(c: Candidate) -> str | None:
@@ -49,7 +46,7 @@ def _check_clip(c: Candidate) -> str | None:
 
 def _list_floats(c: Candidate) -> tuple[int, ...]:
     """All inputs, constants too."""
-    return tuple(k for k in range(len(c.node.inputs)) if c.node.inputs[k])
+    return tuple(k for k, name in enumerate(c.node.inputs) if name)
 
 
 def _fix_unit_range(spec: QuantSpec) -> QParams:
@@ -87,7 +84,8 @@ _PRODUCTS_AN_ELEMENT = 32
 def estimate_work(c: Candidate) -> float:
     """Elements that a node writes, and its products by the speed at which they are computed."""
     written = math.prod(c.output_shape() or ())
-    first, second = c.shape(0), c.shape(1)
+    first = c.shape(0)
+    second = c.shape(1)
     products = 0
     if c.node.op_type in ("Conv", "ConvTranspose") and second is not None:
         products = math.prod(second[1:])
@@ -235,6 +233,8 @@ QNN = Target(
     whole=True,
     # A Log of 16 bits, and scattered values, which are taken as if all had one scale.
     misreads=("Log", "ScatterElements"),
+    # The compiler gives up where one of these reads the floats of a model's input and another node its integers.
+    reads_pairs=("Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual"),
     estimate_work=estimate_work,
     advice="try the presets qnn-mixed and qnn-a16w8, which have 16 bits where they are needed and everywhere",
 )

@@ -69,10 +69,13 @@ class Editor(Generic[M]):
     def is_free(self, name: str, scope: str) -> bool:
         """True when a tensor of this name can be made in `scope`: none there, around it, or inside it.
 
-        Subgraphs side by side may both have one.
+        Subgraphs side by side may both have one, and inputs of a body may hide one around it.
         """
-        related = (other for other in self._scopes if is_within(other, scope) or is_within(scope, other))
-        return not any(TensorId(name, other) in self._tensors for other in related)
+        same = (t for other in self._scopes if (t := TensorId(name, other)) in self._tensors)
+        return not any(is_within(scope, t.scope) or (is_within(t.scope, scope) and not self._is_input(t)) for t in same)
+
+    def _is_input(self, t: TensorId) -> bool:
+        return t.name in {value.name for value in self._scopes[t.scope].inputs}
 
     def add_initializer(self, scope: str, name: str, array: Array, *, dtype: int | None = None) -> str:
         """A new initializer in `scope`; returns its name.
@@ -91,7 +94,7 @@ class Editor(Generic[M]):
 
     def is_unread(self, t: TensorId) -> bool:
         """True for a tensor, not an input, that no node reads and no graph or subgraph gives out."""
-        if t not in self._tensors or t.name in {value.name for value in self._scopes[t.scope].inputs}:
+        if t not in self._tensors or self._is_input(t):
             return False
         outputs = (self._resolve(v.name, s.name) for s in self._scopes.values() for v in s.outputs)
         return not self.list_consumers(t) and t not in outputs

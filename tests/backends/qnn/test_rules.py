@@ -315,6 +315,15 @@ def test_what_the_npu_computes_wrongly_in_integers_is_kept_from_them(nodes: str)
 
 
 @needs_qnn
+@pytest.mark.parametrize("operator", ["Greater", "Less", "Equal"])
+def test_inputs_that_are_compared_are_compared_as_integers(operator: str) -> None:
+    """The compiler gives up where one node reads an input's floats and another its integers."""
+    nodes = f"s = Sigmoid(x) c = {operator}(x, threshold) y = Where(c, s, masked)"
+    result = quantize_rows(nodes, 1.0, "qnn-a16w8", threshold=np.float32(0.1), masked=np.float32(-5))
+    check_one_partition(result)
+
+
+@needs_qnn
 @pytest.mark.parametrize("counts", [0, 1])
 def test_windows_beyond_the_end_are_pads_which_the_npu_computes_right(counts: int) -> None:
     """As ResNet-D pools maps of odd sizes: 3 to 6 dB."""

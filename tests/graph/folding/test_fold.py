@@ -315,3 +315,16 @@ def test_a_cast_to_an_attribute_of_no_function_is_left_to_the_engine() -> None:
     proto = model("g (float[N,3] x) => (float[N,4] y) { [t] t = Cast<to: int = @kind>(w) [m] y = MatMul(x, t) }", w=W)
     with pytest.raises(ModelError, match="'t'"):
         onnxq.quantize(proto, {"x": np.ones((2, 3), F)}, overrides={"effort": "fast", "latency": False})
+
+
+def test_inputs_of_a_loop_may_hide_the_constants_that_they_begin_with() -> None:
+    """As Paddle's exporter names what a Loop carries."""
+    text = """g (float[4] x, float[4] z, bool c) => (float[4] y) {
+        trips = Constant <value = int64 {2}> () b = Constant <value = float {1.5}> () s = Add(x, z)
+        y, last = Loop(trips, c, s, b) <body = step (int64 i, bool on, float[4] a, float b)
+            => (bool more, float[4] d, float e) { more = Identity(on) d = Add(a, b) e = Add(b, b) }>
+    }"""
+    proto = model(text)
+    folded = fold(proto)
+    assert initializer(folded, "b") == F(1.5)
+    assert_same(proto, folded.model)
