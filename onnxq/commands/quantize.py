@@ -158,7 +158,7 @@ def _make_verdict(report: Report) -> Text:
         more = " more" if report.already else ""
         reason = f"int8 would not pay, so that nothing{more} is quantized"
         if report.refusals:
-            reason = "what was asked for was refused"
+            reason = f"what was asked for was refused{' or would not pay' if report.left_float else ''}"
         return format_verdict(UNCHANGED.name, UNCHANGED.style, "; ".join(filter(None, (reason, *facts))))
     if not report.figures:
         facts.insert(0, report.unchecked)
