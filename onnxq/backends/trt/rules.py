@@ -96,7 +96,7 @@ def refuse_float(node: NodeRef) -> str:
     if node.op_type == "Attention" and not node.domain and any(node.outputs[1:]):
         return "it takes attention with one output only; caches belong into Concats in front of it"
     if node.op_type == "DynamicQuantizeLinear":
-        return "it has no scales that are computed at each run; `onnxq convert --to trt` leaves such products float"
+        return "it has no scales that are computed at each run; `onnxq convert` leaves such products float"
     return ""
 
 
