@@ -43,9 +43,9 @@ def walk_graphs(graph: GraphProto, scope: str = "") -> Iterator[tuple[str, Graph
 
 
 def drop_absent_biases(graph: GraphProto) -> None:
-    """Take out, in place, empty names of biases: Qualcomm's provider gives up the whole network at such a Conv."""
+    """Take out, in place, empty names of biases, at which OpenVINO and the NPU give up the whole network."""
     for node in walk_nodes(graph):
-        if node.op_type in ("Conv", "ConvTranspose") and not node.input[-1]:
+        if node.op_type in ("Conv", "ConvTranspose", "Gemm") and not node.input[-1]:
             del node.input[-1]
 
 
