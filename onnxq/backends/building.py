@@ -222,6 +222,9 @@ def compile_model(engine: Engine, model: ModelLike, path: Path, *, overwrite: bo
         if placement is not None and not placement.partitions:
             cause, fix = next(((one.reason, one.fix) for one in placement.left), ("", ""))
             raise ModelError(engine.title, f"no node runs on the device: {cause}", fix, code="Q115")
+        if built.read_bytes() == (folder / MODEL).read_bytes():
+            cause = "ONNX Runtime writes no compiled form of If, Loop or Scan"
+            raise ModelError(engine.title, cause, "use the model itself, which is compiled as it loads", code="Q115")
         with built.open("rb") as source, replace_files([path], overwrite=overwrite) as files:
             shutil.copyfileobj(source, files[0])
 

@@ -42,6 +42,13 @@ def walk_graphs(graph: GraphProto, scope: str = "") -> Iterator[tuple[str, Graph
             yield from walk_graphs(subgraph, join_scope(scope, node.name, label))
 
 
+def drop_absent_biases(graph: GraphProto) -> None:
+    """Take out, in place, empty names of biases, at which OpenVINO and the NPU give up the whole network."""
+    for node in walk_nodes(graph):
+        if node.op_type in ("Conv", "ConvTranspose", "Gemm") and not node.input[-1]:
+            del node.input[-1]
+
+
 def walk_nodes(graph: GraphProto) -> Iterator[NodeProto]:
     """Yield every node of a graph and of the subgraphs in it, a graph's own nodes before those inside them."""
     for _, inner in walk_graphs(graph):

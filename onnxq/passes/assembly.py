@@ -188,12 +188,16 @@ def _write_all(state: FloatState, plan: Plan, progress: Progress = silent) -> Mo
     target = find_target(plan.target)
     if target.quantizes_alone:
         proto = unfuse_matmul_bias(proto, _list_quantized_matmuls(plan))
-    done = write_integer_products(guard_float(emit_pairs(proto, plan, progress), plan.float_nodes))
+    done = guard_float(emit_pairs(proto, plan, progress), plan.float_nodes)
     return done if target.fits_matrix is Target.fits_matrix else write_matrices(done, target.fits_matrix)
 
 
 def _write_operators(proto: ModelLike, plan: Plan) -> ModelLike:
-    """The model with the operators that the plan asks for in the place of pairs, last, when floats have their types."""
+    """The model with the operators that the plan asks for in the place of pairs, last, when floats have their types.
+
+    Those of dynamic data as well, whose scale is a product of two that float16 need not hold.
+    """
+    proto = write_integer_products(proto)
     weights = {name_part(site.site, "dq_node"): site for site in plan.sites if site.role is Role.WEIGHT}
     numbers = {name: site.qparams for name, site in weights.items() if site.qparams is not None}
     minima = {name: qparams.minimum for name, qparams in numbers.items() if qparams.minimum is not None}

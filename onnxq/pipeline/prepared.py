@@ -34,6 +34,7 @@ from onnxq.graph import (
     strip_weights,
 )
 from onnxq.graph.precision.widen import read_types, widen_model
+from onnxq.graph.scopes import drop_absent_biases
 from onnxq.passes.base import RunContext
 from onnxq.passes.equalization.passes import EQUIVALENT_DB
 from onnxq.passes.journal import PassReport
@@ -99,6 +100,7 @@ def load_state(
 def _rewrite(model: Model, named: ModelLike, ctx: RunContext, whole: bool, computes: int) -> FloatState:
     # Every later look at the graph is of nodes that run, and a function's run where it is called.
     proto = inline_functions(named) if named.functions else named
+    drop_absent_biases(proto.graph)
     opset = find_opset(proto)
     rest = None
     if not whole:

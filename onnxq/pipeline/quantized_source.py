@@ -107,7 +107,10 @@ def _find_ends(index: GraphIndex, pairs: Existing) -> frozenset[str]:
     for name in sorted(pairs.stand_ins):
         node = index.find_node(name)
         begins = is_quantize(node)
-        other = next(iter(index.readers(node.result)), None) if begins else index.maker(node)
+        other: NodeRef | None = node
+        # Full-integer files of tflite turn their integer input around before it is dequantized.
+        while other is not None and (other is node or other.op_type in LAYOUT_OPS):
+            other = next(iter(index.readers(other.result)), None) if begins else index.maker(other)
         if other is None:
             ends.add(name)
         elif begins or not (is_quantize(other) or other.op_type in ("Clip", "Max")):

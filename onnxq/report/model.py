@@ -394,7 +394,7 @@ class Report:
         if self.unchanged:
             text = "nothing was quantized, and the result computes what the model did"
             if self.refusals:
-                text = f"everything was refused: {text}"
+                text = f"everything was refused{' or would not pay' if self.left_float else ''}: {text}"
             elif self.left_float:
                 text = f"int8 would not pay: {text}"
                 if self.mode != "weight-only" and "weight-only" in find_modes(self.target):

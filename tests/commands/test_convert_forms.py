@@ -310,14 +310,18 @@ def test_codes_survive_the_way_there_and_back(quantized: onnxq.Result) -> None:
             assert site.qparams == after.existing.by_reader[edge].qparams
 
 
-def test_integers_at_the_ends_of_a_model_stay() -> None:
-    body = """g (uint8[N,64] x) => (uint8[N,64] y) {
-        d = DequantizeLinear(x, s, z) v = DequantizeLinear(w, t, o) h = Gemm(d, v) y = QuantizeLinear(h, t, z)
-    }"""
+@pytest.mark.parametrize("turned", [False, True])
+def test_integers_at_the_ends_of_a_model_stay(turned: bool) -> None:
+    """Full-integer files of tflite turn them around there."""
+    body = """g (uint8[64,64] x) => (uint8[64,64] y) {
+        d = DequantizeLinear(x, s, z) v = DequantizeLinear(w, t, o) h = Gemm(d, v) y = QuantizeLinear(h, t, z) }"""
+    if turned:
+        body = body.replace("{", "{ a = Transpose(x)").replace("Linear(x,", "Linear(a,").replace("y = Q", "b = Q")
+        body = body.replace("z) }", "z) y = Transpose(b) }")
     codes = np.random.default_rng(0).integers(-90, 90, (64, 64)).astype(np.int8)
     proto = model(body, s=np.float32(0.02), z=np.uint8(120), t=np.float32(0.01), o=np.int8(0), w=codes)
     done = convert(proto, "ort", EVERYTHING)
     assert count_kept(done)[Kept.INTEGERS] == 1
-    x = {"x": np.arange(128, dtype=np.uint8).reshape(2, 64)}
+    x = {"x": np.arange(64 * 64, dtype=np.uint8).reshape(64, 64)}
     answers = [Session(one, optimize=False).run(x)["y"] for one in (proto, done.result.model)]
     assert np.array_equal(*answers)

@@ -26,6 +26,7 @@ from onnxq.pipeline.prepared import prove_equal
 from onnxq.plan import Plan, from_json, to_json
 from onnxq.sites import Role, TensorId
 from tests.backends.graphs import GRAPHS, model
+from tests.engines.kit import graph
 from tests.graph.kit import model as parse
 from tests.passes.kit import random_weights
 from tests.pipeline.models import BALANCED, EVERYTHING, add_rule, images, quantize, residual
@@ -243,6 +244,19 @@ def test_operators_that_quantize_as_they_run_are_passed_by(tmp_path: Path) -> No
 
 
 # --- the plan and the report
+
+
+def test_a_product_of_dynamic_data_is_in_float32_beside_float16() -> None:
+    # In float16 its scale, a product of two, would be 0. tf2onnx writes such pairs.
+    rng = np.random.default_rng(0)
+    arrays = {"w": rng.standard_normal((64, 64)).astype(np.float32) / 999, "t": np.float32(1e-5)}
+    text = """(float[16,64] x) => (float[16,64] y) { a = MatMul(x, w) r = Relu(a) b, s, z = DynamicQuantizeLinear(r)
+        d = DequantizeLinear(b, s, z) e = DequantizeLinear(v, t) y = MatMul(d, e) }"""
+    proto = graph(text, v=rng.integers(-99, 99, (64, 64)).astype(np.int8), **arrays)
+    done = quantize(proto, samples(proto), load_config("trt-int8", {"effort": "fast"}))
+    assert "MatMulInteger" in [node.op_type for node in done.model.graph.node]
+    assert done.report.checks[0].sqnr_db[0] > 25
+    assert any("trt cannot read DynamicQuantizeLinear" in str(warning) for warning in done.report.warnings)
 
 
 def test_the_plan_describes_both_and_is_carried_out_again() -> None:

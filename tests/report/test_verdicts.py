@@ -109,6 +109,8 @@ FIGURES = "y has 31.0 dB against float as ORT runs it"
         (replace(REPORT, pairs=0, latency=None, mode="float"), "unchanged: nothing is quantized; 2.0x smaller"),
         (replace(REPORT, pairs=0, latency=None, refusals=(Refusal("a", "no"),)),
          "unchanged: what was asked for was refused; 2.0x smaller"),
+        (replace(REPORT, pairs=0, latency=None, refusals=(Refusal("a", "no"),), left_float=(LeftFloat("b", "slow"),)),
+         "unchanged: what was asked for was refused or would not pay; 2.0x smaller"),
     ],
 )  # fmt: skip
 def test_the_summary_begins_with_the_verdict(report: Report, line: str) -> None:
@@ -208,7 +210,9 @@ def test_what_another_placement_would_gain_stands_in_the_alarm_that_nothing_is_q
     text = "int8 would not pay: nothing was quantized, and the result computes what the model did; "
     text += "`mode: weight-only` makes the file smaller, and no faster; "
     assert float_still.alarms() == (f"{text}{other}",)
-    assert replace(float_still, refusals=(Refusal("b", "no"),)).alarms()[0].startswith("everything was refused")
+    both = replace(float_still, refusals=(Refusal("b", "no"),))
+    assert both.alarms()[0].startswith("everything was refused or would not pay")
+    assert replace(both, left_float=()).alarms()[0].startswith("everything was refused: ")
 
 
 def test_an_alarm_names_the_reason_where_it_is_known() -> None:

@@ -15,7 +15,7 @@ from typing import Any
 
 import onnx
 
-from onnxq.backends.engine import ENGINE, LOG, MODEL, BuildResult, BuildState, Job, Profile
+from onnxq.backends.engine import ENGINE, LOG, MODEL, BuildResult, BuildState, Job
 from onnxq.backends.qnn.kernels import GRAPHS, NEEDS, REFUSED, TRACE, NodeNames, describe_refusal, find_fix, read_log
 from onnxq.backends.serving import Answer, answer_samples
 from onnxq.graph import fix_sizes
@@ -42,11 +42,14 @@ def compile_folder(job: Job, folder: Path) -> BuildResult:
         device = _find_device()
     except Exception as error:  # ONNX Runtime's own kinds have no common base
         return BuildResult(state=BuildState.UNABLE, reason=_clean(error))
-    _fix_sizes(folder / MODEL, job.shapes)
+    # The provider takes no node whose shapes are not known.
+    sizes = {name: profile[0] for name, profile in job.shapes.items()}
+    proto = fix_sizes(onnx.load(folder / MODEL, load_external_data=False), sizes)
+    onnx.save(proto, folder / MODEL)
     # The provider takes a path without an ending for a folder.
     compiled, reason = folder / "compiled.onnx", ""
     try:
-        _compile(device, job.options, folder, compiled)
+        _compile(device, job.options, proto, folder, compiled)
     except Exception as error:
         reason = _clean(error)
     if compiled.exists():
@@ -94,29 +97,24 @@ def _find_device() -> Any:
     return find_plugin_device(PROVIDER, onnxruntime_qnn.get_library_path())
 
 
-def _fix_sizes(path: Path, shapes: Profile) -> None:
-    """Write the sizes into the model: the provider takes no node whose shapes are not known."""
-    if not shapes:
-        return
-    sizes = {name: profile[0] for name, profile in shapes.items()}
-    onnx.save(fix_sizes(onnx.load(path, load_external_data=False), sizes), path)
-
-
-def _compile(device: Any, settings: Mapping[str, str], folder: Path, compiled: Path) -> None:
+def _compile(device: Any, settings: Mapping[str, str], proto: onnx.ModelProto, folder: Path, compiled: Path) -> None:
     """Have the provider write the compiled model; the graphs and the record of its nodes go to the folder."""
     (folder / GRAPHS).mkdir(exist_ok=True)
-    entries = {
-        "ep.context_enable": "1",
-        "ep.context_file_path": str(compiled),
-        "ep.context_embed_mode": "1",
-    }
     records = {
         "dump_json_qnn_graph": "1",
         "json_qnn_graph_dir": str(folder / GRAPHS),
         "enable_framework_op_trace": "1",
         "framework_op_trace_dir": str(folder),
-        "enable_htp_prepare_only": "1",
     }
+    entries = {}
+    # Of a model with If, Loop or Scan ONNX Runtime 1.32 writes no compiled form: it loses what their bodies read.
+    if not {"If", "Loop", "Scan"} & {node.op_type for node in proto.graph.node}:
+        records["enable_htp_prepare_only"] = "1"
+        entries = {
+            "ep.context_enable": "1",
+            "ep.context_file_path": str(compiled),
+            "ep.context_embed_mode": "1",
+        }
     open_plugin_session(device, folder / MODEL, {**_find_backend(), **settings, **records}, entries)
 
 

@@ -95,6 +95,8 @@ def refuse_float(node: NodeRef) -> str:
         return "" if node.op_type in TAKEN else _UNKNOWN
     if node.op_type == "Attention" and not node.domain and any(node.outputs[1:]):
         return "it takes attention with one output only; caches belong into Concats in front of it"
+    if node.op_type == "DynamicQuantizeLinear":
+        return "it has no scales that are computed at each run; `onnxq convert` leaves such products float"
     return ""
 
 

@@ -21,7 +21,8 @@ from onnxq.runtime import Feeds
 RESULTS, INPUTS = "results.json", "inputs.json"
 # Polygraphy's own runner names end in a counter and the time.
 _STAMP = re.compile(r"-N\d+-\d\d/\d\d/\d\d-\d\d:\d\d:\d\d$")
-_STORABLE = frozenset("fiub")
+# Kinds of types that numpy writes by pickling alone: bfloat16, float8 and narrow integers; texts.
+_STORED = {"V": np.float32, "O": np.str_}
 # The key by which Polygraphy's JSON names the class of an object.
 _CLASS = "polygraphy_class"
 
@@ -64,8 +65,8 @@ def _to_json(value: Any) -> str:
 
 
 def _copy_storable(value: Array) -> Array:
-    """A copy numpy can write and read back without pickling: bfloat16 and float8 as float32."""
-    return np.array(value if value.dtype.kind in _STORABLE else value.astype(np.float32))
+    """A copy numpy can write and read back without pickling."""
+    return value.astype(_STORED.get(value.dtype.kind, value.dtype))
 
 
 @dataclass(frozen=True, eq=False)

@@ -291,3 +291,15 @@ def test_a_gemm_whose_bias_is_one_number_stays_float() -> None:
     result = quantize_all(net, [{"x": rng.standard_normal((4, 32)).astype(np.float32)} for _ in range(8)])
     (refusal,) = result.plan.refusals
     assert (refusal.subject, refusal.reason) == ("one", "its C input does not hold one bias a column")
+
+
+@needs_openvino
+def test_an_empty_name_in_the_place_of_a_bias_is_taken_out() -> None:
+    """OpenVINO, which makes a value of unknown rank of it, refused the whole network."""
+    rng = np.random.default_rng(3)
+    weight = rng.standard_normal((64, 32)).astype(np.float32)
+    proto = model("g (float[16,64] x) => (float[16,32] y) { h = Gemm(x, w) y = Relu(h) }", w=weight)
+    proto.graph.node[0].input.append("")
+    samples = [{"x": rng.standard_normal((16, 64)).astype(np.float32)} for _ in range(8)]
+    result = onnxq.quantize(proto, samples, overrides={"target": "openvino", "effort": "fast", "latency": False})
+    assert result.report.engines[0].outputs[0].sqnr_db > 25

@@ -18,6 +18,7 @@ from onnxq.backends.serving import ServedRunner
 from onnxq.errors import ConfigError, MissingDependencyError, ModelError, VerificationError
 from onnxq.runtime import Session
 from tests.backends.qnn.graphs import make_graph, needs_qnn, prove
+from tests.engines.kit import graph
 
 SAMPLES = {"x": np.random.default_rng(1).standard_normal((3, 3, 8, 8)).astype(np.float32)}
 
@@ -96,6 +97,32 @@ def test_a_model_without_a_node_for_the_npu_is_not_compiled(tmp_path: Path) -> N
     with pytest.raises(ModelError, match="no node runs on the device: the validator of the HTP"):
         compile_model(find_engine("qnn"), make_graph("gemm"), tmp_path / "compiled.onnx")
     assert not list(tmp_path.iterdir())
+
+
+@needs_qnn
+def test_a_network_with_a_loop_runs_and_is_not_written_compiled(tmp_path: Path) -> None:
+    # The provider's compiled form of it does not load: a constant of more than 127 bytes inside is lost.
+    text = """(float[1,3,8,8] x, float[1,8,6,6] h) => (float[1,8,6,6] z) {
+        xq = QuantizeLinear(x, s, zero) xd = DequantizeLinear(xq, s, zero) wd = DequantizeLinear(w, ws, wz)
+        c = Conv(xd, wd) cq = QuantizeLinear(c, s, zero) cd = DequantizeLinear(cq, s, zero)
+        z = Loop(trips, , h) <body = b (int64 i, bool go, float[1,8,6,6] m) => (bool on, float[1,8,6,6] n)
+            <float[1,8,6,6] f = {VALUES}> { on = Identity(go) p = Mul(m, f) n = Add(p, cd) }> }"""
+    model = graph(
+        text.replace("{VALUES}", f"{{{','.join(['0.5'] * 288)}}}"),
+        21,
+        s=np.float32(1 / 32),
+        zero=np.uint8(128),
+        w=np.random.default_rng(0).integers(1, 100, (8, 3, 3, 3)).astype(np.int8),
+        ws=np.float32(0.003),
+        wz=np.int8(0),
+        trips=np.int64(2),
+    )
+    samples = {**SAMPLES, "h": np.ones((3, 8, 6, 6), np.float32)}
+    result = onnxq.diff(model, model, samples, overrides={"engines": ["qnn"]})
+    (error,) = (one for one in result.outputs[0].engines if one.run == "qnn")
+    assert error.sqnr_db > 40
+    with pytest.raises(ModelError, match="writes no compiled form of If, Loop or Scan"):
+        compile_model(find_engine("qnn"), model, tmp_path / "compiled.onnx")
 
 
 @needs_qnn

@@ -381,6 +381,19 @@ def test_transposed_convolutions_of_groups_stay_float_which_the_npu_computes_wro
 
 
 @needs_qnn
+def test_an_empty_name_in_the_place_of_a_bias_is_taken_out() -> None:
+    """As calls of functions leave it, where the provider refused the whole network."""
+    rng = np.random.default_rng(3)
+    weight = rng.standard_normal((4, 3, 3, 3)).astype(np.float32)
+    model = parse("g (float[1,3,8,8] x) => (float[1,4,6,6] y) { [c] n = Conv(x, w) y = Neg(n) }", opset=17, w=weight)
+    model.graph.node[0].input.append("")
+    samples = [{"x": rng.standard_normal((1, 3, 8, 8)).astype(np.float32)} for _ in range(8)]
+    result = onnxq.quantize(model, samples, "qnn-int8", overrides={"latency": False, "effort": "fast"})
+    assert [len(node.input) for node in result.model.graph.node if node.name == "c"] == [2]
+    assert result.report.engines[0].outputs[0].sqnr_db > 25
+
+
+@needs_qnn
 def test_single_nodes_of_newer_opsets_are_one_partition_of_integers() -> None:
     nodes = """
         n = RMSNormalization(x, gamma) q = MatMul(n, wq) k = MatMul(n, wk)

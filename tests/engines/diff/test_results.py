@@ -143,16 +143,19 @@ def test_a_place_that_cannot_be_written_is_refused_before_the_work(models: tuple
         onnxq.diff(*models, samples(), out=tmp_path / "file")
 
 
-def test_types_numpy_cannot_store_are_kept_as_float32(tmp_path: Path) -> None:
+def test_types_numpy_cannot_store_are_kept_as_float32_and_texts_as_texts(tmp_path: Path) -> None:
     import ml_dtypes
 
     recorder = Recorder(1)
     value = np.array([1.5, -2.0], ml_dtypes.bfloat16)
-    recorder.add({"x": value}, {"ort-on": {"y": value, "names": ["a"]}}, {"ort-on": 0.1})
+    words = np.array([["a", "bé"]])
+    outputs = {"y": value, "names": ["a"], "words": words.astype(object)}
+    recorder.add({"x": value, "words": words}, {"ort-on": outputs}, {"ort-on": 0.1})
     recorder.write(tmp_path, overwrite=False)
     (run,) = load_results(tmp_path)
     np.testing.assert_array_equal(run.samples[0]["y"], np.array([1.5, -2.0], np.float32))
-    assert list(run.samples[0]) == ["y"]
+    np.testing.assert_array_equal(run.samples[0]["words"], words)
+    assert list(run.samples[0]) == ["y", "words"]
 
 
 def test_nothing_is_printed(models: tuple[str, str], saved: Path, capfd: pytest.CaptureFixture[str]) -> None:
