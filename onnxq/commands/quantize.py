@@ -159,13 +159,9 @@ def _make_verdict(report: Report) -> Text:
     if report.unchanged:
         reason = f"nothing{' more' if report.already else ''} is quantized"
         if report.refusals:
-<<<<<<< HEAD
-            reason = "what was asked for was refused"
+            reason = f"what was asked for was refused{' or would not pay' if report.left_float else ''}"
         elif report.left_float:
             reason = f"int8 would not pay, so that {reason}"
-=======
-            reason = f"what was asked for was refused{' or would not pay' if report.left_float else ''}"
->>>>>>> tools
         return format_verdict(UNCHANGED.name, UNCHANGED.style, "; ".join(filter(None, (reason, *facts))))
     if not report.figures:
         facts.insert(0, report.unchecked)

@@ -155,7 +155,8 @@ def prove_equal(state: FloatState, samples: Iterable[Arrays], *, progress: Progr
         after = _run_samples(selections.take_choices(state.model), inputs)
         for feeds, old, new in zip(count_items(some, task), before, after, strict=True):
             errors.update(feeds, old, new)
-    least = _STEP_DB if count_existing(state) else _NARROW_DB.get(state.types.computes, EQUIVALENT_DB)
+    rounds = any(chain.quantize is not None for chain in find_chains(get_index(state.model)))
+    least = _STEP_DB if rounds else _NARROW_DB.get(state.types.computes, EQUIVALENT_DB)
     for output in errors.results():
         # As a whole: float32 beside values a thousand times larger is no more exact than those are.
         # An output of zeros has no signal, and rounding alone makes any decibels of it.
