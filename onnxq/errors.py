@@ -116,7 +116,8 @@ class OnnxqError(Exception):
         details: Sequence[str] = (),
     ) -> None:
         if isinstance(subject, Location):
-            file, line = file or subject.file, line or subject.line
+            file = file or subject.file
+            line = line or subject.line
         elif isinstance(subject, os.PathLike):
             file = file or os.fspath(subject)
         self.subject = str(subject)

@@ -214,7 +214,8 @@ class QuantSpec:
         """Text of all fields that scale and zero point depend on; the storage type, which may be wider, is none."""
         if self.is_float:
             return f"{self.storage}{_grain_text(self.granularity)}"
-        sign, scheme = "signed" if self.signed else "unsigned", "symmetric" if self.symmetric else "asymmetric"
+        sign = "signed" if self.signed else "unsigned"
+        scheme = "symmetric" if self.symmetric else "asymmetric"
         if self.dynamic:
             return "computed at each run"
         narrow = " narrow" if self.narrow_range else " footroom" if self.footroom else ""
@@ -263,7 +264,8 @@ def _grain_text(grain: Granularity) -> str:
 
 
 # Origins of numbers that nothing is searched for: those that an engine demands, and those of a rule.
-FIXED, RULED = "fixed by the engine", "given by a rule"
+FIXED = "fixed by the engine"
+RULED = "given by a rule"
 
 
 @dataclass(frozen=True, eq=False)

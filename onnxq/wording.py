@@ -14,7 +14,8 @@ from enum import Enum
 from typing import Any
 
 # Characters of one field and of all in the short form of a value.
-_FIELD, _WHOLE = 60, 500
+_FIELD = 60
+_WHOLE = 500
 Translate = Callable[[str], str]
 # Per context: a command that runs in a thread of a program must not change that program's messages.
 _SPEECH: ContextVar[Translate] = ContextVar("onnxq_speech", default=str)

@@ -164,14 +164,19 @@ def read_numbers(index: GraphIndex, chain: Chain) -> Numbers:
     node = chain.dequantize or chain.last
     grain: Granularity = PerChannel(0)
     if chain.lookup is None:
-        scale, zero = index.input_value(node, 1), index.input_value(node, 2)
-        storage, grain = _find_storage(index, chain), _find_granularity(index, node, scale)
+        scale = index.input_value(node, 1)
+        zero = index.input_value(node, 2)
+        storage = _find_storage(index, chain)
+        grain = _find_granularity(index, node, scale)
     elif node.op_type == LOOKUP:
-        scale, zero = index.input_value(node, 2), index.input_value(node, 3)
+        scale = index.input_value(node, 2)
+        zero = index.input_value(node, 3)
         storage = _find_type_name(index, chain.source)
         grain = PerBlock(node.read_int("quantize_axis", 1), node.read_int("block_size", 128))
     else:
-        scale, zero, storage = read_row_scale(index, node), None, _find_type_name(index, chain.source)
+        scale = read_row_scale(index, node)
+        zero = None
+        storage = _find_type_name(index, chain.source)
     return Numbers(
         scale=None if scale is None else np.asarray(scale, np.float64),
         zero_point=None if zero is None else _to_int64(zero),
@@ -245,7 +250,8 @@ def _float_clip_levels(index: GraphIndex, chain: Chain, qparams: Numbers) -> tup
     if not all(math.isfinite(x) and abs(x - round(x)) <= _LEVEL_TOLERANCE * max(16, abs(x)) for x in ends):
         return None
     low, high = map(round, ends)
-    width, signed = qparams.element_type.bits, qparams.element_type.signed
+    width = qparams.element_type.bits
+    signed = qparams.element_type.signed
     # The full width without narrow range needs no Clip: the container saturates there.
     for bits in range(2, width + 1):
         bottom, top = _find_ends(bits, signed)
@@ -283,7 +289,8 @@ def _quantize_constant(value: Array, chain_qparams: Numbers) -> Integers | None:
     """The quantized values of a float constant in front of a quantize node; None where they cannot be computed."""
     if chain_qparams.scale is None or not (chain_qparams.scale > 0).all() or not np.isfinite(value).all():
         return None
-    width, signed = chain_qparams.element_type.bits, chain_qparams.element_type.signed
+    width = chain_qparams.element_type.bits
+    signed = chain_qparams.element_type.signed
     # The scheme does not matter: the zero point is given.
     spec = QuantSpec(bits=width, signed=signed, symmetric=False, granularity=chain_qparams.granularity)
     zero = (

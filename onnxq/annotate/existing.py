@@ -81,13 +81,15 @@ class _PairFinder:
         # Rows of a table are looked up as the model came: nobody shares them, and no reader can do without the Gather.
         if chain.lookup is not None:
             return
-        index, result = self.index, chain.last.result
+        index = self.index
+        result = chain.last.result
         qparams = read_numbers(index, chain)
         if not is_quantizer_clip(index, chain, qparams):
             chain = drop_clip(index, chain)
         if chain.source is None or qparams.scale is None:
             return
-        edges, constant = index.list_consumers(result), index.is_constant(chain.source)
+        edges = index.list_consumers(result)
+        constant = index.is_constant(chain.source)
         if chain.dequantize is None or (chain.quantize is None and not constant):
             self._add_half(chain, qparams, edges)
             return
@@ -125,7 +127,9 @@ class _PairFinder:
 
     def _share_pair(self, chain: Chain, qparams: Numbers, edges: Edges) -> bool:
         """Add the pair of a computed tensor. False for one that stays in the view."""
-        quantizer, source, result = chain.quantize, chain.source, chain.last.result
+        quantizer = chain.quantize
+        source = chain.source
+        result = chain.last.result
         if quantizer is None or source is None or not self._have_same_numbers(quantizer, chain.last):
             return False
         site = self._make_site(chain, qparams, edges)
@@ -172,7 +176,8 @@ class _PairFinder:
         )
         # Tools write the one scale of a tensor with shape [] or [1].
         if spec.has_one_scale and scale.size == zero.size == 1:
-            scale, zero = scale.reshape(()), zero.reshape(())
+            scale = scale.reshape(())
+            zero = zero.reshape(())
         # No plan can record a scale that is not finite, and nothing is worth sharing it.
         if scale.shape != zero.shape or (spec.has_one_scale and scale.ndim) or not np.isfinite(scale).all():
             return None

@@ -105,7 +105,8 @@ def find_chains(index: GraphIndex) -> Iterator[Chain]:
         quantize = _find_producer(index, source, QUANTIZE, DYNAMIC)
         # A Clip in front of a DequantizeLinear is the pair's only behind a QuantizeLinear or a constant.
         if quantize is None and not index.is_constant(source):
-            inner, source = None, stored
+            inner = None
+            source = stored
         if inner is None and quantize is None:
             inner, source = _find_packed(index, source)
         if quantize is not None:
@@ -176,7 +177,8 @@ def list_operators(index: GraphIndex, chain: Chain) -> Names:
     """Operators that read the dequantized tensor, each once; without readers, the one that makes it."""
     if chain.lookup is not None:
         return ("Gather",)
-    readers, producer = index.readers(chain.last.result), index.find_producer(chain.source)
+    readers = index.readers(chain.last.result)
+    producer = index.find_producer(chain.source)
     if not readers and producer is not None:
         readers = [producer]
     return tuple(dict.fromkeys(reader.op_type for reader in readers))

@@ -52,7 +52,8 @@ def rewrite_pairs(
     upgraded = ensure_opset(proto, max([_OPSET, *newest]))
     index = GraphIndex(upgraded)
     editor = Editor(upgraded)
-    writer, stay = _FormWriter(index, editor, form), list[str]()
+    writer = _FormWriter(index, editor, form)
+    stay = list[str]()
     for chain in find_chains(index):
         pair = before.get(chain.last.name)
         reason = "" if pair is None else writer.rewrite_pair(chain, pair)
@@ -86,7 +87,8 @@ class _FormWriter:
 
     def rewrite_pair(self, chain: Chain, pair: PairInfo) -> str:
         """Write one pair in the form; returns why it stays as it is, "" for one that is written, or is so already."""
-        index, numbers = self.index, read_numbers(self.index, chain)
+        index = self.index
+        numbers = read_numbers(self.index, chain)
         if pair.lookup or pair.dynamic or pair.element_type.is_float or numbers.scale is None or chain.source is None:
             return "its scale or its values are of another kind"
         if chain.dequantize is None or not _reads_alone(index, chain):
@@ -114,7 +116,8 @@ class _FormWriter:
 
     def _choose_spec(self, pair: PairInfo, levels: tuple[int, int] | None) -> QuantSpec:
         """The bits in the type that the form stores them in; a narrow range where a Clip of the file has one."""
-        kind, storage = pair.element_type, pair.storage
+        kind = pair.element_type
+        storage = pair.storage
         if self.form == "native" and pair.bits in _NARROW:
             storage = f"{'' if kind.signed else 'u'}int{pair.bits}"
         elif kind.bits < 8 and self.form in ("clip-qdq", "qcdq"):
@@ -126,7 +129,9 @@ class _FormWriter:
 
     def _write_linear(self, chain: Chain, pair: PairInfo, spec: QuantSpec, qparams: QParams) -> str:
         """Write QuantizeLinear and DequantizeLinear, with the Clip that the form has."""
-        editor, quantize, dequantize = self.editor, chain.quantize, chain.last
+        editor = self.editor
+        quantize = chain.quantize
+        dequantize = chain.last
         # Levels of a constant are what they are, and a Clip behind them would only keep engines from fusing.
         constant = self.index.is_constant(chain.source)
         bounded = not constant and (not spec.fills_storage or spec.narrow_range)
@@ -157,7 +162,9 @@ class _FormWriter:
 
     def _change_type(self, chain: Chain, spec: QuantSpec, zero: Array, site: SitePlan) -> str:
         """Store the integers and the zero point in another type; returns the name of the integers."""
-        editor, dequantize, dtype = self.editor, chain.last, TENSOR_TYPES[spec.storage]
+        editor = self.editor
+        dequantize = chain.last
+        dtype = TENSOR_TYPES[spec.storage]
         name, stored = (editor.fresh(name_part(site.site, part)) for part in ("zero_point", "quantized"))
         editor.add_initializer(dequantize.scope, name, zero.astype(spec.numpy_storage), dtype=dtype)
         for node in filter(None, (chain.quantize, dequantize)):
@@ -179,7 +186,9 @@ class _FormWriter:
 
     def _write_quant(self, chain: Chain, spec: QuantSpec, qparams: QParams) -> str:
         """Make the DequantizeLinear a Quant of the float tensor."""
-        editor, node, grain = self.editor, chain.last, spec.granularity
+        editor = self.editor
+        node = chain.last
+        grain = spec.granularity
         shape = self.index.find_shape(chain.source)
         if isinstance(grain, PerBlock) or shape is None or spec.bits > 16:
             return "Quant has no blocks, and takes no tensor of unknown rank"

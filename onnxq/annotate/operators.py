@@ -265,7 +265,8 @@ def _turns_uint8(index: GraphIndex, source: NodeRef) -> bool:
 
 def _explain_float_result(index: GraphIndex, product: IntegerProduct, node: NodeRef) -> str:
     """Why the nodes behind keep the operator float; "" where they do not."""
-    result, relu = node.result, False
+    result = node.result
+    relu = False
     while True:
         readers = index.readers(result)
         quantizer = next(filter(is_quantize, readers), None)
@@ -311,7 +312,8 @@ def _find_stored_type(index: GraphIndex, tensor: TensorId | None, reader: NodeRe
 def _find_type(index: GraphIndex, node: NodeRef, position: int) -> int:
     """The type of an input, as TensorProto numbers it; 0 where it is not declared, and where there is none."""
     # Outputs of DynamicQuantizeLinear have fixed types, which files need not declare: uint8, float scale, uint8.
-    tensor, maker = index.find_input(node, position), index.maker(node, position, "DynamicQuantizeLinear")
+    tensor = index.find_input(node, position)
+    maker = index.maker(node, position, "DynamicQuantizeLinear")
     if tensor is None or maker is None:
         return index.find_dtype(tensor)
     return int(TensorProto.FLOAT if tensor.name == maker.outputs[1] else TensorProto.UINT8)

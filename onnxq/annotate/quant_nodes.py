@@ -32,7 +32,8 @@ from onnxq.spec import PerChannel, PerTensor, QuantSpec
 DOMAINS = ("qonnx.custom_op.general", "onnx.brevitas", "finn.custom_op.general")
 _OPS = ("Quant", "IntQuant", "BipolarQuant", "Trunc")
 # QuantizeLinear of 16 bits, and of bytes.
-_WIDE_OPSET, _OPSET = 21, 13
+_WIDE_OPSET = 21
+_OPSET = 13
 
 
 _Steps = tuple[tuple[str, Array | None], ...]
@@ -140,7 +141,8 @@ def _read_quantizer(index: GraphIndex, node: NodeRef, version: int) -> _Quantize
     if mode not in _ROUNDING:
         raise ModelError(node.name, f"rounds by {mode!r}", f"use one of {', '.join(_ROUNDING)}", code="Q518")
     # Trunc of version 1 has no sign and no limits.
-    signed, narrow = bool(node.attrs.get("signed", 1)), bool(node.attrs.get("narrow", 0))
+    signed = bool(node.attrs.get("signed", 1))
+    narrow = bool(node.attrs.get("narrow", 0))
     steps: _Steps = (("Div", scale), ("Add", zero))
     if node.op_type != "Trunc":
         bits = float(read(3).reshape(-1)[0])
@@ -231,7 +233,8 @@ class _Writer:
     def write(self, quantizer: _Quantizer, spec: QuantSpec | None) -> None:
         """Put the pair of one quantizer, or its steps, in its place."""
         node = quantizer.node
-        source, name = node.inputs[0], node.inputs[0]
+        source = node.inputs[0]
+        name = node.inputs[0]
         value = self.index.find_constant(self.index.find_input(node, 0))
         if value is not None:
             value = _compute(value.astype(np.float32), quantizer.steps)
@@ -269,7 +272,8 @@ class _Writer:
         spec: QuantSpec,
         grid: _Grid,
     ) -> str:
-        editor, result = self.editor, self.editor.fresh(f"{base}/quantized")
+        editor = self.editor
+        result = self.editor.fresh(f"{base}/quantized")
         name = editor.fresh(f"{base}/{QUANTIZE}")
         editor.insert_node(node.scope, QUANTIZE, [source, *numbers], [result], name=name, attrs=attrs, before=node.name)
         # Saturation of the type does it.

@@ -162,7 +162,8 @@ def find_pairs(proto: ModelProto, notes: Notes | None = None) -> tuple[PairInfo,
     have the nodes of `read_integer_products`, which the file may not have.
     """
     named = read_integer_products(name_nodes(proto))
-    index, notes = GraphIndex(named), notes or read_notes(named)
+    index = GraphIndex(named)
+    notes = notes or read_notes(named)
     return tuple(describe_pair(index, chain, notes) for chain in find_chains(index))
 
 

@@ -58,13 +58,16 @@ def place_notes(proto: ModelProto, beside: Records | None) -> tuple[tuple[PairIn
 
     beside: of a sidecar; None for the model's own, of which those of nodes that are gone find their pair anew.
     """
-    index, notes = GraphIndex(read_integer_products(proto)), read_notes(proto)
+    index = GraphIndex(read_integer_products(proto))
+    notes = read_notes(proto)
     names = {node.name for node in index.nodes}
     loose = beside or {name: record for name, record in notes.by_node.items() if name not in names}
     kept = {record.get("site") for name, record in notes.by_node.items() if beside is None and name in names}
-    by_site, by_structure = _group_records(loose, "site"), _group_records(loose, "structure")
+    by_site = _group_records(loose, "site")
+    by_structure = _group_records(loose, "structure")
     ids = compute_structural_ids(index) if by_structure else {}
-    records, origins = dict(notes.by_node), dict[str, Origin]()
+    records = dict(notes.by_node)
+    origins = dict[str, Origin]()
     for chain in find_chains(index) if loose else ():
         if beside is None and notes.find_record(chain):
             continue

@@ -124,7 +124,8 @@ def _rename_nodes(nodes: dict[str, NodeProto], pairs: tuple[PairInfo, ...]) -> t
 
 def _apply_patterns(pairs: tuple[PairInfo, ...], given: Given) -> tuple[PairInfo, ...]:
     """The pairs with the bits of the first pattern that matches each. Raises ConfigError as `assign_bits` says."""
-    assigned, used = [], set()
+    assigned = []
+    used = set()
     for pair in pairs:
         names = (str(pair.site), *pair.nodes)
         for pattern, bits in given:

@@ -28,7 +28,8 @@ from onnxq.files import ScratchFolder, replace_files
 from onnxq.graph import ModelLike, save_model
 from onnxq.runtime import NodeError
 
-JOB, RESULT = "job.json", "result.json"
+JOB = "job.json"
+RESULT = "result.json"
 _STDERR = "stderr.txt"
 # Seconds. A large network takes minutes to build, as float graphs do; one that takes longer hangs.
 COMPILING = 3600.0
@@ -55,7 +56,8 @@ def build_engine(engine: Engine, model: ModelLike, job: Job, folder: Path, *, ti
         return BuildResult(state=BuildState.LATE, seconds=timeout, reason=reason, log=_read_last_lines(folder))
     row = read_result(folder)
     if row is None:
-        seconds, reason = time.perf_counter() - start, describe_death(code)
+        seconds = time.perf_counter() - start
+        reason = describe_death(code)
         result = BuildResult(state=BuildState.CRASHED, seconds=seconds, reason=reason, exit_code=code)
     else:
         result = BuildResult(**{**row, "state": BuildState(row["state"]), "log": ()})
@@ -136,7 +138,8 @@ def serve_process(
         process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=sink, env=variables, text=True
         )
-    requests, answers = process.stdin, process.stdout
+    requests = process.stdin
+    answers = process.stdout
     assert requests is not None
     assert answers is not None
 

@@ -188,7 +188,8 @@ class CpuCosts:
 
         elements: None where they are not known. from_conv: the producer is a Conv. dynamic: on a scale of each run.
         """
-        n, pairs = UNKNOWN_ELEMENTS if elements is None else elements, self.pairs
+        n = UNKNOWN_ELEMENTS if elements is None else elements
+        pairs = self.pairs
         layout = pairs.from_conv_launch + n * pairs.from_conv_ns / 1e3 if from_conv else 0.0
         scale = pairs.dynamic_launch + n * pairs.dynamic_ns / 1e3 if dynamic else 0.0
         return pairs.q_launch + n * pairs.q_ns / 1e3 + layout + scale
@@ -198,7 +199,8 @@ class CpuCosts:
 
         elements: None where they are not known. to_conv: a consumer is a Conv.
         """
-        n, pairs = UNKNOWN_ELEMENTS if elements is None else elements, self.pairs
+        n = UNKNOWN_ELEMENTS if elements is None else elements
+        pairs = self.pairs
         layout = pairs.to_conv_launch + n * pairs.to_conv_ns / 1e3 if to_conv else 0.0
         return pairs.dq_launch + n * pairs.dq_ns / 1e3 + layout
 
@@ -240,7 +242,8 @@ def interpolate(table: Table, x: float) -> float:
 UNKNOWN_ROWS = 1
 UNKNOWN_ELEMENTS = 4096
 # Share of the time to bring weights in that shows: one row hides most of it, 16 rows and more none.
-STREAM_ONE_ROW, STREAM_ALL_ROWS = 0.35, 16
+STREAM_ONE_ROW = 0.35
+STREAM_ALL_ROWS = 16
 # Axes of an LSTM's data, [steps, batch, features], and of its weights, [directions, rows, features].
 LSTM_RANK = 3
 # Nanoseconds per weight that the int8 product of the hidden state takes beyond MatMul's, at each step: 64 to 512
@@ -271,8 +274,10 @@ def _parse_table(value: Any) -> Any:
 
 def _compute_linear_cost(case: OpCase, weight: Shape, cpu: CpuCosts) -> Cost:
     """Gemm (uint8 in, uint8 out) and MatMul by a constant (uint8 in, float out)."""
-    linear, weights = cpu.linear, math.prod(weight)
-    outputs, rows = weight[-1], UNKNOWN_ROWS
+    linear = cpu.linear
+    weights = math.prod(weight)
+    outputs = weight[-1]
+    rows = UNKNOWN_ROWS
     if case.output:
         outputs = case.output[-1]
         rows = max(1, math.prod(case.output[:-1]))
@@ -305,9 +310,11 @@ def _compute_lstm_cost(case: OpCase, weight: Shape, cpu: CpuCosts) -> Cost:
         part = OpCase(op_type="Gemm", inputs=(), output=(count, rows), weight=(depth, rows))
         return _compute_linear_cost(part, (depth, rows), cpu)
 
-    first, each = multiply(steps * batch, features), multiply(batch, hidden)
+    first = multiply(steps * batch, features)
+    each = multiply(batch, hidden)
     state = (batch * hidden * (cpu.pairs.q_ns + cpu.pairs.dynamic_ns) + hidden * rows * LSTM_STATE_NS) / 1e3
-    float_us, int8_us = first.float_us + steps * each.float_us, first.int8_us + steps * (each.int8_us + state)
+    float_us = first.float_us + steps * each.float_us
+    int8_us = first.int8_us + steps * (each.int8_us + state)
     return Cost(directions * float_us, directions * int8_us * cpu.int8_network)
 
 
@@ -326,7 +333,8 @@ def _find_row(case: OpCase, cpu: CpuCosts) -> Moves:
 def _add_pair(row: Moves, cpu: CpuCosts) -> Moves:
     """The row of a kernel that computes in float between integers: with the pair around it."""
     pairs = cpu.pairs
-    launch, ns = pairs.q_launch + pairs.dq_launch, pairs.q_ns + pairs.dq_ns
+    launch = pairs.q_launch + pairs.dq_launch
+    ns = pairs.q_ns + pairs.dq_ns
     return Moves(row.float_us, row.float_ns, row.int8_us + launch, row.int8_ns + ns)
 
 
@@ -410,7 +418,8 @@ def _compute_stream_us(weights: float, table: Table) -> float:
 def _compute_dense_float_us(
     batch: int, spatial: Shape, cin: int, cout: int, kernel: Sequence[int], strides: Shape, conv: ConvCosts
 ) -> float:
-    taps, pixels = math.prod(kernel), batch * math.prod(spatial)
+    taps = math.prod(kernel)
+    pixels = batch * math.prod(spatial)
     weights = cin * cout * taps
     if len(spatial) != 2:
         gmacs = interpolate(conv.line_gmacs, min(cin, cout))
@@ -458,7 +467,8 @@ def _compute_depthwise_us(
 def _compute_grouped_us(
     pixels: int, cin: int, cout: int, group: int, taps: int, conv: ConvCosts
 ) -> tuple[float, float]:
-    into, out = cin // group, cout // group
+    into = cin // group
+    out = cout // group
     # Groups that do not fill NCHWc blocks have a table of their own.
     if into % conv.block or out % conv.block:
         gmacs = interpolate(conv.grouped_float_gmacs, into)

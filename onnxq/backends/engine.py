@@ -29,7 +29,9 @@ if TYPE_CHECKING:
     from onnxq.config.data import RuntimeConfig
 
 # Files of a build: the log, and the engine. How engines list their kernels is their own affair.
-LOG, ENGINE, MODEL = "build.log", "engine", "model.onnx"
+LOG = "build.log"
+ENGINE = "engine"
+MODEL = "model.onnx"
 # (min, opt, max) of the inputs whose shape is not fixed.
 Profile = Mapping[str, tuple[tuple[int, ...], ...]]
 _NOTHING: Mapping[str, Any] = MappingProxyType({})

@@ -53,7 +53,8 @@ _WORDS = {"float": "float32", "double": "float64", "float8e4m3fn": "float8"}
 
 def read_optimized(model: ModelLike, optimized: onnx.ModelProto) -> Kernels:
     """The optimized graph's nodes as kernels, in the order they run in; a body's belong to the kernel around it."""
-    index, after = GraphIndex(model), GraphIndex(name_nodes(optimized))
+    index = GraphIndex(model)
+    after = GraphIndex(name_nodes(optimized))
     finder = _NodeFinder(index, after)
     return tuple(_make_kernel(node, finder, index, after) for node in after.nodes)
 
@@ -98,11 +99,13 @@ class _NodeFinder:
 
     def find_nodes(self, kernel: NodeRef) -> Names:
         """Names of the model's nodes that a kernel computes, in the order they run in."""
-        twin, outputs = self._find_twin(kernel), [TensorId(name, kernel.scope) for name in kernel.outputs if name]
+        twin = self._find_twin(kernel)
+        outputs = [TensorId(name, kernel.scope) for name in kernel.outputs if name]
         stack = self._find_made(kernel) or [tensor for output in outputs for tensor in self._find_behind(output)]
         found = {} if twin is None else {twin.name: twin.order}
         own = {TensorId(name, kernel.scope) for name in kernel.inputs}
-        first, seen = set(stack), set()
+        first = set(stack)
+        seen = set()
         while stack:
             tensor = stack.pop()
             maker = self._index.find_producer(tensor)
@@ -192,7 +195,8 @@ _SIGNED = (
 )
 _DEQUANTIZED = "its weight alone is quantized, and dequantized in each run"
 # Operators that ONNX Runtime 1.32 reads the integers of a weight beside float data in, and those that keep it from it.
-_ALONE, _BOUNDS = ("MatMul", "Gemm"), ("Relu", "Clip")
+_ALONE = ("MatMul", "Gemm")
+_BOUNDS = ("Relu", "Clip")
 
 
 class GraphEngine(Engine):

@@ -155,7 +155,8 @@ def _join_backends(name: str) -> Backend:
     """The backend of a target that names several. Raises ConfigError where no file can serve all of them."""
     from onnxq.backends.joined import explain_alone, join_targets
 
-    weights, parts = split_target(name), list_parts(name)
+    weights = split_target(name)
+    parts = list_parts(name)
     modes = {}
     for mode in parts[0].modes:
         targets = [part.modes[mode] for part in parts if mode in part.modes]

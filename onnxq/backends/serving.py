@@ -22,7 +22,8 @@ from onnxq.runtime import Feeds
 from onnxq.runtime.exchange import read_values, write_values
 
 # Samples and answers of the process that runs a built model.
-FEEDS, ANSWERS = "feeds.npz", "answers.npz"
+FEEDS = "feeds.npz"
+ANSWERS = "answers.npz"
 # Seconds to compute one sample, and to load a built model.
 _RUNNING = 600.0
 # Seconds besides those of the timing: loading engines, and compiling kernels.

@@ -305,7 +305,8 @@ def _count_megabytes(index: GraphIndex, site: SitePlan) -> int:
 
 def _group_weights(sizes: Sequence[int], most: int) -> list[range]:
     """Runs of neighbours of at most so many megabytes together, or of one weight."""
-    starts, megabytes = [0], 0
+    starts = [0]
+    megabytes = 0
     for k, size in enumerate(sizes):
         if k > starts[-1] and megabytes + size > most:
             starts.append(k)

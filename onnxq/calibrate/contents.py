@@ -119,7 +119,8 @@ def recognize_model(plan: Plan, model: ModelLike) -> Recognized | None:
     model: prepared, before any scaling. None also for a plan without sketches, and where the model does not run on
     their inputs: names and structure alone then decide.
     """
-    contents, index = plan.contents, get_index(model)
+    contents = plan.contents
+    index = get_index(model)
     if contents is None or plan.existing or contents.topology == hash_topology(index):
         return None
     try:

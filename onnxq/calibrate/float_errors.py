@@ -29,7 +29,8 @@ from onnxq.sites import TensorId
 from onnxq.spec import FloatType
 
 # Constants of the twins.
-_ONE, _ZERO = "onnxq/one", "onnxq/zero"
+_ONE = "onnxq/one"
+_ZERO = "onnxq/zero"
 
 # They are others in every run.
 _RANDOM = frozenset({"RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Bernoulli", "Dropout"})
@@ -76,8 +77,12 @@ def _add_errors(before: TensorErrors | None, rows: Array64) -> TensorErrors:
     high = float(rows[:, 1].max())
     count = float(rows[:, 5].max())
     if before is not None:
-        low, high, count = min(low, before.low), max(high, before.high), max(count, before.count)
-        power, inside, own = power + before.power, inside + before.inputs_noise, own + before.own_noise
+        low = min(low, before.low)
+        high = max(high, before.high)
+        count = max(count, before.count)
+        power = power + before.power
+        inside = inside + before.inputs_noise
+        own = own + before.own_noise
     return TensorErrors(low=low, high=high, power=power, inputs_noise=inside, own_noise=own, count=count)
 
 

@@ -112,18 +112,21 @@ def observe_part(
 
     Raises PlanError for a plan that needs no samples.
     """
-    index, known = get_index(proto), _list_known(plan)
+    index = get_index(proto)
+    known = _list_known(plan)
     missing = [site for site in plan.sites if site.site not in known and not site.spec.dynamic]
     watch, _ = _plan_observers(index, [site for site in missing if site.role in _MEASURED])
     if not watch.readers:
         cause = "no activation has a scale that is fixed beforehand: there is nothing to calibrate"
         raise PlanError(plan.model, cause, "quantize without parts", code="Q405")
     # Without the constants, which are looked at once, by `calibrate`.
-    fresh, limit = Watch(), DEFAULT_MEMORY_LIMIT if memory_limit is None else memory_limit
+    fresh = Watch()
+    limit = DEFAULT_MEMORY_LIMIT if memory_limit is None else memory_limit
     for tensor, requests in watch.readers.items():
         for want in requests:
             fresh.add(want, tensor)
-    some, readers = dataset.part(positions), freeze_readers(fresh, proto)
+    some = dataset.part(positions)
+    readers = freeze_readers(fresh, proto)
     if crew is not None and not crew.plain:
         observe_in_chunks(crew, proto, fresh, some, batch=batch, memory_limit=limit, progress=progress)
     else:
@@ -218,7 +221,8 @@ def _list_refusals(
         reason = f"calibration never ran the branch it lies in ({tensor.scope})" if tensor.scope else "was always empty"
         fix = "give samples that reach it"
         if known is not None:
-            reason, fix = known.reason, known.fix
+            reason = known.reason
+            fix = known.fix
         elif want in unbounded:
             reason = "holds -inf, as masks do, which no integer stands for"
             fix = "give the mask a large finite value in place of -inf to quantize it"

@@ -24,7 +24,9 @@ _GROWTH = 2.0
 # Bytes; the share is of the memory limit. Memory is given back to the system after a run that tapped more than the
 # first two, and after runs that tapped more than the last together: after every run of a small network it would take
 # longer than the run, since the same pages are asked for again.
-_WORTH_TRIMMING, _SHARE, _IN_ALL = 2**25, 32, 2**28
+_WORTH_TRIMMING = 2**25
+_SHARE = 32
+_IN_ALL = 2**28
 
 
 class Taps:

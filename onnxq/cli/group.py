@@ -179,7 +179,10 @@ def catch_signals() -> Iterator[Stops]:
 
 
 # Exit codes; that of errors that the user can mend is `errors.USER`. 70: EX_SOFTWARE of sysexits.h.
-DONE, USAGE, REFUSED, DEFECT = 0, 2, 3, 70
+DONE = 0
+USAGE = 2
+REFUSED = 3
+DEFECT = 70
 # Exit code of a command that a signal stopped: this plus the signal's number, as shells have it.
 SIGNALLED = 128
 
@@ -413,19 +416,22 @@ _REPORT = "; please report it with the traceback and the model if you can"
 class UsageFault(OnnxqError):
     """The command line is wrong."""
 
-    kind, default_code = "usage", "Q001"
+    kind = "usage"
+    default_code = "Q001"
 
 
 class MemoryFault(OnnxqError):
     """Python got no memory."""
 
-    kind, default_code = "memory", "Q002"
+    kind = "memory"
+    default_code = "Q002"
 
 
 class Defect(OnnxqError):
     """An exception that nobody foresaw."""
 
-    kind, default_code = "defect", "Q003"
+    kind = "defect"
+    default_code = "Q003"
 
 
 def _report_usage(error: click.ClickException) -> OnnxqError:

@@ -151,7 +151,8 @@ def _make_option(option: Option) -> click.Option:
         how |= {"is_flag": False, "flag_value": option.bare}
     elif option.is_whole:
         how["type"] = click.IntRange(*option.bounds)
-    flags, text = [*option.flags, option.name], name_options(option.help)
+    flags = [*option.flags, option.name]
+    text = name_options(option.help)
     if option.names:
         return NamedOption(flags, option, default=None, help=text)
     return click.Option(flags, default=None, help=text, **how)
@@ -202,7 +203,8 @@ def name_options(text: str) -> str:
 
 def _name_option(parameter: re.Match[str]) -> str:
     """The option and its value; the text itself for a name that is no parameter."""
-    option, value = list_flags().get(parameter[1]), parameter[2]
+    option = list_flags().get(parameter[1])
+    value = parameter[2]
     if option is None:
         return parameter[0]
     # Flags have no value, and "…" stands for one that the user is to fill in.

@@ -90,7 +90,8 @@ def _carry_out(model: ModelSource, plan: Plan | str | Path, data: object, config
     with ctx.timers.run("prepare", "preparing the model"):
         state = _load_as_planned(model, fitted, ctx)
         # Before the plan is fitted: its anchors are structural ids of the equalized model.
-        prepared, renew = state.model, config.apply.new_weights
+        prepared = state.model
+        renew = config.apply.new_weights
         # Other weights hold other values: then names and structure alone decide.
         recognized = None if renew else recognize_model(fitted, prepared)
         state = replay_scalings(state, fitted.scalings, recognized)
@@ -122,7 +123,8 @@ def _load_as_planned(model: ModelSource, plan: Plan, ctx: RunContext) -> FloatSt
         other = replace(own, journal=[])
         whole = load_state(model, other, plan=plan, whole=True)
         if hash_topology(get_index(whole.model)) == plan.topology:
-            state, own = whole, other
+            state = whole
+            own = other
     ctx.journal.extend(own.journal)
     return state
 

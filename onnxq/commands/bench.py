@@ -64,7 +64,8 @@ def bench(
     """
     sources = list_models(models)
     with open_run(sources[0], config, overrides, Command.BENCH) as chosen:
-        options, provider = chosen.bench, chosen.runtime.provider
+        options = chosen.bench
+        provider = chosen.runtime.provider
         fitting = [engine.name for engine in list_engines(foreign=False).values() if "provider" in engine.takes]
         # Only one that the caller gave: that of a configuration may be meant for calibration.
         if (overrides or {}).get("provider") and options.engine not in (*fitting, None):
@@ -175,7 +176,8 @@ def _make_lines(bench: Bench, verbose: bool) -> SheetRows:
         elif model.reason:
             yield "not timed", f"{model.name}: {model.reason}"
         if verbose and model.proof is not None and model.built:
-            build, kinds = model.proof.build, format_counts(dict(model.proof.by_kind().most_common()))
+            build = model.proof.build
+            kinds = format_counts(dict(model.proof.by_kind().most_common()))
             size = format_bytes(build.engine_bytes)
             yield "kernels", f"{model.name}: built in {format_seconds(build.seconds)}, {size}; {kinds}"
     yield "data", bench.data

@@ -164,7 +164,8 @@ def _describe_model(model: str | Path | onnx.ModelProto, name: str) -> _Side:
 def _describe_plan(plan: Plan) -> _Side:
     sites = {}
     for site in plan.sites:
-        spec, grain = site.spec, GRAIN_NAMES[type(site.spec.granularity)]
+        spec = site.spec
+        grain = GRAIN_NAMES[type(site.spec.granularity)]
         scheme = "symmetric" if spec.symmetric else "asymmetric"
         numbers = site.qparams
         scales = () if numbers is None else (float(numbers.scale.min()), float(numbers.scale.max()))
@@ -175,7 +176,8 @@ def _describe_plan(plan: Plan) -> _Side:
 def _list_changes(old: _Side, new: _Side) -> Iterator[SiteChange]:
     """Sites that are not alike, in the order of the first, then the new ones."""
     for name in dict.fromkeys([*old.sites, *new.sites]):
-        before, after = old.sites.get(name), new.sites.get(name)
+        before = old.sites.get(name)
+        after = new.sites.get(name)
         if before is None or after is None or not _are_alike(before, after):
             yield SiteChange(site=name, before=_format_site(before), after=_format_site(after))
 

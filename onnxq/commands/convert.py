@@ -137,7 +137,8 @@ def convert(
 
 def _choose_form(source: QuantizedSource, to: str, overrides: Overrides) -> tuple[str, Overrides]:
     """The preset of a target for the form that a file has, and the overrides with its bits and blocks."""
-    mode, grains = source.mode, Counter(site.spec for site in source.existing.constants if site.spec.has_blocks)
+    mode = source.mode
+    grains = Counter(site.spec for site in source.existing.constants if site.spec.has_blocks)
     if mode == "dynamic" and f"{to}-dynamic" in list_presets():
         return f"{to}-dynamic", overrides
     if mode != "weight-only":
@@ -150,7 +151,8 @@ def _choose_form(source: QuantizedSource, to: str, overrides: Overrides) -> tupl
     preset = f"{to}-int{bits}-weights"
     own: dict[str, Any] = {}
     if preset not in list_presets():
-        preset, own = f"{to}-int8", {"mode": "weight-only", "weights.bits": bits}
+        preset = f"{to}-int8"
+        own = {"mode": "weight-only", "weights.bits": bits}
         asymmetric = {"weights.scheme": "asymmetric", "weights.signed": False, "weights.storage": f"uint{bits}"}
         if spec is not None and not spec.symmetric and _is_valid(preset, own | asymmetric):
             own |= asymmetric
@@ -227,7 +229,8 @@ def _make_rows(done: Conversion) -> SheetRows:
     # Those that a person may want to look at, one by one.
     rounded = [site for site in done.sites if site.how is Kept.ROUNDED]
     yield "rounded anew", tuple(f"{site.site}: {format_decibel(site.error_db or 0.0)}" for site in rounded)
-    kernels, answers = done.kernels, done.answers
+    kernels = done.kernels
+    answers = done.answers
     if kernels is not None:
         yield f"in {kernels.engine}", (f"before: {kernels.before.describe()}", f"after: {kernels.after.describe()}")
     if answers is not None:

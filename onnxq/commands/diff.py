@@ -188,7 +188,8 @@ def _label_runs(difference: Difference) -> dict[str, str]:
 def find_unmet_tolerance(difference: Difference) -> VerificationError | None:
     """The error of the first tolerance that is not met, else of a required engine that did not run; None without."""
     if difference.unmet:
-        first, more = difference.unmet[0], len(difference.unmet) - 1
+        first = difference.unmet[0]
+        more = len(difference.unmet) - 1
         cause = describe_unmet(difference, first)
         if more:
             cause += f"; and {format_count(more, 'more tolerance')} not met"
@@ -281,7 +282,8 @@ def _make_run_table(difference: Difference) -> RenderableType:
 def _make_output_table(difference: Difference) -> RenderableType:
     best = f"top-{difference.top_k}"
     columns = ("output", "run", "SQNR", "cosine", "max abs", "max rel", best, f"against {label_run(OFF)}")
-    labels, rows = _label_runs(difference), []
+    labels = _label_runs(difference)
+    rows = []
     parts: dict[str, Text] = {}
     for output in difference.outputs:
         against_off = {error.run: format_decibel(error.sqnr_db) for error in output.engines}

@@ -188,7 +188,8 @@ def _import(scales: ScaleTable, model: ModelSource, data: object, config: Config
     absent = tuple(replace(site, done="calibrated on the samples") for site in trial.match.absent)
     if trial.match.missing and data is None:
         trial, absent = _leave_missing_float(trial, config, scales, name, progress)
-    match, samples = trial.match, trial.samples
+    match = trial.match
+    samples = trial.samples
     plan = calibrate(
         trial.state.model,
         set_scales(trial.plan, match.qparams),
@@ -237,7 +238,8 @@ def _list_rules(trial: _Attempt, scales: ScaleTable, config: Config) -> tuple[Ru
     """Rules by which sites get the bits of the file."""
     if scales.only_int8:
         return ()
-    engine, index = find_target(config.target, config.mode), GraphIndex(trial.state.model)
+    engine = find_target(config.target, config.mode)
+    index = GraphIndex(trial.state.model)
     return tuple(make_rules(trial.plan, trial.match.entries, sort_by_name(scales.entries), engine, index))
 
 

@@ -168,7 +168,8 @@ def _import(
     state = _scale_tokens(state, match.found, config)
     # Those that the model does not have at all; and those that it has in float, and goes on having so: values that were
     # found are the checkpoint's own, so that answers are as exact as with codes.
-    missing, floats = dict(match.missing), dict[str, str]()
+    missing = dict(match.missing)
+    floats = dict[str, str]()
     wanted: dict[FoundWeight, tuple[QuantSpec, WeightCodes]] = {}
     with ctx.timers.run("codes", "reading codes"):
         for found in match.found:
@@ -223,7 +224,8 @@ def _scale_tokens(state: FloatState, found: Iterable[FoundWeight], config: Confi
 
 def _choose_spec(found: FoundWeight, codes: WeightCodes, config: Config) -> QuantSpec:
     """The spec of a weight's codes. Raises CalibrationError where ONNX cannot hold them."""
-    weight, nbits = found.weight, config.emit == "nbits"
+    weight = found.weight
+    nbits = config.emit == "nbits"
     alone = weight.ops == {"MatMul"}
     if codes.minimum is not None and not (nbits and alone and codes.bits <= _MOST_BITS):
         raise CalibrationError(found.sources[0].form, _NO_FLOATS, code="Q515")
@@ -271,7 +273,8 @@ def _fill_plan(
 ) -> tuple[Plan, tuple[PlacedWeight, ...]]:
     """The plan with the numbers of the checkpoint, and the weights that got them."""
     by_node = {node.name: found for found in wanted for node in found.weight.nodes}
-    sites, placed = list[SitePlan](), list[PlacedWeight]()
+    sites = list[SitePlan]()
+    placed = list[PlacedWeight]()
     for site in plan.sites:
         readers = tuple(edge.node for edge in site.consumers or ())
         found = [by_node[name] for name in readers if name in by_node]
@@ -287,7 +290,8 @@ def _fill_plan(
 
 def _set_codes(site: SitePlan, codes: WeightCodes, axis: int) -> SitePlan:
     """The site of a weight with these codes, laid out as the weight is."""
-    spec, grain = site.spec, site.spec.granularity
+    spec = site.spec
+    grain = site.spec.granularity
     # Checkpoints store codes from 0 on; signed types lie around it.
     raised = codes.middle if spec.signed else 0
     stored = (codes.codes.astype(np.int16) - raised).astype(spec.numpy_storage)
@@ -303,7 +307,8 @@ def _set_codes(site: SitePlan, codes: WeightCodes, axis: int) -> SitePlan:
 
 def _scale_data(site: SitePlan, found: list[FoundWeight]) -> Iterator[SitePlan]:
     """The site with the checkpoint's scale; one at each reader where those of one tensor have others."""
-    readers, data = site.consumers or (), [match.sources[0].data for match in found]
+    readers = site.consumers or ()
+    data = [match.sources[0].data for match in found]
     scales = {entry for entry in data if entry is not None and entry.scale is not None}
     if len(data) < len(readers) or {*data} != scales:
         cause = "is read by layers on static data, and the checkpoint has no scale for it"
@@ -357,7 +362,8 @@ def _make_parts(imported: ImportedWeights, view: TextView) -> Iterator[Renderabl
 
 def _make_rows(imported: ImportedWeights, verbose: bool) -> SheetRows:
     used = {name for row in imported.placed for name in row.names}
-    by, forms = Counter(row.by for row in imported.placed), Counter(row.form for row in imported.placed)
+    by = Counter(row.by for row in imported.placed)
+    forms = Counter(row.form for row in imported.placed)
     yield "checkpoint", f"{imported.count} quantized weights, {len(used)} of them used"
     yield "placed", f"{len(imported.placed)} weights: {by['values']} found by values, {by['names']} by names"
     yield "forms", join_lines([f"{count} in {form}" for form, count in forms.items()], verbose, _SHOWN)

@@ -176,7 +176,8 @@ def _list_pairs(pairs: Sequence[PairInfo], view: TextView) -> list[RenderableTyp
     def make_row(pair: PairInfo) -> Sequence[object]:
         # Scales that the model computes itself have no value in the file.
         scale = "at run time" if math.isnan(pair.scale_min) else format_scale(pair.scale_min, pair.scale_max)
-        grain, ops = _format_grain(pair.granularity), ",".join(pair.ops)
+        grain = _format_grain(pair.granularity)
+        ops = ",".join(pair.ops)
         row = (pair.site, ops, pair.bits, pair.scheme, grain, scale, pair.origin)
         return (*row, pair.role, pair.storage, " ".join(pair.nodes)) if view.verbose else row
 

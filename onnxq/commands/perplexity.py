@@ -67,7 +67,8 @@ def perplexity(
 
 
 def _measure(sources: Sequence[ModelSource], path: Path, config: Config, progress: Progress) -> Perplexity:
-    options, seed = config.perplexity, config.data.seed
+    options = config.perplexity
+    seed = config.data.seed
     tokenizer = find_tokenizer(path, config.data)
     with progress("loading the models"):
         decoders = _load_decoders(sources, config)
@@ -80,7 +81,8 @@ def _measure(sources: Sequence[ModelSource], path: Path, config: Config, progres
     prompts = choose_prompts(choose_windows(path, tokenizer, length, options.prompts, seed))
     if options.generate:
         texts = compare_texts(decoders, prompts, options.generate, progress)
-    prompt, generation = {}, {}
+    prompt = {}
+    generation = {}
     if config.verify.latency:
         with progress("timing"):
             ids = next(choose_windows(path, tokenizer, length, 1, seed)).ids

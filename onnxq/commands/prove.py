@@ -38,7 +38,8 @@ from onnxq.report.terminal import (
 from onnxq.sites import Caution, Names
 
 # Rows of a list without `verbose`, and nodes named in an error.
-_SHOWN, _NAMED = 12, 5
+_SHOWN = 12
+_NAMED = 5
 # Fields in the JSON. `prove --compare` reads them back.
 _NODE_FIELDS = "op type kernel kind types kernels reason"
 _SITE_FIELDS = "role state rule readers unfused kernels reason"
@@ -163,7 +164,8 @@ def find_unmet_requirement(proof: Proof) -> VerificationError | None:
         reason = first.reason or f"{first.node} runs in {first.type}: {first.types}"
         return VerificationError(f"`{option}='{unmet.dtype}'`: {names}", cause, reason, code="Q706")
     if proof.placement is not None and proof.scattered:
-        count, left = proof.placement.partitions, proof.placement.left
+        count = proof.placement.partitions
+        left = proof.placement.left
         cause = f"{count} partitions run on the device, and {len(left)} nodes on the CPU"
         remedy = f"{left[0].subject}: {left[0].reason}; {left[0].fix}" if left else ""
         return VerificationError(f"`max_partitions={proof.max_partitions}`", cause, remedy, code="Q706")
@@ -295,7 +297,9 @@ def _list_types(proof: Proof) -> SheetRows:
 
 
 def _describe_requirement(requirement: Requirement) -> str:
-    dtype, unmet, count = requirement.dtype, ", ".join(requirement.unmet), len(requirement.unmet)
+    dtype = requirement.dtype
+    unmet = ", ".join(requirement.unmet)
+    count = len(requirement.unmet)
     total = len(requirement.nodes)
     if requirement.forbidden:
         return f"{dtype}: {count}/{total}: {unmet}" if unmet else f"{dtype}: none"

@@ -46,7 +46,8 @@ from onnxq.wording import translate_text
 
 # Entries of a list without `verbose`.
 _SHOWN = 6
-_FILE, _RUN = label_run(OFF), label_run(ON)
+_FILE = label_run(OFF)
+_RUN = label_run(ON)
 _CPUS = {"any": "any x86", **CPU_KINDS}
 
 

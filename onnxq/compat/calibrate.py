@@ -59,7 +59,8 @@ def write_cache(plan: Plan, method: Any, path: Path) -> None:
     ranges = {}
     for site in plan.sites:
         if site.role is Role.ACTIVATION and site.qparams is not None and site.tensor is not None:
-            scale, zero = float(site.qparams.scale), float(site.qparams.zero_point)
+            scale = float(site.qparams.scale)
+            zero = float(site.qparams.zero_point)
             ends = ((end - zero) * scale for end in (site.spec.qmin, site.spec.qmax))
             arrays = ({"data": end, "dtype": "float32", "CLS": "numpy.array"} for end in ends)
             ranges[site.tensor.name] = {**dict(zip(("lowest", "highest"), arrays, strict=True)), "CLS": "TensorData"}

@@ -88,7 +88,8 @@ class MatMulNBitsQuantizer:
         from onnxq.commands.quantize import quantize
         from onnxq.compat.selection import CallLists, match_any, read_selection
 
-        config, ops = self.algo_config, self.algo_config.op_types_to_quantize
+        config = self.algo_config
+        ops = self.algo_config.op_types_to_quantize
         settings = {key: value for key, value in vars(config).items() if key in _SETTINGS}
         cautions = convert_options(settings, _SETTINGS)[1]
         if config.algorithm not in _OBSERVERS:
@@ -113,7 +114,8 @@ class MatMulNBitsQuantizer:
 
     def _make_overrides(self, whole: bool) -> Overrides:
         config = self.algo_config
-        bits, ops = getattr(config, "bits", self.bits), config.op_types_to_quantize
+        bits = getattr(config, "bits", self.bits)
+        ops = config.op_types_to_quantize
         # GPTQ's own block is one of its updates, not of scales.
         size = self.block_size if config.algorithm == "GPTQ" else getattr(config, "block_size", self.block_size)
         blocks = self._describe_blocks(bits, size, getattr(config, "is_symmetric", self.is_symmetric))

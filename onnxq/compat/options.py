@@ -112,7 +112,8 @@ _WHOLE_WEIGHTS: Mapping[str, Overrides] = {
     **{kind: {"weights.bits": 4, "weights.storage": "int4"} for kind in ("QInt4", "QUInt4")},
 }
 # Extra options that the other tool does not have.
-PRESET, CONVERTS = "onnxq.config", "onnxq.add_qtype_converts"
+PRESET = "onnxq.config"
+CONVERTS = "onnxq.add_qtype_converts"
 PLACED = "pairs are placed where a kernel of the engine reads them; a pair elsewhere costs time and gives nothing"
 _RUN_TIME = "activations get their scale at run time, from an operator that writes uint8 with a zero point"
 _NPU = "it is for accelerators that onnxq has no target for"
@@ -213,7 +214,8 @@ def convert_options(arguments: Mapping[str, Any], table: Mapping[str, CompatOpti
     overrides: Overrides = {}
     cautions = []
     for name, raw in arguments.items():
-        value, option = name_value(raw), table.get(name)
+        value = name_value(raw)
+        option = table.get(name)
         if option is None:
             cautions.append(warn_meaningless(name, f"no option is called so; {suggest_names(name, table)}"))
         elif value is None or value == option.default or isinstance(raw, Unasked):

@@ -71,7 +71,8 @@ class OverriddenGraph:
 
     def find_makers(self, tensor: str) -> list[str]:
         """The node that makes a tensor, and those up to the one whose kernel writes it."""
-        names, maker = [], self.makers.get(tensor)
+        names = []
+        maker = self.makers.get(tensor)
         while maker is not None:
             names.append(maker.name)
             maker = None if maker.op_type in self.computing or not maker.input else self.makers.get(maker.input[0])
@@ -88,7 +89,8 @@ def make_rules(overrides: TensorOverrides, graph: OverriddenGraph, cautions: lis
         convert = entry.pop("convert", None)
         own = _convert_entry(name, entry, graph, overrides.usual_type, cautions)
         if convert is not None and graph.target.whole:
-            entry, readers = dict(convert), graph.find_readers(name)
+            entry = dict(convert)
+            readers = graph.find_readers(name)
             wanted = entry.pop("recv_nodes", None) or readers
             for node in sorted({*wanted} - {*readers}):
                 reason = f"{node!r} does not read it; {suggest_names(node, readers)}"
@@ -131,7 +133,8 @@ def _convert_entry(
     name: str, entry: Mapping[str, Any], graph: OverriddenGraph, usual_type: str, cautions: list[Caution]
 ) -> Rule:
     """Make the `set` of a rule."""
-    override, constant = dict(entry), name in graph.constants
+    override = dict(entry)
+    constant = name in graph.constants
     kind = override.pop("quant_type", None)
     bits, signed = _read_type(kind or usual_type)
     symmetric = override.get("symmetric")
@@ -170,7 +173,8 @@ def _read_range(name: str, override: Mapping[str, Any], bits: int, signed: bool)
             raise OverrideError(subject, cause, "leave out one or the other", code="Q304")
         if not float(override["scale"]) > 0:
             raise OverrideError(subject, f"has the scale {override['scale']}", "give one above 0", code="Q304")
-        scale, zero = float(override["scale"]), int(override["zero_point"])
+        scale = float(override["scale"])
+        zero = int(override["zero_point"])
         lowest = -(1 << (bits - 1)) if signed else 0
         return (lowest - zero) * scale, (lowest + (1 << bits) - 1 - zero) * scale
     return (float(override["rmin"]), float(override["rmax"])) if {"rmin", "rmax"} <= set(override) else None

@@ -52,7 +52,8 @@ def create_weight_matching(float_model_path: str | Path, qdq_model_path: str | P
     The float values are those of the model as it was quantized: its channels scaled against each other where they were.
     """
     state, made = load_both(str(float_model_path), RunContext(), str(qdq_model_path))
-    plain, quantized = GraphIndex(state.model), GraphIndex(made)
+    plain = GraphIndex(state.model)
+    quantized = GraphIndex(made)
     nodes = {node.name: node for node in plain.nodes}
     matching: dict[str, dict[str, Array]] = {}
     for node in quantized.nodes:

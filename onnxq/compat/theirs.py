@@ -21,7 +21,8 @@ from onnxq.compat.options import CompatWarning
 from onnxq.errors import MissingDependencyError
 from onnxq.sites import Caution
 
-_OURS, _THEIRS = "onnxq.compat.", "onnxruntime.quantization."
+_OURS = "onnxq.compat."
+_THEIRS = "onnxruntime.quantization."
 # Modules whose classes quantize a model, with the way to do that by onnxq.
 _QUANTIZERS = {
     **dict.fromkeys(("base_quantizer", "onnx_quantizer", "qdq_quantizer"), "quantize_static and quantize_dynamic"),

@@ -17,7 +17,8 @@ from onnxq.nearest import find_nearest, suggest_names
 Path = tuple[str | int, ...]
 # Values and characters of one document: far more than rules for every node of the largest networks need. Ten lines of
 # aliases of aliases exceed them.
-_VALUES, _CHARACTERS = 100_000, 2**24
+_VALUES = 100_000
+_CHARACTERS = 2**24
 # Levels; the configuration itself has six.
 _DEPTH = 32
 _DEEP = "is nested too deeply"
@@ -188,7 +189,9 @@ def list_faults(error: ValidationError, root: type[BaseModel], hidden: Hidden | 
 
 
 def _describe_fault(details: ErrorDetails, root: type[BaseModel], hidden: Hidden) -> Fault:
-    path, kind, value = tuple(details["loc"]), details["type"], details["input"]
+    path = tuple(details["loc"])
+    kind = details["type"]
+    value = details["input"]
     if kind == "extra_forbidden":
         key = str(path[-1])
         return Fault(

@@ -105,7 +105,9 @@ def read_config(
         if not nested:
             return source
         # Defaults, too: a section that an override gives a part of keeps the rest of them.
-        values, places, name = _to_plain(source.model_dump(exclude={"source"})), dict(source._places), source.source
+        values = _to_plain(source.model_dump(exclude={"source"}))
+        places = dict(source._places)
+        name = source.source
     else:
         name = str(_choose_preset(target) if source is None else source)
         values, places = _read_chain(name if source is None else source, (), target)
@@ -127,7 +129,8 @@ def _read_chain(
     # A preset that extends nothing, and a document of Sparsebit's, say all there is.
     whole = _is_preset(document)
     if is_sparsebit(document.values):
-        document, whole = convert_sparsebit(document), True
+        document = convert_sparsebit(document)
+        whole = True
     values = dict(document.values)
     _refuse_reserved(document)
     places = {path: Location(document.source, line) for path, line in document.lines.items()}
@@ -184,7 +187,8 @@ def _load_document(source: str | FilePath, above: tuple[str, ...]) -> Document:
         text = read_input(path, ConfigError, limit=_MOST_BYTES, pipes=True).decode("utf-8")
     except FileNotFoundError as error:
         fix = suggest_names(path.stem, list_presets())
-        subject, hint = f"config {name}", f"presets go by name; {fix}"
+        subject = f"config {name}"
+        hint = f"presets go by name; {fix}"
         raise UnreadableConfigError(subject, "no such file", hint, code="Q301") from error
     except (OSError, ValueError) as error:  # ValueError: no text, or a NUL in the name
         raise UnreadableConfigError(
@@ -399,7 +403,8 @@ class Option:
     @property
     def help(self) -> str:
         """Its meaning and its default."""
-        text, default = str(self.field.description), self.field.default
+        text = str(self.field.description)
+        default = self.field.default
         if isinstance(default, bool) or default in (None, "", ()):
             return text
         return f"{text} [default: {default:g}]" if isinstance(default, float) else f"{text} [default: {default}]"

@@ -96,7 +96,8 @@ def _find_form(kind: Any) -> Form:
     cls: Any = kind
     if is_dataclass(kind):
         return Form(_make_row(cls), partial(_build, cls), write_fields)
-    origin, parts = get_origin(kind), get_args(kind)
+    origin = get_origin(kind)
+    parts = get_args(kind)
     if origin is Annotated:
         return _find_annotated_form(kind)
     if origin is tuple:
@@ -179,7 +180,8 @@ def write_fields(value: Any) -> dict[str, Any]:
     cls: Any = type(value)
     out: dict[str, Any] = {}
     for column in _list_columns(cls):
-        part, default = getattr(value, column.name), column.default
+        part = getattr(value, column.name)
+        default = column.default
         # Arrays, which have no truth value, are None by default.
         if column.written or not (part is default if default is None else part == default):
             out |= column.form.write(value) if column.form.flat else {column.name: column.form.write(part)}

@@ -141,7 +141,9 @@ def find_line(text: str, path: Path) -> int:
     Called for messages only; values that fit need no positions.
     """
     at: list[str | int] = []  # the path of the token, with "" where the next key of an object follows
-    key, best, depth = False, 0, 0
+    key = False
+    best = 0
+    depth = 0
     for token in _TOKEN.finditer(text):
         word = token[0]
         if word in "]}":
@@ -155,7 +157,8 @@ def find_line(text: str, path: Path) -> int:
             if key and word != "{":
                 at[-1], key = json.loads(word), False
             if depth < len(at) <= len(path) and tuple(at) == path[: len(at)]:
-                best, depth = token.start(), len(at)
+                best = token.start()
+                depth = len(at)
             if word in "[{":
                 at.append(0 if word == "[" else "")
                 key = word == "{"

@@ -51,7 +51,8 @@ def convert_sparsebit(document: Document) -> Document:
 
     Raises ConfigError with file and line for keys and values that Sparsebit does not have or onnxq does not support.
     """
-    values, reading = document.values, _Reading(document)
+    values = document.values
+    reading = _Reading(document)
     reading.refuse_unknown((), values, _SECTIONS)
     reading.put_value(("target",), reading.read_word(("BACKEND",), "virtual", _BACKENDS), ("BACKEND",))
     if reading.values["target"] == "trt":

@@ -141,7 +141,8 @@ class _Inflater:
             self._go_to(position)
         with self._path.open("rb") as file:
             while True:
-                low, high = max(position, self._at), min(position + size, self._at + len(self._block))
+                low = max(position, self._at)
+                high = min(position + size, self._at + len(self._block))
                 if low < high:
                     yield self._block[low - self._at : high - self._at]
                 if high == position + size:
@@ -291,7 +292,8 @@ def _count_bytes(dtype: DType, shape: Shape) -> int:
 
 
 def _map_array(path: Path, dtype: DType, shape: Shape, order: bool, offset: int, where: str) -> Array:
-    size, left = _count_bytes(dtype, shape), path.stat().st_size - offset
+    size = _count_bytes(dtype, shape)
+    left = path.stat().st_size - offset
     if size > left:
         raise DataError(where, f"is truncated: {left} of {size} bytes are there", _DAMAGED, code="Q204")
     if size == 0:  # which no system maps

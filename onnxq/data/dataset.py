@@ -102,7 +102,8 @@ class Dataset:
     def __getitem__(self, position: int) -> Feeds:
         """Read one sample. Raises IndexError past the end."""
         i = self._indices[position]
-        raw, where = self._source.read_sample(i), self._source.name_sample(i)
+        raw = self._source.read_sample(i)
+        where = self._source.name_sample(i)
         feeds = {value.name: fit_array(raw[value.name], value, where) for value in self.inputs}
         return feeds if self._extend is None else dict(self._extend(i, feeds))
 
@@ -126,7 +127,8 @@ class Dataset:
         for position, sample in enumerate(self.samples()):
             if waiting and (axes is None or len(waiting) == n or not _can_join(waiting[0], sample, axes)):
                 yield _join_samples(waiting, first, axes)
-                waiting, first = [], position
+                waiting = []
+                first = position
             waiting.append(sample)
         yield _join_samples(waiting, first, axes)
 
@@ -164,7 +166,8 @@ class Dataset:
 
     def describe(self) -> str:
         """Describe the set in one line for reports and plans: number, source and conversions of the samples."""
-        count, total = len(self), len(self._source)
+        count = len(self)
+        total = len(self._source)
         text = f"{count} of {total} samples" if count != total else "1 sample" if count == 1 else f"{count} samples"
         return "; ".join([f"{self._title}: {text}", *self._source.notes])
 

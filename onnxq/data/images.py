@@ -114,7 +114,8 @@ def _place_image(image_module: Any, image: Any, config: ImageConfig) -> Any:
         return canvas
     ratio = config.resize / min(image.size) if config.resize is not None else max(ratios)
     resized = _scale_image(image, ratio, None if config.resize is not None else (height, width), method)
-    left, top = round((resized.width - width) / 2.0), round((resized.height - height) / 2.0)
+    left = round((resized.width - width) / 2.0)
+    top = round((resized.height - height) / 2.0)
     # Pillow's crop fills with black beyond the borders of a smaller image.
     return resized.crop((left, top, left + width, top + height))
 
@@ -122,7 +123,8 @@ def _place_image(image_module: Any, image: Any, config: ImageConfig) -> Any:
 def _scale_image(image: Any, ratio: float, reach: tuple[int, int] | None, method: Any) -> Any:
     """Resize by a ratio as torchvision does (the longer side truncated); the side that sets the ratio hits `reach`."""
     # 1e-6: a product meant to be whole may come out just below it.
-    height, width = int(image.height * ratio + 1e-6), int(image.width * ratio + 1e-6)
+    height = int(image.height * ratio + 1e-6)
+    width = int(image.width * ratio + 1e-6)
     if reach is not None:
         exact = (round(image.height * ratio), round(image.width * ratio))
         height = reach[0] if exact[0] == reach[0] else height

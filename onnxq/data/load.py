@@ -133,7 +133,8 @@ class _Opener:
         # The last colon: Windows paths have one of their own.
         script, colon, function = text.rpartition(":")
         if not (colon and script.endswith(".py")):
-            script, function = text, DEFAULT_FUNCTION
+            script = text
+            function = DEFAULT_FUNCTION
         if not script.endswith(".py"):
             return self.open_path(Path(text)), Path(text).name
         path = Path(script)

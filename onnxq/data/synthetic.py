@@ -244,7 +244,8 @@ def count_table_rows(inputs: Inputs, index: GraphIndex) -> dict[str, int]:
     """Count the rows of the smallest constant table that each input holds the indices of."""
     rows: dict[str, int] = {}
     for value in inputs:
-        pending, visited = [TensorId(value.name)], set[str]()
+        pending = [TensorId(value.name)]
+        visited = set[str]()
         while pending:
             for edge in index.list_consumers(pending.pop()):
                 node = index.find_node(edge.node)
@@ -279,7 +280,8 @@ def _settle_cache(value: ValueInfo, index: GraphIndex, cache: TensorId | None) -
         node = index.find_node(edge.node)
         if node.op_type == "Cast":
             return _settle_cache(value, index, node.result)
-        heads, dims = int(node.attrs.get("num_heads", 0)), list(value.shape or ())
+        heads = int(node.attrs.get("num_heads", 0))
+        dims = list(value.shape or ())
         width = (index.find_shape(index.find_input(node, 0)) or (None,))[-1]
         if heads and isinstance(width, int):
             # Queries, keys and values may lie in one row.
@@ -412,7 +414,8 @@ class _RandomSource:
         return f"synthetic sample {i}"
 
     def _draw_values(self, rng: np.random.Generator, value: ValueInfo) -> Array:
-        shape, want = self._shapes[value.name], find_input_dtype(value) or np.dtype(np.float32)
+        shape = self._shapes[value.name]
+        want = find_input_dtype(value) or np.dtype(np.float32)
         if classify_dtype(want) == "float":
             return np.asarray(rng.standard_normal(shape)).astype(want)
         # A random mask would hide a part of the sample.

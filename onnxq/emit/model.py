@@ -43,7 +43,8 @@ def replace_biases(proto: ModelLike, plan: Plan) -> ModelLike:
     """
     if not plan.biases:
         return proto
-    index, editor = get_index(proto), Editor(proto)
+    index = get_index(proto)
+    editor = Editor(proto)
     for bias in plan.biases:
         node = index.find_node(bias.edge.node)
         # The input behind the last is allowed: an operator without a bias gets one there.
@@ -78,7 +79,8 @@ def emit_pairs(proto: ModelLike, plan: Plan, progress: Progress = silent) -> Mod
     own_inputs = frozenset(site.site for site in plan.sites if isinstance(site.site, Edge))
     tables = {site.group: site for site in plan.sites if site.group and site.find_lookups(index)}
     captured = _find_captured(plan, index)
-    target, in_integers = find_target(plan.target), _find_integer_readers(plan, index)
+    target = find_target(plan.target)
+    in_integers = _find_integer_readers(plan, index)
     writer = PairWriter(
         Editor(proto),
         index,
@@ -115,12 +117,16 @@ def _write_pointwise(proto: ModelLike, plan: Plan, rules: Collection[str]) -> Mo
 
     Engines whose Convs take channels last leave both Transposes out where shapes are fixed.
     """
-    index, editor = get_index(proto), Editor(proto)
+    index = get_index(proto)
+    editor = Editor(proto)
     weights = (site for site in plan.sites if site.role is Role.WEIGHT and site.rule in rules and not site.group)
     for node in (index.find_node(edge.node) for site in weights for edge in site.consumers or ()):
-        rank, pair = len(index.find_shape(node.result) or ()), index.maker(node, 1, DEQUANTIZE)
+        rank = len(index.find_shape(node.result) or ())
+        pair = index.maker(node, 1, DEQUANTIZE)
         stored = index.find_input(pair, 0)
-        codes, name, taps = index.find_constant(stored), node.name, [1] * (rank - 2)
+        codes = index.find_constant(stored)
+        name = node.name
+        taps = [1] * (rank - 2)
         if pair is None or stored is None or codes is None or index.maker(node, 0, DEQUANTIZE) is None:
             continue
         # A weight that others read as well stays a matrix.
@@ -151,7 +157,8 @@ def write_matrices(proto: ModelLike, fits: FitsMatrix) -> ModelLike:
     which engines compute when they load the file. The product is a Conv with M as its data and x as its weights, so
     that it adds the bias and clamps as before; several pictures are several filters of a channel.
     """
-    index, editor = get_index(infer_shapes(proto)), Editor(proto)
+    index = get_index(infer_shapes(proto))
+    editor = Editor(proto)
     counts: dict[tuple[str, Any], str] = {}
     for node in index.nodes:
         weight = index.input_value(node, 1) if node.is_onnx("Conv") else None
@@ -160,7 +167,8 @@ def write_matrices(proto: ModelLike, fits: FitsMatrix) -> ModelLike:
         batch, *data = index.find_shape(index.find_input(node, 0)) or (None,)
         sizes = tuple(dim for dim in (*data, *(index.find_shape(node.result) or ())[1:]) if isinstance(dim, int))
         # Maps of two sides, with as many channels behind the node as in front of it.
-        before, after = sizes[:3], sizes[3:]
+        before = sizes[:3]
+        after = sizes[3:]
         known = batch and len(after) == len(data) == len(before) and before[0] == after[0] == len(weight)
         if known and fits(before, after, weight[0].size):
             _write_matrix(NodeWriter(editor, node.scope, node.name), index, node, (batch, before, after), counts)
@@ -174,9 +182,12 @@ def _write_matrix(
     maps: tuple[Any, Shape, Shape],
     counts: dict[tuple[str, Any], str],
 ) -> None:
-    editor, add, hold = writer.editor, writer.add, writer.constant
+    editor = writer.editor
+    add = writer.add
+    hold = writer.constant
     (batch, (channels, *sides), (_, *after)), (x, weight, *biases) = maps, node.inputs
-    several, pixels = batch != 1, math.prod(sides)
+    several = batch != 1
+    pixels = math.prod(sides)
 
     def write_reshape(tensor: str, *shape: int) -> str:
         return add("Reshape", [tensor, hold(np.array(shape, np.int64))])
@@ -206,7 +217,8 @@ def _write_matrix(
         end = node
         if clamp.is_onnx("Relu", "Clip"):
             editor.replace_input(clamp.make_edge(0), product)
-            end, product = clamp, editor.fresh(f"{node.name}/clamped")
+            end = clamp
+            product = editor.fresh(f"{node.name}/clamped")
             editor.replace_output(end.name, 0, product)
         swap_axes(write_reshape(product, channels, -1, *after), end.outputs[0])
 
@@ -241,7 +253,8 @@ def _order_data(editor: Editor[ModelLike], plan: Plan, index: GraphIndex) -> Non
             if key not in gathered:
                 names = (editor.fresh(name_part(site.site, part)) for part in ("order_node", "order", "ordered"))
                 name, indices, gathered[key] = names
-                inputs, result = [node.inputs[0], editor.add_initializer(node.scope, indices, order)], [gathered[key]]
+                inputs = [node.inputs[0], editor.add_initializer(node.scope, indices, order)]
+                result = [gathered[key]]
                 editor.insert_node(
                     node.scope, "Gather", inputs, result, name=name, attrs={"axis": -1}, before=node.name
                 )
@@ -265,7 +278,8 @@ def emit_types(proto: ModelLike, plan: Plan, source: SourceTypes) -> ModelLike:
 
     source: the types that the model came in, which its inputs and outputs keep where the plan says nothing else.
     """
-    types, interface = plan.precision, dict(source.interface)
+    types = plan.precision
+    interface = dict(source.interface)
     if types is not None and types.io is not None:
         values = (*proto.graph.input, *proto.graph.output)
         floats = {value.name for value in values if value.type.tensor_type.elem_type == FloatType.FLOAT32.onnx_type}
@@ -273,7 +287,8 @@ def emit_types(proto: ModelLike, plan: Plan, source: SourceTypes) -> ModelLike:
     if types is None or types.type is FloatType.FLOAT32:
         came = FLOAT_TYPES.get(source.computes, FloatType.FLOAT16)
         return write_types(proto, came.onnx_type, None, interface=interface) if interface else proto
-    narrow, index = types.type.onnx_type, get_index(proto)
+    narrow = types.type.onnx_type
+    index = get_index(proto)
     # Pairs that the model came with keep their numbers.
     wide = {node.node for node in types.kept} | {name for name in plan.kept if not _is_same(index, name, narrow)}
     return write_types(proto, narrow, wide, limited=types.limited, interface=interface)

@@ -94,7 +94,8 @@ class Bench:
 
     def ratio(self, model: BenchedModel) -> float | None:
         """How many times faster a model is than the first, each in its faster way; None where one was not timed."""
-        base, own = self.models[0].best, model.best
+        base = self.models[0].best
+        own = model.best
         return own.speedup(base) if base is not None and own is not None else None
 
 
@@ -177,7 +178,8 @@ def _read_models(models: Sequence[Source], libraries: Names) -> list[_Entry]:
 
 def _make_feeds(index: GraphIndex, data: object, config: Config, progress: Progress) -> tuple[Feeds, Dataset, Cautions]:
     """The feeds of one run, the samples that they are from, and a warning where sizes were guessed."""
-    inputs, given = index.inputs, parse_shapes(config.bench.shapes)
+    inputs = index.inputs
+    given = parse_shapes(config.bench.shapes)
     guessed: list[str] = []
     if data is None:
         sizes, note = make_profile(index.model, index, given)
@@ -244,7 +246,8 @@ def _time_built(
     engine: Engine, built: Mapping[int, _Entry], folder: Path, config: Config, progress: Progress
 ) -> EngineTimes:
     """Time the models whose engines lie in folders of their numbers."""
-    seconds, runtime = config.bench.seconds, config.runtime
+    seconds = config.bench.seconds
+    runtime = config.runtime
     with progress(f"timing {len(built)} models side by side, for {seconds:g} s"):
         file = engine.saved[ENGINE]
         models = {
@@ -279,7 +282,8 @@ def time_placements(
     with ScratchFolder() as folder:
         built = {}
         for k, (name, model) in enumerate(models.items()):
-            index, place = get_index(model), folder / str(k)
+            index = get_index(model)
+            place = folder / str(k)
             place.mkdir()
             own = fit_feeds(index.inputs, feeds)
             options = dict(engine.options)

@@ -63,7 +63,8 @@ def make_profile(
         if name not in inputs:
             raise _fault(f"shapes: {name}", "the model has no such input", suggest_names(name, inputs))
         found[name] = _check_sizes(inputs[name], sizes)
-    missing, note = [value.name for value in inputs.values() if is_dynamic(value) and value.name not in found], ""
+    missing = [value.name for value in inputs.values() if is_dynamic(value) and value.name not in found]
+    note = ""
     if missing:
         guessed = _guess_sizes(proto, tuple(inputs.values()), {name: sizes[1] for name, sizes in found.items()})
         found.update((name, (guessed[name], guessed[name], guessed[name])) for name in missing)

@@ -102,7 +102,8 @@ class AxisSums:
 
         Slices are taken to be loud in the same samples, which is the worst case.
         """
-        noise, n = self.noise[band], self.samples
+        noise = self.noise[band]
+        n = self.samples
         if n < 2:
             return float(noise.sum())
         variance = np.maximum(self.squared[band] - np.square(noise) / n, 0.0) / (n - 1)
@@ -147,7 +148,8 @@ class SliceSums:
         """Yield every part that has to be judged by itself."""
         for axis, sums in (self._axes or {}).items():
             for band in sums.list_bands():
-                signal, noise = float(sums.signal[band].sum()), float(sums.noise[band].sum())
+                signal = float(sums.signal[band].sum())
+                noise = float(sums.noise[band].sum())
                 index = _format_indices(band, sums.signal.size)
                 text = ", ".join(index if k == axis else ":" for k in range(self._rank))
                 yield OutputPart(f"[{text}]", signal, noise, sums.measure_spread(band))
@@ -230,7 +232,8 @@ class ErrorAccumulator:
             return None
         if reference.size == 0:
             return None
-        ref, got = reference.astype(np.float64), value.astype(np.float64)
+        ref = reference.astype(np.float64)
+        got = value.astype(np.float64)
         if self.top_k and ref.ndim and ref.shape[-1] > 1:
             hits, rows = _count_shared(ref, got, self.top_k)
             self.hits += hits
@@ -238,9 +241,13 @@ class ErrorAccumulator:
         known = np.isfinite(ref)
         if not known.all():
             # A mask's -inf, or the log of 0: there is no distance to it, so it counts as equal.
-            ref, got = np.where(known, ref, 0.0), np.where(known, got, 0.0)
-        shape, ref, got = ref.shape, ref.ravel(), got.ravel()
-        signal, peak = float(ref @ ref), float(np.abs(ref).max(initial=0.0))
+            ref = np.where(known, ref, 0.0)
+            got = np.where(known, got, 0.0)
+        shape = ref.shape
+        ref = ref.ravel()
+        got = got.ravel()
+        signal = float(ref @ ref)
+        peak = float(np.abs(ref).max(initial=0.0))
         if not np.isfinite(got).all():
             self.comparable = False
             return SampleError(signal, math.inf, math.inf, peak)
@@ -346,7 +353,8 @@ def relative_noise(
     signal: by default that of `exact`. Returns inf as soon as the result is beyond `most`.
     """
     signal = sum(sum_squares(values) for values in exact) if signal is None else signal
-    wrong, floor = 0.0, max(signal, 1e-30)
+    wrong = 0.0
+    floor = max(signal, 1e-30)
     for a, b in zip(exact, got, strict=True):
         wrong += sum_squares(np.subtract(b, a, dtype=np.float32))
         if wrong / floor > most:

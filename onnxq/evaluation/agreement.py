@@ -55,7 +55,8 @@ class AgreementSums:
         """
         for selection in self.selections.nodes:
             choices = {name: outputs.pop(name_own(name), None) for name, _ in selection.choices}
-            choice, other = reference.get(selection.name), choices[selection.name]
+            choice = reference.get(selection.name)
+            other = choices[selection.name]
             if isinstance(choice, np.ndarray) and isinstance(other, np.ndarray):
                 rows, mine, theirs = _number_items(selection, choice, other)
                 shared = np.isin(mine, theirs).sum()

@@ -57,7 +57,8 @@ class ModelErrors:
         """Add one run that `measure_sample` looked at."""
         for name, parts in sample.items():
             sums = self._find_sums(name)
-            noise, signal = sums.noise, sums.signal
+            noise = sums.noise
+            signal = sums.signal
             for part in parts:
                 sums.add(part)
             self._noises.setdefault(name, []).append(sums.noise - noise)
@@ -124,10 +125,12 @@ class ModelErrors:
 
     def _measure_error(self, name: str) -> float:
         """Standard error of an output's noise-to-signal ratio, as a share of it; 1 where one sample tells nothing."""
-        noises, signals = np.asarray(self._noises[name]), np.asarray(self._signals[name])
+        noises = np.asarray(self._noises[name])
+        signals = np.asarray(self._signals[name])
         if len(noises) < 2:
             return 1.0
-        noise, signal = float(noises.sum()), float(signals.sum())
+        noise = float(noises.sum())
+        signal = float(signals.sum())
         if not (noise > 0 and signal > 0 and math.isfinite(noise)):
             return 0.0
         # Of a ratio of sums: Cochran, "Sampling Techniques", 3rd ed., 1977, section 6.3.
@@ -154,7 +157,8 @@ def count_errors(samples: int) -> float:
 
     Student's quantile by its Cornish-Fisher expansion, within 2 % from 4 samples on.
     """
-    z, freedom = _QUANTILE, max(samples - 1, 1)
+    z = _QUANTILE
+    freedom = max(samples - 1, 1)
     return z + (z**3 + z) / (4 * freedom) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * freedom**2)
 
 
@@ -242,7 +246,8 @@ def pair_outputs(
     for name, value in reference.items():
         if name not in got:
             continue
-        mine, other = dict(_list_arrays(value, "")), dict(_list_arrays(got[name], ""))
+        mine = dict(_list_arrays(value, ""))
+        other = dict(_list_arrays(got[name], ""))
         if list(mine) != list(other):
             # Two shapes that never agree make the output incomparable.
             yield name, [(np.zeros(1), np.zeros(0))]

@@ -9,7 +9,8 @@ from onnxq.observers import Histogram
 from onnxq.observers.base import Values
 
 # Intervals of a histogram, and channels or groups of neighbouring ones.
-BINS, CHANNELS = 32, 16
+BINS = 32
+CHANNELS = 16
 # Of the histogram behind it, which grows with its data.
 _FINE = 1024
 
@@ -77,7 +78,8 @@ class Distribution:
     def _spread_counts(self) -> tuple[Array64, Array64]:
         """Edges, strictly rising, and counts, zeros in the bin around zero or beside it."""
         view = self._histogram.make_view()
-        edges, counts = view.edges, view.counts.astype(np.float64)
+        edges = view.edges
+        counts = view.counts.astype(np.float64)
         if view.zeros:
             counts[min(max(int(np.searchsorted(edges, 0.0, side="right")) - 1, 0), counts.size - 1)] += view.zeros
         if edges[0] == edges[-1]:

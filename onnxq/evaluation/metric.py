@@ -115,7 +115,8 @@ def load_metric(source: str | Callable[[Any], float]) -> Metric:
     return Metric(source, find_function(Path(path), name))
 
 
-FLOAT, UINT16 = "float", "uint16"
+FLOAT = "float"
+UINT16 = "uint16"
 
 
 @dataclass(frozen=True, eq=False)

@@ -99,10 +99,12 @@ class Decoder:
 
         Raises DataError where the model has no token of that number, or gives other logits.
         """
-        count, fixed = len(ids), self.parts.length
+        count = len(ids)
+        fixed = self.parts.length
         step = fixed or (1 if caches and count > 1 and not self._takes_several else count)
         if count > step:
-            parts, behind = [], caches
+            parts = []
+            behind = caches
             for start in range(0, count, step):
                 logits, behind = self.run_tokens(ids[start : start + step], behind)
                 parts.append(logits)
@@ -173,7 +175,8 @@ class TextErrors:
         self.windows, self.tokens, self.size = self.windows + 1, self.tokens + start, self.size + window.size
 
     def _add_block(self, decoders: Sequence[Decoder], blocks: Sequence[Array], targets: Array) -> None:
-        reference, first = _compute_log_softmax(blocks[0]), blocks[0].argmax(-1)
+        reference = _compute_log_softmax(blocks[0])
+        first = blocks[0].argmax(-1)
         chances = np.exp(reference)
         for decoder, logits in zip(decoders, blocks, strict=True):
             if logits.shape != blocks[0].shape:
@@ -249,7 +252,8 @@ def time_decoders(decoders: Sequence[Decoder], ids: Array, seconds: float) -> tu
     ids: of a window. seconds: for each of the two, at most.
     """
     half = max(len(ids) // 2, 1)
-    prompts, steps = {}, {}
+    prompts = {}
+    steps = {}
     for decoder in decoders:
         prompts[decoder.name] = partial(time_runs, partial(decoder.run_tokens, ids))
         # Without caches a token costs a run of all that stand before it.

@@ -54,14 +54,17 @@ def cut_segments(model: ModelLike, limit: int, shared: Iterable[str]) -> list[Se
     cutter = Cutter(model, computed=True)
     nodes = [name for name in cutter.nodes if name not in cutter.constants]
     sizes = {tensor.name: count_tensor_bytes(tensor) for tensor in bare_proto(model).graph.initializer}
-    allowed, results = set(shared), {value.name for value in model.graph.output}
+    allowed = set(shared)
+    results = {value.name for value in model.graph.output}
     last = {tensor: k for k, name in enumerate(nodes) for tensor in list_reads(cutter.nodes[name])}
     segments: list[Segment] = []
     start = 0
     while start < len(nodes):
         read: set[str] = set()
         alive: set[str] = set()
-        best, fewest, k = 0, 0, start
+        best = 0
+        fewest = 0
+        k = start
         while k < len(nodes):
             read |= _list_stored(cutter, nodes[k])
             if best and sum(sizes.get(tensor, 0) for tensor in read) > limit:
@@ -71,7 +74,8 @@ def cut_segments(model: ModelLike, limit: int, shared: Iterable[str]) -> list[Se
             inner = alive - results
             # Where as few are alive, the later: fewer segments.
             if inner <= allowed and (not best or len(inner) <= fewest):
-                best, fewest = k + 1, len(inner)
+                best = k + 1
+                fewest = len(inner)
             k += 1
         stop = len(nodes) if k == len(nodes) else best
         part = nodes[start:stop]
@@ -115,7 +119,8 @@ def compare_segments(
     before = agreement.selections.expose_choices(before)
     after = agreement.selections.take_choices(after)
     types = get_index(infer_shapes(after))
-    reference, other = Cutter(before, computed=True), Cutter(after, computed=True)
+    reference = Cutter(before, computed=True)
+    other = Cutter(after, computed=True)
     errors = []
     alive: list[Values] = [{name: np.asarray(value) for name, value in sample.items()} for sample in samples]
     shared = set(other.list_tensors())
@@ -172,7 +177,9 @@ def _sum_errors(
     agreement: AgreementSums,
 ) -> SegmentErrors:
     """The errors over all samples. runs: of the reference, of the other without and with optimizations."""
-    off, on, agree = ModelErrors(), ModelErrors(), ModelErrors()
+    off = ModelErrors()
+    on = ModelErrors()
+    agree = ModelErrors()
     for feeds, exact, plain, fast in zip(samples, *runs, strict=True):
         agreement.update(exact, plain)
         off.update(feeds, exact, plain)

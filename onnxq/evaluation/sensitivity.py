@@ -127,7 +127,8 @@ def measure_sensitivity(
     # All in one go: the samples are run through once, and settings that are alike are measured once.
     settings = [frozenset(), everything, *isolated, *left_out, *steps.values()]
     off, on, *rest = measure_settings(toggled, reference, settings, progress=progress, crew=crew)
-    whole, figures = noise_to_db(on.noise()), [noise_to_db(errors.noise()) for errors in rest]
+    whole = noise_to_db(on.noise())
+    figures = [noise_to_db(errors.noise()) for errors in rest]
     costs = [
         _make_cost(group, alone, others, whole)
         for group, alone, others in zip(groups, figures, figures[len(groups) :], strict=False)

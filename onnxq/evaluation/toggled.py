@@ -217,7 +217,8 @@ class _ToggleWork:
         inside = [
             NodeProto.FromString(self.by_name[n.name].SerializeToString()) for n in chain.nodes if n.name in members
         ]
-        plain, result = inside[0].input[0], inside[-1].output[0]
+        plain = inside[0].input[0]
+        result = inside[-1].output[0]
         source = self.index.resolve_tensor(plain, last.scope)
         if source is None:
             return ""
@@ -228,7 +229,8 @@ class _ToggleWork:
             node.input[:] = [rename.get(name, name) for name in node.input]
             node.output[:] = [rename[name] for name in node.output]
         dtype = self.index.find_dtype(source) or TensorProto.FLOAT
-        feed, skip = self._make_unique(f"onnxq/{last.name}/on"), self._make_unique(f"{result}/plain")
+        feed = self._make_unique(f"onnxq/{last.name}/on")
+        skip = self._make_unique(f"{result}/plain")
         outside = self._make_bypass(plain, skip, f"{last.name}/plain")
         branches = [
             helper.make_graph(nodes, "branch", [], [helper.make_tensor_value_info(out, dtype, None)])
@@ -276,11 +278,9 @@ class _ToggleWork:
         plain = self.real.input_value(self.real.find_node(lookup.name), 0) if lookup.name in self.known else None
         if plain is None or stored is None or stored_qparams.scale is None or plain.shape != stored.shape:
             return ""
-        feed, result, kind = (
-            self._make_unique(f"onnxq/{lookup.name}"),
-            chain.last.outputs[0],
-            stored_qparams.element_type,
-        )
+        feed = self._make_unique(f"onnxq/{lookup.name}")
+        result = chain.last.outputs[0]
+        kind = stored_qparams.element_type
         ids = self.by_name[lookup.name].input[1]
         self.branches[chain.last.name] = helper.make_node("Gather", [feed, ids], [result], name=chain.last.name)
         self.proto.graph.input.append(helper.make_tensor_value_info(feed, TensorProto.FLOAT, stored.shape))

@@ -116,13 +116,15 @@ def _try_models(
     """The errors of each model on each sample."""
     if crew.plain:
         for model in models:
-            run, samples = model.open(reference.selections).run, []
+            run = model.open(reference.selections).run
+            samples = []
             for _, errors in reference.score_runs([run], range(len(reference.samples))):
                 samples.append(errors)
                 task.advance()
             yield samples
         return
-    shared, shares = _share_reference(crew, reference), split_evenly(range(len(reference.samples)), count)
+    shared = _share_reference(crew, reference)
+    shares = split_evenly(range(len(reference.samples)), count)
     pieces = []
     for number, model in enumerate(models, start=1):
         form = crew.share_model(model.model), model.optimize, model.dequantize, model.threads
@@ -202,7 +204,8 @@ def score_settings(
         runs = [partial(board.run, on=frozenset(setting)) for setting in settings]
         return reference.sum_runs(runs, tick=task.advance)
     shared = SharedBoard(crew.share_model(model), crew.share_feeds(board.on), crew.share_feeds(board.off), threads)
-    shared_reference, size = _share_reference(crew, reference), -(-len(settings) // _SETTING_PIECES)
+    shared_reference = _share_reference(crew, reference)
+    size = -(-len(settings) // _SETTING_PIECES)
     pieces = []
     for first in range(0, len(settings), size):
         part = tuple(tuple(sorted(setting)) for setting in settings[first : first + size])

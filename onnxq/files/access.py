@@ -346,7 +346,8 @@ def read_input(path: str | Path, error: type[OnnxqError], *, limit: int, pipes: 
     """
     check_input_kind(path, error, pipes=pipes)
     status = os.stat(path)
-    size, regular = status.st_size, stat.S_ISREG(status.st_mode)
+    size = status.st_size
+    regular = stat.S_ISREG(status.st_mode)
     limit = limit if regular else min(limit, _FROM_A_PIPE)
     with open(path, "rb") as file:
         # One byte more than allowed shows that a stream is too long, without reading it to its end.

@@ -87,7 +87,8 @@ def hash_graph(model: LightModel) -> str:
 
 
 def _compute_digest(model: ModelLike) -> str:
-    proto, store = bare_proto(model), store_of(model)
+    proto = bare_proto(model)
+    store = store_of(model)
     digest = hashlib.sha256()
     graph = proto.graph
     for part in (*graph.node, *graph.input, *graph.output, *proto.opset_import, *proto.functions):

@@ -27,7 +27,9 @@ from onnxq.sites import TensorId
 
 # DequantizeLinear has an axis from here on.
 _OPSET = 13
-_DEQUANTIZE, _DYNAMIC, _QUANTIZE = "DequantizeLinear", "DynamicQuantizeLinear", "QuantizeLinear"
+_DEQUANTIZE = "DequantizeLinear"
+_DYNAMIC = "DynamicQuantizeLinear"
+_QUANTIZE = "QuantizeLinear"
 # In the place of a scale: 1.
 _ONE = -1
 
@@ -111,7 +113,8 @@ def read_integer_operators(proto: M, wanted: frozenset[str] | None = None) -> M:
     if not any(_is_wanted(node, wanted) or (wanted is None and _moves_integers(index, node)) for node in index.nodes):
         return proto
     proto = name_nodes(ensure_opset(proto, _OPSET))
-    index, editor = GraphIndex(proto), Editor(proto)
+    index = GraphIndex(proto)
+    editor = Editor(proto)
     # Integers -> names of their scale and zero point.
     numbers = _find_tables(index) if wanted is None else {}
     for node in index.nodes:
@@ -145,7 +148,8 @@ def _find_tables(index: GraphIndex) -> dict[TensorId, tuple[str, ...]]:
     """Constant integers that are moved before they are dequantized, as rows of a table are, with their numbers."""
     found = {}
     for node in index.nodes:
-        stored, scale = index.find_input(node, 0), index.input_value(node, 1)
+        stored = index.find_input(node, 0)
+        scale = index.input_value(node, 1)
         origin = index.find_origin(stored, _MOVES) if node.op_type == _DEQUANTIZE else None
         # Scales of channels lie along another axis there.
         single = scale is not None and scale.size == 1
@@ -168,7 +172,8 @@ class _OperatorWriter(NodeWriter):
         reads = [self.inputs(read) for read in form.reads]
         if form.repeats:
             reads = [self.inputs(range(k, k + 3)) for k in range(2, len(self.node.inputs), 3)]
-        result, bias = self.inputs(form.result), self.inputs(form.bias)
+        result = self.inputs(form.result)
+        bias = self.inputs(form.bias)
         self.editor.remove_node(self.node.name)
         if form.dynamic:
             source = reads[0]
@@ -181,7 +186,8 @@ class _OperatorWriter(NodeWriter):
             operands.append(self.dequantize([*bias, self.scale_bias(reads)], self.find_last_axis(bias[0])))
         attrs = {} if form.op in _FREE_OF_ATTRIBUTES else self.node.attrs
         attrs = {key: value for key, value in attrs.items() if key not in _OWN}
-        out, name = self.node.outputs[0], self.node.name
+        out = self.node.outputs[0]
+        name = self.node.name
         if form.sums:
             made = self.add("Round", [self.add(form.op, operands, name=name, **attrs)])
             self.add("Cast", [made], out, to=int(TensorProto.INT32))

@@ -29,7 +29,9 @@ from onnxq.graph.scopes import collect_reads, replace_items
 from onnxq.graph.storage import omit_weights, restore_weights
 from onnxq.graph.values import encode_tensor
 
-_DYNAMIC, _DEQUANTIZE, _LSTM = "DynamicQuantizeLinear", "DequantizeLinear", "DynamicQuantizeLSTM"
+_DYNAMIC = "DynamicQuantizeLinear"
+_DEQUANTIZE = "DequantizeLinear"
+_LSTM = "DynamicQuantizeLSTM"
 _MICROSOFT = "com.microsoft"
 _BYTES = (TensorProto.INT8, TensorProto.UINT8)
 # Operators that give out sums of integers.
@@ -39,7 +41,8 @@ _STORED = ("/quantized", "_quantized")
 # Endings of the names of constants, and of the results of DynamicQuantizeLinear.
 _PARTS = ("quantized", "scale", "zero_point")
 # Inputs of LSTM and DynamicQuantizeLSTM: x, two weights, and what both have alike (bias, lengths, states, peepholes).
-_LSTM_WEIGHTS, _LSTM_INPUTS = (1, 2), 8
+_LSTM_WEIGHTS = (1, 2)
+_LSTM_INPUTS = 8
 
 
 def write_integer_products(proto: M) -> M:
@@ -124,7 +127,8 @@ def _write_product(index: GraphIndex, editor: Editor[Any], node: NodeRef, data: 
     stored, scale = weight.inputs[:2]
     zero = [name for name in weight.inputs[2:3] if name]
     bias = next(iter(node.inputs[2:3]), "")
-    out, name = node.outputs[0], node.name
+    out = node.outputs[0]
+    name = node.name
     editor.remove_node(name)
 
     def add(op: str, inputs: list[str], part: str, *, result: str = "", called: str = "", **attrs: Any) -> str:
@@ -152,7 +156,8 @@ def _write_lstm(index: GraphIndex, editor: Editor[Any], node: NodeRef, data: Nod
         pair = index.maker(node, k)
         assert pair is not None
         values = _read_bytes(index, pair)
-        scale, zero = index.input_value(pair, 1), index.input_value(pair, 2)
+        scale = index.input_value(pair, 1)
+        zero = index.input_value(pair, 2)
         assert scale is not None
         base = f"{name_source(pair.inputs[0])}/transposed"
         zero = np.zeros(scale.shape, values.dtype) if zero is None else zero
@@ -228,7 +233,8 @@ def _is_transposed(index: GraphIndex, node: NodeRef) -> bool:
 def _is_stored(index: GraphIndex, node: NodeRef) -> bool:
     """True where weights, scales and zero points of a DynamicQuantizeLSTM are such as a DequantizeLinear takes."""
     for k in _LSTM_WEIGHTS:
-        values, scale = index.input_value(node, k), index.input_value(node, 6 + 2 * k)
+        values = index.input_value(node, k)
+        scale = index.input_value(node, 6 + 2 * k)
         # A DequantizeLinear has no scales for each direction.
         if values is None or scale is None or (scale.ndim in (1, 2) and (scale != scale[:1]).any()):
             return False
@@ -253,7 +259,8 @@ class _Reader:
 
     def restore_product(self, product: _Product) -> None:
         """Write a Conv or MatMul of pairs, or a Gemm where the operator's integers are transposed."""
-        node, out = product.node, product.product.outputs[0]
+        node = product.node
+        out = product.product.outputs[0]
         transpose = self.index.maker(node, 1) if _is_transposed(self.index, node) else None
         stored = node.inputs[1] if transpose is None else transpose.inputs[0]
         x = self._add_dequantize(node.scope, list(product.data.outputs), 1)
@@ -269,7 +276,8 @@ class _Reader:
     def restore_lstm(self, node: NodeRef) -> None:
         """Write an LSTM whose data and weights are pairs."""
         inputs = list(node.inputs[:_LSTM_INPUTS])
-        base, key = inputs[0], (node.scope, inputs[0])
+        base = inputs[0]
+        key = (node.scope, inputs[0])
         if key not in self.dequantized:
             names = [self.editor.fresh(f"{base}/{part}") for part in _PARTS]
             self.editor.insert_node(node.scope, _DYNAMIC, [base], names, name=self.editor.fresh(f"{base}/{_DYNAMIC}"))
@@ -306,7 +314,8 @@ def dequantize_weights(model: M) -> M:
     For trials with optimizations off, where ORT would compute them in each run. The values are those that ORT computes;
     blocks, sub-byte types and scales other than float32 stay as they are.
     """
-    index, store = GraphIndex(model), copy_store(model)
+    index = GraphIndex(model)
+    store = copy_store(model)
     tensors = {}
     for node in index.nodes:
         value = dequantize_node(index, node)

@@ -271,7 +271,8 @@ def strip_weights(model: ModelLike) -> LightModel:
     chosen = {k for k, tensor in enumerate(proto.graph.initializer) if _can_be_stub(tensor)}
     if not chosen:
         return model if isinstance(model, LightModel) else LightModel(proto, WeightStore())
-    light, store = ModelProto(), copy_store(model) or WeightStore()
+    light = ModelProto()
+    store = copy_store(model) or WeightStore()
     # Field by field: the weights are never copied, not even for a moment.
     copy_fields(proto, light, ("graph",))
     copy_fields(proto.graph, light.graph, ("initializer",))
@@ -301,7 +302,8 @@ def attach_weights(model: ModelLike) -> ModelProto:
 
 def _attach(model: LightModel, names: Collection[str]) -> ModelProto:
     """A copy of the graph with the bytes of these initializers."""
-    whole, wanted = deepcopy(model.proto), set(names)
+    whole = deepcopy(model.proto)
+    wanted = set(names)
     for tensor in whole.graph.initializer:
         if tensor.name in wanted:
             raw = model.weights.bytes_of(tensor).tobytes()

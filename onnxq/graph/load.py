@@ -78,12 +78,15 @@ def load_model(source: str | Path | ModelProto, *, lazy: bool = False) -> Model:
     files: tuple[Path, ...] = ()
     store: WeightStore | None = None
     if isinstance(source, ModelProto):
-        proto, path, subject = deepcopy(source), None, "the model"
+        proto = deepcopy(source)
+        path = None
+        subject = "the model"
         loose = next((tensor.name for tensor in walk_tensors(proto) if is_external(tensor)), None)
         if loose is not None:
             cause = "its data lies in another file, which a ModelProto cannot find"
             raise ModelError(f"tensor {loose!r}", cause, "give the path", code="Q106")
-        size, external = proto.ByteSize(), False
+        size = proto.ByteSize()
+        external = False
     else:
         path = Path(source)
         subject = str(path)
@@ -92,7 +95,8 @@ def load_model(source: str | Path | ModelProto, *, lazy: bool = False) -> Model:
         else:
             proto = _parse_model(_read_file(path), path)
             read = load_external(proto, path)
-        size, external = path.stat().st_size + sum(read.values()), sum(read.values()) > 0
+        size = path.stat().st_size + sum(read.values())
+        external = sum(read.values()) > 0
         files = (path, *read)
     # Before the checker, which refuses nodes out of order and of domains that are not imported.
     imports = _settle_imports(proto)
@@ -223,7 +227,8 @@ def _check_text(proto: ModelProto, subject: str) -> None:
 
 
 def _check_versions(proto: ModelProto, subject: str) -> None:
-    newest, mine = onnx.defs.onnx_opset_version(), f"newer than the installed onnx {onnx.__version__} knows"
+    newest = onnx.defs.onnx_opset_version()
+    mine = f"newer than the installed onnx {onnx.__version__} knows"
     fix = "pip install --upgrade onnx onnxruntime"
     if proto.ir_version > onnx.IR_VERSION:
         raise ModelError(subject, f"has IR version {proto.ir_version}, {mine}", fix, code="Q104")
@@ -315,7 +320,8 @@ def _raise_opset(proto: ModelProto, subject: str) -> Cautions:
     if not late or not all(late.values()):
         return ()
     newest = max(late, key=lambda op_type: late[op_type])
-    node, opset = nodes[newest], late[newest]
+    node = nodes[newest]
+    opset = late[newest]
     named = f"{node.name!r} ({newest})" if node.name else label_node(node)
     cause = f"{named} is an operator of opset {opset}, and the model declares opset {declared}"
     other = [version for version in nodes if _find_version(version, declared) not in (0, _find_version(version, opset))]
@@ -383,7 +389,8 @@ def _read_mapped(
 ) -> tuple[ModelProto, dict[int, StoredArray]] | None:
     """The model without its large initializers, and these by their numbers; None for a file that is damaged."""
     check_input_kind(path, ModelError)
-    file, inside = open_data(path), {}
+    file = open_data(path)
+    inside = {}
     with mmap.mmap(file.descriptor, 0, access=mmap.ACCESS_READ) as data:
         try:
             skeleton, left_out = read_skeleton(data, SMALLEST_STUB)

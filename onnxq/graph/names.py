@@ -87,7 +87,8 @@ def _name_level(level: list[_Scoped], counts: Counter[str], taken: set[str]) -> 
     # Only nodes without outputs, or whose natural name another node already bears, come here. Numbers follow their
     # content, since the order of the nodes in the file is not part of the network.
     for scope, node in sorted(waiting, key=lambda item: (_propose_scoped(*item), _serialize_unnamed(item[1]))):
-        base, number = _propose_scoped(scope, node), 1
+        base = _propose_scoped(scope, node)
+        number = 1
         while f"{base}_{number}" in taken:
             number += 1
         node.name = f"{base}_{number}"
@@ -111,7 +112,8 @@ def _serialize_unnamed(node: NodeProto) -> bytes:
 
 def choose_name(base: str, taken: set[str]) -> str:
     """Return `base`, or base_1, base_2 …: the first that is not taken; it is added to `taken`."""
-    name, number = base, 0
+    name = base
+    number = 0
     while name in taken:
         number += 1
         name = f"{base}_{number}"

@@ -28,10 +28,14 @@ from onnxq.graph.index import GraphIndex
 from onnxq.graph.light import M, bare_proto
 from onnxq.graph.scopes import walk_graphs
 
-OPERATOR, _MICROSOFT, _DEQUANTIZE = "MatMulNBits", "com.microsoft", "DequantizeLinear"
+OPERATOR = "MatMulNBits"
+_MICROSOFT = "com.microsoft"
+_DEQUANTIZE = "DequantizeLinear"
 _LOOKUP = "GatherBlockQuantized"
 # Endings of the names of a weight's parts, behind the name of the tensor that they stand for.
-_PACKED, _SCALES, _ZEROS = "/packed", "/scales", "/zero_points"
+_PACKED = "/packed"
+_SCALES = "/scales"
+_ZEROS = "/zero_points"
 # Widths that the CPU's kernel has: ONNX Runtime 1.32.
 _WIDTHS = (2, 4, 8)
 _SMALLEST_BLOCK = 16
@@ -172,7 +176,9 @@ def _find_pair(index: GraphIndex, node: NodeRef) -> NodeRef | None:
     pair = index.maker(node, 1) if node.is_onnx("MatMul") else None
     if pair is None or pair.op_type != _DEQUANTIZE:
         return None
-    size, stored, scale = pair.read_int("block_size", 0), index.find_input(pair, 0), index.find_input(pair, 1)
+    size = pair.read_int("block_size", 0)
+    stored = index.find_input(pair, 0)
+    scale = index.find_input(pair, 1)
     whole = stored is not None and scale is not None and index.is_constant(stored) and index.is_constant(scale)
     if not whole or stored is None or scale is None or size < _SMALLEST_BLOCK or size & (size - 1):
         return None
@@ -217,7 +223,8 @@ def read_nbits(proto: M) -> M:
         if key not in weights:
             weights[key] = _add_pair(editor, node.scope, node.inputs[1], blocks)
         editor.remove_node(node.name)
-        bias, out = (node.inputs[5:6] or ("",))[0], node.outputs[0]
+        bias = (node.inputs[5:6] or ("",))[0]
+        out = node.outputs[0]
         product = editor.fresh(f"{node.name}/product") if bias else out
         editor.insert_node(node.scope, "MatMul", [node.inputs[0], weights[key]], [product], name=node.name)
         if bias:
@@ -260,7 +267,8 @@ def _read_table(index: GraphIndex, node: NodeRef) -> Blocks | None:
         return None
     reshape = index.maker(node, 0, "Reshape")
     stored = index.find_input(reshape or node, 0)
-    codes, kind = index.find_constant(stored), index.find_dtype(stored)
+    codes = index.find_constant(stored)
+    kind = index.find_dtype(stored)
     scale = index.input_value(node, 2)
     zero = index.input_value(node, 3)
     bits = node.read_int("bits", 4)

@@ -27,7 +27,9 @@ from onnxq.numerics import quantize
 from onnxq.sites import TensorId
 from onnxq.spec import PerChannel, PerTensor, QParams, QuantSpec
 
-_QUANTIZE, _DEQUANTIZE, _MICROSOFT = "QuantizeLinear", "DequantizeLinear", "com.microsoft"
+_QUANTIZE = "QuantizeLinear"
+_DEQUANTIZE = "DequantizeLinear"
+_MICROSOFT = "com.microsoft"
 _BYTES: dict[int, tuple[int, int]] = {TensorProto.UINT8: (0, 255), TensorProto.INT8: (-128, 127)}
 
 
@@ -67,7 +69,8 @@ _LARGEST = 2.0**31
 _MOVES = LAYOUT_OPS.union(
     ("MaxPool", "Resize", "Slice", "Split", "Gather", "Expand", "Tile", "DepthToSpace", "SpaceToDepth")
 )
-_POOL_OPSET, _SOFTMAX_OPSET = 12, 13
+_POOL_OPSET = 12
+_SOFTMAX_OPSET = 13
 
 
 @dataclass(frozen=True)
@@ -139,7 +142,8 @@ class _QOperatorWriter:
         chain = self._find_behind(node, 0)
         result = None if chain is None else self._read_half(chain[-1], node.scope)
         if chain is None or result is None or not self._takes_result(chain, result, halves[taken[0]]):
-            chain, result = (), None
+            chain = ()
+            result = None
         bias = self._find_bias(node, halves) if "b" in kernel.layout else ""
         if bias is None or (result is None and node.op_type not in ("MatMul", "Gemm")):
             return False
@@ -152,11 +156,14 @@ class _QOperatorWriter:
             else:
                 for k in taken if part == "*" else (int(part),):
                     inputs += (halves[k].names[0], *self._name_qparams(node, halves[k]))
-        op, domain = kernel.op, kernel.domain
+        op = kernel.op
+        domain = kernel.domain
         # The same kernel with a float result has its inputs in another order.
         if result is None and node.op_type == "MatMul":
             x, x_scale, x_zero, w, w_scale, w_zero = inputs
-            op, domain, inputs = "MatMulIntegerToFloat", _MICROSOFT, [x, w, x_scale, w_scale, x_zero, w_zero]
+            op = "MatMulIntegerToFloat"
+            domain = _MICROSOFT
+            inputs = [x, w, x_scale, w_scale, x_zero, w_zero]
         attrs = {key: value for key, value in node.attrs.items() if key not in kernel.drops}
         attrs |= {"opset": self.opset} if node.op_type == "Softmax" else {}
         for old in (node, *chain):
@@ -234,7 +241,8 @@ class _QOperatorWriter:
         if not any(node.inputs[2:3]):
             return ""
         expected = halves[0].scale.reshape(-1) * halves[1].scale.reshape(-1)
-        value, pair = self.index.input_value(node, 2), self.index.maker(node, 2, _DEQUANTIZE)
+        value = self.index.input_value(node, 2)
+        pair = self.index.maker(node, 2, _DEQUANTIZE)
         if value is not None and value.dtype == np.float32 and np.abs(value.reshape(-1) / expected).max() < _LARGEST:
             # A float bias, which ONNX Runtime rounds as well.
             grain = PerChannel(0) if expected.size > 1 else PerTensor()
@@ -242,7 +250,8 @@ class _QOperatorWriter:
             steps = expected if expected.size > 1 else expected.reshape(())
             codes = quantize(value.reshape(-1), QParams(steps, np.zeros_like(steps, np.int32), ""), spec)
             return self.editor.add_initializer(node.scope, self.editor.fresh(f"{node.inputs[2]}/quantized"), codes)
-        stored, scale = self.index.find_input(pair, 0), self.index.input_value(pair, 1)
+        stored = self.index.find_input(pair, 0)
+        scale = self.index.input_value(pair, 1)
         if pair is None or scale is None or self.index.find_dtype(stored) != TensorProto.INT32:
             return None
         return pair.inputs[0] if np.allclose(scale.reshape(-1), expected, rtol=1e-5, atol=0) else None

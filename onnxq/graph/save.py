@@ -48,7 +48,8 @@ def save_model(
     inputs: files that are never written over.
     Raises OutputError when the file is there already (unless overwrite), cannot be written, or the disk is full.
     """
-    path, proto = Path(path), bare_proto(model)
+    path = Path(path)
+    proto = bare_proto(model)
     targets = [path]
     if external is None:
         external = count_light_bytes(model) > _ONE_FILE
@@ -98,7 +99,8 @@ def _write_weights(model: ModelLike, file: BinaryIO, location: str, least: int) 
     """
     proto = bare_proto(model)
     light, omitted = omit_weights(proto)
-    store, offset = store_of(model), 0
+    store = store_of(model)
+    offset = 0
     both = zip(locate_tensors(light, constants=False), locate_tensors(proto, constants=False), strict=True)
     for (key, tensor), (_, original) in both:
         if original.data_type == TensorProto.STRING or count_tensor_bytes(original) < least:

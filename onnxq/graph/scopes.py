@@ -187,7 +187,8 @@ def sort_topologically(nodes: list[T], needs: list[list[str]], makes: list[list[
 def sort_nodes(graph: GraphProto) -> list[NodeProto]:
     """The nodes in an order they can run in, as close to the file's as possible. Raises ModelError on a cycle."""
     nodes = list(graph.node)
-    needs, makes = [list_reads(node) for node in nodes], [list(node.output) for node in nodes]
+    needs = [list_reads(node) for node in nodes]
+    makes = [list(node.output) for node in nodes]
     return sort_topologically(nodes, needs, makes, [label_node(node) for node in nodes])
 
 

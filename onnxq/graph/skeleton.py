@@ -14,11 +14,16 @@ from onnx import GraphProto, ModelProto, TensorProto
 from onnxq.graph.storage import copy_fields, count_tensor_bytes, is_stub
 
 # Field numbers of onnx.proto: ModelProto.graph, GraphProto.initializer, TensorProto.raw_data.
-_GRAPH, _INITIALIZER, _RAW = 7, 5, 9
+_GRAPH = 7
+_INITIALIZER = 5
+_RAW = 9
 # protobuf's limit on one message.
 MESSAGE_LIMIT = 2**31 - 1
 # Kinds of encoding: a varint, 8 bytes, a length and so many bytes, 4 bytes.
-_VARINT, _EIGHT, _BYTES, _FOUR = 0, 1, 2, 5
+_VARINT = 0
+_EIGHT = 1
+_BYTES = 2
+_FOUR = 5
 
 
 class Buffer(Protocol):
@@ -81,7 +86,8 @@ def _walk_fields(data: Buffer, begin: int, end: int) -> Iterator[_Field]:
     at = begin
     while at < end:
         tag, content = _read_varint(data, at, end)
-        number, kind = tag >> 3, tag & 7
+        number = tag >> 3
+        kind = tag & 7
         if kind == _VARINT:
             _, stop = _read_varint(data, content, end)
         elif kind == _BYTES:
@@ -129,7 +135,8 @@ def write_model(proto: ModelProto, read: Callable[[TensorProto], Iterator[bytes]
 
     read: the bytes of a stub, piece by piece. Raises ValueError for a model over 2 GB, which nobody could read.
     """
-    around, bare = ModelProto(), GraphProto()
+    around = ModelProto()
+    bare = GraphProto()
     copy_fields(proto, around, ("graph",))
     copy_fields(proto.graph, bare, ("initializer",))
     before, after = _split(bare.SerializeToString(deterministic=True), _INITIALIZER)

@@ -446,7 +446,8 @@ def _locate_file(subject: str, location: str, path: Path) -> Path:
 
 def _read_range(tensor: TensorProto, entries: dict[str, str], file: Path) -> tuple[int, int]:
     """Offset and length of a tensor's bytes, which the file is long enough for."""
-    subject, size = f"{file}, tensor {tensor.name!r}", file.stat().st_size
+    subject = f"{file}, tensor {tensor.name!r}"
+    size = file.stat().st_size
     try:
         offset = int(entries.get("offset", "") or 0)
         # Without a length the data goes to the end of the file.

@@ -308,11 +308,14 @@ def join_rest(front: M, whole: M, behind: Collection[str]) -> M:
     """
     cutter = Cutter(whole, computed=True)
     rest = cutter.cut(behind, (), [value for value in whole.graph.output if cutter.find_producer(value.name) in behind])
-    part, out, store = copy_proto(rest), copy_proto(front), copy_store(front)
+    part = copy_proto(rest)
+    out = copy_proto(front)
+    store = copy_store(front)
     _settle_clashes(out, part)
     if store is not None and isinstance(rest, LightModel):
         store.adopt_arrays(rest.weights)
-    graph, own = out.graph, list_defined(part.graph)
+    graph = out.graph
+    own = list_defined(part.graph)
     outputs = {value.name: value for value in (*graph.output, *part.graph.output)}
     declared = [value for value in whole.graph.value_info if value.name in own or value.name in outputs]
     graph.node.extend(part.graph.node)

@@ -85,7 +85,8 @@ def decode_sparse(sparse: SparseTensorProto) -> Array:
     """
     values = decode_tensor(sparse.values)
     indices = decode_tensor(sparse.indices)
-    name, dims = sparse.values.name or "a sparse tensor", tuple(sparse.dims)
+    name = sparse.values.name or "a sparse tensor"
+    dims = tuple(sparse.dims)
     if min(dims, default=0) < 0 or math.prod(dims) * values.itemsize > _MAX_DENSE:
         cause = f"its shape {list(dims)} is too large to be stored densely"
         raise ModelError(name, cause, "export it again", code="Q105")

@@ -15,7 +15,8 @@ from onnxq.graph.light import ModelLike, bare_proto
 from onnxq.graph.load import check_structure
 from onnxq.graph.scopes import iterate_subgraphs, join_scope, label_node, list_defined, list_reads, walk_graphs
 
-QUANTIZE, DEQUANTIZE = "QuantizeLinear", "DequantizeLinear"
+QUANTIZE = "QuantizeLinear"
+DEQUANTIZE = "DequantizeLinear"
 # ORT has its own forms of them for types the model's opset does not know.
 _DOMAINS = ("", "com.microsoft")
 _fault = partial(VerificationError, code="Q701")
@@ -68,7 +69,8 @@ def _check_order(proto: ModelProto) -> None:
 
 
 def _check_quantize(index: GraphIndex, node: NodeRef) -> None:
-    result, readers = node.result, index.readers(node.result)
+    result = node.result
+    readers = index.readers(node.result)
     if not readers and not index.is_output(result) and not index.captured(result):
         raise _fault(node.name, "feeds nothing", "remove it, or give it its DequantizeLinear")
     pairs = [reader for reader in readers if reader.op_type == DEQUANTIZE]
@@ -147,7 +149,8 @@ def _find_wrong_length(index: GraphIndex, node: NodeRef, scale: tuple[int, ...])
     # One scale fits any tensor: engines take [1] for [].
     if dims is None or not scale or scale == (1,):
         return ""
-    axis, block = node.read_int("axis", 1), node.read_int("block_size", 0)
+    axis = node.read_int("axis", 1)
+    block = node.read_int("block_size", 0)
     if not -len(dims) <= axis < len(dims):
         return f"has axis {axis}, its tensor rank {len(dims)}"
     axis %= len(dims)

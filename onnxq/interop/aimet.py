@@ -98,7 +98,8 @@ def _refuse(entry: TensorScale) -> str:
 
 def _list_offsets(entry: TensorScale) -> tuple[list[float], list[int], bool]:
     """Scales, offsets of unsigned integers, and whether the integers are signed."""
-    spec, qparams = entry.spec, entry.make_qparams("")
+    spec = entry.spec
+    qparams = entry.make_qparams("")
     lowest = (1 << (spec.bits - 1)) if spec.signed else 0
     offsets = -(qparams.zero_point.astype(np.int64).reshape(-1) + lowest) + int(spec.narrow_range)
     # Signed integers around another zero have the same values as unsigned ones, and only these are said to be so.

@@ -41,7 +41,8 @@ def _read_entry(row: Mapping[str, Any], line: int) -> TensorScale:
     if found is None and dtype != FLOAT8:
         raise NoGridError(f"{dtype}, which has no pair here")
     scale = _read_scale(row)
-    axis, size = row.get("axis"), row.get("block_size")
+    axis = row.get("axis")
+    size = row.get("block_size")
     grain: Granularity = PerTensor()
     if axis is not None:
         grain = PerChannel(int(axis)) if size is None else PerBlock(int(axis), int(size))
@@ -69,7 +70,8 @@ def _read_scale(row: Mapping[str, Any]) -> Array:
     if unit.ndim == 1 and steps.ndim > 1:
         sides = [1] * steps.ndim
         sides[int(scale["axis"])] = -1
-        unit, zero = unit.reshape(sides), zero.reshape(sides) if zero.ndim else zero
+        unit = unit.reshape(sides)
+        zero = zero.reshape(sides) if zero.ndim else zero
     return (steps - zero) * unit
 
 

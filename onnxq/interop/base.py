@@ -13,7 +13,8 @@ from onnxq.errors import ConfigError
 from onnxq.sites import Names, Role
 from onnxq.spec import Granularity, PerBlock, PerTensor, QParams, QuantSpec
 
-_INT8, _ONE_SCALE = QuantSpec(), PerTensor()
+_INT8 = QuantSpec()
+_ONE_SCALE = PerTensor()
 
 
 @dataclass(frozen=True)
@@ -136,7 +137,8 @@ def make_entry(
     # Files write the one scale of a tensor as a number or as a list of one.
     one = isinstance(grain, PerTensor)
     if one and scale.size == zero.size == 1:
-        scale, zero = scale.reshape(()), zero.reshape(())
+        scale = scale.reshape(())
+        zero = zero.reshape(())
     zero = np.broadcast_to(zero, scale.shape) if zero.size == 1 else zero
     if zero.shape != scale.shape or (one and scale.ndim):
         raise ValueError(f"{name} has scales of shape {list(scale.shape)} and zero points of {list(zero.shape)}")

@@ -28,7 +28,8 @@ def fit_numbers(
     shape: of a weight. Without numbers the text says why the site gets none of this entry: a weight's scale is of use
     only where its integers stay as they are, an activation takes the range.
     """
-    spec, weight = site.spec, site.role is Role.WEIGHT
+    spec = site.spec
+    weight = site.role is Role.WEIGHT
     qparams = entry.make_qparams(origin)
     if weight:
         scale, problem = _spread_scale(entry, spec, qparams.scale, shape)
@@ -60,7 +61,8 @@ def _spread_scale(
     entry: TensorScale, spec: QuantSpec, scale: Array, shape: tuple[int, ...]
 ) -> tuple[Array | None, str]:
     """The scales of a weight for the granularity of a spec; and why there are none."""
-    mine, theirs = entry.spec.granularity, spec.granularity
+    mine = entry.spec.granularity
+    theirs = spec.granularity
     # One scale serves channels as well as a row of equal ones.
     if isinstance(mine, PerTensor):
         count = shape[theirs.axis] if isinstance(theirs, PerChannel) else None
@@ -132,7 +134,8 @@ def _find_storage(
 
 def _list_changes(entry: TensorScale, site: SitePlan) -> dict[str, Any]:
     """The fields of a rule in which an entry differs from the spec of its site."""
-    spec, own = site.spec, entry.spec
+    spec = site.spec
+    own = entry.spec
     changes: dict[str, Any] = {} if own.is_float or own.bits == spec.bits else {"bits": own.bits}
     if site.role is Role.WEIGHT and type(own.granularity) is not type(spec.granularity) and not own.has_one_scale:
         blocks = own.granularity if isinstance(own.granularity, PerBlock) else None

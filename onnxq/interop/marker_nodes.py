@@ -117,7 +117,9 @@ def _read_role(site: str, word: str) -> Role:
 def _make_spec(site: str, row: _MarkerRow) -> QuantSpec:
     if row.scheme not in ("symmetric", "asymmetric"):
         raise _fault(site, f"scheme {row.scheme!r}", "use symmetric or asymmetric")
-    bits, low, high = row.bits, row.qmin, row.qmax
+    bits = row.bits
+    low = row.qmin
+    high = row.qmax
     # No attribute says it: an unsigned range never goes below 0.
     signed = low < 0
     try:
@@ -146,7 +148,8 @@ def _make_granularity(row: _MarkerRow) -> Granularity:
 
 
 def _read_constant(index: GraphIndex, node: NodeRef, k: int, site: str) -> Array:
-    value, what = index.input_value(node, k), ("scale", "zero point")[k - 1]
+    value = index.input_value(node, k)
+    what = ("scale", "zero point")[k - 1]
     if value is None:
         raise _fault(site, f"its {what} is computed at run time", "freeze the quantizers before the export")
     if value.dtype.kind in "OSU":
@@ -156,7 +159,8 @@ def _read_constant(index: GraphIndex, node: NodeRef, k: int, site: str) -> Array
 
 def _make_qparams(site: str, spec: QuantSpec, scale: Array, zero: Array) -> QParams:
     if scale.size == zero.size == 1 and isinstance(spec.granularity, PerTensor):
-        scale, zero = scale.reshape(()), zero.reshape(())
+        scale = scale.reshape(())
+        zero = zero.reshape(())
     if scale.shape != zero.shape:
         raise _fault(site, f"scale of shape {scale.shape}, zero point of {zero.shape}", "give both one shape")
     steps = np.asarray(scale, np.float32)
@@ -174,7 +178,8 @@ def check_shape(marker: Marker, shape: tuple[int | str | None, ...] | None) -> N
     """Raise ModelError when scale and zero point do not fit a tensor of this shape; unknown dims fit anything."""
     if marker.qparams is None:
         return
-    grain, actual = marker.spec.granularity, marker.qparams.scale.shape
+    grain = marker.spec.granularity
+    actual = marker.qparams.scale.shape
     if isinstance(grain, PerTensor):
         if actual != ():
             raise _fault(marker.site, f"scale of shape {actual} and no axis", "give the axis of its channels")

@@ -215,7 +215,8 @@ def _make_site(placed: _Placed, engine: Target, index: GraphIndex) -> SitePlan:
     role = Role.OUTPUT if placed.output and placed.consumers is None else Role.ACTIVATION
     if group.first.role is Role.WEIGHT and placed.constant:
         role = Role.WEIGHT
-    spec, qparams = group.spec, group.first.qparams
+    spec = group.spec
+    qparams = group.first.qparams
     if group.perm and isinstance(spec.granularity, PerBlock) and qparams is not None:
         scale = qparams.scale.transpose(group.perm)
         qparams = QParams(scale, qparams.zero_point.transpose(group.perm), qparams.origin)

@@ -147,7 +147,9 @@ def match_scales(table: ScaleTable, plan: Plan, before: GraphIndex, prepared: Gr
     weights = [site for site in plan.sites if site.role is Role.WEIGHT and site.site not in taken]
     taken |= {site.site: (by_name[site.quantized_tensor.name][0], "") for site in weights if _is_given(site, by_name)}
     # Sites that had no entry of their own come behind the others.
-    matched, left, numbers = [], {}, {}
+    matched = []
+    left = {}
+    numbers = {}
     by_site = {site.site: site for site in plan.sites}
     for key, (entry, through) in taken.items():
         problem = _find_change(by_site[key], before, prepared)
@@ -278,7 +280,8 @@ def _explain_leftovers(
     table: ScaleTable, used: set[int], left: Mapping[str, str], before: GraphIndex, prepared: GraphIndex
 ) -> Iterator[UnusedLine]:
     """The lines that no site took, with the reason of each. left: of tensors whose numbers do not fit their site."""
-    now, then = _list_names(prepared), _list_names(before)
+    now = _list_names(prepared)
+    then = _list_names(before)
     for skipped in table.skipped:
         yield UnusedLine(name=skipped.name, line=skipped.line, reason=skipped.reason)
     for entry in table.entries:
@@ -301,9 +304,11 @@ def _explain_leftovers(
             maker = next((node for node in before.nodes if name in node.outputs), None)
             reason = "preparation folded it" + (f": {maker.op_type} {maker.name}" if maker else "")
         elif table.is_own_name(name):
-            why, reason = UnmatchedKind.TENSORRT, f"a layer {table.tool} added itself"
+            why = UnmatchedKind.TENSORRT
+            reason = f"a layer {table.tool} added itself"
         else:
-            why, reason = UnmatchedKind.UNKNOWN, "the model has no such tensor"
+            why = UnmatchedKind.UNKNOWN
+            reason = "the model has no such tensor"
             nearest = find_nearest(name, now | then)
         yield UnusedLine(name=name, line=entry.line, why=why, reason=reason, nearest=nearest)
 

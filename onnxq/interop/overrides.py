@@ -102,7 +102,8 @@ def _write(entries: Sequence[TensorScale]) -> bytes:
 
 
 def _write_rows(entry: TensorScale) -> list[dict[str, Any]]:
-    spec, numbers = entry.spec, list_numbers(entry)
+    spec = entry.spec
+    numbers = list_numbers(entry)
     kind = {"quant_type": f"Q{'' if spec.signed else 'U'}Int{spec.bits}"}
     if isinstance(spec.granularity, PerChannel):
         pairs = zip(*numbers, strict=True)

@@ -65,7 +65,8 @@ def _read_config(root: Mapping[str, Any], name: str, config: Any, readers: Names
 def _read_numbers(
     name: str, values: Any, ends: Mapping[str, Any], per_channel: bool, readers: Names, line: int
 ) -> TensorScale:
-    low, high = int(ends["quant_min"]), int(ends["quant_max"])
+    low = int(ends["quant_min"])
+    high = int(ends["quant_max"])
     # `bit_width` is that of the container; the levels are what is used.
     bits = (high - low).bit_length()
     if bits >= _BIAS_BITS:

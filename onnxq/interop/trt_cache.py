@@ -59,7 +59,8 @@ def parse_cache(data: bytes, source: str = "cache") -> ScaleTable:
         fix = "restore the first line of the file that TensorRT wrote, or name the right file"
         raise _fault(f"{source}:{number}", cause, fix, line=number)
     _check_order(lines[number:], source)
-    entries, skipped = list[TensorScale](), list[SkippedEntry]()
+    entries = list[TensorScale]()
+    skipped = list[SkippedEntry]()
     faults: list[str] = []
     for k, line in enumerate(lines[number:], number + 1):
         if line.strip():
@@ -137,7 +138,8 @@ def _parse_entry(line: str, number: int) -> TensorScale:
     """The entry of a line. Raises ValueError with its fault."""
     # Names hold colons and blanks ("onnx::MatMul_12"), scales do not: the last colon separates them.
     name, colon, digits = line.strip().rpartition(":")
-    name, digits = name.strip(), digits.strip()
+    name = name.strip()
+    digits = digits.strip()
     if not colon or not name:
         raise ValueError(f"{_shorten(line.strip())} is not `tensor: scale`")
     if not _HEX.fullmatch(digits):
@@ -162,7 +164,8 @@ def _check_order(lines: list[str], source: str) -> None:
     """Raise CalibrationError for a cache with swapped bytes, as some scripts write them."""
     digits = [line.rpartition(":")[2].strip() for line in lines if line.strip()]
     words = np.array([int(word, 16) for word in digits if _HEX.fullmatch(word)], np.uint32)
-    absurd, likely = ~_are_plausible(words), _are_plausible(words.byteswap())
+    absurd = ~_are_plausible(words)
+    likely = _are_plausible(words.byteswap())
     # More than half: a few implausible scales may also be right as they are.
     if (absurd & likely).sum() * 2 > len(digits):
         raise _fault(

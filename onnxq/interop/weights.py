@@ -113,7 +113,8 @@ def match_weights(checkpoint: Checkpoint, graph: Graph, before: GraphIndex, task
     taken = {match.weight for match in found}
     scopes = _find_scopes(before)
     free = [(weight, _list_paths(weight, before, scopes)) for weight in weights if weight not in taken]
-    used, missing = {name for match in found for name in match.names}, dict(checkpoint.refused)
+    used = {name for match in found for name in match.names}
+    missing = dict(checkpoint.refused)
     claimed: dict[NetworkWeight, str] = {}
     for source in checkpoint.weights:
         if source.name in used:
@@ -176,7 +177,8 @@ class _ChannelTable:
         if source.shape[1] not in self.channels:
             return
         digests, owners, places = self.channels[source.shape[1]]
-        values, best = source.read().dequantize(), np.empty((2, 0), np.int64)
+        values = source.read().dequantize()
+        best = np.empty((2, 0), np.int64)
         for kind in _TYPES:
             # Equal channels count once: rows of zeros that stand in a table a thousand times would be found in pairs.
             own, rows = np.unique(hash_rows(values.astype(kind)), return_index=True)
@@ -192,7 +194,8 @@ class _ChannelTable:
 
     def collect(self, number: int) -> FoundWeight | None:
         """The weight of the network of this number, where all its channels were found."""
-        weight, parts = self.weights[number], list[Part]()
+        weight = self.weights[number]
+        parts = list[Part]()
         left = np.ones(weight.shape[0], bool)
         # The one with the most channels first: single ones, of zeros, are anywhere.
         for source, rows, places in sorted(self.hits[number], key=lambda part: -len(part[1])):
@@ -211,7 +214,8 @@ def hash_rows(values: Array) -> Array:
     """A 64-bit digest of each row, the same for equal values."""
     rows, columns = values.shape
     factors = np.random.default_rng(0).integers(0, 2**63, columns, np.uint64) * np.uint64(2) + np.uint64(1)
-    step, digests = max(1, _CHUNK // columns), []
+    step = max(1, _CHUNK // columns)
+    digests = []
     for k in range(0, rows, step):
         # With 0 added, -0 is 0.
         part = np.ascontiguousarray(values[k : k + step], np.float32) + np.float32(0)
@@ -234,7 +238,8 @@ def _compare(source: CheckpointWeight, named: Sequence[NetworkWeight], graph: Gr
 
 def _list_paths(weight: NetworkWeight, before: GraphIndex, scopes: Mapping[str, Sequence[str]]) -> list[Names]:
     """The names that say which module a weight is of, in parts. scopes: of modules, by node."""
-    came, names = {node.name: node for node in before.nodes}, [weight.tensor.name]
+    came = {node.name: node for node in before.nodes}
+    names = [weight.tensor.name]
     for node in weight.nodes:
         edge = before.find_input(came.get(node.name), int(not node.looks_up(0)))
         names += [node.name, *scopes.get(node.name, ()), *(tensor.name for tensor in before.walk_back(edge, _LAYOUT))]

@@ -63,7 +63,8 @@ class Nvrtc:
     def _run_program(
         self, name: str, source: str, headers: Mapping[str, str], options: Sequence[str], kind: str
     ) -> bytes:
-        library, program = _load_library(self.path), ctypes.c_void_p()
+        library = _load_library(self.path)
+        program = ctypes.c_void_p()
         _check_code(
             library,
             library.nvrtcCreateProgram(
@@ -128,7 +129,10 @@ def _load_library(path: Path) -> Any:
 
 @cache
 def _describe_library(path: Path) -> Nvrtc:
-    library, major, minor, count = _load_library(path), ctypes.c_int(), ctypes.c_int(), ctypes.c_int()
+    library = _load_library(path)
+    major = ctypes.c_int()
+    minor = ctypes.c_int()
+    count = ctypes.c_int()
     _check_code(library, library.nvrtcVersion(ctypes.byref(major), ctypes.byref(minor)))
     _check_code(library, library.nvrtcGetNumSupportedArchs(ctypes.byref(count)))
     archs = (ctypes.c_int * count.value)()

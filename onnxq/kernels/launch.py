@@ -23,7 +23,8 @@ _CHUNK = 4096
 # Elements. One thread per column adds up rows shorter than _SHORT_ROW, or than _UNEVEN_ROW if they are not whole
 # vectors. This makes as many partial sums as columns, which pays off from _MANY_ROWS rows on; otherwise threads go
 # along the rows.
-_SHORT_ROW, _UNEVEN_ROW = 128, 1024
+_SHORT_ROW = 128
+_UNEVEN_ROW = 1024
 _MANY_ROWS = 32
 # Rows per thread of the column kernels.
 _COLUMN_STEPS = 8
@@ -88,7 +89,8 @@ def backward_plan(layout: Layout, dtype: DType, *, parameters: bool) -> LaunchPl
         return LaunchPlan((_launch_finish(layout, dtype, 0, 1),) if layout.scales else ())
     launch = _launch_columns(layout, dtype) if _by_columns(layout, dtype) else _launch_rows(layout, dtype)
     geometry = launch.geometry
-    splits, inner = geometry["partial_outer"], geometry["partial_inner"]
+    splits = geometry["partial_outer"]
+    inner = geometry["partial_inner"]
     if splits * inner == 1:  # every scale has one sum, which the kernel writes itself
         return LaunchPlan((launch,))
     return LaunchPlan((launch, _launch_finish(layout, dtype, splits, inner)), splits * inner * layout.scales * _SUMS)
@@ -112,14 +114,19 @@ def _launch_rows(layout: Layout, dtype: DType) -> Launch:
     """Launch groups of threads along contiguous runs of one scale: a piece of a long run, or several short runs."""
     pieces = 1
     if layout.block:
-        run, runs, segments, splits = min(layout.block, layout.channels), 1, layout.scales, 1
+        run = min(layout.block, layout.channels)
+        runs = 1
+        segments = layout.scales
+        splits = 1
     elif layout.inner > _CHUNK:
         pieces = -(-layout.inner // _CHUNK)
-        run, runs = _CHUNK, 1
+        run = _CHUNK
+        runs = 1
         splits = layout.outer * pieces
         segments = splits * layout.channels
     else:
-        run, runs = layout.inner, min(max(_CHUNK // layout.inner, 1), layout.outer)
+        run = layout.inner
+        runs = min(max(_CHUNK // layout.inner, 1), layout.outer)
         splits = -(-layout.outer // runs)
         segments = splits * layout.channels
     lanes = _round_to_power(-(-run * runs // (16 // dtype.size)), THREADS)
@@ -143,7 +150,10 @@ def _launch_columns(layout: Layout, dtype: DType) -> Launch:
     lanes = _round_to_power(-(-width // vector), 32)
     tiles = -(-width // (lanes * vector))
     if layout.block:
-        runs, strips, splits, inner = layout.block, layout.outer * layout.blocks, 1, 1
+        runs = layout.block
+        strips = layout.outer * layout.blocks
+        splits = 1
+        inner = 1
     else:
         runs = _COLUMN_STEPS * THREADS // lanes
         strips = splits = -(-layout.outer // runs)

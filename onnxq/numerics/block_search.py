@@ -35,7 +35,8 @@ _MISSES = 5
 # From here on the error is so small a part of the power that float32 does not show it.
 _WIDE_BITS = 7
 # Values per step, so many that threads wait little for one another; rows up to the second length are turned to columns.
-_SLAB, _SHORT = 1 << 19, 1 << 10
+_SLAB = 1 << 19
+_SHORT = 1 << 10
 # Of many bits: values per step, in rows; shares around the best.
 _WIDE_SLAB = 1 << 17
 _NEAREST = (0.97, 0.985, 1.015, 1.03)
@@ -58,14 +59,16 @@ def search_numbers(
     count, length = groups.shape
     if spec.bits >= _WIDE_BITS and spec.symmetric and length > _SHORT:
         return _search_wide(groups, spec, start)
-    scale, zero = start.scale.copy(), start.zero_point.copy()
+    scale = start.scale.copy()
+    zero = start.zero_point.copy()
     rows = max(1, _SLAB // max(length, 1))
     # Rows as columns: what broadcasts is then contiguous, however short a row is.
     arrange = np.ascontiguousarray if length <= _SHORT else np.asarray
 
     def search(part: slice) -> None:
         weights = None if weighting is None else arrange(weighting[part].T)
-        columns, best = arrange(groups[part].T), (scale[part], zero[part])
+        columns = arrange(groups[part].T)
+        best = (scale[part], zero[part])
         tried = [_search_columns(columns, spec, weights)]
         if signed_scales and spec.symmetric:
             mirrored, middle = _search_columns(-columns, spec, weights)
@@ -85,17 +88,21 @@ def search_numbers(
 def _search_wide(groups: Floats, spec: QuantSpec, start: QParams) -> QParams:
     """The same for many bits in long rows, where little is to be gained: shares of the range, by the plain error."""
     count, length = groups.shape
-    scale, steps = start.scale.copy(), symmetric_steps(spec)
+    scale = start.scale.copy()
+    steps = symmetric_steps(spec)
 
     def search(part: slice) -> None:
-        rows, zero = np.ascontiguousarray(groups[part]), start.zero_point[part]
-        best, least = start.scale[part], _measure_error(rows, QParams(start.scale[part], zero), spec, sums=np.float32)
+        rows = np.ascontiguousarray(groups[part])
+        zero = start.zero_point[part]
+        best = start.scale[part]
+        least = _measure_error(rows, QParams(start.scale[part], zero), spec, sums=np.float32)
         for ratios in (_list_shares(length, steps), _NEAREST):
             base = best
             for ratio in ratios:
                 tried = np.maximum(base * np.float32(ratio), np.float32(scale_floor(spec)))
                 error = _measure_error(rows, QParams(tried, zero), spec, sums=np.float32)
-                best, least = np.where(error < least, tried, best), np.minimum(error, least)
+                best = np.where(error < least, tried, best)
+                least = np.minimum(error, least)
         scale[part] = best
 
     map_parts(search, count, max(1, _WIDE_SLAB // max(length, 1)), elements=groups.size)
@@ -113,10 +120,13 @@ def _measure_error(
 
 def _search_columns(w: Array, spec: QuantSpec, u: Array | None) -> tuple[Array, Array]:
     """Scale and zero point of each column of w, [values, columns]."""
-    low, high = w.min(axis=0, initial=0.0), w.max(axis=0, initial=0.0)
-    steps, unit = symmetric_steps(spec), np.maximum(-low, high)
+    low = w.min(axis=0, initial=0.0)
+    high = w.max(axis=0, initial=0.0)
+    steps = symmetric_steps(spec)
+    unit = np.maximum(-low, high)
     unit = np.maximum(unit, np.float32(scale_floor(spec)))
-    low, high = low / unit, high / unit
+    low = low / unit
+    high = high / unit
     shares = _list_shares(len(w), steps if spec.symmetric else spec.qmax - spec.qmin)
     with np.errstate(under="ignore"):
         # In units of each column's largest value, so that no power overflows.

@@ -64,7 +64,8 @@ def qparams_from_range(
     """
     low, high = np.broadcast_arrays(np.asarray(lo, np.float64), np.asarray(hi, np.float64))
     _check_ends(low, high, origin)
-    low, high = np.minimum(low, 0.0), np.maximum(high, 0.0)
+    low = np.minimum(low, 0.0)
+    high = np.maximum(high, 0.0)
     high = np.maximum(high, low + spec.min_range)
     if bound[0] is not None:
         low = np.maximum(low, min(bound[0], 0.0))

@@ -54,7 +54,8 @@ def find_saturating_sums(values: ArrayLike, order: SumOrder) -> Mask:
     """Find the sums, [rows, sums], that overflow for some input. values: the stored int8 weights."""
     two = pair_neighbours(values, order).astype(np.int16)
     # The worst input is 255 at weights of one sign and 0 at the others.
-    most, least = np.maximum(two, 0).sum(axis=2), np.minimum(two, 0).sum(axis=2)
+    most = np.maximum(two, 0).sum(axis=2)
+    least = np.minimum(two, 0).sum(axis=2)
     return np.asarray((most > MOST) | (least < -MOST))
 
 
@@ -107,9 +108,11 @@ def limit_sums(values: Array, wanted: ArrayLike, orders: Sequence[SumOrder]) -> 
     codes = np.array(values)
     for order in orders:
         # Reshaping copies unless the order is that in memory; hence an explicit copy, written back below.
-        rows, aims = _to_rows(codes, order).copy(), _to_rows(np.asarray(wanted, np.float32), order)
+        rows = _to_rows(codes, order).copy()
+        aims = _to_rows(np.asarray(wanted, np.float32), order)
         even = rows.shape[1] // 2 * 2
-        first, second = rows[:, 0:even:2], rows[:, 1:even:2]
+        first = rows[:, 0:even:2]
+        second = rows[:, 1:even:2]
         first[:], second[:] = round_within_sum(first, second, aims[:, 0:even:2], aims[:, 1:even:2])
         codes = _from_rows(rows, codes.shape, order)
     return np.asarray(codes)
@@ -132,7 +135,8 @@ def choose_widening(first: Array, second: Array, scale: Array, noise: ArrayLike,
     factors = np.ones(len(steps), np.float32)
     if not len(rows):
         return factors
-    wide, room = total[rows, sums].astype(np.float64), MOST * steps[rows]
+    wide = total[rows, sums].astype(np.float64)
+    room = MOST * steps[rows]
     each = np.broadcast_to(np.asarray(cost, np.float64), total.shape)[rows, sums]
     coarse = np.asarray(noise, np.float64) * steps**2 / 12
     least = np.full(len(steps), np.inf)
@@ -140,7 +144,8 @@ def choose_widening(first: Array, second: Array, scale: Array, noise: ArrayLike,
         excess = np.maximum(wide - room * factor, 0.0)
         error = coarse * factor**2 + np.bincount(rows, each * excess**2, minlength=len(steps))
         better = error < least
-        factors, least = np.where(better, np.float32(factor), factors), np.where(better, error, least)
+        factors = np.where(better, np.float32(factor), factors)
+        least = np.where(better, error, least)
     return factors
 
 
@@ -149,7 +154,8 @@ def round_within_sum(first: Array, second: Array, aim: ArrayLike, other: ArrayLi
 
     first, second: integers. aim, other: their unrounded values.
     """
-    moved_first, moved_second = np.array(first), np.array(second)
+    moved_first = np.array(first)
+    moved_second = np.array(second)
     wide = moved_first.astype(np.int32), moved_second.astype(np.int32)
     # Only weights of one sign overflow together, and then the plain sum counts.
     over = (abs(wide[0] + wide[1]) > MOST) & ((wide[0] > 0) == (wide[1] > 0))
@@ -222,7 +228,8 @@ def weight_qparams(
     """
     observer = ObserverSpec() if observer is None else observer
     check_weight_observer(observer)
-    name, options = observer.name, dict(observer.options)
+    name = observer.name
+    options = dict(observer.options)
     values = np.asarray(w, np.float32)
     widest = _find_ends(values, spec)
     if not (np.isfinite(widest[0]).all() and np.isfinite(widest[1]).all()):
@@ -236,7 +243,8 @@ def weight_qparams(
     if name == "mse" and not spec.is_float:
         spread = None if importance is None else np.broadcast_to(np.asarray(importance, np.float32), values.shape)
         weighting = None if spread is None else _group_values(spread, spec)[0]
-        signed, rows = bool(options.get("signed_scales", False)), replace(spec, granularity=PerChannel(0))
+        signed = bool(options.get("signed_scales", False))
+        rows = replace(spec, granularity=PerChannel(0))
         qparams = search_numbers(groups, rows, qparams, weighting, signed_scales=signed)
     qparams = replace(qparams, scale=qparams.scale.reshape(shape), zero_point=qparams.zero_point.reshape(shape))
     return _widen_scales(values, qparams, spec, orders)
@@ -263,9 +271,11 @@ def _widen_scales(values: Floats, qparams: QParams, spec: QuantSpec, orders: Seq
         return qparams
     factors = np.ones(qparams.scale.shape, np.float32)
     for order in orders:
-        two, scale = pair_neighbours(values, order), qparams.scale
+        two = pair_neighbours(values, order)
+        scale = qparams.scale
         if isinstance(grain, PerTensor):
-            two, scale = two.reshape(1, -1, 2), scale.reshape(1)
+            two = two.reshape(1, -1, 2)
+            scale = scale.reshape(1)
         elif grain.axis % values.ndim != find_channel_axis(order):
             continue  # a row of sums has no scale of its own
         # Both neighbours change by half the excess, so a sum costs half its square.
@@ -298,7 +308,8 @@ def _find_ends(values: Floats, spec: QuantSpec) -> Ends:
     if isinstance(spec.granularity, PerChannel):
         axis = _find_axis(values, spec.granularity)
         others = tuple(k for k in range(values.ndim) if k != axis)
-    low, high = values.min(axis=others, initial=0.0), values.max(axis=others, initial=0.0)
+    low = values.min(axis=others, initial=0.0)
+    high = values.max(axis=others, initial=0.0)
     return np.asarray(low, np.float64), np.asarray(high, np.float64)
 
 

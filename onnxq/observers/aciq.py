@@ -39,7 +39,8 @@ def aciq_alpha(distribution: str, steps: float) -> float:
         return 6 * steps**2 * (density - z * tail) - z
 
     # Bisection down to neighbouring floats. `excess` falls; at 64 its exponentials are far below any step.
-    low, high = 0.0, 64.0
+    low = 0.0
+    high = 64.0
     while (middle := (low + high) / 2) not in (low, high):
         low, high = (middle, high) if excess(middle) > 0 else (low, middle)
     return low

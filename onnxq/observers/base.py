@@ -149,10 +149,12 @@ def flatten_values(x: ArrayLike) -> Values | None:
         # Any order will do, so the one in memory, which needs no copy.
         flat = single.ravel(order="K")
         # + 0.0 turns -0.0 into 0.0: which of the two min and max return depends on the order of the values.
-        low, high = float(flat.min()) + 0.0, float(flat.max()) + 0.0
+        low = float(flat.min()) + 0.0
+        high = float(flat.max()) + 0.0
     # NaN and inf show in min and max: no pass of its own over all values.
     if not (np.isfinite(low) and np.isfinite(high)):
-        nans, infs = int(np.isnan(flat).sum()), int(np.isinf(flat).sum())
+        nans = int(np.isnan(flat).sum())
+        infs = int(np.isinf(flat).sum())
         at = tuple(int(k) for k in np.argwhere(~np.isfinite(single))[0])
         raise CalibrationError(
             "activation",

@@ -101,7 +101,8 @@ class KullbackLeibler:
         starts = np.flatnonzero(new)
         bins = np.diff(np.append(starts, places.size))
         mass = self._below[places[starts] + bins] - self._below[places[starts]]
-        left, right = self._below[first], self._below[-1] - self._below[last]
+        left = self._below[first]
+        right = self._below[-1] - self._below[last]
         whole = mass.copy()
         run = np.searchsorted(starts, begin)
         ends = np.append(run[1:], starts.size) - 1
@@ -118,7 +119,8 @@ class KullbackLeibler:
     def _compute_entropy(self, first: Places, last: Places, left: Array64, right: Array64) -> Array64:
         """Compute sum(r log r) of the reference: the bins inside, with counts outside added to the outermost two."""
         inside = self._logs[last] - self._logs[first]
-        a, b = self._counts[first], self._counts[last - 1]
+        a = self._counts[first]
+        b = self._counts[last - 1]
         single = last - first == 1
         low = _self_log(a + left + np.where(single, right, 0.0)) - _self_log(a)
         high = np.where(single, 0.0, _self_log(b + right) - _self_log(b))

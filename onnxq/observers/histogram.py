@@ -27,7 +27,8 @@ from onnxq.spec import QuantSpec
 Counts = Integers
 
 # Fewer are too coarse for 8 bits; more take megabytes per site.
-MIN_BINS, MAX_BINS = 2048, 1 << 20
+MIN_BINS = 2048
+MAX_BINS = 1 << 20
 
 # Far below the least scale (2**-56), far above the range in which float32 flushes to 0 (2**-126).
 _LEAST_EXPONENT = -60
@@ -88,11 +89,13 @@ class HistogramView:
         """Find the value with `below` values under it and `above` over it (`count` together), linear inside bins."""
         if below <= 0 or above <= 0:
             return self.minimum if below <= 0 else self.maximum
-        edges, total = self.edges, np.concatenate(([0], np.cumsum(self.counts))).astype(np.float64)
+        edges = self.edges
+        total = np.concatenate(([0], np.cumsum(self.counts))).astype(np.float64)
         if self.zeros:
             # A jump of the cumulative count at 0.
             under = float(np.interp(0.0, edges, total))
-            left, right = edges < 0, edges > 0
+            left = edges < 0
+            right = edges > 0
             edges = np.concatenate((edges[left], [0.0, 0.0], edges[right]))
             total = np.concatenate((total[left], [under, under + self.zeros], total[right] + self.zeros))
         # From the nearer end, so that x and -x have mirrored quantiles and rounding errors do not reach the rare tail.
@@ -132,7 +135,8 @@ class Histogram:
         self._extend_range(values.low, values.high)
         scale = np.float32(2.0**-self._exponent)
         size = min(_CHUNK, values.flat.size)
-        scaled, index = np.empty(size, np.float32), np.empty(size, np.int32)
+        scaled = np.empty(size, np.float32)
+        index = np.empty(size, np.int32)
         place = np.empty(size, np.intp)
         straddles = values.low <= 0.0 <= values.high
         for start in range(0, values.flat.size, size):
@@ -185,7 +189,8 @@ def _choose_layout(low: float, high: float, capacity: int) -> tuple[int, int, in
     """
     exponent = max(_LEAST_EXPONENT, math.frexp(max(-low, high))[1] - _DIGITS)
     while True:
-        first, last = int(math.ldexp(low, -exponent)), int(math.ldexp(high, -exponent))
+        first = int(math.ldexp(low, -exponent))
+        last = int(math.ldexp(high, -exponent))
         if last - first < capacity:
             return exponent, first, last
         exponent += 1
@@ -260,7 +265,8 @@ def find_best_range(
     turns = [free]
     if not symmetric and free.all():
         turns += [np.array([True, False]), np.array([False, True])] * 2
-    ends, least_cost = widest, float(cost(widest[:1], widest[1:])[0])
+    ends = widest
+    least_cost = float(cost(widest[:1], widest[1:])[0])
     for which in turns:
         ends, least_cost = _keep_better(np.where(which, steps[:, None] * widest, ends), ends, least_cost, cost)
     for count in fine:

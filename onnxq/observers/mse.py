@@ -56,7 +56,8 @@ class SquaredError:
         width = np.diff(edges)
         counts = view.counts.astype(np.float64)
         density = np.divide(counts, width, out=np.zeros_like(counts), where=width > 0)
-        a, b = edges[:-1], edges[1:]
+        a = edges[:-1]
+        b = edges[1:]
         parts = (counts, counts * (a + b) / 2, counts * (a * a + a * b + b * b) / 3)
         self._below = [np.concatenate(([0.0], np.cumsum(part))) for part in parts]
         # One more bin for all values above; without density its start does not matter.
@@ -66,13 +67,15 @@ class SquaredError:
     def __call__(self, low: Array64, high: Array64) -> Array64:
         """The mean squared error of each range."""
         qparams = qparams_from_range(low, high, self._spec)
-        scale, zero = qparams.scale.astype(np.float64)[:, None], qparams.zero_point[:, None]
+        scale = qparams.scale.astype(np.float64)[:, None]
+        zero = qparams.zero_point[:, None]
         if self._levels.size > _MOST_LEVELS:
             return self._outside_and_rounded((self._levels[[0, -1]] - zero) * scale, scale[:, 0])
         values = (self._levels - zero) * scale
         points = (values[:, 1:] + values[:, :-1]) / 2
         bins = self._find_bins(points)
-        m0, m1 = self._below[0][bins], self._below[1][bins]
+        m0 = self._below[0][bins]
+        m1 = self._below[1][bins]
         inside = np.maximum(points, self._least) - self._start[bins]
         short = m1 - points * m0 - self._half[bins] * inside * inside
         top, (all0, all1, all2) = values[:, -1], self._all

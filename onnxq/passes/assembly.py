@@ -72,7 +72,8 @@ def guard_float(proto: ModelLike, nodes: Sequence[str]) -> ModelLike:
 
     Raises ModelError for a node that is not there.
     """
-    view, edit = View(proto), Edit(proto)
+    view = View(proto)
+    edit = Edit(proto)
     guards: dict[tuple[TensorId, str], str] = {}
     named = [view.index.find_node(name) for name in dict.fromkeys(nodes)]
     guarded = [node for node in named if _is_quantized_behind(view, node)]
@@ -136,7 +137,8 @@ def unfuse_matmul_bias(proto: ModelLike, nodes: Sequence[str]) -> ModelLike:
     Raises ModelError for a node that is not there.
     """
     # Types inferred on the way help to see ranks; the finished model has only those it declared.
-    view, edit = View(infer_shapes(proto)), Edit(proto)
+    view = View(infer_shapes(proto))
+    edit = Edit(proto)
     changed = [name for name in dict.fromkeys(nodes) if _rewrite_bias(view, edit, view.index.find_node(name))]
     return edit.export() if changed else proto
 
@@ -146,8 +148,10 @@ def _rewrite_bias(view: View, edit: Edit, node: NodeRef) -> bool:
     reader = view.sole_reader(node.result, "Add") if is_op(node, "MatMul") else None
     if reader is None:
         return False
-    add, k = reader[0], 1 - reader[1]
-    bias, rank = view.find_constant(add, k), view.find_rank(node.result)
+    add = reader[0]
+    k = 1 - reader[1]
+    bias = view.find_constant(add, k)
+    rank = view.find_rank(node.result)
     if bias is None or not is_float(bias) or (rank is not None and rank >= 3 and bias.ndim >= 3):
         return False
     if rank is not None and rank >= 3:

@@ -226,7 +226,8 @@ def judge_change(
     """
     if report.outcome is not Outcome.KEPT or trial is None:
         return after, report
-    before_db, after_db = trial.score(ctx, before), trial.score(ctx, after)
+    before_db = trial.score(ctx, before)
+    after_db = trial.score(ctx, after)
     # What cannot be judged is not kept: every pass is an improvement that was shown.
     figures = None if before_db is None or after_db is None else (before_db, after_db)
     if figures is not None and trial.allows(ctx, before, after, *figures):

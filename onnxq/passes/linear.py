@@ -143,19 +143,24 @@ def _describe_gemm(node: NodeRef, weight: Array, bias: Array | None) -> Linear |
 
 
 def _describe_matmul(view: View, node: NodeRef, weight: Array) -> Linear:
-    channels, out = weight.shape[1], view.output(node)
+    channels = weight.shape[1]
+    out = view.output(node)
     known = view.find_rank(out)
     # Without shapes the rank is that of the input at least: enough to tell a bias from a constant that broadcasts.
     source = view.find_tensor(node, 0)
     rank = known or max(1, view.least_rank(source) if source is not None else 1)
-    last, bias_at, bias = node, None, np.zeros(())
+    last = node
+    bias_at = None
+    bias = np.zeros(())
     reader = view.sole_reader(out, "Add")
     if reader is not None:
         add, k = reader
         value = view.find_constant(add, 1 - k)
         column = None if value is None or not is_float(value) else per_channel(value, rank, -1, channels)
         if column is not None:
-            last, bias_at, bias = add, (add, 1 - k), column
+            last = add
+            bias_at = (add, 1 - k)
+            bias = column
     return Linear(node, weight, 1, 1, channels, -1, rank, known is not None, last, bias_at, bias)
 
 
@@ -183,7 +188,8 @@ def list_followers(view: View, op: Linear, kinds: frozenset[str]) -> Followers:
         # A bare MatMul has nowhere to put it.
         if op.bias_at is None and np.any(following.c):
             break
-        followers, tensor = following, view.output(node)
+        followers = following
+        tensor = view.output(node)
     return followers
 
 
@@ -200,7 +206,8 @@ def read_arithmetic(op_type: str, value: Array64, k: int) -> tuple[Array64, Arra
 
     None for a division by x or by zero.
     """
-    unit, nothing = np.ones(()), np.zeros(())
+    unit = np.ones(())
+    nothing = np.zeros(())
     if op_type == "Mul":
         return value, nothing
     if op_type == "Div":
@@ -235,7 +242,9 @@ class ScalarSource:
 
 def find_scalar_source(view: View, op: Linear) -> ScalarSource | None:
     """The scalar arithmetic that only this operator's data input reads, as far back as it goes."""
-    s, t, tensor = 1.0, 0.0, view.find_tensor(op.node, 0)
+    s = 1.0
+    t = 0.0
+    tensor = view.find_tensor(op.node, 0)
     nodes: list[NodeRef] = []
     while tensor is not None:
         reader = view.sole_reader(tensor)
@@ -243,7 +252,8 @@ def find_scalar_source(view: View, op: Linear) -> ScalarSource | None:
         if reader is None or node is None or node.scope != op.node.scope:
             break
         k = 1 if view.scalar(node, 0) is not None else 0
-        constant, x = view.scalar(node, 1 - k), view.find_tensor(node, k)
+        constant = view.scalar(node, 1 - k)
+        x = view.find_tensor(node, k)
         # A constant of more axes than x gives the result a higher rank.
         if constant is None or x is None or constant[1] > view.least_rank(x):
             break

@@ -250,7 +250,8 @@ class Edit:
 
     def insert_largest(self, node: NodeRef, source: str, axis: int, tensor: str) -> str:
         """The largest values along an axis, which is kept, in front of a node; see `insert_before`."""
-        inputs, attrs = [source], {"keepdims": 1, "axes": [axis]}
+        inputs = [source]
+        attrs = {"keepdims": 1, "axes": [axis]}
         if find_opset(self._proto) >= _AXES_INPUT:
             inputs.append(self.add_constant(node.scope, f"{tensor}/axes", np.array(attrs.pop("axes"), np.int64)))
         return self.insert_before(node, "ReduceMax", inputs, attrs, tensor)
@@ -270,7 +271,8 @@ class Edit:
 
     def append(self, node: NodeRef, steps: Sequence[Step]) -> None:
         """New nodes behind another, each of the result in front of it. The last writes the tensor under its name."""
-        name, last = node.outputs[0], node.name
+        name = node.outputs[0]
+        last = node.name
         made = self.rename_output(node, f"{name}/{node.op_type}") if steps else name
         for k, (op_type, operands, attrs) in enumerate(steps, 1):
             result = name if k == len(steps) else self._editor.fresh(f"{name}/{op_type}")
@@ -278,7 +280,8 @@ class Edit:
             self._editor.insert_node(
                 node.scope, op_type, [made, *operands], [result], name=called, attrs=attrs, after=last
             )
-            made, last = result, called
+            made = result
+            last = called
 
     def replace_constant(self, tensor: TensorId, value: Array) -> None:
         """Give an initializer another value, for all that read it."""
@@ -341,7 +344,8 @@ def apply_replacements(state: StateT, name: str, find: Finder) -> tuple[StateT, 
     )
     if matches:
         matches = [match for match in find(View(proto)) if match.domain or match.opset <= version]
-    edit, changed = Edit(proto), []
+    edit = Edit(proto)
+    changed = []
     for match in matches:
         last = match.last
         made = (edit.add_constant(last.scope, f"{last.name}/{key}", value) for key, value in match.constants.items())

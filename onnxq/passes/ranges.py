@@ -186,7 +186,8 @@ def choose_ranges(
     proto = ensure_opset(proto, plan.opset)
     index = get_index(proto)
     readers = _map_readers(index, plan, settled)
-    fitted, others = list(samples), list(judges)
+    fitted = list(samples)
+    others = list(judges)
     errors = _RangeErrors(index, LayerwiseRunner(proto, [*fitted, *others], {}), [*fitted, *others], len(fitted))
     left = Counter(site.site for read in readers.values() for _, site in read)
     with progress("choosing ranges", len(readers)) as task:
@@ -263,7 +264,8 @@ class _RangeErrors:
             others = self._make_candidates(values, site, site.qparams) if positions >= FEWEST_POSITIONS else {}
             self.candidates[site.site] = {_PRESENT: site.qparams, **others}
             self.errors[site.site] = dict.fromkeys(self.candidates[site.site], 0.0)
-        candidates, errors = self.candidates[site.site], self.errors[site.site]
+        candidates = self.candidates[site.site]
+        errors = self.errors[site.site]
         if len(candidates) < 2:
             return
         judged = self._list_judges(values)
@@ -275,7 +277,8 @@ class _RangeErrors:
             return self._drop_padding(j, run(j, value) if run else value)
 
         exact = list(map_in_threads(run_reader, judged))
-        signal, most = sum(sum_squares(values_of_output) for values_of_output in exact), np.inf
+        signal = sum(sum_squares(values_of_output) for values_of_output in exact)
+        most = np.inf
         for name, qparams in candidates.items():
             got = map_in_threads(partial(run_reader, qparams=qparams), judged)
             errors[name] += relative_noise(exact, got, signal, most - errors[name])
@@ -309,7 +312,8 @@ class _RangeErrors:
         others: dict[str, list[Array]] = {}
         tensors = [self.index.find_input(node, at) for at in range(len(node.inputs))]
         names = ["" if tensor is None else f"in{at}" for at, tensor in enumerate(tensors)]
-        inputs, stored = [], {}
+        inputs = []
+        stored = {}
         for at, tensor in enumerate(tensors):
             if tensor is None:
                 continue
@@ -372,7 +376,8 @@ def find_scarce_sites(ctx: SampledContext, state: PlacedState) -> frozenset[Site
     """
     if ctx.request.min_sqnr is None or ctx.data.synthetic or ctx.config.scale.ranges:
         return frozenset()
-    index, plan = get_index(state.model), state.planned
+    index = get_index(state.model)
+    plan = state.planned
     enough = FEWEST_POSITIONS / max(len(ctx.data.ranges), 1)
     positions = {
         site.site: _count_channel_positions(state, index, find_tensor(index, site.site)) for site in plan.sites
@@ -385,7 +390,8 @@ def find_scarce_sites(ctx: SampledContext, state: PlacedState) -> frozenset[Site
 def _count_channel_positions(state: PlacedState, index: GraphIndex, tensor: TensorId) -> int:
     """How many times a sample shows the channels of a tensor that a node makes; 0 where that is not known."""
     tensor = index.find_origin(tensor, _VALUE_BY_VALUE) or tensor
-    producer, shape = index.find_producer(tensor), state.problem.ops.shapes.get(tensor, ())
+    producer = index.find_producer(tensor)
+    shape = state.problem.ops.shapes.get(tensor, ())
     if producer is None or producer.op_type in _BOUNDED or len(shape) < 2 or 0 in shape:
         return 0
     convolved = any(
@@ -407,7 +413,9 @@ _WHY = "what reads these loses less so; `skip: [ranges]` keeps the observer's"
 
 def improve_ranges(ctx: SampledContext, state: PlacedState) -> PlacedStep:
     """The range of each activation that disturbs the operators behind it least."""
-    samples, seed, plan = ctx.data, ctx.config.data.seed, state.planned
+    samples = ctx.data
+    seed = ctx.config.data.seed
+    plan = state.planned
     fitted = take_enough(samples.calibration, plan, ctx.config.effort, seed)
     # Others than those that candidates are made of: a range fits the values that it was made from.
     judges = samples.validation.take(_JUDGES, seed)
@@ -472,7 +480,9 @@ def fix_scales(ctx: SampledContext, state: FloatState, plan: Plan) -> Plan:
             bound = intersect_bounds((site.bound, site.clip))
             site = replace(site, spec=replace(site.spec, dynamic=False), bound=bound, clip=(None, None))
         sites.append(site)
-    samples, batch, limit = ctx.data.ranges, ctx.config.data.batch, ctx.memory_limit
+    samples = ctx.data.ranges
+    batch = ctx.config.data.batch
+    limit = ctx.memory_limit
     return calibrate(
         state.model, plan.with_sites(tuple(sites)), samples, batch=batch, memory_limit=limit, crew=ctx.crew
     )

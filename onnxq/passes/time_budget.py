@@ -25,7 +25,8 @@ from onnxq.runtime import Feeds
 T = TypeVar("T")
 
 # Writing and checking, as a multiple of what loading and preparing took, and at least so many seconds.
-_END, _LEAST_END = 2.0, 0.3
+_END = 2.0
+_LEAST_END = 0.3
 # Seconds; beginning something with less is of no use.
 _USELESS = 0.2
 

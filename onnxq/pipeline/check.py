@@ -339,7 +339,8 @@ def time_both(
     try:
         others = {} if own is None else {"own": own}
         latencies = timer({"float": before, "int8": after, **others}, feeds, None)
-        slow, fast = latencies["float"], latencies["int8"]
+        slow = latencies["float"]
+        fast = latencies["int8"]
     except (VerificationError, KeyError):
         # The check on the engine gives the cause.
         return None

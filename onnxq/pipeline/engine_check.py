@@ -55,7 +55,8 @@ def check_on_engine(
             ExitStack() as opened,
         ):
             runner = opened.enter_context(engine.open_runner("quantized", model, Job(), Path(folder)))
-            kernels, placement = engine.read_kernels(model, folder), engine.read_placement(model, folder)
+            kernels = engine.read_kernels(model, folder)
+            placement = engine.read_placement(model, folder)
             if reference.selections.nodes:
                 opened.close()
                 other = opened.enter_context(ScratchFolder())
@@ -101,12 +102,15 @@ def _sum_errors(
     reference: ReferenceRunner, model: ModelLike, runner: Runner, samples: Iterable[Feeds], task: Task
 ) -> tuple[ModelErrors, ModelErrors]:
     """The errors of an engine's answers against the float model, and against the file. model: as it takes choices."""
-    file, begun = Session(model, optimize=False), time.monotonic()
-    off, agree = ModelErrors(), ModelErrors()
+    file = Session(model, optimize=False)
+    begun = time.monotonic()
+    off = ModelErrors()
+    agree = ModelErrors()
     for feeds in samples:
         wanted = reference.run(feeds)
         taken = fit_feeds(get_index(model).inputs, reference.selections.add_choices(feeds, wanted))
-        said, answers = file.run(taken), runner.infer(taken)
+        said = file.run(taken)
+        answers = runner.infer(taken)
         off.update(feeds, wanted, answers)
         # Without its own choices.
         agree.update(feeds, {name: value for name, value in said.items() if name in wanted}, answers)

@@ -50,7 +50,8 @@ def choose_timer(config: Config) -> tuple[Timer, int]:
 
     Raises VerificationError where the engine cannot be timed here, ConfigError for a target that nothing here times.
     """
-    threads, plugins = config.verify.threads or 1, config.runtime.plugins
+    threads = config.verify.threads or 1
+    plugins = config.runtime.plugins
     timer = find_timer(config.target, threads, plugins)
     if timer is not None:
         return timer, threads

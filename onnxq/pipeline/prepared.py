@@ -48,7 +48,9 @@ from onnxq.spec import FLOAT_TYPES
 
 # DequantizeLinear has an axis from opset 13 on.
 _MINIMUM_OPSET = 13
-_WIDEN, _OPSET, _DENSE = "float32-compute", "opset", "dense"
+_WIDEN = "float32-compute"
+_OPSET = "opset"
+_DENSE = "dense"
 
 
 def list_preparations() -> frozenset[str]:
@@ -146,7 +148,8 @@ def _run_samples(model: ModelLike, samples: Sequence[Arrays]) -> list[dict[str, 
 
 def prove_equal(state: FloatState, samples: Iterable[Arrays], *, progress: Progress = silent) -> None:
     """Run the model before and after preparation; VerificationError when a rewrite changed its function."""
-    some, errors = list(samples), ModelErrors()
+    some = list(samples)
+    errors = ModelErrors()
     with progress("comparing the simplified model with the original") as task:
         # One session at a time: each may hold gigabytes.
         selections = find_selections(state.named)
@@ -185,7 +188,9 @@ def read_data(
     choosing: something is, whatever the configuration says.
     """
     dataset = load_data(data, state.before.inputs, config.data, state.named, progress=progress)
-    count, holdout, seed = len(dataset), config.verify.holdout, config.data.seed
+    count = len(dataset)
+    holdout = config.verify.holdout
+    seed = config.data.seed
     if dataset.synthetic and config.mode == "dynamic":
         # Nothing is calibrated: they give shapes, and the check is fair on all of them.
         samples = dataset.take(_MADE_UP, seed)
@@ -219,7 +224,8 @@ def read_data(
     if (config.verify.holdout or 0) > len(test):
         shortage = f"{len(test)} samples are held back where {config.verify.holdout} were asked for"
         description += f"; {shortage}: ranges hang on the others"
-    first, synthetic = dataset[0], dataset.synthetic
+    first = dataset[0]
+    synthetic = dataset.synthetic
     return SampleSets(calibration, ranges, validation, test, other_use, first, description, synthetic, seed)
 
 

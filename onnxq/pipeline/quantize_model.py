@@ -125,7 +125,8 @@ def _explain(obstacle: UnknownOperatorError, report: Report) -> Caution:
 
 
 # Shapes are looked at on a few samples; where branches depend on the data, on many.
-_SHAPE_SAMPLES, _BRANCH_SAMPLES = 2, 256
+_SHAPE_SAMPLES = 2
+_BRANCH_SAMPLES = 256
 # SampleSets on which the rewrites are proved to have changed nothing; a wrong one shows on the first.
 _EQUALITY_SAMPLES = 2
 # SampleSets that a measured placement is calibrated with, which is for its speed.
@@ -193,7 +194,8 @@ def _list_closed_scopes(index: GraphIndex, reached: set[str]) -> dict[str, Refus
         reason = f"it is the body of a {op}: its tensors cannot be observed from outside"
         fix = "quantize its weights alone (`mode: weight-only`), or unroll it in the export"
         if op == "If":
-            reason, fix = "calibration never ran this branch, so its ranges are unknown", "give samples that reach it"
+            reason = "calibration never ran this branch, so its ranges are unknown"
+            fix = "give samples that reach it"
         closed[scope] = Refusal(scope, reason, fix, "scope", "R104")
     return closed
 
@@ -287,7 +289,8 @@ def _settle_sizes(model: ModelSource, data: object, config: Config, progress: Pr
 
 def _measure_float(ctx: RunContext, state: FloatState) -> AccuracyRequest:
     """The request with the float model's figure of its metric, if it has one."""
-    metric, threads = ctx.request.metric, ctx.config.verify.threads
+    metric = ctx.request.metric
+    threads = ctx.config.verify.threads
     if metric is None:
         return ctx.request
     with ctx.progress(f"running {metric.name} on the float model"):
@@ -343,7 +346,8 @@ def _read_samples(state: FloatState, data: object, ctx: RunContext) -> SampleSet
 
 def _demand_float(state: PlacedState, name: str, mode: str) -> None:
     """ModelError for a model that is quantized already and of which the plan quantizes nothing more."""
-    already, plan = count_existing(state), state.planned
+    already = count_existing(state)
+    plan = state.planned
     if plan.sites or not already or mode == "float" or choose_tables(state.problem, get_index(state.model), ())[0]:
         return
     # One example of why the rest of it stays float is enough.
@@ -391,7 +395,8 @@ def _place(ctx: SampledContext, state: FloatState, name: str) -> PlacedState:
 
     With `attention: auto` the plan quantizes attention and the note of that pass does not.
     """
-    config, samples = ctx.config, ctx.data
+    config = ctx.config
+    samples = ctx.data
     # Of the equalized model, whose tensors are not those of the plan that equalization asked for.
     problem = draft_placement(state, samples, config, name, progress=ctx.progress)
     plain: Plan | None = None

@@ -135,7 +135,8 @@ def _drop_dynamic(proto: ModelLike) -> ModelLike:
 
 def _store_floats(proto: ModelLike, existing: Existing) -> tuple[ModelLike, dict[Edge, Array]]:
     """A copy in which stored weights are floats, under the names that they had; and their integers, by readers."""
-    index, editor = GraphIndex(proto), Editor(proto)
+    index = GraphIndex(proto)
+    editor = Editor(proto)
     names: dict[TensorId, str] = {}
     integers: dict[Edge, Array] = {}
     for site in existing.constants:
@@ -205,7 +206,8 @@ def _make_runnable(plain: ModelLike, pairs: Existing, ends: Collection[str]) -> 
             continue
         if not _is_positive(index, node.result, cut):
             # A bound of Clip that the range ends at; where it ends elsewhere, no value went further.
-            high, step = float(clip_bounds(site.qparams, site.spec)[1]), float(site.qparams.scale)
+            high = float(clip_bounds(site.qparams, site.spec)[1])
+            step = float(site.qparams.scale)
             cut[node.result] = next((bound for bound in _CLIPPED if abs(high - bound) < step), math.inf)
     highs = {tensor.name: high for tensor, high in cut.items()}
     kept = {node.name: node for node in bare_proto(plain).graph.node if node.name in ends}
@@ -230,7 +232,8 @@ def _make_runnable(plain: ModelLike, pairs: Existing, ends: Collection[str]) -> 
 
 def _drop_stand_ins(proto: ModelLike, names: Collection[str]) -> ModelLike:
     """A copy without nodes that hand values on: those in the place of pairs (names), and guards of an engine."""
-    index, editor = GraphIndex(proto), Editor(proto)
+    index = GraphIndex(proto)
+    editor = Editor(proto)
     for node in index.nodes:
         source = index.find_input(node, 0)
         if source is None or not (node.name in names or is_guard(node)):

@@ -182,7 +182,9 @@ def _prove(quantized: ModelSource, config: Config, progress: Progress) -> Proof:
 def _make_record(
     measured: _Measured, model: ModelSource, quantized: ModelSource, config: Config, progress: Progress
 ) -> ReportRecord:
-    profile, difference, proof = measured.profile, measured.difference, measured.proof
+    profile = measured.profile
+    difference = measured.difference
+    proof = measured.proof
     sites = tuple(_list_sites(measured, progress))
     nodes = tuple(_list_nodes(measured))
     runs = {run.name: run.label for run in difference.runs}
@@ -267,7 +269,8 @@ def _pick_values(values: Any) -> tuple[float, ...]:
 
 def _list_nodes(measured: _Measured) -> Iterator[OperatorRecord]:
     """The operators that compute on data, those of bodies too, in the order they run."""
-    index, profile = measured.index, measured.profile
+    index = measured.index
+    profile = measured.profile
     costs = {cost.name: cost for cost in profile.of("node")}
     # A node that reads one site alone shares its figures with others that read it.
     noises = {name: _read_noise(cost) for name, cost in costs.items()}
@@ -282,7 +285,9 @@ def _list_nodes(measured: _Measured) -> Iterator[OperatorRecord]:
         counts = all(index.find_dtype(result) in _COUNTS for result in node.results)
         if constant or counts or node.op_type in (QUANTIZE, DEQUANTIZE, "Constant"):
             continue
-        cost, proved, layer = costs.get(node.name), proofs.get(node.name), layers.get(node.outputs[0])
+        cost = costs.get(node.name)
+        proved = proofs.get(node.name)
+        layer = layers.get(node.outputs[0])
         kind, dtype = kernels.get(node.name, ("", ""))
         own = next((error.sqnr_db for error in layer.accuracy if error.run == OFF), math.nan) if layer else math.nan
         yield OperatorRecord(
@@ -315,7 +320,8 @@ def _read_kernels(proof: Proof) -> tuple[dict[str, tuple[str, str]], Counter[str
     """By node: the kind of its kernel and the type of its results; and the conversions and copies in front."""
     found: dict[str, tuple[str, str]] = {}
     # Copies count for the next kernel that computes.
-    moves, waiting = Counter[str](), 0
+    moves = Counter[str]()
+    waiting = 0
     for kernel in proof.kernels:
         if kernel.moves or not kernel.nodes:
             waiting += kernel.moves
@@ -335,7 +341,8 @@ def _list_sites(measured: _Measured, progress: Progress) -> Iterator[SiteRecord]
     nodes = {node.name: node for node in quantized.nodes}
     float_values = _observe_values(measured, progress)
     for pair, tensor in zip(measured.pairs, measured.tensors, strict=True):
-        cost, values = costs.get(str(pair.site)), float_values.get(tensor)
+        cost = costs.get(str(pair.site))
+        values = float_values.get(tensor)
         # Operators on integers are read as pairs that the file itself does not have.
         reach = _find_reach(pair, nodes.get(pair.dequantize) or nodes.get(pair.quantize), quantized)
         low, high, counts = values.count_bars() if values is not None and values.counted else (0.0, 0.0, ())
@@ -382,7 +389,8 @@ def _find_reach(pair: PairInfo, node: NodeRef | None, index: GraphIndex) -> Inte
     if pair.scales != 1 or pair.storage.startswith("float") or node is None:
         return ()
     zero = index.find_constant(index.resolve_tensor(node.inputs[2], node.scope)) if len(node.inputs) > 2 else None
-    signed, shift = pair.element_type.signed, 0 if zero is None else int(zero.reshape(-1)[0])
+    signed = pair.element_type.signed
+    shift = 0 if zero is None else int(zero.reshape(-1)[0])
     low = -(2 ** (pair.bits - 1)) if signed else 0
     return (low - shift) * pair.scale_min, (low + 2**pair.bits - 1 - shift) * pair.scale_min
 
@@ -421,7 +429,8 @@ def _observe_values(measured: _Measured, progress: Progress) -> Mapping[TensorId
 
 def _list_advice(measured: _Measured, config: Config) -> Iterator[Advice]:
     """Rules that leave the loudest operators float, as far as more of them bring more."""
-    profile, best = measured.profile, measured.profile.sqnr_db + _GAIN_DB
+    profile = measured.profile
+    best = measured.profile.sqnr_db + _GAIN_DB
     costs = _predict_costs(measured, [joint.nodes for joint in profile.joint], config)
     # From few operators to many: each further step must bring more than the one before.
     for joint in profile.joint:
@@ -437,8 +446,10 @@ def _list_advice(measured: _Measured, config: Config) -> Iterator[Advice]:
 
 def _count_growth(measured: _Measured, name: str) -> int:
     """The bytes that the weights of an operator grow by in float."""
-    index, node = measured.index, measured.index.find_node(name)
-    bits, growth = measured.weight_bits, 0
+    index = measured.index
+    node = measured.index.find_node(name)
+    bits = measured.weight_bits
+    growth = 0
     for tensor in (index.resolve_tensor(name, node.scope) for name in node.inputs):
         weight = index.find_constant(tensor) if tensor in bits else None
         growth += 0 if weight is None else weight.size * (_FLOAT_BITS - bits[tensor]) // 8

@@ -156,7 +156,8 @@ class _Filling:
             value = read_constant(self.ways.problem.index, site.site) if note.how is Kept.ROUNDED else None
             if value is not None and site.qparams is not None:
                 error = fake_quant(value, site.qparams, site.spec) - value
-                power, noise = float(np.square(value).sum()), float(np.square(error).sum())
+                power = float(np.square(value).sum())
+                noise = float(np.square(error).sum())
                 note = replace(note, error_db=10 * math.log10(power / noise) if noise and power else math.inf)
             moved.append(note)
         return tuple(moved)
@@ -176,7 +177,9 @@ def _fit_scale(
 
     None where they do not fit: scales are repeated, and never joined. signed: they may be negative.
     """
-    shape, grain, other = _shape_scales(spec, value), spec.granularity, old.granularity
+    shape = _shape_scales(spec, value)
+    grain = spec.granularity
+    other = old.granularity
 
     def spread(numbers: Array) -> Array:
         if isinstance(other, PerBlock) and isinstance(grain, PerBlock):
@@ -189,7 +192,8 @@ def _fit_scale(
     if isinstance(other, PerBlock) and not _divides(other, grain):
         return None
     try:
-        scale, zero = spread(qparams.scale), spread(qparams.zero_point)
+        scale = spread(qparams.scale)
+        zero = spread(qparams.zero_point)
     except ValueError:
         return None
     # Unsigned symmetric integers lie around the middle of their type.
@@ -211,7 +215,8 @@ _NEAR = 1e-3
 
 def _scale_again(qparams: QParams, spec: QuantSpec, known: SitePlan, codes: Array, value: Array) -> QParams | None:
     """Other scales, with which a weight whose channels were scaled has the file's integers; None where it has not."""
-    old, levels = known.spec, codes.astype(np.float32)
+    old = known.spec
+    levels = codes.astype(np.float32)
     if codes.shape != value.shape or isinstance(spec.granularity, PerBlock) or known.qparams is None:
         return None
     _, zero = align_qparams(known.qparams, old, codes.shape, np.float32)
@@ -242,7 +247,8 @@ def _place_pairs(source: QuantizedSource, ways: Ways, *, sampled: bool, complete
 
     sampled: ranges that are missing come from samples. complete: what is float in the file need not be.
     """
-    index, existing = ways.problem.ops.index, source.existing
+    index = ways.problem.ops.index
+    existing = source.existing
     left: set[str] = set()
     for name in () if complete else list_quantized_ops(ways.problem, ways.plan):
         op = ways.problem.ops.by_name[name]
@@ -307,7 +313,8 @@ def retarget(source: QuantizedSource, data: object, config: Config, *, progress:
 
 def _compare(ctx: SampledContext, source: QuantizedSource, made: ModelLike) -> Answers:
     """The answers of both files, on samples that ranges were not made of, where there are any."""
-    samples, threads = ctx.data.test, ctx.config.verify.threads
+    samples = ctx.data.test
+    threads = ctx.config.verify.threads
     with ctx.progress("comparing both files", 3 * len(samples)) as task:
         before, after, both = (
             measure_models([TrialModel(model)], FloatOutputs(exact, samples, threads=threads), ctx.crew, task)[0]

@@ -37,7 +37,8 @@ def renew_numbers(ctx: RunContext, state: FloatState, plan: Plan) -> tuple[Plan,
             raise PlanError(str(site.site), cause, fix, code="Q405")
     if missing:
         samples = None if ctx.samples is None else ctx.samples.calibration
-        batch, limit = ctx.config.data.batch, ctx.memory_limit
+        batch = ctx.config.data.batch
+        limit = ctx.memory_limit
         plan = calibrate(state.model, plan, samples, batch=batch, memory_limit=limit, progress=ctx.progress)
         if ctx.samples is not None:
             plan = replace(plan, data=ctx.samples.description)

@@ -115,7 +115,8 @@ def make_feeds(feeds: Mapping[str, Feed]) -> dict[str, Array]:
     for name in sorted(feeds):
         feed = feeds[name]
         # NOTE: numpy keeps the numbers of RandomState, those of its newer generators may change.
-        random, dtype = np.random.RandomState(len(inputs)), np.dtype(feed.dtype)
+        random = np.random.RandomState(len(inputs))
+        dtype = np.dtype(feed.dtype)
         if dtype.kind == "f":
             inputs[name] = np.asarray(random.standard_normal(feed.shape)).astype(dtype)
         else:
@@ -130,6 +131,7 @@ def sketch_values(values: Array, *, constant: bool = False) -> Sketch:
     flat = np.clip(flat, -1e30, 1e30)
     if not flat.size:
         return Sketch(0, 0.0, 0.0, 0.0, 0.0, 0.0, constant)
-    mean, size = float(flat.mean()), float(np.abs(flat).mean())
+    mean = float(flat.mean())
+    size = float(np.abs(flat).mean())
     rms = math.sqrt(float(np.square(flat).mean()))
     return Sketch(flat.size, mean, size, rms, float(flat.max()), float(flat.min()), constant)

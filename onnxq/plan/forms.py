@@ -94,7 +94,8 @@ def _iterate_leaves(raw: Any) -> Iterator[Any]:
 
 
 def _unpack_array(raw: Mapping[str, Any], kind: np.dtype[Any]) -> Array:
-    shape, packed = raw.get("shape"), raw.get("zlib64")
+    shape = raw.get("shape")
+    packed = raw.get("zlib64")
     if set(raw) != {"shape", "zlib64"} or not isinstance(shape, list) or not isinstance(packed, str):
         raise ValueError('must be numbers, or {"shape": […], "zlib64": "…"}')
     if not all(isinstance(dim, int) and not isinstance(dim, bool) and 0 <= dim < _MOST_BYTES for dim in shape):

@@ -187,7 +187,8 @@ class Rotation:
 
 def check_scaling(scaling: Scaling) -> Scaling:
     """The scaling itself. Raises ValueError for factors that no pass computes."""
-    factors, added = scaling.factors, scaling.name == _ADDED
+    factors = scaling.factors
+    added = scaling.name == _ADDED
     if factors.ndim != 1 or not np.isfinite(factors).all() or not (added or (factors > 0).all()):
         above = "" if added else " above 0"
         raise ValueError(f"the factors of {scaling.tensor} must be a row of finite numbers{above}")

@@ -139,12 +139,14 @@ def _check_groups(plan: Plan) -> None:
         if not site.group or site.role.is_constant:
             continue
         other = first.setdefault(site.group, site)
-        shares, members = f"shares its scale with {other.site}, and", f"give all sites of group {site.group!r}"
+        shares = f"shares its scale with {other.site}, and"
+        members = f"give all sites of group {site.group!r}"
         if other.spec.levels != site.spec.levels:
             cause = f"{shares} they are quantized differently: {site.spec.levels} here, {other.spec.levels} there"
             fix = f"{members} one spec, or take `group` out of this one"
             raise PlanError(str(site.site), cause, fix, code="Q403")
-        mine, theirs = site.qparams, other.qparams
+        mine = site.qparams
+        theirs = other.qparams
         same = mine is None or theirs is None or np.array_equal(mine.scale, theirs.scale)
         if not same or (mine is not None and theirs is not None and (mine.zero_point != theirs.zero_point).any()):
             fix = f"{members} the same scale and zero_point"
@@ -187,7 +189,9 @@ def check_numbers(plan: Plan) -> None:
         qparams = site.qparams
         if qparams is None:
             continue
-        subject, scale, zero = str(site.site), np.asarray(qparams.scale), np.asarray(qparams.zero_point)
+        subject = str(site.site)
+        scale = np.asarray(qparams.scale)
+        zero = np.asarray(qparams.zero_point)
         if zero.any() and engines and not any(engine.zero_points for engine in engines):
             cause = f"its zero point is {int(zero.ravel()[np.flatnonzero(zero)[0]])}, which {plan.target} refuses"
             raise PlanError(subject, cause, "quantize it symmetrically, around 0", code="Q406")
@@ -200,7 +204,8 @@ def check_numbers(plan: Plan) -> None:
 def _check_clip(site: SitePlan) -> None:
     low, high = (0.0 if end is None else end for end in site.clip)
     if not site.spec.dynamic:
-        cause, fix = "`clip` is for sites on scales of each run, and this one has its range", "take `clip` out"
+        cause = "`clip` is for sites on scales of each run, and this one has its range"
+        fix = "take `clip` out"
         raise PlanError(str(site.site), cause, fix, code="Q403")
     if low > 0 or high < 0 or low == high:
         cause = f"`clip` {list(site.clip)} does not hold 0 and a value beside it"

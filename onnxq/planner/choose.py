@@ -40,13 +40,15 @@ class Forced:
 
 def weigh_forced(problem: PlacementProblem) -> Forced | None:
     """The operators that rules force, and their cost; None where there are none, or where no times are predicted."""
-    rules, config = problem.config.rules, problem.config
+    rules = problem.config.rules
+    config = problem.config
     if not problem.engine.costs or not any(rule.set.quantize for rule in rules):
         return None
     free = [rule.model_copy(update={"set": rule.set.model_copy(update={"quantize": False})}) for rule in rules]
     config = config.model_copy(update={"rules": tuple(free)})
     without = replace(problem, config=config, requests=replace(problem.requests, config=config))
-    chosen, before = choose_ops(problem).chosen, choose_ops(without).chosen
+    chosen = choose_ops(problem).chosen
+    before = choose_ops(without).chosen
     names = tuple(op.name for op in problem.ops if op.name in chosen - before)
     slowdown = compare_times(predict_times(problem, before), predict_times(problem, chosen))
     return Forced(names, slowdown) if names else None
@@ -206,7 +208,8 @@ def decide_sides(problem: PlacementProblem) -> tuple[dict[str, bool], dict[str, 
 
 def _find_excluded(problem: PlacementProblem) -> dict[str, LeftFloat]:
     """Operator name -> the reason of the first rule of the target that keeps it float."""
-    ops, excluded = problem.ops, dict[str, LeftFloat]()
+    ops = problem.ops
+    excluded = dict[str, LeftFloat]()
     for op in ops:
         # The operator whose closing pair stands on the data, with an activation between.
         maker = ops.by_out.get(op.data[0][1]) if op.data else None
@@ -226,7 +229,8 @@ def _decide_side(
     sides: of the operators before it. In the order of precedence: pairs that the model came with, the target's
     refusals, rules for float, rules that force.
     """
-    ops, requests = problem.ops, problem.requests
+    ops = problem.ops
+    requests = problem.requests
     roles = ops.list_roles(op)
     rule = requests.find_float_rule(op.node, roles)
     if op.name in ops.complete:
@@ -355,7 +359,8 @@ def list_strategies(problem: PlacementProblem) -> Mapping[str, frozenset[str]]:
 
     The person's decisions hold in all of them; the exclusion rules do not: there the clock decides.
     """
-    ops, wanted = problem.ops, dict[str, frozenset[str]]()
+    ops = problem.ops
+    wanted = dict[str, frozenset[str]]()
     if not problem.engine.costs:
         # All that computes is quantized by the rules: with fewer operators, and with attention.
         rules = choose_all(problem, attention=False).chosen

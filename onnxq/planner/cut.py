@@ -45,7 +45,8 @@ class FlowNetwork:
         """Add an edge; one without capacity is left out."""
         if capacity <= 0:
             return
-        u, v = self.add_vertex(a), self.add_vertex(b)
+        u = self.add_vertex(a)
+        v = self.add_vertex(b)
         for source, sink, amount in ((u, v, capacity), (v, u, 0.0)):
             self.heads[source].append(len(self.to))
             self.to.append(sink)
@@ -53,7 +54,8 @@ class FlowNetwork:
 
     def source_side(self, source: Hashable, sink: Hashable) -> set[int]:
         """The vertices still reachable from `source` once the flow is maximal."""
-        s, t = self.add_vertex(source), self.add_vertex(sink)
+        s = self.add_vertex(source)
+        t = self.add_vertex(sink)
         while True:
             level = self._rank_vertices(s)
             if t not in level:
@@ -101,8 +103,10 @@ class FlowNetwork:
 _INFINITE = 1e15
 # int8 must earn this much of the float time, and this many microseconds: pairs also cost accuracy, and the
 # model of the costs is no finer.
-_MARGIN, _MARGIN_US = 0.03, 0.2
-_SOURCE, _SINK = ("source",), ("sink",)
+_MARGIN = 0.03
+_MARGIN_US = 0.2
+_SOURCE = ("source",)
+_SINK = ("sink",)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -192,7 +196,8 @@ class CutProblem:
         # The source's side runs in integers: the cut then takes the operator's edge to the sink, at the int8 price.
         net.add_vertex(_SOURCE), net.add_vertex(_SINK)
         for op in self.ops:
-            cost, side = costs.ops[op.name], fixed.get(op.name)
+            cost = costs.ops[op.name]
+            side = fixed.get(op.name)
             int8_us = cost.int8_us + _MARGIN * cost.float_us + costs.margin_us * op.rule.compute
             net.add_edge(op.name, _SINK, _INFINITE if side is False else int8_us)
             net.add_edge(_SOURCE, op.name, _INFINITE if side is True else cost.float_us)
@@ -209,7 +214,8 @@ class CutProblem:
         for name, cost in costs.ops.items():
             total += cost.int8_us if name in chosen else cost.float_us
         for use in self.uses:
-            int8_made, int8_read = use.maker in chosen, any(name in chosen for name in use.readers)
+            int8_made = use.maker in chosen
+            int8_read = any(name in chosen for name in use.readers)
             if int8_read and not int8_made:
                 total += costs.quantize[use.tensor]
             if use.dequantizes and int8_made and (use.read_float or any(name not in chosen for name in use.readers)):
@@ -270,7 +276,9 @@ def _predict_op_cost(ops: QuantizableOps, op: QuantizableOp, cpu: MachineCosts) 
 
 
 def _describe_use(ops: QuantizableOps, tensor: TensorId, apart: frozenset[str]) -> TensorUse | None:
-    maker, readers, floats = ops.by_out.get(tensor), [], []
+    maker = ops.by_out.get(tensor)
+    readers = []
+    floats = []
     for edge, op in ops.list_consumers(tensor):
         if op is None or op.name in apart:
             floats.append(ops.index.find_node(edge.node))
@@ -315,7 +323,8 @@ def _add_pairs(net: FlowNetwork, use: TensorUse, costs: PlacementCosts) -> None:
 
 # A placement for all kinds may be predicted so much slower than one kind's own; that of several engines so much slower
 # than one engine's own, measured as well.
-TOLERATED, MOST_LOSS = 1.03, 1.10
+TOLERATED = 1.03
+MOST_LOSS = 1.10
 # Change of the logarithm of the weights, halved from step to step; both ends lie 2.9 to 1 or more from equal weights.
 _STEPS = (2.0, 1.0, 0.5, 0.25, 0.125, 0.0625)
 # Difference below which two losses, or two times in microseconds, are one: sums of floats in another order.
@@ -398,7 +407,8 @@ def _warn_of_kind(forecast: Forecast) -> Caution:
     kind, _, target = forecast.cpu.partition(" ")
     fix = f"Choose `cpu={kind!r}` if the model runs only there"
     if target:
-        kind, fix = f"{kind} in target {target!r}", f"Make a file of its own there: `target={target!r}`"
+        kind = f"{kind} in target {target!r}"
+        fix = f"Make a file of its own there: `target={target!r}`"
     text = (
         f"on CPUs of kind {kind} this placement is predicted {forecast.loss - 1:.0%} slower than one made "
         f"for them ({forecast.speedup:.2f}x the speed of float instead of {own:.2f}x): more int8 would cost another "
@@ -431,15 +441,18 @@ def _cut_sums(
     balances: list[Balance] = []
     for step in _STEPS:
         # Times count in those of the kind's own placement, so that slow machines weigh no more than fast ones.
-        total, scale = sum(math.exp(log) for log in logs.values()), max(own_us.values())
+        total = sum(math.exp(log) for log in logs.values())
+        scale = max(own_us.values())
         parts = [(costs[name], math.exp(logs[name]) / total * scale / (own_us[name] or 1.0)) for name in costs]
         blend = add_costs(parts)
         balances.append(weigh(problem.minimum_cut(blend, fixed), blend))
         losses = {forecast.cpu: forecast.loss for forecast in balances[-1].forecasts}
-        least, most = min(losses.values()), max(losses.values())
+        least = min(losses.values())
+        most = max(losses.values())
         if weights or most - least < _EQUAL or most <= 1 + _EQUAL:
             break
         # From -1 to 1: the kind that loses most gains the whole step, the one that loses least gives it.
-        middle, spread = (most + least) / 2, most - least
+        middle = (most + least) / 2
+        spread = most - least
         logs = {name: log + step * 2 * (losses[name] - middle) / spread for name, log in logs.items()}
     return balances

@@ -106,7 +106,8 @@ def _find_sites(plan: Plan, index: GraphIndex, anchors: Anchors) -> dict[Site, S
 
 def _move_site(site: SitePlan, moved: Mapping[Site, Site], anchors: Anchors) -> SitePlan:
     """The site in this model's names. moved: of its sites; one that a bias derives from may have its name already."""
-    consumers, derived = site.consumers, site.derived
+    consumers = site.consumers
+    derived = site.derived
     if consumers is not None:
         consumers = tuple(map(anchors.edge, consumers))
     if derived is not None:
@@ -152,7 +153,9 @@ def drop_orphans(sites: SitePlans, existing: Iterable[SitePlan]) -> tuple[SitePl
 
 def check_site(site: SitePlan, index: GraphIndex) -> SitePlan:
     """The site; that of a weight or bias with its readers. Raises PlanError where it does not fit its tensor."""
-    name, constant, grain = str(site.site), site.role.is_constant, site.spec.granularity
+    name = str(site.site)
+    constant = site.role.is_constant
+    grain = site.spec.granularity
     tensor = read_tensor(index, site.site)
     if tensor is None:
         raise PlanError(name, "this input is not connected in this model", "plan this model again", code="Q404")

@@ -131,7 +131,8 @@ class Placer:
         self, op: QuantizableOp, edge: Edge | None, tensor: TensorId, readers: Readers, chosen: frozenset[str]
     ) -> SitePlan:
         """The pair of a tensor; inside a body that captures it, a pair of its own for each reader."""
-        maker, apart = self.ops.by_out.get(tensor), op.name in self.apart
+        maker = self.ops.by_out.get(tensor)
+        apart = op.name in self.apart
         pair = self.existing.pair_for(edge, tensor)
         if pair is not None and not apart:
             return self._share_pair(pair, tensor, readers)
@@ -144,7 +145,8 @@ class Placer:
             spec = replace(spec, footroom=spec.storage == "uint8" and not spec.symmetric)
         site: Site = tensor
         if edge is not None and (edge.scope != tensor.scope or apart):
-            site, readers = edge, (edge,)
+            site = edge
+            readers = (edge,)
         elif readers is not None:
             readers = tuple(reader for reader in readers if reader.scope == tensor.scope)
         is_output = tensor.scope == "" and self.index.is_output(tensor) and readers is None
@@ -196,7 +198,8 @@ class Placer:
         source = op
         maker: QuantizableOp | None = op
         while maker is not None and maker.name in chosen and maker.rule.shares:
-            source, maker = maker, self.ops.by_out.get(maker.data[0][1])
+            source = maker
+            maker = self.ops.by_out.get(maker.data[0][1])
         asking = [maker] if maker is not None and maker.name in chosen else self._list_final(source.data[0][1], chosen)
         own = (self._find_request(one, tensor) for one in asking or [op])
         match, spec = max(own, key=lambda request: request[1].bits)

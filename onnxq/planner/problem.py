@@ -320,7 +320,8 @@ def _make_op(candidate: Candidate, rule: PlacementRule) -> QuantizableOp | None:
 
 def _find_fused_activation(candidate: Candidate, rule: PlacementRule, out: TensorId) -> tuple[NodeRef | None, Bound]:
     """The activation that only this node feeds, and its bounds."""
-    index, unbounded = candidate.index, (None, None)
+    index = candidate.index
+    unbounded = (None, None)
     # Somebody else would see the value in front of the activation, which the kernel does not write.
     edge = index.find_sole_reader(out)
     if edge is None or edge.index != 0:

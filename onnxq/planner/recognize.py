@@ -58,7 +58,8 @@ class Recognized:
 
     def find_joined_maker(self, name: str) -> str:
         """The MatMul of `joined` that a tensor of the plan is computed of, no other weight between; "" for none."""
-        queue, visited = list(self.tensors.get(name, ())[:1]), set[str]()
+        queue = list(self.tensors.get(name, ())[:1])
+        visited = set[str]()
         while queue:
             maker = self.index.find_producer(queue.pop())
             if maker is None or maker.name in visited:

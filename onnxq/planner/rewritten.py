@@ -211,7 +211,8 @@ class _Mover:
             source = self.index.find_input(maker, 0)
             if source is None:
                 return False
-            tensor, maker = source, self.index.find_producer(source)
+            tensor = source
+            maker = self.index.find_producer(source)
         return tensor == first
 
     def _orient_site(self, site: SitePlan, known: SitePlan) -> SitePlan:
@@ -257,8 +258,10 @@ def _join_weights(mover: _Mover, plan: Plan) -> Iterator[SitePlan]:
 
     Raises PlanError naming a weight that is quantized or scaled in another way than those beside it.
     """
-    claims, contents = mover.claims, mover.recognized.contents
-    known, done = {site.site: site for site in plan.sites}, dict[Site, SitePlan | None]()
+    claims = mover.claims
+    contents = mover.recognized.contents
+    known = {site.site: site for site in plan.sites}
+    done = dict[Site, SitePlan | None]()
     # A scaling may divide one of the weights, which here is none of its own.
     scaled = {mover.recognized.find_joined_maker(joined.tensor.name): joined.tensor for joined in plan.scalings}
     for name, columns in mover.recognized.joined.items():
@@ -324,7 +327,8 @@ def _join_sites(value: Array, parts: Sequence[tuple[SitePlan, slice]]) -> SitePl
 
 def turn_site(site: SitePlan) -> SitePlan:
     """The site of a matrix for its transpose."""
-    grain, qparams = site.spec.granularity, site.qparams
+    grain = site.spec.granularity
+    qparams = site.qparams
     if not isinstance(grain, PerTensor):
         site = replace(site, spec=replace(site.spec, granularity=replace(grain, axis=1 - grain.axis % 2)))
     if qparams is not None and qparams.scale.ndim == 2:

@@ -57,7 +57,8 @@ def mend_sums(plan: Plan, index: GraphIndex) -> tuple[Plan, Cautions]:
     sites: list[SitePlan] = []
     lines: list[Caution] = []
     for site in plan.sites:
-        values, qparams = site.values, site.qparams
+        values = site.values
+        qparams = site.qparams
         rows, sums = (0, 0) if values is None else count_saturating(values, site.sum_orders)
         if values is not None and qparams is not None and sums:
             scale, zero = align_qparams(qparams, site.spec, values.shape, np.float32)

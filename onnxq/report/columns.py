@@ -135,7 +135,8 @@ class Rows:
 
     def _stack_rows(self, width: int) -> RenderResult:
         """Render each name above the indented rest of its row; columns that do not fit get lines of their own, too."""
-        rest, below = self._drop_columns({self.columns[0]}), list[str]()
+        rest = self._drop_columns({self.columns[0]})
+        below = list[str]()
         while (last := rest._find_excess(width - _INDENT)) is not None:
             below.insert(0, last)
             rest = rest._drop_columns({last})

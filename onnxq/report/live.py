@@ -24,7 +24,8 @@ from onnxq.report.terminal import format_seconds, write_stream
 # Seconds. A command that ends sooner prints nothing; afterwards no step stays unnamed for longer.
 PATIENCE = 1.0
 # Seconds from the start of a step to its first line in a pipe, and between later lines.
-_FIRST, _EVERY = 2.0, 10.0
+_FIRST = 2.0
+_EVERY = 10.0
 # Columns of a bar's figures: 1000/1000 (100%), 10 min 10 s left.
 _COUNT = 36
 # Bytes. Reading a file of this size blocks all threads of the process for long, so it is announced before.
@@ -80,7 +81,8 @@ class _Step:
 
     def format_state(self, now: float) -> str:
         """Format the state: calibrating: 12/32 (38%), 20 s left; reading x.onnx: 12 s so far."""
-        passed, parts = now - self.begun, []
+        passed = now - self.begun
+        parts = []
         if self.total:
             share = f" ({100 * self.done // self.total}%)" if self.done else ""
             parts.append(f"{self.done}/{self.total}{share}")
@@ -131,7 +133,8 @@ class Lines:
 
     def _begin_step(self, description: str, total: int | None) -> _Step:
         with self._changed:
-            now, parent = self.clock(), self._open[-1] if self._open else None
+            now = self.clock()
+            parent = self._open[-1] if self._open else None
             step = _Step(escape_line(description), total, now, self._print_due)
             main = len(self._open) < 2
             step.due = max(self._born + self.patience, now if main else self._last + _FIRST)
@@ -165,7 +168,8 @@ class Lines:
         with self._changed:
             if not self._open:
                 return
-            step, now = self._open[-1], self.clock()
+            step = self._open[-1]
+            now = self.clock()
             if now < step.due:
                 return
             if not self._open[0].named and step is not self._open[0]:

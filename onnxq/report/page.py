@@ -29,9 +29,13 @@ _SHOWN = 5
 # Operators in a row of the strip.
 ROW = 240
 # Units of the strip: of an operator, its bars and the ticks under them.
-_STEP, _BARS, _TICKS = 10, 100, 14
-_WIDTH, _HEIGHT = 120, 28
-_SIDE, _FRONT = 220, 560
+_STEP = 10
+_BARS = 100
+_TICKS = 14
+_WIDTH = 120
+_HEIGHT = 28
+_SIDE = 220
+_FRONT = 560
 
 
 def write_page(record: ReportRecord) -> str:
@@ -157,8 +161,10 @@ def _draw_operator(node: OperatorRecord, x: int, most: float) -> str:
 
 def draw_bars(bars: ValueBars, chosen: Sequence[float] = ()) -> str:
     """A histogram, heights by their roots; the chosen range is a band behind it."""
-    low, high = min([bars.low, *chosen]), max([bars.high, *chosen])
-    scale, most = _WIDTH / (high - low or 1.0), max(bars.counts, default=0) or 1
+    low = min([bars.low, *chosen])
+    high = max([bars.high, *chosen])
+    scale = _WIDTH / (high - low or 1.0)
+    most = max(bars.counts, default=0) or 1
     heights = [math.sqrt(count / most) for count in bars.counts]
     steps = _draw_steps(heights, (bars.low - low) * scale, (bars.high - low) * scale)
     band = ""
@@ -183,7 +189,8 @@ def _draw_steps(heights: Sequence[float], left: float, right: float) -> str:
     """ValueBars side by side as one path, in whole units: a page has a thousand of them. heights: from 0 to 1."""
     edges = [round(left + (right - left) * k / max(len(heights), 1)) for k in range(len(heights) + 1)]
     # Neighbours of one height need no line between them.
-    path, before = [f"M{edges[0]} {_HEIGHT}"], -1
+    path = [f"M{edges[0]} {_HEIGHT}"]
+    before = -1
     for height, start, end in zip(heights, edges, edges[1:], strict=False):
         top = round(_HEIGHT * (1 - height))
         path.append(f"h{end - start}" if top == before else f"V{top}h{end - start}")
@@ -194,7 +201,8 @@ def _draw_steps(heights: Sequence[float], left: float, right: float) -> str:
 def draw_outputs(output: OutputRecord) -> str:
     """Float against quantized values of an output."""
     values = [*output.float_values, *output.values]
-    low, high = min(values, default=0.0), max(values, default=1.0)
+    low = min(values, default=0.0)
+    high = max(values, default=1.0)
     scale = _SIDE / (high - low or 1.0)
     points = zip(output.float_values, output.values, strict=True)
     # Lines of no length, which round caps make dots.

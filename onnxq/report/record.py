@@ -33,7 +33,9 @@ _LABELLED = 5
 # Share of the noise at the outputs from which an operator is marked.
 RED_SHARE = 0.1
 # Below: values cut off; levels that half of the channels have; share of the range that 99 % of the values lie in.
-_CLIPPED, _LEVELS, _CORE = 0.01, 16.0, 0.05
+_CLIPPED = 0.01
+_LEVELS = 16.0
+_CORE = 0.05
 # The share of the values at either end that is not their core.
 _TAIL = 0.005
 
@@ -64,7 +66,8 @@ class ValueBars:
     @property
     def core(self) -> float:
         """The share of the intervals that hold all values but half a percent at either end."""
-        total, below = sum(self.counts), 0
+        total = sum(self.counts)
+        below = 0
         inside = 0
         for count in self.counts:
             inside += below + count > _TAIL * total and below < (1 - _TAIL) * total

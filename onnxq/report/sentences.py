@@ -22,9 +22,12 @@ if TYPE_CHECKING:
     from onnxq.engines.saturation.measure import SaturationCost
 
 # Reasons of a list, and names of a reason, without `verbose`.
-_REASONS, _MEMBERS, _KEPT = 6, 2, 3
+_REASONS = 6
+_MEMBERS = 2
+_KEPT = 3
 # Rows of the table of sums without `verbose`, and names in a sentence.
-_SUMS, _NAMED = 12, 3
+_SUMS = 12
+_NAMED = 3
 _WHERE = "16-bit sums on x86 CPUs without VNNI"
 _PLURALS = {"activation": "activations", "weight": "weights", "bias": "biases", "output": "outputs"}
 
@@ -51,7 +54,8 @@ def format_spec(spec: QuantSpec) -> str:
 
 def placement_text(plan: Plan) -> str:
     """Describe the choice of the placement and of the type of attention: "measured: widest; attention float (…)"."""
-    how, attention = plan.placement, plan.attention
+    how = plan.placement
+    attention = plan.attention
     text = str(PlacementMethod.RULES if how is None else how.method)
     if how is not None and how.method is PlacementMethod.MEASURED:
         text += f": {how.candidate or 'none'}"
@@ -125,7 +129,9 @@ def _describe(report: PassReport) -> str:
 
 def describe_shortage(shortened: Shortened) -> str:
     """A line for something that the budget of time cut short."""
-    name, budget, seconds = shortened.name, format_seconds(shortened.budget), format_seconds(shortened.seconds)
+    name = shortened.name
+    budget = format_seconds(shortened.budget)
+    seconds = format_seconds(shortened.seconds)
     if shortened.how is Shortage.GIVEN_UP:
         return f"budget: {name}: given up after its {seconds} of the budget of {budget}"
     if shortened.how is Shortage.EXCEEDED:
@@ -236,14 +242,16 @@ def make_sums_tables(
             cells.append(weight.exact)
         return cells
 
-    names, right = ("node", "weight"), ("rows", "sums", "saturated")
+    names = ("node", "weight")
+    right = ("rows", "sums", "saturated")
     yield from make_list(listed, view, columns, make_row, usual=_SUMS, right=right, names=names, fold=("exact",))
     yield Text("")
 
 
 def format_cost(cost: SaturationCost) -> list[str]:
     """Format the error by saturation at each output, and the parts that could not be computed."""
-    basis, lines = f"on {cost.samples} samples, against exact sums", []
+    basis = f"on {cost.samples} samples, against exact sums"
+    lines = []
     for error in cost.outputs:
         lines.append(f"{error.output}: {format_decibel(error.sqnr_db)} {basis}, max abs {error.max_abs:.3g}")
     return lines + [f"[{refusal.code}] {refusal.subject}: {refusal.reason}" for refusal in cost.skipped]

@@ -226,7 +226,8 @@ def format_figure(value: float | None, form: str, unit: str = "", *, before: str
 
 def format_bytes(count: int) -> str:
     """Format bytes: 18.6 MB."""
-    value, unit = float(count), "B"
+    value = float(count)
+    unit = "B"
     for unit in ("B", "kB", "MB", "GB"):
         if value < 999.5 or unit == "GB":
             break

@@ -173,7 +173,8 @@ class _Description:
 
 
 def _describe_model(model: ModelLike) -> _Description:
-    light, proto = strip_weights(model), ModelProto()
+    light = strip_weights(model)
+    proto = ModelProto()
     proto.CopyFrom(light.proto)
     arrays: dict[str, Array | StoredArray] = {}
     for tensor in proto.graph.initializer:

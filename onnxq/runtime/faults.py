@@ -96,7 +96,8 @@ def explain_load_failure(error: Exception, model: str, *, nodes: Collection[str]
         return ModelError(model, cause, "free memory or use a larger machine", code="Q112")
     unknown = _UNKNOWN.search(text)
     if unknown and unknown["domain"] not in _BUILT_IN:
-        domain, op = unknown["domain"], unknown["op"]
+        domain = unknown["domain"]
+        op = unknown["op"]
         fix = _LIBRARIES.get(domain, _ANY_LIBRARY)
         custom = UnknownOperatorError(f"operator {op!r} of domain {domain!r}", _CUSTOM, fix)
         custom.operator = domain, op
@@ -156,7 +157,8 @@ def _blame_node(
 ) -> OnnxqError:
     """The error of a node, which ORT's optimizer may have made. nodes: names of the model's own; None: not known."""
     if nodes is not None and name not in nodes:
-        cause, fix = f"{cause}; it is a node which the model does not have", _OPTIMIZER
+        cause = f"{cause}; it is a node which the model does not have"
+        fix = _OPTIMIZER
     named = name or kind is KernelError
     return kind(subject, cause, fix, code=code).name_node(name) if named else ModelError(subject, cause, fix, code=code)
 

@@ -63,7 +63,8 @@ def find_front(model: ModelLike) -> tuple[ModelLike, Rest | None]:
     """
     if not has_custom(model):
         return model, None
-    rest, front = Rest(model, {}, frozenset()), model
+    rest = Rest(model, {}, frozenset())
+    front = model
     types = {value.name: value for value in infer_shapes(model).graph.value_info}
     while True:
         try:

@@ -122,7 +122,8 @@ def register_libraries(options: Any, paths: Iterable[str]) -> None:
 
 
 _SUFFIX = "ExecutionProvider"
-CPU, _CUDA = f"CPU{_SUFFIX}", f"CUDA{_SUFFIX}"
+CPU = f"CPU{_SUFFIX}"
+_CUDA = f"CUDA{_SUFFIX}"
 # Options with which a provider computes float32 in float32: ranges and checks must not depend on where they were made.
 _EXACT: Mapping[str, Mapping[str, str]] = {
     _CUDA: {"use_tf32": "0"},

@@ -58,7 +58,8 @@ def tap_tensors(model: ModelLike, tensors: Iterable[TensorId], *, only: bool = F
     Tensors that cannot be led out (subgraphs of unknown operators, an If inside a Loop, unknown types) come back as
     refusals. Raises ModelError for a tensor the model does not have. Nodes must be named (see name_nodes).
     """
-    index, proto = get_index(model), bare_proto(model)
+    index = get_index(model)
+    proto = bare_proto(model)
     wanted = list(dict.fromkeys(tensors))
     known = {scope: list_defined(graph) for scope, graph in walk_graphs(proto.graph)}
     for tensor in wanted:

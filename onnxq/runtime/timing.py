@@ -21,7 +21,9 @@ from onnxq.runtime.session import Feeds, Session
 _BLOCK_SECONDS = 2e-3
 _MOST_RUNS = 64
 _WARM_UP_RUNS = 3
-_FEWEST_ROUNDS, _ENOUGH_ROUNDS, _MOST_ROUNDS = 3, 9, 200
+_FEWEST_ROUNDS = 3
+_ENOUGH_ROUNDS = 9
+_MOST_ROUNDS = 200
 # Rounds go on until the medians' standard error is below this.
 _PRECISION = 0.005
 

@@ -54,7 +54,8 @@ class ProcessWorkers(Workers):
     def _finish_pieces(
         self, function: Callable[[T], R], todo: Sequence[tuple[int, WorkPiece[T]]]
     ) -> Iterator[Finished]:
-        waiting, deaths = deque(todo), Counter[int]()
+        waiting = deque(todo)
+        deaths = Counter[int]()
         # Of an earlier generator that was left before its end: its results mean nothing here.
         self._drop_members([member for member in self.members if member.at is not None])
         while waiting or any(member.at for member in self.members):

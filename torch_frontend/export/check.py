@@ -107,12 +107,14 @@ def _compare(model: nn.Module, file: Path, inputs: Inputs) -> ExportCheck:
 
 def _measure(wanted: Arrays, got: Arrays) -> tuple[float, float]:
     """SQNR of the worst output in dB, and the largest difference; floats only."""
-    worst, most = math.inf, 0.0
+    worst = math.inf
+    most = 0.0
     for expected, value in zip(wanted, got, strict=True):
         if expected.dtype.kind == "f" and expected.size:
             sums = ErrorAccumulator("")
             sums.update(expected, value)
-            worst, most = min(worst, sums.result().whole_db), max(most, sums.result().max_abs)
+            worst = min(worst, sums.result().whole_db)
+            most = max(most, sums.result().max_abs)
     return worst, most
 
 

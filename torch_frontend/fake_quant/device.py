@@ -37,7 +37,8 @@ class Driver:
     def enter_context(self, device: int) -> None:
         """Make the device's primary context current on this thread if no context is."""
         # torch makes the primary context current on its own threads; autograd's and the user's may have none yet.
-        context, ordinal = ctypes.c_void_p(), ctypes.c_int()
+        context = ctypes.c_void_p()
+        ordinal = ctypes.c_int()
         self._call_driver("cuCtxGetCurrent", ctypes.byref(context))
         if context.value is None:
             self._call_driver("cuDeviceGet", ctypes.byref(ordinal), ctypes.c_int(device))

@@ -35,7 +35,8 @@ def batch_backward(info: Any, in_dims: Dims, *args: Any) -> tuple[tuple[Tensor, 
 
     Each sample of the batch gets its own dscale and dzero_point; a gradient that is not needed has no batch dimension.
     """
-    needed, grid = args[4:7], Grid(*args[7:])
+    needed = args[4:7]
+    grid = Grid(*args[7:])
     dy, x, scale, zero_point = _move_batch_first(info.batch_size, in_dims[:4], args[:4])
     folded = _FoldedBatch(x, grid)
     qparams = folded.fold_qparams(scale), folded.fold_qparams(zero_point)
@@ -116,7 +117,9 @@ def _run_forward(x: Tensor, scale: Tensor, zero_point: Tensor, *settings: Any) -
 
 def _run_backward(dy: Tensor, x: Tensor, scale: Tensor, zero_point: Tensor, *settings: Any) -> tuple[Tensor, ...]:
     # The schema has three flags in front of the grid: whether x, scale and zero_point need their gradients.
-    needed, grid, leaves = settings[:3], Grid(*settings[3:]), (x, scale, zero_point)
+    needed = settings[:3]
+    grid = Grid(*settings[3:])
+    leaves = (x, scale, zero_point)
     check_call(x, scale, zero_point, grid)
     if x.numel() == 0:
         return tuple(torch.zeros_like(t) if need else t.new_empty(0) for t, need in zip(leaves, needed, strict=True))

@@ -38,7 +38,8 @@ def compute_backward(
     slope = dy.to(values.dtype)
     ratio = values / steps
     rounded = ratio.round()
-    low, high = grid.qmin - zero, grid.qmax - zero
+    low = grid.qmin - zero
+    high = grid.qmax - zero
     # NaN compares false with both ends, so it counts as inside.
     below, above = (ratio <= low, ratio >= high) if grid.edge == "clip" else (rounded < low, rounded > high)
     outside = below | above

@@ -68,7 +68,9 @@ class _KeepSums(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         x, scale, zero_point, sign, *where = ctx.saved_tensors
-        needed, at, grid = ctx.needs_input_grad[:3], tuple(where), Grid(*ctx.settings)
+        needed = ctx.needs_input_grad[:3]
+        at = tuple(where)
+        grid = Grid(*ctx.settings)
         # rest: dy for the op, 0 at moved weights. moved: dy at these, which passes unchanged.
         if ctx.sparse:
             moved = dy[at]
@@ -165,7 +167,8 @@ def fit_sums(first: Tensor, second: Tensor, aim: Tensor, other: Tensor) -> tuple
     """
     over = ((first + second).abs() > MOST) & ((first > 0) == (second > 0))
     sign = torch.where(first > 0, 1.0, -1.0).to(first.dtype)
-    most, most_other = first * sign, second * sign
+    most = first * sign
+    most_other = second * sign
     # The types of numpy's code, for equal bits: real numbers are float32, their difference float64.
     aims = [(wanted.float() * sign.float()).double().clamp(1, MOST) for wanted in (aim, other)]
     share = ((aims[0] - aims[1] + MOST) / 2).round().to(first.dtype)

@@ -121,7 +121,8 @@ def lower_layers(model: nn.Module, config: Config, prefix: str = "") -> CallGrap
 
 
 def _is_skipped(config: Config, path: str) -> bool:
-    parts, patterns = path.split("."), config.torch.skip_trace
+    parts = path.split(".")
+    patterns = config.torch.skip_trace
     return bool(patterns) and any(matches_any(patterns, ".".join(parts[:k])) for k in range(1, len(parts) + 1))
 
 
@@ -249,7 +250,8 @@ class _Lowering:
         **attrs: Any,
     ) -> None:
         """One node. part: which of the call's nodes. out: a tensor inside the call; else the call's results."""
-        node, name = call.node, f"{call.name.name}{part}"
+        node = call.node
+        name = f"{call.name.name}{part}"
         elements = [user for user in node.users if read_name(user) is None and element_of(user) is not None]
         if out:
             outputs = [out]
@@ -290,12 +292,14 @@ class _Lowering:
             what = type(call.module).__name__
             fix = "register it with @register_qmodule, or take it out of torch.skip_trace if it stands there"
         else:
-            what, fix = f"{call.node.target if isinstance(call.node.target, str) else path}", "register it, or leave it"
+            what = f"{call.node.target if isinstance(call.node.target, str) else path}"
+            fix = "register it, or leave it"
         self.graph.reasons.append(Refusal(path, f"nothing is known of {what}: it stays float", fix, "registry", "R109"))
 
     def _lower_plain(self, call: TracedCall) -> None:
         """A call that is one node."""
-        op, op_type = call.op.name, find_op_type(call.op)
+        op = call.op.name
+        op_type = find_op_type(call.op)
         attrs: dict[str, Any] = {}
         closed = not call.reads_floats or (op == "stack" and call.policy is None)
         if op in ("relu6", "clamp"):
@@ -372,7 +376,8 @@ class _Lowering:
             self._add_node(call, "Add", [_Read(inside), bias], part="/Add", closed=True)
 
     def _lower_attention(self, call: TracedCall) -> None:
-        name, reads = call.name.name, self._list_reads(call)
+        name = call.name.name
+        reads = self._list_reads(call)
         if self.engine.ideal or call.policy is not None:
             self._add_node(call, "Attention", reads[:3], closed=not call.reads_floats)
             return
@@ -390,7 +395,8 @@ class _Lowering:
             self.graph.reasons.append(LeftFloat(call.name.path, reason, "attention", "F104"))
 
     def _lower_silu(self, call: TracedCall) -> None:
-        reads, gate = self._list_reads(call)[:1], f"{call.name.name}.out/gate"
+        reads = self._list_reads(call)[:1]
+        gate = f"{call.name.name}.out/gate"
         self._add_node(call, "Sigmoid", reads, out=gate, closed=not call.reads_floats)
         self._add_node(call, "Mul", [*reads, _Read(gate)], part="/Mul")
 
@@ -437,13 +443,15 @@ class _Lowering:
         self, call: TracedCall, slot: Slot, value: fx.Node, *, transposed: bool
     ) -> tuple[CallWeight | None, _Read]:
         """The parameter behind a constant operand; of rows cut out of one, the whole parameter, at the cut."""
-        argument, whole = (call.node, slot), value
+        argument = (call.node, slot)
+        whole = value
         # Rows are output channels, so that the parameter's scales are those of its parts.
         if read_op(value) == "slice" and call.op.weight_axis == 0:
             index = value.args[1] if len(value.args) > 1 else None
             source = value.args[0]
             if isinstance(index, slice) and isinstance(source, fx.Node) and source.op == "get_attr":
-                argument, whole = (value, Slot(0)), source
+                argument = (value, Slot(0))
+                whole = source
         site = site_of(whole)
         read = _Read(self._add_computed(value, site or site_of(value) or value.name, transposed=transposed))
         return None if site is None else CallWeight(site, transposed, value=whole, argument=argument), read

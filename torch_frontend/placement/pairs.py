@@ -41,7 +41,8 @@ def list_products(graph: CallGraph, placement: Placement, reasons: Iterable[Unqu
     by_subject: dict[str, Unquantized] = {}
     for reason in reasons:
         by_subject.setdefault(reason.subject, reason)
-    weights, data = set(), set()
+    weights = set()
+    data = set()
     for site in placement.sites:
         found = weights if site.role is Role.WEIGHT else data
         found |= {edge.node for edge in site.consumers or graph.list_consumers(site.quantized_tensor)}
@@ -197,7 +198,9 @@ def _make_activation(graph: CallGraph, site: SitePlan, placement: Placement, con
 
 
 def _make_weight(graph: CallGraph, site: SitePlan, edge: Edge, placement: Placement, problem: PlacementProblem) -> Pair:
-    weight, spec, grain = graph.weights[edge.node], site.spec, site.spec.granularity
+    weight = graph.weights[edge.node]
+    spec = site.spec
+    grain = site.spec.granularity
     # The node of a Linear may read the transposed weight; a quantizer counts torch's axes.
     if weight.transposed and not isinstance(grain, PerTensor):
         spec = replace(spec, granularity=replace(grain, axis=1 - grain.axis))
@@ -216,9 +219,12 @@ def _make_weight(graph: CallGraph, site: SitePlan, edge: Edge, placement: Placem
 
 def _find_engine_data(graph: CallGraph, placement: Placement, problem: PlacementProblem) -> list[Pair]:
     """Data of quantized weights, which an engine quantizes by itself as it multiplies: trained so, and not exported."""
-    config, pairs = problem.config, dict[str, Pair]()
-    spec, observer = config.activations.spec(None), config.activations.observer
-    quantizer, options = config.torch.activations.quantizer, dict(config.torch.activations.quantizer.options)
+    config = problem.config
+    pairs = dict[str, Pair]()
+    spec = config.activations.spec(None)
+    observer = config.activations.observer
+    quantizer = config.torch.activations.quantizer
+    options = dict(config.torch.activations.quantizer.options)
     # MatMulNBits has the same blocks for both.
     if options.get("scales") == "block" and config.weights.block_size is not None:
         options = {"block_size": config.weights.block_size, **options}
@@ -237,7 +243,8 @@ def _find_engine_data(graph: CallGraph, placement: Placement, problem: Placement
 
 def _find_sums(graph: CallGraph, edge: Edge, weight: CallWeight, problem: PlacementProblem) -> Sums | None:
     """The 16-bit sums in which a kernel of the target adds this weight's products with quantized data."""
-    op, shape = problem.ops.by_name[edge.node], graph.constants[graph.find_node(edge.node).inputs[edge.index]].shape
+    op = problem.ops.by_name[edge.node]
+    shape = graph.constants[graph.find_node(edge.node).inputs[edge.index]].shape
     order = problem.engine.sum_order(op.node, tuple(shape))
     if order is None or not op.data or problem.config.saturation == "allow":
         return None
@@ -283,7 +290,8 @@ def _disable_redundant(out: Pairs) -> None:
     for pair in out.pairs:
         if pair.value is None or pair.role is Role.WEIGHT or is_constant(pair.value) or pair.leader is not None:
             continue
-        op, readers = read_op(pair.value), [read_op(user) for user in pair.value.users]
+        op = read_op(pair.value)
+        readers = [read_op(user) for user in pair.value.users]
         if readers and FUSED.get(op, frozenset()).issuperset(readers):
             pair.disabled = f"{op} and {', '.join(dict.fromkeys(readers))} run as one kernel"
             out.decisions.append(Decision(pair.site, pair.disabled, "disable-redundant"))

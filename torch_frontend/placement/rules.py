@@ -111,7 +111,8 @@ def front_end_target(config: Config) -> FrontEndTarget:
         raise ConfigError(config.where("mode"), cause, fix, code="Q307")
     for rule in config.rules:
         if rule.set.range is not None:
-            cause, fix = "the PyTorch front end finds its ranges itself", "quantize the exported model with this rule"
+            cause = "the PyTorch front end finds its ranges itself"
+            fix = "quantize the exported model with this rule"
             raise ConfigError(rule.describe(), cause, fix, code="Q307")
     engine = find_target(config.target, config.mode)
     # Targets are shared by all that plan for an engine, so the additions go into a copy.

@@ -62,7 +62,10 @@ class _ConvTranspose(WeightQuantized):
 
     def forward(self: Any, input: Tensor, output_size: list[int] | None = None) -> Tensor:  # noqa: A002 - torch's name
         """As torch's class."""
-        dims, stride, padding, dilation = len(self.kernel_size), self.stride, self.padding, self.dilation
+        dims = len(self.kernel_size)
+        stride = self.stride
+        padding = self.padding
+        dilation = self.dilation
         # torch chooses among the output sizes that fit by padding; its own helper keeps the rules in one place.
         extra = self._output_padding(input, output_size, stride, padding, self.kernel_size, dims, dilation)
         compute = getattr(functional, f"conv_transpose{dims}d")

@@ -145,7 +145,8 @@ def _find_op(name: str) -> Op:
 def _register_operators() -> None:
     """Register the operators of operators.yaml, and the calls of torch that it lists."""
     for name, fields in _DATA["operators"].items():
-        targets, renamed = fields.pop("calls", []), fields.pop("renamed", [])
+        targets = fields.pop("calls", [])
+        renamed = fields.pop("renamed", [])
         values = {key: tuple(value) if isinstance(value, list) else value for key, value in fields.items()}
         OPS[name] = Op(name=name, **values)
         register_targets(*map(_find_target, targets), op=name)

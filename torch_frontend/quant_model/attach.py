@@ -148,7 +148,8 @@ _BY_HAND = {"add": "Add", "mul": "Mul", "matmul": "MatMul", "cat": "Cat"}
 
 def quantize_inputs(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Forward pre-hook: quantize the module's data arguments by its `input_quantizers`."""
-    values, named = list(args), dict(kwargs)
+    values = list(args)
+    named = dict(kwargs)
     for name, quantizer in module._modules[INPUTS].named_children():  # type: ignore[union-attr]
         # <parameter>_<position>, by `_add_input_quantizers`; parameters may hold underscores, so the last one counts.
         param, _, position = name.rpartition("_")
@@ -176,7 +177,8 @@ def convert_layers(
     layers (`<path>.in`), since their producers are unknown; a layer that is called twice has one.
     Returns (module, site -> path of its quantizer in the module, activations first, the placement).
     """
-    placed, converted = plan_pairs(graph, requests, sized=False), copy_module_tree(model)
+    placed = plan_pairs(graph, requests, sized=False)
+    converted = copy_module_tree(model)
     inputs = make_quantizers((pair for pair in placed.pairs if pair.weight is None), requests.config)
     # By the classes of before: quantized classes are not registered.
     entries = {path: find_layer(module) for path, module in converted.named_modules(remove_duplicate=False)}
@@ -195,7 +197,8 @@ def _add_input_quantizers(
     module: nn.Module, entry: Registration, path: str, quantizers: Mapping[str, Quantizer]
 ) -> dict[str, str]:
     """Give a layer the quantizers of its data arguments. Returns site -> name among them."""
-    children, names = nn.Module(), {}
+    children = nn.Module()
+    names = {}
     for k, param in enumerate(entry.data):
         site = name_input(path, k)
         if site in quantizers:

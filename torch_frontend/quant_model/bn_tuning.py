@@ -87,7 +87,8 @@ def fold_trained(model: nn.Module) -> list[Decision]:
     """
     if not isinstance(model, fx.GraphModule):
         return []
-    foldable, decisions = [], []
+    foldable = []
+    decisions = []
     for layer, norm in find_pairs(model):
         fault = _explain_scales(model, (layer, norm))
         if fault is None:
@@ -134,7 +135,8 @@ def fold_tuned(
 
 
 def _scale_qparams(quantizer: Quantizer, factor: Any) -> QParams:
-    qparams, spec = quantizer.qparams(), quantizer.spec
+    qparams = quantizer.qparams()
+    spec = quantizer.spec
     # w -> f w keeps the integers up to their sign; an asymmetric range is mirrored by q -> qmin + qmax - q.
     scale = np.maximum(qparams.scale * np.abs(factor), scale_floor(spec)).astype(np.float32)
     zero = qparams.zero_point

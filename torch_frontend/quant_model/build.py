@@ -93,11 +93,14 @@ def _trace_network(
 def refuse_compiled(model: nn.Module) -> None:
     """Raise ModelError for a module that has no forward in Python, or hides it."""
     if isinstance(model, torch.jit.ScriptModule):
-        cause, fix = "is TorchScript, which has no modules to quantize", "give the module that it was made from"
+        cause = "is TorchScript, which has no modules to quantize"
+        fix = "give the module that it was made from"
     elif hasattr(model, "_orig_mod"):
-        cause, fix = "is compiled", "give the module itself (`model._orig_mod`), and compile the QuantModel"
+        cause = "is compiled"
+        fix = "give the module itself (`model._orig_mod`), and compile the QuantModel"
     elif isinstance(model, torch.export.ExportedProgram):
-        cause, fix = "is an exported program", "give the module that was exported, or `program.module()`"
+        cause = "is an exported program"
+        fix = "give the module that was exported, or `program.module()`"
     else:
         return
     raise ModelError(type(model).__name__, cause, fix, code="Q123")
@@ -111,7 +114,8 @@ def _simplify_traced(traced: Traced) -> _Network:
 
 
 def _build_traced(network: _Network, config: Config, inputs: Inputs | None) -> ConvertedModel:
-    traced, model = network.traced, network.model
+    traced = network.traced
+    model = network.model
     # The order matters: calls are named before anything is placed, and shapes are read before batch norms disappear.
     if config.attention == "quantized" and find_target(config.target).attention_rules:
         take_apart(model)
@@ -132,7 +136,8 @@ def _build_traced(network: _Network, config: Config, inputs: Inputs | None) -> C
     requests.check_used(*layers.values())
     placed = plan_pairs(graph, requests, sized=inputs is not None)
     paths = attach_quantizers(model, placed, config)
-    reasons, products = [*traced.refusals, *traced.opaque, *placed.reasons], placed.products
+    reasons = [*traced.refusals, *traced.opaque, *placed.reasons]
+    products = placed.products
     for path, inside_graph in layers.items():
         converted, inside_paths, inside = convert_layers(model.get_submodule(path), requests, inside_graph, path)
         model.set_submodule(path, converted)

@@ -13,7 +13,8 @@ def draw_mermaid(model: nn.Module) -> str:
     """`graph TD` text: layers as boxes; quantizers as rounded boxes with bits and scheme, dashed if off for good."""
     if not isinstance(model, fx.GraphModule):
         return _draw_list(model)
-    lines, ids = ["graph TD"], {}
+    lines = ["graph TD"]
+    ids = {}
     # Positions as ids: names hold characters that Mermaid does not take in ids.
     for k, node in enumerate(model.graph.nodes):
         ids[node] = f"n{k}"

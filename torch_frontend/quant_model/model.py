@@ -102,7 +102,8 @@ class QuantModel(AncestorNames, Exportable):
         """Site -> the float weight that its quantizer reads."""
         nodes = self.model.graph.nodes if isinstance(self.model, fx.GraphModule) else ()
         calls = {str(node.target): node for node in nodes if node.op == "call_module"}
-        weights, quantizers = {}, self.quantizers
+        weights = {}
+        quantizers = self.quantizers
         for site, path in self._paths.items():
             owner = self.model.get_submodule(path.rpartition(".")[0])
             # A layer's quantizer is its child; that of a parameter is a call of its own.

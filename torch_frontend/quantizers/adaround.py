@@ -68,7 +68,8 @@ class AdaRound(Quantizer):
         with torch.no_grad():
             ratio = w.detach().float() / spread_values(scale, self.spec, tuple(w.shape))
             rest = ratio - ratio.floor()
-            zeta, gamma = self.options["zeta"], self.options["gamma"]
+            zeta = self.options["zeta"]
+            gamma = self.options["gamma"]
             # The inverse of h. Finite, since gamma < 0 <= rest < 1 < zeta, unless w / s is NaN or inf.
             start = -torch.log((zeta - gamma) / (rest - gamma) - 1)
         if not bool(start.isfinite().all()):
@@ -91,7 +92,8 @@ class AdaRound(Quantizer):
 
     def share_up(self) -> Tensor:
         """h(v) in [0, 1], of the weight's shape."""
-        zeta, gamma = self.options["zeta"], self.options["gamma"]
+        zeta = self.options["zeta"]
+        gamma = self.options["gamma"]
         return (torch.sigmoid(self.v) * (zeta - gamma) + gamma).clamp(0, 1)
 
     def regularizer(self, beta: float) -> Tensor:

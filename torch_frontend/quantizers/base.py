@@ -314,7 +314,8 @@ class Quantizer(AncestorQuantizer, nn.Module):
         if not (self.active and self.calibrated):
             return x
         if self.slots:
-            shape, size = getattr(self, self.slots[0]).shape, block_size_of(self.spec)
+            shape = getattr(self, self.slots[0]).shape
+            size = block_size_of(self.spec)
             if (misfit := explain_misfit(x.shape, shape, self.axis, size)) is not None:
                 fix = "calibrate again with tensors of this shape, or change the granularity"
                 raise PlanError(self.site, misfit, fix, code="Q407")
@@ -343,7 +344,8 @@ class Quantizer(AncestorQuantizer, nn.Module):
 
     def _read_qparams(self) -> tuple[Tensor, Tensor]:
         """(scale, zero point). Raises CalibrationError naming the site before calibration."""
-        scale, zero = self.scale, self.zero_point
+        scale = self.scale
+        zero = self.zero_point
         if scale is None or zero is None:
             fix = "calibrate first, or load a calibrated state"
             raise CalibrationError(self.site, "has no scale yet", fix, code="Q508")
@@ -360,7 +362,8 @@ class Quantizer(AncestorQuantizer, nn.Module):
             return x
         # prepare_marker has fixed these; without it (a plain torch.onnx.export) they are traced.
         buffers = self._buffers
-        scale, zero = buffers.get("marked_scale"), buffers.get("marked_zero_point")
+        scale = buffers.get("marked_scale")
+        zero = buffers.get("marked_zero_point")
         if scale is None or zero is None:
             scale, zero = self._read_qparams()
             x = self.bake(x)
@@ -419,7 +422,8 @@ class Quantizer(AncestorQuantizer, nn.Module):
         A state without either, of a float model or a plain dict, changes nothing, and torch reports missing keys
         unless asked for strict=False.
         """
-        metadata, missing = rest[0], rest[2]
+        metadata = rest[0]
+        missing = rest[2]
         loaded = {slot: self._shape_slot(state[prefix + slot]) for slot in self.slots if prefix + slot in state}
         state.update({prefix + slot: value for slot, value in loaded.items()})
         for slot in self.slots:

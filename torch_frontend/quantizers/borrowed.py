@@ -81,7 +81,8 @@ class Dynamic(Quantizer):
 
     def _find_rows(self, x: Tensor) -> tuple[int, int]:
         """Shape of x with one row for each scale."""
-        scales, width = self.options["scales"], x.shape[-1] if x.dim() else 1
+        scales = self.options["scales"]
+        width = x.shape[-1] if x.dim() else 1
         if scales == "block":
             width = min(int(self.options["block_size"]), width)
             if x.shape[-1] % width:
@@ -97,7 +98,9 @@ class Dynamic(Quantizer):
         """(scale, zero point) of each row."""
         with torch.no_grad():
             low, high = (end.float() for end in torch.aminmax(rows, dim=1))
-            low, high, span = low.clamp(max=0), high.clamp(min=0), self.spec.qmax - self.spec.qmin
+            low = low.clamp(max=0)
+            high = high.clamp(min=0)
+            span = self.spec.qmax - self.spec.qmin
             if self.spec.symmetric:
                 low, high, span = torch.zeros_like(low), torch.maximum(-low, high), self.spec.qmax
             width = high - low

@@ -275,7 +275,8 @@ class PACT(LearnedQuantizer):
         """Clip with the paper's gradients, then quantize with a fixed scale, which passes them unchanged."""
         scale = self.scale
         # low depends on alpha through the scale: x <= low adds its share to alpha's gradient.
-        low, high = (self.spec.qmin - self.zero_point) * scale, self.alpha
+        low = (self.spec.qmin - self.zero_point) * scale
+        high = self.alpha
         # NaN compares false with both ends, so it passes. detach: the rounding residual gives alpha no gradient.
         clipped = torch.where(x >= high, high.to(x.dtype), torch.where(x <= low, low.to(x.dtype), x))
         return self.round_to_grid(clipped, scale.detach())

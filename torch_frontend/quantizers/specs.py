@@ -63,7 +63,8 @@ def gather_shards(values: Tensor) -> Tensor:
 
 def format_range(values: Tensor) -> str:
     """The value of a tensor with one value, else "lowest…highest"."""
-    low, high = float(values.min()), float(values.max())
+    low = float(values.min())
+    high = float(values.max())
     return f"{low:.4g}" if values.numel() == 1 or low == high else f"{low:.4g}…{high:.4g}"
 
 

@@ -221,7 +221,8 @@ def _optimize_unit(
     # Each unit has random numbers of its own, which do not depend on the units before it. drops draws on the device:
     # one number per element of an activation.
     seed = settings.seed ^ crc32(unit.name.encode())
-    picks, drops = torch.Generator().manual_seed(seed), torch.Generator(cache.device).manual_seed(seed)
+    picks = torch.Generator().manual_seed(seed)
+    drops = torch.Generator(cache.device).manual_seed(seed)
     # Roundings have a rate of their own that stays; that of scales falls.
     optimizers = [torch.optim.Adam([rounding.v for rounding in roundings], lr=settings.lr)]
     if moving:
@@ -253,7 +254,8 @@ def _optimize_unit(
 
 def _measure_error(unit: Unit, cache: UnitCache) -> float:
     """Mean squared error of the unit's output over all samples."""
-    total, count = 0.0, 0
+    total = 0.0
+    count = 0
     with torch.no_grad():
         for record in cache.iterate_records():
             total += float((unit.run(*record.inputs) - record.target).double().square().sum())

@@ -153,7 +153,9 @@ class Regions:
 
     def _make_region(self, name: str, inside: set[fx.Node], exit_: fx.Node) -> Region:
         """Region of these nodes with the activations behind its exit and the quantizers of its inputs."""
-        nodes, behind, last = set(inside), set[fx.Node](), exit_
+        nodes = set(inside)
+        behind = set[fx.Node]()
+        last = exit_
         while len(self.readers[last]) == 1:
             last = self.readers[last][0]
             if last.op == "output" or len(self.reads[last]) != 1:
@@ -161,7 +163,9 @@ class Regions:
             # Disabled quantizers join the region only if an activation follows them.
             behind.add(last)
             if self._op_name(last) in GROUPS["following"]:
-                nodes, behind, exit_ = nodes | behind, set(), last
+                nodes = nodes | behind
+                behind = set()
+                exit_ = last
             elif not self._is_disabled(last):
                 break
         fronts = {s for n in nodes for s in self.reads[n] if s not in nodes and self._is_quantizer(s)}

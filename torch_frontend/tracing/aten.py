@@ -63,7 +63,8 @@ def _rename_call(node: fx.Node, name: str) -> None:
     # torch.nn's activations in place, of which there are no methods.
     plain = name.removesuffix("_")
     if plain in _SHORTENED and plain != name and not hasattr(torch.Tensor, name):
-        name, kwargs = plain, {**kwargs, "inplace": True}
+        name = plain
+        kwargs = {**kwargs, "inplace": True}
     target = _find_function(name)
     if target is not None:
         _call_target(node, target, node.args[: _SHORTENED.get(name)], kwargs)

@@ -59,7 +59,8 @@ def _read_parameter(like: Any, module: nn.Module, name: str) -> Any:
 
 def _project_inputs(m: Any, query: Any, key: Any, value: Any) -> tuple[Any, Any, Any]:
     """Query, key and value behind their linear projections."""
-    bias, size = _read_parameter(query, m, "in_proj_bias"), m.embed_dim
+    bias = _read_parameter(query, m, "in_proj_bias")
+    size = m.embed_dim
     if m._qkv_same_embed_dim:
         weight = _read_parameter(query, m, "in_proj_weight")
         # Self-attention: one product, with the packed weight as one site.

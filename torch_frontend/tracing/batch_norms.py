@@ -143,7 +143,8 @@ def _make_module(
     # The number in the call is that of one batch, where the owner averages over all of them (momentum None).
     momentum = arguments.get("momentum", 0.1) if owner is None else owner.momentum
     tracks = "running_mean" in values
-    size, eps = len(next(iter(values.values()))), float(arguments.get("eps", 1e-5))
+    size = len(next(iter(values.values())))
+    eps = float(arguments.get("eps", 1e-5))
     module = BatchNorm(size, eps, momentum, affine=False, track_running_stats=tracks)
     for name, value in values.items():
         if isinstance(value, nn.Parameter):
@@ -252,7 +253,8 @@ def _read_norm(norm: nn.Module) -> dict[str, Tensor | None]:
 
 def _find_factors(tensors: Mapping[str, Tensor | None], eps: float) -> tuple[Tensor, Tensor]:
     doubles = {key: value.detach().double() for key, value in tensors.items() if value is not None}
-    mean, ones = doubles["norm.running_mean"], torch.ones_like(doubles["norm.running_mean"])
+    mean = doubles["norm.running_mean"]
+    ones = torch.ones_like(doubles["norm.running_mean"])
     factor = doubles.get("norm.weight", ones) / torch.sqrt(doubles["norm.running_var"] + eps)
     return factor, doubles.get("norm.bias", 0 * ones) - mean * factor
 
@@ -277,7 +279,8 @@ class Folded:
 def fold_tensors(layer: nn.Module, folded: Folded) -> tuple[Tensor, Tensor]:
     """(weight, bias) of a layer of this kind that computes layer and batch norm, in float64 inside."""
     factor, shift = _find_factors(folded.tensors, folded.eps)
-    weight, bias = folded.tensors["weight"], folded.tensors.get("bias")
+    weight = folded.tensors["weight"]
+    bias = folded.tensors.get("bias")
     assert weight is not None
     # float64, rounded once at the end.
     scaled = (weight.detach().double() * _spread_factors(layer, weight, factor)).to(weight.dtype)

@@ -323,9 +323,13 @@ def _inline_regions(module: Any, graph: fx.Graph) -> None:
     ops = torch.ops.higher_order
     for node in list(graph.nodes):
         if node.target is ops.wrap_with_set_grad_enabled:
-            enabled, body, inputs = node.args[0], node.args[1], node.args[2:]
+            enabled = node.args[0]
+            body = node.args[1]
+            inputs = node.args[2:]
         elif node.target is ops.wrap_with_autocast:
-            enabled, body, inputs = True, node.args[4], node.args[5:]
+            enabled = True
+            body = node.args[4]
+            inputs = node.args[5:]
             if node.args[2]:
                 raise NotCaptured("its forward switches autocast on")
         else:

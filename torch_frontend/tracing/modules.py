@@ -61,7 +61,8 @@ def run_call(model: nn.Module, node: fx.Node, args: Any, kwargs: Any) -> Any:
 def make_unique_path(model: nn.Module, scope: str, base: str, taken: set[str] | frozenset[str] = frozenset()) -> str:
     """`<scope>.<base>`, or the first of `<base>_1`, `<base>_2` … that is neither in the model nor in `taken`."""
     prefix = f"{scope}." if scope else ""
-    name, k = f"{prefix}{base}", 0
+    name = f"{prefix}{base}"
+    k = 0
     while name in taken or _exists(model, name):
         k += 1
         name = f"{prefix}{base}_{k}"

@@ -17,7 +17,10 @@ from torch_frontend.tracing.modules import call_module, find_module, make_unique
 from torch_frontend.tracing.signature import CHECKS, PackOutputs
 
 # Keys of a node's meta.
-_NAMED, _PLAIN, _CONSTANT, _SITE = "onnxq_name", "onnxq_plain", "onnxq_constant", "onnxq_site"
+_NAMED = "onnxq_name"
+_PLAIN = "onnxq_plain"
+_CONSTANT = "onnxq_constant"
+_SITE = "onnxq_site"
 
 # Attributes and methods of tensors whose values are no tensors.
 _FACTS = ("shape", "ndim", "dtype", "device", "is_cuda", "requires_grad", "layout")
@@ -161,7 +164,8 @@ def _computes_no_tensor(node: fx.Node) -> bool:
         return node.args[1] in _FACTS
     sources = node.all_input_nodes
     # Python's own arithmetic on sizes gives sizes.
-    name, place = getattr(node.target, "__name__", ""), getattr(node.target, "__module__", "")
+    name = getattr(node.target, "__name__", "")
+    place = getattr(node.target, "__module__", "")
     plainly = place in ("builtins", "_operator", "operator", "math") or (place == "torch" and name.startswith("sym_"))
     return plainly and bool(sources) and all(is_plain(source) for source in sources)
 

@@ -173,7 +173,8 @@ def _connect_input(graph: fx.Graph, node: fx.Node, name: str, value: Any, defaul
         graph.call_function(require_default, (node, name, default))
         return
     for path, flat in pytree.tree_flatten_with_path(value)[0]:
-        example, at = flat.meta.get("val"), node
+        example = flat.meta.get("val")
+        at = node
         for key in path:
             inside = isinstance(key, pytree.GetAttrKey)
             at = graph.call_function(

@@ -187,7 +187,8 @@ def _split_einsum(graph: fx.Graph, node: fx.Node) -> fx.Node | None:
 def _write_product(graph: fx.Graph, node: fx.Node, terms: tuple[str, str, str], x: Any, w: Any) -> fx.Node | None:
     """matmul for [batch, rows, k] and [batch, k, columns]; None where axes stand otherwise."""
     a, b, out = terms
-    summed, columns = set(a) & set(b) - set(out), set(b) - set(a)
+    summed = set(a) & set(b) - set(out)
+    columns = set(b) - set(a)
     if any(len(set(term)) != len(term) for term in terms) or len(summed) != 1 or len(columns) != 1:
         return None
     (k,), (n,) = summed, columns

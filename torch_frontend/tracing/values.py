@@ -16,7 +16,8 @@ from torch_frontend.quantizers import Quantizer
 from torch_frontend.tracing.modules import Inputs, find_module, run_call
 from torch_frontend.tracing.names import is_plain
 
-_SHAPE, _DTYPE = "onnxq_shape", "onnxq_dtype"
+_SHAPE = "onnxq_shape"
+_DTYPE = "onnxq_dtype"
 
 
 class _ShapeRecorder(fx.Interpreter):
@@ -97,7 +98,8 @@ def bind_inputs(graph: fx.Graph, inputs: Inputs) -> list[Any]:
     """The graph's inputs in order, defaults included. Raises DataError for one that is missing or unknown."""
     placeholders = graph.find_nodes(op="placeholder")
     # As Python binds a call: positions first, then names, then defaults.
-    args, rest = inputs.args, dict(inputs.kwargs)
+    args = inputs.args
+    rest = dict(inputs.kwargs)
     if len(args) > len(placeholders):
         cause = f"{len(args)} given, the model takes {len(placeholders)}"
         raise DataError("inputs", cause, "give one value an input", code="Q205")

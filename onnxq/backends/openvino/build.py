@@ -107,7 +107,8 @@ def _read_info(layer: Any, key: str) -> str:
 
 
 def _describe_tensor(value: Any) -> dict[str, Any]:
-    maker, port = value.get_node(), value.get_index()
+    maker = value.get_node()
+    port = value.get_index()
     types, layouts = (_read_info(maker, key).split(",") for key in ("outputPrecisions", "outputLayouts"))
     shape = value.get_partial_shape()
     return {
@@ -144,7 +145,8 @@ def time_built(job: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     import openvino
 
     # All in one process, so that a busy moment hits all of them alike.
-    blocks, reasons = {}, {}
+    blocks = {}
+    reasons = {}
     options = {**job["options"], "INFERENCE_NUM_THREADS": job["threads"]}
     feeds = read_feeds(folder)
     for name, path in job["engines"].items():

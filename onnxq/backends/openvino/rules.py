@@ -147,7 +147,8 @@ def _explain_concat(c: Candidate, passed: bool) -> str | None:
 
     OpenVINO moves the pair to each part, and of rows each has a zero point of its own then, which the product refuses.
     """
-    axis, rank = c.attr("axis", 0), c.rank(0)
+    axis = c.attr("axis", 0)
+    rank = c.rank(0)
     makers = (c.index.find_producer(c.tensor(k)) for k in range(len(c.node.inputs)))
     # Values of one sign have no zero point.
     signed = passed or any(maker is None or maker.op_type not in POSITIVE_OPS for maker in makers)
@@ -160,7 +161,8 @@ def _explain_concat(c: Candidate, passed: bool) -> str | None:
 
 def _drops_channels(c: Candidate) -> bool:
     """True for a reduction that leaves out axis 1."""
-    axes, rank = c.attr("axes", c.constant(1)), c.rank(0)
+    axes = c.attr("axes", c.constant(1))
+    rank = c.rank(0)
     if c.attr("keepdims", 1):
         return False
     return axes is None or rank is None or 1 in {int(axis) % rank for axis in axes}

@@ -47,7 +47,8 @@ def compile_folder(job: Job, folder: Path) -> BuildResult:
     proto = fix_sizes(onnx.load(folder / MODEL, load_external_data=False), sizes)
     onnx.save(proto, folder / MODEL)
     # The provider takes a path without an ending for a folder.
-    compiled, reason = folder / "compiled.onnx", ""
+    compiled = folder / "compiled.onnx"
+    reason = ""
     try:
         _compile(device, job.options, proto, folder, compiled)
     except Exception as error:

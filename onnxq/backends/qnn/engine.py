@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from onnxq.config.data import RuntimeConfig
 
 # Snapdragon X, the chip of Windows laptops; 8 Gen 2, of phones, has the same HTP, and newer chips run what it runs.
-_SOC, _ARCHITECTURE = "60", "73"
+_SOC = "60"
+_ARCHITECTURE = "73"
 
 
 # The pair behind these does their work.

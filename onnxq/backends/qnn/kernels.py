@@ -22,7 +22,8 @@ from onnxq.graph.verify import DEQUANTIZE, QUANTIZE
 from onnxq.sites import Refusal
 
 # The provider's record of which node became which operator, and the folder of the graphs that it composed.
-TRACE, GRAPHS = "qnn_op_trace.json", "graphs"
+TRACE = "qnn_op_trace.json"
+GRAPHS = "graphs"
 NEEDS = "Python 3.11, onnxruntime 1.24.2, and Windows, or Linux with glibc 2.35, or newer ones"
 # A node that was laid out anew, or a DequantizeLinear that each reader got for itself.
 _RENAMED = re.compile(r"(.+?)(?:/duplicated(?:_\d+)?)?(?:_token_\d+)?")
@@ -111,7 +112,8 @@ def _read_tensor(name: str, entry: Mapping[str, Any]) -> Tensor:
     dtype = f"{_KINDS.get(kind, '')}{digits:x}"
     # The HTP has no float32 arithmetic: it takes and gives such tensors, and computes in float16.
     dtype = {"float32": "float16", "bool8": "bool"}.get(dtype, dtype)
-    encoding, layout = entry["quant_params"], ""
+    encoding = entry["quant_params"]
+    layout = ""
     if encoding["definition"] == 1:
         scale = encoding["scale_offset"]
         one = encoding["encoding"] == _ONE_SCALE
@@ -124,7 +126,8 @@ def _read_tensor(name: str, entry: Mapping[str, Any]) -> Tensor:
 
 def read_placement(model: ModelLike, folder: Path) -> DevicePlacement:
     """The number of partitions, and the nodes left to the CPU but for pairs at the borders of the model."""
-    names, record = NodeNames(model), _read_record(folder)
+    names = NodeNames(model)
+    record = _read_record(folder)
     refused = {names.find_node(word[1]): word for line in read_log(folder) if (word := REFUSED.search(line))}
     reasons: dict[str, str] = {}
     for entry in record["unsupported_nodes"]:

@@ -110,7 +110,8 @@ def load_plugins(library: Any, logger: Any, paths: Sequence[str]) -> str:
         library.init_libnvinfer_plugins(logger, "")
     registry = library.get_plugin_registry()
     for path in paths:
-        known, told = len(registry.all_creators), len(logger.errors)
+        known = len(registry.all_creators)
+        told = len(logger.errors)
         with suppress(Exception):
             registry.load_library(path)
         if len(registry.all_creators) == known:

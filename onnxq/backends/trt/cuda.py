@@ -15,7 +15,8 @@ import numpy as np
 from onnxq.arrays import Array
 
 # Of cuda.h: a stream that does not wait for the default one, and a capture that leaves other threads alone.
-_NON_BLOCKING, _THREAD_LOCAL = 1, 1
+_NON_BLOCKING = 1
+_THREAD_LOCAL = 1
 _NAME_BYTES = 256
 
 

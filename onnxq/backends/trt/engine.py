@@ -130,7 +130,8 @@ class TrtEngine(Engine):
             where = "on a machine with an NVIDIA GPU ('onnxq[trt-rtx]' for TensorRT for RTX)"
             fix = f"pip install 'onnxq[trt]' 'onnxq[polygraphy]' {where}"
         elif find_spec("polygraphy") is None:
-            cause, fix = "Polygraphy, which runs its engines, is not installed", POLYGRAPHY
+            cause = "Polygraphy, which runs its engines, is not installed"
+            fix = POLYGRAPHY
         elif not count_gpus():
             missing = "there is no NVIDIA GPU (or no driver) to run an engine on"
             cause = f"{self.module} is installed, but {missing}"

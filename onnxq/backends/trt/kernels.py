@@ -11,7 +11,8 @@ from onnxq.backends.engine import Kernel, Kernels, Tensor
 from onnxq.sites import Names
 
 # Files in which a build lists its kernels, as its log or its inspector does.
-LAYERS, INSPECTION = "layers.txt", "layers.json"
+LAYERS = "layers.txt"
+INSPECTION = "layers.json"
 # How the verbose message that lists an engine's kernels begins.
 HEADER = "Layers:"
 _LINE = re.compile(

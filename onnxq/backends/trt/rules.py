@@ -347,7 +347,8 @@ def _explain_one_row(candidate: Candidate, _: Candidate | None) -> str | None:
     """
     if candidate.node.op_type not in ("Gemm", "MatMul") or not candidate.is_constant(1):
         return None
-    data, weight = candidate.shape(0), candidate.shape(1)
+    data = candidate.shape(0)
+    weight = candidate.shape(1)
     if data is None or weight is None or math.prod(data[:-1]) != 1 or math.prod(weight) >= _ROW_WEIGHTS:
         return None
     return "a product with one row in the samples: int8 needs one more kernel, and so few weights do not repay it"

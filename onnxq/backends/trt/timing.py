@@ -23,7 +23,8 @@ from onnxq.runtime.timing import count_block_runs, measure_rounds
 # Seconds of work before anything is timed: a GPU that idles runs at a lower clock.
 _WARM_UP = 0.5
 # How an engine runs: launched kernel by kernel, or as one captured graph.
-EAGER, GRAPH = "eager", "graph"
+EAGER = "eager"
+GRAPH = "graph"
 
 
 def time_engines(engine: Engine, models: Mapping[str, TimedModel], timing: Timing) -> EngineTimes:

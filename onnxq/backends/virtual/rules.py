@@ -56,11 +56,9 @@ def _check_resize(c: Candidate) -> str | None:
     return "nearest values stay on their levels" if mode in ("nearest", b"nearest") else check_data(c)
 
 
-_WEIGHTED, _BOTH, _READ = (
-    "a pair on each activation and on the weight",
-    "a pair on both operands",
-    "a pair on what it reads",
-)
+_WEIGHTED = "a pair on each activation and on the weight"
+_BOTH = "a pair on both operands"
+_READ = "a pair on what it reads"
 # No kernel is named: there is no engine. Every rule computes, so that all of them are taken.
 _rule = partial(PlacementRule, kernel="", output=Output.FLOAT, compute=True)
 _AVERAGES = ("LayerNormalization", "AveragePool", "GlobalAveragePool", "ReduceMean")

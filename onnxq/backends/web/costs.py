@@ -17,14 +17,19 @@ from onnxq.arrays import Shape
 from onnxq.backends.base import Cost, OpCase
 
 # Taken for sizes that are not known: small, so that int8 does not look cheap.
-_ROWS, _ELEMENTS, _SIDE = 1, 4096, 7
+_ROWS = 1
+_ELEMENTS = 4096
+_SIDE = 7
 # Activations that the kernel in front of them computes as well.
 _FOLDED = ("Relu", "Clip")
 # A matrix in the place of a float depthwise Conv: of 7 x 7 pixels at most, so that one of all pixels has few zeros; of
 # 1 MiB at most, for caches; and worth the nodes around it where so many rows would be copied, one for each tap.
-_PAIRS, _VALUES, _LINES = 49 * 49, 1 << 18, 4096
+_PAIRS = 49 * 49
+_VALUES = 1 << 18
+_LINES = 4096
 # Axes of a map, and of an LSTM's data and weights.
-_MAP, _LSTM = 4, 3
+_MAP = 4
+_LSTM = 3
 # Nanoseconds by what a node has: a launch, multiplications, results …
 Prices = Mapping[str, float]
 
@@ -78,9 +83,11 @@ class WebCosts:
         def multiply(count: int, depth: int) -> Cost:
             return self.predict_node(OpCase(op_type="Gemm", inputs=(), output=(count, rows), weight=(rows, depth)))
 
-        first, each = multiply(steps * batch, features), multiply(batch, rows // 4)
+        first = multiply(steps * batch, features)
+        each = multiply(batch, rows // 4)
         state = self.predict_quantize(batch * rows // 4, dynamic=True)
-        float_us, int8_us = first.float_us + steps * each.float_us, first.int8_us + steps * (each.int8_us + state)
+        float_us = first.float_us + steps * each.float_us
+        int8_us = first.int8_us + steps * (each.int8_us + state)
         return Cost(directions * float_us, directions * int8_us)
 
 
@@ -120,7 +127,8 @@ def _count_conv(case: OpCase, weight: Shape) -> tuple[str, dict[str, float]]:
     """Kinds: pointwise, which multiplies the map as it is; dense and grouped, which gather columns first; depthwise."""
     made, per_group, *kernel = weight
     batch, _, *sides = case.output if case.output is not None else (1, made, *([_SIDE] * len(kernel)))
-    taps, pixels = math.prod(kernel), batch * math.prod(sides)
+    taps = math.prod(kernel)
+    pixels = batch * math.prod(sides)
     plain = taps == 1 and math.prod(case.strides or (1,)) == 1
     kind = "grouped" if case.group > 1 else "pointwise" if plain else "dense"
     pairs = 0

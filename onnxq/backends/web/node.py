@@ -29,11 +29,14 @@ VERSION = "1.30.0"
 INSTALL = f"npm install {PACKAGE}@{VERSION} --ignore-scripts"
 SERVER = Path(__file__).with_name("serve.mjs")
 # Seconds to start, and to run one sample; of a large model the first run takes some.
-_STARTING, _RUNNING = 120.0, 600.0
-_FEEDS, _ANSWERS = "feeds", "answers"
+_STARTING = 120.0
+_RUNNING = 600.0
+_FEEDS = "feeds"
+_ANSWERS = "answers"
 _ERROR = re.compile(r"ERROR_CODE: (\d+), ERROR_MESSAGE: (.*)", re.DOTALL)
 # ONNX Runtime's code of a node without a kernel, and its words in front of the message elsewhere.
-_NO_KERNEL, _NO_KERNEL_WORDS = "9", "[ONNXRuntimeError] : 9 : NOT_IMPLEMENTED : "
+_NO_KERNEL = "9"
+_NO_KERNEL_WORDS = "[ONNXRuntimeError] : 9 : NOT_IMPLEMENTED : "
 # Here it does not say which node has the operator.
 _UNREGISTERED = re.compile(r"No Op registered for (\S+) with")
 
@@ -164,7 +167,8 @@ class NodeRunner:
 
 
 def _read_arrays(data: bytes, specs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    arrays, start = {}, 0
+    arrays = {}
+    start = 0
     for spec in specs:
         value = np.frombuffer(data, spec["type"], int(np.prod(spec["dims"], dtype=int)), start)
         arrays[spec["name"]] = value.reshape(spec["dims"])

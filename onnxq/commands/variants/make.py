@@ -33,7 +33,8 @@ from onnxq.runtime.session import import_onnxruntime
 from onnxq.sites import Names
 
 # Where transformers.js looks, below the folder of the repository.
-_FOLDER, _RECORD = "onnx", "quantize_config.json"
+_FOLDER = "onnx"
+_RECORD = "quantize_config.json"
 # Of the configuration: all else is the caller's.
 _OF_PRESETS = ("target", "mode", "activations", "weights", "high_precision")
 # Of the float file's size: hubs hold variants to be downloaded, and what is placed for speed may be as large.
@@ -41,7 +42,8 @@ _SMALLER = 0.8
 # Seconds that timing all files takes at most.
 _TIMING_SECONDS = 20.0
 # The alarm for answers that are far from the float model's, and those that the table shows in words of its own.
-_LOST, _SHOWN = "W108", ("W101", "W108", "W110", "W111")
+_LOST = "W108"
+_SHOWN = ("W101", "W108", "W110", "W111")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,7 +154,8 @@ def _check_options(config: Config, overrides: Overrides) -> dict[str, Any]:
 
 def _open_model(model: ModelSource, data: object, config: Config, scratch: Path, progress: Progress) -> _Run:
     original = load_model(model)
-    runtime, section = config.runtime, config.variants
+    runtime = config.runtime
+    section = config.variants
     named = name_nodes(add_libraries(original.proto, runtime.libraries, runtime.provider))
     return _Run(
         source=model,
@@ -317,7 +320,8 @@ def _time_files(run: _Run, suffixes: Mapping[str, str], variants: Sequence[Varia
         for variant in variants:
             if variant.size_bytes:
                 files[variant.dtype] = run.open_file(run.find_file(suffixes[variant.dtype]))
-        provider, threads = run.config.runtime.provider, run.config.verify.threads
+        provider = run.config.runtime.provider
+        threads = run.config.verify.threads
         return time_models(files, run.dataset[0], threads=threads, seconds=_TIMING_SECONDS, provider=provider)
 
 

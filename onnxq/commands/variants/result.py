@@ -185,7 +185,8 @@ def _list_facts(result: Variants) -> Iterator[str]:
 
 
 def _make_row(result: Variants, variant: Variant) -> list[str]:
-    size, original = variant.size_bytes, result.original
+    size = variant.size_bytes
+    original = result.original
     sizes = [format_bytes(size), f"{original.size_bytes / size:.1f}×"] if size else ["", ""]
     cells = [variant.dtype, PurePath(variant.file).name, *sizes]
     if original.latency is not None:

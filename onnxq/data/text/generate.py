@@ -258,7 +258,8 @@ def generate_texts(
     name = find_logits(session.outputs, parts, "the model")
     if parts.caches and parts.length not in (None, 1):
         raise make_decoder_error("the model", f"takes {parts.length} tokens at a time, so that it cannot write a text")
-    rng, missing = np.random.default_rng(seed), count * parts.batch
+    rng = np.random.default_rng(seed)
+    missing = count * parts.batch
     # A fixed batch is filled by each run.
     rows = min(missing, _ROWS) if parts.free_batch else parts.batch
     tokens = tokens or _count_tokens(session, parts, name, rows)
@@ -289,7 +290,8 @@ def _write_rows(
         at = ids.shape[1] - known - 1
         outputs = session.run(parts.make_feeds(new, caches))
         if caches is not None:
-            caches, known = parts.read_caches(outputs), ids.shape[1]
+            caches = parts.read_caches(outputs)
+            known = ids.shape[1]
         logits = outputs[name]
         # Models that give the last position alone are asked for nothing else.
         drawn = _draw_tokens(logits[:, min(at, logits.shape[1] - 1), :tokens], rng)

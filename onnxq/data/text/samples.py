@@ -145,7 +145,9 @@ def choose_windows(path: Path, tokenizer: Tokenizer, length: int, count: int, se
     The seed chooses the place within each of `count` equal parts. A window at the end begins earlier, so that all are
     of one length, and windows may overlap. Fewer where the text has fewer tokens, but one at least.
     """
-    most, size, rng = _count_tokens(tokenizer, length, path), path.stat().st_size, np.random.default_rng(seed)
+    most = _count_tokens(tokenizer, length, path)
+    size = path.stat().st_size
+    rng = np.random.default_rng(seed)
     starts = (np.arange(count) + rng.random(count)) * size / count
     with path.open("rb") as file:
         for start in np.unique(starts.astype(np.int64)):
@@ -240,7 +242,8 @@ def _fit_texts(
     texts: Iterable[Array], parts: TextInputs, session: Session | None, length: int, seed: int
 ) -> Iterator[Feeds]:
     """Make samples of tokens [N, T]. session: fills caches; None where there are none."""
-    rng, step = np.random.default_rng(seed), 0
+    rng = np.random.default_rng(seed)
+    step = 0
     several = session is None or parts.length or parts.takes_several(session)
     steps = _STEPS if several else _STEPS[:1]
     for k, ids in enumerate(texts):
@@ -262,7 +265,8 @@ class TextFile:
 
     def shape_ids(self, window: Window) -> Array:
         """Tokens [N, T]. Raises DataError for too few, and for tokens that the model's table does not have."""
-        batch, fixed = self.parts.batch, not self.parts.caches and self.parts.length is not None
+        batch = self.parts.batch
+        fixed = not self.parts.caches and self.parts.length is not None
         count = len(window.ids) // batch
         if count < 2 or (fixed and count < self.length):
             cause = f"has {len(window.ids)} tokens, and a window has {self.length * batch if fixed else 2 * batch}"

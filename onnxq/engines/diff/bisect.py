@@ -59,7 +59,8 @@ class FedParts(Cutter[ModelLike]):
 
     def _declare(self, name: str, array: Array) -> ValueInfoProto:
         """Declared as in the model where it says so, as fusions look at shapes; vectors, perhaps of sizes, as fed."""
-        dtype, shape = self._index.find_dtype(TensorId(name)), self._index.find_shape(TensorId(name))
+        dtype = self._index.find_dtype(TensorId(name))
+        shape = self._index.find_shape(TensorId(name))
         if not dtype or shape is None or len(shape) != array.ndim or len(shape) == 1:
             return declare_input(name, [array], dtype)
         return helper.make_tensor_value_info(name, dtype, list(shape))
@@ -148,7 +149,8 @@ class _PieceSearch:
         start = self.parts.find_producer(self.counterpart.tensor)
         if start is None:
             return None
-        piece, edge = {start}, {start}
+        piece = {start}
+        edge = {start}
         target = 1.0
         while True:
             if len(piece) >= target or not edge:
@@ -232,7 +234,10 @@ def check_kernels(
     pieces = {one.tensor: _find_kernel(cutter, one.tensor, survivors) for _, one in wanted}
     # All at once: one run of the model in place of one for every piece.
     reference([*pieces, *(tensor for piece in pieces.values() for tensor in cutter.list_inputs(piece))])
-    kernels, levels, share, worst = 0, 0.0, 0.0, math.inf
+    kernels = 0
+    levels = 0.0
+    share = 0.0
+    worst = math.inf
     point: DivergencePoint | None = None
     for row, counterpart in wanted:
         found = _run_kernel(cutter, row, counterpart, pieces[counterpart.tensor])
@@ -244,7 +249,8 @@ def check_kernels(
         if math.isnan(error.levels):
             worst = min(worst, error.sqnr_db)
         else:
-            levels, share = max(levels, error.levels), max(share, off)
+            levels = max(levels, error.levels)
+            share = max(share, off)
         if point is None and diverges(error):
             point = mark_divergence(row, counterpart, error, 0)
     return KernelCheck(kernels, levels, share, worst, point)

@@ -48,7 +48,9 @@ def find_saturating_weights(
         emulation = emulate_saturation(index.model, frozenset(weights))
         plain = SaturatingRun(emulation, exact=True, tensor=tensor, threads=threads)
         session = SaturatingRun(emulation, tensor=tensor, threads=threads)
-        exact, saturating, value = counterpart.read(plain.run(feeds)), counterpart.read(session.run(feeds)), run()
+        exact = counterpart.read(plain.run(feeds))
+        saturating = counterpart.read(session.run(feeds))
+        value = run()
     except OnnxqError:
         return ()
     if value is None or exact is None or saturating is None or not exact.shape == saturating.shape == value.shape:
@@ -80,7 +82,8 @@ def _find_ancestors(index: GraphIndex, tensor: str) -> set[str]:
 
 def _choose_nearest(index: GraphIndex, tensor: str, seen: list[WeightSums]) -> tuple[WeightSums, ...]:
     """The one weight that a tensor is computed from directly, if there is one; else all."""
-    node, names = index.find_producer(TensorId(tensor)), {one.node for one in seen}
+    node = index.find_producer(TensorId(tensor))
+    names = {one.node for one in seen}
     while node is not None and node.name not in names and node.op_type in _THIN:
         node = index.maker(node)
     return tuple(one for one in seen if node is not None and one.node == node.name) or tuple(seen)

@@ -297,7 +297,8 @@ def group_by_size(
         size = sum(4 * math.prod(shapes.get(TensorId(one.tensor), ())) for one in row.counterparts)
         if group and used + size > limit:
             yield group
-            group, used = [], 0
+            group = []
+            used = 0
         group.append(row)
         used += size
     yield group

@@ -255,7 +255,8 @@ class OutputSums:
         for run, found in values.items():
             self.seen[run] = self.seen.get(run, 0) + 1
             for name, against in product(self.names, (FLOAT, OFF)):
-                mine, other = found.get(name), values.get(against, {}).get(name)
+                mine = found.get(name)
+                other = values.get(against, {}).get(name)
                 # Float is nobody's quantized run, and no run is compared with itself.
                 if run not in (FLOAT, against) and _is_numeric(mine) and _is_numeric(other):
                     self.tallies.add(name, run, against, other, mine, self.steps[name], feeds)

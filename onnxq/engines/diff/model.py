@@ -14,7 +14,9 @@ from onnxq.wording import abbreviate, show_html
 
 # The float model, and the quantized one in ONNX Runtime without and with its optimizations. The run of any other engine
 # has the name of its backend.
-FLOAT, OFF, ON = "float", "ort-off", "ort-on"
+FLOAT = "float"
+OFF = "ort-off"
+ON = "ort-on"
 _LABELS = {OFF: "as the file says", ON: "as ORT runs it"}
 
 

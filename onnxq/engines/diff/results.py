@@ -18,7 +18,8 @@ from onnxq.errors import DataError
 from onnxq.files import check_input_kind, shorten_error, write_text
 from onnxq.runtime import Feeds
 
-RESULTS, INPUTS = "results.json", "inputs.json"
+RESULTS = "results.json"
+INPUTS = "inputs.json"
 # Polygraphy's own runner names end in a counter and the time.
 _STAMP = re.compile(r"-N\d+-\d\d/\d\d/\d\d-\d\d:\d\d:\d\d$")
 # Kinds of types that numpy writes by pickling alone: bfloat16, float8 and narrow integers; texts.

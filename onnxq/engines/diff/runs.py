@@ -142,7 +142,8 @@ class Engines:
         model = (self.float_index if name == FLOAT else self.index).model
         with self.progress(f"loading {'the float' if name == FLOAT else 'the quantized'} model into ONNX Runtime"):
             # Without optimizations, as the reference, it runs on the CPU.
-            provider, threads = self.config.runtime.provider if name == ON else "", self.config.verify.threads
+            provider = self.config.runtime.provider if name == ON else ""
+            threads = self.config.verify.threads
             return SessionRunner(name, Session(model, optimize=name == ON, threads=threads, provider=provider))
 
     def _open_engine(self, name: str, place: str, stack: ExitStack, *, inner: bool = False) -> Runner:

@@ -63,7 +63,8 @@ def read_proof(path: str | Path) -> ProofFile:
 def find_changes(before: ProofFile, after: Proof) -> Iterator[Change]:
     """The differences: engine and state, numbers of kernels, then nodes, weights and sites in the model's order."""
     for key in ("engine", "version", "capability", "state"):
-        earlier, now = getattr(before.build, key), str(getattr(after.build, key))
+        earlier = getattr(before.build, key)
+        now = str(getattr(after.build, key))
         if earlier != now:
             yield Change(kind="build", name=key, before=earlier, after=now)
     counts = len(before.kernels), len(after.kernels)
@@ -84,6 +85,7 @@ def _describe_rows(weight: _WeightRow | WeightSums) -> str:
 
 def _compare_named(kind: str, before: Mapping[str, str], after: Mapping[str, str]) -> Iterator[Change]:
     for name in dict.fromkeys((*after, *before)):
-        was, now = before.get(name, ""), after.get(name, "")
+        was = before.get(name, "")
+        now = after.get(name, "")
         if was != now:
             yield Change(kind=kind, name=name, before=was, after=now)

@@ -126,13 +126,16 @@ def _find_rule(notes: Notes, pair: PairInfo) -> str:
 
 
 def _judge_node(node: NodeRef, kernels: Sequence[Kernel], reasons: Reasons) -> NodeProof:
-    op, words = node.op_type, reasons.engine.words
+    op = node.op_type
+    words = reasons.engine.words
     workers = find_workers(op, kernels, words)
     kind = find_computed_type(op, workers, words) if reasons.find_moved(node.name) is None else HOST
     names = tuple(kernel.name for kernel in kernels)
-    types, stored = "", ""
+    types = ""
+    stored = ""
     if workers:
-        types, stored = describe_types(op, workers[0], words), find_arithmetic(op, workers[0], words).stored
+        types = describe_types(op, workers[0], words)
+        stored = find_arithmetic(op, workers[0], words).stored
     computed = tuple(dict.fromkeys(part.dtype for part in list_arithmetic(op, workers, words)))
     whole = bool(computed) and set(computed) <= set(LOW)
     reason = "" if whole else reasons.explain_node(node, kind, types, stored=stored)

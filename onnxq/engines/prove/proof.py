@@ -13,7 +13,9 @@ from onnxq.engines.saturation.measure import SaturationCost
 from onnxq.sites import Cautions, Names
 from onnxq.wording import abbreviate, show_html
 
-INT8, FLOAT8, INT16 = "int8", "float8", "int16"
+INT8 = "int8"
+FLOAT8 = "float8"
+INT16 = "int16"
 # Types of kernels that read the integers, or the float8 values, of pairs.
 LOW = (INT8, FLOAT8, INT16)
 UNSEEN = "unseen"
@@ -200,7 +202,8 @@ class Proof:
     @property
     def scattered(self) -> bool:
         """True where more parts than asked for run on the device, or none does."""
-        placement, most = self.placement, self.max_partitions
+        placement = self.placement
+        most = self.max_partitions
         return placement is not None and most is not None and not 0 < placement.partitions <= most
 
     @property

@@ -39,7 +39,8 @@ from onnxq.sites import Caution, Names, Unquantized
 # Seconds.
 TIMEOUT = 600.0
 # Seconds in all and for a part, which is smaller than the whole: a longer build is not worth waiting for.
-_REDUCE_SECONDS, _PART_SECONDS = 180.0, 60.0
+_REDUCE_SECONDS = 180.0
+_PART_SECONDS = 60.0
 _CACHE = "timing.cache"
 REDUCED = "reduced.onnx"
 
@@ -139,7 +140,8 @@ def prove_model(source: str | Path | onnx.ModelProto, request: ProveRequest) -> 
 def _find_engine(model: onnx.ModelProto, request: ProveRequest) -> tuple[Engine, str]:
     """The engine with its options, and why it is this one; "" where the caller named it."""
     named = (find_engine(request.engine), "") if request.engine else choose_engine(model, request.capability)
-    engine, chosen = named[0].with_options(request.runtime), named[1]
+    engine = named[0].with_options(request.runtime)
+    chosen = named[1]
     _check_saturation(engine, request)
     return engine, chosen
 

@@ -41,7 +41,8 @@ class Parts(Cutter[ModelLike]):
         return self.cut(names, known, outputs) if len(known) == len(inputs) else None
 
     def _declare(self, name: str) -> onnx.ValueInfoProto | None:
-        dtype, shape = self._index.find_dtype(TensorId(name)), self._index.find_shape(TensorId(name))
+        dtype = self._index.find_dtype(TensorId(name))
+        shape = self._index.find_shape(TensorId(name))
         return helper.make_tensor_value_info(name, dtype, list(shape)) if dtype and shape is not None else None
 
 
@@ -66,7 +67,8 @@ def find_smallest_failure(
     model = search.parts.cut_part(best)
     if model is None or len(best) == len(search.parts.names):
         return None
-    ops, seconds = tuple(search.parts.nodes[name].op_type for name in best), time.perf_counter() - start
+    ops = tuple(search.parts.nodes[name].op_type for name in best)
+    seconds = time.perf_counter() - start
     return model, Reduced(nodes=tuple(best), ops=ops, builds=search.builds, seconds=seconds)
 
 
@@ -125,7 +127,8 @@ def leave_out_nodes(
     """
     size = max(len(names) // 2, 1)
     while True:
-        before, position = len(names), 0
+        before = len(names)
+        position = 0
         while position < len(names):
             shorter = connect(names[:position] + names[position + size :])
             if shorter and fails(shorter):

@@ -73,8 +73,10 @@ def emulate_saturation(proto: ModelLike, nodes: frozenset[str] | None = None) ->
         nodes = frozenset(one.node for one in find_saturating(GraphIndex(named)) if one.saturates)
     over = nodes
     exact = infer_shapes(read_integer_operators(named, over))
-    index, editor = GraphIndex(exact), Editor(exact)
-    counters, skipped = [], []
+    index = GraphIndex(exact)
+    editor = Editor(exact)
+    counters = []
+    skipped = []
     for operand in find_operands(index):
         name = operand.node.name
         if name not in over or not operand.over.any():
@@ -119,7 +121,9 @@ class _ExcessWriter(NodeWriter):
         """Add the excess to the product's result; where to read how often there was one."""
         over = self.operand.over
         inner, made = self._name_results()
-        levels, count, parts = self._write_levels(), "", []
+        levels = self._write_levels()
+        count = ""
+        parts = []
         chunks = list(_split_rows(over))
         for rows, sums in chunks:
             part, found = self._write_chunk(levels, rows, sums)
@@ -129,7 +133,8 @@ class _ExcessWriter(NodeWriter):
         self.add("Add", [inner, self._write_excess(parts, rows, inner)], output=made)
         self.editor.rewire(TensorId(inner, self.scope), made, outputs=True)
         size = self.add("Size", [made])
-        saturated, sizes = TensorId(count, self.scope), TensorId(size, self.scope)
+        saturated = TensorId(count, self.scope)
+        sizes = TensorId(size, self.scope)
         return Counter(self.node.name, saturated, sizes, over.size / max(len(over), 1))
 
     def _name_results(self) -> tuple[str, str]:
@@ -149,7 +154,8 @@ class _ExcessWriter(NodeWriter):
         source = self.operand.source
         # _find_obstacle has asked for both pairs.
         assert source is not None
-        x, scale = self.node.inputs[self.operand.product.data], source.inputs[1]
+        x = self.node.inputs[self.operand.product.data]
+        scale = source.inputs[1]
         found = self.add("Round", [self.add("Div", [x, scale])])
         if self.conv:
             found = self._write_im2col(found)

@@ -114,13 +114,15 @@ def _match_rows(graph: GraphProto, maker: NodeProto, selection: Selection) -> No
     """Let the values of a TopK be those at the given positions."""
     values = maker.output[0]
     maker.output[0] = name_own(values)
-    inputs, name = [maker.input[0], selection.name_inside(selection.name)], name_own(maker.name)
+    inputs = [maker.input[0], selection.name_inside(selection.name)]
+    name = name_own(maker.name)
     graph.node.append(helper.make_node("GatherElements", inputs, [values], name=name, axis=find_axis(maker)))
 
 
 def _give_inside(graph: GraphProto, scope: str, choice: str, inner: ValueInfoProto) -> None:
     """Let a body read an input of the model: in one that iterates, the part of each iteration. inner: by this name."""
-    at, outer = "", choice
+    at = ""
+    outer = choice
     while at != scope:
         bodies = (
             (node, body, join_scope(at, node.name, label))
@@ -139,14 +141,16 @@ def _give_inside(graph: GraphProto, scope: str, choice: str, inner: ValueInfoPro
                     attr.i += 1
                 elif attr.name in ("scan_input_axes", "scan_input_directions"):
                     attr.ints.append(0)
-        graph, outer = body, outer if node.op_type == "If" else part
+        graph = body
+        outer = outer if node.op_type == "If" else part
     graph.node.append(helper.make_node("Identity", [outer], [inner.name], name=f"{choice}/given"))
 
 
 def _declare(index: GraphIndex, name: str, like: str, kind: int = 0) -> ValueInfoProto:
     """An input or output of the type and rank of a tensor, as far as they are known. kind: where its type is not."""
     tensor = TensorId(like)
-    dtype, shape = index.find_dtype(tensor) or kind, index.find_shape(tensor)
+    dtype = index.find_dtype(tensor) or kind
+    shape = index.find_shape(tensor)
     # Other sizes than were written down run all the same inside, and must from outside.
     return (
         helper.make_tensor_value_info(name, dtype, shape and [None] * len(shape))

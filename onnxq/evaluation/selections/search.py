@@ -206,7 +206,8 @@ class Selection:
 
 def explain_missing(selection: Selection) -> str:
     """The reason why a choice is not taken from the float model, for a message."""
-    maker, behind = f"{selection.node} ({selection.op_type})", ", ".join(selection.outputs) or "nothing"
+    maker = f"{selection.node} ({selection.op_type})"
+    behind = ", ".join(selection.outputs) or "nothing"
     cause = f"the quantized model has no tensor {selection.name!r}, which {maker} of the float model makes"
     if selection.obstacle:
         cause = f"the choice of {maker} is not taken from the float model, {selection.obstacle}"
@@ -309,7 +310,8 @@ class _ChoiceWalk:
         return self.index.find_dtype(tensor) if tensor else 0
 
     def _visit(self, node: NodeProto) -> None:
-        reads, outputs = list_reads(node), [name for name in node.output if name]
+        reads = list_reads(node)
+        outputs = [name for name in node.output if name]
         earlier = frozenset[int]().union(*(self.behind.get(name, frozenset()) for name in reads))
         if self.around and self._is_unsteady(node):
             self.unsteady.update(name for name in outputs if not self.has_size(name))
@@ -342,7 +344,8 @@ class _ChoiceWalk:
         """The walks along the bodies of a node. earlier: the selections that its inputs depend on."""
         walks = []
         for label, body in iterate_subgraphs(node):
-            own, inputs = list_defined(body), [value.name for value in body.input]
+            own = list_defined(body)
+            inputs = [value.name for value in body.input]
             # A body has an input for each of the node's; the first two of a Loop are counted inside, and let it go on.
             fed = dict(zip(inputs, node.input, strict=False))
             changed = self.changed - own

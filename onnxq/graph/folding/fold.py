@@ -214,7 +214,8 @@ class _Folding:
             at = self.index.find_input(maker, 0)
         if at is None or not chain:
             return None
-        array, dtype = self.weights.find_constant(at), self.weights.find_dtype(at)
+        array = self.weights.find_constant(at)
+        dtype = self.weights.find_dtype(at)
         for node in reversed(chain):
             shape = self._static_shape(node.result)
             array = None if array is None else move_constant(node, array, dtype, shape)
@@ -269,7 +270,8 @@ class _Folding:
 
     def _inferred_bytes(self, t: TensorId) -> int:
         """Return the tensor's size in bytes if its shape is static, else 0."""
-        shape, dtype = self._static_shape(t), self.index.find_dtype(t)
+        shape = self._static_shape(t)
+        dtype = self.index.find_dtype(t)
         if shape is None or not dtype or dtype == TensorProto.STRING:
             return 0
         return count_tensor_bytes(TensorProto(data_type=dtype, dims=shape))

@@ -107,7 +107,8 @@ def _infer_size(index: GraphIndex, node: NodeRef, known: dict[TensorId, _Known])
 
 
 def _infer_gather(index: GraphIndex, node: NodeRef, known: dict[TensorId, _Known]) -> _Known | None:
-    data, at = _read_known(index, node, 0, known), _read_known(index, node, 1, known)
+    data = _read_known(index, node, 0, known)
+    at = _read_known(index, node, 1, known)
     if data is None or at is None or data.scalar or node.attrs.get("axis", 0) not in (0, -1):
         return None
     # The places must be known, the entries there need not be.
@@ -151,12 +152,14 @@ def _infer_cast(index: GraphIndex, node: NodeRef, known: dict[TensorId, _Known])
 
 
 def _infer_unsqueeze(index: GraphIndex, node: NodeRef, known: dict[TensorId, _Known]) -> _Known | None:
-    data, axes = _read_known(index, node, 0, known), _read_parameter(index, node, 1, "axes", known)
+    data = _read_known(index, node, 0, known)
+    axes = _read_parameter(index, node, 1, "axes", known)
     return _Known(data.items) if data is not None and data.scalar and axes in ((0,), (-1,)) else None
 
 
 def _infer_squeeze(index: GraphIndex, node: NodeRef, known: dict[TensorId, _Known]) -> _Known | None:
-    data, axes = _read_known(index, node, 0, known), _read_parameter(index, node, 1, "axes", known)
+    data = _read_known(index, node, 0, known)
+    axes = _read_parameter(index, node, 1, "axes", known)
     if data is None or data.scalar or len(data.items) != 1 or axes not in ((), (0,), (-1,)):
         return None
     return _Known(data.items, scalar=True)

@@ -28,7 +28,8 @@ from onnxq.sites import Edge, TensorId
 from onnxq.spec import FLOAT_TYPES
 
 FLOAT = int(TensorProto.FLOAT)
-QUANTIZE, DEQUANTIZE = "QuantizeLinear", "DequantizeLinear"
+QUANTIZE = "QuantizeLinear"
+DEQUANTIZE = "DequantizeLinear"
 # Operators on graphs: what goes in and out of bodies stays float32, so that all branches agree.
 CONTROL = ("If", "Loop", "Scan")
 # ONNX Runtime computes it by its definition in other types than float32, and fails.
@@ -149,7 +150,8 @@ def write_types(
     inputs and outputs, where they are not float32. Nodes must be named.
     """
     index = get_index(infer_shapes(model))
-    out, store = copy_proto(model), copy_store(model)
+    out = copy_proto(model)
+    store = copy_store(model)
     apart = None if wide is None else frozenset(wide)
     types = _NodeTypes(index, narrow, apart, frozenset(limited), dict(interface or {}))
     _TypeWriter(index, types, store, list_names(out)).write_graph(out.graph, "")
@@ -361,7 +363,8 @@ class _TypeWriter:
                 node.input[k] = self._read_as(tensor, dtype, limited=edge in self.types.limited)
 
     def _write_constant_node(self, node: NodeProto, tensor: TensorId) -> int:
-        value, narrow = self.index.find_constant(tensor), self.types.narrow
+        value = self.index.find_constant(tensor)
+        narrow = self.types.narrow
         if value is None or not is_float32(self.index, tensor) or self.types.of_readers(tensor) != {narrow}:
             return FLOAT
         del node.attribute[:]
@@ -389,7 +392,8 @@ class _TypeWriter:
         return name
 
     def _add_cast(self, tensor: TensorId, dtype: int, limited: bool) -> str:
-        source, nodes = tensor.name, self.nodes[tensor.scope]
+        source = tensor.name
+        nodes = self.nodes[tensor.scope]
         if limited:
             lowest = self._name_part(tensor, "lowest")
             bound = np.asarray(np.float32(LOWEST[dtype]))

@@ -93,7 +93,8 @@ def widen_model(model: M) -> M:
 
     Custom operators, which may know the one type that they read, keep it, with Casts named `<node>/in<k>/Cast` around.
     """
-    out, store = copy_proto(model), copy_store(model)
+    out = copy_proto(model)
+    store = copy_store(model)
     for scope, graph in walk_graphs(out.graph):
         for tensor in graph.initializer:
             _widen_tensor(tensor, store if not scope else None)
@@ -170,8 +171,10 @@ def restore_stored(model: M, stored: Mapping[str, tuple[str, int]]) -> M:
     """
     if not stored:
         return model
-    out, store = copy_proto(model), copy_store(model)
-    graph, taken = out.graph, list_names(out)
+    out = copy_proto(model)
+    store = copy_store(model)
+    graph = out.graph
+    taken = list_names(out)
     casts: list[NodeProto] = []
     for tensor in graph.initializer:
         name = tensor.name

@@ -36,7 +36,8 @@ def _recognize_awq(files: CheckpointFiles) -> bool:
 
 def _read_awq(files: CheckpointFiles) -> Checkpoint:
     stored = files.settings.get("version", files.settings.get("checkpoint_format", "gemm"))
-    version, bits = str(stored).lower(), files.settings.get("bits", _BITS)
+    version = str(stored).lower()
+    bits = files.settings.get("bits", _BITS)
     if version != "gemm" or bits != _BITS:
         raise fault(files.path, f"AWQ of version {version!r} in {bits} bits is not read", "save it as gemm in 4 bits")
     return list_weights(files, "AWQ", ".qweight", _find_weight)

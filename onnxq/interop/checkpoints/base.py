@@ -79,7 +79,10 @@ class WeightCodes:
 
     def settle(self) -> WeightCodes:
         """The same values without scales of 0, and with whole zero points in the place of minima that are exact so."""
-        codes, scale, zero, minimum = self.codes, self.scale, self.zero, self.minimum
+        codes = self.codes
+        scale = self.scale
+        zero = self.zero
+        minimum = self.minimum
         if not scale.all():
             # A block of one value: any scale has it, and engines take none of 0.
             dead = np.repeat(scale == 0, self.size, 1)[:, : codes.shape[1]]
@@ -90,7 +93,8 @@ class WeightCodes:
             whole = np.rint(-minimum / scale)
             legal = (whole >= 0) & (whole < 1 << self.bits) & (-whole.astype(np.float32) * scale == minimum)
             if legal.all():
-                zero, minimum = whole.astype(np.uint8), None
+                zero = whole.astype(np.uint8)
+                minimum = None
         return replace(self, codes=codes, scale=scale, zero=zero, minimum=minimum)
 
 
@@ -156,7 +160,8 @@ def list_weights(
     files: CheckpointFiles, title: str, ending: str, make: Callable[[CheckpointFiles, str], CheckpointWeight]
 ) -> Checkpoint:
     """The weight that `make` finds in each module with a tensor of this name; where it raises, one that is refused."""
-    weights, refused = list[CheckpointWeight](), dict[str, str]()
+    weights = list[CheckpointWeight]()
+    refused = dict[str, str]()
     for name in (tensor.removesuffix(ending) for tensor in files.tensors if tensor.endswith(ending)):
         try:
             weights.append(make(files, name))

@@ -81,7 +81,8 @@ def _read_data(files: CheckpointFiles, name: str, scheme: Mapping[str, Any]) -> 
     """How the input is quantized; None: not at all."""
     if not scheme:
         return None
-    bits, kind = scheme.get("num_bits"), scheme.get("type")
+    bits = scheme.get("num_bits")
+    kind = scheme.get("type")
     scale, zero = (files.tensors.get(f"{name}.input_{part}") for part in ("scale", "zero_point"))
     if (bits, kind) != (8, "int") or (scale is not None and math.prod(scale.shape) != 1):
         raise fault(name, f"data in {kind} of {bits} bits is not read, and integers of 8 bits with one scale are")
@@ -94,7 +95,8 @@ def _read_data(files: CheckpointFiles, name: str, scheme: Mapping[str, Any]) -> 
 
 def _read_weight(files: CheckpointFiles, name: str, bits: int, size: int, shape: tuple[int, int]) -> WeightCodes:
     rows, columns = shape
-    middle, groups = 1 << (bits - 1), -(-columns // size)
+    middle = 1 << (bits - 1)
+    groups = -(-columns // size)
     parts = ("weight_packed", "weight", "weight_zero_point", "weight_g_idx")
     packed, plain, stored, listed = (files.tensors.get(f"{name}.{part}") for part in parts)
     codes = unpack_words(packed.read(), bits, columns) if packed else _raise_signed(plain, middle)
@@ -103,7 +105,8 @@ def _read_weight(files: CheckpointFiles, name: str, bits: int, size: int, shape:
         zero = unpack_words(stored.read().T, bits, rows).T if stored.dtype == "I32" else _raise_signed(stored, middle)
     scale = files.tensors[f"{name}.weight_scale"].read_floats()
     if scale.ndim < 2:
-        scale, zero = scale[:, None], zero.reshape(-1, 1)
+        scale = scale[:, None]
+        zero = zero.reshape(-1, 1)
     scale, zero = (np.broadcast_to(array, (rows, groups)) for array in (scale, zero))
     weight = WeightCodes(codes=codes, scale=scale, zero=zero, bits=bits, size=size)
     # -1 stands for columns that were never assigned, which stay where they are.

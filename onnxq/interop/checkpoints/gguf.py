@@ -33,7 +33,8 @@ from onnxq.interop.checkpoints.base import (
 _MAGIC = b"GGUF"
 # Types of values: their formats for `struct`; of strings and of arrays.
 _SCALARS = {0: "B", 1: "b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "?", 10: "<Q", 11: "<q", 12: "<d"}
-_STRING, _ARRAY = 8, 9
+_STRING = 8
+_ARRAY = 9
 # Bytes of a string, values of an array and tensors of a file, beyond which it is no such file.
 _MOST = 2**28
 # Types of tensors that are not quantized.
@@ -83,15 +84,18 @@ def _read_simple(blocks: Array, *, bits: int, minimum: bool) -> _Parts:
 
 
 def _read_q2(blocks: Array) -> _Parts:
-    scales, codes = blocks[:, :16], _split_bits(blocks[:, 16:80], 32, 2)
-    d, e = _read_float16(blocks, 80), _read_float16(blocks, 82)
+    scales = blocks[:, :16]
+    codes = _split_bits(blocks[:, 16:80], 32, 2)
+    d = _read_float16(blocks, 80)
+    e = _read_float16(blocks, 82)
     return codes, d * (scales & 15), -e * (scales >> 4)
 
 
 def _read_q3(blocks: Array) -> _Parts:
     codes = _split_bits(blocks[:, 32:96], 32, 2) | _split_bits(blocks[:, :32], 32, 1) << np.uint8(2)
     packed = blocks[:, 96:108]
-    low, top = _split_bits(packed[:, :8], 8, 4), _split_bits(packed[:, 8:], 4, 2)
+    low = _split_bits(packed[:, :8], 8, 4)
+    top = _split_bits(packed[:, 8:], 4, 2)
     scales = (low | top << np.uint8(4)).astype(np.float32) - 32
     return codes, _read_float16(blocks, 108) * scales, None
 
@@ -149,7 +153,8 @@ def _recognize_gguf(files: CheckpointFiles) -> bool:
 
 
 def _read_gguf(files: CheckpointFiles) -> Checkpoint:
-    weights, refused = [], {}
+    weights = []
+    refused = {}
     for path in files.files:
         with path.open("rb") as file:
             rows, start = _read_header(file)
@@ -191,18 +196,21 @@ def _read_header(file: BinaryIO) -> tuple[list[tuple[str, tuple[int, ...], int, 
             return text()
         if kind != _ARRAY:
             return take(_SCALARS[kind])
-        inner, length = take("<I"), count()
+        inner = take("<I")
+        length = count()
         if inner not in (_STRING, _ARRAY):
             return file.seek(length * struct.calcsize(_SCALARS[inner]), 1)
         return [value(inner) for _ in range(length)]
 
     if file.read(4) != _MAGIC or take("<I") not in (2, 3):
         raise ValueError("version 2 or 3 in little-endian order is read")
-    tensors, pairs = count(), count()
+    tensors = count()
+    pairs = count()
     keys = {text(): value(take("<I")) for _ in range(pairs)}
     rows = []
     for _ in range(tensors):
-        name, dims = text(), tuple(take("<Q") for _ in range(take("<I")))
+        name = text()
+        dims = tuple(take("<Q") for _ in range(take("<I")))
         rows.append((name, dims, int(take("<I")), int(take("<Q"))))
     align = int(keys.get("general.alignment", 32))
     return rows, math.ceil(file.tell() / align) * align

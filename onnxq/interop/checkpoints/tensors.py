@@ -44,7 +44,8 @@ def list_tensors(path: Path) -> dict[str, StoredTensor]:
         if length > _LONGEST:
             raise ValueError(f"a header of {length:,} bytes")
         header = json.loads(file.read(length))
-    start, tensors = 8 + length, {}
+    start = 8 + length
+    tensors = {}
     header.pop("__metadata__", None)
     for name, row in header.items():
         shape, (first, last) = tuple(map(int, row["shape"])), row["data_offsets"]

@@ -55,7 +55,9 @@ def compute_factors(proto: ModelLike, largest: Mapping[TensorId, Array64] | None
 def _compute_by_root(flow: ScaledChannels, largest: Mapping[TensorId, Array64]) -> Array64:
     """[labels] factors; only roots have factors other than 1."""
     count = flow.root.size
-    rows, columns, values = np.zeros(count), np.zeros(count), np.zeros(count)
+    rows = np.zeros(count)
+    columns = np.zeros(count)
+    values = np.zeros(count)
     for op in flow.ops:
         size = op.largest
         np.maximum.at(rows, flow.root[op.rows], size.max(axis=2, initial=0.0).reshape(-1))
@@ -66,7 +68,8 @@ def _compute_by_root(flow: ScaledChannels, largest: Mapping[TensorId, Array64]) 
             np.maximum.at(values, flow.root[flow.labels[tensor]], value)
     roots = np.flatnonzero((flow.root == np.arange(count)) & flow.free)
     # Behind an Add or a Concat, or without a ReLU, the weights of one operator say little about the values.
-    single, joint = roots[flow.rectified[roots]], roots[~flow.rectified[roots]]
+    single = roots[flow.rectified[roots]]
+    joint = roots[~flow.rectified[roots]]
     factors = np.ones(count)
     factors[single] = equalize_weights(rows[single], columns[single], flow.group[single])
     if largest:
@@ -87,18 +90,21 @@ def write_scales(proto: ModelLike, factors: Factors) -> ModelLike:
         labels = flow.labels.get(tensor)
         if labels is None or labels.size != values.size:
             raise PlanError(str(tensor), "has no channels that could be equalized this way", _FIX, code="Q404")
-        roots, wide = flow.root[labels], values.astype(np.float64)
+        roots = flow.root[labels]
+        wide = values.astype(np.float64)
         # Channels of one root, as an Add makes them, can only be multiplied alike.
         if bool((scaled[roots] & (s[roots] != wide)).any()) or bool(((wide != 1.0) & ~flow.free[labels]).any()):
             raise PlanError(str(tensor), "cannot take the factors that the plan gives it", _FIX, code="Q404")
         s[roots], scaled[roots] = wide, True
-    edit, changed = Edit(proto), False
+    edit = Edit(proto)
+    changed = False
     for op in flow.ops:
         rows = s[flow.root[op.rows]]
         columns = np.ones(op.inputs) if op.columns is None else s[flow.root[op.columns]]
         if bool((rows == 1.0).all() and (columns == 1.0).all()):
             continue
-        linear, changed = op.linear, True
+        linear = op.linear
+        changed = True
         weight = scale_weight(linear.weight, op.groups, op.output_first, rows, columns)
         edit.set_rounded(view, view.make_edge(linear.node, 1), weight, linear.weight.dtype)
         bias = None if linear.bias_at is None else view.find_constant(*linear.bias_at)
@@ -144,7 +150,8 @@ def compute_shifts(low: Array64, high: Array64, *, rectified: bool) -> Array64:
     """
     c = np.maximum(low, 0.0) * _KEPT if rectified else (low + high) / 2.0
     c = np.where(np.isfinite(c), c, 0.0).astype(np.float32).astype(np.float64)
-    before, after = _measure_width(low, high), _measure_width(low - c, high - c)
+    before = _measure_width(low, high)
+    after = _measure_width(low - c, high - c)
     return c if after < (1.0 - WORTH) * before else np.zeros_like(c)
 
 
@@ -214,7 +221,8 @@ def write_shifts(proto: ModelLike, shifts: Shifts) -> ModelLike:
     edit = Edit(proto)
     for op, value in gains.values():
         assert op.bias_at is not None
-        edge, stored = view.make_edge(*op.bias_at), view.find_constant(*op.bias_at)
+        edge = view.make_edge(*op.bias_at)
+        stored = view.find_constant(*op.bias_at)
         bias = np.broadcast_to(op.bias, (op.channels,)) + value
         if stored is None:
             edit.set_rounded(view, edge, bias, op.weight.dtype)

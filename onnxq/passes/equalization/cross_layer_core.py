@@ -33,7 +33,8 @@ _STRENGTH = 0.5
 
 def merge_labels(count: int, pairs: Iterable[tuple[Labels, Labels]]) -> Labels:
     """[count] labels after uniting the two sides of every pair; the label of a class is its lowest member."""
-    labels, united = np.arange(count, dtype=np.intp), list(pairs)
+    labels = np.arange(count, dtype=np.intp)
+    united = list(pairs)
     changed = True
     while changed:
         before = labels.copy()

@@ -124,8 +124,11 @@ class _RunningStatistics:
         return ChannelStatistics(self.low, self.high, rows)
 
 
-CROSS_LAYER, ABSORPTION, SMOOTHQUANT = "cross_layer_equalization", "bias_absorption", "smoothquant"
-ROTATION, TOKEN_SCALES = "rotation", "token_scales"
+CROSS_LAYER = "cross_layer_equalization"
+ABSORPTION = "bias_absorption"
+SMOOTHQUANT = "smoothquant"
+ROTATION = "rotation"
+TOKEN_SCALES = "token_scales"
 # The record by which a plan equalizes the model again.
 SCALINGS: Note[tuple[Scaling | Rotation, ...]] = Note("equalization")
 # The layers that read tokens with scales, by name.
@@ -241,7 +244,8 @@ def score_equalized(ctx: EqualizeContext, state: FloatState) -> float | None:
 
 def score_rotated(ctx: EqualizeContext, state: FloatState) -> float | None:
     """As `score_equalized`; beside activations, weights of few bits count with the noise that rounding will leave."""
-    activations, weights = score_equalized(ctx, state), _score(ctx, state, _keep_few_bits)
+    activations = score_equalized(ctx, state)
+    weights = _score(ctx, state, _keep_few_bits)
     if activations is None or weights is None:
         return activations
     return -10.0 * math.log10(10.0 ** (-activations / 10) + 10.0 ** (-(weights + _ROUNDED_DB) / 10))
@@ -284,7 +288,8 @@ EQUALIZED = Trial(score_equalized, THRESHOLDS["smoothquant"])
 # Samples that show the largest values of channels. With fewer a channel that is silent on all of them is amplified, and
 # clipped on the first that it speaks on: with 8 images a small ResNet has 30 to 36 dB on new ones by such values, 37 to
 # 40 by weights alone; and 36.9 with 16 of 28 images, where all 28 see that it does not pay, and leave 39.7.
-_SAMPLES, _MOST = 16, 64
+_SAMPLES = 16
+_MOST = 64
 # A layer's error needs few rows of its input.
 _ROWS = 256
 # Signs that rotations are tried with. Of eight on a network, the best of four lay within a tenth of a dB of the best.
@@ -327,9 +332,12 @@ def smooth_activations(ctx: EqualizeContext, state: FloatState) -> FloatStep:
 
 def rotate_channels(ctx: EqualizeContext, state: FloatState) -> FloatStep:
     """Channels of streams rotated, the best of a few seeds, QuaRot, Ashkboos et al. 2024."""
-    fixed, possible = list_fixed(state.model), list_rotations(state.model, 0)
+    fixed = list_fixed(state.model)
+    possible = list_rotations(state.model, 0)
     before = score_rotated(ctx, state) if possible else None
-    best, highest, line = state, before, f"{fixed[0].subject} {fixed[0].reason}" if fixed else ""
+    best = state
+    highest = before
+    line = f"{fixed[0].subject} {fixed[0].reason}" if fixed else ""
     # A model too large for memory is written anew for each of them.
     seeds = 1 if is_large_model(state.model) else _SEEDS
     for seed in range(ctx.config.data.seed, ctx.config.data.seed + seeds):
@@ -341,7 +349,9 @@ def rotate_channels(ctx: EqualizeContext, state: FloatState) -> FloatStep:
         # Of those that are not taken nothing is kept in memory.
         ctx.base.scores.pop(id(after.model))
         if score is not None and score > highest:
-            best, highest, line = after, score, _describe_rotation(rotations, copied, fixed)
+            best = after
+            highest = score
+            line = _describe_rotation(rotations, copied, fixed)
         elif best is state:
             # Signs move the gain by less than there is to gain.
             break
@@ -364,7 +374,8 @@ def _describe_rotation(rotations: Sequence[Rotation], copied: Sequence[str], fix
 
 def scale_tokens(ctx: EqualizeContext, state: FloatState) -> FloatStep:
     """A scale for each token of the data that linear layers read."""
-    plan, view = ctx.place(state, ctx.progress), View(state.model)
+    plan = ctx.place(state, ctx.progress)
+    view = View(state.model)
     read = {edge for site in plan.sites if not site.role.is_constant for edge in site.find_readers(view.index)}
     tensors = {view.find_tensor(view.index.find_node(edge.node), edge.index) for edge in read}
     layers = {tensor: list(find_token_layers(view, tensor)) for tensor in tensors if tensor is not None}
@@ -417,7 +428,8 @@ def has_rotations(ctx: EqualizeContext, state: FloatState) -> bool:
 def _observe(
     ctx: EqualizeContext, state: FloatState, axes: Mapping[TensorId, int], title: str
 ) -> dict[TensorId, ChannelStatistics]:
-    samples, limit = ctx.data.calibration.take(_MOST), ctx.memory_limit
+    samples = ctx.data.calibration.take(_MOST)
+    limit = ctx.memory_limit
     return observe_channels(state.model, axes, samples, progress=ctx.progress, title=title, memory_limit=limit)
 
 

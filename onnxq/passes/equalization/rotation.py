@@ -40,7 +40,8 @@ def make_paley(order: int) -> NDArray[np.int8] | None:
     """
     if order in (1, 2):
         return np.array([[1, 1], [1, -1]], np.int8)[:order, :order]
-    single, half = order - 1, order // 2 - 1
+    single = order - 1
+    half = order // 2 - 1
     if single % 4 == 3 and _is_prime(single):
         border = np.concatenate([[[0], *[[-1]] * single], [[1] * single, *_make_jacobsthal(single)]], axis=1)
         return np.asarray(np.eye(order) + border, np.int8)
@@ -155,7 +156,8 @@ def _multiply_hadamard(columns: Array64) -> Array64:
             for k, sign in enumerate(signs):
                 (np.add if sign > 0 else np.subtract)(mixed[:, row], parts[:, k], out=mixed[:, row])
         parts = mixed
-    width, spare = 1, np.empty_like(parts)
+    width = 1
+    spare = np.empty_like(parts)
     while width < size // base:
         pairs, sums = (array.reshape(-1, 2, width, base * count) for array in (parts, spare))
         np.add(pairs[:, 0], pairs[:, 1], out=sums[:, 0])
@@ -271,13 +273,15 @@ def _read_constant(view: View, edge: Edge) -> Array:
 
 def _add_up(view: View, waiting: Sequence[ChannelConstant], width: int) -> tuple[Array64, Array64]:
     """Scale and shift of every channel that constants in a row come to, [width] each."""
-    scale, shift = np.ones(width), np.zeros(width)
+    scale = np.ones(width)
+    shift = np.zeros(width)
     for constant in waiting:
         value = _read_constant(view, constant.edge).astype(np.float64).reshape(-1)
         if constant.shift:
             shift = shift + value
         else:
-            scale, shift = scale * value, shift * value
+            scale = scale * value
+            shift = shift * value
     return scale, shift
 
 
@@ -293,7 +297,8 @@ def _move_shifts(
         _, shift = _add_up(view, reader.label.waiting, reader.label.width)
         if not shift.any():
             continue
-        node, weight = view.index.find_node(edge.node), _read_constant(view, edge)
+        node = view.index.find_node(edge.node)
+        weight = _read_constant(view, edge)
         gain = multiply_row(shift, weight if reader.axis == -2 else weight.T)
         linear = find_linear(view, node)
         place = None if linear is None else linear.bias_at

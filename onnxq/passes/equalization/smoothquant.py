@@ -33,7 +33,8 @@ from onnxq.spec import PerBlock, PerTensor, QuantSpec
 
 Factors = Mapping[TensorId, Floats]
 # Most that may be left of the noise of the layers' outputs, where smoothing is free and where it costs a Mul.
-FREE, MUL = 0.9, 0.4
+FREE = 0.9
+MUL = 0.4
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,7 +52,8 @@ def find_groups(view: View) -> tuple[SmoothingGroup, ...]:
     layers: dict[TensorId, list[Linear]] = {}
     for node in view.index.nodes:
         op = find_linear(view, node) if node.op_type in ("MatMul", "Gemm") and not node.attrs.get("transA", 0) else None
-        x, w = view.find_tensor(node, 0), view.find_tensor(node, 1)
+        x = view.find_tensor(node, 0)
+        w = view.find_tensor(node, 1)
         if op is not None and x is not None and w is not None and view.owned(w) and x.scope == node.scope:
             layers.setdefault(x, []).append(op)
     homes = find_smoothed_channels(view)
@@ -119,9 +121,11 @@ def compute_smoothing_factors(
             s, alpha, error, plain = search_smoothing_exponent(values, weights, spec)
         gain = 10.0 * np.log10(max(plain, 1e-30) / max(error, 1e-30))
         home = group.home.node if isinstance(group.home, Linear) else group.home
-        pays, how = error < plain * MUL, "one Mul"
+        pays = error < plain * MUL
+        how = "one Mul"
         if home is not None:
-            pays, how = error < plain * FREE, f"in {home.name}"
+            pays = error < plain * FREE
+            how = f"in {home.name}"
         verdict = f"smoothed, {how}" if pays else f"left, {how} does not pay"
         lines.append(f"{group.tensor.name}: {verdict} (alpha {alpha}: {gain:+.1f} dB at the layer)")
         if pays:
@@ -163,7 +167,8 @@ def write_smoothing(proto: ModelLike, factors: Factors) -> ModelLike:
     weights: dict[str, tuple[Linear, list[Array64]]] = {}
     edit = Edit(proto)
     for tensor, s in factors.items():
-        group, wide = groups[tensor], s.astype(np.float64)
+        group = groups[tensor]
+        wide = s.astype(np.float64)
         if group.home is None:
             _insert_division(view, edit, group, wide)
         else:

@@ -27,7 +27,8 @@ from onnxq.spec import PerBlock, PerChannel, QuantSpec
 SMOOTHING_ALPHAS = (0.5, 0.65, 0.8, 0.9)
 AWQ_ALPHAS = (0.15, 0.25, 0.35, 0.5, 0.65)
 # Share of the largest channel below which a channel counts as empty, of its largest value and of its mean magnitude.
-_DEAD_PEAK, _DEAD_MEAN = 1e-6, 1e-4
+_DEAD_PEAK = 1e-6
+_DEAD_MEAN = 1e-4
 Array32 = Floats
 # (s [channels], alpha, error with them, error without scaling); errors are noise over signal.
 Choice = tuple[Array32, float, float, float]
@@ -117,7 +118,8 @@ def search_smoothing_exponent(
     statistics: ChannelStatistics, weights: Sequence[SmoothedWeight], spec: QuantSpec
 ) -> Choice:
     """The best of SMOOTHING_ALPHAS for an activation, quantized by `spec`, and the layers that read it."""
-    largest, arrays = statistics.largest, [layer.weight for layer in weights]
+    largest = statistics.largest
+    arrays = [layer.weight for layer in weights]
     exact = [statistics.rows @ weight for weight in arrays]
     return _choose_exponent(
         {alpha: compute_smoothing(largest, arrays, alpha) for alpha in SMOOTHING_ALPHAS},

@@ -29,7 +29,9 @@ def ignore_values(flow: Streams, node: NodeRef) -> bool:
 
 def turn_matmul(flow: Streams, node: NodeRef) -> bool:
     """By a weight it ends a stream and begins another; P·V and Q·Kᵀ pass or end streams by themselves."""
-    edge, x, y = flow.view.make_edge(node, 1), flow.find_label(node, 0), flow.find_label(node, 1)
+    edge = flow.view.make_edge(node, 1)
+    x = flow.find_label(node, 0)
+    y = flow.find_label(node, 1)
     shape = flow.find_shape(edge)
     if shape is not None:
         return len(shape) == 2 and _turn_linear(flow, node, shape[0], -2, shape[1], -1)
@@ -45,7 +47,8 @@ def turn_matmul(flow: Streams, node: NodeRef) -> bool:
 
 def _turn_linear(flow: Streams, node: NodeRef, inputs: int, axis: int, outputs: int, out_axis: int) -> bool:
     """A linear operator ends a stream and begins another."""
-    x, edge = flow.find_label(node, 0), flow.view.make_edge(node, 1)
+    x = flow.find_label(node, 0)
+    edge = flow.view.make_edge(node, 1)
     if x is not None and x.axis == -1:
         flow.read_stream(x, edge, axis, inputs)
     elif x is not None:
@@ -58,7 +61,8 @@ def _turn_linear(flow: Streams, node: NodeRef, inputs: int, axis: int, outputs: 
 
 def turn_gemm(flow: Streams, node: NodeRef) -> bool:
     """A linear operator with its bias."""
-    shape, turned = flow.find_shape(flow.view.make_edge(node, 1)), bool(node.attrs.get("transB", 0))
+    shape = flow.find_shape(flow.view.make_edge(node, 1))
+    turned = bool(node.attrs.get("transB", 0))
     if shape is None or len(shape) != 2 or node.attrs.get("transA", 0):
         return False
     _turn_linear(flow, node, shape[int(turned)], -1 if turned else -2, shape[1 - int(turned)], -2 if turned else -1)
@@ -105,7 +109,8 @@ def _begin_of_constant(flow: Streams, node: NodeRef) -> bool:
 
 def turn_gather(flow: Streams, node: NodeRef) -> bool:
     """Rows of a table begin a stream; of tokens it goes on."""
-    x, axis = flow.find_label(node, 0), int(node.attrs.get("axis", 0))
+    x = flow.find_label(node, 0)
+    axis = int(node.attrs.get("axis", 0))
     if x is None:
         return axis == 0 and _begin_of_constant(flow, node)
     back = flow.count_back(flow.view.find_tensor(node, 0), axis)
@@ -115,11 +120,9 @@ def turn_gather(flow: Streams, node: NodeRef) -> bool:
 
 def turn_reshape(flow: Streams, node: NodeRef) -> bool:
     """Channels that lie side by side stay so: of heads in one row, or of each head in its own."""
-    label, source, out = (
-        flow.find_label(node, 0),
-        flow.view.find_tensor(node, 0),
-        flow.view.index.find_shape(node.result),
-    )
+    label = flow.find_label(node, 0)
+    source = flow.view.find_tensor(node, 0)
+    out = flow.view.index.find_shape(node.result)
     if label is None:
         return False
     if label.axis == -1:
@@ -143,7 +146,8 @@ def _find_width(flow: Streams, node: NodeRef) -> int | None:
     target = flow.view.find_constant(node, 1) if node.op_type == "Reshape" else None
     if target is not None and target.size and target.flat[-1] > 0:
         return int(target.flat[-1])
-    label, axes = flow.find_label(node, 0), flow.view.find_constant(node, 1)
+    label = flow.find_label(node, 0)
+    axes = flow.view.find_constant(node, 1)
     if node.op_type == "Unsqueeze" and label is not None and axes is not None:
         rank = _find_rank(flow, node)
         last = any(int(axis) == -1 or rank is None or int(axis) == rank - 1 for axis in axes.flat)
@@ -157,7 +161,8 @@ def _find_width(flow: Streams, node: NodeRef) -> int | None:
 
 def _find_rank(flow: Streams, node: NodeRef) -> int | None:
     """The rank of a Reshape's or an Unsqueeze's output; None for other nodes."""
-    rank, added = flow.find_rank(flow.view.find_tensor(node, 0)), flow.view.find_constant(node, 1)
+    rank = flow.find_rank(flow.view.find_tensor(node, 0))
+    added = flow.view.find_constant(node, 1)
     if added is None or node.op_type not in ("Reshape", "Unsqueeze"):
         return None
     return int(added.size) if node.op_type == "Reshape" else None if rank is None else rank + int(added.size)
@@ -165,7 +170,8 @@ def _find_rank(flow: Streams, node: NodeRef) -> int | None:
 
 def turn_transpose(flow: Streams, node: NodeRef) -> bool:
     """The channels lie along another axis."""
-    label, perm = flow.find_label(node, 0), list(node.attrs.get("perm", ()))
+    label = flow.find_label(node, 0)
+    perm = list(node.attrs.get("perm", ()))
     if label is None or not perm:
         return False
     return flow.pass_label(node, replace(label, axis=perm.index(len(perm) + label.axis) - len(perm), rank=len(perm)))
@@ -198,10 +204,8 @@ def turn_slice(flow: Streams, node: NodeRef) -> bool:
 
 def turn_split(flow: Streams, node: NodeRef) -> bool:
     """Tokens in parts."""
-    label, back = (
-        flow.find_label(node, 0),
-        flow.count_back(flow.view.find_tensor(node, 0), int(node.attrs.get("axis", 0))),
-    )
+    label = flow.find_label(node, 0)
+    back = flow.count_back(flow.view.find_tensor(node, 0), int(node.attrs.get("axis", 0)))
     return label is not None and back not in (label.axis, None) and pass_stream(flow, node)
 
 
@@ -229,7 +233,8 @@ def _is_row(shape: Sequence[int], label: StreamLabel) -> bool:
 
 def turn_add(flow: Streams, node: NodeRef) -> bool:
     """Residual sums; a constant that is added follows the stream, or waits with a scale."""
-    a, b = flow.find_label(node, 0), flow.find_label(node, 1)
+    a = flow.find_label(node, 0)
+    b = flow.find_label(node, 1)
     if a is not None and b is not None:
         return not (a.waiting or b.waiting) and flow.pass_label(node, flow.join_streams([a, b], node))
     pair = _find_pair(flow, node)
@@ -303,7 +308,8 @@ def turn_mean(flow: Streams, node: NodeRef) -> bool:
     """A sum or mean over the channels, of squares or of themselves, or over what stands in front of them."""
     tensor = flow.view.find_tensor(node, 0)
     squares = None if tensor is None else flow.squares.get(tensor)
-    label, pooled = squares or flow.find_label(node, 0), node.op_type == "GlobalAveragePool"
+    label = squares or flow.find_label(node, 0)
+    pooled = node.op_type == "GlobalAveragePool"
     axes = [2] if pooled else node.attrs.get("axes", flow.view.find_constant(node, 1))
     if label is None or axes is None or label.waiting or (pooled and (tensor is None or flow.find_rank(tensor) != 3)):
         return False
@@ -336,7 +342,8 @@ def turn_normalized(flow: Streams, node: NodeRef) -> bool:
 
 def _normalize(flow: Streams, node: NodeRef, label: StreamLabel, k: int) -> bool:
     """A normalization's first output, with scale at input k and shift, where it takes the mean away, behind it."""
-    scale, centred = flow.view.make_edge(node, k), node.op_type in _CENTRED
+    scale = flow.view.make_edge(node, k)
+    centred = node.op_type in _CENTRED
     if label.axis != -1 or label.waiting or flow.find_shape(scale) != (label.width,):
         return False
     shift = flow.view.make_edge(node, k + 1) if centred and flow.view.find_tensor(node, k + 1) is not None else None
@@ -383,7 +390,9 @@ def turn_attention(flow: Streams, node: NodeRef) -> bool:
             flow.hold_label(other, f"{node.name} ({node.op_type}) reads {node.inputs[k]}")
     if flow.view.find_tensor(node, past) is not None:
         flow.hold_label(label, f"{node.name} ({node.op_type}) reads past values")
-    tensor, width, out = flow.view.find_tensor(node, 2), label.width, label.width
+    tensor = flow.view.find_tensor(node, 2)
+    width = label.width
+    out = label.width
     if flow.find_rank(tensor) != 4:
         # Of all heads in one row.
         parts = int(node.attrs.get(kv_heads, 0))

@@ -25,7 +25,8 @@ def write_token_scales(proto: ModelLike, steps: Mapping[TensorId, Floats]) -> Mo
 
     steps: of each tensor, one number. Raises PlanError for a tensor that no layer reads so.
     """
-    view, edit = View(proto), Edit(proto)
+    view = View(proto)
+    edit = Edit(proto)
     for tensor, count in steps.items():
         layers = tuple(find_token_layers(view, tensor))
         if not layers or count.size != 1:
@@ -47,7 +48,9 @@ def find_token_layers(view: View, tensor: TensorId) -> Iterable[NodeRef]:
 
 
 def _scale_tokens(view: View, edit: Edit, tensor: TensorId, layers: tuple[NodeRef, ...], steps: Floats) -> None:
-    first, name, scope = layers[0], tensor.name, tensor.scope
+    first = layers[0]
+    name = tensor.name
+    scope = tensor.scope
     least = edit.add_constant(scope, f"{name}/least", _LEAST)
     count = edit.add_constant(scope, f"{name}/steps", steps)
     sizes = edit.insert_before(first, "Abs", [name], {}, f"{name}/magnitudes")

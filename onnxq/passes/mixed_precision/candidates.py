@@ -83,7 +83,8 @@ class Ways:
             return self.plan
         if self.to == UINT16:
             return self._widen_sites(keys)
-        problem, how = self.leave_float(keys), self.plan.placement
+        problem = self.leave_float(keys)
+        how = self.plan.placement
         if how is not None and how.method is PlacementMethod.MEASURED:
             # The clock has decided, and no rule decides again.
             chosen = self.problem.candidates()[how.candidate].difference(keys)
@@ -114,7 +115,8 @@ class Ways:
     def _widen_sites(self, keys: frozenset[str]) -> Plan:
         moved = {site.site for site in self.plan.sites if self._widens(site) and str(site.site) in keys}
         # Finer inputs make finer biases, which must not overflow: weights that only calibration scaled are scaled anew.
-        scaled, changed = self.plan.list_scaled_for(moved), dict[Site, SitePlan]()
+        scaled = self.plan.list_scaled_for(moved)
+        changed = dict[Site, SitePlan]()
         for site in self.plan.sites:
             if site.site in moved:
                 spec = QuantSpec(bits=16, signed=site.spec.signed, symmetric=site.spec.symmetric)
@@ -142,7 +144,8 @@ class Ways:
     @cached_property
     def _clocks(self) -> Sequence[tuple[Callable[[frozenset[str]], float], float, float]]:
         """For each kind of CPU: microseconds by the operators in integers; those of the plan, and of float."""
-        problem, clocks = self.problem, []
+        problem = self.problem
+        clocks = []
         cut = CutProblem(problem.ops, problem.engine.dynamic, problem.apart)
         for kind in list_costs(problem.engine, problem.config.cpu).values():
             costs = cut.compute_costs(kind)
@@ -154,7 +157,8 @@ class Ways:
     @cached_property
     def _sizes(self) -> dict[Site, int]:
         """Elements of each quantized weight."""
-        index, sizes = self.problem.index, {}
+        index = self.problem.index
+        sizes = {}
         for site in self.plan.sites:
             if site.role is Role.WEIGHT and site.tensor is not None:
                 shape = index.find_shape(site.tensor) or ()
@@ -269,8 +273,11 @@ def leave_missing_float(ctx: SampledContext, state: PlacedState) -> PlacedState:
     Their sites may move to other tensors then, so it is repeated. Raises CalibrationError for a site that no operator
     of the planner's stands at.
     """
-    problem, plan, known = state.problem, state.planned, frozenset[str]()
-    left, reasons = problem, dict[str, Refusal]()
+    problem = state.problem
+    plan = state.planned
+    known = frozenset[str]()
+    left = problem
+    reasons = dict[str, Refusal]()
     while missing := [site for site in plan.sites if not site.complete]:
         causes = {refusal.subject: refusal for refusal in plan.refusals}
         # A bias goes with the operator whose input has no scale.
@@ -286,7 +293,8 @@ def leave_missing_float(ctx: SampledContext, state: PlacedState) -> PlacedState:
             raise CalibrationError(subject, cause.reason, fix, code="Q502")
         known = frozenset(reasons)
         ways = Ways(problem, plan, attention=ctx.config.attention != FLOAT, refusals=reasons)
-        left, plan = ways.leave_float(known), calibrate_missing(ctx, state, ways.promote_keys(known))
+        left = ways.leave_float(known)
+        plan = calibrate_missing(ctx, state, ways.promote_keys(known))
     after = replace(state, plan=plan, problem=left)
     if PLAIN.find(state) is None:
         return after
@@ -299,7 +307,8 @@ def calibrate_missing(ctx: SampledContext, state: PlacedState, plan: Plan) -> Pl
     """The plan with numbers at every site that a promotion left without."""
     if plan.calibrated:
         return plan
-    samples, batch = ctx.data.calibration, ctx.config.data.batch
+    samples = ctx.data.calibration
+    batch = ctx.config.data.batch
     return calibrate(state.model, plan, samples, batch=batch, memory_limit=ctx.memory_limit, crew=ctx.crew)
 
 

@@ -56,7 +56,8 @@ class Fold:
                 continue
             (low, high), (least, most) = read_range(site), self.ranges[site.site]
             lowest, highest = self.whole.get(site.site, (low, high))
-            least, most = least * _measure_widening(low, lowest), most * _measure_widening(high, highest)
+            least = least * _measure_widening(low, lowest)
+            most = most * _measure_widening(high, highest)
             if least > low or most < high:
                 changed[site.site] = replace(site, qparams=set_range(site, max(low, least), min(high, most)))
         return _move_ranges(model, plan, changed)
@@ -100,7 +101,8 @@ def split_folds(ctx: SampledContext, state: PlannedState) -> tuple[Fold, ...]:
 
     Deterministic. Raises what calibration raises.
     """
-    samples, seed = ctx.data, ctx.config.data.seed
+    samples = ctx.data
+    seed = ctx.config.data.seed
     held_back = samples.validation.joined(samples.test)
     whole = samples.calibration.joined(held_back)
     judged = whole.take(max(_MOST, len(held_back)), seed) if len(whole) > _MOST else whole
@@ -144,7 +146,8 @@ def find_optimism(state: PlannedState) -> float:
 
 def _observe(ctx: SampledContext, state: PlannedState, bare: Plan, samples: Dataset) -> dict[Site, Interval]:
     """The ranges of activations on some samples, by the plan's own observers."""
-    batch, limit = ctx.config.data.batch, ctx.memory_limit
+    batch = ctx.config.data.batch
+    limit = ctx.memory_limit
     plan = calibrate(state.model, bare, samples, batch=batch, memory_limit=limit, crew=ctx.crew, progress=ctx.progress)
     return {site.site: read_range(site) for site in plan.sites if is_observed(site)}
 

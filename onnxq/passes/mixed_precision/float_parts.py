@@ -33,7 +33,8 @@ _TYPES = "high_precision"
 # What float types may cost the outputs, dB: rounding falls out otherwise here and there, by some tenths on few samples.
 _MAY_COST_DB = 0.5
 # Above these a loss changes no answers, with pairs and without.
-_GOOD_DB, _GOOD_FLOAT_DB = 50.0, 40.0
+_GOOD_DB = 50.0
+_GOOD_FLOAT_DB = 40.0
 # Of outputs that cannot be compared, since their shapes differ or values are not finite: -inf has no mean.
 _LEAST_DB = -100.0
 
@@ -49,7 +50,9 @@ def find_high_precision(config: Config, types: SourceTypes) -> FloatType:
 
 def choose_float_types(ctx: SampledContext, state: PlacedState) -> PlacedStep:
     """The plan with its float types."""
-    kind, plan, io = find_high_precision(ctx.config, state.types), state.planned, _find_io(ctx.config)
+    kind = find_high_precision(ctx.config, state.types)
+    plan = state.planned
+    io = _find_io(ctx.config)
     if kind is FloatType.FLOAT32:
         chosen = PrecisionPlan(type=kind, io=io)
         return replace(state, plan=replace(plan, precision=chosen)), PassReport(_TYPES, (f"inputs and outputs: {io}",))
@@ -97,7 +100,8 @@ def _try_types(
     with ctx.progress("judging float32", len(floats.samples)) as task:
         before = measure_each(make_trial(state, state.planned), floats, ctx.crew, task)
     first: tuple[float, float] | None = None
-    count, tried = 0, chosen
+    count = 0
+    tried = chosen
     while True:
         with ctx.progress("judging float types", len(ctx.data.judges.samples)) as task:
             after = measure_each(_make_trial(state, tried), floats, ctx.crew, task)
@@ -154,7 +158,8 @@ def _is_asked(ctx: SampledContext, state: PlacedState) -> bool:
 FLOAT_TYPES = Pass(_TYPES, Stage.REFINE, choose_float_types, "choosing float types", fast=True, applies=_is_asked)
 
 
-_ATTENTION, AGAIN = "attention", "attention_after_rounding"
+_ATTENTION = "attention"
+AGAIN = "attention_after_rounding"
 # The same placement without attention, where attention is to be tried; the planning of the run leaves it.
 PLAIN: Note[Plan] = Note(_ATTENTION)
 
@@ -179,7 +184,8 @@ def without_attention(whole: Plan, plain: Plan) -> Plan:
 
 def choose_attention(ctx: SampledContext, state: PlacedState) -> PlacedStep:
     """Attention quantized if that answers as well as float, else the plan without it, with the same numbers."""
-    whole, judge = state.planned, ctx.data.judge
+    whole = state.planned
+    judge = ctx.data.judge
     plain = without_attention(whole, PLAIN.read(state))
     both = {"quantized": whole, "float": plain}
     figures = {}

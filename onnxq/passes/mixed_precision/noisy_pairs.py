@@ -47,7 +47,9 @@ from onnxq.planner.requests import Requests
 from onnxq.sites import Names, Role, TensorId
 from onnxq.spec import QuantSpec
 
-SENSITIVE, DYNAMIC, FLOAT_NAME = "sensitive_ops", "dynamic_scales", "float_ops"
+SENSITIVE = "sensitive_ops"
+DYNAMIC = "dynamic_scales"
+FLOAT_NAME = "float_ops"
 _SENSITIVE_REASON = "its input alone makes most of the noise at the outputs"
 _FLOAT_REASON = "it gains little time, and what it reads makes much of the noise at the outputs"
 # The spec of activations that may have scales of each run instead.
@@ -77,7 +79,9 @@ def exclude_sensitive_ops(ctx: SampledContext, state: PlacedState) -> PlacedStep
 
 
 def _exclude_next(ctx: SampledContext, state: PlacedState) -> tuple[PlacedState, str] | None:
-    problem, plan, limits = state.problem, state.planned, LIMITS[SENSITIVE]
+    problem = state.problem
+    plan = state.planned
+    limits = LIMITS[SENSITIVE]
     switched = SwitchedPlan(ctx, state, fix_scales(ctx, state, plan))
     pairs = switched.list_pairs(Role.ACTIVATION, Role.OUTPUT)
     searched = ctx.data.calibration.take(limits.samples, ctx.config.data.seed)
@@ -146,7 +150,8 @@ def list_dynamic_candidates(problem: OnnxPlacement, plan: Plan) -> dict[TensorId
     kinds = list_costs(problem.engine, problem.config.cpu).values()
     costs = [CutProblem(problem.ops, dynamic=True).compute_costs(kind) for kind in kinds]
     for site in plan.sites:
-        tensor, edges = site.site, site.consumers
+        tensor = site.site
+        edges = site.consumers
         if site.role is not Role.ACTIVATION or site.spec != _STATIC or not isinstance(tensor, TensorId) or not edges:
             continue
         ops = [problem.ops.by_name.get(edge.node) for edge in edges]
@@ -173,7 +178,8 @@ def make_dynamic(ctx: SampledContext, state: PlacedState, nodes: Iterable[Names]
 
 def leave_noisy_float(ctx: SampledContext, state: PlacedState) -> PlacedStep:
     """The plan without the operators that read the loudest pairs, as far as time allows. Deterministic."""
-    problem, limits = state.problem, LIMITS[FLOAT_NAME]
+    problem = state.problem
+    limits = LIMITS[FLOAT_NAME]
     noise = SwitchedPlan(ctx, state, state.planned).measure_alone(_TITLE)
     ways = Ways(problem, state.planned, FLOAT, has_attention_rules(ctx, state), _FLOAT_REASON)
     least = limits.least_gain * sum(noise.values())

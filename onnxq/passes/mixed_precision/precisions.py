@@ -61,7 +61,8 @@ def list_precisions(config: Config) -> tuple[Precision, ...]:
 
     Raises ConfigError for a name in `search.precisions` that is none of these.
     """
-    weights, activations = config.weights, config.activations
+    weights = config.weights
+    activations = config.activations
     static = config.mode not in ("weight-only", "dynamic")
     own = Precision(_name_precision(config, weights.bits))
     # In the order of the table that people see.
@@ -245,7 +246,8 @@ class ProgramBuilder:
 
     def _list_choices(self, op: QuantizableOp) -> Iterator[tuple[str, Costs]]:
         """The precisions that an operator may have, with what it alone costs there."""
-        cost, own = self._costs.ops[op.name], self.own
+        cost = self._costs.ops[op.name]
+        own = self.own
         if self.floats:
             yield FLOAT, Costs(size=self._count_float_bytes(op), time=cost.float_us)
         for one in self.measured:
@@ -287,7 +289,8 @@ class ProgramBuilder:
 
     def _count_float_bytes(self, op: QuantizableOp) -> float:
         """Bytes of the weights that are counted with this operator, in float."""
-        index, total = self.problem.index, 0.0
+        index = self.problem.index
+        total = 0.0
         for site in self._own_weights(op):
             value = read_constant(index, site.site)
             total += 0 if value is None else value.nbytes
@@ -295,7 +298,8 @@ class ProgramBuilder:
 
     def _count_bytes(self, op: QuantizableOp, one: MeasuredPrecision) -> float:
         """Bytes of the weights that are counted with this operator, with their scales."""
-        index, total = self.problem.index, 0.0
+        index = self.problem.index
+        total = 0.0
         counted = {site.site for site in self._own_weights(op)}
         for site in one.list_weights(op.name):
             value = read_constant(index, site.site) if site.site in counted else None
@@ -340,7 +344,8 @@ class ProgramBuilder:
             readers = [name for name in use.readers if name in self._operators]
             maker = use.maker if use.maker in self._operators else None
             integers = tuple(Condition(name, self._static) for name in readers)
-            quantize, dequantize = Costs(time=costs.quantize[use.tensor]), Costs(time=costs.dequantize[use.tensor])
+            quantize = Costs(time=costs.quantize[use.tensor])
+            dequantize = Costs(time=costs.dequantize[use.tensor])
             if integers and quantize.time:
                 yield SharedCosts(quantize, integers, None if maker is None else self._leave_static(maker))
             if maker is None or not use.dequantizes or not dequantize.time:

@@ -17,7 +17,8 @@ from typing import Any
 
 # Distance from the optimum at which the solver stops, as a share of it, and nodes that it visits at most: both the same
 # on every machine, where a time limit would not be.
-_GAP, _NODES = 1e-3, 20_000
+_GAP = 1e-3
+_NODES = 20_000
 # Of what is not minimized, so that of two solutions alike the cheaper one is taken.
 _TIE = 1e-4
 # Largest share of a limit, or of what is usual, that counts: solvers lose digits where numbers are far apart.
@@ -188,7 +189,8 @@ def _sum(parts: Iterable[Any]) -> Any:
 def _silence_stdout() -> Iterator[None]:
     """Let libraries print nothing."""
     sys.stdout.flush()
-    kept, nowhere = os.dup(1), os.open(os.devnull, os.O_WRONLY)
+    kept = os.dup(1)
+    nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 1)
     try:
         yield

@@ -26,10 +26,12 @@ from onnxq.passes.state import Note, PlacedState, PlacedStep
 from onnxq.plan import Plan
 from onnxq.sites import Role
 
-NAME, AGAIN = "promotion", "rounding_after_promotion"
+NAME = "promotion"
+AGAIN = "rounding_after_promotion"
 PROMOTED: Note[Promotion] = Note(NAME)
 # By how much ranges may reach further than the samples, of which there are so many at most.
-_HEADROOM, _FEW_SAMPLES = 1.1, 64
+_HEADROOM = 1.1
+_FEW_SAMPLES = 64
 
 PromotedPlan = tuple[Plan, Promotion]
 
@@ -41,7 +43,8 @@ def promote_operators(ctx: SampledContext, state: PlacedState) -> PlacedStep:
     activations have 8 bits at least; then until it is above, for at most half of the operators, or not at all.
     Raises ConfigError for uint16 where the target has no such pairs.
     """
-    plan, request = state.planned, ctx.request
+    plan = state.planned
+    request = ctx.request
     rows = (row for row in find_target(plan.target).capabilities if row.role is Role.ACTIVATION)
     if request.to == UINT16 and not any(16 in row.bits and UINT16 in row.storage for row in rows):
         raise ConfigError(
@@ -111,7 +114,8 @@ def _explain_unmet(search: PromotionSearch) -> str:
     partial = search.leave_quietest()
     if not partial:
         return note
-    reached, lost = search.estimate_keys(partial), len(search.list_promoted(partial))
+    reached = search.estimate_keys(partial)
+    lost = len(search.list_promoted(partial))
     figure = f"{reached.sqnr_db:.1f} ± {reached.spread_db:.1f} dB"
     return f"{note}: with {lost} of {search.count} operators in float the others leave {figure}"
 
@@ -122,7 +126,8 @@ def _add_headroom(search: PromotionSearch, plan: Plan, account: Promotion) -> Pr
     What is clipped on one image of forty no sample of 32 may show: a small ResNet had 35 dB on new images beside
     43 on its samples, and 38 with a tenth more.
     """
-    ctx, state = search.ctx, search.state
+    ctx = search.ctx
+    state = search.state
     wider = widen_ranges(state.model, plan, _HEADROOM)
     if wider is plan or len(ctx.data.ranges) > _FEW_SAMPLES or search.is_expired():
         return plan, account
@@ -149,8 +154,10 @@ def _mend_lost(search: PromotionSearch) -> PromotedPlan:
 
 def _meet_metric(search: PromotionSearch, request: AccuracyRequest, metric: Metric) -> PromotedPlan:
     """A metric may take minutes, and is asked as seldom as can be."""
-    ctx, state = search.ctx, search.state
-    optimize, threads = find_target(state.planned.target).times_itself, ctx.config.verify.threads
+    ctx = search.ctx
+    state = search.state
+    optimize = find_target(state.planned.target).times_itself
+    threads = ctx.config.verify.threads
     least = request.max_drop.least(request.float_value)
 
     def run_metric(keys: frozenset[str]) -> float:

@@ -37,10 +37,12 @@ from onnxq.sites import Names
 # Further than this from what the file says, and rounding is not the reason.
 _APART_DB = 1.0
 # Plans that are judged for a request, and steps that their account has, at most.
-_ROUNDS, _STEPS = 8, 8
+_ROUNDS = 8
+_STEPS = 8
 _KEPT = "integers"
 # Noise of nothing, where logarithms are taken. Proposals up to what failed.
-_LEAST_NOISE, _BETWEEN = 1e-12, 6
+_LEAST_NOISE = 1e-12
+_BETWEEN = 6
 
 
 @dataclass(frozen=True, eq=False)
@@ -137,10 +139,12 @@ class PromotionSearch:
     @cached_property
     def program(self) -> PrecisionProgram:
         """Promotions as a programme, whose time is their cost: shares of time, bytes of weights and operators."""
-        ctx, state = self.ctx, self.state
+        ctx = self.ctx
+        state = self.state
         samples = ctx.data.calibration.take(LIMITS["promotion"].samples, ctx.config.data.seed)
         answers = FloatOutputs(state.model, samples, threads=ctx.config.verify.threads)
-        names, own = list_quantized_ops(state.problem, self.ways.plan), Precision(_KEPT)
+        names = list_quantized_ops(state.problem, self.ways.plan)
+        own = Precision(_KEPT)
         if self.as_run:
             # Rounding alone does not show what the engine computes otherwise: what goes with each does.
             settings = [frozenset[str](), *self._groups.values()]
@@ -223,7 +227,8 @@ class PromotionSearch:
         else:
             limit = bisect_noise(failing, [noise for noise, figure in known.values() if figure >= wanted])
         # Where that is the float model, or known, something between may do.
-        low, high = max(limit, _LEAST_NOISE), max(min(failing), _LEAST_NOISE)
+        low = max(limit, _LEAST_NOISE)
+        high = max(min(failing), _LEAST_NOISE)
         for noise in np.geomspace(low, high, _BETWEEN, endpoint=False).tolist():
             keys = self.find_keys(noise)
             if keys not in figures and not self.is_float(keys):
@@ -310,7 +315,8 @@ class PromotionSearch:
 def _weigh_costs(program: PrecisionProgram, count: int) -> PrecisionProgram:
     """The programme with one cost, in `time`: of `count` operators, all time in float, and all bytes of weights."""
     integers, floats = (program.add_costs(dict.fromkeys(program.operators, one)) for one in (_KEPT, FLOAT))
-    time, size = floats.time or 1.0, floats.size - integers.size or 1.0
+    time = floats.time or 1.0
+    size = floats.size - integers.size or 1.0
 
     def weigh(costs: Costs) -> Costs:
         return Costs(costs.noise, 0.0, costs.time / time + costs.size / size)
@@ -318,7 +324,8 @@ def _weigh_costs(program: PrecisionProgram, count: int) -> PrecisionProgram:
     each = LEAST_COST / max(count, 1)
     operators = {}
     for name, options in program.operators.items():
-        kept, left = weigh(options[_KEPT]), weigh(options[FLOAT])
+        kept = weigh(options[_KEPT])
+        left = weigh(options[FLOAT])
         # One that gains time in float is no bargain for it.
         operators[name] = {_KEPT: kept, FLOAT: replace(left, time=max(left.time, kept.time) + each)}
     shared = [replace(share, costs=weigh(share.costs)) for share in program.shared]

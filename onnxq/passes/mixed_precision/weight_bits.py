@@ -101,7 +101,8 @@ def _open_constants(
         if op.bias_edge is not None:
             constants[op.bias_edge] = np.asarray(op.bias.reshape(op.bias_shape), np.float32)
         for edge, value in constants.items():
-            node, name = nodes[edge.node], f"{edge.node}/in{edge.index}/given"
+            node = nodes[edge.node]
+            name = f"{edge.node}/in{edge.index}/given"
             places[edge], usual[name] = name, np.ascontiguousarray(value, np.float32)
             # An operator without a bias gets one of zeros.
             node.input.extend([""] * (edge.index + 1 - len(node.input)))
@@ -119,7 +120,8 @@ def _list_changes(plan: Plan, readers: Sequence[Operator], places: Mapping[Edge,
         changes[places[Edge(op.node.name, 1, op.node.scope)]] = dequantize_constant(sites[op.site.site], op.weight)
         if op.bias_edge is None:
             continue
-        name, site = places[op.bias_edge], op.bias_site
+        name = places[op.bias_edge]
+        site = op.bias_site
         if op.bias_edge in biases:
             changes[name] = np.asarray(biases[op.bias_edge].reshape(op.bias_shape), np.float32)
         elif site is not None and sites[site.site].values is not None:
@@ -130,14 +132,16 @@ def _list_changes(plan: Plan, readers: Sequence[Operator], places: Mapping[Edge,
 
 _WEIGHT_BITS = "weight_bits"
 # Samples to round weights with, and others to judge them on.
-_FITTED, _JUDGED = 32, 8
+_FITTED = 32
+_JUDGED = 8
 # Widest that bits are spent on; wider weights have no kernels, and no error to speak of.
 _MOST_BITS = 8
 
 
 def check_budget(config: Config) -> None:
     """ConfigError where the average cannot be kept with the fewest bits, or must not be spent at all."""
-    budget, fewest = config.weight_bits_budget, config.weights.bits
+    budget = config.weight_bits_budget
+    fewest = config.weights.bits
     if budget is None:
         return
     where = config.where("weight_bits_budget")
@@ -160,7 +164,9 @@ def spread_bits(ctx: SampledContext, state: PlacedState) -> PlacedStep:
     Weights that a rule gave another width keep it, and count. The cost of each is measured on samples that its rounding
     did not see; all weights are then within `config.weight_bits_budget` bits on average over their elements.
     """
-    config, plan, calibration = ctx.config, state.planned, ctx.data.calibration
+    config = ctx.config
+    plan = state.planned
+    calibration = ctx.data.calibration
     assert config.weight_bits_budget is not None
     index = get_index(state.model)
     weights = [site for site in plan.sites if site.role is Role.WEIGHT]

@@ -61,7 +61,8 @@ def fuse_activations(ctx: RunContext, state: FloatState) -> FloatStep:
 
     But by none that the target has no kernel for.
     """
-    computes, unknown = state.types.computes, find_target(ctx.config.target).no_kernel
+    computes = state.types.computes
+    unknown = find_target(ctx.config.target).no_kernel
     return apply_replacements(state, "activations", lambda view: _find_activations(view, computes, unknown))
 
 
@@ -88,7 +89,8 @@ def _find_anchor(view: View, node: NodeRef) -> _Anchor | None:
             return None
         if node.op_type != "HardSigmoid":
             return _Anchor(node.op_type, node, inner, used)
-        slope, offset = float(node.attrs.get("alpha", 0.2)), float(node.attrs.get("beta", 0.5))
+        slope = float(node.attrs.get("alpha", 0.2))
+        offset = float(node.attrs.get("beta", 0.5))
         return _Anchor("clamp", node, inner, used, 0.0, 1.0, slope, offset)
     return _find_clamp(view, node, used)
 
@@ -101,7 +103,10 @@ def _find_clamp(view: View, node: NodeRef, used: Used) -> _Anchor | None:
     # Only the last of a row is looked at, and the others from there.
     if reader is not None and _read_bounds(view, reader[0]) is not None:
         return None
-    low, high, at, inner = -math.inf, math.inf, node, None
+    low = -math.inf
+    high = math.inf
+    at = node
+    inner = None
     while True:
         bounds = _read_bounds(view, at)
         if bounds is None:
@@ -151,7 +156,8 @@ def _match_activation(view: View, anchor: _Anchor, computes: int, unknown: Conta
             if x is None:
                 continue
             single = _recognise(anchor, reading, tail.factor is not None, view.index.find_dtype(x), computes)
-            last, used = reading.last, reading.used
+            last = reading.last
+            used = reading.used
             # Constants that broadcast x would be lost, and tensors that others read must stay.
             whole = used.rank <= view.least_rank(x) and view.private(used.tensors - {last.result}, used.nodes)
             name = "" if single is None else f"{single.domain}.{single.op_type}".lstrip(".")
@@ -203,7 +209,8 @@ def _recognise_clamp(anchor: _Anchor, tail: Tail, product: bool, tol: float) -> 
     ends = {0: tail.scale * anchor.low, 1: tail.scale * anchor.high}
     if set(poly) != {0, 1} or not is_close(ends, {1: 1.0}, tol) or abs(tail.shift) > tol:
         return None
-    alpha, beta = tail.scale * poly[1], tail.scale * poly[0]
+    alpha = tail.scale * poly[1]
+    beta = tail.scale * poly[0]
     if product:
         return _Single("HardSwish", 14) if is_close({0: beta, 1: alpha}, {0: 0.5, 1: 1 / 6}, tol) else None
     # A plain clip, or there already.

@@ -21,9 +21,11 @@ from onnxq.passes.patterns import Edit, Step, View, is_op
 from onnxq.passes.state import FloatState, FloatStep
 
 # Letters for the axes that an ellipsis stands for, from the last one on.
-_ELLIPSIS, _MORE_LETTERS = "...", "αβγδεζηθ"
+_ELLIPSIS = "..."
+_MORE_LETTERS = "αβγδεζηθ"
 # In the shape of a Reshape: the size that the axis has, and the one size that follows from all others.
-_SAME, _REST = 0, -1
+_SAME = 0
+_REST = -1
 
 
 @dataclass(frozen=True)
@@ -51,7 +53,9 @@ class _Contraction:
 
 def write_out_einsums(_ctx: RunContext, state: FloatState) -> FloatStep:
     """Write each Einsum that is one product of matrices as MatMul."""
-    view, edit, changed = View(state.model), Edit(state.model), []
+    view = View(state.model)
+    edit = Edit(state.model)
+    changed = []
     for node in view.index.nodes:
         product = _find_product(view, node) if is_op(node, "Einsum") and len(node.inputs) == 2 else None
         if product is not None:
@@ -77,7 +81,8 @@ def _write_product(edit: Edit, node: NodeRef, product: _Contraction) -> None:
 
     names = []
     for operand in product.operands:
-        part, name = f"in{operand.index}", node.inputs[operand.index]
+        part = f"in{operand.index}"
+        name = node.inputs[operand.index]
         steps = [*transpose_axes(operand.axes, operand.order), *reshape_axes(part, operand.shape)]
         for op_type, others, attrs in steps:
             name = edit.insert_before(node, op_type, [name, *others], attrs, f"{node.name}/{part}/{op_type}")
@@ -110,10 +115,12 @@ def _find_product(view: View, node: NodeRef) -> _Contraction | None:
     if not summed or {*left} != {*stack, *rows, *summed} or {*right} != {*stack, *columns, *summed}:
         return None
     if stack:
-        some_rows, some_columns = [rows], [columns]
+        some_rows = [rows]
+        some_columns = [columns]
     else:
         # MatMul takes rows of any number of axes, and one matrix on the right.
-        some_rows, some_columns = [*rows], [columns] if columns else []
+        some_rows = [*rows]
+        some_columns = [columns] if columns else []
     left_groups = [*stack, *some_rows, summed]
     right_groups = [*stack, summed, *some_columns]
     groups = [*stack, *some_rows, *some_columns]

@@ -29,7 +29,8 @@ _OTHER_ATTENTION = frozenset({"do_rotary", "past_present_share_buffer", "qkv_hid
 
 def write_out_fused(ctx: RunContext, state: FloatState) -> FloatStep:
     """Write convolutions and products with an activation, and normalizations of sums, as the operators they are of."""
-    model, changed = state.model, list[str]()
+    model = state.model
+    changed = list[str]()
     # Those that another rewrite makes for this target.
     single = frozenset() if "activations" in find_target(ctx.config.target).skips else _SINGLE
     # Ranks say along which axes operands are transposed, and are known behind what the first round writes.
@@ -38,7 +39,8 @@ def write_out_fused(ctx: RunContext, state: FloatState) -> FloatStep:
         fused = [node for node in own if node.op_type in _WRITERS.keys() - single]
         if fused:
             model = infer_shapes(model)
-            view, edit = View(model), Edit(model)
+            view = View(model)
+            edit = Edit(model)
             written = [node for node in fused if _WRITERS[node.op_type](view, edit, node)]
             changed += [f"{node.name}: {node.op_type} written out" for node in written]
             model = edit.export()
@@ -152,7 +154,8 @@ def _write_layernorm(view: View, edit: Edit, node: NodeRef) -> bool:
         return False
     x, skip, gamma, *more = node.inputs
     # The last Add is the one that may write the fourth output.
-    total, last = _add_up(edit, node, [x, *more[1:2]]), skip
+    total = _add_up(edit, node, [x, *more[1:2]])
+    last = skip
     if any(node.outputs[3:]):
         edit.take_over(node, 3, "Add", [total, last], {})
         total = node.outputs[3]
@@ -167,7 +170,8 @@ def _write_layernorm(view: View, edit: Edit, node: NodeRef) -> bool:
 def _write_attention(view: View, edit: Edit, node: NodeRef) -> bool:
     """MultiHeadAttention, which has no weights, of slices of x w + b. A mask is of each position of each sample."""
     x, weight, bias, mask, *others = (*node.inputs, *[""] * 4)[: max(4, len(node.inputs))]
-    stored, masked = view.find_constant(node, 1), view.find_tensor(node, 3)
+    stored = view.find_constant(node, 1)
+    masked = view.find_tensor(node, 3)
     other_mask = masked is not None and view.find_rank(masked) != 2
     # A vector is of ends, or of beginnings and ends, which MultiHeadAttention tells apart by other rules.
     other = other_mask or any((*others, *node.outputs[1:])) or node.attrs.keys() & _OTHER_ATTENTION

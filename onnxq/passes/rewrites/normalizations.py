@@ -54,7 +54,9 @@ def fold_scalars(ctx: RunContext, state: FloatState) -> FloatStep:
 
 def _fold_behind(state: FloatState, name: str, kinds: frozenset[str]) -> FloatStep:
     view = View(state.model)
-    edit, changed, skipped = Edit(state.model), [], []
+    edit = Edit(state.model)
+    changed = []
+    skipped = []
     for node in view.index.nodes:
         op = find_linear(view, node)
         affine = None if op is None else list_followers(view, op, kinds)
@@ -97,7 +99,9 @@ def _write_constants(view: View, edit: Edit, op: Linear, weight: Array | None, b
 
 def _fold_in_front(state: FloatState) -> FloatStep:
     view = View(state.model)
-    edit, changed, skipped = Edit(state.model), [], []
+    edit = Edit(state.model)
+    changed = []
+    skipped = []
     for node in view.index.nodes:
         op = find_linear(view, node)
         source = None if op is None else find_scalar_source(view, op)

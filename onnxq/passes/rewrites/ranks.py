@@ -65,11 +65,15 @@ class _Lowered:
 
 def lower_ranks(_ctx: RunContext, state: FloatState) -> FloatStep:
     """Compute on five axes at most what moves values of more."""
-    name, model = "ranks", infer_shapes(state.model)
-    view, edit, changed = View(model), Edit(model), []
+    name = "ranks"
+    model = infer_shapes(state.model)
+    view = View(model)
+    edit = Edit(model)
+    changed = []
     for node in view.index.nodes:
         data = view.find_tensor(node, 0)
-        before, after = _find_sizes(view, data), _find_sizes(view, node.result)
+        before = _find_sizes(view, data)
+        after = _find_sizes(view, node.result)
         most = _FEWER_AXES.get(node.op_type, _MOST_AXES)
         if data is None or before is None or after is None or max(len(before), len(after)) <= most:
             continue
@@ -77,7 +81,8 @@ def lower_ranks(_ctx: RunContext, state: FloatState) -> FloatStep:
         if not steps and not _is_reshape(node, before):
             continue
         # A chain of such nodes has pairs of Reshapes between its nodes, which are joined in the end.
-        source, made = data.name, f"{node.outputs[0]}/lowered"
+        source = data.name
+        made = f"{node.outputs[0]}/lowered"
 
         def insert_reshape(name: str, shape: Shape, node: NodeRef = node, made: str = made) -> str:
             stored = edit.add_constant(node.scope, f"{made}/shape", np.asarray(shape, np.int64))
@@ -103,7 +108,9 @@ def lower_ranks(_ctx: RunContext, state: FloatState) -> FloatStep:
 def _join_reshapes(state: FloatState) -> FloatState:
     """Let every Reshape behind a Reshape of many axes read what the first one reads."""
     model = infer_shapes(state.model)
-    view, edit, changed = View(model), Edit(model), []
+    view = View(model)
+    edit = Edit(model)
+    changed = []
     for node in view.index.nodes:
         data = view.find_tensor(node, 0) if is_op(node, "Reshape") else None
         after = _find_sizes(view, node.result)
@@ -138,7 +145,8 @@ def _lower_node(view: View, node: NodeRef, sizes: Shape, after: Shape) -> list[_
     if is_op(node, *_POINTWISE):
         return _lower_pointwise(view, node, after)
     if is_op(node, "Gather"):
-        places, axis = view.find_constant(node, 1), node.attrs.get("axis", 0)
+        places = view.find_constant(node, 1)
+        axis = node.attrs.get("axis", 0)
         return [] if places is None else [_Lowered(_join_axes(sizes, axis), {"axis": 1}, (places.reshape(-1),))]
     if is_op(node, *_REDUCING):
         axes = node.attrs.get("axes", view.find_constant(node, 1))
@@ -200,7 +208,9 @@ def _lower_transpose(node: NodeRef, sizes: Shape) -> list[_Lowered]:
     Of more runs than there may be axes each brings one to its place; those that it passes are one axis.
     """
     runs = _find_runs(node, sizes)
-    order, wanted, steps = sorted(runs), runs, list[_Lowered]()
+    order = sorted(runs)
+    wanted = runs
+    steps = list[_Lowered]()
     if 1 < len(runs) <= _MOST_AXES:
         shape = tuple(_count_values(sizes, [run]) for run in order)
         return [_Lowered(shape, {"perm": [order.index(run) for run in runs]})]

@@ -27,7 +27,8 @@ def remove_dead(_ctx: RunContext, state: FloatState) -> FloatStep:
     Identity, Dropout, neutral arithmetic, a Cast to the same type, an empty Pad, a Gather of all places in order. They
     hide patterns (x · Sigmoid(1·x)) and, between pairs, cost a float kernel. Whatever names a (sub)graph output stays.
     """
-    view, edit = View(state.model), Edit(state.model)
+    view = View(state.model)
+    edit = Edit(state.model)
     alias: dict[TensorId, TensorId] = {}
     bypassed: dict[str, str] = {}
     for node in view.index.nodes:
@@ -72,7 +73,8 @@ def _find_ordered(view: View, node: NodeRef, x: TensorId) -> TensorId | None:
 
     torch's exporter writes `as_strided` so, behind each global mean; the NPU's compiler crashes on it.
     """
-    places, shape = view.find_constant(node, 1), view.index.find_shape(x)
+    places = view.find_constant(node, 1)
+    shape = view.index.find_shape(x)
     if places is None or shape != (places.size,) or not np.array_equal(np.ravel(places), np.arange(places.size)):
         return None
     maker = view.find_producer(x, "Reshape", "Flatten")
@@ -92,7 +94,8 @@ def _is_inference(view: View, node: NodeRef) -> bool:
 def _find_neutral(view: View, node: NodeRef) -> TensorId | None:
     # x - 0 and x / 1 are neutral, 0 - x and 1 / x are not.
     for k in (0, 1) if node.op_type in ("Mul", "Add") else (0,):
-        constant, x = view.scalar(node, 1 - k), view.find_tensor(node, k)
+        constant = view.scalar(node, 1 - k)
+        x = view.find_tensor(node, k)
         if constant is None or x is None or view.index.is_constant(x):
             continue
         if constant[0] == _NEUTRAL[node.op_type] and constant[1] <= view.least_rank(x):
@@ -107,7 +110,8 @@ def reorder_residual(_ctx: RunContext, state: FloatState) -> FloatStep:
     that kernel is slower than the two (1.31, one thread, 6-layer encoder, 96 tokens: float 12.7 → 11.1 ms, int8 6.2 →
     4.5 with Sum). Sum of two tensors is the same addition, bit for bit, and no fusion looks for it.
     """
-    view, edit = View(state.model), Edit(state.model)
+    view = View(state.model)
+    edit = Edit(state.model)
     matches = [node for node in view.index.nodes if _is_residual(view, node)]
     for node in matches:
         edit.replace_node(node, "Sum", node.inputs, {})
@@ -130,14 +134,17 @@ def replace_prelu(_ctx: RunContext, state: FloatState) -> FloatStep:
     with PRelu, 0.14 with LeakyRelu, 0.18 with Max; int8 with pairs on both sides 0.71, 0.095 (QLinearLeakyRelu) and
     0.15.
     """
-    view, edit = View(state.model), Edit(state.model)
+    view = View(state.model)
+    edit = Edit(state.model)
     prelus = (node for node in view.index.nodes if is_op(node, "PRelu"))
     made = {node.name: _write_prelu(view, edit, node) for node in prelus}
     return edit.finish_pass(state, "prelu", [f"{name}: {form}" for name, form in made.items() if form])
 
 
 def _write_prelu(view: View, edit: Edit, node: NodeRef) -> str:
-    x, slope_at, slope = view.find_tensor(node, 0), view.find_tensor(node, 1), view.find_constant(node, 1)
+    x = view.find_tensor(node, 0)
+    slope_at = view.find_tensor(node, 1)
+    slope = view.find_constant(node, 1)
     if x is None or slope_at is None or slope is None or view.index.find_dtype(x) not in SINGLE or slope.size == 0:
         return ""
     wide = slope.astype(np.float64)
@@ -160,7 +167,9 @@ def replace_reduce_mean(_ctx: RunContext, state: FloatState) -> FloatStep:
     For float [N, C, spatial...] tensors of known rank that hold no squares. Without kept dims it becomes
     GlobalAveragePool and Flatten (a passthrough on integers).
     """
-    view, edit, changed = View(state.model), Edit(state.model), []
+    view = View(state.model)
+    edit = Edit(state.model)
+    changed = []
     for node in view.index.nodes:
         x = find_pooled_axes(view, node)
         if x is None:
@@ -206,7 +215,9 @@ def fold_pad(_ctx: RunContext, state: FloatState) -> FloatStep:
     holds -inf. AveragePool is left alone: it counts its own padding differently from a padded input unless
     count_include_pad is set.
     """
-    view, edit, changed = View(state.model), Edit(state.model), []
+    view = View(state.model)
+    edit = Edit(state.model)
+    changed = []
     for node in view.index.nodes:
         match = _match_pad(view, node)
         if match is None:
@@ -224,7 +235,8 @@ def _match_pad(view: View, node: NodeRef) -> tuple[TensorId, tuple[NodeRef, ...]
     """(padded tensor, what reads it, spatial amounts: begins, then ends) of a Pad that can go."""
     if not is_op(node, "Pad") or node.attrs.get("mode", "constant") != "constant":
         return None
-    x, out = view.find_tensor(node, 0), node.result
+    x = view.find_tensor(node, 0)
+    out = node.result
     edges = view.index.list_consumers(out)
     if x is None or not edges or view.kept(out) or any(edge.scope != node.scope or edge.index for edge in edges):
         return None
@@ -250,7 +262,8 @@ def _pads_with(reader: NodeRef, value: float, amounts: tuple[int, ...]) -> bool:
     """True where pads of a Conv or MaxPool have this value: zero, or one that is never the largest of a window."""
     if reader.op_type == "Conv":
         return value == 0.0
-    kernel, pads = reader.attrs["kernel_shape"], _add_pads(reader, amounts)
+    kernel = reader.attrs["kernel_shape"]
+    pads = _add_pads(reader, amounts)
     # Places are counted without pads, and with them a size is rounded up otherwise.
     plain = len(reader.outputs) == 1 and not reader.attrs.get("ceil_mode", 0)
     return plain and value <= _LOWEST and all(pad < size for pad, size in zip(pads, (*kernel, *kernel), strict=True))
@@ -310,7 +323,9 @@ def write_axes(_ctx: RunContext, state: FloatState) -> FloatStep:
     Transposes through Pad and Resize, and permutes their amounts as if they were so: beside int8 convolutions a run
     fails, or pads the wrong axes. CenterCropPad is a function of Pad.
     """
-    view, edit, changed = View(state.model), Edit(state.model), []
+    view = View(state.model)
+    edit = Edit(state.model)
+    changed = []
     for node in view.index.nodes:
         amounts = _find_amounts(view, node)
         if amounts is None:
@@ -368,7 +383,8 @@ def _read_sizes(view: View, node: NodeRef) -> Integers | None:
 
 def _write_amounts(view: View, edit: Edit, node: NodeRef, amounts: _Amounts) -> str:
     """The name of the tensor with the entries of all axes."""
-    given, name = view.find_constant(node, amounts.input), f"{node.name}/amounts"
+    given = view.find_constant(node, amounts.input)
+    name = f"{node.name}/amounts"
     if given is not None and amounts.rest is not None:
         full = amounts.rest.astype(given.dtype)
         full[amounts.places] = given.reshape(-1)

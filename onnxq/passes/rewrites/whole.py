@@ -47,7 +47,8 @@ _MASKING = frozenset(
 )
 # From here on a value means "never", and what stands for it: behind a softmax e**-64 is nothing in float32, either. A
 # range that holds it has steps of .001 in 16 bits; one that holds -3e38 has nothing else.
-_NEVER, _FAR = 1e3, 64.0
+_NEVER = 1e3
+_FAR = 64.0
 
 
 def write_out_attention(_ctx: RunContext, state: FloatState) -> FloatStep:
@@ -63,10 +64,13 @@ def write_out_attention(_ctx: RunContext, state: FloatState) -> FloatStep:
 
 def bound_masks(_ctx: RunContext, state: FloatState) -> FloatStep:
     """Give masks in front of a Softmax a finite value that a scale can hold beside the scores."""
-    view, edit, changed = View(state.model), Edit(state.model), list[str]()
+    view = View(state.model)
+    edit = Edit(state.model)
+    changed = list[str]()
     softmaxes = [node for node in view.index.nodes if is_op(node, "Softmax")]
     list_masking = partial(_list_masking, view)
-    masking, infinite = walk_from(softmaxes, list_masking), set[NodeRef]()
+    masking = walk_from(softmaxes, list_masking)
+    infinite = set[NodeRef]()
     for node in view.index.nodes:
         for edge, value in _find_far_constants(view, node) if node in masking else ():
             far = np.abs(value) > _NEVER
@@ -119,7 +123,9 @@ def _find_far_constants(view: View, node: NodeRef) -> Iterator[tuple[Edge, Array
 
 def cut_splits(_ctx: RunContext, state: FloatState) -> FloatStep:
     """Make every Split of constant sizes as many Slices, each of which has one result to quantize."""
-    view, edit, changed = View(state.model), Edit(state.model), []
+    view = View(state.model)
+    edit = Edit(state.model)
+    changed = []
     for node in view.index.nodes:
         sizes = _read_sizes(view, node) if is_op(node, "Split") else None
         parts = [TensorId(name, node.scope) for name in node.outputs if name]
@@ -152,7 +158,8 @@ def _read_sizes(view: View, node: NodeRef) -> np.ndarray | None:
         return np.asarray(sizes, np.int64)
     if any(node.inputs[1:]):  # computed ones
         return None
-    data, count = view.find_tensor(node, 0), len(node.outputs)
+    data = view.find_tensor(node, 0)
+    count = len(node.outputs)
     shape = None if data is None else view.index.find_shape(data)
     size = None if shape is None else shape[node.attrs.get("axis", 0)]
     if not isinstance(size, int):
@@ -167,7 +174,9 @@ def replace_reciprocals(_ctx: RunContext, state: FloatState) -> FloatStep:
     The HTP computes a Reciprocal of 16 bits far off where values are below .1, and a division right (facts in
     docs/engines.md).
     """
-    view, edit, changed = View(state.model), Edit(state.model), []
+    view = View(state.model)
+    edit = Edit(state.model)
+    changed = []
     for node in view.index.nodes:
         x = view.find_tensor(node, 0) if is_op(node, "Reciprocal") else None
         if x is None or view.index.find_dtype(x) != TensorProto.FLOAT:
@@ -189,7 +198,9 @@ def pad_pools(_ctx: RunContext, state: FloatState) -> FloatStep:
     The HTP computes windows that reach beyond the end wrongly, and those with pads right (facts in docs/engines.md). A
     pool that counts pads of its own keeps its form: it would count the others, too.
     """
-    view, edit, changed = View(state.model), Edit(state.model), []
+    view = View(state.model)
+    edit = Edit(state.model)
+    changed = []
     for node in view.index.nodes:
         pads = _find_rounded_pads(view, node) if is_op(node, "AveragePool") and node.attrs.get("ceil_mode") else None
         if pads is not None:
@@ -223,7 +234,9 @@ def fuse_biases(_ctx: RunContext, state: FloatState) -> FloatStep:
 
     Reshapes stand around it where it has more than two axes, behind the Relu or Clip that such an engine takes up.
     """
-    view, edit, changed = View(state.model), Edit(state.model), []
+    view = View(state.model)
+    edit = Edit(state.model)
+    changed = []
     matrices: dict[TensorId, str] = {}
     for node in view.index.nodes:
         op = find_linear(view, node) if is_op(node, "MatMul") else None

@@ -45,7 +45,8 @@ POSITIONS_PER_COLUMN = 30
 FEWEST_POSITIONS = 100
 # Columns that are rounded before their errors are added to the others, and columns of a panel of the factorization:
 # with fewer the products are too small for BLAS, with more too much is done one by one.
-_BLOCK, _PANEL = 32, 96
+_BLOCK = 32
+_PANEL = 96
 # Damping from which on float32 is exact enough for the factorization.
 _ENOUGH = 0.01
 # Relative difference below which two errors are compared in float64.
@@ -104,7 +105,9 @@ class RoundedWeight:
 
 def round_to_nearest(problem: RoundingProblem) -> RoundedWeight:
     """Weights rounded to nearest, as by `numerics.quantize_weight`."""
-    zero, limits, partner = problem.zero, problem.limits, problem.partner
+    zero = problem.zero
+    limits = problem.limits
+    partner = problem.partner
     steps = np.asarray(problem.weight, np.float32) / problem.scale
     codes = np.clip(np.rint(steps), limits[0] - zero, limits[1] - zero).astype(np.int32) + zero
     if partner is not None:
@@ -112,7 +115,8 @@ def round_to_nearest(problem: RoundingProblem) -> RoundedWeight:
         total = codes[:, :, first] + codes[:, :, partner[first]]
         # Both are of one sign, else they would not add up to so much. Few sums overflow.
         group, row, k = np.nonzero(abs(total) > MOST)
-        left, right = (group, row, first[k]), (group, row, partner[first[k]])
+        left = (group, row, first[k])
+        right = (group, row, partner[first[k]])
         aims = [steps[at] + zero[at] for at in (left, right)]
         codes[left], codes[right] = round_within_sum(codes[left], codes[right], *aims)
     return RoundedWeight(np.asarray(codes, np.int32))
@@ -143,7 +147,8 @@ def _cholesky(h: Array) -> Array:
         return np.asarray(np.linalg.cholesky(h))
     lower = np.zeros_like(h)
     for first in range(0, size, _PANEL):
-        here, later = slice(first, min(first + _PANEL, size)), slice(first + _PANEL, size)
+        here = slice(first, min(first + _PANEL, size))
+        later = slice(first + _PANEL, size)
         lower[:, here, here] = corner = np.linalg.cholesky(h[:, here, here])
         panel = h[:, later, here] @ np.linalg.inv(corner).transpose(0, 2, 1)
         lower[:, later, here] = panel
@@ -164,7 +169,9 @@ def round_with_feedback(problem: RoundingProblem) -> RoundedWeight:
     sums = None if problem.partner is None else _SharedSums(problem.partner, feedback.order, zero)
     lower = feedback.lower.astype(np.float32, copy=False)
     low, high = (np.asarray(limit - zero, np.float32) for limit in problem.limits)
-    codes, errors, left = np.empty_like(w), np.empty_like(w), np.empty_like(w)
+    codes = np.empty_like(w)
+    errors = np.empty_like(w)
+    left = np.empty_like(w)
     for last in range(w.shape[1], 0, -_BLOCK):
         first = max(last - _BLOCK, 0)
         upper = np.ascontiguousarray(lower[:, first:, first:last].transpose(0, 2, 1))
@@ -189,10 +196,14 @@ def round_with_feedback(problem: RoundingProblem) -> RoundedWeight:
 
 def _take_better_rows(problem: RoundingProblem, ordered: Array, error: Array64) -> NDArray[np.int32]:
     """The rows by GPTQ, [groups, K, rows] as of `_reorder`, or those rounded to nearest where their error is less."""
-    feedback, w, scale, zero = problem.feedback, problem.weight, problem.scale, problem.zero
+    feedback = problem.feedback
+    w = problem.weight
+    scale = problem.scale
+    zero = problem.zero
     codes = np.empty_like(ordered)
     np.put_along_axis(codes, feedback.order[:, :, None], ordered, axis=1)
-    codes, nearest = codes.transpose(0, 2, 1), round_to_nearest(problem).codes
+    codes = codes.transpose(0, 2, 1)
+    nearest = round_to_nearest(problem).codes
     gap = _reorder((w - (nearest - zero).astype(np.float32) * scale).transpose(0, 2, 1), feedback.order)
     simple = np.einsum("gkr,gk->gr", np.square(feedback.lower.transpose(0, 2, 1) @ gap), feedback.weights)
     worse = error > simple
@@ -251,13 +262,15 @@ def choose_ridge(w: Array, even: Moments, odd: Moments) -> float | None:
         return None
     wide = np.asarray(w, np.float64)
     halves = [(wide @ (half.c - half.h), half.h) for half in (even, odd)]
-    best, chosen = 0.0, None
+    best = 0.0
+    chosen = None
     # From the strongest on: once a weaker one gains less than the best, all weaker ones do.
     for ridge in RIDGES[::-1]:
         gains = [_measure_gain(_find_step(*fitted, ridge), *judged) for fitted, judged in (halves, halves[::-1])]
         if min(gains) <= 0 or sum(gains) <= best:
             break
-        best, chosen = sum(gains), ridge
+        best = sum(gains)
+        chosen = ridge
     return chosen
 
 
@@ -273,7 +286,8 @@ def may_refit(half: Moments) -> bool:
 
 def correct_bias(bias: Array, w: Array, rounded: Array, moments: Moments) -> Array64:
     """b + f (W mean(x) - W^ mean(y)): [groups, rows]; w, rounded: [groups, rows, K]."""
-    wide, quantized = np.asarray(w, np.float64), np.asarray(rounded, np.float64)
+    wide = np.asarray(w, np.float64)
+    quantized = np.asarray(rounded, np.float64)
     means = [(moments.count, moments.mean_x, moments.mean_y), *moments.parts]
     x, y = (np.stack([part[k] for part in means], axis=2) for k in (1, 2))
     errors = wide @ x - quantized @ y
@@ -295,7 +309,8 @@ class _SharedSums:
     """
 
     def __init__(self, partner: Integers, order: Integers, zero: Array) -> None:
-        places, ordered = np.argsort(order, axis=1), partner[order]
+        places = np.argsort(order, axis=1)
+        ordered = partner[order]
         at = np.where(ordered >= 0, np.take_along_axis(places, np.maximum(ordered, 0), axis=1), 0)
         before = np.where(at > np.arange(order.shape[1]), at, 0)
         self.groups, self.before = np.arange(len(before)), before
@@ -339,7 +354,10 @@ def find_partner_columns(rows: Integers, shape: Shape, order: SumOrder) -> Integ
 
 def round_within_sums(problem: RoundingProblem) -> RoundedWeight:
     """Codes that keep every sum and, for each row, a factor of at least 1 for its scale. The problem has a partner."""
-    feedback, w, scale, partner = problem.feedback, problem.weight, problem.scale, problem.partner
+    feedback = problem.feedback
+    w = problem.weight
+    scale = problem.scale
+    partner = problem.partner
     if partner is None:
         return round_with_feedback(problem)
     first = np.flatnonzero(partner > np.arange(len(partner)))
@@ -351,7 +369,8 @@ def round_within_sums(problem: RoundingProblem) -> RoundedWeight:
     np.put_along_axis(costs, feedback.order, feedback.weights, axis=1)
     earlier = places[:, first] < places[:, second]
     cost = np.where(earlier, costs[:, first], costs[:, second])
-    steps, noise = scale.max(axis=2), np.broadcast_to(costs.sum(axis=1)[:, None], w.shape[:2])
+    steps = scale.max(axis=2)
+    noise = np.broadcast_to(costs.sum(axis=1)[:, None], w.shape[:2])
     each = [choose_widening(w[g][:, first], w[g][:, second], steps[g], noise[g], cost[g]) for g in range(len(w))]
     factors = np.stack(each)
     wider = np.asarray(scale * factors[:, :, None], np.float32)

@@ -231,7 +231,8 @@ class SharedRunner(LayerwiseRunner):
         yield from files
 
     def _evaluate_piece(self, piece: ModelLike, names: Sequence[str]) -> Iterable[Mapping[str, Value]]:
-        model, inputs = self._work.crew.share_model(piece), [value.name for value in bare_proto(piece).graph.input]
+        model = self._work.crew.share_model(piece)
+        inputs = [value.name for value in bare_proto(piece).graph.input]
         tasks = [
             RunTask(model, {name: live[name] for name in inputs}, tuple(names), self._work.make_path(), self._threads)
             for live in self._live
@@ -304,8 +305,11 @@ AUGMENTED = "augmented_samples"
 _SAMPLES = {"balanced": 32, "high": 64}
 # Small samples give few positions and cost little: as many as make up so many input values, up to 128. Large ones give
 # many and cost memory: no more than make up so many, and at least 8.
-_VALUES, _MOST = 1 << 18, 128
-_TOO_MANY, _TOO_MANY_NARROW, _FEWEST = 9 << 18, 1 << 23, 8
+_VALUES = 1 << 18
+_MOST = 128
+_TOO_MANY = 9 << 18
+_TOO_MANY_NARROW = 1 << 23
+_FEWEST = 8
 # Input values with the augmented samples, which are held as well, but not in the first layers.
 _MOST_AUGMENTED = 1 << 25
 

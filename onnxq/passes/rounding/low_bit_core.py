@@ -48,10 +48,14 @@ def shrink_moments(h: Array, even: Array, odd: Array) -> Array64:
 
 def round_low_bit(problem: RoundingProblem) -> RoundedWeight:
     """Codes and, for each row, a factor for its scale; where the problem is thorough, with `descend_values`."""
-    w, zero, damped = problem.weight, problem.zero, problem.feedback.damped
+    w = problem.weight
+    zero = problem.zero
+    damped = problem.feedback.damped
     least = np.zeros(w.shape[:2]) if problem.least is None else np.asarray(problem.least, np.float64)
     several = len(problem.factors) > 1
-    codes, error, best = np.zeros(0), np.zeros(0), np.zeros(0)
+    codes = np.zeros(0)
+    error = np.zeros(0)
+    best = np.zeros(0)
     for k, factor in enumerate(problem.factors):
         scale = np.asarray(problem.scale * np.float32(factor), np.float32)
         tried: Array = round_with_feedback(replace(problem, scale=scale)).codes
@@ -60,11 +64,14 @@ def round_low_bit(problem: RoundingProblem) -> RoundedWeight:
         now = layer_error(w, tried, scale, zero, damped) if several else np.zeros(w.shape[:2])
         if k == 0:
             # The whole range: it is allowed to every row, and of equal errors it stays.
-            codes, error, best = tried, now, np.full(w.shape[:2], factor)
+            codes = tried
+            error = now
+            best = np.full(w.shape[:2], factor)
             continue
         better = (now < error) & (factor >= least)
         codes = np.where(better[:, :, None], tried, codes)
-        error, best = np.where(better, now, error), np.where(better, factor, best)
+        error = np.where(better, now, error)
+        best = np.where(better, factor, best)
     best = best * _measure_shrinkage(w, (codes - zero) * problem.scale * best[:, :, None], damped)
     return RoundedWeight(np.asarray(codes, np.int32), np.asarray(np.maximum(best, least), np.float32))
 
@@ -93,7 +100,8 @@ def descend_values(
 
 def _descend_group(w: Array, codes: Array, h: Array, scale: Array, zero: Array, limits: tuple[int, int]) -> None:
     """`descend_values` of one group, in place. The gradient is updated, not recomputed: a step is K products a row."""
-    moments, steps = np.asarray(h, np.float32), np.asarray(scale, np.float32)
+    moments = np.asarray(h, np.float32)
+    steps = np.asarray(scale, np.float32)
     curve = np.diag(moments)
     gap = (codes - zero) * steps - np.asarray(w, np.float32)
     slope = gap @ moments
@@ -101,7 +109,9 @@ def _descend_group(w: Array, codes: Array, h: Array, scale: Array, zero: Array, 
     rows = np.arange(len(codes))
     # A bound that rows seldom reach: a step moves one integer, and most of them are right from the start.
     for _ in range(codes.shape[1]):
-        step, slopes, at = steps[rows], slope[rows], codes[rows]
+        step = steps[rows]
+        slopes = slope[rows]
+        at = codes[rows]
         bend = step * step * curve
         up = np.where(at < limits[1], 2 * step * slopes + bend, np.inf)
         down = np.where(at > limits[0], bend - 2 * step * slopes, np.inf)
@@ -109,7 +119,9 @@ def _descend_group(w: Array, codes: Array, h: Array, scale: Array, zero: Array, 
         every = np.arange(len(rows))
         rising = up[every, column] <= down[every, column]
         helps = np.minimum(up, down)[every, column] < floor[rows]
-        rows, column, rising = rows[helps], column[helps], rising[helps]
+        rows = rows[helps]
+        column = column[helps]
+        rising = rising[helps]
         if not len(rows):
             return
         sign = np.where(rising, 1, -1)

@@ -174,7 +174,8 @@ def _find_padding(spatial: Shape, geometry: Geometry) -> list[tuple[int, int]]:
         for n, k, d, s in zip(spatial, geometry.kernel, geometry.dilations, geometry.strides, strict=True):
             # As in ONNX: ceil(n / s) outputs, and the odd pad at the end (SAME_UPPER) or in front.
             total = max((-(-n // s) - 1) * s + (k - 1) * d + 1 - n, 0)
-            small, large = total // 2, total - total // 2
+            small = total // 2
+            large = total - total // 2
             pads.append((small, large) if geometry.auto_pad == "SAME_UPPER" else (large, small))
         return pads
     if geometry.auto_pad == "VALID":
@@ -281,7 +282,8 @@ def _describe_operator(
     alone: bool,
 ) -> Operator | None:
     node = index.find_node(edge.node)
-    data, weight = index.find_input(node, 0), index.input_value(node, edge.index)
+    data = index.find_input(node, 0)
+    weight = index.input_value(node, edge.index)
     if edge.index != 1 or node.domain or data is None or index.is_constant(data) or weight is None:
         return None
     geometry = _describe_geometry(node, weight)
@@ -345,11 +347,13 @@ def _read_auto_pad(node: NodeRef) -> str:
 
 def _describe_transposed(node: NodeRef, weight: Array) -> Geometry | None:
     """As a convolution over the input with zeros between its values; None where padding depends on the input's size."""
-    attrs, rank = node.attrs, weight.ndim - 2
+    attrs = node.attrs
+    rank = weight.ndim - 2
     auto = _read_auto_pad(node)
     if auto not in ("NOTSET", "VALID") or "output_shape" in attrs:
         return None
-    ones, none = (1,) * rank, (0,) * (2 * rank)
+    ones = (1,) * rank
+    none = (0,) * (2 * rank)
     dilations = tuple(attrs.get("dilations", ones))
     pads = none if auto == "VALID" else tuple(attrs.get("pads", none))
     extra = tuple(attrs.get("output_padding", (0,) * rank))

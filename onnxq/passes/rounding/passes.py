@@ -119,7 +119,8 @@ def _replace_values(old: SitePlan, block: ExternalRounding) -> SitePlan:
     if levels is None or qparams is None or old.qparams is None:
         cause = "comes without levels: those it has belong to other numbers"
         raise PlanError(f"{block.block}: {old.site}", cause, "hand in both", code="Q408")
-    found, spec = np.asarray(levels), old.spec
+    found = np.asarray(levels)
+    spec = old.spec
     shaped = old.values is None or found.shape == old.values.shape
     whole = found.dtype.kind in "iu" and (not found.size or (found.min() >= spec.qmin and found.max() <= spec.qmax))
     if not shaped or not whole or np.shape(qparams.scale) != np.shape(old.qparams.scale):
@@ -133,7 +134,9 @@ def _replace_values(old: SitePlan, block: ExternalRounding) -> SitePlan:
 # A longer search for values of few bits and roundings that others hand in fit the samples they were made with, so the
 # validation samples alone judge them.
 
-NAME, SEARCH, EXTERNAL = "rounding", "low_bit_search", "external_rounding"
+NAME = "rounding"
+SEARCH = "low_bit_search"
+EXTERNAL = "external_rounding"
 # Where all operators together make it worse: so many segments of the network, each tried on top of those that helped.
 _SEGMENTS = 4
 # From here on no answer hangs on it, dB, and looking for the segments costs twice what rounding does.
@@ -162,7 +165,8 @@ def round_weights(ctx: SampledContext, state: PlacedState) -> PlacedStep:
 
 def round_segments(ctx: SampledContext, state: PlacedState) -> PlacedStep:
     """Segments of the network, from its end to its start, each kept if it helps those kept before."""
-    plan, judges = state.plan, ctx.data.judges
+    plan = state.plan
+    judges = ctx.data.judges
     score = judges.score(state, plan, progress=ctx.progress)
     if ctx.config.effort != "high" and score >= _GOOD_DB:
         return state, PassReport(NAME, outcome=Outcome.NO_GAIN)
@@ -178,7 +182,9 @@ def round_segments(ctx: SampledContext, state: PlacedState) -> PlacedStep:
         )
         now = judges.score(state, tried.plan, progress=ctx.progress)
         if THRESHOLDS[NAME].allows(score, now):
-            chosen, best, score = chosen | segment, tried, now
+            chosen = chosen | segment
+            best = tried
+            score = now
     return (state, PassReport(NAME, outcome=Outcome.NO_GAIN)) if best is None else _report_rounding(state, plan, best)
 
 
@@ -195,18 +201,23 @@ def search_longer(ctx: SampledContext, state: PlacedState) -> PlacedStep:
 
 def round_externally(ctx: SampledContext, state: PlacedState) -> PlacedStep:
     """The roundings that others hand in, block by block; each is kept if the outputs come nearer to float by it."""
-    plan, judge, lines = state.plan, ctx.data.judge, []
+    plan = state.plan
+    judge = ctx.data.judge
+    lines = []
     samples = take_enough(ctx.data.calibration, plan, ctx.config.effort, ctx.config.data.seed)
     best = judge.score(state, plan, progress=ctx.progress)
     for name, rounder in list_rounders().items():
         blocks = taken = 0
-        before, moved = best, ""
+        before = best
+        moved = ""
         for block in rounder(attach_weights(state.model), plan, list(samples.samples())):
             blocks += 1
             tried, changes = apply_rounding(plan, block)
             now = judge.score(state, tried, progress=ctx.progress)
             if THRESHOLDS[EXTERNAL].allows(best, now):
-                plan, best, taken = tried, now, taken + 1
+                plan = tried
+                best = now
+                taken = taken + 1
                 moved += "".join(f"; {line}" for line in changes)
         lines.append(f"{name}: {taken} of {blocks} blocks kept, {before:.1f} to {best:.1f} dB{moved}")
     return replace(state, plan=plan), PassReport(EXTERNAL, ("; ".join(lines),))

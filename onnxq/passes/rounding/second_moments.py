@@ -26,10 +26,14 @@ Part = tuple[int, Array, Array]
 # Positions, of all groups together, that are multiplied at a time.
 _ROWS = 4096
 # Positions per column, and their bounds: with half as many a ResNet for TensorRT loses .3 dB (37.3 to 36.9, 24 draws).
-_PER_COLUMN, _FEWEST, _MOST = 128, 8192, 1 << 17
+_PER_COLUMN = 128
+_FEWEST = 8192
+_MOST = 1 << 17
 # Values of all columns together; fewer for operators of many groups, whose small matrices converge with few positions,
 # but at least the positions that a re-fit needs.
-_VALUES, _GROUPED, _LEAST_PER_COLUMN = 1 << 24, 1 << 22, 32
+_VALUES = 1 << 24
+_GROUPED = 1 << 22
+_LEAST_PER_COLUMN = 32
 # Multiply-adds of one operator's H, which limit its time to a second or two.
 _WORK = 4e10
 
@@ -198,17 +202,23 @@ class Accumulator:
 def _centre_sums(sums: Array, count: int, u: Array, p: Array, v: Array, q: Array) -> None:
     """Turn sums of a b^T into the mean of (a - p)(b - q)^T, in place. u, v: the means of a and b."""
     sums /= count
-    left, right = np.stack([p - u, -p], axis=2), np.stack([q, v], axis=1)
+    left = np.stack([p - u, -p], axis=2)
+    right = np.stack([q, v], axis=1)
     sums += left @ right
 
 
 def merge_moments(even: Moments, odd: Moments) -> Moments:
     """Moments of the samples of both."""
-    n, all_ = max(even.count + odd.count, 1), max(even.weight + odd.weight, 1)
-    a, b = even.count / n, odd.count / n
-    d, e = even.weight / all_, odd.weight / all_
-    x, y = (d * even.mean_x + e * odd.mean_x), (d * even.mean_y + e * odd.mean_y)
-    h, c = even.h[:, :0], even.c[:, :0]
+    n = max(even.count + odd.count, 1)
+    all_ = max(even.weight + odd.weight, 1)
+    a = even.count / n
+    b = odd.count / n
+    d = even.weight / all_
+    e = odd.weight / all_
+    x = d * even.mean_x + e * odd.mean_x
+    y = d * even.mean_y + e * odd.mean_y
+    h = even.h[:, :0]
+    c = even.c[:, :0]
     if even.h.size and odd.h.size:
         h = a * even.h + b * odd.h + _measure_gap(a, even.mean_y, odd.mean_y, even.mean_y, odd.mean_y)
     if even.c.size and odd.c.size:

@@ -126,7 +126,9 @@ def round_sequentially(
     finished. The same input gives the same bytes, whatever the crew. Raises ModelError and DataError from the runs.
     """
     proto = ensure_opset(proto, plan.opset)
-    view, crew, nodes = View(proto), crew or Crew(), options.nodes
+    view = View(proto)
+    crew = crew or Crew()
+    nodes = options.nodes
     operators = [op for op in list_operators(view.index, plan) if nodes is None or op.node.name in nodes]
     feeds, others = (list(add_own_choices(proto, some)) if operators else [] for some in (samples, others))
     small = max((operator.weight.size for operator in operators), default=0) < _MANY_THREADS
@@ -208,7 +210,8 @@ class _Walk:
     def visit_operator(self, operator: Operator) -> _Visit | None:
         """Statistics of the operator's input and the problem of its weight; None where an earlier run solved it, or
         where the operator is left as it is."""
-        finished, pool = self.finished.read_next(operator.node.name), self._find_pool(operator)
+        finished = self.finished.read_next(operator.node.name)
+        pool = self._find_pool(operator)
         request = self._make_request(operator, pool)
         if finished is not None:
             self._pass_by(request, finished)
@@ -246,7 +249,8 @@ class _Walk:
 
     def accept_rounding(self, visit: _Visit, rounded: RoundedWeight | None) -> None:
         """Write the rounded weight and the bias that makes up for its mean error. rounded: None: to nearest."""
-        operator, outcome = visit.operator, visit.outcome
+        operator = visit.operator
+        outcome = visit.outcome
         site = self.sites[operator.site.site]
         if visit.posed is not None and rounded is not None:
             site = visit.posed.make_site(rounded)
@@ -273,7 +277,8 @@ class _Walk:
             self._change(edge, final)
         if outcome.bias is not None:
             self._write_bias(operator, site, outcome.bias)
-        rounded, corrected = outcome.values is not None, outcome.bias is not None
+        rounded = outcome.values is not None
+        corrected = outcome.bias is not None
         self.done.append(OperatorRounding(operator.node.name, operator.kind, rounded, outcome.refitted, corrected))
 
     def _find_left(self, operator: Operator, outcome: OperatorNumbers) -> list[str] | None:
@@ -297,10 +302,13 @@ class _Walk:
 
     def _make_request(self, operator: Operator, pool: tuple[NodeRef, TensorId] | None) -> MomentsRequest:
         """The statistics that an operator needs. pool: look in front of it."""
-        reader, data, geometry = operator.node, operator.data, operator.geometry
+        reader = operator.node
+        data = operator.data
+        geometry = operator.geometry
         if pool is not None:
             (reader, data), geometry = pool, POINTWISE
-        node, site = self.paired.find_node(reader.name), self.sites[operator.site.site]
+        node = self.paired.find_node(reader.name)
+        site = self.sites[operator.site.site]
         groups, _, size = operator.to_rows(operator.weight).shape
         return MomentsRequest(
             reader=reader.name,
@@ -332,7 +340,8 @@ class _Walk:
 
     def _write_bias(self, operator: Operator, site: SitePlan, bias: Array) -> None:
         """Put the bias where it belongs: int32 values of its site, or a float in its place."""
-        edge, bias_site = operator.bias_edge, operator.bias_site
+        edge = operator.bias_edge
+        bias_site = operator.bias_site
         if edge is None:
             return
         values = np.asarray(bias.reshape(operator.bias_shape), np.float32)

@@ -159,7 +159,9 @@ class _Group:
     def take_columns(self, first: int, last: int, *, both: bool) -> Sequence[Floats]:
         """See `Columns`."""
         tensors = self._read_tensors(both=both)
-        total, most, seed = sum(self.counts), self.each * len(self.samples), self.samples[0].number
+        total = sum(self.counts)
+        most = self.each * len(self.samples)
+        seed = self.samples[0].number
         chosen = sample_positions(total, most, seed)
         if self._meant is not None:
             chosen = np.flatnonzero(self._meant)[chosen]
@@ -251,7 +253,8 @@ class _Gathering:
     def _begin_sums(self, sample: _Sample) -> None:
         """Prepare the statistics that so many samples like the first allow."""
         wanted, (groups, size) = self.wanted, self.wanted.shape
-        second, here = wanted.rounded, _count_positions(sample, wanted.geometry)
+        second = wanted.rounded
+        here = _count_positions(sample, wanted.geometry)
         self.scarce = second and here * self.count < position_limit(groups, size)
         count = self.count + (self.others if self.scarce else 0)
         self.each = -(-position_limit(groups, size) // max(count, 1))

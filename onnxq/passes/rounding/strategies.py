@@ -90,7 +90,9 @@ class PosedWeight:
 
     def make_site(self, rounded: RoundedWeight) -> SitePlan:
         """The site with the codes, and the scales found for them."""
-        qparams, spec, operator = self.qparams, self.site.spec, self.operator
+        qparams = self.qparams
+        spec = self.site.spec
+        operator = self.operator
         if rounded.factors is not None:
             scale = qparams.scale * self._shape_factors(rounded.factors)
             # A scale that is the observer's still is not called another.
@@ -176,7 +178,9 @@ def _find_partners(operator: Operator, site: SitePlan) -> Integers | None:
 
 def _has_row_scales(operator: Operator, site: SitePlan) -> bool:
     """True when every row of the matrix form has scales of its own."""
-    grain, axis, rank = site.spec.granularity, operator.output_axis, operator.weight.ndim
+    grain = site.spec.granularity
+    axis = operator.output_axis
+    rank = operator.weight.ndim
     if axis is None or not isinstance(grain, PerChannel | PerBlock):
         return False
     return (grain.axis % rank == axis) is isinstance(grain, PerChannel)

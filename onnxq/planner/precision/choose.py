@@ -32,8 +32,10 @@ _HEAVY = frozenset(
 )
 _INFINITE = 1e9
 # Share of a Cast that float32 in place of the narrow type costs a node: a few are worth none.
-_WIDE_COST, _MOVED_COST = 0.2, 0.05
-_WIDE, _NARROW = ("wide",), ("narrow",)
+_WIDE_COST = 0.2
+_MOVED_COST = 0.05
+_WIDE = ("wide",)
+_NARROW = ("narrow",)
 _FLOAT = FloatType.FLOAT32.onnx_type
 
 
@@ -52,11 +54,13 @@ def cut_casts(problem: PrecisionProblem, kept: Collection[str]) -> frozenset[str
         else:
             net.add_edge(name, _NARROW, cost)
     for tensor in _list_computed(problem):
-        maker, readers = _find_maker(problem, tensor), list(_list_readers(problem, tensor))
+        maker = _find_maker(problem, tensor)
+        readers = list(_list_readers(problem, tensor))
         if not readers:
             continue
         # A vertex for each of the two Casts: in float32 for its readers there, and in the narrow type.
-        up, down = (tensor, "up"), (tensor, "down")
+        up = (tensor, "up")
+        down = (tensor, "down")
         net.add_edge(up, maker, 1.0)
         net.add_edge(maker, down, 1.0)
         for reader in readers:
@@ -134,7 +138,8 @@ def find_suspects(problem: PrecisionProblem, chosen: PrecisionPlan) -> Iterable[
 
 
 # From these opsets on QuantizeLinear takes float16, and convolutions bfloat16.
-_FLOAT16_OPSET, _BFLOAT16_OPSET = 19, 22
+_FLOAT16_OPSET = 19
+_BFLOAT16_OPSET = 22
 
 
 def find_type_opset(plan: Plan, kind: FloatType) -> int:

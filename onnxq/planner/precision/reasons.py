@@ -190,7 +190,8 @@ class ReasonSearch:
 
     def _check_shapes(self) -> None:
         """Arithmetic on shapes and positions, which must stay exact: made of shapes, or about to be whole numbers."""
-        index, shapes = self.index, set[TensorId]()
+        index = self.index
+        shapes = set[TensorId]()
         for node in index.nodes:
             computed = [tensor for tensor in index.list_reads(node) if not index.is_constant(tensor)]
             # Positions that select rows of a table make no row a position.
@@ -219,7 +220,8 @@ class ReasonSearch:
             value = self.index.find_constant(tensor)
             if value is None or not value.size or node.make_edge(k) in self.problem.paired:
                 continue
-            low, high = float(np.nanmin(value)), float(np.nanmax(value))
+            low = float(np.nanmin(value))
+            high = float(np.nanmax(value))
             beyond = max(-low, high) > largest
             if beyond and not (high <= largest and self._passes_mask(node)):
                 self._keep_wide(node.name, KeepReason.OVERFLOW, low if -low > high else high)
@@ -267,7 +269,8 @@ class ReasonSearch:
 
     def _check_tensor(self, tensor: TensorId, errors: TensorErrors) -> None:
         """Range and rounding of one tensor, and the sum that makes it."""
-        kind, maker = self.kind, self.index.find_producer(tensor)
+        kind = self.kind
+        maker = self.index.find_producer(tensor)
         if self._is_mask(tensor, errors):
             if maker is not None and not self._passes_mask(maker):
                 self._keep_wide(maker.name, KeepReason.OVERFLOW, errors.low)
@@ -289,17 +292,20 @@ class ReasonSearch:
 
     def _check_inputs(self, tensor: TensorId, errors: TensorErrors) -> None:
         """The node that makes a tensor, when it reads rounded ones: those that are lost anyway are no reason."""
-        maker, worst = self.index.find_producer(tensor), min(errors.inputs_db, errors.own_db)
+        maker = self.index.find_producer(tensor)
+        worst = min(errors.inputs_db, errors.own_db)
         least = 20.0 * math.log10(2.0) * _DIGITS[self.kind] + _DITHER_DB - _LOSS_DB
         if maker is None or worst >= least or maker.name in self.kept:
             return
         read = [source for _, source in self.problem.list_reads(maker)]
         if any(self._is_lost(self.errors[known]) for known in (tensor, *read) if known in self.errors):
             return
-        reason, figure = KeepReason.PRECISION, worst
+        reason = KeepReason.PRECISION
+        figure = worst
         # Rounded inputs made inf or NaN, such as 0 times a mask's lowest number, whatever the result should be.
         if not math.isfinite(worst):
-            reason, figure = KeepReason.OVERFLOW, max(errors.peak, self.kind.largest)
+            reason = KeepReason.OVERFLOW
+            figure = max(errors.peak, self.kind.largest)
         self._keep_wide(maker.name, reason, figure)
         for source in read:
             if (before := self.index.find_producer(source)) is not None:
