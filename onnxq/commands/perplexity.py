@@ -128,6 +128,7 @@ def _load_decoders(sources: Sequence[ModelSource], config: Config) -> list[Decod
         session = Session(
             runnable, threads=config.verify.threads, provider=runtime.provider, libraries=runtime.libraries
         )
+        # The session knows the sizes of caches less well than the nodes that read them.
         inputs = settle_caches(session.inputs, named)
         decoders[name] = Decoder(session, name, inputs)
     return list(decoders.values())

@@ -50,6 +50,7 @@ class BenchedModel:
     @property
     def best(self) -> Latency | None:
         """The faster way to run it."""
+        # A captured graph saves launches, and is not faster for every network.
         timed = [one for one in (self.eager, self.graph) if one is not None]
         return min(timed, key=lambda one: one.median_ms, default=None)
 
@@ -122,6 +123,7 @@ def bench_models(
     with progress("reading the models"):
         entries = _read_models(models, config.runtime.libraries)
         feeds, dataset, warnings = _make_feeds(entries[0].index, data, config, progress)
+        # A float16 model reads another type than the float32 one beside it.
         entries = [replace(one, feeds=fit_feeds(one.index.inputs, feeds)) for one in entries]
     engine, chosen = _choose_engine(entries, named, config.bench.compute_capability)
     if engine.emulated:
@@ -164,6 +166,7 @@ def _read_models(models: Sequence[Source], libraries: Names) -> list[_Entry]:
     found: dict[str, _Entry] = {}
     for k, source in enumerate(models):
         name = f"model {k + 1}" if isinstance(source, onnx.ModelProto) else str(source)
+        # The same file twice shows the spread of the clock.
         name = f"{name} ({k + 1})" if name in found else name
         found[name] = _Entry(name, source, GraphIndex(name_nodes(add_libraries(load_model(source).proto, libraries))))
     entries = list(found.values())
@@ -208,6 +211,7 @@ def _repeat_sample(sample: Feeds, index: GraphIndex, batch: int) -> Feeds:
     if not free:
         cause = "the first axis of every input has a fixed size"
         raise ConfigError(f"batch {batch}", cause, "export the model with a free one", code="Q315")
+    # Inputs of a fixed first axis, such as tables, are the same for all samples.
     return {**sample, **{name: np.concatenate([sample[name]] * batch) for name in free}}
 
 

@@ -32,6 +32,7 @@ class MetricModel:
     def path(self) -> str:
         """The model as a file, written when it is first asked for."""
         target = self._folder / "model.onnx"
+        # Not before: most functions call the model, and writing a large one takes seconds.
         save_model(self._proto, target)
         return str(target)
 
@@ -58,6 +59,7 @@ class Drop:
 
     def least(self, before: float) -> float:
         """The smallest value that is still good enough."""
+        # Of the absolute value: negated losses are below 0.
         return before - (abs(before) * self.amount if self.relative else self.amount)
 
     def __str__(self) -> str:
@@ -71,6 +73,7 @@ def parse_drop(value: float | str) -> Drop:
         amount = float(text.removesuffix("%"))
     except ValueError:
         amount = math.nan
+    # NaN compares false, so that it is refused as well.
     if not amount >= 0 or math.isinf(amount):
         raise ConfigError(
             f"max_drop: {text!r}", "is no drop", "write 0.01 (absolute) or 1% (of the float model's)", code="Q308"
@@ -90,6 +93,7 @@ class Metric:
         with ScratchFolder() as folder, guard_user_code(self.name):
             value: Any = self.function(MetricModel(proto, folder, optimize=optimize, threads=threads))
         try:
+            # float() would take True for 1, and the text "0.9" for a number.
             found = math.nan if isinstance(value, (bool, str)) else float(value)
         except (TypeError, ValueError):
             found = math.nan
@@ -107,6 +111,7 @@ def load_metric(source: str | Callable[[Any], float]) -> Metric:
     """
     if not isinstance(source, str):
         return Metric(getattr(source, "__name__", "metric"), source)
+    # From the right: a path on Windows has a colon of its own.
     path, parted, name = source.rpartition(":")
     if not parted or not path.endswith(".py") or not name.isidentifier():
         raise ConfigError(

@@ -56,6 +56,7 @@ def cut_segments(model: ModelLike, limit: int, shared: Iterable[str]) -> list[Se
     sizes = {tensor.name: count_tensor_bytes(tensor) for tensor in bare_proto(model).graph.initializer}
     allowed = set(shared)
     results = {value.name for value in model.graph.output}
+    # Behind its last reader nobody holds a tensor any more.
     last = {tensor: k for k, name in enumerate(nodes) for tensor in list_reads(cutter.nodes[name])}
     segments: list[Segment] = []
     start = 0
@@ -67,6 +68,7 @@ def cut_segments(model: ModelLike, limit: int, shared: Iterable[str]) -> list[Se
         k = start
         while k < len(nodes):
             read |= _list_stored(cutter, nodes[k])
+            # Without a place to cut in front of here, the segment grows beyond the limit.
             if best and sum(sizes.get(tensor, 0) for tensor in read) > limit:
                 break
             alive.update(tensor for tensor in cutter.nodes[nodes[k]].output if tensor)
@@ -131,6 +133,7 @@ def compare_segments(
             wanted = [_run_part(reference, segment.nodes, segment.outputs, alive, threads=threads)]
             names = (name_own(name) if name in choices else name for name in segment.outputs)
             outputs = [name for name in names if name in shared]
+            # Choices, as of TopK, are those of the reference: two boxes that change places are no error.
             fed = [
                 {**values, **{name: exact[name] for name in choices.intersection(exact)}}
                 for values, exact in zip(alive, wanted[0], strict=True)
@@ -139,6 +142,7 @@ def compare_segments(
             for optimize in (False, True):
                 wanted.append(_run_part(other, inner, outputs, fed, types=types, optimize=optimize, threads=threads))
             errors.append(_sum_errors(segment, samples, wanted, agreement))
+            # The next segment of both reads the reference's values: its errors are its own alone.
             for values, new in zip(alive, wanted[0], strict=True):
                 values.update(new)
                 for name in [name for name in values if last.get(name, -1) <= k and name not in samples[0]]:
@@ -161,6 +165,7 @@ def _run_part(
     kinds = {name: 0 if types is None else types.find_dtype(TensorId(name)) for name in cutter.list_inputs(nodes)}
     inputs = [declare_input(name, [values[name] for values in alive], kind) for name, kind in kinds.items()]
     part = cutter.cut(nodes, inputs, [ValueInfoProto(name=name) for name in outputs])
+    # A segment runs once a sample: an arena would keep the memory of each.
     session = Session(part, optimize=optimize, threads=threads, arena=False)
     return [session.run({name: _convert(values[name], kind) for name, kind in kinds.items()}) for values in alive]
 

@@ -114,6 +114,7 @@ def _try_models(
     models: Iterable[TrialModel], reference: FloatOutputs, crew: Crew, task: Task, count: int
 ) -> Iterable[list[SampleErrors]]:
     """The errors of each model on each sample."""
+    # One model after the other: each may hold gigabytes.
     if crew.plain:
         for model in models:
             run = model.open(reference.selections).run
@@ -142,6 +143,7 @@ def try_model(task: TrialTask) -> list[SampleErrors]:
     """The errors of a model on some samples."""
     reference = task.reference.open()
     session = _open_trial(task.model, task.optimize, task.dequantize, task.threads, reference.selections)
+    # The workers share the cores between them.
     return [errors for _, errors in reference.score_runs([session.run], task.positions, threads=1)]
 
 
@@ -208,6 +210,7 @@ def score_settings(
     size = -(-len(settings) // _SETTING_PIECES)
     pieces = []
     for first in range(0, len(settings), size):
+        # A piece is known by its text, and sets have no order.
         part = tuple(tuple(sorted(setting)) for setting in settings[first : first + size])
         some = SettingsTask(shared, shared_reference, part)
         pieces.append(WorkPiece(f"settings {first + 1} to {first + len(part)}", some, hash_run("settings", repr(some))))

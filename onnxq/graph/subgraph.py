@@ -237,6 +237,7 @@ def _list_functions(like: ModelProto, nodes: Iterable[NodeProto]) -> list[Functi
     """The functions of a model that these nodes call, or that such functions call, in the model's order."""
     known = {(f.domain, f.name, f.overload): k for k, f in enumerate(like.functions)}
     called: set[int] = set()
+    # Most models have no functions, and looking into all subgraphs takes time.
     waiting = list(nodes) if known else []
     while waiting:
         node = waiting.pop()
@@ -252,6 +253,7 @@ def remove_unneeded(graph: GraphProto) -> None:
     """Take out, in place, the nodes and initializers that no output of the graph depends on: ORT computes them all."""
     needed = {value.name for value in graph.output}
     nodes: list[NodeProto] = []
+    # Backwards, so that all readers of a tensor are seen before its maker.
     for node in reversed(sort_nodes(graph)):
         if needed.intersection(node.output):
             needed.update(list_reads(node))
@@ -311,6 +313,7 @@ def join_rest(front: M, whole: M, behind: Collection[str]) -> M:
     part = copy_proto(rest)
     out = copy_proto(front)
     store = copy_store(front)
+    # Whoever changed the front named new tensors without knowing those that were cut off.
     _settle_clashes(out, part)
     if store is not None and isinstance(rest, LightModel):
         store.adopt_arrays(rest.weights)
@@ -345,4 +348,5 @@ def _settle_clashes(front: ModelProto, part: ModelProto) -> None:
 
 
 def _identify(item: NodeProto | TensorProto) -> bytes:
+    # Maps in protobuf have no order of their own.
     return bytes(item.SerializeToString(deterministic=True))

@@ -44,6 +44,7 @@ def weigh_forced(problem: PlacementProblem) -> Forced | None:
     config = problem.config
     if not problem.engine.costs or not any(rule.set.quantize for rule in rules):
         return None
+    # The same rules without force: what prices alone would choose.
     free = [rule.model_copy(update={"set": rule.set.model_copy(update={"quantize": False})}) for rule in rules]
     config = config.model_copy(update={"rules": tuple(free)})
     without = replace(problem, config=config, requests=replace(problem.requests, config=config))
@@ -84,6 +85,7 @@ def choose_by_cost(problem: PlacementProblem, *, sized: bool) -> Choice:
     ops = problem.ops
     sides, reasons = decide_sides(problem)
     if not sized:
+        # Sizes of made-up inputs say nothing of those that the network will get.
         sides = {**{op.name: True for op in ops if op.rule.compute}, **sides}
     cut = CutProblem(ops, problem.engine.dynamic, problem.apart)
     balance = _balance(problem, cut, sides)

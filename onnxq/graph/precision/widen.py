@@ -73,6 +73,7 @@ def _find_compute_type(model: ModelLike) -> int:
     if not _mentions_narrow(bare_proto(model)):
         return 0
     index = get_index(infer_shapes(model))
+    # Weights stored in a narrow type, behind a Cast, say nothing of the type that is computed in.
     computing = (node for node in index.nodes if node.op_type not in _READING)
     dtypes = (index.find_dtype(tensor) for node in computing for tensor in index.list_inputs(node))
     return next((dtype for dtype in dtypes if dtype in NARROW), 0)
@@ -182,6 +183,7 @@ def restore_stored(model: M, stored: Mapping[str, tuple[str, int]]) -> M:
         if not source or tensor.data_type != FLOAT or np.prod(tensor.dims, dtype=np.int64) < _WORTH:
             continue
         wide = decode_tensor(tensor, store)
+        # Of what overflows, inf differs from the value, and the tensor stays as it is.
         with np.errstate(over="ignore"):
             narrow = wide.astype(onnx.helper.tensor_dtype_to_np_dtype(dtype))
         if not _holds(narrow, wide, dtype):
@@ -196,6 +198,7 @@ def restore_stored(model: M, stored: Mapping[str, tuple[str, int]]) -> M:
 
 def _holds(narrow: Array, wide: Array, kind: int) -> bool:
     """True where the values are the same, or differ by rounding to float16 and by nothing that it cannot reach."""
+    # In float64 the difference of two close float32 numbers is exact.
     error = narrow.astype(np.float64) - wide
     if kind != TensorProto.FLOAT16 or not error.any():
         return not error.any()

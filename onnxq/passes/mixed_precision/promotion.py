@@ -53,6 +53,7 @@ def promote_operators(ctx: SampledContext, state: PlacedState) -> PlacedStep:
     unchanged = state, PassReport(NAME, outcome=Outcome.NO_GAIN)
     if not request.asked and (not has_whole_bytes(plan) or _is_good(ctx, state)):
         return unchanged
+    # A figure that new samples are to have is told by samples without a part in the choice.
     folds = split_folds(ctx, state) if request.min_sqnr is not None else ()
     search = PromotionSearch(ctx, state, request.to, folds)
     if request.metric is not None:
@@ -162,6 +163,7 @@ def _meet_metric(search: PromotionSearch, request: AccuracyRequest, metric: Metr
 
     def run_metric(keys: frozenset[str]) -> float:
         with ctx.progress(f"running {metric.name} with {len(search.list_promoted(keys))} promoted"):
+            # The file itself: the functions of users open it, and it has no switches.
             model = build_quantized(state, search.finish_plan(keys))
             return metric(give_types(state, model), optimize=optimize, threads=threads)
 

@@ -95,6 +95,7 @@ def _test_masked_rows(view: View, edit: Edit, softmax: NodeRef) -> Iterator[str]
         node = view.index.find_node(edge.node)
         if is_op(node, "IsNaN") and node.scope == softmax.scope:
             scores = softmax.inputs[0]
+            # A score that is not masked is far above half of what masks hold.
             largest = edit.insert_largest(node, scores, softmax.attrs.get("axis", -1), f"{scores}/largest")
             bound = edit.add_constant(node.scope, f"{node.name}/masked", np.asarray(-_FAR / 2, np.float32))
             edit.replace_node(node, "Less", [largest, bound], {})
