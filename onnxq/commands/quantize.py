@@ -242,7 +242,8 @@ def _describe_engine(check: EngineCheck, *, alone: bool) -> Text:
     ]
     place = f"{'emulated ' if check.emulated else ''}on {format_count(check.samples, 'sample')}"
     answers = f"{check.run}, {place}: {', '.join(outputs)}"
-    facts = [answers, f"products {', '.join(f'{count} in {dtype}' for dtype, count in check.types)}"]
+    products = ", ".join(f"{count} in {dtype}" for dtype, count in check.types)
+    facts = [answers, f"products {products}" if products else "no products"]
     if check.partitions or check.left:
         left = f"{len(check.left)} nodes left to the CPU, e.g. {check.left[0]}" if check.left else ""
         facts += [format_count(check.partitions, "partition"), left or "nothing left to the CPU"]

@@ -135,7 +135,8 @@ class PairWriter:
 
     def write_activation(self, site: SitePlan, qparams: QParams | None) -> None:
         """Tensor -> a pair -> its readers. qparams: None for a site whose scale is computed at each run."""
-        tensor, scope = find_tensor(self.index, site.site), site.site.scope
+        tensor = find_tensor(self.index, site.site)
+        scope = site.site.scope
         names = self._make_names(site, "dq_node", "quantized", "dequantized")
         floats = self.renamed.get(tensor, tensor.name)
         whole = site.consumers is None
@@ -189,7 +190,8 @@ class PairWriter:
             source, after = self.insert_clip(site, source, ends, before=before, after=after)
             before = None
         names = self._make_names(site, "dynamic_node", "scale", "zero_point")
-        name, results = names["dynamic_node"], (result, names["scale"], names["zero_point"])
+        name = names["dynamic_node"]
+        results = (result, names["scale"], names["zero_point"])
         self._insert_node(site, site.site.scope, DYNAMIC, [source], results, name, before=before, after=after)
         return (*results, name)
 
@@ -228,7 +230,8 @@ class PairWriter:
         self, site: SitePlan, source: str, bounds: Bounds, *, before: str | None = None, after: str | None = None
     ) -> tuple[str, str]:
         """A Clip on `source`, to bounds of its type; returns the names of its result and its node."""
-        scope, names = site.site.scope, self._make_names(site, "clip_node", "clipped", "clip_min", "clip_max")
+        scope = site.site.scope
+        names = self._make_names(site, "clip_node", "clipped", "clip_min", "clip_max")
         node, result, *ends = names.values()
         for name, bound in zip(ends, bounds, strict=True):
             self.editor.add_initializer(scope, name, np.asarray(bound))
@@ -271,7 +274,9 @@ class PairWriter:
         self, site: SitePlan, qparams: QParams, value: Array, whole: Sequence[Edge]
     ) -> tuple[str, str, str]:
         """Names of a constant's integers, in its own layout, scale and zero point. whole: all readers but lookups."""
-        scope, storage, table = site.site.scope, site.spec.storage, self.tables.get(site.group)
+        scope = site.site.scope
+        storage = site.spec.storage
+        table = self.tables.get(site.group)
         codes = quantize_constant(site, qparams, value)
         tensor = find_tensor(self.index, site.site)
         first = self._find_first(whole) if whole else ""
@@ -311,11 +316,14 @@ class PairWriter:
 
     def _write_lookup(self, site: SitePlan, edge: Edge, quantized: str, scale: str) -> None:
         """Let a Gather read the stored integers, and dequantize the rows that it gathers, in float32."""
-        node, scope, grain = self.index.find_node(edge.node), edge.scope, site.spec.granularity
+        node = self.index.find_node(edge.node)
+        scope = edge.scope
+        grain = site.spec.granularity
         self.editor.replace_input(edge, quantized)
         names = {part: name_part(edge, part) for part in _LOOKUP_PARTS}
         dtype = self.index.find_dtype(find_tensor(self.index, site.site))
-        narrow, result = dtype != onnx.TensorProto.FLOAT, node.outputs[0]
+        narrow = dtype != onnx.TensorProto.FLOAT
+        result = node.outputs[0]
         row = names["float"] if narrow else result
         chain: list[tuple[str, list[str], str, str, dict[str, int]]] = []
         if isinstance(grain, PerBlock):
@@ -346,7 +354,8 @@ class PairWriter:
     def _insert_cast(self, site: SitePlan, codes: Array, name: str, reader: str) -> str:
         """A Cast from 4 bits in the file to a byte in the graph; returns the storage it casts to."""
         # Engines compute the Cast of a constant once, when they load the file.
-        scope, wide = site.site.scope, site.spec.numpy_storage
+        scope = site.site.scope
+        wide = site.spec.numpy_storage
         packed, node = self._make_names(site, "packed", "cast_node").values()
         self.editor.add_initializer(scope, packed, codes, dtype=TENSOR_TYPES[site.spec.storage])
         self._insert_node(site, scope, "Cast", [packed], [name], node, attrs={"to": TENSOR_TYPES[wide]}, before=reader)
@@ -357,7 +366,8 @@ class PairWriter:
 
         "" for a zero point that nothing reads: of a bias, and of blocks around 0, where it would be a value a block.
         """
-        names, spec = self._make_names(site, "scale", "zero_point"), site.spec
+        names = self._make_names(site, "scale", "zero_point")
+        spec = site.spec
         scale = cast_scale(qparams, self._find_float_type(site), signed=spec.has_blocks)
         self.editor.add_initializer(scope, names["scale"], scale)
         zero = np.asarray(qparams.zero_point, numpy_type(spec))

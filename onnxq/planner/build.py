@@ -47,7 +47,8 @@ from onnxq.spec import FloatType, PerChannel, QuantSpec
 EMBEDDING_ROWS = "embedding-rows"
 # Elements below which scales and nodes take more than the rounding saves, and the share of the largest table below
 # which one is small: positions and types beside words (2 % in all-MiniLM-L6).
-_LEAST_ELEMENTS, _LEAST_SHARE = 2**12, 0.05
+_LEAST_ELEMENTS = 2**12
+_LEAST_SHARE = 0.05
 # dB that 99 of 100 rows must have in eight bits. all-MiniLM-L6 has 40; single outliers in a row cost the others.
 _GOOD_ROWS_DB = 30.0
 # Rows looked at for that, evenly spread: a table may have gigabytes.
@@ -96,7 +97,9 @@ def choose_tables(
     index: of the prepared model. With `embeddings: auto` those that rules name, and all large ones in mode weight-only
     or where they are more than half of the bytes of the weights.
     """
-    mode, request, reasons = problem.config.mode, problem.config.embeddings, list[Unquantized]()
+    mode = problem.config.mode
+    request = problem.config.embeddings
+    reasons = list[Unquantized]()
     # In mode float nothing is quantized.
     tables = [] if mode == "float" else list(_find_tables(problem, index, reasons))
     least = max(_LEAST_ELEMENTS, _LEAST_SHARE * max((table.elements for table in tables), default=0))
@@ -129,7 +132,9 @@ def _find_tables(problem: PlacementProblem, index: GraphIndex, reasons: list[Unq
         if tensor is None or tensor in looked_at or not _is_table(index, tensor):
             continue
         looked_at.add(tensor)
-        lookups, others, gathers = [], [], []
+        lookups = []
+        others = []
+        gathers = []
         for edge in index.list_consumers(tensor):
             reader = index.find_node(edge.node)
             if reader.looks_up(edge.index):
@@ -174,7 +179,8 @@ def _find_obstacle(
     problem: PlacementProblem, index: GraphIndex, table: Table, weight: SitePlan | None
 ) -> Unquantized | None:
     """Why the table stays float; None where it can be quantized. weight: the site of its other readers."""
-    engine, node = problem.engine, index.find_node(table.lookups[0].node)
+    engine = problem.engine
+    node = index.find_node(table.lookups[0].node)
     demanded = table.named or problem.config.embeddings != "auto"
     row = engine.capability(table.spec, Role.WEIGHT, node.op_type)
     if row is None or node.op_type not in row.ops:
@@ -238,7 +244,8 @@ def add_tables(sites: SitePlans, tables: Iterable[Table]) -> SitePlans:
     """
     added = {site.site: site for site in sites}
     for table in tables:
-        weight, twin = added.get(table.tensor), None if table.twin is None else added.get(table.twin)
+        weight = added.get(table.tensor)
+        twin = None if table.twin is None else added.get(table.twin)
         if weight is not None:
             readers = tuple(dict.fromkeys((*(weight.consumers or ()), *table.lookups)))
             added[table.tensor] = replace(weight, consumers=readers)
@@ -251,7 +258,8 @@ def add_tables(sites: SitePlans, tables: Iterable[Table]) -> SitePlans:
 
 
 # From these opsets on QuantizeLinear takes 4 and 16 bits and blocks, and FP8.
-_WIDE_OPSET, _FLOAT8_OPSET = 21, 19
+_WIDE_OPSET = 21
+_FLOAT8_OPSET = 19
 _WIDE = ("int4", "uint4", "int16", "uint16")
 
 
@@ -422,7 +430,8 @@ def _match_signs(existing: Existing, config: Config) -> tuple[Config, Cautions]:
 
     Kernels read and write one type, so a region that goes on from a pair of another sign would not fuse.
     """
-    activations, byte = config.activations, ("int8", "uint8")
+    activations = config.activations
+    byte = ("int8", "uint8")
     signs = [site.spec.signed for site in existing.by_tensor.values() if site.spec.storage in byte]
     bytes_wanted = activations.bits <= 8 and activations.storage in ("", *byte)
     if not signs or not bytes_wanted or config.mode not in ("static", "auto"):

@@ -127,6 +127,7 @@ def test_an_emulator_counts_where_it_computes_something_else(sqnr_db: float, gra
     report = replace(REPORT, target="qnn", engines=(engine,))
     assert make_verdict(report.figures)[0].name == grade
     assert [alarm.code for alarm in report.alarms()] == codes
+    assert "no products" in shown(show, report, width=None)
 
 
 @pytest.mark.parametrize(

@@ -123,8 +123,14 @@ def _read_refusal(parser: Any) -> BuildResult:
     """Why the parser did not take the model, and the node it stopped at."""
     errors = [parser.get_error(k) for k in range(parser.num_errors)]
     node = next((str(error.node_name()) for error in errors if error.node_name()), "")
-    reason = "; ".join(dict.fromkeys(str(error.desc()).strip() for error in errors))
+    reason = "; ".join(dict.fromkeys(map(_describe_error, errors)))
     return BuildResult(state=BuildState.REFUSED, reason=reason or "the parser gave no reason", node=node)
+
+
+def _describe_error(error: Any) -> str:
+    text = str(error.desc()).strip()
+    # Of an operator that it never takes, the parser prints the condition of its check.
+    return f"it does not take the operator {error.node_operator()}" if text == "false" else text
 
 
 def _list_capabilities(names: Sequence[str]) -> str:

@@ -166,7 +166,8 @@ def scale_linear(flow: ScaledChannels, node: NodeRef) -> bool:
         return False
     if not op.owns_constants(view):
         return False
-    x, y = view.find_tensor(node, 0), op.last.result
+    x = view.find_tensor(node, 0)
+    y = op.last.result
     scaled = ScaledLinear(op, flow.make_labels(op.channels), flow.find_label(node, 0))
     if x is not None and scaled.columns is not None:
         rank = view.find_rank(x)
@@ -203,7 +204,8 @@ def pass_scales(flow: ScaledChannels, node: NodeRef) -> bool:
 
 def _write_alike(flow: ScaledChannels, node: NodeRef, k: int, labels: Labels) -> bool:
     """Give the output the labels of input k, along the same axis; False where its shape is another or not known."""
-    x, shape = flow.view.find_tensor(node, k), flow.view.index.find_shape(node.result)
+    x = flow.view.find_tensor(node, k)
+    shape = flow.view.index.find_shape(node.result)
     if x is None or shape is None or len(shape) != flow.view.find_rank(x):
         return False
     axis = flow.axes[x]
@@ -254,8 +256,10 @@ def scale_add(flow: ScaledChannels, node: NodeRef) -> bool:
     """Both operands take the same factors, if they are of one shape along the channels."""
     if node.name in flow.bias_adds:
         return True
-    view, labels = flow.view, (flow.find_label(node, 0), flow.find_label(node, 1))
-    left, right = view.find_tensor(node, 0), view.find_tensor(node, 1)
+    view = flow.view
+    labels = (flow.find_label(node, 0), flow.find_label(node, 1))
+    left = view.find_tensor(node, 0)
+    right = view.find_tensor(node, 1)
     if left is None or right is None or labels[0] is None or labels[1] is None or labels[0].size != labels[1].size:
         return False
     if view.find_rank(left) != view.find_rank(right) or flow.axes[left] != flow.axes[right]:
@@ -273,7 +277,8 @@ def scale_concat(flow: ScaledChannels, node: NodeRef) -> bool:
     axis = int(node.attrs.get("axis", 0)) % rank
     parts: list[Labels] = []
     for k in range(len(node.inputs)):
-        x, labels = flow.view.find_tensor(node, k), flow.find_label(node, k)
+        x = flow.view.find_tensor(node, k)
+        labels = flow.find_label(node, k)
         shape = None if x is None else flow.view.index.find_shape(x)
         if x is None or shape is None or (labels is not None and flow.axes[x] != axis):
             return False
@@ -291,7 +296,9 @@ def scale_concat(flow: ScaledChannels, node: NodeRef) -> bool:
 
 def scale_flat(flow: ScaledChannels, node: NodeRef) -> bool:
     """[N, C, spatial…] -> [N, C · spatial]: each channel's label as often as it has positions."""
-    x, labels, after = flow.view.find_tensor(node, 0), flow.find_label(node, 0), flow.view.index.find_shape(node.result)
+    x = flow.view.find_tensor(node, 0)
+    labels = flow.find_label(node, 0)
+    after = flow.view.index.find_shape(node.result)
     before = None if x is None else flow.view.index.find_shape(x)
     if x is None or labels is None or before is None or after is None or len(after) != 2 or flow.axes[x] != 1:
         return False
@@ -352,10 +359,12 @@ def shift_linear(flow: ShiftedChannels, node: NodeRef) -> bool:
             source.readers[node.name] = op, before + times
     if op is None or not _has_plain_bias(op):
         return True
-    tensor, rectified = flow.view.output(op.last), False
+    tensor = flow.view.output(op.last)
+    rectified = False
     reader = flow.view.sole_reader(tensor)
     if reader is not None and reader[0].op_type == "Relu" and not reader[0].domain:
-        tensor, rectified = flow.view.output(reader[0]), True
+        tensor = flow.view.output(reader[0])
+        rectified = True
     flow.sources[tensor] = ShiftSource(op, tensor, rectified, {})
     flow.write_label(tensor, {tensor: 1})
     return True
@@ -448,7 +457,8 @@ class SmoothedChannels(ChannelFlow[SmoothingHome]):
 def smooth_norm(flow: SmoothedChannels, node: NodeRef) -> bool:
     """A LayerNormalization over the last axis, with a scale of its own."""
     view = flow.view
-    axis, rank = int(node.attrs.get("axis", -1)), view.find_rank(node.result)
+    axis = int(node.attrs.get("axis", -1))
+    rank = view.find_rank(node.result)
     constants = [view.find_tensor(node, k) for k in (1, 2)]
     own = all(tensor is None or (view.index.is_constant(tensor) and view.owned(tensor)) for tensor in constants)
     last = axis == -1 or (rank is not None and axis == rank - 1)
@@ -471,7 +481,8 @@ def smooth_values(flow: SmoothedChannels, node: NodeRef) -> bool:
     The heads are often known by their size alone; then the split must leave the other axes as they are.
     """
     k = 1 if node.op_type == "MatMul" else 0
-    tensor, home = flow.view.find_tensor(node, k), flow.find_label(node, k)
+    tensor = flow.view.find_tensor(node, k)
+    home = flow.find_label(node, k)
     if tensor is None or home is None or not isinstance(home.node, Linear) or flow.view.sole_reader(tensor) is None:
         return False
     if home.step >= len(_VALUES_WAY) or node.op_type != _VALUES_WAY[home.step]:

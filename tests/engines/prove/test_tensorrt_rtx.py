@@ -9,6 +9,7 @@ import pytest
 import onnxq
 from onnxq.errors import ConfigError
 from tests.engines import kit
+from tests.passes.kit import parse
 
 pytestmark = kit.needs_rtx
 
@@ -152,6 +153,12 @@ def test_what_the_parser_refuses_is_a_proof_that_names_the_node():
     assert proof.unmet == ("c/Conv",)
     assert not proof.holds
     assert any("Non-zero" in line for line in proof.build.log)
+
+
+def test_operators_that_the_parser_never_takes_are_named():
+    model = parse("g (float[4,8] x) => (uint8[4,8] q, float s, uint8 z) { q, s, z = DynamicQuantizeLinear (x) }")
+    proof = onnxq.prove(model, overrides={"engine": "tensorrt-rtx"})
+    assert proof.build.reason == "it does not take the operator DynamicQuantizeLinear"
 
 
 def test_a_crash_is_a_proof_and_its_smallest_part_is_found(tmp_path):
