@@ -233,8 +233,8 @@ class _Writer:
     def write(self, quantizer: _Quantizer, spec: QuantSpec | None) -> None:
         """Put the pair of one quantizer, or its steps, in its place."""
         node = quantizer.node
-        source = node.inputs[0]
         name = node.inputs[0]
+        source = name
         value = self.index.find_constant(self.index.find_input(node, 0))
         if value is not None:
             value = _compute(value.astype(np.float32), quantizer.steps)

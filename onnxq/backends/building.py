@@ -26,6 +26,7 @@ from onnxq.backends.engine import ENGINE, LOG, MODEL, BuildResult, BuildState, E
 from onnxq.errors import ConfigError, MissingDependencyError, ModelError, VerificationError
 from onnxq.files import ScratchFolder, replace_files
 from onnxq.graph import ModelLike, save_model
+from onnxq.graph.scopes import has_bodies
 from onnxq.runtime import NodeError
 
 JOB = "job.json"
@@ -218,6 +219,9 @@ def demand_build(engine: Engine, model: ModelLike, job: Job, folder: Path, *, su
 
 def compile_model(engine: Engine, model: ModelLike, path: Path, *, overwrite: bool = False) -> None:
     """Write the model that an engine's compiler makes of one. Raises ModelError where nothing runs on its device."""
+    if has_bodies(model.graph):
+        cause = "ONNX Runtime writes no compiled form of If, Loop or Scan"
+        raise ModelError(engine.title, cause, "use the model itself, which is compiled as it loads", code="Q115")
     with ScratchFolder() as folder:
         job = Job(options=dict(engine.options))
         built = demand_build(engine, model, job, folder, subject=engine.title, timeout=COMPILING)
@@ -225,9 +229,6 @@ def compile_model(engine: Engine, model: ModelLike, path: Path, *, overwrite: bo
         if placement is not None and not placement.partitions:
             cause, fix = next(((one.reason, one.fix) for one in placement.left), ("", ""))
             raise ModelError(engine.title, f"no node runs on the device: {cause}", fix, code="Q115")
-        if built.read_bytes() == (folder / MODEL).read_bytes():
-            cause = "ONNX Runtime writes no compiled form of If, Loop or Scan"
-            raise ModelError(engine.title, cause, "use the model itself, which is compiled as it loads", code="Q115")
         with built.open("rb") as source, replace_files([path], overwrite=overwrite) as files:
             shutil.copyfileobj(source, files[0])
 

@@ -42,11 +42,22 @@ def walk_graphs(graph: GraphProto, scope: str = "") -> Iterator[tuple[str, Graph
             yield from walk_graphs(subgraph, join_scope(scope, node.name, label))
 
 
+def has_bodies(graph: GraphProto) -> bool:
+    """True where a node, such as If, Loop or Scan, holds a graph of its own."""
+    return any(scope for scope, _ in walk_graphs(graph))
+
+
+def drop_absent_inputs(node: NodeProto) -> None:
+    """Take out, in place, empty names of inputs at the end: the node has none there."""
+    while node.input and not node.input[-1]:
+        del node.input[-1]
+
+
 def drop_absent_biases(graph: GraphProto) -> None:
     """Take out, in place, empty names of biases, at which OpenVINO and the NPU give up the whole network."""
     for node in walk_nodes(graph):
-        if node.op_type in ("Conv", "ConvTranspose", "Gemm") and not node.input[-1]:
-            del node.input[-1]
+        if node.op_type in ("Conv", "ConvTranspose", "Gemm"):
+            drop_absent_inputs(node)
 
 
 def walk_nodes(graph: GraphProto) -> Iterator[NodeProto]:

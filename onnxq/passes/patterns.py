@@ -13,7 +13,7 @@ from onnx import TensorProto
 from onnxq.arrays import Array, Array64, Arrays
 from onnxq.errors import OnnxqError, PlanError
 from onnxq.graph import Editor, ModelLike, NodeRef, find_opset, get_index, infer_shapes, upgrade_opset
-from onnxq.graph.scopes import walk_graphs
+from onnxq.graph.scopes import drop_absent_inputs, walk_nodes
 from onnxq.numerics.rounding import round_to_type
 from onnxq.passes.journal import PassReport
 from onnxq.passes.state import FloatState
@@ -176,10 +176,9 @@ class Edit:
         self._editor.remove_unused()
         proto = self._editor.export()
         # An operator may take fewer inputs than the one whose place it takes.
-        for _, graph in walk_graphs(proto.graph):
-            for node in graph.node:
-                while node.name in self._rewritten and node.input and not node.input[-1]:
-                    del node.input[-1]
+        for node in walk_nodes(proto.graph):
+            if node.name in self._rewritten:
+                drop_absent_inputs(node)
         return proto
 
     def finish_pass(

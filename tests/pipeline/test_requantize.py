@@ -391,12 +391,14 @@ def test_a_value_at_the_edge_of_two_steps_is_no_changed_function() -> None:
     values = np.full((1, 64), 20, np.float32)
     values[0, 0] = 0.5
 
-    def rewrite(nodes: str, factor: np.float32) -> None:
+    def prove_rewritten(nodes: str, factor: np.float32) -> None:
         text = f"g (float[1,64] x) => (float[1,64] y) {{ scaled = Mul(x, factor) {nodes} }}"
         constants = {"one": np.float32(1), "zero": np.array(0, np.int8)}
         before, after = (name_nodes(parse(text, factor=f, **constants)) for f in (np.float32(1), factor))
         prove_equal(FloatState(before, before, after), [{"x": values}])
 
-    rewrite("q = QuantizeLinear(scaled, one, zero) y = DequantizeLinear(q, one, zero)", np.nextafter(np.float32(1), 2))
+    prove_rewritten(
+        "q = QuantizeLinear(scaled, one, zero) y = DequantizeLinear(q, one, zero)", np.nextafter(np.float32(1), 2)
+    )
     with pytest.raises(VerificationError, match="preparation changed it"):
-        rewrite("y = Neg(scaled)", np.float32(1.01))
+        prove_rewritten("y = Neg(scaled)", np.float32(1.01))

@@ -19,6 +19,7 @@ from onnxq.backends.engine import ENGINE, LOG, MODEL, BuildResult, BuildState, J
 from onnxq.backends.qnn.kernels import GRAPHS, NEEDS, REFUSED, TRACE, NodeNames, describe_refusal, find_fix, read_log
 from onnxq.backends.serving import Answer, answer_samples
 from onnxq.graph import fix_sizes
+from onnxq.graph.scopes import has_bodies
 from onnxq.runtime.plugins import find_plugin_device, open_plugin_session
 
 PROVIDER = "QNNExecutionProvider"
@@ -42,10 +43,11 @@ def compile_folder(job: Job, folder: Path) -> BuildResult:
         device = _find_device()
     except Exception as error:  # ONNX Runtime's own kinds have no common base
         return BuildResult(state=BuildState.UNABLE, reason=_clean(error))
+    proto = onnx.load(folder / MODEL, load_external_data=False)
     # The provider takes no node whose shapes are not known.
-    sizes = {name: profile[0] for name, profile in job.shapes.items()}
-    proto = fix_sizes(onnx.load(folder / MODEL, load_external_data=False), sizes)
-    onnx.save(proto, folder / MODEL)
+    if job.shapes:
+        proto = fix_sizes(proto, {name: profile[0] for name, profile in job.shapes.items()})
+        onnx.save(proto, folder / MODEL)
     # The provider takes a path without an ending for a folder.
     compiled = folder / "compiled.onnx"
     reason = ""
@@ -109,7 +111,7 @@ def _compile(device: Any, settings: Mapping[str, str], proto: onnx.ModelProto, f
     }
     entries = {}
     # Of a model with If, Loop or Scan ONNX Runtime 1.32 writes no compiled form: it loses what their bodies read.
-    if not {"If", "Loop", "Scan"} & {node.op_type for node in proto.graph.node}:
+    if not has_bodies(proto.graph):
         records["enable_htp_prepare_only"] = "1"
         entries = {
             "ep.context_enable": "1",
