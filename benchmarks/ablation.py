@@ -52,8 +52,12 @@ def trial(one: Subject, target: str, skip: str, args: argparse.Namespace) -> Tri
     config = args.config or f"{target}-int8"
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "ablation.yaml"
-        path.write_text(f"extends: {config}\neffort: {args.effort}\nskip: [{skip}]\n", encoding="utf-8")
-        budget = ["--weight-bits-budget", args.weight_bits_budget] if args.weight_bits_budget else []
+        path.write_text(
+            f"extends: {config}\neffort: {args.effort}\nskip: [{skip}]\n", encoding="utf-8"
+        )
+        budget = (
+            ["--weight-bits-budget", args.weight_bits_budget] if args.weight_bits_budget else []
+        )
         made, report = one.quantized(file, "--config", path, *budget)
     if made.code:
         return Trial(Score(error=made.last_line), made)
@@ -71,13 +75,20 @@ def cell(found: Trial, whole: Trial) -> str:
     return f"{found.score}{moved}, {found.made.seconds:.1f} s"
 
 
-def measured(subjects: list[Subject], target: str, passes: list[str], args: argparse.Namespace) -> str:
+def measured(
+    subjects: list[Subject], target: str, passes: list[str], args: argparse.Namespace
+) -> str:
     """One target's table."""
 
     def row(skip: str) -> list[Trial]:
         found = [trial(one, target, skip, args) for one in subjects]
-        said = {one.name: f"{each.score}, {each.made.seconds:.1f} s" for one, each in zip(subjects, found, strict=True)}
-        print(json.dumps({f"{target} without {skip or 'nothing'}": said}), file=sys.stderr, flush=True)
+        said = {
+            one.name: f"{each.score}, {each.made.seconds:.1f} s"
+            for one, each in zip(subjects, found, strict=True)
+        }
+        print(
+            json.dumps({f"{target} without {skip or 'nothing'}": said}), file=sys.stderr, flush=True
+        )
         return found
 
     whole = row("")
@@ -88,14 +99,20 @@ def measured(subjects: list[Subject], target: str, passes: list[str], args: argp
             idle.append(skip)
         else:
             rows.append([f"without {skip}", *map(cell, found, whole)])
-    text = table(rows, [f"{args.config or f'{target}-int8'}, {args.effort}", *(one.name for one in subjects)])
+    text = table(
+        rows, [f"{args.config or f'{target}-int8'}, {args.effort}", *(one.name for one in subjects)]
+    )
     return text + (f"\n\nWithout effect here: {', '.join(idle)}." if idle else "")
 
 
 def parse() -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("models", nargs="*", help="NAME, NAME:SAMPLES or MODEL.onnx=DATA.npz (default: the corpus)")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "models", nargs="*", help="NAME, NAME:SAMPLES or MODEL.onnx=DATA.npz (default: the corpus)"
+    )
     parser.add_argument("--corpus", type=Path)
     parser.add_argument("--samples", type=int, default=32)
     parser.add_argument("--targets", nargs="+", default=["ort", "trt"])

@@ -31,13 +31,23 @@ HEAD = ["model", "requested dB", "reported dB", "fresh dB", "kept", "float opera
 UNMET = 4
 
 
-def draw_samples(args: argparse.Namespace, name: str, number: int) -> tuple[Path, dict[str, np.ndarray]]:
+def draw_samples(
+    args: argparse.Namespace, name: str, number: int
+) -> tuple[Path, dict[str, np.ndarray]]:
     """Write the samples of the request with this number to a file, and return it with fresh rows by input."""
-    inputs = [value.name for value in Session(args.corpus / "models" / f"{name}.onnx", optimize=False).inputs]
+    inputs = [
+        value.name
+        for value in Session(args.corpus / "models" / f"{name}.onnx", optimize=False).inputs
+    ]
     with np.load(args.corpus / "data" / f"{name}.npz") as stored:
-        parts = [part for part in ("calib", "eval") if all(f"{part}/{one}" in stored for one in inputs)]
+        parts = [
+            part for part in ("calib", "eval") if all(f"{part}/{one}" in stored for one in inputs)
+        ]
         rows = {one: np.concatenate([stored[f"{part}/{one}"] for part in parts]) for one in inputs}
-    rows = {one: array.astype(np.float32) if array.dtype == np.float16 else array for one, array in rows.items()}
+    rows = {
+        one: array.astype(np.float32) if array.dtype == np.float16 else array
+        for one, array in rows.items()
+    }
     order = np.random.default_rng([args.seed, number]).permutation(len(next(iter(rows.values()))))
     chosen, fresh = order[: args.samples], order[args.samples : args.samples + args.fresh]
     data = args.out / f"{name}.{number}.npz"
@@ -54,9 +64,14 @@ def measure_fresh(source: Path, target: Path, fresh: dict[str, np.ndarray]) -> f
     return min(output.whole_db for output in errors.results())
 
 
-def quantize(args: argparse.Namespace, name: str, data: Path, *request: str) -> tuple[dict[str, Any], Path]:
+def quantize(
+    args: argparse.Namespace, name: str, data: Path, *request: str
+) -> tuple[dict[str, Any], Path]:
     """The report of a run, with its exit code and seconds, and the file."""
-    source, target = args.corpus / "models" / f"{name}.onnx", args.out / f"{data.stem}{''.join(request)}.q.onnx"
+    source, target = (
+        args.corpus / "models" / f"{name}.onnx",
+        args.out / f"{data.stem}{''.join(request)}.q.onnx",
+    )
     options = ["--config", args.config, "--force", "--json", "-o", target, *request, *args.options]
     done = run(onnxq("quantize", source, "--data", data, *options))
     (args.out / f"{target.stem}.log").write_text(done.output, encoding="utf-8")
@@ -96,7 +111,9 @@ def measure(args: argparse.Namespace, name: str, request: str, number: int) -> d
 
 def cells(row: dict[str, Any]) -> list[str]:
     """One row of the table."""
-    reported = " ± ".join(f"{number:.1f}" for number in (row["reported"], row["spread"]) if number is not None)
+    reported = " ± ".join(
+        f"{number:.1f}" for number in (row["reported"], row["spread"]) if number is not None
+    )
     return [
         row["name"],
         f"{row['requested']:g}",
@@ -114,8 +131,12 @@ def cells(row: dict[str, Any]) -> list[str]:
 
 def main() -> None:
     """Measure the requests of each model in turn."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("requests", nargs="+", metavar="NAME:DB,DB", help="a model and its requests, in dB")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "requests", nargs="+", metavar="NAME:DB,DB", help="a model and its requests, in dB"
+    )
     parser.add_argument("--corpus", type=Path, required=True)
     parser.add_argument("--samples", type=int, default=32)
     parser.add_argument("--fresh", type=int, default=1000, help="rows, at most")

@@ -23,7 +23,14 @@ from tempfile import TemporaryDirectory
 import onnx
 
 import onnxq
-from bits_forms import count_kernels, describe_answers, describe_refusal, make_network, run_ort, show_table
+from bits_forms import (
+    count_kernels,
+    describe_answers,
+    describe_refusal,
+    make_network,
+    run_ort,
+    show_table,
+)
 from onnxq.annotate import PairInfo, annotate_model, find_pairs, read_sidecar, write_sidecar
 
 MARKS = ("<!-- tools: begin -->\n", "<!-- tools: end -->")
@@ -83,13 +90,19 @@ def count_right(expected: Iterable[PairInfo], found: Iterable[PairInfo]) -> str:
 def count_kept(before: onnx.ModelProto, after: onnx.ModelProto) -> tuple[str, str, str]:
     """Cells: nodes of pairs that keep their names, notes in the model's metadata and in that of nodes."""
     ours, theirs = (
-        {node.name: node for node in model.graph.node if node.op_type in ("QuantizeLinear", "DequantizeLinear")}
+        {
+            node.name: node
+            for node in model.graph.node
+            if node.op_type in ("QuantizeLinear", "DequantizeLinear")
+        }
         for model in (before, after)
     )
     names = ours.keys() & theirs.keys()
     held = {entry.key: entry.value for entry in after.metadata_props}
     notes = len(json.loads(held.get("onnxq.bits", "{}")).keys() & ours.keys())
-    inside = sum(any(entry.key == "onnxq.bits" for entry in theirs[name].metadata_props) for name in names)
+    inside = sum(
+        any(entry.key == "onnxq.bits" for entry in theirs[name].metadata_props) for name in names
+    )
     return f"{len(names)} of {len(ours)}", f"{notes} of {len(ours)}", f"{inside} of {len(ours)}"
 
 
@@ -97,7 +110,13 @@ def make_rows(python: str, folder: Path) -> Iterator[str]:
     """A row for each tool."""
     model, samples = make_network()
     rules = [{"op": "*", "set": {"quantize": True}}, {"tensor": "w1", "set": {"bits": 6}}]
-    changes = {"weights": {"bits": 4}, "activations": {"bits": 4}, "effort": "fast", "rules": rules, "latency": False}
+    changes = {
+        "weights": {"bits": 4},
+        "activations": {"bits": 4},
+        "effort": "fast",
+        "rules": rules,
+        "latency": False,
+    }
     file = onnxq.quantize(model, samples, "ort-int8", overrides=changes).model
     source, target, beside = (folder / name for name in ("before.onnx", "after.onnx", "bits.json"))
     onnx.save(file, source)
@@ -111,7 +130,9 @@ def make_rows(python: str, folder: Path) -> Iterator[str]:
             yield f"| {title} | {describe_refusal(refusal)} |" + " |" * 7
             continue
         after = onnx.load(target)
-        restored = (annotate_model(after, beside=notes).pairs for notes in (None, read_sidecar(beside)))
+        restored = (
+            annotate_model(after, beside=notes).pairs for notes in (None, read_sidecar(beside))
+        )
         cells = [
             *count_kept(file, after),
             *(count_right(pairs, found) for found in (find_pairs(after), *restored)),
@@ -123,7 +144,9 @@ def make_rows(python: str, folder: Path) -> Iterator[str]:
 
 def main() -> None:
     """Read the command line."""
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     options.add_argument("--python", default=sys.executable, help="of the environment of the tools")
     options.add_argument("--write", action="store_true")
     arguments = options.parse_args()

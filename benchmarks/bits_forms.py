@@ -48,7 +48,9 @@ def make_network() -> tuple[onnx.ModelProto, Samples]:
     for name, side in (("w0", 3), ("w1", 3), ("w2", 1)):
         weight = random.standard_normal((32, 32, side, side)) / (6 * side)
         model.graph.initializer.append(numpy_helper.from_array(weight.astype(np.float32), name))
-    return model, [{"x": random.standard_normal((1, 32, 8, 8)).astype(np.float32)} for _ in range(16)]
+    return model, [
+        {"x": random.standard_normal((1, 32, 8, 8)).astype(np.float32)} for _ in range(16)
+    ]
 
 
 def read_subject(text: str) -> tuple[onnx.ModelProto, Samples]:
@@ -57,7 +59,10 @@ def read_subject(text: str) -> tuple[onnx.ModelProto, Samples]:
     model = onnx.load(path)
     with np.load(data) as file:
         # Those to calibrate on stand first, in a folder of their own.
-        names = {value.name: next(key for key in file if key.endswith(value.name)) for value in model.graph.input}
+        names = {
+            value.name: next(key for key in file if key.endswith(value.name))
+            for value in model.graph.input
+        }
         arrays = {name: file[key] for name, key in names.items()}
     return model, [{name: array[k : k + 1] for name, array in arrays.items()} for k in range(16)]
 
@@ -65,7 +70,11 @@ def read_subject(text: str) -> tuple[onnx.ModelProto, Samples]:
 def measure_db(expected: np.ndarray, got: np.ndarray) -> float:
     """SQNR in dB; infinite for equal bits."""
     noise = float(np.square(expected.astype(np.float64) - got).sum())
-    return 10 * np.log10(float(np.square(expected.astype(np.float64)).sum()) / noise) if noise else np.inf
+    return (
+        10 * np.log10(float(np.square(expected.astype(np.float64)).sum()) / noise)
+        if noise
+        else np.inf
+    )
 
 
 class Quant(OpRun):
@@ -73,7 +82,9 @@ class Quant(OpRun):
 
     op_domain = QONNX
 
-    def _run(self, *inputs: np.ndarray, signed: int = 1, narrow: int = 0, **_: object) -> tuple[np.ndarray, ...]:
+    def _run(
+        self, *inputs: np.ndarray, signed: int = 1, narrow: int = 0, **_: object
+    ) -> tuple[np.ndarray, ...]:
         x, scale, zero, bits = inputs
         low = -(2 ** (bits - 1)) + narrow if signed else 0.0
         high = 2 ** (bits - 1) - 1 if signed else 2**bits - 1 - narrow
@@ -119,10 +130,14 @@ def count_kernels(model: onnx.ModelProto, engine: str) -> str:
     return f"{fused} of {len(proof.nodes)} in int8"
 
 
-def quantize_network(model: onnx.ModelProto, samples: Samples, preset: str, bits: tuple[int, int]) -> onnx.ModelProto:
+def quantize_network(
+    model: onnx.ModelProto, samples: Samples, preset: str, bits: tuple[int, int]
+) -> onnx.ModelProto:
     """The model in so many bits of weights and of activations, all of it."""
     chosen = {"weights": {"bits": bits[0]}, "activations": {"bits": bits[1]}, "effort": "fast"}
-    settings = onnxq.load_config(preset, {**chosen, "rules": [{"op": "*", "set": {"quantize": True}}]})
+    settings = onnxq.load_config(
+        preset, {**chosen, "rules": [{"op": "*", "set": {"quantize": True}}]}
+    )
     return onnxq.quantize(model, samples, settings, overrides={"latency": False}).model
 
 
@@ -131,10 +146,15 @@ def make_rows(model: onnx.ModelProto, samples: Samples) -> Iterator[str]:
     yield f"| weights, activations | form | numpy | ORT off | ORT on | {' | '.join(ENGINES)} |"
     yield "|---" * (5 + len(ENGINES)) + "|"
     for bits in WIDTHS:
-        files = {preset: quantize_network(model, samples, preset, bits) for preset in set(ENGINES.values())}
+        files = {
+            preset: quantize_network(model, samples, preset, bits)
+            for preset in set(ENGINES.values())
+        }
         answers = run_numpy(files["ort-int8"], samples)
         for form in FORMS:
-            written = {preset: annotate_model(file, form=form).model for preset, file in files.items()}
+            written = {
+                preset: annotate_model(file, form=form).model for preset, file in files.items()
+            }
             file = written["ort-int8"]
             cells = [
                 describe_answers(answers, partial(run_numpy, file, samples)),
@@ -159,7 +179,9 @@ def show_table(rows: Iterable[str], marks: tuple[str, str], *, write: bool) -> N
 
 def main() -> None:
     """Read the command line."""
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     options.add_argument("--subject", metavar="MODEL.onnx=DATA.npz")
     options.add_argument("--write", action="store_true")
     arguments = options.parse_args()

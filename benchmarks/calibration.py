@@ -34,7 +34,9 @@ def prepare(source: str, folder: str) -> None:
     ready = f"{folder}/model.onnx"
     try:
         quant_pre_process(source, ready)
-    except Exception as error:  # it raises plain Exception where its symbolic shape inference gives up
+    except (
+        Exception
+    ) as error:  # it raises plain Exception where its symbolic shape inference gives up
         print(f"the peer's symbolic shape inference failed ({error}); prepared without it")
         quant_pre_process(source, ready, skip_symbolic_shape=True)
     ops = sorted({*QDQRegistry, *QLinearOpsRegistry} - {*_EXCLUDED_BY_PEER})
@@ -57,7 +59,10 @@ def samples_of(model: str, data: str, count: int) -> list[dict[str, object]]:
             arrays[value.name] = found.astype(np.float32) if found.dtype == np.float16 else found
     ranks = {value.name: len(value.shape) for value in inputs}
     return [
-        {name: array[k] if array.ndim > ranks[name] else array[k : k + 1] for name, array in arrays.items()}
+        {
+            name: array[k] if array.ndim > ranks[name] else array[k : k + 1]
+            for name, array in arrays.items()
+        }
         for k in range(len(next(iter(arrays.values()))))
     ]
 
@@ -85,7 +90,10 @@ def peer(folder: str, data: str, method: str, count: int) -> None:
     )
     calibrator.collect_data(Reader())
     ranges = calibrator.compute_data()
-    told = {name: [float(end) for end in (one.range_value[0], one.range_value[1])] for name, one in ranges.items()}
+    told = {
+        name: [float(end) for end in (one.range_value[0], one.range_value[1])]
+        for name, one in ranges.items()
+    }
     Path(folder, "peer.json").write_text(json.dumps(told))
 
 
@@ -104,11 +112,15 @@ def ours(folder: str, data: str, method: str, count: int) -> None:
     spec = QuantSpec(signed=False, symmetric=False)
     tensors = json.loads(Path(folder, "choice.json").read_text())["tensors"]
     sites = tuple(
-        SitePlan(site=TensorId(name), role=Role.ACTIVATION, spec=spec, observer=ObserverSpec(method))
+        SitePlan(
+            site=TensorId(name), role=Role.ACTIVATION, spec=spec, observer=ObserverSpec(method)
+        )
         for name in tensors
     )
     dataset = load_data(data, index.inputs, DataConfig(samples=count))
-    plan = calibrate(proto, Plan(target="ort", model="", topology="", weights="", sites=sites), dataset)
+    plan = calibrate(
+        proto, Plan(target="ort", model="", topology="", weights="", sites=sites), dataset
+    )
     told = {}
     for site in plan.sites:
         if site.qparams is not None:
@@ -141,7 +153,9 @@ def main() -> None:
         parsed: list[object] = [int(one) if one.isdigit() else one for one in arguments]
         CHILDREN[name](*parsed)
         return
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("model", type=Path)
     parser.add_argument("data", type=Path)
     parser.add_argument("--samples", type=int, default=32)
@@ -153,18 +167,26 @@ def main() -> None:
         found: dict[str, list[Run]] = {"ours": [], "peer": []}
         for k in range(args.rounds):
             for tool in ("ours", "peer") if k % 2 == 0 else ("peer", "ours"):
-                found[tool].append(child(tool, name, str(args.data), args.method, str(args.samples)))
+                found[tool].append(
+                    child(tool, name, str(args.data), args.method, str(args.samples))
+                )
         agreed = agreement(Path(name))
     label = {"ours": "onnxq", "peer": "onnxruntime.quantization"}
     rows = [
-        [label[tool], f"{median(one.seconds for one in runs):.2f}", f"{median(one.peak_mb for one in runs):.0f}"]
+        [
+            label[tool],
+            f"{median(one.seconds for one in runs):.2f}",
+            f"{median(one.peak_mb for one in runs):.0f}",
+        ]
         for tool, runs in found.items()
     ]
     ratios = [
         f"{median(p.seconds / o.seconds for o, p in zip(found['ours'], found['peer'], strict=True)):.2f}×",
         f"{median(p.peak_mb / o.peak_mb for o, p in zip(found['ours'], found['peer'], strict=True)):.2f}×",
     ]
-    print(f"{args.model.name}, {args.samples} samples, {args.method}, median of {args.rounds} interleaved rounds\n")
+    print(
+        f"{args.model.name}, {args.samples} samples, {args.method}, median of {args.rounds} interleaved rounds\n"
+    )
     print(table([*rows, ["peer ÷ onnxq", *ratios]], ["calibration", "seconds", "peak MB"]))
     print(f"\n{agreed}")
 

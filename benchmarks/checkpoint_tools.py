@@ -97,7 +97,9 @@ def quantize_by_llmcompressor(scheme: str, floats: Path, out: Path) -> torch.nn.
         "num_calibration_samples": len(tokens),
         "max_seq_length": LENGTH,
     }
-    group = QuantizationArgs(num_bits=4, strategy="group", group_size=64, symmetric=False, actorder="weight")
+    group = QuantizationArgs(
+        num_bits=4, strategy="group", group_size=64, symmetric=False, actorder="weight"
+    )
     channel = QuantizationArgs(num_bits=8, strategy="channel")
     tensor = QuantizationArgs(num_bits=8, strategy="tensor", dynamic=False, symmetric=False)
     static = QuantizationScheme(targets=["Linear"], weights=channel, input_activations=tensor)
@@ -105,12 +107,16 @@ def quantize_by_llmcompressor(scheme: str, floats: Path, out: Path) -> torch.nn.
         "W4A16": (QuantizationModifier(targets="Linear", scheme="W4A16", ignore=["lm_head"]), {}),
         "GPTQ": (
             GPTQModifier(
-                config_groups={"g": QuantizationScheme(targets=["Linear"], weights=group)}, ignore=["lm_head"]
+                config_groups={"g": QuantizationScheme(targets=["Linear"], weights=group)},
+                ignore=["lm_head"],
             ),
             data,
         ),
         "W8A8": (QuantizationModifier(targets="Linear", scheme="W8A8", ignore=["lm_head"]), {}),
-        "W8A8 static": (QuantizationModifier(config_groups={"g": static}, ignore=["lm_head"]), data),
+        "W8A8 static": (
+            QuantizationModifier(config_groups={"g": static}, ignore=["lm_head"]),
+            data,
+        ),
     }
     recipe, samples = recipes[scheme]
     net = AutoModelForCausalLM.from_pretrained(floats, dtype=torch.float32)
@@ -131,7 +137,9 @@ def quantize_by_gptqmodel(method: str, floats: Path, out: Path) -> torch.nn.Modu
         "gptq desc_act": {"format": FORMAT.GPTQ, "desc_act": True},
         "gptq_v2": {"format": FORMAT.GPTQ_V2, "sym": False},
     }[method]
-    model = GPTQModel.load(str(floats), QuantizeConfig(bits=4, group_size=64, **options), device="cpu")
+    model = GPTQModel.load(
+        str(floats), QuantizeConfig(bits=4, group_size=64, **options), device="cpu"
+    )
     rows = [{"input_ids": row, "attention_mask": [1] * LENGTH} for row in make_tokens(16).tolist()]
     model.quantize(rows, batch_size=1)
     model.save(str(out))
@@ -144,9 +152,22 @@ def quantize_by_autoround(kind: str, floats: Path, out: Path) -> torch.nn.Module
 
     net = AutoModelForCausalLM.from_pretrained(floats, dtype=torch.float32)
     rows = [{"input_ids": row[None]} for row in make_tokens(16)]
-    options = {"iters": 20, "nsamples": 16, "seqlen": LENGTH, "batch_size": 4, "enable_torch_compile": False}
+    options = {
+        "iters": 20,
+        "nsamples": 16,
+        "seqlen": LENGTH,
+        "batch_size": 4,
+        "enable_torch_compile": False,
+    }
     tool = AutoRound(
-        net, make_tokenizer(floats), bits=4, group_size=64, sym=False, dataset=rows, device_map="cpu", **options
+        net,
+        make_tokenizer(floats),
+        bits=4,
+        group_size=64,
+        sym=False,
+        dataset=rows,
+        device_map="cpu",
+        **options,
     )
     tool.quantize_and_save(str(out), format=kind)
     # It makes a folder of its own, named after the model and the form.
@@ -158,7 +179,9 @@ def load_by_gptqmodel(folder: Path) -> torch.nn.Module:
     from gptqmodel import BACKEND, GPTQModel
 
     # In float16, as scales are stored: by default it loads them in bfloat16, which rounds them.
-    return GPTQModel.load(str(folder), device="cpu", backend=BACKEND.TORCH, dtype=torch.float16).model.float()
+    return GPTQModel.load(
+        str(folder), device="cpu", backend=BACKEND.TORCH, dtype=torch.float16
+    ).model.float()
 
 
 def write_gguf(kind: str, net: LlamaForCausalLM, out: Path) -> torch.nn.Module:
@@ -255,7 +278,9 @@ def export(net: torch.nn.Module, folder: Path) -> None:
     dynamo = {"dynamo": True, "external_data": False, "verbose": False, "dynamic_shapes": shapes}
     torch.onnx.export(Logits(plain), (tokens,), folder / "dynamo.onnx", **names, **dynamo)
     axes = {"dynamic_axes": {"ids": {0: "batch", 1: "length"}}}
-    torch.onnx.export(Logits(plain), (tokens,), folder / "script.onnx", dynamo=False, **names, **axes)
+    torch.onnx.export(
+        Logits(plain), (tokens,), folder / "script.onnx", dynamo=False, **names, **axes
+    )
 
 
 def main() -> None:
@@ -271,7 +296,9 @@ def main() -> None:
         train(floats)
     if tool == "gguf":
         net = write_gguf(
-            kind, AutoModelForCausalLM.from_pretrained(floats, dtype=torch.float32), folder / "checkpoint.gguf"
+            kind,
+            AutoModelForCausalLM.from_pretrained(floats, dtype=torch.float32),
+            folder / "checkpoint.gguf",
         )
     else:
         net = TOOLS[tool](kind, floats, out)

@@ -38,7 +38,15 @@ KINDS = (
     "gguf:Q8_0",
 )
 EXPORTS = {"dynamo.onnx": "torch.onnx, dynamo", "script.onnx": "TorchScript, names as in optimum"}
-HEADER = ["tool", "export", "weights", "perplexity of the tool", "of the file", "largest difference of a logit", "MB"]
+HEADER = [
+    "tool",
+    "export",
+    "weights",
+    "perplexity of the tool",
+    "of the file",
+    "largest difference of a logit",
+    "MB",
+]
 
 
 def compute_perplexity(logits: np.ndarray, tokens: np.ndarray) -> float:
@@ -60,7 +68,9 @@ def make_rows(python: str, kind: str, folder: Path) -> Iterator[list[str]]:
     title = f"{kind} {json.loads(done.stdout.splitlines()[-1])['version']}"
     with np.load(folder / "answers.npz") as answers:
         tokens, expected = answers["ids"], answers["logits"]
-    checkpoint = next(path for path in (folder / "checkpoint", folder / "checkpoint.gguf") if path.exists())
+    checkpoint = next(
+        path for path in (folder / "checkpoint", folder / "checkpoint.gguf") if path.exists()
+    )
     # auto-round makes a folder inside.
     checkpoint = next((path.parent for path in checkpoint.rglob("*.safetensors")), checkpoint)
     for name, export in EXPORTS.items():
@@ -70,7 +80,9 @@ def make_rows(python: str, kind: str, folder: Path) -> Iterator[list[str]]:
             yield [title, export, str(error)[:80], *[""] * 4]
 
 
-def describe_import(source: Path, checkpoint: Path, tokens: np.ndarray, expected: np.ndarray) -> list[str]:
+def describe_import(
+    source: Path, checkpoint: Path, tokens: np.ndarray, expected: np.ndarray
+) -> list[str]:
     """Cells of one import."""
     settings: dict[str, Any] = {"latency": False}
     imported = onnxq.import_weights(str(source), str(checkpoint), overrides=settings)
@@ -88,14 +100,18 @@ def describe_import(source: Path, checkpoint: Path, tokens: np.ndarray, expected
 
 def main() -> None:
     """Read the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("kinds", nargs="*", default=KINDS)
     parser.add_argument("--python", required=True, help="of the environment of the tools")
     parser.add_argument("--out", type=Path, default=Path("out/checkpoints"))
     arguments = parser.parse_args()
     rows = []
     for kind in arguments.kinds:
-        for row in make_rows(arguments.python, kind, arguments.out / kind.replace(":", "-").replace(" ", "-")):
+        for row in make_rows(
+            arguments.python, kind, arguments.out / kind.replace(":", "-").replace(" ", "-")
+        ):
             print(" | ".join(row), flush=True)
             rows.append(row)
     print(table(rows, HEADER))

@@ -64,7 +64,9 @@ def convert(subject: str, args: argparse.Namespace) -> list[str]:
     np.savez(data, **{key: value[: args.samples] for key, value in arrays.items()})
     if not made.exists():
         run([args.peer.get(tool, sys.executable), TOOLS, tool, source, data, made]).checked(tool)
-    converted, own = (args.out / f"{name}.{tool}.{kind}{plus}.{to}.onnx" for kind in ("converted", "own"))
+    converted, own = (
+        args.out / f"{name}.{tool}.{kind}{plus}.{to}.onnx" for kind in ("converted", "own")
+    )
     overrides = {"latency": False, "convert.complete": bool(plus)}
     done = onnxq.convert(made, to, data, overrides=overrides, out=converted, force=True)
     onnxq.quantize(source, data, f"{to}-int8", overrides={"latency": False}, out=own, force=True)
@@ -76,7 +78,11 @@ def convert(subject: str, args: argparse.Namespace) -> list[str]:
     ]
     exact, *said = (answer(path, samples) for path in (source, made, converted, own))
     kept = Counter(site.how for site in done.sites if site.role == "weight")
-    changed = (done.kernels.before, done.kernels.after) if done.kernels is not None else (KernelTypes(), KernelTypes())
+    changed = (
+        (done.kernels.before, done.kernels.after)
+        if done.kernels is not None
+        else (KernelTypes(), KernelTypes())
+    )
     kernels = (*changed, KernelTypes(count=len(proof.kernels), types=proof.by_op()))
     return [
         name,
@@ -92,7 +98,9 @@ def convert(subject: str, args: argparse.Namespace) -> list[str]:
 
 def main() -> None:
     """Print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("subjects", nargs="+", metavar="NAME=TOOL:TARGET")
     parser.add_argument("--corpus", type=Path, required=True)
     parser.add_argument("--peer", action="append", default=[], metavar="TOOL=PYTHON")

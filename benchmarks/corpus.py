@@ -49,7 +49,15 @@ def calibration(corpus: Path, name: str, out: Path, samples: int) -> Path:
     """Calibration inputs of one model, written once per number of samples."""
     path = out / f"{name}.calib{samples}.npz"
     if not path.exists():
-        command = [sys.executable, corpus / "evaluate.py", "--calib", name, path, "--samples", str(samples)]
+        command = [
+            sys.executable,
+            corpus / "evaluate.py",
+            "--calib",
+            name,
+            path,
+            "--samples",
+            str(samples),
+        ]
         run(command).checked("evaluate.py --calib")
     return path
 
@@ -63,10 +71,28 @@ def measure(name: str, args: argparse.Namespace) -> dict[str, Any]:
     made = run(onnxq("quantize", source, "--data", data, "-o", target, *options))
     (args.out / f"{name}.log").write_text(made.output, encoding="utf-8")
     if made.code:
-        return {"name": name, "error": made.output.strip().splitlines()[-1] if made.output.strip() else "no output"}
+        return {
+            "name": name,
+            "error": made.output.strip().splitlines()[-1] if made.output.strip() else "no output",
+        }
     before, after = evaluate(args.corpus, name), evaluate(args.corpus, name, target)
-    command = [sys.executable, HERE / "latency.py", f"float={source}", f"int8={target}", "--data", data, "--json"]
-    command += ["--threads", str(args.threads), "--rounds", str(args.rounds), "--blocks", str(args.blocks)]
+    command = [
+        sys.executable,
+        HERE / "latency.py",
+        f"float={source}",
+        f"int8={target}",
+        "--data",
+        data,
+        "--json",
+    ]
+    command += [
+        "--threads",
+        str(args.threads),
+        "--rounds",
+        str(args.rounds),
+        "--blocks",
+        str(args.blocks),
+    ]
     if name in args.length:
         command += ["--length", str(args.length[name])]
     timed = {row["name"]: row for row in json.loads(run(command).checked("latency.py").last_line)}
@@ -108,12 +134,20 @@ def cells(row: dict[str, Any]) -> list[str]:
 
 def parse() -> argparse.Namespace:
     """The command line; what follows `--` goes to `onnxq quantize` as it is."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--corpus", type=Path, required=True)
     parser.add_argument("--models", nargs="*", help="only these (default: all of models/)")
     parser.add_argument("--samples", type=int, default=64)
     parser.add_argument("--config", default="ort-int8", help="preset or file")
-    parser.add_argument("--length", action="append", default=[], metavar="NAME=N", help="sequence length for latency")
+    parser.add_argument(
+        "--length",
+        action="append",
+        default=[],
+        metavar="NAME=N",
+        help="sequence length for latency",
+    )
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--blocks", type=int, default=5)
@@ -124,7 +158,9 @@ def parse() -> argparse.Namespace:
     args = parser.parse_args(own)
     args.options = options
     args.length = {name: int(n) for name, _, n in (item.partition("=") for item in args.length)}
-    args.models = args.models or sorted(path.stem for path in (args.corpus / "models").glob("*.onnx"))
+    args.models = args.models or sorted(
+        path.stem for path in (args.corpus / "models").glob("*.onnx")
+    )
     if not args.models:
         parser.error(f"no models in {args.corpus / 'models'}")
     return args

@@ -53,7 +53,13 @@ def _make_pair(size: int, inner: int) -> nn.Sequential:
 def make_plain() -> nn.Sequential:
     """[N, 1, 16, 16] -> logits [N, 10]."""
     layers: list[nn.Module] = []
-    for read, written, stride in ((1, 32, 1), (32, 64, 2), (64, 64, 1), (64, 128, 2), (128, 128, 1)):
+    for read, written, stride in (
+        (1, 32, 1),
+        (32, 64, 2),
+        (64, 64, 1),
+        (64, 128, 2),
+        (128, 128, 1),
+    ):
         layers += [nn.Conv2d(read, written, 3, stride, 1), nn.ReLU()]
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(128, 10))
 

@@ -103,11 +103,15 @@ def _made(case: Case, dtype: torch.dtype, device: str) -> Tensors:
     scale = (torch.rand(shape, generator=rng) * 0.1 + 0.3).to(device)
     zero = torch.zeros(shape, device=device)
     fixed = scale.clone(), zero.clone()
-    return Tensors(x.requires_grad_(), scale.requires_grad_(), zero.requires_grad_(), dy, case.axis, fixed)
+    return Tensors(
+        x.requires_grad_(), scale.requires_grad_(), zero.requires_grad_(), dy, case.axis, fixed
+    )
 
 
 def _spread(values: Tensor, x: Tensor, axis: int | None) -> Tensor:
-    return values if axis is None else values.reshape([-1 if k == axis else 1 for k in range(x.dim())])
+    return (
+        values if axis is None else values.reshape([-1 if k == axis else 1 for k in range(x.dim())])
+    )
 
 
 def _through(rounded: Tensor, value: Tensor) -> Tensor:
@@ -118,7 +122,9 @@ def _composed(x: Tensor, scale: Tensor, zero: Tensor, axis: int | None) -> Tenso
     """The form that people write: straight-through by detach."""
     steps, shift = _spread(scale, x, axis), _spread(_through(zero.round(), zero), x, axis)
     ratio = x.float() / steps
-    return (((_through(ratio.round(), ratio) + shift).clamp(QMIN, QMAX) - shift) * steps).to(x.dtype)
+    return (((_through(ratio.round(), ratio) + shift).clamp(QMIN, QMAX) - shift) * steps).to(
+        x.dtype
+    )
 
 
 class _ByHand(torch.autograd.Function):
@@ -140,7 +146,12 @@ class _FixedByHand(_ByHand):
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> Any:
-        return compute_backward(dy, *ctx.saved_tensors, ctx.grid, (True, False, False))[0], None, None, None
+        return (
+            compute_backward(dy, *ctx.saved_tensors, ctx.grid, (True, False, False))[0],
+            None,
+            None,
+            None,
+        )
 
 
 def _by_hand(x: Tensor, scale: Tensor, zero: Tensor, axis: int | None) -> Tensor:
@@ -191,7 +202,10 @@ class Contender:
 
 
 def _contenders() -> dict[str, Contender]:
-    compiled = [torch.compile(each, dynamic=False) for each in (_composed, _composed, _fixed_by_hand, _by_hand)]
+    compiled = [
+        torch.compile(each, dynamic=False)
+        for each in (_composed, _composed, _fixed_by_hand, _by_hand)
+    ]
     return {
         _OURS[False]: Contender(_ours, False),
         "torch.fake_quantize_*": Contender(_torch_fixed, False),
@@ -255,7 +269,10 @@ def _limits(t: Tensors) -> dict[str, tuple[Callable[[], Any], Callable[[], Any]]
     back.call.y = only_x.call.y = there.call.y
     return {
         _LIMIT: (lambda: out.copy_(x), lambda: torch.add(x, dy, out=out)),
-        f"{_KERNELS}, dx alone": (partial(kernels.run_call, there), partial(kernels.run_call, only_x)),
+        f"{_KERNELS}, dx alone": (
+            partial(kernels.run_call, there),
+            partial(kernels.run_call, only_x),
+        ),
         _KERNELS: (partial(kernels.run_call, there), partial(kernels.run_call, back)),
         "copy, add, new output": (x.clone, lambda: x + dy),
     }
@@ -271,13 +288,17 @@ def _find_wrong(t: Tensors, contenders: dict[str, Contender]) -> list[str]:
         with contextlib.suppress(RuntimeError, NotImplementedError):
             y = one.forward(t)
             for own, right in zip((y, *one.backward(y, t)), wanted, strict=False):
-                if not float((own.detach() - right).abs().mean()) <= 0.05 * float(right.abs().mean()):
+                if not float((own.detach() - right).abs().mean()) <= 0.05 * float(
+                    right.abs().mean()
+                ):
                     wrong.append(name)
                     break
     return wrong
 
 
-def _measure(t: Tensors, contenders: dict[str, Contender], rounds: int, clock: _Clock) -> dict[str, list[float]]:
+def _measure(
+    t: Tensors, contenders: dict[str, Contender], rounds: int, clock: _Clock
+) -> dict[str, list[float]]:
     """Least forward and backward milliseconds per row; rows that fail once are left out."""
     limits = _limits(t)
     for name in _find_wrong(t, contenders):
@@ -313,7 +334,9 @@ def _measure(t: Tensors, contenders: dict[str, Contender], rounds: int, clock: _
     return least
 
 
-def _shown(least: dict[str, list[float]], t: Tensors, contenders: dict[str, Contender], device: str) -> str:
+def _shown(
+    least: dict[str, list[float]], t: Tensors, contenders: dict[str, Contender], device: str
+) -> str:
     size = t.x.numel() * t.x.element_size()
     limit = least[_LIMIT]
     head = ["", "forward ms", "× limit", "backward ms", "× limit", "both ms", "÷ onnxq"]
@@ -321,7 +344,13 @@ def _shown(least: dict[str, list[float]], t: Tensors, contenders: dict[str, Cont
         head += ["forward % of copy", "backward % of copy"]
     rows = []
     for name, (first, second) in least.items():
-        row = [name, f"{first:.3f}", f"{first / limit[0]:.2f}", f"{second:.3f}", f"{second / limit[1]:.2f}"]
+        row = [
+            name,
+            f"{first:.3f}",
+            f"{first / limit[0]:.2f}",
+            f"{second:.3f}",
+            f"{second / limit[1]:.2f}",
+        ]
         against = f"{_against(least, contenders, name):.2f}" if name in contenders else ""
         row += [f"{first + second:.3f}", against]
         if device == "cuda":
@@ -342,7 +371,11 @@ def _verdict(least: dict[str, list[float]], contenders: dict[str, Contender]) ->
     for name, way in ((_KERNELS, 0), (f"{_KERNELS}, dx alone", 1), (_KERNELS, 1)):
         row.append(f"{least[name][way] / least[_LIMIT][way]:.2f}" if name in least else "")
     for learned, ours in _OURS.items():
-        others = [each for each in least if each in contenders and contenders[each].learned is learned and each != ours]
+        others = [
+            each
+            for each in least
+            if each in contenders and contenders[each].learned is learned and each != ours
+        ]
         best = min(others, key=lambda each: sum(least[each]))
         row += [f"{sum(least[ours]):.3f}", f"{_against(least, contenders, best):.2f} ({best})"]
     return row
@@ -350,32 +383,58 @@ def _verdict(least: dict[str, list[float]], contenders: dict[str, Contender]) ->
 
 def _last_cache() -> int:
     """Bytes of the last cache, as Linux gives it for the first core; 0 where it does not."""
-    sizes = [path.read_text().strip() for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size")]
-    return max((int(size[:-1]) * {"K": 1 << 10, "M": 1 << 20}[size[-1]] for size in sizes), default=0)
+    sizes = [
+        path.read_text().strip()
+        for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size")
+    ]
+    return max(
+        (int(size[:-1]) * {"K": 1 << 10, "M": 1 << 20}[size[-1]] for size in sizes), default=0
+    )
 
 
 def main() -> None:
     """Measure every case and print a table for each."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", choices=["cpu", "cuda"])
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--device", default="cuda" if torch.cuda.is_available() else "cpu", choices=["cpu", "cuda"]
+    )
     parser.add_argument("--dtype", default="float32", choices=["float32", "float16", "bfloat16"])
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--rounds", type=int, default=30)
-    parser.add_argument("--small", action="store_true", help="small tensors: what a call costs besides its bytes")
-    parser.add_argument("--times", type=int, default=1, help="the first axis of each tensor is so many times as long")
-    parser.add_argument("--host", action="store_true", help="on CUDA: what the host takes to queue a call")
+    parser.add_argument(
+        "--small", action="store_true", help="small tensors: what a call costs besides its bytes"
+    )
+    parser.add_argument(
+        "--times",
+        type=int,
+        default=1,
+        help="the first axis of each tensor is so many times as long",
+    )
+    parser.add_argument(
+        "--host", action="store_true", help="on CUDA: what the host takes to queue a call"
+    )
     parser.add_argument("--only", default="", help="cases whose name contains this")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     torch.set_num_threads(options.threads)
-    where = torch.cuda.get_device_name() if options.device == "cuda" else platform.processor() or platform.machine()
+    where = (
+        torch.cuda.get_device_name()
+        if options.device == "cuda"
+        else platform.processor() or platform.machine()
+    )
     print(
         f"torch {torch.__version__}, {where}, {options.threads} threads, {options.dtype}, {options.rounds} rounds,",
         end=" ",
     )
     print(f"load {os.getloadavg()[0]:.1f}")
     clock, contenders = _Clock(options.device, options.host), _contenders()
-    cache = torch.cuda.get_device_properties().L2_cache_size if options.device == "cuda" else _last_cache()
+    cache = (
+        torch.cuda.get_device_properties().L2_cache_size
+        if options.device == "cuda"
+        else _last_cache()
+    )
     print(f"last cache {cache / 2**20:.0f} MiB" if cache else "last cache of unknown size")
     summary = []
     for case in SMALL if options.small else CASES:

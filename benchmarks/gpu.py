@@ -54,7 +54,9 @@ def make_subject(item: str, corpus: Path | None, out: Path, count: int) -> Subje
     return Subject(item, source, data, None)
 
 
-def make_files(one: Subject, out: Path, wanted: Sequence[str], peer: str, options: Sequence[str]) -> Made:
+def make_files(
+    one: Subject, out: Path, wanted: Sequence[str], peer: str, options: Sequence[str]
+) -> Made:
     """Every file of a model that was asked for."""
     made = Made()
 
@@ -93,7 +95,9 @@ def make_rows(name: str, batch: int, made: Made, found: dict[str, Any]) -> list[
     """A line for each file of a model at one batch."""
     models = dict(zip(made.files, found.get("models", ()), strict=False))
     if not models:
-        return [[name, str(batch), "", brief(str((found.get("error") or {}).get("cause", "failed")))]]
+        return [
+            [name, str(batch), "", brief(str((found.get("error") or {}).get("cause", "failed")))]
+        ]
     half = find_median(models.get("float16"))
     rows = []
     for file in (*made.files, *made.failed):
@@ -108,7 +112,12 @@ def make_rows(name: str, batch: int, made: Made, found: dict[str, Any]) -> list[
         if best is not None:
             own = find_median(one)
             ratio = f"{half / own:.2f}" if half and own else ""
-            row += [f"{best['median_ms']:.3f}", f"{best['p99_ms']:.3f}", f"{best['per_second']:.0f}", ratio]
+            row += [
+                f"{best['median_ms']:.3f}",
+                f"{best['p99_ms']:.3f}",
+                f"{best['per_second']:.0f}",
+                ratio,
+            ]
         rows.append(row)
     return rows
 
@@ -129,8 +138,12 @@ def describe(found: dict[str, Any]) -> str:
 
 def main() -> None:
     """Parse, make, build, time, print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("models", nargs="+", help=f"NAME, MODEL.onnx=DATA.npz, or one of {', '.join(SHAPES)}")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "models", nargs="+", help=f"NAME, MODEL.onnx=DATA.npz, or one of {', '.join(SHAPES)}"
+    )
     parser.add_argument("--corpus", type=Path, help="folder with models/, data/ and evaluate.py")
     parser.add_argument("--samples", type=int, default=32)
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 32])
@@ -138,7 +151,9 @@ def main() -> None:
     parser.add_argument("--engine", default="tensorrt", choices=["tensorrt", "tensorrt-rtx"])
     parser.add_argument("--peer", default="", help="modelopt=PYTHON: the interpreter that has it")
     parser.add_argument("--effort", default="balanced")
-    parser.add_argument("--seconds", type=float, default=10.0, help="of timing, for each model and batch")
+    parser.add_argument(
+        "--seconds", type=float, default=10.0, help="of timing, for each model and batch"
+    )
     parser.add_argument("--out", type=Path, default=Path("build/gpu"))
     parser.add_argument("--write", type=Path, help="a page whose rows are replaced")
     args = parser.parse_args()
@@ -159,7 +174,9 @@ def main() -> None:
     print(text)
     if args.write:
         page = args.write.read_text(encoding="utf-8")
-        args.write.write_text(_ROWS.sub(lambda old: f"{old[1]}{text}{old[2]}", page), encoding="utf-8")
+        args.write.write_text(
+            _ROWS.sub(lambda old: f"{old[1]}{text}{old[2]}", page), encoding="utf-8"
+        )
 
 
 if __name__ == "__main__":

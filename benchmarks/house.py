@@ -110,7 +110,11 @@ class Source:
     def docstrings(self) -> list[ast.Constant]:
         """The docstrings of the module, its classes and its functions."""
         kinds = (ast.Module, ast.ClassDef, *_FUNCTIONS)
-        owners = [node for node in self.nodes if isinstance(node, kinds) and ast.get_docstring(node) is not None]
+        owners = [
+            node
+            for node in self.nodes
+            if isinstance(node, kinds) and ast.get_docstring(node) is not None
+        ]
         return [owner.body[0].value for owner in owners]  # type: ignore[attr-defined]
 
     @property
@@ -121,14 +125,20 @@ class Source:
     @cached_property
     def comments(self) -> list[int]:
         """Lines of comments for people; a comment of three lines counts three times."""
-        matches = [match for match in _COMMENTS.finditer(self.text) if match[1] and not _DIRECTIVES.match(match[1])]
+        matches = [
+            match
+            for match in _COMMENTS.finditer(self.text)
+            if match[1] and not _DIRECTIVES.match(match[1])
+        ]
         return [self.text.count("\n", 0, match.start()) + 1 for match in matches]
 
     @cached_property
     def code(self) -> int:
         """Lines of code: without blank lines, comments and docstrings."""
         bare = _COMMENTS.sub(lambda match: "" if match[1] else match[0], self.text).splitlines()
-        prose = {line for doc in self.docstrings for line in range(doc.lineno, (doc.end_lineno or 0) + 1)}
+        prose = {
+            line for doc in self.docstrings for line in range(doc.lineno, (doc.end_lineno or 0) + 1)
+        }
         return sum(bool(text.strip()) and line not in prose for line, text in enumerate(bare, 1))
 
     @cached_property
@@ -141,7 +151,11 @@ class Source:
     def functions(self) -> Iterator[Function]:
         """Functions of the module itself, without dunder methods and main."""
         for node in self.nodes[0].body:  # type: ignore[attr-defined]
-            if isinstance(node, _FUNCTIONS) and node.name != "main" and not node.name.startswith("__"):
+            if (
+                isinstance(node, _FUNCTIONS)
+                and node.name != "main"
+                and not node.name.startswith("__")
+            ):
                 yield node
 
     @property
@@ -169,7 +183,11 @@ class Source:
         """Modules of the project that it imports, at the top, lazily or by `import_module`; not for types alone."""
         for_types = set()
         for node in self.nodes:
-            if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
+            if (
+                isinstance(node, ast.If)
+                and isinstance(node.test, ast.Name)
+                and node.test.id == "TYPE_CHECKING"
+            ):
                 for_types.update(*map(ast.walk, node.body))
         imports: set[str] = set()
         for node in self.nodes:
@@ -230,15 +248,21 @@ class House:
     @cached_property
     def expressions(self) -> int:
         """Expressions in the syntax trees: the size that squeezing lines does not lower."""
-        return self.sum_sources(lambda source: sum(isinstance(node, ast.expr) for node in source.nodes))
+        return self.sum_sources(
+            lambda source: sum(isinstance(node, ast.expr) for node in source.nodes)
+        )
 
     @cached_property
     def figures(self) -> dict[str, float]:
         """The value of each figure; for a room of those that rooms have."""
-        names = [name for name, figure in FIGURES.items() if self.tests is not None or not figure.whole]
+        names = [
+            name for name, figure in FIGURES.items() if self.tests is not None or not figure.whole
+        ]
         return {name: FIGURES[name].measure(self) for name in names}
 
-    def measure_share(self, figure: str, count: Callable[[Source], Any], scale: float = 100) -> float:
+    def measure_share(
+        self, figure: str, count: Callable[[Source], Any], scale: float = 100
+    ) -> float:
         """The offenders of a figure, in a hundred of all that is counted."""
         return scale * len(self.list_offenders(figure)) / max(self.sum_sources(count), 1)
 
@@ -258,7 +282,9 @@ class Figure:
         return value >= limit if self.at_least else value <= limit
 
 
-def _list_named(nodes: Callable[[Source], Iterable[Any]], is_bad: Callable[[str], bool]) -> Callable[[House], Any]:
+def _list_named(
+    nodes: Callable[[Source], Iterable[Any]], is_bad: Callable[[str], bool]
+) -> Callable[[House], Any]:
     """Lists the definitions whose name is bad."""
     return lambda house: (
         Place(source.path, node.lineno, node.name)
@@ -316,13 +342,23 @@ def _list_entered(house: House) -> list[Place]:
 
 # In the order of the table.
 FIGURES: dict[str, Figure] = {
-    "expressions": Figure("expressions, thousands", lambda house: house.expressions / 1000, whole=True),
-    "density": Figure("expressions per line of code", lambda house: house.expressions / max(house.code, 1)),
+    "expressions": Figure(
+        "expressions, thousands", lambda house: house.expressions / 1000, whole=True
+    ),
+    "density": Figure(
+        "expressions per line of code", lambda house: house.expressions / max(house.code, 1)
+    ),
     "imports": Figure(
         "lines of imports, % of code",
-        lambda house: 100 * house.sum_sources(lambda source: source.import_lines) / max(house.code, 1),
+        lambda house: (
+            100 * house.sum_sources(lambda source: source.import_lines) / max(house.code, 1)
+        ),
     ),
-    "file": Figure("lines of code in a file, mean", lambda house: house.code / len(house.sources), at_least=True),
+    "file": Figure(
+        "lines of code in a file, mean",
+        lambda house: house.code / len(house.sources),
+        at_least=True,
+    ),
     "longest": Figure(
         "lines of the longest file",
         lambda house: max(source.lines for source in house.sources),
@@ -336,7 +372,8 @@ FIGURES: dict[str, Figure] = {
     "folder": Figure(
         "most files in one folder",
         lambda house: max(
-            Counter(s.path.parent for s in house.sources if s.path.name != "__init__.py").values(), default=0
+            Counter(s.path.parent for s in house.sources if s.path.name != "__init__.py").values(),
+            default=0,
         ),
     ),
     "entered": Figure(
@@ -383,17 +420,25 @@ FIGURES: dict[str, Figure] = {
     ),
     "public-participles": Figure(
         "public ones of these",
-        lambda house: sum(not place.name.startswith("_") for place in house.list_offenders("participles")),
+        lambda house: sum(
+            not place.name.startswith("_") for place in house.list_offenders("participles")
+        ),
     ),
     "comments": Figure(
         "comments per 100 lines of all",
-        lambda house: 100 * house.sum_sources(lambda s: s.comments) / max(house.sum_sources(lambda s: s.lines), 1),
+        lambda house: (
+            100
+            * house.sum_sources(lambda s: s.comments)
+            / max(house.sum_sources(lambda s: s.lines), 1)
+        ),
         _list_uncommented,
         at_least=True,
     ),
     "what": Figure(
         '"what" per 1,000 words of docstrings',
-        lambda house: house.measure_share("what", lambda source: source.docstring_words, scale=1000),
+        lambda house: house.measure_share(
+            "what", lambda source: source.docstring_words, scale=1000
+        ),
         _list_what,
     ),
     "what-first": Figure(
@@ -417,7 +462,9 @@ FIGURES: dict[str, Figure] = {
 
 def read_house() -> House:
     """The whole project."""
-    sources = [Source(path) for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py"))]
+    sources = [
+        Source(path) for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py"))
+    ]
     tests = sum(len(path.read_bytes().splitlines()) for path in (ROOT / "tests").rglob("*.py"))
     return House(sources, tests)
 
@@ -454,7 +501,9 @@ def make_table(house: House) -> str:
     for name, value in house.figures.items():
         sign = "≥" if FIGURES[name].at_least else "≤"
         bounds = " | ".join(f"{sign} {limits[name][bound]:.3g}" for bound in ("limit", "goal"))
-        rows.append(f"| {FIGURES[name].label} | {limits[name]['before']:.3g} | {value:.3g} | {bounds} |")
+        rows.append(
+            f"| {FIGURES[name].label} | {limits[name]['before']:.3g} | {value:.3g} | {bounds} |"
+        )
     return "\n".join(rows) + "\n"
 
 
@@ -463,8 +512,19 @@ def make_rooms(house: House) -> str:
     rooms: dict[str, list[Source]] = {}
     for source in house.sources:
         rooms.setdefault(source.room, []).append(source)
-    kinds = ("density", "imports", "file", "longest", "vague", "one-word-methods", "one-word", "comments")
-    lines = [f"{'room':32}{'files':>7}{'code':>7}{'expr':>8}" + "".join(f"{kind:>18}" for kind in kinds)]
+    kinds = (
+        "density",
+        "imports",
+        "file",
+        "longest",
+        "vague",
+        "one-word-methods",
+        "one-word",
+        "comments",
+    )
+    lines = [
+        f"{'room':32}{'files':>7}{'code':>7}{'expr':>8}" + "".join(f"{kind:>18}" for kind in kinds)
+    ]
     for room, sources in [*sorted(rooms.items()), ("all", list(house.sources))]:
         part = House(sources)
         figures = "".join(f"{part.figures[kind]:>18.3g}" for kind in kinds)
@@ -481,11 +541,15 @@ def write_table(house: House) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command; 1 where a limit does not hold."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     modes = parser.add_mutually_exclusive_group()
     for mode in ("rooms", "write", "ratchet"):
         modes.add_argument(f"--{mode}", action="store_true")
-    modes.add_argument("--list", choices=sorted(name for name, figure in FIGURES.items() if figure.find))
+    modes.add_argument(
+        "--list", choices=sorted(name for name, figure in FIGURES.items() if figure.find)
+    )
     options, house = parser.parse_args(arguments), read_house()
     if options.list:
         print(*house.list_offenders(options.list), sep="\n")
@@ -498,7 +562,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     else:
         print(make_table(house), end="")
         limits = read_limits()
-        return int(not all(FIGURES[name].holds(value, limits[name]["limit"]) for name, value in house.figures.items()))
+        return int(
+            not all(
+                FIGURES[name].holds(value, limits[name]["limit"])
+                for name, value in house.figures.items()
+            )
+        )
     return 0
 
 

@@ -87,15 +87,30 @@ def make_file(row: Row, folder: Path, target: Path, modelopt: str) -> None:
         done = run([python, TOOLS, row.tool, source, samples, target])
     else:
         text = folder / "train.txt" if row.data == TEXT else row.data
-        data = ["--data", text, "--tokenizer", "bytes", "--samples", str(SAMPLES)] if row.data else []
+        data = (
+            ["--data", text, "--tokenizer", "bytes", "--samples", str(SAMPLES)] if row.data else []
+        )
         sets = [part for one in row.sets for part in ("--set", one)]
-        command = [sys.executable, "-m", "onnxq", "quantize", source, "-o", target, "--force", "--no-latency"]
+        command = [
+            sys.executable,
+            "-m",
+            "onnxq",
+            "quantize",
+            source,
+            "-o",
+            target,
+            "--force",
+            "--no-latency",
+        ]
         done = run([*command, "--config", row.config, *sets, *data])
     if done.code:
         print(f"{row.name}: failed: {done.last_line}")
         target.unlink(missing_ok=True)
         return
-    print(f"{row.name}: {done.seconds:.0f} s, {done.peak_mb:.0f} MB; {done.last_line[:100]}", flush=True)
+    print(
+        f"{row.name}: {done.seconds:.0f} s, {done.peak_mb:.0f} MB; {done.last_line[:100]}",
+        flush=True,
+    )
 
 
 def write_samples(folder: Path) -> None:
@@ -117,7 +132,9 @@ def measure_constants(files: Iterable[str]) -> dict[str, int]:
         "import json, sys, onnx; from onnxq.graph.storage import count_model_bytes; "
         "print(json.dumps({f: count_model_bytes(onnx.load(f)) for f in sys.argv[1:]}))"
     )
-    sizes: dict[str, int] = json.loads(run([sys.executable, "-c", code, *files]).checked("measuring sizes").last_line)
+    sizes: dict[str, int] = json.loads(
+        run([sys.executable, "-c", code, *files]).checked("measuring sizes").last_line
+    )
     return sizes
 
 
@@ -131,17 +148,29 @@ def print_table(found: dict[str, Any], names: dict[str, str], constants: dict[st
     print("|---|---:|---:|---:|---:|---:|---:|---:|---:|")
     for one in found["models"]:
         sizes = constants[one["name"]] / 1e6, one["size"] / 1e6
-        figures = (*sizes, one["perplexity"], 100 * one["agreement"], one["divergence"], one["generated"])
+        figures = (
+            *sizes,
+            one["perplexity"],
+            100 * one["agreement"],
+            one["divergence"],
+            one["generated"],
+        )
         cells = "{:.2f} | {:.2f} | {:.4f} | {:.2f}% | {:.5f} | {:.1f}".format(*figures)
         print(f"| {names[one['name']]} | {cells} | {one['prompt']:.0f} | {one['generation']:.0f} |")
 
 
 def main() -> None:
     """Make the files, run them, print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--modelopt", default="", metavar="PYTHON", help="an interpreter that has nvidia-modelopt")
-    parser.add_argument("--only", nargs="*", default=[], metavar="TEXT", help="rows whose names have one of these")
+    parser.add_argument(
+        "--modelopt", default="", metavar="PYTHON", help="an interpreter that has nvidia-modelopt"
+    )
+    parser.add_argument(
+        "--only", nargs="*", default=[], metavar="TEXT", help="rows whose names have one of these"
+    )
     parser.add_argument("--windows", type=int, default=400, help="windows of the test")
     given = parser.parse_args()
     made = given.folder / "rows"
@@ -157,8 +186,25 @@ def main() -> None:
             make_file(row, given.folder, target, given.modelopt)
         if target.exists():
             names[str(target)] = row.name
-    command = [sys.executable, "-m", "onnxq", "perplexity", *names, "--data", given.folder / "test.txt"]
-    asked = ["--tokenizer", "bytes", "--samples", str(given.windows), "--prompts", "32", "--json", "--quiet"]
+    command = [
+        sys.executable,
+        "-m",
+        "onnxq",
+        "perplexity",
+        *names,
+        "--data",
+        given.folder / "test.txt",
+    ]
+    asked = [
+        "--tokenizer",
+        "bytes",
+        "--samples",
+        str(given.windows),
+        "--prompts",
+        "32",
+        "--json",
+        "--quiet",
+    ]
     done = run([*command, *asked]).checked("measuring")
     print_table(json.loads(done.output[done.output.index("{") :]), names, measure_constants(names))
 

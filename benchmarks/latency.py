@@ -48,17 +48,34 @@ def compare(
             ratios[name].append(found[name].speedup(found[reference]))
     rows: list[dict[str, object]] = []
     for name, own in ratios.items():
-        times = {"median_ms": median(b.median_ms for b in blocks[name]), "min_ms": min(b.min_ms for b in blocks[name])}
-        rows.append({"name": name, **times, "ratio": median(own), "ratio_low": min(own), "ratio_high": max(own)})
+        times = {
+            "median_ms": median(b.median_ms for b in blocks[name]),
+            "min_ms": min(b.min_ms for b in blocks[name]),
+        }
+        rows.append(
+            {
+                "name": name,
+                **times,
+                "ratio": median(own),
+                "ratio_low": min(own),
+                "ratio_high": max(own),
+            }
+        )
     return rows
 
 
 def main() -> None:
     """Parse, measure, print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("models", nargs="+", help="MODEL.onnx or NAME=MODEL.onnx")
-    parser.add_argument("--data", type=Path, help="anything `onnxq quantize --data` takes (default: synthetic)")
-    parser.add_argument("--length", type=int, help="length of an open second axis, for sequence models")
+    parser.add_argument(
+        "--data", type=Path, help="anything `onnxq quantize --data` takes (default: synthetic)"
+    )
+    parser.add_argument(
+        "--length", type=int, help="length of an open second axis, for sequence models"
+    )
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=15, help="interleaved rounds in a block")
     parser.add_argument("--blocks", type=int, default=5, help="blocks, each with fresh sessions")

@@ -30,7 +30,17 @@ UNMET = 4
 # By the type of constants that are weights.
 _BITS = {TensorProto.INT8: 8, TensorProto.UINT8: 8, TensorProto.INT4: 4, TensorProto.UINT4: 4}
 FRONT = ["model", "points", "median dB off", "largest", "in order", "seconds"]
-FILES = ["model", "file", "operators", "metric", "SQNR dB", "bytes of weights", "MB", "ms", "seconds"]
+FILES = [
+    "model",
+    "file",
+    "operators",
+    "metric",
+    "SQNR dB",
+    "bytes of weights",
+    "MB",
+    "ms",
+    "seconds",
+]
 
 
 def count_weight_bytes(path: Path) -> float:
@@ -41,11 +51,27 @@ def count_weight_bytes(path: Path) -> float:
     return sum(math.prod(stored.dims) * _BITS.get(stored.data_type, 0) / 8 for stored in weights)
 
 
-def make(args: argparse.Namespace, name: str, kind: str, command: str, *options: str) -> dict[str, Any]:
+def make(
+    args: argparse.Namespace, name: str, kind: str, command: str, *options: str
+) -> dict[str, Any]:
     """Run a command of onnxq, and score its file."""
     source, target = args.corpus / "models" / f"{name}.onnx", args.out / f"{name}.{kind}.onnx"
     data = calibration(args.corpus, name, args.out, args.samples)
-    done = run(onnxq(command, source, "--data", data, "--notes", "none", "--force", "--json", "-o", target, *options))
+    done = run(
+        onnxq(
+            command,
+            source,
+            "--data",
+            data,
+            "--notes",
+            "none",
+            "--force",
+            "--json",
+            "-o",
+            target,
+            *options,
+        )
+    )
     if done.code not in (0, UNMET):
         sys.exit(done.output)
     # Behind it stands the message of a limit that no model keeps.
@@ -68,7 +94,9 @@ def make(args: argparse.Namespace, name: str, kind: str, command: str, *options:
     }
 
 
-def measure(args: argparse.Namespace, name: str, rows: dict[tuple[str, str], dict[str, Any]]) -> None:
+def measure(
+    args: argparse.Namespace, name: str, rows: dict[tuple[str, str], dict[str, Any]]
+) -> None:
     """All files of a model that have no row yet."""
 
     def add(kind: str, command: str, *options: str) -> dict[str, Any]:
@@ -82,7 +110,14 @@ def measure(args: argparse.Namespace, name: str, rows: dict[tuple[str, str], dic
     limit = plain["bytes"] - (1 - args.share) * plain["weights"]
     add("max-size", "search", "--max-size", str(int(limit)), "--precisions", "w8a8,w4a8")
     add("with float", "search", "--max-size", str(int(limit)))
-    add("bits-budget", "quantize", "--config", "ort-w4a8", "--weight-bits-budget", f"{8 * args.share:g}")
+    add(
+        "bits-budget",
+        "quantize",
+        "--config",
+        "ort-w4a8",
+        "--weight-bits-budget",
+        f"{8 * args.share:g}",
+    )
     add("max-latency", "search", "--max-latency", f"{args.slack * plain['ms']:.3g}")
 
 
@@ -90,11 +125,26 @@ def describe_front(row: dict[str, Any]) -> list[str]:
     """How far the predictions of a front were off."""
     points = [point for point in row["front"] if point["predicted_db"] is not None]
     off = [abs(point["predicted_db"] - point["sqnr_db"]) for point in points]
-    pairs = [(a, b) for k, a in enumerate(points) for b in points[k + 1 :] if abs(a["sqnr_db"] - b["sqnr_db"]) > 0.5]
-    right = [(a["predicted_db"] - b["predicted_db"]) * (a["sqnr_db"] - b["sqnr_db"]) > 0 for a, b in pairs]
+    pairs = [
+        (a, b)
+        for k, a in enumerate(points)
+        for b in points[k + 1 :]
+        if abs(a["sqnr_db"] - b["sqnr_db"]) > 0.5
+    ]
+    right = [
+        (a["predicted_db"] - b["predicted_db"]) * (a["sqnr_db"] - b["sqnr_db"]) > 0
+        for a, b in pairs
+    ]
     order = f"{sum(right)} of {len(right)}"
     name = f"{row['name']} {row['kind']}"
-    return [name, str(len(points)), f"{statistics.median(off):.1f}", f"{max(off):.1f}", order, f"{row['seconds']:.0f}"]
+    return [
+        name,
+        str(len(points)),
+        f"{statistics.median(off):.1f}",
+        f"{max(off):.1f}",
+        order,
+        f"{row['seconds']:.0f}",
+    ]
 
 
 def describe_file(row: dict[str, Any]) -> list[str]:
@@ -115,7 +165,9 @@ def describe_file(row: dict[str, Any]) -> list[str]:
 
 def main() -> None:
     """Measure what has no row yet, and print both tables."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("names", nargs="+")
     parser.add_argument("--corpus", type=Path, required=True)
     parser.add_argument("--samples", type=int, default=32)

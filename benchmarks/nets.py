@@ -35,12 +35,15 @@ class Block(nn.Module):
         self.heads = heads
         self.before, self.between = nn.LayerNorm(width), nn.LayerNorm(width)
         self.query, self.key, self.value, self.out = (nn.Linear(width, width) for _ in range(4))
-        self.feed = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+        self.feed = nn.Sequential(
+            nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
+        )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         normed = self.before(x)
         query, key, value = (
-            one(normed).unflatten(2, (self.heads, -1)).transpose(1, 2) for one in (self.query, self.key, self.value)
+            one(normed).unflatten(2, (self.heads, -1)).transpose(1, 2)
+            for one in (self.query, self.key, self.value)
         )
         scores = query @ key.transpose(2, 3) * query.shape[-1] ** -0.5
         x = x + self.out((scores.softmax(-1) @ value).transpose(1, 2).flatten(2))
@@ -53,7 +56,9 @@ class Transformer(nn.Module):
     def __init__(self, stem: nn.Module, tokens: int, width: int, blocks: int) -> None:
         super().__init__()
         self.stem, self.places = stem, nn.Parameter(torch.randn(tokens, width) * 0.02)
-        self.blocks = nn.Sequential(*(Block(width, width // 64) for _ in range(blocks)), nn.LayerNorm(width))
+        self.blocks = nn.Sequential(
+            *(Block(width, width // 64) for _ in range(blocks)), nn.LayerNorm(width)
+        )
         self.head = nn.Linear(width, CLASSES)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -81,7 +86,11 @@ def make_vit() -> nn.Module:
 def make_audio_net() -> nn.Module:
     """Half a second of sound in 128 frames, by strided convolutions as speech encoders have them."""
     stem = nn.Sequential(
-        nn.Conv1d(1, 64, 16, 8, 4), nn.GELU(), nn.Conv1d(64, 128, 4, 2, 1), nn.GELU(), nn.Conv1d(128, 192, 2, 2)
+        nn.Conv1d(1, 64, 16, 8, 4),
+        nn.GELU(),
+        nn.Conv1d(64, 128, 4, 2, 1),
+        nn.GELU(),
+        nn.Conv1d(128, 192, 2, 2),
     )
     return Transformer(stem, 128, 192, 4)
 
@@ -99,7 +108,9 @@ def draw_images(rng: np.random.Generator, labels: np.ndarray) -> np.ndarray:
 
     mixed = grate(labels) + 0.5 * grate(rng.integers(0, CLASSES, labels.shape))
     colours = rng.uniform(0.3, 1, (len(labels), 3, 1, 1))
-    return (mixed[:, None] * colours + rng.normal(0, 0.5, (len(labels), 3, 32, 32))).astype(np.float32)
+    return (mixed[:, None] * colours + rng.normal(0, 0.5, (len(labels), 3, 32, 32))).astype(
+        np.float32
+    )
 
 
 def draw_sounds(rng: np.random.Generator, labels: np.ndarray) -> np.ndarray:
@@ -154,7 +165,9 @@ def train(task: Task) -> nn.Module:
     pace = torch.optim.lr_scheduler.OneCycleLR(chosen, task.rate, task.steps)
     for step in range(task.steps):
         labels = rng.integers(0, CLASSES, task.batch)
-        loss = nn.functional.cross_entropy(net(torch.from_numpy(task.draw(rng, labels))), torch.from_numpy(labels))
+        loss = nn.functional.cross_entropy(
+            net(torch.from_numpy(task.draw(rng, labels))), torch.from_numpy(labels)
+        )
         chosen.zero_grad()
         loss.backward()
         chosen.step()
@@ -171,10 +184,15 @@ def write_net(folder: Path, name: str) -> None:
     rng = np.random.default_rng(3)
     labels = rng.integers(0, CLASSES, CALIBRATION + EVALUATION)
     samples = task.draw(rng, labels)
-    arrays = {f"calib/{task.name}": samples[:CALIBRATION], f"eval/{task.name}": samples[CALIBRATION:]}
+    arrays = {
+        f"calib/{task.name}": samples[:CALIBRATION],
+        f"eval/{task.name}": samples[CALIBRATION:],
+    }
     np.savez(folder / "data" / f"{name}.npz", **arrays, **{"label/y": labels[CALIBRATION:]})
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the older exporter, which keeps LSTM one operator, and says it is older
+        warnings.simplefilter(
+            "ignore"
+        )  # the older exporter, which keeps LSTM one operator, and says it is older
         torch.onnx.export(
             net,
             (torch.from_numpy(samples[:1]),),

@@ -60,7 +60,10 @@ def read_samples(path: Path) -> Samples:
     """The samples of a file, one by one."""
     with np.load(path) as stored:
         arrays = {name: stored[name] for name in stored}
-    return [{name: array[k : k + 1] for name, array in arrays.items()} for k in range(len(next(iter(arrays.values()))))]
+    return [
+        {name: array[k : k + 1] for name, array in arrays.items()}
+        for k in range(len(next(iter(arrays.values()))))
+    ]
 
 
 def lift_constants(source: Path, target: Path) -> None:
@@ -68,15 +71,23 @@ def lift_constants(source: Path, target: Path) -> None:
     from onnxruntime.quantization.shape_inference import quant_pre_process
 
     model = onnx.load(source)
-    onnx.save(onnx.version_converter.convert_version(model, max(OPSET, model.opset_import[0].version)), target)
+    onnx.save(
+        onnx.version_converter.convert_version(model, max(OPSET, model.opset_import[0].version)),
+        target,
+    )
     # Symbolic shape inference fails on some models whose sizes are fixed already (a ViT of Keras).
     quant_pre_process(target, target, skip_symbolic_shape=True)
 
 
-def quantize_with_ort(source: Path, samples: Samples, target: Path, *, wide: bool, lift: bool) -> None:
+def quantize_with_ort(
+    source: Path, samples: Samples, target: Path, *, wide: bool, lift: bool
+) -> None:
     """ONNX Runtime's own recipe for the NPU, with weights per channel."""
     from onnxruntime.quantization import CalibrationDataReader, QuantType, quantize
-    from onnxruntime.quantization.execution_providers.qnn import get_qnn_qdq_config, qnn_preprocess_model
+    from onnxruntime.quantization.execution_providers.qnn import (
+        get_qnn_qdq_config,
+        qnn_preprocess_model,
+    )
 
     class Reader(CalibrationDataReader):
         def __init__(self) -> None:
@@ -103,7 +114,9 @@ def quantize_with_ort(source: Path, samples: Samples, target: Path, *, wide: boo
 def quantize(recipe: str, source: Path, samples: Samples, target: Path) -> None:
     """The file of a recipe."""
     if recipe.startswith("ort-"):
-        quantize_with_ort(source, samples, target, wide="a16w8" in recipe, lift=recipe.endswith("+"))
+        quantize_with_ort(
+            source, samples, target, wide="a16w8" in recipe, lift=recipe.endswith("+")
+        )
     else:
         preset, _, least = recipe.partition("@")
         overrides = {"latency": False} | ({"min_sqnr": float(least)} if least else {})
@@ -131,7 +144,9 @@ def count_types(kernels: tuple[Kernel, ...]) -> Counter[str]:
     return counts
 
 
-def measure_db(wanted: list[Mapping[str, np.ndarray]], got: list[Mapping[str, np.ndarray]], samples: Samples) -> float:
+def measure_db(
+    wanted: list[Mapping[str, np.ndarray]], got: list[Mapping[str, np.ndarray]], samples: Samples
+) -> float:
     """The SQNR of the worst output over all samples."""
     errors = ModelErrors()
     for feeds, exact, answers in zip(samples, wanted, got, strict=True):
@@ -139,7 +154,9 @@ def measure_db(wanted: list[Mapping[str, np.ndarray]], got: list[Mapping[str, np
     return min(output.whole_db for output in errors.results())
 
 
-def make_row(name: str, recipe: str, source: Path, samples: Samples, judged: Samples, out: Path) -> list[str]:
+def make_row(
+    name: str, recipe: str, source: Path, samples: Samples, judged: Samples, out: Path
+) -> list[str]:
     """One row of the table; the reason in the place of figures where there is no file or no answer."""
     target, start = out / f"{name}.{recipe}.onnx", time.perf_counter()
     try:
@@ -154,7 +171,11 @@ def make_row(name: str, recipe: str, source: Path, samples: Samples, judged: Sam
         return [name, recipe, f"fails: {type(error).__name__}: {cause}", *[""] * 9]
     counts = count_types(proof.kernels)
     placement = proof.placement
-    figures = [measure_db(exact, said, judged), measure_db(exact, computed, judged), measure_db(said, computed, judged)]
+    figures = [
+        measure_db(exact, said, judged),
+        measure_db(exact, computed, judged),
+        measure_db(said, computed, judged),
+    ]
     return [
         name,
         recipe,
@@ -171,7 +192,9 @@ def make_row(name: str, recipe: str, source: Path, samples: Samples, judged: Sam
 
 def main() -> None:
     """Print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("subjects", nargs="+", metavar="MODEL.onnx=DATA.npz")
     parser.add_argument("--samples", type=int, default=32)
     parser.add_argument("--judged", type=int, default=8)
@@ -185,7 +208,10 @@ def main() -> None:
         source, samples = Path(model), read_samples(Path(data))
         judged = (samples[args.samples :] + samples)[: args.judged]
         fixed = args.out / f"{source.stem}.fixed.onnx"
-        onnx.save(fix_sizes(onnx.load(source), {name: value.shape for name, value in samples[0].items()}), fixed)
+        onnx.save(
+            fix_sizes(onnx.load(source), {name: value.shape for name, value in samples[0].items()}),
+            fixed,
+        )
         for recipe in args.recipes:
             row = make_row(source.stem, recipe, fixed, samples[: args.samples], judged, args.out)
             rows.append(row)

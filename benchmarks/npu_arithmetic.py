@@ -50,7 +50,9 @@ def requantize_product(
     steps = np.rint(np.ldexp(mantissa, _MULTIPLIER[spec.bits]))
     # The sum is cut to a grid, of which the multiplier sees the middle of each cell.
     cells = np.floor(np.ldexp(exact - start, exponent - 1 + _FRACTION[spec.bits])) + 0.5
-    codes = np.floor(np.ldexp(cells * steps, 1 - _FRACTION[spec.bits] - _MULTIPLIER[spec.bits]) + 0.5)
+    codes = np.floor(
+        np.ldexp(cells * steps, 1 - _FRACTION[spec.bits] - _MULTIPLIER[spec.bits]) + 0.5
+    )
     clipped: Array = np.clip(codes + zero_point, spec.qmin, spec.qmax).astype(spec.numpy_storage)
     return clipped
 
@@ -69,17 +71,25 @@ def convolve(weight: Array, scales: dict[str, Array], groups: int, shape: Shape)
         helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(dtype), shape)
         for name, dtype in types.items()
     ]
-    tensors = [numpy_helper.from_array(np.asarray(value), name) for name, value in constants.items()]
+    tensors = [
+        numpy_helper.from_array(np.asarray(value), name) for name, value in constants.items()
+    ]
     graph = helper.make_graph(nodes, "g", values[:1], values[1:], tensors)
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
 
 
-def compare_codes(emulator: Emulator, spec: QuantSpec, zero_point: int, groups: int) -> tuple[int, int]:
+def compare_codes(
+    emulator: Emulator, spec: QuantSpec, zero_point: int, groups: int
+) -> tuple[int, int]:
     """Codes of a 1x1 convolution that differ between formula and emulator, and between ONNX and emulator."""
     rng = np.random.default_rng(0)
     weight = rng.integers(-127, 128, (24, 24 // groups)).astype(np.int8)
     middle = (spec.qmin + spec.qmax + 1) // 2 + 5 * (spec.bits == 8)
-    data = rng.normal(middle, (spec.qmax - spec.qmin) / 6, (24, 1024)).round().clip(spec.qmin, spec.qmax)
+    data = (
+        rng.normal(middle, (spec.qmax - spec.qmin) / 6, (24, 1024))
+        .round()
+        .clip(spec.qmin, spec.qmax)
+    )
     scales = {
         "xs": np.float32(2.0**-6),
         "xz": np.asarray(middle, spec.numpy_storage),
@@ -89,11 +99,16 @@ def compare_codes(emulator: Emulator, spec: QuantSpec, zero_point: int, groups: 
         "yz": np.asarray(zero_point, spec.numpy_storage),
     }
     weights = np.diag(weight[:, 0]) if groups == 24 else weight
-    sums, offsets = weights.astype(np.int64) @ data, middle * weights.sum(axis=1, keepdims=True, dtype=np.int64)
+    sums, offsets = (
+        weights.astype(np.int64) @ data,
+        middle * weights.sum(axis=1, keepdims=True, dtype=np.int64),
+    )
     multiplier = (scales["xs"] * scales["ws"].astype(np.float64) / scales["ys"])[:, None]
     expected = requantize_product(sums, offsets, multiplier, zero_point, spec)
     model = convolve(weight, scales, groups, (1, 24, 32, 32))
-    reply = emulator.run(model.SerializeToString(), {"x": data.reshape(1, 24, 32, 32).astype(spec.numpy_storage)})
+    reply = emulator.run(
+        model.SerializeToString(), {"x": data.reshape(1, 24, 32, 32).astype(spec.numpy_storage)}
+    )
     assert not reply.error, reply.error
     codes = reply.results[0].reshape(24, -1)
     rounded = (np.rint((sums - offsets) * multiplier) + zero_point).clip(spec.qmin, spec.qmax)

@@ -77,7 +77,9 @@ def _serve(connection: Connection, options: Mapping[str, str]) -> None:
         import onnxruntime_qnn as qnn
 
         ort.register_execution_provider_library("QNNExecutionProvider", qnn.get_library_path())
-        npu = [device for device in ort.get_ep_devices() if device.ep_name == "QNNExecutionProvider"][:1]
+        npu = [
+            device for device in ort.get_ep_devices() if device.ep_name == "QNNExecutionProvider"
+        ][:1]
         fixed = {"backend_path": qnn.get_qnn_htp_path(), **CHIP, "dump_json_qnn_graph": "1"}
         while True:
             try:
@@ -91,13 +93,21 @@ def _serve(connection: Connection, options: Mapping[str, str]) -> None:
                 session_options = ort.SessionOptions()
                 session_options.log_severity_level = 0
                 session_options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
-                session_options.add_provider_for_devices(npu, {**fixed, "json_qnn_graph_dir": folder, **options})
+                session_options.add_provider_for_devices(
+                    npu, {**fixed, "json_qnn_graph_dir": folder, **options}
+                )
                 try:
                     reply["results"] = ort.InferenceSession(model, session_options).run(None, feeds)
                 except Exception as error:
                     reply["error"] = str(error)
-                dumps = [path for path in Path(folder).glob("*.json") if not path.stem.endswith("tensor_log")]
-                reply["graphs"] = [json.loads(path.read_text(encoding="utf-8"))["graph"] for path in dumps]
+                dumps = [
+                    path
+                    for path in Path(folder).glob("*.json")
+                    if not path.stem.endswith("tensor_log")
+                ]
+                reply["graphs"] = [
+                    json.loads(path.read_text(encoding="utf-8"))["graph"] for path in dumps
+                ]
             log.seek(0)
             reply["log"] = log.read()
             connection.send(reply)

@@ -108,7 +108,10 @@ def make_values(pattern: Pattern) -> Values:
         values["c"] = np.full(pattern.shapes["c"], 2.0)
     floats = {name: np.asarray(value, np.float32) for name, value in values.items()}
     kinds = {"m": np.int32}
-    return floats | {name: np.asarray(value, kinds.get(name[0], np.int64)) for name, value in pattern.integers.items()}
+    return floats | {
+        name: np.asarray(value, kinds.get(name[0], np.int64))
+        for name, value in pattern.integers.items()
+    }
 
 
 def parse_nodes(pattern: Pattern) -> list[onnx.NodeProto]:
@@ -144,18 +147,31 @@ def make_model(
     shapes: of computed float tensors, since ONNX cannot infer all.
     """
     inputs = [
-        helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(value.dtype), value.shape)
+        helper.make_tensor_value_info(
+            name, helper.np_dtype_to_tensor_dtype(value.dtype), value.shape
+        )
         for name, value in list_feeds(values).items()
     ]
-    constants = [numpy_helper.from_array(value, name) for name, value in values.items() if name[0] not in "xnm"]
+    constants = [
+        numpy_helper.from_array(value, name)
+        for name, value in values.items()
+        if name[0] not in "xnm"
+    ]
     graph = helper.make_graph(
-        nodes, "g", inputs, [onnx.ValueInfoProto(name=name) for name in outputs], constants + list(packed.values())
+        nodes,
+        "g",
+        inputs,
+        [onnx.ValueInfoProto(name=name) for name in outputs],
+        constants + list(packed.values()),
     )
     graph.value_info.extend(
-        helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in shapes.items()
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)
+        for name, shape in shapes.items()
     )
     opset = helper.make_opsetid("", pattern.opset)
-    model = helper.make_model(graph, opset_imports=[opset], ir_version=10 if pattern.opset < 23 else 11)
+    model = helper.make_model(
+        graph, opset_imports=[opset], ir_version=10 if pattern.opset < 23 else 11
+    )
     return onnx.shape_inference.infer_shapes(model, data_prop=True).SerializeToString()
 
 
@@ -172,9 +188,14 @@ def run_cpu(model: bytes, feeds: Values) -> list[np.ndarray]:
 def choose_sites(case: Case, values: Values) -> Sites:
     """The pairs of a case, with scales from the values of its tensors."""
     pattern, specs, numbers = case.pattern, {}, {}
-    floats = [name for name, value in values.items() if value.dtype == np.float32 and name[0] not in "_f"]
+    floats = [
+        name for name, value in values.items() if value.dtype == np.float32 and name[0] not in "_f"
+    ]
     # Biases last: their scales are products.
-    for name in sorted(floats, key=lambda name: (pattern.types.get(name) == "i32", name == "b", name in pattern.same)):
+    for name in sorted(
+        floats,
+        key=lambda name: (pattern.types.get(name) == "i32", name == "b", name in pattern.same),
+    ):
         kind = pattern.types.get(name, case.activation)
         if kind == "float":
             continue
@@ -182,7 +203,9 @@ def choose_sites(case: Case, values: Values) -> Sites:
             factor = "w" if "w" in numbers else "c"
             weight = numbers[factor]
             # A channel of a weight in blocks has many scales; the largest of all does.
-            weight = replace(weight, scale=weight.scale.max()) if specs[factor].has_blocks else weight
+            weight = (
+                replace(weight, scale=weight.scale.max()) if specs[factor].has_blocks else weight
+            )
             numbers[name] = bias_qparams(numbers["x"], weight, values[name].size)
             grain = PerChannel(0) if numbers[name].scale.ndim else PerTensor()
             specs[name] = QuantSpec(bits=32, granularity=grain)
@@ -191,7 +214,10 @@ def choose_sites(case: Case, values: Values) -> Sites:
             numbers[name] = weight_qparams(values[name], specs[name])
         else:
             specs[name] = ACTIVATIONS[kind]
-            low, high = (values[pattern.same.get(name, name)].min(), values[pattern.same.get(name, name)].max())
+            low, high = (
+                values[pattern.same.get(name, name)].min(),
+                values[pattern.same.get(name, name)].max(),
+            )
             numbers[name] = qparams_from_range(low, high, specs[name])
         if name in pattern.fixed:
             scale, zero = pattern.fixed[name][case.activation]
@@ -204,14 +230,18 @@ def quantize_graph(case: Case, values: Values, sites: Sites) -> tuple[bytes, Val
     pattern, specs, nodes = case.pattern, sites.specs, parse_nodes(case.pattern)
     computed = {name for node in nodes for name in node.output}
     read = {name for node in nodes for name in node.input}
-    stored = {name: value for name, value in values.items() if name not in computed and name not in specs}
+    stored = {
+        name: value for name, value in values.items() if name not in computed and name not in specs
+    }
     packed: dict[str, TensorProto] = {}
     graph: list[onnx.NodeProto] = []
     for name, spec in specs.items():
         qparams, number = sites.qparams[name], getattr(TensorProto, spec.storage.upper())
         scale, zero, code = f"{name}_scale", f"{name}_zero", f"{name}_q"
         packed[scale] = numpy_helper.from_array(np.asarray(qparams.scale, np.float32), scale)
-        packed[zero] = helper.make_tensor(zero, number, qparams.zero_point.shape, qparams.zero_point.ravel().tolist())
+        packed[zero] = helper.make_tensor(
+            zero, number, qparams.zero_point.shape, qparams.zero_point.ravel().tolist()
+        )
         if name in computed:
             continue
         graph.append(make_half("DequantizeLinear", name, spec))
@@ -241,8 +271,12 @@ def make_half(operator: str, name: str, spec: QuantSpec) -> onnx.NodeProto:
     attributes = {} if isinstance(grain, PerTensor) else {"axis": grain.axis}
     if isinstance(grain, PerBlock):
         attributes["block_size"] = grain.size
-    source, target = (name, f"{name}_q") if operator == "QuantizeLinear" else (f"{name}_q", f"{name}_dq")
-    return helper.make_node(operator, [source, f"{name}_scale", f"{name}_zero"], [target], target, **attributes)
+    source, target = (
+        (name, f"{name}_q") if operator == "QuantizeLinear" else (f"{name}_q", f"{name}_dq")
+    )
+    return helper.make_node(
+        operator, [source, f"{name}_scale", f"{name}_zero"], [target], target, **attributes
+    )
 
 
 def list_results(pattern: Pattern) -> list[str]:
@@ -255,7 +289,8 @@ def list_results(pattern: Pattern) -> list[str]:
 def describe_nodes(graph: Mapping[str, Any]) -> list[str]:
     """The nodes of one QNN graph with the types that they read and write."""
     kinds = {
-        name: TYPES.get(tensor["data_type"], hex(tensor["data_type"])) for name, tensor in graph["tensors"].items()
+        name: TYPES.get(tensor["data_type"], hex(tensor["data_type"]))
+        for name, tensor in graph["tensors"].items()
     }
     return [
         f"{node['type']}({', '.join(kinds[name] for name in node['input_names'])})"
@@ -273,14 +308,19 @@ def find_reason(reply: Reply) -> str:
     if reasons:
         return reasons[-1].partition(" by QNN EP.")[0]
     if causes and "backendValidateOpConfig() failed" in reply.log:
-        return "QNN's validator refuses the operator with these types and gives no reason (error 3110)"
+        return (
+            "QNN's validator refuses the operator with these types and gives no reason (error 3110)"
+        )
     text = re.sub(r"^\[ONNXRuntimeError\] : \d+ : \w+ : ", "", reply.error.splitlines()[0])
     return re.sub(r"\S*QNNExecutionProvider_\S+", "…", text)
 
 
 def measure(truth: np.ndarray, answer: np.ndarray) -> float:
     """SQNR in dB, to a tenth; at most 200."""
-    signal, noise = np.square(truth.astype(np.float64)).sum(), np.square(truth.astype(np.float64) - answer).sum()
+    signal, noise = (
+        np.square(truth.astype(np.float64)).sum(),
+        np.square(truth.astype(np.float64) - answer).sum(),
+    )
     if not noise or not signal:
         return 0.0 if noise else 200.0
     return round(float(min(10 * np.log10(signal / noise), 200.0)), 1)
@@ -302,9 +342,15 @@ def try_case(case: Case, values: Values, emulator: Emulator) -> Outcome:
         counts = np.unique(answer.astype(np.int64) - expected, return_counts=True)
         outcome.differences = {int(step): int(count) for step, count in zip(*counts, strict=True)}
     if name in sites.specs:
-        expected, answer = (dequantize(codes, sites.qparams[name], sites.specs[name]) for codes in (expected, answer))
+        expected, answer = (
+            dequantize(codes, sites.qparams[name], sites.specs[name])
+            for codes in (expected, answer)
+        )
     outcome.against_file = measure(expected, answer)
-    outcome.against_float, outcome.file_against_float = measure(values[name], answer), measure(values[name], expected)
+    outcome.against_float, outcome.file_against_float = (
+        measure(values[name], answer),
+        measure(values[name], expected),
+    )
     return outcome
 
 
@@ -328,7 +374,11 @@ def describe_outcome(outcome: Outcome, operators: list[str], notes: list[str]) -
             notes.append(outcome.reason)
         return f"no ({notes.index(outcome.reason) + 1})"
     figure = "=" if outcome.against_file == 200 else f"{outcome.against_file:.0f}"
-    words = ["float"] if outcome.is_float else [name for name in outcome.operators if name not in operators]
+    words = (
+        ["float"]
+        if outcome.is_float
+        else [name for name in outcome.operators if name not in operators]
+    )
     if outcome.against_float < min(BROKEN, outcome.file_against_float - TOLERANCE):
         words.insert(0, "**wrong**")
     return " ".join([*words, figure])
@@ -340,7 +390,10 @@ def make_table(outcomes: Iterable[Outcome]) -> str:
     for outcome in outcomes:
         rows.setdefault((outcome.name, outcome.weight), {})[outcome.activation] = outcome
     notes: list[str] = []
-    lines = [f"| pattern | weight | QNN | {' | '.join(ACTIVATIONS)} |", "|---|---|---|" + "---:|" * len(ACTIVATIONS)]
+    lines = [
+        f"| pattern | weight | QNN | {' | '.join(ACTIVATIONS)} |",
+        "|---|---|---|" + "---:|" * len(ACTIVATIONS),
+    ]
     for (name, weight), cells in rows.items():
         placed = [cell for cell in cells.values() if not cell.reason]
         integer = [cell for cell in placed if not cell.is_float]
@@ -360,13 +413,19 @@ def write_table(text: str) -> None:
 
 def main() -> None:
     """Read the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--only", nargs="+", default=[], metavar="WORD")
     parser.add_argument("--write", action="store_true")
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--option", nargs="+", default=[], metavar="KEY=VALUE", help="options of the provider")
+    parser.add_argument(
+        "--option", nargs="+", default=[], metavar="KEY=VALUE", help="options of the provider"
+    )
     arguments = parser.parse_args()
-    outcomes = list(try_patterns(arguments.only, dict(pair.split("=") for pair in arguments.option)))
+    outcomes = list(
+        try_patterns(arguments.only, dict(pair.split("=") for pair in arguments.option))
+    )
     if arguments.json:
         lines = [json.dumps(asdict(outcome), ensure_ascii=False) for outcome in outcomes]
         arguments.json.write_text("\n".join(lines) + "\n", encoding="utf-8")

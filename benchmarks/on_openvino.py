@@ -58,12 +58,18 @@ def quantize_with_nncf(source: Path, samples: Samples, target: Path, transformer
     kind = nncf.ModelType.TRANSFORMER if transformer else None
     dataset = nncf.Dataset(samples)
     done = nncf.quantize(
-        model, dataset, preset=nncf.QuantizationPreset.MIXED, subset_size=len(samples), model_type=kind
+        model,
+        dataset,
+        preset=nncf.QuantizationPreset.MIXED,
+        subset_size=len(samples),
+        model_type=kind,
     )
     openvino.save_model(done, target, compress_to_fp16=False)
 
 
-def quantize(recipe: str, source: Path, samples: Samples, target: Path, transformer: bool) -> tuple[float, float]:
+def quantize(
+    recipe: str, source: Path, samples: Samples, target: Path, transformer: bool
+) -> tuple[float, float]:
     """Write the file of a recipe; returns seconds and the peak of memory in MB."""
     import onnxq
 
@@ -71,7 +77,9 @@ def quantize(recipe: str, source: Path, samples: Samples, target: Path, transfor
     if recipe == "nncf":
         quantize_with_nncf(source, samples, target, transformer)
     else:
-        onnxq.quantize(source, samples, recipe, overrides={"latency": False}).save(target, overwrite=True)
+        onnxq.quantize(source, samples, recipe, overrides={"latency": False}).save(
+            target, overwrite=True
+        )
     return time.perf_counter() - start, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3
 
 
@@ -97,7 +105,9 @@ def make_env(isa: str, out: Path) -> dict[str, str]:
     return dict(prepare(folder))
 
 
-def time_files(files: Mapping[str, Path], source: Path, feeds: Mapping[str, np.ndarray], env: dict[str, str]) -> Row:
+def time_files(
+    files: Mapping[str, Path], source: Path, feeds: Mapping[str, np.ndarray], env: dict[str, str]
+) -> Row:
     """The speed of files beside the one called float: median and quartiles of the ratios, and that of fast runs."""
     from onnxq.backends import find_engine
     from onnxq.backends.engine import TimedModel, Timing
@@ -115,8 +125,14 @@ def time_files(files: Mapping[str, Path], source: Path, feeds: Mapping[str, np.n
     shares = {}
     for name, row in times.items():
         quartiles = np.quantile(floats / np.array(row.times_ms), (0.5, 0.25, 0.75))
-        shares[name] = np.append(quartiles, np.quantile(floats, 0.1) / np.quantile(row.times_ms, 0.1))
-    return {"ms": times["float"].median_ms, "rounds": rounds, "x": {name: x.tolist() for name, x in shares.items()}}
+        shares[name] = np.append(
+            quartiles, np.quantile(floats, 0.1) / np.quantile(row.times_ms, 0.1)
+        )
+    return {
+        "ms": times["float"].median_ms,
+        "rounds": rounds,
+        "x": {name: x.tolist() for name, x in shares.items()},
+    }
 
 
 def run_apart(function: Callable[..., Any], *arguments: object) -> Any:
@@ -131,7 +147,9 @@ def score(args: argparse.Namespace, name: str, model: Path, isa: str) -> Row:
     if isa:
         env["PYTHONPATH"] = os.pathsep.join([str(SHIM), os.environ.get("PYTHONPATH", "")])
     options = [] if isa else ["--no-optimize"]
-    done = run([sys.executable, args.corpus / "evaluate.py", name, model, *options], env).checked("evaluate.py")
+    done = run([sys.executable, args.corpus / "evaluate.py", name, model, *options], env).checked(
+        "evaluate.py"
+    )
     result = json.loads(done.last_line)
     return {"metric": result["main"], "dB": result["sqnr_db"]}
 
@@ -149,7 +167,9 @@ class Journal:
     def __init__(self, path: Path) -> None:
         self.path = path
         lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-        self.rows: dict[tuple[str, str], Row] = {(row["model"], row["step"]): row for row in map(json.loads, lines)}
+        self.rows: dict[tuple[str, str], Row] = {
+            (row["model"], row["step"]): row for row in map(json.loads, lines)
+        }
 
     def add(self, model: str, step: str, make: Callable[[], Row]) -> Row:
         """The row of a step: the one that is there, else one made now; {"fails": reason} where it cannot be."""
@@ -177,7 +197,9 @@ def measure_quality(name: str, args: argparse.Namespace, journal: Journal) -> No
     files = {"float": source}
 
     def make_file(recipe: str, target: Path) -> Row:
-        seconds, peak = run_apart(quantize, recipe, source, samples, target, name in args.transformers)
+        seconds, peak = run_apart(
+            quantize, recipe, source, samples, target, name in args.transformers
+        )
         data = target.with_suffix(".bin") if recipe == "nncf" else target
         row = {"s": seconds, "peak MB": peak, "MB": data.stat().st_size / 1e6}
         return row if recipe == "nncf" else {**row, "int8": run_apart(count_integers, target)}
@@ -200,7 +222,9 @@ def measure_times(name: str, args: argparse.Namespace, journal: Journal) -> None
     (feeds,) = read_samples(calibration(args.corpus, name, args.out, args.samples))[:1]
     for isa in args.isa:
         env = make_env(isa, args.out)
-        journal.add(name, f"times {isa}", lambda e=env: run_apart(time_files, files, source, feeds, e))
+        journal.add(
+            name, f"times {isa}", lambda e=env: run_apart(time_files, files, source, feeds, e)
+        )
 
 
 def make_rows(name: str, args: argparse.Namespace, journal: Journal) -> list[list[str]]:
@@ -211,7 +235,11 @@ def make_rows(name: str, args: argparse.Namespace, journal: Journal) -> list[lis
 
     def show_quality(recipe: str, isa: str) -> str:
         row = find(f"{recipe} {isa or 'file'}")
-        return f"{row['metric']:.4f} / {row['dB']:.1f}" if "dB" in row else ("" if not row else "fails")
+        return (
+            f"{row['metric']:.4f} / {row['dB']:.1f}"
+            if "dB" in row
+            else ("" if not row else "fails")
+        )
 
     def show_speed(recipe: str, isa: str) -> str:
         times = find(f"times {isa}").get("x", {}).get(recipe)
@@ -223,7 +251,11 @@ def make_rows(name: str, args: argparse.Namespace, journal: Journal) -> list[lis
         if "s" not in row:
             rows.append([name, recipe, row.get("fails", ""), *[""] * (2 * len(args.isa) + 4)])
             continue
-        cells = [cell for isa in args.isa for cell in (show_quality(recipe, isa), show_speed(recipe, isa))]
+        cells = [
+            cell
+            for isa in args.isa
+            for cell in (show_quality(recipe, isa), show_speed(recipe, isa))
+        ]
         figures = [f"{row['MB']:.2f}", f"{row['s']:.0f}", f"{row['peak MB']:.0f}"]
         rows.append([name, recipe, row.get("int8", ""), show_quality(recipe, ""), *cells, *figures])
     return rows
@@ -231,8 +263,12 @@ def make_rows(name: str, args: argparse.Namespace, journal: Journal) -> list[lis
 
 def main() -> None:
     """Print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("names", nargs="*", metavar="NAME", help="models of the corpus; all where none is named")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "names", nargs="*", metavar="NAME", help="models of the corpus; all where none is named"
+    )
     parser.add_argument("--corpus", type=Path, required=True)
     parser.add_argument("--samples", type=int, default=32)
     parser.add_argument("--transformers", nargs="*", default=[], metavar="NAME")
@@ -247,7 +283,9 @@ def main() -> None:
     for step in (measure_quality, measure_times):
         for name in names:
             step(name, args, journal)
-    kinds = [column for isa in args.isa for column in (f"{isa}: metric / dB", "x float, median / fast")]
+    kinds = [
+        column for isa in args.isa for column in (f"{isa}: metric / dB", "x float, median / fast")
+    ]
     head = ["model", "recipe", "int8", "file: metric / dB", *kinds, "MB", "s", "peak MB"]
     print(table([row for name in names for row in make_rows(name, args, journal)], head))
 

@@ -34,7 +34,18 @@ from onnxq.runtime import Session
 from subjects import Subject, subject
 
 RECIPES = ("web-int8", "ort-int8")
-HEAD = ["model", "recipe", "int8", "metric / dB", "file dB", "web dB", "float ms", "x float", "MB", "s"]
+HEAD = [
+    "model",
+    "recipe",
+    "int8",
+    "metric / dB",
+    "file dB",
+    "web dB",
+    "float ms",
+    "x float",
+    "MB",
+    "s",
+]
 
 
 def answer(path: Path, samples: Samples) -> list[dict[str, np.ndarray]]:
@@ -52,21 +63,29 @@ def cut_sample(sample: dict[str, np.ndarray], length: int | None) -> dict[str, n
     return {name: value[:, :length] for name, value in sample.items()} if length else sample
 
 
-def measure_speeds(files: dict[str, Path], sample: dict[str, np.ndarray], seconds: float) -> tuple[float, list[float]]:
+def measure_speeds(
+    files: dict[str, Path], sample: dict[str, np.ndarray], seconds: float
+) -> tuple[float, list[float]]:
     """Milliseconds of the first file, and how many times as fast each is."""
     with Node() as node:
         for name, path in files.items():
             node.open_session(name, onnx.load(path))
         limits = {"warm": 8, "rounds": None, "least": 20, "seconds": seconds, "processor": True}
         first, *others = np.array(node.time_sessions([*files], [sample] * len(files), **limits))
-    return 1e3 * statistics.median(first), [statistics.median(first / other) for other in (first, *others)]
+    return 1e3 * statistics.median(first), [
+        statistics.median(first / other) for other in (first, *others)
+    ]
 
 
 def choose_judged(item: Subject, args: argparse.Namespace) -> Samples:
     """The samples behind those that calibrate; they wrap around where there are no more."""
     inputs = Session(item.source).inputs
     calibrating = len(load_data(item.data, inputs, DataConfig()))
-    more = subject(f"{item.name}:{calibrating + args.judged}", args.corpus, args.out, 0) if item.corpus else item
+    more = (
+        subject(f"{item.name}:{calibrating + args.judged}", args.corpus, args.out, 0)
+        if item.corpus
+        else item
+    )
     samples = [dict(sample) for sample in load_data(more.data, inputs, DataConfig()).samples()]
     return (samples[calibrating:] + samples)[: args.judged]
 
@@ -76,7 +95,14 @@ def make_rows(item: Subject, judged: Samples, args: argparse.Namespace) -> list[
     exact = [dict(Session(item.source, optimize=False).run(feeds)) for feeds in judged]
     files = {"float": item.source}
     rows = [
-        [item.name, "float", "", str(item.score()), "", f"{measure_db(exact, answer(item.source, judged), judged):.1f}"]
+        [
+            item.name,
+            "float",
+            "",
+            str(item.score()),
+            "",
+            f"{measure_db(exact, answer(item.source, judged), judged):.1f}",
+        ]
     ]
     seconds = [0.0]
     for recipe in args.recipes:
@@ -86,35 +112,51 @@ def make_rows(item: Subject, judged: Samples, args: argparse.Namespace) -> list[
         said = [dict(Session(target, optimize=False).run(feeds)) for feeds in judged]
         kernels = onnxq.prove(target, overrides={"engine": "web"}).nodes
         counts = f"{sum(node.type == 'int8' for node in kernels)}/{len(kernels)}"
-        figures = [f"{measure_db(exact, answers, judged):.1f}" for answers in (said, answer(target, judged))]
+        figures = [
+            f"{measure_db(exact, answers, judged):.1f}"
+            for answers in (said, answer(target, judged))
+        ]
         rows.append([item.name, recipe, counts, str(item.score(target)), *figures])
     sample = cut_sample(judged[0], args.length.get(item.name))
     float_ms, speeds = measure_speeds(files, sample, args.seconds)
     for row, path, speed, spent in zip(rows, files.values(), speeds, seconds, strict=True):
-        row += [f"{float_ms:.2f}", f"{speed:.2f}", f"{path.stat().st_size / 1e6:.2f}", f"{spent:.0f}"]
+        row += [
+            f"{float_ms:.2f}",
+            f"{speed:.2f}",
+            f"{path.stat().st_size / 1e6:.2f}",
+            f"{spent:.0f}",
+        ]
     return rows
 
 
 def main() -> None:
     """Print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("models", nargs="+")
     parser.add_argument("--corpus", type=Path)
     parser.add_argument("--recipes", nargs="+", default=RECIPES)
     parser.add_argument("--samples", type=int, default=32)
     parser.add_argument("--judged", type=int, default=16)
-    parser.add_argument("--length", action="append", default=[], metavar="NAME=N", help="tokens of the sample timed")
+    parser.add_argument(
+        "--length", action="append", default=[], metavar="NAME=N", help="tokens of the sample timed"
+    )
     parser.add_argument("--seconds", type=float, default=20.0, help="of timing a model")
     parser.add_argument("--out", type=Path, default=Path("out/web"))
     args = parser.parse_args()
-    args.length = {name: int(count) for name, _, count in (each.partition("=") for each in args.length)}
+    args.length = {
+        name: int(count) for name, _, count in (each.partition("=") for each in args.length)
+    }
     args.out.mkdir(parents=True, exist_ok=True)
     rows = []
     for each in args.models:
         item = subject(each, args.corpus, args.out, args.samples)
         kept = args.out / f"{item.name}.json"
         if not kept.exists():
-            kept.write_text(json.dumps(make_rows(item, choose_judged(item, args), args)), encoding="utf-8")
+            kept.write_text(
+                json.dumps(make_rows(item, choose_judged(item, args), args)), encoding="utf-8"
+            )
         rows += json.loads(kept.read_text(encoding="utf-8"))
     print(table(rows, HEAD))
 

@@ -44,7 +44,9 @@ class Builder:
     def pair(self, x: str, zero: int = 0, scale: float = 0.02) -> str:
         s, shape = self.const(np.float32(scale)), self.shapes[x]
         z = self.const(np.int8(0) if self.signed else np.uint8(zero))
-        return self.node("DequantizeLinear", [self.node("QuantizeLinear", [x, s, z], shape), s, z], shape)
+        return self.node(
+            "DequantizeLinear", [self.node("QuantizeLinear", [x, s, z], shape), s, z], shape
+        )
 
     def out(self, x: str, zero: int = 0, scale: float = 0.02) -> str:
         return self.pair(x, zero, scale) if self.int8 else x
@@ -58,13 +60,24 @@ class Builder:
         q = np.clip(np.rint(w * 40), -127, 127).astype(np.int8)
         scale = np.full(shape[axis], gain / 40, np.float32)
         zero = self.const(np.zeros(shape[axis], np.int8))
-        return self.node("DequantizeLinear", [self.const(q), self.const(scale), zero], shape, axis=axis)
+        return self.node(
+            "DequantizeLinear", [self.const(q), self.const(scale), zero], shape, axis=axis
+        )
 
     def note(self, op: str, inputs: Sequence[str], out: Shape, **more: Any) -> None:
-        self.cases.append({"op_type": op, "inputs": [self.shapes[i] for i in inputs], "output": out, **more})
+        self.cases.append(
+            {"op_type": op, "inputs": [self.shapes[i] for i in inputs], "output": out, **more}
+        )
 
     def conv(
-        self, x: str, cout: int, k: int | Shape, stride: int = 1, group: int = 1, act: str = "Relu", guard: bool = False
+        self,
+        x: str,
+        cout: int,
+        k: int | Shape,
+        stride: int = 1,
+        group: int = 1,
+        act: str = "Relu",
+        guard: bool = False,
     ) -> str:
         batch, cin, *spatial = self.shapes[x]
         kernel = (k,) * len(spatial) if isinstance(k, int) else k
@@ -82,17 +95,30 @@ class Builder:
             return self.out(y, 128)
         bounds = [self.const(np.float32(0)), self.const(np.float32(6))] if act == "Clip" else []
         # Behind a float Conv it stays float.
-        return self.out(self.node(act, [y, *bounds], shape)) if guard else self.activate(act, [y, *bounds], shape)
+        return (
+            self.out(self.node(act, [y, *bounds], shape))
+            if guard
+            else self.activate(act, [y, *bounds], shape)
+        )
 
     def activate(self, op: str, inputs: Sequence[str], shape: Shape) -> str:
         """Relu or Clip behind a product, with its pair."""
         return self.out(self.node(op, inputs, shape))
 
     def plain(
-        self, op: str, inputs: Sequence[str], shape: Shape, *, zero: int = 0, strides: Shape = (), **attrs: Any
+        self,
+        op: str,
+        inputs: Sequence[str],
+        shape: Shape,
+        *,
+        zero: int = 0,
+        strides: Shape = (),
+        **attrs: Any,
     ) -> str:
         kernel = tuple(attrs.get("kernel_shape", ()))
-        self.note(op, [i for i in inputs if i in self.shapes], shape, kernel=kernel, strides=strides)
+        self.note(
+            op, [i for i in inputs if i in self.shapes], shape, kernel=kernel, strides=strides
+        )
         attrs |= {"strides": strides} if strides else {}
         return self.out(self.node(op, inputs, shape, **attrs), zero)
 
@@ -116,8 +142,12 @@ class Plan:
     unit: Unit
     minus: Unit | None = None
     boundary: bool = False
-    head: bool = False  # a Conv in front of the first unit, so that what enters it is in the Convs' layout
-    branches: bool = False  # units side by side on one tensor, joined by Adds that belong to the sample
+    head: bool = (
+        False  # a Conv in front of the first unit, so that what enters it is in the Convs' layout
+    )
+    branches: bool = (
+        False  # units side by side on one tensor, joined by Adds that belong to the sample
+    )
     quantize_input: bool = True
     op: str = ""
     signed: bool = False  # int8 activations with zero point 0
@@ -149,7 +179,8 @@ def cases_of(plan: Plan) -> list[dict[str, Any]]:
     if plan.boundary:
         elements = math.prod(plan.shape)
         return [
-            {"boundary": side, "elements": elements, "conv": plan.op == "conv"} for side in ("dequantize", "quantize")
+            {"boundary": side, "elements": elements, "conv": plan.op == "conv"}
+            for side in ("dequantize", "quantize")
         ]
     return cases[skip:]
 
@@ -208,7 +239,9 @@ def _block(wide: int, k: int, act: str = "Relu") -> Unit:
 
     def unit(b: Builder, x: str) -> str:
         c = b.shapes[x][1]
-        return b.conv(b.conv(b.conv(x, wide, 1, act=act), wide, k, group=wide, act=act), c, 1, act="")
+        return b.conv(
+            b.conv(b.conv(x, wide, 1, act=act), wide, k, group=wide, act=act), c, 1, act=""
+        )
 
     return unit
 
@@ -224,7 +257,29 @@ def _behind(op: Callable[[Builder, str], str]) -> Unit:
 
 def _dense_plans() -> Iterator[Plan]:
     for k in (1, 3, 5, 7):
-        for c in (1, 3, 4, 6, 8, 12, 16, 20, 24, 32, 40, 48, 64, 96, 128, 160, 192, 256, 320, 512, 1152):
+        for c in (
+            1,
+            3,
+            4,
+            6,
+            8,
+            12,
+            16,
+            20,
+            24,
+            32,
+            40,
+            48,
+            64,
+            96,
+            128,
+            160,
+            192,
+            256,
+            320,
+            512,
+            1152,
+        ):
             for h, w in (*MAPS, (6, 40), (12, 80)):
                 if h * w * c * c * k * k < 9e7 and c * h * w < 600_000 and (k < 5 or c < 200):
                     yield Plan("dense", (1, c, h, w), _convs(c, k=k))
@@ -237,7 +292,27 @@ def _dense_plans() -> Iterator[Plan]:
 
 def _depthwise_plans() -> Iterator[Plan]:
     for k in (3, 5, 7):
-        for c in (1, 4, 8, 16, 20, 24, 32, 48, 64, 72, 100, 128, 144, 240, 256, 480, 512, 672, 1152):
+        for c in (
+            1,
+            4,
+            8,
+            16,
+            20,
+            24,
+            32,
+            48,
+            64,
+            72,
+            100,
+            128,
+            144,
+            240,
+            256,
+            480,
+            512,
+            672,
+            1152,
+        ):
             for h, w in (*MAPS, (12, 80)):
                 if c * h * w < 600_000 and (k < 7 or c < 200):
                     yield Plan("depthwise", (1, c, h, w), _convs(c, k=k, group=-1))
@@ -248,9 +323,23 @@ def _depthwise_plans() -> Iterator[Plan]:
 
 def _large_plans() -> Iterator[Plan]:
     """Maps that leave the second-level cache."""
-    for a, c, h in ((16, 96, 112), (24, 144, 80), (32, 64, 112), (64, 128, 80), (64, 256, 56), (128, 256, 56)):
+    for a, c, h in (
+        (16, 96, 112),
+        (24, 144, 80),
+        (32, 64, 112),
+        (64, 128, 80),
+        (64, 256, 56),
+        (128, 256, 56),
+    ):
         yield Plan("large", (1, a, h, h), _convs(a, c))
-    for c, h, k in ((32, 112, 3), (64, 112, 3), (96, 112, 3), (144, 80, 3), (144, 80, 5), (256, 56, 3)):
+    for c, h, k in (
+        (32, 112, 3),
+        (64, 112, 3),
+        (96, 112, 3),
+        (144, 80, 3),
+        (144, 80, 5),
+        (256, 56, 3),
+    ):
         yield Plan("large", (1, c, h, h), _convs(c, k=k, group=-1))
         if c * c * h * h * k * k < 5e8:
             yield Plan("large", (1, c, h, h), _convs(c, k=k))
@@ -295,7 +384,10 @@ def _linear_plans() -> Iterator[Plan]:
             if m * k * n < 1.3e8:
                 yield Plan("gemm", (m, k), lambda b, x, k=k, n=n: _gemm(b, _gemm(b, x, n), k))
                 yield Plan(
-                    "matmul", (1, m, k), lambda b, x, k=k, n=n: _matmul(b, _matmul(b, x, n), k), quantize_input=False
+                    "matmul",
+                    (1, m, k),
+                    lambda b, x, k=k, n=n: _matmul(b, _matmul(b, x, n), k),
+                    quantize_input=False,
                 )
                 yield Plan(
                     "pointwise", (1, m, k), lambda b, x, k=k, n=n: _pointwise(b, _pointwise(b, x, n), k),
@@ -307,7 +399,10 @@ def _gemm(b: Builder, x: str, n: int) -> str:
     m, k = b.shapes[x]
     b.note("Gemm", [x], (m, n), weight=(n, k))
     y = b.node(
-        "Gemm", [x, b.weight((n, k), 0, b.int8, "Relu"), b.const(np.full(n, 0.01, np.float32))], (m, n), transB=1
+        "Gemm",
+        [x, b.weight((n, k), 0, b.int8, "Relu"), b.const(np.full(n, 0.01, np.float32))],
+        (m, n),
+        transB=1,
     )
     return b.activate("Relu", [y], (m, n))
 
@@ -339,9 +434,18 @@ def _element_plans() -> Iterator[Plan]:
         shape = (1, c, h, w)
         for op in (_maxpool, _avgpool, _sigmoid, _leaky, _gate, _square):
             if h > 1 or op in (_sigmoid, _leaky):
-                yield Plan("elements", shape, _behind(op), _behind(lambda _, x: x), op=op.__name__[1:])
+                yield Plan(
+                    "elements", shape, _behind(op), _behind(lambda _, x: x), op=op.__name__[1:]
+                )
         for n in (1, 2):
-            yield Plan("elements", shape, _residual(n, True), _residual(n, False), head=True, op=f"residual{n}")
+            yield Plan(
+                "elements",
+                shape,
+                _residual(n, True),
+                _residual(n, False),
+                head=True,
+                op=f"residual{n}",
+            )
         if h > 1:
             yield Plan("elements", shape, _behind(_halve), head=True, branches=True, op="halve")
             yield Plan("elements", shape, _behind(_double), head=True, branches=True, op="double")
@@ -349,7 +453,9 @@ def _element_plans() -> Iterator[Plan]:
         guarded = _behind(lambda b, x: b.conv(x, b.shapes[x][1], 1, guard=b.int8))
         yield Plan("boundary", shape, guarded, _behind(lambda _, x: x), boundary=True, op="conv")
     for n in (64, 512, 4096, 32768, 262144):
-        yield Plan("boundary", (1, n), _round_trip(True), _round_trip(False), boundary=True, op="plain")
+        yield Plan(
+            "boundary", (1, n), _round_trip(True), _round_trip(False), boundary=True, op="plain"
+        )
 
 
 def _maxpool(b: Builder, x: str) -> str:
@@ -429,14 +535,18 @@ def _unplaced_plans() -> Iterator[Plan]:
             yield Plan("transposed", (1, c, h, h), _transposed, op="signed" * signed, signed=signed)
     for shape in ((1, 64, 28, 28), (1, 128, 14, 14), (1, 32, 56, 56)):
         for op in (_gelu, _hard_swish, _square):
-            yield Plan("activations", shape, _behind(op), _behind(lambda _, x: x), op=op.__name__[1:])
+            yield Plan(
+                "activations", shape, _behind(op), _behind(lambda _, x: x), op=op.__name__[1:]
+            )
 
 
 def _attend(b: Builder, x: str) -> str:
     """Both products of attention, without the softmax between."""
     n, h, m, d = b.shapes[x]
     keys = b.plain("Transpose", [x], (n, h, d, m), zero=128, perm=[0, 1, 3, 2])
-    return b.plain("MatMul", [b.plain("MatMul", [x, keys], (n, h, m, m), zero=128), x], (n, h, m, d), zero=128)
+    return b.plain(
+        "MatMul", [b.plain("MatMul", [x, keys], (n, h, m, m), zero=128), x], (n, h, m, d), zero=128
+    )
 
 
 def _transposed(b: Builder, x: str) -> str:
@@ -449,7 +559,10 @@ def _transposed(b: Builder, x: str) -> str:
 
 def _gelu(b: Builder, x: str) -> str:
     """By its parts, which engines fuse."""
-    shape, half, one, root = b.shapes[x], *(b.const(np.float32(value)) for value in (0.5, 1.0, math.sqrt(2)))
+    shape, half, one, root = (
+        b.shapes[x],
+        *(b.const(np.float32(value)) for value in (0.5, 1.0, math.sqrt(2))),
+    )
     shifted = b.node("Add", [b.node("Erf", [b.node("Div", [x, root], shape)], shape), one], shape)
     b.note("Gelu", [x], shape)
     return b.out(b.node("Mul", [b.node("Mul", [x, shifted], shape), half], shape), 20)

@@ -137,7 +137,9 @@ _SIDES: Mapping[str, tuple[str, ...]] = {
 }
 
 
-def fit(path: Path, name: str, origin: str, start: CpuCosts, given: Mapping[str, float], out: Path) -> None:
+def fit(
+    path: Path, name: str, origin: str, start: CpuCosts, given: Mapping[str, float], out: Path
+) -> None:
     """Fit every group of constants, float and int8, and write the table as a data file.
 
     given: values by their dotted names: more entries of a table to fit (conv.float_gmacs.4), and what no group fits:
@@ -154,10 +156,16 @@ def fit(path: Path, name: str, origin: str, start: CpuCosts, given: Mapping[str,
                 _scale(values, names, _bias(values, start, mine, side))
                 _least_squares(values, names, mine, side, start)
     moving = [row for row in rows if row["family"] == "elements"]
-    errors = [error(row, side, warm(start)) for side in ("float", "int8") for row in sound(moving, side)]
+    errors = [
+        error(row, side, warm(start)) for side in ("float", "int8") for row in sound(moving, side)
+    ]
     unmeasured = [key for op in UNMEASURED for key in values if key.startswith(f"elements.{op}.")]
     if errors:
-        _scale(values, [*unmeasured, "conv.cold_ns", "conv.int8_cold_ns"], math.exp(-float(np.mean(errors))))
+        _scale(
+            values,
+            [*unmeasured, "conv.cold_ns", "conv.int8_cold_ns"],
+            math.exp(-float(np.mean(errors))),
+        )
     table = replace(_built(start, values), name=name, origin=origin)
     out.write_text(write_costs(table), encoding="utf-8")
 
@@ -170,7 +178,11 @@ def _flat(value: Any, path: str = "") -> dict[str, float]:
         items = list(value.items())
     else:
         return {} if isinstance(value, (str, bool)) else {path: value}
-    return {k: v for key, item in items for k, v in _flat(item, f"{path}.{key}" if path else str(key)).items()}
+    return {
+        k: v
+        for key, item in items
+        for k, v in _flat(item, f"{path}.{key}" if path else str(key)).items()
+    }
 
 
 def _built(value: Any, values: Mapping[str, float], path: str = "") -> Any:
@@ -180,7 +192,10 @@ def _built(value: Any, values: Mapping[str, float], path: str = "") -> Any:
         new = {k: _built(getattr(value, k), values, f"{path}.{k}" if path else k) for k in names}
         return replace(value, **new)
     if isinstance(value, Mapping):
-        return {key: _built(item, values, f"{path}.{key}") for key, item in {**_entries(values, path), **value}.items()}
+        return {
+            key: _built(item, values, f"{path}.{key}")
+            for key, item in {**_entries(values, path), **value}.items()
+        }
     number = values.get(path, value)
     return int(number) if isinstance(value, int) and not isinstance(value, bool) else number
 
@@ -188,7 +203,9 @@ def _built(value: Any, values: Mapping[str, float], path: str = "") -> Any:
 def _entries(values: Mapping[str, float], path: str) -> dict[int, float]:
     """A table's entries by size, those included that its start does not have."""
     found = (key.rpartition(".") for key in values)
-    return dict.fromkeys(sorted(int(last) for first, _, last in found if first == path and last.isdigit()), 0.0)
+    return dict.fromkeys(
+        sorted(int(last) for first, _, last in found if first == path and last.isdigit()), 0.0
+    )
 
 
 def _slots(values: Mapping[str, float], wanted: str, side: str) -> list[str]:
@@ -211,7 +228,9 @@ def _scale(values: dict[str, float], names: list[str], growth: float) -> None:
             values[name] *= 1 / growth if "gmacs" in name else growth
 
 
-def _least_squares(values: dict[str, float], names: list[str], rows: list[Row], side: str, start: CpuCosts) -> None:
+def _least_squares(
+    values: dict[str, float], names: list[str], rows: list[Row], side: str, start: CpuCosts
+) -> None:
     """Damped least squares on the log errors, large ones weighted down; constants stay positive."""
     x = np.array([values[name] for name in names])
     step, damping = np.maximum(np.abs(x), 0.01) * 1e-3, 1e-2
@@ -229,7 +248,9 @@ def _least_squares(values: dict[str, float], names: list[str], rows: list[Row], 
         weight = 1 / np.sqrt(1 + (now / LARGE_ERROR) ** 2)
         normal = slope.T @ (weight[:, None] * slope)
         for _ in range(6):
-            move = np.linalg.solve(normal + damping * np.diag(np.diag(normal) + 1e-12), -slope.T @ (weight * now))
+            move = np.linalg.solve(
+                normal + damping * np.diag(np.diag(normal) + 1e-12), -slope.T @ (weight * now)
+            )
             tried = np.maximum(x + move * step, x * 0.05)
             then = residuals(tried)
             better = loss(then) < loss(now)
@@ -243,7 +264,10 @@ def _least_squares(values: dict[str, float], names: list[str], rows: list[Row], 
         if gain < 1e-5 * loss(now):
             break
     values.update(zip(names, map(float, x), strict=True))
-    print(f"{names[0].split('.')[0]:10} {side:5} n {len(rows):4}  mean x{math.exp(np.abs(now).mean()):.3f}", flush=True)
+    print(
+        f"{names[0].split('.')[0]:10} {side:5} n {len(rows):4}  mean x{math.exp(np.abs(now).mean()):.3f}",
+        flush=True,
+    )
 
 
 def write_costs(cpu: CpuCosts) -> str:
@@ -252,7 +276,10 @@ def write_costs(cpu: CpuCosts) -> str:
     for name, value in asdict(cpu).items():
         text = json.dumps(_round_numbers(value))
         if isinstance(value, dict):
-            entries = [f"    {json.dumps(key)}: {json.dumps(_round_numbers(entry))}" for key, entry in value.items()]
+            entries = [
+                f"    {json.dumps(key)}: {json.dumps(_round_numbers(entry))}"
+                for key, entry in value.items()
+            ]
             text = "{\n" + ",\n".join(entries) + "\n  }"
         blocks.append(f"  {json.dumps(name)}: {text}")
     return "{\n" + ",\n".join(blocks) + "\n}\n"
@@ -261,7 +288,11 @@ def write_costs(cpu: CpuCosts) -> str:
 def _round_numbers(value: Any) -> Any:
     """The value with three digits of every number; what an operator of `elements` does not have is left out."""
     if isinstance(value, dict):
-        return {key: _round_numbers(entry) for key, entry in value.items() if key not in _OPTIONAL or entry}
+        return {
+            key: _round_numbers(entry)
+            for key, entry in value.items()
+            if key not in _OPTIONAL or entry
+        }
     if isinstance(value, float):
         return float(f"{value:.3g}") if value > NOTHING else 0.0
     return value

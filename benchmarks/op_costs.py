@@ -84,7 +84,11 @@ def fastest(runs: Sequence[Run], feed: dict[str, Any], seconds: float) -> list[f
 
 def growth(unit: Unit, plan: Plan, seconds: float, engine: str) -> tuple[float, float]:
     """(float us, int8 us) of one unit."""
-    runs = [OPENERS[engine](chain(unit, plan, int8, n)[0]) for int8 in (False, True) for n in (SHORT, LONG)]
+    runs = [
+        OPENERS[engine](chain(unit, plan, int8, n)[0])
+        for int8 in (False, True)
+        for n in (SHORT, LONG)
+    ]
     feed = {"x": np.abs(np.random.default_rng(0).standard_normal(plan.shape)).astype(np.float32)}
     t = fastest(runs, feed, seconds)
     return (t[1] - t[0]) / (LONG - SHORT), (t[3] - t[2]) / (LONG - SHORT)
@@ -96,18 +100,32 @@ def times(plan: Plan, seconds: float, engine: str = "ort") -> dict[str, float]:
     if plan.minus is not None:
         f, i = growth(plan.minus, plan, seconds, engine)
         # a boundary between Convs holds a float Conv beside the int8 one
-        float_us, int8_us = float_us - f, int8_us - i - (f if plan.boundary and plan.op == "conv" else 0.0)
+        float_us, int8_us = (
+            float_us - f,
+            int8_us - i - (f if plan.boundary and plan.op == "conv" else 0.0),
+        )
     return {"float_us": float_us, "int8_us": int8_us}
 
 
 def measure(out: Path, only: set[str], seconds: float, engine: str, every: int) -> None:
     """Append samples to a JSON-lines file; what is there already is not measured again."""
     key = operator.itemgetter("family", "shape", "cases", "op")
-    done = {json.dumps(key(json.loads(line))) for line in out.read_text().splitlines()} if out.exists() else set()
-    plans = [p for family in FAMILIES for p in list(family())[::every] if not only or p.family in only]
+    done = (
+        {json.dumps(key(json.loads(line))) for line in out.read_text().splitlines()}
+        if out.exists()
+        else set()
+    )
+    plans = [
+        p for family in FAMILIES for p in list(family())[::every] if not only or p.family in only
+    ]
     with out.open("a") as stream:
         for plan in plans:
-            row = {"family": plan.family, "shape": plan.shape, "op": plan.op, "cases": cases_of(plan)}
+            row = {
+                "family": plan.family,
+                "shape": plan.shape,
+                "op": plan.op,
+                "cases": cases_of(plan),
+            }
             if json.dumps(key(row)) not in done:
                 stream.write(json.dumps({**row, **times(plan, seconds, engine)}) + "\n")
                 stream.flush()
@@ -134,19 +152,27 @@ def errors(path: Path, cpu: CpuCosts) -> None:
                 f"  bias {statistics.mean(found):+.3f}"
             )
             for row in sorted(rows, key=lambda r: -abs(error(r, side, cpu)))[:3]:
-                nodes = " ".join(f"{case.op_type}{list(case.weight or ())}" for case in row["nodes"])
-                times_us = f"measured {row[f'{side}_us']:.2f} predicted {predicted(row, side, cpu):.2f}"
+                nodes = " ".join(
+                    f"{case.op_type}{list(case.weight or ())}" for case in row["nodes"]
+                )
+                times_us = (
+                    f"measured {row[f'{side}_us']:.2f} predicted {predicted(row, side, cpu):.2f}"
+                )
                 print(f"    {row['shape']} {nodes} {row['op']} {times_us}")
 
 
 # --- the model against whole networks -------------------------------------------------------------------------------
 
 
-def check(paths: Sequence[Path], dims: dict[str, int], seconds: float, cpu: CpuCosts, engine: str) -> None:
+def check(
+    paths: Sequence[Path], dims: dict[str, int], seconds: float, cpu: CpuCosts, engine: str
+) -> None:
     """Predicted and measured time of whole files, float or with pairs."""
     protos = [onnx.load(path) for path in paths]
     feed = _feed(protos[0], dims)
-    measured = fastest([OPENERS[engine](proto.SerializeToString()) for proto in protos], feed, seconds)
+    measured = fastest(
+        [OPENERS[engine](proto.SerializeToString()) for proto in protos], feed, seconds
+    )
     for path, proto, us in zip(paths, protos, measured, strict=True):
         parts = Network(proto, _shapes(proto, feed)).parts(cpu)
         total = sum(parts.values())
@@ -163,7 +189,9 @@ def _feed(proto: onnx.ModelProto, dims: dict[str, int]) -> dict[str, Any]:
             tensor = value.type.tensor_type
             shape = [dim.dim_value or dims.get(dim.dim_param, 1) for dim in tensor.shape.dim]
             dtype = onnx.helper.tensor_dtype_to_np_dtype(tensor.elem_type)
-            feed[value.name] = rng.random(shape).astype(dtype) if dtype.kind == "f" else np.ones(shape, dtype)
+            feed[value.name] = (
+                rng.random(shape).astype(dtype) if dtype.kind == "f" else np.ones(shape, dtype)
+            )
     return feed
 
 
@@ -176,10 +204,15 @@ def _shapes(proto: onnx.ModelProto, feed: dict[str, Any]) -> dict[str, tuple[int
     tapped.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names)
     options = ort.SessionOptions()
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-    runner = ort.InferenceSession(tapped.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    runner = ort.InferenceSession(
+        tapped.SerializeToString(), options, providers=["CPUExecutionProvider"]
+    )
     values = zip((out.name for out in runner.get_outputs()), runner.run(None, feed), strict=True)
     constants = {tensor.name: tuple(tensor.dims) for tensor in proto.graph.initializer}
-    return {**constants, **{name: v.shape for name, v in (*feed.items(), *values) if isinstance(v, np.ndarray)}}
+    return {
+        **constants,
+        **{name: v.shape for name, v in (*feed.items(), *values) if isinstance(v, np.ndarray)},
+    }
 
 
 class Network:
@@ -201,7 +234,9 @@ class Network:
 
     def ends(self, name: str) -> list[onnx.NodeProto]:
         """Readers of a tensor, those behind an activation that folds into its pair or behind a guard included."""
-        behind = [(self.ends(n.output[0]) if n.op_type in FOLDED else [n]) for n in self.readers[name]]
+        behind = [
+            (self.ends(n.output[0]) if n.op_type in FOLDED else [n]) for n in self.readers[name]
+        ]
         return [node for nodes in behind for node in nodes]
 
     def source(self, name: str) -> onnx.NodeProto | None:
@@ -211,8 +246,14 @@ class Network:
     def is_int8(self, node: onnx.NodeProto) -> bool:
         makers = [self.maker.get(name) for name in self.data(node)]
         after = self.ends(node.output[0])
-        writes = node.op_type == "MatMul" or (bool(after) and all(n.op_type == "QuantizeLinear" for n in after))
-        return writes and bool(makers) and all(n is not None and n.op_type == "DequantizeLinear" for n in makers)
+        writes = node.op_type == "MatMul" or (
+            bool(after) and all(n.op_type == "QuantizeLinear" for n in after)
+        )
+        return (
+            writes
+            and bool(makers)
+            and all(n is not None and n.op_type == "DequantizeLinear" for n in makers)
+        )
 
     def case(self, node: onnx.NodeProto) -> OpCase:
         attrs = {attr.name: onnx.helper.get_attribute_value(attr) for attr in node.attribute}
@@ -239,20 +280,30 @@ class Network:
             if node.op_type == "QuantizeLinear":
                 made = self.source(node.input[0])
                 if made is None or made.op_type == "MatMul" or not self.is_int8(made):
-                    parts["pairs"] += cpu.predict_quantize(count, from_conv=made is not None and made.op_type == "Conv")
+                    parts["pairs"] += cpu.predict_quantize(
+                        count, from_conv=made is not None and made.op_type == "Conv"
+                    )
             elif node.op_type == "DequantizeLinear":
-                floats = [reader for reader in self.ends(node.output[0]) if not self.is_int8(reader)]
+                floats = [
+                    reader for reader in self.ends(node.output[0]) if not self.is_int8(reader)
+                ]
                 if floats or not self.readers[node.output[0]]:
-                    parts["pairs"] += cpu.predict_dequantize(count, to_conv=any(n.op_type == "Conv" for n in floats))
+                    parts["pairs"] += cpu.predict_dequantize(
+                        count, to_conv=any(n.op_type == "Conv" for n in floats)
+                    )
             else:
                 side = "int8" if self.is_int8(node) else "float"
-                parts[f"{node.op_type} {side}"] += getattr(cpu.predict_node(self.case(node)), f"{side}_us")
+                parts[f"{node.op_type} {side}"] += getattr(
+                    cpu.predict_node(self.case(node)), f"{side}_us"
+                )
         return parts
 
 
 def main() -> None:
     """Command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     commands = parser.add_subparsers(dest="command", required=True)
     for name in ("measure", "errors", "fit", "check"):
         command = commands.add_parser(name)
@@ -263,13 +314,27 @@ def main() -> None:
             command.add_argument("--seconds", type=float, default=5.0 if name == "check" else 0.3)
         if name == "measure":
             command.add_argument("--only", default="", help="families, separated by commas")
-            command.add_argument("--every", type=int, default=1, metavar="N", help="only each N-th sample of a family")
+            command.add_argument(
+                "--every",
+                type=int,
+                default=1,
+                metavar="N",
+                help="only each N-th sample of a family",
+            )
         elif name == "fit":
-            command.add_argument("--cpu", required=True, metavar="NAME", help="the kind of CPU the samples are from")
-            command.add_argument("--origin", required=True, help="machine, version of the engine and day")
+            command.add_argument(
+                "--cpu", required=True, metavar="NAME", help="the kind of CPU the samples are from"
+            )
+            command.add_argument(
+                "--origin", required=True, help="machine, version of the engine and day"
+            )
             command.add_argument("--start", default="vnni", help="the table to start from")
             command.add_argument(
-                "--set", action="append", default=[], metavar="FIELD=NUMBER", help="values to start from"
+                "--set",
+                action="append",
+                default=[],
+                metavar="FIELD=NUMBER",
+                help="values to start from",
             )
             command.add_argument("--out", type=Path, help="another file than the kind's own")
         else:
@@ -280,7 +345,13 @@ def main() -> None:
     if args.isa:
         os.environ["ONEDNN_MAX_CPU_ISA"] = args.isa
     if args.command == "measure":
-        measure(args.files[0], set(filter(None, args.only.split(","))), args.seconds, args.engine, args.every)
+        measure(
+            args.files[0],
+            set(filter(None, args.only.split(","))),
+            args.seconds,
+            args.engine,
+            args.every,
+        )
         return
     tables: Any = find_target(args.engine).costs
     if args.command == "errors":

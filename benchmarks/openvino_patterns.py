@@ -50,7 +50,11 @@ def run_openvino(model: bytes, feeds: dict[str, np.ndarray]) -> tuple[list[str],
         info = layer.get_rt_info()
         kind = info["layerType"].astype(str)
         if kind not in MOVING:
-            number = "int8" if info["primitiveType"].astype(str).lower().endswith(("i8", "u8")) else "float"
+            number = (
+                "int8"
+                if info["primitiveType"].astype(str).lower().endswith(("i8", "u8"))
+                else "float"
+            )
             layers.append(f"{kind} {number}")
     return list(dict.fromkeys(layers)), np.array(compiled(feeds)[0])
 
@@ -68,7 +72,10 @@ def describe_case(pattern: Pattern, kind: str, weight: str, values: dict[str, np
         return f"refused: {words[-90:]}".replace("|", "/")
     name, expected = list_results(pattern)[0], run_cpu(model, feeds)[0]
     if name in sites.specs:
-        expected, answer = (dequantize(codes, sites.qparams[name], sites.specs[name]) for codes in (expected, answer))
+        expected, answer = (
+            dequantize(codes, sites.qparams[name], sites.specs[name])
+            for codes in (expected, answer)
+        )
     figure = measure(expected, answer)
     return f"{', '.join(layers) or 'moved'}; {'=' if figure == 200 else f'{figure:.0f}'}"
 
@@ -81,18 +88,27 @@ def make_rows(words: list[str]) -> Iterator[str]:
         ):
             continue
         values = run_float(pattern, make_values(pattern))
-        for weight in (weight for weight in pattern.weights if "16" not in weight and "4" not in weight):
+        for weight in (
+            weight for weight in pattern.weights if "16" not in weight and "4" not in weight
+        ):
             cells = [describe_case(pattern, kind, weight, values) for kind in COLUMNS]
             yield f"| {pattern.name} | {weight} | {' | '.join(cells)} |"
 
 
 def main() -> None:
     """Read the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--only", nargs="+", default=[], metavar="WORD")
     parser.add_argument("--write", action="store_true")
     arguments = parser.parse_args()
-    text = "\n".join(["| pattern | weight | u8 | i8 |", "|---|---|---|---|", *make_rows(arguments.only)]) + "\n"
+    text = (
+        "\n".join(
+            ["| pattern | weight | u8 | i8 |", "|---|---|---|---|", *make_rows(arguments.only)]
+        )
+        + "\n"
+    )
     if not arguments.write:
         print(text)
         return

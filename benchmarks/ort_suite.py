@@ -139,12 +139,16 @@ class Outcome:
     failures: dict[str, str] = field(default_factory=dict)
 
 
-def copy_tests(source: Path, target: Path, *, ours: bool, lenient: bool = False, exact: bool = False) -> list[Path]:
+def copy_tests(
+    source: Path, target: Path, *, ours: bool, lenient: bool = False, exact: bool = False
+) -> list[Path]:
     """Copy the tests, with our import in the place of theirs; returns the files. exact: MinMax where none is named."""
     shutil.copytree(source, target)
     for path in target.glob("*.py") if ours else ():
         text = path.read_text()
-        path.write_text(_IMPORT.sub(lambda m: f"onnxq{m[1]}compat" + " as quantization" * (m[1] != "."), text))
+        path.write_text(
+            _IMPORT.sub(lambda m: f"onnxq{m[1]}compat" + " as quantization" * (m[1] != "."), text)
+        )
     if lenient:
         (target / "conftest.py").write_text(f"EXACT = {exact}\n{_LENIENT}")
     plots = target / "onnx_array_api" / "plotting"
@@ -159,7 +163,9 @@ def run_file(path: Path) -> Outcome:
     options = ["-q", "--tb=short", "-p", "no:cacheprovider", "-o", "addopts=", "-W", "ignore"]
     command = [sys.executable, "-m", "pytest", *options, f"--junitxml={log}", path.name]
     try:
-        done = subprocess.run(command, cwd=path.parent, capture_output=True, text=True, timeout=_LIMIT, check=False)
+        done = subprocess.run(
+            command, cwd=path.parent, capture_output=True, text=True, timeout=_LIMIT, check=False
+        )
     except subprocess.TimeoutExpired:
         outcome.failures["(file)"] = f"not done after {_LIMIT} s"
         return outcome
@@ -187,12 +193,16 @@ def find_reason(name: str, theirs: Outcome, lenient: Outcome, exact: Outcome) ->
     if name not in exact.failures:
         return "ranges"
     text = lenient.failures[name]
-    return next((reason for reason, pattern in _REASONS.items() if re.search(pattern, text)), "other")
+    return next(
+        (reason for reason, pattern in _REASONS.items() if re.search(pattern, text)), "other"
+    )
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("tests", type=Path)
     parser.add_argument("--only", nargs="*")
     parser.add_argument("--failures", action="store_true", help="the text of each failure, too")
@@ -203,18 +213,32 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for name, how in _RUNS.items():
             files = copy_tests(options.tests, Path(folder, name), **how)
             runs.append(
-                list(pool.map(run_file, [path for path in files if path.name in (options.only or [path.name])]))
+                list(
+                    pool.map(
+                        run_file,
+                        [path for path in files if path.name in (options.only or [path.name])],
+                    )
+                )
             )
     reasons = ("alone", "ranges", *_REASONS, "other", "theirs")
     rows, total = [], Counter[str]()
     for own, theirs, lenient, exact in zip(*runs, strict=True):
         by_test = {name: find_reason(name, theirs, lenient, exact) for name in own.failures}
         counts = Counter(by_test.values())
-        counts.update({"imports": int(own.imports), "passed": len(own.passed), "skipped": own.skipped})
+        counts.update(
+            {"imports": int(own.imports), "passed": len(own.passed), "skipped": own.skipped}
+        )
         total.update(counts)
-        rows.append([own.file, *(str(counts[head] or "") for head in ("imports", "passed", "skipped", *reasons))])
+        rows.append(
+            [
+                own.file,
+                *(str(counts[head] or "") for head in ("imports", "passed", "skipped", *reasons)),
+            ]
+        )
         for name, reason in by_test.items() if options.failures else ():
-            print(f"=== {own.file}::{name} [{reason}]\n{lenient.failures.get(name, own.failures[name])}\n")
+            print(
+                f"=== {own.file}::{name} [{reason}]\n{lenient.failures.get(name, own.failures[name])}\n"
+            )
     rows.append(["all", *(str(total[head]) for head in ("imports", "passed", "skipped", *reasons))])
     print(table(rows, ["file", "imports", "passed", "skipped", *reasons]))
 

@@ -22,7 +22,14 @@ from typing import Any
 import numpy as np
 import onnx
 
-OPS = ("QuantizeLinear", "MatMulInteger", "ConvInteger", "DynamicQuantizeLinear", "DynamicQuantizeLSTM", "MatMulNBits")
+OPS = (
+    "QuantizeLinear",
+    "MatMulInteger",
+    "ConvInteger",
+    "DynamicQuantizeLinear",
+    "DynamicQuantizeLSTM",
+    "MatMulNBits",
+)
 
 
 def samples(source: str, data: str) -> Iterator[dict[str, np.ndarray]]:
@@ -30,7 +37,10 @@ def samples(source: str, data: str) -> Iterator[dict[str, np.ndarray]]:
     arrays = dict(np.load(data))
     ranks = {one.name: len(one.type.tensor_type.shape.dim) for one in onnx.load(source).graph.input}
     for i in range(len(next(iter(arrays.values())))):
-        yield {name: np.asarray(a[i]) if a.ndim == ranks[name] + 1 else a[i : i + 1] for name, a in arrays.items()}
+        yield {
+            name: np.asarray(a[i]) if a.ndim == ranks[name] + 1 else a[i : i + 1]
+            for name, a in arrays.items()
+        }
 
 
 def reader(source: str, data: str) -> Any:
@@ -58,7 +68,9 @@ def preprocess(source: str, target: str) -> Iterator[str]:
     ready = f"{target}.pre.onnx"
     try:
         quant_pre_process(source, ready)
-    except Exception:  # its symbolic shape inference does not know every operator; its own advice is to skip it
+    except (
+        Exception
+    ):  # its symbolic shape inference does not know every operator; its own advice is to skip it
         quant_pre_process(source, ready, skip_symbolic_shape=True)
     yield ready
     Path(ready).unlink()
@@ -152,7 +164,10 @@ def ort_blocks(source: str, target: str, algorithm: str) -> str:
         "k_quant": tool.KQuantWeightOnlyQuantConfig,
     }
     made = tool.MatMulNBitsQuantizer(
-        onnx.load(source), block_size=32, is_symmetric=algorithm == "symmetric", algo_config=configs[algorithm]()
+        onnx.load(source),
+        block_size=32,
+        is_symmetric=algorithm == "symmetric",
+        algo_config=configs[algorithm](),
     )
     made.process()
     made.model.save_model_to_file(target)
@@ -191,7 +206,9 @@ def quark(source: str, data: str, target: str) -> str:
 
     config = get_default_config("S8S8_AAWS")
     config.include_cle = True
-    ModelQuantizer(Config(global_quant_config=config)).quantize_model(source, target, reader(source, data))
+    ModelQuantizer(Config(global_quant_config=config)).quantize_model(
+        source, target, reader(source, data)
+    )
     return f"quark {quark.__version__}"
 
 
@@ -199,7 +216,12 @@ def count(path: str) -> int:
     """Operators of a file that hold or make integers, subgraphs included."""
 
     def inside(graph: onnx.GraphProto) -> int:
-        bodies = [a.g for node in graph.node for a in node.attribute if a.type == onnx.AttributeProto.GRAPH]
+        bodies = [
+            a.g
+            for node in graph.node
+            for a in node.attribute
+            if a.type == onnx.AttributeProto.GRAPH
+        ]
         return sum(node.op_type in OPS for node in graph.node) + sum(map(inside, bodies))
 
     model = onnx.load(path, load_external_data=False)

@@ -68,7 +68,11 @@ class Row:
         said = "" if self.operators or self.score.error else "nothing quantized"
         metric = "" if self.score.metric is None else f"{self.score.metric:.4f}"
         sqnr = "" if self.score.sqnr is None else f"{self.score.sqnr:.1f}"
-        cost = [f"{self.made.seconds:.1f}", f"{self.made.cpu_seconds:.1f}", f"{self.made.peak_mb:.0f}"]
+        cost = [
+            f"{self.made.seconds:.1f}",
+            f"{self.made.cpu_seconds:.1f}",
+            f"{self.made.peak_mb:.0f}",
+        ]
         size = f"{self.target.stat().st_size / 1e6:.2f}" if self.target is not None else ""
         more = [*map(str, self.also), *self.speeds]
         return [self.tool, metric, sqnr, *cost, size, *more, said or brief(self.score.error)]
@@ -123,9 +127,19 @@ def time_rows(rows: Sequence[Row], one: Subject, length: int, threads: int) -> l
         f"float={one.source}",
         *(f"{k}={each}" for k, each in files.items()),
     ]
-    command += ["--data", one.data, "--json", "--threads", str(threads), *(["--length", str(length)] if length else [])]
+    command += [
+        "--data",
+        one.data,
+        "--json",
+        "--threads",
+        str(threads),
+        *(["--length", str(length)] if length else []),
+    ]
     found = {row["name"]: row for row in json.loads(run(command).checked("latency.py").last_line)}
-    text = {k: f"{found[k]['ratio']:.2f} ({found[k]['ratio_low']:.2f}-{found[k]['ratio_high']:.2f})" for k in files}
+    text = {
+        k: f"{found[k]['ratio']:.2f} ({found[k]['ratio_low']:.2f}-{found[k]['ratio_high']:.2f})"
+        for k in files
+    }
     return [text.get(str(k), "") for k in range(len(rows))]
 
 
@@ -134,7 +148,9 @@ def reason(made: Run) -> str:
     lines = [line.strip() for line in made.output.splitlines() if line.strip()]
     if made.code < 0:
         return f"ended by signal {-made.code}"
-    told = [line for line in lines if "Error" in line.split(":")[0] or "Exception" in line.split(":")[0]]
+    told = [
+        line for line in lines if "Error" in line.split(":")[0] or "Exception" in line.split(":")[0]
+    ]
     return (told or lines or ["no output"])[-1]
 
 
@@ -149,8 +165,15 @@ def beside(rows: Sequence[Row], label: str) -> str:
     if ours is None or not ended:
         return f"{label}: {'no peer made a file that runs' if ours else 'failed'}"
     best = min(useful or ended, key=lambda row: row.made.seconds)
-    ratio, busy = ours.made.seconds / best.made.seconds, ours.made.cpu_seconds / best.made.cpu_seconds
-    who = f"the fastest peer, {best.tool}" if useful else f"{best.tool}, and no peer quantized anything"
+    ratio, busy = (
+        ours.made.seconds / best.made.seconds,
+        ours.made.cpu_seconds / best.made.cpu_seconds,
+    )
+    who = (
+        f"the fastest peer, {best.tool}"
+        if useful
+        else f"{best.tool}, and no peer quantized anything"
+    )
     return f"{label} takes {ratio:.1f} times as long (CPU time {busy:.1f}) as {who}"
 
 
@@ -159,13 +182,21 @@ def memory(one: Subject, counts: Sequence[int], effort: str, out: Path) -> str:
     rows = []
     for count in counts:
         data = out / f"{one.name}.times{count}.npz"
-        run([sys.executable, HERE / "subjects.py", one.data, str(count), data]).checked("more samples")
+        run([sys.executable, HERE / "subjects.py", one.data, str(count), data]).checked(
+            "more samples"
+        )
         more = Subject(one.name, one.source, data, None)
         made, _ = more.quantized(out / f"{one.name}.memory.onnx", "--effort", effort)
-        said = [f"{made.peak_mb:.0f}", f"{made.seconds:.1f}"] if not made.code else ["failed", brief(reason(made))]
+        said = (
+            [f"{made.peak_mb:.0f}", f"{made.seconds:.1f}"]
+            if not made.code
+            else ["failed", brief(reason(made))]
+        )
         rows.append([str(count), f"{data.stat().st_size / 1e6:.0f}", *said])
         data.unlink()
-    return table(rows, [f"{one.name}, onnxq {effort}: samples", "MB of samples", "peak MB", "seconds"])
+    return table(
+        rows, [f"{one.name}, onnxq {effort}: samples", "MB of samples", "peak MB", "seconds"]
+    )
 
 
 def interpreters(asked: Sequence[str], names: Sequence[str]) -> dict[str, str]:
@@ -176,12 +207,17 @@ def interpreters(asked: Sequence[str], names: Sequence[str]) -> dict[str, str]:
         sys.exit(f"no peer called {', '.join(unknown)}; there are {', '.join(PACKAGES)}")
     chosen = {}
     for name in dict.fromkeys((*names, *given)):
-        family = next((path for each, path in given.items() if path and PACKAGES[each] == PACKAGES[name]), "")
+        family = next(
+            (path for each, path in given.items() if path and PACKAGES[each] == PACKAGES[name]), ""
+        )
         python = given.get(name) or family or (sys.executable if find_spec(PACKAGES[name]) else "")
         if python:
             chosen[name] = python
         else:
-            print(f"{name}: not installed here; name its interpreter with --peer {name}=PYTHON", file=sys.stderr)
+            print(
+                f"{name}: not installed here; name its interpreter with --peer {name}=PYTHON",
+                file=sys.stderr,
+            )
     return chosen
 
 
@@ -189,10 +225,15 @@ def measured(one: Subject, peers: dict[str, str], args: argparse.Namespace) -> s
     """One model's table and what follows from it."""
     kinds = {effort: ["--config", args.config, "--effort", effort] for effort in args.efforts}
     kinds |= {preset: ["--config", preset, "--effort", "fast"] for preset in args.presets}
-    kinds |= {label: shlex.split(options) for label, _, options in (item.partition("=") for item in args.onnxq)}
+    kinds |= {
+        label: shlex.split(options)
+        for label, _, options in (item.partition("=") for item in args.onnxq)
+    }
     rows = []
     for label, options in kinds.items():
-        rows.append(of_onnxq(label, options, one, args.out / f"{one.name}.onnxq-{label}.onnx", args.rounds))
+        rows.append(
+            of_onnxq(label, options, one, args.out / f"{one.name}.onnxq-{label}.onnx", args.rounds)
+        )
         print(" ".join(rows[-1].cells()), file=sys.stderr, flush=True)
     for tool, python in peers.items():
         rows.append(of_peer(tool, python, one, args.out / f"{one.name}.{tool}.onnx", args.rounds))
@@ -202,9 +243,19 @@ def measured(one: Subject, peers: dict[str, str], args: argparse.Namespace) -> s
     rows = [replace(row, also=tuple(one.score(row.target, prefix=each) if row.runs else Score() for each in prefixes))
             for row in rows]  # fmt: skip
     columns = [time_rows(rows, one, length, args.threads) for length in args.lengths]
-    rows = [replace(row, speeds=tuple(column[k] for column in columns)) for k, row in enumerate(rows)]
+    rows = [
+        replace(row, speeds=tuple(column[k] for column in columns)) for k, row in enumerate(rows)
+    ]
     size = f"MB (float {one.source.stat().st_size / 1e6:.2f})"
-    head = [f"{one.name} (float {one.score().metric:.4f})", "metric", "SQNR dB", "seconds", "CPU s", "peak MB", size]
+    head = [
+        f"{one.name} (float {one.score().metric:.4f})",
+        "metric",
+        "SQNR dB",
+        "seconds",
+        "CPU s",
+        "peak MB",
+        size,
+    ]
     head += [*also, *(f"× float{f' at {length}' if length else ''}" for length in args.lengths), ""]
     parts = [table([row.cells() for row in rows], head)]
     parts += [beside(rows, f"onnxq {effort}") for effort in args.efforts]
@@ -215,23 +266,51 @@ def measured(one: Subject, peers: dict[str, str], args: argparse.Namespace) -> s
 
 def parse() -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("models", nargs="+", help="NAME or NAME:SAMPLES")
     parser.add_argument("--corpus", type=Path, required=True)
     parser.add_argument("--samples", type=int, default=32)
     parser.add_argument("--config", default="ort-int8", help="preset or file for the efforts")
-    parser.add_argument("--efforts", nargs="*", default=["fast", "balanced"], choices=["fast", "balanced", "high"])
-    parser.add_argument("--presets", nargs="*", default=[], help="more rows of onnxq: presets at effort fast")
-    parser.add_argument("--onnxq", nargs="*", default=[], metavar="LABEL=OPTIONS", help="more rows of onnxq")
-    parser.add_argument("--peers", nargs="*", default=list(DEFAULT), help=f"of {', '.join(PACKAGES)}")
-    parser.add_argument("--peer", action="append", default=[], metavar="NAME=PYTHON", help="whose interpreter runs it")
-    parser.add_argument("--rounds", type=int, default=1)
-    parser.add_argument("--memory", nargs="*", type=int, default=[], metavar="SAMPLES", help="such as 32 128 512")
     parser.add_argument(
-        "--lengths", nargs="*", type=int, default=[], help="of sequences in timing; 0: the samples' own"
+        "--efforts", nargs="*", default=["fast", "balanced"], choices=["fast", "balanced", "high"]
+    )
+    parser.add_argument(
+        "--presets", nargs="*", default=[], help="more rows of onnxq: presets at effort fast"
+    )
+    parser.add_argument(
+        "--onnxq", nargs="*", default=[], metavar="LABEL=OPTIONS", help="more rows of onnxq"
+    )
+    parser.add_argument(
+        "--peers", nargs="*", default=list(DEFAULT), help=f"of {', '.join(PACKAGES)}"
+    )
+    parser.add_argument(
+        "--peer",
+        action="append",
+        default=[],
+        metavar="NAME=PYTHON",
+        help="whose interpreter runs it",
+    )
+    parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument(
+        "--memory", nargs="*", type=int, default=[], metavar="SAMPLES", help="such as 32 128 512"
+    )
+    parser.add_argument(
+        "--lengths",
+        nargs="*",
+        type=int,
+        default=[],
+        help="of sequences in timing; 0: the samples' own",
     )
     parser.add_argument("--threads", type=int, default=1, help="in timing")
-    parser.add_argument("--also", action="append", default=[], metavar="LABEL=COMMAND", help="score under it as well")
+    parser.add_argument(
+        "--also",
+        action="append",
+        default=[],
+        metavar="LABEL=COMMAND",
+        help="score under it as well",
+    )
     parser.add_argument("--out", type=Path, default=Path("out/peers"))
     args = parser.parse_args()
     args.corpus, args.out = args.corpus.resolve(), args.out.resolve()

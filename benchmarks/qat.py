@@ -78,17 +78,29 @@ def prepare_onnxq(net: nn.Module, bits: tuple[int, int], few: Images, steps: int
     plain = {"quantizer": "uniform", "bits": 8}
     config = {
         "target": "virtual",
-        "weights": {"bits": bits[0], "scheme": "symmetric", "granularity": "channel", "observer": "mse"},
+        "weights": {
+            "bits": bits[0],
+            "scheme": "symmetric",
+            "granularity": "channel",
+            "observer": "mse",
+        },
         "activations": {"bits": bits[1], "scheme": "asymmetric", "observer": "mse"},
         "rules": [
             {"node": ["stem.0", "head"], "role": "weight", "set": plain},
             {"tensor": "input:*", "set": plain},
             {"node": "head", "role": "activation", "set": plain},
             # Target virtual would quantize every tensor: here those that Brevitas's layers do, behind each ReLU.
-            {"tensor": ["*stem.0.out", "*conv?.out", "*shortcut.0.out", "*add.out"], "set": {"float": True}},
+            {
+                "tensor": ["*stem.0.out", "*conv?.out", "*shortcut.0.out", "*add.out"],
+                "set": {"float": True},
+            },
         ],
         # Batch norms stay alive until the export, as in the other tools.
-        "torch": {"weights": {"quantizer": "lsq"}, "activations": {"quantizer": "lsq"}, "fuse_bn": False},
+        "torch": {
+            "weights": {"quantizer": "lsq"},
+            "activations": {"quantizer": "lsq"},
+            "fuse_bn": False,
+        },
     }
     model = QuantModel(net, config, example_inputs=few.images[:2]).eval()
     with qat.observing(model):
@@ -106,7 +118,11 @@ def prepare_onnxq(net: nn.Module, bits: tuple[int, int], few: Images, steps: int
         return lambda x: torch.from_numpy(next(iter(session.run({name: x.numpy()}).values())))
 
     return Contender(
-        model, qat.parameter_groups(model, lr=1.0, weight_decay=DECAY), finish_model, pacer.step, attach=pacer.attach
+        model,
+        qat.parameter_groups(model, lr=1.0, weight_decay=DECAY),
+        finish_model,
+        pacer.step,
+        attach=pacer.attach,
     )
 
 
@@ -115,7 +131,11 @@ def prepare_brevitas(net: nn.Module, bits: tuple[int, int], few: Images, steps: 
     import brevitas.nn as qnn
     from brevitas.core.scaling import ScalingImplType
     from brevitas.graph.calibrate import calibration_mode
-    from brevitas.quant.scaled_int import Int8ActPerTensorFloat, Int8WeightPerChannelFloat, Uint8ActPerTensorFloat
+    from brevitas.quant.scaled_int import (
+        Int8ActPerTensorFloat,
+        Int8WeightPerChannelFloat,
+        Uint8ActPerTensorFloat,
+    )
 
     learned = {"scaling_impl_type": ScalingImplType.PARAMETER_FROM_STATS}
 
@@ -138,7 +158,9 @@ def prepare_brevitas(net: nn.Module, bits: tuple[int, int], few: Images, steps: 
                     input_quant=Uint8ActPerTensorFloat,
                 )  # fmt: skip
             elif isinstance(child, nn.ReLU):
-                new = qnn.QuantReLU(act_quant=type("Data", (Uint8ActPerTensorFloat,), {"bit_width": bits[1]}))
+                new = qnn.QuantReLU(
+                    act_quant=type("Data", (Uint8ActPerTensorFloat,), {"bit_width": bits[1]})
+                )
             if new is None:
                 replace_layers(child, f"{full}.")
                 continue
@@ -170,7 +192,10 @@ def prepare_torchao(net: nn.Module, bits: tuple[int, int], few: Images, steps: i
     """torchao's PT2E: exported, annotated, prepared for training."""
     import torchao.quantization.pt2e as pt2e
     from torchao.quantization.pt2e.quantize_pt2e import prepare_qat_pt2e
-    from torchao.testing.pt2e._xnnpack_quantizer import XNNPACKQuantizer, get_symmetric_quantization_config
+    from torchao.testing.pt2e._xnnpack_quantizer import (
+        XNNPACKQuantizer,
+        get_symmetric_quantization_config,
+    )
 
     def make_config(weight: int, data: int) -> Any:
         return get_symmetric_quantization_config(
@@ -179,7 +204,9 @@ def prepare_torchao(net: nn.Module, bits: tuple[int, int], few: Images, steps: i
         )  # fmt: skip
 
     batch = {0: torch.export.Dim("batch")}
-    exported = torch.export.export(net.train(), (few.images[:4],), dynamic_shapes=(batch,), strict=True).module()
+    exported = torch.export.export(
+        net.train(), (few.images[:4],), dynamic_shapes=(batch,), strict=True
+    ).module()
     quantizer = XNNPACKQuantizer().set_global(make_config(*bits))
     for name in ("stem.0", "head"):
         quantizer.set_module_name(name, make_config(8, 8))
@@ -202,7 +229,9 @@ TOOLS: dict[str, tuple[str, Callable[[nn.Module, tuple[int, int], Images, int], 
 }
 
 
-def train_beside(contenders: list[Contender], images: Images, epochs: int, seed: int, lr: float) -> None:
+def train_beside(
+    contenders: list[Contender], images: Images, epochs: int, seed: int, lr: float
+) -> None:
     """Train all on the same batches, a step of each in turns."""
     generator = torch.Generator().manual_seed(seed)
     steps = epochs * -(-len(images) // BATCH)
@@ -231,7 +260,11 @@ def train_beside(contenders: list[Contender], images: Images, epochs: int, seed:
 def measure_accuracy(run: Callable[[Tensor], Tensor], images: Images) -> float:
     """Share of right answers in percent."""
     with torch.no_grad():
-        return 100 * sum(int((run(x).argmax(1) == label).sum()) for x, label in images.batches(500)) / len(images)
+        return (
+            100
+            * sum(int((run(x).argmax(1) == label).sum()) for x, label in images.batches(500))
+            / len(images)
+        )
 
 
 def make_float(images: Images, epochs: int) -> nn.Module:
@@ -257,12 +290,19 @@ def compare_tools(
     steps = args.epochs * -(-len(images) // BATCH)
     for seed in range(args.seeds):
         torch.manual_seed(seed)
-        contenders = {name: TOOLS[name][1](copy.deepcopy(net), bits, images.take(CALIBRATION), steps) for name in names}
+        contenders = {
+            name: TOOLS[name][1](copy.deepcopy(net), bits, images.take(CALIBRATION), steps)
+            for name in names
+        }
         train_beside(list(contenders.values()), images, args.epochs, seed, args.lr)
         for name, one in contenders.items():
             scores[name].append(measure_accuracy(one.finish_model(), test))
             times[name] += one.milliseconds
-            print(f"W{bits[0]}A{bits[1]}, seed {seed}: {name} {scores[name][-1]:.2f}", file=sys.stderr, flush=True)
+            print(
+                f"W{bits[0]}A{bits[1]}, seed {seed}: {name} {scores[name][-1]:.2f}",
+                file=sys.stderr,
+                flush=True,
+            )
     plain = statistics.median(times[names[0]])
     rows = []
     for name in names:
@@ -278,10 +318,16 @@ def compare_tools(
 
 def main(arguments: list[str]) -> None:
     """Train, judge, print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--bits", nargs="+", default=["4,4", "2,4"], help="pairs of weight and activation bits")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--bits", nargs="+", default=["4,4", "2,4"], help="pairs of weight and activation bits"
+    )
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--epochs", type=int, default=1, help="of each training of a quantized model")
+    parser.add_argument(
+        "--epochs", type=int, default=1, help="of each training of a quantized model"
+    )
     parser.add_argument("--float-epochs", type=int, default=8)
     parser.add_argument("--images", type=int, default=60_000, help="training images")
     parser.add_argument("--lr", type=float, default=0.01)

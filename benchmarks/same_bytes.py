@@ -62,19 +62,29 @@ def list_networks(corpus: Path | None) -> Iterator[tuple[str, onnx.ModelProto | 
         yield (
             name,
             nets.net(name),
-            [feeds for seed in range(SAMPLES // nets.SAMPLES) for feeds in nets.feeds(nets.net(name), seed)],
+            [
+                feeds
+                for seed in range(SAMPLES // nets.SAMPLES)
+                for feeds in nets.feeds(nets.net(name), seed)
+            ],
         )
     for motif in MOTIFS[::9]:
         model, samples = compose([motif], motif.until)
         yield f"motif {motif.name}", model, samples
     for model in sorted((corpus / "models").glob("*.onnx")) if corpus else ():
         with np.load(corpus / "data" / f"{model.stem}.npz") as stored:
-            arrays = {key.removeprefix("calib/"): stored[key][:SAMPLES] for key in stored if key.startswith("calib/")}
+            arrays = {
+                key.removeprefix("calib/"): stored[key][:SAMPLES]
+                for key in stored
+                if key.startswith("calib/")
+            }
         names = {value.name for value in onnx.load(model, load_external_data=False).graph.input}
         yield model.stem, model, {name: array for name, array in arrays.items() if name in names}
 
 
-def hash_result(model: onnx.ModelProto | Path, samples: Any, preset: str, overrides: dict[str, Any]) -> str:
+def hash_result(
+    model: onnx.ModelProto | Path, samples: Any, preset: str, overrides: dict[str, Any]
+) -> str:
     """SHA-256 of the result without metadata; the code of the error where it is refused."""
     fixed = {"latency": False, "threads": 1, "run_threads": 1}
     try:
@@ -90,7 +100,9 @@ def hash_result(model: onnx.ModelProto | Path, samples: Any, preset: str, overri
 
 def main() -> int:
     """Record or compare."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("action", choices=("record", "compare"))
     parser.add_argument("record", type=Path)
     parser.add_argument("--corpus", type=Path)

@@ -32,7 +32,9 @@ class Net:
     def add(self, op: str, *inputs: str, **attributes: Any) -> str:
         """A node; returns the name of its output."""
         name = f"{op.lower()}{len(self.nodes)}"
-        self.nodes.append(helper.make_node(op, list(inputs), [name], name=f"{name}/{op}", **attributes))
+        self.nodes.append(
+            helper.make_node(op, list(inputs), [name], name=f"{name}/{op}", **attributes)
+        )
         return name
 
     def hold(self, value: np.ndarray) -> str:
@@ -45,7 +47,9 @@ class Net:
         """A random weight of a sum over `fan` values."""
         return self.hold((self.rng.standard_normal(shape) / np.sqrt(fan or 1e4)).astype(np.float32))
 
-    def conv(self, x: str, made: int, read: int, kernel: int, stride: int = 1, *, relu: bool = True) -> str:
+    def conv(
+        self, x: str, made: int, read: int, kernel: int, stride: int = 1, *, relu: bool = True
+    ) -> str:
         """A convolution with its bias, and Relu unless told otherwise."""
         weight = self.draw(made, read, kernel, kernel, fan=read * kernel**2 // (2 if relu else 1))
         pads = [(kernel - 1) // 2] * 4
@@ -54,7 +58,9 @@ class Net:
 
     def linear(self, x: str, read: int, made: int) -> str:
         """A MatMul and its bias."""
-        return self.add("Add", self.add("MatMul", x, self.draw(read, made, fan=read)), self.draw(made))
+        return self.add(
+            "Add", self.add("MatMul", x, self.draw(read, made, fan=read)), self.draw(made)
+        )
 
     def norm(self, x: str, width: int) -> str:
         """A LayerNormalization."""
@@ -64,21 +70,29 @@ class Net:
     def attention(self, x: str, width: int, heads: int) -> str:
         """Self-attention with its output projection."""
         split = self.hold(np.array([0, -1, heads, width // heads]))
-        query, key, value = (self.add("Reshape", self.linear(x, width, width), split) for _ in range(3))
+        query, key, value = (
+            self.add("Reshape", self.linear(x, width, width), split) for _ in range(3)
+        )
         query = self.add("Transpose", query, perm=[0, 2, 1, 3])
         key = self.add("Transpose", key, perm=[0, 2, 3, 1])
         value = self.add("Transpose", value, perm=[0, 2, 1, 3])
         scale = self.hold(np.float32(np.sqrt(heads / width)))
-        weights = self.add("Softmax", self.add("Mul", self.add("MatMul", query, key), scale), axis=-1)
+        weights = self.add(
+            "Softmax", self.add("Mul", self.add("MatMul", query, key), scale), axis=-1
+        )
         mixed = self.add("Transpose", self.add("MatMul", weights, value), perm=[0, 2, 1, 3])
-        return self.linear(self.add("Reshape", mixed, self.hold(np.array([0, -1, width]))), width, width)
+        return self.linear(
+            self.add("Reshape", mixed, self.hold(np.array([0, -1, width]))), width, width
+        )
 
     def feed_forward(self, x: str, width: int) -> str:
         """Two linear layers with GELU between."""
         h = self.linear(x, width, 4 * width)
         erf = self.add("Erf", self.add("Div", h, self.hold(np.float32(np.sqrt(2)))))
         gelu = self.add(
-            "Mul", self.add("Mul", h, self.add("Add", erf, self.hold(np.float32(1)))), self.hold(np.float32(0.5))
+            "Mul",
+            self.add("Mul", h, self.add("Add", erf, self.hold(np.float32(1)))),
+            self.hold(np.float32(0.5)),
         )
         return self.linear(gelu, 4 * width, width)
 
@@ -86,7 +100,10 @@ class Net:
         """Write the model."""
         made = helper.make_tensor_value_info(y, TensorProto.FLOAT, shape)
         graph = helper.make_graph(self.nodes, "shape", [x], [made], self.weights)
-        onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+        onnx.save(
+            helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8),
+            path,
+        )
 
 
 def resnet50(path: str) -> np.ndarray:
@@ -110,7 +127,9 @@ def vit_b(path: str) -> np.ndarray:
     """ViT-B/16 at 224×224; returns samples."""
     net, width = Net(), 768
     x = net.add("Conv", "x", net.draw(width, 3, 16, 16, fan=768), net.draw(width), strides=[16, 16])
-    x = net.add("Transpose", net.add("Reshape", x, net.hold(np.array([0, width, -1]))), perm=[0, 2, 1])
+    x = net.add(
+        "Transpose", net.add("Reshape", x, net.hold(np.array([0, width, -1]))), perm=[0, 2, 1]
+    )
     x = net.add("Add", x, net.draw(196, width))
     for _ in range(12):
         x = net.add("Add", x, net.attention(net.norm(x, width), width, 12))
@@ -139,7 +158,11 @@ def bert_base(path: str) -> np.ndarray:
     return net.rng.integers(0, WORDS, (SAMPLES, TOKENS))
 
 
-SHAPES: dict[str, Callable[[str], np.ndarray]] = {"resnet50": resnet50, "vit_b": vit_b, "bert_base": bert_base}
+SHAPES: dict[str, Callable[[str], np.ndarray]] = {
+    "resnet50": resnet50,
+    "vit_b": vit_b,
+    "bert_base": bert_base,
+}
 
 
 if __name__ == "__main__":

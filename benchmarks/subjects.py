@@ -47,15 +47,28 @@ class Subject:
     data: Path
     corpus: Path | None
 
-    def score(self, target: Path | None = None, *, optimize: bool = True, prefix: Sequence[str] = ()) -> Score:
+    def score(
+        self, target: Path | None = None, *, optimize: bool = True, prefix: Sequence[str] = ()
+    ) -> Score:
         """The scorer's figures for a file, or for the float model; without a scorer there are none.
 
         prefix: a command that runs the scorer.
         """
         if self.corpus is None:
             return Score()
-        command: list[str | Path] = [*prefix, sys.executable, self.corpus / "evaluate.py", self.name]
-        done = run([*command, *([] if target is None else [target]), *([] if optimize else ["--no-optimize"])])
+        command: list[str | Path] = [
+            *prefix,
+            sys.executable,
+            self.corpus / "evaluate.py",
+            self.name,
+        ]
+        done = run(
+            [
+                *command,
+                *([] if target is None else [target]),
+                *([] if optimize else ["--no-optimize"]),
+            ]
+        )
         if done.code:
             return Score(error=f"refused: {done.last_line}")
         found = json.loads(done.last_line)

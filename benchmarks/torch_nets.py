@@ -123,7 +123,14 @@ def _list_transformers() -> dict[str, Callable[[], tuple[nn.Module, Any]]]:
         "decoder_attention_heads": 2, "encoder_ffn_dim": 128, "decoder_ffn_dim": 128, "decoder_start_token_id": 0,
     }  # fmt: skip
     clip = {key: SMALL[key] for key in SMALL if key != "vocab_size"}
-    t5 = {"d_model": 64, "num_layers": 2, "num_heads": 2, "d_ff": 128, "d_kv": 32, "vocab_size": 100}
+    t5 = {
+        "d_model": 64,
+        "num_layers": 2,
+        "num_heads": 2,
+        "d_ff": 128,
+        "d_kv": 32,
+        "vocab_size": 100,
+    }
     small_kv = {**SMALL, **special, "num_key_value_heads": 1}
     found: dict[str, tuple[str, Any, str, Any]] = {
         "bert": ("BertConfig", SMALL, "BertForSequenceClassification", text),
@@ -177,7 +184,9 @@ def _fill_row(row: Row, net: nn.Module, inputs: Any) -> None:
     model = QuantModel(net, target="virtual", example_inputs=inputs)
     row.captured = model.origin.value
     row.reason = "; ".join(
-        dict.fromkeys(f"{one.subject}: {one.reason}" for one in model.refusals if one.code == "R108")
+        dict.fromkeys(
+            f"{one.subject}: {one.reason}" for one in model.refusals if one.code == "R108"
+        )
     )
     quantized = [product for product in model.products if product.reason is None]
     row.quantized = f"{len(quantized)} of {len(model.products)}"
@@ -199,7 +208,11 @@ def _fill_row(row: Row, net: nn.Module, inputs: Any) -> None:
 
 def _run(model: nn.Module, inputs: Any) -> list[Tensor]:
     result = model(**inputs) if isinstance(inputs, dict) else model(inputs)
-    return [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, Tensor) and leaf.is_floating_point()]
+    return [
+        leaf
+        for leaf in pytree.tree_leaves(result)
+        if isinstance(leaf, Tensor) and leaf.is_floating_point()
+    ]
 
 
 def _compare(expected: list[Tensor], got: list[Tensor], tolerance: float) -> str:
@@ -209,18 +222,27 @@ def _compare(expected: list[Tensor], got: list[Tensor], tolerance: float) -> str
 
 
 def _part(expected: list[Tensor], got: list[Tensor]) -> float:
-    parts = [float((a - b).abs().max() / a.abs().max().clamp_min(1e-9)) for a, b in zip(expected, got, strict=False)]
+    parts = [
+        float((a - b).abs().max() / a.abs().max().clamp_min(1e-9))
+        for a, b in zip(expected, got, strict=False)
+    ]
     return max(parts, default=float("nan"))
 
 
-def _judge_chaos(row: Row, model: QuantModel, inputs: Any, plain: list[Tensor], made: list[Tensor]) -> None:
+def _judge_chaos(
+    row: Row, model: QuantModel, inputs: Any, plain: list[Tensor], made: list[Tensor]
+) -> None:
     """yes for a file that is no farther from torch than twice what changing the sums of all layers by 1e-6 does."""
     rng, said = torch.Generator().manual_seed(1), _run(model, inputs)
 
     def nudge_sums(_module: nn.Module, _inputs: Any, sums: Tensor) -> Tensor:
         return sums * (1 + 1e-6 * torch.randn(sums.shape, generator=rng))
 
-    layers = [module for path, module in model.model.named_modules() if path and "weight" in module._parameters]
+    layers = [
+        module
+        for path, module in model.model.named_modules()
+        if path and "weight" in module._parameters
+    ]
     handles = [layer.register_forward_hook(nudge_sums) for layer in layers]
     change = max(_part(said, _run(model, inputs)) for _ in range(3))
     for handle in handles:
@@ -238,7 +260,11 @@ def _train_step(model: QuantModel, inputs: Any) -> str:
     sum(value.float().square().mean() for value in _run(model, inputs)).backward()  # type: ignore[union-attr]
     gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
     optimizer.step()
-    return "yes" if gradients and all(bool(gradient.isfinite().all()) for gradient in gradients) else "not finite"
+    return (
+        "yes"
+        if gradients and all(bool(gradient.isfinite().all()) for gradient in gradients)
+        else "not finite"
+    )
 
 
 def _run_file(exported: Exported, inputs: Any) -> list[Tensor]:
@@ -252,7 +278,11 @@ def _run_file(exported: Exported, inputs: Any) -> list[Tensor]:
     values = inputs if isinstance(inputs, dict) else {session.get_inputs()[0].name: inputs}
     feeds = {one.name: values[one.name].numpy() for one in session.get_inputs()}
     found = session.run(None, feeds)
-    return [torch.from_numpy(value) for value in found if isinstance(value, np.ndarray) and value.dtype.kind == "f"]
+    return [
+        torch.from_numpy(value)
+        for value in found
+        if isinstance(value, np.ndarray) and value.dtype.kind == "f"
+    ]
 
 
 def apply_slimmed(exported: Exported, inputs: Any) -> str:
@@ -268,14 +298,28 @@ def apply_slimmed(exported: Exported, inputs: Any) -> str:
         done = onnxq.apply(slim, exported.plan)
     except onnxq.OnnxqError as error:  # a plan that does not apply is a result
         return f"refused: `{error.subject}`"
-    pairs = [sum(node.op_type == "QuantizeLinear" for node in one.graph.node) for one in (exported.model, done.model)]
+    pairs = [
+        sum(node.op_type == "QuantizeLinear" for node in one.graph.node)
+        for one in (exported.model, done.model)
+    ]
     return "yes" if pairs[0] == pairs[1] else f"{pairs[1]} of {pairs[0]} pairs"
 
 
 def print_table(rows: list[Row]) -> None:
     """The table, and below it the reasons and the share of nets with a graph."""
-    columns = ("net", "captured by", "quantized", "off = float", "trains", "file = torch", "plan after onnxslim", "s")
-    print(table([[str(value) for value in list(asdict(row).values())[:-1]] for row in rows], columns))
+    columns = (
+        "net",
+        "captured by",
+        "quantized",
+        "off = float",
+        "trains",
+        "file = torch",
+        "plan after onnxslim",
+        "s",
+    )
+    print(
+        table([[str(value) for value in list(asdict(row).values())[:-1]] for row in rows], columns)
+    )
     for row in rows:
         if row.reason:
             print(f"\n- `{row.net}`: {row.reason}")
@@ -286,14 +330,20 @@ def print_table(rows: list[Row]) -> None:
 def describe_versions() -> str:
     """The packages that the figures hold for."""
     return ", ".join(
-        f"{name} {version(name)}" for name in ("torch", "torchvision", "timm", "transformers") if find_spec(name)
+        f"{name} {version(name)}"
+        for name in ("torch", "torchvision", "timm", "transformers")
+        if find_spec(name)
     )
 
 
 def main(arguments: list[str]) -> None:
     """Measure the nets asked for and print their table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("names", nargs="*", help="beginnings of names, of the family too; none: all nets")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "names", nargs="*", help="beginnings of names, of the family too; none: all nets"
+    )
     parser.add_argument("--rows", type=Path, help="file of rows, one line of JSON each")
     parser.add_argument("--list", action="store_true", help="name the nets and end")
     options = parser.parse_args(arguments)

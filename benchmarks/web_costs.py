@@ -46,7 +46,9 @@ from op_cost_chains import (
 from op_cost_fit import Row, read, read_cases
 
 TABLE = Path(__file__).resolve().parents[1] / "onnxq" / "backends" / "web" / "costs.json"
-MOST = 4e7  # multiplications of one unit; longer ones take seconds in WebAssembly and tell nothing new
+MOST = (
+    4e7  # multiplications of one unit; longer ones take seconds in WebAssembly and tell nothing new
+)
 FLOOR_US = 3.0  # errors below this do not count
 LARGE_ERROR = 0.3  # relative; the weight of a sample falls beyond it
 LEAST_RATIO = 0.1  # of predicted to measured, below which a sample gains no more weight
@@ -62,18 +64,27 @@ _ELEMENTS = dict.fromkeys(("float", "int8"), ("launch", "results"))
 TERMS: dict[str, dict[str, tuple[str, ...]]] = {
     "pointwise": {"float": _FLOAT, "int8": _INT8},
     "dense": {"float": (*_FLOAT, "columns"), "int8": (*_INT8, "columns", "gathers")},
-    "grouped": {"float": (*_CONV, "columns", "groups"), "int8": (*_CONV, "clamps", "columns", "gathers", "groups")},
+    "grouped": {
+        "float": (*_CONV, "columns", "groups"),
+        "int8": (*_CONV, "clamps", "columns", "gathers", "groups"),
+    },
     "depthwise": {
         "float": ("launch", "products", "lines", "results"),
         "int8": ("launch", "products", "results", "clamps"),
     },
-    "matrix": {"float": ("launch", "pairs", "groups"), "int8": ("launch", "products", "results", "clamps")},
+    "matrix": {
+        "float": ("launch", "pairs", "groups"),
+        "int8": ("launch", "products", "results", "clamps"),
+    },
     "Gemm": _LINEAR,
     "MatMul": _LINEAR,
     "folded": {"float": (), "int8": ()},
     # A sample shows only the sum of both ways.
     **{kind: {"int8": ("launch", "results")} for kind in ("convert", "convert map")},
-    **dict.fromkeys(("gate", "MaxPool", "AveragePool", "GlobalAveragePool", "Mul", "Sigmoid", "LeakyRelu"), _ELEMENTS),
+    **dict.fromkeys(
+        ("gate", "MaxPool", "AveragePool", "GlobalAveragePool", "Mul", "Sigmoid", "LeakyRelu"),
+        _ELEMENTS,
+    ),
     **dict.fromkeys(("Concat", "Resize"), _ELEMENTS),
     "Add": dict.fromkeys(("float", "int8"), ("launch", "results", "clamps")),
     # Behind a float Conv it is a part of that, and otherwise as any Add.
@@ -98,7 +109,9 @@ class WebBuilder(Builder):
             return super().activate(op, inputs, shape)
         scale, zero = self.const(np.float32(0.03)), self.const(np.uint8(85))
         values = self.node("QuantizeLinear", [inputs[0], scale, zero], shape)
-        return self.node("DequantizeLinear", [self.node("Max", [values, zero], shape), scale, zero], shape)
+        return self.node(
+            "DequantizeLinear", [self.node("Max", [values, zero], shape), scale, zero], shape
+        )
 
 
 def list_plain_plans() -> Iterator[Plan]:
@@ -111,7 +124,12 @@ def list_add_plans() -> Iterator[Plan]:
     """Adds that no float Conv computes as well, as in front of integer ones."""
     for c, h, w in ELEMENT_MAPS:
         # One behind the other: equal ones side by side are computed once.
-        yield Plan("add", (1, c, h * w), lambda b, x: b.plain("Add", [x, x], b.shapes[x], zero=128), head=True)
+        yield Plan(
+            "add",
+            (1, c, h * w),
+            lambda b, x: b.plain("Add", [x, x], b.shapes[x], zero=128),
+            head=True,
+        )
         yield Plan("add", (1, c, h * w), _add_relu, head=True)
 
 
@@ -150,7 +168,11 @@ def grow(node: Node, unit: Unit, plan: Plan, seconds: float) -> tuple[float, flo
     names = []
 
     def make(int8: bool, count: int) -> onnx.ModelProto:
-        made = chain(unit, plan, int8, count, WebBuilder) if is_chained(plan) else fan(unit, plan, int8, count)
+        made = (
+            chain(unit, plan, int8, count, WebBuilder)
+            if is_chained(plan)
+            else fan(unit, plan, int8, count)
+        )
         return write_matrices(name_nodes(onnx.load_from_string(made[0])), fits_matrix)
 
     for int8 in (False, True):
@@ -175,11 +197,15 @@ def count_products(plan: Plan) -> float:
 def choose_plans(only: set[str], most: int) -> list[Plan]:
     """So many plans of each family at most, drawn and mixed by a seed: other work meets all families."""
     families: dict[str, list[Plan]] = defaultdict(list)
-    for plan in (plan for family in (*FAMILIES, list_plain_plans, list_add_plans) for plan in family()):
+    for plan in (
+        plan for family in (*FAMILIES, list_plain_plans, list_add_plans) for plan in family()
+    ):
         if (not only or plan.family in only) and count_products(plan) <= MOST:
             families[plan.family].append(plan)
     draw = random.Random(SEED)
-    chosen = [plan for plans in families.values() for plan in draw.sample(plans, min(most, len(plans)))]
+    chosen = [
+        plan for plans in families.values() for plan in draw.sample(plans, min(most, len(plans)))
+    ]
     return draw.sample(chosen, len(chosen))
 
 
@@ -203,7 +229,10 @@ def measure(out: Path, only: set[str], most: int, seconds: float) -> None:
                 cases.append({"boundary": "dequantize", "elements": elements, "conv": False})
             row = {"family": plan.family, "shape": plan.shape, "op": plan.op, "cases": cases}
             stream.write(
-                json.dumps({**row, "float_us": float_us, "int8_us": int8_us, "yardstick_us": yardstick}) + "\n"
+                json.dumps(
+                    {**row, "float_us": float_us, "int8_us": int8_us, "yardstick_us": yardstick}
+                )
+                + "\n"
             )
             stream.flush()
 
@@ -257,7 +286,10 @@ def fit(path: Path, origin: str) -> None:
         work = [list_work(row, side) for row in mine]
         names = sorted({name for one in work for name in one})
         scale = np.array([1 / (row[f"{side}_us"] + FLOOR_US) for row in mine])
-        matrix = np.array([[one.get(name, 0.0) / 1e3 for name in names] for one in work]) * scale[:, None]
+        matrix = (
+            np.array([[one.get(name, 0.0) / 1e3 for name in names] for one in work])
+            * scale[:, None]
+        )
         # Columns of one size converge together.
         size = np.maximum(np.abs(matrix).max(axis=0), 1e-12)
         found = solve(matrix / size, np.array([row[f"{side}_us"] for row in mine]) * scale) / size
@@ -267,8 +299,13 @@ def fit(path: Path, origin: str) -> None:
     prices["residual"]["float"] = prices["Add"]["float"]
     for kind, other in LIKE.items():
         prices[kind] = prices[other]
-    lines = ",\n".join(f"    {json.dumps(kind)}: {json.dumps(prices[kind])}" for kind in sorted(prices))
-    TABLE.write_text(f'{{\n  "origin": {json.dumps(origin)},\n  "prices": {{\n{lines}\n  }}\n}}\n', encoding="utf-8")
+    lines = ",\n".join(
+        f"    {json.dumps(kind)}: {json.dumps(prices[kind])}" for kind in sorted(prices)
+    )
+    TABLE.write_text(
+        f'{{\n  "origin": {json.dumps(origin)},\n  "prices": {{\n{lines}\n  }}\n}}\n',
+        encoding="utf-8",
+    )
     show_errors(path, parse_costs(TABLE.read_text(encoding="utf-8")))
 
 
@@ -293,12 +330,16 @@ def show_errors(path: Path, costs: WebCosts) -> None:
                 found[row["family"], side].append(math.log(ratio))
     for (family, side), errors in sorted(found.items()):
         mean = math.exp(statistics.mean(map(abs, errors)))
-        print(f"{family:10} {side:5} n {len(errors):3}  mean x{mean:.3f}  bias {statistics.mean(errors):+.3f}")
+        print(
+            f"{family:10} {side:5} n {len(errors):3}  mean x{mean:.3f}  bias {statistics.mean(errors):+.3f}"
+        )
 
 
 def main() -> None:
     """Command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("command", choices=("measure", "fit", "errors"))
     parser.add_argument("file", type=Path)
     parser.add_argument("--only", default="", help="families, separated by commas")

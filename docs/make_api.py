@@ -20,15 +20,24 @@ to onnxq is in [extending.md](extending.md).
 # Package -> what it is for; every name of its `__all__` is public, or of these names where some are given.
 PACKAGES: dict[str, tuple[str, tuple[str, ...]]] = {
     "onnxq": ("The engine.", ()),
-    "onnxq.compat": ("For scripts made for onnxruntime.quantization ([from-onnxruntime](from-onnxruntime.md)).", ()),
+    "onnxq.compat": (
+        "For scripts made for onnxruntime.quantization ([from-onnxruntime](from-onnxruntime.md)).",
+        (),
+    ),
     "onnxq.observers": ("To add an observer.", ("Observer", "register_observer")),
-    "onnxq.backends": ("To add a target.", ("Target", "Capability", "PlacementRule", "Output", "Candidate")),
+    "onnxq.backends": (
+        "To add a target.",
+        ("Target", "Capability", "PlacementRule", "Output", "Candidate"),
+    ),
     "torch_frontend.quant_model": ("The PyTorch front end.", ()),
     "torch_frontend.export": ("From PyTorch to ONNX.", ()),
     "torch_frontend.qat": ("Training; also as `from onnxq import qat`.", ()),
     "torch_frontend.reconstruct": ("Rounding and ranges learned block by block.", ()),
     "torch_frontend.quantizers": ("To add a quantizer.", ("Quantizer", "register_quantizer")),
-    "torch_frontend.qmodules": ("To add a quantized module.", ("Call", "Op", "WeightQuantized", "register_qmodule")),
+    "torch_frontend.qmodules": (
+        "To add a quantized module.",
+        ("Call", "Op", "WeightQuantized", "register_qmodule"),
+    ),
 }
 Definition = ast.FunctionDef | ast.ClassDef
 
@@ -44,7 +53,9 @@ def list_public(module: str) -> list[str]:
     """The names in `__all__`; where that is computed, those imported under their own names, `import a as a`."""
     tree = read_module(module)
     imports = (node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom))
-    public = sorted(alias.name for node in imports for alias in node.names if alias.asname == alias.name)
+    public = sorted(
+        alias.name for node in imports for alias in node.names if alias.asname == alias.name
+    )
     if public:
         return public
     for node in tree.body:
@@ -88,18 +99,30 @@ def describe_class(node: ast.ClassDef) -> Iterator[str]:
     bases = ", ".join(ast.unparse(base) for base in node.bases)
     head = f"class {node.name}({bases})" if bases else f"class {node.name}"
     public = [
-        one for one in node.body if isinstance(one, ast.AnnAssign) and not ast.unparse(one.target).startswith("_")
+        one
+        for one in node.body
+        if isinstance(one, ast.AnnAssign) and not ast.unparse(one.target).startswith("_")
     ]
     fields = [f"    {ast.unparse(_PlainTypes().visit(one))}" for one in public]
     made = [one for one in node.body if isinstance(one, ast.FunctionDef) and one.name == "__init__"]
     yield write_code(
-        "\n".join([head + (":" if fields or made else ""), *fields, *(_indent(write_signature(m)) for m in made)])
+        "\n".join(
+            [
+                head + (":" if fields or made else ""),
+                *fields,
+                *(_indent(write_signature(m)) for m in made),
+            ]
+        )
     )
     yield write_prose(node)
     for method in node.body:
         if isinstance(method, ast.FunctionDef) and not method.name.startswith("_"):
             is_value = any(ast.unparse(one).endswith("property") for one in method.decorator_list)
-            title = f"`{node.name}.{method.name}`" if is_value else f"`{node.name}.{write_signature(method)[4:]}`"
+            title = (
+                f"`{node.name}.{method.name}`"
+                if is_value
+                else f"`{node.name}.{write_signature(method)[4:]}`"
+            )
             yield f"- {' '.join(title.split())}: {_first_paragraph(method)}\n"
 
 

@@ -14,7 +14,9 @@ def make_table() -> str:
     rows = []
     for row in FORMATS:
         written = "no" if row.write is None else "yes"
-        rows.append(f"| `{row.name}` | {row.title} | {row.mark} | yes | {written} | {row.limits or '–'} |\n")
+        rows.append(
+            f"| `{row.name}` | {row.title} | {row.mark} | yes | {written} | {row.limits or '–'} |\n"
+        )
     return head + "".join(rows)
 
 

@@ -88,10 +88,14 @@ def export_quantized(model: QuantModel, file: Path, inputs: Inputs) -> Path:
     return file
 
 
-def round_file(plain: Path, config: dict[str, Any], way: Way, samples: dict[str, np.ndarray] | None) -> onnx.ModelProto:
+def round_file(
+    plain: Path, config: dict[str, Any], way: Way, samples: dict[str, np.ndarray] | None
+) -> onnx.ModelProto:
     """Quantize a float file by onnxq alone."""
     asked = {f"weights.{key}": value for key, value in config.get("weights", {}).items()}
-    return onnxq.quantize(plain, samples, config["extends"], overrides={**asked, "effort": way.value}).model
+    return onnxq.quantize(
+        plain, samples, config["extends"], overrides={**asked, "effort": way.value}
+    ).model
 
 
 def measure_file(file: Path, measure: Callable[[Session], float], start: float) -> Score:
@@ -105,13 +109,20 @@ def make_rows(task: Task, folder: Path, methods: Methods) -> dict[str, Score]:
     """All rows, by their names. What is rounded from a file was trained in float as long as the others in few bits."""
     start = time.process_time()
     net = task.train(task.net, False)
-    scores = {"float": measure_file(export_float(net, folder / "float.onnx", task.inputs), task.measure, start)}
+    scores = {
+        "float": measure_file(
+            export_float(net, folder / "float.onnx", task.inputs), task.measure, start
+        )
+    }
     start = time.process_time()
     further = task.train(copy.deepcopy(net), True)
     plain = export_float(further, folder / "float-further.onnx", task.inputs)
     scores["float, trained further"] = measure_file(plain, task.measure, start)
     for name, (config, way) in methods.items():
-        start, file = time.process_time(), folder / f"{name.replace(', ', '-').replace(' ', '-')}.onnx"
+        start, file = (
+            time.process_time(),
+            folder / f"{name.replace(', ', '-').replace(' ', '-')}.onnx",
+        )
         if way is Way.QAT:
             export_quantized(task.train_quantized(copy.deepcopy(net), config), file, task.inputs)
         else:
@@ -120,18 +131,28 @@ def make_rows(task: Task, folder: Path, methods: Methods) -> dict[str, Score]:
     return scores
 
 
-def print_table(scores: Mapping[str, Score], heads: tuple[str, str], show: Callable[[float], str]) -> None:
+def print_table(
+    scores: Mapping[str, Score], heads: tuple[str, str], show: Callable[[float], str]
+) -> None:
     """The table in a README. heads: of both measures; show: one of them as text."""
     print(f"\n| | {heads[0]} | {heads[1]} | MB | processor s |")
     print("|---|---:|---:|---:|---:|")
     for name, score in scores.items():
-        print(f"| {name} | {show(score.said)} | {show(score.ran)} | {score.size / 1e6:.2f} | {score.seconds:.0f} |")
+        print(
+            f"| {name} | {show(score.said)} | {show(score.ran)} | {score.size / 1e6:.2f} | {score.seconds:.0f} |"
+        )
 
 
-def read_arguments(description: str | None, out: str, full: Sizes, quick: Sizes) -> tuple[Path, Sizes]:
+def read_arguments(
+    description: str | None, out: str, full: Sizes, quick: Sizes
+) -> tuple[Path, Sizes]:
     """(folder for the files, sizes) of the command line. out: the folder where none is given."""
-    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="about a minute, figures without meaning")
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--quick", action="store_true", help="about a minute, figures without meaning"
+    )
     parser.add_argument("--out", type=Path, default=Path(out), help="folder for the files")
     given = parser.parse_args()
     given.out.mkdir(parents=True, exist_ok=True)

@@ -57,7 +57,8 @@ def escape_lines(text: str) -> str:
 def escape_json(document: str) -> str:
     """Escape the strings of a JSON document, by JSON's own escapes; it stays the same document."""
     controls = _CONTROLS.sub(
-        lambda match: match[0] if match[0] == "\n" else f"\\u{ord(match[0]):04x}", replace_surrogates(document)
+        lambda match: match[0] if match[0] == "\n" else f"\\u{ord(match[0]):04x}",
+        replace_surrogates(document),
     )
     return _COMMANDS.sub(lambda match: f"\\u{ord(match[0][-1]):04x}", controls)
 
@@ -130,19 +131,25 @@ class OnnxqError(Exception):
         self.details = tuple(details)
         super().__init__(str(self))
 
-    def replace_text(self: Same, subject: str | None = None, cause: str | None = None, fix: str | None = None) -> Same:
+    def replace_text(
+        self: Same, subject: str | None = None, cause: str | None = None, fix: str | None = None
+    ) -> Same:
         """A copy with other texts and the same class, code, file and line. None keeps a text."""
         texts = (
             self.subject if subject is None else subject,
             self.cause if cause is None else cause,
             self.fix if fix is None else fix,
         )
-        return type(self)(*texts, code=self.code, file=self.file, line=self.line, details=self.details)
+        return type(self)(
+            *texts, code=self.code, file=self.file, line=self.line, details=self.details
+        )
 
     def name_file(self: Same, file: str | os.PathLike[str]) -> Same:
         """A copy whose `file` is this one."""
         texts = (self.subject, self.cause, self.fix)
-        return type(self)(*texts, code=self.code, file=os.fspath(file), line=self.line, details=self.details)
+        return type(self)(
+            *texts, code=self.code, file=os.fspath(file), line=self.line, details=self.details
+        )
 
     def __str__(self) -> str:
         return self.join_lines(f"{self.subject}: {self.cause} [{self.code}]")
@@ -158,7 +165,9 @@ class OnnxqError(Exception):
         return _restore_error, (type(self), (self.subject, self.cause, self.fix), where)
 
 
-def _restore_error(kind: type[OnnxqError], texts: tuple[str, str, str], where: dict[str, Any]) -> OnnxqError:
+def _restore_error(
+    kind: type[OnnxqError], texts: tuple[str, str, str], where: dict[str, Any]
+) -> OnnxqError:
     return kind(*texts, **where)
 
 

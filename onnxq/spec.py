@@ -77,7 +77,10 @@ class ElementType:
 
 # ONNX's types by their names in lower case: those of QuantSpec, then those that files of other tools hold as well.
 ELEMENT_TYPES: dict[str, ElementType] = {
-    **{name: ElementType(bits, signed, name == FLOAT8) for name, (bits, signed) in STORAGE_BITS.items()},
+    **{
+        name: ElementType(bits, signed, name == FLOAT8)
+        for name, (bits, signed) in STORAGE_BITS.items()
+    },
     "uint32": ElementType(32, signed=False),
     "int64": ElementType(64),
     "uint64": ElementType(64, signed=False),
@@ -102,7 +105,9 @@ def find_element_type(name: str) -> ElementType:
 
 def find_numpy_storage(storage: str) -> str:
     """The type that numpy, and an engine that unpacks them, hold the values of an ONNX type in: a byte for 2 or 4."""
-    return {"int2": "int8", "uint2": "uint8", "int4": "int8", "uint4": "uint8"}.get(storage, storage)
+    return {"int2": "int8", "uint2": "uint8", "int4": "int8", "uint4": "uint8"}.get(
+        storage, storage
+    )
 
 
 class FloatType(str, Enum):
@@ -161,7 +166,9 @@ class QuantSpec:
 
     def __post_init__(self) -> None:
         if self.bits not in (2, 3, 4, 5, 6, 7, 8, 16, 32):
-            self._refuse_spec(f"bits={self.bits}", "bit width must be 2-8, 16 or 32", "choose one of these")
+            self._refuse_spec(
+                f"bits={self.bits}", "bit width must be 2-8, 16 or 32", "choose one of these"
+            )
         if not self.storage:
             container = 8 if self.bits <= 8 else self.bits
             # The only way to set a field of a frozen dataclass.
@@ -174,10 +181,16 @@ class QuantSpec:
             self._refuse_spec(subject, f"cannot hold {self.bits}-bit {sign} values", fix)
         if self.is_float and (self.bits != 8 or not self.symmetric or self.narrow_range):
             cause = "is 8 bits, symmetric and takes no narrow_range"
-            self._refuse_spec(subject, cause, "ask for bits: 8 and scheme: symmetric, or for an integer type")
-        one_byte = self.storage == "uint8" and self.bits == 8 and not self.symmetric and self.has_one_scale
+            self._refuse_spec(
+                subject, cause, "ask for bits: 8 and scheme: symmetric, or for an integer type"
+            )
+        one_byte = (
+            self.storage == "uint8" and self.bits == 8 and not self.symmetric and self.has_one_scale
+        )
         if self.dynamic and not one_byte:
-            cause = "DynamicQuantizeLinear makes 8-bit asymmetric uint8, with one scale for the tensor"
+            cause = (
+                "DynamicQuantizeLinear makes 8-bit asymmetric uint8, with one scale for the tensor"
+            )
             fix = "leave bits, scheme, signed and granularity as they are in ort-dynamic"
             self._refuse_spec("dynamic: true", cause, fix)
 
@@ -248,7 +261,12 @@ class QuantSpec:
         grain = self.granularity
         if isinstance(grain, PerBlock):
             # ONNX Runtime's GatherBlockQuantized takes powers of two from 16 on.
-            return self.symmetric and self.storage == "int4" and grain.axis == 1 and grain.size in _ROW_BLOCKS
+            return (
+                self.symmetric
+                and self.storage == "int4"
+                and grain.axis == 1
+                and grain.size in _ROW_BLOCKS
+            )
         return self.symmetric and self.storage == "int8" and grain == PerChannel(0)
 
     @property

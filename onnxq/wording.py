@@ -43,7 +43,9 @@ def abbreviate(value: Any) -> str:
     """
     values = {field.name: getattr(value, field.name) for field in fields(value)}
     parts = [
-        f"{name}={_abbreviate_field(field_value)}" for name, field_value in values.items() if not _is_empty(field_value)
+        f"{name}={_abbreviate_field(field_value)}"
+        for name, field_value in values.items()
+        if not _is_empty(field_value)
     ]
     return _cut(f"{type(value).__name__}({', '.join(parts)}", _WHOLE) + ")"
 

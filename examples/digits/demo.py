@@ -39,7 +39,9 @@ def score(model: Path, images: np.ndarray, labels: np.ndarray) -> float:
     return float((session.run(["logits"], {"image": images})[0].argmax(1) == labels).mean())
 
 
-def compare(models: Mapping[str, Path], images: np.ndarray, labels: np.ndarray, *, seconds: float = 8.0) -> list[Row]:
+def compare(
+    models: Mapping[str, Path], images: np.ndarray, labels: np.ndarray, *, seconds: float = 8.0
+) -> list[Row]:
     """A row for each model, the first of which the others are measured against; `seconds` of timing at most."""
     times = time_models(models, {"image": images[:1]}, threads=1, seconds=seconds)
     first = times[next(iter(models))]
@@ -53,11 +55,17 @@ def compare(models: Mapping[str, Path], images: np.ndarray, labels: np.ndarray, 
 
 def describe(before: Row, after: Row, count: int) -> str:
     """The table of two models and a sentence made from the numbers in it. count: digits the accuracy is of."""
-    lines = [f"{'':8}  {'size':>8}  {'accuracy':>8}  {'latency':>9}   ({count} unseen digits; one image, one thread)"]
+    lines = [
+        f"{'':8}  {'size':>8}  {'accuracy':>8}  {'latency':>9}   ({count} unseen digits; one image, one thread)"
+    ]
     for row in (before, after):
-        lines.append(f"{row.name:8}  {row.size:5} kB  {row.accuracy:8.1%}  {row.milliseconds:6.3f} ms")
+        lines.append(
+            f"{row.name:8}  {row.size:5} kB  {row.accuracy:8.1%}  {row.milliseconds:6.3f} ms"
+        )
     smaller = before.size / after.size
-    speedup = before.milliseconds / max(after.milliseconds, 0.001)  # the least that the table can show
+    speedup = before.milliseconds / max(
+        after.milliseconds, 0.001
+    )  # the least that the table can show
     said = f"{speedup:.2f}x as fast" if speedup >= 1 else f"SLOWER here: {speedup:.2f}x as fast"
     return "\n".join([*lines, "", f"{after.name} is {smaller:.1f}x smaller and {said}."])
 
@@ -66,7 +74,9 @@ def main() -> None:
     """Quantize with the default preset, then print one row per model."""
     source, target = HERE / "digits.onnx", OUT / "digits.q.onnx"
     print(f"quantizing {source.name} with the samples in digits.npz …", flush=True)
-    result = onnxq.quantize(source, HERE / "digits.npz", overrides={"latency": False}, progress=open_display())
+    result = onnxq.quantize(
+        source, HERE / "digits.npz", overrides={"latency": False}, progress=open_display()
+    )
     OUT.mkdir(exist_ok=True)
     result.save(target, overwrite=True)
 
@@ -75,7 +85,9 @@ def main() -> None:
     print(f"reading {len(images)} digits with both models, and timing them …\n", flush=True)
     before, after = compare({"float32": source, "int8": target}, images, labels)
     print(describe(before, after, len(images)))
-    print(f"Written: {target.relative_to(Path.cwd()) if target.is_relative_to(Path.cwd()) else target}")
+    print(
+        f"Written: {target.relative_to(Path.cwd()) if target.is_relative_to(Path.cwd()) else target}"
+    )
 
 
 if __name__ == "__main__":

@@ -134,19 +134,27 @@ def export(net: Digits, path: Path) -> None:
 
 def main() -> None:
     """Train, export, write the data."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=HERE, help="folder to write to (default: beside this file)")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--out", type=Path, default=HERE, help="folder to write to (default: beside this file)"
+    )
     out = parser.parse_args().out
     torch.set_num_threads(2)
     images, labels = load()
     net = train(images[EVAL:], labels[EVAL:])
     with torch.no_grad():
-        right = (net(torch.from_numpy(images[:EVAL]).float()).argmax(1).numpy() == labels[:EVAL]).mean()
+        right = (
+            net(torch.from_numpy(images[:EVAL]).float()).argmax(1).numpy() == labels[:EVAL]
+        ).mean()
     print(f"accuracy on the {EVAL} images held back: {right:.4f}")
     out.mkdir(parents=True, exist_ok=True)
     export(net, out / "digits.onnx")
     np.savez_compressed(out / "digits.npz", image=images[EVAL : EVAL + CALIB].astype(np.float32))
-    np.savez_compressed(out / "digits_eval.npz", image=images[:EVAL].astype(np.float32), label=labels[:EVAL])
+    np.savez_compressed(
+        out / "digits_eval.npz", image=images[:EVAL].astype(np.float32), label=labels[:EVAL]
+    )
 
 
 if __name__ == "__main__":

@@ -67,8 +67,12 @@ def export_decoder(net: ByteDecoder, file: Path) -> Path:
 
 def main() -> None:
     """Export the latest checkpoint of a folder."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path("language_model_out"), help="folder of train.py's files")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--out", type=Path, default=Path("language_model_out"), help="folder of train.py's files"
+    )
     given = parser.parse_args()
     print(export_decoder(load_checkpoint(given.out / "model.pt"), given.out / "model.onnx"))
 

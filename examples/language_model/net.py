@@ -49,7 +49,11 @@ class Attention(nn.Module):
         self.o_proj = nn.Linear(shape.width, shape.width, bias=False)
 
     def forward(
-        self, x: Tensor, turns: tuple[Tensor, Tensor], mask: Tensor | None, past: tuple[Tensor, Tensor] | None
+        self,
+        x: Tensor,
+        turns: tuple[Tensor, Tensor],
+        mask: Tensor | None,
+        past: tuple[Tensor, Tensor] | None,
     ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         query, key, value = (
             part.unflatten(-1, (-1, self.shape.size)).transpose(1, 2)
@@ -60,7 +64,9 @@ class Attention(nn.Module):
             key, value = torch.cat([past[0], key], 2), torch.cat([past[1], value], 2)
         present, groups = (key, value), self.shape.heads // self.shape.kept
         key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
-        mixed = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, is_causal=mask is None)
+        mixed = F.scaled_dot_product_attention(
+            query, key, value, attn_mask=mask, is_causal=mask is None
+        )
         return self.o_proj(mixed.transpose(1, 2).flatten(2)), present
 
 
@@ -71,11 +77,17 @@ class Block(nn.Module):
         super().__init__()
         self.input_norm, self.post_norm = (nn.RMSNorm(shape.width, eps=1e-5) for _ in range(2))
         self.attention = Attention(shape)
-        self.gate_proj, self.up_proj = (nn.Linear(shape.width, shape.hidden, bias=False) for _ in range(2))
+        self.gate_proj, self.up_proj = (
+            nn.Linear(shape.width, shape.hidden, bias=False) for _ in range(2)
+        )
         self.down_proj = nn.Linear(shape.hidden, shape.width, bias=False)
 
     def forward(
-        self, x: Tensor, turns: tuple[Tensor, Tensor], mask: Tensor | None, past: tuple[Tensor, Tensor] | None
+        self,
+        x: Tensor,
+        turns: tuple[Tensor, Tensor],
+        mask: Tensor | None,
+        past: tuple[Tensor, Tensor] | None,
     ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         mixed, present = self.attention(self.input_norm(x), turns, mask, past)
         x = x + mixed
@@ -92,7 +104,9 @@ class ByteDecoder(nn.Module):
         self.embed_tokens = nn.Embedding(BYTES, shape.width)
         self.layers = nn.ModuleList([Block(shape) for _ in range(shape.layers)])
         self.norm = nn.RMSNorm(shape.width, eps=1e-5)
-        self.register_buffer("rates", 10000 ** (-torch.arange(0, shape.size, 2) / shape.size), persistent=False)
+        self.register_buffer(
+            "rates", 10000 ** (-torch.arange(0, shape.size, 2) / shape.size), persistent=False
+        )
         self.apply(self.init_weights)
 
     def init_weights(self, module: nn.Module) -> None:
@@ -117,7 +131,9 @@ class ByteDecoder(nn.Module):
         angles = (position_ids[..., None].float() * self.rates)[:, None].repeat(1, 1, 1, 2)
         turns, mask = (angles.cos(), angles.sin()), None
         if attention_mask is not None:
-            later = torch.arange(known + length)[None] > torch.arange(known, known + length)[:, None]
+            later = (
+                torch.arange(known + length)[None] > torch.arange(known, known + length)[:, None]
+            )
             mask = (later | (attention_mask[:, None, None] == 0)).float() * HIDDEN
         x, presents = self.embed_tokens(input_ids), []
         for k, layer in enumerate(self.layers):

@@ -36,7 +36,9 @@ def draw_windows(text: Tensor, count: int, length: int, generator: torch.Generat
 
 def make_optimizers(net: nn.Module) -> list[torch.optim.Optimizer]:
     """Muon (Jordan et al. 2024) for matrices in the layers, AdamW for the others."""
-    matrices = [value for name, value in net.named_parameters() if value.ndim == 2 and "embed" not in name]
+    matrices = [
+        value for name, value in net.named_parameters() if value.ndim == 2 and "embed" not in name
+    ]
     chosen = {id(value) for value in matrices}
     others = [value for value in net.parameters() if id(value) not in chosen]
     return [
@@ -56,11 +58,21 @@ def measure_bits(net: nn.Module, text: Tensor, length: int, windows: int = 64) -
 
 def save_checkpoint(net: ByteDecoder, file: Path, **notes: float) -> None:
     """Write weights and shape; never half a file."""
-    torch.save({"shape": asdict(net.shape), "weights": net.state_dict(), **notes}, file.with_suffix(".part"))
+    torch.save(
+        {"shape": asdict(net.shape), "weights": net.state_dict(), **notes},
+        file.with_suffix(".part"),
+    )
     file.with_suffix(".part").replace(file)
 
 
-def train(net: ByteDecoder, texts: tuple[Tensor, Tensor], seconds: float, file: Path, batch: int, length: int) -> None:
+def train(
+    net: ByteDecoder,
+    texts: tuple[Tensor, Tensor],
+    seconds: float,
+    file: Path,
+    batch: int,
+    length: int,
+) -> None:
     """Train for some seconds; the rates follow the time spent, so that the end is reached on slow machines too."""
     generator, start, saved = torch.Generator().manual_seed(0), time.monotonic(), 0.0
     optimizers, step, mean = make_optimizers(net), 0, 0.0
@@ -75,22 +87,31 @@ def train(net: ByteDecoder, texts: tuple[Tensor, Tensor], seconds: float, file: 
                 group["lr"] = rate * pace
             optimizer.step()
             optimizer.zero_grad()
-        step, mean = step + 1, mean + (float(loss.detach()) / math.log(2) - mean) / min(step + 1, 50)
+        step, mean = (
+            step + 1,
+            mean + (float(loss.detach()) / math.log(2) - mean) / min(step + 1, 50),
+        )
         if spent - saved > SAVE_EVERY:
             saved = spent
             save_checkpoint(net, file, steps=step)
             print(f"{spent:.0f} s, step {step}: {mean:.3f} bits a byte, "
                   f"unseen {measure_bits(net, texts[1], length):.3f}", flush=True)  # fmt: skip
     save_checkpoint(net, file, steps=step)
-    print(f"{step} steps of {batch * length} bytes: unseen {measure_bits(net, texts[1], length, 512):.3f} bits a byte")
+    print(
+        f"{step} steps of {batch * length} bytes: unseen {measure_bits(net, texts[1], length, 512):.3f} bits a byte"
+    )
 
 
 def main() -> None:
     """Read the text, train, write the checkpoint."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--minutes", type=float, default=40)
     parser.add_argument("--quick", action="store_true", help="a tiny model, some seconds")
-    parser.add_argument("--out", type=Path, default=Path("language_model_out"), help="folder for the files")
+    parser.add_argument(
+        "--out", type=Path, default=Path("language_model_out"), help="folder for the files"
+    )
     given = parser.parse_args()
     given.out.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(0)
@@ -98,7 +119,10 @@ def main() -> None:
     (given.out / "test.txt").write_bytes(parts[1])
     (given.out / "train.txt").write_bytes(parts[0])
     training, test = (torch.frombuffer(bytearray(part), dtype=torch.uint8) for part in parts)
-    net, seconds = ByteDecoder(QUICK if given.quick else Shape()), 5.0 if given.quick else given.minutes * 60
+    net, seconds = (
+        ByteDecoder(QUICK if given.quick else Shape()),
+        5.0 if given.quick else given.minutes * 60,
+    )
     train(net, (training, test), seconds, given.out / "model.pt", batch=8, length=256)
 
 

@@ -35,9 +35,15 @@ class Images:
     def __len__(self) -> int:
         return len(self.labels)
 
-    def batches(self, size: int, generator: torch.Generator | None = None) -> list[tuple[Tensor, Tensor]]:
+    def batches(
+        self, size: int, generator: torch.Generator | None = None
+    ) -> list[tuple[Tensor, Tensor]]:
         """All images in batches; with a generator in its order, else in theirs."""
-        order = torch.arange(len(self)) if generator is None else torch.randperm(len(self), generator=generator)
+        order = (
+            torch.arange(len(self))
+            if generator is None
+            else torch.randperm(len(self), generator=generator)
+        )
         return [(self.images[part], self.labels[part]) for part in order.split(size)]
 
     def take(self, count: int) -> Images:
@@ -50,7 +56,9 @@ def folder() -> Path:
     for found in (Path(os.environ.get("FASHION_MNIST", "")), DEBIAN):
         if (found / FILES["test"][0]).is_file():
             return found
-    cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "onnxq" / "fashion-mnist"
+    cache = (
+        Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "onnxq" / "fashion-mnist"
+    )
     cache.mkdir(parents=True, exist_ok=True)
     for name in (name for names in FILES.values() for name in names):
         if not (cache / name).is_file():

@@ -20,7 +20,9 @@ class Block(nn.Module):
         self.bn1 = nn.BatchNorm2d(out)
         self.conv2 = nn.Conv2d(out, out, 3, 1, 1, bias=False)
         self.bn2 = nn.BatchNorm2d(out)
-        self.shortcut = nn.Sequential(nn.Conv2d(wide, out, 1, stride, bias=False), nn.BatchNorm2d(out))
+        self.shortcut = nn.Sequential(
+            nn.Conv2d(wide, out, 1, stride, bias=False), nn.BatchNorm2d(out)
+        )
         if stride == 1 and wide == out:
             self.shortcut = nn.Sequential()
         self.relu = nn.ReLU()
@@ -35,7 +37,9 @@ class FashionNet(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.stem = nn.Sequential(nn.Conv2d(1, 16, 3, 2, 1, bias=False), nn.BatchNorm2d(16), nn.ReLU())
+        self.stem = nn.Sequential(
+            nn.Conv2d(1, 16, 3, 2, 1, bias=False), nn.BatchNorm2d(16), nn.ReLU()
+        )
         self.blocks = nn.Sequential(Block(16, 32, 1), Block(32, 64, 2), Block(64, 64, 1))
         self.head = nn.Linear(64, 10)
 
@@ -47,7 +51,9 @@ def train(net: nn.Module, images: Images, *, epochs: int, lr: float, seed: int) 
     """Train the float network: SGD, one cycle, random flips and shifts."""
     generator = torch.Generator().manual_seed(seed)
     steps = epochs * -(-len(images) // 128)
-    optimizer = torch.optim.SGD(net.parameters(), lr=lr, momentum=0.9, weight_decay=5e-4, nesterov=True)
+    optimizer = torch.optim.SGD(
+        net.parameters(), lr=lr, momentum=0.9, weight_decay=5e-4, nesterov=True
+    )
     pace = torch.optim.lr_scheduler.OneCycleLR(optimizer, lr, total_steps=steps)
     for epoch in range(epochs):
         start, total = time.perf_counter(), 0.0
@@ -59,7 +65,9 @@ def train(net: nn.Module, images: Images, *, epochs: int, lr: float, seed: int) 
             optimizer.step()
             pace.step()
             total += float(loss.detach()) * len(label)
-        print(f"float epoch {epoch + 1}/{epochs}: loss {total / len(images):.3f}, {time.perf_counter() - start:.0f} s")
+        print(
+            f"float epoch {epoch + 1}/{epochs}: loss {total / len(images):.3f}, {time.perf_counter() - start:.0f} s"
+        )
     return net.eval()
 
 

@@ -66,18 +66,28 @@ def configuration(method: Method, weight_bits: int, activation_bits: int) -> dic
     plain = {"quantizer": "uniform", "bits": 8}
     return {
         "target": "virtual",
-        "weights": {"bits": weight_bits, "scheme": "symmetric", "granularity": "channel", "observer": "mse"},
+        "weights": {
+            "bits": weight_bits,
+            "scheme": "symmetric",
+            "granularity": "channel",
+            "observer": "mse",
+        },
         "activations": {"bits": activation_bits, "scheme": "asymmetric", "observer": "mse"},
         "rules": [
             {"node": ["stem.0", "head"], "role": "weight", "set": plain},
             {"tensor": "input:*", "set": plain},
             {"node": "head", "role": "activation", "set": plain},
         ],
-        "torch": {"weights": {"quantizer": method.weights}, "activations": {"quantizer": method.activations}},
+        "torch": {
+            "weights": {"quantizer": method.weights},
+            "activations": {"quantizer": method.activations},
+        },
     }
 
 
-def quantized(net: nn.Module, method: Method, bits: tuple[int, int], images: Images, args: argparse.Namespace) -> Any:
+def quantized(
+    net: nn.Module, method: Method, bits: tuple[int, int], images: Images, args: argparse.Namespace
+) -> Any:
     """A calibrated model with its numbers learned by the method."""
     torch.manual_seed(args.seed)
     few = images.take(CALIBRATION)
@@ -95,7 +105,9 @@ def quantized(net: nn.Module, method: Method, bits: tuple[int, int], images: Ima
     return model.freeze()
 
 
-def tuned(model: QuantModel, teacher: nn.Module, method: Method, images: Images, args: argparse.Namespace) -> None:
+def tuned(
+    model: QuantModel, teacher: nn.Module, method: Method, images: Images, args: argparse.Namespace
+) -> None:
     """Quantization-aware training, with the float model as teacher."""
     generator = torch.Generator().manual_seed(args.seed)
     steps = args.epochs * -(-len(images) // 128)
@@ -112,7 +124,9 @@ def tuned(model: QuantModel, teacher: nn.Module, method: Method, images: Images,
             pacer.step()
             x = varied(x, generator)
             said = model(x)
-            loss = distiller.loss(said, distiller.answers(x), F.cross_entropy(said, label)) + qat.penalty(model)
+            loss = distiller.loss(
+                said, distiller.answers(x), F.cross_entropy(said, label)
+            ) + qat.penalty(model)
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
@@ -122,7 +136,11 @@ def tuned(model: QuantModel, teacher: nn.Module, method: Method, images: Images,
 def accuracy(run: Callable[[torch.Tensor], torch.Tensor], images: Images) -> float:
     """Share of right answers in percent."""
     with torch.no_grad():
-        return 100 * sum(int((run(x).argmax(1) == label).sum()) for x, label in images.batches(500)) / len(images)
+        return (
+            100
+            * sum(int((run(x).argmax(1) == label).sum()) for x, label in images.batches(500))
+            / len(images)
+        )
 
 
 def in_onnxruntime(path: Path) -> Callable[[torch.Tensor], torch.Tensor]:
@@ -146,11 +164,17 @@ def float_net(images: Images, args: argparse.Namespace) -> nn.Module:
 
 def parse() -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--out", type=Path, default=Path("out/qat_fashion_cnn"))
-    parser.add_argument("--epochs", type=int, default=2, help="of each training of a quantized model")
+    parser.add_argument(
+        "--epochs", type=int, default=2, help="of each training of a quantized model"
+    )
     parser.add_argument("--float-epochs", type=int, default=8)
-    parser.add_argument("--iterations", type=int, default=1000, help="of each unit of a reconstruction")
+    parser.add_argument(
+        "--iterations", type=int, default=1000, help="of each unit of a reconstruction"
+    )
     parser.add_argument("--images", type=int, default=60_000, help="training images")
     parser.add_argument("--methods", nargs="*", default=[method.name for method in METHODS])
     parser.add_argument("--threads", type=int, default=0, help="0: all cores")
@@ -171,7 +195,10 @@ def main() -> None:
     images, test = load("train").take(args.images), load("test")
     net = float_net(images, args)
     heads = [f"W{w}A{a}" for w, a in WIDTHS]
-    lines = [f"| float {accuracy(net, test):.2f} | {' | '.join(heads)} |", f"| --- |{' ---: |' * len(heads)}"]
+    lines = [
+        f"| float {accuracy(net, test):.2f} | {' | '.join(heads)} |",
+        f"| --- |{' ---: |' * len(heads)}",
+    ]
     for method in (method for method in METHODS if method.name in args.methods):
         cells = []
         for bits in WIDTHS:
@@ -180,7 +207,10 @@ def main() -> None:
                 continue
             start = time.perf_counter()
             model = quantized(copy.deepcopy(net), method, bits, images, args)
-            path = args.out / f"{method.name.split(' (')[0].replace(' ', '-')}-w{bits[0]}a{bits[1]}.onnx".lower()
+            path = (
+                args.out
+                / f"{method.name.split(' (')[0].replace(' ', '-')}-w{bits[0]}a{bits[1]}.onnx".lower()
+            )
             export_onnx(model, path, images.images[:2], dynamic_batch=True, overwrite=True)
             cells.append(f"{accuracy(in_onnxruntime(path), test):.2f}")
             print(f"{method.name}, W{bits[0]}A{bits[1]}: {cells[-1]} in ONNX Runtime, "

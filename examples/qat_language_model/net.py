@@ -22,7 +22,8 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         query, key, value = (
-            part.unflatten(-1, (-1, self.size)).transpose(1, 2) for part in (self.query(x), self.key(x), self.value(x))
+            part.unflatten(-1, (-1, self.size)).transpose(1, 2)
+            for part in (self.query(x), self.key(x), self.value(x))
         )
         query, key = turn(query, cos, sin), turn(key, cos, sin)
         key, value = (part.repeat_interleave(self.heads // self.kept, 1) for part in (key, value))
@@ -43,7 +44,10 @@ class Block(nn.Module):
         super().__init__()
         self.norm1, self.norm2 = nn.RMSNorm(width, eps=1e-5), nn.RMSNorm(width, eps=1e-5)
         self.attention = Attention(width, heads, shared)
-        self.gate, self.up = nn.Linear(width, hidden, bias=False), nn.Linear(width, hidden, bias=False)
+        self.gate, self.up = (
+            nn.Linear(width, hidden, bias=False),
+            nn.Linear(width, hidden, bias=False),
+        )
         self.down = nn.Linear(hidden, width, bias=False)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -55,7 +59,9 @@ class Block(nn.Module):
 class ByteModel(nn.Module):
     """Bytes [N, T] -> logits of the next byte [N, T, 256]."""
 
-    def __init__(self, width: int = 128, layers: int = 3, hidden: int = 384, longest: int = 128) -> None:
+    def __init__(
+        self, width: int = 128, layers: int = 3, hidden: int = 384, longest: int = 128
+    ) -> None:
         super().__init__()
         heads, shared = 4, 2
         self.embed = nn.Embedding(BYTES, width)

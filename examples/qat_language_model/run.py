@@ -69,7 +69,9 @@ METHODS: Methods = {
 }
 
 
-def train(net: nn.Module, optimizer: torch.optim.Optimizer, text: Tensor, sizes: Sizes, steps: int) -> nn.Module:
+def train(
+    net: nn.Module, optimizer: torch.optim.Optimizer, text: Tensor, sizes: Sizes, steps: int
+) -> nn.Module:
     """Train one cycle, on batches that depend on the number of steps alone."""
     generator = torch.Generator().manual_seed(steps)
     rates = [group["lr"] for group in optimizer.param_groups]
@@ -88,10 +90,14 @@ def train(net: nn.Module, optimizer: torch.optim.Optimizer, text: Tensor, sizes:
 
 def train_float(net: nn.Module, text: Tensor, sizes: Sizes, steps: int, rate: float) -> nn.Module:
     """Train in float."""
-    return train(net, torch.optim.AdamW(net.parameters(), rate, weight_decay=DECAY), text, sizes, steps)
+    return train(
+        net, torch.optim.AdamW(net.parameters(), rate, weight_decay=DECAY), text, sizes, steps
+    )
 
 
-def train_quantized(net: nn.Module, config: dict[str, Any], text: Tensor, sizes: Sizes) -> QuantModel:
+def train_quantized(
+    net: nn.Module, config: dict[str, Any], text: Tensor, sizes: Sizes
+) -> QuantModel:
     """Continue in few bits."""
     ids = draw_windows(text, sizes.batch, sizes.length, torch.Generator().manual_seed(1))
     model = observe(net, config, {"ids": ids})
@@ -103,7 +109,9 @@ def train_quantized(net: nn.Module, config: dict[str, Any], text: Tensor, sizes:
 
 def measure_bits(session: Session, windows: Tensor) -> float:
     """Bits a byte of windows."""
-    logits = np.concatenate([session.run({"ids": part.numpy()})["logits"] for part in windows.split(16)])
+    logits = np.concatenate(
+        [session.run({"ids": part.numpy()})["logits"] for part in windows.split(16)]
+    )
     return float(compute_loss(torch.from_numpy(logits), windows)) / math.log(2)
 
 

@@ -61,7 +61,9 @@ class Sizes:
 
 
 # Half a minute, without figures that mean anything.
-QUICK = Sizes(steps=6, tuning=3, batch=4, training=32, test=8, length=16, text=60_000, width=32, layers=1)
+QUICK = Sizes(
+    steps=6, tuning=3, batch=4, training=32, test=8, length=16, text=60_000, width=32, layers=1
+)
 
 
 LEARNED = {"quantizer": {"name": "lsq", "init": "observer"}}
@@ -121,10 +123,14 @@ def read_labelled(limit: int) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tens
 def draw_examples(sizes: Sizes) -> tuple[list[Example], list[Example]]:
     """(training, test) windows of bytes, each byte with its kind."""
     generator, drawn = torch.Generator().manual_seed(0), []
-    for (text, labels), count in zip(read_labelled(sizes.text), (sizes.training, sizes.test), strict=True):
+    for (text, labels), count in zip(
+        read_labelled(sizes.text), (sizes.training, sizes.test), strict=True
+    ):
         starts = torch.randint(len(text) - sizes.length, (count,), generator=generator)
         where = starts[:, None] + torch.arange(sizes.length)
-        drawn.append([{"input_ids": a, "labels": b} for a, b in zip(text[where], labels[where], strict=True)])
+        drawn.append(
+            [{"input_ids": a, "labels": b} for a, b in zip(text[where], labels[where], strict=True)]
+        )
     training, test = drawn
     return training, test
 
@@ -150,12 +156,18 @@ def train(model: nn.Module, examples: list[Example], steps: int, rate: float, ba
             logging_steps=100, disable_tqdm=True, report_to=[], use_cpu=True,
         )  # fmt: skip
         Trainer(
-            model, settings, train_dataset=examples, compute_loss_func=compute_loss, optimizers=(optimizer, None)
+            model,
+            settings,
+            train_dataset=examples,
+            compute_loss_func=compute_loss,
+            optimizers=(optimizer, None),
         ).train()
     model.eval()
 
 
-def train_quantized(net: nn.Module, config: dict[str, Any], examples: list[Example], sizes: Sizes) -> QuantModel:
+def train_quantized(
+    net: nn.Module, config: dict[str, Any], examples: list[Example], sizes: Sizes
+) -> QuantModel:
     """Continue in few bits."""
     model = observe(net, config, stack_inputs(examples[:: max(len(examples) // 64, 1)]))
     train(model, examples, sizes.tuning, TUNING_RATE, sizes.batch)
@@ -164,7 +176,10 @@ def train_quantized(net: nn.Module, config: dict[str, Any], examples: list[Examp
 
 def measure_share(session: Session, examples: list[Example]) -> float:
     """Share of right answers."""
-    ids, labels = stack_inputs(examples)["input_ids"].numpy(), torch.stack([one["labels"] for one in examples])
+    ids, labels = (
+        stack_inputs(examples)["input_ids"].numpy(),
+        torch.stack([one["labels"] for one in examples]),
+    )
     return float((session.run({"input_ids": ids})["logits"].argmax(-1) == labels.numpy()).mean())
 
 

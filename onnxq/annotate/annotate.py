@@ -77,7 +77,9 @@ def strip_notes(source: str | Path | ModelProto) -> Inspection:
         kept = [entry for entry in node.metadata_props if not entry.key.startswith(NODE_PREFIX)]
         noted += len(kept) < len(node.metadata_props)
         replace_items(node.metadata_props, kept)
-    replace_items(model.metadata_props, [entry for entry in model.metadata_props if entry.key not in keys])
+    replace_items(
+        model.metadata_props, [entry for entry in model.metadata_props if entry.key not in keys]
+    )
     parts = [*keys, f"metadata of {noted} nodes", f"{attributes} attributes `bits`"]
     warnings = (*warnings, Caution("W106", f"taken out: {', '.join(parts)}"))
     name = "" if isinstance(source, ModelProto) else str(source)

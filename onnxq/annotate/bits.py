@@ -28,7 +28,16 @@ from onnxq.numerics import quantize
 from onnxq.plan import Plan, PrecisionPlan, SitePlan, SitePlans, from_json
 from onnxq.plan.names import is_clipped_part, name_part
 from onnxq.sites import Caution, Cautions, Names, Role, Site, TensorId
-from onnxq.spec import ElementType, Granularity, PerBlock, PerChannel, PerTensor, QParams, QuantSpec, find_element_type
+from onnxq.spec import (
+    ElementType,
+    Granularity,
+    PerBlock,
+    PerChannel,
+    PerTensor,
+    QParams,
+    QuantSpec,
+    find_element_type,
+)
 from onnxq.wording import abbreviate, show_html
 
 
@@ -201,7 +210,9 @@ def read_bits(
     # A note wider than the type cannot be right.
     if noted is not None and noted[0] <= width:
         return noted
-    written = [node.attrs["bits"] for node in chain.nodes if isinstance(node.attrs.get("bits"), int)]
+    written = [
+        node.attrs["bits"] for node in chain.nodes if isinstance(node.attrs.get("bits"), int)
+    ]
     if written and 1 <= written[0] <= width:
         return int(written[0]), Origin.ATTRIBUTE
     if qparams.storage not in _CONTAINERS:
@@ -224,8 +235,16 @@ def read_clip_bits(index: GraphIndex, chain: Chain, qparams: Numbers) -> int | N
 
 def read_clip_levels(index: GraphIndex, chain: Chain, qparams: Numbers) -> tuple[int, int] | None:
     """Lowest and highest quantized value that a Clip lets through, on the integers or on the floats in front."""
-    inner = _read_bounds(index, chain.inner) if chain.inner is not None and chain.inner.op_type == "Clip" else None
-    return _float_clip_levels(index, chain, qparams) if inner is None else (round(inner[0]), round(inner[1]))
+    inner = (
+        _read_bounds(index, chain.inner)
+        if chain.inner is not None and chain.inner.op_type == "Clip"
+        else None
+    )
+    return (
+        _float_clip_levels(index, chain, qparams)
+        if inner is None
+        else (round(inner[0]), round(inner[1]))
+    )
 
 
 def is_quantizer_clip(index: GraphIndex, chain: Chain, qparams: Numbers) -> bool:
@@ -242,12 +261,19 @@ def is_quantizer_clip(index: GraphIndex, chain: Chain, qparams: Numbers) -> bool
 def _float_clip_levels(index: GraphIndex, chain: Chain, qparams: Numbers) -> tuple[int, int] | None:
     """The levels that the Clip in front of a chain leaves; None for one that fills the container, and without one."""
     bounds = None if chain.outer is None else _read_bounds(index, chain.outer)
-    if bounds is None or qparams.scale is None or qparams.scale.size != 1 or not float(qparams.scale.flat[0]) > 0:
+    if (
+        bounds is None
+        or qparams.scale is None
+        or qparams.scale.size != 1
+        or not float(qparams.scale.flat[0]) > 0
+    ):
         return None
     scale = float(qparams.scale.flat[0])
     zero = 0 if qparams.zero_point is None else int(qparams.zero_point.flat[0])
     ends = [bound / scale + zero for bound in bounds]
-    if not all(math.isfinite(x) and abs(x - round(x)) <= _LEVEL_TOLERANCE * max(16, abs(x)) for x in ends):
+    if not all(
+        math.isfinite(x) and abs(x - round(x)) <= _LEVEL_TOLERANCE * max(16, abs(x)) for x in ends
+    ):
         return None
     low, high = map(round, ends)
     width = qparams.element_type.bits
@@ -287,14 +313,22 @@ def _find_ends(bits: int, signed: bool) -> tuple[int, int]:
 
 def _quantize_constant(value: Array, chain_qparams: Numbers) -> Integers | None:
     """The quantized values of a float constant in front of a quantize node; None where they cannot be computed."""
-    if chain_qparams.scale is None or not (chain_qparams.scale > 0).all() or not np.isfinite(value).all():
+    if (
+        chain_qparams.scale is None
+        or not (chain_qparams.scale > 0).all()
+        or not np.isfinite(value).all()
+    ):
         return None
     width = chain_qparams.element_type.bits
     signed = chain_qparams.element_type.signed
     # The scheme does not matter: the zero point is given.
-    spec = QuantSpec(bits=width, signed=signed, symmetric=False, granularity=chain_qparams.granularity)
+    spec = QuantSpec(
+        bits=width, signed=signed, symmetric=False, granularity=chain_qparams.granularity
+    )
     zero = (
-        np.zeros(chain_qparams.scale.shape, np.int32) if chain_qparams.zero_point is None else chain_qparams.zero_point
+        np.zeros(chain_qparams.scale.shape, np.int32)
+        if chain_qparams.zero_point is None
+        else chain_qparams.zero_point
     )
     qparams = QParams(chain_qparams.scale.astype(np.float32), zero.astype(np.int32))
     return np.asarray(quantize(value, qparams, spec), np.int64)
@@ -314,7 +348,11 @@ def _read_bounds(index: GraphIndex, clip: NodeRef) -> Interval | None:
 
 def _to_int64(array: Array) -> Integers:
     # int4 and narrower come as ml_dtypes, which cast to int64 but do not compare with it.
-    return np.asarray(array).astype(np.float64).astype(np.int64) if array.dtype.kind == "V" else array.astype(np.int64)
+    return (
+        np.asarray(array).astype(np.float64).astype(np.int64)
+        if array.dtype.kind == "V"
+        else array.astype(np.int64)
+    )
 
 
 def _find_storage(index: GraphIndex, chain: Chain) -> str:
@@ -423,7 +461,9 @@ def parse_records(text: str) -> dict[str, Mapping[str, Any]]:
     records = JsonText(BITS_KEY, text).parse(PlanError, "")
     if not isinstance(records, dict):
         raise PlanError(BITS_KEY, f"is {type(records).__name__}, not an object", code="Q403")
-    return {name: _filter_record(record) for name, record in records.items() if isinstance(record, dict)}
+    return {
+        name: _filter_record(record) for name, record in records.items() if isinstance(record, dict)
+    }
 
 
 def _filter_record(record: Mapping[str, Any]) -> dict[str, Any]:
@@ -441,4 +481,8 @@ def list_specs(sites: Iterable[SitePlan]) -> dict[str, QuantSpec]:
 def read_node_notes(node: NodeProto) -> dict[str, str]:
     """The `onnxq.*` metadata of a node, without the prefix."""
     entries = ((entry.key, entry.value) for entry in node.metadata_props)
-    return {key.removeprefix(NODE_PREFIX): value for key, value in entries if key.startswith(NODE_PREFIX)}
+    return {
+        key.removeprefix(NODE_PREFIX): value
+        for key, value in entries
+        if key.startswith(NODE_PREFIX)
+    }

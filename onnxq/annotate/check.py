@@ -54,14 +54,21 @@ def _find_disagreements(index: GraphIndex, notes: Notes) -> Iterator[Disagreemen
                 yield Disagreement(str(pair.site), text, found, why)
         if len(texts) > 1:
             first, *others = texts.values()
-            yield Disagreement(str(pair.site), first, "; ".join(others), "the notes of one pair name different bits")
+            yield Disagreement(
+                str(pair.site),
+                first,
+                "; ".join(others),
+                "the notes of one pair name different bits",
+            )
     names = {node.name for node in index.nodes}
     for name in notes.by_node.keys() - names:
         text = f"model metadata {notes.by_node[name].get('bits')}"
         yield Disagreement(name, text, "no such node", "its node is gone")
     for site in notes.sites:
         if site.site not in sites and not names & {site.dequantize, *list_specs((site,))}:
-            yield Disagreement(str(site.site), f"plan {site.spec.bits}", "no pair", "the plan's site has no pair")
+            yield Disagreement(
+                str(site.site), f"plan {site.spec.bits}", "no pair", "the plan's site has no pair"
+            )
 
 
 def _list_noted(chain: Chain, notes: Notes) -> Iterator[tuple[str, int]]:
@@ -81,7 +88,12 @@ def _find_fault(index: GraphIndex, chain: Chain, pair: PairInfo, bits: int) -> t
     """The finding, and why the pair is not of so many bits; "" where it can be as noted."""
     problem = find_contradiction(pair, bits)
     if problem:
-        return f"{pair.levels[0]}..{pair.levels[1]}" if pair.levels and "levels" in problem else pair.storage, problem
+        return (
+            f"{pair.levels[0]}..{pair.levels[1]}"
+            if pair.levels and "levels" in problem
+            else pair.storage,
+            problem,
+        )
     clipped = read_clip_bits(index, chain, read_numbers(index, chain)) if pair.clip else None
     if clipped not in (None, bits):
         return f"{clipped} bits", f"the levels that Clip {pair.clip} leaves are of {clipped} bits"

@@ -130,7 +130,11 @@ class _PairFinder:
         quantizer = chain.quantize
         source = chain.source
         result = chain.last.result
-        if quantizer is None or source is None or not self._have_same_numbers(quantizer, chain.last):
+        if (
+            quantizer is None
+            or source is None
+            or not self._have_same_numbers(quantizer, chain.last)
+        ):
             return False
         site = self._make_site(chain, qparams, edges)
         if site is None or not site.spec.has_one_scale:
@@ -148,7 +152,9 @@ class _PairFinder:
             # A guard hands the same values on, so its readers read this pair too.
             if is_guard(guard):
                 self.taken_out[guard.result] = source
-                self.by_edge.update(dict.fromkeys(self.index.list_consumers(guard.result), site.site))
+                self.by_edge.update(
+                    dict.fromkeys(self.index.list_consumers(guard.result), site.site)
+                )
         return True
 
     def _make_site(self, chain: Chain, chain_qparams: Numbers, edges: Edges) -> SitePlan | None:
@@ -179,7 +185,11 @@ class _PairFinder:
             scale = scale.reshape(())
             zero = zero.reshape(())
         # No plan can record a scale that is not finite, and nothing is worth sharing it.
-        if scale.shape != zero.shape or (spec.has_one_scale and scale.ndim) or not np.isfinite(scale).all():
+        if (
+            scale.shape != zero.shape
+            or (spec.has_one_scale and scale.ndim)
+            or not np.isfinite(scale).all()
+        ):
             return None
         base = known or SitePlan(site=info.site, role=info.role, spec=spec, reason=_REASON)
         return replace(
@@ -203,14 +213,20 @@ class _PairFinder:
             return True
         if not isinstance(site, TensorId) or chain.quantize is not None:
             return False
-        return self.index.resolve_tensor(site.name, site.scope) not in (None, chain.last.result, chain.source)
+        return self.index.resolve_tensor(site.name, site.scope) not in (
+            None,
+            chain.last.result,
+            chain.source,
+        )
 
     def _have_same_numbers(self, quantizer: NodeRef, dequantizer: NodeRef) -> bool:
         """True where both halves have one scale and one zero point, by name or by value."""
         for k in (1, 2):
             mine, theirs = (self.index.input_value(node, k) for node in (quantizer, dequantizer))
             equal = mine is not None and theirs is not None and np.array_equal(mine, theirs)
-            if not equal and self.index.find_input(quantizer, k) != self.index.find_input(dequantizer, k):
+            if not equal and self.index.find_input(quantizer, k) != self.index.find_input(
+                dequantizer, k
+            ):
                 return False
         return True
 
@@ -220,12 +236,17 @@ class _PairFinder:
         def list_next(node: NodeRef) -> list[NodeRef]:
             return self.index.readers(node.result) if node.op_type in _MOVES else []
 
-        return {node.name for node in walk_from((self.index.find_node(edge.node) for edge in edges), list_next)}
+        return {
+            node.name
+            for node in walk_from((self.index.find_node(edge.node) for edge in edges), list_next)
+        }
 
     def make_existing(self) -> Existing:
         """The pairs found, with the view."""
         # A model output must keep its name, so the node that makes it stays, as Identity.
-        outputs = (result for result in self.taken_out if not result.scope and self.index.is_output(result))
+        outputs = (
+            result for result in self.taken_out if not result.scope and self.index.is_output(result)
+        )
         stand_ins = [*self.halves, *filter(None, map(self.index.find_producer, outputs))]
         return Existing(
             view=_build_view(self.index, self.taken_out, stand_ins),
@@ -248,7 +269,9 @@ def _match_numbers(site: SitePlan, other: SitePlan) -> bool:
     return site.spec == other.spec and site.qparams == other.qparams
 
 
-def _build_view(index: GraphIndex, taken_out: Mapping[TensorId, TensorId], stand_ins: Iterable[NodeRef]) -> ModelLike:
+def _build_view(
+    index: GraphIndex, taken_out: Mapping[TensorId, TensorId], stand_ins: Iterable[NodeRef]
+) -> ModelLike:
     """The model in which readers of dequantized tensors read the float ones; for planning only, it is never run.
 
     taken_out: dequantized tensor -> tensor that its readers get. stand_ins: nodes that become Identity; those that make
@@ -257,7 +280,12 @@ def _build_view(index: GraphIndex, taken_out: Mapping[TensorId, TensorId], stand
     editor = Editor(index.model)
     for dequantized, source in taken_out.items():
         name = _trace_source(taken_out, source).name
-        editor.rewire(dequantized, name, consumers=editor.list_consumers(dequantized), outputs=bool(dequantized.scope))
+        editor.rewire(
+            dequantized,
+            name,
+            consumers=editor.list_consumers(dequantized),
+            outputs=bool(dequantized.scope),
+        )
     for node in stand_ins:
         traced = _trace_source(taken_out, node.result)
         _make_identity(editor, node, traced.name if traced != node.result else node.inputs[0])
@@ -284,7 +312,9 @@ def _make_identity(editor: Editor[ModelLike], node: NodeRef, source: str) -> Non
 def describe_quantized(pairs: int, operators: int) -> str:
     """The message for a model with so many pairs and integer operators; "" for a float one."""
     counts = [(pairs, "pair"), (operators, "operator")]
-    listed = " and ".join(f"{count} {name}{'' if count == 1 else 's'}" for count, name in counts if count)
+    listed = " and ".join(
+        f"{count} {name}{'' if count == 1 else 's'}" for count, name in counts if count
+    )
     return f"already quantized: {listed} kept" if listed else ""
 
 

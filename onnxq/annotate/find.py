@@ -66,7 +66,11 @@ class Chain:
     @property
     def nodes(self) -> tuple[NodeRef, ...]:
         """The nodes of the pair, in the order in which they run."""
-        return tuple(node for node in (self.outer, self.quantize, self.inner, self.dequantize) if node is not None)
+        return tuple(
+            node
+            for node in (self.outer, self.quantize, self.inner, self.dequantize)
+            if node is not None
+        )
 
 
 def is_quantize(node: NodeRef | None) -> bool:
@@ -112,7 +116,9 @@ def find_chains(index: GraphIndex) -> Iterator[Chain]:
         if quantize is not None:
             paired.add(quantize.name)
         chains.append(_make_chain(index, quantize, inner, node, source))
-    chains += [_make_chain(index, node, None, None, None) for node in quantizers if node.name not in paired]
+    chains += [
+        _make_chain(index, node, None, None, None) for node in quantizers if node.name not in paired
+    ]
     yield from sorted(chains, key=lambda chain: (chain.quantize or chain.last).order)
 
 
@@ -154,13 +160,19 @@ def _make_chain(
     return Chain(source, None, quantize, inner, dequantize)
 
 
-def _find_packed(index: GraphIndex, stored: TensorId | None) -> tuple[NodeRef | None, TensorId | None]:
+def _find_packed(
+    index: GraphIndex, stored: TensorId | None
+) -> tuple[NodeRef | None, TensorId | None]:
     """(Cast or Transpose, constant) for one of 4 bits behind a Cast, or integers that are turned; else (None, it)."""
     maker = _find_producer(index, stored, "Cast", "Transpose")
     source = index.find_input(maker, 0)
     if maker is None or not index.is_constant(source):
         return None, stored
-    return (maker, source) if maker.op_type == "Transpose" or index.find_dtype(source) in _PACKED else (None, stored)
+    return (
+        (maker, source)
+        if maker.op_type == "Transpose" or index.find_dtype(source) in _PACKED
+        else (None, stored)
+    )
 
 
 def _find_producer(index: GraphIndex, tensor: TensorId | None, *op_types: str) -> NodeRef | None:
@@ -191,7 +203,11 @@ def find_role(index: GraphIndex, chain: Chain, storage: str) -> Role:
         return Role.BIAS
     if index.is_constant(chain.source):
         return Role.WEIGHT
-    return Role.OUTPUT if chain.dequantize is not None and index.is_output(chain.last.result) else Role.ACTIVATION
+    return (
+        Role.OUTPUT
+        if chain.dequantize is not None and index.is_output(chain.last.result)
+        else Role.ACTIVATION
+    )
 
 
 def find_site(index: GraphIndex, chain: Chain, noted: str | None) -> Site:
@@ -222,7 +238,9 @@ def _count_pairs(index: GraphIndex, tensor: TensorId) -> int:
         node = index.find_node(edge.node)
         if node.op_type == "Clip" and edge.index == 0:
             edges += index.list_consumers(node.result)
-    return sum(edge.index == 0 and _is_op(index.find_node(edge.node), QUANTIZE, DYNAMIC) for edge in edges)
+    return sum(
+        edge.index == 0 and _is_op(index.find_node(edge.node), QUANTIZE, DYNAMIC) for edge in edges
+    )
 
 
 def _guess_site_name(chain: Chain) -> str:

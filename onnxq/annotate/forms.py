@@ -66,15 +66,24 @@ def rewrite_pairs(
     editor.remove_unused()
     model = editor.export()
     made = {node.name for node in walk_all_nodes(model) if node.domain == QONNX}
-    after = {name: replace(pair, quantize="", clip="") for name, pair in before.items() if name in made}
+    after = {
+        name: replace(pair, quantize="", clip="") for name, pair in before.items() if name in made
+    }
     if after and not any(entry.domain == QONNX for entry in model.opset_import):
         model.opset_import.append(helper.make_opsetid(QONNX, 1))
     notes = Notes({name: make_record(pair) for name, pair in before.items()}, {}, {})
-    after |= {pair.nodes[-1]: replace(pair, origin=before[pair.nodes[-1]].origin) for pair in find_pairs(model, notes)}
+    after |= {
+        pair.nodes[-1]: replace(pair, origin=before[pair.nodes[-1]].origin)
+        for pair in find_pairs(model, notes)
+    }
     warnings: Cautions = ()
     if stay:
         names = ", ".join(stay[:3]) + (" …" if len(stay) > 3 else "")
-        warnings = (Caution("W106", f"pairs that {form} cannot write stay as they are ({len(stay)}): {names}"),)
+        warnings = (
+            Caution(
+                "W106", f"pairs that {form} cannot write stay as they are ({len(stay)}): {names}"
+            ),
+        )
     return model, tuple(after.get(name, pair) for name, pair in before.items()), warnings
 
 
@@ -89,7 +98,13 @@ class _FormWriter:
         """Write one pair in the form; returns why it stays as it is, "" for one that is written, or is so already."""
         index = self.index
         numbers = read_numbers(self.index, chain)
-        if pair.lookup or pair.dynamic or pair.element_type.is_float or numbers.scale is None or chain.source is None:
+        if (
+            pair.lookup
+            or pair.dynamic
+            or pair.element_type.is_float
+            or numbers.scale is None
+            or chain.source is None
+        ):
             return "its scale or its values are of another kind"
         if chain.dequantize is None or not _reads_alone(index, chain):
             return "its integers are read elsewhere"
@@ -100,7 +115,11 @@ class _FormWriter:
         if not is_quantizer_clip(index, chain, numbers):
             chain = drop_clip(index, chain)
         shape = () if numbers.scale.size == 1 else numbers.scale.shape
-        zero = np.zeros(shape, np.int32) if numbers.zero_point is None else numbers.zero_point.astype(np.int32)
+        zero = (
+            np.zeros(shape, np.int32)
+            if numbers.zero_point is None
+            else numbers.zero_point.astype(np.int32)
+        )
         qparams = QParams(numbers.scale.astype(np.float32).reshape(shape), zero.reshape(shape))
         try:
             spec = self._choose_spec(pair, levels)
@@ -123,9 +142,15 @@ class _FormWriter:
         elif kind.bits < 8 and self.form in ("clip-qdq", "qcdq"):
             storage = find_numpy_storage(storage)
         spec = QuantSpec(
-            bits=pair.bits, signed=kind.signed, symmetric=False, granularity=pair.granularity, storage=storage
+            bits=pair.bits,
+            signed=kind.signed,
+            symmetric=False,
+            granularity=pair.granularity,
+            storage=storage,
         )
-        return replace(spec, narrow_range=kind.signed and levels is not None and levels[0] == spec.qmin + 1)
+        return replace(
+            spec, narrow_range=kind.signed and levels is not None and levels[0] == spec.qmin + 1
+        )
 
     def _write_linear(self, chain: Chain, pair: PairInfo, spec: QuantSpec, qparams: QParams) -> str:
         """Write QuantizeLinear and DequantizeLinear, with the Clip that the form has."""
@@ -156,7 +181,9 @@ class _FormWriter:
             editor.replace_input(quantize.make_edge(0), source)
         if bounded and behind and quantize is not None:
             kind = np.dtype(spec.numpy_storage).type
-            stored, _ = self.pairs.insert_clip(site, stored, (kind(spec.qmin), kind(spec.qmax)), after=quantize.name)
+            stored, _ = self.pairs.insert_clip(
+                site, stored, (kind(spec.qmin), kind(spec.qmax)), after=quantize.name
+            )
         editor.replace_input(dequantize.make_edge(0), stored)
         return ""
 
@@ -165,7 +192,9 @@ class _FormWriter:
         editor = self.editor
         dequantize = chain.last
         dtype = TENSOR_TYPES[spec.storage]
-        name, stored = (editor.fresh(name_part(site.site, part)) for part in ("zero_point", "quantized"))
+        name, stored = (
+            editor.fresh(name_part(site.site, part)) for part in ("zero_point", "quantized")
+        )
         editor.add_initializer(dequantize.scope, name, zero.astype(spec.numpy_storage), dtype=dtype)
         for node in filter(None, (chain.quantize, dequantize)):
             # Of ONNX's own domain, since operators of ONNX Runtime's do not take all types.
@@ -195,17 +224,30 @@ class _FormWriter:
         sides = [1] * len(shape) if isinstance(grain, PerChannel) else []
         if isinstance(grain, PerChannel):
             sides[grain.axis] = -1
-        scale, zero = (np.asarray(x, np.float32).reshape(sides) for x in (qparams.scale, qparams.zero_point))
+        scale, zero = (
+            np.asarray(x, np.float32).reshape(sides) for x in (qparams.scale, qparams.zero_point)
+        )
         floats = None if chain.quantize is not None else (self._read_codes(chain) - zero) * scale
-        numbers = {"float": floats, "scale": scale, "zero_point": zero, "bits": np.asarray(spec.bits, np.float32)}
+        numbers = {
+            "float": floats,
+            "scale": scale,
+            "zero_point": zero,
+            "bits": np.asarray(spec.bits, np.float32),
+        }
         for k, (part, value) in enumerate(numbers.items()):
             name = (chain.outer or chain.quantize or node).inputs[0]
             if value is not None:
-                name = editor.add_initializer(node.scope, editor.fresh(f"{node.name}/{part}"), value)
+                name = editor.add_initializer(
+                    node.scope, editor.fresh(f"{node.name}/{part}"), value
+                )
             editor.replace_input(node.make_edge(k), name)
         editor.set_op(node.name, "Quant", QONNX)
         none = dict.fromkeys(("axis", "block_size", "output_dtype", ATTRIBUTE))
-        signs = {"signed": int(spec.signed), "narrow": int(spec.narrow_range), "rounding_mode": "ROUND"}
+        signs = {
+            "signed": int(spec.signed),
+            "narrow": int(spec.narrow_range),
+            "rounding_mode": "ROUND",
+        }
         for key, attribute in {**none, **signs}.items():
             editor.set_attr(node.name, key, attribute)
         return ""
@@ -214,4 +256,7 @@ class _FormWriter:
 def _reads_alone(index: GraphIndex, chain: Chain) -> bool:
     """True where nothing but the pair itself reads its integers."""
     between = [node for node in (chain.quantize, chain.inner) if node is not None]
-    return all(len(index.list_consumers(node.result)) == 1 and not index.is_output(node.result) for node in between)
+    return all(
+        len(index.list_consumers(node.result)) == 1 and not index.is_output(node.result)
+        for node in between
+    )

@@ -35,7 +35,9 @@ _NAMES = re.compile(
 )
 PairWeights = Callable[[NodeRef, Array], Array | None]
 # Operators that quantize their data themselves, always to uint8.
-_SELF_QUANTIZING = frozenset({"DynamicQuantizeLinear", "DynamicQuantizeLSTM", "DynamicQuantizeMatMul"})
+_SELF_QUANTIZING = frozenset(
+    {"DynamicQuantizeLinear", "DynamicQuantizeLSTM", "DynamicQuantizeMatMul"}
+)
 # Bits of the types that count; int32 and wider are accumulators, shapes and indices.
 _INTEGERS: dict[int, int] = {
     TensorProto.INT8: 8,
@@ -71,7 +73,11 @@ def find_operators(index: GraphIndex) -> tuple[OperatorInfo, ...]:
 
 
 def _describe_operator(index: GraphIndex, node: NodeRef) -> OperatorInfo:
-    dtypes = [dtype for dtype in dict.fromkeys(map(index.find_dtype, index.list_reads(node))) if dtype in _INTEGERS]
+    dtypes = [
+        dtype
+        for dtype in dict.fromkeys(map(index.find_dtype, index.list_reads(node)))
+        if dtype in _INTEGERS
+    ]
     width = node.attrs.get("bits")
     if not isinstance(width, int):
         width = min((_INTEGERS[dtype] for dtype in dtypes), default=0)
@@ -174,7 +180,9 @@ def find_operands(index: GraphIndex, sums: IntegerSums | None = None) -> Iterato
         read = _read_pair_operand if product.reads is Data.PAIR else _read_stored_operand
         for k in product.weights:
             operand = (
-                read(index, node, product, k, sums.pair_weights) if max(k, product.data) < len(node.inputs) else None
+                read(index, node, product, k, sums.pair_weights)
+                if max(k, product.data) < len(node.inputs)
+                else None
             )
             if operand is not None:
                 yield operand
@@ -191,7 +199,11 @@ def _read_stored_operand(
         if _find_stored_type(index, data, node, product.zero) != "uint8":
             return None
     sums = pair_weights(node, values)
-    return None if sums is None else Operand(product, node, str(index.find_input(node, k)), "uint8", values, sums)
+    return (
+        None
+        if sums is None
+        else Operand(product, node, str(index.find_input(node, k)), "uint8", values, sums)
+    )
 
 
 def _read_pair_operand(
@@ -203,7 +215,9 @@ def _read_pair_operand(
         return None
     weight, values, dequantize = pair
     # ONNX Runtime's integer kernels are for float32 graphs only. 0: the type is not declared.
-    if any(_find_type(index, half, 1) not in (0, TensorProto.FLOAT) for half in (source, dequantize)):
+    if any(
+        _find_type(index, half, 1) not in (0, TensorProto.FLOAT) for half in (source, dequantize)
+    ):
         return None
     data = _find_stored_type(index, index.find_input(source, 0), source, 2)
     sums = pair_weights(node, values) if data in ("uint8", "int8") else None
@@ -214,7 +228,9 @@ def _read_pair_operand(
     return Operand(product, node, weight, data, values, sums, dequantize, source, exact)
 
 
-def _find_weight(index: GraphIndex, node: NodeRef | None) -> tuple[str, NDArray[np.int8], NodeRef] | None:
+def _find_weight(
+    index: GraphIndex, node: NodeRef | None
+) -> tuple[str, NDArray[np.int8], NodeRef] | None:
     """Name, quantized values (as the operator reads them) and DequantizeLinear of an int8 weight; None for others.
 
     node: makes the weight as the operator reads it.
@@ -232,10 +248,14 @@ def _find_weight(index: GraphIndex, node: NodeRef | None) -> tuple[str, NDArray[
     if stored is not None:
         return (str(index.find_input(node, 0)), stored, node) if stored.dtype == np.int8 else None
     maker = index.maker(node)
-    return _quantize_weight(index, maker, node) if maker is not None and is_quantize(maker) else None
+    return (
+        _quantize_weight(index, maker, node) if maker is not None and is_quantize(maker) else None
+    )
 
 
-def _quantize_weight(index: GraphIndex, maker: NodeRef, node: NodeRef) -> tuple[str, NDArray[np.int8], NodeRef] | None:
+def _quantize_weight(
+    index: GraphIndex, maker: NodeRef, node: NodeRef
+) -> tuple[str, NDArray[np.int8], NodeRef] | None:
     """The same for a weight that the file holds as float, with a whole pair behind it."""
     value, scale, zero = (index.input_value(maker, k) for k in range(3))
     if value is None or scale is None or zero is None or zero.dtype != np.int8:
@@ -245,7 +265,11 @@ def _quantize_weight(index: GraphIndex, maker: NodeRef, node: NodeRef) -> tuple[
     grain: Granularity = PerTensor() if scale.size == 1 else PerChannel(maker.read_int("axis", 1))
     spec = QuantSpec(bits=8, signed=True, symmetric=False, granularity=grain)
     qparams = QParams(scale.astype(np.float32), zero.astype(np.int32))
-    return str(index.find_input(maker, 0)), np.asarray(quantize(value, qparams, spec)).astype(np.int8), node
+    return (
+        str(index.find_input(maker, 0)),
+        np.asarray(quantize(value, qparams, spec)).astype(np.int8),
+        node,
+    )
 
 
 def _find_data_source(index: GraphIndex, node: NodeRef, k: int) -> NodeRef | None:
@@ -260,7 +284,9 @@ def _turns_uint8(index: GraphIndex, source: NodeRef) -> bool:
     if maker is None or not is_quantize(maker):
         return False
     pair = (maker.result, source.result)
-    return all(len(index.list_consumers(tensor)) == 1 and not index.is_output(tensor) for tensor in pair)
+    return all(
+        len(index.list_consumers(tensor)) == 1 and not index.is_output(tensor) for tensor in pair
+    )
 
 
 def _explain_float_result(index: GraphIndex, product: IntegerProduct, node: NodeRef) -> str:
@@ -285,10 +311,14 @@ def _explain_float_result(index: GraphIndex, product: IntegerProduct, node: Node
 def _starts_at_zero(index: GraphIndex, quantizer: NodeRef) -> bool:
     """True when every quantized value stands for 0 or more, so that the optimizer removes a Relu in front."""
     zero = index.input_value(quantizer, 2)
-    return zero is None or zero.dtype.kind not in "iu" or int(zero.flat[0]) == np.iinfo(zero.dtype).min
+    return (
+        zero is None or zero.dtype.kind not in "iu" or int(zero.flat[0]) == np.iinfo(zero.dtype).min
+    )
 
 
-def _find_stored_type(index: GraphIndex, tensor: TensorId | None, reader: NodeRef, zero: int) -> str:
+def _find_stored_type(
+    index: GraphIndex, tensor: TensorId | None, reader: NodeRef, zero: int
+) -> str:
     """The type of an integer tensor: of its reader's zero point, else declared, else its producer's default.
 
     zero: the input of `reader` with the zero point, -1 without one. "" where the type is not known.

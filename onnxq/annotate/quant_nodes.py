@@ -22,7 +22,15 @@ from onnx import ModelProto
 
 from onnxq.arrays import Array
 from onnxq.errors import ModelError
-from onnxq.graph import Editor, GraphIndex, NodeRef, ensure_opset, infer_shapes, inline_functions, name_nodes
+from onnxq.graph import (
+    Editor,
+    GraphIndex,
+    NodeRef,
+    ensure_opset,
+    infer_shapes,
+    inline_functions,
+    name_nodes,
+)
 from onnxq.graph.scopes import replace_items, walk_all_nodes
 from onnxq.graph.storage import TENSOR_TYPES
 from onnxq.plan.names import DEQUANTIZE, QUANTIZE
@@ -100,7 +108,9 @@ def read_quant_nodes(proto: ModelProto) -> tuple[ModelProto, Cautions]:
     named = infer_shapes(name_nodes(inline_functions(proto) if proto.functions else proto))
     index = GraphIndex(named)
     nodes = [node for node in index.nodes if node.domain in DOMAINS and node.op_type in _OPS]
-    version = max([entry.version for entry in proto.opset_import if entry.domain in DOMAINS], default=1)
+    version = max(
+        [entry.version for entry in proto.opset_import if entry.domain in DOMAINS], default=1
+    )
     quantizers = [_read_quantizer(index, node, version) for node in nodes]
     specs = [_find_spec(index, quantizer) for quantizer in quantizers]
     # Only what needs the newer opset asks for it: older engines read the older one.
@@ -111,14 +121,21 @@ def read_quant_nodes(proto: ModelProto) -> tuple[ModelProto, Cautions]:
         writer.write(quantizer, spec)
     editor.remove_unused()
     model = editor.export()
-    replace_items(model.opset_import, [entry for entry in model.opset_import if entry.domain not in DOMAINS])
+    replace_items(
+        model.opset_import, [entry for entry in model.opset_import if entry.domain not in DOMAINS]
+    )
     # Notes of QONNX, of tensors that may be gone.
     del model.graph.quantization_annotation[:]
-    left = [quantizer.node.name for quantizer, spec in zip(quantizers, specs, strict=True) if spec is None]
+    left = [
+        quantizer.node.name
+        for quantizer, spec in zip(quantizers, specs, strict=True)
+        if spec is None
+    ]
     if not left:
         return model, ()
     text = (
-        f"{', '.join(left[:3])}{' …' if len(left) > 3 else ''}: no pair has their levels, so they are float operators"
+        f"{', '.join(left[:3])}{' …' if len(left) > 3 else ''}: "
+        "no pair has their levels, so they are float operators"
     )
     return model, (Caution("W145", f"{len(left)} quantizers of QONNX are no pairs; {text}"),)
 
@@ -127,19 +144,29 @@ def _read_quantizer(index: GraphIndex, node: NodeRef, version: int) -> _Quantize
     def read(k: int) -> Array:
         value = index.input_value(node, k)
         if value is None or not np.isfinite(value).all():
-            cause = f"its input {k} is computed at run time" if value is None else f"its input {k} is not finite"
+            cause = (
+                f"its input {k} is computed at run time"
+                if value is None
+                else f"its input {k} is not finite"
+            )
             raise ModelError(node.name, cause, "export it with constant numbers", code="Q518")
         return np.asarray(value, np.float32)
 
     scale = read(1)
     if not (scale > 0).all():
-        raise ModelError(node.name, "has a scale that is not above 0", "export the network again", code="Q518")
+        raise ModelError(
+            node.name, "has a scale that is not above 0", "export the network again", code="Q518"
+        )
     if node.op_type == "BipolarQuant":
         return _read_bipolar(node, scale)
     zero = read(2)
-    mode = _read_text(node.attrs.get("rounding_mode", "FLOOR" if node.op_type == "Trunc" else "ROUND"))
+    mode = _read_text(
+        node.attrs.get("rounding_mode", "FLOOR" if node.op_type == "Trunc" else "ROUND")
+    )
     if mode not in _ROUNDING:
-        raise ModelError(node.name, f"rounds by {mode!r}", f"use one of {', '.join(_ROUNDING)}", code="Q518")
+        raise ModelError(
+            node.name, f"rounds by {mode!r}", f"use one of {', '.join(_ROUNDING)}", code="Q518"
+        )
     # Trunc of version 1 has no sign and no limits.
     signed = bool(node.attrs.get("signed", 1))
     narrow = bool(node.attrs.get("narrow", 0))
@@ -151,17 +178,28 @@ def _read_quantizer(index: GraphIndex, node: NodeRef, version: int) -> _Quantize
             return _read_bipolar(node, scale, zero)
         grid = _Grid(scale, zero, *_list_levels(bits, signed, narrow))
         steps = (*steps, *grid.limits, (mode, None), ("Sub", zero), ("Mul", scale))
-        return _Quantizer(node, grid, steps, mode in ("ROUND", "HALF_EVEN") and not (zero % 1).any())
+        return _Quantizer(
+            node, grid, steps, mode in ("ROUND", "HALF_EVEN") and not (zero % 1).any()
+        )
     steps = (*steps, ("ROUND", None))
     if version < 2 or len(node.inputs) < 6:
         shift = 2.0 ** (read(3) - read(4))
         grid = _Grid(scale, zero, -np.inf, np.inf)
-        return _Quantizer(node, grid, (*steps, ("Div", shift), (mode, None), ("Sub", zero), ("Mul", scale)), False)
+        return _Quantizer(
+            node, grid, (*steps, ("Div", shift), (mode, None), ("Sub", zero), ("Mul", scale)), False
+        )
     coarse = read(4)
     # The ratio is a power of two, but for the rounding of both scales.
     shift = (2.0 ** np.rint(np.log2(coarse / scale))).astype(np.float32)
     grid = _Grid(coarse, zero / shift, *_list_levels(float(read(5).reshape(-1)[0]), signed, narrow))
-    steps = (*steps, ("Div", shift), *grid.limits, (mode, None), ("Sub", grid.zero), ("Mul", coarse))
+    steps = (
+        *steps,
+        ("Div", shift),
+        *grid.limits,
+        (mode, None),
+        ("Sub", grid.zero),
+        ("Mul", coarse),
+    )
     return _Quantizer(node, grid, steps, False)
 
 
@@ -171,7 +209,9 @@ def _read_bipolar(node: NodeRef, scale: Array, zero: Array | None = None) -> _Qu
     before: _Steps = () if zero is None else (("Div", scale), ("Add", zero))
     after: _Steps = (("Mul", scale),) if zero is None else (("Sub", zero), ("Mul", scale))
     offset = np.zeros((), np.float32) if zero is None else zero
-    return _Quantizer(node, _Grid(scale, offset, -1.0, 1.0), (*before, ("sign", None), *after), False)
+    return _Quantizer(
+        node, _Grid(scale, offset, -1.0, 1.0), (*before, ("sign", None), *after), False
+    )
 
 
 def _read_text(value: Any) -> str:
@@ -239,7 +279,11 @@ class _Writer:
         if value is not None:
             value = _compute(value.astype(np.float32), quantizer.steps)
         if spec is None:
-            source = self._write_steps(quantizer, source) if value is None else self._add(node, name, "rounded", value)
+            source = (
+                self._write_steps(quantizer, source)
+                if value is None
+                else self._add(node, name, "rounded", value)
+            )
             self._become(node, "Identity", [source])
             return
         count = () if spec.has_one_scale else (quantizer.grid.scale.size,)
@@ -247,7 +291,10 @@ class _Writer:
             np.broadcast_to(x.reshape(-1) if x.size > 1 else x.reshape(()), count).copy()
             for x in (quantizer.grid.scale, quantizer.grid.zero)
         )
-        inputs = [self._add(node, name, "scale", scale), self._add_integers(node, name, "zero_point", zero, spec)]
+        inputs = [
+            self._add(node, name, "scale", scale),
+            self._add_integers(node, name, "zero_point", zero, spec),
+        ]
         attrs = {} if spec.has_one_scale else {"axis": spec.granularity.axis}  # type: ignore[union-attr]
         # Integers in the file, so that nothing rounds them again.
         if value is not None:
@@ -256,7 +303,9 @@ class _Writer:
                 sides[spec.granularity.axis] = -1
             # In float64, which holds the ends of 32 bits.
             codes = np.rint(value.astype(np.float64) / scale.reshape(sides) + zero.reshape(sides))
-            source = self._add_integers(node, name, "quantized", np.clip(codes, spec.qmin, spec.qmax), spec)
+            source = self._add_integers(
+                node, name, "quantized", np.clip(codes, spec.qmin, spec.qmax), spec
+            )
         else:
             source = source if quantizer.exact else self._write_steps(quantizer, source)
             source = self._write_quantize(node, name, source, inputs, attrs, spec, quantizer.grid)
@@ -275,9 +324,21 @@ class _Writer:
         editor = self.editor
         result = self.editor.fresh(f"{base}/quantized")
         name = editor.fresh(f"{base}/{QUANTIZE}")
-        editor.insert_node(node.scope, QUANTIZE, [source, *numbers], [result], name=name, attrs=attrs, before=node.name)
+        editor.insert_node(
+            node.scope,
+            QUANTIZE,
+            [source, *numbers],
+            [result],
+            name=name,
+            attrs=attrs,
+            before=node.name,
+        )
         # Saturation of the type does it.
-        if (grid.low, grid.high) == (spec.qmin, spec.qmax) and spec.fills_storage and not spec.narrow_range:
+        if (
+            (grid.low, grid.high) == (spec.qmin, spec.qmax)
+            and spec.fills_storage
+            and not spec.narrow_range
+        ):
             return result
         bounds = [
             self._add_integers(node, base, part, np.asarray(end), spec)
@@ -285,7 +346,12 @@ class _Writer:
         ]
         clipped = editor.fresh(f"{base}/clipped")
         editor.insert_node(
-            node.scope, "Clip", [result, *bounds], [clipped], name=editor.fresh(f"{base}/Clip"), before=node.name
+            node.scope,
+            "Clip",
+            [result, *bounds],
+            [clipped],
+            name=editor.fresh(f"{base}/Clip"),
+            before=node.name,
         )
         return clipped
 
@@ -294,12 +360,19 @@ class _Writer:
         node = quantizer.node
         for step, operand in quantizer.steps:
             if operand is not None:
-                source = self._insert(node, step, [source, self._add(node, node.name, step, operand)])
+                source = self._insert(
+                    node, step, [source, self._add(node, node.name, step, operand)]
+                )
             elif step == "sign":
                 source = self._insert(
-                    node, "GreaterOrEqual", [source, self._add(node, node.name, "zero", np.float32(0))]
+                    node,
+                    "GreaterOrEqual",
+                    [source, self._add(node, node.name, "zero", np.float32(0))],
                 )
-                ends = [self._add(node, node.name, part, np.float32(x)) for part, x in (("high", 1), ("low", -1))]
+                ends = [
+                    self._add(node, node.name, part, np.float32(x))
+                    for part, x in (("high", 1), ("low", -1))
+                ]
                 source = self._insert(node, "Where", [source, *ends])
             else:
                 source = self._round(node, source, *_ROUNDING[step][1:])
@@ -311,7 +384,9 @@ class _Writer:
             return self._insert(node, op_type, [source])
         sign, size = (self._insert(node, kind, [source]) for kind in ("Sign", "Abs"))
         if offset:
-            size = self._insert(node, "Add", [size, self._add(node, node.name, "offset", np.float32(offset))])
+            size = self._insert(
+                node, "Add", [size, self._add(node, node.name, "offset", np.float32(offset))]
+            )
         return self._insert(node, "Mul", [sign, self._insert(node, op_type, [size])])
 
     def _insert(self, node: NodeRef, op_type: str, inputs: list[str]) -> str:
@@ -325,15 +400,23 @@ class _Writer:
             node.scope, self.editor.fresh(f"{base}/{part}"), np.asarray(value, np.float32)
         )
 
-    def _add_integers(self, node: NodeRef, base: str, part: str, value: Array, spec: QuantSpec) -> str:
+    def _add_integers(
+        self, node: NodeRef, base: str, part: str, value: Array, spec: QuantSpec
+    ) -> str:
         array = np.asarray(value).astype(spec.numpy_storage)
         name = self.editor.fresh(f"{base}/{part}")
-        return self.editor.add_initializer(node.scope, name, array, dtype=TENSOR_TYPES[spec.storage])
+        return self.editor.add_initializer(
+            node.scope, name, array, dtype=TENSOR_TYPES[spec.storage]
+        )
 
-    def _become(self, node: NodeRef, op_type: str, inputs: list[str], attrs: dict[str, Any] | None = None) -> None:
+    def _become(
+        self, node: NodeRef, op_type: str, inputs: list[str], attrs: dict[str, Any] | None = None
+    ) -> None:
         """Put another operator in the place of the quantizer's node, with its name and its result."""
         self.editor.remove_node(node.name)
-        self.editor.insert_node(node.scope, op_type, inputs, [node.outputs[0]], name=node.name, attrs=attrs)
+        self.editor.insert_node(
+            node.scope, op_type, inputs, [node.outputs[0]], name=node.name, attrs=attrs
+        )
 
 
 def _compute(x: Array, steps: _Steps) -> Array:

@@ -73,7 +73,9 @@ def _read_attributes(source: str | Path | ModelProto) -> Model:
         read = load_external(proto, path)
         beside = sum(read.values())
         size = path.stat().st_size + beside
-        model = replace(load_model(proto), path=path, size_bytes=size, external=beside > 0, files=(path, *read))
+        model = replace(
+            load_model(proto), path=path, size_bytes=size, external=beside > 0, files=(path, *read)
+        )
     _restore_attributes(model.proto)
     return model
 
@@ -177,7 +179,9 @@ def read_named(source: str | Path | ModelProto) -> tuple[ModelProto, Cautions]:
     if not holders:
         return proto, notes
     names = ", ".join(name_function(function) for function in holders[:3])
-    text = f"functions that hold pairs were inlined, so that each pair has a name of its own: {names}"
+    text = (
+        f"functions that hold pairs were inlined, so that each pair has a name of its own: {names}"
+    )
     return name_nodes(inline_functions(proto)), (*notes, Caution("W106", text))
 
 

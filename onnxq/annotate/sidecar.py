@@ -13,7 +13,14 @@ from typing import Any
 
 from onnx import ModelProto
 
-from onnxq.annotate.bits import NO_NOTES, Origin, PairInfo, parse_records, read_noted_bits, read_notes
+from onnxq.annotate.bits import (
+    NO_NOTES,
+    Origin,
+    PairInfo,
+    parse_records,
+    read_noted_bits,
+    read_notes,
+)
 from onnxq.annotate.find import find_chains, find_site
 from onnxq.annotate.read import describe_pair, find_pairs
 from onnxq.annotate.write import find_contradiction, make_record
@@ -62,7 +69,11 @@ def place_notes(proto: ModelProto, beside: Records | None) -> tuple[tuple[PairIn
     notes = read_notes(proto)
     names = {node.name for node in index.nodes}
     loose = beside or {name: record for name, record in notes.by_node.items() if name not in names}
-    kept = {record.get("site") for name, record in notes.by_node.items() if beside is None and name in names}
+    kept = {
+        record.get("site")
+        for name, record in notes.by_node.items()
+        if beside is None and name in names
+    }
     by_site = _group_records(loose, "site")
     by_structure = _group_records(loose, "structure")
     ids = compute_structural_ids(index) if by_structure else {}
@@ -72,11 +83,15 @@ def place_notes(proto: ModelProto, beside: Records | None) -> tuple[tuple[PairIn
         if beside is None and notes.find_record(chain):
             continue
         ways = {
-            Origin.NAME: next((loose[node.name] for node in reversed(chain.nodes) if node.name in loose), None),
+            Origin.NAME: next(
+                (loose[node.name] for node in reversed(chain.nodes) if node.name in loose), None
+            ),
             Origin.TENSOR: by_site.get(str(find_site(index, chain, None))),
             Origin.STRUCTURE: by_structure.get(ids.get(chain.last.result, "")),
         }
-        origin, record = next(((origin, note) for origin, note in ways.items() if note), (Origin.NAME, {}))
+        origin, record = next(
+            ((origin, note) for origin, note in ways.items() if note), (Origin.NAME, {})
+        )
         bits = read_noted_bits(record)
         if bits is not None and not find_contradiction(describe_pair(index, chain, NO_NOTES), bits):
             name = chain.last.name
@@ -85,9 +100,17 @@ def place_notes(proto: ModelProto, beside: Records | None) -> tuple[tuple[PairIn
             # A tensor that was found by structure has another name now than its note says.
             records[name] = {**record, "site": ""} if origin is Origin.STRUCTURE else record
     pairs = find_pairs(proto, replace(notes, by_node=records))
-    found = tuple(replace(pair, origin=origins.get("".join(pair.nodes[-1:]), pair.origin)) for pair in pairs)
-    lost = {str(record.get("site", name)): record for name, record in loose.items() if record.get("site") not in kept}
-    return found, _warn_lost([f"{site} ({record.get('bits')} bits)" for site, record in lost.items()])
+    found = tuple(
+        replace(pair, origin=origins.get("".join(pair.nodes[-1:]), pair.origin)) for pair in pairs
+    )
+    lost = {
+        str(record.get("site", name)): record
+        for name, record in loose.items()
+        if record.get("site") not in kept
+    }
+    return found, _warn_lost(
+        [f"{site} ({record.get('bits')} bits)" for site, record in lost.items()]
+    )
 
 
 def _group_records(records: Records, key: str) -> dict[str, Mapping[str, Any]]:
@@ -105,4 +128,6 @@ def _warn_lost(lost: list[str]) -> Cautions:
     if not lost:
         return ()
     names = ", ".join(lost[:3]) + (" …" if len(lost) > 3 else "")
-    return (Caution("W106", f"notes without a pair that they fit, left out ({len(lost)}): {names}"),)
+    return (
+        Caution("W106", f"notes without a pair that they fit, left out ({len(lost)}): {names}"),
+    )

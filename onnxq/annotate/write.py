@@ -9,7 +9,14 @@ from typing import Any
 
 from onnx import ModelProto, NodeProto, StringStringEntryProto
 
-from onnxq.annotate.bits import NODE_PREFIX, Origin, PairInfo, count_bits, list_specs, read_node_notes
+from onnxq.annotate.bits import (
+    NODE_PREFIX,
+    Origin,
+    PairInfo,
+    count_bits,
+    list_specs,
+    read_node_notes,
+)
 from onnxq.annotate.read import drop_attribute, list_pair_nodes, set_attribute
 from onnxq.config import matches_any, suggest_names
 from onnxq.emit import BITS_KEY
@@ -26,7 +33,9 @@ from onnxq.spec import GRAIN_NAMES
 Given = Sequence[tuple[str, int]]
 
 
-def assign_bits(pairs: Iterable[PairInfo], *, given: Given = (), plan: Plan | None = None) -> tuple[PairInfo, ...]:
+def assign_bits(
+    pairs: Iterable[PairInfo], *, given: Given = (), plan: Plan | None = None
+) -> tuple[PairInfo, ...]:
     """The pairs with the bits a person gave.
 
     given: (pattern, bits); a pattern is a glob or /regex/ over the site and the pair's node names, and the first match
@@ -40,7 +49,11 @@ def assign_bits(pairs: Iterable[PairInfo], *, given: Given = (), plan: Plan | No
 
 
 def write_bits(
-    proto: ModelProto, pairs: Iterable[PairInfo], *, rename: bool = False, bits_attribute: bool = False
+    proto: ModelProto,
+    pairs: Iterable[PairInfo],
+    *,
+    rename: bool = False,
+    bits_attribute: bool = False,
 ) -> ModelProto:
     """A copy of the model with the pairs' bits in it: model metadata by node name, and metadata of the nodes.
 
@@ -52,7 +65,11 @@ def write_bits(
 
 
 def write_named_bits(
-    proto: ModelProto, pairs: tuple[PairInfo, ...], *, rename: bool = False, bits_attribute: bool = False
+    proto: ModelProto,
+    pairs: tuple[PairInfo, ...],
+    *,
+    rename: bool = False,
+    bits_attribute: bool = False,
 ) -> tuple[ModelProto, tuple[PairInfo, ...]]:
     """The model of `write_bits`, and the pairs with the names that their nodes have there."""
     model = name_nodes(proto)
@@ -68,7 +85,10 @@ def write_named_bits(
             own = _read_own_notes(nodes[name]) if name in nodes else {}
             records[name] = {**own, **make_record(pair)}
             if name in nodes:
-                _set_metadata(nodes[name].metadata_props, {NODE_PREFIX + k: str(v) for k, v in records[name].items()})
+                _set_metadata(
+                    nodes[name].metadata_props,
+                    {NODE_PREFIX + k: str(v) for k, v in records[name].items()},
+                )
     for node in list_pair_nodes(model):
         drop_attribute(node)
         if bits_attribute and node.name in records:
@@ -97,7 +117,9 @@ def _read_own_notes(node: NodeProto) -> dict[str, Any]:
 
 def _set_metadata(entries: Any, values: dict[str, str]) -> None:
     whole = {entry.key: entry.value for entry in entries if entry.key not in values} | values
-    replace_items(entries, [StringStringEntryProto(key=key, value=value) for key, value in whole.items()])
+    replace_items(
+        entries, [StringStringEntryProto(key=key, value=value) for key, value in whole.items()]
+    )
 
 
 def _rename_nodes(nodes: dict[str, NodeProto], pairs: tuple[PairInfo, ...]) -> tuple[PairInfo, ...]:
@@ -155,7 +177,10 @@ def _give_bits(pair: PairInfo, pattern: str, bits: int) -> PairInfo:
 def _explain_no_match(pattern: str, pairs: tuple[PairInfo, ...], before: Given) -> tuple[str, str]:
     names = [name for pair in pairs for name in (str(pair.site), *pair.nodes)]
     if before and any(matches_any(pattern, name) for name in names):
-        return "matches only pairs that a pattern before it has taken", "put the narrower pattern first"
+        return (
+            "matches only pairs that a pattern before it has taken",
+            "put the narrower pattern first",
+        )
     return "matches no pair of this model", suggest_names(pattern.strip("/*"), names)
 
 
@@ -188,7 +213,9 @@ def find_contradiction(pair: PairInfo, bits: int) -> str:
         return f"{pair.site} is stored as {pair.storage}, which is not {bits} bits wide"
     levels = pair.levels
     if levels is not None and count_bits(*levels, signed=pair.element_type.signed) > bits:
-        return f"{pair.site} uses the levels {levels[0]} to {levels[1]}, which {bits} bits cannot hold"
+        return (
+            f"{pair.site} uses the levels {levels[0]} to {levels[1]}, which {bits} bits cannot hold"
+        )
     return ""
 
 

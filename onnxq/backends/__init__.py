@@ -48,7 +48,9 @@ _NAMES = {
     "find_ideal find_modes find_reference find_sums find_target find_usual_engine list_backends list_costs "
     "list_engines list_names list_parts list_registered list_runnable load_config split_target",
 }
-_HOMES = {name: f"onnxq.backends.{module}" for module, names in _NAMES.items() for name in names.split()}
+_HOMES = {
+    name: f"onnxq.backends.{module}" for module, names in _NAMES.items() for name in names.split()
+}
 
 __all__ = [*_HOMES]
 

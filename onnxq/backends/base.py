@@ -48,7 +48,9 @@ class MachineCosts(Protocol):
     def predict_node(self, case: OpCase) -> Cost:
         """Time of one node, float and int8; sizes that are not known are taken small."""
 
-    def predict_quantize(self, elements: int | None, *, from_conv: bool = False, dynamic: bool = False) -> float:
+    def predict_quantize(
+        self, elements: int | None, *, from_conv: bool = False, dynamic: bool = False
+    ) -> float:
         """Microseconds from a float producer to int8 consumers.
 
         elements: None where they are not known. from_conv: the producer is a Conv. dynamic: on a scale of each run.
@@ -111,7 +113,16 @@ _INTEGERS = frozenset(
 Shapes = Mapping[TensorId, Shape]
 
 # Operators that move values as they are, whatever their type.
-MOVES = ("Reshape", "Flatten", "Transpose", "Squeeze", "Unsqueeze", "Slice", "DepthToSpace", "SpaceToDepth")
+MOVES = (
+    "Reshape",
+    "Flatten",
+    "Transpose",
+    "Squeeze",
+    "Unsqueeze",
+    "Slice",
+    "DepthToSpace",
+    "SpaceToDepth",
+)
 # Attention of a network with caches, as one node.
 ATTENTION = ("Attention", "com.microsoft.MultiHeadAttention", "com.microsoft.GroupQueryAttention")
 _FUSED = "its weight lies in an operator of ONNX Runtime's own: quantize the model before it is optimized for ORT"
@@ -120,7 +131,15 @@ _BLOCKED = "com.microsoft.nchwc"
 # Operators that ONNX Runtime's optimizer makes of products with constant weights.
 FUSED_PRODUCTS: Mapping[str, str] = {
     f"com.microsoft.{name}": _FUSED
-    for name in ("Attention", "DecoderAttention", "FusedConv", "FusedGemm", "FusedMatMul", "GemmFastGelu", "MoE")
+    for name in (
+        "Attention",
+        "DecoderAttention",
+        "FusedConv",
+        "FusedGemm",
+        "FusedMatMul",
+        "GemmFastGelu",
+        "MoE",
+    )
 }
 
 
@@ -130,7 +149,9 @@ class Output(str, Enum):
     PAIR = "pair"  # the kernel exists only with a QuantizeLinear behind
     FLOAT = "float"  # the kernel always writes float
     EITHER = "either"  # float from an int32 bias, else with a pair
-    FOLLOWS = "follows"  # whatever its readers ask for: a QuantizeLinear behind it is computed as well
+    FOLLOWS = (
+        "follows"  # whatever its readers ask for: a QuantizeLinear behind it is computed as well
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -188,7 +209,9 @@ class Candidate:
     def list_types(self, inputs: tuple[int, ...]) -> set[int]:
         """The ONNX types of some inputs, of all for (), as far as they are declared."""
         tensors = (self.tensor(k) for k in inputs or range(len(self.node.inputs)))
-        return {self.index.find_dtype(tensor) for tensor in tensors if tensor is not None} - {TensorProto.UNDEFINED}
+        return {self.index.find_dtype(tensor) for tensor in tensors if tensor is not None} - {
+            TensorProto.UNDEFINED
+        }
 
     def attr(self, name: str, default: Any) -> Any:
         """An attribute or its default."""
@@ -265,7 +288,9 @@ class PlacementRule:
         """The inputs of a node that take a pair."""
         if self.inputs is not None:
             return self.inputs(candidate)
-        return self.data or tuple(k for k in range(len(candidate.node.inputs)) if not candidate.is_constant(k))
+        return self.data or tuple(
+            k for k in range(len(candidate.node.inputs)) if not candidate.is_constant(k)
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -412,7 +437,10 @@ class Target:
         refusal: Refusal | None = None
         unpaid: LeftFloat | None = None
         for rule in self.rules:
-            if candidate.node.op_type not in rule.ops or candidate.node.domain not in ("", "ai.onnx"):
+            if candidate.node.op_type not in rule.ops or candidate.node.domain not in (
+                "",
+                "ai.onnx",
+            ):
                 continue
             types = candidate.list_types(rule.data)
             if types & _INTEGERS:
@@ -435,7 +463,8 @@ class Target:
             reason = f"{kind} is a custom operator: only its library knows what it computes"
             if node.domain == _BLOCKED:
                 reason = (
-                    f"{kind} has its weight in blocks for one CPU: quantize the model before it is optimized for ORT"
+                    f"{kind} has its weight in blocks for one CPU: "
+                    "quantize the model before it is optimized for ORT"
                 )
             return LeftFloat(node.name, reason, "custom-operator", "F108")
         name = name_operator(node)
@@ -465,14 +494,24 @@ class Target:
         """The refusal of a spec that the target does not run, with those it takes instead; None where it runs."""
         if self.capability(spec, role, node.op_type) is not None:
             return None
-        rows = [row for row in self.capabilities if row.role is role and (not row.ops or node.op_type in row.ops)]
+        rows = [
+            row
+            for row in self.capabilities
+            if row.role is role and (not row.ops or node.op_type in row.ops)
+        ]
         takes = "; or ".join(dict.fromkeys(map(_describe_row, rows)))
         reason = f"{self.name} has no {node.op_type} kernel for {describe_spec(spec)} {role}s"
-        return Refusal(node.name, reason, f"use {takes}" if takes else "it stays float", code="R103")
+        return Refusal(
+            node.name, reason, f"use {takes}" if takes else "it stays float", code="R103"
+        )
 
 
 def _fits_blocks(spec: QuantSpec, row: Capability) -> bool:
-    return not row.blocks or not isinstance(spec.granularity, PerBlock) or spec.granularity.size in row.blocks
+    return (
+        not row.blocks
+        or not isinstance(spec.granularity, PerBlock)
+        or spec.granularity.size in row.blocks
+    )
 
 
 _GRAIN = {PerTensor: "per tensor", PerChannel: "per channel", PerBlock: "per block"}

@@ -42,7 +42,9 @@ _VARYING = re.compile(r"'[^']*'|\"[^\"]*\"|\[[^\]]*\]|\d+")
 _COMPARED = 120
 
 
-def build_engine(engine: Engine, model: ModelLike, job: Job, folder: Path, *, timeout: float) -> BuildResult:
+def build_engine(
+    engine: Engine, model: ModelLike, job: Job, folder: Path, *, timeout: float
+) -> BuildResult:
     """Build in a fresh process; its files lie in `folder` afterwards. Whatever goes wrong is a result.
 
     timeout: seconds.
@@ -51,15 +53,21 @@ def build_engine(engine: Engine, model: ModelLike, job: Job, folder: Path, *, ti
     start = time.perf_counter()
     try:
         environment = engine.prepare_environment(job, folder)
-        code = run_child(engine, folder, asdict(job), timeout=timeout, environment=environment, builds=True)
+        code = run_child(
+            engine, folder, asdict(job), timeout=timeout, environment=environment, builds=True
+        )
     except subprocess.TimeoutExpired:
         reason = f"the build did not end within {timeout:g} s"
-        return BuildResult(state=BuildState.LATE, seconds=timeout, reason=reason, log=_read_last_lines(folder))
+        return BuildResult(
+            state=BuildState.LATE, seconds=timeout, reason=reason, log=_read_last_lines(folder)
+        )
     row = read_result(folder)
     if row is None:
         seconds = time.perf_counter() - start
         reason = describe_death(code)
-        result = BuildResult(state=BuildState.CRASHED, seconds=seconds, reason=reason, exit_code=code)
+        result = BuildResult(
+            state=BuildState.CRASHED, seconds=seconds, reason=reason, exit_code=code
+        )
     else:
         result = BuildResult(**{**row, "state": BuildState(row["state"]), "log": ()})
     if result.state is BuildState.BUILT:
@@ -84,7 +92,13 @@ def run_child(
     command, variables = _prepare_child(engine, folder, job, environment, builds=builds)
     with open(folder / _STDERR, "wb") as sink:
         done = subprocess.run(
-            command, stdout=sink, stderr=sink, stdin=subprocess.DEVNULL, check=False, timeout=timeout, env=variables
+            command,
+            stdout=sink,
+            stderr=sink,
+            stdin=subprocess.DEVNULL,
+            check=False,
+            timeout=timeout,
+            env=variables,
         )
     return done.returncode
 
@@ -128,7 +142,12 @@ class Ask(Protocol):
 
 @contextmanager
 def serve_process(
-    title: str, command: Sequence[str], folder: Path, variables: Mapping[str, str], *, timeout: float
+    title: str,
+    command: Sequence[str],
+    folder: Path,
+    variables: Mapping[str, str],
+    *,
+    timeout: float,
 ) -> Iterator[Ask]:
     """Start a process that answers requests as long as the context is open. Its first line says that it is ready.
 
@@ -137,7 +156,12 @@ def serve_process(
     """
     with open(folder / _STDERR, "wb") as sink:
         process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=sink, env=variables, text=True
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=sink,
+            env=variables,
+            text=True,
         )
     requests = process.stdin
     answers = process.stdout
@@ -205,7 +229,9 @@ def _read_last_lines(folder: Path) -> tuple[str, ...]:
     return tuple(lines[-_TAIL:])
 
 
-def demand_build(engine: Engine, model: ModelLike, job: Job, folder: Path, *, subject: str, timeout: float) -> Path:
+def demand_build(
+    engine: Engine, model: ModelLike, job: Job, folder: Path, *, subject: str, timeout: float
+) -> Path:
     """Build in a fresh process; returns the path of the result in `folder`. timeout: seconds.
 
     Raises ModelError about `subject`, in the library's words and with the node that it blames, where there is none.
@@ -221,7 +247,9 @@ def compile_model(engine: Engine, model: ModelLike, path: Path, *, overwrite: bo
     """Write the model that an engine's compiler makes of one. Raises ModelError where nothing runs on its device."""
     if has_bodies(model.graph):
         cause = "ONNX Runtime writes no compiled form of If, Loop or Scan"
-        raise ModelError(engine.title, cause, "use the model itself, which is compiled as it loads", code="Q115")
+        raise ModelError(
+            engine.title, cause, "use the model itself, which is compiled as it loads", code="Q115"
+        )
     with ScratchFolder() as folder:
         job = Job(options=dict(engine.options))
         built = demand_build(engine, model, job, folder, subject=engine.title, timeout=COMPILING)
@@ -246,10 +274,14 @@ def check_library(result: BuildResult, engine: Engine) -> BuildResult:
     """
     if result.state is BuildState.NO_PLUGIN:
         fix = "give a shared library for this machine and this release that exports getCreators or getPluginCreators"
-        raise ConfigError("plugin", f"{engine.title} cannot load it: {result.reason}", fix, code="Q322")
+        raise ConfigError(
+            "plugin", f"{engine.title} cannot load it: {result.reason}", fix, code="Q322"
+        )
     if result.state is BuildState.MISSING:
         cause = f"cannot be imported ({result.reason})"
-        raise MissingDependencyError(engine.module, cause, result.fix or engine.install, code="Q805")
+        raise MissingDependencyError(
+            engine.module, cause, result.fix or engine.install, code="Q805"
+        )
     if result.state is BuildState.UNABLE:
         raise VerificationError(engine.module, result.reason, engine.unable_fix, code="Q708")
     return result

@@ -24,7 +24,9 @@ def main(folder: Path) -> int:
     # The library is imported here only, so that the parent never loads it.
     engine = find_engine(task["engine"])
     job = task["job"]
-    result = asdict(engine.build(Job(**job), folder)) if task["builds"] else engine.run_job(job, folder)
+    result = (
+        asdict(engine.build(Job(**job), folder)) if task["builds"] else engine.run_job(job, folder)
+    )
     (folder / RESULT).write_text(json.dumps(result), encoding="utf-8")
     return 0
 

@@ -183,7 +183,9 @@ class CpuCosts:
     # nearly always x * sigmoid(x), one kernel in float.
     elements: Mapping[str, Moves]
 
-    def predict_quantize(self, elements: int | None, *, from_conv: bool = False, dynamic: bool = False) -> float:
+    def predict_quantize(
+        self, elements: int | None, *, from_conv: bool = False, dynamic: bool = False
+    ) -> float:
         """Microseconds from a float producer to int8 consumers: QuantizeLinear, and the change from NCHWc to NHWC.
 
         elements: None where they are not known. from_conv: the producer is a Conv. dynamic: on a scale of each run.
@@ -214,7 +216,9 @@ class CpuCosts:
             return _compute_lstm_cost(case, case.weight, self)
         if case.op_type == "Conv" and case.weight is not None:
             cost = conv_cost(case, case.weight, self)
-        elif case.op_type in ("Gemm", "MatMul") and case.weight is not None and len(case.weight) > 1:
+        elif (
+            case.op_type in ("Gemm", "MatMul") and case.weight is not None and len(case.weight) > 1
+        ):
             cost = _compute_linear_cost(case, case.weight, self)
         else:
             return _compute_moves_cost(case, self)
@@ -264,7 +268,12 @@ def parse_costs(text: str) -> CpuCosts:
     return CpuCosts(**table)
 
 
-_GROUPS = {"pairs": PairCosts, "conv": ConvCosts, "depthwise": DepthwiseCosts, "linear": LinearCosts}
+_GROUPS = {
+    "pairs": PairCosts,
+    "conv": ConvCosts,
+    "depthwise": DepthwiseCosts,
+    "linear": LinearCosts,
+}
 
 
 def _parse_table(value: Any) -> Any:
@@ -283,19 +292,30 @@ def _compute_linear_cost(case: OpCase, weight: Shape, cpu: CpuCosts) -> Cost:
         rows = max(1, math.prod(case.output[:-1]))
     depth = weights // max(outputs, 1)
     # Microseconds per million weights, as the tables have them.
-    exposed = weights * min(1.0, STREAM_ONE_ROW + (1 - STREAM_ONE_ROW) * math.log(rows, STREAM_ALL_ROWS)) / 1e6
+    exposed = (
+        weights
+        * min(1.0, STREAM_ONE_ROW + (1 - STREAM_ONE_ROW) * math.log(rows, STREAM_ALL_ROWS))
+        / 1e6
+    )
     float_us = linear.launch + max(rows / linear.gmacs, 1 / linear.one_row_gmacs) * weights / 1e3
     float_us += rows * (linear.row_ns + outputs * linear.out_ns) / 1e3
     float_us += exposed * interpolate(linear.stream_float, weights)
-    int8_us = linear.int8_launch + max(rows / linear.int8_gmacs, 1 / linear.int8_one_row_gmacs) * weights / 1e3
-    int8_us += rows * (linear.int8_row_ns + outputs * linear.int8_out_ns + depth * linear.int8_in_ns) / 1e3
+    int8_us = (
+        linear.int8_launch
+        + max(rows / linear.int8_gmacs, 1 / linear.int8_one_row_gmacs) * weights / 1e3
+    )
+    int8_us += (
+        rows * (linear.int8_row_ns + outputs * linear.int8_out_ns + depth * linear.int8_in_ns) / 1e3
+    )
     int8_us += exposed * interpolate(linear.stream_int8, weights)
     if case.op_type == "MatMul":
         float_us += linear.matmul_bias_launch + rows * outputs * linear.matmul_bias_ns / 1e3
         if case.pointwise and len(case.output or ()) > 2:
             taps = OpCase(op_type="Conv", inputs=(), output=(1, outputs, 1, rows))
             int8_us = conv_cost(taps, (outputs, depth, 1, 1), cpu).int8_us
-        int8_us += linear.matmul_int8_bias_launch + rows * outputs * linear.matmul_int8_bias_ns / 1e3
+        int8_us += (
+            linear.matmul_int8_bias_launch + rows * outputs * linear.matmul_int8_bias_ns / 1e3
+        )
     return Cost(float_us, int8_us)
 
 
@@ -304,7 +324,9 @@ def _compute_lstm_cost(case: OpCase, weight: Shape, cpu: CpuCosts) -> Cost:
     directions, rows, features = weight
     hidden = rows // 4
     shape = case.inputs[0] if case.inputs else None
-    steps, batch = shape[:2] if shape is not None and len(shape) == LSTM_RANK else (UNKNOWN_ROWS, UNKNOWN_ROWS)
+    steps, batch = (
+        shape[:2] if shape is not None and len(shape) == LSTM_RANK else (UNKNOWN_ROWS, UNKNOWN_ROWS)
+    )
 
     def multiply(count: int, depth: int) -> Cost:
         part = OpCase(op_type="Gemm", inputs=(), output=(count, rows), weight=(depth, rows))
@@ -312,7 +334,9 @@ def _compute_lstm_cost(case: OpCase, weight: Shape, cpu: CpuCosts) -> Cost:
 
     first = multiply(steps * batch, features)
     each = multiply(batch, hidden)
-    state = (batch * hidden * (cpu.pairs.q_ns + cpu.pairs.dynamic_ns) + hidden * rows * LSTM_STATE_NS) / 1e3
+    state = (
+        batch * hidden * (cpu.pairs.q_ns + cpu.pairs.dynamic_ns) + hidden * rows * LSTM_STATE_NS
+    ) / 1e3
     float_us = first.float_us + steps * each.float_us
     int8_us = first.int8_us + steps * (each.int8_us + state)
     return Cost(directions * float_us, directions * int8_us * cpu.int8_network)
@@ -342,14 +366,21 @@ def _compute_moves_cost(case: OpCase, cpu: CpuCosts) -> Cost:
     """Time of an operator by its elements. Without sizes int8 is never cheaper than float."""
     row = _find_row(case, cpu)
     shapes = [shape for shape in (case.output, *case.inputs) if shape is not None]
-    shape = max(shapes, key=math.prod) if case.op_type == "GlobalAveragePool" and shapes else case.output
+    shape = (
+        max(shapes, key=math.prod)
+        if case.op_type == "GlobalAveragePool" and shapes
+        else case.output
+    )
     if shape is None:
         shape = shapes[0] if shapes else None
     elements = UNKNOWN_ELEMENTS if shape is None else math.prod(shape)
     channels = shape[1] if shape is not None and len(shape) > 2 else INT8_BLOCK
     taps = math.prod(case.kernel) if row.taps and case.kernel else 1
     pixel_ns = (row.pixel_ns + row.odd_pixel_ns * (channels % INT8_BLOCK != 0)) / max(channels, 1)
-    float_us = row.float_us + elements * taps * (row.float_ns + row.odd_ns * (channels % cpu.conv.block != 0)) / 1e3
+    float_us = (
+        row.float_us
+        + elements * taps * (row.float_ns + row.odd_ns * (channels % cpu.conv.block != 0)) / 1e3
+    )
     int8_us = row.int8_us + elements * taps * (row.int8_ns + pixel_ns) / 1e3
     return Cost(float_us, max(float_us, int8_us) if shape is None else int8_us)
 
@@ -369,10 +400,17 @@ def conv_cost(case: OpCase, weight: Shape, cpu: CpuCosts) -> Cost:
     strides = case.strides or (1,) * len(kernel)
     if case.group == 1:
         float_us = _compute_dense_float_us(batch, spatial, cin, cout, kernel, strides, conv)
-        int8_us = batch * math.prod(spatial) * _compute_dense_int8_ns(cin, cout, math.prod(kernel), conv) / 1e3
+        int8_us = (
+            batch
+            * math.prod(spatial)
+            * _compute_dense_int8_ns(cin, cout, math.prod(kernel), conv)
+            / 1e3
+        )
         int8_us += _compute_stream_us(cin * cout * math.prod(kernel), conv.stream_int8)
     elif per_group == 1 and cin == cout:
-        float_us, int8_us = _compute_depthwise_us(batch, spatial, cin, math.prod(kernel), math.prod(strides), cpu)
+        float_us, int8_us = _compute_depthwise_us(
+            batch, spatial, cin, math.prod(kernel), math.prod(strides), cpu
+        )
     else:
         float_us, int8_us = _compute_grouped_us(
             batch * math.prod(spatial), cin, cout, case.group, math.prod(kernel), conv
@@ -394,7 +432,9 @@ def _compute_valid_share(size: int, kernel: int, stride: int) -> float:
     return 1 - min(lost, size * (kernel - 1)) / (size * kernel)
 
 
-def _compute_work(spatial: Shape, kernel: Sequence[int], strides: Shape, blocks: int, conv: ConvCosts) -> float:
+def _compute_work(
+    spatial: Shape, kernel: Sequence[int], strides: Shape, blocks: int, conv: ConvCosts
+) -> float:
     """Work of one map, in outputs.
 
     NCHWc kernels compute rows in tiles of outputs; the rest of a row and its borders are computed singly, with as few
@@ -416,7 +456,13 @@ def _compute_stream_us(weights: float, table: Table) -> float:
 
 
 def _compute_dense_float_us(
-    batch: int, spatial: Shape, cin: int, cout: int, kernel: Sequence[int], strides: Shape, conv: ConvCosts
+    batch: int,
+    spatial: Shape,
+    cin: int,
+    cout: int,
+    kernel: Sequence[int],
+    strides: Shape,
+    conv: ConvCosts,
 ) -> float:
     taps = math.prod(kernel)
     pixels = batch * math.prod(spatial)
@@ -441,7 +487,9 @@ def _compute_dense_float_us(
 def _compute_dense_int8_ns(cin: int, cout: int, taps: int, conv: ConvCosts) -> float:
     """Nanoseconds of one output pixel."""
     macs = round_up(cin * taps, 4) * round_up(cout, INT8_BLOCK) / conv.int8_gmacs
-    gather = taps * (conv.int8_gather_ns + interpolate(conv.int8_in_tap_ns, cin)) if taps > 1 else 0.0
+    gather = (
+        taps * (conv.int8_gather_ns + interpolate(conv.int8_in_tap_ns, cin)) if taps > 1 else 0.0
+    )
     small = interpolate(conv.int8_in_ns, cin) + interpolate(conv.int8_out_ns, cout)
     return macs + gather + conv.int8_channel_ns * (cin + cout) + small
 
@@ -455,10 +503,17 @@ def _compute_depthwise_us(
     int8_ns = taps * (each.int8_tap_ns + each.int8_ns * channels)
     int8_ns += each.int8_pixel_ns + each.int8_channel_ns * channels
     if channels % INT8_BLOCK:
-        int8_ns += taps * (each.odd_ns * channels + (each.odd4_ns if channels % (INT8_BLOCK // 2) else 0.0))
+        int8_ns += taps * (
+            each.odd_ns * channels + (each.odd4_ns if channels % (INT8_BLOCK // 2) else 0.0)
+        )
     if len(spatial) == 2:
         element = interpolate(each.float_ns, spatial[1]) * (taps / 9) ** each.float_taps
-        float_us = pixels * round_up(channels, cpu.conv.block) * (element + each.float_skip_ns * (skip - 1)) / 1e3
+        float_us = (
+            pixels
+            * round_up(channels, cpu.conv.block)
+            * (element + each.float_skip_ns * (skip - 1))
+            / 1e3
+        )
     else:
         float_us = channels * (batch * each.line_group_ns + pixels * taps * each.line_tap_ns) / 1e3
     return float_us, each.int8_launch + pixels * int8_ns / 1e3
@@ -475,7 +530,9 @@ def _compute_grouped_us(
     else:
         gmacs = interpolate(conv.float_gmacs, out // conv.block)
     int8_ns = round_up(into * taps, 4) * round_up(out, INT8_BLOCK) / conv.int8_gmacs
-    int8_ns += conv.grouped_int8_ns + taps * (conv.grouped_int8_tap_ns + conv.grouped_int8_channel_ns * into)
+    int8_ns += conv.grouped_int8_ns + taps * (
+        conv.grouped_int8_tap_ns + conv.grouped_int8_channel_ns * into
+    )
     weights = into * cout * taps
     float_us = pixels * weights / gmacs / 1e3 + _compute_stream_us(weights, conv.stream_float)
     return float_us, pixels * group * int8_ns / 1e3 + _compute_stream_us(weights, conv.stream_int8)
@@ -484,4 +541,7 @@ def _compute_grouped_us(
 def read_costs(package: str) -> Mapping[str, CpuCosts]:
     """The tables of a backend by kind of CPU: the data files in `costs` of its package."""
     folder = resources.files(package) / "costs"
-    return {cpu: parse_costs((folder / f"{cpu}.json").read_text(encoding="utf-8")) for cpu in ("vnni", "avx2")}
+    return {
+        cpu: parse_costs((folder / f"{cpu}.json").read_text(encoding="utf-8"))
+        for cpu in ("vnni", "avx2")
+    }

@@ -230,7 +230,9 @@ class SessionRunner:
         """One sample: arrays by name, lists for sequences."""
         start = time.perf_counter()
         # Samples hold the float model's choices too, which it does not take itself.
-        values = self._session.run({value.name: feeds[value.name] for value in self._session.inputs}, self._outputs)
+        values = self._session.run(
+            {value.name: feeds[value.name] for value in self._session.inputs}, self._outputs
+        )
         self.seconds = time.perf_counter() - start
         return values
 
@@ -309,7 +311,12 @@ class Engine:
     def read_capability(self, text: str | None) -> tuple[int, ...]:
         """(8, 6) for "8.6"; () for the device of this machine. Raises ConfigError for text that fits nothing."""
         if text is not None:
-            raise ConfigError("compute capability", f"{self.name} builds for this machine", "leave it out", code="Q317")
+            raise ConfigError(
+                "compute capability",
+                f"{self.name} builds for this machine",
+                "leave it out",
+                code="Q317",
+            )
         return ()
 
     def prepare_environment(self, job: Job, folder: Path) -> Mapping[str, str]:
@@ -350,7 +357,9 @@ class Engine:
         """Why a GPU has no int8 kernels."""
         return ""
 
-    def explain_operand(self, node: NodeRef, scale: tuple[int | str | None, ...] | None, role: str) -> str:
+    def explain_operand(
+        self, node: NodeRef, scale: tuple[int | str | None, ...] | None, role: str
+    ) -> str:
         """Why a kernel does not take a pair with a scale of this shape on data. role: "input", or "input 1" …"""
         return ""
 
@@ -371,7 +380,9 @@ class Engine:
         cause = f"{self.needs or self.module} is not installed"
         return None if self.installed else Refusal(self.name, cause, self.install, code="R111")
 
-    def open_runner(self, name: str, model: ModelLike, job: Job, folder: Path) -> AbstractContextManager[Runner]:
+    def open_runner(
+        self, name: str, model: ModelLike, job: Job, folder: Path
+    ) -> AbstractContextManager[Runner]:
         """A runner of a model, built as a job says in a folder. name: of the runner.
 
         With `debug_tensors` it also gives the tensors that survive fusion. Raises ModelError in the library's words.

@@ -47,7 +47,9 @@ def _ask_each(asks: Sequence[Callable[..., Any]]) -> Callable[..., Any]:
 
 def _share_inputs(rules: Sequence[Any]) -> Sequence[Any]:
     """Rules of one operator, all with a pair on every input on which one of them has one."""
-    if not isinstance(rules[0], PlacementRule) or all((r.data, r.inputs) == (rules[0].data, None) for r in rules):
+    if not isinstance(rules[0], PlacementRule) or all(
+        (r.data, r.inputs) == (rules[0].data, None) for r in rules
+    ):
         return rules
 
     def unite(candidate: Candidate) -> tuple[int, ...]:
@@ -95,7 +97,9 @@ _JOINERS: Mapping[type, Mapping[_Joiner, str]] = {
 
 def _join_fields(parts: Sequence[_Part]) -> _Part | None:
     """The rule, row or target that serves all parts; None where none does."""
-    joiners = {name: joiner for joiner, names in _JOINERS[type(parts[0])].items() for name in names.split()}
+    joiners = {
+        name: joiner for joiner, names in _JOINERS[type(parts[0])].items() for name in names.split()
+    }
     changes: dict[str, Any] = {}
     for field in fields(parts[0]):
         values = [getattr(part, field.name) for part in parts]
@@ -116,7 +120,9 @@ def join_targets(targets: Sequence[Target], weights: Mapping[str, float]) -> Tar
         return None
     tables = {f"{kind} {part.name}": (part, kind) for part in targets for kind in part.costs}
     costs = {table: part.costs[kind] for table, (part, kind) in tables.items()}
-    stated = {table: (weights[part.name] or 1.0) / len(part.costs) for table, (part, _) in tables.items()}
+    stated = {
+        table: (weights[part.name] or 1.0) / len(part.costs) for table, (part, _) in tables.items()
+    }
     name = ",".join(part.name for part in targets)
     # One of them is judged beside the others, and not by itself.
     return replace(

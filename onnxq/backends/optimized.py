@@ -94,14 +94,20 @@ class _NodeFinder:
         """The model's tensors that a kernel makes: those of its outputs' names, else those of its twin."""
         made = [self._find_original(name, kernel.scope) for name in kernel.outputs if name]
         twin = self._find_twin(kernel)
-        own = [TensorId(name, twin.scope) for name in twin.outputs if name] if twin is not None else []
+        own = (
+            [TensorId(name, twin.scope) for name in twin.outputs if name]
+            if twin is not None
+            else []
+        )
         return [tensor for tensor in made if tensor is not None] or own
 
     def find_nodes(self, kernel: NodeRef) -> Names:
         """Names of the model's nodes that a kernel computes, in the order they run in."""
         twin = self._find_twin(kernel)
         outputs = [TensorId(name, kernel.scope) for name in kernel.outputs if name]
-        stack = self._find_made(kernel) or [tensor for output in outputs for tensor in self._find_behind(output)]
+        stack = self._find_made(kernel) or [
+            tensor for output in outputs for tensor in self._find_behind(output)
+        ]
         found = {} if twin is None else {twin.name: twin.order}
         own = {TensorId(name, kernel.scope) for name in kernel.inputs}
         first = set(stack)
@@ -109,7 +115,11 @@ class _NodeFinder:
         while stack:
             tensor = stack.pop()
             maker = self._index.find_producer(tensor)
-            if maker is None or maker.name in seen or (tensor not in first and self._is_start(tensor, maker, own)):
+            if (
+                maker is None
+                or maker.name in seen
+                or (tensor not in first and self._is_start(tensor, maker, own))
+            ):
                 continue
             seen.add(maker.name)
             found[maker.name] = maker.order
@@ -143,15 +153,33 @@ class _NodeFinder:
 
 
 # Kernels that ORT puts behind one of its own: a tensor with a new name only passes through them.
-_RELAYS = frozenset({"Transpose", "Cast", "Reshape", "Squeeze", "Unsqueeze", "QuantizeLinear", "DequantizeLinear"})
+_RELAYS = frozenset(
+    {"Transpose", "Cast", "Reshape", "Squeeze", "Unsqueeze", "QuantizeLinear", "DequantizeLinear"}
+)
 
 
 # Kernels that lay out, copy or convert data and compute nothing.
-_MOVES = frozenset({"Transpose", "Cast", "Reshape", "ReorderInput", "ReorderOutput", "MemcpyFromHost", "MemcpyToHost"})
+_MOVES = frozenset(
+    {
+        "Transpose",
+        "Cast",
+        "Reshape",
+        "ReorderInput",
+        "ReorderOutput",
+        "MemcpyFromHost",
+        "MemcpyToHost",
+    }
+)
 
 
-def _make_kernel(node: NodeRef, finder: _NodeFinder, index: GraphIndex, after: GraphIndex) -> Kernel:
-    read = [tensor for name in node.inputs if name and (tensor := after.resolve_tensor(name, node.scope)) is not None]
+def _make_kernel(
+    node: NodeRef, finder: _NodeFinder, index: GraphIndex, after: GraphIndex
+) -> Kernel:
+    read = [
+        tensor
+        for name in node.inputs
+        if name and (tensor := after.resolve_tensor(name, node.scope)) is not None
+    ]
     made = [TensorId(name, node.scope) for name in node.outputs if name]
 
     def describe(tensors: Iterable[TensorId]) -> tuple[Tensor, ...]:
@@ -161,7 +189,9 @@ def _make_kernel(node: NodeRef, finder: _NodeFinder, index: GraphIndex, after: G
     if node.op_type in PACKED_KERNELS and node.attrs.get("bits"):
         # Integers of few bits are packed into bytes, and an attribute says how many they are.
         stored = f"uint{node.attrs['bits']}"
-        weights = tuple(replace(one, dtype=stored) if one.dtype == "uint8" else one for one in weights)
+        weights = tuple(
+            replace(one, dtype=stored) if one.dtype == "uint8" else one for one in weights
+        )
 
     return Kernel(
         name=node.name,
@@ -187,7 +217,20 @@ def _describe_tensor(tensor: TensorId, index: GraphIndex, after: GraphIndex) -> 
 # The graph with the names of the model's tensors, before they are laid out anew.
 OPTIMIZED = "optimized.onnx"
 _ACTIVATIONS = frozenset(
-    ("Relu", "Clip", "LeakyRelu", "HardSwish", "HardSigmoid", "Sigmoid", "Gelu", "Elu", "PRelu", "Tanh", "Mul", "Mish")
+    (
+        "Relu",
+        "Clip",
+        "LeakyRelu",
+        "HardSwish",
+        "HardSigmoid",
+        "Sigmoid",
+        "Gelu",
+        "Elu",
+        "PRelu",
+        "Tanh",
+        "Mul",
+        "Mish",
+    )
 )
 _SIGNED = (
     "its input is int8, which ONNX Runtime on x86 turns into uint8 one tensor at a time and not everywhere: quantize "
@@ -204,7 +247,10 @@ class GraphEngine(Engine):
 
     packs_weights = False
     words = KernelWords(
-        products=("gemm", "conv", "attention"), pools=("maxpool",), int8=INT8_KERNELS, packed=PACKED_KERNELS
+        products=("gemm", "conv", "attention"),
+        pools=("maxpool",),
+        int8=INT8_KERNELS,
+        packed=PACKED_KERNELS,
     )
     no_kernel = frozenset({"ConvTranspose", "GRU", "RNN", "Einsum", "LpPool", "GlobalMaxPool"})
     saved = MappingProxyType({LOG: "build.log", ENGINE: "optimized.onnx"})
@@ -219,9 +265,13 @@ class GraphEngine(Engine):
 
     def list_warnings(self, folder: Path) -> Iterator[Caution]:
         """Kernels are found in the graph before tensors are laid out anew; warn when that changes them."""
-        before, after = (_count_integer_kernels(onnx.load(folder / name)) for name in (OPTIMIZED, ENGINE))
+        before, after = (
+            _count_integer_kernels(onnx.load(folder / name)) for name in (OPTIMIZED, ENGINE)
+        )
         if before != after:
-            counts = ", ".join(f"{kind} {before[kind]} -> {after[kind]}" for kind in sorted(before | after))
+            counts = ", ".join(
+                f"{kind} {before[kind]} -> {after[kind]}" for kind in sorted(before | after)
+            )
             text = f"the last step of ONNX Runtime's optimization changes the integer kernels: {counts}"
             yield Caution("W112", text)
 

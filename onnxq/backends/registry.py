@@ -92,13 +92,21 @@ def list_runnable(*, foreign: bool = True) -> list[str]:
     Onnxq's own have their engines in a module `engine`. They are not loaded for it: the help of commands lists these.
     """
     own = sorted({*BACKENDS, *_list_folders()})
-    names = [name for name in own if (BACKENDS[name].engines if name in BACKENDS else _has_engines(name))]
+    names = [
+        name for name in own if (BACKENDS[name].engines if name in BACKENDS else _has_engines(name))
+    ]
     others = list_backends(foreign=True) if foreign and set(list_names()) != set(own) else ()
-    return [*names, *(backend.name for backend in others if backend.engines and backend.name not in own)]
+    return [
+        *names,
+        *(backend.name for backend in others if backend.engines and backend.name not in own),
+    ]
 
 
 def _has_engines(folder: str) -> bool:
-    return any(module.name == "engine" for module in pkgutil.iter_modules([str(Path(__file__).parent / folder)]))
+    return any(
+        module.name == "engine"
+        for module in pkgutil.iter_modules([str(Path(__file__).parent / folder)])
+    )
 
 
 def list_backends(*, foreign: bool = False) -> Iterator[Backend]:
@@ -178,7 +186,12 @@ def _join_backends(name: str) -> Backend:
     limits = (*unite("limits"), _ONE_ENGINE)
     title = " and ".join(part.title for part in parts)
     return Backend(
-        name=name, title=title, modes=modes, engines=unite("engines"), limits=limits, rule_limits=unite("rule_limits")
+        name=name,
+        title=title,
+        modes=modes,
+        engines=unite("engines"),
+        limits=limits,
+        rule_limits=unite("rule_limits"),
     )
 
 
@@ -270,7 +283,8 @@ def list_costs(target: Target, cpu: str) -> dict[str, MachineCosts]:
 def list_engines(*, foreign: bool = True) -> dict[str, Engine]:
     """All engines by name; first those of a backend that builds on any machine."""
     backends = sorted(
-        list_backends(foreign=foreign), key=lambda backend: not any(engine.builds_ahead for engine in backend.engines)
+        list_backends(foreign=foreign),
+        key=lambda backend: not any(engine.builds_ahead for engine in backend.engines),
     )
     return {engine.name: engine for backend in backends for engine in backend.engines}
 
@@ -280,7 +294,9 @@ def find_engine(name: str) -> Engine:
     # Packages of others are loaded only where the name is none of onnxq's own.
     engine = list_engines(foreign=False).get(name) or list_engines().get(name)
     if engine is None:
-        raise ConfigError(f"engine {name!r}", "is not known", suggest_names(name, list_engines()), code="Q312")
+        raise ConfigError(
+            f"engine {name!r}", "is not known", suggest_names(name, list_engines()), code="Q312"
+        )
     return engine
 
 
@@ -288,7 +304,11 @@ def find_compiler(target: str) -> Engine:
     """The engine of a backend that compiles models for its device. Raises ConfigError where there is none."""
     found = next((engine for engine in find_backend(target).engines if engine.compiles), None)
     if found is None:
-        others = (other.name for other in list_backends() if any(engine.compiles for engine in other.engines))
+        others = (
+            other.name
+            for other in list_backends()
+            if any(engine.compiles for engine in other.engines)
+        )
         fix = f"leave it out, or take `target={next(others)!r}`"
         raise ConfigError("output.compiled", f"target {target} has no compiler", fix, code="Q317")
     return found
@@ -388,7 +408,9 @@ def find_faults(
             yield limit.path, limit.why, limit.fix
     for k, rule in enumerate(config.rules):
         # The first rule that matches wins, so that nothing but the section stands below it.
-        ruled = config.model_copy(update={"weights": config.weights.model_copy(update=rule.set.given())})
+        ruled = config.model_copy(
+            update={"weights": config.weights.model_copy(update=rule.set.given())}
+        )
         for limit in limits:
             if limit.path == OBSERVER and rule.set.observer is not None and not limit.takes(ruled):
                 yield f"rules[{k}].set.observer", limit.why, limit.fix
@@ -397,7 +419,9 @@ def find_faults(
                 yield f"rules[{k}].set.{field}", rule_limit.why, rule_limit.fix
     activations = config.activations
     if activations.storage == FLOAT8 and activations.observer.name not in _RANGE_ONLY:
-        cause = f"{activations.observer.name!r} weighs evenly spaced levels, and those of FP8 are not"
+        cause = (
+            f"{activations.observer.name!r} weighs evenly spaced levels, and those of FP8 are not"
+        )
         yield "activations.observer", cause, f"use one of {', '.join(_RANGE_ONLY)}"
 
 
@@ -430,7 +454,9 @@ def check_target(config: Config) -> None:
 
 
 def _locate_target(config: Config, error: ConfigError) -> ConfigError:
-    return ConfigError(config.where("target"), f"{config.target!r}: {error.cause}", error.fix, code=error.code)
+    return ConfigError(
+        config.where("target"), f"{config.target!r}: {error.cause}", error.fix, code=error.code
+    )
 
 
 def check_limits(config: Config) -> Config:
@@ -467,7 +493,11 @@ def _check_name(config: Config, path: str, name: str, known: Iterable[str]) -> N
     names = list(known)
     if name not in names:
         cause = f"{name!r} is not one of {', '.join(names)}"
-        place = config.find_place(path) or config.find_place(path.partition("[")[0]) or Location(config.source)
+        place = (
+            config.find_place(path)
+            or config.find_place(path.partition("[")[0])
+            or Location(config.source)
+        )
         raise ConfigError(place / path, cause, suggest_names(name, names), code="Q304")
 
 

@@ -13,7 +13,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from onnxq.backends.building import COMPILING, demand_build, describe_death, read_result, run_child, serve_child
+from onnxq.backends.building import (
+    COMPILING,
+    demand_build,
+    describe_death,
+    read_result,
+    run_child,
+    serve_child,
+)
 from onnxq.backends.engine import Engine, Job, TimedModel, Timing
 from onnxq.errors import ModelError, VerificationError
 from onnxq.files import ScratchFolder
@@ -34,36 +41,59 @@ Answer = Callable[[Feeds], Mapping[str, Any]]
 class ServedRunner:
     """A Runner of a built model. seconds: of its last run there."""
 
-    def __init__(self, name: str, folder: Path, ask: Callable[[float], str], inputs: frozenset[str]) -> None:
+    def __init__(
+        self, name: str, folder: Path, ask: Callable[[float], str], inputs: frozenset[str]
+    ) -> None:
         self.name, self.seconds = name, 0.0
         self._folder, self._ask, self._inputs = folder, ask, inputs
 
     def infer(self, feeds: Feeds) -> Mapping[str, Any]:
         """One sample: arrays by name. Raises ModelError where the engine fails, or takes too long."""
-        given: dict[str, Any] = {name: value for name, value in feeds.items() if name in self._inputs}
+        given: dict[str, Any] = {
+            name: value for name, value in feeds.items() if name in self._inputs
+        }
         write_values(self._folder / FEEDS, given)
         reply = json.loads(self._ask(_RUNNING))
         if "error" in reply:
-            raise ModelError(self.name, f"the engine cannot run the model: {reply['error']}", code="Q115")
+            raise ModelError(
+                self.name, f"the engine cannot run the model: {reply['error']}", code="Q115"
+            )
         self.seconds = reply["seconds"]
         return read_values(self._folder / ANSWERS)
 
 
 @contextmanager
 def serve_model(
-    engine: Engine, name: str, model: ModelLike, job: Job, folder: Path, *, inputs: frozenset[str] | None = None
+    engine: Engine,
+    name: str,
+    model: ModelLike,
+    job: Job,
+    folder: Path,
+    *,
+    inputs: frozenset[str] | None = None,
 ) -> Iterator[ServedRunner]:
     """Build a model and open it in a child process. inputs: names of those of its feeds that it reads; None: its own.
 
     Raises ModelError, naming the node, where the model is not built.
     """
-    demand_build(engine, model, replace(job, options=dict(engine.options)), folder, subject=name, timeout=COMPILING)
-    known = frozenset(value.name for value in GraphIndex(model).inputs) if inputs is None else inputs
+    demand_build(
+        engine,
+        model,
+        replace(job, options=dict(engine.options)),
+        folder,
+        subject=name,
+        timeout=COMPILING,
+    )
+    known = (
+        frozenset(value.name for value in GraphIndex(model).inputs) if inputs is None else inputs
+    )
     with serve_child(engine, folder, {"options": dict(engine.options)}, timeout=_RUNNING) as ask:
         yield ServedRunner(name, folder, ask, known)
 
 
-def answer_samples(open_model: Callable[[], Answer], describe: Callable[[Exception], str], folder: Path) -> None:
+def answer_samples(
+    open_model: Callable[[], Answer], describe: Callable[[Exception], str], folder: Path
+) -> None:
     """In the child process: answer each sample that a line on stdin announces with a line on stdout, until stdin ends.
 
     open_model: loads the model, which may print; it and the model raise whatever their library does.
@@ -86,7 +116,9 @@ def answer_samples(open_model: Callable[[], Answer], describe: Callable[[Excepti
         print(json.dumps(reply), file=replies, flush=True)
 
 
-def time_in_child(engine: Engine, models: Mapping[str, TimedModel], timing: Timing) -> dict[str, Any]:
+def time_in_child(
+    engine: Engine, models: Mapping[str, TimedModel], timing: Timing
+) -> dict[str, Any]:
     """The result of the engine's `run_job` in a child: `times`, seconds of each run by round, `reasons`, `device`.
 
     Raises VerificationError where nothing can be timed: no device, a crash, a build for another one.
@@ -109,7 +141,9 @@ def time_in_child(engine: Engine, models: Mapping[str, TimedModel], timing: Timi
     result = {"times": {}, "reasons": {}, **result}
     if not result["times"]:
         cause = result["failed"] or "; ".join(dict.fromkeys(result["reasons"].values()))
-        raise VerificationError(engine.title, f"no engine could be timed: {cause}", "see the cause", code="Q710")
+        raise VerificationError(
+            engine.title, f"no engine could be timed: {cause}", "see the cause", code="Q710"
+        )
     return result
 
 

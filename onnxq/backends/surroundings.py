@@ -15,7 +15,18 @@ from onnxq.sites import TensorId
 # Nodes between a convolution and the end of its branch: they copy or move its result, compute it pointwise, or combine
 # it with a constant.
 _COPIES = frozenset(
-    ("Identity", "Cast", "Dropout", "Reshape", "Flatten", "Transpose", "Squeeze", "Unsqueeze", "Slice", "Pad")
+    (
+        "Identity",
+        "Cast",
+        "Dropout",
+        "Reshape",
+        "Flatten",
+        "Transpose",
+        "Squeeze",
+        "Unsqueeze",
+        "Slice",
+        "Pad",
+    )
 )
 _POINTWISE = frozenset(
     (
@@ -37,7 +48,9 @@ _POINTWISE = frozenset(
 _WITH_CONSTANT = frozenset(("Add", "Sub", "Mul", "Div"))
 _CONVOLUTIONS = ("Conv", "ConvTranspose")
 # Nodes between the scores of attention and its softmax: scaling and masking.
-_SCORING = frozenset(("Add", "Mul", "Div", "Sub", "Where", "Cast", "Identity", "Reshape", "Flatten", "Max", "Clip"))
+_SCORING = frozenset(
+    ("Add", "Mul", "Div", "Sub", "Where", "Cast", "Identity", "Reshape", "Flatten", "Max", "Clip")
+)
 _AFTER_SOFTMAX = frozenset(("Cast", "Identity", "Dropout", "Where", "Reshape", "Flatten"))
 _MOVES = frozenset(("Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten", "Identity", "Cast"))
 # Nodes that cut one result into query, key and value.
@@ -109,7 +122,11 @@ def find_skip_input(index: Graph, node: NodeRef) -> int | None:
     build_non_residual_input_map). Two results of one convolution, and sums of anything else, are no residual blocks.
     """
     sources = list_computed_inputs(index, node)
-    if len(sources) != 2 or sources[0] == sources[1] or any(index.find_producer(tensor) is None for tensor in sources):
+    if (
+        len(sources) != 2
+        or sources[0] == sources[1]
+        or any(index.find_producer(tensor) is None for tensor in sources)
+    ):
         return None
     ends = [find_backbone(index, tensor) for tensor in sources]
     if ends[0] == ends[1]:
@@ -160,7 +177,9 @@ def _find_scores(index: Graph, node: NodeRef) -> str | None:
     return scores.name if scores is not None and multiplies_activations(index, scores) else None
 
 
-def _search_backward(index: Graph, tensor: TensorId, through: frozenset[str], op_type: str) -> NodeRef | None:
+def _search_backward(
+    index: Graph, tensor: TensorId, through: frozenset[str], op_type: str
+) -> NodeRef | None:
     """The nearest node of type `op_type` that the tensor comes from by way of nodes of the types `through`."""
     pending = deque([tensor])
     seen = {tensor}
@@ -236,7 +255,19 @@ def _reaches_product(index: Graph, node: NodeRef) -> bool:
 
 # What adds no function of its own between two convolutions of one front end (a filter, then a decimated transform).
 _LINEAR = frozenset(
-    ("Cast", "Identity", "Neg", "Concat", "Split", "Slice", "Pad", "Squeeze", "Unsqueeze", "Reshape", "Transpose")
+    (
+        "Cast",
+        "Identity",
+        "Neg",
+        "Concat",
+        "Split",
+        "Slice",
+        "Pad",
+        "Squeeze",
+        "Unsqueeze",
+        "Reshape",
+        "Transpose",
+    )
 )
 # What may stand between a product and the Log behind it.
 _SPECTRAL = _LINEAR | {
@@ -282,7 +313,19 @@ def explain_log_front_end(candidate: Candidate, _: Candidate | None) -> str | No
 
 # What may stand between a graph input and the stem.
 _PREPROCESSING = frozenset(
-    ("Cast", "Sub", "Add", "Mul", "Div", "Transpose", "Reshape", "Unsqueeze", "Identity", "Pad", "Slice")
+    (
+        "Cast",
+        "Sub",
+        "Add",
+        "Mul",
+        "Div",
+        "Transpose",
+        "Reshape",
+        "Unsqueeze",
+        "Identity",
+        "Pad",
+        "Slice",
+    )
 )
 # Channels of pictures, with one for transparency; more come from another network.
 _STEM_CHANNELS = 4
@@ -298,7 +341,12 @@ def explain_stem(candidate: Candidate, _: Candidate | None = None) -> str | None
     if candidate.node.op_type != "Conv":
         return None
     weight = candidate.shape(1)
-    if weight is None or len(weight) != 4 or weight[1] > _STEM_CHANNELS or int(candidate.attr("group", 1)) != 1:
+    if (
+        weight is None
+        or len(weight) != 4
+        or weight[1] > _STEM_CHANNELS
+        or int(candidate.attr("group", 1)) != 1
+    ):
         return None
     if not _reads_graph_input(candidate):
         return None
@@ -311,7 +359,11 @@ def _reads_graph_input(candidate: Candidate) -> bool:
     for _ in range(_PREPROCESSED):
         producer = None if tensor is None else index.find_producer(tensor)
         if tensor is None or producer is None:
-            return tensor is not None and not tensor.scope and any(value.name == tensor.name for value in index.inputs)
+            return (
+                tensor is not None
+                and not tensor.scope
+                and any(value.name == tensor.name for value in index.inputs)
+            )
         tensor = index.resolve_tensor(producer.inputs[0], producer.scope)
         if producer.op_type not in _PREPROCESSING or tensor is None or index.is_constant(tensor):
             return False
@@ -348,7 +400,11 @@ def check_weighted(c: Candidate) -> str | None:
 
 def check_gemm(c: Candidate) -> str | None:
     """Why a Gemm is more than a product and a bias."""
-    if c.attr("transA", 0) or float(c.attr("alpha", 1.0)) != 1.0 or float(c.attr("beta", 1.0)) != 1.0:
+    if (
+        c.attr("transA", 0)
+        or float(c.attr("alpha", 1.0)) != 1.0
+        or float(c.attr("beta", 1.0)) != 1.0
+    ):
         return "alpha, beta or transA are not the usual ones"
     return explain_columns(c) or check_weighted(c)
 
@@ -393,4 +449,8 @@ def check_max_pool(c: Candidate) -> str | None:
 
 def check_resize(c: Candidate) -> str | None:
     """Why a Resize does more than to repeat values."""
-    return None if c.attr("mode", "nearest") in ("nearest", b"nearest") else "only nearest is done in integers"
+    return (
+        None
+        if c.attr("mode", "nearest") in ("nearest", b"nearest")
+        else "only nearest is done in integers"
+    )

@@ -31,7 +31,16 @@ from onnxq.workers import WorkPiece
 
 Numbers = Mapping[Site, QParams]
 # Operators that add up products of their inputs 0 to 2 but for a bias: an infinite weight makes NaN of a zero.
-_PRODUCTS = {"Conv": 2, "ConvTranspose": 2, "Einsum": 2, "GRU": 3, "Gemm": 2, "LSTM": 3, "MatMul": 2, "RNN": 3}
+_PRODUCTS = {
+    "Conv": 2,
+    "ConvTranspose": 2,
+    "Einsum": 2,
+    "GRU": 3,
+    "Gemm": 2,
+    "LSTM": 3,
+    "MatMul": 2,
+    "RNN": 3,
+}
 # Operators that make NaN of a NaN in any of their inputs, whatever the other values are.
 _SPREADING = _PRODUCTS.keys() | {
     "Add",
@@ -52,11 +61,18 @@ def find_tensor(index: GraphIndex, site: Site) -> TensorId:
     """The tensor that a site quantizes. Raises PlanError where the model does not have it."""
     if isinstance(site, TensorId):
         if index.resolve_tensor(site.name, site.scope) != site:
-            raise PlanError(str(site), "the model has no such tensor", "plan this model again", code="Q404")
+            raise PlanError(
+                str(site), "the model has no such tensor", "plan this model again", code="Q404"
+            )
         return site
     tensor = index.find_input(index.find_node(site.node), site.index)
     if tensor is None:
-        raise PlanError(str(site), "this input is not connected in the model", "plan this model again", code="Q404")
+        raise PlanError(
+            str(site),
+            "this input is not connected in the model",
+            "plan this model again",
+            code="Q404",
+        )
     return tensor
 
 
@@ -79,7 +95,9 @@ def check_constants(index: GraphIndex) -> None:
             nans, infinities = known[tensor]
             if nans or (infinities and k < _PRODUCTS.get(node.op_type, 0)):
                 counts = " and ".join(
-                    f"{count} {kind}" for count, kind in ((nans, "NaN"), (infinities, "inf")) if count
+                    f"{count} {kind}"
+                    for count, kind in ((nans, "NaN"), (infinities, "inf"))
+                    if count
                 )
                 cause = f"is a weight of {node.name} ({node.op_type}) and holds {counts}"
                 raise CalibrationError(str(tensor), cause, "repair the float model", code="Q503")
@@ -87,7 +105,9 @@ def check_constants(index: GraphIndex) -> None:
 
 def _find_origin(index: GraphIndex, node: NodeRef, k: int) -> TensorId | None:
     """The constant that input k of a node is, moved or converted; None for another input."""
-    return next(filter(index.is_constant, index.walk_back(index.find_input(node, k), _MOVING)), None)
+    return next(
+        filter(index.is_constant, index.walk_back(index.find_input(node, k), _MOVING)), None
+    )
 
 
 def _count_broken(index: GraphIndex, tensor: TensorId) -> tuple[int, int]:
@@ -102,7 +122,9 @@ def _count_broken(index: GraphIndex, tensor: TensorId) -> tuple[int, int]:
     return int(np.isnan(value).sum()), int(np.isinf(value).sum())
 
 
-def bias_numbers(index: GraphIndex, missing: Iterable[SitePlan], known: Numbers) -> dict[Site, QParams]:
+def bias_numbers(
+    index: GraphIndex, missing: Iterable[SitePlan], known: Numbers
+) -> dict[Site, QParams]:
     """Scales and zero points of the missing bias sites whose input and weight have theirs."""
     qparams: dict[Site, QParams] = {}
     for site in missing:
@@ -110,7 +132,10 @@ def bias_numbers(index: GraphIndex, missing: Iterable[SitePlan], known: Numbers)
             continue
         if site.derived is None:
             raise PlanError(
-                str(site.site), "a bias needs the activation and the weight it derives from", "plan again", code="Q403"
+                str(site.site),
+                "a bias needs the activation and the weight it derives from",
+                "plan again",
+                code="Q403",
             )
         x, w = site.derived
         if x in known and w in known:
@@ -131,7 +156,10 @@ def locate_constant(index: GraphIndex, site: SitePlan) -> Array | StoredArray:
     value = index.locate_constant(find_tensor(index, site.site))
     if value is None:
         raise PlanError(
-            str(site.site), f"is not a constant, as a {site.role} must be", "plan this model again", code="Q404"
+            str(site.site),
+            f"is not a constant, as a {site.role} must be",
+            "plan this model again",
+            code="Q404",
         )
     return value
 
@@ -183,7 +211,12 @@ def _weigh_input(index: GraphIndex, edge: Edge, shape: Shape) -> Floats | None:
     axis = 1 if node.is_transposed else 0
     maker = index.find_producer(index.find_origin(index.find_input(node, 0), _PASSING))
     power = None if maker is None else _read_power(index, maker)
-    if power is None or power.shape != (shape[axis],) or not np.isfinite(power).all() or not np.ptp(power):
+    if (
+        power is None
+        or power.shape != (shape[axis],)
+        or not np.isfinite(power).all()
+        or not np.ptp(power)
+    ):
         return None
     weighting = np.asarray(np.maximum(power / power.mean(), _LEAST), np.float32)
     return np.expand_dims(weighting, 1 - axis)
@@ -196,7 +229,11 @@ def _read_power(index: GraphIndex, node: NodeRef) -> Array | None:
         values = [value for value in factors if value is not None and value.ndim == 1][:1]
     else:
         parts = [index.input_value(node, k) for k in _NORMS.get(node.op_type, ())]
-        values = [value for value in parts if value is not None] if parts and parts[0] is not None else []
+        values = (
+            [value for value in parts if value is not None]
+            if parts and parts[0] is not None
+            else []
+        )
     squares = [np.square(value, dtype=np.float64) for value in values]
     return np.asarray(sum(squares)) if squares else None
 
@@ -267,7 +304,9 @@ def _search_weights(
         pieces = []
         for group in groups:
             tasks = tuple(_describe_weight(index, weights[k], crew) for k in group)
-            title = tasks[0].site if len(tasks) == 1 else f"{tasks[0].site} and {len(tasks) - 1} more"
+            title = (
+                tasks[0].site if len(tasks) == 1 else f"{tasks[0].site} and {len(tasks) - 1} more"
+            )
             key = ""
             if crew.workers.journal is not None:
                 with progress(f"hashing weights: {title}"):
@@ -280,7 +319,9 @@ def _search_weights(
                 searched = next(results)
             for k, qparams in zip(group, searched, strict=True):
                 if spool is not None:
-                    scale, zero = (spool.write(part).map() for part in (qparams.scale, qparams.zero_point))
+                    scale, zero = (
+                        spool.write(part).map() for part in (qparams.scale, qparams.zero_point)
+                    )
                     qparams = replace(qparams, scale=scale, zero_point=zero)
                 yield weights[k].site, qparams
             task.advance(size)
@@ -294,7 +335,13 @@ def search_piece(tasks: Sequence[WeightTask]) -> list[QParams]:
 def _search_weight(task: WeightTask) -> QParams:
     values = open_array(task.values)
     with name_site(task.site):
-        return weight_qparams(values, task.spec, observer=task.observer, orders=task.orders, importance=task.importance)
+        return weight_qparams(
+            values,
+            task.spec,
+            observer=task.observer,
+            orders=task.orders,
+            importance=task.importance,
+        )
 
 
 def _count_megabytes(index: GraphIndex, site: SitePlan) -> int:
@@ -319,7 +366,12 @@ def _describe_weight(index: GraphIndex, site: SitePlan, crew: Crew) -> WeightTas
     values = locate_constant(index, site)
     importance = estimate_importance(index, site, values.shape)
     return WeightTask(
-        str(site.site), crew.share_array(values), site.spec, site.observer, tuple(site.sum_orders), importance
+        str(site.site),
+        crew.share_array(values),
+        site.spec,
+        site.observer,
+        tuple(site.sum_orders),
+        importance,
     )
 
 
@@ -327,6 +379,11 @@ def _hash_tasks(tasks: Sequence[WeightTask], values: Sequence[Array | StoredArra
     """Of all that the numbers depend on; not of names."""
     parts: list[bytes | memoryview] = [f"weights {version('onnxq')} {np.__version__}".encode()]
     for task, array in zip(tasks, values, strict=True):
-        parts.append(repr((array.dtype, array.shape, task.spec, task.observer, task.orders)).encode())
-        parts += [hash_array(array).encode(), b"" if task.importance is None else task.importance.tobytes()]
+        parts.append(
+            repr((array.dtype, array.shape, task.spec, task.observer, task.orders)).encode()
+        )
+        parts += [
+            hash_array(array).encode(),
+            b"" if task.importance is None else task.importance.tobytes(),
+        ]
     return hash_parts(*parts)

@@ -16,7 +16,15 @@ from onnxq.graph import GraphIndex, ModelLike, NodeRef, get_index
 from onnxq.graph.identity import hash_topology
 from onnxq.graph.light import is_large_model
 from onnxq.plan import Plan, SitePlan
-from onnxq.plan.contents import Contents, Feed, NodeContents, Sketch, make_feeds, read_sketch, sketch_values
+from onnxq.plan.contents import (
+    Contents,
+    Feed,
+    NodeContents,
+    Sketch,
+    make_feeds,
+    read_sketch,
+    sketch_values,
+)
 from onnxq.planner.recognize import MOVERS, Recognized, recognize_graph
 from onnxq.runtime.tap import list_float_tensors
 from onnxq.sites import Edge, TensorId
@@ -33,7 +41,12 @@ def note_contents(plan: Plan, model: ModelLike) -> Plan:
         return replace(plan, contents=None)
     index = get_index(model)
     nodes = {name: index.find_node(name) for name in sorted(_list_nodes(plan, index))}
-    tensors = {TensorId(name) for node in nodes.values() for name in (*node.inputs, node.outputs[0]) if name}
+    tensors = {
+        TensorId(name)
+        for node in nodes.values()
+        for name in (*node.inputs, node.outputs[0])
+        if name
+    }
     tensors |= {tensor for site in plan.sites if (tensor := _find_tensor(site)) is not None}
     tensors |= {scaling.tensor for scaling in plan.scalings}
     try:
@@ -76,8 +89,12 @@ def sketch_tensors(
 
 
 def _list_constants(index: GraphIndex, only: Collection[TensorId] | None) -> Iterable[TensorId]:
-    read = dict.fromkeys(TensorId(name) for node in index.nodes if not node.scope for name in node.inputs if name)
-    return [tensor for tensor in read if (only is None or tensor in only) and index.is_constant(tensor)]
+    read = dict.fromkeys(
+        TensorId(name) for node in index.nodes if not node.scope for name in node.inputs if name
+    )
+    return [
+        tensor for tensor in read if (only is None or tensor in only) and index.is_constant(tensor)
+    ]
 
 
 def _list_nodes(plan: Plan, index: GraphIndex) -> set[str]:

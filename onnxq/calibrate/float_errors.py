@@ -18,7 +18,15 @@ from onnxq.arrays import Array64
 from onnxq.graph import GraphIndex, ModelLike, get_index
 from onnxq.graph.light import WeightStore, bare_proto, copy_proto, copy_store, rebuild
 from onnxq.graph.names import choose_name, list_names
-from onnxq.graph.precision.narrow import CONTROL, DEQUANTIZE, FLOAT, MOVES, QUANTIZE, is_float32, make_cast
+from onnxq.graph.precision.narrow import (
+    CONTROL,
+    DEQUANTIZE,
+    FLOAT,
+    MOVES,
+    QUANTIZE,
+    is_float32,
+    make_cast,
+)
 from onnxq.graph.scopes import replace_items, walk_graphs
 from onnxq.graph.shapes import find_contrib
 from onnxq.graph.values import encode_tensor
@@ -33,7 +41,16 @@ _ONE = "onnxq/one"
 _ZERO = "onnxq/zero"
 
 # They are others in every run.
-_RANDOM = frozenset({"RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Bernoulli", "Dropout"})
+_RANDOM = frozenset(
+    {
+        "RandomNormal",
+        "RandomNormalLike",
+        "RandomUniform",
+        "RandomUniformLike",
+        "Bernoulli",
+        "Dropout",
+    }
+)
 # No twin: these have no arithmetic, or none of their own.
 _WITHOUT = MOVES | _RANDOM | {QUANTIZE, DEQUANTIZE, "Constant", "ConstantOfShape"}
 
@@ -45,7 +62,9 @@ def measure_float_errors(
 
     model: float32, with inferred types. kind: the narrow type. Raises ModelError and DataError from the runs.
     """
-    writer = _TwinWriter(get_index(model), kind.onnx_type, copy_store(model), list_names(bare_proto(model)))
+    writer = _TwinWriter(
+        get_index(model), kind.onnx_type, copy_store(model), list_names(bare_proto(model))
+    )
     tapped = tap_tensors(writer.write_twins(model), writer.stats.values(), only=True)
     if not tapped.outputs:
         return {}
@@ -56,7 +75,11 @@ def measure_float_errors(
             values = session.run(feeds)
             for tensor, stat in writer.stats.items():
                 stats = values.get(tapped.outputs.get(stat, ""))
-                rows = np.zeros((0, _COUNT)) if stats is None else stats.reshape(-1, _COUNT).astype(np.float64)
+                rows = (
+                    np.zeros((0, _COUNT))
+                    if stats is None
+                    else stats.reshape(-1, _COUNT).astype(np.float64)
+                )
                 # The lowest of no values, as in a cache in front of the first token, is above their highest.
                 rows = rows[~(rows[:, 0] > rows[:, 1])]
                 if rows.size:
@@ -83,7 +106,9 @@ def _add_errors(before: TensorErrors | None, rows: Array64) -> TensorErrors:
         power = power + before.power
         inside = inside + before.inputs_noise
         own = own + before.own_noise
-    return TensorErrors(low=low, high=high, power=power, inputs_noise=inside, own_noise=own, count=count)
+    return TensorErrors(
+        low=low, high=high, power=power, inputs_noise=inside, own_noise=own, count=count
+    )
 
 
 @dataclass(eq=False)
@@ -118,7 +143,9 @@ class _TwinWriter:
         return rebuild(model, out, self.store)
 
     def _add_twin(self, main: GraphProto, graph: GraphProto, scope: str, node: NodeProto) -> None:
-        floats = [name for name in node.output if name and is_float32(self.index, TensorId(name, scope))]
+        floats = [
+            name for name in node.output if name and is_float32(self.index, TensorId(name, scope))
+        ]
         unknown = node.domain and find_contrib(node, self.index.opset) is None
         if not floats or unknown or node.op_type in (*CONTROL, "Constant"):
             return
@@ -129,12 +156,16 @@ class _TwinWriter:
             twin.input[:] = [self._round_tensor(main, scope, name) for name in node.input]
         if twin.input[:] != node.input[:]:
             twin.name = choose_name(f"{node.name}/twin", self.taken)
-            twin.output[:] = [choose_name(f"{name}/twin", self.taken) if name else "" for name in node.output]
+            twin.output[:] = [
+                choose_name(f"{name}/twin", self.taken) if name else "" for name in node.output
+            ]
             self.nodes.append(twin)
         for name, other in zip(node.output, twin.output, strict=True):
             if name in floats:
                 read = node.input[0] if node.input else ""
-                self._add_sums(graph, scope, name, "" if other == name else other, read, moved=moved)
+                self._add_sums(
+                    graph, scope, name, "" if other == name else other, read, moved=moved
+                )
 
     def _round_tensor(self, main: GraphProto, scope: str, name: str) -> str:
         """The tensor rounded to the narrow type, as this scope reads it."""
@@ -149,15 +180,28 @@ class _TwinWriter:
         if value is not None:
             with np.errstate(over="ignore", under="ignore"):
                 narrow = value.astype(helper.tensor_dtype_to_np_dtype(self.narrow))
-            main.initializer.append(encode_tensor(rounded, narrow.astype(np.float32), store=self.store))
+            main.initializer.append(
+                encode_tensor(rounded, narrow.astype(np.float32), store=self.store)
+            )
         else:
             between = choose_name(f"{rounded}/narrow", self.taken)
-            self.nodes.append(make_cast(name, between, self.narrow, choose_name(f"{rounded}/down", self.taken)))
-            self.nodes.append(make_cast(between, rounded, FLOAT, choose_name(f"{rounded}/up", self.taken)))
+            self.nodes.append(
+                make_cast(name, between, self.narrow, choose_name(f"{rounded}/down", self.taken))
+            )
+            self.nodes.append(
+                make_cast(between, rounded, FLOAT, choose_name(f"{rounded}/up", self.taken))
+            )
         return rounded
 
     def _add_sums(
-        self, graph: GraphProto, scope: str, name: str, twin: str = "", read: str = "", *, moved: bool = False
+        self,
+        graph: GraphProto,
+        scope: str,
+        name: str,
+        twin: str = "",
+        read: str = "",
+        *,
+        moved: bool = False,
     ) -> None:
         """Append the nodes that reduce a tensor and its twin to numbers. moved: its values are those of another."""
         if not is_float32(self.index, TensorId(name, scope)):
@@ -166,7 +210,9 @@ class _TwinWriter:
 
         def add(op_type: str, *inputs: str, **attributes: Any) -> str:
             result = choose_name(f"{base}/{op_type}", self.taken)
-            self.nodes.append(helper.make_node(op_type, inputs, [result], name=result, **attributes))
+            self.nodes.append(
+                helper.make_node(op_type, inputs, [result], name=result, **attributes)
+            )
             return result
 
         def sum_squares(other: str = "") -> str:
@@ -177,8 +223,12 @@ class _TwinWriter:
             own = self._round_tensor(graph, scope, name)
             parts += [sum_squares(), sum_squares(twin) if twin else _ZERO, sum_squares(own)]
             # Sequences have no size, and ONNX Runtime has no Size of every type.
-            source = read if is_float32(self.index, self.index.resolve_tensor(read, scope)) else name
-            parts.append(add("Div", *(add("Cast", add("Size", part), to=FLOAT) for part in (source, name))))
+            source = (
+                read if is_float32(self.index, self.index.resolve_tensor(read, scope)) else name
+            )
+            parts.append(
+                add("Div", *(add("Cast", add("Size", part), to=FLOAT) for part in (source, name)))
+            )
         parts = [part if part == _ZERO else add("Reshape", part, _ONE) for part in parts]
         parts += [_ZERO] * (_COUNT - len(parts))
         self.nodes.append(helper.make_node("Concat", parts, [base], name=base, axis=0))

@@ -68,7 +68,9 @@ class Watch:
 
     def add_constant(self, want: Want, value: Array) -> None:
         """Update the observer of `want` with a constant, once."""
-        self._update_observer(self.observers.setdefault(want, create_observer(want.observer, want.quant)), value)
+        self._update_observer(
+            self.observers.setdefault(want, create_observer(want.observer, want.quant)), value
+        )
 
     def observe_value(self, tensor: TensorId, value: Array) -> None:
         """Update the observers of `tensor` with one batch. Raises CalibrationError on NaN and +inf."""
@@ -85,7 +87,9 @@ class Watch:
             observer.infinite = True
 
 
-def observe_samples(taps: Taps, watch: Watch, dataset: Dataset, *, batch: int | None, progress: Progress) -> None:
+def observe_samples(
+    taps: Taps, watch: Watch, dataset: Dataset, *, batch: int | None, progress: Progress
+) -> None:
     """Run all samples and update every observer of `watch` that reads a tensor.
 
     batch: samples in one run, 1 where an observer takes samples one by one.
@@ -116,7 +120,11 @@ def order_tensors(proto: ModelLike) -> Callable[[TensorId], tuple[str, int, str]
     Groups of neighbours need the least of the graph to be run.
     """
     place = {name: k for k, node in enumerate(proto.graph.node) for name in node.output}
-    return lambda tensor: (tensor.scope, place.get(tensor.name, -1) if tensor.scope == "" else 0, tensor.name)
+    return lambda tensor: (
+        tensor.scope,
+        place.get(tensor.name, -1) if tensor.scope == "" else 0,
+        tensor.name,
+    )
 
 
 def _count_elements(batch: Batch) -> int:
@@ -184,7 +192,9 @@ def observe_in_chunks(
 ) -> None:
     """Update every observer of `watch` that reads a tensor, as `observe_samples` does."""
     readers = freeze_readers(watch, proto)
-    modules = tuple(sorted({type(watch.observers[want]).__module__ for _, wants in readers for want in wants}))
+    modules = tuple(
+        sorted({type(watch.observers[want]).__module__ for _, wants in readers for want in wants})
+    )
     with progress("calibrating", len(dataset)) as task:
         model = crew.share_model(proto)
         pieces = []
@@ -192,8 +202,14 @@ def observe_in_chunks(
             samples = share_samples(crew, dataset, positions)
             title = f"calibration on {samples.names[0]}"
             key = _hash_chunk(model, readers, samples)
-            pieces.append(WorkPiece(title, ObserveTask(model, readers, modules, samples, batch, memory_limit), key))
-        chunks = crew.map(observe_chunk, pieces, on_done=lambda piece: task.advance(len(piece.task.samples.feeds)))
+            pieces.append(
+                WorkPiece(
+                    title, ObserveTask(model, readers, modules, samples, batch, memory_limit), key
+                )
+            )
+        chunks = crew.map(
+            observe_chunk, pieces, on_done=lambda piece: task.advance(len(piece.task.samples.feeds))
+        )
         for observers in chunks:
             merge_observers(watch, list_wants(readers), observers)
 
@@ -214,7 +230,9 @@ def observe_chunk(task: ObserveTask) -> list[Observer]:
     return [watch.observers[want] for want in list_wants(task.readers)]
 
 
-def merge_observers(watch: Watch, wants: Sequence[Want], others: Sequence[Observer | Mapping[str, Any]]) -> None:
+def merge_observers(
+    watch: Watch, wants: Sequence[Want], others: Sequence[Observer | Mapping[str, Any]]
+) -> None:
     """Merge observers into those of `watch`. found: as `observe_chunk` returns them, or as a file has them.
 
     Raises ValueError for numbers that are not those of such observers.
@@ -247,7 +265,9 @@ def split_evenly(items: Sequence[int], most: int) -> list[Sequence[int]]:
 
 
 def _hash_chunk(model: SharedModel, readers: Readers, samples: SharedSamples) -> str:
-    return hash_run("observe", model.digest, repr(readers), *(feed.digest for feed in samples.feeds))
+    return hash_run(
+        "observe", model.digest, repr(readers), *(feed.digest for feed in samples.feeds)
+    )
 
 
 # Sessions are kept from one chunk to the next.
@@ -310,7 +330,9 @@ def make_keys(model: str, readers: Readers, dataset: Dataset) -> dict[str, str]:
     }
 
 
-def make_part(keys: dict[str, str], readers: Readers, watch: Watch, dataset: Dataset, positions: Sequence[int]) -> Part:
+def make_part(
+    keys: dict[str, str], readers: Readers, watch: Watch, dataset: Dataset, positions: Sequence[int]
+) -> Part:
     """The part of the samples at these positions, which `watch` has observed."""
     samples = {k: hash_feeds(dataset[k]) for k in positions}
     wants = tuple(list_wants(readers))
@@ -322,10 +344,13 @@ def make_part(keys: dict[str, str], readers: Readers, watch: Watch, dataset: Dat
 def write_part(part: Part) -> str:
     """The part as JSON."""
     rows = [
-        [want.key, want.observer.name, dict(want.observer.options), _list_fields(want.quant)] for want in part.wants
+        [want.key, want.observer.name, dict(want.observer.options), _list_fields(want.quant)]
+        for want in part.wants
     ]
     value, arrays = pack_value({"wants": rows, "observers": list(part.observers)})
-    texts = [base64.b64encode(zlib.compress(array.tobytes(), 1)).decode("ascii") for array in arrays]
+    texts = [
+        base64.b64encode(zlib.compress(array.tobytes(), 1)).decode("ascii") for array in arrays
+    ]
     samples = {str(k): digest for k, digest in sorted(part.samples.items())}
     whole = {
         "schema": _SCHEMA,
@@ -344,12 +369,18 @@ def read_part(path: str | Path) -> Part:
     text = read_text(path, CalibrationError, _AGAIN, limit=_MOST_BYTES, code="Q513")
     file = JsonText(str(path), text)
     row: Any = file.parse(CalibrationError, _AGAIN, code="Q513")
-    if not isinstance(row, dict) or (row.get("kind"), row.get("schema")) != ("onnxq.ranges", _SCHEMA):
-        raise CalibrationError(Path(path), "is no part of a calibration of this version", _AGAIN, code="Q513")
+    if not isinstance(row, dict) or (row.get("kind"), row.get("schema")) != (
+        "onnxq.ranges",
+        _SCHEMA,
+    ):
+        raise CalibrationError(
+            Path(path), "is no part of a calibration of this version", _AGAIN, code="Q513"
+        )
     contents = file.read(_PartFile, CalibrationError, _AGAIN, code="Q513")
     try:
         arrays = [
-            np.frombuffer(zlib.decompress(base64.b64decode(array_text)), np.uint8) for array_text in contents.arrays
+            np.frombuffer(zlib.decompress(base64.b64decode(array_text)), np.uint8)
+            for array_text in contents.arrays
         ]
         value = unpack_value(contents.value, arrays)
         wants = tuple(
@@ -357,13 +388,17 @@ def read_part(path: str | Path) -> Part:
             for key, name, options, quant in value["wants"]
         )
         samples = {int(k): digest for k, digest in contents.samples.items()}
-        part = Part(str(path), contents.keys, contents.total, samples, wants, tuple(value["observers"]))
+        part = Part(
+            str(path), contents.keys, contents.total, samples, wants, tuple(value["observers"])
+        )
         # Its observers must take the numbers.
         join_parts([part])
     except CalibrationError:
         raise
     except Exception as error:  # of whatever kind a damaged value leads to
-        raise CalibrationError(Path(path), f"is damaged ({type(error).__name__})", _AGAIN, code="Q513") from error
+        raise CalibrationError(
+            Path(path), f"is damaged ({type(error).__name__})", _AGAIN, code="Q513"
+        ) from error
     return part
 
 
@@ -407,11 +442,14 @@ def check_samples(part: Part, dataset: Dataset) -> None:
     for k in range(len(dataset)):
         if hash_feeds(dataset[k]) != part.samples[k]:
             cause = f"was made with other values of {dataset.name(k)}"
-            raise CalibrationError(part.source, cause, "make its part again with this data", code="Q511")
+            raise CalibrationError(
+                part.source, cause, "make its part again with this data", code="Q511"
+            )
 
 
 def _list_fields(spec: QuantSpec) -> dict[str, Any]:
     """The fields of an activation's spec, which is for the whole tensor."""
     return {
-        name: getattr(spec, name) for name in ("bits", "signed", "symmetric", "narrow_range", "storage", "footroom")
+        name: getattr(spec, name)
+        for name in ("bits", "signed", "symmetric", "narrow_range", "storage", "footroom")
     }

@@ -82,12 +82,18 @@ def calibrate(
         elif taps.tensors and (crew is None or crew.plain):
             observe_samples(taps, watch, dataset, batch=batch, progress=progress)
         elif taps.tensors and crew is not None:
-            observe_in_chunks(crew, proto, watch, dataset, batch=batch, memory_limit=limit, progress=progress)
-    sample_count = f" over {len(dataset)} samples" if dataset is not None and len(dataset) != 1 else ""
+            observe_in_chunks(
+                crew, proto, watch, dataset, batch=batch, memory_limit=limit, progress=progress
+            )
+    sample_count = (
+        f" over {len(dataset)} samples" if dataset is not None and len(dataset) != 1 else ""
+    )
     qparams.update(_choose_qparams(missing, wants, watch, sample_count))
     # Weights after activations, biases after both: each needs the scales before it.
     unbounded = {want for want, observer in watch.observers.items() if observer.infinite}
-    refusals = _list_refusals(index, wants, qparams, unbounded, {refusal.subject: refusal for refusal in unseen})
+    refusals = _list_refusals(
+        index, wants, qparams, unbounded, {refusal.subject: refusal for refusal in unseen}
+    )
     biases = [site for site in plan.sites if site.role is Role.BIAS]
     qparams.update(weight_numbers(index, missing, biases, qparams, progress, crew))
     qparams.update(bias_numbers(index, missing, qparams))
@@ -128,16 +134,22 @@ def observe_part(
     some = dataset.part(positions)
     readers = freeze_readers(fresh, proto)
     if crew is not None and not crew.plain:
-        observe_in_chunks(crew, proto, fresh, some, batch=batch, memory_limit=limit, progress=progress)
+        observe_in_chunks(
+            crew, proto, fresh, some, batch=batch, memory_limit=limit, progress=progress
+        )
     else:
         taps = Taps(proto, [tensor for tensor, _ in readers], limit)
         observe_samples(taps, fresh, some, batch=batch, progress=progress)
-    return make_part(make_keys(hash_model(proto), readers, dataset), readers, fresh, dataset, positions)
+    return make_part(
+        make_keys(hash_model(proto), readers, dataset), readers, fresh, dataset, positions
+    )
 
 
 def _list_known(plan: Plan) -> dict[Site, QParams]:
     """Numbers given with the plan."""
-    qparams: dict[Site, QParams] = {site.site: site.qparams for site in plan.all_sites if site.qparams is not None}
+    qparams: dict[Site, QParams] = {
+        site.site: site.qparams for site in plan.all_sites if site.qparams is not None
+    }
     qparams.update(_spread_groups(plan))
     return qparams
 
@@ -145,11 +157,22 @@ def _list_known(plan: Plan) -> dict[Site, QParams]:
 def _spread_groups(plan: Plan) -> dict[Site, QParams]:
     """Numbers of the sites that share a group with one whose numbers were given."""
     # A group of weights is called after the one whose kernel the scales are for, the others being its transposes.
-    leaders = (site for site in plan.all_sites if site.role is not Role.WEIGHT or str(site.site) == site.group)
-    by_group = {site.group: site.qparams for site in leaders if site.group and site.qparams is not None}
-    missing = [(site, by_group[site.group]) for site in plan.sites if site.group in by_group and site.qparams is None]
+    leaders = (
+        site
+        for site in plan.all_sites
+        if site.role is not Role.WEIGHT or str(site.site) == site.group
+    )
+    by_group = {
+        site.group: site.qparams for site in leaders if site.group and site.qparams is not None
+    }
+    missing = [
+        (site, by_group[site.group])
+        for site in plan.sites
+        if site.group in by_group and site.qparams is None
+    ]
     return {
-        site.site: replace(shared, computed_for=shared.computed_for and site.spec.levels) for site, shared in missing
+        site.site: replace(shared, computed_for=shared.computed_for and site.spec.levels)
+        for site, shared in missing
     }
 
 
@@ -169,11 +192,16 @@ def _plan_observers(index: GraphIndex, sites: Sequence[SitePlan]) -> tuple[Watch
             )
         if not site.spec.has_one_scale:
             raise PlanError(
-                str(site.site), "activations have one scale per tensor", "ask for granularity: tensor", code="Q403"
+                str(site.site),
+                "activations have one scale per tensor",
+                "ask for granularity: tensor",
+                code="Q403",
             )
         tensor = find_tensor(index, site.site)
         # The first site of a group decides, so that all members share one observer.
-        want = Want(f"group {site.group}" if site.group else f"tensor {tensor}", first.observer, first.spec)
+        want = Want(
+            f"group {site.group}" if site.group else f"tensor {tensor}", first.observer, first.spec
+        )
         wants[site.site] = want
         value = index.find_constant(tensor)
         if value is None:
@@ -218,7 +246,11 @@ def _list_refusals(
             continue
         tensor = find_tensor(index, site)
         known = unseen.get(str(tensor))
-        reason = f"calibration never ran the branch it lies in ({tensor.scope})" if tensor.scope else "was always empty"
+        reason = (
+            f"calibration never ran the branch it lies in ({tensor.scope})"
+            if tensor.scope
+            else "was always empty"
+        )
         fix = "give samples that reach it"
         if known is not None:
             reason = known.reason

@@ -18,7 +18,11 @@ Group = tuple[TensorId, ...]
 Signature = tuple[tuple[str, tuple[int, ...]], ...]
 
 # Bytes per element of the types that are not of 4 bytes.
-_BYTES: dict[int, int] = {onnx.TensorProto.DOUBLE: 8, onnx.TensorProto.FLOAT16: 2, onnx.TensorProto.BFLOAT16: 2}
+_BYTES: dict[int, int] = {
+    onnx.TensorProto.DOUBLE: 8,
+    onnx.TensorProto.FLOAT16: 2,
+    onnx.TensorProto.BFLOAT16: 2,
+}
 # Exponent: tensors grow with the input at most as those of attention, by the square.
 _GROWTH = 2.0
 # Bytes; the share is of the memory limit. Memory is given back to the system after a run that tapped more than the
@@ -71,7 +75,11 @@ class Taps:
 
     def _open_runner(self, group: Group) -> _Runner:
         whole, self._whole = self._whole, None
-        tapped = whole if whole is not None and group == self.tensors else tap_tensors(self._proto, group, only=True)
+        tapped = (
+            whole
+            if whole is not None and group == self.tensors
+            else tap_tensors(self._proto, group, only=True)
+        )
         return _Runner(tapped, min(_WORTH_TRIMMING, self._limit // _SHARE))
 
     def _pack_tensors(self, group: Group, batch: Batch) -> list[Group]:
@@ -91,7 +99,9 @@ class Taps:
         signature = tuple((name, value.shape) for name, value in sorted(batch.feeds.items()))
         if signature not in self._sizes:
             self._sizes[signature] = (
-                self._read_sizes(batch.feeds) or self._bound_sizes(signature) or self._observe_sizes(batch)
+                self._read_sizes(batch.feeds)
+                or self._bound_sizes(signature)
+                or self._observe_sizes(batch)
             )
         return self._sizes[signature]
 
@@ -105,7 +115,11 @@ class Taps:
         sizes_of_tensors = {}
         for tensor in self.tensors:
             shape = self._index.find_shape(tensor)
-            dims = [None] if shape is None else [known.get(dim) if isinstance(dim, str) else dim for dim in shape]
+            dims = (
+                [None]
+                if shape is None
+                else [known.get(dim) if isinstance(dim, str) else dim for dim in shape]
+            )
             sizes = [dim for dim in dims if dim is not None]
             if len(sizes) < len(dims):
                 return None
@@ -115,7 +129,9 @@ class Taps:
     def _bound_sizes(self, signature: Signature) -> dict[TensorId, int] | None:
         """Upper bounds from an observed batch; None where they exceed the limit."""
         for earlier, sizes in self._sizes.items():
-            ratio = max(1.0, _count_elements(signature) / max(_count_elements(earlier), 1)) ** _GROWTH
+            ratio = (
+                max(1.0, _count_elements(signature) / max(_count_elements(earlier), 1)) ** _GROWTH
+            )
             if ratio * sum(sizes.values()) <= self._limit:
                 return {tensor: int(ratio * size) for tensor, size in sizes.items()}
         return None
@@ -145,7 +161,9 @@ class _Runner:
         # a tenth of the time: most of it goes into the observers.
         self._session = Session(tapped.proto, optimize=False, arena=False)
 
-    def values(self, batch: Batch, singles: Callable[[Batch], Iterable[Feeds]]) -> Iterator[tuple[TensorId, Array]]:
+    def values(
+        self, batch: Batch, singles: Callable[[Batch], Iterable[Feeds]]
+    ) -> Iterator[tuple[TensorId, Array]]:
         """The values of the tensors, each released by this object as it is yielded."""
         for outputs in self._run_batch(batch, singles):
             size = sum(value.nbytes for value in outputs.values())
@@ -159,7 +177,9 @@ class _Runner:
                 self._untrimmed = 0
                 trim_memory()
 
-    def _run_batch(self, batch: Batch, singles: Callable[[Batch], Iterable[Feeds]]) -> Iterator[dict[str, Array]]:
+    def _run_batch(
+        self, batch: Batch, singles: Callable[[Batch], Iterable[Feeds]]
+    ) -> Iterator[dict[str, Array]]:
         names = list(self._outputs.values())
         if batch.count > 1:
             try:

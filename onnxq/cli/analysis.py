@@ -33,7 +33,11 @@ PROVE = ModelCommand(
     [
         MODEL,
         DATA,
-        make_output("Keep the engine, the log, the list of kernels, the timing cache.", "--save", metavar="FOLDER"),
+        make_output(
+            "Keep the engine, the log, the list of kernels, the timing cache.",
+            "--save",
+            metavar="FOLDER",
+        ),
         FORCE,
         JSON,
         VERBOSE,
@@ -80,7 +84,12 @@ PERPLEXITY = ModelCommand(
       onnxq perplexity model.onnx model.q.onnx --data text.txt --tokenizer folder
       onnxq perplexity *.onnx --data text.txt --tokenizer bytes --samples 200 --generate 0 --json
     """,
-    [MODELS, click.Option(["--data"], metavar="TEXT", required=True, help="A text file, in UTF-8."), JSON, QUIET],
+    [
+        MODELS,
+        click.Option(["--data"], metavar="TEXT", required=True, help="A text file, in UTF-8."),
+        JSON,
+        QUIET,
+    ],
     function="perplexity:perplexity",
     progress="running {count} models",
     takes="PERPLEXITY",
@@ -104,7 +113,9 @@ DIFF = ModelCommand(
         click.Argument(["quantized"], metavar="QUANT"),
         DATA,
         make_output(
-            "Write results.json and inputs.json (Polygraphy's), diff.json, pieces.", "--save", metavar="FOLDER"
+            "Write results.json and inputs.json (Polygraphy's), diff.json, pieces.",
+            "--save",
+            metavar="FOLDER",
         ),
         FORCE,
         JSON,
@@ -133,7 +144,9 @@ PROFILE = ModelCommand(
     [
         click.Argument(["model"], metavar="FLOAT"),
         click.Argument(["quantized"], metavar="[QUANT]", required=False),
-        click.Option(["--plan"], metavar="PLAN.json", help="A plan with its numbers, in the place of QUANT."),
+        click.Option(
+            ["--plan"], metavar="PLAN.json", help="A plan with its numbers, in the place of QUANT."
+        ),
         DATA,
         JSON,
         VERBOSE,
@@ -163,7 +176,11 @@ REPORT = ModelCommand(
     [
         click.Argument(["model"], metavar="[FLOAT]", required=False),
         click.Argument(["quantized"], metavar="[QUANT]", required=False),
-        click.Option(["--from", "record"], metavar="PAGE", help="A page or JSON written before, in the place of both."),
+        click.Option(
+            ["--from", "record"],
+            metavar="PAGE",
+            help="A page or JSON written before, in the place of both.",
+        ),
         DATA,
         make_output("The page.", metavar="OUT.html"),
         FORCE,

@@ -5,7 +5,17 @@ from __future__ import annotations
 
 import click
 
-from onnxq.cli.analysis import BENCH, COMPARE, DIFF, INSPECT, MODEL, PERPLEXITY, PROFILE, PROVE, REPORT
+from onnxq.cli.analysis import (
+    BENCH,
+    COMPARE,
+    DIFF,
+    INSPECT,
+    MODEL,
+    PERPLEXITY,
+    PROFILE,
+    PROVE,
+    REPORT,
+)
 from onnxq.cli.group import CommandGroup, ModelCommand
 from onnxq.cli.options import DATA, FORCE, JSON, QUIET, STRICT, TOP, VERBOSE, Parsed, make_output
 from onnxq.commands.explain import explain_code
@@ -121,7 +131,10 @@ VARIANTS = ModelCommand(
     [
         MODEL,
         DATA,
-        make_output("Gets the folder onnx with the files. [default: MODEL-variants beside MODEL]", metavar="FOLDER"),
+        make_output(
+            "Gets the folder onnx with the files. [default: MODEL-variants beside MODEL]",
+            metavar="FOLDER",
+        ),
         FORCE,
         JSON,
         QUIET,
@@ -148,7 +161,9 @@ CONVERT = ModelCommand(
     """,
     [
         MODEL,
-        click.Option(["--to"], required=True, metavar="ort|trt|…|float", help="The engine, or `float`."),
+        click.Option(
+            ["--to"], required=True, metavar="ort|trt|…|float", help="The engine, or `float`."
+        ),
         DATA,
         make_output("The file. [default: MODEL.converted.onnx beside MODEL]"),
         FORCE,
@@ -229,7 +244,10 @@ CALIBRATE = ModelCommand(
         MODEL,
         DATA,
         click.Option(
-            ["--shard"], default="1/1", metavar="I/N", help="Run the I-th of N shards of the samples. [default: 1/1]"
+            ["--shard"],
+            default="1/1",
+            metavar="I/N",
+            help="Run the I-th of N shards of the samples. [default: 1/1]",
         ),
         make_output("The part. [default: MODEL.part.json beside MODEL]", metavar="PART.json"),
         FORCE,
@@ -280,11 +298,24 @@ IMPORT = ModelCommand(
     """,
     [
         click.Argument(["cache"]),
-        click.Option(["--model"], required=True, metavar="MODEL", help="The ONNX file that the scales were found on."),
+        click.Option(
+            ["--model"],
+            required=True,
+            metavar="MODEL",
+            help="The ONNX file that the scales were found on.",
+        ),
         DATA,
-        click.Option(["--format", "kind"], metavar="FORMAT", help="Format of CACHE. [default: the one it looks like]"),
+        click.Option(
+            ["--format", "kind"],
+            metavar="FORMAT",
+            help="Format of CACHE. [default: the one it looks like]",
+        ),
         make_output("Write the plan, for `onnxq apply`.", metavar="PLAN.json"),
-        click.Option(["--apply", "applied"], metavar="OUT.onnx", help="Carry the plan out at once: the Q/DQ model."),
+        click.Option(
+            ["--apply", "applied"],
+            metavar="OUT.onnx",
+            help="Carry the plan out at once: the Q/DQ model.",
+        ),
         FORCE,
         JSON,
         VERBOSE,
@@ -380,10 +411,22 @@ ANNOTATE = ModelCommand(
             help="Bits of the pairs whose site or node matches (glob or /regex/); repeat it, the first match wins.",
         ),
         click.Option(["--plan"], metavar="PLAN.json", help="Take the bits from this plan."),
-        click.Option(["--from", "beside"], metavar="NOTES.json", help="Take the bits from notes beside a model."),
-        click.Option(["--sidecar"], metavar="OUT.json", help="Also write the notes beside the model."),
-        click.Option(["--check"], is_flag=True, help="Write nothing; exit with 1 where notes and numbers disagree."),
-        click.Option(["--strip"], is_flag=True, help="Take all notes of bits out of the model, the plan too."),
+        click.Option(
+            ["--from", "beside"],
+            metavar="NOTES.json",
+            help="Take the bits from notes beside a model.",
+        ),
+        click.Option(
+            ["--sidecar"], metavar="OUT.json", help="Also write the notes beside the model."
+        ),
+        click.Option(
+            ["--check"],
+            is_flag=True,
+            help="Write nothing; exit with 1 where notes and numbers disagree.",
+        ),
+        click.Option(
+            ["--strip"], is_flag=True, help="Take all notes of bits out of the model, the plan too."
+        ),
         click.Option(
             ["--emit"],
             type=click.Choice(["clip-qdq", "qcdq", "native", "qonnx"]),

@@ -20,7 +20,15 @@ from typing import IO, TYPE_CHECKING, Any
 import click
 
 from onnxq.cli.options import JSON, group_options, make_options, name_beside, name_options
-from onnxq.errors import ModelError, OnnxqError, OutputError, dump_json, escape_line, escape_lines, replace_surrogates
+from onnxq.errors import (
+    ModelError,
+    OnnxqError,
+    OutputError,
+    dump_json,
+    escape_line,
+    escape_lines,
+    replace_surrogates,
+)
 from onnxq.nearest import suggest_names
 from onnxq.wording import use_translation
 
@@ -211,7 +219,9 @@ class ModelCommand(click.Command):
         takes: str = "",
         ending: str = "",
     ) -> None:
-        super().__init__(name, short_help=title, help=text, params=parameters, callback=self.run_function)
+        super().__init__(
+            name, short_help=title, help=text, params=parameters, callback=self.run_function
+        )
         self.function, self.progress, self.takes, self.ending = function, progress, takes, ending
         self.overrides: list[click.Parameter] = []
 
@@ -237,7 +247,9 @@ class ModelCommand(click.Command):
             super().format_options(ctx, formatter)
             return
         for title, params in group_options(self.get_params(ctx), self.takes).items():
-            records = [record for param in params if (record := param.get_help_record(ctx)) is not None]
+            records = [
+                record for param in params if (record := param.get_help_record(ctx)) is not None
+            ]
             if records:
                 with formatter.section(title):
                     formatter.write_dl(records)
@@ -248,12 +260,18 @@ class ModelCommand(click.Command):
         from onnxq.report.terminal import TextView
 
         arguments = ctx.params
-        view = {field.name: arguments.pop(field.name) for field in fields(TextView) if field.name in arguments}
+        view = {
+            field.name: arguments.pop(field.name)
+            for field in fields(TextView)
+            if field.name in arguments
+        }
         overrides = {str(param.name): arguments.pop(str(param.name)) for param in self.overrides}
         if overrides:
             arguments["config"] = overrides.pop("config")
             settings = dict(overrides.pop("settings"))
-            overrides = {name: value for name, value in overrides.items() if value not in (None, ())}
+            overrides = {
+                name: value for name, value in overrides.items() if value not in (None, ())
+            }
             arguments["overrides"] = overrides | settings
         arguments["view"] = TextView(**view)
         try:
@@ -312,7 +330,9 @@ class CommandGroup(click.Group):
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the lines of the help without loading the configuration, which `get_command` does."""
         with formatter.section("Commands"):
-            formatter.write_dl([(name, str(command.short_help)) for name, command in self.commands.items()])
+            formatter.write_dl(
+                [(name, str(command.short_help)) for name, command in self.commands.items()]
+            )
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """One command with all its options; None for an unknown name."""
@@ -340,7 +360,9 @@ class CommandGroup(click.Group):
         with _forgive_closed_pipe():
             return super().invoke(ctx)
 
-    def main(self, args: Sequence[str] | None = None, prog_name: str | None = None, *_: Any, **extra: Any) -> Any:
+    def main(
+        self, args: Sequence[str] | None = None, prog_name: str | None = None, *_: Any, **extra: Any
+    ) -> Any:
         """Run a command and exit with a documented code. No exception passes this function but SystemExit."""
         # click would print and exit by itself.
         extra.pop("standalone_mode", None)

@@ -56,7 +56,9 @@ def make_options(command: str) -> list[click.Parameter]:
 
     return [
         click.Option(
-            ["--config"], metavar="PRESET|FILE", help="A preset's name or a YAML file. [default: TARGET or TARGET-int8]"
+            ["--config"],
+            metavar="PRESET|FILE",
+            help="A preset's name or a YAML file. [default: TARGET or TARGET-int8]",
         ),
         click.Option(
             ["--set", "settings"],
@@ -86,16 +88,22 @@ _TITLES = {
 _OTHERS = "Output and help"
 
 
-def group_options(params: Sequence[click.Parameter], command: str) -> dict[str, list[click.Parameter]]:
+def group_options(
+    params: Sequence[click.Parameter], command: str
+) -> dict[str, list[click.Parameter]]:
     """The parameters by their titles in --help, those that people need first before all others.
 
     command: of `Command`, by its name.
     """
     from onnxq.config import Command, list_options
 
-    sections = {option.name: option.path.rpartition(".")[0] for option in list_options(Command[command])}
+    sections = {
+        option.name: option.path.rpartition(".")[0] for option in list_options(Command[command])
+    }
     # All titles in their order; those without options are left out of the help.
-    groups: dict[str, list[click.Parameter]] = {title: [] for title in ("Options", *_TITLES.values(), _OTHERS)}
+    groups: dict[str, list[click.Parameter]] = {
+        title: [] for title in ("Options", *_TITLES.values(), _OTHERS)
+    }
     for param in params:
         name = str(param.name)
         title = _TITLES.get(sections[name], "Options") if name in sections else _OTHERS
@@ -121,7 +129,9 @@ class NamedOption(click.Option):
         """With the devices that engines build for, behind the first sentence."""
         from onnxq.backends import list_registered
 
-        listed = ", ".join(f"{name} {place}" for name, place in list_registered(self.source.names).items() if place)
+        listed = ", ".join(
+            f"{name} {place}" for name, place in list_registered(self.source.names).items() if place
+        )
         flags, text = super().get_help_record(ctx) or ("", "")
         return flags, text.replace(".", f": {listed}.", 1) if listed else text
 
@@ -174,8 +184,12 @@ DATA = click.Option(
     metavar="DATA",
     help="Samples: .npz, a folder of .npy, .npz or images, test_data_set_*, Polygraphy data, text, file.py:function.",
 )
-FORCE = click.Option(["--force"], is_flag=True, help="Overwrite existing outputs. The input is never overwritten.")
-STRICT = click.Option(["--strict"], is_flag=True, help="Exit with 3 when something asked for was refused.")
+FORCE = click.Option(
+    ["--force"], is_flag=True, help="Overwrite existing outputs. The input is never overwritten."
+)
+STRICT = click.Option(
+    ["--strict"], is_flag=True, help="Exit with 3 when something asked for was refused."
+)
 JSON = click.Option(["--json", "as_json"], is_flag=True, help="Print one JSON document on stdout.")
 VERBOSE = click.Option(["--verbose", "-v"], is_flag=True, help="List every site and every refusal.")
 QUIET = click.Option(["--quiet", "-q"], is_flag=True, help="Print only warnings and errors.")

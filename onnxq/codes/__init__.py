@@ -69,7 +69,9 @@ def catalogue_page() -> str:
     for area in AREAS:
         parts.append(f"## {area.heading}: {area.title}\n")
         for code in area.codes:
-            parts.append(f"### {code.id}: {code.title}\n\n{code.meaning}\n\n**What to do:** {code.fix}\n")
+            parts.append(
+                f"### {code.id}: {code.title}\n\n{code.meaning}\n\n**What to do:** {code.fix}\n"
+            )
     return "\n".join(parts)
 
 

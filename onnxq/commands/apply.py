@@ -78,7 +78,9 @@ def apply(
             return write_result(result, chosen, out, force)
 
 
-def _carry_out(model: ModelSource, plan: Plan | str | Path, data: object, config: Config, progress: Progress) -> Result:
+def _carry_out(
+    model: ModelSource, plan: Plan | str | Path, data: object, config: Config, progress: Progress
+) -> Result:
     """Carry out a plan: the same model and plan give the same bytes anywhere.
 
     Activations without numbers, or with numbers for another spec than the plan says, are calibrated on the data. A plan
@@ -86,7 +88,12 @@ def _carry_out(model: ModelSource, plan: Plan | str | Path, data: object, config
     """
     fitted = read_plan(plan)
     _check_prepare(fitted)
-    ctx = RunContext(config=config, timers=Timers(progress), progress=progress, memory_limit=config.data.memory_limit)
+    ctx = RunContext(
+        config=config,
+        timers=Timers(progress),
+        progress=progress,
+        memory_limit=config.data.memory_limit,
+    )
     with ctx.timers.run("prepare", "preparing the model"):
         state = _load_as_planned(model, fitted, ctx)
         # Before the plan is fitted: its anchors are structural ids of the equalized model.
@@ -96,7 +103,13 @@ def _carry_out(model: ModelSource, plan: Plan | str | Path, data: object, config
         recognized = None if renew else recognize_model(fitted, prepared)
         state = replay_scalings(state, fitted.scalings, recognized)
         index = GraphIndex(state.model)
-        fitted = fit_plan(fitted, index, compute_fingerprint(state.model), new_weights=renew, recognized=recognized)
+        fitted = fit_plan(
+            fitted,
+            index,
+            compute_fingerprint(state.model),
+            new_weights=renew,
+            recognized=recognized,
+        )
         fitted = fitted if recognized is None else note_contents(fitted, prepared)
         check_specs(fitted, index)
         if fitted.existing:
@@ -106,12 +119,18 @@ def _carry_out(model: ModelSource, plan: Plan | str | Path, data: object, config
     with ctx.timers.run("calibrate", "calibrating"):
         fitted, lines = renew_numbers(ctx, state, fitted)
     # Nothing was calibrated on the made-up inputs, so a check on them is fair, if not telling.
-    if samples is None and fitted.sites and all(site.role is Role.WEIGHT or site.spec.dynamic for site in fitted.sites):
+    if (
+        samples is None
+        and fitted.sites
+        and all(site.role is Role.WEIGHT or site.spec.dynamic for site in fitted.sites)
+    ):
         ctx = make_samples(ctx, state)
     with ctx.timers.run("emit", "making the quantized model"):
         quantized = build_file(state, fitted)
     result = finalize_run(ctx, state.add_plan(fitted), quantized, source=model)
-    return replace(result, report=replace(result.report, warnings=(*result.report.warnings, *lines)))
+    return replace(
+        result, report=replace(result.report, warnings=(*result.report.warnings, *lines))
+    )
 
 
 def _load_as_planned(model: ModelSource, plan: Plan, ctx: RunContext) -> FloatState:

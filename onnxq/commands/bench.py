@@ -10,7 +10,13 @@ from onnxq.backends.engine import Untimed
 from onnxq.config import Command
 from onnxq.engines.bench import Bench, BenchedModel, bench_models
 from onnxq.errors import ConfigError, VerificationError
-from onnxq.pipeline.configuration import Configuration, ModelSource, Overrides, list_models, open_run
+from onnxq.pipeline.configuration import (
+    Configuration,
+    ModelSource,
+    Overrides,
+    list_models,
+    open_run,
+)
 from onnxq.progress import Progress, silent
 from onnxq.report.columns import Text
 from onnxq.report.document import ResultFormat, Values, pick_fields
@@ -66,7 +72,11 @@ def bench(
     with open_run(sources[0], config, overrides, Command.BENCH) as chosen:
         options = chosen.bench
         provider = chosen.runtime.provider
-        fitting = [engine.name for engine in list_engines(foreign=False).values() if "provider" in engine.takes]
+        fitting = [
+            engine.name
+            for engine in list_engines(foreign=False).values()
+            if "provider" in engine.takes
+        ]
         # Only one that the caller gave: that of a configuration may be meant for calibration.
         if (overrides or {}).get("provider") and options.engine not in (*fitting, None):
             cause = "is of ONNX Runtime, and another engine was asked for"
@@ -92,7 +102,11 @@ def _describe_model(bench: Bench, model: BenchedModel) -> Values:
         "ratio": bench.ratio(model),
     }
     if proof is not None:
-        counts = {"kernels": len(proof.kernels), "moving": len(proof.moving), "kinds": proof.by_kind()}
+        counts = {
+            "kernels": len(proof.kernels),
+            "moving": len(proof.moving),
+            "kinds": proof.by_kind(),
+        }
         values |= {"build": proof.build, **counts}
     return values
 
@@ -111,8 +125,12 @@ def _find_failed_model(bench: Bench) -> VerificationError | None:
     for model in bench.failed:
         if model.proof is not None and not model.built:
             build = model.proof.build
-            return VerificationError(model.name, f"{build.state}: {build.reason}", "see `onnxq prove`", code="Q705")
-        return VerificationError(model.name, f"was not timed: {model.reason}", "see the cause", code="Q710")
+            return VerificationError(
+                model.name, f"{build.state}: {build.reason}", "see `onnxq prove`", code="Q705"
+            )
+        return VerificationError(
+            model.name, f"was not timed: {model.reason}", "see the cause", code="Q710"
+        )
     return None
 
 
@@ -140,7 +158,11 @@ def _list_facts(bench: Bench) -> Iterator[str]:
 def _make_table(bench: Bench) -> RenderableType:
     columns = ["model", "heavy nodes", "kernels", "moving"]
     # A column that is empty for every model is left out.
-    ways = [way for way in ("eager", "graph") if any(getattr(model, way) is not None for model in bench.models)]
+    ways = [
+        way
+        for way in ("eager", "graph")
+        if any(getattr(model, way) is not None for model in bench.models)
+    ]
     for way in ways:
         prefix = "graph " if way == "graph" else ""
         columns += [f"{prefix}median", f"{prefix}p99", f"{prefix}runs/s"]
@@ -162,7 +184,11 @@ def _make_table(bench: Bench) -> RenderableType:
 def _format_latency(latency: Latency | None) -> Sequence[str]:
     if latency is None:
         return ("", "", "")
-    return format_milliseconds(latency.median_ms), format_milliseconds(latency.p99_ms), f"{latency.per_second:.0f}"
+    return (
+        format_milliseconds(latency.median_ms),
+        format_milliseconds(latency.p99_ms),
+        f"{latency.per_second:.0f}",
+    )
 
 
 def _make_lines(bench: Bench, verbose: bool) -> SheetRows:
@@ -172,14 +198,20 @@ def _make_lines(bench: Bench, verbose: bool) -> SheetRows:
         yield "not timed", _UNTIMED[bench.untimed].format(capability=capability)
     for model in bench.models:
         if model.proof is not None and not model.built:
-            yield str(model.proof.build.state), Text(f"{model.name}: {model.proof.build.reason}", style="bold red")
+            yield (
+                str(model.proof.build.state),
+                Text(f"{model.name}: {model.proof.build.reason}", style="bold red"),
+            )
         elif model.reason:
             yield "not timed", f"{model.name}: {model.reason}"
         if verbose and model.proof is not None and model.built:
             build = model.proof.build
             kinds = format_counts(dict(model.proof.by_kind().most_common()))
             size = format_bytes(build.engine_bytes)
-            yield "kernels", f"{model.name}: built in {format_seconds(build.seconds)}, {size}; {kinds}"
+            yield (
+                "kernels",
+                f"{model.name}: built in {format_seconds(build.seconds)}, {size}; {kinds}",
+            )
     yield "data", bench.data
 
 

@@ -79,7 +79,11 @@ class _Side:
 
 
 def compare(
-    before: Compared, after: Compared, fail_if: Sequence[str] | str = (), *, progress: Progress = silent
+    before: Compared,
+    after: Compared,
+    fail_if: Sequence[str] | str = (),
+    *,
+    progress: Progress = silent,
 ) -> Comparison:
     """Compare two quantized models: sites that are new, gone, or of other bits or scales, and error, size and time.
 
@@ -89,7 +93,9 @@ def compare(
     Returns a Comparison; `.failed` has the conditions that hold.
     Raises ConfigError for a condition that cannot be read or names a figure that is not there.
     """
-    conditions = [_read_condition(text) for text in ([fail_if] if isinstance(fail_if, str) else fail_if)]
+    conditions = [
+        _read_condition(text) for text in ([fail_if] if isinstance(fail_if, str) else fail_if)
+    ]
     with progress("reading both"):
         sides = [_read_side(subject) for subject in (before, after)]
     old, new = sides
@@ -97,7 +103,12 @@ def compare(
     for text, name, compares, bound in conditions:
         if name not in new.figures:
             known = ", ".join(new.figures) or "none"
-            raise ConfigError(f"fail_if={text!r}", f"{new.name} has no such figure", f"it has: {known}", code="Q304")
+            raise ConfigError(
+                f"fail_if={text!r}",
+                f"{new.name} has no such figure",
+                f"it has: {known}",
+                code="Q304",
+            )
         failed += [text] if compares(new.figures[name], bound) else []
     # In both, one or the other; those of both alike are only counted.
     changes = tuple(_list_changes(old, new))
@@ -105,8 +116,11 @@ def compare(
     return Comparison(
         before=old.name,
         after=new.name,
-        figures=tuple(FigureChange(name=n, before=old.figures.get(n), after=new.figures.get(n)) for n in names),
-        same=len(old.sites.keys() & new.sites.keys()) - sum(bool(change.before and change.after) for change in changes),
+        figures=tuple(
+            FigureChange(name=n, before=old.figures.get(n), after=new.figures.get(n)) for n in names
+        ),
+        same=len(old.sites.keys() & new.sites.keys())
+        - sum(bool(change.before and change.after) for change in changes),
         sites=changes,
         failed=tuple(failed),
     )
@@ -115,7 +129,9 @@ def compare(
 def _read_condition(text: str) -> tuple[str, str, Callable[[float, float], bool], float]:
     match = _CONDITION.fullmatch(text)
     if match is None:
-        raise ConfigError(f"fail_if={text!r}", "is no condition", 'write e.g. "sqnr_db<30"', code="Q304")
+        raise ConfigError(
+            f"fail_if={text!r}", "is no condition", 'write e.g. "sqnr_db<30"', code="Q304"
+        )
     name, comparison, bound = match.groups()
     return text, name, _COMPARISONS[comparison], float(bound)
 
@@ -132,7 +148,11 @@ def _read_side(subject: Compared) -> _Side:
     if path.suffix == ".onnx":
         return _describe_model(path, str(path))
     # A plan and the JSON of a page are told by their keys.
-    if path.suffix == ".json" and path.is_file() and '"topology"' in path.read_text(encoding="utf-8"):
+    if (
+        path.suffix == ".json"
+        and path.is_file()
+        and '"topology"' in path.read_text(encoding="utf-8")
+    ):
         return _describe_plan(read_plan(path))
     return _describe_record(read_record(path), str(path))
 
@@ -142,11 +162,18 @@ def _describe_spec(bits: int, storage: str, scheme: str, granularity: str) -> st
 
 
 def _describe_record(record: ReportRecord, name: str) -> _Side:
-    figures = {"sqnr_db": record.sqnr_db, "bytes": float(record.quantized_bytes), "sites": float(len(record.sites))}
+    figures = {
+        "sqnr_db": record.sqnr_db,
+        "bytes": float(record.quantized_bytes),
+        "sites": float(len(record.sites)),
+    }
     figures |= {f"operators_{dtype}": float(count) for dtype, count in record.types.items()}
     figures |= {"speed": record.speed}
     sites = {
-        site.name: (_describe_spec(site.bits, site.type, site.scheme, site.granularity), site.scales)
+        site.name: (
+            _describe_spec(site.bits, site.type, site.scheme, site.granularity),
+            site.scales,
+        )
         for site in record.sites
     }
     return _Side(name, sites, {key: value for key, value in figures.items() if value is not None})
@@ -157,7 +184,10 @@ def _describe_model(model: str | Path | onnx.ModelProto, name: str) -> _Side:
     for pair in inspect_model(model).pairs:
         grain = GRAIN_NAMES[type(pair.granularity)]
         scales = () if math.isnan(pair.scale_min) else (pair.scale_min, pair.scale_max)
-        sites[str(pair.site)] = (_describe_spec(pair.bits, pair.storage, pair.scheme, grain), scales)
+        sites[str(pair.site)] = (
+            _describe_spec(pair.bits, pair.storage, pair.scheme, grain),
+            scales,
+        )
     return _Side(name, sites, {"bytes": float(measure_bytes(model)), "sites": float(len(sites))})
 
 
@@ -191,20 +221,29 @@ def _format_site(site: tuple[str, tuple[float, ...]] | None) -> str:
     if site is None:
         return ""
     words, scales = site
-    return f"{words}, scale {'..'.join(dict.fromkeys(f'{scale:.4g}' for scale in scales))}" if scales else words
+    return (
+        f"{words}, scale {'..'.join(dict.fromkeys(f'{scale:.4g}' for scale in scales))}"
+        if scales
+        else words
+    )
 
 
 def find_failed_condition(comparison: Comparison) -> VerificationError | None:
     """The error of the first condition that holds; None without."""
     if not comparison.failed:
         return None
-    return VerificationError(comparison.after, f"{' and '.join(comparison.failed)} holds", code="Q703")
+    return VerificationError(
+        comparison.after, f"{' and '.join(comparison.failed)} holds", code="Q703"
+    )
 
 
 def _make_parts(comparison: Comparison, view: TextView) -> Iterator[RenderableType]:
     yield Text(f"{comparison.after} against {comparison.before}", style="bold")
     columns = ("figure", "before", "after")
-    rows = [(figure.name, *map(_format_figure, (figure.before, figure.after))) for figure in comparison.figures]
+    rows = [
+        (figure.name, *map(_format_figure, (figure.before, figure.after)))
+        for figure in comparison.figures
+    ]
     yield make_table(columns, rows, right=columns[1:])
     yield Text("", f"{format_count(comparison.same, 'site')} alike, {len(comparison.sites)} not")
     if comparison.sites:
@@ -223,4 +262,6 @@ def _format_figure(value: float | None) -> str:
     return "" if value is None else f"{value:.10g}"
 
 
-FORMS = {"Comparison": ResultFormat[Comparison](make_parts=_make_parts, find_fault=find_failed_condition)}
+FORMS = {
+    "Comparison": ResultFormat[Comparison](make_parts=_make_parts, find_fault=find_failed_condition)
+}

@@ -118,7 +118,9 @@ def convert(
     usual = None if to == FLOAT else config or f"{to}-int8"
     with open_run(model, usual, outputs, Command.CONVERT, out=out, force=force) as chosen:
         with progress("reading the quantized model"):
-            source = read_quantized(model, lookups=to == FLOAT or not find_backend(chosen.target).reference)
+            source = read_quantized(
+                model, lookups=to == FLOAT or not find_backend(chosen.target).reference
+            )
         if config is None and to != FLOAT:
             config, overrides = _choose_form(source, to, overrides)
         with open_run(model, config, overrides, Command.CONVERT, out=out, force=force) as chosen:
@@ -127,12 +129,19 @@ def convert(
             # A file of several engines names them all.
             if chosen.target != to:
                 cause = f"the configuration is for {chosen.target!r}"
-                raise ConfigError(f"to={to!r}", cause, "name a preset of this target, or no configuration", code="Q312")
+                raise ConfigError(
+                    f"to={to!r}",
+                    cause,
+                    "name a preset of this target, or no configuration",
+                    code="Q312",
+                )
             done = retarget(source, data, chosen, progress=progress)
             with progress("writing"):
                 result = write_result(done.result, chosen, out, force)
             kernels = _compare_kernels(source, result, chosen, progress)
-            return Conversion(result=result, to=to, sites=done.sites, kernels=kernels, answers=done.answers)
+            return Conversion(
+                result=result, to=to, sites=done.sites, kernels=kernels, answers=done.answers
+            )
 
 
 def _choose_form(source: QuantizedSource, to: str, overrides: Overrides) -> tuple[str, Overrides]:
@@ -153,16 +162,26 @@ def _choose_form(source: QuantizedSource, to: str, overrides: Overrides) -> tupl
     if preset not in list_presets():
         preset = f"{to}-int8"
         own = {"mode": "weight-only", "weights.bits": bits}
-        asymmetric = {"weights.scheme": "asymmetric", "weights.signed": False, "weights.storage": f"uint{bits}"}
+        asymmetric = {
+            "weights.scheme": "asymmetric",
+            "weights.signed": False,
+            "weights.storage": f"uint{bits}",
+        }
         if spec is not None and not spec.symmetric and _is_valid(preset, own | asymmetric):
             own |= asymmetric
     if spec is not None and isinstance(spec.granularity, PerBlock):
-        own |= {"weights.granularity": "block", "weights.block_size": spec.granularity.size, "projection_bits": bits}
+        own |= {
+            "weights.granularity": "block",
+            "weights.block_size": spec.granularity.size,
+            "projection_bits": bits,
+        }
     asked = {key: value for key, value in (overrides or {}).items() if value is not None}
     if asked.get("emit") == "nbits":
         # Of MatMulNBits; pairs say nothing of the bits that products compute on.
         nodes = get_index(source.proto).nodes
-        own["accuracy_level"] = max((node.read_int("accuracy_level", 0) for node in nodes), default=0)
+        own["accuracy_level"] = max(
+            (node.read_int("accuracy_level", 0) for node in nodes), default=0
+        )
     return preset, own | asked
 
 
@@ -179,7 +198,9 @@ def _compare_kernels(
     source: QuantizedSource, result: Result, config: Config, progress: Progress
 ) -> KernelChange | None:
     """The kernels that the target's engine makes of both files; None where there is none to ask."""
-    engine = next((engine for engine in find_backend(config.target).engines if engine.installed), None)
+    engine = next(
+        (engine for engine in find_backend(config.target).engines if engine.installed), None
+    )
     if engine is None or not config.convert.kernels or is_large_model(result.light):
         return None
     request = ProveRequest(engine=engine.name, runtime=config.runtime, progress=progress)
@@ -202,7 +223,9 @@ def _write_float(source: QuantizedSource, out: str | Path | None, force: bool) -
     # Nothing is planned or run: the pairs are taken out, and that is all.
     floats = source.restore_types()
     name = str(source.origin) if isinstance(source.origin, (str, Path)) else ""
-    report = Report(source=name, target=FLOAT, output_bytes=measure_size(floats), warnings=warn_integers(source))
+    report = Report(
+        source=name, target=FLOAT, output_bytes=measure_size(floats), warnings=warn_integers(source)
+    )
     # It has no pairs, and so a plan without sites.
     result = Result(floats, Plan(target=FLOAT, model=name, topology="", weights=""), report)
     if out is not None:
@@ -217,7 +240,8 @@ def _make_parts(done: Conversion, view: TextView) -> Iterator[RenderableType]:
     if view.verbose and done.sites:
         columns = ("site", "role", "numbers", "error")
         rows = [
-            (s.site, s.role, s.how.value, "" if s.error_db is None else format_decibel(s.error_db)) for s in done.sites
+            (s.site, s.role, s.how.value, "" if s.error_db is None else format_decibel(s.error_db))
+            for s in done.sites
         ]
         yield make_table(columns, rows, right=columns[3:], names=columns[:1])
     yield Text("")
@@ -228,15 +252,31 @@ def _make_rows(done: Conversion) -> SheetRows:
     yield "numbers", tuple(f"{count} {kind.value}" for kind, count in counts.items())
     # Those that a person may want to look at, one by one.
     rounded = [site for site in done.sites if site.how is Kept.ROUNDED]
-    yield "rounded anew", tuple(f"{site.site}: {format_decibel(site.error_db or 0.0)}" for site in rounded)
+    yield (
+        "rounded anew",
+        tuple(f"{site.site}: {format_decibel(site.error_db or 0.0)}" for site in rounded),
+    )
     kernels = done.kernels
     answers = done.answers
     if kernels is not None:
-        yield f"in {kernels.engine}", (f"before: {kernels.before.describe()}", f"after: {kernels.after.describe()}")
+        yield (
+            f"in {kernels.engine}",
+            (f"before: {kernels.before.describe()}", f"after: {kernels.after.describe()}"),
+        )
     if answers is not None:
-        before, after, both = map(format_decibel, (answers.before, answers.after, answers.agreement))
-        against = f"against the file's weights in float, on {format_count(answers.samples, 'sample')}"
-        yield "answers", (f"before: {before}, after: {after}, {against}", f"{both} against the file that it came from")
+        before, after, both = map(
+            format_decibel, (answers.before, answers.after, answers.agreement)
+        )
+        against = (
+            f"against the file's weights in float, on {format_count(answers.samples, 'sample')}"
+        )
+        yield (
+            "answers",
+            (
+                f"before: {before}, after: {after}, {against}",
+                f"{both} against the file that it came from",
+            ),
+        )
 
 
 FORMS = {

@@ -88,7 +88,9 @@ def diff(
     Raises a subclass of OnnxqError for models that do not belong together, data that does not fit, missing packages.
     """
     folder = name_folder(out)
-    guarded = nullcontext() if folder is None else prepare_folder(folder, _list_files(folder, force))
+    guarded = (
+        nullcontext() if folder is None else prepare_folder(folder, _list_files(folder, force))
+    )
     with guarded, open_run(model, config, overrides, Command.DIFF) as chosen:
         with progress("reading the models"):
             loaded = [run for path in chosen.diff.load for run in load_results(path)]
@@ -103,9 +105,18 @@ def diff(
         inside = chosen.diff.layers or chosen.diff.bisect
         prepared = _load_prepared(model, quantized, chosen) if inside else None
         result = compare_models(
-            named, other, dataset, chosen, keep=keep, loaded=loaded, prepared=prepared, progress=progress
+            named,
+            other,
+            dataset,
+            chosen,
+            keep=keep,
+            loaded=loaded,
+            prepared=prepared,
+            progress=progress,
         )
-        difference = replace(result.difference, float_model=_path(model), quantized_model=_path(quantized))
+        difference = replace(
+            result.difference, float_model=_path(model), quantized_model=_path(quantized)
+        )
         return difference if folder is None else _save(difference, result, folder, progress)
 
 
@@ -144,7 +155,9 @@ def _list_files(folder: Path, force: bool) -> list[str]:
     return names
 
 
-def _save(difference: Difference, result: DiffResult, folder: Path, progress: Progress) -> Difference:
+def _save(
+    difference: Difference, result: DiffResult, folder: Path, progress: Progress
+) -> Difference:
     """Write the results, as Polygraphy's files, so that `polygraphy run` can go on from them."""
     with progress("writing the results"):
         files = [*result.recorder.write(folder, overwrite=True)]
@@ -163,10 +176,16 @@ def _save(difference: Difference, result: DiffResult, folder: Path, progress: Pr
     count = len(result.recorder.inputs)
     notes = difference.notes
     if count < difference.samples:
-        notes = (*notes, f"the outputs of the first {count} of {difference.samples} samples were saved")
+        notes = (
+            *notes,
+            f"the outputs of the first {count} of {difference.samples} samples were saved",
+        )
     # Last, with the list of all other files in it.
     difference = replace(
-        difference, saved=tuple(files), bisections=tuple(bisections) or difference.bisections, notes=notes
+        difference,
+        saved=tuple(files),
+        bisections=tuple(bisections) or difference.bisections,
+        notes=notes,
     )
     write_text(folder / REPORT, FORMS["Difference"].write_json(difference), overwrite=True)
     return difference
@@ -210,7 +229,10 @@ def _make_parts(difference: Difference, view: TextView) -> Iterator[RenderableTy
 
 
 def _make_title(difference: Difference) -> Text:
-    names = [PurePath(path).name or "model" for path in (difference.float_model, difference.quantized_model)]
+    names = [
+        PurePath(path).name or "model"
+        for path in (difference.float_model, difference.quantized_model)
+    ]
     title = Text(f"{names[1]} against {names[0]}", style="bold")
     return title.join_text(f"  ({difference.data})") if difference.data else title
 
@@ -244,7 +266,10 @@ def _make_rows(difference: Difference, view: TextView) -> SheetRows:
     if difference.outputs:
         yield "outputs", _make_output_table(difference)
     for run, agreements in difference.choices.items():
-        yield "choices", Group(Text(_label_runs(difference).get(run, run)), *list_choices(agreements))
+        yield (
+            "choices",
+            Group(Text(_label_runs(difference).get(run, run)), *list_choices(agreements)),
+        )
     yield "engines", _describe_engines(difference)
     for piece in difference.bisections:
         names = ", ".join(f"{name} ({op})" for name, op in zip(piece.nodes, piece.ops, strict=True))
@@ -276,12 +301,23 @@ def _list_skipped(difference: Difference) -> Iterator[str]:
 
 def _make_run_table(difference: Difference) -> RenderableType:
     rows = [(run.label, run.engine, run.samples) for run in difference.runs]
-    return make_table(("run", "engine", "samples"), rows, right=("samples",), fold=("run", "engine"))
+    return make_table(
+        ("run", "engine", "samples"), rows, right=("samples",), fold=("run", "engine")
+    )
 
 
 def _make_output_table(difference: Difference) -> RenderableType:
     best = f"top-{difference.top_k}"
-    columns = ("output", "run", "SQNR", "cosine", "max abs", "max rel", best, f"against {label_run(OFF)}")
+    columns = (
+        "output",
+        "run",
+        "SQNR",
+        "cosine",
+        "max abs",
+        "max rel",
+        best,
+        f"against {label_run(OFF)}",
+    )
     labels = _label_runs(difference)
     rows = []
     parts: dict[str, Text] = {}
@@ -289,10 +325,15 @@ def _make_output_table(difference: Difference) -> RenderableType:
         against_off = {error.run: format_decibel(error.sqnr_db) for error in output.engines}
         for error in output.accuracy:
             name = output.name + error.part
-            rows.append((name, labels[error.run], *_format_error(error), against_off.get(error.run, "")))
+            rows.append(
+                (name, labels[error.run], *_format_error(error), against_off.get(error.run, ""))
+            )
             if error.part:
                 parts.setdefault(name, part_text(output.name, name, error.whole_db))
-    return Group(make_table(columns, rows, right=columns[2:], names=("output",), fold=("run",)), *parts.values())
+    return Group(
+        make_table(columns, rows, right=columns[2:], names=("output",), fold=("run",)),
+        *parts.values(),
+    )
 
 
 def _format_error(error: Error) -> tuple[str, str, str, str, str]:
@@ -310,7 +351,9 @@ def _describe_engines(difference: Difference) -> list[str]:
     lines = []
     for divergence in difference.divergences:
         place = f"{divergence.tensor} ({divergence.op} {divergence.node})"
-        size = _describe_size(divergence.sqnr_db, divergence.levels) + _explain_divergence(divergence)
+        size = _describe_size(divergence.sqnr_db, divergence.levels) + _explain_divergence(
+            divergence
+        )
         lines.append(f"{labels[divergence.run]}: diverges from the file first at {place}: {size}")
     if lines:
         return lines
@@ -333,7 +376,9 @@ def _describe_size(sqnr_db: float, code_steps: float) -> str:
 def _make_layer_table(difference: Difference, view: TextView) -> Iterator[RenderableType]:
     layers, more = _select_layers(difference, view)
     runs = list(dict.fromkeys(error.run for layer in difference.layers for error in layer.accuracy))
-    others = list(dict.fromkeys(error.run for layer in difference.layers for error in layer.engines))
+    others = list(
+        dict.fromkeys(error.run for layer in difference.layers for error in layer.engines)
+    )
     labels = _label_runs(difference)
     columns: Names = ("tensor", "op", *(f"SQNR {labels[run]}" for run in runs), "drop")
     columns += (*(f"{labels[run]} against {labels[OFF]}" for run in others), "levels")
@@ -354,11 +399,20 @@ def _select_layers(difference: Difference, view: TextView) -> tuple[Sequence[Lay
     return [layer for layer in difference.layers if layer.name in chosen], more
 
 
-def _make_layer_row(layer: LayerDiff, runs: Sequence[str], others: Sequence[str], verbose: bool) -> tuple[str, ...]:
+def _make_layer_row(
+    layer: LayerDiff, runs: Sequence[str], others: Sequence[str], verbose: bool
+) -> tuple[str, ...]:
     accuracy = {error.run: format_decibel(error.sqnr_db) for error in layer.accuracy}
     engines = {error.run: format_decibel(error.sqnr_db) for error in layer.engines}
-    code_steps = max((error.levels for error in layer.engines if not math.isnan(error.levels)), default=math.nan)
-    cells = [layer.name, layer.op, *(accuracy.get(run, "") for run in runs), format_figure(layer.drop_db, ".1f")]
+    code_steps = max(
+        (error.levels for error in layer.engines if not math.isnan(error.levels)), default=math.nan
+    )
+    cells = [
+        layer.name,
+        layer.op,
+        *(accuracy.get(run, "") for run in runs),
+        format_figure(layer.drop_db, ".1f"),
+    ]
     cells += [*(engines.get(run, "") for run in others), format_figure(code_steps, ".1f")]
     if verbose:
         worst = min(layer.accuracy, key=lambda error: error.sqnr_db, default=None)
@@ -375,7 +429,9 @@ def _find_warnings(difference: Difference) -> Iterator[RenderableType]:
         text = f"{labels[divergence.run]}: {from_there} ({size}){_explain_divergence(divergence)}"
         yield format_warning(Caution("W109", text), "bold red")
     for unmet in difference.unmet:
-        yield Text(f"unmet: output {unmet.output}: {describe_unmet(difference, unmet)}", style="bold red")
+        yield Text(
+            f"unmet: output {unmet.output}: {describe_unmet(difference, unmet)}", style="bold red"
+        )
     if difference.synthetic:
         yield format_warning(warn_synthetic("the models were compared"))
 

@@ -70,7 +70,9 @@ class ExportedScales:
             text = "; ".join(f"{count}: {reason}" for reason, count in counts)
             cautions.append(Caution("W143", f"{len(self.left)} sites are not in the file: {text}"))
         if self.uncovered:
-            shown = ", ".join(self.uncovered[:_SHOWN]) + (" …" if len(self.uncovered) > _SHOWN else "")
+            shown = ", ".join(self.uncovered[:_SHOWN]) + (
+                " …" if len(self.uncovered) > _SHOWN else ""
+            )
             text = "have no entry, and tools that read the file find ranges of their own for them"
             cautions.append(Caution("W144", f"{len(self.uncovered)} float tensors {text}: {shown}"))
         return tuple(cautions)
@@ -94,7 +96,13 @@ def export_calibration(
     Raises CalibrationError for a format that does not exist, is only read, or holds none of the sites.
     """
     row = find_format(kind)
-    name = str(source) if isinstance(source, (str, Path)) else "the plan" if isinstance(source, Plan) else "the model"
+    name = (
+        str(source)
+        if isinstance(source, (str, Path))
+        else "the plan"
+        if isinstance(source, Plan)
+        else "the model"
+    )
     with guard_outputs(name if isinstance(source, (str, Path)) else "", out, force=force):
         with progress("reading the scales"):
             sites, index = _read_sites(source)
@@ -131,7 +139,10 @@ def _read_sites(source: Plan | str | Path | onnx.ModelProto) -> tuple[SitePlans,
     if existing.view is None:
         fix = "quantize it: `onnxq quantize`, or name a plan"
         raise ModelError(
-            str(source) if not isinstance(source, onnx.ModelProto) else "model", "has no pair", fix, code="Q125"
+            str(source) if not isinstance(source, onnx.ModelProto) else "model",
+            "has no pair",
+            fix,
+            code="Q125",
         )
     found = {site.site: site for site in existing.sites}
     if plan is not None:
@@ -145,7 +156,9 @@ def _is_json(path: Path) -> bool:
         with path.open("rb") as file:
             return file.read(64).lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"{")
     except OSError as error:
-        raise PlanError(path, error.strerror or str(error), "name a plan or a quantized model", code="Q401") from error
+        raise PlanError(
+            path, error.strerror or str(error), "name a plan or a quantized model", code="Q401"
+        ) from error
 
 
 def _make_parts(exported: ExportedScales, view: TextView) -> Iterator[RenderableType]:
@@ -156,7 +169,10 @@ def _make_parts(exported: ExportedScales, view: TextView) -> Iterator[Renderable
 def _make_rows(exported: ExportedScales, verbose: bool) -> SheetRows:
     changed = [f"{site.site}: {site.change}" for site in exported.written if site.change]
     left = [f"{site.site}: {site.reason}" for site in exported.left]
-    yield "written", f"{len(exported.written)} sites, {len(exported.written) - len(changed)} of them to the bit"
+    yield (
+        "written",
+        f"{len(exported.written)} sites, {len(exported.written) - len(changed)} of them to the bit",
+    )
     for label, lines in (("changed", changed), ("not in the file", left)):
         if lines:
             yield label, join_lines(lines, verbose, _SHOWN)

@@ -98,7 +98,9 @@ def import_calibration(
         scales = cache if isinstance(cache, ScaleTable) else read_scales(cache, kind)
         usual = _find_usual(scales)
         options = _choose_target(overrides, scales, usual) if config is None else overrides
-        with open_run(model, config, options, Command.IMPORT, out=out, force=force, usual=usual) as chosen:
+        with open_run(
+            model, config, options, Command.IMPORT, out=out, force=force, usual=usual
+        ) as chosen:
             imported = _import(scales, model, data, chosen, progress)
             write_plan(imported.plan, out, force, progress)
     return imported
@@ -109,7 +111,9 @@ def _find_usual(scales: ScaleTable) -> str:
     # Files of symmetric int8 alone are for engines that take nothing else.
     backends = tuple(list_backends())
     mine = [b.name for b in backends if any(map(scales.kind.startswith, b.formats))]
-    strict = [b.name for b in backends if scales.only_int8 and b.formats and not b.usual.zero_points]
+    strict = [
+        b.name for b in backends if scales.only_int8 and b.formats and not b.usual.zero_points
+    ]
     return next(iter((*mine, *strict)), DEFAULT_TARGET)
 
 
@@ -146,29 +150,42 @@ def import_and_apply(
             cache, model, data, config, overrides=overrides, out=out, kind=kind or "", **shared
         )
         if applied is not None:
-            settings = {key: overrides[key] for key in _SHARED if key in overrides} | {"latency": False}
+            settings = {key: overrides[key] for key in _SHARED if key in overrides} | {
+                "latency": False
+            }
             # A configuration that was not given follows the plan's target.
             config = config or f"{imported.plan.target}-int8"
-            report = apply(model, imported.plan, data, config, overrides=settings, out=applied, **shared).report
+            report = apply(
+                model, imported.plan, data, config, overrides=settings, out=applied, **shared
+            ).report
     values = {field.name: getattr(imported, field.name) for field in fields(imported)}
     return AppliedImport(**values, applied=report)
 
 
 def _choose_target(overrides: Overrides, scales: ScaleTable, usual: str) -> dict[str, Any]:
     """The overrides of a caller without a configuration, with the presets' values that fit the scales of a cache."""
-    options = {"target": usual, **{key: value for key, value in (overrides or {}).items() if value is not None}}
+    options = {
+        "target": usual,
+        **{key: value for key, value in (overrides or {}).items() if value is not None},
+    }
     # The default preset is asymmetric uint8, of which scales of int8 say nothing.
     fits = options["target"] != DEFAULT_TARGET or not scales.only_int8
-    return ({} if fits else {"activations.scheme": "symmetric", "activations.signed": True}) | options
+    return (
+        {} if fits else {"activations.scheme": "symmetric", "activations.signed": True}
+    ) | options
 
 
-def _import(scales: ScaleTable, model: ModelSource, data: object, config: Config, progress: Progress) -> Imported:
+def _import(
+    scales: ScaleTable, model: ModelSource, data: object, config: Config, progress: Progress
+) -> Imported:
     """Plan the model and give its sites the file's scales."""
     _demand_symmetric(config, scales)
     name = Path(model).name if isinstance(model, (str, Path)) else "model"
     ctx = RunContext(config=config, skip=frozenset(config.skip), progress=progress)
     state = load_state(model, ctx)
-    trial = _attempt(scales, state, read_data(state, data, config, progress=progress), config, name, progress)
+    trial = _attempt(
+        scales, state, read_data(state, data, config, progress=progress), config, name, progress
+    )
     # Which sites there are is known once the model is planned; with the file's bits it is planned again.
     if rules := _list_rules(trial, scales, config):
         config = config.model_copy(update={"rules": (*rules, *config.rules)})
@@ -226,12 +243,19 @@ class _Attempt:
 
 
 def _attempt(
-    cache: ScaleTable, state: FloatState, samples: SampleSets, config: Config, name: str, progress: Progress
+    cache: ScaleTable,
+    state: FloatState,
+    samples: SampleSets,
+    config: Config,
+    name: str,
+    progress: Progress,
 ) -> _Attempt:
     with progress("planning"):
         drafted = draft_placement(state, samples, config, name, progress=progress)
         plan = drafted.default(attention=config.attention == "quantized")
-        return _Attempt(state, samples, plan, match_scales(cache, plan, state.before, GraphIndex(state.model)))
+        return _Attempt(
+            state, samples, plan, match_scales(cache, plan, state.before, GraphIndex(state.model))
+        )
 
 
 def _list_rules(trial: _Attempt, scales: ScaleTable, config: Config) -> tuple[Rule, ...]:
@@ -240,13 +264,17 @@ def _list_rules(trial: _Attempt, scales: ScaleTable, config: Config) -> tuple[Ru
         return ()
     engine = find_target(config.target, config.mode)
     index = GraphIndex(trial.state.model)
-    return tuple(make_rules(trial.plan, trial.match.entries, sort_by_name(scales.entries), engine, index))
+    return tuple(
+        make_rules(trial.plan, trial.match.entries, sort_by_name(scales.entries), engine, index)
+    )
 
 
 def _lacks_own_tensor(trial: _Attempt) -> bool:
     """Preparation made a tensor that lacks a scale: no cache can ever have one for it."""
     before = trial.state.before
-    names = {output for node in before.nodes for output in node.outputs} | {value.name for value in before.inputs}
+    names = {output for node in before.nodes for output in node.outputs} | {
+        value.name for value in before.inputs
+    }
     return any(site.tensor not in names for site in trial.match.absent)
 
 
@@ -260,7 +288,12 @@ def _demand_symmetric(config: Config, scales: ScaleTable) -> None:
             f"choose a static preset, e.g. {_find_usual(scales)}-int8",
             code="Q321",
         )
-    kind = activations.bits, activations.scheme, activations.is_signed, activations.storage or "int8"
+    kind = (
+        activations.bits,
+        activations.scheme,
+        activations.is_signed,
+        activations.storage or "int8",
+    )
     if scales.only_int8 and kind != (8, "symmetric", True, "int8"):
         raise ConfigError(
             f"{config.source or 'config'}: activations",
@@ -303,14 +336,21 @@ def _leave_missing_float(
         if not set(readers) - set(left):
             subject = str(trial.match.missing[0].site)
             raise CalibrationError(
-                subject, "has no scale and cannot be left float", "calibrate it with `data=…`", code="Q507"
+                subject,
+                "has no scale and cannot be left float",
+                "calibrate it with `data=…`",
+                code="Q507",
             )
         for report, site in zip(trial.match.absent, trial.match.missing, strict=True):
             nodes = ", ".join(list_consumers((site,), index))
             absent.setdefault(report.site, replace(report, done=f"left float: {nodes}"))
         left |= {node: tensor for node, tensor in readers.items() if node not in left}
-        trial = _attempt(cache, trial.state, trial.samples, _add_float_rule(config, left), name, progress)
-    refusals = tuple(Refusal(node, _REASON, "calibrate it with samples", "no-scale", "R106") for node in left)
+        trial = _attempt(
+            cache, trial.state, trial.samples, _add_float_rule(config, left), name, progress
+        )
+    refusals = tuple(
+        Refusal(node, _REASON, "calibrate it with samples", "no-scale", "R106") for node in left
+    )
     # The rule that leaves them float is ours, and gives another reason than the cache.
     others = tuple(refusal for refusal in trial.plan.refusals if refusal.subject not in left)
     floats = tuple(entry for entry in trial.plan.left_float if entry.subject not in left)
@@ -341,10 +381,16 @@ def _make_rows(imported: Imported, verbose: bool) -> SheetRows:
     counts = format_counts(dict(sorted(imported.plan.by_role().items())))
     yield "plan", f"{text}: {counts}" if counts else text
     if imported.missing:
-        lines = [f"{site.tensor}: {site.done}" if site.done else site.tensor for site in imported.missing]
+        lines = [
+            f"{site.tensor}: {site.done}" if site.done else site.tensor for site in imported.missing
+        ]
         yield "no scale", join_lines(lines, verbose, _SHOWN)
     for kind, label in _LABELS.items():
-        names = [_describe_line(line, imported.unit, verbose) for line in imported.unmatched if line.why is kind]
+        names = [
+            _describe_line(line, imported.unit, verbose)
+            for line in imported.unmatched
+            if line.why is kind
+        ]
         if names:
             yield label, Text(f"{len(names)}: ").append_text(join_lines(names, verbose, _SHOWN))
     changed = [f"{match.site}: {match.kept}" for match in imported.matched if match.kept]
@@ -356,7 +402,13 @@ def _make_rows(imported: Imported, verbose: bool) -> SheetRows:
 def _make_match(match: MatchedSite) -> Sequence[object]:
     # Most names are the site's own; only others are worth a cell.
     name = match.name if match.name != match.site else ""
-    return match.site, format_scale(match.scale, match.scale), match.line, name, match.kept or match.through
+    return (
+        match.site,
+        format_scale(match.scale, match.scale),
+        match.line,
+        name,
+        match.kept or match.through,
+    )
 
 
 def _describe_line(line: UnusedLine, unit: str, verbose: bool) -> str:
@@ -372,7 +424,10 @@ def _group_reasons(lines: Sequence[UnusedLine], verbose: bool) -> list[str]:
     for line in lines:
         groups.setdefault(line.reason, []).append(line.name)
     ordered = sorted(groups.items(), key=lambda group: (-len(group[1]), group[0]))
-    return [f"{len(names)} {reason}" + (f": {', '.join(names)}" if verbose else "") for reason, names in ordered]
+    return [
+        f"{len(names)} {reason}" + (f": {', '.join(names)}" if verbose else "")
+        for reason, names in ordered
+    ]
 
 
 def _describe_plan(imported: Imported) -> Values:

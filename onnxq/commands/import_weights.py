@@ -18,7 +18,14 @@ from onnxq.config import DEFAULT_TARGET, Command, Config, Rule
 from onnxq.errors import CalibrationError
 from onnxq.files import guard_outputs
 from onnxq.graph import compute_structural_ids, get_index
-from onnxq.interop import Checkpoint, FoundWeight, InputScale, WeightCodes, match_weights, open_checkpoint
+from onnxq.interop import (
+    Checkpoint,
+    FoundWeight,
+    InputScale,
+    WeightCodes,
+    match_weights,
+    open_checkpoint,
+)
 from onnxq.passes.assembly import build_file
 from onnxq.passes.base import RunContext
 from onnxq.passes.equalization.passes import SCALINGS, TOKEN_SCALES, write_factors
@@ -35,7 +42,14 @@ from onnxq.progress import Progress, silent
 from onnxq.report.columns import Text
 from onnxq.report.document import ResultFormat
 from onnxq.report.model import Report
-from onnxq.report.terminal import RenderableType, SheetRows, TextView, join_lines, make_sheet, make_table
+from onnxq.report.terminal import (
+    RenderableType,
+    SheetRows,
+    TextView,
+    join_lines,
+    make_sheet,
+    make_table,
+)
 from onnxq.sites import Caution, Names, Role, Unquantized
 from onnxq.spec import PerBlock, PerChannel, QParams, QuantSpec
 from onnxq.wording import abbreviate, show_html
@@ -49,7 +63,8 @@ _SIZES = (128, 64, 32, 16)
 # The most bits for which ONNX Runtime's MatMulNBits has float zero points.
 _MOST_BITS = 4
 _NO_FLOATS = (
-    f"its blocks begin at floats, which a MatMul alone may have, up to {_MOST_BITS} bits and with `emit='nbits'`"
+    "its blocks begin at floats, which a MatMul alone may "
+    f"have, up to {_MOST_BITS} bits and with `emit='nbits'`"
 )
 _ORIGIN = "checkpoint"
 
@@ -135,7 +150,9 @@ def import_weights(
         # Inside the guard, because its files are inputs, too; before the configuration, which follows its form.
         opened = open_checkpoint(checkpoint)
         options = _choose_form(opened, overrides) if config is None else overrides
-        with open_run(model, config, options, Command.IMPORT_WEIGHTS, out=out, force=force) as chosen:
+        with open_run(
+            model, config, options, Command.IMPORT_WEIGHTS, out=out, force=force
+        ) as chosen:
             imported = _import(opened, model, data, chosen, progress)
             with progress("writing"):
                 return replace(imported, result=write_result(imported.result, chosen, out, force))
@@ -153,7 +170,11 @@ def _choose_form(checkpoint: Checkpoint, overrides: Overrides) -> dict[str, Any]
         return {"saturation": "allow"} | given
     if given.get("target", DEFAULT_TARGET) != DEFAULT_TARGET:
         return given
-    return {"emit": "nbits", "weights.granularity": "block", "weights.block_size": _SIZES[0]} | given
+    return {
+        "emit": "nbits",
+        "weights.granularity": "block",
+        "weights.block_size": _SIZES[0],
+    } | given
 
 
 def _import(
@@ -187,12 +208,18 @@ def _import(
     done = {name for row in placed for name in row.names}
     for found in wanted:
         reason = _explain_float(plan, found)
-        (floats if found.by == "values" else missing).update(dict.fromkeys({*found.names} - done, reason))
+        (floats if found.by == "values" else missing).update(
+            dict.fromkeys({*found.names} - done, reason)
+        )
     skipped = [SkippedWeight(*row) for row in missing.items()]
     if (skipped or not placed) and not config.data.allow_missing:
         raise _refuse(checkpoint, missing or floats)
-    skipped += [SkippedWeight(name, reason, True) for name, reason in floats.items() if name not in done]
-    plan = calibrate(state.model, replace(plan, warnings=(*plan.warnings, *_explain_data(checkpoint, config))))
+    skipped += [
+        SkippedWeight(name, reason, True) for name, reason in floats.items() if name not in done
+    ]
+    plan = calibrate(
+        state.model, replace(plan, warnings=(*plan.warnings, *_explain_data(checkpoint, config)))
+    )
     origin = f"{checkpoint.format} checkpoint {PurePath(checkpoint.source).name}"
     plan = replace(plan, scalings=SCALINGS.find(state) or (), data=origin)
     with ctx.timers.run("emit", "making the quantized model"):
@@ -203,7 +230,9 @@ def _import(
         ctx = ctx.add_samples(read_data(state, data, config, progress=progress))
     result = finalize_run(ctx, state.add_plan(plan), quantized, source=model)
     count = len(checkpoint.weights) + len(checkpoint.refused)
-    return ImportedWeights(checkpoint.source, checkpoint.format, count, placed, tuple(skipped), result)
+    return ImportedWeights(
+        checkpoint.source, checkpoint.format, count, placed, tuple(skipped), result
+    )
 
 
 def _scale_tokens(state: FloatState, found: Iterable[FoundWeight], config: Config) -> FloatState:
@@ -219,7 +248,11 @@ def _scale_tokens(state: FloatState, found: Iterable[FoundWeight], config: Confi
         for node in match.weight.nodes
         if (tensor := get_index(state.model).find_input(node, 0)) is not None
     }
-    return write_factors(compute_structural_ids(state.model), state, TOKEN_SCALES, steps) if steps else state
+    return (
+        write_factors(compute_structural_ids(state.model), state, TOKEN_SCALES, steps)
+        if steps
+        else state
+    )
 
 
 def _choose_spec(found: FoundWeight, codes: WeightCodes, config: Config) -> QuantSpec:
@@ -230,7 +263,9 @@ def _choose_spec(found: FoundWeight, codes: WeightCodes, config: Config) -> Quan
     if codes.minimum is not None and not (nbits and alone and codes.bits <= _MOST_BITS):
         raise CalibrationError(found.sources[0].form, _NO_FLOATS, code="Q515")
     if codes.order is not None and config.mode != "weight-only":
-        raise CalibrationError(found.sources[0].form, "groups in another order are for data in float", code="Q515")
+        raise CalibrationError(
+            found.sources[0].form, "groups in another order are for data in float", code="Q515"
+        )
     columns = weight.shape[1]
     # Any number of blocks has the scale of their row.
     whole = next((size for size in _SIZES if nbits and alone and columns % size == 0), 0)
@@ -246,7 +281,10 @@ def _choose_spec(found: FoundWeight, codes: WeightCodes, config: Config) -> Quan
 
 
 def _plan_weights(
-    state: FloatState, config: Config, name: str, wanted: Mapping[FoundWeight, tuple[QuantSpec, WeightCodes]]
+    state: FloatState,
+    config: Config,
+    name: str,
+    wanted: Mapping[FoundWeight, tuple[QuantSpec, WeightCodes]],
 ) -> Plan:
     """The plan of these weights alone, as the target's rules place them."""
     rules: list[dict[str, Any]] = []
@@ -254,18 +292,27 @@ def _plan_weights(
         nodes = [f"/^{re.escape(node.name)}$/" for node in found.weight.nodes]
         words = spec_dict(spec)
         form: dict[str, Any] = {
-            key: words[key] for key in ("bits", "scheme", "granularity", "block_size") if key in words
+            key: words[key]
+            for key in ("bits", "scheme", "granularity", "block_size")
+            if key in words
         }
         form |= {"signed": spec.signed, "storage": spec.storage, "quantize": True}
         # The second is for the data of the same nodes, where the mode quantizes data.
-        rules += [{"node": nodes, "role": "weight", "set": form}, {"node": nodes, "set": {"quantize": True}}]
+        rules += [
+            {"node": nodes, "role": "weight", "set": form},
+            {"node": nodes, "set": {"quantize": True}},
+        ]
     rules.append({"op": "*", "set": {"float": True}})
     own = (*config.rules, *map(Rule.model_validate, rules))
     plan = plan_unrun(state, config.model_copy(update={"rules": own}), name, None)
     # All other nodes are float because the checkpoint has nothing for them, which is no refusal and no choice.
     readers = {node.name for found in wanted for node in found.weight.nodes}
     refusals = tuple(row for row in plan.refusals if row.subject in readers)
-    return replace(plan, refusals=refusals, left_float=tuple(row for row in plan.left_float if row.subject in readers))
+    return replace(
+        plan,
+        refusals=refusals,
+        left_float=tuple(row for row in plan.left_float if row.subject in readers),
+    )
 
 
 def _fill_plan(
@@ -282,9 +329,15 @@ def _fill_plan(
             sites += _scale_data(site, found)
         elif site.role is not Role.WEIGHT:
             sites.append(site)
-        for match in [match for match in found if site.role is Role.WEIGHT and site.spec == wanted[match][0]][:1]:
+        for match in [
+            match for match in found if site.role is Role.WEIGHT and site.spec == wanted[match][0]
+        ][:1]:
             sites.append(_set_codes(site, wanted[match][1], match.weight.axis))
-            placed.append(PlacedWeight(str(match.weight.tensor), readers, match.names, match.by, match.sources[0].form))
+            placed.append(
+                PlacedWeight(
+                    str(match.weight.tensor), readers, match.names, match.by, match.sources[0].form
+                )
+            )
     return replace(plan, sites=tuple(sites)), tuple(placed)
 
 
@@ -300,7 +353,9 @@ def _set_codes(site: SitePlan, codes: WeightCodes, axis: int) -> SitePlan:
         arrays[:2] = (np.repeat(array, stored.shape[1] // grain.size, 1) for array in arrays[:2])
     elif isinstance(grain, PerChannel):
         arrays[:2] = (array[:, 0] for array in arrays[:2])
-    laid: list[Any] = [None if a is None else np.ascontiguousarray(a.T if axis else a) for a in arrays]
+    laid: list[Any] = [
+        None if a is None else np.ascontiguousarray(a.T if axis else a) for a in arrays
+    ]
     numbers = QParams(laid[0], laid[1], _ORIGIN, minimum=laid[3], order=codes.order)
     return replace(site, qparams=numbers, values=laid[2])
 
@@ -316,7 +371,9 @@ def _scale_data(site: SitePlan, found: list[FoundWeight]) -> Iterator[SitePlan]:
     raised = 0 if site.spec.signed else 128
     for entry, edge in zip(data, readers, strict=False):
         assert entry is not None
-        numbers = QParams(np.asarray(entry.scale, np.float32), np.asarray(entry.zero + raised, np.int32), _ORIGIN)
+        numbers = QParams(
+            np.asarray(entry.scale, np.float32), np.asarray(entry.zero + raised, np.int32), _ORIGIN
+        )
         own = replace(site, qparams=numbers)
         if len(scales) == 1:
             yield own
@@ -346,8 +403,14 @@ def _explain_data(checkpoint: Checkpoint, config: Config) -> Iterator[Caution]:
     """How layers treat their data otherwise than the checkpoint says."""
     data = {weight.data for weight in checkpoint.weights} - {None}
     if data and config.mode != "static":
-        how = "it stays float here" if config.mode == "weight-only" else "it has one scale a tensor and run here"
-        yield Caution("W139", f"the checkpoint quantizes the data of its layers to 8 bits, and {how}")
+        how = (
+            "it stays float here"
+            if config.mode == "weight-only"
+            else "it has one scale a tensor and run here"
+        )
+        yield Caution(
+            "W139", f"the checkpoint quantizes the data of its layers to 8 bits, and {how}"
+        )
 
 
 def _make_parts(imported: ImportedWeights, view: TextView) -> Iterator[RenderableType]:
@@ -365,8 +428,14 @@ def _make_rows(imported: ImportedWeights, verbose: bool) -> SheetRows:
     by = Counter(row.by for row in imported.placed)
     forms = Counter(row.form for row in imported.placed)
     yield "checkpoint", f"{imported.count} quantized weights, {len(used)} of them used"
-    yield "placed", f"{len(imported.placed)} weights: {by['values']} found by values, {by['names']} by names"
-    yield "forms", join_lines([f"{count} in {form}" for form, count in forms.items()], verbose, _SHOWN)
+    yield (
+        "placed",
+        f"{len(imported.placed)} weights: {by['values']} found by values, {by['names']} by names",
+    )
+    yield (
+        "forms",
+        join_lines([f"{count} in {form}" for form, count in forms.items()], verbose, _SHOWN),
+    )
     for exact, label in ((False, "skipped"), (True, "in float")):
         lines = [f"{row.name}: {row.reason}" for row in imported.skipped if row.exact is exact]
         if lines:
@@ -375,6 +444,8 @@ def _make_rows(imported: ImportedWeights, verbose: bool) -> SheetRows:
 
 FORMS = {
     "ImportedWeights": ResultFormat[ImportedWeights](
-        make_parts=_make_parts, derive=lambda imported: {"applied": imported.report}, hidden="result"
+        make_parts=_make_parts,
+        derive=lambda imported: {"applied": imported.report},
+        hidden="result",
     )
 }

@@ -107,10 +107,17 @@ def annotate_bits(
                 )
         if out is not None:
             with progress("writing"):
-                save_model(inspection.model, Path(out), external=options.external_data or None, overwrite=force)
+                save_model(
+                    inspection.model,
+                    Path(out),
+                    external=options.external_data or None,
+                    overwrite=force,
+                )
             inspection = replace(inspection, output=str(out))
         if sidecar is not None:
-            write_text(Path(sidecar), write_sidecar(inspection.model, inspection.pairs), overwrite=force)
+            write_text(
+                Path(sidecar), write_sidecar(inspection.model, inspection.pairs), overwrite=force
+            )
     return inspection
 
 
@@ -118,7 +125,12 @@ def _refuse_mixture(first: str, does: str, **others: object) -> None:
     """Raise ConfigError for options that the first one passes over."""
     asked = ", ".join(name for name, value in others.items() if value)
     if asked:
-        raise ConfigError(f"`{first}=True`", f"{does}, and {asked} would have no effect", "leave one out", code="Q309")
+        raise ConfigError(
+            f"`{first}=True`",
+            f"{does}, and {asked} would have no effect",
+            "leave one out",
+            code="Q309",
+        )
 
 
 def find_disagreement(inspection: Inspection) -> VerificationError | None:
@@ -164,7 +176,14 @@ def _make_parts(inspection: Inspection, view: TextView) -> Iterator[RenderableTy
         yield Text(summary, style="yellow")
     columns = ("site", "noted", "found", "why")
     if inspection.disagreements:
-        table = make_list(inspection.disagreements, view, columns, " ".join(columns), names=("site",), fold=columns[1:])
+        table = make_list(
+            inspection.disagreements,
+            view,
+            columns,
+            " ".join(columns),
+            names=("site",),
+            fold=columns[1:],
+        )
         yield from (Text(""), *table)
     if inspection.output:
         yield Text(f"written: {inspection.output}")
@@ -175,7 +194,11 @@ def _list_pairs(pairs: Sequence[PairInfo], view: TextView) -> list[RenderableTyp
 
     def make_row(pair: PairInfo) -> Sequence[object]:
         # Scales that the model computes itself have no value in the file.
-        scale = "at run time" if math.isnan(pair.scale_min) else format_scale(pair.scale_min, pair.scale_max)
+        scale = (
+            "at run time"
+            if math.isnan(pair.scale_min)
+            else format_scale(pair.scale_min, pair.scale_max)
+        )
         grain = _format_grain(pair.granularity)
         ops = ",".join(pair.ops)
         row = (pair.site, ops, pair.bits, pair.scheme, grain, scale, pair.origin)

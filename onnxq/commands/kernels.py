@@ -27,7 +27,9 @@ class Kernels:
         return [kernel for kernel in self.kernels if kernel.state == "missing"]
 
 
-def build(archs: Sequence[str], out: str | None, force: bool, *, progress: Progress = silent) -> Kernels:
+def build(
+    archs: Sequence[str], out: str | None, force: bool, *, progress: Progress = silent
+) -> Kernels:
     """Compile the kernels. archs: GPUs to compile for. out: a folder for machines of the same kind."""
     built = build_kernels(archs, output=name_folder(out), force=force, progress=progress)
     return Kernels(tuple(built), for_gpus=bool(archs))
@@ -42,7 +44,9 @@ def find_missing_kernels(result: Kernels) -> MissingDependencyError | None:
     faults = [kernel for kernel in missing if kernel.kernels == "CUDA"] if result.for_gpus else []
     if len(missing) == len(result.kernels):
         faults = faults or missing
-    return MissingDependencyError(f"{faults[0].kernels} kernels", faults[0].reason) if faults else None
+    return (
+        MissingDependencyError(f"{faults[0].kernels} kernels", faults[0].reason) if faults else None
+    )
 
 
 def _make_parts(result: Kernels, view: TextView) -> Iterator[RenderableType]:
@@ -56,7 +60,15 @@ def _make_row(kernel: Built) -> tuple[str, ...]:
     # Host libraries have no architectures.
     goal = " ".join(kernel.archs) or "this processor"
     size = f"{kernel.size / 1024:.0f}"
-    return kernel.kernels, goal, kernel.state, kernel.made_by, size, f"{kernel.seconds:.1f}", kernel.path
+    return (
+        kernel.kernels,
+        goal,
+        kernel.state,
+        kernel.made_by,
+        size,
+        f"{kernel.seconds:.1f}",
+        kernel.path,
+    )
 
 
 FORMS = {

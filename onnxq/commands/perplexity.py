@@ -22,7 +22,13 @@ from onnxq.evaluation.perplexity import (
 )
 from onnxq.graph import load_model, name_nodes
 from onnxq.graph.precision.widen import read_types, widen_model
-from onnxq.pipeline.configuration import Configuration, ModelSource, Overrides, list_models, open_run
+from onnxq.pipeline.configuration import (
+    Configuration,
+    ModelSource,
+    Overrides,
+    list_models,
+    open_run,
+)
 from onnxq.progress import Progress, count_items, silent
 from onnxq.report.columns import Text
 from onnxq.report.document import ResultFormat
@@ -66,17 +72,25 @@ def perplexity(
         return _measure(sources, Path(data), chosen, progress)
 
 
-def _measure(sources: Sequence[ModelSource], path: Path, config: Config, progress: Progress) -> Perplexity:
+def _measure(
+    sources: Sequence[ModelSource], path: Path, config: Config, progress: Progress
+) -> Perplexity:
     options = config.perplexity
     seed = config.data.seed
     tokenizer = find_tokenizer(path, config.data)
     with progress("loading the models"):
         decoders = _load_decoders(sources, config)
     # A model exported for one length takes no other; caches make up for it.
-    fixed = [model.parts.length for model in decoders if model.parts.length is not None and not model.caches]
+    fixed = [
+        model.parts.length
+        for model in decoders
+        if model.parts.length is not None and not model.caches
+    ]
     length = min(fixed, default=config.data.sequence_length or LENGTH)
     with progress("reading the text", config.data.samples) as task:
-        errors = sum_errors(decoders, count_items(_list_windows(path, tokenizer, length, config.data), task))
+        errors = sum_errors(
+            decoders, count_items(_list_windows(path, tokenizer, length, config.data), task)
+        )
     texts: dict[str, float] = {}
     prompts = choose_prompts(choose_windows(path, tokenizer, length, options.prompts, seed))
     if options.generate:
@@ -126,7 +140,10 @@ def _load_decoders(sources: Sequence[ModelSource], config: Config) -> list[Decod
         wide = onnx.TensorProto.BFLOAT16 in (types.computes, *types.interface.values())
         runnable = widen_model(named) if wide else source
         session = Session(
-            runnable, threads=config.verify.threads, provider=runtime.provider, libraries=runtime.libraries
+            runnable,
+            threads=config.verify.threads,
+            provider=runtime.provider,
+            libraries=runtime.libraries,
         )
         # The session knows the sizes of caches less well than the nodes that read them.
         inputs = settle_caches(session.inputs, named)
@@ -134,7 +151,9 @@ def _load_decoders(sources: Sequence[ModelSource], config: Config) -> list[Decod
     return list(decoders.values())
 
 
-def _list_windows(path: Path, tokenizer: Tokenizer, length: int, config: DataConfig) -> Iterator[Window]:
+def _list_windows(
+    path: Path, tokenizer: Tokenizer, length: int, config: DataConfig
+) -> Iterator[Window]:
     if config.samples is None:
         return read_windows(path, tokenizer, length)
     return choose_windows(path, tokenizer, length, config.samples, config.seed)
@@ -159,7 +178,12 @@ def _make_parts(comparison: Perplexity, view: TextView) -> Iterator[RenderableTy
 
 
 def _make_row(score: LanguageScore, timed: bool) -> list[str]:
-    cells = [score.name, format_bytes(score.size), f"{score.perplexity:.4g}", f"{score.bits_per_byte:.4f}"]
+    cells = [
+        score.name,
+        format_bytes(score.size),
+        f"{score.perplexity:.4g}",
+        f"{score.bits_per_byte:.4f}",
+    ]
     cells += [f"{100 * score.agreement:.2f}%", f"{score.divergence:.2g}"]
     if score.generated is not None:
         cells.append(f"{score.generated:.1f}")
@@ -174,9 +198,15 @@ def _format_rate(rate: float | None) -> str:
 
 def _make_lines(comparison: Perplexity, generated: bool, timed: bool) -> SheetRows:
     windows = format_count(comparison.windows, "window")
-    yield "text", f"{comparison.data}: {comparison.tokens} tokens in {windows} of at most {comparison.length}"
+    yield (
+        "text",
+        f"{comparison.data}: {comparison.tokens} tokens in {windows} of at most {comparison.length}",
+    )
     first = comparison.models[0].name
-    yield "compared", f"agreement: the same likeliest token as {first}; KL: divergence from it, nats a token"
+    yield (
+        "compared",
+        f"agreement: the same likeliest token as {first}; KL: divergence from it, nats a token",
+    )
     if generated:
         prompts = format_count(comparison.prompts, "prompt")
         yield "generated", f"tokens before the first that differs from {first}'s, mean of {prompts}"

@@ -13,7 +13,13 @@ from onnxq.plan import Plan, to_json
 from onnxq.progress import Progress, silent
 from onnxq.report.columns import Text
 from onnxq.report.document import ErrorValues, ResultFormat
-from onnxq.report.sentences import format_precision, format_reasons, format_roles, make_site_line, placement_text
+from onnxq.report.sentences import (
+    format_precision,
+    format_reasons,
+    format_roles,
+    make_site_line,
+    placement_text,
+)
 from onnxq.report.terminal import (
     RenderableType,
     SheetRows,
@@ -58,7 +64,14 @@ def _make_parts(plan: Plan, view: TextView) -> Iterator[RenderableType]:
         columns.append("reason")
     if plan.sites:
         lines = list(map(make_site_line, plan.sites))
-        yield from make_list(lines, view, columns, " ".join(columns), names=("site",), fold=("spec", "rule", "reason"))
+        yield from make_list(
+            lines,
+            view,
+            columns,
+            " ".join(columns),
+            names=("site",),
+            fold=("spec", "rule", "reason"),
+        )
         yield Text("")
     yield make_sheet(_make_rows(plan, view.verbose))
 
@@ -76,7 +89,10 @@ def _make_rows(plan: Plan, verbose: bool) -> SheetRows:
         details = [placement_text(plan)]
         if plan.placement.cpu:
             details.append(f"cpu {plan.placement.cpu}")
-        details += [f"{name} {ratio:.2f} times as fast as float" for name, ratio in plan.placement.speedups.items()]
+        details += [
+            f"{name} {ratio:.2f} times as fast as float"
+            for name, ratio in plan.placement.speedups.items()
+        ]
         yield "placement", ", ".join(details)
     for label, names in (("guarded", plan.float_nodes), ("kept", plan.kept)):
         if names:
@@ -94,4 +110,8 @@ class _PlanForm(ResultFormat[Plan]):
         return to_json(result)
 
 
-FORMS = {"Plan": _PlanForm(make_parts=_make_parts, list_warnings=lambda plan: format_warnings(plan.warnings))}
+FORMS = {
+    "Plan": _PlanForm(
+        make_parts=_make_parts, list_warnings=lambda plan: format_warnings(plan.warnings)
+    )
+}

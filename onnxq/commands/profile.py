@@ -39,7 +39,11 @@ from onnxq.workers import use_threads
 
 # Rows of a table without `verbose`.
 _SHOWN = 12
-_TITLES = {"node": "nodes, each with all it reads", "segment": "segments of neighbouring nodes", "site": "sites"}
+_TITLES = {
+    "node": "nodes, each with all it reads",
+    "segment": "segments of neighbouring nodes",
+    "site": "sites",
+}
 
 
 def profile_model(
@@ -62,9 +66,13 @@ def profile_model(
     Raises a subclass of OnnxqError for models that do not belong together, or data that does not fit.
     """
     if quantized is not None and plan is not None:
-        raise ConfigError("plan", "a plan and a quantized model were given", "give one of them", code="Q317")
+        raise ConfigError(
+            "plan", "a plan and a quantized model were given", "give one of them", code="Q317"
+        )
     # Where the model is quantized first, its time says nothing of the cost of its sites.
-    with open_run(model, config, {**(overrides or {}), "verify.latency": False}, Command.PROFILE) as chosen:
+    with open_run(
+        model, config, {**(overrides or {}), "verify.latency": False}, Command.PROFILE
+    ) as chosen:
         if quantized is None and plan is None:
             quantized = quantize(model, data, chosen, progress=progress).model
             origin = f"quantized as {chosen.source or chosen.target} says"
@@ -72,7 +80,9 @@ def profile_model(
             origin = str(plan if quantized is None else quantized)
         with progress("reading the models"):
             ctx = RunContext(config=Config(runtime=chosen.runtime), progress=progress)
-            state, proto = load_both(model, ctx, quantized, None if plan is None else read_plan(plan))
+            state, proto = load_both(
+                model, ctx, quantized, None if plan is None else read_plan(plan)
+            )
         samples = load_data(data, state.before.inputs, chosen.data, state.named, progress=progress)
         dataset = samples.take(chosen.profile.samples, chosen.data.seed)
         with use_threads(chosen.scale.threads), open_crew(chosen.scale, model) as crew:
@@ -104,16 +114,26 @@ def _make_parts(profile: Profile, view: TextView) -> Iterator[RenderableType]:
             yield from (Text(""), Text(_TITLES[kind], style="bold"))
             columns = ("name", "op", "pairs", "isolated", "left out", "gain")
             yield from make_list(
-                costs, view, columns, _make_cost_row, usual=_SHOWN, right=columns[2:], names=columns[:1]
+                costs,
+                view,
+                columns,
+                _make_cost_row,
+                usual=_SHOWN,
+                right=columns[2:],
+                names=columns[:1],
             )
     if profile.joint:
         yield from (Text(""), Text("the loudest nodes left in float together", style="bold"))
-        rows = [(len(cost.nodes), format_decibel(cost.sqnr_db), cost.rule) for cost in profile.joint]
+        rows = [
+            (len(cost.nodes), format_decibel(cost.sqnr_db), cost.rule) for cost in profile.joint
+        ]
         yield make_table(("nodes", "SQNR", "rule"), rows, right=("nodes", "SQNR"), fold=("rule",))
     if profile.prefixes:
         yield from (Text(""), Text("prefixes: quantized from the start up to a node", style="bold"))
         titles = ("node", "SQNR")
-        yield from make_list(profile.prefixes, view, titles, _make_prefix_row, right=titles[1:], names=titles[:1])
+        yield from make_list(
+            profile.prefixes, view, titles, _make_prefix_row, right=titles[1:], names=titles[:1]
+        )
 
 
 def _make_title(profile: Profile) -> Text:
@@ -126,7 +146,10 @@ def _make_rows(profile: Profile) -> SheetRows:
     yield "all", f"{format_decibel(profile.sqnr_db)} with everything quantized, {count}"
     yield "data", profile.data
     if len(profile.outputs) > 1:
-        rows = [(output.name + output.part, format_decibel(output.sqnr_db)) for output in profile.outputs]
+        rows = [
+            (output.name + output.part, format_decibel(output.sqnr_db))
+            for output in profile.outputs
+        ]
         yield "outputs", make_table(("output", "SQNR"), rows, right=("SQNR",), names=("output",))
     if profile.choices:
         yield "choices", Group(*list_choices(profile.choices))

@@ -12,7 +12,16 @@ from onnxq.backends import find_engine, list_engines
 from onnxq.backends.engine import DevicePlacement, Kernel, Tensor
 from onnxq.config import Command, Config
 from onnxq.data import Dataset, load_data
-from onnxq.engines.prove.proof import INT8, INT16, INTEGERS, QUANTIZED, NodeProof, Proof, Requirement, SiteState
+from onnxq.engines.prove.proof import (
+    INT8,
+    INT16,
+    INTEGERS,
+    QUANTIZED,
+    NodeProof,
+    Proof,
+    Requirement,
+    SiteState,
+)
 from onnxq.engines.prove.prove import ProveRequest, open_output_folder, prove_model
 from onnxq.engines.shapes import parse_shapes
 from onnxq.errors import ConfigError, VerificationError
@@ -107,7 +116,9 @@ def _check_libraries(engine: str | None, overrides: Mapping[str, Any]) -> None:
     for name in ("ort_library", "plugin", "soc", "htp_arch"):
         if engine is None or not overrides.get(name) or name in find_engine(engine).takes:
             continue
-        families = dict.fromkeys(other.family for other in list_engines().values() if name in other.takes)
+        families = dict.fromkeys(
+            other.family for other in list_engines().values() if name in other.takes
+        )
         cause = f"is for {' or '.join(families)}, and another engine was asked for"
         raise ConfigError(name, cause, "leave it out", code="Q317")
 
@@ -168,10 +179,14 @@ def find_unmet_requirement(proof: Proof) -> VerificationError | None:
         left = proof.placement.left
         cause = f"{count} partitions run on the device, and {len(left)} nodes on the CPU"
         remedy = f"{left[0].subject}: {left[0].reason}; {left[0].fix}" if left else ""
-        return VerificationError(f"`max_partitions={proof.max_partitions}`", cause, remedy, code="Q706")
+        return VerificationError(
+            f"`max_partitions={proof.max_partitions}`", cause, remedy, code="Q706"
+        )
     if not proof.holds:
         fix = "quantize the float model with onnxq (saturation: avoid, the default), or with 7-bit weights"
-        return VerificationError("`require_exact=True`", saturation_summary(proof.weights), fix, code="Q707")
+        return VerificationError(
+            "`require_exact=True`", saturation_summary(proof.weights), fix, code="Q707"
+        )
     return None
 
 
@@ -180,7 +195,10 @@ def _find_warnings(proof: Proof) -> Iterator[Caution]:
     summary = saturation_summary(proof.weights)
     # Where exact sums are required they are an unmet requirement, listed as such.
     if summary and not proof.require_exact:
-        yield Caution("W107", summary if proof.cost is not None else f"{summary}; `data=…` says how often they do")
+        yield Caution(
+            "W107",
+            summary if proof.cost is not None else f"{summary}; `data=…` says how often they do",
+        )
 
 
 def _make_parts(proof: Proof, view: TextView) -> Iterator[RenderableType]:
@@ -201,22 +219,35 @@ def _make_parts(proof: Proof, view: TextView) -> Iterator[RenderableType]:
 
 def _make_tables(proof: Proof, view: TextView) -> Iterator[RenderableType]:
     if proof.nodes:
-        nodes = proof.nodes if view.top is None else sorted(proof.nodes, key=lambda node: node.type == INT8)
+        nodes = (
+            proof.nodes
+            if view.top is None
+            else sorted(proof.nodes, key=lambda node: node.type == INT8)
+        )
         columns: Names = ("node", "op", "type", "kernel", "reads -> writes")
         yield from make_list(
-            nodes, view, columns, "node op type kind types", names=("node", "kernel"), fold=("reads -> writes",)
+            nodes,
+            view,
+            columns,
+            "node op type kind types",
+            names=("node", "kernel"),
+            fold=("reads -> writes",),
         )
         yield Text("")
     # That a pair fused is what it was written for.
     pairs = [site for site in proof.sites if view.verbose or site.state is not SiteState.FUSED]
     if pairs:
         columns = ("pair", "role", "state", "rule", "why")
-        yield from make_list(pairs, view, columns, "site role state rule reason", names=("pair",), fold=columns[3:])
+        yield from make_list(
+            pairs, view, columns, "site role state rule reason", names=("pair",), fold=columns[3:]
+        )
         yield Text("")
     yield from make_sums_tables(proof.weights, proof.cost, view)
     if view.verbose and proof.kernels:
         columns = ("kernel", "kind", "inputs", "constants", "outputs", "nodes")
-        yield from make_list(proof.kernels, view, columns, _make_kernel_row, names=columns[:2], fold=columns[2:])
+        yield from make_list(
+            proof.kernels, view, columns, _make_kernel_row, names=columns[:2], fold=columns[2:]
+        )
         yield Text("")
 
 
@@ -239,7 +270,9 @@ def _make_rows(proof: Proof, verbose: bool) -> SheetRows:
             yield "last lines", build.log if verbose else build.log[-6:]
     if build.reduced is not None:
         reduced = build.reduced
-        names = ", ".join(f"{name} ({op})" for name, op in zip(reduced.nodes, reduced.ops, strict=True))
+        names = ", ".join(
+            f"{name} ({op})" for name, op in zip(reduced.nodes, reduced.ops, strict=True)
+        )
         effort = f"{reduced.builds} builds, {format_seconds(reduced.seconds)}"
         yield "smallest", f"{len(reduced.nodes)} nodes that do the same: {names} ({effort})"
     yield from _list_types(proof)
@@ -258,7 +291,10 @@ def _make_rows(proof: Proof, verbose: bool) -> SheetRows:
     if proof.placement is not None:
         yield from _list_placement(proof.placement, verbose)
     for requirement in proof.requirements:
-        yield ("forbidden" if requirement.forbidden else "required"), _describe_requirement(requirement)
+        yield (
+            ("forbidden" if requirement.forbidden else "required"),
+            _describe_requirement(requirement),
+        )
     if proof.require_exact:
         yield "required", f"exact: {saturation_summary(proof.weights) or 'no weight can overflow'}"
     if proof.cost is not None:
@@ -273,10 +309,13 @@ def _list_placement(placement: DevicePlacement, verbose: bool) -> SheetRows:
     """The number of partitions, and the nodes that the CPU runs, by reason."""
     groups: dict[str, list[str]] = {}
     for one in placement.left:
-        groups.setdefault(f"{one.reason}; {one.fix}" if one.fix else one.reason, []).append(one.subject)
+        groups.setdefault(f"{one.reason}; {one.fix}" if one.fix else one.reason, []).append(
+            one.subject
+        )
     yield "partitions", f"{placement.partitions} on the device"
     lines = [
-        f"{len(names)} left to it ({names[0]}{', …' if len(names) > 1 else ''}): {why}" for why, names in groups.items()
+        f"{len(names)} left to it ({names[0]}{', …' if len(names) > 1 else ''}): {why}"
+        for why, names in groups.items()
     ]
     if lines:
         yield "CPU", join_lines(lines, verbose, _SHOWN)
@@ -285,14 +324,18 @@ def _list_placement(placement: DevicePlacement, verbose: bool) -> SheetRows:
 def _list_types(proof: Proof) -> SheetRows:
     """Numbers of nodes, by operator, that compute in int8, or only store their weights in a narrow type."""
     types = proof.by_op()
-    stored = Counter((node.op, node.stored) for node in proof.nodes if node.stored and INT8 not in node.computed)
+    stored = Counter(
+        (node.op, node.stored) for node in proof.nodes if node.stored and INT8 not in node.computed
+    )
     integers = [dtype for dtype in (INT8, INT16) if any(node.type == dtype for node in proof.nodes)]
     for dtype in integers or ([INT8] if types and not stored else []):
         running = Counter(node.op for node in proof.nodes if node.type == dtype)
         products = (f"{op} {running[op]}/{counts.total()}" for op, counts in types.items())
         yield dtype, ", ".join(products)
     if stored:
-        shares = (f"{op} {count}/{types[op].total()} in {dtype}" for (op, dtype), count in stored.items())
+        shares = (
+            f"{op} {count}/{types[op].total()} in {dtype}" for (op, dtype), count in stored.items()
+        )
         yield "weights", ", ".join(shares)
 
 
@@ -314,7 +357,10 @@ def _list_reasons(nodes: Sequence[NodeProof]) -> list[str]:
     for node in nodes:
         if node.reason:
             groups.setdefault(f"{node.op}: {node.reason}", []).append(node.node)
-    return [f"{len(names)} {reason} ({names[0]}{', …' if len(names) > 1 else ''})" for reason, names in groups.items()]
+    return [
+        f"{len(names)} {reason} ({names[0]}{', …' if len(names) > 1 else ''})"
+        for reason, names in groups.items()
+    ]
 
 
 FORMS = {

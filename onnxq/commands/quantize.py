@@ -19,7 +19,15 @@ from onnxq.pipeline.record import write_run
 from onnxq.progress import Progress, silent
 from onnxq.report.columns import Text
 from onnxq.report.document import ResultFormat, Values, describe_verdict
-from onnxq.report.model import OTHER_CPUS, SYNTHETIC, UNCHANGED, EngineCheck, Report, make_verdict, warn_synthetic
+from onnxq.report.model import (
+    OTHER_CPUS,
+    SYNTHETIC,
+    UNCHANGED,
+    EngineCheck,
+    Report,
+    make_verdict,
+    warn_synthetic,
+)
 from onnxq.report.sentences import format_forced, format_precision, format_reasons, format_roles
 from onnxq.report.terminal import (
     Group,
@@ -78,7 +86,12 @@ def quantize(
             find_compiler(chosen.target)
         if chosen.output.report and isinstance(data, Iterator):
             fix = "give a list, or a function that returns an iterator"
-            raise ConfigError("data", "an iterator is read once, and `report_out=…` reads it again", fix, code="Q317")
+            raise ConfigError(
+                "data",
+                "an iterator is read once, and `report_out=…` reads it again",
+                fix,
+                code="Q317",
+            )
         result = quantize_model.quantize(model, data, chosen, progress=progress)
         with progress("writing"):
             result = write_result(result, chosen, out, force)
@@ -103,14 +116,21 @@ def _make_title(report: Report) -> Text:
     kinds = [table.split()[0] for table in find_target(report.target).costs] if report.cpu else []
     by_kind = not CPU_KINDS.keys().isdisjoint(kinds)
     purpose = f" for {_CPUS.get(report.cpu, report.cpu)}" if by_kind else ""
-    facts = [part for part in (report.target, report.config, f"placement by {report.placement}{purpose}") if part]
+    facts = [
+        part
+        for part in (report.target, report.config, f"placement by {report.placement}{purpose}")
+        if part
+    ]
     return text.join_text(f"  ({', '.join(facts)})", style="dim")
 
 
 def _make_rows(report: Report, verbose: bool) -> SheetRows:
     yield "verdict", _make_verdict(report)
     if change := _describe_size(report):
-        yield "size", f"{format_bytes(report.source_bytes)} -> {format_bytes(report.output_bytes)}, {change}"
+        yield (
+            "size",
+            f"{format_bytes(report.source_bytes)} -> {format_bytes(report.output_bytes)}, {change}",
+        )
     yield "latency", _make_latency(report)
     if report.checks:
         yield "accuracy", _make_checks(report)
@@ -160,10 +180,14 @@ def _make_verdict(report: Report) -> Text:
     if report.unchanged:
         reason = f"nothing{' more' if report.already else ''} is quantized"
         if report.refusals:
-            reason = f"what was asked for was refused{' or would not pay' if report.left_float else ''}"
+            reason = (
+                f"what was asked for was refused{' or would not pay' if report.left_float else ''}"
+            )
         elif report.left_float:
             reason = f"int8 would not pay, so that {reason}"
-        return format_verdict(UNCHANGED.name, UNCHANGED.style, "; ".join(filter(None, (reason, *facts))))
+        return format_verdict(
+            UNCHANGED.name, UNCHANGED.style, "; ".join(filter(None, (reason, *facts)))
+        )
     if not report.figures:
         facts.insert(0, report.unchecked)
     grade, text = make_verdict(report.figures, report.choices, facts)
@@ -184,7 +208,13 @@ def _make_latency(report: Report) -> Text | None:
     if math.isnan(latency.ratio):
         return Text("not measured")
     cpu = f"on {_CPUS.get(latency.cpu, latency.cpu)}" if latency.cpu else ""
-    run = ("median", format_threads(latency.threads), format_shapes(latency.shapes), cpu, latency.engine)
+    run = (
+        "median",
+        format_threads(latency.threads),
+        format_shapes(latency.shapes),
+        cpu,
+        latency.engine,
+    )
     text = f"{latency.describe()} ({', '.join(filter(None, run))})"
     return Text(text, style="bold red" if report.slower else "")
 
@@ -245,7 +275,9 @@ def _describe_engine(check: EngineCheck, *, alone: bool) -> Text:
     products = ", ".join(f"{count} in {dtype}" for dtype, count in check.types)
     facts = [answers, f"products {products}" if products else "no products"]
     if check.partitions or check.left:
-        left = f"{len(check.left)} nodes left to the CPU, e.g. {check.left[0]}" if check.left else ""
+        left = (
+            f"{len(check.left)} nodes left to the CPU, e.g. {check.left[0]}" if check.left else ""
+        )
         facts += [format_count(check.partitions, "partition"), left or "nothing left to the CPU"]
     if check.latency is not None and not alone:
         facts.append(check.latency.describe())
@@ -275,7 +307,9 @@ def _make_warnings(report: Report) -> Iterator[RenderableType]:
         yield format_warning(warning)
     for alarm in report.alarms():
         # That int8 does not pay is no failure.
-        yield format_warning(alarm, "yellow" if report.unchanged and not report.refusals else "bold red")
+        yield format_warning(
+            alarm, "yellow" if report.unchanged and not report.refusals else "bold red"
+        )
     if report.synthetic and not report.calibrated:
         # Weights need no samples, but the check against float then says little.
         yield format_warning(warn_synthetic("the check ran"))
@@ -305,7 +339,9 @@ def describe_promotion(promotion: Promotion) -> str:
     outcome = "holds" if promotion.met else "does NOT hold"
     parts = [f"{promotion.asked}: {outcome} with {figure}", change, promotion.note]
     if promotion.headroom > 1:
-        parts.append(f"ranges reach {promotion.headroom - 1:.0%} further than on the samples, as the request allows")
+        parts.append(
+            f"ranges reach {promotion.headroom - 1:.0%} further than on the samples, as the request allows"
+        )
     return "; ".join(filter(None, parts))
 
 
@@ -337,12 +373,21 @@ def make_promotion(promotion: Promotion | None) -> RenderableType | None:
     basis = f"before and after on {promotion.samples} samples" if promotion.samples else ""
     if not math.isnan(promotion.spread):
         basis += ", each with the ranges of the others; ±: 19 in 20 others have no less"
-    return Group(outcome, make_table(columns, rows, right=columns[2:], names=("site",)), Text(basis, style="dim"))
+    return Group(
+        outcome,
+        make_table(columns, rows, right=columns[2:], names=("site",)),
+        Text(basis, style="dim"),
+    )
 
 
 def _derive_values(report: Report) -> Values:
     verdict = describe_verdict(report.figures, UNCHANGED if report.unchanged else None)
-    return {"roles": dict(report.roles), "slower": report.slower, "alarms": report.alarms(), "verdict": verdict}
+    return {
+        "roles": dict(report.roles),
+        "slower": report.slower,
+        "alarms": report.alarms(),
+        "verdict": verdict,
+    }
 
 
 FORMS = {

@@ -44,7 +44,12 @@ def make_report(
         if record is not None:
             shown = read_record(record)
         elif model is None:
-            raise ConfigError("model", "none was given", "name the float model, or a page: `record=…`", code="Q304")
+            raise ConfigError(
+                "model",
+                "none was given",
+                "name the float model, or a page: `record=…`",
+                code="Q304",
+            )
         elif quantized is None:
             result = quantize(model, data, chosen, progress=progress)
             shown = describe_result(model, result, data, chosen, progress)

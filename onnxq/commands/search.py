@@ -62,8 +62,14 @@ class SearchResult:
         writer = csv.writer(text, lineterminator="\n")
         writer.writerow([field.name for field in fields(FrontPoint)])
         for point in self.front:
-            values = (getattr(point, field.name) for field in fields(FrontPoint) if field.name != "precisions")
-            writer.writerow([point.describe(), *("" if value is None else value for value in values)])
+            values = (
+                getattr(point, field.name)
+                for field in fields(FrontPoint)
+                if field.name != "precisions"
+            )
+            writer.writerow(
+                [point.describe(), *("" if value is None else value for value in values)]
+            )
         return text.getvalue()
 
     def plot(self, axes: Any = None) -> Any:
@@ -74,9 +80,18 @@ class SearchResult:
         axes = axes or make_axes(7, 4)
         # Where times were asked for, every model has one.
         timed = all(point.latency_ms is not None for point in self.front)
-        places = [(point.latency_ms if timed else point.bytes / 1e6, point.sqnr_db) for point in self.front]
+        places = [
+            (point.latency_ms if timed else point.bytes / 1e6, point.sqnr_db)
+            for point in self.front
+        ]
         for point, (x, y) in zip(self.front, places, strict=True):
-            axes.plot(x, y, "o" if point.holds else "x", color="C3" if point.taken else "C0", gid=point.describe())
+            axes.plot(
+                x,
+                y,
+                "o" if point.holds else "x",
+                color="C3" if point.taken else "C0",
+                gid=point.describe(),
+            )
         axes.set_xlabel("ms" if timed else "MB")
         axes.set_ylabel("SQNR of the worst output, dB")
         axes.set_title(self.asked)
@@ -107,11 +122,17 @@ def search(
         with progress("writing"):
             result = write_result(outcome.result, chosen, out, force)
         found = SearchResult(
-            result=result, front=outcome.front, asked=outcome.asked, met=outcome.met, rules=outcome.rules
+            result=result,
+            front=outcome.front,
+            asked=outcome.asked,
+            met=outcome.met,
+            rules=outcome.rules,
         )
         _write_forms(found, chosen, force)
         if chosen.output.report:
-            write_run(model, result, data, chosen, force, progress, front=found.front, asked=found.asked)
+            write_run(
+                model, result, data, chosen, force, progress, front=found.front, asked=found.asked
+            )
         return found
 
 
@@ -145,9 +166,19 @@ def make_front(front: tuple[FrontPoint, ...]) -> RenderableType:
         mark = "taken" if point.taken else "" if point.holds else "beyond"
         expected = "" if point.predicted_db is None else format_decibel(point.predicted_db)
         size = "" if point.predicted_bytes is None else format_bytes(point.predicted_bytes)
-        row = [mark, point.describe(), format_decibel(point.sqnr_db), expected, format_bytes(point.bytes), size]
+        row = [
+            mark,
+            point.describe(),
+            format_decibel(point.sqnr_db),
+            expected,
+            format_bytes(point.bytes),
+            size,
+        ]
         if timed:
-            row += ["" if ms is None else format_milliseconds(ms) for ms in (point.latency_ms, point.predicted_ms)]
+            row += [
+                "" if ms is None else format_milliseconds(ms)
+                for ms in (point.latency_ms, point.predicted_ms)
+            ]
         if measured:
             row.append("" if point.metric is None else f"{point.metric:.4g}")
         rows.append(row)

@@ -45,7 +45,9 @@ def calibrate_part(
             ctx, state, _ = prepare_run(model, data, ctx)
             if not isinstance(ctx, EqualizeContext):
                 fix = "quantize it without parts"
-                raise PlanError("the model", "is not run: there is nothing to calibrate", fix, code="Q405")
+                raise PlanError(
+                    "the model", "is not run: there is nothing to calibrate", fix, code="Q405"
+                )
             samples = ctx.data.ranges
             number, count = _read_shard(shard, len(samples))
             positions = split_evenly(range(len(samples)), count)[number - 1]
@@ -65,7 +67,9 @@ def calibrate_part(
     return part
 
 
-def merge_parts(parts: Sequence[str | Path], *, out: str | Path | None = None, force: bool = False) -> Part:
+def merge_parts(
+    parts: Sequence[str | Path], *, out: str | Path | None = None, force: bool = False
+) -> Part:
     """Merge parts that `calibrate_part` wrote, in any order; merged ones may be merged again.
 
     out: write the merged part as JSON. Raises CalibrationError for files that are no parts, or do not belong together.
@@ -80,7 +84,12 @@ def _read_shard(shard: str, samples: int) -> tuple[int, int]:
     """The number of a shard and the count of all. ConfigError for other text, and for more shards than samples."""
     first, _, last = shard.partition("/")
     if not (first.isdecimal() and last.isdecimal() and 1 <= int(first) <= int(last)):
-        raise ConfigError(f"shard={shard!r}", "is not NUMBER/COUNT", "write 2/8 for the second of eight", code="Q304")
+        raise ConfigError(
+            f"shard={shard!r}",
+            "is not NUMBER/COUNT",
+            "write 2/8 for the second of eight",
+            code="Q304",
+        )
     if int(last) > samples:
         cause = f"there are only {samples} samples to share out"
         raise ConfigError(f"shard={shard!r}", cause, f"make at most {samples} shards", code="Q304")
@@ -113,7 +122,12 @@ def run_merge(parts: Sequence[str], out: str | None, force: bool) -> WrittenPart
 def _describe_part(part: Part, output: str = "") -> Values:
     """The facts of a part, without its numbers."""
     # `error` stands there for programs that look for it in every document; the command ends with none.
-    facts = {"output": output, "ranges": len(part.wants), "total": part.total, "samples": sorted(part.samples)}
+    facts = {
+        "output": output,
+        "ranges": len(part.wants),
+        "total": part.total,
+        "samples": sorted(part.samples),
+    }
     return {"error": None, "part": facts, "missing": part.missing, "keys": part.keys}
 
 

@@ -43,5 +43,7 @@ def __getattr__(name: str) -> Any:
         fix = f"import {_RENAMED[name]}"
         raise ConfigError(f"onnxq.compat.{name}", "has another name in onnxruntime, and here", fix)
     # From our module of the same name, which warns of classes that quantize as theirs do.
-    module = getattr(import_theirs(), name).__module__.replace("onnxruntime.quantization", "onnxq.compat")
+    module = getattr(import_theirs(), name).__module__.replace(
+        "onnxruntime.quantization", "onnxq.compat"
+    )
     return getattr(import_module(module), name)

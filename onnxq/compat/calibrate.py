@@ -19,7 +19,9 @@ if TYPE_CHECKING:
     from onnxq.plan import Plan
 
 __getattr__ = hand_on("calibrate")
-CalibrationMethod = take_choices("calibrate", "CalibrationMethod", "MinMax Entropy Percentile Distribution")
+CalibrationMethod = take_choices(
+    "calibrate", "CalibrationMethod", "MinMax Entropy Percentile Distribution"
+)
 # The plan of the run that a cache was written by, beside the ranges, which is all that onnxruntime reads of it.
 _PLAN = "onnxq.plan"
 
@@ -63,9 +65,17 @@ def write_cache(plan: Plan, method: Any, path: Path) -> None:
             zero = float(site.qparams.zero_point)
             ends = ((end - zero) * scale for end in (site.spec.qmin, site.spec.qmax))
             arrays = ({"data": end, "dtype": "float32", "CLS": "numpy.array"} for end in ends)
-            ranges[site.tensor.name] = {**dict(zip(("lowest", "highest"), arrays, strict=True)), "CLS": "TensorData"}
+            ranges[site.tensor.name] = {
+                **dict(zip(("lowest", "highest"), arrays, strict=True)),
+                "CLS": "TensorData",
+            }
     kind = {"CLS": "CalibrationMethod", "value": f"CalibrationMethod.{name_value(method)}"}
-    cache = {"CLS": "TensorsData", "data": ranges, "calibration_method": kind, "smooth_quant": False}
+    cache = {
+        "CLS": "TensorsData",
+        "data": ranges,
+        "calibration_method": kind,
+        "smooth_quant": False,
+    }
     path.write_text(json.dumps({**cache, _PLAN: json.loads(to_json(plan))}))
 
 
@@ -89,7 +99,9 @@ def read_cache(path: Path) -> Plan | dict[str, tuple[float, float]]:
         raise ConfigError(str(path), "is no calibration cache", fix, code="Q304") from error
 
 
-def spread_ranges(ranges: dict[str, tuple[float, float]], model: Any) -> dict[str, tuple[float, float]]:
+def spread_ranges(
+    ranges: dict[str, tuple[float, float]], model: Any
+) -> dict[str, tuple[float, float]]:
     """The ranges, and those that Relu, Clip and operators that move values make of them: caches leave these out."""
     from onnxq.graph import load_model
     from onnxq.graph.base import LAYOUT_OPS
@@ -97,13 +109,23 @@ def spread_ranges(ranges: dict[str, tuple[float, float]], model: Any) -> dict[st
     spread = dict(ranges)
     for node in load_model(model).proto.graph.node if ranges else ():
         source = spread.get(next(iter(node.input), ""))
-        if source is not None and node.op_type in LAYOUT_OPS | {"Clip", "MaxPool", "Relu", "Slice", "Split"}:
+        if source is not None and node.op_type in LAYOUT_OPS | {
+            "Clip",
+            "MaxPool",
+            "Relu",
+            "Slice",
+            "Split",
+        }:
             for name in node.output:
-                spread.setdefault(name, (0.0, max(source[1], 0.0)) if node.op_type == "Relu" else source)
+                spread.setdefault(
+                    name, (0.0, max(source[1], 0.0)) if node.op_type == "Relu" else source
+                )
     return {name: ends for name, ends in spread.items() if ends[0] < ends[1]}
 
 
-def _read_ranges(tensors: Mapping[str, Mapping[str, Any]]) -> Iterable[tuple[str, tuple[float, float]]]:
+def _read_ranges(
+    tensors: Mapping[str, Mapping[str, Any]],
+) -> Iterable[tuple[str, tuple[float, float]]]:
     for name, entry in tensors.items():
         ends = (entry[key] for key in ("lowest", "highest"))
         # Arrays stand as mappings; numbers come from older versions.

@@ -8,7 +8,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from onnxq.compat.calibrate import read_samples
-from onnxq.compat.options import CompatOption, CompatWarning, Overrides, convert_options, name_value, warn_meaningless
+from onnxq.compat.options import (
+    CompatOption,
+    CompatWarning,
+    Overrides,
+    convert_options,
+    name_value,
+    warn_meaningless,
+)
 from onnxq.compat.quant_utils import QuantFormat
 from onnxq.compat.theirs import hand_on, import_theirs
 from onnxq.errors import ConfigError
@@ -28,9 +35,12 @@ _SETTINGS: Mapping[str, CompatOption] = {
     "actorder": CompatOption(False, reason="weights keep their order, which MatMulNBits reads"),
     "mse": CompatOption(False),
     "perchannel": CompatOption(True, reason="blocks have a scale for each column"),
-    "axis": CompatOption(1, reason="blocks lie along the inputs of a product, the only axis that MatMulNBits has"),
+    "axis": CompatOption(
+        1, reason="blocks lie along the inputs of a product, the only axis that MatMulNBits has"
+    ),
     "quant_axes": CompatOption(
-        {"MatMul": 0, "Gather": 1}, reason="blocks lie along the inputs of a product and along rows of a table"
+        {"MatMul": 0, "Gather": 1},
+        reason="blocks lie along the inputs of a product and along rows of a table",
     ),
 }
 # Without samples, blocks have the scale of least error; RTN takes the one of their range.
@@ -68,7 +78,10 @@ class MatMulNBitsQuantizer:
         self.model = import_theirs("onnx_model").ONNXModel(load_model(model).proto)
         self.bits, self.block_size, self.is_symmetric = bits, block_size, is_symmetric
         self.accuracy_level = accuracy_level
-        self.nodes_to_exclude, self.nodes_to_include = set(nodes_to_exclude or ()), set(nodes_to_include or ())
+        self.nodes_to_exclude, self.nodes_to_include = (
+            set(nodes_to_exclude or ()),
+            set(nodes_to_include or ()),
+        )
         self.algo_config = algo_config or __getattr__("DefaultWeightOnlyQuantConfig")(
             block_size=block_size,
             is_symmetric=is_symmetric,
@@ -97,13 +110,22 @@ class MatMulNBitsQuantizer:
         reader = getattr(config, "calibration_data_reader", None)
         if config.algorithm == "GPTQ" and reader is None:
             fix = "give the configuration a calibration_data_reader, or take another one"
-            raise ConfigError("calibration_data_reader", "is None, and GPTQ rounds by samples", fix, code="Q319")
-        wish = read_selection(self.model.model, CallLists(sorted(ops), None, sorted(self.nodes_to_exclude)))
+            raise ConfigError(
+                "calibration_data_reader", "is None, and GPTQ rounds by samples", fix, code="Q319"
+            )
+        wish = read_selection(
+            self.model.model, CallLists(sorted(ops), None, sorted(self.nodes_to_exclude))
+        )
         custom: Mapping[str, Mapping[str, Any]] = config.customized_weight_config or {}
         # In front of the lists: the first rule that matches wins.
-        own = [{"node": match_any([node]), "set": self._convert_custom(entry)} for node, entry in custom.items()]
+        own = [
+            {"node": match_any([node]), "set": self._convert_custom(entry)}
+            for node, entry in custom.items()
+        ]
         if self.nodes_to_include:
-            own.append({"node": match_any(sorted(self.nodes_to_include)), "set": {"quantize": True}})
+            own.append(
+                {"node": match_any(sorted(self.nodes_to_include)), "set": {"quantize": True}}
+            )
         for caution in (*cautions, *wish.cautions):
             warnings.warn(CompatWarning(caution), stacklevel=2)
         whole = getattr(config, "channel_wised_quantize", False)
@@ -117,9 +139,19 @@ class MatMulNBitsQuantizer:
         bits = getattr(config, "bits", self.bits)
         ops = config.op_types_to_quantize
         # GPTQ's own block is one of its updates, not of scales.
-        size = self.block_size if config.algorithm == "GPTQ" else getattr(config, "block_size", self.block_size)
-        blocks = self._describe_blocks(bits, size, getattr(config, "is_symmetric", self.is_symmetric))
-        blocks = {key: value for key, value in blocks.items() if not (whole and key in ("granularity", "block_size"))}
+        size = (
+            self.block_size
+            if config.algorithm == "GPTQ"
+            else getattr(config, "block_size", self.block_size)
+        )
+        blocks = self._describe_blocks(
+            bits, size, getattr(config, "is_symmetric", self.is_symmetric)
+        )
+        blocks = {
+            key: value
+            for key, value in blocks.items()
+            if not (whole and key in ("granularity", "block_size"))
+        }
         level = getattr(config, "accuracy_level", self.accuracy_level)
         return {
             **{f"weights.{key}": value for key, value in blocks.items()},
@@ -135,7 +167,9 @@ class MatMulNBitsQuantizer:
     def _convert_custom(self, entry: Mapping[str, Any]) -> Overrides:
         """One of `customized_weight_config`, as the `set` of a rule."""
         symmetric = entry.get("scheme", "sym" if self.is_symmetric else "asym") == "sym"
-        return self._describe_blocks(entry.get("bits", self.bits), entry.get("group_size", self.block_size), symmetric)
+        return self._describe_blocks(
+            entry.get("bits", self.bits), entry.get("group_size", self.block_size), symmetric
+        )
 
     @property
     def _is_packed(self) -> bool:

@@ -77,12 +77,18 @@ def _look_up_type(tensors: str, table: Mapping[str, Overrides]) -> Callable[[str
             return table.get(value, {})
         # The rest stays float32, as there: scales in float16, the target's own choice, vanish in ONNX Runtime's
         # optimizations.
-        return {"target": backends.find_holder(FLOAT8).name, "high_precision": "float32", f"{tensors}.storage": FLOAT8}
+        return {
+            "target": backends.find_holder(FLOAT8).name,
+            "high_precision": "float32",
+            f"{tensors}.storage": FLOAT8,
+        }
 
     return find
 
 
-_SYMMETRIC: Mapping[bool, Overrides] = {True: {"activations.scheme": "symmetric", "activations.signed": True}}
+_SYMMETRIC: Mapping[bool, Overrides] = {
+    True: {"activations.scheme": "symmetric", "activations.signed": True}
+}
 _WEIGHT_SCHEMES: Mapping[bool, Overrides] = {
     True: {"weights.scheme": "symmetric", "weights.signed": True},
     False: {"weights.scheme": "asymmetric"},
@@ -115,7 +121,9 @@ _WHOLE_WEIGHTS: Mapping[str, Overrides] = {
 PRESET = "onnxq.config"
 CONVERTS = "onnxq.add_qtype_converts"
 PLACED = "pairs are placed where a kernel of the engine reads them; a pair elsewhere costs time and gives nothing"
-_RUN_TIME = "activations get their scale at run time, from an operator that writes uint8 with a zero point"
+_RUN_TIME = (
+    "activations get their scale at run time, from an operator that writes uint8 with a zero point"
+)
 _NPU = "it is for accelerators that onnxq has no target for"
 _KERNELS = "kernels of this target read activations with a zero point, and weights without one"
 
@@ -129,7 +137,9 @@ ARGUMENTS: Mapping[str, CompatOption] = {
     "weight_type": CompatOption("QInt8", _look_up_type("weights", _WEIGHTS)),
     "use_external_data_format": CompatOption(False, lambda value: {"external_data": bool(value)}),
     # The first; operators that it does not have run on the CPU.
-    "calibration_providers": CompatOption(None, lambda names: {"provider": str(names[0])} if names else {}),
+    "calibration_providers": CompatOption(
+        None, lambda names: {"provider": str(names[0])} if names else {}
+    ),
 }
 DYNAMIC_EXTRAS: Mapping[str, CompatOption] = {
     "extra.Sigmoid.nnapi": CompatOption(False, reason=_NPU),
@@ -147,13 +157,19 @@ STATIC_EXTRAS: Mapping[str, CompatOption] = {
     **DYNAMIC_EXTRAS,
     "ActivationSymmetric": CompatOption(False, _look_up(_SYMMETRIC)),
     "CalibTensorRangeSymmetric": CompatOption(False, _look_up(_SYMMETRIC)),
-    "AddQDQPairToWeight": CompatOption(False, reason="weights are stored as integers, which every engine reads"),
-    "OpTypesToExcludeOutputQuantization": CompatOption(
-        [], reason="a pair stands behind an operator only where its kernel needs one; MatMul writes float"
+    "AddQDQPairToWeight": CompatOption(
+        False, reason="weights are stored as integers, which every engine reads"
     ),
-    "DedicatedQDQPair": CompatOption(False, reason="engines read one pair for all readers of a tensor"),
+    "OpTypesToExcludeOutputQuantization": CompatOption(
+        [],
+        reason="a pair stands behind an operator only where its kernel needs one; MatMul writes float",
+    ),
+    "DedicatedQDQPair": CompatOption(
+        False, reason="engines read one pair for all readers of a tensor"
+    ),
     "QDQOpTypePerChannelSupportToAxis": CompatOption(
-        {}, reason="weights have their scales along output channels, the only axis that kernels take"
+        {},
+        reason="weights have their scales along output channels, the only axis that kernels take",
     ),
     # Read with the samples, by choose_observer, and by make_rules.
     "CalibStridedMinMax": CompatOption(),
@@ -161,14 +177,24 @@ STATIC_EXTRAS: Mapping[str, CompatOption] = {
     "CalibMovingAverageConstant": CompatOption(),
     "CalibPercentile": CompatOption(),
     "TensorQuantOverrides": CompatOption(),
-    "CalibMaxIntermediateOutputs": CompatOption(reason="no values are kept from one sample to the next"),
+    "CalibMaxIntermediateOutputs": CompatOption(
+        reason="no values are kept from one sample to the next"
+    ),
     # Tried at the default effort, and kept where the outputs are better for it.
     "SmoothQuant": CompatOption(False),
-    "SmoothQuantAlpha": CompatOption(0.5, reason="alpha is chosen, layer by layer, by the error of the layer's output"),
-    "SmoothQuantFolding": CompatOption(True, reason="a factor goes into the operator in front wherever it can"),
-    "UseQDQContribOps": CompatOption(False, reason="types newer than the model's opset raise its opset"),
+    "SmoothQuantAlpha": CompatOption(
+        0.5, reason="alpha is chosen, layer by layer, by the error of the layer's output"
+    ),
+    "SmoothQuantFolding": CompatOption(
+        True, reason="a factor goes into the operator in front wherever it can"
+    ),
+    "UseQDQContribOps": CompatOption(
+        False, reason="types newer than the model's opset raise its opset"
+    ),
     "MinimumRealRange": CompatOption(
-        convert=lambda width: {f"{kind}.min_range": float(width) for kind in ("activations", "weights")}
+        convert=lambda width: {
+            f"{kind}.min_range": float(width) for kind in ("activations", "weights")
+        }
     ),
     # Relu and Clip stay in the file in any case.
     "QDQKeepRemovableActivations": CompatOption(False),
@@ -176,7 +202,9 @@ STATIC_EXTRAS: Mapping[str, CompatOption] = {
         False, reason="scales of weights are never changed for the sake of a bias"
     ),
     "QuantizeBias": CompatOption(True, lambda _: {"bias": "float"}),
-    "BlockSize": CompatOption(0, lambda size: {"weights.granularity": "block", "weights.block_size": int(size)}),
+    "BlockSize": CompatOption(
+        0, lambda size: {"weights.granularity": "block", "weights.block_size": int(size)}
+    ),
     # Of onnxq: the preset or file to begin with, and what the recipe for the NPU does to neighbours of an override.
     PRESET: CompatOption(),
     CONVERTS: CompatOption(True),
@@ -206,7 +234,9 @@ def name_value(value: Any) -> Any:
     return getattr(value, "name", value)
 
 
-def convert_options(arguments: Mapping[str, Any], table: Mapping[str, CompatOption]) -> tuple[Overrides, list[Caution]]:
+def convert_options(
+    arguments: Mapping[str, Any], table: Mapping[str, CompatOption]
+) -> tuple[Overrides, list[Caution]]:
     """Overrides for our configuration, and a warning for each argument that means nothing here.
 
     arguments: by name; table: of all names there are.
@@ -217,7 +247,9 @@ def convert_options(arguments: Mapping[str, Any], table: Mapping[str, CompatOpti
         value = name_value(raw)
         option = table.get(name)
         if option is None:
-            cautions.append(warn_meaningless(name, f"no option is called so; {suggest_names(name, table)}"))
+            cautions.append(
+                warn_meaningless(name, f"no option is called so; {suggest_names(name, table)}")
+            )
         elif value is None or value == option.default or isinstance(raw, Unasked):
             continue
         elif option.reason:
@@ -234,7 +266,11 @@ def choose_observer(method: Any, extra: Mapping[str, Any]) -> tuple[Overrides, l
     """
     name = name_value(method)
     if name == "Distribution":
-        return {}, [warn_meaningless("calibrate_method=Distribution", "float8 values get the range that was seen")]
+        return {}, [
+            warn_meaningless(
+                "calibrate_method=Distribution", "float8 values get the range that was seen"
+            )
+        ]
     averages = name == "MinMax" and extra.get("CalibMovingAverage")
     if isinstance(method, Unasked) and not averages:
         return {}, []

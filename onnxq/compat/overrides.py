@@ -63,7 +63,10 @@ class OverriddenGraph:
     def computing(self) -> frozenset[str]:
         """Operators that have a kernel of their own: not those that move values, or that one in front takes up."""
         fused = {op for rule in self.target.rules for op in rule.fuses}
-        return frozenset(op for rule in self.target.rules if not rule.shares for op in rule.ops) - fused
+        return (
+            frozenset(op for rule in self.target.rules if not rule.shares for op in rule.ops)
+            - fused
+        )
 
     def find_readers(self, tensor: str) -> list[str]:
         """The nodes that read a tensor."""
@@ -75,16 +78,26 @@ class OverriddenGraph:
         maker = self.makers.get(tensor)
         while maker is not None:
             names.append(maker.name)
-            maker = None if maker.op_type in self.computing or not maker.input else self.makers.get(maker.input[0])
+            maker = (
+                None
+                if maker.op_type in self.computing or not maker.input
+                else self.makers.get(maker.input[0])
+            )
         return names
 
 
-def make_rules(overrides: TensorOverrides, graph: OverriddenGraph, cautions: list[Caution]) -> Iterator[Rule]:
+def make_rules(
+    overrides: TensorOverrides, graph: OverriddenGraph, cautions: list[Caution]
+) -> Iterator[Rule]:
     """Yield rules, those for single nodes first, and add a warning for each entry that means nothing here."""
     # The first entry speaks for all channels.
     first = {name: dict(entries[0]) for name, entries in overrides.entries.items() if entries}
     usual_bits, _ = _read_type(overrides.usual_type)
-    widths = dict(_spread_widths(first, graph, usual_bits)) if overrides.spread and graph.target.whole else {}
+    widths = (
+        dict(_spread_widths(first, graph, usual_bits))
+        if overrides.spread and graph.target.whole
+        else {}
+    )
     for name, entry in first.items():
         convert = entry.pop("convert", None)
         own = _convert_entry(name, entry, graph, overrides.usual_type, cautions)
@@ -94,13 +107,17 @@ def make_rules(overrides: TensorOverrides, graph: OverriddenGraph, cautions: lis
             wanted = entry.pop("recv_nodes", None) or readers
             for node in sorted({*wanted} - {*readers}):
                 reason = f"{node!r} does not read it; {suggest_names(node, readers)}"
-                cautions.append(warn_meaningless(f"TensorQuantOverrides: 'recv_nodes' of {name!r}", reason))
+                cautions.append(
+                    warn_meaningless(f"TensorQuantOverrides: 'recv_nodes' of {name!r}", reason)
+                )
             if receivers := [node for node in readers if node in wanted]:
                 read = _convert_entry(name, entry, graph, overrides.usual_type, cautions)
                 yield {"node": receivers, "tensor": [name], "set": read}
         elif convert is not None:
             reason = f"all that reads a tensor has one type of it on target {graph.target.name}"
-            cautions.append(warn_meaningless(f"TensorQuantOverrides: 'convert' of {name!r}", reason))
+            cautions.append(
+                warn_meaningless(f"TensorQuantOverrides: 'convert' of {name!r}", reason)
+            )
         # Of operators in another width, at their side of the tensor.
         at_tensor = graph.find_readers(name) + ([] if "bits" in own else graph.find_makers(name))
         for node in at_tensor if own else ():
@@ -130,7 +147,11 @@ def _spread_widths(
 
 
 def _convert_entry(
-    name: str, entry: Mapping[str, Any], graph: OverriddenGraph, usual_type: str, cautions: list[Caution]
+    name: str,
+    entry: Mapping[str, Any],
+    graph: OverriddenGraph,
+    usual_type: str,
+    cautions: list[Caution],
 ) -> Rule:
     """Make the `set` of a rule."""
     override = dict(entry)
@@ -150,7 +171,9 @@ def _convert_entry(
         changes |= {"signed": signed} if changes else {}
         if symmetric is None and constant and changes:
             symmetric = signed
-        changes |= {} if symmetric is None else {"scheme": "symmetric" if symmetric else "asymmetric"}
+        changes |= (
+            {} if symmetric is None else {"scheme": "symmetric" if symmetric else "asymmetric"}
+        )
     if override.pop("axis", None) is not None:
         changes["granularity"] = "channel"
     if ends is not None:
@@ -164,7 +187,9 @@ def _convert_entry(
     return changes
 
 
-def _read_range(name: str, override: Mapping[str, Any], bits: int, signed: bool) -> tuple[float, float] | None:
+def _read_range(
+    name: str, override: Mapping[str, Any], bits: int, signed: bool
+) -> tuple[float, float] | None:
     """The lowest and highest value that the numbers of a tensor are for; None where they are not complete."""
     if {"scale", "zero_point"} <= set(override):
         subject = f"TensorQuantOverrides of {name!r}"
@@ -172,9 +197,15 @@ def _read_range(name: str, override: Mapping[str, Any], bits: int, signed: bool)
             cause = f"option(s) [{clashing}] are invalid with 'scale' and 'zero_point'"
             raise OverrideError(subject, cause, "leave out one or the other", code="Q304")
         if not float(override["scale"]) > 0:
-            raise OverrideError(subject, f"has the scale {override['scale']}", "give one above 0", code="Q304")
+            raise OverrideError(
+                subject, f"has the scale {override['scale']}", "give one above 0", code="Q304"
+            )
         scale = float(override["scale"])
         zero = int(override["zero_point"])
         lowest = -(1 << (bits - 1)) if signed else 0
         return (lowest - zero) * scale, (lowest + (1 << bits) - 1 - zero) * scale
-    return (float(override["rmin"]), float(override["rmax"])) if {"rmin", "rmax"} <= set(override) else None
+    return (
+        (float(override["rmin"]), float(override["rmax"]))
+        if {"rmin", "rmax"} <= set(override)
+        else None
+    )

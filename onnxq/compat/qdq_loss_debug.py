@@ -35,7 +35,10 @@ def create_activation_matching(
     """By tensor with a pair: its values in front of it, behind it, and in the float model, of `collect_activations`."""
     matching: dict[str, dict[str, Values]] = {}
     for name, values in qdq_activations.items():
-        for ends, own, other in ((_BEFORE, "pre_qdq", "post_qdq"), (_BEHIND, "post_qdq", "pre_qdq")):
+        for ends, own, other in (
+            (_BEFORE, "pre_qdq", "post_qdq"),
+            (_BEHIND, "post_qdq", "pre_qdq"),
+        ):
             for end in ends:
                 base = name.removesuffix(end)
                 if base != name and base in qdq_activations:
@@ -46,7 +49,9 @@ def create_activation_matching(
     return matching
 
 
-def create_weight_matching(float_model_path: str | Path, qdq_model_path: str | Path) -> dict[str, dict[str, Array]]:
+def create_weight_matching(
+    float_model_path: str | Path, qdq_model_path: str | Path
+) -> dict[str, dict[str, Array]]:
     """By weight and bias that both models have: its values, and those that its DequantizeLinear makes.
 
     The float values are those of the model as it was quantized: its channels scaled against each other where they were.
@@ -67,12 +72,15 @@ def create_weight_matching(float_model_path: str | Path, qdq_model_path: str | P
         for name in names:
             weight = plain.find_constant(TensorId(name, node.scope))
             if weight is not None and weight.size == values.size:
-                matching.setdefault(name, {"float": np.asarray(weight), "dequantized": values.reshape(weight.shape)})
+                matching.setdefault(
+                    name, {"float": np.asarray(weight), "dequantized": values.reshape(weight.shape)}
+                )
     return matching
 
 
 def compute_activation_error(
-    activations_match: Mapping[str, Mapping[str, Values]], err_func: Callable[[Values, Values], float] | None = None
+    activations_match: Mapping[str, Mapping[str, Values]],
+    err_func: Callable[[Values, Values], float] | None = None,
 ) -> dict[str, dict[str, float]]:
     """By tensor the error of its pair alone, and of its values behind it against the float model, where that has it."""
     measure = err_func or __getattr__("compute_signal_to_quantization_noice_ratio")

@@ -114,14 +114,20 @@ def quantize_static(
 
     named = None
     if target is not None and tensors:
-        named = TensorOverrides(tensors, target, name_value(activation_type), extra.get(CONVERTS, True))
+        named = TensorOverrides(
+            tensors, target, name_value(activation_type), extra.get(CONVERTS, True)
+        )
     selection = CallLists(op_types_to_quantize, nodes_to_quantize, nodes_to_exclude, named)
     samples = read_samples(calibration_data_reader, extra.get("CalibStridedMinMax"))
     if not isinstance(cached, dict):
-        return _apply_plan(model_input, model_output, cached, samples, overrides, cautions, selection)
+        return _apply_plan(
+            model_input, model_output, cached, samples, overrides, cautions, selection
+        )
     if calibration_data_reader is None and not cached:
         cause = "is None, so that there are no samples to find ranges on"
-        raise ConfigError("calibration_data_reader", cause, "give a reader, or call quantize_dynamic", code="Q319")
+        raise ConfigError(
+            "calibration_data_reader", cause, "give a reader, or call quantize_dynamic", code="Q319"
+        )
     result = _quantize(model_input, model_output, samples, preset, overrides, cautions, selection)
     if cache is not None and not cached:
         write_cache(result.plan, calibrate_method, cache)
@@ -154,7 +160,15 @@ def quantize_dynamic(
     ops = list(op_types_to_quantize or ())
     ops += [_DYNAMIC_ALSO[op] for op in ops if op in _DYNAMIC_ALSO]
     selection = CallLists(ops, nodes_to_quantize, nodes_to_exclude)
-    return _quantize(model_input, model_output, None, _DYNAMIC, overrides | more, [*cautions, *further], selection)
+    return _quantize(
+        model_input,
+        model_output,
+        None,
+        _DYNAMIC,
+        overrides | more,
+        [*cautions, *further],
+        selection,
+    )
 
 
 def _find_target(preset: str | None) -> Target:
@@ -196,7 +210,9 @@ def _quantize(
         chosen["skip"] = [*settings.skip, *chosen["skip"]]
     if data is None and config != _DYNAMIC:
         # The ranges of a cache stand in the rules: the plan has them, and nothing is left to observe.
-        plan = make_plan(model, None, config, overrides={key: chosen[key] for key in chosen.keys() - _OF_RUNS})
+        plan = make_plan(
+            model, None, config, overrides={key: chosen[key] for key in chosen.keys() - _OF_RUNS}
+        )
         runs = {key: chosen[key] for key in chosen.keys() & _OF_RUNS}
         result = apply(model, plan, None, overrides=runs, out=output, force=True)
     else:
@@ -221,7 +237,10 @@ def _apply_plan(
     allowed = {key: value for key, value in overrides.items() if key in _OF_RUNS}
     if allowed != overrides or selection != CallLists():
         reason = "the cache holds a plan, in which it stands what is quantized and how"
-        cautions = [*cautions, warn_meaningless("all that says so beside calibration_cache_path", reason)]
+        cautions = [
+            *cautions,
+            warn_meaningless("all that says so beside calibration_cache_path", reason),
+        ]
     _warn_caller(cautions)
     result = apply(model, plan, data, overrides=allowed | _OF_ALL, out=output, force=True)
     _warn_caller(result.report.alarms())
@@ -338,7 +357,9 @@ def get_qdq_config(
     )
 
 
-def _ask_contrib(model: onnx.ModelProto, types: set[Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
+def _ask_contrib(
+    model: onnx.ModelProto, types: set[Any], overrides: Mapping[str, Any]
+) -> dict[str, Any]:
     """The extra option that asks for operators of ONNX Runtime where the opset has none for 4 bits."""
     from onnxq.graph import find_opset
 

@@ -56,7 +56,9 @@ def read_selection(model: str | Path | onnx.ModelProto, selection: CallLists) ->
     graphs = [graph for _, graph in walk_all_graphs(name_nodes(load_model(model).proto))]
     nodes = [node for graph in graphs for node in graph.node]
     names = {node.name for node in nodes}
-    constants = frozenset(tensor.name for graph in graphs for tensor in getattr(graph, "initializer", ()))
+    constants = frozenset(
+        tensor.name for graph in graphs for tensor in getattr(graph, "initializer", ())
+    )
     tensors = {name for node in nodes for name in (*node.input, *node.output) if name}
     cautions: list[Caution] = []
     rules: list[Rule] = []
@@ -69,11 +71,16 @@ def read_selection(model: str | Path | onnx.ModelProto, selection: CallLists) ->
     excluded = _keep_known("nodes_to_exclude", selection.excluded, names, cautions)
     if selection.tensors is not None:
         entries = selection.tensors.entries
-        known = {name: entries[name] for name in _keep_known("TensorQuantOverrides", entries, tensors, cautions)}
+        known = {
+            name: entries[name]
+            for name in _keep_known("TensorQuantOverrides", entries, tensors, cautions)
+        }
         graph = OverriddenGraph(nodes, constants, selection.tensors.target)
         quantized = {node.name for node in chosen} - {*excluded}
         for rule in make_rules(replace(selection.tensors, entries=known), graph, cautions):
-            selectors: Rule = {key: match_any(rule[key]) for key in ("node", "tensor") if key in rule}
+            selectors: Rule = {
+                key: match_any(rule[key]) for key in ("node", "tensor") if key in rule
+            }
             if lists or quantized < names:
                 # In front of the lists, at the nodes that these leave: they would leave the tensor float for all.
                 at = [node for node in rule.get("node", ()) if node in quantized]
@@ -122,13 +129,19 @@ def describe_floats(result: Result, named: Sequence[onnx.NodeProto]) -> Iterator
             lines.append(f"{len(groups) - _SHOWN} more reasons stand in result.report")
         count = sum(len(members) for _, members in groups)
         many = "1 operator stays" if count == 1 else f"{count} operators stay"
-        fix = "" if named else "; nodes_to_quantize and op_types_to_quantize force those that have a kernel"
+        fix = (
+            ""
+            if named
+            else "; nodes_to_quantize and op_types_to_quantize force those that have a kernel"
+        )
         yield Caution("W135", f"{many} float: {'; '.join(lines)}{fix}")
     if report.forced is not None and report.forced.slowdown > 1:
         yield Caution("W136", f"forced into integers: {format_forced(report.forced)}")
 
 
-def _find_unplaced(result: Result, named: Sequence[onnx.NodeProto], known: set[str]) -> Iterator[LeftFloat]:
+def _find_unplaced(
+    result: Result, named: Sequence[onnx.NodeProto], known: set[str]
+) -> Iterator[LeftFloat]:
     """The named nodes at which no pair stands. known: those with a reason already."""
     # Preparation may have folded some into their neighbours.
     there = {node.name for _, graph in walk_graphs(result.light.graph) for node in graph.node}
@@ -148,7 +161,9 @@ def _describe_group(reason: str, members: Sequence[Unquantized]) -> str:
     return "; ".join((f"{len(members)} x {reason} ({names}{more})", *sorted(fixes)))
 
 
-def _keep_known(argument: str, names: Iterable[str] | None, known: set[str], cautions: list[Caution]) -> list[str]:
+def _keep_known(
+    argument: str, names: Iterable[str] | None, known: set[str], cautions: list[Caution]
+) -> list[str]:
     """The names that the model has; a warning for each other one."""
     present = []
     for name in names or ():
@@ -163,7 +178,9 @@ def _keep_known(argument: str, names: Iterable[str] | None, known: set[str], cau
 def match_any(names: Iterable[str]) -> list[str]:
     """Patterns that match these names and no others."""
     return [
-        name if re.fullmatch(r"[^*?\[/][^*?\[]*|/[^*?\[]*[^*?\[/]", name) else f"/^{re.escape(name)}$/"
+        name
+        if re.fullmatch(r"[^*?\[/][^*?\[]*|/[^*?\[]*[^*?\[/]", name)
+        else f"/^{re.escape(name)}$/"
         for name in names
     ]
 

@@ -70,7 +70,13 @@ def quant_pre_process(
     for caution in cautions:
         warnings.warn(CompatWarning(caution), stacklevel=2)
     proto = ensure_opset(name_nodes(load_model(_repair_model(source)).proto), _OPSET)
-    save_model(infer_shapes(proto), output_model_path, external=save_as_external_data or None, overwrite=True, **saving)
+    save_model(
+        infer_shapes(proto),
+        output_model_path,
+        external=save_as_external_data or None,
+        overwrite=True,
+        **saving,
+    )
 
 
 def _repair_model(source: str | Path | onnx.ModelProto) -> str | Path | onnx.ModelProto:
@@ -85,7 +91,10 @@ def _repair_model(source: str | Path | onnx.ModelProto) -> str | Path | onnx.Mod
         load_model(source)
     except ModelError as error:
         proto = source if isinstance(source, onnx.ModelProto) else onnx.load(source)
-        opset = next((entry.version for entry in proto.opset_import if entry.domain in ("", "ai.onnx")), _OPSET)
+        opset = next(
+            (entry.version for entry in proto.opset_import if entry.domain in ("", "ai.onnx")),
+            _OPSET,
+        )
         if opset >= _OPSET or error.code != _INVALID:
             raise
         copy = onnx.ModelProto.FromString(proto.SerializeToString())

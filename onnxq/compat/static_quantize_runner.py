@@ -22,22 +22,32 @@ def main() -> None:
     args = __getattr__("parse_arguments")()
     given = {option.replace("_", ""): value for option, value in vars(args).items() if value}
     extra = {_EXTRAS[option]: value for option, value in given.items() if option in _EXTRAS}
-    extra["TensorQuantOverrides"] = __getattr__("get_tensor_quant_overrides")(args.tensor_quant_overrides)
+    extra["TensorQuantOverrides"] = __getattr__("get_tensor_quant_overrides")(
+        args.tensor_quant_overrides
+    )
     extra |= {"QuantizeBias": False} if args.disable_quantize_bias else {}
-    extra |= {"QDQOpTypePerChannelSupportToAxis": dict(args.op_per_channel_axis)} if args.op_per_channel_axis else {}
+    extra |= (
+        {"QDQOpTypePerChannelSupportToAxis": dict(args.op_per_channel_axis)}
+        if args.op_per_channel_axis
+        else {}
+    )
     names_method = any(word.startswith("--calibration_m") for word in sys.argv)
     quantize_static(
         args.input_model_path,
         args.output_quantized_model_path,
         __getattr__("OnnxModelCalibrationDataReader")(args.input_model_path),
-        quant_format={"qdq": QuantFormat.QDQ, "qoperator": QuantFormat.QOperator}[args.quant_format],
+        quant_format={"qdq": QuantFormat.QDQ, "qoperator": QuantFormat.QOperator}[
+            args.quant_format
+        ],
         per_channel=args.per_channel,
         activation_type=_TYPES[args.activation_type],
         weight_type=_TYPES[args.weight_type],
         nodes_to_quantize=args.nodes_to_quantize,
         nodes_to_exclude=args.nodes_to_exclude,
         # Their parser fills in its default: a word of the command line asks for it.
-        calibrate_method=_METHODS[args.calibration_method] if names_method else UnaskedMethod.MinMax,
+        calibrate_method=_METHODS[args.calibration_method]
+        if names_method
+        else UnaskedMethod.MinMax,
         extra_options=extra,
     )
 

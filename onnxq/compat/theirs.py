@@ -25,7 +25,10 @@ _OURS = "onnxq.compat."
 _THEIRS = "onnxruntime.quantization."
 # Modules whose classes quantize a model, with the way to do that by onnxq.
 _QUANTIZERS = {
-    **dict.fromkeys(("base_quantizer", "onnx_quantizer", "qdq_quantizer"), "quantize_static and quantize_dynamic"),
+    **dict.fromkeys(
+        ("base_quantizer", "onnx_quantizer", "qdq_quantizer"),
+        "quantize_static and quantize_dynamic",
+    ),
     "cuda_quantizer": "onnxq.quantize(model, data, config='trt-int8')",
     "neural_compressor": "matmul_nbits_quantizer",
     "matmul_bnb4_quantizer": "matmul_nbits_quantizer",
@@ -67,17 +70,23 @@ def take_choices(module: str, name: str, members: str) -> Any:
 class _TheirModules(MetaPathFinder, Loader):
     """Finds modules of onnxq.compat that are not here in onnxruntime.quantization."""
 
-    def find_spec(self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> Any:
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> Any:
         if not name.startswith(_OURS):
             return None
         # Only what their package has; this imports what is above it.
         found = importlib.util.find_spec(_THEIRS + name.removeprefix(_OURS))
-        return found and ModuleSpec(name, self, is_package=found.submodule_search_locations is not None)
+        return found and ModuleSpec(
+            name, self, is_package=found.submodule_search_locations is not None
+        )
 
     def exec_module(self, module: ModuleType) -> None:
         name = module.__name__.removeprefix(_OURS)
         theirs = import_theirs(name)
-        vars(module).update({key: value for key, value in vars(theirs).items() if not key.startswith("__")})
+        vars(module).update(
+            {key: value for key, value in vars(theirs).items() if not key.startswith("__")}
+        )
         if way := _QUANTIZERS.get(name.partition(".")[0]):
             text = f"{name} is onnxruntime's own and quantizes as onnxruntime does; by onnxq: {way}"
             warnings.warn(CompatWarning(Caution("W147", text)), stacklevel=2)

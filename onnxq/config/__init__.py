@@ -16,7 +16,15 @@ from onnxq.config.load import (
 )
 from onnxq.config.model import Config
 from onnxq.config.rules import Rule, RuleSet, TensorConfig
-from onnxq.config.values import DEFAULT_TARGET, Command, Frozen, Observer, Scheme, join_words, matches_any
+from onnxq.config.values import (
+    DEFAULT_TARGET,
+    Command,
+    Frozen,
+    Observer,
+    Scheme,
+    join_words,
+    matches_any,
+)
 from onnxq.nearest import find_nearest, suggest_names
 
 __all__ = [

@@ -27,7 +27,9 @@ from onnxq.config.values import (
 _Engines = Annotated[tuple[str, ...], BeforeValidator(split_words)]
 # (type, pattern) of nodes that must run in the type.
 _Pairs = Annotated[tuple[tuple[str, str], ...], BeforeValidator(wrap_pairs)]
-_Dtypes = Annotated[tuple[Literal["fp16", "int8", "q8", "q4", "q4f16"], ...], BeforeValidator(split_words)]
+_Dtypes = Annotated[
+    tuple[Literal["fp16", "int8", "q8", "q4", "q4f16"], ...], BeforeValidator(split_words)
+]
 _Groups = Annotated[tuple[Literal["node", "segment", "site"], ...], BeforeValidator(split_words)]
 
 
@@ -53,7 +55,9 @@ class AccuracyConfig(Section):
 
     commands: ClassVar[Command] = Command.QUANTIZE | Command.SEARCH
     min_sqnr: float | None = option(
-        None, "Least SQNR of every output against float, in dB; sites are promoted until it holds.", metavar="DB"
+        None,
+        "Least SQNR of every output against float, in dB; sites are promoted until it holds.",
+        metavar="DB",
     )
     # A file.py:function, or a function, of a `MetricModel`.
     metric: _Metric | None = option(
@@ -86,7 +90,8 @@ class ConvertConfig(Section):
 
     commands: ClassVar[Command] = Command.CONVERT
     kernels: bool = option(
-        True, "Build both files with the target's engine, where it is installed, and count their kernels by type."
+        True,
+        "Build both files with the target's engine, where it is installed, and count their kernels by type.",
     )
     complete: bool = option(
         False,
@@ -105,12 +110,20 @@ class DiffConfig(Section):
         metavar="ENGINE,…",
         names="runnable",
     )
-    layers: bool = option(False, "Compare every tensor that both models have, in the order of the network.")
+    layers: bool = option(
+        False, "Compare every tensor that both models have, in the order of the network."
+    )
     bisect: bool = option(False, "Find the smallest subgraph in which the engines diverge.")
-    min_sqnr: float | None = option(None, "Least SQNR of every output against float, in dB.", metavar="DB")
-    min_cosine: float | None = option(None, "Least cosine similarity of every output with float, -1 to 1.", metavar="C")
+    min_sqnr: float | None = option(
+        None, "Least SQNR of every output against float, in dB.", metavar="DB"
+    )
+    min_cosine: float | None = option(
+        None, "Least cosine similarity of every output with float, -1 to 1.", metavar="C"
+    )
     max_abs: float | None = option(
-        None, "Largest absolute error of every output against float, in the output's unit.", metavar="X"
+        None,
+        "Largest absolute error of every output against float, in the output's unit.",
+        metavar="X",
     )
     top_k: int = option(
         1,
@@ -119,10 +132,16 @@ class DiffConfig(Section):
         ge=1,
     )
     min_agreement: float | None = option(
-        None, "Least agreement of every output with float, 0 to 1 (see `top_k=…`).", metavar="P", ge=0, le=1
+        None,
+        "Least agreement of every output with float, 0 to 1 (see `top_k=…`).",
+        metavar="P",
+        ge=0,
+        le=1,
     )
     min_engines: float | None = option(
-        None, "Least SQNR of every engine against ONNX Runtime without optimizations, in dB.", metavar="DB"
+        None,
+        "Least SQNR of every engine against ONNX Runtime without optimizations, in dB.",
+        metavar="DB",
     )
     keep: int = option(16, "Number of samples whose inputs and outputs are saved.", ge=1)
     load: Files = option(
@@ -164,17 +183,24 @@ class ProveConfig(Section):
         metavar="TYPE",
     )
     require_int: bool = option(
-        False, "Fail if a node is left to the CPU of an accelerator's machine, or computes on data that is not integer."
+        False,
+        "Fail if a node is left to the CPU of an accelerator's machine, or computes on data that is not integer.",
     )
     max_partitions: int | None = option(
-        None, "Fail if more parts of the model than this run on an accelerator, or none.", metavar="N", ge=1
+        None,
+        "Fail if more parts of the model than this run on an accelerator, or none.",
+        metavar="N",
+        ge=1,
     )
     # The engine of the default target has its name.
     require_exact: bool = option(
-        False, f"Fail if a weight can overflow 16-bit sums on CPUs without VNNI; `engine='{DEFAULT_TARGET}'` only."
+        False,
+        f"Fail if a weight can overflow 16-bit sums on CPUs without VNNI; `engine='{DEFAULT_TARGET}'` only.",
     )
     # Decibels and shares settle within few samples.
-    samples: int = option(8, "Number of samples at most on which saturating sums are counted.", ge=1)
+    samples: int = option(
+        8, "Number of samples at most on which saturating sums are counted.", ge=1
+    )
     threads: int = option(0, "Threads for counting saturating sums; 0: all cores.", ge=0)
     shapes: Words = option(
         (),
@@ -183,9 +209,13 @@ class ProveConfig(Section):
     )
     # A path; "": none.
     compare: File = option(
-        "", "List the changes since an earlier proof, which `prove` wrote as JSON.", metavar="PREVIOUS.json"
+        "",
+        "List the changes since an earlier proof, which `prove` wrote as JSON.",
+        metavar="PREVIOUS.json",
     )
-    reduce: bool = option(False, "If the build fails or crashes, find the smallest part of the model that does too.")
+    reduce: bool = option(
+        False, "If the build fails or crashes, find the smallest part of the model that does too."
+    )
     timeout: Seconds = option(600.0, "Time limit of a build, in seconds.", metavar="SECONDS")
 
 
@@ -210,7 +240,9 @@ class SearchConfig(Section):
     max_latency: float | None = option(
         None, "Longest time of one run on this machine, in milliseconds.", metavar="MS", gt=0
     )
-    minimize: Literal["size", "latency"] = option("size", "What is to be small where an accuracy is asked for.")
+    minimize: Literal["size", "latency"] = option(
+        "size", "What is to be small where an accuracy is asked for."
+    )
     # Separated by commas; "": see the help.
     precisions: Annotated[str, BeforeValidator(join_words)] = option(
         "",
@@ -218,7 +250,9 @@ class SearchConfig(Section):
         "kernels for, and weights of fewer bits where they make the file smaller]",
         metavar="NAME,…",
     )
-    points: int = option(6, "Number of mixtures, from cheap to accurate, that are made and measured.", ge=1, le=100)
+    points: int = option(
+        6, "Number of mixtures, from cheap to accurate, that are made and measured.", ge=1, le=100
+    )
     rules: File = option(
         "",
         "Also write the configuration that the result is made by, with a rule for each precision.",
@@ -226,9 +260,19 @@ class SearchConfig(Section):
         flags="rules",
         metavar="OUT.yaml",
     )
-    csv: File = option("", "Also write the table of what was measured.", name="csv_out", flags="csv", metavar="OUT.csv")
+    csv: File = option(
+        "",
+        "Also write the table of what was measured.",
+        name="csv_out",
+        flags="csv",
+        metavar="OUT.csv",
+    )
     plot: File = option(
-        "", "Also draw what was measured; needs matplotlib.", name="plot_out", flags="plot", metavar="OUT.png"
+        "",
+        "Also draw what was measured; needs matplotlib.",
+        name="plot_out",
+        flags="plot",
+        metavar="OUT.png",
     )
 
 
@@ -246,9 +290,13 @@ class ReportConfig(Section):
     markdown: File = option("", "Write a summary for a pull request.", metavar="OUT.md")
     mermaid: File = option("", "Write the operators as a Mermaid flowchart.", metavar="OUT.mmd")
     node_data: File = option(
-        "", "Write Model Explorer's node data: the noise that each operator adds.", metavar="OUT.json"
+        "",
+        "Write Model Explorer's node data: the noise that each operator adds.",
+        metavar="OUT.json",
     )
-    graph: File = option("", "Write a graph that Model Explorer opens without an adapter.", metavar="OUT.json")
+    graph: File = option(
+        "", "Write a graph that Model Explorer opens without an adapter.", metavar="OUT.json"
+    )
 
 
 class BenchConfig(Section):
@@ -267,9 +315,13 @@ class BenchConfig(Section):
         "Compute capability of the GPU to build for, without one; counts kernels and times nothing.",
         metavar="8.6",
     )
-    shapes: Words = option((), "Size of a dynamic input, e.g. x:1x3x224x224; repeatable.", metavar="INPUT:SIZES")
+    shapes: Words = option(
+        (), "Size of a dynamic input, e.g. x:1x3x224x224; repeatable.", metavar="INPUT:SIZES"
+    )
     batch: int = option(1, "Number of samples in a run (batch size).", ge=1)
-    seconds: Seconds = option(10.0, "Time to spend on timing all models, in seconds.", metavar="SECONDS")
+    seconds: Seconds = option(
+        10.0, "Time to spend on timing all models, in seconds.", metavar="SECONDS"
+    )
     timeout: Seconds = option(600.0, "Time limit of a build, in seconds.", metavar="SECONDS")
 
 
@@ -287,13 +339,24 @@ class VariantsConfig(Section):
     commands: ClassVar[Command] = Command.VARIANTS
     # (): all.
     only: _Dtypes = option(
-        (), "Variants to make: any of fp16, int8, q8, q4, q4f16. [default: all]", metavar="fp16,int8,q8,q4,q4f16"
+        (),
+        "Variants to make: any of fp16, int8, q8, q4, q4f16. [default: all]",
+        metavar="fp16,int8,q8,q4,q4f16",
     )
     # "": that of the model.
-    name: str = option("", "File name in front of each variant's suffix. [default: the name of MODEL]", metavar="NAME")
-    keep_broken: bool = option(False, "Also write variants whose outputs are broken or beyond `max_drop=…`.")
+    name: str = option(
+        "",
+        "File name in front of each variant's suffix. [default: the name of MODEL]",
+        metavar="NAME",
+    )
+    keep_broken: bool = option(
+        False, "Also write variants whose outputs are broken or beyond `max_drop=…`."
+    )
     metric: _Metric | None = option(
-        None, "A metric, higher is better, to measure on every variant.", metavar="FILE.py:FUNCTION", code=True
+        None,
+        "A metric, higher is better, to measure on every variant.",
+        metavar="FILE.py:FUNCTION",
+        code=True,
     )
     max_drop: _Drop | None = option(
         None,

@@ -74,18 +74,25 @@ class DataConfig(Section):
 
     images: ImageConfig | None = None
     # None: all.
-    samples: int | None = option(None, "Number of samples to use at most.", _READING | Command.PERPLEXITY, ge=1)
+    samples: int | None = option(
+        None, "Number of samples to use at most.", _READING | Command.PERPLEXITY, ge=1
+    )
     seed: int = option(0, "Seed of every random choice.", _RUNNING | Command.PERPLEXITY, ge=0)
     # "": none. A path in a file is relative to its folder.
     tokenizer: File = option(
-        "", "The tokenizer of a text as DATA: tokenizer.json, its folder, or `bytes`.", _LOADING, metavar="FOLDER"
+        "",
+        "The tokenizer of a text as DATA: tokenizer.json, its folder, or `bytes`.",
+        _LOADING,
+        metavar="FOLDER",
     )
     # None: the model's own, or 256.
     sequence_length: int | None = option(
         None, "Number of tokens in a sample of text. [default: the model's, or 256]", _LOADING, ge=2
     )
     # None: chosen from the model.
-    batch: int | None = option(None, "Number of samples in one run (batch size).", _CALIBRATING, ge=1)
+    batch: int | None = option(
+        None, "Number of samples in one run (batch size).", _CALIBRATING, ge=1
+    )
     memory_limit: Size | None = option(
         None,
         "Limit on the tensors kept of one run, in bytes or as 512MB, 2GB.",
@@ -143,13 +150,22 @@ class RuntimeConfig(Section):
 class ScaleConfig(Section):
     """Workers to spread the work over, and the folder that interrupted work goes on from."""
 
-    commands: ClassVar[Command] = Command.QUANTIZE | Command.SEARCH | Command.PROFILE | Command.REPORT
+    commands: ClassVar[Command] = (
+        Command.QUANTIZE | Command.SEARCH | Command.PROFILE | Command.REPORT
+    )
     workers: int = option(
-        1, "Number of processes that share calibration, weight rounding and trials.", ge=1, le=_MOST_THREADS
+        1,
+        "Number of processes that share calibration, weight rounding and trials.",
+        ge=1,
+        le=_MOST_THREADS,
     )
     # Of sessions whose runs show in the result. Their sums, and so its last bits, depend on it.
     threads: int = option(
-        0, "Threads of each run of samples; 0: all cores.", name="run_threads", ge=0, le=_MOST_THREADS
+        0,
+        "Threads of each run of samples; 0: all cores.",
+        name="run_threads",
+        ge=0,
+        le=_MOST_THREADS,
     )
     # "": none.
     # Both sides send each other pickled objects, and unpickling runs code.
@@ -168,7 +184,10 @@ class ScaleConfig(Section):
     )
     # "": observed in this run.
     ranges: File = option(
-        "", "Read activation ranges from a file that `onnxq merge` wrote.", Command.QUANTIZE, metavar="RANGES.json"
+        "",
+        "Read activation ranges from a file that `onnxq merge` wrote.",
+        Command.QUANTIZE,
+        metavar="RANGES.json",
     )
 
 
@@ -177,9 +196,14 @@ class VerifyConfig(Section):
 
     # None: chosen from the number of samples.
     holdout: int | None = option(
-        None, "Number of samples held back from calibration to check the result on.", _CHECKING, ge=0
+        None,
+        "Number of samples held back from calibration to check the result on.",
+        _CHECKING,
+        ge=0,
     )
-    latency: bool = option(True, "Do not time the float and the quantized model.", _CHECKING | Command.PERPLEXITY)
+    latency: bool = option(
+        True, "Do not time the float and the quantized model.", _CHECKING | Command.PERPLEXITY
+    )
     # Samples that the target's engine answers where it is emulated, as an NPU is; 0: none, and it does not compile.
     emulated: int = 2
     # Run it with ONNX Runtime's optimizations even where it is for another engine and they are known to misread it.
@@ -187,7 +211,12 @@ class VerifyConfig(Section):
     threads: int = option(
         1,
         "Threads for checking, comparing and timing; 0: all cores.",
-        _CHECKING | Command.DIFF | Command.PROFILE | Command.REPORT | Command.BENCH | Command.PERPLEXITY,
+        _CHECKING
+        | Command.DIFF
+        | Command.PROFILE
+        | Command.REPORT
+        | Command.BENCH
+        | Command.PERPLEXITY,
         ge=0,
         le=_MOST_THREADS,
     )

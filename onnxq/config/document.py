@@ -65,16 +65,25 @@ def parse_yaml(text: str, source: str) -> Document:
         ) from error
     except yaml.reader.ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
-        character = chr(error.character) if isinstance(error.character, int) else str(error.character)
+        character = (
+            chr(error.character) if isinstance(error.character, int) else str(error.character)
+        )
         cause = f"holds the character {character!r}, which no YAML may"
         raise ConfigError(
-            f"{source}:{line}", cause, "remove it: the file may be damaged, or no YAML at all", code="Q302"
+            f"{source}:{line}",
+            cause,
+            "remove it: the file may be damaged, or no YAML at all",
+            code="Q302",
         ) from error
     except yaml.YAMLError as error:
-        raise ConfigError(Location(source), f"not YAML: {error}", "mend the file's syntax", code="Q302") from error
+        raise ConfigError(
+            Location(source), f"not YAML: {error}", "mend the file's syntax", code="Q302"
+        ) from error
     except RecursionError as error:
         line = 1 if loader is None else int(loader.line) + 1
-        raise ConfigError(f"{source}:{line}", _DEEP, "a configuration needs six levels at most", code="Q302") from error
+        raise ConfigError(
+            f"{source}:{line}", _DEEP, "a configuration needs six levels at most", code="Q302"
+        ) from error
     finally:
         if loader is not None:
             loader.dispose()
@@ -101,7 +110,10 @@ class _ValueReader:
         where = Location(self.source, node.start_mark.line + 1)
         if id(node) in above:
             raise ConfigError(
-                where, f"{format_path(path)}: an alias that contains itself", "write the value out", code="Q302"
+                where,
+                f"{format_path(path)}: an alias that contains itself",
+                "write the value out",
+                code="Q302",
             )
         if len(above) > _DEPTH:
             raise ConfigError(where, _DEEP, "a configuration needs six levels at most", code="Q302")
@@ -127,7 +139,10 @@ class _ValueReader:
             key = self._scalar(key_node, where) if isinstance(key_node, yaml.ScalarNode) else None
             if not isinstance(key, str):
                 raise ConfigError(
-                    where, f"{format_path(path)}: a key must be a word, not {key!r}", "quote it", code="Q302"
+                    where,
+                    f"{format_path(path)}: a key must be a word, not {key!r}",
+                    "quote it",
+                    code="Q302",
                 )
             here = (*path, key)
             if key in out:
@@ -146,15 +161,21 @@ class _ValueReader:
             value = self.loader.construct_object(node)
         except yaml.YAMLError:
             raise
-        except Exception as error:  # PyYAML's constructors let ValueError, KeyError, AttributeError … through
+        except (
+            Exception
+        ) as error:  # PyYAML's constructors let ValueError, KeyError, AttributeError … through
             text = node.value if len(node.value) <= _SHOWN else f"{node.value[:_SHOWN]}..."
             raise ConfigError(
                 where, f"{text!r} is no value of its kind", "quote it, or correct it", code="Q304"
             ) from error
         if value is not None and not isinstance(value, (str, int, float, bool)):
-            raise ConfigError(where, f"{type(value).__name__} is no configuration value", "quote it", code="Q302")
+            raise ConfigError(
+                where, f"{type(value).__name__} is no configuration value", "quote it", code="Q302"
+            )
         if isinstance(value, int) and abs(value) > _LARGEST:
-            raise ConfigError(where, "is too large a number", f"stay below {_LARGEST:,}", code="Q304")
+            raise ConfigError(
+                where, "is too large a number", f"stay below {_LARGEST:,}", code="Q304"
+            )
         if isinstance(value, str):
             self.characters += len(value)
             if any("\ud800" <= char <= "\udfff" for char in value):
@@ -183,9 +204,13 @@ class Fault:
     code: str = "Q304"
 
 
-def list_faults(error: ValidationError, root: type[BaseModel], hidden: Hidden | None = None) -> list[Fault]:
+def list_faults(
+    error: ValidationError, root: type[BaseModel], hidden: Hidden | None = None
+) -> list[Fault]:
     """List every fault of a document that was validated as `root`."""
-    return [_describe_fault(details, root, hidden or {}) for details in error.errors(include_url=False)]
+    return [
+        _describe_fault(details, root, hidden or {}) for details in error.errors(include_url=False)
+    ]
 
 
 def _describe_fault(details: ErrorDetails, root: type[BaseModel], hidden: Hidden) -> Fault:
@@ -195,13 +220,18 @@ def _describe_fault(details: ErrorDetails, root: type[BaseModel], hidden: Hidden
     if kind == "extra_forbidden":
         key = str(path[-1])
         return Fault(
-            path, f"unknown key {shorten_value(key)}", suggest_key(_find_model(root, path[:-1]), key, hidden), "Q303"
+            path,
+            f"unknown key {shorten_value(key)}",
+            suggest_key(_find_model(root, path[:-1]), key, hidden),
+            "Q303",
         )
     if kind in ("literal_error", "enum"):
         choices = str(details.get("ctx", {}).get("expected", ""))
         known = [part.strip("' ") for part in choices.replace(" or ", ", ").split(", ")]
         close = find_nearest(value, known) if isinstance(value, str) and value not in known else ()
-        fix = f"did you mean {close[0]!r}?" if close else "write one of them, numbers without quotes"
+        fix = (
+            f"did you mean {close[0]!r}?" if close else "write one of them, numbers without quotes"
+        )
         return Fault(path, f"{shorten_value(value)} is not one of {', '.join(known)}", fix)
     if kind == "missing":
         return Fault(path, "is missing", "add it")
@@ -236,7 +266,12 @@ def suggest_key(owner: type[BaseModel] | None, key: str, hidden: Hidden | None =
         if any(key in inner.model_fields for inner in list_models(field.annotation)):
             return f"write it under `{name}`"
     if not find_nearest(key, fields):
-        words = {str(word): name for name, f in fields.items() for word in list_choices(f.annotation) if word}
+        words = {
+            str(word): name
+            for name, f in fields.items()
+            for word in list_choices(f.annotation)
+            if word
+        }
         for word in find_nearest(key, words, limit=1):
             return f"did you mean `{words[word]}: {word}`?"
     return suggest_names(key, fields)

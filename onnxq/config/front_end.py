@@ -40,7 +40,9 @@ def _read_policies(value: Any) -> Any:
     if isinstance(value, tuple):
         return value
     if not isinstance(value, Mapping):
-        raise PydanticCustomError("multi_input", "must map operators to policies, e.g. {add: insert, cat: share}")
+        raise PydanticCustomError(
+            "multi_input", "must map operators to policies, e.g. {add: insert, cat: share}"
+        )
     return tuple(sorted((str(op), _read_policy(str(op), word)) for op, word in value.items()))
 
 
@@ -54,7 +56,10 @@ def _read_policy(op: str, word: Any) -> MultiInput:
     raise PydanticCustomError(
         "multi_input",
         "'{op}' must be {words}",
-        {"op": op, "words": "insert, share, none, follow, or {follow: number of the input that leads}"},
+        {
+            "op": op,
+            "words": "insert, share, none, follow, or {follow: number of the input that leads}",
+        },
     )
 
 
@@ -62,9 +67,13 @@ def _write_policies(value: tuple[tuple[str, MultiInput], ...]) -> Any:
     return {op: {"follow": p.leader} if p.policy == "follow" else p.policy for op, p in value}
 
 
-Quantizer = Annotated[QuantizerSpec, read_named("a quantizer", QuantizerSpec), PlainSerializer(format_named)]
+Quantizer = Annotated[
+    QuantizerSpec, read_named("a quantizer", QuantizerSpec), PlainSerializer(format_named)
+]
 Policies = Annotated[
-    tuple[tuple[str, MultiInput], ...], BeforeValidator(_read_policies), PlainSerializer(_write_policies)
+    tuple[tuple[str, MultiInput], ...],
+    BeforeValidator(_read_policies),
+    PlainSerializer(_write_policies),
 ]
 
 

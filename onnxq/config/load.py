@@ -15,7 +15,15 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel, ValidationError
 
 from onnxq.config.data import BYTES
-from onnxq.config.document import CORRECT, Document, Path, format_path, list_faults, parse_yaml, suggest_key
+from onnxq.config.document import (
+    CORRECT,
+    Document,
+    Path,
+    format_path,
+    list_faults,
+    parse_yaml,
+    suggest_key,
+)
 from onnxq.config.model import Config
 from onnxq.config.rules import Rule
 from onnxq.config.sparsebit import convert_sparsebit, is_sparsebit
@@ -54,20 +62,32 @@ def _find_folder() -> Traversable:
         return resources.files(_PACKAGE)
     except ModuleNotFoundError as error:
         raise ConfigError(
-            "presets", f"neither {beside} nor the package {_PACKAGE} is there", "reinstall onnxq", code="Q301"
+            "presets",
+            f"neither {beside} nor the package {_PACKAGE} is there",
+            "reinstall onnxq",
+            code="Q301",
         ) from error
 
 
 def list_presets() -> tuple[str, ...]:
     """List the names of all presets, sorted."""
-    return tuple(sorted(f.name.removesuffix(".yaml") for f in _find_folder().iterdir() if f.name.endswith(".yaml")))
+    return tuple(
+        sorted(
+            f.name.removesuffix(".yaml")
+            for f in _find_folder().iterdir()
+            if f.name.endswith(".yaml")
+        )
+    )
 
 
 def read_preset(name: str) -> str:
     """Read the YAML of a preset. Raises ConfigError with the nearest names if there is none."""
     if name not in list_presets():
         raise UnreadableConfigError(
-            f"preset {name!r}", "no preset or file of this name", suggest_names(name, list_presets()), code="Q301"
+            f"preset {name!r}",
+            "no preset or file of this name",
+            suggest_names(name, list_presets()),
+            code="Q301",
         )
     return (_find_folder() / f"{name}.yaml").read_text(encoding="utf-8")
 
@@ -100,7 +120,9 @@ def read_config(
     try:
         nested = nest_keys(_to_plain(overrides or {}))
     except RecursionError as error:
-        raise ConfigError(_OVERRIDE, "holds a value inside itself", "give plain values", code="Q304") from error
+        raise ConfigError(
+            _OVERRIDE, "holds a value inside itself", "give plain values", code="Q304"
+        ) from error
     if isinstance(source, Config):
         if not nested:
             return source
@@ -152,7 +174,10 @@ def _read_chain(
     where = places[("extends",)]
     if not isinstance(base_name, str):
         raise ConfigError(
-            where / "extends", "must be the name of a preset or a file", "e.g. `extends: ort-int8`", code="Q306"
+            where / "extends",
+            "must be the name of a preset or a file",
+            "e.g. `extends: ort-int8`",
+            code="Q306",
         )
     beside = FilePath(document.source).parent / base_name
     inherited = beside if _is_path(base_name) and not _is_preset(document) else base_name
@@ -160,7 +185,9 @@ def _read_chain(
         base, base_places = _read_chain(inherited, (*above, document.source), target)
     except UnreadableConfigError as error:
         # Raised where nothing of this name can be read: the place to correct is the line that names it.
-        raise ConfigError(where / f"extends: {error.subject}", error.cause, error.fix, code=error.code) from error
+        raise ConfigError(
+            where / f"extends: {error.subject}", error.cause, error.fix, code=error.code
+        ) from error
     own = len(_list_rules(values))
     moved = {_shift_rule(path, own): place for path, place in base_places.items()}
     return _merge_values(base, values), {**moved, **places}
@@ -181,8 +208,17 @@ def _load_document(source: str | FilePath, above: tuple[str, ...]) -> Document:
     try:
         files = {os.path.realpath(file) for file in above if _is_path(file)}
         if name in above or (_is_path(name) and os.path.realpath(path) in files):
-            raise ConfigError(name, f"extends itself: {' -> '.join((*above, name))}", "break the circle", code="Q306")
-        if isinstance(source, str) and not _is_path(name) and (name in list_presets() or not os.path.isfile(path)):
+            raise ConfigError(
+                name,
+                f"extends itself: {' -> '.join((*above, name))}",
+                "break the circle",
+                code="Q306",
+            )
+        if (
+            isinstance(source, str)
+            and not _is_path(name)
+            and (name in list_presets() or not os.path.isfile(path))
+        ):
             return parse_yaml(read_preset(name), name)
         text = read_input(path, ConfigError, limit=_MOST_BYTES, pipes=True).decode("utf-8")
     except FileNotFoundError as error:
@@ -203,10 +239,14 @@ def _load_document(source: str | FilePath, above: tuple[str, ...]) -> Document:
 def _refuse_reserved(document: Document) -> None:
     for path in document.lines:
         key = path[-1]
-        owner = Config if len(path) == 1 else Rule if len(path) == 3 and path[0] == "rules" else None
+        owner = (
+            Config if len(path) == 1 else Rule if len(path) == 3 and path[0] == "rules" else None
+        )
         if owner is not None and key in _SET_HERE[owner]:
             where = Location(document.source, document.lines[path], format_path(path))
-            raise ConfigError(where, f"unknown key {key!r}", suggest_key(owner, str(key), _SET_HERE), code="Q303")
+            raise ConfigError(
+                where, f"unknown key {key!r}", suggest_key(owner, str(key), _SET_HERE), code="Q303"
+            )
 
 
 def _list_rules(values: Mapping[str, Any]) -> list[Any]:
@@ -258,7 +298,10 @@ def write_config(config: Config, base: Config) -> str:
     outside = {"source", "trust", "output", "accuracy", "search"}
     values, usual = (one.model_dump(mode="json", exclude=outside) for one in (config, base))
     changed = _find_changes(values, usual)
-    rules = [rule.model_dump(mode="json", exclude_defaults=True, exclude={"line", "source"}) for rule in config.rules]
+    rules = [
+        rule.model_dump(mode="json", exclude_defaults=True, exclude={"line", "source"})
+        for rule in config.rules
+    ]
     own = rules[: len(rules) - len(base.rules)] if base.rules else rules
     named = {"target": config.target, **changed} | ({"rules": own} if own else {})
     return str(yaml.safe_dump(named, sort_keys=False, default_flow_style=None, width=120))
@@ -280,11 +323,22 @@ def nest_keys(overrides: Mapping[str, Any]) -> dict[str, Any]:
     out: dict[str, Any] = {}
     for key, value in overrides.items():
         if not isinstance(key, str):
-            raise ConfigError(f"option {key!r}", "is no key: a key is a word", 'e.g. {"data.samples": 64}', code="Q303")
+            raise ConfigError(
+                f"option {key!r}",
+                "is no key: a key is a word",
+                'e.g. {"data.samples": 64}',
+                code="Q303",
+            )
         if value is None:
             continue
         head, _, rest = key.partition(".")
-        inner = nest_keys({rest: value}) if rest else nest_keys(value) if isinstance(value, Mapping) else value
+        inner = (
+            nest_keys({rest: value})
+            if rest
+            else nest_keys(value)
+            if isinstance(value, Mapping)
+            else value
+        )
         merged = _merge_values({head: out[head]} if head in out else {}, {head: inner})
         out[head] = merged[head]
     return out
@@ -299,7 +353,9 @@ def _list_paths(values: Mapping[str, Any], above: Path = ()) -> list[Path]:
     return out
 
 
-def _build_config(values: Mapping[str, Any], places: Mapping[Path, Location], source: str) -> Config:
+def _build_config(
+    values: Mapping[str, Any], places: Mapping[Path, Location], source: str
+) -> Config:
     try:
         config = Config.model_validate({**values, "source": replace_surrogates(source)})
     except ValidationError as error:
@@ -311,7 +367,9 @@ def _build_config(values: Mapping[str, Any], places: Mapping[Path, Location], so
 def _to_plain(value: Any) -> Any:
     """Convert a value of Python to those of YAML; what has no such form, as a function, stays."""
     if isinstance(value, BaseModel):
-        value = value.model_dump(exclude={"source"} if isinstance(value, Config) else None, exclude_unset=True)
+        value = value.model_dump(
+            exclude={"source"} if isinstance(value, Config) else None, exclude_unset=True
+        )
     if isinstance(value, Mapping):
         return {key: _to_plain(inner) for key, inner in value.items()}
     if isinstance(value, (list, tuple)):
@@ -320,10 +378,17 @@ def _to_plain(value: Any) -> Any:
     return value.tolist() if hasattr(value, "tolist") else value
 
 
-def _build_error(error: ValidationError, places: Mapping[Path, Location], source: str) -> ConfigError:
-    faults = [(_locate_fault(fault.path, places, source), fault) for fault in list_faults(error, Config, _SET_HERE)]
+def _build_error(
+    error: ValidationError, places: Mapping[Path, Location], source: str
+) -> ConfigError:
+    faults = [
+        (_locate_fault(fault.path, places, source), fault)
+        for fault in list_faults(error, Config, _SET_HERE)
+    ]
     subject, first = faults[0]
-    details = [f"also {other}: {fault.cause}; {fault.fix or CORRECT}" for other, fault in faults[1:]]
+    details = [
+        f"also {other}: {fault.cause}; {fault.fix or CORRECT}" for other, fault in faults[1:]
+    ]
     return ConfigError(subject, first.cause, first.fix or CORRECT, code=first.code, details=details)
 
 
@@ -366,7 +431,9 @@ class Option:
     @property
     def repeatable(self) -> bool:
         """True for any number of values, each with a flag of its own."""
-        return self.field.default == () and not self.names and not list_choices(self.field.annotation)
+        return (
+            self.field.default == () and not self.names and not list_choices(self.field.annotation)
+        )
 
     @property
     def bare(self) -> str:
@@ -407,7 +474,11 @@ class Option:
         default = self.field.default
         if isinstance(default, bool) or default in (None, "", ()):
             return text
-        return f"{text} [default: {default:g}]" if isinstance(default, float) else f"{text} [default: {default}]"
+        return (
+            f"{text} [default: {default:g}]"
+            if isinstance(default, float)
+            else f"{text} [default: {default}]"
+        )
 
     def parse(self, text: str) -> Any:
         """Convert the text of a command line. Raises ValueError, in words for people, for one that does not fit."""
@@ -417,7 +488,9 @@ class Option:
             return adapter.validate_python(text)
         except ValidationError as error:
             fault = list_faults(error, Config)[0]
-            raise ValueError("; ".join(part for part in (fault.cause, fault.fix) if part)) from error
+            raise ValueError(
+                "; ".join(part for part in (fault.cause, fault.fix) if part)
+            ) from error
 
 
 def _walk_fields(section: type[Section], prefix: str) -> Iterator[Option]:
@@ -425,10 +498,14 @@ def _walk_fields(section: type[Section], prefix: str) -> Iterator[Option]:
         extra: Any = field.json_schema_extra
         if extra is None:
             for inner in list_models(field.annotation):
-                yield from _walk_fields(inner, f"{prefix}{key}.") if issubclass(inner, Section) else ()
+                yield from (
+                    _walk_fields(inner, f"{prefix}{key}.") if issubclass(inner, Section) else ()
+                )
             continue
         name = extra["name"] or key
-        flags = extra["flags"] or f"{'no-' if field.default is True else ''}{name.replace('_', '-')}"
+        flags = (
+            extra["flags"] or f"{'no-' if field.default is True else ''}{name.replace('_', '-')}"
+        )
         metavar = extra["metavar"] or ("" if list_choices(field.annotation) else "N")
         yield Option(
             f"{prefix}{key}",
@@ -443,7 +520,11 @@ def _walk_fields(section: type[Section], prefix: str) -> Iterator[Option]:
 @cache
 def list_options(command: Command | None = None) -> tuple[Option, ...]:
     """List the options of a command, None for all, in the order of the configuration."""
-    return tuple(option for option in _walk_fields(Config, "") if command is None or command in option.commands)
+    return tuple(
+        option
+        for option in _walk_fields(Config, "")
+        if command is None or command in option.commands
+    )
 
 
 def list_code(values: Config | Mapping[str, Any]) -> Iterator[tuple[Option, str]]:
@@ -470,7 +551,9 @@ def expand_names(overrides: Mapping[str, Any] | None, command: Command) -> dict[
         head = str(key).partition(".")[0]
         if key not in paths and head not in Config.model_fields:
             known = (*paths, *Config.model_fields)
-            raise ConfigError(f"option: {key}", "unknown key", suggest_names(head, known), code="Q303")
+            raise ConfigError(
+                f"option: {key}", "unknown key", suggest_names(head, known), code="Q303"
+            )
         expanded[paths.get(key, key)] = value
     return expanded
 

@@ -137,7 +137,9 @@ class Config(Section):
         _PLANNING | Command.CONVERT,
     )
     io_types: HighPrecision | None = option(
-        None, "The type of float inputs and outputs of the model. [default: their own]", _PLANNING | Command.CONVERT
+        None,
+        "The type of float inputs and outputs of the model. [default: their own]",
+        _PLANNING | Command.CONVERT,
     )
     fix: Words = option(
         (),
@@ -200,7 +202,9 @@ class Config(Section):
 
     def find_place(self, path: str) -> Location | None:
         """Find where a dotted path such as "activations.observer" was written; None if it was not."""
-        return next((place for parts, place in self._places.items() if format_path(parts) == path), None)
+        return next(
+            (place for parts, place in self._places.items() if format_path(parts) == path), None
+        )
 
     def find_code(self, path: str, code: str) -> Location | None:
         """Find where a file names code for a dotted path; None if no file does."""
@@ -212,4 +216,6 @@ class Config(Section):
 
     def locate_error(self, path: str, error: ConfigError) -> ConfigError:
         """The error about a value, with the place where it was written. path: dotted."""
-        return ConfigError(self.where(path), f"{error.subject}: {error.cause}", error.fix, code=error.code)
+        return ConfigError(
+            self.where(path), f"{error.subject}: {error.cause}", error.fix, code=error.code
+        )

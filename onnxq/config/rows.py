@@ -104,16 +104,25 @@ def _find_form(kind: Any) -> Form:
         forms = [_find_form(part) for part in parts if part is not ...]
         checked = tuple(form.checked for form in forms)
         if ... in parts:
-            return Form(_TUPLE[(*checked, ...)], write=lambda values: [forms[0].write(value) for value in values])
+            return Form(
+                _TUPLE[(*checked, ...)],
+                write=lambda values: [forms[0].write(value) for value in values],
+            )
         return Form(
-            _TUPLE[checked], write=lambda values: [form.write(v) for form, v in zip(forms, values, strict=True)]
+            _TUPLE[checked],
+            write=lambda values: [form.write(v) for form, v in zip(forms, values, strict=True)],
         )
     if origin is Mapping:
         form = _find_form(parts[1])
-        return Form(_DICT[str, form.checked], write=lambda values: {k: form.write(v) for k, v in values.items()})
+        return Form(
+            _DICT[str, form.checked],
+            write=lambda values: {k: form.write(v) for k, v in values.items()},
+        )
     if len(parts) == 2 and parts[1] is NoneType:
         form = _find_form(parts[0])
-        return Form(form.checked | None, write=lambda value: None if value is None else form.write(value))
+        return Form(
+            form.checked | None, write=lambda value: None if value is None else form.write(value)
+        )
     return Form(kind)
 
 
@@ -147,14 +156,22 @@ def _build(cls: Any, row: BaseModel) -> Any:
             try:
                 values[column.name] = column.form.read(row)
             except (OnnxqError, ValueError) as error:
-                raise _place_fault(error, column.name if column.name in type(row).model_fields else "") from error
+                raise _place_fault(
+                    error, column.name if column.name in type(row).model_fields else ""
+                ) from error
         elif column.name in row.model_fields_set:
             values[column.name] = getattr(row, column.name)
     return cls(**values)
 
 
 def read_fields(
-    text: JsonText, cls: type[_T], error: type[OnnxqError], fix: str, *, code: str = "", base: type[BaseModel] = Frozen
+    text: JsonText,
+    cls: type[_T],
+    error: type[OnnxqError],
+    fix: str,
+    *,
+    code: str = "",
+    base: type[BaseModel] = Frozen,
 ) -> _T:
     """The dataclass that `write_fields` wrote; JsonText.parse must have accepted the text.
 
@@ -163,7 +180,9 @@ def read_fields(
     kind: Any = cls
     schema = _make_row(kind, base)
     try:
-        value: _T = _build(cls, schema.model_validate_json(text.text, strict=True, context=text.source))
+        value: _T = _build(
+            cls, schema.model_validate_json(text.text, strict=True, context=text.source)
+        )
         return value
     except ValidationError as found:
         raise text.locate(found, schema, error, fix, code) from found
@@ -184,5 +203,9 @@ def write_fields(value: Any) -> dict[str, Any]:
         default = column.default
         # Arrays, which have no truth value, are None by default.
         if column.written or not (part is default if default is None else part == default):
-            out |= column.form.write(value) if column.form.flat else {column.name: column.form.write(part)}
+            out |= (
+                column.form.write(value)
+                if column.form.flat
+                else {column.name: column.form.write(part)}
+            )
     return out

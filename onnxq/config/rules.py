@@ -52,9 +52,13 @@ class TensorConfig(Section):
         if self.granularity == "block" and self.block_size is None:
             raise ValueError("granularity 'block' needs a block_size")
         if self.granularity != "block" and self.block_size is not None:
-            raise ValueError(f"block_size is only for granularity 'block', not {self.granularity!r}")
+            raise ValueError(
+                f"block_size is only for granularity 'block', not {self.granularity!r}"
+            )
         if self.narrow_range and not self.is_signed:
-            raise ValueError("narrow_range drops the lowest level of a signed type; this one is unsigned")
+            raise ValueError(
+                "narrow_range drops the lowest level of a signed type; this one is unsigned"
+            )
         # A trial spec, with any axis: contradictions show here, where file and line are known.
         try:
             self.spec(0)
@@ -120,7 +124,11 @@ class RuleSet(Section):
 
     @model_validator(mode="after")
     def _says_something(self) -> RuleSet:
-        words = {"quantize": self.quantize, "quantizer": self.quantizer is not None, "range": self.range is not None}
+        words = {
+            "quantize": self.quantize,
+            "quantizer": self.quantizer is not None,
+            "range": self.range is not None,
+        }
         changes = [*self.given(), *(word for word, said in words.items() if said)]
         if not self.float and not changes and self.high_precision is None:
             raise ValueError(
@@ -128,7 +136,9 @@ class RuleSet(Section):
                 "`high_precision: float32`"
             )
         if self.float and changes:
-            raise ValueError(f"`float: true` leaves nothing to quantize, so {', '.join(changes)} cannot be set with it")
+            raise ValueError(
+                f"`float: true` leaves nothing to quantize, so {', '.join(changes)} cannot be set with it"
+            )
         if self.range is not None and (self.dynamic or self.range[0] >= self.range[1]):
             raise ValueError("range is [low, high], of scales that stand in the file")
         return self
@@ -150,7 +160,9 @@ class Rule(Section):
     node: Patterns = ()
     op: Patterns = ()
     tensor: Patterns = ()
-    role: Annotated[tuple[Annotated[Role, Field(strict=False)], ...], BeforeValidator(wrap_single)] = ()
+    role: Annotated[
+        tuple[Annotated[Role, Field(strict=False)], ...], BeforeValidator(wrap_single)
+    ] = ()
     scope: Patterns = ()
     # (a, b): every node on a path from tensor or node a to tensor or node b, both included.
     between: tuple[str, str] | None = None
@@ -168,7 +180,13 @@ class Rule(Section):
         return self
 
     def selects(
-        self, *, node: str = "", op: str = "", tensor: str = "", role: Role | None = None, scope: str = ""
+        self,
+        *,
+        node: str = "",
+        op: str = "",
+        tensor: str = "",
+        role: Role | None = None,
+        scope: str = "",
     ) -> bool:
         """True if every selector matches these names. `between` needs the graph and is checked by the planner."""
         return (
@@ -220,7 +238,10 @@ class Rule(Section):
         if self.between:
             parts.append(f"between {self.between[0]} and {self.between[1]}")
         settings = self.set.given()
-        sets = [f"{key}={format_named(value) if key == 'observer' else value}" for key, value in settings.items()]
+        sets = [
+            f"{key}={format_named(value) if key == 'observer' else value}"
+            for key, value in settings.items()
+        ]
         sets += [f"quantizer={self.set.quantizer.name}"] if self.set.quantizer is not None else []
         sets += [f"range={list(self.set.range)}"] if self.set.range is not None else []
         sets += [word for word in ("quantize", "float") if getattr(self.set, word)]

@@ -34,7 +34,12 @@ class Loose(BaseModel):
 
 def _read_site_name(value: Any) -> Any:
     node = isinstance(value, (list, tuple)) and len(value) == 2
-    whole = node and isinstance(value[0], str) and isinstance(value[1], int) and not isinstance(value[1], bool)
+    whole = (
+        node
+        and isinstance(value[0], str)
+        and isinstance(value[1], int)
+        and not isinstance(value[1], bool)
+    )
     if not isinstance(value, str) and not (whole and 0 <= value[1] < _MANY):
         raise ValueError("must be a tensor's name, or [node, number of its input]")
     return value if isinstance(value, str) else (value[0], value[1])
@@ -54,7 +59,9 @@ Words = Annotated[dict[str, str], Field(default_factory=dict)]
 SiteName = Annotated[Any, BeforeValidator(_read_site_name)]
 SchemaNumber = Annotated[Natural, Field(alias="schema")]
 # The name of the file, where it is empty or not there.
-Origin = Annotated[str, AfterValidator(lambda text, info: text or info.context), Field(validate_default=True)]
+Origin = Annotated[
+    str, AfterValidator(lambda text, info: text or info.context), Field(validate_default=True)
+]
 PassName = Annotated[str, Field(alias="pass", min_length=1)]
 
 
@@ -98,7 +105,9 @@ class JsonText:
             where = Location(self.source, int(line[1]) if line else 1)
             raise error(where, f"not JSON: {cause}", fix, code=code) from found
 
-    def read(self, schema: type[_Row], error: type[OnnxqError], fix: str, *, code: str = "") -> _Row:
+    def read(
+        self, schema: type[_Row], error: type[OnnxqError], fix: str, *, code: str = ""
+    ) -> _Row:
         """Parse to `schema`; `parse` must have accepted the text.
 
         Raises `error`, with `code`, naming line and path of entries that do not fit. fix: where to get another file.
@@ -109,27 +118,44 @@ class JsonText:
             raise self.locate(found, schema, error, fix, code) from found
 
     def locate(
-        self, failure: ValidationError, schema: type[BaseModel], error: type[OnnxqError], fix: str, code: str
+        self,
+        failure: ValidationError,
+        schema: type[BaseModel],
+        error: type[OnnxqError],
+        fix: str,
+        code: str,
     ) -> OnnxqError:
         """Make one `error` of all faults of `schema`, each with its line and path."""
         return join_faults(
-            [(self.where(fault.path), fault) for fault in list_faults(failure, schema)], error, fix, code
+            [(self.where(fault.path), fault) for fault in list_faults(failure, schema)],
+            error,
+            fix,
+            code,
         )
 
 
-def check_values(values: Mapping[str, Any], schema: type[_Row], subject: str, error: type[OnnxqError]) -> _Row:
+def check_values(
+    values: Mapping[str, Any], schema: type[_Row], subject: str, error: type[OnnxqError]
+) -> _Row:
     """Convert plain values to `schema`. Raises `error` about `subject` for entries that do not fit."""
     try:
         return schema.model_validate(dict(values), strict=True)
     except ValidationError as found:
-        faults = [(Location(subject, within=format_path(fault.path)), fault) for fault in list_faults(found, schema)]
+        faults = [
+            (Location(subject, within=format_path(fault.path)), fault)
+            for fault in list_faults(found, schema)
+        ]
         raise join_faults(faults, error, "") from found
 
 
-def join_faults(faults: list[tuple[Location, Fault]], error: type[OnnxqError], fix: str, code: str = "") -> OnnxqError:
+def join_faults(
+    faults: list[tuple[Location, Fault]], error: type[OnnxqError], fix: str, code: str = ""
+) -> OnnxqError:
     """Make one error of all faults, each with its place. fix: an alternative to the fix of the first."""
     (subject, first), rest = faults[0], faults[1:]
-    details = [f"also {other}: {fault.cause}; {fault.fix or CORRECT}" for other, fault in rest[:_LISTED]]
+    details = [
+        f"also {other}: {fault.cause}; {fault.fix or CORRECT}" for other, fault in rest[:_LISTED]
+    ]
     details += [f"and {len(rest) - _LISTED} more"] if len(rest) > _LISTED else []
     own = f"{first.fix or CORRECT}, or {fix}" if fix else first.fix or CORRECT
     return error(subject, first.cause, own, code=code, details=details)
@@ -140,7 +166,9 @@ def find_line(text: str, path: Path) -> int:
 
     Called for messages only; values that fit need no positions.
     """
-    at: list[str | int] = []  # the path of the token, with "" where the next key of an object follows
+    at: list[
+        str | int
+    ] = []  # the path of the token, with "" where the next key of an object follows
     key = False
     best = 0
     depth = 0

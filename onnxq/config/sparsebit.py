@@ -54,13 +54,17 @@ def convert_sparsebit(document: Document) -> Document:
     values = document.values
     reading = _Reading(document)
     reading.refuse_unknown((), values, _SECTIONS)
-    reading.put_value(("target",), reading.read_word(("BACKEND",), "virtual", _BACKENDS), ("BACKEND",))
+    reading.put_value(
+        ("target",), reading.read_word(("BACKEND",), "virtual", _BACKENDS), ("BACKEND",)
+    )
     if reading.values["target"] == "trt":
         # TensorRT refuses a DequantizeLinear of int32.
         reading.put_value(("bias",), "float", ("BACKEND",))
     if skipped := reading.read_list(("SKIP_TRACE_MODULES",), "names", '["layer4", "fc"]'):
         reading.put_value(
-            ("torch", "skip_trace"), [_convert_pattern(str(name)) for name in skipped], ("SKIP_TRACE_MODULES",)
+            ("torch", "skip_trace"),
+            [_convert_pattern(str(name)) for name in skipped],
+            ("SKIP_TRACE_MODULES",),
         )
     _read_schedule(reading)
     rules: list[dict[str, Any]] = []
@@ -113,7 +117,9 @@ class _Reading:
             raise self.refuse(path, "must be a mapping", f"with {', '.join(known)}")
         for key in values:
             if key not in known:
-                raise self.refuse((*path, key), f"unknown key {key!r}", suggest_names(str(key), known), "Q303")
+                raise self.refuse(
+                    (*path, key), f"unknown key {key!r}", suggest_names(str(key), known), "Q303"
+                )
 
     def read_list(self, path: Path, items: str, example: str) -> list[Any]:
         """Return a list, [] for null or a missing key. items, example: for the message where it is none."""
@@ -138,13 +144,17 @@ class _Reading:
 
     def translate(self, word: str, known: Mapping[str, Any], path: Path) -> Any:
         if word.lower() not in known:
-            raise self.refuse(path, f"{word!r} is none of {', '.join(known)}", suggest_names(word, known))
+            raise self.refuse(
+                path, f"{word!r} is none of {', '.join(known)}", suggest_names(word, known)
+            )
         return known[word.lower()]
 
 
 def _read_schedule(reading: _Reading) -> None:
     path: Path = ("SCHEDULE",)
-    reading.refuse_unknown(path, reading.get_value(path, {}), ("FUSE_BN", "BN_TUNING", "DISABLE_UNNECESSARY_QUANT"))
+    reading.refuse_unknown(
+        path, reading.get_value(path, {}), ("FUSE_BN", "BN_TUNING", "DISABLE_UNNECESSARY_QUANT")
+    )
     tuned, fused = (reading.get_value((*path, key), False) for key in ("BN_TUNING", "FUSE_BN"))
     if tuned and fused:
         raise reading.refuse(
@@ -153,7 +163,9 @@ def _read_schedule(reading: _Reading) -> None:
             "keep one of the two: `with model.batchnorm_tuning():` folds them at its end",
         )
     # Sparsebit's default is False, ours True.
-    reading.put_value(("torch", "fuse_bn"), reading.get_value((*path, "FUSE_BN"), False), (*path, "FUSE_BN"))
+    reading.put_value(
+        ("torch", "fuse_bn"), reading.get_value((*path, "FUSE_BN"), False), (*path, "FUSE_BN")
+    )
     redundant = (*path, "DISABLE_UNNECESSARY_QUANT")
     reading.put_value(("torch", "disable_redundant"), reading.get_value(redundant, True), redundant)
 
@@ -173,11 +185,17 @@ def _read_section(reading: _Reading, name: str) -> list[dict[str, Any]]:
         reading.put_value(target, value, path)
     rules = _read_specific(reading, name, role)
     if _is_off(keys):
-        rules.append({"role": role, "set": {"float": True}, "at": reading.document.lines.get(path, 1)})
+        rules.append(
+            {"role": role, "set": {"float": True}, "at": reading.document.lines.get(path, 1)}
+        )
     if name == "A":
-        reading.refuse_unknown((name, "QADD"), reading.get_value((name, "QADD"), {}), ("ENABLE_QUANT",))
+        reading.refuse_unknown(
+            (name, "QADD"), reading.get_value((name, "QADD"), {}), ("ENABLE_QUANT",)
+        )
         adds = reading.get_value((name, "QADD", "ENABLE_QUANT"), False)
-        reading.put_value(("torch", "multi_input"), {"add": "insert" if adds else "none"}, (name, "QADD"))
+        reading.put_value(
+            ("torch", "multi_input"), {"add": "insert" if adds else "none"}, (name, "QADD")
+        )
     return rules
 
 
@@ -197,15 +215,23 @@ def _is_off(keys: Mapping[str, Any]) -> bool:
 
 
 _FIELDS: Mapping[str, Callable[[_Reading, Path, Any], dict[str, Any]]] = {
-    "QSCHEME": lambda r, p, v: dict(zip(("granularity", "scheme"), r.translate(str(v), _SCHEMES, p), strict=True)),
+    "QSCHEME": lambda r, p, v: dict(
+        zip(("granularity", "scheme"), r.translate(str(v), _SCHEMES, p), strict=True)
+    ),
     "QUANTIZER.BIT": lambda _, __, v: {"bits": v} if v else {},
-    "QUANTIZER.GROUPSIZE": lambda _, __, v: {"block_size": v} if v != -1 else {"granularity": "channel"},
+    "QUANTIZER.GROUPSIZE": lambda _, __, v: (
+        {"block_size": v} if v != -1 else {"granularity": "channel"}
+    ),
     "QUANTIZER.DISABLE": lambda _, __, ___: {},
     "QUANTIZER.TYPE": lambda r, p, v: {"quantizer": {"name": r.translate(str(v), _QUANTIZERS, p)}},
     "QUANTIZER.PACT.ALPHA_VALUE": lambda _, __, v: {"alpha": v},
     "OBSERVER.TYPE": lambda r, p, v: {"observer": {"name": r.translate(str(v), _OBSERVERS, p)}},
-    "OBSERVER.PERCENTILE.ALPHA": lambda r, p, v: {"percentile": 100.0 * (1.0 - r.read_number(p, v))},
-    "OBSERVER.ACIQ.DISTRIBUTION": lambda r, p, v: {"distribution": r.translate(str(v), _DISTRIBUTIONS, p)},
+    "OBSERVER.PERCENTILE.ALPHA": lambda r, p, v: {
+        "percentile": 100.0 * (1.0 - r.read_number(p, v))
+    },
+    "OBSERVER.ACIQ.DISTRIBUTION": lambda r, p, v: {
+        "distribution": r.translate(str(v), _DISTRIBUTIONS, p)
+    },
     "OBSERVER.MOVING_AVERAGE.EMA_RATIO": lambda _, __, ___: {},
     "OBSERVER.LAYOUT": lambda _, __, ___: {},
 }
@@ -245,15 +271,21 @@ def _read_specific(reading: _Reading, name: str, role: str) -> list[dict[str, An
     rules = []
     for number, patterns in enumerate(listed):
         if not isinstance(patterns, Mapping):
-            raise reading.refuse((*path, number), "must be a mapping of patterns", 'e.g. {"conv1": […]}')
+            raise reading.refuse(
+                (*path, number), "must be a mapping of patterns", 'e.g. {"conv1": […]}'
+            )
         for pattern, pairs in patterns.items():
             at = (*path, number, str(pattern))
             if not isinstance(pairs, list) or len(pairs) % 2:
-                raise reading.refuse(at, "must list keys and values in turn", '["QUANTIZER.BIT", 8]')
+                raise reading.refuse(
+                    at, "must list keys and values in turn", '["QUANTIZER.BIT", 8]'
+                )
             keys = {str(key): value for key, value in zip(pairs[::2], pairs[1::2], strict=True)}
             changes = {"float": True} if _is_off(keys) else _convert_keys(reading, at, keys)
             line = reading.document.lines.get(at, 1)
-            rules.append({"node": _convert_pattern(str(pattern)), "role": role, "set": changes, "at": line})
+            rules.append(
+                {"node": _convert_pattern(str(pattern)), "role": role, "set": changes, "at": line}
+            )
     return rules
 
 

@@ -28,7 +28,9 @@ Extent = Annotated[float, Field(ge=0)]
 Bits = Literal[2, 3, 4, 5, 6, 7, 8, 16]
 Scheme = Literal["symmetric", "asymmetric"]
 Grain = Literal["tensor", "channel", "block"]
-Storage = Literal["", "int2", "uint2", "int4", "uint4", "int8", "uint8", "int16", "uint16", "float8e4m3fn"]
+Storage = Literal[
+    "", "int2", "uint2", "int4", "uint4", "int8", "uint8", "int16", "uint16", "float8e4m3fn"
+]
 # The lowest and the highest value of a range.
 Ends = tuple[float, float]
 HighPrecision = Literal["float16", "bfloat16", "float32"]
@@ -76,7 +78,9 @@ class Section(Frozen):
     def _take_lists(cls, values: Any) -> Any:
         if not isinstance(values, Mapping):
             return values
-        return {key: tuple(value) if isinstance(value, list) else value for key, value in values.items()}
+        return {
+            key: tuple(value) if isinstance(value, list) else value for key, value in values.items()
+        }
 
 
 def option(
@@ -139,7 +143,17 @@ def join_words(value: Any) -> Any:
 
 
 # Bytes of each unit of memory ("KiB" and its like count by 1024), and seconds of each unit of time.
-_POWERS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "KI": 2**10, "MI": 2**20, "GI": 2**30, "TI": 2**40}
+_POWERS = {
+    "": 1,
+    "K": 10**3,
+    "M": 10**6,
+    "G": 10**9,
+    "T": 10**12,
+    "KI": 2**10,
+    "MI": 2**20,
+    "GI": 2**30,
+    "TI": 2**40,
+}
 _BYTES = {f"{unit}{byte}": count for unit, count in _POWERS.items() for byte in ("", "B")}
 _SECONDS = {"": 1, "S": 1, "M": 60, "H": 3600}
 # Bytes, or seconds, more than anybody has.
@@ -161,8 +175,12 @@ def _read_amount(units: Mapping[str, int], otherwise: str) -> BeforeValidator:
     return BeforeValidator(read)
 
 
-Size = Annotated[int, _read_amount(_BYTES, "no amount of memory; write it as 512MB, 2GB or 1.5GiB"), Field(ge=1)]
-Seconds = Annotated[float, _read_amount(_SECONDS, "no time; write it as 90s, 10m or 1.5h"), Field(gt=0)]
+Size = Annotated[
+    int, _read_amount(_BYTES, "no amount of memory; write it as 512MB, 2GB or 1.5GiB"), Field(ge=1)
+]
+Seconds = Annotated[
+    float, _read_amount(_SECONDS, "no time; write it as 90s, 10m or 1.5h"), Field(gt=0)
+]
 Words = Annotated[tuple[str, ...], BeforeValidator(wrap_single)]
 
 
@@ -205,7 +223,9 @@ def _check_option(key: Any, value: Any) -> None:
         unfit = "one that is not finite" if isinstance(value, float) else "one so large"
     if unfit or not isinstance(key, str):
         text = "option '{key}' must be a number, a word or true/false, not {unfit}"
-        raise PydanticCustomError("named", text, {"key": str(key), "unfit": unfit or "named by a number"})
+        raise PydanticCustomError(
+            "named", text, {"key": str(key), "unfit": unfit or "named by a number"}
+        )
 
 
 def format_named(spec: Any) -> Any:
@@ -213,7 +233,9 @@ def format_named(spec: Any) -> Any:
     return {"name": spec.name, **dict(spec.options)} if spec.options else spec.name
 
 
-Observer = Annotated[ObserverSpec, read_named("an observer", ObserverSpec), PlainSerializer(format_named)]
+Observer = Annotated[
+    ObserverSpec, read_named("an observer", ObserverSpec), PlainSerializer(format_named)
+]
 
 
 # Every rule is matched against every node, and re's own cache holds 512 patterns.
@@ -234,7 +256,9 @@ def matches_any(patterns: str | Sequence[str], name: str) -> bool:
         return True
     for pattern in wanted:
         regex = _compile_pattern(pattern)
-        if pattern == name or (regex.search(name) is not None if regex else fnmatchcase(name, pattern)):
+        if pattern == name or (
+            regex.search(name) is not None if regex else fnmatchcase(name, pattern)
+        ):
             return True
     return False
 

@@ -41,7 +41,13 @@ class DeflatedArray:
     """
 
     def __init__(
-        self, path: Path, member: zipfile.ZipInfo, start: int, header: int, dtype: DType, shape: Shape
+        self,
+        path: Path,
+        member: zipfile.ZipInfo,
+        start: int,
+        header: int,
+        dtype: DType,
+        shape: Shape,
     ) -> None:
         self.dtype, self.shape, self.ndim = dtype, shape, len(shape)
         name = member.filename.removesuffix(".npy")
@@ -58,7 +64,11 @@ class DeflatedArray:
     def __getitem__(self, key: Any) -> Array:
         """Return rows by index, slice, or a tuple that begins with one of these."""
         first = key[0] if isinstance(key, tuple) else key
-        rows = range(self.shape[0])[first] if isinstance(first, (int, np.integer, slice)) else range(self.shape[0])
+        rows = (
+            range(self.shape[0])[first]
+            if isinstance(first, (int, np.integer, slice))
+            else range(self.shape[0])
+        )
         for row in [rows] if isinstance(rows, int) else rows:
             self._fill(row)
         return np.asarray(self._values[key])
@@ -81,7 +91,9 @@ class DeflatedArray:
             raise DataError(self._where, f"is damaged ({error})", fix, code="Q204") from error
         except OSError as error:
             fix = "check the space left in the temporary folder, or set TMPDIR"
-            raise DataError(self._where, f"cannot be unpacked ({error.strerror or error})", fix, code="Q204") from error
+            raise DataError(
+                self._where, f"cannot be unpacked ({error.strerror or error})", fix, code="Q204"
+            ) from error
         self._there[row] = True
 
 
@@ -129,7 +141,9 @@ class _Inflater:
     def __init__(self, path: Path, member: zipfile.ZipInfo, start: int) -> None:
         self._path, self._end, self._member = path, start + member.compress_size, member
         # (offset in the file, offset in the entry, zlib's state) of each.
-        self._checkpoints: list[tuple[int, int, Any]] = [(start, 0, zlib.decompressobj(-zlib.MAX_WBITS))]
+        self._checkpoints: list[tuple[int, int, Any]] = [
+            (start, 0, zlib.decompressobj(-zlib.MAX_WBITS))
+        ]
         # Bytes covered by the checksum so far: it has to be computed in order.
         self._summed, self._sum = 0, 0
         self._go_to(0)
@@ -150,7 +164,9 @@ class _Inflater:
                 self._advance(file)
 
     def _go_to(self, position: int) -> None:
-        self._source, self._at, state = next(point for point in reversed(self._checkpoints) if point[1] <= position)
+        self._source, self._at, state = next(
+            point for point in reversed(self._checkpoints) if point[1] <= position
+        )
         self._state, self._pending, self._block = state.copy(), b"", b""
 
     def _advance(self, file: BinaryIO) -> None:
@@ -220,23 +236,37 @@ def load_npz(path: Path) -> Feeds:
             where = f"{path}, array {name!r}"
             if info.compress_type not in _COMPRESSIONS:
                 cause = "is compressed in a way that cannot be unpacked a piece at a time: it may take any memory"
-                raise DataError(where, cause, "save it by np.savez or np.savez_compressed", code="Q206")
+                raise DataError(
+                    where, cause, "save it by np.savez or np.savez_compressed", code="Q206"
+                )
             with _explain_failures(where), archive.open(info) as stream:
                 arrays[name] = _read_member(path, info, stream, where, memory)
             if info.compress_type != zipfile.ZIP_STORED and info.file_size <= memory:
                 memory -= info.file_size
     if not arrays:
-        raise DataError(path, "is empty: it holds no arrays", "save at least one array per model input", code="Q203")
+        raise DataError(
+            path,
+            "is empty: it holds no arrays",
+            "save at least one array per model input",
+            code="Q203",
+        )
     return arrays
 
 
-def _read_member(path: Path, info: zipfile.ZipInfo, stream: IO[bytes], where: str, left: int) -> Any:
+def _read_member(
+    path: Path, info: zipfile.ZipInfo, stream: IO[bytes], where: str, left: int
+) -> Any:
     """Read one array of a .npz file; it is unpacked in memory if it has at most `left` bytes."""
     dtype, shape, order = _read_header(stream, where)
     start = stream.tell()
     size = _count_bytes(dtype, shape)
     if start + size != info.file_size:
-        raise DataError(where, f"holds {info.file_size - start} bytes, its header says {size}", _DAMAGED, code="Q204")
+        raise DataError(
+            where,
+            f"holds {info.file_size - start} bytes, its header says {size}",
+            _DAMAGED,
+            code="Q204",
+        )
     if info.compress_type == zipfile.ZIP_STORED:
         if size <= _CHECKED_BYTES:
             _verify_checksum(stream)
@@ -252,7 +282,9 @@ def _read_member(path: Path, info: zipfile.ZipInfo, stream: IO[bytes], where: st
         while block := stream.read(_COPY_BYTES):
             file.write(block)
         file.flush()
-        return ScatteredArray(file, dtype, shape) if order else np.memmap(file, dtype, "r", 0, shape)
+        return (
+            ScatteredArray(file, dtype, shape) if order else np.memmap(file, dtype, "r", 0, shape)
+        )
 
 
 def _verify_checksum(stream: IO[bytes]) -> None:
@@ -282,7 +314,9 @@ def _read_header(stream: Any, where: str) -> tuple[DType, Shape, bool]:
         cause = "holds Python objects, which are never loaded: a file could run code"
         raise DataError(where, cause, "save plain numeric arrays", code="Q206")
     if dtype.names is not None or dtype.subdtype is not None:
-        raise DataError(where, "is a structured array", "save one plain array per model input", code="Q206")
+        raise DataError(
+            where, "is a structured array", "save one plain array per model input", code="Q206"
+        )
     return dtype, shape, order
 
 
@@ -291,11 +325,15 @@ def _count_bytes(dtype: DType, shape: Shape) -> int:
     return math.prod(shape) * dtype.itemsize
 
 
-def _map_array(path: Path, dtype: DType, shape: Shape, order: bool, offset: int, where: str) -> Array:
+def _map_array(
+    path: Path, dtype: DType, shape: Shape, order: bool, offset: int, where: str
+) -> Array:
     size = _count_bytes(dtype, shape)
     left = path.stat().st_size - offset
     if size > left:
-        raise DataError(where, f"is truncated: {left} of {size} bytes are there", _DAMAGED, code="Q204")
+        raise DataError(
+            where, f"is truncated: {left} of {size} bytes are there", _DAMAGED, code="Q204"
+        )
     if size == 0:  # which no system maps
         return np.empty(shape, dtype)
     return np.memmap(path, dtype, "r", offset, shape, "F" if order else "C")

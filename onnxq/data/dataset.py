@@ -77,7 +77,9 @@ class Dataset:
         extend: Extend | None = None,
     ) -> None:
         if not indices:
-            raise DataError(title, "is empty: it has no samples", "give it at least one sample", code="Q203")
+            raise DataError(
+                title, "is empty: it has no samples", "give it at least one sample", code="Q203"
+            )
         self.inputs: tuple[ValueInfo, ...] = tuple(inputs)
         self.synthetic = synthetic
         self._source, self._title, self._extend = source, title, extend
@@ -125,14 +127,18 @@ class Dataset:
         waiting: list[Feeds] = []
         first = 0
         for position, sample in enumerate(self.samples()):
-            if waiting and (axes is None or len(waiting) == n or not _can_join(waiting[0], sample, axes)):
+            if waiting and (
+                axes is None or len(waiting) == n or not _can_join(waiting[0], sample, axes)
+            ):
                 yield _join_samples(waiting, first, axes)
                 waiting = []
                 first = position
             waiting.append(sample)
         yield _join_samples(waiting, first, axes)
 
-    def split(self, holdout: int, seed: int = 0, keep: Collection[int] = ()) -> tuple[Dataset, Dataset]:
+    def split(
+        self, holdout: int, seed: int = 0, keep: Collection[int] = ()
+    ) -> tuple[Dataset, Dataset]:
         """Split into (calibration, validation); disjoint, with validation samples from the spare ones first.
 
         At least one sample stays for calibration. holdout 0, or no sample that may be held back: both parts are the
@@ -145,11 +151,15 @@ class Dataset:
         free = [i for position, i in enumerate(self._indices) if position not in keep]
         own = _choose_items(rng, free, min(holdout - len(spare), len(self) - 1))
         validation = sorted([*spare, *own]) or self._indices
-        return self._choose([i for i in self._indices if i not in frozenset(own)]), self._choose(validation)
+        return self._choose([i for i in self._indices if i not in frozenset(own)]), self._choose(
+            validation
+        )
 
     def take(self, count: int, seed: int = 0) -> Dataset:
         """Choose at most `count` of the samples by the seed, in order."""
-        return self._choose(_choose_items(np.random.default_rng(seed), self._indices, max(count, 1)))
+        return self._choose(
+            _choose_items(np.random.default_rng(seed), self._indices, max(count, 1))
+        )
 
     def joined(self, other: Dataset) -> Dataset:
         """Join two parts of one set; a sample of both counts once."""
@@ -168,7 +178,13 @@ class Dataset:
         """Describe the set in one line for reports and plans: number, source and conversions of the samples."""
         count = len(self)
         total = len(self._source)
-        text = f"{count} of {total} samples" if count != total else "1 sample" if count == 1 else f"{count} samples"
+        text = (
+            f"{count} of {total} samples"
+            if count != total
+            else "1 sample"
+            if count == 1
+            else f"{count} samples"
+        )
         return "; ".join([f"{self._title}: {text}", *self._source.notes])
 
     def part(self, positions: Sequence[int]) -> Dataset:
@@ -177,7 +193,14 @@ class Dataset:
 
     def _choose(self, indices: Sequence[int], extend: Extend | None = None) -> Dataset:
         extend = extend or self._extend
-        return Dataset(self._source, self.inputs, indices, title=self._title, synthetic=self.synthetic, extend=extend)
+        return Dataset(
+            self._source,
+            self.inputs,
+            indices,
+            title=self._title,
+            synthetic=self.synthetic,
+            extend=extend,
+        )
 
     def _batch_axes(self) -> dict[str, int] | None:
         """Find each input's axis for joining samples; None if an input has none."""
@@ -209,7 +232,10 @@ def _can_join(a: Feeds, b: Feeds, axes: dict[str, int]) -> bool:
 def _join_samples(samples: list[Feeds], first: int, axes: dict[str, int] | None) -> Batch:
     if len(samples) == 1 or axes is None:
         return Batch(samples[0], first, 1)
-    feeds = {name: np.concatenate([sample[name] for sample in samples], axis=axis) for name, axis in axes.items()}
+    feeds = {
+        name: np.concatenate([sample[name] for sample in samples], axis=axis)
+        for name, axis in axes.items()
+    }
     return Batch(feeds, first, len(samples))
 
 
@@ -247,7 +273,9 @@ def find_extremes(samples: Iterable[Arrays], wanted: int = 0) -> frozenset[int]:
     without which all others still reach nine tenths as far.
     Returns the samples' positions.
     """
-    table = np.array([[x for name in sorted(sample) for x in _measure_array(sample[name])] for sample in samples])
+    table = np.array(
+        [[x for name in sorted(sample) for x in _measure_array(sample[name])] for sample in samples]
+    )
     peaks = table.max(axis=0)
     varying = peaks > table.min(axis=0)
     extremes = np.unique(table[:, varying].argmax(axis=0))
@@ -274,7 +302,12 @@ def _measure_array(value: Array) -> tuple[float, ...]:
         wide = wide[np.isfinite(wide)]
     with np.errstate(over="ignore"):
         power = float(np.mean(np.square(wide))) if wide.size else 0.0
-    return float(value.size), -float(wide.min(initial=np.inf)), float(wide.max(initial=-np.inf)), power
+    return (
+        float(value.size),
+        -float(wide.min(initial=np.inf)),
+        float(wide.max(initial=-np.inf)),
+        power,
+    )
 
 
 def read_mask(feeds: Arrays, shape: Shape) -> Mask | None:
@@ -284,7 +317,9 @@ def read_mask(feeds: Arrays, shape: Shape) -> Mask | None:
     outweigh the text.
     """
     masks = {
-        name.lower(): value for name, value in feeds.items() if "mask" in name.lower() and value.dtype.kind in "iub"
+        name.lower(): value
+        for name, value in feeds.items()
+        if "mask" in name.lower() and value.dtype.kind in "iub"
     }
     if len(masks) != 1:
         return None

@@ -54,7 +54,12 @@ def match_inputs(inputs: Inputs, arrays: Arrays, where: str) -> tuple[Feeds, Nam
     Raises DataError for an input without an array, with the nearest name arrays.
     """
     names = [value.name for value in inputs]
-    if len(names) == 1 and names[0] not in arrays and len(arrays) == 1 and next(iter(arrays)) in ("", "arr_0"):
+    if (
+        len(names) == 1
+        and names[0] not in arrays
+        and len(arrays) == 1
+        and next(iter(arrays)) in ("", "arr_0")
+    ):
         return {names[0]: next(iter(arrays.values()))}, ()
     extra = tuple(name for name in arrays if name not in names)
     for name in names:
@@ -62,7 +67,9 @@ def match_inputs(inputs: Inputs, arrays: Arrays, where: str) -> tuple[Feeds, Nam
             has = f" (it has {_join_names(arrays)})" if arrays else ""
             near = f"{suggest_names(name, extra)} Name" if extra else "name"
             fix = f"{near} the arrays after the inputs: {_join_names(names)}"
-            raise DataError(where, f"has no array for the model's input {name!r}{has}", fix, code="Q207")
+            raise DataError(
+                where, f"has no array for the model's input {name!r}{has}", fix, code="Q207"
+            )
     return {name: arrays[name] for name in names}, extra
 
 
@@ -80,12 +87,22 @@ def check_dtype(array_dtype: DType, value: ValueInfo, where: str) -> str:
         return ""
     if classify_dtype(array_dtype) != classify_dtype(want):
         name = "string" if want.kind == "O" else want.name
-        fix = f"convert it first, e.g. {value.name}.astype({name!r}), if that is what its values mean"
-        raise make_input_error(where, value, f"is {array_dtype}, the model wants {name}", fix, code="Q210")
-    return "" if classify_dtype(want) == "string" else f"input {value.name}: {array_dtype} converted to {want}"
+        fix = (
+            f"convert it first, e.g. {value.name}.astype({name!r}), if that is what its values mean"
+        )
+        raise make_input_error(
+            where, value, f"is {array_dtype}, the model wants {name}", fix, code="Q210"
+        )
+    return (
+        ""
+        if classify_dtype(want) == "string"
+        else f"input {value.name}: {array_dtype} converted to {want}"
+    )
 
 
-def check_dims(shape: Sequence[int], value: ValueInfo, where: str, *, skip: int = 0, offset: int = 0) -> None:
+def check_dims(
+    shape: Sequence[int], value: ValueInfo, where: str, *, skip: int = 0, offset: int = 0
+) -> None:
     """Raise DataError unless `shape`, from axis `offset` on, has the input's fixed dims. skip: axes to ignore."""
     if value.shape is None:
         return
@@ -94,7 +111,8 @@ def check_dims(shape: Sequence[int], value: ValueInfo, where: str, *, skip: int 
         if axis < skip or not isinstance(want, int) or got == want:
             continue
         cause = (
-            f"axis {axis + offset} of its shape {list(shape)} is {got}, the model wants {want} in {format_shape(value)}"
+            f"axis {axis + offset} of its shape {list(shape)} is "
+            f"{got}, the model wants {want} in {format_shape(value)}"
         )
         raise make_input_error(where, value, cause, _suggest_layout(shape[offset:], value))
 
@@ -104,7 +122,11 @@ def _suggest_layout(shape: Sequence[int], value: ValueInfo) -> str:
     dims = value.shape or ()
     for name, order in (("NHWC", (0, 3, 1, 2)), ("NCHW", (0, 2, 3, 1))) if len(dims) == 4 else ():
         turned = [shape[axis] for axis in order]
-        fits = [got == want for got, want in zip(turned[1:], dims[1:], strict=True) if isinstance(want, int)]
+        fits = [
+            got == want
+            for got, want in zip(turned[1:], dims[1:], strict=True)
+            if isinstance(want, int)
+        ]
         if fits and all(fits):
             return f"it looks like {name}: transpose it with .transpose{order}"
     return _RIGHT_SHAPE
@@ -115,10 +137,14 @@ def make_rank_error(shape: Sequence[int], value: ValueInfo, where: str) -> DataE
     rank = len(value.shape or ())
     near = "add the batch axis, e.g. array[None]" if len(shape) == rank - 1 else _RIGHT_SHAPE
     wants = f"the model wants {rank}, {format_shape(value)}, or {rank + 1} with one sample per leading index"
-    return make_input_error(where, value, f"its shape {list(shape)} has {len(shape)} dimensions; {wants}", near)
+    return make_input_error(
+        where, value, f"its shape {list(shape)} has {len(shape)} dimensions; {wants}", near
+    )
 
 
-def make_input_error(where: str, value: ValueInfo, cause: str, fix: str, *, code: str = "Q209") -> DataError:
+def make_input_error(
+    where: str, value: ValueInfo, cause: str, fix: str, *, code: str = "Q209"
+) -> DataError:
     """Make the error for an input's array in a file or item; `code` says which, by default a wrong shape."""
     return DataError(f"{where}, input {value.name!r}", cause, fix, code=code)
 
@@ -142,11 +168,15 @@ def fit_array(array: Array, value: ValueInfo, where: str) -> Array:
         # A value that does not fit would wrap around silently.
         limits = np.iinfo(want)
         if int(array.min()) < limits.min or int(array.max()) > limits.max:
-            raise make_input_error(where, value, f"holds values that {want} cannot", "check the data", code="Q210")
+            raise make_input_error(
+                where, value, f"holds values that {want} cannot", "check the data", code="Q210"
+            )
     with np.errstate(over="ignore"):
         out = np.array(array, dtype=want, order="C")
     if classify_dtype(want) == "float" and np.isinf(out).sum() != np.isinf(array).sum():
-        raise make_input_error(where, value, f"holds values too large for {want}", "scale the data", code="Q210")
+        raise make_input_error(
+            where, value, f"holds values too large for {want}", "scale the data", code="Q210"
+        )
     return out
 
 
@@ -155,5 +185,9 @@ def _check_finite(array: Array, value: ValueInfo, where: str) -> None:
     if bad.any():
         place = tuple(int(i) for i in np.argwhere(bad)[0])
         kinds = "NaN" if np.isnan(array).any() else "inf"
-        cause = f"holds {kinds} ({int(bad.sum())} of {array.size} values, the first at {list(place)})"
-        raise make_input_error(where, value, cause, "remove the sample or mend how it was made", code="Q211")
+        cause = (
+            f"holds {kinds} ({int(bad.sum())} of {array.size} values, the first at {list(place)})"
+        )
+        raise make_input_error(
+            where, value, cause, "remove the sample or mend how it was made", code="Q211"
+        )

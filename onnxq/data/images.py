@@ -18,17 +18,23 @@ from onnxq.graph import ValueInfo
 from onnxq.nearest import suggest_names
 
 # Formats that Pillow's wheels read.
-SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm"})
+SUFFIXES = frozenset(
+    {".jpg", ".jpeg", ".png", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm"}
+)
 
 
 def find_images(folder: Path) -> list[Path]:
     """List the image files below the folder, sorted by path."""
     return sorted(
-        p for p in folder.rglob("*") if p.suffix.lower() in SUFFIXES and not p.name.startswith(".") and p.is_file()
+        p
+        for p in folder.rglob("*")
+        if p.suffix.lower() in SUFFIXES and not p.name.startswith(".") and p.is_file()
     )
 
 
-def open_images(files: Sequence[Path], folder: Path, inputs: Inputs, config: ImageConfig | None) -> LazySource:
+def open_images(
+    files: Sequence[Path], folder: Path, inputs: Inputs, config: ImageConfig | None
+) -> LazySource:
     """Make a source with one sample per image.
 
     Raises DataError without a preprocessing, for an input that is not [N, C, H, W] or [N, H, W, C], and for a model
@@ -43,7 +49,9 @@ def open_images(files: Sequence[Path], folder: Path, inputs: Inputs, config: Ima
     for file in files:
         register_input(file)
     return LazySource(
-        files, lambda path: {value.name: read_image(path, config, value)}, lambda path: str(path.relative_to(folder))
+        files,
+        lambda path: {value.name: read_image(path, config, value)},
+        lambda path: str(path.relative_to(folder)),
     )
 
 
@@ -51,7 +59,9 @@ def _find_input(inputs: Inputs, config: ImageConfig, where: str) -> ValueInfo:
     names = [value.name for value in inputs]
     if config.input and config.input not in names:
         subject = f"data.images.input {config.input!r}"
-        raise DataError(subject, "the model has no such input", suggest_names(config.input, names), code="Q208")
+        raise DataError(
+            subject, "the model has no such input", suggest_names(config.input, names), code="Q208"
+        )
     if len(inputs) != 1:
         cause = f"gives images for one input, the model has {len(inputs)}: {', '.join(names)}"
         raise DataError(where, cause, "use .npz files", code="Q214")
@@ -92,7 +102,9 @@ def _read_pixels(path: Path, config: ImageConfig) -> Array:
         with image_module.open(path) as opened:
             image = opened.convert("L" if config.color == "GRAY" else "RGB")
     except (OSError, SyntaxError, ValueError, image_module.DecompressionBombError) as error:
-        raise DataError(path, f"is not a readable image ({error})", "remove or replace it", code="Q204") from error
+        raise DataError(
+            path, f"is not a readable image ({error})", "remove or replace it", code="Q204"
+        ) from error
     pixels = np.asarray(_place_image(image_module, image, config), np.uint8)
     if config.color == "GRAY":
         return pixels[:, :, None]
@@ -113,7 +125,9 @@ def _place_image(image_module: Any, image: Any, config: ImageConfig) -> Any:
         canvas.paste(inner, ((width - inner.width) // 2, (height - inner.height) // 2))
         return canvas
     ratio = config.resize / min(image.size) if config.resize is not None else max(ratios)
-    resized = _scale_image(image, ratio, None if config.resize is not None else (height, width), method)
+    resized = _scale_image(
+        image, ratio, None if config.resize is not None else (height, width), method
+    )
     left = round((resized.width - width) / 2.0)
     top = round((resized.height - height) / 2.0)
     # Pillow's crop fills with black beyond the borders of a smaller image.
@@ -137,5 +151,7 @@ def _import_pillow() -> Any:
         from PIL import Image
     except ImportError as error:
         fix = "pip install 'onnxq[images]'"
-        raise MissingDependencyError("Pillow", "is needed to read images", fix, code="Q803") from error
+        raise MissingDependencyError(
+            "Pillow", "is needed to read images", fix, code="Q803"
+        ) from error
     return Image

@@ -19,8 +19,21 @@ from onnxq.data.arrays import load_npy, load_npz
 from onnxq.data.dataset import Dataset, Unchosen
 from onnxq.data.fit import Feeds, Inputs, check_dtype
 from onnxq.data.images import SUFFIXES, find_images, open_images
-from onnxq.data.scripts import DEFAULT_FUNCTION, call_function, guard_user_code, read_json_feeds, suggest_files
-from onnxq.data.sources import ArraySource, JoinedSource, LazySource, SampleSource, name_arrays, spool_samples
+from onnxq.data.scripts import (
+    DEFAULT_FUNCTION,
+    call_function,
+    guard_user_code,
+    read_json_feeds,
+    suggest_files,
+)
+from onnxq.data.sources import (
+    ArraySource,
+    JoinedSource,
+    LazySource,
+    SampleSource,
+    name_arrays,
+    spool_samples,
+)
 from onnxq.data.synthetic import SAMPLES, make_synthetic
 from onnxq.data.text import make_generated_samples, make_text_samples
 from onnxq.errors import DataError
@@ -38,7 +51,10 @@ def find_sets(folder: Path) -> list[Path]:
     if _list_files(folder):
         return [folder]
     folders = [path for path in folder.iterdir() if path.is_dir() and _list_files(path)]
-    return sorted(folders, key=lambda path: [int(p) if p.isdigit() else p for p in re.split(r"(\d+)", path.name)])
+    return sorted(
+        folders,
+        key=lambda path: [int(p) if p.isdigit() else p for p in re.split(r"(\d+)", path.name)],
+    )
 
 
 def read_set(folder: Path, inputs: Inputs) -> Feeds:
@@ -66,20 +82,39 @@ def read_tensor(path: Path) -> tuple[str, Array]:
     try:
         tensor.ParseFromString(data)
     except Exception as error:  # protobuf's DecodeError; its package has no types
-        raise DataError(path, "is not an ONNX tensor", "sequences and maps are not supported", code="Q206") from error
+        raise DataError(
+            path, "is not an ONNX tensor", "sequences and maps are not supported", code="Q206"
+        ) from error
     if tensor.data_location == onnx.TensorProto.EXTERNAL:
-        raise DataError(path, "keeps its values in another file", "save the tensor with its values inside", code="Q204")
+        raise DataError(
+            path,
+            "keeps its values in another file",
+            "save the tensor with its values inside",
+            code="Q204",
+        )
     # Values of a sequence stand where a tensor tells its segment, which nobody writes.
-    if tensor.data_type not in onnx.TensorProto.DataType.values() or not tensor.data_type or tensor.HasField("segment"):
-        raise DataError(path, "is not an ONNX tensor", "sequences and maps are not supported", code="Q206")
+    if (
+        tensor.data_type not in onnx.TensorProto.DataType.values()
+        or not tensor.data_type
+        or tensor.HasField("segment")
+    ):
+        raise DataError(
+            path, "is not an ONNX tensor", "sequences and maps are not supported", code="Q206"
+        )
     try:
         return tensor.name, onnx.numpy_helper.to_array(tensor)
     except (ValueError, TypeError) as error:
-        raise DataError(path, f"is damaged ({error})", "copy or make it again", code="Q204") from error
+        raise DataError(
+            path, f"is damaged ({error})", "copy or make it again", code="Q204"
+        ) from error
 
 
 def _list_files(folder: Path) -> list[Path]:
-    numbered = [(int(match[1]), path) for path in folder.glob("input_*.pb") if (match := _NUMBER.search(path.name))]
+    numbered = [
+        (int(match[1]), path)
+        for path in folder.glob("input_*.pb")
+        if (match := _NUMBER.search(path.name))
+    ]
     return [path for _, path in sorted(numbered)]
 
 
@@ -110,14 +145,20 @@ class _Opener:
             return self.open_text(str(source))
         # Before Iterable, which arrays of other libraries also are.
         if isinstance(source, Mapping):
-            return ArraySource(name_arrays(source, self.inputs, "data"), self.inputs, "data"), "arrays"
+            return ArraySource(
+                name_arrays(source, self.inputs, "data"), self.inputs, "data"
+            ), "arrays"
         if isinstance(source, np.ndarray) or hasattr(source, "__array__"):
-            return ArraySource(name_arrays(source, self.inputs, "data"), self.inputs, "data"), "array"
+            return ArraySource(
+                name_arrays(source, self.inputs, "data"), self.inputs, "data"
+            ), "array"
         if isinstance(source, (list, tuple)):
             feeds = [name_arrays(item, self.inputs, f"item {k}") for k, item in enumerate(source)]
             return self.join_feeds({f"item {k}": feed for k, feed in enumerate(feeds)}), "samples"
         if isinstance(source, Iterable):
-            return spool_samples(source, self.inputs, "data", self.config.samples, self.tick), "stream"
+            return spool_samples(
+                source, self.inputs, "data", self.config.samples, self.tick
+            ), "stream"
         if callable(source):
             with guard_user_code(getattr(source, "__name__", "data")):
                 result = source()
@@ -157,8 +198,15 @@ class _Opener:
         """
         for value in self.inputs:
             if not value.dtype:
-                cause = "is a sequence, a map or an optional value, and files of samples hold tensors"
-                raise DataError(f"input {value.name!r}", cause, "export the model with tensors for inputs", code="Q206")
+                cause = (
+                    "is a sequence, a map or an optional value, and files of samples hold tensors"
+                )
+                raise DataError(
+                    f"input {value.name!r}",
+                    cause,
+                    "export the model with tensors for inputs",
+                    code="Q206",
+                )
         try:
             return self._open_folder(path) if os.path.isdir(path) else self._open_file(path)
         except OSError as error:
@@ -167,11 +215,15 @@ class _Opener:
 
     def join_feeds(self, feeds: Mapping[str, Arrays]) -> SampleSource:
         """Arrays for one run each, by their names in messages."""
-        return JoinedSource([ArraySource(feed, self.inputs, where, feed=True) for where, feed in feeds.items()])
+        return JoinedSource(
+            [ArraySource(feed, self.inputs, where, feed=True) for where, feed in feeds.items()]
+        )
 
     def _open_file(self, path: Path) -> SampleSource:
         if not os.path.exists(path):
-            raise DataError(path, "there is no such file or folder", suggest_files(path), code="Q201")
+            raise DataError(
+                path, "there is no such file or folder", suggest_files(path), code="Q201"
+            )
         if not os.path.isfile(path):
             check_input_kind(path, DataError)
         suffix = path.suffix.lower()
@@ -184,13 +236,17 @@ class _Opener:
             alone = self.inputs[0].name if len(self.inputs) == 1 else name
             return ArraySource({alone: array}, self.inputs, path.name, feed=True)
         if suffix == ".json":
-            return self.join_feeds({f"{path.name}, item {k}": feed for k, feed in enumerate(read_json_feeds(path))})
+            return self.join_feeds(
+                {f"{path.name}, item {k}": feed for k, feed in enumerate(read_json_feeds(path))}
+            )
         if suffix in SUFFIXES:
             return open_images([path], path.parent, self.inputs, self.config.images)
         if self.config.tokenizer or suffix in _TEXT:
             texts = make_text_samples(path, self.inputs, self.config, self.model)
             return spool_samples(texts, self.inputs, path.name, None, self.tick)
-        raise DataError(path, "is of no kind that samples are read from", f"use {_KINDS}", code="Q206")
+        raise DataError(
+            path, "is of no kind that samples are read from", f"use {_KINDS}", code="Q206"
+        )
 
     def _open_npy(self, path: Path) -> SampleSource:
         if len(self.inputs) != 1:
@@ -201,8 +257,13 @@ class _Opener:
 
     def _open_folder(self, folder: Path) -> SampleSource:
         sets = find_sets(folder)
-        files = sorted((p for p in folder.iterdir() if p.is_file() and not p.name.startswith(".")), key=_make_sort_key)
-        npz, npy, json = ([p for p in files if p.suffix.lower() == suffix] for suffix in (".npz", ".npy", ".json"))
+        files = sorted(
+            (p for p in folder.iterdir() if p.is_file() and not p.name.startswith(".")),
+            key=_make_sort_key,
+        )
+        npz, npy, json = (
+            [p for p in files if p.suffix.lower() == suffix] for suffix in (".npz", ".npy", ".json")
+        )
         # One folder per input is a layout of its own; see `_open_input_folders`.
         by_input = {value.name: folder / _to_file_name(value.name) for value in self.inputs}
         images = find_images(folder)
@@ -210,21 +271,30 @@ class _Opener:
         layouts: dict[str, Callable[[], SampleSource]] = {}
         if sets:
             layouts["ONNX test data (input_*.pb)"] = partial(
-                LazySource, sets, lambda path: read_set(path, self.inputs), lambda path: str(path.name)
+                LazySource,
+                sets,
+                lambda path: read_set(path, self.inputs),
+                lambda path: str(path.name),
             )
         if npz:
             layouts[".npz files"] = partial(self._join_files, npz)
         if npy:
             layouts[".npy files"] = partial(self._open_npy_files, folder, npy)
         if all(path.is_dir() for path in by_input.values()):
-            layouts["a folder for each input"] = partial(self._open_input_folders, by_input, str(folder))
+            layouts["a folder for each input"] = partial(
+                self._open_input_folders, by_input, str(folder)
+            )
         # Beside arrays they show what these are of, unless the configuration says how to read them.
         if images and (self.config.images is not None or not arrays):
-            layouts["images"] = partial(open_images, images, folder, self.inputs, self.config.images)
+            layouts["images"] = partial(
+                open_images, images, folder, self.inputs, self.config.images
+            )
         if json and not (arrays or images):
             layouts["Polygraphy .json files"] = partial(self._join_files, json)
         if not layouts:
-            raise DataError(folder, "is empty: there are no samples in it", f"use {_KINDS}", code="Q203")
+            raise DataError(
+                folder, "is empty: there are no samples in it", f"use {_KINDS}", code="Q203"
+            )
         # Taking one of several kinds would leave the others out silently.
         if len(layouts) > 1:
             cause = f"holds {' and '.join(layouts)}"
@@ -241,14 +311,18 @@ class _Opener:
             arrays = {names.get(path.stem, path.stem): load_npy(path) for path in files}
             return ArraySource(arrays, self.inputs, folder.name)
         if len(self.inputs) != 1:
-            cause = f"has no .npy file for each input ({', '.join(f'{stem}.npy' for stem in names)})"
+            cause = (
+                f"has no .npy file for each input ({', '.join(f'{stem}.npy' for stem in names)})"
+            )
             fix = "name the files after the inputs, or use .npz files with one array per input"
             raise DataError(folder, cause, fix, code="Q207")
         return self._join_files(files)
 
     def _open_input_folders(self, by_input: dict[str, Path], where: str) -> SampleSource:
         """Open input_name/0001.npy …: the k-th files of all folders form one item."""
-        files = {name: sorted(path.glob("*.npy"), key=_make_sort_key) for name, path in by_input.items()}
+        files = {
+            name: sorted(path.glob("*.npy"), key=_make_sort_key) for name, path in by_input.items()
+        }
         counts = {name: len(paths) for name, paths in files.items()}
         if len(set(counts.values())) != 1 or 0 in counts.values():
             text = ", ".join(f"{name!r} has {count}" for name, count in counts.items())
@@ -302,23 +376,34 @@ def load_data(
             raise DataError(f"input {value.name!r}", cause, fix, code="Q206")
     if source is None:
         with progress("making up samples"):
-            return make_synthetic(inputs, samples=config.samples or SAMPLES, seed=config.seed, model=model)
+            return make_synthetic(
+                inputs, samples=config.samples or SAMPLES, seed=config.seed, model=model
+            )
     if isinstance(source, Dataset):
         return _check_same_inputs(source, inputs)
     if not inputs:
-        raise DataError("data", "the model has no inputs to feed", "leave `data=…` out", code="Q208")
+        raise DataError(
+            "data", "the model has no inputs to feed", "leave `data=…` out", code="Q208"
+        )
     with progress("reading samples") as task:
         opened, title = _Opener(inputs, config, model, task.advance).open_source(source)
         return _choose_samples(opened, title, inputs, config)
 
 
-def _choose_samples(source: SampleSource, title: str, inputs: Inputs, config: DataConfig) -> Dataset:
+def _choose_samples(
+    source: SampleSource, title: str, inputs: Inputs, config: DataConfig
+) -> Dataset:
     """Choose the requested samples. The first one is read now, so that errors show before work begins."""
     total = len(source)
     if total == 0:
-        raise DataError(title, "is empty: it has no samples", "give it at least one sample", code="Q203")
+        raise DataError(
+            title, "is empty: it has no samples", "give it at least one sample", code="Q203"
+        )
     raw = source.read_sample(0)
-    notes = [check_dtype(np.asarray(raw[value.name]).dtype, value, source.name_sample(0)) for value in inputs]
+    notes = [
+        check_dtype(np.asarray(raw[value.name]).dtype, value, source.name_sample(0))
+        for value in inputs
+    ]
     # Without repetitions: a source of many files has its own remarks on dtypes already.
     source.notes = tuple(dict.fromkeys([*source.notes, *(note for note in notes if note)]))
     chosen: Sequence[int] = range(total)

@@ -47,12 +47,16 @@ def guard_user_code(where: str, folder: Path | None = None) -> Iterator[None]:
     except SystemExit as error:
         code = "" if error.code is None else repr(error.code)
         fix = "let the function return its result, or raise an exception"
-        raise DataError(where, f"called sys.exit({code})", fix, code="Q213", details=_format_calls(error)) from error
+        raise DataError(
+            where, f"called sys.exit({code})", fix, code="Q213", details=_format_calls(error)
+        ) from error
     except Exception as error:
         text = f"{type(error).__name__}: {error}".strip().removesuffix(":")
         first, *rest = text.splitlines()
         details = (*rest, *_format_calls(error))
-        raise DataError(where, f"raised {first}", "mend that code", code="Q213", details=details) from error
+        raise DataError(
+            where, f"raised {first}", "mend that code", code="Q213", details=details
+        ) from error
     finally:
         sys.dont_write_bytecode = bytecode
         if added and beside in sys.path:
@@ -63,9 +67,15 @@ def _format_calls(error: BaseException) -> list[str]:
     """Format the innermost calls in the user's code and below it, one line each with file, line and source."""
     frames = traceback.extract_tb(error.__traceback__)
     theirs = [k for k, frame in enumerate(frames) if not _is_ours(frame.filename)]
-    shown = [frame for frame in frames[theirs[0] :] if not frame.filename.startswith("<frozen ")] if theirs else []
+    shown = (
+        [frame for frame in frames[theirs[0] :] if not frame.filename.startswith("<frozen ")]
+        if theirs
+        else []
+    )
     calls = shown[-_CALLS:]
-    lines = [f"{frame.filename}:{frame.lineno}, in {frame.name}: {frame.line or ''}" for frame in calls]
+    lines = [
+        f"{frame.filename}:{frame.lineno}, in {frame.name}: {frame.line or ''}" for frame in calls
+    ]
     if isinstance(error, SyntaxError) and error.filename:
         lines.append(f"{error.filename}:{error.lineno}: {(error.text or '').strip()}")
     return [f"at {line.rstrip(': ')}" for line in lines]
@@ -93,7 +103,12 @@ def call_function(path: Path, function: str) -> Any:
     loader = find_function(path, function)
     wants = [p for p in inspect.signature(loader).parameters.values() if p.default is p.empty]
     if any(p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY) for p in wants):
-        raise DataError(where, "the function wants arguments; it is called without", "give them defaults", code="Q213")
+        raise DataError(
+            where,
+            "the function wants arguments; it is called without",
+            "give them defaults",
+            code="Q213",
+        )
     with guard_user_code(where, path.parent):
         return loader()
 
@@ -116,7 +131,9 @@ def find_function(path: Path, function: str) -> Callable[..., Any]:
     loader: Callable[..., Any] | None = getattr(module, function, None)
     if loader is None or not callable(loader):
         names = [name for name, value in vars(module).items() if inspect.isfunction(value)]
-        raise DataError(where, "the file has no such function", suggest_names(function, names), code="Q213")
+        raise DataError(
+            where, "the file has no such function", suggest_names(function, names), code="Q213"
+        )
     return loader
 
 
@@ -128,7 +145,9 @@ def _check_script(path: Path) -> None:
             cause = f"is larger than {_LONGEST_SCRIPT // 2**20} MiB"
             raise DataError(str(path), cause, "name the right file", code="Q202")
     except FileNotFoundError:
-        raise DataError(str(path), "there is no such file", suggest_files(path), code="Q201") from None
+        raise DataError(
+            str(path), "there is no such file", suggest_files(path), code="Q201"
+        ) from None
     except OSError as error:
         cause = f"cannot be read ({error.strerror or error})"
         raise DataError(str(path), cause, "check its permissions", code="Q213") from error
@@ -137,9 +156,15 @@ def _check_script(path: Path) -> None:
 def suggest_files(path: Path) -> str:
     """Suggest the most similar names in the path's folder; "" for none."""
     close = (
-        find_nearest(path.name, (entry.name for entry in path.parent.iterdir())) if os.path.isdir(path.parent) else ()
+        find_nearest(path.name, (entry.name for entry in path.parent.iterdir()))
+        if os.path.isdir(path.parent)
+        else ()
     )
-    return f"did you mean {' or '.join(repr(str(path.parent / name)) for name in close)}?" if close else ""
+    return (
+        f"did you mean {' or '.join(repr(str(path.parent / name)) for name in close)}?"
+        if close
+        else ""
+    )
 
 
 def read_json_feeds(path: Path) -> Sequence[Arrays]:
@@ -150,16 +175,23 @@ def read_json_feeds(path: Path) -> Sequence[Arrays]:
     try:
         text = read_input(path, DataError, limit=_MOST_BYTES).decode("utf-8")
         content = json.loads(text, object_hook=lambda entry: _decode_array(entry, path))
-    except (ValueError, RecursionError) as error:  # ValueError: no JSON, no text, numbers of thousands of digits
+    except (
+        ValueError,
+        RecursionError,
+    ) as error:  # ValueError: no JSON, no text, numbers of thousands of digits
         raise DataError(path, f"is not JSON ({error})", _SAVE_INPUTS, code="Q206") from error
     except OSError as error:
         raise DataError(path, f"cannot be read ({error.strerror or error})", code="Q202") from error
     feeds = content if isinstance(content, list) else [content]
     for feed in feeds:
-        if not isinstance(feed, dict) or not all(isinstance(value, np.ndarray) for value in feed.values()):
+        if not isinstance(feed, dict) or not all(
+            isinstance(value, np.ndarray) for value in feed.values()
+        ):
             raise DataError(path, "is not a list of {input name: array}", _SAVE_INPUTS, code="Q206")
     if not feeds:
-        raise DataError(path, "is empty: it has no samples", "give it at least one sample", code="Q203")
+        raise DataError(
+            path, "is empty: it has no samples", "give it at least one sample", code="Q203"
+        )
     return feeds
 
 
@@ -183,7 +215,9 @@ def _decode_array(content: dict[str, Any], path: Path) -> Any:
 
 def decode_array(text: str) -> Array:
     """The array that Polygraphy wrote as base64 of a .npy, never unpickled. Any Exception for other text."""
-    array: Array = np.load(io.BytesIO(base64.b64decode(text.encode(), validate=True)), allow_pickle=False)
+    array: Array = np.load(
+        io.BytesIO(base64.b64decode(text.encode(), validate=True)), allow_pickle=False
+    )
     return array
 
 

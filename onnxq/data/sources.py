@@ -57,7 +57,9 @@ class Cut:
 
 def find_batch_symbols(inputs: Inputs) -> frozenset[str]:
     """Collect the symbols of dynamic axes 0."""
-    return frozenset(value.shape[0] for value in inputs if value.shape and isinstance(value.shape[0], str))
+    return frozenset(
+        value.shape[0] for value in inputs if value.shape and isinstance(value.shape[0], str)
+    )
 
 
 def find_batch_axis(value: ValueInfo, symbols: frozenset[str]) -> int | None:
@@ -72,7 +74,9 @@ def find_batch_axis(value: ValueInfo, symbols: frozenset[str]) -> int | None:
     return next((axis for axis, dim in enumerate(value.shape) if dim in symbols), None)
 
 
-def find_cut(shape: Sequence[int], value: ValueInfo, symbols: frozenset[str], where: str, *, feed: bool) -> Cut:
+def find_cut(
+    shape: Sequence[int], value: ValueInfo, symbols: frozenset[str], where: str, *, feed: bool
+) -> Cut:
     """Find the samples in an array of this shape.
 
     One dimension more than the input: one sample per leading index. The input's own rank: samples along the batch
@@ -117,7 +121,9 @@ def is_batch_symbol(symbol: object) -> bool:
 
 def _require_samples(cut: Cut, value: ValueInfo, where: str) -> Cut:
     if cut.count == 0:
-        raise make_input_error(where, value, "is empty: it has no samples", "give it at least one", code="Q203")
+        raise make_input_error(
+            where, value, "is empty: it has no samples", "give it at least one", code="Q203"
+        )
     return cut
 
 
@@ -126,7 +132,11 @@ def _cut_fixed_batch(rows: int, value: ValueInfo, where: str) -> Cut:
     if rows == size or not isinstance(size, int):
         return Cut(None)
     if rows < size or size < 1:
-        cause = f"has {rows} rows; the model takes {size} at a time, {format_shape(value)}" if rows else "is empty"
+        cause = (
+            f"has {rows} rows; the model takes {size} at a time, {format_shape(value)}"
+            if rows
+            else "is empty"
+        )
         raise make_input_error(where, value, cause, f"give at least {size}")
     return Cut(rows // size, size=size, left_over=rows % size)
 
@@ -161,22 +171,34 @@ class ArraySource:
         notes += [check_dtype(self._arrays[value.name].dtype, value, where) for value in inputs]
         symbols = find_batch_symbols(inputs)
         shapes = {value.name: self._arrays[value.name].shape for value in inputs}
-        self._cuts = {v.name: find_cut(shapes[v.name], v, symbols, where, feed=feed) for v in inputs}
+        self._cuts = {
+            v.name: find_cut(shapes[v.name], v, symbols, where, feed=feed) for v in inputs
+        }
         counts = {name: cut.count for name, cut in self._cuts.items() if cut.count is not None}
         uneven = ", ".join(f"{name!r} has {count}" for name, count in counts.items())
         uneven = uneven if len(set(counts.values())) > 1 else ""
         same = [name for name, shape in shapes.items() if name not in counts and shape]
         several = any(count > 1 for count in counts.values())
         # Batches that disagree, or belong to only some inputs, are none: then the feed is one sample.
-        if feed and (uneven or (several and same)) and all(fits_whole(shapes[v.name], v) for v in inputs):
+        if (
+            feed
+            and (uneven or (several and same))
+            and all(fits_whole(shapes[v.name], v) for v in inputs)
+        ):
             self._cuts = {value.name: Cut(None) for value in inputs}
         elif uneven:
             raise DataError(
-                where, f"the inputs disagree on the number of samples: {uneven}", "give each as many", code="Q212"
+                where,
+                f"the inputs disagree on the number of samples: {uneven}",
+                "give each as many",
+                code="Q212",
             )
         self._count = next((cut.count for cut in self._cuts.values() if cut.count is not None), 1)
         left = {cut.left_over for cut in self._cuts.values()} - {0}
-        notes += [f"{rows} rows left over that do not fill the model's batch: not used" for rows in sorted(left)]
+        notes += [
+            f"{rows} rows left over that do not fill the model's batch: not used"
+            for rows in sorted(left)
+        ]
         if self._count > 1:
             notes += [f"input {name}: one array, used for every sample" for name in same]
         self.notes: tuple[str, ...] = tuple(note for note in notes if note)
@@ -199,7 +221,9 @@ class JoinedSource:
     def __init__(self, parts: Sequence[SampleSource], keep: object = None) -> None:
         self._parts, self._keep = tuple(parts), keep
         self._ends = list(accumulate(len(part) for part in self._parts))
-        self.notes: tuple[str, ...] = tuple(dict.fromkeys(note for part in self._parts for note in part.notes))
+        self.notes: tuple[str, ...] = tuple(
+            dict.fromkeys(note for part in self._parts for note in part.notes)
+        )
 
     def __len__(self) -> int:
         return self._ends[-1] if self._ends else 0
@@ -222,7 +246,9 @@ class JoinedSource:
 class LazySource:
     """One sample per item, read on request."""
 
-    def __init__(self, items: Sequence[Any], read: Callable[[Any], Feeds], label: Callable[[Any], str]) -> None:
+    def __init__(
+        self, items: Sequence[Any], read: Callable[[Any], Feeds], label: Callable[[Any], str]
+    ) -> None:
         self._items, self._read, self._label = tuple(items), read, label
         self.notes: tuple[str, ...] = ()
 
@@ -250,7 +276,12 @@ def name_arrays(item: Any, inputs: Inputs, where: str) -> Feeds:
     if isinstance(item, np.ndarray) or (hasattr(item, "__array__") and not isinstance(item, dict)):
         if len(inputs) != 1:
             names = ", ".join(value.name for value in inputs)
-            raise DataError(where, "is one array without a name", f"the model has several inputs: {names}", code="Q207")
+            raise DataError(
+                where,
+                "is one array without a name",
+                f"the model has several inputs: {names}",
+                code="Q207",
+            )
         return {inputs[0].name: np.asarray(item)}
     if not hasattr(item, "keys"):
         cause = f"is a {type(item).__name__}, not a mapping"
@@ -262,7 +293,9 @@ def _to_array(value: Any, where: str) -> Array:
     try:
         array = np.asarray(value)
     except (ValueError, TypeError) as error:
-        raise DataError(where, f"cannot become an array ({error})", "give numeric arrays", code="Q206") from error
+        raise DataError(
+            where, f"cannot become an array ({error})", "give numeric arrays", code="Q206"
+        ) from error
     # Strings are objects, too, and a legitimate input.
     if array.dtype.kind == "O" and not all(isinstance(item, (str, bytes)) for item in array.flat):
         raise DataError(where, "holds Python objects", "give numeric arrays", code="Q206")
@@ -286,14 +319,19 @@ def spool_samples(
     count = 0
     for k, item in enumerate(_guard_items(items, where)):
         label = f"{where}, item {k}"
-        stored = {name: store.store_array(array) for name, array in name_arrays(item, inputs, label).items()}
+        stored = {
+            name: store.store_array(array)
+            for name, array in name_arrays(item, inputs, label).items()
+        }
         parts.append(_StoredSource(stored, inputs, label))
         count += len(parts[-1])
         tick()
         if limit is not None and count >= limit:
             break
     if not parts:
-        raise DataError(where, "is empty: it gave no samples", "give it at least one sample", code="Q203")
+        raise DataError(
+            where, "is empty: it gave no samples", "give it at least one sample", code="Q203"
+        )
     return JoinedSource(parts, keep=store)
 
 
@@ -336,7 +374,11 @@ class _StoredSource:
     def _open(self) -> ArraySource:
         arrays = {}
         for name, value in self._stored.items():
-            arrays[name] = np.load(value, mmap_mode="r", allow_pickle=False) if isinstance(value, Path) else value
+            arrays[name] = (
+                np.load(value, mmap_mode="r", allow_pickle=False)
+                if isinstance(value, Path)
+                else value
+            )
         return ArraySource(arrays, self._inputs, self._where, feed=True)
 
 
@@ -351,7 +393,11 @@ class _Store:
     def store_array(self, array: Array) -> Array | Path:
         """A copy of the array, or the file that holds it."""
         # Empty arrays and strings cannot be mapped from a file.
-        if self._used + array.nbytes <= _IN_MEMORY or array.dtype.kind not in "biuf" or array.size == 0:
+        if (
+            self._used + array.nbytes <= _IN_MEMORY
+            or array.dtype.kind not in "biuf"
+            or array.size == 0
+        ):
             self._used += array.nbytes
             return np.array(array)
         if self.folder is None:

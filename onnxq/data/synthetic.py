@@ -42,7 +42,9 @@ def augment_sample(feeds: Arrays) -> tuple[dict[str, Array], ...]:
     images, and an input of that shape may be an attention mask or a cache.
     """
     spatial = {
-        name: axes for name, value in feeds.items() if (axes := _find_spatial_axes(np.asarray(value))) is not None
+        name: axes
+        for name, value in feeds.items()
+        if (axes := _find_spatial_axes(np.asarray(value))) is not None
     }
     beside = sum(np.asarray(value).size for name, value in feeds.items() if name not in spatial)
     if not spatial or beside > _BESIDE:
@@ -142,16 +144,33 @@ def name_axis(value: ValueInfo, axis: int) -> str:
 def find_decoder(inputs: Inputs) -> DecoderInputs | None:
     """The inputs of a decoder with caches of any length; None for other models."""
     past = frozenset(axis for value in inputs if (axis := _find_past(value)) is not None)
-    ids = next((v for v in inputs if _has_tokens(v) and not _is_called(v, "mask", "position", "past")), None)
+    ids = next(
+        (v for v in inputs if _has_tokens(v) and not _is_called(v, "mask", "position", "past")),
+        None,
+    )
     if not past or ids is None:
         return None
     length = (ids.shape or ())[1]
     new = length if isinstance(length, int) else name_axis(ids, 1)
-    masks = [v for v in inputs if _has_tokens(v) and _is_called(v, "mask") and not isinstance((v.shape or ())[1], int)]
+    masks = [
+        v
+        for v in inputs
+        if _has_tokens(v) and _is_called(v, "mask") and not isinstance((v.shape or ())[1], int)
+    ]
     # Exporters write "total_sequence_length", "past_sequence_length + 1", "past + sequence", or a symbol of its own.
-    whole = {key for value in masks if (key := name_axis(value, 1)) != new and "encoder" not in key.lower()}
-    positions = {value.name for value in inputs if _has_tokens(value) and _is_called(value, "position")}
-    switches = {value.name for value in inputs if value.dtype == TensorProto.BOOL and _is_called(value, "cache")}
+    whole = {
+        key
+        for value in masks
+        if (key := name_axis(value, 1)) != new and "encoder" not in key.lower()
+    }
+    positions = {
+        value.name for value in inputs if _has_tokens(value) and _is_called(value, "position")
+    }
+    switches = {
+        value.name
+        for value in inputs
+        if value.dtype == TensorProto.BOOL and _is_called(value, "cache")
+    }
     return DecoderInputs(past, new, frozenset(whole), frozenset(positions), frozenset(switches))
 
 
@@ -223,7 +242,11 @@ def make_synthetic(
     """
     for value in inputs:
         want = find_input_dtype(value)
-        if value.shape is None or want is None or classify_dtype(want) not in ("float", "int", "bool"):
+        if (
+            value.shape is None
+            or want is None
+            or classify_dtype(want) not in ("float", "int", "bool")
+        ):
             cause = f"no random values can be made for it ({format_shape(value)})"
             raise DataError(f"input {value.name!r}", cause, "give `data=…`", code="Q216")
 
@@ -234,10 +257,18 @@ def make_synthetic(
     rows = {name: count - count // 8 for name, count in rows.items()}
 
     def draw(other: int | None) -> Dataset:
-        source = _RandomSource(inputs, _choose_shapes(inputs, dims or {}, other), samples, seed, rows)
-        return Dataset(source, inputs, range(samples), title="SYNTHETIC random inputs", synthetic=True)
+        source = _RandomSource(
+            inputs, _choose_shapes(inputs, dims or {}, other), samples, seed, rows
+        )
+        return Dataset(
+            source, inputs, range(samples), title="SYNTHETIC random inputs", synthetic=True
+        )
 
-    return draw(None) if model is None or not run else _find_running(draw, Session(model, optimize=False))
+    return (
+        draw(None)
+        if model is None or not run
+        else _find_running(draw, Session(model, optimize=False))
+    )
 
 
 def count_table_rows(inputs: Inputs, index: GraphIndex) -> dict[str, int]:
@@ -252,11 +283,23 @@ def count_table_rows(inputs: Inputs, index: GraphIndex) -> dict[str, int]:
                 if node.op_type in _PASSED and node.name not in visited:
                     visited.add(node.name)
                     pending.append(node.result)
-                table = index.find_input(node, 0) if node.op_type == "Gather" and edge.index == 1 else None
+                table = (
+                    index.find_input(node, 0)
+                    if node.op_type == "Gather" and edge.index == 1
+                    else None
+                )
                 # A table in fewer bits is behind a Cast or DequantizeLinear.
                 maker = None if table is None else index.find_producer(table)
-                table = index.find_input(maker, 0) if maker is not None and maker.op_type in _STORED else table
-                shape = index.find_shape(table) if table is not None and index.is_constant(table) else None
+                table = (
+                    index.find_input(maker, 0)
+                    if maker is not None and maker.op_type in _STORED
+                    else table
+                )
+                shape = (
+                    index.find_shape(table)
+                    if table is not None and index.is_constant(table)
+                    else None
+                )
                 if shape and isinstance(shape[0], int) and not node.attrs.get("axis", 0):
                     rows[value.name] = min(shape[0], rows.get(value.name, shape[0]))
     return rows
@@ -268,10 +311,15 @@ def settle_caches(inputs: Inputs, model: ModelLike) -> Inputs:
     onnxruntime-genai's model builder leaves the size of a head open, since a cache in fewer bits has another one, and
     the length of the ring that holds a window of the last tokens.
     """
-    opened = {value for value in inputs if _find_past(value) and isinstance((value.shape or ())[-1], str)}
+    opened = {
+        value for value in inputs if _find_past(value) and isinstance((value.shape or ())[-1], str)
+    }
     # The shapes that tell it are not in every file.
     index = get_index(infer_shapes(model) if opened else model)
-    return [_settle_cache(value, index, TensorId(value.name)) if value in opened else value for value in inputs]
+    return [
+        _settle_cache(value, index, TensorId(value.name)) if value in opened else value
+        for value in inputs
+    ]
 
 
 def _settle_cache(value: ValueInfo, index: GraphIndex, cache: TensorId | None) -> ValueInfo:
@@ -286,7 +334,11 @@ def _settle_cache(value: ValueInfo, index: GraphIndex, cache: TensorId | None) -
         if heads and isinstance(width, int):
             # Queries, keys and values may lie in one row.
             heads += 0 if index.find_input(node, 1) else 2 * int(node.attrs["kv_num_heads"])
-            ring = node.attrs["local_window_size"] if node.attrs.get("sliding_window_cache") else dims[-2]
+            ring = (
+                node.attrs["local_window_size"]
+                if node.attrs.get("sliding_window_cache")
+                else dims[-2]
+            )
             return replace(value, shape=(*dims[:-2], ring, width // heads))
     return value
 
@@ -314,12 +366,16 @@ def _choose_shapes(inputs: Inputs, dims: Mapping[str, int], other: int | None) -
     if decoder is not None:
         _add_lengths(inputs, decoder, sizes, other)
     return {
-        value.name: tuple(_choose_size(value, axis, sizes, other) for axis in range(len(value.shape or ())))
+        value.name: tuple(
+            _choose_size(value, axis, sizes, other) for axis in range(len(value.shape or ()))
+        )
         for value in inputs
     }
 
 
-def _add_lengths(inputs: Inputs, decoder: DecoderInputs, sizes: dict[str, int], other: int | None) -> None:
+def _add_lengths(
+    inputs: Inputs, decoder: DecoderInputs, sizes: dict[str, int], other: int | None
+) -> None:
     """Choose the lengths of a decoder's tokens, caches and masks, in place, so that they fit each other."""
 
     def choose(keys: Iterable[str], part: str) -> int:
@@ -358,7 +414,11 @@ def _guess_size(value: ValueInfo, axis: int, symbol: str) -> int:
         if axis == (3 if channels_last else 1):
             return 3
         return _IMAGE_SIDE
-    return 32 if rank == 2 and classify_dtype(find_input_dtype(value) or np.dtype(float)) == "int" else _OTHER_SIZE
+    return (
+        32
+        if rank == 2 and classify_dtype(find_input_dtype(value) or np.dtype(float)) == "int"
+        else _OTHER_SIZE
+    )
 
 
 class _RandomSource:
@@ -377,8 +437,14 @@ class _RandomSource:
         listed_shapes = ", ".join(f"{name} {list(shape)}" for name, shape in shapes.items())
         self._decoder = find_decoder(inputs)
         # Symbols of all axes, and the size of those that are as long as the caches.
-        self._axes = {v.name: [name_axis(v, axis) for axis in range(len(v.shape or ()))] for v in inputs}
-        sizes = {key: size for name, shape in shapes.items() for key, size in zip(self._axes[name], shape, strict=True)}
+        self._axes = {
+            v.name: [name_axis(v, axis) for axis in range(len(v.shape or ()))] for v in inputs
+        }
+        sizes = {
+            key: size
+            for name, shape in shapes.items()
+            for key, size in zip(self._axes[name], shape, strict=True)
+        }
         past = () if self._decoder is None else self._decoder.past
         self._past = next((size for key, size in sizes.items() if key in past), 0)
         self.notes: tuple[str, ...] = (f"seed {seed}", listed_shapes)
@@ -392,7 +458,11 @@ class _RandomSource:
         # A generator per sample: the order of reading does not matter.
         rng = np.random.default_rng((self._seed, i))
         feeds = {value.name: self._draw_values(rng, value) for value in self._inputs}
-        return feeds if self._decoder is None else self._join_parts(feeds, self._decoder, cached=i % 2 == 0)
+        return (
+            feeds
+            if self._decoder is None
+            else self._join_parts(feeds, self._decoder, cached=i % 2 == 0)
+        )
 
     def _join_parts(self, feeds: Feeds, decoder: DecoderInputs, *, cached: bool) -> Feeds:
         """A decoder's inputs made one sample: positions behind the caches, which a prompt has none of."""
@@ -407,7 +477,9 @@ class _RandomSource:
         start = 0 if prompt else self._past
         for name in decoder.positions:
             shape = feeds[name].shape
-            feeds[name] = np.broadcast_to(np.arange(start, start + shape[1], dtype=feeds[name].dtype), shape).copy()
+            feeds[name] = np.broadcast_to(
+                np.arange(start, start + shape[1], dtype=feeds[name].dtype), shape
+            ).copy()
         return feeds
 
     def name_sample(self, i: int) -> str:

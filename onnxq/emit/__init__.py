@@ -3,4 +3,12 @@
 from onnxq.emit.model import emit_pairs, emit_types, replace_biases, write_matrices
 from onnxq.emit.pairs import BITS_KEY, PLAN_KEY, leave_out_notes
 
-__all__ = ["BITS_KEY", "PLAN_KEY", "emit_pairs", "emit_types", "leave_out_notes", "replace_biases", "write_matrices"]
+__all__ = [
+    "BITS_KEY",
+    "PLAN_KEY",
+    "emit_pairs",
+    "emit_types",
+    "leave_out_notes",
+    "replace_biases",
+    "write_matrices",
+]

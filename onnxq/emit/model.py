@@ -49,7 +49,12 @@ def replace_biases(proto: ModelLike, plan: Plan) -> ModelLike:
         node = index.find_node(bias.edge.node)
         # The input behind the last is allowed: an operator without a bias gets one there.
         if bias.edge.index > len(node.inputs):
-            raise PlanError(str(bias.edge), "this node has no place for a bias", "plan this model again", code="Q404")
+            raise PlanError(
+                str(bias.edge),
+                "this node has no place for a bias",
+                "plan this model again",
+                code="Q404",
+            )
         name = editor.fresh(f"{name_part(bias.edge, 'float')}/corrected")
         editor.add_initializer(node.scope, name, bias.values)
         editor.replace_input(bias.edge, name)
@@ -72,7 +77,9 @@ def emit_pairs(proto: ModelLike, plan: Plan, progress: Progress = silent) -> Mod
         opset = find_opset(proto)
         own = f"is of opset {opset}" if opset else "imports none of ONNX's own operators"
         cause = f"the plan needs opset {plan.opset}, and the model {own}"
-        raise PlanError(plan.model, cause, "plan this model again, which raises its opset", code="Q404")
+        raise PlanError(
+            plan.model, cause, "plan this model again, which raises its opset", code="Q404"
+        )
     index = get_index(proto)
     check_specs(plan, index)
     check_numbers(plan)
@@ -103,7 +110,11 @@ def emit_pairs(proto: ModelLike, plan: Plan, progress: Progress = silent) -> Mod
     records = {**read_records(proto, index), **writer.records}
     writer.editor.model_metadata({PLAN_KEY: write_plan(plan), BITS_KEY: json.dumps(records)})
     done = writer.editor.export()
-    rules = {rule.name for rule in target.rules if plan.placement and plan.placement.cpu in rule.pointwise}
+    rules = {
+        rule.name
+        for rule in target.rules
+        if plan.placement and plan.placement.cpu in rule.pointwise
+    }
     if rules:
         done = _write_pointwise(done, plan, rules)
     if any(site.spec.storage_bits < 8 for site in plan.sites):
@@ -119,7 +130,11 @@ def _write_pointwise(proto: ModelLike, plan: Plan, rules: Collection[str]) -> Mo
     """
     index = get_index(proto)
     editor = Editor(proto)
-    weights = (site for site in plan.sites if site.role is Role.WEIGHT and site.rule in rules and not site.group)
+    weights = (
+        site
+        for site in plan.sites
+        if site.role is Role.WEIGHT and site.rule in rules and not site.group
+    )
     for node in (index.find_node(edge.node) for site in weights for edge in site.consumers or ()):
         rank = len(index.find_shape(node.result) or ())
         pair = index.maker(node, 1, DEQUANTIZE)
@@ -127,7 +142,12 @@ def _write_pointwise(proto: ModelLike, plan: Plan, rules: Collection[str]) -> Mo
         codes = index.find_constant(stored)
         name = node.name
         taps = [1] * (rank - 2)
-        if pair is None or stored is None or codes is None or index.maker(node, 0, DEQUANTIZE) is None:
+        if (
+            pair is None
+            or stored is None
+            or codes is None
+            or index.maker(node, 0, DEQUANTIZE) is None
+        ):
             continue
         # A weight that others read as well stays a matrix.
         alone = index.find_sole_reader(stored) and index.find_sole_reader(pair.result)
@@ -137,7 +157,9 @@ def _write_pointwise(proto: ModelLike, plan: Plan, rules: Collection[str]) -> Mo
         editor.set_attr(pair.name, "axis", 0)
         editor.set_op(name, "Conv")
         editor.set_attr(name, "kernel_shape", taps)
-        data, result = (editor.fresh(f"{name}/{part}") for part in ("channels_first", "channels_second"))
+        data, result = (
+            editor.fresh(f"{name}/{part}") for part in ("channels_first", "channels_second")
+        )
         editor.replace_output(name, 0, result)
         ends = {
             node.inputs[0]: (data, [0, rank - 1, *range(1, rank - 1)]),
@@ -145,7 +167,9 @@ def _write_pointwise(proto: ModelLike, plan: Plan, rules: Collection[str]) -> Mo
         }
         for source, (target, perm) in ends.items():
             other = editor.fresh(f"{target}/Transpose")
-            editor.insert_node(node.scope, "Transpose", [source], [target], name=other, attrs={"perm": perm})
+            editor.insert_node(
+                node.scope, "Transpose", [source], [target], name=other, attrs={"perm": perm}
+            )
         editor.replace_input(node.make_edge(0), data)
     return editor.export()
 
@@ -165,13 +189,27 @@ def write_matrices(proto: ModelLike, fits: FitsMatrix) -> ModelLike:
         if weight is None or weight.dtype != np.float32 or weight.shape[1] > 1:
             continue
         batch, *data = index.find_shape(index.find_input(node, 0)) or (None,)
-        sizes = tuple(dim for dim in (*data, *(index.find_shape(node.result) or ())[1:]) if isinstance(dim, int))
+        sizes = tuple(
+            dim
+            for dim in (*data, *(index.find_shape(node.result) or ())[1:])
+            if isinstance(dim, int)
+        )
         # Maps of two sides, with as many channels behind the node as in front of it.
         before = sizes[:3]
         after = sizes[3:]
-        known = batch and len(after) == len(data) == len(before) and before[0] == after[0] == len(weight)
+        known = (
+            batch
+            and len(after) == len(data) == len(before)
+            and before[0] == after[0] == len(weight)
+        )
         if known and fits(before, after, weight[0].size):
-            _write_matrix(NodeWriter(editor, node.scope, node.name), index, node, (batch, before, after), counts)
+            _write_matrix(
+                NodeWriter(editor, node.scope, node.name),
+                index,
+                node,
+                (batch, before, after),
+                counts,
+            )
     return editor.export()
 
 
@@ -202,11 +240,21 @@ def _write_matrix(
     # A filter for each picture and channel, so that the bias of a channel stands there once for each picture.
     if several and any(biases):
         if (node.scope, batch) not in counts:
-            counts[node.scope, batch] = add("Gather", [add("Shape", [x]), hold(np.zeros(1, np.int64))])
-        biases = [write_reshape(add("Expand", [write_reshape(biases[0], -1, 1), counts[node.scope, batch]]), -1)]
+            counts[node.scope, batch] = add(
+                "Gather", [add("Shape", [x]), hold(np.zeros(1, np.int64))]
+            )
+        biases = [
+            write_reshape(
+                add("Expand", [write_reshape(biases[0], -1, 1), counts[node.scope, batch]]), -1
+            )
+        ]
     for k, tensor in enumerate((matrix, filters, *biases)):
         editor.replace_input(node.make_edge(k), tensor)
-    for name, value in {**dict.fromkeys(node.attrs), "group": channels, "kernel_shape": [1, 1]}.items():
+    for name, value in {
+        **dict.fromkeys(node.attrs),
+        "group": channels,
+        "kernel_shape": [1, 1],
+    }.items():
         editor.set_attr(node.name, name, value)
     if several:
         # Behind its activation, which the kernel computes as well. What has another shape now gets another name.
@@ -225,14 +273,23 @@ def _write_matrix(
 
 def _find_captured(plan: Plan, index: GraphIndex) -> frozenset[TensorId]:
     """The weights with sites in several bodies of If, Loop or Scan, outside of which they are stored."""
-    sites = [site.site for site in plan.sites if site.role is Role.WEIGHT and isinstance(site.site, Edge)]
-    counts = Counter(tensor for site in sites if (tensor := find_tensor(index, site)).scope != site.scope)
+    sites = [
+        site.site for site in plan.sites if site.role is Role.WEIGHT and isinstance(site.site, Edge)
+    ]
+    counts = Counter(
+        tensor for site in sites if (tensor := find_tensor(index, site)).scope != site.scope
+    )
     return frozenset(tensor for tensor, count in counts.items() if count > 1)
 
 
 def _write_site(writer: PairWriter, site: SitePlan) -> None:
     if not site.complete:
-        raise PlanError(str(site.site), "has no scale", "calibrate the plan first (`onnxq quantize`)", code="Q405")
+        raise PlanError(
+            str(site.site),
+            "has no scale",
+            "calibrate the plan first (`onnxq quantize`)",
+            code="Q405",
+        )
     if not (site.role.is_constant or (writer.whole and writer.is_constant(site))):
         # Numbers left over from before a person made the site dynamic mean nothing.
         writer.write_activation(site, None if site.spec.dynamic else site.qparams)
@@ -247,16 +304,27 @@ def _order_data(editor: Editor[ModelLike], plan: Plan, index: GraphIndex) -> Non
     gathered: dict[tuple[str, str, bytes], str] = {}
     for site in plan.sites:
         rows = None if site.qparams is None else site.qparams.order
-        for node in (index.find_node(edge.node) for edge in site.consumers or () if rows is not None):
+        for node in (
+            index.find_node(edge.node) for edge in site.consumers or () if rows is not None
+        ):
             order = np.asarray(rows, np.int64)
             key = node.scope, node.inputs[0], order.tobytes()
             if key not in gathered:
-                names = (editor.fresh(name_part(site.site, part)) for part in ("order_node", "order", "ordered"))
+                names = (
+                    editor.fresh(name_part(site.site, part))
+                    for part in ("order_node", "order", "ordered")
+                )
                 name, indices, gathered[key] = names
                 inputs = [node.inputs[0], editor.add_initializer(node.scope, indices, order)]
                 result = [gathered[key]]
                 editor.insert_node(
-                    node.scope, "Gather", inputs, result, name=name, attrs={"axis": -1}, before=node.name
+                    node.scope,
+                    "Gather",
+                    inputs,
+                    result,
+                    name=name,
+                    attrs={"axis": -1},
+                    before=node.name,
                 )
             editor.replace_input(node.make_edge(0), gathered[key])
 
@@ -282,7 +350,11 @@ def emit_types(proto: ModelLike, plan: Plan, source: SourceTypes) -> ModelLike:
     interface = dict(source.interface)
     if types is not None and types.io is not None:
         values = (*proto.graph.input, *proto.graph.output)
-        floats = {value.name for value in values if value.type.tensor_type.elem_type == FloatType.FLOAT32.onnx_type}
+        floats = {
+            value.name
+            for value in values
+            if value.type.tensor_type.elem_type == FloatType.FLOAT32.onnx_type
+        }
         interface.update(dict.fromkeys(sorted(floats - source.fixed), types.io.onnx_type))
     if types is None or types.type is FloatType.FLOAT32:
         came = FLOAT_TYPES.get(source.computes, FloatType.FLOAT16)
@@ -290,7 +362,9 @@ def emit_types(proto: ModelLike, plan: Plan, source: SourceTypes) -> ModelLike:
     narrow = types.type.onnx_type
     index = get_index(proto)
     # Pairs that the model came with keep their numbers.
-    wide = {node.node for node in types.kept} | {name for name in plan.kept if not _is_same(index, name, narrow)}
+    wide = {node.node for node in types.kept} | {
+        name for name in plan.kept if not _is_same(index, name, narrow)
+    }
     return write_types(proto, narrow, wide, limited=types.limited, interface=interface)
 
 

@@ -48,7 +48,9 @@ def quantize_constant(site: SitePlan, qparams: QParams, value: Array) -> Array:
         return quantize_weight(value, qparams, site.spec, site.sum_orders)
     except OnnxqError as error:
         # numerics sees arrays only, so the site is named here.
-        raise PlanError(f"{site.site}: {error.subject}", error.cause, error.fix, code=error.code) from error
+        raise PlanError(
+            f"{site.site}: {error.subject}", error.cause, error.fix, code=error.code
+        ) from error
 
 
 def _check_values(site: SitePlan, shape: Shape) -> Array:
@@ -57,10 +59,14 @@ def _check_values(site: SitePlan, shape: Shape) -> Array:
     fits = data.shape == shape and data.dtype == numpy_type(site.spec)
     if not fits or (data.size and (data.min() < site.spec.qmin or data.max() > site.spec.qmax)):
         cause = f"its values do not fit a {site.spec.storage} tensor of shape {list(shape)}"
-        raise PlanError(str(site.site), cause, "take `values` out, or plan this model again", code="Q408")
+        raise PlanError(
+            str(site.site), cause, "take `values` out, or plan this model again", code="Q408"
+        )
     if any(find_saturating_sums(data, order).any() for order in site.sum_orders):
         cause = "its values overflow 16-bit sums on CPUs without VNNI, and the plan says that they do not"
-        raise PlanError(str(site.site), cause, "take `values` out, or write `saturation: allow`", code="Q408")
+        raise PlanError(
+            str(site.site), cause, "take `values` out, or write `saturation: allow`", code="Q408"
+        )
     return data
 
 
@@ -126,7 +132,9 @@ class PairWriter:
         if edges and pair.op_type == QUANTIZE:
             names = self._make_names(site, "dq_node", "dequantized")
             inputs, result = [result, *pair.inputs[1:]], names["dequantized"]
-            self._insert_node(site, pair.scope, DEQUANTIZE, inputs, [result], names["dq_node"], after=pair.name)
+            self._insert_node(
+                site, pair.scope, DEQUANTIZE, inputs, [result], names["dq_node"], after=pair.name
+            )
         for edge in edges:
             self.editor.replace_input(edge, result)
 
@@ -162,12 +170,16 @@ class PairWriter:
             readers = self.editor.list_consumers(read) if edges is None else edges
             edges = tuple(edge for edge in readers if edge not in self.apart)
         if qparams is None:
-            quantized, scale, zero, last = self._insert_dynamic(site, source, names["quantized"], before, after)
+            quantized, scale, zero, last = self._insert_dynamic(
+                site, source, names["quantized"], before, after
+            )
         else:
             scale, zero = self._add_qparams(site, qparams, scope)
             clamps = site.spec.footroom and producer is not None and producer.op_type in _CLAMPS
             inputs = [producer.inputs[0] if producer and clamps else source, scale, zero]
-            quantized, last = self._insert_quantize(site, qparams, inputs, names["quantized"], before, after)
+            quantized, last = self._insert_quantize(
+                site, qparams, inputs, names["quantized"], before, after
+            )
             if clamps:
                 quantized, last = self._insert_floor(site, quantized, zero, last)
         self._insert_node(
@@ -186,17 +198,28 @@ class PairWriter:
         """[Clip ->] DynamicQuantizeLinear; returns the names of its three results and of the last node."""
         low, high = site.clip
         if low is not None or high is not None:
-            ends = np.float32(-np.inf if low is None else low), np.float32(np.inf if high is None else high)
+            ends = (
+                np.float32(-np.inf if low is None else low),
+                np.float32(np.inf if high is None else high),
+            )
             source, after = self.insert_clip(site, source, ends, before=before, after=after)
             before = None
         names = self._make_names(site, "dynamic_node", "scale", "zero_point")
         name = names["dynamic_node"]
         results = (result, names["scale"], names["zero_point"])
-        self._insert_node(site, site.site.scope, DYNAMIC, [source], results, name, before=before, after=after)
+        self._insert_node(
+            site, site.site.scope, DYNAMIC, [source], results, name, before=before, after=after
+        )
         return (*results, name)
 
     def _insert_quantize(
-        self, site: SitePlan, qparams: QParams, inputs: list[str], result: str, before: str | None, after: str | None
+        self,
+        site: SitePlan,
+        qparams: QParams,
+        inputs: list[str],
+        result: str,
+        before: str | None,
+        after: str | None,
     ) -> tuple[str, str]:
         """[Clip ->] QuantizeLinear [-> Clip]; returns the names of the quantized tensor and of the last node.
 
@@ -214,11 +237,21 @@ class PairWriter:
             before = None
         attrs = _axis_attributes(spec)
         self._insert_node(
-            site, site.site.scope, QUANTIZE, inputs, [result], name, attrs=attrs, before=before, after=after
+            site,
+            site.site.scope,
+            QUANTIZE,
+            inputs,
+            [result],
+            name,
+            attrs=attrs,
+            before=before,
+            after=after,
         )
         if not (narrow and behind):
             return result, name
-        return self.insert_clip(site, result, (kind.type(spec.qmin), kind.type(spec.qmax)), after=name)
+        return self.insert_clip(
+            site, result, (kind.type(spec.qmin), kind.type(spec.qmax)), after=name
+        )
 
     def _insert_floor(self, site: SitePlan, source: str, zero: str, after: str) -> tuple[str, str]:
         """A Max of integers and their zero point; returns the names of its result and its node."""
@@ -227,7 +260,13 @@ class PairWriter:
         return result, node
 
     def insert_clip(
-        self, site: SitePlan, source: str, bounds: Bounds, *, before: str | None = None, after: str | None = None
+        self,
+        site: SitePlan,
+        source: str,
+        bounds: Bounds,
+        *,
+        before: str | None = None,
+        after: str | None = None,
     ) -> tuple[str, str]:
         """A Clip on `source`, to bounds of its type; returns the names of its result and its node."""
         scope = site.site.scope
@@ -235,7 +274,9 @@ class PairWriter:
         node, result, *ends = names.values()
         for name, bound in zip(ends, bounds, strict=True):
             self.editor.add_initializer(scope, name, np.asarray(bound))
-        self._insert_node(site, scope, "Clip", [source, *ends], [result], node, before=before, after=after)
+        self._insert_node(
+            site, scope, "Clip", [source, *ends], [result], node, before=before, after=after
+        )
         return result, node
 
     def is_constant(self, site: SitePlan) -> bool:
@@ -246,7 +287,12 @@ class PairWriter:
         """Integer initializer -> DequantizeLinear -> its readers."""
         value = self.index.find_constant(find_tensor(self.index, site.site))
         if value is None:
-            raise PlanError(str(site.site), "is not a constant in this model", "plan this model again", code="Q404")
+            raise PlanError(
+                str(site.site),
+                "is not a constant in this model",
+                "plan this model again",
+                code="Q404",
+            )
         lookups = site.find_lookups(self.index)
         # A table of float16 has float32 scales: those of small rows are no normal numbers in float16.
         value = value.astype(np.float32) if lookups else value
@@ -268,7 +314,9 @@ class PairWriter:
 
     def _find_first(self, edges: Iterable[Edge]) -> str:
         """The node that runs first of these."""
-        return min((self.index.find_node(edge.node) for edge in edges), key=lambda node: node.order).name
+        return min(
+            (self.index.find_node(edge.node) for edge in edges), key=lambda node: node.order
+        ).name
 
     def _store_constant(
         self, site: SitePlan, qparams: QParams, value: Array, whole: Sequence[Edge]
@@ -291,8 +339,12 @@ class PairWriter:
             # One copy in the file, as rows; engines compute the Transpose of a constant once, when they load the file.
             rows = self._make_names(table, "quantized")["quantized"]
             node = self._make_names(site, "transpose_node")["transpose_node"]
-            self.editor.add_initializer(scope, rows, np.ascontiguousarray(codes.T), dtype=TENSOR_TYPES[storage])
-            self._insert_node(site, scope, "Transpose", [rows], [name], node, attrs={"perm": [1, 0]}, before=first)
+            self.editor.add_initializer(
+                scope, rows, np.ascontiguousarray(codes.T), dtype=TENSOR_TYPES[storage]
+            )
+            self._insert_node(
+                site, scope, "Transpose", [rows], [name], node, attrs={"perm": [1, 0]}, before=first
+            )
             scale, zero = self._add_qparams(site, qparams, scope, storage)
             self.shared[site.group] = rows, scale, zero
             return name, scale, zero
@@ -303,14 +355,18 @@ class PairWriter:
             self.shared[site.group] = name, scale, zero
         return name, scale, zero
 
-    def _store_outside(self, site: SitePlan, qparams: QParams, codes: Array, tensor: TensorId) -> tuple[str, str, str]:
+    def _store_outside(
+        self, site: SitePlan, qparams: QParams, codes: Array, tensor: TensorId
+    ) -> tuple[str, str, str]:
         """Names of the integers, scale and zero point of a captured weight, stored once for equal numbers."""
         arrays = (np.asarray(qparams.scale), np.asarray(qparams.zero_point), codes)
         key = (tensor, site.spec, *(hashlib.sha256(array.tobytes()).digest() for array in arrays))
         if key not in self.outside:
             own = replace(site, site=tensor)
             name = self._make_names(own, "quantized")["quantized"]
-            self.editor.add_initializer(tensor.scope, name, codes, dtype=TENSOR_TYPES[site.spec.storage])
+            self.editor.add_initializer(
+                tensor.scope, name, codes, dtype=TENSOR_TYPES[site.spec.storage]
+            )
             self.outside[key] = (name, *self._add_qparams(own, qparams, tensor.scope))
         return self.outside[key]
 
@@ -358,10 +414,21 @@ class PairWriter:
         wide = site.spec.numpy_storage
         packed, node = self._make_names(site, "packed", "cast_node").values()
         self.editor.add_initializer(scope, packed, codes, dtype=TENSOR_TYPES[site.spec.storage])
-        self._insert_node(site, scope, "Cast", [packed], [name], node, attrs={"to": TENSOR_TYPES[wide]}, before=reader)
+        self._insert_node(
+            site,
+            scope,
+            "Cast",
+            [packed],
+            [name],
+            node,
+            attrs={"to": TENSOR_TYPES[wide]},
+            before=reader,
+        )
         return wide
 
-    def _add_qparams(self, site: SitePlan, qparams: QParams, scope: str, storage: str = "") -> tuple[str, str]:
+    def _add_qparams(
+        self, site: SitePlan, qparams: QParams, scope: str, storage: str = ""
+    ) -> tuple[str, str]:
         """Names of the scale and the zero point, written beside the site.
 
         "" for a zero point that nothing reads: of a bias, and of blocks around 0, where it would be a value a block.
@@ -373,7 +440,9 @@ class PairWriter:
         zero = np.asarray(qparams.zero_point, numpy_type(spec))
         if site.role is Role.BIAS or (spec.has_blocks and spec.symmetric and not zero.any()):
             return names["scale"], ""
-        self.editor.add_initializer(scope, names["zero_point"], zero, dtype=TENSOR_TYPES[storage or spec.storage])
+        self.editor.add_initializer(
+            scope, names["zero_point"], zero, dtype=TENSOR_TYPES[storage or spec.storage]
+        )
         return names["scale"], names["zero_point"]
 
     def _find_float_type(self, site: SitePlan) -> type[np.floating]:
@@ -392,7 +461,15 @@ class PairWriter:
         """A node of a site's pair, with the record of the site. before, after: as of `Editor.insert_node`."""
         metadata = self._add_record(site, name)
         self.editor.insert_node(
-            scope, op_type, inputs, outputs, name=name, attrs=attrs, before=before, after=after, metadata=metadata
+            scope,
+            op_type,
+            inputs,
+            outputs,
+            name=name,
+            attrs=attrs,
+            before=before,
+            after=after,
+            metadata=metadata,
         )
 
     def _add_record(self, site: SitePlan, node: str) -> dict[str, str]:

@@ -23,7 +23,15 @@ from onnxq.engines.prove.prove import ProveRequest, choose_engine, prove_model
 from onnxq.engines.shapes import find_sample_shapes, is_dynamic, make_profile, parse_shapes
 from onnxq.errors import ConfigError, ModelError, VerificationError
 from onnxq.files import ScratchFolder
-from onnxq.graph import GraphIndex, ModelLike, ValueInfo, add_libraries, get_index, load_model, name_nodes
+from onnxq.graph import (
+    GraphIndex,
+    ModelLike,
+    ValueInfo,
+    add_libraries,
+    get_index,
+    load_model,
+    name_nodes,
+)
 from onnxq.progress import Progress, silent
 from onnxq.runtime import Feeds, Latency, convert_floats
 from onnxq.sites import Caution, Cautions, Names
@@ -57,7 +65,9 @@ class BenchedModel:
     @property
     def types(self) -> Counter[str]:
         """How many heavy nodes run in which type."""
-        return Counter(one.type for one in self.proof.nodes) if self.proof is not None else Counter()
+        return (
+            Counter(one.type for one in self.proof.nodes) if self.proof is not None else Counter()
+        )
 
     @property
     def built(self) -> bool:
@@ -91,7 +101,11 @@ class Bench:
     @property
     def failed(self) -> tuple[BenchedModel, ...]:
         """Models whose engine was not built, or that were not timed where others were."""
-        return tuple(one for one in self.models if not one.built or (self.untimed is None and one.best is None))
+        return tuple(
+            one
+            for one in self.models
+            if not one.built or (self.untimed is None and one.best is None)
+        )
 
     def ratio(self, model: BenchedModel) -> float | None:
         """How many times faster a model is than the first, each in its faster way; None where one was not timed."""
@@ -111,7 +125,11 @@ class _Entry:
 
 
 def bench_models(
-    models: Sequence[Source], data: object, config: Config, named: str | None, progress: Progress = silent
+    models: Sequence[Source],
+    data: object,
+    config: Config,
+    named: str | None,
+    progress: Progress = silent,
 ) -> Bench:
     """Build and time the models; the first is the one that the others are compared with.
 
@@ -168,7 +186,9 @@ def _read_models(models: Sequence[Source], libraries: Names) -> list[_Entry]:
         name = f"model {k + 1}" if isinstance(source, onnx.ModelProto) else str(source)
         # The same file twice shows the spread of the clock.
         name = f"{name} ({k + 1})" if name in found else name
-        found[name] = _Entry(name, source, GraphIndex(name_nodes(add_libraries(load_model(source).proto, libraries))))
+        found[name] = _Entry(
+            name, source, GraphIndex(name_nodes(add_libraries(load_model(source).proto, libraries)))
+        )
     entries = list(found.values())
     wanted = {value.name for value in entries[0].index.inputs}
     for entry in entries[1:]:
@@ -179,7 +199,9 @@ def _read_models(models: Sequence[Source], libraries: Names) -> list[_Entry]:
     return entries
 
 
-def _make_feeds(index: GraphIndex, data: object, config: Config, progress: Progress) -> tuple[Feeds, Dataset, Cautions]:
+def _make_feeds(
+    index: GraphIndex, data: object, config: Config, progress: Progress
+) -> tuple[Feeds, Dataset, Cautions]:
     """The feeds of one run, the samples that they are from, and a warning where sizes were guessed."""
     inputs = index.inputs
     given = parse_shapes(config.bench.shapes)
@@ -188,7 +210,8 @@ def _make_feeds(index: GraphIndex, data: object, config: Config, progress: Progr
         sizes, note = make_profile(index.model, index, given)
         guessed = [name for name in sizes if note and name not in given]
         inputs = tuple(
-            replace(value, shape=sizes[value.name][1]) if value.name in sizes else value for value in index.inputs
+            replace(value, shape=sizes[value.name][1]) if value.name in sizes else value
+            for value in index.inputs
         )
         dataset = make_synthetic(inputs, samples=1)
     else:
@@ -206,7 +229,9 @@ def _repeat_sample(sample: Feeds, index: GraphIndex, batch: int) -> Feeds:
     if batch == 1:
         return sample
     free = [
-        value.name for value in index.inputs if is_dynamic(value) and not isinstance((value.shape or ("",))[0], int)
+        value.name
+        for value in index.inputs
+        if is_dynamic(value) and not isinstance((value.shape or ("",))[0], int)
     ]
     if not free:
         cause = "the first axis of every input has a fixed size"
@@ -215,7 +240,9 @@ def _repeat_sample(sample: Feeds, index: GraphIndex, batch: int) -> Feeds:
     return {**sample, **{name: np.concatenate([sample[name]] * batch) for name in free}}
 
 
-def _choose_engine(entries: Sequence[_Entry], named: str | None, capability: str | None) -> tuple[Engine, str]:
+def _choose_engine(
+    entries: Sequence[_Entry], named: str | None, capability: str | None
+) -> tuple[Engine, str]:
     """The engine, and why where the caller names none; where there is a device, the one that is installed for it."""
     if named is not None:
         return find_engine(named), ""
@@ -226,13 +253,22 @@ def _choose_engine(entries: Sequence[_Entry], named: str | None, capability: str
 
 
 def _prove(
-    entry: _Entry, engine: Engine, capability: str | None, folder: Path, config: Config, progress: Progress
+    entry: _Entry,
+    engine: Engine,
+    capability: str | None,
+    folder: Path,
+    config: Config,
+    progress: Progress,
 ) -> Proof | None:
     """The build of one model and its kernels; its engine lies in `folder`."""
     if config.runtime.provider:
         return None
     dynamic = {value.name for value in entry.index.inputs if is_dynamic(value)}
-    shapes = {name: sizes for name, sizes in find_sample_shapes(entry.index, [entry.feeds]).items() if name in dynamic}
+    shapes = {
+        name: sizes
+        for name, sizes in find_sample_shapes(entry.index, [entry.feeds]).items()
+        if name in dynamic
+    }
     options = ProveRequest(
         engine=engine.name,
         capability=capability,
@@ -255,10 +291,14 @@ def _time_built(
     with progress(f"timing {len(built)} models side by side, for {seconds:g} s"):
         file = engine.saved[ENGINE]
         models = {
-            entry.name: TimedModel(entry.index.model, folder / str(k) / file, entry.feeds) for k, entry in built.items()
+            entry.name: TimedModel(entry.index.model, folder / str(k) / file, entry.feeds)
+            for k, entry in built.items()
         }
         timing = Timing(
-            seconds=seconds, threads=config.verify.threads, provider=runtime.provider, plugins=runtime.plugins
+            seconds=seconds,
+            threads=config.verify.threads,
+            provider=runtime.provider,
+            plugins=runtime.plugins,
         )
         return engine.time_models(models, timing)
 
@@ -292,7 +332,9 @@ def time_placements(
             own = fit_feeds(index.inputs, feeds)
             options = dict(engine.options)
             job = Job(shapes=find_sample_shapes(index, [own]), plugins=plugins, options=options)
-            result = check_library(build_engine(engine, model, job, place, timeout=_BUILDING), engine)
+            result = check_library(
+                build_engine(engine, model, job, place, timeout=_BUILDING), engine
+            )
             if result.state is BuildState.BUILT:
                 built[name] = TimedModel(model, place / ENGINE, own)
         times = engine.time_models(built, Timing(rounds=rounds, plugins=plugins, threads=threads))

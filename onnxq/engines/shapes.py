@@ -26,9 +26,15 @@ def parse_shapes(texts: Iterable[str]) -> dict[str, Sizes]:
         # From the right: exporters put colons into names, like "serving_default:0".
         name, _, sizes = text.rpartition(":")
         parts = [part.strip() for part in sizes.split(",")]
-        if not name or len(parts) not in (1, 3) or not all(re.fullmatch(r"\d+(x\d+)*", part) for part in parts):
+        if (
+            not name
+            or len(parts) not in (1, 3)
+            or not all(re.fullmatch(r"\d+(x\d+)*", part) for part in parts)
+        ):
             raise _fault(f"shapes: {text}", "is not an input with its sizes", _FORM)
-        shapes = [tuple(int(size) for size in part.split("x")) for part in parts] * (3 if len(parts) == 1 else 1)
+        shapes = [tuple(int(size) for size in part.split("x")) for part in parts] * (
+            3 if len(parts) == 1 else 1
+        )
         found[name] = (shapes[0], shapes[1], shapes[2])
     return found
 
@@ -38,7 +44,9 @@ def is_dynamic(value: ValueInfo) -> bool:
     return value.shape is None or any(not isinstance(dim, int) for dim in value.shape)
 
 
-def demand_sizes(index: GraphIndex, given: Mapping[str, Sequence[Sequence[int]]], engine: str) -> None:
+def demand_sizes(
+    index: GraphIndex, given: Mapping[str, Sequence[Sequence[int]]], engine: str
+) -> None:
     """Raise ConfigError, naming the sizes, for inputs of no fixed size without one size given. engine: its title."""
     for value in index.inputs:
         sizes = {tuple(size) for size in given.get(value.name, ())}
@@ -61,12 +69,18 @@ def make_profile(
     found: dict[str, Sizes] = {}
     for name, sizes in given.items():
         if name not in inputs:
-            raise _fault(f"shapes: {name}", "the model has no such input", suggest_names(name, inputs))
+            raise _fault(
+                f"shapes: {name}", "the model has no such input", suggest_names(name, inputs)
+            )
         found[name] = _check_sizes(inputs[name], sizes)
-    missing = [value.name for value in inputs.values() if is_dynamic(value) and value.name not in found]
+    missing = [
+        value.name for value in inputs.values() if is_dynamic(value) and value.name not in found
+    ]
     note = ""
     if missing:
-        guessed = _guess_sizes(proto, tuple(inputs.values()), {name: sizes[1] for name, sizes in found.items()})
+        guessed = _guess_sizes(
+            proto, tuple(inputs.values()), {name: sizes[1] for name, sizes in found.items()}
+        )
         found.update((name, (guessed[name], guessed[name], guessed[name])) for name in missing)
         listed = ", ".join(f"{name} {'x'.join(map(str, guessed[name]))}" for name in missing)
         note = f"inputs of no fixed size were built for one size: {listed}; `shapes=…` gives others"
@@ -79,13 +93,22 @@ def _check_sizes(value: ValueInfo, sizes: Sequence[Sequence[int]]) -> Sizes:
     for shape in shapes:
         if not fits_whole(shape, value):
             have = "x".join(str(dim or "?") for dim in value.shape or ())
-            raise _fault(f"shapes: {value.name}", f"{'x'.join(map(str, shape))} does not fit its shape {have}")
+            raise _fault(
+                f"shapes: {value.name}",
+                f"{'x'.join(map(str, shape))} does not fit its shape {have}",
+            )
     if len(shapes) != 3 or not all(a <= b <= c for a, b, c in zip(*shapes, strict=True)):
-        raise _fault(f"shapes: {value.name}", "its three shapes are not min, opt, max in growing order", _FORM)
+        raise _fault(
+            f"shapes: {value.name}",
+            "its three shapes are not min, opt, max in growing order",
+            _FORM,
+        )
     return shapes[0], shapes[1], shapes[2]
 
 
-def _guess_sizes(proto: ModelLike, inputs: Sequence[ValueInfo], known: Mapping[str, Shape]) -> dict[str, Shape]:
+def _guess_sizes(
+    proto: ModelLike, inputs: Sequence[ValueInfo], known: Mapping[str, Shape]
+) -> dict[str, Shape]:
     """Sizes the model runs with; those that names and ranks suggest where ONNX Runtime cannot tell."""
     dims: dict[str, int] = {}
     for value in inputs:

@@ -62,7 +62,9 @@ class AxisSums:
         self.count = self.samples = 0
 
     @classmethod
-    def measure_sample(cls, reference: Array64, axis: int, squares: tuple[Array64, Array64]) -> AxisSums:
+    def measure_sample(
+        cls, reference: Array64, axis: int, squares: tuple[Array64, Array64]
+    ) -> AxisSums:
         """The sums of one sample. squares: of the reference and of the error."""
         size = reference.shape[axis]
         shape = (-1, size, int(np.prod(reference.shape[axis + 1 :])))
@@ -121,13 +123,17 @@ class SliceSums:
         """Add one sample: the reference's values and the differences from them, of one shape."""
         sample = SliceSums()
         sample._rank = reference.ndim
-        sliced = [axis for axis, size in enumerate(reference.shape) if axis and 1 < size <= _MOST_SLICES]
+        sliced = [
+            axis for axis, size in enumerate(reference.shape) if axis and 1 < size <= _MOST_SLICES
+        ]
         # What the samples before have ruled out need not be measured.
         counted = sliced if self._axes is None else [axis for axis in sliced if axis in self._axes]
         sample._axes = {}
         if counted:
             squares = np.square(reference), np.square(error)
-            sample._axes = {axis: AxisSums.measure_sample(reference, axis, squares) for axis in counted}
+            sample._axes = {
+                axis: AxisSums.measure_sample(reference, axis, squares) for axis in counted
+            }
         self.add(sample)
 
     def add(self, other: SliceSums) -> None:
@@ -252,7 +258,9 @@ class ErrorAccumulator:
             self.comparable = False
             return SampleError(signal, math.inf, math.inf, peak)
         error = got - ref
-        sample = SampleError(signal, float(error @ error), float(np.abs(error).max(initial=0.0)), peak)
+        sample = SampleError(
+            signal, float(error @ error), float(np.abs(error).max(initial=0.0)), peak
+        )
         self.signal += sample.signal
         self.noise += sample.noise
         self.dot += float(ref @ got)
@@ -315,7 +323,10 @@ def _count_shared(reference: Array64, value: Array64, k: int) -> tuple[float, in
     """Over all rows: the share of the k largest that both name, summed; and the number of rows. NaN is the least."""
     width = reference.shape[-1]
     k = min(k, width)
-    rows = [np.where(np.isnan(array), -math.inf, array).reshape(-1, width) for array in (reference, value)]
+    rows = [
+        np.where(np.isnan(array), -math.inf, array).reshape(-1, width)
+        for array in (reference, value)
+    ]
     if k == 1:
         return float((rows[0].argmax(axis=1) == rows[1].argmax(axis=1)).sum()), len(rows[0])
     # A stable sort: equal values keep the order of their indices in both.

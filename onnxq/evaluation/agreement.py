@@ -84,7 +84,9 @@ class AgreementSums:
         return tuple(agreements)
 
 
-def _number_items(selection: Selection, choice: Array, own: Array) -> tuple[int, Integers, Integers]:
+def _number_items(
+    selection: Selection, choice: Array, own: Array
+) -> tuple[int, Integers, Integers]:
     """The number of choices, and the items of both sides as numbers that are equal where the items are."""
     if selection.scope and (choice.ndim != own.ndim or not (choice.size or own.size)):
         # A branch that did not run gives an empty vector.
@@ -94,9 +96,16 @@ def _number_items(selection: Selection, choice: Array, own: Array) -> tuple[int,
         return 1, np.flatnonzero(choice), np.flatnonzero(own)
     if selection.op_type in ("NonMaxSuppression", "NonZero"):
         # An item is a position of several coordinates: a row of the one, a column of the other.
-        points, others = (array if selection.op_type == "NonMaxSuppression" else array.T for array in (choice, own))
+        points, others = (
+            array if selection.op_type == "NonMaxSuppression" else array.T
+            for array in (choice, own)
+        )
         sizes = tuple(np.concatenate([points, others]).max(axis=0, initial=0) + 1)
-        return 1, np.ravel_multi_index(tuple(points.T), sizes), np.ravel_multi_index(tuple(others.T), sizes)
+        return (
+            1,
+            np.ravel_multi_index(tuple(points.T), sizes),
+            np.ravel_multi_index(tuple(others.T), sizes),
+        )
     mine, theirs = (_list_rows(selection, array) for array in (choice, own))
     span = max(int(array.max(initial=0)) for array in (mine, theirs)) + 1
     return len(mine), _number_rows(mine, span), _number_rows(theirs, span)
@@ -134,7 +143,9 @@ def find_class_scores(index: GraphIndex) -> dict[str, bool]:
         if value.dtype not in FLOAT_TYPES or len(shape) not in _RANKS or shape[-1] == 1:
             continue
         maker = _find_maker(index, value)
-        named = bool(_NAMES.search(value.name)) or (maker is not None and _is_softmax(maker, len(shape)))
+        named = bool(_NAMES.search(value.name)) or (
+            maker is not None and _is_softmax(maker, len(shape))
+        )
         if named or (len(shape) == min(_RANKS) and maker is not None and _is_product(index, maker)):
             scores[value.name] = named
     return scores

@@ -49,7 +49,9 @@ class ModelErrors:
     _noises: dict[str, list[float]] = field(default_factory=dict)
     _signals: dict[str, list[float]] = field(default_factory=dict)
 
-    def update(self, feeds: Arrays, reference: Mapping[str, object], got: Mapping[str, object]) -> None:
+    def update(
+        self, feeds: Arrays, reference: Mapping[str, object], got: Mapping[str, object]
+    ) -> None:
         """Add one run. Strings do not count, nor do values that the model's own mask input leaves out."""
         self.add(measure_sample(feeds, reference, got, self.top_k))
 
@@ -77,7 +79,9 @@ class ModelErrors:
         return max(map(len, self._noises.values()), default=0)
 
     def _find_sums(self, name: str) -> ErrorAccumulator:
-        return self.outputs.setdefault(name, ErrorAccumulator(name, slices=SliceSums(), top_k=self.top_k))
+        return self.outputs.setdefault(
+            name, ErrorAccumulator(name, slices=SliceSums(), top_k=self.top_k)
+        )
 
     def results(self) -> tuple[OutputAccuracy, ...]:
         """The error of each output."""
@@ -86,7 +90,11 @@ class ModelErrors:
     def noise(self, outputs: Collection[str] | None = None) -> float:
         """Noise power over signal power, the mean of all outputs, or of these; inf when an output is not finite."""
         # By name: the choices of a network are outputs, too.
-        results = (sums.result() for name, sums in self.outputs.items() if outputs is None or name in outputs)
+        results = (
+            sums.result()
+            for name, sums in self.outputs.items()
+            if outputs is None or name in outputs
+        )
         ratios = [10.0 ** (-result.sqnr_db / 10.0) for result in results]
         return math.fsum(ratios) / len(ratios) if ratios else 0.0
 
@@ -115,7 +123,9 @@ class ModelErrors:
         estimates = [Estimate(math.inf, 0.0)]
         for name, sums in self.outputs.items():
             result = sums.result()
-            estimates.append(Estimate(result.whole_db, _to_spread(errors * self._measure_error(name)), name))
+            estimates.append(
+                Estimate(result.whole_db, _to_spread(errors * self._measure_error(name)), name)
+            )
             for part in sums.parts() if sums.comparable else ():
                 # Of their ratio to the mean, as of the whole.
                 error = part.spread / part.noise if part.noise > 0 else 0.0
@@ -193,7 +203,10 @@ def compare_models(
     outputs without any are left out. Of outputs with a position for each of the model's mask input only the positions
     count that it does not leave out as padding.
     """
-    return {label: errors.results() for label, errors in sum_errors(pairs, samples, on_sample=on_sample).items()}
+    return {
+        label: errors.results()
+        for label, errors in sum_errors(pairs, samples, on_sample=on_sample).items()
+    }
 
 
 def sum_errors(
@@ -271,7 +284,11 @@ def _list_arrays(value: object, place: str) -> Iterator[tuple[str, Array]]:
 
 
 def check_interface(
-    before: ModelLike, after: ModelLike, floats: FloatType | None = None, *, fixed: Collection[str] = ()
+    before: ModelLike,
+    after: ModelLike,
+    floats: FloatType | None = None,
+    *,
+    fixed: Collection[str] = (),
 ) -> None:
     """Same inputs and outputs: names, order, types and shapes. VerificationError names the first that differs.
 
@@ -280,14 +297,21 @@ def check_interface(
     # Up to IR version 3 initializers are listed among the inputs; nobody feeds them.
     stored = {tensor.name for tensor in before.graph.initializer}
     wanted = [value for value in before.graph.input if value.name not in stored]
-    for kind, old, new in (("input", wanted, after.graph.input), ("output", before.graph.output, after.graph.output)):
+    for kind, old, new in (
+        ("input", wanted, after.graph.input),
+        ("output", before.graph.output, after.graph.output),
+    ):
         if [value.name for value in old] != [value.name for value in new]:
             raise VerificationError(
-                kind + "s", f"were {[v.name for v in old]}, are {[v.name for v in new]}", code="Q702"
+                kind + "s",
+                f"were {[v.name for v in old]}, are {[v.name for v in new]}",
+                code="Q702",
             )
         for a, b in zip(old, new, strict=True):
             if _describe_type(a, None if a.name in fixed else floats) != _describe_type(b, None):
-                raise VerificationError(f"{kind} {a.name}", "has another type or shape than before", code="Q702")
+                raise VerificationError(
+                    f"{kind} {a.name}", "has another type or shape than before", code="Q702"
+                )
 
 
 def _describe_type(value: ValueInfoProto, floats: FloatType | None) -> bytes:
@@ -350,7 +374,9 @@ class FloatOutputs:
         large = is_large_model(self.proto)
         # Of a large model one run at a time is in memory; a session of all cores leaves none for another.
         threads = threads or (1 if large or not self.threads else share_cores(self.threads))
-        for number, errors in enumerate(map_in_threads(score, self._list_runs(runs, positions), threads=threads)):
+        for number, errors in enumerate(
+            map_in_threads(score, self._list_runs(runs, positions), threads=threads)
+        ):
             yield number % len(runs), errors
         # Until the next model comes: its session, and what calibrates it, have maps of the same weights.
         if large:
@@ -384,7 +410,11 @@ class FloatOutputs:
         return errors
 
     def measure(
-        self, model: ModelRunner, *, limit: int | None = None, tick: Callable[[], None] = lambda: None
+        self,
+        model: ModelRunner,
+        *,
+        limit: int | None = None,
+        tick: Callable[[], None] = lambda: None,
     ) -> ModelErrors:
         """Return the errors of a model, which takes the choices, over all samples; as of `sum_runs`."""
         return self.sum_runs([model.run], limit=limit, tick=tick)[0]
@@ -393,7 +423,9 @@ class FloatOutputs:
 def add_own_choices(model: ModelLike, samples: Iterable[Feeds]) -> Iterator[Feeds]:
     """Each sample with what a float model chooses on it, as other forms of the model take it."""
     selections = find_selections(model)
-    session = Session(selections.expose_choices(model), optimize=False) if selections.nodes else None
+    session = (
+        Session(selections.expose_choices(model), optimize=False) if selections.nodes else None
+    )
     for feeds in samples:
         yield dict(feeds) if session is None else selections.add_choices(feeds, session.run(feeds))
 
@@ -404,7 +436,9 @@ class ReferenceRunner:
     optimize, threads, arena: of the session.
     """
 
-    def __init__(self, model: ModelLike, *, optimize: bool = True, threads: int = 0, arena: bool = True) -> None:
+    def __init__(
+        self, model: ModelLike, *, optimize: bool = True, threads: int = 0, arena: bool = True
+    ) -> None:
         self.selections = find_selections(model)
         exposed = self.selections.expose_choices(model)
         self.session = Session(exposed, optimize=optimize, threads=threads, arena=arena)

@@ -29,7 +29,9 @@ class Distribution:
         if weight.ndim < 2 or weight.shape[inputs] < 2:
             return
         others = tuple(k for k in range(weight.ndim) if k != outputs)
-        shares = np.abs(weight) / np.maximum(np.abs(weight).max(axis=others, keepdims=True), np.float32(1e-30))
+        shares = np.abs(weight) / np.maximum(
+            np.abs(weight).max(axis=others, keepdims=True), np.float32(1e-30)
+        )
         self.largest = shares.max(axis=tuple(k for k in range(weight.ndim) if k != inputs))
 
     def add_values(self, array: Array) -> None:
@@ -72,7 +74,11 @@ class Distribution:
 
     def list_channels(self) -> tuple[float, ...]:
         """The largest magnitudes of channels, of groups of neighbours where there are many."""
-        groups = np.array_split(self.largest, min(CHANNELS, self.largest.size)) if self.largest.size else []
+        groups = (
+            np.array_split(self.largest, min(CHANNELS, self.largest.size))
+            if self.largest.size
+            else []
+        )
         return tuple(float(f"{group.max():.3g}") for group in groups)
 
     def _spread_counts(self) -> tuple[Array64, Array64]:
@@ -81,7 +87,9 @@ class Distribution:
         edges = view.edges
         counts = view.counts.astype(np.float64)
         if view.zeros:
-            counts[min(max(int(np.searchsorted(edges, 0.0, side="right")) - 1, 0), counts.size - 1)] += view.zeros
+            counts[
+                min(max(int(np.searchsorted(edges, 0.0, side="right")) - 1, 0), counts.size - 1)
+            ] += view.zeros
         if edges[0] == edges[-1]:
             # A tensor of one value.
             edges = edges + np.linspace(0.0, max(abs(edges[0]), 1e-6) * 1e-6, edges.size)

@@ -76,7 +76,10 @@ def parse_drop(value: float | str) -> Drop:
     # NaN compares false, so that it is refused as well.
     if not amount >= 0 or math.isinf(amount):
         raise ConfigError(
-            f"max_drop: {text!r}", "is no drop", "write 0.01 (absolute) or 1% (of the float model's)", code="Q308"
+            f"max_drop: {text!r}",
+            "is no drop",
+            "write 0.01 (absolute) or 1% (of the float model's)",
+            code="Q308",
         )
     return Drop(amount / 100, True) if text.endswith("%") else Drop(amount)
 
@@ -91,7 +94,9 @@ class Metric:
     def __call__(self, proto: ModelLike, *, optimize: bool = True, threads: int = 1) -> float:
         """The metric of one model. Raises DataError when the function raises or gives no finite number."""
         with ScratchFolder() as folder, guard_user_code(self.name):
-            value: Any = self.function(MetricModel(proto, folder, optimize=optimize, threads=threads))
+            value: Any = self.function(
+                MetricModel(proto, folder, optimize=optimize, threads=threads)
+            )
         try:
             # float() would take True for 1, and the text "0.9" for a number.
             found = math.nan if isinstance(value, (bool, str)) else float(value)
@@ -99,7 +104,10 @@ class Metric:
             found = math.nan
         if not math.isfinite(found):
             raise DataError(
-                self.name, f"gave {str(value)[:60]}", "return a finite number, higher is better", code="Q219"
+                self.name,
+                f"gave {str(value)[:60]}",
+                "return a finite number, higher is better",
+                code="Q219",
             )
         return found
 
@@ -115,7 +123,10 @@ def load_metric(source: str | Callable[[Any], float]) -> Metric:
     path, parted, name = source.rpartition(":")
     if not parted or not path.endswith(".py") or not name.isidentifier():
         raise ConfigError(
-            f"metric: {source!r}", "is not file.py:function", "write e.g. evaluate.py:accuracy", code="Q308"
+            f"metric: {source!r}",
+            "is not file.py:function",
+            "write e.g. evaluate.py:accuracy",
+            code="Q308",
         )
     return Metric(source, find_function(Path(path), name))
 

@@ -111,7 +111,9 @@ class Decoder:
             return np.concatenate(parts), behind or {}
         # No token sees those behind it, so that any number may fill up what has one length.
         row = ids if fixed is None else np.pad(ids, (0, fixed - count))
-        outputs = self.session.run(self.parts.make_feeds(np.repeat(row[None], self.parts.batch, 0), caches))
+        outputs = self.session.run(
+            self.parts.make_feeds(np.repeat(row[None], self.parts.batch, 0), caches)
+        )
         logits = outputs[self._logits]
         if logits.ndim != 3 or logits.shape[1] != len(row):
             cause = f"its output {self._logits!r} is {list(logits.shape)} for {len(row)} tokens"
@@ -172,16 +174,26 @@ class TextErrors:
             self._add_block(decoders, blocks, ids[start + 1 : start + 1 + len(blocks[0])])
             start += len(blocks[0])
         self.rows = max(1, _BLOCK // blocks[0].shape[1])
-        self.windows, self.tokens, self.size = self.windows + 1, self.tokens + start, self.size + window.size
+        self.windows, self.tokens, self.size = (
+            self.windows + 1,
+            self.tokens + start,
+            self.size + window.size,
+        )
 
-    def _add_block(self, decoders: Sequence[Decoder], blocks: Sequence[Array], targets: Array) -> None:
+    def _add_block(
+        self, decoders: Sequence[Decoder], blocks: Sequence[Array], targets: Array
+    ) -> None:
         reference = _compute_log_softmax(blocks[0])
         first = blocks[0].argmax(-1)
         chances = np.exp(reference)
         for decoder, logits in zip(decoders, blocks, strict=True):
             if logits.shape != blocks[0].shape:
-                cause = f"gives {logits.shape[1]} logits, and {decoders[0].name} {blocks[0].shape[1]}"
-                raise DataError(decoder.name, cause, "compare models of one vocabulary", code="Q225")
+                cause = (
+                    f"gives {logits.shape[1]} logits, and {decoders[0].name} {blocks[0].shape[1]}"
+                )
+                raise DataError(
+                    decoder.name, cause, "compare models of one vocabulary", code="Q225"
+                )
             if int(targets.max()) >= logits.shape[1]:
                 cause = f"the model has {logits.shape[1]} tokens, and the text token {int(targets.max())}"
                 fix = "give the tokenizer that belongs to the model with `tokenizer=…`"
@@ -207,7 +219,9 @@ def sum_errors(decoders: Sequence[Decoder], windows: Iterable[Window]) -> TextEr
         if len(window.ids) > 1:
             errors.add_window(decoders, window)
     if not errors.tokens:
-        raise DataError("text", "has no token that another one predicts", "give a longer text", code="Q224")
+        raise DataError(
+            "text", "has no token that another one predicts", "give a longer text", code="Q224"
+        )
     return errors
 
 
@@ -246,7 +260,9 @@ def compare_texts(
     return shares
 
 
-def time_decoders(decoders: Sequence[Decoder], ids: Array, seconds: float) -> tuple[dict[str, float], ...]:
+def time_decoders(
+    decoders: Sequence[Decoder], ids: Array, seconds: float
+) -> tuple[dict[str, float], ...]:
     """Tokens a second of each model, (of a prompt, of generation), timed side by side.
 
     ids: of a window. seconds: for each of the two, at most.
@@ -266,7 +282,10 @@ def time_decoders(decoders: Sequence[Decoder], ids: Array, seconds: float) -> tu
         rounds = measure_rounds(repeated, seconds=seconds)
         rates.append(
             {
-                name: tokens / float(np.median([np.mean(seconds_of_round) for seconds_of_round in seconds_of_rounds]))
+                name: tokens
+                / float(
+                    np.median([np.mean(seconds_of_round) for seconds_of_round in seconds_of_rounds])
+                )
                 for name, seconds_of_rounds in rounds.items()
             }
         )

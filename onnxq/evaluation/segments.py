@@ -53,7 +53,9 @@ def cut_segments(model: ModelLike, limit: int, shared: Iterable[str]) -> list[Se
     """
     cutter = Cutter(model, computed=True)
     nodes = [name for name in cutter.nodes if name not in cutter.constants]
-    sizes = {tensor.name: count_tensor_bytes(tensor) for tensor in bare_proto(model).graph.initializer}
+    sizes = {
+        tensor.name: count_tensor_bytes(tensor) for tensor in bare_proto(model).graph.initializer
+    }
     allowed = set(shared)
     results = {value.name for value in model.graph.output}
     # Behind its last reader nobody holds a tensor any more.
@@ -82,7 +84,10 @@ def cut_segments(model: ModelLike, limit: int, shared: Iterable[str]) -> list[Se
         stop = len(nodes) if k == len(nodes) else best
         part = nodes[start:stop]
         outputs = [
-            t for name in part for t in cutter.nodes[name].output if t and (last.get(t, -1) >= stop or t in results)
+            t
+            for name in part
+            for t in cutter.nodes[name].output
+            if t and (last.get(t, -1) >= stop or t in results)
         ]
         segments.append(Segment(tuple(part), tuple(outputs)))
         start = stop
@@ -124,10 +129,16 @@ def compare_segments(
     reference = Cutter(before, computed=True)
     other = Cutter(after, computed=True)
     errors = []
-    alive: list[Values] = [{name: np.asarray(value) for name, value in sample.items()} for sample in samples]
+    alive: list[Values] = [
+        {name: np.asarray(value) for name, value in sample.items()} for sample in samples
+    ]
     shared = set(other.list_tensors())
     segments = cut_segments(before, limit, shared)
-    last = {tensor: k for k, segment in enumerate(segments) for tensor in reference.list_inputs(segment.nodes)}
+    last = {
+        tensor: k
+        for k, segment in enumerate(segments)
+        for tensor in reference.list_inputs(segment.nodes)
+    }
     with progress("comparing float and quantized model", len(segments)) as task:
         for k, segment in enumerate(segments):
             wanted = [_run_part(reference, segment.nodes, segment.outputs, alive, threads=threads)]
@@ -140,12 +151,18 @@ def compare_segments(
             ]
             inner = other.list_between(outputs, fed[0])
             for optimize in (False, True):
-                wanted.append(_run_part(other, inner, outputs, fed, types=types, optimize=optimize, threads=threads))
+                wanted.append(
+                    _run_part(
+                        other, inner, outputs, fed, types=types, optimize=optimize, threads=threads
+                    )
+                )
             errors.append(_sum_errors(segment, samples, wanted, agreement))
             # The next segment of both reads the reference's values: its errors are its own alone.
             for values, new in zip(alive, wanted[0], strict=True):
                 values.update(new)
-                for name in [name for name in values if last.get(name, -1) <= k and name not in samples[0]]:
+                for name in [
+                    name for name in values if last.get(name, -1) <= k and name not in samples[0]
+                ]:
                     del values[name]
             task.advance()
     return errors
@@ -162,12 +179,21 @@ def _run_part(
     threads: int = 0,
 ) -> list[Values]:
     """The outputs of some nodes for each sample. types: of the model, where they are not those of the values."""
-    kinds = {name: 0 if types is None else types.find_dtype(TensorId(name)) for name in cutter.list_inputs(nodes)}
-    inputs = [declare_input(name, [values[name] for values in alive], kind) for name, kind in kinds.items()]
+    kinds = {
+        name: 0 if types is None else types.find_dtype(TensorId(name))
+        for name in cutter.list_inputs(nodes)
+    }
+    inputs = [
+        declare_input(name, [values[name] for values in alive], kind)
+        for name, kind in kinds.items()
+    ]
     part = cutter.cut(nodes, inputs, [ValueInfoProto(name=name) for name in outputs])
     # A segment runs once a sample: an arena would keep the memory of each.
     session = Session(part, optimize=optimize, threads=threads, arena=False)
-    return [session.run({name: _convert(values[name], kind) for name, kind in kinds.items()}) for values in alive]
+    return [
+        session.run({name: _convert(values[name], kind) for name, kind in kinds.items()})
+        for values in alive
+    ]
 
 
 def _convert(value: Array, kind: int) -> Array:

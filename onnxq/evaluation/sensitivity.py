@@ -15,7 +15,15 @@ from onnxq.data import Dataset
 from onnxq.errors import ConfigError
 from onnxq.evaluation.agreement import AgreementSums, ChoiceAgreement
 from onnxq.evaluation.compare import FloatOutputs
-from onnxq.evaluation.profile import KINDS, GroupCost, JointCost, OutputProfile, PrefixError, Profile, noise_to_db
+from onnxq.evaluation.profile import (
+    KINDS,
+    GroupCost,
+    JointCost,
+    OutputProfile,
+    PrefixError,
+    Profile,
+    noise_to_db,
+)
 from onnxq.evaluation.selections import Selection, explain_missing
 from onnxq.evaluation.toggled import Setting, Switch, ToggledModel, measure_settings, toggle_model
 from onnxq.graph import ModelLike
@@ -45,7 +53,9 @@ class SwitchGroup:
     switches: tuple[Switch, ...]
 
 
-def list_groups(switches: Sequence[Switch], kinds: Iterable[str] = KINDS) -> tuple[SwitchGroup, ...]:
+def list_groups(
+    switches: Sequence[Switch], kinds: Iterable[str] = KINDS
+) -> tuple[SwitchGroup, ...]:
     """Sites, nodes with all they read quantized, segments of nodes; one of two that hold the same switches.
 
     switches: in the order the model runs. Raises ConfigError for a kind that does not exist.
@@ -53,7 +63,9 @@ def list_groups(switches: Sequence[Switch], kinds: Iterable[str] = KINDS) -> tup
     wanted = tuple(dict.fromkeys(kinds))
     for kind in wanted:
         if kind not in KINDS:
-            raise ConfigError(f"by: {kind}", "there is no such grouping", suggest_names(kind, KINDS), code="Q304")
+            raise ConfigError(
+                f"by: {kind}", "there is no such grouping", suggest_names(kind, KINDS), code="Q304"
+            )
     nodes = group_by_node(switches)
     groups: dict[tuple[str, frozenset[Switch]], SwitchGroup] = {}
     if "node" in wanted:
@@ -66,7 +78,9 @@ def list_groups(switches: Sequence[Switch], kinds: Iterable[str] = KINDS) -> tup
     if "site" in wanted:
         for switch in switches:
             # A node that reads only this site has the figures already.
-            groups.setdefault(("", frozenset([switch])), SwitchGroup("site", switch.site, (switch,)))
+            groups.setdefault(
+                ("", frozenset([switch])), SwitchGroup("site", switch.site, (switch,))
+            )
     return tuple(groups.values())
 
 
@@ -81,7 +95,11 @@ def group_by_node(switches: Iterable[Switch]) -> dict[str, tuple[Switch, ...]]:
 
 def split_segments(nodes: dict[str, tuple[Switch, ...]], parts: int) -> list[SwitchGroup]:
     """The nodes in so many segments with about as many weights each; [] where they would hold fewer than two."""
-    heavy = [name for name, members in nodes.items() if any(switch.role is Role.WEIGHT for switch in members)]
+    heavy = [
+        name
+        for name, members in nodes.items()
+        if any(switch.role is Role.WEIGHT for switch in members)
+    ]
     # A plan of activations alone has no weights to go by.
     marks = heavy or list(nodes)
     size = -(-len(marks) // parts)
@@ -137,10 +155,19 @@ def measure_sensitivity(
     # A second go, since the loudest are known only now.
     joint = _list_joint(groups, figures)
     together = [everything - setting for setting in joint.values()]
-    joint_errors = measure_settings(toggled, reference, together, progress=progress, crew=crew) if together else []
-    prefixes = [PrefixError(node=name, sqnr_db=db) for name, db in zip(steps, figures[2 * len(groups) :], strict=True)]
+    joint_errors = (
+        measure_settings(toggled, reference, together, progress=progress, crew=crew)
+        if together
+        else []
+    )
+    prefixes = [
+        PrefixError(node=name, sqnr_db=db)
+        for name, db in zip(steps, figures[2 * len(groups) :], strict=True)
+    ]
     outputs = tuple(
-        OutputProfile(name=output.name, sqnr_db=output.sqnr_db, part=output.part, float_db=plain.whole_db)
+        OutputProfile(
+            name=output.name, sqnr_db=output.sqnr_db, part=output.part, float_db=plain.whole_db
+        )
         for output, plain in zip(on.results(), off.results(), strict=True)
     )
     return Profile(
@@ -159,7 +186,9 @@ def measure_sensitivity(
     )
 
 
-def _compare_choices(toggled: ToggledModel, reference: FloatOutputs, setting: Setting) -> tuple[ChoiceAgreement, ...]:
+def _compare_choices(
+    toggled: ToggledModel, reference: FloatOutputs, setting: Setting
+) -> tuple[ChoiceAgreement, ...]:
     """How far the model's own choices, with these switches on, are the float model's."""
     selections = reference.selections
     sums = AgreementSums(selections)
@@ -185,7 +214,9 @@ def _make_cost(group: SwitchGroup, isolated: float, left_out: float, whole: floa
 def _list_joint(groups: Sequence[SwitchGroup], isolated: Sequence[float]) -> dict[Names, Setting]:
     """Settings of the loudest nodes, by their names. isolated: SQNR of each group alone."""
     ranked = sorted(
-        (db, group.name, group) for group, db in zip(groups, isolated, strict=False) if group.kind == "node"
+        (db, group.name, group)
+        for group, db in zip(groups, isolated, strict=False)
+        if group.kind == "node"
     )
     settings = {}
     for count in _JOINT:
@@ -202,10 +233,15 @@ def _list_prefixes(toggled: ToggledModel) -> dict[str, Setting]:
     names = list(nodes)
     size = max(1, -(-len(names) // _PREFIXES))
     ends = [*range(size - 1, len(names) - 1, size), *([len(names) - 1] if names else [])]
-    return {names[k]: frozenset(switch for name in names[: k + 1] for switch in nodes[name]) for k in ends}
+    return {
+        names[k]: frozenset(switch for name in names[: k + 1] for switch in nodes[name])
+        for k in ends
+    }
 
 
-def _gather_warnings(outputs: Sequence[OutputProfile], toggled: ToggledModel, missing: Sequence[Selection]) -> Cautions:
+def _gather_warnings(
+    outputs: Sequence[OutputProfile], toggled: ToggledModel, missing: Sequence[Selection]
+) -> Cautions:
     worst = min(outputs, key=lambda output: output.float_db, default=None)
     if toggled.fixed:
         text = (

@@ -93,7 +93,9 @@ def measure_settings(
     different = list(dict.fromkeys(settings))
     feeds = [[switch.feed for switch in setting] for setting in different]
     with progress(title, len(reference.samples) * len(different)) as task:
-        errors = score_settings(toggled.board, toggled.model, toggled.threads, reference, feeds, crew, task)
+        errors = score_settings(
+            toggled.board, toggled.model, toggled.threads, reference, feeds, crew, task
+        )
     by_setting = dict(zip(different, errors, strict=True))
     return [by_setting[setting] for setting in settings]
 
@@ -122,9 +124,13 @@ def toggle_model(float_model: ModelLike, quantized: ModelLike, *, threads: int =
     def find_place(switch: Switch) -> tuple[int, str]:
         return min((order.get(name, 0) for name in switch.readers), default=len(order)), switch.site
 
-    switches = sorted((switch for switch in work.switches if switch.feed in present), key=find_place)
+    switches = sorted(
+        (switch for switch in work.switches if switch.feed in present), key=find_place
+    )
     feeds = {switch.feed for switch in switches}
-    on, off = ({name: values[name] for name in values if name in feeds} for values in (work.on, work.off))
+    on, off = (
+        {name: values[name] for name in values if name in feeds} for values in (work.on, work.off)
+    )
     board = Switchboard(session, on, off, large=work.spool is not None)
     return ToggledModel(model, threads, board, tuple(switches), tuple(work.fixed))
 
@@ -141,15 +147,23 @@ class _ToggleWork:
 
     def __post_init__(self) -> None:
         self.proto = ModelProto.FromString(bare_proto(self.source).SerializeToString())
-        self.by_name = {node.name: node for _, graph in walk_graphs(self.proto.graph) for node in graph.node}
+        self.by_name = {
+            node.name: node for _, graph in walk_graphs(self.proto.graph) for node in graph.node
+        }
         self.branches: dict[str, NodeProto] = {}
         # Of a large model the constants of both positions are twice as large as itself.
         self.spool = Spool() if is_large_model(self.real.proto) else None
         self.known = {node.name for node in self.real.nodes}
         present = {node.name for node in self.index.nodes}
-        gone = [node for node in self.real.nodes if node.op_type in ("Relu", "Clip") and node.name not in present]
+        gone = [
+            node
+            for node in self.real.nodes
+            if node.op_type in ("Relu", "Clip") and node.name not in present
+        ]
         # Their inputs may have kept their names, or their outputs.
-        self.activations = {name: node for node in gone for name in (node.inputs[0], node.outputs[0])}
+        self.activations = {
+            name: node for node in gone for name in (node.inputs[0], node.outputs[0])
+        }
         self.taken = present | {
             name
             for _, graph in walk_graphs(self.proto.graph)
@@ -171,7 +185,11 @@ class _ToggleWork:
             tensor = chain.dequantize.result
             edges = self.index.list_consumers(tensor)
             nodes = tuple(dict.fromkeys(self._list_readers(tensor)))
-            if not nodes and chain.source is not None and (maker := self.index.find_producer(chain.source)) is not None:
+            if (
+                not nodes
+                and chain.source is not None
+                and (maker := self.index.find_producer(chain.source)) is not None
+            ):
                 # A graph output that nobody reads: its error is its maker's.
                 nodes = (maker.name,)
             if chain.lookup is not None:
@@ -189,7 +207,13 @@ class _ToggleWork:
             else:
                 reason = "the float model has no constant in this place to compare with"
                 self.fixed.append(
-                    Refusal(str(info.site), reason, "name its nodes as the quantized ones", "profile", "R113")
+                    Refusal(
+                        str(info.site),
+                        reason,
+                        "name its nodes as the quantized ones",
+                        "profile",
+                        "R113",
+                    )
                 )
 
     def _list_readers(self, tensor: TensorId) -> Iterator[str]:
@@ -205,7 +229,9 @@ class _ToggleWork:
         """True for a pair, or a dequantized constant, that the float model came with too: it is on in both."""
         if chain.dequantize is None or not all(self._is_known(node) for node in chain.nodes):
             return False
-        return chain.quantize is not None or (chain.source is not None and self.index.is_constant(chain.source))
+        return chain.quantize is not None or (
+            chain.source is not None and self.index.is_constant(chain.source)
+        )
 
     def _is_known(self, node: NodeRef) -> bool:
         """True when the float model has this node too; a Gather that became another operator keeps its name."""
@@ -215,7 +241,9 @@ class _ToggleWork:
         """An If in the place of the pair."""
         last = chain.last
         inside = [
-            NodeProto.FromString(self.by_name[n.name].SerializeToString()) for n in chain.nodes if n.name in members
+            NodeProto.FromString(self.by_name[n.name].SerializeToString())
+            for n in chain.nodes
+            if n.name in members
         ]
         plain = inside[0].input[0]
         result = inside[-1].output[0]
@@ -233,7 +261,9 @@ class _ToggleWork:
         skip = self._make_unique(f"{result}/plain")
         outside = self._make_bypass(plain, skip, f"{last.name}/plain")
         branches = [
-            helper.make_graph(nodes, "branch", [], [helper.make_tensor_value_info(out, dtype, None)])
+            helper.make_graph(
+                nodes, "branch", [], [helper.make_tensor_value_info(out, dtype, None)]
+            )
             for nodes, out in ((inside, rename[result]), (outside, skip))
         ]
         # In the place of the last node, so that the order of the nodes stays one that runs.
@@ -260,30 +290,54 @@ class _ToggleWork:
             again.input.append(self._make_unique(f"{result}/bound{k}") if value is not None else "")
             if value is not None:
                 tensor = numpy_helper.from_array(np.asarray(value))
-                nodes.append(helper.make_node("Constant", [], [again.input[-1]], name=again.input[-1], value=tensor))
+                nodes.append(
+                    helper.make_node(
+                        "Constant", [], [again.input[-1]], name=again.input[-1], value=tensor
+                    )
+                )
         return [*nodes, again]
 
     def _toggle_constant(self, chain: Chain, tensor: TensorId, edges: Sequence[Edge]) -> str:
         """An input in the place of a dequantized constant; "" where the float model lacks its value."""
         plain = self._find_float_constant(edges)
         value = _dequantize_constant(self.index, chain)
-        if plain is None or value is None or value.size != plain.size or self.index.is_output(tensor):
+        if (
+            plain is None
+            or value is None
+            or value.size != plain.size
+            or self.index.is_output(tensor)
+        ):
             return ""
-        return self._feed_constant(f"onnxq/{chain.last.name}", edges, value, plain.reshape(value.shape))
+        return self._feed_constant(
+            f"onnxq/{chain.last.name}", edges, value, plain.reshape(value.shape)
+        )
 
     def _toggle_table(self, chain: Chain, lookup: NodeRef) -> str:
         """A Gather of rows of an input, in the place of the nodes that look rows up; "" without a float table."""
         stored_qparams = read_numbers(self.index, chain)
         stored = None if chain.source is None else self.index.find_constant(chain.source)
-        plain = self.real.input_value(self.real.find_node(lookup.name), 0) if lookup.name in self.known else None
-        if plain is None or stored is None or stored_qparams.scale is None or plain.shape != stored.shape:
+        plain = (
+            self.real.input_value(self.real.find_node(lookup.name), 0)
+            if lookup.name in self.known
+            else None
+        )
+        if (
+            plain is None
+            or stored is None
+            or stored_qparams.scale is None
+            or plain.shape != stored.shape
+        ):
             return ""
         feed = self._make_unique(f"onnxq/{lookup.name}")
         result = chain.last.outputs[0]
         kind = stored_qparams.element_type
         ids = self.by_name[lookup.name].input[1]
-        self.branches[chain.last.name] = helper.make_node("Gather", [feed, ids], [result], name=chain.last.name)
-        self.proto.graph.input.append(helper.make_tensor_value_info(feed, TensorProto.FLOAT, stored.shape))
+        self.branches[chain.last.name] = helper.make_node(
+            "Gather", [feed, ids], [result], name=chain.last.name
+        )
+        self.proto.graph.input.append(
+            helper.make_tensor_value_info(feed, TensorProto.FLOAT, stored.shape)
+        )
         spec = QuantSpec(
             bits=kind.bits,
             signed=kind.signed,
@@ -291,7 +345,11 @@ class _ToggleWork:
             granularity=stored_qparams.granularity,
             storage=stored_qparams.storage,
         )
-        zero = np.zeros(stored_qparams.scale.shape) if stored_qparams.zero_point is None else stored_qparams.zero_point
+        zero = (
+            np.zeros(stored_qparams.scale.shape)
+            if stored_qparams.zero_point is None
+            else stored_qparams.zero_point
+        )
         qparams = QParams(stored_qparams.scale.astype(np.float32), zero.astype(np.int32))
         self.on[feed] = dequantize(stored.astype(spec.numpy_storage), qparams, spec)
         self.off[feed] = np.ascontiguousarray(plain, np.float32)
@@ -300,7 +358,9 @@ class _ToggleWork:
     def _find_float_constant(self, edges: Sequence[Edge]) -> Array | None:
         """The float model's constant in the place of these inputs; None where it lacks one of them."""
         values = [
-            self.real.input_value(self.real.find_node(edge.node), edge.index) if edge.node in self.known else None
+            self.real.input_value(self.real.find_node(edge.node), edge.index)
+            if edge.node in self.known
+            else None
             for edge in edges
         ]
         return None if not values or any(value is None for value in values) else values[-1]
@@ -334,14 +394,26 @@ class _ToggleWork:
                 # A bias that the float model has not is one of zeros.
                 if plain is None and (k >= len(real.inputs) or not real.inputs[k]):
                     plain = np.zeros_like(value)
-                if plain is None or plain.size != value.size or np.array_equal(plain.ravel(), value.ravel()):
+                if (
+                    plain is None
+                    or plain.size != value.size
+                    or np.array_equal(plain.ravel(), value.ravel())
+                ):
                     continue
                 edge = Edge(node.name, k, node.scope)
-                feed = self._feed_constant(f"onnxq/{edge}", [edge], value, plain.reshape(value.shape))
+                feed = self._feed_constant(
+                    f"onnxq/{edge}", [edge], value, plain.reshape(value.shape)
+                )
                 # The operator whose bias this is: the MatMul in front of an Add.
-                maker = self.index.maker(node, 1 - k) if node.op_type == "Add" and len(node.inputs) == 2 else None
+                maker = (
+                    self.index.maker(node, 1 - k)
+                    if node.op_type == "Add" and len(node.inputs) == 2
+                    else None
+                )
                 owner = maker if maker is not None and maker.op_type == "MatMul" else node
-                self.switches.append(Switch(str(edge), Role.BIAS, (owner.name,), (owner.op_type,), feed))
+                self.switches.append(
+                    Switch(str(edge), Role.BIAS, (owner.name,), (owner.op_type,), feed)
+                )
 
     def finish_model(self) -> ModelLike:
         """The model with the branches in place, and nothing in it that no output needs."""
@@ -374,7 +446,9 @@ def _dequantize_constant(index: GraphIndex, chain: Chain) -> Array | None:
             elif name and not any(name in before.output for before in nodes):
                 return None
         names = list(node.inputs), list(node.outputs)
-        nodes.append(helper.make_node(node.op_type, *names, node.name, domain=node.domain, **node.attrs))
+        nodes.append(
+            helper.make_node(node.op_type, *names, node.name, domain=node.domain, **node.attrs)
+        )
     out = chain.last.outputs[0]
     proto = assemble_model(index.proto, nodes, (), [onnx.ValueInfoProto(name=out)], tensors)
     return np.asarray(Session(proto, optimize=False).run({})[out])

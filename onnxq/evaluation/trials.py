@@ -87,7 +87,12 @@ class TrialTask:
 
 
 def measure_models(
-    models: Iterable[TrialModel], reference: FloatOutputs, crew: Crew, task: Task, *, pieces: int = TRIAL_PIECES
+    models: Iterable[TrialModel],
+    reference: FloatOutputs,
+    crew: Crew,
+    task: Task,
+    *,
+    pieces: int = TRIAL_PIECES,
 ) -> list[ModelErrors]:
     """The errors of each model over all samples. task: gets a step for each run. pieces: of each, at most.
 
@@ -101,7 +106,9 @@ def measure_models(
     return errors
 
 
-def measure_each(model: TrialModel, reference: FloatOutputs, crew: Crew, task: Task) -> list[ModelErrors]:
+def measure_each(
+    model: TrialModel, reference: FloatOutputs, crew: Crew, task: Task
+) -> list[ModelErrors]:
     """The errors of a model on each sample alone; see `measure_models`."""
     (samples,) = _try_models([model], reference, crew, task, TRIAL_PIECES)
     errors = [ModelErrors() for _ in samples]
@@ -132,9 +139,15 @@ def _try_models(
         for share in shares:
             trial = TrialTask(*form, shared, tuple(share))
             pieces.append(
-                WorkPiece(f"trial {number} on {shared.samples.names[share[0]]}", trial, hash_run("trial", repr(trial)))
+                WorkPiece(
+                    f"trial {number} on {shared.samples.names[share[0]]}",
+                    trial,
+                    hash_run("trial", repr(trial)),
+                )
             )
-    done = crew.map(try_model, pieces, on_done=lambda piece: task.advance(len(piece.task.positions)))
+    done = crew.map(
+        try_model, pieces, on_done=lambda piece: task.advance(len(piece.task.positions))
+    )
     for _ in range(len(pieces) // len(shares)):
         yield [errors for part in islice(done, len(shares)) for errors in part]
 
@@ -142,13 +155,17 @@ def _try_models(
 def try_model(task: TrialTask) -> list[SampleErrors]:
     """The errors of a model on some samples."""
     reference = task.reference.open()
-    session = _open_trial(task.model, task.optimize, task.dequantize, task.threads, reference.selections)
+    session = _open_trial(
+        task.model, task.optimize, task.dequantize, task.threads, reference.selections
+    )
     # The workers share the cores between them.
     return [errors for _, errors in reference.score_runs([session.run], task.positions, threads=1)]
 
 
 @lru_cache(maxsize=1)
-def _open_trial(model: SharedModel, optimize: bool, dequantize: bool, threads: int, selections: Selections) -> Session:
+def _open_trial(
+    model: SharedModel, optimize: bool, dequantize: bool, threads: int, selections: Selections
+) -> Session:
     return TrialModel(open_model(model), optimize, dequantize, threads).open(selections)
 
 
@@ -205,7 +222,9 @@ def score_settings(
     if crew is None or crew.plain or len(settings) < _WORTH_SHARING:
         runs = [partial(board.run, on=frozenset(setting)) for setting in settings]
         return reference.sum_runs(runs, tick=task.advance)
-    shared = SharedBoard(crew.share_model(model), crew.share_feeds(board.on), crew.share_feeds(board.off), threads)
+    shared = SharedBoard(
+        crew.share_model(model), crew.share_feeds(board.on), crew.share_feeds(board.off), threads
+    )
     shared_reference = _share_reference(crew, reference)
     size = -(-len(settings) // _SETTING_PIECES)
     pieces = []
@@ -213,9 +232,17 @@ def score_settings(
         # A piece is known by its text, and sets have no order.
         part = tuple(tuple(sorted(setting)) for setting in settings[first : first + size])
         some = SettingsTask(shared, shared_reference, part)
-        pieces.append(WorkPiece(f"settings {first + 1} to {first + len(part)}", some, hash_run("settings", repr(some))))
+        pieces.append(
+            WorkPiece(
+                f"settings {first + 1} to {first + len(part)}",
+                some,
+                hash_run("settings", repr(some)),
+            )
+        )
     count = len(reference.samples)
-    done = crew.map(measure_piece, pieces, on_done=lambda piece: task.advance(count * len(piece.task.settings)))
+    done = crew.map(
+        measure_piece, pieces, on_done=lambda piece: task.advance(count * len(piece.task.settings))
+    )
     return [errors for part in done for errors in part]
 
 

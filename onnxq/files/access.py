@@ -19,7 +19,12 @@ from pathlib import Path
 from typing import BinaryIO
 
 from onnxq.errors import OnnxqError, OutputError, replace_surrogates
-from onnxq.files.scratch import lock_new_file, make_temporary_name, remove_leftovers, remove_stale_files
+from onnxq.files.scratch import (
+    lock_new_file,
+    make_temporary_name,
+    remove_leftovers,
+    remove_stale_files,
+)
 
 EXISTS_FIX = "choose another name, or overwrite it with `force=True`"
 _INPUT_FIX = "choose another name; inputs are never overwritten"
@@ -57,10 +62,15 @@ def check_outputs(model: str | Path, *outputs: str | Path | None, force: bool = 
         status = check_output_kind(path)
         if str(model) and _is_same_file(path, Path(model)):
             raise OutputError(
-                str(path), "is the input model, which is never overwritten", "choose another name", code="Q602"
+                str(path),
+                "is the input model, which is never overwritten",
+                "choose another name",
+                code="Q602",
             )
         if any(_is_same_file(path, other) for other in wanted[:position]) and not is_stream(path):
-            raise OutputError(str(path), "is asked for twice", "give the outputs different names", code="Q602")
+            raise OutputError(
+                str(path), "is asked for twice", "give the outputs different names", code="Q602"
+            )
         if status is not None and not force and not is_stream(path):
             raise OutputError(str(path), "exists", EXISTS_FIX, code="Q601")
     for folder, path in {path.parent: path for path in wanted if not is_stream(path)}.items():
@@ -68,10 +78,14 @@ def check_outputs(model: str | Path, *outputs: str | Path | None, force: bool = 
 
 
 @contextmanager
-def guard_outputs(model: str | Path, *outputs: str | Path | None, force: bool = False) -> Iterator[None]:
+def guard_outputs(
+    model: str | Path, *outputs: str | Path | None, force: bool = False
+) -> Iterator[None]:
     """Call `check_outputs`; in the block raise OutputError as soon as a file is read that an output would replace."""
     check_outputs(model, *outputs, force=force)
-    with suppress(OSError):  # Without a temporary folder: a step that needs one raises its own error.
+    with suppress(
+        OSError
+    ):  # Without a temporary folder: a step that needs one raises its own error.
         remove_leftovers(Path(tempfile.gettempdir()))
     paths = [Path(output) for output in outputs if output is not None]
     targets = {key: path for path in paths if (key := _find_identity(path)) is not None}
@@ -125,12 +139,16 @@ def register_input(path: str | Path) -> None:
         target = guard.targets.get(key)
         if target is not None:
             known = "" if str(target) == str(path) else f", as {path}"
-            raise OutputError(str(target), f"is read by this command{known}", _INPUT_FIX, code="Q602")
+            raise OutputError(
+                str(target), f"is read by this command{known}", _INPUT_FIX, code="Q602"
+            )
 
 
 def refuse_inputs(targets: Iterable[Path], inputs: Iterable[Path] = ()) -> None:
     """Raise OutputError for a target that the running command has read or that is one of `inputs`."""
-    read = {key for guard in _guards.get() for key in guard.read} | {_find_identity(path) for path in inputs}
+    read = {key for guard in _guards.get() for key in guard.read} | {
+        _find_identity(path) for path in inputs
+    }
     for target in targets:
         key = _find_identity(target)
         if key is not None and key in read:
@@ -155,14 +173,21 @@ def check_output_kind(path: Path) -> os.stat_result | None:
         status = os.lstat(path)
     except FileNotFoundError:
         if not os.path.isdir(path.parent):
-            raise OutputError(str(path), f"there is no folder {path.parent}", "create it first", code="Q603") from None
+            raise OutputError(
+                str(path), f"there is no folder {path.parent}", "create it first", code="Q603"
+            ) from None
         return None
     except NotADirectoryError:
-        raise OutputError(str(path), f"{path.parent} is not a folder", "name a file in a folder", code="Q603") from None
+        raise OutputError(
+            str(path), f"{path.parent} is not a folder", "name a file in a folder", code="Q603"
+        ) from None
     except (OSError, ValueError) as error:
         cause = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise OutputError(
-            str(path), f"cannot be the name of an output ({cause})", "choose another name", code="Q603"
+            str(path),
+            f"cannot be the name of an output ({cause})",
+            "choose another name",
+            code="Q603",
         ) from error
     mode = path.stat().st_mode if os.path.exists(path) else status.st_mode
     if stat.S_ISDIR(mode):
@@ -171,7 +196,12 @@ def check_output_kind(path: Path) -> os.stat_result | None:
         kind = "socket" if stat.S_ISSOCK(mode) else "block device"
         raise OutputError(str(path), f"is a {kind}", "name a file", code="Q603")
     if _leads_to_standard_stream(path):
-        raise OutputError(str(path), "is a standard stream, where messages and reports go", "name a file", code="Q603")
+        raise OutputError(
+            str(path),
+            "is a standard stream, where messages and reports go",
+            "name a file",
+            code="Q603",
+        )
     return status
 
 
@@ -228,7 +258,9 @@ def _find_identity(path: Path) -> _Identity | None:
 def _is_same_file(path: Path, other: Path) -> bool:
     """True for two names of one file, which need not exist yet."""
     key = _find_identity(path)
-    return os.path.realpath(path) == os.path.realpath(other) or (key is not None and key == _find_identity(other))
+    return os.path.realpath(path) == os.path.realpath(other) or (
+        key is not None and key == _find_identity(other)
+    )
 
 
 def write_text(path: Path, text: str, *, overwrite: bool = False) -> None:
@@ -264,7 +296,9 @@ def replace_files(
                 if not is_stream(target):
                     # Without it a crash of the system after the rename can leave an empty file in the target's place.
                     os.fsync(file.fileno())
-                if os.name == "nt":  # where an open file cannot be renamed; elsewhere closing would end its lock
+                if (
+                    os.name == "nt"
+                ):  # where an open file cannot be renamed; elsewhere closing would end its lock
                     file.close()
             if len(temporary) > 1:
                 _replace_all(temporary, targets)
@@ -280,9 +314,13 @@ def replace_files(
 def make_write_error(path: Path, error: OSError) -> OutputError:
     """Make the error for a failed write to `path`."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-        return OutputError(str(path), "there is no room left on the disk", "free some space", code="Q604")
+        return OutputError(
+            str(path), "there is no room left on the disk", "free some space", code="Q604"
+        )
     cause = f"cannot be written ({error.strerror or error})"
-    return OutputError(str(path), cause, "choose another folder, or check this one's permissions", code="Q604")
+    return OutputError(
+        str(path), cause, "choose another folder, or check this one's permissions", code="Q604"
+    )
 
 
 def _open_temporary(target: Path, temporary: list[Path], stack: ExitStack) -> BinaryIO:
@@ -338,7 +376,9 @@ _CALIBRATIONS = {
 }
 
 
-def read_input(path: str | Path, error: type[OnnxqError], *, limit: int, pipes: bool = False) -> bytes:
+def read_input(
+    path: str | Path, error: type[OnnxqError], *, limit: int, pipes: bool = False
+) -> bytes:
     """Read an input file of at most `limit` bytes.
 
     error: the class to raise for larger files, and for devices and pipes. pipes: read them as well.
@@ -357,7 +397,9 @@ def read_input(path: str | Path, error: type[OnnxqError], *, limit: int, pipes: 
     return data
 
 
-def read_text(path: str | Path, error: type[OnnxqError], fix: str, *, limit: int = 64 * MIB, code: str = "") -> str:
+def read_text(
+    path: str | Path, error: type[OnnxqError], fix: str, *, limit: int = 64 * MIB, code: str = ""
+) -> str:
     """Read the text of a file or pipe, without a byte order mark. Raises `error` (fix, code) if that fails."""
     try:
         return read_input(path, error, limit=limit, pipes=True).decode("utf-8-sig")
@@ -394,4 +436,8 @@ def check_input_kind(path: str | Path, error: type[OnnxqError], *, pipes: bool =
     elif stat.S_ISBLK(mode) or (stat.S_ISCHR(mode) and not pipes):
         raise error(str(path), "is a device, not a file", "name a file")
     elif not pipes:
-        raise error(str(path), "is a pipe, and is read more than once", "write it to a file first, and name that")
+        raise error(
+            str(path),
+            "is a pipe, and is read more than once",
+            "write it to a file first, and name that",
+        )

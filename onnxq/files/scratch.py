@@ -110,7 +110,9 @@ class ScratchFolder:
         except OSError as error:
             where = str(parent or os.environ.get("TMPDIR", "the temporary folder"))
             cause = f"no temporary folder can be made there ({error.strerror or error})"
-            raise OutputError(where, cause, "free space, or set TMPDIR to another folder", code="Q604") from error
+            raise OutputError(
+                where, cause, "free space, or set TMPDIR to another folder", code="Q604"
+            ) from error
         # A finalizer, unlike __del__, also runs when the interpreter exits.
         self._end = weakref.finalize(self, _remove_folder, self.path, descriptor)
 

@@ -6,12 +6,31 @@ The only user of onnx-graphsurgeon. Stages hand each other light models (see lig
 from __future__ import annotations
 
 from onnxq.graph.base import FLOAT_TENSORS, Graph, NodeRef, ValueInfo
-from onnxq.graph.convert import ensure_opset, inline_functions, limit_opset, store_densely, upgrade_opset
+from onnxq.graph.convert import (
+    ensure_opset,
+    inline_functions,
+    limit_opset,
+    store_densely,
+    upgrade_opset,
+)
 from onnxq.graph.editing.editor import Editor
 from onnxq.graph.folding.fold import fold_constants
-from onnxq.graph.identity import Fingerprint, compute_fingerprint, compute_structural_ids, hash_graph, index_named
+from onnxq.graph.identity import (
+    Fingerprint,
+    compute_fingerprint,
+    compute_structural_ids,
+    hash_graph,
+    index_named,
+)
 from onnxq.graph.index import GraphIndex, find_opset, get_index
-from onnxq.graph.light import LightModel, ModelLike, WeightStore, add_libraries, attach_weights, strip_weights
+from onnxq.graph.light import (
+    LightModel,
+    ModelLike,
+    WeightStore,
+    add_libraries,
+    attach_weights,
+    strip_weights,
+)
 from onnxq.graph.load import Model, load_model
 from onnxq.graph.names import name_nodes
 from onnxq.graph.save import save_model

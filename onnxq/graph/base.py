@@ -15,7 +15,9 @@ FLOAT_TENSORS = frozenset({1, 10, 11, 16})
 # Operators whose output holds the values of input 0 in other places or another shape.
 LAYOUT_OPS = frozenset({"Reshape", "Transpose", "Flatten", "Squeeze", "Unsqueeze", "Identity"})
 # Operators whose results are not below zero.
-POSITIVE_OPS = frozenset({"Relu", "Sigmoid", "HardSigmoid", "Softmax", "Abs", "Exp", "Sqrt", "Softplus"})
+POSITIVE_OPS = frozenset(
+    {"Relu", "Sigmoid", "HardSigmoid", "Softmax", "Abs", "Exp", "Sqrt", "Softplus"}
+)
 # Of each axis its size, its symbol, or None for an unknown one.
 Dims = tuple[int | str | None, ...]
 

@@ -41,11 +41,16 @@ def store_densely(proto: ModelProto) -> ModelProto:
 
     Functions must be inlined. Raises ModelError for a sparse tensor that is damaged or too large to be dense.
     """
-    if not any(graph.sparse_initializer or any(map(_is_sparse, graph.node)) for _, graph in walk_graphs(proto.graph)):
+    if not any(
+        graph.sparse_initializer or any(map(_is_sparse, graph.node))
+        for _, graph in walk_graphs(proto.graph)
+    ):
         return proto
     out = deepcopy(proto)
     for _, graph in walk_graphs(out.graph):
-        graph.initializer.extend(_make_dense(sparse.values.name, sparse) for sparse in graph.sparse_initializer)
+        graph.initializer.extend(
+            _make_dense(sparse.values.name, sparse) for sparse in graph.sparse_initializer
+        )
         del graph.sparse_initializer[:]
         for node in filter(_is_sparse, graph.node):
             dense = _make_dense(node.output[0], node.attribute[0].sparse_tensor)
@@ -58,7 +63,11 @@ def _make_dense(name: str, sparse: SparseTensorProto) -> TensorProto:
 
 
 def _is_sparse(node: NodeProto) -> bool:
-    return node.op_type == "Constant" and not node.domain and [attr.name for attr in node.attribute] == [_SPARSE]
+    return (
+        node.op_type == "Constant"
+        and not node.domain
+        and [attr.name for attr in node.attribute] == [_SPARSE]
+    )
 
 
 # What Resize and Upsample did before there were these attributes; the converter leaves defaults that do otherwise.
@@ -112,7 +121,9 @@ def _convert_opset(named: ModelProto, version: int) -> ModelProto:
     result = ModelProto()
     copy_fields(light, result, ("graph", "opset_import", "ir_version"))
     result.opset_import.extend(_list_imports(named, version))
-    result.ir_version = max(named.ir_version, helper.find_min_ir_version_for(result.opset_import, ignore_unknown=True))
+    result.ir_version = max(
+        named.ir_version, helper.find_min_ir_version_for(result.opset_import, ignore_unknown=True)
+    )
     result.graph.CopyFrom(converted.graph)
     _reattach_model(light, result)
     if find_opset(named) < _RESIZE_ATTRIBUTES <= version:
@@ -132,7 +143,9 @@ def _keep_resizes(proto: ModelProto) -> None:
     """Say in every Resize what an old one did without saying, in place."""
     for node in walk_nodes(proto.graph):
         if node.op_type == "Resize" and not node.domain:
-            node.attribute.extend(helper.make_attribute(name, value) for name, value in _OLD_RESIZE.items())
+            node.attribute.extend(
+                helper.make_attribute(name, value) for name, value in _OLD_RESIZE.items()
+            )
 
 
 def _check_scans(named: ModelProto) -> None:
@@ -140,7 +153,9 @@ def _check_scans(named: ModelProto) -> None:
     scans = [node for node in walk_nodes(named.graph) if node.op_type == "Scan"]
     if scans and find_opset(named) == _BATCHED_SCAN:
         cause = f"has batches, as in opset {_BATCHED_SCAN}, which onnx cannot convert"
-        raise ModelError(label_node(scans[0]), cause, "export the model at opset 9 or newer", code="Q109")
+        raise ModelError(
+            label_node(scans[0]), cause, "export the model at opset 9 or newer", code="Q109"
+        )
 
 
 def _list_imports(proto: ModelProto, minimum: int) -> list[onnx.OperatorSetIdProto]:
@@ -168,7 +183,14 @@ def _reattach_model(before: ModelProto, after: ModelProto) -> None:
 
 
 def _reattach_node(original: NodeProto, node: NodeProto) -> None:
-    carried = ("name", "doc_string", "metadata_props", "overload", "device_configurations", "domain")
+    carried = (
+        "name",
+        "doc_string",
+        "metadata_props",
+        "overload",
+        "device_configurations",
+        "domain",
+    )
     for name in carried:
         node.ClearField(name)
     others = [field.name for field in original.DESCRIPTOR.fields if field.name not in carried]
@@ -177,7 +199,14 @@ def _reattach_node(original: NodeProto, node: NodeProto) -> None:
 
 def _reattach_graph(source: GraphProto, graph: GraphProto, *, main: bool) -> None:
     # The converter's own value_info calls its new tensors scalars.
-    cleared = ["name", "doc_string", "metadata_props", "quantization_annotation", "sparse_initializer", "value_info"]
+    cleared = [
+        "name",
+        "doc_string",
+        "metadata_props",
+        "quantization_annotation",
+        "sparse_initializer",
+        "value_info",
+    ]
     left_out = ["node", "initializer"]
     # Those of a body may be tensors that the converter renamed.
     (cleared if main else left_out).extend(("input", "output"))
@@ -233,7 +262,9 @@ def _choose_names(source: GraphProto, graph: GraphProto, taken: set[str]) -> dic
     for node in graph.node:
         for name in (*node.input, *node.output):
             if name and name in makers and name not in old and name not in names:
-                names[name] = choose_name(f"{_find_owner(name, old, readers)}/{makers[name]}", taken)
+                names[name] = choose_name(
+                    f"{_find_owner(name, old, readers)}/{makers[name]}", taken
+                )
     return names
 
 
@@ -277,14 +308,23 @@ def inline_functions(proto: ModelProto) -> ModelProto:
         inlined = onnx.inliner.inline_local_functions(light, convert_version=foreign)
     except Exception as error:
         cause = f"cannot be inlined: {error}"
-        raise ModelError("model-local functions", cause, "export without functions", code="Q108") from error
+        raise ModelError(
+            "model-local functions", cause, "export without functions", code="Q108"
+        ) from error
     if inlined.functions:
         names = ", ".join(sorted(function.name for function in inlined.functions))
-        raise ModelError(names, "this model-local function cannot be inlined", "export without functions", code="Q108")
+        raise ModelError(
+            names,
+            "this model-local function cannot be inlined",
+            "export without functions",
+            code="Q108",
+        )
     _drop_repeats(inlined)
     if foreign:
         # Types that the conversion needed; of tensors of other versions' operators they may be wrong afterwards.
-        replace_items(inlined.graph.value_info, [v for v in inlined.graph.value_info if v.name in declared])
+        replace_items(
+            inlined.graph.value_info, [v for v in inlined.graph.value_info if v.name in declared]
+        )
     # Nodes of a function need no names.
     if not has_unique_names(inlined):
         assign_names(inlined)
@@ -320,14 +360,20 @@ def _write_types(proto: ModelProto) -> None:
     graph = proto.graph
     known = {value.name for value in (*graph.input, *graph.output, *graph.value_info)}
     stored = [tensor for tensor in graph.initializer if tensor.name not in known]
-    graph.value_info.extend(onnx.helper.make_tensor_value_info(t.name, t.data_type, list(t.dims)) for t in stored)
+    graph.value_info.extend(
+        onnx.helper.make_tensor_value_info(t.name, t.data_type, list(t.dims)) for t in stored
+    )
     with suppress(Exception):  # the inliner itself says then which type it lacks
         graph.CopyFrom(onnx.shape_inference.infer_shapes(proto).graph)
 
 
 def _write_defaults(proto: ModelProto) -> None:
     """Give every call, in place, the attributes it leaves at the function's defaults, which onnx's inliner drops."""
-    defaults = {(f.domain, f.name, f.overload): f.attribute_proto for f in proto.functions if f.attribute_proto}
+    defaults = {
+        (f.domain, f.name, f.overload): f.attribute_proto
+        for f in proto.functions
+        if f.attribute_proto
+    }
     for node in walk_all_nodes(proto) if defaults else ():
         written = {attr.name for attr in node.attribute}
         known = defaults.get((node.domain, node.op_type, node.overload), ())

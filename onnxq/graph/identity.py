@@ -58,7 +58,9 @@ def compute_fingerprint(proto: ModelLike) -> Fingerprint:
 def hash_topology(index: GraphIndex) -> str:
     """The first half of a fingerprint, which takes no weight in hand."""
     ids = _colour_tensors(index)
-    structure = [ids[TensorId(name, node.scope)] for node in index.nodes for name in node.outputs if name]
+    structure = [
+        ids[TensorId(name, node.scope)] for node in index.nodes for name in node.outputs if name
+    ]
     functions = sorted(
         _hash_parts(name_function(f), *(n.SerializeToString(deterministic=True) for n in f.node))
         for f in index.proto.functions
@@ -96,7 +98,11 @@ def _compute_digest(model: ModelLike) -> str:
     for tensor in graph.initializer:
         digest.update(f"{tensor.name} {tensor.data_type} {list(tensor.dims)}".encode())
         if tensor.data_type not in FLOAT_TENSORS or np.prod(tensor.dims, dtype=np.int64) <= _SIZES:
-            digest.update(decode_tensor(tensor, store).tobytes() if tensor.data_type != TensorProto.STRING else b"")
+            digest.update(
+                decode_tensor(tensor, store).tobytes()
+                if tensor.data_type != TensorProto.STRING
+                else b""
+            )
     return digest.hexdigest()
 
 
@@ -151,9 +157,14 @@ def _hash_leaf(index: GraphIndex, t: TensorId, colours: dict[TensorId, str]) -> 
     if index.is_constant(t):
         shape = index.find_shape(t) or ()
         content: bytes | memoryview = b""
-        if all(isinstance(d, int) for d in shape) and np.prod([d for d in shape if isinstance(d, int)]) <= _STRUCTURAL:
+        if (
+            all(isinstance(d, int) for d in shape)
+            and np.prod([d for d in shape if isinstance(d, int)]) <= _STRUCTURAL
+        ):
             array = index.find_constant(t)
-            content = _read_content(array) if array is not None and array.dtype.kind in "iub" else b""
+            content = (
+                _read_content(array) if array is not None and array.dtype.kind in "iub" else b""
+            )
         return _hash_parts("constant", str(index.find_dtype(t)), repr(shape), content)
     parent = index.parent(t.scope)
     names = index.scope_inputs(t.scope)
@@ -178,7 +189,8 @@ def _colour_backward(index: GraphIndex, origins: dict[TensorId, str]) -> dict[Te
             uses[t].append(_hash_parts("output", str(k)))
     for node in reversed(index.nodes):
         fate = _hash_parts(
-            _hash_operator(node), *(_hash_sorted(uses[TensorId(name, node.scope)]) for name in node.outputs if name)
+            _hash_operator(node),
+            *(_hash_sorted(uses[TensorId(name, node.scope)]) for name in node.outputs if name),
         )
         read = index.list_inputs(node)
         # The use of one input depends on the others: a sum with a constant is not one with data.
@@ -196,7 +208,9 @@ def _colour_backward(index: GraphIndex, origins: dict[TensorId, str]) -> dict[Te
 
 def _hash_operator(node: NodeRef) -> str:
     attributes = (
-        f"{key}={_hash_attribute(node.attrs[key])}" for key in sorted(node.attrs) if node.op_type != "Constant"
+        f"{key}={_hash_attribute(node.attrs[key])}"
+        for key in sorted(node.attrs)
+        if node.op_type != "Constant"
     )
     return _hash_parts(node.domain, node.op_type, *attributes)
 

@@ -9,12 +9,27 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from typing import TypeVar
 
-from onnx import AttributeProto, FunctionProto, GraphProto, NodeProto, SparseTensorProto, TensorProto
+from onnx import (
+    AttributeProto,
+    FunctionProto,
+    GraphProto,
+    NodeProto,
+    SparseTensorProto,
+    TensorProto,
+)
 
 from onnxq.arrays import Array
 from onnxq.errors import ModelError
 from onnxq.graph.base import Dims, Graph, NodeRef, ValueInfo
-from onnxq.graph.light import SAME_LAYOUT, LightModel, ModelLike, bare_proto, find_provider, list_libraries, store_of
+from onnxq.graph.light import (
+    SAME_LAYOUT,
+    LightModel,
+    ModelLike,
+    bare_proto,
+    find_provider,
+    list_libraries,
+    store_of,
+)
 from onnxq.graph.names import check_names
 from onnxq.graph.scopes import OWN_DOMAINS, iterate_subgraphs, join_scope, name_function, sort_nodes
 from onnxq.graph.storage import StoredArray, is_stub
@@ -47,7 +62,11 @@ class GraphIndex(Graph):
     def __init__(self, model: ModelLike) -> None:
         self.proto = proto = bare_proto(model)
         check_names(proto)
-        self._weights, self._libraries, self._provider = store_of(model), list_libraries(model), find_provider(model)
+        self._weights, self._libraries, self._provider = (
+            store_of(model),
+            list_libraries(model),
+            find_provider(model),
+        )
         self.opset: int = find_opset(proto)
         self.functions: Names = tuple(name_function(function) for function in proto.functions)
         # By scope: the scope around it.
@@ -77,9 +96,13 @@ class GraphIndex(Graph):
         stored = {tensor.name for tensor in proto.graph.initializer}
         stored.update(sparse.values.name for sparse in proto.graph.sparse_initializer)
         self.inputs = tuple(
-            ValueInfo(value.name, *read_declared_type(value)) for value in proto.graph.input if value.name not in stored
+            ValueInfo(value.name, *read_declared_type(value))
+            for value in proto.graph.input
+            if value.name not in stored
         )
-        self.outputs: tuple[ValueInfo, ...] = tuple(self._describe_value(value.name) for value in proto.graph.output)
+        self.outputs: tuple[ValueInfo, ...] = tuple(
+            self._describe_value(value.name) for value in proto.graph.output
+        )
 
     @property
     def model(self) -> ModelLike:
@@ -158,7 +181,11 @@ class GraphIndex(Graph):
         stored = None if source is None else source[1]
         if self._weights is None or not isinstance(stored, TensorProto) or not is_stub(stored):
             return self.find_constant(t)
-        return self._weights.locate(stored) if stored.data_type in SAME_LAYOUT else self.find_constant(t)
+        return (
+            self._weights.locate(stored)
+            if stored.data_type in SAME_LAYOUT
+            else self.find_constant(t)
+        )
 
     def find_shape(self, t: TensorId | None) -> Dims | None:
         """The declared or inferred shape: ints, symbolic names, None for an unknown dim; None when nothing is known."""
@@ -206,16 +233,24 @@ class GraphIndex(Graph):
         overridable = set(names)
         for tensor in graph.initializer:
             self._store_initializer(
-                TensorId(tensor.name, scope), tensor, tensor.data_type, tuple(tensor.dims), overridable
+                TensorId(tensor.name, scope),
+                tensor,
+                tensor.data_type,
+                tuple(tensor.dims),
+                overridable,
             )
         for sparse in graph.sparse_initializer:
             key = TensorId(sparse.values.name, scope)
-            self._store_initializer(key, sparse, sparse.values.data_type, tuple(sparse.dims), overridable)
+            self._store_initializer(
+                key, sparse, sparse.values.data_type, tuple(sparse.dims), overridable
+            )
         for node in graph.node:
             for output in filter(None, node.output):
                 names.add(output)
                 self._producer[TensorId(output, scope)] = node.name
-            constant = node.op_type == "Constant" and node.domain in OWN_DOMAINS and len(node.output) == 1
+            constant = (
+                node.op_type == "Constant" and node.domain in OWN_DOMAINS and len(node.output) == 1
+            )
             literal = find_constant_attribute(node) if constant else None
             if literal is not None:
                 self._literals[TensorId(node.output[0], scope)] = literal
@@ -224,7 +259,9 @@ class GraphIndex(Graph):
             if value.name in names:
                 self._learn_type(TensorId(value.name, scope), *read_declared_type(value))
 
-    def _store_initializer(self, key: TensorId, stored: Stored, dtype: int, dims: Dims, overridable: set[str]) -> None:
+    def _store_initializer(
+        self, key: TensorId, stored: Stored, dtype: int, dims: Dims, overridable: set[str]
+    ) -> None:
         self._defined[key.scope].add(key.name)
         self._types[key] = (dtype, dims)
         # ORT folds an initializer into nothing when the caller may feed another value for it.
@@ -236,7 +273,8 @@ class GraphIndex(Graph):
         old_dtype, old_shape = self._types.get(key, (0, None))
         if shape is not None and old_shape is not None and len(shape) == len(old_shape):
             shape = tuple(
-                old if isinstance(old, int) or new is None else new for old, new in zip(old_shape, shape, strict=True)
+                old if isinstance(old, int) or new is None else new
+                for old, new in zip(old_shape, shape, strict=True)
             )
         self._types[key] = (old_dtype or dtype, old_shape if shape is None else shape)
 
@@ -259,14 +297,20 @@ class GraphIndex(Graph):
                 if tensor.scope != scope:
                     self._captured.add(tensor)
 
-    def _constant_source(self, t: TensorId | None) -> tuple[TensorId, Stored | AttributeProto] | None:
+    def _constant_source(
+        self, t: TensorId | None
+    ) -> tuple[TensorId, Stored | AttributeProto] | None:
         # No endless walk: nodes that read their own results are refused when they are sorted.
         while t is not None:
             stored = self._initializers.get(t) or self._literals.get(t)
             if stored is not None:
                 return t, stored
             maker = self.find_producer(t)
-            t = self.find_input(maker, 0) if maker is not None and maker.is_onnx("Identity") else None
+            t = (
+                self.find_input(maker, 0)
+                if maker is not None and maker.is_onnx("Identity")
+                else None
+            )
         return None
 
     def _describe_value(self, name: str) -> ValueInfo:

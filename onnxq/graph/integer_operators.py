@@ -61,8 +61,12 @@ _OPERATORS: Mapping[str, IntegerOperator] = {
     "QGemm": IntegerOperator("Gemm", _TWO, (7, 8), (6,)),
     "QLinearConcat": IntegerOperator("Concat", (), (0, 1), repeats=True),
     "QLinearWhere": IntegerOperator("Where", ((0,), (1, 2, 3), (4, 5, 6)), (7, 8)),
-    "MatMulIntegerToFloat": IntegerOperator("MatMul", ((0, 2, 4), (1, 3, 5)), (), (6,), float_bias=True),
-    "DynamicQuantizeMatMul": IntegerOperator("MatMul", ((0,), (1, 2, 3)), (), (4,), float_bias=True, dynamic=True),
+    "MatMulIntegerToFloat": IntegerOperator(
+        "MatMul", ((0, 2, 4), (1, 3, 5)), (), (6,), float_bias=True
+    ),
+    "DynamicQuantizeMatMul": IntegerOperator(
+        "MatMul", ((0,), (1, 2, 3)), (), (4,), float_bias=True, dynamic=True
+    ),
     "MatMulInteger": IntegerOperator("MatMul", ((0, _ONE, 2), (1, _ONE, 3)), sums=True),
     "QLinearAdd": IntegerOperator("Add", _TWO, (6, 7)),
     "QLinearMul": IntegerOperator("Mul", _TWO, (6, 7)),
@@ -77,7 +81,18 @@ _OWN = ("channels_last", "opset")
 _FREE_OF_ATTRIBUTES = ("Add", "MatMul", "Mul", "Sigmoid", "Where")
 # They move integers, or choose among them, which gives what floats give; a Pad has a value of its own.
 _MOVES = LAYOUT_OPS | {
-    *("Concat", "DepthToSpace", "Expand", "Gather", "MaxPool", "Pad", "Resize", "Slice", "SpaceToDepth", "Split"),
+    *(
+        "Concat",
+        "DepthToSpace",
+        "Expand",
+        "Gather",
+        "MaxPool",
+        "Pad",
+        "Resize",
+        "Slice",
+        "SpaceToDepth",
+        "Split",
+    ),
 }
 
 
@@ -87,7 +102,9 @@ class NodeWriter:
     def __init__(self, editor: Editor[Any], scope: str, prefix: str) -> None:
         self.editor, self.scope, self.prefix = editor, scope, prefix
 
-    def add(self, op: str, inputs: list[str], output: str = "", *, name: str = "", **attrs: Any) -> str:
+    def add(
+        self, op: str, inputs: list[str], output: str = "", *, name: str = "", **attrs: Any
+    ) -> str:
         """A node; returns its output."""
         made = output or self.editor.fresh(f"{self.prefix}/{op}")
         name = name or self.editor.fresh(f"{self.prefix}/{op}/node")
@@ -110,7 +127,10 @@ def read_integer_operators(proto: M, wanted: frozenset[str] | None = None) -> M:
     if wanted is None:
         proto = read_integer_products(proto)
     index = GraphIndex(proto)
-    if not any(_is_wanted(node, wanted) or (wanted is None and _moves_integers(index, node)) for node in index.nodes):
+    if not any(
+        _is_wanted(node, wanted) or (wanted is None and _moves_integers(index, node))
+        for node in index.nodes
+    ):
         return proto
     proto = name_nodes(ensure_opset(proto, _OPSET))
     index = GraphIndex(proto)
@@ -122,7 +142,9 @@ def read_integer_operators(proto: M, wanted: frozenset[str] | None = None) -> M:
         if _is_wanted(node, wanted):
             writer.write(_OPERATORS[node.op_type])
         elif node.op_type in (_QUANTIZE, _DYNAMIC):
-            numbers[node.result] = node.inputs[1:3] if node.op_type == _QUANTIZE else node.outputs[1:3]
+            numbers[node.result] = (
+                node.inputs[1:3] if node.op_type == _QUANTIZE else node.outputs[1:3]
+            )
         elif wanted is None and node.is_onnx(*_MOVES):
             writer.move()
     return editor.export()
@@ -162,7 +184,11 @@ class _OperatorWriter(NodeWriter):
     """Writes the replacement of one node. numbers: of the integers that are known; those of its results are added."""
 
     def __init__(
-        self, editor: Editor[Any], index: GraphIndex, node: NodeRef, numbers: dict[TensorId, tuple[str, ...]]
+        self,
+        editor: Editor[Any],
+        index: GraphIndex,
+        node: NodeRef,
+        numbers: dict[TensorId, tuple[str, ...]],
     ) -> None:
         super().__init__(editor, node.scope, node.name)
         self.index, self.node, self.numbers = index, node, numbers
@@ -181,9 +207,14 @@ class _OperatorWriter(NodeWriter):
             reads[0] = [self.editor.fresh(f"{self.node.name}/{part}") for part in parts]
             name = self.editor.fresh(f"{self.node.name}/{_DYNAMIC}")
             self.editor.insert_node(self.scope, _DYNAMIC, source, reads[0], name=name)
-        operands = [self.dequantize(read, self.find_axis(form.op, read[0]) if k else 1) for k, read in enumerate(reads)]
+        operands = [
+            self.dequantize(read, self.find_axis(form.op, read[0]) if k else 1)
+            for k, read in enumerate(reads)
+        ]
         if any(bias) and not form.float_bias:
-            operands.append(self.dequantize([*bias, self.scale_bias(reads)], self.find_last_axis(bias[0])))
+            operands.append(
+                self.dequantize([*bias, self.scale_bias(reads)], self.find_last_axis(bias[0]))
+            )
         attrs = {} if form.op in _FREE_OF_ATTRIBUTES else self.node.attrs
         attrs = {key: value for key, value in attrs.items() if key not in _OWN}
         out = self.node.outputs[0]
@@ -192,7 +223,9 @@ class _OperatorWriter(NodeWriter):
             made = self.add("Round", [self.add(form.op, operands, name=name, **attrs)])
             self.add("Cast", [made], out, to=int(TensorProto.INT32))
         elif any(result):
-            made = self.add(form.op, operands, self.editor.fresh(self.name_float(out)), name=name, **attrs)
+            made = self.add(
+                form.op, operands, self.editor.fresh(self.name_float(out)), name=name, **attrs
+            )
             self.quantize(made, out, result)
         elif form.float_bias and any(bias):
             self.add("Add", [self.add(form.op, operands, name=name, **attrs), *bias], out)
@@ -203,13 +236,19 @@ class _OperatorWriter(NodeWriter):
         """Let the node move floats, where the numbers of what it moves are known."""
         node = self.node
         moved = range(len(node.inputs)) if node.op_type == "Concat" else (0,)
-        known = {self.numbers.get(source) for k in moved if (source := self.index.find_input(node, k)) is not None}
+        known = {
+            self.numbers.get(source)
+            for k in moved
+            if (source := self.index.find_input(node, k)) is not None
+        }
         numbers = known.pop() if len(known) == 1 else None
         if numbers is None:
             return
         # The value that a Pad puts in is an integer, too.
         for k in (*moved, 2) if node.op_type == "Pad" and any(node.inputs[2:3]) else moved:
-            self.editor.replace_input(node.make_edge(k), self.dequantize([node.inputs[k], *numbers], 1))
+            self.editor.replace_input(
+                node.make_edge(k), self.dequantize([node.inputs[k], *numbers], 1)
+            )
         for k, out in enumerate(node.outputs):
             # The second output of a MaxPool is of indices.
             if out and not (k and node.op_type == "MaxPool"):
@@ -220,7 +259,10 @@ class _OperatorWriter(NodeWriter):
     def inputs(self, positions: Any) -> list[str]:
         """The names of several inputs, "" for one left out."""
         given = dict(enumerate(self.node.inputs))
-        return [self.ones(given.get(positions[-1], "")) if k == _ONE else given.get(k, "") for k in positions]
+        return [
+            self.ones(given.get(positions[-1], "")) if k == _ONE else given.get(k, "")
+            for k in positions
+        ]
 
     def name_float(self, stored: str) -> str:
         """A name for the floats that integers stand for."""
@@ -241,7 +283,11 @@ class _OperatorWriter(NodeWriter):
 
     def find_axis(self, op: str, weight: str) -> int:
         """The axis along which a weight has its scales, where it has several."""
-        return 0 if op == "Conv" or (op == "Gemm" and self.node.is_transposed) else self.find_last_axis(weight)
+        return (
+            0
+            if op == "Conv" or (op == "Gemm" and self.node.is_transposed)
+            else self.find_last_axis(weight)
+        )
 
     def find_last_axis(self, tensor: str) -> int:
         """The last axis of a constant."""
@@ -266,4 +312,6 @@ class _OperatorWriter(NodeWriter):
         # DequantizeLinear wants both of one shape, and MatMulInteger may have a zero point for each column.
         found = self.index.resolve_tensor(zero, self.node.scope)
         shape = (self.index.find_shape(found) or ()) if found is not None else ()
-        return self.constant(np.ones([dim if isinstance(dim, int) else 1 for dim in shape], np.float32))
+        return self.constant(
+            np.ones([dim if isinstance(dim, int) else 1 for dim in shape], np.float32)
+        )

@@ -51,7 +51,9 @@ def write_integer_products(proto: M) -> M:
     A node keeps its name, and so do the tensors that it reads and writes.
     """
     index = GraphIndex(proto)
-    products = [(node, data) for node in index.nodes if (data := _find_dynamic(index, node)) is not None]
+    products = [
+        (node, data) for node in index.nodes if (data := _find_dynamic(index, node)) is not None
+    ]
     if not products:
         return proto
     editor: Editor[M] = Editor(proto)
@@ -131,7 +133,9 @@ def _write_product(index: GraphIndex, editor: Editor[Any], node: NodeRef, data: 
     name = node.name
     editor.remove_node(name)
 
-    def add(op: str, inputs: list[str], part: str, *, result: str = "", called: str = "", **attrs: Any) -> str:
+    def add(
+        op: str, inputs: list[str], part: str, *, result: str = "", called: str = "", **attrs: Any
+    ) -> str:
         tensor = result or editor.fresh(f"{name}/{part}")
         called = called or editor.fresh(f"{name}/{part}/{op}")
         editor.insert_node(node.scope, op, inputs, [tensor], name=called, attrs=attrs)
@@ -164,17 +168,29 @@ def _write_lstm(index: GraphIndex, editor: Editor[Any], node: NodeRef, data: Nod
         # The kernel packs its weights when it is made, so they must be constants in its own order of axes, with scales
         # for each direction.
         shape = (len(values), scale.size) if scale.size > 1 else (len(values),)
-        parts = (np.swapaxes(values, 1, 2), np.broadcast_to(scale, shape), np.broadcast_to(zero, shape))
+        parts = (
+            np.swapaxes(values, 1, 2),
+            np.broadcast_to(scale, shape),
+            np.broadcast_to(zero, shape),
+        )
         inputs[k], *names = _add_constants(editor, node.scope, base, parts)
         qparams += names
     editor.remove_node(node.name)
     attrs = {key: value for key, value in node.attrs.items() if key != "layout"}
     editor.insert_node(
-        node.scope, _LSTM, [*inputs, *qparams], list(node.outputs), name=node.name, domain=_MICROSOFT, attrs=attrs
+        node.scope,
+        _LSTM,
+        [*inputs, *qparams],
+        list(node.outputs),
+        name=node.name,
+        domain=_MICROSOFT,
+        attrs=attrs,
     )
 
 
-def _add_constants(editor: Editor[Any], scope: str, base: str, values: tuple[Array, ...]) -> list[str]:
+def _add_constants(
+    editor: Editor[Any], scope: str, base: str, values: tuple[Array, ...]
+) -> list[str]:
     """New initializers for integers, scale and zero point, called `base` with the name of the part; their names."""
     # np.array, since ascontiguousarray makes a vector of a single number.
     return [
@@ -280,19 +296,27 @@ class _Reader:
         key = (node.scope, inputs[0])
         if key not in self.dequantized:
             names = [self.editor.fresh(f"{base}/{part}") for part in _PARTS]
-            self.editor.insert_node(node.scope, _DYNAMIC, [base], names, name=self.editor.fresh(f"{base}/{_DYNAMIC}"))
+            self.editor.insert_node(
+                node.scope, _DYNAMIC, [base], names, name=self.editor.fresh(f"{base}/{_DYNAMIC}")
+            )
             self.dequantized[key] = self._add_dequantize(node.scope, names, 1)
         inputs[0] = self.dequantized[key]
         for k in _LSTM_WEIGHTS:
-            values, scale, zero = (self.index.input_value(node, at) for at in (k, 6 + 2 * k, 7 + 2 * k))
+            values, scale, zero = (
+                self.index.input_value(node, at) for at in (k, 6 + 2 * k, 7 + 2 * k)
+            )
             assert values is not None
             assert scale is not None
             zero = np.zeros(scale.shape, values.dtype) if zero is None else zero
             source = name_source(node.inputs[k]).removesuffix("/transposed")
             parts = (np.swapaxes(values, 1, 2), scale[0], zero[0])
-            inputs[k] = self._add_dequantize(node.scope, _add_constants(self.editor, node.scope, source, parts), 1)
+            inputs[k] = self._add_dequantize(
+                node.scope, _add_constants(self.editor, node.scope, source, parts), 1
+            )
         self.editor.remove_node(node.name)
-        self.editor.insert_node(node.scope, "LSTM", inputs, list(node.outputs), name=node.name, attrs=dict(node.attrs))
+        self.editor.insert_node(
+            node.scope, "LSTM", inputs, list(node.outputs), name=node.name, attrs=dict(node.attrs)
+        )
 
     def _add_dequantize(self, scope: str, inputs: list[str], axis: int) -> str:
         """The dequantized tensor of integers, scale and zero point."""
@@ -301,11 +325,15 @@ class _Reader:
             base = name_source(inputs[0])
             result = self.dequantized[key] = self.editor.fresh(f"{base}/dequantized")
             name = self.editor.fresh(f"{base}/{_DEQUANTIZE}")
-            self.editor.insert_node(scope, _DEQUANTIZE, inputs, [result], name=name, attrs={"axis": axis})
+            self.editor.insert_node(
+                scope, _DEQUANTIZE, inputs, [result], name=name, attrs={"axis": axis}
+            )
         return self.dequantized[key]
 
 
-_INTEGERS = frozenset({np.dtype(kind) for kind in (np.int8, np.uint8, np.int16, np.uint16, np.int32)})
+_INTEGERS = frozenset(
+    {np.dtype(kind) for kind in (np.int8, np.uint8, np.int16, np.uint16, np.int32)}
+)
 
 
 def dequantize_weights(model: M) -> M:
@@ -327,8 +355,12 @@ def dequantize_weights(model: M) -> M:
     graph = light.graph
     replace_items(graph.node, [node for node in graph.node if node.name not in tensors])
     # Integers, scales and zero points that no other node reads; tied weights may have more readers.
-    gone = {name for node in index.nodes if node.name in tensors for name in node.inputs} - collect_reads(graph)
-    replace_items(graph.initializer, [tensor for tensor in graph.initializer if tensor.name not in gone])
+    gone = {
+        name for node in index.nodes if node.name in tensors for name in node.inputs
+    } - collect_reads(graph)
+    replace_items(
+        graph.initializer, [tensor for tensor in graph.initializer if tensor.name not in gone]
+    )
     done = restore_weights(light, weights)
     done.graph.initializer.extend(tensors.values())
     return rebuild(model, done, store)
@@ -354,5 +386,7 @@ def dequantize_node(index: GraphIndex, node: NodeRef) -> Floats | None:
         shape[axis] = scale.size
     if zero is not None:
         # In int32, as ORT subtracts: int8 less uint8 does not fit either of them.
-        codes = codes.astype(np.int32) - zero.astype(np.int32).reshape(shape if zero.size > 1 else ())
+        codes = codes.astype(np.int32) - zero.astype(np.int32).reshape(
+            shape if zero.size > 1 else ()
+        )
     return np.asarray(codes.astype(np.float32) * scale.reshape(shape if scale.size > 1 else ()))

@@ -18,7 +18,14 @@ from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 import numpy as np
 import onnx
 from numpy.typing import NDArray
-from onnx import FunctionProto, GraphProto, ModelProto, OperatorSetIdProto, StringStringEntryProto, TensorProto
+from onnx import (
+    FunctionProto,
+    GraphProto,
+    ModelProto,
+    OperatorSetIdProto,
+    StringStringEntryProto,
+    TensorProto,
+)
 
 from onnxq.arrays import Array
 from onnxq.graph.storage import (
@@ -98,7 +105,11 @@ class WeightStore:
 
     def put_packed(self, tensor: TensorProto, packed: bytes) -> bool:
         """As `put`, for types that ONNX packs closer than numpy, given as they are packed; False without a spool."""
-        if self.spool is None or not self.spool.takes(len(packed)) or tensor.data_type in SAME_LAYOUT:
+        if (
+            self.spool is None
+            or not self.spool.takes(len(packed))
+            or tensor.data_type in SAME_LAYOUT
+        ):
             return False
         self._refer_to(tensor, self.spool.write(np.frombuffer(packed, np.uint8)))
         return True
@@ -190,7 +201,9 @@ class LightModel:
         """The light model of a graph made from this one; itself for its own. store: has the arrays of new stubs too."""
         if proto is self.proto:
             return self
-        return LightModel(proto, (store or self.weights).copy_for(proto), self.libraries, self.provider)
+        return LightModel(
+            proto, (store or self.weights).copy_for(proto), self.libraries, self.provider
+        )
 
 
 ModelLike = ModelProto | LightModel
@@ -252,7 +265,9 @@ def add_libraries(model: ModelLike, libraries: Names, provider: str = "") -> Mod
     if not libraries and not provider:
         return model
     known = (*list_libraries(model), *libraries)
-    return LightModel(bare_proto(model), store_of(model) or WeightStore(), known, provider or find_provider(model))
+    return LightModel(
+        bare_proto(model), store_of(model) or WeightStore(), known, provider or find_provider(model)
+    )
 
 
 def rebuild(model: M, proto: ModelProto, store: WeightStore | None = None) -> M:
@@ -325,7 +340,11 @@ def refer_to_files(model: LightModel) -> tuple[ModelProto, dict[str, Array]]:
         place = model.weights.locate(tensor)
         if tensor.data_type not in SAME_LAYOUT:
             packed.append(tensor.name)
-        elif isinstance(place, StoredArray) and not place.offset % place.dtype.itemsize and os.name != "nt":
+        elif (
+            isinstance(place, StoredArray)
+            and not place.offset % place.dtype.itemsize
+            and os.name != "nt"
+        ):
             places[tensor.name] = place
         else:
             arrays[tensor.name] = model.weights.array(tensor)
@@ -336,7 +355,11 @@ def refer_to_files(model: LightModel) -> tuple[ModelProto, dict[str, Array]]:
             if (stored := places.get(tensor.name)) is not None:
                 del tensor.external_data[:]
                 location = stored.file.path.relative_to(stored.file.path.anchor).as_posix()
-                for key, value in (("location", location), ("offset", stored.offset), ("length", stored.nbytes)):
+                for key, value in (
+                    ("location", location),
+                    ("offset", stored.offset),
+                    ("length", stored.nbytes),
+                ):
                     tensor.external_data.add(key=key, value=str(value))
     return proto, arrays
 
@@ -345,7 +368,9 @@ def count_light_bytes(model: ModelLike) -> int:
     """The bytes of all tensors together, of those behind stubs too; of a light model counted once."""
     facts = model.facts if isinstance(model, LightModel) else {}
     if "bytes" not in facts:
-        facts["bytes"] = sum(count_tensor_bytes(tensor) for tensor in walk_tensors(bare_proto(model)))
+        facts["bytes"] = sum(
+            count_tensor_bytes(tensor) for tensor in walk_tensors(bare_proto(model))
+        )
     return int(facts["bytes"])
 
 

@@ -18,7 +18,14 @@ from onnxq.errors import ModelError
 from onnxq.files import check_input_kind, read_input
 from onnxq.graph.index import find_opset
 from onnxq.graph.light import SAME_LAYOUT, SMALLEST_STUB, LightModel, WeightStore, strip_weights
-from onnxq.graph.scopes import OWN_DOMAINS, label_node, replace_items, sort_nodes, walk_graphs, walk_nodes
+from onnxq.graph.scopes import (
+    OWN_DOMAINS,
+    label_node,
+    replace_items,
+    sort_nodes,
+    walk_graphs,
+    walk_nodes,
+)
 from onnxq.graph.shapes import set_contrib_apart
 from onnxq.graph.skeleton import MESSAGE_LIMIT, read_skeleton
 from onnxq.graph.storage import (
@@ -62,7 +69,9 @@ class Model:
     @property
     def light(self) -> LightModel:
         """The model with stubs for its large weights."""
-        return strip_weights(self.proto if self.weights is None else LightModel(self.proto, self.weights))
+        return strip_weights(
+            self.proto if self.weights is None else LightModel(self.proto, self.weights)
+        )
 
 
 def load_model(source: str | Path | ModelProto, *, lazy: bool = False) -> Model:
@@ -104,7 +113,12 @@ def load_model(source: str | Path | ModelProto, *, lazy: bool = False) -> Model:
     check_tensors(proto, subject)
     _check_inputs(proto)
     _check_types(proto, subject)
-    notes = (*imports, *_separate_initializers(proto), *_sort_graphs(proto), *_raise_opset(proto, subject))
+    notes = (
+        *imports,
+        *_separate_initializers(proto),
+        *_sort_graphs(proto),
+        *_raise_opset(proto, subject),
+    )
     check_structure(proto, subject)
     return Model(proto, path, size, external, notes, files, store)
 
@@ -122,7 +136,9 @@ def check_structure(proto: ModelProto, subject: str) -> None:
         cause = f"{lines[0] if lines else error}{f' ({where[4:]})' if where else ''}"
         # Operators whose meaning a later opset corrected, such as GroupNormalization.
         fix = "export it at another opset" if " is deprecated in " in cause else "export it again"
-        raise ModelError(subject, f"is not a valid ONNX model: {cause}", fix, code="Q103") from error
+        raise ModelError(
+            subject, f"is not a valid ONNX model: {cause}", fix, code="Q103"
+        ) from error
 
 
 def _declare_unknown(light: ModelProto) -> None:
@@ -166,7 +182,11 @@ def _read_bytes(path: Path) -> bytes:
     if not os.path.exists(path):
         beside = path.parent.glob("*") if os.path.isdir(path.parent) else ()
         near = find_nearest(path.name, (file.name for file in beside))
-        fix = f"did you mean {' or '.join(str(path.parent / name) for name in near)}?" if near else "check the path"
+        fix = (
+            f"did you mean {' or '.join(str(path.parent / name) for name in near)}?"
+            if near
+            else "check the path"
+        )
         raise ModelError(path, "there is no such file", fix, code="Q101")
     if path.stat().st_size > MESSAGE_LIMIT:
         cause = "is one file of over 2 GB: protobuf cannot read it"
@@ -179,10 +199,30 @@ def _read_bytes(path: Path) -> bytes:
 
 # Files that are often given in place of a model: offset and first bytes, cause, fix.
 _IMPOSTORS: tuple[tuple[int, bytes, str, str], ...] = (
-    (0, b"version https://git-lfs", "is a Git LFS pointer, not the model itself", "run: git lfs pull"),
-    (4, b"ORTM", "is an ORT-format model, which cannot be edited", "give the .onnx it was made from"),
-    (0, b"PK\x03\x04", "is a zip archive (a PyTorch checkpoint, perhaps)", "export the network to ONNX first"),
-    (0, b"\x80\x04", "is a Python pickle (PPQ's .native, perhaps)", "export the network from the tool to ONNX first"),
+    (
+        0,
+        b"version https://git-lfs",
+        "is a Git LFS pointer, not the model itself",
+        "run: git lfs pull",
+    ),
+    (
+        4,
+        b"ORTM",
+        "is an ORT-format model, which cannot be edited",
+        "give the .onnx it was made from",
+    ),
+    (
+        0,
+        b"PK\x03\x04",
+        "is a zip archive (a PyTorch checkpoint, perhaps)",
+        "export the network to ONNX first",
+    ),
+    (
+        0,
+        b"\x80\x04",
+        "is a Python pickle (PPQ's .native, perhaps)",
+        "export the network from the tool to ONNX first",
+    ),
     (0, b"<!DOCTYPE", "is a web page, not a model", "download the file itself"),
     (0, b"<html", "is a web page, not a model", "download the file itself"),
 )
@@ -198,8 +238,17 @@ def _parse_model(data: bytes, path: Path) -> ModelProto:
     except Exception as error:  # protobuf does not say which of its errors it may be
         cause = "is truncated, damaged or not an ONNX model (protobuf cannot read it)"
         raise ModelError(path, cause, "copy or export it again", code="Q102") from error
-    if not proto.HasField("graph") or not proto.ir_version or not (proto.graph.node or proto.graph.output):
-        raise ModelError(path, "is a protobuf file but not an ONNX model", "give the .onnx of the network", code="Q102")
+    if (
+        not proto.HasField("graph")
+        or not proto.ir_version
+        or not (proto.graph.node or proto.graph.output)
+    ):
+        raise ModelError(
+            path,
+            "is a protobuf file but not an ONNX model",
+            "give the .onnx of the network",
+            code="Q102",
+        )
     _check_text(proto, str(path))
     return proto
 
@@ -236,7 +285,9 @@ def _check_versions(proto: ModelProto, subject: str) -> None:
         cause = "is from before opsets (IR version below 3)"
         raise ModelError(subject, cause, "export it again with a newer tool", code="Q104")
     if find_opset(proto) > newest:
-        raise ModelError(subject, f"uses opset {find_opset(proto)}, {mine} ({newest})", fix, code="Q104")
+        raise ModelError(
+            subject, f"uses opset {find_opset(proto)}, {mine} ({newest})", fix, code="Q104"
+        )
 
 
 def _check_types(proto: ModelProto, subject: str) -> None:
@@ -275,21 +326,33 @@ def _separate_initializers(proto: ModelProto) -> Cautions:
 
 def _settle_imports(proto: ModelProto) -> Cautions:
     """Of two versions of a domain ORT takes the last; domains that nobody imports it has in their newest one."""
-    versions = {"" if entry.domain == "ai.onnx" else entry.domain: entry for entry in proto.opset_import}
+    versions = {
+        "" if entry.domain == "ai.onnx" else entry.domain: entry for entry in proto.opset_import
+    }
     used = {node.domain for node in walk_nodes(proto.graph)} - {"", "ai.onnx"}
     missing = sorted(used - set(versions))
     added = [onnx.helper.make_opsetid(domain, _find_newest(domain)) for domain in missing]
     doubled = len(versions) < len(proto.opset_import)
     if doubled or added:
         replace_items(proto.opset_import, [*versions.values(), *added])
-    texts = ["a domain was imported in two versions; the last one stays, as ONNX Runtime reads it"] if doubled else []
-    texts += [f"{', '.join(missing)} was not imported; it is now, as ONNX Runtime reads it"] if added else []
+    texts = (
+        ["a domain was imported in two versions; the last one stays, as ONNX Runtime reads it"]
+        if doubled
+        else []
+    )
+    texts += (
+        [f"{', '.join(missing)} was not imported; it is now, as ONNX Runtime reads it"]
+        if added
+        else []
+    )
     return tuple(Caution("W113", text) for text in texts)
 
 
 def _find_newest(domain: str) -> int:
     """The newest version of a domain that onnx knows, 1 of others."""
-    known = (schema.since_version for schema in onnx.defs.get_all_schemas() if schema.domain == domain)
+    known = (
+        schema.since_version for schema in onnx.defs.get_all_schemas() if schema.domain == domain
+    )
     return max(known, default=1)
 
 
@@ -300,7 +363,11 @@ def _sort_graphs(proto: ModelProto) -> Cautions:
         if any(a is not b for a, b in zip(order, graph.node, strict=True)):
             replace_items(graph.node, order)
             moved = True
-    return (Caution("W113", "nodes stood before their producers; they are sorted now"),) if moved else ()
+    return (
+        (Caution("W113", "nodes stood before their producers; they are sorted now"),)
+        if moved
+        else ()
+    )
 
 
 def _raise_opset(proto: ModelProto, subject: str) -> Cautions:
@@ -312,11 +379,18 @@ def _raise_opset(proto: ModelProto, subject: str) -> Cautions:
     light, _ = omit_weights(proto, empty=True)
     set_contrib_apart(light)
     graphs = (graph for _, graph in walk_graphs(light.graph))
-    nodes = {node.op_type: node for graph in graphs for node in graph.node if node.domain in OWN_DOMAINS}
-    lacking = [op_type for op_type in nodes if not _find_version(op_type, declared)] if declared else []
+    nodes = {
+        node.op_type: node for graph in graphs for node in graph.node if node.domain in OWN_DOMAINS
+    }
+    lacking = (
+        [op_type for op_type in nodes if not _find_version(op_type, declared)] if declared else []
+    )
     newer = range(declared + 1, onnx.defs.onnx_opset_version() + 1)
     # 0 for an operator that onnx does not know at all: the checker tells of it.
-    late = {op_type: next((version for version in newer if _find_version(op_type, version)), 0) for op_type in lacking}
+    late = {
+        op_type: next((version for version in newer if _find_version(op_type, version)), 0)
+        for op_type in lacking
+    }
     if not late or not all(late.values()):
         return ()
     newest = max(late, key=lambda op_type: late[op_type])
@@ -324,7 +398,11 @@ def _raise_opset(proto: ModelProto, subject: str) -> Cautions:
     opset = late[newest]
     named = f"{node.name!r} ({newest})" if node.name else label_node(node)
     cause = f"{named} is an operator of opset {opset}, and the model declares opset {declared}"
-    other = [version for version in nodes if _find_version(version, declared) not in (0, _find_version(version, opset))]
+    other = [
+        version
+        for version in nodes
+        if _find_version(version, declared) not in (0, _find_version(version, opset))
+    ]
     if other:
         fix = (
             f"export it at opset {opset}, or convert it with onnx.version_converter before the operator is put in: "
@@ -336,7 +414,12 @@ def _raise_opset(proto: ModelProto, subject: str) -> Cautions:
             entry.version = opset
     needed = onnx.helper.find_min_ir_version_for(proto.opset_import, ignore_unknown=True)
     proto.ir_version = max(proto.ir_version, needed)
-    return (Caution("W113", f"{cause}; it declares opset {opset} now, at which all its operators are the same"),)
+    return (
+        Caution(
+            "W113",
+            f"{cause}; it declares opset {opset} now, at which all its operators are the same",
+        ),
+    )
 
 
 def _find_version(op_type: str, opset: int) -> int:
@@ -414,4 +497,6 @@ def _can_stay(tensor: TensorProto, length: int) -> bool:
 
 
 def _describe_array(tensor: TensorProto, file: OpenFile, offset: int) -> StoredArray:
-    return StoredArray(file, offset, onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type), tuple(tensor.dims))
+    return StoredArray(
+        file, offset, onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type), tuple(tensor.dims)
+    )

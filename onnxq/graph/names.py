@@ -72,7 +72,12 @@ def _count_names(proto: ModelProto) -> Counter[str]:
 
 
 def _name_level(level: list[_Scoped], counts: Counter[str], taken: set[str]) -> None:
-    waiting = [(scope, node) for scope, graph in level for node in graph.node if not node.name or counts[node.name] > 1]
+    waiting = [
+        (scope, node)
+        for scope, graph in level
+        for node in graph.node
+        if not node.name or counts[node.name] > 1
+    ]
     for candidate in (_propose_short, _propose_scoped):
         groups: defaultdict[str, list[tuple[str, NodeProto]]] = defaultdict(list)
         for scope, node in waiting:
@@ -86,7 +91,9 @@ def _name_level(level: list[_Scoped], counts: Counter[str], taken: set[str]) -> 
                 waiting.extend(members)
     # Only nodes without outputs, or whose natural name another node already bears, come here. Numbers follow their
     # content, since the order of the nodes in the file is not part of the network.
-    for scope, node in sorted(waiting, key=lambda item: (_propose_scoped(*item), _serialize_unnamed(item[1]))):
+    for scope, node in sorted(
+        waiting, key=lambda item: (_propose_scoped(*item), _serialize_unnamed(item[1]))
+    ):
         base = _propose_scoped(scope, node)
         number = 1
         while f"{base}_{number}" in taken:

@@ -99,7 +99,12 @@ class Blocks:
         return packed, np.ascontiguousarray(self.scale.T), zero
 
 
-def write_nbits(proto: M, accuracy_level: int, bits: Mapping[str, int], minima: Mapping[str, Array] | None = None) -> M:
+def write_nbits(
+    proto: M,
+    accuracy_level: int,
+    bits: Mapping[str, int],
+    minima: Mapping[str, Array] | None = None,
+) -> M:
     """A copy with MatMulNBits in the place of each MatMul whose weight comes from a DequantizeLinear in blocks.
 
     accuracy_level: the operator's attribute; 0 leaves it out. bits: of weights that have fewer than their storage, by
@@ -108,10 +113,17 @@ def write_nbits(proto: M, accuracy_level: int, bits: Mapping[str, int], minima: 
     Raises PlanError for minima that no operator has.
     """
     index = GraphIndex(proto)
-    products = [(node, pair) for node in index.nodes if (pair := _find_pair(index, node)) is not None]
+    products = [
+        (node, pair) for node in index.nodes if (pair := _find_pair(index, node)) is not None
+    ]
     minima = minima or {}
     for name in minima.keys() - {pair.name for _, pair in products}:
-        raise PlanError(name, "begins blocks at floats, and no MatMul reads it", "plan this model again", code="Q407")
+        raise PlanError(
+            name,
+            "begins blocks at floats, and no MatMul reads it",
+            "plan this model again",
+            code="Q407",
+        )
     if not products:
         return proto
     notes = {
@@ -125,22 +137,33 @@ def write_nbits(proto: M, accuracy_level: int, bits: Mapping[str, int], minima: 
     leaders = (
         {}
         if accuracy_level == _INTEGER_LEVEL
-        else _find_repeated(index, {pair.name: pair for _, pair in products if pair.name not in minima})
+        else _find_repeated(
+            index, {pair.name: pair for _, pair in products if pair.name not in minima}
+        )
     )
     for node, pair in products:
         blocks = _read_pair(index, pair, bits.get(pair.name, 8))
         if (least := minima.get(pair.name)) is not None:
             blocks = replace(blocks, zero=(-least / blocks.scale).astype(blocks.scale.dtype))
-        constants[pair.name] = constants.get(pair.name) or constants.get(leaders.get(pair.name, ""), [])
+        constants[pair.name] = constants.get(pair.name) or constants.get(
+            leaders.get(pair.name, ""), []
+        )
         if not constants[pair.name]:
             base = pair.name.removesuffix(f"/{_DEQUANTIZE}")
             parts = zip((_PACKED, _SCALES, _ZEROS), blocks.pack(), strict=True)
             constants[pair.name] = [
-                editor.add_initializer("" if pair.name in leaders else pair.scope, editor.fresh(base + end), part)
+                editor.add_initializer(
+                    "" if pair.name in leaders else pair.scope, editor.fresh(base + end), part
+                )
                 for end, part in parts
                 if part is not None
             ]
-        attrs = {"K": len(blocks.codes), "N": blocks.codes.shape[1], "bits": blocks.bits, "block_size": blocks.size}
+        attrs = {
+            "K": len(blocks.codes),
+            "N": blocks.codes.shape[1],
+            "bits": blocks.bits,
+            "block_size": blocks.size,
+        }
         level = {"accuracy_level": accuracy_level} if accuracy_level else {}
         editor.remove_node(node.name)
         editor.insert_node(
@@ -166,7 +189,10 @@ def _find_repeated(index: GraphIndex, pairs: Mapping[str, NodeRef]) -> dict[str,
     for pair in pairs.values():
         if pair.scope:
             values = [index.input_value(pair, k) for k in range(len(pair.inputs))]
-            digests = (value if value is None else hashlib.sha256(value.tobytes()).digest() for value in values)
+            digests = (
+                value if value is None else hashlib.sha256(value.tobytes()).digest()
+                for value in values
+            )
             groups.setdefault((tuple(sorted(pair.attrs.items())), *digests), []).append(pair.name)
     return {name: names[0] for names in groups.values() if len(names) > 1 for name in names}
 
@@ -179,11 +205,20 @@ def _find_pair(index: GraphIndex, node: NodeRef) -> NodeRef | None:
     size = pair.read_int("block_size", 0)
     stored = index.find_input(pair, 0)
     scale = index.find_input(pair, 1)
-    whole = stored is not None and scale is not None and index.is_constant(stored) and index.is_constant(scale)
+    whole = (
+        stored is not None
+        and scale is not None
+        and index.is_constant(stored)
+        and index.is_constant(scale)
+    )
     if not whole or stored is None or scale is None or size < _SMALLEST_BLOCK or size & (size - 1):
         return None
     along = pair.read_int("axis", 1) % 2 == 0 and len(index.find_shape(stored) or ()) == 2
-    return pair if along and index.find_dtype(stored) in _STORED and index.find_dtype(scale) in _FLOATS else None
+    return (
+        pair
+        if along and index.find_dtype(stored) in _STORED and index.find_dtype(scale) in _FLOATS
+        else None
+    )
 
 
 def _read_pair(index: GraphIndex, pair: NodeRef, bits: int) -> Blocks:
@@ -213,7 +248,9 @@ def read_nbits(proto: M) -> M:
     with float zero points, or an order of their own (g_idx), stay.
     """
     index = GraphIndex(proto)
-    products = [(node, blocks) for node in index.nodes if (blocks := _read_product(index, node)) is not None]
+    products = [
+        (node, blocks) for node in index.nodes if (blocks := _read_product(index, node)) is not None
+    ]
     editor = _open_editor(proto) if products else None
     if editor is None:
         return proto
@@ -226,9 +263,13 @@ def read_nbits(proto: M) -> M:
         bias = (node.inputs[5:6] or ("",))[0]
         out = node.outputs[0]
         product = editor.fresh(f"{node.name}/product") if bias else out
-        editor.insert_node(node.scope, "MatMul", [node.inputs[0], weights[key]], [product], name=node.name)
+        editor.insert_node(
+            node.scope, "MatMul", [node.inputs[0], weights[key]], [product], name=node.name
+        )
         if bias:
-            editor.insert_node(node.scope, "Add", [product, bias], [out], name=editor.fresh(f"{node.name}/Add"))
+            editor.insert_node(
+                node.scope, "Add", [product, bias], [out], name=editor.fresh(f"{node.name}/Add")
+            )
     editor.remove_unused()
     return editor.export()
 
@@ -248,7 +289,9 @@ def read_lookups(proto: M) -> M:
     See `read_nbits`. A table that MatMulNBits reads, too, gets codes of its own: a product reads them transposed.
     """
     index = GraphIndex(proto)
-    lookups = [(node, blocks) for node in index.nodes if (blocks := _read_table(index, node)) is not None]
+    lookups = [
+        (node, blocks) for node in index.nodes if (blocks := _read_table(index, node)) is not None
+    ]
     editor = _open_editor(proto) if lookups else None
     if editor is None:
         return proto
@@ -256,7 +299,9 @@ def read_lookups(proto: M) -> M:
         inputs = [_add_pair(editor, node.scope, node.inputs[0], blocks), node.inputs[1]]
         attrs = {"axis": node.read_int("gather_axis", 0)}
         editor.remove_node(node.name)
-        editor.insert_node(node.scope, "Gather", inputs, list(node.outputs), name=node.name, attrs=attrs)
+        editor.insert_node(
+            node.scope, "Gather", inputs, list(node.outputs), name=node.name, attrs=attrs
+        )
     editor.remove_unused()
     return editor.export()
 
@@ -292,7 +337,11 @@ def _add_pair(editor: Editor[Any], scope: str, stored: str, blocks: Blocks) -> s
     """Write a DequantizeLinear of this weight; returns the name of its result. stored: name of the file's integers."""
     base = stored.removesuffix(_PACKED).removesuffix("/quantized")
     storage = TensorProto.UINT8 if blocks.bits == 8 else TensorProto.UINT4
-    zero = np.full(blocks.scale.shape, 2 ** (blocks.bits - 1), np.uint8) if blocks.zero is None else blocks.zero
+    zero = (
+        np.full(blocks.scale.shape, 2 ** (blocks.bits - 1), np.uint8)
+        if blocks.zero is None
+        else blocks.zero
+    )
     # Blocks of zeros, as rows of padding are: any scale has them, and pairs take none of 0.
     dead = blocks.scale == 0
     cut = tuple(map(slice, blocks.codes.shape))
@@ -320,13 +369,27 @@ def _add_pair(editor: Editor[Any], scope: str, stored: str, blocks: Blocks) -> s
 def _read_product(index: GraphIndex, node: NodeRef) -> Blocks | None:
     if node.op_type != OPERATOR or node.domain != _MICROSOFT or any(node.inputs[4:5]):
         return None
-    bits, size, depth, columns = (int(node.attrs.get(key, 0)) for key in ("bits", "block_size", "K", "N"))
+    bits, size, depth, columns = (
+        int(node.attrs.get(key, 0)) for key in ("bits", "block_size", "K", "N")
+    )
     packed, scale, zero = (index.input_value(node, k) for k in (1, 2, 3))
     floats = zero is not None and zero.dtype != np.uint8
-    if bits not in _WIDTHS or packed is None or scale is None or floats or any(node.inputs[3:4]) != (zero is not None):
+    if (
+        bits not in _WIDTHS
+        or packed is None
+        or scale is None
+        or floats
+        or any(node.inputs[3:4]) != (zero is not None)
+    ):
         return None
     count = -(-depth // size)
-    codes = unpack_bits(packed.reshape(columns, count, -1), bits, size).reshape(columns, -1)[:, :depth]
-    zeros = None if zero is None else np.ascontiguousarray(unpack_bits(zero.reshape(columns, -1), bits, count).T)
+    codes = unpack_bits(packed.reshape(columns, count, -1), bits, size).reshape(columns, -1)[
+        :, :depth
+    ]
+    zeros = (
+        None
+        if zero is None
+        else np.ascontiguousarray(unpack_bits(zero.reshape(columns, -1), bits, count).T)
+    )
     scale = scale.reshape(columns, count).T
     return Blocks(np.ascontiguousarray(codes.T), np.ascontiguousarray(scale), zeros, bits, size)

@@ -67,7 +67,17 @@ _KERNELS: Mapping[str, _Kernel] = {
 _LARGEST = 2.0**31
 # Kernels of these move bytes as they move floats. From opset 12 on, MaxPool takes them.
 _MOVES = LAYOUT_OPS.union(
-    ("MaxPool", "Resize", "Slice", "Split", "Gather", "Expand", "Tile", "DepthToSpace", "SpaceToDepth")
+    (
+        "MaxPool",
+        "Resize",
+        "Slice",
+        "Split",
+        "Gather",
+        "Expand",
+        "Tile",
+        "DepthToSpace",
+        "SpaceToDepth",
+    )
 )
 _POOL_OPSET = 12
 _SOFTMAX_OPSET = 13
@@ -118,7 +128,9 @@ class _QOperatorWriter:
     def _move_codes(self, node: NodeRef) -> bool:
         source = self._read_half(self.index.maker(node, 0, _DEQUANTIZE), node.scope)
         behind = [self._find_behind(node, k) for k in range(len(node.outputs))]
-        results = [None if chain is None else self._read_half(chain[-1], node.scope) for chain in behind]
+        results = [
+            None if chain is None else self._read_half(chain[-1], node.scope) for chain in behind
+        ]
         if source is None or any(result is None or not source.equals(result) for result in results):
             return False
         if node.op_type == "Resize" and node.attrs.get("mode", "nearest") != "nearest":
@@ -134,14 +146,22 @@ class _QOperatorWriter:
         return True
 
     def _write_kernel(self, node: NodeRef, kernel: _Kernel) -> bool:
-        taken = [int(part) for part in kernel.layout if part.isdigit()] or list(range(len(node.inputs)))
-        pairs = {k: self._read_half(self.index.maker(node, k, _DEQUANTIZE), node.scope) for k in taken}
+        taken = [int(part) for part in kernel.layout if part.isdigit()] or list(
+            range(len(node.inputs))
+        )
+        pairs = {
+            k: self._read_half(self.index.maker(node, k, _DEQUANTIZE), node.scope) for k in taken
+        }
         halves = {k: pair for k, pair in pairs.items() if pair is not None}
         if len(halves) < len(taken) or not self._has_kernel(node, kernel, halves):
             return False
         chain = self._find_behind(node, 0)
         result = None if chain is None else self._read_half(chain[-1], node.scope)
-        if chain is None or result is None or not self._takes_result(chain, result, halves[taken[0]]):
+        if (
+            chain is None
+            or result is None
+            or not self._takes_result(chain, result, halves[taken[0]])
+        ):
             chain = ()
             result = None
         bias = self._find_bias(node, halves) if "b" in kernel.layout else ""
@@ -172,7 +192,9 @@ class _QOperatorWriter:
         while inputs and not inputs[-1]:
             inputs.pop()
         outputs = [chain[-1].outputs[0]] if chain else list(node.outputs)
-        self.editor.insert_node(node.scope, op, inputs, outputs, name=node.name, domain=domain, attrs=attrs)
+        self.editor.insert_node(
+            node.scope, op, inputs, outputs, name=node.name, domain=domain, attrs=attrs
+        )
         return True
 
     def _has_kernel(self, node: NodeRef, kernel: _Kernel, halves: Mapping[int, _Pair]) -> bool:
@@ -180,9 +202,14 @@ class _QOperatorWriter:
         first, *others = halves.values()
         axis = {"Conv": 0, "Gemm": 0 if node.is_transposed else 1}.get(node.op_type, -1)
         for k, half in halves.items():
-            if half.scale.size > 1 and not (kernel.weight and k == 1 and self._lies_along(node, axis)):
+            if half.scale.size > 1 and not (
+                kernel.weight and k == 1 and self._lies_along(node, axis)
+            ):
                 return False
-        if node.op_type == "Gemm" and (node.attrs.get("alpha", 1.0), node.attrs.get("beta", 1.0)) != (1.0, 1.0):
+        if node.op_type == "Gemm" and (
+            node.attrs.get("alpha", 1.0),
+            node.attrs.get("beta", 1.0),
+        ) != (1.0, 1.0):
             return False
         if node.op_type == "Softmax" and self.opset < _SOFTMAX_OPSET:
             return False
@@ -196,7 +223,11 @@ class _QOperatorWriter:
         """True where the weight is a constant whose scales lie along this axis."""
         pair = self.index.maker(node, 1)
         shape = self.index.find_shape(self.index.find_input(pair, 0)) if pair is not None else None
-        if pair is None or shape is None or not self.index.is_constant(self.index.find_input(pair, 0)):
+        if (
+            pair is None
+            or shape is None
+            or not self.index.is_constant(self.index.find_input(pair, 0))
+        ):
             return False
         flat = node.op_type == "Conv" or len(shape) == 2
         return flat and pair.read_int("axis", 1) % len(shape) == axis % len(shape)
@@ -226,11 +257,20 @@ class _QOperatorWriter:
             ends: list[float] = [0.0, np.inf]
             if clip.op_type == "Clip":
                 values = [self.index.input_value(clip, k) for k in (1, 2)]
-                if any(value is None and any(clip.inputs[k : k + 1]) for k, value in enumerate(values, 1)):
+                if any(
+                    value is None and any(clip.inputs[k : k + 1])
+                    for k, value in enumerate(values, 1)
+                ):
                     return False
                 ends = [-np.inf, np.inf]
-                ends = [float(end if value is None else value) for end, value in zip(ends, values, strict=True)]
-                ends = [clip.attrs.get(name, end) for name, end in zip(("min", "max"), ends, strict=True)]
+                ends = [
+                    float(end if value is None else value)
+                    for end, value in zip(ends, values, strict=True)
+                ]
+                ends = [
+                    clip.attrs.get(name, end)
+                    for name, end in zip(("min", "max"), ends, strict=True)
+                ]
             low, high = (np.round(end / float(result.scale)) + float(result.zero) for end in ends)
             if low > lowest or high < highest:
                 return False
@@ -243,18 +283,28 @@ class _QOperatorWriter:
         expected = halves[0].scale.reshape(-1) * halves[1].scale.reshape(-1)
         value = self.index.input_value(node, 2)
         pair = self.index.maker(node, 2, _DEQUANTIZE)
-        if value is not None and value.dtype == np.float32 and np.abs(value.reshape(-1) / expected).max() < _LARGEST:
+        if (
+            value is not None
+            and value.dtype == np.float32
+            and np.abs(value.reshape(-1) / expected).max() < _LARGEST
+        ):
             # A float bias, which ONNX Runtime rounds as well.
             grain = PerChannel(0) if expected.size > 1 else PerTensor()
             spec = QuantSpec(bits=32, signed=True, symmetric=True, granularity=grain)
             steps = expected if expected.size > 1 else expected.reshape(())
-            codes = quantize(value.reshape(-1), QParams(steps, np.zeros_like(steps, np.int32), ""), spec)
-            return self.editor.add_initializer(node.scope, self.editor.fresh(f"{node.inputs[2]}/quantized"), codes)
+            codes = quantize(
+                value.reshape(-1), QParams(steps, np.zeros_like(steps, np.int32), ""), spec
+            )
+            return self.editor.add_initializer(
+                node.scope, self.editor.fresh(f"{node.inputs[2]}/quantized"), codes
+            )
         stored = self.index.find_input(pair, 0)
         scale = self.index.input_value(pair, 1)
         if pair is None or scale is None or self.index.find_dtype(stored) != TensorProto.INT32:
             return None
-        return pair.inputs[0] if np.allclose(scale.reshape(-1), expected, rtol=1e-5, atol=0) else None
+        return (
+            pair.inputs[0] if np.allclose(scale.reshape(-1), expected, rtol=1e-5, atol=0) else None
+        )
 
     def _read_half(self, node: NodeRef | None, scope: str) -> _Pair | None:
         """A QuantizeLinear's codes, scale and zero point, or a DequantizeLinear's; None without 8 bits in float32."""
@@ -264,9 +314,16 @@ class _QOperatorWriter:
         scale, zero = (self.index.input_value(node, k) for k in (1, 2))
         names = (codes.name if codes else "", node.inputs[1], next(iter(node.inputs[2:3]), ""))
         seen = all(
-            self.index.resolve_tensor(name, scope) == self.index.resolve_tensor(name, node.scope) for name in names
+            self.index.resolve_tensor(name, scope) == self.index.resolve_tensor(name, node.scope)
+            for name in names
         )
-        if codes is None or scale is None or scale.dtype != np.float32 or (names[2] and zero is None) or not seen:
+        if (
+            codes is None
+            or scale is None
+            or scale.dtype != np.float32
+            or (names[2] and zero is None)
+            or not seen
+        ):
             return None
         dtype = self.index.find_dtype(codes)
         if zero is not None:
@@ -284,4 +341,6 @@ class _QOperatorWriter:
             yield half.names[2]
         else:
             name = self.editor.fresh(f"{half.names[1]}/zero_point")
-            yield self.editor.add_initializer(node.scope, name, half.zero.astype(np.int64), dtype=half.dtype)
+            yield self.editor.add_initializer(
+                node.scope, name, half.zero.astype(np.int64), dtype=half.dtype
+            )

@@ -83,7 +83,9 @@ def check_data_name(target: Path) -> None:
     """Raise OutputError for a model or data file that cannot refer to the other by name."""
     if is_stream(target):
         cause = "is a pipe or device, and the weights belong into a file beside the model"
-        raise OutputError(str(target), cause, "name a file, or keep the weights in the model", code="Q603")
+        raise OutputError(
+            str(target), cause, "name a file, or keep the weights in the model", code="Q603"
+        )
     try:
         target.name.encode("utf-8")
     except UnicodeEncodeError as error:
@@ -101,7 +103,9 @@ def _write_weights(model: ModelLike, file: BinaryIO, location: str, least: int) 
     light, omitted = omit_weights(proto)
     store = store_of(model)
     offset = 0
-    both = zip(locate_tensors(light, constants=False), locate_tensors(proto, constants=False), strict=True)
+    both = zip(
+        locate_tensors(light, constants=False), locate_tensors(proto, constants=False), strict=True
+    )
     for (key, tensor), (_, original) in both:
         if original.data_type == TensorProto.STRING or count_tensor_bytes(original) < least:
             continue
@@ -114,7 +118,11 @@ def _write_weights(model: ModelLike, file: BinaryIO, location: str, least: int) 
         write_stub(original, tensor)
         tensor.ClearField("raw_data")
         tensor.data_location = TensorProto.EXTERNAL
-        for entry, value in (("location", location), ("offset", str(offset)), ("length", str(length))):
+        for entry, value in (
+            ("location", location),
+            ("offset", str(offset)),
+            ("length", str(length)),
+        ):
             tensor.external_data.add(key=entry, value=value)
         offset += length
         omitted.pop(key, None)
@@ -124,5 +132,8 @@ def _write_weights(model: ModelLike, file: BinaryIO, location: str, least: int) 
 def _read_bytes(tensor: TensorProto, store: WeightStore | None) -> NDArray[np.uint8]:
     if store is not None and is_stub(tensor):
         return store.bytes_of(tensor)
-    raw = tensor.raw_data or encode_tensor(tensor.name, decode_tensor(tensor), tensor.data_type).raw_data
+    raw = (
+        tensor.raw_data
+        or encode_tensor(tensor.name, decode_tensor(tensor), tensor.data_type).raw_data
+    )
     return np.frombuffer(raw, np.uint8)

@@ -164,7 +164,9 @@ def replace_items(field: Any, items: Iterable[Any]) -> None:
     field.extend(messages)
 
 
-def sort_topologically(nodes: list[T], needs: list[list[str]], makes: list[list[str]], labels: list[str]) -> list[T]:
+def sort_topologically(
+    nodes: list[T], needs: list[list[str]], makes: list[list[str]], labels: list[str]
+) -> list[T]:
     """Sort nodes so that producers come first, otherwise in the given order (a sorted list comes back as it is).
 
     Raises ModelError naming a node when they form a cycle. Iterative: deep chains must not exhaust the stack.
@@ -180,7 +182,11 @@ def sort_topologically(nodes: list[T], needs: list[list[str]], makes: list[list[
             if state[i] == 2:
                 stack.pop()
                 continue
-            waiting = [producer[name] for name in needs[i] if name in producer and state[producer[name]] != 2]
+            waiting = [
+                producer[name]
+                for name in needs[i]
+                if name in producer and state[producer[name]] != 2
+            ]
             # Back at a node whose producers were all put above it: one of them waits for the node.
             if state[i] == 1 and waiting:
                 cause = "the node depends on its own output"

@@ -34,7 +34,10 @@ MICROSOFT = "com.microsoft"
 _USUAL = frozenset({"", "ai.onnx", "ai.onnx.ml", MICROSOFT})
 
 # Operators that ONNX Runtime has in ONNX's domain, and the opset from which ONNX has them as well.
-_BORROWED: Mapping[str, float] = {"LayerNormalization": 17, "SimplifiedLayerNormalization": math.inf}
+_BORROWED: Mapping[str, float] = {
+    "LayerNormalization": 17,
+    "SimplifiedLayerNormalization": math.inf,
+}
 # Functions of ONNX whose body depends on the node: onnx's inference looks into no such body.
 _UNINFERRED = frozenset({"GroupNormalization"})
 # A tensor that is nowhere: a Reshape to a shape of which nothing is known.
@@ -137,7 +140,9 @@ def write_stand_ins(model: ModelProto) -> None:
         known_nodes = [(node, find_contrib(node, opset)) for node in graph.node]
         if any(known is not None for _, known in known_nodes):
             nodes = (
-                each for node, known in known_nodes for each in ([node] if known is None else _stand_in(node, known))
+                each
+                for node, known in known_nodes
+                for each in ([node] if known is None else _stand_in(node, known))
             )
             replace_items(graph.node, nodes)
 
@@ -183,10 +188,16 @@ def infer_shapes(proto: ModelProto) -> ModelProto:
     write_stand_ins(light)
     _repeat_constants(light.graph, {})
     try:
-        inferred = onnx.shape_inference.infer_shapes(light, check_type=False, strict_mode=False, data_prop=True)
-    except Exception:  # an operator's own inference function may raise anything; the model may run all the same
+        inferred = onnx.shape_inference.infer_shapes(
+            light, check_type=False, strict_mode=False, data_prop=True
+        )
+    except (
+        Exception
+    ):  # an operator's own inference function may raise anything; the model may run all the same
         return result
-    for (scope, target), (_, source) in zip(walk_graphs(result.graph), walk_graphs(inferred.graph), strict=True):
+    for (scope, target), (_, source) in zip(
+        walk_graphs(result.graph), walk_graphs(inferred.graph), strict=True
+    ):
         replace_items(target.value_info, source.value_info)
         if scope:
             _learn_types((*target.input, *target.output), (*source.input, *source.output))
@@ -198,11 +209,20 @@ def _repeat_constants(graph: GraphProto, outer: Mapping[str, TensorProto]) -> No
 
     Inference does not look further than the graph of a node for values. outer: initializers of the graphs around.
     """
-    known = {**outer, **{tensor.name: tensor for tensor in graph.initializer if tensor.data_type == TensorProto.INT64}}
+    known = {
+        **outer,
+        **{
+            tensor.name: tensor
+            for tensor in graph.initializer
+            if tensor.data_type == TensorProto.INT64
+        },
+    }
     for node in graph.node:
         for _, body in iterate_subgraphs(node):
             own = list_defined(body)
-            _repeat_constants(body, {name: tensor for name, tensor in known.items() if name not in own})
+            _repeat_constants(
+                body, {name: tensor for name, tensor in known.items() if name not in own}
+            )
             body.initializer.extend(known[name] for name in list_captures(body) if name in known)
 
 

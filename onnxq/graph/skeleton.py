@@ -68,7 +68,9 @@ def read_skeleton(data: Buffer, least: int) -> tuple[bytes, dict[int, tuple[int,
     return b"".join(parts), left_out
 
 
-def _strip_tensor(data: Buffer, tensor: _Field, least: int, number: int, left_out: dict[int, tuple[int, int]]) -> bytes:
+def _strip_tensor(
+    data: Buffer, tensor: _Field, least: int, number: int, left_out: dict[int, tuple[int, int]]
+) -> bytes:
     """The encoded field of an initializer, without its raw_data where that is long."""
     if tensor.end - tensor.content < least:
         return data[tensor.begin : tensor.end]
@@ -130,7 +132,9 @@ def _begin(number: int, length: int) -> bytes:
     return bytes(head)
 
 
-def write_model(proto: ModelProto, read: Callable[[TensorProto], Iterator[bytes]]) -> Iterator[bytes]:
+def write_model(
+    proto: ModelProto, read: Callable[[TensorProto], Iterator[bytes]]
+) -> Iterator[bytes]:
     """The encoded model, piece by piece, with the bytes of stubs in their place: as protobuf writes it whole.
 
     read: the bytes of a stub, piece by piece. Raises ValueError for a model over 2 GB, which nobody could read.
@@ -169,5 +173,8 @@ def _encode_tensor(tensor: TensorProto) -> tuple[bytes, int, bytes]:
 
 def _split(message: bytes, number: int) -> tuple[bytes, bytes]:
     """An encoded message in front of and behind the place of a field that it lacks: fields stand in order."""
-    at = next((field.begin for field in _walk_fields(message, 0, len(message)) if field.number > number), len(message))
+    at = next(
+        (field.begin for field in _walk_fields(message, 0, len(message)) if field.number > number),
+        len(message),
+    )
     return message[:at], message[at:]

@@ -40,9 +40,13 @@ STUB_LOCATION = "onnxq/held"
 # tensors of one graph share a name.
 Omitted = dict[tuple[str, str], TensorProto]
 # By their names in lower case, as in QuantSpec; which of them there are depends on the onnx release.
-TENSOR_TYPES: dict[str, int] = {name.lower(): number for name, number in TensorProto.DataType.items()}
+TENSOR_TYPES: dict[str, int] = {
+    name.lower(): number for name, number in TensorProto.DataType.items()
+}
 # Other types fill the bytes that numpy has for them.
-_BITS = {TENSOR_TYPES[name]: kind.bits for name, kind in ELEMENT_TYPES.items() if name in TENSOR_TYPES}
+_BITS = {
+    TENSOR_TYPES[name]: kind.bits for name, kind in ELEMENT_TYPES.items() if name in TENSOR_TYPES
+}
 
 
 def count_tensor_bytes(tensor: TensorProto) -> int:
@@ -50,19 +54,27 @@ def count_tensor_bytes(tensor: TensorProto) -> int:
     if tensor.data_type == TensorProto.STRING:
         return sum(len(text) for text in tensor.string_data)
     kind = tensor.data_type
-    bits = _BITS[kind] if kind in _BITS else 8 * int(onnx.helper.tensor_dtype_to_np_dtype(kind).itemsize)
+    bits = (
+        _BITS[kind]
+        if kind in _BITS
+        else 8 * int(onnx.helper.tensor_dtype_to_np_dtype(kind).itemsize)
+    )
     count: int = math.prod(tensor.dims)
     return (count * bits + 7) // 8
 
 
 def count_model_bytes(proto: ModelProto) -> int:
     """The bytes of all tensors inside the model together: about its size when it is serialized."""
-    return sum(count_tensor_bytes(tensor) for tensor in walk_tensors(proto) if not is_external(tensor))
+    return sum(
+        count_tensor_bytes(tensor) for tensor in walk_tensors(proto) if not is_external(tensor)
+    )
 
 
 def is_stub(tensor: TensorProto) -> bool:
     """True for a tensor whose values lie in the WeightStore of its model (see light.py)."""
-    return is_external(tensor) and any(entry.value == STUB_LOCATION for entry in tensor.external_data)
+    return is_external(tensor) and any(
+        entry.value == STUB_LOCATION for entry in tensor.external_data
+    )
 
 
 def check_tensors(proto: ModelProto, subject: str) -> None:
@@ -78,10 +90,14 @@ def check_tensors(proto: ModelProto, subject: str) -> None:
         wanted = count_tensor_bytes(tensor)
         if len(tensor.raw_data) != wanted:
             cause = f"its shape {list(tensor.dims)} needs {wanted} bytes, {len(tensor.raw_data)} are stored"
-            raise ModelError(where, cause, "the file is damaged; export or copy it again", code="Q105")
+            raise ModelError(
+                where, cause, "the file is damaged; export or copy it again", code="Q105"
+            )
 
 
-def omit_weights(proto: ModelProto, *, empty: bool = False, functions: bool = True) -> tuple[ModelProto, Omitted]:
+def omit_weights(
+    proto: ModelProto, *, empty: bool = False, functions: bool = True
+) -> tuple[ModelProto, Omitted]:
     """The model without its large tensors' bytes, built without ever copying them, and those tensors.
 
     empty: also give them dims [0], which onnx.checker accepts as a tensor without data. functions: functions too.
@@ -100,7 +116,9 @@ def omit_weights(proto: ModelProto, *, empty: bool = False, functions: bool = Tr
     return light, omitted
 
 
-def _omit_in_graph(source: GraphProto, target: GraphProto, place: str, omitted: Omitted, empty: bool) -> None:
+def _omit_in_graph(
+    source: GraphProto, target: GraphProto, place: str, omitted: Omitted, empty: bool
+) -> None:
     copy_fields(source, target, ("node", "initializer"))
     for tensor in source.initializer:
         if is_large(tensor):
@@ -126,14 +144,25 @@ def _omit_in_nodes(
 
 
 def _omit_in_attribute(
-    node: NodeProto, attr: AttributeProto, copy: AttributeProto, place: str, omitted: Omitted, empty: bool
+    node: NodeProto,
+    attr: AttributeProto,
+    copy: AttributeProto,
+    place: str,
+    omitted: Omitted,
+    empty: bool,
 ) -> None:
     copy_fields(attr, copy, ("t", "g", "graphs"))
     if attr.type == AttributeProto.GRAPH:
         _omit_in_graph(attr.g, copy.g, _join_place(place, node, attr.name), omitted, empty)
     elif attr.type == AttributeProto.GRAPHS:
         for i, subgraph in enumerate(attr.graphs):
-            _omit_in_graph(subgraph, copy.graphs.add(), _join_place(place, node, f"{attr.name}[{i}]"), omitted, empty)
+            _omit_in_graph(
+                subgraph,
+                copy.graphs.add(),
+                _join_place(place, node, f"{attr.name}[{i}]"),
+                omitted,
+                empty,
+            )
     elif attr.HasField("t"):
         if _holds_value(node, attr) and is_large(attr.t):
             omitted[place, node.output[0]] = attr.t
@@ -146,7 +175,9 @@ def _holds_value(node: NodeProto, attr: AttributeProto) -> bool:
     return node.op_type == "Constant" and attr.name == "value"
 
 
-def locate_tensors(proto: ModelProto, *, constants: bool = True) -> Iterator[tuple[tuple[str, str], TensorProto]]:
+def locate_tensors(
+    proto: ModelProto, *, constants: bool = True
+) -> Iterator[tuple[tuple[str, str], TensorProto]]:
     """Every initializer, and with `constants` every value of a Constant, under the key an Omitted has for it."""
     waiting: list[tuple[str, GraphProto | FunctionProto]] = [("", proto.graph)]
     waiting.extend((name_function(function), function) for function in proto.functions)
@@ -155,7 +186,10 @@ def locate_tensors(proto: ModelProto, *, constants: bool = True) -> Iterator[tup
         if isinstance(graph, GraphProto):
             yield from (((place, tensor.name), tensor) for tensor in graph.initializer)
         for node in graph.node:
-            waiting.extend((_join_place(place, node, label), subgraph) for label, subgraph in iterate_subgraphs(node))
+            waiting.extend(
+                (_join_place(place, node, label), subgraph)
+                for label, subgraph in iterate_subgraphs(node)
+            )
             values = (attr.t for attr in node.attribute if constants and _holds_value(node, attr))
             yield from (((place, node.output[0]), value) for value in values)
 
@@ -262,7 +296,9 @@ class StoredArray:
         # Read from start to end, mostly.
         if hasattr(mmap, "MADV_SEQUENTIAL"):
             mapped.madvise(mmap.MADV_SEQUENTIAL)
-        flat = np.frombuffer(mapped, self.dtype, count=self.nbytes // self.dtype.itemsize, offset=self.offset - start)
+        flat = np.frombuffer(
+            mapped, self.dtype, count=self.nbytes // self.dtype.itemsize, offset=self.offset - start
+        )
         array = flat.reshape(self.shape)
         self._seen[:] = [weakref.ref(array)]
         return array
@@ -308,7 +344,9 @@ class Spool:
         try:
             if self._file is None:
                 folder = ScratchFolder()
-                self._file = OpenFile(folder.path / "weights", os.O_RDWR | os.O_CREAT | os.O_EXCL, folder)
+                self._file = OpenFile(
+                    folder.path / "weights", os.O_RDWR | os.O_CREAT | os.O_EXCL, folder
+                )
             offset = -(-self._end // mmap.ALLOCATIONGRANULARITY) * mmap.ALLOCATIONGRANULARITY
             os.lseek(self._file.descriptor, offset, os.SEEK_SET)
             for piece in cut_bytes(array):
@@ -316,7 +354,9 @@ class Spool:
         except OSError as error:
             where = os.environ.get("TMPDIR", tempfile.gettempdir())
             cause = f"cannot take {array.nbytes / 1e6:.0f} MB of a model's weights ({error.strerror or error})"
-            raise OutputError(where, cause, "free space, or set TMPDIR to another folder", code="Q604") from error
+            raise OutputError(
+                where, cause, "free space, or set TMPDIR to another folder", code="Q604"
+            ) from error
         self._end = offset + array.nbytes
         return StoredArray(self._file, offset, array.dtype, array.shape)
 
@@ -346,7 +386,11 @@ def walk_tensors(proto: ModelProto) -> Iterator[TensorProto]:
     for _, graph in walk_all_graphs(proto):
         if isinstance(graph, GraphProto):
             yield from graph.initializer
-            yield from (part for sparse in graph.sparse_initializer for part in (sparse.values, sparse.indices))
+            yield from (
+                part
+                for sparse in graph.sparse_initializer
+                for part in (sparse.values, sparse.indices)
+            )
         for attr in (attr for node in graph.node for attr in node.attribute):
             if attr.type == AttributeProto.TENSOR:
                 yield attr.t
@@ -400,7 +444,9 @@ def _find_extent(tensor: TensorProto, path: Path, read: dict[Path, int]) -> Exte
     """
     subject = f"{path}, tensor {tensor.name!r}"
     entries = {entry.key: entry.value for entry in tensor.external_data}
-    strange = next((key for key in entries if key not in _KEYS and not key.startswith("prepacked")), None)
+    strange = next(
+        (key for key in entries if key not in _KEYS and not key.startswith("prepacked")), None
+    )
     if strange is not None:
         # Left out of account, a damaged "offset" would give the tensor another one's values.
         cause = f"its external data has the unknown key {strange!r}"
@@ -428,7 +474,9 @@ def _locate_file(subject: str, location: str, path: Path) -> Path:
         fix = "move the data beside the model and save it with a relative location"
         raise _fault(subject, f"{name} is an absolute path", fix)
     if any(".." in kind.parts for kind in kinds):
-        raise _fault(subject, f"{name} points outside the model's folder", "move the data beside the model")
+        raise _fault(
+            subject, f"{name} points outside the model's folder", "move the data beside the model"
+        )
     folders = (path.parent, path.resolve().parent)
     file = next((folder / location for folder in folders if (folder / location).exists()), None)
     if file is None:
@@ -453,7 +501,9 @@ def _read_range(tensor: TensorProto, entries: dict[str, str], file: Path) -> tup
         # Without a length the data goes to the end of the file.
         length = int(entries.get("length", "") or size - offset)
     except ValueError as error:
-        raise _fault(subject, f"offset or length is not a number ({error})", "export the model again") from error
+        raise _fault(
+            subject, f"offset or length is not a number ({error})", "export the model again"
+        ) from error
     if offset < 0 or length < 0 or offset + length > size:
         cause = f"the file is too short: bytes {offset} to {offset + length} are wanted, {size} are there"
         fix = "the file is truncated or belongs to another model; copy it again"
@@ -469,5 +519,8 @@ def _read_extent(tensor: TensorProto, extent: Extent) -> bytes:
     except OSError as error:
         subject = f"{extent.file}, tensor {tensor.name!r}"
         raise ModelError(
-            subject, f"cannot be read ({error.strerror or error})", "check its permissions", code="Q106"
+            subject,
+            f"cannot be read ({error.strerror or error})",
+            "check its permissions",
+            code="Q106",
         ) from error

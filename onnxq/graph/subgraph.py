@@ -51,10 +51,14 @@ class Cutter(Generic[M]):
         self.nodes: dict[str, NodeProto] = {node.name: node for node in sort_nodes(graph)}
         self._stored: dict[str, Stored] = {tensor.name: tensor for tensor in graph.initializer}
         self._stored.update((sparse.values.name, sparse) for sparse in graph.sparse_initializer)
-        self._producer = {tensor: name for name, node in self.nodes.items() for tensor in node.output if tensor}
+        self._producer = {
+            tensor: name for name, node in self.nodes.items() for tensor in node.output if tensor
+        }
         self._types = {value.name: (k, value) for k, value in enumerate(graph.value_info)}
         # Their values do not tell them from tensors, which operators of opset 17 and before do.
-        self._optional = {v.name: v for v in (*graph.input, *graph.value_info) if v.type.HasField("optional_type")}
+        self._optional = {
+            v.name: v for v in (*graph.input, *graph.value_info) if v.type.HasField("optional_type")
+        }
         # Names of the nodes that go along with their readers, those of operator Constant among them.
         self.constants: set[str] = set()
         for name, node in self.nodes.items():
@@ -87,7 +91,9 @@ class Cutter(Generic[M]):
         def list_makers(tensors: Iterable[str]) -> list[str]:
             return self._list_makers(tensor for tensor in tensors if tensor not in known)
 
-        return self.sort_names(walk_from(list_makers(outputs), lambda name: list_makers(list_reads(self.nodes[name]))))
+        return self.sort_names(
+            walk_from(list_makers(outputs), lambda name: list_makers(list_reads(self.nodes[name])))
+        )
 
     def list_sources(self, node: str) -> list[str]:
         """The nodes whose outputs a node, or a subgraph in it, reads; without constants."""
@@ -100,7 +106,9 @@ class Cutter(Generic[M]):
         """Those of the nodes `among` that these tensors are computed from without leaving them, as they run."""
         allowed = set(among)
         start = allowed.intersection(self._list_makers(outputs))
-        return self.sort_names(walk_from(start, lambda name: allowed.intersection(self.list_sources(name))))
+        return self.sort_names(
+            walk_from(start, lambda name: allowed.intersection(self.list_sources(name)))
+        )
 
     def sort_names(self, names: Collection[str]) -> list[str]:
         """The names in the order the nodes run in."""
@@ -109,7 +117,11 @@ class Cutter(Generic[M]):
 
     def list_inputs(self, names: Collection[str]) -> list[str]:
         """The tensors that these nodes read from outside and that a caller must feed, in the order of reading."""
-        return [tensor for tensor in _list_reads(self._select_nodes(names)) if not self.is_constant(tensor)]
+        return [
+            tensor
+            for tensor in _list_reads(self._select_nodes(names))
+            if not self.is_constant(tensor)
+        ]
 
     def cut(
         self,
@@ -128,9 +140,14 @@ class Cutter(Generic[M]):
         """
         declared_inputs = [self._optional.get(value.name, value) for value in inputs]
         fed = {value.name for value in declared_inputs}
-        nodes = [_hide_outputs((changed or {}).get(node.name, node), fed) for node in self._select_nodes(names)]
+        nodes = [
+            _hide_outputs((changed or {}).get(node.name, node), fed)
+            for node in self._select_nodes(names)
+        ]
         stored = {name: tensor for name, tensor in self._stored.items() if name not in fed}
-        part = assemble_model(self._proto, nodes, declared_inputs, outputs, {**stored, **(tensors or {})})
+        part = assemble_model(
+            self._proto, nodes, declared_inputs, outputs, {**stored, **(tensors or {})}
+        )
         declared = fed | {value.name for value in part.graph.output}
         inner = {tensor for node in nodes for tensor in node.output} - declared
         # In the order of the file: the same part has the same bytes in every process, though sets have no order.
@@ -190,7 +207,9 @@ class Valued(Protocol):
         ...
 
 
-def declare_input(name: str, values: Sequence[Valued | Sequence[Valued]], dtype: int = 0) -> ValueInfoProto:
+def declare_input(
+    name: str, values: Sequence[Valued | Sequence[Valued]], dtype: int = 0
+) -> ValueInfoProto:
     """An input of a part with the rank, or of vectors the size, that its values share; lists are those of a sequence.
 
     dtype: the ONNX type, 0 for that of the values (float32 for sequences that are all empty).
@@ -198,10 +217,16 @@ def declare_input(name: str, values: Sequence[Valued | Sequence[Valued]], dtype:
     rank: in the whole model it knows them from tensors in front of the part.
     """
     sequence = isinstance(values[0], Sequence)
-    arrays = [array for value in values for array in (value if isinstance(value, Sequence) else (value,))]
-    kind = dtype or (helper.np_dtype_to_tensor_dtype(arrays[0].dtype) if arrays else TensorProto.FLOAT)
+    arrays = [
+        array for value in values for array in (value if isinstance(value, Sequence) else (value,))
+    ]
+    kind = dtype or (
+        helper.np_dtype_to_tensor_dtype(arrays[0].dtype) if arrays else TensorProto.FLOAT
+    )
     tensor = helper.make_tensor_type_proto(kind, _share_sizes([array.shape for array in arrays]))
-    return helper.make_value_info(name, helper.make_sequence_type_proto(tensor) if sequence else tensor)
+    return helper.make_value_info(
+        name, helper.make_sequence_type_proto(tensor) if sequence else tensor
+    )
 
 
 def _share_sizes(shapes: Sequence[Shape]) -> list[int | None] | None:
@@ -223,14 +248,20 @@ def _hide_outputs(node: NodeProto, fed: Collection[str]) -> NodeProto:
     if not any(name in fed for name in node.output):
         return node
     copy = deepcopy(node)
-    copy.output[:] = [f"{name}/computed by {node.name}" if name in fed else name for name in node.output]
+    copy.output[:] = [
+        f"{name}/computed by {node.name}" if name in fed else name for name in node.output
+    ]
     return copy
 
 
 def _list_reads(nodes: Sequence[NodeProto]) -> list[str]:
     """The tensors that the nodes read and none of them makes, in the order of reading."""
     results = {tensor for node in nodes for tensor in node.output}
-    return list(dict.fromkeys(tensor for node in nodes for tensor in list_reads(node) if tensor not in results))
+    return list(
+        dict.fromkeys(
+            tensor for node in nodes for tensor in list_reads(node) if tensor not in results
+        )
+    )
 
 
 def _list_functions(like: ModelProto, nodes: Iterable[NodeProto]) -> list[FunctionProto]:
@@ -259,7 +290,9 @@ def remove_unneeded(graph: GraphProto) -> None:
             needed.update(list_reads(node))
             nodes.append(node)
     replace_items(graph.node, reversed(nodes))
-    replace_items(graph.initializer, [tensor for tensor in graph.initializer if tensor.name in needed])
+    replace_items(
+        graph.initializer, [tensor for tensor in graph.initializer if tensor.name in needed]
+    )
 
 
 def list_behind(model: ModelLike, stops: Collection[str]) -> frozenset[str]:
@@ -281,7 +314,11 @@ def cut_front(model: M, behind: Collection[str], types: Mapping[str, ValueInfoPr
     """
     cutter = Cutter(model, computed=True)
     read = set(cutter.list_inputs(behind))
-    border = [name for name in cutter.list_tensors() if name in read and cutter.find_producer(name) not in behind]
+    border = [
+        name
+        for name in cutter.list_tensors()
+        if name in read and cutter.find_producer(name) not in behind
+    ]
     lost = {tensor for name in behind for tensor in cutter.nodes[name].output}
     out = copy_proto(model)
     graph = out.graph
@@ -309,7 +346,11 @@ def join_rest(front: M, whole: M, behind: Collection[str]) -> M:
     Tensors and nodes of the front that took a name from behind get another.
     """
     cutter = Cutter(whole, computed=True)
-    rest = cutter.cut(behind, (), [value for value in whole.graph.output if cutter.find_producer(value.name) in behind])
+    rest = cutter.cut(
+        behind,
+        (),
+        [value for value in whole.graph.output if cutter.find_producer(value.name) in behind],
+    )
     part = copy_proto(rest)
     out = copy_proto(front)
     store = copy_store(front)
@@ -320,7 +361,9 @@ def join_rest(front: M, whole: M, behind: Collection[str]) -> M:
     graph = out.graph
     own = list_defined(part.graph)
     outputs = {value.name: value for value in (*graph.output, *part.graph.output)}
-    declared = [value for value in whole.graph.value_info if value.name in own or value.name in outputs]
+    declared = [
+        value for value in whole.graph.value_info if value.name in own or value.name in outputs
+    ]
     graph.node.extend(part.graph.node)
     graph.initializer.extend(part.graph.initializer)
     graph.sparse_initializer.extend(part.graph.sparse_initializer)
@@ -337,7 +380,10 @@ def _settle_clashes(front: ModelProto, part: ModelProto) -> None:
     for items in (part.graph.node, part.graph.initializer):
         replace_items(items, [item for item in items if _identify(item) not in both])
     taken = list_names(front) | list_names(part)
-    names = {name: choose_name(name, taken) for name in list_defined(front.graph) & list_defined(part.graph)}
+    names = {
+        name: choose_name(name, taken)
+        for name in list_defined(front.graph) & list_defined(part.graph)
+    }
     nodes = {node.name for node in part.graph.node}
     rename_reads(front.graph, names)
     rename_made(front.graph.node, names)

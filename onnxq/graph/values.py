@@ -8,7 +8,14 @@ from typing import Any
 
 import numpy as np
 import onnx
-from onnx import AttributeProto, NodeProto, SparseTensorProto, TensorProto, ValueInfoProto, numpy_helper
+from onnx import (
+    AttributeProto,
+    NodeProto,
+    SparseTensorProto,
+    TensorProto,
+    ValueInfoProto,
+    numpy_helper,
+)
 
 from onnxq.arrays import Array
 from onnxq.errors import ModelError
@@ -42,7 +49,9 @@ def decode_tensor(tensor: TensorProto, store: WeightStore | None = None) -> Arra
         array = numpy_helper.to_array(tensor)
     except Exception as error:
         cause = f"its values cannot be read ({error})"
-        raise ModelError(tensor.name or "a tensor", cause, "export it again", code="Q105") from error
+        raise ModelError(
+            tensor.name or "a tensor", cause, "export it again", code="Q105"
+        ) from error
     array = np.asarray(array)
     # It may be the very memory of the message, or be shared by all that ask the index for it.
     array.setflags(write=False)
@@ -63,7 +72,9 @@ def encode_tensor(
     if target.kind in "OSU":
         return numpy_helper.from_array(array.astype(object), name)
     stored = array if array.dtype == target else _cast_exactly(name, array, target)
-    stub = TensorProto(name=name, data_type=onnx.helper.np_dtype_to_tensor_dtype(target), dims=stored.shape)
+    stub = TensorProto(
+        name=name, data_type=onnx.helper.np_dtype_to_tensor_dtype(target), dims=stored.shape
+    )
     if store is not None and store.put(stub, stored):
         return stub
     whole = numpy_helper.from_array(stored, name)
@@ -74,7 +85,12 @@ def _cast_exactly(name: str, array: Array, target: np.dtype[Any]) -> Array:
     stored = array.astype(target)
     # Casting wraps around or cuts off in silence; there and back again shows it.
     if not np.array_equal(stored.astype(array.dtype), array, equal_nan=array.dtype.kind == "f"):
-        raise ModelError(name, f"its values do not fit {target.name}", "saturate or round them first", code="Q117")
+        raise ModelError(
+            name,
+            f"its values do not fit {target.name}",
+            "saturate or round them first",
+            code="Q117",
+        )
     return stored
 
 
@@ -106,7 +122,9 @@ def decode_sparse(sparse: SparseTensorProto) -> Array:
 def find_constant_attribute(node: NodeProto) -> AttributeProto | None:
     """The attribute that holds a Constant node's value; None when it refers to a function's attribute."""
     names = ("value", "sparse_value", *_CONSTANT_DTYPES)
-    return next((attr for attr in node.attribute if attr.name in names and not attr.ref_attr_name), None)
+    return next(
+        (attr for attr in node.attribute if attr.name in names and not attr.ref_attr_name), None
+    )
 
 
 def decode_constant(attr: AttributeProto) -> Array:
@@ -144,7 +162,9 @@ def read_declared_type(value: ValueInfoProto) -> tuple[int, Dims | None]:
         return tensor.elem_type, None
     return tensor.elem_type, tuple(
         # Exporters write -1 for unknown dims, which the checker lets pass.
-        (dim.dim_value if dim.dim_value >= 0 else None) if dim.HasField("dim_value") else _read_symbol(dim.dim_param)
+        (dim.dim_value if dim.dim_value >= 0 else None)
+        if dim.HasField("dim_value")
+        else _read_symbol(dim.dim_param)
         for dim in tensor.shape.dim
     )
 
@@ -188,7 +208,8 @@ class Attributes(Mapping[str, Any]):
         self._raw = {
             attr.name: attr
             for attr in node.attribute
-            if attr.type not in (AttributeProto.GRAPH, AttributeProto.GRAPHS) and not attr.ref_attr_name
+            if attr.type not in (AttributeProto.GRAPH, AttributeProto.GRAPHS)
+            and not attr.ref_attr_name
         }
         # Most attributes are never asked for, and some hold large tensors.
         self._known: dict[str, Any] = {}

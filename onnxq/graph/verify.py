@@ -13,7 +13,14 @@ from onnxq.graph.base import NodeRef
 from onnxq.graph.index import GraphIndex
 from onnxq.graph.light import ModelLike, bare_proto
 from onnxq.graph.load import check_structure
-from onnxq.graph.scopes import iterate_subgraphs, join_scope, label_node, list_defined, list_reads, walk_graphs
+from onnxq.graph.scopes import (
+    iterate_subgraphs,
+    join_scope,
+    label_node,
+    list_defined,
+    list_reads,
+    walk_graphs,
+)
 
 QUANTIZE = "QuantizeLinear"
 DEQUANTIZE = "DequantizeLinear"
@@ -55,17 +62,27 @@ def _check_order(proto: ModelProto) -> None:
         for node in graph.node:
             for name in list_reads(node):
                 if name not in visible:
-                    raise _fault(label_node(node), f"reads {name!r}, which is not made before it", "sort the nodes")
+                    raise _fault(
+                        label_node(node),
+                        f"reads {name!r}, which is not made before it",
+                        "sort the nodes",
+                    )
             for name in filter(None, node.output):
                 if name in visible:
-                    raise _fault(label_node(node), f"makes {name!r}, which is there already", "use a fresh name")
+                    raise _fault(
+                        label_node(node),
+                        f"makes {name!r}, which is there already",
+                        "use a fresh name",
+                    )
             # A body sees what is made before its node, not what follows it.
             for inner, _ in iterate_subgraphs(node):
                 known[join_scope(scope, node.name, inner)] = set(visible)
             visible.update(filter(None, node.output))
         for value in graph.output:
             if value.name not in visible:
-                raise _fault(value.name, "is an output that nothing makes", "give a node this output name")
+                raise _fault(
+                    value.name, "is an output that nothing makes", "give a node this output name"
+                )
 
 
 def _check_quantize(index: GraphIndex, node: NodeRef) -> None:
@@ -81,7 +98,9 @@ def _check_quantize(index: GraphIndex, node: NodeRef) -> None:
             raise _fault(node.name, cause, "let them share it")
     # Integers that go on to another operator on integers are no pair, and may be quantized as they were before.
     if pairs and _is_quantized_again(index, node):
-        raise _fault(node.name, "quantizes again what was quantized with the same numbers", "drop a pair")
+        raise _fault(
+            node.name, "quantizes again what was quantized with the same numbers", "drop a pair"
+        )
 
 
 def _is_quantized_again(index: GraphIndex, node: NodeRef) -> bool:
@@ -89,7 +108,11 @@ def _is_quantized_again(index: GraphIndex, node: NodeRef) -> bool:
     if before is None or before.op_type != DEQUANTIZE or _find_difference(index, node, before):
         return False
     maker = index.maker(before)
-    return maker is not None and maker.op_type == QUANTIZE and not _find_difference(index, maker, before)
+    return (
+        maker is not None
+        and maker.op_type == QUANTIZE
+        and not _find_difference(index, maker, before)
+    )
 
 
 def _find_difference(index: GraphIndex, a: NodeRef, b: NodeRef) -> str:
@@ -110,7 +133,10 @@ def _is_same_input(index: GraphIndex, a: NodeRef, b: NodeRef, k: int) -> bool:
         return True
     values = [index.find_constant(t) if t is not None else None for t in ids]
     # A zero point left out is zero (of uint8, unless output_dtype says otherwise).
-    filled = [np.zeros(()) if value is None and t is None else value for value, t in zip(values, ids, strict=True)]
+    filled = [
+        np.zeros(()) if value is None and t is None else value
+        for value, t in zip(values, ids, strict=True)
+    ]
     if filled[0] is None or filled[1] is None:
         return False
     # In float64, which holds every value that a scale or zero point can have, whatever their types are.
@@ -134,10 +160,14 @@ def _check_qparams(index: GraphIndex, node: NodeRef) -> None:
     # Scales of blocks may be negative: ONNX Runtime's own quantizer writes them so.
     blocks = bool(node.attrs.get("block_size", 0))
     if not (np.isfinite(values).all() and (values.all() if blocks else (values > 0).all())):
-        raise _fault(node.name, "has a scale that is not a positive, finite number", "calibrate it again")
+        raise _fault(
+            node.name, "has a scale that is not a positive, finite number", "calibrate it again"
+        )
     zero = _read_dims(index, node, 2)
     if zero is not None and zero != scale.shape:
-        raise _fault(node.name, "has a scale and a zero point of different shapes", "give them one shape")
+        raise _fault(
+            node.name, "has a scale and a zero point of different shapes", "give them one shape"
+        )
     wrong = _find_wrong_length(index, node, scale.shape)
     if wrong:
         raise _fault(node.name, wrong, "give one scale for each entry of the axis")
@@ -156,7 +186,11 @@ def _find_wrong_length(index: GraphIndex, node: NodeRef, scale: tuple[int, ...])
     axis %= len(dims)
     if not block:
         wrong = len(scale) != 1 or (isinstance(dims[axis], int) and dims[axis] != scale[0])
-        return f"has {list(scale)} scales, axis {axis} of its tensor has {dims[axis]} entries" if wrong else ""
+        return (
+            f"has {list(scale)} scales, axis {axis} of its tensor has {dims[axis]} entries"
+            if wrong
+            else ""
+        )
     wanted = [-(-d // block) if k == axis and isinstance(d, int) else d for k, d in enumerate(dims)]
     sizes = zip(wanted, scale, strict=False)
     wrong = len(scale) != len(dims) or any(isinstance(w, int) and w != s for w, s in sizes)

@@ -9,7 +9,13 @@ from onnxq.interop.base import (
     make_entry,
     sort_by_name,
 )
-from onnxq.interop.checkpoints import Checkpoint, CheckpointWeight, InputScale, WeightCodes, open_checkpoint
+from onnxq.interop.checkpoints import (
+    Checkpoint,
+    CheckpointWeight,
+    InputScale,
+    WeightCodes,
+    open_checkpoint,
+)
 from onnxq.interop.fitting import describe_kind, fit_numbers, make_rules
 from onnxq.interop.markers import Marked, strip_markers
 from onnxq.interop.matching import (

@@ -16,7 +16,14 @@ from typing import Any
 
 import numpy as np
 
-from onnxq.interop.base import ImportFormat, NoGridError, ScaleTable, TensorScale, has_blocks, make_entry
+from onnxq.interop.base import (
+    ImportFormat,
+    NoGridError,
+    ScaleTable,
+    TensorScale,
+    has_blocks,
+    make_entry,
+)
 from onnxq.interop.json_tables import JsonTable, open_table, write_table
 from onnxq.sites import Role
 from onnxq.spec import PerChannel, PerTensor
@@ -40,7 +47,11 @@ def _parse(data: bytes, source: str) -> ScaleTable:
 def make_table(table: JsonTable, oldest: str) -> ScaleTable:
     """The table of a file, as `JsonTable.make_table`. oldest: the version of files that name none."""
     producer = table.root.get("producer")
-    made = f" ({producer.get('package')} {producer.get('version')})" if isinstance(producer, Mapping) else ""
+    made = (
+        f" ({producer.get('package')} {producer.get('version')})"
+        if isinstance(producer, Mapping)
+        else ""
+    )
     return table.make_table(f"encodings {table.root.get('version', oldest)}{made}")
 
 
@@ -49,7 +60,9 @@ def _list_entries(section: Any) -> Iterator[tuple[Any, str, Any]]:
     if isinstance(section, Mapping):
         yield from ((name, name, entry) for name, entry in section.items())
     else:
-        yield from ((k, str(entry.get("name", f"entry {k + 1}")), entry) for k, entry in enumerate(section))
+        yield from (
+            (k, str(entry.get("name", f"entry {k + 1}")), entry) for k, entry in enumerate(section)
+        )
 
 
 def _read_entry(name: str, entry: Any, role: Role, line: int) -> TensorScale:
@@ -66,11 +79,17 @@ def _read_entry(name: str, entry: Any, role: Role, line: int) -> TensorScale:
     if any(first.get("zero_point_shift", ())):
         raise NoGridError("a zero point between two integers")
     rows = (
-        entry if legacy else [{"scale": s, "offset": o} for s, o in zip(entry["scale"], entry["offset"], strict=True)]
+        entry
+        if legacy
+        else [
+            {"scale": s, "offset": o} for s, o in zip(entry["scale"], entry["offset"], strict=True)
+        ]
     )
     signed = str(first["is_symmetric" if legacy else "is_sym"]).lower() == "true"
     scale = np.array([row["scale"] for row in rows], np.float64)
-    zero = -np.array([row["offset"] for row in rows], np.float64) - ((1 << (bits - 1)) if signed else 0)
+    zero = -np.array([row["offset"] for row in rows], np.float64) - (
+        (1 << (bits - 1)) if signed else 0
+    )
     # AIMET counts -127…127 from the lowest of 255 levels, which puts the zero one further down.
     narrow = signed and bool((zero == -1).all())
     return make_entry(
@@ -93,7 +112,9 @@ def refuse_kind(entry: TensorScale) -> str:
 
 
 def _refuse(entry: TensorScale) -> str:
-    return refuse_kind(entry) or (f"blocks, whose axis the format does not name; {_NEWER}" if has_blocks(entry) else "")
+    return refuse_kind(entry) or (
+        f"blocks, whose axis the format does not name; {_NEWER}" if has_blocks(entry) else ""
+    )
 
 
 def _list_offsets(entry: TensorScale) -> tuple[list[float], list[int], bool]:
@@ -137,10 +158,19 @@ def _write_1(entries: Sequence[TensorScale]) -> bytes:
     def make_row(entry: TensorScale) -> dict[str, Any]:
         scales, offsets, signed = _list_offsets(entry)
         kind = "PER_TENSOR" if entry.spec.has_one_scale else "PER_CHANNEL"
-        types = {"name": entry.name, "enc_type": kind, "dtype": "INT", "bw": entry.spec.bits, "is_sym": signed}
+        types = {
+            "name": entry.name,
+            "enc_type": kind,
+            "dtype": "INT",
+            "bw": entry.spec.bits,
+            "is_sym": signed,
+        }
         return {**types, "scale": scales, "offset": offsets}
 
-    sections = {section: [make_row(entry) for entry in part] for section, part in _split_roles(entries).items()}
+    sections = {
+        section: [make_row(entry) for entry in part]
+        for section, part in _split_roles(entries).items()
+    }
     return write_table({"version": "1.0.0", **sections})
 
 
@@ -156,7 +186,9 @@ def _make_format(
     version: str, bracket: str, mark: str, write: Callable[[Sequence[TensorScale]], bytes]
 ) -> ImportFormat:
     recognizes = partial(_recognize, bracket.encode())
-    return ImportFormat(f"aimet-{version}", recognizes, _parse, write, _refuse, "AIMET, QNN", mark, _LIMITS)
+    return ImportFormat(
+        f"aimet-{version}", recognizes, _parse, write, _refuse, "AIMET, QNN", mark, _LIMITS
+    )
 
 
 AIMET_0 = _make_format("0.6.1", "{", "`activation_encodings`, an object (0.4.0 too)", _write_0)

@@ -30,7 +30,9 @@ _WIDTHS = (2, 4, 8, 16, 32)
 def _parse(data: bytes, source: str) -> ScaleTable:
     table = open_table(data, source, TOOL, "encodings")
     for k, row in enumerate(table.root.get("encodings") or ()):
-        name = str(row.get("name", f"entry {k + 1}")) if isinstance(row, Mapping) else f"entry {k + 1}"
+        name = (
+            str(row.get("name", f"entry {k + 1}")) if isinstance(row, Mapping) else f"entry {k + 1}"
+        )
         table.add_entry(("encodings", k), name, partial(_read_entry, row))
     return make_table(table, "2.0.0")
 
@@ -51,7 +53,15 @@ def _read_entry(row: Mapping[str, Any], line: int) -> TensorScale:
     bits, signed = (int(found[2]), not found[1]) if found else (kind.bits, True)
     # Encodings of this version do not tell parameters apart; the model does.
     storage = "" if found else FLOAT8
-    return make_entry(str(row["name"]), line, (scale, zero), bits=bits, signed=signed, grain=grain, storage=storage)
+    return make_entry(
+        str(row["name"]),
+        line,
+        (scale, zero),
+        bits=bits,
+        signed=signed,
+        grain=grain,
+        storage=storage,
+    )
 
 
 def _read_scale(row: Mapping[str, Any]) -> Array:
@@ -63,7 +73,9 @@ def _read_scale(row: Mapping[str, Any]) -> Array:
     scale = row["y_scale"]
     if not isinstance(scale, Mapping):
         return np.asarray(scale, np.float64)
-    steps, unit, zero = (np.asarray(scale.get(key, 0), np.float64) for key in ("x", "x_scale", "x_zero_point"))
+    steps, unit, zero = (
+        np.asarray(scale.get(key, 0), np.float64) for key in ("x", "x_scale", "x_zero_point")
+    )
     if scale.get("block_size") is not None:
         raise NoGridError("a scale whose own scale is of blocks")
     # One scale for each channel, along an axis of its own.

@@ -42,7 +42,11 @@ class TensorScale:
     def make_qparams(self, origin: str) -> QParams:
         """The numbers, as plans have them."""
         scale = np.asarray(self.scale, np.float32)
-        return QParams(scale, np.broadcast_to(np.asarray(self.zero_point, np.int32), scale.shape).copy(), origin)
+        return QParams(
+            scale,
+            np.broadcast_to(np.asarray(self.zero_point, np.int32), scale.shape).copy(),
+            origin,
+        )
 
 
 @dataclass(frozen=True)
@@ -141,7 +145,9 @@ def make_entry(
         zero = zero.reshape(())
     zero = np.broadcast_to(zero, scale.shape) if zero.size == 1 else zero
     if zero.shape != scale.shape or (one and scale.ndim):
-        raise ValueError(f"{name} has scales of shape {list(scale.shape)} and zero points of {list(zero.shape)}")
+        raise ValueError(
+            f"{name} has scales of shape {list(scale.shape)} and zero points of {list(zero.shape)}"
+        )
     if (zero % 1).any():
         raise NoGridError("a zero point between two integers")
     # No format says it in a way that all tools agree on; the numbers do.

@@ -51,13 +51,17 @@ def write_scales(sites: SitePlans, kind: ImportFormat, source: str = "the plan")
     Raises CalibrationError for a format that is only read, and where it has no place for any site.
     """
     if kind.write is None:
-        raise CalibrationError(f"format {kind.name!r}", "is only read", "name another: docs/formats.md", code="Q516")
+        raise CalibrationError(
+            f"format {kind.name!r}", "is only read", "name another: docs/formats.md", code="Q516"
+        )
     left: list[LeftSite] = []
     chosen: list[tuple[SitePlan, TensorScale]] = []
     for site, entry, reason in _list_entries(sites):
         reason = reason or (kind.refuse(entry) if entry is not None else "")
         if entry is None or reason:
-            left.append(LeftSite(site=str(site.site), tensor=site.quantized_tensor.name, reason=reason))
+            left.append(
+                LeftSite(site=str(site.site), tensor=site.quantized_tensor.name, reason=reason)
+            )
         else:
             chosen.append((site, entry))
     if not chosen:
@@ -79,13 +83,17 @@ def _list_entries(sites: Iterable[SitePlan]) -> Iterator[tuple[SitePlan, TensorS
     """(site, its entry, why it has none) of each site."""
     grouped: dict[str, list[TensorScale]] = {}
     # Sites that all readers share come first: the others are exceptions to them.
-    for site in sorted(sites, key=lambda site: site.consumers is not None or not isinstance(site.site, TensorId)):
+    for site in sorted(
+        sites, key=lambda site: site.consumers is not None or not isinstance(site.site, TensorId)
+    ):
         reason = _find_obstacle(site)
         if reason or site.qparams is None:
             yield site, None, reason
             continue
         name = site.quantized_tensor.name
-        entry = TensorScale(name, site.qparams.scale, 0, site.qparams.zero_point, site.spec, site.role)
+        entry = TensorScale(
+            name, site.qparams.scale, 0, site.qparams.zero_point, site.spec, site.role
+        )
         # Pairs of several readers with the same numbers are one entry.
         group = grouped.setdefault(name, [])
         readers = _list_readers(site)
@@ -120,7 +128,10 @@ def is_same_grid(entry: TensorScale, other: TensorScale) -> bool:
     """True where both round a tensor to the same values, under integers of either sign."""
     if entry.spec.is_float != other.spec.is_float or not np.array_equal(entry.scale, other.scale):
         return False
-    return all(np.array_equal(mine, theirs) for mine, theirs in zip(_list_ends(entry), _list_ends(other), strict=True))
+    return all(
+        np.array_equal(mine, theirs)
+        for mine, theirs in zip(_list_ends(entry), _list_ends(other), strict=True)
+    )
 
 
 def _list_ends(entry: TensorScale) -> tuple[np.ndarray, np.ndarray]:
@@ -146,14 +157,22 @@ def list_uncovered(index: GraphIndex, entries: Iterable[str]) -> Names:
     # In the order of the network, in which people look for them.
     named = set(entries)
     # The float values behind a model output, whose name the pair's result has.
-    named |= {node.inputs[0] for node in index.nodes if node.op_type == "Identity" and node.outputs[0] in named}
+    named |= {
+        node.inputs[0]
+        for node in index.nodes
+        if node.op_type == "Identity" and node.outputs[0] in named
+    }
     tensors: dict[str, None] = {}
     for node in index.nodes:
         if node.scope or node.op_type == "Constant":
             continue
         for name in (*node.inputs, *node.outputs):
             tensor = index.resolve_tensor(name, "") if name else None
-            if tensor is not None and index.find_dtype(tensor) in FLOAT_TENSORS and _is_data(index, tensor):
+            if (
+                tensor is not None
+                and index.find_dtype(tensor) in FLOAT_TENSORS
+                and _is_data(index, tensor)
+            ):
                 tensors.setdefault(name)
     return tuple(name for name in tensors if name not in named)
 
@@ -161,4 +180,6 @@ def list_uncovered(index: GraphIndex, entries: Iterable[str]) -> Names:
 def _is_data(index: GraphIndex, tensor: TensorId) -> bool:
     """True for a computed tensor, and for a constant that is more than one number."""
     shape = index.find_shape(tensor)
-    return not index.is_constant(tensor) or bool(shape and np.prod([d if isinstance(d, int) else 1 for d in shape]) > 1)
+    return not index.is_constant(tensor) or bool(
+        shape and np.prod([d if isinstance(d, int) else 1 for d in shape]) > 1
+    )

@@ -35,7 +35,9 @@ def fit_numbers(
         scale, problem = _spread_scale(entry, spec, qparams.scale, shape)
         if problem or scale is None:
             return None, problem
-        zero = np.broadcast_to(qparams.zero_point.reshape(-1) if scale.ndim == 1 else qparams.zero_point, scale.shape)
+        zero = np.broadcast_to(
+            qparams.zero_point.reshape(-1) if scale.ndim == 1 else qparams.zero_point, scale.shape
+        )
         qparams = QParams(scale, zero.copy(), origin)
     elif not entry.spec.has_one_scale:
         return None, "a scale for each channel of an activation"
@@ -49,7 +51,9 @@ def fit_numbers(
     change = f"{describe_kind(entry.spec)} in {describe_kind(spec)}"
     if weight:
         # Wider integers of the same steps; they do not end where the file's do.
-        wider = entry.spec.bits < spec.bits and not (qparams.zero_point.any() or entry.spec.is_float or spec.is_float)
+        wider = entry.spec.bits < spec.bits and not (
+            qparams.zero_point.any() or entry.spec.is_float or spec.is_float
+        )
         return (qparams, change) if wider and entry.spec.signed and spec.signed else (None, change)
     # The engine's own kernel may need more than the range, as a Relu in front of it does.
     low, high = map(float, clip_bounds(qparams, entry.spec))
@@ -79,7 +83,9 @@ def _spread_scale(
     if isinstance(theirs, PerBlock):
         expected = tuple(-(-d // theirs.size) if k == axis else d for k, d in enumerate(shape))
     return (
-        (scale, "") if scale.shape == expected else (None, f"scales of shape {list(scale.shape)}, for {list(expected)}")
+        (scale, "")
+        if scale.shape == expected
+        else (None, f"scales of shape {list(scale.shape)}, for {list(expected)}")
     )
 
 
@@ -106,7 +112,9 @@ def make_rules(
         chosen = entries.get(site.site)
         if chosen is None or (site.site in biased and has_blocks(chosen)):
             continue
-        group = [entry for entry in others.get(chosen.name, ()) if entry.readers and entry is not chosen]
+        group = [
+            entry for entry in others.get(chosen.name, ()) if entry.readers and entry is not chosen
+        ]
         # The first rule that selects a tensor counts.
         for entry in (*group, chosen):
             changes = _list_changes(entry, site)
@@ -114,11 +122,19 @@ def make_rules(
             if storage is not None:
                 name = f"/^{re.escape(site.quantized_tensor.name)}$/"
                 nodes = tuple(f"/^{re.escape(node)}$/" for node in entry.readers)
-                yield Rule(node=nodes, tensor=(name,), set=RuleSet.model_validate({**changes, "storage": storage}))
+                yield Rule(
+                    node=nodes,
+                    tensor=(name,),
+                    set=RuleSet.model_validate({**changes, "storage": storage}),
+                )
 
 
 def _find_storage(
-    site: SitePlan, entry: TensorScale, changes: Mapping[str, Any], engine: Target, index: GraphIndex
+    site: SitePlan,
+    entry: TensorScale,
+    changes: Mapping[str, Any],
+    engine: Target,
+    index: GraphIndex,
 ) -> str | None:
     """The type that the target holds the integers of an entry in, for all that reads the site; None without one."""
     grain = entry.spec.granularity if "granularity" in changes else site.spec.granularity
@@ -137,7 +153,11 @@ def _list_changes(entry: TensorScale, site: SitePlan) -> dict[str, Any]:
     spec = site.spec
     own = entry.spec
     changes: dict[str, Any] = {} if own.is_float or own.bits == spec.bits else {"bits": own.bits}
-    if site.role is Role.WEIGHT and type(own.granularity) is not type(spec.granularity) and not own.has_one_scale:
+    if (
+        site.role is Role.WEIGHT
+        and type(own.granularity) is not type(spec.granularity)
+        and not own.has_one_scale
+    ):
         blocks = own.granularity if isinstance(own.granularity, PerBlock) else None
         changes |= {"granularity": "channel" if blocks is None else "block"}
         changes |= {} if blocks is None else {"block_size": blocks.size}

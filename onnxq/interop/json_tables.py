@@ -29,7 +29,9 @@ class JsonTable:
     faults: list[str] = field(default_factory=list)
     count: int = 0
 
-    def add_entry(self, path: tuple[Any, ...], name: str, make: Callable[[int], TensorScale]) -> None:
+    def add_entry(
+        self, path: tuple[Any, ...], name: str, make: Callable[[int], TensorScale]
+    ) -> None:
         """Add what `make` gives for the number of the entry. path: of the entry in the file."""
         self.count += 1
         try:
@@ -37,7 +39,14 @@ class JsonTable:
         except NoGridError as error:
             self.skipped.append(SkippedEntry(name, self.count, str(error)))
         # Whatever an entry of another shape makes of the code that reads it is a fault of the file.
-        except (AttributeError, IndexError, KeyError, OverflowError, TypeError, ValueError) as error:
+        except (
+            AttributeError,
+            IndexError,
+            KeyError,
+            OverflowError,
+            TypeError,
+            ValueError,
+        ) as error:
             # The line is looked for in the whole text, so for the faults that are shown alone.
             if len(self.faults) < _SHOWN:
                 cause = f"lacks {error}" if isinstance(error, KeyError) else str(error)
@@ -48,7 +57,9 @@ class JsonTable:
         if self.faults:
             raise CalibrationError(self.text.source, "; ".join(self.faults), _MEND, code="Q505")
         if not self.count:
-            raise CalibrationError(self.text.source, "holds no entry", f"write it with {self.tool} again", code="Q505")
+            raise CalibrationError(
+                self.text.source, "holds no entry", f"write it with {self.tool} again", code="Q505"
+            )
         return ScaleTable(
             source=self.text.source,
             header=header,

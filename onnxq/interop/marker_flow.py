@@ -47,7 +47,10 @@ class MarkerGroup:
         grain = self.first.spec.granularity
         if not self.perm or not isinstance(grain, (PerChannel, PerBlock)):
             return self.first.spec
-        return replace(self.first.spec, granularity=replace(grain, axis=self.perm.index(grain.axis % len(self.perm))))
+        return replace(
+            self.first.spec,
+            granularity=replace(grain, axis=self.perm.index(grain.axis % len(self.perm))),
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,7 +68,11 @@ def find_flow(markers: Sequence[Marker], index: GraphIndex) -> Flow:
     """The groups of markers, each on its float tensor. Raises ModelError for numbers that do not fit the tensor."""
     by_result = {marker.result: marker for marker in markers}
     by_node = {marker.node.name: marker for marker in markers}
-    carriers = {m.node.name for m in markers if m.source in by_result and not by_result[m.source].agrees_with(m)}
+    carriers = {
+        m.node.name
+        for m in markers
+        if m.source in by_result and not by_result[m.source].agrees_with(m)
+    }
     # Keeping one marker as an Identity moves the bases behind it, so until nothing changes.
     while True:
         bases = _find_bases(markers, by_result, carriers)
@@ -75,7 +82,9 @@ def find_flow(markers: Sequence[Marker], index: GraphIndex) -> Flow:
             break
         carriers |= {marker.node.name for marker in homeless}
     for group in groups:
-        check_shape(group.first, index.find_shape(group.base) or index.find_shape(group.first.source))
+        check_shape(
+            group.first, index.find_shape(group.base) or index.find_shape(group.first.source)
+        )
     landed = tuple(part for group in groups for part in _follow_transposes(group, index))
     return Flow(landed, bases, frozenset(carriers))
 
@@ -110,7 +119,11 @@ def _group_markers(
             groups.append(group)
         if marker.site not in group.sites:
             group.sites.append(marker.site)
-        passed = [e for e in index.list_consumers(marker.result) if e.node not in by_node or e.node in carriers]
+        passed = [
+            e
+            for e in index.list_consumers(marker.result)
+            if e.node not in by_node or e.node in carriers
+        ]
         group.edges.extend(passed)
         if index.is_output(marker.result) and marker.node.name not in carriers:
             group.outputs.append(marker)
@@ -119,7 +132,9 @@ def _group_markers(
         stays = base in bases and bases[base] == base
         raw = [e for e in index.list_consumers(base) if e.node not in by_node or e.node in carriers]
         alone = len(sharing) == 1 and set(raw) <= set(sharing[0].edges)
-        sharing[0].whole = alone and (stays or not index.is_output(base)) and not index.captured(base)
+        sharing[0].whole = (
+            alone and (stays or not index.is_output(base)) and not index.captured(base)
+        )
     return groups
 
 
@@ -128,7 +143,12 @@ def _find_output_markers(groups: Sequence[MarkerGroup], index: GraphIndex) -> li
     markers = []
     for group in groups:
         maker = index.find_producer(group.base)
-        free = group.whole and maker is not None and not index.is_output(group.base) and len(group.outputs) == 1
+        free = (
+            group.whole
+            and maker is not None
+            and not index.is_output(group.base)
+            and len(group.outputs) == 1
+        )
         if not free or (maker is not None and maker.scope != group.outputs[0].node.scope):
             markers.extend(group.outputs)
     return markers
@@ -166,13 +186,17 @@ def _apply_transpose(edge: Edge, perm: Perm, index: GraphIndex) -> tuple[TensorI
     return result, tuple(perm[int(k)] for k in own)
 
 
-def check_quantizers(markers: Sequence[Marker], index: GraphIndex, quantizers: Sequence[str] | None) -> None:
+def check_quantizers(
+    markers: Sequence[Marker], index: GraphIndex, quantizers: Sequence[str] | None
+) -> None:
     """Raise ModelError unless the markers are those of `quantizers` (None: any) and each of them has readers."""
     first: dict[str, Marker] = {}
     for marker in markers:
         if not first.setdefault(marker.site, marker).agrees_with(marker):
             cause = "two of its markers have different numbers"
-            raise ModelError(marker.site, cause, "give every quantizer a site of its own", code="Q120")
+            raise ModelError(
+                marker.site, cause, "give every quantizer a site of its own", code="Q120"
+            )
     uses = (index.list_consumers, index.is_output, index.captured)
     read = {marker.site for marker in markers if any(is_used(marker.result) for is_used in uses)}
     sites = list(dict.fromkeys(first if quantizers is None else quantizers))
@@ -183,7 +207,9 @@ def check_quantizers(markers: Sequence[Marker], index: GraphIndex, quantizers: S
         raise ModelError(lost[0], cause, fix, code="Q120")
     strange = [site for site in first if site not in sites]
     if strange:
-        cause = f"is marked in the graph, and the model has no such quantizer{_list_others(strange)}"
+        cause = (
+            f"is marked in the graph, and the model has no such quantizer{_list_others(strange)}"
+        )
         raise ModelError(strange[0], cause, "export it again", code="Q120")
 
 

@@ -75,7 +75,9 @@ def read_markers(index: GraphIndex) -> Iterator[Marker]:
         if node.domain != DOMAIN:
             continue
         if node.op_type != OPERATOR:
-            raise _fault(node.name, f"{DOMAIN} has no operator {node.op_type}", f"the marker is {OPERATOR}")
+            raise _fault(
+                node.name, f"{DOMAIN} has no operator {node.op_type}", f"the marker is {OPERATOR}"
+            )
         yield _read_marker(index, node)
 
 
@@ -84,17 +86,31 @@ def _read_marker(index: GraphIndex, node: NodeRef) -> Marker:
     subject = str(attrs.get("site") or node.name)
     lacking = [key for key in _NEEDED if key not in attrs]
     if lacking or not attrs["site"]:
-        raise _fault(subject, f"its marker has no {lacking[0] if lacking else 'site'}", "export the model again")
+        raise _fault(
+            subject,
+            f"its marker has no {lacking[0] if lacking else 'site'}",
+            "export the model again",
+        )
     strange = sorted(set(attrs) - set(_KNOWN))
     if strange:
-        raise _fault(subject, f"its marker has an unknown {strange[0]!r}", suggest_names(strange[0], _KNOWN))
+        raise _fault(
+            subject, f"its marker has an unknown {strange[0]!r}", suggest_names(strange[0], _KNOWN)
+        )
     row = check_values(attrs, _MarkerRow, subject, ModelError)
-    if len(node.inputs) != (1 if row.dynamic else 3) or not all(node.inputs) or len(node.outputs) != 1:
+    if (
+        len(node.inputs) != (1 if row.dynamic else 3)
+        or not all(node.inputs)
+        or len(node.outputs) != 1
+    ):
         needed = "a tensor alone" if row.dynamic else "a tensor, a scale and a zero point"
         raise _fault(subject, f"its marker needs {needed}", "export the model again")
     source = index.find_input(node, 0)
     if source is None:
-        raise _fault(subject, f"nothing makes {node.inputs[0]!r}, which its marker reads", "export the model again")
+        raise _fault(
+            subject,
+            f"nothing makes {node.inputs[0]!r}, which its marker reads",
+            "export the model again",
+        )
     spec = _make_spec(subject, row)
     qparams = None
     if not spec.dynamic:
@@ -151,7 +167,9 @@ def _read_constant(index: GraphIndex, node: NodeRef, k: int, site: str) -> Array
     value = index.input_value(node, k)
     what = ("scale", "zero point")[k - 1]
     if value is None:
-        raise _fault(site, f"its {what} is computed at run time", "freeze the quantizers before the export")
+        raise _fault(
+            site, f"its {what} is computed at run time", "freeze the quantizers before the export"
+        )
     if value.dtype.kind in "OSU":
         raise _fault(site, f"its {what} is text", "export the model again")
     return np.asarray(value)
@@ -162,15 +180,23 @@ def _make_qparams(site: str, spec: QuantSpec, scale: Array, zero: Array) -> QPar
         scale = scale.reshape(())
         zero = zero.reshape(())
     if scale.shape != zero.shape:
-        raise _fault(site, f"scale of shape {scale.shape}, zero point of {zero.shape}", "give both one shape")
+        raise _fault(
+            site, f"scale of shape {scale.shape}, zero point of {zero.shape}", "give both one shape"
+        )
     steps = np.asarray(scale, np.float32)
     if not (np.isfinite(steps).all() and (steps > 0).all()):
-        raise _fault(site, "its scale is not a positive, finite number", "calibrate the quantizer again")
+        raise _fault(
+            site, "its scale is not a positive, finite number", "calibrate the quantizer again"
+        )
     # Learned zero points are floats; the grid they stand for is that of the rounded one.
     codes = np.rint(np.asarray(zero, np.float64))
     # NaN is inside no bounds.
     if not ((codes >= spec.qmin) & (codes <= spec.qmax)).all():
-        raise _fault(site, f"its zero point is outside {spec.qmin}…{spec.qmax}", "calibrate the quantizer again")
+        raise _fault(
+            site,
+            f"its zero point is outside {spec.qmin}…{spec.qmax}",
+            "calibrate the quantizer again",
+        )
     return QParams(steps, codes.astype(np.int32), ORIGIN)
 
 
@@ -182,21 +208,31 @@ def check_shape(marker: Marker, shape: tuple[int | str | None, ...] | None) -> N
     actual = marker.qparams.scale.shape
     if isinstance(grain, PerTensor):
         if actual != ():
-            raise _fault(marker.site, f"scale of shape {actual} and no axis", "give the axis of its channels")
+            raise _fault(
+                marker.site, f"scale of shape {actual} and no axis", "give the axis of its channels"
+            )
         return
     if shape is None:
         return
     if not -len(shape) <= grain.axis < len(shape):
-        raise _fault(marker.site, f"axis {grain.axis} of a tensor of shape {list(shape)}", "use an axis it has")
+        raise _fault(
+            marker.site,
+            f"axis {grain.axis} of a tensor of shape {list(shape)}",
+            "use an axis it has",
+        )
     axis = grain.axis % len(shape)
     size = grain.size if isinstance(grain, PerBlock) else 0
     if size:
         # The last block may be shorter than the others.
-        expected = [-(-d // size) if k == axis and isinstance(d, int) else d for k, d in enumerate(shape)]
+        expected = [
+            -(-d // size) if k == axis and isinstance(d, int) else d for k, d in enumerate(shape)
+        ]
     else:
         expected = [shape[axis]]
     fits = len(expected) == len(actual)
-    if not fits or any(isinstance(e, int) and e != a for e, a in zip(expected, actual, strict=True)):
+    if not fits or any(
+        isinstance(e, int) and e != a for e, a in zip(expected, actual, strict=True)
+    ):
         raise _fault(
             marker.site,
             f"scale of shape {actual} for a tensor of shape {list(shape)} on axis {grain.axis}",

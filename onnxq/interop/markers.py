@@ -31,7 +31,13 @@ from onnxq.interop.marker_flow import Flow, MarkerGroup, check_quantizers, find_
 from onnxq.interop.marker_nodes import DOMAIN, Marker, read_markers
 from onnxq.plan import Plan, PrecisionPlan, SitePlan, SitePlans
 from onnxq.plan.model import Saturation
-from onnxq.planner import add_precision, anchor_sites, digest_weights, find_float_nodes, find_needed_opset
+from onnxq.planner import (
+    add_precision,
+    anchor_sites,
+    digest_weights,
+    find_float_nodes,
+    find_needed_opset,
+)
 from onnxq.planner.sums import bind_sums, warn_allowed
 from onnxq.sites import Edge, Edges, Role, Site, TensorId
 from onnxq.spec import FLOAT_TYPES, FloatType, PerBlock, QParams, QuantSpec
@@ -116,7 +122,9 @@ class _Placed:
 class _Stripper:
     """Takes the markers out of one model."""
 
-    def __init__(self, proto: onnx.ModelProto, index: GraphIndex, markers: tuple[Marker, ...], flow: Flow) -> None:
+    def __init__(
+        self, proto: onnx.ModelProto, index: GraphIndex, markers: tuple[Marker, ...], flow: Flow
+    ) -> None:
         self.editor, self.index, self.markers, self.flow = Editor(proto), index, markers, flow
         # Base of a group -> the tensor under its lasting name.
         self.names: dict[TensorId, TensorId] = {}
@@ -139,7 +147,9 @@ class _Stripper:
         placed = [self._place_group(group, taken) for group in self.flow.groups]
         self.editor.remove_unused()
         out = self.editor.export()
-        replace_items(out.opset_import, [entry for entry in out.opset_import if entry.domain != DOMAIN])
+        replace_items(
+            out.opset_import, [entry for entry in out.opset_import if entry.domain != DOMAIN]
+        )
         return out, placed
 
     def _bypass_marker(self, marker: Marker) -> None:
@@ -154,7 +164,9 @@ class _Stripper:
         self.editor.remove_node(marker.node.name)
         name = self.editor.fresh(f"{marker.result.name}/Identity")
         self.stand_ins[marker.node.name] = name
-        self.editor.insert_node(marker.node.scope, "Identity", [source.name], [marker.result.name], name=name)
+        self.editor.insert_node(
+            marker.node.scope, "Identity", [source.name], [marker.result.name], name=name
+        )
 
     def _name_base(self, group: MarkerGroup) -> None:
         """Give the base its lasting name; store a transposed weight as its readers read it."""
@@ -163,8 +175,15 @@ class _Stripper:
             self._rename_base(base, group.outputs[0].result.name)
         elif group.perm:
             self._store_transposed(group)
-        elif self.index.find_producer(base) is not None and not self.index.is_output(base) and base not in self.names:
-            self._rename_base(base, self.editor.fresh(group.sites[0]) if base.name != group.sites[0] else base.name)
+        elif (
+            self.index.find_producer(base) is not None
+            and not self.index.is_output(base)
+            and base not in self.names
+        ):
+            self._rename_base(
+                base,
+                self.editor.fresh(group.sites[0]) if base.name != group.sites[0] else base.name,
+            )
 
     def _rename_base(self, base: TensorId, name: str) -> None:
         if name != base.name:
@@ -197,11 +216,17 @@ class _Stripper:
     def _place_group(self, group: MarkerGroup, taken: set[Site]) -> _Placed:
         tensor = self.turned.get((group.base, group.perm), self.names.get(group.base, group.base))
         order = {node.name: k for k, node in enumerate(self.index.nodes)}
-        edges = tuple(sorted(dict.fromkeys(group.edges), key=lambda edge: (order[edge.node], edge.index)))
-        renamed = tuple(replace(edge, node=self.stand_ins.get(edge.node, edge.node)) for edge in edges)
+        edges = tuple(
+            sorted(dict.fromkeys(group.edges), key=lambda edge: (order[edge.node], edge.index))
+        )
+        renamed = tuple(
+            replace(edge, node=self.stand_ins.get(edge.node, edge.node)) for edge in edges
+        )
         constant = self.index.is_constant(group.base) and group.base not in self.flow.bases
         stays = group.base in self.flow.bases
-        output = not tensor.scope and (bool(group.outputs) or (stays and self.index.is_output(group.base)))
+        output = not tensor.scope and (
+            bool(group.outputs) or (stays and self.index.is_output(group.base))
+        )
         site: Site = tensor
         # Several groups on one tensor: the later ones are called by their first reader.
         if site in taken:
@@ -249,11 +274,18 @@ def _keeps_sites(sites: Iterable[SitePlan], proto: onnx.ModelProto) -> bool:
     nodes = {node.name: node for node in index.nodes}
     for site in sites:
         edges = [*(site.consumers or ()), *([site.site] if isinstance(site.site, Edge) else [])]
-        if any(edge.node not in nodes or edge.index >= len(nodes[edge.node].inputs) for edge in edges):
+        if any(
+            edge.node not in nodes or edge.index >= len(nodes[edge.node].inputs) for edge in edges
+        ):
             return False
         if isinstance(site.site, TensorId):
-            read = {index.resolve_tensor(nodes[edge.node].inputs[edge.index], edge.scope) for edge in edges}
-            if index.resolve_tensor(site.site.name, site.site.scope) != site.site or read - {site.site}:
+            read = {
+                index.resolve_tensor(nodes[edge.node].inputs[edge.index], edge.scope)
+                for edge in edges
+            }
+            if index.resolve_tensor(site.site.name, site.site.scope) != site.site or read - {
+                site.site
+            }:
                 return False
     return True
 
@@ -304,7 +336,12 @@ def _narrow_plan(plan: Plan, kind: FloatType) -> Plan:
 
 def _group_sites(plan: Plan, quantized: Mapping[str, tuple[Site, ...]]) -> Plan:
     """The plan with the activation sites of each quantizer in one group, since they share its numbers."""
-    groups = {site: quantizer for quantizer, sites in quantized.items() if len(sites) > 1 for site in sites}
+    groups = {
+        site: quantizer
+        for quantizer, sites in quantized.items()
+        if len(sites) > 1
+        for site in sites
+    }
     sites = []
     for site in plan.sites:
         if site.site in groups and site.role is not Role.WEIGHT:

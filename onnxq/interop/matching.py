@@ -21,7 +21,17 @@ from onnxq.wording import abbreviate, show_html
 
 # Operators whose output 0 holds exactly the values of input 0, so that both have one range.
 _SAME_VALUES = (
-    *("Identity", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Transpose", "Dropout", "Expand", "Tile"),
+    *(
+        "Identity",
+        "Reshape",
+        "Flatten",
+        "Squeeze",
+        "Unsqueeze",
+        "Transpose",
+        "Dropout",
+        "Expand",
+        "Tile",
+    ),
     *("DepthToSpace", "SpaceToDepth"),
 )
 _CONSTANT = "a constant: weights get their scales from their values"
@@ -121,7 +131,9 @@ class ScaleMatch:
 _Taken = tuple[TensorScale, str]
 
 
-def match_scales(table: ScaleTable, plan: Plan, before: GraphIndex, prepared: GraphIndex) -> ScaleMatch:
+def match_scales(
+    table: ScaleTable, plan: Plan, before: GraphIndex, prepared: GraphIndex
+) -> ScaleMatch:
     """Match each site of the plan with its entry of the table.
 
     before, prepared: the model as it came, and as the plan quantizes it. An activation whose own tensor has no line
@@ -145,7 +157,11 @@ def match_scales(table: ScaleTable, plan: Plan, before: GraphIndex, prepared: Gr
             _check_fits(site, taken[site.site][0])
     # After the activations, which may read a constant as one of theirs.
     weights = [site for site in plan.sites if site.role is Role.WEIGHT and site.site not in taken]
-    taken |= {site.site: (by_name[site.quantized_tensor.name][0], "") for site in weights if _is_given(site, by_name)}
+    taken |= {
+        site.site: (by_name[site.quantized_tensor.name][0], "")
+        for site in weights
+        if _is_given(site, by_name)
+    }
     # Sites that had no entry of their own come behind the others.
     matched = []
     left = {}
@@ -155,20 +171,33 @@ def match_scales(table: ScaleTable, plan: Plan, before: GraphIndex, prepared: Gr
         problem = _find_change(by_site[key], before, prepared)
         value = None if problem else prepared.find_shape(by_site[key].quantized_tensor)
         shape = tuple(d if isinstance(d, int) else 0 for d in value or ())
-        qparams, kept = (None, problem) if problem else fit_numbers(entry, by_site[key], table.origin, shape)
+        qparams, kept = (
+            (None, problem) if problem else fit_numbers(entry, by_site[key], table.origin, shape)
+        )
         if qparams is None:
             left[entry.name] = kept
             continue
         numbers[key] = qparams
         scale = float(np.max(qparams.scale))
         matched.append(
-            MatchedSite(site=str(key), name=entry.name, line=entry.line, scale=scale, through=through, kept=kept)
+            MatchedSite(
+                site=str(key),
+                name=entry.name,
+                line=entry.line,
+                scale=scale,
+                through=through,
+                kept=kept,
+            )
         )
     missing = [site for site in sites if site.site not in numbers]
     absent = []
     for site in missing:
         tensor = site.quantized_tensor.name
-        absent.append(MissingSite(site=str(site.site), tensor=tensor, nearest=find_nearest(tensor, by_name, 2)))
+        absent.append(
+            MissingSite(
+                site=str(site.site), tensor=tensor, nearest=find_nearest(tensor, by_name, 2)
+            )
+        )
     used = {taken[key][0].line for key in numbers}
     rest = list(_explain_leftovers(table, used, left, before, prepared))
     return ScaleMatch(
@@ -211,14 +240,22 @@ def _find_change(site: SitePlan, before: GraphIndex, prepared: GraphIndex) -> st
     if site.role is not Role.WEIGHT:
         return ""
     tensor = site.quantized_tensor
-    old, new = (index.find_constant(index.resolve_tensor(tensor.name, tensor.scope)) for index in (before, prepared))
+    old, new = (
+        index.find_constant(index.resolve_tensor(tensor.name, tensor.scope))
+        for index in (before, prepared)
+    )
     same = old is not None and new is not None and np.array_equal(old, new)
     return "" if same else "a weight whose values preparation changed"
 
 
 def _check_fits(site: SitePlan, entry: TensorScale) -> None:
     spec = site.spec
-    if spec.storage == "int8" and spec.bits == 8 and spec.symmetric and isinstance(spec.granularity, PerTensor):
+    if (
+        spec.storage == "int8"
+        and spec.bits == 8
+        and spec.symmetric
+        and isinstance(spec.granularity, PerTensor)
+    ):
         return
     raise PlanError(
         str(site.site),
@@ -277,7 +314,11 @@ def _list_names(index: GraphIndex) -> set[str]:
 
 
 def _explain_leftovers(
-    table: ScaleTable, used: set[int], left: Mapping[str, str], before: GraphIndex, prepared: GraphIndex
+    table: ScaleTable,
+    used: set[int],
+    left: Mapping[str, str],
+    before: GraphIndex,
+    prepared: GraphIndex,
 ) -> Iterator[UnusedLine]:
     """The lines that no site took, with the reason of each. left: of tensors whose numbers do not fit their site."""
     now = _list_names(prepared)
@@ -327,7 +368,9 @@ def _explain_unused(index: GraphIndex, name: str) -> str:
 
 def _find_tensor(index: GraphIndex, name: str) -> TensorId | None:
     """The tensor of this name in the first scope that has one: tables know no scopes."""
-    return next((t for scope in index.scopes if (t := index.resolve_tensor(name, scope)) is not None), None)
+    return next(
+        (t for scope in index.scopes if (t := index.resolve_tensor(name, scope)) is not None), None
+    )
 
 
 # Tensor -> tensors with the same values that one node away hold them, each with the operator between.
@@ -369,13 +412,20 @@ def _find_nearest_entry(
 
 
 def _keeps_values(index: GraphIndex, node: NodeRef) -> bool:
-    if node.domain not in ("", "ai.onnx") or not node.inputs or not node.inputs[0] or not node.outputs[0]:
+    if (
+        node.domain not in ("", "ai.onnx")
+        or not node.inputs
+        or not node.inputs[0]
+        or not node.outputs[0]
+    ):
         return False
     # A Cast between float types changes values by rounding only.
     if node.op_type == "Cast":
         source = index.find_input(node, 0)
         return (
-            source is not None and index.find_dtype(source) in FLOAT_TENSORS and node.attrs.get("to") in FLOAT_TENSORS
+            source is not None
+            and index.find_dtype(source) in FLOAT_TENSORS
+            and node.attrs.get("to") in FLOAT_TENSORS
         )
     return node.op_type in _SAME_VALUES
 

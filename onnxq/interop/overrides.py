@@ -15,7 +15,15 @@ from typing import Any
 import numpy as np
 
 from onnxq.arrays import Array
-from onnxq.interop.base import ImportFormat, NoGridError, ScaleTable, TensorScale, has_blocks, make_entry, sort_by_name
+from onnxq.interop.base import (
+    ImportFormat,
+    NoGridError,
+    ScaleTable,
+    TensorScale,
+    has_blocks,
+    make_entry,
+    sort_by_name,
+)
 from onnxq.interop.json_tables import list_numbers, open_table, write_table
 from onnxq.numerics import qparams_from_range
 from onnxq.sites import Names, Role
@@ -33,14 +41,22 @@ def _parse(data: bytes, source: str) -> ScaleTable:
     table = open_table(data, source, _TOOL, "TensorQuantOverrides")
     for name, rows in table.root.items():
         table.add_entry((name,), name, partial(_read_rows, name, rows))
-        convert = rows[0].get("convert") if isinstance(rows, list) and rows and isinstance(rows[0], dict) else None
+        convert = (
+            rows[0].get("convert")
+            if isinstance(rows, list) and rows and isinstance(rows[0], dict)
+            else None
+        )
         if convert is not None:
             readers = tuple(map(str, convert.get("recv_nodes") or ()))
-            table.add_entry((name, 0, "convert"), name, partial(_read_rows, name, [convert], readers=readers))
+            table.add_entry(
+                (name, 0, "convert"), name, partial(_read_rows, name, [convert], readers=readers)
+            )
     return table.make_table("TensorQuantOverrides")
 
 
-def _read_rows(name: str, rows: Sequence[Mapping[str, Any]], line: int, readers: Names = ()) -> TensorScale:
+def _read_rows(
+    name: str, rows: Sequence[Mapping[str, Any]], line: int, readers: Names = ()
+) -> TensorScale:
     first = rows[0]
     axis = first.get("axis")
     grain: Granularity = PerTensor() if axis is None else PerChannel(int(axis))
@@ -49,17 +65,25 @@ def _read_rows(name: str, rows: Sequence[Mapping[str, Any]], line: int, readers:
         raise NoGridError("a reduced range, whose levels are those of no width of bits")
     if {"scale", "zero_point"} <= set(first):
         keys = ("scale", "zero_point")
-        numbers: list[Array] = [np.array([row[key] for row in rows], np.float64).reshape(-1) for key in keys]
+        numbers: list[Array] = [
+            np.array([row[key] for row in rows], np.float64).reshape(-1) for key in keys
+        ]
         bits, signed = _read_type(first, bool((numbers[1] < 0).any()) or axis is not None)
     elif {"rmin", "rmax"} <= set(first):
         bits, signed = _read_type(first, axis is not None)
-        spec = QuantSpec(bits=bits, signed=signed, symmetric=bool(first.get("symmetric", axis is not None)))
+        spec = QuantSpec(
+            bits=bits, signed=signed, symmetric=bool(first.get("symmetric", axis is not None))
+        )
         low, high = (np.array([row[key] for row in rows], np.float64) for key in ("rmin", "rmax"))
         qparams = qparams_from_range(low, high, spec)
         numbers = [qparams.scale, qparams.zero_point]
     else:
-        raise NoGridError("a type without numbers, which `quantize_static` of `onnxq.compat` follows")
-    return make_entry(name, line, (numbers[0], numbers[1]), bits=bits, signed=signed, grain=grain, readers=readers)
+        raise NoGridError(
+            "a type without numbers, which `quantize_static` of `onnxq.compat` follows"
+        )
+    return make_entry(
+        name, line, (numbers[0], numbers[1]), bits=bits, signed=signed, grain=grain, readers=readers
+    )
 
 
 def _read_type(row: Mapping[str, Any], signed: bool) -> tuple[int, bool]:
@@ -107,7 +131,9 @@ def _write_rows(entry: TensorScale) -> list[dict[str, Any]]:
     kind = {"quant_type": f"Q{'' if spec.signed else 'U'}Int{spec.bits}"}
     if isinstance(spec.granularity, PerChannel):
         pairs = zip(*numbers, strict=True)
-        rows: list[dict[str, Any]] = [{**kind, "scale": scale, "zero_point": zero} for scale, zero in pairs]
+        rows: list[dict[str, Any]] = [
+            {**kind, "scale": scale, "zero_point": zero} for scale, zero in pairs
+        ]
         rows[0]["axis"] = spec.granularity.axis
         return rows
     return [{**kind, "scale": numbers[0], "zero_point": numbers[1]}]

@@ -27,9 +27,15 @@ def _parse(data: bytes, source: str) -> ScaleTable:
     table = open_table(data, source, "PPQ", "configuration")
     if "quant_info" in table.root:
         for name, row in table.root["quant_info"].items():
-            ends = {"quant_min": row.get("q_min"), "quant_max": row.get("q_max")} if isinstance(row, Mapping) else {}
+            ends = (
+                {"quant_min": row.get("q_min"), "quant_max": row.get("q_max")}
+                if isinstance(row, Mapping)
+                else {}
+            )
             many = isinstance(row, Mapping) and bool(row.get("per_channel"))
-            table.add_entry(("quant_info", name), name, partial(_read_numbers, name, row, ends, many, ()))
+            table.add_entry(
+                ("quant_info", name), name, partial(_read_numbers, name, row, ends, many, ())
+            )
         return table.make_table("quant_info")
     for name, path, readers, config in _list_configs(table):
         table.add_entry(path, name, partial(_read_config, table.root, name, config, readers))
@@ -42,14 +48,20 @@ def _list_configs(table: JsonTable) -> Iterator[tuple[str, tuple[Any, ...], Name
     for operator, tensors in (table.root.get("configs") or {}).items():
         for name, config in tensors.items():
             # One tensor has a configuration at each operator; those of one dominator are the same.
-            key = (config.get("dominator"), config.get("bit_width")) if isinstance(config, Mapping) else None
+            key = (
+                (config.get("dominator"), config.get("bit_width"))
+                if isinstance(config, Mapping)
+                else None
+            )
             if key not in known.setdefault(name, set()):
                 readers = (operator,) if known[name] else ()
                 known[name].add(key)
                 yield name, ("configs", operator, name), readers, config
 
 
-def _read_config(root: Mapping[str, Any], name: str, config: Any, readers: Names, line: int) -> TensorScale:
+def _read_config(
+    root: Mapping[str, Any], name: str, config: Any, readers: Names, line: int
+) -> TensorScale:
     if config["state"] in _FLOAT:
         raise NoGridError(f"float: its state is {config['state']}")
     policy = config["policy"]
@@ -58,7 +70,9 @@ def _read_config(root: Mapping[str, Any], name: str, config: Any, readers: Names
     values = root["values"].get(str(config["dominator"]))
     # PPQ writes numbers of dominators alone, and none where those are float.
     if values is None:
-        raise NoGridError("no numbers of its own: those of the configuration that dominates it are not in the file")
+        raise NoGridError(
+            "no numbers of its own: those of the configuration that dominates it are not in the file"
+        )
     return _read_numbers(name, values, config, bool(policy.get("PER_CHANNEL")), readers, line)
 
 
@@ -73,7 +87,10 @@ def _read_numbers(
         raise NoGridError("a bias, whose scale is its input's times its weight's")
     signed = low < 0
     narrow = signed and low == -high
-    if (low, high) not in ((0, (1 << bits) - 1), (int(narrow) - (1 << (bits - 1)), (1 << (bits - 1)) - 1)):
+    if (low, high) not in (
+        (0, (1 << bits) - 1),
+        (int(narrow) - (1 << (bits - 1)), (1 << (bits - 1)) - 1),
+    ):
         raise NoGridError(f"levels {low}…{high}, which are those of no width of bits")
     return make_entry(
         name,
@@ -92,4 +109,6 @@ def _recognize(data: bytes) -> bool:
     return (b'"configs"' in data and b'"values"' in data) or b'"quant_info"' in data
 
 
-PPQ = ImportFormat("ppq", _recognize, _parse, title="PPQ, PPL", mark="`configs` and `values`, or `quant_info`")
+PPQ = ImportFormat(
+    "ppq", _recognize, _parse, title="PPQ, PPL", mark="`configs` and `values`, or `quant_info`"
+)

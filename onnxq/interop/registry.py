@@ -40,7 +40,9 @@ def find_format(name: str) -> ImportFormat:
     """The format of this name. Raises CalibrationError, with the nearest names, where there is none."""
     names = [row.name for row in FORMATS]
     if name not in names:
-        raise CalibrationError(f"format {name!r}", "is not known", suggest_names(name, names), code="Q516")
+        raise CalibrationError(
+            f"format {name!r}", "is not known", suggest_names(name, names), code="Q516"
+        )
     return FORMATS[names.index(name)]
 
 
@@ -55,15 +57,21 @@ def read_scales(source: str | Path, kind: str = "") -> ScaleTable:
         data = read_input(path, CalibrationError, limit=_MOST_BYTES, pipes=True)
     except OSError as error:
         cause = error.strerror or str(error)
-        raise CalibrationError(path, cause, "name the file that the tool wrote", code="Q505") from error
+        raise CalibrationError(
+            path, cause, "name the file that the tool wrote", code="Q505"
+        ) from error
     if data.startswith(_PICKLED):
         fix = "export it from the tool: PPQ writes ONNX and JSON, Sparsebit ONNX with the attribute `bits`, torch ONNX"
-        raise CalibrationError(path, "is a Python pickle, which runs code when it is read", fix, code="Q505")
+        raise CalibrationError(
+            path, "is a Python pickle, which runs code when it is read", fix, code="Q505"
+        )
     chosen = named or next((row for row in FORMATS if row.recognizes(data)), None)
     # The first format reads text of any kind, and would tell of a header that JSON never has.
     if chosen is None and data.lstrip(b"\xef\xbb\xbf \t\r\n").startswith((b"{", b"[")):
         cause = f"is JSON of none of the formats {', '.join(row.name for row in FORMATS[1:])}"
-        raise CalibrationError(path, cause, "name the file that the tool wrote, or its format: `kind=…`", code="Q505")
+        raise CalibrationError(
+            path, cause, "name the file that the tool wrote, or its format: `kind=…`", code="Q505"
+        )
     chosen = chosen or FORMATS[0]
     try:
         return replace(chosen.parse(data, str(path)), kind=chosen.name)

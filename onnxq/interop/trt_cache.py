@@ -20,7 +20,13 @@ from numpy.typing import NDArray
 from onnxq.arrays import Mask
 from onnxq.errors import CalibrationError
 from onnxq.files import find_calibrator
-from onnxq.interop.base import ImportFormat, ScaleTable, SkippedEntry, TensorScale, refuse_all_but_int8
+from onnxq.interop.base import (
+    ImportFormat,
+    ScaleTable,
+    SkippedEntry,
+    TensorScale,
+    refuse_all_but_int8,
+)
 
 # Of the scales, in plans.
 ORIGIN = "TensorRT calibration cache"
@@ -47,7 +53,9 @@ def parse_cache(data: bytes, source: str = "cache") -> ScaleTable:
     """The content of a cache file. Raises CalibrationError with the numbers of wrong lines."""
     text = _decode_text(data, source)
     if find_calibrator(text) == _OTHER:
-        raise _fault(source, f"is a calibration table of {_OTHER}, and no cache of TensorRT", _SAMPLES)
+        raise _fault(
+            source, f"is a calibration table of {_OTHER}, and no cache of TensorRT", _SAMPLES
+        )
     lines = text.splitlines()
     # Blank lines in front of the header do no harm.
     number = next((k for k, line in enumerate(lines, 1) if line.strip()), 0)
@@ -73,7 +81,9 @@ def parse_cache(data: bytes, source: str = "cache") -> ScaleTable:
             if entry.scale:
                 entries.append(entry)
             else:
-                skipped.append(SkippedEntry(entry.name, k, "a scale of 0, as of a tensor without values"))
+                skipped.append(
+                    SkippedEntry(entry.name, k, "a scale of 0, as of a tensor without values")
+                )
     faults += _find_repeated(entries)
     if faults:
         more = f"; and {len(faults) - _SHOWN} more" if len(faults) > _SHOWN else ""
@@ -97,7 +107,9 @@ def parse_cache(data: bytes, source: str = "cache") -> ScaleTable:
 
 def write_cache(entries: Sequence[TensorScale]) -> bytes:
     """A cache file with these scales, float32 bit for bit."""
-    lines = [f"{entry.name}: {int(np.float32(entry.scale).view(np.uint32)):08x}" for entry in entries]
+    lines = [
+        f"{entry.name}: {int(np.float32(entry.scale).view(np.uint32)):08x}" for entry in entries
+    ]
     return "\n".join([HEADER, *lines, ""]).encode()
 
 
@@ -108,7 +120,9 @@ def _recognize_cache(data: bytes) -> bool:
 def _refuse_entry(entry: TensorScale) -> str:
     """Why the text has no place for an entry: names are what stands in front of the last colon of a line."""
     plain = entry.name == entry.name.strip() and len(entry.name.splitlines()) == 1
-    return refuse_all_but_int8(entry) or ("" if plain else "a name with a line end, or blanks around it")
+    return refuse_all_but_int8(entry) or (
+        "" if plain else "a name with a line end, or blanks around it"
+    )
 
 
 TENSORRT_CACHE = ImportFormat(

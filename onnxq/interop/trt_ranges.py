@@ -39,7 +39,9 @@ def _read_range(name: str, value: Any, line: int) -> TensorScale:
 
 def _write(entries: Sequence[TensorScale]) -> bytes:
     # Products of a float32 and 127 are exact in float64, so that the scales come back to the bit.
-    return write_table({_KEYS[0]: {entry.name: float(np.asarray(entry.scale)) * _STEPS for entry in entries}})
+    return write_table(
+        {_KEYS[0]: {entry.name: float(np.asarray(entry.scale)) * _STEPS for entry in entries}}
+    )
 
 
 def _recognize(data: bytes) -> bool:

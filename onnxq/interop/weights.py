@@ -89,7 +89,9 @@ class FoundWeight:
         for name in ("codes", "scale", "zero", "minimum"):
             arrays = [getattr(codes, name) for codes in read]
             if arrays[0] is not None:
-                placed[name] = whole = np.empty((self.weight.shape[0], arrays[0].shape[1]), arrays[0].dtype)
+                placed[name] = whole = np.empty(
+                    (self.weight.shape[0], arrays[0].shape[1]), arrays[0].dtype
+                )
                 for array, (_, rows, places) in zip(arrays, self.parts, strict=True):
                     whole[places] = array[rows]
         return replace(read[0], **placed).settle()  # type: ignore[arg-type]
@@ -103,7 +105,9 @@ class WeightMatch:
     missing: Mapping[str, str] = field(default_factory=dict)
 
 
-def match_weights(checkpoint: Checkpoint, graph: Graph, before: GraphIndex, task: Task) -> WeightMatch:
+def match_weights(
+    checkpoint: Checkpoint, graph: Graph, before: GraphIndex, task: Task
+) -> WeightMatch:
     """Find the weights of a checkpoint. before: the graph as it came, whose names its modules may have."""
     weights = _list_weights(graph)
     table = _ChannelTable(weights, graph)
@@ -112,7 +116,9 @@ def match_weights(checkpoint: Checkpoint, graph: Graph, before: GraphIndex, task
     found = list(filter(None, map(table.collect, range(len(weights)))))
     taken = {match.weight for match in found}
     scopes = _find_scopes(before)
-    free = [(weight, _list_paths(weight, before, scopes)) for weight in weights if weight not in taken]
+    free = [
+        (weight, _list_paths(weight, before, scopes)) for weight in weights if weight not in taken
+    ]
     used = {name for match in found for name in match.names}
     missing = dict(checkpoint.refused)
     claimed: dict[NetworkWeight, str] = {}
@@ -126,7 +132,9 @@ def match_weights(checkpoint: Checkpoint, graph: Graph, before: GraphIndex, task
         if twice or reason or not named:
             twin = f"{twice[0]} has its name, too" if twice else ""
             missing[source.name] = (
-                twin or reason or table.partial.get(source.name, "the model has not its values or name")
+                twin
+                or reason
+                or table.partial.get(source.name, "the model has not its values or name")
             )
             continue
         claimed |= dict.fromkeys(named, source.name)
@@ -149,7 +157,9 @@ def _list_weights(graph: Graph) -> list[NetworkWeight]:
         value = graph.find_constant(tensor)
         if value is not None and value.ndim == 2:
             shape = value.shape
-            weights.append(NetworkWeight(tensor, axis, tuple(nodes), (shape[axis], shape[1 - axis])))
+            weights.append(
+                NetworkWeight(tensor, axis, tuple(nodes), (shape[axis], shape[1 - axis]))
+            )
     return weights
 
 
@@ -162,7 +172,9 @@ class _ChannelTable:
         parts: defaultdict[int, list[tuple[Array, Array, Array]]] = defaultdict(list)
         for k, weight in enumerate(weights):
             count, columns = weight.shape
-            parts[columns].append((hash_rows(weight.list_rows(graph)), np.full(count, k), np.arange(count)))
+            parts[columns].append(
+                (hash_rows(weight.list_rows(graph)), np.full(count, k), np.arange(count))
+            )
         self.channels: dict[int, list[Array]] = {}
         for columns, rows in parts.items():
             joined = [np.concatenate(arrays) for arrays in zip(*rows, strict=True)]
@@ -213,7 +225,9 @@ class _ChannelTable:
 def hash_rows(values: Array) -> Array:
     """A 64-bit digest of each row, the same for equal values."""
     rows, columns = values.shape
-    factors = np.random.default_rng(0).integers(0, 2**63, columns, np.uint64) * np.uint64(2) + np.uint64(1)
+    factors = np.random.default_rng(0).integers(0, 2**63, columns, np.uint64) * np.uint64(
+        2
+    ) + np.uint64(1)
     step = max(1, _CHUNK // columns)
     digests = []
     for k in range(0, rows, step):
@@ -236,13 +250,19 @@ def _compare(source: CheckpointWeight, named: Sequence[NetworkWeight], graph: Gr
     return ""
 
 
-def _list_paths(weight: NetworkWeight, before: GraphIndex, scopes: Mapping[str, Sequence[str]]) -> list[Names]:
+def _list_paths(
+    weight: NetworkWeight, before: GraphIndex, scopes: Mapping[str, Sequence[str]]
+) -> list[Names]:
     """The names that say which module a weight is of, in parts. scopes: of modules, by node."""
     came = {node.name: node for node in before.nodes}
     names = [weight.tensor.name]
     for node in weight.nodes:
         edge = before.find_input(came.get(node.name), int(not node.looks_up(0)))
-        names += [node.name, *scopes.get(node.name, ()), *(tensor.name for tensor in before.walk_back(edge, _LAYOUT))]
+        names += [
+            node.name,
+            *scopes.get(node.name, ()),
+            *(tensor.name for tensor in before.walk_back(edge, _LAYOUT)),
+        ]
     return list(map(_split_name, names))
 
 
@@ -254,7 +274,9 @@ def _find_scopes(before: GraphIndex) -> dict[str, list[str]]:
         for node in graph.node
         for entry in node.metadata_props
     ]
-    return {name: re.findall("'([^']*)'", entry.value) for name, entry in notes if entry.key == _SCOPES}
+    return {
+        name: re.findall("'([^']*)'", entry.value) for name, entry in notes if entry.key == _SCOPES
+    }
 
 
 def _split_name(name: str) -> Names:

@@ -54,7 +54,16 @@ class Divisor(ctypes.Structure):
 # Fields by type, in groups that follow each other in the struct; their order is part of the ABI.
 _POINTERS = ("x", "dy", "y", "scale", "zero_point", "dscale", "dzero_point", "partial")
 _SHAPE = ("outer", "channels", "inner", "block")
-_GEOMETRY = ("count", "scales", "segments", "run", "runs", "splits", "partial_outer", "partial_inner")
+_GEOMETRY = (
+    "count",
+    "scales",
+    "segments",
+    "run",
+    "runs",
+    "splits",
+    "partial_outer",
+    "partial_inner",
+)
 _DIVISORS = ("by_inner", "by_channels", "by_block", "by_blocks", "by_pieces")
 
 
@@ -115,7 +124,9 @@ def find_layout(
     """
     rank = len(shape)
     # Dimensions of size 1 may have any stride, so theirs is ignored.
-    order = tuple(sorted(range(rank), key=lambda dim: (-strides[dim] if shape[dim] > 1 else 0, dim)))
+    order = tuple(
+        sorted(range(rank), key=lambda dim: (-strides[dim] if shape[dim] > 1 else 0, dim))
+    )
     if prod(shape):
         expected = 1
         for dim in reversed(order):

@@ -38,7 +38,11 @@ class Built:
 
 
 def build_kernels(
-    archs: Sequence[str] = (), *, output: Path | None = None, force: bool = False, progress: Progress = silent
+    archs: Sequence[str] = (),
+    *,
+    output: Path | None = None,
+    force: bool = False,
+    progress: Progress = silent,
 ) -> tuple[Built, ...]:
     """Build the CPU twin and the CUDA kernels. A kernel that cannot be built is reported as missing, not raised.
 
@@ -51,7 +55,9 @@ def build_kernels(
         try:
             output.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise OutputError(output, error.strerror or str(error), "choose another folder", code="Q604") from error
+            raise OutputError(
+                output, error.strerror or str(error), "choose another folder", code="Q604"
+            ) from error
     # A folder may go to other machines; the cache stays on this one.
     march = "native" if output is None else portable_march()
     with progress("compiling for the CPU, about a minute"):
@@ -72,7 +78,9 @@ def _time_build(kernels: str, build: Callable[[], store.CacheEntry]) -> Built:
     try:
         entry = build()
     except MissingDependencyError as error:
-        return Built(kernels, "missing", reason=f"{error.cause}; {error.fix}" if error.fix else error.cause)
+        return Built(
+            kernels, "missing", reason=f"{error.cause}; {error.fix}" if error.fix else error.cause
+        )
     archs = tuple(f"sm_{arch}" for arch in entry.key.get("archs", "").split(",") if arch)
     return Built(
         kernels,

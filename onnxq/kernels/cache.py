@@ -55,8 +55,12 @@ def kernels_folder() -> Path:
         status = place.stat()
     except OSError as error:
         raise OutputError(place, error.strerror or str(error), _FIX, code="Q605") from error
-    if hasattr(os, "geteuid") and (status.st_uid != os.geteuid() or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)):
-        raise OutputError(place, "others may write to it, and code is loaded from it", _FIX, code="Q605")
+    if hasattr(os, "geteuid") and (
+        status.st_uid != os.geteuid() or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    ):
+        raise OutputError(
+            place, "others may write to it, and code is loaded from it", _FIX, code="Q605"
+        )
     return place
 
 
@@ -69,7 +73,9 @@ def find_entry(place: Path, wanted: Callable[[Key], bool]) -> CacheEntry | None:
     return None
 
 
-def fetch_entry(place: Path, name: str, key: Key, build: Callable[[Path], None], *, force: bool = False) -> CacheEntry:
+def fetch_entry(
+    place: Path, name: str, key: Key, build: Callable[[Path], None], *, force: bool = False
+) -> CacheEntry:
     """Return the entry of `key`; `build(path to write)` makes it unless it exists and is valid.
 
     name: file name with {} for a hash of the key: `lib{}.so`. force: build in any case.
@@ -111,7 +117,10 @@ def _store_entry(path: Path, key: Key, build: Callable[[Path], None]) -> CacheEn
         build(work / path.name)
         data = (work / path.name).read_bytes()
     note = {"key": dict(key), "sha256": hashlib.sha256(data).hexdigest()}
-    with replace_files([path.with_name(f"{path.name}.json"), path], overwrite=True) as (note_file, file):
+    with replace_files([path.with_name(f"{path.name}.json"), path], overwrite=True) as (
+        note_file,
+        file,
+    ):
         file.write(data)
         note_file.write(json.dumps(note, indent=1, sort_keys=True).encode())
     return CacheEntry(path, key, fresh=True)

@@ -25,7 +25,9 @@ from onnxq.kernels.sources import run_compiler
 # torch's CUDA wheels and the extra `nvrtc` bring nvidia/cuda_nvrtc (CUDA 12) or nvidia/cu13 into site-packages.
 _WINDOWS = sys.platform == "win32"
 _LIBRARY, _BUILTINS = (
-    ("nvrtc64_*.dll", "nvrtc-builtins64_*.dll") if _WINDOWS else ("libnvrtc.so.*", "libnvrtc-builtins.so.*")
+    ("nvrtc64_*.dll", "nvrtc-builtins64_*.dll")
+    if _WINDOWS
+    else ("libnvrtc.so.*", "libnvrtc-builtins.so.*")
 )
 _FOLDERS = ("bin", "bin/x86_64") if _WINDOWS else ("lib", "lib64")
 # -default-device: functions without an annotation are device code.
@@ -42,7 +44,9 @@ class Nvrtc:
     # Compute capabilities it compiles for, as 75, 90, 120.
     archs: tuple[int, ...]
 
-    def compile_source(self, name: str, source: str, headers: Mapping[str, str], arch: int) -> tuple[bytes, str]:
+    def compile_source(
+        self, name: str, source: str, headers: Mapping[str, str], arch: int
+    ) -> tuple[bytes, str]:
         """Compile for `arch`: a cubin, or PTX for the driver to complete if this NVRTC is older than the GPU.
 
         Returns the code and its kind, "cubin" or "ptx". Raises MissingDependencyError with the compiler's log.
@@ -58,7 +62,9 @@ class Nvrtc:
         # Code for a lower minor number runs on a higher one; a new major number needs PTX.
         kind = "cubin" if known // 10 == arch // 10 else "ptx"
         target = f"sm_{known}" if kind == "cubin" else f"compute_{known}"
-        return self._run_program(name, source, headers, (f"--gpu-architecture={target}", *_OPTIONS), kind), kind
+        return self._run_program(
+            name, source, headers, (f"--gpu-architecture={target}", *_OPTIONS), kind
+        ), kind
 
     def _run_program(
         self, name: str, source: str, headers: Mapping[str, str], options: Sequence[str], kind: str
@@ -79,11 +85,20 @@ class Nvrtc:
         try:
             code = library.nvrtcCompileProgram(program, len(options), _to_c_strings(options))
             if code:
-                log = _read_output(library, "nvrtcGetProgramLog", program).rstrip(b"\0").decode(errors="replace")
-                raise MissingDependencyError(
-                    "CUDA kernels", f"NVRTC {self.version} failed: {log}", "install another", code="Q807"
+                log = (
+                    _read_output(library, "nvrtcGetProgramLog", program)
+                    .rstrip(b"\0")
+                    .decode(errors="replace")
                 )
-            return _read_output(library, "nvrtcGetCUBIN" if kind == "cubin" else "nvrtcGetPTX", program)
+                raise MissingDependencyError(
+                    "CUDA kernels",
+                    f"NVRTC {self.version} failed: {log}",
+                    "install another",
+                    code="Q807",
+                )
+            return _read_output(
+                library, "nvrtcGetCUBIN" if kind == "cubin" else "nvrtcGetPTX", program
+            )
         finally:
             library.nvrtcDestroyProgram(ctypes.byref(program))
 
@@ -189,10 +204,15 @@ def device_image(arch: str, nvrtc: Sequence[Path] = ()) -> DeviceImage:
         entry = build_cubin(compiler, number)
         return DeviceImage(entry.path.read_bytes(), f"NVRTC {compiler.version}, {entry.path}")
     # Compiled by an NVRTC that is gone since.
-    left = store.find_entry(store.kernels_folder(), lambda key: _has_source(key) and key.get("archs") == str(number))
+    left = store.find_entry(
+        store.kernels_folder(), lambda key: _has_source(key) and key.get("archs") == str(number)
+    )
     if left is None:
         raise MissingDependencyError(
-            f"CUDA kernels for sm_{number}", "nothing is built and NVRTC is not found", _FIX, code="Q808"
+            f"CUDA kernels for sm_{number}",
+            "nothing is built and NVRTC is not found",
+            _FIX,
+            code="Q808",
         )
     return DeviceImage(left.path.read_bytes(), f"cache, {left.path}")
 
@@ -201,24 +221,34 @@ def arch_number(arch: str) -> int:
     """Parse "sm_90", "90", "9.0" or "compute_90" as 90. Raises ConfigError for anything else."""
     match = re.fullmatch(r"(?:sm_|compute_)?(\d{1,2})\.?(\d)[af]?", arch.strip())
     if match is None:
-        raise ConfigError(f"architecture {arch!r}", "is not one", "write it as sm_90 or 9.0", code="Q304")
+        raise ConfigError(
+            f"architecture {arch!r}", "is not one", "write it as sm_90 or 9.0", code="Q304"
+        )
     return int(match[1] + match[2])
 
 
-def build_cubin(compiler: Nvrtc, arch: int, place: Path | None = None, *, force: bool = False) -> store.CacheEntry:
+def build_cubin(
+    compiler: Nvrtc, arch: int, place: Path | None = None, *, force: bool = False
+) -> store.CacheEntry:
     """Compile for one GPU by NVRTC, into the cache or another folder. Raises OnnxqError on failure."""
     key = {**_make_key(f"NVRTC {compiler.version}"), "archs": str(arch)}
 
     def build(path: Path) -> None:
         texts = sources.read_sources(sources.DEVICE)
         headers = {name: texts[name] for name in sources.HEADERS}
-        data, _ = compiler.compile_source(sources.DEVICE[0], texts[sources.DEVICE[0]], headers, arch)
+        data, _ = compiler.compile_source(
+            sources.DEVICE[0], texts[sources.DEVICE[0]], headers, arch
+        )
         path.write_bytes(data)
 
-    return store.fetch_entry(place or store.kernels_folder(), f"fq-sm_{arch}-{{}}.cubin", key, build, force=force)
+    return store.fetch_entry(
+        place or store.kernels_folder(), f"fq-sm_{arch}-{{}}.cubin", key, build, force=force
+    )
 
 
-def build_fatbin(archs: Sequence[int] = (), place: Path | None = None, *, force: bool = False) -> store.CacheEntry:
+def build_fatbin(
+    archs: Sequence[int] = (), place: Path | None = None, *, force: bool = False
+) -> store.CacheEntry:
     """Compile for many GPUs by nvcc, into the cache or another folder.
 
     archs: as 75, 90; none: those of ARCHS that this nvcc supports. Raises OnnxqError without nvcc or if it fails.
@@ -238,9 +268,24 @@ def build_fatbin(archs: Sequence[int] = (), place: Path | None = None, *, force:
     def build(path: Path) -> None:
         codes = [f"-gencode=arch=compute_{number},code=sm_{number}" for number in sorted(chosen)]
         source = str(sources.find_folder() / sources.DEVICE[0])
-        _run([compiler, "-fatbin", "-std=c++17", "--threads=0", *codes, "-x", "cu", source, "-o", str(path)])
+        _run(
+            [
+                compiler,
+                "-fatbin",
+                "-std=c++17",
+                "--threads=0",
+                *codes,
+                "-x",
+                "cu",
+                source,
+                "-o",
+                str(path),
+            ]
+        )
 
-    return store.fetch_entry(place or store.kernels_folder(), "fq-{}.fatbin", key, build, force=force)
+    return store.fetch_entry(
+        place or store.kernels_folder(), "fq-{}.fatbin", key, build, force=force
+    )
 
 
 @cache
@@ -249,13 +294,21 @@ def find_nvcc() -> tuple[str, str, tuple[int, ...]]:
     toolkits = (os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"), "/usr/local/cuda")
     named = os.environ.get("ONNXQ_NVCC")
     beside = [shutil.which("nvcc", path=os.path.join(item, "bin")) for item in toolkits if item]
-    path = shutil.which(named) if named else next(filter(None, (shutil.which("nvcc"), *beside)), None)
+    path = (
+        shutil.which(named) if named else next(filter(None, (shutil.which("nvcc"), *beside)), None)
+    )
     if path is None:
         raise MissingDependencyError(
-            "CUDA kernels", f"there is no {named or 'nvcc'}", "install the CUDA toolkit", code="Q806"
+            "CUDA kernels",
+            f"there is no {named or 'nvcc'}",
+            "install the CUDA toolkit",
+            code="Q806",
         )
     release = re.search(r"release (\S+),", _run([path, "--version"]))
-    known = sorted(int(item) for item in re.findall(r"^sm_(\d+)$", _run([path, "--list-gpu-code"]), re.MULTILINE))
+    known = sorted(
+        int(item)
+        for item in re.findall(r"^sm_(\d+)$", _run([path, "--list-gpu-code"]), re.MULTILINE)
+    )
     return path, f"nvcc {release[1] if release else 'unknown'}", tuple(known)
 
 
@@ -269,13 +322,16 @@ def _find_prebuilt(arch: int) -> store.CacheEntry | None:
     def wanted(key: store.Key) -> bool:
         # Code for a lower minor number of the same major number runs, too.
         archs = [int(number) for number in key.get("archs", "").split(",") if number.isdigit()]
-        return _has_source(key) and any(number // 10 == arch // 10 and number <= arch for number in archs)
+        return _has_source(key) and any(
+            number // 10 == arch // 10 and number <= arch for number in archs
+        )
 
     shipped = store.find_entry(sources.find_folder() / sources.PREBUILT, wanted)
     if shipped is not None:
         return shipped
     return store.find_entry(
-        store.kernels_folder(), lambda key: wanted(key) and key.get("compiler", "").startswith("nvcc")
+        store.kernels_folder(),
+        lambda key: wanted(key) and key.get("compiler", "").startswith("nvcc"),
     )
 
 

@@ -22,7 +22,15 @@ from onnxq.kernels.sources import run_compiler
 
 # -ffp-contract=off: a fused multiply-add rounds once instead of twice, and results must be the same bits everywhere.
 # The other floating-point flags change no result; without them loops do not vectorise.
-_FLAGS = ("-O3", "-std=c++17", "-fPIC", "-shared", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off")
+_FLAGS = (
+    "-O3",
+    "-std=c++17",
+    "-fPIC",
+    "-shared",
+    "-fno-math-errno",
+    "-fno-trapping-math",
+    "-ffp-contract=off",
+)
 _NAME = "libfq_cpu-{}.dylib" if sys.platform == "darwin" else "libfq_cpu-{}.so"
 _log = logging.getLogger("onnxq")
 # The features that x86-64-v3 adds, as /proc/cpuinfo names them. The library of a wheel is built for that level.
@@ -51,7 +59,9 @@ def load_host() -> ctypes.CDLL | None:
     return None if path is None else _load_library(path)
 
 
-def build_host(place: Path | None = None, *, march: str = "native", force: bool = False) -> store.CacheEntry:
+def build_host(
+    place: Path | None = None, *, march: str = "native", force: bool = False
+) -> store.CacheEntry:
     """Compile the CPU twin into the cache, or for `march` (`portable_march` for a wheel) into another folder.
 
     Raises OnnxqError on failure.
@@ -79,7 +89,9 @@ def _find_library() -> tuple[Path | None, str]:
     """Find a build for this processor, else that of the wheel; compile without either."""
     try:
         place = _choose_folder()
-        ready = store.find_entry(place, lambda key: _has_source(key) and key.get("cpu") == _hash_cpu())
+        ready = store.find_entry(
+            place, lambda key: _has_source(key) and key.get("cpu") == _hash_cpu()
+        )
         ready = ready or store.find_entry(sources.find_folder() / sources.PREBUILT, _runs_here)
         if ready is not None:
             _load_library(ready.path)
@@ -89,7 +101,9 @@ def _find_library() -> tuple[Path | None, str]:
         _log.info("%s", error)
     try:
         _find_compiler()
-        _log.warning("onnxq: compiling the CPU kernels of fake quantization, once for this user: up to a minute")
+        _log.warning(
+            "onnxq: compiling the CPU kernels of fake quantization, once for this user: up to a minute"
+        )
         return build_host(place).path, ""
     except OnnxqError as error:
         return None, f"{error.subject}: {error.cause}; {error.fix}"
@@ -102,7 +116,12 @@ def _choose_folder() -> Path:
     except OutputError as error:
         place = Path(tempfile.mkdtemp(prefix="onnxq-kernels-"))
         atexit.register(shutil.rmtree, place, ignore_errors=True)
-        _log.warning("onnxq: %s: %s; kernels go to %s, for this process alone", error.subject, error.cause, place)
+        _log.warning(
+            "onnxq: %s: %s; kernels go to %s, for this process alone",
+            error.subject,
+            error.cause,
+            place,
+        )
         _log.warning("onnxq: to keep them, %s", error.fix)
         return place
 
@@ -112,7 +131,11 @@ def _has_source(key: store.Key) -> bool:
 
 
 def _runs_here(key: store.Key) -> bool:
-    if not _has_source(key) or key.get("machine") != platform.machine() or key.get("march") != portable_march():
+    if (
+        not _has_source(key)
+        or key.get("machine") != platform.machine()
+        or key.get("march") != portable_march()
+    ):
         return False
     return key.get("march") != PORTABLE or _read_features() >= _V3
 
@@ -157,14 +180,19 @@ def _load_library(path: Path) -> ctypes.CDLL:
     try:
         library = ctypes.CDLL(str(path))
     except OSError as error:
-        raise MissingDependencyError("CPU kernels", str(error), "set CXX to another compiler", code="Q807") from error
+        raise MissingDependencyError(
+            "CPU kernels", str(error), "set CXX to another compiler", code="Q807"
+        ) from error
     for name in ("fq_cpu_forward", "fq_cpu_backward"):
         getattr(library, name).argtypes = (ctypes.POINTER(KernelCall),)
         getattr(library, name).restype = ctypes.c_int
     # The size of the struct: another one means sources of another version or another alignment.
     if library.fq_cpu_abi() != ctypes.sizeof(KernelCall):
         raise MissingDependencyError(
-            path, "has another layout of its argument", "report this, with the compiler", code="Q807"
+            path,
+            "has another layout of its argument",
+            "report this, with the compiler",
+            code="Q807",
         )
     return library
 

@@ -52,7 +52,12 @@ class Launch:
         shape = self.layout
         done = KernelCall.from_buffer_copy(call)
         done.dtype = self.dtype
-        done.outer, done.channels, done.inner, done.block = shape.outer, shape.channels, shape.inner, shape.block
+        done.outer, done.channels, done.inner, done.block = (
+            shape.outer,
+            shape.channels,
+            shape.inner,
+            shape.block,
+        )
         done.count, done.scales = shape.count, shape.scales
         for name, value in self.geometry.items():
             setattr(done, name, value)
@@ -87,13 +92,20 @@ def backward_plan(layout: Layout, dtype: DType, *, parameters: bool) -> LaunchPl
         return _launch_elementwise("fq_dx", layout, dtype)
     if layout.count == 0:
         return LaunchPlan((_launch_finish(layout, dtype, 0, 1),) if layout.scales else ())
-    launch = _launch_columns(layout, dtype) if _by_columns(layout, dtype) else _launch_rows(layout, dtype)
+    launch = (
+        _launch_columns(layout, dtype)
+        if _by_columns(layout, dtype)
+        else _launch_rows(layout, dtype)
+    )
     geometry = launch.geometry
     splits = geometry["partial_outer"]
     inner = geometry["partial_inner"]
     if splits * inner == 1:  # every scale has one sum, which the kernel writes itself
         return LaunchPlan((launch,))
-    return LaunchPlan((launch, _launch_finish(layout, dtype, splits, inner)), splits * inner * layout.scales * _SUMS)
+    return LaunchPlan(
+        (launch, _launch_finish(layout, dtype, splits, inner)),
+        splits * inner * layout.scales * _SUMS,
+    )
 
 
 def _launch_elementwise(kernel: str, layout: Layout, dtype: DType) -> LaunchPlan:
@@ -178,7 +190,9 @@ def _launch_finish(layout: Layout, dtype: DType, outer: int, inner: int) -> Laun
     lanes = 8 if inner == 1 else _round_to_power(inner, THREADS)
     geometry = {"lanes": lanes, "splits": outer, "partial_outer": outer, "partial_inner": inner}
     suffix = DType.F64.suffix if dtype is DType.F64 else DType.F32.suffix
-    return Launch(f"fq_finish_{suffix}", -(-layout.scales // (THREADS // lanes)), layout, dtype, geometry)
+    return Launch(
+        f"fq_finish_{suffix}", -(-layout.scales // (THREADS // lanes)), layout, dtype, geometry
+    )
 
 
 def _round_to_power(wanted: int, limit: int) -> int:

@@ -56,10 +56,16 @@ _LINES = 10
 def run_compiler(command: list[str], subject: str, if_absent: str, if_failed: str) -> str:
     """Run a compiler and return its output. Raises MissingDependencyError about `subject` with one of the two fixes."""
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT, errors="replace")
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=_TIMEOUT, errors="replace"
+        )
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise MissingDependencyError(subject, f"{command[0]} does not run: {error}", if_absent, code="Q807") from error
+        raise MissingDependencyError(
+            subject, f"{command[0]} does not run: {error}", if_absent, code="Q807"
+        ) from error
     if done.returncode:
         output = " | ".join((done.stderr or done.stdout).strip().splitlines()[:_LINES])
-        raise MissingDependencyError(subject, f"{command[0]} failed: {output}", if_failed, code="Q807")
+        raise MissingDependencyError(
+            subject, f"{command[0]} failed: {output}", if_failed, code="Q807"
+        )
     return done.stdout

@@ -77,7 +77,10 @@ def search_numbers(
         for candidate in tried:
             error = _measure_error(groups[part], QParams(*candidate), spec, weights)
             better = error < least
-            best = (np.where(better, candidate[0], best[0]), np.where(better, candidate[1], best[1]))
+            best = (
+                np.where(better, candidate[0], best[0]),
+                np.where(better, candidate[1], best[1]),
+            )
             least = np.minimum(error, least)
         scale[part], zero[part] = best
 
@@ -110,7 +113,11 @@ def _search_wide(groups: Floats, spec: QuantSpec, start: QParams) -> QParams:
 
 
 def _measure_error(
-    rows: Array, qparams: QParams, spec: QuantSpec, u: Array | None = None, sums: type[np.floating[Any]] = np.float64
+    rows: Array,
+    qparams: QParams,
+    spec: QuantSpec,
+    u: Array | None = None,
+    sums: type[np.floating[Any]] = np.float64,
 ) -> Array:
     """Measure the squared error of each row, in `sums`; u: its weighting, [values, rows]."""
     gap = fake_quant(rows, qparams, spec)
@@ -135,7 +142,9 @@ def _search_columns(w: Array, spec: QuantSpec, u: Array | None) -> tuple[Array, 
         for share in (1.0, *shares):
             if spec.symmetric:
                 step = np.full(low.shape, share / steps, np.float32)
-                missed = 0 if best.try_step(step, np.full(low.shape, spec.qmax - steps)) else missed + 1
+                missed = (
+                    0 if best.try_step(step, np.full(low.shape, spec.qmax - steps)) else missed + 1
+                )
                 # Behind the best of each column, errors only grow.
                 if missed == _MISSES:
                     break
@@ -185,9 +194,14 @@ class _Best:
         np.clip(q, self.spec.qmin - zero, self.spec.qmax - zero, out=q)
         squared = q if self.u is None else np.multiply(q, self.u, out=self._product)
         towards = np.einsum("kr,kr->r", self.weighted, q, dtype=self.sums)
-        scale = towards / np.maximum(np.einsum("kr,kr->r", squared, q, dtype=self.sums), np.float32(1e-30))
+        scale = towards / np.maximum(
+            np.einsum("kr,kr->r", squared, q, dtype=self.sums), np.float32(1e-30)
+        )
         power = towards * scale
         better = (power > self.power) & (scale > 0)
         self.scale = np.where(better, scale, self.scale).astype(np.float32)
-        self.zero, self.power = np.where(better, zero, self.zero), np.where(better, power, self.power)
+        self.zero, self.power = (
+            np.where(better, zero, self.zero),
+            np.where(better, power, self.power),
+        )
         return bool(better.any())

@@ -84,11 +84,15 @@ def qparams_from_range(
     for level, limit in ((spec.qmin - zero, bound[0]), (spec.qmax - zero, bound[1])):
         scale = _lower_scale(scale, level, np.copysign(_LARGEST, level), floor)
         if limit is not None:
-            scale = _lower_scale(scale, level, np.full(level.shape, np.float32(limit), np.float64), floor)
+            scale = _lower_scale(
+                scale, level, np.full(level.shape, np.float32(limit), np.float64), floor
+            )
     return QParams(scale, np.asarray(zero, np.int32), origin, spec.levels)
 
 
-def clip_bounds(qparams: QParams, spec: QuantSpec, dtype: DTypeLike = np.float32) -> tuple[Any, Any]:
+def clip_bounds(
+    qparams: QParams, spec: QuantSpec, dtype: DTypeLike = np.float32
+) -> tuple[Any, Any]:
     """Compute the bounds, as scalars of `dtype`, of the float Clip that makes wider storage saturate at qmin and qmax.
 
     Clip(x, lo, hi) -> QuantizeLinear -> DequantizeLinear in the storage type equals fake_quant for every x but NaN:
@@ -98,12 +102,18 @@ def clip_bounds(qparams: QParams, spec: QuantSpec, dtype: DTypeLike = np.float32
     """
     if not isinstance(spec.granularity, PerTensor):
         raise CalibrationError(
-            "clip bounds", "Clip has one pair of bounds, the scale has many", "quantize per tensor", code="Q504"
+            "clip bounds",
+            "Clip has one pair of bounds, the scale has many",
+            "quantize per tensor",
+            code="Q504",
         )
     scale = cast_scale(qparams, dtype).astype(np.float32).reshape(())
     zero = np.asarray(qparams.zero_point, np.int32).reshape(())
     with np.errstate(over="ignore"):
-        ends = [((level - zero).astype(np.float32) * scale).astype(dtype)[()] for level in (spec.qmin, spec.qmax)]
+        ends = [
+            ((level - zero).astype(np.float32) * scale).astype(dtype)[()]
+            for level in (spec.qmin, spec.qmax)
+        ]
     reached = quantize(np.asarray(ends), qparams, spec)
     if not np.isfinite(ends).all() or reached.tolist() != [spec.qmin, spec.qmax]:
         raise CalibrationError(
@@ -144,7 +154,9 @@ def _lower_scale(scale: Floats, level: Array64, limit: Array64, floor: float) ->
     count = np.where(level == 0, 1.0, level)
     target = limit / count
     possible = (level != 0) & (target >= floor)
-    lowered = np.where(possible, np.minimum(scale, np.where(possible, target, 1.0)), scale).astype(np.float32)
+    lowered = np.where(possible, np.minimum(scale, np.where(possible, target, 1.0)), scale).astype(
+        np.float32
+    )
     steps = count.astype(np.float32)
     size = np.abs(limit)
     with np.errstate(over="ignore"):
@@ -169,7 +181,9 @@ def bias_qparams(x: QParams, w: QParams, count: int) -> QParams:
     Raises PlanError if x is not per tensor or the weight's channels do not divide `count`.
     """
     if np.size(x.scale) != 1:
-        raise PlanError("bias", "its input is not quantized per tensor", "use a float bias", code="Q407")
+        raise PlanError(
+            "bias", "its input is not quantized per tensor", "use a float bias", code="Q407"
+        )
     scale = np.asarray(x.scale, np.float32).reshape(()) * np.asarray(w.scale, np.float32)
     if np.ndim(w.scale):
         if np.ndim(w.scale) != 1 or count % max(np.size(w.scale), 1):
@@ -202,5 +216,7 @@ def floor_weight_scale(w_scale: ArrayLike, x_scale: ArrayLike, bias: ArrayLike) 
             code="Q407",
         )
     largest = size.reshape(-1, scale.size).max(axis=0, initial=0.0).reshape(scale.shape)
-    needed = np.maximum(largest / (np.asarray(x_scale, np.float64).reshape(()) * _BIAS_STEPS), _WEIGHT_FLOOR)
+    needed = np.maximum(
+        largest / (np.asarray(x_scale, np.float64).reshape(()) * _BIAS_STEPS), _WEIGHT_FLOOR
+    )
     return np.asarray(np.maximum(scale, needed), np.float32)

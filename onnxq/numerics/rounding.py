@@ -48,7 +48,9 @@ def quantize(x: ArrayLike, qparams: QParams, spec: QuantSpec) -> Array:
     cannot hold its values. Raises PlanError if the scale's shape does not fit x.
     """
     values = np.asarray(x)
-    scale, zero = align_qparams(qparams, spec, values.shape, np.float16 if values.dtype == np.float16 else np.float32)
+    scale, zero = align_qparams(
+        qparams, spec, values.shape, np.float16 if values.dtype == np.float16 else np.float32
+    )
     if values.size <= _SLAB or not values.ndim:
         return _quantize(values, scale, zero, spec)
     codes = np.empty(values.shape, _find_type(spec))
@@ -66,7 +68,9 @@ def _quantize(values: Array, scale: Floats, zero: NDArray[np.int32], spec: Quant
     width = np.float64 if spec.bits == 32 else np.float32
     with np.errstate(over="ignore", under="ignore", invalid="ignore"):
         # Both sides are cast: numpy 1 would divide by a scalar float64 scale in float32.
-        scaled = np.asarray(values.astype(np.float32, copy=False).astype(width, copy=False) / scale.astype(width))
+        scaled = np.asarray(
+            values.astype(np.float32, copy=False).astype(width, copy=False) / scale.astype(width)
+        )
         if spec.is_float:
             np.clip(scaled, np.float32(spec.qmin), np.float32(spec.qmax), out=scaled)
             return np.asarray(scaled.astype(_find_type(spec)))
@@ -79,7 +83,9 @@ def _quantize(values: Array, scale: Floats, zero: NDArray[np.int32], spec: Quant
     return levels.astype(_find_type(spec))
 
 
-def dequantize(q: ArrayLike, qparams: QParams, spec: QuantSpec, dtype: DTypeLike = np.float32) -> Array:
+def dequantize(
+    q: ArrayLike, qparams: QParams, spec: QuantSpec, dtype: DTypeLike = np.float32
+) -> Array:
     """Dequantize to `dtype`, float32 or float16: multiplied in float32, then rounded to float16 if requested.
 
     Raises PlanError if the scale's shape does not fit q.
@@ -87,7 +93,11 @@ def dequantize(q: ArrayLike, qparams: QParams, spec: QuantSpec, dtype: DTypeLike
     levels = np.asarray(q)
     scale, zero = align_qparams(qparams, spec, levels.shape, dtype)
     with np.errstate(over="ignore", under="ignore"):
-        steps = levels.astype(np.float32) if spec.is_float else (levels.astype(np.int32) - zero).astype(np.float32)
+        steps = (
+            levels.astype(np.float32)
+            if spec.is_float
+            else (levels.astype(np.int32) - zero).astype(np.float32)
+        )
         values = steps * scale
         return np.asarray(values).astype(dtype, copy=False)
 
@@ -183,12 +193,18 @@ def _shape_to_broadcast(array: Array, spec: QuantSpec, shape: Shape) -> Array:
     if not isinstance(grain, (PerChannel, PerBlock)):
         if array.size != 1:
             raise PlanError(
-                "scale", f"{array.size} values for a tensor quantized as a whole", "give one value", code="Q407"
+                "scale",
+                f"{array.size} values for a tensor quantized as a whole",
+                "give one value",
+                code="Q407",
             )
         return array.reshape(())
     if not -len(shape) <= grain.axis < len(shape):
         raise PlanError(
-            f"axis {grain.axis}", f"is outside a tensor of shape {shape}", "use an axis the tensor has", code="Q407"
+            f"axis {grain.axis}",
+            f"is outside a tensor of shape {shape}",
+            "use an axis the tensor has",
+            code="Q407",
         )
     axis = grain.axis % len(shape)
     if isinstance(grain, PerChannel):
@@ -203,7 +219,10 @@ def _shape_to_broadcast(array: Array, spec: QuantSpec, shape: Shape) -> Array:
     wanted = compute_block_shape(shape, axis, grain.size)
     if array.shape != wanted:
         raise PlanError(
-            "scale", f"shape {array.shape} where blocks of {grain.size} need {wanted}", "calibrate again", code="Q407"
+            "scale",
+            f"shape {array.shape} where blocks of {grain.size} need {wanted}",
+            "calibrate again",
+            code="Q407",
         )
     # The last block may be shorter.
     return np.repeat(array, grain.size, axis=axis).take(np.arange(shape[axis]), axis=axis)
@@ -224,7 +243,9 @@ def choose_dynamic_qparams(x: ArrayLike) -> QParams:
     low = np.minimum(values.min(initial=0.0), np.float32(0))
     high = np.maximum(values.max(initial=0.0), np.float32(0))
     with np.errstate(over="ignore"):
-        scale = np.float32(1) if low == high else np.float32((high - low) / np.float32(DYNAMIC.qmax))
+        scale = (
+            np.float32(1) if low == high else np.float32((high - low) / np.float32(DYNAMIC.qmax))
+        )
         zero = np.rint(np.clip(-low / scale, DYNAMIC.qmin, DYNAMIC.qmax))
     return QParams(np.asarray(scale, np.float32), np.asarray(zero, np.int32), "this run")
 

@@ -28,8 +28,22 @@ from onnxq.errors import CalibrationError, ConfigError
 from onnxq.nearest import suggest_names
 from onnxq.numerics.block_search import search_numbers
 from onnxq.numerics.ranges import qparams_from_range
-from onnxq.numerics.rounding import align_qparams, compute_block_shape, dequantize, fake_quant, quantize
-from onnxq.spec import WEIGHT_OBSERVERS, ObserverSpec, PerBlock, PerChannel, PerTensor, QParams, QuantSpec
+from onnxq.numerics.rounding import (
+    align_qparams,
+    compute_block_shape,
+    dequantize,
+    fake_quant,
+    quantize,
+)
+from onnxq.spec import (
+    WEIGHT_OBSERVERS,
+    ObserverSpec,
+    PerBlock,
+    PerChannel,
+    PerTensor,
+    QParams,
+    QuantSpec,
+)
 
 SumOrder = tuple[int | tuple[int, ...], ...]
 
@@ -74,7 +88,9 @@ def needs_bound(spec: QuantSpec) -> bool:
     return spec.storage == "int8" and spec.bits >= _FEWEST_BITS
 
 
-def quantize_weight(w: ArrayLike, qparams: QParams, spec: QuantSpec, orders: Sequence[SumOrder] = ()) -> Array:
+def quantize_weight(
+    w: ArrayLike, qparams: QParams, spec: QuantSpec, orders: Sequence[SumOrder] = ()
+) -> Array:
     """Quantize to the nearest integers, sum by sum, with which every sum of `orders` fits into 16 bits.
 
     w: as for `quantize`. orders: several if different readers of one weight add differently; all are satisfied.
@@ -83,7 +99,9 @@ def quantize_weight(w: ArrayLike, qparams: QParams, spec: QuantSpec, orders: Seq
     codes = quantize(values, qparams, spec)
     if not orders or not needs_bound(spec):
         return codes
-    scale, zero = align_qparams(qparams, spec, values.shape, np.float16 if values.dtype == np.float16 else np.float32)
+    scale, zero = align_qparams(
+        qparams, spec, values.shape, np.float16 if values.dtype == np.float16 else np.float32
+    )
     return limit_sums(codes, values.astype(np.float32) / scale + zero, orders)
 
 
@@ -118,7 +136,9 @@ def limit_sums(values: Array, wanted: ArrayLike, orders: Sequence[SumOrder]) -> 
     return np.asarray(codes)
 
 
-def choose_widening(first: Array, second: Array, scale: Array, noise: ArrayLike, cost: ArrayLike) -> Floats:
+def choose_widening(
+    first: Array, second: Array, scale: Array, noise: ArrayLike, cost: ArrayLike
+) -> Floats:
     """Choose a factor of 1 to 2 for the scale of each row: wider steps round coarser and leave sums more room.
 
     It minimises the expected error of a row: noise * (f * scale)^2 / 12 for rounding, plus cost * excess^2 for each
@@ -149,7 +169,9 @@ def choose_widening(first: Array, second: Array, scale: Array, noise: ArrayLike,
     return factors
 
 
-def round_within_sum(first: Array, second: Array, aim: ArrayLike, other: ArrayLike) -> tuple[Array, Array]:
+def round_within_sum(
+    first: Array, second: Array, aim: ArrayLike, other: ArrayLike
+) -> tuple[Array, Array]:
     """Move both neighbours of every sum to the nearest integers that satisfy it; arrays of one shape.
 
     first, second: integers. aim, other: their unrounded values.
@@ -163,7 +185,10 @@ def round_within_sum(first: Array, second: Array, aim: ArrayLike, other: ArrayLi
         return moved_first, moved_second
     sign = np.where(wide[0][over] > 0, 1, -1)
     most = wide[0][over] * sign, wide[1][over] * sign
-    aims = [np.clip(np.asarray(wanted, np.float32)[over] * sign, 0, -_INT8.min) for wanted in (aim, other)]
+    aims = [
+        np.clip(np.asarray(wanted, np.float32)[over] * sign, 0, -_INT8.min)
+        for wanted in (aim, other)
+    ]
     # The point of the line first + second = MOST nearest to (aim, other).
     share = np.rint((aims[0] - aims[1] + MOST) / 2).astype(np.int32)
     share = np.minimum(np.maximum(share, MOST - most[1]), most[0])
@@ -241,12 +266,18 @@ def weight_qparams(
     ends = groups.min(axis=1, initial=0.0), groups.max(axis=1, initial=0.0)
     qparams = qparams_from_range(*ends, spec, origin=f"weights, {name}")
     if name == "mse" and not spec.is_float:
-        spread = None if importance is None else np.broadcast_to(np.asarray(importance, np.float32), values.shape)
+        spread = (
+            None
+            if importance is None
+            else np.broadcast_to(np.asarray(importance, np.float32), values.shape)
+        )
         weighting = None if spread is None else _group_values(spread, spec)[0]
         signed = bool(options.get("signed_scales", False))
         rows = replace(spec, granularity=PerChannel(0))
         qparams = search_numbers(groups, rows, qparams, weighting, signed_scales=signed)
-    qparams = replace(qparams, scale=qparams.scale.reshape(shape), zero_point=qparams.zero_point.reshape(shape))
+    qparams = replace(
+        qparams, scale=qparams.scale.reshape(shape), zero_point=qparams.zero_point.reshape(shape)
+    )
     return _widen_scales(values, qparams, spec, orders)
 
 
@@ -261,10 +292,14 @@ def check_weight_observer(observer: ObserverSpec) -> None:
             code="Q310",
         )
     for unknown in dict(observer.options).keys() - {*WEIGHT_OBSERVERS[name]}:
-        raise ConfigError(f"weight observer {name!r}", f"takes no option {unknown!r}", "remove it", code="Q311")
+        raise ConfigError(
+            f"weight observer {name!r}", f"takes no option {unknown!r}", "remove it", code="Q311"
+        )
 
 
-def _widen_scales(values: Floats, qparams: QParams, spec: QuantSpec, orders: Sequence[SumOrder]) -> QParams:
+def _widen_scales(
+    values: Floats, qparams: QParams, spec: QuantSpec, orders: Sequence[SumOrder]
+) -> QParams:
     """Widen the scales for weights that share a 16-bit sum, by expected squared error."""
     grain = spec.granularity
     if not orders or not needs_bound(spec) or isinstance(grain, PerBlock):
@@ -279,7 +314,9 @@ def _widen_scales(values: Floats, qparams: QParams, spec: QuantSpec, orders: Seq
         elif grain.axis % values.ndim != find_channel_axis(order):
             continue  # a row of sums has no scale of its own
         # Both neighbours change by half the excess, so a sum costs half its square.
-        wider = choose_widening(two[..., 0], two[..., 1], scale, np.full(len(two), two[0].size), 0.5)
+        wider = choose_widening(
+            two[..., 0], two[..., 1], scale, np.full(len(two), two[0].size), 0.5
+        )
         factors = np.maximum(factors, wider.reshape(factors.shape))
     return replace(qparams, scale=np.asarray(qparams.scale * factors, np.float32))
 
@@ -297,7 +334,10 @@ def _group_values(values: Floats, spec: QuantSpec) -> tuple[Floats, tuple[int, .
         count = values.shape[axis]
         return np.moveaxis(values, axis, 0).reshape(count, values.size // max(count, 1)), (count,)
     shape = compute_block_shape(values.shape, axis, grain.size)
-    gap = [(0, shape[axis] * grain.size - dim if k == axis else 0) for k, dim in enumerate(values.shape)]
+    gap = [
+        (0, shape[axis] * grain.size - dim if k == axis else 0)
+        for k, dim in enumerate(values.shape)
+    ]
     filled = np.pad(values, gap).reshape(*shape[: axis + 1], grain.size, *shape[axis + 1 :])
     return np.moveaxis(filled, axis + 1, -1).reshape(-1, grain.size), shape
 

@@ -122,7 +122,11 @@ class ValueMoments:
         """Return center, mean |x - center| and sigma. one_sided: around 0, without zeros and denormals."""
         used = np.flatnonzero(self._counts)
         # The middle of the floats with this upper half.
-        values = ((used.astype(np.uint32) << np.uint32(16)) | np.uint32(1 << 15)).view(np.float32).astype(np.float64)
+        values = (
+            ((used.astype(np.uint32) << np.uint32(16)) | np.uint32(1 << 15))
+            .view(np.float32)
+            .astype(np.float64)
+        )
         counts = self._counts[used].astype(np.float64)
         # The middle of the first cell is not 0, though zeros are by far the most of its values.
         tiny = np.abs(values) < 2.0**-126

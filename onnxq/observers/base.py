@@ -70,7 +70,9 @@ def register_observer(name: str) -> Callable[[_Made], _Made]:
 
     def put(observer: _Made) -> _Made:
         if name in _REGISTRY:
-            raise ConfigError(f"observer {name!r}", "is registered already", "choose another name", code="Q310")
+            raise ConfigError(
+                f"observer {name!r}", "is registered already", "choose another name", code="Q310"
+            )
         _REGISTRY[name] = observer
         return observer
 
@@ -89,7 +91,12 @@ def create_observer(spec: ObserverSpec, quant: QuantSpec) -> Observer:
     """
     factory = _REGISTRY.get(spec.name)
     if factory is None:
-        raise ConfigError(f"observer {spec.name!r}", "does not exist", suggest_names(spec.name, _REGISTRY), code="Q310")
+        raise ConfigError(
+            f"observer {spec.name!r}",
+            "does not exist",
+            suggest_names(spec.name, _REGISTRY),
+            code="Q310",
+        )
     known = {
         name: parameter.default
         for name, parameter in inspect.signature(factory).parameters.items()
@@ -98,7 +105,10 @@ def create_observer(spec: ObserverSpec, quant: QuantSpec) -> Observer:
     for key, value in spec.options:
         if key not in known:
             raise ConfigError(
-                f"observer {spec.name!r}", f"has no option {key!r}", suggest_names(key, known), code="Q311"
+                f"observer {spec.name!r}",
+                f"has no option {key!r}",
+                suggest_names(key, known),
+                code="Q311",
             )
         if known[key] is not inspect.Parameter.empty:
             check_option_type(f"observer {spec.name!r}", key, value, known[key])
@@ -169,14 +179,20 @@ def require_even_steps(observer: str, quant: QuantSpec) -> None:
     """Raise ConfigError for FP8, whose values are not evenly spaced as this observer's theory assumes."""
     if quant.is_float:
         raise ConfigError(
-            f"observer {observer!r}", "needs evenly spaced levels, FP8 has none", "use minmax or mse", code="Q311"
+            f"observer {observer!r}",
+            "needs evenly spaced levels, FP8 has none",
+            "use minmax or mse",
+            code="Q311",
         )
 
 
 def make_empty_error(name: str) -> CalibrationError:
     """Make the error for a range without observed values."""
     return CalibrationError(
-        f"{name} observer", "saw no value", "feed samples that reach this tensor, or leave it float", code="Q502"
+        f"{name} observer",
+        "saw no value",
+        "feed samples that reach this tensor, or leave it float",
+        code="Q502",
     )
 
 

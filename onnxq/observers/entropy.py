@@ -49,11 +49,17 @@ class Entropy(HistogramObserver):
         if not view.counts.any():
             return view.minimum, view.maximum
         divergence = KullbackLeibler(view, self.quant)
-        steps = 1 + (symmetric_steps(self.quant) if self.quant.symmetric else self.quant.qmax - self.quant.qmin)
+        steps = 1 + (
+            symmetric_steps(self.quant)
+            if self.quant.symmetric
+            else self.quant.qmax - self.quant.qmin
+        )
         # With as many bins as levels no bins share a level: narrower ranges lose nothing to rounding.
         least = min(0.5, max(2.0**-10, steps / view.counts.size))
         ends = self.histogram.minimum, self.histogram.maximum
-        return find_best_range(*ends, self.quant.symmetric, divergence, least=least, coarse=61, fine=(9,))
+        return find_best_range(
+            *ends, self.quant.symmetric, divergence, least=least, coarse=61, fine=(9,)
+        )
 
 
 class KullbackLeibler:
@@ -91,10 +97,15 @@ class KullbackLeibler:
         begin = np.concatenate(([0], np.cumsum(sizes)[:-1]))
         places = np.arange(int(sizes.sum())) + np.repeat(first - begin, sizes)
         qparams = qparams_from_range(low, high, self._spec)
-        scale, zero = (np.repeat(values, sizes).astype(np.float32) for values in (qparams.scale, qparams.zero_point))
+        scale, zero = (
+            np.repeat(values, sizes).astype(np.float32)
+            for values in (qparams.scale, qparams.zero_point)
+        )
         # As the quantizer rounds, except for the zero point, which shifts all levels of a range equally.
         codes = np.rint(self._centers[places] / scale)
-        codes = np.clip(codes, np.float32(self._spec.qmin) - zero, np.float32(self._spec.qmax) - zero, out=codes)
+        codes = np.clip(
+            codes, np.float32(self._spec.qmin) - zero, np.float32(self._spec.qmax) - zero, out=codes
+        )
         # A level is a run of bins, because levels ascend with their bins.
         new = np.concatenate(([True], codes[1:] != codes[:-1]))
         new[begin] = True
@@ -111,12 +122,17 @@ class KullbackLeibler:
         np.add.at(whole, ends, right)
         own = self._below[last] - self._below[first]
         return np.asarray(
-            (self._compute_entropy(first, last, left, right) - np.add.reduceat(whole * np.log(mass / bins), run))
+            (
+                self._compute_entropy(first, last, left, right)
+                - np.add.reduceat(whole * np.log(mass / bins), run)
+            )
             / self._below[-1]
             - np.log(self._below[-1] / own)
         )
 
-    def _compute_entropy(self, first: Places, last: Places, left: Array64, right: Array64) -> Array64:
+    def _compute_entropy(
+        self, first: Places, last: Places, left: Array64, right: Array64
+    ) -> Array64:
         """Compute sum(r log r) of the reference: the bins inside, with counts outside added to the outermost two."""
         inside = self._logs[last] - self._logs[first]
         a = self._counts[first]

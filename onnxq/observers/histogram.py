@@ -83,7 +83,9 @@ class HistogramView:
         """Merge neighbouring bins as often as at least `bins` remain."""
         shift = max(0, (self.counts.size // bins).bit_length() - 1)
         first, counts = _merge_bins(self.first, self.counts, shift)
-        return HistogramView(first, self.exponent + shift, counts, self.zeros, self.minimum, self.maximum)
+        return HistogramView(
+            first, self.exponent + shift, counts, self.zeros, self.minimum, self.maximum
+        )
 
     def find_quantile(self, below: float, above: float) -> float:
         """Find the value with `below` values under it and `above` over it (`count` together), linear inside bins."""
@@ -97,7 +99,9 @@ class HistogramView:
             left = edges < 0
             right = edges > 0
             edges = np.concatenate((edges[left], [0.0, 0.0], edges[right]))
-            total = np.concatenate((total[left], [under, under + self.zeros], total[right] + self.zeros))
+            total = np.concatenate(
+                (total[left], [under, under + self.zeros], total[right] + self.zeros)
+            )
         # From the nearer end, so that x and -x have mirrored quantiles and rounding errors do not reach the rare tail.
         if below > above:
             return -_find_crossing(-edges[::-1], total[-1] - total[::-1], above)
@@ -167,7 +171,9 @@ class Histogram:
 
     def make_view(self) -> HistogramView:
         """Copy the counts so far."""
-        return HistogramView(self._first, self._exponent, self._counts.copy(), self.zeros, self.minimum, self.maximum)
+        return HistogramView(
+            self._first, self._exponent, self._counts.copy(), self.zeros, self.minimum, self.maximum
+        )
 
     def _extend_range(self, low: float, high: float) -> None:
         """Extend the range to [low, high], merging bins as far as necessary."""
@@ -246,7 +252,14 @@ Cost = Callable[[Array64, Array64], Array64]
 
 
 def find_best_range(
-    low: float, high: float, symmetric: bool, cost: Cost, *, least: float, coarse: int, fine: Sequence[int]
+    low: float,
+    high: float,
+    symmetric: bool,
+    cost: Cost,
+    *,
+    least: float,
+    coarse: int,
+    fine: Sequence[int],
 ) -> Interval:
     """Find the [lo, hi] of least cost inside [low, high] extended to contain 0; among equals the widest.
 
@@ -268,7 +281,9 @@ def find_best_range(
     ends = widest
     least_cost = float(cost(widest[:1], widest[1:])[0])
     for which in turns:
-        ends, least_cost = _keep_better(np.where(which, steps[:, None] * widest, ends), ends, least_cost, cost)
+        ends, least_cost = _keep_better(
+            np.where(which, steps[:, None] * widest, ends), ends, least_cost, cost
+        )
     for count in fine:
         near = np.geomspace(ratio, 1 / ratio, count)
         for which in turns[:1] if len(turns) == 1 else turns[1:3]:
@@ -279,7 +294,9 @@ def find_best_range(
     return float(ends[0]), float(ends[1])
 
 
-def _keep_better(tried: Array64, ends: Array64, least_cost: float, cost: Cost) -> tuple[Array64, float]:
+def _keep_better(
+    tried: Array64, ends: Array64, least_cost: float, cost: Cost
+) -> tuple[Array64, float]:
     costs = cost(tried[:, 0], tried[:, 1])
     best = int(np.argmin(costs))
     return (tried[best], float(costs[best])) if costs[best] < least_cost else (ends, least_cost)
@@ -298,7 +315,10 @@ class Percentile(HistogramObserver):
     def __init__(self, quant: QuantSpec, *, percentile: float = 99.999, bins: int = 4096) -> None:
         if not 50.0 < percentile <= 100.0:
             raise ConfigError(
-                "observer 'percentile'", f"percentile={percentile} is outside (50, 100]", "default: 99.999", code="Q311"
+                "observer 'percentile'",
+                f"percentile={percentile} is outside (50, 100]",
+                "default: 99.999",
+                code="Q311",
             )
         super().__init__(quant, bins)
         self.percentile = percentile

@@ -30,7 +30,9 @@ class Mse(HistogramObserver):
         """Choose the best range, to a quarter of a percent of its width."""
         error = SquaredError(self.histogram.make_view(), self.quant)
         ends = self.histogram.minimum, self.histogram.maximum
-        return find_best_range(*ends, self.quant.symmetric, error, least=2.0**-10, coarse=97, fine=(17, 9))
+        return find_best_range(
+            *ends, self.quant.symmetric, error, least=2.0**-10, coarse=97, fine=(17, 9)
+        )
 
 
 class SquaredError:
@@ -79,7 +81,12 @@ class SquaredError:
         inside = np.maximum(points, self._least) - self._start[bins]
         short = m1 - points * m0 - self._half[bins] * inside * inside
         top, (all0, all1, all2) = values[:, -1], self._all
-        return np.asarray(all2 - 2 * top * all1 + top**2 * all0 + 2 * (np.diff(values, axis=1) * short).sum(axis=1))
+        return np.asarray(
+            all2
+            - 2 * top * all1
+            + top**2 * all0
+            + 2 * (np.diff(values, axis=1) * short).sum(axis=1)
+        )
 
     def _outside_and_rounded(self, ends: Array64, scale: Array64) -> Array64:
         """Sum the cost of clipping to `ends` [n, 2], and s^2 / 12 for each value between them."""
@@ -87,7 +94,10 @@ class SquaredError:
         a = self._start[bins]
         t = np.maximum(ends, self._least)
         powers = (t - a, (t * t - a * a) / 2, (t**3 - a**3) / 3)
-        below = [part[bins] + 2 * self._half[bins] * power for part, power in zip(self._below, powers, strict=True)]
+        below = [
+            part[bins] + 2 * self._half[bins] * power
+            for part, power in zip(self._below, powers, strict=True)
+        ]
         pairs = zip(below, self._all, strict=True)
         m0, m1, m2 = (np.stack((part[:, 0], total - part[:, 1]), axis=1) for part, total in pairs)
         outside = (m2 - 2 * ends * m1 + ends**2 * m0).sum(axis=1)
@@ -98,6 +108,9 @@ class SquaredError:
         """Find the bin of each point; from the largest value on, one past the last, also for a point mass."""
         count = self._half.size - 1
         places = np.trunc(points * self._per_width)
-        bins = np.clip(places, self._first, self._first + count - 1, out=places).astype(np.intp) - self._first
+        bins = (
+            np.clip(places, self._first, self._first + count - 1, out=places).astype(np.intp)
+            - self._first
+        )
         bins[points >= self._most] = count
         return bins

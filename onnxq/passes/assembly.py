@@ -77,15 +77,21 @@ def guard_float(proto: ModelLike, nodes: Sequence[str]) -> ModelLike:
     guards: dict[tuple[TensorId, str], str] = {}
     named = [view.index.find_node(name) for name in dict.fromkeys(nodes)]
     guarded = [node for node in named if _is_quantized_behind(view, node)]
-    guarded += [node for node in view.index.nodes if _feeds_body(view, node) and node not in guarded]
+    guarded += [
+        node for node in view.index.nodes if _feeds_body(view, node) and node not in guarded
+    ]
     for node in guarded:
         tensors = ((k, view.find_tensor(node, k)) for k in range(len(node.inputs)))
-        inputs = [(k, tensor) for k, tensor in tensors if tensor is not None and _from_pair(view, tensor)]
+        inputs = [
+            (k, tensor) for k, tensor in tensors if tensor is not None and _from_pair(view, tensor)
+        ]
         for k, tensor in inputs:
             # One for each scope, since it stands in front of its first reader.
             key = (tensor, node.scope)
             if key not in guards:
-                guards[key] = edit.insert_before(node, "Clip", (tensor.name,), {}, f"{tensor.name}/guard")
+                guards[key] = edit.insert_before(
+                    node, "Clip", (tensor.name,), {}, f"{tensor.name}/guard"
+                )
             edit.read(view.make_edge(node, k), guards[key])
     return edit.export() if guards else proto
 
@@ -115,7 +121,9 @@ def _is_quantized_behind(view: View, node: NodeRef) -> bool:
     front = [node]
     for _ in range(_REACH):
         outputs = [view.output(at, k) for at in front for k, name in enumerate(at.outputs) if name]
-        readers = dict.fromkeys(edge.node for tensor in outputs for edge in view.index.list_consumers(tensor))
+        readers = dict.fromkeys(
+            edge.node for tensor in outputs for edge in view.index.list_consumers(tensor)
+        )
         front = [view.index.find_node(name) for name in readers]
         if any(at.op_type == "QuantizeLinear" for at in front):
             return True
@@ -139,7 +147,11 @@ def unfuse_matmul_bias(proto: ModelLike, nodes: Sequence[str]) -> ModelLike:
     # Types inferred on the way help to see ranks; the finished model has only those it declared.
     view = View(infer_shapes(proto))
     edit = Edit(proto)
-    changed = [name for name in dict.fromkeys(nodes) if _rewrite_bias(view, edit, view.index.find_node(name))]
+    changed = [
+        name
+        for name in dict.fromkeys(nodes)
+        if _rewrite_bias(view, edit, view.index.find_node(name))
+    ]
     return edit.export() if changed else proto
 
 
@@ -156,7 +168,10 @@ def _rewrite_bias(view: View, edit: Edit, node: NodeRef) -> bool:
         return False
     if rank is not None and rank >= 3:
         shaped = bias.reshape((1,) * (rank - bias.ndim) + bias.shape)
-        edit.read(view.make_edge(add, k), edit.add_constant(add.scope, f"{add.inputs[k]}/rank{rank}", shaped))
+        edit.read(
+            view.make_edge(add, k),
+            edit.add_constant(add.scope, f"{add.inputs[k]}/rank{rank}", shaped),
+        )
     else:
         negated = edit.add_constant(add.scope, f"{add.inputs[k]}/negated", -bias)
         edit.replace_node(add, "Sub", (node.outputs[0], negated), {})
@@ -193,7 +208,11 @@ def _write_all(state: FloatState, plan: Plan, progress: Progress = silent) -> Mo
     if target.quantizes_alone:
         proto = unfuse_matmul_bias(proto, _list_quantized_matmuls(plan))
     done = guard_float(emit_pairs(proto, plan, progress), plan.float_nodes)
-    return done if target.fits_matrix is Target.fits_matrix else write_matrices(done, target.fits_matrix)
+    return (
+        done
+        if target.fits_matrix is Target.fits_matrix
+        else write_matrices(done, target.fits_matrix)
+    )
 
 
 def _write_operators(proto: ModelLike, plan: Plan) -> ModelLike:
@@ -202,14 +221,22 @@ def _write_operators(proto: ModelLike, plan: Plan) -> ModelLike:
     Those of dynamic data as well, whose scale is a product of two that float16 need not hold.
     """
     proto = write_integer_products(proto)
-    weights = {name_part(site.site, "dq_node"): site for site in plan.sites if site.role is Role.WEIGHT}
+    weights = {
+        name_part(site.site, "dq_node"): site for site in plan.sites if site.role is Role.WEIGHT
+    }
     numbers = {name: site.qparams for name, site in weights.items() if site.qparams is not None}
-    minima = {name: qparams.minimum for name, qparams in numbers.items() if qparams.minimum is not None}
+    minima = {
+        name: qparams.minimum for name, qparams in numbers.items() if qparams.minimum is not None
+    }
     if plan.nbits is not None:
-        return write_nbits(proto, plan.nbits, {name: site.spec.bits for name, site in weights.items()}, minima)
+        return write_nbits(
+            proto, plan.nbits, {name: site.spec.bits for name, site in weights.items()}, minima
+        )
     for name in minima:
         cause = "its blocks begin at floats, which MatMulNBits alone has"
-        raise PlanError(str(weights[name].site), cause, "write `nbits: 0` into the plan", code="Q407")
+        raise PlanError(
+            str(weights[name].site), cause, "write `nbits: 0` into the plan", code="Q407"
+        )
     return write_qoperators(proto) if plan.qoperators else proto
 
 
@@ -242,9 +269,21 @@ def _as_declared(proto: ModelLike, original: ModelLike) -> ModelLike:
 def _list_quantized_matmuls(plan: Plan) -> Names:
     """Consumers of quantized weights whose activations are quantized too, on scales in the file, by node name."""
     # Where a plan quantizes activations, it does at every weight; else only pairs that the model came with do.
-    read = {edge.node for site in plan.all_sites if site.role is Role.ACTIVATION for edge in site.consumers or ()}
+    read = {
+        edge.node
+        for site in plan.all_sites
+        if site.role is Role.ACTIVATION
+        for edge in site.consumers or ()
+    }
     # These become operators on integers, whose bias ORT takes into the kernel in any form.
-    dynamic = {edge.node for site in plan.sites if site.spec.dynamic for edge in site.consumers or ()}
-    weights = [edge.node for site in plan.sites if site.role is Role.WEIGHT for edge in site.consumers or ()]
+    dynamic = {
+        edge.node for site in plan.sites if site.spec.dynamic for edge in site.consumers or ()
+    }
+    weights = [
+        edge.node
+        for site in plan.sites
+        if site.role is Role.WEIGHT
+        for edge in site.consumers or ()
+    ]
     static = any(site.role is Role.ACTIVATION for site in plan.sites)
     return tuple(name for name in weights if (static or name in read) and name not in dynamic)

@@ -159,7 +159,9 @@ class Pass(Generic[ContextT, StateT]):
     retry: Callable[[ContextT, StateT], tuple[StateT, PassReport]] | None = None
 
 
-def run_stage(passes: Iterable[Pass[Any, Any]], stage: Stage, ctx: RunContext, state: StateT) -> StateT:
+def run_stage(
+    passes: Iterable[Pass[Any, Any]], stage: Stage, ctx: RunContext, state: StateT
+) -> StateT:
     """Run the passes of one stage in their order; `ctx.journal` gets a report of each that was attempted.
 
     A pass that gains nothing, does harm or takes too long leaves the state as it was.

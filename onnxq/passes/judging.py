@@ -50,7 +50,9 @@ class Evaluator:
     def __init__(self, samples: Dataset, crew: Crew | None = None) -> None:
         self.samples, self.crew = samples, crew or Crew()
         self._floats: FloatOutputs | None = None
-        self._errors: OrderedDict[tuple[int, int], tuple[ModelLike, Plan, tuple[OutputAccuracy, ...]]] = OrderedDict()
+        self._errors: OrderedDict[
+            tuple[int, int], tuple[ModelLike, Plan, tuple[OutputAccuracy, ...]]
+        ] = OrderedDict()
 
     def float_outputs(self, model: ModelLike) -> FloatOutputs:
         """The outputs of a float model; those of the last one asked for are kept."""
@@ -58,7 +60,9 @@ class Evaluator:
             self._floats = FloatOutputs(model, self.samples)
         return self._floats
 
-    def measure(self, state: FloatState, plan: Plan, *, progress: Progress = silent) -> tuple[OutputAccuracy, ...]:
+    def measure(
+        self, state: FloatState, plan: Plan, *, progress: Progress = silent
+    ) -> tuple[OutputAccuracy, ...]:
         """Errors of the model that the plan gives, as `make_trial` runs it, against the float model."""
         key = (id(state.model), id(plan))
         if key not in self._errors:
@@ -76,21 +80,29 @@ class Evaluator:
     ) -> list[tuple[OutputAccuracy, ...]]:
         """`measure` of each sample alone, in their order."""
         with progress("judging sample by sample", len(self.samples)) as task:
-            samples = measure_each(make_trial(state, plan), self.float_outputs(state.model), self.crew, task)
+            samples = measure_each(
+                make_trial(state, plan), self.float_outputs(state.model), self.crew, task
+            )
         return [errors.results() for errors in samples]
 
     def score(self, state: FloatState, plan: Plan, *, progress: Progress = silent) -> float:
         """Mean SQNR in dB over the outputs of the model that the plan gives."""
         return _mean_db(self.measure(state, plan, progress=progress))
 
-    def is_worse(self, state: FloatState, plan: Plan, than: Plan, *, progress: Progress = silent) -> bool:
+    def is_worse(
+        self, state: FloatState, plan: Plan, than: Plan, *, progress: Progress = silent
+    ) -> bool:
         """True where the samples, one by one, agree that `plan` answers worse: by more than their standard error.
 
         `score` may hang on one sample alone: one letter of a line of text that is read otherwise.
         """
         # Both on each sample, so that hard and easy ones count alike: only the differences have a spread.
-        first, second = (self.measure_each(state, judged, progress=progress) for judged in (plan, than))
-        gains = [_mean_db(left) - _mean_db(right) for left, right in zip(first, second, strict=True)]
+        first, second = (
+            self.measure_each(state, judged, progress=progress) for judged in (plan, than)
+        )
+        gains = [
+            _mean_db(left) - _mean_db(right) for left, right in zip(first, second, strict=True)
+        ]
         error = statistics.stdev(gains) / len(gains) ** 0.5 if len(gains) > 1 else 0.0
         return statistics.fmean(gains) < -error
 
@@ -130,7 +142,10 @@ class SampleSets:
         36.4 dB on 8 held back, 35.7 -> 29.0 with 8 more, 34.6 -> 32.7 on new ones); and of a few held back none may be
         hard (four lines of text: sequential rounding seemed to cost 31 -> 28 dB, and brought 19 -> 23 on 160 others).
         """
-        return Evaluator(self.calibration.take(_JUDGES_OF_CALIBRATION, self.seed).joined(self.validation), self.crew)
+        return Evaluator(
+            self.calibration.take(_JUDGES_OF_CALIBRATION, self.seed).joined(self.validation),
+            self.crew,
+        )
 
     @cached_property
     def equalizing(self) -> Dataset:
@@ -209,16 +224,26 @@ class Trial(Generic[ContextT, StateT]):
     threshold: Threshold | Callable[[ContextT, StateT, StateT], Threshold]
     is_worse: Callable[[ContextT, StateT, StateT], bool] | None = None
 
-    def allows(self, ctx: ContextT, before: StateT, after: StateT, before_db: float, after_db: float) -> bool:
+    def allows(
+        self, ctx: ContextT, before: StateT, after: StateT, before_db: float, after_db: float
+    ) -> bool:
         """True where the result is kept."""
-        threshold = self.threshold if isinstance(self.threshold, Threshold) else self.threshold(ctx, before, after)
+        threshold = (
+            self.threshold
+            if isinstance(self.threshold, Threshold)
+            else self.threshold(ctx, before, after)
+        )
         if threshold.allows(before_db, after_db):
             return True
         return self.is_worse is not None and not self.is_worse(ctx, before, after)
 
 
 def judge_change(
-    trial: Trial[ContextT, StateT] | None, ctx: ContextT, before: StateT, after: StateT, report: PassReport
+    trial: Trial[ContextT, StateT] | None,
+    ctx: ContextT,
+    before: StateT,
+    after: StateT,
+    report: PassReport,
 ) -> tuple[StateT, PassReport]:
     """The state that a pass leaves: the one after it where that may be kept, and the report with both figures.
 

@@ -42,7 +42,9 @@ def scale_outputs(weight: Array, factor: Array64, axis: int, groups: int = 1) ->
 
 def sum_inputs(weight: Array, axis: int) -> Array64:
     """ΣW, [channels along axis]: the increase of every output channel if all inputs grow by one."""
-    return np.asarray(weight.astype(np.float64).sum(axis=tuple(k for k in range(weight.ndim) if k != axis)))
+    return np.asarray(
+        weight.astype(np.float64).sum(axis=tuple(k for k in range(weight.ndim) if k != axis))
+    )
 
 
 def compute_batchnorm_scale(
@@ -117,17 +119,27 @@ def find_linear(view: View, node: NodeRef) -> Linear | None:
     bias = view.find_constant(node, 2)
     if bias is None and view.find_tensor(node, 2) is not None:
         return None
-    return _describe_gemm(node, weight, bias) if node.op_type == "Gemm" else _describe_conv(node, weight, bias)
+    return (
+        _describe_gemm(node, weight, bias)
+        if node.op_type == "Gemm"
+        else _describe_conv(node, weight, bias)
+    )
 
 
 def _describe_conv(node: NodeRef, weight: Array, bias: Array | None) -> Linear | None:
     axis = 0 if node.op_type == "Conv" else 1
     groups = int(node.attrs.get("group", 1)) if axis else 1
     channels = weight.shape[axis] * groups
-    if weight.ndim < 3 or weight.shape[0] % groups or (bias is not None and bias.shape != (channels,)):
+    if (
+        weight.ndim < 3
+        or weight.shape[0] % groups
+        or (bias is not None and bias.shape != (channels,))
+    ):
         return None
     shift = np.zeros(()) if bias is None else bias.astype(np.float64)
-    return Linear(node, weight, axis, groups, channels, 1, weight.ndim, True, node, (node, 2), shift)
+    return Linear(
+        node, weight, axis, groups, channels, 1, weight.ndim, True, node, (node, 2), shift
+    )
 
 
 def _describe_gemm(node: NodeRef, weight: Array, bias: Array | None) -> Linear | None:
@@ -156,7 +168,9 @@ def _describe_matmul(view: View, node: NodeRef, weight: Array) -> Linear:
     if reader is not None:
         add, k = reader
         value = view.find_constant(add, 1 - k)
-        column = None if value is None or not is_float(value) else per_channel(value, rank, -1, channels)
+        column = (
+            None if value is None or not is_float(value) else per_channel(value, rank, -1, channels)
+        )
         if column is not None:
             last = add
             bias_at = (add, 1 - k)
@@ -217,8 +231,15 @@ def read_arithmetic(op_type: str, value: Array64, k: int) -> tuple[Array64, Arra
     return (unit, -value) if k == 0 else (-unit, value)
 
 
-def _read_batchnorm(view: View, op: Linear, node: NodeRef, k: int) -> tuple[Array64, Array64] | None:
-    if k != 0 or any(node.outputs[1:]) or node.attrs.get("training_mode", 0) or not node.attrs.get("spatial", 1):
+def _read_batchnorm(
+    view: View, op: Linear, node: NodeRef, k: int
+) -> tuple[Array64, Array64] | None:
+    if (
+        k != 0
+        or any(node.outputs[1:])
+        or node.attrs.get("training_mode", 0)
+        or not node.attrs.get("spatial", 1)
+    ):
         return None
     # BatchNormalization's channel axis is 1, a MatMul's the last.
     if op.channel_axis != 1 and not (op.rank_known and op.rank == 2):

@@ -12,7 +12,15 @@ from onnx import TensorProto
 
 from onnxq.arrays import Array, Array64, Arrays
 from onnxq.errors import OnnxqError, PlanError
-from onnxq.graph import Editor, ModelLike, NodeRef, find_opset, get_index, infer_shapes, upgrade_opset
+from onnxq.graph import (
+    Editor,
+    ModelLike,
+    NodeRef,
+    find_opset,
+    get_index,
+    infer_shapes,
+    upgrade_opset,
+)
 from onnxq.graph.scopes import drop_absent_inputs, walk_nodes
 from onnxq.numerics.rounding import round_to_type
 from onnxq.passes.journal import PassReport
@@ -24,7 +32,9 @@ SINGLE = (TensorProto.FLOAT, TensorProto.FLOAT16)
 
 # Without shape inference these still say something about the rank of what they write.
 _LEAST_RANK = {
-    **dict.fromkeys(("Conv", "ConvTranspose", "AveragePool", "MaxPool", "GlobalAveragePool", "GlobalMaxPool"), 3),
+    **dict.fromkeys(
+        ("Conv", "ConvTranspose", "AveragePool", "MaxPool", "GlobalAveragePool", "GlobalMaxPool"), 3
+    ),
     **dict.fromkeys(("Gemm", "Flatten"), 2),
 }
 
@@ -66,7 +76,10 @@ class View:
             return None
         shape = self.index.find_shape(tensor)
         # By the shape first, so that no large weight is decoded for this.
-        if shape is not None and int(np.prod([d if isinstance(d, int) else limit + 1 for d in shape])) > limit:
+        if (
+            shape is not None
+            and int(np.prod([d if isinstance(d, int) else limit + 1 for d in shape])) > limit
+        ):
             return None
         value = self.index.find_constant(tensor)
         if value is None or value.size > limit or not is_float(value):
@@ -100,13 +113,16 @@ class View:
     def private(self, tensors: Iterable[TensorId], nodes: set[str]) -> bool:
         """True when only `nodes` read these tensors."""
         return all(
-            not self.kept(t) and all(edge.node in nodes for edge in self.index.list_consumers(t)) for t in tensors
+            not self.kept(t) and all(edge.node in nodes for edge in self.index.list_consumers(t))
+            for t in tensors
         )
 
     def owned(self, tensor: TensorId) -> bool:
         """True for an initializer that one node input alone reads, so that it may take another value."""
         readers = self.index.list_consumers(tensor)
-        return self.index.find_producer(tensor) is None and len(readers) == 1 and not self.kept(tensor)
+        return (
+            self.index.find_producer(tensor) is None and len(readers) == 1 and not self.kept(tensor)
+        )
 
     def least_rank(self, tensor: TensorId) -> int:
         """The rank of a tensor, or its known minimum."""
@@ -192,7 +208,12 @@ class Edit:
         return replace(state, model=model), PassReport(name, tuple(changed), tuple(skipped))
 
     def replace_node(
-        self, node: NodeRef, op_type: str, inputs: Sequence[str], attrs: Mapping[str, Any], domain: str = ""
+        self,
+        node: NodeRef,
+        op_type: str,
+        inputs: Sequence[str],
+        attrs: Mapping[str, Any],
+        domain: str = "",
     ) -> None:
         """Make a node another operation with these inputs and attributes only; name and outputs stay."""
         self._editor.set_op(node.name, op_type, domain)
@@ -200,7 +221,9 @@ class Edit:
             self._editor.set_attr(node.name, name, None)
         self.set_attrs(node, attrs)
         for k in range(max(len(inputs), len(node.inputs))):
-            self._editor.replace_input(Edge(node.name, k, node.scope), inputs[k] if k < len(inputs) else "")
+            self._editor.replace_input(
+                Edge(node.name, k, node.scope), inputs[k] if k < len(inputs) else ""
+            )
         self._rewritten.add(node.name)
 
     def set_attrs(self, node: NodeRef, attrs: Mapping[str, Any]) -> None:
@@ -239,12 +262,19 @@ class Edit:
         self._editor.remove_node(node.name)
 
     def insert_before(
-        self, node: NodeRef, op_type: str, inputs: Sequence[str], attrs: Mapping[str, Any], tensor: str
+        self,
+        node: NodeRef,
+        op_type: str,
+        inputs: Sequence[str],
+        attrs: Mapping[str, Any],
+        tensor: str,
     ) -> str:
         """A new node in front of another, writing a tensor of about this name, which is also the node's; returns it."""
         made = self._editor.fresh(tensor)
         name = self._editor.fresh(f"{made}/{op_type}")
-        self._editor.insert_node(node.scope, op_type, inputs, [made], name=name, attrs=attrs, before=node.name)
+        self._editor.insert_node(
+            node.scope, op_type, inputs, [made], name=name, attrs=attrs, before=node.name
+        )
         return made
 
     def insert_largest(self, node: NodeRef, source: str, axis: int, tensor: str) -> str:
@@ -252,7 +282,11 @@ class Edit:
         inputs = [source]
         attrs = {"keepdims": 1, "axes": [axis]}
         if find_opset(self._proto) >= _AXES_INPUT:
-            inputs.append(self.add_constant(node.scope, f"{tensor}/axes", np.array(attrs.pop("axes"), np.int64)))
+            inputs.append(
+                self.add_constant(
+                    node.scope, f"{tensor}/axes", np.array(attrs.pop("axes"), np.int64)
+                )
+            )
         return self.insert_before(node, "ReduceMax", inputs, attrs, tensor)
 
     def rename_output(self, node: NodeRef, tensor: str, k: int = 0) -> str:
@@ -261,12 +295,16 @@ class Edit:
         self._editor.replace_output(node.name, k, made)
         return made
 
-    def take_over(self, node: NodeRef, k: int, op_type: str, inputs: Sequence[str], attrs: Mapping[str, Any]) -> None:
+    def take_over(
+        self, node: NodeRef, k: int, op_type: str, inputs: Sequence[str], attrs: Mapping[str, Any]
+    ) -> None:
         """A new node in front of another, which writes output k of it in its place."""
         name = node.outputs[k]
         self.rename_output(node, f"{name}/{node.op_type}", k)
         called = self._editor.fresh(f"{name}/{op_type}")
-        self._editor.insert_node(node.scope, op_type, inputs, [name], name=called, attrs=attrs, before=node.name)
+        self._editor.insert_node(
+            node.scope, op_type, inputs, [name], name=called, attrs=attrs, before=node.name
+        )
 
     def append(self, node: NodeRef, steps: Sequence[Step]) -> None:
         """New nodes behind another, each of the result in front of it. The last writes the tensor under its name."""
@@ -277,7 +315,13 @@ class Edit:
             result = name if k == len(steps) else self._editor.fresh(f"{name}/{op_type}")
             called = self._editor.fresh(f"{name}/{op_type}")
             self._editor.insert_node(
-                node.scope, op_type, [made, *operands], [result], name=called, attrs=attrs, after=last
+                node.scope,
+                op_type,
+                [made, *operands],
+                [result],
+                name=called,
+                attrs=attrs,
+                after=last,
             )
             made = result
             last = called
@@ -298,7 +342,11 @@ class Edit:
             # The tensor keeps its name, by which plans and reports know it.
             self._editor.replace_initializer(held, value)
             return
-        base = f"{node.name}/{'weight' if edge.index == 1 else 'bias'}" if held is None else f"{held.name}/{node.name}"
+        base = (
+            f"{node.name}/{'weight' if edge.index == 1 else 'bias'}"
+            if held is None
+            else f"{held.name}/{node.name}"
+        )
         self._editor.replace_input(edge, self.add_constant(edge.scope, base, value))
 
     def set_rounded(self, view: View, edge: Edge, value: Array64, dtype: np.dtype[Any]) -> None:
@@ -337,7 +385,13 @@ def apply_replacements(state: StateT, name: str, find: Finder) -> tuple[StateT, 
     proto, failure = _raise_opset(state.model, matches)
     version = find_opset(proto)
     skipped = tuple(
-        Refusal(match.last.name, f"{match.op_type} needs opset {match.opset}: {failure}", _FIX, name, "R112")
+        Refusal(
+            match.last.name,
+            f"{match.op_type} needs opset {match.opset}: {failure}",
+            _FIX,
+            name,
+            "R112",
+        )
         for match in matches
         if not match.domain and match.opset > version
     )
@@ -347,7 +401,10 @@ def apply_replacements(state: StateT, name: str, find: Finder) -> tuple[StateT, 
     changed = []
     for match in matches:
         last = match.last
-        made = (edit.add_constant(last.scope, f"{last.name}/{key}", value) for key, value in match.constants.items())
+        made = (
+            edit.add_constant(last.scope, f"{last.name}/{key}", value)
+            for key, value in match.constants.items()
+        )
         inputs = [*(tensor.name for tensor in match.inputs), *made]
         edit.replace_node(last, match.op_type, inputs, match.attrs, match.domain)
         changed.append(f"{last.name}: {match.op_type} instead of {len(match.nodes)} nodes")
@@ -357,7 +414,11 @@ def apply_replacements(state: StateT, name: str, find: Finder) -> tuple[StateT, 
 def _raise_opset(proto: ModelLike, matches: list[Replacement]) -> tuple[ModelLike, str]:
     """The model at the highest opset its matches need and it can be converted to, and why not higher."""
     failure = ""
-    needed = {match.opset for match in matches if not match.domain and find_opset(proto) < match.opset <= NEWEST}
+    needed = {
+        match.opset
+        for match in matches
+        if not match.domain and find_opset(proto) < match.opset <= NEWEST
+    }
     for version in sorted(needed, reverse=True):
         try:
             return infer_shapes(upgrade_opset(proto, version)), failure

@@ -109,7 +109,11 @@ def choose_candidate(errors: dict[str, float], present: str) -> str:
 
 def has_observed_range(site: SitePlan) -> bool:
     """True for an activation that has a range from samples."""
-    return site.role in MEASURED and site.qparams is not None and site.qparams.origin not in (FIXED, RULED)
+    return (
+        site.role in MEASURED
+        and site.qparams is not None
+        and site.qparams.origin not in (FIXED, RULED)
+    )
 
 
 def is_observed(site: SitePlan) -> bool:
@@ -127,7 +131,9 @@ def read_range(site: SitePlan) -> Interval:
 def set_range(site: SitePlan, low: float, high: float, note: str = "") -> QParams:
     """Scale and zero point of a calibrated site for another range. note: goes with the origin of its numbers."""
     assert site.qparams is not None
-    return qparams_from_range(low, high, site.spec, origin=site.qparams.origin + note, bound=site.bound)
+    return qparams_from_range(
+        low, high, site.spec, origin=site.qparams.origin + note, bound=site.bound
+    )
 
 
 def scale_range(site: SitePlan, factor: float, note: str = "") -> QParams:
@@ -162,7 +168,8 @@ class ChosenRanges:
         """For people: how many sites took each candidate."""
         counts = Counter(self.taken.values())
         return ", ".join(
-            f"{count} {name}" for name, count in sorted(counts.items(), key=lambda pair: (-pair[1], pair[0]))
+            f"{count} {name}"
+            for name, count in sorted(counts.items(), key=lambda pair: (-pair[1], pair[0]))
         )
 
 
@@ -189,7 +196,9 @@ def choose_ranges(
     readers = _map_readers(index, plan, settled)
     fitted = list(samples)
     others = list(judges)
-    errors = _RangeErrors(index, LayerwiseRunner(proto, [*fitted, *others], {}), [*fitted, *others], len(fitted))
+    errors = _RangeErrors(
+        index, LayerwiseRunner(proto, [*fitted, *others], {}), [*fitted, *others], len(fitted)
+    )
     left = Counter(site.site for read in readers.values() for _, site in read)
     with progress("choosing ranges", len(readers)) as task:
         for node in index.nodes:
@@ -202,20 +211,34 @@ def choose_ranges(
     chosen = {site: choose_candidate(noises, _PRESENT) for site, noises in errors.errors.items()}
     taken = {site: name for site, name in chosen.items() if name != _PRESENT}
     qparams = {site: errors.candidates[site][name] for site, name in taken.items()}
-    qparams = {site: replace(numbers, origin=f"{numbers.origin}, chosen") for site, numbers in qparams.items()}
+    qparams = {
+        site: replace(numbers, origin=f"{numbers.origin}, chosen")
+        for site, numbers in qparams.items()
+    }
     return ChosenRanges(replace_ranges(proto, plan, qparams, crew), taken)
 
 
-def replace_ranges(proto: ModelLike, plan: Plan, taken: Mapping[Site, QParams], crew: Crew | None) -> Plan:
+def replace_ranges(
+    proto: ModelLike, plan: Plan, taken: Mapping[Site, QParams], crew: Crew | None
+) -> Plan:
     """The plan with these numbers, and those that follow from them made anew."""
     if not taken:
         return plan
-    changed: dict[Site, QParams | None] = {**dict.fromkeys(plan.list_scaled_for(taken.keys())), **taken}
-    sites = {site.site: replace(site, qparams=changed[site.site]) for site in plan.sites if site.site in changed}
+    changed: dict[Site, QParams | None] = {
+        **dict.fromkeys(plan.list_scaled_for(taken.keys())),
+        **taken,
+    }
+    sites = {
+        site.site: replace(site, qparams=changed[site.site])
+        for site in plan.sites
+        if site.site in changed
+    }
     return calibrate(proto, plan.replace_sites(sites), crew=crew)
 
 
-def _map_readers(index: GraphIndex, plan: Plan, settled: Collection[Site]) -> dict[str, list[tuple[int, SitePlan]]]:
+def _map_readers(
+    index: GraphIndex, plan: Plan, settled: Collection[Site]
+) -> dict[str, list[tuple[int, SitePlan]]]:
     """Readers of each site that has a scale of its own: (input, site) by node."""
     readers: dict[str, list[tuple[int, SitePlan]]] = {}
     for site in plan.sites:
@@ -245,7 +268,9 @@ def _count_positions(node: NodeRef, value: Array) -> int:
 class _RangeErrors:
     """The float model on its way through the graph; errors of every candidate so far."""
 
-    def __init__(self, index: GraphIndex, runner: LayerwiseRunner, feeds: Sequence[Feeds], fitted: int) -> None:
+    def __init__(
+        self, index: GraphIndex, runner: LayerwiseRunner, feeds: Sequence[Feeds], fitted: int
+    ) -> None:
         self.index, self.runner, self.feeds, self.fitted = index, runner, feeds, fitted
         again = {int(j) for j in np.linspace(0, fitted - 1, min(_AGAIN, fitted))}
         self.judges = [*sorted(again), *range(fitted, len(feeds))]
@@ -262,7 +287,11 @@ class _RangeErrors:
         if site.site not in self.candidates:
             # Of few positions the range is chance, and so is what a narrower one clips.
             positions = sum(_count_positions(node, value) for value in values[: self.fitted])
-            others = self._make_candidates(values, site, site.qparams) if positions >= FEWEST_POSITIONS else {}
+            others = (
+                self._make_candidates(values, site, site.qparams)
+                if positions >= FEWEST_POSITIONS
+                else {}
+            )
             self.candidates[site.site] = {_PRESENT: site.qparams, **others}
             self.errors[site.site] = dict.fromkeys(self.candidates[site.site], 0.0)
         candidates = self.candidates[site.site]
@@ -274,7 +303,11 @@ class _RangeErrors:
 
         def run_reader(j: int, qparams: QParams | None = None) -> Array:
             """The reader's output for a sample, or for its values through the pair."""
-            value = values[j] if qparams is None else np.asarray(fake_quant(values[j], qparams, site.spec), np.float32)
+            value = (
+                values[j]
+                if qparams is None
+                else np.asarray(fake_quant(values[j], qparams, site.spec), np.float32)
+            )
             return self._drop_padding(j, run(j, value) if run else value)
 
         exact = list(map_in_threads(run_reader, judged))
@@ -297,7 +330,9 @@ class _RangeErrors:
         highest = max(fitted, key=lambda j: values[j].max(), default=0)
         return [j for j in sorted({lowest, highest, *self.judges}) if values[j].size]
 
-    def _make_candidates(self, values: Sequence[Array], site: SitePlan, present: QParams) -> dict[str, QParams]:
+    def _make_candidates(
+        self, values: Sequence[Array], site: SitePlan, present: QParams
+    ) -> dict[str, QParams]:
         ranges = RangeCandidates(site.spec)
         for j in range(self.fitted):
             ranges.add_sample(self._drop_padding(j, values[j]))
@@ -322,11 +357,15 @@ class _RangeErrors:
             if constant is not None:
                 stored[names[at]] = onnx.numpy_helper.from_array(constant, names[at])
                 continue
-            inputs.append(onnx.helper.make_tensor_value_info(names[at], onnx.TensorProto.FLOAT, None))
+            inputs.append(
+                onnx.helper.make_tensor_value_info(names[at], onnx.TensorProto.FLOAT, None)
+            )
             if at != k:
                 others[names[at]] = [read_tensor(value) for value in self.runner.values(tensor)]
         alone = onnx.helper.make_node(node.op_type, names, ["out"], **node.attrs)
-        part = assemble_model(self.index.proto, [alone], inputs, [onnx.ValueInfoProto(name="out")], stored)
+        part = assemble_model(
+            self.index.proto, [alone], inputs, [onnx.ValueInfoProto(name="out")], stored
+        )
         session = Session(part, optimize=False, threads=share_cores(len(self.judges)))
 
         def run(sample: int, value: Array) -> Array:
@@ -381,11 +420,20 @@ def find_scarce_sites(ctx: SampledContext, state: PlacedState) -> frozenset[Site
     plan = state.planned
     enough = FEWEST_POSITIONS / max(len(ctx.data.ranges), 1)
     positions = {
-        site.site: _count_channel_positions(state, index, find_tensor(index, site.site)) for site in plan.sites
+        site.site: _count_channel_positions(state, index, find_tensor(index, site.site))
+        for site in plan.sites
     }
-    scarce = {site.site for site in plan.sites if 0 < positions[site.site] < enough and _is_whole(site)}
-    shared = {site.group for site in (*plan.sites, *plan.existing) if site.group and site.site not in scarce}
-    return frozenset(site.site for site in plan.sites if site.site in scarce and site.group not in shared)
+    scarce = {
+        site.site for site in plan.sites if 0 < positions[site.site] < enough and _is_whole(site)
+    }
+    shared = {
+        site.group
+        for site in (*plan.sites, *plan.existing)
+        if site.group and site.site not in scarce
+    }
+    return frozenset(
+        site.site for site in plan.sites if site.site in scarce and site.group not in shared
+    )
 
 
 def _count_channel_positions(state: PlacedState, index: GraphIndex, tensor: TensorId) -> int:
@@ -396,14 +444,19 @@ def _count_channel_positions(state: PlacedState, index: GraphIndex, tensor: Tens
     if producer is None or producer.op_type in _BOUNDED or len(shape) < 2 or 0 in shape:
         return 0
     convolved = any(
-        index.find_node(edge.node).op_type in ("Conv", "ConvTranspose") for edge in index.list_consumers(tensor)
+        index.find_node(edge.node).op_type in ("Conv", "ConvTranspose")
+        for edge in index.list_consumers(tensor)
     )
     return math.prod(shape) // shape[1 if convolved or len(shape) == 4 else -1]
 
 
 def _is_whole(site: SitePlan) -> bool:
     """True for an activation whose range is that of all its values."""
-    return is_observed(site) and isinstance(site.spec.granularity, PerTensor) and site.observer.name == WHOLE
+    return (
+        is_observed(site)
+        and isinstance(site.spec.granularity, PerTensor)
+        and site.observer.name == WHOLE
+    )
 
 
 NAME = "ranges"
@@ -451,7 +504,9 @@ def _keep_dynamic(plan: Plan, done: ChosenRanges) -> Plan:
 
 
 _TRIAL: Trial[SampledContext, PlacedState] = Trial(
-    score=lambda ctx, state: ctx.data.judges.score(state, ignore_rounding(state.planned), progress=ctx.progress),
+    score=lambda ctx, state: ctx.data.judges.score(
+        state, ignore_rounding(state.planned), progress=ctx.progress
+    ),
     threshold=THRESHOLDS[NAME],
 )
 RANGES: tuple[Pass[SampledContext, PlacedState], ...] = (
@@ -479,11 +534,18 @@ def fix_scales(ctx: SampledContext, state: FloatState, plan: Plan) -> Plan:
     for site in plan.sites:
         if site.spec.dynamic:
             bound = intersect_bounds((site.bound, site.clip))
-            site = replace(site, spec=replace(site.spec, dynamic=False), bound=bound, clip=(None, None))
+            site = replace(
+                site, spec=replace(site.spec, dynamic=False), bound=bound, clip=(None, None)
+            )
         sites.append(site)
     samples = ctx.data.ranges
     batch = ctx.config.data.batch
     limit = ctx.memory_limit
     return calibrate(
-        state.model, plan.with_sites(tuple(sites)), samples, batch=batch, memory_limit=limit, crew=ctx.crew
+        state.model,
+        plan.with_sites(tuple(sites)),
+        samples,
+        batch=batch,
+        memory_limit=limit,
+        crew=ctx.crew,
     )

@@ -131,7 +131,10 @@ def check_skip(config: Config) -> None:
     for k, name in enumerate(config.skip):
         if name not in SKIPPABLE:
             raise ConfigError(
-                config.where(f"skip[{k}]"), f"no pass is called {name!r}", suggest_names(name, SKIPPABLE), code="Q320"
+                config.where(f"skip[{k}]"),
+                f"no pass is called {name!r}",
+                suggest_names(name, SKIPPABLE),
+                code="Q320",
             )
 
 
@@ -156,10 +159,18 @@ def _drop_inferred_types(proto: ModelLike, source: ModelLike) -> ModelLike:
 
     Engines fuse by the types they know: types that the file did not tell them must not change their fusions.
     """
-    declared = {(scope, value.name) for scope, graph in walk_graphs(source.graph) for value in graph.value_info}
+    declared = {
+        (scope, value.name)
+        for scope, graph in walk_graphs(source.graph)
+        for value in graph.value_info
+    }
     for scope, graph in walk_graphs(proto.graph):
         beyond = {name for node in graph.node if node.domain for name in node.output}
-        kept = [value for value in graph.value_info if (scope, value.name) in declared or value.name in beyond]
+        kept = [
+            value
+            for value in graph.value_info
+            if (scope, value.name) in declared or value.name in beyond
+        ]
         del graph.value_info[:]
         graph.value_info.extend(kept)
     return proto

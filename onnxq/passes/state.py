@@ -103,4 +103,6 @@ class Note(Generic[T]):
 
     def erase(self, state: StateT) -> StateT:
         """The state without the result."""
-        return replace(state, notes={name: value for name, value in state.notes.items() if name != self.name})
+        return replace(
+            state, notes={name: value for name, value in state.notes.items() if name != self.name}
+        )

@@ -90,7 +90,12 @@ class TimeBudget:
             self.note(name, Shortage.GIVEN_UP, seconds=seconds)
 
     def fitting(
-        self, name: str, samples: Dataset, seed: int, progress: Progress, work: Callable[[Dataset, Progress], T]
+        self,
+        name: str,
+        samples: Dataset,
+        seed: int,
+        progress: Progress,
+        work: Callable[[Dataset, Progress], T],
     ) -> T:
         """The result of `work` on all samples, or on as many as half of the time left is enough for."""
         if not self.limited:
@@ -103,13 +108,17 @@ class TimeBudget:
             if share < _USELESS or len(fewer) <= 1:
                 break
             try:
-                done_all = work(fewer, _watch_clock(progress, self.clock, self.clock() + share, count))
+                done_all = work(
+                    fewer, _watch_clock(progress, self.clock, self.clock() + share, count)
+                )
                 self._note_samples(name, len(fewer), len(samples))
                 return done_all
             except OutOfTime:
                 # As many as were done in this half, for half of what is left; fewer by a fifth, as the pace varies.
                 done = len(fewer) * count[0] / max(count[1], 1)
-                fewer = samples.take(max(1, int(done * max(self.left() / 2, 0.0) / share * 0.8)), seed)
+                fewer = samples.take(
+                    max(1, int(done * max(self.left() / 2, 0.0) / share * 0.8)), seed
+                )
         fewer = fewer if self.left() > 0 else samples.take(1, seed)
         self._note_samples(name, len(fewer), len(samples))
         return work(fewer, progress)
@@ -126,7 +135,14 @@ class TimeBudget:
                 return
             yield sample
 
-    def note(self, name: str, how: Shortage, *, seconds: float = math.nan, samples: tuple[int, int] = (0, 0)) -> None:
+    def note(
+        self,
+        name: str,
+        how: Shortage,
+        *,
+        seconds: float = math.nan,
+        samples: tuple[int, int] = (0, 0),
+    ) -> None:
         """Record that something was cut short."""
         self.shortened.append(Shortened(name, how, self.seconds or 0.0, seconds, samples))
 
@@ -147,7 +163,9 @@ def _watch_clock(
 
 
 class _Watched:
-    def __init__(self, task: Task, clock: Callable[[], float], deadline: float, count: list[int] | None) -> None:
+    def __init__(
+        self, task: Task, clock: Callable[[], float], deadline: float, count: list[int] | None
+    ) -> None:
         self._task, self._clock, self._deadline, self._count = task, clock, deadline, count
 
     def advance(self, steps: int = 1) -> None:
@@ -176,7 +194,9 @@ class Timers:
         start = time.perf_counter()
         with self.progress(title):
             yield
-        self.costs.append(StageCost(name=name, seconds=time.perf_counter() - start, peak_bytes=peak_bytes()))
+        self.costs.append(
+            StageCost(name=name, seconds=time.perf_counter() - start, peak_bytes=peak_bytes())
+        )
 
 
 def peak_bytes() -> int:

@@ -113,7 +113,9 @@ def check_model(
     known = rest if first is None else chain((first,), rest)
     errors = sum_errors(pairs, known, on_sample=lambda: ran.append(None))
     classes = find_class_scores(index_named(before))
-    checks = make_checks(errors["off"], errors.get("on"), errors.pop("agree", None), classes=classes)
+    checks = make_checks(
+        errors["off"], errors.get("on"), errors.pop("agree", None), classes=classes
+    )
     if ran:
         missing = reference.selections.list_missing(after)
         unmatched = [Caution("W137", explain_missing(selection)) for selection in missing]
@@ -123,7 +125,9 @@ def check_model(
     return ModelCheck(checks, len(ran), notes, choices=plain.agreement.results(), errors=errors)
 
 
-_NOTHING = OutputAccuracy(name="", sqnr_db=math.nan, whole_db=math.nan, cosine=math.nan, max_abs=math.nan)
+_NOTHING = OutputAccuracy(
+    name="", sqnr_db=math.nan, whole_db=math.nan, cosine=math.nan, max_abs=math.nan
+)
 
 
 def make_checks(
@@ -160,11 +164,16 @@ def check_segments(ctx: RunContext, state: FloatState, model: ModelLike) -> Mode
     """Float and quantized model on a few samples, each segment on the float model's own values; the worst ones."""
     index = get_index(state.named)
     agreement = AgreementSums(find_selections(state.named))
-    largest = max((count_tensor_bytes(tensor) for tensor in bare_proto(state.named).graph.initializer), default=0)
+    largest = max(
+        (count_tensor_bytes(tensor) for tensor in bare_proto(state.named).graph.initializer),
+        default=0,
+    )
     try:
         if ctx.samples is None:
             seed = ctx.config.data.seed
-            dataset: Dataset = make_synthetic(index.inputs, samples=2, seed=seed, model=state.named, run=False)
+            dataset: Dataset = make_synthetic(
+                index.inputs, samples=2, seed=seed, model=state.named, run=False
+            )
         else:
             dataset = ctx.samples.test
         samples = list(dataset.take(_MOST_SAMPLES).samples())
@@ -183,9 +192,13 @@ def check_segments(ctx: RunContext, state: FloatState, model: ModelLike) -> Mode
         # Made-up inputs need not fit.
         text = f"not checked against the float model, which made-up inputs do not fit: {error.subject}: {error.cause}"
         return ModelCheck((), 0, (Caution("W127", text),))
-    checks = [check for errors in segments for check in make_checks(errors.off, errors.on, errors.agree)]
+    checks = [
+        check for errors in segments for check in make_checks(errors.off, errors.on, errors.agree)
+    ]
     checks.sort(key=lambda check: min(check.sqnr_db))
-    return ModelCheck(tuple(checks[:_SHOWN]), len(samples), segments=len(segments), choices=agreement.results())
+    return ModelCheck(
+        tuple(checks[:_SHOWN]), len(samples), segments=len(segments), choices=agreement.results()
+    )
 
 
 def is_narrow(state: PlannedState) -> bool:
@@ -196,7 +209,9 @@ def is_narrow(state: PlannedState) -> bool:
 _EMULATED = "the file itself was not run, a check computes in float32 and rounds as its types say"
 
 
-def load_file(model: ModelLike, feeds: Feeds | None = None, *, optimized: bool, threads: int = 0) -> Cautions:
+def load_file(
+    model: ModelLike, feeds: Feeds | None = None, *, optimized: bool, threads: int = 0
+) -> Cautions:
     """Load a finished file in ORT as it says: all its types must fit. A note where ORT has no kernel for one of them.
 
     feeds: a sample to run, since some kernels refuse a type only then. optimized: the file is for ORT, which must have
@@ -223,7 +238,9 @@ def load_file(model: ModelLike, feeds: Feeds | None = None, *, optimized: bool, 
     return ()
 
 
-def _note_losses(checks: Sequence[OutputCheck], others: Sequence[OutputAccuracy], samples: int) -> Cautions:
+def _note_losses(
+    checks: Sequence[OutputCheck], others: Sequence[OutputAccuracy], samples: int
+) -> Cautions:
     """A note for each output that is near the float model's on the samples held back and far from it on others."""
     near = {check.name for check in checks if check.sqnr_db[0] >= LOST_DB}
     notes = []
@@ -247,15 +264,23 @@ class _TypedRunner:
         self._types = {value.name: helper.tensor_dtype_to_np_dtype(value.dtype) for value in inputs}
 
     def run(self, feeds: Feeds, /) -> dict[str, Array]:
-        return self._session.run({name: self._convert_value(name, value) for name, value in feeds.items()})
+        return self._session.run(
+            {name: self._convert_value(name, value) for name, value in feeds.items()}
+        )
 
     def _convert_value(self, name: str, value: Array) -> Array:
-        return value.astype(self._types[name]) if value.dtype == np.float32 and name in self._types else value
+        return (
+            value.astype(self._types[name])
+            if value.dtype == np.float32 and name in self._types
+            else value
+        )
 
 
 def _open_typed(model: ModelLike, threads: int) -> ModelRunner:
     """The model as ORT runs it, for float32 samples."""
-    return _TypedRunner(Session(widen_model(model) if _holds_bfloat16(model) else model, threads=threads))
+    return _TypedRunner(
+        Session(widen_model(model) if _holds_bfloat16(model) else model, threads=threads)
+    )
 
 
 def _holds_bfloat16(model: ModelLike) -> bool:
@@ -267,7 +292,9 @@ def _holds_bfloat16(model: ModelLike) -> bool:
 def _note_unchecked(reference: ReferenceRunner, checks: Sequence[OutputCheck]) -> Cautions:
     """A note for each output in which no sample had a number to compare, and which no choice decides."""
     selections = reference.selections
-    checked = selections.settled.union(name for node in selections.nodes for name, _ in node.choices)
+    checked = selections.settled.union(
+        name for node in selections.nodes for name, _ in node.choices
+    )
     checked |= {check.name for check in checks}
     notes = []
     for output in reference.session.native.get_outputs():
@@ -312,7 +339,9 @@ def find_timer(target: str, threads: int, plugins: Names) -> Timer | None:
     """The times of a target's engine on this machine's CPU; None where it has none here, and for a GPU's."""
     backend = find_backend(target)
     if backend.usual.times_itself:
-        return lambda models, feeds, rounds: time_models(models, feeds, threads=threads, rounds=rounds)
+        return lambda models, feeds, rounds: time_models(
+            models, feeds, threads=threads, rounds=rounds
+        )
     local = backend.local
     if local is None or not local.judges or local.emulated or local.find_obstacle() is not None:
         return None
@@ -349,7 +378,9 @@ def time_both(
     # The first axis of the first input that has one: what else is a batch, the model does not say.
     batch = next((int(value.shape[0]) for value in feeds.values() if value.ndim), 1)
     # In models of sequences it may be time.
-    if batch > 1 and any(node.op_type in ("LSTM", "GRU", "RNN") for node in get_index(before).nodes):
+    if batch > 1 and any(
+        node.op_type in ("LSTM", "GRU", "RNN") for node in get_index(before).nodes
+    ):
         batch = 0
     return LatencyRatio(
         float_ms=slow.median_ms,
@@ -397,7 +428,12 @@ def _find_quantized_nodes(index: GraphIndex, plan: Plan) -> set[str]:
     for site in plan.all_sites:
         for edge in site.find_readers(index):
             read.setdefault(edge.node, set()).add(edge.index)
-    quantized = {edge.node for site in plan.all_sites if site.role is Role.WEIGHT for edge in site.consumers or ()}
+    quantized = {
+        edge.node
+        for site in plan.all_sites
+        if site.role is Role.WEIGHT
+        for edge in site.consumers or ()
+    }
     for node in index.nodes:
         tensors = ((k, index.find_input(node, k)) for k in range(len(node.inputs)))
         data = {k for k, tensor in tensors if tensor is not None and not index.is_constant(tensor)}

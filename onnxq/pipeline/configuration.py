@@ -10,7 +10,15 @@ from typing import Any
 import onnx
 
 from onnxq.backends import check_limits, check_target, list_backends, load_config, split_target
-from onnxq.config import Command, Config, ScaleConfig, check_trust, expand_names, join_words, list_options
+from onnxq.config import (
+    Command,
+    Config,
+    ScaleConfig,
+    check_trust,
+    expand_names,
+    join_words,
+    list_options,
+)
 from onnxq.errors import ConfigError
 from onnxq.files import guard_outputs, refuse_inputs
 from onnxq.graph.save import check_data_name, name_data_file
@@ -37,7 +45,9 @@ def list_models(models: Sequence[ModelSource] | ModelSource) -> list[ModelSource
     return sources
 
 
-def make_config(config: Configuration, overrides: Overrides, command: Command, *, usual: str | None = None) -> Config:
+def make_config(
+    config: Configuration, overrides: Overrides, command: Command, *, usual: str | None = None
+) -> Config:
     """Make the configuration of a command: a preset, file or Config with the caller's options on top.
 
     None, and a file that names no target, start from the preset of the target in the options, as `NAME-int8`; without
@@ -48,7 +58,11 @@ def make_config(config: Configuration, overrides: Overrides, command: Command, *
     target = join_words(settings.get("target"))
     base = load_config(config, target=target or usual)
     # A configuration for one engine of several serves as their base.
-    if config is not None and target is not None and base.target not in (target, *split_target(str(target))):
+    if (
+        config is not None
+        and target is not None
+        and base.target not in (target, *split_target(str(target)))
+    ):
         cause = f"the configuration {base.source!r} is for {base.target!r}"
         raise ConfigError(f"target {target!r}", cause, "choose one", code="Q312")
     chosen = load_config(base, settings)
@@ -94,7 +108,9 @@ def open_run(
             except UnknownOperatorError as error:
                 # Runtime knows no backends, and so none that keeps such operators.
                 advice = (backend.plugin_advice for backend in list_backends())
-                raise error.replace_text(fix="; or, ".join([error.fix, *filter(None, advice)])) from error
+                raise error.replace_text(
+                    fix="; or, ".join([error.fix, *filter(None, advice)])
+                ) from error
 
 
 def _list_outputs(config: Config, command: Command, out: str | Path | None) -> Iterator[str | Path]:
@@ -109,7 +125,9 @@ def _list_outputs(config: Config, command: Command, out: str | Path | None) -> I
         yield config.output.plan
     if command is Command.REPORT:
         options = config.report
-        yield from filter(None, (options.markdown, options.mermaid, options.node_data, options.graph))
+        yield from filter(
+            None, (options.markdown, options.mermaid, options.node_data, options.graph)
+        )
     if command is Command.SEARCH:
         searched = config.search
         yield from filter(None, (searched.rules, searched.csv, searched.plot))
@@ -130,7 +148,9 @@ def open_crew(config: ScaleConfig, model: object) -> Crew:
     each other, OutputError for a folder that cannot be made, WorkerError for a cluster that does not answer.
     """
     if config.dask and config.workers > 1:
-        raise ConfigError("dask", "and workers were both given", "leave `workers=…` out", code="Q317")
+        raise ConfigError(
+            "dask", "and workers were both given", "leave `workers=…` out", code="Q317"
+        )
     journal = Journal(_find_folder(config.resume, model)) if config.resume else None
     if config.dask:
         return Crew(DaskWorkers(config.dask, journal))
@@ -141,7 +161,9 @@ def _find_folder(resume: str, model: object) -> Path:
     if resume != BESIDE:
         return Path(resume)
     if not isinstance(model, (str, Path)):
-        raise ConfigError("resume", "the model is no file to be beside", "name a folder: `resume=…`", code="Q317")
+        raise ConfigError(
+            "resume", "the model is no file to be beside", "name a folder: `resume=…`", code="Q317"
+        )
     path = Path(model)
     return path.with_name(f"{path.name}.resume")
 

@@ -50,17 +50,23 @@ def check_on_engine(
     kernels: Kernels | None = None
     try:
         with (
-            ctx.progress(f"building for {engine.title}, and running {count} samples there", count) as task,
+            ctx.progress(
+                f"building for {engine.title}, and running {count} samples there", count
+            ) as task,
             ScratchFolder() as folder,
             ExitStack() as opened,
         ):
-            runner = opened.enter_context(engine.open_runner("quantized", model, Job(), Path(folder)))
+            runner = opened.enter_context(
+                engine.open_runner("quantized", model, Job(), Path(folder))
+            )
             kernels = engine.read_kernels(model, folder)
             placement = engine.read_placement(model, folder)
             if reference.selections.nodes:
                 opened.close()
                 other = opened.enter_context(ScratchFolder())
-                runner = opened.enter_context(engine.open_runner("quantized", taking, Job(), Path(other)))
+                runner = opened.enter_context(
+                    engine.open_runner("quantized", taking, Job(), Path(other))
+                )
             samples = ctx.samples.test.take(count).samples()
             off, agree = _sum_errors(reference, taking, runner, samples, task)
     except OnnxqError as error:
@@ -86,7 +92,9 @@ def check_on_engine(
     )
 
 
-def _list_outputs(off: ModelErrors, agree: ModelErrors, floats: Mapping[str, float]) -> tuple[EngineOutput, ...]:
+def _list_outputs(
+    off: ModelErrors, agree: ModelErrors, floats: Mapping[str, float]
+) -> tuple[EngineOutput, ...]:
     return tuple(
         EngineOutput(
             name=plain.name,
@@ -99,7 +107,11 @@ def _list_outputs(off: ModelErrors, agree: ModelErrors, floats: Mapping[str, flo
 
 
 def _sum_errors(
-    reference: ReferenceRunner, model: ModelLike, runner: Runner, samples: Iterable[Feeds], task: Task
+    reference: ReferenceRunner,
+    model: ModelLike,
+    runner: Runner,
+    samples: Iterable[Feeds],
+    task: Task,
 ) -> tuple[ModelErrors, ModelErrors]:
     """The errors of an engine's answers against the float model, and against the file. model: as it takes choices."""
     file = Session(model, optimize=False)
@@ -113,14 +125,18 @@ def _sum_errors(
         answers = runner.infer(taken)
         off.update(feeds, wanted, answers)
         # Without its own choices.
-        agree.update(feeds, {name: value for name, value in said.items() if name in wanted}, answers)
+        agree.update(
+            feeds, {name: value for name, value in said.items() if name in wanted}, answers
+        )
         task.advance()
         if time.monotonic() - begun > _SECONDS:
             break
     return off, agree
 
 
-def _measure_float(ctx: RunContext, engine: Engine, reference: ReferenceRunner, model: ModelLike) -> dict[str, float]:
+def _measure_float(
+    ctx: RunContext, engine: Engine, reference: ReferenceRunner, model: ModelLike
+) -> dict[str, float]:
     """SQNR in dB of the float model's outputs as the engine computes them, on one sample; {} where it does not."""
     assert ctx.samples is not None
     taking = reference.selections.take_choices(model)
@@ -130,7 +146,9 @@ def _measure_float(ctx: RunContext, engine: Engine, reference: ReferenceRunner, 
             ScratchFolder() as folder,
             engine.open_runner("float", taking, Job(), Path(folder)) as runner,
         ):
-            off, _ = _sum_errors(reference, taking, runner, ctx.samples.test.take(1).samples(), task)
+            off, _ = _sum_errors(
+                reference, taking, runner, ctx.samples.test.take(1).samples(), task
+            )
     except OnnxqError:
         return {}
     return {result.name: result.sqnr_db for result in off.results()}

@@ -20,7 +20,15 @@ from onnxq.emit import leave_out_notes
 from onnxq.engines.shapes import demand_sizes
 from onnxq.evaluation.compare import ModelErrors, check_interface
 from onnxq.files import write_text
-from onnxq.graph import ModelLike, attach_weights, fix_sizes, get_index, name_nodes, save_model, verify_graph
+from onnxq.graph import (
+    ModelLike,
+    attach_weights,
+    fix_sizes,
+    get_index,
+    name_nodes,
+    save_model,
+    verify_graph,
+)
 from onnxq.graph.light import is_large_model, measure_size
 from onnxq.graph.precision.widen import emulate_types, widen_model
 from onnxq.graph.save import name_data_file
@@ -74,9 +82,13 @@ class Result:
         """The quantized model, weights and all; over 2 GB it cannot be serialized, but `save` writes it."""
         return attach_weights(self.light)
 
-    def save(self, path: str | Path, *, overwrite: bool = False, external: bool | None = None) -> Result:
+    def save(
+        self, path: str | Path, *, overwrite: bool = False, external: bool | None = None
+    ) -> Result:
         """Write the model atomically; OutputError when `path` exists (unless overwrite) or is one of `inputs`."""
-        save_model(self.light, Path(path), external=external, overwrite=overwrite, inputs=self.inputs)
+        save_model(
+            self.light, Path(path), external=external, overwrite=overwrite, inputs=self.inputs
+        )
         size = sum(part.stat().st_size for part in list_files(Path(path)))
         return replace(self, report=replace(self.report, output=str(path), output_bytes=size))
 
@@ -85,7 +97,9 @@ class Result:
         if level == "full":
             return self
         light = leave_out_notes(self.light, level)
-        return replace(self, light=light, report=replace(self.report, output_bytes=measure_size(light)))
+        return replace(
+            self, light=light, report=replace(self.report, output_bytes=measure_size(light))
+        )
 
     def plan_json(self) -> str:
         """The plan as JSON, numbers included."""
@@ -99,7 +113,9 @@ def list_files(path: Path) -> tuple[Path, ...]:
     return (path, data) if os.path.exists(data) else (path,)
 
 
-def write_plan(plan: Plan, out: str | Path | None, force: bool, progress: Progress = silent) -> None:
+def write_plan(
+    plan: Plan, out: str | Path | None, force: bool, progress: Progress = silent
+) -> None:
     """Write a plan as JSON. out: the file; none: nothing is written."""
     if out:
         with progress("writing"):
@@ -138,7 +154,9 @@ _TIMING_SECONDS, _TIMED_SECONDS = 4.0, 8
 _FEW, _MORE = 4, 8
 _NO_TIME = "the budget ran out before anything was promoted"
 _ALL_FLOAT = "nothing is quantized: only the float model holds this"
-_CHANGED = "it held where that was decided: before weights were rounded anew, and with optimizations off"
+_CHANGED = (
+    "it held where that was decided: before weights were rounded anew, and with optimizations off"
+)
 # Inputs made up for a check where no samples were needed.
 _MADE_UP = 2
 _UNCHECKED = "nothing was checked against the float model: no samples were given"
@@ -149,7 +167,12 @@ MakeOwn = Callable[[str], ModelLike | None]
 
 
 def finalize_run(
-    ctx: RunContext, state: PlannedState, model: ModelLike, *, source: object, make_own: MakeOwn = lambda _: None
+    ctx: RunContext,
+    state: PlannedState,
+    model: ModelLike,
+    *,
+    source: object,
+    make_own: MakeOwn = lambda _: None,
 ) -> Result:
     """Check the finished model and write the account. make_own: called where several engines share it, to time both."""
     plan, samples, budget, config = state.planned, ctx.samples, ctx.budget, ctx.config
@@ -172,7 +195,9 @@ def finalize_run(
         data=plan.data,
         code=_name_code(ctx),
         # Scales of each run need no samples, and the summary says what the check ran on.
-        synthetic=samples is not None and samples.synthetic and not (dynamic or config.mode == "dynamic"),
+        synthetic=samples is not None
+        and samples.synthetic
+        and not (dynamic or config.mode == "dynamic"),
         source_bytes=state.source.size_bytes,
         output_bytes=measure_size(whole),
         checks=trial.outputs,
@@ -192,7 +217,11 @@ def finalize_run(
         left_float=plan.left_float,
         forced=weigh_forced(state.problem) if isinstance(state, PlacedState) else None,
         float_types=plan.precision,
-        rewrites=tuple(describe_rewrite(entry) for entry in ctx.journal if entry.changed and entry not in passes),
+        rewrites=tuple(
+            describe_rewrite(entry)
+            for entry in ctx.journal
+            if entry.changed and entry not in passes
+        ),
         accounts=(*map(describe_pass, passes), *map(describe_shortage, budget.shortened)),
         promotion=promotion,
         already=count_existing(state),
@@ -218,7 +247,9 @@ def _join_rest(state: PlannedState, source: ModelLike, model: ModelLike) -> Mode
         whole, fixed = rest.join(model), (*rest.reads, *rest.outputs)
         verify_graph(whole, kept=(*plan.kept, *rest.nodes))
     source = fix_sizes(source, state.sizes) if state.sizes else source
-    check_interface(source, whole, None if plan.precision is None else plan.precision.io, fixed=fixed)
+    check_interface(
+        source, whole, None if plan.precision is None else plan.precision.io, fixed=fixed
+    )
     return whole
 
 
@@ -228,7 +259,9 @@ def describe_rest(rest: Rest | None) -> Cautions:
         return ()
     names = list(rest.stops)
     more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-    products = {op: count for op, count in sorted(rest.count_ops().items()) if op in check.ALWAYS_SHOWN}
+    products = {
+        op: count for op, count in sorted(rest.count_ops().items()) if op in check.ALWAYS_SHOWN
+    }
     kinds = " and ".join(sorted(set(rest.stops.values())))
     behind = format_count(len(rest.nodes), "node")
     if products:
@@ -284,7 +317,9 @@ def _check_on_engines(
     for part in parts:
         engine = part.local
         if engine is not None and (engine.judges or len(parts) > 1):
-            account = EngineCheck(engine=engine.title, target=part.name, latency=times.get(part.name))
+            account = EngineCheck(
+                engine=engine.title, target=part.name, latency=times.get(part.name)
+            )
             checks.append(check_on_engine(ctx, state, model, engine, account))
     return tuple(filter(None, checks))
 
@@ -296,7 +331,9 @@ def _name_made_up(ctx: RunContext, trial: check.ModelCheck) -> str:
     return f"{format_count(trial.samples, 'made-up input')}, seed {ctx.config.data.seed}"
 
 
-def _time(ctx: SampledContext, state: PlannedState, model: ModelLike, make_own: MakeOwn) -> dict[str, LatencyRatio]:
+def _time(
+    ctx: SampledContext, state: PlannedState, model: ModelLike, make_own: MakeOwn
+) -> dict[str, LatencyRatio]:
     """Float and quantized model side by side on each engine, by target, as far as the budget has time left for it."""
     budget, threads, plan = ctx.budget, ctx.config.verify.threads, state.planned
     names = split_target(plan.target)
@@ -310,7 +347,9 @@ def _time(ctx: SampledContext, state: PlannedState, model: ModelLike, make_own: 
     wide = widen_model(model) if state.types.interface else model
     if not timers:
         return times
-    with ctx.timers.run("time", f"timing float and quantized model, about {len(timers) * _TIMED_SECONDS} s"):
+    with ctx.timers.run(
+        "time", f"timing float and quantized model, about {len(timers) * _TIMED_SECONDS} s"
+    ):
         for name, timer in timers.items():
             # The reserve was for writing and checking, of which only the writing is left.
             if budget.left() + budget.reserve < _TIMING_SECONDS:
@@ -319,13 +358,17 @@ def _time(ctx: SampledContext, state: PlannedState, model: ModelLike, make_own: 
             title = find_backend(name).title
             own = make_own(name) if len(names) > 1 else None
             reason = check.explain_slowness(plan, title)
-            time = check.time_both(state.named, wide, ctx.data.first, timer, own=own, threads=threads, reason=reason)
+            time = check.time_both(
+                state.named, wide, ctx.data.first, timer, own=own, threads=threads, reason=reason
+            )
             if time is not None:
                 times[name] = replace(time, engine=title)
     return times
 
 
-def _check(ctx: SampledContext, state: PlannedState, model: ModelLike, *, optimized: bool) -> check.ModelCheck:
+def _check(
+    ctx: SampledContext, state: PlannedState, model: ModelLike, *, optimized: bool
+) -> check.ModelCheck:
     """Float and quantized model on the samples held back, as far as the budget goes."""
     test = ctx.data.test
     other_samples: Iterable[Feeds] = ()
@@ -345,7 +388,9 @@ def _check(ctx: SampledContext, state: PlannedState, model: ModelLike, *, optimi
         )
 
 
-def _check_unrun(ctx: RunContext, state: PlannedState, model: ModelLike, *, here: bool) -> check.ModelCheck:
+def _check_unrun(
+    ctx: RunContext, state: PlannedState, model: ModelLike, *, here: bool
+) -> check.ModelCheck:
     """The check without samples: the file is loaded, and the part in front of operators that are lacking is run."""
     try:
         before, rest = find_front(state.named)
@@ -353,14 +398,22 @@ def _check_unrun(ctx: RunContext, state: PlannedState, model: ModelLike, *, here
     except UnknownOperatorError:
         # Nothing stands in front of it.
         return check.ModelCheck((), 0)
-    names = {value.name for value in before.graph.output} & {value.name for value in after.graph.output}
+    names = {value.name for value in before.graph.output} & {
+        value.name for value in after.graph.output
+    }
     if rest is None or not names:
         return check.ModelCheck((), 0, check.load_file(after, optimized=here))
     before, after = (give_outputs(each, names) for each in (before, after))
-    samples = make_synthetic(get_index(before).inputs, samples=_MADE_UP, seed=ctx.config.data.seed, model=before)
+    samples = make_synthetic(
+        get_index(before).inputs, samples=_MADE_UP, seed=ctx.config.data.seed, model=before
+    )
     narrow = check.is_narrow(state)
     return check.check_model(
-        before, after, samples.samples(), exact=emulate_types(name_nodes(after)) if narrow else None, optimized=here
+        before,
+        after,
+        samples.samples(),
+        exact=emulate_types(name_nodes(after)) if narrow else None,
+        optimized=here,
     )
 
 
@@ -400,7 +453,9 @@ def _answer_request(
             unit=request.unit,
             met=False,
             value=math.nan,
-            least=request.max_drop.least(request.float_value) if request.min_sqnr is None else request.min_sqnr,
+            least=request.max_drop.least(request.float_value)
+            if request.min_sqnr is None
+            else request.min_sqnr,
             note=_NO_TIME if plan.sites else "",
             float_value=request.float_value,
         )
@@ -421,14 +476,18 @@ def _may_estimate(ctx: RunContext, trial: check.ModelCheck) -> bool:
     return ctx.request.min_sqnr is not None and not trial.segments and ctx.budget.left() > 0
 
 
-def _measure_metric(ctx: RunContext, state: PlannedState, model: ModelLike, account: Promotion) -> Promotion:
+def _measure_metric(
+    ctx: RunContext, state: PlannedState, model: ModelLike, account: Promotion
+) -> Promotion:
     """The account with the metric of the finished model, where passes have changed it since it was measured."""
     metric, config = ctx.request.metric, ctx.config
     assert metric is not None
     if math.isnan(account.value) or account.steps or state.planned.precision is not None:
         with ctx.progress(f"running {metric.name} on the quantized model"):
             optimize = find_target(config.target).times_itself
-            value = metric(give_types(state, model), optimize=optimize, threads=config.verify.threads)
+            value = metric(
+                give_types(state, model), optimize=optimize, threads=config.verify.threads
+            )
         account = replace(account, value=value, met=value >= account.least)
     return account
 
@@ -441,7 +500,9 @@ def _estimate(ctx: SampledContext, state: PlannedState, account: Promotion) -> P
         return replace(account, value=math.nan, met=False)
     best = errors.estimate(find_optimism(state))
     part = "" if best.name in errors.outputs else best.name
-    account = replace(account, value=best.sqnr_db, spread=best.spread_db, part=part, samples=errors.count)
+    account = replace(
+        account, value=best.sqnr_db, spread=best.spread_db, part=part, samples=errors.count
+    )
     if best.sqnr_db >= account.least:
         return replace(account, met=True)
     return replace(account, met=False, note=account.note or _CHANGED)

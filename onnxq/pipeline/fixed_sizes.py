@@ -26,7 +26,9 @@ _UNNAMED = "?"
 _SIZE = r"[1-9]\d*"
 
 
-def settle_sizes(model: ModelSource, data: object, config: Config, progress: Progress) -> tuple[object, Sizes]:
+def settle_sizes(
+    model: ModelSource, data: object, config: Config, progress: Progress
+) -> tuple[object, Sizes]:
     """The samples, and the shape of every input of which a size is to be fixed; axes that stay free have 0.
 
     Sizes are those of `config.fix`, by symbol or by input; a target that takes whole graphs needs all, and has the
@@ -43,7 +45,8 @@ def settle_sizes(model: ModelSource, data: object, config: Config, progress: Pro
     for name, shape in shapes.items() if whole else ():
         if not _is_fixed(shape):
             cause = (
-                f"{name} is {'x'.join(map(str, shape))}, and {config.target} compiles a graph for sizes that are fixed"
+                f"{name} is {'x'.join(map(str, shape))}, and "
+                f"{config.target} compiles a graph for sizes that are fixed"
             )
             raise ConfigError("fix", cause, _suggest_fix(name, shape), code="Q315")
     before = _read_shapes(inputs)
@@ -55,13 +58,23 @@ def settle_sizes(model: ModelSource, data: object, config: Config, progress: Pro
 
 
 def _read_shapes(inputs: Iterable[ValueInfo]) -> dict[str, tuple[int | str, ...]]:
-    return {value.name: tuple(_UNNAMED if dim is None else dim for dim in value.shape or ()) for value in inputs}
+    return {
+        value.name: tuple(_UNNAMED if dim is None else dim for dim in value.shape or ())
+        for value in inputs
+    }
 
 
-def _with_shapes(inputs: Iterable[ValueInfo], shapes: Mapping[str, tuple[int | str, ...]]) -> tuple[ValueInfo, ...]:
+def _with_shapes(
+    inputs: Iterable[ValueInfo], shapes: Mapping[str, tuple[int | str, ...]]
+) -> tuple[ValueInfo, ...]:
     """With these shapes, and in the types of the model as it is prepared, which computes float16 in float32."""
-    fitted = (replace(value, shape=shapes[value.name] if value.shape else value.shape) for value in inputs)
-    return tuple(replace(value, dtype=int(TensorProto.FLOAT)) if value.dtype in NARROW else value for value in fitted)
+    fitted = (
+        replace(value, shape=shapes[value.name] if value.shape else value.shape) for value in inputs
+    )
+    return tuple(
+        replace(value, dtype=int(TensorProto.FLOAT)) if value.dtype in NARROW else value
+        for value in fitted
+    )
 
 
 def _read_fixes(config: Config, inputs: Iterable[ValueInfo]) -> dict[str, tuple[int | str, ...]]:
@@ -85,9 +98,13 @@ def _read_fixes(config: Config, inputs: Iterable[ValueInfo]) -> dict[str, tuple[
         elif re.fullmatch(_SIZE, sizes) and any(name in shape for shape in shapes.values()):
             known = {name: int(sizes)}
         else:
-            symbols = {str(dim) for shape in shapes.values() for dim in shape if isinstance(dim, str)}
+            symbols = {
+                str(dim) for shape in shapes.values() for dim in shape if isinstance(dim, str)
+            }
             cause = f"{text!r} names no input and no size of one, or gives no size"
-            fix = f"write NAME=SIZE or INPUT=1x3x224x224; {suggest_names(name, {*shapes, *symbols})}"
+            fix = (
+                f"write NAME=SIZE or INPUT=1x3x224x224; {suggest_names(name, {*shapes, *symbols})}"
+            )
             raise ConfigError(config.where("fix"), cause, fix, code="Q315")
         known.pop(_UNNAMED, None)
         shapes = {key: tuple(known.get(dim, dim) for dim in shape) for key, shape in shapes.items()}
@@ -102,7 +119,9 @@ def _add_sample_sizes(
     shapes: Mapping[str, tuple[int | str, ...]], data: Dataset, progress: Progress
 ) -> dict[str, tuple[int | str, ...]]:
     """The shapes with the sizes that all samples share in place of symbols."""
-    sample_sizes: dict[str, list[set[int]]] = {name: [set() for _ in shape] for name, shape in shapes.items()}
+    sample_sizes: dict[str, list[set[int]]] = {
+        name: [set() for _ in shape] for name, shape in shapes.items()
+    }
     with progress("looking at the sizes of samples", len(data)) as task:
         for feeds in count_items(data.samples(), task):
             for name, sizes in sample_sizes.items():
@@ -112,7 +131,9 @@ def _add_sample_sizes(
     shared: dict[str, tuple[int | str, ...]] = {}
     for name, shape in shapes.items():
         axes = zip(shape, sample_sizes[name], strict=True)
-        shared[name] = tuple(min(sizes) if isinstance(dim, str) and len(sizes) == 1 else dim for dim, sizes in axes)
+        shared[name] = tuple(
+            min(sizes) if isinstance(dim, str) and len(sizes) == 1 else dim for dim, sizes in axes
+        )
     return shared
 
 

@@ -98,9 +98,13 @@ def choose_measured(
     speedups = {trial.name: round(speeds[trial.name].median, 2) for trial in timed}
     cpu = detect_cpu() if problem.engine.costs else ""
     how = PlacementChoice(method=PlacementMethod.MEASURED, cpu=cpu, speedups=speedups)
-    fit = [trial for trial in order if min(speeds[trial.name].median, speeds[trial.name].best) > _PAYS]
+    fit = [
+        trial for trial in order if min(speeds[trial.name].median, speeds[trial.name].best) > _PAYS
+    ]
     if not fit:
-        left = LeftFloat("placement", "no placement ran faster than float on this machine", "measured", "F105")
+        left = LeftFloat(
+            "placement", "no placement ran faster than float on this machine", "measured", "F105"
+        )
         return problem.placed(Choice(frozenset(), (left,)), how)
     fastest = max(speeds[trial.name].median for trial in fit)
     tied = [trial for trial in fit if speeds[trial.name].median * _TIE >= fastest]
@@ -152,4 +156,7 @@ def _measure_speeds(
     if base is None:
         cause = "the engine does not take the float model, so nothing can be compared with it"
         raise VerificationError("placement", cause, "see `onnxq prove` for the reason", code="Q710")
-    return {name: _Speed(latency.speedup(base), base.min_ms / latency.min_ms) for name, latency in latencies.items()}
+    return {
+        name: _Speed(latency.speedup(base), base.min_ms / latency.min_ms)
+        for name, latency in latencies.items()
+    }

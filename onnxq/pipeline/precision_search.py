@@ -46,7 +46,13 @@ from onnxq.passes.time_budget import Timers
 from onnxq.pipeline import check
 from onnxq.pipeline.configuration import ModelSource
 from onnxq.pipeline.finalize import Result, finalize_run
-from onnxq.pipeline.quantize_model import calibrate_run, draft_placement, list_passes, open_context, prepare_run
+from onnxq.pipeline.quantize_model import (
+    calibrate_run,
+    draft_placement,
+    list_passes,
+    open_context,
+    prepare_run,
+)
 from onnxq.progress import Progress, silent
 from onnxq.report.record import FrontPoint, bound_db
 from onnxq.report.terminal import format_bytes
@@ -165,7 +171,11 @@ class PrecisionSearch:
                 self._measure(nearest)
                 task.advance()
         for _ in range(_ROUNDS):
-            limits = {name: limit for name in (SIZE, TIME, NOISE) if (limit := self._predict_limit(name)) < math.inf}
+            limits = {
+                name: limit
+                for name in (SIZE, TIME, NOISE)
+                if (limit := self._predict_limit(name)) < math.inf
+            }
             best = self.program.solve(self.minimized, limits)
             # Where it is one that was measured, the curves have nothing more to say.
             if best is None or self._is_known(best):
@@ -190,18 +200,26 @@ class PrecisionSearch:
                 factors[name] = max(point.measured.noise - without, _LEAST_NOISE * alone) / alone
                 self.wholes[name] = factors[name] * alone, factors[name]
         self.program = program.scale_noise(factors, 1.0)
-        self.points = [replace(point, predicted=self.program.add_costs(point.chosen)) for point in self.points]
+        self.points = [
+            replace(point, predicted=self.program.add_costs(point.chosen)) for point in self.points
+        ]
 
     def _forecast_noise(self, chosen: Mapping[str, str]) -> float:
         """The noise to expect of a mixture, by all that was measured so far."""
-        mixtures = [point for point in self.points if point.forecast is not None and point.measured.noise]
+        mixtures = [
+            point for point in self.points if point.forecast is not None and point.measured.noise
+        ]
 
         def sum_misses(damping: float) -> float:
-            ratios = (point.measured.noise / self._add_noise(point.chosen, damping) for point in mixtures)
+            ratios = (
+                point.measured.noise / self._add_noise(point.chosen, damping) for point in mixtures
+            )
             return sum(math.log(ratio) ** 2 for ratio in ratios)
 
         damping = min(_DAMPINGS, key=sum_misses)
-        pairs = ((self._add_noise(point.chosen, damping), point.measured.noise) for point in self.points)
+        pairs = (
+            (self._add_noise(point.chosen, damping), point.measured.noise) for point in self.points
+        )
         return Rescaling.fit_pairs(pairs).expect_measurement(self._add_noise(chosen, damping))
 
     def _add_noise(self, chosen: Mapping[str, str], damping: float) -> float:
@@ -221,7 +239,9 @@ class PrecisionSearch:
         """The best that keeps the limits; the nearest to them where none does."""
         while True:
             holding = [point for point in self.points if point.keeps_limits(self.limits)]
-            best = min(holding, key=lambda point: (self._rank(point), point.measured.noise), default=None)
+            best = min(
+                holding, key=lambda point: (self._rank(point), point.measured.noise), default=None
+            )
             if best is None:
                 return min(self.points, key=self._miss)
             # A time that was lucky is taken back, and another may be best.
@@ -236,7 +256,9 @@ class PrecisionSearch:
 
     def _miss(self, point: _Point) -> float:
         """How far the furthest limit is missed, as a ratio."""
-        misses: list[float] = [getattr(point.measured, name) / getattr(self.limits, name) for name in (SIZE, TIME)]
+        misses: list[float] = [
+            getattr(point.measured, name) / getattr(self.limits, name) for name in (SIZE, TIME)
+        ]
         misses.append(point.sure / self.limits.noise)
         # A metric has no unit: any loss counts more than a limit that is kept.
         if not math.isnan(point.metric) and point.metric < self.limits.metric:
@@ -263,7 +285,9 @@ class PrecisionSearch:
             if one.name == FLOAT:
                 continue
             asked = _add_rules(config, one.make_rules(sorted(names)))
-            takers = names if one is own else find_takers(problem, before, self._draft(asked)[1], one)
+            takers = (
+                names if one is own else find_takers(problem, before, self._draft(asked)[1], one)
+            )
             if len(takers) < _LEAST_SHARE * len(names):
                 continue
             config_one = _add_rules(config, one.make_rules(sorted(takers)))
@@ -272,7 +296,9 @@ class PrecisionSearch:
             measured.append(self._measure_alone(state, one, takers))
         return measured
 
-    def _measure_alone(self, state: PlacedState, precision: Precision, takers: frozenset[str]) -> MeasuredPrecision:
+    def _measure_alone(
+        self, state: PlacedState, precision: Precision, takers: frozenset[str]
+    ) -> MeasuredPrecision:
         switched = SwitchedPlan(self.ctx, state, state.planned)
         # The samples of the choice and some of the calibration: on a handful errors do not add up as they do on many.
         floats = self.ctx.data.judges.float_outputs(state.model)
@@ -306,12 +332,19 @@ class PrecisionSearch:
         """How far its predicted noise is from that of the nearest model that was measured, as a logarithm."""
         noise = self.program.add_costs(chosen).noise
         known = [point.predicted.noise for point in self.points if point.predicted.noise]
-        return min((abs(math.log(noise / one)) for one in known), default=0.0) if noise else math.inf
+        return (
+            min((abs(math.log(noise / one)) for one in known), default=0.0) if noise else math.inf
+        )
 
-    def _is_known(self, chosen: Mapping[str, str], others: Iterable[Mapping[str, str]] = ()) -> bool:
+    def _is_known(
+        self, chosen: Mapping[str, str], others: Iterable[Mapping[str, str]] = ()
+    ) -> bool:
         """True where it is one that was measured, or one of others, but for what follows."""
         known = (*(point.chosen for point in self.points), *others)
-        return any(all(one[name] == chosen[name] for name in chosen if self._computes(name)) for one in known)
+        return any(
+            all(one[name] == chosen[name] for name in chosen if self._computes(name))
+            for one in known
+        )
 
     def _measure(self, chosen: Mapping[str, str], state: PlacedState | None = None) -> None:
         """Make and measure the model with these precisions. state: of its plan, where there is one."""
@@ -324,7 +357,11 @@ class PrecisionSearch:
         noise = max((10 ** (-output.sqnr_db / 10) for output in outputs), default=0.0)
         # What was chosen on some samples must hold on others.
         asked = math.isfinite(self.limits.noise)
-        sure = 10 ** (-estimate_new(ctx, state, list_judging_folds(ctx, state)) / 10) if asked else noise
+        sure = (
+            10 ** (-estimate_new(ctx, state, list_judging_folds(ctx, state)) / 10)
+            if asked
+            else noise
+        )
         model = self._write(state)
         time = self._time(model) if self.timed else math.nan
         metric = math.nan
@@ -338,9 +375,14 @@ class PrecisionSearch:
         # Of whole precisions there is nothing yet to predict by.
         forecast = None
         if not whole:
-            size, time_ms = (self._fit(name).expect_measurement(getattr(predicted, name)) for name in (SIZE, TIME))
+            size, time_ms = (
+                self._fit(name).expect_measurement(getattr(predicted, name))
+                for name in (SIZE, TIME)
+            )
             forecast = Costs(self._forecast_noise(chosen), size, time_ms)
-        self.points.append(_Point(chosen, predicted, forecast, measured, sure, metric, config, state))
+        self.points.append(
+            _Point(chosen, predicted, forecast, measured, sure, metric, config, state)
+        )
 
     def _write(self, state: PlacedState) -> ModelLike:
         """The model as it will be in its file."""
@@ -354,7 +396,11 @@ class PrecisionSearch:
         wide = widen_model(model) if self.model.types.interface else model
         threads = self.ctx.config.verify.threads
         time = check.time_both(
-            self.model.named, wide, self.ctx.data.first, _open_timer(self.ctx.config), threads=threads
+            self.model.named,
+            wide,
+            self.ctx.data.first,
+            _open_timer(self.ctx.config),
+            threads=threads,
         )
         if time is None:
             return math.nan
@@ -367,14 +413,18 @@ class PrecisionSearch:
         # Rules name operators that compute: the others follow them.
         computing = {name: one for name, one in chosen.items() if self._computes(name)}
         for precision in self.precisions:
-            rules += precision.make_rules(name for name, one in computing.items() if one == precision.name)
+            rules += precision.make_rules(
+                name for name, one in computing.items() if one == precision.name
+            )
         config = _add_rules(self.ctx.config, rules)
         problem, plan = self._draft(config)
         # By the rules alone the planner would leave some float that do not pay beside the others.
         wanted = {name for name, one in computing.items() if one != FLOAT}
         missing = sorted(wanted.difference(list_quantized_ops(problem, plan)))
         return (
-            _add_rules(self.ctx.config, [*rules, Rule(node=tuple(missing), set=RuleSet(quantize=True))])
+            _add_rules(
+                self.ctx.config, [*rules, Rule(node=tuple(missing), set=RuleSet(quantize=True))]
+            )
             if missing
             else config
         )
@@ -390,16 +440,20 @@ class PrecisionSearch:
         if name == NOISE and math.isfinite(self.limits.metric):
             least = self.limits.metric
             failing = [point.predicted.noise for point in self.points if point.metric < least]
-            return bisect_noise(failing, [point.predicted.noise for point in self.points if point.metric >= least])
-        if name == NOISE:
-            return Rescaling.fit_pairs((p.predicted.noise, p.sure) for p in self.points).find_prediction(
-                self.limits.noise
+            return bisect_noise(
+                failing, [point.predicted.noise for point in self.points if point.metric >= least]
             )
+        if name == NOISE:
+            return Rescaling.fit_pairs(
+                (p.predicted.noise, p.sure) for p in self.points
+            ).find_prediction(self.limits.noise)
         limit: float = getattr(self.limits, name)
         return self._fit(name).find_prediction(limit)
 
     def _fit(self, name: str) -> Rescaling:
-        return Rescaling.fit_pairs((getattr(p.predicted, name), getattr(p.measured, name)) for p in self.points)
+        return Rescaling.fit_pairs(
+            (getattr(p.predicted, name), getattr(p.measured, name)) for p in self.points
+        )
 
     def list_front(self, taken: _Point) -> tuple[FrontPoint, ...]:
         """All that was measured, from small to large."""
@@ -411,7 +465,9 @@ class PrecisionSearch:
             front.append(
                 FrontPoint(
                     precisions={kind: counts[kind] for kind in kinds if counts[kind]},
-                    predicted_db=None if forecast is None else bound_db(noise_to_db(forecast.noise)),
+                    predicted_db=None
+                    if forecast is None
+                    else bound_db(noise_to_db(forecast.noise)),
                     sqnr_db=bound_db(noise_to_db(measured.noise)) or 0.0,
                     predicted_bytes=None if forecast is None else round(forecast.size),
                     bytes=int(measured.size),
@@ -457,7 +513,9 @@ def search_precisions(
         ctx, state, obstacle = prepare_run(model, data, ctx, measuring=True)
         if not isinstance(ctx, EqualizeContext) or obstacle is not None:
             fix = "give samples and the library of its operators, or quantize it without a search"
-            raise ConfigError("model", "a search runs the model, which cannot be run", fix, code="Q308")
+            raise ConfigError(
+                "model", "a search runs the model, which cannot be run", fix, code="Q308"
+            )
         request = ctx.request
         limits = _read_limits(config, request)
         ctx = replace(ctx, skip=frozenset(inner.skip))
@@ -471,10 +529,14 @@ def search_precisions(
         # The accuracy was asked of the search, and is judged by it.
         ctx = replace(ctx, config=taken.config, request=AccuracyRequest(), journal=[])
         placed = replace(taken.state, plan=note_contents(taken.state.planned, state.model))
-        result = finalize_run(ctx, placed, build_file(placed, placed.planned, progress), source=model)
+        result = finalize_run(
+            ctx, placed, build_file(placed, placed.planned, progress), source=model
+        )
         front = search.list_front(taken)
         rules = write_config(taken.config, load_config(None, target=config.target))
-        return SearchOutcome(result, rules, front, _describe_limits(config, request), taken.keeps_limits(limits))
+        return SearchOutcome(
+            result, rules, front, _describe_limits(config, request), taken.keeps_limits(limits)
+        )
 
 
 def _read_limits(config: Config, request: AccuracyRequest) -> Limits:

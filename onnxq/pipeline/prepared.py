@@ -92,14 +92,19 @@ def load_state(
     sizes = sizes or (plan.sizes if plan is not None else {})
     if sizes:
         named = fix_sizes(named, sizes)
-        fixed = tuple(f"{name}: {'x'.join(str(size or '?') for size in shape)}" for name, shape in sizes.items())
+        fixed = tuple(
+            f"{name}: {'x'.join(str(size or '?') for size in shape)}"
+            for name, shape in sizes.items()
+        )
         ctx.journal.append(PassReport("sizes", fixed))
     whole = whole or find_target(ctx.config.target).times_itself
     with ctx.progress("simplifying the graph"):
         return replace(_rewrite(model, named, ctx, whole, computes), sizes=sizes)
 
 
-def _rewrite(model: Model, named: ModelLike, ctx: RunContext, whole: bool, computes: int) -> FloatState:
+def _rewrite(
+    model: Model, named: ModelLike, ctx: RunContext, whole: bool, computes: int
+) -> FloatState:
     # Every later look at the graph is of nodes that run, and a function's run where it is called.
     proto = inline_functions(named) if named.functions else named
     drop_absent_biases(proto.graph)
@@ -122,7 +127,9 @@ def _rewrite(model: Model, named: ModelLike, ctx: RunContext, whole: bool, compu
     upgraded = ensure_opset(dense, _MINIMUM_OPSET)
     reports: list[PassReport] = []
     if types.computes:
-        reports.append(PassReport(_WIDEN, (f"{FLOAT_TYPES[types.computes]} is computed in float32",), ()))
+        reports.append(
+            PassReport(_WIDEN, (f"{FLOAT_TYPES[types.computes]} is computed in float32",), ())
+        )
     if dense is not proto:
         reports.append(PassReport(_DENSE, ("sparse weights are stored densely",)))
     if find_opset(upgraded) != opset:
@@ -146,7 +153,9 @@ def _run_samples(model: ModelLike, samples: Sequence[Arrays]) -> list[dict[str, 
     return [session.run(feeds) for feeds in samples]
 
 
-def prove_equal(state: FloatState, samples: Iterable[Arrays], *, progress: Progress = silent) -> None:
+def prove_equal(
+    state: FloatState, samples: Iterable[Arrays], *, progress: Progress = silent
+) -> None:
     """Run the model before and after preparation; VerificationError when a rewrite changed its function."""
     some = list(samples)
     errors = ModelErrors()
@@ -154,7 +163,10 @@ def prove_equal(state: FloatState, samples: Iterable[Arrays], *, progress: Progr
         # One session at a time: each may hold gigabytes.
         selections = find_selections(state.named)
         before = _run_samples(selections.expose_choices(state.named), some)
-        inputs = [selections.add_choices(feeds, outputs) for feeds, outputs in zip(some, before, strict=True)]
+        inputs = [
+            selections.add_choices(feeds, outputs)
+            for feeds, outputs in zip(some, before, strict=True)
+        ]
         after = _run_samples(selections.take_choices(state.model), inputs)
         for feeds, old, new in zip(count_items(some, task), before, after, strict=True):
             errors.update(feeds, old, new)
@@ -181,7 +193,12 @@ _FEW = 256
 
 
 def read_data(
-    state: FloatState, data: object, config: Config, *, choosing: bool = False, progress: Progress = silent
+    state: FloatState,
+    data: object,
+    config: Config,
+    *,
+    choosing: bool = False,
+    progress: Progress = silent,
 ) -> SampleSets:
     """Load the samples; hold some back for the check, and others for the choices of passes (validation samples).
 
@@ -195,7 +212,9 @@ def read_data(
         # Nothing is calibrated: they give shapes, and the check is fair on all of them.
         samples = dataset.take(_MADE_UP, seed)
         description = f"none needed; shapes and check: {samples.describe()}"
-        return SampleSets(samples, samples, samples, samples, "", samples[0], description, True, seed)
+        return SampleSets(
+            samples, samples, samples, samples, "", samples[0], description, True, seed
+        )
     usual = min(_MOST_HELD, count // 8)
     if holdout is None:
         holdout = max(1, usual)
@@ -208,7 +227,9 @@ def read_data(
         with progress("looking for the extreme samples", count) as task:
             keep = find_extremes(count_items(dataset.samples(), task), held_back - dataset.spare)
     calibration, test = dataset.split(held_back, seed, keep)
-    other_use = "calibration" if len(calibration.joined(test)) < len(calibration) + len(test) else ""
+    other_use = (
+        "calibration" if len(calibration.joined(test)) < len(calibration) + len(test) else ""
+    )
     validation = test
     if choice and len(test) > 1 and not other_use:
         # Fewer than are wanted are shared out alike; the check keeps one at least that nothing was chosen on.
@@ -226,7 +247,9 @@ def read_data(
         description += f"; {shortage}: ranges hang on the others"
     first = dataset[0]
     synthetic = dataset.synthetic
-    return SampleSets(calibration, ranges, validation, test, other_use, first, description, synthetic, seed)
+    return SampleSets(
+        calibration, ranges, validation, test, other_use, first, description, synthetic, seed
+    )
 
 
 def _chooses(config: Config) -> bool:

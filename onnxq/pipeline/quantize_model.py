@@ -24,7 +24,15 @@ from onnxq.graph.light import is_large_model
 from onnxq.numerics.machine import use_one_blas_thread
 from onnxq.passes import registry
 from onnxq.passes.assembly import build_file, build_quantized, give_types
-from onnxq.passes.base import EqualizeContext, Pass, RunContext, SampledContext, Stage, run_pass, run_stage
+from onnxq.passes.base import (
+    EqualizeContext,
+    Pass,
+    RunContext,
+    SampledContext,
+    Stage,
+    run_pass,
+    run_stage,
+)
 from onnxq.passes.equalization.passes import SCALINGS, TOKENS, add_token_rule
 from onnxq.passes.judging import SampleSets
 from onnxq.passes.mixed_precision.candidates import leave_missing_float
@@ -49,7 +57,9 @@ from onnxq.sites import Caution, Refusal, Unquantized, is_within
 from onnxq.workers import use_threads
 
 
-def find_obstacle(state: FloatState, config: Config, *, measuring: bool) -> UnknownOperatorError | None:
+def find_obstacle(
+    state: FloatState, config: Config, *, measuring: bool
+) -> UnknownOperatorError | None:
     """The operator that ONNX Runtime lacks, where the weights can be quantized all the same; None elsewhere.
 
     measuring: samples or a demand on the accuracy were given, which only a run can serve.
@@ -80,9 +90,13 @@ def rounds_alone(config: Config, *, measuring: bool) -> bool:
     return not measuring and config.mode == "weight-only" and config.weight_bits_budget is None
 
 
-def plan_unrun(state: FloatState, config: Config, name: str, obstacle: UnknownOperatorError | None) -> Plan:
+def plan_unrun(
+    state: FloatState, config: Config, name: str, obstacle: UnknownOperatorError | None
+) -> Plan:
     """The plan of the weights, by shapes that stand in the model alone. obstacle: None for a large model."""
-    problem = state_placement(state.model, config, before=state.before, prepare=state.rewrites, name=name)
+    problem = state_placement(
+        state.model, config, before=state.before, prepare=state.rewrites, name=name
+    )
     ctx = RunContext(config=config, skip=frozenset(config.skip))
     plan = run_pass(EMBEDDINGS, ctx, state.add_placement(problem, problem.default())).plan
     reason = "weights alone need none"
@@ -92,7 +106,12 @@ def plan_unrun(state: FloatState, config: Config, name: str, obstacle: UnknownOp
 
 
 def quantize_unrun(
-    ctx: RunContext, state: FloatState, *, source: object, name: str, obstacle: UnknownOperatorError | None
+    ctx: RunContext,
+    state: FloatState,
+    *,
+    source: object,
+    name: str,
+    obstacle: UnknownOperatorError | None,
 ) -> Result:
     """Round the weights by their values alone. Only a large model (obstacle: None) is compared with the float one."""
     with ctx.timers.run("plan", "planning"):
@@ -138,11 +157,17 @@ def make_request(config: Config, data: object) -> AccuracyRequest:
     accuracy = config.accuracy
     if accuracy.metric is None and accuracy.max_drop is not None:
         raise ConfigError(
-            "max_drop", "says nothing without a metric", "give `metric=…`, a file.py:function, as well", code="Q308"
+            "max_drop",
+            "says nothing without a metric",
+            "give `metric=…`, a file.py:function, as well",
+            code="Q308",
         )
     if accuracy.metric is not None and accuracy.min_sqnr is not None:
         raise ConfigError(
-            "min_sqnr", "and a metric were given: promotion goes by one figure", "give one of them", code="Q308"
+            "min_sqnr",
+            "and a metric were given: promotion goes by one figure",
+            "give one of them",
+            code="Q308",
         )
     if data is None and (accuracy.metric is not None or accuracy.min_sqnr is not None):
         cause = "no samples were given: made-up inputs say nothing of accuracy"
@@ -165,7 +190,9 @@ def draft_placement(
     index = get_index(state.model)
     enough = _BRANCH_SAMPLES if len(index.scopes) > 1 else _SHAPE_SAMPLES
     with progress("observing shapes", min(enough, len(samples.calibration))) as task:
-        shapes = observe_shapes(state.model, count_items(islice(samples.calibration.samples(), enough), task))
+        shapes = observe_shapes(
+            state.model, count_items(islice(samples.calibration.samples(), enough), task)
+        )
     # A body that no sample entered gave no tensors, and calibration would find none either.
     reached = {""} | {tensor.scope for tensor in shapes}
     return state_placement(
@@ -173,7 +200,9 @@ def draft_placement(
         add_token_rule(config, state),
         shapes=shapes,
         # Scales of each run and weights need no samples: bodies that none enters or shows are quantized too.
-        closed={} if config.mode in ("dynamic", "weight-only") else _list_closed_scopes(index, reached),
+        closed={}
+        if config.mode in ("dynamic", "weight-only")
+        else _list_closed_scopes(index, reached),
         before=state.before,
         prepare=state.rewrites,
         name=name,
@@ -201,7 +230,9 @@ def _list_closed_scopes(index: GraphIndex, reached: set[str]) -> dict[str, Refus
 
 
 @use_one_blas_thread()
-def quantize(model: ModelSource, data: object, config: Config, *, progress: Progress = silent) -> Result:
+def quantize(
+    model: ModelSource, data: object, config: Config, *, progress: Progress = silent
+) -> Result:
     """Quantize an ONNX model and check the result against the float one; see `onnxq.quantize`."""
     name = _read_name(model)
     with open_context(model, data, config, progress) as ctx:
@@ -214,15 +245,21 @@ def quantize(model: ModelSource, data: object, config: Config, *, progress: Prog
         with ctx.timers.run("emit", "making the quantized model"):
             placed = replace(placed, plan=note_contents(placed.plan, prepared))
             quantized = build_file(placed, placed.plan, ctx.progress)
-        return finalize_run(ctx, placed, quantized, source=model, make_own=partial(_make_own, model, ctx, placed))
+        return finalize_run(
+            ctx, placed, quantized, source=model, make_own=partial(_make_own, model, ctx, placed)
+        )
 
 
-def _make_own(model: ModelSource, ctx: SampledContext, shared: PlacedState, target: str) -> ModelLike | None:
+def _make_own(
+    model: ModelSource, ctx: SampledContext, shared: PlacedState, target: str
+) -> ModelLike | None:
     """The model as it is placed for one of its engines alone; None where that is as in the file that they share.
 
     Its ranges are quick ones, which times do not depend on.
     """
-    alone = replace(ctx, config=ctx.config.model_copy(update={"target": target}), journal=[], progress=silent)
+    alone = replace(
+        ctx, config=ctx.config.model_copy(update={"target": target}), journal=[], progress=silent
+    )
     try:
         state = load_state(model, alone, sizes=shared.sizes)
         plan = draft_placement(state, ctx.data, alone.config, "", identified=False).default()
@@ -237,7 +274,9 @@ def _make_own(model: ModelSource, ctx: SampledContext, shared: PlacedState, targ
 
 
 @contextmanager
-def open_context(model: object, data: object, config: Config, progress: Progress) -> Iterator[RunContext]:
+def open_context(
+    model: object, data: object, config: Config, progress: Progress
+) -> Iterator[RunContext]:
     """The context of a run, before there are samples. Its crew ends with the block."""
     config = _settle_mode(config, data)
     with use_threads(config.scale.threads), open_crew(config.scale, model) as crew:
@@ -276,11 +315,15 @@ def prepare_run(
             # Before anything that takes long: a mistake in the person's function shows here.
             ctx = replace(ctx, request=_measure_float(ctx, state)) if measuring else ctx
             samples = _read_samples(state, data, ctx)
-            ctx = ctx.add_samples(samples).add_reference(state.model, _make_planner(samples, config))
+            ctx = ctx.add_samples(samples).add_reference(
+                state.model, _make_planner(samples, config)
+            )
     return ctx, state, obstacle
 
 
-def _settle_sizes(model: ModelSource, data: object, config: Config, progress: Progress) -> tuple[object, Sizes]:
+def _settle_sizes(
+    model: ModelSource, data: object, config: Config, progress: Progress
+) -> tuple[object, Sizes]:
     """`settle_sizes` where sizes of inputs are to be fixed."""
     if not config.fix and not find_target(config.target).whole:
         return data, {}
@@ -324,14 +367,20 @@ def list_passes(ctx: RunContext) -> Sequence[Pass[Any, Any]]:
 
 def _settle_mode(config: Config, data: object) -> Config:
     """Without samples `auto` means scales of each run: there is nothing to calibrate others on."""
-    return config.model_copy(update={"mode": "dynamic"}) if config.mode == "auto" and data is None else config
+    return (
+        config.model_copy(update={"mode": "dynamic"})
+        if config.mode == "auto" and data is None
+        else config
+    )
 
 
 def _make_planner(samples: SampleSets, config: Config) -> Callable[[FloatState, Progress], Plan]:
     """The planner that equalization asks where pairs would go."""
 
     def place(state: FloatState, shown: Progress) -> Plan:
-        return draft_placement(state, samples, config, "", identified=False, progress=shown).default()
+        return draft_placement(
+            state, samples, config, "", identified=False, progress=shown
+        ).default()
 
     return place
 
@@ -340,7 +389,9 @@ def _read_samples(state: FloatState, data: object, ctx: RunContext) -> SampleSet
     """The samples, on the first of which the rewrites are proved to have changed nothing."""
     samples = read_data(state, data, ctx.config, choosing=ctx.request.asked, progress=ctx.progress)
     samples = replace(samples, crew=ctx.crew)
-    prove_equal(state, islice(samples.validation.samples(), _EQUALITY_SAMPLES), progress=ctx.progress)
+    prove_equal(
+        state, islice(samples.validation.samples(), _EQUALITY_SAMPLES), progress=ctx.progress
+    )
     return samples
 
 
@@ -348,7 +399,12 @@ def _demand_float(state: PlacedState, name: str, mode: str) -> None:
     """ModelError for a model that is quantized already and of which the plan quantizes nothing more."""
     already = count_existing(state)
     plan = state.planned
-    if plan.sites or not already or mode == "float" or choose_tables(state.problem, get_index(state.model), ())[0]:
+    if (
+        plan.sites
+        or not already
+        or mode == "float"
+        or choose_tables(state.problem, get_index(state.model), ())[0]
+    ):
         return
     # One example of why the rest of it stays float is enough.
     floating: Sequence[Unquantized] = (*plan.refusals, *plan.left_float)
@@ -377,7 +433,9 @@ def _calibrate(ctx: SampledContext, state: PlacedState) -> PlacedState:
         )
 
     if observed is None:
-        plan = ctx.budget.fitting("calibration", ctx.data.ranges, ctx.config.data.seed, ctx.progress, work)
+        plan = ctx.budget.fitting(
+            "calibration", ctx.data.ranges, ctx.config.data.seed, ctx.progress, work
+        )
     else:
         # Parts are of all samples, whatever time is left.
         plan = work(ctx.data.ranges, ctx.progress)
@@ -404,15 +462,25 @@ def _place(ctx: SampledContext, state: FloatState, name: str) -> PlacedState:
         without = problem.default()
         plan = problem.default(attention=True) if config.attention != "float" else without
         # Where the rules for attention find none, both are the same plan and there is nothing to try.
-        if config.attention == "auto" and {s.site for s in plan.sites} != {s.site for s in without.sites}:
+        if config.attention == "auto" and {s.site for s in plan.sites} != {
+            s.site for s in without.sites
+        }:
             plain = without
     else:
         timing_samples = samples.calibration.take(_TIMING_SAMPLES, config.data.seed)
         measure, threads = choose_timer(config)
         plan = choose_measured(
-            problem, state, timing_samples, samples.first, measure=measure, threads=threads, progress=ctx.progress
+            problem,
+            state,
+            timing_samples,
+            samples.first,
+            measure=measure,
+            threads=threads,
+            progress=ctx.progress,
         )
-    plan = replace(plan, data=samples.description, sizes=state.sizes, scalings=SCALINGS.find(state) or ())
+    plan = replace(
+        plan, data=samples.description, sizes=state.sizes, scalings=SCALINGS.find(state) or ()
+    )
     placed = state.add_placement(problem, plan)
     return placed if plain is None else PLAIN.write(placed, plain)
 
@@ -421,7 +489,9 @@ def _read_name(model: object) -> str:
     return replace_surrogates(Path(model).name) if isinstance(model, (str, Path)) else "model"
 
 
-def make_plan(model: ModelSource, data: object, config: Config, *, progress: Progress = silent) -> Plan:
+def make_plan(
+    model: ModelSource, data: object, config: Config, *, progress: Progress = silent
+) -> Plan:
     """The plan without numbers; see `onnxq.make_plan`."""
     config = _settle_mode(config, data)
     measuring = data is not None
@@ -444,7 +514,12 @@ def make_plan(model: ModelSource, data: object, config: Config, *, progress: Pro
     # Without samples these passes have nothing to go by, and scales of each run need none.
     runs = config.effort != "fast" and not (samples.synthetic and config.mode == "dynamic")
     left_out = (_warn_left_out(config.effort),) if runs else ()
-    warnings = (*describe_rest(state.rest), *plan.warnings, *warn_unmeasured_cpu(plan, detect_cpu()), *left_out)
+    warnings = (
+        *describe_rest(state.rest),
+        *plan.warnings,
+        *warn_unmeasured_cpu(plan, detect_cpu()),
+        *left_out,
+    )
     return note_contents(replace(plan, data=samples.description, warnings=warnings), named)
 
 

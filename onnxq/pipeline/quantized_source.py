@@ -20,7 +20,16 @@ from onnxq.annotate.read import drop_attribute, list_pair_nodes
 from onnxq.arrays import Array
 from onnxq.emit import leave_out_notes
 from onnxq.errors import ModelError
-from onnxq.graph import Editor, GraphIndex, ModelLike, NodeRef, get_index, infer_shapes, inline_functions, name_nodes
+from onnxq.graph import (
+    Editor,
+    GraphIndex,
+    ModelLike,
+    NodeRef,
+    get_index,
+    infer_shapes,
+    inline_functions,
+    name_nodes,
+)
 from onnxq.graph.base import LAYOUT_OPS, POSITIVE_OPS
 from onnxq.graph.integer_operators import read_integer_operators
 from onnxq.graph.light import bare_proto, copy_proto, rebuild
@@ -62,7 +71,12 @@ class QuantizedSource:
         if not interface:
             return self.floats
         narrow = self.types.computes
-        return write_types(self.floats, narrow or max(interface.values()), () if narrow else None, interface=interface)
+        return write_types(
+            self.floats,
+            narrow or max(interface.values()),
+            () if narrow else None,
+            interface=interface,
+        )
 
 
 def read_quantized(source: ModelSource, *, lookups: bool = True) -> QuantizedSource:
@@ -81,7 +95,12 @@ def read_quantized(source: ModelSource, *, lookups: bool = True) -> QuantizedSou
     existing = find_existing(proto)
     if existing.view is None:
         name = source if isinstance(source, str) else "model"
-        raise ModelError(str(name), "has no quantize/dequantize pair", "quantize it: `onnxq quantize`", code="Q125")
+        raise ModelError(
+            str(name),
+            "has no quantize/dequantize pair",
+            "quantize it: `onnxq quantize`",
+            code="Q125",
+        )
     # Names stay, by which numbers are found again; the plan and the bits of the old file do not.
     plain, codes = _store_floats(leave_out_notes(proto, "names"), existing)
     # Without constants among them, the pairs that are left are those of activations.
@@ -91,14 +110,18 @@ def read_quantized(source: ModelSource, *, lookups: bool = True) -> QuantizedSou
     idle = _find_idle_casts(floats) if types.narrow else frozenset()
     floats = _drop_stand_ins(floats, (pairs.stand_ins | idle) - ends)
     # Of integers that are floats now, or gone.
-    kept = [value for value in floats.graph.value_info if value.type.tensor_type.elem_type not in _BYTES]
+    kept = [
+        value for value in floats.graph.value_info if value.type.tensor_type.elem_type not in _BYTES
+    ]
     replace_items(floats.graph.value_info, kept)
     reference = emulate_types(named) if types.narrow else copy_proto(named)
     for node in list_pair_nodes(reference):
         # Bits as Sparsebit notes them, which no engine loads.
         drop_attribute(node)
     mode = "static" if existing.by_tensor else "weight-only" if proto is paired else "dynamic"
-    return QuantizedSource(source, reference, floats, existing, codes, types, mode, find_operators(get_index(floats)))
+    return QuantizedSource(
+        source, reference, floats, existing, codes, types, mode, find_operators(get_index(floats))
+    )
 
 
 def _find_ends(index: GraphIndex, pairs: Existing) -> frozenset[str]:
@@ -114,15 +137,23 @@ def _find_ends(index: GraphIndex, pairs: Existing) -> frozenset[str]:
         if other is None:
             ends.add(name)
         elif begins or not (is_quantize(other) or other.op_type in ("Clip", "Max")):
-            cause = f"{other.op_type} computes on integers, and convert knows no float operator for it"
-            raise ModelError(other.name, cause, "quantize the float model for this engine", code="Q714")
+            cause = (
+                f"{other.op_type} computes on integers, and convert knows no float operator for it"
+            )
+            raise ModelError(
+                other.name, cause, "quantize the float model for this engine", code="Q714"
+            )
     return frozenset(ends)
 
 
 def _drop_dynamic(proto: ModelLike) -> ModelLike:
     """A copy without pairs whose scales are those of each run: they have no numbers."""
     index = GraphIndex(proto)
-    chains = [chain for chain in find_chains(index) if is_dynamic(chain.quantize) and chain.dequantize is not None]
+    chains = [
+        chain
+        for chain in find_chains(index)
+        if is_dynamic(chain.quantize) and chain.dequantize is not None
+    ]
     if not chains:
         return proto
     editor = Editor(proto)
@@ -148,7 +179,9 @@ def _store_floats(proto: ModelLike, existing: Existing) -> tuple[ModelLike, dict
         integers.update(dict.fromkeys(site.consumers or (), codes))
         names[node.result] = site.site.name if isinstance(site.site, TensorId) else ""
         editor.remove_node(node.name)
-        editor.add_initializer(node.scope, node.result.name, dequantize(codes, site.qparams, site.spec))
+        editor.add_initializer(
+            node.scope, node.result.name, dequantize(codes, site.qparams, site.spec)
+        )
     # The floats that a tool quantized go with their pair, and leave their name.
     editor.remove_unused()
     for tensor, name in names.items():
@@ -171,8 +204,16 @@ def _read_codes(index: GraphIndex, node: NodeRef, site: SitePlan) -> Array | Non
 def _find_idle_casts(proto: ModelLike) -> frozenset[str]:
     """Casts from float32 to float32, which stood between narrow floats and wide ones."""
     index = get_index(infer_shapes(proto))
-    casts = (node for node in index.nodes if node.is_onnx("Cast") and node.read_int("to", 0) == TensorProto.FLOAT)
-    return frozenset(node.name for node in casts if index.find_dtype(index.find_input(node, 0)) == TensorProto.FLOAT)
+    casts = (
+        node
+        for node in index.nodes
+        if node.is_onnx("Cast") and node.read_int("to", 0) == TensorProto.FLOAT
+    )
+    return frozenset(
+        node.name
+        for node in casts
+        if index.find_dtype(index.find_input(node, 0)) == TensorProto.FLOAT
+    )
 
 
 # Upper bounds of the activations that exporters write as Clip: hard sigmoid, ReLU6.
@@ -208,11 +249,17 @@ def _make_runnable(plain: ModelLike, pairs: Existing, ends: Collection[str]) -> 
             # A bound of Clip that the range ends at; where it ends elsewhere, no value went further.
             high = float(clip_bounds(site.qparams, site.spec)[1])
             step = float(site.qparams.scale)
-            cut[node.result] = next((bound for bound in _CLIPPED if abs(high - bound) < step), math.inf)
+            cut[node.result] = next(
+                (bound for bound in _CLIPPED if abs(high - bound) < step), math.inf
+            )
     highs = {tensor.name: high for tensor, high in cut.items()}
     kept = {node.name: node for node in bare_proto(plain).graph.node if node.name in ends}
-    missing = {name for node in kept.values() for name in node.input} - {one.name for one in copy.graph.initializer}
-    copy.graph.initializer.extend(one for one in bare_proto(plain).graph.initializer if one.name in missing)
+    missing = {name for node in kept.values() for name in node.input} - {
+        one.name for one in copy.graph.initializer
+    }
+    copy.graph.initializer.extend(
+        one for one in bare_proto(plain).graph.initializer if one.name in missing
+    )
     for _, graph in walk_graphs(copy.graph):
         nodes = []
         for node in graph.node:
@@ -240,7 +287,9 @@ def _drop_stand_ins(proto: ModelLike, names: Collection[str]) -> ModelLike:
             continue
         if not index.is_output(node.result):
             editor.rewire(node.result, source.name)
-        elif index.find_producer(source) is not None and not (node.scope or source.scope or index.is_output(source)):
+        elif index.find_producer(source) is not None and not (
+            node.scope or source.scope or index.is_output(source)
+        ):
             editor.remove_node(node.name)
             editor.rename_tensor(source, node.outputs[0])
     editor.remove_unused()

@@ -44,7 +44,15 @@ from onnxq.progress import Progress
 from onnxq.report.exports import write_graph, write_markdown, write_mermaid, write_node_data
 from onnxq.report.model import RunFigure, make_verdict
 from onnxq.report.page import write_page
-from onnxq.report.record import Advice, OperatorRecord, OutputRecord, ReportRecord, SiteRecord, ValueBars, bound_db
+from onnxq.report.record import (
+    Advice,
+    OperatorRecord,
+    OutputRecord,
+    ReportRecord,
+    SiteRecord,
+    ValueBars,
+    bound_db,
+)
 from onnxq.runtime import Session, detect_cpu, observe_shapes, tap_tensors
 from onnxq.sites import Names, Role, TensorId
 from onnxq.spec import GRAIN_NAMES, PerChannel
@@ -97,7 +105,13 @@ def describe_result(
 
 
 def write_run(
-    model: ModelSource, result: Result, data: object, config: Config, force: bool, progress: Progress, **more: Any
+    model: ModelSource,
+    result: Result,
+    data: object,
+    config: Config,
+    force: bool,
+    progress: Progress,
+    **more: Any,
 ) -> None:
     """Measure and write the page of a run. more: fields of its record."""
     with progress("measuring for the report"):
@@ -157,13 +171,24 @@ def measure_record(
     # The engine that was proved answers, too, where it can.
     proved = {proof.build.engine} if proof.built else set()
     engines = dict.fromkeys([find_reference().name, *proved.intersection(list_runnable())])
-    chosen = config.model_copy(update={"diff": config.diff.model_copy(update={"layers": True, "engines": (*engines,)})})
+    chosen = config.model_copy(
+        update={"diff": config.diff.model_copy(update={"layers": True, "engines": (*engines,)})}
+    )
     compared = compare_models(state.named, proto, samples, chosen, keep=1, progress=progress)
     # One sample has enough values for a picture.
     exact, answers = (compared.recorder.outputs[run][0]["outputs"] for run in (FLOAT, OFF))
     pairs = find_pairs(bare_proto(proto))
     measured = _Measured(
-        state, get_index(state.model), proto, samples, profile, compared.difference, proof, pairs, exact, answers
+        state,
+        get_index(state.model),
+        proto,
+        samples,
+        profile,
+        compared.difference,
+        proof,
+        pairs,
+        exact,
+        answers,
     )
     return _make_record(measured, model, quantized, config, progress)
 
@@ -180,7 +205,11 @@ def _prove(quantized: ModelSource, config: Config, progress: Progress) -> Proof:
 
 
 def _make_record(
-    measured: _Measured, model: ModelSource, quantized: ModelSource, config: Config, progress: Progress
+    measured: _Measured,
+    model: ModelSource,
+    quantized: ModelSource,
+    config: Config,
+    progress: Progress,
 ) -> ReportRecord:
     profile = measured.profile
     difference = measured.difference
@@ -232,7 +261,9 @@ def measure_bytes(source: ModelSource) -> int:
     return int(source.ByteSize())
 
 
-def _describe_origin(model: ModelSource, quantized: ModelSource, config: Config, proof: Proof) -> dict[str, str]:
+def _describe_origin(
+    model: ModelSource, quantized: ModelSource, config: Config, proof: Proof
+) -> dict[str, str]:
     origin = {package: version(package) for package in ("onnxq", "onnx", "numpy")}
     origin[find_engine(proof.build.engine).title] = proof.build.version
     origin |= {"python": platform.python_version(), "CPU": detect_cpu() or platform.machine()}
@@ -247,7 +278,9 @@ def _list_outputs(measured: _Measured, runs: Mapping[str, str]) -> Iterator[Outp
     """Each output's figures, and values of the first sample."""
     runs_of_sample = (measured.float_outputs, measured.file_outputs)
     for output in measured.difference.outputs:
-        figures = {runs.get(error.run, error.run): bound_db(error.sqnr_db) for error in output.accuracy}
+        figures = {
+            runs.get(error.run, error.run): bound_db(error.sqnr_db) for error in output.accuracy
+        }
         pairs = [_pick_values(values.get(output.name)) for values in runs_of_sample]
         same = len(pairs[0]) == len(pairs[1])
         yield OutputRecord(
@@ -289,12 +322,18 @@ def _list_nodes(measured: _Measured) -> Iterator[OperatorRecord]:
         proved = proofs.get(node.name)
         layer = layers.get(node.outputs[0])
         kind, dtype = kernels.get(node.name, ("", ""))
-        own = next((error.sqnr_db for error in layer.accuracy if error.run == OFF), math.nan) if layer else math.nan
+        own = (
+            next((error.sqnr_db for error in layer.accuracy if error.run == OFF), math.nan)
+            if layer
+            else math.nan
+        )
         yield OperatorRecord(
             name=node.name,
             op=node.op_type,
             inputs=tuple(
-                name for name in node.inputs if name and not index.is_constant(index.resolve_tensor(name, node.scope))
+                name
+                for name in node.inputs
+                if name and not index.is_constant(index.resolve_tensor(name, node.scope))
             ),
             outputs=tuple(filter(None, node.outputs)),
             type=proved.type if proved is not None and proved.type != UNSEEN else dtype,
@@ -345,7 +384,9 @@ def _list_sites(measured: _Measured, progress: Progress) -> Iterator[SiteRecord]
         values = float_values.get(tensor)
         # Operators on integers are read as pairs that the file itself does not have.
         reach = _find_reach(pair, nodes.get(pair.dequantize) or nodes.get(pair.quantize), quantized)
-        low, high, counts = values.count_bars() if values is not None and values.counted else (0.0, 0.0, ())
+        low, high, counts = (
+            values.count_bars() if values is not None and values.counted else (0.0, 0.0, ())
+        )
         scales = () if math.isnan(pair.scale_min) else (pair.scale_min, pair.scale_max)
         yield SiteRecord(
             name=str(pair.site),
@@ -357,16 +398,22 @@ def _list_sites(measured: _Measured, progress: Progress) -> Iterator[SiteRecord]
             granularity=GRAIN_NAMES[type(pair.granularity)],
             scales=tuple(float(f"{scale:.4g}") for scale in scales),
             range=tuple(float(f"{end:.5g}") for end in reach),
-            clipped=round(values.measure_clipped(reach), 5) if reach and values is not None and counts else None,
+            clipped=round(values.measure_clipped(reach), 5)
+            if reach and values is not None and counts
+            else None,
             isolated_db=None if cost is None else bound_db(cost.isolated_db),
             left_out_db=None if cost is None else bound_db(cost.leave_one_out_db),
-            values=ValueBars(low=float(f"{low:.5g}"), high=float(f"{high:.5g}"), counts=counts) if counts else None,
+            values=ValueBars(low=float(f"{low:.5g}"), high=float(f"{high:.5g}"), counts=counts)
+            if counts
+            else None,
             channels=values.list_channels() if values is not None else (),
             levels=None if values is None else _count_levels(pair, values.find_middle(), reach),
         )
 
 
-def _count_levels(pair: PairInfo, middle: float | None, reach: Interval | tuple[()]) -> float | None:
+def _count_levels(
+    pair: PairInfo, middle: float | None, reach: Interval | tuple[()]
+) -> float | None:
     """How many levels a channel of this magnitude has. Of weights it is a share of the largest of their output."""
     if middle is None:
         return None
@@ -381,21 +428,31 @@ def _name_tensor(pair: PairInfo, nodes: Mapping[str, NodeRef]) -> TensorId | Non
     if isinstance(site, TensorId):
         return site
     node = nodes.get(site.node)
-    return None if node is None or site.index >= len(node.inputs) else TensorId(node.inputs[site.index], site.scope)
+    return (
+        None
+        if node is None or site.index >= len(node.inputs)
+        else TensorId(node.inputs[site.index], site.scope)
+    )
 
 
 def _find_reach(pair: PairInfo, node: NodeRef | None, index: GraphIndex) -> Interval | tuple[()]:
     """The smallest and largest value that the pair's integers stand for; () where they have several scales."""
     if pair.scales != 1 or pair.storage.startswith("float") or node is None:
         return ()
-    zero = index.find_constant(index.resolve_tensor(node.inputs[2], node.scope)) if len(node.inputs) > 2 else None
+    zero = (
+        index.find_constant(index.resolve_tensor(node.inputs[2], node.scope))
+        if len(node.inputs) > 2
+        else None
+    )
     signed = pair.element_type.signed
     shift = 0 if zero is None else int(zero.reshape(-1)[0])
     low = -(2 ** (pair.bits - 1)) if signed else 0
     return (low - shift) * pair.scale_min, (low + 2**pair.bits - 1 - shift) * pair.scale_min
 
 
-def _observe_values(measured: _Measured, progress: Progress) -> Mapping[TensorId | None, Distribution]:
+def _observe_values(
+    measured: _Measured, progress: Progress
+) -> Mapping[TensorId | None, Distribution]:
     """The distributions of the float tensors that pairs quantize, by their name."""
     index = measured.index
     found: dict[TensorId | None, Distribution] = {}
@@ -406,7 +463,9 @@ def _observe_values(measured: _Measured, progress: Progress) -> Mapping[TensorId
         if weight is not None:
             grain = pair.granularity
             found[tensor] = Distribution(None)
-            found[tensor].add_weight(weight, grain.axis if isinstance(grain, PerChannel) and grain.axis < 2 else 0)
+            found[tensor].add_weight(
+                weight, grain.axis if isinstance(grain, PerChannel) and grain.axis < 2 else 0
+            )
         elif not tensor.scope and index.find_dtype(tensor):
             shape = index.find_shape(tensor) or ()
             # Channels stand behind the batch of images, and last elsewhere.
@@ -440,7 +499,11 @@ def _list_advice(measured: _Measured, config: Config) -> Iterator[Advice]:
         size = sum(_count_growth(measured, name) for name in joint.nodes)
         gain = bound_db(joint.sqnr_db - profile.sqnr_db) or 0.0
         yield Advice(
-            nodes=joint.nodes, rule=f"rules:\n  {joint.rule}", gain_db=gain, size=size, cost=costs.get(joint.nodes)
+            nodes=joint.nodes,
+            rule=f"rules:\n  {joint.rule}",
+            gain_db=gain,
+            size=size,
+            cost=costs.get(joint.nodes),
         )
 
 
@@ -456,7 +519,9 @@ def _count_growth(measured: _Measured, name: str) -> int:
     return growth
 
 
-def _predict_costs(measured: _Measured, groups: Sequence[Names], config: Config) -> dict[Names, float]:
+def _predict_costs(
+    measured: _Measured, groups: Sequence[Names], config: Config
+) -> dict[Names, float]:
     """The change of the model's time with each group in float, as a share; {} where no times are predicted."""
     note = read_plan_note(measured.quantized)
     if note is not None and note.target != config.target:
@@ -465,7 +530,12 @@ def _predict_costs(measured: _Measured, groups: Sequence[Names], config: Config)
         return {}
     shapes = observe_shapes(measured.state.model, measured.samples.take(1, 0).samples())
     problem = state_placement(measured.state.model, config, shapes=shapes, identified=False)
-    quantized = frozenset(cost.name for cost in measured.profile.of("node")) & frozenset(problem.ops.by_name)
+    quantized = frozenset(cost.name for cost in measured.profile.of("node")) & frozenset(
+        problem.ops.by_name
+    )
     before = predict_times(problem, quantized)
-    changes = {names: compare_times(before, predict_times(problem, quantized.difference(names))) for names in groups}
+    changes = {
+        names: compare_times(before, predict_times(problem, quantized.difference(names)))
+        for names in groups
+    }
     return {names: round(change - 1, 4) for names, change in changes.items()}

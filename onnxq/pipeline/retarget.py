@@ -127,7 +127,12 @@ class _Filling:
         return existing.by_tensor.get(site.quantized_tensor) or next(filter(None, by_edge), None)
 
     def _fill_weight(self, site: SitePlan) -> SitePlan:
-        known = next(filter(None, (self.source.existing.by_reader.get(edge) for edge in site.consumers or ())), None)
+        known = next(
+            filter(
+                None, (self.source.existing.by_reader.get(edge) for edge in site.consumers or ())
+            ),
+            None,
+        )
         value = read_constant(self.ways.problem.index, site.site)
         if known is None or known.qparams is None or value is None:
             return self._note(site, Kept.ROUNDED, None)
@@ -136,8 +141,15 @@ class _Filling:
         if qparams is not None and np.array_equal(fake_quant(value, qparams, site.spec), value):
             return self._note(site, Kept.INTEGERS, qparams)
         # Rewrites scale channels, as where a BatchNormalization or a factor goes into the weight.
-        codes = next((self.source.codes[edge] for edge in site.consumers or () if edge in self.source.codes), None)
-        scaled = None if qparams is None or codes is None else _scale_again(qparams, site.spec, known, codes, value)
+        codes = next(
+            (self.source.codes[edge] for edge in site.consumers or () if edge in self.source.codes),
+            None,
+        )
+        scaled = (
+            None
+            if qparams is None or codes is None
+            else _scale_again(qparams, site.spec, known, codes, value)
+        )
         if scaled is not None:
             return self._note(site, Kept.INTEGERS, scaled)
         return self._note(site, Kept.ROUNDED, None)
@@ -153,19 +165,28 @@ class _Filling:
         moved = []
         for site in plan.sites:
             note = self.how[str(site.site)]
-            value = read_constant(self.ways.problem.index, site.site) if note.how is Kept.ROUNDED else None
+            value = (
+                read_constant(self.ways.problem.index, site.site)
+                if note.how is Kept.ROUNDED
+                else None
+            )
             if value is not None and site.qparams is not None:
                 error = fake_quant(value, site.qparams, site.spec) - value
                 power = float(np.square(value).sum())
                 noise = float(np.square(error).sum())
-                note = replace(note, error_db=10 * math.log10(power / noise) if noise and power else math.inf)
+                note = replace(
+                    note, error_db=10 * math.log10(power / noise) if noise and power else math.inf
+                )
             moved.append(note)
         return tuple(moved)
 
 
 def _have_same_type(spec: QuantSpec, other: QuantSpec) -> bool:
     """True where scale and zero point mean the same in both."""
-    kinds = ((one.bits, one.signed, one.storage, one.symmetric or other.symmetric) for one in (spec, other))
+    kinds = (
+        (one.bits, one.signed, one.storage, one.symmetric or other.symmetric)
+        for one in (spec, other)
+    )
     same = len(set(kinds)) == 1
     return same and (spec.symmetric or not other.symmetric)
 
@@ -184,10 +205,14 @@ def _fit_scale(
     def spread(numbers: Array) -> Array:
         if isinstance(other, PerBlock) and isinstance(grain, PerBlock):
             # Blocks of the file, cut where those of the engine are smaller; the last may be short.
-            numbers = np.repeat(numbers, other.size // grain.size, grain.axis)[tuple(map(slice, shape))]
+            numbers = np.repeat(numbers, other.size // grain.size, grain.axis)[
+                tuple(map(slice, shape))
+            ]
         elif isinstance(other, PerChannel) and isinstance(grain, PerBlock):
             numbers = np.expand_dims(numbers, grain.axis)
-        return np.array(np.broadcast_to(numbers if numbers.size > 1 else numbers.reshape(()), shape))
+        return np.array(
+            np.broadcast_to(numbers if numbers.size > 1 else numbers.reshape(()), shape)
+        )
 
     if isinstance(other, PerBlock) and not _divides(other, grain):
         return None
@@ -206,23 +231,33 @@ def _fit_scale(
 
 def _divides(blocks: PerBlock, grain: Granularity) -> bool:
     """True where these blocks are whole numbers of others."""
-    return isinstance(grain, PerBlock) and blocks.size % grain.size == 0 and blocks.axis == grain.axis
+    return (
+        isinstance(grain, PerBlock) and blocks.size % grain.size == 0 and blocks.axis == grain.axis
+    )
 
 
 # Of a step, that values scaled in float32 may lie beside it.
 _NEAR = 1e-3
 
 
-def _scale_again(qparams: QParams, spec: QuantSpec, known: SitePlan, codes: Array, value: Array) -> QParams | None:
+def _scale_again(
+    qparams: QParams, spec: QuantSpec, known: SitePlan, codes: Array, value: Array
+) -> QParams | None:
     """Other scales, with which a weight whose channels were scaled has the file's integers; None where it has not."""
     old = known.spec
     levels = codes.astype(np.float32)
-    if codes.shape != value.shape or isinstance(spec.granularity, PerBlock) or known.qparams is None:
+    if (
+        codes.shape != value.shape
+        or isinstance(spec.granularity, PerBlock)
+        or known.qparams is None
+    ):
         return None
     _, zero = align_qparams(known.qparams, old, codes.shape, np.float32)
     levels -= zero
     axes = tuple(
-        k for k in range(value.ndim) if not isinstance(spec.granularity, PerChannel) or k != spec.granularity.axis
+        k
+        for k in range(value.ndim)
+        if not isinstance(spec.granularity, PerChannel) or k != spec.granularity.axis
     )
     squares = np.square(levels).sum(axes)
     # A channel of zeros keeps its scale.
@@ -238,11 +273,16 @@ def _shape_scales(spec: QuantSpec, value: Array) -> tuple[int, ...]:
     """The shape of a weight's scales."""
     grain = spec.granularity
     if isinstance(grain, PerBlock):
-        return tuple(-(-size // grain.size) if k == grain.axis else size for k, size in enumerate(value.shape))
+        return tuple(
+            -(-size // grain.size) if k == grain.axis else size
+            for k, size in enumerate(value.shape)
+        )
     return (value.shape[grain.axis],) if isinstance(grain, PerChannel) else ()
 
 
-def _place_pairs(source: QuantizedSource, ways: Ways, *, sampled: bool, complete: bool) -> tuple[Plan, _Filling]:
+def _place_pairs(
+    source: QuantizedSource, ways: Ways, *, sampled: bool, complete: bool
+) -> tuple[Plan, _Filling]:
     """The plan of the engine with the file's numbers; float where the file is, and where it has no range.
 
     sampled: ranges that are missing come from samples. complete: what is float in the file need not be.
@@ -252,7 +292,9 @@ def _place_pairs(source: QuantizedSource, ways: Ways, *, sampled: bool, complete
     left: set[str] = set()
     for name in () if complete else list_quantized_ops(ways.problem, ways.plan):
         op = ways.problem.ops.by_name[name]
-        paired = any(edge in existing.by_edge or tensor in existing.by_tensor for edge, tensor in op.data)
+        paired = any(
+            edge in existing.by_edge or tensor in existing.by_tensor for edge, tensor in op.data
+        )
         # A weight that was not worth integers is not rounded now.
         if not (any(edge in existing.by_reader for edge in op.weights) if op.weights else paired):
             left.add(name)
@@ -261,22 +303,33 @@ def _place_pairs(source: QuantizedSource, ways: Ways, *, sampled: bool, complete
     while True:
         filling = _Filling(source, replace(ways, refusals=reasons))
         plan = filling.fill_plan(filling.ways.promote_keys(frozenset(left)))
-        missing = [s for s in plan.sites if not s.complete and s.derived is None and s.role is not Role.WEIGHT]
+        missing = [
+            s
+            for s in plan.sites
+            if not s.complete and s.derived is None and s.role is not Role.WEIGHT
+        ]
         if sampled or not missing:
             return plan, filling
         for site in missing:
             text = f"the file has no range for {site.quantized_tensor}"
             for name in filling.ways.list_operators(site):
-                reasons.setdefault(name, Refusal(name, text, "give samples: `data=…`", "no-scale", "R106"))
+                reasons.setdefault(
+                    name, Refusal(name, text, "give samples: `data=…`", "no-scale", "R106")
+                )
         if left.issuperset(reasons):
             readers = {edge.node for site in missing for edge in site.find_readers(index)}
             raise ModelError(
-                sorted(readers)[0], "has no range and cannot be left float", "give samples: `data=…`", code="Q502"
+                sorted(readers)[0],
+                "has no range and cannot be left float",
+                "give samples: `data=…`",
+                code="Q502",
             )
         left |= set(reasons)
 
 
-def retarget(source: QuantizedSource, data: object, config: Config, *, progress: Progress = silent) -> Retargeted:
+def retarget(
+    source: QuantizedSource, data: object, config: Config, *, progress: Progress = silent
+) -> Retargeted:
     """Make the file for the target of the configuration; see `onnxq.convert`."""
     model = attach_weights(source.floats)
     if config.convert.complete and data is None:
@@ -285,21 +338,33 @@ def retarget(source: QuantizedSource, data: object, config: Config, *, progress:
     with open_context(model, data, config, progress) as ctx:
         ctx, state, _ = prepare_run(model, data, ctx, computes=source.types.computes)
         # Its floats come in float32, so that no weight is rounded to a type of the file again.
-        typed = load_model(attach_weights(source.restore_types())) if source.types.interface else state.source
+        typed = (
+            load_model(attach_weights(source.restore_types()))
+            if source.types.interface
+            else state.source
+        )
         state = replace(state, source=typed, types=source.types)
         # Weights alone of a large model, or of one with operators that nothing here runs, need no samples.
         run = ctx if isinstance(ctx, SampledContext) else None
         with ctx.timers.run("plan", "planning"):
             if run is None:
-                problem = state_placement(state.model, config, before=state.before, prepare=state.rewrites)
+                problem = state_placement(
+                    state.model, config, before=state.before, prepare=state.rewrites
+                )
             else:
                 problem = draft_placement(state, run.data, config, "", progress=progress)
             ways = Ways(problem, problem.default(), reason=_FLOAT_REASON)
-            plan, filling = _place_pairs(source, ways, sampled=data is not None, complete=config.convert.complete)
+            plan, filling = _place_pairs(
+                source, ways, sampled=data is not None, complete=config.convert.complete
+            )
         with ctx.timers.run("calibrate", "calibrating"):
             samples = None if data is None or run is None else run.data.calibration
-            plan = calibrate(state.model, plan, samples, batch=config.data.batch, memory_limit=ctx.memory_limit)
-        placed = state.add_placement(filling.ways.problem, replace(plan, data=_describe_numbers(filling.how)))
+            plan = calibrate(
+                state.model, plan, samples, batch=config.data.batch, memory_limit=ctx.memory_limit
+            )
+        placed = state.add_placement(
+            filling.ways.problem, replace(plan, data=_describe_numbers(filling.how))
+        )
         placed = placed if run is None else run_pass(FLOAT_TYPES, run, placed)
         with ctx.timers.run("emit", "making the quantized model"):
             quantized = build_file(placed, placed.planned, progress)
@@ -308,7 +373,9 @@ def retarget(source: QuantizedSource, data: object, config: Config, *, progress:
         # Made-up inputs gave shapes and answers, and no range.
         result = replace(result, report=replace(result.report, warnings=cautions, synthetic=False))
         made = emulate_types(quantized) if check.is_narrow(placed) else quantized
-        return Retargeted(result, filling.list_moved(plan), None if run is None else _compare(run, source, made))
+        return Retargeted(
+            result, filling.list_moved(plan), None if run is None else _compare(run, source, made)
+        )
 
 
 def _compare(ctx: SampledContext, source: QuantizedSource, made: ModelLike) -> Answers:
@@ -317,8 +384,14 @@ def _compare(ctx: SampledContext, source: QuantizedSource, made: ModelLike) -> A
     threads = ctx.config.verify.threads
     with ctx.progress("comparing both files", 3 * len(samples)) as task:
         before, after, both = (
-            measure_models([TrialModel(model)], FloatOutputs(exact, samples, threads=threads), ctx.crew, task)[0]
-            for model, exact in ((source.proto, source.floats), (made, source.floats), (made, source.proto))
+            measure_models(
+                [TrialModel(model)], FloatOutputs(exact, samples, threads=threads), ctx.crew, task
+            )[0]
+            for model, exact in (
+                (source.proto, source.floats),
+                (made, source.floats),
+                (made, source.proto),
+            )
         )
     return Answers(before.worst_db(), after.worst_db(), both.worst_db(), len(samples))
 
@@ -335,4 +408,6 @@ def warn_integers(source: QuantizedSource) -> Cautions:
 
 def _describe_numbers(how: Mapping[str, MovedSite]) -> str:
     counts = Counter(note.how.value for note in how.values())
-    return "of the quantized file: " + ", ".join(f"{count} {kind}" for kind, count in counts.items())
+    return "of the quantized file: " + ", ".join(
+        f"{count} {kind}" for kind, count in counts.items()
+    )

@@ -33,13 +33,17 @@ def renew_numbers(ctx: RunContext, state: FloatState, plan: Plan) -> tuple[Plan,
             if site.site in stale:
                 fix += ", or write the scale and zero_point you mean beside the new spec"
             else:
-                fix += ", or a plan with its numbers, as `onnxq quantize` writes one by `plan_out=…`"
+                fix += (
+                    ", or a plan with its numbers, as `onnxq quantize` writes one by `plan_out=…`"
+                )
             raise PlanError(str(site.site), cause, fix, code="Q405")
     if missing:
         samples = None if ctx.samples is None else ctx.samples.calibration
         batch = ctx.config.data.batch
         limit = ctx.memory_limit
-        plan = calibrate(state.model, plan, samples, batch=batch, memory_limit=limit, progress=ctx.progress)
+        plan = calibrate(
+            state.model, plan, samples, batch=batch, memory_limit=limit, progress=ctx.progress
+        )
         if ctx.samples is not None:
             plan = replace(plan, data=ctx.samples.description)
     done = {site.site: site for site in plan.sites}
@@ -50,11 +54,15 @@ def renew_numbers(ctx: RunContext, state: FloatState, plan: Plan) -> tuple[Plan,
     return plan, tuple(lines)
 
 
-def _drop_biases(plan: Plan, index: GraphIndex, stale: Mapping[Site, str]) -> tuple[Plan, list[Caution]]:
+def _drop_biases(
+    plan: Plan, index: GraphIndex, stale: Mapping[Site, str]
+) -> tuple[Plan, list[Caution]]:
     """The plan without bias corrections for errors of weights that are no longer so, or no longer quantized."""
     weights = [site for site in plan.sites if site.role is Role.WEIGHT and site.site not in stale]
     computing = {edge.node for site in weights for edge in site.consumers or ()}
-    biases = tuple(bias for bias in plan.biases if computing.intersection(find_owners(index, bias.edge)))
+    biases = tuple(
+        bias for bias in plan.biases if computing.intersection(find_owners(index, bias.edge))
+    )
     why = "the model's own bias, since the plan's made up for a weight that is quantized otherwise"
     lines = [Caution("W121", f"{bias.edge}: {why}") for bias in plan.biases if bias not in biases]
     return replace(plan, biases=biases), lines

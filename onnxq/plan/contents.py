@@ -82,7 +82,18 @@ class NodeContents:
 
 # One that can be seeded.
 _FeedType = Literal[
-    "float16", "float32", "float64", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64", "bool"
+    "float16",
+    "float32",
+    "float64",
+    "int8",
+    "uint8",
+    "int16",
+    "uint16",
+    "int32",
+    "uint32",
+    "int64",
+    "uint64",
+    "bool",
 ]
 
 
@@ -120,14 +131,18 @@ def make_feeds(feeds: Mapping[str, Feed]) -> dict[str, Array]:
         if dtype.kind == "f":
             inputs[name] = np.asarray(random.standard_normal(feed.shape)).astype(dtype)
         else:
-            inputs[name] = np.asarray(random.randint(feed.low, max(feed.high, feed.low + 1), feed.shape)).astype(dtype)
+            inputs[name] = np.asarray(
+                random.randint(feed.low, max(feed.high, feed.low + 1), feed.shape)
+            ).astype(dtype)
     return inputs
 
 
 def sketch_values(values: Array, *, constant: bool = False) -> Sketch:
     """The figures of an array of numbers."""
     # Attention masks hold -inf, whose mean says nothing.
-    flat = np.nan_to_num(np.asarray(values).astype(np.float64).ravel(), nan=0.0, posinf=1e4, neginf=-1e4)
+    flat = np.nan_to_num(
+        np.asarray(values).astype(np.float64).ravel(), nan=0.0, posinf=1e4, neginf=-1e4
+    )
     flat = np.clip(flat, -1e30, 1e30)
     if not flat.size:
         return Sketch(0, 0.0, 0.0, 0.0, 0.0, 0.0, constant)

@@ -96,9 +96,16 @@ def _iterate_leaves(raw: Any) -> Iterator[Any]:
 def _unpack_array(raw: Mapping[str, Any], kind: np.dtype[Any]) -> Array:
     shape = raw.get("shape")
     packed = raw.get("zlib64")
-    if set(raw) != {"shape", "zlib64"} or not isinstance(shape, list) or not isinstance(packed, str):
+    if (
+        set(raw) != {"shape", "zlib64"}
+        or not isinstance(shape, list)
+        or not isinstance(packed, str)
+    ):
         raise ValueError('must be numbers, or {"shape": […], "zlib64": "…"}')
-    if not all(isinstance(dim, int) and not isinstance(dim, bool) and 0 <= dim < _MOST_BYTES for dim in shape):
+    if not all(
+        isinstance(dim, int) and not isinstance(dim, bool) and 0 <= dim < _MOST_BYTES
+        for dim in shape
+    ):
         raise ValueError("must have a shape of whole numbers")
     size = math.prod(shape) * kind.itemsize
     if size > _MOST_BYTES or len(shape) > _INLINE:
@@ -151,7 +158,9 @@ def _read_edge(row: _SiteFields) -> Edge:
 
 
 def _write_site(site: Site) -> dict[str, Any]:
-    name: str | list[str | int] = site.name if isinstance(site, TensorId) else [site.node, site.index]
+    name: str | list[str | int] = (
+        site.name if isinstance(site, TensorId) else [site.node, site.index]
+    )
     return {"site": name, **({"scope": site.scope} if site.scope else {})}
 
 
@@ -260,7 +269,9 @@ def _read_numbers(row: _NumbersRow) -> QParams | None:
     if row.scale is None and row.zero_point is None:
         return None
     if row.scale is None or row.zero_point is None:
-        raise ValueError("has one of scale and zero_point: give both, or neither to have them computed")
+        raise ValueError(
+            "has one of scale and zero_point: give both, or neither to have them computed"
+        )
     qparams = QParams(row.scale, row.zero_point, row.origin, minimum=row.minimum, order=row.order)
     # Numbers that a person wrote over are theirs: they hold for whatever spec the site has.
     return replace(qparams, computed_for=read_mark(row.computed_for, qparams))

@@ -106,7 +106,9 @@ class KeepReason(str, Enum):
     SHAPES = "shapes"  # it computes shapes or positions
     RULE = "rule"  # the configuration says so
     UNSEEN = "unseen"  # no sample ran it
-    CASTS = "casts"  # it stands between such nodes, and Casts around it would cost more than it saves
+    CASTS = (
+        "casts"  # it stands between such nodes, and Casts around it would cost more than it saves
+    )
     TRIAL = "trial"  # without it the answers of the whole network were worse
 
     def __str__(self) -> str:
@@ -216,7 +218,11 @@ def _read_scaling(row: _ScalingRow) -> Scaling | Rotation:
 
 
 def _write_scaling(scaling: Scaling | Rotation) -> dict[str, Any]:
-    tensor = {"tensor": scaling.tensor.name, "scope": scaling.tensor.scope, "anchor": scaling.anchor}
+    tensor = {
+        "tensor": scaling.tensor.name,
+        "scope": scaling.tensor.scope,
+        "anchor": scaling.anchor,
+    }
     names = {"pass": scaling.name, **{key: text for key, text in tensor.items() if text}}
     if isinstance(scaling, Rotation):
         return names | {"seed": scaling.seed, "size": scaling.size}
@@ -237,7 +243,9 @@ Saturation = Literal["avoid", "allow"]
 def _check_target(name: str) -> str:
     if not find_modes(name):
         known = list_names()
-        raise PlanError(repr(name), f"is not one of {', '.join(known)}", suggest_names(name, known), code="Q403")
+        raise PlanError(
+            repr(name), f"is not one of {', '.join(known)}", suggest_names(name, known), code="Q403"
+        )
     return name
 
 
@@ -297,7 +305,12 @@ class SitePlan:
         if isinstance(self.site, TensorId):
             return self.site
         if self.tensor is None:
-            raise PlanError(str(self.site), "the plan does not name its tensor", "plan the model again", code="Q403")
+            raise PlanError(
+                str(self.site),
+                "the plan does not name its tensor",
+                "plan the model again",
+                code="Q403",
+            )
         return self.tensor
 
     def find_readers(self, graph: Graph) -> Edges:
@@ -311,17 +324,27 @@ class SitePlan:
 
         That is so for a matrix in int8 with one scale a row, or in int4 in blocks of a row, around 0.
         """
-        if self.role is not Role.WEIGHT or not isinstance(self.site, TensorId) or not self.spec.has_rows:
+        if (
+            self.role is not Role.WEIGHT
+            or not isinstance(self.site, TensorId)
+            or not self.spec.has_rows
+        ):
             return ()
         if len(graph.find_shape(self.site) or ()) != 2:
             return ()
-        return tuple(edge for edge in self.consumers or () if graph.find_node(edge.node).looks_up(edge.index))
+        return tuple(
+            edge for edge in self.consumers or () if graph.find_node(edge.node).looks_up(edge.index)
+        )
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, SitePlan):
             return NotImplemented
         # Arrays have no truth value, so `values` is compared apart.
-        same = all(getattr(self, f.name) == getattr(other, f.name) for f in fields(self) if f.name != "values")
+        same = all(
+            getattr(self, f.name) == getattr(other, f.name)
+            for f in fields(self)
+            if f.name != "values"
+        )
         return same and _equal_arrays(self.values, other.values)
 
 
@@ -435,13 +458,17 @@ class Plan:
         sites = []
         for site in self.sites:
             own = changed.keys().isdisjoint(site.derived or ())
-            sites.append(changed.get(site.site, site) if own else replace(site, qparams=None, values=None))
+            sites.append(
+                changed.get(site.site, site) if own else replace(site, qparams=None, values=None)
+            )
         return self.with_sites(tuple(sites))
 
     def list_scaled_for(self, inputs: Collection[Site]) -> frozenset[Site]:
         """Weights whose scales may have been raised for a bias in the units of one of these inputs."""
         return frozenset(
-            site.derived[1] for site in self.sites if site.derived is not None and site.derived[0] in inputs
+            site.derived[1]
+            for site in self.sites
+            if site.derived is not None and site.derived[0] in inputs
         )
 
     def by_role(self) -> dict[str, int]:

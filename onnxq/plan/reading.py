@@ -42,7 +42,12 @@ class _PlanFile(Frozen):
 
 def to_json(plan: Plan) -> str:
     """The plan as JSON text; equal plans give equal bytes."""
-    return escape_json(json.dumps({"schema": plan.schema, **write_fields(plan)}, indent=1, ensure_ascii=False)) + "\n"
+    return (
+        escape_json(
+            json.dumps({"schema": plan.schema, **write_fields(plan)}, indent=1, ensure_ascii=False)
+        )
+        + "\n"
+    )
 
 
 def from_json(text: str, *, source: str | FilePath = "plan") -> Plan:
@@ -63,7 +68,12 @@ def _read_plan(text: str, source: str) -> Plan:
     # Some editors save UTF-8 with a byte order mark.
     read = JsonText(source, text.removeprefix("\ufeff"))
     if tool := find_calibrator(text):
-        raise PlanError(source, f"is a calibration file of {tool}, and no plan", _CALIBRATIONS[tool], code="Q401")
+        raise PlanError(
+            source,
+            f"is a calibration file of {tool}, and no plan",
+            _CALIBRATIONS[tool],
+            code="Q401",
+        )
     raw = read.parse(PlanError, _WRITE, code="Q401")
     if not isinstance(raw, dict) or "schema" not in raw:
         raise PlanError(source, "not a plan: no `schema`", _WRITE, code="Q401")
@@ -115,9 +125,15 @@ def _update_bias(
     x, w: numbers of its input and its weight, None where they were removed. weight: the spec of the weight.
     """
     qparams = site.qparams
-    grain = PerChannel(0) if weight is not None and isinstance(weight.granularity, PerChannel) else PerTensor()
+    grain = (
+        PerChannel(0)
+        if weight is not None and isinstance(weight.granularity, PerChannel)
+        else PerTensor()
+    )
     if weight is not None and grain != site.spec.granularity:
-        return replace(site, spec=replace(site.spec, granularity=grain), qparams=None, values=None), ""
+        return replace(
+            site, spec=replace(site.spec, granularity=grain), qparams=None, values=None
+        ), ""
     if qparams is None:
         return site, ""
     if x is None or w is None:
@@ -129,7 +145,9 @@ def _update_bias(
     wanted = bias_qparams(x, w, qparams.scale.size).scale
     if wanted.shape == qparams.scale.shape and np.array_equal(wanted, qparams.scale):
         return site, ""
-    return replace(site, qparams=None, values=None), "its scale was not that of its input times that of its weight"
+    return replace(
+        site, qparams=None, values=None
+    ), "its scale was not that of its input times that of its weight"
 
 
 def _check_groups(plan: Plan) -> None:
@@ -148,7 +166,9 @@ def _check_groups(plan: Plan) -> None:
         mine = site.qparams
         theirs = other.qparams
         same = mine is None or theirs is None or np.array_equal(mine.scale, theirs.scale)
-        if not same or (mine is not None and theirs is not None and (mine.zero_point != theirs.zero_point).any()):
+        if not same or (
+            mine is not None and theirs is not None and (mine.zero_point != theirs.zero_point).any()
+        ):
             fix = f"{members} the same scale and zero_point"
             raise PlanError(str(site.site), f"{shares} their numbers differ", fix, code="Q403")
 
@@ -163,17 +183,32 @@ def check_specs(plan: Plan, index: GraphIndex) -> None:
         if site.role is Role.BIAS:
             if site.spec.storage != "int32" or site.spec.bits != 32 or not site.spec.symmetric:
                 cause = f"a bias is 32 bits in int32, symmetric, not {describe_spec(site.spec)}"
-                raise PlanError(str(site.site), cause, "write it so, or take this site out of the plan", code="Q403")
+                raise PlanError(
+                    str(site.site),
+                    cause,
+                    "write it so, or take this site out of the plan",
+                    code="Q403",
+                )
             if engines and not any(engine.int32_bias for engine in engines):
                 cause = f"{plan.target} takes biases in float only"
-                raise PlanError(str(site.site), cause, "take this site out of the plan", code="Q406")
+                raise PlanError(
+                    str(site.site), cause, "take this site out of the plan", code="Q406"
+                )
             continue
         edge = site.consumers[0] if site.consumers else None
         op_type = index.find_node(edge.node).op_type if edge is not None else ""
-        if engines and not any(engine.capability(site.spec, site.role, op_type) is not None for engine in engines):
-            what = f"{describe_spec(site.spec)} {site.role}s" + (f" of {op_type}" if op_type else "")
-            fix = f"plan the model again for {plan.target}, or give the site a spec from a fresh plan"
-            raise PlanError(str(site.site), f"{plan.target} has no kernel for {what}", fix, code="Q406")
+        if engines and not any(
+            engine.capability(site.spec, site.role, op_type) is not None for engine in engines
+        ):
+            what = f"{describe_spec(site.spec)} {site.role}s" + (
+                f" of {op_type}" if op_type else ""
+            )
+            fix = (
+                f"plan the model again for {plan.target}, or give the site a spec from a fresh plan"
+            )
+            raise PlanError(
+                str(site.site), f"{plan.target} has no kernel for {what}", fix, code="Q406"
+            )
 
 
 def check_numbers(plan: Plan) -> None:
@@ -209,19 +244,29 @@ def _check_clip(site: SitePlan) -> None:
         raise PlanError(str(site.site), cause, fix, code="Q403")
     if low > 0 or high < 0 or low == high:
         cause = f"`clip` {list(site.clip)} does not hold 0 and a value beside it"
-        raise PlanError(str(site.site), cause, "give the lowest value, at most 0, and the highest", code="Q403")
+        raise PlanError(
+            str(site.site), cause, "give the lowest value, at most 0, and the highest", code="Q403"
+        )
 
 
-def _find_fault(site: SitePlan, scale: Array, zero: Array, *, signed: bool) -> tuple[str, str] | None:
+def _find_fault(
+    site: SitePlan, scale: Array, zero: Array, *, signed: bool
+) -> tuple[str, str] | None:
     """The fault of a scale and zero point, and its fix; None without one. signed: scales of blocks may be negative."""
     again = "correct it, or take scale and zero_point out of the plan to have them computed"
     blocks = site.role is Role.WEIGHT and site.spec.has_blocks
     if not (np.isfinite(scale).all() and (scale.all() if signed and blocks else (scale > 0).all())):
         return "its scale is 0, negative or not finite", again
     if site.spec.has_one_scale and scale.shape != ():
-        return f"its scale has shape {list(scale.shape)} where one number of shape [] must stand", "give one scale"
+        return (
+            f"its scale has shape {list(scale.shape)} where one number of shape [] must stand",
+            "give one scale",
+        )
     if scale.shape != zero.shape:
-        return f"its scale has shape {list(scale.shape)}, its zero point {list(zero.shape)}", "give both one shape"
+        return (
+            f"its scale has shape {list(scale.shape)}, its zero point {list(zero.shape)}",
+            "give both one shape",
+        )
     # FP8 has no zero point: 0 must stand there.
     low, high = (0, 0) if site.spec.is_float else (site.spec.qmin, site.spec.qmax)
     if zero.size and (zero.min() < low or zero.max() > high):

@@ -13,7 +13,12 @@ from onnxq.planner.build import (
 )
 from onnxq.planner.choose import Choice, Forced, weigh_forced
 from onnxq.planner.match import fit_plan
-from onnxq.planner.precision.choose import add_precision, choose_types, find_suspects, find_type_opset
+from onnxq.planner.precision.choose import (
+    add_precision,
+    choose_types,
+    find_suspects,
+    find_type_opset,
+)
 from onnxq.planner.precision.reasons import PrecisionProblem, TensorErrors
 from onnxq.planner.problem import KEPT, NOTHING, Existing
 from onnxq.planner.sums import bind_sums, count_saturating, digest_weights, mend_sums

@@ -25,7 +25,13 @@ from onnxq.numerics import fake_quant, weight_qparams
 from onnxq.plan import PlacementChoice, Plan, SitePlan, SitePlans
 from onnxq.planner.choose import BY_PERSON, Choice, choose_ops, list_strategies
 from onnxq.planner.place import Placer
-from onnxq.planner.problem import NOTHING, Existing, PlacementProblem, is_between_pairs, state_problem
+from onnxq.planner.problem import (
+    NOTHING,
+    Existing,
+    PlacementProblem,
+    is_between_pairs,
+    state_problem,
+)
 from onnxq.planner.requests import Match, Requests
 from onnxq.planner.sums import bind_sums, warn_allowed
 from onnxq.sites import (
@@ -102,7 +108,9 @@ def choose_tables(
     reasons = list[Unquantized]()
     # In mode float nothing is quantized.
     tables = [] if mode == "float" else list(_find_tables(problem, index, reasons))
-    least = max(_LEAST_ELEMENTS, _LEAST_SHARE * max((table.elements for table in tables), default=0))
+    least = max(
+        _LEAST_ELEMENTS, _LEAST_SHARE * max((table.elements for table in tables), default=0)
+    )
     large = [table for table in tables if table.named or table.elements >= least]
     all_of_them = request in ("int8", "int4")
     if request == "auto":
@@ -124,7 +132,9 @@ def choose_tables(
     return tuple(chosen), tuple(reasons)
 
 
-def _find_tables(problem: PlacementProblem, index: GraphIndex, reasons: list[Unquantized]) -> Iterator[Table]:
+def _find_tables(
+    problem: PlacementProblem, index: GraphIndex, reasons: list[Unquantized]
+) -> Iterator[Table]:
     """Every table that no rule leaves float; `reasons` gets those that one does."""
     looked_at: set[TensorId] = set()
     for node in index.nodes:
@@ -144,14 +154,22 @@ def _find_tables(problem: PlacementProblem, index: GraphIndex, reasons: list[Unq
                 others.append(edge)
         match = problem.requests.match_table(tensor, gathers)
         if match.rule is not None and match.rule.set.float:
-            reasons.append(LeftFloat(node.name, f"left float by {match.rule.describe()}", BY_PERSON, "F101"))
+            reasons.append(
+                LeftFloat(node.name, f"left float by {match.rule.describe()}", BY_PERSON, "F101")
+            )
             continue
         try:
             spec = problem.requests.make_spec(match, Role.WEIGHT, node)
         except OnnxqError as error:
-            reasons.append(Refusal(node.name, f"{error.subject}: {error.cause}", error.fix, EMBEDDING_ROWS, "R103"))
+            reasons.append(
+                Refusal(
+                    node.name, f"{error.subject}: {error.cause}", error.fix, EMBEDDING_ROWS, "R103"
+                )
+            )
             continue
-        yield Table(tensor, _count_elements(index, tensor), tuple(lookups), tuple(others), match, spec)
+        yield Table(
+            tensor, _count_elements(index, tensor), tuple(lookups), tuple(others), match, spec
+        )
 
 
 def _is_table(index: GraphIndex, tensor: TensorId) -> bool:
@@ -166,13 +184,18 @@ def _count_elements(index: GraphIndex, tensor: TensorId) -> int:
 
 def _are_most(tables: Iterable[Table], index: GraphIndex, sites: Iterable[SitePlan]) -> bool:
     """True when the tables would be more than half of the bytes of all weights, with these sites."""
-    bits = {site.quantized_tensor: site.spec.storage_bits for site in sites if site.role is Role.WEIGHT}
+    bits = {
+        site.quantized_tensor: site.spec.storage_bits for site in sites if site.role is Role.WEIGHT
+    }
     total = 0
     for tensor in {tensor for node in index.nodes for tensor in index.list_reads(node)}:
         width = _WIDTHS.get(index.find_dtype(tensor), 0)
         if width and index.is_constant(tensor):
             total += _count_elements(index, tensor) * min(bits.get(tensor, width), width)
-    return 2 * sum(table.elements * _WIDTHS[index.find_dtype(table.tensor)] for table in tables) > total
+    return (
+        2 * sum(table.elements * _WIDTHS[index.find_dtype(table.tensor)] for table in tables)
+        > total
+    )
 
 
 def _find_obstacle(
@@ -190,10 +213,16 @@ def _find_obstacle(
         if refusal is None:
             refusal = Refusal(node.name, f"{engine.name} reads tables in float", "it stays float")
         return Refusal(node.name, refusal.reason, refusal.fix, EMBEDDING_ROWS, "R103")
-    shared = weight is not None and weight.spec == table.spec and {*table.others} <= {*(weight.consumers or ())}
+    shared = (
+        weight is not None
+        and weight.spec == table.spec
+        and {*table.others} <= {*(weight.consumers or ())}
+    )
     if table.others and not shared:
         other = table.others[0].node
-        return _leave_float(node, f"{other} reads the same table in another type, and it would be stored twice")
+        return _leave_float(
+            node, f"{other} reads the same table in another type, and it would be stored twice"
+        )
     if demanded or weight is not None:
         return None
     rows_db = _measure_rows(index, table)
@@ -208,9 +237,17 @@ def _find_twin(index: GraphIndex, table: Table, weights: Iterable[SitePlan]) -> 
         return None
     spec = replace(table.spec, granularity=PerChannel(1))
     for site in weights:
-        if site.spec == spec and site.site.scope == table.tensor.scope and isinstance(site.site, TensorId):
+        if (
+            site.spec == spec
+            and site.site.scope == table.tensor.scope
+            and isinstance(site.site, TensorId)
+        ):
             other = index.find_constant(site.site)
-            if other is not None and other.shape == value.shape[::-1] and np.array_equal(other.T, value):
+            if (
+                other is not None
+                and other.shape == value.shape[::-1]
+                and np.array_equal(other.T, value)
+            ):
                 return site.site
     return None
 
@@ -222,7 +259,9 @@ def _leave_float(node: NodeRef, reason: str) -> LeftFloat:
 def explain_loss(tables: Iterable[Table], before: float, after: float) -> tuple[LeftFloat, ...]:
     """Why tables stay float that cost the outputs too much. before, after: SQNR in dB without and with them."""
     reason = f"in int8 the embeddings cost too much: {after:.1f} dB at the outputs, {before:.1f} dB without"
-    return tuple(LeftFloat(table.lookups[0].node, reason, EMBEDDING_ROWS, "F109") for table in tables)
+    return tuple(
+        LeftFloat(table.lookups[0].node, reason, EMBEDDING_ROWS, "F109") for table in tables
+    )
 
 
 def _measure_rows(index: GraphIndex, table: Table) -> float:
@@ -232,7 +271,9 @@ def _measure_rows(index: GraphIndex, table: Table) -> float:
     value = value[:: max(1, len(value) // _JUDGED_ROWS)].astype(np.float32)
     error = fake_quant(value, weight_qparams(value, table.spec), table.spec)
     error -= value
-    noise, power = (np.einsum("ij,ij->i", array, array, dtype=np.float64) for array in (error, value))
+    noise, power = (
+        np.einsum("ij,ij->i", array, array, dtype=np.float64) for array in (error, value)
+    )
     rows = 10 * np.log10(np.maximum(power, 1e-30) / np.maximum(noise, 1e-36))
     return float(np.percentile(rows, 1))
 
@@ -299,15 +340,23 @@ class OnnxPlacement(PlacementProblem):
         # quantizes as the model came, and goes on to.
         live = {node.name for node in view.nodes}
         guarded = find_float_nodes(self.index, (*existing.constants, *placement.sites), self.engine)
-        floats = tuple(name for name in guarded if name in live and not is_between_pairs(view, existing, name))
-        sites, nodes = anchor_sites(self.index, (*placement.existing, *placement.sites), floats, self.ids)
+        floats = tuple(
+            name for name in guarded if name in live and not is_between_pairs(view, existing, name)
+        )
+        sites, nodes = anchor_sites(
+            self.index, (*placement.existing, *placement.sites), floats, self.ids
+        )
         count = len(placement.existing)
-        refusals, left_float = split_unquantized((*choice.reasons, *self.base.refusals, *self.base.left_float))
+        refusals, left_float = split_unquantized(
+            (*choice.reasons, *self.base.refusals, *self.base.left_float)
+        )
         plan = replace(
             self.base,
             sites=sites[count:],
             existing=sites[:count],
-            opset=max(self.base.opset, placement.opset, find_needed_opset(sites[count:], self.index)),
+            opset=max(
+                self.base.opset, placement.opset, find_needed_opset(sites[count:], self.index)
+            ),
             refusals=refusals,
             left_float=left_float,
             warnings=(*self.base.warnings, *placement.warnings, *choice.warnings),
@@ -321,8 +370,13 @@ class OnnxPlacement(PlacementProblem):
         """A plan for this model with the tables' sites. Those that it quantizes as weights get further readers."""
         if not self.tables:
             return plan
-        before, sites = {site.site: site for site in plan.sites}, add_tables(plan.sites, self.tables)
-        changed, nodes = anchor_sites(self.index, [s for s in sites if s is not before.get(s.site)], (), self.ids)
+        before, sites = (
+            {site.site: site for site in plan.sites},
+            add_tables(plan.sites, self.tables),
+        )
+        changed, nodes = anchor_sites(
+            self.index, [s for s in sites if s is not before.get(s.site)], (), self.ids
+        )
         anchored = {site.site: site for site in changed}
         sites = tuple(anchored.get(site.site, site) for site in sites)
         opset = max(plan.opset, find_needed_opset(sites, self.index))
@@ -365,7 +419,11 @@ def state_placement(
     without = (engine.without_kernel(node) for node in index.nodes)
     # The first reason for a node holds: a closed scope is why no rule looked at it.
     refusals, left_float = split_unquantized(
-        (*closed.values(), *problem.ops.reasons, *(reason for reason in without if reason is not None))
+        (
+            *closed.values(),
+            *problem.ops.reasons,
+            *(reason for reason in without if reason is not None),
+        )
     )
     base = Plan(
         target=config.target,
@@ -384,12 +442,18 @@ def state_placement(
         existing=existing.sites,
         refusals=refusals,
         left_float=left_float,
-        kept=tuple(node.name for node in index.nodes if node.op_type in ("QuantizeLinear", "DequantizeLinear")),
+        kept=tuple(
+            node.name
+            for node in index.nodes
+            if node.op_type in ("QuantizeLinear", "DequantizeLinear")
+        ),
     )
     return OnnxPlacement(**vars(problem), proto=proto, index=index, base=base)
 
 
-def _find_unreadable(existing: Existing, engine: Target, view: GraphIndex, index: GraphIndex) -> Cautions:
+def _find_unreadable(
+    existing: Existing, engine: Target, view: GraphIndex, index: GraphIndex
+) -> Cautions:
     """Warnings of pairs that the model came with, and of operators, that a strict target's engine refuses."""
     if not engine.strict:
         return ()
@@ -397,7 +461,11 @@ def _find_unreadable(existing: Existing, engine: Target, view: GraphIndex, index
     nodes = {node.name: node for node in view.nodes}
     for site in existing.sites:
         readers = [nodes[edge.node] for edge in site.consumers or () if edge.node in nodes][:1]
-        zero = site.qparams is not None and bool(site.qparams.zero_point.any()) and not engine.zero_points
+        zero = (
+            site.qparams is not None
+            and bool(site.qparams.zero_point.any())
+            and not engine.zero_points
+        )
         # Capabilities have rows for activations; an output is one that leaves the model.
         role = Role.ACTIVATION if site.role is Role.OUTPUT else site.role
         if role is Role.BIAS:
@@ -410,7 +478,12 @@ def _find_unreadable(existing: Existing, engine: Target, view: GraphIndex, index
     if not unreadable:
         return cautions
     line = f"{len(unreadable)} of the pairs that the model came with are kept, though {engine.name} does not read them"
-    return (Caution("W125", f"{line}, e.g. {unreadable[0]}: quantize the float model for {engine.name}"), *cautions)
+    return (
+        Caution(
+            "W125", f"{line}, e.g. {unreadable[0]}: quantize the float model for {engine.name}"
+        ),
+        *cautions,
+    )
 
 
 def _find_unknown(engine: Target, index: GraphIndex) -> Cautions:
@@ -443,7 +516,9 @@ def _match_signs(existing: Existing, config: Config) -> tuple[Config, Cautions]:
     update = {"signed": signed, "storage": "", "narrow_range": activations.narrow_range and signed}
     names = byte if signed else byte[::-1]
     line = f"activations are {names[0]} like the pairs that the model came with, not {names[1]}"
-    return config.model_copy(update={"activations": activations.model_copy(update=update)}), (Caution("W124", line),)
+    return config.model_copy(update={"activations": activations.model_copy(update=update)}), (
+        Caution("W124", line),
+    )
 
 
 def anchor_sites(
@@ -451,11 +526,15 @@ def anchor_sites(
 ) -> tuple[SitePlans, dict[str, str]]:
     """The sites with their anchors, and the structural ids of the nodes that they and `floats` name."""
     done = tuple(replace(site, anchor=_find_anchor(index, site, ids)) for site in sites)
-    named = dict.fromkeys([edge.node for site in done for edge in site.consumers or ()] + list(floats))
+    named = dict.fromkeys(
+        [edge.node for site in done for edge in site.consumers or ()] + list(floats)
+    )
     return done, find_node_ids(index, named, ids)
 
 
-def find_node_ids(index: GraphIndex, names: Iterable[str], ids: Mapping[TensorId, str]) -> dict[str, str]:
+def find_node_ids(
+    index: GraphIndex, names: Iterable[str], ids: Mapping[TensorId, str]
+) -> dict[str, str]:
     """Structural ids of nodes by name, by which a plan finds them in another export."""
     return {name: _find_node_id(index, name, ids) for name in names}
 
@@ -478,7 +557,9 @@ _GUARDED = ("Conv", "ConvTranspose", "Gemm", "MatMul", "AveragePool", "Softmax")
 
 def find_float_nodes(index: GraphIndex, sites: Iterable[SitePlan], engine: Target) -> Names:
     """Nodes the plan leaves float though the engine might not."""
-    int8 = {edge.node for site in sites if site.role is Role.WEIGHT for edge in site.consumers or ()}
+    int8 = {
+        edge.node for site in sites if site.role is Role.WEIGHT for edge in site.consumers or ()
+    }
     ops = {*engine.misreads, *(_GUARDED if engine.quantizes_alone else ())}
     return tuple(node.name for node in index.nodes if node.op_type in ops and node.name not in int8)
 
@@ -490,7 +571,11 @@ def find_needed_opset(sites: Iterable[SitePlan], index: GraphIndex | None = None
     """
     opset = 13
     for site in sites:
-        looked_up = index is not None and site.consumers is not None and site.find_lookups(index) == site.consumers
+        looked_up = (
+            index is not None
+            and site.consumers is not None
+            and site.find_lookups(index) == site.consumers
+        )
         if looked_up:
             continue
         if site.spec.storage in _WIDE or site.spec.has_blocks:

@@ -45,7 +45,10 @@ def weigh_forced(problem: PlacementProblem) -> Forced | None:
     if not problem.engine.costs or not any(rule.set.quantize for rule in rules):
         return None
     # The same rules without force: what prices alone would choose.
-    free = [rule.model_copy(update={"set": rule.set.model_copy(update={"quantize": False})}) for rule in rules]
+    free = [
+        rule.model_copy(update={"set": rule.set.model_copy(update={"quantize": False})})
+        for rule in rules
+    ]
     config = config.model_copy(update={"rules": tuple(free)})
     without = replace(problem, config=config, requests=replace(problem.requests, config=config))
     chosen = choose_ops(problem).chosen
@@ -77,7 +80,11 @@ def choose_ops(problem: PlacementProblem, *, attention: bool = False, sized: boo
         return Choice(frozenset())
     if problem.config.mode == "weight-only":
         return choose_weights(problem)
-    return choose_by_cost(problem, sized=sized) if problem.engine.costs else choose_all(problem, attention=attention)
+    return (
+        choose_by_cost(problem, sized=sized)
+        if problem.engine.costs
+        else choose_all(problem, attention=attention)
+    )
 
 
 def choose_by_cost(problem: PlacementProblem, *, sized: bool) -> Choice:
@@ -99,8 +106,14 @@ def choose_by_cost(problem: PlacementProblem, *, sized: bool) -> Choice:
 def _warn_of_transposes(problem: PlacementProblem, chosen: frozenset[str]) -> Cautions:
     """A warning where matrices become Convs and their sizes are not fixed, so that engines carry the Transposes out."""
     # A file for one kind alone is the best that it can have.
-    turned = [op for op in problem.ops if op.name in chosen and op.rule.pointwise and problem.config.cpu == "any"]
-    if all(isinstance(dim, int) for op in turned for dim in problem.ops.index.find_shape(op.out) or ()):
+    turned = [
+        op
+        for op in problem.ops
+        if op.name in chosen and op.rule.pointwise and problem.config.cpu == "any"
+    ]
+    if all(
+        isinstance(dim, int) for op in turned for dim in problem.ops.index.find_shape(op.out) or ()
+    ):
         return ()
     text = (
         "matrices are multiplied as convolutions, which CPUs of kind vnni are slower at while sizes change from run to "
@@ -110,10 +123,14 @@ def _warn_of_transposes(problem: PlacementProblem, chosen: frozenset[str]) -> Ca
 
 
 def _balance(problem: PlacementProblem, cut: CutProblem, sides: Mapping[str, bool]) -> Balance:
-    return find_balance(cut, sides, list_costs(problem.engine, problem.config.cpu), problem.engine.weights)
+    return find_balance(
+        cut, sides, list_costs(problem.engine, problem.config.cpu), problem.engine.weights
+    )
 
 
-def choose_all(problem: PlacementProblem, *, attention: bool, without: Collection[str] = frozenset()) -> Choice:
+def choose_all(
+    problem: PlacementProblem, *, attention: bool, without: Collection[str] = frozenset()
+) -> Choice:
     """All operators that compute, but those an exclusion rule or the person leaves float; opt-in rules where forced.
 
     attention: the rules for it are on. without: names of others to leave float, but those the person forces.
@@ -171,7 +188,9 @@ def _list_between_integers(ops: QuantizableOps, chosen: Collection[str]) -> set[
     return walk_from((name for name in chosen if not ops.by_name[name].rule.shares), list_moves)
 
 
-def _sort_reasons(ops: QuantizableOps, reasons: Mapping[str, Unquantized]) -> tuple[Unquantized, ...]:
+def _sort_reasons(
+    ops: QuantizableOps, reasons: Mapping[str, Unquantized]
+) -> tuple[Unquantized, ...]:
     """The reasons in the order in which the operators run."""
     return tuple(reasons[op.name] for op in ops if op.name in reasons)
 
@@ -238,10 +257,14 @@ def _decide_side(
     if op.name in ops.complete:
         if rule is None:
             return True, None
-        reason = f"already quantized in the model, and kept so, though {rule.describe()} leaves it float"
+        reason = (
+            f"already quantized in the model, and kept so, though {rule.describe()} leaves it float"
+        )
         return True, Refusal(op.name, reason, "quantize the float model", KEPT, "R115")
     if op.name in ops.partial:
-        reason = f"its weight is already quantized in the model, {ops.partial[op.name]}: kept as it is"
+        reason = (
+            f"its weight is already quantized in the model, {ops.partial[op.name]}: kept as it is"
+        )
         return False, LeftFloat(op.name, reason, KEPT, "F107")
     if op.out in ops.existing.by_tensor and ops.index.is_output(op.out):
         reason = "the model gives its result out in float beside a pair that is kept"
@@ -253,7 +276,9 @@ def _decide_side(
     if not requests.is_forced(op.node, roles):
         return None
     # Who names an operator gets pairs for its sake. Moving bytes makes none: it would be nothing but their noise.
-    alone = op.rule.compute or (not op.rule.shares and requests.is_forced(op.node, roles, named=True))
+    alone = op.rule.compute or (
+        not op.rule.shares and requests.is_forced(op.node, roles, named=True)
+    )
     if alone or _is_fed(ops, op, sides):
         return True, None
     reason = f"a {op.node.op_type} is quantized only between quantized nodes, and what it reads stays float"
@@ -268,7 +293,11 @@ def _is_fed(ops: QuantizableOps, op: QuantizableOp, sides: Mapping[str, bool]) -
     """Every tensor it reads can have a pair that is not there for its sake."""
     for _, tensor in op.data:
         maker = ops.find_integer_maker(tensor)
-        beside = [reader for _, reader in ops.list_consumers(tensor) if reader is not None and reader.rule.compute]
+        beside = [
+            reader
+            for _, reader in ops.list_consumers(tensor)
+            if reader is not None and reader.rule.compute
+        ]
         beside += [] if maker is None else [maker]
         if all(sides.get(other.name) is False for other in beside):
             return False
@@ -283,16 +312,22 @@ def _explain_size(op: QuantizableOp, cost: Cost) -> LeftFloat:
     return LeftFloat(op.name, reason, "size")
 
 
-def _drop_incomplete(ops: QuantizableOps, chosen: set[str], reasons: dict[str, Unquantized]) -> None:
+def _drop_incomplete(
+    ops: QuantizableOps, chosen: set[str], reasons: dict[str, Unquantized]
+) -> None:
     """Drop operators that need others which are not chosen, until nothing changes."""
     while True:
         # All of a round at once: partners need each other, and the first to go would be the other's reason.
         broken = {}
         for op in ops:
-            missing = [name for name in op.rule.together(ops.candidate(op.node)) if name not in chosen]
+            missing = [
+                name for name in op.rule.together(ops.candidate(op.node)) if name not in chosen
+            ]
             if op.name in chosen - ops.complete and missing:
                 reason = f"its kernel exists only together with {missing[0]}, which stays float"
-                broken[op.name] = Refusal(op.name, reason, f"force {missing[0]} as well", op.rule.name, "R105")
+                broken[op.name] = Refusal(
+                    op.name, reason, f"force {missing[0]} as well", op.rule.name, "R105"
+                )
         if not broken:
             return
         reasons.update(broken)
@@ -350,7 +385,9 @@ STRATEGIES: Mapping[str, Test] = {
     "last-half": _is_behind(1 / 2),
     "no-one-channel-input": lambda ops, op: not _has_one_channel(ops, op),
     "no-grouped-no-gates": lambda ops, op: not (_is_grouped(ops, op) or _has_tiny_map(ops, op)),
-    "large-pointwise-and-linear": lambda ops, op: _is_large_pointwise(ops, op) and not _has_tiny_map(ops, op),
+    "large-pointwise-and-linear": lambda ops, op: (
+        _is_large_pointwise(ops, op) and not _has_tiny_map(ops, op)
+    ),
     "no-recurrent": lambda _ops, op: op.node.op_type != "LSTM",
     "linear-only": lambda _ops, op: op.node.op_type in ("MatMul", "Gemm"),
 }
@@ -388,7 +425,9 @@ def list_strategies(problem: PlacementProblem) -> Mapping[str, frozenset[str]]:
     return _drop_doubles(balance.chosen, wanted)
 
 
-def _drop_doubles(rules: frozenset[str], wanted: Mapping[str, frozenset[str]]) -> dict[str, frozenset[str]]:
+def _drop_doubles(
+    rules: frozenset[str], wanted: Mapping[str, frozenset[str]]
+) -> dict[str, frozenset[str]]:
     placements: dict[str, frozenset[str]] = {"rules": rules, "none": frozenset()}
     for name, chosen in wanted.items():
         if chosen not in placements.values():

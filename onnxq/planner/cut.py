@@ -132,7 +132,9 @@ def add_costs(parts: Sequence[tuple[PlacementCosts, float]]) -> PlacementCosts:
     ops = {}
     for name in costs[0].ops:
         same = [cost.ops[name] for cost in costs]
-        ops[name] = Cost(total(cost.float_us for cost in same), total(cost.int8_us for cost in same))
+        ops[name] = Cost(
+            total(cost.float_us for cost in same), total(cost.int8_us for cost in same)
+        )
     return PlacementCosts(
         ops=ops,
         quantize=total_each([cost.quantize for cost in costs]),
@@ -181,7 +183,9 @@ class CutProblem:
             # A pair that the model came with runs in any case.
             quantize[use.tensor] = 0.0
             if not use.paired:
-                us = cpu.predict_quantize(use.elements, from_conv=use.from_conv, dynamic=self.dynamic)
+                us = cpu.predict_quantize(
+                    use.elements, from_conv=use.from_conv, dynamic=self.dynamic
+                )
                 quantize[use.tensor] = us
             dequantize[use.tensor] = cpu.predict_dequantize(use.elements, to_conv=use.to_conv)
         ops = {op.name: self._find_op_cost(op, cpu) for op in self.ops}
@@ -218,14 +222,20 @@ class CutProblem:
             int8_read = any(name in chosen for name in use.readers)
             if int8_read and not int8_made:
                 total += costs.quantize[use.tensor]
-            if use.dequantizes and int8_made and (use.read_float or any(name not in chosen for name in use.readers)):
+            if (
+                use.dequantizes
+                and int8_made
+                and (use.read_float or any(name not in chosen for name in use.readers))
+            ):
                 total += costs.dequantize[use.tensor]
         return total
 
     @cached_property
     def uses(self) -> tuple[TensorUse, ...]:
         """Every tensor that an operator makes or reads."""
-        tensors = dict.fromkeys(tensor for op in self.ops for tensor in (*(read for _, read in op.data), op.out))
+        tensors = dict.fromkeys(
+            tensor for op in self.ops for tensor in (*(read for _, read in op.data), op.out)
+        )
         uses = (_describe_use(self.ops, tensor, self.apart) for tensor in tensors)
         return tuple(use for use in uses if use is not None)
 
@@ -234,7 +244,10 @@ class CutProblem:
         if op.name not in self.apart:
             return cost
         shapes = (self.ops.candidate(op.node).shape_of(tensor) for _, tensor in op.data)
-        own = sum(cpu.predict_quantize(None if shape is None else math.prod(shape), dynamic=True) for shape in shapes)
+        own = sum(
+            cpu.predict_quantize(None if shape is None else math.prod(shape), dynamic=True)
+            for shape in shapes
+        )
         return Cost(cost.float_us, cost.int8_us + own)
 
     def _tie_follower(self, net: FlowNetwork, op: QuantizableOp, fixed: Mapping[str, bool]) -> None:
@@ -297,7 +310,8 @@ def _describe_use(ops: QuantizableOps, tensor: TensorId, apart: frozenset[str]) 
         maker=None if int8_maker is None else int8_maker.name,
         readers=tuple(op.name for op in readers),
         read_float=bool(floats) or ops.index.is_output(tensor),
-        dequantizes=int8_maker is not None and int8_maker.rule.output not in (Output.EITHER, Output.FOLLOWS),
+        dequantizes=int8_maker is not None
+        and int8_maker.rule.output not in (Output.EITHER, Output.FOLLOWS),
         from_conv=producer is not None and producer.op_type == "Conv" and convs,
         to_conv=convs or any(node.op_type == "Conv" for node in floats),
         paired=tensor in ops.existing.by_tensor,
@@ -385,7 +399,9 @@ def find_balance(
     def weigh(chosen: frozenset[str], blend: PlacementCosts) -> Balance:
         forecasts = []
         for name, kind in costs.items():
-            times = (problem.time_us(kind, placement) for placement in (frozenset(), chosen, own[name]))
+            times = (
+                problem.time_us(kind, placement) for placement in (frozenset(), chosen, own[name])
+            )
             forecasts.append(Forecast(name, *times))
         return Balance(chosen, blend, tuple(forecasts))
 
@@ -393,12 +409,19 @@ def find_balance(
     balances = _cut_sums(problem, costs, own_us, fixed, weights, weigh)
     equal = balances[0].costs
     # The smallest placement: the operators that the person forces and those they cannot do without.
-    dear = {name: Cost(cost.float_us, cost.float_us + _PROHIBITIVE_US) for name, cost in equal.ops.items()}
+    dear = {
+        name: Cost(cost.float_us, cost.float_us + _PROHIBITIVE_US)
+        for name, cost in equal.ops.items()
+    }
     least = problem.minimum_cut(replace(equal, ops=dear), fixed)
     balances += [weigh(chosen, equal) for chosen in (*own.values(), least)]
     # No kind may lose by what is not forced.
     bounds = {name: problem.time_us(kind, least) + _EQUAL for name, kind in costs.items()}
-    allowed = [each for each in balances if all(part.placed_us <= bounds[part.cpu] for part in each.forecasts)]
+    allowed = [
+        each
+        for each in balances
+        if all(part.placed_us <= bounds[part.cpu] for part in each.forecasts)
+    ]
     return min(allowed, key=lambda balance: _rank_losses(balance, weights))
 
 
@@ -421,7 +444,9 @@ def _rank_losses(balance: Balance, weights: Mapping[str, float]) -> tuple[float,
     """The worst kind's loss, then the sum of all; rounded, so that the order of floating-point sums decides nothing."""
     losses = [forecast.loss for forecast in balance.forecasts]
     if weights:
-        return round(sum(forecast.loss * weights[forecast.cpu] for forecast in balance.forecasts), 9), 0.0
+        return round(
+            sum(forecast.loss * weights[forecast.cpu] for forecast in balance.forecasts), 9
+        ), 0.0
     return round(max(losses), 9), round(sum(losses), 9)
 
 
@@ -443,7 +468,10 @@ def _cut_sums(
         # Times count in those of the kind's own placement, so that slow machines weigh no more than fast ones.
         total = sum(math.exp(log) for log in logs.values())
         scale = max(own_us.values())
-        parts = [(costs[name], math.exp(logs[name]) / total * scale / (own_us[name] or 1.0)) for name in costs]
+        parts = [
+            (costs[name], math.exp(logs[name]) / total * scale / (own_us[name] or 1.0))
+            for name in costs
+        ]
         blend = add_costs(parts)
         balances.append(weigh(problem.minimum_cut(blend, fixed), blend))
         losses = {forecast.cpu: forecast.loss for forecast in balances[-1].forecasts}
@@ -454,5 +482,7 @@ def _cut_sums(
         # From -1 to 1: the kind that loses most gains the whole step, the one that loses least gives it.
         middle = (most + least) / 2
         spread = most - least
-        logs = {name: log + step * 2 * (losses[name] - middle) / spread for name, log in logs.items()}
+        logs = {
+            name: log + step * 2 * (losses[name] - middle) / spread for name, log in logs.items()
+        }
     return balances

@@ -65,7 +65,9 @@ def fit_plan(
     if recognized is None:
         floats = tuple(anchors.node(name).name for name in plan.float_nodes)
     else:
-        floats = find_float_nodes(index, sites, find_target(plan.target)) if plan.float_nodes else ()
+        floats = (
+            find_float_nodes(index, sites, find_target(plan.target)) if plan.float_nodes else ()
+        )
         sites, nodes = anchor_sites(index, sites, floats, anchors.ids)
     done = replace(
         plan, sites=sites, existing=existing, biases=biases, float_nodes=floats, topology=now.topology,
@@ -95,11 +97,21 @@ def _find_sites(plan: Plan, index: GraphIndex, anchors: Anchors) -> dict[Site, S
             raise PlanError(name, "has no reader", fix, code="Q403")
         where = anchors.find_site(site)
         if where is None:
-            raise PlanError(name, "is in the plan but not in this model", _suggest_names(site, index), code="Q404")
+            raise PlanError(
+                name,
+                "is in the plan but not in this model",
+                _suggest_names(site, index),
+                code="Q404",
+            )
         twin = taken.setdefault(where, site)
         if twin is not site or site.site in moved:
             other = f", once as {twin.site}" if twin.site != site.site else ""
-            raise PlanError(name, f"stands twice in the plan{other}", "take one of the two sites out", code="Q403")
+            raise PlanError(
+                name,
+                f"stands twice in the plan{other}",
+                "take one of the two sites out",
+                code="Q403",
+            )
         moved[site.site] = where
     return moved
 
@@ -121,7 +133,11 @@ def _move_types(types: PrecisionPlan | None, anchors: Anchors) -> PrecisionPlan 
     if types is None:
         return None
     lost = anchors.recognized.has_lost if anchors.recognized is not None else lambda _: False
-    wide = tuple(replace(node, node=anchors.node(node.node).name) for node in types.kept if not lost(node.node))
+    wide = tuple(
+        replace(node, node=anchors.node(node.node).name)
+        for node in types.kept
+        if not lost(node.node)
+    )
     limited = tuple(anchors.edge(edge) for edge in types.limited if not lost(edge.node))
     return replace(types, kept=wide, limited=limited)
 
@@ -158,7 +174,9 @@ def check_site(site: SitePlan, index: GraphIndex) -> SitePlan:
     grain = site.spec.granularity
     tensor = read_tensor(index, site.site)
     if tensor is None:
-        raise PlanError(name, "this input is not connected in this model", "plan this model again", code="Q404")
+        raise PlanError(
+            name, "this input is not connected in this model", "plan this model again", code="Q404"
+        )
     if constant:
         # A constant has a copy in integers for the readers it names, so that none comes under it unnoticed.
         site = replace(site, consumers=site.find_readers(index))
@@ -170,8 +188,14 @@ def check_site(site: SitePlan, index: GraphIndex) -> SitePlan:
     value = index.find_constant(tensor) if constant else None
     if constant and value is None:
         fix = "make its role activation, or plan this model again"
-        raise PlanError(name, f"is not a constant in this model, as a {site.role} is", fix, code="Q404")
-    if value is not None and not isinstance(grain, PerTensor) and not -value.ndim <= grain.axis < value.ndim:
+        raise PlanError(
+            name, f"is not a constant in this model, as a {site.role} is", fix, code="Q404"
+        )
+    if (
+        value is not None
+        and not isinstance(grain, PerTensor)
+        and not -value.ndim <= grain.axis < value.ndim
+    ):
         cause = f"axis {grain.axis} is outside its shape {list(value.shape)}"
         raise PlanError(name, cause, "give the axis of its channels", code="Q403")
     if site.values is not None and (value is None or site.values.shape != value.shape):

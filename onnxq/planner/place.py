@@ -67,10 +67,14 @@ class Placer:
         frozen = {site.site: site for site in sites if site.dequantize}
         self.out.existing = [frozen.get(site.site, site) for site in self.shared.values()]
         self.out.sites = [_adopt_existing(site, frozen) for site in sites if not site.dequantize]
-        self.out.warnings += [line for line in find_unused_observers(self.out.sites) if line not in self.out.warnings]
+        self.out.warnings += [
+            line for line in find_unused_observers(self.out.sites) if line not in self.out.warnings
+        ]
         return self.out
 
-    def _find_activations(self, picked: list[QuantizableOp], chosen: frozenset[str]) -> dict[TensorId, Readers]:
+    def _find_activations(
+        self, picked: list[QuantizableOp], chosen: frozenset[str]
+    ) -> dict[TensorId, Readers]:
         """Tensors with a pair -> the edges that read it; None when the pair sits at an int8 producer."""
         activations: dict[TensorId, Readers] = {}
         for op in picked:
@@ -112,7 +116,8 @@ class Placer:
         yield from inputs
         if self.target.whole:
             inputs = [
-                self._convert_input(op, edge, site, chosen) for (edge, _), site in zip(op.data, inputs, strict=True)
+                self._convert_input(op, edge, site, chosen)
+                for (edge, _), site in zip(op.data, inputs, strict=True)
             ]
             yield from inputs
         weights = [self._place_weight(op, edge, chosen) for edge in op.weights]
@@ -128,7 +133,12 @@ class Placer:
             yield self._place_activation(op, None, op.out, None, chosen)
 
     def _place_activation(
-        self, op: QuantizableOp, edge: Edge | None, tensor: TensorId, readers: Readers, chosen: frozenset[str]
+        self,
+        op: QuantizableOp,
+        edge: Edge | None,
+        tensor: TensorId,
+        readers: Readers,
+        chosen: frozenset[str],
     ) -> SitePlan:
         """The pair of a tensor; inside a body that captures it, a pair of its own for each reader."""
         maker = self.ops.by_out.get(tensor)
@@ -150,7 +160,9 @@ class Placer:
         elif readers is not None:
             readers = tuple(reader for reader in readers if reader.scope == tensor.scope)
         is_output = tensor.scope == "" and self.index.is_output(tensor) and readers is None
-        planned = self._make_site(op, match, spec, site=site, role=Role.ACTIVATION, consumers=readers, tensor=tensor)
+        planned = self._make_site(
+            op, match, spec, site=site, role=Role.ACTIVATION, consumers=readers, tensor=tensor
+        )
         role = Role.OUTPUT if is_output else Role.ACTIVATION
         bound = (None, None) if maker is None else maker.bound
         # A table in the kernel has the scale of its result built in.
@@ -164,13 +176,20 @@ class Placer:
         return maker.bound[0] == 0.0 and 0 < maker.rule.footroom <= results
 
     def _match_any(
-        self, op: QuantizableOp, maker: QuantizableOp | None, tensor: TensorId, chosen: frozenset[str]
+        self,
+        op: QuantizableOp,
+        maker: QuantizableOp | None,
+        tensor: TensorId,
+        chosen: frozenset[str],
     ) -> Match:
         """The request for a tensor that an operator asks for, by a rule that may name any node at it."""
         # The one that asks comes first, then its maker, then the other readers; a pair that its maker's kernel writes
         # is read like any other.
         nodes = [op.node] + ([maker.node] if maker is not None and maker is not op else [])
-        nodes += [self.index.find_node(reader.node) for reader in self._find_quantized_readers(tensor, chosen)]
+        nodes += [
+            self.index.find_node(reader.node)
+            for reader in self._find_quantized_readers(tensor, chosen)
+        ]
         match = self.requests.match(Role.ACTIVATION, tensor, nodes)
         own = self.requests.match(Role.ACTIVATION, tensor, (op.node,))
         # Whether the scale stands in the file is for each reader to say.
@@ -182,7 +201,11 @@ class Placer:
         """The request and spec of the operator that makes a tensor; where none does, the widest of its readers'."""
         if maker is not None and maker.name in chosen:
             return self._find_own(maker, None, tensor, chosen)
-        readers = [(op, edge) for edge, op in self.ops.list_consumers(tensor) if op is not None and op.name in chosen]
+        readers = [
+            (op, edge)
+            for edge, op in self.ops.list_consumers(tensor)
+            if op is not None and op.name in chosen
+        ]
         # Beside others of its width, what moves values says how: it cannot move a second operand's.
         readers.sort(key=lambda reader: not reader[0].rule.shares)
         own = (self._find_own(op, edge, tensor, chosen) for op, edge in readers)
@@ -200,31 +223,47 @@ class Placer:
         while maker is not None and maker.name in chosen and maker.rule.shares:
             source = maker
             maker = self.ops.by_out.get(maker.data[0][1])
-        asking = [maker] if maker is not None and maker.name in chosen else self._list_final(source.data[0][1], chosen)
+        asking = (
+            [maker]
+            if maker is not None and maker.name in chosen
+            else self._list_final(source.data[0][1], chosen)
+        )
         own = (self._find_request(one, tensor) for one in asking or [op])
         match, spec = max(own, key=lambda request: request[1].bits)
         return match, spec if edge is None else op.rule.adapt(edge.index, spec)
 
     def _list_final(self, tensor: TensorId, chosen: frozenset[str]) -> list[QuantizableOp]:
         """The operators that read a tensor, or what others moved of it."""
-        readers = [op for _, op in self.ops.list_consumers(tensor) if op is not None and op.name in chosen]
-        return [one for op in readers for one in (self._list_final(op.out, chosen) if op.rule.shares else [op])]
+        readers = [
+            op for _, op in self.ops.list_consumers(tensor) if op is not None and op.name in chosen
+        ]
+        return [
+            one
+            for op in readers
+            for one in (self._list_final(op.out, chosen) if op.rule.shares else [op])
+        ]
 
     def _find_request(self, op: QuantizableOp, tensor: TensorId) -> tuple[Match, QuantSpec]:
         """The request and spec of an operator for one of its tensors."""
         match = self.requests.match(Role.ACTIVATION, tensor, (op.node,))
         bits = self.widths.get(op.name, op.rule.bits)
         if bits is not None and (match.rule is None or match.rule.set.bits is None):
-            match = replace(match, request=match.request.model_copy(update={"bits": bits, "storage": ""}))
+            match = replace(
+                match, request=match.request.model_copy(update={"bits": bits, "storage": ""})
+            )
         return match, self.requests.make_spec(match, Role.ACTIVATION, op.node)
 
-    def _convert_input(self, op: QuantizableOp, edge: Edge, pair: SitePlan, chosen: frozenset[str]) -> SitePlan:
+    def _convert_input(
+        self, op: QuantizableOp, edge: Edge, pair: SitePlan, chosen: frozenset[str]
+    ) -> SitePlan:
         """The pair that an input reads: that of its tensor, or a second one behind it in the operator's own width."""
         tensor = pair.quantized_tensor
         match, spec = self._find_own(op, edge, tensor, chosen)
         if spec == pair.spec or pair.dequantize:
             return pair
-        site = self._make_site(op, match, spec, site=edge, role=Role.ACTIVATION, consumers=(edge,), tensor=tensor)
+        site = self._make_site(
+            op, match, spec, site=edge, role=Role.ACTIVATION, consumers=(edge,), tensor=tensor
+        )
         return replace(site, bound=pair.bound, qparams=_read_range(match, spec, pair.bound))
 
     def _share_pair(self, pair: SitePlan, tensor: TensorId, readers: Readers) -> SitePlan:
@@ -252,12 +291,20 @@ class Placer:
             other = self.ops.by_name.get(reader.node)
             if other is not None and other.name in chosen and reader in other.weights:
                 readers.append(reader)
-                alike = alike and reader.scope == tensor.scope and self._ask_weight(tensor, other)[1] == spec
+                alike = (
+                    alike
+                    and reader.scope == tensor.scope
+                    and self._ask_weight(tensor, other)[1] == spec
+                )
         consumers = tuple(readers) if alike else (edge,)
         site = tensor if alike else edge
-        return self._make_site(op, match, spec, site=site, role=Role.WEIGHT, consumers=consumers, tensor=tensor)
+        return self._make_site(
+            op, match, spec, site=site, role=Role.WEIGHT, consumers=consumers, tensor=tensor
+        )
 
-    def _place_bias(self, op: QuantizableOp, edge: Edge, activation: SitePlan, weight: SitePlan) -> SitePlan:
+    def _place_bias(
+        self, op: QuantizableOp, edge: Edge, activation: SitePlan, weight: SitePlan
+    ) -> SitePlan:
         tensor = self._find_tensor(op, edge)
         # Readers with other inputs or weights need the bias on another scale, and so a copy of their own.
         alone = self.index.list_consumers(tensor) == (edge,) and tensor.scope == edge.scope
@@ -317,7 +364,9 @@ class Placer:
 
     def _choose_observer(self, role: Role, spec: QuantSpec, request: ObserverSpec) -> ObserverSpec:
         """The observer asked for, which may find negative scales of blocks where the engine reads them."""
-        uneven = spec.has_blocks and spec.bits <= _FEW_BITS and spec.symmetric and not spec.narrow_range
+        uneven = (
+            spec.has_blocks and spec.bits <= _FEW_BITS and spec.symmetric and not spec.narrow_range
+        )
         if role is Role.WEIGHT and uneven and self.target.signed_scales and request == _LEAST_ERROR:
             return replace(request, options=(("signed_scales", True),))
         return request

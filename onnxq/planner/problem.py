@@ -98,7 +98,11 @@ def _reads_pair(index: Graph, existing: Existing, edge: Edge) -> bool:
     for _ in range(_REACH):
         if edge in existing.direct:
             return True
-        maker = None if edge in existing.by_edge else index.maker(index.find_node(edge.node), edge.index, *_MOVES)
+        maker = (
+            None
+            if edge in existing.by_edge
+            else index.maker(index.find_node(edge.node), edge.index, *_MOVES)
+        )
         if maker is None:
             return False
         edge = maker.make_edge(0)
@@ -246,27 +250,40 @@ def find_quantizable_ops(
         if op is not None:
             ops.append(op)
     complete = frozenset(op.name for op in ops if _is_complete(op, existing))
-    weighted = ((op, Candidate(op.node, index, shapes)) for op in ops if op.name in existing.weighted - complete)
-    obstacles = {op.name: _find_obstacle(op, candidate, target, existing, allow) for op, candidate in weighted}
+    weighted = (
+        (op, Candidate(op.node, index, shapes))
+        for op in ops
+        if op.name in existing.weighted - complete
+    )
+    obstacles = {
+        op.name: _find_obstacle(op, candidate, target, existing, allow)
+        for op, candidate in weighted
+    }
     partial = {name: obstacle for name, obstacle in obstacles.items() if obstacle}
     return QuantizableOps(index, shapes, tuple(ops), tuple(reasons), existing, complete, partial)
 
 
 def _is_complete(op: QuantizableOp, existing: Existing) -> bool:
     """True when the pairs that the model came with are all that the operator's kernel needs."""
-    if not op.data or any(edge not in existing.direct or edge not in existing.by_edge for edge, _ in op.data):
+    if not op.data or any(
+        edge not in existing.direct or edge not in existing.by_edge for edge, _ in op.data
+    ):
         return False
     if op.weight is not None and op.weight not in existing.direct:
         return False
     # Other tools close an operator in front of its activation.
     closing = (op.out, op.node.result)
-    return op.rule.output is not Output.PAIR or any(tensor in existing.by_tensor for tensor in closing)
+    return op.rule.output is not Output.PAIR or any(
+        tensor in existing.by_tensor for tensor in closing
+    )
 
 
 _FLOAT_ALONE = "in a form that only float data are multiplied by"
 
 
-def _find_obstacle(op: QuantizableOp, candidate: Candidate, target: Target, existing: Existing, allow: bool) -> str:
+def _find_obstacle(
+    op: QuantizableOp, candidate: Candidate, target: Target, existing: Existing, allow: bool
+) -> str:
     """The obstacle to a kernel that multiplies the integers of the operator's weights, as they are, by data of 8 bits.
 
     allow: sums of 16 bits may overflow. "" without an obstacle.
@@ -280,7 +297,9 @@ def _find_obstacle(op: QuantizableOp, candidate: Candidate, target: Target, exis
         if target.refuse(spec, Role.WEIGHT, op.node) is not None:
             return _FLOAT_ALONE
         codes = quantize(value, pair.qparams, spec) if value.dtype.kind == "f" else value
-        orders = () if allow or not needs_bound(spec) else target.list_sum_orders(op.node, value.shape)
+        orders = (
+            () if allow or not needs_bound(spec) else target.list_sum_orders(op.node, value.shape)
+        )
         if count_saturating(codes, orders)[1]:
             return "in integers whose sums overflow 16 bits on CPUs without VNNI, unless `saturation: allow` lets them"
     return ""
@@ -318,7 +337,9 @@ def _make_op(candidate: Candidate, rule: PlacementRule) -> QuantizableOp | None:
     return QuantizableOp(node, rule, tuple(data), closing, activation, bound)
 
 
-def _find_fused_activation(candidate: Candidate, rule: PlacementRule, out: TensorId) -> tuple[NodeRef | None, Bound]:
+def _find_fused_activation(
+    candidate: Candidate, rule: PlacementRule, out: TensorId
+) -> tuple[NodeRef | None, Bound]:
     """The activation that only this node feeds, and its bounds."""
     index = candidate.index
     unbounded = (None, None)
@@ -373,7 +394,9 @@ class PlacementProblem:
     @cached_property
     def apart(self) -> frozenset[str]:
         """Names of operators on scales of each run beside others whose scales stand in the file."""
-        own = () if self.engine.dynamic else (op for op in self.ops if is_dynamic(self.requests, op))
+        own = (
+            () if self.engine.dynamic else (op for op in self.ops if is_dynamic(self.requests, op))
+        )
         return frozenset(op.name for op in own)
 
 
@@ -393,11 +416,19 @@ def state_problem(
     """
     allow = requests.config.saturation == "allow"
     ops = find_quantizable_ops(graph, engine, shapes, closed=closed, existing=existing, allow=allow)
-    refused = {op.name: refusal for op in ops if (refusal := _find_spec_refusal(ops, requests, engine, op)) is not None}
-    return PlacementProblem(config=requests.config, engine=engine, ops=ops, requests=requests, refused=refused)
+    refused = {
+        op.name: refusal
+        for op in ops
+        if (refusal := _find_spec_refusal(ops, requests, engine, op)) is not None
+    }
+    return PlacementProblem(
+        config=requests.config, engine=engine, ops=ops, requests=requests, refused=refused
+    )
 
 
-def _find_spec_refusal(ops: QuantizableOps, requests: Requests, engine: Target, op: QuantizableOp) -> Refusal | None:
+def _find_spec_refusal(
+    ops: QuantizableOps, requests: Requests, engine: Target, op: QuantizableOp
+) -> Refusal | None:
     """The refusal of an operator whose specs the target cannot run; None where it can."""
     # Nothing is asked of pairs that the model came with: they stay as they are.
     if op.name in ops.complete:
@@ -407,16 +438,24 @@ def _find_spec_refusal(ops: QuantizableOps, requests: Requests, engine: Target, 
         return refusal
     multiplied: set[bool] = set()
     by_reader = ops.existing.by_reader
-    stored = {ops.candidate(op.node).tensor(e.index): by_reader[e] for e in op.weights if e in by_reader}
+    stored = {
+        ops.candidate(op.node).tensor(e.index): by_reader[e] for e in op.weights if e in by_reader
+    }
     for role, tensor in ops.list_roles(op):
         if role is Role.ACTIVATION and requests.config.mode == "weight-only":
             continue
         pair = ops.existing.by_tensor.get(tensor) or stored.get(tensor)
         try:
             match = requests.match(role, tensor, (op.node,))
-            spec = requests.make_spec(match, role, op.node) if pair is None else _fill_storage(pair.spec)
+            spec = (
+                requests.make_spec(match, role, op.node)
+                if pair is None
+                else _fill_storage(pair.spec)
+            )
         except OnnxqError as error:
-            return Refusal(op.name, f"{error.subject}: {error.cause}", error.fix, op.rule.name, "R103")
+            return Refusal(
+                op.name, f"{error.subject}: {error.cause}", error.fix, op.rule.name, "R103"
+            )
         refusal = engine.refuse(spec, role, op.node) or _refuse_shape(ops, engine, op, spec, role)
         if refusal is not None:
             return replace(refusal, rule=op.rule.name)
@@ -430,7 +469,9 @@ def _find_spec_refusal(ops: QuantizableOps, requests: Requests, engine: Target, 
 
 def is_dynamic(requests: Requests, op: QuantizableOp) -> bool:
     """True for an operator whose data are to be quantized on scales of each run."""
-    return any(requests.match(Role.ACTIVATION, tensor, (op.node,)).request.dynamic for _, tensor in op.data)
+    return any(
+        requests.match(Role.ACTIVATION, tensor, (op.node,)).request.dynamic for _, tensor in op.data
+    )
 
 
 def _refuse_scale(requests: Requests, engine: Target, op: QuantizableOp) -> Refusal | None:

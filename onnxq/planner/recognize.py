@@ -77,8 +77,14 @@ class Recognized:
         wanted = self.contents.tensors.get(name)
         if wanted is None:
             return ""
-        near = sorted((wanted.measure_distance(sketch), str(t)) for t, sketch in self.sketches.items())[:_NEAREST]
-        listed = [f"{text!r} (off by {distance:.2g} of its size)" for distance, text in near if distance < 1.0]
+        near = sorted(
+            (wanted.measure_distance(sketch), str(t)) for t, sketch in self.sketches.items()
+        )[:_NEAREST]
+        listed = [
+            f"{text!r} (off by {distance:.2g} of its size)"
+            for distance, text in near
+            if distance < 1.0
+        ]
         return (
             f"nearest by their values: {', '.join(listed)}"
             if listed
@@ -86,7 +92,9 @@ class Recognized:
         )
 
 
-def recognize_graph(contents: Contents, index: GraphIndex, sketches: Mapping[TensorId, Sketch]) -> Recognized:
+def recognize_graph(
+    contents: Contents, index: GraphIndex, sketches: Mapping[TensorId, Sketch]
+) -> Recognized:
     """Find what the contents describe in another graph. sketches: of that graph's tensors, on the same inputs."""
     search = _PatternSearch(contents, index, sketches)
     nodes: dict[str, NodeRef] = {}
@@ -107,7 +115,9 @@ def recognize_graph(contents: Contents, index: GraphIndex, sketches: Mapping[Ten
 class _PatternSearch:
     """Look-ups for one graph."""
 
-    def __init__(self, contents: Contents, index: GraphIndex, sketches: Mapping[TensorId, Sketch]) -> None:
+    def __init__(
+        self, contents: Contents, index: GraphIndex, sketches: Mapping[TensorId, Sketch]
+    ) -> None:
         self.contents, self.index, self.sketches = contents, index, sketches
         self.by_size: defaultdict[int, list[TensorId]] = defaultdict(list)
         for tensor, sketch in sketches.items():
@@ -153,7 +163,11 @@ class _PatternSearch:
             value = self.index.find_constant(weight)
             if value is not None and value.ndim == 2:
                 data = self.index.find_input(node, 0)
-                beside = {name: part.inputs[1] for name, part in parts.items() if self._is_alike(part.inputs[0], data)}
+                beside = {
+                    name: part.inputs[1]
+                    for name, part in parts.items()
+                    if self._is_alike(part.inputs[0], data)
+                }
                 if columns := self._split_columns(value, beside):
                     joined[node.name] = columns
         return joined
@@ -177,14 +191,20 @@ class _PatternSearch:
 
     def list_tensors(self, name: str, nodes: Mapping[str, NodeRef]) -> tuple[TensorId, ...]:
         """The tensors that hold the values of the plan's: those that its readers read, else all that are alike."""
-        read = [self.index.find_input(nodes[reader], k) for reader, k in self.readers[name] if reader in nodes]
+        read = [
+            self.index.find_input(nodes[reader], k)
+            for reader, k in self.readers[name]
+            if reader in nodes
+        ]
         likely = dict.fromkeys(t for t in read if t is not None and self._is_alike(name, t))
         if likely:
             # The one that is made first, from which tools may have made the others by moving its values.
             return tuple(sorted(likely, key=self._find_order))
         sketch = self.contents.tensors[name]
         alike = [t for t in self.by_size[sketch.size] if self._is_alike(name, t)]
-        return tuple(sorted(alike, key=lambda t: (t.name != name, self.sketches[t].measure_distance(sketch))))
+        return tuple(
+            sorted(alike, key=lambda t: (t.name != name, self.sketches[t].measure_distance(sketch)))
+        )
 
     def _find_order(self, tensor: TensorId) -> int:
         maker = self.index.find_producer(tensor)

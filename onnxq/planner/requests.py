@@ -16,13 +16,17 @@ from onnxq.spec import ObserverSpec, QuantSpec
 # The output-channel axis of a weight, by operator: the only one engines compute per channel.
 _WEIGHT_AXIS = {"Conv": 0, "ConvTranspose": 1, "MatMul": 1, "LSTM": 1, "GRU": 1, "Gather": 0}
 # Operators between a projection and the output that it makes, beside constants: biases, scales, caps, types.
-_BEHIND_SCORES = frozenset({"Add", "Mul", "Div", "Tanh", "Cast", "Identity", "Reshape", "Squeeze", "Unsqueeze"})
+_BEHIND_SCORES = frozenset(
+    {"Add", "Mul", "Div", "Tanh", "Cast", "Identity", "Reshape", "Squeeze", "Unsqueeze"}
+)
 # The reduction axis, along which weights are blocked.
 _BLOCK_AXIS = {"Conv": 1, "ConvTranspose": 0, "MatMul": 0, "LSTM": 2, "GRU": 2, "Gather": 1}
 # Tables of embeddings by `embeddings`. Least squared error brings 1 dB at 4 bits, nothing at 8 (all-MiniLM-L6).
 _TABLES = {
     "int8": TensorConfig(granularity="channel"),
-    "int4": TensorConfig(bits=4, storage="int4", granularity="block", block_size=32, observer=ObserverSpec("mse")),
+    "int4": TensorConfig(
+        bits=4, storage="int4", granularity="block", block_size=32, observer=ObserverSpec("mse")
+    ),
 }
 
 
@@ -75,12 +79,18 @@ class Requests:
             default = default.model_copy(update={"dynamic": True})
         match = Match(default)
         for rule in self.config.rules:
-            if rule.set.concerns_pairs and any(self._selects_tensor(rule, role, tensor, node) for node in nodes):
+            if rule.set.concerns_pairs and any(
+                self._selects_tensor(rule, role, tensor, node) for node in nodes
+            ):
                 # A rule for float asks for nothing else: the rest of its request is never read.
                 match = Match(default if rule.set.float else rule.apply(default, role), rule)
                 break
         single = bool(nodes) and nodes[0].op_type in find_target(self.config.target).dynamic_ops
-        if role is Role.WEIGHT or not single or (match.rule is not None and match.rule.set.dynamic is False):
+        if (
+            role is Role.WEIGHT
+            or not single
+            or (match.rule is not None and match.rule.set.dynamic is False)
+        ):
             return match
         return replace(match, request=match.request.model_copy(update={"dynamic": True}))
 
@@ -93,7 +103,9 @@ class Requests:
                 default = _TABLES["int4" if rule.set.bits == 4 else "int8"]
                 request = default if rule.set.float else rule.apply(default, Role.WEIGHT)
                 packed = request.bits == 4 and rule.set.storage is None
-                return Match(request.model_copy(update={"storage": "int4"}) if packed else request, rule)
+                return Match(
+                    request.model_copy(update={"storage": "int4"}) if packed else request, rule
+                )
         return Match(_TABLES.get(self.config.embeddings, _TABLES["int8"]))
 
     def make_spec(self, match: Match, role: Role, node: NodeRef) -> QuantSpec:
@@ -103,7 +115,9 @@ class Requests:
             return request.spec(self.channel_axis(node))
         return request.spec(self.weight_axis(node, blocked=request.granularity == "block"))
 
-    def find_float_rule(self, node: NodeRef, tensors: Iterable[tuple[Role, TensorId]]) -> Rule | None:
+    def find_float_rule(
+        self, node: NodeRef, tensors: Iterable[tuple[Role, TensorId]]
+    ) -> Rule | None:
         """The rule that keeps this node float, through itself or through a tensor it cannot do without."""
         rules = (self.match(role, tensor, (node,)).rule for role, tensor in tensors)
         return next((rule for rule in rules if rule is not None and rule.set.float), None)
@@ -118,10 +132,15 @@ class Requests:
                 return rule
         return None
 
-    def is_forced(self, node: NodeRef, tensors: Iterable[tuple[Role, TensorId]], *, named: bool = False) -> bool:
+    def is_forced(
+        self, node: NodeRef, tensors: Iterable[tuple[Role, TensorId]], *, named: bool = False
+    ) -> bool:
         """True when a rule says `quantize: true` for this node. named: one that means some nodes, not all there are."""
         rules = (self.match(role, tensor, (node,)).rule for role, tensor in tensors)
-        return any(rule is not None and rule.set.quantize and (_is_specific(rule) or not named) for rule in rules)
+        return any(
+            rule is not None and rule.set.quantize and (_is_specific(rule) or not named)
+            for rule in rules
+        )
 
     def _makes_output(self, node: NodeRef) -> bool:
         """True for a MatMul or Gemm whose result is an output of the model, but for a bias or a type."""
@@ -139,11 +158,16 @@ class Requests:
             result = after.result
         return not result.scope
 
-    def _selects_tensor(self, rule: Rule, role: Role | None, tensor: TensorId, node: NodeRef) -> bool:
+    def _selects_tensor(
+        self, rule: Rule, role: Role | None, tensor: TensorId, node: NodeRef
+    ) -> bool:
         if rule.between is not None and node.name not in self.paths[rule.between]:
             return False
         name, ops = self.list_words(node)
-        return any(rule.selects(node=name, op=op, tensor=tensor.name, role=role, scope=node.scope) for op in ops)
+        return any(
+            rule.selects(node=name, op=op, tensor=tensor.name, role=role, scope=node.scope)
+            for op in ops
+        )
 
     def check_used(self, *others: Graph) -> None:
         """ConfigError for a rule that selects nothing in this graph or the others: it is a typo.
@@ -154,8 +178,12 @@ class Requests:
         for rule in self.config.rules:
             # Roles are known once tensors are placed; until then each tensor may have the rule's.
             role = rule.role[0] if rule.role else None
-            pairs = ((node, name) for node in nodes for name in (*node.inputs, *node.outputs) if name)
-            if not any(self._selects_tensor(rule, role, TensorId(name), node) for node, name in pairs):
+            pairs = (
+                (node, name) for node in nodes for name in (*node.inputs, *node.outputs) if name
+            )
+            if not any(
+                self._selects_tensor(rule, role, TensorId(name), node) for node, name in pairs
+            ):
                 fix = self._suggest_names(rule, others or (self.graph,))
                 raise _make_error(rule, "matches nothing in this model", fix, code="Q309")
 
@@ -191,8 +219,15 @@ class Requests:
         ends = ends or [node for node in nodes if name in node.outputs]
         ends = ends or [node for node in nodes if name in node.inputs]
         if not ends:
-            names = {self.list_words(node)[0] for node in nodes} | {out for node in nodes for out in node.outputs}
-            raise _make_error(rule, f"no node or tensor is called {name!r}", suggest_names(name, names), code="Q314")
+            names = {self.list_words(node)[0] for node in nodes} | {
+                out for node in nodes for out in node.outputs
+            }
+            raise _make_error(
+                rule,
+                f"no node or tensor is called {name!r}",
+                suggest_names(name, names),
+                code="Q314",
+            )
         return ends
 
     def _list_readers(self, node: NodeRef) -> list[NodeRef]:
@@ -209,4 +244,6 @@ def _is_specific(rule: Rule) -> bool:
 
 
 def _make_error(rule: Rule, cause: str, fix: str, *, code: str) -> ConfigError:
-    return ConfigError(rule.describe(), cause, fix, code=code, file=rule.source, line=rule.line or None)
+    return ConfigError(
+        rule.describe(), cause, fix, code=code, file=rule.source, line=rule.line or None
+    )

@@ -99,7 +99,11 @@ class Anchors:
 
     def find_tensor(self, tensor: TensorId, anchor: str) -> TensorId | None:
         """The tensor of this name if its anchor agrees (or is not known), else the only one with the anchor."""
-        if self.recognized is not None and not tensor.scope and tensor.name in self.recognized.tensors:
+        if (
+            self.recognized is not None
+            and not tensor.scope
+            and tensor.name in self.recognized.tensors
+        ):
             return next(iter(self.recognized.tensors[tensor.name]), None)
         there = self.index.resolve_tensor(tensor.name, tensor.scope) == tensor
         if there and anchor in ("", self.ids.get(tensor, "")):
@@ -126,7 +130,9 @@ def move_rewritten(plan: Plan, anchors: Anchors, recognized: Recognized) -> Site
     return tuple(
         site
         if site.derived is None
-        else replace(site, derived=(mover.find_moved(site.derived[0]), mover.find_moved(site.derived[1])))
+        else replace(
+            site, derived=(mover.find_moved(site.derived[0]), mover.find_moved(site.derived[1]))
+        )
         for site in mover.done
     )
 
@@ -144,7 +150,12 @@ class _Mover:
     def move_site(self, site: SitePlan) -> None:
         """Add the site in all its places."""
         if site.site in self.moved:
-            raise PlanError(str(site.site), "stands twice in the plan", "take one of the two sites out", code="Q403")
+            raise PlanError(
+                str(site.site),
+                "stands twice in the plan",
+                "take one of the two sites out",
+                code="Q403",
+            )
         places = self._list_places(site)
         for tensor, readers in places:
             where: Site = tensor
@@ -156,7 +167,9 @@ class _Mover:
                 where = readers[0]
             self.taken[where] = site.site
             self.moved.setdefault(site.site, where)
-            self.done.append(self._orient_site(replace(site, site=where, tensor=tensor, consumers=readers), site))
+            self.done.append(
+                self._orient_site(replace(site, site=where, tensor=tensor, consumers=readers), site)
+            )
 
     def find_moved(self, site: Site) -> Site:
         """The name here of a site that a bias derives from; of one merged into another, the other's."""
@@ -177,7 +190,11 @@ class _Mover:
             if first is None:
                 raise self._explain_missing(site)
             others = self.recognized.tensors.get(site.site.name, ())[1:]
-            rest = [(t, self._find_readers(site.site.name, t)) for t in others if not self._is_made_from(t, first)]
+            rest = [
+                (t, self._find_readers(site.site.name, t))
+                for t in others
+                if not self._is_made_from(t, first)
+            ]
             # Others of its values that none of its readers reads are float in the plan, too.
             return [(first, None), *((t, readers) for t, readers in rest if readers)]
         edges = site.consumers if site.consumers is not None else (site.site,)
@@ -198,11 +215,17 @@ class _Mover:
                 raise self._explain_missing(site, edge.node)
             return [self.anchors.edge(edge)]
         onward = self.recognized.follow_readers(edge.node)
-        return [self.anchors.edge(Edge(node, k)) for node, k in onward if (node, k) not in self.claims]
+        return [
+            self.anchors.edge(Edge(node, k)) for node, k in onward if (node, k) not in self.claims
+        ]
 
     def _find_readers(self, name: str, tensor: TensorId) -> Edges:
         nodes = self.recognized.nodes
-        edges = [Edge(nodes[reader].name, k) for reader, k in self.recognized.readers[name] if reader in nodes]
+        edges = [
+            Edge(nodes[reader].name, k)
+            for reader, k in self.recognized.readers[name]
+            if reader in nodes
+        ]
         return tuple(edge for edge in edges if edge in self.index.list_consumers(tensor))
 
     def _is_made_from(self, tensor: TensorId, first: TensorId) -> bool:
@@ -229,7 +252,11 @@ class _Mover:
         """The error of a site. reader: a node of the plan that was not found, perhaps for want of its other inputs."""
         tensor = site.tensor or site.site
         node = self.recognized.contents.nodes.get(reader)
-        known = [name for name in (node.inputs if node is not None else ()) if name in self.recognized.tensors]
+        known = [
+            name
+            for name in (node.inputs if node is not None else ())
+            if name in self.recognized.tensors
+        ]
         lost = next((name for name in known if not self.recognized.tensors[name]), "")
         if node is not None and not lost:
             cause = f"is in the plan but not in this model: nothing there computes the same as its reader {reader!r}"
@@ -263,27 +290,44 @@ def _join_weights(mover: _Mover, plan: Plan) -> Iterator[SitePlan]:
     known = {site.site: site for site in plan.sites}
     done = dict[Site, SitePlan | None]()
     # A scaling may divide one of the weights, which here is none of its own.
-    scaled = {mover.recognized.find_joined_maker(joined.tensor.name): joined.tensor for joined in plan.scalings}
+    scaled = {
+        mover.recognized.find_joined_maker(joined.tensor.name): joined.tensor
+        for joined in plan.scalings
+    }
     for name, columns in mover.recognized.joined.items():
-        parts = {part: _spread_scale(known[claims[part, 1]], columns[part]) for part in columns if (part, 1) in claims}
+        parts = {
+            part: _spread_scale(known[claims[part, 1]], columns[part])
+            for part in columns
+            if (part, 1) in claims
+        }
         tensor = mover.index.find_input(mover.anchors.nodes[name], 1)
         value = None if tensor is None else mover.index.find_constant(tensor)
         if not parts or value is None:
             continue
         first = next(iter(parts))
         for part in columns:
-            same = part in parts and parts[part].spec == parts[first].spec and parts[part].qparams is not None
+            same = (
+                part in parts
+                and parts[part].spec == parts[first].spec
+                and parts[part].qparams is not None
+            )
             # Nothing else reads the weight, and the data have one pair for all.
             read_once = same and len(parts[part].consumers or ()) == 1
             alone = read_once and claims.get((part, 0)) == claims.get((first, 0))
             if not alone or name in scaled:
                 how = "is quantized in another way than the other parts"
-                how = f"the plan scales {str(scaled[name])!r}, which is computed of it" if alone else how
+                how = (
+                    f"the plan scales {str(scaled[name])!r}, which is computed of it"
+                    if alone
+                    else how
+                )
                 cause = f"is a part of {str(tensor)!r} here, and {how}"
                 fix = "leave its MatMul one of its own when the file is rewritten, or plan this model again"
                 raise PlanError(contents.nodes[part].inputs[1], cause, fix, code="Q404")
         done |= {site.site: None for site in parts.values()}
-        done[parts[first].site] = _join_sites(value, [(parts[part], columns[part]) for part in columns])
+        done[parts[first].site] = _join_sites(
+            value, [(parts[part], columns[part]) for part in columns]
+        )
     return (joined for site in plan.sites if (joined := done.get(site.site, site)) is not None)
 
 
@@ -292,7 +336,8 @@ def _spread_scale(site: SitePlan, columns: slice) -> SitePlan:
     if not site.spec.has_one_scale or site.qparams is None:
         return site
     scale, zero = (
-        np.full(columns.stop - columns.start, number) for number in (site.qparams.scale, site.qparams.zero_point)
+        np.full(columns.stop - columns.start, number)
+        for number in (site.qparams.scale, site.qparams.zero_point)
     )
     spec = replace(site.spec, granularity=PerChannel(1))
     # Numbers for other levels would be computed again.
@@ -306,7 +351,8 @@ def _join_sites(value: Array, parts: Sequence[tuple[SitePlan, slice]]) -> SitePl
     scale, zero = (
         np.concatenate(column_parts, -1)
         for column_parts in zip(
-            *((part_qparams.scale, part_qparams.zero_point) for part_qparams in qparams), strict=True
+            *((part_qparams.scale, part_qparams.zero_point) for part_qparams in qparams),
+            strict=True,
         )
     )
     values = None
@@ -330,8 +376,12 @@ def turn_site(site: SitePlan) -> SitePlan:
     grain = site.spec.granularity
     qparams = site.qparams
     if not isinstance(grain, PerTensor):
-        site = replace(site, spec=replace(site.spec, granularity=replace(grain, axis=1 - grain.axis % 2)))
+        site = replace(
+            site, spec=replace(site.spec, granularity=replace(grain, axis=1 - grain.axis % 2))
+        )
     if qparams is not None and qparams.scale.ndim == 2:
-        turned = replace(qparams, scale=qparams.scale.T.copy(), zero_point=qparams.zero_point.T.copy())
+        turned = replace(
+            qparams, scale=qparams.scale.T.copy(), zero_point=qparams.zero_point.T.copy()
+        )
         site = replace(site, qparams=turned)
     return site if site.values is None else replace(site, values=site.values.T.copy())

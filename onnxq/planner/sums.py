@@ -43,10 +43,18 @@ def bind_sums(plan: Plan, index: GraphIndex) -> Plan:
         value = read_constant(index, site.site)
         if value is None:
             return ()
-        nodes = [index.find_node(edge.node) for edge in site.consumers or () if edge.node in multiplying]
-        return tuple(dict.fromkeys(order for node in nodes for order in engine.list_sum_orders(node, value.shape)))
+        nodes = [
+            index.find_node(edge.node) for edge in site.consumers or () if edge.node in multiplying
+        ]
+        return tuple(
+            dict.fromkeys(
+                order for node in nodes for order in engine.list_sum_orders(node, value.shape)
+            )
+        )
 
-    return replace(plan, sites=tuple(replace(site, sum_orders=list_orders(site)) for site in plan.sites))
+    return replace(
+        plan, sites=tuple(replace(site, sum_orders=list_orders(site)) for site in plan.sites)
+    )
 
 
 def mend_sums(plan: Plan, index: GraphIndex) -> tuple[Plan, Cautions]:
@@ -79,19 +87,27 @@ def mend_sums(plan: Plan, index: GraphIndex) -> tuple[Plan, Cautions]:
 def count_saturating(values: np.ndarray, orders: tuple[SumOrder, ...]) -> tuple[int, int]:
     """(rows, sums) of integer weights that can overflow, over all the orders they are read in."""
     saturating = [find_saturating_sums(values, order) for order in orders]
-    return sum(int(sums.any(axis=1).sum()) for sums in saturating), sum(int(sums.sum()) for sums in saturating)
+    return sum(int(sums.any(axis=1).sum()) for sums in saturating), sum(
+        int(sums.sum()) for sums in saturating
+    )
 
 
 def _find_byte_readers(plan: Plan, index: GraphIndex) -> frozenset[str]:
     """Nodes whose data, input 0, is quantized to 8 bits."""
     sites = (site for site in plan.all_sites if not site.role.is_constant)
     narrow = (site for site in sites if site.spec.storage_bits == 8 and not site.spec.is_float)
-    return frozenset(edge.node for site in narrow for edge in site.find_readers(index) if edge.index == 0)
+    return frozenset(
+        edge.node for site in narrow for edge in site.find_readers(index) if edge.index == 0
+    )
 
 
 def read_tensor(index: GraphIndex, site: Site) -> TensorId | None:
     """The tensor that a site quantizes; None for an input that is not connected."""
-    return site if isinstance(site, TensorId) else index.find_input(index.find_node(site.node), site.index)
+    return (
+        site
+        if isinstance(site, TensorId)
+        else index.find_input(index.find_node(site.node), site.index)
+    )
 
 
 def read_constant(index: GraphIndex, site: Site) -> Array | None:

@@ -121,7 +121,9 @@ class Rows:
         yield table
 
     def _make_table(self, widths: Sequence[int], *, header: bool = True) -> Table:
-        table = Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), show_edge=False, show_header=header)
+        table = Table(
+            box=None, pad_edge=False, padding=(0, _GAP, 0, 0), show_edge=False, show_header=header
+        )
         for name, width in zip(self.columns, widths, strict=True):
             table.add_column(
                 _wrap_header(name, width),

@@ -99,4 +99,6 @@ class ResultFormat(Generic[R]):
     def show(self, result: R, view: TextView, error: ErrorValues = None) -> None:
         """Print the result as the view says."""
         parts = self.make_parts(result, view)
-        print_result(view, lambda: self.write_json(result, error), parts, self.list_warnings(result))
+        print_result(
+            view, lambda: self.write_json(result, error), parts, self.list_warnings(result)
+        )

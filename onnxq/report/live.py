@@ -33,7 +33,9 @@ _LARGE = 64 * 2**20
 
 
 @contextmanager
-def show_progress(title: str, *sources: str | os.PathLike[str] | None, quiet: bool = False) -> Iterator[Progress]:
+def show_progress(
+    title: str, *sources: str | os.PathLike[str] | None, quiet: bool = False
+) -> Iterator[Progress]:
     """Show progress on stderr for one command, which is the outermost step. sources: the files that it reads."""
     if quiet:
         yield silent
@@ -53,7 +55,11 @@ def _is_large(source: str | os.PathLike[str] | None) -> bool:
     """True if the file, or weights that may lie beside it, are large."""
     path = Path(source or "")
     # The names of external data that torch's exporter and Optimum write.
-    files = (path, path.with_name(f"{path.name}.data"), path.with_name(f"{path.name}_data")) if path.name else ()
+    files = (
+        (path, path.with_name(f"{path.name}.data"), path.with_name(f"{path.name}_data"))
+        if path.name
+        else ()
+    )
     return any(os.path.isfile(file) and file.stat().st_size >= _LARGE for file in files)
 
 
@@ -144,7 +150,9 @@ class Lines:
             self._open.append(step)
             self._print_due()
             if self._thread is None and not self.alone:
-                self._thread = threading.Thread(target=self._watch_steps, name="onnxq-progress", daemon=True)
+                self._thread = threading.Thread(
+                    target=self._watch_steps, name="onnxq-progress", daemon=True
+                )
                 self._thread.start()
             self._changed.notify_all()
         return step
@@ -229,7 +237,9 @@ class Bars:
     def _open_bars(self) -> bars.Progress:
         if self._bars is not None:
             return self._bars
-        title = bars.TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=True))
+        title = bars.TextColumn(
+            "{task.description}", markup=False, table_column=Column(no_wrap=True)
+        )
         self._bars = bars.Progress(
             bars.SpinnerColumn(),
             title,

@@ -77,12 +77,16 @@ class RunFigure:
         """The grade of this output alone."""
         # Of few rows one may differ by chance.
         share = min(self.top_1 + 1 / self.rows, 1.0) if self.classes and self.rows else 1.0
-        reached = (grade for grade in GRADES if self.sqnr_db >= grade.sqnr_db and share >= grade.top_1)
+        reached = (
+            grade for grade in GRADES if self.sqnr_db >= grade.sqnr_db and share >= grade.top_1
+        )
         return next(reached, GRADES[-1])
 
     def describe_agreement(self) -> str:
         """The rows whose largest value is where float's is; "" where it does not look like scores."""
-        return f"top-1 the same in {round(self.top_1 * self.rows)} of {self.rows}" if self.rows else ""
+        return (
+            f"top-1 the same in {round(self.top_1 * self.rows)} of {self.rows}" if self.rows else ""
+        )
 
     def describe_error(self) -> str:
         """The SQNR, and the agreement behind it."""
@@ -109,7 +113,9 @@ def describe_figures(figures: Sequence[RunFigure]) -> str:
     text = f"{worst.output} has {format_decibel(worst.sqnr_db)} against float {worst.run}"
     if worst.rows:
         return f"{text}; {worst.describe_agreement()}"
-    least = min((figure for figure in figures if figure.rows), key=lambda figure: figure.top_1, default=None)
+    least = min(
+        (figure for figure in figures if figure.rows), key=lambda figure: figure.top_1, default=None
+    )
     return text if least is None else f"{text}; {least.output}: {least.describe_agreement()}"
 
 
@@ -352,13 +358,17 @@ class Report:
             drifts = self._find_drifts(engine)
             for output in engine.outputs:
                 if not engine.emulated or output.name in drifts:
-                    figures.append(RunFigure(output=output.name, run=engine.run, sqnr_db=output.sqnr_db))
+                    figures.append(
+                        RunFigure(output=output.name, run=engine.run, sqnr_db=output.sqnr_db)
+                    )
         return tuple(figures)
 
     def _find_drifts(self, engine: EngineCheck) -> dict[str, float]:
         """Outputs that an engine gives farther from float than the file says, and by how many dB."""
         said = {check.name: min(check.sqnr_db[0], SAME_DB) for check in self.checks}
-        changes = {output.name: said.get(output.name, 0.0) - output.sqnr_db for output in engine.outputs}
+        changes = {
+            output.name: said.get(output.name, 0.0) - output.sqnr_db for output in engine.outputs
+        }
         return {name: change for name, change in changes.items() if change > DRIFT_DB}
 
     def list_figures(self, check: OutputCheck) -> list[RunFigure]:
@@ -386,7 +396,9 @@ class Report:
     @property
     def calibrated(self) -> bool:
         """True if ranges of activations come from the data; False for weights alone."""
-        return not self.roles or any(count for role, count in self.roles if role in ("activation", "output"))
+        return not self.roles or any(
+            count for role, count in self.roles if role in ("activation", "output")
+        )
 
     def alarms(self) -> Cautions:
         """List the warnings that follow from the numbers: nothing quantized, accuracy lost, answers changed, slower."""
@@ -422,13 +434,19 @@ class Report:
         if self.slower and self.latency is not None and not self.unchanged:
             reason = self.latency.reason or "the cause is not known; try `placement='measured'`"
             place = f" with {self.latency.engine}" if self.latency.engine else ""
-            alarms.append(Caution("W110", f"the quantized model is slower than the float one{place}: {reason}"))
+            alarms.append(
+                Caution(
+                    "W110", f"the quantized model is slower than the float one{place}: {reason}"
+                )
+            )
         return tuple(alarms)
 
     def _list_cautions(self, engine: EngineCheck) -> Iterator[Caution]:
         """Warnings of an engine that refuses the file, takes longer with it, or gives other answers than it says."""
         if engine.refusal:
-            yield Caution("W148", f"{engine.engine} refuses the file: {engine.reason}; {engine.refusal}")
+            yield Caution(
+                "W148", f"{engine.engine} refuses the file: {engine.reason}; {engine.refusal}"
+            )
         time = engine.latency
         if time is not None and time.loss > MOST_LOSS:
             text = (
@@ -459,4 +477,7 @@ def group_reasons(nodes: Sequence[Unquantized]) -> tuple[tuple[str, tuple[Unquan
 
 def warn_synthetic(done: str) -> Caution:
     """Make the warning for figures from made-up inputs. done: "costs were measured"."""
-    return Caution("W101", f"no samples were given: {done} on made-up inputs, so give `data=…` for numbers that count")
+    return Caution(
+        "W101",
+        f"no samples were given: {done} on made-up inputs, so give `data=…` for numbers that count",
+    )

@@ -44,7 +44,9 @@ def write_page(record: ReportRecord) -> str:
     import jinja2
 
     environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
-    template = environment.from_string(files("onnxq.report").joinpath("page.html.j2").read_text(encoding="utf-8"))
+    template = environment.from_string(
+        files("onnxq.report").joinpath("page.html.j2").read_text(encoding="utf-8")
+    )
     return template.render(
         record=record,
         rule=RULE,
@@ -69,9 +71,16 @@ def write_page(record: ReportRecord) -> str:
 
 def list_loudest(record: ReportRecord) -> list[tuple[OperatorRecord, list[str]]]:
     """The operators that add most noise, each with what is wrong with the tensors that it reads."""
-    causes = {site.name: [f"{site.name}: {cause}" for cause in site.list_causes()] for site in record.sites}
-    loudest = sorted((node for node in record.nodes if node.share), key=lambda node: -node.share)[:_SHOWN]
-    return [(node, [cause for name in node.sites for cause in causes.get(name, ())]) for node in loudest]
+    causes = {
+        site.name: [f"{site.name}: {cause}" for cause in site.list_causes()]
+        for site in record.sites
+    }
+    loudest = sorted((node for node in record.nodes if node.share), key=lambda node: -node.share)[
+        :_SHOWN
+    ]
+    return [
+        (node, [cause for name in node.sites for cause in causes.get(name, ())]) for node in loudest
+    ]
 
 
 def list_tiles(record: ReportRecord) -> Iterator[tuple[str, str]]:
@@ -82,7 +91,10 @@ def list_tiles(record: ReportRecord) -> Iterator[tuple[str, str]]:
         yield "the speed of float", f"{record.speed:.2f}x"
     if record.quantized_bytes:
         ratio = record.source_bytes / record.quantized_bytes
-        yield f"of {format_bytes(record.source_bytes)}, {ratio:.1f}x smaller", format_bytes(record.quantized_bytes)
+        yield (
+            f"of {format_bytes(record.source_bytes)}, {ratio:.1f}x smaller",
+            format_bytes(record.quantized_bytes),
+        )
     for dtype, count in record.types.items():
         yield f"operators in {dtype}", str(count)
 
@@ -95,7 +107,9 @@ def describe_effect(advice: Advice) -> str:
         parts.append(f"{format_bytes(advice.size)} larger")
     if advice.cost is not None:
         change = "slower" if advice.cost >= 0 else "faster"
-        parts.append(f"the whole {100 * abs(advice.cost):.0f} % {change} by the costs of its target")
+        parts.append(
+            f"the whole {100 * abs(advice.cost):.0f} % {change} by the costs of its target"
+        )
     return ", ".join(parts)
 
 
@@ -140,7 +154,10 @@ def draw_strip(nodes: Sequence[OperatorRecord]) -> Iterator[str]:
 def _draw_operator(node: OperatorRecord, x: int, most: float) -> str:
     # Of an operator without noise a line is left, which has the colour and can be pointed at.
     height = max(2.0, _BARS * math.sqrt(node.share / most))
-    lines = [f"{node.op} {node.name}", f"{node.type or 'no kernel of its own'} {node.kernel}".strip()]
+    lines = [
+        f"{node.op} {node.name}",
+        f"{node.type or 'no kernel of its own'} {node.kernel}".strip(),
+    ]
     if node.isolated_db is not None:
         lines.append(f"{100 * node.share:.1f} % of the noise; alone {node.isolated_db:.1f} dB")
     if node.left_out_db is not None:
@@ -151,7 +168,11 @@ def _draw_operator(node: OperatorRecord, x: int, most: float) -> str:
         lines.append(f"{node.moves} conversions or copies in front of it")
     lines += [f"{name}" for name in node.outputs]
     title = f"<title>{escape(chr(10).join(lines))}</title>"
-    tick = f'<rect class="move" x="{x}" y="{_BARS + 3}" width="{_STEP}" height="{_TICKS - 3}"/>' if node.moves else ""
+    tick = (
+        f'<rect class="move" x="{x}" y="{_BARS + 3}" width="{_STEP}" height="{_TICKS - 3}"/>'
+        if node.moves
+        else ""
+    )
     return (
         f'<g>{title}<rect class="hit" x="{x}" y="0" width="{_STEP}" height="{_BARS}"/>'
         f'<rect class="{find_shade(node.type)}" x="{x + 1}" y="{_BARS - height:.1f}" width="{_STEP - 2}" '
@@ -187,7 +208,9 @@ def draw_channels(site: SiteRecord) -> str:
 
 def _draw_steps(heights: Sequence[float], left: float, right: float) -> str:
     """ValueBars side by side as one path, in whole units: a page has a thousand of them. heights: from 0 to 1."""
-    edges = [round(left + (right - left) * k / max(len(heights), 1)) for k in range(len(heights) + 1)]
+    edges = [
+        round(left + (right - left) * k / max(len(heights), 1)) for k in range(len(heights) + 1)
+    ]
     # Neighbours of one height need no line between them.
     path = [f"M{edges[0]} {_HEIGHT}"]
     before = -1

@@ -46,7 +46,9 @@ def make_axes(width: float, height: float) -> Any:
         from matplotlib import pyplot
     except ImportError as error:
         fix = "pip install onnxq[plots]"
-        raise MissingDependencyError("plot", "matplotlib is not installed", fix, code="Q800") from error
+        raise MissingDependencyError(
+            "plot", "matplotlib is not installed", fix, code="Q800"
+        ) from error
     return pyplot.subplots(figsize=(width, height), layout="constrained")[1]
 
 
@@ -249,7 +251,9 @@ class ReportRecord:
         """
         axes = axes or make_axes(12, 3)
         shares = [100 * node.share for node in self.nodes]
-        axes.bar(range(len(shares)), shares, color=["C3" if node.red else "C0" for node in self.nodes])
+        axes.bar(
+            range(len(shares)), shares, color=["C3" if node.red else "C0" for node in self.nodes]
+        )
         axes.set_ylabel("noise at the outputs, %")
         axes.set_title(f"{self.title}: {self.verdict}")
         loudest = sorted(range(len(shares)), key=lambda k: -shares[k])[:_LABELLED]

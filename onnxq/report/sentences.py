@@ -12,7 +12,15 @@ from onnxq.plan import KeepReason, KeptFloat32, PlacementMethod, Plan, Precision
 from onnxq.planner import Forced
 from onnxq.report.columns import Text
 from onnxq.report.model import SiteLine, group_reasons
-from onnxq.report.terminal import MORE, TextView, format_count, format_decibel, format_scale, format_seconds, make_list
+from onnxq.report.terminal import (
+    MORE,
+    TextView,
+    format_count,
+    format_decibel,
+    format_scale,
+    format_seconds,
+    make_list,
+)
 from onnxq.sites import Refusal, Unquantized
 from onnxq.spec import FloatType, PerBlock, PerChannel, QuantSpec
 from onnxq.wording import translate_text
@@ -62,7 +70,9 @@ def placement_text(plan: Plan) -> str:
     if attention is None:
         return text
     figures = f"{attention.quantized_db:.1f} dB quantized, {attention.float_db:.1f} dB in float"
-    return f"{text}; attention {attention.kind} ({figures}, on {attention.samples} held-back samples)"
+    return (
+        f"{text}; attention {attention.kind} ({figures}, on {attention.samples} held-back samples)"
+    )
 
 
 def make_site_line(site: SitePlan) -> SiteLine:
@@ -85,9 +95,13 @@ def format_reasons(nodes: Sequence[Unquantized], verbose: bool) -> Iterator[str]
     """Yield lines on unquantized nodes by reason: number, reason, fix; with `verbose` every subject."""
     groups = group_reasons(nodes)
     for reason, members in groups if verbose else groups[:_REASONS]:
-        names = join_names([member.subject for member in members], len(members) if verbose else _MEMBERS)
+        names = join_names(
+            [member.subject for member in members], len(members) if verbose else _MEMBERS
+        )
         yield f"{len(members)} x [{members[0].code}] {translate_text(reason)} ({names})"
-        for fix in sorted({member.fix for member in members if isinstance(member, Refusal) and member.fix}):
+        for fix in sorted(
+            {member.fix for member in members if isinstance(member, Refusal) and member.fix}
+        ):
             yield f"    fix: {translate_text(fix)}"
     if not verbose and len(groups) > _REASONS:
         yield f"and {len(groups) - _REASONS} more reasons; {translate_text(MORE)}"
@@ -101,7 +115,11 @@ def format_forced(forced: Forced) -> str:
 
 def format_roles(roles: Sequence[tuple[str, int]]) -> str:
     """Format counts of roles: 60 activations, 50 weights, 1 bias."""
-    return ", ".join(f"{count} {role if count == 1 else _PLURALS.get(role, role)}" for role, count in roles if count)
+    return ", ".join(
+        f"{count} {role if count == 1 else _PLURALS.get(role, role)}"
+        for role, count in roles
+        if count
+    )
 
 
 def describe_rewrite(report: PassReport) -> str:
@@ -116,7 +134,11 @@ def describe_pass(report: PassReport) -> str:
 
 
 def _describe(report: PassReport) -> str:
-    figures = "" if report.trial_db is None else f"{report.trial_db[0]:.1f} to {report.trial_db[1]:.1f} dB in a trial"
+    figures = (
+        ""
+        if report.trial_db is None
+        else f"{report.trial_db[0]:.1f} to {report.trial_db[1]:.1f} dB in a trial"
+    )
     change = "" if report.difference is None else f"max |difference| {report.difference:.3g}"
     if report.outcome is Outcome.KEPT:
         return ", ".join(part for part in (*report.changed[:1], change, figures) if part)
@@ -244,7 +266,9 @@ def make_sums_tables(
 
     names = ("node", "weight")
     right = ("rows", "sums", "saturated")
-    yield from make_list(listed, view, columns, make_row, usual=_SUMS, right=right, names=names, fold=("exact",))
+    yield from make_list(
+        listed, view, columns, make_row, usual=_SUMS, right=right, names=names, fold=("exact",)
+    )
     yield Text("")
 
 
@@ -253,5 +277,9 @@ def format_cost(cost: SaturationCost) -> list[str]:
     basis = f"on {cost.samples} samples, against exact sums"
     lines = []
     for error in cost.outputs:
-        lines.append(f"{error.output}: {format_decibel(error.sqnr_db)} {basis}, max abs {error.max_abs:.3g}")
-    return lines + [f"[{refusal.code}] {refusal.subject}: {refusal.reason}" for refusal in cost.skipped]
+        lines.append(
+            f"{error.output}: {format_decibel(error.sqnr_db)} {basis}, max abs {error.max_abs:.3g}"
+        )
+    return lines + [
+        f"[{refusal.code}] {refusal.subject}: {refusal.reason}" for refusal in cost.skipped
+    ]

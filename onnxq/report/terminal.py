@@ -56,7 +56,10 @@ class TextView:
 
 
 def print_result(
-    view: TextView, document: Callable[[], str], parts: Iterable[RenderableType], warnings: Iterable[RenderableType]
+    view: TextView,
+    document: Callable[[], str],
+    parts: Iterable[RenderableType],
+    warnings: Iterable[RenderableType],
 ) -> None:
     """Print a result: its parts, and behind them, where they stay on the screen, its warnings.
 
@@ -68,10 +71,14 @@ def print_result(
     if not view.as_json and not view.quiet:
         print_renderable(Group(*parts, *loud), view.stream, view.width)
     elif loud:
-        print_renderable(Group(*loud), sys.stderr if view.errors is None else view.errors, view.width)
+        print_renderable(
+            Group(*loud), sys.stderr if view.errors is None else view.errors, view.width
+        )
 
 
-def print_renderable(renderable: RenderableType, stream: IO[str] | None = None, width: int | None = None) -> None:
+def print_renderable(
+    renderable: RenderableType, stream: IO[str] | None = None, width: int | None = None
+) -> None:
     """Print to `stream` (stdout): coloured and wrapped on a terminal; plain and uncut in a pipe, one line per row.
 
     width: wrap at so many columns in any case.
@@ -92,7 +99,9 @@ def print_renderable(renderable: RenderableType, stream: IO[str] | None = None, 
 
 def render_parts(parts: Iterable[RenderableType]) -> str:
     """Parts of a result as HTML, with their styles."""
-    console = Console(file=io.StringIO(), record=True, width=_NOTEBOOK, highlight=False, emoji=False, markup=False)
+    console = Console(
+        file=io.StringIO(), record=True, width=_NOTEBOOK, highlight=False, emoji=False, markup=False
+    )
     console.print(Group(*parts))
     return console.export_html(inline_styles=True, code_format=_PREFORMATTED)
 
@@ -145,10 +154,15 @@ def make_list(
     """
     shown, more = select_rows(items, view, usual)
     make_row = attrgetter(*cells.split()) if isinstance(cells, str) else cells
-    return [make_table(columns, map(make_row, shown), right=right, names=names, fold=fold), *list_more(more)]
+    return [
+        make_table(columns, map(make_row, shown), right=right, names=names, fold=fold),
+        *list_more(more),
+    ]
 
 
-def select_rows(rows: Sequence[T], view: TextView, usual: int | None = None) -> tuple[Sequence[T], str]:
+def select_rows(
+    rows: Sequence[T], view: TextView, usual: int | None = None
+) -> tuple[Sequence[T], str]:
     """Select the rows to show; return them and a line that counts the others, "" for none.
 
     usual: their number where the view asks neither for one nor for all; None for all.
@@ -245,7 +259,8 @@ def format_decibel(value: float) -> str:
 def part_text(name: str, part: str, whole_db: float) -> Text:
     """A line for an output that is judged by a part of it."""
     return Text(
-        f"{part} is the part of {name} that is farthest; as a whole it has {format_decibel(whole_db)}", style="dim"
+        f"{part} is the part of {name} that is farthest; as a whole it has {format_decibel(whole_db)}",
+        style="dim",
     )
 
 
@@ -262,7 +277,11 @@ def _describe_choice(choice: ChoiceAgreement) -> str:
     same = f"{choice.shared:.4g} of {choice.chosen:.4g} chosen are the same as in float"
     if choice.chosen == 1:
         same = f"{100 * choice.shared:.4g} % of the choices are the same as in float"
-    behind = f"; {', '.join(choice.outputs)}: compared on the float model's choice" if choice.outputs else ""
+    behind = (
+        f"; {', '.join(choice.outputs)}: compared on the float model's choice"
+        if choice.outputs
+        else ""
+    )
     decided = f"; decides {', '.join(choice.decides)}" if choice.decides else ""
     return f"{choice.node} ({choice.op}): {same}{decided}{behind}"
 

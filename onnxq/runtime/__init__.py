@@ -4,7 +4,14 @@ from onnxq.numerics.machine import CPU_KINDS, detect_cpu, trim_memory
 from onnxq.runtime.faults import KernelError, NodeError, UnknownOperatorError
 from onnxq.runtime.fronts import Rest, find_front, has_custom
 from onnxq.runtime.kernel_types import declare_types
-from onnxq.runtime.session import Feeds, Session, check_libraries, check_provider, find_runnable_opset, optimize_graph
+from onnxq.runtime.session import (
+    Feeds,
+    Session,
+    check_libraries,
+    check_provider,
+    find_runnable_opset,
+    optimize_graph,
+)
 from onnxq.runtime.tap import ShapeProbe, Shapes, Tapped, observe_shapes, tap_tensors
 from onnxq.runtime.timing import Latency, convert_floats, summarize_rounds, time_models
 

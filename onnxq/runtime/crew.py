@@ -49,7 +49,9 @@ class SharedArray:
 
     def open(self) -> StoredArray:
         """The array, to be mapped. Raises ModelError where its file is not there, or has been changed since."""
-        return StoredArray(_open_file(self.path, self.stamp), self.offset, np.dtype(self.dtype), self.shape)
+        return StoredArray(
+            _open_file(self.path, self.stamp), self.offset, np.dtype(self.dtype), self.shape
+        )
 
 
 # An array that does not change, in memory or where it lies.
@@ -118,7 +120,9 @@ class Crew:
         places = {digest: self._place(array, digest) for digest, array in whole.arrays.items()}
         rows = {digest: (place.path, place.offset, place.stamp) for digest, place in places.items()}
         (self._folder() / f"{whole.digest}.graph").write_bytes(whole.graph)
-        (self._folder() / f"{whole.digest}.json").write_text(json.dumps({**whole.hosts, "places": rows}))
+        (self._folder() / f"{whole.digest}.json").write_text(
+            json.dumps({**whole.hosts, "places": rows})
+        )
         return SharedModel(str(self._folder()), whole.digest)
 
     def share_array(self, array: Array | StoredArray) -> AnyArray:
@@ -148,7 +152,9 @@ class Crew:
         """Where an array lies. digest: of one in memory, which is written to the folder's file unless it is there."""
         if isinstance(array, StoredArray):
             self._files.add(array.file)
-            return SharedArray(str(array.file.path), array.offset, array.dtype.name, array.shape, array.file.stamp)
+            return SharedArray(
+                str(array.file.path), array.offset, array.dtype.name, array.shape, array.file.stamp
+            )
         if digest not in self._places:
             path = self._folder() / "weights"
             with path.open("ab") as file:
@@ -224,7 +230,9 @@ def hash_feeds(feeds: Arrays) -> str:
     parts: list[bytes | memoryview] = []
     for name, value in feeds.items():
         parts.append(f"{name} {value.dtype.str} {value.shape}".encode())
-        parts.append(repr(value.tolist()).encode() if value.dtype.kind == "O" else _view_bytes(value))
+        parts.append(
+            repr(value.tolist()).encode() if value.dtype.kind == "O" else _view_bytes(value)
+        )
     return hash_parts(*parts)
 
 
@@ -242,7 +250,9 @@ def open_model(shared: SharedModel) -> LightModel:
     store = WeightStore()
     for tensor in proto.graph.initializer:
         if is_stub(tensor):
-            path, offset, stamp = about["places"][next(e.value for e in tensor.external_data if e.key == "offset")]
+            path, offset, stamp = about["places"][
+                next(e.value for e in tensor.external_data if e.key == "offset")
+            ]
             file = _open_file(path, tuple(stamp))
             del tensor.external_data[:]
             tensor.ClearField("data_location")
@@ -250,7 +260,9 @@ def open_model(shared: SharedModel) -> LightModel:
                 kind = np.dtype(helper.tensor_dtype_to_np_dtype(tensor.data_type))
                 store.put(tensor, StoredArray(file, offset, kind, tuple(tensor.dims)))
             else:
-                packed = StoredArray(file, offset, np.dtype(np.uint8), (count_tensor_bytes(tensor),))
+                packed = StoredArray(
+                    file, offset, np.dtype(np.uint8), (count_tensor_bytes(tensor),)
+                )
                 tensor.raw_data = packed.map().tobytes()
     return LightModel(proto, store, tuple(about["libraries"]), about["provider"])
 
@@ -266,7 +278,12 @@ def open_array(array: AnyArray) -> Array:
 def _open_file(path: str, stamp: tuple[int, ...]) -> OpenFile:
     file = open_data(Path(path))
     if stamp and file.stamp != stamp:
-        raise ModelError(path, "was changed while the run read it", "start again with the file at rest", code="Q106")
+        raise ModelError(
+            path,
+            "was changed while the run read it",
+            "start again with the file at rest",
+            code="Q106",
+        )
     return file
 
 

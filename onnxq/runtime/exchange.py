@@ -49,4 +49,6 @@ def read_values(path: Path) -> dict[str, Any]:
             array = file[value["array"]]
             return array.astype(object) if array.dtype.kind == "U" else array
 
-        return {name: decode_value(value) for name, value in json.loads(file["places"].item()).items()}
+        return {
+            name: decode_value(value) for name, value in json.loads(file["places"].item()).items()
+        }

@@ -22,7 +22,9 @@ _LOADING = (
     re.compile(r"Optype \((?P<op>\w+)\) bound to .* in node \((?P<name>[^)]*)\)"),
 )
 _NO_KERNEL = " : NOT_IMPLEMENTED : "
-_UNKNOWN = re.compile(r"Fatal error: (?P<domain>\S+?):(?P<op>[^\s:]+)\(-?\d+\) is not a registered function/op")
+_UNKNOWN = re.compile(
+    r"Fatal error: (?P<domain>\S+?):(?P<op>[^\s:]+)\(-?\d+\) is not a registered function/op"
+)
 # Of ONNX and of ONNX Runtime itself: an operator unknown there comes from no library.
 _BUILT_IN = frozenset({"ai.onnx", "ai.onnx.ml", "com.microsoft"})
 _CUSTOM = "ONNX Runtime does not have it: it is a custom operator, whose code is not in the model"
@@ -30,9 +32,13 @@ _MEMORY = ("bad_alloc", "bad allocation", "Failed to allocate memory", "out of m
 
 _NOT_NUMPY = "No corresponding Numpy type"
 _SAMPLES = "do the samples fit the model: sizes, index ranges, lengths that belong together?"
-_CHECK = "does onnx.checker accept it? is its opset known? Export it again, or take a newer onnxruntime"
+_CHECK = (
+    "does onnx.checker accept it? is its opset known? Export it again, or take a newer onnxruntime"
+)
 _UNREGISTERED = "No Op registered"
-_UNREGISTERED_FIX = "export the model with another opset, which has the operator, or take a newer onnxruntime"
+_UNREGISTERED_FIX = (
+    "export the model with another opset, which has the operator, or take a newer onnxruntime"
+)
 _NO_KERNEL_FIX = (
     "it has no kernel for these types or this version: export the model in float32, or with another opset, or take a "
     "newer onnxruntime"
@@ -52,9 +58,14 @@ _LIBRARIES = {
     "ai.onnx.contrib": f"pip install onnxruntime-extensions, whose get_library_path() is the library; {_ANY_LIBRARY}"
 }
 
-_DIMS = re.compile(r"Got invalid dimensions for input: (?P<name>.+?) for the following indices(?P<rest>.*)", re.DOTALL)
+_DIMS = re.compile(
+    r"Got invalid dimensions for input: (?P<name>.+?) for the following indices(?P<rest>.*)",
+    re.DOTALL,
+)
 _INDEX = re.compile(r"index: (\d+) Got: (-?\d+) Expected: (-?\d+)")
-_RANK = re.compile(r"Invalid rank for input: (?P<name>.+?) Got: (?P<got>\d+) Expected: (?P<want>\d+)")
+_RANK = re.compile(
+    r"Invalid rank for input: (?P<name>.+?) Got: (?P<got>\d+) Expected: (?P<want>\d+)"
+)
 
 
 class NodeError(ModelError):
@@ -88,7 +99,9 @@ def clean_message(error: BaseException) -> str:
     return _SOURCE.sub("", text, count=1).strip() or type(error).__name__
 
 
-def explain_load_failure(error: Exception, model: str, *, nodes: Collection[str] | None = None) -> OnnxqError:
+def explain_load_failure(
+    error: Exception, model: str, *, nodes: Collection[str] | None = None
+) -> OnnxqError:
     """Why ORT refused a model, naming the node where ORT does. nodes: names of the model's own; None: not known."""
     text = clean_message(error)
     if _is_out_of_memory(error, text):
@@ -113,12 +126,20 @@ def explain_load_failure(error: Exception, model: str, *, nodes: Collection[str]
             domain = match.groupdict().get("domain", "" if kind is KernelError else MICROSOFT)
             if is_custom(onnx.NodeProto(op_type=match["op"], domain=domain)):
                 return UnknownOperatorError(subject, _CUSTOM, _ANY_LIBRARY).name_node(match["name"])
-            fix = _NO_KERNEL_FIX if kind is KernelError else _UNREGISTERED_FIX if _UNREGISTERED in text else _CHECK
+            fix = (
+                _NO_KERNEL_FIX
+                if kind is KernelError
+                else _UNREGISTERED_FIX
+                if _UNREGISTERED in text
+                else _CHECK
+            )
             return _blame_node(kind, subject, match["name"], cause, fix, "Q110", nodes)
     return ModelError(model, cause, _CHECK, code="Q110")
 
 
-def explain_run_failure(error: Exception, model: str, *, nodes: Collection[str] | None = None) -> OnnxqError:
+def explain_run_failure(
+    error: Exception, model: str, *, nodes: Collection[str] | None = None
+) -> OnnxqError:
     """Why a run failed: an input that does not fit, or a node that could not compute. nodes: as for loading."""
     text = clean_message(error)
     if _is_out_of_memory(error, text):
@@ -126,7 +147,9 @@ def explain_run_failure(error: Exception, model: str, *, nodes: Collection[str] 
         return ModelError(model, "ONNX Runtime ran out of memory", fix, code="Q112")
     if _NOT_NUMPY in text:
         cause = f"has a value of a type that ONNX Runtime does not hand to Python: {text}"
-        return ModelError(model, cause, "cast that output to float32 or int8 inside the model", code="Q111")
+        return ModelError(
+            model, cause, "cast that output to float32 or int8 inside the model", code="Q111"
+        )
     return _explain_bad_input(text) or _explain_bad_node(text, model, nodes)
 
 
@@ -138,8 +161,13 @@ def _explain_bad_input(text: str) -> OnnxqError | None:
         cause = f"has {fault['got']} dimensions, the model wants {fault['want']}"
     else:
         dims = _INDEX.findall(fault["rest"])
-        cause = "; ".join(f"axis {axis} has {got}, the model wants {want}" for axis, got, want in dims) or text
-    return DataError(f"input {fault['name']!r}", cause, "give it the shape the model declares", code="Q209")
+        cause = (
+            "; ".join(f"axis {axis} has {got}, the model wants {want}" for axis, got, want in dims)
+            or text
+        )
+    return DataError(
+        f"input {fault['name']!r}", cause, "give it the shape the model declares", code="Q209"
+    )
 
 
 def _explain_bad_node(text: str, model: str, nodes: Collection[str] | None) -> OnnxqError:
@@ -149,18 +177,30 @@ def _explain_bad_node(text: str, model: str, nodes: Collection[str] | None) -> O
     op, name = running[-1]
     cause = _SOURCE.sub("", _RUNNING.split(text)[-1].strip(), count=1).strip()
     subject = _name_node(op, name)
-    return _blame_node(NodeError, subject, name, f"failed in ONNX Runtime: {cause}", _SAMPLES, "Q111", nodes)
+    return _blame_node(
+        NodeError, subject, name, f"failed in ONNX Runtime: {cause}", _SAMPLES, "Q111", nodes
+    )
 
 
 def _blame_node(
-    kind: type[NodeError], subject: str, name: str, cause: str, fix: str, code: str, nodes: Collection[str] | None
+    kind: type[NodeError],
+    subject: str,
+    name: str,
+    cause: str,
+    fix: str,
+    code: str,
+    nodes: Collection[str] | None,
 ) -> OnnxqError:
     """The error of a node, which ORT's optimizer may have made. nodes: names of the model's own; None: not known."""
     if nodes is not None and name not in nodes:
         cause = f"{cause}; it is a node which the model does not have"
         fix = _OPTIMIZER
     named = name or kind is KernelError
-    return kind(subject, cause, fix, code=code).name_node(name) if named else ModelError(subject, cause, fix, code=code)
+    return (
+        kind(subject, cause, fix, code=code).name_node(name)
+        if named
+        else ModelError(subject, cause, fix, code=code)
+    )
 
 
 def _name_node(op: str, name: str) -> str:

@@ -24,7 +24,11 @@ def declare_types(optimized: onnx.ModelProto) -> None:
 
 def _declare_graph(graph: onnx.GraphProto, outer: Mapping[str, int]) -> None:
     declared = (*graph.input, *graph.output, *graph.value_info)
-    own = {one.name: one.type.tensor_type.elem_type for one in declared if one.type.HasField("tensor_type")}
+    own = {
+        one.name: one.type.tensor_type.elem_type
+        for one in declared
+        if one.type.HasField("tensor_type")
+    }
     known = {**outer, **own, **{one.name: one.data_type for one in graph.initializer}}
     before = set(known)
     for node in graph.node:
@@ -33,7 +37,9 @@ def _declare_graph(graph: onnx.GraphProto, outer: Mapping[str, int]) -> None:
                 _declare_graph(attribute.g, known)
         _bind_types(node, known)
     found = (name for name in known if name not in before)
-    graph.value_info.extend(onnx.helper.make_tensor_value_info(name, known[name], None) for name in found)
+    graph.value_info.extend(
+        onnx.helper.make_tensor_value_info(name, known[name], None) for name in found
+    )
 
 
 def _bind_types(node: onnx.NodeProto, known: dict[str, int]) -> None:
@@ -44,7 +50,9 @@ def _bind_types(node: onnx.NodeProto, known: dict[str, int]) -> None:
     pairs = [*_pair_tensors(node.input, schema.inputs), *_pair_tensors(node.output, schema.outputs)]
     bound = {each.typeStr: known[name] for name, each in pairs if known.get(name)}
     for name, each in pairs:
-        kind = bound.get(each.typeStr) or (_read_type(next(iter(each.types))) if len(each.types) == 1 else 0)
+        kind = bound.get(each.typeStr) or (
+            _read_type(next(iter(each.types))) if len(each.types) == 1 else 0
+        )
         if kind and not known.get(name):
             known[name] = kind
 

@@ -45,7 +45,10 @@ def import_onnxruntime() -> Any:
 
 def _explain_missing(cause: str) -> MissingDependencyError:
     return MissingDependencyError(
-        "onnxruntime", cause, "pip install 'onnxq[cpu]'  (with an NVIDIA GPU: 'onnxq[gpu]'; never both)", code="Q801"
+        "onnxruntime",
+        cause,
+        "pip install 'onnxq[cpu]'  (with an NVIDIA GPU: 'onnxq[gpu]'; never both)",
+        code="Q801",
     )
 
 
@@ -54,7 +57,11 @@ def list_faults() -> tuple[type[Exception], ...]:
     """Everything ORT raises when it cannot load or run a model."""
     from onnxruntime.capi import onnxruntime_pybind11_state as state
 
-    own = [kind for kind in vars(state).values() if isinstance(kind, type) and issubclass(kind, Exception)]
+    own = [
+        kind
+        for kind in vars(state).values()
+        if isinstance(kind, type) and issubclass(kind, Exception)
+    ]
     return (*own, ValueError, RuntimeError, TypeError, MemoryError)
 
 
@@ -138,10 +145,14 @@ def check_provider(name: str) -> str:
     """
     if _shorten_name(name) == _shorten_name(CPU):
         return ""
-    known: dict[str, str] = {_shorten_name(full): full for full in import_onnxruntime().get_available_providers()}
+    known: dict[str, str] = {
+        _shorten_name(full): full for full in import_onnxruntime().get_available_providers()
+    }
     if _shorten_name(name) not in known:
         cause = "this onnxruntime does not have it"
-        raise ConfigError(f"provider {name!r}", cause, f"installed: {', '.join(sorted(known))}", code="Q312")
+        raise ConfigError(
+            f"provider {name!r}", cause, f"installed: {', '.join(sorted(known))}", code="Q312"
+        )
     return known[_shorten_name(name)]
 
 
@@ -232,18 +243,29 @@ class Session:
         options.use_deterministic_compute = bool(provider)
         self._label = str(model) if isinstance(model, (str, Path)) else "the model"
         # Without optimizations ORT runs the model's own nodes.
-        self._nodes = _name_nodes(model) if optimize and not isinstance(model, (str, Path)) else None
+        self._nodes = (
+            _name_nodes(model) if optimize and not isinstance(model, (str, Path)) else None
+        )
         try:
             # ORT reads these arrays as long as the session lives.
             ready, self._weights = _hand_over_weights(model, options)
             with _open_source(ready) as source:
-                self._session = ort.InferenceSession(source, options, providers=[set_options(provider)])
+                self._session = ort.InferenceSession(
+                    source, options, providers=[set_options(provider)]
+                )
         except list_faults() as error:
             raise explain_load_failure(error, self._label, nodes=self._nodes) from error
         check_loaded(self._session, provider)
-        self.inputs: tuple[ValueInfo, ...] = tuple(_describe_value(arg) for arg in self._session.get_inputs())
-        self.outputs: tuple[ValueInfo, ...] = tuple(_describe_value(arg) for arg in self._session.get_outputs())
-        self._types = {arg.name: (arg.type, _parse_element_type(arg.type)) for arg in self._session.get_inputs()}
+        self.inputs: tuple[ValueInfo, ...] = tuple(
+            _describe_value(arg) for arg in self._session.get_inputs()
+        )
+        self.outputs: tuple[ValueInfo, ...] = tuple(
+            _describe_value(arg) for arg in self._session.get_outputs()
+        )
+        self._types = {
+            arg.name: (arg.type, _parse_element_type(arg.type))
+            for arg in self._session.get_inputs()
+        }
 
     @property
     def native(self) -> Any:
@@ -278,7 +300,12 @@ class Session:
                 raise DataError(f"input {name!r}", "the model has no such input", near, code="Q208")
         for name, (type_name, want) in self._types.items():
             if name not in feeds:
-                raise DataError(f"input {name!r}", "was not given a value", suggest_names(name, feeds), code="Q207")
+                raise DataError(
+                    f"input {name!r}",
+                    "was not given a value",
+                    suggest_names(name, feeds),
+                    code="Q207",
+                )
             value = feeds[name]
             # Text has several dtypes in numpy, and sequences and maps have none that could be compared.
             if not type_name.startswith("tensor(") or value.dtype.kind in "OUS":
@@ -352,7 +379,9 @@ def _describe_value(arg: Any) -> ValueInfo:
     return ValueInfo(arg.name, element, tuple(arg.shape) if element else None)
 
 
-def optimize_graph(model: AnyModel, *, layout: bool = True, libraries: Sequence[str] = ()) -> onnx.ModelProto:
+def optimize_graph(
+    model: AnyModel, *, layout: bool = True, libraries: Sequence[str] = ()
+) -> onnx.ModelProto:
     """The graph ORT runs at its highest optimization level on this CPU: fused and integer kernels by op type.
 
     layout: False stops before tensors are laid out anew (NCHWc, NHWC): the same fusions, and every tensor that
@@ -364,5 +393,7 @@ def optimize_graph(model: AnyModel, *, layout: bool = True, libraries: Sequence[
         model, libraries = attach_weights(model), (*list_libraries(model), *libraries)
     with ScratchFolder() as folder:
         path = folder / "optimized.onnx"
-        Session(model, layout=layout, threads=1, save_optimized=path, libraries=libraries, provider="")
+        Session(
+            model, layout=layout, threads=1, save_optimized=path, libraries=libraries, provider=""
+        )
         return onnx.load(path)

@@ -52,7 +52,9 @@ class Probe:
     loops: bool = True
 
 
-def tap_tensors(model: ModelLike, tensors: Iterable[TensorId], *, only: bool = False, probe: Probe = Probe()) -> Tapped:
+def tap_tensors(
+    model: ModelLike, tensors: Iterable[TensorId], *, only: bool = False, probe: Probe = Probe()
+) -> Tapped:
     """A copy of the model that gives these tensors as outputs too; with `only`, instead of its own outputs.
 
     Tensors that cannot be led out (subgraphs of unknown operators, an If inside a Loop, unknown types) come back as
@@ -67,7 +69,9 @@ def tap_tensors(model: ModelLike, tensors: Iterable[TensorId], *, only: bool = F
             near = suggest_names(tensor.name, known.get(tensor.scope, ()))
             raise ModelError(str(tensor), "the model has no such tensor", near, code="Q116")
     copy, weights = omit_weights(proto)
-    work = _TapWriter(index, probe, set().union(*known.values(), (node.name for node in index.nodes)), {})
+    work = _TapWriter(
+        index, probe, set().union(*known.values(), (node.name for node in index.nodes)), {}
+    )
     for tensor in wanted:
         work.by_scope.setdefault(tensor.scope, []).append(tensor)
     lifted = work.lift_scope(copy.graph, "")
@@ -83,7 +87,11 @@ def tap_tensors(model: ModelLike, tensors: Iterable[TensorId], *, only: bool = F
         remove_unneeded(copy.graph)
     names = {item.tensor: item.name for item in lifted}
     tapped = rebuild(model, restore_weights(copy, weights))
-    return Tapped(tapped, {tensor: names[tensor] for tensor in wanted if tensor in names}, tuple(work.refusals))
+    return Tapped(
+        tapped,
+        {tensor: names[tensor] for tensor in wanted if tensor in names},
+        tuple(work.refusals),
+    )
 
 
 @dataclass(frozen=True)
@@ -128,16 +136,22 @@ class _TapWriter:
             return None
         name = self._choose_name(f"{tensor.name}/{self.probe.op_type}")
         graph.node.append(
-            helper.make_node(self.probe.op_type, [tensor.name], [name], name=self._choose_name(f"{name}/node"))
+            helper.make_node(
+                self.probe.op_type, [tensor.name], [name], name=self._choose_name(f"{name}/node")
+            )
         )
         known = self.index.find_shape(tensor) if self.probe.op_type == "Identity" else None
         return _Lifted(tensor, name, dtype, rank=len(known or ()) or 1)
 
-    def _lead_out(self, node: NodeProto, label: str, subgraph: GraphProto, item: _Lifted, scope: str) -> _Lifted | None:
+    def _lead_out(
+        self, node: NodeProto, label: str, subgraph: GraphProto, item: _Lifted, scope: str
+    ) -> _Lifted | None:
         """Lead an item out of one subgraph of `node`."""
         reason = self._find_obstacle(node, item)
         if reason:
-            self.refusals.append(Refusal(str(item.tensor), f"{reason} ({scope})", rule="tap", code="R107"))
+            self.refusals.append(
+                Refusal(str(item.tensor), f"{reason} ({scope})", rule="tap", code="R107")
+            )
             return None
         for other_label, other in iterate_subgraphs(node):
             if other_label != label:
@@ -153,7 +167,9 @@ class _TapWriter:
         name = self._choose_name(f"{item.name}/{node.op_type}")
         node.output.append(name)
         branch = node.op_type == "If"
-        return _Lifted(item.tensor, name, item.dtype, item.conditional or branch, item.rank + int(not branch))
+        return _Lifted(
+            item.tensor, name, item.dtype, item.conditional or branch, item.rank + int(not branch)
+        )
 
     def _find_obstacle(self, node: NodeProto, item: _Lifted) -> str:
         if node.op_type == "If" and node.domain in ("", "ai.onnx"):
@@ -168,9 +184,13 @@ class _TapWriter:
         # Of the tensor's rank: where the dummy is read as the tensor, sizes are inferred by it.
         value = TensorProto(name=name, data_type=item.dtype, dims=[0] * item.rank)
         if absent:
-            value = numpy_helper.from_array(np.asarray(absent, helper.tensor_dtype_to_np_dtype(item.dtype)), name)
+            value = numpy_helper.from_array(
+                np.asarray(absent, helper.tensor_dtype_to_np_dtype(item.dtype)), name
+            )
         subgraph.node.append(
-            helper.make_node("Constant", [], [name], name=self._choose_name(f"{name}/node"), value=value)
+            helper.make_node(
+                "Constant", [], [name], name=self._choose_name(f"{name}/node"), value=value
+            )
         )
         subgraph.output.append(helper.make_tensor_value_info(name, item.dtype, None))
 
@@ -251,7 +271,11 @@ def list_float_tensors(index: GraphIndex) -> list[TensorId]:
     for node in index.nodes:
         if not _is_looped(index, node.scope):
             ids.extend(TensorId(name, node.scope) for name in node.outputs if name)
-    return [tensor for tensor in ids if index.find_dtype(tensor) in FLOAT_TENSORS and not index.is_constant(tensor)]
+    return [
+        tensor
+        for tensor in ids
+        if index.find_dtype(tensor) in FLOAT_TENSORS and not index.is_constant(tensor)
+    ]
 
 
 def _is_looped(index: GraphIndex, scope: str) -> bool:

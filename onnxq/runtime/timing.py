@@ -92,7 +92,9 @@ def time_models(
     """
     leaders = _find_leaders(models)
     timed = {name: model for name, model in models.items() if leaders[name] == name}
-    sessions = {name: Session(model, threads=threads, provider=provider) for name, model in timed.items()}
+    sessions = {
+        name: Session(model, threads=threads, provider=provider) for name, model in timed.items()
+    }
     blocks = {}
     for name, session in sessions.items():
         own = convert_floats(feeds, {value.name: value.dtype for value in session.inputs})
@@ -108,7 +110,11 @@ def _find_leaders(models: Mapping[str, AnyModel]) -> dict[str, str]:
     alike: dict[Hashable, list[str]] = {}
     for name, model in models.items():
         # Weights are only hashed where operators agree.
-        ops = model if isinstance(model, (str, Path)) else tuple(node.op_type for node in model.graph.node)
+        ops = (
+            model
+            if isinstance(model, (str, Path))
+            else tuple(node.op_type for node in model.graph.node)
+        )
         others = alike.setdefault(ops, [])
         leaders[name] = next((other for other in others if _is_same(models[other], model)), name)
         if leaders[name] == name:
@@ -135,7 +141,11 @@ def convert_floats(feeds: Feeds, types: Mapping[str, int]) -> dict[str, Array]:
 
 
 def measure_rounds(
-    blocks: Mapping[str, Block], *, rounds: int | None = None, seconds: float = 8.0, precision: float = _PRECISION
+    blocks: Mapping[str, Block],
+    *,
+    rounds: int | None = None,
+    seconds: float = 8.0,
+    precision: float = _PRECISION,
 ) -> dict[str, list[Seconds]]:
     """Seconds of every run, in paired rounds: every block once in each, in an order that rotates.
 
@@ -146,7 +156,9 @@ def measure_rounds(
     names = list(blocks)
     end = time.perf_counter() + seconds
     done = 0
-    while names and not _is_finished(times, done, rounds, precision, late=time.perf_counter() >= end):
+    while names and not _is_finished(
+        times, done, rounds, precision, late=time.perf_counter() >= end
+    ):
         turn = done % len(names)
         for name in names[turn:] + names[:turn]:
             times[name].append(blocks[name]())
@@ -162,7 +174,12 @@ def count_block_runs(block: Block) -> int:
 
 
 def _is_finished(
-    times: Mapping[str, list[Seconds]], done: int, rounds: int | None, precision: float, *, late: bool
+    times: Mapping[str, list[Seconds]],
+    done: int,
+    rounds: int | None,
+    precision: float,
+    *,
+    late: bool,
 ) -> bool:
     if rounds is not None:
         return done >= max(rounds, 1)
@@ -170,7 +187,9 @@ def _is_finished(
         return False
     if late or done >= _MOST_ROUNDS:
         return True
-    return done >= _ENOUGH_ROUNDS and all(_estimate_spread(rows) < precision for rows in times.values())
+    return done >= _ENOUGH_ROUNDS and all(
+        _estimate_spread(rows) < precision for rows in times.values()
+    )
 
 
 def _estimate_spread(rounds: Rounds) -> float:

@@ -83,14 +83,18 @@ def _pack(value: Any, arrays: list[Bytes]) -> Any:
         return {"dict": [[key, _pack(item, arrays)] for key, item in value.items()]}
     if not hasattr(value, "__dict__") or isinstance(value, type):
         cause = f"keeps a {type(value).__name__}, which cannot be written to a file"
-        raise ConfigError(type(value).__name__, cause, "keep numbers, arrays and objects of these", code="Q311")
+        raise ConfigError(
+            type(value).__name__, cause, "keep numbers, arrays and objects of these", code="Q311"
+        )
     attributes = {name: item for name, item in vars(value).items() if not _is_fixed(item)}
     return {"object": type(value).__name__, "of": _pack(attributes, arrays)}
 
 
 def _is_fixed(value: Any) -> bool:
     """True for a frozen description, such as a QuantSpec, which a fresh object has already."""
-    return is_dataclass(value) and not isinstance(value, type) and type(value).__name__ not in _CLASSES
+    return (
+        is_dataclass(value) and not isinstance(value, type) and type(value).__name__ not in _CLASSES
+    )
 
 
 def _unpack(tree: Any, arrays: Sequence[Bytes]) -> Any:
@@ -124,7 +128,16 @@ _ENDING = ".piece"
 # Bytes; above it packing takes longer than writing.
 _WORTH_PACKING = 2**24
 # What reading a file raises that is damaged, or of another version.
-_DAMAGED = (OSError, ValueError, KeyError, TypeError, IndexError, EOFError, zipfile.BadZipFile, zlib.error)
+_DAMAGED = (
+    OSError,
+    ValueError,
+    KeyError,
+    TypeError,
+    IndexError,
+    EOFError,
+    zipfile.BadZipFile,
+    zlib.error,
+)
 
 
 class Journal:
@@ -138,7 +151,9 @@ class Journal:
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise OutputError(folder, error.strerror or str(error), "name another folder", code="Q604") from error
+            raise OutputError(
+                folder, error.strerror or str(error), "name another folder", code="Q604"
+            ) from error
         self._earlier = {path.stem for path in folder.glob(f"*{_ENDING}")}
         self._used: set[str] = set()
 
@@ -159,7 +174,10 @@ class Journal:
     def read(self, key: str) -> Any:
         """Return the result of a piece; None where it is not finished, or its file is damaged."""
         try:
-            with self._find_path(key).open("rb") as opened, np.load(opened, allow_pickle=False) as file:
+            with (
+                self._find_path(key).open("rb") as opened,
+                np.load(opened, allow_pickle=False) as file,
+            ):
                 text = bytes(file["value"]).decode("utf-8")
                 value = unpack_value(text, [file[f"a{k}"] for k in range(len(file.files) - 1)])
         except _DAMAGED:
@@ -233,7 +251,11 @@ class Workers:
         WorkerError for a piece that workers die over.
         """
         results: dict[int, R] = {}
-        finished = {k: piece.key for k, piece in enumerate(pieces) if self.journal and self.journal.holds(piece.key)}
+        finished = {
+            k: piece.key
+            for k, piece in enumerate(pieces)
+            if self.journal and self.journal.holds(piece.key)
+        }
         todo = [(k, piece) for k, piece in enumerate(pieces) if k not in finished]
         stream = self._finish_pieces(function, todo)
         for k, piece in enumerate(pieces):

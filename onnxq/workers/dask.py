@@ -8,7 +8,16 @@ from importlib.metadata import version
 from typing import Any
 
 from onnxq.errors import MissingDependencyError, WorkerError
-from onnxq.workers.base import Finished, Journal, R, T, Workers, WorkPiece, count_threads, run_guarded
+from onnxq.workers.base import (
+    Finished,
+    Journal,
+    R,
+    T,
+    Workers,
+    WorkPiece,
+    count_threads,
+    run_guarded,
+)
 
 # Pieces handed out for each thread of the workers.
 _AHEAD = 2
@@ -34,7 +43,12 @@ class DaskWorkers(Workers):
             raise self._explain_loss(error) from error
         check_versions(versions)
         if not versions:
-            raise WorkerError(address, "the scheduler has no workers", "start some: `dask worker ADDRESS`", code="Q902")
+            raise WorkerError(
+                address,
+                "the scheduler has no workers",
+                "start some: `dask worker ADDRESS`",
+                code="Q902",
+            )
         self.count = max(sum(self._client.nthreads().values()), 2)
 
     def close(self) -> None:
@@ -64,16 +78,23 @@ class DaskWorkers(Workers):
         except Exception as error:  # of Dask: those of pieces come as values
             if isinstance(error, distributed.scheduler.KilledWorker):
                 cause = "workers died each time that they were at this"
-                raise WorkerError(piece.title, cause, "give them more memory", code="Q901") from error
+                raise WorkerError(
+                    piece.title, cause, "give them more memory", code="Q901"
+                ) from error
             raise self._explain_loss(error) from error
         finally:
             for future in running:
                 future.release()
 
     def _explain_loss(self, error: Exception) -> WorkerError:
-        cause = f"there is no scheduler to talk to ({type(error).__name__}: {error})".splitlines()[0]
+        cause = f"there is no scheduler to talk to ({type(error).__name__}: {error})".splitlines()[
+            0
+        ]
         return WorkerError(
-            self._address, cause, "start it (`dask scheduler`); `resume=…` goes on from what was finished", code="Q902"
+            self._address,
+            cause,
+            "start it (`dask scheduler`); `resume=…` goes on from what was finished",
+            code="Q902",
         )
 
 
@@ -83,7 +104,9 @@ def check_versions(versions: Mapping[str, str]) -> None:
     for address, other in versions.items():
         if other != mine:
             cause = f"has onnxq {other}, and this is {mine}: their results may differ"
-            raise WorkerError(address, cause, "install the same version on all machines", code="Q903")
+            raise WorkerError(
+                address, cause, "install the same version on all machines", code="Q903"
+            )
 
 
 def _read_version() -> str:

@@ -18,7 +18,16 @@ from multiprocessing.context import SpawnProcess
 from typing import Any
 
 from onnxq.errors import WorkerError
-from onnxq.workers.base import Finished, Journal, R, T, Workers, WorkPiece, count_threads, run_guarded
+from onnxq.workers.base import (
+    Finished,
+    Journal,
+    R,
+    T,
+    Workers,
+    WorkPiece,
+    count_threads,
+    run_guarded,
+)
 
 # Deaths over one piece, after which it is given up.
 _PATIENCE = 4
@@ -60,7 +69,9 @@ class ProcessWorkers(Workers):
         self._drop_members([member for member in self.members if member.at is not None])
         while waiting or any(member.at for member in self.members):
             lost = self._hand_out(function, waiting)
-            busy = [member for member in self.members if member.at is not None and member not in lost]
+            busy = [
+                member for member in self.members if member.at is not None and member not in lost
+            ]
             ready = wait([member.pipe for member in busy]) if busy and not lost else []
             for member in [member for member in busy if member.pipe in ready]:
                 assert member.at is not None
@@ -80,7 +91,9 @@ class ProcessWorkers(Workers):
                 waiting.appendleft(member.at)
             self._drop_members(lost)
 
-    def _hand_out(self, function: Callable[[T], R], waiting: deque[tuple[int, WorkPiece[T]]]) -> list[_Member]:
+    def _hand_out(
+        self, function: Callable[[T], R], waiting: deque[tuple[int, WorkPiece[T]]]
+    ) -> list[_Member]:
         """Give every idle process a piece, starting processes as they are needed; returns those found dead."""
         lost = []
         while waiting:

@@ -61,7 +61,9 @@ class ExportCheck:
     def __str__(self) -> str:
         if self.not_run:
             return f"was not compared with torch: {self.not_run}"
-        written, run, rounding = map(_format_decibel, (self.as_written, self.as_run, self.quantization))
+        written, run, rounding = map(
+            _format_decibel, (self.as_written, self.as_run, self.quantization)
+        )
         return (
             f"against torch: SQNR {written} as written, {run} as ONNX Runtime optimizes it (at most {self.max_abs:.2g} "
             f"apart); of quantization itself {rounding}"
@@ -102,7 +104,9 @@ def _compare(model: nn.Module, file: Path, inputs: Inputs) -> ExportCheck:
     if [value.shape for value in runs[0]] != [value.shape for value in wanted]:
         return ExportCheck(not_run="its outputs are not those of the module")
     errors = [_measure(wanted, run) for run in runs]
-    return ExportCheck(errors[0][0], errors[1][0], max(errors[0][1], errors[1][1]), _measure(plain, wanted)[0])
+    return ExportCheck(
+        errors[0][0], errors[1][0], max(errors[0][1], errors[1][1]), _measure(plain, wanted)[0]
+    )
 
 
 def _measure(wanted: Arrays, got: Arrays) -> tuple[float, float]:
@@ -132,6 +136,8 @@ def _name_inputs(session: Session, inputs: Inputs) -> dict[str, Array] | None:
     """The example by the names of the file's inputs; None where they do not fit."""
     names = [value.name for value in session.inputs]
     if not inputs.args and set(names) <= set(inputs.kwargs):
-        return {name: np.asarray(torch.as_tensor(inputs.kwargs[name]).detach().cpu()) for name in names}
+        return {
+            name: np.asarray(torch.as_tensor(inputs.kwargs[name]).detach().cpu()) for name in names
+        }
     arrays = _list_arrays(inputs)
     return dict(zip(names, arrays, strict=True)) if len(names) == len(arrays) else None

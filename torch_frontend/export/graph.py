@@ -28,13 +28,17 @@ _SCOPES = "pkg.torch.onnx.name_scopes"
 _KEPT = ("namespace",)
 
 
-def export_with_markers(model: nn.Module, inputs: Inputs, *, opset: int | None, **options: Any) -> onnx.ModelProto:
+def export_with_markers(
+    model: nn.Module, inputs: Inputs, *, opset: int | None, **options: Any
+) -> onnx.ModelProto:
     """The model as torch exports it, markers included. options: of torch.onnx.export.
 
     Raises ModelError if torch cannot export it.
     """
     # Its progress, its notes on torchvision, and warnings about its own code.
-    with silence_torch("torch.onnx._internal.exporter", logging.ERROR, DeprecationWarning, FutureWarning):
+    with silence_torch(
+        "torch.onnx._internal.exporter", logging.ERROR, DeprecationWarning, FutureWarning
+    ):
         try:
             program = torch.onnx.export(
                 model,
@@ -51,7 +55,9 @@ def export_with_markers(model: nn.Module, inputs: Inputs, *, opset: int | None, 
             fix = "see the error above; torch.export has to trace the model's forward"
             raise ModelError(type(model).__name__, cause, fix, code="Q122") from error
     if program is None:  # pragma: no cover - only with a file given
-        raise ModelError(type(model).__name__, "torch.onnx.export gave nothing", "update torch", code="Q122")
+        raise ModelError(
+            type(model).__name__, "torch.onnx.export gave nothing", "update torch", code="Q122"
+        )
     proto: onnx.ModelProto = program.model_proto
     return clean_up_model(proto)
 
@@ -73,7 +79,11 @@ def order_inputs(model: nn.Module, inputs: Inputs) -> Inputs:
 def batch_dims(inputs: Inputs) -> Any:
     """Dynamic shapes for torch.export, in which the first axis of every tensor is the same batch size."""
     if inputs.args and inputs.kwargs:
-        raise ModelError("dynamic_batch", "inputs are given by position and by name", "pass dynamic_shapes instead")
+        raise ModelError(
+            "dynamic_batch",
+            "inputs are given by position and by name",
+            "pass dynamic_shapes instead",
+        )
     batch = torch.export.Dim("batch")
 
     def dims(value: Any) -> Any:
@@ -129,7 +139,9 @@ def active_quantizers(model: nn.Module) -> list[Quantizer]:
 
     Raises CalibrationError naming one without qparams, PlanError if none is on, ModelError if two have one site.
     """
-    quantizers = [quantizer for quantizer in quantizers_of(model) if quantizer.active and quantizer.marks]
+    quantizers = [
+        quantizer for quantizer in quantizers_of(model) if quantizer.active and quantizer.marks
+    ]
     if not quantizers:
         raise PlanError(
             type(model).__name__,
@@ -144,7 +156,10 @@ def active_quantizers(model: nn.Module) -> list[Quantizer]:
             quantizer.qparams()
         if quantizer.site in sites:
             raise ModelError(
-                quantizer.site, "two quantizers have this site", "give every quantizer a site of its own", code="Q120"
+                quantizer.site,
+                "two quantizers have this site",
+                "give every quantizer a site of its own",
+                code="Q120",
             )
         sites.add(quantizer.site)
     return quantizers
@@ -170,7 +185,9 @@ def prepare_markers(
                 quantizer.forget_marker()
 
 
-def _bake_weights(model: nn.Module, quantizers: Sequence[Quantizer], inputs: Inputs) -> dict[str, Tensor]:
+def _bake_weights(
+    model: nn.Module, quantizers: Sequence[Quantizer], inputs: Inputs
+) -> dict[str, Tensor]:
     """Site -> baked weight, of quantizers that bake."""
     weights: dict[str, Tensor] = {}
 
@@ -183,7 +200,9 @@ def _bake_weights(model: nn.Module, quantizers: Sequence[Quantizer], inputs: Inp
             raise ModelError(quantizer.site, cause, "give each a quantizer of its own", code="Q120")
 
     # A weight may be computed in forward, so only a run shows it.
-    changing = [q for q in quantizers if q.role is Role.WEIGHT and type(q).bake is not Quantizer.bake]
+    changing = [
+        q for q in quantizers if q.role is Role.WEIGHT and type(q).bake is not Quantizer.bake
+    ]
     with ExitStack() as hooks:
         for quantizer in changing:
             hooks.enter_context(quantizer.register_forward_pre_hook(catch))

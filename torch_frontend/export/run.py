@@ -52,7 +52,9 @@ class Exportable(nn.Module):
         raise NotImplementedError
 
 
-def write_all(models: dict[Path, onnx.ModelProto], texts: dict[Path, str], *, overwrite: bool) -> tuple[Path, ...]:
+def write_all(
+    models: dict[Path, onnx.ModelProto], texts: dict[Path, str], *, overwrite: bool
+) -> tuple[Path, ...]:
     """Write everything into folders beside the targets, then move it into place; return the files, data files too.
 
     Raises OutputError if a file is in the way, cannot be written, or does not fit on the disk; no file is left then.
@@ -61,7 +63,12 @@ def write_all(models: dict[Path, onnx.ModelProto], texts: dict[Path, str], *, ov
     check_outputs("", *models, *texts, force=overwrite)
     # A pipe or device can take one file, not three.
     for path in filter(is_stream, (*models, *texts)):
-        raise OutputError(str(path), "is a pipe or device, and an export is several files", "name a file", code="Q603")
+        raise OutputError(
+            str(path),
+            "is a pipe or device, and an export is several files",
+            "name a file",
+            code="Q603",
+        )
     staged: dict[Path, Path] = {}
     try:
         with ExitStack() as folders:
@@ -80,7 +87,10 @@ def write_all(models: dict[Path, onnx.ModelProto], texts: dict[Path, str], *, ov
     except OSError as error:
         subject = str(next(iter(models), ""))
         raise OutputError(
-            subject, error.strerror or str(error), "free space or choose another folder", code="Q604"
+            subject,
+            error.strerror or str(error),
+            "free space or choose another folder",
+            code="Q604",
         ) from error
     return tuple(staged.values())
 
@@ -184,7 +194,9 @@ def to_onnx(
     sites = [quantizer.site for quantizer in quantizers]
     # As in training, so that the file has the integers that were trained.
     saturation = model.quant_config.saturation if isinstance(model, Exportable) else "avoid"
-    marked = onnxq.strip_markers(proto, target=wanted, mode=mode, quantizers=sites, name=name, saturation=saturation)
+    marked = onnxq.strip_markers(
+        proto, target=wanted, mode=mode, quantizers=sites, name=name, saturation=saturation
+    )
     plan = warn_of_moved_weights(marked, quantizers)
     # The same emitter as for ONNX files, so that trained and calibrated models cannot differ in form.
     done = onnxq.apply(marked.model, plan)
@@ -213,19 +225,27 @@ def export_onnx(
     Raises OutputError for a file that exists (unless overwrite) or cannot be written; else as `to_onnx`.
     """
     whole = Path(path)
-    bare = Path(float_path) if float_path is not None else whole.with_name(f"{whole.stem}.float.onnx")
+    bare = (
+        Path(float_path) if float_path is not None else whole.with_name(f"{whole.stem}.float.onnx")
+    )
     plan = Path(plan_path) if plan_path is not None else whole.with_name(f"{whole.stem}.plan.json")
     extra = (whole.with_name(f"{whole.stem}_extra.onnx"),) if bits_attribute else ()
-    check_outputs("", whole, bare, plan, *extra, force=overwrite)  # before the export, which takes long
+    check_outputs(
+        "", whole, bare, plan, *extra, force=overwrite
+    )  # before the export, which takes long
     done = to_onnx(model, example_inputs, **{"name": bare.name, **options})
-    marked = {path: write_bits(done.model, find_pairs(done.model), bits_attribute=True) for path in extra}
+    marked = {
+        path: write_bits(done.model, find_pairs(done.model), bits_attribute=True) for path in extra
+    }
     models = {bare: done.float_model, whole: done.model, **marked}
     files = write_all(models, {plan: to_json(done.plan)}, overwrite=overwrite)
     inner = model
     if isinstance(model, Exportable):
         model.mark_exported()
         inner = model.model
-    return replace(done, files=files, check=check_export(inner, whole, example_inputs) if check else None)
+    return replace(
+        done, files=files, check=check_export(inner, whole, example_inputs) if check else None
+    )
 
 
 def _begin_export(model: nn.Module, target: str | None) -> tuple[nn.Module, str, str]:
@@ -249,5 +269,8 @@ def _check_types(model: nn.Module) -> None:
 def _choose_opset(model: nn.Module, quantizers: Sequence[Quantizer]) -> int | None:
     """The opset that the quantizers need; None leaves the choice to torch."""
     half = any(parameter.dtype == torch.float16 for parameter in model.parameters())
-    wide = any(q.spec.bits == 16 or q.spec.bits <= 4 or isinstance(q.spec.granularity, PerBlock) for q in quantizers)
+    wide = any(
+        q.spec.bits == 16 or q.spec.bits <= 4 or isinstance(q.spec.granularity, PerBlock)
+        for q in quantizers
+    )
     return _WIDE_OPSET if half or wide else None

@@ -58,7 +58,9 @@ def prepare_forward(x: Tensor, scale: Tensor, zero_point: Tensor, grid: Grid) ->
     return Prepared(call, layout, [y], (x, *qparams))
 
 
-def prepare_backward(dy: Tensor, x: Tensor, scale: Tensor, zero_point: Tensor, grid: Grid, needed: Needed) -> Prepared:
+def prepare_backward(
+    dy: Tensor, x: Tensor, scale: Tensor, zero_point: Tensor, grid: Grid, needed: Needed
+) -> Prepared:
     """The call of backward. outputs: [dx, dscale, dzero_point], None where not needed; see `restore_gradients`."""
     x, layout = _make_dense(x, grid)
     # One layout describes x, dy and dx, so all must share strides and type.
@@ -68,14 +70,18 @@ def prepare_backward(dy: Tensor, x: Tensor, scale: Tensor, zero_point: Tensor, g
     call.dy = dy.data_ptr()
     dx = _allocate_like(x) if needed[0] else None
     dscale, dzero = (torch.empty_like(qparams[0]) if need else None for need in needed[1:])
-    call.y, call.dscale, call.dzero_point = (None if t is None else t.data_ptr() for t in (dx, dscale, dzero))
+    call.y, call.dscale, call.dzero_point = (
+        None if t is None else t.data_ptr() for t in (dx, dscale, dzero)
+    )
     call.grad_scale, call.zero_point_grad_scale = grid.grad_scale, grid.zero_point_grad_scale
     if grid.edge == "clip":
         call.flags |= Flag.EDGE_CLIP
     return Prepared(call, layout, [dx, dscale, dzero], (x, dy, *qparams), backward=True)
 
 
-def restore_gradients(prepared: Prepared, like: tuple[Tensor, Tensor], grid: Grid) -> tuple[Tensor | None, ...]:
+def restore_gradients(
+    prepared: Prepared, like: tuple[Tensor, Tensor], grid: Grid
+) -> tuple[Tensor | None, ...]:
     """(dx, dscale, dzero_point) of a finished call, the last two in the layout and dtype of `like`."""
     dx, *sums = prepared.outputs
     restored = [
@@ -105,7 +111,12 @@ def _start_call(
     qparams = _convert_qparam(scale, width, order), _convert_qparam(zero_point, width, order)
     call = KernelCall()
     call.x, call.scale, call.zero_point = x.data_ptr(), qparams[0].data_ptr(), qparams[1].data_ptr()
-    call.outer, call.channels, call.inner, call.block = layout.outer, layout.channels, layout.inner, layout.block
+    call.outer, call.channels, call.inner, call.block = (
+        layout.outer,
+        layout.channels,
+        layout.inner,
+        layout.block,
+    )
     call.qmin, call.qmax, call.dtype = grid.qmin, grid.qmax, _CODES[x.dtype]
     # ONNX stores the scale of float16 tensors as float16; bfloat16 keeps a float32 scale.
     call.flags = Flag.SCALE_AS_X if x.dtype == torch.float16 else 0
@@ -123,7 +134,9 @@ def _convert_qparam(values: Tensor, width: torch.dtype, order: tuple[int, ...] |
 def _restore_sum(sums: Tensor, like: Tensor, layout: Layout, grid: Grid) -> Tensor:
     if grid.block_size:
         # The inverse permutation of layout.order.
-        sums = sums.permute(sorted(range(len(layout.order)), key=layout.order.__getitem__)).contiguous()
+        sums = sums.permute(
+            sorted(range(len(layout.order)), key=layout.order.__getitem__)
+        ).contiguous()
     return sums if sums.dtype is like.dtype else sums.to(like.dtype)
 
 
@@ -138,7 +151,9 @@ def _allocate_like(x: Tensor) -> Tensor:
     if size >= _LARGE and y.device.type == "cpu":
         advise = _load_madvise()
         if advise is not None:
-            start = -(-y.data_ptr() // _PAGE) * _PAGE  # first whole page; its neighbours may belong to others
+            start = (
+                -(-y.data_ptr() // _PAGE) * _PAGE
+            )  # first whole page; its neighbours may belong to others
             advise(start, (y.data_ptr() + size - start) // _PAGE * _PAGE, _MADV_HUGEPAGE)
     return y
 
@@ -208,7 +223,11 @@ class PlannedKernels(CompiledKernels):
 
     def run_call(self, prepared: Prepared) -> None:
         """Fill the outputs."""
-        parameters = any(output is not None for output in prepared.outputs[1:]) if prepared.backward else None
+        parameters = (
+            any(output is not None for output in prepared.outputs[1:])
+            if prepared.backward
+            else None
+        )
         launches, scratch = _plan_launches(prepared.layout, DType(prepared.call.dtype), parameters)
         if scratch:
             # Freed when this returns, before the kernels have run: torch's allocator gives the memory only to work that
@@ -228,7 +247,11 @@ def _plan_launches(layout: Layout, dtype: DType, parameters: bool | None) -> tup
 
     parameters: whether backward computes dscale or dzero_point.
     """
-    plan = forward_plan(layout, dtype) if parameters is None else backward_plan(layout, dtype, parameters=parameters)
+    plan = (
+        forward_plan(layout, dtype)
+        if parameters is None
+        else backward_plan(layout, dtype, parameters=parameters)
+    )
     return tuple(
         (launch.kernel, launch.grid, launch.fill_call(KernelCall())) for launch in plan.launches
     ), plan.partial_bytes

@@ -55,22 +55,30 @@ class Driver:
     def find_function(self, module: ctypes.c_void_p, name: str) -> ctypes.c_void_p:
         """CUfunction of a kernel in a module."""
         function = ctypes.c_void_p()
-        self._call_driver("cuModuleGetFunction", ctypes.byref(function), module, ctypes.c_char_p(name.encode()))
+        self._call_driver(
+            "cuModuleGetFunction", ctypes.byref(function), module, ctypes.c_char_p(name.encode())
+        )
         return function
 
-    def launch_kernel(self, function: ctypes.c_void_p, grid: int, call: KernelCall, stream: int) -> None:
+    def launch_kernel(
+        self, function: ctypes.c_void_p, grid: int, call: KernelCall, stream: int
+    ) -> None:
         """Queue a kernel with `grid` blocks on a stream; the driver copies the argument before this returns."""
         argument = (ctypes.c_void_p * 1)(ctypes.addressof(call))
         # Blocks and threads along three axes, and bytes of shared memory.
         sizes = (ctypes.c_uint(size) for size in (grid, 1, 1, THREADS, 1, 1, 0))
-        self._call_driver("cuLaunchKernel", function, *sizes, ctypes.c_void_p(stream), argument, None)
+        self._call_driver(
+            "cuLaunchKernel", function, *sizes, ctypes.c_void_p(stream), argument, None
+        )
 
     def _call_driver(self, name: str, *arguments: Any) -> None:
         code = getattr(self._library, name)(*arguments)
         if code:
             text = ctypes.c_char_p()
             self._library.cuGetErrorString(code, ctypes.byref(text))
-            raise DriverError(f"{name} failed: {(text.value or b'unknown error').decode()} ({code})")
+            raise DriverError(
+                f"{name} failed: {(text.value or b'unknown error').decode()} ({code})"
+            )
 
 
 @cache
@@ -112,7 +120,9 @@ class CudaKernels(PlannedKernels):
                 return
             # cuModuleLoadData is not allowed during capture and would spoil the user's graph.
             if torch.cuda.is_current_stream_capturing():
-                raise RuntimeError("the fake-quant kernels are not loaded yet: run the model once, then capture it")
+                raise RuntimeError(
+                    "the fake-quant kernels are not loaded yet: run the model once, then capture it"
+                )
             major, minor = torch.cuda.get_device_capability(index)
             image = self._images(f"sm_{major}{minor}")
             self._driver.enter_context(index)
@@ -132,5 +142,9 @@ class CudaKernels(PlannedKernels):
         self._driver.enter_context(index)
         function = self._functions.get((index, kernel))
         if function is None:
-            function = self._functions[index, kernel] = self._driver.find_function(self._modules[index], kernel)
-        self._driver.launch_kernel(function, grid, call, torch.cuda.current_stream(index).cuda_stream)
+            function = self._functions[index, kernel] = self._driver.find_function(
+                self._modules[index], kernel
+            )
+        self._driver.launch_kernel(
+            function, grid, call, torch.cuda.current_stream(index).cuda_stream
+        )

@@ -83,10 +83,16 @@ def _find_fault(x: Tensor, scale: Tensor, zero_point: Tensor, grid: Grid) -> tup
         shapes = f"scale has shape {tuple(scale.shape)}, zero_point {tuple(zero_point.shape)}"
         return shapes, "give both the same shape"
     misfit = explain_misfit(x.shape, scale.shape, grid.axis, grid.block_size)
-    return None if misfit is None else (misfit, "calibrate again, or use the axis it was calibrated on")
+    return (
+        None
+        if misfit is None
+        else (misfit, "calibrate again, or use the axis it was calibrated on")
+    )
 
 
-def explain_misfit(shape: Sequence[int], scale_shape: Sequence[int], axis: int | None, block_size: int) -> str | None:
+def explain_misfit(
+    shape: Sequence[int], scale_shape: Sequence[int], axis: int | None, block_size: int
+) -> str | None:
     """Reason why scales of `scale_shape` do not fit a tensor of `shape`, or None."""
     if axis is None:
         count = prod(scale_shape)
@@ -130,5 +136,7 @@ def sum_groups(terms: Tensor, axis: int | None, block_size: int) -> Tensor:
         others = [k for k in range(terms.dim()) if k != axis]
         return terms.sum(others) if others else terms  # sum([]) would sum over all dimensions
     # Zeros fill up the last block; pad works on the last dimension.
-    rows = functional.pad(terms.movedim(axis, -1), (0, -terms.shape[axis] % block_size)).movedim(-1, axis)
+    rows = functional.pad(terms.movedim(axis, -1), (0, -terms.shape[axis] % block_size)).movedim(
+        -1, axis
+    )
     return rows.unflatten(axis, (-1, block_size)).sum(axis + 1)

@@ -38,7 +38,9 @@ def choose_kernels(x: Tensor) -> Kernels:
     """The implementation for x's device."""
     if x.device.type != "cuda":
         return _find_host_kernels()
-    return _find_cuda_kernels(torch.cuda.current_device() if x.device.index is None else x.device.index)
+    return _find_cuda_kernels(
+        torch.cuda.current_device() if x.device.index is None else x.device.index
+    )
 
 
 def available() -> dict[str, str]:
@@ -47,7 +49,9 @@ def available() -> dict[str, str]:
     Builds and loads the kernels unless they are there.
     """
     gpu = (
-        _describe(_find_cuda_kernels(torch.cuda.current_device())) if torch.cuda.is_available() else "reference: no GPU"
+        _describe(_find_cuda_kernels(torch.cuda.current_device()))
+        if torch.cuda.is_available()
+        else "reference: no GPU"
     )
     return {"cpu": _describe(_find_host_kernels()), "cuda": gpu}
 

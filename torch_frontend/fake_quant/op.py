@@ -30,7 +30,9 @@ def batch_forward(info: Any, in_dims: Dims, *args: Any) -> tuple[Tensor, int]:
     return folded.unfold_batch(y), 0
 
 
-def batch_backward(info: Any, in_dims: Dims, *args: Any) -> tuple[tuple[Tensor, ...], tuple[int | None, ...]]:
+def batch_backward(
+    info: Any, in_dims: Dims, *args: Any
+) -> tuple[tuple[Tensor, ...], tuple[int | None, ...]]:
     """vmap rule of fake_quantize_backward: (dx, dscale, dzero_point) and their batch dimensions.
 
     Each sample of the batch gets its own dscale and dzero_point; a gradient that is not needed has no batch dimension.
@@ -55,7 +57,8 @@ def batch_backward(info: Any, in_dims: Dims, *args: Any) -> tuple[tuple[Tensor, 
 def _move_batch_first(size: int, dims: Dims, tensors: Sequence[Tensor]) -> list[Tensor]:
     # A tensor that the batch shares is expanded: the folded call needs its values once per sample.
     return [
-        t.expand(size, *t.shape) if dim is None else t.movedim(dim, 0) for t, dim in zip(tensors, dims, strict=True)
+        t.expand(size, *t.shape) if dim is None else t.movedim(dim, 0)
+        for t, dim in zip(tensors, dims, strict=True)
     ]
 
 
@@ -97,7 +100,9 @@ _SHARED = (
 _LIBRARY = torch.library.Library("onnxq", "FRAGMENT")
 # Outputs take the strides of their inputs, so a compiler must run the op on the strides it traced.
 _TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_exact_strides)
-_LIBRARY.define(f"fake_quantize(Tensor x, Tensor scale, Tensor zero_point, {_SHARED}) -> Tensor", tags=_TAGS)
+_LIBRARY.define(
+    f"fake_quantize(Tensor x, Tensor scale, Tensor zero_point, {_SHARED}) -> Tensor", tags=_TAGS
+)
 _LIBRARY.define(
     "fake_quantize_backward(Tensor dy, Tensor x, Tensor scale, Tensor zero_point, "
     f"bool need_x, bool need_scale, bool need_zero_point, {_SHARED}) -> (Tensor, Tensor, Tensor)",
@@ -115,14 +120,19 @@ def _run_forward(x: Tensor, scale: Tensor, zero_point: Tensor, *settings: Any) -
     return choose_kernels(x).forward(x, scale, zero_point, grid)
 
 
-def _run_backward(dy: Tensor, x: Tensor, scale: Tensor, zero_point: Tensor, *settings: Any) -> tuple[Tensor, ...]:
+def _run_backward(
+    dy: Tensor, x: Tensor, scale: Tensor, zero_point: Tensor, *settings: Any
+) -> tuple[Tensor, ...]:
     # The schema has three flags in front of the grid: whether x, scale and zero_point need their gradients.
     needed = settings[:3]
     grid = Grid(*settings[3:])
     leaves = (x, scale, zero_point)
     check_call(x, scale, zero_point, grid)
     if x.numel() == 0:
-        return tuple(torch.zeros_like(t) if need else t.new_empty(0) for t, need in zip(leaves, needed, strict=True))
+        return tuple(
+            torch.zeros_like(t) if need else t.new_empty(0)
+            for t, need in zip(leaves, needed, strict=True)
+        )
     # The schema has no optional tensors among its results: an empty one stands for None.
     grads = choose_kernels(x).backward(dy, *leaves, grid, needed)
     return tuple(t.new_empty(0) if g is None else g for g, t in zip(grads, leaves, strict=True))
@@ -140,7 +150,9 @@ def _fake_forward(x: Tensor, scale: Tensor, zero_point: Tensor, *settings: Any) 
 
 
 @torch.library.register_fake("onnxq::fake_quantize_backward", lib=_LIBRARY)
-def _fake_backward(dy: Tensor, x: Tensor, scale: Tensor, zero_point: Tensor, *settings: Any) -> tuple[Tensor, ...]:
+def _fake_backward(
+    dy: Tensor, x: Tensor, scale: Tensor, zero_point: Tensor, *settings: Any
+) -> tuple[Tensor, ...]:
     check_call(x, scale, zero_point, Grid(*settings[3:]))
     leaves = zip((x, scale, zero_point), settings[:3], strict=True)
     return tuple(torch.empty_like(leaf) if need else leaf.new_empty(0) for leaf, need in leaves)
@@ -164,8 +176,13 @@ class _StraightThrough(torch.autograd.Function):
     @once_differentiable  # the backward op has no gradient of its own: a second derivative is an error, not zero
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         needed = ctx.needs_input_grad[:3]
-        grads = torch.ops.onnxq.fake_quantize_backward(dy, *ctx.saved_tensors, *needed, *ctx.settings)
-        return (*(g if need else None for g, need in zip(grads, needed, strict=True)), *(None for _ in ctx.settings))
+        grads = torch.ops.onnxq.fake_quantize_backward(
+            dy, *ctx.saved_tensors, *needed, *ctx.settings
+        )
+        return (
+            *(g if need else None for g, need in zip(grads, needed, strict=True)),
+            *(None for _ in ctx.settings),
+        )
 
 
 def _apply_with_gradient(*args: Any) -> Tensor:

@@ -31,7 +31,12 @@ def compute_forward(x: Tensor, scale: Tensor, zero_point: Tensor, grid: Grid) ->
 
 
 def compute_backward(
-    dy: Tensor, x: Tensor, scale: Tensor, zero_point: Tensor, grid: Grid, needed: Needed = (True, True, True)
+    dy: Tensor,
+    x: Tensor,
+    scale: Tensor,
+    zero_point: Tensor,
+    grid: Grid,
+    needed: Needed = (True, True, True),
 ) -> tuple[Tensor | None, ...]:
     """Return (dx, dscale, dzero_point), each like the tensor it belongs to, None where not needed. Sums in float64."""
     values, steps, zero = align_operands(x, scale, zero_point, grid)
@@ -41,7 +46,9 @@ def compute_backward(
     low = grid.qmin - zero
     high = grid.qmax - zero
     # NaN compares false with both ends, so it counts as inside.
-    below, above = (ratio <= low, ratio >= high) if grid.edge == "clip" else (rounded < low, rounded > high)
+    below, above = (
+        (ratio <= low, ratio >= high) if grid.edge == "clip" else (rounded < low, rounded > high)
+    )
     outside = below | above
     dx = dscale = dzero = None
     if needed[0]:
@@ -55,7 +62,9 @@ def compute_backward(
     return dx, dscale, dzero
 
 
-def align_operands(x: Tensor, scale: Tensor, zero_point: Tensor, grid: Grid) -> tuple[Tensor, Tensor, Tensor]:
+def align_operands(
+    x: Tensor, scale: Tensor, zero_point: Tensor, grid: Grid
+) -> tuple[Tensor, Tensor, Tensor]:
     """(x, scale, rounded zero point) in the type of the arithmetic, shaped to broadcast."""
     width = torch.float64 if x.dtype == torch.float64 else torch.float32
     # ONNX stores the scale of float16 tensors as float16.

@@ -48,7 +48,12 @@ class _KeepSums(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, scale: Tensor, zero_point: Tensor, orders: tuple[SumOrder, ...], settings: tuple[Any, ...]
+        ctx: Any,
+        x: Tensor,
+        scale: Tensor,
+        zero_point: Tensor,
+        orders: tuple[SumOrder, ...],
+        settings: tuple[Any, ...],
     ) -> Tensor:
         y: Tensor = torch.ops.onnxq.fake_quantize(x, scale, zero_point, *settings)
         grid = Grid(*settings)
@@ -78,13 +83,23 @@ class _KeepSums(torch.autograd.Function):
         else:
             moved = dy
             rest = dy.masked_fill(sign != 0, 0.0)
-        dx, dscale, dzero = torch.ops.onnxq.fake_quantize_backward(rest, x, scale, zero_point, *needed, *ctx.settings)
+        dx, dscale, dzero = torch.ops.onnxq.fake_quantize_backward(
+            rest, x, scale, zero_point, *needed, *ctx.settings
+        )
         if needed[0]:
-            dx = dx.index_put_(at, moved.to(dx.dtype)) if ctx.sparse else torch.where(sign != 0, moved, dx)
+            dx = (
+                dx.index_put_(at, moved.to(dx.dtype))
+                if ctx.sparse
+                else torch.where(sign != 0, moved, dx)
+            )
         if needed[1]:
             # 64 for each of the two weights, with the sign of their sum.
             room = moved.double() * sign * (MOST // 2 * grid.grad_scale)
-            added = _sum_at(room, at, scale, grid) if ctx.sparse else reference.sum_like(room, scale, grid)
+            added = (
+                _sum_at(room, at, scale, grid)
+                if ctx.sparse
+                else reference.sum_like(room, scale, grid)
+            )
             dscale = dscale + added.to(dscale.dtype)
         gradients = zip((dx, dscale, dzero), needed, strict=True)
         return (*(gradient if need else None for gradient, need in gradients), None, None)
@@ -92,7 +107,12 @@ class _KeepSums(torch.autograd.Function):
 
 def _selects_sums(x: Tensor, zero_point: Tensor, grid: Grid, orders: Sequence[SumOrder]) -> bool:
     """True where the sums that overflow are cheap to select: on the CPU, one scale for both neighbours."""
-    if len(orders) > 1 or grid.block_size or x.device.type != "cpu" or torch.compiler.is_compiling():
+    if (
+        len(orders) > 1
+        or grid.block_size
+        or x.device.type != "cpu"
+        or torch.compiler.is_compiling()
+    ):
         return False
     return (grid.axis is None or grid.axis % x.dim() == orders[0][0]) and not bool(zero_point.any())
 
@@ -138,7 +158,9 @@ def keep_sums(codes: Tensor, aims: Tensor, orders: Sequence[SumOrder]) -> tuple[
     for order in orders:
         pairs = split_sums(codes, order)
         over, sign, moved = fit_sums(*pairs, *split_sums(aims, order))
-        codes = join_sums(*(torch.where(over, q, k) for q, k in zip(moved, pairs, strict=True)), codes, order)
+        codes = join_sums(
+            *(torch.where(over, q, k) for q, k in zip(moved, pairs, strict=True)), codes, order
+        )
         joined = (torch.where(over, sign, before) for before in split_sums(signs, order))
         signs = join_sums(*joined, signs, order)
     return codes, signs
@@ -159,7 +181,9 @@ def keep_soft_sums(codes: Tensor, orders: Sequence[SumOrder]) -> Tensor:
     return codes
 
 
-def fit_sums(first: Tensor, second: Tensor, aim: Tensor, other: Tensor) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor]]:
+def fit_sums(
+    first: Tensor, second: Tensor, aim: Tensor, other: Tensor
+) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor]]:
     """(overflows, sign, neighbours that keep the sum) of each sum, as `onnxq.numerics.round_within_sum`.
 
     one, two: neighbours' integers, as floats. aim, other: the real numbers before rounding. Where a sum does not

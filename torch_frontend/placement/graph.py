@@ -50,7 +50,11 @@ class TracedCall:
     def function(self) -> str:
         """The name of the function or method that is called; "" for layers."""
         # A function that is registered stands in the graph as a module that holds it.
-        target = getattr(self.module, "target", "") if self.node.op == "call_module" else self.node.target
+        target = (
+            getattr(self.module, "target", "")
+            if self.node.op == "call_module"
+            else self.node.target
+        )
         return target if isinstance(target, str) else str(getattr(target, "__name__", ""))
 
     @property
@@ -58,7 +62,9 @@ class TracedCall:
         """False where data that it reads are integers."""
         # Only computed values can have a pair; the type of a parameter or number decides nothing.
         values = (value for param in self.name.entry.data for _, value in self.find_slots(param))
-        return all(is_float(value) for value in values if not is_plain(value) and not is_constant(value))
+        return all(
+            is_float(value) for value in values if not is_plain(value) and not is_constant(value)
+        )
 
     def find_slots(self, param: str) -> list[tuple[Slot, fx.Node]]:
         """The graph values that a parameter gets: none, one, or those of a list."""
@@ -71,7 +77,9 @@ class TracedCall:
         if isinstance(value, fx.Node):
             return [(Slot(key), value)]
         if isinstance(value, (list, tuple)):
-            return [(Slot(key, k), item) for k, item in enumerate(value) if isinstance(item, fx.Node)]
+            return [
+                (Slot(key, k), item) for k, item in enumerate(value) if isinstance(item, fx.Node)
+            ]
         return []
 
     def find_setting(self, key: str, *names: str, default: Any = None) -> Any:

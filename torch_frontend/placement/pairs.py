@@ -36,7 +36,9 @@ class Product:
     reason: Unquantized | None = None
 
 
-def list_products(graph: CallGraph, placement: Placement, reasons: Iterable[Unquantized]) -> list[Product]:
+def list_products(
+    graph: CallGraph, placement: Placement, reasons: Iterable[Unquantized]
+) -> list[Product]:
     """Every product of a graph in its order. reasons: by the paths of calls."""
     by_subject: dict[str, Unquantized] = {}
     for reason in reasons:
@@ -45,18 +47,24 @@ def list_products(graph: CallGraph, placement: Placement, reasons: Iterable[Unqu
     data = set()
     for site in placement.sites:
         found = weights if site.role is Role.WEIGHT else data
-        found |= {edge.node for edge in site.consumers or graph.list_consumers(site.quantized_tensor)}
+        found |= {
+            edge.node for edge in site.consumers or graph.list_consumers(site.quantized_tensor)
+        }
     calls: dict[str, list[CallNode]] = {}
     for node in graph.nodes:
         if node.op.name in GROUPS["products"] or node.function in GROUPS["product_functions"]:
             calls.setdefault(node.call, []).append(node)
     products = []
     for call, nodes in calls.items():
-        weight = next((graph.weights[node.name].site for node in nodes if node.name in graph.weights), "")
+        weight = next(
+            (graph.weights[node.name].site for node in nodes if node.name in graph.weights), ""
+        )
         quantized = any(node.name in (weights if weight else data) for node in nodes)
         path = nodes[0].path
         reason = (
-            None if quantized else by_subject.get(path) or by_subject.get(call) or _explain_closed(graph, nodes, path)
+            None
+            if quantized
+            else by_subject.get(path) or by_subject.get(call) or _explain_closed(graph, nodes, path)
         )
         products.append(Product(call, nodes[0].op.name or nodes[0].function, weight, reason))
     return products
@@ -64,7 +72,11 @@ def list_products(graph: CallGraph, placement: Placement, reasons: Iterable[Unqu
 
 def _explain_closed(graph: CallGraph, nodes: Iterable[CallNode], path: str) -> Unquantized:
     """The reason of a product for which the planner has none, as nothing can be placed at it."""
-    if all(tensor in graph.integers or tensor in graph.constants for node in nodes for tensor in node.inputs):
+    if all(
+        tensor in graph.integers or tensor in graph.constants
+        for node in nodes
+        for tensor in node.inputs
+    ):
         return LeftFloat(path, "it reads no floats that are computed", "integers", "F103")
     return Refusal(path, "what it reads has no place for a pair", "", "closed", "R105")
 
@@ -131,7 +143,11 @@ def plan_pairs(graph: CallGraph, requests: CallRequests, *, sized: bool) -> Pair
     """
     config = requests.config
     problem = state_problem(
-        graph, requests, front_end_target(config), shapes=graph.shapes, closed=lambda node: node.name in graph.closed
+        graph,
+        requests,
+        front_end_target(config),
+        shapes=graph.shapes,
+        closed=lambda node: node.name in graph.closed,
     )
     leaders = _find_leaders(problem)
     choice = choose_ops(problem, attention=config.attention == "quantized", sized=sized)
@@ -145,19 +161,30 @@ def plan_pairs(graph: CallGraph, requests: CallRequests, *, sized: bool) -> Pair
     ]
     # The person knows modules, not the nodes that their calls become.
     paths = {node.name: node.path for node in graph.nodes}
-    out = Pairs(reasons=[replace(reason, subject=paths.get(reason.subject, reason.subject)) for reason in reasons])
+    out = Pairs(
+        reasons=[
+            replace(reason, subject=paths.get(reason.subject, reason.subject)) for reason in reasons
+        ]
+    )
     out.products = list_products(graph, placement, out.reasons)
     # The planner's order is that of operators; values come in that of the model.
     order = {value: k for k, value in enumerate(graph.values)}
-    sites = [site for site in placement.sites if isinstance(site.site, TensorId) and site.site.name in order]
+    sites = [
+        site
+        for site in placement.sites
+        if isinstance(site.site, TensorId) and site.site.name in order
+    ]
     out.pairs = sorted(
-        (_make_activation(graph, site, placement, config) for site in sites), key=lambda pair: order[pair.site]
+        (_make_activation(graph, site, placement, config) for site in sites),
+        key=lambda pair: order[pair.site],
     )
     _share_qparams(out.pairs, placement, leaders)
     for site in placement.sites:
         if site.role is Role.WEIGHT:
             # One pair for each call that reads the weight.
-            out.pairs += [_make_weight(graph, site, edge, placement, problem) for edge in site.consumers or ()]
+            out.pairs += [
+                _make_weight(graph, site, edge, placement, problem) for edge in site.consumers or ()
+            ]
     if config.mode == "weight-only" and config.torch.activations.quantizer.name == _DYNAMIC:
         out.pairs = [*_find_engine_data(graph, placement, problem), *out.pairs]
     if config.torch.disable_redundant and find_target(config.target).ideal:
@@ -168,7 +195,9 @@ def plan_pairs(graph: CallGraph, requests: CallRequests, *, sized: bool) -> Pair
 def _find_quantizer(placement: Placement, site: SitePlan, config: Config) -> QuantizerSpec:
     rule = placement.rules.get(site.site)
     default = config.torch.weights if site.role is Role.WEIGHT else config.torch.activations
-    quantizer = default.quantizer if rule is None or rule.set.quantizer is None else rule.set.quantizer
+    quantizer = (
+        default.quantizer if rule is None or rule.set.quantizer is None else rule.set.quantizer
+    )
     if site.role is Role.WEIGHT or (quantizer.name == _DYNAMIC) is site.spec.dynamic:
         return quantizer
     if site.spec.dynamic and quantizer == QuantizerSpec():
@@ -178,7 +207,9 @@ def _find_quantizer(placement: Placement, site: SitePlan, config: Config) -> Qua
     raise ConfigError(config.where("torch.activations.quantizer"), cause, fix, code="Q307")
 
 
-def _make_activation(graph: CallGraph, site: SitePlan, placement: Placement, config: Config) -> Pair:
+def _make_activation(
+    graph: CallGraph, site: SitePlan, placement: Placement, config: Config
+) -> Pair:
     name = site.quantized_tensor.name
     readers = None
     if site.consumers is not None:
@@ -197,7 +228,9 @@ def _make_activation(graph: CallGraph, site: SitePlan, placement: Placement, con
     )
 
 
-def _make_weight(graph: CallGraph, site: SitePlan, edge: Edge, placement: Placement, problem: PlacementProblem) -> Pair:
+def _make_weight(
+    graph: CallGraph, site: SitePlan, edge: Edge, placement: Placement, problem: PlacementProblem
+) -> Pair:
     weight = graph.weights[edge.node]
     spec = site.spec
     grain = site.spec.granularity
@@ -217,7 +250,9 @@ def _make_weight(graph: CallGraph, site: SitePlan, edge: Edge, placement: Placem
     )
 
 
-def _find_engine_data(graph: CallGraph, placement: Placement, problem: PlacementProblem) -> list[Pair]:
+def _find_engine_data(
+    graph: CallGraph, placement: Placement, problem: PlacementProblem
+) -> list[Pair]:
     """Data of quantized weights, which an engine quantizes by itself as it multiplies: trained so, and not exported."""
     config = problem.config
     pairs = dict[str, Pair]()
@@ -234,21 +269,27 @@ def _find_engine_data(graph: CallGraph, placement: Placement, problem: Placement
             data, tensor = problem.ops.by_name[edge.node].data[0]
             argument = graph.arguments.get((data.node, data.index))
             value = graph.values.get(tensor.name)
-            pair = Pair(tensor.name, Role.ACTIVATION, spec, observer, quantizer, value=value, readers=[])
+            pair = Pair(
+                tensor.name, Role.ACTIVATION, spec, observer, quantizer, value=value, readers=[]
+            )
             readers = pairs.setdefault(tensor.name, pair).readers
             if argument is not None and readers is not None and argument not in readers:
                 readers.append(argument)
     return list(pairs.values())
 
 
-def _find_sums(graph: CallGraph, edge: Edge, weight: CallWeight, problem: PlacementProblem) -> Sums | None:
+def _find_sums(
+    graph: CallGraph, edge: Edge, weight: CallWeight, problem: PlacementProblem
+) -> Sums | None:
     """The 16-bit sums in which a kernel of the target adds this weight's products with quantized data."""
     op = problem.ops.by_name[edge.node]
     shape = graph.constants[graph.find_node(edge.node).inputs[edge.index]].shape
     order = problem.engine.sum_order(op.node, tuple(shape))
     if order is None or not op.data or problem.config.saturation == "allow":
         return None
-    return Sums(tuple(1 - axis for axis in order) if weight.transposed else order, op.data[0][1].name)
+    return Sums(
+        tuple(1 - axis for axis in order) if weight.transposed else order, op.data[0][1].name
+    )
 
 
 def _find_leaders(problem: PlacementProblem) -> list[str]:
@@ -271,7 +312,11 @@ def _find_leaders(problem: PlacementProblem) -> list[str]:
 
 def _share_qparams(pairs: list[Pair], placement: Placement, leaders: Iterable[str]) -> None:
     """Pairs that must have one scale follow the first of them, or the one the person named."""
-    groups = {site.site.name: site.group for site in placement.sites if isinstance(site.site, TensorId) and site.group}
+    groups = {
+        site.site.name: site.group
+        for site in placement.sites
+        if isinstance(site.site, TensorId) and site.group
+    }
     by_site = {pair.site: pair for pair in pairs}
     named = {groups[site]: by_site[site] for site in leaders if site in groups}
     first: dict[str, Pair] = {}
@@ -288,7 +333,12 @@ def _share_qparams(pairs: list[Pair], placement: Placement, leaders: Iterable[st
 def _disable_redundant(out: Pairs) -> None:
     """Quantizers between two operators that run as one kernel are off; the decision is recorded."""
     for pair in out.pairs:
-        if pair.value is None or pair.role is Role.WEIGHT or is_constant(pair.value) or pair.leader is not None:
+        if (
+            pair.value is None
+            or pair.role is Role.WEIGHT
+            or is_constant(pair.value)
+            or pair.leader is not None
+        ):
             continue
         op = read_op(pair.value)
         readers = [read_op(user) for user in pair.value.users]

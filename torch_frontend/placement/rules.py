@@ -46,7 +46,13 @@ VIRTUAL_RULES: tuple[PlacementRule, ...] = (
         compute=True,
     ),
     PlacementRule(
-        name="attention", ops=("Attention",), kernel="", why=_READS, output=Output.FLOAT, data=(0, 1, 2), compute=True
+        name="attention",
+        ops=("Attention",),
+        kernel="",
+        why=_READS,
+        output=Output.FLOAT,
+        data=(0, 1, 2),
+        compute=True,
     ),
     PlacementRule(
         name="bilinear",
@@ -70,7 +76,9 @@ VIRTUAL_RULES: tuple[PlacementRule, ...] = (
     ),
 )
 
-_NONE = PlacementRule(name="multi-input", ops=(), kernel="", why="as torch.multi_input asks", output=Output.FLOAT)
+_NONE = PlacementRule(
+    name="multi-input", ops=(), kernel="", why="as torch.multi_input asks", output=Output.FLOAT
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,12 +97,20 @@ class FrontEndTarget(Target):
         if policy.policy == "none":
             # The policy is of inputs: a weight is quantized all the same.
             has_weight = rule is not None and rule.weight is not None
-            return (replace(rule, inputs=lambda _: (), output=Output.FLOAT) if has_weight else None), None
+            return (
+                replace(rule, inputs=lambda _: (), output=Output.FLOAT) if has_weight else None
+            ), None
         # What only moves values gives them out in the scale of its inputs.
         alike = policy.policy in ("share", "follow")
         data = () if rule is None or rule.weight is None else rule.data
         changed = replace(
-            rule or _NONE, data=data, inputs=None, compute=True, joins=False, alike=alike, shares=alike and op.moves
+            rule or _NONE,
+            data=data,
+            inputs=None,
+            compute=True,
+            joins=False,
+            alike=alike,
+            shares=alike and op.moves,
         )
         return changed, None
 
@@ -147,4 +163,6 @@ def check_policies(config: Config) -> None:
     for op, _ in config.torch.multi_input:
         if op not in list_op_names():
             where = config.where("torch.multi_input")
-            raise ConfigError(where / op, "is no operator", suggest_names(op, list_op_names()), code="Q309")
+            raise ConfigError(
+                where / op, "is no operator", suggest_names(op, list_op_names()), code="Q309"
+            )

@@ -22,7 +22,13 @@ wrap it in DistributedDataParallel, after `observing`: before, learned scales do
 
 # Plain functions and objects, no trainer: the loop, the optimizer and the launcher stay the user's.
 from torch_frontend.qat.observation import observing, share_qparams
-from torch_frontend.qat.training import Distiller, Pacer, Schedule, freeze_batch_norms, parameter_groups
+from torch_frontend.qat.training import (
+    Distiller,
+    Pacer,
+    Schedule,
+    freeze_batch_norms,
+    parameter_groups,
+)
 from torch_frontend.quantizers import penalty
 
 __all__ = [

@@ -34,7 +34,9 @@ def observing(module: nn.Module) -> Iterator[None]:
         module.calc_qparams()
         return
     quantizers = quantizers_of(module)
-    waiting = [quantizer for quantizer in quantizers if quantizer.active and not quantizer.calibrated]
+    waiting = [
+        quantizer for quantizer in quantizers if quantizer.active and not quantizer.calibrated
+    ]
     # Others are off, too: first qparams are those of float activations.
     with override_switches(quantizers, False), torch.no_grad():
         for quantizer in waiting:
@@ -82,7 +84,9 @@ def share_qparams(module: nn.Module, *, source: int = 0) -> None:
     qparams = sent[0]
     if not isinstance(qparams, dict) or set(qparams) != set(own):
         other = sorted(set(own) ^ set(qparams if isinstance(qparams, dict) else ()))
-        raise CalibrationError(other[0], f"is not on this rank and on rank {source} alike", "build one model on all")
+        raise CalibrationError(
+            other[0], f"is not on this rank and on rank {source} alike", "build one model on all"
+        )
     for site, quantizer in own.items():
         if qparams[site] is not None:
             quantizer.load_qparams(qparams[site])

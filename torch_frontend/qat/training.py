@@ -38,7 +38,10 @@ def parameter_groups(
     for quantizer in quantizers_of(module):
         if quantizer.learned and quantizer.active and not quantizer.calibrated:
             raise CalibrationError(
-                quantizer.site, "has no qparams to learn yet", "calibrate before making the optimizer", code="Q508"
+                quantizer.site,
+                "has no qparams to learn yet",
+                "calibrate before making the optimizer",
+                code="Q508",
             )
         learned |= {id(p): p for p in quantizer.parameters(recurse=False)}
     # Tied parameters are listed once by module.parameters().
@@ -49,7 +52,11 @@ def parameter_groups(
         # Scales are far below 1, and so must be their steps.
         ("qparams", list(learned.values()), lr / 10 if qparam_lr is None else qparam_lr, 0.0),
     )
-    return [{"name": n, "params": p, "lr": rate, "weight_decay": decay} for n, p, rate, decay in groups if p]
+    return [
+        {"name": n, "params": p, "lr": rate, "weight_decay": decay}
+        for n, p, rate, decay in groups
+        if p
+    ]
 
 
 def freeze_batch_norms(module: nn.Module) -> int:
@@ -81,9 +88,14 @@ class Schedule:
 
     def __post_init__(self) -> None:
         for name, step in asdict(self).items():
-            if step is not None and (not isinstance(step, int) or isinstance(step, bool) or step < 0):
+            if step is not None and (
+                not isinstance(step, int) or isinstance(step, bool) or step < 0
+            ):
                 raise ConfigError(
-                    f"Schedule.{name}", f"{step!r} is no step", "give a number of steps, or None", code="Q318"
+                    f"Schedule.{name}",
+                    f"{step!r} is no step",
+                    "give a number of steps, or None",
+                    code="Q318",
                 )
 
 
@@ -166,6 +178,8 @@ class Distiller:
         """The mixed loss. student, teacher: logits of one shape, classes last. task: the student's own loss."""
         # float32, whatever autocast does to the logits. T**2: gradients scale as 1 / T**2 (the paper, §2).
         t = self.temperature
-        answer, target = (F.log_softmax(part.float().flatten(0, -2) / t, dim=-1) for part in (student, teacher))
+        answer, target = (
+            F.log_softmax(part.float().flatten(0, -2) / t, dim=-1) for part in (student, teacher)
+        )
         divergence = F.kl_div(answer, target, reduction="batchmean", log_target=True) * t**2
         return (1 - self.alpha) * task + self.alpha * divergence

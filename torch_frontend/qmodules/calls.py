@@ -31,13 +31,19 @@ class Call(nn.Module):
     def __setstate__(self, state: dict[str, Any]) -> None:
         reference = state["target"]
         target = (
-            getattr(importlib.import_module(reference[0]), reference[1]) if isinstance(reference, tuple) else reference
+            getattr(importlib.import_module(reference[0]), reference[1])
+            if isinstance(reference, tuple)
+            else reference
         )
         super().__setstate__({**state, "target": target})
 
     def extra_repr(self) -> str:
         """The method as `.name`, or the function's name."""
-        return f".{self.target}" if isinstance(self.target, str) else getattr(self.target, "__name__", "?")
+        return (
+            f".{self.target}"
+            if isinstance(self.target, str)
+            else getattr(self.target, "__name__", "?")
+        )
 
 
 def _find_reference(target: Any) -> Any:

@@ -67,10 +67,14 @@ class _ConvTranspose(WeightQuantized):
         padding = self.padding
         dilation = self.dilation
         # torch chooses among the output sizes that fit by padding; its own helper keeps the rules in one place.
-        extra = self._output_padding(input, output_size, stride, padding, self.kernel_size, dims, dilation)
+        extra = self._output_padding(
+            input, output_size, stride, padding, self.kernel_size, dims, dilation
+        )
         compute = getattr(functional, f"conv_transpose{dims}d")
         weight = self.quantized_weight()
-        result: Tensor = compute(input, weight, self.bias, stride, padding, extra, self.groups, dilation)
+        result: Tensor = compute(
+            input, weight, self.bias, stride, padding, extra, self.groups, dilation
+        )
         return result
 
 
@@ -103,7 +107,9 @@ class QProjection(QLinear, nn.modules.linear.NonDynamicallyQuantizableLinear):
     """The output projection of nn.MultiheadAttention, a Linear with a class of its own."""
 
 
-_TURNED = Op(name="linear", onnx=("MatMul", "Gemm"), weight="weight", weight_axis=1, block_axis=0, channel=-1)
+_TURNED = Op(
+    name="linear", onnx=("MatMul", "Gemm"), weight="weight", weight_axis=1, block_axis=0, channel=-1
+)
 
 
 @register_qmodule("transformers.pytorch_utils.Conv1D", op=_TURNED, params=("x",))
@@ -135,7 +141,13 @@ class QEmbedding(WeightQuantized, nn.Embedding):
         """As nn.Embedding."""
         # None: max_norm, which explain_unconvertible() refuses. False: the backward takes no sparse gradients.
         return functional.embedding(
-            input, self.quantized_weight(), self.padding_idx, None, self.norm_type, self.scale_grad_by_freq, False
+            input,
+            self.quantized_weight(),
+            self.padding_idx,
+            None,
+            self.norm_type,
+            self.scale_grad_by_freq,
+            False,
         )
 
 
@@ -148,7 +160,10 @@ def swap_class(module: nn.Module) -> nn.Module:
     registration = find_layer(module)
     if registration is None or registration.qmodule is None:
         raise ModelError(
-            type(module).__name__, "has no quantized class", "register one with @register_qmodule", code="Q123"
+            type(module).__name__,
+            "has no quantized class",
+            "register one with @register_qmodule",
+            code="Q123",
         )
     copy_ = copy_shallowly(module)
     copy_.__class__ = registration.qmodule
@@ -162,7 +177,11 @@ def copy_shallowly(module: nn.Module) -> nn.Module:
     shallow.__dict__ = dict(module.__dict__)
     for name, table in module.__dict__.items():
         # Shared tables would let a quantizer added here appear in the user's model.
-        if name in ("_parameters", "_buffers", "_modules") or name.endswith("_hooks") or "_hooks_" in name:
+        if (
+            name in ("_parameters", "_buffers", "_modules")
+            or name.endswith("_hooks")
+            or "_hooks_" in name
+        ):
             shallow.__dict__[name] = copy.copy(table)
     return shallow
 
@@ -180,8 +199,15 @@ def copy_module_tree(model: nn.Module, memo: dict[int, nn.Module] | None = None)
 def copy_with_tensors(model: nn.Module) -> nn.Module:
     """A copy of a module and its tensors; those that it computed for its next call, as pruned weights, as values."""
     # deepcopy refuses tensors that have a gradient function.
-    computed = [value for module in model.modules() for value in vars(module).values() if isinstance(value, Tensor)]
-    return copy.deepcopy(model, {id(value): value.detach().clone() for value in computed if not value.is_leaf})
+    computed = [
+        value
+        for module in model.modules()
+        for value in vars(module).values()
+        if isinstance(value, Tensor)
+    ]
+    return copy.deepcopy(
+        model, {id(value): value.detach().clone() for value in computed if not value.is_leaf}
+    )
 
 
 def explain_unconvertible(module: nn.Module) -> str | None:
@@ -213,7 +239,10 @@ def multiply_weight_norms(model: nn.Module) -> tuple[nn.Module, list[str]]:
 
 
 def _has_weight_norm(module: nn.Module) -> bool:
-    if any(isinstance(hook, WeightNorm) and hook.name == "weight" for hook in module._forward_pre_hooks.values()):
+    if any(
+        isinstance(hook, WeightNorm) and hook.name == "weight"
+        for hook in module._forward_pre_hooks.values()
+    ):
         return True
     if not parametrize.is_parametrized(module) or list(module.parametrizations) != ["weight"]:  # type: ignore[arg-type]
         return False
@@ -230,9 +259,17 @@ def _make_plain(layer: nn.Module) -> nn.Module:
         plain.__class__ = type(layer).__base__
         del plain._modules["parametrizations"]
     else:
-        (key, hook), *_ = [(k, hook) for k, hook in plain._forward_pre_hooks.items() if isinstance(hook, WeightNorm)]
+        (key, hook), *_ = [
+            (k, hook)
+            for k, hook in plain._forward_pre_hooks.items()
+            if isinstance(hook, WeightNorm)
+        ]
         weight = hook.compute_weight(layer)
-        del plain._forward_pre_hooks[key], plain._parameters["weight_g"], plain._parameters["weight_v"]
+        del (
+            plain._forward_pre_hooks[key],
+            plain._parameters["weight_g"],
+            plain._parameters["weight_v"],
+        )
         plain.__dict__.pop("weight", None)
     plain.weight = nn.Parameter(weight.detach().clone())
     return plain

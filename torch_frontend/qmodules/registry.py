@@ -70,7 +70,9 @@ UNKNOWN = Registration(Op(name=""))
 _ENTRIES: dict[Any, Registration] = {}
 # By name.
 OPS: dict[str, Op] = {}
-_DATA = parse_yaml(Path(__file__).with_name("operators.yaml").read_text("utf-8"), "operators.yaml").values
+_DATA = parse_yaml(
+    Path(__file__).with_name("operators.yaml").read_text("utf-8"), "operators.yaml"
+).values
 # Name -> operators or functions; operators that run as one kernel behind another; functions -> ONNX's nodes.
 GROUPS = {name: frozenset(group) for name, group in _DATA["groups"].items()}
 FUSED = {name: frozenset(group) for name, group in _DATA["fused"].items()}
@@ -91,7 +93,9 @@ def register_targets(
     _ENTRIES.update(dict.fromkeys(targets, Registration(known, params, data, qmodule)))
 
 
-def register_qmodule(*targets: Target, op: str | Op, params: Names = ()) -> Callable[[_Made], _Made]:
+def register_qmodule(
+    *targets: Target, op: str | Op, params: Names = ()
+) -> Callable[[_Made], _Made]:
     """Class decorator: the class replaces these modules, functions or tensor methods (given by name).
 
     For a module class it must be a subclass of it: modules are converted by changing their class, which keeps
@@ -107,9 +111,16 @@ def register_qmodule(*targets: Target, op: str | Op, params: Names = ()) -> Call
 
     def decorate(qmodule: _Made) -> _Made:
         for target in targets:
-            if isinstance(target, type) and issubclass(target, nn.Module) and not issubclass(qmodule, target):
+            if (
+                isinstance(target, type)
+                and issubclass(target, nn.Module)
+                and not issubclass(qmodule, target)
+            ):
                 raise ConfigError(
-                    f"qmodule {qmodule.__name__}", f"is no subclass of {target.__name__}", "derive it", code="Q310"
+                    f"qmodule {qmodule.__name__}",
+                    f"is no subclass of {target.__name__}",
+                    "derive it",
+                    code="Q310",
                 )
         register_targets(*targets, op=op, params=params, qmodule=qmodule)
         return qmodule
@@ -128,7 +139,9 @@ def find_entry(target: Any) -> Registration | None:
 
 def find_layer(module: nn.Module) -> Registration | None:
     """The entry of a module that is converted alone, not in a graph: its class may be registered by its full name."""
-    return find_entry(type(module)) or _ENTRIES.get(f"{type(module).__module__}.{type(module).__qualname__}")
+    return find_entry(type(module)) or _ENTRIES.get(
+        f"{type(module).__module__}.{type(module).__qualname__}"
+    )
 
 
 def list_op_names() -> Names:
@@ -138,7 +151,9 @@ def list_op_names() -> Names:
 
 def _find_op(name: str) -> Op:
     if name not in OPS:
-        raise ConfigError(f"operator {name!r}", "is not known", suggest_names(name, OPS), code="Q309")
+        raise ConfigError(
+            f"operator {name!r}", "is not known", suggest_names(name, OPS), code="Q309"
+        )
     return OPS[name]
 
 
@@ -147,11 +162,15 @@ def _register_operators() -> None:
     for name, fields in _DATA["operators"].items():
         targets = fields.pop("calls", [])
         renamed = fields.pop("renamed", [])
-        values = {key: tuple(value) if isinstance(value, list) else value for key, value in fields.items()}
+        values = {
+            key: tuple(value) if isinstance(value, list) else value for key, value in fields.items()
+        }
         OPS[name] = Op(name=name, **values)
         register_targets(*map(_find_target, targets), op=name)
         for other in renamed:
-            register_targets(*map(_find_target, other["calls"]), op=name, params=tuple(other["params"]))
+            register_targets(
+                *map(_find_target, other["calls"]), op=name, params=tuple(other["params"])
+            )
 
 
 def _find_target(name: str) -> Target:
@@ -161,5 +180,11 @@ def _find_target(name: str) -> Target:
     return target
 
 
-_PLACES: Mapping[str, Any] = {"nn": nn, "F": functional, "torch": torch, "operator": operator, "own": calls}
+_PLACES: Mapping[str, Any] = {
+    "nn": nn,
+    "F": functional,
+    "torch": torch,
+    "operator": operator,
+    "own": calls,
+}
 _register_operators()

@@ -21,7 +21,12 @@ from torch_frontend.quantizers.base import warn_renamed
 from torch_frontend.tracing.modules import as_inputs
 
 # Sparsebit's words for backends -> ours.
-BACKENDS = {alias: backend.name for backend in list_backends() for alias in backend.aliases if alias != backend.name}
+BACKENDS = {
+    alias: backend.name
+    for backend in list_backends()
+    for alias in backend.aliases
+    if alias != backend.name
+}
 # torch's exporter writes opset 18 and above; Sparsebit's default is 13.
 _LOWEST_OPSET = 18
 Checker = Callable[[Tensor, Tensor], Any]
@@ -61,7 +66,10 @@ class AncestorNames:
         self: Any, data: Any, checker: Checker | None = None, is_async: bool = True
     ) -> dict[str, float]:
         """`quantization_error`, isolated where `is_async`. checker: of two tensors; None: their MSE."""
-        warn_renamed("get_quantization_error(is_async=…)", 'quantization_error(mode="isolated" or "cumulative")')
+        warn_renamed(
+            "get_quantization_error(is_async=…)",
+            'quantization_error(mode="isolated" or "cumulative")',
+        )
         metric: Any = "mse"
         if checker is not None:
             wanted = checker
@@ -78,7 +86,10 @@ class AncestorNames:
         warn_renamed("set_lastmodule_wbit(bit)", "a rule with `node:` and `bits:`")
         if self.state is not State.FLOAT:
             raise PlanError(
-                "set_lastmodule_wbit", "there are scales already", "call it before calibration", code="Q409"
+                "set_lastmodule_wbit",
+                "there are scales already",
+                "call it before calibration",
+                code="Q409",
             )
         last = [quantizer for quantizer in self.model.modules() if isinstance(quantizer, Quantizer)]
         weights = [quantizer for quantizer in last if quantizer.role is Role.WEIGHT]
@@ -101,7 +112,9 @@ class AncestorNames:
         dynamic_axes: {input: {axis: name}} or {input: [axes]}; those of outputs follow. extra_info: also write
         `<name>_extra.onnx`, with the attribute `bits`. verbose has no meaning.
         """
-        warn_renamed("QuantModel.export_onnx(…)", "torch_frontend.export.export_onnx(model, path, inputs)")
+        warn_renamed(
+            "QuantModel.export_onnx(…)", "torch_frontend.export.export_onnx(model, path, inputs)"
+        )
         shapes = _read_axes(self, dummy_data, dynamic_axes or {}, input_names, output_names or ())
         return export_onnx(
             self,
@@ -133,11 +146,18 @@ def _read_axes(
         if name in output_names:
             continue
         if name not in names:
-            raise ConfigError(f"dynamic_axes[{name!r}]", "is no input", suggest_names(name, names), code="Q303")
+            raise ConfigError(
+                f"dynamic_axes[{name!r}]", "is no input", suggest_names(name, names), code="Q303"
+            )
         symbols = (
-            axes_of_input if isinstance(axes_of_input, Mapping) else {axis: f"{name}_{axis}" for axis in axes_of_input}
+            axes_of_input
+            if isinstance(axes_of_input, Mapping)
+            else {axis: f"{name}_{axis}" for axis in axes_of_input}
         )
-        shapes[name] = {axis: dims.setdefault(symbol, torch.export.Dim(symbol)) for axis, symbol in symbols.items()}
+        shapes[name] = {
+            axis: dims.setdefault(symbol, torch.export.Dim(symbol))
+            for axis, symbol in symbols.items()
+        }
     if not shapes:
         return None
     if kwargs:

@@ -12,7 +12,14 @@ from onnxq.sites import Refusal
 from torch_frontend.placement.graph import CallGraph, fill_slot
 from torch_frontend.placement.pairs import Pair, Pairs, Product, plan_pairs
 from torch_frontend.placement.rules import CallRequests
-from torch_frontend.qmodules import Registration, WeightQuantized, copy_module_tree, find_entry, find_layer, swap_class
+from torch_frontend.qmodules import (
+    Registration,
+    WeightQuantized,
+    copy_module_tree,
+    find_entry,
+    find_layer,
+    swap_class,
+)
 from torch_frontend.qmodules.registry import GROUPS
 from torch_frontend.quantizers import Quantizer, create_quantizer
 from torch_frontend.quantizers.borrowed import Follower
@@ -43,7 +50,8 @@ def attach_quantizers(model: fx.GraphModule, placement: Pairs, config: Config) -
         # None: all readers, save the quantizer itself, and checks: these come before anything is observed.
         if pair.readers is None:
             pair.value.replace_all_uses_with(
-                node, delete_user_cb=lambda user, own=node: user is not own and user.target not in CHECKS
+                node,
+                delete_user_cb=lambda user, own=node: user is not own and user.target not in CHECKS,
             )
         for reader, slot in pair.readers or ():
             fill_slot(reader, slot, node)
@@ -60,7 +68,9 @@ def make_quantizers(pairs: Iterable[Pair], config: Config) -> dict[str, Quantize
     # A follower is made from its leader.
     for pair in sorted(pairs, key=lambda pair: pair.leader is not None):
         if pair.leader is not None:
-            quantizers[pair.site] = Follower(quantizers[pair.leader], pair.site, contributes=pair.contributes)
+            quantizers[pair.site] = Follower(
+                quantizers[pair.leader], pair.site, contributes=pair.contributes
+            )
         elif pair.site not in quantizers:
             quantizers[pair.site] = _make_quantizer(pair, config)
     return quantizers
@@ -96,7 +106,10 @@ def _insert_call(model: fx.GraphModule, value: fx.Node, path: str) -> fx.Node:
 
 
 def swap_layers(
-    model: nn.Module, pairs: Iterable[Pair], config: Config, known: Mapping[str, Quantizer] | None = None
+    model: nn.Module,
+    pairs: Iterable[Pair],
+    config: Config,
+    known: Mapping[str, Quantizer] | None = None,
 ) -> dict[str, str]:
     """Give layers their weight's quantizer and change their class. Returns site -> module path of a new quantizer.
 
@@ -129,13 +142,20 @@ def swap_layers(
 
 
 def bind_sums(
-    model: nn.Module, pairs: Iterable[Pair], activations: Mapping[str, Quantizer], paths: Mapping[str, str]
+    model: nn.Module,
+    pairs: Iterable[Pair],
+    activations: Mapping[str, Quantizer],
+    paths: Mapping[str, str],
 ) -> None:
     """Let the quantizers of weights keep the sums of the target's kernels, while those of the data are on."""
     for pair in pairs:
         if pair.sums is not None and pair.sums.data in activations:
             # Layers with tied weights share a quantizer, whose path is that in the first of them.
-            path = f"{pair.weight.module}.{WEIGHT}" if pair.weight and pair.weight.module else paths[pair.site]
+            path = (
+                f"{pair.weight.module}.{WEIGHT}"
+                if pair.weight and pair.weight.module
+                else paths[pair.site]
+            )
             weight = model.get_submodule(path)
             assert isinstance(weight, Quantizer)
             weight.bind_sums(pair.sums.order, activations[pair.sums.data])
@@ -179,9 +199,13 @@ def convert_layers(
     """
     placed = plan_pairs(graph, requests, sized=False)
     converted = copy_module_tree(model)
-    inputs = make_quantizers((pair for pair in placed.pairs if pair.weight is None), requests.config)
+    inputs = make_quantizers(
+        (pair for pair in placed.pairs if pair.weight is None), requests.config
+    )
     # By the classes of before: quantized classes are not registered.
-    entries = {path: find_layer(module) for path, module in converted.named_modules(remove_duplicate=False)}
+    entries = {
+        path: find_layer(module) for path, module in converted.named_modules(remove_duplicate=False)
+    }
     weights = swap_layers(converted, placed.pairs, requests.config)
     paths: dict[str, str] = {}
     for path, entry in entries.items():
@@ -230,7 +254,11 @@ def list_unreached(model: nn.Module, inputs: Inputs) -> list[Product]:
     products = []
     for path, op in calls:
         by_hand = _BY_HAND.get(op)
-        fix = f"call torch_frontend.qmodules.{by_hand}() there" if by_hand else "use the layer of torch.nn there"
+        fix = (
+            f"call torch_frontend.qmodules.{by_hand}() there"
+            if by_hand
+            else "use the layer of torch.nn there"
+        )
         name = f"{path}.{op}" if path else op
         reason = "a function call in a forward that cannot be traced: it stays float"
         products.append(Product(name, op, reason=Refusal(name, reason, fix, "tracing", "R108")))

@@ -35,7 +35,10 @@ def find_pairs(model: nn.Module) -> list[NormPair]:
     """
     if not isinstance(model, fx.GraphModule):
         raise PlanError(
-            "batchnorm_tuning()", "the model was not traced", "make its forward traceable (see refusals)", code="Q410"
+            "batchnorm_tuning()",
+            "the model was not traced",
+            "make its forward traceable (see refusals)",
+            code="Q410",
         )
     folds = find_layers(model, lambda value: _find_layer_call(model, value))
     return [(layer, norm) for norm, layer, why in folds if why is None]
@@ -57,7 +60,10 @@ def check_tunable(model: nn.Module, pairs: list[NormPair]) -> None:
     """Raise PlanError if there is no batch norm, or a weight that cannot take one factor per channel."""
     if not any(isinstance(module, _BatchNorm) for module in model.modules()):
         raise PlanError(
-            "batchnorm_tuning()", "the model has no batch norm left", "write `torch: {fuse_bn: false}`", code="Q410"
+            "batchnorm_tuning()",
+            "the model has no batch norm left",
+            "write `torch: {fuse_bn: false}`",
+            code="Q410",
         )
     for pair in pairs:
         if (wrong := _explain_scales(model, pair)) is not None:
@@ -74,7 +80,10 @@ def _explain_scales(model: nn.Module, pair: NormPair) -> tuple[str, str] | None:
         return cause, "write `weights: {granularity: channel}`"
     # A quantizer that bakes (DoReFa, AdaRound) does more than divide by a scale.
     if type(quantizer).bake is not Quantizer.bake:
-        return f"{quantizer.name} changes weights in a way that a factor breaks", "use uniform, lsq or lsq+"
+        return (
+            f"{quantizer.name} changes weights in a way that a factor breaks",
+            "use uniform, lsq or lsq+",
+        )
     return None
 
 
@@ -94,7 +103,9 @@ def fold_trained(model: nn.Module) -> list[Decision]:
         if fault is None:
             foldable.append((layer, norm))
         else:
-            decisions.append(Decision(str(norm.target), f"not folded into {layer.target}: {fault[0]}", "fuse-bn"))
+            decisions.append(
+                Decision(str(norm.target), f"not folded into {layer.target}: {fault[0]}", "fuse-bn")
+            )
     return [*fold_tuned(model, foldable, "trained", "fuse-bn"), *decisions]
 
 
@@ -141,4 +152,8 @@ def _scale_qparams(quantizer: Quantizer, factor: Any) -> QParams:
     scale = np.maximum(qparams.scale * np.abs(factor), scale_floor(spec)).astype(np.float32)
     zero = qparams.zero_point
     turned = zero if spec.symmetric else spec.qmin + spec.qmax - zero
-    return QParams(scale, np.where(factor < 0, turned, zero).astype(np.int32), f"{qparams.origin}, batch norm folded")
+    return QParams(
+        scale,
+        np.where(factor < 0, turned, zero).astype(np.int32),
+        f"{qparams.origin}, batch norm folded",
+    )

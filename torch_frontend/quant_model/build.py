@@ -57,7 +57,9 @@ def build_quantized(model: nn.Module, config: Config, example: Any = None) -> Co
     check_policies(config)
     inputs = None if example is None else as_inputs(example)
     if isinstance(model, fx.GraphModule):
-        return _build_traced(_simplify_traced(take_graph(model, config.torch.skip_trace)), config, inputs)
+        return _build_traced(
+            _simplify_traced(take_graph(model, config.torch.skip_trace)), config, inputs
+        )
     arguments = None if inputs is None else find_given_arguments(model, inputs)
     model, normed = multiply_weight_norms(model)
     with keep_buffers(model):
@@ -122,37 +124,55 @@ def _build_traced(network: _Network, config: Config, inputs: Inputs | None) -> C
     name_calls(model, traced.skipped)
     if inputs is not None:
         record_shapes(model, inputs)
-    decisions = [Decision(name, "keeps its default: it was traced with it", "arguments") for name in traced.fixed]
+    decisions = [
+        Decision(name, "keeps its default: it was traced with it", "arguments")
+        for name in traced.fixed
+    ]
     shaped = "its control flow on shapes and types goes the way it went for example_inputs"
-    decisions += [Decision(path or type(traced.root).__name__, shaped, "shapes") for path in traced.shaped]
+    decisions += [
+        Decision(path or type(traced.root).__name__, shaped, "shapes") for path in traced.shaped
+    ]
     decisions += [Decision(path, "left float as asked", "skip-trace") for path in traced.skipped]
     decisions += [Decision(path, reason, "batch-norm") for path, reason in network.norms]
     if config.torch.fuse_bn:
-        decisions += [Decision(path, outcome, "fuse-bn") for path, outcome in fold_batch_norms(model)]
+        decisions += [
+            Decision(path, outcome, "fuse-bn") for path, outcome in fold_batch_norms(model)
+        ]
     graph = lower_model(model, config, traced.skipped)
     requests = CallRequests(config, graph)
     # Parts that could not be traced are converted layer by layer, under their own names.
-    layers = {r.subject: lower_layers(model.get_submodule(r.subject), config, r.subject) for r in traced.opaque}
+    layers = {
+        r.subject: lower_layers(model.get_submodule(r.subject), config, r.subject)
+        for r in traced.opaque
+    }
     requests.check_used(*layers.values())
     placed = plan_pairs(graph, requests, sized=inputs is not None)
     paths = attach_quantizers(model, placed, config)
     reasons = [*traced.refusals, *traced.opaque, *placed.reasons]
     products = placed.products
     for path, inside_graph in layers.items():
-        converted, inside_paths, inside = convert_layers(model.get_submodule(path), requests, inside_graph, path)
+        converted, inside_paths, inside = convert_layers(
+            model.get_submodule(path), requests, inside_graph, path
+        )
         model.set_submodule(path, converted)
         paths |= {site: f"{path}.{own}" for site, own in inside_paths.items()}
         reasons += inside.reasons
         products += inside.products
     model.recompile()
     # Activations first.
-    ordered = sorted(paths.items(), key=lambda item: model.get_submodule(item[1]).role is Role.WEIGHT)
+    ordered = sorted(
+        paths.items(), key=lambda item: model.get_submodule(item[1]).role is Role.WEIGHT
+    )
     refusals, left_float = split_unquantized(reasons)
     decisions += placed.decisions
-    return ConvertedModel(model, dict(ordered), refusals, left_float, tuple(decisions), tuple(products), traced.origin)
+    return ConvertedModel(
+        model, dict(ordered), refusals, left_float, tuple(decisions), tuple(products), traced.origin
+    )
 
 
-def _build_untraced(model: nn.Module, config: Config, inputs: Inputs | None, reason: str) -> ConvertedModel:
+def _build_untraced(
+    model: nn.Module, config: Config, inputs: Inputs | None, reason: str
+) -> ConvertedModel:
     """Convert layer by layer; calls outside of layers are listed as refusals, if there is an example."""
     graph = lower_layers(model, config)
     requests = CallRequests(config, graph)

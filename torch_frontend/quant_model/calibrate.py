@@ -24,7 +24,9 @@ from torch_frontend.tracing.values import bind_inputs, use_eval_mode
 def start_observing(quantizers: Iterable[Quantizer]) -> None:
     """Let activations observe, and switch all quantization off; weights are observed in `calibrate_weights`."""
     for quantizer in quantizers:
-        quantizer.observing = quantizer.role is not Role.WEIGHT and quantizer.disabled_reason is None
+        quantizer.observing = (
+            quantizer.role is not Role.WEIGHT and quantizer.disabled_reason is None
+        )
         quantizer.enabled = False
 
 
@@ -63,12 +65,19 @@ def keep_bound(quantizer: Quantizer) -> None:
     """
     lowest, highest = quantizer.bound
     unbounded = lowest is None and highest is None
-    if unbounded or not quantizer.slots or not quantizer.calibrated or quantizer.spec.granularity != PerTensor():
+    if (
+        unbounded
+        or not quantizer.slots
+        or not quantizer.calibrated
+        or quantizer.spec.granularity != PerTensor()
+    ):
         return
     low, high = (end.detach().cpu().numpy() for end in quantizer.dequantized_range())
     if (lowest is not None and low < lowest) or (highest is not None and high > highest):
         origin = quantizer.qparams().origin
-        quantizer.load_qparams(qparams_from_range(low, high, quantizer.spec, origin=origin, bound=quantizer.bound))
+        quantizer.load_qparams(
+            qparams_from_range(low, high, quantizer.spec, origin=origin, bound=quantizer.bound)
+        )
 
 
 def check_qparams(quantizers: Iterable[Quantizer]) -> None:
@@ -81,10 +90,15 @@ def check_qparams(quantizers: Iterable[Quantizer]) -> None:
             except OnnxqError as error:
                 wrong.append(error)
     if wrong:
-        more = f"; and so {', '.join(e.subject for e in wrong[1:4])}" + (" …" if len(wrong) > 4 else "")
+        more = f"; and so {', '.join(e.subject for e in wrong[1:4])}" + (
+            " …" if len(wrong) > 4 else ""
+        )
         first = wrong[0]
         raise CalibrationError(
-            first.subject, first.cause + (more if len(wrong) > 1 else ""), first.fix, code=first.code
+            first.subject,
+            first.cause + (more if len(wrong) > 1 else ""),
+            first.fix,
+            code=first.code,
         )
 
 
@@ -117,7 +131,9 @@ class LayerwiseCalibration(fx.Interpreter):
         device = next((p.device for p in self.module.parameters()), torch.device("cpu"))
         for batch in batches:
             values = bind_inputs(self.graph, batch)
-            self.inputs.append(value.to(device) if isinstance(value, Tensor) else value for value in values)
+            self.inputs.append(
+                value.to(device) if isinstance(value, Tensor) else value for value in values
+            )
         with use_eval_mode(self.module):
             self.run()
 
@@ -126,7 +142,8 @@ class LayerwiseCalibration(fx.Interpreter):
         if n.op == "placeholder":
             return [next(values) for values in self.inputs]
         arguments = [
-            fx.map_arg((n.args, n.kwargs), lambda source, k=k: self.env[source][k]) for k in range(len(self.inputs))
+            fx.map_arg((n.args, n.kwargs), lambda source, k=k: self.env[source][k])
+            for k in range(len(self.inputs))
         ]
         if (module := find_module(self.module, n)) is not None:
             self._calibrate_module(module, arguments)
@@ -137,7 +154,11 @@ class LayerwiseCalibration(fx.Interpreter):
         # A traced layer has its inputs' quantizers in front of it, as calls of their own.
         if isinstance(module, WeightQuantized) and "input_quantizers" not in module._modules:
             return
-        inside = [q for q in quantizers_of(module) if q.role is not Role.WEIGHT and q.disabled_reason is None]
+        inside = [
+            q
+            for q in quantizers_of(module)
+            if q.role is not Role.WEIGHT and q.disabled_reason is None
+        ]
         fresh = [q for q in inside if not isinstance(q, Follower) and id(q) not in self.leaders]
         for quantizer in fresh:
             quantizer.observing = True

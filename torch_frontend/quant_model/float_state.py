@@ -51,11 +51,17 @@ class FloatNames:
         for path, layer in converted.named_modules():
             folded = layer.__dict__.pop("folded", None)
             if isinstance(folded, Folded):
-                tensors = {key: id(tensor) for key, tensor in folded.tensors.items() if tensor is not None}
+                tensors = {
+                    key: id(tensor) for key, tensor in folded.tensors.items() if tensor is not None
+                }
                 names = {key: known[tensor] for key, tensor in tensors.items() if tensor in known}
                 self.folds[path] = _Refold(names, folded.eps)
         there = _read_tensors(converted)
-        self.places = {own: names for own, names in self.places.items() if own in there and not self._is_folded(own)}
+        self.places = {
+            own: names
+            for own, names in self.places.items()
+            if own in there and not self._is_folded(own)
+        }
 
     def _is_folded(self, own: str) -> bool:
         return own.rpartition(".")[0] in self.folds
@@ -63,7 +69,9 @@ class FloatNames:
     def find_own(self, converted: nn.Module) -> dict[int, Names]:
         """Id of each tensor of the converted module -> its float names."""
         tensors = _read_tensors(converted)
-        return {id(tensor): self.places[own] for own, tensor in tensors.items() if own in self.places}
+        return {
+            id(tensor): self.places[own] for own, tensor in tensors.items() if own in self.places
+        }
 
     def find_float_keys(self, keys: Iterable[str]) -> set[str]:
         """The keys of a float model's state among these; none where they are the converted model's own."""
@@ -73,7 +81,9 @@ class FloatNames:
         own = {INNER + own for own in self.places}
         return set() if "_extra_state" in known or names <= own else names
 
-    def translate_state(self, model: nn.Module, state: dict[str, Any], prefix: str, missing: list[str]) -> bool:
+    def translate_state(
+        self, model: nn.Module, state: dict[str, Any], prefix: str, missing: list[str]
+    ) -> bool:
         """Rename a float model's values in `state` to those of `model`, a QuantModel. Returns True if there were any.
 
         missing: gets the names of values that a folded layer lacks.
@@ -94,13 +104,21 @@ class FloatNames:
         self, converted: nn.Module, state: Mapping[str, Any], missing: list[str], prefix: str
     ) -> dict[str, Any]:
         """Own name -> value."""
-        placed = {own: value for own, names in self.places.items() if (value := _read_first(state, names)) is not None}
+        placed = {
+            own: value
+            for own, names in self.places.items()
+            if (value := _read_first(state, names)) is not None
+        }
         for path, fold in self.folds.items():
             tensors = {key: _read_first(state, names) for key, names in fold.names.items()}
             lacking = [names[0] for key, names in fold.names.items() if tensors[key] is None]
             missing += [prefix + name for name in lacking]
             layer = converted.get_submodule(path)
-            folded = (layer.weight, layer.bias) if lacking else fold_tensors(layer, Folded(tensors, fold.eps))
+            folded = (
+                (layer.weight, layer.bias)
+                if lacking
+                else fold_tensors(layer, Folded(tensors, fold.eps))
+            )
             placed |= {f"{path}.weight": folded[0], f"{path}.bias": folded[1]}
         return placed
 
@@ -110,7 +128,9 @@ class FloatNames:
         for fold in self.folds.values():
             read.update(*fold.names.values())
         # A folded batch norm counts no more batches.
-        return sorted(name for name in keys if name not in read and not name.endswith("num_batches_tracked"))
+        return sorted(
+            name for name in keys if name not in read and not name.endswith("num_batches_tracked")
+        )
 
 
 def find_float_names(source: nn.Module, converted: nn.Module) -> FloatNames:

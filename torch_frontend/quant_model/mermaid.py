@@ -38,7 +38,11 @@ def _draw_box(model: fx.GraphModule, node: fx.Node) -> str:
         return '[/"output"/]'
     module = find_module(model, node)
     if module is None:
-        target = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", node.name)
+        target = (
+            node.target
+            if isinstance(node.target, str)
+            else getattr(node.target, "__name__", node.name)
+        )
         return f'["{_escape_text(target)}"]'
     if isinstance(module, Quantizer):
         return f'("{_escape_text(_describe_quantizer(module))}")'

@@ -25,7 +25,14 @@ from torch_frontend.quant_model.ancestor import AncestorNames, read_switches, re
 from torch_frontend.quant_model.build import build_quantized, refuse_compiled
 from torch_frontend.quant_model.float_state import PartialStateWarning, find_float_names
 from torch_frontend.quant_model.mermaid import draw_mermaid
-from torch_frontend.quant_model.state import State, check_step, disable_sites, enable_sites, list_names, switch_kinds
+from torch_frontend.quant_model.state import (
+    State,
+    check_step,
+    disable_sites,
+    enable_sites,
+    list_names,
+    switch_kinds,
+)
 from torch_frontend.quantizers import DisabledBy, Quantizer, override_switches, quantizers_of
 from torch_frontend.tracing.modules import Inputs, find_module
 from torch_frontend.tracing.tracer import GraphOrigin
@@ -63,7 +70,9 @@ class QuantModel(AncestorNames, Exportable):
         self.quant_config = _load_config(config, target)
         refuse_compiled(model)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", FutureWarning)  # torch's own, of copies of exported modules
+            warnings.simplefilter(
+                "ignore", FutureWarning
+            )  # torch's own, of copies of exported modules
             source = copy_with_tensors(model) if copy else model
         built = build_quantized(source, self.quant_config, example_inputs)
         self.model = built.model
@@ -138,7 +147,10 @@ class QuantModel(AncestorNames, Exportable):
             quantizer = find_module(model, node)
             if isinstance(quantizer, Quantizer) and not is_float(node.args[0]):
                 quantizer.disabled_reason, quantizer.observing = "integers flow here", False
-                self.decisions = (*self.decisions, Decision(quantizer.site, "integers flow here", "integers"))
+                self.decisions = (
+                    *self.decisions,
+                    Decision(quantizer.site, "integers flow here", "integers"),
+                )
 
     # -- lifecycle ---------------------------------------------------------------------------------------------
 
@@ -153,7 +165,9 @@ class QuantModel(AncestorNames, Exportable):
         self.state = State.OBSERVING
         return self
 
-    def calc_qparams(self, asym: bool = False, w_quant: bool = True, a_quant: bool = True) -> QuantModel:
+    def calc_qparams(
+        self, asym: bool = False, w_quant: bool = True, a_quant: bool = True
+    ) -> QuantModel:
         """Compute scales and zero points from the observed batches; quantization is off afterwards.
 
         asym: each activation is observed again behind quantized predecessors, in the order of the graph.
@@ -164,7 +178,9 @@ class QuantModel(AncestorNames, Exportable):
         quantizers = self.quantizers
         for quantizer in quantizers.values():
             quantizer.observing = False
-        calibrate.calibrate_weights([q for q in quantizers.values() if q.role is Role.WEIGHT], self.weights())
+        calibrate.calibrate_weights(
+            [q for q in quantizers.values() if q.role is Role.WEIGHT], self.weights()
+        )
         calibrate.calibrate_activations(q for q in quantizers.values() if q.role is not Role.WEIGHT)
         if asym:
             self._calibrate_again(w_quant, a_quant)
@@ -177,12 +193,19 @@ class QuantModel(AncestorNames, Exportable):
     def _calibrate_again(self, w_quant: bool, a_quant: bool) -> None:
         step = "calc_qparams(asym=True)"
         if not isinstance(self.model, fx.GraphModule):
-            raise PlanError(step, "the model was not traced", "make its forward traceable", code="Q409")
+            raise PlanError(
+                step, "the model was not traced", "make its forward traceable", code="Q409"
+            )
         if not self._batches:
-            raise PlanError(step, "no batch was kept", "call prepare_calibration(keep_inputs=True) first", code="Q409")
-        calibrate.LayerwiseCalibration(self.model, weights=w_quant, activations=a_quant).calibrate_batches(
-            self._batches
-        )
+            raise PlanError(
+                step,
+                "no batch was kept",
+                "call prepare_calibration(keep_inputs=True) first",
+                code="Q409",
+            )
+        calibrate.LayerwiseCalibration(
+            self.model, weights=w_quant, activations=a_quant
+        ).calibrate_batches(self._batches)
 
     def set_quant(self, weights: bool = True, activations: bool = True, **old: bool) -> QuantModel:
         """Switch quantization of weights and activations on or off; disabled sites stay off. old: Sparsebit's names."""
@@ -292,7 +315,9 @@ class QuantModel(AncestorNames, Exportable):
 
     # -- state -------------------------------------------------------------------------------------------------
 
-    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
+    def load_state_dict(
+        self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
+    ) -> Any:
         """Load a state of a QuantModel, or of the float model by its own names, which changes no quantizer.
 
         Batch norms that were folded are folded again. Warns (PartialStateWarning) of all that was not loaded, where
@@ -301,8 +326,12 @@ class QuantModel(AncestorNames, Exportable):
         unread = self._float_names.find_unread(self._float_names.find_float_keys(state_dict))
         result = super().load_state_dict(state_dict, strict, assign)
         lines = [f"the model does not read {list_names(unread)}"] if unread else []
-        lines += [f"the state lacks {list_names(result.missing_keys)}"] if result.missing_keys else []
-        lines += [f"it has no {list_names(result.unexpected_keys)}"] if result.unexpected_keys else []
+        lines += (
+            [f"the state lacks {list_names(result.missing_keys)}"] if result.missing_keys else []
+        )
+        lines += (
+            [f"it has no {list_names(result.unexpected_keys)}"] if result.unexpected_keys else []
+        )
         if lines:
             warnings.warn(f"not loaded: {'; '.join(lines)}", PartialStateWarning, stacklevel=2)
         return result
@@ -319,7 +348,8 @@ class QuantModel(AncestorNames, Exportable):
         """State and switches as JSON in a tensor of bytes, for the state dict."""
         # safetensors, in which trainers save, holds nothing but tensors.
         switches = {
-            site: [q.enabled, q.disabled_reason, q.disabled_by.value, q.frozen] for site, q in self.quantizers.items()
+            site: [q.enabled, q.disabled_reason, q.disabled_by.value, q.frozen]
+            for site, q in self.quantizers.items()
         }
         text = json.dumps({"state": self.state.value, "switches": switches})
         return torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
@@ -330,12 +360,16 @@ class QuantModel(AncestorNames, Exportable):
         self.state = State(restored["state"])
         for site, quantizer in self.quantizers.items():
             if site in restored["switches"]:
-                quantizer.enabled, quantizer.disabled_reason, by, frozen = restored["switches"][site]
+                quantizer.enabled, quantizer.disabled_reason, by, frozen = restored["switches"][
+                    site
+                ]
                 quantizer.disabled_by = DisabledBy(by)
                 quantizer.freeze(frozen)
 
 
-def _load_config(config: Config | str | Path | Mapping[str, Any] | None, target: str | None) -> Config:
+def _load_config(
+    config: Config | str | Path | Mapping[str, Any] | None, target: str | None
+) -> Config:
     values = dict(config) if isinstance(config, Mapping) else {}
     values |= {} if target is None else {"target": target}
     if "target" in values:
@@ -343,7 +377,10 @@ def _load_config(config: Config | str | Path | Mapping[str, Any] | None, target:
     source = values.pop("extends", None) if isinstance(config, Mapping) else config
     if not isinstance(source, (Config, str, Path, type(None))):
         raise ConfigError(
-            "config", f"{type(source).__name__} is no configuration", "give a preset, a file or keys", code="Q301"
+            "config",
+            f"{type(source).__name__} is no configuration",
+            "give a preset, a file or keys",
+            code="Q301",
         )
     # A target brings the defaults of its preset, as in the commands.
     return load_config(source, values, target=values.get("target"))

@@ -45,7 +45,9 @@ class _ErrorSums:
 
     def __init__(self, metric: str | Metric) -> None:
         if isinstance(metric, str) and metric not in METRICS:
-            raise ConfigError(f"metric {metric!r}", "does not exist", suggest_names(metric, METRICS), code="Q304")
+            raise ConfigError(
+                f"metric {metric!r}", "does not exist", suggest_names(metric, METRICS), code="Q304"
+            )
         self.metric = metric
         self.sums: dict[str, ErrorAccumulator] = {}
         self.counts: Counter[str] = Counter()
@@ -68,11 +70,15 @@ class _ErrorSums:
     def compute_metrics(self) -> dict[str, float]:
         """Layer -> metric over all batches."""
         if isinstance(self.metric, str):
-            return {key: METRICS[self.metric](sums, self.counts[key]) for key, sums in self.sums.items()}
+            return {
+                key: METRICS[self.metric](sums, self.counts[key]) for key, sums in self.sums.items()
+            }
         return {key: math.fsum(values) / len(values) for key, values in self._own.items()}
 
 
-def measure_graph(model: fx.GraphModule, data: Any, metric: str | Metric, mode: Mode) -> dict[str, float]:
+def measure_graph(
+    model: fx.GraphModule, data: Any, metric: str | Metric, mode: Mode
+) -> dict[str, float]:
     """Error of every layer that quantizes its inputs or weight. Switches do not change."""
     totals = _ErrorSums(metric)
     with use_eval_mode(model):
@@ -80,7 +86,10 @@ def measure_graph(model: fx.GraphModule, data: Any, metric: str | Metric, mode: 
             _PairedRun(model, mode, totals).measure_batch(as_inputs(batch))
     if not totals.sums:
         raise DataError(
-            "data", "no batch, or nothing is quantized", "give batches, and switch quantization on", code="Q203"
+            "data",
+            "no batch, or nothing is quantized",
+            "give batches, and switch quantization on",
+            code="Q203",
         )
     return totals.compute_metrics()
 
@@ -122,7 +131,9 @@ class _PairedRun(fx.Interpreter):
         return plain, value if self.mode == "cumulative" else plain
 
     def _run_node_in(self, n: fx.Node, which: int) -> Any:
-        args, kwargs = (fx.map_arg(part, lambda s: self.env[s][which]) for part in (n.args, n.kwargs))
+        args, kwargs = (
+            fx.map_arg(part, lambda s: self.env[s][which]) for part in (n.args, n.kwargs)
+        )
         return getattr(self, n.op)(n.target, args, kwargs)
 
     def _is_quantized(self, node: fx.Node, module: nn.Module) -> bool:
@@ -148,12 +159,15 @@ def _flatten_pair(plain: Any, value: Any) -> tuple[Any, Any]:
 _Add = Callable[[str, Any, Any], None]
 
 
-def measure_layers(model: nn.Module, data: Any, metric: str | Metric, mode: Mode) -> dict[str, float]:
+def measure_layers(
+    model: nn.Module, data: Any, metric: str | Metric, mode: Mode
+) -> dict[str, float]:
     """As measure_graph, for a model that could not be traced: errors of the layers that hold quantizers."""
     layers = {
         name: module
         for name, module in model.named_modules()
-        if any(isinstance(child, Quantizer) for child in module.children()) or "input_quantizers" in module._modules
+        if any(isinstance(child, Quantizer) for child in module.children())
+        or "input_quantizers" in module._modules
     }
     totals = _ErrorSums(metric)
     run = _run_isolated if mode == "isolated" else _run_twice
@@ -181,13 +195,18 @@ def _run_watched(
         return inputs.run_model(model)
 
 
-def _run_twice(model: nn.Module, layers: Mapping[str, nn.Module], inputs: Inputs, add: _Add) -> None:
+def _run_twice(
+    model: nn.Module, layers: Mapping[str, nn.Module], inputs: Inputs, add: _Add
+) -> None:
     """Add every layer's outputs in the float and in the quantized model, call by call."""
 
     def run() -> dict[str, list[Any]]:
         outputs: defaultdict[str, list[Any]] = defaultdict(list)
         result = _run_watched(
-            model, layers, inputs, lambda name, _layer, _args, _kwargs, out: outputs[name].append(out)
+            model,
+            layers,
+            inputs,
+            lambda name, _layer, _args, _kwargs, out: outputs[name].append(out),
         )
         return {**outputs, "output": [result]}
 
@@ -200,7 +219,9 @@ def _run_twice(model: nn.Module, layers: Mapping[str, nn.Module], inputs: Inputs
             add(name, *pair)
 
 
-def _run_isolated(model: nn.Module, layers: Mapping[str, nn.Module], inputs: Inputs, add: _Add) -> None:
+def _run_isolated(
+    model: nn.Module, layers: Mapping[str, nn.Module], inputs: Inputs, add: _Add
+) -> None:
     """Add every layer's output in the float model, and that of its own quantizers on the same inputs."""
     enabled = {q: q.enabled for q in quantizers_of(model)}
     busy: list[str] = []
@@ -222,10 +243,17 @@ def _run_isolated(model: nn.Module, layers: Mapping[str, nn.Module], inputs: Inp
 def check_mode(mode: str) -> None:
     """Raise ConfigError for an unknown mode."""
     if mode not in ("isolated", "cumulative"):
-        raise ConfigError(f"mode {mode!r}", "does not exist", "write isolated or cumulative", code="Q304")
+        raise ConfigError(
+            f"mode {mode!r}", "does not exist", "write isolated or cumulative", code="Q304"
+        )
 
 
 def check_any_on(model: nn.Module) -> None:
     """Raise PlanError if no quantizer is on."""
     if not any(q.active for q in quantizers_of(model)):
-        raise PlanError("QuantModel.quantization_error()", "no quantizer is on", "call set_quant() first", code="Q409")
+        raise PlanError(
+            "QuantModel.quantization_error()",
+            "no quantizer is on",
+            "call set_quant() first",
+            code="Q409",
+        )

@@ -57,7 +57,9 @@ def list_names(names: Iterable[str], most: int = 6) -> str:
 def check_step(step: str, state: State) -> None:
     """Raise PlanError if `step` is not allowed in `state`."""
     if state not in STEPS[step]:
-        raise PlanError(f"QuantModel.{step}()", f"the model is {state.value}", _FIXES[state], code="Q409")
+        raise PlanError(
+            f"QuantModel.{step}()", f"the model is {state.value}", _FIXES[state], code="Q409"
+        )
 
 
 def switch_kinds(quantizers: Mapping[str, Quantizer], weights: bool, activations: bool) -> None:
@@ -70,11 +72,18 @@ def find_matching(quantizers: Mapping[str, Quantizer], pattern: str) -> list[Qua
     """Quantizers whose sites match a name, a glob or a /regular expression/. Raises ConfigError if there are none."""
     matching = [quantizer for site, quantizer in quantizers.items() if matches_any(pattern, site)]
     if not pattern or not matching:
-        raise ConfigError(f"pattern {pattern!r}", "matches no site", suggest_names(pattern, quantizers), code="Q309")
+        raise ConfigError(
+            f"pattern {pattern!r}",
+            "matches no site",
+            suggest_names(pattern, quantizers),
+            code="Q309",
+        )
     return matching
 
 
-def disable_sites(quantizers: Mapping[str, Quantizer], pattern: str, reason: str) -> list[Quantizer]:
+def disable_sites(
+    quantizers: Mapping[str, Quantizer], pattern: str, reason: str
+) -> list[Quantizer]:
     """Switch the matching sites off for good; return all of them."""
     matching = find_matching(quantizers, pattern)
     for quantizer in matching:
@@ -85,14 +94,20 @@ def disable_sites(quantizers: Mapping[str, Quantizer], pattern: str, reason: str
     return matching
 
 
-def enable_sites(quantizers: Mapping[str, Quantizer], pattern: str, *, force: bool) -> list[Quantizer]:
+def enable_sites(
+    quantizers: Mapping[str, Quantizer], pattern: str, *, force: bool
+) -> list[Quantizer]:
     """Undo `disable_sites` for the matching sites; return those that may quantize again.
 
     force: undo decisions of passes, too. Raises PlanError if passes decided on all matching sites and force is False.
     """
     matching = find_matching(quantizers, pattern)
     # Sites that nobody disabled are fine, too: a pattern may match more than it undoes.
-    mine = [q for q in matching if q.disabled_reason is None or force or q.disabled_by is DisabledBy.USER]
+    mine = [
+        q
+        for q in matching
+        if q.disabled_reason is None or force or q.disabled_by is DisabledBy.USER
+    ]
     if not mine:
         first = matching[0]
         raise PlanError(

@@ -74,7 +74,10 @@ class AdaRound(Quantizer):
             start = -torch.log((zeta - gamma) / (rest - gamma) - 1)
         if not bool(start.isfinite().all()):
             raise CalibrationError(
-                self.site, "the weight or its scale holds NaN or inf", "repair the float model", code="Q503"
+                self.site,
+                "the weight or its scale holds NaN or inf",
+                "repair the float model",
+                code="Q503",
             )
         self.v = start.requires_grad_()
         self.soft = True
@@ -122,10 +125,14 @@ class AdaRound(Quantizer):
         """x at floor(x / s) + up, dequantized. up: share rounded up, in [0, 1], of x's shape."""
         shape = tuple(x.shape)
         if up.shape != x.shape:
-            raise CalibrationError(self.site, f"rounding was learned for {tuple(up.shape)}, not {shape}", "learn again")
+            raise CalibrationError(
+                self.site, f"rounding was learned for {tuple(up.shape)}, not {shape}", "learn again"
+            )
         scale, zero = (spread_values(t, self.spec, shape) for t in self._read_qparams())
         ratio = x.detach().to(scale.dtype) / scale
         codes = (ratio.floor() + up + zero).clamp(self.spec.qmin, self.spec.qmax)
         if orders := self.sum_orders():
-            codes = keep_soft_sums(codes, orders) if soft else keep_sums(codes, ratio + zero, orders)[0]
+            codes = (
+                keep_soft_sums(codes, orders) if soft else keep_sums(codes, ratio + zero, orders)[0]
+            )
         return ((codes - zero) * scale).to(x.dtype)

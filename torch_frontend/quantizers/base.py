@@ -119,7 +119,10 @@ class Quantizer(AncestorQuantizer, nn.Module):
         if role not in self.roles:
             takes = " and ".join(f"{known}s" for known in self.roles)
             raise ConfigError(
-                site, f"{self.name or type(self).__name__} quantizes {takes} only", "choose another", code="Q316"
+                site,
+                f"{self.name or type(self).__name__} quantizes {takes} only",
+                "choose another",
+                code="Q316",
             )
         self.spec, self.site, self.role, self.target = spec, site, role, target
         self.observer = observer or ObserverSpec()
@@ -151,7 +154,9 @@ class Quantizer(AncestorQuantizer, nn.Module):
 
     def statistics(self) -> Statistics:
         """A fresh collector of the statistics behind the first qparams."""
-        return range_statistics(self.spec, self.observer, self.role, self.site, self.sum_orders(planned=True))
+        return range_statistics(
+            self.spec, self.observer, self.role, self.site, self.sum_orders(planned=True)
+        )
 
     def make_slots(self, scale: Tensor, zero_point: Tensor) -> dict[str, Tensor]:
         """Slot -> its tensor for these qparams."""
@@ -179,7 +184,9 @@ class Quantizer(AncestorQuantizer, nn.Module):
     @property
     def calibrated(self) -> bool:
         """True once all slots that are not optional hold tensors."""
-        return all(getattr(self, slot) is not None for slot in self.slots if slot not in self.optional)
+        return all(
+            getattr(self, slot) is not None for slot in self.slots if slot not in self.optional
+        )
 
     @property
     def active(self) -> bool:
@@ -208,7 +215,11 @@ class Quantizer(AncestorQuantizer, nn.Module):
         """The sums to keep now; planned: those to keep once every quantizer that is not disabled for good is on."""
         if not self._sums:
             return ()
-        on = [order for order, data in self._sums if (data.disabled_reason is None if planned else data.active)]
+        on = [
+            order
+            for order, data in self._sums
+            if (data.disabled_reason is None if planned else data.active)
+        ]
         return tuple(dict.fromkeys(on))
 
     def freeze(self, frozen: bool = True) -> None:
@@ -254,8 +265,13 @@ class Quantizer(AncestorQuantizer, nn.Module):
 
     def calc_qparams_with_minmax(self, lo: Any, hi: Any) -> None:
         """Set scale and zero point to cover [lo, hi], widened to hold 0. lo, hi: scalars, arrays or tensors."""
-        ends = [end.detach().cpu().numpy() if isinstance(end, Tensor) else np.asarray(end) for end in (lo, hi)]
-        self.load_qparams(self._name_errors(lambda: qparams_from_range(*ends, self.spec, origin="given range")))
+        ends = [
+            end.detach().cpu().numpy() if isinstance(end, Tensor) else np.asarray(end)
+            for end in (lo, hi)
+        ]
+        self.load_qparams(
+            self._name_errors(lambda: qparams_from_range(*ends, self.spec, origin="given range"))
+        )
 
     def load_qparams(self, qparams: QParams) -> None:
         """Use these qparams. Raises CalibrationError naming the site if spec or target cannot hold them."""
@@ -274,7 +290,9 @@ class Quantizer(AncestorQuantizer, nn.Module):
         whole = (gather_shards(values.detach()).float().cpu() for values in self._read_qparams())
         scale, zero = (values.numpy() for values in shape_numbers(whole, self.spec))
         if not np.isfinite(zero).all():
-            raise CalibrationError(self.site, f"zero point {zero.sum()}", "calibrate again", code="Q509")
+            raise CalibrationError(
+                self.site, f"zero point {zero.sum()}", "calibrate again", code="Q509"
+            )
         stored = QParams(scale, np.rint(zero).astype(np.int32), self.origin)
         return check_qparams(stored, self.spec, self.site, self.target)
 
@@ -368,7 +386,9 @@ class Quantizer(AncestorQuantizer, nn.Module):
             scale, zero = self._read_qparams()
             x = self.bake(x)
         weight = buffers.get("marked_weight")
-        return mark_tensor(x if weight is None else weight, scale, zero, self.spec, site=self.site, role=self.role)
+        return mark_tensor(
+            x if weight is None else weight, scale, zero, self.spec, site=self.site, role=self.role
+        )
 
     def prepare_marker(self, weight: Tensor | None = None) -> None:
         """Fix the marker's inputs as buffers: qparams as constants, and the baked weight if given.
@@ -385,7 +405,9 @@ class Quantizer(AncestorQuantizer, nn.Module):
         }
         for name, value in constants.items():
             if value is not None:
-                self.register_buffer(f"marked_{name}", value.to(self._anchor.device), persistent=False)
+                self.register_buffer(
+                    f"marked_{name}", value.to(self._anchor.device), persistent=False
+                )
 
     def forget_marker(self) -> None:
         """Remove the buffers of `prepare_marker`."""
@@ -407,7 +429,11 @@ class Quantizer(AncestorQuantizer, nn.Module):
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Quantizer:
         """Move slots with the module, but keep them float32 when it becomes half."""
         # fake_quantize takes float32 qparams for every dtype of x.
-        before = {slot: tensor.detach() for slot in self.slots if (tensor := getattr(self, slot)) is not None}
+        before = {
+            slot: tensor.detach()
+            for slot in self.slots
+            if (tensor := getattr(self, slot)) is not None
+        }
         super()._apply(fn, recurse)
         for slot, tensor in before.items():
             now = getattr(self, slot)
@@ -424,7 +450,11 @@ class Quantizer(AncestorQuantizer, nn.Module):
         """
         metadata = rest[0]
         missing = rest[2]
-        loaded = {slot: self._shape_slot(state[prefix + slot]) for slot in self.slots if prefix + slot in state}
+        loaded = {
+            slot: self._shape_slot(state[prefix + slot])
+            for slot in self.slots
+            if prefix + slot in state
+        }
         state.update({prefix + slot: value for slot, value in loaded.items()})
         for slot in self.slots:
             tensor = getattr(self, slot)
@@ -446,7 +476,9 @@ class Quantizer(AncestorQuantizer, nn.Module):
     def extra_repr(self) -> str:
         """Site, bits, scheme and granularity; then scale and zero point, or why it is off."""
         scheme = "symmetric" if self.spec.symmetric else "asymmetric"
-        grain = GRAIN_NAMES[type(self.spec.granularity)] + ("" if self.axis is None else f" {self.axis}")
+        grain = GRAIN_NAMES[type(self.spec.granularity)] + (
+            "" if self.axis is None else f" {self.axis}"
+        )
         text = f"{self.site!r}, {self.spec.bits} bits {scheme} {self.spec.storage} per {grain}"
         if self.disabled_reason is not None:
             return f"{text}, disabled: {self.disabled_reason}"
@@ -454,5 +486,7 @@ class Quantizer(AncestorQuantizer, nn.Module):
             return f"{text}, off"
         if not self.calibrated:
             return f"{text}, not calibrated"
-        scale, zero = (format_range(t.detach().cpu()) for t in (self.scale, self.zero_point.round()))
+        scale, zero = (
+            format_range(t.detach().cpu()) for t in (self.scale, self.zero_point.round())
+        )
         return f"{text}, scale={scale}, zero_point={zero}{', frozen' if self.frozen else ''}"

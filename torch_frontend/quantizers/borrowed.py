@@ -58,7 +58,12 @@ class Dynamic(Quantizer):
                 code="Q316",
             )
         if not isinstance(size := self.options["block_size"], int) or size < 1:
-            raise ConfigError(self.site, f"block_size={size} is not positive", "MatMulNBits has 32 to 256", code="Q311")
+            raise ConfigError(
+                self.site,
+                f"block_size={size} is not positive",
+                "MatMulNBits has 32 to 256",
+                code="Q311",
+            )
 
     def observe(self, x: Tensor) -> None:
         """Nothing is observed."""
@@ -68,7 +73,9 @@ class Dynamic(Quantizer):
 
     def load_qparams(self, qparams: QParams) -> None:
         """Raise CalibrationError: there are none."""
-        raise CalibrationError(self.site, "computes its scale at each run", "load no qparams here", code="Q509")
+        raise CalibrationError(
+            self.site, "computes its scale at each run", "load no qparams here", code="Q509"
+        )
 
     def fake_quantize(self, x: Tensor) -> Tensor:
         """x on grids of its own range."""
@@ -76,7 +83,9 @@ class Dynamic(Quantizer):
             return x
         rows = x.reshape(self._find_rows(x))
         scale, zero = self._compute_grid(rows)
-        grid_values = fake_quantize(rows, scale, zero, axis=0, qmin=self.spec.qmin, qmax=self.spec.qmax)
+        grid_values = fake_quantize(
+            rows, scale, zero, axis=0, qmin=self.spec.qmin, qmax=self.spec.qmax
+        )
         return grid_values.reshape(x.shape)
 
     def _find_rows(self, x: Tensor) -> tuple[int, int]:
@@ -106,7 +115,11 @@ class Dynamic(Quantizer):
             width = high - low
             # As ONNX Runtime: rows of zeros have scale 1.
             scale = torch.where(width > 0, width / span, torch.ones_like(width))
-            zero = torch.zeros_like(low) if self.spec.symmetric else (self.spec.qmin - low / scale).round()
+            zero = (
+                torch.zeros_like(low)
+                if self.spec.symmetric
+                else (self.spec.qmin - low / scale).round()
+            )
         return scale, zero
 
     def marked(self, x: Tensor) -> Tensor:
@@ -136,7 +149,9 @@ class Follower(Quantizer):
     slots = ()
 
     def __init__(self, leader: Quantizer, site: str, *, contributes: bool = True) -> None:
-        super().__init__(leader.spec, site=site, role=leader.role, observer=leader.observer, target=leader.target)
+        super().__init__(
+            leader.spec, site=site, role=leader.role, observer=leader.observer, target=leader.target
+        )
         self.contributes = contributes
         # In a tuple, so that it is no child: the leader stands elsewhere in the model already.
         self._leader = (leader,)

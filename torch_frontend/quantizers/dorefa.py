@@ -56,7 +56,9 @@ class LeastValue:
         if not x.numel():
             return
         if not bool(x.isfinite().all()):
-            raise CalibrationError("activation", "holds NaN or inf", "find its source in the float model", code="Q501")
+            raise CalibrationError(
+                "activation", "holds NaN or inf", "find its source in the float model", code="Q501"
+            )
         self.least = min(self.least, float(x.detach().min()))
 
     def merge(self, other: LeastValue) -> None:
@@ -68,7 +70,9 @@ class LeastValue:
         if self.least == inf:
             raise observers.base.make_empty_error("DoReFa")
         if self.least < 0:
-            cause = f"values down to {self.least:.3g} were seen, and DoReFa clips activations to [0, 1]"
+            cause = (
+                f"values down to {self.least:.3g} were seen, and DoReFa clips activations to [0, 1]"
+            )
             fix = "use another quantizer here, by a rule with `tensor` and `set: {quantizer: lsq}`"
             raise CalibrationError("activation", cause, fix, code="Q509")
         return QParams(np.asarray(self.scale, np.float32), np.asarray(0, np.int32), "DoReFa")
@@ -83,7 +87,9 @@ class DoReFa(Quantizer):
 
     roles: ClassVar[tuple[Role, ...]] = (Role.ACTIVATION, Role.WEIGHT, Role.OUTPUT)
 
-    def __init__(self, spec: QuantSpec, *, site: str, role: Role = Role.ACTIVATION, **where: Any) -> None:
+    def __init__(
+        self, spec: QuantSpec, *, site: str, role: Role = Role.ACTIVATION, **where: Any
+    ) -> None:
         self.level_bits = spec.bits
         if role is Role.WEIGHT:
             spec = _add_bit(spec, site)
@@ -103,11 +109,17 @@ class DoReFa(Quantizer):
 
     def statistics(self) -> Statistics:
         """A collector of the weight's shape: the scale is known, the number of channels is not."""
-        return FixedScale(self.spec, self.step, self.site) if self.role is Role.WEIGHT else LeastValue(self.step)
+        return (
+            FixedScale(self.spec, self.step, self.site)
+            if self.role is Role.WEIGHT
+            else LeastValue(self.step)
+        )
 
     def load_qparams(self, qparams: QParams) -> None:
         """Use these qparams. Raises CalibrationError unless they are DoReFa's fixed ones."""
-        if np.any(np.asarray(qparams.scale) != np.float32(self.step)) or np.any(np.asarray(qparams.zero_point)):
+        if np.any(np.asarray(qparams.scale) != np.float32(self.step)) or np.any(
+            np.asarray(qparams.zero_point)
+        ):
             raise CalibrationError(
                 self.site,
                 f"DoReFa's scale is always {self.step:g} and its zero point 0",
@@ -118,7 +130,11 @@ class DoReFa(Quantizer):
 
     def bake(self, x: Tensor) -> Tensor:
         """A weight transformed and quantized; an activation as it is."""
-        return self.fake_quantize(x) if self.role is Role.WEIGHT and self.active and self.calibrated else x
+        return (
+            self.fake_quantize(x)
+            if self.role is Role.WEIGHT and self.active and self.calibrated
+            else x
+        )
 
     def fake_quantize(self, x: Tensor) -> Tensor:
         """Transform x and quantize it to DoReFa's values, bit for bit those of the integer spec."""
@@ -127,14 +143,18 @@ class DoReFa(Quantizer):
         squashed = x.tanh()
         share = squashed / (2 * squashed.abs().max()) + 0.5
         scale = self.scale.reshape(-1)[0]  # all scales are equal
-        quantized = fake_quantize(share, scale, scale.new_zeros(()), qmin=0, qmax=(1 << self.level_bits) - 1)
+        quantized = fake_quantize(
+            share, scale, scale.new_zeros(()), qmin=0, qmax=(1 << self.level_bits) - 1
+        )
         # 2 q - 1 is an odd multiple of the scale up to its last bit; rounding it again gives the dequantized integer.
         return self.round_to_grid(2 * quantized - 1)
 
 
 def _add_bit(spec: QuantSpec, site: str) -> QuantSpec:
     if not spec.symmetric or not spec.signed:
-        raise ConfigError(site, "DoReFa's weights are symmetric and signed", "use scheme: symmetric", code="Q316")
+        raise ConfigError(
+            site, "DoReFa's weights are symmetric and signed", "use scheme: symmetric", code="Q316"
+        )
     # There is no integer type of 9 or 17 bits.
     if spec.bits > 7:
         raise ConfigError(

@@ -52,8 +52,19 @@ from onnxq.sites import Names, Role
 from onnxq.spec import ObserverSpec, PerTensor, QParams, QuantSpec
 from torch_frontend.quantizers.base import Option, Quantizer
 from torch_frontend.quantizers.registry import register_quantizer
-from torch_frontend.quantizers.specs import count_elements, find_zero_point, make_qparams, spread_values, sum_groups
-from torch_frontend.quantizers.statistics import ActivationRange, Statistics, WeightRange, range_statistics
+from torch_frontend.quantizers.specs import (
+    count_elements,
+    find_zero_point,
+    make_qparams,
+    spread_values,
+    sum_groups,
+)
+from torch_frontend.quantizers.statistics import (
+    ActivationRange,
+    Statistics,
+    WeightRange,
+    range_statistics,
+)
 
 
 class LearnedQuantizer(Quantizer):
@@ -72,7 +83,11 @@ class LearnedQuantizer(Quantizer):
 
     def statistics(self) -> Statistics:
         """A collector for the paper's first qparams, or the observer's."""
-        return super().statistics() if self.options["init"] == "observer" else self.make_paper_statistics()
+        return (
+            super().statistics()
+            if self.options["init"] == "observer"
+            else self.make_paper_statistics()
+        )
 
     def make_paper_statistics(self) -> Statistics:
         """A collector for the paper's first qparams."""
@@ -96,7 +111,10 @@ class MeanMagnitude:
         total = sum_groups(x.detach().abs(), self.spec).cpu()
         if not bool(total.isfinite().all()):
             raise CalibrationError(
-                str(self.role), "holds NaN or inf", "find what makes it in the float model", code="Q501"
+                str(self.role),
+                "holds NaN or inf",
+                "find what makes it in the float model",
+                code="Q501",
             )
         if self._range is not None:
             self._range.update(x)
@@ -124,7 +142,9 @@ class MeanMagnitude:
             zero = self._range.qparams().zero_point
             # p stands for the longer side, see above.
             steps = np.maximum(self.spec.qmax - zero, zero - self.spec.qmin)
-        return make_qparams(2.0 * mean / np.sqrt(steps), zero, self.spec, "LSQ, 2 mean|x| / sqrt(p)")
+        return make_qparams(
+            2.0 * mean / np.sqrt(steps), zero, self.spec, "LSQ, 2 mean|x| / sqrt(p)"
+        )
 
 
 @register_quantizer("lsq")
@@ -137,7 +157,9 @@ class LSQ(LearnedQuantizer):
 
     def fake_quantize(self, x: Tensor) -> Tensor:
         """Clip, then round; the scale's gradient is multiplied by the paper's factor 1 / sqrt(N p)."""
-        steps = symmetric_steps(self.spec) if self.spec.symmetric else self.spec.qmax - self.spec.qmin
+        steps = (
+            symmetric_steps(self.spec) if self.spec.symmetric else self.spec.qmax - self.spec.qmin
+        )
         # Of an activation one sample counts, see above.
         shape = x.shape if self.role is Role.WEIGHT else x.shape[1:]
         elements = max(prod(shape) / self.scale.numel(), 1)
@@ -155,7 +177,9 @@ class ThreeSigma(WeightRange):
         spread = weight - spread_values(mean, self.spec, tuple(weight.shape))
         deviation = (sum_groups(spread.square(), self.spec) / count).sqrt()
         # As in the paper, 2**(b-1) steps for a side that has 2**(b-1) - 1 of them above zero.
-        ends = torch.maximum((mean - 3 * deviation).abs(), (mean + 3 * deviation).abs()).cpu().numpy()
+        ends = (
+            torch.maximum((mean - 3 * deviation).abs(), (mean + 3 * deviation).abs()).cpu().numpy()
+        )
         zero = np.full(ends.shape, find_zero_point(self.spec))
         return make_qparams(ends / 2 ** (self.spec.bits - 1), zero, self.spec, "LSQ+, three sigma")
 
@@ -167,7 +191,12 @@ class LSQPlus(LSQ):
     def __init__(self, spec: QuantSpec, **where: Any) -> None:
         super().__init__(spec, **where)
         if self.role is Role.WEIGHT and not spec.symmetric:
-            raise ConfigError(self.site, "LSQ+ quantizes weights symmetrically", "use scheme: symmetric", code="Q316")
+            raise ConfigError(
+                self.site,
+                "LSQ+ quantizes weights symmetrically",
+                "use scheme: symmetric",
+                code="Q316",
+            )
 
     @property
     def slots(self) -> Names:  # type: ignore[override]
@@ -196,14 +225,20 @@ class LSQPlus(LSQ):
 
     def make_slots(self, scale: Tensor, zero_point: Tensor) -> dict[str, Tensor]:
         """The scale, and b = -z s unless the scheme fixes the zero point."""
-        return {"scale": scale} if self.spec.symmetric else {"scale": scale, "offset": -zero_point * scale}
+        return (
+            {"scale": scale}
+            if self.spec.symmetric
+            else {"scale": scale, "offset": -zero_point * scale}
+        )
 
     def keep_legal(self) -> None:
         """Clamp the scale to its floor, and the offset to those of an integer zero point in qmin..qmax."""
         super().keep_legal()
         if not self.spec.symmetric and self.scale is not None:
             scale = self.scale.data
-            self.offset.data.copy_(self.offset.data.maximum(-self.spec.qmax * scale).minimum(-self.spec.qmin * scale))
+            self.offset.data.copy_(
+                self.offset.data.maximum(-self.spec.qmax * scale).minimum(-self.spec.qmin * scale)
+            )
 
 
 class StartingClip(ActivationRange):
@@ -218,7 +253,9 @@ class StartingClip(ActivationRange):
         zero = super().qparams().zero_point
         # Zero points at qmax leave no values above 0; `make_slots` refuses them with the site's name.
         steps = np.maximum(self.spec.qmax - zero, 1)
-        return QParams(np.asarray(self.alpha / steps, np.float32), zero, f"PACT, alpha {self.alpha:g}")
+        return QParams(
+            np.asarray(self.alpha / steps, np.float32), zero, f"PACT, alpha {self.alpha:g}"
+        )
 
 
 @register_quantizer("pact")
@@ -278,5 +315,7 @@ class PACT(LearnedQuantizer):
         low = (self.spec.qmin - self.zero_point) * scale
         high = self.alpha
         # NaN compares false with both ends, so it passes. detach: the rounding residual gives alpha no gradient.
-        clipped = torch.where(x >= high, high.to(x.dtype), torch.where(x <= low, low.to(x.dtype), x))
+        clipped = torch.where(
+            x >= high, high.to(x.dtype), torch.where(x <= low, low.to(x.dtype), x)
+        )
         return self.round_to_grid(clipped, scale.detach())

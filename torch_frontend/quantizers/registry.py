@@ -26,7 +26,9 @@ def register_quantizer(name: str) -> Callable[[_Made], _Made]:
             raise TypeError(f"{quantizer!r} is not a subclass of Quantizer")
         # A second class of one name would change the meaning of configurations and saved states.
         if name in _REGISTRY:
-            raise ConfigError(f"quantizer {name!r}", "is registered already", "choose another name", code="Q310")
+            raise ConfigError(
+                f"quantizer {name!r}", "is registered already", "choose another name", code="Q310"
+            )
         _REGISTRY[name] = quantizer
         quantizer.name = name
         return quantizer
@@ -41,7 +43,9 @@ def create_quantizer(name: str, spec: QuantSpec, **how: Any) -> Quantizer:
     """
     kind = _REGISTRY.get(name)
     if kind is None:
-        raise ConfigError(f"quantizer {name!r}", "does not exist", suggest_names(name, _REGISTRY), code="Q310")
+        raise ConfigError(
+            f"quantizer {name!r}", "does not exist", suggest_names(name, _REGISTRY), code="Q310"
+        )
     return kind(spec, **how)
 
 

@@ -81,17 +81,26 @@ def check_options(
     """`defaults` with the given options of quantizer `name`. Raises ConfigError for a wrong name, type or word."""
     for key, value in options.items():
         if key not in defaults:
-            raise ConfigError(site, f"{name} has no option {key!r}", suggest_names(key, defaults), code="Q311")
+            raise ConfigError(
+                site, f"{name} has no option {key!r}", suggest_names(key, defaults), code="Q311"
+            )
         check_option_type(site, key, value, defaults[key])
         if key in choices and value not in choices[key]:
-            raise ConfigError(site, f"{key}={value!r}", suggest_names(str(value), choices[key]), code="Q311")
+            raise ConfigError(
+                site, f"{key}={value!r}", suggest_names(str(value), choices[key]), code="Q311"
+            )
     return {**defaults, **options}
 
 
 def check_spec(spec: QuantSpec, site: str, target: str) -> None:
     """Raise ConfigError if the spec cannot be trained, or if the target cannot hold it."""
     if spec.is_float or spec.bits == 32:
-        raise ConfigError(site, f"{spec.storage} has no fake-quantized training", "use 2 to 8 or 16 bits", code="Q316")
+        raise ConfigError(
+            site,
+            f"{spec.storage} has no fake-quantized training",
+            "use 2 to 8 or 16 bits",
+            code="Q316",
+        )
     if not find_target(target).zero_points and find_zero_point(spec) != 0:
         scheme = "asymmetric" if not spec.symmetric else "unsigned symmetric"
         cause = f"{target} holds no zero point, which {scheme} values need"
@@ -115,7 +124,11 @@ def check_qparams(qparams: QParams, spec: QuantSpec, site: str, target: str) -> 
     Raises CalibrationError if the scale is not positive and finite, or the zero point is outside qmin..qmax, against
     the scheme, or one that the target cannot hold.
     """
-    checked = QParams(np.asarray(qparams.scale, np.float32), np.asarray(qparams.zero_point, np.int32), qparams.origin)
+    checked = QParams(
+        np.asarray(qparams.scale, np.float32),
+        np.asarray(qparams.zero_point, np.int32),
+        qparams.origin,
+    )
     fault = _find_fault(checked.scale, checked.zero_point, spec, target)
     if fault is not None:
         raise CalibrationError(site, *fault, code="Q509")
@@ -129,13 +142,19 @@ def _find_fault(scale: Any, zero: Any, spec: QuantSpec, target: str) -> tuple[st
     if not (np.isfinite(scale).all() and (scale > 0).all()):
         return f"scale {scale.min():g} is not a positive number", "calibrate again"
     if not find_target(target).zero_points and zero.any():
-        return f"zero point {zero[zero != 0].flat[0]}, and {target} holds only 0", "use scheme: symmetric"
+        return (
+            f"zero point {zero[zero != 0].flat[0]}, and {target} holds only 0",
+            "use scheme: symmetric",
+        )
     fixed = find_zero_point(spec)
     if fixed is not None and (zero != fixed).any():
         cause = f"zero point {zero[zero != fixed].flat[0]} where the symmetric scheme has {fixed}"
         return cause, "use scheme: asymmetric"
     if (zero < spec.qmin).any() or (zero > spec.qmax).any():
-        return f"zero point {zero.min()}…{zero.max()} is outside the range {spec.qmin}…{spec.qmax}", "calibrate again"
+        return (
+            f"zero point {zero.min()}…{zero.max()} is outside the range {spec.qmin}…{spec.qmax}",
+            "calibrate again",
+        )
     return None
 
 
@@ -143,7 +162,13 @@ MARKER = "ai.onnxq::FakeQuantize"
 
 
 def mark_tensor(
-    x: Tensor, scale: Tensor | None, zero_point: Tensor | None, spec: QuantSpec, *, site: str, role: Role
+    x: Tensor,
+    scale: Tensor | None,
+    zero_point: Tensor | None,
+    spec: QuantSpec,
+    *,
+    site: str,
+    role: Role,
 ) -> Tensor:
     """Return x through a marker node; only inside torch.onnx.export.
 
@@ -168,5 +193,7 @@ def mark_tensor(
     if spec.dynamic:
         attrs["dynamic"] = 1
     inputs = (x,) if scale is None or zero_point is None else (x, scale, zero_point)
-    result: Tensor = torch.onnx.ops.symbolic(MARKER, inputs, attrs, dtype=x.dtype, shape=x.shape, version=1)
+    result: Tensor = torch.onnx.ops.symbolic(
+        MARKER, inputs, attrs, dtype=x.dtype, shape=x.shape, version=1
+    )
     return result

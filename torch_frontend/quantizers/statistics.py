@@ -42,10 +42,15 @@ class ActivationRange:
     def __init__(self, spec: QuantSpec, observer: ObserverSpec, site: str) -> None:
         if isinstance(spec.granularity, PerBlock):
             raise ConfigError(
-                site, "activations cannot be quantized per block", "ask for granularity: tensor", code="Q316"
+                site,
+                "activations cannot be quantized per block",
+                "ask for granularity: tensor",
+                code="Q316",
             )
         self.spec, self.observer = spec, observer
-        observers.create_observer(observer, spec)  # raises ConfigError for a wrong name or option, before any batch
+        observers.create_observer(
+            observer, spec
+        )  # raises ConfigError for a wrong name or option, before any batch
         self._channels: list[observers.Observer] = []
 
     def update(self, x: Tensor) -> None:
@@ -100,10 +105,16 @@ class WeightRange:
     """
 
     def __init__(
-        self, spec: QuantSpec, observer: ObserverSpec, site: str, orders: Sequence[numerics.SumOrder] = ()
+        self,
+        spec: QuantSpec,
+        observer: ObserverSpec,
+        site: str,
+        orders: Sequence[numerics.SumOrder] = (),
     ) -> None:
         self.spec, self.observer, self.orders = spec, observer, orders
-        numerics.weight_qparams(np.zeros(1), QuantSpec(), observer=observer)  # raises ConfigError for a wrong observer
+        numerics.weight_qparams(
+            np.zeros(1), QuantSpec(), observer=observer
+        )  # raises ConfigError for a wrong observer
         self.weight: Tensor | None = None
 
     def update(self, x: Tensor) -> None:
@@ -121,17 +132,25 @@ class WeightRange:
         if self.weight is None:
             raise observers.base.make_empty_error("weight")
         if not bool(self.weight.isfinite().all()):
-            raise CalibrationError("weight", "holds NaN or inf", "repair the float model", code="Q503")
+            raise CalibrationError(
+                "weight", "holds NaN or inf", "repair the float model", code="Q503"
+            )
         return self.weight
 
     def qparams(self) -> QParams:
         """Qparams of the weight by the observer "minmax" or "mse"."""
         values = to_numpy(self.read_weight())
-        return numerics.weight_qparams(values, self.spec, observer=self.observer, orders=self.orders)
+        return numerics.weight_qparams(
+            values, self.spec, observer=self.observer, orders=self.orders
+        )
 
 
 def range_statistics(
-    spec: QuantSpec, observer: ObserverSpec, role: Role, site: str, orders: Sequence[numerics.SumOrder] = ()
+    spec: QuantSpec,
+    observer: ObserverSpec,
+    role: Role,
+    site: str,
+    orders: Sequence[numerics.SumOrder] = (),
 ) -> Statistics:
     """Collector of the observer's range for an activation or a weight. orders: the 16-bit sums that a weight keeps."""
     if role is Role.WEIGHT:

@@ -34,7 +34,9 @@ def override_switches(quantizers: Iterable[Quantizer], on: bool) -> Iterator[Non
 
 def penalty(module: nn.Module) -> Tensor:
     """Sum of the quantizers' own terms of the loss, such as PACT's L2 penalty of its clipping levels; 0 without any."""
-    terms = [term for quantizer in quantizers_of(module) if (term := quantizer.penalty()) is not None]
+    terms = [
+        term for quantizer in quantizers_of(module) if (term := quantizer.penalty()) is not None
+    ]
     # A tensor on the model's device, so that loops need no special case.
     anchor = next(module.parameters(), None)
     terms = terms or [torch.zeros((), device=None if anchor is None else anchor.device)]
@@ -96,10 +98,13 @@ class PostStep:
             return [], None
         # Of a sharded tensor (DTensor) each rank checks its own part: gathering would make all ranks wait at each step.
         parts = [
-            tensor.detach().to_local() if hasattr(tensor, "to_local") else tensor.detach() for _, tensor in learned
+            tensor.detach().to_local() if hasattr(tensor, "to_local") else tensor.detach()
+            for _, tensor in learned
         ]
         flags = [part.isfinite().all() for part in parts]
-        return [name for name, _ in learned], torch.stack([flag.to(flags[0].device) for flag in flags])
+        return [name for name, _ in learned], torch.stack(
+            [flag.to(flags[0].device) for flag in flags]
+        )
 
     def _send_flags(self) -> tuple[list[str], Tensor, Any] | None:
         """Start to copy the flags to the host: (sites, flags there, event that says they have arrived)."""

@@ -9,4 +9,11 @@ learn     options, progress and results; the optimization of one unit
 from torch_frontend.reconstruct.learn import LearningProgress, Reconstruction, Settings, UnitResult
 from torch_frontend.reconstruct.run import as_adaround, reconstruct
 
-__all__ = ["LearningProgress", "Reconstruction", "Settings", "UnitResult", "as_adaround", "reconstruct"]
+__all__ = [
+    "LearningProgress",
+    "Reconstruction",
+    "Settings",
+    "UnitResult",
+    "as_adaround",
+    "reconstruct",
+]

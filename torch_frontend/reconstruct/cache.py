@@ -47,7 +47,9 @@ class UnitCache:
     def add_record(self, record: Record) -> None:
         """Store one batch. Raises DataError if its target has no samples."""
         if record.target.dim() == 0 or not len(record.target):
-            raise DataError("reconstruction", "a batch without samples", "leave empty batches out", code="Q203")
+            raise DataError(
+                "reconstruction", "a batch without samples", "leave empty batches out", code="Q203"
+            )
         self.device = record.target.device
         self.records.append(tree_map_only(Tensor, self._store_tensor, record))
 
@@ -72,7 +74,9 @@ class UnitCache:
             rows = torch.randperm(self.count, generator=generator)[:size].tolist()
             return self._stack_rows([self._locate_row(row) for row in rows])
         record = self.records[int(torch.randint(len(self.records), (1,), generator=generator))]
-        if any(not isinstance(v, Tensor) for v in record.inputs):  # sizes and the like fit the whole batch only
+        if any(
+            not isinstance(v, Tensor) for v in record.inputs
+        ):  # sizes and the like fit the whole batch only
             return self._move_to_device(record)
         rows = torch.randperm(len(record.target), generator=generator)[:size].tolist()
         return self._stack_rows([(record, row) for row in rows])
@@ -91,7 +95,9 @@ class UnitCache:
 
         def stacked(part: str) -> Values:
             return tuple(
-                torch.stack([getattr(record, part)[k][row].to(self.device) for record, row in picked])
+                torch.stack(
+                    [getattr(record, part)[k][row].to(self.device) for record, row in picked]
+                )
                 if _has_samples(value, first)
                 else self._move_to_device(value)
                 for k, value in enumerate(getattr(first, part))
@@ -116,7 +122,9 @@ class UnitCache:
         if self._folder is None:
             self._folder = ScratchFolder()
         path = self._folder.path / f"{len(list(self._folder.path.iterdir()))}.bin"
-        backed = torch.from_file(str(path), shared=True, size=value.numel(), dtype=value.dtype).view(value.shape)
+        backed = torch.from_file(
+            str(path), shared=True, size=value.numel(), dtype=value.dtype
+        ).view(value.shape)
         return backed.copy_(value.detach())
 
 
@@ -130,7 +138,9 @@ def _mixes_with(record: Record, other: Record) -> bool:
         return False
     for a, b in zip((*record.inputs, *record.floats), (*other.inputs, *other.floats), strict=True):
         # Sizes and the like may depend on the number of samples.
-        if not (isinstance(a, Tensor) and isinstance(b, Tensor)) or _has_samples(a, record) != _has_samples(b, other):
+        if not (isinstance(a, Tensor) and isinstance(b, Tensor)) or _has_samples(
+            a, record
+        ) != _has_samples(b, other):
             return False
         if _has_samples(a, record):
             if a.shape[1:] != b.shape[1:] or a.dtype != b.dtype:

@@ -57,11 +57,17 @@ class Settings:
         for name in ("iterations", "batch", "samples", "max_layers", "lr"):
             if getattr(self, name) <= 0:
                 raise ConfigError(
-                    f"reconstruction: {name}={getattr(self, name)}", "is not positive", "give 1 or more", code="Q318"
+                    f"reconstruction: {name}={getattr(self, name)}",
+                    "is not positive",
+                    "give 1 or more",
+                    code="Q318",
                 )
         if not 0 <= self.warm_up < 1:
             raise ConfigError(
-                f"reconstruction: warm_up={self.warm_up}", "is no share", "give 0 to below 1", code="Q318"
+                f"reconstruction: warm_up={self.warm_up}",
+                "is no share",
+                "give 0 to below 1",
+                code="Q318",
             )
 
     def beta_at(self, step: int) -> float | None:
@@ -119,7 +125,12 @@ _EVERY = 100
 
 
 def learn_unit(
-    unit: Unit, cache: UnitCache, settings: Settings, *, qdrop: float, report: Callable[[int, float], None]
+    unit: Unit,
+    cache: UnitCache,
+    settings: Settings,
+    *,
+    qdrop: float,
+    report: Callable[[int, float], None],
 ) -> UnitResult:
     """Learn the unit's roundings from the cached samples; every weight quantizer that is on must be an AdaRound.
 
@@ -169,7 +180,11 @@ def _find_scales(unit: Unit) -> list[tuple[Quantizer, Tensor]]:
     """(quantizer, tensor) of activations to learn here: the quantizer's learned slots, or a uniform one's scale."""
     scales = []
     for quantizer in unit.owned:
-        if quantizer.role is Role.WEIGHT or not (quantizer.active and quantizer.calibrated) or quantizer.frozen:
+        if (
+            quantizer.role is Role.WEIGHT
+            or not (quantizer.active and quantizer.calibrated)
+            or quantizer.frozen
+        ):
             continue
         slots = sorted(quantizer.learned) or (["scale"] if isinstance(quantizer, Uniform) else [])
         scales += [(quantizer, getattr(quantizer, slot)) for slot in slots]
@@ -226,9 +241,12 @@ def _optimize_unit(
     # Roundings have a rate of their own that stays; that of scales falls.
     optimizers = [torch.optim.Adam([rounding.v for rounding in roundings], lr=settings.lr)]
     if moving:
-        optimizers.append(torch.optim.Adam([scale for _, scale in moving], lr=settings.activation_lr))
+        optimizers.append(
+            torch.optim.Adam([scale for _, scale in moving], lr=settings.activation_lr)
+        )
     schedules = [
-        torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=settings.iterations) for optimizer in optimizers[1:]
+        torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=settings.iterations)
+        for optimizer in optimizers[1:]
     ]
     mixed = cache.can_mix()
     # The settings' factor counts for the mean over roundings, the regularizer is a sum.
@@ -274,7 +292,9 @@ def _drop_inputs(drawn: Record, qdrop: float, drops: torch.Generator) -> tuple[A
     return tuple(values)
 
 
-def _drop_elements(quantized: Tensor, plain: Tensor, qdrop: float, drops: torch.Generator) -> Tensor:
+def _drop_elements(
+    quantized: Tensor, plain: Tensor, qdrop: float, drops: torch.Generator
+) -> Tensor:
     chance = torch.rand(plain.shape, generator=drops, device=plain.device)
     return torch.where(chance < qdrop, plain, quantized)
 

@@ -13,7 +13,15 @@ from onnxq.errors import CalibrationError, ConfigError, DataError, PlanError
 from onnxq.nearest import suggest_names
 from onnxq.sites import Refusal, Role
 from torch_frontend.quant_model import QuantModel, State
-from torch_frontend.quantizers import LSQ, AdaRound, LSQPlus, Quantizer, Uniform, override_switches, quantizers_of
+from torch_frontend.quantizers import (
+    LSQ,
+    AdaRound,
+    LSQPlus,
+    Quantizer,
+    Uniform,
+    override_switches,
+    quantizers_of,
+)
 from torch_frontend.reconstruct.cache import Record, UnitCache
 from torch_frontend.reconstruct.learn import (
     METHODS,
@@ -63,7 +71,9 @@ def reconstruct(
     if isinstance(model, QuantModel):
         if model.state not in (State.CALIBRATED, State.QUANTIZED):
             cause = f"the model is {model.state.value}"
-            raise PlanError("reconstruct()", cause, "calibrate it first; do not freeze it", code="Q409")
+            raise PlanError(
+                "reconstruct()", cause, "calibrate it first; do not freeze it", code="Q409"
+            )
         model = model.model
     refusals = _make_learnable(model)
     batches = _collect_batches(data, settings.samples)
@@ -85,7 +95,9 @@ def reconstruct(
             if not own or again:
                 continue
             learned.update((id(quantizer), unit.name) for quantizer in own)
-            report = partial(_report_progress, progress, unit.name, index, len(units), settings.iterations)
+            report = partial(
+                _report_progress, progress, unit.name, index, len(units), settings.iterations
+            )
             with UnitCache(settings.cache_bytes) as cache:
                 _fill_cache(cache, model, unit, batches, floats=qdrop > 0)
                 done.append(learn_unit(unit, cache, settings, qdrop=qdrop, report=report))
@@ -94,15 +106,26 @@ def reconstruct(
 
 def _check_method(method: str, qdrop: float) -> None:
     if method not in METHODS:
-        raise ConfigError(f"method {method!r}", "does not exist", suggest_names(method, METHODS), code="Q318")
+        raise ConfigError(
+            f"method {method!r}", "does not exist", suggest_names(method, METHODS), code="Q318"
+        )
     if not 0 <= qdrop < 1:
         raise ConfigError(
-            f"qdrop={qdrop}", "is no probability below 1", "the paper takes 0.5; 0 switches it off", code="Q318"
+            f"qdrop={qdrop}",
+            "is no probability below 1",
+            "the paper takes 0.5; 0 switches it off",
+            code="Q318",
         )
 
 
 def _report_progress(
-    progress: Report | None, unit: str, index: int, units: int, iterations: int, step: int, loss: float
+    progress: Report | None,
+    unit: str,
+    index: int,
+    units: int,
+    iterations: int,
+    step: int,
+    loss: float,
 ) -> None:
     if progress is not None:
         progress(LearningProgress(unit, index, units, step, iterations, loss))
@@ -119,13 +142,20 @@ def as_adaround(quantizer: Quantizer) -> AdaRound | None:
         return None
     qparams = quantizer.qparams()
     adaround = AdaRound(
-        quantizer.spec, site=quantizer.site, role=quantizer.role, observer=quantizer.observer, target=quantizer.target
+        quantizer.spec,
+        site=quantizer.site,
+        role=quantizer.role,
+        observer=quantizer.observer,
+        target=quantizer.target,
     )
     adaround.to(quantizer.scale.device)  # before the qparams, which appear on its device
     adaround.load_qparams(qparams)
     adaround.bind_sums_of(quantizer)
     adaround.enabled = quantizer.enabled
-    adaround.disabled_reason, adaround.disabled_by = quantizer.disabled_reason, quantizer.disabled_by
+    adaround.disabled_reason, adaround.disabled_by = (
+        quantizer.disabled_reason,
+        quantizer.disabled_by,
+    )
     return adaround.train(quantizer.training)
 
 
@@ -136,23 +166,38 @@ def _make_learnable(model: nn.Module) -> list[Refusal]:
     refusals = []
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
-            if not isinstance(child, Quantizer) or child.role is not Role.WEIGHT or child.disabled_reason is not None:
+            if (
+                not isinstance(child, Quantizer)
+                or child.role is not Role.WEIGHT
+                or child.disabled_reason is not None
+            ):
                 continue
             if id(child) not in by_id:
                 if not child.calibrated:
                     raise CalibrationError(
-                        child.site, "has no scale yet", "calibrate before reconstructing", code="Q508"
+                        child.site,
+                        "has no scale yet",
+                        "calibrate before reconstructing",
+                        code="Q508",
                     )
                 by_id[id(child)] = as_adaround(child)
                 if by_id[id(child)] is None:
                     why = f"{child.name} does not round to nearest"
                     refusals.append(
-                        Refusal(child.site, why, "use uniform, lsq or lsq+ for its weight", "rounding", "R110")
+                        Refusal(
+                            child.site,
+                            why,
+                            "use uniform, lsq or lsq+ for its weight",
+                            "rounding",
+                            "R110",
+                        )
                     )
             if (learnable := by_id[id(child)]) is not None:
                 setattr(parent, name, learnable)
     if not any(isinstance(child, AdaRound) for child in quantizers_of(model)):
-        raise CalibrationError("reconstruction", "no weight has a quantizer that can learn to round", "quantize one")
+        raise CalibrationError(
+            "reconstruction", "no weight has a quantizer that can learn to round", "quantize one"
+        )
     return refusals
 
 
@@ -162,34 +207,56 @@ def _collect_batches(data: Iterable[Any], samples: int) -> list[Inputs]:
     for batch in data:
         inputs = as_inputs(batch)
         tensors = [
-            value for value in (*inputs.args, *inputs.kwargs.values()) if isinstance(value, Tensor) and value.dim()
+            value
+            for value in (*inputs.args, *inputs.kwargs.values())
+            if isinstance(value, Tensor) and value.dim()
         ]
         size = len(tensors[0]) if tensors else 0
         if size > samples:
             args = tuple(_cut_value(value, size, samples) for value in inputs.args)
-            inputs = Inputs(args, {key: _cut_value(value, size, samples) for key, value in inputs.kwargs.items()})
+            inputs = Inputs(
+                args,
+                {key: _cut_value(value, size, samples) for key, value in inputs.kwargs.items()},
+            )
         if size:
             batches.append(inputs)
             samples -= size
         if samples <= 0:
             break
     if not batches:
-        raise DataError("reconstruction", "the data has no samples", "give batches of the model's inputs", code="Q203")
+        raise DataError(
+            "reconstruction",
+            "the data has no samples",
+            "give batches of the model's inputs",
+            code="Q203",
+        )
     return batches
 
 
 def _cut_value(value: Any, size: int, samples: int) -> Any:
-    return value[:samples] if isinstance(value, Tensor) and value.dim() and len(value) == size else value
+    return (
+        value[:samples]
+        if isinstance(value, Tensor) and value.dim() and len(value) == size
+        else value
+    )
 
 
-def _find_units(model: nn.Module, method: str, blocks: Sequence[str] | None, settings: Settings) -> list[Unit]:
+def _find_units(
+    model: nn.Module, method: str, blocks: Sequence[str] | None, settings: Settings
+) -> list[Unit]:
     if isinstance(model, fx.GraphModule):
         regions = Regions(model)
         if blocks is not None:
             chosen = regions.find_named(blocks)
         else:
-            chosen = regions.list_layers() if method == "adaround" else regions.list_blocks(settings.max_layers)
-        return [graph_unit(model, region.name, list(region.nodes), region.exit) for region in chosen]
+            chosen = (
+                regions.list_layers()
+                if method == "adaround"
+                else regions.list_blocks(settings.max_layers)
+            )
+        return [
+            graph_unit(model, region.name, list(region.nodes), region.exit) for region in chosen
+        ]
     if blocks is None and method == "brecq":
         raise ConfigError(
             "method 'brecq'",
@@ -208,7 +275,9 @@ def _find_units(model: nn.Module, method: str, blocks: Sequence[str] | None, set
     return [module_unit(model, name) for name in blocks]
 
 
-def _fill_cache(cache: UnitCache, model: nn.Module, unit: Unit, batches: list[Inputs], *, floats: bool) -> None:
+def _fill_cache(
+    cache: UnitCache, model: nn.Module, unit: Unit, batches: list[Inputs], *, floats: bool
+) -> None:
     """Fill the cache with a unit's values for all batches, from a float run (targets) and a quantized run (inputs)."""
     every = quantizers_of(model)
     for batch in batches:
@@ -218,4 +287,8 @@ def _fill_cache(cache: UnitCache, model: nn.Module, unit: Unit, batches: list[In
         for (inputs, _), (unquantized, target) in zip(unit.catch(batch), plain, strict=True):
             cache.add_record(Record(inputs, unquantized if floats else (), target))
     if not cache.records:
-        raise DataError(unit.name, "no batch of the data reaches it", "give data that does, or name other blocks")
+        raise DataError(
+            unit.name,
+            "no batch of the data reaches it",
+            "give data that does, or name other blocks",
+        )

@@ -52,11 +52,15 @@ class Regions:
         fixed = find_constants(model.graph)
         # Position in topological order.
         self.order = {node: k for k, node in enumerate(model.graph.nodes)}
-        self.values = [n for n in model.graph.nodes if n not in fixed and not is_plain(n) and n.op != "output"]
+        self.values = [
+            n for n in model.graph.nodes if n not in fixed and not is_plain(n) and n.op != "output"
+        ]
         # The graph of values alone: without parameters, sizes and the output node.
         known = set(self.values)
         self.reads = {n: [s for s in n.all_input_nodes if s in known] for n in self.values}
-        self.readers = {n: [u for u in n.users if u in known or u.op == "output"] for n in self.values}
+        self.readers = {
+            n: [u for u in n.users if u in known or u.op == "output"] for n in self.values
+        }
         self.weighted = [n for n in self.values if self._reads_weight(n)]
         # Every value follows from the root, through the inputs.
         self.paths = networkx.DiGraph((s, n) for n in self.values for s in self.reads[n] or [_ROOT])
@@ -73,21 +77,33 @@ class Regions:
         for join in self.values:
             start = above[join]
             if len(set(self.reads[join])) > 1 and start is not _ROOT:
-                inside = {join, *(networkx.ancestors(self.paths, join) & networkx.descendants(self.paths, start))}
+                inside = {
+                    join,
+                    *(
+                        networkx.ancestors(self.paths, join)
+                        & networkx.descendants(self.paths, start)
+                    ),
+                }
                 layers = [n for n in self.weighted if n in inside]
                 if self._leaves_only_by(inside, join) and 0 < len(layers) <= max_layers:
                     blocks.append((inside, join, layers))
         regions: list[Region] = []
         taken: set[fx.Node] = set()
         # Largest first: a block holds the smaller blocks inside it.
-        for inside, join, layers in sorted(blocks, key=lambda block: (-len(block[0]), self.order[block[1]])):
+        for inside, join, layers in sorted(
+            blocks, key=lambda block: (-len(block[0]), self.order[block[1]])
+        ):
             if not taken & inside:
                 taken |= inside
-                regions.append(self._make_region(self._find_common_path(layers, join), inside, join))
+                regions.append(
+                    self._make_region(self._find_common_path(layers, join), inside, join)
+                )
         regions += [self._make_layer(n) for n in self.weighted if n not in taken]
         names = Counter(region.name for region in regions)
         unique = [
-            replace(region, name=f"{region.name}:{region.exit.name}") if names[region.name] > 1 else region
+            replace(region, name=f"{region.name}:{region.exit.name}")
+            if names[region.name] > 1
+            else region
             for region in regions
         ]
         return self._sort_regions(unique)
@@ -100,10 +116,14 @@ class Regions:
             own = {
                 node
                 for node, path in paths.items()
-                if f"{path}.".startswith(f"{name}.") and node.op != "placeholder" and not self._is_quantizer(node)
+                if f"{path}.".startswith(f"{name}.")
+                and node.op != "placeholder"
+                and not self._is_quantizer(node)
             }
             if not own:
-                parts = {path.rpartition(".")[0] or path for path in paths.values()} | set(paths.values())
+                parts = {path.rpartition(".")[0] or path for path in paths.values()} | set(
+                    paths.values()
+                )
                 fix = suggest_names(name, parts)
                 raise ConfigError(f"block {name!r}", "is no module of the model", fix, code="Q309")
             inside = self._add_between(own)
@@ -118,7 +138,11 @@ class Regions:
     def find_path(self, node: fx.Node) -> str:
         """Qualified name of the call."""
         name = read_name(node)
-        return name.name if name is not None else str(node.target if node.op == "call_module" else node.name)
+        return (
+            name.name
+            if name is not None
+            else str(node.target if node.op == "call_module" else node.name)
+        )
 
     def _sort_regions(self, regions: list[Region]) -> list[Region]:
         return sorted(regions, key=lambda region: self.order[region.exit])
@@ -168,7 +192,9 @@ class Regions:
                 exit_ = last
             elif not self._is_disabled(last):
                 break
-        fronts = {s for n in nodes for s in self.reads[n] if s not in nodes and self._is_quantizer(s)}
+        fronts = {
+            s for n in nodes for s in self.reads[n] if s not in nodes and self._is_quantizer(s)
+        }
         every = nodes | fronts | self._find_sizes(nodes | fronts)
         return Region(name, tuple(sorted(every, key=self.order.__getitem__)), exit_)
 
@@ -194,7 +220,9 @@ class Regions:
         return after & before
 
     def _leaves_only_by(self, inside: set[fx.Node], exit_: fx.Node) -> bool:
-        return all(user in inside for node in inside if node is not exit_ for user in self.readers[node])
+        return all(
+            user in inside for node in inside if node is not exit_ for user in self.readers[node]
+        )
 
     def _find_common_path(self, layers: list[fx.Node], exit_: fx.Node) -> str:
         """The longest module path that all layers share; if empty, the path of the exit."""
@@ -221,7 +249,11 @@ class Unit:
     @property
     def weights(self) -> list[AdaRound]:
         """Quantizers of weights that learn to round and are not disabled."""
-        return [q for q in quantizers_of(self.module) if isinstance(q, AdaRound) and q.disabled_reason is None]
+        return [
+            q
+            for q in quantizers_of(self.module)
+            if isinstance(q, AdaRound) and q.disabled_reason is None
+        ]
 
 
 class _AllCaught(Exception):
@@ -250,7 +282,9 @@ def module_unit(model: nn.Module, name: str) -> Unit:
                 cause = "is called with different arguments at different times"
                 raise ModelError(name, cause, "name another block", code="Q124")
             # A stack: the module may call itself, and then inner calls end first.
-            pending.append(tuple(_copy_value(value) for value in flat))  # copies: the model may write into them
+            pending.append(
+                tuple(_copy_value(value) for value in flat)
+            )  # copies: the model may write into them
 
         def note_output(_: nn.Module, __: Any, output: Any) -> None:
             if not isinstance(output, Tensor):
@@ -304,7 +338,9 @@ def _copy_value(value: Any) -> Any:
     return value.detach().clone() if isinstance(value, Tensor) else value
 
 
-def _extract_part(model: fx.GraphModule, region: set[fx.Node], exit_: fx.Node) -> tuple[fx.GraphModule, list[fx.Node]]:
+def _extract_part(
+    model: fx.GraphModule, region: set[fx.Node], exit_: fx.Node
+) -> tuple[fx.GraphModule, list[fx.Node]]:
     """(the region as a module that shares the model's modules, the nodes outside that it reads)."""
     fixed = find_constants(model.graph)
     inside = [node for node in model.graph.nodes if node in region]
@@ -327,12 +363,16 @@ def _extract_part(model: fx.GraphModule, region: set[fx.Node], exit_: fx.Node) -
     return fx.GraphModule(model, part), entries
 
 
-def _find_owned(model: fx.GraphModule, part: fx.GraphModule, region: set[fx.Node]) -> list[Quantizer]:
+def _find_owned(
+    model: fx.GraphModule, part: fx.GraphModule, region: set[fx.Node]
+) -> list[Quantizer]:
     """Quantizers inside whose readers are all inside, and that nothing outside calls or follows."""
     # A leader's qparams are also its followers'; learning them here would change other units.
     shared = {id(q.leader) for q in quantizers_of(model) if isinstance(q, Follower)}
     for node in model.graph.nodes:
         module = find_module(model, node)
-        if module is not None and not (node in region and all(user in region for user in node.users)):
+        if module is not None and not (
+            node in region and all(user in region for user in node.users)
+        ):
             shared.update(map(id, quantizers_of(module)))
     return [q for q in quantizers_of(part) if id(q) not in shared and not isinstance(q, Follower)]

@@ -87,7 +87,10 @@ def _find_function(name: str) -> Any:
     if name in _SHORTENED or isinstance(getattr(F, name, None), type(torch.add)):
         places.insert(0, getattr(F, name, None))
     targets = [place for place in places if place is not None]
-    return next((target for target in targets if find_entry(target) is not None), targets[0] if targets else None)
+    return next(
+        (target for target in targets if find_entry(target) is not None),
+        targets[0] if targets else None,
+    )
 
 
 def _slice(a: dict[str, Any]) -> Any:
@@ -100,22 +103,43 @@ def _slice(a: dict[str, Any]) -> Any:
 
 
 def _index(a: dict[str, Any]) -> Any:
-    return operator.getitem, (a["self"], tuple(slice(None) if k is None else k for k in a["indices"])), {}
+    return (
+        operator.getitem,
+        (a["self"], tuple(slice(None) if k is None else k for k in a["indices"])),
+        {},
+    )
 
 
 def _convert_type(a: dict[str, Any]) -> Any:
     if a.get("other") is not None:
         return "to", (a["self"], a["other"]), {}
-    return "to", (a["self"],), {key: a[key] for key in ("device", "dtype") if a.get(key) is not None}
+    return (
+        "to",
+        (a["self"],),
+        {key: a[key] for key in ("device", "dtype") if a.get(key) is not None},
+    )
 
 
 def _look_up(a: dict[str, Any]) -> Any:
     padding = None if a["padding_idx"] < 0 else a["padding_idx"]
-    return F.embedding, (a["indices"], a["weight"]), {} if padding is None else {"padding_idx": padding}
+    return (
+        F.embedding,
+        (a["indices"], a["weight"]),
+        {} if padding is None else {"padding_idx": padding},
+    )
 
 
 def _normalize_batch(a: dict[str, Any]) -> Any:
-    names = ("input", "running_mean", "running_var", "weight", "bias", "training", "momentum", "eps")
+    names = (
+        "input",
+        "running_mean",
+        "running_var",
+        "weight",
+        "bias",
+        "training",
+        "momentum",
+        "eps",
+    )
     return F.batch_norm, tuple(a[name] for name in names), {}
 
 
@@ -123,7 +147,11 @@ def _resize(mode: str) -> Rewrite:
     def convert(a: dict[str, Any]) -> Any:
         aligned = {"align_corners": a["align_corners"]} if "align_corners" in a else {}
         # One of the two is given. By scale torch takes the factors themselves, as the person wrote them.
-        size = {"size": a["output_size"]} if a.get("output_size") is not None else {"scale_factor": a["scale_factors"]}
+        size = (
+            {"size": a["output_size"]}
+            if a.get("output_size") is not None
+            else {"scale_factor": a["scale_factors"]}
+        )
         if "scale_factors" not in a:
             raise _Open
         return F.interpolate, (a["input"],), {**size, "mode": mode, **aligned}

@@ -23,7 +23,9 @@ class NotTraceable(Exception):
     """This call of the module has no traceable form; it becomes a leaf."""
 
 
-def attention_bias(like: Tensor, heads: int, attn_mask: Tensor | None, padding: Tensor | None) -> Tensor | None:
+def attention_bias(
+    like: Tensor, heads: int, attn_mask: Tensor | None, padding: Tensor | None
+) -> Tensor | None:
     """Sum of the masks, to be added to the scores [N, heads, L, S]; None without masks.
 
     -inf where a boolean mask is True, a float mask as it is. attn_mask: [L, S] or [N * heads, L, S]. padding: [N, S].
@@ -71,7 +73,10 @@ def _project_inputs(m: Any, query: Any, key: Any, value: Any) -> tuple[Any, Any,
     else:
         parts = [_read_parameter(query, m, f"{name}_proj_weight") for name in "qkv"]
     biases = [None if bias is None else bias[k * size : (k + 1) * size] for k in range(3)]
-    q, k, v = (functional.linear(x, w, b) for x, w, b in zip((query, key, value), parts, biases, strict=True))
+    q, k, v = (
+        functional.linear(x, w, b)
+        for x, w, b in zip((query, key, value), parts, biases, strict=True)
+    )
     return q, k, v
 
 
@@ -103,7 +108,9 @@ def run_multihead_attention(
     q, k, v = (x.unflatten(-1, heads).transpose(-3, -2) for x in (q, k, v))
     bias = None
     if attn_mask is not None or key_padding_mask is not None:
-        bias = q.tracer.create_proxy("call_function", attention_bias, (q, m.num_heads, attn_mask, key_padding_mask), {})
+        bias = q.tracer.create_proxy(
+            "call_function", attention_bias, (q, m.num_heads, attn_mask, key_padding_mask), {}
+        )
     weights = None
     # The fused product gives no weights, and its dropout would not follow the mode in a graph.
     if need_weights or m.dropout > 0:
@@ -122,7 +129,11 @@ def run_multihead_attention(
 
 
 def run_encoder_layer(
-    m: Any, src: Any, src_mask: Any = None, src_key_padding_mask: Any = None, is_causal: bool = False
+    m: Any,
+    src: Any,
+    src_mask: Any = None,
+    src_key_padding_mask: Any = None,
+    is_causal: bool = False,
 ) -> Any:
     """Forward of nn.TransformerEncoderLayer."""
     if m.norm_first:
@@ -132,7 +143,9 @@ def run_encoder_layer(
     return m.norm2(x + m._ff_block(x))
 
 
-def run_encoder(m: Any, src: Any, mask: Any = None, src_key_padding_mask: Any = None, is_causal: Any = None) -> Any:
+def run_encoder(
+    m: Any, src: Any, mask: Any = None, src_key_padding_mask: Any = None, is_causal: Any = None
+) -> Any:
     """Forward of nn.TransformerEncoder."""
     # torch's own forward may turn padded batches into nested tensors, which ONNX does not have.
     for layer in m.layers:
@@ -186,11 +199,18 @@ class AttentionDropout(nn.Module):
         self.dropout = dropout
 
     def forward(
-        self, query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, **options: Any
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attn_mask: Tensor | None = None,
+        **options: Any,
     ) -> Tensor:
         """As the function."""
         dropout = self.dropout if self.training else 0.0
-        return functional.scaled_dot_product_attention(query, key, value, attn_mask, dropout, **options)
+        return functional.scaled_dot_product_attention(
+            query, key, value, attn_mask, dropout, **options
+        )
 
 
 register_targets(AttentionDropout, op="attention")
@@ -206,7 +226,15 @@ def take_apart(model: fx.GraphModule) -> None:
         if node.target is not functional.scaled_dot_product_attention:
             continue
         arguments = name_arguments(
-            node, "query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa"
+            node,
+            "query",
+            "key",
+            "value",
+            "attn_mask",
+            "dropout_p",
+            "is_causal",
+            "scale",
+            "enable_gqa",
         )
         scale = arguments.pop("scale", None)
         query, key, value = (arguments.pop(name) for name in ("query", "key", "value"))

@@ -22,7 +22,12 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from onnxq.sites import Names
 from torch_frontend.qmodules import copy_shallowly, explain_unconvertible
 from torch_frontend.qmodules.registry import register_targets
-from torch_frontend.tracing.modules import call_module, find_module, make_unique_path, name_arguments
+from torch_frontend.tracing.modules import (
+    call_module,
+    find_module,
+    make_unique_path,
+    name_arguments,
+)
 from torch_frontend.tracing.names import list_readers, read_name, scope_of
 from torch_frontend.tracing.values import shape_of
 
@@ -121,10 +126,16 @@ def _explain_function(root: nn.Module, node: fx.Node, tensors: dict[str, Any]) -
     if not isinstance(mode, bool) or not sources:
         return "its mode or its tensors are computed"
     if not all(isinstance(source, fx.Node) and source.op == "get_attr" for source in sources):
-        return "its statistics, weight or bias are computed, so that they are not averaged in training"
+        return (
+            "its statistics, weight or bias are computed, so that they are not averaged in training"
+        )
     if tensors["running_mean"] is None or tensors["running_var"] is None:
         # Statistics of the batch in both modes.
-        return None if mode and tensors["running_mean"] is tensors["running_var"] else "its statistics are incomplete"
+        return (
+            None
+            if mode and tensors["running_mean"] is tensors["running_var"]
+            else "its statistics are incomplete"
+        )
     owner = _find_owner(root, tensors)
     # The forward of such a class is that of its base; its own mode may differ from the model's, where it is frozen.
     if owner is not None and mode == owner.training:
@@ -135,10 +146,17 @@ def _explain_function(root: nn.Module, node: fx.Node, tensors: dict[str, Any]) -
 
 
 def _make_module(
-    model: fx.GraphModule, root: nn.Module, tensors: Mapping[str, fx.Node | None], arguments: dict[str, Any]
+    model: fx.GraphModule,
+    root: nn.Module,
+    tensors: Mapping[str, fx.Node | None],
+    arguments: dict[str, Any],
 ) -> BatchNorm:
     """The module of a call. tensors: names of the batch norm's -> the reads of attributes that give them."""
-    values = {name: _read_attribute(model, source) for name, source in tensors.items() if source is not None}
+    values = {
+        name: _read_attribute(model, source)
+        for name, source in tensors.items()
+        if source is not None
+    }
     owner = _find_owner(root, tensors)
     # The number in the call is that of one batch, where the owner averages over all of them (momentum None).
     momentum = arguments.get("momentum", 0.1) if owner is None else owner.momentum
@@ -198,7 +216,9 @@ def fold_batch_norms(model: fx.GraphModule) -> list[tuple[str, str]]:
     return outcomes
 
 
-def find_layers(model: fx.GraphModule, see_through: Callable[[Any], Any]) -> list[tuple[fx.Node, fx.Node, str | None]]:
+def find_layers(
+    model: fx.GraphModule, see_through: Callable[[Any], Any]
+) -> list[tuple[fx.Node, fx.Node, str | None]]:
     """(call of a batch norm, call of the layer in front, reason why folding would change another result or None).
 
     see_through: the value behind a batch norm's argument, where calls between the two compute nothing.
@@ -214,12 +234,19 @@ def find_layers(model: fx.GraphModule, see_through: Callable[[Any], Any]) -> lis
         source = see_through(node.args[0] if node.args else None)
         layer = find_module(model, source)
         if isinstance(layer, _LAYERS):
-            folds.append((node, source, _explain_conflict(node, source, norm, layer, calls, holders)))
+            folds.append(
+                (node, source, _explain_conflict(node, source, norm, layer, calls, holders))
+            )
     return folds
 
 
 def _explain_conflict(
-    node: fx.Node, source: fx.Node, norm: nn.Module, layer: nn.Module, calls: Counter[str], holders: Counter[int]
+    node: fx.Node,
+    source: fx.Node,
+    norm: nn.Module,
+    layer: nn.Module,
+    calls: Counter[str],
+    holders: Counter[int],
 ) -> str | None:
     """Reason why folding would change another result, or None."""
     if len(list_readers(source)) > 1:
@@ -248,7 +275,10 @@ def compute_factors(norm: nn.Module) -> tuple[Tensor, Tensor]:
 
 
 def _read_norm(norm: nn.Module) -> dict[str, Tensor | None]:
-    return {f"norm.{key}": getattr(norm, key) for key in ("weight", "bias", "running_mean", "running_var")}
+    return {
+        f"norm.{key}": getattr(norm, key)
+        for key in ("weight", "bias", "running_mean", "running_var")
+    }
 
 
 def _find_factors(tensors: Mapping[str, Tensor | None], eps: float) -> tuple[Tensor, Tensor]:

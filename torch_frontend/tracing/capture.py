@@ -26,7 +26,13 @@ from onnxq.config import matches_any
 from onnxq.sites import Refusal, Refusals
 from torch_frontend.qmodules import copy_shallowly
 from torch_frontend.tracing.aten import convert_calls, read_aten_name
-from torch_frontend.tracing.leaves import CallsOutside, IsLeaf, LeafCall, mark_leaves, restore_leaves
+from torch_frontend.tracing.leaves import (
+    CallsOutside,
+    IsLeaf,
+    LeafCall,
+    mark_leaves,
+    restore_leaves,
+)
 from torch_frontend.tracing.modules import Inputs, make_unique_path, name_arguments
 from torch_frontend.tracing.signature import CHECKS, read_sizes, require_default, restore_signature
 from torch_frontend.tracing.simplify import ATTENTION_DROPOUT
@@ -62,7 +68,9 @@ class RecordedCall:
     dropout: float | None = None
 
 
-def list_calls(model: nn.Module, inputs: Inputs, is_leaf: IsLeaf, *, training: bool) -> list[RecordedCall] | None:
+def list_calls(
+    model: nn.Module, inputs: Inputs, is_leaf: IsLeaf, *, training: bool
+) -> list[RecordedCall] | None:
     """Calls of the forward in a mode, outside of layers; None if it does not run. The model does not change."""
     calls: list[RecordedCall] = []
     watch = CallsOutside(
@@ -71,7 +79,13 @@ def list_calls(model: nn.Module, inputs: Inputs, is_leaf: IsLeaf, *, training: b
         lambda _, *call: calls.append(_record_call(*call)),
     )
     try:
-        with keep_modes(model), keep_buffers(model), torch.no_grad(), torch.random.fork_rng(), watch:
+        with (
+            keep_modes(model),
+            keep_buffers(model),
+            torch.no_grad(),
+            torch.random.fork_rng(),
+            watch,
+        ):
             model.train(training)
             inputs.run_model(model)
     except Exception:  # the user's forward may raise anything
@@ -86,7 +100,11 @@ def _record_call(function: Any, args: Any, kwargs: dict[str, Any]) -> RecordedCa
         return RecordedCall(name, float(dropout))
     if function in _FOLLOWING:
         return RecordedCall(name)
-    settings = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, (bool, int, float, str))]
+    settings = [
+        leaf
+        for leaf in pytree.tree_leaves((args, kwargs))
+        if isinstance(leaf, (bool, int, float, str))
+    ]
     return RecordedCall(f"{name}{settings}")
 
 
@@ -110,7 +128,12 @@ def capture_model(model: nn.Module, skip: Sequence[str], inputs: Inputs) -> Trac
     refusals = (*_follow_modes(model, graph, inputs, tracer.is_leaf_module), *lost)
     fixed = tuple(str(node.args[1]) for node in graph.nodes if node.target is require_default)
     return Traced(
-        root, graph, skipped=tuple(tracer.skipped), fixed=fixed, refusals=refusals, origin=GraphOrigin.EXPORTED
+        root,
+        graph,
+        skipped=tuple(tracer.skipped),
+        fixed=fixed,
+        refusals=refusals,
+        origin=GraphOrigin.EXPORTED,
     )
 
 
@@ -120,7 +143,9 @@ def take_graph(model: fx.GraphModule, skip: Sequence[str]) -> Traced:
     skip: patterns of names of modules that stay float. Raises ConfigError for a pattern that matches no module.
     """
     check_patterns(model, skip)
-    skipped = [name for name, _ in model.named_modules() if name and skip and matches_any(skip, name)]
+    skipped = [
+        name for name, _ in model.named_modules() if name and skip and matches_any(skip, name)
+    ]
     graph = _copy_graph(model.graph)
     # Not the GraphModule itself: that of torch.export cannot change its mode.
     root = nn.Module()
@@ -131,7 +156,9 @@ def take_graph(model: fx.GraphModule, skip: Sequence[str]) -> Traced:
     modes: Refusals = ()
     if any(name for _, name in operators):
         flags = [
-            name_arguments(node, *_FLAGS[name]).get(_FLAGS[name][-1]) for node, name in operators if name in _FLAGS
+            name_arguments(node, *_FLAGS[name]).get(_FLAGS[name][-1])
+            for node, name in operators
+            if name in _FLAGS
         ]
         root.training = any(flags)
         reason = "its graph was exported, in which batch norms and dropout of attention keep the mode of the export"
@@ -160,7 +187,9 @@ def _follow_modes(model: nn.Module, graph: fx.Graph, inputs: Inputs, is_leaf: Is
         for a, b in zip(own, other, strict=True)
         if a.dropout is not None and b.dropout is not None
     ]
-    products = [node for node in graph.nodes if node.target is functional.scaled_dot_product_attention]
+    products = [
+        node for node in graph.nodes if node.target is functional.scaled_dot_product_attention
+    ]
     if any(dropouts) and len(dropouts) != len(products):
         return (refuse_mode(model),)
     for node, probability in zip(products, dropouts, strict=False):
@@ -169,7 +198,9 @@ def _follow_modes(model: nn.Module, graph: fx.Graph, inputs: Inputs, is_leaf: Is
     return ()
 
 
-def _capture_graph(model: nn.Module, inputs: Inputs, is_leaf: IsLeaf) -> tuple[nn.Module, fx.Graph, list[Refusal]]:
+def _capture_graph(
+    model: nn.Module, inputs: Inputs, is_leaf: IsLeaf
+) -> tuple[nn.Module, fx.Graph, list[Refusal]]:
     """(root, graph, results that it lacks) of the model's forward in its mode, train or eval; raises NotCaptured.
 
     root: a shallow copy of the model, with the constants of its forward.
@@ -181,8 +212,12 @@ def _capture_graph(model: nn.Module, inputs: Inputs, is_leaf: IsLeaf) -> tuple[n
     for batch, dynamic in ((_widen_batch(inputs), True), (inputs, True), (inputs, False)):
         try:
             lost: dict[str, str] = {}
-            silence = silence_torch("torch", logging.CRITICAL, Warning)  # its notes on the person's model
-            drop = model.register_forward_hook(lambda _module, _args, output, lost=lost: _drop_unknown(output, lost))
+            silence = silence_torch(
+                "torch", logging.CRITICAL, Warning
+            )  # its notes on the person's model
+            drop = model.register_forward_hook(
+                lambda _module, _args, output, lost=lost: _drop_unknown(output, lost)
+            )
             with silence, drop, mark_leaves(model, is_leaf) as calls:
                 shapes = _free_sizes(batch) if dynamic else None
                 program = torch.export.export(model, *batch, dynamic_shapes=shapes, strict=False)
@@ -200,12 +235,18 @@ def _capture_graph(model: nn.Module, inputs: Inputs, is_leaf: IsLeaf) -> tuple[n
     except NotCaptured:
         raise
     except Exception as error:  # forms of graphs that torch.export may yet make
-        raise NotCaptured(f"its exported graph is of another form ({shorten_error(error)})") from error
+        raise NotCaptured(
+            f"its exported graph is of another form ({shorten_error(error)})"
+        ) from error
     return root, graph, [_refuse_result(*result) for result in lost.items()]
 
 
 def _restore_graph(
-    root: nn.Module, graph: fx.Graph, module: nn.Module, calls: list[LeafCall], signature: inspect.Signature | None
+    root: nn.Module,
+    graph: fx.Graph,
+    module: nn.Module,
+    calls: list[LeafCall],
+    signature: inspect.Signature | None,
 ) -> None:
     """Rewrite the graph of an exported module in torch's functions; in place.
 
@@ -258,7 +299,9 @@ def _has_batch(value: Any) -> bool:
 
 def _check_widened(module: fx.GraphModule, inputs: Inputs) -> None:
     """Raise NotCaptured if the graph of a widened batch does not take the batch that was given."""
-    for node, value in zip(module.graph.find_nodes(op="placeholder"), pytree.tree_leaves(inputs), strict=True):
+    for node, value in zip(
+        module.graph.find_nodes(op="placeholder"), pytree.tree_leaves(inputs), strict=True
+    ):
         if isinstance(value, Tensor):
             sizes = zip(read_sizes(node.meta["val"]), value.shape, strict=False)
             if any(size not in (None, wanted) for size, wanted in sizes):
@@ -269,7 +312,11 @@ def _free_sizes(inputs: Inputs) -> Any:
     """Dynamic shapes in which torch.export decides which sizes may differ from call to call."""
 
     def free(value: Any) -> Any:
-        return dict.fromkeys(range(value.dim()), torch.export.Dim.AUTO) if isinstance(value, Tensor) else None
+        return (
+            dict.fromkeys(range(value.dim()), torch.export.Dim.AUTO)
+            if isinstance(value, Tensor)
+            else None
+        )
 
     args, kwargs = pytree.tree_map(free, inputs)
     return (*args, *kwargs.values()) or None
@@ -296,11 +343,19 @@ def _drop_unknown(output: Any, lost: dict[str, str]) -> Any:
     lost: gets their classes.
     """
     plain = (Tensor, int, float, bool, str, type(None), torch.SymInt)
-    unknown = [(path, leaf) for path, leaf in pytree.tree_flatten_with_path(output)[0] if not isinstance(leaf, plain)]
+    unknown = [
+        (path, leaf)
+        for path, leaf in pytree.tree_flatten_with_path(output)[0]
+        if not isinstance(leaf, plain)
+    ]
     if isinstance(output, Mapping):
         keys = {path[0].key: type(leaf).__name__ for path, leaf in unknown}
         lost.update({str(key): name for key, name in keys.items()})
-        return type(output)(**{key: value for key, value in output.items() if key not in keys}) if keys else output
+        return (
+            type(output)(**{key: value for key, value in output.items() if key not in keys})
+            if keys
+            else output
+        )
     if type(output) in (tuple, list):
         places = {path[0].idx: type(leaf).__name__ for path, leaf in unknown if len(path) == 1}
         lost.update({f"result {k}": name for k, name in places.items()})
@@ -310,7 +365,9 @@ def _drop_unknown(output: Any, lost: dict[str, str]) -> Any:
 
 def _refuse_result(name: str, kind: str) -> Refusal:
     """A Refusal for a result that the captured graph does not return. kind: its class."""
-    reason = f"is a {kind}, which torch.export cannot take apart: the captured model does not return it"
+    reason = (
+        f"is a {kind}, which torch.export cannot take apart: the captured model does not return it"
+    )
     fix = "return tensors in its place, or leave it out of the forward (use_cache=False for caches of transformers)"
     return Refusal(name, reason, fix, "results", "R108")
 
@@ -338,11 +395,19 @@ def _inline_regions(module: Any, graph: fx.Graph) -> None:
 
 
 def _inline_body(
-    module: Any, graph: fx.Graph, node: fx.Node, body: fx.Node, inputs: tuple[Any, ...], *, detached: bool
+    module: Any,
+    graph: fx.Graph,
+    node: fx.Node,
+    body: fx.Node,
+    inputs: tuple[Any, ...],
+    *,
+    detached: bool,
 ) -> None:
     region = module.get_submodule(str(body.target))
     _inline_regions(region, region.graph)
-    copies: dict[fx.Node, Any] = dict(zip(region.graph.find_nodes(op="placeholder"), inputs, strict=True))
+    copies: dict[fx.Node, Any] = dict(
+        zip(region.graph.find_nodes(op="placeholder"), inputs, strict=True)
+    )
     with graph.inserting_before(node):
         for inner in region.graph.nodes:
             if inner.op == "output":
@@ -373,7 +438,11 @@ def _detach_value(graph: fx.Graph, value: Any) -> Any:
 
 def _follow_device(graph: fx.Graph) -> None:
     """Make tensors that the forward creates on the device of its first input, as it moves with the model."""
-    tensors = [node for node in graph.find_nodes(op="placeholder") if isinstance(node.meta.get("val"), Tensor)]
+    tensors = [
+        node
+        for node in graph.find_nodes(op="placeholder")
+        if isinstance(node.meta.get("val"), Tensor)
+    ]
     if not tensors:
         return
     device = tensors[0].meta["val"].device
@@ -399,4 +468,6 @@ def _register_constants(root: nn.Module, graph: fx.Graph, module: Any) -> None:
         if isinstance(known, Tensor) and known.shape == value.shape:
             continue
         node.target = name = make_unique_path(root, "", path.replace(".", "_"))
-        root.register_buffer(name, value.detach() if isinstance(value, Tensor) else value, persistent=False)
+        root.register_buffer(
+            name, value.detach() if isinstance(value, Tensor) else value, persistent=False
+        )

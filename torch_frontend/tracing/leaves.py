@@ -52,7 +52,10 @@ class CallsOutside(TorchFunctionMode):
     """
 
     def __init__(
-        self, model: nn.Module, is_leaf: IsLeaf, record: Callable[[str, Any, Any, dict[str, Any]], None]
+        self,
+        model: nn.Module,
+        is_leaf: IsLeaf,
+        record: Callable[[str, Any, Any, dict[str, Any]], None],
     ) -> None:
         super().__init__()
         self._record = record
@@ -63,7 +66,9 @@ class CallsOutside(TorchFunctionMode):
             enter = partial(self._enter_module, path, is_leaf(module, path))
             self._hooks.enter_context(module.register_forward_pre_hook(enter))
             # always_call: the stack must be right after an exception that the user's forward catches.
-            self._hooks.enter_context(module.register_forward_hook(self._leave_module, always_call=True))
+            self._hooks.enter_context(
+                module.register_forward_hook(self._leave_module, always_call=True)
+            )
 
     def __exit__(self, *error: Any) -> None:
         self._hooks.close()
@@ -94,12 +99,19 @@ def mark_leaves(model: nn.Module, is_leaf: IsLeaf) -> Iterator[list[LeafCall]]:
             if path and is_leaf(module, path):
                 mark = partial(_mark_inputs, calls, stack, path)
                 hooks.enter_context(module.register_forward_pre_hook(mark, with_kwargs=True))
-                hooks.enter_context(module.register_forward_hook(partial(_mark_results, calls, stack)))
+                hooks.enter_context(
+                    module.register_forward_hook(partial(_mark_results, calls, stack))
+                )
         yield calls
 
 
 def _mark_inputs(
-    calls: list[LeafCall], stack: list[int], path: str, module: nn.Module, args: Any, kwargs: dict[str, Any]
+    calls: list[LeafCall],
+    stack: list[int],
+    path: str,
+    module: nn.Module,
+    args: Any,
+    kwargs: dict[str, Any],
 ) -> Any:
     stack.append(len(calls))
     if len(stack) > 1:
@@ -115,13 +127,17 @@ def _mark_inputs(
     return pytree.tree_unflatten(leaves, spec)
 
 
-def _mark_results(calls: list[LeafCall], stack: list[int], module: nn.Module, args: Any, output: Any) -> Any:
+def _mark_results(
+    calls: list[LeafCall], stack: list[int], module: nn.Module, args: Any, output: Any
+) -> Any:
     number = stack.pop()
     if stack:
         return None
     results, spec = pytree.tree_flatten_with_path(output)
     call = calls[number]
-    call.results = [tuple(getattr(key, "idx", getattr(key, "key", None)) for key in path) for path, _ in results]
+    call.results = [
+        tuple(getattr(key, "idx", getattr(key, "key", None)) for key in path) for path, _ in results
+    ]
     leaves = [leaf for _, leaf in results]
     reachable = all(None not in keys for keys in call.results)
     call.whole = call.whole and reachable and all(isinstance(leaf, Tensor) for leaf in leaves)

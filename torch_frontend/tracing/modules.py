@@ -31,7 +31,11 @@ def as_inputs(batch: Any) -> Inputs:
 
 def find_module(model: nn.Module, node: Any) -> nn.Module | None:
     """The module that a node calls; None for other nodes and for values that are no nodes."""
-    return model.get_submodule(str(node.target)) if isinstance(node, fx.Node) and node.op == "call_module" else None
+    return (
+        model.get_submodule(str(node.target))
+        if isinstance(node, fx.Node) and node.op == "call_module"
+        else None
+    )
 
 
 def name_arguments(node: fx.Node, *names: str) -> dict[str, Any]:
@@ -43,7 +47,10 @@ def call_module(model: fx.GraphModule, node: fx.Node, path: str, module: nn.Modu
     """Let a node call a new module in place of its function."""
     model.add_submodule(path, module)
     node.op, node.target = "call_module", path
-    node.meta["nn_module_stack"] = {**(node.meta.get("nn_module_stack") or {}), path: (path, type(module))}
+    node.meta["nn_module_stack"] = {
+        **(node.meta.get("nn_module_stack") or {}),
+        path: (path, type(module)),
+    }
 
 
 # Shared by constants and the example, which run single nodes; whole graphs are run by fx.Interpreter.
@@ -58,7 +65,9 @@ def run_call(model: nn.Module, node: fx.Node, args: Any, kwargs: Any) -> Any:
     return node.target(*args, **kwargs)  # type: ignore[operator]
 
 
-def make_unique_path(model: nn.Module, scope: str, base: str, taken: set[str] | frozenset[str] = frozenset()) -> str:
+def make_unique_path(
+    model: nn.Module, scope: str, base: str, taken: set[str] | frozenset[str] = frozenset()
+) -> str:
     """`<scope>.<base>`, or the first of `<base>_1`, `<base>_2` … that is neither in the model nor in `taken`."""
     prefix = f"{scope}." if scope else ""
     name = f"{prefix}{base}"
@@ -70,4 +79,6 @@ def make_unique_path(model: nn.Module, scope: str, base: str, taken: set[str] | 
 
 
 def _exists(model: nn.Module, path: str) -> bool:
-    return reduce(lambda at, part: getattr(at, part, _MISSING), path.split("."), model) is not _MISSING
+    return (
+        reduce(lambda at, part: getattr(at, part, _MISSING), path.split("."), model) is not _MISSING
+    )

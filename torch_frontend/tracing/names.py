@@ -24,7 +24,17 @@ _SITE = "onnxq_site"
 
 # Attributes and methods of tensors whose values are no tensors.
 _FACTS = ("shape", "ndim", "dtype", "device", "is_cuda", "requires_grad", "layout")
-_FACT_METHODS = ("size", "dim", "numel", "item", "stride", "ndimension", "is_floating_point", "tolist", "__len__")
+_FACT_METHODS = (
+    "size",
+    "dim",
+    "numel",
+    "item",
+    "stride",
+    "ndimension",
+    "is_floating_point",
+    "tolist",
+    "__len__",
+)
 # Operators with several results: an index of their result selects one, it does not slice a tensor.
 _SEVERAL = ("split", "lstm", "gru", "rnn", "multihead_attention")
 
@@ -92,7 +102,11 @@ def site_of(node: fx.Node) -> str | None:
 
 def element_of(node: fx.Node) -> tuple[fx.Node, Any] | None:
     """(source, index) of a node that indexes another's result; None for other nodes."""
-    if node.op == "call_function" and node.target is operator.getitem and isinstance(node.args[0], fx.Node):
+    if (
+        node.op == "call_function"
+        and node.target is operator.getitem
+        and isinstance(node.args[0], fx.Node)
+    ):
         return node.args[0], node.args[1]
     return None
 
@@ -166,7 +180,9 @@ def _computes_no_tensor(node: fx.Node) -> bool:
     # Python's own arithmetic on sizes gives sizes.
     name = getattr(node.target, "__name__", "")
     place = getattr(node.target, "__module__", "")
-    plainly = place in ("builtins", "_operator", "operator", "math") or (place == "torch" and name.startswith("sym_"))
+    plainly = place in ("builtins", "_operator", "operator", "math") or (
+        place == "torch" and name.startswith("sym_")
+    )
     return plainly and bool(sources) and all(is_plain(source) for source in sources)
 
 
@@ -184,7 +200,9 @@ def _is_element(node: fx.Node) -> bool:
 def _name_call(model: fx.GraphModule, node: fx.Node, taken: set[str]) -> None:
     known = find_entry(node.target)
     scope = scope_of(node)
-    base = str(node.target) if node.op == "call_method" else getattr(node.target, "__name__", "call")
+    base = (
+        str(node.target) if node.op == "call_method" else getattr(node.target, "__name__", "call")
+    )
     base = base.strip("_") or "call"  # __matmul__ -> matmul
     path = make_unique_path(model, scope, f"{base}_" if iskeyword(base) else base, taken)
     if known is not None:

@@ -43,7 +43,11 @@ def find_given_arguments(model: nn.Module, inputs: Inputs) -> dict[str, Any]:
     except TypeError as error:
         cause = f"do not fit the model's forward: {error}"
         raise DataError("example_inputs", cause, "give one batch", code="Q205") from error
-    return {name: value for name, value in bound.items() if value is not signature.parameters[name].default}
+    return {
+        name: value
+        for name, value in bound.items()
+        if value is not signature.parameters[name].default
+    }
 
 
 def _record_check(check: Any, value: Any, *args: Any) -> bool:
@@ -74,7 +78,10 @@ def require_given(value: Any, name: str) -> None:
         return
     if value is None:
         raise DataError(
-            f"input {name!r}", "is missing: example_inputs have it", "give it by position or name", code="Q207"
+            f"input {name!r}",
+            "is missing: example_inputs have it",
+            "give it by position or name",
+            code="Q207",
         )
 
 
@@ -115,7 +122,9 @@ class PackOutputs(nn.Module):
         return pytree.tree_unflatten(leaves, pytree.tree_structure(self.form))
 
 
-def restore_signature(root: nn.Module, graph: fx.Graph, signature: inspect.Signature | None) -> None:
+def restore_signature(
+    root: nn.Module, graph: fx.Graph, signature: inspect.Signature | None
+) -> None:
     """Give the graph the arguments of a forward and its kind of result, for flat ones.
 
     signature: None: that of the export.
@@ -127,7 +136,9 @@ def restore_signature(root: nn.Module, graph: fx.Graph, signature: inspect.Signa
     bound = signature.bind(*args, **kwargs).arguments
     with graph.inserting_before(next(iter(graph.nodes))):
         inputs = _list_inputs(signature, bound)
-        placeholders = [graph.placeholder(name, default_value=default) for name, _, default in inputs]
+        placeholders = [
+            graph.placeholder(name, default_value=default) for name, _, default in inputs
+        ]
     with graph.inserting_before((flat or placeholders)[-1].next):
         for node, (name, value, default) in zip(placeholders, inputs, strict=True):
             _connect_input(graph, node, name, value, default)
@@ -149,10 +160,14 @@ def _read_signature(info: Any) -> inspect.Signature:
     """The arguments by which an exported module is called."""
     args, kwargs = info.in_spec.children()
     names = [*info.orig_args[: args.num_children], *kwargs.context]
-    return inspect.Signature([inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in names])
+    return inspect.Signature(
+        [inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in names]
+    )
 
 
-def _list_inputs(signature: inspect.Signature, bound: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
+def _list_inputs(
+    signature: inspect.Signature, bound: Mapping[str, Any]
+) -> list[tuple[str, Any, Any]]:
     """(name, value in the exported graph, default) of every argument; `empty` where there is none."""
     empty = inspect.Parameter.empty
     inputs: list[tuple[str, Any, Any]] = []
@@ -186,7 +201,9 @@ def _connect_input(graph: fx.Graph, node: fx.Node, name: str, value: Any, defaul
         elif default is not inspect.Parameter.empty:
             graph.call_function(require_given, (node, name))
         if isinstance(example, Tensor):
-            graph.call_function(require_sizes, (at, f"{name}{pytree.keystr(path)}", read_sizes(example)))
+            graph.call_function(
+                require_sizes, (at, f"{name}{pytree.keystr(path)}", read_sizes(example))
+            )
         at.meta["val"] = example
         flat.replace_all_uses_with(at)
 
@@ -198,4 +215,6 @@ def read_sizes(tensor: Tensor) -> tuple[int | None, ...]:
 
 def _is_native(spec: Any) -> bool:
     """True for results of tuples, lists and dicts, which a graph can make."""
-    return spec.is_leaf() or (spec.type in (tuple, list, dict) and all(map(_is_native, spec.children())))
+    return spec.is_leaf() or (
+        spec.type in (tuple, list, dict) and all(map(_is_native, spec.children()))
+    )

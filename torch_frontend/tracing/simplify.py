@@ -11,7 +11,12 @@ from torch.nn import functional
 
 from torch_frontend.qmodules import copy_shallowly
 from torch_frontend.tracing.attention import AttentionDropout
-from torch_frontend.tracing.modules import call_module, find_module, make_unique_path, name_arguments
+from torch_frontend.tracing.modules import (
+    call_module,
+    find_module,
+    make_unique_path,
+    name_arguments,
+)
 from torch_frontend.tracing.names import scope_of
 
 _DROPOUTS: dict[Any, type[nn.Module]] = {
@@ -95,7 +100,11 @@ def remove_in_place_writes(model: fx.GraphModule) -> None:
         else:
             # torch's convention: add_ writes in place what add returns; __iadd__ and the like are other names.
             name = str(node.target)
-            plain = name[:-1] if node.op == "call_method" and name.endswith("_") and not name.endswith("__") else ""
+            plain = (
+                name[:-1]
+                if node.op == "call_method" and name.endswith("_") and not name.endswith("__")
+                else ""
+            )
             written = bool(plain) and hasattr(torch.Tensor, plain)
             node.target = plain if written else node.target
         if written:
@@ -105,7 +114,10 @@ def remove_in_place_writes(model: fx.GraphModule) -> None:
 def _replace_in_place_module(model: fx.GraphModule, node: fx.Node) -> bool:
     module = model.get_submodule(str(node.target))
     # `inplace` of the user's own modules may mean anything; torch.nn documents it.
-    if not getattr(module, "inplace", False) or type(module).__module__.split(".")[:2] != ["torch", "nn"]:
+    if not getattr(module, "inplace", False) or type(module).__module__.split(".")[:2] != [
+        "torch",
+        "nn",
+    ]:
         # A module that is called twice was replaced at its first call.
         return getattr(module, "onnxq_was_inplace", False)
     plain = copy_shallowly(module)
@@ -130,7 +142,10 @@ def replace_unbind(model: fx.GraphModule) -> None:
             continue
         dim = name_arguments(node, "input", "dim").get("dim", 0)
         readers = list(node.users)
-        if all(reader.target is operator.getitem and isinstance(reader.args[1], int) for reader in readers):
+        if all(
+            reader.target is operator.getitem and isinstance(reader.args[1], int)
+            for reader in readers
+        ):
             for reader in readers:
                 reader.target, reader.args = torch.select, (node.args[0], dim, reader.args[1])
 
@@ -177,14 +192,19 @@ def _split_einsum(graph: fx.Graph, node: fx.Node) -> fx.Node | None:
         return None
     inputs, _, out = equation.replace(" ", "").replace("...", ".").partition("->")
     first, _, second = inputs.partition(",")
-    for terms, factors in (((first, second, out), operands), ((second, first, out), reversed(operands))):
+    for terms, factors in (
+        ((first, second, out), operands),
+        ((second, first, out), reversed(operands)),
+    ):
         product = _write_product(graph, node, terms, *factors)
         if product is not None:
             return product
     return None
 
 
-def _write_product(graph: fx.Graph, node: fx.Node, terms: tuple[str, str, str], x: Any, w: Any) -> fx.Node | None:
+def _write_product(
+    graph: fx.Graph, node: fx.Node, terms: tuple[str, str, str], x: Any, w: Any
+) -> fx.Node | None:
     """matmul for [batch, rows, k] and [batch, k, columns]; None where axes stand otherwise."""
     a, b, out = terms
     summed = set(a) & set(b) - set(out)
@@ -194,7 +214,12 @@ def _write_product(graph: fx.Graph, node: fx.Node, terms: tuple[str, str, str], 
     (k,), (n,) = summed, columns
     batch = b.replace(k, "").replace(n, "")
     rows = a.replace(k, "").removeprefix(batch)
-    if "." in k + n or not rows or out != f"{batch}{rows}{n}" or not (a.startswith(batch) and b.startswith(batch)):
+    if (
+        "." in k + n
+        or not rows
+        or out != f"{batch}{rows}{n}"
+        or not (a.startswith(batch) and b.startswith(batch))
+    ):
         return None
     # Several indices of rows need a weight without batch: matmul counts axes from the end.
     if batch and len(rows) != 1:

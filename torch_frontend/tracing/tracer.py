@@ -93,8 +93,12 @@ class Example:
 
     def _compute_value(self, root: nn.Module, node: fx.Node) -> Any:
         if node.op == "placeholder":
-            return self.given.get(str(node.target).lstrip("*"), node.args[0] if node.args else _UNKNOWN)
-        args, kwargs = (fx.map_arg(part, lambda n: n.meta[_FAKE]) for part in (node.args, node.kwargs))
+            return self.given.get(
+                str(node.target).lstrip("*"), node.args[0] if node.args else _UNKNOWN
+            )
+        args, kwargs = (
+            fx.map_arg(part, lambda n: n.meta[_FAKE]) for part in (node.args, node.kwargs)
+        )
         module = find_module(root, node)
         # In training mode a batch norm would write into its averages.
         with nullcontext() if module is None else use_eval_mode(module):
@@ -230,15 +234,21 @@ class Tracer(fx.Tracer):
 
     def to_bool(self, obj: fx.Proxy) -> bool:
         """Outcome of an `if` on sizes and types in the example."""
-        known = None if self.example is None else self.example.decide_truth(obj, self.scope.module_path)
+        known = (
+            None if self.example is None else self.example.decide_truth(obj, self.scope.module_path)
+        )
         return super().to_bool(obj) if known is None else known
 
     def iter(self, obj: fx.Proxy) -> Any:
         """Iterate over a shape as often as in the example."""
-        known = None if self.example is None else self.example.list_items(obj, self.scope.module_path)
+        known = (
+            None if self.example is None else self.example.list_items(obj, self.scope.module_path)
+        )
         return super().iter(obj) if known is None else known
 
-    def call_module(self, m: nn.Module, forward: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def call_module(
+        self, m: nn.Module, forward: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
         """As fx, with the traceable form of torch's transformer modules; remembers the innermost module that failed."""
         if self.example is not None and self.example.running:
             return forward(*args, **kwargs)
@@ -293,11 +303,15 @@ def trace_model(
         modes = _compare_modes(root, tracer, graph, example)
         shaped = () if tracer.example is None else tuple(tracer.example.specialised)
         forget_example(graph)
-        return Traced(tracer.root, graph, tuple(refusals), tuple(tracer.skipped), tuple(fixed), modes, shaped)
+        return Traced(
+            tracer.root, graph, tuple(refusals), tuple(tracer.skipped), tuple(fixed), modes, shaped
+        )
     return Untraceable(f"{_TRIES} of its modules cannot be traced")
 
 
-def _compare_modes(root: nn.Module, tracer: Tracer, graph: fx.Graph, example: Mapping[str, Any] | None) -> Refusals:
+def _compare_modes(
+    root: nn.Module, tracer: Tracer, graph: fx.Graph, example: Mapping[str, Any] | None
+) -> Refusals:
     """A Refusal if train and eval mode make different calls: the graph holds those of one mode."""
     before = set(vars(root))
     try:
@@ -311,7 +325,8 @@ def _compare_modes(root: nn.Module, tracer: Tracer, graph: fx.Graph, example: Ma
             delattr(root, name)
     # The targets of get_attr nodes are left out: fx goes on numbering constants from trace to trace.
     calls = [
-        [(n.op, n.op == "get_attr" or str(n.target), len(n.args)) for n in trace.nodes] for trace in (graph, other)
+        [(n.op, n.op == "get_attr" or str(n.target), len(n.args)) for n in trace.nodes]
+        for trace in (graph, other)
     ]
     if calls[0] == calls[1]:
         compare_batch_norms(graph, other)
@@ -333,7 +348,10 @@ def check_patterns(model: nn.Module, skip: Sequence[str]) -> None:
     for pattern in skip:
         if not any(matches_any(pattern, name) for name in names):
             raise ConfigError(
-                f"torch.skip_trace: {pattern!r}", "matches no module", suggest_names(pattern, names), code="Q309"
+                f"torch.skip_trace: {pattern!r}",
+                "matches no module",
+                suggest_names(pattern, names),
+                code="Q309",
             )
 
 

@@ -71,7 +71,10 @@ def record_shapes(model: fx.GraphModule, inputs: Inputs) -> None:
             _ShapeRecorder(model).run(*bind_inputs(model.graph, inputs))
         except Exception as error:
             raise DataError(
-                "example_inputs", f"the model does not run on them: {error}", "give one batch", code="Q205"
+                "example_inputs",
+                f"the model does not run on them: {error}",
+                "give one batch",
+                code="Q205",
             ) from error
 
 
@@ -89,7 +92,9 @@ def compare_outputs(model: nn.Module, graph: fx.GraphModule, inputs: Inputs) -> 
     for wanted, captured in zip(*outputs, strict=False):
         # One thousandth of the largest value: float32 sums in another order are far below it.
         room = 1e-3 * (float(wanted.abs().max()) if wanted.numel() else 0.0) + 1e-6
-        if wanted.shape != captured.shape or not torch.allclose(wanted, captured, 0.0, room, equal_nan=True):
+        if wanted.shape != captured.shape or not torch.allclose(
+            wanted, captured, 0.0, room, equal_nan=True
+        ):
             return "its graph computes something else"
     return None
 
@@ -110,9 +115,13 @@ def bind_inputs(graph: fx.Graph, inputs: Inputs) -> list[Any]:
         elif node.args:
             values.append(node.args[0])
         else:
-            raise DataError(f"input {node.target!r}", "is missing", "give it by position or name", code="Q207")
+            raise DataError(
+                f"input {node.target!r}", "is missing", "give it by position or name", code="Q207"
+            )
     if rest:
-        raise DataError(f"input {next(iter(rest))!r}", "is none of the model's", "see its forward", code="Q208")
+        raise DataError(
+            f"input {next(iter(rest))!r}", "is none of the model's", "see its forward", code="Q208"
+        )
     return values
 
 
@@ -142,7 +151,9 @@ def compute_constant(model: fx.GraphModule, node: Any) -> Any:
     """The value of a node that depends on parameters alone, without quantization."""
     if not isinstance(node, fx.Node):
         return node
-    args, kwargs = (fx.map_arg(part, lambda n: compute_constant(model, n)) for part in (node.args, node.kwargs))
+    args, kwargs = (
+        fx.map_arg(part, lambda n: compute_constant(model, n)) for part in (node.args, node.kwargs)
+    )
     if isinstance(find_module(model, node), Quantizer):
         return args[0]
     with torch.no_grad():

@@ -58,7 +58,9 @@ def build_folder(job: Job, folder: Path) -> BuildResult:
     return BuildResult(state=BuildState.BUILT, seconds=time.perf_counter() - start)
 
 
-def _compile(openvino: Any, path: Path, options: Mapping[str, str], shapes: Profile | None = None) -> Any:
+def _compile(
+    openvino: Any, path: Path, options: Mapping[str, str], shapes: Profile | None = None
+) -> Any:
     core = openvino.Core()
     model = core.read_model(path)
     if shapes:
@@ -73,20 +75,29 @@ def _make_shape(openvino: Any, profile: Iterable[Iterable[int]]) -> Any:
     return openvino.PartialShape([openvino.Dimension(*size) for size in sizes])
 
 
-def _explain_failure(error: Exception, names: list[str], nodes: list[onnx.NodeProto]) -> BuildResult:
+def _explain_failure(
+    error: Exception, names: list[str], nodes: list[onnx.NodeProto]
+) -> BuildResult:
     """The refusal in OpenVINO's words, with the node that it blames."""
     text = str(error)
     unsupported = _UNSUPPORTED.search(text)
     if unsupported:
         op = re.split(r"[.:]", unsupported[1].split(",")[0].strip())[-1].partition("-")[0]
-        node = next((name for name, node in zip(names, nodes, strict=True) if node.op_type == op), "")
+        node = next(
+            (name for name, node in zip(names, nodes, strict=True) if node.op_type == op), ""
+        )
         reason = f"OpenVINO has no {op}"
         return BuildResult(state=BuildState.REFUSED, reason=reason, node=node, fix=_FIX)
     blamed = MARK.search(text)
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     # The last lines say what was wrong, those before them where in its sources.
     reason = MARK.sub(lambda found: repr(names[int(found[1])]), " ".join(lines[-2:]))[:_MESSAGE]
-    return BuildResult(state=BuildState.REFUSED, reason=reason, node=names[int(blamed[1])] if blamed else "", fix=_FIX)
+    return BuildResult(
+        state=BuildState.REFUSED,
+        reason=reason,
+        node=names[int(blamed[1])] if blamed else "",
+        fix=_FIX,
+    )
 
 
 def _describe_layer(layer: Any) -> dict[str, Any]:
@@ -109,14 +120,18 @@ def _read_info(layer: Any, key: str) -> str:
 def _describe_tensor(value: Any) -> dict[str, Any]:
     maker = value.get_node()
     port = value.get_index()
-    types, layouts = (_read_info(maker, key).split(",") for key in ("outputPrecisions", "outputLayouts"))
+    types, layouts = (
+        _read_info(maker, key).split(",") for key in ("outputPrecisions", "outputLayouts")
+    )
     shape = value.get_partial_shape()
     return {
         "name": maker.get_friendly_name(),
         # One word stands for all ports where they are of one type.
         "dtype": types[min(port, len(types) - 1)],
         "layout": layouts[min(port, len(layouts) - 1)],
-        "shape": [dim.get_length() if dim.is_static else -1 for dim in shape] if shape.rank.is_static else [],
+        "shape": [dim.get_length() if dim.is_static else -1 for dim in shape]
+        if shape.rank.is_static
+        else [],
         "constant": _read_info(maker, "layerType") == CONSTANT,
     }
 

@@ -62,16 +62,25 @@ class OpenVinoEngine(Engine):
 
     def explain_data(self, dtype: str) -> str:
         """Signed data with a zero point are dequantized in front of a product."""
-        return "OpenVINO reads int8 data without a zero point, and uint8 with one" if dtype == "int8" else ""
+        return (
+            "OpenVINO reads int8 data without a zero point, and uint8 with one"
+            if dtype == "int8"
+            else ""
+        )
 
-    def open_runner(self, name: str, model: ModelLike, job: Job, folder: Path) -> AbstractContextManager[Runner]:
+    def open_runner(
+        self, name: str, model: ModelLike, job: Job, folder: Path
+    ) -> AbstractContextManager[Runner]:
         """Compile the model and run it, in a process of its own."""
         return serve_model(self, name, model, job, folder)
 
     def time_models(self, models: Mapping[str, TimedModel], timing: Timing) -> EngineTimes:
         """Time models in one child process, in as many threads as asked for."""
         result = time_in_child(self, models, timing)
-        times = {name: summarize_rounds(rounds, timing.threads) for name, rounds in result["times"].items()}
+        times = {
+            name: summarize_rounds(rounds, timing.threads)
+            for name, rounds in result["times"].items()
+        }
         return EngineTimes(device=result["device"], eager=times, reasons=result["reasons"])
 
     def run_job(self, job: Mapping[str, Any], folder: Path) -> dict[str, Any]:

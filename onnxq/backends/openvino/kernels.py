@@ -14,7 +14,18 @@ from onnxq.backends.engine import Kernel, Kernels, Tensor
 KERNELS = "kernels.json"
 # A node's name in the model that is compiled: a number that no suffix of OpenVINO's can change.
 MARK = re.compile(r"node\[(\d+)\]")
-_MOVES = frozenset(("Reorder", "Reshape", "Transpose", "Convert", "Broadcast", "Split", "StridedSlice", "MemoryInput"))
+_MOVES = frozenset(
+    (
+        "Reorder",
+        "Reshape",
+        "Transpose",
+        "Convert",
+        "Broadcast",
+        "Split",
+        "StridedSlice",
+        "MemoryInput",
+    )
+)
 CONSTANT = "Const"
 # Beside constants, the layers of the model's ends.
 _ENDS = frozenset(("Input", "Output", CONSTANT))
@@ -52,7 +63,12 @@ def _find_nodes(sources: str, names: list[str], outputs: Mapping[str, int]) -> I
         found = MARK.search(source)
         # Parts of a node have its name and more.
         part = next(
-            (k for name, k in outputs.items() if re.match(rf"{re.escape(name)}(?:/|_original|$)", source)), None
+            (
+                k
+                for name, k in outputs.items()
+                if re.match(rf"{re.escape(name)}(?:/|_original|$)", source)
+            ),
+            None,
         )
         if found is not None:
             yield names[int(found[1])]
@@ -75,4 +91,6 @@ def _read_layer(row: Mapping[str, Any], names: list[str], outputs: Mapping[str, 
 
 def _read_tensor(entry: Mapping[str, Any]) -> Tensor:
     dtype = _TYPES.get(entry["dtype"], entry["dtype"])
-    return Tensor(name=entry["name"], dtype=dtype, shape=tuple(entry["shape"]), layout=entry["layout"])
+    return Tensor(
+        name=entry["name"], dtype=dtype, shape=tuple(entry["shape"]), layout=entry["layout"]
+    )

@@ -13,7 +13,16 @@ from functools import partial
 
 from onnxq.arrays import Array, Shape
 from onnxq.backends import surroundings
-from onnxq.backends.base import ATTENTION, FUSED_PRODUCTS, MOVES, Candidate, Capability, Output, PlacementRule, Target
+from onnxq.backends.base import (
+    ATTENTION,
+    FUSED_PRODUCTS,
+    MOVES,
+    Candidate,
+    Capability,
+    Output,
+    PlacementRule,
+    Target,
+)
 from onnxq.backends.cpu_costs import read_costs
 from onnxq.graph import NodeRef
 from onnxq.graph.base import POSITIVE_OPS
@@ -65,7 +74,11 @@ def _check_conv(c: Candidate) -> str | None:
     """
     bias = c.constant(2)
     bare = c.tensor(2) is None or (bias is not None and not bias.any())
-    reason = _explain_lost_scales(c) or _explain_moved_scales(c, c.node, rectified=False) if bare else None
+    reason = (
+        _explain_lost_scales(c) or _explain_moved_scales(c, c.node, rectified=False)
+        if bare
+        else None
+    )
     return reason or _explain_misread_data(c) or surroundings.check_weighted(c)
 
 
@@ -89,7 +102,8 @@ def _explain_lost_scales(c: Candidate) -> str | None:
     if fixed or len(readers) < 2 or find_swish(c) is not None:
         return None
     return (
-        "OpenVINO loses the scales of an integer convolution without a bias that several nodes read, while sizes change"
+        "OpenVINO loses the scales of an integer convolution "
+        "without a bias that several nodes read, while sizes change"
     )
 
 
@@ -197,7 +211,9 @@ def _list_sum_inputs(c: Candidate) -> tuple[int, ...]:
         return 0, 1
     branch = surroundings.list_computed_inputs(c.index, c.node)[1 - skip]
     maker = c.index.find_producer(branch)
-    alone = maker is not None and maker.op_type == "Conv" and len(c.index.list_consumers(branch)) == 1
+    alone = (
+        maker is not None and maker.op_type == "Conv" and len(c.index.list_consumers(branch)) == 1
+    )
     return (skip,) if alone else (0, 1)
 
 
@@ -343,7 +359,9 @@ _NO_KERNEL = {
     "Einsum": "OpenVINO has no integer Einsum kernel",
     **dict.fromkeys(ATTENTION, "attention in one node: export its parts"),
 }
-_NO_GAIN = {"ConvTranspose": "integers are read by the transposed convolution only without a zero point"}
+_NO_GAIN = {
+    "ConvTranspose": "integers are read by the transposed convolution only without a zero point"
+}
 
 
 def find_sum_order(node: NodeRef, shape: Shape) -> SumOrder | None:

@@ -24,7 +24,14 @@ from onnxq.backends.engine import (
 from onnxq.backends.optimized import OPTIMIZED, GraphEngine, read_optimized
 from onnxq.errors import MissingDependencyError, ModelError
 from onnxq.graph import ModelLike
-from onnxq.runtime import NodeError, UnknownOperatorError, declare_types, detect_cpu, optimize_graph, time_models
+from onnxq.runtime import (
+    NodeError,
+    UnknownOperatorError,
+    declare_types,
+    detect_cpu,
+    optimize_graph,
+    time_models,
+)
 from onnxq.runtime.session import Session
 from onnxq.sites import Refusal
 
@@ -68,7 +75,9 @@ class OrtEngine(GraphEngine):
         return read_optimized(model, optimize_graph(model, layout=False))
 
     @contextmanager
-    def open_runner(self, name: str, model: ModelLike, job: Job, folder: Path) -> Iterator[SessionRunner]:
+    def open_runner(
+        self, name: str, model: ModelLike, job: Job, folder: Path
+    ) -> Iterator[SessionRunner]:
         """The model in a session, as its users run it; its kernels can be read from the folder."""
         onnx.save(optimize_graph(model, layout=False), folder / OPTIMIZED)
         yield SessionRunner(name, Session(model, threads=1))

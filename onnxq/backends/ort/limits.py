@@ -27,16 +27,26 @@ INTEGER_PRODUCTS: tuple[IntegerProduct, ...] = (
     IntegerProduct(op="Conv", reads=Data.PAIR, weights=(1,), result=True),
     IntegerProduct(op="Gemm", reads=Data.PAIR, weights=(1,)),
     IntegerProduct(op="MatMul", reads=Data.PAIR, weights=(1,)),
-    IntegerProduct(op="QLinearConv", domains=("", _MICROSOFT), reads=Data.STORED, zero=2, weights=(3,)),
+    IntegerProduct(
+        op="QLinearConv", domains=("", _MICROSOFT), reads=Data.STORED, zero=2, weights=(3,)
+    ),
     IntegerProduct(op="QLinearMatMul", reads=Data.STORED, zero=2, weights=(3,)),
     IntegerProduct(op="MatMulInteger", reads=Data.STORED, zero=2, weights=(1,)),
     IntegerProduct(op="QGemm", domains=(_MICROSOFT,), reads=Data.STORED, zero=2, weights=(3,)),
-    IntegerProduct(op="MatMulIntegerToFloat", domains=(_MICROSOFT,), reads=Data.STORED, zero=4, weights=(1,)),
+    IntegerProduct(
+        op="MatMulIntegerToFloat", domains=(_MICROSOFT,), reads=Data.STORED, zero=4, weights=(1,)
+    ),
     IntegerProduct(op="QAttention", domains=(_MICROSOFT,), reads=Data.STORED, zero=6, weights=(1,)),
-    IntegerProduct(op="DynamicQuantizeMatMul", domains=(_MICROSOFT,), reads=Data.DYNAMIC, weights=(1,)),
-    IntegerProduct(op="DynamicQuantizeLSTM", domains=(_MICROSOFT,), reads=Data.DYNAMIC, weights=(1, 2)),
+    IntegerProduct(
+        op="DynamicQuantizeMatMul", domains=(_MICROSOFT,), reads=Data.DYNAMIC, weights=(1,)
+    ),
+    IntegerProduct(
+        op="DynamicQuantizeLSTM", domains=(_MICROSOFT,), reads=Data.DYNAMIC, weights=(1, 2)
+    ),
 )
-_BY_NAME = {(domain, product.op): product for product in INTEGER_PRODUCTS for domain in product.domains}
+_BY_NAME = {
+    (domain, product.op): product for product in INTEGER_PRODUCTS for domain in product.domains
+}
 
 
 def find_product(node: NodeRef) -> IntegerProduct | None:
@@ -70,7 +80,12 @@ def _has_operator_blocks(config: Config) -> bool:
 
 def _can_be_dynamic(config: Config) -> bool:
     data = config.activations
-    usual = data.bits == 8 and data.scheme == "asymmetric" and not data.is_signed and data.granularity == "tensor"
+    usual = (
+        data.bits == 8
+        and data.scheme == "asymmetric"
+        and not data.is_signed
+        and data.granularity == "tensor"
+    )
     return not is_dynamic(config) or (usual and data.storage in ("", "uint8"))
 
 
@@ -113,7 +128,10 @@ LIMITS = (
     ),
     Limit(
         "emit",
-        lambda c: c.emit != "qoperator" or (c.mode != "weight-only" and c.high_precision in (None, "float32")),
+        lambda c: (
+            c.emit != "qoperator"
+            or (c.mode != "weight-only" and c.high_precision in (None, "float32"))
+        ),
         "these operators compute on integers, with scales in float32",
         "remove it, or what asks for weights alone or for another float type",
     ),

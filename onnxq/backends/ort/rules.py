@@ -13,7 +13,16 @@ from functools import partial
 
 from onnxq.arrays import Shape
 from onnxq.backends import surroundings
-from onnxq.backends.base import ATTENTION, FUSED_PRODUCTS, MOVES, Candidate, Capability, Output, PlacementRule, Target
+from onnxq.backends.base import (
+    ATTENTION,
+    FUSED_PRODUCTS,
+    MOVES,
+    Candidate,
+    Capability,
+    Output,
+    PlacementRule,
+    Target,
+)
 from onnxq.backends.cpu_costs import read_costs
 from onnxq.graph import NodeRef
 from onnxq.numerics import SumOrder
@@ -56,11 +65,17 @@ def _check_matmul(c: Candidate) -> str | None:
 
 def _check_constant_weight(c: Candidate) -> str | None:
     """The reason why int8 does not pay: a MatMul of two activations has a kernel, and it is slower."""
-    return None if c.is_constant(1) else "both operands are activations (attention): int8 gains nothing there in ORT"
+    return (
+        None
+        if c.is_constant(1)
+        else "both operands are activations (attention): int8 gains nothing there in ORT"
+    )
 
 
 def _check_maxpool(c: Candidate) -> str | None:
-    return surroundings.check_max_pool(c) or (None if c.rank(0) in (None, 4) else "only 2-D pooling has a uint8 kernel")
+    return surroundings.check_max_pool(c) or (
+        None if c.rank(0) in (None, 4) else "only 2-D pooling has a uint8 kernel"
+    )
 
 
 def _check_recurrent(c: Candidate) -> str | None:
@@ -210,7 +225,9 @@ _TABLES = (
 # The first row that accepts a spec gives the warning, so those without one come before.
 CAPABILITIES: tuple[Capability, ...] = (
     _activation(bits=(8,), storage=("uint8", "int8")),
-    _activation(ops=("Gemm", "MatMul", "LSTM"), storage=("uint8",), symmetric=(False,), dynamic=(True,)),
+    _activation(
+        ops=("Gemm", "MatMul", "LSTM"), storage=("uint8",), symmetric=(False,), dynamic=(True,)
+    ),
     _activation(
         bits=(2, 3, 4, 5, 6, 7),
         storage=("uint8", "int8"),
@@ -273,7 +290,9 @@ _NO_KERNEL = {
 # Its kernel is there, and loses.
 _NO_GAIN = {
     "AveragePool": "ORT's quantized AveragePool is slower than the float one",
-    **dict.fromkeys(ATTENTION, "attention in one node: int8 gains nothing in ORT on products of two activations"),
+    **dict.fromkeys(
+        ATTENTION, "attention in one node: int8 gains nothing in ORT on products of two activations"
+    ),
 }
 
 
@@ -282,7 +301,14 @@ _NO_GAIN = {
 CONVS = frozenset({"Conv", "QLinearConv"})
 _GEMMS = frozenset({"Gemm", "QGemm"})
 _MATRICES = frozenset(
-    {"MatMul", "QLinearMatMul", "MatMulInteger", "MatMulIntegerToFloat", "DynamicQuantizeMatMul", "QAttention"}
+    {
+        "MatMul",
+        "QLinearMatMul",
+        "MatMulInteger",
+        "MatMulIntegerToFloat",
+        "DynamicQuantizeMatMul",
+        "QAttention",
+    }
 )
 
 
@@ -329,7 +355,9 @@ ORT = replace(_BASE, sum_order=find_sum_order)
 _DYNAMIC_WHY = "its input is quantized at each run, on the scale of its own values"
 DYNAMIC_RULES: tuple[PlacementRule, ...] = (
     *(
-        replace(rule, kernel="DynamicQuantizeMatMul", why=_DYNAMIC_WHY, output=Output.FLOAT, fuses=())
+        replace(
+            rule, kernel="DynamicQuantizeMatMul", why=_DYNAMIC_WHY, output=Output.FLOAT, fuses=()
+        )
         for rule in RULES
         if rule.name in ("gemm", "matmul")
     ),
@@ -338,7 +366,9 @@ DYNAMIC_RULES: tuple[PlacementRule, ...] = (
 _NO_DYNAMIC_GAIN = {
     "Conv": "ORT's ConvInteger, which quantizes its data at each run, is several times slower than the float Conv",
 }
-ORT_DYNAMIC = replace(ORT, rules=DYNAMIC_RULES, no_gain=_NO_DYNAMIC_GAIN, quantizes_alone=False, dynamic=True)
+ORT_DYNAMIC = replace(
+    ORT, rules=DYNAMIC_RULES, no_gain=_NO_DYNAMIC_GAIN, quantizes_alone=False, dynamic=True
+)
 _GRU = PlacementRule(
     name="gru",
     ops=("GRU",),

@@ -16,7 +16,16 @@ from typing import Any
 import onnx
 
 from onnxq.backends.engine import ENGINE, LOG, MODEL, BuildResult, BuildState, Job
-from onnxq.backends.qnn.kernels import GRAPHS, NEEDS, REFUSED, TRACE, NodeNames, describe_refusal, find_fix, read_log
+from onnxq.backends.qnn.kernels import (
+    GRAPHS,
+    NEEDS,
+    REFUSED,
+    TRACE,
+    NodeNames,
+    describe_refusal,
+    find_fix,
+    read_log,
+)
 from onnxq.backends.serving import Answer, answer_samples
 from onnxq.graph import fix_sizes
 from onnxq.graph.scopes import has_bodies
@@ -72,7 +81,11 @@ def _judge_build(folder: Path, reason: str) -> BuildResult:
     # Where the library fails before it sees a node, ONNX Runtime goes on without it and says so in the log alone.
     if not reason and not (folder / TRACE).exists():
         reason = next(
-            (line.partition("] ")[2] for line in lines if "rror:" in line or "[E:onnxruntime" in line),
+            (
+                line.partition("] ")[2]
+                for line in lines
+                if "rror:" in line or "[E:onnxruntime" in line
+            ),
             "the provider left no record of its graphs",
         )
     if reason:
@@ -100,7 +113,9 @@ def _find_device() -> Any:
     return find_plugin_device(PROVIDER, onnxruntime_qnn.get_library_path())
 
 
-def _compile(device: Any, settings: Mapping[str, str], proto: onnx.ModelProto, folder: Path, compiled: Path) -> None:
+def _compile(
+    device: Any, settings: Mapping[str, str], proto: onnx.ModelProto, folder: Path, compiled: Path
+) -> None:
     """Have the provider write the compiled model; the graphs and the record of its nodes go to the folder."""
     (folder / GRAPHS).mkdir(exist_ok=True)
     records = {
@@ -132,7 +147,9 @@ def answer_compiled(job: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     """Answer samples with the compiled model in `folder`."""
 
     def open_model() -> Answer:
-        session = open_plugin_session(_find_device(), folder / ENGINE, {**_find_backend(), **job["options"]})
+        session = open_plugin_session(
+            _find_device(), folder / ENGINE, {**_find_backend(), **job["options"]}
+        )
         names = [value.name for value in session.get_outputs()]
         return lambda feeds: dict(zip(names, session.run(names, dict(feeds)), strict=True))
 

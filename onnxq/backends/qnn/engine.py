@@ -9,7 +9,17 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from onnxq.backends.engine import ENGINE, LOG, BuildResult, DevicePlacement, Engine, Job, Kernels, KernelWords, Runner
+from onnxq.backends.engine import (
+    ENGINE,
+    LOG,
+    BuildResult,
+    DevicePlacement,
+    Engine,
+    Job,
+    Kernels,
+    KernelWords,
+    Runner,
+)
 from onnxq.backends.qnn.kernels import NEEDS, TRACE, read_kernels, read_placement
 from onnxq.graph import GraphIndex, ModelLike, NodeRef
 from onnxq.graph.verify import QUANTIZE
@@ -43,7 +53,9 @@ class QnnEngine(Engine):
     one_size = True
     compiles = True
     emulated = judges = True
-    words = KernelWords(products=("conv", "fullyconnected", "matmul", "lstm", "gru"), pools=("pool",), integers=True)
+    words = KernelWords(
+        products=("conv", "fullyconnected", "matmul", "lstm", "gru"), pools=("pool",), integers=True
+    )
     saved = MappingProxyType({LOG: "build.log", TRACE: TRACE, ENGINE: "model.compiled.onnx"})
     options: Mapping[str, str] = MappingProxyType({"soc_model": _SOC, "htp_arch": _ARCHITECTURE})
 
@@ -84,7 +96,9 @@ class QnnEngine(Engine):
             return ""
         return "its result is not quantized, and the HTP computes in integers only where it is"
 
-    def open_runner(self, name: str, model: ModelLike, job: Job, folder: Path) -> AbstractContextManager[Runner]:
+    def open_runner(
+        self, name: str, model: ModelLike, job: Job, folder: Path
+    ) -> AbstractContextManager[Runner]:
         """Compile the model, and emulate it in a process of its own."""
         from onnxq.backends.qnn.run import emulate
 

@@ -41,22 +41,35 @@ _BORDER = re.compile("configured to not take D?Q nodes that")
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 REFUSED = re.compile(r"failed for node `([^`]+)` of type `([^`]+)` with error code (\d+)")
 _PAIRS = (
-    "give it pairs on all inputs and on its output, uint8 or uint16 for data and int8 for weights, or leave it float"
+    "give it pairs on all inputs and on its output, uint8 or "
+    "uint16 for data and int8 for weights, or leave it float"
 )
 # The provider's reasons, and a step that a person can take; the first that fits holds.
 _FIXES = (
     (r"Cannot get shape|[Dd]ynamic shape", "fix all sizes of the model"),
     (r"`Erf`", "quantize with onnxq, which fuses Gelu to a single node, or export Gelu as one"),
-    (r"Operators of type", "write it with operators that the NPU has, or move it to the model's beginning or end"),
+    (
+        r"Operators of type",
+        "write it with operators that the NPU has, or move it to the model's beginning or end",
+    ),
     (r"standalone DQ op with per-channel", f"its reader has no kernel for such a weight: {_PAIRS}"),
     (r"INT16-quantized", "weights in blocks take 16-bit activations"),
     (r"int4|4-bit|BQ|LPBQ", "4-bit weights take 16-bit activations and symmetric scales"),
-    (r"per-tensor|per-channel|axis", "take one scale a tensor, or for weights one an output channel"),
+    (
+        r"per-tensor|per-channel|axis",
+        "take one scale a tensor, or for weights one an output channel",
+    ),
     (r"constant|initializer|static", "make this input a constant of the model"),
     (r"[Dd]ynamic scales|DynamicQuantize", "quantize with static scales (`mode: static`)"),
     (r"as (Conv|DepthWise|Transpose|FullyConnected|MatMul)", _PAIRS),
-    (r"validator of the HTP|Failed to add", "it has no kernel for such types or sizes: change them, or accept the CPU"),
-    (r"1002|[Ff]inalize", "the compiler gives up: quantize what is float, or find the part by `reduce=True`"),
+    (
+        r"validator of the HTP|Failed to add",
+        "it has no kernel for such types or sizes: change them, or accept the CPU",
+    ),
+    (
+        r"1002|[Ff]inalize",
+        "the compiler gives up: quantize what is float, or find the part by `reduce=True`",
+    ),
 )
 
 
@@ -82,19 +95,29 @@ def read_kernels(model: ModelLike, folder: Path) -> Kernels:
     names = NodeNames(model)
     kernels = []
     for part in _read_record(folder)["subgraph_traces"]:
-        graph = json.loads((folder / GRAPHS / f"{part['graph_name']}.json").read_text(encoding="utf-8"))["graph"]
+        graph = json.loads(
+            (folder / GRAPHS / f"{part['graph_name']}.json").read_text(encoding="utf-8")
+        )["graph"]
         tensors = {name: _read_tensor(name, entry) for name, entry in graph["tensors"].items()}
         constants = {name for name, entry in graph["tensors"].items() if entry["type"] == _STATIC}
         for mapping in part["op_mappings"]:
             node = graph["nodes"][mapping["dst_name"]]
-            sources = (names.find_node(source["name"]) for source in mapping["sources"] if source["type"] == "OP")
+            sources = (
+                names.find_node(source["name"])
+                for source in mapping["sources"]
+                if source["type"] == "OP"
+            )
             kernels.append(
                 Kernel(
                     name=mapping["dst_name"],
                     kind=node["type"],
                     nodes=tuple(dict.fromkeys(filter(None, sources))),
-                    inputs=tuple(tensors[name] for name in node["input_names"] if name not in constants),
-                    weights=tuple(tensors[name] for name in node["input_names"] if name in constants),
+                    inputs=tuple(
+                        tensors[name] for name in node["input_names"] if name not in constants
+                    ),
+                    weights=tuple(
+                        tensors[name] for name in node["input_names"] if name in constants
+                    ),
                     outputs=tuple(tensors[name] for name in node["output_names"]),
                     moves=node["type"] in _MOVES,
                 )
@@ -117,7 +140,11 @@ def _read_tensor(name: str, entry: Mapping[str, Any]) -> Tensor:
     if encoding["definition"] == 1:
         scale = encoding["scale_offset"]
         one = encoding["encoding"] == _ONE_SCALE
-        layout = f"scale {scale['scale']:.6g}, zero point {-scale['offset']}" if one else "several scales"
+        layout = (
+            f"scale {scale['scale']:.6g}, zero point {-scale['offset']}"
+            if one
+            else "several scales"
+        )
         # The provider writes every encoding as if it were of that kind. Those of fewer bits begin with their number.
         if encoding["encoding"] in _NARROW:
             dtype = f"{_KINDS[kind]}{np.float32(scale['scale']).view(np.uint32)}"
@@ -128,7 +155,11 @@ def read_placement(model: ModelLike, folder: Path) -> DevicePlacement:
     """The number of partitions, and the nodes left to the CPU but for pairs at the borders of the model."""
     names = NodeNames(model)
     record = _read_record(folder)
-    refused = {names.find_node(word[1]): word for line in read_log(folder) if (word := REFUSED.search(line))}
+    refused = {
+        names.find_node(word[1]): word
+        for line in read_log(folder)
+        if (word := REFUSED.search(line))
+    }
     reasons: dict[str, str] = {}
     for entry in record["unsupported_nodes"]:
         node = names.find_node(entry["node_name"])
@@ -138,7 +169,9 @@ def read_placement(model: ModelLike, folder: Path) -> DevicePlacement:
     pairs = {node for node in reasons if names.operators[node] in (QUANTIZE, DEQUANTIZE)}
     # A pair is refused with its operator, whose reason says it already.
     own = {reasons[node] for node in reasons if node not in pairs} | {"Failed to add node."}
-    left = [(node, reason) for node, reason in reasons.items() if node not in pairs or reason not in own]
+    left = [
+        (node, reason) for node, reason in reasons.items() if node not in pairs or reason not in own
+    ]
     return DevicePlacement(
         partitions=len(record["subgraph_traces"]),
         left=tuple(Refusal(node, reason, find_fix(reason), code="R116") for node, reason in left),

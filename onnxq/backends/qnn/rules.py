@@ -15,7 +15,16 @@ from functools import partial
 import numpy as np
 
 from onnxq.backends import surroundings
-from onnxq.backends.base import ATTENTION, FUSED_PRODUCTS, MOVES, Candidate, Capability, Output, PlacementRule, Target
+from onnxq.backends.base import (
+    ATTENTION,
+    FUSED_PRODUCTS,
+    MOVES,
+    Candidate,
+    Capability,
+    Output,
+    PlacementRule,
+    Target,
+)
 from onnxq.sites import Role
 from onnxq.spec import FIXED, PerBlock, PerChannel, PerTensor, QParams, QuantSpec
 
@@ -31,7 +40,9 @@ def _check_conv(c: Candidate) -> str | None:
 
 
 def _check_matrix(c: Candidate) -> str | None:
-    return surroundings.check_weighted(c) or (None if c.rank(1) == 2 else "its weight is not a matrix")
+    return surroundings.check_weighted(c) or (
+        None if c.rank(1) == 2 else "its weight is not a matrix"
+    )
 
 
 def _is_folded(c: Candidate) -> bool:
@@ -68,12 +79,18 @@ def _is_spread_out(result: QParams) -> bool:
 
 
 def _fix_range(spec: QuantSpec, scale: float, zero_point: int) -> QParams:
-    return QParams(np.asarray(scale, np.float32), np.asarray(zero_point, np.int32), FIXED, spec.levels)
+    return QParams(
+        np.asarray(scale, np.float32), np.asarray(zero_point, np.int32), FIXED, spec.levels
+    )
 
 
 def _adapt_second(k: int, spec: QuantSpec) -> QuantSpec:
     """The second operand beside 16 bits: signed and symmetric. uint16 would be read as 8 bits, or not at all."""
-    return replace(spec, storage="int16", signed=True, symmetric=True) if k == 1 and spec.bits == 16 else spec
+    return (
+        replace(spec, storage="int16", signed=True, symmetric=True)
+        if k == 1 and spec.bits == 16
+        else spec
+    )
 
 
 # Products of 8 bits that the matrix unit computes while the vector unit passes over one element. Qualcomm tells no
@@ -94,7 +111,18 @@ def estimate_work(c: Candidate) -> float:
     return written * (1 + products / _PRODUCTS_AN_ELEMENT)
 
 
-_FUSING = ("Conv", "ConvTranspose", "Gemm", "MatMul", "Add", "Sub", "Mul", "Div", "AveragePool", "GlobalAveragePool")
+_FUSING = (
+    "Conv",
+    "ConvTranspose",
+    "Gemm",
+    "MatMul",
+    "Add",
+    "Sub",
+    "Mul",
+    "Div",
+    "AveragePool",
+    "GlobalAveragePool",
+)
 _rule = partial(PlacementRule, kernel="", output=Output.PAIR)
 _ALL = "pairs on all that it reads and on its result"
 _WIDE = "in 16 bits: the kernel of 8 is coarser than its result"
@@ -151,7 +179,13 @@ RULES: tuple[PlacementRule, ...] = (
         data=(0, 1),
         fuses=_CLIPS,
     ),
-    _rule(name="extremes", ops=("Max", "Min"), kernel="ElementWiseBinary", why=_ALL, inputs=_list_floats),
+    _rule(
+        name="extremes",
+        ops=("Max", "Min"),
+        kernel="ElementWiseBinary",
+        why=_ALL,
+        inputs=_list_floats,
+    ),
     _rule(name="where", ops=("Where",), kernel="ElementWiseSelect", why=_ALL, data=(1, 2)),
     _rule(name="clip", ops=_CLIPS, kernel="ElementWiseNeuron", why=_ALL, check=_check_clip),
     _rule(
@@ -162,10 +196,22 @@ RULES: tuple[PlacementRule, ...] = (
     ),
     _rule(name="prelu", ops=("PRelu",), kernel="Prelu", why=_ALL, data=(0, 1)),
     _rule(
-        name="sigmoid", ops=("Sigmoid", "HardSigmoid"), kernel="ElementWiseNeuron", why=_TABLE, result=_fix_unit_range
+        name="sigmoid",
+        ops=("Sigmoid", "HardSigmoid"),
+        kernel="ElementWiseNeuron",
+        why=_TABLE,
+        result=_fix_unit_range,
     ),
-    _rule(name="tanh", ops=("Tanh",), kernel="ElementWiseNeuron", why=_TABLE, result=_fix_sign_range),
-    _rule(name="softmax", ops=("Softmax", "LogSoftmax"), kernel="Softmax", why=_ALL, coarse=_is_spread_out),
+    _rule(
+        name="tanh", ops=("Tanh",), kernel="ElementWiseNeuron", why=_TABLE, result=_fix_sign_range
+    ),
+    _rule(
+        name="softmax",
+        ops=("Softmax", "LogSoftmax"),
+        kernel="Softmax",
+        why=_ALL,
+        coarse=_is_spread_out,
+    ),
     _rule(
         name="layer-norm",
         ops=("LayerNormalization",),
@@ -188,7 +234,14 @@ RULES: tuple[PlacementRule, ...] = (
     _rule(name="sums", ops=("CumSum",), kernel="CumulativeSum", why=_WIDE, data=(0,), bits=16),
     _rule(
         name="pool",
-        ops=("AveragePool", "GlobalAveragePool", "ReduceMean", "ReduceSum", "ReduceMax", "ReduceMin"),
+        ops=(
+            "AveragePool",
+            "GlobalAveragePool",
+            "ReduceMean",
+            "ReduceSum",
+            "ReduceMax",
+            "ReduceMin",
+        ),
         kernel="Reduce",
         why=_ALL,
         data=(0,),
@@ -206,14 +259,20 @@ RULES: tuple[PlacementRule, ...] = (
 
 _SECOND = ("MatMul", "LayerNormalization")
 _ACTIVATIONS = ("uint8", "uint16")
-_weight = partial(Capability, role=Role.WEIGHT, symmetric=(True,), granularity=(PerTensor, PerChannel))
+_weight = partial(
+    Capability, role=Role.WEIGHT, symmetric=(True,), granularity=(PerTensor, PerChannel)
+)
 CAPABILITIES: tuple[Capability, ...] = (
     Capability(role=Role.ACTIVATION, bits=(8, 16), storage=_ACTIVATIONS, symmetric=(False,)),
-    Capability(role=Role.ACTIVATION, ops=_SECOND, bits=(16,), storage=("int16",), symmetric=(True,)),
+    Capability(
+        role=Role.ACTIVATION, ops=_SECOND, bits=(16,), storage=("int16",), symmetric=(True,)
+    ),
     Capability(role=Role.OUTPUT, bits=(8, 16), storage=_ACTIVATIONS, symmetric=(False,)),
     _weight(storage=("int8",)),
     _weight(bits=(4,), storage=("int4",), opset=21),
-    _weight(ops=("MatMul", "Gemm"), bits=(4,), storage=("int4",), granularity=(PerBlock,), opset=21),
+    _weight(
+        ops=("MatMul", "Gemm"), bits=(4,), storage=("int4",), granularity=(PerBlock,), opset=21
+    ),
 )
 
 _NO_KERNEL = {

@@ -26,7 +26,10 @@ def emulate(
             listed = ", ".join(dict.fromkeys("x".join(map(str, size)) for size in sizes))
             fix = "give samples of one size"
             raise ModelError(
-                f"input {value}", f"a compiled model takes one size, and samples have {listed}", fix, code="Q115"
+                f"input {value}",
+                f"a compiled model takes one size, and samples have {listed}",
+                fix,
+                code="Q115",
             )
     tapped = _tap_quantized(model) if job.debug_tensors else model
     own = frozenset(value.name for value in GraphIndex(model).inputs)

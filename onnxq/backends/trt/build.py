@@ -32,7 +32,9 @@ def build_engine(engine: Engine, job: Job, folder: Path) -> BuildResult:
         start = time.perf_counter()
         try:
             result = _build(library, make_logger(library, sink), engine, job, folder)
-        except Exception as error:  # the library's own kinds have no common base; all of them end a build
+        except (
+            Exception
+        ) as error:  # the library's own kinds have no common base; all of them end a build
             result = BuildResult(state=BuildState.FAILED, reason=f"{type(error).__name__}: {error}")
     return replace(result, seconds=time.perf_counter() - start)
 
@@ -97,7 +99,9 @@ def _build(library: Any, logger: Any, engine: Engine, job: Job, folder: Path) ->
     if cache is not None:
         Path(job.cache).write_bytes(memoryview(config.get_timing_cache().serialize()))
     inspection = "" if engine.builds_ahead else _inspect(library, logger, blob)
-    (folder / (INSPECTION if inspection else LAYERS)).write_text(inspection or logger.layers, encoding="utf-8")
+    (folder / (INSPECTION if inspection else LAYERS)).write_text(
+        inspection or logger.layers, encoding="utf-8"
+    )
     return BuildResult(state=BuildState.BUILT)
 
 
@@ -124,7 +128,9 @@ def _read_refusal(parser: Any) -> BuildResult:
     errors = [parser.get_error(k) for k in range(parser.num_errors)]
     node = next((str(error.node_name()) for error in errors if error.node_name()), "")
     reason = "; ".join(dict.fromkeys(map(_describe_error, errors)))
-    return BuildResult(state=BuildState.REFUSED, reason=reason or "the parser gave no reason", node=node)
+    return BuildResult(
+        state=BuildState.REFUSED, reason=reason or "the parser gave no reason", node=node
+    )
 
 
 def _describe_error(error: Any) -> str:
@@ -145,7 +151,9 @@ def _add_profile(builder: Any, network: Any, config: Any, shapes: Profile) -> No
     profile = builder.create_optimization_profile()
     for value in sized:
         sizes = [tuple(shape) for shape in shapes[value.name]]
-        (profile.set_shape_input if value.is_shape_tensor else profile.set_shape)(value.name, *sizes)
+        (profile.set_shape_input if value.is_shape_tensor else profile.set_shape)(
+            value.name, *sizes
+        )
     if sized:
         config.add_optimization_profile(profile)
 
@@ -164,4 +172,6 @@ def _inspect(library: Any, logger: Any, blob: Any) -> str:
         engine = library.Runtime(logger).deserialize_cuda_engine(blob)
     if engine is None:
         return ""
-    return str(engine.create_engine_inspector().get_engine_information(library.LayerInformationFormat.JSON))
+    return str(
+        engine.create_engine_inspector().get_engine_information(library.LayerInformationFormat.JSON)
+    )

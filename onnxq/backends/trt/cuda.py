@@ -63,7 +63,9 @@ class Cuda:
         if code:
             text = ctypes.c_char_p()
             self._driver.cuGetErrorString(code, ctypes.byref(text))
-            raise CudaError(f"{function}: {(text.value or b'').decode(errors='replace') or f'error {code}'}")
+            raise CudaError(
+                f"{function}: {(text.value or b'').decode(errors='replace') or f'error {code}'}"
+            )
 
     def _make(self, function: str, *arguments: Any) -> ctypes.c_void_p:
         """The handle that a function writes through its first argument."""
@@ -80,7 +82,9 @@ class Cuda:
         whole = np.ascontiguousarray(array)
         address = self.allocate(whole.nbytes)
         source = ctypes.c_void_p(whole.ctypes.data)
-        self._call("cuMemcpyHtoD_v2", ctypes.c_void_p(address), source, ctypes.c_size_t(whole.nbytes))
+        self._call(
+            "cuMemcpyHtoD_v2", ctypes.c_void_p(address), source, ctypes.c_size_t(whole.nbytes)
+        )
         return address
 
     def make_events(self, count: int) -> list[ctypes.c_void_p]:

@@ -45,7 +45,19 @@ _TURING = (7, 5)
 # Nodes behind a product in which TensorRT looks for work to do on the weight beforehand, as far as was seen.
 _NEAR = 4
 # Operators that only move data: a quantization is carried over them.
-_MOVES = frozenset(("Reshape", "Transpose", "Flatten", "Squeeze", "Unsqueeze", "Identity", "Slice", "Expand", "Add"))
+_MOVES = frozenset(
+    (
+        "Reshape",
+        "Transpose",
+        "Flatten",
+        "Squeeze",
+        "Unsqueeze",
+        "Identity",
+        "Slice",
+        "Expand",
+        "Add",
+    )
+)
 _CUT_UP = "its result is cut up, which TensorRT does to the weight instead, in float: give its result a pair"
 
 
@@ -58,7 +70,9 @@ class TrtEngine(Engine):
     module = "tensorrt"
     packages: Names = ("tensorrt", "tensorrt-cu13", "tensorrt-cu12")
     install = "pip install 'onnxq[trt]'"
-    unable_fix = "run it where there is one, or use `engine='tensorrt-rtx'`, which builds without a GPU"
+    unable_fix = (
+        "run it where there is one, or use `engine='tensorrt-rtx'`, which builds without a GPU"
+    )
     takes = frozenset({"plugin"})
     shows_inner = True
     # Parts of kinds in TensorRT-RTX's words, then in TensorRT's. Others (kgen, reformat, pointwise) compute bias,
@@ -82,14 +96,18 @@ class TrtEngine(Engine):
         attention="_mha",
         dequantizes="runtime_fusion",
     )
-    no_kernel = frozenset({"ConvTranspose", "AveragePool", "LpPool", "GlobalAveragePool", "LSTM", "GRU", "RNN"})
+    no_kernel = frozenset(
+        {"ConvTranspose", "AveragePool", "LpPool", "GlobalAveragePool", "LSTM", "GRU", "RNN"}
+    )
     purposes = MappingProxyType(
         {
             "matmul-qkv": "it keeps the product in front of it in int8, whose weight TensorRT would else cut up in "
             "float: its own integers are read by none, and cost rounding only"
         }
     )
-    saved = MappingProxyType({LOG: "build.log", LAYERS: LAYERS, INSPECTION: LAYERS, ENGINE: "model.engine"})
+    saved = MappingProxyType(
+        {LOG: "build.log", LAYERS: LAYERS, INSPECTION: LAYERS, ENGINE: "model.engine"}
+    )
 
     def build(self, job: Job, folder: Path) -> BuildResult:
         """Build the model in `folder`, and write the engine and the list of its kernels there."""
@@ -106,7 +124,9 @@ class TrtEngine(Engine):
         """Turing has none."""
         return "int8 kernels need compute capability 8.0 or more" if capability == _TURING else ""
 
-    def explain_operand(self, node: NodeRef, scale: tuple[int | str | None, ...] | None, role: str) -> str:
+    def explain_operand(
+        self, node: NodeRef, scale: tuple[int | str | None, ...] | None, role: str
+    ) -> str:
         """A scale of shape [1] counts as one for each channel."""
         if node.op_type != "Conv" or scale != (1,):
             return ""
@@ -151,9 +171,15 @@ class TrtEngine(Engine):
         """Timing takes the GPU and no Polygraphy."""
         if self.installed and count_gpus():
             return
-        cause = "this machine has no NVIDIA GPU, or no driver" if self.installed else "TensorRT is not installed"
+        cause = (
+            "this machine has no NVIDIA GPU, or no driver"
+            if self.installed
+            else "TensorRT is not installed"
+        )
         fix = f"take `placement='rules'`, or a machine with one and {TrtEngine.install}"
-        raise VerificationError(subject, f"TensorRT's engines are timed on a GPU: {cause}", fix, code="Q708")
+        raise VerificationError(
+            subject, f"TensorRT's engines are timed on a GPU: {cause}", fix, code="Q708"
+        )
 
     def time_models(self, models: Mapping[str, TimedModel], timing: Timing) -> EngineTimes:
         """Time engines on this machine's GPU, each launched kernel by kernel and as a CUDA graph."""
@@ -182,7 +208,9 @@ class RtxEngine(TrtEngine):
             return ()
         found = re.fullmatch(r"(?:sm_?)?(\d+)\.?(\d)", (text or CAPABILITY).lower())
         if found is None:
-            raise ConfigError(f"compute capability {text!r}", "is none", "write it as 8.6", code="Q304")
+            raise ConfigError(
+                f"compute capability {text!r}", "is none", "write it as 8.6", code="Q304"
+            )
         return int(found[1]), int(found[2])
 
     def prepare_environment(self, job: Job, folder: Path) -> Mapping[str, str]:
@@ -193,7 +221,9 @@ class RtxEngine(TrtEngine):
         # The parser loads libtensorrt_rtx.so by this name when it meets a plugin, and ends the process where it is not
         # found; the wheel holds it under its versioned name only.
         (folder / _LINKS).mkdir(exist_ok=True)
-        for library in Path(next(iter(home.submodule_search_locations or ()))).glob("libtensorrt_rtx.so.*"):
+        for library in Path(next(iter(home.submodule_search_locations or ()))).glob(
+            "libtensorrt_rtx.so.*"
+        ):
             link = folder / _LINKS / "libtensorrt_rtx.so"
             link.unlink(missing_ok=True)
             link.symlink_to(library)

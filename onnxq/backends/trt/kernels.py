@@ -33,19 +33,42 @@ _NODE = re.compile(r"\[ONNX Layer: (.*?)\](?=[\x1d-\x1f\s]*(?:\[ONNX Layer: |$))
 _GENERATED = re.compile(r"__myl_((?:[A-Z][a-z0-9]{3})+)_")
 _MOVES = frozenset({"Move", "Tran", "Resh", "Cast", "Repl", "Conc", "Slic"})
 # Layers of the inspector that do nothing else, and those that make streams wait for each other.
-_MOVING_KINDS = frozenset({"reformat", "shuffle", "copy", "noop", "no_op", "signal", "wait", "shapehosttodevice"})
+_MOVING_KINDS = frozenset(
+    {"reformat", "shuffle", "copy", "noop", "no_op", "signal", "wait", "shapehosttodevice"}
+)
 
 # Types that TensorRT calls as we do, then its other words; in an older inspector they stand inside a sentence.
 # The first match wins, so "float" comes after the longer words that begin with it.
-_SAME = ("uint8", "int8", "uint4", "int4", "float8", "float4", "bfloat16", "float16", "int32", "int64", "bool")
-_OTHER = {"fp8": "float8", "fp4": "float4", "bf16": "bfloat16", "fp16": "float16", "half": "float16", "fp32": "float32"}
+_SAME = (
+    "uint8",
+    "int8",
+    "uint4",
+    "int4",
+    "float8",
+    "float4",
+    "bfloat16",
+    "float16",
+    "int32",
+    "int64",
+    "bool",
+)
+_OTHER = {
+    "fp8": "float8",
+    "fp4": "float4",
+    "bf16": "bfloat16",
+    "fp16": "float16",
+    "half": "float16",
+    "fp32": "float32",
+}
 _TYPES = {**dict(zip(_SAME, _SAME, strict=True)), **_OTHER, "float": "float32"}
 
 
 def find_dtype(words: str) -> str:
     """The type in TensorRT's words ("Int8", "Row major linear FP16 format"); "" when they name none."""
     low = words.lower()
-    return next((ours for theirs, ours in _TYPES.items() if re.search(rf"(?<![a-z]){theirs}", low)), "")
+    return next(
+        (ours for theirs, ours in _TYPES.items() if re.search(rf"(?<![a-z]){theirs}", low)), ""
+    )
 
 
 def find_node_names(metadata: str) -> Names:
@@ -97,7 +120,9 @@ def read_inspector(text: str) -> Kernels:
     raw = json.loads(text)
     layers: Iterable[Any] = raw.get("Layers", ()) if isinstance(raw, Mapping) else raw
     return tuple(
-        _read_layer(layer) if isinstance(layer, Mapping) else Kernel(name=str(layer), kind="", nodes=())
+        _read_layer(layer)
+        if isinstance(layer, Mapping)
+        else Kernel(name=str(layer), kind="", nodes=())
         for layer in layers
     )
 

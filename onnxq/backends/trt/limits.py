@@ -43,7 +43,9 @@ def _can_read_blocks(config: Config) -> bool:
 
 
 def _has_one_kind(config: Config) -> bool:
-    return not is_static(config) or (config.weights.storage == FLOAT8) == (config.activations.storage == FLOAT8)
+    return not is_static(config) or (config.weights.storage == FLOAT8) == (
+        config.activations.storage == FLOAT8
+    )
 
 
 LIMITS = (
@@ -59,8 +61,15 @@ LIMITS = (
         _NO_ZERO_POINT,
         _SYMMETRIC_FIX,
     ),
-    Limit("weights.scheme", lambda c: c.weights.scheme == "symmetric", _NO_ZERO_POINT, _SYMMETRIC_FIX),
-    Limit("activations.signed", lambda c: not is_static(c) or c.activations.is_signed, _SIGNED, _SIGNED_FIX),
+    Limit(
+        "weights.scheme", lambda c: c.weights.scheme == "symmetric", _NO_ZERO_POINT, _SYMMETRIC_FIX
+    ),
+    Limit(
+        "activations.signed",
+        lambda c: not is_static(c) or c.activations.is_signed,
+        _SIGNED,
+        _SIGNED_FIX,
+    ),
     Limit("weights.signed", lambda c: c.weights.is_signed, _SIGNED, _SIGNED_FIX),
     Limit(
         "activations.granularity",
@@ -92,8 +101,15 @@ LIMITS = (
         "TensorRT multiplies FP8 by FP8 and int8 by int8, nothing else",
         f"write `storage: {FLOAT8}` for both activations and weights, or for neither",
     ),
-    Limit("bias", lambda c: c.bias == "float", "TensorRT refuses a DequantizeLinear of int32", "write `bias: float`"),
-    Limit(OBSERVER, has_positive_scales, "TensorRT reads positive scales", "remove `signed_scales`"),
+    Limit(
+        "bias",
+        lambda c: c.bias == "float",
+        "TensorRT refuses a DequantizeLinear of int32",
+        "write `bias: float`",
+    ),
+    Limit(
+        OBSERVER, has_positive_scales, "TensorRT reads positive scales", "remove `signed_scales`"
+    ),
     NO_CPU_KINDS,
     NO_OPERATORS,
 )
@@ -117,6 +133,12 @@ RULE_LIMITS = (
         _NO_ZERO_POINT,
         "write `scheme: symmetric`, or `float: true` to leave the tensor alone",
     ),
-    RuleLimit(_find_unsigned, _SIGNED, "ask for a signed type, or `float: true` to leave the tensor alone"),
-    RuleLimit(_find_wide, "TensorRT has no 16-bit integers", "write `float: true` to leave the tensor alone"),
+    RuleLimit(
+        _find_unsigned, _SIGNED, "ask for a signed type, or `float: true` to leave the tensor alone"
+    ),
+    RuleLimit(
+        _find_wide,
+        "TensorRT has no 16-bit integers",
+        "write `float: true` to leave the tensor alone",
+    ),
 )

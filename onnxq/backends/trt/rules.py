@@ -16,7 +16,15 @@ from functools import partial
 from typing import Any
 
 from onnxq.arrays import Shape
-from onnxq.backends.base import ATTENTION, FUSED_PRODUCTS, Candidate, Capability, Output, PlacementRule, Target
+from onnxq.backends.base import (
+    ATTENTION,
+    FUSED_PRODUCTS,
+    Candidate,
+    Capability,
+    Output,
+    PlacementRule,
+    Target,
+)
 from onnxq.backends.surroundings import (
     check_data,
     explain_log_front_end,
@@ -83,7 +91,8 @@ TAKEN = frozenset(
     }
 )
 _UNKNOWN = (
-    "it knows this operator of ONNX Runtime only as a plugin; export the network without fusing it for ONNX Runtime"
+    "it knows this operator of ONNX Runtime only as a plugin; "
+    "export the network without fusing it for ONNX Runtime"
 )
 
 
@@ -137,7 +146,9 @@ def _check_matmul_gain(c: Candidate) -> str | None:
 
 
 def _check_cut(c: Candidate) -> str | None:
-    return _check_matmul(c) or (None if find_attention_cut(c.index, c.node) is not None else "its result is not cut")
+    return _check_matmul(c) or (
+        None if find_attention_cut(c.index, c.node) is not None else "its result is not cut"
+    )
 
 
 def _check_columns(c: Candidate, axis: int) -> str | None:
@@ -168,7 +179,9 @@ def _find_partners(c: Candidate) -> Names:
 
 
 def _check_residual(c: Candidate) -> str | None:
-    return None if find_skip_input(c.index, c.node) is not None else "not the end of a residual block"
+    return (
+        None if find_skip_input(c.index, c.node) is not None else "not the end of a residual block"
+    )
 
 
 def _list_skip_inputs(c: Candidate) -> tuple[int, ...]:
@@ -179,7 +192,10 @@ def _list_skip_inputs(c: Candidate) -> tuple[int, ...]:
 def _takes_sum(c: Candidate, chosen: frozenset[str]) -> bool:
     """True when the convolution branch ends in a chosen convolution, whose kernel can compute the sum as well."""
     k = find_skip_input(c.index, c.node)
-    return k is not None and find_backbone(c.index, list_computed_inputs(c.index, c.node)[1 - k]) in chosen
+    return (
+        k is not None
+        and find_backbone(c.index, list_computed_inputs(c.index, c.node)[1 - k]) in chosen
+    )
 
 
 # TensorRT fuses the two products and the softmax of attention as one kernel, "mha" in its names.
@@ -312,7 +328,11 @@ def _check_blocks(shape: Shape, spec: QuantSpec) -> tuple[str, str] | None:
     if not isinstance(grain, PerBlock) or shape[grain.axis] % grain.size == 0:
         return None
     fitting = [size for size in _BLOCKS if shape[grain.axis] % size == 0]
-    fix = f"use block_size {fitting[-1]} for it" if fitting else "leave it float, or quantize in static mode"
+    fix = (
+        f"use block_size {fitting[-1]} for it"
+        if fitting
+        else "leave it float, or quantize in static mode"
+    )
     return f"its {shape[grain.axis]} rows do not make whole blocks of {grain.size}", fix
 
 
@@ -331,7 +351,14 @@ CAPABILITIES: tuple[Capability, ...] = (
 
 _weight = partial(_capability, role=Role.WEIGHT, ops=("MatMul", "Gemm"))
 WEIGHT_ONLY: tuple[Capability, ...] = (
-    _weight(bits=(2, 3, 4), storage=("int4",), granularity=(PerBlock,), blocks=_BLOCKS, shape=_check_blocks, opset=21),
+    _weight(
+        bits=(2, 3, 4),
+        storage=("int4",),
+        granularity=(PerBlock,),
+        blocks=_BLOCKS,
+        shape=_check_blocks,
+        opset=21,
+    ),
     _weight(bits=_NARROW, granularity=(PerTensor, PerChannel)),
 )
 
@@ -349,7 +376,12 @@ def _explain_one_row(candidate: Candidate, _: Candidate | None) -> str | None:
         return None
     data = candidate.shape(0)
     weight = candidate.shape(1)
-    if data is None or weight is None or math.prod(data[:-1]) != 1 or math.prod(weight) >= _ROW_WEIGHTS:
+    if (
+        data is None
+        or weight is None
+        or math.prod(data[:-1]) != 1
+        or math.prod(weight) >= _ROW_WEIGHTS
+    ):
         return None
     return "a product with one row in the samples: int8 needs one more kernel, and so few weights do not repay it"
 
@@ -381,6 +413,8 @@ TRT = Target(
     exclusions={"log-front-end": explain_log_front_end, "one-row": _explain_one_row},
     advice="try another observer (mse, minmax), or trt-fp8",
     no_kernel=_NO_KERNEL,
-    no_gain=dict.fromkeys(ATTENTION, "attention in one node stays float: no pair can stand inside it"),
+    no_gain=dict.fromkeys(
+        ATTENTION, "attention in one node stays float: no pair can stand inside it"
+    ),
 )
 TRT_WEIGHT_ONLY = replace(TRT, capabilities=WEIGHT_ONLY, no_kernel=FUSED_PRODUCTS, no_gain={})

@@ -30,7 +30,9 @@ def build_trt(engine: Engine, proto: ModelLike, job: Job, folder: Path) -> Path:
     Raises ModelError with TensorRT's own words when it gives none, ConfigError for a plugin that it cannot load.
     """
     # Without TF32: differences of kernels are looked for, not of float formats.
-    return demand_build(engine, proto, replace(job, tf32=False), folder, subject=_SUBJECT, timeout=COMPILING)
+    return demand_build(
+        engine, proto, replace(job, tf32=False), folder, subject=_SUBJECT, timeout=COMPILING
+    )
 
 
 def load_polygraphy(module: str) -> Any:
@@ -38,7 +40,9 @@ def load_polygraphy(module: str) -> Any:
     try:
         return import_module(f"polygraphy.{module}")
     except ImportError as error:
-        raise MissingDependencyError("polygraphy", f"cannot be imported ({error})", POLYGRAPHY, code="Q804") from error
+        raise MissingDependencyError(
+            "polygraphy", f"cannot be imported ({error})", POLYGRAPHY, code="Q804"
+        ) from error
 
 
 @contextmanager
@@ -55,12 +59,16 @@ def translate_errors() -> Iterator[None]:
         except (AttributeError, TypeError, RuntimeError) as error:
             # Polygraphy and TensorRT grow apart with their releases; a mismatch shows as one of these.
             fix = "install releases of polygraphy and TensorRT that belong together"
-            raise ModelError(_SUBJECT, f"{type(error).__name__}: {error}", fix, code="Q115") from error
+            raise ModelError(
+                _SUBJECT, f"{type(error).__name__}: {error}", fix, code="Q115"
+            ) from error
 
 
 def _load_plugins(engine: Engine, paths: Sequence[str]) -> None:
     """Register NVIDIA's plugins and these in this process, where engines run; those that are there already stay."""
-    if engine.installed and (paths or not engine.builds_ahead):  # TensorRT for RTX has none of its own
+    if engine.installed and (
+        paths or not engine.builds_ahead
+    ):  # TensorRT for RTX has none of its own
         library = import_module(engine.module)
         with open(os.devnull, "w", encoding="utf-8") as sink:
             load_plugins(library, make_logger(library, sink), paths)

@@ -35,10 +35,19 @@ def time_engines(engine: Engine, models: Mapping[str, TimedModel], timing: Timin
     result = time_in_child(engine, models, timing)
     times = result["times"]
     by_mode = {
-        mode: {name: summarize_rounds(times[key]) for name in models if (key := f"{name} {mode}") in times}
+        mode: {
+            name: summarize_rounds(times[key])
+            for name in models
+            if (key := f"{name} {mode}") in times
+        }
         for mode in (EAGER, GRAPH)
     }
-    return EngineTimes(device=result["device"], eager=by_mode[EAGER], graph=by_mode[GRAPH], reasons=result["reasons"])
+    return EngineTimes(
+        device=result["device"],
+        eager=by_mode[EAGER],
+        graph=by_mode[GRAPH],
+        reasons=result["reasons"],
+    )
 
 
 def time_job(engine: Engine, job: Mapping[str, Any], folder: Path) -> dict[str, Any]:
@@ -63,7 +72,9 @@ def time_job(engine: Engine, job: Mapping[str, Any], folder: Path) -> dict[str, 
             try:
                 loaded = LoadedEngine(library, logger, cuda, Path(path), feeds[name])
                 blocks[name, EAGER] = loaded.make_block(loaded.enqueue)
-            except Exception as error:  # the library's own kinds have no common base; the other engines are timed
+            except (
+                Exception
+            ) as error:  # the library's own kinds have no common base; the other engines are timed
                 told = next(iter(logger.errors[-1:]), "")
                 reasons[name] = f"{type(error).__name__}: {error}" + (f" ({told})" if told else "")
                 continue
@@ -89,7 +100,11 @@ class LoadedEngine:
         # Buffers of inputs that the CPU reads must live as long as the context.
         self._held: list[Array] = []
         names = [self._engine.get_tensor_name(k) for k in range(self._engine.num_io_tensors)]
-        inputs = [name for name in names if self._engine.get_tensor_mode(name) == library.TensorIOMode.INPUT]
+        inputs = [
+            name
+            for name in names
+            if self._engine.get_tensor_mode(name) == library.TensorIOMode.INPUT
+        ]
         for name in inputs:
             self._bind_input(library, name, np.ascontiguousarray(feeds[name]))
         for name in names:
@@ -103,7 +118,9 @@ class LoadedEngine:
             self._held.append(array)
         else:
             self._context.set_input_shape(name, tuple(array.shape))
-        self._context.set_tensor_address(name, int(array.ctypes.data) if on_cpu else self._cuda.upload(array))
+        self._context.set_tensor_address(
+            name, int(array.ctypes.data) if on_cpu else self._cuda.upload(array)
+        )
 
     def enqueue(self) -> None:
         """Put one run into the stream."""

@@ -19,7 +19,10 @@ LIMITS = (
         "write `mode: static` and give samples, or `target: ort`",
     ),
     Limit(
-        OBSERVER, has_positive_scales, "this target stands for engines with positive scales", "remove `signed_scales`"
+        OBSERVER,
+        has_positive_scales,
+        "this target stands for engines with positive scales",
+        "remove `signed_scales`",
     ),
     Limit(
         "placement",

@@ -53,7 +53,9 @@ def _check_softmax(c: Candidate) -> str | None:
 
 def _check_resize(c: Candidate) -> str | None:
     mode = c.attr("mode", "nearest")
-    return "nearest values stay on their levels" if mode in ("nearest", b"nearest") else check_data(c)
+    return (
+        "nearest values stay on their levels" if mode in ("nearest", b"nearest") else check_data(c)
+    )
 
 
 _WEIGHTED = "a pair on each activation and on the weight"
@@ -64,16 +66,30 @@ _rule = partial(PlacementRule, kernel="", output=Output.FLOAT, compute=True)
 _AVERAGES = ("LayerNormalization", "AveragePool", "GlobalAveragePool", "ReduceMean")
 
 RULES: tuple[PlacementRule, ...] = (
-    _rule(name="conv", ops=("Conv", "ConvTranspose", "Gemm"), why=_WEIGHTED, weight=1, check=_check_weighted),
+    _rule(
+        name="conv",
+        ops=("Conv", "ConvTranspose", "Gemm"),
+        why=_WEIGHTED,
+        weight=1,
+        check=_check_weighted,
+    ),
     _rule(name="matmul", ops=("MatMul",), why=_WEIGHTED, weight=1, check=_check_matmul),
     _rule(name="product", ops=("MatMul",), why=_BOTH, data=(0, 1), check=_check_product),
-    _rule(name="two-operands", ops=("Add", "Sub", "Mul"), why=_BOTH, data=(0, 1), check=_check_two_operands),
+    _rule(
+        name="two-operands",
+        ops=("Add", "Sub", "Mul"),
+        why=_BOTH,
+        data=(0, 1),
+        check=_check_two_operands,
+    ),
     _rule(name="one-operand", ops=_AVERAGES, why=_READ, check=check_data),
     _rule(name="softmax", ops=("Softmax",), why=_READ, check=_check_softmax),
     _rule(name="resize", ops=("Resize",), why=_READ, check=_check_resize),
 )
 
-_capability = partial(Capability, bits=(2, 3, 4, 5, 6, 7, 8, 16), granularity=(PerTensor, PerChannel))
+_capability = partial(
+    Capability, bits=(2, 3, 4, 5, 6, 7, 8, 16), granularity=(PerTensor, PerChannel)
+)
 _BYTES = ("int8", "uint8")
 _WIDER = (*_BYTES, "int16", "uint16", "int4", "uint4")
 
@@ -84,8 +100,15 @@ CAPABILITIES: tuple[Capability, ...] = (
     # Types and blocks that ONNX has from opset 21 on.
     _capability(role=Role.ACTIVATION, storage=_WIDER, opset=21),
     _capability(role=Role.OUTPUT, storage=_WIDER, opset=21),
-    _capability(role=Role.WEIGHT, storage=_WIDER, granularity=(PerTensor, PerChannel, PerBlock), opset=21),
-    _capability(role=Role.WEIGHT, storage=("int2", "uint2"), granularity=(PerTensor, PerChannel, PerBlock), opset=25),
+    _capability(
+        role=Role.WEIGHT, storage=_WIDER, granularity=(PerTensor, PerChannel, PerBlock), opset=21
+    ),
+    _capability(
+        role=Role.WEIGHT,
+        storage=("int2", "uint2"),
+        granularity=(PerTensor, PerChannel, PerBlock),
+        opset=25,
+    ),
 )
 
 VIRTUAL = Target(

@@ -52,14 +52,26 @@ class WebCosts:
         if kind in self.prices:
             cost = Cost(self._add_up(kind, "float", counts), self._add_up(kind, "int8", counts))
             # Without sizes int8 is never cheaper.
-            return cost if case.output is not None else Cost(cost.float_us, max(cost.float_us, cost.int8_us))
+            return (
+                cost
+                if case.output is not None
+                else Cost(cost.float_us, max(cost.float_us, cost.int8_us))
+            )
         elements = int(counts["results"])
         float_us = self._add_up("unknown", "float", counts)
-        return Cost(float_us, float_us + self.predict_quantize(elements) + self.predict_dequantize(elements))
+        return Cost(
+            float_us, float_us + self.predict_quantize(elements) + self.predict_dequantize(elements)
+        )
 
-    def predict_quantize(self, elements: int | None, *, from_conv: bool = False, dynamic: bool = False) -> float:
+    def predict_quantize(
+        self, elements: int | None, *, from_conv: bool = False, dynamic: bool = False
+    ) -> float:
         """Microseconds from a float producer to int8 consumers: QuantizeLinear, and NCHW to NHWC behind a Conv."""
-        kinds = ["quantize", *(["quantize map"] if from_conv else []), *(["quantize dynamic"] if dynamic else [])]
+        kinds = [
+            "quantize",
+            *(["quantize map"] if from_conv else []),
+            *(["quantize dynamic"] if dynamic else []),
+        ]
         return self._convert(kinds, elements)
 
     def predict_dequantize(self, elements: int | None, *, to_conv: bool = False) -> float:
@@ -71,7 +83,10 @@ class WebCosts:
         return sum(self._add_up(kind, "int8", counts) for kind in kinds)
 
     def _add_up(self, kind: str, side: str, counts: Mapping[str, float]) -> float:
-        return sum(price * counts.get(name, 0.0) for name, price in self.prices[kind][side].items()) / 1e3
+        return (
+            sum(price * counts.get(name, 0.0) for name, price in self.prices[kind][side].items())
+            / 1e3
+        )
 
     def _predict_lstm(self, case: OpCase) -> Cost:
         """One product of all inputs, and for each step one of the hidden state, which is quantized anew."""
@@ -81,7 +96,9 @@ class WebCosts:
         steps, batch = shape[:2] if shape is not None and len(shape) == _LSTM else (_ROWS, _ROWS)
 
         def multiply(count: int, depth: int) -> Cost:
-            return self.predict_node(OpCase(op_type="Gemm", inputs=(), output=(count, rows), weight=(rows, depth)))
+            return self.predict_node(
+                OpCase(op_type="Gemm", inputs=(), output=(count, rows), weight=(rows, depth))
+            )
 
         first = multiply(steps * batch, features)
         each = multiply(batch, rows // 4)
@@ -105,7 +122,11 @@ def count_work(case: OpCase) -> tuple[str, dict[str, float]]:
         counts = {"products": rows * weights, "results": rows * made}
         return case.op_type, {"launch": 1.0, "weights": weights, **counts}
     shapes = [shape for shape in (case.output, *case.inputs) if shape is not None]
-    shape = max(shapes, key=math.prod, default=None) if case.op_type == "GlobalAveragePool" else case.output
+    shape = (
+        max(shapes, key=math.prod, default=None)
+        if case.op_type == "GlobalAveragePool"
+        else case.output
+    )
     elements = _ELEMENTS if shape is None else math.prod(shape)
     # Elsewhere an activation is a part of its kernel, or has a kernel on both sides.
     clamps = elements if case.op_type == "Add" and case.activation else 0
@@ -126,7 +147,9 @@ def _name_kind(case: OpCase) -> str:
 def _count_conv(case: OpCase, weight: Shape) -> tuple[str, dict[str, float]]:
     """Kinds: pointwise, which multiplies the map as it is; dense and grouped, which gather columns first; depthwise."""
     made, per_group, *kernel = weight
-    batch, _, *sides = case.output if case.output is not None else (1, made, *([_SIDE] * len(kernel)))
+    batch, _, *sides = (
+        case.output if case.output is not None else (1, made, *([_SIDE] * len(kernel)))
+    )
     taps = math.prod(kernel)
     pixels = batch * math.prod(sides)
     plain = taps == 1 and math.prod(case.strides or (1,)) == 1
@@ -134,7 +157,11 @@ def _count_conv(case: OpCase, weight: Shape) -> tuple[str, dict[str, float]]:
     pairs = 0
     if per_group == 1 and case.group > 1:
         before, after = ((shape or ())[1:] for shape in (case.inputs[0], case.output))
-        kind = "matrix" if len(after) == len(before) == 3 and fits_matrix(before, after, taps) else "depthwise"
+        kind = (
+            "matrix"
+            if len(after) == len(before) == 3 and fits_matrix(before, after, taps)
+            else "depthwise"
+        )
         pairs = math.prod(before) * math.prod(sides)
     depth = per_group * taps
     counts = {
@@ -173,7 +200,9 @@ def parse_costs(text: str) -> WebCosts:
 
 
 def _read_costs() -> WebCosts:
-    return parse_costs(resources.files(__package__).joinpath("costs.json").read_text(encoding="utf-8"))
+    return parse_costs(
+        resources.files(__package__).joinpath("costs.json").read_text(encoding="utf-8")
+    )
 
 
 # One kind of machine: the virtual one. Where it runs scales both sides alike.

@@ -7,9 +7,26 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from onnxq.backends.engine import ENGINE, MODEL, BuildResult, BuildState, EngineTimes, Job, TimedModel, Timing
+from onnxq.backends.engine import (
+    ENGINE,
+    MODEL,
+    BuildResult,
+    BuildState,
+    EngineTimes,
+    Job,
+    TimedModel,
+    Timing,
+)
 from onnxq.backends.optimized import OPTIMIZED, GraphEngine
-from onnxq.backends.web.node import INSTALL, PACKAGE, Node, NodeRunner, explain_absence, find_package, read_version
+from onnxq.backends.web.node import (
+    INSTALL,
+    PACKAGE,
+    Node,
+    NodeRunner,
+    explain_absence,
+    find_package,
+    read_version,
+)
 from onnxq.errors import ModelError
 from onnxq.graph import ModelLike
 from onnxq.runtime import NodeError, detect_cpu, summarize_rounds
@@ -64,7 +81,9 @@ class WebEngine(GraphEngine):
         return None if absence is None else Refusal(self.name, *absence, code="R111")
 
     @contextmanager
-    def open_runner(self, name: str, model: ModelLike, job: Job, folder: Path) -> Iterator[NodeRunner]:
+    def open_runner(
+        self, name: str, model: ModelLike, job: Job, folder: Path
+    ) -> Iterator[NodeRunner]:
         """The model in a process of Node.js."""
         with Node() as node:
             runner = NodeRunner(name, node, model)
@@ -81,7 +100,12 @@ class WebEngine(GraphEngine):
                 node.open_session(name, entry.model)
             # All sessions share one memory of WebAssembly, and code that is compiled for all of them.
             feeds = [entry.feeds for entry in models.values()]
-            limits = {"warm": _WARM, "rounds": timing.rounds, "least": _ROUNDS, "seconds": timing.seconds}
+            limits = {
+                "warm": _WARM,
+                "rounds": timing.rounds,
+                "least": _ROUNDS,
+                "seconds": timing.seconds,
+            }
             times = node.time_sessions([*models], feeds, **limits)
         eager = {
             name: summarize_rounds([[one] for one in seconds], timing.threads)

@@ -46,7 +46,9 @@ def find_package() -> Path | None:
     here = Path.cwd()
     places = [place / "node_modules" for place in (here, *here.parents)]
     places += [Path(place) for place in os.environ.get("NODE_PATH", "").split(os.pathsep) if place]
-    return next((place / PACKAGE for place in places if (place / PACKAGE / "package.json").is_file()), None)
+    return next(
+        (place / PACKAGE for place in places if (place / PACKAGE / "package.json").is_file()), None
+    )
 
 
 def read_version(package: Path) -> str:
@@ -57,7 +59,10 @@ def read_version(package: Path) -> str:
 def explain_absence() -> tuple[str, str] | None:
     """Why nothing can be run here, and the remedy; None where it can."""
     if shutil.which("node") is None:
-        return "Node.js is not installed (no program `node`)", "install Node.js 20 or newer, from https://nodejs.org"
+        return (
+            "Node.js is not installed (no program `node`)",
+            "install Node.js 20 or newer, from https://nodejs.org",
+        )
     if find_package() is None:
         return f"the npm package {PACKAGE} is neither in this folder nor in one above it", INSTALL
     return None
@@ -91,7 +96,9 @@ class Node:
 
     def request(self, action: str, timeout: float = _RUNNING, **arguments: Any) -> dict[str, Any]:
         """Have the process do something. Raises _Fault with ONNX Runtime's words where it fails."""
-        answer: dict[str, Any] = json.loads(self._ask(timeout, json.dumps({"do": action, **arguments})))
+        answer: dict[str, Any] = json.loads(
+            self._ask(timeout, json.dumps({"do": action, **arguments}))
+        )
         if "error" in answer:
             found = _ERROR.search(answer["error"])
             words = _NO_KERNEL_WORDS if found and found[1] == _NO_KERNEL else ""
@@ -103,7 +110,9 @@ class Node:
         try:
             self.request("optimize", COMPILING, model=str(model), level=level, output=str(output))
         except _Fault as fault:
-            raise _explain_fault(fault, PACKAGE, onnx.load(model, load_external_data=False)) from None
+            raise _explain_fault(
+                fault, PACKAGE, onnx.load(model, load_external_data=False)
+            ) from None
 
     def open_session(self, name: str, model: ModelLike) -> None:
         """Load a model. Raises ModelError, naming the node."""
@@ -120,13 +129,20 @@ class Node:
         # WebAssembly's memory is not this process': arrays go through files.
         arrays = {name: np.ascontiguousarray(value) for name, value in feeds.items()}
         path.write_bytes(b"".join(value.tobytes() for value in arrays.values()))
-        inputs = [{"name": name, "type": str(value.dtype), "dims": value.shape} for name, value in arrays.items()]
+        inputs = [
+            {"name": name, "type": str(value.dtype), "dims": value.shape}
+            for name, value in arrays.items()
+        ]
         return {"file": str(path), "inputs": inputs}
 
-    def time_sessions(self, names: Sequence[str], feeds: Sequence[Feeds], **limits: Any) -> list[list[float]]:
+    def time_sessions(
+        self, names: Sequence[str], feeds: Sequence[Feeds], **limits: Any
+    ) -> list[list[float]]:
         """Seconds of each run of each session, in turns. limits: as of the action `time`."""
         given = [self.write_feeds(one) for one in feeds]
-        times: list[list[float]] = self.request("time", COMPILING, names=names, feeds=given, **limits)["times"]
+        times: list[list[float]] = self.request(
+            "time", COMPILING, names=names, feeds=given, **limits
+        )["times"]
         return times
 
 

@@ -24,7 +24,9 @@ def _adapt(target: Target) -> Target:
     Node.js runs files of pages with ONNX Runtime's native kernels, too. Kernels clamp each result with a branch, which
     is mispredicted where about half are negative: so activations behind them are computed apart.
     """
-    rules = tuple(replace(rule, footroom=_MANY if rule.compute and rule.fuses else 0) for rule in target.rules)
+    rules = tuple(
+        replace(rule, footroom=_MANY if rule.compute and rule.fuses else 0) for rule in target.rules
+    )
     return replace(
         target,
         name="web",
@@ -37,7 +39,9 @@ def _adapt(target: Target) -> Target:
 
 
 def _read_webgpu() -> OperatorTable:
-    table = json.loads(resources.files(__package__).joinpath("webgpu.json").read_text(encoding="utf-8"))
+    table = json.loads(
+        resources.files(__package__).joinpath("webgpu.json").read_text(encoding="utf-8")
+    )
     return OperatorTable(**{**table, "operators": frozenset(table["operators"])})
 
 

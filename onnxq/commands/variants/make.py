@@ -22,8 +22,23 @@ from onnxq.config import Command, Config, expand_names
 from onnxq.data import Dataset, load_data
 from onnxq.errors import ConfigError, OnnxqError
 from onnxq.evaluation.metric import Drop, Metric, load_metric, parse_drop
-from onnxq.files import ScratchFolder, check_outputs, name_folder, prepare_folder, refuse_inputs, replace_files
-from onnxq.graph import GraphIndex, Model, ModelLike, add_libraries, load_model, name_nodes, save_model
+from onnxq.files import (
+    ScratchFolder,
+    check_outputs,
+    name_folder,
+    prepare_folder,
+    refuse_inputs,
+    replace_files,
+)
+from onnxq.graph import (
+    GraphIndex,
+    Model,
+    ModelLike,
+    add_libraries,
+    load_model,
+    name_nodes,
+    save_model,
+)
 from onnxq.pipeline import quantize_model
 from onnxq.pipeline.configuration import Configuration, ModelSource, Overrides, open_run
 from onnxq.pipeline.finalize import Result, list_files
@@ -60,12 +75,22 @@ class _Recipe:
 # therefore has to be there for networks without MatMuls too, and is placed by what pays in browsers.
 _RECIPES = (
     _Recipe(
-        dtype="fp16", suffix="_fp16", presets=("ort-int8",), settings={"mode": "float", "high_precision": "float16"}
+        dtype="fp16",
+        suffix="_fp16",
+        presets=("ort-int8",),
+        settings={"mode": "float", "high_precision": "float16"},
     ),
     _Recipe(dtype="int8", suffix="_int8", presets=("ort-int8",)),
-    _Recipe(dtype="q8", suffix="_quantized", presets=("web-dynamic", "web-int8", "web-int8-weights")),
+    _Recipe(
+        dtype="q8", suffix="_quantized", presets=("web-dynamic", "web-int8", "web-int8-weights")
+    ),
     _Recipe(dtype="q4", suffix="_q4", presets=("ort-int4-weights",)),
-    _Recipe(dtype="q4f16", suffix="_q4f16", presets=("ort-int4-weights",), settings={"high_precision": "float16"}),
+    _Recipe(
+        dtype="q4f16",
+        suffix="_q4f16",
+        presets=("ort-int4-weights",),
+        settings={"high_precision": "float16"},
+    ),
 )
 
 
@@ -90,11 +115,15 @@ class _Run:
 
     def open_file(self, path: Path) -> ModelLike:
         """The file read back, to be run as the model is."""
-        return add_libraries(load_model(path).proto, self.config.runtime.libraries, self.config.runtime.provider)
+        return add_libraries(
+            load_model(path).proto, self.config.runtime.libraries, self.config.runtime.provider
+        )
 
     def measure_metric(self, model: ModelLike) -> float | None:
         """The metric; None where none was asked for."""
-        return None if self.metric is None else self.metric(model, threads=self.config.verify.threads)
+        return (
+            None if self.metric is None else self.metric(model, threads=self.config.verify.threads)
+        )
 
 
 def variants(
@@ -139,20 +168,34 @@ def _check_options(config: Config, overrides: Overrides) -> dict[str, Any]:
     taken = next((key for key in options if key.partition(".")[0] in _OF_PRESETS), None)
     if taken is not None:
         raise ConfigError(
-            f"option: {taken}", "each variant has its own", "leave it out, or use `quantize`", code="Q317"
+            f"option: {taken}",
+            "each variant has its own",
+            "leave it out, or use `quantize`",
+            code="Q317",
         )
     if not find_target(config.target).times_itself:
         cause = f"the configuration {config.source!r} is for {config.target!r}, and hubs hold files for ONNX Runtime"
-        raise ConfigError("target", cause, f"choose a configuration for `{find_reference().name}`", code="Q312")
+        raise ConfigError(
+            "target", cause, f"choose a configuration for `{find_reference().name}`", code="Q312"
+        )
     section = config.variants
     if section.max_drop is not None and section.metric is None:
-        raise ConfigError("max_drop", "says nothing without a metric", "give `metric=…` as well", code="Q308")
+        raise ConfigError(
+            "max_drop", "says nothing without a metric", "give `metric=…` as well", code="Q308"
+        )
     if Path(section.name).name != section.name:
-        raise ConfigError(f"name {section.name!r}", "is no name of a file", "write e.g. decoder_model", code="Q304")
+        raise ConfigError(
+            f"name {section.name!r}",
+            "is no name of a file",
+            "write e.g. decoder_model",
+            code="Q304",
+        )
     return {key: value for key, value in options.items() if key.partition(".")[0] != "variants"}
 
 
-def _open_model(model: ModelSource, data: object, config: Config, scratch: Path, progress: Progress) -> _Run:
+def _open_model(
+    model: ModelSource, data: object, config: Config, scratch: Path, progress: Progress
+) -> _Run:
     original = load_model(model)
     runtime = config.runtime
     section = config.variants
@@ -178,7 +221,9 @@ def _name_source(config: Configuration) -> str:
 def _name_targets(folder: Path, run: _Run, recipes: Sequence[_Recipe]) -> dict[str, Path]:
     """The files of the folder by dtype, the float model and the record among them."""
     names = {dtype: run.find_file(suffix).name for dtype, suffix in _list_suffixes(recipes).items()}
-    return {dtype: folder / name for dtype, name in {**names, _RECORD: f"{run.stem}_{_RECORD}"}.items()}
+    return {
+        dtype: folder / name for dtype, name in {**names, _RECORD: f"{run.stem}_{_RECORD}"}.items()
+    }
 
 
 def _list_suffixes(recipes: Sequence[_Recipe]) -> dict[str, str]:
@@ -187,7 +232,9 @@ def _list_suffixes(recipes: Sequence[_Recipe]) -> dict[str, str]:
 
 
 @contextmanager
-def _guard_files(out: Path, run: _Run, targets: Mapping[str, Path], *, force: bool) -> Iterator[None]:
+def _guard_files(
+    out: Path, run: _Run, targets: Mapping[str, Path], *, force: bool
+) -> Iterator[None]:
     """Make the folder, and check that the files can be written there. New folders that stay empty are removed."""
     files = [path for path in targets.values() if not _is_same_file(path, run.original.path)]
     with prepare_folder(out, ()), prepare_folder(out / _FOLDER, [path.name for path in files]):
@@ -204,7 +251,11 @@ def _is_same_file(target: Path, other: Path | None) -> bool:
 def _make_all(run: _Run, recipes: Sequence[_Recipe]) -> Variants:
     """All variants, their files in the scratch folder. Raises the first error where every one fails."""
     save_model(run.original.proto, run.find_file(""))
-    original = Variant(dtype=FLOAT, size_bytes=_count_bytes(run.find_file("")), metric=run.measure_metric(run.named))
+    original = Variant(
+        dtype=FLOAT,
+        size_bytes=_count_bytes(run.find_file("")),
+        metric=run.measure_metric(run.named),
+    )
     variants: list[Variant] = []
     errors = []
     for recipe in recipes:
@@ -215,7 +266,12 @@ def _make_all(run: _Run, recipes: Sequence[_Recipe]) -> Variants:
             except OnnxqError as error:
                 errors.append(error)
                 reason = f"{error.subject}: {error.cause}"
-                failed = Variant(dtype=recipe.dtype, state=VariantState.FAILED, settings=recipe.settings, reason=reason)
+                failed = Variant(
+                    dtype=recipe.dtype,
+                    state=VariantState.FAILED,
+                    settings=recipe.settings,
+                    reason=reason,
+                )
                 variants.append(failed)
     if errors and len(errors) == len(variants):
         raise errors[0]
@@ -231,7 +287,11 @@ def _make_all(run: _Run, recipes: Sequence[_Recipe]) -> Variants:
         seed=run.config.data.seed,
         cpu=detect_cpu(),
         shapes={name: tuple(value.shape) for name, value in run.dataset[0].items()},
-        versions={"onnxq": version("onnxq"), "onnx": onnx.__version__, "onnxruntime": import_onnxruntime().__version__},
+        versions={
+            "onnxq": version("onnxq"),
+            "onnx": onnx.__version__,
+            "onnxruntime": import_onnxruntime().__version__,
+        },
     )
 
 
@@ -276,18 +336,28 @@ def _make_config(config: Config, preset: str, settings: Mapping[str, Any]) -> Co
     return check_limits(config.model_copy(update={**own, "source": preset, "verify": verify}))
 
 
-def _check_file(run: _Run, variant: Variant, result: Result, path: Path, original: Variant) -> Variant:
+def _check_file(
+    run: _Run, variant: Variant, result: Result, path: Path, original: Variant
+) -> Variant:
     """Write the file, run it once, and fill in its figures. Raises ModelError where ONNX Runtime does not run it."""
     report = result.report
     save_model(result.leave_out_notes(run.config.output.notes).light, path)
     model = run.open_file(path)
     session = Session(model, threads=run.config.verify.threads)
-    session.run(convert_floats(run.dataset[0], {value.name: value.dtype for value in session.inputs}))
+    session.run(
+        convert_floats(run.dataset[0], {value.name: value.dtype for value in session.inputs})
+    )
     metric = run.measure_metric(model)
     cautions = (*report.warnings, *report.alarms())
-    dropped = run.drop is not None and metric is not None and metric < run.drop.least(original.metric or 0.0)
+    dropped = (
+        run.drop is not None
+        and metric is not None
+        and metric < run.drop.least(original.metric or 0.0)
+    )
     lost = dropped or any(caution.code == _LOST for caution in cautions)
-    off, on = (float(np.min([check.sqnr_db[k] for check in report.checks] or [math.nan])) for k in range(2))
+    off, on = (
+        float(np.min([check.sqnr_db[k] for check in report.checks] or [math.nan])) for k in range(2)
+    )
     return replace(
         variant,
         state=VariantState.LOST if lost else VariantState.MADE,
@@ -311,7 +381,9 @@ def _count_bytes(path: Path) -> int:
     return sum(part.stat().st_size for part in list_files(path))
 
 
-def _time_files(run: _Run, suffixes: Mapping[str, str], variants: Sequence[Variant]) -> dict[str, Latency]:
+def _time_files(
+    run: _Run, suffixes: Mapping[str, str], variants: Sequence[Variant]
+) -> dict[str, Latency]:
     """Latency by dtype of the files that were made, side by side; {} where times are not wanted."""
     if not run.config.verify.latency:
         return {}
@@ -322,10 +394,14 @@ def _time_files(run: _Run, suffixes: Mapping[str, str], variants: Sequence[Varia
                 files[variant.dtype] = run.open_file(run.find_file(suffixes[variant.dtype]))
         provider = run.config.runtime.provider
         threads = run.config.verify.threads
-        return time_models(files, run.dataset[0], threads=threads, seconds=_TIMING_SECONDS, provider=provider)
+        return time_models(
+            files, run.dataset[0], threads=threads, seconds=_TIMING_SECONDS, provider=provider
+        )
 
 
-def _write_files(result: Variants, run: _Run, targets: Mapping[str, Path], *, force: bool) -> Variants:
+def _write_files(
+    result: Variants, run: _Run, targets: Mapping[str, Path], *, force: bool
+) -> Variants:
     """Move the files that are to be kept to their places, all of them and the record, or none."""
     written: Sequence[Variant] = result.usable
     if run.config.variants.keep_broken:
@@ -340,7 +416,9 @@ def _write_files(result: Variants, run: _Run, targets: Mapping[str, Path], *, fo
     result = replace(
         result,
         original=replace(result.original, file=str(targets[FLOAT])),
-        variants=tuple(replace(variant, file=names.get(variant.dtype, "")) for variant in result.variants),
+        variants=tuple(
+            replace(variant, file=names.get(variant.dtype, "")) for variant in result.variants
+        ),
     )
     with run.progress("writing"):
         places = [targets[_RECORD], *parts]

@@ -131,11 +131,16 @@ def _describe_variants(result: Variants) -> Values:
     files = (result.original, *result.variants)
     # Names alone: the folder goes to others, who have the files elsewhere.
     source = PurePath(result.source).name
-    return {"source": source, "variants": {variant.dtype: _describe_variant(result, variant) for variant in files}}
+    return {
+        "source": source,
+        "variants": {variant.dtype: _describe_variant(result, variant) for variant in files},
+    }
 
 
 def _describe_variant(result: Variants, variant: Variant) -> Values:
-    values = pick_fields(variant, "state preset settings size_bytes metric same_as lacking warnings") | {
+    values = pick_fields(
+        variant, "state preset settings size_bytes metric same_as lacking warnings"
+    ) | {
         "reason": _explain_state(variant),
         "file": PurePath(variant.file).name,
         "sqnr_db": None,
@@ -157,8 +162,12 @@ def find_no_variant(result: Variants) -> VerificationError | None:
     """The error of a run without one usable variant; None with one."""
     if result.usable:
         return None
-    reasons = "; ".join(f"{file.dtype}: {_explain_state(file) or file.state.value}" for file in result.variants)
-    return VerificationError("variants", f"none can be used: {reasons}", "see the causes", code="Q711")
+    reasons = "; ".join(
+        f"{file.dtype}: {_explain_state(file) or file.state.value}" for file in result.variants
+    )
+    return VerificationError(
+        "variants", f"none can be used: {reasons}", "see the causes", code="Q711"
+    )
 
 
 def _make_parts(result: Variants, view: TextView) -> Iterator[RenderableType]:
@@ -190,7 +199,9 @@ def _make_row(result: Variants, variant: Variant) -> list[str]:
     sizes = [format_bytes(size), f"{original.size_bytes / size:.1f}×"] if size else ["", ""]
     cells = [variant.dtype, PurePath(variant.file).name, *sizes]
     if original.latency is not None:
-        cells.append("" if variant.latency is None else format_milliseconds(variant.latency.median_ms))
+        cells.append(
+            "" if variant.latency is None else format_milliseconds(variant.latency.median_ms)
+        )
         cells.append(format_figure(result.speedup(variant), ".2f", "×"))
     cells.append(format_decibel(variant.worst_db) if size and variant is not original else "")
     if result.metric:
@@ -207,7 +218,9 @@ def _make_lines(result: Variants) -> SheetRows:
     for variant in result.variants:
         if variant.state is not VariantState.MADE and _explain_state(variant):
             yield "left out", f"{variant.dtype}: {_explain_state(variant)}"
-    for device in dict.fromkeys(device for variant in result.variants for device in variant.lacking):
+    for device in dict.fromkeys(
+        device for variant in result.variants for device in variant.lacking
+    ):
         for names, dtypes in _group_lacking(result, device).items():
             yield f"no {device}", f"kernel in {', '.join(dtypes)}: {', '.join(names)}"
     yield "data", result.data

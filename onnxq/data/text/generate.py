@@ -113,7 +113,9 @@ class TextInputs:
         empty = {}
         for cache in self.caches:
             value = cache.value
-            shape = [dim if isinstance(dim, int) else rows or self.batch for dim in value.shape or ()]
+            shape = [
+                dim if isinstance(dim, int) else rows or self.batch for dim in value.shape or ()
+            ]
             if cache.axis is not None:
                 shape[cache.axis] = 0
             empty[value.name] = np.zeros(shape, find_input_dtype(value))
@@ -130,7 +132,11 @@ class TextInputs:
 
     def count_known(self, caches: Arrays) -> int:
         """The tokens that caches hold."""
-        lengths = (caches[cache.value.name].shape[cache.axis] for cache in self.caches if cache.axis is not None)
+        lengths = (
+            caches[cache.value.name].shape[cache.axis]
+            for cache in self.caches
+            if cache.axis is not None
+        )
         return next(lengths, 0)
 
     def run_prompt(self, session: Session, ids: Array) -> Feeds:
@@ -179,9 +185,13 @@ def find_text_inputs(inputs: Inputs, outputs: Sequence[str]) -> TextInputs:
     if len(ids) != 1:
         cause = f"the model has {len(ids)} inputs for tokens"
         names = ", ".join(value.name for value in inputs)
-        raise DataError("text", cause, f"give samples with all inputs, e.g. as .npz ({names})", code="Q223")
+        raise DataError(
+            "text", cause, f"give samples with all inputs, e.g. as .npz ({names})", code="Q223"
+        )
     batch, length = ids[0].shape or (None, None)
-    pairs = _pair_caches([value for value in inputs if roles[value.name] is InputRole.CACHE], outputs)
+    pairs = _pair_caches(
+        [value for value in inputs if roles[value.name] is InputRole.CACHE], outputs
+    )
     caches = tuple(CacheInput(value, output, _find_axis(value, batch)) for value, output in pairs)
     if caches and all(cache.axis is None for cache in caches):
         raise _make_axis_error(pairs[0][0], 0)
@@ -257,7 +267,9 @@ def generate_texts(
     """
     name = find_logits(session.outputs, parts, "the model")
     if parts.caches and parts.length not in (None, 1):
-        raise make_decoder_error("the model", f"takes {parts.length} tokens at a time, so that it cannot write a text")
+        raise make_decoder_error(
+            "the model", f"takes {parts.length} tokens at a time, so that it cannot write a text"
+        )
     rng = np.random.default_rng(seed)
     missing = count * parts.batch
     # A fixed batch is filled by each run.
@@ -272,7 +284,13 @@ def generate_texts(
 
 
 def _write_rows(
-    session: Session, parts: TextInputs, name: str, ids: Array, length: int, tokens: int, rng: np.random.Generator
+    session: Session,
+    parts: TextInputs,
+    name: str,
+    ids: Array,
+    length: int,
+    tokens: int,
+    rng: np.random.Generator,
 ) -> Array:
     """Texts that begin with `ids`, integers [rows, length]. name: of the logits."""
     caches = parts.make_empty_caches(len(ids)) if parts.caches else None
@@ -314,7 +332,9 @@ def _draw_tokens(logits: Array, rng: np.random.Generator) -> Array:
 
 def make_decoder_error(name: str, cause: str) -> DataError:
     """The error for a model that does not predict the next token."""
-    return DataError(name, cause, "give a decoder that predicts the next token at every position", code="Q225")
+    return DataError(
+        name, cause, "give a decoder that predicts the next token at every position", code="Q225"
+    )
 
 
 def find_logits(outputs: Inputs, parts: TextInputs, name: str) -> str:

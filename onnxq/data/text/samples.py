@@ -96,8 +96,12 @@ def load_tokenizer(name: str) -> Tokenizer:
     library = _import_tokenizers()
     try:
         return FileTokenizer(library.Tokenizer.from_file(str(path)))
-    except Exception as error:  # the library's errors are plain Exceptions, with the reason in their text
-        raise DataError(path, f"is no tokenizer ({shorten_error(error)})", fix, code="Q222") from error
+    except (
+        Exception
+    ) as error:  # the library's errors are plain Exceptions, with the reason in their text
+        raise DataError(
+            path, f"is no tokenizer ({shorten_error(error)})", fix, code="Q222"
+        ) from error
 
 
 def _import_tokenizers() -> Any:
@@ -106,7 +110,9 @@ def _import_tokenizers() -> Any:
         return import_module("tokenizers")
     except ImportError as error:
         cause = f"reading tokenizer.json needs the package tokenizers ({error})"
-        raise MissingDependencyError("tokenizers", cause, "pip install 'onnxq[text]'", code="Q810") from error
+        raise MissingDependencyError(
+            "tokenizers", cause, "pip install 'onnxq[text]'", code="Q810"
+        ) from error
 
 
 # Bytes encoded at a time, up to the end of a line where one is near.
@@ -139,7 +145,9 @@ def read_windows(path: Path, tokenizer: Tokenizer, length: int) -> Iterator[Wind
         yield _wrap_tokens(waiting, tokenizer, share)
 
 
-def choose_windows(path: Path, tokenizer: Tokenizer, length: int, count: int, seed: int) -> Iterator[Window]:
+def choose_windows(
+    path: Path, tokenizer: Tokenizer, length: int, count: int, seed: int
+) -> Iterator[Window]:
     """Read `count` windows of `length` tokens from places spread over a text, each at the beginning of a line.
 
     The seed chooses the place within each of `count` equal parts. A window at the end begins earlier, so that all are
@@ -187,7 +195,9 @@ def _count_tokens(tokenizer: Tokenizer, length: int, path: Path) -> int:
 
 
 def _wrap_tokens(ids: list[int], tokenizer: Tokenizer, share: float) -> Window:
-    return Window(np.array([*tokenizer.prefix, *ids, *tokenizer.suffix], np.int64), len(ids) * share)
+    return Window(
+        np.array([*tokenizer.prefix, *ids, *tokenizer.suffix], np.int64), len(ids) * share
+    )
 
 
 def _read_pieces(path: Path) -> Iterator[bytes]:
@@ -212,7 +222,9 @@ _STEPS = (1, 8)
 _EVERY = 4
 
 
-def make_text_samples(path: Path, inputs: Inputs, config: DataConfig, model: ModelLike | None) -> Iterator[Feeds]:
+def make_text_samples(
+    path: Path, inputs: Inputs, config: DataConfig, model: ModelLike | None
+) -> Iterator[Feeds]:
     """Make the samples of a text file: windows spread over it.
 
     Of a decoder with caches most samples are prompts, before which nothing is known; every fourth is one or some
@@ -234,7 +246,9 @@ def make_generated_samples(inputs: Inputs, config: DataConfig, model: ModelLike)
     parts, rows, length = _describe_inputs(inputs, config, model)
     session = Session(model, optimize=False)
     prefix = load_tokenizer(config.tokenizer).prefix if config.tokenizer else ()
-    texts = generate_texts(session, parts, config.samples or SAMPLES, length, rows, prefix, config.seed)
+    texts = generate_texts(
+        session, parts, config.samples or SAMPLES, length, rows, prefix, config.seed
+    )
     return _fit_texts(texts, parts, session if parts.caches else None, length, config.seed)
 
 
@@ -254,14 +268,24 @@ def _fit_texts(
         step += 1
         known = int(rng.integers(ids.shape[1] // 2, ids.shape[1] - count + 1))
         known -= known % (parts.length or 1)
-        yield parts.make_feeds(ids[:, known : known + count], parts.run_prompt(session, ids[:, :known]))
+        yield parts.make_feeds(
+            ids[:, known : known + count], parts.run_prompt(session, ids[:, :known])
+        )
 
 
 class TextFile:
     """A text file for one model. length: tokens of a window for each row of a batch."""
 
-    def __init__(self, path: Path, parts: TextInputs, tokenizer: Tokenizer, length: int, rows: int | None) -> None:
-        self.path, self.parts, self.tokenizer, self.length, self._rows = path, parts, tokenizer, length, rows
+    def __init__(
+        self, path: Path, parts: TextInputs, tokenizer: Tokenizer, length: int, rows: int | None
+    ) -> None:
+        self.path, self.parts, self.tokenizer, self.length, self._rows = (
+            path,
+            parts,
+            tokenizer,
+            length,
+            rows,
+        )
 
     def shape_ids(self, window: Window) -> Array:
         """Tokens [N, T]. Raises DataError for too few, and for tokens that the model's table does not have."""
@@ -273,7 +297,9 @@ class TextFile:
             raise DataError(self.path, cause, "give a longer text", code="Q224")
         highest = int(window.ids.max())
         if self._rows is not None and highest >= self._rows:
-            cause = f"the model's table has {self._rows} tokens, the tokenizer {self.tokenizer.size}"
+            cause = (
+                f"the model's table has {self._rows} tokens, the tokenizer {self.tokenizer.size}"
+            )
             fix = "give the tokenizer that belongs to the model with `tokenizer=…`"
             raise DataError(f"token {highest}", cause, fix, code="Q223")
         return window.ids[: count * batch].reshape(batch, count)
@@ -286,11 +312,15 @@ def open_text(path: Path, inputs: Inputs, config: DataConfig, model: ModelLike |
     return TextFile(path, parts, tokenizer, length, rows)
 
 
-def _describe_inputs(inputs: Inputs, config: DataConfig, model: ModelLike | None) -> tuple[TextInputs, int | None, int]:
+def _describe_inputs(
+    inputs: Inputs, config: DataConfig, model: ModelLike | None
+) -> tuple[TextInputs, int | None, int]:
     """The inputs by their roles, the rows of the table of tokens where one is known, and the tokens of a window."""
     index = None if model is None else get_index(model)
     inputs = inputs if model is None else settle_caches(inputs, model)
-    parts = find_text_inputs(inputs, [] if index is None else [value.name for value in index.outputs])
+    parts = find_text_inputs(
+        inputs, [] if index is None else [value.name for value in index.outputs]
+    )
     rows = {} if index is None else count_table_rows(inputs, index)
     length = config.sequence_length or LENGTH
     if parts.length is not None:
@@ -307,8 +337,12 @@ def find_tokenizer(path: Path, config: DataConfig) -> Tokenizer:
     except FileNotFoundError as error:
         raise DataError(path, "there is no such file", suggest_files(path), code="Q201") from error
     except OSError as error:
-        raise DataError(path, f"cannot be read ({error.strerror or error})", "name a text file", code="Q202") from error
+        raise DataError(
+            path, f"cannot be read ({error.strerror or error})", "name a text file", code="Q202"
+        ) from error
     if not config.tokenizer:
-        fix = "name a folder with tokenizer.json, or `bytes` for a model of bytes, with `tokenizer=…`"
+        fix = (
+            "name a folder with tokenizer.json, or `bytes` for a model of bytes, with `tokenizer=…`"
+        )
         raise DataError(path, "is text, and no tokenizer was given", fix, code="Q220")
     return load_tokenizer(config.tokenizer)

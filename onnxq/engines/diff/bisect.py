@@ -17,7 +17,14 @@ import numpy as np
 from onnx import ValueInfoProto, helper
 
 from onnxq.arrays import Array
-from onnxq.engines.diff.layers import Counterpart, DivergencePoint, Inner, MatchedTensor, mark_divergence, match_tensors
+from onnxq.engines.diff.layers import (
+    Counterpart,
+    DivergencePoint,
+    Inner,
+    MatchedTensor,
+    mark_divergence,
+    match_tensors,
+)
 from onnxq.engines.diff.measure import Tally, diverges
 from onnxq.engines.diff.model import OFF, ON, Bisection, Error, label_run
 from onnxq.engines.diff.runs import EngineUnderTest, run_optimized
@@ -30,7 +37,9 @@ from onnxq.sites import TensorId
 
 # How much a growing piece grows: a deep network is not run node by node.
 _GROWTH = 1.5
-_NOTHING = Error(run="", against="", sqnr_db=-math.inf, cosine=0.0, max_abs=math.inf, max_rel=math.inf)
+_NOTHING = Error(
+    run="", against="", sqnr_db=-math.inf, cosine=0.0, max_abs=math.inf, max_rel=math.inf
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,7 +54,9 @@ class Piece:
 class FedParts(Cutter[ModelLike]):
     """Cuts parts out of one model. `values` gives the arrays that cross a cut, by tensor name."""
 
-    def __init__(self, index: GraphIndex, values: Callable[[Iterable[str]], dict[str, Array]]) -> None:
+    def __init__(
+        self, index: GraphIndex, values: Callable[[Iterable[str]], dict[str, Array]]
+    ) -> None:
         super().__init__(index.model)
         self._index, self._values = index, values
 
@@ -81,7 +92,9 @@ class Reference:
             tapped = tap_tensors(self._index.model, missing, only=True)
             session = Session(tapped.proto, optimize=False, threads=self._threads, arena=False)
             values = session.run({value.name: self._feeds[value.name] for value in session.inputs})
-            self._known.update({tensor.name: values[name] for tensor, name in tapped.outputs.items()})
+            self._known.update(
+                {tensor.name: values[name] for tensor, name in tapped.outputs.items()}
+            )
             # The session holds its buffers, which would add to those of the runs that follow.
             del session
             trim_memory()
@@ -195,7 +208,9 @@ class _PieceSearch:
         return (error, "") if diverges(error) and not self.failing else None
 
     def _to_real(self, value: Array) -> Array:
-        return self.counterpart.level.to_real(value) if self.counterpart.level is not None else value
+        return (
+            self.counterpart.level.to_real(value) if self.counterpart.level is not None else value
+        )
 
 
 @dataclass(frozen=True)
@@ -214,7 +229,11 @@ class KernelCheck:
 
     def describe(self) -> str:
         """The agreement of the kernels, in a line."""
-        whole = f"to 1 level on at most {100 * self.share:.2g}% of a tensor's values" if self.levels else "exactly"
+        whole = (
+            f"to 1 level on at most {100 * self.share:.2g}% of a tensor's values"
+            if self.levels
+            else "exactly"
+        )
         real = "exactly" if math.isinf(self.sqnr_db) else f"to {self.sqnr_db:.0f} dB"
         return (
             f"{label_run(ON)}: each of {self.kernels} kernels alone, fed the same, agrees with the file: "
@@ -233,7 +252,9 @@ def check_kernels(
     cutter = FedParts(inner.index, reference)
     pieces = {one.tensor: _find_kernel(cutter, one.tensor, survivors) for _, one in wanted}
     # All at once: one run of the model in place of one for every piece.
-    reference([*pieces, *(tensor for piece in pieces.values() for tensor in cutter.list_inputs(piece))])
+    reference(
+        [*pieces, *(tensor for piece in pieces.values() for tensor in cutter.list_inputs(piece))]
+    )
     kernels = 0
     levels = 0.0
     share = 0.0
@@ -282,13 +303,17 @@ def _run_kernel(
     return _measure(row, counterpart, mine, theirs)
 
 
-def _measure(row: MatchedTensor, counterpart: Counterpart, mine: Array, theirs: Array) -> tuple[Error, float] | None:
+def _measure(
+    row: MatchedTensor, counterpart: Counterpart, mine: Array, theirs: Array
+) -> tuple[Error, float] | None:
     own, other = (counterpart.read({counterpart.tensor: value}) for value in (mine, theirs))
     if own is None or other is None:
         return None
     level = counterpart.level
     # Steps are only counted between integers; a float result has none.
-    tally = Tally(row.name, step=level.scale if level is not None and mine.dtype.kind in "iu" else 0.0)
+    tally = Tally(
+        row.name, step=level.scale if level is not None and mine.dtype.kind in "iu" else 0.0
+    )
     tally.update(own, other)
     same = mine.shape == theirs.shape
     return tally.error(ON, OFF), float(np.mean(mine != theirs)) if same and mine.size else 0.0

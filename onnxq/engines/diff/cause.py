@@ -44,7 +44,9 @@ def find_saturating_weights(
     try:
         engine = find_reference().engines[0]
         kernels = engine.list_kernels(index.model)
-        weights = {one.node: one for one in judge_sums(index, kernels, engine.words) if one.saturates}
+        weights = {
+            one.node: one for one in judge_sums(index, kernels, engine.words) if one.saturates
+        }
         emulation = emulate_saturation(index.model, frozenset(weights))
         plain = SaturatingRun(emulation, exact=True, tensor=tensor, threads=threads)
         session = SaturatingRun(emulation, tensor=tensor, threads=threads)
@@ -53,14 +55,21 @@ def find_saturating_weights(
         value = run()
     except OnnxqError:
         return ()
-    if value is None or exact is None or saturating is None or not exact.shape == saturating.shape == value.shape:
+    if (
+        value is None
+        or exact is None
+        or saturating is None
+        or not exact.shape == saturating.shape == value.shape
+    ):
         return ()
     near, far = (measure_error(value, other).sqnr_db for other in (saturating, exact))
     if near == -math.inf or near < far + _EXPLAINED_DB:
         return ()
     behind = _find_ancestors(index, tensor)
     counted = (one.node for one in session.nodes() if one.saturated)
-    return _choose_nearest(index, tensor, [weights[node] for node in counted if node in behind and node in weights])
+    return _choose_nearest(
+        index, tensor, [weights[node] for node in counted if node in behind and node in weights]
+    )
 
 
 def _find_ancestors(index: GraphIndex, tensor: str) -> set[str]:
@@ -75,12 +84,16 @@ def _find_ancestors(index: GraphIndex, tensor: str) -> set[str]:
         if reached is None or reached.name in found:
             continue
         found.add(reached.name)
-        stack += [node for _, scope in index.subgraphs(reached.name) for node in by_scope.get(scope, ())]
+        stack += [
+            node for _, scope in index.subgraphs(reached.name) for node in by_scope.get(scope, ())
+        ]
         stack += [index.maker(reached, k) for k in range(len(reached.inputs))]
     return found
 
 
-def _choose_nearest(index: GraphIndex, tensor: str, seen: list[WeightSums]) -> tuple[WeightSums, ...]:
+def _choose_nearest(
+    index: GraphIndex, tensor: str, seen: list[WeightSums]
+) -> tuple[WeightSums, ...]:
     """The one weight that a tensor is computed from directly, if there is one; else all."""
     node = index.find_producer(TensorId(tensor))
     names = {one.node for one in seen}
@@ -90,4 +103,15 @@ def _choose_nearest(index: GraphIndex, tensor: str, seen: list[WeightSums]) -> t
 
 
 # Operators between a product and the tensor that its kernel gives.
-_THIN = frozenset({"Add", "Relu", "Clip", "QuantizeLinear", "DequantizeLinear", "Reshape", "Transpose", "LeakyRelu"})
+_THIN = frozenset(
+    {
+        "Add",
+        "Relu",
+        "Clip",
+        "QuantizeLinear",
+        "DequantizeLinear",
+        "Reshape",
+        "Transpose",
+        "LeakyRelu",
+    }
+)

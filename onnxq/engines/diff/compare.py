@@ -25,7 +25,14 @@ from onnxq.engines.diff.layers import (
     open_inner,
     read_optimized_tensor,
 )
-from onnxq.engines.diff.measure import SAME_DB, OutputSums, Tallies, diverges, find_output_step, find_unmet
+from onnxq.engines.diff.measure import (
+    SAME_DB,
+    OutputSums,
+    Tallies,
+    diverges,
+    find_output_step,
+    find_unmet,
+)
 from onnxq.engines.diff.model import FLOAT, OFF, ON, Difference, OutputDiff, Run, label_run
 from onnxq.engines.diff.results import LoadedRun, Recorder
 from onnxq.engines.diff.runs import Engines, describe_engine
@@ -83,7 +90,9 @@ def compare_models(
         float_index = GraphIndex(selections.expose_choices(named))
         index = GraphIndex(infer_shapes(selections.take_choices(other)))
     if selections.nodes:
-        dataset = dataset.extended(lambda at, feeds: selections.add_choices(feeds, reference.run(at, feeds)))
+        dataset = dataset.extended(
+            lambda at, feeds: selections.add_choices(feeds, reference.run(at, feeds))
+        )
     with ScratchFolder() as folder:
         engines = Engines(float_index, index, dataset, config, folder, progress)
         work = _Comparison(engines, config, Recorder(keep), selections, prepared)
@@ -163,21 +172,33 @@ class _Comparison:
         self.sums = sums = OutputSums(names, steps, Tallies(self.config.diff.top_k, sliced=True))
         with self.engines.open_runners(alone=not loaded) as runners:
             # Only now is it known which engines run, and so which names are taken.
-            self.loaded = _label_loaded([self._leave_out_rows(one) for one in loaded], self.engines.names)
+            self.loaded = _label_loaded(
+                [self._leave_out_rows(one) for one in loaded], self.engines.names
+            )
             own = [value.name for value in self.dataset.inputs]
             with self.engines.progress("comparing outputs", len(self.dataset)) as task:
                 for at, feeds in enumerate(self.dataset.samples()):
                     values = {runner.name: runner.infer(feeds) for runner in runners}
                     if self.recorder.is_kept(at):
                         given = {name: feeds[name] for name in own}
-                        self.recorder.add(given, values, {runner.name: runner.seconds for runner in runners})
+                        self.recorder.add(
+                            given, values, {runner.name: runner.seconds for runner in runners}
+                        )
                     # A file may hold fewer samples than were run here.
-                    values |= {run: one.samples[at] for run, one in self.loaded.items() if at < len(one.samples)}
+                    values |= {
+                        run: one.samples[at]
+                        for run, one in self.loaded.items()
+                        if at < len(one.samples)
+                    }
                     self._compare_choices(values)
                     sums.add(values, feeds)
                     task.advance()
         self.skipped += [
-            Refusal(f"output {name}", f"is {kind}: only tensors of numbers are compared and saved", code="R111")
+            Refusal(
+                f"output {name}",
+                f"is {kind}: only tensors of numbers are compared and saved",
+                code="R111",
+            )
             for name, kind in sums.not_numeric.items()
         ]
         self._describe_runs(sums.seen)
@@ -206,7 +227,10 @@ class _Comparison:
             cause = f"{loaded.path} holds the rows that its run chose in {one.node}, and they need not be float's"
             fix = "save that run with `onnxq diff` and `out=…`, which gives every run the same choices"
             self.skipped.append(Refusal(f"output {name} of {loaded.name}", cause, fix, code="R111"))
-        kept = ({name: value for name, value in row.items() if name not in unmatched} for row in loaded.samples)
+        kept = (
+            {name: value for name, value in row.items() if name not in unmatched}
+            for row in loaded.samples
+        )
         return replace(loaded, samples=tuple(kept)) if unmatched else loaded
 
     def _proves(self, run: str) -> bool:
@@ -219,11 +243,19 @@ class _Comparison:
             self.runs.append(Run(name=name, engine=engine, samples=seen.get(name, 0), base=name))
         for name, one in self.loaded.items():
             count = seen.get(name, 0)
-            run = Run(name=name, engine=f"from {one.path}", samples=count, base=one.name, origin=one.origin)
+            run = Run(
+                name=name,
+                engine=f"from {one.path}",
+                samples=count,
+                base=one.name,
+                origin=one.origin,
+            )
             self.runs.append(run)
             total = len(self.dataset)
             if count < total:
-                self.notes.append(f"{run.label}: only the first {count} of {total} samples are in {one.path}")
+                self.notes.append(
+                    f"{run.label}: only the first {count} of {total} samples are in {one.path}"
+                )
 
     def _check_same_samples(self, sums: OutputSums) -> None:
         """The float run in a results file must answer as float does here."""
@@ -247,7 +279,9 @@ class _Comparison:
         with self.engines.progress("having ONNX Runtime optimize the model"):
             # The graph of fusions can be read for the CPU alone.
             fused = ON in self.engines.names and not self.config.runtime.provider
-            inside = self.engines.float_index if self.prepared is None else GraphIndex(self.prepared)
+            inside = (
+                self.engines.float_index if self.prepared is None else GraphIndex(self.prepared)
+            )
             self.inner = inner = open_inner(inside, self.index, first, fused=fused, threads=threads)
         with ExitStack() as stack:
             others = self.engines.open_inner(stack)
@@ -258,15 +292,23 @@ class _Comparison:
                 others=others,
                 threads=threads,
                 memory_limit=self.config.data.memory_limit or _MEMORY_LIMIT,
-                begin=lambda rounds: self.engines.progress("comparing layers", rounds * len(self.dataset)),
+                begin=lambda rounds: self.engines.progress(
+                    "comparing layers", rounds * len(self.dataset)
+                ),
             )
 
     def check_kernels(self, points: Sequence[DivergencePoint]) -> Iterator[DivergencePoint]:
         """Where no tensor on the way diverges: a kernel that diverges when it is fed the same as without fusions."""
-        if self.inner is None or self.inner.fused is None or any(point.divergence.run == ON for point in points):
+        if (
+            self.inner is None
+            or self.inner.fused is None
+            or any(point.divergence.run == ON for point in points)
+        ):
             return
         with self.engines.progress("checking each kernel alone") as task:
-            found = check_kernels(self.inner, self.dataset[0], threads=self.config.verify.threads, tick=task.advance)
+            found = check_kernels(
+                self.inner, self.dataset[0], threads=self.config.verify.threads, tick=task.advance
+            )
         if found.point is not None:
             yield found.point
         elif found.kernels:
@@ -310,9 +352,12 @@ class _Comparison:
                 yield found
             else:
                 none = (
-                    f"no piece of the network up to {point.divergence.tensor} diverges when it is given the same inputs"
+                    f"no piece of the network up to {point.divergence.tensor} "
+                    "diverges when it is given the same inputs"
                 )
-                self.notes.append(f"{label_run(run)}: {none}; the difference adds up from roundings")
+                self.notes.append(
+                    f"{label_run(run)}: {none}; the difference adds up from roundings"
+                )
 
     def bisect_failures(self) -> Iterator[Piece]:
         """The smallest piece that an engine which failed cannot run, where its message names a node of the model."""
@@ -342,8 +387,18 @@ def find_named_tensors(index: GraphIndex, error: OnnxqError) -> list[str]:
     found: list[str] = []
     # Names of nodes have no common form: every word of the message may be one.
     for name in [*node_name, *re.findall(r"[^\s'\"(),;]+", error.cause)]:
-        made = [tensor for node in index.nodes if node.name == name and not node.scope for tensor in node.outputs]
-        readers = [reader for tensor in made for reader in index.readers(TensorId(tensor)) if not reader.scope]
+        made = [
+            tensor
+            for node in index.nodes
+            if node.name == name and not node.scope
+            for tensor in node.outputs
+        ]
+        readers = [
+            reader
+            for tensor in made
+            for reader in index.readers(TensorId(tensor))
+            if not reader.scope
+        ]
         found += [*made, *(reader.outputs[0] for reader in readers if reader.op_type == QUANTIZE)]
     return list(dict.fromkeys(found))
 
@@ -358,12 +413,23 @@ def _find_first_points(
         for error in output.engines:
             if error.run in found or not diverges(error, plain):
                 continue
-            node, step = work.index.find_producer(TensorId(output.name)), find_output_step(work.index, output.name)
-            worst = work.sums.tallies.find_worst_sample(output.name, error.run, OFF) if work.sums is not None else 0
-            found[error.run] = make_point(error, output.name, node, Counterpart(output.name, None), step, worst)
+            node, step = (
+                work.index.find_producer(TensorId(output.name)),
+                find_output_step(work.index, output.name),
+            )
+            worst = (
+                work.sums.tallies.find_worst_sample(output.name, error.run, OFF)
+                if work.sums is not None
+                else 0
+            )
+            found[error.run] = make_point(
+                error, output.name, node, Counterpart(output.name, None), step, worst
+            )
             if layers.layers:
                 label = next(run.label for run in work.runs if run.name == error.run)
-                work.notes.append(f"{label}: output {output.name} diverges though no tensor read inside does")
+                work.notes.append(
+                    f"{label}: output {output.name} diverges though no tensor read inside does"
+                )
     return tuple(found.values())
 
 

@@ -34,7 +34,13 @@ Values = Arrays
 _FLOATS = FLOAT_TENSORS | {0}
 # Types that numpy and ORT exchange; sub-byte and float8 tensors stay inside.
 _INTEGERS = frozenset(
-    {onnx.TensorProto.INT8, onnx.TensorProto.UINT8, onnx.TensorProto.INT16, onnx.TensorProto.UINT16, 0}
+    {
+        onnx.TensorProto.INT8,
+        onnx.TensorProto.UINT8,
+        onnx.TensorProto.INT16,
+        onnx.TensorProto.UINT16,
+        0,
+    }
 )
 # Better than this is as good as exact: drops are counted from here.
 _EXACT_DB = 60.0
@@ -82,7 +88,11 @@ def match_tensors(float_index: GraphIndex, index: GraphIndex) -> tuple[MatchedTe
     """
     values = (*index.proto.graph.output, *index.proto.graph.value_info)
     # Sequences, maps and optionals have neither one shape nor a type of elements.
-    containers = {value.name for value in values if value.type.WhichOneof("value") not in (None, "tensor_type")}
+    containers = {
+        value.name
+        for value in values
+        if value.type.WhichOneof("value") not in (None, "tensor_type")
+    }
     known = {name for node in float_index.nodes if not node.scope for name in node.outputs}
     quantizers: dict[str, list[NodeRef]] = {}
     for node in index.nodes:
@@ -91,10 +101,16 @@ def match_tensors(float_index: GraphIndex, index: GraphIndex) -> tuple[MatchedTe
     found = []
     live = _find_data_nodes(index)
     for node in index.nodes:
-        own = node.op_type not in (QUANTIZE, DEQUANTIZE, "Constant") and not _is_quantizer_clip(index, node)
+        own = node.op_type not in (QUANTIZE, DEQUANTIZE, "Constant") and not _is_quantizer_clip(
+            index, node
+        )
         for name in filter(None, node.outputs if own and node.name in live else ()):
             tensor = TensorId(name)
-            if name in containers or index.find_dtype(tensor) not in _FLOATS or index.is_constant(tensor):
+            if (
+                name in containers
+                or index.find_dtype(tensor) not in _FLOATS
+                or index.is_constant(tensor)
+            ):
                 continue
             makers = quantizers.get(name, [])
             stored = [q.outputs[0] for q in makers if index.find_dtype(q.result) in _INTEGERS]
@@ -103,7 +119,11 @@ def match_tensors(float_index: GraphIndex, index: GraphIndex) -> tuple[MatchedTe
             names = [name, *(after for q in makers for after in _find_dequantized(index, q))]
             reference = next((one for one in names if one in known), "")
             cut = levels and _lacks_activation(float_index, reference, node)
-            found.append(MatchedTensor(name, node, reference, (*(() if cut else (Counterpart(name, None),)), *levels)))
+            found.append(
+                MatchedTensor(
+                    name, node, reference, (*(() if cut else (Counterpart(name, None),)), *levels)
+                )
+            )
     return tuple(found)
 
 
@@ -131,7 +151,9 @@ def find_source(index: GraphIndex, tensor: str) -> str:
     """The float tensor behind one: through a pair and the Clip or Max that narrows its range."""
     for _ in range(len(index.nodes) + 1):
         node = index.find_producer(TensorId(tensor))
-        if node is None or not (node.op_type in (QUANTIZE, DEQUANTIZE) or _is_quantizer_clip(index, node)):
+        if node is None or not (
+            node.op_type in (QUANTIZE, DEQUANTIZE) or _is_quantizer_clip(index, node)
+        ):
             return tensor
         tensor = node.inputs[0]
     return tensor
@@ -146,7 +168,9 @@ def _is_quantizer_clip(index: GraphIndex, node: NodeRef) -> bool:
 
 
 def _find_dequantized(index: GraphIndex, quantizer: NodeRef) -> list[str]:
-    return [node.outputs[0] for node in index.readers(quantizer.result) if node.op_type == DEQUANTIZE]
+    return [
+        node.outputs[0] for node in index.readers(quantizer.result) if node.op_type == DEQUANTIZE
+    ]
 
 
 def find_losses(
@@ -161,7 +185,10 @@ def find_losses(
         inputs = (found.get(find_source(index, name)) for name in row.node.inputs if name)
         before = min((one[1] for one in inputs if one is not None), default=_EXACT_DB)
         own = sqnr.get(row.name, math.nan)
-        found[row.name] = (before, before if math.isnan(own) else min(max(own, -_EXACT_DB), _EXACT_DB))
+        found[row.name] = (
+            before,
+            before if math.isnan(own) else min(max(own, -_EXACT_DB), _EXACT_DB),
+        )
     return found
 
 
@@ -209,29 +236,42 @@ class Inner:
         """Tensors ORT still computes after all its fusions."""
         if self.fused is None:
             return frozenset()
-        return frozenset(name for node in self.fused.nodes if not node.scope for name in node.outputs if name)
+        return frozenset(
+            name for node in self.fused.nodes if not node.scope for name in node.outputs if name
+        )
 
 
-def open_inner(float_index: GraphIndex, index: GraphIndex, feeds: Feeds, *, fused: bool, threads: int) -> Inner:
+def open_inner(
+    float_index: GraphIndex, index: GraphIndex, feeds: Feeds, *, fused: bool, threads: int
+) -> Inner:
     """Have ORT fuse the quantized model, and compare the fused graph with ORT's own run."""
     inner = Inner(float_index, index, None)
     if not fused:
         return inner
     try:
         # NOTE: the last optimization level only lays tensors out anew, under other names and with other axes.
-        made = add_libraries(name_nodes(optimize_graph(index.model, layout=False)), list_libraries(index.model))
+        made = add_libraries(
+            name_nodes(optimize_graph(index.model, layout=False)), list_libraries(index.model)
+        )
         inner.fused = GraphIndex(made)
         inner.notes.extend(_find_layout_notes(index.model, made, feeds, threads))
     except (OnnxqError, OSError, ValueError) as error:
         inner.fused = None
         fix = "the outputs are compared all the same"
         inner.skipped.append(
-            Refusal(f"layers {label_run(ON)}", f"the graph ORT makes cannot be read back ({error})", fix, code="R111")
+            Refusal(
+                f"layers {label_run(ON)}",
+                f"the graph ORT makes cannot be read back ({error})",
+                fix,
+                code="R111",
+            )
         )
     return inner
 
 
-def _find_layout_notes(quantized: ModelLike, fused: ModelLike, feeds: Feeds, threads: int) -> Iterator[str]:
+def _find_layout_notes(
+    quantized: ModelLike, fused: ModelLike, feeds: Feeds, threads: int
+) -> Iterator[str]:
     # Proof that the graph read back stands for ORT's own run: its outputs must be those of that run.
     actual: dict[str, Any] = dict(Session(quantized, threads=threads).run(feeds))
     read = Session(fused, optimize=False, threads=threads).run(feeds)
@@ -319,7 +359,11 @@ def _read_group(
     sources = [(FLOAT, inner.float_index, references), (OFF, inner.index, tensors)]
     if inner.fused is not None:
         sources.append((ON, inner.fused, [name for name in tensors if name in survivors]))
-    runners = [_open_runner(name, index.model, wanted, threads) for name, index, wanted in sources if wanted]
+    runners = [
+        _open_runner(name, index.model, wanted, threads)
+        for name, index, wanted in sources
+        if wanted
+    ]
     levels: dict[str, Level | None] = {}
     if inner.fused is not None:
         levels = {name: find_level(inner.fused, name) for name in tensors if name in survivors}
@@ -353,7 +397,11 @@ def _open_runner(name: str, proto: ModelLike, tensors: Sequence[str], threads: i
 
 
 def _compare_tensor(
-    row: MatchedTensor, feeds: Feeds, values: Mapping[str, Arrays], levels: dict[str, Level | None], sums: _Sums
+    row: MatchedTensor,
+    feeds: Feeds,
+    values: Mapping[str, Arrays],
+    levels: dict[str, Level | None],
+    sums: _Sums,
 ) -> None:
     plain = values.get(OFF, {})
     reference = values.get(FLOAT, {}).get(row.reference) if row.reference else None
@@ -383,9 +431,15 @@ def _compare_tensor(
             sums.tallies.add(row.name, OFF, FLOAT, reference, own, row.step, feeds)
 
 
-def _sum_up(inner: Inner, made: Sequence[MatchedTensor], sums: _Sums, runs: Sequence[str]) -> LayerResults:
+def _sum_up(
+    inner: Inner, made: Sequence[MatchedTensor], sums: _Sums, runs: Sequence[str]
+) -> LayerResults:
     tallies = sums.tallies
-    plain = {row.name: error.sqnr_db for row in made for error in tallies.list_errors(row.name, [OFF], FLOAT)}
+    plain = {
+        row.name: error.sqnr_db
+        for row in made
+        for error in tallies.list_errors(row.name, [OFF], FLOAT)
+    }
     losses = find_losses(inner.index, made, plain)
     layers: list[LayerDiff] = []
     points: dict[str, DivergencePoint] = {}
@@ -398,7 +452,9 @@ def _sum_up(inner: Inner, made: Sequence[MatchedTensor], sums: _Sums, runs: Sequ
         for error in engines:
             if error.run not in points and diverges(error, own):
                 worst = tallies.find_worst_sample(row.name, error.run, OFF)
-                points[error.run] = mark_divergence(row, sums.counterparts[row.name, error.run], error, worst)
+                points[error.run] = mark_divergence(
+                    row, sums.counterparts[row.name, error.run], error, worst
+                )
         at = sums.counterparts.get((row.name, ON), sums.counterparts.get((row.name, OFF)))
         name = row.reference or row.name
         layers.append(
@@ -412,18 +468,29 @@ def _sum_up(inner: Inner, made: Sequence[MatchedTensor], sums: _Sums, runs: Sequ
                 drop_db=before - own if row.name in plain else math.nan,
             )
         )
-    fallen = sorted((layer for layer in layers if layer.drop_db > 0), key=lambda layer: -layer.drop_db)
+    fallen = sorted(
+        (layer for layer in layers if layer.drop_db > 0), key=lambda layer: -layer.drop_db
+    )
     worst_first = tuple(layer.name for layer in fallen)
-    return LayerResults(tuple(layers), worst_first, tuple(points.values()), tuple(inner.skipped), tuple(inner.notes))
+    return LayerResults(
+        tuple(layers), worst_first, tuple(points.values()), tuple(inner.skipped), tuple(inner.notes)
+    )
 
 
-def mark_divergence(row: MatchedTensor, counterpart: Counterpart, error: Error, sample: int) -> DivergencePoint:
+def mark_divergence(
+    row: MatchedTensor, counterpart: Counterpart, error: Error, sample: int
+) -> DivergencePoint:
     """The point of an error at a tensor, read at a counterpart on the sample of this number."""
     return make_point(error, row.reference or row.name, row.node, counterpart, row.step, sample)
 
 
 def make_point(
-    error: Error, tensor: str, node: NodeRef | None, counterpart: Counterpart, step: float, sample: int
+    error: Error,
+    tensor: str,
+    node: NodeRef | None,
+    counterpart: Counterpart,
+    step: float,
+    sample: int,
 ) -> DivergencePoint:
     """The point of an error at a tensor of this name. node: that makes it, None for an input of the model."""
     name, op = (node.name, node.op_type) if node is not None else ("", "")

@@ -125,7 +125,9 @@ class Tally:
     _sums: ErrorAccumulator = field(init=False)
 
     def __post_init__(self) -> None:
-        self._sums = ErrorAccumulator(self.name, slices=SliceSums() if self.sliced else None, top_k=self.top_k)
+        self._sums = ErrorAccumulator(
+            self.name, slices=SliceSums() if self.sliced else None, top_k=self.top_k
+        )
 
     def update(self, reference: Array, value: Array) -> None:
         """Add one sample."""
@@ -167,16 +169,27 @@ class Tallies:
     _known: dict[tuple[str, str, str], Tally] = field(default_factory=dict)
 
     def add(
-        self, name: str, run: str, against: str, reference: Array, value: Array, step: float, feeds: Arrays
+        self,
+        name: str,
+        run: str,
+        against: str,
+        reference: Array,
+        value: Array,
+        step: float,
+        feeds: Arrays,
     ) -> None:
         """Add one sample of a tensor, without padding. step: of its quantizer, 0 without one. feeds: the sample."""
         fresh = Tally(name, self.top_k, step, sliced=self.sliced)
-        self._known.setdefault((name, run, against), fresh).update(*drop_padding(feeds, reference, value))
+        self._known.setdefault((name, run, against), fresh).update(
+            *drop_padding(feeds, reference, value)
+        )
 
     def list_errors(self, name: str, runs: Iterable[str], against: str) -> tuple[Error, ...]:
         """The errors of a tensor in those of the runs that were compared."""
         return tuple(
-            self._known[key].error(key[1], against) for run in runs if (key := (name, run, against)) in self._known
+            self._known[key].error(key[1], against)
+            for run in runs
+            if (key := (name, run, against)) in self._known
         )
 
     def find_worst_sample(self, name: str, run: str, against: str) -> int:
@@ -230,8 +243,12 @@ def find_unmet(outputs: Iterable[OutputDiff], tolerances: DiffConfig) -> tuple[U
                 continue  # An output without rows to rank has no agreement to ask for.
             at_most = tolerance == "max_abs"
             if not (value <= wanted if at_most else value >= wanted):
-                one = Unmet(output=output.name, run=error.run, measure=measure, value=value, wanted=wanted)
-                found.append(replace(one, at_most=at_most, part=error.part if attribute == "sqnr_db" else ""))
+                one = Unmet(
+                    output=output.name, run=error.run, measure=measure, value=value, wanted=wanted
+                )
+                found.append(
+                    replace(one, at_most=at_most, part=error.part if attribute == "sqnr_db" else "")
+                )
     return tuple(found)
 
 
@@ -251,7 +268,9 @@ class OutputSums:
         """One sample of all runs."""
         for name in self.names:
             if not _is_numeric(value := values[FLOAT][name]):
-                self.not_numeric[name] = "a tensor of text" if isinstance(value, np.ndarray) else "a sequence or a map"
+                self.not_numeric[name] = (
+                    "a tensor of text" if isinstance(value, np.ndarray) else "a sequence or a map"
+                )
         for run, found in values.items():
             self.seen[run] = self.seen.get(run, 0) + 1
             for name, against in product(self.names, (FLOAT, OFF)):
@@ -261,7 +280,9 @@ class OutputSums:
                 if run not in (FLOAT, against) and _is_numeric(mine) and _is_numeric(other):
                     self.tallies.add(name, run, against, other, mine, self.steps[name], feeds)
 
-    def make_results(self, runs: Sequence[str], classes: Mapping[str, bool]) -> tuple[OutputDiff, ...]:
+    def make_results(
+        self, runs: Sequence[str], classes: Mapping[str, bool]
+    ) -> tuple[OutputDiff, ...]:
         """Output by output. classes: as of `find_class_scores`."""
         errors = self.tallies.list_errors
         return tuple(
@@ -278,7 +299,11 @@ class OutputSums:
 def find_output_step(index: GraphIndex, name: str) -> float:
     """One quantization step of an output's last quantizer; 0 when a float node makes it."""
     node = index.find_producer(TensorId(name))
-    level = find_level(index, node.inputs[0]) if node is not None and node.op_type == "DequantizeLinear" else None
+    level = (
+        find_level(index, node.inputs[0])
+        if node is not None and node.op_type == "DequantizeLinear"
+        else None
+    )
     return level.scale if level is not None else 0.0
 
 

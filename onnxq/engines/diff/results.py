@@ -40,12 +40,23 @@ class Recorder:
         """True for the samples that are kept."""
         return sample < self.limit
 
-    def add(self, feeds: Feeds, by_run: Mapping[str, Mapping[str, Any]], seconds: Mapping[str, float]) -> None:
+    def add(
+        self, feeds: Feeds, by_run: Mapping[str, Mapping[str, Any]], seconds: Mapping[str, float]
+    ) -> None:
         """Keep copies of one sample: runners use their buffers again."""
         self.inputs.append({name: _copy_storable(value) for name, value in feeds.items()})
         for run, values in by_run.items():
-            arrays = {name: _copy_storable(value) for name, value in values.items() if isinstance(value, np.ndarray)}
-            row = {"outputs": arrays, "runtime": seconds.get(run), "runner_name": run, _CLASS: "IterationResult"}
+            arrays = {
+                name: _copy_storable(value)
+                for name, value in values.items()
+                if isinstance(value, np.ndarray)
+            }
+            row = {
+                "outputs": arrays,
+                "runtime": seconds.get(run),
+                "runner_name": run,
+                _CLASS: "IterationResult",
+            }
             self.outputs.setdefault(run, []).append(row)
 
     def write(self, folder: Path, *, overwrite: bool) -> tuple[str, ...]:
@@ -58,11 +69,17 @@ class Recorder:
 
 def save_feeds(path: Path, feeds: Feeds) -> None:
     """Write one sample's feeds as Polygraphy's JSON of inputs, over an earlier file."""
-    write_text(path, _to_json([{name: _copy_storable(value) for name, value in feeds.items()}]), overwrite=True)
+    write_text(
+        path,
+        _to_json([{name: _copy_storable(value) for name, value in feeds.items()}]),
+        overwrite=True,
+    )
 
 
 def _to_json(value: Any) -> str:
-    return json.dumps(value, indent=4, default=lambda array: {"array": encode_array(array), _CLASS: "ndarray"})
+    return json.dumps(
+        value, indent=4, default=lambda array: {"array": encode_array(array), _CLASS: "ndarray"}
+    )
 
 
 def _copy_storable(value: Array) -> Array:
@@ -88,7 +105,12 @@ def load_results(path: str | Path) -> tuple[LoadedRun, ...]:
     place = Path(path)
     file = place / RESULTS if os.path.isfile(place / RESULTS) else place
     if not os.path.exists(file):
-        raise DataError(path, "there is no such file or folder", "save one with `onnxq diff` and `out=…`", code="Q217")
+        raise DataError(
+            path,
+            "there is no such file or folder",
+            "save one with `onnxq diff` and `out=…`",
+            code="Q217",
+        )
     files = sorted(file.glob("*.json")) if os.path.isdir(file) else [file]
     for one in files:
         check_input_kind(one, DataError)
@@ -97,12 +119,20 @@ def load_results(path: str | Path) -> tuple[LoadedRun, ...]:
         for one in files:
             document = json.loads(one.read_text(encoding="utf-8"), object_hook=_decode)
             for name, iterations in document["lst"]:
-                found.setdefault(_STAMP.sub("", str(name)), []).extend(map(_read_outputs, iterations))
-    except Exception as error:  # the file may hold anything; numpy and json each complain in their own way
+                found.setdefault(_STAMP.sub("", str(name)), []).extend(
+                    map(_read_outputs, iterations)
+                )
+    except (
+        Exception
+    ) as error:  # the file may hold anything; numpy and json each complain in their own way
         fix = "save one with `onnxq diff` and `out=…`, or `polygraphy run --save-outputs`"
-        raise DataError(path, f"holds no Polygraphy RunResults ({shorten_error(error)})", fix, code="Q217") from error
+        raise DataError(
+            path, f"holds no Polygraphy RunResults ({shorten_error(error)})", fix, code="Q217"
+        ) from error
     if not any(found.values()):
-        raise DataError(path, "holds no results", "save some with `onnxq diff` and `out=…`", code="Q217")
+        raise DataError(
+            path, "holds no results", "save some with `onnxq diff` and `out=…`", code="Q217"
+        )
     return tuple(LoadedRun(name, str(path), tuple(samples)) for name, samples in found.items())
 
 

@@ -26,7 +26,9 @@ from onnxq.runtime import Feeds, Session
 from onnxq.sites import Refusal
 
 EngineRun = Callable[[ModelLike, Feeds], Arrays]
-_FIX = {ON: "without optimizations it may run all the same: keep what the message names float with a rule"}
+_FIX = {
+    ON: "without optimizations it may run all the same: keep what the message names float with a rule"
+}
 _RUNS = {FLOAT: "float model, optimizations off", OFF: "optimizations off", ON: "all optimizations"}
 
 
@@ -92,8 +94,12 @@ class Engines:
         else:
             plan = read_plan_note(self.index.proto)
             planned = [] if plan is None else list_parts(plan.target)
-            backends = [one for one in list_backends() if one.local is not None and not one.local.judges]
-            backends += [backend for backend in planned if backend.engines and backend not in backends]
+            backends = [
+                one for one in list_backends() if one.local is not None and not one.local.judges
+            ]
+            backends += [
+                backend for backend in planned if backend.engines and backend not in backends
+            ]
         return sorted(backends, key=lambda backend: not backend.reference)
 
     def _find_candidates(self) -> list[str]:
@@ -118,7 +124,11 @@ class Engines:
         if wanted := self.config.diff.engines:
             return backend in wanted
         plan = read_plan_note(self.index.proto)
-        made_for = [part.name for part in list_parts(plan.target) if part.engines] if plan is not None else []
+        made_for = (
+            [part.name for part in list_parts(plan.target) if part.engines]
+            if plan is not None
+            else []
+        )
         return backend in (made_for or [reference])
 
     def _skip_run(self, refusal: Refusal, *, required: bool) -> None:
@@ -140,13 +150,19 @@ class Engines:
             with self.progress(f"building the {_find_local(name).family} engine"):
                 return self._open_engine(name, "outputs", stack)
         model = (self.float_index if name == FLOAT else self.index).model
-        with self.progress(f"loading {'the float' if name == FLOAT else 'the quantized'} model into ONNX Runtime"):
+        with self.progress(
+            f"loading {'the float' if name == FLOAT else 'the quantized'} model into ONNX Runtime"
+        ):
             # Without optimizations, as the reference, it runs on the CPU.
             provider = self.config.runtime.provider if name == ON else ""
             threads = self.config.verify.threads
-            return SessionRunner(name, Session(model, optimize=name == ON, threads=threads, provider=provider))
+            return SessionRunner(
+                name, Session(model, optimize=name == ON, threads=threads, provider=provider)
+            )
 
-    def _open_engine(self, name: str, place: str, stack: ExitStack, *, inner: bool = False) -> Runner:
+    def _open_engine(
+        self, name: str, place: str, stack: ExitStack, *, inner: bool = False
+    ) -> Runner:
         """A backend's runner, of an engine built in a folder of this name."""
         # One engine for all samples, so it must take the smallest and the largest.
         if not self._shapes:
@@ -164,18 +180,24 @@ class Engines:
             if name in (FLOAT, OFF, ON) or not _find_local(name).shows_inner:
                 continue
             try:
-                with self.progress(f"building the {_find_local(name).family} engine for its layers"):
+                with self.progress(
+                    f"building the {_find_local(name).family} engine for its layers"
+                ):
                     # Another engine than the outputs': inner tensors must be asked for when it is built.
                     runners.append(self._open_engine(name, "layers", stack, inner=True))
             except OnnxqError as error:
                 fix = "the outputs are compared all the same"
-                self._skip_run(Refusal(f"layers of {name}", error.cause, fix, code="R111"), required=False)
+                self._skip_run(
+                    Refusal(f"layers of {name}", error.cause, fix, code="R111"), required=False
+                )
         return runners
 
     def find_under_test(self, run: str) -> EngineUnderTest | None:
         """The engine that bisection runs parts of the model in; None for the reference and for loaded runs."""
         if run == ON:
-            return EngineUnderTest(run, partial(run_optimized, provider=self.config.runtime.provider))
+            return EngineUnderTest(
+                run, partial(run_optimized, provider=self.config.runtime.provider)
+            )
         if run in (FLOAT, OFF) or (run not in self.names and run not in self.failed):
             return None
         return EngineUnderTest(run, partial(self._run_part, run))

@@ -55,7 +55,9 @@ def read_proof(path: str | Path) -> ProofFile:
     """The proof in a JSON file that `onnxq prove` wrote. Raises DataError with line and path for any other file."""
     text = JsonText(str(path), read_text(path, DataError, _FIX, limit=_MOST_BYTES, code="Q217"))
     raw = text.parse(DataError, _FIX, code="Q217")
-    if not isinstance(raw, dict) or not all(isinstance(raw.get(key), dict) for key in ("build", "nodes", "sites")):
+    if not isinstance(raw, dict) or not all(
+        isinstance(raw.get(key), dict) for key in ("build", "nodes", "sites")
+    ):
         raise DataError(path, "is not the JSON of a proof", _FIX, code="Q217")
     return text.read(ProofFile, DataError, _FIX, code="Q217")
 
@@ -74,7 +76,9 @@ def find_changes(before: ProofFile, after: Proof) -> Iterator[Change]:
     yield from _compare_named("node", types, {one.node: one.type for one in after.nodes})
     if before.weights is not None:
         rows = {one.weight: _describe_rows(one) for one in before.weights}
-        yield from _compare_named("weight", rows, {one.weight: _describe_rows(one) for one in after.weights})
+        yield from _compare_named(
+            "weight", rows, {one.weight: _describe_rows(one) for one in after.weights}
+        )
     states = {name: one.state for name, one in before.sites.items()}
     yield from _compare_named("site", states, {one.site: str(one.state) for one in after.sites})
 
@@ -83,7 +87,9 @@ def _describe_rows(weight: _WeightRow | WeightSums) -> str:
     return f"{0 if weight.exact else weight.rows} of {weight.all_rows} rows can overflow"
 
 
-def _compare_named(kind: str, before: Mapping[str, str], after: Mapping[str, str]) -> Iterator[Change]:
+def _compare_named(
+    kind: str, before: Mapping[str, str], after: Mapping[str, str]
+) -> Iterator[Change]:
     for name in dict.fromkeys((*after, *before)):
         was = before.get(name, "")
         now = after.get(name, "")

@@ -32,16 +32,22 @@ def judge_model(
 ) -> tuple[tuple[NodeProof, ...], tuple[SiteProof, ...]]:
     """One proof for every heavy node and every pair of the model, in its order."""
     by_node = _group_by_node(kernels)
-    nodes = tuple(_judge_node(node, by_node.get(node.name, ()), reasons) for node in find_heavy_nodes(index))
+    nodes = tuple(
+        _judge_node(node, by_node.get(node.name, ()), reasons) for node in find_heavy_nodes(index)
+    )
     notes = read_notes(inspection.model)
     proven = {one.node: one for one in nodes}
     return nodes, tuple(
-        _judge_pair(pair, _find_rule(notes, pair), _find_readers(index, pair), proven, by_node, reasons)
+        _judge_pair(
+            pair, _find_rule(notes, pair), _find_readers(index, pair), proven, by_node, reasons
+        )
         for pair in inspection.pairs
     )
 
 
-def count_types(index: GraphIndex, kernels: Sequence[Kernel], words: KernelWords) -> tuple[tuple[str, int], ...]:
+def count_types(
+    index: GraphIndex, kernels: Sequence[Kernel], words: KernelWords
+) -> tuple[tuple[str, int], ...]:
     """How many products kernels compute in which type, the most frequent type first."""
     by_node = _group_by_node(kernels)
     types = Counter[str]()
@@ -53,7 +59,10 @@ def count_types(index: GraphIndex, kernels: Sequence[Kernel], words: KernelWords
 
 
 def judge_sums(
-    index: GraphIndex, kernels: Sequence[Kernel], words: KernelWords, sums: IntegerSums | None = None
+    index: GraphIndex,
+    kernels: Sequence[Kernel],
+    words: KernelWords,
+    sums: IntegerSums | None = None,
 ) -> tuple[WeightSums, ...]:
     """The weights that can overflow 16-bit sums, by the kernels that the engine took where these are known."""
     by_node = _group_by_node(kernels)
@@ -64,7 +73,9 @@ def judge_sums(
             kind = find_computed_type(weight.op, working, words)
             # A kernel that computes in float, or takes signed data, has no sum that could overflow.
             if kind != UNSEEN:
-                weight = replace(weight, exact=_describe_exact(kind, working[0] if working else None, words))
+                weight = replace(
+                    weight, exact=_describe_exact(kind, working[0] if working else None, words)
+                )
         found.append(weight)
     return tuple(found)
 
@@ -82,7 +93,9 @@ def judge_optimizer_sums(
     for weight in find_saturating(optimized):
         kernel = by_name.get(weight.node)
         names = [
-            name for name in (kernel.nodes if kernel is not None else ()) if index.find_node(name).op_type in PRODUCTS
+            name
+            for name in (kernel.nodes if kernel is not None else ())
+            if index.find_node(name).op_type in PRODUCTS
         ]
         # A fused kernel with several products: nobody knows whose weight it is.
         if weight.saturates and len(names) == 1 and names[0] not in seen:
@@ -108,7 +121,9 @@ def _group_by_node(kernels: Sequence[Kernel]) -> dict[str, list[Kernel]]:
 
 def find_heavy_nodes(index: GraphIndex) -> tuple[NodeRef, ...]:
     """Products and pools of every scope; not those of constants alone, which no engine runs."""
-    return tuple(node for node in index.nodes if node.op_type in HEAVY and not _is_constant(index, node))
+    return tuple(
+        node for node in index.nodes if node.op_type in HEAVY and not _is_constant(index, node)
+    )
 
 
 def _is_constant(index: GraphIndex, node: NodeRef) -> bool:
@@ -142,7 +157,9 @@ def _judge_node(node: NodeRef, kernels: Sequence[Kernel], reasons: Reasons) -> N
     proof = NodeProof(node=node.name, op=op, type=kind, types=types, kernels=names, reason=reason)
     if not workers:
         return proof
-    return replace(proof, kernel=workers[0].name, kind=workers[0].kind, computed=computed, stored=stored)
+    return replace(
+        proof, kernel=workers[0].name, kind=workers[0].kind, computed=computed, stored=stored
+    )
 
 
 def _judge_pair(
@@ -155,7 +172,9 @@ def _judge_pair(
 ) -> SiteProof:
     """The proof of one pair: which of its readers take its integers in."""
     own = by_node.get(pair.lookup or pair.dequantize, ())
-    verdicts = {reader: _takes_integers(pair, reader, proven.get(reader), by_node) for reader in readers}
+    verdicts = {
+        reader: _takes_integers(pair, reader, proven.get(reader), by_node) for reader in readers
+    }
     if not readers:  # the pair stands before a model output: integers must come that far
         verdicts["the model's output"] = (
             any(_reads_low(kernel, pair) for kernel in own) if own else _pass_on(pair, by_node)
@@ -163,7 +182,11 @@ def _judge_pair(
     unfused = tuple(reader for reader, verdict in verdicts.items() if verdict is False)
     state = _find_state(any(verdicts.values()), bool(unfused))
     kernels = dict.fromkeys(kernel.name for kernel in own if _reads_low(kernel, pair))
-    reason = "" if state is SiteState.FUSED else reasons.explain_site(pair, rule, unfused, proven, readers)
+    reason = (
+        ""
+        if state is SiteState.FUSED
+        else reasons.explain_site(pair, rule, unfused, proven, readers)
+    )
     return SiteProof(
         site=str(pair.site),
         role=str(pair.role),
@@ -179,7 +202,9 @@ def _judge_pair(
 def _find_readers(index: GraphIndex, pair: PairInfo) -> Names:
     if pair.lookup:
         return (pair.lookup,)
-    readers = index.list_consumers(index.find_node(pair.dequantize).result) if pair.dequantize else ()
+    readers = (
+        index.list_consumers(index.find_node(pair.dequantize).result) if pair.dequantize else ()
+    )
     return tuple(dict.fromkeys(edge.node for edge in readers))
 
 
@@ -194,7 +219,9 @@ def _takes_integers(
         if proof.type in (UNSEEN, HOST):
             return None
         # With or without a sign: ONNX Runtime moves zero points and reads the same integers.
-        stored = pair.role is Role.WEIGHT and proof.stored.removeprefix("u") == pair.storage.removeprefix("u")
+        stored = pair.role is Role.WEIGHT and proof.stored.removeprefix(
+            "u"
+        ) == pair.storage.removeprefix("u")
         return set(proof.computed) <= set(LOW) or stored
     # A kernel that does nothing but dequantize says nothing about the reader, unless there is no other.
     own = by_node.get(pair.dequantize, ())
@@ -235,4 +262,8 @@ def _only_dequantizes(kernel: Kernel, pair: PairInfo) -> bool:
 
 def _takes(kernel: Kernel, pair: PairInfo) -> bool:
     """The kernel reads integers and the pair's quantization did not just happen in it."""
-    return _reads_low(kernel, pair) and not _only_dequantizes(kernel, pair) and pair.quantize not in kernel.nodes
+    return (
+        _reads_low(kernel, pair)
+        and not _only_dequantizes(kernel, pair)
+        and pair.quantize not in kernel.nodes
+    )

@@ -9,7 +9,9 @@ from onnxq.backends.engine import Kernel, Kernels, KernelWords, Tensor
 from onnxq.engines.prove.proof import FLOAT8, INT8, INT16, STORED, UNSEEN
 
 # Products: nearly all of a network's arithmetic. The second group moves or averages, which int8 makes cheaper too.
-PRODUCTS = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul", "Einsum", "LSTM", "GRU", "RNN", "Attention"})
+PRODUCTS = frozenset(
+    {"Conv", "ConvTranspose", "Gemm", "MatMul", "Einsum", "LSTM", "GRU", "RNN", "Attention"}
+)
 POOLS = frozenset({"MaxPool", "AveragePool", "LpPool", "GlobalAveragePool", "GlobalMaxPool"})
 HEAVY = PRODUCTS | POOLS
 
@@ -61,7 +63,9 @@ def find_computed_type(op: str, kernels: Sequence[Kernel], words: KernelWords) -
     return "+".join(map(str, list_arithmetic(op, kernels, words))) or UNSEEN
 
 
-def list_arithmetic(op: str, kernels: Sequence[Kernel], words: KernelWords) -> tuple[Arithmetic, ...]:
+def list_arithmetic(
+    op: str, kernels: Sequence[Kernel], words: KernelWords
+) -> tuple[Arithmetic, ...]:
     """The arithmetic of a node, each kind once, given the kernels that do its work."""
     return tuple(dict.fromkeys(find_arithmetic(op, kernel, words) for kernel in kernels))
 
@@ -71,7 +75,10 @@ def find_arithmetic(op: str, kernel: Kernel, words: KernelWords) -> Arithmetic:
     if kernel.kind in words.int8:
         return Arithmetic(INT8)
     if kernel.kind in words.packed:
-        return Arithmetic(_find_float_type(kernel.inputs + kernel.outputs), _find_weight_type(kernel.weights) or INT8)
+        return Arithmetic(
+            _find_float_type(kernel.inputs + kernel.outputs),
+            _find_weight_type(kernel.weights) or INT8,
+        )
     operands = _find_operands(op, kernel, words)
     types = {tensor.dtype for tensor in operands}
     whole = _is_pool(op, kernel, words) or (op in PRODUCTS and kernel.kind != words.dequantizes)
@@ -82,7 +89,11 @@ def find_arithmetic(op: str, kernel: Kernel, words: KernelWords) -> Arithmetic:
     if whole and words.integers and types and types <= _INTEGERS - {FLOAT8}:
         stored = _find_weight_type(kernel.weights)
         return Arithmetic(INT16 if types & _WORDS else INT8, stored if stored in STORED else "")
-    computed = _find_float_type(operands) if types - _INTEGERS else _find_float_type(kernel.inputs + kernel.outputs)
+    computed = (
+        _find_float_type(operands)
+        if types - _INTEGERS
+        else _find_float_type(kernel.inputs + kernel.outputs)
+    )
     stored = _find_weight_type(kernel.weights) if op in PRODUCTS else ""
     return Arithmetic(computed, stored if kernel.inputs else "")
 
@@ -95,7 +106,9 @@ def describe_types(op: str, kernel: Kernel, words: KernelWords) -> str:
 
 def _is_pool(op: str, kernel: Kernel, words: KernelWords) -> bool:
     """A kernel for nothing but a pool, and not one generated from it and its neighbours."""
-    return op in POOLS and (kernel.kind == op or any(part in kernel.kind.lower() for part in words.pools))
+    return op in POOLS and (
+        kernel.kind == op or any(part in kernel.kind.lower() for part in words.pools)
+    )
 
 
 def _find_operands(op: str, kernel: Kernel, words: KernelWords) -> tuple[Tensor, ...]:
@@ -106,11 +119,17 @@ def _find_operands(op: str, kernel: Kernel, words: KernelWords) -> tuple[Tensor,
     if _is_attention(kernel, words):
         low = tuple(tensor for tensor in kernel.inputs if is_low(tensor.dtype))
         # Query, key and value; masks come as bool or float beside them.
-        return low if len(low) >= _QKV else tuple(tensor for tensor in kernel.inputs if tensor.dtype != "bool")
+        return (
+            low
+            if len(low) >= _QKV
+            else tuple(tensor for tensor in kernel.inputs if tensor.dtype != "bool")
+        )
     if op not in PRODUCTS:
         return kernel.inputs[:1] if _is_pool(op, kernel, words) else kernel.inputs
     weight = max(kernel.weights, key=lambda tensor: tensor.size, default=None)
-    if weight is not None and weight.name == "weights":  # the inspector says which constant is the weight
+    if (
+        weight is not None and weight.name == "weights"
+    ):  # the inspector says which constant is the weight
         return (*kernel.inputs[:1], weight)
     if weight is None:
         return kernel.inputs[:2]
@@ -127,4 +146,7 @@ def _find_weight_type(weights: Iterable[Tensor]) -> str:
 
 def _find_float_type(tensors: Iterable[Tensor]) -> str:
     """The float type among tensors; float32 when they are integers all, since arithmetic between them is in float."""
-    return next((tensor.dtype for tensor in tensors if "float" in tensor.dtype and tensor.dtype != FLOAT8), "float32")
+    return next(
+        (tensor.dtype for tensor in tensors if "float" in tensor.dtype and tensor.dtype != FLOAT8),
+        "float32",
+    )

@@ -192,7 +192,9 @@ class Proof:
     @property
     def unmet(self) -> tuple[str, ...]:
         """Nodes that do not run in the type required of them, or run in a forbidden one."""
-        return tuple(dict.fromkeys(node for requirement in self.requirements for node in requirement.unmet))
+        return tuple(
+            dict.fromkeys(node for requirement in self.requirements for node in requirement.unmet)
+        )
 
     @property
     def saturating(self) -> tuple[WeightSums, ...]:

@@ -13,23 +13,61 @@ from pathlib import Path
 import onnx
 
 from onnxq.annotate import Inspection, WeightSums, inspect_model, read_plan_note
-from onnxq.backends import Engine, find_backend, find_engine, find_sums, find_usual_engine, list_engines
+from onnxq.backends import (
+    Engine,
+    find_backend,
+    find_engine,
+    find_sums,
+    find_usual_engine,
+    list_engines,
+)
 from onnxq.backends.building import build_engine, check_library, fail_alike
-from onnxq.backends.engine import LOG, BuildResult, BuildState, DevicePlacement, Job, Kernel, KernelWords
+from onnxq.backends.engine import (
+    LOG,
+    BuildResult,
+    BuildState,
+    DevicePlacement,
+    Job,
+    Kernel,
+    KernelWords,
+)
 from onnxq.config import matches_any
 from onnxq.config.data import RuntimeConfig
 from onnxq.data import Dataset
 from onnxq.engines.prove.compare import find_changes, read_proof
-from onnxq.engines.prove.judge import find_heavy_nodes, judge_model, judge_optimizer_sums, judge_sums
+from onnxq.engines.prove.judge import (
+    find_heavy_nodes,
+    judge_model,
+    judge_optimizer_sums,
+    judge_sums,
+)
 from onnxq.engines.prove.kernels import HEAVY, PRODUCTS
-from onnxq.engines.prove.proof import INTEGERS, QUANTIZED, STORED, TYPES, Build, NodeProof, Proof, Reduced, Requirement
+from onnxq.engines.prove.proof import (
+    INTEGERS,
+    QUANTIZED,
+    STORED,
+    TYPES,
+    Build,
+    NodeProof,
+    Proof,
+    Reduced,
+    Requirement,
+)
 from onnxq.engines.prove.reasons import Reasons
 from onnxq.engines.prove.reduce import find_smallest_failure
 from onnxq.engines.saturation.measure import SaturationCost, measure_saturation
 from onnxq.engines.shapes import Sizes, demand_sizes, make_profile
 from onnxq.errors import ConfigError, OnnxqError, OutputError
 from onnxq.files import ScratchFolder, prepare_folder, replace_files
-from onnxq.graph import GraphIndex, ModelLike, add_libraries, infer_shapes, inline_functions, name_nodes, save_model
+from onnxq.graph import (
+    GraphIndex,
+    ModelLike,
+    add_libraries,
+    infer_shapes,
+    inline_functions,
+    name_nodes,
+    save_model,
+)
 from onnxq.graph.integer_operators import read_integer_operators
 from onnxq.nearest import suggest_names
 from onnxq.plan.names import DEQUANTIZE, QUANTIZE
@@ -95,7 +133,9 @@ def prove_model(source: str | Path | onnx.ModelProto, request: ProveRequest) -> 
     job = _make_job(engine, capability, shapes, request)
     with ScratchFolder() as folder:
         with request.progress(f"building with {engine.title}, for at most {request.timeout:g} s"):
-            result = check_library(build_engine(engine, inspection.model, job, folder, timeout=request.timeout), engine)
+            result = check_library(
+                build_engine(engine, inspection.model, job, folder, timeout=request.timeout), engine
+            )
         _check_device(engine, result, request)
         built = result.state is BuildState.BUILT
         with request.progress("reading the engine"):
@@ -104,7 +144,11 @@ def prove_model(source: str | Path | onnx.ModelProto, request: ProveRequest) -> 
             weights = _find_weights(engine, index, kernels, folder)
             saved = _copy_files(folder, result, engine, request.save)
             guesses = [Caution("W112", note)] if note else []
-            warnings = [*inspection.warnings, *guesses, *(engine.list_warnings(folder) if built else ())]
+            warnings = [
+                *inspection.warnings,
+                *guesses,
+                *(engine.list_warnings(folder) if built else ()),
+            ]
     reduced = _reduce(engine, index, job, result, request) if request.reduce and not built else None
     if reduced is not None and reduced.path:
         saved = (*saved, reduced.path)
@@ -115,7 +159,8 @@ def prove_model(source: str | Path | onnx.ModelProto, request: ProveRequest) -> 
         source=inspection.source,
         chosen=chosen,
         build=replace(
-            _describe_build(engine, job, result, reduced, saved), needs_plugin=_is_custom(index, result.node)
+            _describe_build(engine, job, result, reduced, saved),
+            needs_plugin=_is_custom(index, result.node),
         ),
         kernels=kernels,
         placement=placement,
@@ -125,10 +170,16 @@ def prove_model(source: str | Path | onnx.ModelProto, request: ProveRequest) -> 
         requirements=(
             *_check_required(required, nodes),
             *_check_forbidden(request.forbid, nodes),
-            *(_check_integers(index, kernels, placement, engine.words) if request.require_int and built else ()),
+            *(
+                _check_integers(index, kernels, placement, engine.words)
+                if request.require_int and built
+                else ()
+            ),
         ),
         weights=weights,
-        cost=_measure_cost(add_libraries(inspection.model, request.libraries), weights, request) if built else None,
+        cost=_measure_cost(add_libraries(inspection.model, request.libraries), weights, request)
+        if built
+        else None,
         require_exact=request.require_exact,
         warnings=tuple(warnings),
     )
@@ -139,7 +190,11 @@ def prove_model(source: str | Path | onnx.ModelProto, request: ProveRequest) -> 
 
 def _find_engine(model: onnx.ModelProto, request: ProveRequest) -> tuple[Engine, str]:
     """The engine with its options, and why it is this one; "" where the caller named it."""
-    named = (find_engine(request.engine), "") if request.engine else choose_engine(model, request.capability)
+    named = (
+        (find_engine(request.engine), "")
+        if request.engine
+        else choose_engine(model, request.capability)
+    )
     engine = named[0].with_options(request.runtime)
     chosen = named[1]
     _check_saturation(engine, request)
@@ -157,7 +212,9 @@ def _find_shapes(
     return make_profile(proto, index, request.shapes)
 
 
-def _make_job(engine: Engine, capability: tuple[int, ...], shapes: Mapping[str, Sizes], request: ProveRequest) -> Job:
+def _make_job(
+    engine: Engine, capability: tuple[int, ...], shapes: Mapping[str, Sizes], request: ProveRequest
+) -> Job:
     # A timing cache grows from build to build.
     cache = "" if request.save is None else str((request.save / _CACHE).resolve())
     return Job(
@@ -178,14 +235,18 @@ def _check_device(engine: Engine, result: BuildResult, request: ProveRequest) ->
         raise ConfigError(subject, result.reason, "choose one of these", code="Q304")
 
 
-def _measure_cost(proto: ModelLike, weights: Sequence[WeightSums], request: ProveRequest) -> SaturationCost | None:
+def _measure_cost(
+    proto: ModelLike, weights: Sequence[WeightSums], request: ProveRequest
+) -> SaturationCost | None:
     """Saturation on the samples, if there are any."""
     if request.dataset is None:
         return None
     nodes = frozenset(one.node for one in weights if one.saturates)
     with request.progress("counting sums that saturate", len(request.dataset)) as task:
         samples = request.dataset.samples()
-        found = measure_saturation(proto, samples, nodes=nodes, threads=request.threads, on_sample=task.advance)
+        found = measure_saturation(
+            proto, samples, nodes=nodes, threads=request.threads, on_sample=task.advance
+        )
     return replace(found, data=request.dataset.describe(), synthetic=request.dataset.synthetic)
 
 
@@ -251,9 +312,13 @@ def _select_required(
         elif dtype in STORED:
             heavy = [node for node in every if reasons.has_weight(node)]
         try:
-            names = tuple(n.name for n in heavy if n.op_type == pattern or matches_any(pattern, n.name))
+            names = tuple(
+                n.name for n in heavy if n.op_type == pattern or matches_any(pattern, n.name)
+            )
         except re.error as error:
-            raise ConfigError(subject, f"is not a regular expression: {error}", code="Q309") from error
+            raise ConfigError(
+                subject, f"is not a regular expression: {error}", code="Q309"
+            ) from error
         if not names:
             kinds = "products with pairs" if dtype == QUANTIZED else ", ".join(sorted(HEAVY))
             cause = f"matches none of the {len(heavy)} nodes that are judged ({kinds})"
@@ -263,10 +328,14 @@ def _select_required(
     return found
 
 
-def _check_required(required: Mapping[tuple[str, str], Names], nodes: Sequence[NodeProof]) -> Iterator[Requirement]:
+def _check_required(
+    required: Mapping[tuple[str, str], Names], nodes: Sequence[NodeProof]
+) -> Iterator[Requirement]:
     proven = {one.node: one for one in nodes}
     for (dtype, pattern), names in required.items():
-        unmet = tuple(name for name in names if name not in proven or not proven[name].runs_in(dtype))
+        unmet = tuple(
+            name for name in names if name not in proven or not proven[name].runs_in(dtype)
+        )
         yield Requirement(dtype=dtype, pattern=pattern, nodes=names, unmet=unmet)
 
 
@@ -275,20 +344,31 @@ def _check_forbidden(forbidden: Sequence[str], nodes: Sequence[NodeProof]) -> It
     products = [one for one in nodes if one.op in PRODUCTS]
     for dtype in dict.fromkeys(forbidden):
         unmet = tuple(one.node for one in products if dtype in one.computed)
-        yield Requirement(dtype=dtype, forbidden=True, nodes=tuple(one.node for one in products), unmet=unmet)
+        yield Requirement(
+            dtype=dtype, forbidden=True, nodes=tuple(one.node for one in products), unmet=unmet
+        )
 
 
 def _check_integers(
-    index: GraphIndex, kernels: Sequence[Kernel], placement: DevicePlacement | None, words: KernelWords
+    index: GraphIndex,
+    kernels: Sequence[Kernel],
+    placement: DevicePlacement | None,
+    words: KernelWords,
 ) -> Iterator[Requirement]:
     """Every node that a kernel computes, on integers; none is left to the CPU."""
     pairs = {node.name for node in index.nodes if node.op_type in (QUANTIZE, DEQUANTIZE)}
-    computed: dict[str, bool] = {one.subject: False for one in placement.left} if placement is not None else {}
+    computed: dict[str, bool] = (
+        {one.subject: False for one in placement.left} if placement is not None else {}
+    )
     for kernel in kernels:
         tensors = (*kernel.inputs, *kernel.outputs)
         whole = kernel.kind in words.int8 or not any("float" in tensor.dtype for tensor in tensors)
         if not kernel.moves:
-            computed.update((name, whole and computed.get(name, True)) for name in kernel.nodes if name not in pairs)
+            computed.update(
+                (name, whole and computed.get(name, True))
+                for name in kernel.nodes
+                if name not in pairs
+            )
     unmet = tuple(name for name, whole in computed.items() if not whole)
     yield Requirement(dtype=INTEGERS, nodes=tuple(computed), unmet=unmet)
 
@@ -299,7 +379,9 @@ def _find_unquantized(proto: ModelLike) -> tuple[Unquantized, ...]:
     return (*plan.refusals, *plan.left_float) if plan is not None else ()
 
 
-def _find_weights(engine: Engine, index: GraphIndex, kernels: Sequence[Kernel], folder: Path) -> tuple[WeightSums, ...]:
+def _find_weights(
+    engine: Engine, index: GraphIndex, kernels: Sequence[Kernel], folder: Path
+) -> tuple[WeightSums, ...]:
     """The weights that can overflow 16-bit sums; those of the file alone where it was not built."""
     if not engine.saturates:
         return ()
@@ -307,12 +389,17 @@ def _find_weights(engine: Engine, index: GraphIndex, kernels: Sequence[Kernel], 
     optimized = engine.read_optimized(folder) if kernels else None
     if optimized is None:
         return weights
-    return (*weights, *judge_optimizer_sums(index, kernels, GraphIndex(name_nodes(optimized)), weights))
+    return (
+        *weights,
+        *judge_optimizer_sums(index, kernels, GraphIndex(name_nodes(optimized)), weights),
+    )
 
 
 def _is_custom(index: GraphIndex, name: str) -> bool:
     """True for a node whose operator ONNX does not know."""
-    return any(node.name == name and not onnx.defs.has(node.op_type, node.domain) for node in index.nodes)
+    return any(
+        node.name == name and not onnx.defs.has(node.op_type, node.domain) for node in index.nodes
+    )
 
 
 def _describe_build(
@@ -347,15 +434,24 @@ def open_output_folder(folder: Path | None, engine: str | None, *, force: bool) 
         yield
         return
     engines = list_engines().values() if engine is None else (find_engine(engine),)
-    names = tuple(dict.fromkeys((*(name for one in engines for name in one.saved.values()), REDUCED)))
+    names = tuple(
+        dict.fromkeys((*(name for one in engines for name in one.saved.values()), REDUCED))
+    )
     for name in names:
         if os.path.exists(folder / name) and not force:
-            raise OutputError(str(folder / name), "exists", "choose another folder, or use `force=True`", code="Q601")
+            raise OutputError(
+                str(folder / name),
+                "exists",
+                "choose another folder, or use `force=True`",
+                code="Q601",
+            )
     with prepare_folder(folder, (*names, _CACHE), parents=True):
         yield
 
 
-def _copy_files(folder: Path, result: BuildResult, engine: Engine, save: Path | None) -> tuple[str, ...]:
+def _copy_files(
+    folder: Path, result: BuildResult, engine: Engine, save: Path | None
+) -> tuple[str, ...]:
     """Copy a build's files to the user's folder, if there is one; returns their paths there."""
     if save is None:
         return ()
@@ -363,20 +459,29 @@ def _copy_files(folder: Path, result: BuildResult, engine: Engine, save: Path | 
     for name, own in engine.saved.items():
         # Of a build that failed only the log says anything.
         if os.path.exists(folder / name) and (result.state is BuildState.BUILT or name == LOG):
-            with (folder / name).open("rb") as source, replace_files([save / own], overwrite=True) as files:
+            with (
+                (folder / name).open("rb") as source,
+                replace_files([save / own], overwrite=True) as files,
+            ):
                 shutil.copyfileobj(source, files[0])
             paths.append(str(save / own))
     return tuple(paths)
 
 
-def _reduce(engine: Engine, index: GraphIndex, job: Job, whole: BuildResult, request: ProveRequest) -> Reduced | None:
+def _reduce(
+    engine: Engine, index: GraphIndex, job: Job, whole: BuildResult, request: ProveRequest
+) -> Reduced | None:
     """The smallest part that fails as the whole does, written to the user's folder if there is one."""
     timeout = min(request.timeout, _PART_SECONDS)
 
     def fails(part: ModelLike) -> bool:
         try:
             part_index = GraphIndex(part)
-            known = {value.name: job.shapes[value.name] for value in part_index.inputs if value.name in job.shapes}
+            known = {
+                value.name: job.shapes[value.name]
+                for value in part_index.inputs
+                if value.name in job.shapes
+            }
             shapes = make_profile(part, part_index, known)[0]
         except OnnxqError:  # sizes of its inputs cannot be guessed
             return False
@@ -384,10 +489,14 @@ def _reduce(engine: Engine, index: GraphIndex, job: Job, whole: BuildResult, req
             task.advance()
         with ScratchFolder() as folder:
             # Without the user's timing cache, which such builds would fill with kernels of no use.
-            result = build_engine(engine, part, replace(job, shapes=shapes, cache=""), folder, timeout=timeout)
+            result = build_engine(
+                engine, part, replace(job, shapes=shapes, cache=""), folder, timeout=timeout
+            )
         return fail_alike(result, whole)
 
-    with request.progress(f"looking for the smallest part that fails, for at most {_REDUCE_SECONDS:g} s") as task:
+    with request.progress(
+        f"looking for the smallest part that fails, for at most {_REDUCE_SECONDS:g} s"
+    ) as task:
         found = find_smallest_failure(index, fails, seconds=_REDUCE_SECONDS, hint=whole.node)
     if found is None or request.save is None:
         return None if found is None else found[1]

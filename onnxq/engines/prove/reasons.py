@@ -15,7 +15,9 @@ from onnxq.sites import Refusal, Role, TensorId, Unquantized
 from onnxq.spec import PerChannel, PerTensor, find_numpy_storage
 
 # Operators that only move data: engines carry a quantization over them.
-_MOVES = frozenset({"Reshape", "Transpose", "Flatten", "Squeeze", "Unsqueeze", "Identity", "Slice", "Expand"})
+_MOVES = frozenset(
+    {"Reshape", "Transpose", "Flatten", "Squeeze", "Unsqueeze", "Identity", "Slice", "Expand"}
+)
 # Axis of a weight along which a product's channels lie; a Gemm's depends on transB.
 _CHANNELS = {"Conv": 0, "MatMul": -1}
 
@@ -35,7 +37,9 @@ class Reasons:
     _by_dequantize: dict[str, PairInfo] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
-        self._by_dequantize.update({pair.dequantize: pair for pair in self.pairs if pair.dequantize})
+        self._by_dequantize.update(
+            {pair.dequantize: pair for pair in self.pairs if pair.dequantize}
+        )
 
     def explain_node(self, node: NodeRef, kind: str, types: str, *, stored: str = "") -> str:
         """Why a heavy node does not run in int8; "" where its weight alone is quantized, and read so.
@@ -70,7 +74,11 @@ class Reasons:
 
     def is_quantized(self, node: NodeRef) -> bool:
         """True for a product whose weight has a pair, or both of whose operands have; not where the plan left it."""
-        if node.op_type not in PRODUCTS or self._find_pair(node, 1) is None or self._find_left(node) is not None:
+        if (
+            node.op_type not in PRODUCTS
+            or self._find_pair(node, 1) is None
+            or self._find_left(node) is not None
+        ):
             return False
         return self._is_constant(node, 1) or self._find_pair(node, 0) is not None
 
@@ -98,7 +106,11 @@ class Reasons:
         if rule in self.engine.purposes:
             return self.engine.purposes[rule]
         # A pair fails with its reader, whose reason says more than anything about the pair.
-        causes = [f"{name} runs in {proven[name].type}: {proven[name].reason}" for name in unfused if name in proven]
+        causes = [
+            f"{name} runs in {proven[name].type}: {proven[name].reason}"
+            for name in unfused
+            if name in proven
+        ]
         if causes:
             return "; ".join(dict.fromkeys(causes))
         if unfused:
@@ -115,7 +127,9 @@ class Reasons:
     def _has_weight_alone(self, node: NodeRef) -> bool:
         """True for a product of float data and a quantized weight."""
         weight = self._find_pair(node, 1) if node.op_type in PRODUCTS else None
-        return weight is not None and weight.role is Role.WEIGHT and self._find_pair(node, 0) is None
+        return (
+            weight is not None and weight.role is Role.WEIGHT and self._find_pair(node, 0) is None
+        )
 
     def _find_operand_fault(self, node: NodeRef) -> str:
         """The first fault of the pairs in front of a product or pool, "" for none."""
@@ -130,7 +144,9 @@ class Reasons:
 
     def _find_fault(self, node: NodeRef, k: int, pair: PairInfo, what: str) -> str:
         data = pair.role is not Role.WEIGHT
-        if data and (fault := self.engine.explain_operand(node, self._find_scale_shape(pair), what)):
+        if data and (
+            fault := self.engine.explain_operand(node, self._find_scale_shape(pair), what)
+        ):
             return fault
         if not isinstance(pair.granularity, PerTensor) and pair.role is not Role.WEIGHT:
             return f"its {what} is quantized per channel: activations need one scale"
@@ -157,7 +173,11 @@ class Reasons:
         maker = self.index.maker(node, k)
         while maker is not None and (maker.op_type in _MOVES or maker.op_type == "MaxPool"):
             maker = self.index.maker(maker)
-        return self._by_dequantize.get(maker.name) if maker is not None and maker.op_type == DEQUANTIZE else None
+        return (
+            self._by_dequantize.get(maker.name)
+            if maker is not None and maker.op_type == DEQUANTIZE
+            else None
+        )
 
     def _find_scale_shape(self, pair: PairInfo) -> tuple[int | str | None, ...] | None:
         tensor = self.index.find_input(self.index.find_node(pair.dequantize), 1)

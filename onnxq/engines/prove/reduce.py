@@ -35,7 +35,12 @@ class Parts(Cutter[ModelLike]):
         nodes = [self.nodes[name] for name in self.sort_names(names)]
         read = {name for node in nodes for name in list_reads(node)}
         ends = {value.name for value in self._index.outputs}
-        given = [name for node in nodes for name in node.output if name and (name not in read or name in ends)]
+        given = [
+            name
+            for node in nodes
+            for name in node.output
+            if name and (name not in read or name in ends)
+        ]
         outputs = [self._declare(name) or onnx.ValueInfoProto(name=name) for name in given]
         known = [value for value in inputs if value is not None]
         return self.cut(names, known, outputs) if len(known) == len(inputs) else None
@@ -43,7 +48,11 @@ class Parts(Cutter[ModelLike]):
     def _declare(self, name: str) -> onnx.ValueInfoProto | None:
         dtype = self._index.find_dtype(TensorId(name))
         shape = self._index.find_shape(TensorId(name))
-        return helper.make_tensor_value_info(name, dtype, list(shape)) if dtype and shape is not None else None
+        return (
+            helper.make_tensor_value_info(name, dtype, list(shape))
+            if dtype and shape is not None
+            else None
+        )
 
 
 def find_smallest_failure(
@@ -59,7 +68,9 @@ def find_smallest_failure(
     best = list(search.parts.names)
     # The node to blame with a few before it is often enough, and spares the bisection its builds of half a model.
     if hint in best:
-        best = next((tried for tried in search.grow_around(hint, best) if search.ends_alike(tried)), best)
+        best = next(
+            (tried for tried in search.grow_around(hint, best) if search.ends_alike(tried)), best
+        )
     if len(best) == len(search.parts.names):
         best = search.find_prefix(best)
     best = search.find_suffix(best)
@@ -119,7 +130,9 @@ class _Search:
 
 
 def leave_out_nodes(
-    names: list[str], fails: Callable[[list[str]], bool], connect: Callable[[list[str]], list[str]] = list
+    names: list[str],
+    fails: Callable[[list[str]], bool],
+    connect: Callable[[list[str]], list[str]] = list,
 ) -> list[str]:
     """Leave out runs of nodes, half of them at first, until not even a single one can go while it still fails.
 

@@ -87,7 +87,9 @@ def emulate_saturation(proto: ModelLike, nodes: frozenset[str] | None = None) ->
         else:
             counters.append(_ExcessWriter(editor, index, operand).write())
     seen = {one.node for one in counters} | {one.subject for one in skipped}
-    skipped += [Refusal(name, _UNASKED, rule="saturation", code="R114") for name in sorted(over - seen)]
+    skipped += [
+        Refusal(name, _UNASKED, rule="saturation", code="R114") for name in sorted(over - seen)
+    ]
     return Emulation(exact, editor.export() if counters else exact, tuple(counters), tuple(skipped))
 
 
@@ -106,7 +108,9 @@ def _find_scale(index: GraphIndex, operand: Operand) -> Floats | None:
     scale = None if operand.dequantize is None else index.input_value(operand.dequantize, 1)
     if scale is None or scale.size not in (1, len(operand.sums)):
         return None
-    return np.asarray(scale, np.float32).reshape(-1) * np.float32(operand.node.attrs.get("alpha", 1.0))
+    return np.asarray(scale, np.float32).reshape(-1) * np.float32(
+        operand.node.attrs.get("alpha", 1.0)
+    )
 
 
 class _ExcessWriter(NodeWriter):
@@ -175,7 +179,9 @@ class _ExcessWriter(NodeWriter):
         units = np.eye(count, dtype=np.float32).reshape(count, 1, *taps)
         filters = np.tile(units, (channels, *[1] * (len(taps) + 1)))
         attrs = {key: self.node.attrs[key] for key in _CONV_ATTRIBUTES if key in self.node.attrs}
-        return self.add("Conv", [x, self.constant(filters)], **attrs, kernel_shape=list(taps), group=channels)
+        return self.add(
+            "Conv", [x, self.constant(filters)], **attrs, kernel_shape=list(taps), group=channels
+        )
 
     def _find_gather_indices(self, rows: Integers, k: Integers) -> Integers:
         """Where the k-th weight of a row finds its quantized value."""
@@ -188,19 +194,27 @@ class _ExcessWriter(NodeWriter):
     def _write_chunk(self, levels: str, rows: Integers, sums: Integers) -> tuple[str, str]:
         """The excess of rows, summed up, and how many sums had any. sums: [rows, most], -1 where a row has fewer."""
         which = np.maximum(sums, 0)
-        weights = self.operand.sums[rows[:, None], which].astype(np.float32) * (sums >= 0)[:, :, None]
+        weights = (
+            self.operand.sums[rows[:, None], which].astype(np.float32) * (sums >= 0)[:, :, None]
+        )
         products = []
         # A 16-bit sum is of two neighbours: kernels multiply bytes and add the products in pairs.
         for side in (0, 1):
             # The last of an odd number has no neighbour, and never overflows.
-            at = self._find_gather_indices(np.repeat(rows, sums.shape[1]), 2 * which.reshape(-1) + side)
+            at = self._find_gather_indices(
+                np.repeat(rows, sums.shape[1]), 2 * which.reshape(-1) + side
+            )
             x = self.add("Gather", [levels, self.constant(at)], axis=1 if self.conv else -1)
-            w = weights[:, :, side].reshape(-1, *[1] * (self.operand.values.ndim - 2 if self.conv else 0))
+            w = weights[:, :, side].reshape(
+                -1, *[1] * (self.operand.values.ndim - 2 if self.conv else 0)
+            )
             products.append(self.add("Mul", [x, self.constant(w)]))
         total = self.add("Add", products)
         least, most = (self.constant(np.float32(bound)) for bound in (_INT16.min, _INT16.max))
         excess = self.add("Sub", [self.add("Min", [self.add("Max", [total, least]), most]), total])
-        some = self.add("Cast", [self.add("Cast", [excess], to=TensorProto.BOOL)], to=TensorProto.INT64)
+        some = self.add(
+            "Cast", [self.add("Cast", [excess], to=TensorProto.BOOL)], to=TensorProto.INT64
+        )
         shape = [0, len(rows), sums.shape[1], -1] if self.conv else [-1, len(rows), sums.shape[1]]
         apart = self.add("Reshape", [excess, self.constant(np.array(shape, np.int64))])
         return self._add_up(apart), self.add("ReduceSum", [some], keepdims=0)
@@ -214,7 +228,10 @@ class _ExcessWriter(NodeWriter):
         assert scale is not None
         assert self.operand.source is not None
         factor = scale.reshape(-1, 1) if self.conv else scale
-        found = self.add("Mul", [self.add("Gather", [found, self.constant(place)], axis=1), self.constant(factor)])
+        found = self.add(
+            "Mul",
+            [self.add("Gather", [found, self.constant(place)], axis=1), self.constant(factor)],
+        )
         found = self.add("Mul", [found, self.operand.source.inputs[1]])
         return self.add("Reshape", [found, self.add("Shape", [like])])
 

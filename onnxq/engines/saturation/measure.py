@@ -89,7 +89,9 @@ def measure_saturation(
     return SaturationCost(
         samples=seen,
         nodes=run.nodes(),
-        outputs=tuple(OutputCost(output=one.name, sqnr_db=one.sqnr_db, max_abs=one.max_abs) for one in errors),
+        outputs=tuple(
+            OutputCost(output=one.name, sqnr_db=one.sqnr_db, max_abs=one.max_abs) for one in errors
+        ),
         skipped=(*found.skipped, *run.refusals),
     )
 
@@ -113,7 +115,9 @@ class SaturatingRun:
         wanted = [tensor for counter in counters for tensor in (counter.saturated, counter.size)]
         wanted += [TensorId(self.tensor)] if self.tensor else []
         proto = self.emulation.exact if self.exact else self.emulation.saturating
-        tapped = tap_tensors(proto, wanted, only=bool(self.tensor), probe=Probe(dtype=TensorProto.INT64))
+        tapped = tap_tensors(
+            proto, wanted, only=bool(self.tensor), probe=Probe(dtype=TensorProto.INT64)
+        )
         self._outputs = tapped.outputs
         self.refusals = tapped.refusals
         self._session = Session(tapped.proto, optimize=False, threads=self.threads, arena=False)
@@ -121,7 +125,9 @@ class SaturatingRun:
     def run(self, feeds: Arrays) -> dict[str, Array]:
         """The model's outputs, or the tensor asked for."""
         values = self._session.run(feeds)
-        for tensor in (tensor for one in self.emulation.counters for tensor in (one.saturated, one.size)):
+        for tensor in (
+            tensor for one in self.emulation.counters for tensor in (one.saturated, one.size)
+        ):
             if tensor in self._outputs:
                 self._totals[tensor] += int(np.sum(values.pop(self._outputs[tensor])))
         return values
@@ -130,6 +136,10 @@ class SaturatingRun:
         """The counts so far."""
         total = self._totals
         return tuple(
-            NodeCost(node=one.node, saturated=total[one.saturated], sums=round(total[one.size] * one.sums))
+            NodeCost(
+                node=one.node,
+                saturated=total[one.saturated],
+                sums=round(total[one.size] * one.sums),
+            )
             for one in self.emulation.counters
         )

@@ -14,13 +14,27 @@ from dataclasses import dataclass
 
 from onnxq.arrays import Array, Arrays
 from onnxq.evaluation.selections.forms import make_form
-from onnxq.evaluation.selections.search import Selection, explain_missing, name_own, search_choices, write_out_routers
+from onnxq.evaluation.selections.search import (
+    Selection,
+    explain_missing,
+    name_own,
+    search_choices,
+    write_out_routers,
+)
 from onnxq.graph import ModelLike, inline_functions, name_nodes
 from onnxq.graph.light import LightModel, bare_proto
 from onnxq.graph.scopes import walk_graphs
 from onnxq.sites import TensorId
 
-__all__ = ["NO_SELECTIONS", "Array", "Selection", "Selections", "explain_missing", "find_selections", "name_own"]
+__all__ = [
+    "NO_SELECTIONS",
+    "Array",
+    "Selection",
+    "Selections",
+    "explain_missing",
+    "find_selections",
+    "name_own",
+]
 
 
 @dataclass(frozen=True)
@@ -45,19 +59,28 @@ class Selections:
         Its own become outputs, as do the values they were made by; `settled` outputs go. A choice that it has no tensor
         for is an input that nothing reads: what is behind it is its own then.
         """
-        return make_form(_spell_out(model), self.nodes, self.settled, given=True) if self.nodes else model
+        return (
+            make_form(_spell_out(model), self.nodes, self.settled, given=True)
+            if self.nodes
+            else model
+        )
 
     def add_choices(self, feeds: Arrays, outputs: Arrays) -> Arrays:
         """The inputs of another model. outputs: of the float model, on the same sample."""
         if not self.nodes:
             return feeds
-        return {**feeds, **{name: outputs[name] for selection in self.nodes for name, _ in selection.choices}}
+        return {
+            **feeds,
+            **{name: outputs[name] for selection in self.nodes for name, _ in selection.choices},
+        }
 
     def list_missing(self, model: ModelLike) -> tuple[Selection, ...]:
         """Those that another model is not given: it does not make their tensors, or they are its own in every model."""
         tensors = _list_made(_spell_out(model)) if self.nodes else set()
         lacking = (
-            selection for selection in self.nodes if not tensors.issuperset(name for name, _ in selection.choices)
+            selection
+            for selection in self.nodes
+            if not tensors.issuperset(name for name, _ in selection.choices)
         )
         return (*lacking, *self.own)
 
@@ -85,4 +108,9 @@ def _spell_out(model: ModelLike) -> ModelLike:
 def _list_made(model: ModelLike) -> set[str]:
     """The texts of all tensors that nodes make, of bodies too."""
     graphs = walk_graphs(bare_proto(name_nodes(model)).graph)
-    return {str(TensorId(name, scope)) for scope, graph in graphs for node in graph.node for name in node.output}
+    return {
+        str(TensorId(name, scope))
+        for scope, graph in graphs
+        for node in graph.node
+        for name in node.output
+    }

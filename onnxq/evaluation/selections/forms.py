@@ -20,7 +20,11 @@ _GATHER_ELEMENTS = 11
 
 
 def make_form(
-    model: ModelLike, selections: Sequence[Selection], settled: frozenset[str] = frozenset(), *, given: bool
+    model: ModelLike,
+    selections: Sequence[Selection],
+    settled: frozenset[str] = frozenset(),
+    *,
+    given: bool,
 ) -> ModelLike:
     """The judged form of a model. given: the choices are inputs; settled: outputs that they alone decide."""
     plain = name_nodes(model)
@@ -59,7 +63,12 @@ class _Form:
         maker = makers.get(selection.name_inside(selection.name))
         if maker is not None and maker.op_type == selection.op_type:
             self._add_values(graph, maker, selection)
-            if self.given and selection.op_type == "TopK" and maker.output[0] and self.index.opset >= _GATHER_ELEMENTS:
+            if (
+                self.given
+                and selection.op_type == "TopK"
+                and maker.output[0]
+                and self.index.opset >= _GATHER_ELEMENTS
+            ):
                 _match_rows(graph, maker, selection)
         for choice, kind in selection.choices:
             name = selection.name_inside(choice)
@@ -67,19 +76,35 @@ class _Form:
                 self.lacks = True
                 continue
             own = name_own(name) if self.given else name
-            self._give_out(name_own(choice) if self.given else choice, own, selection.scope, like=name)
+            self._give_out(
+                name_own(choice) if self.given else choice, own, selection.scope, like=name
+            )
             if self.given:
-                makers[name].output[:] = [own if output == name else output for output in makers[name].output]
+                makers[name].output[:] = [
+                    own if output == name else output for output in makers[name].output
+                ]
                 if selection.scope:
-                    _give_inside(self.graph, selection.scope, choice, helper.make_tensor_value_info(name, kind, None))
+                    _give_inside(
+                        self.graph,
+                        selection.scope,
+                        choice,
+                        helper.make_tensor_value_info(name, kind, None),
+                    )
 
     def take(self, choices: Mapping[str, int], settled: frozenset[str]) -> None:
         """Make inputs of the choices, whose ONNX types these are. settled: outputs that go."""
         graph = self.graph
         replace_items(
-            graph.output, [value for value in graph.output if value.name not in settled and value.name not in choices]
+            graph.output,
+            [
+                value
+                for value in graph.output
+                if value.name not in settled and value.name not in choices
+            ],
         )
-        replace_items(graph.value_info, [value for value in graph.value_info if value.name not in choices])
+        replace_items(
+            graph.value_info, [value for value in graph.value_info if value.name not in choices]
+        )
         graph.input.extend(_declare(self.index, name, name, kind) for name, kind in choices.items())
 
     def lead_out(self, model: ModelLike) -> ModelLike:
@@ -88,11 +113,17 @@ class _Form:
             return model
         tapped = tap_tensors(infer_shapes(model), self.inner.values())
         proto, weights = omit_weights(bare_proto(tapped.proto))
-        names = {tapped.outputs[tensor]: name for name, tensor in self.inner.items() if tensor in tapped.outputs}
+        names = {
+            tapped.outputs[tensor]: name
+            for name, tensor in self.inner.items()
+            if tensor in tapped.outputs
+        }
         for value in proto.graph.output:
             if value.name in names:
                 name = names[value.name]
-                proto.graph.node.append(helper.make_node("Identity", [value.name], [name], name=value.name))
+                proto.graph.node.append(
+                    helper.make_node("Identity", [value.name], [name], name=value.name)
+                )
                 value.name = name
         return rebuild(tapped.proto, restore_weights(proto, weights))
 
@@ -116,7 +147,9 @@ def _match_rows(graph: GraphProto, maker: NodeProto, selection: Selection) -> No
     maker.output[0] = name_own(values)
     inputs = [maker.input[0], selection.name_inside(selection.name)]
     name = name_own(maker.name)
-    graph.node.append(helper.make_node("GatherElements", inputs, [values], name=name, axis=find_axis(maker)))
+    graph.node.append(
+        helper.make_node("GatherElements", inputs, [values], name=name, axis=find_axis(maker))
+    )
 
 
 def _give_inside(graph: GraphProto, scope: str, choice: str, inner: ValueInfoProto) -> None:
@@ -132,10 +165,14 @@ def _give_inside(graph: GraphProto, scope: str, choice: str, inner: ValueInfoPro
         node, body, at = next(item for item in bodies if is_within(scope, item[2]))
         part = f"{choice}/{node.name}"
         if node.op_type == "Loop":
-            body.node.append(helper.make_node("Gather", [outer, body.input[0].name], [part], name=part, axis=0))
+            body.node.append(
+                helper.make_node("Gather", [outer, body.input[0].name], [part], name=part, axis=0)
+            )
         elif node.op_type == "Scan":
             node.input.append(outer)
-            body.input.append(helper.make_tensor_value_info(part, inner.type.tensor_type.elem_type, None))
+            body.input.append(
+                helper.make_tensor_value_info(part, inner.type.tensor_type.elem_type, None)
+            )
             for attr in node.attribute:
                 if attr.name == "num_scan_inputs":
                     attr.i += 1

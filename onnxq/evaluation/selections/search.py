@@ -57,7 +57,9 @@ def write_out_routers(model: ModelLike) -> ModelLike:
     The very object where it has none, or is older than the operators that this takes.
     """
     graphs = walk_graphs(bare_proto(model).graph)
-    if find_opset(model) < _OPSET or not any(_is_routed(node) for _, graph in graphs for node in graph.node):
+    if find_opset(model) < _OPSET or not any(
+        _is_routed(node) for _, graph in graphs for node in graph.node
+    ):
         return model
     named = name_nodes(model)
     index = GraphIndex(infer_shapes(named))
@@ -67,7 +69,9 @@ def write_out_routers(model: ModelLike) -> ModelLike:
         for node in graph.node:
             if _is_routed(node):
                 scores = index.resolve_tensor(node.input[_SCORES], scope)
-                nodes += _write_out(graph, node, (index.find_dtype(scores) if scores else 0) or TensorProto.FLOAT)
+                nodes += _write_out(
+                    graph, node, (index.find_dtype(scores) if scores else 0) or TensorProto.FLOAT
+                )
             nodes.append(node)
         replace_items(graph.node, nodes)
     return rebuild(model, restore_weights(proto, weights))
@@ -85,12 +89,16 @@ def _write_out(graph: GraphProto, node: NodeProto, dtype: int) -> list[NodeProto
     count = next((attr.i for attr in node.attribute if attr.name == "k"), 1)
     step = np.asarray(_STEPS.get(dtype, _COARSE_STEP), helper.tensor_dtype_to_np_dtype(dtype))
     constants = {"k": np.array([count], np.int64), "one": np.array([1], np.int64), "step": step}
-    graph.initializer.extend(numpy_helper.from_array(value, f"{base}/{key}") for key, value in constants.items())
+    graph.initializer.extend(
+        numpy_helper.from_array(value, f"{base}/{key}") for key, value in constants.items()
+    )
     nodes = []
     for part in _CHOICE.node:
         copy = NodeProto()
         copy.CopyFrom(part)
-        copy.input[:] = [node.input[_SCORES] if name == "scores" else f"{base}/{name}" for name in part.input]
+        copy.input[:] = [
+            node.input[_SCORES] if name == "scores" else f"{base}/{name}" for name in part.input
+        ]
         copy.output[:] = [f"{base}/{name}" for name in part.output]
         copy.name = base if part.output[0] == "values" else f"{base}/{part.output[0]}"
         nodes.append(copy)
@@ -229,18 +237,28 @@ def search_choices(model: ModelLike) -> tuple[tuple[Selection, ...], frozenset[s
     """The selections, in the order they run, and the outputs that they alone decide."""
     # Nothing chooses in most models, and looking for types takes longer than looking for operators.
     wanted = _CHOOSERS.keys() | _TESTS | _CASTS
-    if not any(node.op_type in wanted for _, graph in walk_graphs(bare_proto(model).graph) for node in graph.node):
+    if not any(
+        node.op_type in wanted
+        for _, graph in walk_graphs(bare_proto(model).graph)
+        for node in graph.node
+    ):
         return (), frozenset()
     typed = infer_shapes(name_nodes(model))
     outputs = [value.name for value in model.graph.output]
     index = get_index(typed)
-    walk = _ChoiceWalk(index, typed.graph, live={value.name for value in index.inputs}, judged=set(outputs))
+    walk = _ChoiceWalk(
+        index, typed.graph, live={value.name for value in index.inputs}, judged=set(outputs)
+    )
     walk.walk_graph()
     nodes = (
-        replace(selection, outputs=tuple(name for name in outputs if k in walk.behind.get(name, ())))
+        replace(
+            selection, outputs=tuple(name for name in outputs if k in walk.behind.get(name, ()))
+        )
         for k, selection in enumerate(walk.found)
     )
-    return tuple(nodes), frozenset(name for name in outputs if walk.behind.get(name) and name not in walk.changed)
+    return tuple(nodes), frozenset(
+        name for name in outputs if walk.behind.get(name) and name not in walk.changed
+    )
 
 
 @dataclass(eq=False)
@@ -280,7 +298,10 @@ class _ChoiceWalk:
         ]
         # Integers that go into bodies and come out of them are positions or sizes there.
         starts += [
-            name for node in self.graph.node for _, body in iterate_subgraphs(node) for name in list_captures(body)
+            name
+            for node in self.graph.node
+            for _, body in iterate_subgraphs(node)
+            for name in list_captures(body)
         ]
         results = [value.name for value in self.graph.output]
         self.places = self._trace([*starts, *(results if self.scope else ())])
@@ -322,7 +343,11 @@ class _ChoiceWalk:
             # What is not followed is another one in another model.
             choices = () if self.found[-1].obstacle else choices
         live = bool(self.live.intersection(reads))
-        inside = self._search_bodies(node, earlier) if live and node.op_type in _HOLDERS and _is_plain(node) else None
+        inside = (
+            self._search_bodies(node, earlier)
+            if live and node.op_type in _HOLDERS and _is_plain(node)
+            else None
+        )
         if inside is not None:
             results = ((body, value.name) for body in inside for value in body.graph.output)
             earlier = earlier.union(*(body.behind.get(name, frozenset()) for body, name in results))
@@ -351,7 +376,13 @@ class _ChoiceWalk:
             changed = self.changed - own
             changed |= {name for name, outer in fed.items() if outer in self.changed}
             # State of an iteration is an input of the next.
-            carried = dict(zip([value.name for value in body.output], inputs[_count_fronts(node) :], strict=False))
+            carried = dict(
+                zip(
+                    [value.name for value in body.output],
+                    inputs[_count_fronts(node) :],
+                    strict=False,
+                )
+            )
             while True:
                 walk = _ChoiceWalk(
                     self.index,
@@ -368,7 +399,9 @@ class _ChoiceWalk:
                 if node.op_type == "Loop":
                     walk.unsteady.update(name for name in inputs[2:] if not walk.has_size(name))
                 walk.walk_graph()
-                more = {name for output, name in carried.items() if output in walk.changed} - changed
+                more = {
+                    name for output, name in carried.items() if output in walk.changed
+                } - changed
                 if node.op_type == "If" or not more:
                     break
                 changed |= more
@@ -378,7 +411,11 @@ class _ChoiceWalk:
 
     def _is_exact(self, node: NodeProto) -> bool:
         """True where quantizing cannot change a result of the node alone."""
-        table = self.index.resolve_tensor(node.input[0], self.scope) if node.op_type == "Gather" else None
+        table = (
+            self.index.resolve_tensor(node.input[0], self.scope)
+            if node.op_type == "Gather"
+            else None
+        )
         looks_up = table is not None and self.index.is_constant(table)
         return _is_plain(node) and node.op_type in _MOVES and not looks_up
 
@@ -401,13 +438,23 @@ class _ChoiceWalk:
             if name in self.changed and name not in self.judged:
                 self.judged.add(name)
                 values.append((f"{name} in front of {node.name}", k))
-        kinds = tuple((str(TensorId(name, self.scope)), self._find_type(name) or TensorProto.INT64) for name in choices)
+        kinds = tuple(
+            (str(TensorId(name, self.scope)), self._find_type(name) or TensorProto.INT64)
+            for name in choices
+        )
         axis = find_axis(node)
         if axis >= 0:
             # All iterations of a body are one tensor, along a new first axis.
             axis += sum(parent.op_type != "If" for parent in self.around)
         return Selection(
-            node.name, node.op_type, kinds, tuple(values), axis, (), self.scope, self._find_obstacle(choices)
+            node.name,
+            node.op_type,
+            kinds,
+            tuple(values),
+            axis,
+            (),
+            self.scope,
+            self._find_obstacle(choices),
         )
 
     def has_size(self, name: str) -> bool:
@@ -419,8 +466,14 @@ class _ChoiceWalk:
         """True where results of a node of a body may have another size in another iteration."""
         own = list_defined(self.graph)
         sizes = [node.input[k] for k in _SIZES.get(node.op_type, ()) if k < len(node.input)]
-        computed = any(name in own and not self.index.is_constant(TensorId(name, self.scope)) for name in sizes)
-        return node.op_type in _COUNTING or computed or bool(self.unsteady.intersection(list_reads(node)))
+        computed = any(
+            name in own and not self.index.is_constant(TensorId(name, self.scope)) for name in sizes
+        )
+        return (
+            node.op_type in _COUNTING
+            or computed
+            or bool(self.unsteady.intersection(list_reads(node)))
+        )
 
     def _find_obstacle(self, choices: Names) -> str:
         """Why the choices of all iterations are not one tensor; "" where they are."""

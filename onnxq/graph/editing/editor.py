@@ -59,7 +59,9 @@ class Editor(Generic[M]):
 
         Raises ModelError for a node that reads, or an output that is, a tensor nothing makes, and for a cycle.
         """
-        proto = export_wiring(self._wiring, bare_proto(self._source), self._before, self._after, self._metadata)
+        proto = export_wiring(
+            self._wiring, bare_proto(self._source), self._before, self._after, self._metadata
+        )
         return rebuild(self._source, proto, self._store)
 
     def fresh(self, base: str) -> str:
@@ -72,17 +74,24 @@ class Editor(Generic[M]):
         Subgraphs side by side may both have one, and inputs of a body may hide one around it.
         """
         same = (t for other in self._scopes if (t := TensorId(name, other)) in self._tensors)
-        return not any(is_within(scope, t.scope) or (is_within(t.scope, scope) and not self._is_input(t)) for t in same)
+        return not any(
+            is_within(scope, t.scope) or (is_within(t.scope, scope) and not self._is_input(t))
+            for t in same
+        )
 
     def _is_input(self, t: TensorId) -> bool:
         return t.name in {value.name for value in self._scopes[t.scope].inputs}
 
-    def add_initializer(self, scope: str, name: str, array: Array, *, dtype: int | None = None) -> str:
+    def add_initializer(
+        self, scope: str, name: str, array: Array, *, dtype: int | None = None
+    ) -> str:
         """A new initializer in `scope`; returns its name.
 
         dtype: an onnx.TensorProto type, by default the array's; sub-byte values are given as ordinary integers.
         """
-        self.add_tensor(scope, encode_tensor(name, array, dtype, store=None if scope else self._store))
+        self.add_tensor(
+            scope, encode_tensor(name, array, dtype, store=None if scope else self._store)
+        )
         return name
 
     def add_tensor(self, scope: str, tensor: TensorProto) -> None:
@@ -102,7 +111,9 @@ class Editor(Generic[M]):
     def remove_initializer(self, t: TensorId) -> None:
         """Take out an initializer that nothing reads."""
         if t.name not in self._tensor_scope(t).initializers or not self.is_unread(t):
-            raise _fault(str(t), "is not an initializer, or is still read", "rewire its readers first")
+            raise _fault(
+                str(t), "is not an initializer, or is still read", "rewire its readers first"
+            )
         del self._tensors[t], self._scopes[t.scope].initializers[t.name]
 
     def replace_initializer(self, t: TensorId, array: Array) -> None:
@@ -110,7 +121,9 @@ class Editor(Generic[M]):
         scope = self._tensor_scope(t)
         if t.name not in scope.initializers:
             raise _fault(str(t), "is not an initializer", suggest_names(t.name, scope.initializers))
-        scope.initializers[t.name] = encode_tensor(t.name, array, store=None if scope.name else self._store)
+        scope.initializers[t.name] = encode_tensor(
+            t.name, array, store=None if scope.name else self._store
+        )
         scope.value_info.pop(t.name, None)
 
     def insert_node(
@@ -137,12 +150,19 @@ class Editor(Generic[M]):
             raise _fault(name, "there is a node of this name already", "take a name from fresh()")
         for anchor in filter(None, (before, after)):
             if self._find_node(anchor).scope != scope:
-                raise _fault(anchor, f"is not in scope {scope!r}", "anchor the new node in its own scope")
+                raise _fault(
+                    anchor, f"is not in scope {scope!r}", "anchor the new node in its own scope"
+                )
         attributes = {key: _make_attribute(key, value) for key, value in (attrs or {}).items()}
         read = [self._find_visible(tensor, scope) for tensor in inputs]
-        results = [self._define_tensor(tensor, scope) if tensor else gs.Variable.empty() for tensor in outputs]
+        results = [
+            self._define_tensor(tensor, scope) if tensor else gs.Variable.empty()
+            for tensor in outputs
+        ]
         node = gs.Node(op_type, name=name, inputs=read, outputs=results, domain=domain or None)
-        notes = [StringStringEntryProto(key=key, value=value) for key, value in (metadata or {}).items()]
+        notes = [
+            StringStringEntryProto(key=key, value=value) for key, value in (metadata or {}).items()
+        ]
         self._nodes[name] = NodeRecord(node, scope, NodeProto(metadata_props=notes), attributes)
         self._names.add(name)
         if before is not None:
@@ -176,7 +196,9 @@ class Editor(Generic[M]):
         """Let one input of one node read another tensor ("" leaves it out; the input after the last one is added)."""
         record = self._find_node(edge.node)
         if not 0 <= edge.index <= len(record.node.inputs):
-            raise _fault(str(edge), f"the node has {len(record.node.inputs)} inputs", "use one of these")
+            raise _fault(
+                str(edge), f"the node has {len(record.node.inputs)} inputs", "use one of these"
+            )
         source = self._find_visible(tensor, record.scope)
         if edge.index == len(record.node.inputs):
             record.node.inputs.append(source)
@@ -190,7 +212,14 @@ class Editor(Generic[M]):
         self._wiring.orphans[old] = self._tensors.pop(old)
         record.node.outputs[k] = self._define_tensor(new, record.scope)
 
-    def rewire(self, t: TensorId, new: str, *, consumers: Iterable[Edge] | None = None, outputs: bool = False) -> None:
+    def rewire(
+        self,
+        t: TensorId,
+        new: str,
+        *,
+        consumers: Iterable[Edge] | None = None,
+        outputs: bool = False,
+    ) -> None:
         """Let the readers of `t` (all, or the given ones) read `new`, captures from inner scopes included.
 
         Without `consumers`, the nodes that `new` itself is computed by go on reading `t`. outputs: subgraphs that give
@@ -216,7 +245,11 @@ class Editor(Generic[M]):
     def _rewire_output(self, scope: ScopeRecord, k: int, new: str) -> None:
         name = scope.outputs[k].name
         if not scope.name:
-            raise _fault(name, "is an output of the model and keeps its name", "rename the tensor, then make it anew")
+            raise _fault(
+                name,
+                "is an output of the model and keeps its name",
+                "rename the tensor, then make it anew",
+            )
         self._find_visible(new, scope.name)
         scope.outputs[k] = rename_value(scope.outputs[k], new)
 
@@ -226,7 +259,11 @@ class Editor(Generic[M]):
         edges: dict[Edge, None] = {}
         for node in tensor.outputs if tensor is not None else ():
             scope = self._nodes[node.name].scope
-            edges.update((Edge(node.name, k, scope), None) for k, read in enumerate(node.inputs) if read is tensor)
+            edges.update(
+                (Edge(node.name, k, scope), None)
+                for k, read in enumerate(node.inputs)
+                if read is tensor
+            )
         return tuple(edges)
 
     def rename_tensor(self, t: TensorId, new: str) -> None:
@@ -238,13 +275,18 @@ class Editor(Generic[M]):
         scope = self._tensor_scope(t)
         tensor = self._tensors[t]
         if not scope.name and t.name in {value.name for value in scope.inputs}:
-            raise _fault(t.name, "is an input of the model and keeps its name", "insert a node behind it")
+            raise _fault(
+                t.name, "is an input of the model and keeps its name", "insert a node behind it"
+            )
         self._define_tensor(new, t.scope)
         # Subgraphs that give the tensor out by its outer name are readers like any other.
         for inner in self._scopes.values():
             if inner is not scope:
                 follows = [self._resolve(value.name, inner.name) == t for value in inner.outputs]
-                inner.outputs = [rename_value(v, new) if f else v for v, f in zip(inner.outputs, follows, strict=True)]
+                inner.outputs = [
+                    rename_value(v, new) if f else v
+                    for v, f in zip(inner.outputs, follows, strict=True)
+                ]
         self._tensors[TensorId(new, t.scope)] = self._tensors.pop(t)
         tensor.name = new
         # Of a body, whose inputs are known to its parent by position.
@@ -261,7 +303,9 @@ class Editor(Generic[M]):
                 scope.annotated[old] = new
 
     def _move_type(self, scope: ScopeRecord, old: str, new: str) -> None:
-        known = scope.value_info.pop(old, None) or next((v for v in scope.outputs if v.name == old), None)
+        known = scope.value_info.pop(old, None) or next(
+            (v for v in scope.outputs if v.name == old), None
+        )
         if known is not None and known.type.WhichOneof("value"):
             scope.value_info[new] = rename_value(known, new)
 
@@ -287,7 +331,9 @@ class Editor(Generic[M]):
             if name in self._nodes:
                 self.remove_node(name)
         for scope in self._scopes.values():
-            for name in [name for name in scope.initializers if TensorId(name, scope.name) not in tensors]:
+            for name in [
+                name for name in scope.initializers if TensorId(name, scope.name) not in tensors
+            ]:
                 del scope.initializers[name]
                 del self._tensors[TensorId(name, scope.name)]
 
@@ -304,7 +350,9 @@ class Editor(Generic[M]):
     def _tensor_scope(self, t: TensorId) -> ScopeRecord:
         if t not in self._tensors:
             known = (key.name for key in self._tensors if key.scope == t.scope)
-            raise ModelError(str(t), "the model has no such tensor", suggest_names(t.name, known), code="Q116")
+            raise ModelError(
+                str(t), "the model has no such tensor", suggest_names(t.name, known), code="Q116"
+            )
         return self._scopes[t.scope]
 
     def _find_visible(self, tensor: str, scope: str) -> Any:
@@ -313,14 +361,18 @@ class Editor(Generic[M]):
         found = self._resolve(tensor, scope)
         if found is None:
             near = suggest_names(tensor, (key.name for key in self._tensors))
-            raise ModelError(tensor, f"no such tensor is visible in scope {scope!r}", near, code="Q116")
+            raise ModelError(
+                tensor, f"no such tensor is visible in scope {scope!r}", near, code="Q116"
+            )
         return self._tensors[found]
 
     def _define_tensor(self, name: str, scope: str) -> Any:
         if not name:
             raise _fault("a new tensor", "needs a name", "take one from fresh()")
         if not self.is_free(name, scope):
-            raise _fault(name, f"there is a tensor of this name, seen from scope {scope!r}", "use fresh()")
+            raise _fault(
+                name, f"there is a tensor of this name, seen from scope {scope!r}", "use fresh()"
+            )
         self._names.add(name)
         return self._wiring.define_tensor(TensorId(name, scope))
 
@@ -328,7 +380,9 @@ class Editor(Generic[M]):
 def _make_attribute(name: str, value: Any) -> AttributeProto:
     if isinstance(value, AttributeProto):
         if value.type in BODY_TYPES:
-            raise _fault(name, "is a body, which cannot be put into a node", "build the model with it")
+            raise _fault(
+                name, "is a body, which cannot be put into a node", "build the model with it"
+            )
         return value
     if isinstance(value, (list, tuple)) and not value:
         # An empty list has no type of its own; most lists of ONNX are of integers (axes, pads …).

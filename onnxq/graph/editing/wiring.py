@@ -110,7 +110,9 @@ def _copy_names(source: GraphProto, target: GraphProto) -> None:
     target.input.extend(ValueInfoProto(name=value.name) for value in source.input)
     target.output.extend(ValueInfoProto(name=value.name) for value in source.output)
     for node in source.node:
-        copy = target.node.add(name=node.name, op_type=node.op_type, input=node.input, output=node.output)
+        copy = target.node.add(
+            name=node.name, op_type=node.op_type, input=node.input, output=node.output
+        )
         if node.HasField("domain"):
             copy.domain = node.domain
         for label, subgraph in iterate_subgraphs(node):
@@ -119,7 +121,9 @@ def _copy_names(source: GraphProto, target: GraphProto) -> None:
             _copy_names(subgraph, attr.g)
 
 
-def _record_graph(wiring: Wiring, graph: Any, source: GraphProto, name: str, parent: str | None) -> None:
+def _record_graph(
+    wiring: Wiring, graph: Any, source: GraphProto, name: str, parent: str | None
+) -> None:
     scope = ScopeRecord(name, parent, graph, source)
     scope.inputs.extend(source.input)
     scope.outputs.extend(source.output)
@@ -130,7 +134,9 @@ def _record_graph(wiring: Wiring, graph: Any, source: GraphProto, name: str, par
     wiring.scopes[name] = scope
     _record_tensors(wiring, graph, source, name)
     for node, proto in zip(graph.nodes, source.node, strict=True):
-        record = NodeRecord(node, name, proto, {a.name: a for a in proto.attribute if a.type not in BODY_TYPES})
+        record = NodeRecord(
+            node, name, proto, {a.name: a for a in proto.attribute if a.type not in BODY_TYPES}
+        )
         scope.order.append(proto.name)
         wiring.nodes[proto.name] = record
         for label, subgraph in iterate_subgraphs(proto):
@@ -143,7 +149,9 @@ def _record_tensors(wiring: Wiring, graph: Any, source: GraphProto, scope: str) 
     objects = {tensor.name: tensor for tensor in graph.inputs}
     objects.update((tensor.name, tensor) for node in graph.nodes for tensor in node.outputs)
     for name in sorted(list_defined(source)):
-        wiring.tensors[TensorId(name, scope)] = objects[name] if name in objects else gs.Variable(name)
+        wiring.tensors[TensorId(name, scope)] = (
+            objects[name] if name in objects else gs.Variable(name)
+        )
 
 
 def _relink_inputs(wiring: Wiring, record: NodeRecord) -> None:
@@ -164,7 +172,9 @@ def find_used(wiring: Wiring) -> tuple[set[str], set[TensorId]]:
     tensors: set[TensorId] = set()
     waiting = [wiring.resolve_tensor(value.name, "") for value in wiring.scopes[""].outputs]
     for record in wiring.nodes.values():
-        made_by.update((TensorId(tensor.name, record.scope), record) for tensor in record.node.outputs)
+        made_by.update(
+            (TensorId(tensor.name, record.scope), record) for tensor in record.node.outputs
+        )
         if not any(tensor.name for tensor in record.node.outputs):
             nodes.add(record.node.name)
             waiting.extend(_list_needed(wiring, record))
@@ -184,7 +194,9 @@ def find_used(wiring: Wiring) -> tuple[set[str], set[TensorId]]:
 def _list_needed(wiring: Wiring, record: NodeRecord) -> list[TensorId | None]:
     needed = [wiring.resolve_tensor(tensor.name, record.scope) for tensor in record.node.inputs]
     for subgraph in record.subgraphs.values():
-        needed.extend(wiring.resolve_tensor(value.name, subgraph) for value in wiring.scopes[subgraph].outputs)
+        needed.extend(
+            wiring.resolve_tensor(value.name, subgraph) for value in wiring.scopes[subgraph].outputs
+        )
     return needed
 
 
@@ -221,7 +233,10 @@ def export_wiring(
         scope.graph.nodes = [record.node for record in _sort_records(wiring, scope, before, after)]
         scope.graph.outputs = [_find_output(wiring, scope, value.name) for value in scope.outputs]
     exported = gs.export_onnx(
-        wiring.scopes[""].graph, do_type_check=False, opset_imports=source.opset_import, ir_version=source.ir_version
+        wiring.scopes[""].graph,
+        do_type_check=False,
+        opset_imports=source.opset_import,
+        ir_version=source.ir_version,
     )
     # graphsurgeon's own model is only asked for the nodes and their order.
     model = ModelProto()
@@ -234,7 +249,9 @@ def export_wiring(
     return model
 
 
-def _sort_records(wiring: Wiring, scope: ScopeRecord, before: Anchors, after: Anchors) -> list[NodeRecord]:
+def _sort_records(
+    wiring: Wiring, scope: ScopeRecord, before: Anchors, after: Anchors
+) -> list[NodeRecord]:
     """The scope's nodes: base order with insertions at their anchors, then moved as far as running asks."""
     names: list[str] = []
     stack = [(name, False) for name in reversed(scope.order)]
@@ -266,12 +283,17 @@ def _list_needs(wiring: Wiring, record: NodeRecord, scope: str) -> list[str]:
             # The object that it reads was taken out; a tensor of that name further out is another one.
             if source is None or wiring.tensors[source] is not tensor:
                 cause = f"reads {tensor.name!r}, which nothing makes"
-                raise ModelError(f"{at.node.name}, input {k}", cause, "rewire the node", code="Q103")
+                raise ModelError(
+                    f"{at.node.name}, input {k}", cause, "rewire the node", code="Q103"
+                )
             if source.scope == scope:
                 needs.append(source.name)
         for subgraph in at.subgraphs.values():
             stack.extend(wiring.nodes[node.name] for node in wiring.scopes[subgraph].graph.nodes)
-            outs = (wiring.resolve_tensor(value.name, subgraph) for value in wiring.scopes[subgraph].outputs)
+            outs = (
+                wiring.resolve_tensor(value.name, subgraph)
+                for value in wiring.scopes[subgraph].outputs
+            )
             needs.extend(out.name for out in outs if out is not None and out.scope == scope)
     return needs
 
@@ -291,18 +313,32 @@ def _list_missing_domains(wiring: Wiring, source: ModelProto) -> list[object]:
     return [helper.make_opsetid(domain, 1) for domain in sorted(used - known - {"ai.onnx"})]
 
 
-def _restore_graph(wiring: Wiring, scope: ScopeRecord, exported: GraphProto, target: GraphProto) -> None:
+def _restore_graph(
+    wiring: Wiring, scope: ScopeRecord, exported: GraphProto, target: GraphProto
+) -> None:
     copy_fields(
         scope.source,
         target,
-        ("node", "initializer", "sparse_initializer", "input", "output", "value_info", "quantization_annotation"),
+        (
+            "node",
+            "initializer",
+            "sparse_initializer",
+            "input",
+            "output",
+            "value_info",
+            "quantization_annotation",
+        ),
     )
     for node in exported.node:
         _restore_node(wiring, wiring.nodes[node.name], node, target.node.add())
     target.input.extend(scope.inputs)
     target.output.extend(scope.outputs)
     for tensor in scope.initializers.values():
-        (target.sparse_initializer if isinstance(tensor, SparseTensorProto) else target.initializer).append(tensor)
+        (
+            target.sparse_initializer
+            if isinstance(tensor, SparseTensorProto)
+            else target.initializer
+        ).append(tensor)
     # Inputs and outputs carry their types themselves.
     declared = {value.name for value in (*scope.inputs, *scope.outputs)}
     for name, value in scope.value_info.items():
@@ -315,8 +351,12 @@ def _restore_graph(wiring: Wiring, scope: ScopeRecord, exported: GraphProto, tar
             target.quantization_annotation[-1].tensor_name = name
 
 
-def _restore_node(wiring: Wiring, record: NodeRecord, exported: NodeProto, target: NodeProto) -> None:
-    copy_fields(record.source, target, ("input", "output", "name", "op_type", "domain", "attribute"))
+def _restore_node(
+    wiring: Wiring, record: NodeRecord, exported: NodeProto, target: NodeProto
+) -> None:
+    copy_fields(
+        record.source, target, ("input", "output", "name", "op_type", "domain", "attribute")
+    )
     copy_fields(exported, target, ("attribute",))
     waiting = dict(record.attributes)
     bodies = {attr.name: attr.g for attr in exported.attribute}
@@ -330,15 +370,23 @@ def _restore_node(wiring: Wiring, record: NodeRecord, exported: NodeProto, targe
 
 
 def _restore_subgraphs(
-    wiring: Wiring, record: NodeRecord, source: AttributeProto, bodies: Mapping[str, GraphProto], target: AttributeProto
+    wiring: Wiring,
+    record: NodeRecord,
+    source: AttributeProto,
+    bodies: Mapping[str, GraphProto],
+    target: AttributeProto,
 ) -> None:
     copy_fields(source, target, ("g", "graphs"))
     if source.type == AttributeProto.GRAPH:
-        _restore_graph(wiring, wiring.scopes[record.subgraphs[source.name]], bodies[source.name], target.g)
+        _restore_graph(
+            wiring, wiring.scopes[record.subgraphs[source.name]], bodies[source.name], target.g
+        )
         return
     for i in range(len(source.graphs)):
         label = f"{source.name}[{i}]"
-        _restore_graph(wiring, wiring.scopes[record.subgraphs[label]], bodies[label], target.graphs.add())
+        _restore_graph(
+            wiring, wiring.scopes[record.subgraphs[label]], bodies[label], target.graphs.add()
+        )
 
 
 def rename_value(value: ValueInfoProto, name: str) -> ValueInfoProto:

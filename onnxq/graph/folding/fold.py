@@ -30,8 +30,22 @@ _NEVER = frozenset(
         *("Bernoulli", "Dropout", "Multinomial"),
         *("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"),
         *("QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"),
-        *("Optional", "OptionalGetElement", "OptionalHasElement", "SequenceAt", "SequenceConstruct", "SequenceEmpty"),
-        *("SequenceErase", "SequenceInsert", "SequenceLength", "SequenceMap", "ConcatFromSequence", "SplitToSequence"),
+        *(
+            "Optional",
+            "OptionalGetElement",
+            "OptionalHasElement",
+            "SequenceAt",
+            "SequenceConstruct",
+            "SequenceEmpty",
+        ),
+        *(
+            "SequenceErase",
+            "SequenceInsert",
+            "SequenceLength",
+            "SequenceMap",
+            "ConcatFromSequence",
+            "SplitToSequence",
+        ),
     ]
 )
 # A folded tensor may be this much larger than the constants it comes from, or this large: a scalar blown up by Expand
@@ -60,7 +74,11 @@ def fold_constants(model: M) -> M:
         folding = _Folding(model)
         plan = folding.make_plan()
         before = model
-        model = _apply_plan(folding.index, plan, model) if plan.nodes else _insert_scalars(folding.index, model)
+        model = (
+            _apply_plan(folding.index, plan, model)
+            if plan.nodes
+            else _insert_scalars(folding.index, model)
+        )
         if model is before:
             break
     return strip_weights(model) if isinstance(model, LightModel) else model  # type: ignore[return-value]
@@ -97,7 +115,9 @@ class _Folding:
         self.shapes = infer_shape_values(self.index)
         self.protos = {node.name: node for node in walk_nodes(proto.graph)}
         given_out = (
-            self.index.resolve_tensor(name, s) for s in self.index.scopes for name in self.index.scope_outputs(s)
+            self.index.resolve_tensor(name, s)
+            for s in self.index.scopes
+            for name in self.index.scope_outputs(s)
         )
         self.protected = {t for t in given_out if t is not None}
         # Of the constants that a tensor is computed from, which its own size is weighed against.
@@ -113,9 +133,15 @@ class _Folding:
             same, wanted = self._find_wanted(nodes)
             missing = [t for t in wanted if not self._is_literal(t) and t not in computed]
             computed.update(self._compute_values(nodes, missing))
-            failed = [t for t in missing if t not in computed or self._too_large(t, count_tensor_bytes(computed[t]))]
+            failed = [
+                t
+                for t in missing
+                if t not in computed or self._too_large(t, count_tensor_bytes(computed[t]))
+            ]
             if not failed:
-                tensors = {t: self._read_literal(t) if self._is_literal(t) else computed[t] for t in wanted}
+                tensors = {
+                    t: self._read_literal(t) if self._is_literal(t) else computed[t] for t in wanted
+                }
                 return _Plan(nodes, tensors, same)
             refused.update(self._find_maker(t).name for t in failed)
 
@@ -128,7 +154,12 @@ class _Folding:
             if all(self._is_literal(t) for t in outputs):
                 nodes[node.name] = node
                 continue
-            if node.domain or node.op_type in _NEVER or self.index.subgraphs(node.name) or not any(node.inputs):
+            if (
+                node.domain
+                or node.op_type in _NEVER
+                or self.index.subgraphs(node.name)
+                or not any(node.inputs)
+            ):
                 continue
             read = [self.index.resolve_tensor(name, node.scope) for name in node.inputs if name]
             if self._unpacks_weight(node, read[0]):
@@ -142,7 +173,10 @@ class _Folding:
 
     def _unpacks_weight(self, node: NodeRef, read: TensorId | None) -> bool:
         """A Cast that makes bytes of a quantized weight's 4 bits: they are packed to keep the file small."""
-        packed = read is not None and self.index.find_dtype(read) in (TensorProto.INT4, TensorProto.UINT4)
+        packed = read is not None and self.index.find_dtype(read) in (
+            TensorProto.INT4,
+            TensorProto.UINT4,
+        )
         readers = self.index.readers(node.result) if node.op_type == "Cast" and packed else ()
         return any(reader.op_type == "DequantizeLinear" for reader in readers)
 
@@ -155,18 +189,28 @@ class _Folding:
         maker = self.index.find_producer(t)
         if maker is None or t in self.shapes:
             return t in self.shapes
-        attribute = find_constant_attribute(self.protos[maker.name]) if maker.op_type == "Constant" else None
+        attribute = (
+            find_constant_attribute(self.protos[maker.name])
+            if maker.op_type == "Constant"
+            else None
+        )
         return not maker.domain and attribute is not None and attribute.name != "sparse_value"
 
     def _read_literal(self, t: TensorId) -> TensorProto:
-        attribute = None if t in self.shapes else find_constant_attribute(self.protos[self._find_maker(t).name])
+        attribute = (
+            None
+            if t in self.shapes
+            else find_constant_attribute(self.protos[self._find_maker(t).name])
+        )
         if attribute is not None and attribute.name == "value":
             tensor = deepcopy(attribute.t)
             tensor.name = t.name
             return tensor
         return self._encode_value(t, t.name)
 
-    def _find_wanted(self, nodes: dict[str, NodeRef]) -> tuple[dict[TensorId, TensorId], list[TensorId]]:
+    def _find_wanted(
+        self, nodes: dict[str, NodeRef]
+    ) -> tuple[dict[TensorId, TensorId], list[TensorId]]:
         """Identities to bypass, and the folded tensors that must exist because something else reads them."""
         same: dict[TensorId, TensorId] = {}
         wanted: dict[TensorId, None] = {}
@@ -186,7 +230,9 @@ class _Folding:
     def _unwrap_identity(self, t: TensorId, nodes: dict[str, NodeRef]) -> TensorId:
         """Return the source of an Identity, or of a chain of them: tied weights must stay one tensor."""
         while (
-            (maker := self.index.find_producer(t)) is not None and maker.name in nodes and maker.op_type == "Identity"
+            (maker := self.index.find_producer(t)) is not None
+            and maker.name in nodes
+            and maker.op_type == "Identity"
         ):
             source = self.index.find_input(maker, 0)
             if source is None or t in self.shapes:
@@ -194,7 +240,9 @@ class _Folding:
             t = source
         return t
 
-    def _compute_values(self, nodes: dict[str, NodeRef], wanted: list[TensorId]) -> dict[TensorId, TensorProto]:
+    def _compute_values(
+        self, nodes: dict[str, NodeRef], wanted: list[TensorId]
+    ) -> dict[TensorId, TensorProto]:
         """The values of the tensors asked for, as far as there are any."""
         # Without ORT, which would copy a weight in and out.
         moved = {t: array for t in wanted if (array := self._move_weight(t)) is not None}
@@ -222,7 +270,9 @@ class _Folding:
             dtype = node.attrs.get("to", dtype) if node.op_type == "Cast" else dtype
         return array
 
-    def _evaluate_nodes(self, nodes: dict[str, NodeRef], wanted: list[TensorId]) -> dict[TensorId, TensorProto]:
+    def _evaluate_nodes(
+        self, nodes: dict[str, NodeRef], wanted: list[TensorId]
+    ) -> dict[TensorId, TensorProto]:
         """The part of the model that makes `wanted`, in names that fit one scope, computed."""
         names: dict[TensorId, str] = {}
         constants: dict[str, TensorProto] = {}
@@ -247,7 +297,12 @@ class _Folding:
         while waiting:
             t = waiting.pop()
             maker = self.index.find_producer(t)
-            if maker is None or maker.name in needed or maker.name not in nodes or self._is_literal(t):
+            if (
+                maker is None
+                or maker.name in needed
+                or maker.name not in nodes
+                or self._is_literal(t)
+            ):
                 continue
             needed[maker.name] = maker
             read = self.index.list_inputs(maker)
@@ -313,9 +368,13 @@ def _insert_scalars(index: GraphIndex, model: M) -> M:
     editor = Editor(model)
     for edge, t in edges:
         node = editor.fresh(f"{edge}/scalar")
-        shape = editor.add_initializer(edge.scope, editor.fresh(f"{node}/shape"), np.zeros(0, np.int64))
+        shape = editor.add_initializer(
+            edge.scope, editor.fresh(f"{node}/shape"), np.zeros(0, np.int64)
+        )
         scalar = editor.fresh(node)
-        editor.insert_node(edge.scope, "Reshape", [t.name, shape], [scalar], name=node, before=edge.node)
+        editor.insert_node(
+            edge.scope, "Reshape", [t.name, shape], [scalar], name=node, before=edge.node
+        )
         editor.replace_input(edge, scalar)
     return editor.export()
 
@@ -346,7 +405,11 @@ def _share_equal(index: GraphIndex, plan: _Plan, editor: Editor[Any]) -> None:
     alike: defaultdict[tuple[int, tuple[int, ...]], list[TensorId]] = defaultdict(list)
     for t, tensor in plan.tensors.items():
         maker = index.find_producer(t)
-        if count_tensor_bytes(tensor) > SMALL_BYTES and maker is not None and maker.op_type != "Constant":
+        if (
+            count_tensor_bytes(tensor) > SMALL_BYTES
+            and maker is not None
+            and maker.op_type != "Constant"
+        ):
             alike[tensor.data_type, tuple(tensor.dims)].append(t)
     equal: defaultdict[tuple[object, bytes], list[TensorId]] = defaultdict(list)
     for kind, same in alike.items():
@@ -364,7 +427,9 @@ def _share_equal(index: GraphIndex, plan: _Plan, editor: Editor[Any]) -> None:
             editor.remove_initializer(t)
         shared = deepcopy(plan.tensors[group[0]])
         scope = _find_common_scope(index, [t.scope for t in group])
-        shared.name = group[0].name if editor.is_free(group[0].name, scope) else editor.fresh(group[0].name)
+        shared.name = (
+            group[0].name if editor.is_free(group[0].name, scope) else editor.fresh(group[0].name)
+        )
         editor.add_tensor(scope, shared)
         for edge in edges:
             editor.replace_input(edge, shared.name)
@@ -373,4 +438,6 @@ def _share_equal(index: GraphIndex, plan: _Plan, editor: Editor[Any]) -> None:
 def _find_common_scope(index: GraphIndex, scopes: list[str]) -> str:
     """The innermost scope that is, or lies around, all of these."""
     others = [set(index.list_outwards(scope)) for scope in scopes[1:]]
-    return next(scope for scope in index.list_outwards(scopes[0]) if all(scope in other for other in others))
+    return next(
+        scope for scope in index.list_outwards(scopes[0]) if all(scope in other for other in others)
+    )

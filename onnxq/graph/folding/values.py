@@ -52,20 +52,28 @@ def infer_shape_values(index: GraphIndex) -> dict[TensorId, Array]:
             known[node.result] = found
     return {
         t: np.array(
-            value.items[0] if value.scalar else value.items, onnx.helper.tensor_dtype_to_np_dtype(index.find_dtype(t))
+            value.items[0] if value.scalar else value.items,
+            onnx.helper.tensor_dtype_to_np_dtype(index.find_dtype(t)),
         )
         for t, value in known.items()
         if None not in value.items and index.find_dtype(t) in _INTEGERS and not index.is_constant(t)
     }
 
 
-def _read_known(index: GraphIndex, node: NodeRef, k: int, known: dict[TensorId, _Known]) -> _Known | None:
+def _read_known(
+    index: GraphIndex, node: NodeRef, k: int, known: dict[TensorId, _Known]
+) -> _Known | None:
     t = index.find_input(node, k)
     if t is None or t in known:
         return None if t is None else known[t]
     # A constant then, such as the index of a Gather.
     shape = index.find_shape(t)
-    if index.find_dtype(t) not in _INTEGERS or shape is None or len(shape) > 1 or not index.is_constant(t):
+    if (
+        index.find_dtype(t) not in _INTEGERS
+        or shape is None
+        or len(shape) > 1
+        or not index.is_constant(t)
+    ):
         return None
     # Long constants are not read: an index without weights does not hold their values.
     if shape and not (isinstance(shape[0], int) and shape[0] <= _LONGEST):
@@ -85,7 +93,11 @@ def _read_parameter(
     if k >= len(node.inputs) or not node.inputs[k]:
         return ()
     parameter = _read_known(index, node, k, known)
-    return None if parameter is None or None in parameter.items else tuple(v for v in parameter.items if v is not None)
+    return (
+        None
+        if parameter is None or None in parameter.items
+        else tuple(v for v in parameter.items if v is not None)
+    )
 
 
 def _read_dims(index: GraphIndex, node: NodeRef) -> tuple[int | None, ...] | None:
@@ -96,7 +108,11 @@ def _read_dims(index: GraphIndex, node: NodeRef) -> tuple[int | None, ...] | Non
 
 def _infer_shape(index: GraphIndex, node: NodeRef, known: dict[TensorId, _Known]) -> _Known | None:
     dims = _read_dims(index, node)
-    return None if dims is None else _Known(dims[node.attrs.get("start", 0) : node.attrs.get("end", len(dims))])
+    return (
+        None
+        if dims is None
+        else _Known(dims[node.attrs.get("start", 0) : node.attrs.get("end", len(dims))])
+    )
 
 
 def _infer_size(index: GraphIndex, node: NodeRef, known: dict[TensorId, _Known]) -> _Known | None:
@@ -146,18 +162,28 @@ def _infer_concat(index: GraphIndex, node: NodeRef, known: dict[TensorId, _Known
 def _infer_cast(index: GraphIndex, node: NodeRef, known: dict[TensorId, _Known]) -> _Known | None:
     source = _read_known(index, node, 0, known)
     # Past 2^31 a cast to int32 wraps around.
-    if source is None or node.attrs.get("to") not in _INTEGERS or any(abs(v) >= 2**31 for v in source.items if v):
+    if (
+        source is None
+        or node.attrs.get("to") not in _INTEGERS
+        or any(abs(v) >= 2**31 for v in source.items if v)
+    ):
         return None
     return source
 
 
-def _infer_unsqueeze(index: GraphIndex, node: NodeRef, known: dict[TensorId, _Known]) -> _Known | None:
+def _infer_unsqueeze(
+    index: GraphIndex, node: NodeRef, known: dict[TensorId, _Known]
+) -> _Known | None:
     data = _read_known(index, node, 0, known)
     axes = _read_parameter(index, node, 1, "axes", known)
-    return _Known(data.items) if data is not None and data.scalar and axes in ((0,), (-1,)) else None
+    return (
+        _Known(data.items) if data is not None and data.scalar and axes in ((0,), (-1,)) else None
+    )
 
 
-def _infer_squeeze(index: GraphIndex, node: NodeRef, known: dict[TensorId, _Known]) -> _Known | None:
+def _infer_squeeze(
+    index: GraphIndex, node: NodeRef, known: dict[TensorId, _Known]
+) -> _Known | None:
     data = _read_known(index, node, 0, known)
     axes = _read_parameter(index, node, 1, "axes", known)
     if data is None or data.scalar or len(data.items) != 1 or axes not in ((), (0,), (-1,)):
@@ -192,7 +218,11 @@ def move_constant(node: NodeRef, source: Array, dtype: int, shape: Shape | None)
 
     dtype: of the source. shape: of the output where inferred, None otherwise.
     """
-    if node.op_type in _RESHAPES and shape is not None and np.prod(shape, dtype=np.int64) == source.size:
+    if (
+        node.op_type in _RESHAPES
+        and shape is not None
+        and np.prod(shape, dtype=np.int64) == source.size
+    ):
         return source.reshape(shape)
     if node.op_type == "Transpose":
         perm = node.attrs.get("perm", tuple(range(source.ndim))[::-1])
@@ -205,7 +235,10 @@ def move_constant(node: NodeRef, source: Array, dtype: int, shape: Shape | None)
 
 
 def evaluate_nodes(
-    like: ModelProto, nodes: Sequence[NodeProto], constants: Mapping[str, TensorProto], wanted: Sequence[str]
+    like: ModelProto,
+    nodes: Sequence[NodeProto],
+    constants: Mapping[str, TensorProto],
+    wanted: Sequence[str],
 ) -> dict[str, Array]:
     """The values of the `wanted` tensors; those that ONNX Runtime cannot compute are left out.
 
@@ -215,7 +248,11 @@ def evaluate_nodes(
     values = _run_part(_make_part(like, nodes, constants, wanted)) if wanted else {}
     if values is None:
         # One node that cannot run keeps the others from running; alone, each of the rest has its chance.
-        alone = [_run_part(_make_part(like, nodes, constants, [name])) for name in wanted] if len(wanted) > 1 else []
+        alone = (
+            [_run_part(_make_part(like, nodes, constants, [name])) for name in wanted]
+            if len(wanted) > 1
+            else []
+        )
         values = {end: value for part in alone if part for end, value in part.items()}
     return {end[: -len(_END)]: value for end, value in values.items()}
 
@@ -225,10 +262,15 @@ _END = " "
 
 
 def _make_part(
-    like: ModelProto, nodes: Sequence[NodeProto], constants: Mapping[str, TensorProto], wanted: Sequence[str]
+    like: ModelProto,
+    nodes: Sequence[NodeProto],
+    constants: Mapping[str, TensorProto],
+    wanted: Sequence[str],
 ) -> ModelProto:
     """A model of the nodes and constants that `wanted` needs."""
-    ends = [helper.make_node("Identity", [name], [name + _END], name=name + _END) for name in wanted]
+    ends = [
+        helper.make_node("Identity", [name], [name + _END], name=name + _END) for name in wanted
+    ]
     outputs = [ValueInfoProto(name=name + _END) for name in wanted]
     model = assemble_model(like, [*nodes, *ends], (), outputs, constants)
     remove_unneeded(model.graph)
@@ -241,11 +283,19 @@ def _run_part(model: ModelProto) -> dict[str, Array] | None:
     try:
         # Folded as it is: without error_ok=False graphsurgeon would print the fault and go on.
         graph.fold_constants(
-            fold_shapes=False, recurse_subgraphs=False, flatten_subgraphs=False, recurse_functions=False, error_ok=False
+            fold_shapes=False,
+            recurse_subgraphs=False,
+            flatten_subgraphs=False,
+            recurse_functions=False,
+            error_ok=False,
         )
     except ModuleNotFoundError as error:
         cause = "is needed to fold constants"
-        raise MissingDependencyError("onnxruntime", cause, "pip install onnxq[cpu]", code="Q801") from error
+        raise MissingDependencyError(
+            "onnxruntime", cause, "pip install onnxq[cpu]", code="Q801"
+        ) from error
     except Exception:  # whatever ONNX Runtime makes of a model it cannot run
         return None
-    return {tensor.name: tensor.values for tensor in graph.outputs if isinstance(tensor, gs.Constant)}
+    return {
+        tensor.name: tensor.values for tensor in graph.outputs if isinstance(tensor, gs.Constant)
+    }

@@ -21,7 +21,13 @@ from onnxq.graph.base import LAYOUT_OPS, NodeRef
 from onnxq.graph.index import GraphIndex, get_index
 from onnxq.graph.light import M, WeightStore, copy_proto, copy_store, rebuild
 from onnxq.graph.names import choose_name, list_names
-from onnxq.graph.scopes import iterate_subgraphs, join_scope, rename_made, rename_reads, replace_items
+from onnxq.graph.scopes import (
+    iterate_subgraphs,
+    join_scope,
+    rename_made,
+    rename_reads,
+    replace_items,
+)
 from onnxq.graph.shapes import Contrib, find_contrib, infer_shapes
 from onnxq.graph.values import decode_tensor, encode_tensor
 from onnxq.sites import Edge, TensorId
@@ -36,8 +42,30 @@ CONTROL = ("If", "Loop", "Scan")
 _FLOAT32_ONLY = ("AffineGrid",)
 # Their values are those of their inputs: no type rounds them.
 MOVES = LAYOUT_OPS | {
-    *("Slice", "Gather", "GatherElements", "GatherND", "Expand", "Tile", "Concat", "Split", "Pad", "DepthToSpace"),
-    *("SpaceToDepth", "MaxPool", "GlobalMaxPool", "Relu", "ReduceMax", "ReduceMin", "Max", "Min", "Abs", "Neg"),
+    *(
+        "Slice",
+        "Gather",
+        "GatherElements",
+        "GatherND",
+        "Expand",
+        "Tile",
+        "Concat",
+        "Split",
+        "Pad",
+        "DepthToSpace",
+    ),
+    *(
+        "SpaceToDepth",
+        "MaxPool",
+        "GlobalMaxPool",
+        "Relu",
+        "ReduceMax",
+        "ReduceMin",
+        "Max",
+        "Min",
+        "Abs",
+        "Neg",
+    ),
     *("ScatterND", "ScatterElements", "Where", "Clip", "Trilu"),
 }
 
@@ -55,7 +83,9 @@ class Binding:
 
 
 @lru_cache(maxsize=1024)
-def _read_schema(op_type: str, opset: int, narrow: int) -> tuple[tuple[bool, ...], tuple[bool, ...], bool] | None:
+def _read_schema(
+    op_type: str, opset: int, narrow: int
+) -> tuple[tuple[bool, ...], tuple[bool, ...], bool] | None:
     """For each formal input, then output: whether its type variable takes `narrow`; and whether the last repeats."""
     try:
         schema = onnx.defs.get_schema(op_type, opset, "")
@@ -63,9 +93,13 @@ def _read_schema(op_type: str, opset: int, narrow: int) -> tuple[tuple[bool, ...
         return None
     wanted = "tensor(float16)" if narrow == TensorProto.FLOAT16 else "tensor(bfloat16)"
     takes = {
-        constraint.type_param_str: wanted in constraint.allowed_type_strs for constraint in schema.type_constraints
+        constraint.type_param_str: wanted in constraint.allowed_type_strs
+        for constraint in schema.type_constraints
     }
-    repeats = bool(schema.inputs) and schema.inputs[-1].option == onnx.defs.OpSchema.FormalParameterOption.Variadic
+    repeats = (
+        bool(schema.inputs)
+        and schema.inputs[-1].option == onnx.defs.OpSchema.FormalParameterOption.Variadic
+    )
     inputs = tuple(takes.get(formal.type_str, False) for formal in schema.inputs)
     return inputs, tuple(takes.get(formal.type_str, False) for formal in schema.outputs), repeats
 
@@ -95,7 +129,11 @@ def bind_types(index: GraphIndex, node: NodeRef, narrow: int, opset: int) -> Bin
             return fixed
         formal = inputs[k] if k < len(inputs) else bool(repeats and inputs[-1])
         follows.append(formal if dtype == FLOAT else None)
-    dtypes = {k: index.find_dtype(TensorId(name, node.scope)) for k, name in enumerate(node.outputs) if name}
+    dtypes = {
+        k: index.find_dtype(TensorId(name, node.scope))
+        for k, name in enumerate(node.outputs)
+        if name
+    }
     if 0 in dtypes.values():
         # Its readers cannot tell what they would get either, and stay float32 with it.
         return fixed
@@ -118,7 +156,10 @@ def _bind_contrib(index: GraphIndex, node: NodeRef, contrib: Contrib) -> Binding
     wide_inputs, wide_outputs = contrib.wide
     known = all(dtype or not name for dtype, name in zip(dtypes, node.inputs, strict=True))
     able = known and not any(node.outputs[k] for k in wide_outputs if k < len(node.outputs))
-    follows = ((able and k not in wide_inputs) if dtype == FLOAT else None for k, dtype in enumerate(dtypes))
+    follows = (
+        (able and k not in wide_inputs) if dtype == FLOAT else None
+        for k, dtype in enumerate(dtypes)
+    )
     return Binding(able, tuple(follows))
 
 
@@ -132,7 +173,10 @@ _COPIED = 1024
 # What the scales of a weight may lose.
 _LOST = 2.0**-8
 # Masks are limited to these: the exponent of a Softmax vanishes far above, and three masks added up still fit.
-LOWEST: Mapping[int, float] = {int(TensorProto.FLOAT16): -(2.0**14), int(TensorProto.BFLOAT16): -(2.0**126)}
+LOWEST: Mapping[int, float] = {
+    int(TensorProto.FLOAT16): -(2.0**14),
+    int(TensorProto.BFLOAT16): -(2.0**126),
+}
 TYPE_NAMES: Mapping[int, str] = {number: str(kind) for number, kind in FLOAT_TYPES.items()}
 
 
@@ -179,7 +223,9 @@ class _NodeTypes:
         if self.wide is None or node.name in self.wide:
             return FLOAT
         if node.is_onnx(QUANTIZE):
-            return self.of_tensor(self.index.find_input(node, 0)) if self.fits_scale(node) else FLOAT
+            return (
+                self.of_tensor(self.index.find_input(node, 0)) if self.fits_scale(node) else FLOAT
+            )
         if node.is_onnx(DEQUANTIZE):
             able = self.of_readers(node.result) == {self.narrow} and self.fits_scale(node)
         else:
@@ -279,7 +325,9 @@ class _TypeWriter:
                 self.dtypes[tensor] = self.types.of_tensor(tensor)
                 _set_type(value, self.dtypes[tensor])
         for stored in list(graph.initializer):
-            self._write_constant(stored, TensorId(stored.name, scope), self.store if not scope else None)
+            self._write_constant(
+                stored, TensorId(stored.name, scope), self.store if not scope else None
+            )
         for node in graph.node:
             self._write_node(node, scope)
         self._write_outputs(graph, scope)
@@ -287,7 +335,9 @@ class _TypeWriter:
         for value in graph.value_info:
             _set_type(value, self.dtypes.get(TensorId(value.name, scope), FLOAT))
 
-    def _write_constant(self, stored: TensorProto, tensor: TensorId, store: WeightStore | None) -> None:
+    def _write_constant(
+        self, stored: TensorProto, tensor: TensorId, store: WeightStore | None
+    ) -> None:
         if stored.data_type != FLOAT:
             return
         narrow = self.types.narrow
@@ -301,7 +351,11 @@ class _TypeWriter:
 
     def _is_shared_scale(self, tensor: TensorId, read_in: set[int]) -> bool:
         """True for the scale of a pair that is read in both types, or written in both."""
-        readers = [self.index.find_node(edge.node) for edge in self.index.list_consumers(tensor) if edge.index == 1]
+        readers = [
+            self.index.find_node(edge.node)
+            for edge in self.index.list_consumers(tensor)
+            if edge.index == 1
+        ]
         paired = [node for node in readers if node.is_onnx(QUANTIZE, DEQUANTIZE)]
         if paired and self.types.narrow in read_in:
             return True
@@ -338,7 +392,9 @@ class _TypeWriter:
         # One that stays in float32 gives that alone, and a Cast follows.
         if self.types.wide is None or ref.name in self.types.wide or not self.types.fits_scale(ref):
             return False
-        return self.types.of_node(ref) == FLOAT and self.types.narrow in self.types.of_readers(ref.result)
+        return self.types.of_node(ref) == FLOAT and self.types.narrow in self.types.of_readers(
+            ref.result
+        )
 
     def _repeat_dequantize(self, node: NodeProto, ref: NodeRef) -> None:
         """A second DequantizeLinear for the readers in the narrow type."""
@@ -365,10 +421,16 @@ class _TypeWriter:
     def _write_constant_node(self, node: NodeProto, tensor: TensorId) -> int:
         value = self.index.find_constant(tensor)
         narrow = self.types.narrow
-        if value is None or not is_float32(self.index, tensor) or self.types.of_readers(tensor) != {narrow}:
+        if (
+            value is None
+            or not is_float32(self.index, tensor)
+            or self.types.of_readers(tensor) != {narrow}
+        ):
             return FLOAT
         del node.attribute[:]
-        stored = encode_tensor(tensor.name, self._narrow_value(value, self._is_limited(tensor)), narrow)
+        stored = encode_tensor(
+            tensor.name, self._narrow_value(value, self._is_limited(tensor)), narrow
+        )
         node.attribute.append(helper.make_attribute("value", stored))
         return narrow
 

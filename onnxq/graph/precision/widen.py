@@ -17,7 +17,16 @@ from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto
 
 from onnxq.arrays import Array
 from onnxq.graph.index import GraphIndex, get_index
-from onnxq.graph.light import M, ModelLike, WeightStore, bare_proto, copy_proto, copy_store, rebuild, store_of
+from onnxq.graph.light import (
+    M,
+    ModelLike,
+    WeightStore,
+    bare_proto,
+    copy_proto,
+    copy_store,
+    rebuild,
+    store_of,
+)
 from onnxq.graph.names import choose_name, list_names
 from onnxq.graph.precision.narrow import FLOAT, MOVES, TYPE_NAMES, make_cast
 from onnxq.graph.scopes import rename_reads, replace_items, walk_graphs, walk_nodes
@@ -81,7 +90,9 @@ def _find_compute_type(model: ModelLike) -> int:
 
 def _mentions_narrow(proto: ModelProto) -> bool:
     """True where anything in the model has a narrow type, so that a closer look is worth its time."""
-    dtypes = {value.type.tensor_type.elem_type for value in (*proto.graph.input, *proto.graph.output)}
+    dtypes = {
+        value.type.tensor_type.elem_type for value in (*proto.graph.input, *proto.graph.output)
+    }
     for _, graph in walk_graphs(proto.graph):
         dtypes.update(tensor.data_type for tensor in graph.initializer)
         for node in graph.node:
@@ -113,7 +124,9 @@ def widen_model(model: M) -> M:
 
 def _widen_tensor(tensor: TensorProto, store: WeightStore | None = None) -> None:
     if tensor.data_type in NARROW:
-        wide = encode_tensor(tensor.name, decode_tensor(tensor, store).astype(np.float32), store=store)
+        wide = encode_tensor(
+            tensor.name, decode_tensor(tensor, store).astype(np.float32), store=store
+        )
         wide.metadata_props.extend(tensor.metadata_props)
         tensor.CopyFrom(wide)
 
@@ -145,7 +158,9 @@ def _keep_node(
     dtypes = [before.find_dtype(before.resolve_tensor(name, scope)) for name in node.input]
 
     def name_cast(place: str, dtype: int) -> tuple[str, str]:
-        return choose_name(f"{place}/{TYPE_NAMES[dtype]}", taken), choose_name(f"{place}/Cast", taken)
+        return choose_name(f"{place}/{TYPE_NAMES[dtype]}", taken), choose_name(
+            f"{place}/Cast", taken
+        )
 
     for k, dtype in enumerate(dtypes):
         if dtype in NARROW:
@@ -207,7 +222,11 @@ def _holds(narrow: Array, wide: Array, kind: int) -> bool:
 
 def _map_stored(original: ModelLike) -> dict[str, tuple[str, int]]:
     """Map float32 tensors to the narrow initializer each comes from: itself, or the one a Cast reads."""
-    narrow = {tensor.name: tensor.data_type for tensor in original.graph.initializer if tensor.data_type in NARROW}
+    narrow = {
+        tensor.name: tensor.data_type
+        for tensor in original.graph.initializer
+        if tensor.data_type in NARROW
+    }
     sources = {name: (name, dtype) for name, dtype in narrow.items()}
     index = get_index(original)
     for node in index.nodes:

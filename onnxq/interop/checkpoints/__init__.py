@@ -1,6 +1,19 @@
 """Quantized checkpoints of other tools, read from their bytes: one file for each format."""
 
-from onnxq.interop.checkpoints.base import Checkpoint, CheckpointFormat, CheckpointWeight, InputScale, WeightCodes
+from onnxq.interop.checkpoints.base import (
+    Checkpoint,
+    CheckpointFormat,
+    CheckpointWeight,
+    InputScale,
+    WeightCodes,
+)
 from onnxq.interop.checkpoints.registry import open_checkpoint
 
-__all__ = ["Checkpoint", "CheckpointFormat", "CheckpointWeight", "InputScale", "WeightCodes", "open_checkpoint"]
+__all__ = [
+    "Checkpoint",
+    "CheckpointFormat",
+    "CheckpointWeight",
+    "InputScale",
+    "WeightCodes",
+    "open_checkpoint",
+]

@@ -39,19 +39,27 @@ def _read_awq(files: CheckpointFiles) -> Checkpoint:
     version = str(stored).lower()
     bits = files.settings.get("bits", _BITS)
     if version != "gemm" or bits != _BITS:
-        raise fault(files.path, f"AWQ of version {version!r} in {bits} bits is not read", "save it as gemm in 4 bits")
+        raise fault(
+            files.path,
+            f"AWQ of version {version!r} in {bits} bits is not read",
+            "save it as gemm in 4 bits",
+        )
     return list_weights(files, "AWQ", ".qweight", _find_weight)
 
 
 def _find_weight(files: CheckpointFiles, name: str) -> CheckpointWeight:
-    (columns, _), (groups, rows) = (files.tensors[f"{name}.{part}"].shape for part in ("qweight", "scales"))
+    (columns, _), (groups, rows) = (
+        files.tensors[f"{name}.{part}"].shape for part in ("qweight", "scales")
+    )
     size = find_group_size(name, columns, groups, files.settings.get("group_size"))
     read = partial(_read_weight, files, name, size)
     return CheckpointWeight(name, (rows, columns), describe_form(_BITS, size, columns), read)
 
 
 def _read_weight(files: CheckpointFiles, name: str, size: int) -> WeightCodes:
-    codes, zero = (_unpack_rows(files.tensors[f"{name}.{part}"].read()) for part in ("qweight", "qzeros"))
+    codes, zero = (
+        _unpack_rows(files.tensors[f"{name}.{part}"].read()) for part in ("qweight", "qzeros")
+    )
     scale = files.tensors[f"{name}.scales"].read_floats().T
     return WeightCodes(codes=codes, scale=scale, zero=zero, bits=_BITS, size=size)
 

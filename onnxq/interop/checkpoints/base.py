@@ -46,7 +46,12 @@ class WeightCodes:
     @property
     def form(self) -> tuple[int, int, bool, bytes]:
         """All that channels of one weight share."""
-        return self.bits, self.size, self.minimum is None, b"" if self.order is None else self.order.tobytes()
+        return (
+            self.bits,
+            self.size,
+            self.minimum is None,
+            b"" if self.order is None else self.order.tobytes(),
+        )
 
     @property
     def symmetric(self) -> bool:
@@ -72,7 +77,11 @@ class WeightCodes:
         """The same with the columns of each group side by side. groups: of each column, its group (g_idx)."""
         order = np.argsort(groups, kind="stable").astype(np.int32)
         if (groups[order] != np.arange(len(groups)) // self.size).any():
-            raise fault(name, f"its groups (g_idx) are not of {self.size} columns each", "save the checkpoint again")
+            raise fault(
+                name,
+                f"its groups (g_idx) are not of {self.size} columns each",
+                "save the checkpoint again",
+            )
         if (np.diff(groups) >= 0).all():
             return self
         return replace(self, codes=self.codes[:, order], order=order)
@@ -87,11 +96,17 @@ class WeightCodes:
             # A block of one value: any scale has it, and engines take none of 0.
             dead = np.repeat(scale == 0, self.size, 1)[:, : codes.shape[1]]
             still = np.zeros_like(zero) if minimum is not None else zero
-            codes = np.where(dead, np.repeat(still, self.size, 1)[:, : codes.shape[1]], codes).astype(np.uint8)
+            codes = np.where(
+                dead, np.repeat(still, self.size, 1)[:, : codes.shape[1]], codes
+            ).astype(np.uint8)
             scale = np.where(scale == 0, np.float32(1), scale)
         if minimum is not None:
             whole = np.rint(-minimum / scale)
-            legal = (whole >= 0) & (whole < 1 << self.bits) & (-whole.astype(np.float32) * scale == minimum)
+            legal = (
+                (whole >= 0)
+                & (whole < 1 << self.bits)
+                & (-whole.astype(np.float32) * scale == minimum)
+            )
             if legal.all():
                 zero = whole.astype(np.uint8)
                 minimum = None
@@ -157,12 +172,17 @@ class CheckpointFormat:
 
 
 def list_weights(
-    files: CheckpointFiles, title: str, ending: str, make: Callable[[CheckpointFiles, str], CheckpointWeight]
+    files: CheckpointFiles,
+    title: str,
+    ending: str,
+    make: Callable[[CheckpointFiles, str], CheckpointWeight],
 ) -> Checkpoint:
     """The weight that `make` finds in each module with a tensor of this name; where it raises, one that is refused."""
     weights = list[CheckpointWeight]()
     refused = dict[str, str]()
-    for name in (tensor.removesuffix(ending) for tensor in files.tensors if tensor.endswith(ending)):
+    for name in (
+        tensor.removesuffix(ending) for tensor in files.tensors if tensor.endswith(ending)
+    ):
         try:
             weights.append(make(files, name))
         except CalibrationError as error:
@@ -179,7 +199,9 @@ def unpack_words(words: Array, bits: int, count: int) -> Array:
     packed = np.ascontiguousarray(words).view(np.uint8)
     if MOST_BITS % bits == 0:
         return unpack_bits(packed, bits, count)
-    stream = np.unpackbits(packed, axis=1, bitorder="little")[:, : count * bits].reshape(-1, count, bits)
+    stream = np.unpackbits(packed, axis=1, bitorder="little")[:, : count * bits].reshape(
+        -1, count, bits
+    )
     return np.packbits(stream, axis=2, bitorder="little")[..., 0]
 
 
@@ -189,7 +211,9 @@ def find_group_size(name: str, columns: int, groups: int, stated: object) -> int
         if isinstance(size, int) and size > 0 and -(-columns // size) == groups:
             return min(size, columns)
     raise fault(
-        name, f"{groups} groups do not fit {columns} columns in groups of {stated}", "save the checkpoint again"
+        name,
+        f"{groups} groups do not fit {columns} columns in groups of {stated}",
+        "save the checkpoint again",
     )
 
 

@@ -51,19 +51,35 @@ def _find_weight(files: CheckpointFiles, name: str) -> CheckpointWeight:
     packed = files.tensors.get(f"{name}.weight_packed")
     tensor = packed or files.tensors[f"{name}.weight"]
     if kind != "int" or bits is None or tensor.dtype != ("I32" if packed else "I8"):
-        raise fault(name, f"{kind} of {bits} bits in {tensor.dtype} is not read, and integers in I8 or packed I32 are")
+        raise fault(
+            name,
+            f"{kind} of {bits} bits in {tensor.dtype} is not read, and integers in I8 or packed I32 are",
+        )
     # Packed rows may be filled up, so that the words do not say how long they are.
-    shape = tuple(map(int, files.tensors[f"{name}.weight_shape"].read())) if packed else tensor.shape
+    shape = (
+        tuple(map(int, files.tensors[f"{name}.weight_shape"].read())) if packed else tensor.shape
+    )
     if len(shape) != 2 or strategy == "block":
-        raise fault(name, f"shape {list(shape)} and strategy {strategy!r} are not read, and matrices in groups are")
+        raise fault(
+            name,
+            f"shape {list(shape)} and strategy {strategy!r} are not read, and matrices in groups are",
+        )
     if scheme.get("output_activations"):
         raise fault(name, "its outputs are quantized, which is not read")
     data = _read_data(files, name, scheme.get("input_activations") or {})
-    _, groups = (1, *files.tensors[f"{name}.weight_scale"].shape)[-2:] if strategy != "tensor" else (1, 1)
-    size = shape[1] if groups == 1 else find_group_size(name, shape[1], groups, fields.get("group_size"))
+    _, groups = (
+        (1, *files.tensors[f"{name}.weight_scale"].shape)[-2:] if strategy != "tensor" else (1, 1)
+    )
+    size = (
+        shape[1]
+        if groups == 1
+        else find_group_size(name, shape[1], groups, fields.get("group_size"))
+    )
     words = "" if data is None else "data of each run" if data.scale is None else "static data"
     read = partial(_read_weight, files, name, bits, size, (shape[0], shape[1]))
-    return CheckpointWeight(name, (shape[0], shape[1]), describe_form(bits, size, shape[1], words), read, data)
+    return CheckpointWeight(
+        name, (shape[0], shape[1]), describe_form(bits, size, shape[1], words), read, data
+    )
 
 
 def _find_scheme(settings: Mapping[str, Any], name: str) -> Mapping[str, Any]:
@@ -72,7 +88,9 @@ def _find_scheme(settings: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     for group in groups:
         for target in group.get("targets") or ():
             kind, _, pattern = target.rpartition("re:")
-            if name.endswith(target) or (pattern != target and not kind and re.match(pattern, name)):
+            if name.endswith(target) or (
+                pattern != target and not kind and re.match(pattern, name)
+            ):
                 return group
     return next(iter(groups), {})
 
@@ -85,15 +103,22 @@ def _read_data(files: CheckpointFiles, name: str, scheme: Mapping[str, Any]) -> 
     kind = scheme.get("type")
     scale, zero = (files.tensors.get(f"{name}.input_{part}") for part in ("scale", "zero_point"))
     if (bits, kind) != (8, "int") or (scale is not None and math.prod(scale.shape) != 1):
-        raise fault(name, f"data in {kind} of {bits} bits is not read, and integers of 8 bits with one scale are")
+        raise fault(
+            name,
+            f"data in {kind} of {bits} bits is not read, and integers of 8 bits with one scale are",
+        )
     if scale is None and scheme.get("strategy") == "token" and scheme.get("symmetric", True):
         return InputScale(1.0, steps=_TOKEN_STEPS)
     if scale is None:
         return InputScale()
-    return InputScale(float(scale.read_floats().ravel()[0]), int(zero.read().ravel()[0]) if zero else 0)
+    return InputScale(
+        float(scale.read_floats().ravel()[0]), int(zero.read().ravel()[0]) if zero else 0
+    )
 
 
-def _read_weight(files: CheckpointFiles, name: str, bits: int, size: int, shape: tuple[int, int]) -> WeightCodes:
+def _read_weight(
+    files: CheckpointFiles, name: str, bits: int, size: int, shape: tuple[int, int]
+) -> WeightCodes:
     rows, columns = shape
     middle = 1 << (bits - 1)
     groups = -(-columns // size)
@@ -102,7 +127,11 @@ def _read_weight(files: CheckpointFiles, name: str, bits: int, size: int, shape:
     codes = unpack_words(packed.read(), bits, columns) if packed else _raise_signed(plain, middle)
     zero = np.full((1, 1), middle, np.uint8)
     if stored is not None:
-        zero = unpack_words(stored.read().T, bits, rows).T if stored.dtype == "I32" else _raise_signed(stored, middle)
+        zero = (
+            unpack_words(stored.read().T, bits, rows).T
+            if stored.dtype == "I32"
+            else _raise_signed(stored, middle)
+        )
     scale = files.tensors[f"{name}.weight_scale"].read_floats()
     if scale.ndim < 2:
         scale = scale[:, None]

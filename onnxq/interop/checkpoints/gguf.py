@@ -32,7 +32,19 @@ from onnxq.interop.checkpoints.base import (
 
 _MAGIC = b"GGUF"
 # Types of values: their formats for `struct`; of strings and of arrays.
-_SCALARS = {0: "B", 1: "b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "?", 10: "<Q", 11: "<q", 12: "<d"}
+_SCALARS = {
+    0: "B",
+    1: "b",
+    2: "<H",
+    3: "<h",
+    4: "<I",
+    5: "<i",
+    6: "<f",
+    7: "?",
+    10: "<Q",
+    11: "<q",
+    12: "<d",
+}
 _STRING = 8
 _ARRAY = 9
 # Bytes of a string, values of an array and tensors of a file, beyond which it is no such file.
@@ -79,7 +91,9 @@ def _read_simple(blocks: Array, *, bits: int, minimum: bool) -> _Parts:
         return blocks[:, head:] ^ np.uint8(128), _read_float16(blocks, 0), least
     codes = _split_bits(blocks[:, -16:], 16, 4)
     if bits == 5:
-        codes = codes | np.unpackbits(blocks[:, head : head + 4], axis=1, bitorder="little") << np.uint8(4)
+        codes = codes | np.unpackbits(
+            blocks[:, head : head + 4], axis=1, bitorder="little"
+        ) << np.uint8(4)
     return codes, _read_float16(blocks, 0), least
 
 
@@ -130,7 +144,9 @@ class _BlockType:
 
 
 def _make_simple(name: str, length: int, bits: int, least: bool = False) -> _BlockType:
-    return _BlockType(name, length, bits, 32, partial(_read_simple, bits=bits, minimum=least), 32, least)
+    return _BlockType(
+        name, length, bits, 32, partial(_read_simple, bits=bits, minimum=least), 32, least
+    )
 
 
 # By the numbers of ggml.h.
@@ -163,8 +179,14 @@ def _read_gguf(files: CheckpointFiles) -> Checkpoint:
             if number in _FLOATS:
                 continue
             if kind is None or len(dims) != 2:
-                label = _TABLES.get(number, f"type {number}") if kind is None else f"{kind.name} of shape {dims}"
-                refused[name] = f"{label} is not read, and matrices of Q4_0 to Q8_0 and Q2_K to Q6_K are"
+                label = (
+                    _TABLES.get(number, f"type {number}")
+                    if kind is None
+                    else f"{kind.name} of shape {dims}"
+                )
+                refused[name] = (
+                    f"{label} is not read, and matrices of Q4_0 to Q8_0 and Q2_K to Q6_K are"
+                )
                 continue
             columns, count = dims
             end = start + offset + count * columns // kind.values * kind.length
@@ -172,7 +194,9 @@ def _read_gguf(files: CheckpointFiles) -> Checkpoint:
                 raise ValueError(f"{name} is not within it")
             form = f"{kind.name}: {describe_form(kind.bits, kind.size, columns, 'a minimum' if kind.least else '')}"
             read = partial(_read_weight, path, start + offset, (count, columns), kind)
-            weights.append(CheckpointWeight(name.removesuffix(".weight"), (count, columns), form, read))
+            weights.append(
+                CheckpointWeight(name.removesuffix(".weight"), (count, columns), form, read)
+            )
     return Checkpoint(str(files.path), "GGUF", tuple(weights), refused)
 
 
@@ -218,13 +242,19 @@ def _read_header(file: BinaryIO) -> tuple[list[tuple[str, tuple[int, ...], int, 
 
 def _read_weight(path: Path, start: int, shape: tuple[int, int], kind: _BlockType) -> WeightCodes:
     rows, columns = shape
-    data = np.memmap(path, np.uint8, "r", start, (rows * columns // kind.values, kind.length)).view(np.ndarray)
+    data = np.memmap(path, np.uint8, "r", start, (rows * columns // kind.values, kind.length)).view(
+        np.ndarray
+    )
     codes, scale, minimum = kind.split(data)
     scale = np.ascontiguousarray(scale, np.float32).reshape(rows, -1)
     zero = np.full(scale.shape, 0 if kind.least else 1 << (kind.bits - 1), np.uint8)
-    minimum = None if minimum is None else np.ascontiguousarray(minimum, np.float32).reshape(rows, -1)
+    minimum = (
+        None if minimum is None else np.ascontiguousarray(minimum, np.float32).reshape(rows, -1)
+    )
     codes = np.ascontiguousarray(codes).reshape(rows, columns)
-    return WeightCodes(codes=codes, scale=scale, zero=zero, bits=kind.bits, size=kind.size, minimum=minimum)
+    return WeightCodes(
+        codes=codes, scale=scale, zero=zero, bits=kind.bits, size=kind.size, minimum=minimum
+    )
 
 
 GGUF = CheckpointFormat("gguf", _recognize_gguf, _read_gguf)

@@ -31,18 +31,26 @@ _SECOND = "gptq_v2"
 
 
 def _recognize_gptq(files: CheckpointFiles) -> bool:
-    return bool(files.settings.get("quant_method", "gptq" if "bits" in files.settings else "") == "gptq")
+    return bool(
+        files.settings.get("quant_method", "gptq" if "bits" in files.settings else "") == "gptq"
+    )
 
 
 def _read_gptq(files: CheckpointFiles) -> Checkpoint:
     stored = files.settings.get("checkpoint_format", "gptq")
     if stored not in ("gptq", _SECOND):
-        raise fault(files.path, f"its packing {stored!r} is made for one kernel", "save it as gptq or gptq_v2")
+        raise fault(
+            files.path,
+            f"its packing {stored!r} is made for one kernel",
+            "save it as gptq or gptq_v2",
+        )
     return list_weights(files, "GPTQ", ".qweight", _find_weight)
 
 
 def _find_weight(files: CheckpointFiles, name: str) -> CheckpointWeight:
-    (words, rows), (groups, _) = (files.tensors[f"{name}.{part}"].shape for part in ("qweight", "scales"))
+    (words, rows), (groups, _) = (
+        files.tensors[f"{name}.{part}"].shape for part in ("qweight", "scales")
+    )
     listed = files.tensors.get(f"{name}.g_idx")
     columns = listed.shape[0] if listed is not None else words * 32 // int(files.settings["bits"])
     # Single modules may have other bits than the rest.
@@ -52,19 +60,31 @@ def _find_weight(files: CheckpointFiles, name: str) -> CheckpointWeight:
     size = find_group_size(name, columns, groups, files.settings.get("group_size"))
     act_order = "in the order of activations" if files.settings.get("desc_act") else ""
     read = partial(_read_weight, files, name, bits, size, columns)
-    return CheckpointWeight(name, (rows, columns), describe_form(bits, size, columns, act_order), read)
+    return CheckpointWeight(
+        name, (rows, columns), describe_form(bits, size, columns, act_order), read
+    )
 
 
-def _read_weight(files: CheckpointFiles, name: str, bits: int, size: int, columns: int) -> WeightCodes:
-    words, zeros, scales = (files.tensors[f"{name}.{part}"].read() for part in ("qweight", "qzeros", "scales"))
+def _read_weight(
+    files: CheckpointFiles, name: str, bits: int, size: int, columns: int
+) -> WeightCodes:
+    words, zeros, scales = (
+        files.tensors[f"{name}.{part}"].read() for part in ("qweight", "qzeros", "scales")
+    )
     # What GPTQModel calls v2; AutoGPTQ and all that followed it wrote the other.
     offset = 0 if files.settings.get("checkpoint_format") == _SECOND else 1
     zero = unpack_words(zeros, bits, words.shape[1]).T.astype(np.int32) + offset
     if zero.max() >> bits:
-        cause = f"a zero point of {zero.max()} is beyond its {bits} bits: the format stores them less 1"
+        cause = (
+            f"a zero point of {zero.max()} is beyond its {bits} bits: the format stores them less 1"
+        )
         raise fault(name, cause, f"save the checkpoint as {_SECOND}, or quantize it symmetrically")
     codes = WeightCodes(
-        codes=unpack_words(words.T, bits, columns), scale=scales.T.astype(np.float32), zero=zero, bits=bits, size=size
+        codes=unpack_words(words.T, bits, columns),
+        scale=scales.T.astype(np.float32),
+        zero=zero,
+        bits=bits,
+        size=size,
     )
     listed = files.tensors.get(f"{name}.g_idx")
     return codes if listed is None else codes.sort_columns(name, listed.read())

@@ -52,7 +52,9 @@ def _open(path: Path) -> Checkpoint:
     ggufs = tuple(file for file in inside if file.suffix == ".gguf" and not stored)
     settings = _read_settings(stored[0].parent) if stored else {}
     tensors = {
-        name: tensor for file in stored for name, tensor in _read_safely(file, partial(list_tensors, file)).items()
+        name: tensor
+        for file in stored
+        for name, tensor in _read_safely(file, partial(list_tensors, file)).items()
     }
     files = CheckpointFiles(path, settings, tensors, ggufs)
     chosen = next((row for row in CHECKPOINTS if row.recognizes(files)), None)
@@ -61,7 +63,9 @@ def _open(path: Path) -> Checkpoint:
         held = f"holds weights of {method!r}" if method else "is no quantized checkpoint"
         pickled = any(file.suffix in (".bin", ".pt", ".pth") for file in inside) and not stored
         raise fault(
-            path, f"{held}: {_KINDS}", "save it as safetensors: this runs no pickled code" if pickled else _NAME
+            path,
+            f"{held}: {_KINDS}",
+            "save it as safetensors: this runs no pickled code" if pickled else _NAME,
         )
     checkpoint = chosen.read(files)
     if not checkpoint.weights and not checkpoint.refused:
@@ -83,7 +87,9 @@ def _read_weight(row: CheckpointWeight) -> WeightCodes:
     weight = row.read()
     grid = (row.shape[0], -(-row.shape[1] // weight.size))
     if weight.codes.shape != row.shape or {weight.scale.shape, weight.zero.shape} != {grid}:
-        raise ValueError(f"{weight.codes.shape} codes, {weight.scale.shape} scales, {weight.zero.shape} zero points")
+        raise ValueError(
+            f"{weight.codes.shape} codes, {weight.scale.shape} scales, {weight.zero.shape} zero points"
+        )
     return weight
 
 
@@ -103,7 +109,9 @@ def _read_safely(subject: str | Path, read: Callable[[], _T]) -> _T:
         re.error,
         struct.error,
     ) as error:
-        raise fault(subject, f"is not whole, or contradicts itself ({error})", "download it again") from error
+        raise fault(
+            subject, f"is not whole, or contradicts itself ({error})", "download it again"
+        ) from error
 
 
 def _read_settings(folder: Path) -> dict[str, Any]:
@@ -112,8 +120,13 @@ def _read_settings(folder: Path) -> dict[str, Any]:
     # Older tools wrote a file of their own; where both are there, it says more.
     for path in (folder / name for name in _CONFIGS):
         if path.is_file():
-            text = read_text(path, CalibrationError, "download it again", limit=_MOST_BYTES, code="Q514")
+            text = read_text(
+                path, CalibrationError, "download it again", limit=_MOST_BYTES, code="Q514"
+            )
             values = _read_safely(path, partial(json.loads, text))
             nested = [values[key] for key in _KEYS if isinstance(values.get(key), dict)]
-            settings = {**(nested[0] if nested else values if path.name != _CONFIGS[-1] else {}), **settings}
+            settings = {
+                **(nested[0] if nested else values if path.name != _CONFIGS[-1] else {}),
+                **settings,
+            }
     return settings

@@ -144,9 +144,13 @@ class ScaledChannels(ChannelFlow[Labels]):
         chains = [(labels[:-1], labels[1:]) for labels in self.labels.values()]
         self.group = merge_labels(self.count, [*self.pairs, *chains])
         # A factor must be taken out again by some weight's columns.
-        read = self._mark_classes((op.columns for op in self.ops if op.columns is not None), self.root)
+        read = self._mark_classes(
+            (op.columns for op in self.ops if op.columns is not None), self.root
+        )
         self.free = (read & ~self._mark_classes(self.fixed_labels, self.root))[self.root]
-        bent, joined = (self._mark_classes(labels, self.group) for labels in (self.bent, self.joined))
+        bent, joined = (
+            self._mark_classes(labels, self.group) for labels in (self.bent, self.joined)
+        )
         self.rectified = (bent & ~joined)[self.group]
         return self
 
@@ -162,7 +166,11 @@ def scale_linear(flow: ScaledChannels, node: NodeRef) -> bool:
     """A linear operator whose weight and bias nobody else reads ends labels and begins others."""
     view = flow.view
     op = find_linear(view, node)
-    if op is None or (node.op_type == "ConvTranspose" and op.groups > 1) or node.attrs.get("transA", 0):
+    if (
+        op is None
+        or (node.op_type == "ConvTranspose" and op.groups > 1)
+        or node.attrs.get("transA", 0)
+    ):
         return False
     if not op.owns_constants(view):
         return False
@@ -191,7 +199,9 @@ _BENT = frozenset({"Relu", "LeakyRelu", "PRelu", "Clip"})
 
 def pass_scales(flow: ScaledChannels, node: NodeRef) -> bool:
     """Nodes that commute with a positive factor per channel, as long as the channels stay where they are."""
-    others = (name and not flow.view.is_constant(node, k) for k, name in enumerate(node.inputs) if k)
+    others = (
+        name and not flow.view.is_constant(node, k) for k, name in enumerate(node.inputs) if k
+    )
     labels = flow.find_label(node, 0)
     if labels is None or any(node.outputs[1:]) or any(others):
         return False
@@ -230,7 +240,9 @@ def scale_pad(flow: ScaledChannels, node: NodeRef) -> bool:
     """Reflected values are those of the channel; a constant must be one that every factor leaves, 0."""
     if node.attrs.get("mode", "constant") == "constant":
         value = flow.view.scalar(node, 2)
-        if value is None and (flow.view.find_tensor(node, 2) is not None or node.attrs.get("value", 0.0)):
+        if value is None and (
+            flow.view.find_tensor(node, 2) is not None or node.attrs.get("value", 0.0)
+        ):
             return False
         if value is not None and value[0] != 0.0:
             return False
@@ -239,7 +251,9 @@ def scale_pad(flow: ScaledChannels, node: NodeRef) -> bool:
 
 def scale_resize(flow: ScaledChannels, node: NodeRef) -> bool:
     """Outside of a crop it writes a number of its own."""
-    return node.attrs.get("coordinate_transformation_mode", "") != "tf_crop_and_resize" and pass_scales(flow, node)
+    return node.attrs.get(
+        "coordinate_transformation_mode", ""
+    ) != "tf_crop_and_resize" and pass_scales(flow, node)
 
 
 def scale_product(flow: ScaledChannels, node: NodeRef) -> bool:
@@ -260,7 +274,13 @@ def scale_add(flow: ScaledChannels, node: NodeRef) -> bool:
     labels = (flow.find_label(node, 0), flow.find_label(node, 1))
     left = view.find_tensor(node, 0)
     right = view.find_tensor(node, 1)
-    if left is None or right is None or labels[0] is None or labels[1] is None or labels[0].size != labels[1].size:
+    if (
+        left is None
+        or right is None
+        or labels[0] is None
+        or labels[1] is None
+        or labels[0].size != labels[1].size
+    ):
         return False
     if view.find_rank(left) != view.find_rank(right) or flow.axes[left] != flow.axes[right]:
         return False
@@ -300,7 +320,14 @@ def scale_flat(flow: ScaledChannels, node: NodeRef) -> bool:
     labels = flow.find_label(node, 0)
     after = flow.view.index.find_shape(node.result)
     before = None if x is None else flow.view.index.find_shape(x)
-    if x is None or labels is None or before is None or after is None or len(after) != 2 or flow.axes[x] != 1:
+    if (
+        x is None
+        or labels is None
+        or before is None
+        or after is None
+        or len(after) != 2
+        or flow.axes[x] != 1
+    ):
         return False
     sizes = [dim for dim in before[1:] if isinstance(dim, int)]
     if len(sizes) < len(before) - 1 or after[1] != int(np.prod(sizes)):
@@ -392,7 +419,11 @@ def _takes_shifts(reader: Linear, maker: Linear) -> bool:
             return False
         inputs = reader.weight.shape[1 - reader.axis]
     # A MatMul reads channels along the last axis: those of another MatMul, or of any operator of rank 2.
-    same = reader.rank == maker.rank if node.op_type != "MatMul" else maker.channel_axis == -1 or maker.rank == 2
+    same = (
+        reader.rank == maker.rank
+        if node.op_type != "MatMul"
+        else maker.channel_axis == -1 or maker.rank == 2
+    )
     return bool(inputs == maker.channels and same)
 
 
@@ -403,7 +434,9 @@ def shift_add(flow: ShiftedChannels, node: NodeRef) -> bool:
         label = flow.find_label(node, k) or {}
         for tensor, times in label.items():
             source = flow.sources[tensor]
-            source.fixed = source.fixed or source.rectified or not _joins_alike(flow.view, node, source.op)
+            source.fixed = (
+                source.fixed or source.rectified or not _joins_alike(flow.view, node, source.op)
+            )
             total[tensor] = total.get(tensor, 0) + times
     if total:
         flow.write_label(node.result, total)
@@ -414,8 +447,15 @@ def _joins_alike(view: View, node: NodeRef, op: Linear) -> bool:
     """True for an Add of two computed tensors of one rank whose channels lie alike: broadcasting moves no channel."""
     for k in range(2):
         tensor = view.find_tensor(node, k)
-        shape = None if tensor is None or view.is_constant(node, k) else view.index.find_shape(tensor)
-        if shape is None or len(shape) != op.rank or not op.rank_known or shape[op.channel_axis] != op.channels:
+        shape = (
+            None if tensor is None or view.is_constant(node, k) else view.index.find_shape(tensor)
+        )
+        if (
+            shape is None
+            or len(shape) != op.rank
+            or not op.rank_known
+            or shape[op.channel_axis] != op.channels
+        ):
             return False
     return True
 
@@ -450,7 +490,11 @@ class SmoothedChannels(ChannelFlow[SmoothingHome]):
         home = self.labels.get(tensor)
         if home is None or home.step == 0:
             return None if home is None else home.node
-        whole = home.step == len(_VALUES_WAY) and isinstance(home.node, Linear) and home.node.channels == channels
+        whole = (
+            home.step == len(_VALUES_WAY)
+            and isinstance(home.node, Linear)
+            and home.node.channels == channels
+        )
         return home.node if whole and channels % home.head_size == 0 else None
 
 
@@ -460,7 +504,10 @@ def smooth_norm(flow: SmoothedChannels, node: NodeRef) -> bool:
     axis = int(node.attrs.get("axis", -1))
     rank = view.find_rank(node.result)
     constants = [view.find_tensor(node, k) for k in (1, 2)]
-    own = all(tensor is None or (view.index.is_constant(tensor) and view.owned(tensor)) for tensor in constants)
+    own = all(
+        tensor is None or (view.index.is_constant(tensor) and view.owned(tensor))
+        for tensor in constants
+    )
     last = axis == -1 or (rank is not None and axis == rank - 1)
     return own and last and constants[0] is not None and flow.pass_label(node, SmoothingHome(node))
 
@@ -483,7 +530,12 @@ def smooth_values(flow: SmoothedChannels, node: NodeRef) -> bool:
     k = 1 if node.op_type == "MatMul" else 0
     tensor = flow.view.find_tensor(node, k)
     home = flow.find_label(node, k)
-    if tensor is None or home is None or not isinstance(home.node, Linear) or flow.view.sole_reader(tensor) is None:
+    if (
+        tensor is None
+        or home is None
+        or not isinstance(home.node, Linear)
+        or flow.view.sole_reader(tensor) is None
+    ):
         return False
     if home.step >= len(_VALUES_WAY) or node.op_type != _VALUES_WAY[home.step]:
         return False
@@ -491,7 +543,10 @@ def smooth_values(flow: SmoothedChannels, node: NodeRef) -> bool:
         return False
     head_size = home.head_size
     if home.step == 0:
-        whole, split = flow.view.index.find_shape(tensor) or (), flow.view.index.find_shape(node.result) or ()
+        whole, split = (
+            flow.view.index.find_shape(tensor) or (),
+            flow.view.index.find_shape(node.result) or (),
+        )
         if len(whole) != 3 or None in whole or len(split) != 4 or whole[:2] != split[:2]:
             return False
         head_size = split[-1] if isinstance(split[-1], int) else 0

@@ -16,7 +16,11 @@ from onnxq.arrays import Array, Array64, Floats
 from onnxq.errors import PlanError
 from onnxq.graph import ModelLike
 from onnxq.passes.equalization.channels import ScaledChannels, ShiftSource
-from onnxq.passes.equalization.cross_layer_core import equalize_values, equalize_weights, scale_weight
+from onnxq.passes.equalization.cross_layer_core import (
+    equalize_values,
+    equalize_weights,
+    scale_weight,
+)
 from onnxq.passes.equalization.operators import find_scaled_channels, find_shifted_channels
 from onnxq.passes.equalization.smoothquant_core import ChannelStatistics
 from onnxq.passes.linear import Linear
@@ -33,7 +37,11 @@ def list_channel_axes(proto: ModelLike) -> dict[TensorId, int]:
     little about."""
     flow = find_scaled_channels(View(proto))
     joint = flow.free & ~flow.rectified
-    return {tensor: flow.axes[tensor] for tensor, labels in flow.labels.items() if bool(joint[labels].any())}
+    return {
+        tensor: flow.axes[tensor]
+        for tensor, labels in flow.labels.items()
+        if bool(joint[labels].any())
+    }
 
 
 def compute_factors(proto: ModelLike, largest: Mapping[TensorId, Array64] | None = None) -> Factors:
@@ -89,12 +97,18 @@ def write_scales(proto: ModelLike, factors: Factors) -> ModelLike:
     for tensor, values in factors.items():
         labels = flow.labels.get(tensor)
         if labels is None or labels.size != values.size:
-            raise PlanError(str(tensor), "has no channels that could be equalized this way", _FIX, code="Q404")
+            raise PlanError(
+                str(tensor), "has no channels that could be equalized this way", _FIX, code="Q404"
+            )
         roots = flow.root[labels]
         wide = values.astype(np.float64)
         # Channels of one root, as an Add makes them, can only be multiplied alike.
-        if bool((scaled[roots] & (s[roots] != wide)).any()) or bool(((wide != 1.0) & ~flow.free[labels]).any()):
-            raise PlanError(str(tensor), "cannot take the factors that the plan gives it", _FIX, code="Q404")
+        if bool((scaled[roots] & (s[roots] != wide)).any()) or bool(
+            ((wide != 1.0) & ~flow.free[labels]).any()
+        ):
+            raise PlanError(
+                str(tensor), "cannot take the factors that the plan gives it", _FIX, code="Q404"
+            )
         s[roots], scaled[roots] = wide, True
     edit = Edit(proto)
     changed = False
@@ -109,7 +123,9 @@ def write_scales(proto: ModelLike, factors: Factors) -> ModelLike:
         edit.set_rounded(view, view.make_edge(linear.node, 1), weight, linear.weight.dtype)
         bias = None if linear.bias_at is None else view.find_constant(*linear.bias_at)
         if linear.bias_at is not None and bias is not None:
-            edit.set_rounded(view, view.make_edge(*linear.bias_at), bias.astype(np.float64) * rows, bias.dtype)
+            edit.set_rounded(
+                view, view.make_edge(*linear.bias_at), bias.astype(np.float64) * rows, bias.dtype
+            )
     return edit.export() if changed else proto
 
 

@@ -80,7 +80,9 @@ def _normalize_factors(s: Array64, alive: Mask, groups: Labels) -> Array64:
     logs = np.bincount(groups[alive], np.log(s[alive]), count)
     mean = logs / np.maximum(np.bincount(groups[alive], minlength=count), 1)
     out = np.ones_like(s)
-    out[alive] = np.exp(np.clip(np.log(s[alive]) - mean[groups[alive]], -np.log(_FARTHEST), np.log(_FARTHEST)))
+    out[alive] = np.exp(
+        np.clip(np.log(s[alive]) - mean[groups[alive]], -np.log(_FARTHEST), np.log(_FARTHEST))
+    )
     # Plans store these numbers in float32, and applying a plan later must repeat them to the bit.
     return np.asarray(out.astype(np.float32).astype(np.float64))
 
@@ -92,7 +94,9 @@ def group_by_label(weight: Array, groups: int, output_first: bool) -> Array64:
     return np.asarray(flat if output_first else flat.swapaxes(1, 2))
 
 
-def scale_weight(weight: Array, groups: int, output_first: bool, outputs: Array64, inputs: Array64) -> Array64:
+def scale_weight(
+    weight: Array, groups: int, output_first: bool, outputs: Array64, inputs: Array64
+) -> Array64:
     """weight · outputs / inputs, per channel ([out channels], [in channels]), in float64."""
     factor = outputs.reshape(groups, -1, 1) / inputs.reshape(groups, 1, -1)
     factor = factor if output_first else factor.swapaxes(1, 2)

@@ -31,8 +31,17 @@ from onnxq.passes.equalization.cross_layer import (
     write_scales,
     write_shifts,
 )
-from onnxq.passes.equalization.rotation import has_residual_stream, list_fixed, list_rotations, write_rotations
-from onnxq.passes.equalization.smoothquant import compute_smoothing_factors, find_quantized_groups, write_smoothing
+from onnxq.passes.equalization.rotation import (
+    has_residual_stream,
+    list_fixed,
+    list_rotations,
+    write_rotations,
+)
+from onnxq.passes.equalization.smoothquant import (
+    compute_smoothing_factors,
+    find_quantized_groups,
+    write_smoothing,
+)
 from onnxq.passes.equalization.smoothquant_core import ChannelStatistics
 from onnxq.passes.equalization.token_scales import find_token_layers, write_token_scales
 from onnxq.passes.journal import Outcome, PassReport
@@ -72,7 +81,9 @@ def observe_channels(
     if not taps.tensors:
         return {}
     batches = islice(dataset.batches(batch), _LOOK_AHEAD)
-    groups = taps.groups(max(batches, key=lambda part: sum(value.size for value in part.feeds.values())))
+    groups = taps.groups(
+        max(batches, key=lambda part: sum(value.size for value in part.feeds.values()))
+    )
     share = -(-rows // len(dataset)) if rows else 0
     running: dict[TensorId, _RunningStatistics] = {}
 
@@ -86,7 +97,9 @@ def observe_channels(
                 if share:
                     flat = np.moveaxis(value, axis, -1).reshape(-1, value.shape[axis])
                     mask = read_mask(part.feeds, value.shape)
-                    statistics.keep_rows(flat if mask is None else flat[mask.reshape(-1)], share * part.count)
+                    statistics.keep_rows(
+                        flat if mask is None else flat[mask.reshape(-1)], share * part.count
+                    )
                 # A part comes once for each tensor of the group.
                 if part.first_index != last:
                     task.advance(part.count)
@@ -142,13 +155,18 @@ _WRITERS: dict[str, Callable[[ModelLike, Factors], ModelLike]] = {
 }
 
 
-def write_factors(ids: Mapping[TensorId, str], state: FloatState, name: str, factors: Factors) -> FloatState:
+def write_factors(
+    ids: Mapping[TensorId, str], state: FloatState, name: str, factors: Factors
+) -> FloatState:
     """The state with the factors in its model's weights, and with the record of them for the plan.
 
     ids: structural identities in the model that the plan will be applied to, before any scaling.
     """
     single = {tensor: np.asarray(s, np.float32) for tensor, s in factors.items()}
-    records = (Scaling(name=name, tensor=tensor, factors=s, anchor=ids.get(tensor, "")) for tensor, s in single.items())
+    records = (
+        Scaling(name=name, tensor=tensor, factors=s, anchor=ids.get(tensor, ""))
+        for tensor, s in single.items()
+    )
     model = infer_shapes(_WRITERS[name](state.model, single))
     return _record(replace(state, model=model), tuple(records))
 
@@ -186,7 +204,9 @@ def replay_scalings(
     # All of them on the model before any scaling, which is what their anchors are of.
     anchors = Anchors(get_index(state.model), {}, lasting=False, recognized=recognized)
     tensors = {id(scaling): _find_tensor(scaling, anchors) for scaling in scalings}
-    rotations = [replace(one, tensor=tensors[id(one)]) for one in scalings if isinstance(one, Rotation)]
+    rotations = [
+        replace(one, tensor=tensors[id(one)]) for one in scalings if isinstance(one, Rotation)
+    ]
     model = infer_shapes(write_rotations(state.model, rotations)[0]) if rotations else state.model
     for name, write in _WRITERS.items():
         factors = {
@@ -260,17 +280,28 @@ def gains_by_rotation(ctx: EqualizeContext, before: float, after: float) -> bool
 def _keep_few_bits(plan: Plan) -> Plan:
     """The weights of a plan that `ignore_rounding` takes them from; a plan of nothing for any other."""
     weights = tuple(site for site in plan.sites if site.role is Role.WEIGHT)
-    return replace(plan, sites=weights if has_few_bits(plan) and len(weights) < len(plan.sites) else (), biases=())
+    return replace(
+        plan,
+        sites=weights if has_few_bits(plan) and len(weights) < len(plan.sites) else (),
+        biases=(),
+    )
 
 
-def _score(ctx: EqualizeContext, state: FloatState, choose: Callable[[Plan], Plan] = ignore_rounding) -> float | None:
+def _score(
+    ctx: EqualizeContext, state: FloatState, choose: Callable[[Plan], Plan] = ignore_rounding
+) -> float | None:
     floats = ctx.base.trial
     try:
         plan = choose(ctx.place(state, ctx.progress))
         if not plan.sites:
             return None
         done = calibrate(
-            state.model, plan, floats.samples, memory_limit=ctx.memory_limit, crew=ctx.crew, progress=ctx.progress
+            state.model,
+            plan,
+            floats.samples,
+            memory_limit=ctx.memory_limit,
+            crew=ctx.crew,
+            progress=ctx.progress,
         )
         if not done.sites or not done.calibrated:
             return None
@@ -308,8 +339,12 @@ def equalize_layers(ctx: EqualizeContext, state: FloatState) -> FloatStep:
 
 def absorb_biases(ctx: EqualizeContext, state: FloatState) -> FloatStep:
     """Channels centred, and their means absorbed by the biases behind them, Nagel et al. 2019."""
-    shifts = choose_shifts(state.model, _observe(ctx, state, list_shift_axes(state.model), "absorbing"))
-    return _write(ctx, state, ABSORPTION, shifts, [f"{tensor}: channels centred" for tensor in shifts])
+    shifts = choose_shifts(
+        state.model, _observe(ctx, state, list_shift_axes(state.model), "absorbing")
+    )
+    return _write(
+        ctx, state, ABSORPTION, shifts, [f"{tensor}: channels centred" for tensor in shifts]
+    )
 
 
 def smooth_activations(ctx: EqualizeContext, state: FloatState) -> FloatStep:
@@ -359,11 +394,15 @@ def rotate_channels(ctx: EqualizeContext, state: FloatState) -> FloatStep:
         return state, PassReport(ROTATION, (line,) if line else (), fixed, Outcome.NO_GAIN)
     if not gains_by_rotation(ctx, before, highest):
         return state, PassReport(ROTATION, (), fixed, Outcome.WORSE, (before, highest))
-    report = check_equivalent(ctx, best, PassReport(ROTATION, (line,), fixed, trial_db=(before, highest)))
+    report = check_equivalent(
+        ctx, best, PassReport(ROTATION, (line,), fixed, trial_db=(before, highest))
+    )
     return (best if report.outcome is Outcome.KEPT else state), report
 
 
-def _describe_rotation(rotations: Sequence[Rotation], copied: Sequence[str], fixed: Sequence[Refusal]) -> str:
+def _describe_rotation(
+    rotations: Sequence[Rotation], copied: Sequence[str], fixed: Sequence[Refusal]
+) -> str:
     line = f"{len(rotations)} {'stream' if len(rotations) == 1 else 'streams'} of channels, seed {rotations[0].seed}"
     if copied:
         line += f"; {', '.join(copied)} written for each reader, as their norms differ"
@@ -376,9 +415,16 @@ def scale_tokens(ctx: EqualizeContext, state: FloatState) -> FloatStep:
     """A scale for each token of the data that linear layers read."""
     plan = ctx.place(state, ctx.progress)
     view = View(state.model)
-    read = {edge for site in plan.sites if not site.role.is_constant for edge in site.find_readers(view.index)}
+    read = {
+        edge
+        for site in plan.sites
+        if not site.role.is_constant
+        for edge in site.find_readers(view.index)
+    }
     tensors = {view.find_tensor(view.index.find_node(edge.node), edge.index) for edge in read}
-    layers = {tensor: list(find_token_layers(view, tensor)) for tensor in tensors if tensor is not None}
+    layers = {
+        tensor: list(find_token_layers(view, tensor)) for tensor in tensors if tensor is not None
+    }
     # All layers or none: those that stay float would be given other numbers for nothing.
     scaled = {
         tensor: nodes
@@ -388,9 +434,13 @@ def scale_tokens(ctx: EqualizeContext, state: FloatState) -> FloatStep:
     # Of 8 bits 127, so that both ends are whole steps away from 0, also where codes reach one further down.
     half = _find_half(ctx.config)
     steps = {tensor: np.array([half - 1], np.float32) for tensor in scaled}
-    after, report = _write(ctx, state, TOKEN_SCALES, steps, [f"{tensor}: a scale a token" for tensor in scaled])
+    after, report = _write(
+        ctx, state, TOKEN_SCALES, steps, [f"{tensor}: a scale a token" for tensor in scaled]
+    )
     if report.outcome is Outcome.KEPT:
-        after = TOKEN_LAYERS.write(after, tuple(node.name for nodes in scaled.values() for node in nodes))
+        after = TOKEN_LAYERS.write(
+            after, tuple(node.name for nodes in scaled.values() for node in nodes)
+        )
     return after, report
 
 
@@ -409,7 +459,9 @@ def add_token_rule(config: Config, state: FloatState) -> Config:
     low = 1 - half if config.activations.scheme == "symmetric" else -half
     ends = RuleSet(dynamic=False, range=(float(low), float(half - 1)))
     names = tuple(f"/^{re.escape(name)}$/" for name in layers)
-    return config.model_copy(update={"rules": (Rule(node=names, role=(Role.ACTIVATION,), set=ends), *config.rules)})
+    return config.model_copy(
+        update={"rules": (Rule(node=names, role=(Role.ACTIVATION,), set=ends), *config.rules)}
+    )
 
 
 def asks_for_tokens(ctx: EqualizeContext, _state: FloatState) -> bool:
@@ -430,10 +482,14 @@ def _observe(
 ) -> dict[TensorId, ChannelStatistics]:
     samples = ctx.data.calibration.take(_MOST)
     limit = ctx.memory_limit
-    return observe_channels(state.model, axes, samples, progress=ctx.progress, title=title, memory_limit=limit)
+    return observe_channels(
+        state.model, axes, samples, progress=ctx.progress, title=title, memory_limit=limit
+    )
 
 
-def _write(ctx: EqualizeContext, state: FloatState, name: str, factors: Factors, lines: Sequence[str]) -> FloatStep:
+def _write(
+    ctx: EqualizeContext, state: FloatState, name: str, factors: Factors, lines: Sequence[str]
+) -> FloatStep:
     """The state with the factors written, and the report, which says so where they change the function."""
     if not factors:
         return state, PassReport(name, tuple(lines), outcome=Outcome.NO_GAIN)
@@ -448,7 +504,13 @@ def serves_activations(ctx: EqualizeContext, state: FloatState) -> bool:
 
 
 TOKENS: Pass[EqualizeContext, FloatState] = Pass(
-    TOKEN_SCALES, Stage.EQUALIZE, scale_tokens, "scaling tokens", 0.05, fast=True, applies=asks_for_tokens
+    TOKEN_SCALES,
+    Stage.EQUALIZE,
+    scale_tokens,
+    "scaling tokens",
+    0.05,
+    fast=True,
+    applies=asks_for_tokens,
 )
 EQUALIZATION: tuple[Pass[EqualizeContext, FloatState], ...] = (
     # First: it takes the scales of normalizations, which smoothing writes to.

@@ -43,10 +43,14 @@ def make_paley(order: int) -> NDArray[np.int8] | None:
     single = order - 1
     half = order // 2 - 1
     if single % 4 == 3 and _is_prime(single):
-        border = np.concatenate([[[0], *[[-1]] * single], [[1] * single, *_make_jacobsthal(single)]], axis=1)
+        border = np.concatenate(
+            [[[0], *[[-1]] * single], [[1] * single, *_make_jacobsthal(single)]], axis=1
+        )
         return np.asarray(np.eye(order) + border, np.int8)
     if order % 4 == 0 and half % 4 == 1 and _is_prime(half):
-        border = np.concatenate([[[0], *[[1]] * half], [[1] * half, *_make_jacobsthal(half)]], axis=1)
+        border = np.concatenate(
+            [[[0], *[[1]] * half], [[1] * half, *_make_jacobsthal(half)]], axis=1
+        )
         crossed = np.kron(border, [[1, 1], [1, -1]])
         matrix = crossed + np.kron(np.eye(half + 1), [[1, -1], [-1, -1]])
         return np.asarray(matrix, np.int8)
@@ -107,7 +111,9 @@ class Hadamard:
             chunk = columns[:, start : start + step].astype(np.float64)
             if scale is not None:
                 chunk *= scale[:, None]
-            parts = [self._turn_part(chunk[k : k + self.size]) for k in range(0, shape[0], self.size)]
+            parts = [
+                self._turn_part(chunk[k : k + self.size]) for k in range(0, shape[0], self.size)
+            ]
             out[start : start + step] = np.concatenate(parts).T
         return np.ascontiguousarray(np.moveaxis(out.T.reshape(shape), 0, axis))
 
@@ -191,7 +197,9 @@ def multiply_row(row: Array64, matrix: Array) -> Array64:
 
 def has_residual_stream(proto: ModelLike) -> bool:
     """True where a normalization reads a stream that linear operators write, and others read."""
-    return any(stream.normalized and stream.readers for stream in find_streams(View(proto)).list_streams())
+    return any(
+        stream.normalized and stream.readers for stream in find_streams(View(proto)).list_streams()
+    )
 
 
 def list_rotations(proto: ModelLike, seed: int) -> tuple[Rotation, ...]:
@@ -226,7 +234,9 @@ class _ConstantRecipe:
     turns: tuple[tuple[int, Hadamard], ...] = ()
 
 
-def write_rotations(proto: ModelLike, rotations: Sequence[Rotation]) -> tuple[ModelLike, tuple[str, ...]]:
+def write_rotations(
+    proto: ModelLike, rotations: Sequence[Rotation]
+) -> tuple[ModelLike, tuple[str, ...]]:
     """The model with these streams turned, and the names of the constants that are there twice from now on.
 
     Raises PlanError for a tensor that begins no stream of its size that could be turned.
@@ -252,7 +262,9 @@ def write_rotations(proto: ModelLike, rotations: Sequence[Rotation]) -> tuple[Mo
     return edit.export(), copied
 
 
-def _choose_matrices(streams: Streams, rotations: Sequence[Rotation]) -> list[tuple[Stream, Hadamard]]:
+def _choose_matrices(
+    streams: Streams, rotations: Sequence[Rotation]
+) -> list[tuple[Stream, Hadamard]]:
     """The streams that the rotations name, each with its matrix."""
     chosen = []
     for rotation in rotations:
@@ -286,7 +298,10 @@ def _add_up(view: View, waiting: Sequence[ChannelConstant], width: int) -> tuple
 
 
 def _move_shifts(
-    view: View, edit: Edit, readers: Mapping[Edge, StreamReader], recipes: Mapping[Edge, _ConstantRecipe]
+    view: View,
+    edit: Edit,
+    readers: Mapping[Edge, StreamReader],
+    recipes: Mapping[Edge, _ConstantRecipe],
 ) -> dict[Edge, Array64]:
     """The gains of biases by shifts of channels in front, in the old basis, by the input that holds the bias.
 
@@ -325,10 +340,16 @@ def _write_constants(
         shared[tensor].append(edge)
     copied = []
     for tensor, edges in shared.items():
-        groups: defaultdict[tuple[str, _ConstantRecipe, Edge | None], list[Edge]] = defaultdict(list)
+        groups: defaultdict[tuple[str, _ConstantRecipe, Edge | None], list[Edge]] = defaultdict(
+            list
+        )
         for edge in edges:
-            groups[edge.scope, recipes.get(edge, _PLAIN), edge if edge in gains else None].append(edge)
-        alike = len({key[1:] for key in groups}) == 1 and len(edges) == len(view.index.list_consumers(tensor))
+            groups[edge.scope, recipes.get(edge, _PLAIN), edge if edge in gains else None].append(
+                edge
+            )
+        alike = len({key[1:] for key in groups}) == 1 and len(edges) == len(
+            view.index.list_consumers(tensor)
+        )
         for (scope, recipe, _), users in groups.items():
             value = _rewrite(view, users[0], recipe, gains.get(users[0]))
             if alike and view.index.find_producer(tensor) is None:

@@ -51,10 +51,20 @@ def find_groups(view: View) -> tuple[SmoothingGroup, ...]:
     """Every tensor whose readers are MatMul or Gemm with weights of their own, in the order the model runs in."""
     layers: dict[TensorId, list[Linear]] = {}
     for node in view.index.nodes:
-        op = find_linear(view, node) if node.op_type in ("MatMul", "Gemm") and not node.attrs.get("transA", 0) else None
+        op = (
+            find_linear(view, node)
+            if node.op_type in ("MatMul", "Gemm") and not node.attrs.get("transA", 0)
+            else None
+        )
         x = view.find_tensor(node, 0)
         w = view.find_tensor(node, 1)
-        if op is not None and x is not None and w is not None and view.owned(w) and x.scope == node.scope:
+        if (
+            op is not None
+            and x is not None
+            and w is not None
+            and view.owned(w)
+            and x.scope == node.scope
+        ):
             layers.setdefault(x, []).append(op)
     homes = find_smoothed_channels(view)
     groups = []
@@ -73,21 +83,32 @@ def find_quantized_groups(proto: ModelLike, plan: Plan) -> tuple[SmoothingGroup,
     return tuple(group for group, *_ in _find_specs(View(proto), plan))
 
 
-def _find_specs(view: View, plan: Plan) -> Iterator[tuple[SmoothingGroup, QuantSpec | None, SitePlans]]:
+def _find_specs(
+    view: View, plan: Plan
+) -> Iterator[tuple[SmoothingGroup, QuantSpec | None, SitePlans]]:
     """Each such group, the spec of its activation, None where it stays float, and the sites of its weights."""
     paired = frozenset(site.site for site in plan.sites if isinstance(site.site, TensorId))
     written = frozenset(site.site for site in plan.sites if site.role is Role.OUTPUT)
-    by_edge = {(site.role, edge): site for site in plan.sites for edge in site.find_readers(view.index)}
+    by_edge = {
+        (site.role, edge): site for site in plan.sites for edge in site.find_readers(view.index)
+    }
     for group in find_groups(view):
         # A Mul behind a pair, or behind integers that are merely moved, would be a float kernel between two that are
         # not.
-        if group.home is None and (group.tensor in written or _from_integers(view, group.tensor, paired)):
+        if group.home is None and (
+            group.tensor in written or _from_integers(view, group.tensor, paired)
+        ):
             continue
         edges = [view.make_edge(op.node, 0) for op in group.readers]
-        inputs = [by_edge.get((Role.ACTIVATION, edge)) or by_edge.get((Role.OUTPUT, edge)) for edge in edges]
+        inputs = [
+            by_edge.get((Role.ACTIVATION, edge)) or by_edge.get((Role.OUTPUT, edge))
+            for edge in edges
+        ]
         specs = {None if site is None else site.spec for site in inputs}
         spec = next(iter(specs))
-        if len(specs) > 1 or (spec is not None and (spec.is_float or not isinstance(spec.granularity, PerTensor))):
+        if len(specs) > 1 or (
+            spec is not None and (spec.is_float or not isinstance(spec.granularity, PerTensor))
+        ):
             continue
         weights = [by_edge.get((Role.WEIGHT, view.make_edge(op.node, 1))) for op in group.readers]
         sites = [site for site in weights if site is not None and not site.spec.is_float]
@@ -114,7 +135,9 @@ def compute_smoothing_factors(
         for op, site in zip(group.readers, sites, strict=True):
             # Weights are turned to [inputs, outputs], and the order of their sums with them.
             turned = op.weight if op.axis == 1 else op.weight.T
-            weights.append(SmoothedWeight(turned, turn_spec(site.spec), ((1, 0),) if site.sum_orders else ()))
+            weights.append(
+                SmoothedWeight(turned, turn_spec(site.spec), ((1, 0),) if site.sum_orders else ())
+            )
         if spec is None:
             s, alpha, error, plain = search_awq_exponent(values.rows, weights)
         else:
@@ -188,14 +211,22 @@ def write_smoothing(proto: ModelLike, factors: Factors) -> ModelLike:
 def _insert_division(view: View, edit: Edit, group: SmoothingGroup, s: Array64) -> None:
     """X/s in a Mul in front of the layers."""
     first = group.readers[0].node
-    inverse = edit.add_constant(first.scope, f"{group.tensor.name}/smoothing", (1.0 / s).astype(np.float32))
-    smoothed = edit.insert_before(first, "Mul", (group.tensor.name, inverse), {}, f"{group.tensor.name}/smoothed")
+    inverse = edit.add_constant(
+        first.scope, f"{group.tensor.name}/smoothing", (1.0 / s).astype(np.float32)
+    )
+    smoothed = edit.insert_before(
+        first, "Mul", (group.tensor.name, inverse), {}, f"{group.tensor.name}/smoothed"
+    )
     for op in group.readers:
         edit.read(view.make_edge(op.node, 0), smoothed)
 
 
 def _divide_in_home(
-    view: View, edit: Edit, home: NodeRef | Linear, s: Array64, weights: dict[str, tuple[Linear, list[Array64]]]
+    view: View,
+    edit: Edit,
+    home: NodeRef | Linear,
+    s: Array64,
+    weights: dict[str, tuple[Linear, list[Array64]]],
 ) -> None:
     """X/s in the node that writes X. weights: gets the factors of a linear operator's."""
     if isinstance(home, Linear):
@@ -207,4 +238,6 @@ def _divide_in_home(
     for node, k in spots:
         value = view.find_constant(node, k)
         if value is not None:
-            edit.set_constant(view, view.make_edge(node, k), (value.astype(np.float64) / s).astype(value.dtype))
+            edit.set_constant(
+                view, view.make_edge(node, k), (value.astype(np.float64) / s).astype(value.dtype)
+            )

@@ -21,7 +21,13 @@ import numpy as np
 
 from onnxq.arrays import Array, Array64, Floats
 from onnxq.evaluation.accumulator import relative_noise, sum_squares
-from onnxq.numerics import SumOrder, fake_quant, fake_quant_weight, qparams_from_range, weight_qparams
+from onnxq.numerics import (
+    SumOrder,
+    fake_quant,
+    fake_quant_weight,
+    qparams_from_range,
+    weight_qparams,
+)
 from onnxq.spec import PerBlock, PerChannel, QuantSpec
 
 SMOOTHING_ALPHAS = (0.5, 0.65, 0.8, 0.9)
@@ -69,7 +75,9 @@ class ChannelStatistics:
 def compute_smoothing(largest: Array64, weights: Sequence[Array], alpha: float) -> Array32:
     """SmoothQuant's s, [channels]. largest: max |X_c|; weights: [channels, outputs] each."""
     columns = np.max([np.abs(w).max(axis=1) for w in weights], axis=0).astype(np.float64)
-    alive = (largest > _DEAD_PEAK * largest.max(initial=0.0)) & (columns > _DEAD_PEAK * columns.max(initial=0.0))
+    alive = (largest > _DEAD_PEAK * largest.max(initial=0.0)) & (
+        columns > _DEAD_PEAK * columns.max(initial=0.0)
+    )
     logs = alpha * np.log(largest[alive]) - (1.0 - alpha) * np.log(columns[alive])
     s = np.ones_like(largest)
     s[alive] = np.exp(logs - logs.mean()) if logs.size else 1.0
@@ -100,9 +108,13 @@ def measure_layer_error(
     # A range always holds zero, which quantizers keep exact.
     low = min(float(np.min(statistics.low / s)), 0.0)
     high = max(float(np.max(statistics.high / s)), 0.0)
-    x = fake_quant(statistics.rows / s, qparams_from_range(low, high, spec), spec).astype(np.float32)
+    x = fake_quant(statistics.rows / s, qparams_from_range(low, high, spec), spec).astype(
+        np.float32
+    )
     pairs = zip(weights, exact, strict=True)
-    return float(np.mean([relative_noise([output], [x @ layer.round_scaled(s)]) for layer, output in pairs]))
+    return float(
+        np.mean([relative_noise([output], [x @ layer.round_scaled(s)]) for layer, output in pairs])
+    )
 
 
 def measure_weights_error(rows: Array32, weights: Sequence[SmoothedWeight], s: Array32) -> float:
@@ -148,4 +160,6 @@ def turn_spec(spec: QuantSpec) -> QuantSpec:
     grain = spec.granularity
     if isinstance(grain, PerChannel):
         return replace(spec, granularity=PerChannel(1))
-    return replace(spec, granularity=PerBlock(0, grain.size)) if isinstance(grain, PerBlock) else spec
+    return (
+        replace(spec, granularity=PerBlock(0, grain.size)) if isinstance(grain, PerBlock) else spec
+    )

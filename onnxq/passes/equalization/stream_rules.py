@@ -18,7 +18,9 @@ def pass_stream(flow: Streams, node: NodeRef, same_rank: bool = True) -> bool:
     if label is None or (node.op_type == "Cast" and node.attrs.get("to") not in FLOATS):
         return False
     for name in filter(None, node.outputs):
-        flow.write_label(TensorId(name, node.scope), label if same_rank else replace(label, rank=None))
+        flow.write_label(
+            TensorId(name, node.scope), label if same_rank else replace(label, rank=None)
+        )
     return True
 
 
@@ -45,7 +47,9 @@ def turn_matmul(flow: Streams, node: NodeRef) -> bool:
     return True
 
 
-def _turn_linear(flow: Streams, node: NodeRef, inputs: int, axis: int, outputs: int, out_axis: int) -> bool:
+def _turn_linear(
+    flow: Streams, node: NodeRef, inputs: int, axis: int, outputs: int, out_axis: int
+) -> bool:
     """A linear operator ends a stream and begins another."""
     x = flow.find_label(node, 0)
     edge = flow.view.make_edge(node, 1)
@@ -55,7 +59,9 @@ def _turn_linear(flow: Streams, node: NodeRef, inputs: int, axis: int, outputs: 
         flow.hold_label(x, f"{node.name} ({node.op_type}) reads it along another axis")
     if not flow.view.is_constant(node, 0):
         label = flow.begin_stream(node.result, edge, out_axis, outputs)
-        flow.write_label(node.result, replace(label, rank=flow.find_rank(flow.view.find_tensor(node, 0))))
+        flow.write_label(
+            node.result, replace(label, rank=flow.find_rank(flow.view.find_tensor(node, 0)))
+        )
     return True
 
 
@@ -65,7 +71,14 @@ def turn_gemm(flow: Streams, node: NodeRef) -> bool:
     turned = bool(node.attrs.get("transB", 0))
     if shape is None or len(shape) != 2 or node.attrs.get("transA", 0):
         return False
-    _turn_linear(flow, node, shape[int(turned)], -1 if turned else -2, shape[1 - int(turned)], -2 if turned else -1)
+    _turn_linear(
+        flow,
+        node,
+        shape[int(turned)],
+        -1 if turned else -2,
+        shape[1 - int(turned)],
+        -2 if turned else -1,
+    )
     return _add_bias(flow, node, 2)
 
 
@@ -115,7 +128,11 @@ def turn_gather(flow: Streams, node: NodeRef) -> bool:
         return axis == 0 and _begin_of_constant(flow, node)
     back = flow.count_back(flow.view.find_tensor(node, 0), axis)
     # Of a tensor of one axis there is nothing but channels to gather.
-    return x.axis == -1 and (axis == 0 if back is None else back < -1) and pass_stream(flow, node, same_rank=False)
+    return (
+        x.axis == -1
+        and (axis == 0 if back is None else back < -1)
+        and pass_stream(flow, node, same_rank=False)
+    )
 
 
 def turn_reshape(flow: Streams, node: NodeRef) -> bool:
@@ -132,7 +149,13 @@ def turn_reshape(flow: Streams, node: NodeRef) -> bool:
         flow.divide_stream(label, width)
         return flow.pass_label(node, replace(label, width=width, rank=_find_rank(flow, node)))
     before = flow.view.index.find_shape(source) if source is not None else None
-    if before is None or out is None or len(out) != 3 or label.axis != 1 - len(before) or out[1] != label.width:
+    if (
+        before is None
+        or out is None
+        or len(out) != 3
+        or label.axis != 1 - len(before)
+        or out[1] != label.width
+    ):
         return False
     # [N, C, H, W] to [N, C, H·W].
     return flow.pass_label(node, replace(label, axis=-2))
@@ -154,7 +177,11 @@ def _find_width(flow: Streams, node: NodeRef) -> int | None:
         return None if last else label.width
     for edge in flow.view.index.list_consumers(node.result):
         weight = flow.find_shape(replace(edge, index=1)) if edge.index == 0 else None
-        if weight is not None and len(weight) == 2 and flow.view.index.find_node(edge.node).op_type == "MatMul":
+        if (
+            weight is not None
+            and len(weight) == 2
+            and flow.view.index.find_node(edge.node).op_type == "MatMul"
+        ):
             return weight[0]
     return None
 
@@ -165,7 +192,13 @@ def _find_rank(flow: Streams, node: NodeRef) -> int | None:
     added = flow.view.find_constant(node, 1)
     if added is None or node.op_type not in ("Reshape", "Unsqueeze"):
         return None
-    return int(added.size) if node.op_type == "Reshape" else None if rank is None else rank + int(added.size)
+    return (
+        int(added.size)
+        if node.op_type == "Reshape"
+        else None
+        if rank is None
+        else rank + int(added.size)
+    )
 
 
 def turn_transpose(flow: Streams, node: NodeRef) -> bool:
@@ -174,7 +207,9 @@ def turn_transpose(flow: Streams, node: NodeRef) -> bool:
     perm = list(node.attrs.get("perm", ()))
     if label is None or not perm:
         return False
-    return flow.pass_label(node, replace(label, axis=perm.index(len(perm) + label.axis) - len(perm), rank=len(perm)))
+    return flow.pass_label(
+        node, replace(label, axis=perm.index(len(perm) + label.axis) - len(perm), rank=len(perm))
+    )
 
 
 def turn_concat(flow: Streams, node: NodeRef) -> bool:
@@ -182,7 +217,9 @@ def turn_concat(flow: Streams, node: NodeRef) -> bool:
     tensors = [flow.view.find_tensor(node, k) for k in range(len(node.inputs))]
     labels = [flow.labels[tensor] for tensor in tensors if tensor in flow.labels]
     axis = int(node.attrs.get("axis", 0))
-    back = next((b for t in (*tensors, node.result) if (b := flow.count_back(t, axis)) is not None), None)
+    back = next(
+        (b for t in (*tensors, node.result) if (b := flow.count_back(t, axis)) is not None), None
+    )
     if not labels or back is None or back == labels[0].axis:
         return False
     label = flow.join_streams(labels, node)
@@ -197,7 +234,9 @@ def turn_slice(flow: Streams, node: NodeRef) -> bool:
     axes = node.attrs.get("axes", flow.view.find_constant(node, 3))
     axis = -1 if label is None else label.axis
     tensor = flow.view.find_tensor(node, 0)
-    if axes is None or any(flow.count_back(tensor, int(sliced)) in (axis, None) for sliced in np.asarray(axes).flat):
+    if axes is None or any(
+        flow.count_back(tensor, int(sliced)) in (axis, None) for sliced in np.asarray(axes).flat
+    ):
         return False
     return _begin_of_constant(flow, node) if label is None else pass_stream(flow, node)
 
@@ -212,23 +251,36 @@ def turn_split(flow: Streams, node: NodeRef) -> bool:
 def turn_expand(flow: Streams, node: NodeRef) -> bool:
     """Rows repeated; those of a constant begin a stream."""
     return (
-        _begin_of_constant(flow, node) if flow.find_label(node, 0) is None else pass_stream(flow, node, same_rank=False)
+        _begin_of_constant(flow, node)
+        if flow.find_label(node, 0) is None
+        else pass_stream(flow, node, same_rank=False)
     )
 
 
-def _find_pair(flow: Streams, node: NodeRef) -> tuple[StreamLabel, int, TensorId | None, tuple[int, ...] | None] | None:
+def _find_pair(
+    flow: Streams, node: NodeRef
+) -> tuple[StreamLabel, int, TensorId | None, tuple[int, ...] | None] | None:
     """(label, its input, the other input, that one's shape if it is a constant) where one of two inputs has a label."""
     labels = [flow.find_label(node, k) for k in range(2)]
     k = 0 if labels[0] is not None else 1
     label = labels[k]
     if label is None or labels[1 - k] is not None:
         return None
-    return label, k, flow.view.find_tensor(node, 1 - k), flow.find_shape(flow.view.make_edge(node, 1 - k))
+    return (
+        label,
+        k,
+        flow.view.find_tensor(node, 1 - k),
+        flow.find_shape(flow.view.make_edge(node, 1 - k)),
+    )
 
 
 def _is_row(shape: Sequence[int], label: StreamLabel) -> bool:
     """True for one number, or one for each channel of the last axis."""
-    return all(dim == 1 for dim in shape[:-1]) and (not shape or shape[-1] in (1, label.width)) and label.axis == -1
+    return (
+        all(dim == 1 for dim in shape[:-1])
+        and (not shape or shape[-1] in (1, label.width))
+        and label.axis == -1
+    )
 
 
 def turn_add(flow: Streams, node: NodeRef) -> bool:
@@ -236,7 +288,9 @@ def turn_add(flow: Streams, node: NodeRef) -> bool:
     a = flow.find_label(node, 0)
     b = flow.find_label(node, 1)
     if a is not None and b is not None:
-        return not (a.waiting or b.waiting) and flow.pass_label(node, flow.join_streams([a, b], node))
+        return not (a.waiting or b.waiting) and flow.pass_label(
+            node, flow.join_streams([a, b], node)
+        )
     pair = _find_pair(flow, node)
     if pair is None:
         return False
@@ -258,7 +312,9 @@ def turn_add(flow: Streams, node: NodeRef) -> bool:
 
 def turn_sum(flow: Streams, node: NodeRef) -> bool:
     """An Add of any number of tensors."""
-    labels = [label for k in range(len(node.inputs)) if (label := flow.find_label(node, k)) is not None]
+    labels = [
+        label for k in range(len(node.inputs)) if (label := flow.find_label(node, k)) is not None
+    ]
     if not labels or any(label.waiting for label in labels):
         return False
     label = flow.join_streams(labels, node)
@@ -311,7 +367,12 @@ def turn_mean(flow: Streams, node: NodeRef) -> bool:
     label = squares or flow.find_label(node, 0)
     pooled = node.op_type == "GlobalAveragePool"
     axes = [2] if pooled else node.attrs.get("axes", flow.view.find_constant(node, 1))
-    if label is None or axes is None or label.waiting or (pooled and (tensor is None or flow.find_rank(tensor) != 3)):
+    if (
+        label is None
+        or axes is None
+        or label.waiting
+        or (pooled and (tensor is None or flow.find_rank(tensor) != 3))
+    ):
         return False
     backs = {flow.count_back(tensor, int(axis)) for axis in np.asarray(axes).flat}
     keeps_rank = bool(node.attrs.get("keepdims", 1))
@@ -327,7 +388,12 @@ def turn_mean(flow: Streams, node: NodeRef) -> bool:
             flow.narrow.add(node.result)
         return True
     before = all(axis is not None and axis < label.axis for axis in backs)
-    return squares is None and before and node.op_type in _MEANS and pass_stream(flow, node, same_rank=keeps_rank)
+    return (
+        squares is None
+        and before
+        and node.op_type in _MEANS
+        and pass_stream(flow, node, same_rank=keeps_rank)
+    )
 
 
 _CENTRED = frozenset({"LayerNormalization", "SkipLayerNormalization"})
@@ -346,7 +412,11 @@ def _normalize(flow: Streams, node: NodeRef, label: StreamLabel, k: int) -> bool
     centred = node.op_type in _CENTRED
     if label.axis != -1 or label.waiting or flow.find_shape(scale) != (label.width,):
         return False
-    shift = flow.view.make_edge(node, k + 1) if centred and flow.view.find_tensor(node, k + 1) is not None else None
+    shift = (
+        flow.view.make_edge(node, k + 1)
+        if centred and flow.view.find_tensor(node, k + 1) is not None
+        else None
+    )
     if shift is not None and flow.find_shape(shift) != (label.width,):
         return False
     stream = flow.find_stream(label)

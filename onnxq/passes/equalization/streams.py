@@ -114,7 +114,9 @@ class Streams(ChannelFlow[StreamLabel]):
         """Every stream, once."""
         return list({id(stream): stream for stream in self._streams}.values())
 
-    def begin_stream(self, tensor: TensorId, edge: Edge, axis: int, width: int, place: int = -1) -> StreamLabel:
+    def begin_stream(
+        self, tensor: TensorId, edge: Edge, axis: int, width: int, place: int = -1
+    ) -> StreamLabel:
         """A new stream: `tensor` along `place`, of `width` channels, which the constant at `edge` has along `axis`."""
         self._streams.append(Stream(tensor, width, turns=[(edge, axis)]))
         return StreamLabel(len(self._streams) - 1, place, width)
@@ -131,10 +133,16 @@ class Streams(ChannelFlow[StreamLabel]):
     def end_labels(self, node: NodeRef) -> None:
         """Hold the streams that a node reads, and those whose squares it reads."""
         super().end_labels(node)
-        tensors = [tensor for k in range(len(node.inputs)) if (tensor := self.view.find_tensor(node, k)) is not None]
+        tensors = [
+            tensor
+            for k in range(len(node.inputs))
+            if (tensor := self.view.find_tensor(node, k)) is not None
+        ]
         for tensor in tensors:
             if tensor in self.squares and tensor not in self.labels:
-                self.hold_label(self.squares[tensor], f"{node.name} ({node.op_type}) reads {tensor.name}")
+                self.hold_label(
+                    self.squares[tensor], f"{node.name} ({node.op_type}) reads {tensor.name}"
+                )
         # Numbers of rows stay such under whatever is done to each of them.
         if node.op_type in _ELEMENTWISE and all(
             self.is_narrow(tensor) and tensor not in self.labels for tensor in tensors
@@ -152,13 +160,17 @@ class Streams(ChannelFlow[StreamLabel]):
         for other in labels[1:]:
             if (other.axis, other.width, other.waiting) != (first.axis, first.width, first.waiting):
                 for label in labels:
-                    self.hold_label(label, f"{node.name} ({node.op_type}) joins channels that differ")
+                    self.hold_label(
+                        label, f"{node.name} ({node.op_type}) joins channels that differ"
+                    )
             streams = self.find_stream(first), self.find_stream(other)
             if streams[0] is not streams[1]:
                 # The one that begins first gives its name.
                 first_begun, merged = sorted(streams, key=self._streams.index)
                 first_begun.take_in(merged)
-                self._streams = [first_begun if stream is merged else stream for stream in self._streams]
+                self._streams = [
+                    first_begun if stream is merged else stream for stream in self._streams
+                ]
         return first
 
     def turn_constant(self, label: StreamLabel, edge: Edge, shape: Sequence[int]) -> bool:
@@ -186,9 +198,13 @@ class Streams(ChannelFlow[StreamLabel]):
         self.divide_stream(label, width)
         self.find_stream(label).readers.append(StreamReader(edge, axis, label))
         if label.waiting and label.width != width:
-            self.hold_label(label, f"{edge.node} reads {width} channels where {label.width} are scaled")
+            self.hold_label(
+                label, f"{edge.node} reads {width} channels where {label.width} are scaled"
+            )
 
-    def scale_stream(self, label: StreamLabel, scale: Edge | None, shift: Edge | None = None) -> StreamLabel:
+    def scale_stream(
+        self, label: StreamLabel, scale: Edge | None, shift: Edge | None = None
+    ) -> StreamLabel:
         """The label behind a scale and a shift per channel, [width] or one number each."""
         waiting = label.waiting
         if scale is not None:
@@ -206,8 +222,15 @@ class Streams(ChannelFlow[StreamLabel]):
         """The shape of a constant of floats; None for anything else."""
         index = self.view.index
         tensor = self.view.find_tensor(index.find_node(edge.node), edge.index)
-        shape = None if tensor is None or not index.is_constant(tensor) else index.find_shape(tensor)
-        if tensor is None or shape is None or None in shape or index.find_dtype(tensor) not in FLOATS:
+        shape = (
+            None if tensor is None or not index.is_constant(tensor) else index.find_shape(tensor)
+        )
+        if (
+            tensor is None
+            or shape is None
+            or None in shape
+            or index.find_dtype(tensor) not in FLOATS
+        ):
             return None
         return tuple(dim for dim in shape if isinstance(dim, int))
 
@@ -229,4 +252,6 @@ class Streams(ChannelFlow[StreamLabel]):
         return axis if axis < 0 else None if rank is None else axis - rank
 
 
-_ELEMENTWISE = frozenset({"Add", "Sub", "Mul", "Div", "Sqrt", "Pow", "Reciprocal", "Max", "Min", "Clip", "Cast"})
+_ELEMENTWISE = frozenset(
+    {"Add", "Sub", "Mul", "Div", "Sqrt", "Pow", "Reciprocal", "Max", "Min", "Clip", "Cast"}
+)

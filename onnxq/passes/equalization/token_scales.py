@@ -47,7 +47,9 @@ def find_token_layers(view: View, tensor: TensorId) -> Iterable[NodeRef]:
             yield node
 
 
-def _scale_tokens(view: View, edit: Edit, tensor: TensorId, layers: tuple[NodeRef, ...], steps: Floats) -> None:
+def _scale_tokens(
+    view: View, edit: Edit, tensor: TensorId, layers: tuple[NodeRef, ...], steps: Floats
+) -> None:
     first = layers[0]
     name = tensor.name
     scope = tensor.scope

@@ -27,8 +27,17 @@ from onnxq.evaluation.trials import measure_models
 from onnxq.passes.base import Pass, SampledContext, Stage
 from onnxq.passes.journal import Outcome, PassReport
 from onnxq.passes.judging import LIMITS, make_trial
-from onnxq.passes.mixed_precision.candidates import carry_qparams, may_choose_widths, may_widen, replace_problem
-from onnxq.passes.mixed_precision.cross_validation import estimate_new, list_judging_folds, widen_ranges
+from onnxq.passes.mixed_precision.candidates import (
+    carry_qparams,
+    may_choose_widths,
+    may_widen,
+    replace_problem,
+)
+from onnxq.passes.mixed_precision.cross_validation import (
+    estimate_new,
+    list_judging_folds,
+    widen_ranges,
+)
 from onnxq.passes.mixed_precision.search import SwitchedPlan
 from onnxq.passes.state import Note, PlacedState, PlacedStep
 from onnxq.plan import Plan, SitePlan
@@ -60,12 +69,17 @@ def widen_activations(ctx: SampledContext, state: PlacedState) -> PlacedStep:
     names = _list_free(state)
     # Finer inputs make finer biases, which must not overflow: weights are scaled anew.
     bare = narrow.with_sites(
-        tuple(replace(site, qparams=None) if site.role is Role.WEIGHT else site for site in narrow.sites)
+        tuple(
+            replace(site, qparams=None) if site.role is Role.WEIGHT else site
+            for site in narrow.sites
+        )
     )
     plan = _place_widths(ctx, state, dict.fromkeys(names, wide), (bare,))
     plan = widen_ranges(state.model, plan, _HEADROOM)
     state = _NARROW.write(replace(state, plan=plan), narrow)
-    return state, PassReport(WIDEN, (f"{len(names)} operators in {wide} bits until weights are rounded",))
+    return state, PassReport(
+        WIDEN, (f"{len(names)} operators in {wide} bits until weights are rounded",)
+    )
 
 
 def narrow_activations(ctx: SampledContext, state: PlacedState) -> PlacedStep:
@@ -75,7 +89,9 @@ def narrow_activations(ctx: SampledContext, state: PlacedState) -> PlacedStep:
     narrow_plan = _NARROW.find(state)
     if narrow_plan is None:
         return state, PassReport(NAME, outcome=Outcome.NO_GAIN)
-    samples = ctx.data.calibration.take(LIMITS[NAME].samples, ctx.config.data.seed).joined(ctx.data.validation)
+    samples = ctx.data.calibration.take(LIMITS[NAME].samples, ctx.config.data.seed).joined(
+        ctx.data.validation
+    )
     floats = FloatOutputs(state.model, samples, threads=ctx.config.verify.threads)
     work, noises = _share_work(state), _measure_noises(ctx, state, narrow_plan, floats)
     wide = _list_always_wide(state, narrow_plan)
@@ -92,11 +108,15 @@ def narrow_activations(ctx: SampledContext, state: PlacedState) -> PlacedStep:
             return measure_models([make_trial(state, plan)], floats, ctx.crew, task)[0].noise()
 
     wanted = ctx.request.min_sqnr
-    allowed = LIMITS[NAME].most_noise * measure(wide_plan) if wanted is None else 10 ** (-wanted / 10)
+    allowed = (
+        LIMITS[NAME].most_noise * measure(wide_plan) if wanted is None else 10 ** (-wanted / 10)
+    )
 
     def has_wanted(plan: Plan) -> bool:
         chosen = replace(state, plan=plan)
-        return wanted is None or estimate_new(ctx, chosen, list_judging_folds(ctx, chosen)) >= wanted
+        return (
+            wanted is None or estimate_new(ctx, chosen, list_judging_folds(ctx, chosen)) >= wanted
+        )
 
     def find_most(order: Names, fewest: int, largest: int, holds: Callable[[Plan], bool]) -> int:
         """The largest number of narrow operators with which a plan holds; `fewest` - 1 where there is none."""
@@ -139,7 +159,9 @@ def _list_free(state: PlacedState) -> Names:
     return tuple(op.name for op in problem.ops if op.out in sites and not op.rule.shares)
 
 
-def _place_widths(ctx: SampledContext, state: PlacedState, widths: dict[str, int], known: Sequence[Plan]) -> Plan:
+def _place_widths(
+    ctx: SampledContext, state: PlacedState, widths: dict[str, int], known: Sequence[Plan]
+) -> Plan:
     """The plan with these widths. A tensor has the numbers that one of the known plans has for it in that width."""
     problem = replace_problem(state.problem, widths=widths)
     plan = carry_qparams(known[0], problem.default(), problem.index)
@@ -158,7 +180,9 @@ def _place_widths(ctx: SampledContext, state: PlacedState, widths: dict[str, int
         sites.append(site)
     plan = plan.with_sites(tuple(sites))
     batch, limit = ctx.config.data.batch, ctx.memory_limit
-    done = calibrate(state.model, plan, ctx.data.ranges, batch=batch, memory_limit=limit, crew=ctx.crew)
+    done = calibrate(
+        state.model, plan, ctx.data.ranges, batch=batch, memory_limit=limit, crew=ctx.crew
+    )
     return _move_biases(known[0], done)
 
 
@@ -170,9 +194,16 @@ def _move_biases(before: Plan, after: Plan) -> Plan:
 
 
 def _move_bias(before: SitePlan, after: SitePlan) -> SitePlan:
-    if before.values is None or after.values is not None or before.qparams is None or after.qparams is None:
+    if (
+        before.values is None
+        or after.values is not None
+        or before.qparams is None
+        or after.qparams is None
+    ):
         return after
-    ratio = np.asarray(before.qparams.scale, np.float64) / np.asarray(after.qparams.scale, np.float64)
+    ratio = np.asarray(before.qparams.scale, np.float64) / np.asarray(
+        after.qparams.scale, np.float64
+    )
     limit = np.iinfo(np.int32)
     values = np.clip(np.rint(np.asarray(before.values, np.float64) * ratio), limit.min, limit.max)
     return replace(after, values=values.astype(np.int32))
@@ -189,16 +220,32 @@ class _Noises:
     results: Mapping[TensorId, float]
 
 
-def _measure_noises(ctx: SampledContext, state: PlacedState, narrow: Plan, floats: FloatOutputs) -> _Noises:
+def _measure_noises(
+    ctx: SampledContext, state: PlacedState, narrow: Plan, floats: FloatOutputs
+) -> _Noises:
     """Each input rounded alone, and each result for all that read it; weights stay as they were."""
     ops, wide = state.problem.ops, state.planned
     sites = {site.quantized_tensor: site for site in narrow.sites if site.role in _ACTIVATIONS}
-    edges = {edge: tensor for name in _list_free(state) for edge, tensor in ops.by_name[name].data if tensor in sites}
+    edges = {
+        edge: tensor
+        for name in _list_free(state)
+        for edge, tensor in ops.by_name[name].data
+        if tensor in sites
+    }
     # Whatever a model gives out is rounded where it is made; what is read, in front of each reader.
     outputs = {tensor: site for tensor, site in sites.items() if site.role is Role.OUTPUT}
-    others = [outputs.get(site.quantized_tensor, site) for site in wide.sites if site.site not in edges]
+    others = [
+        outputs.get(site.quantized_tensor, site) for site in wide.sites if site.site not in edges
+    ]
     rounded = [
-        replace(sites[tensor], site=edge, role=Role.ACTIVATION, consumers=(edge,), tensor=tensor, group="")
+        replace(
+            sites[tensor],
+            site=edge,
+            role=Role.ACTIVATION,
+            consumers=(edge,),
+            tensor=tensor,
+            group="",
+        )
         for edge, tensor in edges.items()
     ]
     switched = SwitchedPlan(ctx, state, wide.with_sites((*others, *rounded)))
@@ -213,12 +260,16 @@ def _measure_noises(ctx: SampledContext, state: PlacedState, narrow: Plan, float
     }
     errors = switched.measure_settings([*settings.values()], floats, "measuring each rounding")
     noise = {key: error.noise() for key, error in zip(settings, errors, strict=True)}
-    return _Noises({edge: noise[edge] for edge in edges}, {tensor: noise[tensor] for tensor in sites})
+    return _Noises(
+        {edge: noise[edge] for edge in edges}, {tensor: noise[tensor] for tensor in sites}
+    )
 
 
 def _list_always_wide(state: PlacedState, narrow: Plan) -> frozenset[str]:
     """The operators whose kernels in the fewest bits are poorer than their results there."""
-    results = {site.quantized_tensor: site.qparams for site in narrow.sites if site.role in _ACTIVATIONS}
+    results = {
+        site.quantized_tensor: site.qparams for site in narrow.sites if site.role in _ACTIVATIONS
+    }
     wide = []
     for name in _list_free(state):
         op = state.problem.ops.by_name[name]
@@ -229,7 +280,9 @@ def _list_always_wide(state: PlacedState, narrow: Plan) -> frozenset[str]:
     return frozenset(wide)
 
 
-def _order_operators(state: PlacedState, work: Mapping[str, float], noises: _Noises, wide: frozenset[str]) -> Names:
+def _order_operators(
+    state: PlacedState, work: Mapping[str, float], noises: _Noises, wide: frozenset[str]
+) -> Names:
     """The operators in the order in which they are narrowed: those first that make the least noise for their work.
 
     Each counts as one of them, too, besides its share of the work. wide: those that come last, and are not narrowed.
@@ -243,7 +296,9 @@ def _order_operators(state: PlacedState, work: Mapping[str, float], noises: _Noi
         """Noise of an operator beside those that are narrow: a rounded result is so for all its readers."""
         op = ops.by_name[name]
         inputs = [noises.inputs.get(edge, 0.0) for edge, tensor in op.data if tensor not in rounded]
-        read = [noises.inputs[edge] for edge, _ in ops.list_consumers(op.out) if edge.node in narrowed]
+        read = [
+            noises.inputs[edge] for edge, _ in ops.list_consumers(op.out) if edge.node in narrowed
+        ]
         return sum(inputs) + max(noises.results.get(op.out, 0.0) - sum(read), 0.0)
 
     def find_price(name: str) -> tuple[bool, float]:
@@ -264,17 +319,28 @@ def _share_work(state: PlacedState) -> dict[str, float]:
     return {name: amount / total for name, amount in work.items()}
 
 
-def _describe_widths(work: Mapping[str, float], wide: Sequence[str], plan: Plan, least: int, most: int) -> str:
+def _describe_widths(
+    work: Mapping[str, float], wide: Sequence[str], plan: Plan, least: int, most: int
+) -> str:
     """How many operators are wide, and how much of the work they are."""
     share = sum(work[name] for name in wide)
-    converts = sum(not isinstance(site.site, TensorId) and site.role is Role.ACTIVATION for site in plan.sites)
+    converts = sum(
+        not isinstance(site.site, TensorId) and site.role is Role.ACTIVATION for site in plan.sites
+    )
     return (
         f"{len(wide)} of {len(work)} operators in {most} bits, {share:.0%} of the work; the others in {least}; "
         f"{converts} conversions"
     )
 
 
-WIDE_ACTIVATIONS = Pass(WIDEN, Stage.REFINE, widen_activations, "widening activations", fast=True, applies=may_widen)
+WIDE_ACTIVATIONS = Pass(
+    WIDEN, Stage.REFINE, widen_activations, "widening activations", fast=True, applies=may_widen
+)
 ACTIVATION_BITS = Pass(
-    NAME, Stage.REFINE, narrow_activations, "choosing bits of activations", fast=True, applies=may_choose_widths
+    NAME,
+    Stage.REFINE,
+    narrow_activations,
+    "choosing bits of activations",
+    fast=True,
+    applies=may_choose_widths,
 )

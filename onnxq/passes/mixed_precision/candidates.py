@@ -56,7 +56,9 @@ class Ways:
         groups: dict[str, frozenset[str]] = {}
         for site in self.plan.sites:
             if self._widens(site):
-                alike = [other for other in self.plan.sites if site.group and other.group == site.group] or [site]
+                alike = [
+                    other for other in self.plan.sites if site.group and other.group == site.group
+                ] or [site]
                 keys = frozenset(str(one.site) for one in alike)
                 groups.setdefault(min(keys), keys)
         return groups
@@ -68,14 +70,25 @@ class Ways:
 
     def list_operators(self, site: SitePlan) -> list[str]:
         """The operators that would read or write the site's integers."""
-        return [site.site.node] if isinstance(site.site, Edge) else self._list_touching(site.quantized_tensor)
+        return (
+            [site.site.node]
+            if isinstance(site.site, Edge)
+            else self._list_touching(site.quantized_tensor)
+        )
 
     def _list_touching(self, tensor: TensorId) -> list[str]:
-        ops = [self.problem.ops.by_out.get(tensor), *(op for _, op in self.problem.ops.list_consumers(tensor))]
+        ops = [
+            self.problem.ops.by_out.get(tensor),
+            *(op for _, op in self.problem.ops.list_consumers(tensor)),
+        ]
         return [op.name for op in ops if op is not None]
 
     def _widens(self, site: SitePlan) -> bool:
-        return site.role is Role.ACTIVATION and site.spec.bits <= 8 and not (site.spec.is_float or site.spec.dynamic)
+        return (
+            site.role is Role.ACTIVATION
+            and site.spec.bits <= 8
+            and not (site.spec.is_float or site.spec.dynamic)
+        )
 
     def promote_keys(self, keys: frozenset[str]) -> Plan:
         """The plan with these promoted; sites that are as before keep their qparams."""
@@ -113,7 +126,9 @@ class Ways:
         return replace_problem(self.problem, refused={**self.problem.refused, **refused})
 
     def _widen_sites(self, keys: frozenset[str]) -> Plan:
-        moved = {site.site for site in self.plan.sites if self._widens(site) and str(site.site) in keys}
+        moved = {
+            site.site for site in self.plan.sites if self._widens(site) and str(site.site) in keys
+        }
         # Finer inputs make finer biases, which must not overflow: weights that only calibration scaled are scaled anew.
         scaled = self.plan.list_scaled_for(moved)
         changed = dict[Site, SitePlan]()
@@ -137,7 +152,9 @@ class Ways:
         chosen = find_integer_ops(self.problem, plan)
         shares = [(clock(chosen) - before) / total for clock, before, total in self._clocks]
         moved = {site.site for site in self.plan.sites} - {site.site for site in plan.sites}
-        weights = sum(size for site, size in self._sizes.items() if site in moved) / (sum(self._sizes.values()) or 1)
+        weights = sum(size for site, size in self._sizes.items() if site in moved) / (
+            sum(self._sizes.values()) or 1
+        )
         ops = LEAST_COST * len(lost) / max(len(self._computing), 1)
         return max(statistics.fmean(shares), 0.0) + weights + ops
 
@@ -174,7 +191,9 @@ class Ways:
         chosen = set()
         for switch in toggled.switches:
             # A corrected bias has no site: it goes with its operator.
-            if switch.site in same or (switch.site not in known and computing.intersection(switch.readers)):
+            if switch.site in same or (
+                switch.site not in known and computing.intersection(switch.readers)
+            ):
                 chosen.add(switch)
         return frozenset(chosen)
 
@@ -212,7 +231,12 @@ def list_quantized_ops(problem: OnnxPlacement, plan: Plan) -> Names:
 
 def find_integer_ops(problem: OnnxPlacement, plan: Plan) -> frozenset[str]:
     """All operators whose weight, or whose every activation, is quantized."""
-    weights = {edge.node for site in plan.sites if site.role is Role.WEIGHT for edge in site.consumers or ()}
+    weights = {
+        edge.node
+        for site in plan.sites
+        if site.role is Role.WEIGHT
+        for edge in site.consumers or ()
+    }
     read: dict[str, set[int]] = {}
     for site in plan.all_sites:
         if site.role in (Role.ACTIVATION, Role.OUTPUT):
@@ -241,10 +265,16 @@ def carry_qparams(old: Plan, new: Plan, index: GraphIndex) -> Plan:
             site = replace(site, clip=known.clip)
             # A bias on the scale of another input or weight has other integers.
             same = known.derived == site.derived
-            site = replace(site, qparams=known.qparams if same else None, values=known.values if same else None)
+            site = replace(
+                site, qparams=known.qparams if same else None, values=known.values if same else None
+            )
         sites.append(site)
-    computing = {edge.node for site in new.sites for edge in site.consumers or () if site.role is Role.WEIGHT}
-    biases = tuple(bias for bias in old.biases if computing.intersection(find_owners(index, bias.edge)))
+    computing = {
+        edge.node for site in new.sites for edge in site.consumers or () if site.role is Role.WEIGHT
+    }
+    biases = tuple(
+        bias for bias in old.biases if computing.intersection(find_owners(index, bias.edge))
+    )
     nodes = {**{bias.edge.node: old.nodes.get(bias.edge.node, "") for bias in biases}, **new.nodes}
     return replace(
         new,
@@ -288,7 +318,9 @@ def leave_missing_float(ctx: SampledContext, state: PlacedState) -> PlacedState:
                 reasons.setdefault(name, Refusal(name, text, cause.fix, "calibrate", "R106"))
         if reasons.keys() <= known:
             subject = str(missing[0].site)
-            cause = causes.get(subject, Refusal(subject, "no sample of the calibration data reached it"))
+            cause = causes.get(
+                subject, Refusal(subject, "no sample of the calibration data reached it")
+            )
             fix = "give samples that reach it, or leave it float with a rule"
             raise CalibrationError(subject, cause.reason, fix, code="Q502")
         known = frozenset(reasons)
@@ -309,12 +341,16 @@ def calibrate_missing(ctx: SampledContext, state: PlacedState, plan: Plan) -> Pl
         return plan
     samples = ctx.data.calibration
     batch = ctx.config.data.batch
-    return calibrate(state.model, plan, samples, batch=batch, memory_limit=ctx.memory_limit, crew=ctx.crew)
+    return calibrate(
+        state.model, plan, samples, batch=batch, memory_limit=ctx.memory_limit, crew=ctx.crew
+    )
 
 
 def may_choose_widths(ctx: SampledContext, state: PlacedState) -> bool:
     """True where operators have several widths to choose from, and samples say which they need."""
-    return len(ctx.config.activation_bits) > 1 and bool(state.planned.sites) and not ctx.data.synthetic
+    return (
+        len(ctx.config.activation_bits) > 1 and bool(state.planned.sites) and not ctx.data.synthetic
+    )
 
 
 def may_widen(ctx: SampledContext, state: PlacedState) -> bool:

@@ -59,7 +59,9 @@ class Fold:
             least = least * _measure_widening(low, lowest)
             most = most * _measure_widening(high, highest)
             if least > low or most < high:
-                changed[site.site] = replace(site, qparams=set_range(site, max(low, least), min(high, most)))
+                changed[site.site] = replace(
+                    site, qparams=set_range(site, max(low, least), min(high, most))
+                )
         return _move_ranges(model, plan, changed)
 
 
@@ -126,13 +128,18 @@ def split_folds(ctx: SampledContext, state: PlannedState) -> tuple[Fold, ...]:
 def list_judging_folds(ctx: SampledContext, state: PlannedState) -> list[JudgingFold]:
     """`split_folds`, and what the float model answers."""
     threads = ctx.config.verify.threads
-    return [(fold, FloatOutputs(state.model, fold.samples, threads=threads)) for fold in split_folds(ctx, state)]
+    return [
+        (fold, FloatOutputs(state.model, fold.samples, threads=threads))
+        for fold in split_folds(ctx, state)
+    ]
 
 
 def estimate_new(ctx: SampledContext, state: PlannedState, folds: Sequence[JudgingFold]) -> float:
     """The SQNR in dB that new samples have all but surely with the state's plan."""
     errors = ModelErrors()
-    with ctx.progress("judging on all samples", sum(len(fold.samples) for fold, _ in folds)) as task:
+    with ctx.progress(
+        "judging on all samples", sum(len(fold.samples) for fold, _ in folds)
+    ) as task:
         for fold, floats in folds:
             trial = make_trial(state, fold.narrow_ranges(state.model, state.planned))
             errors.merge(measure_models([trial], floats, ctx.crew, task)[0])
@@ -144,11 +151,21 @@ def find_optimism(state: PlannedState) -> float:
     return 0.0 if ROUNDED.find(state) is None else _ROUNDED_DB
 
 
-def _observe(ctx: SampledContext, state: PlannedState, bare: Plan, samples: Dataset) -> dict[Site, Interval]:
+def _observe(
+    ctx: SampledContext, state: PlannedState, bare: Plan, samples: Dataset
+) -> dict[Site, Interval]:
     """The ranges of activations on some samples, by the plan's own observers."""
     batch = ctx.config.data.batch
     limit = ctx.memory_limit
-    plan = calibrate(state.model, bare, samples, batch=batch, memory_limit=limit, crew=ctx.crew, progress=ctx.progress)
+    plan = calibrate(
+        state.model,
+        bare,
+        samples,
+        batch=batch,
+        memory_limit=limit,
+        crew=ctx.crew,
+        progress=ctx.progress,
+    )
     return {site.site: read_range(site) for site in plan.sites if is_observed(site)}
 
 

@@ -26,7 +26,13 @@ from onnxq.passes.judging import LIMITS, THRESHOLDS, make_trial
 from onnxq.passes.rounding.passes import ROUNDED, round_again
 from onnxq.passes.state import Note, PlacedState, PlacedStep
 from onnxq.plan import AttentionChoice, AttentionKind, KeptFloat32, Plan, PrecisionPlan
-from onnxq.planner import PrecisionProblem, add_precision, choose_types, find_suspects, find_type_opset
+from onnxq.planner import (
+    PrecisionProblem,
+    add_precision,
+    choose_types,
+    find_suspects,
+    find_type_opset,
+)
 from onnxq.spec import FloatType
 
 _TYPES = "high_precision"
@@ -55,7 +61,9 @@ def choose_float_types(ctx: SampledContext, state: PlacedState) -> PlacedStep:
     io = _find_io(ctx.config)
     if kind is FloatType.FLOAT32:
         chosen = PrecisionPlan(type=kind, io=io)
-        return replace(state, plan=replace(plan, precision=chosen)), PassReport(_TYPES, (f"inputs and outputs: {io}",))
+        return replace(state, plan=replace(plan, precision=chosen)), PassReport(
+            _TYPES, (f"inputs and outputs: {io}",)
+        )
     problem = _state_problem(ctx, state, kind)
     chosen = replace(choose_types(problem), io=io)
     figures: tuple[float, float] | None = None
@@ -74,7 +82,11 @@ def _state_problem(ctx: SampledContext, state: PlacedState, kind: FloatType) -> 
     errors = measure_float_errors(model, kind, samples.samples(), progress=ctx.progress)
     io = _find_io(ctx.config)
     values = (*model.graph.input, *model.graph.output)
-    interface = dict(state.types.interface) if io is None else {value.name: io.onnx_type for value in values}
+    interface = (
+        dict(state.types.interface)
+        if io is None
+        else {value.name: io.onnx_type for value in values}
+    )
     return PrecisionProblem(
         index=get_index(model),
         plan=state.planned,
@@ -139,10 +151,14 @@ def _is_worse(before: Sequence[ModelErrors], after: Sequence[ModelErrors], good:
     names = [output.name for output in before[0].results()] if before else []
     losses: dict[str, list[float]] = {name: [] for name in names}
     for sample in zip(before, after, strict=True):
-        figures = [{output.name: output.sqnr_db for output in errors.results()} for errors in sample]
+        figures = [
+            {output.name: output.sqnr_db for output in errors.results()} for errors in sample
+        ]
         for name in names:
             if name in figures[0] and name in figures[1]:
-                limited = [max(min(figure[name], good + _MAY_COST_DB), _LEAST_DB) for figure in figures]
+                limited = [
+                    max(min(figure[name], good + _MAY_COST_DB), _LEAST_DB) for figure in figures
+                ]
                 losses[name].append(limited[0] - limited[1])
     for lost in losses.values():
         error = statistics.stdev(lost) / math.sqrt(len(lost)) if len(lost) > 1 else 0.0
@@ -152,10 +168,15 @@ def _is_worse(before: Sequence[ModelErrors], after: Sequence[ModelErrors], good:
 
 
 def _is_asked(ctx: SampledContext, state: PlacedState) -> bool:
-    return find_high_precision(ctx.config, state.types) is not FloatType.FLOAT32 or ctx.config.io_types is not None
+    return (
+        find_high_precision(ctx.config, state.types) is not FloatType.FLOAT32
+        or ctx.config.io_types is not None
+    )
 
 
-FLOAT_TYPES = Pass(_TYPES, Stage.REFINE, choose_float_types, "choosing float types", fast=True, applies=_is_asked)
+FLOAT_TYPES = Pass(
+    _TYPES, Stage.REFINE, choose_float_types, "choosing float types", fast=True, applies=_is_asked
+)
 
 
 _ATTENTION = "attention"
@@ -190,7 +211,9 @@ def choose_attention(ctx: SampledContext, state: PlacedState) -> PlacedStep:
     both = {"quantized": whole, "float": plain}
     figures = {}
     for name, plan in both.items():
-        figures[name] = [output.sqnr_db for output in judge.measure(state, plan, progress=ctx.progress)]
+        figures[name] = [
+            output.sqnr_db for output in judge.measure(state, plan, progress=ctx.progress)
+        ]
     worst = {name: min(values, default=math.inf) for name, values in figures.items()}
     # In float16 the engine fuses attention that stays float as well: integers there save no kernel.
     narrow = find_high_precision(ctx.config, state.types) is not FloatType.FLOAT32
@@ -211,7 +234,9 @@ def choose_attention(ctx: SampledContext, state: PlacedState) -> PlacedStep:
     )
     # The person reads why these stay float, and not that their rules are off.
     rules = find_target(plain.target).attention_rules
-    names = {edge.node for site in whole.sites for edge in site.consumers or () if site.rule in rules}
+    names = {
+        edge.node for site in whole.sites for edge in site.consumers or () if site.rule in rules
+    }
     left_float = tuple(
         replace(left, reason=reason) if left.rule in rules and left.subject in names else left
         for left in plain.left_float

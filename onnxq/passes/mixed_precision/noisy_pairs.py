@@ -88,7 +88,10 @@ def _exclude_next(ctx: SampledContext, state: PlacedState) -> tuple[PlacedState,
     floats = FloatOutputs(state.model, searched, threads=ctx.config.verify.threads)
 
     def measure_noises(settings: Sequence[Setting], floats: FloatOutputs = floats) -> list[float]:
-        return [errors.noise() for errors in switched.measure_settings(settings, floats, "looking for the noise")]
+        return [
+            errors.noise()
+            for errors in switched.measure_settings(settings, floats, "looking for the noise")
+        ]
 
     culprit = _find_loudest(pairs, limits.least_gain, measure_noises)
     if culprit is None:
@@ -103,12 +106,16 @@ def _exclude_next(ctx: SampledContext, state: PlacedState) -> tuple[PlacedState,
     if len(ways.list_promoted(placed)) != 1:
         return None
     rest = ways.choose_switches(switched.toggled, placed).intersection(pairs)
-    before, after = measure_noises([frozenset(pairs), rest], ctx.data.judge.float_outputs(state.model))
+    before, after = measure_noises(
+        [frozenset(pairs), rest], ctx.data.judge.float_outputs(state.model)
+    )
     if not after <= limits.most_left * before:
         return None
     figures = f"{noise_to_db(before):.1f} -> {noise_to_db(after):.1f} dB in a trial"
     line = f"{min(keys)} stays float: activations alone {figures}"
-    return replace(state, plan=calibrate_missing(ctx, state, placed), problem=ways.leave_float(keys)), line
+    return replace(
+        state, plan=calibrate_missing(ctx, state, placed), problem=ways.leave_float(keys)
+    ), line
 
 
 def _find_loudest(pairs: Sequence[Switch], share: float, measure: MeasureNoises) -> Switch | None:
@@ -132,7 +139,9 @@ def choose_scales(ctx: SampledContext, state: PlacedState) -> PlacedStep:
     better = []
     if readers:
         static = SwitchedPlan(ctx, state, state.planned).measure_alone(_TITLE)
-        dynamic = SwitchedPlan(ctx, state, make_dynamic(ctx, state, readers.values()).planned).measure_alone(_TITLE)
+        dynamic = SwitchedPlan(
+            ctx, state, make_dynamic(ctx, state, readers.values()).planned
+        ).measure_alone(_TITLE)
         for names in readers.values():
             # A pair in the file serves all readers, one of each run a single reader.
             noise = sum(dynamic.get(name, 0.0) for name in names)
@@ -152,12 +161,20 @@ def list_dynamic_candidates(problem: OnnxPlacement, plan: Plan) -> dict[TensorId
     for site in plan.sites:
         tensor = site.site
         edges = site.consumers
-        if site.role is not Role.ACTIVATION or site.spec != _STATIC or not isinstance(tensor, TensorId) or not edges:
+        if (
+            site.role is not Role.ACTIVATION
+            or site.spec != _STATIC
+            or not isinstance(tensor, TensorId)
+            or not edges
+        ):
             continue
         ops = [problem.ops.by_name.get(edge.node) for edge in edges]
-        names = tuple(op.name for op in ops if op is not None and op.node.op_type == "MatMul" and op.weights)
+        names = tuple(
+            op.name for op in ops if op is not None and op.node.op_type == "MatMul" and op.weights
+        )
         pays = all(
-            sum(cost.ops[name].float_us - cost.ops[name].int8_us for name in names) > cost.quantize.get(tensor, 0.0)
+            sum(cost.ops[name].float_us - cost.ops[name].int8_us for name in names)
+            > cost.quantize.get(tensor, 0.0)
             for cost in costs
         )
         if len(names) == len(edges) and pays and not site.group:
@@ -171,7 +188,9 @@ def make_dynamic(ctx: SampledContext, state: PlacedState, nodes: Iterable[Names]
     names = [name for group in nodes for name in group]
     rule = Rule.model_validate({"node": names, "role": "activation", "set": {"dynamic": True}})
     config = problem.config.model_copy(update={"rules": (rule, *problem.config.rules)})
-    again = replace_problem(problem, config=config, requests=Requests(config, problem.requests.graph))
+    again = replace_problem(
+        problem, config=config, requests=Requests(config, problem.requests.graph)
+    )
     plan = carry_qparams(state.planned, again.default(), problem.index)
     return replace(state, plan=calibrate_missing(ctx, state, plan), problem=again)
 
@@ -183,7 +202,9 @@ def leave_noisy_float(ctx: SampledContext, state: PlacedState) -> PlacedStep:
     noise = SwitchedPlan(ctx, state, state.planned).measure_alone(_TITLE)
     ways = Ways(problem, state.planned, FLOAT, has_attention_rules(ctx, state), _FLOAT_REASON)
     least = limits.least_gain * sum(noise.values())
-    loud = [name for name in list_quantized_ops(problem, state.planned) if noise.get(name, 0.0) > least]
+    loud = [
+        name for name in list_quantized_ops(problem, state.planned) if noise.get(name, 0.0) > least
+    ]
     loudest_first = sorted(loud, key=lambda name: -noise[name])
     before = predict_times(problem, choose_ops(problem).chosen)
 
@@ -192,13 +213,17 @@ def leave_noisy_float(ctx: SampledContext, state: PlacedState) -> PlacedStep:
         return compare_times(before, after) <= limits.most_time
 
     keys = take_paying(
-        frozenset(), (frozenset([name]) for name in loudest_first if not _is_forced(problem, name)), pays
+        frozenset(),
+        (frozenset([name]) for name in loudest_first if not _is_forced(problem, name)),
+        pays,
     )
     if not keys:
         return state, PassReport(FLOAT_NAME, outcome=Outcome.NO_GAIN)
     plan = calibrate_missing(ctx, state, ways.promote_keys(keys))
     line = f"{', '.join(sorted(keys))} stay float: {_FLOAT_REASON}"
-    return replace(state, plan=plan, problem=ways.leave_float(keys)), PassReport(FLOAT_NAME, (line,))
+    return replace(state, plan=plan, problem=ways.leave_float(keys)), PassReport(
+        FLOAT_NAME, (line,)
+    )
 
 
 def _is_forced(problem: OnnxPlacement, name: str) -> bool:
@@ -207,14 +232,20 @@ def _is_forced(problem: OnnxPlacement, name: str) -> bool:
 
 
 def _find_threshold(_ctx: SampledContext, before: PlacedState, after: PlacedState) -> Threshold:
-    times = (predict_times(before.problem, choose_ops(one.problem).chosen) for one in (before, after))
+    times = (
+        predict_times(before.problem, choose_ops(one.problem).chosen) for one in (before, after)
+    )
     percent = 100 * (compare_times(*times) - 1)
     return Threshold(gain=max(THRESHOLDS[FLOAT_NAME].gain, _DB_A_PERCENT * percent))
 
 
 def _may_exclude(ctx: SampledContext, state: PlacedState) -> bool:
     """True for 8-bit plans where float is no exception; attention that is to be tried is noise that may still go."""
-    if PLAIN.find(state) is not None or ctx.data.synthetic or find_target(state.planned.target).whole:
+    if (
+        PLAIN.find(state) is not None
+        or ctx.data.synthetic
+        or find_target(state.planned.target).whole
+    ):
         return False
     pairs = any(site.role in (Role.ACTIVATION, Role.OUTPUT) for site in state.planned.sites)
     return pairs and has_whole_bytes(state.planned)
@@ -229,7 +260,12 @@ def _score(ctx: SampledContext, state: PlacedState) -> float:
 
 
 SENSITIVE_OPS = Pass(
-    SENSITIVE, Stage.REFINE, exclude_sensitive_ops, "looking for operators to leave float", 0.2, applies=_may_exclude
+    SENSITIVE,
+    Stage.REFINE,
+    exclude_sensitive_ops,
+    "looking for operators to leave float",
+    0.2,
+    applies=_may_exclude,
 )
 DYNAMIC_SCALES = Pass(
     DYNAMIC,

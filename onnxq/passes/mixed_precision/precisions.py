@@ -21,7 +21,13 @@ from onnxq.config import Config, Rule, RuleSet, TensorConfig
 from onnxq.errors import ConfigError
 from onnxq.evaluation.compare import FloatOutputs
 from onnxq.passes.mixed_precision.candidates import find_integer_ops, list_quantized_ops
-from onnxq.passes.mixed_precision.program import Condition, Costs, Implication, PrecisionProgram, SharedCosts
+from onnxq.passes.mixed_precision.program import (
+    Condition,
+    Costs,
+    Implication,
+    PrecisionProgram,
+    SharedCosts,
+)
 from onnxq.passes.mixed_precision.search import SwitchedPlan
 from onnxq.passes.state import PlacedState
 from onnxq.plan import Plan, SitePlan
@@ -69,7 +75,9 @@ def list_precisions(config: Config) -> tuple[Precision, ...]:
     found = [own, Precision(FLOAT)]
     for bits in _WEIGHT_BITS:
         if bits != weights.bits:
-            found.append(Precision(_name_precision(config, bits), weights=_change_bits(weights, bits)))
+            found.append(
+                Precision(_name_precision(config, bits), weights=_change_bits(weights, bits))
+            )
     if static and activations.bits < 16:
         found.append(Precision(f"w{weights.bits}a16", activations={"bits": 16}))
     if config.mode == "static":
@@ -80,7 +88,9 @@ def list_precisions(config: Config) -> tuple[Precision, ...]:
     for name in wanted:
         if name not in known:
             fix = f"this configuration and target have: {', '.join(known)}"
-            raise ConfigError(config.where("search.precisions"), f"{name!r} is none of them", fix, code="Q304")
+            raise ConfigError(
+                config.where("search.precisions"), f"{name!r} is none of them", fix, code="Q304"
+            )
     # The configuration's own is what others are measured beside.
     return tuple(one for one in found if not wanted or one.name in wanted or one is own)
 
@@ -95,7 +105,10 @@ def _is_possible(precision: Precision, config: Config) -> bool:
     """False where the changes contradict the rest of the configuration: only 8-bit uint8 has scales of each run."""
     try:
         for rule in precision.make_rules(["node"]):
-            for role, request in ((Role.WEIGHT, config.weights), (Role.ACTIVATION, config.activations)):
+            for role, request in (
+                (Role.WEIGHT, config.weights),
+                (Role.ACTIVATION, config.activations),
+            ):
                 if role in rule.role:
                     rule.apply(request, role)
     except ConfigError:
@@ -107,7 +120,10 @@ def _change_bits(weights: TensorConfig, bits: int) -> dict[str, Any]:
     changes: dict[str, Any] = {"bits": bits}
     if bits <= 4:
         # Both ends as far from zero: the same scale for both sides.
-        changes |= {"storage": f"{'' if weights.is_signed else 'u'}int{bits}", "narrow_range": weights.is_signed}
+        changes |= {
+            "storage": f"{'' if weights.is_signed else 'u'}int{bits}",
+            "narrow_range": weights.is_signed,
+        }
     return changes
 
 
@@ -143,7 +159,9 @@ def lacks_kernel(engine: Target, sites: Iterable[SitePlan], op_type: str) -> boo
     return any(row is not None and bool(row.warning) for row in rows)
 
 
-def find_takers(problem: OnnxPlacement, before: Plan, after: Plan, precision: Precision) -> frozenset[str]:
+def find_takers(
+    problem: OnnxPlacement, before: Plan, after: Plan, precision: Precision
+) -> frozenset[str]:
     """The operators that compute with the precision in the plan `after`, which asked for it everywhere."""
     if not (precision.weights or precision.activations):
         return frozenset(list_quantized_ops(problem, after))
@@ -155,7 +173,11 @@ def find_takers(problem: OnnxPlacement, before: Plan, after: Plan, precision: Pr
     # More bits than the engine's kernels have make a model slower than float, and are for who asks for them.
     asked = precision.weights or precision.name in problem.config.search.precisions.split(",")
     for site in after.sites:
-        readers = {edge.node for edge in site.find_readers(problem.ops.index)} if site.role is role else set[str]()
+        readers = (
+            {edge.node for edge in site.find_readers(problem.ops.index)}
+            if site.role is role
+            else set[str]()
+        )
         # Bits of weights that do not fill what they are stored in make no file smaller.
         if site.spec != old.get(site.site) and (site.spec.fills_storage or not precision.weights):
             changed |= readers
@@ -167,7 +189,11 @@ def find_takers(problem: OnnxPlacement, before: Plan, after: Plan, precision: Pr
 
 
 def measure_precision(
-    switched: SwitchedPlan, state: PlacedState, floats: FloatOutputs, precision: Precision, operators: Collection[str]
+    switched: SwitchedPlan,
+    state: PlacedState,
+    floats: FloatOutputs,
+    precision: Precision,
+    operators: Collection[str],
 ) -> MeasuredPrecision:
     """Round each weight, and each tensor, of a finished plan alone. floats: answers on the samples for that."""
     pairs = switched.list_pairs(*_ACTIVATIONS) if not precision.weights else []
@@ -221,7 +247,9 @@ class ProgramBuilder:
         ops = self.problem.ops
         integers = find_integer_ops(self.problem, self.own.state.planned)
         return {
-            op.name: op for op in ops if op.name in self.own.operators or (op.name in integers and not op.rule.compute)
+            op.name: op
+            for op in ops
+            if op.name in self.own.operators or (op.name in integers and not op.rule.compute)
         }
 
     @cached_property
@@ -229,7 +257,9 @@ class ProgramBuilder:
         """The precisions whose operators read and write the integers of the configuration's own pairs."""
         if self.engine.dynamic or self.problem.config.mode == "weight-only":
             return frozenset()
-        return frozenset(one.precision.name for one in self.measured if not one.precision.activations)
+        return frozenset(
+            one.precision.name for one in self.measured if not one.precision.activations
+        )
 
     def build_program(self) -> PrecisionProgram:
         """The programme. The configuration's own precision is a choice of every operator."""
@@ -264,14 +294,17 @@ class ProgramBuilder:
                 time = self._dynamic_costs.ops[op.name].int8_us
             elif lacks_kernel(self.engine, one.sites.get(op.name, ()), op.node.op_type):
                 time = cost.float_us + sum(
-                    self._costs.quantize.get(t, 0) + self._costs.dequantize.get(t, 0) for _, t in op.data
+                    self._costs.quantize.get(t, 0) + self._costs.dequantize.get(t, 0)
+                    for _, t in op.data
                 )
             yield one.precision.name, Costs(noise, self._count_bytes(op, weights), time)
 
     def _read_noise(self, op: QuantizableOp, one: MeasuredPrecision) -> float:
         """Noise of what the operator reads, where that is its own."""
         sites = one.sites.get(op.name, ())
-        return sum(one.tensors.get(str(site.site), 0.0) for site in sites if site.role is Role.ACTIVATION)
+        return sum(
+            one.tensors.get(str(site.site), 0.0) for site in sites if site.role is Role.ACTIVATION
+        )
 
     @cached_property
     def _costs(self) -> PlacementCosts:
@@ -329,7 +362,9 @@ class ProgramBuilder:
             if maker is not None and maker.rule.output not in (Output.EITHER, Output.FOLLOWS):
                 touching.append(maker.name)
             conditions = tuple(
-                Condition(name, self._static) for name in dict.fromkeys(touching) if name in self._operators
+                Condition(name, self._static)
+                for name in dict.fromkeys(touching)
+                if name in self._operators
             )
             if conditions:
                 yield SharedCosts(Costs(noise=noise), conditions)
@@ -347,7 +382,9 @@ class ProgramBuilder:
             quantize = Costs(time=costs.quantize[use.tensor])
             dequantize = Costs(time=costs.dequantize[use.tensor])
             if integers and quantize.time:
-                yield SharedCosts(quantize, integers, None if maker is None else self._leave_static(maker))
+                yield SharedCosts(
+                    quantize, integers, None if maker is None else self._leave_static(maker)
+                )
             if maker is None or not use.dequantizes or not dequantize.time:
                 continue
             made = Condition(maker, self._static)
@@ -359,7 +396,9 @@ class ProgramBuilder:
 
     def _leave_static(self, name: str) -> Condition:
         """The operator reads and writes float."""
-        return Condition(name, frozenset((FLOAT, *(one.precision.name for one in self.measured))) - self._static)
+        return Condition(
+            name, frozenset((FLOAT, *(one.precision.name for one in self.measured))) - self._static
+        )
 
     def _list_ties(self, operators: Mapping[str, Mapping[str, Costs]]) -> Iterator[Implication]:
         """Operators with a weight or a kernel in common have one precision; followers go with their makers."""
@@ -378,17 +417,23 @@ class ProgramBuilder:
                     if edge.node != op.name and edge.node in operators:
                         for one in operators[op.name]:
                             same = frozenset([one])
-                            yield Implication((Condition(op.name, same),), Condition(edge.node, same))
+                            yield Implication(
+                                (Condition(op.name, same),), Condition(edge.node, same)
+                            )
 
     def _tie_follower(self, op: QuantizableOp) -> Iterator[Implication]:
         ops = self.problem.ops
         # Where nothing makes its inputs in integers, it goes with a reader of the same tensor.
         makers = (ops.find_integer_maker(tensor) for _, tensor in op.data)
-        around = [maker.name for maker in makers if maker is not None and maker.name in self._operators]
+        around = [
+            maker.name for maker in makers if maker is not None and maker.name in self._operators
+        ]
         if not around:
             readers = (reader for _, tensor in op.data for _, reader in ops.list_consumers(tensor))
             around = [
-                one.name for one in readers if one is not None and one.rule.compute and one.name in self._operators
+                one.name
+                for one in readers
+                if one is not None and one.rule.compute and one.name in self._operators
             ][:1]
         own = Condition(op.name, frozenset([self.own.precision.name]))
         conditions = tuple(Condition(name, self._static) for name in dict.fromkeys(around))

@@ -117,26 +117,39 @@ class PrecisionProgram:
         """The precisions at which one of `QUANTITIES` is least and others are at most as given; None where none are."""
         solver = _open_solver()
         chosen = {
-            (name, precision): solver.addBinary() for name, options in self.operators.items() for precision in options
+            (name, precision): solver.addBinary()
+            for name, options in self.operators.items()
+            for precision in options
         }
         for name, options in self.operators.items():
             solver.addConstr(_sum(chosen[name, precision] for precision in options) == 1)
 
         def count(condition: Condition) -> Any:
             options = self.operators[condition.operator]
-            return _sum(chosen[condition.operator, one] for one in options if one in condition.precisions)
+            return _sum(
+                chosen[condition.operator, one] for one in options if one in condition.precisions
+            )
 
         for tie in self.ties:
-            solver.addConstr(count(tie.then) >= _sum(map(count, tie.all_of)) - (len(tie.all_of) - 1))
+            solver.addConstr(
+                count(tie.then) >= _sum(map(count, tie.all_of)) - (len(tie.all_of) - 1)
+            )
         paid = []
         # Continuous: the least that the conditions allow is 0 or 1 in any case.
         for shared in self.shared:
             variable = solver.addVariable(0, 1)
             for condition in shared.any_of:
-                both = count(condition) if shared.given is None else count(condition) + count(shared.given) - 1
+                both = (
+                    count(condition)
+                    if shared.given is None
+                    else count(condition) + count(shared.given) - 1
+                )
                 solver.addConstr(variable >= both)
             paid.append((variable, shared.costs))
-        paid += [(variable, self.operators[name][precision]) for (name, precision), variable in chosen.items()]
+        paid += [
+            (variable, self.operators[name][precision])
+            for (name, precision), variable in chosen.items()
+        ]
 
         def total(name: str, unit: float) -> Any:
             parts = ((variable, getattr(costs, name) / unit) for variable, costs in paid)
@@ -156,7 +169,9 @@ class PrecisionProgram:
             return None
         # Integers of a solver are nearly so.
         values = solver.allVariableValues()
-        return {name: one for (name, one), variable in chosen.items() if values[variable.index] > 0.5}
+        return {
+            name: one for (name, one), variable in chosen.items() if values[variable.index] > 0.5
+        }
 
     def find_units(self) -> dict[str, float]:
         """Of each quantity, about what a good choice has: noise may be of 1e-6, and bytes of 1e9."""
@@ -164,13 +179,19 @@ class PrecisionProgram:
         precisions = dict.fromkeys(one for options in self.operators.values() for one in options)
         uniform = [
             self.add_costs(
-                {name: one if one in options else next(iter(options)) for name, options in self.operators.items()}
+                {
+                    name: one if one in options else next(iter(options))
+                    for name, options in self.operators.items()
+                }
             )
             for one in precisions
         ]
         units = {}
         for name in QUANTITIES:
-            units[name] = min((cost for cost in (getattr(costs, name) for costs in uniform) if cost > 0), default=1.0)
+            units[name] = min(
+                (cost for cost in (getattr(costs, name) for costs in uniform) if cost > 0),
+                default=1.0,
+            )
         return units
 
 

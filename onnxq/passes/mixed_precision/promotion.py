@@ -18,7 +18,12 @@ from onnxq.passes.assembly import build_quantized, give_types
 from onnxq.passes.base import Pass, SampledContext, Stage
 from onnxq.passes.journal import LOST_DB, Outcome, PassReport, Promotion
 from onnxq.passes.judging import LIMITS, THRESHOLDS, Threshold, Trial
-from onnxq.passes.mixed_precision.cross_validation import estimate_new, list_judging_folds, split_folds, widen_ranges
+from onnxq.passes.mixed_precision.cross_validation import (
+    estimate_new,
+    list_judging_folds,
+    split_folds,
+    widen_ranges,
+)
 from onnxq.passes.mixed_precision.promotion_search import PromotionSearch
 from onnxq.passes.rounding.passes import NAME as ROUNDING
 from onnxq.passes.rounding.passes import round_again
@@ -48,7 +53,10 @@ def promote_operators(ctx: SampledContext, state: PlacedState) -> PlacedStep:
     rows = (row for row in find_target(plan.target).capabilities if row.role is Role.ACTIVATION)
     if request.to == UINT16 and not any(16 in row.bits and UINT16 in row.storage for row in rows):
         raise ConfigError(
-            "promote_to: uint16", f"{plan.target} has no 16-bit activations", "promote to float", code="Q308"
+            "promote_to: uint16",
+            f"{plan.target} has no 16-bit activations",
+            "promote to float",
+            code="Q308",
         )
     unchanged = state, PassReport(NAME, outcome=Outcome.NO_GAIN)
     if not request.asked and (not has_whole_bytes(plan) or _is_good(ctx, state)):
@@ -168,14 +176,22 @@ def _meet_metric(search: PromotionSearch, request: AccuracyRequest, metric: Metr
             return metric(give_types(state, model), optimize=optimize, threads=threads)
 
     met = search.meet_figure(run_metric, least, smooth=False)
-    unmet = search.explain_end() if search.late or search.ways.to != FLOAT else "only the float model holds this"
+    unmet = (
+        search.explain_end()
+        if search.late or search.ways.to != FLOAT
+        else "only the float model holds this"
+    )
     note = "" if met.holds else unmet
     plan, account = _account_for(search, met.keys, request.describe(), note, least)
     value = met.figures[met.keys]
-    return plan, replace(account, unit=request.unit, met=met.holds, value=value, float_value=request.float_value)
+    return plan, replace(
+        account, unit=request.unit, met=met.holds, value=value, float_value=request.float_value
+    )
 
 
-def _account_for(search: PromotionSearch, keys: frozenset[str], asked: str, note: str, least: float) -> PromotedPlan:
+def _account_for(
+    search: PromotionSearch, keys: frozenset[str], asked: str, note: str, least: float
+) -> PromotedPlan:
     """The plan with these promotions, and the account; whether the request is met is for the finished model to say."""
     lost = len(search.list_promoted(keys))
     account = Promotion(
@@ -206,7 +222,13 @@ def _was_promoted(ctx: SampledContext, state: PlacedState) -> bool:
 
 
 PROMOTION = Pass(
-    NAME, Stage.REFINE, promote_operators, "promoting what costs most", 0.8, fast=True, applies=_may_promote
+    NAME,
+    Stage.REFINE,
+    promote_operators,
+    "promoting what costs most",
+    0.8,
+    fast=True,
+    applies=_may_promote,
 )
 ROUNDING_AGAIN = Pass(
     AGAIN,

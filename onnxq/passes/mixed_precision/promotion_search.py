@@ -22,10 +22,20 @@ from onnxq.passes.assembly import build_quantized
 from onnxq.passes.base import SampledContext
 from onnxq.passes.journal import PromotionStep
 from onnxq.passes.judging import LIMITS
-from onnxq.passes.mixed_precision.candidates import LEAST_COST, Ways, calibrate_missing, list_quantized_ops
+from onnxq.passes.mixed_precision.candidates import (
+    LEAST_COST,
+    Ways,
+    calibrate_missing,
+    list_quantized_ops,
+)
 from onnxq.passes.mixed_precision.cross_validation import Fold, find_optimism
 from onnxq.passes.mixed_precision.float_parts import has_attention_rules
-from onnxq.passes.mixed_precision.precisions import MeasuredPrecision, Precision, ProgramBuilder, measure_precision
+from onnxq.passes.mixed_precision.precisions import (
+    MeasuredPrecision,
+    Precision,
+    ProgramBuilder,
+    measure_precision,
+)
 from onnxq.passes.mixed_precision.program import Condition, Costs, Implication, PrecisionProgram
 from onnxq.passes.mixed_precision.rescaling import Rescaling, bisect_noise
 from onnxq.passes.mixed_precision.search import SwitchedPlan, take_paying
@@ -71,7 +81,9 @@ class PromotionSearch:
     judged by these. That costs a model each, where a toggled model costs a run.
     """
 
-    def __init__(self, ctx: SampledContext, state: PlacedState, to: str, folds: Sequence[Fold] = ()) -> None:
+    def __init__(
+        self, ctx: SampledContext, state: PlacedState, to: str, folds: Sequence[Fold] = ()
+    ) -> None:
         plan = state.planned
         self.ctx, self.state, self.folds = ctx, state, folds
         self.ways = Ways(state.problem, plan, to, has_attention_rules(ctx, state))
@@ -98,7 +110,9 @@ class PromotionSearch:
             plan = fold.narrow_ranges(self.state.model, self.ways.plan)
             same = plan is self.ways.plan or self.as_run
             switched = self._switched if same else SwitchedPlan(self.ctx, self.state, plan)
-            floats = FloatOutputs(self.state.model, fold.samples, threads=self.ctx.config.verify.threads)
+            floats = FloatOutputs(
+                self.state.model, fold.samples, threads=self.ctx.config.verify.threads
+            )
             judges.append(_ScoredSamples(floats, switched, fold))
         return judges or [self._validation]
 
@@ -148,18 +162,30 @@ class PromotionSearch:
         if self.as_run:
             # Rounding alone does not show what the engine computes otherwise: what goes with each does.
             settings = [frozenset[str](), *self._groups.values()]
-            errors = self._measure_keys(settings, _ScoredSamples(answers, self._switched), f"measuring {_KEPT}")
+            errors = self._measure_keys(
+                settings, _ScoredSamples(answers, self._switched), f"measuring {_KEPT}"
+            )
             every, *without = (error.noise() for error in errors)
-            groups = {name: max(every - noise, 0.0) for name, noise in zip(self._groups, without, strict=True)}
+            groups = {
+                name: max(every - noise, 0.0)
+                for name, noise in zip(self._groups, without, strict=True)
+            }
             measured = MeasuredPrecision(own, frozenset(names), state, weights=groups, tensors={})
         else:
             measured = measure_precision(self._switched, state, answers, own, names)
             tensors = measured.tensors
-            groups = {name: sum(tensors.get(key, 0.0) for key in keys) for name, keys in self._groups.items()}
+            groups = {
+                name: sum(tensors.get(key, 0.0) for key in keys)
+                for name, keys in self._groups.items()
+            }
         if self.ways.to != FLOAT:
             one = Costs(time=1.0)
-            return PrecisionProgram({name: {self.ways.to: one, _KEPT: Costs(n)} for name, n in groups.items()})
-        program = _weigh_costs(ProgramBuilder([measured], cpu=ctx.config.cpu).build_program(), len(names))
+            return PrecisionProgram(
+                {name: {self.ways.to: one, _KEPT: Costs(n)} for name, n in groups.items()}
+            )
+        program = _weigh_costs(
+            ProgramBuilder([measured], cpu=ctx.config.cpu).build_program(), len(names)
+        )
         # The float model is there already: behind all others in float the last is not.
         floats = tuple(Condition(name, frozenset([FLOAT])) for name in names[:-1])
         ties = (Implication(floats, Condition(name, frozenset([_KEPT]))) for name in names[-1:])
@@ -172,7 +198,9 @@ class PromotionSearch:
 
     def find_keys(self, noise: float) -> frozenset[str]:
         """The cheapest promotions that leave at most so much noise, as the programme adds it up; all where none do."""
-        chosen = self.program.solve("time", {"noise": noise}) or dict.fromkeys(self.program.operators, self.ways.to)
+        chosen = self.program.solve("time", {"noise": noise}) or dict.fromkeys(
+            self.program.operators, self.ways.to
+        )
         keys = self._join_groups(name for name in self._groups if chosen[name] == self.ways.to)
         if self.ways.to == FLOAT:
             # Others may not pay beside them, and choices that differ by these are one.
@@ -180,7 +208,9 @@ class PromotionSearch:
         self._noises.setdefault(keys, self.program.add_costs(chosen).noise)
         return keys
 
-    def meet_figure(self, judge: Callable[[frozenset[str]], float], wanted: float, *, smooth: bool = True) -> Meeting:
+    def meet_figure(
+        self, judge: Callable[[frozenset[str]], float], wanted: float, *, smooth: bool = True
+    ) -> Meeting:
         """Promotions with which `judge` is at least `wanted`, the cheapest that were judged.
 
         Where none are and time is out, or tensors have 16 bits at most, the best; else none, as only float is left.
@@ -202,14 +232,20 @@ class PromotionSearch:
         holding = [keys for keys, figure in figures.items() if figure >= wanted]
         if not holding:
             partial = self.late or self.ways.to != FLOAT
-            return Meeting(max(figures, key=lambda keys: figures[keys]) if partial else frozenset(), False, figures)
+            return Meeting(
+                max(figures, key=lambda keys: figures[keys]) if partial else frozenset(),
+                False,
+                figures,
+            )
         cheapest = min(holding, key=lambda keys: self.ways.measure_cost(self.place_keys(keys)))
         if not smooth:
             return Meeting(cheapest, True, figures)
         # Some are faster in float, and were not needed.
         quiet = [self._join_groups(part) for part in reversed(self.rank_parts(cheapest))][:_ROUNDS]
         in_time = takewhile(lambda _: not self.is_expired(), quiet)
-        needed = take_paying(cheapest, in_time, lambda keys: judge(keys) >= wanted, frozenset.difference)
+        needed = take_paying(
+            cheapest, in_time, lambda keys: judge(keys) >= wanted, frozenset.difference
+        )
         return Meeting(needed, True, figures)
 
     def _propose_keys(
@@ -222,10 +258,14 @@ class PromotionSearch:
         # That of all in integers at least.
         failing = [noise for noise, figure in known.values() if figure < wanted]
         if smooth:
-            curve = Rescaling.fit_pairs((noise, 10 ** (-figure / 10)) for noise, figure in known.values())
+            curve = Rescaling.fit_pairs(
+                (noise, 10 ** (-figure / 10)) for noise, figure in known.values()
+            )
             limit = curve.find_prediction(10 ** (-wanted / 10))
         else:
-            limit = bisect_noise(failing, [noise for noise, figure in known.values() if figure >= wanted])
+            limit = bisect_noise(
+                failing, [noise for noise, figure in known.values() if figure >= wanted]
+            )
         # Where that is the float model, or known, something between may do.
         low = max(limit, _LEAST_NOISE)
         high = max(min(failing), _LEAST_NOISE)
@@ -248,7 +288,9 @@ class PromotionSearch:
             if more:
                 name = names[0] if len(names) == 1 else f"{names[0]} … {names[-1]}"
                 start, end = (self.judge_keys(promoted).worst_db() for promoted in (before, wider))
-                steps.append(PromotionStep(name=name, to=self.ways.to, nodes=more, before=start, after=end))
+                steps.append(
+                    PromotionStep(name=name, to=self.ways.to, nodes=more, before=start, after=end)
+                )
                 before = wider
         return tuple(steps)
 
@@ -286,18 +328,26 @@ class PromotionSearch:
 
     def explain_end(self) -> str:
         """Why there are no more steps."""
-        return "the budget ran out" if self.late or self.is_expired() else "everything that could be promoted was"
+        return (
+            "the budget ran out"
+            if self.late or self.is_expired()
+            else "everything that could be promoted was"
+        )
 
     def _list_more(self, keys: frozenset[str], wider: frozenset[str]) -> tuple[str, ...]:
         """Operators that are promoted with the wider keys only."""
         before = set(self.list_promoted(keys))
         return tuple(name for name in self.list_promoted(wider) if name not in before)
 
-    def _measure_keys(self, settings: list[frozenset[str]], samples: _ScoredSamples, title: str) -> list[ModelErrors]:
+    def _measure_keys(
+        self, settings: list[frozenset[str]], samples: _ScoredSamples, title: str
+    ) -> list[ModelErrors]:
         """Errors with these promoted: of switched pairs, as the file says, or of finished models, as users run them."""
         if not self.as_run:
             toggled = samples.switched.toggled
-            chosen = [self.ways.choose_switches(toggled, self.place_keys(keys)) for keys in settings]
+            chosen = [
+                self.ways.choose_switches(toggled, self.place_keys(keys)) for keys in settings
+            ]
             return samples.switched.measure_settings(chosen, samples.floats, title)
         models = (self._finish_trial(keys, samples.fold) for keys in settings)
         with self.ctx.progress(title, len(settings) * len(samples.floats.samples)) as task:
@@ -309,12 +359,16 @@ class PromotionSearch:
         plan = self.finish_plan(keys)
         if fold is not None:
             plan = fold.narrow_ranges(self.state.model, plan)
-        return TrialModel(build_quantized(self.state, plan), optimize=True, threads=self.ctx.config.verify.threads)
+        return TrialModel(
+            build_quantized(self.state, plan), optimize=True, threads=self.ctx.config.verify.threads
+        )
 
 
 def _weigh_costs(program: PrecisionProgram, count: int) -> PrecisionProgram:
     """The programme with one cost, in `time`: of `count` operators, all time in float, and all bytes of weights."""
-    integers, floats = (program.add_costs(dict.fromkeys(program.operators, one)) for one in (_KEPT, FLOAT))
+    integers, floats = (
+        program.add_costs(dict.fromkeys(program.operators, one)) for one in (_KEPT, FLOAT)
+    )
     time = floats.time or 1.0
     size = floats.size - integers.size or 1.0
 

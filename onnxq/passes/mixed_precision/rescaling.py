@@ -28,7 +28,9 @@ class Rescaling:
         blocks: list[tuple[float, float, float, int]] = []
         for at, value in logs:
             blocks.append((at, at, value, 1))
-            while len(blocks) > 1 and (blocks[-2][2] >= blocks[-1][2] or blocks[-2][1] >= blocks[-1][0]):
+            while len(blocks) > 1 and (
+                blocks[-2][2] >= blocks[-1][2] or blocks[-2][1] >= blocks[-1][0]
+            ):
                 (left, _, low, n), (_, right, high, m) = blocks[-2:]
                 blocks[-2:] = [(left, right, (low * n + high * m) / (n + m), n + m)]
         ends = [

@@ -45,14 +45,22 @@ class SwitchedPlan:
         """The switches of these roles, in the order the model runs."""
         return [switch for switch in self.toggled.switches if switch.role in roles]
 
-    def measure_settings(self, settings: Sequence[Setting], floats: FloatOutputs, title: str) -> list[ModelErrors]:
+    def measure_settings(
+        self, settings: Sequence[Setting], floats: FloatOutputs, title: str
+    ) -> list[ModelErrors]:
         """The errors with these switches on and all others off, by setting."""
         ctx = self._ctx
-        return measure_settings(self.toggled, floats, settings, progress=ctx.progress, title=title, crew=ctx.crew)
+        return measure_settings(
+            self.toggled, floats, settings, progress=ctx.progress, title=title, crew=ctx.crew
+        )
 
     def measure_alone(self, title: str) -> dict[str, float]:
         """Noise at the outputs of each pair of an activation alone, by the nodes that read it."""
         pairs = self.list_pairs(Role.ACTIVATION)
         floats = self._ctx.data.judge.float_outputs(self._model)
         errors = self.measure_settings([frozenset([pair]) for pair in pairs], floats, title)
-        return {name: error.noise() for pair, error in zip(pairs, errors, strict=True) for name in pair.readers}
+        return {
+            name: error.noise()
+            for pair, error in zip(pairs, errors, strict=True)
+            for name in pair.readers
+        }

@@ -69,7 +69,13 @@ def measure_isolated(
     alone = plan
     if rounded:
         alone = round_sequentially(
-            proto, plan, fitted, others=others, options=RoundingOptions(alone=True), crew=crew, progress=progress
+            proto,
+            plan,
+            fitted,
+            others=others,
+            options=RoundingOptions(alone=True),
+            crew=crew,
+            progress=progress,
         ).plan
     open_, places, usual = _open_constants(proto, operators)
     by_site: dict[Site, list[Operator]] = {}
@@ -81,7 +87,9 @@ def measure_isolated(
     on = usual | {name: value for values in changes.values() for name, value in values.items()}
     board = Switchboard(Session(model, optimize=False), on, usual)
     with progress("measuring weights", len(changes) * len(judged)) as task:
-        errors = score_settings(board, model, 0, reference, list(map(tuple, changes.values())), crew, task)
+        errors = score_settings(
+            board, model, 0, reference, list(map(tuple, changes.values())), crew, task
+        )
     # Of labels and indices a step is no smaller for a smaller error.
     exact = reference.run(0, judged[0]).items() if len(judged) else ()
     floats = {name for name, value in exact if hasattr(value, "dtype") and value.dtype.kind == "f"}
@@ -107,17 +115,23 @@ def _open_constants(
             # An operator without a bias gets one of zeros.
             node.input.extend([""] * (edge.index + 1 - len(node.input)))
             node.input[edge.index] = name
-            copy.graph.input.append(onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, value.shape))
+            copy.graph.input.append(
+                onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, value.shape)
+            )
     return rebuild(proto, copy), places, usual
 
 
-def _list_changes(plan: Plan, readers: Sequence[Operator], places: Mapping[Edge, str]) -> dict[str, Array]:
+def _list_changes(
+    plan: Plan, readers: Sequence[Operator], places: Mapping[Edge, str]
+) -> dict[str, Array]:
     """The values of the inputs that these operators read, as the plan rounds them."""
     sites = {site.site: site for site in plan.sites}
     biases = {bias.edge: bias.values for bias in plan.biases}
     changes: dict[str, Array] = {}
     for op in readers:
-        changes[places[Edge(op.node.name, 1, op.node.scope)]] = dequantize_constant(sites[op.site.site], op.weight)
+        changes[places[Edge(op.node.name, 1, op.node.scope)]] = dequantize_constant(
+            sites[op.site.site], op.weight
+        )
         if op.bias_edge is None:
             continue
         name = places[op.bias_edge]
@@ -147,7 +161,9 @@ def check_budget(config: Config) -> None:
     where = config.where("weight_bits_budget")
     if fewest > budget:
         fix = f"write `weights: {{bits: {max(2, min(int(budget), 8))}}}`, or start from ort-w4a8"
-        raise ConfigError(where, f"weights of {fewest} bits cannot be {budget:g} on average", fix, code="Q308")
+        raise ConfigError(
+            where, f"weights of {fewest} bits cannot be {budget:g} on average", fix, code="Q308"
+        )
     wrong = [bits for bits in config.weight_bits if bits < fewest]
     if wrong:
         raise ConfigError(
@@ -172,7 +188,10 @@ def spread_bits(ctx: SampledContext, state: PlacedState) -> PlacedStep:
     weights = [site for site in plan.sites if site.role is Role.WEIGHT]
     constants = {site.site: read_constant(index, site.site) for site in weights}
     elements = {site: 0 if value is None else int(value.size) for site, value in constants.items()}
-    widths = {site.site: _list_widths(index, site, config) if elements[site.site] else () for site in weights}
+    widths = {
+        site.site: _list_widths(index, site, config) if elements[site.site] else ()
+        for site in weights
+    }
     if not any(widths.values()):
         return state, PassReport(_WEIGHT_BITS, ("no weight can have more bits on this target",))
     fitted, judged = _split_samples(calibration, config.data.seed)
@@ -190,8 +209,14 @@ def spread_bits(ctx: SampledContext, state: PlacedState) -> PlacedStep:
     measured = [site for site in weights if widths[site.site] and site.site in errors]
     # What no error is known of, or has no other widths, keeps its bits, which count.
     fixed = [site for site in weights if site not in measured]
-    others = sum(elements[s.site] for s in fixed), sum(elements[s.site] * s.spec.bits for s in fixed)
-    open_ = [WeightChoice(elements[s.site], s.spec.bits, errors[s.site], widths[s.site]) for s in measured]
+    others = (
+        sum(elements[s.site] for s in fixed),
+        sum(elements[s.site] * s.spec.bits for s in fixed),
+    )
+    open_ = [
+        WeightChoice(elements[s.site], s.spec.bits, errors[s.site], widths[s.site])
+        for s in measured
+    ]
     chosen = spend_budget(open_, config.weight_bits_budget, others)
     bits: dict[Site, int] = {site.site: width for site, width in zip(measured, chosen, strict=True)}
     after = replace(state, plan=_widen_weights(ctx, state, plan, bits))
@@ -210,11 +235,17 @@ def _list_widths(index: GraphIndex, site: SitePlan, config: Config) -> tuple[int
     op_type = index.find_node(site.consumers[0].node).op_type if site.consumers else ""
     engine = backends.find_target(config.target, config.mode)
     widths = config.weight_bits or range(site.spec.bits + 1, _MOST_BITS + 1)
-    specs = {bits: _widen_spec(site.spec, bits) for bits in sorted(set(widths)) if bits > site.spec.bits}
+    specs = {
+        bits: _widen_spec(site.spec, bits) for bits in sorted(set(widths)) if bits > site.spec.bits
+    }
     # Blocks are for size, and in a file 5 bits take the room of 8.
     blocked = isinstance(site.spec.granularity, PerBlock)
     wider = {bits: spec for bits, spec in specs.items() if spec.fills_storage or not blocked}
-    return tuple(bits for bits, spec in wider.items() if engine.capability(spec, Role.WEIGHT, op_type) is not None)
+    return tuple(
+        bits
+        for bits, spec in wider.items()
+        if engine.capability(spec, Role.WEIGHT, op_type) is not None
+    )
 
 
 def _widen_spec(spec: QuantSpec, bits: int) -> QuantSpec:
@@ -224,10 +255,14 @@ def _widen_spec(spec: QuantSpec, bits: int) -> QuantSpec:
     return replace(spec, bits=bits, storage=storage)
 
 
-def _widen_weights(ctx: SampledContext, state: PlacedState, plan: Plan, bits: dict[Site, int]) -> Plan:
+def _widen_weights(
+    ctx: SampledContext, state: PlacedState, plan: Plan, bits: dict[Site, int]
+) -> Plan:
     """The plan with these widths, and numbers to match."""
     changed: dict[Site, SitePlan] = {
-        site.site: replace(site, spec=_widen_spec(site.spec, bits[site.site]), qparams=None, values=None)
+        site.site: replace(
+            site, spec=_widen_spec(site.spec, bits[site.site]), qparams=None, values=None
+        )
         for site in plan.sites
         if site.role is Role.WEIGHT and bits.get(site.site, 0) > site.spec.bits
     }
@@ -242,7 +277,9 @@ def _describe_bits(
     now = [bits.get(site.site, site.spec.bits) for site in weights]
     mean = compute_mean_bits([elements[site.site] for site in weights], now)
     counts = ", ".join(f"{count} at {width}" for width, count in sorted(Counter(now).items()))
-    return f"weights of {mean:.2f} bits on average (at most {config.weight_bits_budget:g}): {counts}"
+    return (
+        f"weights of {mean:.2f} bits on average (at most {config.weight_bits_budget:g}): {counts}"
+    )
 
 
 @dataclass(frozen=True)
@@ -255,7 +292,9 @@ class WeightChoice:
     widths: tuple[int, ...]
 
 
-def spend_budget(weights: Sequence[WeightChoice], average: float, others: tuple[int, int] = (0, 0)) -> list[int]:
+def spend_budget(
+    weights: Sequence[WeightChoice], average: float, others: tuple[int, int] = (0, 0)
+) -> list[int]:
     """Bits of each weight, so that the average over elements is at most `average`, or unchanged if it is above.
 
     others: (elements, sum of their bits) of weights that count towards the average and cannot change.
@@ -271,7 +310,11 @@ def spend_budget(weights: Sequence[WeightChoice], average: float, others: tuple[
                 if width <= bits[k] or cost > room or cost <= 0:
                     continue
                 # 6 dB a bit: a quarter of the power.
-                gain = weight.error * (4.0 ** (weight.bits - bits[k]) - 4.0 ** (weight.bits - width)) / cost
+                gain = (
+                    weight.error
+                    * (4.0 ** (weight.bits - bits[k]) - 4.0 ** (weight.bits - width))
+                    / cost
+                )
                 if best is None or gain > best[0]:
                     best = gain, k, width
         if best is None or best[0] <= 0:
@@ -313,17 +356,27 @@ def quantize_tables(ctx: SampledContext, state: PlacedState) -> PlacedStep:
     if free and ctx.config.embeddings == "auto" and plan.calibrated and not ctx.data.synthetic:
         judge = ctx.data.judge
         before = [output.sqnr_db for output in judge.measure(state, plan, progress=ctx.progress)]
-        alone = [output.sqnr_db for output in judge.measure(state, _isolate_tables(after.planned, free))]
-        pairs = [(db, add_noises(db, tables_db)) for db, tables_db in zip(before, alone, strict=True)]
+        alone = [
+            output.sqnr_db for output in judge.measure(state, _isolate_tables(after.planned, free))
+        ]
+        pairs = [
+            (db, add_noises(db, tables_db)) for db, tables_db in zip(before, alone, strict=True)
+        ]
         figures = min(pairs, key=lambda pair: pair[1], default=None)
-        if not all(THRESHOLDS[_EMBEDDINGS].allows(*pair) for pair in pairs) or _break_request(ctx, alone):
+        if not all(THRESHOLDS[_EMBEDDINGS].allows(*pair) for pair in pairs) or _break_request(
+            ctx, alone
+        ):
             assert figures is not None
             losses = explain_loss(free, *figures)
-            after = _add_tables(ctx, state, tuple(table for table in tables if table.named), (*reasons, *losses))
+            after = _add_tables(
+                ctx, state, tuple(table for table in tables if table.named), (*reasons, *losses)
+            )
             tables = ()
     if not tables:
         return after, PassReport(
-            _EMBEDDINGS, outcome=Outcome.NO_GAIN if figures is None else Outcome.WORSE, trial_db=figures
+            _EMBEDDINGS,
+            outcome=Outcome.NO_GAIN if figures is None else Outcome.WORSE,
+            trial_db=figures,
         )
     elements = sum(table.elements for table in tables)
     stored = sum(table.elements * table.spec.storage_bits for table in tables)
@@ -345,7 +398,11 @@ def _isolate_tables(plan: Plan, tables: Sequence[Table]) -> Plan:
     plan has 18.5 dB without and 17.7 dB with them on two texts, 19.1 and 19.2 on 200.
     """
     lookups = {table.tensor: table.lookups for table in tables}
-    sites = [replace(site, consumers=lookups[site.site], group="") for site in plan.sites if site.site in lookups]
+    sites = [
+        replace(site, consumers=lookups[site.site], group="")
+        for site in plan.sites
+        if site.site in lookups
+    ]
     return replace(plan, sites=tuple(sites), existing=(), biases=())
 
 
@@ -357,7 +414,10 @@ def add_noises(first_db: float, second_db: float) -> float:
 
 
 def _add_tables(
-    ctx: SampledContext, state: PlacedState, tables: tuple[Table, ...], reasons: tuple[Unquantized, ...]
+    ctx: SampledContext,
+    state: PlacedState,
+    tables: tuple[Table, ...],
+    reasons: tuple[Unquantized, ...],
 ) -> PlacedState:
     """The state with these tables in its plan, and in every plan that is made of its problem later."""
     problem = replace(state.problem, tables=tables)

@@ -63,7 +63,9 @@ def fuse_activations(ctx: RunContext, state: FloatState) -> FloatStep:
     """
     computes = state.types.computes
     unknown = find_target(ctx.config.target).no_kernel
-    return apply_replacements(state, "activations", lambda view: _find_activations(view, computes, unknown))
+    return apply_replacements(
+        state, "activations", lambda view: _find_activations(view, computes, unknown)
+    )
 
 
 def _find_activations(view: View, computes: int, unknown: Container[str]) -> list[Replacement]:
@@ -115,7 +117,12 @@ def _find_clamp(view: View, node: NodeRef, used: Used) -> _Anchor | None:
         used.add_node(view, at, bounds[3])
         inner = view.find_tensor(at, bounds[2])
         before = view.find_producer(inner, *_CLAMPS)
-        if inner is None or before is None or before.scope != node.scope or view.sole_reader(inner) is None:
+        if (
+            inner is None
+            or before is None
+            or before.scope != node.scope
+            or view.sole_reader(inner) is None
+        ):
             break
         at = before
     if inner is None or math.isinf(low) or math.isinf(high):
@@ -146,7 +153,9 @@ def _read_bounds(view: View, node: NodeRef) -> tuple[float, float, int, int] | N
     return low, high, k, bound[1]
 
 
-def _match_activation(view: View, anchor: _Anchor, computes: int, unknown: Container[str]) -> Replacement | None:
+def _match_activation(
+    view: View, anchor: _Anchor, computes: int, unknown: Container[str]
+) -> Replacement | None:
     """The longest tail that makes a known activation."""
     # A shorter one may be known as well: the HardSigmoid inside a HardSwish.
     for tail in reversed(list_tails(view, anchor.node, anchor.inner, anchor.used)):
@@ -155,15 +164,21 @@ def _match_activation(view: View, anchor: _Anchor, computes: int, unknown: Conta
             x = reading.factor
             if x is None:
                 continue
-            single = _recognise(anchor, reading, tail.factor is not None, view.index.find_dtype(x), computes)
+            single = _recognise(
+                anchor, reading, tail.factor is not None, view.index.find_dtype(x), computes
+            )
             last = reading.last
             used = reading.used
             # Constants that broadcast x would be lost, and tensors that others read must stay.
-            whole = used.rank <= view.least_rank(x) and view.private(used.tensors - {last.result}, used.nodes)
+            whole = used.rank <= view.least_rank(x) and view.private(
+                used.tensors - {last.result}, used.nodes
+            )
             name = "" if single is None else f"{single.domain}.{single.op_type}".lstrip(".")
             if single is not None and whole and name not in unknown:
                 nodes = frozenset(used.nodes)
-                return Replacement(last, nodes, single.op_type, (x,), single.attrs, single.domain, single.opset)
+                return Replacement(
+                    last, nodes, single.op_type, (x,), single.attrs, single.domain, single.opset
+                )
     return None
 
 
@@ -179,7 +194,9 @@ def _list_readings(view: View, anchor: _Anchor, tail: Tail) -> list[Tail]:
     return readings
 
 
-def _recognise(anchor: _Anchor, tail: Tail, product: bool, dtype: int, computes: int) -> _Single | None:
+def _recognise(
+    anchor: _Anchor, tail: Tail, product: bool, dtype: int, computes: int
+) -> _Single | None:
     """The single node of scale·A(P) + shift, times x when it is a product.
 
     computes: the narrow ONNX type that the model came in, whose constants are rounded to it; 0 for float32.
@@ -212,11 +229,17 @@ def _recognise_clamp(anchor: _Anchor, tail: Tail, product: bool, tol: float) -> 
     alpha = tail.scale * poly[1]
     beta = tail.scale * poly[0]
     if product:
-        return _Single("HardSwish", 14) if is_close({0: beta, 1: alpha}, {0: 0.5, 1: 1 / 6}, tol) else None
+        return (
+            _Single("HardSwish", 14)
+            if is_close({0: beta, 1: alpha}, {0: 0.5, 1: 1 / 6}, tol)
+            else None
+        )
     # A plain clip, or there already.
     if not alpha or not beta or tail.last.op_type == "HardSigmoid":
         return None
-    return _Single("HardSigmoid", 6, {"alpha": float(np.float32(alpha)), "beta": float(np.float32(beta))})
+    return _Single(
+        "HardSigmoid", 6, {"alpha": float(np.float32(alpha)), "beta": float(np.float32(beta))}
+    )
 
 
 # An activation chain is  k·x·(c·A(P(x)) + d)  or  c·A(P(x)): an anchor A (Erf, Tanh, Sigmoid, HardSigmoid or a clamp),
@@ -252,7 +275,9 @@ class Used:
         self.rank = max(self.rank, other.rank)
 
 
-def read_polynomial(view: View, at: TensorId | None, x: TensorId, used: Used, depth: int = 0) -> Poly | None:
+def read_polynomial(
+    view: View, at: TensorId | None, x: TensorId, used: Used, depth: int = 0
+) -> Poly | None:
     """`at` as {power: coefficient} in x, up to x³; None when it is anything else."""
     if at is None or depth > _MAX_DEPTH:
         return None
@@ -265,14 +290,18 @@ def read_polynomial(view: View, at: TensorId | None, x: TensorId, used: Used, de
     # Of constants alone it says nothing about x, whatever else may be computed from it.
     if any(term is None for term in terms) or all(set(term or {}) <= {0} for term in terms):
         return None
-    ranks = [found[1] for k in range(len(node.inputs)) if (found := view.scalar(node, k)) is not None]
+    ranks = [
+        found[1] for k in range(len(node.inputs)) if (found := view.scalar(node, k)) is not None
+    ]
     result = _combine_terms(node.op_type, [term for term in terms if term is not None])
     if result is not None:
         used.add_node(view, node, max(ranks, default=0))
     return result
 
 
-def _read_operand(view: View, node: NodeRef, k: int, x: TensorId, used: Used, depth: int) -> Poly | None:
+def _read_operand(
+    view: View, node: NodeRef, k: int, x: TensorId, used: Used, depth: int
+) -> Poly | None:
     constant = view.scalar(node, k)
     if constant is not None:
         return {0: constant[0]}
@@ -312,7 +341,8 @@ def _multiply(left: Poly, right: Poly) -> Poly | None:
 def is_close(poly: Poly, wanted: Poly, tol: float) -> bool:
     """True when every coefficient is the wanted one within `tol`, relative to its own size (absolute for zeros)."""
     return all(
-        abs(poly.get(p, 0.0) - wanted.get(p, 0.0)) <= tol * (abs(wanted.get(p, 0.0)) or 1.0) for p in {*poly, *wanted}
+        abs(poly.get(p, 0.0) - wanted.get(p, 0.0)) <= tol * (abs(wanted.get(p, 0.0)) or 1.0)
+        for p in {*poly, *wanted}
     )
 
 
@@ -323,7 +353,11 @@ def list_bases(view: View, at: TensorId, scope: str) -> list[TensorId]:
         node = view.find_producer(found[-1], "Add", "Sub", "Mul", "Div", "Neg")
         if node is None or node.scope != scope:
             break
-        operands = [view.find_tensor(node, k) for k in range(len(node.inputs)) if view.scalar(node, k) is None]
+        operands = [
+            view.find_tensor(node, k)
+            for k in range(len(node.inputs))
+            if view.scalar(node, k) is None
+        ]
         if len(operands) != 1 or operands[0] is None:
             break
         found.append(operands[0])
@@ -363,7 +397,11 @@ def _follow(view: View, state: Tail, reader: tuple[NodeRef, int], inner: TensorI
     node, k = reader
     constant = view.scalar(node, 1 - k)
     if constant is None:
-        return _follow_product(view, state, node, k, inner) if node.op_type == "Mul" and state.factor is None else None
+        return (
+            _follow_product(view, state, node, k, inner)
+            if node.op_type == "Mul" and state.factor is None
+            else None
+        )
     value, rank = constant
     step = read_arithmetic(node.op_type, np.asarray(value), k)
     # Behind the product with x a constant is no shift of the anchor any more.
@@ -373,7 +411,9 @@ def _follow(view: View, state: Tail, reader: tuple[NodeRef, int], inner: TensorI
     shift = state.shift * float(step[0]) + float(step[1])
     if not np.isfinite((scale, shift)).all():
         return None
-    return replace(state, last=node, scale=scale, shift=shift, used=_add_node(view, state.used, node, rank))
+    return replace(
+        state, last=node, scale=scale, shift=shift, used=_add_node(view, state.used, node, rank)
+    )
 
 
 def _follow_product(view: View, state: Tail, node: NodeRef, k: int, inner: TensorId) -> Tail | None:

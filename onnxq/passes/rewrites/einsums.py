@@ -57,13 +57,17 @@ def write_out_einsums(_ctx: RunContext, state: FloatState) -> FloatStep:
     edit = Edit(state.model)
     changed = []
     for node in view.index.nodes:
-        product = _find_product(view, node) if is_op(node, "Einsum") and len(node.inputs) == 2 else None
+        product = (
+            _find_product(view, node) if is_op(node, "Einsum") and len(node.inputs) == 2 else None
+        )
         if product is not None:
             _write_product(edit, node, product)
             changed.append(f"{node.name}: Einsum as MatMul")
     state, report = edit.finish_pass(state, "einsums", changed)
     # Constants are arranged once, and not in every run.
-    return (replace(state, model=infer_shapes(fold_constants(state.model))) if changed else state), report
+    return (
+        replace(state, model=infer_shapes(fold_constants(state.model))) if changed else state
+    ), report
 
 
 def _write_product(edit: Edit, node: NodeRef, product: _Contraction) -> None:
@@ -76,7 +80,9 @@ def _write_product(edit: Edit, node: NodeRef, product: _Contraction) -> None:
     def reshape_axes(part: str, shape: Shape) -> list[Step]:
         if not shape:
             return []
-        stored = edit.add_constant(node.scope, f"{node.name}/{part}/shape", np.asarray(shape, np.int64))
+        stored = edit.add_constant(
+            node.scope, f"{node.name}/{part}/shape", np.asarray(shape, np.int64)
+        )
         return [("Reshape", (stored,), {})]
 
     names = []
@@ -85,10 +91,14 @@ def _write_product(edit: Edit, node: NodeRef, product: _Contraction) -> None:
         name = node.inputs[operand.index]
         steps = [*transpose_axes(operand.axes, operand.order), *reshape_axes(part, operand.shape)]
         for op_type, others, attrs in steps:
-            name = edit.insert_before(node, op_type, [name, *others], attrs, f"{node.name}/{part}/{op_type}")
+            name = edit.insert_before(
+                node, op_type, [name, *others], attrs, f"{node.name}/{part}/{op_type}"
+            )
         names.append(name)
     edit.replace_node(node, "MatMul", names, {})
-    edit.append(node, [*reshape_axes("out", product.shape), *transpose_axes(product.order, product.axes)])
+    edit.append(
+        node, [*reshape_axes("out", product.shape), *transpose_axes(product.order, product.axes)]
+    )
 
 
 def _find_product(view: View, node: NodeRef) -> _Contraction | None:
@@ -148,10 +158,15 @@ def _read_equation(equation: str, shapes: Sequence[Dims]) -> tuple[list[str], st
     """The axes of both operands and of the result, a letter for each."""
     terms, arrow, result = equation.replace(" ", "").partition("->")
     operands = terms.split(",")
-    hidden = [len(dims) - len(term.replace(_ELLIPSIS, "")) for term, dims in zip(operands, shapes, strict=True)]
+    hidden = [
+        len(dims) - len(term.replace(_ELLIPSIS, ""))
+        for term, dims in zip(operands, shapes, strict=True)
+    ]
     if not arrow:
         letters = terms.replace(_ELLIPSIS, "").replace(",", "")
-        result = _ELLIPSIS + "".join(sorted(axis for axis in {*letters} if letters.count(axis) == 1))
+        result = _ELLIPSIS + "".join(
+            sorted(axis for axis in {*letters} if letters.count(axis) == 1)
+        )
     spelled = [
         term.replace(_ELLIPSIS, _MORE_LETTERS[-count:] if count > 0 else "")
         for term, count in zip((*operands, result), (*hidden, max(hidden)), strict=True)
@@ -177,6 +192,7 @@ def _list_sizes(groups: Sequence[str], wanted: Sequence[str], sizes: Mapping[str
     if alone == len(groups):
         return ()
     known = (
-        math.prod(sizes[axis] for axis in group) if {*group} <= sizes.keys() else _REST for group in wanted[alone:]
+        math.prod(sizes[axis] for axis in group) if {*group} <= sizes.keys() else _REST
+        for group in wanted[alone:]
     )
     return (*[_SAME] * alone, *known)

@@ -20,11 +20,16 @@ from onnxq.passes.state import FloatState, FloatStep
 
 _DOMAIN = "com.microsoft"
 # Names of the parameters of an activation; those of Clip are inputs.
-_PARAMETERS: Mapping[str, Sequence[str]] = {"LeakyRelu": ("alpha",), "HardSigmoid": ("alpha", "beta")}
+_PARAMETERS: Mapping[str, Sequence[str]] = {
+    "LeakyRelu": ("alpha",),
+    "HardSigmoid": ("alpha", "beta"),
+}
 _LAYERNORM_OPSET = 17
 _SINGLE = frozenset({"Gelu", "QuickGelu"})
 # Attributes of Attention that MultiHeadAttention does not have.
-_OTHER_ATTENTION = frozenset({"do_rotary", "past_present_share_buffer", "qkv_hidden_sizes", "rotary_embedding_dim"})
+_OTHER_ATTENTION = frozenset(
+    {"do_rotary", "past_present_share_buffer", "qkv_hidden_sizes", "rotary_embedding_dim"}
+)
 
 
 def write_out_fused(ctx: RunContext, state: FloatState) -> FloatStep:
@@ -65,7 +70,9 @@ def _write_gemm(_view: View, edit: Edit, node: NodeRef) -> bool:
     return True
 
 
-def _replace_product(edit: Edit, node: NodeRef, op_type: str, inputs: Sequence[str], steps: Sequence[Step]) -> None:
+def _replace_product(
+    edit: Edit, node: NodeRef, op_type: str, inputs: Sequence[str], steps: Sequence[Step]
+) -> None:
     attrs = {name: value for name, value in node.attrs.items() if not name.startswith("activation")}
     edit.replace_node(node, op_type, inputs, attrs)
     edit.append(node, steps)
@@ -89,9 +96,13 @@ def _add_scalar(edit: Edit, node: NodeRef, name: str, value: float) -> str:
 
 def _write_matmul(view: View, edit: Edit, node: NodeRef) -> bool:
     """The product of a and b, either with its last two axes exchanged, times alpha."""
-    ranks = [view.find_rank(tensor) for k in (0, 1) if (tensor := view.find_tensor(node, k)) is not None]
+    ranks = [
+        view.find_rank(tensor) for k in (0, 1) if (tensor := view.find_tensor(node, k)) is not None
+    ]
     turned = [bool(node.attrs.get(name, 0)) for name in ("transA", "transB")]
-    unknown = any(turn and (rank is None or rank < 2) for turn, rank in zip(turned, ranks, strict=True))
+    unknown = any(
+        turn and (rank is None or rank < 2) for turn, rank in zip(turned, ranks, strict=True)
+    )
     if unknown or node.attrs.get("transBatchA", 0) or node.attrs.get("transBatchB", 0):
         return False
     inputs = list(node.inputs)
@@ -102,7 +113,9 @@ def _write_matmul(view: View, edit: Edit, node: NodeRef) -> bool:
             name = f"{inputs[k]}/transposed"
             inputs[k] = edit.insert_before(node, "Transpose", [inputs[k]], {"perm": order}, name)
     alpha = float(node.attrs.get("alpha", 1.0))
-    steps: list[Step] = [] if alpha == 1.0 else [("Mul", (_add_scalar(edit, node, "alpha", alpha),), {})]
+    steps: list[Step] = (
+        [] if alpha == 1.0 else [("Mul", (_add_scalar(edit, node, "alpha", alpha),), {})]
+    )
     edit.replace_node(node, "MatMul", inputs, {})
     edit.append(node, steps)
     return True
@@ -113,7 +126,9 @@ def _write_quick_gelu(_view: View, edit: Edit, node: NodeRef) -> bool:
     x = scaled = node.inputs[0]
     alpha = float(node.attrs.get("alpha", 1.702))
     if alpha != 1.0:
-        scaled = edit.insert_before(node, "Mul", [x, _add_scalar(edit, node, "alpha", alpha)], {}, f"{x}/scaled")
+        scaled = edit.insert_before(
+            node, "Mul", [x, _add_scalar(edit, node, "alpha", alpha)], {}, f"{x}/scaled"
+        )
     gate = edit.insert_before(node, "Sigmoid", [scaled], {}, f"{x}/gate")
     edit.replace_node(node, "Mul", [x, gate], {})
     return True
@@ -130,7 +145,10 @@ def _write_gelu(_view: View, edit: Edit, node: NodeRef) -> bool:
 def _write_fast_gelu(_view: View, edit: Edit, node: NodeRef) -> bool:
     """x (1 + tanh(a (x + b x^3))) / 2 of x, to which a bias is added first."""
     x = _add_up(edit, node, node.inputs)
-    cubic, slope = (_add_scalar(edit, node, *pair) for pair in (("cubic", 0.044715), ("slope", (2 / np.pi) ** 0.5)))
+    cubic, slope = (
+        _add_scalar(edit, node, *pair)
+        for pair in (("cubic", 0.044715), ("slope", (2 / np.pi) ** 0.5))
+    )
     square = edit.insert_before(node, "Mul", [x, x], {}, f"{x}/square")
     cube = edit.insert_before(node, "Mul", [square, x], {}, f"{x}/cube")
     part = edit.insert_before(node, "Mul", [cube, cubic], {}, f"{x}/part")
@@ -162,7 +180,13 @@ def _write_layernorm(view: View, edit: Edit, node: NodeRef) -> bool:
     else:
         total = _add_up(edit, node, [total, last])
     inputs = [name for name in (total, gamma, *more[:1]) if name]
-    edit.take_over(node, 0, "LayerNormalization", inputs, {"epsilon": node.attrs.get("epsilon", 1e-12), "axis": -1})
+    edit.take_over(
+        node,
+        0,
+        "LayerNormalization",
+        inputs,
+        {"epsilon": node.attrs.get("epsilon", 1e-12), "axis": -1},
+    )
     edit.remove_node(node)
     return True
 
@@ -183,7 +207,9 @@ def _write_attention(view: View, edit: Edit, node: NodeRef) -> bool:
     bounds = np.arange(4, dtype=np.int64) * (stored.shape[1] // 3)
     ends = [edit.add_constant(node.scope, f"{node.name}/end", bound.reshape(1)) for bound in bounds]
     parts = [
-        edit.insert_before(node, "Slice", [whole, *ends[k : k + 2], axis], {}, f"{node.name}/{part}")
+        edit.insert_before(
+            node, "Slice", [whole, *ends[k : k + 2], axis], {}, f"{node.name}/{part}"
+        )
         for k, part in enumerate("qkv")
     ]
     inputs = [*parts, *(["", mask] if mask else [])]

@@ -49,7 +49,9 @@ def fold_scalars(ctx: RunContext, state: FloatState) -> FloatStep:
     kinds = ARITHMETIC if "batchnorm" in ctx.skip else ARITHMETIC | _BATCHNORM
     state, behind = _fold_behind(state, "scalars", kinds)
     state, front = _fold_in_front(state)
-    return state, PassReport("scalars", behind.changed + front.changed, behind.skipped + front.skipped)
+    return state, PassReport(
+        "scalars", behind.changed + front.changed, behind.skipped + front.skipped
+    )
 
 
 def _fold_behind(state: FloatState, name: str, kinds: frozenset[str]) -> FloatStep:
@@ -77,7 +79,9 @@ def _refuse_overflow(op: Linear, row: str, name: str) -> Refusal:
     return Refusal(op.node.name, reason, "nothing to do; the nodes stay as they are", name, "R112")
 
 
-def _write_constants(view: View, edit: Edit, op: Linear, weight: Array | None, bias: Array64) -> bool:
+def _write_constants(
+    view: View, edit: Edit, op: Linear, weight: Array | None, bias: Array64
+) -> bool:
     """Give an operator another weight and bias; False, and no change, where one of them overflows its type."""
     if weight is None:
         return False
@@ -111,13 +115,19 @@ def _fold_in_front(state: FloatState) -> FloatStep:
         row = ", ".join(leader.name for leader in source.nodes)
         bias, rest = move
         fits = round_to_type(np.array(rest), op.weight.dtype) is not None
-        weight = round_to_type(op.weight.astype(np.float64) * source.s, op.weight.dtype) if fits else None
+        weight = (
+            round_to_type(op.weight.astype(np.float64) * source.s, op.weight.dtype)
+            if fits
+            else None
+        )
         if not _write_constants(view, edit, op, weight, bias):
             skipped.append(_refuse_overflow(op, row, "scalars"))
             continue
         x = source.x.name
         if rest != 0.0:
-            shift = edit.add_constant(node.scope, f"{node.name}/shift", np.array(rest, dtype=op.weight.dtype))
+            shift = edit.add_constant(
+                node.scope, f"{node.name}/shift", np.array(rest, dtype=op.weight.dtype)
+            )
             x = edit.insert_before(node, "Add", (x, shift), {}, f"{x}/shifted")
         edit.read(view.make_edge(node, 0), x)
         changed.append(f"{node.name}: took in {row}")
@@ -142,7 +152,9 @@ def _is_padded(op: Linear) -> bool:
     if op.node.op_type in ("Gemm", "MatMul"):
         return False
     given = op.node.attrs.get("auto_pad", "NOTSET")
-    padded = given not in ("NOTSET", "VALID") or (given == "NOTSET" and any(op.node.attrs.get("pads", ())))
+    padded = given not in ("NOTSET", "VALID") or (
+        given == "NOTSET" and any(op.node.attrs.get("pads", ()))
+    )
     # Kernels of a ConvTranspose overlap less at the border even without padding.
     return op.node.op_type == "ConvTranspose" or padded
 
@@ -280,7 +292,9 @@ def _affine(
     if gamma is None:
         return None
     shifted = _constant_reader(view, scaled[0], "Add")
-    beta = None if shifted is None else _trailing(shifted[1], count, gamma.shape, view.least_rank(x))
+    beta = (
+        None if shifted is None else _trailing(shifted[1], count, gamma.shape, view.least_rank(x))
+    )
     if shifted is None or beta is None or beta.dtype != gamma.dtype:
         return scaled[0], gamma, None, [scaled[0]]
     return shifted[0], gamma, beta, [scaled[0], shifted[0]]
@@ -296,7 +310,9 @@ def _constant_reader(view: View, node: NodeRef, op_type: str) -> tuple[NodeRef, 
 
 def _trailing(value: Array, count: int, dims: Shape | None, least_rank: int) -> Array | None:
     """A constant in the shape of the normalized axes; None when it varies along others or raises the rank."""
-    if value.ndim > max(least_rank, 1) or any(dim != 1 for dim in value.shape[: max(value.ndim - count, 0)]):
+    if value.ndim > max(least_rank, 1) or any(
+        dim != 1 for dim in value.shape[: max(value.ndim - count, 0)]
+    ):
         return None
     tail = value.reshape(value.shape[max(value.ndim - count, 0) :])
     if dims is not None:

@@ -90,13 +90,19 @@ def lower_ranks(_ctx: RunContext, state: FloatState) -> FloatStep:
 
         for lowered in steps:
             inputs = [
-                part if isinstance(part, str) else edit.add_constant(node.scope, f"{made}/input", part)
+                part
+                if isinstance(part, str)
+                else edit.add_constant(node.scope, f"{made}/input", part)
                 for part in lowered.inputs
             ]
             inputs += [insert_reshape(*other) for other in lowered.others]
             data_name = insert_reshape(source, lowered.shape)
-            source = edit.insert_before(node, node.op_type, [data_name, *inputs], lowered.attrs, made)
-        shape = edit.add_constant(node.scope, f"{node.outputs[0]}/shape", np.asarray(after, np.int64))
+            source = edit.insert_before(
+                node, node.op_type, [data_name, *inputs], lowered.attrs, made
+            )
+        shape = edit.add_constant(
+            node.scope, f"{node.outputs[0]}/shape", np.asarray(after, np.int64)
+        )
         edit.replace_node(node, "Reshape", [source, shape], {})
         changed.append(f"{node.name}: {node.op_type} on fewer axes")
     if not changed:
@@ -119,7 +125,9 @@ def _join_reshapes(state: FloatState) -> FloatState:
             continue
         # Others are the network's own, and do no harm.
         if max(_list_axes(view, data)) > _MOST_AXES:
-            shape = edit.add_constant(node.scope, f"{node.outputs[0]}/shape", np.asarray(after, np.int64))
+            shape = edit.add_constant(
+                node.scope, f"{node.outputs[0]}/shape", np.asarray(after, np.int64)
+            )
             edit.replace_node(node, "Reshape", [origin.name, shape], {})
             changed.append(node.name)
     return edit.finish_pass(state, "ranks", changed)[0]
@@ -147,7 +155,11 @@ def _lower_node(view: View, node: NodeRef, sizes: Shape, after: Shape) -> list[_
     if is_op(node, "Gather"):
         places = view.find_constant(node, 1)
         axis = node.attrs.get("axis", 0)
-        return [] if places is None else [_Lowered(_join_axes(sizes, axis), {"axis": 1}, (places.reshape(-1),))]
+        return (
+            []
+            if places is None
+            else [_Lowered(_join_axes(sizes, axis), {"axis": 1}, (places.reshape(-1),))]
+        )
     if is_op(node, *_REDUCING):
         axes = node.attrs.get("axes", view.find_constant(node, 1))
         if axes is None or len(axes) != 1:
@@ -164,7 +176,11 @@ def _lower_node(view: View, node: NodeRef, sizes: Shape, after: Shape) -> list[_
         axes = view.find_constant(node, 3)
         if axes is None or axes.size != 1:
             return []
-        inputs: tuple[str | np.ndarray, ...] = (*node.inputs[1:3], np.asarray([1], np.int64), *node.inputs[4:])
+        inputs: tuple[str | np.ndarray, ...] = (
+            *node.inputs[1:3],
+            np.asarray([1], np.int64),
+            *node.inputs[4:],
+        )
         return [_Lowered(_join_axes(sizes, int(axes.flat[0])), {}, inputs)]
     return []
 
@@ -185,7 +201,9 @@ def _join_axes(sizes: Shape, axis: int) -> Shape:
 
 def _is_reshape(node: NodeRef, sizes: Shape) -> bool:
     """True where values stay in their order."""
-    return is_op(node, *_RESHAPING) or (is_op(node, "Transpose") and len(_find_runs(node, sizes)) < 2)
+    return is_op(node, *_RESHAPING) or (
+        is_op(node, "Transpose") and len(_find_runs(node, sizes)) < 2
+    )
 
 
 def _find_runs(node: NodeRef, sizes: Shape) -> list[list[int]]:

@@ -75,7 +75,11 @@ def _find_ordered(view: View, node: NodeRef, x: TensorId) -> TensorId | None:
     """
     places = view.find_constant(node, 1)
     shape = view.index.find_shape(x)
-    if places is None or shape != (places.size,) or not np.array_equal(np.ravel(places), np.arange(places.size)):
+    if (
+        places is None
+        or shape != (places.size,)
+        or not np.array_equal(np.ravel(places), np.arange(places.size))
+    ):
         return None
     maker = view.find_producer(x, "Reshape", "Flatten")
     source = x if maker is None else view.find_tensor(maker, 0)
@@ -115,14 +119,20 @@ def reorder_residual(_ctx: RunContext, state: FloatState) -> FloatStep:
     matches = [node for node in view.index.nodes if _is_residual(view, node)]
     for node in matches:
         edit.replace_node(node, "Sum", node.inputs, {})
-    return edit.finish_pass(state, "residual", [f"{node.name}: Sum instead of Add" for node in matches])
+    return edit.finish_pass(
+        state, "residual", [f"{node.name}: Sum instead of Add" for node in matches]
+    )
 
 
 def _is_residual(view: View, node: NodeRef) -> bool:
     # With a constant it is a bias, which other fusions look for.
     if not is_op(node, "Add") or view.is_constant(node, 0) or view.is_constant(node, 1):
         return False
-    readers = (view.index.find_node(edge.node) for edge in view.index.list_consumers(node.result) if edge.index == 0)
+    readers = (
+        view.index.find_node(edge.node)
+        for edge in view.index.list_consumers(node.result)
+        if edge.index == 0
+    )
     normed = any(is_op(reader, "LayerNormalization") for reader in readers)
     return normed and view.index.find_dtype(node.result) in SINGLE
 
@@ -138,14 +148,22 @@ def replace_prelu(_ctx: RunContext, state: FloatState) -> FloatStep:
     edit = Edit(state.model)
     prelus = (node for node in view.index.nodes if is_op(node, "PRelu"))
     made = {node.name: _write_prelu(view, edit, node) for node in prelus}
-    return edit.finish_pass(state, "prelu", [f"{name}: {form}" for name, form in made.items() if form])
+    return edit.finish_pass(
+        state, "prelu", [f"{name}: {form}" for name, form in made.items() if form]
+    )
 
 
 def _write_prelu(view: View, edit: Edit, node: NodeRef) -> str:
     x = view.find_tensor(node, 0)
     slope_at = view.find_tensor(node, 1)
     slope = view.find_constant(node, 1)
-    if x is None or slope_at is None or slope is None or view.index.find_dtype(x) not in SINGLE or slope.size == 0:
+    if (
+        x is None
+        or slope_at is None
+        or slope is None
+        or view.index.find_dtype(x) not in SINGLE
+        or slope.size == 0
+    ):
         return ""
     wide = slope.astype(np.float64)
     if not np.isfinite(wide).all() or slope.ndim > view.least_rank(x):
@@ -156,7 +174,9 @@ def _write_prelu(view: View, edit: Edit, node: NodeRef) -> str:
     # Max would choose the other branch for x < 0 where a slope exceeds 1; with infinities a slope of 0 gives NaN.
     if wide.max() > 1 or np.any(wide == 0):
         return ""
-    scaled = edit.insert_before(node, "Mul", (x.name, slope_at.name), {}, f"{node.outputs[0]}/scaled")
+    scaled = edit.insert_before(
+        node, "Mul", (x.name, slope_at.name), {}, f"{node.outputs[0]}/scaled"
+    )
     edit.replace_node(node, "Max", (x.name, scaled), {})
     return "Max(x, slope·x)"
 
@@ -178,7 +198,9 @@ def replace_reduce_mean(_ctx: RunContext, state: FloatState) -> FloatStep:
             edit.replace_node(node, "GlobalAveragePool", (x.name,), {})
         else:
             # The node's own name and output go to the last of the two.
-            made = edit.insert_before(node, "GlobalAveragePool", (x.name,), {}, f"{node.outputs[0]}/pooled")
+            made = edit.insert_before(
+                node, "GlobalAveragePool", (x.name,), {}, f"{node.outputs[0]}/pooled"
+            )
             edit.replace_node(node, "Flatten", (made,), {"axis": 1})
         changed.append(f"{node.name}: GlobalAveragePool instead of ReduceMean")
     return edit.finish_pass(state, "pool", changed)
@@ -194,7 +216,13 @@ def find_pooled_axes(view: View, node: NodeRef) -> TensorId | None:
     axes: Any = node.attrs.get("axes")
     if axes is None:
         axes = view.find_constant(node, 1)
-    if x is None or rank is None or rank < 3 or axes is None or view.index.find_dtype(x) not in SINGLE:
+    if (
+        x is None
+        or rank is None
+        or rank < 3
+        or axes is None
+        or view.index.find_dtype(x) not in SINGLE
+    ):
         return None
     if _is_square(view, x):
         return None
@@ -231,18 +259,28 @@ def fold_pad(_ctx: RunContext, state: FloatState) -> FloatStep:
     return edit.finish_pass(state, "pad", changed)
 
 
-def _match_pad(view: View, node: NodeRef) -> tuple[TensorId, tuple[NodeRef, ...], tuple[int, ...]] | None:
+def _match_pad(
+    view: View, node: NodeRef
+) -> tuple[TensorId, tuple[NodeRef, ...], tuple[int, ...]] | None:
     """(padded tensor, what reads it, spatial amounts: begins, then ends) of a Pad that can go."""
     if not is_op(node, "Pad") or node.attrs.get("mode", "constant") != "constant":
         return None
     x = view.find_tensor(node, 0)
     out = node.result
     edges = view.index.list_consumers(out)
-    if x is None or not edges or view.kept(out) or any(edge.scope != node.scope or edge.index for edge in edges):
+    if (
+        x is None
+        or not edges
+        or view.kept(out)
+        or any(edge.scope != node.scope or edge.index for edge in edges)
+    ):
         return None
     readers = tuple(view.index.readers(out))
     # SAME pads by the size that the Pad changes.
-    plain = (is_op(node, "Conv", "MaxPool") and _read_auto_pad(node) in ("NOTSET", "VALID") for node in readers)
+    plain = (
+        is_op(node, "Conv", "MaxPool") and _read_auto_pad(node) in ("NOTSET", "VALID")
+        for node in readers
+    )
     if not all(plain):
         return None
     amounts = pad_amounts(view, node, _find_padded_rank(view, readers))
@@ -266,7 +304,11 @@ def _pads_with(reader: NodeRef, value: float, amounts: tuple[int, ...]) -> bool:
     pads = _add_pads(reader, amounts)
     # Places are counted without pads, and with them a size is rounded up otherwise.
     plain = len(reader.outputs) == 1 and not reader.attrs.get("ceil_mode", 0)
-    return plain and value <= _LOWEST and all(pad < size for pad, size in zip(pads, (*kernel, *kernel), strict=True))
+    return (
+        plain
+        and value <= _LOWEST
+        and all(pad < size for pad, size in zip(pads, (*kernel, *kernel), strict=True))
+    )
 
 
 def _read_auto_pad(conv: NodeRef) -> str:
@@ -332,7 +374,12 @@ def write_axes(_ctx: RunContext, state: FloatState) -> FloatStep:
             continue
         inputs = list(node.inputs[:3] if node.op_type == "Pad" else node.inputs)
         inputs[amounts.input] = _write_amounts(view, edit, node, amounts)
-        edit.replace_node(node, node.op_type, inputs, {key: node.attrs[key] for key in node.attrs if key != "axes"})
+        edit.replace_node(
+            node,
+            node.op_type,
+            inputs,
+            {key: node.attrs[key] for key in node.attrs if key != "axes"},
+        )
         changed.append(f"{node.name}: {node.op_type} of all axes")
     return edit.finish_pass(state, "axes", changed)
 
@@ -395,4 +442,6 @@ def _write_amounts(view: View, edit: Edit, node: NodeRef, amounts: _Amounts) -> 
         if amounts.rest is None
         else edit.add_constant(node.scope, f"{name}/rest", amounts.rest)
     )
-    return edit.insert_before(node, "ScatterElements", [rest, places, node.inputs[amounts.input]], {"axis": 0}, name)
+    return edit.insert_before(
+        node, "ScatterElements", [rest, places, node.inputs[amounts.input]], {"axis": 0}, name
+    )

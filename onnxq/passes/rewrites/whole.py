@@ -58,7 +58,9 @@ def write_out_attention(_ctx: RunContext, state: FloatState) -> FloatStep:
         return state, PassReport("attention_parts")
     model = write_out_operators(infer_shapes(state.model), "Attention")
     left = {node.name for node in GraphIndex(model).nodes}
-    changed = tuple(f"{name}: the operators of its definition" for name in names if name not in left)
+    changed = tuple(
+        f"{name}: the operators of its definition" for name in names if name not in left
+    )
     return replace(state, model=model), PassReport("attention_parts", changed)
 
 
@@ -96,8 +98,12 @@ def _test_masked_rows(view: View, edit: Edit, softmax: NodeRef) -> Iterator[str]
         if is_op(node, "IsNaN") and node.scope == softmax.scope:
             scores = softmax.inputs[0]
             # A score that is not masked is far above half of what masks hold.
-            largest = edit.insert_largest(node, scores, softmax.attrs.get("axis", -1), f"{scores}/largest")
-            bound = edit.add_constant(node.scope, f"{node.name}/masked", np.asarray(-_FAR / 2, np.float32))
+            largest = edit.insert_largest(
+                node, scores, softmax.attrs.get("axis", -1), f"{scores}/largest"
+            )
+            bound = edit.add_constant(
+                node.scope, f"{node.name}/masked", np.asarray(-_FAR / 2, np.float32)
+            )
             edit.replace_node(node, "Less", [largest, bound], {})
             yield f"{node.name}: looks for rows that are masked as a whole"
 
@@ -114,7 +120,12 @@ def _find_far_constants(view: View, node: NodeRef) -> Iterator[tuple[Edge, Array
     """The inputs that read a constant with values beyond any score, with its values."""
     for edge in node.list_edges():
         value = view.find_constant(node, edge.index)
-        if value is None or value.dtype.kind != "f" or not value.size or np.abs(value).max() <= _NEVER:
+        if (
+            value is None
+            or value.dtype.kind != "f"
+            or not value.size
+            or np.abs(value).max() <= _NEVER
+        ):
             continue
         # Scores themselves may be scaled by large numbers, but a mask of ones and zeros by a negative one.
         scales = node.op_type == "Div" or (node.op_type == "Mul" and value.max() > 0)
@@ -139,7 +150,9 @@ def cut_splits(_ctx: RunContext, state: FloatState) -> FloatStep:
             if not node.outputs[k]:
                 continue
             bounds = [
-                edit.add_constant(node.scope, f"{node.outputs[k]}/{part}", np.asarray([at], np.int64))
+                edit.add_constant(
+                    node.scope, f"{node.outputs[k]}/{part}", np.asarray([at], np.int64)
+                )
                 for part, at in (("start", start), ("end", end))
             ]
             inputs = [node.inputs[0], *bounds, axis]
@@ -203,7 +216,11 @@ def pad_pools(_ctx: RunContext, state: FloatState) -> FloatStep:
     edit = Edit(state.model)
     changed = []
     for node in view.index.nodes:
-        pads = _find_rounded_pads(view, node) if is_op(node, "AveragePool") and node.attrs.get("ceil_mode") else None
+        pads = (
+            _find_rounded_pads(view, node)
+            if is_op(node, "AveragePool") and node.attrs.get("ceil_mode")
+            else None
+        )
         if pads is not None:
             edit.set_attrs(node, {"pads": pads, "ceil_mode": None, "count_include_pad": None})
             changed.append(f"{node.name}: pads of the windows that reach beyond the end")
@@ -218,11 +235,15 @@ def _find_rounded_pads(view: View, node: NodeRef) -> list[int] | None:
     shapes = [view.index.find_shape(tensor) for tensor in (view.find_tensor(node, 0), node.result)]
     if counted or str(node.attrs.get("auto_pad", "NOTSET")) != "NOTSET":
         return None
-    if any(shape is None or not all(isinstance(size, int) for size in shape[2:]) for shape in shapes):
+    if any(
+        shape is None or not all(isinstance(size, int) for size in shape[2:]) for shape in shapes
+    ):
         return None
     sizes, outputs = (np.asarray(shape[2:]) for shape in shapes if shape is not None)
     ones = [1] * len(kernel)
-    strides, dilations = (np.asarray(node.attrs.get(name) or ones) for name in ("strides", "dilations"))
+    strides, dilations = (
+        np.asarray(node.attrs.get(name) or ones) for name in ("strides", "dilations")
+    )
     # Windows beyond the end take the place of the pads there, whatever these are.
     begins = np.asarray(pads[: len(kernel)])
     ends = (outputs - 1) * strides + (kernel - 1) * dilations + 1 - sizes - begins
@@ -262,9 +283,15 @@ def fuse_biases(_ctx: RunContext, state: FloatState) -> FloatStep:
             clip, _ = view.sole_reader(op.last.result, "Relu", "Clip") or (None, 0)
             if clip is not None:
                 matrix = edit.insert_before(
-                    clip, clip.op_type, [matrix, *clip.inputs[1:]], clip.attrs, f"{clip.outputs[0]}/matrix"
+                    clip,
+                    clip.op_type,
+                    [matrix, *clip.inputs[1:]],
+                    clip.attrs,
+                    f"{clip.outputs[0]}/matrix",
                 )
-            sizes = edit.add_constant(node.scope, f"{op.last.outputs[0]}/sizes", np.asarray(shape, np.int64))
+            sizes = edit.add_constant(
+                node.scope, f"{op.last.outputs[0]}/sizes", np.asarray(shape, np.int64)
+            )
             edit.replace_node(clip or op.last, "Reshape", [matrix, sizes], {})
             if clip is not None:
                 edit.remove_node(op.last)

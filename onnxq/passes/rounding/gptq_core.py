@@ -190,11 +190,15 @@ def round_with_feedback(problem: RoundingProblem) -> RoundedWeight:
             np.subtract(column, value, out=left[:, k])
             np.subtract(w[:, k], value, out=errors[:, k])
     # Of each row, [groups, rows].
-    error = np.asarray(np.einsum("gkr,gk->gr", np.square(left, out=left), feedback.weights), np.float64)
+    error = np.asarray(
+        np.einsum("gkr,gk->gr", np.square(left, out=left), feedback.weights), np.float64
+    )
     return RoundedWeight(_take_better_rows(problem, codes.astype(np.int32) + zero, error))
 
 
-def _take_better_rows(problem: RoundingProblem, ordered: Array, error: Array64) -> NDArray[np.int32]:
+def _take_better_rows(
+    problem: RoundingProblem, ordered: Array, error: Array64
+) -> NDArray[np.int32]:
     """The rows by GPTQ, [groups, K, rows] as of `_reorder`, or those rounded to nearest where their error is less."""
     feedback = problem.feedback
     w = problem.weight
@@ -204,14 +208,20 @@ def _take_better_rows(problem: RoundingProblem, ordered: Array, error: Array64) 
     np.put_along_axis(codes, feedback.order[:, :, None], ordered, axis=1)
     codes = codes.transpose(0, 2, 1)
     nearest = round_to_nearest(problem).codes
-    gap = _reorder((w - (nearest - zero).astype(np.float32) * scale).transpose(0, 2, 1), feedback.order)
-    simple = np.einsum("gkr,gk->gr", np.square(feedback.lower.transpose(0, 2, 1) @ gap), feedback.weights)
+    gap = _reorder(
+        (w - (nearest - zero).astype(np.float32) * scale).transpose(0, 2, 1), feedback.order
+    )
+    simple = np.einsum(
+        "gkr,gk->gr", np.square(feedback.lower.transpose(0, 2, 1) @ gap), feedback.weights
+    )
     worse = error > simple
     close = (abs(error - simple) <= _NEAR * simple).any(axis=0)
     # Errors of float32 cannot tell them apart, and "no row's is larger" is promised.
     if close.any():
         exact, exact_nearest = (
-            layer_error(w[:, close], some[:, close], scale[:, close], zero[:, close], feedback.damped)
+            layer_error(
+                w[:, close], some[:, close], scale[:, close], zero[:, close], feedback.damped
+            )
             for some in (codes, nearest)
         )
         worse[:, close] = exact > exact_nearest
@@ -222,7 +232,9 @@ def _reorder(array: Array, order: Integers) -> Array:
     """[groups, K, ...] reordered along the second axis."""
     # Plain indexing is several times as fast, and most operators have one group.
     alone = len(order) == 1
-    return np.asarray(array[:, order[0]] if alone else np.take_along_axis(array, order[:, :, None], axis=1))
+    return np.asarray(
+        array[:, order[0]] if alone else np.take_along_axis(array, order[:, :, None], axis=1)
+    )
 
 
 def damp_moments(h: Array, damping: float) -> Array64:
@@ -237,14 +249,18 @@ def damp_moments(h: Array, damping: float) -> Array64:
 
 def layer_error(w: Array, codes: Array, scale: Array, zero: Array, h: Array) -> Array64:
     """e H e^T of every row, e = W - W^: [groups, rows], float64."""
-    gap = np.asarray(w, np.float64) - (np.asarray(codes, np.float64) - zero) * np.asarray(scale, np.float64)
+    gap = np.asarray(w, np.float64) - (np.asarray(codes, np.float64) - zero) * np.asarray(
+        scale, np.float64
+    )
     return np.asarray(np.einsum("grk,grk->gr", gap @ h, gap), np.float64)
 
 
 def refit_weight(w: Array, moments: Moments, *, ridge: float) -> Floats:
     """W (C + l I) (H + l I)^-1, l = ridge * mean(diag H), group by group; w: [groups, rows, K]."""
     wide = np.asarray(w, np.float64)
-    return np.asarray(wide + _find_step(wide @ (moments.c - moments.h), moments.h, ridge), np.float32)
+    return np.asarray(
+        wide + _find_step(wide @ (moments.c - moments.h), moments.h, ridge), np.float32
+    )
 
 
 def _find_step(crossed: Array64, h: Array, ridge: float) -> Array64:
@@ -266,7 +282,10 @@ def choose_ridge(w: Array, even: Moments, odd: Moments) -> float | None:
     chosen = None
     # From the strongest on: once a weaker one gains less than the best, all weaker ones do.
     for ridge in RIDGES[::-1]:
-        gains = [_measure_gain(_find_step(*fitted, ridge), *judged) for fitted, judged in (halves, halves[::-1])]
+        gains = [
+            _measure_gain(_find_step(*fitted, ridge), *judged)
+            for fitted, judged in (halves, halves[::-1])
+        ]
         if min(gains) <= 0 or sum(gains) <= best:
             break
         best = sum(gains)
@@ -371,7 +390,10 @@ def round_within_sums(problem: RoundingProblem) -> RoundedWeight:
     cost = np.where(earlier, costs[:, first], costs[:, second])
     steps = scale.max(axis=2)
     noise = np.broadcast_to(costs.sum(axis=1)[:, None], w.shape[:2])
-    each = [choose_widening(w[g][:, first], w[g][:, second], steps[g], noise[g], cost[g]) for g in range(len(w))]
+    each = [
+        choose_widening(w[g][:, first], w[g][:, second], steps[g], noise[g], cost[g])
+        for g in range(len(w))
+    ]
     factors = np.stack(each)
     wider = np.asarray(scale * factors[:, :, None], np.float32)
     return RoundedWeight(round_with_feedback(replace(problem, scale=wider)).codes, factors)

@@ -71,7 +71,10 @@ class LayerwiseRunner:
         # Places passed by, to run to when a value is asked for: the pieces are the same then as without passing by.
         self._ahead: list[int] = []
         self._live: list[dict[str, Value]] = [
-            {name: value if isinstance(value, TensorFile) else np.asarray(value) for name, value in sample.items()}
+            {
+                name: value if isinstance(value, TensorFile) else np.asarray(value)
+                for name, value in sample.items()
+            }
             for sample in feeds
         ]
 
@@ -109,7 +112,9 @@ class LayerwiseRunner:
                 yield value
             return
         # Inside a body nothing can be kept between two pieces, so the node that holds it runs whole, with a tap.
-        whole = infer_shapes(self._cut_piece([self._nodes[self._at]], [n for n in self._nodes[self._at].output if n]))
+        whole = infer_shapes(
+            self._cut_piece([self._nodes[self._at]], [n for n in self._nodes[self._at].output if n])
+        )
         tapped = tap_tensors(whole, [tensor], only=True)
         if tensor not in tapped.outputs:
             # A branch in a loop runs in some iterations only.
@@ -125,7 +130,12 @@ class LayerwiseRunner:
         """Run from where the values are to a place."""
         if place > self._ran:
             part = self._nodes[self._ran : place]
-            names = [name for node in part for name in node.output if name and self._last.get(name, -1) >= place]
+            names = [
+                name
+                for node in part
+                for name in node.output
+                if name and self._last.get(name, -1) >= place
+            ]
             if names:
                 outputs = self._evaluate_piece(self._cut_piece(part, names), names)
                 for live, values in zip(self._live, outputs, strict=True):
@@ -146,7 +156,9 @@ class LayerwiseRunner:
     def _release_value(self, value: Value) -> None:
         """Let go of a value that no node ahead reads."""
 
-    def _evaluate_piece(self, piece: ModelLike, names: Sequence[str]) -> Iterable[Mapping[str, Value]]:
+    def _evaluate_piece(
+        self, piece: ModelLike, names: Sequence[str]
+    ) -> Iterable[Mapping[str, Value]]:
         """These outputs of a piece for each sample."""
         session = Session(piece, optimize=False, threads=self._threads)
         return map_in_threads(lambda live: _run_piece(session, live, names), self._live)
@@ -172,7 +184,9 @@ class LayerwiseRunner:
             value = self.changes.get((node.name, k))
             if value is not None:
                 name = f"{node.name}/in{k}/changed"
-                tensors[name] = onnx.numpy_helper.from_array(np.ascontiguousarray(value, np.float32), name)
+                tensors[name] = onnx.numpy_helper.from_array(
+                    np.ascontiguousarray(value, np.float32), name
+                )
                 while len(node.input) <= k:
                     node.input.append("")
                 node.input[k] = name
@@ -188,14 +202,18 @@ def _list_names(node: onnx.NodeProto) -> Iterator[str]:
             yield from _list_names(inner)
 
 
-def _run_piece(session: Session, live: Mapping[str, Value], names: Sequence[str]) -> Mapping[str, Any]:
+def _run_piece(
+    session: Session, live: Mapping[str, Value], names: Sequence[str]
+) -> Mapping[str, Any]:
     """These outputs of a piece for one sample. Raises ModelError for one that holds other than tensors."""
     feeds: dict[str, Any] = {v.name: _map_value(read_tensor, live[v.name]) for v in session.inputs}
     values: Mapping[str, Any] = session.run(feeds, names)
     for name, value in values.items():
         parts = value if isinstance(value, list) else [value]
         if not all(isinstance(part, np.ndarray) for part in parts):
-            raise ModelError(name, "is no tensor, and cannot be handed from one piece of the model to the next")
+            raise ModelError(
+                name, "is no tensor, and cannot be handed from one piece of the model to the next"
+            )
     return values
 
 
@@ -211,7 +229,9 @@ class SharedRunner(LayerwiseRunner):
     samples, so that a sample may be run again anywhere. feeds: as `SharedWork.put_sample` returns them.
     """
 
-    def __init__(self, proto: ModelLike, feeds: Sequence[Sample], changes: Changes, work: SharedWork) -> None:
+    def __init__(
+        self, proto: ModelLike, feeds: Sequence[Sample], changes: Changes, work: SharedWork
+    ) -> None:
         self._work = work
         self._tapped: list[Tensor] = []
         super().__init__(proto, feeds, changes)
@@ -230,11 +250,19 @@ class SharedRunner(LayerwiseRunner):
             self._tapped = files
         yield from files
 
-    def _evaluate_piece(self, piece: ModelLike, names: Sequence[str]) -> Iterable[Mapping[str, Value]]:
+    def _evaluate_piece(
+        self, piece: ModelLike, names: Sequence[str]
+    ) -> Iterable[Mapping[str, Value]]:
         model = self._work.crew.share_model(piece)
         inputs = [value.name for value in bare_proto(piece).graph.input]
         tasks = [
-            RunTask(model, {name: live[name] for name in inputs}, tuple(names), self._work.make_path(), self._threads)
+            RunTask(
+                model,
+                {name: live[name] for name in inputs},
+                tuple(names),
+                self._work.make_path(),
+                self._threads,
+            )
             for live in self._live
         ]
         # All of them now: a crew does one thing at a time.
@@ -259,7 +287,10 @@ def run_sample(task: RunTask) -> dict[str, Value]:
     """The files of the outputs of one sample."""
     values = _run_piece(_open_session(task.model, task.threads), task.feeds, task.names)
     paths = (f"{task.path}-{k}" for k in count())
-    return {name: _map_value(lambda part: write_tensor(next(paths), part), values[name]) for name in task.names}
+    return {
+        name: _map_value(lambda part: write_tensor(next(paths), part), values[name])
+        for name in task.names
+    }
 
 
 # A worker has the float and the quantized piece in turn.
@@ -287,7 +318,12 @@ class PairedRunner:
         if wanted.paired is None:
             return
         self.quantized.reach(wanted.paired, wanted.reader)
-        yield from zip(self.feeds, self.real.values(wanted.data), self.quantized.values(wanted.paired), strict=True)
+        yield from zip(
+            self.feeds,
+            self.real.values(wanted.data),
+            self.quantized.values(wanted.paired),
+            strict=True,
+        )
 
     def pass_by(self, wanted: MomentsRequest) -> None:
         """Let both stand as after `iterate_tensors`, without running anything yet."""
@@ -298,7 +334,11 @@ class PairedRunner:
 
     def has_tensors(self, real: TensorId, quantized: TensorId | None, node: str) -> bool:
         """True where these tensors, which the node reads, can still be had."""
-        return quantized is not None and self.real.holds(real, node) and self.quantized.holds(quantized, node)
+        return (
+            quantized is not None
+            and self.real.holds(real, node)
+            and self.quantized.holds(quantized, node)
+        )
 
 
 AUGMENTED = "augmented_samples"

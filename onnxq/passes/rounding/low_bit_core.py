@@ -21,7 +21,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onnxq.arrays import Array, Array64
-from onnxq.passes.rounding.gptq_core import RoundedWeight, RoundingProblem, layer_error, round_with_feedback
+from onnxq.passes.rounding.gptq_core import (
+    RoundedWeight,
+    RoundingProblem,
+    layer_error,
+    round_with_feedback,
+)
 
 # Up to so many bits everything hangs on the rounding of a weight, and its scales are searched together with it; above,
 # the whole range is best.
@@ -51,7 +56,9 @@ def round_low_bit(problem: RoundingProblem) -> RoundedWeight:
     w = problem.weight
     zero = problem.zero
     damped = problem.feedback.damped
-    least = np.zeros(w.shape[:2]) if problem.least is None else np.asarray(problem.least, np.float64)
+    least = (
+        np.zeros(w.shape[:2]) if problem.least is None else np.asarray(problem.least, np.float64)
+    )
     several = len(problem.factors) > 1
     codes = np.zeros(0)
     error = np.zeros(0)
@@ -73,7 +80,9 @@ def round_low_bit(problem: RoundingProblem) -> RoundedWeight:
         error = np.where(better, now, error)
         best = np.where(better, factor, best)
     best = best * _measure_shrinkage(w, (codes - zero) * problem.scale * best[:, :, None], damped)
-    return RoundedWeight(np.asarray(codes, np.int32), np.asarray(np.maximum(best, least), np.float32))
+    return RoundedWeight(
+        np.asarray(codes, np.int32), np.asarray(np.maximum(best, least), np.float32)
+    )
 
 
 def _measure_shrinkage(w: Array, rounded: Array, damped: Array) -> Array:
@@ -98,7 +107,9 @@ def descend_values(
     return descended
 
 
-def _descend_group(w: Array, codes: Array, h: Array, scale: Array, zero: Array, limits: tuple[int, int]) -> None:
+def _descend_group(
+    w: Array, codes: Array, h: Array, scale: Array, zero: Array, limits: tuple[int, int]
+) -> None:
     """`descend_values` of one group, in place. The gradient is updated, not recomputed: a step is K products a row."""
     moments = np.asarray(h, np.float32)
     steps = np.asarray(scale, np.float32)

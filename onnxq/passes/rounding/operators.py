@@ -63,7 +63,9 @@ class Places:
         if self.outside.size:
             columns[:, self.outside] = 0
         taps, count = self.index.shape
-        return columns.reshape(self.geometry.groups, len(flat) // self.geometry.groups * taps, count)
+        return columns.reshape(
+            self.geometry.groups, len(flat) // self.geometry.groups * taps, count
+        )
 
 
 def compute_gather_indices(shape: Shape, geometry: Geometry, chosen: Integers) -> Places:
@@ -95,7 +97,9 @@ def window_means(x: Array, geometry: Geometry, chosen: Mask | None = None) -> Ar
     entries = values.shape[0]
     if not geometry.kernel:
         rows = values.reshape(entries, -1, values.shape[-1])
-        counted = np.ones(rows.shape[:2], np.float32) if chosen is None else chosen.astype(np.float32)
+        counted = (
+            np.ones(rows.shape[:2], np.float32) if chosen is None else chosen.astype(np.float32)
+        )
         total = np.maximum(counted.sum(axis=1, dtype=np.float64), 1)
         return np.asarray((counted[:, None] @ rows) / total[:, None, None])
     total = np.maximum(gather_positions(values.shape, geometry) / max(entries, 1), 1)
@@ -103,12 +107,16 @@ def window_means(x: Array, geometry: Geometry, chosen: Mask | None = None) -> Ar
     counts = _count_reads(spatial, geometry)
     # 1 x 1 without stride or padding, as most are: one product with a vector.
     if all(taps.shape[1] == 1 and taps.all() for taps in counts):
-        sums: Array = values.reshape(-1, int(np.prod(spatial))) @ np.ones(int(np.prod(spatial)), np.float32)
+        sums: Array = values.reshape(-1, int(np.prod(spatial))) @ np.ones(
+            int(np.prod(spatial)), np.float32
+        )
     else:
         # One axis after the other, the last first: [the rest, places, taps of the later axes] -> [the rest, all taps].
         sums = values.reshape(-1, spatial[-1]) @ counts[-1]
         for size, taps in reversed(list(zip(spatial[:-1], counts[:-1], strict=True))):
-            sums = (taps.T @ sums.reshape(-1, size, sums.shape[-1])).reshape(-1, taps.shape[1] * sums.shape[-1])
+            sums = (taps.T @ sums.reshape(-1, size, sums.shape[-1])).reshape(
+                -1, taps.shape[1] * sums.shape[-1]
+            )
     return np.asarray(sums.reshape(entries, geometry.groups, -1) / total)
 
 
@@ -123,14 +131,22 @@ def sample_positions(total: int, limit: int, seed: int) -> Integers:
     """At most `limit` of `total` positions, ascending, the same for the same seed."""
     if total <= limit:
         return np.arange(total)
-    return np.sort(np.random.default_rng((seed, total, limit)).choice(total, size=limit, replace=False, shuffle=False))
+    return np.sort(
+        np.random.default_rng((seed, total, limit)).choice(
+            total, size=limit, replace=False, shuffle=False
+        )
+    )
 
 
-def _find_reads(axis: int, size: int, spatial: Shape, geometry: Geometry, output: Array) -> tuple[Integers, Mask]:
+def _find_reads(
+    axis: int, size: int, spatial: Shape, geometry: Geometry, output: Array
+) -> tuple[Integers, Mask]:
     """(index along the axis that each tap reads for each output, True where it is inside the input), both [taps, n]."""
     taps = np.arange(geometry.kernel[axis])[:, None] * geometry.dilations[axis]
     read = (
-        taps + np.asarray(output, np.int64)[None] * geometry.strides[axis] - _find_padding(spatial, geometry)[axis][0]
+        taps
+        + np.asarray(output, np.int64)[None] * geometry.strides[axis]
+        - _find_padding(spatial, geometry)[axis][0]
     )
     step = geometry.upsample[axis] if geometry.upsample else 1
     there = (read >= 0) & (read < size * step) & (read % step == 0)
@@ -143,7 +159,9 @@ def _count_reads(spatial: Shape, geometry: Geometry) -> tuple[Floats, ...]:
     """For each axis the number of outputs that read each element by each tap: [elements, taps]."""
     every = []
     for axis, size in enumerate(spatial):
-        read, there = _find_reads(axis, size, spatial, geometry, np.arange(_find_output(spatial, geometry)[axis]))
+        read, there = _find_reads(
+            axis, size, spatial, geometry, np.arange(_find_output(spatial, geometry)[axis])
+        )
         counts = np.zeros((size, len(read)), np.float32)
         tap = np.broadcast_to(np.arange(len(read))[:, None], read.shape)
         counts[read[there], tap[there]] = 1
@@ -154,7 +172,9 @@ def _count_reads(spatial: Shape, geometry: Geometry) -> tuple[Floats, ...]:
 def _spread_out(spatial: Shape, geometry: Geometry) -> Shape:
     if not geometry.upsample:
         return spatial
-    return tuple((n - 1) * step + 1 if n else 0 for n, step in zip(spatial, geometry.upsample, strict=True))
+    return tuple(
+        (n - 1) * step + 1 if n else 0 for n, step in zip(spatial, geometry.upsample, strict=True)
+    )
 
 
 def _find_output(spatial: Shape, geometry: Geometry) -> Shape:
@@ -162,7 +182,9 @@ def _find_output(spatial: Shape, geometry: Geometry) -> Shape:
     ends = _find_padding(spatial, geometry)
     return tuple(
         max((n + low + high - r) // s + 1, 0)
-        for n, (low, high), r, s in zip(_spread_out(spatial, geometry), ends, reach, geometry.strides, strict=True)
+        for n, (low, high), r, s in zip(
+            _spread_out(spatial, geometry), ends, reach, geometry.strides, strict=True
+        )
     )
 
 
@@ -171,7 +193,9 @@ def _find_padding(spatial: Shape, geometry: Geometry) -> list[tuple[int, int]]:
     rank = len(geometry.kernel)
     if geometry.auto_pad in ("SAME_UPPER", "SAME_LOWER"):
         pads = []
-        for n, k, d, s in zip(spatial, geometry.kernel, geometry.dilations, geometry.strides, strict=True):
+        for n, k, d, s in zip(
+            spatial, geometry.kernel, geometry.dilations, geometry.strides, strict=True
+        ):
             # As in ONNX: ceil(n / s) outputs, and the odd pad at the end (SAME_UPPER) or in front.
             total = max((-(-n // s) - 1) * s + (k - 1) * d + 1 - n, 0)
             small = total // 2
@@ -232,7 +256,11 @@ class Operator:
             groups = self.geometry.groups
             parted = array.reshape(groups, array.shape[0] // groups, *array.shape[1:])
             # As a convolution over the upsampled input, whose kernel is the flipped one.
-            return np.flip(parted, self._kernel_axes).swapaxes(1, 2).reshape(groups, array.shape[1], -1)
+            return (
+                np.flip(parted, self._kernel_axes)
+                .swapaxes(1, 2)
+                .reshape(groups, array.shape[1], -1)
+            )
         return (array if self.node.attrs.get("transB", 0) else array.T)[None]
 
     def to_stored(self, rows: Array) -> Array:
@@ -242,7 +270,9 @@ class Operator:
         if self.node.op_type == "ConvTranspose":
             groups, (inputs, outputs, *kernel) = self.geometry.groups, self.weight.shape
             parted = rows.reshape(groups, outputs, inputs // groups, *kernel).swapaxes(1, 2)
-            return np.ascontiguousarray(np.flip(parted, self._kernel_axes).reshape(self.weight.shape))
+            return np.ascontiguousarray(
+                np.flip(parted, self._kernel_axes).reshape(self.weight.shape)
+            )
         return np.ascontiguousarray(rows[0] if self.node.attrs.get("transB", 0) else rows[0].T)
 
 
@@ -257,9 +287,13 @@ def dequantize_constant(site: SitePlan, constant: Array) -> Array:
 
 def list_operators(index: GraphIndex, plan: Plan) -> list[Operator]:
     """The operators that can be rounded sequentially, in the order the model runs."""
-    biases = {edge: site for site in plan.sites if site.role is Role.BIAS for edge in site.consumers or ()}
+    biases = {
+        edge: site for site in plan.sites if site.role is Role.BIAS for edge in site.consumers or ()
+    }
     # An operand in a few levels of its own, of which a correction would be lost.
-    fixed = {edge for site in plan.sites if not site.role.is_constant for edge in site.consumers or ()}
+    fixed = {
+        edge for site in plan.sites if not site.role.is_constant for edge in site.consumers or ()
+    }
     operators = []
     for site in plan.sites:
         if site.role is not Role.WEIGHT or site.qparams is None:
@@ -291,7 +325,11 @@ def _describe_operator(
         return None
     outputs = _count_outputs(node, weight, geometry)
     bias_edge, bias = _find_bias(index, node, outputs)
-    values = np.zeros(outputs) if bias is None else np.broadcast_to(bias.reshape(-1), (outputs,)).astype(np.float64)
+    values = (
+        np.zeros(outputs)
+        if bias is None
+        else np.broadcast_to(bias.reshape(-1), (outputs,)).astype(np.float64)
+    )
     whole = bias is not None and bias.size == outputs
     if bias_edge in fixed:
         bias_edge = None
@@ -314,7 +352,11 @@ def _describe_operator(
 def _count_outputs(node: NodeRef, weight: Array, geometry: Geometry) -> int:
     if node.op_type == "ConvTranspose":
         return int(weight.shape[1]) * geometry.groups
-    return int(weight.shape[0] if node.op_type == "Conv" or node.attrs.get("transB", 0) else weight.shape[1])
+    return int(
+        weight.shape[0]
+        if node.op_type == "Conv" or node.attrs.get("transB", 0)
+        else weight.shape[1]
+    )
 
 
 def _describe_geometry(node: NodeRef, weight: Array) -> Geometry | None:
@@ -385,7 +427,9 @@ def _find_bias(index: GraphIndex, node: NodeRef, outputs: int) -> tuple[Edge | N
     return (None, None) if value is None or not _is_row(value, outputs) else (edge, value)
 
 
-def _find_added_bias(index: GraphIndex, node: NodeRef, outputs: int) -> tuple[Edge | None, Array | None]:
+def _find_added_bias(
+    index: GraphIndex, node: NodeRef, outputs: int
+) -> tuple[Edge | None, Array | None]:
     readers = index.list_consumers(node.result)
     if len(readers) != 1 or index.is_output(node.result):
         return None, None
@@ -419,7 +463,15 @@ def find_pooling(view: View, operator: Operator) -> tuple[NodeRef, TensorId] | N
         node = view.find_producer(view.find_tensor(node, 0))
     if node is None or node.scope:
         return None
-    tensor = view.find_tensor(node, 0) if node.op_type == "GlobalAveragePool" else find_pooled_axes(view, node)
+    tensor = (
+        view.find_tensor(node, 0)
+        if node.op_type == "GlobalAveragePool"
+        else find_pooled_axes(view, node)
+    )
     shape = None if tensor is None else view.index.find_shape(tensor)
-    whole = shape is not None and len(shape) == 4 and shape[1] == operator.to_rows(operator.weight).shape[2]
+    whole = (
+        shape is not None
+        and len(shape) == 4
+        and shape[1] == operator.to_rows(operator.weight).shape[2]
+    )
     return (node, tensor) if tensor is not None and whole else None

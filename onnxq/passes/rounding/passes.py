@@ -61,7 +61,9 @@ class ExternalRounding:
 class Rounder(Protocol):
     """The type of the callables that `register_rounder` takes."""
 
-    def __call__(self, proto: ModelLike, plan: Plan, samples: Sequence[Feeds]) -> Iterable[ExternalRounding]:
+    def __call__(
+        self, proto: ModelLike, plan: Plan, samples: Sequence[Feeds]
+    ) -> Iterable[ExternalRounding]:
         """Blocks in the order the model runs. proto: not to be changed."""
 
 
@@ -93,13 +95,20 @@ def apply_rounding(plan: Plan, block: ExternalRounding) -> tuple[Plan, tuple[str
         old = sites.get(site)
         if old is None or old.role is not Role.WEIGHT:
             raise PlanError(
-                f"{block.block}: {site}", "is not a quantized weight of this plan", "hand in what it has", code="Q408"
+                f"{block.block}: {site}",
+                "is not a quantized weight of this plan",
+                "hand in what it has",
+                code="Q408",
             )
         sites[site], moved = _keep_sums(_replace_values(old, block))
         lines += [f"{block.block}: {site}: {moved}"] if moved else []
     kept = tuple(bias for bias in plan.biases if bias.edge not in block.biases)
-    biases = tuple(BiasPlan(edge=edge, values=np.asarray(v, np.float32)) for edge, v in block.biases.items())
-    return replace(plan, sites=tuple(sites[site.site] for site in plan.sites), biases=(*kept, *biases)), tuple(lines)
+    biases = tuple(
+        BiasPlan(edge=edge, values=np.asarray(v, np.float32)) for edge, v in block.biases.items()
+    )
+    return replace(
+        plan, sites=tuple(sites[site.site] for site in plan.sites), biases=(*kept, *biases)
+    ), tuple(lines)
 
 
 def _keep_sums(site: SitePlan) -> tuple[SitePlan, str]:
@@ -110,7 +119,9 @@ def _keep_sums(site: SitePlan) -> tuple[SitePlan, str]:
         return site, ""
     # The rounder knows why it chose them, so they are what to stay near to, not the float weight.
     kept = limit_sums(site.values, site.values, site.sum_orders)
-    return replace(site, values=kept), f"{sums} sums of its integers would overflow 16 bits: moved to the nearest"
+    return replace(
+        site, values=kept
+    ), f"{sums} sums of its integers would overflow 16 bits: moved to the nearest"
 
 
 def _replace_values(old: SitePlan, block: ExternalRounding) -> SitePlan:
@@ -122,12 +133,25 @@ def _replace_values(old: SitePlan, block: ExternalRounding) -> SitePlan:
     found = np.asarray(levels)
     spec = old.spec
     shaped = old.values is None or found.shape == old.values.shape
-    whole = found.dtype.kind in "iu" and (not found.size or (found.min() >= spec.qmin and found.max() <= spec.qmax))
+    whole = found.dtype.kind in "iu" and (
+        not found.size or (found.min() >= spec.qmin and found.max() <= spec.qmax)
+    )
     if not shaped or not whole or np.shape(qparams.scale) != np.shape(old.qparams.scale):
-        cause = f"its levels must be integers from {spec.qmin} to {spec.qmax}, of the weight's shape"
-        raise PlanError(f"{block.block}: {old.site}", cause, "clip them, and keep the shape of its scale", code="Q408")
+        cause = (
+            f"its levels must be integers from {spec.qmin} to {spec.qmax}, of the weight's shape"
+        )
+        raise PlanError(
+            f"{block.block}: {old.site}",
+            cause,
+            "clip them, and keep the shape of its scale",
+            code="Q408",
+        )
     kind = np.dtype(spec.numpy_storage)
-    return replace(old, qparams=replace(qparams, origin=f"handed in by {block.block}"), values=found.astype(kind))
+    return replace(
+        old,
+        qparams=replace(qparams, origin=f"handed in by {block.block}"),
+        values=found.astype(kind),
+    )
 
 
 # The passes that round weights: sequentially on a few samples, and the searches that effort `high` adds to that.
@@ -157,7 +181,9 @@ ROUNDED: Note[RoundedWeights] = Note(NAME)
 def round_weights(ctx: SampledContext, state: PlacedState) -> PlacedStep:
     """Round all weights in the order they run, with biases corrected."""
     samples, others = _take_samples(ctx, state.plan)
-    rounding = round_sequentially(state.model, state.plan, samples, others=others, crew=ctx.crew, progress=ctx.progress)
+    rounding = round_sequentially(
+        state.model, state.plan, samples, others=others, crew=ctx.crew, progress=ctx.progress
+    )
     if not rounding.done:
         return state, PassReport(NAME, rounding.describe(), outcome=Outcome.NO_GAIN)
     return _report_rounding(state, state.plan, rounding)
@@ -178,14 +204,24 @@ def round_segments(ctx: SampledContext, state: PlacedState) -> PlacedStep:
         # Rounded together from the start: what comes later makes up for what comes before.
         options = RoundingOptions(chosen | segment)
         tried = round_sequentially(
-            state.model, plan, samples, others=others, options=options, crew=ctx.crew, progress=ctx.progress
+            state.model,
+            plan,
+            samples,
+            others=others,
+            options=options,
+            crew=ctx.crew,
+            progress=ctx.progress,
         )
         now = judges.score(state, tried.plan, progress=ctx.progress)
         if THRESHOLDS[NAME].allows(score, now):
             chosen = chosen | segment
             best = tried
             score = now
-    return (state, PassReport(NAME, outcome=Outcome.NO_GAIN)) if best is None else _report_rounding(state, plan, best)
+    return (
+        (state, PassReport(NAME, outcome=Outcome.NO_GAIN))
+        if best is None
+        else _report_rounding(state, plan, best)
+    )
 
 
 def search_longer(ctx: SampledContext, state: PlacedState) -> PlacedStep:
@@ -194,7 +230,13 @@ def search_longer(ctx: SampledContext, state: PlacedState) -> PlacedStep:
     samples, others = _take_samples(ctx, plan)
     options = RoundingOptions(operators, thorough=True)
     rounding = round_sequentially(
-        state.model, plan, samples, others=others, options=options, crew=ctx.crew, progress=ctx.progress
+        state.model,
+        plan,
+        samples,
+        others=others,
+        options=options,
+        crew=ctx.crew,
+        progress=ctx.progress,
     )
     return replace(state, plan=rounding.plan), PassReport(SEARCH, ("values searched longer",))
 
@@ -219,7 +261,9 @@ def round_externally(ctx: SampledContext, state: PlacedState) -> PlacedStep:
                 best = now
                 taken = taken + 1
                 moved += "".join(f"; {line}" for line in changes)
-        lines.append(f"{name}: {taken} of {blocks} blocks kept, {before:.1f} to {best:.1f} dB{moved}")
+        lines.append(
+            f"{name}: {taken} of {blocks} blocks kept, {before:.1f} to {best:.1f} dB{moved}"
+        )
     return replace(state, plan=plan), PassReport(EXTERNAL, ("; ".join(lines),))
 
 
@@ -250,7 +294,9 @@ def _take_samples(ctx: SampledContext, plan: Plan) -> tuple[list[Feeds], list[Fe
 def _report_rounding(state: PlacedState, before: Plan, rounding: SequentialRounding) -> PlacedStep:
     """The state with the rounded plan, and the report of it."""
     plan = rounding.plan
-    searched = [site for site in plan.sites if site.qparams is not None and site.qparams.origin == SEARCHED]
+    searched = [
+        site for site in plan.sites if site.qparams is not None and site.qparams.origin == SEARCHED
+    ]
     replaced = list_replaced(before, plan.with_sites(tuple(searched)), (Role.WEIGHT,), _WHY)
     lines = [*rounding.describe()]
     if rounding.skipped:
@@ -266,7 +312,9 @@ def _cut_segments(operators: Sequence[Operator]) -> list[frozenset[str]]:
     # One kind may lose by it where another gains, wherever they stand.
     kinds = {operator.kind for operator in operators}
     if len(kinds) > 1:
-        return [frozenset(op.node.name for op in operators if op.kind == kind) for kind in sorted(kinds)]
+        return [
+            frozenset(op.node.name for op in operators if op.kind == kind) for kind in sorted(kinds)
+        ]
     size = -(-len(operators) // _SEGMENTS)
     segments = [operators[k : k + size] for k in range(0, len(operators), size)]
     return [frozenset(operator.node.name for operator in segment) for segment in reversed(segments)]
@@ -278,16 +326,21 @@ def _is_worse(ctx: SampledContext, before: PlacedState, after: PlacedState) -> b
 
 # Of sequential rounding, on calibration samples too: of a few held back none may be hard.
 _JUDGED = Trial(
-    lambda ctx, state: ctx.data.judges.score(state, state.plan, progress=ctx.progress), THRESHOLDS[NAME], _is_worse
+    lambda ctx, state: ctx.data.judges.score(state, state.plan, progress=ctx.progress),
+    THRESHOLDS[NAME],
+    _is_worse,
 )
 # Of a search that fits the samples it was made with.
 _VALIDATED: Trial[SampledContext, PlacedState] = Trial(
-    lambda ctx, state: ctx.data.judge.score(state, state.plan, progress=ctx.progress), THRESHOLDS[SEARCH]
+    lambda ctx, state: ctx.data.judge.score(state, state.plan, progress=ctx.progress),
+    THRESHOLDS[SEARCH],
 )
 
 
 def _has_few_bits(ctx: SampledContext, state: PlacedState) -> bool:
-    weights = [site for site in state.plan.sites if site.role is Role.WEIGHT and site.values is not None]
+    weights = [
+        site for site in state.plan.sites if site.role is Role.WEIGHT and site.values is not None
+    ]
     return _was_rounded(ctx, state) and any(site.spec.bits <= NARROW_BITS for site in weights)
 
 

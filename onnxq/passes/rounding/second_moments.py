@@ -62,7 +62,9 @@ class Moments:
 def position_limit(groups: int, size: int) -> int:
     """Number of positions to use for an operator with `groups` matrices of `size` columns."""
     wanted = min(max(_PER_COLUMN * size, _FEWEST), _MOST)
-    affordable = max((_GROUPED if groups > 1 else _VALUES) / (groups * size), _LEAST_PER_COLUMN * size)
+    affordable = max(
+        (_GROUPED if groups > 1 else _VALUES) / (groups * size), _LEAST_PER_COLUMN * size
+    )
     return int(max(min(wanted, affordable, _WORK / (groups * size * size)), 4 * size, 64))
 
 
@@ -111,7 +113,10 @@ class Block:
 
     def multiply_columns(self, workspace: Workspace) -> Iterator[Array]:
         """Sums of y, y y^T and, with C, of x and x y^T, float32, one after the other: each may be large."""
-        taken = [columns.take_columns(first, last, both=self.cross) for columns, first, last in self.slices]
+        taken = [
+            columns.take_columns(first, last, both=self.cross)
+            for columns, first, last in self.slices
+        ]
         b = workspace.shift_columns(0, [columns[0] for columns in taken], self.shift[1])
         ones = np.ones(b.shape[2], np.float32)
         turned = b.transpose(0, 2, 1)
@@ -150,7 +155,10 @@ class Accumulator:
         self._parts.extend(parts)
         # About the first sample's mean: float32 products of values far from 0 would lose the digits that differ.
         if self._shift is None:
-            self._shift = (parts[0][1].astype(np.float32)[:, :, None], parts[0][2].astype(np.float32)[:, :, None])
+            self._shift = (
+                parts[0][1].astype(np.float32)[:, :, None],
+                parts[0][2].astype(np.float32)[:, :, None],
+            )
         self._count += count
         if not self._second:
             return
@@ -175,7 +183,9 @@ class Accumulator:
 
     def add_products(self, products: Iterable[Array]) -> None:
         """Add what `Block.multiply_columns` gives."""
-        for total, product in zip((self._sums[1], self._h, self._sums[0], self._c), products, strict=False):
+        for total, product in zip(
+            (self._sums[1], self._h, self._sums[0], self._c), products, strict=False
+        ):
             total += product
 
     def make_moments(self) -> Moments:
@@ -187,7 +197,10 @@ class Accumulator:
             x, y = np.zeros_like(self._sums)
             return Moments(self._h, self._c, x, y, 0)
         weights = np.array([count for count, _, _ in self._parts], np.float64)
-        x, y = (np.tensordot(weights / weights.sum(), np.stack([p[k] for p in self._parts]), 1) for k in (1, 2))
+        x, y = (
+            np.tensordot(weights / weights.sum(), np.stack([p[k] for p in self._parts]), 1)
+            for k in (1, 2)
+        )
         n = max(self._count, 1)
         u, v = self._sums / n
         p = x - self._shift[0][:, :, 0]
@@ -220,9 +233,17 @@ def merge_moments(even: Moments, odd: Moments) -> Moments:
     h = even.h[:, :0]
     c = even.c[:, :0]
     if even.h.size and odd.h.size:
-        h = a * even.h + b * odd.h + _measure_gap(a, even.mean_y, odd.mean_y, even.mean_y, odd.mean_y)
+        h = (
+            a * even.h
+            + b * odd.h
+            + _measure_gap(a, even.mean_y, odd.mean_y, even.mean_y, odd.mean_y)
+        )
     if even.c.size and odd.c.size:
-        c = a * even.c + b * odd.c + _measure_gap(a, even.mean_x, odd.mean_x, even.mean_y, odd.mean_y)
+        c = (
+            a * even.c
+            + b * odd.c
+            + _measure_gap(a, even.mean_x, odd.mean_x, even.mean_y, odd.mean_y)
+        )
     return Moments(h, c, x, y, even.count + odd.count, (*even.parts, *odd.parts))
 
 

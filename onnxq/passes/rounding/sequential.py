@@ -104,7 +104,9 @@ class SequentialRounding:
             for kind, count in operators.items()
         ]
         if self.thin:
-            lines.append(f"{len(self.thin)} left: fewer than {FEWEST_POSITIONS} positions in the samples")
+            lines.append(
+                f"{len(self.thin)} left: fewer than {FEWEST_POSITIONS} positions in the samples"
+            )
         return tuple(lines)
 
 
@@ -129,8 +131,12 @@ def round_sequentially(
     view = View(proto)
     crew = crew or Crew()
     nodes = options.nodes
-    operators = [op for op in list_operators(view.index, plan) if nodes is None or op.node.name in nodes]
-    feeds, others = (list(add_own_choices(proto, some)) if operators else [] for some in (samples, others))
+    operators = [
+        op for op in list_operators(view.index, plan) if nodes is None or op.node.name in nodes
+    ]
+    feeds, others = (
+        list(add_own_choices(proto, some)) if operators else [] for some in (samples, others)
+    )
     small = max((operator.weight.size for operator in operators), default=0) < _MANY_THREADS
     work = SharedWork(crew, one_thread=small) if crew.workers.count > 1 and operators else None
     # The operators that are rounded are in the chain of keys.
@@ -139,7 +145,10 @@ def round_sequentially(
     finished = FinishedOperators(journal, proto, plan, feeds, others, dependencies)
     try:
         walk = _Walk(plan, view, proto, feeds, others, options, work, finished, small=small)
-        with progress("rounding", len(operators)) as task, use_one_blas_thread() if small else use_all_blas_threads():
+        with (
+            progress("rounding", len(operators)) as task,
+            use_one_blas_thread() if small else use_all_blas_threads(),
+        ):
             for operator in operators:
                 visit = walk.visit_operator(operator)
                 if visit is not None:
@@ -187,7 +196,9 @@ class _Walk:
         # Of large operators the products themselves take all cores.
         self.threads = 0 if small else 1
         # Of activations alone: weights come as changes, as they are rounded.
-        pairs = tuple(s for s in plan.sites if s.role in (Role.ACTIVATION, Role.OUTPUT) and not self.alone)
+        pairs = tuple(
+            s for s in plan.sites if s.role in (Role.ACTIVATION, Role.OUTPUT) and not self.alone
+        )
         paired = emit_pairs(proto, replace(plan, sites=pairs))
         self.paired = GraphIndex(paired)
         # Of a large model its rounded constants are as large as itself.
@@ -197,8 +208,13 @@ class _Walk:
             self._change(edge, value)
         # Both on the same choices, as the plan is judged: behind one, rows in other places would teach nothing.
         take_choices = find_selections(proto).take_choices
-        both: list[tuple[ModelLike, Changes]] = [(take_choices(proto), {}), (take_choices(paired), self.changes)]
-        self.samples, self.others = (PairedRunner(some, *_make_runners(both, some, work)) for some in (feeds, others))
+        both: list[tuple[ModelLike, Changes]] = [
+            (take_choices(proto), {}),
+            (take_choices(paired), self.changes),
+        ]
+        self.samples, self.others = (
+            PairedRunner(some, *_make_runners(both, some, work)) for some in (feeds, others)
+        )
         self.sites = {site.site: site for site in plan.all_sites}
         self.biases: list[BiasPlan] = list(plan.biases)
         self.done: list[OperatorRounding] = []
@@ -227,7 +243,11 @@ class _Walk:
         target = operator.to_rows(operator.weight)
         # In front of a pooling there is no re-fit: the pooling takes the mean of the noise too.
         refits = statistics.halves is not None and pool is None
-        ridge = choose_ridge(target, *statistics.halves) if statistics.halves is not None and refits else None
+        ridge = (
+            choose_ridge(target, *statistics.halves)
+            if statistics.halves is not None and refits
+            else None
+        )
         if ridge is not None:
             target = refit_weight(target, moments, ridge=ridge)
             outcome = replace(outcome, refitted=True)
@@ -259,12 +279,16 @@ class _Walk:
         if operator.bias_edge is not None:
             weight = operator.to_rows(operator.weight)
             bias = operator.bias.reshape(weight.shape[:2])
-            corrected = correct_bias(bias, weight, operator.to_rows(final), visit.statistics.moments)
+            corrected = correct_bias(
+                bias, weight, operator.to_rows(final), visit.statistics.moments
+            )
             outcome = replace(outcome, bias=corrected.reshape(-1))
         self.finished.write_numbers(outcome)
         self._write_numbers(operator, outcome, final)
 
-    def _write_numbers(self, operator: Operator, outcome: OperatorNumbers, final: Array | None = None) -> None:
+    def _write_numbers(
+        self, operator: Operator, outcome: OperatorNumbers, final: Array | None = None
+    ) -> None:
         """Let the plan and the nodes still ahead have the outcome. final: the weight once quantized, if known."""
         left = self._find_left(operator, outcome)
         if left is not None:
@@ -279,14 +303,22 @@ class _Walk:
             self._write_bias(operator, site, outcome.bias)
         rounded = outcome.values is not None
         corrected = outcome.bias is not None
-        self.done.append(OperatorRounding(operator.node.name, operator.kind, rounded, outcome.refitted, corrected))
+        self.done.append(
+            OperatorRounding(
+                operator.node.name, operator.kind, rounded, outcome.refitted, corrected
+            )
+        )
 
     def _find_left(self, operator: Operator, outcome: OperatorNumbers) -> list[str] | None:
         """The list of those left as they are that an operator belongs to; None where it is treated."""
         if not outcome.count:
             return self.skipped
         # Weights of few bits gain by any second moments.
-        return self.thin if outcome.count < FEWEST_POSITIONS and operator.site.spec.bits > NARROW_BITS else None
+        return (
+            self.thin
+            if outcome.count < FEWEST_POSITIONS and operator.site.spec.bits > NARROW_BITS
+            else None
+        )
 
     def _find_pool(self, operator: Operator) -> tuple[NodeRef, TensorId] | None:
         """The pooling to look in front of, where both models are not past it, and the tensor it reads."""
@@ -300,7 +332,9 @@ class _Walk:
         runs = [both for both in (self.samples, self.others) if both.feeds]
         return pool if all(both.has_tensors(real, quantized, node.name) for both in runs) else None
 
-    def _make_request(self, operator: Operator, pool: tuple[NodeRef, TensorId] | None) -> MomentsRequest:
+    def _make_request(
+        self, operator: Operator, pool: tuple[NodeRef, TensorId] | None
+    ) -> MomentsRequest:
         """The statistics that an operator needs. pool: look in front of it."""
         reader = operator.node
         data = operator.data
@@ -325,7 +359,9 @@ class _Walk:
         if self.latest is None or self.latest[0] != request or self.latest[1] is None:
             # Let go of the old ones first: two of the largest at a time would be a GiB.
             self.latest = None
-            statistics = gather_statistics(self.samples, self.others, request, self.work, threads=self.threads)
+            statistics = gather_statistics(
+                self.samples, self.others, request, self.work, threads=self.threads
+            )
             self.latest = request, statistics
             return statistics
         return self.latest[1]
@@ -361,7 +397,9 @@ class _Walk:
     def _change(self, edge: Edge, values: Array) -> None:
         """Let the nodes still ahead see it."""
         if not self.alone:
-            self.changes[edge.node, edge.index] = values if self.spool is None else self.spool.keep_array(values)
+            self.changes[edge.node, edge.index] = (
+                values if self.spool is None else self.spool.keep_array(values)
+            )
 
     def release_weights(self, operator: Operator) -> None:
         """Let go of the memory of an operator's constants, which lie in files where the model is large."""
@@ -426,7 +464,9 @@ class OperatorNumbers:
 
     def put_into(self, site: SitePlan) -> SitePlan:
         """The site of the weight with these numbers."""
-        return site if self.values is None else replace(site, qparams=self.qparams, values=self.values)
+        return (
+            site if self.values is None else replace(site, qparams=self.qparams, values=self.values)
+        )
 
 
 class FinishedOperators:
@@ -466,7 +506,15 @@ def _hash_rounding(
 ) -> str:
     # Without names of files and figures for people, which change nothing.
     bare = replace(
-        plan, model="", data="", placement=None, attention=None, refusals=(), left_float=(), warnings=(), contents=None
+        plan,
+        model="",
+        data="",
+        placement=None,
+        attention=None,
+        refusals=(),
+        left_float=(),
+        warnings=(),
+        contents=None,
     )
     digests = [" ".join(map(hash_feeds, some)) for some in (samples, others)]
     return hash_run("rounding", hash_model(proto), to_json(bare), *digests, options)

@@ -84,7 +84,9 @@ class SharedWork:
 
     def put_sample(self, feeds: Arrays) -> dict[str, TensorFile]:
         """Put one sample into the folder."""
-        return {name: write_tensor(self.make_path(), np.asarray(value)) for name, value in feeds.items()}
+        return {
+            name: write_tensor(self.make_path(), np.asarray(value)) for name, value in feeds.items()
+        }
 
     def map(self, title: str, function: Callable[[T], R], tasks: Sequence[T]) -> Iterator[R]:
         """Yield the result of every task in order. function: of a module."""

@@ -78,7 +78,9 @@ class OperatorStatistics:
     scarce: other samples were looked at too.
     """
 
-    def __init__(self, moments: Moments, halves: tuple[Moments, Moments] | None, *, scarce: bool = False) -> None:
+    def __init__(
+        self, moments: Moments, halves: tuple[Moments, Moments] | None, *, scarce: bool = False
+    ) -> None:
         self.moments, self.halves, self.scarce = moments, halves, scarce
         self._factors: dict[tuple[float, bool], ErrorFeedback] = {}
 
@@ -141,7 +143,9 @@ class _Group:
     def _read_tensors(self, *, both: bool) -> list[Array]:
         """y of all samples and, with `both`, x. A single one may be large, and needs no copy."""
         joined = []
-        for tensors in zip(*((sample.y, sample.x) if both else (sample.y,) for sample in self.samples), strict=True):
+        for tensors in zip(
+            *((sample.y, sample.x) if both else (sample.y,) for sample in self.samples), strict=True
+        ):
             values = [read_tensor(tensor).reshape(self.samples[0].shape) for tensor in tensors]
             joined.append(values[0] if len(values) == 1 else np.concatenate(values))
         return joined
@@ -182,7 +186,9 @@ class StatisticsSource(Protocol):
         """The samples."""
         ...
 
-    def iterate_tensors(self, wanted: MomentsRequest) -> Iterable[tuple[Feeds, Array | TensorFile, Array | TensorFile]]:
+    def iterate_tensors(
+        self, wanted: MomentsRequest
+    ) -> Iterable[tuple[Feeds, Array | TensorFile, Array | TensorFile]]:
         """Feeds, tensor in the float model, tensor in the quantized one."""
         ...
 
@@ -246,7 +252,9 @@ class _Gathering:
         # From its first sample on a half always has one waiting.
         if not real and not waiting:
             return
-        if waiting and not (sample.goes_with(waiting[0]) and (len(waiting) + 1) * sample.volume <= _TOGETHER):
+        if waiting and not (
+            sample.goes_with(waiting[0]) and (len(waiting) + 1) * sample.volume <= _TOGETHER
+        ):
             self._close_group(half)
         waiting.append(sample)
 
@@ -279,18 +287,24 @@ class _Gathering:
             if waiting:
                 self._close_group(half)
         if not self.sums:
-            return OperatorStatistics(Accumulator(*self.wanted.shape, second=False).make_moments(), None)
+            return OperatorStatistics(
+                Accumulator(*self.wanted.shape, second=False).make_moments(), None
+            )
         means = spread("rounding: means", average_group, [group for _, group in self.groups])
         for (sums, group), parts in zip(self.groups, means, strict=True):
             sums.add_columns(group, group.count, parts)
         blocks = [(sums, block) for sums in self.sums for block in sums.take_blocks()]
-        products = spread("rounding: second moments", multiply or multiply_block, [block for _, block in blocks])
+        products = spread(
+            "rounding: second moments", multiply or multiply_block, [block for _, block in blocks]
+        )
         for (sums, _), block_products in zip(blocks, products, strict=True):
             sums.add_products(block_products)
         whole, *others = [half.make_moments() for half in self.sums]
         if not others:
             return OperatorStatistics(whole, None, scarce=self.scarce)
-        return OperatorStatistics(merge_moments(whole, others[0]), (whole, others[0]), scarce=self.scarce)
+        return OperatorStatistics(
+            merge_moments(whole, others[0]), (whole, others[0]), scarce=self.scarce
+        )
 
 
 def average_group(group: _Group) -> list[Part]:
@@ -304,7 +318,12 @@ def multiply_block(block: Block, workspace: Workspace | None = None) -> list[Arr
 
 
 def _describe_sample(
-    number: int, real: bool, feeds: Feeds, x: Array | TensorFile, y: Array | TensorFile, geometry: Geometry
+    number: int,
+    real: bool,
+    feeds: Feeds,
+    x: Array | TensorFile,
+    y: Array | TensorFile,
+    geometry: Geometry,
 ) -> _Sample:
     if geometry.kernel:
         return _Sample(number, real, x, y, x.shape, None)
@@ -318,4 +337,8 @@ def _is_finite(value: Array | TensorFile) -> bool:
 
 
 def _count_positions(sample: _Sample, geometry: Geometry) -> int:
-    return gather_positions(sample.shape, geometry) if sample.meant is None else int(np.count_nonzero(sample.meant))
+    return (
+        gather_positions(sample.shape, geometry)
+        if sample.meant is None
+        else int(np.count_nonzero(sample.meant))
+    )

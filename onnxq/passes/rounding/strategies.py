@@ -136,12 +136,16 @@ def pose_weight(
         # The search has one factor for all blocks of a row; here each is by itself, by its columns' power.
         power = _weigh_columns(statistics.moments.h, target.shape) if blocked else None
         importance = None if power is None else operator.to_stored(power)
-        qparams = weight_qparams(stored, site.spec, observer=site.observer, orders=orders, importance=importance)
+        qparams = weight_qparams(
+            stored, site.spec, observer=site.observer, orders=orders, importance=importance
+        )
     # Least scale with which the bias fits into int32, on the scale of its input times the weight's.
     least = np.zeros_like(qparams.scale)
     if input_qparams is not None:
         weight = operator.to_rows(operator.weight)
-        bias = correct_bias(operator.bias.reshape(target.shape[:2]), weight, target, statistics.moments)
+        bias = correct_bias(
+            operator.bias.reshape(target.shape[:2]), weight, target, statistics.moments
+        )
         largest = np.maximum(abs(bias.ravel()), abs(operator.bias))
         least = floor_weight_scale(least, input_qparams.scale, largest)
         qparams = replace(qparams, scale=np.maximum(qparams.scale, least))
@@ -173,7 +177,9 @@ def _find_partners(operator: Operator, site: SitePlan) -> Integers | None:
     if not site.sum_orders or not needs_bound(site.spec):
         return None
     places = np.arange(operator.weight.size).reshape(operator.weight.shape)
-    return find_partner_columns(operator.to_rows(places)[0, 0], operator.weight.shape, site.sum_orders[0])
+    return find_partner_columns(
+        operator.to_rows(places)[0, 0], operator.weight.shape, site.sum_orders[0]
+    )
 
 
 def _has_row_scales(operator: Operator, site: SitePlan) -> bool:

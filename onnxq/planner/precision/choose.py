@@ -109,18 +109,24 @@ def _list_readers(problem: PrecisionProblem, tensor: TensorId) -> Iterator[Hasha
         yield _find_border(problem, tensor)
 
 
-def choose_types(problem: PrecisionProblem, *, more: Mapping[str, KeptFloat32] | None = None) -> PrecisionPlan:
+def choose_types(
+    problem: PrecisionProblem, *, more: Mapping[str, KeptFloat32] | None = None
+) -> PrecisionPlan:
     """The float types of every node. more: nodes to keep in float32 besides."""
     search = ReasonSearch(problem)
     reasons = search.find_kept() | dict(more or {})
     wide = cut_casts(problem, reasons)
     order = [name for name in problem.bindings if name in wide]
     narrow = [name for name in problem.bindings if name not in wide]
-    limited = tuple(edge for name in narrow for edge in search.list_limited(problem.index.find_node(name)))
+    limited = tuple(
+        edge for name in narrow for edge in search.list_limited(problem.index.find_node(name))
+    )
     return PrecisionPlan(
         type=problem.kind,
         nodes=sum(bool(problem.list_writes(problem.index.find_node(name))) for name in narrow),
-        kept=tuple(reasons.get(name, KeptFloat32(node=name, reason=KeepReason.CASTS)) for name in order),
+        kept=tuple(
+            reasons.get(name, KeptFloat32(node=name, reason=KeepReason.CASTS)) for name in order
+        ),
         limited=limited,
     )
 
@@ -132,9 +138,14 @@ def find_suspects(problem: PrecisionProblem, chosen: PrecisionPlan) -> Iterable[
     for tensor, errors in problem.errors.items():
         maker = problem.index.find_producer(tensor)
         if maker is not None and maker.name in problem.bindings and maker.name not in wide:
-            worst[maker.name] = min(errors.inputs_db, errors.own_db, worst.get(maker.name, math.inf))
+            worst[maker.name] = min(
+                errors.inputs_db, errors.own_db, worst.get(maker.name, math.inf)
+            )
     order = sorted(worst, key=lambda name: (worst[name], name))
-    return [KeptFloat32(node=name, reason=KeepReason.TRIAL, figure=round_figure(worst[name])) for name in order]
+    return [
+        KeptFloat32(node=name, reason=KeepReason.TRIAL, figure=round_figure(worst[name]))
+        for name in order
+    ]
 
 
 # From these opsets on QuantizeLinear takes float16, and convolutions bfloat16.

@@ -104,7 +104,11 @@ class PrecisionProblem:
     def list_reads(self, node: NodeRef) -> list[tuple[int, TensorId]]:
         """The float32 inputs of a node, constants too."""
         tensors = enumerate(self.index.list_inputs(node))
-        return [(k, tensor) for k, tensor in tensors if tensor is not None and is_float32(self.index, tensor)]
+        return [
+            (k, tensor)
+            for k, tensor in tensors
+            if tensor is not None and is_float32(self.index, tensor)
+        ]
 
     def list_writes(self, node: NodeRef) -> list[TensorId]:
         """The float32 outputs of a node."""
@@ -113,7 +117,11 @@ class PrecisionProblem:
     @cached_property
     def paired(self) -> frozenset[Edge]:
         """Inputs that read a dequantized tensor, which comes in the type they compute in."""
-        whole = [site for site in self.plan.all_sites if site.consumers is not None or isinstance(site.site, TensorId)]
+        whole = [
+            site
+            for site in self.plan.all_sites
+            if site.consumers is not None or isinstance(site.site, TensorId)
+        ]
         return frozenset(edge for site in whole for edge in site.find_readers(self.index))
 
 
@@ -128,11 +136,25 @@ _DIGITS = {FloatType.FLOAT16: 11, FloatType.BFLOAT16: 8}
 # Their sums may leave the type where their results do not: mean times count, and the square of a norm.
 _MEANS = frozenset({"ReduceMean", "GlobalAveragePool", "AveragePool", "Mean"})
 # A mask keeps its meaning through these, on its way to a Softmax.
-_PASSING = LAYOUT_OPS | {"Add", "Where", "Expand", "Slice", "Concat", "Gather", "Tile", "Cast", "Split"}
+_PASSING = LAYOUT_OPS | {
+    "Add",
+    "Where",
+    "Expand",
+    "Slice",
+    "Concat",
+    "Gather",
+    "Tile",
+    "Cast",
+    "Split",
+}
 # Exact functions of whole numbers, which positions are computed by.
-_COUNTING = frozenset({"Add", "Sub", "Mul", "Div", "Floor", "Ceil", "Round", "Min", "Max", "Clip", "Mod", "Cast"})
+_COUNTING = frozenset(
+    {"Add", "Sub", "Mul", "Div", "Floor", "Ceil", "Round", "Min", "Max", "Clip", "Mod", "Cast"}
+)
 # What an epsilon is added for.
-_DIVIDING = frozenset({"Sqrt", "Reciprocal", "Div", "Log", "Pow", "Max", "Clip", "Expand", "Identity", "Unsqueeze"})
+_DIVIDING = frozenset(
+    {"Sqrt", "Reciprocal", "Div", "Log", "Pow", "Max", "Clip", "Expand", "Identity", "Unsqueeze"}
+)
 # Share of the smallest normal number that rounds to 0.
 _ZERO = 2.0**-11
 _TABLES = ("Gather", "GatherElements", "GatherND", "Slice")
@@ -149,7 +171,12 @@ class ReasonSearch:
     """Nodes that have a reason to compute in float32; of several reasons the first one found holds."""
 
     def __init__(self, problem: PrecisionProblem) -> None:
-        self.problem, self.index, self.errors, self.kind = problem, problem.index, problem.errors, problem.kind
+        self.problem, self.index, self.errors, self.kind = (
+            problem,
+            problem.index,
+            problem.errors,
+            problem.kind,
+        )
         self.nodes = [problem.index.find_node(name) for name in problem.bindings]
         self.kept: dict[str, KeptFloat32] = {}
         # Tensors that nothing but attention uses, as its mask.
@@ -171,9 +198,13 @@ class ReasonSearch:
         self._check_unseen()
         return self.kept
 
-    def _keep_wide(self, name: str, reason: KeepReason, figure: float = 0.0, detail: str = "") -> None:
+    def _keep_wide(
+        self, name: str, reason: KeepReason, figure: float = 0.0, detail: str = ""
+    ) -> None:
         if name in self.problem.bindings and name not in self.kept:
-            self.kept[name] = KeptFloat32(node=name, reason=reason, figure=round_figure(figure), detail=detail)
+            self.kept[name] = KeptFloat32(
+                node=name, reason=reason, figure=round_figure(figure), detail=detail
+            )
 
     def _check_operator(self, node: NodeRef, binding: Binding) -> None:
         """ONNX, the engine, and the person's rules."""
@@ -181,7 +212,9 @@ class ReasonSearch:
         fixed = False in binding.inputs and True not in binding.inputs
         if not binding.able and (fixed or problem.list_writes(node)):
             self._keep_wide(node.name, KeepReason.ONNX)
-        detail = problem.engine.refuse_narrow(Candidate(node, problem.index, problem.shapes), problem.kind)
+        detail = problem.engine.refuse_narrow(
+            Candidate(node, problem.index, problem.shapes), problem.kind
+        )
         if detail:
             self._keep_wide(node.name, KeepReason.KERNEL, detail=detail)
         rule = problem.requests.find_wide_rule(node)
@@ -193,7 +226,9 @@ class ReasonSearch:
         index = self.index
         shapes = set[TensorId]()
         for node in index.nodes:
-            computed = [tensor for tensor in index.list_reads(node) if not index.is_constant(tensor)]
+            computed = [
+                tensor for tensor in index.list_reads(node) if not index.is_constant(tensor)
+            ]
             # Positions that select rows of a table make no row a position.
             table = node.op_type in _TABLES and bool(self.problem.list_writes(node))
             follows = computed and not table and shapes.issuperset(computed)
@@ -240,14 +275,20 @@ class ReasonSearch:
                 maker = waiting.pop()
                 self._keep_wide(maker.name, KeepReason.SMALL, number)
                 readers = [
-                    reader for result in self.problem.list_writes(maker) for reader in self.index.readers(result)
+                    reader
+                    for result in self.problem.list_writes(maker)
+                    for reader in self.index.readers(result)
                 ]
-                waiting += [one for one in readers if one.op_type in _DIVIDING and one.name not in self.kept]
+                waiting += [
+                    one for one in readers if one.op_type in _DIVIDING and one.name not in self.kept
+                ]
 
     def _passes_mask(self, node: NodeRef) -> bool:
         """True where a mask among the inputs of this node is a mask in its result."""
         results = self.problem.list_writes(node)
-        return node.op_type in _PASSING and all(self._leads_to_softmax(tensor) for tensor in results)
+        return node.op_type in _PASSING and all(
+            self._leads_to_softmax(tensor) for tensor in results
+        )
 
     def _leads_to_softmax(self, tensor: TensorId) -> bool:
         """True when only a Softmax, or attention as its mask, uses the tensor: there only what is large counts."""
@@ -276,7 +317,9 @@ class ReasonSearch:
                 self._keep_wide(maker.name, KeepReason.OVERFLOW, errors.low)
             return
         if self._is_lost(errors):
-            reason = KeepReason.OVERFLOW if errors.peak > kind.smallest * MARGIN else KeepReason.SMALL
+            reason = (
+                KeepReason.OVERFLOW if errors.peak > kind.smallest * MARGIN else KeepReason.SMALL
+            )
             # The node that makes it and all that read it.
             for node in (maker, *self.index.readers(tensor)):
                 if node is not None:
@@ -298,7 +341,9 @@ class ReasonSearch:
         if maker is None or worst >= least or maker.name in self.kept:
             return
         read = [source for _, source in self.problem.list_reads(maker)]
-        if any(self._is_lost(self.errors[known]) for known in (tensor, *read) if known in self.errors):
+        if any(
+            self._is_lost(self.errors[known]) for known in (tensor, *read) if known in self.errors
+        ):
             return
         reason = KeepReason.PRECISION
         figure = worst

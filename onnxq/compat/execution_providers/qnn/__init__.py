@@ -7,7 +7,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from onnxq.compat.options import CONVERTS, PRESET, CompatOption, CompatWarning, UnaskedMethod, convert_options
+from onnxq.compat.options import (
+    CONVERTS,
+    PRESET,
+    CompatOption,
+    CompatWarning,
+    UnaskedMethod,
+    convert_options,
+)
 from onnxq.compat.quant_utils import QuantType
 from onnxq.compat.quantize import StaticQuantConfig, get_qdq_config
 from onnxq.compat.shape_inference import LEAST_BYTES, ONE_FILE
@@ -96,7 +103,11 @@ def qnn_preprocess_model(
     proto = infer_shapes(fix_sizes(proto, sizes) if sizes else proto)
     if inputs_to_make_channel_last or outputs_to_make_channel_last:
         theirs = import_theirs("execution_providers.qnn.preprocess")
-        theirs.update_io_to_channel_last(proto, inputs_to_make_channel_last, outputs_to_make_channel_last)
+        theirs.update_io_to_channel_last(
+            proto, inputs_to_make_channel_last, outputs_to_make_channel_last
+        )
         import_theirs("onnx_model").ONNXModel(proto).topological_sort()
-    save_model(proto, model_output, external=save_as_external_data or None, overwrite=True, **saving)
+    save_model(
+        proto, model_output, external=save_as_external_data or None, overwrite=True, **saving
+    )
     return True
