@@ -9,7 +9,7 @@ from functools import cached_property
 
 import numpy as np
 
-from onnxq.backends import Shapes, Target, describe_spec, find_target
+from onnxq.backends import Shapes, Target, find_target
 from onnxq.config import Config
 from onnxq.errors import OnnxqError
 from onnxq.graph import (
@@ -47,7 +47,7 @@ from onnxq.sites import (
     is_within,
     split_unquantized,
 )
-from onnxq.spec import FloatType, PerChannel, QuantSpec
+from onnxq.spec import FloatType, PerChannel, QuantSpec, describe_spec
 
 # The rule that sites and reasons name.
 EMBEDDING_ROWS = "embedding-rows"

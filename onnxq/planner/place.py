@@ -6,14 +6,14 @@ import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
-from onnxq.backends import Output, describe_spec
+from onnxq.backends import Output
 from onnxq.config import Rule
 from onnxq.numerics import qparams_from_range
 from onnxq.plan import Bound, SitePlan
 from onnxq.planner.problem import PlacementProblem, QuantizableOp
 from onnxq.planner.requests import Match
 from onnxq.sites import Caution, Edge, Edges, Role, Site, TensorId
-from onnxq.spec import RULED, ObserverSpec, PerChannel, PerTensor, QParams, QuantSpec
+from onnxq.spec import RULED, ObserverSpec, PerChannel, PerTensor, QParams, QuantSpec, describe_spec
 
 # The inputs that read a pair; None: all that read its tensor.
 Readers = Edges | None
