@@ -12,6 +12,17 @@ from onnxq.backends.base import Candidate
 from onnxq.graph import Graph, NodeRef
 from onnxq.sites import TensorId
 
+# Operators that move values as they are, whatever their type.
+MOVES = (
+    "Reshape",
+    "Flatten",
+    "Transpose",
+    "Squeeze",
+    "Unsqueeze",
+    "Slice",
+    "DepthToSpace",
+    "SpaceToDepth",
+)
 # Nodes between a convolution and the end of its branch: they copy or move its result, compute it pointwise, or combine
 # it with a constant.
 _COPIES = frozenset(

@@ -17,7 +17,8 @@ from onnxq.errors import ConfigError, Location
 from onnxq.nearest import suggest_names
 
 # Sparsebit's words -> ours, in the tables below.
-_SECTIONS = ("BACKEND", "SKIP_TRACE_MODULES", "SCHEDULE", "W", "A")
+# A document with one of these is in Sparsebit's form.
+SECTIONS = ("BACKEND", "SKIP_TRACE_MODULES", "SCHEDULE", "W", "A")
 _BACKENDS = {"virtual": "virtual", "onnxruntime": "ort", "tensorrt": "trt"}
 _OBSERVERS = {
     "minmax": "minmax",
@@ -41,11 +42,6 @@ _SCHEMES = {
 _ROLES = {"W": ("weights", "weight"), "A": ("activations", "activation")}
 
 
-def is_sparsebit(values: Mapping[str, Any]) -> bool:
-    """True for a document in Sparsebit's form."""
-    return any(key in values for key in _SECTIONS)
-
-
 def convert_sparsebit(document: Document) -> Document:
     """Convert a document; every key keeps the line it came from.
 
@@ -53,7 +49,7 @@ def convert_sparsebit(document: Document) -> Document:
     """
     values = document.values
     reading = _Reading(document)
-    reading.refuse_unknown((), values, _SECTIONS)
+    reading.refuse_unknown((), values, SECTIONS)
     reading.put_value(
         ("target",), reading.read_word(("BACKEND",), "virtual", _BACKENDS), ("BACKEND",)
     )

@@ -16,7 +16,6 @@ from onnxq.backends import surroundings
 from onnxq.backends.base import (
     ATTENTION,
     FUSED_PRODUCTS,
-    MOVES,
     Candidate,
     Capability,
     Output,
@@ -62,7 +61,7 @@ _SCALED = (
     "Neg",
     "Pad",
     "Split",
-    *MOVES,
+    *surroundings.MOVES,
 )
 
 
@@ -294,7 +293,7 @@ RULES: tuple[PlacementRule, ...] = (
     ),
     _rule(
         name="move",
-        ops=MOVES,
+        ops=surroundings.MOVES,
         kernel="",
         why=_MOVED,
         shares=True,

@@ -16,7 +16,6 @@ from onnxq.backends import surroundings
 from onnxq.backends.base import (
     ATTENTION,
     FUSED_PRODUCTS,
-    MOVES,
     Candidate,
     Capability,
     Output,
@@ -186,7 +185,7 @@ RULES: tuple[PlacementRule, ...] = (
     ),
     PlacementRule(
         name="move",
-        ops=MOVES,
+        ops=surroundings.MOVES,
         kernel="",
         why="moves bytes when both sides share one scale",
         shares=True,
