@@ -195,13 +195,9 @@ def _find_pair(index: GraphIndex, node: NodeRef) -> NodeRef | None:
     size = pair.read_int("block_size", 0)
     stored = index.find_input(pair, 0)
     scale = index.find_input(pair, 1)
-    whole = (
-        stored is not None
-        and scale is not None
-        and index.is_constant(stored)
-        and index.is_constant(scale)
-    )
-    if not whole or stored is None or scale is None or size < _SMALLEST_BLOCK or size & (size - 1):
+    if size < _SMALLEST_BLOCK or size & (size - 1):
+        return None
+    if not index.is_constant(stored) or not index.is_constant(scale):
         return None
     along = pair.read_int("axis", 1) % 2 == 0 and len(index.find_shape(stored) or ()) == 2
     return (

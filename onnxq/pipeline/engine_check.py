@@ -67,7 +67,7 @@ def check_on_engine(
             samples = ctx.samples.test.take(count).samples()
             off, agree = _sum_errors(reference, taking, runner, samples, task)
     except OnnxqError as error:
-        reason = f"{error.subject}: {error.cause}"
+        reason = error.fault
         if kernels is not None:
             return replace(account, reason=reason)
         refusal = "it refuses the float model, too"
