@@ -157,13 +157,11 @@ class Candidate:
 
     def is_constant(self, k: int) -> bool:
         """True when input k is there and constant."""
-        tensor = self.tensor(k)
-        return tensor is not None and self.index.is_constant(tensor)
+        return self.index.is_constant(self.tensor(k))
 
     def constant(self, k: int) -> Array | None:
         """The value of a constant input k."""
-        tensor = self.tensor(k)
-        return None if tensor is None else self.index.find_constant(tensor)
+        return self.index.find_constant(self.tensor(k))
 
     def shape(self, k: int) -> Shape | None:
         """The shape of input k: observed, else declared; None where a dim is unknown."""

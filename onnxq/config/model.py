@@ -229,9 +229,7 @@ class Config(Section):
 
     def locate_error(self, path: str, error: ConfigError) -> ConfigError:
         """The error about a value, with the place where it was written. path: dotted."""
-        return ConfigError(
-            self.where(path), f"{error.subject}: {error.cause}", error.fix, code=error.code
-        )
+        return ConfigError(self.where(path), error.fault, error.fix, code=error.code)
 
 
 @dataclass(frozen=True, eq=False)

@@ -29,7 +29,14 @@ _OBSERVERS = {
     "aciq": "aciq",
 }
 _DISTRIBUTIONS = {"gaus": "gaussian", "laplace": "laplace"}
-_QUANTIZERS = {name: name for name in ("uniform", "lsq", "lsq+", "pact", "dorefa", "adaround")}
+_QUANTIZERS = {
+    "uniform": "uniform",
+    "lsq": "lsq",
+    "lsq+": "lsq+",
+    "pact": "pact",
+    "dorefa": "dorefa",
+    "adaround": "adaround",
+}
 _SCHEMES = {
     "per-tensor-symmetric": ("tensor", "symmetric"),
     "per-tensor-affine": ("tensor", "asymmetric"),

@@ -359,6 +359,10 @@ class FloatOutputs:
                 self._session = None  # and the weights with it: nothing is left to run
         return outputs
 
+    def add_choices(self, at: int, feeds: Feeds) -> Feeds:
+        """The inputs at this position with all that the float model chooses by computed values."""
+        return self.selections.add_choices(feeds, self.run(at, feeds))
+
     def score_runs(
         self, runs: Sequence[Run], positions: Iterable[int], *, threads: int = 0
     ) -> Iterator[tuple[int, SampleErrors]]:

@@ -159,8 +159,7 @@ def _find_tables(
         try:
             spec = problem.requests.make_spec(match, Role.WEIGHT, node)
         except OnnxqError as error:
-            reason = f"{error.subject}: {error.cause}"
-            reasons.append(Refusal(node.name, reason, error.fix, EMBEDDING_ROWS, "R103"))
+            reasons.append(Refusal(node.name, error.fault, error.fix, EMBEDDING_ROWS, "R103"))
             continue
         elements = _count_elements(index, tensor)
         yield Table(tensor, elements, tuple(lookups), tuple(others), match, spec)

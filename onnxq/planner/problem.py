@@ -442,8 +442,7 @@ def _find_spec_refusal(
             match = requests.match(role, tensor, (op.node,))
             spec = _fill_storage(pair.spec) if pair else requests.make_spec(match, role, op.node)
         except OnnxqError as error:
-            reason = f"{error.subject}: {error.cause}"
-            return Refusal(op.name, reason, error.fix, op.rule.name, "R103")
+            return Refusal(op.name, error.fault, error.fix, op.rule.name, "R103")
         refusal = engine.refuse(spec, role, op.node) or _refuse_shape(ops, engine, op, spec, role)
         if refusal is not None:
             return replace(refusal, rule=op.rule.name)

@@ -423,7 +423,7 @@ class Quantizer(AncestorQuantizer, nn.Module):
             return compute()
         except OnnxqError as error:
             own = error.subject in (self.site, "weight", "activation")
-            cause = error.cause if own else f"{error.subject}: {error.cause}"
+            cause = error.cause if own else error.fault
             raise error.replace_text(self.site, cause) from error
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Quantizer:

@@ -95,7 +95,7 @@ def _walk_joined(c: Candidate) -> Iterator[Candidate]:
 def _explain_lost_scales(c: Candidate) -> str | None:
     """Why the scales get lost: sizes change from run to run, and several nodes read the result, but no one Swish."""
     data = c.tensor(0)
-    shape = None if data is None else c.index.find_shape(data)
+    shape = c.index.find_shape(data)
     readers = c.index.list_consumers(c.node.result)
     fixed = shape is not None and all(isinstance(size, int) for size in shape)
     if fixed or len(readers) < 2 or find_swish(c) is not None:

@@ -56,7 +56,7 @@ def _check_matmul(c: Candidate) -> str | None:
     if c.is_constant(0):
         return "the constant stands on the left: no quantized kernel takes it"
     weight = c.tensor(1)
-    shape = None if weight is None else c.index.find_shape(weight)
+    shape = c.index.find_shape(weight)
     if c.is_constant(1) and (shape is None or len(shape) != 2):
         return "its weight is not a matrix"
     return None

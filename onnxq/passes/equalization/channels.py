@@ -286,7 +286,7 @@ def scale_concat(flow: ScaledChannels, node: NodeRef) -> bool:
     for k in range(len(node.inputs)):
         x = flow.view.find_tensor(node, k)
         labels = flow.find_label(node, k)
-        shape = None if x is None else flow.view.index.find_shape(x)
+        shape = flow.view.index.find_shape(x)
         if x is None or shape is None or (labels is not None and flow.axes[x] != axis):
             return False
         if labels is None:
