@@ -99,7 +99,6 @@ class RunningStatistics:
 
     def finish(self) -> ChannelStatistics | None:
         """The statistics; None where values were NaN or inf."""
-        """The statistics; None where values were NaN or inf."""
         # Also where no sample reached it: the ends are still infinite.
         if not (np.isfinite(self.low).all() and np.isfinite(self.high).all()):
             return None
