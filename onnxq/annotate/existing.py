@@ -142,7 +142,7 @@ class _PairFinder:
         known = self.sites.get(self.by_tensor.get(source, result))
         if known is not None and known.site.scope == result.scope and _match_numbers(known, site):
             # A second DequantizeLinear, or a second pair with the same numbers: one site.
-            site = replace(known, consumers=(*(known.consumers or ()), *edges))
+            site = replace(known, consumers=(*known.named_consumers, *edges))
         self.sites[site.site] = site
         if result.scope == source.scope:
             self.by_tensor.setdefault(source, site.site)

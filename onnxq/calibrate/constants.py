@@ -195,7 +195,7 @@ def estimate_importance(index: GraphIndex, site: SitePlan, shape: Shape) -> Floa
 
     It is the mean of those of the readers; one whose channels' power is not known counts as equal.
     """
-    edges = site.consumers or ()
+    edges = site.named_consumers
     weightings = [_weigh_input(index, edge, shape) for edge in edges] if len(shape) == 2 else []
     if all(weighting is None for weighting in weightings):
         return None

@@ -101,7 +101,7 @@ def _list_nodes(plan: Plan, index: GraphIndex) -> set[str]:
     """Names of the main graph's nodes that the plan names, or that read one of its tensors."""
     edges: list[Edge] = [bias.edge for bias in plan.biases]
     for site in plan.sites:
-        edges += [*(site.consumers or ()), *index.list_consumers(_find_tensor(site))]
+        edges += [*site.named_consumers, *index.list_consumers(_find_tensor(site))]
         edges += [site.site] if isinstance(site.site, Edge) else []
     names = {*plan.float_nodes}
     if plan.precision is not None:

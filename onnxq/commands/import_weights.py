@@ -323,7 +323,7 @@ def _fill_plan(
     sites = list[SitePlan]()
     placed = list[PlacedWeight]()
     for site in plan.sites:
-        readers = tuple(edge.node for edge in site.consumers or ())
+        readers = tuple(edge.node for edge in site.named_consumers)
         found = [by_node[name] for name in readers if name in by_node]
         if site.role is Role.ACTIVATION and not site.spec.dynamic:
             sites += _scale_data(site, found)
@@ -362,7 +362,7 @@ def _set_codes(site: SitePlan, codes: WeightCodes, axis: int) -> SitePlan:
 
 def _scale_data(site: SitePlan, found: list[FoundWeight]) -> Iterator[SitePlan]:
     """The site with the checkpoint's scale; one at each reader where those of one tensor have others."""
-    readers = site.consumers or ()
+    readers = site.named_consumers
     data = [match.sources[0].data for match in found]
     scales = {entry for entry in data if entry is not None and entry.scale is not None}
     if len(data) < len(readers) or {*data} != scales:

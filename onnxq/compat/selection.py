@@ -148,7 +148,7 @@ def _find_unplaced(
     sites = result.plan.all_sites
     paired = {site.tensor.name for site in sites if site.tensor is not None}
     # Tensors that passes made, e.g. scaled ones, have readers whose own inputs have no pair.
-    readers = {edge.node for site in sites for edge in site.consumers or ()}
+    readers = {edge.node for site in sites for edge in site.named_consumers}
     for node in named:
         if node.name in there - known - readers and not paired & {*node.input, *node.output}:
             yield LeftFloat(node.name, PLACED)

@@ -134,7 +134,7 @@ def _write_pointwise(proto: ModelLike, plan: Plan, rules: Collection[str]) -> Mo
         for site in plan.sites
         if site.role is Role.WEIGHT and site.rule in rules and not site.group
     )
-    for node in (index.find_node(edge.node) for site in weights for edge in site.consumers or ()):
+    for node in (index.find_node(edge.node) for site in weights for edge in site.named_consumers):
         rank = len(index.find_shape(node.result) or ())
         pair = index.maker(node, 1, DEQUANTIZE)
         stored = index.find_input(pair, 0)
@@ -304,7 +304,7 @@ def _order_data(editor: Editor[ModelLike], plan: Plan, index: GraphIndex) -> Non
     for site in plan.sites:
         rows = None if site.qparams is None else site.qparams.order
         for node in (
-            index.find_node(edge.node) for edge in site.consumers or () if rows is not None
+            index.find_node(edge.node) for edge in site.named_consumers if rows is not None
         ):
             order = np.asarray(rows, np.int64)
             key = node.scope, node.inputs[0], order.tobytes()

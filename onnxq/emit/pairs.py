@@ -122,7 +122,7 @@ class PairWriter:
     def connect_existing(self, site: SitePlan) -> None:
         """Let the site's consumers read a pair that the model came with. Those that read one already stay."""
         pair = self.index.find_node(site.dequantize)
-        edges = [edge for edge in site.consumers or () if not self._reads_dequantized(edge)]
+        edges = [edge for edge in site.named_consumers if not self._reads_dequantized(edge)]
         result = pair.outputs[0]
         # Half a pair, in front of an operator on integers: float readers need the other half.
         if edges and pair.op_type == QUANTIZE:
@@ -292,7 +292,7 @@ class PairWriter:
         lookups = site.find_lookups(self.index)
         # A table of float16 has float32 scales: those of small rows are no normal numbers in float16.
         value = value.astype(np.float32) if lookups else value
-        whole = [edge for edge in site.consumers or () if edge not in lookups]
+        whole = [edge for edge in site.named_consumers if edge not in lookups]
         shared = self.shared.get(site.group) if lookups and site.group else None
         stored, scale, zero = shared or self._store_constant(site, qparams, value, whole)
         for edge in lookups:

@@ -273,7 +273,7 @@ def _keeps_sites(sites: Iterable[SitePlan], proto: onnx.ModelProto) -> bool:
     index = GraphIndex(proto)
     nodes = {node.name: node for node in index.nodes}
     for site in sites:
-        edges = [*(site.consumers or ()), *([site.site] if isinstance(site.site, Edge) else [])]
+        edges = [*site.named_consumers, *([site.site] if isinstance(site.site, Edge) else [])]
         if any(
             edge.node not in nodes or edge.index >= len(nodes[edge.node].inputs) for edge in edges
         ):

@@ -273,17 +273,17 @@ def _list_quantized_matmuls(plan: Plan) -> Names:
         edge.node
         for site in plan.all_sites
         if site.role is Role.ACTIVATION
-        for edge in site.consumers or ()
+        for edge in site.named_consumers
     }
     # These become operators on integers, whose bias ORT takes into the kernel in any form.
     dynamic = {
-        edge.node for site in plan.sites if site.spec.dynamic for edge in site.consumers or ()
+        edge.node for site in plan.sites if site.spec.dynamic for edge in site.named_consumers
     }
     weights = [
         edge.node
         for site in plan.sites
         if site.role is Role.WEIGHT
-        for edge in site.consumers or ()
+        for edge in site.named_consumers
     ]
     static = any(site.role is Role.ACTIVATION for site in plan.sites)
     return tuple(name for name in weights if (static or name in read) and name not in dynamic)

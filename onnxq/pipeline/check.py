@@ -434,7 +434,7 @@ def _find_quantized_nodes(index: GraphIndex, plan: Plan) -> set[str]:
         edge.node
         for site in plan.all_sites
         if site.role is Role.WEIGHT
-        for edge in site.consumers or ()
+        for edge in site.named_consumers
     }
     for node in index.nodes:
         tensors = ((k, index.find_input(node, k)) for k in range(len(node.inputs)))

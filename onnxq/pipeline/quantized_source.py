@@ -176,7 +176,7 @@ def _store_floats(proto: ModelLike, existing: Existing) -> tuple[ModelLike, dict
         # An output keeps its node: an initializer of its name would make the graph give out a constant.
         if codes is None or site.qparams is None or index.is_output(node.result):
             continue
-        integers.update(dict.fromkeys(site.consumers or (), codes))
+        integers.update(dict.fromkeys(site.named_consumers, codes))
         names[node.result] = site.site.name if isinstance(site.site, TensorId) else ""
         editor.remove_node(node.name)
         editor.add_initializer(

@@ -129,7 +129,7 @@ class _Filling:
     def _fill_weight(self, site: SitePlan) -> SitePlan:
         known = next(
             filter(
-                None, (self.source.existing.by_reader.get(edge) for edge in site.consumers or ())
+                None, (self.source.existing.by_reader.get(edge) for edge in site.named_consumers)
             ),
             None,
         )
@@ -142,7 +142,7 @@ class _Filling:
             return self._note(site, Kept.INTEGERS, qparams)
         # Rewrites scale channels, as where a BatchNormalization or a factor goes into the weight.
         codes = next(
-            (self.source.codes[edge] for edge in site.consumers or () if edge in self.source.codes),
+            (self.source.codes[edge] for edge in site.named_consumers if edge in self.source.codes),
             None,
         )
         scaled = (

@@ -59,7 +59,7 @@ def _drop_biases(
 ) -> tuple[Plan, list[Caution]]:
     """The plan without bias corrections for errors of weights that are no longer so, or no longer quantized."""
     weights = [site for site in plan.sites if site.role is Role.WEIGHT and site.site not in stale]
-    computing = {edge.node for site in weights for edge in site.consumers or ()}
+    computing = {edge.node for site in weights for edge in site.named_consumers}
     biases = tuple(
         bias for bias in plan.biases if computing.intersection(find_owners(index, bias.edge))
     )

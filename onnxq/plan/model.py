@@ -305,6 +305,11 @@ class SitePlan:
         return self.qparams is not None or self.spec.dynamic
 
     @property
+    def named_consumers(self) -> Edges:
+        """The inputs that are named as readers; () where all read it."""
+        return self.consumers or ()
+
+    @property
     def quantized_tensor(self) -> TensorId:
         """The tensor that the site quantizes. Raises PlanError for an input whose plan names no tensor."""
         if isinstance(self.site, TensorId):
@@ -331,7 +336,7 @@ class SitePlan:
         if not self.spec.has_rows or len(graph.find_shape(site) or ()) != 2:
             return ()
         return tuple(
-            edge for edge in self.consumers or () if graph.find_node(edge.node).looks_up(edge.index)
+            edge for edge in self.named_consumers if graph.find_node(edge.node).looks_up(edge.index)
         )
 
     def find_opset(self, graph: Graph | None) -> int:
@@ -397,7 +402,7 @@ class Plan:
     topology: str
     weights: str
     # The lowest opset that the written model needs.
-    opset: Written[Opset] = LEAST_OPSET
+    opset: Written[Opset] = 13
     # Names of the preparation passes that ran.
     prepare: Written[tuple[str, ...]] = ()
     # Where the calibration samples came from, for people.

@@ -204,7 +204,7 @@ def _find_obstacle(
             refusal = Refusal(node.name, f"{engine.name} reads tables in float", "it stays float")
         return Refusal(node.name, refusal.reason, refusal.fix, EMBEDDING_ROWS, "R103")
     alike = weight is not None and weight.spec == table.spec
-    served = weight.consumers or () if weight is not None else ()
+    served = weight.named_consumers if weight is not None else ()
     if table.others and not (alike and {*table.others} <= {*served}):
         other = table.others[0].node
         reason = f"{other} reads the same table in another type, and it would be stored twice"
@@ -259,7 +259,7 @@ def add_tables(sites: SitePlans, tables: Iterable[Table]) -> SitePlans:
         weight = added.get(table.tensor)
         twin = None if table.twin is None else added.get(table.twin)
         if weight is not None:
-            readers = tuple(dict.fromkeys((*(weight.consumers or ()), *table.lookups)))
+            readers = tuple(dict.fromkeys((*weight.named_consumers, *table.lookups)))
             added[table.tensor] = replace(weight, consumers=readers)
         elif not table.others:
             group = "" if twin is None else str(twin.site)
@@ -414,7 +414,7 @@ def _find_unreadable(
     unreadable = []
     nodes = {node.name: node for node in view.nodes}
     for site in existing.sites:
-        readers = [nodes[edge.node] for edge in site.consumers or () if edge.node in nodes][:1]
+        readers = [nodes[edge.node] for edge in site.named_consumers if edge.node in nodes][:1]
         shifted = site.qparams is not None and bool(site.qparams.zero_point.any())
         # Capabilities have rows for activations; an output is one that leaves the model.
         role = Role.ACTIVATION if site.role is Role.OUTPUT else site.role
@@ -471,7 +471,7 @@ def anchor_sites(
 ) -> tuple[SitePlans, dict[str, str]]:
     """The sites with their anchors, and the structural ids of the nodes that they and `floats` name."""
     done = tuple(replace(site, anchor=_find_anchor(index, site, ids)) for site in sites)
-    readers = [edge.node for site in done for edge in site.consumers or ()]
+    readers = [edge.node for site in done for edge in site.named_consumers]
     return done, find_node_ids(index, dict.fromkeys((*readers, *floats)), ids)
 
 

@@ -181,7 +181,7 @@ def check_site(site: SitePlan, index: GraphIndex) -> SitePlan:
     if constant:
         # A constant has a copy in integers for the readers it names, so that none comes under it unnoticed.
         site = replace(site, consumers=site.find_readers(index))
-    for edge in site.consumers or ():
+    for edge in site.named_consumers:
         if read_tensor(index, edge) != tensor:
             others = ", ".join(map(str, index.list_consumers(tensor)[:4]))
             cause = f"is not read by {edge}, which its `consumers` name"

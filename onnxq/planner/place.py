@@ -270,7 +270,7 @@ class Placer:
     def _share_pair(self, pair: SitePlan, tensor: TensorId, readers: Readers) -> SitePlan:
         """The pair that the model came with, read by these inputs too; readers None: by all that read the tensor."""
         shared = self.shared[pair.site]
-        consumers = dict.fromkeys(shared.consumers or ())
+        consumers = dict.fromkeys(shared.named_consumers)
         for edge in self.index.list_consumers(tensor) if readers is None else readers:
             inside = edge.scope == pair.site.scope and edge.node not in self.existing.stand_ins
             # Inputs behind another pair of the model's own stay there.
@@ -386,7 +386,7 @@ _GUARDED = ("Conv", "ConvTranspose", "Gemm", "MatMul", "AveragePool", "Softmax")
 def find_float_nodes(index: GraphIndex, sites: Iterable[SitePlan], engine: Target) -> Names:
     """Nodes the plan leaves float though the engine might not."""
     weights = [site for site in sites if site.role is Role.WEIGHT]
-    int8 = {edge.node for site in weights for edge in site.consumers or ()}
+    int8 = {edge.node for site in weights for edge in site.named_consumers}
     ops = {*engine.misreads, *(_GUARDED if engine.quantizes_alone else ())}
     return tuple(node.name for node in index.nodes if node.op_type in ops and node.name not in int8)
 

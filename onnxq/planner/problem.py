@@ -53,7 +53,7 @@ class Existing:
     @cached_property
     def by_reader(self) -> Mapping[Edge, SitePlan]:
         """The pair of the constant that an input reads."""
-        return {edge: site for site in self.constants for edge in site.consumers or ()}
+        return {edge: site for site in self.constants for edge in site.named_consumers}
 
     def pair_for(self, edge: Edge | None, tensor: TensorId) -> SitePlan | None:
         """The pair that this input of a node reads or can share; edge None: the pair behind the tensor's maker."""

@@ -44,7 +44,7 @@ def bind_sums(plan: Plan, index: GraphIndex) -> Plan:
         if value is None:
             return ()
         nodes = [
-            index.find_node(edge.node) for edge in site.consumers or () if edge.node in multiplying
+            index.find_node(edge.node) for edge in site.named_consumers if edge.node in multiplying
         ]
         return tuple(
             dict.fromkeys(

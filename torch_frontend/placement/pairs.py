@@ -183,7 +183,7 @@ def plan_pairs(graph: CallGraph, requests: CallRequests, *, sized: bool) -> Pair
         if site.role is Role.WEIGHT:
             # One pair for each call that reads the weight.
             out.pairs += [
-                _make_weight(graph, site, edge, placement, problem) for edge in site.consumers or ()
+                _make_weight(graph, site, edge, placement, problem) for edge in site.named_consumers
             ]
     if config.mode == "weight-only" and config.torch.activations.quantizer.name == _DYNAMIC:
         out.pairs = [*_find_engine_data(graph, placement, problem), *out.pairs]
@@ -265,7 +265,7 @@ def _find_engine_data(
         options = {"block_size": config.weights.block_size, **options}
         quantizer = QuantizerSpec(quantizer.name, tuple(sorted(options.items())))
     for site in placement.sites:
-        for edge in site.consumers or ():
+        for edge in site.named_consumers:
             data, tensor = problem.ops.by_name[edge.node].data[0]
             argument = graph.arguments.get((data.node, data.index))
             value = graph.values.get(tensor.name)

@@ -235,7 +235,7 @@ def find_integer_ops(problem: OnnxPlacement, plan: Plan) -> frozenset[str]:
         edge.node
         for site in plan.sites
         if site.role is Role.WEIGHT
-        for edge in site.consumers or ()
+        for edge in site.named_consumers
     }
     read: dict[str, set[int]] = {}
     for site in plan.all_sites:
@@ -270,7 +270,7 @@ def carry_qparams(old: Plan, new: Plan, index: GraphIndex) -> Plan:
             )
         sites.append(site)
     computing = {
-        edge.node for site in new.sites for edge in site.consumers or () if site.role is Role.WEIGHT
+        edge.node for site in new.sites for edge in site.named_consumers if site.role is Role.WEIGHT
     }
     biases = tuple(
         bias for bias in old.biases if computing.intersection(find_owners(index, bias.edge))

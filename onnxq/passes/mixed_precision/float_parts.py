@@ -235,7 +235,7 @@ def choose_attention(ctx: SampledContext, state: PlacedState) -> PlacedStep:
     # The person reads why these stay float, and not that their rules are off.
     rules = find_target(plain.target).attention_rules
     names = {
-        edge.node for site in whole.sites for edge in site.consumers or () if site.rule in rules
+        edge.node for site in whole.sites for edge in site.named_consumers if site.rule in rules
     }
     left_float = tuple(
         replace(left, reason=reason) if left.rule in rules and left.subject in names else left

@@ -346,7 +346,7 @@ class ProgramBuilder:
         return [
             site
             for site in self.own.list_weights(op.name)
-            if next((edge.node for edge in site.consumers or ()), "") == op.name
+            if next((edge.node for edge in site.named_consumers), "") == op.name
         ]
 
     def _share_noise(self) -> Iterator[SharedCosts]:
@@ -413,7 +413,7 @@ class ProgramBuilder:
                 if other in operators:
                     yield Implication((Condition(op.name, integers),), Condition(other, integers))
             for site in self.own.list_weights(op.name):
-                for edge in site.consumers or ():
+                for edge in site.named_consumers:
                     if edge.node != op.name and edge.node in operators:
                         for one in operators[op.name]:
                             same = frozenset([one])

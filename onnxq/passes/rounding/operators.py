@@ -288,17 +288,17 @@ def dequantize_constant(site: SitePlan, constant: Array) -> Array:
 def list_operators(index: GraphIndex, plan: Plan) -> list[Operator]:
     """The operators that can be rounded sequentially, in the order the model runs."""
     biases = {
-        edge: site for site in plan.sites if site.role is Role.BIAS for edge in site.consumers or ()
+        edge: site for site in plan.sites if site.role is Role.BIAS for edge in site.named_consumers
     }
     # An operand in a few levels of its own, of which a correction would be lost.
     fixed = {
-        edge for site in plan.sites if not site.role.is_constant for edge in site.consumers or ()
+        edge for site in plan.sites if not site.role.is_constant for edge in site.named_consumers
     }
     operators = []
     for site in plan.sites:
         if site.role is not Role.WEIGHT or site.qparams is None:
             continue
-        edges = site.consumers or ()
+        edges = site.named_consumers
         for edge in edges:
             operator = _describe_operator(index, site, edge, biases, fixed, alone=len(edges) == 1)
             if operator is not None:

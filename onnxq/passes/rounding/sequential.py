@@ -290,7 +290,7 @@ class _Walk:
         site = outcome.put_into(self.sites[operator.site.site])
         self.sites[site.site] = site
         final = dequantize_constant(site, operator.weight) if final is None else final
-        for edge in site.consumers or ():
+        for edge in site.named_consumers:
             self._change(edge, final)
         if outcome.bias is not None:
             self._write_bias(operator, site, outcome.bias)
@@ -425,7 +425,7 @@ def _list_rounded(plan: Plan, index: GraphIndex) -> Iterator[tuple[Edge, Array]]
     for site in plan.sites:
         if site.role not in (Role.WEIGHT, Role.BIAS) or site.qparams is None:
             continue
-        for edge in site.consumers or ():
+        for edge in site.named_consumers:
             value = index.input_value(index.find_node(edge.node), edge.index)
             if value is not None:
                 shaped = value.reshape(-1) if site.role is Role.BIAS else value

@@ -365,7 +365,7 @@ class ReasonSearch:
         narrow = self.kind.onnx_type
         for site in self.problem.plan.existing:
             if site.qparams is None or not is_exact(site.qparams.scale, narrow):
-                for edge in site.consumers or ():
+                for edge in site.named_consumers:
                     self._keep_wide(edge.node, KeepReason.EXISTING)
         for site in self.problem.plan.sites:
             scale = None if site.qparams is None else site.qparams.scale
