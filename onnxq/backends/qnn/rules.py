@@ -48,6 +48,7 @@ def _check_matrix(c: Candidate) -> str | None:
 def _is_folded(c: Candidate) -> bool:
     """True for a Relu or Clip that the pair behind the operator in front takes up."""
     fusing = c.index.maker(c.node, 0, *_FUSING)
+    # With a second reader the result without the Relu is needed as well.
     return fusing is not None and c.index.find_sole_reader(fusing.result) is not None
 
 
@@ -62,6 +63,7 @@ def _list_floats(c: Candidate) -> tuple[int, ...]:
 
 def _fix_unit_range(spec: QuantSpec) -> QParams:
     """From 0 up to 1, which itself is no value: of a Sigmoid."""
+    # In 16 bits the provider replaces any other scale in the file by this one, without a word.
     return _fix_range(spec, 2.0**-spec.bits, 0)
 
 
@@ -186,6 +188,7 @@ RULES: tuple[PlacementRule, ...] = (
         why=_ALL,
         inputs=_list_floats,
     ),
+    # Its input 0 is a condition, which has no scale.
     _rule(name="where", ops=("Where",), kernel="ElementWiseSelect", why=_ALL, data=(1, 2)),
     _rule(name="clip", ops=_CLIPS, kernel="ElementWiseNeuron", why=_ALL, check=_check_clip),
     _rule(

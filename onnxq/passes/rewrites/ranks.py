@@ -100,6 +100,7 @@ def lower_ranks(_ctx: RunContext, state: FloatState) -> FloatStep:
             source = edit.insert_before(
                 node, node.op_type, [data_name, *inputs], lowered.attrs, made
             )
+        # The node's own name and output go to the last Reshape.
         shape = edit.add_constant(
             node.scope, f"{node.outputs[0]}/shape", np.asarray(after, np.int64)
         )
@@ -113,6 +114,7 @@ def lower_ranks(_ctx: RunContext, state: FloatState) -> FloatStep:
 
 def _join_reshapes(state: FloatState) -> FloatState:
     """Let every Reshape behind a Reshape of many axes read what the first one reads."""
+    # The Reshapes in between have no shapes yet.
     model = infer_shapes(state.model)
     view = View(model)
     edit = Edit(model)
@@ -165,13 +167,16 @@ def _lower_node(view: View, node: NodeRef, sizes: Shape, after: Shape) -> list[_
         if axes is None or len(axes) != 1:
             return []
         shape = _join_axes(sizes, int(axes[0]))
+        # Axes are an input of ReduceSum from opset 13 on, of the others from 18 on.
         if "axes" in node.attrs:
             return [_Lowered(shape, {"keepdims": 1, "axes": [1]})]
         return [_Lowered(shape, {"keepdims": 1}, (np.asarray([1], np.int64),))]
     if is_op(node, "InstanceNormalization"):
+        # Its means are over all spatial axes together.
         return [_Lowered((*sizes[:2], math.prod(sizes[2:])), {**node.attrs}, node.inputs[1:])]
     if is_op(node, "LayerNormalization", "MatMul", "Gelu") and _computes_rows(view, node):
         return [_Lowered((math.prod(sizes[:-1]), sizes[-1]), {**node.attrs}, node.inputs[1:])]
+    # Without axes there is one for each start, from the first on.
     if is_op(node, "Slice") and len(node.inputs) > 3:
         axes = view.find_constant(node, 3)
         if axes is None or axes.size != 1:
