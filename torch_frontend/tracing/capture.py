@@ -79,6 +79,7 @@ def list_calls(
         lambda _, *call: calls.append(_record_call(*call)),
     )
     try:
+        # In train mode batch norms move their statistics, and dropout draws numbers.
         with (
             keep_modes(model),
             keep_buffers(model),
@@ -160,6 +161,7 @@ def take_graph(model: fx.GraphModule, skip: Sequence[str]) -> Traced:
             for node, name in operators
             if name in _FLAGS
         ]
+        # A graph of ATen's operators has no modules that know the mode.
         root.training = any(flags)
         reason = "its graph was exported, in which batch norms and dropout of attention keep the mode of the export"
         fix = "give the module that was exported, with example_inputs"
@@ -380,10 +382,12 @@ def _inline_regions(module: Any, graph: fx.Graph) -> None:
     ops = torch.ops.higher_order
     for node in list(graph.nodes):
         if node.target is ops.wrap_with_set_grad_enabled:
+            # Its arguments: (gradients enabled, body, *inputs).
             enabled = node.args[0]
             body = node.args[1]
             inputs = node.args[2:]
         elif node.target is ops.wrap_with_autocast:
+            # (device, dtype, autocast enabled, cache, body, *inputs); gradients pass.
             enabled = True
             body = node.args[4]
             inputs = node.args[5:]
@@ -414,11 +418,13 @@ def _inline_body(
                 results = fx.map_arg(inner.args[0], copies.__getitem__)
             elif inner.op != "placeholder":
                 copies[inner] = copy = graph.node_copy(inner, copies.__getitem__)
+                # Paths inside count from the region.
                 if inner.op == "get_attr":
                     copy.target = f"{body.target}.{inner.target}"
         results = list(results) if isinstance(results, (tuple, list)) else [results]
         # Gradients must stop where they did.
         results = [_detach_value(graph, value) for value in results] if detached else results
+    # A region gives a tuple, of which each reader takes one element.
     for reader in list(node.users):
         reader.replace_all_uses_with(results[reader.args[1]])
         graph.erase_node(reader)

@@ -21,7 +21,7 @@ from torch_frontend.tracing.modules import Inputs, make_unique_path
 def find_fixed_arguments(model: nn.Module, arguments: Collection[str] | None) -> dict[str, Any]:
     """Name -> default of the forward's arguments that will not be passed.
 
-    given: names of those that will be passed; None: all without a default.
+    arguments: names of those that will be passed; None: all without a default.
     """
     # A graph has no `if mask is None`: an argument that is passed only sometimes cannot be traced.
     passed = set(arguments or ())
