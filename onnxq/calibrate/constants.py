@@ -267,8 +267,8 @@ def weight_numbers(
 ) -> dict[Site, QParams]:
     """Scales and zero points of the missing weight sites.
 
-    missing: sites without numbers, of any role. biases: sites whose scale derives from weights. known: the numbers there
-    are, activations included. crew: searches the weights; the result does not depend on it.
+    missing: sites without numbers, of any role. biases: sites whose scale derives from weights. known: numbers that
+    there are, activations included. crew: searches the weights; the result does not depend on it.
     Raises PlanError where a weight is no constant, CalibrationError for NaN or inf in it.
     """
     weights = [site for site in missing if site.role is Role.WEIGHT]

@@ -109,6 +109,7 @@ def upgrade_opset(proto: ModelProto, minimum: int) -> ModelProto:
 
 def _convert_opset(named: ModelProto, version: int) -> ModelProto:
     _check_scans(named)
+    # The converter serializes the model, which protobuf refuses beyond 2 GB.
     light, omitted = omit_weights(named)
     # Functions stay as they are, for the opset that they import themselves.
     bare = ModelProto()

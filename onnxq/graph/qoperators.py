@@ -133,8 +133,10 @@ class _QOperatorWriter:
         ]
         if source is None or any(result is None or not source.equals(result) for result in results):
             return False
+        # Interpolated values lie between the codes.
         if node.op_type == "Resize" and node.attrs.get("mode", "nearest") != "nearest":
             return False
+        # Its second output holds places, which are no codes.
         if node.op_type == "MaxPool" and (self.opset < _POOL_OPSET or len(node.outputs) > 1):
             return False
         for k, chain in enumerate(behind):
@@ -165,6 +167,7 @@ class _QOperatorWriter:
             chain = ()
             result = None
         bias = self._find_bias(node, halves) if "b" in kernel.layout else ""
+        # Only kernels of products write float.
         if bias is None or (result is None and node.op_type not in ("MatMul", "Gemm")):
             return False
         inputs: list[str] = []
@@ -185,6 +188,7 @@ class _QOperatorWriter:
             domain = _MICROSOFT
             inputs = [x, w, x_scale, w_scale, x_zero, w_zero]
         attrs = {key: value for key, value in node.attrs.items() if key not in kernel.drops}
+        # The kernel asks which opset's Softmax it stands for: before 13 that flattens its input.
         attrs |= {"opset": self.opset} if node.op_type == "Softmax" else {}
         for old in (node, *chain):
             self.editor.remove_node(old.name)
@@ -271,6 +275,8 @@ class _QOperatorWriter:
                     clip.attrs.get(name, end)
                     for name, end in zip(("min", "max"), ends, strict=True)
                 ]
+            # The saturation of the type does the work of a Relu or Clip whose ends no code lies
+            # beyond.
             low, high = (np.round(end / float(result.scale)) + float(result.zero) for end in ends)
             if low > lowest or high < highest:
                 return False
@@ -313,6 +319,7 @@ class _QOperatorWriter:
         codes = node.result if node.op_type == _QUANTIZE else self.index.find_input(node, 0)
         scale, zero = (self.index.input_value(node, k) for k in (1, 2))
         names = (codes.name if codes else "", node.inputs[1], next(iter(node.inputs[2:3]), ""))
+        # A name of an outer graph may stand for another tensor inside.
         seen = all(
             self.index.resolve_tensor(name, scope) == self.index.resolve_tensor(name, node.scope)
             for name in names
@@ -328,6 +335,7 @@ class _QOperatorWriter:
         dtype = self.index.find_dtype(codes)
         if zero is not None:
             dtype = next((kind for kind in _BYTES if zero.dtype.name == name_type(kind)), 0)
+        # By the standard QuantizeLinear without a zero point writes uint8.
         elif node.op_type == _QUANTIZE:
             dtype = TensorProto.UINT8
         if dtype not in _BYTES or node.attrs.get("block_size", 0):

@@ -64,6 +64,7 @@ def qparams_from_range(
     """
     low, high = np.broadcast_arrays(np.asarray(lo, np.float64), np.asarray(hi, np.float64))
     _check_ends(low, high, origin)
+    # Zero padding, dead channels and the end of a Relu must stay exactly 0.
     low = np.minimum(low, 0.0)
     high = np.maximum(high, 0.0)
     high = np.maximum(high, low + spec.min_range)

@@ -56,6 +56,7 @@ def quantize(x: ArrayLike, qparams: QParams, spec: QuantSpec) -> Array:
     codes = np.empty(values.shape, _find_type(spec))
 
     def work(part: slice) -> None:
+        # Scales along another axis serve every part.
         rows = part if scale.ndim and len(scale) == len(values) else slice(None)
         own = (scale[rows], zero[rows]) if scale.ndim else (scale, zero)
         codes[part] = _quantize(values[part], *own, spec)
@@ -72,6 +73,7 @@ def _quantize(values: Array, scale: Floats, zero: NDArray[np.int32], spec: Quant
             values.astype(np.float32, copy=False).astype(width, copy=False) / scale.astype(width)
         )
         if spec.is_float:
+            # The cast makes NaN of what lies beyond 448, where ONNX saturates.
             np.clip(scaled, np.float32(spec.qmin), np.float32(spec.qmax), out=scaled)
             return np.asarray(scaled.astype(_find_type(spec)))
         np.rint(scaled, out=scaled)

@@ -66,6 +66,7 @@ def pair_neighbours(values: ArrayLike, order: SumOrder) -> Array:
 
 def find_saturating_sums(values: ArrayLike, order: SumOrder) -> Mask:
     """Find the sums, [rows, sums], that overflow for some input. values: the stored int8 weights."""
+    # In int8 the sum itself would overflow.
     two = pair_neighbours(values, order).astype(np.int16)
     # The worst input is 255 at weights of one sign and 0 at the others.
     most = np.maximum(two, 0).sum(axis=2)

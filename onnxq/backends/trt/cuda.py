@@ -75,6 +75,7 @@ class Cuda:
 
     def allocate(self, size: int) -> int:
         """The address of so many bytes on the GPU."""
+        # The driver refuses to allocate nothing.
         return self._make("cuMemAlloc_v2", ctypes.c_size_t(max(size, 1))).value or 0
 
     def upload(self, array: Array) -> int:
@@ -103,6 +104,7 @@ class Cuda:
         """Seconds between two events that the GPU has passed."""
         found = ctypes.c_float()
         self._call("cuEventElapsedTime", ctypes.byref(found), first, second)
+        # The driver counts milliseconds.
         return found.value / 1e3
 
     def capture(self, work: Callable[[], None]) -> Callable[[], None]:
@@ -112,6 +114,7 @@ class Cuda:
         try:
             work()
         finally:
+            # A stream that is left in its capture would refuse all other work.
             self._call("cuStreamEndCapture", self.stream, ctypes.byref(graph))
         ready = self._make("cuGraphInstantiateWithFlags", graph, ctypes.c_ulonglong(0))
         return lambda: self._call("cuGraphLaunch", ready, self.stream)
