@@ -99,8 +99,8 @@ def _find_byte_readers(plan: Plan, index: GraphIndex) -> frozenset[str]:
     """Nodes whose data, input 0, is quantized to 8 bits."""
     sites = (site for site in plan.all_sites if not site.role.is_constant)
     narrow = (site for site in sites if site.spec.storage_bits == 8 and not site.spec.is_float)
+    # Only data at input 0 meets the weight; a bias of 8 bits does not count.
     return frozenset(
-        # Only data at input 0 meets the weight; a bias of 8 bits does not count.
         edge.node for site in narrow for edge in site.find_readers(index) if edge.index == 0
     )
 

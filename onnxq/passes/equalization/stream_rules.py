@@ -224,8 +224,8 @@ def turn_transpose(flow: Streams, node: NodeRef) -> bool:
     # Without `perm` ONNX reverses all axes, and how many there are may be unknown.
     if label is None or not perm:
         return False
+    # Output axis k holds input axis perm[k], so the channels are where perm names theirs.
     return flow.pass_label(
-        # Output axis k holds input axis perm[k], so the channels are where perm names theirs.
         node, replace(label, axis=perm.index(len(perm) + label.axis) - len(perm), rank=len(perm))
     )
 

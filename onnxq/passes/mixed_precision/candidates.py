@@ -281,9 +281,8 @@ def carry_qparams(old: Plan, new: Plan, index: GraphIndex) -> Plan:
     computing = {
         edge.node for site in new.sites for edge in site.consumers or () if site.role is Role.WEIGHT
     }
+    # A correction makes up for the rounding of a weight; in float it would be an error of its own.
     biases = tuple(
-        # A correction makes up for the rounding of a weight; in float it would be an error of its
-        # own.
         bias for bias in old.biases if computing.intersection(find_owners(index, bias.edge))
     )
     # Structural ids of the nodes whose biases are carried, which `new` may not know.

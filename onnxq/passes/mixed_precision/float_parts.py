@@ -157,9 +157,9 @@ def _is_worse(before: Sequence[ModelErrors], after: Sequence[ModelErrors], good:
         ]
         for name in names:
             if name in figures[0] and name in figures[1]:
+                # Beyond what is good all figures are alike: a fall from 90 to 60 dB changes no
+                # answer.
                 limited = [
-                    # Beyond what is good all figures are alike: a fall from 90 to 60 dB changes no
-                    # answer.
                     max(min(figure[name], good + _MAY_COST_DB), _LEAST_DB) for figure in figures
                 ]
                 losses[name].append(limited[0] - limited[1])

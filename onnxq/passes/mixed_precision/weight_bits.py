@@ -266,9 +266,9 @@ def _widen_weights(
     ctx: SampledContext, state: PlacedState, plan: Plan, bits: dict[Site, int]
 ) -> Plan:
     """The plan with these widths, and numbers to match."""
+    # Scales and integers belong to the old width.
     changed: dict[Site, SitePlan] = {
         site.site: replace(
-            # Scales and integers belong to the old width.
             site, spec=_widen_spec(site.spec, bits[site.site]), qparams=None, values=None
         )
         for site in plan.sites

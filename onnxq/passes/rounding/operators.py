@@ -181,8 +181,8 @@ def _count_reads(spatial: Shape, geometry: Geometry) -> tuple[Floats, ...]:
 def _spread_out(spatial: Shape, geometry: Geometry) -> Shape:
     if not geometry.upsample:
         return spatial
+    # n values with step - 1 zeros between each two, and none behind the last.
     return tuple(
-        # n values with step - 1 zeros between each two, and none behind the last.
         (n - 1) * step + 1 if n else 0 for n, step in zip(spatial, geometry.upsample, strict=True)
     )
 

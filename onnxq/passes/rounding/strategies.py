@@ -187,8 +187,8 @@ def _find_partners(operator: Operator, site: SitePlan) -> Integers | None:
     if not site.sum_orders or not needs_bound(site.spec):
         return None
     places = np.arange(operator.weight.size).reshape(operator.weight.shape)
+    # All rows are laid out alike, so the first tells the order of all.
     return find_partner_columns(
-        # All rows are laid out alike, so the first tells the order of all.
         operator.to_rows(places)[0, 0], operator.weight.shape, site.sum_orders[0]
     )
 
