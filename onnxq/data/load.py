@@ -233,6 +233,7 @@ class _Opener:
             return self._open_npy(path)
         if suffix == ".pb":
             name, array = read_tensor(path)
+            # Of one input there is no doubt, whatever the file calls it.
             alone = self.inputs[0].name if len(self.inputs) == 1 else name
             return ArraySource({alone: array}, self.inputs, path.name, feed=True)
         if suffix == ".json":
@@ -410,6 +411,7 @@ def _choose_samples(
     spare: Sequence[int] = ()
     if config.samples is not None and config.samples < total:
         order = np.random.default_rng(config.seed).choice(total, size=config.samples, replace=False)
+        # In the order of the source, as it would be read without a choice.
         chosen = sorted(int(i) for i in order)
         spare = Unchosen(total, chosen)
     dataset = Dataset(source, inputs, chosen, spare=spare, title=title)

@@ -148,6 +148,7 @@ def _try_models(
     done = crew.map(
         try_model, pieces, on_done=lambda piece: task.advance(len(piece.task.positions))
     )
+    # Results come in the order of the pieces, those of one model behind each other.
     for _ in range(len(pieces) // len(shares)):
         yield [errors for part in islice(done, len(shares)) for errors in part]
 
