@@ -219,6 +219,7 @@ def _make_parts(proof: Proof, view: TextView) -> Iterator[RenderableType]:
 
 def _make_tables(proof: Proof, view: TextView) -> Iterator[RenderableType]:
     if proof.nodes:
+        # In a shortened list those that are not int8 come first: they are what one looks for.
         nodes = (
             proof.nodes
             if view.top is None

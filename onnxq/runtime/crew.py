@@ -202,6 +202,7 @@ def hash_parts(*parts: bytes | memoryview) -> str:
     """Hash some bytes in order, each with its length."""
     digest = hashlib.sha256()
     for part in parts:
+        # Else bytes split at another place would have the same hash.
         digest.update(len(part).to_bytes(8, "little"))
         digest.update(part)
     return digest.hexdigest()
