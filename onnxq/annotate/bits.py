@@ -339,6 +339,7 @@ def _read_bounds(index: GraphIndex, clip: NodeRef) -> Interval | None:
     for position, name in ((1, "min"), (2, "max")):
         value = index.input_value(clip, position)
         bound = np.asarray(clip.attrs.get(name) if value is None else value)
+        # A bound that is not there is None, of dtype object.
         if bound.dtype == object or bound.size != 1:
             return None
         ends.append(float(bound.reshape(())))

@@ -221,6 +221,7 @@ class _FormWriter:
         shape = self.index.find_shape(chain.source)
         if isinstance(grain, PerBlock) or shape is None or spec.bits > 16:
             return "Quant has no blocks, and takes no tensor of unknown rank"
+        # Quant has no axis: its scale must broadcast, as [1, C, 1, 1] for channels along axis 1.
         sides = [1] * len(shape) if isinstance(grain, PerChannel) else []
         if isinstance(grain, PerChannel):
             sides[grain.axis] = -1

@@ -77,6 +77,7 @@ def find_backbone(index: Graph, tensor: TensorId) -> str | None:
         if node.op_type in _CONVOLUTIONS:
             return node.name
         sources = list_computed_inputs(index, node)
+        # x · gate(x), as exporters write Swish and HardSwish.
         if node.op_type == "Mul" and len(sources) == 2:
             gate = _find_gated(index, sources)
             if gate is None:
@@ -107,6 +108,7 @@ def measure_distances(index: Graph, tensor: TensorId) -> dict[TensorId, int]:
     while pending:
         at = pending.popleft()
         node = index.find_producer(at)
+        # Breadth first: the first way to a tensor is the shortest.
         for source in list_computed_inputs(index, node) if node is not None else ():
             if source not in found:
                 found[source] = found[at] + 1

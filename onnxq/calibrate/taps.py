@@ -181,6 +181,7 @@ class _Runner:
         self, batch: Batch, singles: Callable[[Batch], Iterable[Feeds]]
     ) -> Iterator[dict[str, Array]]:
         names = list(self._outputs.values())
+        # A Reshape inside may have the size of one sample, whatever the inputs declare.
         if batch.count > 1:
             try:
                 whole = self._session.run(batch.feeds, names)

@@ -90,6 +90,7 @@ def read_image(path: Path, config: ImageConfig, value: ValueInfo) -> Array:
         scaled -= np.asarray(config.mean or (0.0,), np.float32)
         scaled /= np.asarray(config.std or (1.0,), np.float32)
         array = scaled.astype(want)
+    # Pixels come as [H, W, C].
     if config.layout == "NCHW":
         array = array.transpose(2, 0, 1)
     return np.ascontiguousarray(array[None])

@@ -340,6 +340,7 @@ def _guard_items(items: Iterable[Any], where: str) -> Iterator[Any]:
     with guard_user_code(where):
         iterator = iter(items)
     while True:
+        # A guard for each item: what the caller does between two of them is not the person's code.
         with guard_user_code(where):
             try:
                 item = next(iterator)

@@ -67,6 +67,7 @@ class AxisSums:
     ) -> AxisSums:
         """The sums of one sample. squares: of the reference and of the error."""
         size = reference.shape[axis]
+        # [in front of the axis, along it, behind it].
         shape = (-1, size, int(np.prod(reference.shape[axis + 1 :])))
         values = reference.reshape(shape)
         sums = cls(size)
@@ -93,6 +94,8 @@ class AxisSums:
         peaks = np.maximum(np.abs(self.low), np.abs(self.high))
         order = np.argsort(-peaks, kind="stable")
         order = order[peaks[order] >= _DEAD * peaks.max()]
+        # Probabilities are not parted from each other: a class that no sample shows is
+        # small everywhere.
         shares = ((self.low >= 0.0) & (self.high <= 1.0))[order]
         falls = peaks[order][1:] * _APART < peaks[order][:-1]
         for band in np.split(order, 1 + np.flatnonzero(falls & ~(shares[1:] & shares[:-1])))[1:]:
@@ -145,6 +148,8 @@ class SliceSums:
             self._axes = {axis: AxisSums(sums.signal.size) for axis, sums in other._axes.items()}
         for axis, sums in tuple(self._axes.items()):
             added = other._axes.get(axis)
+            # Along an axis whose size changes, as that of positions, slices of two samples have
+            # nothing in common.
             if other._rank != self._rank or added is None or added.signal.size != sums.signal.size:
                 del self._axes[axis]
             else:

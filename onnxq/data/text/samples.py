@@ -61,6 +61,7 @@ class FileTokenizer:
         tokenizer.no_padding()
         self._tokenizer = tokenizer
         self.size: int = tokenizer.get_vocab_size()
+        # Special tokens of a beginning and an end stand around a text that is known.
         plain = tokenizer.encode("a", add_special_tokens=False).ids
         whole = tokenizer.encode("a", add_special_tokens=True).ids
         start = next((k for k in range(len(whole)) if whole[k : k + len(plain)] == plain), 0)
@@ -206,6 +207,7 @@ def _read_pieces(path: Path) -> Iterator[bytes]:
     with path.open("rb") as file:
         while block := file.read(_PIECE):
             block = left + block
+            # A line longer than a piece is cut.
             end = block.rfind(b"\n") + 1 or len(block)
             left = block[end:]
             yield block[:end]
