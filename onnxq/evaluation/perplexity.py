@@ -202,6 +202,7 @@ class TextErrors:
             sums = self.sums.setdefault(decoder.name, _PositionSums())
             sums.nats -= float(logs[np.arange(len(targets)), targets].sum(dtype=np.float64))
             sums.same += int((logits.argmax(-1) == first).sum())
+            # Kullback-Leibler: Σ p · (log p - log q), with p of the first model.
             sums.divergence += float((chances * (reference - logs)).sum(dtype=np.float64))
 
 

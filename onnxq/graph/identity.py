@@ -66,6 +66,7 @@ def hash_topology(index: GraphIndex) -> str:
         for f in index.proto.functions
     )
     interface = [f"{value.dtype}" for value in (*index.inputs, *index.outputs)]
+    # Sorted, since exporters list the same nodes in other orders.
     return _hash_parts(*sorted(structure), *interface, *functions)
 
 

@@ -313,6 +313,8 @@ class _Reader:
             assert scale is not None
             zero = np.zeros(scale.shape, values.dtype) if zero is None else zero
             source = name_source(node.inputs[k]).removesuffix("/transposed")
+            # [directions, K, 4H] back to [directions, 4H, K], with the scales that all
+            # directions share.
             parts = (np.swapaxes(values, 1, 2), scale[0], zero[0])
             inputs[k] = self._add_dequantize(
                 node.scope, _add_constants(self.editor, node.scope, source, parts), 1

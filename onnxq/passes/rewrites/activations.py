@@ -91,6 +91,7 @@ def _find_anchor(view: View, node: NodeRef) -> _Anchor | None:
             return None
         if node.op_type != "HardSigmoid":
             return _Anchor(node.op_type, node, inner, used)
+        # By ONNX's defaults clamp(0.2 x + 0.5, 0, 1).
         slope = float(node.attrs.get("alpha", 0.2))
         offset = float(node.attrs.get("beta", 0.5))
         return _Anchor("clamp", node, inner, used, 0.0, 1.0, slope, offset)
