@@ -128,6 +128,7 @@ class _TapWriter:
 
     def _tap_own(self, graph: GraphProto, tensor: TensorId) -> _Lifted | None:
         dtype = self.probe.dtype or self.index.find_dtype(tensor)
+        # A tensor of the main graph can be made an output as it is.
         if tensor.scope == "" and self.probe.op_type == "Identity":
             return _Lifted(tensor, tensor.name, dtype)
         if not dtype:

@@ -49,6 +49,7 @@ class DaskWorkers(Workers):
                 "start some: `dask worker ADDRESS`",
                 code="Q902",
             )
+        # 1 would count as this process alone (`plain`).
         self.count = max(sum(self._client.nthreads().values()), 2)
 
     def close(self) -> None:

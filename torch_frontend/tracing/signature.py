@@ -62,6 +62,7 @@ def require_default(value: Any, name: str, default: Any) -> None:
     """Raise DataError if an argument that was traced with its default has another value."""
     if _record_check(require_default, value, name, default):
         return
+    # Without the types True would equal 1, and 1 equal 1.0.
     if value is not default and (type(value) is not type(default) or value != default):
         raise DataError(
             f"input {name!r}",

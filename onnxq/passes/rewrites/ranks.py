@@ -215,6 +215,7 @@ def _find_runs(node: NodeRef, sizes: Shape) -> list[list[int]]:
     """The axes of a Transpose in its order, those together that stay so; axes of size 1 are left out."""
     places = [axis for axis, size in enumerate(sizes) if size != 1]
     runs: list[list[int]] = []
+    # Without `perm` a Transpose turns the order of all axes around.
     for axis in node.attrs.get("perm", range(len(sizes))[::-1]):
         if sizes[axis] == 1:
             continue
@@ -242,6 +243,7 @@ def _lower_transpose(node: NodeRef, sizes: Shape) -> list[_Lowered]:
         place = order.index(wanted[first])
         parts = order[:first], order[first:place], [order[place]], order[place + 1 :]
         shape = tuple(_count_values(sizes, part) for part in parts)
+        # In their place already; passed; brought to their place; behind it.
         steps.append(_Lowered(shape, {"perm": [0, 2, 1, 3]}))
         order = [*parts[0], *parts[2], *parts[1], *parts[3]]
     return steps
@@ -255,6 +257,7 @@ def _count_values(sizes: Shape, runs: Iterable[Iterable[int]]) -> int:
 def _lower_pointwise(view: View, node: NodeRef, after: Shape) -> list[_Lowered]:
     """Values of two tensors, where axes of both, and those that one repeats itself along, are few runs."""
     found = [_find_sizes(view, view.find_tensor(node, k)) for k in range(2)]
+    # Broadcasting lines shapes up at their last axes.
     sizes = [(1,) * (len(after) - len(shape)) + shape for shape in found if shape is not None]
     if len(sizes) < 2:
         return []
