@@ -208,6 +208,7 @@ class TextErrors:
 
 def _compute_log_softmax(logits: Array) -> Array:
     """Logarithms of probabilities along the last axis."""
+    # No exponential overflows then.
     shifted = logits - logits.max(-1, keepdims=True)
     out: Array = shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
     return out

@@ -49,6 +49,7 @@ class SharedReference:
         return _open_reference(self)
 
 
+# One is enough: pieces of one model come behind each other, and each model may hold gigabytes.
 @lru_cache(maxsize=1)
 def _open_reference(shared: SharedReference) -> FloatOutputs:
     return FloatOutputs(open_model(shared.model), shared.samples.open(), threads=shared.threads)
