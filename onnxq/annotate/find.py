@@ -261,6 +261,7 @@ def _guess_site_name(chain: Chain) -> str:
 def _parse_site(index: GraphIndex, text: str) -> Site:
     scope, name = split_scope(text, index.scopes)
     edge = _EDGE.fullmatch(name)
+    # A tensor may be called like an input of a node.
     if edge is not None and any(node.name == edge[1] for node in index.nodes):
         return Edge(edge[1], int(edge[2]), scope)
     return TensorId(name, scope)

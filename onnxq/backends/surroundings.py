@@ -439,6 +439,7 @@ def check_gate(c: Candidate) -> str | None:
     if first is None or second is None or len(first) != len(second) or len(first) < 3:
         return "not a gate"
     small = min((first, second), key=math.prod)
+    # Two factors of one size are a plain product.
     if any(dim != 1 for dim in small[2:]) or math.prod(first) == math.prod(second):
         return "not a gate"
     return check_two_activations(c)

@@ -351,6 +351,7 @@ def _find_data(path: Path, info: zipfile.ZipInfo) -> int:
     with path.open("rb") as stream:
         stream.seek(info.header_offset)
         header = stream.read(_LOCAL_HEADER)
+    # Where a local header has the two lengths (APPNOTE.TXT, 4.3.7).
     name, extra = (int.from_bytes(header[k : k + 2], "little") for k in (26, 28))
     return info.header_offset + _LOCAL_HEADER + name + extra
 

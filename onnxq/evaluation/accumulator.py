@@ -111,6 +111,7 @@ class AxisSums:
         n = self.samples
         if n < 2:
             return float(noise.sum())
+        # Rounding may leave less than 0.
         variance = np.maximum(self.squared[band] - np.square(noise) / n, 0.0) / (n - 1)
         return float(np.sqrt(variance * n).sum())
 
@@ -370,6 +371,7 @@ def relative_noise(
     """
     signal = sum(sum_squares(values) for values in exact) if signal is None else signal
     wrong = 0.0
+    # Outputs that are all 0 have no signal.
     floor = max(signal, 1e-30)
     for a, b in zip(exact, got, strict=True):
         wrong += sum_squares(np.subtract(b, a, dtype=np.float32))

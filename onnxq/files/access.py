@@ -159,6 +159,7 @@ def is_stream(path: Path) -> bool:
     """True for a device or pipe. It is written directly, and nothing in it can be overwritten."""
     try:
         mode = path.stat().st_mode
+    # ValueError: a name with a null character.
     except (OSError, ValueError):
         return False
     return stat.S_ISCHR(mode) or stat.S_ISFIFO(mode)

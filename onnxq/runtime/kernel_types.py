@@ -73,6 +73,7 @@ def _list_schemas() -> dict[tuple[str, str], Any]:
     from onnxruntime.capi import onnxruntime_pybind11_state as state
 
     every = state.get_all_operator_schema() if hasattr(state, "get_all_operator_schema") else ()
+    # The newest comes last.
     return {(one.domain, one.name): one for one in sorted(every, key=lambda one: one.since_version)}
 
 

@@ -71,10 +71,12 @@ class FileTokenizer:
     def encode(self, text: bytes, where: str) -> list[int]:
         """Tokens of UTF-8."""
         try:
+            # A window may end within a character, which the incremental decoder leaves out.
             letters = codecs.getincrementaldecoder("utf-8")().decode(text)
         except UnicodeDecodeError as error:
             cause = f"is not UTF-8 ({error.reason} at byte {error.start} of a window)"
             raise DataError(where, cause, "give a text file in UTF-8", code="Q221") from error
+        # They are put around whole windows: see `prefix` and `suffix`.
         ids: list[int] = self._tokenizer.encode(letters, add_special_tokens=False).ids
         return ids
 

@@ -111,6 +111,7 @@ def _infer_shape(index: GraphIndex, node: NodeRef, known: dict[TensorId, _Known]
     return (
         None
         if dims is None
+        # Attributes of Shape since opset 15.
         else _Known(dims[node.attrs.get("start", 0) : node.attrs.get("end", len(dims))])
     )
 

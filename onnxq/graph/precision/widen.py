@@ -137,6 +137,7 @@ def _widen_node(node: NodeProto) -> None:
     for attr in node.attribute:
         if attr.type == AttributeProto.TENSOR:
             _widen_tensor(attr.t)
+        # Of Cast; of EyeLike and random operators; of QuantizeLinear and DequantizeLinear.
         elif attr.name in ("to", "dtype", "output_dtype") and attr.i in NARROW:
             attr.i = FLOAT
 
