@@ -171,6 +171,7 @@ def read_numbers(index: GraphIndex, chain: Chain) -> Numbers:
     """The scale, zero point, type and granularity of a chain."""
     # Readers see the numbers of the dequantize node.
     node = chain.dequantize or chain.last
+    # Of rows of a table; the other kinds say it themselves.
     grain: Granularity = PerChannel(0)
     if chain.lookup is None:
         scale = index.input_value(node, 1)
@@ -178,6 +179,8 @@ def read_numbers(index: GraphIndex, chain: Chain) -> Numbers:
         storage = _find_storage(index, chain)
         grain = _find_granularity(index, node, scale)
     elif node.op_type == LOOKUP:
+        # GatherBlockQuantized reads data, indices, scales and zero points; the
+        # defaults are its own.
         scale = index.input_value(node, 2)
         zero = index.input_value(node, 3)
         storage = _find_type_name(index, chain.source)

@@ -228,6 +228,7 @@ class _FormWriter:
         scale, zero = (
             np.asarray(x, np.float32).reshape(sides) for x in (qparams.scale, qparams.zero_point)
         )
+        # A constant is stored in float: Quant rounds it itself.
         floats = None if chain.quantize is not None else (self._read_codes(chain) - zero) * scale
         numbers = {
             "float": floats,
@@ -243,6 +244,7 @@ class _FormWriter:
                 )
             editor.replace_input(node.make_edge(k), name)
         editor.set_op(node.name, "Quant", QONNX)
+        # Attributes of DequantizeLinear that Quant does not have.
         none = dict.fromkeys(("axis", "block_size", "output_dtype", ATTRIBUTE))
         signs = {
             "signed": int(spec.signed),

@@ -222,6 +222,7 @@ class _TwinWriter:
         def sum_squares(other: str = "") -> str:
             return add("ReduceSumSquare", add("Sub", name, other) if other else name, keepdims=0)
 
+        # In the order of the columns that `_add_errors` reads.
         parts = [add("ReduceMin", name, keepdims=0), add("ReduceMax", name, keepdims=0)]
         if not moved:
             own = self._round_tensor(graph, scope, name)

@@ -109,6 +109,7 @@ class Taps:
         """Bytes by the declared shapes; None where one is not known."""
         known: dict[str, int] = {}
         for value in self._index.inputs:
+            # An input of unknown rank has no symbols.
             for symbol, size in zip(value.shape or (), feeds[value.name].shape, strict=False):
                 if isinstance(symbol, str):
                     known[symbol] = size

@@ -168,6 +168,7 @@ class _Opener:
 
     def open_text(self, text: str) -> tuple[SampleSource, str]:
         """The samples of a path, a function in a script, or the word for generated texts."""
+        # A file of this name goes first.
         if text == GENERATED and self.model is not None and not os.path.exists(text):
             texts = make_generated_samples(self.inputs, self.config, self.model)
             return spool_samples(texts, self.inputs, "text", None, self.tick), "text of its own"
@@ -184,6 +185,7 @@ class _Opener:
         if isinstance(result, Dataset):
             fix = "return arrays by input name or an iterable of {name: array}"
             raise DataError(title, "returns a Dataset", fix, code="Q213")
+        # Such as a generator, which can be read only once.
         if isinstance(result, Iterable) and not isinstance(
             result, (str, os.PathLike, Mapping, list, tuple, np.ndarray)
         ):
