@@ -341,6 +341,7 @@ class _ToggleWork:
         spec = QuantSpec(
             bits=kind.bits,
             signed=kind.signed,
+            # The zero point is given, whatever the scheme.
             symmetric=False,
             granularity=stored_qparams.granularity,
             storage=stored_qparams.storage,

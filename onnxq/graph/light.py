@@ -299,6 +299,7 @@ def strip_weights(model: ModelLike) -> LightModel:
             target.CopyFrom(tensor)
             continue
         copy_fields(tensor, target, ("raw_data",))
+        # ONNX stores numbers in little-endian order.
         kind = onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type).newbyteorder("<")
         array = np.frombuffer(tensor.raw_data, kind).astype(kind.newbyteorder("="), copy=False)
         store.put(target, array.reshape(tensor.dims))

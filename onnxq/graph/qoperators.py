@@ -204,6 +204,7 @@ class _QOperatorWriter:
     def _has_kernel(self, node: NodeRef, kernel: _Kernel, halves: Mapping[int, _Pair]) -> bool:
         """True for scales, types and attributes that the operator takes."""
         first, *others = halves.values()
+        # Of output channels: the last but for Conv and a turned Gemm.
         axis = {"Conv": 0, "Gemm": 0 if node.is_transposed else 1}.get(node.op_type, -1)
         for k, half in halves.items():
             if half.scale.size > 1 and not (
@@ -217,6 +218,7 @@ class _QOperatorWriter:
             return False
         if node.op_type == "Softmax" and self.opset < _SOFTMAX_OPSET:
             return False
+        # QLinearAveragePool has none.
         if node.op_type == "AveragePool" and "dilations" in node.attrs:
             return False
         # Data in uint8 have kernels beside weights of either sign, data in int8 beside int8; others read one type.
@@ -304,6 +306,7 @@ class _QOperatorWriter:
             return self.editor.add_initializer(
                 node.scope, self.editor.fresh(f"{node.inputs[2]}/quantized"), codes
             )
+        # QLinearConv has no scale for its bias: it is that of the data times that of the weight.
         stored = self.index.find_input(pair, 0)
         scale = self.index.input_value(pair, 1)
         if pair is None or scale is None or self.index.find_dtype(stored) != TensorProto.INT32:

@@ -87,6 +87,7 @@ def _strip_tensor(
 def _walk_fields(data: Buffer, begin: int, end: int) -> Iterator[_Field]:
     at = begin
     while at < end:
+        # protobuf: a field's number and kind share a varint, kind in the lowest three bits.
         tag, content = _read_varint(data, at, end)
         number = tag >> 3
         kind = tag & 7

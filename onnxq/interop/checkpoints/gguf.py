@@ -233,6 +233,7 @@ def _read_header(file: BinaryIO) -> tuple[list[tuple[str, tuple[int, ...], int, 
         inner = take("<I")
         length = count()
         if inner not in (_STRING, _ARRAY):
+            # Numbers in arrays, such as scores of tokens, are not needed.
             return file.seek(length * struct.calcsize(_SCALARS[inner]), 1)
         return [value(inner) for _ in range(length)]
 
