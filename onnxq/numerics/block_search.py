@@ -102,6 +102,7 @@ def _search_wide(groups: Floats, spec: QuantSpec, start: QParams) -> QParams:
         best = start.scale[part]
         least = _measure_error(rows, QParams(start.scale[part], zero), spec, sums=np.float32)
         for ratios in (_list_shares(length, steps), _NEAREST):
+            # The second row of ratios goes around the best of the first.
             base = best
             for ratio in ratios:
                 tried = np.maximum(base * np.float32(ratio), np.float32(scale_floor(spec)))

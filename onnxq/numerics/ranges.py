@@ -115,6 +115,7 @@ def clip_bounds(
             ((level - zero).astype(np.float32) * scale).astype(dtype)[()]
             for level in (spec.qmin, spec.qmax)
         ]
+    # Rounded to float16 a bound may be nearer to another level.
     reached = quantize(np.asarray(ends), qparams, spec)
     if not np.isfinite(ends).all() or reached.tolist() != [spec.qmin, spec.qmax]:
         raise CalibrationError(

@@ -150,6 +150,7 @@ def choose_widening(
     sum.
     """
     steps = np.asarray(scale, np.float64)
+    # Weights of unlike signs add up to less than the larger one alone.
     total = np.where(np.sign(first) == np.sign(second), np.abs(first + second), 0.0)
     # The other sums have no excess at any factor.
     rows, sums = np.nonzero(total > MOST * steps[:, None])

@@ -118,6 +118,7 @@ def _unpack_array(raw: Mapping[str, Any], kind: np.dtype[Any]) -> Array:
         raise ValueError(f"cannot be unpacked: {error}") from error
     if len(data) != size:
         raise ValueError(f"must hold {size:,} bytes, as its shape says, and does not")
+    # Packed in little-endian order on every machine.
     return np.frombuffer(data, dtype=kind.newbyteorder("<")).astype(kind).reshape(shape)
 
 

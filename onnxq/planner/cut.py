@@ -81,6 +81,7 @@ class FlowNetwork:
         while u != t:
             while position[u] < len(self.heads[u]):
                 e = self.heads[u][position[u]]
+                # What rounding leaves of a capacity is none.
                 if self.cap[e] > 1e-9 and level.get(self.to[e], -1) == level[u] + 1:
                     break
                 position[u] += 1
@@ -95,6 +96,7 @@ class FlowNetwork:
         amount = min(self.cap[e] for e in path)
         for e in path:
             self.cap[e] -= amount
+            # Edges come in pairs: e ^ 1 is the way back of e.
             self.cap[e ^ 1] += amount
         return True
 

@@ -261,6 +261,7 @@ def open_model(shared: SharedModel) -> LightModel:
                 kind = np.dtype(helper.tensor_dtype_to_np_dtype(tensor.data_type))
                 store.put(tensor, StoredArray(file, offset, kind, tuple(tensor.dims)))
             else:
+                # Types that numpy does not pack stand in the graph, as bytes.
                 packed = StoredArray(
                     file, offset, np.dtype(np.uint8), (count_tensor_bytes(tensor),)
                 )

@@ -185,6 +185,7 @@ def _follow_modes(model: nn.Module, graph: fx.Graph, inputs: Inputs, is_leaf: Is
     if own is None or other is None or [call.name for call in own] != [call.name for call in other]:
         return (refuse_mode(model),)
     dropouts = [
+        # In eval mode it is 0.
         max(a.dropout, b.dropout)
         for a, b in zip(own, other, strict=True)
         if a.dropout is not None and b.dropout is not None

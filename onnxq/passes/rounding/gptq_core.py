@@ -217,6 +217,7 @@ def _take_better_rows(
     gap = _reorder(
         (w - (nearest - zero).astype(np.float32) * scale).transpose(0, 2, 1), feedback.order
     )
+    # gapᵀ H gap, where H = L · diag(weights) · Lᵀ.
     simple = np.einsum(
         "gkr,gk->gr", np.square(feedback.lower.transpose(0, 2, 1) @ gap), feedback.weights
     )

@@ -124,6 +124,7 @@ def _descend_group(
         step = steps[rows]
         slopes = slope[rows]
         at = codes[rows]
+        # A step of an integer changes the error by ±2 · step · slope + step² · h_kk.
         bend = step * step * curve
         up = np.where(at < limits[1], 2 * step * slopes + bend, np.inf)
         down = np.where(at > limits[0], bend - 2 * step * slopes, np.inf)

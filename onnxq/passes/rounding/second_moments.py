@@ -239,6 +239,8 @@ def merge_moments(even: Moments, odd: Moments) -> Moments:
     y = d * even.mean_y + e * odd.mean_y
     h = even.h[:, :0]
     c = even.c[:, :0]
+    # Around the common mean: those of both around their own means, and what the
+    # distance of these adds.
     if even.h.size and odd.h.size:
         h = (
             a * even.h
