@@ -225,8 +225,7 @@ class CutProblem:
             if int8_read and not int8_made:
                 total += costs.quantize[use.tensor]
             if (
-                # A maker that writes float by itself, such as MatMulIntegerToFloat, needs no
-                # DequantizeLinear.
+                # Makers such as MatMulIntegerToFloat write floats by themselves.
                 use.dequantizes
                 and int8_made
                 and (use.read_float or any(name not in chosen for name in use.readers))

@@ -19,7 +19,6 @@ def pass_stream(flow: Streams, node: NodeRef, same_rank: bool = True) -> bool:
     if label is None or (node.op_type == "Cast" and node.attrs.get("to") not in FLOATS):
         return False
     for name in filter(None, node.outputs):
-        # A Split has several outputs.
         flow.write_label(
             TensorId(name, node.scope), label if same_rank else replace(label, rank=None)
         )
@@ -38,13 +37,11 @@ def turn_matmul(flow: Streams, node: NodeRef) -> bool:
     y = flow.find_label(node, 1)
     shape = flow.find_shape(edge)
     if shape is not None:
-        # A stack of matrices has one product for each batch entry, which no single rotation turns.
         return len(shape) == 2 and _turn_linear(flow, node, shape[0], -2, shape[1], -1)
     if x is None or y is None:
         # P·V: every row is a mean of rows.
         return y is not None and y.axis == -1 and flow.pass_label(node, y)
-    # The summed axis of MatMul is the last of the left and the last but one of the right operand. A
-    # scale that waits would lie between the two rotations, which then no longer cancel.
+    # A scale that waits would lie between two rotations, which then do not cancel.
     if (x.axis, y.axis) != (-1, -2) or x.waiting or y.waiting:
         return False
     # Q·Kᵀ: products of vectors that are turned alike.
@@ -63,7 +60,6 @@ def _turn_linear(
     # Tokens are mixed, not channels: as in an MLP-Mixer or behind a Transpose.
     elif x is not None:
         flow.hold_label(x, f"{node.name} ({node.op_type}) reads it along another axis")
-    # Of constant data the result is a constant itself, which nothing needs to turn.
     if not flow.view.is_constant(node, 0):
         label = flow.begin_stream(node.result, edge, out_axis, outputs)
         flow.write_label(
@@ -76,7 +72,6 @@ def turn_gemm(flow: Streams, node: NodeRef) -> bool:
     """A linear operator with its bias."""
     shape = flow.find_shape(flow.view.make_edge(node, 1))
     turned = bool(node.attrs.get("transB", 0))
-    # With transA the channels of the data lie along its first axis.
     if shape is None or len(shape) != 2 or node.attrs.get("transA", 0):
         return False
     _turn_linear(
@@ -97,8 +92,7 @@ def _add_bias(flow: Streams, node: NodeRef, k: int) -> bool:
         return True
     edge = flow.view.make_edge(node, k)
     shape = flow.find_shape(edge)
-    # A bias that is computed could be anything but constant in its rows: it cannot be turned
-    # offline.
+    # A computed bias cannot be turned offline.
     if shape is None or not flow.turn_constant(label, edge, shape):
         flow.hold_label(label, f"the bias of {node.name} is computed")
     return True
@@ -108,7 +102,6 @@ def turn_conv(flow: Streams, node: NodeRef) -> bool:
     """Patches of an image begin a stream."""
     edge = flow.view.make_edge(node, 1)
     shape = flow.find_shape(edge)
-    # A rotation mixes the outputs of all groups, whose filters read different inputs.
     if shape is None or len(shape) < 3 or node.attrs.get("group", 1) != 1:
         return False
     # From the end, as all axes of labels: W is [M, C, kH, kW] and its result [N, M, H, W].
@@ -127,7 +120,6 @@ def _begin_of_constant(flow: Streams, node: NodeRef) -> bool:
     """Rows or parts of a constant, such as a table: a stream along its last axis."""
     edge = flow.view.make_edge(node, 0)
     shape = flow.find_shape(edge)
-    # A row of one value has nothing to rotate into.
     if shape is None or len(shape) < 2 or shape[-1] < 2:
         return False
     return flow.pass_label(node, flow.begin_stream(node.result, edge, -1, shape[-1]))
@@ -158,7 +150,6 @@ def turn_reshape(flow: Streams, node: NodeRef) -> bool:
         return False
     if label.axis == -1:
         width = _find_width(flow, node)
-        # A scale that waits is one number a channel: heads would need it cut up.
         if width is None or (label.waiting and width != label.width):
             return False
         # Heads in rows of their own: only a rotation within each head, the same for all, survives.
@@ -224,7 +215,6 @@ def turn_transpose(flow: Streams, node: NodeRef) -> bool:
     # Without `perm` ONNX reverses all axes, and how many there are may be unknown.
     if label is None or not perm:
         return False
-    # Output axis k holds input axis perm[k], so the channels are where perm names theirs.
     return flow.pass_label(
         node, replace(label, axis=perm.index(len(perm) + label.axis) - len(perm), rank=len(perm))
     )
@@ -244,7 +234,6 @@ def turn_concat(flow: Streams, node: NodeRef) -> bool:
     label = flow.join_streams(labels, node)
     alone = all(tensor in flow.labels for tensor in tensors)
     flow.write_label(node.result, label)
-    # Constants among the tokens, such as a class token, are turned like the others.
     return alone or (not label.waiting and flow.turn_others(node, label, range(len(tensors))))
 
 
@@ -309,8 +298,7 @@ def turn_add(flow: Streams, node: NodeRef) -> bool:
     a = flow.find_label(node, 0)
     b = flow.find_label(node, 1)
     if a is not None and b is not None:
-        # A rotation distributes over a sum of two streams only if both are turned alike; scales
-        # that wait are each stream's own.
+        # Both have to be turned alike, and scales that wait are each stream's own.
         return not (a.waiting or b.waiting) and flow.pass_label(
             node, flow.join_streams([a, b], node)
         )
@@ -319,7 +307,6 @@ def turn_add(flow: Streams, node: NodeRef) -> bool:
         return False
     label, k, other, shape = pair
     edge = flow.view.make_edge(node, 1 - k)
-    # Behind the scale of a normalization written out: the constant is its shift.
     if label.waiting:
         if shape is None or node.op_type == "Sub" or not _is_row(shape, label):
             return False
@@ -327,8 +314,7 @@ def turn_add(flow: Streams, node: NodeRef) -> bool:
     elif shape is not None:
         if not flow.turn_constant(label, edge, shape):
             return False
-    # A number for each row is added to all channels alike, as the mean that LayerNormalization
-    # subtracts: a rotation keeps it if it keeps the vector of ones.
+    # Added to all channels alike: kept by a rotation that keeps the vector of ones.
     elif flow.is_narrow(other) and label.axis == -1:
         flow.find_stream(label).level = True
     else:
@@ -350,17 +336,14 @@ def turn_sum(flow: Streams, node: NodeRef) -> bool:
 
 def turn_product(flow: Streams, node: NodeRef) -> bool:
     """A number for each row, or a scale per channel that waits; by itself, squares."""
-    # Norms written out: x * x in front of a mean over the channels.
     if node.inputs[0] == node.inputs[1]:
         return node.op_type == "Mul" and _square_channels(flow, node)
     pair = _find_pair(flow, node)
-    # Division by the stream is not linear in it.
     if pair is None or (node.op_type == "Div" and pair[1]):
         return False
     label, k, other, shape = pair
     if shape is None:
         return flow.is_narrow(other) and label.axis == -1 and flow.pass_label(node, label)
-    # Otherwise the constant is the same for all channels and commutes with a rotation.
     if len(shape) >= -label.axis and shape[label.axis] != 1:
         if not _is_row(shape, label) or node.op_type == "Div":
             return False
@@ -382,7 +365,6 @@ def _square_channels(flow: Streams, node: NodeRef) -> bool:
     if label is None or label.waiting:
         return False
     flow.squares[node.result] = label
-    # A reader outside would see the squares of turned channels.
     if flow.view.kept(node.result):
         flow.hold_label(label, f"{node.name} gives out its squares")
     return True
@@ -410,16 +392,13 @@ def turn_mean(flow: Streams, node: NodeRef) -> bool:
     keeps_rank = bool(node.attrs.get("keepdims", 1))
     if backs == {label.axis}:
         stream = flow.find_stream(label)
-        # The length of a vector is the same in any rotated basis.
         if squares is not None or node.op_type in ("ReduceL2", "ReduceSumSquare"):
             stream.normalized = True
         elif node.op_type in _MEANS:
-            # The mean of the channels is theirs with a vector of ones, which the rotation has to
-            # keep.
+            # The mean is the product with a vector of ones, which the rotation has to keep.
             stream.level = True
         else:
             return False
-        # [.., 1] broadcasts over the channels of its row: readers may add or multiply by it.
         if keeps_rank and label.axis == -1:
             flow.narrow.add(node.result)
         return True
@@ -439,8 +418,7 @@ def turn_normalized(flow: Streams, node: NodeRef) -> bool:
     """LayerNormalization and RMSNormalization."""
     label = flow.find_label(node, 0)
     back = flow.count_back(flow.view.find_tensor(node, 0), int(node.attrs.get("axis", -1)))
-    # Normalized over several axes, tokens share a length that no rotation of channels alone
-    # explains.
+    # Over several axes tokens share a length, which turning channels does not keep.
     return label is not None and back == -1 and _normalize(flow, node, label, 1)
 
 
@@ -470,8 +448,7 @@ def turn_normalized_sum(flow: Streams, node: NodeRef) -> bool:
     if not labels or any(label.waiting for label in labels):
         return False
     label = flow.join_streams(labels, node)
-    # A bias or a position table that is constant has to be turned with the residual stream that it
-    # is added to.
+    # Constants such as a position table are turned with the stream they are added to.
     if not flow.turn_others(node, label, (0, 1, bias)):
         return False
     if len(node.outputs) > 3 and node.outputs[3]:
@@ -514,12 +491,10 @@ def turn_attention(flow: Streams, node: NodeRef) -> bool:
         if not parts or label.width % parts:
             return False
         width = label.width // parts
-        # With grouped queries several heads read the same values, so the result is wider than
-        # these.
+        # With grouped queries several heads read one head of values: the result is wider.
         out = width * int(node.attrs[heads])
     flow.divide_stream(label, width)
     flow.write_label(node.result, replace(label, width=out))
-    # The present values, which lie in heads again: [N, heads, tokens, width].
     if len(node.outputs) > 2 and node.outputs[2]:
         flow.write_label(TensorId(node.outputs[2], node.scope), replace(label, width=width))
     return True

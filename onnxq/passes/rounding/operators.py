@@ -283,7 +283,6 @@ class Operator:
             groups, (inputs, outputs, *kernel) = self.geometry.groups, self.weight.shape
             parted = rows.reshape(groups, outputs, inputs // groups, *kernel).swapaxes(1, 2)
             return np.ascontiguousarray(
-                # Flipping is its own inverse.
                 np.flip(parted, self._kernel_axes).reshape(self.weight.shape)
             )
         return np.ascontiguousarray(rows[0] if self.node.attrs.get("transB", 0) else rows[0].T)
@@ -311,8 +310,7 @@ def list_operators(index: GraphIndex, plan: Plan) -> list[Operator]:
     for site in plan.sites:
         if site.role is not Role.WEIGHT or site.qparams is None:
             continue
-        # A weight of several readers is one operator for each; which of them may move it is decided
-        # later.
+        # Which of several readers may move a weight is decided later.
         edges = site.consumers or ()
         for edge in edges:
             operator = _describe_operator(index, site, edge, biases, fixed, alone=len(edges) == 1)
@@ -345,7 +343,6 @@ def _describe_operator(
     values = (
         np.zeros(outputs)
         if bias is None
-        # A Gemm's C may be one number for all outputs.
         else np.broadcast_to(bias.reshape(-1), (outputs,)).astype(np.float64)
     )
     whole = bias is not None and bias.size == outputs
