@@ -213,11 +213,13 @@ def read_result(folder: Path) -> dict[str, Any] | None:
 
 def describe_death(code: int) -> str:
     """The end of a process that left no result, by its exit code."""
+    # POSIX: the process ended by this signal.
     if code < 0:
         try:
             return f"the library crashed the process: {signal.Signals(-code).name} ({signal.strsignal(-code)})"
         except ValueError:
             return f"the library crashed the process: signal {-code}"
+    # In hexadecimal, as Windows lists its own (0xc0000005).
     return f"the process ended with exit code {code:#x} and no result"
 
 

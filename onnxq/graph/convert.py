@@ -257,6 +257,7 @@ def _choose_names(source: GraphProto, graph: GraphProto, taken: set[str]) -> dic
     makers = {tensor.name: "Constant" for tensor in graph.initializer}
     makers.update((name, node.op_type) for node in graph.node for name in node.output)
     readers: dict[str, NodeProto] = {}
+    # Backwards, so that the first reader stays.
     for node in reversed(graph.node):
         readers.update(dict.fromkeys(node.input, node))
     names: dict[str, str] = {}

@@ -95,6 +95,7 @@ def dequantize(
     levels = np.asarray(q)
     scale, zero = align_qparams(qparams, spec, levels.shape, dtype)
     with np.errstate(over="ignore", under="ignore"):
+        # The difference of two bytes leaves 8 bits.
         steps = (
             levels.astype(np.float32)
             if spec.is_float
@@ -242,6 +243,7 @@ DYNAMIC = QuantSpec(signed=False, symmetric=False, dynamic=True)
 def choose_dynamic_qparams(x: ArrayLike) -> QParams:
     """Scale and zero point that a run with these values, float32 and finite, computes."""
     values = np.asarray(x, np.float32)
+    # As ONNX defines DynamicQuantizeLinear: the range holds 0.
     low = np.minimum(values.min(initial=0.0), np.float32(0))
     high = np.maximum(values.max(initial=0.0), np.float32(0))
     with np.errstate(over="ignore"):

@@ -132,6 +132,7 @@ def find_linear(view: View, node: NodeRef) -> Linear | None:
 def _describe_conv(node: NodeRef, weight: Array, bias: Array | None) -> Linear | None:
     axis = 0 if node.op_type == "Conv" else 1
     groups = int(node.attrs.get("group", 1)) if axis else 1
+    # Axis 0 of Conv's weight has the outputs of all groups, axis 1 of ConvTranspose's those of one.
     channels = weight.shape[axis] * groups
     if (
         weight.ndim < 3

@@ -186,6 +186,7 @@ def _describe_model(model: ModelLike) -> _Description:
     for tensor in proto.graph.initializer:
         if is_stub(tensor):
             array = light.weights.locate(tensor)
+            # By its values, wherever they lie: equal models have one digest.
             digest = hash_array(array)
             arrays[digest] = array
             next(entry for entry in tensor.external_data if entry.key == "offset").value = digest
@@ -232,6 +233,7 @@ def hash_feeds(feeds: Arrays) -> str:
     for name, value in feeds.items():
         parts.append(f"{name} {value.dtype.str} {value.shape}".encode())
         parts.append(
+            # Strings, of which the array has only the addresses.
             repr(value.tolist()).encode() if value.dtype.kind == "O" else _view_bytes(value)
         )
     return hash_parts(*parts)

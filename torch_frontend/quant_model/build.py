@@ -62,6 +62,7 @@ def build_quantized(model: nn.Module, config: Config, example: Any = None) -> Co
         )
     arguments = None if inputs is None else find_given_arguments(model, inputs)
     model, normed = multiply_weight_norms(model)
+    # A trace runs the forward, which may write into buffers.
     with keep_buffers(model):
         network = _trace_network(model, config.torch.skip_trace, arguments, inputs)
     if isinstance(network, Untraceable):

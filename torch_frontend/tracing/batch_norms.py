@@ -285,6 +285,7 @@ def _read_norm(norm: nn.Module) -> dict[str, Tensor | None]:
 
 
 def _find_factors(tensors: Mapping[str, Tensor | None], eps: float) -> tuple[Tensor, Tensor]:
+    # In float64, so that folding rounds once.
     doubles = {key: value.detach().double() for key, value in tensors.items() if value is not None}
     mean = doubles["norm.running_mean"]
     ones = torch.ones_like(doubles["norm.running_mean"])

@@ -97,10 +97,12 @@ def list_calls(
 def _record_call(function: Any, args: Any, kwargs: dict[str, Any]) -> RecordedCall:
     name = getattr(function, "__name__", str(function))
     if function is functional.scaled_dot_product_attention:
+        # The fifth argument, behind query, key, value and mask.
         dropout = kwargs.get("dropout_p", args[4] if len(args) > 4 else 0.0)
         return RecordedCall(name, float(dropout))
     if function in _FOLLOWING:
         return RecordedCall(name)
+    # Two calls that differ in numbers or words do different things.
     settings = [
         leaf
         for leaf in pytree.tree_leaves((args, kwargs))

@@ -55,6 +55,7 @@ class Cuda:
         name = ctypes.create_string_buffer(_NAME_BYTES)
         self._call("cuDeviceGetName", name, _NAME_BYTES, device)
         self.name = name.value.decode(errors="replace")
+        # The context that CUDA's runtime, and so TensorRT, uses as well.
         self._call("cuCtxSetCurrent", self._make("cuDevicePrimaryCtxRetain", device))
         self.stream = self._make("cuStreamCreate", _NON_BLOCKING)
 

@@ -122,6 +122,7 @@ class Editor(Generic[M]):
         scope = self._tensor_scope(t)
         if t.name not in scope.initializers:
             raise _fault(str(t), "is not an initializer", suggest_names(t.name, scope.initializers))
+        # Only initializers of the main graph may be stubs.
         scope.initializers[t.name] = encode_tensor(
             t.name, array, store=None if scope.name else self._store
         )
