@@ -278,6 +278,7 @@ def _open_taps(model: SharedModel, tensors: tuple[TensorId, ...], memory_limit: 
     return Taps(open_model(model), tensors, memory_limit)
 
 
+# Of the file; raised when its form changes.
 _SCHEMA = 1
 _AGAIN = "make it with `onnxq calibrate`"
 # Bytes of a file: histograms of ten thousand tensors.

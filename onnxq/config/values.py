@@ -25,6 +25,7 @@ from pydantic_core import PydanticCustomError
 from onnxq.spec import ObserverSpec
 
 Extent = Annotated[float, Field(ge=0)]
+# 32 is that of biases, which follows from their input and weight.
 Bits = Literal[2, 3, 4, 5, 6, 7, 8, 16]
 Scheme = Literal["symmetric", "asymmetric"]
 Grain = Literal["tensor", "channel", "block"]

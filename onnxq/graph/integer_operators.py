@@ -53,6 +53,7 @@ class IntegerOperator:
     sums: bool = False
 
 
+# Positions of a tensor, its scale and its zero point.
 _ALONE = ((0, 1, 2),)
 _TWO = ((0, 1, 2), (3, 4, 5))
 _OPERATORS: Mapping[str, IntegerOperator] = {

@@ -30,6 +30,7 @@ from onnxq.spec import PerChannel, PerTensor, QParams, QuantSpec
 _QUANTIZE = "QuantizeLinear"
 _DEQUANTIZE = "DequantizeLinear"
 _MICROSOFT = "com.microsoft"
+# The lowest and the highest value of each.
 _BYTES: dict[int, tuple[int, int]] = {TensorProto.UINT8: (0, 255), TensorProto.INT8: (-128, 127)}
 
 

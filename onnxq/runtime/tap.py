@@ -26,6 +26,7 @@ from onnxq.nearest import suggest_names
 from onnxq.runtime.session import Feeds, Session
 from onnxq.sites import Refusal, Refusals, TensorId, is_within
 
+# Attributes of Scan with an entry for each scan output.
 _SCAN_LISTS = ("scan_output_axes", "scan_output_directions")
 
 
