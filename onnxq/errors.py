@@ -132,6 +132,11 @@ class OnnxqError(Exception):
         self.details = tuple(details)
         super().__init__(str(self))
 
+    @property
+    def fault(self) -> str:
+        """Its subject and its cause."""
+        return f"{self.subject}: {self.cause}"
+
     def replace_text(
         self: Same, subject: str | None = None, cause: str | None = None, fix: str | None = None
     ) -> Same:
@@ -153,7 +158,7 @@ class OnnxqError(Exception):
         )
 
     def __str__(self) -> str:
-        return self.join_lines(f"{self.subject}: {self.cause} [{self.code}]")
+        return self.join_lines(f"{self.fault} [{self.code}]")
 
     def join_lines(self, first: str) -> str:
         """Format the error for people: a first line, and indented the fix and the details, each of them escaped."""

@@ -322,6 +322,14 @@ class QParams:
     __hash__ = None  # type: ignore[assignment]
 
 
+def describe_spec(spec: QuantSpec) -> str:
+    """The spec in a few words: "8-bit asymmetric uint8 per tensor"."""
+    scheme = "symmetric" if spec.symmetric else "asymmetric"
+    dynamic = "dynamic " if spec.dynamic else ""
+    grain = GRAIN_NAMES[type(spec.granularity)]
+    return f"{dynamic}{spec.bits}-bit {scheme} {spec.storage} per {grain}"
+
+
 # Observers that weights have, and their options.
 WEIGHT_OBSERVERS: dict[str, Names] = {"minmax": (), "mse": ("signed_scales",)}
 

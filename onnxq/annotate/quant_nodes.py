@@ -144,19 +144,15 @@ def _read_quantizer(index: GraphIndex, node: NodeRef, version: int) -> _Quantize
     def read(k: int) -> Array:
         value = index.input_value(node, k)
         if value is None or not np.isfinite(value).all():
-            cause = (
-                f"its input {k} is computed at run time"
-                if value is None
-                else f"its input {k} is not finite"
-            )
-            raise ModelError(node.name, cause, "export it with constant numbers", code="Q518")
+            fault = "computed at run time" if value is None else "not finite"
+            fix = "export it with constant numbers"
+            raise ModelError(node.name, f"its input {k} is {fault}", fix, code="Q518")
         return np.asarray(value, np.float32)
 
     scale = read(1)
     if not (scale > 0).all():
-        raise ModelError(
-            node.name, "has a scale that is not above 0", "export the network again", code="Q518"
-        )
+        cause = "has a scale that is not above 0"
+        raise ModelError(node.name, cause, "export the network again", code="Q518")
     if node.op_type == "BipolarQuant":
         return _read_bipolar(node, scale)
     zero = read(2)
@@ -164,9 +160,8 @@ def _read_quantizer(index: GraphIndex, node: NodeRef, version: int) -> _Quantize
         node.attrs.get("rounding_mode", "FLOOR" if node.op_type == "Trunc" else "ROUND")
     )
     if mode not in _ROUNDING:
-        raise ModelError(
-            node.name, f"rounds by {mode!r}", f"use one of {', '.join(_ROUNDING)}", code="Q518"
-        )
+        fix = f"use one of {', '.join(_ROUNDING)}"
+        raise ModelError(node.name, f"rounds by {mode!r}", fix, code="Q518")
     # Trunc of version 1 has no sign and no limits.
     signed = bool(node.attrs.get("signed", 1))
     narrow = bool(node.attrs.get("narrow", 0))
@@ -178,28 +173,20 @@ def _read_quantizer(index: GraphIndex, node: NodeRef, version: int) -> _Quantize
             return _read_bipolar(node, scale, zero)
         grid = _Grid(scale, zero, *_list_levels(bits, signed, narrow))
         steps = (*steps, *grid.limits, (mode, None), ("Sub", zero), ("Mul", scale))
-        return _Quantizer(
-            node, grid, steps, mode in ("ROUND", "HALF_EVEN") and not (zero % 1).any()
-        )
+        to_nearest = mode in ("ROUND", "HALF_EVEN") and not (zero % 1).any()
+        return _Quantizer(node, grid, steps, to_nearest)
     steps = (*steps, ("ROUND", None))
     if version < 2 or len(node.inputs) < 6:
         shift = 2.0 ** (read(3) - read(4))
         grid = _Grid(scale, zero, -np.inf, np.inf)
-        return _Quantizer(
-            node, grid, (*steps, ("Div", shift), (mode, None), ("Sub", zero), ("Mul", scale)), False
-        )
+        steps = (*steps, ("Div", shift), (mode, None), ("Sub", zero), ("Mul", scale))
+        return _Quantizer(node, grid, steps, False)
     coarse = read(4)
     # The ratio is a power of two, but for the rounding of both scales.
     shift = (2.0 ** np.rint(np.log2(coarse / scale))).astype(np.float32)
     grid = _Grid(coarse, zero / shift, *_list_levels(float(read(5).reshape(-1)[0]), signed, narrow))
-    steps = (
-        *steps,
-        ("Div", shift),
-        *grid.limits,
-        (mode, None),
-        ("Sub", grid.zero),
-        ("Mul", coarse),
-    )
+    steps = (*steps, ("Div", shift), *grid.limits, (mode, None))
+    steps = (*steps, ("Sub", grid.zero), ("Mul", coarse))
     return _Quantizer(node, grid, steps, False)
 
 

@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from onnxq.backends.base import PlacementRule as PlacementRule
     from onnxq.backends.base import Shapes as Shapes
     from onnxq.backends.base import Target as Target
-    from onnxq.backends.base import describe_spec as describe_spec
     from onnxq.backends.engine import Engine as Engine
     from onnxq.backends.registry import BACKENDS as BACKENDS
     from onnxq.backends.registry import GROUP as GROUP
@@ -42,7 +41,7 @@ if TYPE_CHECKING:
 
 # The names of each module, which is loaded with the first of them: the help of commands needs no engine.
 _NAMES = {
-    "base": "Candidate Capability Output PlacementRule Shape Shapes Target describe_spec",
+    "base": "Candidate Capability Output PlacementRule Shape Shapes Target",
     "engine": "Engine",
     "registry": "BACKENDS GROUP Backend check_limits check_target find_backend find_compiler find_engine find_holder "
     "find_ideal find_modes find_reference find_sums find_target find_usual_engine list_backends list_costs "

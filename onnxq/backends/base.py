@@ -14,7 +14,15 @@ from onnxq.graph import Graph, NodeRef
 from onnxq.graph.shapes import is_custom
 from onnxq.numerics import SumOrder
 from onnxq.sites import LeftFloat, Names, Refusal, Role, TensorId, Unquantized
-from onnxq.spec import FloatType, PerBlock, PerChannel, PerTensor, QParams, QuantSpec
+from onnxq.spec import (
+    GRAIN_NAMES,
+    FloatType,
+    PerBlock,
+    PerTensor,
+    QParams,
+    QuantSpec,
+    describe_spec,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,35 +105,15 @@ class IntegerSums:
 
 _NOT_FLOAT32 = "its data is not float32, which alone has quantized kernels"
 # Arithmetic on shapes and positions, which no rule means.
-_INTEGERS = frozenset(
-    {
-        TensorProto.BOOL,
-        TensorProto.INT8,
-        TensorProto.UINT8,
-        TensorProto.INT16,
-        TensorProto.UINT16,
-        TensorProto.INT32,
-        TensorProto.UINT32,
-        TensorProto.INT64,
-        TensorProto.UINT64,
-    }
-)
+_INTEGERS = {TensorProto.BOOL} | {
+    getattr(TensorProto, f"{sign}INT{bits}") for sign in ("", "U") for bits in (8, 16, 32, 64)
+}
 Shapes = Mapping[TensorId, Shape]
 
-# Operators that move values as they are, whatever their type.
-MOVES = (
-    "Reshape",
-    "Flatten",
-    "Transpose",
-    "Squeeze",
-    "Unsqueeze",
-    "Slice",
-    "DepthToSpace",
-    "SpaceToDepth",
-)
 # Attention of a network with caches, as one node.
 ATTENTION = ("Attention", "com.microsoft.MultiHeadAttention", "com.microsoft.GroupQueryAttention")
-_FUSED = "its weight lies in an operator of ONNX Runtime's own: quantize the model before it is optimized for ORT"
+_REMEDY = "quantize the model before it is optimized for ORT"
+_FUSED = f"its weight lies in an operator of ONNX Runtime's own: {_REMEDY}"
 # Of operators whose data lies in blocks of the channels that a vector of the CPU holds.
 _BLOCKED = "com.microsoft.nchwc"
 # Operators that ONNX Runtime's optimizer makes of products with constant weights.
@@ -149,9 +137,8 @@ class Output(str, Enum):
     PAIR = "pair"  # the kernel exists only with a QuantizeLinear behind
     FLOAT = "float"  # the kernel always writes float
     EITHER = "either"  # float from an int32 bias, else with a pair
-    FOLLOWS = (
-        "follows"  # whatever its readers ask for: a QuantizeLinear behind it is computed as well
-    )
+    # Whatever its readers ask for: a QuantizeLinear behind it is computed as well.
+    FOLLOWS = "follows"
 
 
 @dataclass(frozen=True, eq=False)
@@ -170,18 +157,16 @@ class Candidate:
 
     def is_constant(self, k: int) -> bool:
         """True when input k is there and constant."""
-        found = self.tensor(k)
-        return found is not None and self.index.is_constant(found)
+        return self.index.is_constant(self.tensor(k))
 
     def constant(self, k: int) -> Array | None:
         """The value of a constant input k."""
-        found = self.tensor(k)
-        return None if found is None else self.index.find_constant(found)
+        return self.index.find_constant(self.tensor(k))
 
     def shape(self, k: int) -> Shape | None:
         """The shape of input k: observed, else declared; None where a dim is unknown."""
-        found = self.tensor(k)
-        return None if found is None else self.shape_of(found)
+        tensor = self.tensor(k)
+        return None if tensor is None else self.shape_of(tensor)
 
     def output_shape(self) -> Shape | None:
         """The shape of output 0."""
@@ -198,20 +183,19 @@ class Candidate:
 
     def rank(self, k: int) -> int | None:
         """Rank of input k, known even where dims are not."""
-        found = self.tensor(k)
-        if found is None:
+        tensor = self.tensor(k)
+        if tensor is None:
             return None
-        if found in self.shapes:
-            return len(self.shapes[found])
-        declared = self.index.find_shape(found)
+        if tensor in self.shapes:
+            return len(self.shapes[tensor])
+        declared = self.index.find_shape(tensor)
         return None if declared is None else len(declared)
 
     def list_types(self, inputs: tuple[int, ...]) -> set[int]:
         """The ONNX types of some inputs, of all for (), as far as they are declared."""
         tensors = (self.tensor(k) for k in inputs or range(len(self.node.inputs)))
-        return {self.index.find_dtype(tensor) for tensor in tensors if tensor is not None} - {
-            TensorProto.UNDEFINED
-        }
+        types = {self.index.find_dtype(tensor) for tensor in tensors if tensor is not None}
+        return types - {TensorProto.UNDEFINED}
 
     def attr(self, name: str, default: Any) -> Any:
         """An attribute or its default."""
@@ -314,6 +298,27 @@ class Capability:
     opset: int = 13
     # Price of the spec, for people.
     warning: str = ""
+
+    def accepts_spec(self, spec: QuantSpec) -> bool:
+        """True for the specs of this row, whatever their role and operator."""
+        grain = spec.granularity
+        if self.blocks and isinstance(grain, PerBlock) and grain.size not in self.blocks:
+            return False
+        return (
+            spec.bits in self.bits
+            and spec.storage in self.storage
+            and spec.symmetric in self.symmetric
+            and isinstance(grain, self.granularity)
+            and spec.dynamic in self.dynamic
+        )
+
+    def describe_specs(self) -> str:
+        """The specs of this row in a few words."""
+        bits = "/".join(map(str, self.bits))
+        schemes = "/".join("symmetric" if sym else "asymmetric" for sym in self.symmetric)
+        grains = " or ".join(f"per {GRAIN_NAMES[grain]}" for grain in self.granularity)
+        blocks = f" of {'/'.join(map(str, self.blocks))}" if self.blocks else ""
+        return f"{bits} bits, {schemes}, {'/'.join(self.storage)}, {grains}{blocks}"
 
 
 # Why an operator stays float whatever it would gain, given itself and the operator that makes its data, if one does;
@@ -436,11 +441,9 @@ class Target:
         """The rule that quantizes this node, or the reason why none does; (None, None): no rule is for its operator."""
         refusal: Refusal | None = None
         unpaid: LeftFloat | None = None
+        node = candidate.node
         for rule in self.rules:
-            if candidate.node.op_type not in rule.ops or candidate.node.domain not in (
-                "",
-                "ai.onnx",
-            ):
+            if node.op_type not in rule.ops or node.domain not in ("", "ai.onnx"):
                 continue
             types = candidate.list_types(rule.data)
             if types & _INTEGERS:
@@ -451,9 +454,9 @@ class Target:
                 return rule, None
             # The first reason holds, and one about time comes before one about kernels: a kernel is there then.
             if loss is not None:
-                unpaid = unpaid or LeftFloat(candidate.node.name, loss, rule.name)
+                unpaid = unpaid or LeftFloat(node.name, loss, rule.name)
             elif reason is not None and rule.compute and refusal is None:
-                refusal = Refusal(candidate.node.name, reason, rule=rule.name, code="R102")
+                refusal = Refusal(node.name, reason, rule=rule.name, code="R102")
         return None, unpaid or refusal
 
     def without_kernel(self, node: NodeRef) -> Unquantized | None:
@@ -462,10 +465,7 @@ class Target:
             kind = f"{node.op_type} of {node.domain}" if node.domain else node.op_type
             reason = f"{kind} is a custom operator: only its library knows what it computes"
             if node.domain == _BLOCKED:
-                reason = (
-                    f"{kind} has its weight in blocks for one CPU: "
-                    "quantize the model before it is optimized for ORT"
-                )
+                reason = f"{kind} has its weight in blocks for one CPU: {_REMEDY}"
             return LeftFloat(node.name, reason, "custom-operator", "F108")
         name = name_operator(node)
         if name in self.no_kernel:
@@ -476,57 +476,21 @@ class Target:
 
     def capability(self, spec: QuantSpec, role: Role, op_type: str) -> Capability | None:
         """The first row of the table that accepts this spec; None without one."""
-        for row in self.capabilities:
-            if (
-                row.role is role
-                and (not row.ops or op_type in row.ops)
-                and spec.bits in row.bits
-                and spec.storage in row.storage
-                and spec.symmetric in row.symmetric
-                and isinstance(spec.granularity, row.granularity)
-                and spec.dynamic in row.dynamic
-                and _fits_blocks(spec, row)
-            ):
-                return row
-        return None
+        return next((row for row in self._list_rows(role, op_type) if row.accepts_spec(spec)), None)
+
+    def _list_rows(self, role: Role, op_type: str) -> list[Capability]:
+        return [
+            row
+            for row in self.capabilities
+            if row.role is role and (not row.ops or op_type in row.ops)
+        ]
 
     def refuse(self, spec: QuantSpec, role: Role, node: NodeRef) -> Refusal | None:
         """The refusal of a spec that the target does not run, with those it takes instead; None where it runs."""
         if self.capability(spec, role, node.op_type) is not None:
             return None
-        rows = [
-            row
-            for row in self.capabilities
-            if row.role is role and (not row.ops or node.op_type in row.ops)
-        ]
-        takes = "; or ".join(dict.fromkeys(map(_describe_row, rows)))
+        rows = self._list_rows(role, node.op_type)
+        takes = "; or ".join(dict.fromkeys(row.describe_specs() for row in rows))
         reason = f"{self.name} has no {node.op_type} kernel for {describe_spec(spec)} {role}s"
-        return Refusal(
-            node.name, reason, f"use {takes}" if takes else "it stays float", code="R103"
-        )
-
-
-def _fits_blocks(spec: QuantSpec, row: Capability) -> bool:
-    return (
-        not row.blocks
-        or not isinstance(spec.granularity, PerBlock)
-        or spec.granularity.size in row.blocks
-    )
-
-
-_GRAIN = {PerTensor: "per tensor", PerChannel: "per channel", PerBlock: "per block"}
-
-
-def describe_spec(spec: QuantSpec) -> str:
-    """The spec in a few words: "8-bit asymmetric uint8 per tensor"."""
-    scheme = "symmetric" if spec.symmetric else "asymmetric"
-    dynamic = "dynamic " if spec.dynamic else ""
-    return f"{dynamic}{spec.bits}-bit {scheme} {spec.storage} {_GRAIN[type(spec.granularity)]}"
-
-
-def _describe_row(row: Capability) -> str:
-    schemes = "/".join("symmetric" if sym else "asymmetric" for sym in row.symmetric)
-    grains = " or ".join(_GRAIN[grain] for grain in row.granularity)
-    bits = "/".join(map(str, row.bits))
-    blocks = f" of {'/'.join(map(str, row.blocks))}" if row.blocks else ""
-    return f"{bits} bits, {schemes}, {'/'.join(row.storage)}, {grains}{blocks}"
+        fix = f"use {takes}" if takes else "it stays float"
+        return Refusal(node.name, reason, fix, code="R103")

@@ -186,10 +186,7 @@ class CpuCosts:
     def predict_quantize(
         self, elements: int | None, *, from_conv: bool = False, dynamic: bool = False
     ) -> float:
-        """Microseconds from a float producer to int8 consumers: QuantizeLinear, and the change from NCHWc to NHWC.
-
-        elements: None where they are not known. from_conv: the producer is a Conv. dynamic: on a scale of each run.
-        """
+        """As `MachineCosts` has it: QuantizeLinear, and the change from NCHWc to NHWC behind a Conv."""
         n = UNKNOWN_ELEMENTS if elements is None else elements
         pairs = self.pairs
         layout = pairs.from_conv_launch + n * pairs.from_conv_ns / 1e3 if from_conv else 0.0
@@ -197,29 +194,21 @@ class CpuCosts:
         return pairs.q_launch + n * pairs.q_ns / 1e3 + layout + scale
 
     def predict_dequantize(self, elements: int | None, *, to_conv: bool = False) -> float:
-        """Microseconds from an int8 producer to float consumers: DequantizeLinear, and the change from NHWC to NCHWc.
-
-        elements: None where they are not known. to_conv: a consumer is a Conv.
-        """
+        """As `MachineCosts` has it: DequantizeLinear, and the change from NHWC to NCHWc before a Conv."""
         n = UNKNOWN_ELEMENTS if elements is None else elements
         pairs = self.pairs
         layout = pairs.to_conv_launch + n * pairs.to_conv_ns / 1e3 if to_conv else 0.0
         return pairs.dq_launch + n * pairs.dq_ns / 1e3 + layout
 
     def predict_node(self, case: OpCase) -> Cost:
-        """Time of one node, float and int8.
-
-        Where sizes are unknown they are taken small. An operator without an int8 kernel costs its float time plus a
-        pair.
-        """
-        if case.op_type == "LSTM" and case.weight is not None and len(case.weight) == LSTM_RANK:
-            return _compute_lstm_cost(case, case.weight, self)
-        if case.op_type == "Conv" and case.weight is not None:
-            cost = conv_cost(case, case.weight, self)
-        elif (
-            case.op_type in ("Gemm", "MatMul") and case.weight is not None and len(case.weight) > 1
-        ):
-            cost = _compute_linear_cost(case, case.weight, self)
+        """Time of one node, float and int8. One without an int8 kernel costs its float time plus a pair."""
+        weight = case.weight or ()
+        if case.op_type == "LSTM" and len(weight) == LSTM_RANK:
+            return _compute_lstm_cost(case, weight, self)
+        if case.op_type == "Conv" and weight:
+            cost = conv_cost(case, weight, self)
+        elif case.op_type in ("Gemm", "MatMul") and len(weight) > 1:
+            cost = _compute_linear_cost(case, weight, self)
         else:
             return _compute_moves_cost(case, self)
         return Cost(cost.float_us, cost.int8_us * self.int8_network)
@@ -256,7 +245,6 @@ LSTM_RANK = 3
 LSTM_STATE_NS = 0.02
 # Activations that the kernel in front of them computes as well.
 _FOLDED = ("Relu", "Clip")
-_NOTHING = Moves(0.0, 0.0, 0.0, 0.0)
 
 
 def parse_costs(text: str) -> CpuCosts:
@@ -292,30 +280,22 @@ def _compute_linear_cost(case: OpCase, weight: Shape, cpu: CpuCosts) -> Cost:
         rows = max(1, math.prod(case.output[:-1]))
     depth = weights // max(outputs, 1)
     # Microseconds per million weights, as the tables have them.
-    exposed = (
-        weights
-        * min(1.0, STREAM_ONE_ROW + (1 - STREAM_ONE_ROW) * math.log(rows, STREAM_ALL_ROWS))
-        / 1e6
-    )
+    share = STREAM_ONE_ROW + (1 - STREAM_ONE_ROW) * math.log(rows, STREAM_ALL_ROWS)
+    exposed = weights * min(1.0, share) / 1e6
     float_us = linear.launch + max(rows / linear.gmacs, 1 / linear.one_row_gmacs) * weights / 1e3
     float_us += rows * (linear.row_ns + outputs * linear.out_ns) / 1e3
     float_us += exposed * interpolate(linear.stream_float, weights)
-    int8_us = (
-        linear.int8_launch
-        + max(rows / linear.int8_gmacs, 1 / linear.int8_one_row_gmacs) * weights / 1e3
-    )
-    int8_us += (
-        rows * (linear.int8_row_ns + outputs * linear.int8_out_ns + depth * linear.int8_in_ns) / 1e3
-    )
+    product_ns = max(rows / linear.int8_gmacs, 1 / linear.int8_one_row_gmacs) * weights
+    row_ns = linear.int8_row_ns + outputs * linear.int8_out_ns + depth * linear.int8_in_ns
+    int8_us = linear.int8_launch + product_ns / 1e3 + rows * row_ns / 1e3
     int8_us += exposed * interpolate(linear.stream_int8, weights)
     if case.op_type == "MatMul":
         float_us += linear.matmul_bias_launch + rows * outputs * linear.matmul_bias_ns / 1e3
         if case.pointwise and len(case.output or ()) > 2:
             taps = OpCase(op_type="Conv", inputs=(), output=(1, outputs, 1, rows))
             int8_us = conv_cost(taps, (outputs, depth, 1, 1), cpu).int8_us
-        int8_us += (
-            linear.matmul_int8_bias_launch + rows * outputs * linear.matmul_int8_bias_ns / 1e3
-        )
+        bias_ns = rows * outputs * linear.matmul_int8_bias_ns
+        int8_us += linear.matmul_int8_bias_launch + bias_ns / 1e3
     return Cost(float_us, int8_us)
 
 
@@ -323,10 +303,8 @@ def _compute_lstm_cost(case: OpCase, weight: Shape, cpu: CpuCosts) -> Cost:
     """DynamicQuantizeLSTM: one product of all inputs, and one of the hidden state, quantized anew, for each step."""
     directions, rows, features = weight
     hidden = rows // 4
-    shape = case.inputs[0] if case.inputs else None
-    steps, batch = (
-        shape[:2] if shape is not None and len(shape) == LSTM_RANK else (UNKNOWN_ROWS, UNKNOWN_ROWS)
-    )
+    shape = (case.inputs[0] if case.inputs else None) or ()
+    steps, batch = shape[:2] if len(shape) == LSTM_RANK else (UNKNOWN_ROWS, UNKNOWN_ROWS)
 
     def multiply(count: int, depth: int) -> Cost:
         part = OpCase(op_type="Gemm", inputs=(), output=(count, rows), weight=(depth, rows))
@@ -334,9 +312,8 @@ def _compute_lstm_cost(case: OpCase, weight: Shape, cpu: CpuCosts) -> Cost:
 
     first = multiply(steps * batch, features)
     each = multiply(batch, hidden)
-    state = (
-        batch * hidden * (cpu.pairs.q_ns + cpu.pairs.dynamic_ns) + hidden * rows * LSTM_STATE_NS
-    ) / 1e3
+    quantize_ns = batch * hidden * (cpu.pairs.q_ns + cpu.pairs.dynamic_ns)
+    state = (quantize_ns + hidden * rows * LSTM_STATE_NS) / 1e3
     float_us = first.float_us + steps * each.float_us
     int8_us = first.int8_us + steps * (each.int8_us + state)
     return Cost(directions * float_us, directions * int8_us * cpu.int8_network)
@@ -346,19 +323,17 @@ def _find_row(case: OpCase, cpu: CpuCosts) -> Moves:
     """The row of `CpuCosts.elements` for a node."""
     shape = case.output
     if case.op_type in _FOLDED:
-        return _NOTHING
+        return Moves(0.0, 0.0, 0.0, 0.0)
     if case.op_type == "Add" and shape is not None and len(shape) == 4:
         return cpu.elements["residual"]
     if case.op_type == "Mul" and any(known is not None and known != shape for known in case.inputs):
         return cpu.elements["gate"]
-    return cpu.elements.get(case.op_type) or _add_pair(cpu.elements["unknown"], cpu)
-
-
-def _add_pair(row: Moves, cpu: CpuCosts) -> Moves:
-    """The row of a kernel that computes in float between integers: with the pair around it."""
-    pairs = cpu.pairs
-    launch = pairs.q_launch + pairs.dq_launch
-    ns = pairs.q_ns + pairs.dq_ns
+    if case.op_type in cpu.elements:
+        return cpu.elements[case.op_type]
+    # Its kernel computes in float between integers: with the pair around it.
+    row = cpu.elements["unknown"]
+    launch = cpu.pairs.q_launch + cpu.pairs.dq_launch
+    ns = cpu.pairs.q_ns + cpu.pairs.dq_ns
     return Moves(row.float_us, row.float_ns, row.int8_us + launch, row.int8_ns + ns)
 
 
@@ -366,21 +341,15 @@ def _compute_moves_cost(case: OpCase, cpu: CpuCosts) -> Cost:
     """Time of an operator by its elements. Without sizes int8 is never cheaper than float."""
     row = _find_row(case, cpu)
     shapes = [shape for shape in (case.output, *case.inputs) if shape is not None]
-    shape = (
-        max(shapes, key=math.prod)
-        if case.op_type == "GlobalAveragePool" and shapes
-        else case.output
-    )
-    if shape is None:
-        shape = shapes[0] if shapes else None
+    shape = shapes[0] if shapes else None
+    if case.op_type == "GlobalAveragePool":
+        shape = max(shapes, key=math.prod, default=None)
     elements = UNKNOWN_ELEMENTS if shape is None else math.prod(shape)
     channels = shape[1] if shape is not None and len(shape) > 2 else INT8_BLOCK
     taps = math.prod(case.kernel) if row.taps and case.kernel else 1
     pixel_ns = (row.pixel_ns + row.odd_pixel_ns * (channels % INT8_BLOCK != 0)) / max(channels, 1)
-    float_us = (
-        row.float_us
-        + elements * taps * (row.float_ns + row.odd_ns * (channels % cpu.conv.block != 0)) / 1e3
-    )
+    float_ns = row.float_ns + row.odd_ns * (channels % cpu.conv.block != 0)
+    float_us = row.float_us + elements * taps * float_ns / 1e3
     int8_us = row.int8_us + elements * taps * (row.int8_ns + pixel_ns) / 1e3
     return Cost(float_us, max(float_us, int8_us) if shape is None else int8_us)
 
@@ -398,25 +367,19 @@ def conv_cost(case: OpCase, weight: Shape, cpu: CpuCosts) -> Cost:
     batch = case.output[0] if case.output is not None else 1
     cin = per_group * case.group
     strides = case.strides or (1,) * len(kernel)
+    pixels = batch * math.prod(spatial)
+    taps = math.prod(kernel)
+    skip = math.prod(strides)
     if case.group == 1:
         float_us = _compute_dense_float_us(batch, spatial, cin, cout, kernel, strides, conv)
-        int8_us = (
-            batch
-            * math.prod(spatial)
-            * _compute_dense_int8_ns(cin, cout, math.prod(kernel), conv)
-            / 1e3
-        )
-        int8_us += _compute_stream_us(cin * cout * math.prod(kernel), conv.stream_int8)
+        int8_us = pixels * _compute_dense_int8_ns(cin, cout, taps, conv) / 1e3
+        int8_us += _compute_stream_us(cin * cout * taps, conv.stream_int8)
     elif per_group == 1 and cin == cout:
-        float_us, int8_us = _compute_depthwise_us(
-            batch, spatial, cin, math.prod(kernel), math.prod(strides), cpu
-        )
+        float_us, int8_us = _compute_depthwise_us(batch, spatial, cin, taps, skip, cpu)
     else:
-        float_us, int8_us = _compute_grouped_us(
-            batch * math.prod(spatial), cin, cout, case.group, math.prod(kernel), conv
-        )
-    written = batch * cout * math.prod(spatial)
-    read = written * cin * math.prod(strides) // cout
+        float_us, int8_us = _compute_grouped_us(pixels, cin, cout, case.group, taps, conv)
+    written = pixels * cout
+    read = written * cin * skip // cout
     image = conv.int8_image_ns * read if 1 < cin <= 4 else 0.0
     clip = conv.clip_ns * written if case.activation == "Clip" else 0.0
     return Cost(
@@ -476,20 +439,16 @@ def _compute_dense_float_us(
         work = work * cin * filled * taps / conv.float_gmacs_nchw
         return (work + pixels * (conv.float_pixel_ns + conv.float_reorder_ns * cin)) / 1e3
     gmacs = interpolate(conv.float_gmacs, filled // conv.block)
-    used = _compute_valid_share(spatial[0], kernel[0], strides[0]) * _compute_valid_share(
-        spatial[1], kernel[1], strides[1]
-    )
-    return work * round_up(cin, conv.block) * filled * taps / gmacs / 1e3 + _compute_stream_us(
-        weights * used, conv.stream_float
-    )
+    used = math.prod(map(_compute_valid_share, spatial, kernel, strides))
+    stream_us = _compute_stream_us(weights * used, conv.stream_float)
+    return work * round_up(cin, conv.block) * filled * taps / gmacs / 1e3 + stream_us
 
 
 def _compute_dense_int8_ns(cin: int, cout: int, taps: int, conv: ConvCosts) -> float:
     """Nanoseconds of one output pixel."""
     macs = round_up(cin * taps, 4) * round_up(cout, INT8_BLOCK) / conv.int8_gmacs
-    gather = (
-        taps * (conv.int8_gather_ns + interpolate(conv.int8_in_tap_ns, cin)) if taps > 1 else 0.0
-    )
+    tap_ns = conv.int8_gather_ns + interpolate(conv.int8_in_tap_ns, cin)
+    gather = taps * tap_ns if taps > 1 else 0.0
     small = interpolate(conv.int8_in_ns, cin) + interpolate(conv.int8_out_ns, cout)
     return macs + gather + conv.int8_channel_ns * (cin + cout) + small
 
@@ -503,17 +462,12 @@ def _compute_depthwise_us(
     int8_ns = taps * (each.int8_tap_ns + each.int8_ns * channels)
     int8_ns += each.int8_pixel_ns + each.int8_channel_ns * channels
     if channels % INT8_BLOCK:
-        int8_ns += taps * (
-            each.odd_ns * channels + (each.odd4_ns if channels % (INT8_BLOCK // 2) else 0.0)
-        )
+        odd4_ns = each.odd4_ns if channels % (INT8_BLOCK // 2) else 0.0
+        int8_ns += taps * (each.odd_ns * channels + odd4_ns)
     if len(spatial) == 2:
-        element = interpolate(each.float_ns, spatial[1]) * (taps / 9) ** each.float_taps
-        float_us = (
-            pixels
-            * round_up(channels, cpu.conv.block)
-            * (element + each.float_skip_ns * (skip - 1))
-            / 1e3
-        )
+        element_ns = interpolate(each.float_ns, spatial[1]) * (taps / 9) ** each.float_taps
+        element_ns += each.float_skip_ns * (skip - 1)
+        float_us = pixels * round_up(channels, cpu.conv.block) * element_ns / 1e3
     else:
         float_us = channels * (batch * each.line_group_ns + pixels * taps * each.line_tap_ns) / 1e3
     return float_us, each.int8_launch + pixels * int8_ns / 1e3
@@ -530,9 +484,8 @@ def _compute_grouped_us(
     else:
         gmacs = interpolate(conv.float_gmacs, out // conv.block)
     int8_ns = round_up(into * taps, 4) * round_up(out, INT8_BLOCK) / conv.int8_gmacs
-    int8_ns += conv.grouped_int8_ns + taps * (
-        conv.grouped_int8_tap_ns + conv.grouped_int8_channel_ns * into
-    )
+    tap_ns = conv.grouped_int8_tap_ns + conv.grouped_int8_channel_ns * into
+    int8_ns += conv.grouped_int8_ns + taps * tap_ns
     weights = into * cout * taps
     float_us = pixels * weights / gmacs / 1e3 + _compute_stream_us(weights, conv.stream_float)
     return float_us, pixels * group * int8_ns / 1e3 + _compute_stream_us(weights, conv.stream_int8)

@@ -36,10 +36,10 @@ class Backend:
     title: its name for people. modes: by mode of quantization, what it accepts; mode `float` follows from them.
     engines: its libraries, the one that `prove` takes first. sums: of its kernels that add in 16 bits. limits,
     rule_limits: of the configuration, checked when it is read. aliases: names that other tools have for it. reference:
-    its engine is ONNX Runtime, which `onnxq.runtime` runs. formats: beginnings of the names of
-    the formats of `import-calibration` that are files of this engine.
-    plugin_advice: a remedy for people, where ONNX Runtime does not have an operator; "" for none. tables: of devices
-    that its users may run files on, which leave some operators to the CPU.
+    its engine is ONNX Runtime, which `onnxq.runtime` runs. formats: beginnings of the names of the
+    formats of `import-calibration` that are files of this engine. plugin_advice: a remedy for people, where ONNX
+    Runtime does not have an operator; "" for none. tables: of devices that its users may run files on, which leave some
+    operators to the CPU.
     """
 
     name: str
@@ -96,10 +96,8 @@ def list_runnable(*, foreign: bool = True) -> list[str]:
         name for name in own if (BACKENDS[name].engines if name in BACKENDS else _has_engines(name))
     ]
     others = list_backends(foreign=True) if foreign and set(list_names()) != set(own) else ()
-    return [
-        *names,
-        *(backend.name for backend in others if backend.engines and backend.name not in own),
-    ]
+    names += [backend.name for backend in others if backend.engines and backend.name not in own]
+    return names
 
 
 def _has_engines(folder: str) -> bool:
@@ -173,8 +171,7 @@ def _join_backends(name: str) -> Backend:
             modes[mode] = target
     cause = "" if modes else "no mode of quantization serves all of them"
     for part in parts:
-        reason = explain_alone(part.usual)
-        if reason:
+        if reason := explain_alone(part.usual):
             cause = f"{part.name} {reason}"
     if cause:
         files = ", ".join(f"`target={part!r}`" for part in weights)
@@ -183,14 +180,12 @@ def _join_backends(name: str) -> Backend:
     def unite(field: str) -> tuple[Any, ...]:
         return tuple(dict.fromkeys(entry for part in parts for entry in getattr(part, field)))
 
-    limits = (*unite("limits"), _ONE_ENGINE)
-    title = " and ".join(part.title for part in parts)
     return Backend(
         name=name,
-        title=title,
+        title=" and ".join(part.title for part in parts),
         modes=modes,
         engines=unite("engines"),
-        limits=limits,
+        limits=(*unite("limits"), _ONE_ENGINE),
         rule_limits=unite("rule_limits"),
     )
 
@@ -294,24 +289,19 @@ def find_engine(name: str) -> Engine:
     # Packages of others are loaded only where the name is none of onnxq's own.
     engine = list_engines(foreign=False).get(name) or list_engines().get(name)
     if engine is None:
-        raise ConfigError(
-            f"engine {name!r}", "is not known", suggest_names(name, list_engines()), code="Q312"
-        )
+        fix = suggest_names(name, list_engines())
+        raise ConfigError(f"engine {name!r}", "is not known", fix, code="Q312")
     return engine
 
 
 def find_compiler(target: str) -> Engine:
     """The engine of a backend that compiles models for its device. Raises ConfigError where there is none."""
-    found = next((engine for engine in find_backend(target).engines if engine.compiles), None)
-    if found is None:
-        others = (
-            other.name
-            for other in list_backends()
-            if any(engine.compiles for engine in other.engines)
-        )
-        fix = f"leave it out, or take `target={next(others)!r}`"
-        raise ConfigError("output.compiled", f"target {target} has no compiler", fix, code="Q317")
-    return found
+    for engine in find_backend(target).engines:
+        if engine.compiles:
+            return engine
+    compiled = (backend.name for backend in list_backends() for e in backend.engines if e.compiles)
+    fix = f"leave it out, or take `target={next(compiled)!r}`"
+    raise ConfigError("output.compiled", f"target {target} has no compiler", fix, code="Q317")
 
 
 def find_usual_engine() -> Engine:
@@ -408,9 +398,8 @@ def find_faults(
             yield limit.path, limit.why, limit.fix
     for k, rule in enumerate(config.rules):
         # The first rule that matches wins, so that nothing but the section stands below it.
-        ruled = config.model_copy(
-            update={"weights": config.weights.model_copy(update=rule.set.given())}
-        )
+        weights = config.weights.model_copy(update=rule.set.given())
+        ruled = config.model_copy(update={"weights": weights})
         for limit in limits:
             if limit.path == OBSERVER and rule.set.observer is not None and not limit.takes(ruled):
                 yield f"rules[{k}].set.observer", limit.why, limit.fix
@@ -419,9 +408,8 @@ def find_faults(
                 yield f"rules[{k}].set.{field}", rule_limit.why, rule_limit.fix
     activations = config.activations
     if activations.storage == FLOAT8 and activations.observer.name not in _RANGE_ONLY:
-        cause = (
-            f"{activations.observer.name!r} weighs evenly spaced levels, and those of FP8 are not"
-        )
+        name = activations.observer.name
+        cause = f"{name!r} weighs evenly spaced levels, and those of FP8 are not"
         yield "activations.observer", cause, f"use one of {', '.join(_RANGE_ONLY)}"
 
 

@@ -12,6 +12,17 @@ from onnxq.backends.base import Candidate
 from onnxq.graph import Graph, NodeRef
 from onnxq.sites import TensorId
 
+# Operators that move values as they are, whatever their type.
+MOVES = (
+    "Reshape",
+    "Flatten",
+    "Transpose",
+    "Squeeze",
+    "Unsqueeze",
+    "Slice",
+    "DepthToSpace",
+    "SpaceToDepth",
+)
 # Nodes between a convolution and the end of its branch: they copy or move its result, compute it pointwise, or combine
 # it with a constant.
 _COPIES = frozenset(
@@ -144,7 +155,7 @@ def find_skip_input(index: Graph, node: NodeRef) -> int | None:
     # Only one branch ends in a convolution. It ends a block unless that convolution makes the common tensor: then it is
     # in front of both branches.
     k = 0 if ends[0] is not None else 1
-    maker = None if parting is None else index.find_producer(parting)
+    maker = index.find_producer(parting)
     return None if maker is not None and maker.name == ends[k] else 1 - k
 
 
@@ -359,7 +370,7 @@ def _reads_graph_input(candidate: Candidate) -> bool:
     index = candidate.index
     tensor = candidate.tensor(0)
     for _ in range(_PREPROCESSED):
-        producer = None if tensor is None else index.find_producer(tensor)
+        producer = index.find_producer(tensor)
         if tensor is None or producer is None:
             return (
                 tensor is not None

@@ -85,15 +85,13 @@ def calibrate(
             observe_in_chunks(
                 crew, proto, watch, dataset, batch=batch, memory_limit=limit, progress=progress
             )
-    sample_count = (
-        f" over {len(dataset)} samples" if dataset is not None and len(dataset) != 1 else ""
-    )
+    count = 1 if dataset is None else len(dataset)
+    sample_count = f" over {count} samples" if count != 1 else ""
     qparams.update(_choose_qparams(missing, wants, watch, sample_count))
     # Weights after activations, biases after both: each needs the scales before it.
     unbounded = {want for want, observer in watch.observers.items() if observer.infinite}
-    refusals = _list_refusals(
-        index, wants, qparams, unbounded, {refusal.subject: refusal for refusal in unseen}
-    )
+    by_tensor = {refusal.subject: refusal for refusal in unseen}
+    refusals = _list_refusals(index, wants, qparams, unbounded, by_tensor)
     biases = [site for site in plan.sites if site.role is Role.BIAS]
     qparams.update(weight_numbers(index, missing, biases, qparams, progress, crew))
     qparams.update(bias_numbers(index, missing, qparams))

@@ -32,6 +32,18 @@ Exit codes:
   70   a defect of onnxq
   130  stopped with Ctrl-C; nothing half-written is left (129: by SIGHUP, 143: by SIGTERM)
 """
+# Parameters of the commands that make a quantized model.
+_MAKING = (
+    DATA,
+    make_output("The quantized model. [default: MODEL.q.onnx beside MODEL]"),
+    FORCE,
+    STRICT,
+    JSON,
+    VERBOSE,
+    QUIET,
+)
+# The last parameters of commands that write another file.
+_WRITING = (FORCE, JSON, VERBOSE, QUIET)
 # Digits of a number of bits; the widest integers have 64.
 _DIGITS = 3
 
@@ -66,16 +78,7 @@ QUANTIZE = ModelCommand(
       onnxq quantize model.onnx --config ort-int8-weights
       onnxq quantize model.onnx --config ort-dynamic
     """,
-    [
-        MODEL,
-        DATA,
-        make_output("The quantized model. [default: MODEL.q.onnx beside MODEL]"),
-        FORCE,
-        STRICT,
-        JSON,
-        VERBOSE,
-        QUIET,
-    ],
+    [MODEL, *_MAKING],
     function="quantize:quantize",
     progress="quantizing {model}",
     takes="QUANTIZE",
@@ -97,16 +100,7 @@ SEARCH = ModelCommand(
       onnxq search model.onnx --data samples.npz --metric evaluate.py:accuracy --max-drop 1%
       onnxq search model.onnx --data samples.npz --min-sqnr 25 --minimize latency --plot front.png
     """,
-    [
-        MODEL,
-        DATA,
-        make_output("The quantized model. [default: MODEL.q.onnx beside MODEL]"),
-        FORCE,
-        STRICT,
-        JSON,
-        VERBOSE,
-        QUIET,
-    ],
+    [MODEL, *_MAKING],
     function="search:search",
     progress="searching precisions of {model}",
     takes="SEARCH",
@@ -210,17 +204,7 @@ APPLY = ModelCommand(
 
     A plan with numbers needs no data, but is checked on it when given; a plan without is calibrated on --data.
     """,
-    [
-        MODEL,
-        click.Argument(["plan"]),
-        DATA,
-        make_output("The quantized model. [default: MODEL.q.onnx beside MODEL]"),
-        FORCE,
-        STRICT,
-        JSON,
-        VERBOSE,
-        QUIET,
-    ],
+    [MODEL, click.Argument(["plan"]), *_MAKING],
     function="apply:apply",
     progress="applying {plan} to {model}",
     takes="APPLY",
@@ -316,10 +300,7 @@ IMPORT = ModelCommand(
             metavar="OUT.onnx",
             help="Carry the plan out at once: the Q/DQ model.",
         ),
-        FORCE,
-        JSON,
-        VERBOSE,
-        QUIET,
+        *_WRITING,
     ],
     function="import_calibration:import_and_apply",
     progress="importing {cache}",
@@ -349,10 +330,7 @@ EXPORT = ModelCommand(
         ),
         click.Option(["--model"], metavar="MODEL", help="The network that a plan is for."),
         make_output("The file.", metavar="OUT"),
-        FORCE,
-        JSON,
-        VERBOSE,
-        QUIET,
+        *_WRITING,
     ],
     function="export_calibration:export_calibration",
     progress="exporting {source}",
@@ -370,17 +348,7 @@ IMPORT_WEIGHTS = ModelCommand(
       onnxq import-weights model.onnx Llama-GPTQ/ -o model.q4.onnx
       onnxq import-weights model.onnx model.Q4_0.gguf --emit qdq
     """,
-    [
-        MODEL,
-        click.Argument(["checkpoint"]),
-        DATA,
-        make_output("The quantized model. [default: MODEL.q.onnx beside MODEL]"),
-        FORCE,
-        STRICT,
-        JSON,
-        VERBOSE,
-        QUIET,
-    ],
+    [MODEL, click.Argument(["checkpoint"]), *_MAKING],
     function="import_weights:import_weights",
     progress="importing {checkpoint} into {model}",
     takes="IMPORT_WEIGHTS",
@@ -433,10 +401,7 @@ ANNOTATE = ModelCommand(
             help="Rewrite the pairs in this form, so that the numbers follow the bits.",
         ),
         make_output("[default: MODEL.bits.onnx beside MODEL]"),
-        FORCE,
-        JSON,
-        VERBOSE,
-        QUIET,
+        *_WRITING,
     ],
     function="inspect:annotate_bits",
     progress="annotating {model}",

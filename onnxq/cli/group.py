@@ -64,7 +64,7 @@ def error_document(fields: dict[str, Any]) -> str:
 
 def error_text(error: OnnxqError) -> str:
     """The lines `error[Q303]: subject: cause` and, indented, the fix and the details."""
-    return name_options(error.join_lines(f"error[{error.code}]: {error.subject}: {error.cause}"))
+    return name_options(error.join_lines(f"error[{error.code}]: {error.fault}"))
 
 
 def print_error(error: OnnxqError, exit_code: int = USER) -> int:

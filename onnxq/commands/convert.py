@@ -213,7 +213,7 @@ def _count_kernels(file: ModelSource, request: ProveRequest) -> KernelTypes:
         proof = prove_model(file, request)
     except OnnxqError as error:
         # The one file may be what the engine refuses, which is why it is converted.
-        return KernelTypes(reason=f"not built: {error.subject}: {error.cause}".partition("\n")[0])
+        return KernelTypes(reason=f"not built: {error.fault}".partition("\n")[0])
     if not proof.built:
         return KernelTypes(reason=f"{proof.build.state}: {proof.build.reason}".partition("\n")[0])
     return KernelTypes(count=len(proof.kernels), types=proof.by_op())

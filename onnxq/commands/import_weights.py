@@ -199,7 +199,7 @@ def _import(
                 wanted[found] = _choose_spec(found, codes, config), codes
             except CalibrationError as error:
                 (floats if found.by == "values" else missing).update(
-                    dict.fromkeys(found.names, f"{error.subject}: {error.cause}")
+                    dict.fromkeys(found.names, error.fault)
                 )
     with ctx.timers.run("plan", "planning"):
         name = Path(model).name if isinstance(model, (str, Path)) else "model"

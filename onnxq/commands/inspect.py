@@ -84,9 +84,8 @@ def annotate_bits(
         _refuse_mixture("check", "writes nothing", **written, out=out, sidecar=sidecar, strip=strip)
     elif strip:
         _refuse_mixture("strip", "takes all notes out", **written, plan=plan)
-    name = "" if isinstance(model, ModelProto) else model
     with (
-        guard_outputs(name, out, sidecar, force=force),
+        guard_outputs("" if isinstance(model, ModelProto) else model, out, sidecar, force=force),
         open_run(model, config, overrides, Command.ANNOTATE, out=out, force=force) as chosen,
     ):
         options = chosen.output
@@ -107,17 +106,12 @@ def annotate_bits(
                 )
         if out is not None:
             with progress("writing"):
-                save_model(
-                    inspection.model,
-                    Path(out),
-                    external=options.external_data or None,
-                    overwrite=force,
-                )
+                external = options.external_data or None
+                save_model(inspection.model, Path(out), external=external, overwrite=force)
             inspection = replace(inspection, output=str(out))
         if sidecar is not None:
-            write_text(
-                Path(sidecar), write_sidecar(inspection.model, inspection.pairs), overwrite=force
-            )
+            text = write_sidecar(inspection.model, inspection.pairs)
+            write_text(Path(sidecar), text, overwrite=force)
     return inspection
 
 

@@ -14,8 +14,8 @@ from onnxq.errors import VerificationError
 from onnxq.files import replace_files, write_text
 from onnxq.pipeline.configuration import Configuration, ModelSource, Overrides, open_run
 from onnxq.pipeline.finalize import Result, write_result
-from onnxq.pipeline.precision_search import search_precisions
 from onnxq.pipeline.record import write_run
+from onnxq.pipeline.search import search_precisions
 from onnxq.progress import Progress, silent
 from onnxq.report.columns import Text
 from onnxq.report.document import ResultFormat

@@ -96,10 +96,7 @@ def quantize_static(
     preset, tensors = extra.get(PRESET), dict(extra.get("TensorQuantOverrides") or {})
     cache = None if calibration_cache_path is None else Path(calibration_cache_path)
     cached = read_cache(cache) if cache is not None and cache.exists() else {}
-    if isinstance(cached, dict):
-        for name, (low, high) in spread_ranges(cached, model_input).items():
-            own = tensors.get(name) or [{}]
-            tensors[name] = [{"rmin": low, "rmax": high, **own[0]}]
+    _add_ranges(tensors, cached, model_input)
     target = _find_target(preset) if preset or tensors else None
     whole = target is not None and target.whole
     overrides, cautions = convert_options(arguments, WHOLE_ARGUMENTS if whole else ARGUMENTS)
@@ -114,24 +111,31 @@ def quantize_static(
 
     named = None
     if target is not None and tensors:
-        named = TensorOverrides(
-            tensors, target, name_value(activation_type), extra.get(CONVERTS, True)
-        )
+        converts = extra.get(CONVERTS, True)
+        named = TensorOverrides(tensors, target, name_value(activation_type), converts)
     selection = CallLists(op_types_to_quantize, nodes_to_quantize, nodes_to_exclude, named)
     samples = read_samples(calibration_data_reader, extra.get("CalibStridedMinMax"))
+    request = (overrides, cautions, selection)
     if not isinstance(cached, dict):
-        return _apply_plan(
-            model_input, model_output, cached, samples, overrides, cautions, selection
-        )
+        return _apply_plan(model_input, model_output, cached, samples, *request)
     if calibration_data_reader is None and not cached:
         cause = "is None, so that there are no samples to find ranges on"
-        raise ConfigError(
-            "calibration_data_reader", cause, "give a reader, or call quantize_dynamic", code="Q319"
-        )
-    result = _quantize(model_input, model_output, samples, preset, overrides, cautions, selection)
+        fix = "give a reader, or call quantize_dynamic"
+        raise ConfigError("calibration_data_reader", cause, fix, code="Q319")
+    result = _quantize(model_input, model_output, samples, preset, *request)
     if cache is not None and not cached:
         write_cache(result.plan, calibrate_method, cache)
     return result
+
+
+def _add_ranges(
+    tensors: dict[str, Any], cached: Plan | dict[str, tuple[float, float]], model: Model
+) -> None:
+    """Add the ranges of a cache, if it holds some, to the overrides of tensors, whose own come first."""
+    ranges = spread_ranges(cached, model) if isinstance(cached, dict) else {}
+    for name, (low, high) in ranges.items():
+        own = tensors.get(name) or [{}]
+        tensors[name] = [{"rmin": low, "rmax": high, **own[0]}]
 
 
 __getattr__ = hand_on("quantize")

@@ -3,18 +3,14 @@
 from onnxq.config.data import DataConfig, ImageConfig, RuntimeConfig, ScaleConfig, VerifyConfig
 from onnxq.config.front_end import FrontEnd, MultiInput, QuantizerSpec, Trained
 from onnxq.config.load import (
-    Option,
     check_trust,
-    expand_names,
-    list_code,
-    list_options,
     list_presets,
     parse_setting,
     read_config,
     read_preset,
     write_config,
 )
-from onnxq.config.model import Config
+from onnxq.config.model import Config, Option, expand_names, list_code, list_options
 from onnxq.config.rules import Rule, RuleSet, TensorConfig
 from onnxq.config.values import (
     DEFAULT_TARGET,

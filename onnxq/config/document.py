@@ -241,7 +241,7 @@ def _describe_fault(details: ErrorDetails, root: type[BaseModel], hidden: Hidden
     if kind == "value_error":  # raised by our own validators, in our own words
         error = details["ctx"]["error"]
         if isinstance(error, OnnxqError):
-            return Fault(path, f"{error.subject}: {error.cause}", error.fix)
+            return Fault(path, error.fault, error.fix)
         return Fault(path, str(error))
     words = {"tuple_type": "must be a list", "model_type": "must be a mapping of keys to values"}
     message = words.get(kind, str(details["msg"]).replace("Input should be", "must be"))

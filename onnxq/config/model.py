@@ -1,13 +1,25 @@
 """The configuration: frozen, hashable, without arrays. Strings of the YAML become types here and go no further.
 
-It states a request for each kind of tensor; the target answers with a spec or a Refusal.
+It states a request for each kind of tensor; the target answers with a spec or a Refusal. Fields made by `option` are
+options of commands and of Python functions.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Annotated, Any, Literal, get_args
 
-from pydantic import BeforeValidator, Field, PrivateAttr
+from pydantic import (
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PrivateAttr,
+    TypeAdapter,
+    ValidationError,
+)
+from pydantic.fields import FieldInfo
 
 from onnxq.config.commands import (
     AccuracyConfig,
@@ -23,7 +35,7 @@ from onnxq.config.commands import (
     VariantsConfig,
 )
 from onnxq.config.data import DataConfig, OutputConfig, RuntimeConfig, ScaleConfig, VerifyConfig
-from onnxq.config.document import Path, format_path
+from onnxq.config.document import Path, format_path, list_choices, list_faults, list_models
 from onnxq.config.front_end import FrontEnd
 from onnxq.config.rules import Rule, TensorConfig
 from onnxq.config.values import (
@@ -40,6 +52,7 @@ from onnxq.config.values import (
     wrap_single,
 )
 from onnxq.errors import ConfigError, Location
+from onnxq.nearest import suggest_names
 
 
 def _default_activations() -> TensorConfig:
@@ -216,6 +229,139 @@ class Config(Section):
 
     def locate_error(self, path: str, error: ConfigError) -> ConfigError:
         """The error about a value, with the place where it was written. path: dotted."""
-        return ConfigError(
-            self.where(path), f"{error.subject}: {error.cause}", error.fix, code=error.code
+        return ConfigError(self.where(path), error.fault, error.fix, code=error.code)
+
+
+@dataclass(frozen=True, eq=False)
+class Option:
+    """One option. path: of its field, dotted. name: for overrides. flags: of the command line."""
+
+    path: str
+    name: str
+    flags: tuple[str, ...]
+    metavar: str
+    commands: Command
+    field: FieldInfo
+
+    @property
+    def choices(self) -> tuple[str | int, ...]:
+        """The words or numbers that its value is one of; () for other values."""
+        return () if self.metavar else tuple(list_choices(self.field.annotation))
+
+    @property
+    def repeatable(self) -> bool:
+        """True for any number of values, each with a flag of its own."""
+        return (
+            self.field.default == () and not self.names and not list_choices(self.field.annotation)
         )
+
+    @property
+    def bare(self) -> str:
+        """Its value where its flag stands alone; "" where it must have one."""
+        extra: Any = self.field.json_schema_extra
+        return str(extra["bare"])
+
+    @property
+    def runs_code(self) -> bool:
+        """True if its value names code that is run."""
+        extra: Any = self.field.json_schema_extra
+        return bool(extra["code"])
+
+    @property
+    def names(self) -> str:
+        """The registry that lists its values; "" for none."""
+        extra: Any = self.field.json_schema_extra
+        return str(extra["names"])
+
+    @property
+    def is_whole(self) -> bool:
+        """True for a whole number."""
+        return int in (self.field.annotation, *get_args(self.field.annotation))
+
+    @property
+    def bounds(self) -> tuple[Any, Any]:
+        """The least and the greatest value; None for no bound."""
+        bounds = {"ge": None, "le": None}
+        for limit in self.field.metadata:
+            for end in bounds:
+                bounds[end] = getattr(limit, end, bounds[end])
+        return bounds["ge"], bounds["le"]
+
+    @property
+    def help(self) -> str:
+        """Its meaning and its default."""
+        text = str(self.field.description)
+        default = self.field.default
+        if isinstance(default, bool) or default in (None, "", ()):
+            return text
+        value = f"{default:g}" if isinstance(default, float) else default
+        return f"{text} [default: {value}]"
+
+    def parse(self, text: str) -> Any:
+        """Convert the text of a command line. Raises ValueError, in words for people, for one that does not fit."""
+        kind: Any = Annotated[(self.field.annotation, self.field)]
+        adapter: TypeAdapter[Any] = TypeAdapter(kind, config=ConfigDict(allow_inf_nan=False))
+        try:
+            return adapter.validate_python(text)
+        except ValidationError as error:
+            fault = list_faults(error, Config)[0]
+            raise ValueError("; ".join(filter(None, (fault.cause, fault.fix)))) from error
+
+
+def _walk_fields(section: type[Section], prefix: str) -> Iterator[Option]:
+    for key, field in section.model_fields.items():
+        extra: Any = field.json_schema_extra
+        if extra is None:
+            for inner in list_models(field.annotation):
+                if issubclass(inner, Section):
+                    yield from _walk_fields(inner, f"{prefix}{key}.")
+            continue
+        name = extra["name"] or key
+        own_flag = f"{'no-' if field.default is True else ''}{name.replace('_', '-')}"
+        flags = (extra["flags"] or own_flag).split()
+        metavar = extra["metavar"] or ("" if list_choices(field.annotation) else "N")
+        yield Option(
+            f"{prefix}{key}",
+            name,
+            tuple(f"--{flag}" for flag in flags),
+            metavar,
+            extra["commands"] or section.commands,
+            field,
+        )
+
+
+@cache
+def list_options(command: Command | None = None) -> tuple[Option, ...]:
+    """List the options of a command, None for all, in the order of the configuration."""
+    entries = _walk_fields(Config, "")
+    return tuple(entry for entry in entries if command is None or command in entry.commands)
+
+
+def list_code(values: Config | Mapping[str, Any]) -> Iterator[tuple[Option, str]]:
+    """List the code that a configuration names, each with its option. Functions of Python have no name in it."""
+    for entry in list_options():
+        if not entry.runs_code:
+            continue
+        section, key = entry.path.split(".")
+        inner = values.get(section) if isinstance(values, Mapping) else getattr(values, section)
+        value = inner.get(key) if isinstance(inner, Mapping) else getattr(inner, key, None)
+        for code in value if isinstance(value, (list, tuple)) else (value,):
+            if code and isinstance(code, str):
+                yield entry, code
+
+
+def expand_names(overrides: Mapping[str, Any] | None, command: Command) -> dict[str, Any]:
+    """Replace the names of a command's options by the paths of their fields; paths and sections stay.
+
+    Raises ConfigError, with the nearest name, for a key that is neither.
+    """
+    paths = {entry.name: entry.path for entry in list_options(command)}
+    expanded = {}
+    for key, value in (overrides or {}).items():
+        head = str(key).partition(".")[0]
+        if key not in paths and head not in Config.model_fields:
+            known = (*paths, *Config.model_fields)
+            fix = suggest_names(head, known)
+            raise ConfigError(f"option: {key}", "unknown key", fix, code="Q303")
+        expanded[paths.get(key, key)] = value
+    return expanded

@@ -17,7 +17,8 @@ from onnxq.errors import ConfigError, Location
 from onnxq.nearest import suggest_names
 
 # Sparsebit's words -> ours, in the tables below.
-_SECTIONS = ("BACKEND", "SKIP_TRACE_MODULES", "SCHEDULE", "W", "A")
+# A document with one of these is in Sparsebit's form.
+SECTIONS = ("BACKEND", "SKIP_TRACE_MODULES", "SCHEDULE", "W", "A")
 _BACKENDS = {"virtual": "virtual", "onnxruntime": "ort", "tensorrt": "trt"}
 _OBSERVERS = {
     "minmax": "minmax",
@@ -28,7 +29,14 @@ _OBSERVERS = {
     "aciq": "aciq",
 }
 _DISTRIBUTIONS = {"gaus": "gaussian", "laplace": "laplace"}
-_QUANTIZERS = {name: name for name in ("uniform", "lsq", "lsq+", "pact", "dorefa", "adaround")}
+_QUANTIZERS = {
+    "uniform": "uniform",
+    "lsq": "lsq",
+    "lsq+": "lsq+",
+    "pact": "pact",
+    "dorefa": "dorefa",
+    "adaround": "adaround",
+}
 _SCHEMES = {
     "per-tensor-symmetric": ("tensor", "symmetric"),
     "per-tensor-affine": ("tensor", "asymmetric"),
@@ -41,11 +49,6 @@ _SCHEMES = {
 _ROLES = {"W": ("weights", "weight"), "A": ("activations", "activation")}
 
 
-def is_sparsebit(values: Mapping[str, Any]) -> bool:
-    """True for a document in Sparsebit's form."""
-    return any(key in values for key in _SECTIONS)
-
-
 def convert_sparsebit(document: Document) -> Document:
     """Convert a document; every key keeps the line it came from.
 
@@ -53,7 +56,7 @@ def convert_sparsebit(document: Document) -> Document:
     """
     values = document.values
     reading = _Reading(document)
-    reading.refuse_unknown((), values, _SECTIONS)
+    reading.refuse_unknown((), values, SECTIONS)
     reading.put_value(
         ("target",), reading.read_word(("BACKEND",), "virtual", _BACKENDS), ("BACKEND",)
     )

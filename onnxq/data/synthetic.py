@@ -289,17 +289,13 @@ def count_table_rows(inputs: Inputs, index: GraphIndex) -> dict[str, int]:
                     else None
                 )
                 # A table in fewer bits is behind a Cast or DequantizeLinear.
-                maker = None if table is None else index.find_producer(table)
+                maker = index.find_producer(table)
                 table = (
                     index.find_input(maker, 0)
                     if maker is not None and maker.op_type in _STORED
                     else table
                 )
-                shape = (
-                    index.find_shape(table)
-                    if table is not None and index.is_constant(table)
-                    else None
-                )
+                shape = index.find_shape(table) if index.is_constant(table) else None
                 if shape and isinstance(shape[0], int) and not node.attrs.get("axis", 0):
                     rows[value.name] = min(shape[0], rows.get(value.name, shape[0]))
     return rows
@@ -353,7 +349,7 @@ def _find_running(draw: Callable[[int | None], Dataset], session: Session) -> Da
             for k in range(min(2, len(dataset))) if find_decoder(session.inputs) else (0,):
                 session.run(dataset[k])
         except ModelError as error:
-            failure = failure or f"{error.subject}: {error.cause}"
+            failure = failure or error.fault
             continue
         return dataset
     cause = f"the model runs with none of the sizes tried ({failure})"

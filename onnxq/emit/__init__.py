@@ -1,7 +1,14 @@
 """A calibrated plan carried out: the only writer of QuantizeLinear and DequantizeLinear. It decides nothing."""
 
-from onnxq.emit.model import emit_pairs, emit_types, replace_biases, write_matrices
-from onnxq.emit.pairs import BITS_KEY, PLAN_KEY, leave_out_notes
+from onnxq.emit.model import (
+    BITS_KEY,
+    PLAN_KEY,
+    emit_pairs,
+    emit_types,
+    leave_out_notes,
+    replace_biases,
+    write_matrices,
+)
 
 __all__ = [
     "BITS_KEY",

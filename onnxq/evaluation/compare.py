@@ -332,13 +332,19 @@ _FedRun = tuple[Run, Feeds, Arrays, Feeds]
 class FloatOutputs:
     """A float model on the samples of a data set, without optimizations.
 
-    Models are compared with it in the form that `selections.take_choices` gives them.
+    Models are compared with it in the form that `selections.take_choices` gives them. threads: of each session, 0: as
+    many as leave the samples that run side by side their own. alone: samples run one after the other.
     """
 
-    def __init__(self, proto: ModelLike, samples: Dataset, *, threads: int = 0) -> None:
+    def __init__(
+        self, proto: ModelLike, samples: Dataset, *, threads: int = 0, alone: bool = False
+    ) -> None:
         self.proto, self.samples = proto, samples
         self.selections = find_selections(proto)
-        self.threads = threads
+        self.asked_threads = threads
+        # Of a large model one run at a time is in memory, on all cores.
+        alone = alone or is_large_model(proto)
+        self.threads = threads or (0 if alone else share_cores(len(samples)))
         self._session: Session | None = None
         self._outputs: dict[int, dict[str, Array]] = {}
         self._bytes = 0
@@ -359,6 +365,10 @@ class FloatOutputs:
                 self._session = None  # and the weights with it: nothing is left to run
         return outputs
 
+    def add_choices(self, at: int, feeds: Feeds) -> Feeds:
+        """The inputs at this position with all that the float model chooses by computed values."""
+        return self.selections.add_choices(feeds, self.run(at, feeds))
+
     def score_runs(
         self, runs: Sequence[Run], positions: Iterable[int], *, threads: int = 0
     ) -> Iterator[tuple[int, SampleErrors]]:
@@ -372,7 +382,7 @@ class FloatOutputs:
             return measure_sample(feeds, exact, run(matched))
 
         large = is_large_model(self.proto)
-        # Of a large model one run at a time is in memory; a session of all cores leaves none for another.
+        # A session of all cores leaves none for another.
         threads = threads or (1 if large or not self.threads else share_cores(self.threads))
         for number, errors in enumerate(
             map_in_threads(score, self._list_runs(runs, positions), threads=threads)

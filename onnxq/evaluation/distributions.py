@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 
+from onnxq.annotate import PairInfo
 from onnxq.arrays import Array, Array64, Interval
+from onnxq.data import Dataset
+from onnxq.graph import ModelLike, get_index
 from onnxq.observers import Histogram
 from onnxq.observers.base import Values
+from onnxq.progress import Progress
+from onnxq.runtime import Session, tap_tensors
+from onnxq.sites import Role, TensorId
+from onnxq.spec import PerChannel
 
 # Intervals of a histogram, and channels or groups of neighbouring ones.
 BINS = 32
@@ -94,3 +103,44 @@ class Distribution:
             # A tensor of one value.
             edges = edges + np.linspace(0.0, max(abs(edges[0]), 1e-6) * 1e-6, edges.size)
         return edges, counts
+
+
+def observe_distributions(
+    model: ModelLike,
+    pairs: Iterable[tuple[PairInfo, TensorId | None]],
+    samples: Dataset,
+    progress: Progress,
+) -> dict[TensorId | None, Distribution]:
+    """The distributions of tensors of a float model that pairs quantize: of weights, and of activations on samples.
+
+    pairs: each with its tensor in the float model; None where that has none.
+    """
+    index = get_index(model)
+    distributions: dict[TensorId | None, Distribution] = {}
+    for pair, tensor in pairs:
+        if tensor is None or tensor in distributions or pair.role is Role.BIAS:
+            continue
+        weight = index.find_constant(tensor)
+        if weight is not None:
+            grain = pair.granularity
+            axis = grain.axis if isinstance(grain, PerChannel) and grain.axis < 2 else 0
+            distributions[tensor] = Distribution(None)
+            distributions[tensor].add_weight(weight, axis)
+        elif not tensor.scope and index.find_dtype(tensor):
+            rank = len(index.find_shape(tensor) or ())
+            # Channels stand behind the batch of images, and last elsewhere.
+            distributions[tensor] = Distribution(1 if rank == 4 else -1 if rank > 1 else None)
+    computed = [tensor for tensor in distributions if tensor and not index.is_constant(tensor)]
+    if not computed:
+        return distributions
+    tapped = tap_tensors(model, computed, only=True)
+    session = Session(tapped.proto, optimize=False)
+    names = {value.name for value in session.inputs}
+    with progress("looking at the values", len(samples)) as task:
+        for feeds in samples.samples():
+            values = session.run({name: array for name, array in feeds.items() if name in names})
+            for tensor, output in tapped.outputs.items():
+                if values[output].dtype.kind == "f":
+                    distributions[tensor].add_values(values[output])
+            task.advance()
+    return distributions

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from onnxq.arrays import Array
+from onnxq.config import Config
 from onnxq.data.scripts import find_function, guard_user_code
 from onnxq.errors import ConfigError, DataError
 from onnxq.files import ScratchFolder
@@ -163,6 +164,23 @@ class AccuracyRequest:
         if self.metric is not None:
             return f"{self.metric.name} at most {self.max_drop} below float"
         return "" if self.min_sqnr is None else f"at least {self.min_sqnr:g} dB at every output"
+
+
+def make_request(config: Config, data: object) -> AccuracyRequest:
+    """The request for accuracy. Raises ConfigError for wishes that do not go together, or without samples."""
+    accuracy = config.accuracy
+    if accuracy.metric is None and accuracy.max_drop is not None:
+        fix = "give `metric=…`, a file.py:function, as well"
+        raise ConfigError("max_drop", "says nothing without a metric", fix, code="Q308")
+    if accuracy.metric is not None and accuracy.min_sqnr is not None:
+        cause = "and a metric were given: promotion goes by one figure"
+        raise ConfigError("min_sqnr", cause, "give one of them", code="Q308")
+    if data is None and (accuracy.metric is not None or accuracy.min_sqnr is not None):
+        cause = "no samples were given: made-up inputs say nothing of accuracy"
+        raise ConfigError("data", cause, "pass `data=…`", code="Q319")
+    metric = None if accuracy.metric is None else load_metric(accuracy.metric)
+    drop = parse_drop(0.0 if accuracy.max_drop is None else accuracy.max_drop)
+    return AccuracyRequest(accuracy.min_sqnr, metric, drop, accuracy.promote_to)
 
 
 def has_whole_bytes(plan: Plan) -> bool:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from onnxq.data import Dataset
 from onnxq.errors import ConfigError
 from onnxq.evaluation.agreement import AgreementSums, ChoiceAgreement
-from onnxq.evaluation.compare import FloatOutputs
+from onnxq.evaluation.compare import FloatOutputs, ModelErrors
 from onnxq.evaluation.profile import (
     KINDS,
     GroupCost,
@@ -153,36 +153,37 @@ def measure_sensitivity(
     ]
     costs.sort(key=lambda cost: (-cost.gain_db, cost.isolated_db, cost.name))
     # A second go, since the loudest are known only now.
-    joint = _list_joint(groups, figures)
-    together = [everything - setting for setting in joint.values()]
-    joint_errors = (
-        measure_settings(toggled, reference, together, progress=progress, crew=crew)
-        if together
-        else []
-    )
-    prefixes = [
-        PrefixError(node=name, sqnr_db=db)
-        for name, db in zip(steps, figures[2 * len(groups) :], strict=True)
-    ]
-    outputs = tuple(
-        OutputProfile(
-            name=output.name, sqnr_db=output.sqnr_db, part=output.part, float_db=plain.whole_db
-        )
-        for output, plain in zip(on.results(), off.results(), strict=True)
-    )
+    loudest = _list_joint(groups, figures)
+    joint: list[JointCost] = []
+    if loudest:
+        settings = [everything - setting for setting in loudest.values()]
+        errors = measure_settings(toggled, reference, settings, progress=progress, crew=crew)
+        joint = [
+            JointCost(nodes=names, sqnr_db=noise_to_db(without.noise()))
+            for names, without in zip(loudest, errors, strict=True)
+        ]
+    prefixes = zip(steps, figures[2 * len(groups) :], strict=True)
+    outputs = _profile_outputs(on, off)
     return Profile(
         sqnr_db=whole,
         samples=len(samples),
         outputs=outputs,
         groups=tuple(costs),
-        prefixes=tuple(prefixes),
-        joint=tuple(
-            JointCost(nodes=names, sqnr_db=noise_to_db(errors.noise()))
-            for names, errors in zip(joint, joint_errors, strict=True)
-        ),
+        prefixes=tuple(PrefixError(node=name, sqnr_db=db) for name, db in prefixes),
+        joint=tuple(joint),
         fixed=toggled.fixed,
         choices=_compare_choices(toggled, reference, everything),
         warnings=_gather_warnings(outputs, toggled, reference.selections.list_missing(quantized)),
+    )
+
+
+def _profile_outputs(quantized: ModelErrors, plain: ModelErrors) -> tuple[OutputProfile, ...]:
+    """The outputs with every switch on, and in float: with none."""
+    return tuple(
+        OutputProfile(
+            name=output.name, sqnr_db=output.sqnr_db, part=output.part, float_db=exact.whole_db
+        )
+        for output, exact in zip(quantized.results(), plain.results(), strict=True)
     )
 
 

@@ -182,11 +182,8 @@ def _read_bytes(path: Path) -> bytes:
     if not os.path.exists(path):
         beside = path.parent.glob("*") if os.path.isdir(path.parent) else ()
         near = find_nearest(path.name, (file.name for file in beside))
-        fix = (
-            f"did you mean {' or '.join(str(path.parent / name) for name in near)}?"
-            if near
-            else "check the path"
-        )
+        paths = " or ".join(str(path.parent / name) for name in near)
+        fix = f"did you mean {paths}?" if near else "check the path"
         raise ModelError(path, "there is no such file", fix, code="Q101")
     if path.stat().st_size > MESSAGE_LIMIT:
         cause = "is one file of over 2 GB: protobuf cannot read it"
@@ -243,12 +240,8 @@ def _parse_model(data: bytes, path: Path) -> ModelProto:
         or not proto.ir_version
         or not (proto.graph.node or proto.graph.output)
     ):
-        raise ModelError(
-            path,
-            "is a protobuf file but not an ONNX model",
-            "give the .onnx of the network",
-            code="Q102",
-        )
+        cause = "is a protobuf file but not an ONNX model"
+        raise ModelError(path, cause, "give the .onnx of the network", code="Q102")
     _check_text(proto, str(path))
     return proto
 
@@ -335,16 +328,13 @@ def _settle_imports(proto: ModelProto) -> Cautions:
     doubled = len(versions) < len(proto.opset_import)
     if doubled or added:
         replace_items(proto.opset_import, [*versions.values(), *added])
-    texts = (
-        ["a domain was imported in two versions; the last one stays, as ONNX Runtime reads it"]
-        if doubled
-        else []
-    )
-    texts += (
-        [f"{', '.join(missing)} was not imported; it is now, as ONNX Runtime reads it"]
-        if added
-        else []
-    )
+    texts = []
+    if doubled:
+        texts.append(
+            "a domain was imported in two versions; the last one stays, as ONNX Runtime reads it"
+        )
+    if added:
+        texts.append(f"{', '.join(missing)} was not imported; it is now, as ONNX Runtime reads it")
     return tuple(Caution("W113", text) for text in texts)
 
 

@@ -26,7 +26,7 @@ from onnxq.graph.convert import ensure_opset
 from onnxq.graph.editing.editor import Editor
 from onnxq.graph.index import GraphIndex
 from onnxq.graph.light import M, bare_proto
-from onnxq.graph.scopes import walk_graphs
+from onnxq.graph.scopes import walk_nodes
 
 OPERATOR = "MatMulNBits"
 _MICROSOFT = "com.microsoft"
@@ -113,58 +113,37 @@ def write_nbits(
     Raises PlanError for minima that no operator has.
     """
     index = GraphIndex(proto)
-    products = [
-        (node, pair) for node in index.nodes if (pair := _find_pair(index, node)) is not None
-    ]
+    products = [(node, pair) for node in index.nodes if (pair := _find_pair(index, node))]
     minima = minima or {}
     for name in minima.keys() - {pair.name for _, pair in products}:
-        raise PlanError(
-            name,
-            "begins blocks at floats, and no MatMul reads it",
-            "plan this model again",
-            code="Q407",
-        )
+        cause = "begins blocks at floats, and no MatMul reads it"
+        raise PlanError(name, cause, "plan this model again", code="Q407")
     if not products:
         return proto
     notes = {
         node.name: {entry.key: entry.value for entry in node.metadata_props}
-        for _, graph in walk_graphs(bare_proto(proto).graph)
-        for node in graph.node
+        for node in walk_nodes(bare_proto(proto).graph)
     }
     editor: Editor[M] = Editor(proto)
     constants: dict[str, list[str]] = {}
     # In ONNX Runtime 1.28 on Arm level 4 ends the process where a body reads weights of the graph around it.
-    leaders = (
-        {}
-        if accuracy_level == _INTEGER_LEVEL
-        else _find_repeated(
-            index, {pair.name: pair for _, pair in products if pair.name not in minima}
-        )
-    )
+    leaders: dict[str, str] = {}
+    if accuracy_level != _INTEGER_LEVEL:
+        pairs = {pair.name: pair for _, pair in products if pair.name not in minima}
+        leaders = _find_repeated(index, pairs)
     for node, pair in products:
         blocks = _read_pair(index, pair, bits.get(pair.name, 8))
         if (least := minima.get(pair.name)) is not None:
             blocks = replace(blocks, zero=(-least / blocks.scale).astype(blocks.scale.dtype))
-        constants[pair.name] = constants.get(pair.name) or constants.get(
-            leaders.get(pair.name, ""), []
-        )
-        if not constants[pair.name]:
-            base = pair.name.removesuffix(f"/{_DEQUANTIZE}")
-            parts = zip((_PACKED, _SCALES, _ZEROS), blocks.pack(), strict=True)
-            constants[pair.name] = [
-                editor.add_initializer(
-                    "" if pair.name in leaders else pair.scope, editor.fresh(base + end), part
-                )
-                for end, part in parts
-                if part is not None
-            ]
-        attrs = {
-            "K": len(blocks.codes),
-            "N": blocks.codes.shape[1],
-            "bits": blocks.bits,
-            "block_size": blocks.size,
-        }
-        level = {"accuracy_level": accuracy_level} if accuracy_level else {}
+        # One that others repeat is stored in the main graph, with the first of them.
+        leader = leaders.get(pair.name)
+        stored = constants.get(pair.name) or constants.get(leader or "")
+        scope = pair.scope if leader is None else ""
+        constants[pair.name] = stored or _store_blocks(editor, pair, blocks, scope)
+        depth, columns = blocks.codes.shape
+        attrs = {"K": depth, "N": columns, "bits": blocks.bits, "block_size": blocks.size}
+        if accuracy_level:
+            attrs["accuracy_level"] = accuracy_level
         editor.remove_node(node.name)
         editor.insert_node(
             node.scope,
@@ -173,11 +152,22 @@ def write_nbits(
             list(node.outputs),
             name=node.name,
             domain=_MICROSOFT,
-            attrs=attrs | level,
+            attrs=attrs,
             metadata=notes[pair.name],
         )
     editor.remove_unused()
     return editor.export()
+
+
+def _store_blocks(editor: Editor[M], pair: NodeRef, blocks: Blocks, scope: str) -> list[str]:
+    """Names of the operator's constants, stored in a scope."""
+    base = pair.name.removesuffix(f"/{_DEQUANTIZE}")
+    parts = zip((_PACKED, _SCALES, _ZEROS), blocks.pack(), strict=True)
+    return [
+        editor.add_initializer(scope, editor.fresh(base + end), part)
+        for end, part in parts
+        if part is not None
+    ]
 
 
 def _find_repeated(index: GraphIndex, pairs: Mapping[str, NodeRef]) -> dict[str, str]:
@@ -205,13 +195,9 @@ def _find_pair(index: GraphIndex, node: NodeRef) -> NodeRef | None:
     size = pair.read_int("block_size", 0)
     stored = index.find_input(pair, 0)
     scale = index.find_input(pair, 1)
-    whole = (
-        stored is not None
-        and scale is not None
-        and index.is_constant(stored)
-        and index.is_constant(scale)
-    )
-    if not whole or stored is None or scale is None or size < _SMALLEST_BLOCK or size & (size - 1):
+    if size < _SMALLEST_BLOCK or size & (size - 1):
+        return None
+    if not index.is_constant(stored) or not index.is_constant(scale):
         return None
     along = pair.read_int("axis", 1) % 2 == 0 and len(index.find_shape(stored) or ()) == 2
     return (

@@ -35,7 +35,6 @@ SMALL_BYTES = 4096
 # Location of a stub of light.py. A path without a file extension in a folder: no exporter writes this one.
 STUB_LOCATION = "onnxq/held"
 
-
 # The original tensors that were left out, by place and the name of the initializer or the Constant's output: no two
 # tensors of one graph share a name.
 Omitted = dict[tuple[str, str], TensorProto]
@@ -53,21 +52,17 @@ def count_tensor_bytes(tensor: TensorProto) -> int:
     """The bytes the tensor's dims and dtype ask for (sub-byte types packed; strings count as stored)."""
     if tensor.data_type == TensorProto.STRING:
         return sum(len(text) for text in tensor.string_data)
-    kind = tensor.data_type
-    bits = (
-        _BITS[kind]
-        if kind in _BITS
-        else 8 * int(onnx.helper.tensor_dtype_to_np_dtype(kind).itemsize)
-    )
+    bits = _BITS.get(tensor.data_type)
+    if bits is None:
+        bits = 8 * int(onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize)
     count: int = math.prod(tensor.dims)
     return (count * bits + 7) // 8
 
 
 def count_model_bytes(proto: ModelProto) -> int:
     """The bytes of all tensors inside the model together: about its size when it is serialized."""
-    return sum(
-        count_tensor_bytes(tensor) for tensor in walk_tensors(proto) if not is_external(tensor)
-    )
+    inside = (tensor for tensor in walk_tensors(proto) if not is_external(tensor))
+    return sum(map(count_tensor_bytes, inside))
 
 
 def is_stub(tensor: TensorProto) -> bool:
@@ -90,9 +85,8 @@ def check_tensors(proto: ModelProto, subject: str) -> None:
         wanted = count_tensor_bytes(tensor)
         if len(tensor.raw_data) != wanted:
             cause = f"its shape {list(tensor.dims)} needs {wanted} bytes, {len(tensor.raw_data)} are stored"
-            raise ModelError(
-                where, cause, "the file is damaged; export or copy it again", code="Q105"
-            )
+            fix = "the file is damaged; export or copy it again"
+            raise ModelError(where, cause, fix, code="Q105")
 
 
 def omit_weights(
@@ -156,13 +150,8 @@ def _omit_in_attribute(
         _omit_in_graph(attr.g, copy.g, _join_place(place, node, attr.name), omitted, empty)
     elif attr.type == AttributeProto.GRAPHS:
         for i, subgraph in enumerate(attr.graphs):
-            _omit_in_graph(
-                subgraph,
-                copy.graphs.add(),
-                _join_place(place, node, f"{attr.name}[{i}]"),
-                omitted,
-                empty,
-            )
+            inner = _join_place(place, node, f"{attr.name}[{i}]")
+            _omit_in_graph(subgraph, copy.graphs.add(), inner, omitted, empty)
     elif attr.HasField("t"):
         if _holds_value(node, attr) and is_large(attr.t):
             omitted[place, node.output[0]] = attr.t
@@ -186,10 +175,8 @@ def locate_tensors(
         if isinstance(graph, GraphProto):
             yield from (((place, tensor.name), tensor) for tensor in graph.initializer)
         for node in graph.node:
-            waiting.extend(
-                (_join_place(place, node, label), subgraph)
-                for label, subgraph in iterate_subgraphs(node)
-            )
+            for label, subgraph in iterate_subgraphs(node):
+                waiting.append((_join_place(place, node, label), subgraph))
             values = (attr.t for attr in node.attribute if constants and _holds_value(node, attr))
             yield from (((place, node.output[0]), value) for value in values)
 
@@ -296,9 +283,8 @@ class StoredArray:
         # Read from start to end, mostly.
         if hasattr(mmap, "MADV_SEQUENTIAL"):
             mapped.madvise(mmap.MADV_SEQUENTIAL)
-        flat = np.frombuffer(
-            mapped, self.dtype, count=self.nbytes // self.dtype.itemsize, offset=self.offset - start
-        )
+        count = self.nbytes // self.dtype.itemsize
+        flat = np.frombuffer(mapped, self.dtype, count=count, offset=self.offset - start)
         array = flat.reshape(self.shape)
         self._seen[:] = [weakref.ref(array)]
         return array
@@ -344,9 +330,8 @@ class Spool:
         try:
             if self._file is None:
                 folder = ScratchFolder()
-                self._file = OpenFile(
-                    folder.path / "weights", os.O_RDWR | os.O_CREAT | os.O_EXCL, folder
-                )
+                flags = os.O_RDWR | os.O_CREAT | os.O_EXCL
+                self._file = OpenFile(folder.path / "weights", flags, folder)
             offset = -(-self._end // mmap.ALLOCATIONGRANULARITY) * mmap.ALLOCATIONGRANULARITY
             os.lseek(self._file.descriptor, offset, os.SEEK_SET)
             for piece in cut_bytes(array):
@@ -354,9 +339,8 @@ class Spool:
         except OSError as error:
             where = os.environ.get("TMPDIR", tempfile.gettempdir())
             cause = f"cannot take {array.nbytes / 1e6:.0f} MB of a model's weights ({error.strerror or error})"
-            raise OutputError(
-                where, cause, "free space, or set TMPDIR to another folder", code="Q604"
-            ) from error
+            fix = "free space, or set TMPDIR to another folder"
+            raise OutputError(where, cause, fix, code="Q604") from error
         self._end = offset + array.nbytes
         return StoredArray(self._file, offset, array.dtype, array.shape)
 
@@ -386,11 +370,8 @@ def walk_tensors(proto: ModelProto) -> Iterator[TensorProto]:
     for _, graph in walk_all_graphs(proto):
         if isinstance(graph, GraphProto):
             yield from graph.initializer
-            yield from (
-                part
-                for sparse in graph.sparse_initializer
-                for part in (sparse.values, sparse.indices)
-            )
+            for sparse in graph.sparse_initializer:
+                yield from (sparse.values, sparse.indices)
         for attr in (attr for node in graph.node for attr in node.attribute):
             if attr.type == AttributeProto.TENSOR:
                 yield attr.t
@@ -444,13 +425,11 @@ def _find_extent(tensor: TensorProto, path: Path, read: dict[Path, int]) -> Exte
     """
     subject = f"{path}, tensor {tensor.name!r}"
     entries = {entry.key: entry.value for entry in tensor.external_data}
-    strange = next(
-        (key for key in entries if key not in _KEYS and not key.startswith("prepacked")), None
-    )
-    if strange is not None:
+    for key in entries:
         # Left out of account, a damaged "offset" would give the tensor another one's values.
-        cause = f"its external data has the unknown key {strange!r}"
-        raise _fault(subject, cause, "the file is damaged; export or copy it again")
+        if key not in _KEYS and not key.startswith("prepacked"):
+            cause = f"its external data has the unknown key {key!r}"
+            raise _fault(subject, cause, "the file is damaged; export or copy it again")
     try:
         file = _locate_file(subject, entries.get("location", ""), path)
     except OSError as error:
@@ -474,9 +453,8 @@ def _locate_file(subject: str, location: str, path: Path) -> Path:
         fix = "move the data beside the model and save it with a relative location"
         raise _fault(subject, f"{name} is an absolute path", fix)
     if any(".." in kind.parts for kind in kinds):
-        raise _fault(
-            subject, f"{name} points outside the model's folder", "move the data beside the model"
-        )
+        cause = f"{name} points outside the model's folder"
+        raise _fault(subject, cause, "move the data beside the model")
     folders = (path.parent, path.resolve().parent)
     file = next((folder / location for folder in folders if (folder / location).exists()), None)
     if file is None:
@@ -501,9 +479,8 @@ def _read_range(tensor: TensorProto, entries: dict[str, str], file: Path) -> tup
         # Without a length the data goes to the end of the file.
         length = int(entries.get("length", "") or size - offset)
     except ValueError as error:
-        raise _fault(
-            subject, f"offset or length is not a number ({error})", "export the model again"
-        ) from error
+        cause = f"offset or length is not a number ({error})"
+        raise _fault(subject, cause, "export the model again") from error
     if offset < 0 or length < 0 or offset + length > size:
         cause = f"the file is too short: bytes {offset} to {offset + length} are wanted, {size} are there"
         fix = "the file is truncated or belongs to another model; copy it again"
@@ -518,9 +495,5 @@ def _read_extent(tensor: TensorProto, extent: Extent) -> bytes:
             return stream.read(extent.length)
     except OSError as error:
         subject = f"{extent.file}, tensor {tensor.name!r}"
-        raise ModelError(
-            subject,
-            f"cannot be read ({error.strerror or error})",
-            "check its permissions",
-            code="Q106",
-        ) from error
+        cause = f"cannot be read ({error.strerror or error})"
+        raise ModelError(subject, cause, "check its permissions", code="Q106") from error

@@ -162,7 +162,7 @@ def make_entry(
             storage=storage,
         )
     except ConfigError as error:
-        raise NoGridError(f"{error.subject}: {error.cause}") from error
+        raise NoGridError(error.fault) from error
     # Files hold float64; engines and plans have float32, which is what tools computed.
     with np.errstate(over="ignore", under="ignore"):
         steps = scale.astype(np.float32)

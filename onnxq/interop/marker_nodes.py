@@ -150,7 +150,7 @@ def _make_spec(site: str, row: _MarkerRow) -> QuantSpec:
             dynamic=bool(row.dynamic),
         )
     except OnnxqError as error:
-        raise _fault(site, f"{error.subject}: {error.cause}", error.fix) from error
+        raise _fault(site, error.fault, error.fix) from error
     # Pairs saturate at the ends of a spec's range, and nowhere else.
     if (low, high) != (spec.qmin, spec.qmax):
         cause = f"levels {low}…{high} are not those of {bits} bits"

@@ -144,24 +144,8 @@ def match_scales(
     """
     by_name = sort_by_name(table.entries)
     _check_model(table, before, prepared)
-    copies = _list_copies(before, prepared)
     sites = [site for site in plan.sites if site.role in (Role.ACTIVATION, Role.OUTPUT)]
-    taken: dict[Site, _Taken] = {}
-    for site in sites:
-        nearest = _find_nearest_entry(site.quantized_tensor, by_name, copies)
-        if nearest is not None:
-            taken[site.site] = (_choose_entry(nearest[0], site, prepared), nearest[1])
-    notes = tuple(_share_largest(sites, taken))
-    for site in sites:
-        if site.site in taken and table.only_int8:
-            _check_fits(site, taken[site.site][0])
-    # After the activations, which may read a constant as one of theirs.
-    weights = [site for site in plan.sites if site.role is Role.WEIGHT and site.site not in taken]
-    taken |= {
-        site.site: (by_name[site.quantized_tensor.name][0], "")
-        for site in weights
-        if _is_given(site, by_name)
-    }
+    taken, notes = _take_entries(table, plan, sites, _list_copies(before, prepared), prepared)
     # Sites that had no entry of their own come behind the others.
     matched = []
     left = {}
@@ -178,13 +162,12 @@ def match_scales(
             left[entry.name] = kept
             continue
         numbers[key] = qparams
-        scale = float(np.max(qparams.scale))
         matched.append(
             MatchedSite(
                 site=str(key),
                 name=entry.name,
                 line=entry.line,
-                scale=scale,
+                scale=float(np.max(qparams.scale)),
                 through=through,
                 kept=kept,
             )
@@ -193,11 +176,8 @@ def match_scales(
     absent = []
     for site in missing:
         tensor = site.quantized_tensor.name
-        absent.append(
-            MissingSite(
-                site=str(site.site), tensor=tensor, nearest=find_nearest(tensor, by_name, 2)
-            )
-        )
+        nearest = find_nearest(tensor, by_name, 2)
+        absent.append(MissingSite(site=str(site.site), tensor=tensor, nearest=nearest))
     used = {taken[key][0].line for key in numbers}
     rest = list(_explain_leftovers(table, used, left, before, prepared))
     return ScaleMatch(
@@ -210,6 +190,31 @@ def match_scales(
         absent=tuple(absent),
         notes=notes,
     )
+
+
+def _take_entries(
+    table: ScaleTable,
+    plan: Plan,
+    sites: list[SitePlan],
+    copies: dict[str, dict[tuple[str, str], None]],
+    prepared: GraphIndex,
+) -> tuple[dict[Site, _Taken], Cautions]:
+    """The entry that each site takes, of activations (`sites`) and then of weights; and warnings of shared scales."""
+    by_name = sort_by_name(table.entries)
+    taken: dict[Site, _Taken] = {}
+    for site in sites:
+        nearest = _find_nearest_entry(site.quantized_tensor, by_name, copies)
+        if nearest is not None:
+            taken[site.site] = (_choose_entry(nearest[0], site, prepared), nearest[1])
+    notes = tuple(_share_largest(sites, taken))
+    for site in sites:
+        if site.site in taken and table.only_int8:
+            _check_fits(site, taken[site.site][0])
+    for site in plan.sites:
+        # After the activations, which may read a constant as one of theirs.
+        if site.role is Role.WEIGHT and site.site not in taken and _is_given(site, by_name):
+            taken[site.site] = (by_name[site.quantized_tensor.name][0], "")
+    return taken, notes
 
 
 def set_scales(plan: Plan, qparams: Mapping[Site, QParams]) -> Plan:

@@ -106,7 +106,7 @@ def _find_library() -> tuple[Path | None, str]:
         )
         return build_host(place).path, ""
     except OnnxqError as error:
-        return None, f"{error.subject}: {error.cause}; {error.fix}"
+        return None, f"{error.fault}; {error.fix}"
 
 
 def _choose_folder() -> Path:

@@ -8,7 +8,8 @@ floor, is not affected by denormals that underflow to -0. Bin 0, from -2**e to 2
 
 Bins cover [min, max] only, and exact zeros are counted apart, so one-sided and zero-heavy data (Relu) waste no bins.
 
-Observers that minimise a cost search here for the part of a range whose quantization costs least.
+Observers that minimise a cost search here for the part of a range whose quantization costs least. `RangeCandidates`
+reads several observers off one histogram.
 """
 
 from __future__ import annotations
@@ -19,10 +20,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from onnxq.arrays import Array64, Integers, Interval
+from onnxq.arrays import Array, Array64, Integers, Interval
 from onnxq.errors import ConfigError
-from onnxq.observers.base import ValueObserver, Values, register_observer
-from onnxq.spec import QuantSpec
+from onnxq.numerics import qparams_from_range
+from onnxq.numerics.ranges import Bound
+from onnxq.observers.base import ValueObserver, Values, create_observer, register_observer
+from onnxq.spec import ObserverSpec, QParams, QuantSpec
 
 Counts = Integers
 
@@ -332,3 +335,56 @@ class Percentile(HistogramObserver):
             return -top, top
         rest = view.count - out / 2
         return view.find_quantile(out / 2, rest), view.find_quantile(rest, out / 2)
+
+
+# Candidates of a range: minmax, the first, clips nothing and has the coarsest steps; percentiles, least squared error
+# and least divergence (Migacz 2017) clip.
+_CANDIDATES = (
+    ObserverSpec("percentile", (("percentile", 100.0),)),
+    ObserverSpec("percentile", (("percentile", 99.999),)),
+    ObserverSpec("percentile", (("percentile", 99.99),)),
+    ObserverSpec("mse"),
+    ObserverSpec("entropy"),
+)
+# Name of the candidate that clips nothing.
+WHOLE = "minmax"
+
+
+class RangeCandidates:
+    """Candidate ranges of one tensor: `add_sample` with its values, then read `list_qparams`."""
+
+    def __init__(self, spec: QuantSpec) -> None:
+        self._spec = spec
+        self._observers: dict[str, HistogramObserver] = {}
+        for observer_spec in _CANDIDATES:
+            observer = create_observer(observer_spec, spec)
+            assert isinstance(observer, HistogramObserver)
+            self._observers[_name_observer(observer_spec)] = observer
+        self._first = next(iter(self._observers.values()))
+        # All read the same histogram, so it is filled once.
+        for observer in self._observers.values():
+            observer.histogram = self._first.histogram
+
+    def add_sample(self, values: Array) -> None:
+        """Add a sample. Raises CalibrationError on NaN and inf."""
+        self._first.update(values)
+
+    def list_qparams(self, bound: Bound, present: QParams | None = None) -> dict[str, QParams]:
+        """Observer's name -> scale and zero point, without duplicates and `present`; {} if there were no values."""
+        candidates: dict[str, QParams] = {}
+        ranges = set() if present is None else {(float(present.scale), int(present.zero_point))}
+        for name, observer in self._observers.items() if self._first.count else ():
+            qparams = qparams_from_range(*observer.range(), self._spec, origin=name, bound=bound)
+            # Each candidate costs a run of every reader, so the same range is tried once.
+            key = (float(qparams.scale), int(qparams.zero_point))
+            if key not in ranges:
+                ranges.add(key)
+                candidates[name] = qparams
+        return candidates
+
+
+def _name_observer(observer: ObserverSpec) -> str:
+    share = dict(observer.options).get("percentile")
+    if share == 100.0:
+        return WHOLE
+    return f"{observer.name} {share:g}" if share is not None else observer.name

@@ -108,6 +108,33 @@ class Linear:
         tensors = (view.find_tensor(node, k) for node, k in places)
         return all(tensor is None or view.owned(tensor) for tensor in tensors)
 
+    @property
+    def has_plain_bias(self) -> bool:
+        """True when it has a bias, or can take one, that may be any row of numbers: a Gemm's C is scaled by beta."""
+        scaled = self.node.op_type == "Gemm" and float(self.node.attrs.get("beta", 1.0)) != 1.0
+        return self.bias_at is not None and not scaled
+
+    def takes_shifts(self, maker: Linear) -> bool:
+        """True when a constant in front of it is a constant in its bias, and its channels are those of the maker."""
+        op_type, attrs = self.node.op_type, self.node.attrs
+        if op_type == "ConvTranspose" or not self.has_plain_bias:
+            return False
+        if op_type == "Conv":
+            # Padding stays 0 when the values around it move.
+            automatic = attrs.get("auto_pad", "NOTSET") not in ("NOTSET", "VALID")
+            if automatic or any(attrs.get("pads", ())):
+                return False
+            inputs = self.weight.shape[1] * int(attrs.get("group", 1))
+        else:
+            if attrs.get("transA", 0) or float(attrs.get("alpha", 1.0)) != 1.0:
+                return False
+            inputs = self.weight.shape[1 - self.axis]
+        alike = self.rank == maker.rank
+        # It reads channels along the last axis: those of another MatMul, or of any operator of rank 2.
+        if op_type == "MatMul":
+            alike = maker.channel_axis == -1 or maker.rank == 2
+        return bool(inputs == maker.channels and alike)
+
 
 def find_linear(view: View, node: NodeRef) -> Linear | None:
     """The linear operator a node is, None when its weight or bias is computed at run time or has another form."""

@@ -55,7 +55,7 @@ class View:
 
     def find_producer(self, tensor: TensorId | None, *op_types: str) -> NodeRef | None:
         """The node that writes a tensor, when it is a standard operator of one of these types (any, if none given)."""
-        node = None if tensor is None else self.index.find_producer(tensor)
+        node = self.index.find_producer(tensor)
         if node is None or node.domain or (op_types and not is_op(node, *op_types)):
             return None
         return node
@@ -66,8 +66,7 @@ class View:
 
     def is_constant(self, node: NodeRef, k: int) -> bool:
         """True when input k is there and constant; its value is not decoded."""
-        tensor = self.find_tensor(node, k)
-        return tensor is not None and self.index.is_constant(tensor)
+        return self.index.is_constant(self.find_tensor(node, k))
 
     def small_constant(self, node: NodeRef, k: int, limit: int = 1) -> Array64 | None:
         """A constant float input of at most `limit` elements, as float64."""

@@ -1,21 +1,20 @@
-"""Ranges of activations: candidates from one histogram, the best by the error behind each, wider ones for few values.
+"""Ranges of activations: of several candidates the best by the error behind each, wider ones for few values.
 
-minmax clips nothing and has the coarsest steps; percentiles, least squared error and least divergence (Migacz 2017)
-clip. None is best everywhere: a MobileNetV2 has 27 dB with minmax and 32 with mse, six layers of BERT lose 10 dB if the
-whole range is not kept, and accuracy can drop suddenly with a percentile (ViT-B/32: 76 to 7 % from 99.999 to 99.9). So
-all of them are candidates, and the error behind the operator that reads the tensor decides.
+No observer is best everywhere: a MobileNetV2 has 27 dB with minmax and 32 with mse, six layers of BERT lose 10 dB if
+the whole range is not kept, and accuracy can drop suddenly with a percentile (ViT-B/32: 76 to 7 % from 99.999 to 99.9).
+So all of them are candidates, and the error behind the operator that reads the tensor decides.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 
 import numpy as np
 import onnx
+from onnx import helper
 
 from onnxq.arrays import Array, Interval
 from onnxq.calibrate import calibrate
@@ -27,8 +26,7 @@ from onnxq.graph.base import LAYOUT_OPS
 from onnxq.graph.subgraph import assemble_model
 from onnxq.numerics import clip_bounds, fake_quant, qparams_from_range
 from onnxq.numerics.machine import map_in_threads, share_cores
-from onnxq.observers import create_observer
-from onnxq.observers.histogram import HistogramObserver
+from onnxq.observers.histogram import WHOLE, RangeCandidates
 from onnxq.passes.base import Pass, SampledContext, Stage, has_real_samples
 from onnxq.passes.journal import MEASURED, Outcome, PassReport, list_replaced
 from onnxq.passes.judging import THRESHOLDS, Trial, ignore_rounding
@@ -36,67 +34,17 @@ from onnxq.passes.rounding.gptq_core import FEWEST_POSITIONS
 from onnxq.passes.rounding.layerwise import LayerwiseRunner, take_enough
 from onnxq.passes.rounding.shared_work import read_tensor
 from onnxq.passes.state import FloatState, PlacedState, PlacedStep
-from onnxq.plan import Bound, Plan, SitePlan
+from onnxq.plan import Plan, SitePlan
 from onnxq.planner.place import intersect_bounds
-from onnxq.progress import Progress
+from onnxq.progress import Progress, Task
 from onnxq.runtime import Feeds, Session
 from onnxq.runtime.crew import Crew
-from onnxq.sites import Role, Site, TensorId
-from onnxq.spec import FIXED, RULED, ObserverSpec, PerTensor, QParams, QuantSpec
+from onnxq.sites import Site
+from onnxq.spec import FIXED, RULED, PerTensor, QParams
 
-# The first clips nothing: it is minmax.
-OBSERVERS = (
-    ObserverSpec("percentile", (("percentile", 100.0),)),
-    ObserverSpec("percentile", (("percentile", 99.999),)),
-    ObserverSpec("percentile", (("percentile", 99.99),)),
-    ObserverSpec("mse"),
-    ObserverSpec("entropy"),
-)
-# Name of the candidate that clips nothing.
-WHOLE = "minmax"
 # Largest error of a candidate relative to that of the present range: one decibel less. Smaller differences are noise of
 # few samples (MobileNetV2, uint8: 39.2 dB as calibrated, 36.6 at 0.97 on four samples, 38.4 at 0.8 on sixteen).
 WORTH = 0.8
-
-
-class RangeCandidates:
-    """Candidate ranges of one tensor: `add_sample` with its values, then read `list_qparams`."""
-
-    def __init__(self, spec: QuantSpec) -> None:
-        self._spec = spec
-        self._observers: dict[str, HistogramObserver] = {}
-        for observer_spec in OBSERVERS:
-            observer = create_observer(observer_spec, spec)
-            assert isinstance(observer, HistogramObserver)
-            self._observers[_name_observer(observer_spec)] = observer
-        self._first = next(iter(self._observers.values()))
-        # All read the same histogram, so it is filled once.
-        for observer in self._observers.values():
-            observer.histogram = self._first.histogram
-
-    def add_sample(self, values: Array) -> None:
-        """Add a sample. Raises CalibrationError on NaN and inf."""
-        self._first.update(values)
-
-    def list_qparams(self, bound: Bound, present: QParams | None = None) -> dict[str, QParams]:
-        """Observer's name -> scale and zero point, without duplicates and `present`; {} if there were no values."""
-        candidates: dict[str, QParams] = {}
-        ranges = set() if present is None else {(float(present.scale), int(present.zero_point))}
-        for name, observer in self._observers.items() if self._first.count else ():
-            qparams = qparams_from_range(*observer.range(), self._spec, origin=name, bound=bound)
-            # Each candidate costs a run of every reader, so the same range is tried once.
-            key = (float(qparams.scale), int(qparams.zero_point))
-            if key not in ranges:
-                ranges.add(key)
-                candidates[name] = qparams
-        return candidates
-
-
-def _name_observer(observer: ObserverSpec) -> str:
-    share = dict(observer.options).get("percentile")
-    if share == 100.0:
-        return WHOLE
-    return f"{observer.name} {share:g}" if share is not None else observer.name
 
 
 def choose_candidate(errors: dict[str, float], present: str) -> str:
@@ -109,11 +57,8 @@ def choose_candidate(errors: dict[str, float], present: str) -> str:
 
 def has_observed_range(site: SitePlan) -> bool:
     """True for an activation that has a range from samples."""
-    return (
-        site.role in MEASURED
-        and site.qparams is not None
-        and site.qparams.origin not in (FIXED, RULED)
-    )
+    qparams = site.qparams
+    return site.role in MEASURED and qparams is not None and qparams.origin not in (FIXED, RULED)
 
 
 def is_observed(site: SitePlan) -> bool:
@@ -131,9 +76,8 @@ def read_range(site: SitePlan) -> Interval:
 def set_range(site: SitePlan, low: float, high: float, note: str = "") -> QParams:
     """Scale and zero point of a calibrated site for another range. note: goes with the origin of its numbers."""
     assert site.qparams is not None
-    return qparams_from_range(
-        low, high, site.spec, origin=site.qparams.origin + note, bound=site.bound
-    )
+    origin = site.qparams.origin + note
+    return qparams_from_range(low, high, site.spec, origin=origin, bound=site.bound)
 
 
 def scale_range(site: SitePlan, factor: float, note: str = "") -> QParams:
@@ -166,11 +110,9 @@ class ChosenRanges:
 
     def describe_taken(self) -> str:
         """For people: how many sites took each candidate."""
-        counts = Counter(self.taken.values())
-        return ", ".join(
-            f"{count} {name}"
-            for name, count in sorted(counts.items(), key=lambda pair: (-pair[1], pair[0]))
-        )
+        # Of equal numbers the first by name: `most_common` keeps the order that they come in.
+        counts = Counter(sorted(self.taken.values())).most_common()
+        return ", ".join(f"{count} {name}" for name, count in counts)
 
 
 def choose_ranges(
@@ -188,34 +130,23 @@ def choose_ranges(
     proto: the prepared float model; plan: calibrated for it. samples: candidates are made of them; judges: samples
     they are judged on. All are held, with the tensors alive between two nodes. crew: searches weights anew.
     settled: sites that keep their ranges.
-    Deterministic.
-    Raises CalibrationError on NaN and inf, ModelError and DataError from the runs.
+    Deterministic. Raises CalibrationError on NaN and inf, ModelError and DataError from the runs.
     """
     proto = ensure_opset(proto, plan.opset)
     index = get_index(proto)
     readers = _map_readers(index, plan, settled)
-    fitted = list(samples)
-    others = list(judges)
-    errors = _RangeErrors(
-        index, LayerwiseRunner(proto, [*fitted, *others], {}), [*fitted, *others], len(fitted)
-    )
-    left = Counter(site.site for read in readers.values() for _, site in read)
+    judging = _RangeJudging(index, list(samples), list(judges))
+    taken: dict[Site, QParams] = {}
+    names: dict[Site, str] = {}
     with progress("choosing ranges", len(readers)) as task:
-        for node in index.nodes:
-            if node.name in readers:
-                # A tensor's last reader is told so: behind it the errors of its candidates are complete.
-                for k, site in readers[node.name]:
-                    left[site.site] -= 1
-                    errors.add_reader(node, k, site, last=not left[site.site])
-                task.advance()
-    chosen = {site: choose_candidate(noises, _PRESENT) for site, noises in errors.errors.items()}
-    taken = {site: name for site, name in chosen.items() if name != _PRESENT}
-    qparams = {site: errors.candidates[site][name] for site, name in taken.items()}
-    qparams = {
-        site: replace(numbers, origin=f"{numbers.origin}, chosen")
-        for site, numbers in qparams.items()
-    }
-    return ChosenRanges(replace_ranges(proto, plan, qparams, crew), taken)
+        # Sites do not depend on each other: while some are judged, the network runs on to the next.
+        tasks = judging.iterate_sites(readers, task)
+        for site, candidates, errors in map_in_threads(judging.judge_site, tasks):
+            name = choose_candidate(errors, _PRESENT)
+            if name != _PRESENT:
+                names[site] = name
+                taken[site] = replace(candidates[name], origin=f"{name}, chosen")
+    return ChosenRanges(replace_ranges(proto, plan, taken, crew), names)
 
 
 def replace_ranges(
@@ -224,12 +155,9 @@ def replace_ranges(
     """The plan with these numbers, and those that follow from them made anew."""
     if not taken:
         return plan
-    changed: dict[Site, QParams | None] = {
-        **dict.fromkeys(plan.list_scaled_for(taken.keys())),
-        **taken,
-    }
+    changed = plan.list_scaled_for(taken.keys()).union(taken)
     sites = {
-        site.site: replace(site, qparams=changed[site.site])
+        site.site: replace(site, qparams=taken.get(site.site))
         for site in plan.sites
         if site.site in changed
     }
@@ -242,12 +170,7 @@ def _map_readers(
     """Readers of each site that has a scale of its own: (input, site) by node."""
     readers: dict[str, list[tuple[int, SitePlan]]] = {}
     for site in plan.sites:
-        if (
-            site.role not in (Role.ACTIVATION, Role.OUTPUT)
-            or site.group
-            or site.qparams is None
-            or site.site in settled
-        ):
+        if site.role not in MEASURED or site.group or site.qparams is None or site.site in settled:
             continue
         if site.spec.is_float or not isinstance(site.spec.granularity, PerTensor):
             continue
@@ -259,66 +182,100 @@ def _map_readers(
     return readers
 
 
+def _is_product(node: NodeRef) -> bool:
+    """True for a node that is run with each candidate in front."""
+    return node.op_type in _RUN and not node.domain
+
+
 def _count_positions(node: NodeRef, value: Array) -> int:
     """How many times the channels of a tensor are seen: pixels, tokens."""
     axis = 1 if node.op_type in ("Conv", "ConvTranspose") else -1
     return value.size // value.shape[axis] if value.ndim > 1 and value.size else value.size
 
 
-class _RangeErrors:
-    """The float model on its way through the graph; errors of every candidate so far."""
+@dataclass(frozen=True, eq=False)
+class _ReadSite:
+    """A site with the values of its tensor for each sample, and the nodes that read it.
 
-    def __init__(
-        self, index: GraphIndex, runner: LayerwiseRunner, feeds: Sequence[Feeds], fitted: int
-    ) -> None:
-        self.index, self.runner, self.feeds, self.fitted = index, runner, feeds, fitted
-        again = {int(j) for j in np.linspace(0, fitted - 1, min(_AGAIN, fitted))}
-        self.judges = [*sorted(again), *range(fitted, len(feeds))]
-        self.candidates: dict[Site, dict[str, QParams]] = {}
-        self.errors: dict[Site, dict[str, float]] = {}
+    positions: of its channels, in the samples that candidates are made of. runners: the output of each reader for a
+    sample with another value; None: anything but a product of matrices, which counts with its input.
+    """
 
-    def add_reader(self, node: NodeRef, k: int, site: SitePlan, *, last: bool) -> None:
-        """Add the error of each candidate at this reader of the site. last: no other reader will follow."""
-        tensor = self.index.find_input(node, k)
-        if tensor is None or site.qparams is None:
-            return
-        self.runner.advance(self.runner.place(node.name))
-        values = [read_tensor(value) for value in self.runner.values(tensor)]
-        if site.site not in self.candidates:
-            # Of few positions the range is chance, and so is what a narrower one clips.
-            positions = sum(_count_positions(node, value) for value in values[: self.fitted])
-            others = (
-                self._make_candidates(values, site, site.qparams)
-                if positions >= FEWEST_POSITIONS
-                else {}
-            )
-            self.candidates[site.site] = {_PRESENT: site.qparams, **others}
-            self.errors[site.site] = dict.fromkeys(self.candidates[site.site], 0.0)
-        candidates = self.candidates[site.site]
-        errors = self.errors[site.site]
+    site: SitePlan
+    present: QParams
+    values: Sequence[Array]
+    positions: int
+    runners: Sequence[Runner | None]
+
+
+class _RangeJudging:
+    """The float model on its way through the graph, and the errors of the candidates of each site."""
+
+    def __init__(self, index: GraphIndex, fitted: list[Feeds], judges: list[Feeds]) -> None:
+        self.index = index
+        self.feeds = fitted + judges
+        self.runner = LayerwiseRunner(index.model, self.feeds, {})
+        # The first samples make candidates.
+        self.fitted = len(fitted)
+        again = {int(j) for j in np.linspace(0, self.fitted - 1, min(_AGAIN, self.fitted))}
+        self.judges = [*sorted(again), *range(self.fitted, len(self.feeds))]
+
+    def iterate_sites(
+        self, readers: Mapping[str, Sequence[tuple[int, SitePlan]]], task: Task
+    ) -> Iterator[_ReadSite]:
+        """Each site as soon as the network has reached all of its readers, one after the other."""
+        left = Counter(site.site for read in readers.values() for _, site in read)
+        runners: dict[Site, list[Runner | None]] = {}
+        positions: dict[Site, int] = {}
+        for node in self.index.nodes:
+            for k, site in readers.get(node.name, ()):
+                left[site.site] -= 1
+                tensor = self.index.find_input(node, k)
+                assert tensor is not None
+                assert site.qparams is not None
+                self.runner.advance(self.runner.place(node.name))
+                values = [read_tensor(value) for value in self.runner.values(tensor)]
+                seen = sum(_count_positions(node, value) for value in values[: self.fitted])
+                # As its first reader sees it.
+                positions.setdefault(site.site, seen)
+                run = self._isolate_node(node, k) if _is_product(node) else None
+                runners.setdefault(site.site, []).append(run)
+                if not left[site.site]:
+                    read_by = runners.pop(site.site)
+                    yield _ReadSite(site, site.qparams, values, positions[site.site], read_by)
+            if node.name in readers:
+                task.advance()
+
+    def judge_site(self, read: _ReadSite) -> tuple[Site, dict[str, QParams], dict[str, float]]:
+        """The candidates of a site, the present range among them, and the error of each over all readers."""
+        site = read.site
+        candidates = {_PRESENT: read.present}
+        # Of few positions the range is chance, and so is what a narrower one clips.
+        if read.positions >= FEWEST_POSITIONS:
+            candidates |= self._make_candidates(read.values, site, read.present)
+        errors = dict.fromkeys(candidates, 0.0)
         if len(candidates) < 2:
-            return
-        judged = self._list_judges(values)
-        run = self._isolate_node(node, k) if node.op_type in _RUN and not node.domain else None
+            return site.site, candidates, errors
+        judged = self._list_judges(read.values)
 
-        def run_reader(j: int, qparams: QParams | None = None) -> Array:
+        def run_reader(run: Runner | None, j: int, qparams: QParams | None = None) -> Array:
             """The reader's output for a sample, or for its values through the pair."""
-            value = (
-                values[j]
-                if qparams is None
-                else np.asarray(fake_quant(values[j], qparams, site.spec), np.float32)
-            )
+            value = read.values[j]
+            if qparams is not None:
+                value = np.asarray(fake_quant(value, qparams, site.spec), np.float32)
             return self._drop_padding(j, run(j, value) if run else value)
 
-        exact = list(map_in_threads(run_reader, judged))
-        signal = sum(sum_squares(values_of_output) for values_of_output in exact)
-        most = np.inf
-        for name, qparams in candidates.items():
-            got = map_in_threads(partial(run_reader, qparams=qparams), judged)
-            errors[name] += relative_noise(exact, got, signal, most - errors[name])
-            if last:
-                # Whoever passes this cannot win any more: the present one comes first, and has to be beaten by far.
-                most = min(most, errors[name] * (WORTH if name == _PRESENT else 1.0))
+        for number, run in enumerate(read.runners, 1):
+            exact = [run_reader(run, j) for j in judged]
+            signal = sum(sum_squares(values_of_output) for values_of_output in exact)
+            most = np.inf
+            for name, qparams in candidates.items():
+                got = (run_reader(run, j, qparams) for j in judged)
+                errors[name] += relative_noise(exact, got, signal, most - errors[name])
+                if number == len(read.runners):
+                    # Whoever passes this cannot win any more: the present one comes first, and has to be beaten by far.
+                    most = min(most, errors[name] * (WORTH if name == _PRESENT else 1.0))
+        return site.site, candidates, errors
 
     def _list_judges(self, values: Sequence[Array]) -> list[int]:
         """Samples that errors come from, those that reach the ends of the range among them: there clipping costs.
@@ -346,7 +303,7 @@ class _RangeErrors:
     def _isolate_node(self, node: NodeRef, k: int) -> Runner:
         """The node as a model of its own: its output for a sample with another value at input k."""
         others: dict[str, list[Array]] = {}
-        tensors = [self.index.find_input(node, at) for at in range(len(node.inputs))]
+        tensors = self.index.list_inputs(node)
         names = ["" if tensor is None else f"in{at}" for at, tensor in enumerate(tensors)]
         inputs = []
         stored = {}
@@ -357,15 +314,12 @@ class _RangeErrors:
             if constant is not None:
                 stored[names[at]] = onnx.numpy_helper.from_array(constant, names[at])
                 continue
-            inputs.append(
-                onnx.helper.make_tensor_value_info(names[at], onnx.TensorProto.FLOAT, None)
-            )
+            inputs.append(helper.make_tensor_value_info(names[at], onnx.TensorProto.FLOAT, None))
             if at != k:
                 others[names[at]] = [read_tensor(value) for value in self.runner.values(tensor)]
-        alone = onnx.helper.make_node(node.op_type, names, ["out"], **node.attrs)
-        part = assemble_model(
-            self.index.proto, [alone], inputs, [onnx.ValueInfoProto(name="out")], stored
-        )
+        alone = helper.make_node(node.op_type, names, ["out"], **node.attrs)
+        output = onnx.ValueInfoProto(name="out")
+        part = assemble_model(self.index.proto, [alone], inputs, [output], stored)
         session = Session(part, optimize=False, threads=share_cores(len(self.judges)))
 
         def run(sample: int, value: Array) -> Array:
@@ -419,25 +373,18 @@ def find_scarce_sites(ctx: SampledContext, state: PlacedState) -> frozenset[Site
     index = get_index(state.model)
     plan = state.planned
     enough = FEWEST_POSITIONS / max(len(ctx.data.ranges), 1)
-    positions = {
-        site.site: _count_channel_positions(state, index, find_tensor(index, site.site))
-        for site in plan.sites
-    }
     scarce = {
-        site.site for site in plan.sites if 0 < positions[site.site] < enough and _is_whole(site)
+        site.site: site.group
+        for site in plan.sites
+        if _is_whole(site) and 0 < _count_channel_positions(state, index, site) < enough
     }
-    shared = {
-        site.group
-        for site in (*plan.sites, *plan.existing)
-        if site.group and site.site not in scarce
-    }
-    return frozenset(
-        site.site for site in plan.sites if site.site in scarce and site.group not in shared
-    )
+    shared = {site.group for site in plan.all_sites if site.site not in scarce} - {""}
+    return frozenset(site for site, group in scarce.items() if group not in shared)
 
 
-def _count_channel_positions(state: PlacedState, index: GraphIndex, tensor: TensorId) -> int:
+def _count_channel_positions(state: PlacedState, index: GraphIndex, site: SitePlan) -> int:
     """How many times a sample shows the channels of a tensor that a node makes; 0 where that is not known."""
+    tensor = find_tensor(index, site.site)
     tensor = index.find_origin(tensor, _VALUE_BY_VALUE) or tensor
     producer = index.find_producer(tensor)
     shape = state.problem.ops.shapes.get(tensor, ())
@@ -452,11 +399,8 @@ def _count_channel_positions(state: PlacedState, index: GraphIndex, tensor: Tens
 
 def _is_whole(site: SitePlan) -> bool:
     """True for an activation whose range is that of all its values."""
-    return (
-        is_observed(site)
-        and isinstance(site.spec.granularity, PerTensor)
-        and site.observer.name == WHOLE
-    )
+    whole = isinstance(site.spec.granularity, PerTensor) and site.observer.name == WHOLE
+    return whole and is_observed(site)
 
 
 NAME = "ranges"
@@ -533,19 +477,15 @@ def fix_scales(ctx: SampledContext, state: FloatState, plan: Plan) -> Plan:
     sites = []
     for site in plan.sites:
         if site.spec.dynamic:
+            spec = replace(site.spec, dynamic=False)
             bound = intersect_bounds((site.bound, site.clip))
-            site = replace(
-                site, spec=replace(site.spec, dynamic=False), bound=bound, clip=(None, None)
-            )
+            site = replace(site, spec=spec, bound=bound, clip=(None, None))
         sites.append(site)
-    samples = ctx.data.ranges
-    batch = ctx.config.data.batch
-    limit = ctx.memory_limit
     return calibrate(
         state.model,
         plan.with_sites(tuple(sites)),
-        samples,
-        batch=batch,
-        memory_limit=limit,
+        ctx.data.ranges,
+        batch=ctx.config.data.batch,
+        memory_limit=ctx.memory_limit,
         crew=ctx.crew,
     )

@@ -190,7 +190,9 @@ def check_segments(ctx: RunContext, state: FloatState, model: ModelLike) -> Mode
         if ctx.samples is not None:
             raise
         # Made-up inputs need not fit.
-        text = f"not checked against the float model, which made-up inputs do not fit: {error.subject}: {error.cause}"
+        text = (
+            f"not checked against the float model, which made-up inputs do not fit: {error.fault}"
+        )
         return ModelCheck((), 0, (Caution("W127", text),))
     checks = [
         check for errors in segments for check in make_checks(errors.off, errors.on, errors.agree)
@@ -227,7 +229,7 @@ def load_file(
     except ModelError as error:
         fix = "report this model; `high_precision='float32'` writes no other float types"
         raise VerificationError(
-            "the quantized model", f"is not legal: {error.subject}: {error.cause}", fix, code="Q701"
+            "the quantized model", f"is not legal: {error.fault}", fix, code="Q701"
         ) from error
     if optimized or feeds is None or _holds_bfloat16(model):
         return ()

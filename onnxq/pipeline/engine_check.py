@@ -49,28 +49,25 @@ def check_on_engine(
     taking = reference.selections.take_choices(model)
     kernels: Kernels | None = None
     try:
+        title = f"building for {engine.title}, and running {count} samples there"
         with (
-            ctx.progress(
-                f"building for {engine.title}, and running {count} samples there", count
-            ) as task,
+            ctx.progress(title, count) as task,
             ScratchFolder() as folder,
             ExitStack() as opened,
         ):
-            runner = opened.enter_context(
-                engine.open_runner("quantized", model, Job(), Path(folder))
-            )
+            opening = engine.open_runner("quantized", model, Job(), Path(folder))
+            runner = opened.enter_context(opening)
             kernels = engine.read_kernels(model, folder)
             placement = engine.read_placement(model, folder)
             if reference.selections.nodes:
                 opened.close()
                 other = opened.enter_context(ScratchFolder())
-                runner = opened.enter_context(
-                    engine.open_runner("quantized", taking, Job(), Path(other))
-                )
+                opening = engine.open_runner("quantized", taking, Job(), Path(other))
+                runner = opened.enter_context(opening)
             samples = ctx.samples.test.take(count).samples()
             off, agree = _sum_errors(reference, taking, runner, samples, task)
     except OnnxqError as error:
-        reason = f"{error.subject}: {error.cause}"
+        reason = error.fault
         if kernels is not None:
             return replace(account, reason=reason)
         refusal = "it refuses the float model, too"

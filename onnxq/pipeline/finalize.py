@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -18,7 +17,7 @@ from onnxq.config import Config
 from onnxq.data.synthetic import make_synthetic
 from onnxq.emit import leave_out_notes
 from onnxq.engines.shapes import demand_sizes
-from onnxq.evaluation.compare import ModelErrors, check_interface
+from onnxq.evaluation.compare import check_interface
 from onnxq.files import write_text
 from onnxq.graph import (
     ModelLike,
@@ -33,13 +32,12 @@ from onnxq.graph.light import is_large_model, measure_size
 from onnxq.graph.precision.widen import emulate_types, widen_model
 from onnxq.graph.save import name_data_file
 from onnxq.graph.subgraph import give_outputs
-from onnxq.passes.assembly import build_file, give_types
 from onnxq.passes.base import RunContext, SampledContext
-from onnxq.passes.journal import Promotion, Shortage
-from onnxq.passes.mixed_precision.cross_validation import find_optimism, split_folds
+from onnxq.passes.journal import Shortage
 from onnxq.passes.mixed_precision.promotion import PROMOTED
 from onnxq.passes.state import PlacedState, PlannedState
 from onnxq.pipeline import check
+from onnxq.pipeline.accuracy import answer_request
 from onnxq.pipeline.configuration import describe_journal
 from onnxq.pipeline.engine_check import check_on_engine
 from onnxq.pipeline.prepared import count_existing, list_preparations
@@ -152,11 +150,6 @@ _TIMING_SECONDS, _TIMED_SECONDS = 4.0, 8
 # Of eight samples one is held back, which may be an easy one: three of four others were lost beside 22 dB. So below
 # the first number as many of those that were calibrated with as the second are looked at too.
 _FEW, _MORE = 4, 8
-_NO_TIME = "the budget ran out before anything was promoted"
-_ALL_FLOAT = "nothing is quantized: only the float model holds this"
-_CHANGED = (
-    "it held where that was decided: before weights were rounded anew, and with optimizations off"
-)
 # Inputs made up for a check where no samples were needed.
 _MADE_UP = 2
 _UNCHECKED = "nothing was checked against the float model: no samples were given"
@@ -175,15 +168,17 @@ def finalize_run(
     make_own: MakeOwn = lambda _: None,
 ) -> Result:
     """Check the finished model and write the account. make_own: called where several engines share it, to time both."""
-    plan, samples, budget, config = state.planned, ctx.samples, ctx.budget, ctx.config
+    plan, samples, config = state.planned, ctx.samples, ctx.config
     whole = _join_rest(state, state.source.proto, model)
-    passes = [entry for entry in ctx.journal if entry.name not in list_preparations()]
     dynamic = sum(site.spec.dynamic for site in plan.sites)
+    # Scales of each run need no samples, and the summary says what the check ran on.
+    static = not dynamic and config.mode != "dynamic"
     trial, times = _measure(ctx, state, model, make_own, here=find_target(plan.target).times_itself)
     on_engines = _check_on_engines(ctx, state, model, times)
-    promotion = _answer_request(ctx, state, model, trial)
-    if budget.over():
-        budget.note("the run", Shortage.EXCEEDED, seconds=budget.spent())
+    promotion = None
+    if PROMOTED.find(state) is not None or ctx.request.asked:
+        promotion = answer_request(ctx, state, model, trial)
+    rewrites, accounts = _describe_passes(ctx)
     account = Report(
         source=str(source) if isinstance(source, (str, Path)) else "",
         target=plan.target,
@@ -194,10 +189,7 @@ def finalize_run(
         cpu=plan.placement.cpu if plan.placement is not None else "",
         data=plan.data,
         code=_name_code(ctx),
-        # Scales of each run need no samples, and the summary says what the check ran on.
-        synthetic=samples is not None
-        and samples.synthetic
-        and not (dynamic or config.mode == "dynamic"),
+        synthetic=static and samples is not None and samples.synthetic,
         source_bytes=state.source.size_bytes,
         output_bytes=measure_size(whole),
         checks=trial.outputs,
@@ -217,26 +209,42 @@ def finalize_run(
         left_float=plan.left_float,
         forced=weigh_forced(state.problem) if isinstance(state, PlacedState) else None,
         float_types=plan.precision,
-        rewrites=tuple(
-            describe_rewrite(entry)
-            for entry in ctx.journal
-            if entry.changed and entry not in passes
-        ),
-        accounts=(*map(describe_pass, passes), *map(describe_shortage, budget.shortened)),
+        rewrites=rewrites,
+        accounts=accounts,
         promotion=promotion,
         already=count_existing(state),
         kept=plan.kept,
         saturating=_explain_drift(model, trial),
-        warnings=(
-            *state.source.notes,
-            *dict.fromkeys((*describe_rest(state.rest), *plan.warnings)),
-            *warn_unmeasured_cpu(plan, detect_cpu()),
-            *trial.notes,
-            *describe_journal(ctx.crew),
-        ),
+        warnings=_list_warnings(ctx, state, trial),
         stages=tuple(ctx.timers.costs),
     )
     return Result(whole, plan, account, state.source.files)
+
+
+def _describe_passes(ctx: RunContext) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Lines on the rewrites that prepared the model; and on the passes, and all that the budget cut short."""
+    budget = ctx.budget
+    if budget.over():
+        budget.note("the run", Shortage.EXCEEDED, seconds=budget.spent())
+    rewrites = []
+    accounts = []
+    for entry in ctx.journal:
+        if entry.name not in list_preparations():
+            accounts.append(describe_pass(entry))
+        elif entry.changed:
+            rewrites.append(describe_rewrite(entry))
+    return tuple(rewrites), (*accounts, *map(describe_shortage, budget.shortened))
+
+
+def _list_warnings(ctx: RunContext, state: PlannedState, trial: check.ModelCheck) -> Cautions:
+    plan = state.planned
+    return (
+        *state.source.notes,
+        *dict.fromkeys((*describe_rest(state.rest), *plan.warnings)),
+        *warn_unmeasured_cpu(plan, detect_cpu()),
+        *trial.notes,
+        *describe_journal(ctx.crew),
+    )
 
 
 def _join_rest(state: PlannedState, source: ModelLike, model: ModelLike) -> ModelLike:
@@ -434,110 +442,3 @@ def _explain_drift(model: ModelLike, trial: check.ModelCheck) -> str:
     if not any(output.drifts for output in trial.outputs):
         return ""
     return saturation_summary(find_saturating(get_index(name_nodes(model))))
-
-
-def _answer_request(
-    ctx: RunContext, state: PlannedState, model: ModelLike, trial: check.ModelCheck
-) -> Promotion | None:
-    """The account of promotion with the finished model's figures; None where nothing was asked for or done.
-
-    trial: the check on samples held back. Without a request, and where the time or the memory is not for more, its
-    figures decide, else all samples do, each on ranges that it had no part in.
-    """
-    account, request, plan = PROMOTED.find(state), ctx.request, state.planned
-    if account is None:
-        if not request.asked:
-            return None
-        account = Promotion(
-            asked=request.describe(),
-            unit=request.unit,
-            met=False,
-            value=math.nan,
-            least=request.max_drop.least(request.float_value)
-            if request.min_sqnr is None
-            else request.min_sqnr,
-            note=_NO_TIME if plan.sites else "",
-            float_value=request.float_value,
-        )
-    account = replace(account, required=request.asked)
-    if request.metric is not None:
-        account = _measure_metric(ctx, state, model, account)
-    elif isinstance(ctx, SampledContext) and _may_estimate(ctx, trial):
-        account = _estimate(ctx, state, account)
-    else:
-        account = _read_check(account, trial, find_target(plan.target).times_itself)
-    if not (plan.sites or plan.kept or plan.precision is not None):
-        return replace(account, met=False, note=account.note or _ALL_FLOAT)
-    return account
-
-
-def _may_estimate(ctx: RunContext, trial: check.ModelCheck) -> bool:
-    """True where an SQNR was asked for, and time and memory are enough for all samples."""
-    return ctx.request.min_sqnr is not None and not trial.segments and ctx.budget.left() > 0
-
-
-def _measure_metric(
-    ctx: RunContext, state: PlannedState, model: ModelLike, account: Promotion
-) -> Promotion:
-    """The account with the metric of the finished model, where passes have changed it since it was measured."""
-    metric, config = ctx.request.metric, ctx.config
-    assert metric is not None
-    if math.isnan(account.value) or account.steps or state.planned.precision is not None:
-        with ctx.progress(f"running {metric.name} on the quantized model"):
-            optimize = find_target(config.target).times_itself
-            value = metric(
-                give_types(state, model), optimize=optimize, threads=config.verify.threads
-            )
-        account = replace(account, value=value, met=value >= account.least)
-    return account
-
-
-def _estimate(ctx: SampledContext, state: PlannedState, account: Promotion) -> Promotion:
-    """The account with the SQNR that new samples will have."""
-    errors = _measure_folds(ctx, state)
-    if not errors.outputs:
-        # No output holds numbers: nothing is known.
-        return replace(account, value=math.nan, met=False)
-    best = errors.estimate(find_optimism(state))
-    part = "" if best.name in errors.outputs else best.name
-    account = replace(
-        account, value=best.sqnr_db, spread=best.spread_db, part=part, samples=errors.count
-    )
-    if best.sqnr_db >= account.least:
-        return replace(account, met=True)
-    return replace(account, met=False, note=account.note or _CHANGED)
-
-
-def _measure_folds(ctx: SampledContext, state: PlannedState) -> ModelErrors:
-    """The errors of the finished model, as the file says or as users run it, whichever are larger."""
-    folds = split_folds(ctx, state)
-    here, narrow = find_target(state.planned.target).times_itself, check.is_narrow(state)
-    sums: dict[str, ModelErrors] = {}
-    with ctx.progress("judging on all samples", sum(len(fold.samples) for fold in folds)) as task:
-        for fold in folds:
-            plan = fold.narrow_ranges(state.model, state.planned)
-            model = build_file(state, plan, ctx.progress)
-            fold_check = check.check_model(
-                state.named,
-                model,
-                count_items(fold.samples.samples(), task),
-                exact=emulate_types(model) if narrow else None,
-                threads=ctx.config.verify.threads,
-                optimized=here,
-            )
-            for label, errors in fold_check.errors.items():
-                sums.setdefault(label, ModelErrors()).merge(errors)
-    return min(sums.values(), key=lambda errors: errors.estimate().least_db)
-
-
-def _read_check(account: Promotion, trial: check.ModelCheck, optimized: bool) -> Promotion:
-    """The account with the figures of samples that nothing was chosen on."""
-    values = []
-    for output in trial.outputs:
-        for run in range(2 if optimized and output.optimized else 1):
-            part = output.parts[run]
-            values.append((output.sqnr_db[run], output.name + part if part else ""))
-    if not values:
-        return replace(account, value=math.nan, met=False)
-    worst, part = min(values, key=lambda value: value[0])
-    return replace(account, value=worst, part=part, met=worst >= account.least)

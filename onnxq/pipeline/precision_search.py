@@ -14,12 +14,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from onnxq.backends import load_config, split_target
+from onnxq.backends import split_target
 from onnxq.calibrate.contents import note_contents
-from onnxq.config import Config, Rule, RuleSet, write_config
+from onnxq.config import Config, Rule, RuleSet
 from onnxq.emit import leave_out_notes
 from onnxq.errors import ConfigError
-from onnxq.evaluation.metric import AccuracyRequest
 from onnxq.evaluation.profile import noise_to_db
 from onnxq.graph import ModelLike
 from onnxq.graph.light import measure_size
@@ -34,28 +33,21 @@ from onnxq.passes.mixed_precision.precisions import (
     Precision,
     ProgramBuilder,
     find_takers,
-    list_precisions,
     measure_precision,
 )
 from onnxq.passes.mixed_precision.program import Costs, PrecisionProgram
-from onnxq.passes.mixed_precision.promotion import NAME as PROMOTION
 from onnxq.passes.mixed_precision.rescaling import Rescaling, bisect_noise
 from onnxq.passes.mixed_precision.search import SwitchedPlan
 from onnxq.passes.state import FloatState, PlacedState
 from onnxq.passes.time_budget import Timers
 from onnxq.pipeline import check
-from onnxq.pipeline.configuration import ModelSource
-from onnxq.pipeline.finalize import Result, finalize_run
 from onnxq.pipeline.quantize_model import (
     calibrate_run,
     draft_placement,
     list_passes,
-    open_context,
-    prepare_run,
 )
-from onnxq.progress import Progress, silent
+from onnxq.progress import silent
 from onnxq.report.record import FrontPoint, bound_db
-from onnxq.report.terminal import format_bytes
 from onnxq.runtime import detect_cpu
 
 # Choices made anew at the limits, after the first measurements.
@@ -106,17 +98,6 @@ class _Point:
         slow = not math.isnan(measured.time) and measured.time > limits.time
         poor = not math.isnan(self.metric) and self.metric < limits.metric
         return not (slow or poor or measured.size > limits.size or self.sure > limits.noise)
-
-
-@dataclass(frozen=True, eq=False)
-class SearchOutcome:
-    """The result, and the configuration that makes it as YAML; all that was measured, from small to large."""
-
-    result: Result
-    rules: str
-    front: tuple[FrontPoint, ...]
-    asked: str
-    met: bool
 
 
 @dataclass
@@ -206,20 +187,15 @@ class PrecisionSearch:
 
     def _forecast_noise(self, chosen: Mapping[str, str]) -> float:
         """The noise to expect of a mixture, by all that was measured so far."""
-        mixtures = [
-            point for point in self.points if point.forecast is not None and point.measured.noise
-        ]
+        known = [point for point in self.points if point.measured.noise]
+        mixtures = [point for point in known if point.forecast is not None]
 
         def sum_misses(damping: float) -> float:
-            ratios = (
-                point.measured.noise / self._add_noise(point.chosen, damping) for point in mixtures
-            )
-            return sum(math.log(ratio) ** 2 for ratio in ratios)
+            noises = ((p.measured.noise, self._add_noise(p.chosen, damping)) for p in mixtures)
+            return sum(math.log(measured / added) ** 2 for measured, added in noises)
 
         damping = min(_DAMPINGS, key=sum_misses)
-        pairs = (
-            (self._add_noise(point.chosen, damping), point.measured.noise) for point in self.points
-        )
+        pairs = ((self._add_noise(p.chosen, damping), p.measured.noise) for p in self.points)
         return Rescaling.fit_pairs(pairs).expect_measurement(self._add_noise(chosen, damping))
 
     def _add_noise(self, chosen: Mapping[str, str], damping: float) -> float:
@@ -356,12 +332,9 @@ class PrecisionSearch:
         outputs = ctx.data.judges.measure(state, plan)
         noise = max((10 ** (-output.sqnr_db / 10) for output in outputs), default=0.0)
         # What was chosen on some samples must hold on others.
-        asked = math.isfinite(self.limits.noise)
-        sure = (
-            10 ** (-estimate_new(ctx, state, list_judging_folds(ctx, state)) / 10)
-            if asked
-            else noise
-        )
+        sure = noise
+        if math.isfinite(self.limits.noise):
+            sure = 10 ** (-estimate_new(ctx, state, list_judging_folds(ctx, state)) / 10)
         model = self._write(state)
         time = self._time(model) if self.timed else math.nan
         metric = math.nan
@@ -399,7 +372,7 @@ class PrecisionSearch:
             self.model.named,
             wide,
             self.ctx.data.first,
-            _open_timer(self.ctx.config),
+            open_timer(self.ctx.config),
             threads=threads,
         )
         if time is None:
@@ -481,7 +454,7 @@ class PrecisionSearch:
         return tuple(front)
 
 
-def _open_timer(config: Config) -> check.Timer:
+def open_timer(config: Config) -> check.Timer:
     """The timer of the target's first engine. Raises ConfigError where this machine has none."""
     target = next(iter(split_target(config.target)))
     timer = check.find_timer(target, config.verify.threads or 1, config.runtime.plugins)
@@ -494,67 +467,3 @@ def _open_timer(config: Config) -> check.Timer:
 def _add_rules(config: Config, rules: Iterable[Rule]) -> Config:
     """The configuration with rules in front of its own."""
     return config.model_copy(update={"rules": (*rules, *config.rules)})
-
-
-def search_precisions(
-    model: ModelSource, data: object, config: Config, *, progress: Progress = silent
-) -> SearchOutcome:
-    """Search, and finish the model that is best; see `onnxq.search`."""
-    # Each operator's precision is given by rules here, so that nothing else may choose bits, or leave any float.
-    inner = config.model_copy(
-        update={
-            "weight_bits_budget": None,
-            "activation_bits": (),
-            "skip": (*config.skip, PROMOTION),
-            "placement": "rules",
-        }
-    )
-    with open_context(model, data, inner, progress) as ctx:
-        ctx, state, obstacle = prepare_run(model, data, ctx, measuring=True)
-        if not isinstance(ctx, EqualizeContext) or obstacle is not None:
-            fix = "give samples and the library of its operators, or quantize it without a search"
-            raise ConfigError(
-                "model", "a search runs the model, which cannot be run", fix, code="Q308"
-            )
-        request = ctx.request
-        limits = _read_limits(config, request)
-        ctx = replace(ctx, skip=frozenset(inner.skip))
-        search = PrecisionSearch(ctx, state, list_precisions(inner), limits)
-        if search.timed:
-            # Before minutes are spent.
-            _open_timer(config)
-        with ctx.timers.run("search", "searching"):
-            search.measure_all()
-        taken = search.choose_point()
-        # The accuracy was asked of the search, and is judged by it.
-        ctx = replace(ctx, config=taken.config, request=AccuracyRequest(), journal=[])
-        placed = replace(taken.state, plan=note_contents(taken.state.planned, state.model))
-        result = finalize_run(
-            ctx, placed, build_file(placed, placed.planned, progress), source=model
-        )
-        front = search.list_front(taken)
-        rules = write_config(taken.config, load_config(None, target=config.target))
-        return SearchOutcome(
-            result, rules, front, _describe_limits(config, request), taken.keeps_limits(limits)
-        )
-
-
-def _read_limits(config: Config, request: AccuracyRequest) -> Limits:
-    search = config.search
-    if search.max_size is None and search.max_latency is None and not request.asked:
-        fix = "give `max_size=…`, `max_latency=…`, `min_sqnr=…` or `metric=…`"
-        raise ConfigError("search", "without a limit the float model is best", fix, code="Q308")
-    return Limits(
-        size=math.inf if search.max_size is None else search.max_size,
-        time=math.inf if search.max_latency is None else search.max_latency,
-        noise=math.inf if request.min_sqnr is None else 10 ** (-request.min_sqnr / 10),
-        metric=-math.inf if request.metric is None else request.max_drop.least(request.float_value),
-    )
-
-
-def _describe_limits(config: Config, request: AccuracyRequest) -> str:
-    """The limits in words."""
-    search = config.search
-    size = "" if search.max_size is None else f"at most {format_bytes(search.max_size)}"
-    latency = "" if search.max_latency is None else f"at most {search.max_latency:g} ms"
-    return ", ".join(filter(None, (size, latency, request.describe())))

@@ -17,8 +17,8 @@ from onnxq.calibrate.contents import note_contents
 from onnxq.calibrate.parts import read_part
 from onnxq.config import Config
 from onnxq.data import Dataset
-from onnxq.errors import ConfigError, ModelError, OnnxqError, replace_surrogates
-from onnxq.evaluation.metric import AccuracyRequest, load_metric, parse_drop
+from onnxq.errors import ModelError, OnnxqError, replace_surrogates
+from onnxq.evaluation.metric import AccuracyRequest, make_request
 from onnxq.graph import GraphIndex, ModelLike, get_index
 from onnxq.graph.light import is_large_model
 from onnxq.numerics.machine import use_one_blas_thread
@@ -150,31 +150,6 @@ _BRANCH_SAMPLES = 256
 _EQUALITY_SAMPLES = 2
 # SampleSets that a measured placement is calibrated with, which is for its speed.
 _TIMING_SAMPLES = 8
-
-
-def make_request(config: Config, data: object) -> AccuracyRequest:
-    """The request for accuracy. Raises ConfigError for wishes that do not go together, or without samples."""
-    accuracy = config.accuracy
-    if accuracy.metric is None and accuracy.max_drop is not None:
-        raise ConfigError(
-            "max_drop",
-            "says nothing without a metric",
-            "give `metric=…`, a file.py:function, as well",
-            code="Q308",
-        )
-    if accuracy.metric is not None and accuracy.min_sqnr is not None:
-        raise ConfigError(
-            "min_sqnr",
-            "and a metric were given: promotion goes by one figure",
-            "give one of them",
-            code="Q308",
-        )
-    if data is None and (accuracy.metric is not None or accuracy.min_sqnr is not None):
-        cause = "no samples were given: made-up inputs say nothing of accuracy"
-        raise ConfigError("data", cause, "pass `data=…`", code="Q319")
-    metric = None if accuracy.metric is None else load_metric(accuracy.metric)
-    drop = parse_drop(0.0 if accuracy.max_drop is None else accuracy.max_drop)
-    return AccuracyRequest(accuracy.min_sqnr, metric, drop, accuracy.promote_to)
 
 
 def draft_placement(
@@ -367,20 +342,17 @@ def list_passes(ctx: RunContext) -> Sequence[Pass[Any, Any]]:
 
 def _settle_mode(config: Config, data: object) -> Config:
     """Without samples `auto` means scales of each run: there is nothing to calibrate others on."""
-    return (
-        config.model_copy(update={"mode": "dynamic"})
-        if config.mode == "auto" and data is None
-        else config
-    )
+    if config.mode == "auto" and data is None:
+        return config.model_copy(update={"mode": "dynamic"})
+    return config
 
 
 def _make_planner(samples: SampleSets, config: Config) -> Callable[[FloatState, Progress], Plan]:
     """The planner that equalization asks where pairs would go."""
 
     def place(state: FloatState, shown: Progress) -> Plan:
-        return draft_placement(
-            state, samples, config, "", identified=False, progress=shown
-        ).default()
+        problem = draft_placement(state, samples, config, "", identified=False, progress=shown)
+        return problem.default()
 
     return place
 
@@ -389,9 +361,8 @@ def _read_samples(state: FloatState, data: object, ctx: RunContext) -> SampleSet
     """The samples, on the first of which the rewrites are proved to have changed nothing."""
     samples = read_data(state, data, ctx.config, choosing=ctx.request.asked, progress=ctx.progress)
     samples = replace(samples, crew=ctx.crew)
-    prove_equal(
-        state, islice(samples.validation.samples(), _EQUALITY_SAMPLES), progress=ctx.progress
-    )
+    first = islice(samples.validation.samples(), _EQUALITY_SAMPLES)
+    prove_equal(state, first, progress=ctx.progress)
     return samples
 
 
@@ -399,12 +370,9 @@ def _demand_float(state: PlacedState, name: str, mode: str) -> None:
     """ModelError for a model that is quantized already and of which the plan quantizes nothing more."""
     already = count_existing(state)
     plan = state.planned
-    if (
-        plan.sites
-        or not already
-        or mode == "float"
-        or choose_tables(state.problem, get_index(state.model), ())[0]
-    ):
+    if plan.sites or not already or mode == "float":
+        return
+    if choose_tables(state.problem, get_index(state.model), ())[0]:
         return
     # One example of why the rest of it stays float is enough.
     floating: Sequence[Unquantized] = (*plan.refusals, *plan.left_float)
@@ -416,7 +384,6 @@ def _demand_float(state: PlacedState, name: str, mode: str) -> None:
 
 def _calibrate(ctx: SampledContext, state: PlacedState) -> PlacedState:
     """The state with numbers at every site, and float where calibration had none."""
-
     ranges = ctx.config.scale.ranges
     observed = read_part(ranges) if ranges else None
 
@@ -433,9 +400,8 @@ def _calibrate(ctx: SampledContext, state: PlacedState) -> PlacedState:
         )
 
     if observed is None:
-        plan = ctx.budget.fitting(
-            "calibration", ctx.data.ranges, ctx.config.data.seed, ctx.progress, work
-        )
+        seed = ctx.config.data.seed
+        plan = ctx.budget.fitting("calibration", ctx.data.ranges, seed, ctx.progress, work)
     else:
         # Parts are of all samples, whatever time is left.
         plan = work(ctx.data.ranges, ctx.progress)
@@ -462,9 +428,8 @@ def _place(ctx: SampledContext, state: FloatState, name: str) -> PlacedState:
         without = problem.default()
         plan = problem.default(attention=True) if config.attention != "float" else without
         # Where the rules for attention find none, both are the same plan and there is nothing to try.
-        if config.attention == "auto" and {s.site for s in plan.sites} != {
-            s.site for s in without.sites
-        }:
+        attended, plain_sites = ({site.site for site in p.sites} for p in (plan, without))
+        if config.attention == "auto" and attended != plain_sites:
             plain = without
     else:
         timing_samples = samples.calibration.take(_TIMING_SAMPLES, config.data.seed)

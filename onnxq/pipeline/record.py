@@ -26,7 +26,7 @@ from onnxq.engines.diff.model import FLOAT, OFF, Difference
 from onnxq.engines.prove.proof import UNSEEN, Proof
 from onnxq.engines.prove.prove import ProveRequest, prove_model
 from onnxq.errors import MissingDependencyError
-from onnxq.evaluation.distributions import Distribution
+from onnxq.evaluation.distributions import observe_distributions
 from onnxq.evaluation.profile import GroupCost, Profile
 from onnxq.evaluation.sensitivity import measure_sensitivity
 from onnxq.files import write_text
@@ -53,9 +53,9 @@ from onnxq.report.record import (
     ValueBars,
     bound_db,
 )
-from onnxq.runtime import Session, detect_cpu, observe_shapes, tap_tensors
+from onnxq.runtime import detect_cpu, observe_shapes
 from onnxq.sites import Names, Role, TensorId
-from onnxq.spec import GRAIN_NAMES, PerChannel
+from onnxq.spec import GRAIN_NAMES
 from onnxq.workers import use_threads
 
 # Values of an output that are drawn.
@@ -124,16 +124,24 @@ class _Measured:
     """All that a record is made of."""
 
     state: FloatState
-    index: GraphIndex
     quantized: ModelLike
     samples: Dataset
     profile: Profile
     difference: Difference
     proof: Proof
-    pairs: Sequence[PairInfo]
     # By output: of the first sample, of the float model and of the file.
     float_outputs: Arrays
     file_outputs: Arrays
+
+    @property
+    def index(self) -> GraphIndex:
+        """The float model's index."""
+        return get_index(self.state.model)
+
+    @cached_property
+    def pairs(self) -> Sequence[PairInfo]:
+        """The pairs of the file."""
+        return find_pairs(bare_proto(self.quantized))
 
     @cached_property
     def tensors(self) -> list[TensorId | None]:
@@ -171,24 +179,20 @@ def measure_record(
     # The engine that was proved answers, too, where it can.
     proved = {proof.build.engine} if proof.built else set()
     engines = dict.fromkeys([find_reference().name, *proved.intersection(list_runnable())])
-    chosen = config.model_copy(
-        update={"diff": config.diff.model_copy(update={"layers": True, "engines": (*engines,)})}
-    )
+    diff = config.diff.model_copy(update={"layers": True, "engines": tuple(engines)})
+    chosen = config.model_copy(update={"diff": diff})
     compared = compare_models(state.named, proto, samples, chosen, keep=1, progress=progress)
     # One sample has enough values for a picture.
     exact, answers = (compared.recorder.outputs[run][0]["outputs"] for run in (FLOAT, OFF))
-    pairs = find_pairs(bare_proto(proto))
     measured = _Measured(
-        state,
-        get_index(state.model),
-        proto,
-        samples,
-        profile,
-        compared.difference,
-        proof,
-        pairs,
-        exact,
-        answers,
+        state=state,
+        quantized=proto,
+        samples=samples,
+        profile=profile,
+        difference=compared.difference,
+        proof=proof,
+        float_outputs=exact,
+        file_outputs=answers,
     )
     return _make_record(measured, model, quantized, config, progress)
 
@@ -322,19 +326,13 @@ def _list_nodes(measured: _Measured) -> Iterator[OperatorRecord]:
         proved = proofs.get(node.name)
         layer = layers.get(node.outputs[0])
         kind, dtype = kernels.get(node.name, ("", ""))
-        own = (
-            next((error.sqnr_db for error in layer.accuracy if error.run == OFF), math.nan)
-            if layer
-            else math.nan
-        )
+        accuracy = layer.accuracy if layer else ()
+        own = next((error.sqnr_db for error in accuracy if error.run == OFF), math.nan)
+        reads = [tensor for tensor in index.list_reads(node) if not index.is_constant(tensor)]
         yield OperatorRecord(
             name=node.name,
             op=node.op_type,
-            inputs=tuple(
-                name
-                for name in node.inputs
-                if name and not index.is_constant(index.resolve_tensor(name, node.scope))
-            ),
+            inputs=tuple(tensor.name for tensor in reads),
             outputs=tuple(filter(None, node.outputs)),
             type=proved.type if proved is not None and proved.type != UNSEEN else dtype,
             kernel=(proved.kind if proved is not None else "") or kind,
@@ -378,15 +376,20 @@ def _list_sites(measured: _Measured, progress: Progress) -> Iterator[SiteRecord]
     costs = {cost.sites[0]: cost for cost in measured.profile.groups if len(cost.sites) == 1}
     quantized = get_index(measured.quantized)
     nodes = {node.name: node for node in quantized.nodes}
-    float_values = _observe_values(measured, progress)
+    sources = zip(measured.pairs, measured.tensors, strict=True)
+    model = measured.state.model
+    float_values = observe_distributions(model, sources, measured.samples, progress)
     for pair, tensor in zip(measured.pairs, measured.tensors, strict=True):
         cost = costs.get(str(pair.site))
         values = float_values.get(tensor)
         # Operators on integers are read as pairs that the file itself does not have.
         reach = _find_reach(pair, nodes.get(pair.dequantize) or nodes.get(pair.quantize), quantized)
-        low, high, counts = (
-            values.count_bars() if values is not None and values.counted else (0.0, 0.0, ())
-        )
+        bars: ValueBars | None = None
+        clipped: float | None = None
+        if values is not None and values.counted:
+            low, high, counts = values.count_bars()
+            bars = ValueBars(low=float(f"{low:.5g}"), high=float(f"{high:.5g}"), counts=counts)
+            clipped = round(values.measure_clipped(reach), 5) if reach else None
         scales = () if math.isnan(pair.scale_min) else (pair.scale_min, pair.scale_max)
         yield SiteRecord(
             name=str(pair.site),
@@ -398,14 +401,10 @@ def _list_sites(measured: _Measured, progress: Progress) -> Iterator[SiteRecord]
             granularity=GRAIN_NAMES[type(pair.granularity)],
             scales=tuple(float(f"{scale:.4g}") for scale in scales),
             range=tuple(float(f"{end:.5g}") for end in reach),
-            clipped=round(values.measure_clipped(reach), 5)
-            if reach and values is not None and counts
-            else None,
+            clipped=clipped,
             isolated_db=None if cost is None else bound_db(cost.isolated_db),
             left_out_db=None if cost is None else bound_db(cost.leave_one_out_db),
-            values=ValueBars(low=float(f"{low:.5g}"), high=float(f"{high:.5g}"), counts=counts)
-            if counts
-            else None,
+            values=bars,
             channels=values.list_channels() if values is not None else (),
             levels=None if values is None else _count_levels(pair, values.find_middle(), reach),
         )
@@ -428,62 +427,19 @@ def _name_tensor(pair: PairInfo, nodes: Mapping[str, NodeRef]) -> TensorId | Non
     if isinstance(site, TensorId):
         return site
     node = nodes.get(site.node)
-    return (
-        None
-        if node is None or site.index >= len(node.inputs)
-        else TensorId(node.inputs[site.index], site.scope)
-    )
+    if node is None or site.index >= len(node.inputs):
+        return None
+    return TensorId(node.inputs[site.index], site.scope)
 
 
 def _find_reach(pair: PairInfo, node: NodeRef | None, index: GraphIndex) -> Interval | tuple[()]:
     """The smallest and largest value that the pair's integers stand for; () where they have several scales."""
     if pair.scales != 1 or pair.storage.startswith("float") or node is None:
         return ()
-    zero = (
-        index.find_constant(index.resolve_tensor(node.inputs[2], node.scope))
-        if len(node.inputs) > 2
-        else None
-    )
-    signed = pair.element_type.signed
+    zero = index.input_value(node, 2)
     shift = 0 if zero is None else int(zero.reshape(-1)[0])
-    low = -(2 ** (pair.bits - 1)) if signed else 0
+    low = -(2 ** (pair.bits - 1)) if pair.element_type.signed else 0
     return (low - shift) * pair.scale_min, (low + 2**pair.bits - 1 - shift) * pair.scale_min
-
-
-def _observe_values(
-    measured: _Measured, progress: Progress
-) -> Mapping[TensorId | None, Distribution]:
-    """The distributions of the float tensors that pairs quantize, by their name."""
-    index = measured.index
-    found: dict[TensorId | None, Distribution] = {}
-    for pair, tensor in zip(measured.pairs, measured.tensors, strict=True):
-        if tensor is None or tensor in found or pair.role is Role.BIAS:
-            continue
-        weight = index.find_constant(tensor)
-        if weight is not None:
-            grain = pair.granularity
-            found[tensor] = Distribution(None)
-            found[tensor].add_weight(
-                weight, grain.axis if isinstance(grain, PerChannel) and grain.axis < 2 else 0
-            )
-        elif not tensor.scope and index.find_dtype(tensor):
-            shape = index.find_shape(tensor) or ()
-            # Channels stand behind the batch of images, and last elsewhere.
-            found[tensor] = Distribution(1 if len(shape) == 4 else -1 if len(shape) > 1 else None)
-    wanted = [tensor for tensor in found if tensor is not None and not index.is_constant(tensor)]
-    if not wanted:
-        return found
-    tapped = tap_tensors(measured.state.model, wanted, only=True)
-    session = Session(tapped.proto, optimize=False)
-    taken = {value.name for value in session.inputs}
-    with progress("looking at the values", len(measured.samples)) as task:
-        for feeds in measured.samples.samples():
-            values = session.run({name: array for name, array in feeds.items() if name in taken})
-            for tensor, output in tapped.outputs.items():
-                if values[output].dtype.kind == "f":
-                    found[tensor].add_values(values[output])
-            task.advance()
-    return found
 
 
 def _list_advice(measured: _Measured, config: Config) -> Iterator[Advice]:
@@ -530,12 +486,11 @@ def _predict_costs(
         return {}
     shapes = observe_shapes(measured.state.model, measured.samples.take(1, 0).samples())
     problem = state_placement(measured.state.model, config, shapes=shapes, identified=False)
-    quantized = frozenset(cost.name for cost in measured.profile.of("node")) & frozenset(
-        problem.ops.by_name
-    )
+    costs = measured.profile.of("node")
+    quantized = frozenset(cost.name for cost in costs if cost.name in problem.ops.by_name)
     before = predict_times(problem, quantized)
-    changes = {
-        names: compare_times(before, predict_times(problem, quantized.difference(names)))
-        for names in groups
-    }
-    return {names: round(change - 1, 4) for names, change in changes.items()}
+    changes = {}
+    for names in groups:
+        after = predict_times(problem, quantized.difference(names))
+        changes[names] = round(compare_times(before, after) - 1, 4)
+    return changes

@@ -237,6 +237,11 @@ SCHEMA = 2
 
 # Lowest and highest value; None: no bound on that side.
 Bound = tuple[Finite | None, Finite | None]
+# The opset that pairs of 8 bits need; from the others on QuantizeLinear takes 4 and 16 bits and blocks, and FP8.
+LEAST_OPSET = 13
+_WIDE_OPSET = 21
+_FLOAT8_OPSET = 19
+_WIDE = ("int4", "uint4", "int16", "uint16")
 Saturation = Literal["avoid", "allow"]
 
 
@@ -305,12 +310,8 @@ class SitePlan:
         if isinstance(self.site, TensorId):
             return self.site
         if self.tensor is None:
-            raise PlanError(
-                str(self.site),
-                "the plan does not name its tensor",
-                "plan the model again",
-                code="Q403",
-            )
+            cause = "the plan does not name its tensor"
+            raise PlanError(str(self.site), cause, "plan the model again", code="Q403")
         return self.tensor
 
     def find_readers(self, graph: Graph) -> Edges:
@@ -324,17 +325,24 @@ class SitePlan:
 
         That is so for a matrix in int8 with one scale a row, or in int4 in blocks of a row, around 0.
         """
-        if (
-            self.role is not Role.WEIGHT
-            or not isinstance(self.site, TensorId)
-            or not self.spec.has_rows
-        ):
+        site = self.site
+        if self.role is not Role.WEIGHT or not isinstance(site, TensorId):
             return ()
-        if len(graph.find_shape(self.site) or ()) != 2:
+        if not self.spec.has_rows or len(graph.find_shape(site) or ()) != 2:
             return ()
         return tuple(
             edge for edge in self.consumers or () if graph.find_node(edge.node).looks_up(edge.index)
         )
+
+    def find_opset(self, graph: Graph | None) -> int:
+        """The lowest opset in which the pair can be written. graph: of the model, None where none looks rows up."""
+        # Rows are dequantized by operators that are no part of ONNX's opset, or old.
+        lookups = None if graph is None else self.find_lookups(graph)
+        if lookups is not None and lookups == self.consumers:
+            return LEAST_OPSET
+        if self.spec.storage in _WIDE or self.spec.has_blocks:
+            return _WIDE_OPSET
+        return _FLOAT8_OPSET if self.spec.is_float else LEAST_OPSET
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, SitePlan):
@@ -389,7 +397,7 @@ class Plan:
     topology: str
     weights: str
     # The lowest opset that the written model needs.
-    opset: Written[Opset] = 13
+    opset: Written[Opset] = LEAST_OPSET
     # Names of the preparation passes that ran.
     prepare: Written[tuple[str, ...]] = ()
     # Where the calibration samples came from, for people.

@@ -14,7 +14,7 @@ from pathlib import Path as FilePath
 import numpy as np
 
 from onnxq.arrays import Array
-from onnxq.backends import Target, describe_spec, find_modes
+from onnxq.backends import Target, find_modes
 from onnxq.config import Frozen
 from onnxq.config.rows import read_fields, write_fields
 from onnxq.config.schema import JsonText, SchemaNumber, shorten_value
@@ -25,7 +25,7 @@ from onnxq.graph.storage import release_pages
 from onnxq.numerics import bias_qparams
 from onnxq.plan.model import SCHEMA, Plan, SitePlan
 from onnxq.sites import Role, Site
-from onnxq.spec import PerChannel, PerTensor, QParams, QuantSpec
+from onnxq.spec import PerChannel, PerTensor, QParams, QuantSpec, describe_spec
 
 # By the tool that wrote a calibration file.
 _CALIBRATIONS = {

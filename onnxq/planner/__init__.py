@@ -6,13 +6,12 @@ from onnxq.planner.build import (
     Table,
     anchor_sites,
     choose_tables,
-    explain_loss,
-    find_float_nodes,
     find_needed_opset,
     state_placement,
 )
 from onnxq.planner.choose import Choice, Forced, weigh_forced
 from onnxq.planner.match import fit_plan
+from onnxq.planner.place import find_float_nodes
 from onnxq.planner.precision.choose import (
     add_precision,
     choose_types,
@@ -41,7 +40,6 @@ __all__ = [
     "choose_types",
     "count_saturating",
     "digest_weights",
-    "explain_loss",
     "find_float_nodes",
     "find_needed_opset",
     "find_suspects",

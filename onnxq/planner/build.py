@@ -9,7 +9,7 @@ from functools import cached_property
 
 import numpy as np
 
-from onnxq.backends import Shapes, Target, describe_spec, find_target
+from onnxq.backends import Shapes, Target, find_target
 from onnxq.config import Config
 from onnxq.errors import OnnxqError
 from onnxq.graph import (
@@ -23,8 +23,10 @@ from onnxq.graph import (
 )
 from onnxq.numerics import fake_quant, weight_qparams
 from onnxq.plan import PlacementChoice, Plan, SitePlan, SitePlans
+from onnxq.plan.model import LEAST_OPSET
+from onnxq.plan.names import DEQUANTIZE, QUANTIZE
 from onnxq.planner.choose import BY_PERSON, Choice, choose_ops, list_strategies
-from onnxq.planner.place import Placer
+from onnxq.planner.place import Placer, find_float_nodes
 from onnxq.planner.problem import (
     NOTHING,
     Existing,
@@ -39,7 +41,6 @@ from onnxq.sites import (
     Cautions,
     Edges,
     LeftFloat,
-    Names,
     Refusal,
     Role,
     TensorId,
@@ -47,7 +48,7 @@ from onnxq.sites import (
     is_within,
     split_unquantized,
 )
-from onnxq.spec import FloatType, PerChannel, QuantSpec
+from onnxq.spec import FloatType, PerChannel, QuantSpec, describe_spec
 
 # The rule that sites and reasons name.
 EMBEDDING_ROWS = "embedding-rows"
@@ -59,7 +60,6 @@ _LEAST_SHARE = 0.05
 _GOOD_ROWS_DB = 30.0
 # Rows looked at for that, evenly spread: a table may have gigabytes.
 _JUDGED_ROWS = 4096
-
 # Bits of the types that tables have.
 _WIDTHS = {FloatType.FLOAT32.onnx_type: 32, FloatType.FLOAT16.onnx_type: 16}
 
@@ -108,9 +108,8 @@ def choose_tables(
     reasons = list[Unquantized]()
     # In mode float nothing is quantized.
     tables = [] if mode == "float" else list(_find_tables(problem, index, reasons))
-    least = max(
-        _LEAST_ELEMENTS, _LEAST_SHARE * max((table.elements for table in tables), default=0)
-    )
+    largest = max((table.elements for table in tables), default=0)
+    least = max(_LEAST_ELEMENTS, _LEAST_SHARE * largest)
     large = [table for table in tables if table.named or table.elements >= least]
     all_of_them = request in ("int8", "int4")
     if request == "auto":
@@ -154,22 +153,16 @@ def _find_tables(
                 others.append(edge)
         match = problem.requests.match_table(tensor, gathers)
         if match.rule is not None and match.rule.set.float:
-            reasons.append(
-                LeftFloat(node.name, f"left float by {match.rule.describe()}", BY_PERSON, "F101")
-            )
+            reason = f"left float by {match.rule.describe()}"
+            reasons.append(LeftFloat(node.name, reason, BY_PERSON, "F101"))
             continue
         try:
             spec = problem.requests.make_spec(match, Role.WEIGHT, node)
         except OnnxqError as error:
-            reasons.append(
-                Refusal(
-                    node.name, f"{error.subject}: {error.cause}", error.fix, EMBEDDING_ROWS, "R103"
-                )
-            )
+            reasons.append(Refusal(node.name, error.fault, error.fix, EMBEDDING_ROWS, "R103"))
             continue
-        yield Table(
-            tensor, _count_elements(index, tensor), tuple(lookups), tuple(others), match, spec
-        )
+        elements = _count_elements(index, tensor)
+        yield Table(tensor, elements, tuple(lookups), tuple(others), match, spec)
 
 
 def _is_table(index: GraphIndex, tensor: TensorId) -> bool:
@@ -184,18 +177,15 @@ def _count_elements(index: GraphIndex, tensor: TensorId) -> int:
 
 def _are_most(tables: Iterable[Table], index: GraphIndex, sites: Iterable[SitePlan]) -> bool:
     """True when the tables would be more than half of the bytes of all weights, with these sites."""
-    bits = {
-        site.quantized_tensor: site.spec.storage_bits for site in sites if site.role is Role.WEIGHT
-    }
+    weights = [site for site in sites if site.role is Role.WEIGHT]
+    bits = {site.quantized_tensor: site.spec.storage_bits for site in weights}
     total = 0
     for tensor in {tensor for node in index.nodes for tensor in index.list_reads(node)}:
         width = _WIDTHS.get(index.find_dtype(tensor), 0)
         if width and index.is_constant(tensor):
             total += _count_elements(index, tensor) * min(bits.get(tensor, width), width)
-    return (
-        2 * sum(table.elements * _WIDTHS[index.find_dtype(table.tensor)] for table in tables)
-        > total
-    )
+    own = sum(table.elements * _WIDTHS[index.find_dtype(table.tensor)] for table in tables)
+    return 2 * own > total
 
 
 def _find_obstacle(
@@ -213,16 +203,12 @@ def _find_obstacle(
         if refusal is None:
             refusal = Refusal(node.name, f"{engine.name} reads tables in float", "it stays float")
         return Refusal(node.name, refusal.reason, refusal.fix, EMBEDDING_ROWS, "R103")
-    shared = (
-        weight is not None
-        and weight.spec == table.spec
-        and {*table.others} <= {*(weight.consumers or ())}
-    )
-    if table.others and not shared:
+    alike = weight is not None and weight.spec == table.spec
+    served = weight.consumers or () if weight is not None else ()
+    if table.others and not (alike and {*table.others} <= {*served}):
         other = table.others[0].node
-        return _leave_float(
-            node, f"{other} reads the same table in another type, and it would be stored twice"
-        )
+        reason = f"{other} reads the same table in another type, and it would be stored twice"
+        return _leave_float(node, reason)
     if demanded or weight is not None:
         return None
     rows_db = _measure_rows(index, table)
@@ -237,31 +223,18 @@ def _find_twin(index: GraphIndex, table: Table, weights: Iterable[SitePlan]) -> 
         return None
     spec = replace(table.spec, granularity=PerChannel(1))
     for site in weights:
-        if (
-            site.spec == spec
-            and site.site.scope == table.tensor.scope
-            and isinstance(site.site, TensorId)
-        ):
-            other = index.find_constant(site.site)
-            if (
-                other is not None
-                and other.shape == value.shape[::-1]
-                and np.array_equal(other.T, value)
-            ):
-                return site.site
+        tensor = site.site
+        if site.spec != spec or not isinstance(tensor, TensorId):
+            continue
+        other = index.find_constant(tensor) if tensor.scope == table.tensor.scope else None
+        # Of another shape it is not equal, either.
+        if other is not None and np.array_equal(other.T, value):
+            return tensor
     return None
 
 
 def _leave_float(node: NodeRef, reason: str) -> LeftFloat:
     return LeftFloat(node.name, reason, EMBEDDING_ROWS, "F109")
-
-
-def explain_loss(tables: Iterable[Table], before: float, after: float) -> tuple[LeftFloat, ...]:
-    """Why tables stay float that cost the outputs too much. before, after: SQNR in dB without and with them."""
-    reason = f"in int8 the embeddings cost too much: {after:.1f} dB at the outputs, {before:.1f} dB without"
-    return tuple(
-        LeftFloat(table.lookups[0].node, reason, EMBEDDING_ROWS, "F109") for table in tables
-    )
 
 
 def _measure_rows(index: GraphIndex, table: Table) -> float:
@@ -271,9 +244,7 @@ def _measure_rows(index: GraphIndex, table: Table) -> float:
     value = value[:: max(1, len(value) // _JUDGED_ROWS)].astype(np.float32)
     error = fake_quant(value, weight_qparams(value, table.spec), table.spec)
     error -= value
-    noise, power = (
-        np.einsum("ij,ij->i", array, array, dtype=np.float64) for array in (error, value)
-    )
+    noise, power = (np.einsum("ij,ij->i", a, a, dtype=np.float64) for a in (error, value))
     rows = 10 * np.log10(np.maximum(power, 1e-30) / np.maximum(noise, 1e-36))
     return float(np.percentile(rows, 1))
 
@@ -296,12 +267,6 @@ def add_tables(sites: SitePlans, tables: Iterable[Table]) -> SitePlans:
             if twin is not None:
                 added[twin.site] = replace(twin, group=group)
     return tuple(added.values())
-
-
-# From these opsets on QuantizeLinear takes 4 and 16 bits and blocks, and FP8.
-_WIDE_OPSET = 21
-_FLOAT8_OPSET = 19
-_WIDE = ("int4", "uint4", "int16", "uint16")
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -343,20 +308,19 @@ class OnnxPlacement(PlacementProblem):
         floats = tuple(
             name for name in guarded if name in live and not is_between_pairs(view, existing, name)
         )
-        sites, nodes = anchor_sites(
-            self.index, (*placement.existing, *placement.sites), floats, self.ids
-        )
+        placed = (*placement.existing, *placement.sites)
+        anchored, nodes = anchor_sites(self.index, placed, floats, self.ids)
         count = len(placement.existing)
+        sites = anchored[count:]
         refusals, left_float = split_unquantized(
             (*choice.reasons, *self.base.refusals, *self.base.left_float)
         )
+        opset = max(self.base.opset, placement.opset, find_needed_opset(sites, self.index))
         plan = replace(
             self.base,
-            sites=sites[count:],
-            existing=sites[:count],
-            opset=max(
-                self.base.opset, placement.opset, find_needed_opset(sites[count:], self.index)
-            ),
+            sites=sites,
+            existing=anchored[:count],
+            opset=opset,
             refusals=refusals,
             left_float=left_float,
             warnings=(*self.base.warnings, *placement.warnings, *choice.warnings),
@@ -370,14 +334,11 @@ class OnnxPlacement(PlacementProblem):
         """A plan for this model with the tables' sites. Those that it quantizes as weights get further readers."""
         if not self.tables:
             return plan
-        before, sites = (
-            {site.site: site for site in plan.sites},
-            add_tables(plan.sites, self.tables),
-        )
-        changed, nodes = anchor_sites(
-            self.index, [s for s in sites if s is not before.get(s.site)], (), self.ids
-        )
-        anchored = {site.site: site for site in changed}
+        before = {site.site: site for site in plan.sites}
+        sites = add_tables(plan.sites, self.tables)
+        changed = [site for site in sites if site is not before.get(site.site)]
+        changed_sites, nodes = anchor_sites(self.index, changed, (), self.ids)
+        anchored = {site.site: site for site in changed_sites}
         sites = tuple(anchored.get(site.site, site) for site in sites)
         opset = max(plan.opset, find_needed_opset(sites, self.index))
         return replace(plan, sites=sites, nodes={**plan.nodes, **nodes}, opset=opset)
@@ -411,20 +372,17 @@ def state_placement(
     requests.check_used(before or index)
     engine = find_target(config.target, config.mode)
     bare = index if existing.view is None else get_index(existing.view)
+
+    def is_closed(node: NodeRef) -> bool:
+        return any(is_within(node.scope, scope) for scope in closed)
+
     problem = state_problem(
-        bare, requests, engine, shapes=shapes or {}, existing=existing,
-        closed=lambda node: any(is_within(node.scope, scope) for scope in closed),
-    )  # fmt: skip
-    print_of = compute_fingerprint(proto) if identified else Fingerprint("", "")
-    without = (engine.without_kernel(node) for node in index.nodes)
-    # The first reason for a node holds: a closed scope is why no rule looked at it.
-    refusals, left_float = split_unquantized(
-        (
-            *closed.values(),
-            *problem.ops.reasons,
-            *(reason for reason in without if reason is not None),
-        )
+        bare, requests, engine, shapes=shapes or {}, existing=existing, closed=is_closed
     )
+    print_of = compute_fingerprint(proto) if identified else Fingerprint("", "")
+    without = [reason for node in index.nodes if (reason := engine.without_kernel(node))]
+    # The first reason for a node holds: a closed scope is why no rule looked at it.
+    refusals, left_float = split_unquantized((*closed.values(), *problem.ops.reasons, *without))
     base = Plan(
         target=config.target,
         model=name,
@@ -442,11 +400,7 @@ def state_placement(
         existing=existing.sites,
         refusals=refusals,
         left_float=left_float,
-        kept=tuple(
-            node.name
-            for node in index.nodes
-            if node.op_type in ("QuantizeLinear", "DequantizeLinear")
-        ),
+        kept=tuple(node.name for node in index.nodes if node.op_type in (QUANTIZE, DEQUANTIZE)),
     )
     return OnnxPlacement(**vars(problem), proto=proto, index=index, base=base)
 
@@ -461,29 +415,21 @@ def _find_unreadable(
     nodes = {node.name: node for node in view.nodes}
     for site in existing.sites:
         readers = [nodes[edge.node] for edge in site.consumers or () if edge.node in nodes][:1]
-        zero = (
-            site.qparams is not None
-            and bool(site.qparams.zero_point.any())
-            and not engine.zero_points
-        )
+        shifted = site.qparams is not None and bool(site.qparams.zero_point.any())
         # Capabilities have rows for activations; an output is one that leaves the model.
         role = Role.ACTIVATION if site.role is Role.OUTPUT else site.role
         if role is Role.BIAS:
             wrong = not engine.int32_bias
         else:
             wrong = any(engine.refuse(site.spec, role, node) is not None for node in readers)
-        if zero or wrong:
+        if wrong or (shifted and not engine.zero_points):
             unreadable.append(f"{site.site} ({describe_spec(site.spec)})")
     cautions = _find_unknown(engine, index)
     if not unreadable:
         return cautions
     line = f"{len(unreadable)} of the pairs that the model came with are kept, though {engine.name} does not read them"
-    return (
-        Caution(
-            "W125", f"{line}, e.g. {unreadable[0]}: quantize the float model for {engine.name}"
-        ),
-        *cautions,
-    )
+    text = f"{line}, e.g. {unreadable[0]}: quantize the float model for {engine.name}"
+    return (Caution("W125", text), *cautions)
 
 
 def _find_unknown(engine: Target, index: GraphIndex) -> Cautions:
@@ -516,9 +462,8 @@ def _match_signs(existing: Existing, config: Config) -> tuple[Config, Cautions]:
     update = {"signed": signed, "storage": "", "narrow_range": activations.narrow_range and signed}
     names = byte if signed else byte[::-1]
     line = f"activations are {names[0]} like the pairs that the model came with, not {names[1]}"
-    return config.model_copy(update={"activations": activations.model_copy(update=update)}), (
-        Caution("W124", line),
-    )
+    config = config.model_copy(update={"activations": activations.model_copy(update=update)})
+    return config, (Caution("W124", line),)
 
 
 def anchor_sites(
@@ -526,10 +471,8 @@ def anchor_sites(
 ) -> tuple[SitePlans, dict[str, str]]:
     """The sites with their anchors, and the structural ids of the nodes that they and `floats` name."""
     done = tuple(replace(site, anchor=_find_anchor(index, site, ids)) for site in sites)
-    named = dict.fromkeys(
-        [edge.node for site in done for edge in site.consumers or ()] + list(floats)
-    )
-    return done, find_node_ids(index, named, ids)
+    readers = [edge.node for site in done for edge in site.consumers or ()]
+    return done, find_node_ids(index, dict.fromkeys((*readers, *floats)), ids)
 
 
 def find_node_ids(
@@ -551,35 +494,6 @@ def _find_node_id(index: GraphIndex, name: str, ids: Mapping[TensorId, str]) -> 
     return ids.get(index.find_node(name).result, "")
 
 
-# What ORT quantizes by itself when it stands between a DequantizeLinear and a QuantizeLinear.
-_GUARDED = ("Conv", "ConvTranspose", "Gemm", "MatMul", "AveragePool", "Softmax")
-
-
-def find_float_nodes(index: GraphIndex, sites: Iterable[SitePlan], engine: Target) -> Names:
-    """Nodes the plan leaves float though the engine might not."""
-    int8 = {
-        edge.node for site in sites if site.role is Role.WEIGHT for edge in site.consumers or ()
-    }
-    ops = {*engine.misreads, *(_GUARDED if engine.quantizes_alone else ())}
-    return tuple(node.name for node in index.nodes if node.op_type in ops and node.name not in int8)
-
-
 def find_needed_opset(sites: Iterable[SitePlan], index: GraphIndex | None = None) -> int:
-    """The lowest opset in which all these pairs can be written. index: of the model, None where none looks rows up.
-
-    Rows are dequantized by operators that are no part of ONNX's opset, or old.
-    """
-    opset = 13
-    for site in sites:
-        looked_up = (
-            index is not None
-            and site.consumers is not None
-            and site.find_lookups(index) == site.consumers
-        )
-        if looked_up:
-            continue
-        if site.spec.storage in _WIDE or site.spec.has_blocks:
-            opset = max(opset, _WIDE_OPSET)
-        elif site.spec.is_float:
-            opset = max(opset, _FLOAT8_OPSET)
-    return opset
+    """The lowest opset in which all these pairs can be written. index: of the model, None where none looks rows up."""
+    return max((site.find_opset(index) for site in sites), default=LEAST_OPSET)

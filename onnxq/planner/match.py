@@ -10,7 +10,8 @@ from onnxq.errors import PlanError
 from onnxq.graph import Fingerprint, GraphIndex
 from onnxq.nearest import suggest_names
 from onnxq.plan import Plan, PrecisionPlan, SitePlan, SitePlans
-from onnxq.planner.build import anchor_sites, find_float_nodes, find_needed_opset
+from onnxq.planner.build import anchor_sites, find_needed_opset
+from onnxq.planner.place import find_float_nodes
 from onnxq.planner.recognize import Recognized
 from onnxq.planner.rewritten import Anchors, move_rewritten
 from onnxq.planner.sums import bind_sums, digest_weights, mend_sums, read_tensor

@@ -6,14 +6,15 @@ import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
-from onnxq.backends import Output, describe_spec
+from onnxq.backends import Output, Target
 from onnxq.config import Rule
+from onnxq.graph import GraphIndex
 from onnxq.numerics import qparams_from_range
 from onnxq.plan import Bound, SitePlan
 from onnxq.planner.problem import PlacementProblem, QuantizableOp
 from onnxq.planner.requests import Match
-from onnxq.sites import Caution, Edge, Edges, Role, Site, TensorId
-from onnxq.spec import RULED, ObserverSpec, PerChannel, PerTensor, QParams, QuantSpec
+from onnxq.sites import Caution, Edge, Edges, Names, Role, Site, TensorId
+from onnxq.spec import RULED, ObserverSpec, PerChannel, PerTensor, QParams, QuantSpec, describe_spec
 
 # The inputs that read a pair; None: all that read its tensor.
 Readers = Edges | None
@@ -377,6 +378,18 @@ def _read_range(match: Match, spec: QuantSpec, bound: Bound) -> QParams | None:
     """The numbers for the range that a rule gives."""
     ends = None if match.rule is None else match.rule.set.range
     return None if ends is None else qparams_from_range(*ends, spec, origin=RULED, bound=bound)
+
+
+# What ORT quantizes by itself when it stands between a DequantizeLinear and a QuantizeLinear.
+_GUARDED = ("Conv", "ConvTranspose", "Gemm", "MatMul", "AveragePool", "Softmax")
+
+
+def find_float_nodes(index: GraphIndex, sites: Iterable[SitePlan], engine: Target) -> Names:
+    """Nodes the plan leaves float though the engine might not."""
+    weights = [site for site in sites if site.role is Role.WEIGHT]
+    int8 = {edge.node for site in weights for edge in site.consumers or ()}
+    ops = {*engine.misreads, *(_GUARDED if engine.quantizes_alone else ())}
+    return tuple(node.name for node in index.nodes if node.op_type in ops and node.name not in int8)
 
 
 def share_scales(picked: Iterable[QuantizableOp], sites: list[SitePlan]) -> list[SitePlan]:

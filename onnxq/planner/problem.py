@@ -98,11 +98,9 @@ def _reads_pair(index: Graph, existing: Existing, edge: Edge) -> bool:
     for _ in range(_REACH):
         if edge in existing.direct:
             return True
-        maker = (
-            None
-            if edge in existing.by_edge
-            else index.maker(index.find_node(edge.node), edge.index, *_MOVES)
-        )
+        if edge in existing.by_edge:
+            return False
+        maker = index.maker(index.find_node(edge.node), edge.index, *_MOVES)
         if maker is None:
             return False
         edge = maker.make_edge(0)
@@ -250,16 +248,12 @@ def find_quantizable_ops(
         if op is not None:
             ops.append(op)
     complete = frozenset(op.name for op in ops if _is_complete(op, existing))
-    weighted = (
-        (op, Candidate(op.node, index, shapes))
-        for op in ops
-        if op.name in existing.weighted - complete
-    )
-    obstacles = {
-        op.name: _find_obstacle(op, candidate, target, existing, allow)
-        for op, candidate in weighted
-    }
-    partial = {name: obstacle for name, obstacle in obstacles.items() if obstacle}
+    partial: dict[str, str] = {}
+    for op in ops:
+        if op.name in existing.weighted and op.name not in complete:
+            candidate = Candidate(op.node, index, shapes)
+            if obstacle := _find_obstacle(op, candidate, target, existing, allow):
+                partial[op.name] = obstacle
     return QuantizableOps(index, shapes, tuple(ops), tuple(reasons), existing, complete, partial)
 
 
@@ -394,10 +388,9 @@ class PlacementProblem:
     @cached_property
     def apart(self) -> frozenset[str]:
         """Names of operators on scales of each run beside others whose scales stand in the file."""
-        own = (
-            () if self.engine.dynamic else (op for op in self.ops if is_dynamic(self.requests, op))
-        )
-        return frozenset(op.name for op in own)
+        if self.engine.dynamic:
+            return frozenset()
+        return frozenset(op.name for op in self.ops if is_dynamic(self.requests, op))
 
 
 def state_problem(
@@ -447,15 +440,9 @@ def _find_spec_refusal(
         pair = ops.existing.by_tensor.get(tensor) or stored.get(tensor)
         try:
             match = requests.match(role, tensor, (op.node,))
-            spec = (
-                requests.make_spec(match, role, op.node)
-                if pair is None
-                else _fill_storage(pair.spec)
-            )
+            spec = _fill_storage(pair.spec) if pair else requests.make_spec(match, role, op.node)
         except OnnxqError as error:
-            return Refusal(
-                op.name, f"{error.subject}: {error.cause}", error.fix, op.rule.name, "R103"
-            )
+            return Refusal(op.name, error.fault, error.fix, op.rule.name, "R103")
         refusal = engine.refuse(spec, role, op.node) or _refuse_shape(ops, engine, op, spec, role)
         if refusal is not None:
             return replace(refusal, rule=op.rule.name)

@@ -305,7 +305,7 @@ def _join_weights(mover: _Mover, plan: Plan) -> Iterator[SitePlan]:
             if (part, 1) in claims
         }
         tensor = mover.index.find_input(mover.anchors.nodes[name], 1)
-        value = None if tensor is None else mover.index.find_constant(tensor)
+        value = mover.index.find_constant(tensor)
         if not parts or value is None:
             continue
         first = next(iter(parts))

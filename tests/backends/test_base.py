@@ -14,7 +14,6 @@ from onnxq.backends import (
     Capability,
     PlacementRule,
     Target,
-    describe_spec,
     find_target,
     list_backends,
     list_runnable,
@@ -22,7 +21,7 @@ from onnxq.backends import (
 from onnxq.errors import ConfigError
 from onnxq.graph import GraphIndex, NodeRef
 from onnxq.sites import LeftFloat, Refusal, Role, TensorId
-from onnxq.spec import PerBlock, PerChannel, PerTensor, QuantSpec
+from onnxq.spec import PerBlock, PerChannel, PerTensor, QuantSpec, describe_spec
 from tests.backends.graphs import model
 
 TARGETS = {(backend.name, mode): target for backend in list_backends() for mode, target in backend.modes.items()}

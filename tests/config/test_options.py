@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from onnxq.config import Command, Config, expand_names, list_options, parse_setting, read_config
-from onnxq.config.load import Option
+from onnxq.config.model import Option
 from onnxq.errors import ConfigError
 
 

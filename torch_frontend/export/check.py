@@ -100,7 +100,7 @@ def _compare(model: nn.Module, file: Path, inputs: Inputs) -> ExportCheck:
                 return ExportCheck(not_run="its inputs are not those of the example")
             runs.append(list(session.run(feeds).values()))
     except OnnxqError as error:
-        return ExportCheck(not_run=f"{error.subject}: {error.cause}")
+        return ExportCheck(not_run=error.fault)
     if [value.shape for value in runs[0]] != [value.shape for value in wanted]:
         return ExportCheck(not_run="its outputs are not those of the module")
     errors = [_measure(wanted, run) for run in runs]

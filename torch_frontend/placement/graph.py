@@ -164,18 +164,14 @@ class CallGraph(Graph):
 
     def add_node(
         self,
+        call: TracedCall,
         name: str,
         op_type: str,
         inputs: Iterable[str],
         outputs: Iterable[str],
-        *,
-        path: str,
-        op: Op,
-        call: str = "",
-        function: str = "",
         **attrs: Any,
     ) -> None:
-        """Append a node; its inputs are made before it."""
+        """Append a node of a call; its inputs are made before it."""
         node = CallNode(
             name=name,
             op_type=op_type,
@@ -185,10 +181,10 @@ class CallGraph(Graph):
             attrs=attrs,
             scope="",
             order=len(self._by_name),
-            path=path,
-            op=op,
-            call=call or path,
-            function=function,
+            path=call.name.path,
+            op=call.op,
+            call=call.name.name,
+            function=call.function,
         )
         self._by_name[name] = node
         self._producers.update(dict.fromkeys(node.outputs, node))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -33,6 +34,8 @@ from torch_frontend.tracing.values import compute_constant, is_float, shape_of
 
 # Operators whose first ONNX name is not the node that reads their input.
 _OWN_TYPES: Mapping[str, str] = {"glu": "torch.glu", "embedding": "torch.embedding"}
+_KEPT_WHOLE = "its mask, dropout or shared keys keep it from being taken apart, and engines quantize it whole or not"
+_CLAMPS = {"clamp_min": ("input", "min"), "clamp_max": ("input", "max")}
 _SHUFFLES = {
     "pixel_shuffle": "DepthToSpace",
     "pixel_unshuffle": "SpaceToDepth",
@@ -50,15 +53,10 @@ def find_clip_bounds(call: TracedCall) -> tuple[Any, Any]:
     """(min, max) of a clamp; None where it has no bound there."""
     if call.op.name == "relu6":
         return 0.0, 6.0
-    ends = {"clamp_min": ("input", "min"), "clamp_max": ("input", "max")}.get(
-        call.function, ("input", "min", "max")
-    )
+    ends = _CLAMPS.get(call.function, ("input", "min", "max"))
     # Layers and F.hardtanh call them min_val and max_val.
-    bounds = [
-        call.find_setting(f"{end}_val", *ends, default=call.find_setting(end, *ends))
-        for end in ("min", "max")
-    ]
-    return bounds[0], bounds[1]
+    low = call.find_setting("min_val", *ends, default=call.find_setting("min", *ends))
+    return low, call.find_setting("max_val", *ends, default=call.find_setting("max", *ends))
 
 
 def find_mean_type(call: TracedCall, *, pools: bool) -> str:
@@ -131,11 +129,9 @@ def lower_layers(model: nn.Module, config: Config, prefix: str = "") -> CallGrap
 
 
 def _is_skipped(config: Config, path: str) -> bool:
-    parts = path.split(".")
     patterns = config.torch.skip_trace
-    return bool(patterns) and any(
-        matches_any(patterns, ".".join(parts[:k])) for k in range(1, len(parts) + 1)
-    )
+    modules = accumulate(path.split("."), "{}.{}".format)
+    return bool(patterns) and any(matches_any(patterns, module) for module in modules)
 
 
 class _Lowering:
@@ -171,14 +167,9 @@ class _Lowering:
         name = read_name(node)
         if node.op == "output":
             for value in node.all_input_nodes:
-                parts = (
-                    value.all_input_nodes
-                    if isinstance(find_module(self.model, value), PackOutputs)
-                    else [value]
-                )
-                self.graph.outputs.update(
-                    self._read_value(node, Slot(0), part).tensor for part in parts
-                )
+                packed = isinstance(find_module(self.model, value), PackOutputs)
+                for part in value.all_input_nodes if packed else [value]:
+                    self.graph.outputs.add(self._read_value(node, Slot(0), part).tensor)
         elif node.op == "placeholder":
             tensor = self._name_tensor(node)
             if not self.alone:
@@ -233,34 +224,31 @@ class _Lowering:
         while value in self.aliases:
             argument = self.aliases[value]
             value = argument[0].all_input_nodes[0]
-        return _Read(
-            self.tensors[value] if value in self.tensors else self._name_tensor(value), argument
-        )
+        tensor = self.tensors.get(value) or self._name_tensor(value)
+        return _Read(tensor, argument)
 
     def _add_computed(self, value: fx.Node, tensor: str, *, transposed: bool = False) -> str:
         """The name of a constant. transposed: as its reader has it."""
         constant = None if is_plain(value) else compute_constant(self.model, value)
-        return (
-            self._add_constant(tensor, constant, transposed=transposed)
-            if isinstance(constant, Tensor)
-            else self._add_constant(tensor)
-        )
+        numbers = constant if isinstance(constant, Tensor) else None
+        return self._add_constant(tensor, numbers, transposed=transposed)
 
     def _add_constant(
         self, tensor: str, value: Tensor | None = None, *, transposed: bool = False
     ) -> str:
         """The name of a constant. value: None for numbers, on whose values nothing depends."""
-        value = torch.zeros(()) if value is None else value
-        self.graph.constants[tensor] = value.mT if transposed else value
+        if value is None:
+            value = torch.zeros(())
+        elif transposed:
+            value = value.mT
+        self.graph.constants[tensor] = value
         return tensor
 
     def _list_reads(self, call: TracedCall) -> list[_Read]:
         """The inputs of a call, its data arguments first; numbers in their places are constants."""
         reads: list[_Read] = []
         for param in call.name.entry.data:
-            values = [
-                self._read_value(call.node, slot, value) for slot, value in call.find_slots(param)
-            ]
+            values = [self._read_value(call.node, *operand) for operand in call.find_slots(param)]
             reads += values or [_Read(self._add_constant(f"{call.name.name}/{param}"))]
         known = {read.tensor for read in reads}
         rest = [value for value in call.node.all_input_nodes if not is_plain(value)]
@@ -283,9 +271,8 @@ class _Lowering:
         """One node. part: which of the call's nodes. out: a tensor inside the call; else the call's results."""
         node = call.node
         name = f"{call.name.name}{part}"
-        elements = [
-            user for user in node.users if read_name(user) is None and element_of(user) is not None
-        ]
+        unnamed = [user for user in node.users if read_name(user) is None]
+        elements = [user for user in unnamed if element_of(user) is not None]
         if out:
             outputs = [out]
             self._note_shape(out, node)
@@ -294,22 +281,12 @@ class _Lowering:
             outputs = [self._name_tensor(element) for element in elements]
         else:
             # A product in front of a batch norm is named already, after the norm.
-            outputs = [self.tensors[node] if node in self.tensors else self._name_tensor(node)]
+            outputs = [self.tensors.get(node) or self._name_tensor(node)]
         inputs = [read.tensor for read in reads]
-        self.graph.add_node(
-            name,
-            op_type,
-            inputs,
-            outputs,
-            path=call.name.path,
-            op=call.op,
-            call=call.name.name,
-            function=call.function,
-            **attrs,
-        )
-        self.graph.arguments |= {
-            (name, k): read.argument for k, read in enumerate(reads) if read.argument is not None
-        }
+        self.graph.add_node(call, name, op_type, inputs, outputs, **attrs)
+        for k, read in enumerate(reads):
+            if read.argument is not None:
+                self.graph.arguments[name, k] = read.argument
         # What has no site can have no pair.
         if closed or set(inputs) - self.graph.constants.keys() - self.graph.values.keys():
             self.graph.closed.add(name)
@@ -317,12 +294,8 @@ class _Lowering:
     def _leave_float(self, call: TracedCall) -> None:
         """A call that stays float, whose reason the person is told unless they asked for it."""
         path = call.name.path
-        self._add_node(
-            call,
-            FUNCTION_NODES.get(call.function, f"torch.{path}"),
-            self._list_reads(call),
-            closed=True,
-        )
+        op_type = FUNCTION_NODES.get(call.function, f"torch.{path}")
+        self._add_node(call, op_type, self._list_reads(call), closed=True)
         if path in self.skipped:
             return
         if call.op.refused is not None:
@@ -332,11 +305,10 @@ class _Lowering:
             what = type(call.module).__name__
             fix = "register it with @register_qmodule, or take it out of torch.skip_trace if it stands there"
         else:
-            what = f"{call.node.target if isinstance(call.node.target, str) else path}"
+            what = call.node.target if isinstance(call.node.target, str) else path
             fix = "register it, or leave it"
-        self.graph.reasons.append(
-            Refusal(path, f"nothing is known of {what}: it stays float", fix, "registry", "R109")
-        )
+        reason = f"nothing is known of {what}: it stays float"
+        self.graph.reasons.append(Refusal(path, reason, fix, "registry", "R109"))
 
     def _lower_plain(self, call: TracedCall) -> None:
         """A call that is one node."""
@@ -369,15 +341,12 @@ class _Lowering:
         alone = len(tensors) == 1 or bool(tensors & self.graph.constants.keys())
         op_type = find_op_type(call.op)
         # onnxq writes the sum in front of a layer norm so that ONNX Runtime fuses nothing with it.
-        normed = any(
-            read_op(user) == "layer_norm" and user.args[:1] == (call.node,)
-            for user in call.node.users
-        )
+        norms = [user for user in call.node.users if read_op(user) == "layer_norm"]
+        normed = any(norm.args[:1] == (call.node,) for norm in norms)
         if op_type == "Add" and normed and not alone and "residual" not in self.engine.skips:
             op_type = "Sum"
-        self._add_node(
-            call, op_type, reads, closed=not call.reads_floats or (alone and call.policy is None)
-        )
+        closed = not call.reads_floats or (alone and call.policy is None)
+        self._add_node(call, op_type, reads, closed=closed)
 
     def _lower_conv(self, call: TracedCall) -> None:
         # Transposed convolutions have output_padding in place of dilation, and the groups in the same position.
@@ -391,9 +360,9 @@ class _Lowering:
         shape = shape_of(call.node.all_input_nodes[0])
         # torch exports a Gemm for matrices, and for other ranks a MatMul with the weight transposed. Alone it is taken
         # for a Gemm but in language models, whose data have three axes.
-        matrices = (
-            self.alone and self.config.mode != "weight-only" if shape is None else len(shape) == 2
-        )
+        matrices = self.alone and self.config.mode != "weight-only"
+        if shape is not None:
+            matrices = len(shape) == 2
         if call.op.weight_axis == 1:  # the weight stands as a MatMul reads it
             self._lower_weighted(call, product=True)
         elif matrices:
@@ -407,28 +376,22 @@ class _Lowering:
     ) -> None:
         """A product: data, weight and bias. product: a MatMul, and the bias behind it. transposed: of the weight."""
         name = call.name.name
-        reads = self._list_reads(call)[
-            : len(call.name.entry.data) if call.op.weight is not None else 1
-        ]
-        why = (
-            explain_unconvertible(call.module)
-            if _holds_weight(call) and call.module is not None
-            else None
-        )
-        if why is not None:
-            self.graph.reasons.append(
-                Refusal(call.name.path, why, "give it a plain weight", "weight", "R110")
-            )
-        weight, read = (
-            self._find_weight(call, transposed=transposed) if why is None else (None, None)
-        )
+        count = len(call.name.entry.data) if call.op.weight is not None else 1
+        reads = self._list_reads(call)[:count]
+        why: str | None = None
+        if call.module is not None and _holds_weight(call):
+            why = explain_unconvertible(call.module)
+        if why is None:
+            weight, read = self._find_weight(call, transposed=transposed)
+        else:
+            weight, read = None, None
+            fix = "give it a plain weight"
+            self.graph.reasons.append(Refusal(call.name.path, why, fix, "weight", "R110"))
         bias = self._find_bias(call)
         inside = f"{name}.out/product" if product and bias is not None else ""
         left = weight is None and call.policy is not None and call.policy.policy == "none"
         closed = why is not None or not call.reads_floats or left
-        operands = [
-            operand for operand in (*reads, read, None if inside else bias) if operand is not None
-        ]
+        operands = [*reads, *filter(None, (read, None if inside else bias))]
         op_type = "MatMul" if product else find_op_type(call.op)
         self._add_node(call, op_type, operands, out=inside, closed=closed, **attrs)
         if weight is not None:
@@ -449,10 +412,7 @@ class _Lowering:
         if self.engine.attention_rules:
             reason = "attention stays float unless asked for: quantized it may cost accuracy"
             if self.config.attention == "quantized":
-                reason = (
-                    "its mask, dropout or shared keys keep it from being taken apart, and engines quantize it whole or "
-                    "not"
-                )
+                reason = _KEPT_WHOLE
             self.graph.reasons.append(LeftFloat(call.name.path, reason, "attention", "F104"))
 
     def _lower_silu(self, call: TracedCall) -> None:
@@ -472,12 +432,9 @@ class _Lowering:
     def _lower_pad(self, call: TracedCall) -> None:
         """Zeros in front of convolutions become their own padding."""
         names = ("input", "pad", "mode", "value")
-        zeros = call.find_setting("mode", *names, default="constant") == "constant"
-        zeros = (
-            zeros
-            and not call.find_setting("value", *names)
-            and "Reflection" not in type(call.module).__name__
-        )
+        reflected = "Reflection" in type(call.module).__name__
+        constant = call.find_setting("mode", *names, default="constant") == "constant"
+        zeros = constant and not reflected and not call.find_setting("value", *names)
         if zeros and call.node.users and all(read_op(user) == "conv" for user in call.node.users):
             self._hand_on(call)
         else:
@@ -498,9 +455,8 @@ class _Lowering:
         """The weight, and how the node reads it; a product of computed tensors has none."""
         if _holds_weight(call):
             weight = getattr(call.module, str(call.op.weight))
-            tensor = self._add_constant(
-                f"{call.name.path}.{call.op.weight}", weight, transposed=transposed
-            )
+            name = f"{call.name.path}.{call.op.weight}"
+            tensor = self._add_constant(name, weight, transposed=transposed)
             return CallWeight(tensor, transposed, module=str(call.node.target)), _Read(tensor)
         for slot, value in call.find_slots(call.op.weight or call.name.entry.params[1]):
             if not is_constant(value):
@@ -522,20 +478,18 @@ class _Lowering:
                 argument = (value, Slot(0))
                 whole = source
         site = site_of(whole)
-        read = _Read(
-            self._add_computed(value, site or site_of(value) or value.name, transposed=transposed)
-        )
-        return None if site is None else CallWeight(
-            site, transposed, value=whole, argument=argument
-        ), read
+        tensor = site or site_of(value) or value.name
+        read = _Read(self._add_computed(value, tensor, transposed=transposed))
+        if site is None:
+            return None, read
+        return CallWeight(site, transposed, value=whole, argument=argument), read
 
     def _find_bias(self, call: TracedCall) -> _Read | None:
         bias = getattr(call.module, "bias", None)
         if isinstance(bias, Tensor):
             return _Read(self._add_constant(f"{call.name.path}.bias", bias))
-        return next(
-            (self._read_value(call.node, *operand) for operand in call.find_slots("bias")), None
-        )
+        operands = call.find_slots("bias")
+        return next((self._read_value(call.node, *operand) for operand in operands), None)
 
 
 def _holds_weight(call: TracedCall) -> bool:

@@ -425,7 +425,7 @@ class Quantizer(AncestorQuantizer, nn.Module):
         except OnnxqError as error:
             # Observers know no site.
             own = error.subject in (self.site, "weight", "activation")
-            cause = error.cause if own else f"{error.subject}: {error.cause}"
+            cause = error.cause if own else error.fault
             raise error.replace_text(self.site, cause) from error
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Quantizer:

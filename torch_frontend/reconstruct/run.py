@@ -71,9 +71,8 @@ def reconstruct(
     if isinstance(model, QuantModel):
         if model.state not in (State.CALIBRATED, State.QUANTIZED):
             cause = f"the model is {model.state.value}"
-            raise PlanError(
-                "reconstruct()", cause, "calibrate it first; do not freeze it", code="Q409"
-            )
+            fix = "calibrate it first; do not freeze it"
+            raise PlanError("reconstruct()", cause, fix, code="Q409")
         model = model.model
     refusals = _make_learnable(model)
     batches = _collect_batches(data, settings.samples)
@@ -95,9 +94,8 @@ def reconstruct(
             if not own or again:
                 continue
             learned.update((id(quantizer), unit.name) for quantizer in own)
-            report = partial(
-                _report_progress, progress, unit.name, index, len(units), settings.iterations
-            )
+            place = (unit.name, index, len(units))
+            report = partial(_report_progress, progress, *place, settings.iterations)
             with UnitCache(settings.cache_bytes) as cache:
                 _fill_cache(cache, model, unit, batches, floats=qdrop > 0)
                 done.append(learn_unit(unit, cache, settings, qdrop=qdrop, report=report))

@@ -16,7 +16,6 @@ from onnxq.backends import surroundings
 from onnxq.backends.base import (
     ATTENTION,
     FUSED_PRODUCTS,
-    MOVES,
     Candidate,
     Capability,
     Output,
@@ -62,7 +61,7 @@ _SCALED = (
     "Neg",
     "Pad",
     "Split",
-    *MOVES,
+    *surroundings.MOVES,
 )
 
 
@@ -96,7 +95,7 @@ def _walk_joined(c: Candidate) -> Iterator[Candidate]:
 def _explain_lost_scales(c: Candidate) -> str | None:
     """Why the scales get lost: sizes change from run to run, and several nodes read the result, but no one Swish."""
     data = c.tensor(0)
-    shape = None if data is None else c.index.find_shape(data)
+    shape = c.index.find_shape(data)
     readers = c.index.list_consumers(c.node.result)
     fixed = shape is not None and all(isinstance(size, int) for size in shape)
     if fixed or len(readers) < 2 or find_swish(c) is not None:
@@ -294,7 +293,7 @@ RULES: tuple[PlacementRule, ...] = (
     ),
     _rule(
         name="move",
-        ops=MOVES,
+        ops=surroundings.MOVES,
         kernel="",
         why=_MOVED,
         shares=True,

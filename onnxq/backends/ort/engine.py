@@ -63,7 +63,7 @@ class OrtEngine(GraphEngine):
         except MissingDependencyError as error:
             return BuildResult(state=BuildState.MISSING, reason=error.cause)
         except UnknownOperatorError as error:
-            reason = f"{error.subject}: {error.cause}; {error.fix}"
+            reason = f"{error.fault}; {error.fix}"
             return BuildResult(state=BuildState.REFUSED, reason=reason, node=error.node)
         except ModelError as error:
             node = error.node if isinstance(error, NodeError) else ""

@@ -16,7 +16,6 @@ from onnxq.backends import surroundings
 from onnxq.backends.base import (
     ATTENTION,
     FUSED_PRODUCTS,
-    MOVES,
     Candidate,
     Capability,
     Output,
@@ -57,7 +56,7 @@ def _check_matmul(c: Candidate) -> str | None:
     if c.is_constant(0):
         return "the constant stands on the left: no quantized kernel takes it"
     weight = c.tensor(1)
-    shape = None if weight is None else c.index.find_shape(weight)
+    shape = c.index.find_shape(weight)
     if c.is_constant(1) and (shape is None or len(shape) != 2):
         return "its weight is not a matrix"
     return None
@@ -188,7 +187,7 @@ RULES: tuple[PlacementRule, ...] = (
     ),
     PlacementRule(
         name="move",
-        ops=MOVES,
+        ops=surroundings.MOVES,
         kernel="",
         why="moves bytes when both sides share one scale",
         shares=True,

@@ -18,7 +18,6 @@ from onnxq.backends import surroundings
 from onnxq.backends.base import (
     ATTENTION,
     FUSED_PRODUCTS,
-    MOVES,
     Candidate,
     Capability,
     Output,
@@ -256,7 +255,7 @@ RULES: tuple[PlacementRule, ...] = (
     _rule(name="max-pool", ops=("MaxPool",), kernel="PoolMax2d", why=_MOVED, shares=True),
     _rule(
         name="move",
-        ops=(*MOVES, "Expand", "Tile", "Gather", "Pad", "Resize"),
+        ops=(*surroundings.MOVES, "Expand", "Tile", "Gather", "Pad", "Resize"),
         kernel="",
         why=_MOVED,
         shares=True,

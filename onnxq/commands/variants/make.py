@@ -265,7 +265,7 @@ def _make_all(run: _Run, recipes: Sequence[_Recipe]) -> Variants:
                 variants.append(replace(variant, same_as=_find_twin(run, variant, variants)))
             except OnnxqError as error:
                 errors.append(error)
-                reason = f"{error.subject}: {error.cause}"
+                reason = error.fault
                 failed = Variant(
                     dtype=recipe.dtype,
                     state=VariantState.FAILED,

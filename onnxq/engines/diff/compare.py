@@ -86,17 +86,14 @@ def compare_models(
         check_pair(GraphIndex(named), GraphIndex(other))
         reference = FloatOutputs(named, dataset, threads=config.verify.threads)
         selections = reference.selections
-        missing = selections.list_missing(other)
         float_index = GraphIndex(selections.expose_choices(named))
         index = GraphIndex(infer_shapes(selections.take_choices(other)))
     if selections.nodes:
-        dataset = dataset.extended(
-            lambda at, feeds: selections.add_choices(feeds, reference.run(at, feeds))
-        )
+        dataset = dataset.extended(reference.add_choices)
     with ScratchFolder() as folder:
         engines = Engines(float_index, index, dataset, config, folder, progress)
         work = _Comparison(engines, config, Recorder(keep), selections, prepared)
-        work.notes += [explain_missing(one) for one in missing]
+        work.notes += map(explain_missing, selections.list_missing(other))
         outputs = work.compare_outputs(loaded)
         layers = work.compare_layers() if options.layers or options.bisect else LayerResults()
         points = _find_first_points(work, layers, outputs)

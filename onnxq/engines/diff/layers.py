@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import onnx
+from onnx import TensorProto
 
 from onnxq.arrays import Array, Arrays
 from onnxq.backends.engine import Runner, SessionRunner
@@ -29,19 +29,9 @@ from onnxq.progress import Task, silent
 from onnxq.runtime import Feeds, Session, ShapeProbe, optimize_graph, tap_tensors
 from onnxq.sites import Refusal, Refusals, TensorId
 
-Values = Arrays
-
 _FLOATS = FLOAT_TENSORS | {0}
 # Types that numpy and ORT exchange; sub-byte and float8 tensors stay inside.
-_INTEGERS = frozenset(
-    {
-        onnx.TensorProto.INT8,
-        onnx.TensorProto.UINT8,
-        onnx.TensorProto.INT16,
-        onnx.TensorProto.UINT16,
-        0,
-    }
-)
+_INTEGERS = {TensorProto.INT8, TensorProto.UINT8, TensorProto.INT16, TensorProto.UINT16, 0}
 # Better than this is as good as exact: drops are counted from here.
 _EXACT_DB = 60.0
 
@@ -53,7 +43,7 @@ class Counterpart:
     tensor: str
     level: Level | None
 
-    def read(self, values: Values, level: Level | None = None) -> Array | None:
+    def read(self, values: Arrays, level: Level | None = None) -> Array | None:
         """Its real values in a run; None when the run lacks it. level: of its integers there, where it is another."""
         value = values.get(self.tensor)
         if value is None or value.dtype.kind not in "fiu":
@@ -101,10 +91,11 @@ def match_tensors(float_index: GraphIndex, index: GraphIndex) -> tuple[MatchedTe
     found = []
     live = _find_data_nodes(index)
     for node in index.nodes:
-        own = node.op_type not in (QUANTIZE, DEQUANTIZE, "Constant") and not _is_quantizer_clip(
-            index, node
-        )
-        for name in filter(None, node.outputs if own and node.name in live else ()):
+        if node.op_type in (QUANTIZE, DEQUANTIZE, "Constant") or node.name not in live:
+            continue
+        if _is_quantizer_clip(index, node):
+            continue
+        for name in filter(None, node.outputs):
             tensor = TensorId(name)
             if (
                 name in containers
@@ -119,11 +110,8 @@ def match_tensors(float_index: GraphIndex, index: GraphIndex) -> tuple[MatchedTe
             names = [name, *(after for q in makers for after in _find_dequantized(index, q))]
             reference = next((one for one in names if one in known), "")
             cut = levels and _lacks_activation(float_index, reference, node)
-            found.append(
-                MatchedTensor(
-                    name, node, reference, (*(() if cut else (Counterpart(name, None),)), *levels)
-                )
-            )
+            own = [] if cut else [Counterpart(name, None)]
+            found.append(MatchedTensor(name, node, reference, (*own, *levels)))
     return tuple(found)
 
 
@@ -258,14 +246,8 @@ def open_inner(
     except (OnnxqError, OSError, ValueError) as error:
         inner.fused = None
         fix = "the outputs are compared all the same"
-        inner.skipped.append(
-            Refusal(
-                f"layers {label_run(ON)}",
-                f"the graph ORT makes cannot be read back ({error})",
-                fix,
-                code="R111",
-            )
-        )
+        reason = f"the graph ORT makes cannot be read back ({error})"
+        inner.skipped.append(Refusal(f"layers {label_run(ON)}", reason, fix, code="R111"))
     return inner
 
 

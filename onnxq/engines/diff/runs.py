@@ -79,7 +79,7 @@ class Engines:
                     runners.append(self._start_runner(name, stack))
                     self.names.append(name)
                 except OnnxqError as error:
-                    cause = f"{error.subject}: {error.cause}".splitlines()[0]
+                    cause = error.fault.splitlines()[0]
                     refusal = Refusal(name, cause, _FIX.get(name, error.fix), code="R111")
                     self._skip_run(refusal, required=self._is_required(name))
                     self.failed[name] = error

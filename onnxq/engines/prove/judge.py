@@ -128,7 +128,7 @@ def find_heavy_nodes(index: GraphIndex) -> tuple[NodeRef, ...]:
 
 def _is_constant(index: GraphIndex, node: NodeRef) -> bool:
     found = [index.find_input(node, k) for k, name in enumerate(node.inputs) if name]
-    return bool(found) and all(tensor is not None and index.is_constant(tensor) for tensor in found)
+    return bool(found) and all(index.is_constant(tensor) for tensor in found)
 
 
 def _find_rule(notes: Notes, pair: PairInfo) -> str:

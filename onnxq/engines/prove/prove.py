@@ -72,7 +72,7 @@ from onnxq.graph.integer_operators import read_integer_operators
 from onnxq.nearest import suggest_names
 from onnxq.plan.names import DEQUANTIZE, QUANTIZE
 from onnxq.progress import Progress, silent
-from onnxq.sites import Caution, Names, Unquantized
+from onnxq.sites import Caution, Cautions, Names, Unquantized
 
 # Seconds.
 TIMEOUT = 600.0
@@ -129,13 +129,12 @@ def prove_model(source: str | Path | onnx.ModelProto, request: ProveRequest) -> 
         reasons = Reasons(engine, index, inspection.pairs, _find_unquantized(proto), capability)
     required = _select_required(index, request.require, reasons)
     _check_types(request.forbid, "forbid")
-    shapes, note = _find_shapes(engine, proto, index, request)
+    shapes, guesses = _find_shapes(engine, proto, index, request)
     job = _make_job(engine, capability, shapes, request)
     with ScratchFolder() as folder:
         with request.progress(f"building with {engine.title}, for at most {request.timeout:g} s"):
-            result = check_library(
-                build_engine(engine, inspection.model, job, folder, timeout=request.timeout), engine
-            )
+            result = build_engine(engine, inspection.model, job, folder, timeout=request.timeout)
+        result = check_library(result, engine)
         _check_device(engine, result, request)
         built = result.state is BuildState.BUILT
         with request.progress("reading the engine"):
@@ -143,39 +142,28 @@ def prove_model(source: str | Path | onnx.ModelProto, request: ProveRequest) -> 
             placement = engine.read_placement(proto, folder) if built else None
             weights = _find_weights(engine, index, kernels, folder)
             saved = _copy_files(folder, result, engine, request.save)
-            guesses = [Caution("W112", note)] if note else []
-            warnings = [
-                *inspection.warnings,
-                *guesses,
-                *(engine.list_warnings(folder) if built else ()),
-            ]
+            warnings = [*inspection.warnings, *guesses]
+            if built:
+                warnings += engine.list_warnings(folder)
     reduced = _reduce(engine, index, job, result, request) if request.reduce and not built else None
     if reduced is not None and reduced.path:
         saved = (*saved, reduced.path)
     with request.progress("finding the kernels of nodes and pairs"):
         reasons = replace(reasons, placement=placement)
         nodes, sites = judge_model(index, inspection, kernels, reasons) if built else ((), ())
+    requirements = [*_check_required(required, nodes), *_check_forbidden(request.forbid, nodes)]
+    if request.require_int and built:
+        requirements += _check_integers(index, kernels, placement, engine.words)
     proof = Proof(
         source=inspection.source,
         chosen=chosen,
-        build=replace(
-            _describe_build(engine, job, result, reduced, saved),
-            needs_plugin=_is_custom(index, result.node),
-        ),
+        build=_describe_build(engine, index, job, result, reduced, saved),
         kernels=kernels,
         placement=placement,
         max_partitions=request.max_partitions,
         nodes=nodes,
         sites=sites,
-        requirements=(
-            *_check_required(required, nodes),
-            *_check_forbidden(request.forbid, nodes),
-            *(
-                _check_integers(index, kernels, placement, engine.words)
-                if request.require_int and built
-                else ()
-            ),
-        ),
+        requirements=tuple(requirements),
         weights=weights,
         cost=_measure_cost(add_libraries(inspection.model, request.libraries), weights, request)
         if built
@@ -190,26 +178,25 @@ def prove_model(source: str | Path | onnx.ModelProto, request: ProveRequest) -> 
 
 def _find_engine(model: onnx.ModelProto, request: ProveRequest) -> tuple[Engine, str]:
     """The engine with its options, and why it is this one; "" where the caller named it."""
-    named = (
-        (find_engine(request.engine), "")
-        if request.engine
-        else choose_engine(model, request.capability)
-    )
-    engine = named[0].with_options(request.runtime)
-    chosen = named[1]
+    if request.engine:
+        engine, chosen = find_engine(request.engine), ""
+    else:
+        engine, chosen = choose_engine(model, request.capability)
+    engine = engine.with_options(request.runtime)
     _check_saturation(engine, request)
     return engine, chosen
 
 
 def _find_shapes(
     engine: Engine, proto: ModelLike, index: GraphIndex, request: ProveRequest
-) -> tuple[Mapping[str, Sizes], str]:
-    """The sizes to build for, and a message about those that were guessed."""
+) -> tuple[Mapping[str, Sizes], Cautions]:
+    """The sizes to build for, and a warning of those that were guessed."""
     if engine.any_size:
-        return {}, ""
+        return {}, ()
     if engine.one_size:
         demand_sizes(index, request.shapes, engine.title)
-    return make_profile(proto, index, request.shapes)
+    shapes, note = make_profile(proto, index, request.shapes)
+    return shapes, (Caution("W112", note),) if note else ()
 
 
 def _make_job(
@@ -403,7 +390,12 @@ def _is_custom(index: GraphIndex, name: str) -> bool:
 
 
 def _describe_build(
-    engine: Engine, job: Job, result: BuildResult, reduced: Reduced | None, saved: tuple[str, ...]
+    engine: Engine,
+    index: GraphIndex,
+    job: Job,
+    result: BuildResult,
+    reduced: Reduced | None,
+    saved: tuple[str, ...],
 ) -> Build:
     return Build(
         engine=engine.name,
@@ -420,6 +412,7 @@ def _describe_build(
         options=job.options,
         reduced=reduced,
         saved=saved,
+        needs_plugin=_is_custom(index, result.node),
     )
 
 
@@ -439,12 +432,8 @@ def open_output_folder(folder: Path | None, engine: str | None, *, force: bool) 
     )
     for name in names:
         if os.path.exists(folder / name) and not force:
-            raise OutputError(
-                str(folder / name),
-                "exists",
-                "choose another folder, or use `force=True`",
-                code="Q601",
-            )
+            fix = "choose another folder, or use `force=True`"
+            raise OutputError(str(folder / name), "exists", fix, code="Q601")
     with prepare_folder(folder, (*names, _CACHE), parents=True):
         yield
 

@@ -180,15 +180,15 @@ class Reasons:
         )
 
     def _find_scale_shape(self, pair: PairInfo) -> tuple[int | str | None, ...] | None:
-        tensor = self.index.find_input(self.index.find_node(pair.dequantize), 1)
-        return None if tensor is None else self.index.find_shape(tensor)
+        return self.index.find_shape(
+            self.index.find_input(self.index.find_node(pair.dequantize), 1)
+        )
 
     def _is_constant(self, node: NodeRef, k: int) -> bool:
         pair = self._find_pair(node, k)
         if pair is not None:
             return pair.role is Role.WEIGHT
-        tensor = self.index.find_input(node, k)
-        return tensor is not None and self.index.is_constant(tensor)
+        return self.index.is_constant(self.index.find_input(node, k))
 
     def _find_channel_axes(self, node: NodeRef, k: int) -> tuple[int, ...] | None:
         """Axes that mean a weight's channels; None when the weight is moved on the way, or unknown."""

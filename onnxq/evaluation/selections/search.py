@@ -417,7 +417,7 @@ class _ChoiceWalk:
             if node.op_type == "Gather"
             else None
         )
-        looks_up = table is not None and self.index.is_constant(table)
+        looks_up = self.index.is_constant(table)
         return _is_plain(node) and node.op_type in _MOVES and not looks_up
 
     def _list_choices(self, node: NodeProto) -> Names:

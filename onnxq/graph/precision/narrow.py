@@ -41,33 +41,12 @@ CONTROL = ("If", "Loop", "Scan")
 # ONNX Runtime computes it by its definition in other types than float32, and fails.
 _FLOAT32_ONLY = ("AffineGrid",)
 # Their values are those of their inputs: no type rounds them.
-MOVES = LAYOUT_OPS | {
-    *(
-        "Slice",
-        "Gather",
-        "GatherElements",
-        "GatherND",
-        "Expand",
-        "Tile",
-        "Concat",
-        "Split",
-        "Pad",
-        "DepthToSpace",
-    ),
-    *(
-        "SpaceToDepth",
-        "MaxPool",
-        "GlobalMaxPool",
-        "Relu",
-        "ReduceMax",
-        "ReduceMin",
-        "Max",
-        "Min",
-        "Abs",
-        "Neg",
-    ),
-    *("ScatterND", "ScatterElements", "Where", "Clip", "Trilu"),
-}
+MOVES = LAYOUT_OPS.union(
+    ("Slice", "Gather", "GatherElements", "GatherND", "Concat", "Split", "Where"),
+    ("Expand", "Tile", "Pad", "DepthToSpace", "SpaceToDepth", "ScatterND", "ScatterElements"),
+    ("MaxPool", "GlobalMaxPool", "ReduceMax", "ReduceMin", "Max", "Min"),
+    ("Relu", "Clip", "Abs", "Neg", "Trilu"),
+)
 
 
 @dataclass(frozen=True)
@@ -96,10 +75,8 @@ def _read_schema(
         constraint.type_param_str: wanted in constraint.allowed_type_strs
         for constraint in schema.type_constraints
     }
-    repeats = (
-        bool(schema.inputs)
-        and schema.inputs[-1].option == onnx.defs.OpSchema.FormalParameterOption.Variadic
-    )
+    variadic = onnx.defs.OpSchema.FormalParameterOption.Variadic
+    repeats = bool(schema.inputs) and schema.inputs[-1].option == variadic
     inputs = tuple(takes.get(formal.type_str, False) for formal in schema.inputs)
     return inputs, tuple(takes.get(formal.type_str, False) for formal in schema.outputs), repeats
 
@@ -129,11 +106,8 @@ def bind_types(index: GraphIndex, node: NodeRef, narrow: int, opset: int) -> Bin
             return fixed
         formal = inputs[k] if k < len(inputs) else bool(repeats and inputs[-1])
         follows.append(formal if dtype == FLOAT else None)
-    dtypes = {
-        k: index.find_dtype(TensorId(name, node.scope))
-        for k, name in enumerate(node.outputs)
-        if name
-    }
+    results = [(k, TensorId(name, node.scope)) for k, name in enumerate(node.outputs) if name]
+    dtypes = {k: index.find_dtype(tensor) for k, tensor in results}
     if 0 in dtypes.values():
         # Its readers cannot tell what they would get either, and stay float32 with it.
         return fixed
@@ -223,9 +197,8 @@ class _NodeTypes:
         if self.wide is None or node.name in self.wide:
             return FLOAT
         if node.is_onnx(QUANTIZE):
-            return (
-                self.of_tensor(self.index.find_input(node, 0)) if self.fits_scale(node) else FLOAT
-            )
+            source = self.index.find_input(node, 0)
+            return self.of_tensor(source) if self.fits_scale(node) else FLOAT
         if node.is_onnx(DEQUANTIZE):
             able = self.of_readers(node.result) == {self.narrow} and self.fits_scale(node)
         else:
@@ -325,9 +298,7 @@ class _TypeWriter:
                 self.dtypes[tensor] = self.types.of_tensor(tensor)
                 _set_type(value, self.dtypes[tensor])
         for stored in list(graph.initializer):
-            self._write_constant(
-                stored, TensorId(stored.name, scope), self.store if not scope else None
-            )
+            self._write_constant(stored, scope)
         for node in graph.node:
             self._write_node(node, scope)
         self._write_outputs(graph, scope)
@@ -335,11 +306,11 @@ class _TypeWriter:
         for value in graph.value_info:
             _set_type(value, self.dtypes.get(TensorId(value.name, scope), FLOAT))
 
-    def _write_constant(
-        self, stored: TensorProto, tensor: TensorId, store: WeightStore | None
-    ) -> None:
+    def _write_constant(self, stored: TensorProto, scope: str) -> None:
         if stored.data_type != FLOAT:
             return
+        tensor = TensorId(stored.name, scope)
+        store = None if scope else self.store
         narrow = self.types.narrow
         read_in = self.types.of_readers(tensor) if self.index.is_constant(tensor) else {FLOAT}
         dtype = self.dtypes[tensor] = narrow if read_in == {narrow} else FLOAT
@@ -351,11 +322,8 @@ class _TypeWriter:
 
     def _is_shared_scale(self, tensor: TensorId, read_in: set[int]) -> bool:
         """True for the scale of a pair that is read in both types, or written in both."""
-        readers = [
-            self.index.find_node(edge.node)
-            for edge in self.index.list_consumers(tensor)
-            if edge.index == 1
-        ]
+        edges = [edge for edge in self.index.list_consumers(tensor) if edge.index == 1]
+        readers = [self.index.find_node(edge.node) for edge in edges]
         paired = [node for node in readers if node.is_onnx(QUANTIZE, DEQUANTIZE)]
         if paired and self.types.narrow in read_in:
             return True
@@ -392,9 +360,8 @@ class _TypeWriter:
         # One that stays in float32 gives that alone, and a Cast follows.
         if self.types.wide is None or ref.name in self.types.wide or not self.types.fits_scale(ref):
             return False
-        return self.types.of_node(ref) == FLOAT and self.types.narrow in self.types.of_readers(
-            ref.result
-        )
+        read_in = self.types.of_readers(ref.result)
+        return self.types.of_node(ref) == FLOAT and self.types.narrow in read_in
 
     def _repeat_dequantize(self, node: NodeProto, ref: NodeRef) -> None:
         """A second DequantizeLinear for the readers in the narrow type."""
@@ -421,16 +388,13 @@ class _TypeWriter:
     def _write_constant_node(self, node: NodeProto, tensor: TensorId) -> int:
         value = self.index.find_constant(tensor)
         narrow = self.types.narrow
-        if (
-            value is None
-            or not is_float32(self.index, tensor)
-            or self.types.of_readers(tensor) != {narrow}
-        ):
+        if value is None or not is_float32(self.index, tensor):
+            return FLOAT
+        if self.types.of_readers(tensor) != {narrow}:
             return FLOAT
         del node.attribute[:]
-        stored = encode_tensor(
-            tensor.name, self._narrow_value(value, self._is_limited(tensor)), narrow
-        )
+        value = self._narrow_value(value, self._is_limited(tensor))
+        stored = encode_tensor(tensor.name, value, narrow)
         node.attribute.append(helper.make_attribute("value", stored))
         return narrow
 

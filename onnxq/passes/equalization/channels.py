@@ -9,6 +9,7 @@ change: factors per channel between weights, constants that are added per channe
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, TypeVar
@@ -144,13 +145,11 @@ class ScaledChannels(ChannelFlow[Labels]):
         chains = [(labels[:-1], labels[1:]) for labels in self.labels.values()]
         self.group = merge_labels(self.count, [*self.pairs, *chains])
         # A factor must be taken out again by some weight's columns.
-        read = self._mark_classes(
-            (op.columns for op in self.ops if op.columns is not None), self.root
-        )
+        columns = (op.columns for op in self.ops if op.columns is not None)
+        read = self._mark_classes(columns, self.root)
         self.free = (read & ~self._mark_classes(self.fixed_labels, self.root))[self.root]
-        bent, joined = (
-            self._mark_classes(labels, self.group) for labels in (self.bent, self.joined)
-        )
+        bent = self._mark_classes(self.bent, self.group)
+        joined = self._mark_classes(self.joined, self.group)
         self.rectified = (bent & ~joined)[self.group]
         return self
 
@@ -166,13 +165,9 @@ def scale_linear(flow: ScaledChannels, node: NodeRef) -> bool:
     """A linear operator whose weight and bias nobody else reads ends labels and begins others."""
     view = flow.view
     op = find_linear(view, node)
-    if (
-        op is None
-        or (node.op_type == "ConvTranspose" and op.groups > 1)
-        or node.attrs.get("transA", 0)
-    ):
+    if op is None or node.attrs.get("transA", 0) or not op.owns_constants(view):
         return False
-    if not op.owns_constants(view):
+    if node.op_type == "ConvTranspose" and op.groups > 1:
         return False
     x = view.find_tensor(node, 0)
     y = op.last.result
@@ -199,11 +194,11 @@ _BENT = frozenset({"Relu", "LeakyRelu", "PRelu", "Clip"})
 
 def pass_scales(flow: ScaledChannels, node: NodeRef) -> bool:
     """Nodes that commute with a positive factor per channel, as long as the channels stay where they are."""
-    others = (
-        name and not flow.view.is_constant(node, k) for k, name in enumerate(node.inputs) if k
-    )
+    others = [k for k, name in enumerate(node.inputs) if k and name]
     labels = flow.find_label(node, 0)
-    if labels is None or any(node.outputs[1:]) or any(others):
+    if labels is None or any(node.outputs[1:]):
+        return False
+    if not all(flow.view.is_constant(node, k) for k in others):
         return False
     if not _write_alike(flow, node, 0, labels):
         return False
@@ -240,20 +235,19 @@ def scale_pad(flow: ScaledChannels, node: NodeRef) -> bool:
     """Reflected values are those of the channel; a constant must be one that every factor leaves, 0."""
     if node.attrs.get("mode", "constant") == "constant":
         value = flow.view.scalar(node, 2)
-        if value is None and (
-            flow.view.find_tensor(node, 2) is not None or node.attrs.get("value", 0.0)
-        ):
-            return False
-        if value is not None and value[0] != 0.0:
+        if value is not None:
+            zero = value[0] == 0.0
+        else:
+            zero = flow.view.find_tensor(node, 2) is None and not node.attrs.get("value", 0.0)
+        if not zero:
             return False
     return pass_scales(flow, node)
 
 
 def scale_resize(flow: ScaledChannels, node: NodeRef) -> bool:
     """Outside of a crop it writes a number of its own."""
-    return node.attrs.get(
-        "coordinate_transformation_mode", ""
-    ) != "tf_crop_and_resize" and pass_scales(flow, node)
+    mode = node.attrs.get("coordinate_transformation_mode", "")
+    return mode != "tf_crop_and_resize" and pass_scales(flow, node)
 
 
 def scale_product(flow: ScaledChannels, node: NodeRef) -> bool:
@@ -270,23 +264,16 @@ def scale_add(flow: ScaledChannels, node: NodeRef) -> bool:
     """Both operands take the same factors, if they are of one shape along the channels."""
     if node.name in flow.bias_adds:
         return True
-    view = flow.view
-    labels = (flow.find_label(node, 0), flow.find_label(node, 1))
-    left = view.find_tensor(node, 0)
-    right = view.find_tensor(node, 1)
-    if (
-        left is None
-        or right is None
-        or labels[0] is None
-        or labels[1] is None
-        or labels[0].size != labels[1].size
-    ):
+    labels, others = flow.find_label(node, 0), flow.find_label(node, 1)
+    if labels is None or others is None or labels.size != others.size:
         return False
-    if view.find_rank(left) != view.find_rank(right) or flow.axes[left] != flow.axes[right]:
+    left, right = flow.view.index.list_reads(node)
+    ranks = (flow.view.find_rank(left), flow.view.find_rank(right))
+    if ranks[0] != ranks[1] or flow.axes[left] != flow.axes[right]:
         return False
-    flow.pairs.append((labels[0], labels[1]))
-    flow.joined.append(labels[0])
-    return flow.write_labels(node.result, labels[0], flow.axes[left])
+    flow.pairs.append((labels, others))
+    flow.joined.append(labels)
+    return flow.write_labels(node.result, labels, flow.axes[left])
 
 
 def scale_concat(flow: ScaledChannels, node: NodeRef) -> bool:
@@ -299,7 +286,7 @@ def scale_concat(flow: ScaledChannels, node: NodeRef) -> bool:
     for k in range(len(node.inputs)):
         x = flow.view.find_tensor(node, k)
         labels = flow.find_label(node, k)
-        shape = None if x is None else flow.view.index.find_shape(x)
+        shape = flow.view.index.find_shape(x)
         if x is None or shape is None or (labels is not None and flow.axes[x] != axis):
             return False
         if labels is None:
@@ -318,16 +305,10 @@ def scale_flat(flow: ScaledChannels, node: NodeRef) -> bool:
     """[N, C, spatial…] -> [N, C · spatial]: each channel's label as often as it has positions."""
     x = flow.view.find_tensor(node, 0)
     labels = flow.find_label(node, 0)
-    after = flow.view.index.find_shape(node.result)
-    before = None if x is None else flow.view.index.find_shape(x)
-    if (
-        x is None
-        or labels is None
-        or before is None
-        or after is None
-        or len(after) != 2
-        or flow.axes[x] != 1
-    ):
+    if x is None or labels is None or flow.axes[x] != 1:
+        return False
+    before, after = (flow.view.index.find_shape(tensor) for tensor in (x, node.result))
+    if before is None or after is None or len(after) != 2:
         return False
     sizes = [dim for dim in before[1:] if isinstance(dim, int)]
     if len(sizes) < len(before) - 1 or after[1] != int(np.prod(sizes)):
@@ -379,12 +360,12 @@ def shift_linear(flow: ShiftedChannels, node: NodeRef) -> bool:
         label = flow.find_label(node, k) or {}
         for tensor, times in label.items():
             source = flow.sources[tensor]
-            if op is None or k or not _takes_shifts(op, source.op):
+            if op is None or k or not op.takes_shifts(source.op):
                 source.fixed = True
                 continue
             _, before = source.readers.get(node.name, (op, 0))
             source.readers[node.name] = op, before + times
-    if op is None or not _has_plain_bias(op):
+    if op is None or not op.has_plain_bias:
         return True
     tensor = flow.view.output(op.last)
     rectified = False
@@ -397,47 +378,15 @@ def shift_linear(flow: ShiftedChannels, node: NodeRef) -> bool:
     return True
 
 
-def _has_plain_bias(op: Linear) -> bool:
-    """True when it has a bias, or can take one, that may be any row of numbers: a Gemm's C is scaled by beta."""
-    scaled = op.node.op_type == "Gemm" and float(op.node.attrs.get("beta", 1.0)) != 1.0
-    return op.bias_at is not None and not scaled
-
-
-def _takes_shifts(reader: Linear, maker: Linear) -> bool:
-    """True when a constant in front of it is a constant in its bias, and its channels are those of the maker."""
-    node = reader.node
-    if node.op_type == "ConvTranspose" or not _has_plain_bias(reader):
-        return False
-    if node.op_type == "Conv":
-        # Padding stays 0 when the values around it move.
-        automatic = node.attrs.get("auto_pad", "NOTSET") not in ("NOTSET", "VALID")
-        if automatic or any(node.attrs.get("pads", ())):
-            return False
-        inputs = reader.weight.shape[1] * int(node.attrs.get("group", 1))
-    else:
-        if node.attrs.get("transA", 0) or float(node.attrs.get("alpha", 1.0)) != 1.0:
-            return False
-        inputs = reader.weight.shape[1 - reader.axis]
-    # A MatMul reads channels along the last axis: those of another MatMul, or of any operator of rank 2.
-    same = (
-        reader.rank == maker.rank
-        if node.op_type != "MatMul"
-        else maker.channel_axis == -1 or maker.rank == 2
-    )
-    return bool(inputs == maker.channels and same)
-
-
 def shift_add(flow: ShiftedChannels, node: NodeRef) -> bool:
     """The constants of both operands add up, but for those behind a ReLU."""
-    total: dict[TensorId, int] = {}
+    total = Counter[TensorId]()
     for k in range(2):
-        label = flow.find_label(node, k) or {}
-        for tensor, times in label.items():
-            source = flow.sources[tensor]
-            source.fixed = (
-                source.fixed or source.rectified or not _joins_alike(flow.view, node, source.op)
-            )
-            total[tensor] = total.get(tensor, 0) + times
+        total.update(flow.find_label(node, k) or {})
+    for tensor in total:
+        source = flow.sources[tensor]
+        if source.rectified or not _joins_alike(flow.view, node, source.op):
+            source.fixed = True
     if total:
         flow.write_label(node.result, total)
     return True
@@ -445,19 +394,11 @@ def shift_add(flow: ShiftedChannels, node: NodeRef) -> bool:
 
 def _joins_alike(view: View, node: NodeRef, op: Linear) -> bool:
     """True for an Add of two computed tensors of one rank whose channels lie alike: broadcasting moves no channel."""
-    for k in range(2):
-        tensor = view.find_tensor(node, k)
-        shape = (
-            None if tensor is None or view.is_constant(node, k) else view.index.find_shape(tensor)
-        )
-        if (
-            shape is None
-            or len(shape) != op.rank
-            or not op.rank_known
-            or shape[op.channel_axis] != op.channels
-        ):
+    for k, tensor in enumerate(view.index.list_reads(node)):
+        shape = () if view.is_constant(node, k) else view.index.find_shape(tensor) or ()
+        if len(shape) != op.rank or shape[op.channel_axis] != op.channels:
             return False
-    return True
+    return op.rank_known
 
 
 @dataclass(frozen=True, eq=False)
@@ -490,12 +431,11 @@ class SmoothedChannels(ChannelFlow[SmoothingHome]):
         home = self.labels.get(tensor)
         if home is None or home.step == 0:
             return None if home is None else home.node
-        whole = (
-            home.step == len(_VALUES_WAY)
-            and isinstance(home.node, Linear)
-            and home.node.channels == channels
+        if home.step < len(_VALUES_WAY) or channels % home.head_size:
+            return None
+        return (
+            home.node if isinstance(home.node, Linear) and home.node.channels == channels else None
         )
-        return home.node if whole and channels % home.head_size == 0 else None
 
 
 def smooth_norm(flow: SmoothedChannels, node: NodeRef) -> bool:
@@ -503,13 +443,11 @@ def smooth_norm(flow: SmoothedChannels, node: NodeRef) -> bool:
     view = flow.view
     axis = int(node.attrs.get("axis", -1))
     rank = view.find_rank(node.result)
-    constants = [view.find_tensor(node, k) for k in (1, 2)]
-    own = all(
-        tensor is None or (view.index.is_constant(tensor) and view.owned(tensor))
-        for tensor in constants
-    )
+    scale, bias = (view.find_tensor(node, k) for k in (1, 2))
+    constants = [tensor for tensor in (scale, bias) if tensor is not None]
+    own = all(view.index.is_constant(tensor) and view.owned(tensor) for tensor in constants)
     last = axis == -1 or (rank is not None and axis == rank - 1)
-    return own and last and constants[0] is not None and flow.pass_label(node, SmoothingHome(node))
+    return own and last and scale is not None and flow.pass_label(node, SmoothingHome(node))
 
 
 def smooth_linear(flow: SmoothedChannels, node: NodeRef) -> bool:
@@ -530,12 +468,9 @@ def smooth_values(flow: SmoothedChannels, node: NodeRef) -> bool:
     k = 1 if node.op_type == "MatMul" else 0
     tensor = flow.view.find_tensor(node, k)
     home = flow.find_label(node, k)
-    if (
-        tensor is None
-        or home is None
-        or not isinstance(home.node, Linear)
-        or flow.view.sole_reader(tensor) is None
-    ):
+    if tensor is None or home is None or not isinstance(home.node, Linear):
+        return False
+    if flow.view.sole_reader(tensor) is None:
         return False
     if home.step >= len(_VALUES_WAY) or node.op_type != _VALUES_WAY[home.step]:
         return False
@@ -543,10 +478,7 @@ def smooth_values(flow: SmoothedChannels, node: NodeRef) -> bool:
         return False
     head_size = home.head_size
     if home.step == 0:
-        whole, split = (
-            flow.view.index.find_shape(tensor) or (),
-            flow.view.index.find_shape(node.result) or (),
-        )
+        whole, split = (flow.view.index.find_shape(t) or () for t in (tensor, node.result))
         if len(whole) != 3 or None in whole or len(split) != 4 or whole[:2] != split[:2]:
             return False
         head_size = split[-1] if isinstance(split[-1], int) else 0

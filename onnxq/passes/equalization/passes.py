@@ -7,12 +7,9 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from onnxq.arrays import Floats
 from onnxq.calibrate import DEFAULT_MEMORY_LIMIT, calibrate
 from onnxq.calibrate.taps import Taps
 from onnxq.config import Config, Rule, RuleSet
@@ -42,7 +39,7 @@ from onnxq.passes.equalization.smoothquant import (
     find_quantized_groups,
     write_smoothing,
 )
-from onnxq.passes.equalization.smoothquant_core import ChannelStatistics
+from onnxq.passes.equalization.smoothquant_core import ChannelStatistics, RunningStatistics
 from onnxq.passes.equalization.token_scales import find_token_layers, write_token_scales
 from onnxq.passes.journal import Outcome, PassReport
 from onnxq.passes.judging import THRESHOLDS, Trial, has_few_bits, ignore_rounding, make_trial
@@ -81,60 +78,28 @@ def observe_channels(
     if not taps.tensors:
         return {}
     batches = islice(dataset.batches(batch), _LOOK_AHEAD)
-    groups = taps.groups(
-        max(batches, key=lambda part: sum(value.size for value in part.feeds.values()))
-    )
+    largest = max(batches, key=lambda part: sum(value.size for value in part.feeds.values()))
+    groups = taps.groups(largest)
     share = -(-rows // len(dataset)) if rows else 0
-    running: dict[TensorId, _RunningStatistics] = {}
-
+    running: dict[TensorId, RunningStatistics] = {}
     with progress(title, len(groups) * len(dataset)) as task:
         for group in groups:
             last = -1
             for part, tensor, value in taps.run(group, dataset.batches(batch), dataset.split_batch):
                 axis = axes[tensor]
-                statistics = running.setdefault(tensor, _RunningStatistics(value.shape[axis], rows))
+                statistics = running.setdefault(tensor, RunningStatistics(value.shape[axis], rows))
                 statistics.extend_range(value, axis)
                 if share:
                     flat = np.moveaxis(value, axis, -1).reshape(-1, value.shape[axis])
                     mask = read_mask(part.feeds, value.shape)
-                    statistics.keep_rows(
-                        flat if mask is None else flat[mask.reshape(-1)], share * part.count
-                    )
+                    flat = flat if mask is None else flat[mask.reshape(-1)]
+                    statistics.keep_rows(flat, share * part.count)
                 # A part comes once for each tensor of the group.
                 if part.first_index != last:
                     task.advance(part.count)
                     last = part.first_index
     finished = {tensor: statistics.finish() for tensor, statistics in running.items()}
     return {tensor: statistics for tensor, statistics in finished.items() if statistics is not None}
-
-
-class _RunningStatistics:
-    def __init__(self, channels: int, rows: int) -> None:
-        self.low = np.full(channels, np.inf)
-        self.high = np.full(channels, -np.inf)
-        self.rows: list[Floats] = []
-        self.left = rows
-
-    def extend_range(self, value: NDArray[np.floating[Any]], axis: int) -> None:
-        """value: channels along `axis`."""
-        others = tuple(k for k in range(value.ndim) if k != axis % value.ndim)
-        self.low = np.minimum(self.low, value.min(axis=others))
-        self.high = np.maximum(self.high, value.max(axis=others))
-
-    def keep_rows(self, values: NDArray[np.floating[Any]], share: int) -> None:
-        """Keep up to `share` rows, evenly spread, of values [positions, channels] without padding."""
-        take = min(share, self.left, len(values))
-        if take:
-            picked = np.linspace(0, len(values) - 1, take).astype(int)
-            self.rows.append(values[picked].astype(np.float32))
-            self.left -= take
-
-    def finish(self) -> ChannelStatistics | None:
-        # Also where no sample reached it: the ends are still infinite.
-        if not (np.isfinite(self.low).all() and np.isfinite(self.high).all()):
-            return None
-        rows = np.concatenate(self.rows) if self.rows else np.zeros((0, self.low.size), np.float32)
-        return ChannelStatistics(self.low, self.high, rows)
 
 
 CROSS_LAYER = "cross_layer_equalization"
@@ -203,15 +168,13 @@ def replay_scalings(
             raise PlanError(f"scalings: {scaling.name}", "there is no such pass", fix, code="Q403")
     # All of them on the model before any scaling, which is what their anchors are of.
     anchors = Anchors(get_index(state.model), {}, lasting=False, recognized=recognized)
-    tensors = {id(scaling): _find_tensor(scaling, anchors) for scaling in scalings}
-    rotations = [
-        replace(one, tensor=tensors[id(one)]) for one in scalings if isinstance(one, Rotation)
-    ]
+    located = [replace(scaling, tensor=_find_tensor(scaling, anchors)) for scaling in scalings]
+    rotations = [scaling for scaling in located if isinstance(scaling, Rotation)]
     model = infer_shapes(write_rotations(state.model, rotations)[0]) if rotations else state.model
     for name, write in _WRITERS.items():
         factors = {
-            tensors[id(scaling)]: scaling.factors
-            for scaling in scalings
+            scaling.tensor: scaling.factors
+            for scaling in located
             if isinstance(scaling, Scaling) and scaling.name == name
         }
         if factors:
@@ -241,7 +204,8 @@ def check_equivalent(ctx: EqualizeContext, after: FloatState, report: PassReport
     """The report with the largest change of a float output; NOT_EQUIVALENT where that is more than rounding."""
     floats = ctx.base.validation
     with ctx.progress("comparing with the model before", min(_PROOF, len(floats.samples))) as task:
-        other = Session(floats.selections.take_choices(after.model), optimize=False)
+        matched = floats.selections.take_choices(after.model)
+        other = Session(matched, optimize=False, threads=floats.threads)
         outputs = floats.measure(other, limit=_PROOF, tick=task.advance).results()
     worst = max((output.max_abs for output in outputs), default=0.0)
     # An output of zeros has no decibels, and rounding alone makes it another.
@@ -280,11 +244,8 @@ def gains_by_rotation(ctx: EqualizeContext, before: float, after: float) -> bool
 def _keep_few_bits(plan: Plan) -> Plan:
     """The weights of a plan that `ignore_rounding` takes them from; a plan of nothing for any other."""
     weights = tuple(site for site in plan.sites if site.role is Role.WEIGHT)
-    return replace(
-        plan,
-        sites=weights if has_few_bits(plan) and len(weights) < len(plan.sites) else (),
-        biases=(),
-    )
+    differs = has_few_bits(plan) and len(weights) < len(plan.sites)
+    return replace(plan, sites=weights if differs else (), biases=())
 
 
 def _score(
@@ -339,12 +300,10 @@ def equalize_layers(ctx: EqualizeContext, state: FloatState) -> FloatStep:
 
 def absorb_biases(ctx: EqualizeContext, state: FloatState) -> FloatStep:
     """Channels centred, and their means absorbed by the biases behind them, Nagel et al. 2019."""
-    shifts = choose_shifts(
-        state.model, _observe(ctx, state, list_shift_axes(state.model), "absorbing")
-    )
-    return _write(
-        ctx, state, ABSORPTION, shifts, [f"{tensor}: channels centred" for tensor in shifts]
-    )
+    observed = _observe(ctx, state, list_shift_axes(state.model), "absorbing")
+    shifts = choose_shifts(state.model, observed)
+    lines = [f"{tensor}: channels centred" for tensor in shifts]
+    return _write(ctx, state, ABSORPTION, shifts, lines)
 
 
 def smooth_activations(ctx: EqualizeContext, state: FloatState) -> FloatStep:
@@ -394,9 +353,8 @@ def rotate_channels(ctx: EqualizeContext, state: FloatState) -> FloatStep:
         return state, PassReport(ROTATION, (line,) if line else (), fixed, Outcome.NO_GAIN)
     if not gains_by_rotation(ctx, before, highest):
         return state, PassReport(ROTATION, (), fixed, Outcome.WORSE, (before, highest))
-    report = check_equivalent(
-        ctx, best, PassReport(ROTATION, (line,), fixed, trial_db=(before, highest))
-    )
+    report = PassReport(ROTATION, (line,), fixed, trial_db=(before, highest))
+    report = check_equivalent(ctx, best, report)
     return (best if report.outcome is Outcome.KEPT else state), report
 
 
@@ -415,32 +373,23 @@ def scale_tokens(ctx: EqualizeContext, state: FloatState) -> FloatStep:
     """A scale for each token of the data that linear layers read."""
     plan = ctx.place(state, ctx.progress)
     view = View(state.model)
-    read = {
-        edge
-        for site in plan.sites
-        if not site.role.is_constant
-        for edge in site.find_readers(view.index)
-    }
+    activations = [site for site in plan.sites if not site.role.is_constant]
+    read = {edge for site in activations for edge in site.find_readers(view.index)}
     tensors = {view.find_tensor(view.index.find_node(edge.node), edge.index) for edge in read}
-    layers = {
-        tensor: list(find_token_layers(view, tensor)) for tensor in tensors if tensor is not None
-    }
-    # All layers or none: those that stay float would be given other numbers for nothing.
-    scaled = {
-        tensor: nodes
-        for tensor, nodes in sorted(layers.items())
-        if nodes and all(view.make_edge(node, 0) in read for node in nodes)
-    }
+    scaled = {}
+    for tensor in sorted(filter(None, tensors)):
+        nodes = list(find_token_layers(view, tensor))
+        # All layers or none: those that stay float would be given other numbers for nothing.
+        if nodes and all(view.make_edge(node, 0) in read for node in nodes):
+            scaled[tensor] = nodes
     # Of 8 bits 127, so that both ends are whole steps away from 0, also where codes reach one further down.
     half = _find_half(ctx.config)
     steps = {tensor: np.array([half - 1], np.float32) for tensor in scaled}
-    after, report = _write(
-        ctx, state, TOKEN_SCALES, steps, [f"{tensor}: a scale a token" for tensor in scaled]
-    )
+    lines = [f"{tensor}: a scale a token" for tensor in scaled]
+    after, report = _write(ctx, state, TOKEN_SCALES, steps, lines)
     if report.outcome is Outcome.KEPT:
-        after = TOKEN_LAYERS.write(
-            after, tuple(node.name for nodes in scaled.values() for node in nodes)
-        )
+        names = (node.name for nodes in scaled.values() for node in nodes)
+        after = TOKEN_LAYERS.write(after, tuple(names))
     return after, report
 
 
@@ -459,9 +408,8 @@ def add_token_rule(config: Config, state: FloatState) -> Config:
     low = 1 - half if config.activations.scheme == "symmetric" else -half
     ends = RuleSet(dynamic=False, range=(float(low), float(half - 1)))
     names = tuple(f"/^{re.escape(name)}$/" for name in layers)
-    return config.model_copy(
-        update={"rules": (Rule(node=names, role=(Role.ACTIVATION,), set=ends), *config.rules)}
-    )
+    rule = Rule(node=names, role=(Role.ACTIVATION,), set=ends)
+    return config.model_copy(update={"rules": (rule, *config.rules)})
 
 
 def asks_for_tokens(ctx: EqualizeContext, _state: FloatState) -> bool:

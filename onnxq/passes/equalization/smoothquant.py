@@ -17,6 +17,7 @@ from onnxq.arrays import Array64, Floats
 from onnxq.errors import PlanError
 from onnxq.graph import ModelLike, NodeRef
 from onnxq.graph.storage import release_pages
+from onnxq.numerics.machine import map_in_threads
 from onnxq.passes.equalization.operators import find_smoothed_channels
 from onnxq.passes.equalization.smoothquant_core import (
     ChannelStatistics,
@@ -125,36 +126,45 @@ def compute_smoothing_factors(
 
     plan: without numbers; it says which tensors are quantized and how. statistics: of each group's tensor.
     """
+    groups = [asked for asked in _find_specs(View(proto), plan) if asked[0].tensor in statistics]
     factors: dict[TensorId, Floats] = {}
     lines = []
-    for group, spec, sites in _find_specs(View(proto), plan):
-        values = statistics.get(group.tensor)
-        if values is None:
-            continue
-        weights = []
-        for op, site in zip(group.readers, sites, strict=True):
-            # Weights are turned to [inputs, outputs], and the order of their sums with them.
-            turned = op.weight if op.axis == 1 else op.weight.T
-            weights.append(
-                SmoothedWeight(turned, turn_spec(site.spec), ((1, 0),) if site.sum_orders else ())
-            )
-        if spec is None:
-            s, alpha, error, plain = search_awq_exponent(values.rows, weights)
-        else:
-            s, alpha, error, plain = search_smoothing_exponent(values, weights, spec)
-        gain = 10.0 * np.log10(max(plain, 1e-30) / max(error, 1e-30))
-        home = group.home.node if isinstance(group.home, Linear) else group.home
-        pays = error < plain * MUL
-        how = "one Mul"
-        if home is not None:
-            pays = error < plain * FREE
-            how = f"in {home.name}"
-        verdict = f"smoothed, {how}" if pays else f"left, {how} does not pay"
-        lines.append(f"{group.tensor.name}: {verdict} (alpha {alpha}: {gain:+.1f} dB at the layer)")
-        if pays:
+    choices = map_in_threads(
+        lambda asked: _smooth_group(statistics[asked[0].tensor], *asked), groups
+    )
+    for (group, _, _), (line, s) in zip(groups, choices, strict=True):
+        lines.append(line)
+        if s is not None:
             factors[group.tensor] = s
         release_pages(*(op.weight for op in group.readers))
     return factors, tuple(lines)
+
+
+def _smooth_group(
+    values: ChannelStatistics, group: SmoothingGroup, spec: QuantSpec | None, sites: SitePlans
+) -> tuple[str, Floats | None]:
+    """The choice for one group with its reason, and s where the outputs gain by it."""
+    weights = []
+    for op, site in zip(group.readers, sites, strict=True):
+        # Weights are turned to [inputs, outputs], and the order of their sums with them.
+        turned = op.weight if op.axis == 1 else op.weight.T
+        weights.append(
+            SmoothedWeight(turned, turn_spec(site.spec), ((1, 0),) if site.sum_orders else ())
+        )
+    if spec is None:
+        s, alpha, error, plain = search_awq_exponent(values.rows, weights)
+    else:
+        s, alpha, error, plain = search_smoothing_exponent(values, weights, spec)
+    gain = 10.0 * np.log10(max(plain, 1e-30) / max(error, 1e-30))
+    home = group.home.node if isinstance(group.home, Linear) else group.home
+    pays = error < plain * MUL
+    how = "one Mul"
+    if home is not None:
+        pays = error < plain * FREE
+        how = f"in {home.name}"
+    verdict = f"smoothed, {how}" if pays else f"left, {how} does not pay"
+    line = f"{group.tensor.name}: {verdict} (alpha {alpha}: {gain:+.1f} dB at the layer)"
+    return line, s if pays else None
 
 
 # Integers pass through these.

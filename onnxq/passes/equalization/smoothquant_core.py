@@ -16,8 +16,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from onnxq.arrays import Array, Array64, Floats
 from onnxq.evaluation.accumulator import relative_noise, sum_squares
@@ -71,6 +73,38 @@ class ChannelStatistics:
     def largest(self) -> Array64:
         """max |X_c|, [channels]."""
         return np.maximum(np.abs(self.low), np.abs(self.high))
+
+
+class RunningStatistics:
+    """Statistics of an activation so far: `extend_range` and `keep_rows` sample by sample, then `finish`."""
+
+    def __init__(self, channels: int, rows: int) -> None:
+        self.low = np.full(channels, np.inf)
+        self.high = np.full(channels, -np.inf)
+        self.rows: list[Floats] = []
+        self.left = rows
+
+    def extend_range(self, value: NDArray[np.floating[Any]], axis: int) -> None:
+        """value: channels along `axis`."""
+        others = tuple(k for k in range(value.ndim) if k != axis % value.ndim)
+        self.low = np.minimum(self.low, value.min(axis=others))
+        self.high = np.maximum(self.high, value.max(axis=others))
+
+    def keep_rows(self, values: NDArray[np.floating[Any]], share: int) -> None:
+        """Keep up to `share` rows, evenly spread, of values [positions, channels] without padding."""
+        take = min(share, self.left, len(values))
+        if take:
+            picked = np.linspace(0, len(values) - 1, take).astype(int)
+            self.rows.append(values[picked].astype(np.float32))
+            self.left -= take
+
+    def finish(self) -> ChannelStatistics | None:
+        """The statistics; None where values were NaN or inf."""
+        # Also where no sample reached it: the ends are still infinite.
+        if not (np.isfinite(self.low).all() and np.isfinite(self.high).all()):
+            return None
+        rows = np.concatenate(self.rows) if self.rows else np.zeros((0, self.low.size), np.float32)
+        return ChannelStatistics(self.low, self.high, rows)
 
 
 def compute_smoothing(largest: Array64, weights: Sequence[Array], alpha: float) -> Array32:

@@ -239,7 +239,7 @@ class Streams(ChannelFlow[StreamLabel]):
 
     def is_narrow(self, tensor: TensorId | None) -> bool:
         """True for a tensor that has one number for all channels of a row."""
-        shape = None if tensor is None else self.view.index.find_shape(tensor)
+        shape = self.view.index.find_shape(tensor)
         return tensor in self.narrow or (shape is not None and (not shape or shape[-1] == 1))
 
     def find_rank(self, tensor: TensorId | None) -> int | None:

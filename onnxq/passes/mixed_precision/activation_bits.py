@@ -82,6 +82,16 @@ def widen_activations(ctx: SampledContext, state: PlacedState) -> PlacedStep:
     )
 
 
+def _find_most(fewest: int, largest: int, holds: Callable[[int], bool]) -> int:
+    """The largest number of narrow operators with which a plan holds; `fewest` - 1 where there is none."""
+    # All at once first: many networks need no wide operator but those that are never narrow.
+    low, high, middle = fewest - 1, largest + 1, largest
+    while high - low > 1:
+        low, high = (middle, high) if holds(middle) else (low, middle)
+        middle = (low + high) // 2
+    return low
+
+
 def narrow_activations(ctx: SampledContext, state: PlacedState) -> PlacedStep:
     """As many operators as may be in the fewest bits, at twice the noise of the wide plan."""
     wide_plan = state.planned
@@ -89,9 +99,9 @@ def narrow_activations(ctx: SampledContext, state: PlacedState) -> PlacedStep:
     narrow_plan = _NARROW.find(state)
     if narrow_plan is None:
         return state, PassReport(NAME, outcome=Outcome.NO_GAIN)
-    samples = ctx.data.calibration.take(LIMITS[NAME].samples, ctx.config.data.seed).joined(
-        ctx.data.validation
-    )
+    limits = LIMITS[NAME]
+    calibration = ctx.data.calibration.take(limits.samples, ctx.config.data.seed)
+    samples = calibration.joined(ctx.data.validation)
     floats = FloatOutputs(state.model, samples, threads=ctx.config.verify.threads)
     work, noises = _share_work(state), _measure_noises(ctx, state, narrow_plan, floats)
     wide = _list_always_wide(state, narrow_plan)
@@ -108,9 +118,7 @@ def narrow_activations(ctx: SampledContext, state: PlacedState) -> PlacedStep:
             return measure_models([make_trial(state, plan)], floats, ctx.crew, task)[0].noise()
 
     wanted = ctx.request.min_sqnr
-    allowed = (
-        LIMITS[NAME].most_noise * measure(wide_plan) if wanted is None else 10 ** (-wanted / 10)
-    )
+    allowed = limits.most_noise * measure(wide_plan) if wanted is None else 10 ** (-wanted / 10)
 
     def has_wanted(plan: Plan) -> bool:
         chosen = replace(state, plan=plan)
@@ -118,28 +126,20 @@ def narrow_activations(ctx: SampledContext, state: PlacedState) -> PlacedStep:
             wanted is None or estimate_new(ctx, chosen, list_judging_folds(ctx, chosen)) >= wanted
         )
 
-    def find_most(order: Names, fewest: int, largest: int, holds: Callable[[Plan], bool]) -> int:
-        """The largest number of narrow operators with which a plan holds; `fewest` - 1 where there is none."""
-        # All at once first: many networks need no wide operator but those that are never narrow.
-        low, high, middle = fewest - 1, largest + 1, largest
-        while high - low > 1:
-            low, high = (middle, high) if holds(place(order, middle)) else (low, middle)
-            middle = (low + high) // 2
-        return low
-
     choosable = len(order) - len(wide)
     # What is asked for may take all; by default no more than some are wide.
-    most_wide = len(order) // LIMITS[NAME].one_of
+    most_wide = len(order) // limits.one_of
     fewest = 0 if wanted is not None else min(choosable, len(order) - most_wide)
-    low = find_most(order, fewest, choosable, lambda plan: measure(plan) <= allowed)
+    low = _find_most(fewest, choosable, lambda count: measure(place(order, count)) <= allowed)
     if wanted is not None:
         # Samples that had no part in the ranges are to have it, too.
-        low = find_most(order, 0, low, has_wanted)
+        low = _find_most(0, low, lambda count: has_wanted(place(order, count)))
     elif low < fewest:
         # As many wide operators as may be are too few: each is where it mends most, whatever its work. More are wide
         # only where answers would change.
         order = _order_operators(state, dict.fromkeys(work, 0.0), noises, wide)
-        low = find_most(order, 0, fewest, lambda plan: measure(plan) <= 10 ** (-_GOOD_DB / 10))
+        good = 10 ** (-_GOOD_DB / 10)
+        low = _find_most(0, fewest, lambda count: measure(place(order, count)) <= good)
     low = max(low, 0)
     best = place(order, low)
     widths = {name: least if k < low else most for k, name in enumerate(order)}

@@ -19,9 +19,10 @@ from onnxq.evaluation.compare import FloatOutputs, ModelErrors
 from onnxq.evaluation.trials import measure_models
 from onnxq.graph import ModelLike
 from onnxq.graph.light import is_large_model
+from onnxq.observers.histogram import WHOLE
 from onnxq.passes.base import SampledContext
 from onnxq.passes.judging import make_trial
-from onnxq.passes.ranges import WHOLE, is_observed, read_range, scale_range, set_range
+from onnxq.passes.ranges import is_observed, read_range, scale_range, set_range
 from onnxq.passes.rounding.passes import ROUNDED
 from onnxq.passes.state import PlannedState
 from onnxq.plan import Plan, SitePlan

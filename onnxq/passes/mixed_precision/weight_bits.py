@@ -36,12 +36,12 @@ from onnxq.passes.rounding.passes import NAME as ROUNDING
 from onnxq.passes.rounding.sequential import RoundingOptions, round_sequentially
 from onnxq.passes.state import PlacedState, PlacedStep
 from onnxq.plan import Plan, SitePlan
-from onnxq.planner import Table, choose_tables, explain_loss
+from onnxq.planner import EMBEDDING_ROWS, Table, choose_tables
 from onnxq.planner.sums import read_constant
 from onnxq.progress import Progress
 from onnxq.runtime import Feeds, Session
 from onnxq.runtime.crew import Crew
-from onnxq.sites import Edge, Role, Site, Unquantized, split_unquantized
+from onnxq.sites import Edge, LeftFloat, Role, Site, Unquantized, split_unquantized
 from onnxq.spec import PerBlock, QuantSpec
 
 
@@ -86,7 +86,8 @@ def measure_isolated(
     reference = FloatOutputs(proto, judged)
     model = reference.selections.take_choices(open_)
     on = usual | {name: value for values in changes.values() for name, value in values.items()}
-    board = Switchboard(Session(model, optimize=False), on, usual)
+    session = Session(model, optimize=False, threads=reference.threads)
+    board = Switchboard(session, on, usual)
     with progress("measuring weights", len(changes) * len(judged)) as task:
         errors = score_settings(
             board, model, 0, reference, list(map(tuple, changes.values())), crew, task
@@ -380,10 +381,9 @@ def quantize_tables(ctx: SampledContext, state: PlacedState) -> PlacedStep:
         ):
             assert figures is not None
             # Tables that a rule names stay: they were asked for.
-            losses = explain_loss(free, *figures)
-            after = _add_tables(
-                ctx, state, tuple(table for table in tables if table.named), (*reasons, *losses)
-            )
+            losses = _explain_loss(free, *figures)
+            named = tuple(table for table in tables if table.named)
+            after = _add_tables(ctx, state, named, (*reasons, *losses))
             tables = ()
     if not tables:
         return after, PassReport(
@@ -403,6 +403,13 @@ def _break_request(ctx: SampledContext, alone: Sequence[float]) -> bool:
     """True where an accuracy is asked for that is hard to meet with these tables even if all else becomes float."""
     wanted = ctx.request.min_sqnr
     return wanted is not None and any(db < wanted + _MARGIN_DB for db in alone)
+
+
+def _explain_loss(tables: Sequence[Table], before: float, after: float) -> list[LeftFloat]:
+    """Why tables stay float that cost the outputs too much. before, after: SQNR in dB without and with them."""
+    reason = f"in int8 the embeddings cost too much: {after:.1f} dB at the outputs, {before:.1f} dB without"
+    nodes = [table.lookups[0].node for table in tables]
+    return [LeftFloat(node, reason, EMBEDDING_ROWS, "F109") for node in nodes]
 
 
 def _isolate_tables(plan: Plan, tables: Sequence[Table]) -> Plan:

@@ -143,7 +143,7 @@ def _list_axes(view: View, tensor: TensorId) -> Iterator[int]:
 
 def _find_sizes(view: View, tensor: TensorId | None) -> Shape | None:
     """The sizes of a tensor, where all are fixed."""
-    sizes = None if tensor is None else view.index.find_shape(tensor)
+    sizes = view.index.find_shape(tensor)
     fixed = None if sizes is None else tuple(size for size in sizes if isinstance(size, int))
     return fixed if fixed is not None and sizes is not None and len(fixed) == len(sizes) else None
 

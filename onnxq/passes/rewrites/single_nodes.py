@@ -426,7 +426,7 @@ def _find_amounts(view: View, node: NodeRef) -> _Amounts | None:
 
 def _read_sizes(view: View, node: NodeRef) -> Integers | None:
     data = view.find_tensor(node, 0)
-    shape = None if data is None else view.index.find_shape(data)
+    shape = view.index.find_shape(data)
     fixed = [dim for dim in shape or () if isinstance(dim, int)]
     return np.asarray(fixed, np.int64) if shape is not None and len(fixed) == len(shape) else None
 

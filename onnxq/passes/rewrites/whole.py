@@ -174,7 +174,7 @@ def _read_sizes(view: View, node: NodeRef) -> np.ndarray | None:
         return None
     data = view.find_tensor(node, 0)
     count = len(node.outputs)
-    shape = None if data is None else view.index.find_shape(data)
+    shape = view.index.find_shape(data)
     size = None if shape is None else shape[node.attrs.get("axis", 0)]
     if not isinstance(size, int):
         return None

@@ -24,12 +24,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
 from onnxq.arrays import Array, Array64, Floats, Integers, Shape
 from onnxq.numerics import SumOrder, choose_widening, find_partners, round_within_sum
+from onnxq.numerics.machine import map_parts
 from onnxq.numerics.weights import MOST
 from onnxq.passes.rounding.second_moments import Moments
 
@@ -47,6 +49,8 @@ FEWEST_POSITIONS = 100
 # with fewer the products are too small for BLAS, with more too much is done one by one.
 _BLOCK = 32
 _PANEL = 96
+# Rows of a matrix that a thread works on at a time.
+_ROWS = 256
 # Damping from which on float32 is exact enough for the factorization.
 _ENOUGH = 0.01
 # Relative difference below which two errors are compared in float64.
@@ -134,9 +138,15 @@ def factor_hessian(h: Array, *, damping: float = DAMPING) -> ErrorFeedback:
     # their errors.
     order = np.argsort(np.einsum("gii->gi", damped), axis=1, kind="stable")
     unit = np.einsum("gii->g", damped) / damped.shape[-1]
-    # With a mean of 1 on the diagonal, float32 neither overflows nor underflows.
-    scaled = (damped / unit[:, None, None]).astype(kind)
-    lower = _cholesky(_reorder(_reorder(scaled, order).transpose(0, 2, 1), order))
+    scaled = np.empty(damped.shape, kind)
+
+    def scale_rows(part: slice) -> None:
+        # With a mean of 1 on the diagonal, float32 neither overflows nor underflows.
+        rows = (_reorder(damped, order[:, part]) / unit[:, None, None]).astype(kind)
+        scaled[:, part] = _reorder(rows.transpose(0, 2, 1), order).transpose(0, 2, 1)
+
+    map_parts(scale_rows, damped.shape[1], _ROWS, elements=damped.size)
+    lower = _cholesky(scaled)
     diagonal = np.einsum("gii->gi", lower).copy()
     lower /= diagonal[:, None, :]
     return ErrorFeedback(damped, order, lower, diagonal**2 * unit[:, None].astype(kind))
@@ -156,8 +166,15 @@ def _cholesky(h: Array) -> Array:
         lower[:, here, here] = corner = np.linalg.cholesky(h[:, here, here])
         panel = h[:, later, here] @ np.linalg.inv(corner).transpose(0, 2, 1)
         lower[:, later, here] = panel
-        h[:, later, later] -= panel @ panel.transpose(0, 2, 1)
+        # Products of whole matrices would spend their time on memory for twice as much as is read.
+        subtract = partial(_subtract_square, h[:, later, later], panel)
+        map_parts(subtract, panel.shape[1], _ROWS, elements=panel.shape[1] ** 2)
     return lower
+
+
+def _subtract_square(h: Array, panel: Array, part: slice) -> None:
+    """Subtract P P^T from some rows of h, up to its diagonal."""
+    h[:, part, : part.stop] -= panel[:, part] @ panel[:, : part.stop].transpose(0, 2, 1)
 
 
 def round_with_feedback(problem: RoundingProblem) -> RoundedWeight:
@@ -218,9 +235,15 @@ def _take_better_rows(
         (w - (nearest - zero).astype(np.float32) * scale).transpose(0, 2, 1), feedback.order
     )
     # gapᵀ H gap, where H = L · diag(weights) · Lᵀ.
-    simple = np.einsum(
-        "gkr,gk->gr", np.square(feedback.lower.transpose(0, 2, 1) @ gap), feedback.weights
-    )
+    upper = feedback.lower.transpose(0, 2, 1)
+    remainders = np.empty_like(gap)
+
+    def square_remainders(part: slice) -> None:
+        behind = slice(part.start, None)
+        np.square(upper[:, part, behind] @ gap[:, behind], out=remainders[:, part])
+
+    map_parts(square_remainders, gap.shape[1], _ROWS, elements=gap.size * gap.shape[1])
+    simple = np.einsum("gkr,gk->gr", remainders, feedback.weights)
     worse = error > simple
     close = (abs(error - simple) <= _NEAR * simple).any(axis=0)
     # Errors of float32 cannot tell them apart, and "no row's is larger" is promised.

@@ -490,7 +490,7 @@ def find_pooling(view: View, operator: Operator) -> tuple[NodeRef, TensorId] | N
         if node.op_type == "GlobalAveragePool"
         else find_pooled_axes(view, node)
     )
-    shape = None if tensor is None else view.index.find_shape(tensor)
+    shape = view.index.find_shape(tensor)
     whole = (
         shape is not None
         and len(shape) == 4

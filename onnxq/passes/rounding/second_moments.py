@@ -19,6 +19,7 @@ from typing import Protocol
 import numpy as np
 
 from onnxq.arrays import Array, Floats
+from onnxq.numerics.machine import map_parts
 
 # (positions, mean of x, mean of y), the means float64 [groups, K].
 Part = tuple[int, Array, Array]
@@ -36,6 +37,8 @@ _GROUPED = 1 << 22
 _LEAST_PER_COLUMN = 32
 # Multiply-adds of one operator's H, which limit its time to a second or two.
 _WORK = 4e10
+# Rows of a matrix that a thread works on at a time.
+_AT_ONCE = 256
 
 
 @dataclass(frozen=True, eq=False)
@@ -220,11 +223,15 @@ class Accumulator:
 
 def _centre_sums(sums: Array, count: int, u: Array, p: Array, v: Array, q: Array) -> None:
     """Turn sums of a b^T into the mean of (a - p)(b - q)^T, in place. u, v: the means of a and b."""
-    sums /= count
     # E[a b^T] - u q^T - p v^T + p q^T, as one product of rank 2.
     left = np.stack([p - u, -p], axis=2)
     right = np.stack([q, v], axis=1)
-    sums += left @ right
+
+    def centre_rows(part: slice) -> None:
+        sums[:, part] /= count
+        sums[:, part] += left[:, part] @ right
+
+    map_parts(centre_rows, sums.shape[1], _AT_ONCE, elements=sums.size)
 
 
 def merge_moments(even: Moments, odd: Moments) -> Moments:

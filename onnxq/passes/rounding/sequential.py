@@ -23,6 +23,7 @@ from onnxq.graph.light import is_large_model
 from onnxq.graph.storage import Spool, release_pages
 from onnxq.numerics import bias_qparams, dequantize, quantize
 from onnxq.numerics.machine import use_all_blas_threads, use_one_blas_thread
+from onnxq.passes.journal import MEASURED
 from onnxq.passes.patterns import View
 from onnxq.passes.rounding.gptq_core import (
     DAMPING,
@@ -104,9 +105,8 @@ class SequentialRounding:
             for kind, count in operators.items()
         ]
         if self.thin:
-            lines.append(
-                f"{len(self.thin)} left: fewer than {FEWEST_POSITIONS} positions in the samples"
-            )
+            reason = f"fewer than {FEWEST_POSITIONS} positions in the samples"
+            lines.append(f"{len(self.thin)} left: {reason}")
         return tuple(lines)
 
 
@@ -130,10 +130,9 @@ def round_sequentially(
     proto = ensure_opset(proto, plan.opset)
     view = View(proto)
     crew = crew or Crew()
-    nodes = options.nodes
-    operators = [
-        op for op in list_operators(view.index, plan) if nodes is None or op.node.name in nodes
-    ]
+    operators = list_operators(view.index, plan)
+    if options.nodes is not None:
+        operators = [operator for operator in operators if operator.node.name in options.nodes]
     feeds, others = (
         list(add_own_choices(proto, some)) if operators else [] for some in (samples, others)
     )
@@ -142,7 +141,8 @@ def round_sequentially(
     # The operators that are rounded are in the chain of keys.
     dependencies = repr((replace(options, nodes=None), small))
     journal = crew.workers.journal if operators else None
-    finished = FinishedOperators(journal, proto, plan, feeds, others, dependencies)
+    key = "" if journal is None else hash_rounding(proto, plan, feeds, others, dependencies)
+    finished = FinishedOperators(journal, key)
     try:
         walk = _Walk(plan, view, proto, feeds, others, options, work, finished, small=small)
         with (
@@ -196,10 +196,8 @@ class _Walk:
         # Of large operators the products themselves take all cores.
         self.threads = 0 if small else 1
         # Of activations alone: weights come as changes, as they are rounded.
-        pairs = tuple(
-            s for s in plan.sites if s.role in (Role.ACTIVATION, Role.OUTPUT) and not self.alone
-        )
-        paired = emit_pairs(proto, replace(plan, sites=pairs))
+        pairs = [] if self.alone else [site for site in plan.sites if site.role in MEASURED]
+        paired = emit_pairs(proto, replace(plan, sites=tuple(pairs)))
         self.paired = GraphIndex(paired)
         # Of a large model its rounded constants are as large as itself.
         self.spool = Spool() if is_large_model(proto) else None
@@ -242,15 +240,11 @@ class _Walk:
             return None
         target = operator.to_rows(operator.weight)
         # In front of a pooling there is no re-fit: the pooling takes the mean of the noise too.
-        refits = statistics.halves is not None and pool is None
-        ridge = (
-            choose_ridge(target, *statistics.halves)
-            if statistics.halves is not None and refits
-            else None
-        )
-        if ridge is not None:
-            target = refit_weight(target, moments, ridge=ridge)
-            outcome = replace(outcome, refitted=True)
+        if statistics.halves is not None and pool is None:
+            ridge = choose_ridge(target, *statistics.halves)
+            if ridge is not None:
+                target = refit_weight(target, moments, ridge=ridge)
+                outcome = replace(outcome, refitted=True)
         if not moments.h.size:
             return _Visit(operator, statistics, outcome, None)
         bias_site = operator.bias_site
@@ -279,9 +273,8 @@ class _Walk:
         if operator.bias_edge is not None:
             weight = operator.to_rows(operator.weight)
             bias = operator.bias.reshape(weight.shape[:2])
-            corrected = correct_bias(
-                bias, weight, operator.to_rows(final), visit.statistics.moments
-            )
+            moments = visit.statistics.moments
+            corrected = correct_bias(bias, weight, operator.to_rows(final), moments)
             outcome = replace(outcome, bias=corrected.reshape(-1))
         self.finished.write_numbers(outcome)
         self._write_numbers(operator, outcome, final)
@@ -301,11 +294,13 @@ class _Walk:
             self._change(edge, final)
         if outcome.bias is not None:
             self._write_bias(operator, site, outcome.bias)
-        rounded = outcome.values is not None
-        corrected = outcome.bias is not None
         self.done.append(
             OperatorRounding(
-                operator.node.name, operator.kind, rounded, outcome.refitted, corrected
+                node=operator.node.name,
+                kind=operator.kind,
+                rounded=outcome.values is not None,
+                refitted=outcome.refitted,
+                bias=outcome.bias is not None,
             )
         )
 
@@ -314,11 +309,8 @@ class _Walk:
         if not outcome.count:
             return self.skipped
         # Weights of few bits gain by any second moments.
-        return (
-            self.thin
-            if outcome.count < FEWEST_POSITIONS and operator.site.spec.bits > NARROW_BITS
-            else None
-        )
+        thin = outcome.count < FEWEST_POSITIONS and operator.site.spec.bits > NARROW_BITS
+        return self.thin if thin else None
 
     def _find_pool(self, operator: Operator) -> tuple[NodeRef, TensorId] | None:
         """The pooling to look in front of, where both models are not past it, and the tensor it reads."""
@@ -397,9 +389,8 @@ class _Walk:
     def _change(self, edge: Edge, values: Array) -> None:
         """Let the nodes still ahead see it."""
         if not self.alone:
-            self.changes[edge.node, edge.index] = (
-                values if self.spool is None else self.spool.keep_array(values)
-            )
+            values = values if self.spool is None else self.spool.keep_array(values)
+            self.changes[edge.node, edge.index] = values
 
     def release_weights(self, operator: Operator) -> None:
         """Let go of the memory of an operator's constants, which lie in files where the model is large."""
@@ -464,28 +455,18 @@ class OperatorNumbers:
 
     def put_into(self, site: SitePlan) -> SitePlan:
         """The site of the weight with these numbers."""
-        return (
-            site if self.values is None else replace(site, qparams=self.qparams, values=self.values)
-        )
+        if self.values is None:
+            return site
+        return replace(site, qparams=self.qparams, values=self.values)
 
 
 class FinishedOperators:
-    """The journal's entries of one rounding. journal: None: there are none, and nothing is written.
-
-    proto, plan, samples, others: of the rounding. options: all else that its result depends on, in a text.
+    """The journal's entries of one rounding. journal: None: there are none, and nothing is written. key: of all that
+    the rounding depends on.
     """
 
-    def __init__(
-        self,
-        journal: Journal | None,
-        proto: ModelLike,
-        plan: Plan,
-        samples: Sequence[Feeds],
-        others: Sequence[Feeds],
-        options: str,
-    ) -> None:
-        self._journal = journal
-        self._key = "" if journal is None else _hash_rounding(proto, plan, samples, others, options)
+    def __init__(self, journal: Journal | None, key: str) -> None:
+        self._journal, self._key = journal, key
 
     def read_next(self, node: str) -> OperatorNumbers | None:
         """The numbers of the next operator; None where it is not finished."""
@@ -501,20 +482,12 @@ class FinishedOperators:
             self._journal.write(self._key, numbers)
 
 
-def _hash_rounding(
+def hash_rounding(
     proto: ModelLike, plan: Plan, samples: Sequence[Feeds], others: Sequence[Feeds], options: str
 ) -> str:
+    """The key of a rounding. options: all else that its result depends on, in a text."""
     # Without names of files and figures for people, which change nothing.
-    bare = replace(
-        plan,
-        model="",
-        data="",
-        placement=None,
-        attention=None,
-        refusals=(),
-        left_float=(),
-        warnings=(),
-        contents=None,
-    )
+    bare = replace(plan, model="", data="", placement=None, attention=None, contents=None)
+    bare = replace(bare, refusals=(), left_float=(), warnings=())
     digests = [" ".join(map(hash_feeds, some)) for some in (samples, others)]
     return hash_run("rounding", hash_model(proto), to_json(bare), *digests, options)

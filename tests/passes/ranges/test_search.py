@@ -16,11 +16,12 @@ from onnxq.errors import CalibrationError
 from onnxq.graph import GraphIndex
 from onnxq.numerics import qparams_from_range
 from onnxq.observers import create_observer
+from onnxq.observers.histogram import RangeCandidates
 from onnxq.passes import ranges
 from onnxq.passes.base import Stage, run_stage
 from onnxq.passes.journal import Outcome
 from onnxq.passes.judging import Evaluator
-from onnxq.passes.ranges import ChosenRanges, RangeCandidates, choose_candidate, choose_ranges
+from onnxq.passes.ranges import ChosenRanges, choose_candidate, choose_ranges
 from onnxq.passes.state import FloatState
 from onnxq.plan import Plan
 from onnxq.progress import silent

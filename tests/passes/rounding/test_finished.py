@@ -12,7 +12,7 @@ import pytest
 
 from onnxq.passes.rounding import sequential
 from onnxq.passes.rounding.layerwise import augment_samples
-from onnxq.passes.rounding.sequential import FinishedOperators, OperatorNumbers, round_sequentially
+from onnxq.passes.rounding.sequential import FinishedOperators, OperatorNumbers, hash_rounding, round_sequentially
 from onnxq.plan import to_json
 from onnxq.progress import Task, silent
 from onnxq.runtime.crew import Crew
@@ -73,17 +73,19 @@ def test_nothing_is_taken_from_another_rounding(tmp_path: Path) -> None:
     prepared, plan, samples = calibrated(residual(), images(4), FOUR)
     changed = [{"x": samples[0]["x"] + np.float32(1e-3)}, *samples[1:]]
     same = (prepared.model, plan, samples, samples[:1], "options")
-    FinishedOperators(Journal(tmp_path), *same).read_next("node")
-    written = FinishedOperators(Journal(tmp_path), *same)
+    FinishedOperators(Journal(tmp_path), hash_rounding(*same)).read_next("node")
+    written = FinishedOperators(Journal(tmp_path), hash_rounding(*same))
     assert written.read_next("node") is None
     written.write_numbers(OperatorNumbers(7, True, bias=np.ones(3)))
-    again = FinishedOperators(Journal(tmp_path), *same)
+    again = FinishedOperators(Journal(tmp_path), hash_rounding(*same))
     found = again.read_next("node")
     assert found is not None
     assert (found.count, found.scarce, found.values) == (7, True, None)
     # A name for people is no difference; the operators before are.
-    assert FinishedOperators(Journal(tmp_path), same[0], replace(plan, data="d.npz"), *same[2:]).read_next("node")
+    renamed = hash_rounding(same[0], replace(plan, data="d.npz"), *same[2:])
+    assert FinishedOperators(Journal(tmp_path), renamed).read_next("node")
     assert again.read_next("node") is None
     for k, other in enumerate((residual(seed=1), replace(plan, opset=99), changed, samples[:2], "others")):
         given = (*same[:k], other, *same[k + 1 :])
-        assert FinishedOperators(Journal(tmp_path), *given).read_next("node") is None  # type: ignore[arg-type]
+        key = hash_rounding(*given)  # type: ignore[arg-type]
+        assert FinishedOperators(Journal(tmp_path), key).read_next("node") is None

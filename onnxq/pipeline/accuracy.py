@@ -1,0 +1,131 @@
+"""The account of an accuracy that was asked for, with the figures of the finished model."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from onnxq.backends import find_target
+from onnxq.evaluation.compare import ModelErrors
+from onnxq.graph import ModelLike
+from onnxq.graph.precision.widen import emulate_types
+from onnxq.passes.assembly import build_file, give_types
+from onnxq.passes.base import RunContext, SampledContext
+from onnxq.passes.journal import Promotion
+from onnxq.passes.mixed_precision.cross_validation import find_optimism, split_folds
+from onnxq.passes.mixed_precision.promotion import PROMOTED
+from onnxq.passes.state import PlannedState
+from onnxq.pipeline import check
+from onnxq.progress import count_items
+
+_NO_TIME = "the budget ran out before anything was promoted"
+_ALL_FLOAT = "nothing is quantized: only the float model holds this"
+_CHANGED = (
+    "it held where that was decided: before weights were rounded anew, and with optimizations off"
+)
+
+
+def answer_request(
+    ctx: RunContext, state: PlannedState, model: ModelLike, trial: check.ModelCheck
+) -> Promotion | None:
+    """The account of promotion with the finished model's figures; None where nothing was asked for or done.
+
+    trial: the check on samples held back. Without a request, and where the time or the memory is not for more, its
+    figures decide, else all samples do, each on ranges that it had no part in.
+    """
+    account, request, plan = PROMOTED.find(state), ctx.request, state.planned
+    if account is None:
+        if not request.asked:
+            return None
+        least = request.min_sqnr
+        if least is None:
+            least = request.max_drop.least(request.float_value)
+        account = Promotion(
+            asked=request.describe(),
+            unit=request.unit,
+            met=False,
+            value=math.nan,
+            least=least,
+            note=_NO_TIME if plan.sites else "",
+            float_value=request.float_value,
+        )
+    account = replace(account, required=request.asked)
+    if request.metric is not None:
+        account = _measure_metric(ctx, state, model, account)
+    elif isinstance(ctx, SampledContext) and _may_estimate(ctx, trial):
+        account = _estimate(ctx, state, account)
+    else:
+        account = _read_check(account, trial, find_target(plan.target).times_itself)
+    if not (plan.sites or plan.kept or plan.precision is not None):
+        return replace(account, met=False, note=account.note or _ALL_FLOAT)
+    return account
+
+
+def _may_estimate(ctx: RunContext, trial: check.ModelCheck) -> bool:
+    """True where an SQNR was asked for, and time and memory are enough for all samples."""
+    return ctx.request.min_sqnr is not None and not trial.segments and ctx.budget.left() > 0
+
+
+def _measure_metric(
+    ctx: RunContext, state: PlannedState, model: ModelLike, account: Promotion
+) -> Promotion:
+    """The account with the metric of the finished model, where passes have changed it since it was measured."""
+    metric, config = ctx.request.metric, ctx.config
+    assert metric is not None
+    if math.isnan(account.value) or account.steps or state.planned.precision is not None:
+        with ctx.progress(f"running {metric.name} on the quantized model"):
+            optimize = find_target(config.target).times_itself
+            typed = give_types(state, model)
+            value = metric(typed, optimize=optimize, threads=config.verify.threads)
+        account = replace(account, value=value, met=value >= account.least)
+    return account
+
+
+def _estimate(ctx: SampledContext, state: PlannedState, account: Promotion) -> Promotion:
+    """The account with the SQNR that new samples will have."""
+    errors = _measure_folds(ctx, state)
+    if not errors.outputs:
+        # No output holds numbers: nothing is known.
+        return replace(account, value=math.nan, met=False)
+    best = errors.estimate(find_optimism(state))
+    part = "" if best.name in errors.outputs else best.name
+    spread = best.spread_db
+    account = replace(account, value=best.sqnr_db, spread=spread, part=part, samples=errors.count)
+    if best.sqnr_db >= account.least:
+        return replace(account, met=True)
+    return replace(account, met=False, note=account.note or _CHANGED)
+
+
+def _measure_folds(ctx: SampledContext, state: PlannedState) -> ModelErrors:
+    """The errors of the finished model, as the file says or as users run it, whichever are larger."""
+    folds = split_folds(ctx, state)
+    here, narrow = find_target(state.planned.target).times_itself, check.is_narrow(state)
+    sums: dict[str, ModelErrors] = {}
+    with ctx.progress("judging on all samples", sum(len(fold.samples) for fold in folds)) as task:
+        for fold in folds:
+            plan = fold.narrow_ranges(state.model, state.planned)
+            model = build_file(state, plan, ctx.progress)
+            fold_check = check.check_model(
+                state.named,
+                model,
+                count_items(fold.samples.samples(), task),
+                exact=emulate_types(model) if narrow else None,
+                threads=ctx.config.verify.threads,
+                optimized=here,
+            )
+            for label, errors in fold_check.errors.items():
+                sums.setdefault(label, ModelErrors()).merge(errors)
+    return min(sums.values(), key=lambda errors: errors.estimate().least_db)
+
+
+def _read_check(account: Promotion, trial: check.ModelCheck, optimized: bool) -> Promotion:
+    """The account with the figures of samples that nothing was chosen on."""
+    values = []
+    for output in trial.outputs:
+        for run in range(2 if optimized and output.optimized else 1):
+            part = output.parts[run]
+            values.append((output.sqnr_db[run], output.name + part if part else ""))
+    if not values:
+        return replace(account, value=math.nan, met=False)
+    worst, part = min(values, key=lambda value: value[0])
+    return replace(account, value=worst, part=part, met=worst >= account.least)

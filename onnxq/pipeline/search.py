@@ -1,0 +1,97 @@
+"""A search carried out: limits of the configuration in, the finished model that keeps them out."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+from onnxq.backends import load_config
+from onnxq.calibrate.contents import note_contents
+from onnxq.config import Config, write_config
+from onnxq.errors import ConfigError
+from onnxq.evaluation.metric import AccuracyRequest
+from onnxq.passes.assembly import build_file
+from onnxq.passes.base import EqualizeContext
+from onnxq.passes.mixed_precision.precisions import list_precisions
+from onnxq.passes.mixed_precision.promotion import NAME as PROMOTION
+from onnxq.pipeline.configuration import ModelSource
+from onnxq.pipeline.finalize import Result, finalize_run
+from onnxq.pipeline.precision_search import Limits, PrecisionSearch, open_timer
+from onnxq.pipeline.quantize_model import open_context, prepare_run
+from onnxq.progress import Progress, silent
+from onnxq.report.record import FrontPoint
+from onnxq.report.terminal import format_bytes
+
+
+@dataclass(frozen=True, eq=False)
+class SearchOutcome:
+    """The result, and the configuration that makes it as YAML; all that was measured, from small to large."""
+
+    result: Result
+    rules: str
+    front: tuple[FrontPoint, ...]
+    asked: str
+    met: bool
+
+
+def search_precisions(
+    model: ModelSource, data: object, config: Config, *, progress: Progress = silent
+) -> SearchOutcome:
+    """Search, and finish the model that is best; see `onnxq.search`."""
+    # Each operator's precision is given by rules here, so that nothing else may choose bits, or leave any float.
+    inner = config.model_copy(
+        update={
+            "weight_bits_budget": None,
+            "activation_bits": (),
+            "skip": (*config.skip, PROMOTION),
+            "placement": "rules",
+        }
+    )
+    with open_context(model, data, inner, progress) as ctx:
+        ctx, state, obstacle = prepare_run(model, data, ctx, measuring=True)
+        if not isinstance(ctx, EqualizeContext) or obstacle is not None:
+            fix = "give samples and the library of its operators, or quantize it without a search"
+            cause = "a search runs the model, which cannot be run"
+            raise ConfigError("model", cause, fix, code="Q308")
+        request = ctx.request
+        limits = _read_limits(config, request)
+        ctx = replace(ctx, skip=frozenset(inner.skip))
+        search = PrecisionSearch(ctx, state, list_precisions(inner), limits)
+        if search.timed:
+            # Before minutes are spent.
+            open_timer(config)
+        with ctx.timers.run("search", "searching"):
+            search.measure_all()
+        taken = search.choose_point()
+        # The accuracy was asked of the search, and is judged by it.
+        ctx = replace(ctx, config=taken.config, request=AccuracyRequest(), journal=[])
+        placed = replace(taken.state, plan=note_contents(taken.state.planned, state.model))
+        result = finalize_run(
+            ctx, placed, build_file(placed, placed.planned, progress), source=model
+        )
+        front = search.list_front(taken)
+        rules = write_config(taken.config, load_config(None, target=config.target))
+        return SearchOutcome(
+            result, rules, front, _describe_limits(config, request), taken.keeps_limits(limits)
+        )
+
+
+def _read_limits(config: Config, request: AccuracyRequest) -> Limits:
+    search = config.search
+    if search.max_size is None and search.max_latency is None and not request.asked:
+        fix = "give `max_size=…`, `max_latency=…`, `min_sqnr=…` or `metric=…`"
+        raise ConfigError("search", "without a limit the float model is best", fix, code="Q308")
+    return Limits(
+        size=math.inf if search.max_size is None else search.max_size,
+        time=math.inf if search.max_latency is None else search.max_latency,
+        noise=math.inf if request.min_sqnr is None else 10 ** (-request.min_sqnr / 10),
+        metric=-math.inf if request.metric is None else request.max_drop.least(request.float_value),
+    )
+
+
+def _describe_limits(config: Config, request: AccuracyRequest) -> str:
+    """The limits in words."""
+    search = config.search
+    size = "" if search.max_size is None else f"at most {format_bytes(search.max_size)}"
+    latency = "" if search.max_latency is None else f"at most {search.max_latency:g} ms"
+    return ", ".join(filter(None, (size, latency, request.describe())))
