@@ -57,6 +57,7 @@ def escape_lines(text: str) -> str:
 def escape_json(document: str) -> str:
     """Escape the strings of a JSON document, by JSON's own escapes; it stays the same document."""
     controls = _CONTROLS.sub(
+        # Line feeds stand between entries: JSON escapes those of texts.
         lambda match: match[0] if match[0] == "\n" else f"\\u{ord(match[0]):04x}",
         replace_surrogates(document),
     )

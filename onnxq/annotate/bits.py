@@ -171,6 +171,7 @@ def read_numbers(index: GraphIndex, chain: Chain) -> Numbers:
     """The scale, zero point, type and granularity of a chain."""
     # Readers see the numbers of the dequantize node.
     node = chain.dequantize or chain.last
+    # Of rows of a table; the other kinds say it themselves.
     grain: Granularity = PerChannel(0)
     if chain.lookup is None:
         scale = index.input_value(node, 1)
@@ -178,6 +179,8 @@ def read_numbers(index: GraphIndex, chain: Chain) -> Numbers:
         storage = _find_storage(index, chain)
         grain = _find_granularity(index, node, scale)
     elif node.op_type == LOOKUP:
+        # GatherBlockQuantized reads data, indices, scales and zero points; the
+        # defaults are its own.
         scale = index.input_value(node, 2)
         zero = index.input_value(node, 3)
         storage = _find_type_name(index, chain.source)
@@ -339,6 +342,7 @@ def _read_bounds(index: GraphIndex, clip: NodeRef) -> Interval | None:
     for position, name in ((1, "min"), (2, "max")):
         value = index.input_value(clip, position)
         bound = np.asarray(clip.attrs.get(name) if value is None else value)
+        # A bound that is not there is None, of dtype object.
         if bound.dtype == object or bound.size != 1:
             return None
         ends.append(float(bound.reshape(())))

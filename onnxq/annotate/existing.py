@@ -224,6 +224,7 @@ class _PairFinder:
         for k in (1, 2):
             mine, theirs = (self.index.input_value(node, k) for node in (quantizer, dequantizer))
             equal = mine is not None and theirs is not None and np.array_equal(mine, theirs)
+            # Numbers that are computed have no value, and are the same where both read one tensor.
             if not equal and self.index.find_input(quantizer, k) != self.index.find_input(
                 dequantizer, k
             ):

@@ -104,6 +104,7 @@ def find_chains(index: GraphIndex) -> Iterator[Chain]:
         if not is_dequantize(node):
             continue
         stored = index.find_input(node, 0)
+        # A Max stands for a Clip where only the lowest level is left out.
         inner = _find_producer(index, stored, "Clip", "Max")
         source = stored if inner is None else index.find_input(inner, 0)
         quantize = _find_producer(index, source, QUANTIZE, DYNAMIC)
@@ -114,11 +115,13 @@ def find_chains(index: GraphIndex) -> Iterator[Chain]:
         if inner is None and quantize is None:
             inner, source = _find_packed(index, source)
         if quantize is not None:
+            # One quantize node may feed several dequantize nodes, each a chain of its own.
             paired.add(quantize.name)
         chains.append(_make_chain(index, quantize, inner, node, source))
     chains += [
         _make_chain(index, node, None, None, None) for node in quantizers if node.name not in paired
     ]
+    # Pairs stand where they begin, and those without a dequantize node were added last.
     yield from sorted(chains, key=lambda chain: (chain.quantize or chain.last).order)
 
 
@@ -258,6 +261,7 @@ def _guess_site_name(chain: Chain) -> str:
 def _parse_site(index: GraphIndex, text: str) -> Site:
     scope, name = split_scope(text, index.scopes)
     edge = _EDGE.fullmatch(name)
+    # A tensor may be called like an input of a node.
     if edge is not None and any(node.name == edge[1] for node in index.nodes):
         return Edge(edge[1], int(edge[2]), scope)
     return TensorId(name, scope)

@@ -221,12 +221,14 @@ class _FormWriter:
         shape = self.index.find_shape(chain.source)
         if isinstance(grain, PerBlock) or shape is None or spec.bits > 16:
             return "Quant has no blocks, and takes no tensor of unknown rank"
+        # Quant has no axis: its scale must broadcast, as [1, C, 1, 1] for channels along axis 1.
         sides = [1] * len(shape) if isinstance(grain, PerChannel) else []
         if isinstance(grain, PerChannel):
             sides[grain.axis] = -1
         scale, zero = (
             np.asarray(x, np.float32).reshape(sides) for x in (qparams.scale, qparams.zero_point)
         )
+        # A constant is stored in float: Quant rounds it itself.
         floats = None if chain.quantize is not None else (self._read_codes(chain) - zero) * scale
         numbers = {
             "float": floats,
@@ -242,6 +244,7 @@ class _FormWriter:
                 )
             editor.replace_input(node.make_edge(k), name)
         editor.set_op(node.name, "Quant", QONNX)
+        # Attributes of DequantizeLinear that Quant does not have.
         none = dict.fromkeys(("axis", "block_size", "output_dtype", ATTRIBUTE))
         signs = {
             "signed": int(spec.signed),

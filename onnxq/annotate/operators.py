@@ -240,6 +240,7 @@ def _find_weight(
         if pair is None:
             return None
         name, values, dequantize = pair
+        # Without `perm` a Transpose reverses all axes.
         axes = node.attrs.get("perm") or tuple(reversed(range(values.ndim)))
         return name, values.transpose(axes), dequantize
     if node is None or not is_dequantize(node) or node.read_int("block_size", 0) > 0:

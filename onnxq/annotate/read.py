@@ -67,9 +67,11 @@ def _read_attributes(source: str | Path | ModelProto) -> Model:
         if proto is None or not _hide_attributes(proto):
             raise
     if isinstance(source, ModelProto):
+        # The size is that of the model as it was given, without the notes.
         model = replace(load_model(proto), size_bytes=proto.ByteSize())
     else:
         path = Path(source)
+        # Parsing alone reads no tensors that lie beside the file.
         read = load_external(proto, path)
         beside = sum(read.values())
         size = path.stat().st_size + beside
@@ -107,6 +109,7 @@ def drop_attribute(node: NodeProto) -> int | None:
     """Remove the attribute `bits`; returns its value, None without one."""
     for position, attribute in enumerate(node.attribute):
         if attribute.name == ATTRIBUTE:
+            # Before it is deleted, which frees what `attribute` stands for.
             value = int(attribute.i)
             del node.attribute[position]
             return value
@@ -137,7 +140,7 @@ _PAIR_OPS = (QUANTIZE, DEQUANTIZE)
 
 
 def inspect_model(source: str | Path | ModelProto) -> Inspection:
-    """Read a model and list its pairs, its integer list_operators and the weights that can overflow 16-bit sums.
+    """Read a model and list its pairs, its integer operators and the weights that can overflow 16-bit sums.
 
     Raises ModelError for a file that cannot be read.
     """
@@ -239,6 +242,7 @@ def _find_scheme(record: Mapping[str, Any], qparams: Numbers, bits: int) -> bool
     if scheme in ("symmetric", "asymmetric"):
         return bool(scheme == "symmetric")
     # The zero point of a symmetric scheme: 0, or the middle of an unsigned range.
+    # Of the used bits: uint8 with 4 bits has its middle at 8.
     middle = 0 if qparams.element_type.signed else 2 ** (bits - 1)
     zero = qparams.zero_point
     return bool((zero == middle).all()) if zero is not None else middle == 0

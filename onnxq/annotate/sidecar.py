@@ -80,8 +80,10 @@ def place_notes(proto: ModelProto, beside: Records | None) -> tuple[tuple[PairIn
     records = dict(notes.by_node)
     origins = dict[str, Origin]()
     for chain in find_chains(index) if loose else ():
+        # It has its note already, by its node.
         if beside is None and notes.find_record(chain):
             continue
+        # In the order in which they are trusted.
         ways = {
             Origin.NAME: next(
                 (loose[node.name] for node in reversed(chain.nodes) if node.name in loose), None

@@ -112,6 +112,7 @@ def _prepare_child(
     builds: bool = False,
 ) -> tuple[list[str], dict[str, str]]:
     """Write the job of a child process to its folder; returns its command line and its environment."""
+    # The result of an earlier job here must not be taken for that of this one.
     (folder / RESULT).unlink(missing_ok=True)
     task = {"engine": engine.name, "builds": builds, "job": job}
     (folder / JOB).write_text(json.dumps(task), encoding="utf-8")
@@ -154,6 +155,7 @@ def serve_process(
     title: of the engine. folder: gets what the process writes to stderr. timeout: seconds until it is ready. Raises
     ModelError, with the end of its output, where it dies or takes longer.
     """
+    # A file, not a pipe, which would fill up unread and stop the process.
     with open(folder / _STDERR, "wb") as sink:
         process = subprocess.Popen(
             command,
@@ -169,6 +171,7 @@ def serve_process(
     assert answers is not None
 
     def wait_for_answer(seconds: float) -> str:
+        # A process that is killed ends its output like one that crashes: this tells them apart.
         late = threading.Event()
 
         def end_process() -> None:
@@ -210,11 +213,13 @@ def read_result(folder: Path) -> dict[str, Any] | None:
 
 def describe_death(code: int) -> str:
     """The end of a process that left no result, by its exit code."""
+    # POSIX: the process ended by this signal.
     if code < 0:
         try:
             return f"the library crashed the process: {signal.Signals(-code).name} ({signal.strsignal(-code)})"
         except ValueError:
             return f"the library crashed the process: signal {-code}"
+    # In hexadecimal, as Windows lists its own (0xc0000005).
     return f"the process ended with exit code {code:#x} and no result"
 
 

@@ -88,6 +88,7 @@ class _NodeFinder:
     def _find_twin(self, kernel: NodeRef) -> NodeRef | None:
         """The model's node of this name, when the kernel is that node still, or a fused form of it."""
         node = self._named.get(kernel.name)
+        # "Conv" is a part of "FusedConv" and "QLinearConv".
         return node if node is not None and node.op_type.lower() in kernel.op_type.lower() else None
 
     def _find_made(self, kernel: NodeRef) -> list[TensorId]:

@@ -88,6 +88,7 @@ def find_backbone(index: Graph, tensor: TensorId) -> str | None:
         if node.op_type in _CONVOLUTIONS:
             return node.name
         sources = list_computed_inputs(index, node)
+        # x · gate(x), as exporters write Swish and HardSwish.
         if node.op_type == "Mul" and len(sources) == 2:
             gate = _find_gated(index, sources)
             if gate is None:
@@ -118,6 +119,7 @@ def measure_distances(index: Graph, tensor: TensorId) -> dict[TensorId, int]:
     while pending:
         at = pending.popleft()
         node = index.find_producer(at)
+        # Breadth first: the first way to a tensor is the shortest.
         for source in list_computed_inputs(index, node) if node is not None else ():
             if source not in found:
                 found[source] = found[at] + 1
@@ -448,6 +450,7 @@ def check_gate(c: Candidate) -> str | None:
     if first is None or second is None or len(first) != len(second) or len(first) < 3:
         return "not a gate"
     small = min((first, second), key=math.prod)
+    # Two factors of one size are a plain product.
     if any(dim != 1 for dim in small[2:]) or math.prod(first) == math.prod(second):
         return "not a gate"
     return check_two_activations(c)

@@ -215,6 +215,7 @@ def _weigh_input(index: GraphIndex, edge: Edge, shape: Shape) -> Floats | None:
         power is None
         or power.shape != (shape[axis],)
         or not np.isfinite(power).all()
+        # Equal for all channels it weighs nothing.
         or not np.ptp(power)
     ):
         return None
@@ -224,6 +225,7 @@ def _weigh_input(index: GraphIndex, edge: Edge, shape: Shape) -> Floats | None:
 
 def _read_power(index: GraphIndex, node: NodeRef) -> Array | None:
     """Power of each channel of a normalization's output; a product with a vector is one, as exporters write it."""
+    # An RMSNorm that is written out ends in a Mul by its factors.
     if node.op_type == "Mul":
         factors = [index.input_value(node, k) for k in (0, 1)]
         values = [value for value in factors if value is not None and value.ndim == 1][:1]
@@ -234,6 +236,7 @@ def _read_power(index: GraphIndex, node: NodeRef) -> Array | None:
             if parts and parts[0] is not None
             else []
         )
+    # Normalized values have power 1 and mean 0: times a factor, plus a shift, factor² + shift².
     squares = [np.square(value, dtype=np.float64) for value in values]
     return np.asarray(sum(squares)) if squares else None
 
@@ -264,8 +267,8 @@ def weight_numbers(
 ) -> dict[Site, QParams]:
     """Scales and zero points of the missing weight sites.
 
-    missing: sites without numbers, of any role. biases: sites whose scale derives from weights. numbers: those known
-    already, activations included. crew: searches the weights; the result does not depend on it.
+    missing: sites without numbers, of any role. biases: sites whose scale derives from weights. known: numbers that
+    there are, activations included. crew: searches the weights; the result does not depend on it.
     Raises PlanError where a weight is no constant, CalibrationError for NaN or inf in it.
     """
     weights = [site for site in missing if site.role is Role.WEIGHT]
@@ -308,6 +311,7 @@ def _search_weights(
                 tasks[0].site if len(tasks) == 1 else f"{tasks[0].site} and {len(tasks) - 1} more"
             )
             key = ""
+            # Hashes read every byte of the weights: only where a journal asks what is done already.
             if crew.workers.journal is not None:
                 with progress(f"hashing weights: {title}"):
                     key = _hash_tasks(tasks, [locate_constant(index, weights[k]) for k in group])
@@ -377,6 +381,7 @@ def _describe_weight(index: GraphIndex, site: SitePlan, crew: Crew) -> WeightTas
 
 def _hash_tasks(tasks: Sequence[WeightTask], values: Sequence[Array | StoredArray]) -> str:
     """Of all that the numbers depend on; not of names."""
+    # Another version of NumPy may sum, and so round, in another way.
     parts: list[bytes | memoryview] = [f"weights {version('onnxq')} {np.__version__}".encode()]
     for task, array in zip(tasks, values, strict=True):
         parts.append(

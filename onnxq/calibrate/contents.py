@@ -78,6 +78,7 @@ def sketch_tensors(
     sketches = {
         tensor: sketch_values(value, constant=True)
         for tensor in _list_constants(index, only)
+        # Kind V: bfloat16 and float8 of ml_dtypes.
         if (value := index.find_constant(tensor)) is not None and value.dtype.kind in "fV"
     }
     taps = Taps(model, wanted, DEFAULT_MEMORY_LIMIT)

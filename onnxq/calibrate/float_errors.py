@@ -147,6 +147,7 @@ class _TwinWriter:
             name for name in node.output if name and is_float32(self.index, TensorId(name, scope))
         ]
         unknown = node.domain and find_contrib(node, self.index.opset) is None
+        # If, Loop and Scan compute nothing themselves: the nodes of their bodies have twins.
         if not floats or unknown or node.op_type in (*CONTROL, "Constant"):
             return
         moved = node.op_type in MOVES
@@ -154,6 +155,7 @@ class _TwinWriter:
         twin.CopyFrom(node)
         if node.op_type not in _WITHOUT:
             twin.input[:] = [self._round_tensor(main, scope, name) for name in node.input]
+        # A node that reads no float32, such as a Cast of integers, has nothing to be rounded.
         if twin.input[:] != node.input[:]:
             twin.name = choose_name(f"{node.name}/twin", self.taken)
             twin.output[:] = [
@@ -173,6 +175,8 @@ class _TwinWriter:
         if tensor is None or not is_float32(self.index, tensor):
             return name
         value = self.index.find_constant(tensor)
+        # A constant is rounded in the main graph, where every scope sees it; a Cast stands in the
+        # scope that reads its result, since the tensor may be computed beside it.
         key = ("" if value is not None else scope), tensor
         if key in self.rounded:
             return self.rounded[key]
@@ -218,6 +222,7 @@ class _TwinWriter:
         def sum_squares(other: str = "") -> str:
             return add("ReduceSumSquare", add("Sub", name, other) if other else name, keepdims=0)
 
+        # In the order of the columns that `_add_errors` reads.
         parts = [add("ReduceMin", name, keepdims=0), add("ReduceMax", name, keepdims=0)]
         if not moved:
             own = self._round_tensor(graph, scope, name)

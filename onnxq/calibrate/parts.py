@@ -122,6 +122,7 @@ def order_tensors(proto: ModelLike) -> Callable[[TensorId], tuple[str, int, str]
     place = {name: k for k, node in enumerate(proto.graph.node) for name in node.output}
     return lambda tensor: (
         tensor.scope,
+        # Inputs of the graph come before all nodes.
         place.get(tensor.name, -1) if tensor.scope == "" else 0,
         tensor.name,
     )
@@ -147,6 +148,7 @@ def _name_sample(
     if batch.count > 1:
         for position in positions:
             alone = Batch(dataset[position], position, 1)
+            # Of any kind: all observers refuse the same values.
             probe = create_observer(ObserverSpec(), QuantSpec())
             try:
                 for _, _, value in taps.run((tensor,), [alone], lambda _: ()):
@@ -233,7 +235,7 @@ def observe_chunk(task: ObserveTask) -> list[Observer]:
 def merge_observers(
     watch: Watch, wants: Sequence[Want], others: Sequence[Observer | Mapping[str, Any]]
 ) -> None:
-    """Merge observers into those of `watch`. found: as `observe_chunk` returns them, or as a file has them.
+    """Merge observers into those of `watch`. others: as `observe_chunk` returns them, or as a file has them.
 
     Raises ValueError for numbers that are not those of such observers.
     """
@@ -276,6 +278,7 @@ def _open_taps(model: SharedModel, tensors: tuple[TensorId, ...], memory_limit: 
     return Taps(open_model(model), tensors, memory_limit)
 
 
+# Of the file; raised when its form changes.
 _SCHEMA = 1
 _AGAIN = "make it with `onnxq calibrate`"
 # Bytes of a file: histograms of ten thousand tensors.
@@ -325,6 +328,7 @@ def make_keys(model: str, readers: Readers, dataset: Dataset) -> dict[str, str]:
     return {
         "version of onnxq": version("onnxq"),
         "model": model,
+        # Sums of floats depend, in their last bits, on how many threads share them.
         "configuration": hash_parts(f"{readers!r} {count_threads()}".encode()),
         "data": hash_parts(data.encode()),
     }

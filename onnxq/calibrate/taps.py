@@ -130,6 +130,7 @@ class Taps:
         """Bytes by the declared shapes; None where one is not known."""
         known: dict[str, int] = {}
         for value in self._index.inputs:
+            # An input of unknown rank has no symbols.
             for symbol, size in zip(value.shape or (), feeds[value.name].shape, strict=False):
                 if isinstance(symbol, str):
                     known[symbol] = size
@@ -187,6 +188,7 @@ class _Runner:
     def run(self, batch: Batch, singles: Callable[[Batch], Iterable[Feeds]]) -> list[Outputs]:
         """The outputs for a batch, or for each of its samples."""
         names = list(self._outputs.values())
+        # A Reshape inside may have the size of one sample, whatever the inputs declare.
         if batch.count > 1:
             try:
                 return [self._session.run(batch.feeds, names)]

@@ -213,6 +213,7 @@ def _list_changes(old: _Side, new: _Side) -> Iterator[SiteChange]:
 
 
 def _are_alike(before: tuple[str, tuple[float, ...]], after: tuple[str, tuple[float, ...]]) -> bool:
+    # Sites without numbers, as of a plan that is not calibrated, are compared by their words.
     pairs = zip(before[1], after[1], strict=False)
     return before[0] == after[0] and all(math.isclose(a, b, rel_tol=_SAME) for a, b in pairs)
 
@@ -222,6 +223,7 @@ def _format_site(site: tuple[str, tuple[float, ...]] | None) -> str:
         return ""
     words, scales = site
     return (
+        # A single scale is both ends.
         f"{words}, scale {'..'.join(dict.fromkeys(f'{scale:.4g}' for scale in scales))}"
         if scales
         else words

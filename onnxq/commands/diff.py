@@ -91,6 +91,7 @@ def diff(
     guarded = (
         nullcontext() if folder is None else prepare_folder(folder, _list_files(folder, force))
     )
+    # Guarded first: a folder made for a run that fails is removed again.
     with guarded, open_run(model, config, overrides, Command.DIFF) as chosen:
         with progress("reading the models"):
             loaded = [run for path in chosen.diff.load for run in load_results(path)]
@@ -148,6 +149,7 @@ def _list_pieces() -> list[str]:
 def _list_files(folder: Path, force: bool) -> list[str]:
     """The files that are written there. OutputError for a folder with earlier results, unless they may be replaced."""
     names = [RESULTS, INPUTS, REPORT, *_list_pieces()]
+    # Links that lead nowhere would be replaced as well.
     there = [name for name in names if os.path.lexists(folder / name)]
     if there and not force:
         cause = f"holds {', '.join(there)} already"
@@ -160,6 +162,7 @@ def _save(
 ) -> Difference:
     """Write the results, as Polygraphy's files, so that `polygraphy run` can go on from them."""
     with progress("writing the results"):
+        # Overwriting was allowed, or nothing was there, when `_list_files` looked.
         files = [*result.recorder.write(folder, overwrite=True)]
         bisections = []
         # An earlier run may have found more places than this one.
@@ -394,6 +397,7 @@ def _select_layers(difference: Difference, view: TextView) -> tuple[Sequence[Lay
     """The layers to list, in the order of the network, and how many there are beside them."""
     order = {name: k for k, name in enumerate(difference.worst)}
     ranked = sorted(difference.layers, key=lambda layer: order.get(layer.name, len(order)))
+    # The worst are selected, and listed in the order of the network.
     shown, more = select_rows(ranked, view)
     chosen = {layer.name for layer in shown}
     return [layer for layer in difference.layers if layer.name in chosen], more

@@ -219,6 +219,7 @@ def _make_parts(proof: Proof, view: TextView) -> Iterator[RenderableType]:
 
 def _make_tables(proof: Proof, view: TextView) -> Iterator[RenderableType]:
     if proof.nodes:
+        # In a shortened list those that are not int8 come first: they are what one looks for.
         nodes = (
             proof.nodes
             if view.top is None
@@ -328,6 +329,7 @@ def _list_types(proof: Proof) -> SheetRows:
         (node.op, node.stored) for node in proof.nodes if node.stored and INT8 not in node.computed
     )
     integers = [dtype for dtype in (INT8, INT16) if any(node.type == dtype for node in proof.nodes)]
+    # That nothing runs in int8 is said, unless weights alone are stored narrow.
     for dtype in integers or ([INT8] if types and not stored else []):
         running = Counter(node.op for node in proof.nodes if node.type == dtype)
         products = (f"{op} {running[op]}/{counts.total()}" for op, counts in types.items())

@@ -83,6 +83,7 @@ def quantize(
     """
     with open_run(model, config, overrides, Command.QUANTIZE, out=out, force=force) as chosen:
         if chosen.output.compiled:
+            # Raises where there is none, before the work rather than behind it.
             find_compiler(chosen.target)
         if chosen.output.report and isinstance(data, Iterator):
             fix = "give a list, or a function that returns an iterator"

@@ -43,6 +43,7 @@ def _read(reader: Any, stride: int | None) -> Iterator[Any]:
         for sample in drain_reader(reader):
             count += 1
             yield sample
+    # A reader that somebody has read to its end before.
     if not count and hasattr(reader, "rewind"):
         reader.rewind()
         yield from drain_reader(reader)

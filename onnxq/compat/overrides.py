@@ -169,6 +169,7 @@ def _convert_entry(
     else:
         override.pop("symmetric", None)
         changes |= {"signed": signed} if changes else {}
+        # As onnxruntime has it (`is_weight_symmetric`): signed weights are symmetric.
         if symmetric is None and constant and changes:
             symmetric = signed
         changes |= (

@@ -65,6 +65,8 @@ def create_weight_matching(
         values = dequantize_node(quantized, node)
         if values is None:
             continue
+        # After the endings of onnxruntime's stored integers and of onnxq's, then as its readers
+        # call it in the float model.
         names = [node.inputs[0].removesuffix(end) for end in ("_quantized", PARTS["quantized"])]
         for edge in quantized.list_consumers(node.result):
             if edge.node in nodes:

@@ -179,6 +179,7 @@ def match_any(names: Iterable[str]) -> list[str]:
     """Patterns that match these names and no others."""
     return [
         name
+        # Names that no pattern could mean: without wildcards or brackets, and not between slashes.
         if re.fullmatch(r"[^*?\[/][^*?\[]*|/[^*?\[]*[^*?\[/]", name)
         else f"/^{re.escape(name)}$/"
         for name in names

@@ -40,6 +40,7 @@ def import_theirs(module: str = "") -> Any:
     try:
         return importlib.import_module((_THEIRS + module).rstrip("."))
     except ModuleNotFoundError as error:
+        # This import says how to install it.
         if error.name == "onnxruntime":
             from onnxq.runtime.session import import_onnxruntime
 
@@ -85,6 +86,7 @@ class _TheirModules(MetaPathFinder, Loader):
         name = module.__name__.removeprefix(_OURS)
         theirs = import_theirs(name)
         vars(module).update(
+            # The module keeps its own name, path and loader.
             {key: value for key, value in vars(theirs).items() if not key.startswith("__")}
         )
         if way := _QUANTIZERS.get(name.partition(".")[0]):

@@ -51,6 +51,7 @@ def parse_yaml(text: str, source: str) -> Document:
     """Read one YAML mapping. Raises ConfigError with `source:line` for syntax, duplicate keys and unusable values."""
     loader = None
     try:
+        # Some editors save UTF-8 with a byte order mark.
         loader = yaml.SafeLoader(text.removeprefix("\ufeff"))
         root = loader.get_single_node()
         reader = _ValueReader(loader, source)
@@ -117,6 +118,8 @@ class _ValueReader:
             )
         if len(above) > _DEPTH:
             raise ConfigError(where, _DEEP, "a configuration needs six levels at most", code="Q302")
+        # An alias is read again wherever it stands, so that a few lines can stand for
+        # millions of values.
         self.values += 1
         if self.values > _VALUES or self.characters > _CHARACTERS:
             cause = f"its aliases stand for more than {_VALUES:,} values"

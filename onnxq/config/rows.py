@@ -180,6 +180,7 @@ def read_fields(
     kind: Any = cls
     schema = _make_row(kind, base)
     try:
+        # Strict, or "1" would be read as 1.
         value: _T = _build(
             cls, schema.model_validate_json(text.text, strict=True, context=text.source)
         )

@@ -178,6 +178,7 @@ def find_line(text: str, path: Path) -> int:
             at.pop()
             key = False
         elif word == ",":
+            # In an object a key follows, in a list the next item.
             key = isinstance(at[-1], str)
             if not key:
                 at[-1] = int(at[-1]) + 1

@@ -89,6 +89,7 @@ class _Reading:
     lines: dict[Path, int] = field(default_factory=dict)
 
     def find_place(self, path: Path) -> Location:
+        # A key that is missing has no line; the nearest section around it has.
         while path and path not in self.document.lines:
             path = path[:-1]
         line = self.document.lines.get(path)
@@ -187,6 +188,7 @@ def _read_section(reading: _Reading, name: str) -> list[dict[str, Any]]:
         target = ("torch", section, key) if key == "quantizer" else (section, key)
         reading.put_value(target, value, path)
     rules = _read_specific(reading, name, role)
+    # Behind the exceptions: the first rule that matches wins.
     if _is_off(keys):
         rules.append(
             {"role": role, "set": {"float": True}, "at": reading.document.lines.get(path, 1)}
@@ -221,7 +223,9 @@ _FIELDS: Mapping[str, Callable[[_Reading, Path, Any], dict[str, Any]]] = {
     "QSCHEME": lambda r, p, v: dict(
         zip(("granularity", "scheme"), r.translate(str(v), _SCHEMES, p), strict=True)
     ),
+    # 0 bits switch off, see `_is_off`.
     "QUANTIZER.BIT": lambda _, __, v: {"bits": v} if v else {},
+    # One group of the whole channel is -1.
     "QUANTIZER.GROUPSIZE": lambda _, __, v: (
         {"block_size": v} if v != -1 else {"granularity": "channel"}
     ),
@@ -229,6 +233,7 @@ _FIELDS: Mapping[str, Callable[[_Reading, Path, Any], dict[str, Any]]] = {
     "QUANTIZER.TYPE": lambda r, p, v: {"quantizer": {"name": r.translate(str(v), _QUANTIZERS, p)}},
     "QUANTIZER.PACT.ALPHA_VALUE": lambda _, __, v: {"alpha": v},
     "OBSERVER.TYPE": lambda r, p, v: {"observer": {"name": r.translate(str(v), _OBSERVERS, p)}},
+    # Sparsebit gives the share of values that is clipped, onnxq the percentage that is not.
     "OBSERVER.PERCENTILE.ALPHA": lambda r, p, v: {
         "percentile": 100.0 * (1.0 - r.read_number(p, v))
     },

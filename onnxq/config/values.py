@@ -25,6 +25,7 @@ from pydantic_core import PydanticCustomError
 from onnxq.spec import ObserverSpec
 
 Extent = Annotated[float, Field(ge=0)]
+# 32 is that of biases, which follows from their input and weight.
 Bits = Literal[2, 3, 4, 5, 6, 7, 8, 16]
 Scheme = Literal["symmetric", "asymmetric"]
 Grain = Literal["tensor", "channel", "block"]
@@ -124,6 +125,7 @@ def wrap_pairs(value: Any) -> Any:
     """Convert a pair of words to a tuple of pairs, and pairs in lists to tuples."""
     if not isinstance(value, (list, tuple)):
         return value
+    # A single pair: its parts are words, those of several are pairs.
     pairs = (value,) if value and all(isinstance(part, str) for part in value) else value
     return tuple(tuple(pair) if isinstance(pair, list) else pair for pair in pairs)
 
@@ -138,6 +140,7 @@ def split_words(value: Any) -> Any:
 def join_words(value: Any) -> Any:
     """Convert a list of words to "a,b", without blanks."""
     if isinstance(value, (list, tuple)):
+        # An unquoted list in YAML, or one of Python.
         value = ",".join(map(str, value))
     return "".join(value.split()) if isinstance(value, str) else value
 
@@ -167,6 +170,7 @@ def _read_amount(units: Mapping[str, int], otherwise: str) -> BeforeValidator:
         if not isinstance(value, str):
             return value
         match = re.fullmatch(r"([0-9]*\.?[0-9]+)\s*([A-Z]*)", value.strip().upper())
+        # An unknown unit makes 0, which is refused.
         amount = float(match[1]) * units.get(match[2], 0) if match else 0.0
         if not 0 < amount < _MOST:
             raise ValueError(f"{value!r} is {otherwise}")
@@ -241,6 +245,7 @@ Observer = Annotated[
 # Every rule is matched against every node, and re's own cache holds 512 patterns.
 @lru_cache(maxsize=4096)
 def _compile_pattern(pattern: str) -> re.Pattern[str] | None:
+    # "//" is no expression.
     written = len(pattern) > 2 and pattern.startswith("/") and pattern.endswith("/")
     return re.compile(pattern[1:-1]) if written else None
 
@@ -256,6 +261,7 @@ def matches_any(patterns: str | Sequence[str], name: str) -> bool:
         return True
     for pattern in wanted:
         regex = _compile_pattern(pattern)
+        # Names of nodes such as "/conv1/Conv/" look like expressions and may hold brackets.
         if pattern == name or (
             regex.search(name) is not None if regex else fnmatchcase(name, pattern)
         ):

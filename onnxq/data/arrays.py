@@ -151,6 +151,8 @@ class _Inflater:
     def read(self, position: int, size: int) -> Iterator[bytes]:
         """Yield `size` bytes from `position` on, part by part. Raises zlib.error and EOFError for damaged data."""
         behind = self._checkpoints[-1][1]
+        # Backwards, or where a checkpoint lies between here and there, unpacking goes on
+        # from a checkpoint.
         if position < self._at or (self._at + len(self._block) < behind <= position):
             self._go_to(position)
         with self._path.open("rb") as file:
@@ -181,6 +183,7 @@ class _Inflater:
         self._pending = self._state.unconsumed_tail
         if not block and not packed:
             raise EOFError("it ends too early")
+        # The checksum is that of each byte once, however often it is unpacked.
         if at == self._summed:
             self._sum = zlib.crc32(block, self._sum)
             self._summed += len(block)
@@ -190,6 +193,7 @@ class _Inflater:
                 raise zlib.error("its checksum is wrong")
         self._at, self._block = at, block
         reached = at + len(block)
+        # Only where no packed bytes wait does the state belong to a place in the file.
         if not self._pending and reached >= self._checkpoints[-1][1] + _CHECKPOINT_BYTES:
             self._checkpoints.append((self._source, reached, self._state.copy()))
 
@@ -347,6 +351,7 @@ def _find_data(path: Path, info: zipfile.ZipInfo) -> int:
     with path.open("rb") as stream:
         stream.seek(info.header_offset)
         header = stream.read(_LOCAL_HEADER)
+    # Where a local header has the two lengths (APPNOTE.TXT, 4.3.7).
     name, extra = (int.from_bytes(header[k : k + 2], "little") for k in (26, 28))
     return info.header_offset + _LOCAL_HEADER + name + extra
 

@@ -281,6 +281,7 @@ def find_extremes(samples: Iterable[Arrays], wanted: int = 0) -> frozenset[int]:
     extremes = np.unique(table[:, varying].argmax(axis=0))
     if len(table) - len(extremes) >= wanted:
         return frozenset(extremes.tolist())
+    # A peak below 0, such as that of a least value above 0, is a tenth lower, too.
     least = peaks * np.where(peaks > 0, _REACH, 2 - _REACH)
     left = set(range(len(table)))
     # Others first, none of which is missed; then the extremes that lead by least.
@@ -300,6 +301,7 @@ def _measure_array(value: Array) -> tuple[float, ...]:
     if not np.isfinite(wide.min()):
         # A mask's -inf is in no range.
         wide = wide[np.isfinite(wide)]
+    # Squares of a mask's -3.4e38 are infinite.
     with np.errstate(over="ignore"):
         power = float(np.mean(np.square(wide))) if wide.size else 0.0
     return (

@@ -181,6 +181,7 @@ def fit_array(array: Array, value: ValueInfo, where: str) -> Array:
 
 
 def _check_finite(array: Array, value: ValueInfo, where: str) -> None:
+    # NaN compares false, as inf does; -inf passes.
     bad = ~(np.asarray(array) < np.inf)
     if bad.any():
         place = tuple(int(i) for i in np.argwhere(bad)[0])

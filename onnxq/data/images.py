@@ -90,6 +90,7 @@ def read_image(path: Path, config: ImageConfig, value: ValueInfo) -> Array:
         scaled -= np.asarray(config.mean or (0.0,), np.float32)
         scaled /= np.asarray(config.std or (1.0,), np.float32)
         array = scaled.astype(want)
+    # Pixels come as [H, W, C].
     if config.layout == "NCHW":
         array = array.transpose(2, 0, 1)
     return np.ascontiguousarray(array[None])
@@ -100,6 +101,7 @@ def _read_pixels(path: Path, config: ImageConfig) -> Array:
     image_module = _import_pillow()
     try:
         with image_module.open(path) as opened:
+            # Pillow decodes the pixels only now.
             image = opened.convert("L" if config.color == "GRAY" else "RGB")
     except (OSError, SyntaxError, ValueError, image_module.DecompressionBombError) as error:
         raise DataError(
@@ -128,6 +130,7 @@ def _place_image(image_module: Any, image: Any, config: ImageConfig) -> Any:
     resized = _scale_image(
         image, ratio, None if config.resize is not None else (height, width), method
     )
+    # Rounded as by torchvision's CenterCrop.
     left = round((resized.width - width) / 2.0)
     top = round((resized.height - height) / 2.0)
     # Pillow's crop fills with black beyond the borders of a smaller image.

@@ -168,6 +168,7 @@ class _Opener:
 
     def open_text(self, text: str) -> tuple[SampleSource, str]:
         """The samples of a path, a function in a script, or the word for generated texts."""
+        # A file of this name goes first.
         if text == GENERATED and self.model is not None and not os.path.exists(text):
             texts = make_generated_samples(self.inputs, self.config, self.model)
             return spool_samples(texts, self.inputs, "text", None, self.tick), "text of its own"
@@ -184,6 +185,7 @@ class _Opener:
         if isinstance(result, Dataset):
             fix = "return arrays by input name or an iterable of {name: array}"
             raise DataError(title, "returns a Dataset", fix, code="Q213")
+        # Such as a generator, which can be read only once.
         if isinstance(result, Iterable) and not isinstance(
             result, (str, os.PathLike, Mapping, list, tuple, np.ndarray)
         ):
@@ -233,6 +235,7 @@ class _Opener:
             return self._open_npy(path)
         if suffix == ".pb":
             name, array = read_tensor(path)
+            # Of one input there is no doubt, whatever the file calls it.
             alone = self.inputs[0].name if len(self.inputs) == 1 else name
             return ArraySource({alone: array}, self.inputs, path.name, feed=True)
         if suffix == ".json":
@@ -410,6 +413,7 @@ def _choose_samples(
     spare: Sequence[int] = ()
     if config.samples is not None and config.samples < total:
         order = np.random.default_rng(config.seed).choice(total, size=config.samples, replace=False)
+        # In the order of the source, as it would be read without a choice.
         chosen = sorted(int(i) for i in order)
         spare = Unchosen(total, chosen)
     dataset = Dataset(source, inputs, chosen, spare=spare, title=title)

@@ -68,6 +68,7 @@ def _format_calls(error: BaseException) -> list[str]:
     frames = traceback.extract_tb(error.__traceback__)
     theirs = [k for k, frame in enumerate(frames) if not _is_ours(frame.filename)]
     shown = (
+        # Frozen modules are Python's own importing of the file.
         [frame for frame in frames[theirs[0] :] if not frame.filename.startswith("<frozen ")]
         if theirs
         else []

@@ -94,6 +94,7 @@ def find_cut(
         return Cut(None)
     axis = 0 if value.shape is None else find_batch_axis(value, symbols)
     if axis is None:
+        # The rows of axis 0 may be those of several batches.
         check_dims(shape, value, where, skip=1)
         return _cut_fixed_batch(shape[0], value, where)
     check_dims(shape, value, where)
@@ -340,6 +341,7 @@ def _guard_items(items: Iterable[Any], where: str) -> Iterator[Any]:
     with guard_user_code(where):
         iterator = iter(items)
     while True:
+        # A guard for each item: what the caller does between two of them is not the person's code.
         with guard_user_code(where):
             try:
                 item = next(iterator)

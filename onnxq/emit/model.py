@@ -152,6 +152,7 @@ def _write_pointwise(proto: ModelLike, plan: Plan, rules: Collection[str]) -> Mo
         alone = index.find_sole_reader(stored) and index.find_sole_reader(pair.result)
         if alone is None or rank not in _CONV_RANKS:
             continue
+        # [K, N] to [N, K, 1 ...], whose output channels lie along axis 0.
         editor.replace_initializer(stored, codes.T.reshape(*codes.shape[::-1], *taps))
         editor.set_attr(pair.name, "axis", 0)
         editor.set_op(name, "Conv")
@@ -160,6 +161,7 @@ def _write_pointwise(proto: ModelLike, plan: Plan, rules: Collection[str]) -> Mo
             editor.fresh(f"{name}/{part}") for part in ("channels_first", "channels_second")
         )
         editor.replace_output(name, 0, result)
+        # [N, ..., K] to [N, K, ...] in front, and back behind.
         ends = {
             node.inputs[0]: (data, [0, rank - 1, *range(1, rank - 1)]),
             result: (node.outputs[0], [0, *range(2, rank), 1]),
@@ -234,7 +236,9 @@ def _write_matrix(
 
     images = hold(np.eye(pixels, dtype=np.float32).reshape(pixels, 1, *sides))
     attrs = {name: value for name, value in node.attrs.items() if name != "group"}
+    # [pixels, C, ...] to [1, C · pixels, ...]: a group for each channel, a row of M for each pixel.
     matrix = write_reshape(swap_axes(add("Conv", [images, weight], **attrs)), 1, -1, *after)
+    # [C · N, pixels, 1, 1]: the pictures of a channel are the filters of its group.
     filters = write_reshape(swap_axes(x) if several else x, -1, pixels, 1, 1)
     # A filter for each picture and channel, so that the bias of a channel stands there once for each picture.
     if several and any(biases):

@@ -67,6 +67,7 @@ class AxisSums:
     ) -> AxisSums:
         """The sums of one sample. squares: of the reference and of the error."""
         size = reference.shape[axis]
+        # [in front of the axis, along it, behind it].
         shape = (-1, size, int(np.prod(reference.shape[axis + 1 :])))
         values = reference.reshape(shape)
         sums = cls(size)
@@ -93,6 +94,8 @@ class AxisSums:
         peaks = np.maximum(np.abs(self.low), np.abs(self.high))
         order = np.argsort(-peaks, kind="stable")
         order = order[peaks[order] >= _DEAD * peaks.max()]
+        # Probabilities are not parted from each other: a class that no sample shows is
+        # small everywhere.
         shares = ((self.low >= 0.0) & (self.high <= 1.0))[order]
         falls = peaks[order][1:] * _APART < peaks[order][:-1]
         for band in np.split(order, 1 + np.flatnonzero(falls & ~(shares[1:] & shares[:-1])))[1:]:
@@ -108,6 +111,7 @@ class AxisSums:
         n = self.samples
         if n < 2:
             return float(noise.sum())
+        # Rounding may leave less than 0.
         variance = np.maximum(self.squared[band] - np.square(noise) / n, 0.0) / (n - 1)
         return float(np.sqrt(variance * n).sum())
 
@@ -145,6 +149,8 @@ class SliceSums:
             self._axes = {axis: AxisSums(sums.signal.size) for axis, sums in other._axes.items()}
         for axis, sums in tuple(self._axes.items()):
             added = other._axes.get(axis)
+            # Along an axis whose size changes, as that of positions, slices of two samples have
+            # nothing in common.
             if other._rank != self._rank or added is None or added.signal.size != sums.signal.size:
                 del self._axes[axis]
             else:
@@ -365,6 +371,7 @@ def relative_noise(
     """
     signal = sum(sum_squares(values) for values in exact) if signal is None else signal
     wrong = 0.0
+    # Outputs that are all 0 have no signal.
     floor = max(signal, 1e-30)
     for a, b in zip(exact, got, strict=True):
         wrong += sum_squares(np.subtract(b, a, dtype=np.float32))

@@ -120,6 +120,7 @@ def _list_rows(selection: Selection, array: Array) -> Integers:
 
 
 def _number_rows(rows: Integers, span: int) -> Integers:
+    # Each row has a range of its own: the same item in two rows is two items.
     return (rows + span * np.arange(len(rows))[:, None]).ravel()
 
 

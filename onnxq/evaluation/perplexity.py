@@ -202,11 +202,13 @@ class TextErrors:
             sums = self.sums.setdefault(decoder.name, _PositionSums())
             sums.nats -= float(logs[np.arange(len(targets)), targets].sum(dtype=np.float64))
             sums.same += int((logits.argmax(-1) == first).sum())
+            # Kullback-Leibler: Σ p · (log p - log q), with p of the first model.
             sums.divergence += float((chances * (reference - logs)).sum(dtype=np.float64))
 
 
 def _compute_log_softmax(logits: Array) -> Array:
     """Logarithms of probabilities along the last axis."""
+    # No exponential overflows then.
     shifted = logits - logits.max(-1, keepdims=True)
     out: Array = shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
     return out

@@ -275,7 +275,7 @@ class _ToggleWork:
         return feed
 
     def _make_bypass(self, plain: str, result: str, base: str) -> list[NodeProto]:
-        """Nodes that compute `made` without the pair: the tensor, through the Relu or Clip the pair stands for.
+        """Nodes that compute `result` without the pair: the tensor, through the Relu or Clip the pair stands for.
 
         onnxruntime.quantization leaves out activations whose bounds the integers keep anyway.
         """
@@ -341,6 +341,7 @@ class _ToggleWork:
         spec = QuantSpec(
             bits=kind.bits,
             signed=kind.signed,
+            # The zero point is given, whatever the scheme.
             symmetric=False,
             granularity=stored_qparams.granularity,
             storage=stored_qparams.storage,

@@ -49,6 +49,7 @@ class SharedReference:
         return _open_reference(self)
 
 
+# One is enough: pieces of one model come behind each other, and each model may hold gigabytes.
 @lru_cache(maxsize=1)
 def _open_reference(shared: SharedReference) -> FloatOutputs:
     # The workers share the cores between them.
@@ -151,6 +152,7 @@ def _try_models(
     done = crew.map(
         try_model, pieces, on_done=lambda piece: task.advance(len(piece.task.positions))
     )
+    # Results come in the order of the pieces, those of one model behind each other.
     for _ in range(len(pieces) // len(shares)):
         yield [errors for part in islice(done, len(shares)) for errors in part]
 

@@ -159,6 +159,7 @@ def is_stream(path: Path) -> bool:
     """True for a device or pipe. It is written directly, and nothing in it can be overwritten."""
     try:
         mode = path.stat().st_mode
+    # ValueError: a name with a null character.
     except (OSError, ValueError):
         return False
     return stat.S_ISCHR(mode) or stat.S_ISFIFO(mode)
@@ -189,6 +190,7 @@ def check_output_kind(path: Path) -> os.stat_result | None:
             "choose another name",
             code="Q603",
         ) from error
+    # Of what a link leads to; of the link itself where it leads nowhere.
     mode = path.stat().st_mode if os.path.exists(path) else status.st_mode
     if stat.S_ISDIR(mode):
         raise OutputError(str(path), "is a folder", "give a file name", code="Q603")

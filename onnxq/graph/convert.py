@@ -109,6 +109,7 @@ def upgrade_opset(proto: ModelProto, minimum: int) -> ModelProto:
 
 def _convert_opset(named: ModelProto, version: int) -> ModelProto:
     _check_scans(named)
+    # The converter serializes the model, which protobuf refuses beyond 2 GB.
     light, omitted = omit_weights(named)
     # Functions stay as they are, for the opset that they import themselves.
     bare = ModelProto()
@@ -256,6 +257,7 @@ def _choose_names(source: GraphProto, graph: GraphProto, taken: set[str]) -> dic
     makers = {tensor.name: "Constant" for tensor in graph.initializer}
     makers.update((name, node.op_type) for node in graph.node for name in node.output)
     readers: dict[str, NodeProto] = {}
+    # Backwards, so that the first reader stays.
     for node in reversed(graph.node):
         readers.update(dict.fromkeys(node.input, node))
     names: dict[str, str] = {}

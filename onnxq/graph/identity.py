@@ -66,6 +66,7 @@ def hash_topology(index: GraphIndex) -> str:
         for f in index.proto.functions
     )
     interface = [f"{value.dtype}" for value in (*index.inputs, *index.outputs)]
+    # Sorted, since exporters list the same nodes in other orders.
     return _hash_parts(*sorted(structure), *interface, *functions)
 
 
@@ -125,6 +126,7 @@ def _colour_tensors(index: GraphIndex) -> dict[TensorId, str]:
 
 def _colour_forward(index: GraphIndex, known: dict[TensorId, str]) -> dict[TensorId, str]:
     colours: dict[TensorId, str] = {}
+    # By position: exporters give inputs other names.
     for k, value in enumerate(index.inputs):
         colours[TensorId(value.name)] = _hash_parts("input", str(k), str(value.dtype))
 
@@ -157,6 +159,7 @@ def _hash_leaf(index: GraphIndex, t: TensorId, colours: dict[TensorId, str]) -> 
     if index.is_constant(t):
         shape = index.find_shape(t) or ()
         content: bytes | memoryview = b""
+        # Small integers, such as axes and shapes, are structure; floats are weights.
         if (
             all(isinstance(d, int) for d in shape)
             and np.prod([d for d in shape if isinstance(d, int)]) <= _STRUCTURAL

@@ -230,6 +230,7 @@ class GraphIndex(Graph):
 
     def _define_tensors(self, graph: GraphProto, scope: str) -> None:
         names = self._defined[scope] = {value.name for value in graph.input}
+        # An initializer that is an input, too, is a default that the caller may override.
         overridable = set(names)
         for tensor in graph.initializer:
             self._store_initializer(

@@ -53,6 +53,7 @@ class IntegerOperator:
     sums: bool = False
 
 
+# Positions of a tensor, its scale and its zero point.
 _ALONE = ((0, 1, 2),)
 _TWO = ((0, 1, 2), (3, 4, 5))
 _OPERATORS: Mapping[str, IntegerOperator] = {
@@ -196,6 +197,7 @@ class _OperatorWriter(NodeWriter):
     def write(self, form: IntegerOperator) -> None:
         """Write the float operator of a form, and the pairs around it."""
         reads = [self.inputs(read) for read in form.reads]
+        # QLinearConcat: scale and zero point of the result first, then three inputs for each part.
         if form.repeats:
             reads = [self.inputs(range(k, k + 3)) for k in range(2, len(self.node.inputs), 3)]
         result = self.inputs(form.result)
@@ -219,6 +221,7 @@ class _OperatorWriter(NodeWriter):
         attrs = {key: value for key, value in attrs.items() if key not in _OWN}
         out = self.node.outputs[0]
         name = self.node.name
+        # The operator gives integers: Round takes the float rounding off its products.
         if form.sums:
             made = self.add("Round", [self.add(form.op, operands, name=name, **attrs)])
             self.add("Cast", [made], out, to=int(TensorProto.INT32))

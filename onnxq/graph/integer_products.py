@@ -146,6 +146,8 @@ def _write_product(index: GraphIndex, editor: Editor[Any], node: NodeRef, data: 
         stored = add("Transpose", [stored], "transposed", perm=[1, 0])
     sums = add("MatMulInteger", [x, stored, x_zero, *zero], "sums", called=name)
     sums = add("Cast", [sums], "sums_float", to=int(TensorProto.FLOAT))
+    # Both scales first: the product of the large tensor is one Mul then, as ONNX Runtime's fusion
+    # expects it.
     factor = add("Mul", [x_scale, scale], "scale")
     product = add("Mul", [sums, factor], "product", result="" if bias else out)
     if bias:
@@ -176,6 +178,7 @@ def _write_lstm(index: GraphIndex, editor: Editor[Any], node: NodeRef, data: Nod
         inputs[k], *names = _add_constants(editor, node.scope, base, parts)
         qparams += names
     editor.remove_node(node.name)
+    # The kernel has no such attribute: it takes sequences first, which 0 means.
     attrs = {key: value for key, value in node.attrs.items() if key != "layout"}
     editor.insert_node(
         node.scope,
@@ -250,6 +253,7 @@ def _is_stored(index: GraphIndex, node: NodeRef) -> bool:
     """True where weights, scales and zero points of a DynamicQuantizeLSTM are such as a DequantizeLinear takes."""
     for k in _LSTM_WEIGHTS:
         values = index.input_value(node, k)
+        # Inputs 8 and 10, each with its zero point behind.
         scale = index.input_value(node, 6 + 2 * k)
         # A DequantizeLinear has no scales for each direction.
         if values is None or scale is None or (scale.ndim in (1, 2) and (scale != scale[:1]).any()):
@@ -309,6 +313,8 @@ class _Reader:
             assert scale is not None
             zero = np.zeros(scale.shape, values.dtype) if zero is None else zero
             source = name_source(node.inputs[k]).removesuffix("/transposed")
+            # [directions, K, 4H] back to [directions, 4H, K], with the scales that all
+            # directions share.
             parts = (np.swapaxes(values, 1, 2), scale[0], zero[0])
             inputs[k] = self._add_dequantize(
                 node.scope, _add_constants(self.editor, node.scope, source, parts), 1

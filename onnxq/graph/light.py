@@ -81,6 +81,7 @@ class WeightStore:
             return False
         if isinstance(array, np.ndarray):
             array = np.ascontiguousarray(array).view()
+            # Of the view: the caller's own array stays writable.
             array.setflags(write=False)
             if self.spool is not None and self.spool.takes(array.nbytes):
                 array = self.spool.write(array)
@@ -136,6 +137,7 @@ class WeightStore:
     def copy_for(self, proto: ModelProto) -> WeightStore:
         """A store of its own with the arrays that the stubs of `proto` stand for."""
         copy = WeightStore(self.observed, self.spool)
+        # Only the main graph has stubs: bodies hold small tensors.
         keys = (_key(tensor) for tensor in proto.graph.initializer if is_stub(tensor))
         # An array that no stub refers to any more is let go of here.
         copy._arrays = {key: self._arrays[key] for key in keys}
@@ -297,6 +299,7 @@ def strip_weights(model: ModelLike) -> LightModel:
             target.CopyFrom(tensor)
             continue
         copy_fields(tensor, target, ("raw_data",))
+        # ONNX stores numbers in little-endian order.
         kind = onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type).newbyteorder("<")
         array = np.frombuffer(tensor.raw_data, kind).astype(kind.newbyteorder("="), copy=False)
         store.put(target, array.reshape(tensor.dims))
@@ -304,6 +307,7 @@ def strip_weights(model: ModelLike) -> LightModel:
 
 
 def _can_be_stub(tensor: TensorProto) -> bool:
+    # Values in float_data and its like would have to be decoded.
     plain = tensor.HasField("raw_data") and not tensor.HasField("data_location")
     return plain and tensor.data_type in SAME_LAYOUT and count_tensor_bytes(tensor) >= SMALLEST_STUB
 
@@ -317,6 +321,7 @@ def attach_weights(model: ModelLike) -> ModelProto:
 
 def _attach(model: LightModel, names: Collection[str]) -> ModelProto:
     """A copy of the graph with the bytes of these initializers."""
+    # Stubs weigh nothing: this copies the graph alone.
     whole = deepcopy(model.proto)
     wanted = set(names)
     for tensor in whole.graph.initializer:
@@ -343,6 +348,7 @@ def refer_to_files(model: LightModel) -> tuple[ModelProto, dict[str, Array]]:
         elif (
             isinstance(place, StoredArray)
             and not place.offset % place.dtype.itemsize
+            # Windows has a root for each drive, and no path from one to another.
             and os.name != "nt"
         ):
             places[tensor.name] = place

@@ -30,6 +30,7 @@ from onnxq.spec import PerChannel, PerTensor, QParams, QuantSpec
 _QUANTIZE = "QuantizeLinear"
 _DEQUANTIZE = "DequantizeLinear"
 _MICROSOFT = "com.microsoft"
+# The lowest and the highest value of each.
 _BYTES: dict[int, tuple[int, int]] = {TensorProto.UINT8: (0, 255), TensorProto.INT8: (-128, 127)}
 
 
@@ -133,8 +134,10 @@ class _QOperatorWriter:
         ]
         if source is None or any(result is None or not source.equals(result) for result in results):
             return False
+        # Interpolated values lie between the codes.
         if node.op_type == "Resize" and node.attrs.get("mode", "nearest") != "nearest":
             return False
+        # Its second output holds places, which are no codes.
         if node.op_type == "MaxPool" and (self.opset < _POOL_OPSET or len(node.outputs) > 1):
             return False
         for k, chain in enumerate(behind):
@@ -165,6 +168,7 @@ class _QOperatorWriter:
             chain = ()
             result = None
         bias = self._find_bias(node, halves) if "b" in kernel.layout else ""
+        # Only kernels of products write float.
         if bias is None or (result is None and node.op_type not in ("MatMul", "Gemm")):
             return False
         inputs: list[str] = []
@@ -185,6 +189,7 @@ class _QOperatorWriter:
             domain = _MICROSOFT
             inputs = [x, w, x_scale, w_scale, x_zero, w_zero]
         attrs = {key: value for key, value in node.attrs.items() if key not in kernel.drops}
+        # The kernel asks which opset's Softmax it stands for: before 13 that flattens its input.
         attrs |= {"opset": self.opset} if node.op_type == "Softmax" else {}
         for old in (node, *chain):
             self.editor.remove_node(old.name)
@@ -200,6 +205,7 @@ class _QOperatorWriter:
     def _has_kernel(self, node: NodeRef, kernel: _Kernel, halves: Mapping[int, _Pair]) -> bool:
         """True for scales, types and attributes that the operator takes."""
         first, *others = halves.values()
+        # Of output channels: the last but for Conv and a turned Gemm.
         axis = {"Conv": 0, "Gemm": 0 if node.is_transposed else 1}.get(node.op_type, -1)
         for k, half in halves.items():
             if half.scale.size > 1 and not (
@@ -213,6 +219,7 @@ class _QOperatorWriter:
             return False
         if node.op_type == "Softmax" and self.opset < _SOFTMAX_OPSET:
             return False
+        # QLinearAveragePool has none.
         if node.op_type == "AveragePool" and "dilations" in node.attrs:
             return False
         # Data in uint8 have kernels beside weights of either sign, data in int8 beside int8; others read one type.
@@ -271,6 +278,8 @@ class _QOperatorWriter:
                     clip.attrs.get(name, end)
                     for name, end in zip(("min", "max"), ends, strict=True)
                 ]
+            # The saturation of the type does the work of a Relu or Clip whose ends no code lies
+            # beyond.
             low, high = (np.round(end / float(result.scale)) + float(result.zero) for end in ends)
             if low > lowest or high < highest:
                 return False
@@ -298,6 +307,7 @@ class _QOperatorWriter:
             return self.editor.add_initializer(
                 node.scope, self.editor.fresh(f"{node.inputs[2]}/quantized"), codes
             )
+        # QLinearConv has no scale for its bias: it is that of the data times that of the weight.
         stored = self.index.find_input(pair, 0)
         scale = self.index.input_value(pair, 1)
         if pair is None or scale is None or self.index.find_dtype(stored) != TensorProto.INT32:
@@ -313,6 +323,7 @@ class _QOperatorWriter:
         codes = node.result if node.op_type == _QUANTIZE else self.index.find_input(node, 0)
         scale, zero = (self.index.input_value(node, k) for k in (1, 2))
         names = (codes.name if codes else "", node.inputs[1], next(iter(node.inputs[2:3]), ""))
+        # A name of an outer graph may stand for another tensor inside.
         seen = all(
             self.index.resolve_tensor(name, scope) == self.index.resolve_tensor(name, node.scope)
             for name in names
@@ -328,6 +339,7 @@ class _QOperatorWriter:
         dtype = self.index.find_dtype(codes)
         if zero is not None:
             dtype = next((kind for kind in _BYTES if zero.dtype.name == name_type(kind)), 0)
+        # By the standard QuantizeLinear without a zero point writes uint8.
         elif node.op_type == _QUANTIZE:
             dtype = TensorProto.UINT8
         if dtype not in _BYTES or node.attrs.get("block_size", 0):

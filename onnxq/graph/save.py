@@ -133,6 +133,7 @@ def _read_bytes(tensor: TensorProto, store: WeightStore | None) -> NDArray[np.ui
     if store is not None and is_stub(tensor):
         return store.bytes_of(tensor)
     raw = (
+        # Numbers may also stand in typed fields (float_data, int32_data).
         tensor.raw_data
         or encode_tensor(tensor.name, decode_tensor(tensor), tensor.data_type).raw_data
     )

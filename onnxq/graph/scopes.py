@@ -104,6 +104,7 @@ def list_captures(graph: GraphProto) -> list[str]:
     """Return the tensors a subgraph reads from outside (nested ones and outputs included), once each, in order."""
     own = list_defined(graph)
     reads = [name for node in graph.node for name in list_reads(node)]
+    # A body may give an outer tensor out as it is.
     reads += [value.name for value in graph.output if value.name]
     return list(dict.fromkeys(name for name in reads if name not in own))
 

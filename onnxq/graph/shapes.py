@@ -92,6 +92,7 @@ def _list_names(node: NodeProto | NodeRef) -> tuple[Sequence[str], Sequence[str]
     return (node.input, node.output) if isinstance(node, NodeProto) else (node.inputs, node.outputs)
 
 
+# Results 1 and 2, mean and inverse deviation, are always float32; 3 is the sum with the skip.
 _NORM = Contrib(wide=((), (1, 2)))
 _SKIPPING = Contrib(alike=(0, 3), wide=((), (1, 2)))
 _POINTWISE = Contrib()

@@ -87,6 +87,7 @@ def _strip_tensor(
 def _walk_fields(data: Buffer, begin: int, end: int) -> Iterator[_Field]:
     at = begin
     while at < end:
+        # protobuf: a field's number and kind share a varint, kind in the lowest three bits.
         tag, content = _read_varint(data, at, end)
         number = tag >> 3
         kind = tag & 7
@@ -99,6 +100,7 @@ def _walk_fields(data: Buffer, begin: int, end: int) -> Iterator[_Field]:
             stop = content + (8 if kind == _EIGHT else 4)
         else:
             raise ValueError(f"no field of kind {kind}")
+        # Fields are numbered from 1.
         if not number or stop > end:
             raise ValueError("a field leaves its message")
         yield _Field(number, kind, at, content, stop)
@@ -108,6 +110,7 @@ def _walk_fields(data: Buffer, begin: int, end: int) -> Iterator[_Field]:
 def _read_varint(data: Buffer, at: int, end: int) -> tuple[int, int]:
     """A number in groups of seven bits, low ones first, and where it ends."""
     value = shift = 0
+    # Ten groups of seven bits hold the largest number, of 64.
     for byte in data[at : min(at + 10, end)]:
         at += 1
         value |= (byte & 0x7F) << shift
@@ -124,6 +127,7 @@ def _wrap(number: int, content: bytes) -> bytes:
 
 def _begin(number: int, length: int) -> bytes:
     """The tag and the length of an encoded field of bytes."""
+    # Fields below 16, as all of these, have a tag of one byte.
     head = bytearray([number << 3 | _BYTES])
     while length >= 0x80:
         head.append(length & 0x7F | 0x80)

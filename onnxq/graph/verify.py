@@ -122,6 +122,7 @@ def _find_difference(index: GraphIndex, a: NodeRef, b: NodeRef) -> str:
             return what
     rank = len(_read_dims(index, a, 1) or ())
     for name, default in (("axis", 1), ("block_size", 0)):
+        # The axis of a single scale means nothing.
         if rank and a.attrs.get(name, default) != b.attrs.get(name, default):
             return name
     return ""

@@ -57,6 +57,7 @@ def make_table(table: JsonTable, oldest: str) -> ScaleTable:
 
 def _list_entries(section: Any) -> Iterator[tuple[Any, str, Any]]:
     """(key, tensor, entry) of each entry of a section of either version."""
+    # 0.6.1; a list is of 1.0.0.
     if isinstance(section, Mapping):
         yield from ((name, name, entry) for name, entry in section.items())
     else:

@@ -76,6 +76,7 @@ def open_table(data: bytes, source: str, tool: str, name: str) -> JsonTable:
     """The table of a JSON file, empty. Raises CalibrationError for bytes that are no JSON object."""
     fix = f"write it with {tool} again"
     try:
+        # Some editors put a byte order mark in front.
         text = JsonText(source, data.decode("utf-8-sig"))
     except UnicodeDecodeError as error:
         raise CalibrationError(source, "is binary; this is JSON", fix, code="Q505") from error

@@ -94,6 +94,7 @@ def _find_bases(
 ) -> dict[TensorId, TensorId]:
     """Result of each marker -> the float tensor that it stands for once the markers are removed."""
     bases: dict[TensorId, TensorId] = {}
+    # In the order in which they run: what stands for a source is known.
     for marker in markers:
         stays = marker.node.name in carriers
         bases[marker.result] = marker.result if stays else bases.get(marker.source, marker.source)

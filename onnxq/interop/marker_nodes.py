@@ -143,6 +143,7 @@ def _make_spec(site: str, row: _MarkerRow) -> QuantSpec:
             bits=bits,
             signed=signed,
             symmetric=row.scheme == "symmetric",
+            # From -127 on, for 8 bits.
             narrow_range=signed and bits > 0 and low == 1 - (1 << (bits - 1)),
             granularity=_make_granularity(row),
             storage=row.storage,

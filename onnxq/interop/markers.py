@@ -242,6 +242,7 @@ def _make_site(placed: _Placed, engine: Target, index: GraphIndex) -> SitePlan:
         role = Role.WEIGHT
     spec = group.spec
     qparams = group.first.qparams
+    # Scales of blocks have an axis for each of the tensor's; those of channels have one.
     if group.perm and isinstance(spec.granularity, PerBlock) and qparams is not None:
         scale = qparams.scale.transpose(group.perm)
         qparams = QParams(scale, qparams.zero_point.transpose(group.perm), qparams.origin)

@@ -30,6 +30,7 @@ from onnxq.sites import Names, Role
 from onnxq.spec import Granularity, PerChannel, PerTensor, QuantSpec
 
 _TOOL = "ONNX Runtime"
+# As str() writes a member of their enumeration, or its name alone.
 _TYPE = re.compile(r"(?:QuantType\.)?Q(U?)Int(\d+)")
 _WIDTHS = (2, 4, 8, 16)
 # Any one may come first; nothing else names the format.

@@ -245,6 +245,7 @@ def _compare(source: CheckpointWeight, named: Sequence[NetworkWeight], graph: Gr
         if values is None or own.shape != values.shape:
             return f"{weight.tensor} has its name, and the shape {own.shape} in the place of {source.shape}"
         error = np.linalg.norm(own - values) / max(float(np.linalg.norm(own)), 1e-30)
+        # Written so that NaN, which compares false, counts as far.
         if not error < _FAR:
             return f"{weight.tensor} has its name and other values ({error:.0%} off): another network's, or permuted"
     return ""

@@ -266,6 +266,8 @@ def build_fatbin(
     key = {**_make_key(version), "archs": ",".join(map(str, sorted(chosen)))}
 
     def build(path: Path) -> None:
+        # nvcc compiles for all of them at once, in as many threads as there are
+        # cores (--threads=0).
         codes = [f"-gencode=arch=compute_{number},code=sm_{number}" for number in sorted(chosen)]
         source = str(sources.find_folder() / sources.DEVICE[0])
         _run(

@@ -210,6 +210,7 @@ def _read_features() -> frozenset[str]:
         lines = Path("/proc/cpuinfo").read_text("utf-8", errors="replace").splitlines()
     except OSError:
         return frozenset()
+    # "flags" on x86, "Features" on ARM.
     first = next((line for line in lines if line.startswith(("flags", "Features"))), "")
     models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")][:1]
     return frozenset((*first.partition(":")[2].split(), *models))

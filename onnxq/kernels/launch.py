@@ -141,6 +141,7 @@ def _launch_rows(layout: Layout, dtype: DType) -> Launch:
         runs = min(max(_CHUNK // layout.inner, 1), layout.outer)
         splits = -(-layout.outer // runs)
         segments = splits * layout.channels
+    # A thread loads 16 bytes at a time, the most that a GPU loads at once.
     lanes = _round_to_power(-(-run * runs // (16 // dtype.size)), THREADS)
     geometry = {
         "lanes": lanes,

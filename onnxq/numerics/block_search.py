@@ -71,6 +71,8 @@ def search_numbers(
         best = (scale[part], zero[part])
         tried = [_search_columns(columns, spec, weights)]
         if signed_scales and spec.symmetric:
+            # With a negative scale the lowest integer, which has no positive counterpart, stands
+            # for the largest value.
             mirrored, middle = _search_columns(-columns, spec, weights)
             tried.append((-mirrored, middle))
         least = _measure_error(groups[part], QParams(*best), spec, weights)
@@ -100,6 +102,7 @@ def _search_wide(groups: Floats, spec: QuantSpec, start: QParams) -> QParams:
         best = start.scale[part]
         least = _measure_error(rows, QParams(start.scale[part], zero), spec, sums=np.float32)
         for ratios in (_list_shares(length, steps), _NEAREST):
+            # The second row of ratios goes around the best of the first.
             base = best
             for ratio in ratios:
                 tried = np.maximum(base * np.float32(ratio), np.float32(scale_floor(spec)))
@@ -194,9 +197,11 @@ class _Best:
         np.clip(q, self.spec.qmin - zero, self.spec.qmax - zero, out=q)
         squared = q if self.u is None else np.multiply(q, self.u, out=self._product)
         towards = np.einsum("kr,kr->r", self.weighted, q, dtype=self.sums)
+        # The scale of least squared error for these integers: Σ w·q / Σ q².
         scale = towards / np.maximum(
             np.einsum("kr,kr->r", squared, q, dtype=self.sums), np.float32(1e-30)
         )
+        # What it explains of the values' power: (Σ w·q)² / Σ q².
         power = towards * scale
         better = (power > self.power) & (scale > 0)
         self.scale = np.where(better, scale, self.scale).astype(np.float32)

@@ -69,6 +69,7 @@ def map_in_threads(work: Callable[[T], R], items: Iterable[T], *, threads: int =
         while waiting:
             yield waiting.popleft().result()
     finally:
+        # A caller that stops reading leaves work behind.
         for running in waiting:
             running.cancel()
         wait(waiting)

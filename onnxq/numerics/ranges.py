@@ -64,6 +64,7 @@ def qparams_from_range(
     """
     low, high = np.broadcast_arrays(np.asarray(lo, np.float64), np.asarray(hi, np.float64))
     _check_ends(low, high, origin)
+    # Zero padding, dead channels and the end of a Relu must stay exactly 0.
     low = np.minimum(low, 0.0)
     high = np.maximum(high, 0.0)
     high = np.maximum(high, low + spec.min_range)
@@ -114,6 +115,7 @@ def clip_bounds(
             ((level - zero).astype(np.float32) * scale).astype(dtype)[()]
             for level in (spec.qmin, spec.qmax)
         ]
+    # Rounded to float16 a bound may be nearer to another level.
     reached = quantize(np.asarray(ends), qparams, spec)
     if not np.isfinite(ends).all() or reached.tolist() != [spec.qmin, spec.qmax]:
         raise CalibrationError(

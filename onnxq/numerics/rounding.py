@@ -56,6 +56,7 @@ def quantize(x: ArrayLike, qparams: QParams, spec: QuantSpec) -> Array:
     codes = np.empty(values.shape, _find_type(spec))
 
     def work(part: slice) -> None:
+        # Scales along another axis serve every part.
         rows = part if scale.ndim and len(scale) == len(values) else slice(None)
         own = (scale[rows], zero[rows]) if scale.ndim else (scale, zero)
         codes[part] = _quantize(values[part], *own, spec)
@@ -72,6 +73,7 @@ def _quantize(values: Array, scale: Floats, zero: NDArray[np.int32], spec: Quant
             values.astype(np.float32, copy=False).astype(width, copy=False) / scale.astype(width)
         )
         if spec.is_float:
+            # The cast makes NaN of what lies beyond 448, where ONNX saturates.
             np.clip(scaled, np.float32(spec.qmin), np.float32(spec.qmax), out=scaled)
             return np.asarray(scaled.astype(_find_type(spec)))
         np.rint(scaled, out=scaled)
@@ -93,6 +95,7 @@ def dequantize(
     levels = np.asarray(q)
     scale, zero = align_qparams(qparams, spec, levels.shape, dtype)
     with np.errstate(over="ignore", under="ignore"):
+        # The difference of two bytes leaves 8 bits.
         steps = (
             levels.astype(np.float32)
             if spec.is_float
@@ -240,6 +243,7 @@ DYNAMIC = QuantSpec(signed=False, symmetric=False, dynamic=True)
 def choose_dynamic_qparams(x: ArrayLike) -> QParams:
     """Scale and zero point that a run with these values, float32 and finite, computes."""
     values = np.asarray(x, np.float32)
+    # As ONNX defines DynamicQuantizeLinear: the range holds 0.
     low = np.minimum(values.min(initial=0.0), np.float32(0))
     high = np.maximum(values.max(initial=0.0), np.float32(0))
     with np.errstate(over="ignore"):

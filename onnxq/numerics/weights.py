@@ -66,6 +66,7 @@ def pair_neighbours(values: ArrayLike, order: SumOrder) -> Array:
 
 def find_saturating_sums(values: ArrayLike, order: SumOrder) -> Mask:
     """Find the sums, [rows, sums], that overflow for some input. values: the stored int8 weights."""
+    # In int8 the sum itself would overflow.
     two = pair_neighbours(values, order).astype(np.int16)
     # The worst input is 255 at weights of one sign and 0 at the others.
     most = np.maximum(two, 0).sum(axis=2)
@@ -149,6 +150,7 @@ def choose_widening(
     sum.
     """
     steps = np.asarray(scale, np.float64)
+    # Weights of unlike signs add up to less than the larger one alone.
     total = np.where(np.sign(first) == np.sign(second), np.abs(first + second), 0.0)
     # The other sums have no excess at any factor.
     rows, sums = np.nonzero(total > MOST * steps[:, None])

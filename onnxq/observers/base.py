@@ -110,6 +110,7 @@ def create_observer(spec: ObserverSpec, quant: QuantSpec) -> Observer:
                 suggest_names(key, known),
                 code="Q311",
             )
+        # An option without a default has no type to compare with.
         if known[key] is not inspect.Parameter.empty:
             check_option_type(f"observer {spec.name!r}", key, value, known[key])
     observer: Observer = factory(quant, **dict(spec.options))
@@ -142,6 +143,7 @@ def check_observers(config: Config) -> None:
 
 def check_option_type(subject: str, key: str, value: object, default: object) -> None:
     """Raise ConfigError about `subject` for an option that is not of the type of its default."""
+    # YAML reads `99` as an integer, where a share of 99 percent is meant.
     wanted: tuple[type, ...] = (float, int) if isinstance(default, float) else (type(default),)
     # In Python True is an int.
     if not isinstance(value, wanted) or (isinstance(value, bool) and bool not in wanted):
@@ -155,6 +157,7 @@ def flatten_values(x: ArrayLike) -> Values | None:
     if array.size == 0:
         return None
     with np.errstate(over="ignore", invalid="ignore"):
+        # A float64 beyond float32 becomes inf here, and is reported below.
         single = array.astype(np.float32, copy=False)
         # Any order will do, so the one in memory, which needs no copy.
         flat = single.ravel(order="K")
@@ -225,6 +228,7 @@ class ValueObserver:
         """Return lo, hi, inside the range of the data. Raises CalibrationError without values."""
         if not self.count:
             raise make_empty_error(self.name)
+        # Closed forms, such as ACIQ's for a Laplace distribution, may lie beyond all that was seen.
         low, high = np.clip(self.choose_range(), self.minimum, self.maximum)
         return np.asarray(low, np.float64), np.asarray(high, np.float64)
 

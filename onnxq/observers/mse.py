@@ -74,6 +74,7 @@ class SquaredError:
         if self._levels.size > _MOST_LEVELS:
             return self._outside_and_rounded((self._levels[[0, -1]] - zero) * scale, scale[:, 0])
         values = (self._levels - zero) * scale
+        # Rounding goes over from one level to the next in the middle between them.
         points = (values[:, 1:] + values[:, :-1]) / 2
         bins = self._find_bins(points)
         m0 = self._below[0][bins]
@@ -81,6 +82,8 @@ class SquaredError:
         inside = np.maximum(points, self._least) - self._start[bins]
         short = m1 - points * m0 - self._half[bins] * inside * inside
         top, (all0, all1, all2) = values[:, -1], self._all
+        # As if all values went to the highest level; then, for each border, those below it go one
+        # level lower, which changes their squared errors by 2 · gap · (x - border).
         return np.asarray(
             all2
             - 2 * top * all1

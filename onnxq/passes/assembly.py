@@ -260,6 +260,7 @@ def _as_declared(proto: ModelLike, original: ModelLike) -> ModelLike:
     declared = {value.name for value in original.graph.value_info}
     kept = [value for value in proto.graph.value_info if value.name in declared]
     if len(kept) < len(proto.graph.value_info):
+        # The messages that are kept belong to the list that is emptied.
         copies = [onnx.ValueInfoProto.FromString(value.SerializeToString()) for value in kept]
         del proto.graph.value_info[:]
         proto.graph.value_info.extend(copies)

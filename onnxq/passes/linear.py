@@ -31,6 +31,7 @@ def scale_outputs(weight: Array, factor: Array64, axis: int, groups: int = 1) ->
     wide = weight.astype(np.float64)
     if factor.ndim == 0:
         return round_to_type(wide * factor, weight.dtype)
+    # ConvTranspose has W [C, M / groups, kH, kW]: its first axis is groups times inputs of a group.
     if groups > 1 and axis == 1:
         split = wide.reshape(groups, weight.shape[0] // groups, *weight.shape[1:])
         scaled = split * factor.reshape(groups, 1, weight.shape[1], *[1] * (weight.ndim - 2))
@@ -52,6 +53,7 @@ def compute_batchnorm_scale(
 ) -> tuple[Array64, Array64] | None:
     """(a, c) of a BatchNormalization in inference, a·y + c; [channels] each. None if a variance is -epsilon or less."""
     spread = var.astype(np.float64) + epsilon
+    # The operator itself would give NaN or inf, which a folded weight must not spread.
     if not (spread > 0).all():
         return None
     a = scale.astype(np.float64) / np.sqrt(spread)
@@ -72,6 +74,7 @@ def per_channel(value: Array, rank: int, axis: int, channels: int) -> Array64 | 
     # inf and NaN stay where they are: folded, they would spread over whole channels.
     if flat.size not in (1, channels) or not np.isfinite(flat).all():
         return None
+    # Scalars broadcast to any rank later.
     return flat if flat.size == channels and channels > 1 else flat.reshape(())
 
 
@@ -156,6 +159,7 @@ def find_linear(view: View, node: NodeRef) -> Linear | None:
 def _describe_conv(node: NodeRef, weight: Array, bias: Array | None) -> Linear | None:
     axis = 0 if node.op_type == "Conv" else 1
     groups = int(node.attrs.get("group", 1)) if axis else 1
+    # Axis 0 of Conv's weight has the outputs of all groups, axis 1 of ConvTranspose's those of one.
     channels = weight.shape[axis] * groups
     if (
         weight.ndim < 3
@@ -191,6 +195,7 @@ def _describe_matmul(view: View, node: NodeRef, weight: Array) -> Linear:
     last = node
     bias_at = None
     bias = np.zeros(())
+    # With another reader the product is seen without the bias.
     reader = view.sole_reader(out, "Add")
     if reader is not None:
         add, k = reader
@@ -225,6 +230,7 @@ def list_followers(view: View, op: Linear, kinds: frozenset[str]) -> Followers:
         if step is None:
             break
         a, c = step
+        # a'·(a·y + c) + c'.
         following = Followers(followers.a * a, followers.c * a + c, (*followers.nodes, node))
         # A bare MatMul has nowhere to put it.
         if op.bias_at is None and np.any(following.c):
@@ -252,9 +258,11 @@ def read_arithmetic(op_type: str, value: Array64, k: int) -> tuple[Array64, Arra
     if op_type == "Mul":
         return value, nothing
     if op_type == "Div":
+        # 1/0 would turn whole rows of the weight to inf.
         return (1.0 / value, nothing) if k == 0 and np.all(value) else None
     if op_type == "Add":
         return unit, value
+    # c - x is affine, too.
     return (unit, -value) if k == 0 else (-unit, value)
 
 
@@ -263,8 +271,10 @@ def _read_batchnorm(
 ) -> tuple[Array64, Array64] | None:
     if (
         k != 0
+        # With statistics among its outputs it is an operator of training.
         or any(node.outputs[1:])
         or node.attrs.get("training_mode", 0)
+        # Up to opset 8: with spatial = 0 every position has statistics of its own.
         or not node.attrs.get("spatial", 1)
     ):
         return None
@@ -297,6 +307,7 @@ def find_scalar_source(view: View, op: Linear) -> ScalarSource | None:
     while tensor is not None:
         reader = view.sole_reader(tensor)
         node = view.find_producer(tensor, *sorted(ARITHMETIC))
+        # A node of another scope runs elsewhere, or more often, than the operator.
         if reader is None or node is None or node.scope != op.node.scope:
             break
         k = 1 if view.scalar(node, 0) is not None else 0
@@ -308,6 +319,7 @@ def find_scalar_source(view: View, op: Linear) -> ScalarSource | None:
         step = read_arithmetic(node.op_type, np.asarray(constant[0]), k)
         if step is None:
             break
+        # Backwards: the map found so far is applied behind this one.
         s, t = s * float(step[0]), t + s * float(step[1])
         nodes.insert(0, node)
         tensor = x

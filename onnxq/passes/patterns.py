@@ -219,6 +219,7 @@ class Edit:
         for name in node.attrs:
             self._editor.set_attr(node.name, name, None)
         self.set_attrs(node, attrs)
+        # Inputs beyond the new ones become absent, and are dropped on export.
         for k in range(max(len(inputs), len(node.inputs))):
             self._editor.replace_input(
                 Edge(node.name, k, node.scope), inputs[k] if k < len(inputs) else ""
@@ -240,6 +241,7 @@ class Edit:
         The tensor keeps the name that had this value before: the last one's.
         """
         final = chain[-1].result
+        # Before the nodes go, while the tensor has readers.
         readers = self._editor.list_consumers(final)
         for follower in chain:
             self._editor.remove_node(follower.name)

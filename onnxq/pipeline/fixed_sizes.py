@@ -106,6 +106,7 @@ def _read_fixes(config: Config, inputs: Iterable[ValueInfo]) -> dict[str, tuple[
                 f"write NAME=SIZE or INPUT=1x3x224x224; {suggest_names(name, {*shapes, *symbols})}"
             )
             raise ConfigError(config.where("fix"), cause, fix, code="Q315")
+        # Sizes without a symbol share only this mark.
         known.pop(_UNNAMED, None)
         shapes = {key: tuple(known.get(dim, dim) for dim in shape) for key, shape in shapes.items()}
     return shapes

@@ -287,6 +287,8 @@ def _drop_stand_ins(proto: ModelLike, names: Collection[str]) -> ModelLike:
             continue
         if not index.is_output(node.result):
             editor.rewire(node.result, source.name)
+        # An output keeps its name: its maker writes it, where that stands in the main graph and
+        # writes no other output.
         elif index.find_producer(source) is not None and not (
             node.scope or source.scope or index.is_output(source)
         ):

@@ -116,6 +116,7 @@ class _Filling:
         # Bit for bit, so that a file for the same engine has the same integers.
         if _have_same_type(known.spec, site.spec):
             return self._note(site, Kept.NUMBERS, known.qparams)
+        # The ends of its levels are the range that the file clips to.
         low, high = map(float, clip_bounds(known.qparams, known.spec))
         qparams = qparams_from_range(low, high, site.spec, origin=_ORIGIN, bound=site.bound)
         return self._note(site, Kept.RANGE, qparams)
@@ -188,6 +189,8 @@ def _have_same_type(spec: QuantSpec, other: QuantSpec) -> bool:
         for one in (spec, other)
     )
     same = len(set(kinds)) == 1
+    # A symmetric scale is an asymmetric one with its zero point in the middle, not the
+    # other way round.
     return same and (spec.symmetric or not other.symmetric)
 
 
@@ -261,6 +264,7 @@ def _scale_again(
     )
     squares = np.square(levels).sum(axes)
     # A channel of zeros keeps its scale.
+    # By least squares: Σ q·w / Σ q².
     fitted = (levels * value).sum(axes) / np.maximum(squares, 1)
     scale = np.where(squares > 0, fitted, qparams.scale)
     scaled = replace(qparams, scale=np.asarray(scale, np.float32))

@@ -118,21 +118,23 @@ def _unpack_array(raw: Mapping[str, Any], kind: np.dtype[Any]) -> Array:
         raise ValueError(f"cannot be unpacked: {error}") from error
     if len(data) != size:
         raise ValueError(f"must hold {size:,} bytes, as its shape says, and does not")
+    # Packed in little-endian order on every machine.
     return np.frombuffer(data, dtype=kind.newbyteorder("<")).astype(kind).reshape(shape)
 
 
 def write_mark(qparams: QParams, spec: QuantSpec) -> str:
-    """The spec that `numbers` were computed for, by default `spec`, with a checksum of them."""
+    """The spec that `qparams` were computed for, by default `spec`, with a checksum of the numbers."""
     return f"{qparams.computed_for or spec.levels}{_MARK}{_compute_checksum(qparams)}"
 
 
 def read_mark(mark: str, qparams: QParams) -> str:
-    """The spec of a mark; "" where `numbers` differ from those that were marked, so that a person wrote them."""
+    """The spec of a mark; "" where `qparams` differ from those that were marked, so that a person wrote them."""
     spec, _, checksum = mark.rpartition(_MARK)
     return spec if checksum == _compute_checksum(qparams) else ""
 
 
 def _compute_checksum(qparams: QParams) -> str:
+    # In one byte order: a plan is read on other machines than it was written on.
     scale = np.asarray(qparams.scale, "<f4").tobytes()
     return f"{zlib.crc32(np.asarray(qparams.zero_point, '<i4').tobytes(), zlib.crc32(scale)):08x}"
 

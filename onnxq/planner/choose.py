@@ -430,6 +430,7 @@ def _drop_doubles(
 ) -> dict[str, frozenset[str]]:
     placements: dict[str, frozenset[str]] = {"rules": rules, "none": frozenset()}
     for name, chosen in wanted.items():
+        # What is placed alike would be timed twice.
         if chosen not in placements.values():
             placements[name] = chosen
     return placements

@@ -81,6 +81,7 @@ class FlowNetwork:
         while u != t:
             while position[u] < len(self.heads[u]):
                 e = self.heads[u][position[u]]
+                # What rounding leaves of a capacity is none.
                 if self.cap[e] > 1e-9 and level.get(self.to[e], -1) == level[u] + 1:
                     break
                 position[u] += 1
@@ -95,6 +96,7 @@ class FlowNetwork:
         amount = min(self.cap[e] for e in path)
         for e in path:
             self.cap[e] -= amount
+            # Edges come in pairs: e ^ 1 is the way back of e.
             self.cap[e ^ 1] += amount
         return True
 
@@ -223,6 +225,7 @@ class CutProblem:
             if int8_read and not int8_made:
                 total += costs.quantize[use.tensor]
             if (
+                # Makers such as MatMulIntegerToFloat write floats by themselves.
                 use.dequantizes
                 and int8_made
                 and (use.read_float or any(name not in chosen for name in use.readers))
@@ -233,6 +236,8 @@ class CutProblem:
     @cached_property
     def uses(self) -> tuple[TensorUse, ...]:
         """Every tensor that an operator makes or reads."""
+        # A set has no order of its own, and which of equal cuts is found would change from run to
+        # run.
         tensors = dict.fromkeys(
             tensor for op in self.ops for tensor in (*(read for _, read in op.data), op.out)
         )
@@ -259,6 +264,7 @@ class CutProblem:
         for _, tensor in op.data:
             maker = self.ops.find_integer_maker(tensor)
             if maker is not None and fixed.get(maker.name) is not False:
+                # An infinite edge from a to b forbids a in integers beside b in float.
                 net.add_edge(op.name, maker.name, _INFINITE)
                 continue
             readers = [
@@ -267,6 +273,8 @@ class CutProblem:
                 if reader is not None and reader.rule.compute and reader.name not in self.apart
             ]
             readers = [name for name in readers if fixed.get(name) is not False]
+            # Any reader would do, but a cut can only say that one is needed, not one of several.
+            # Without any, the edge to the sink keeps the operator float.
             if readers or fixed.get(op.name) is not True:
                 net.add_edge(op.name, readers[0] if readers else _SINK, _INFINITE)
 
@@ -297,6 +305,7 @@ def _describe_use(ops: QuantizableOps, tensor: TensorId, apart: frozenset[str]) 
             floats.append(ops.index.find_node(edge.node))
         else:
             readers.append(op)
+    # What no operator with a rule makes or reads costs the same in every placement.
     some = maker or (readers[0] if readers else None)
     if some is None:
         return None
@@ -324,6 +333,7 @@ def _add_pairs(net: FlowNetwork, use: TensorUse, costs: PlacementCosts) -> None:
         need = ("int8", use.tensor)
         for reader in use.readers:
             net.add_edge(reader, need, _INFINITE)
+        # Cut where a reader is int8 and the maker is not: the price of the pair.
         net.add_edge(need, _SINK if use.maker is None else use.maker, costs.quantize[use.tensor])
     if not use.dequantizes or use.maker is None:
         return
@@ -332,6 +342,7 @@ def _add_pairs(net: FlowNetwork, use: TensorUse, costs: PlacementCosts) -> None:
         net.add_edge(need, _SINK, _INFINITE)
     for reader in use.readers:
         net.add_edge(need, reader, _INFINITE)
+    # Cut where the maker is int8 and any reader is float.
     net.add_edge(use.maker, need, costs.dequantize[use.tensor])
 
 
@@ -409,6 +420,7 @@ def find_balance(
     balances = _cut_sums(problem, costs, own_us, fixed, weights, weigh)
     equal = balances[0].costs
     # The smallest placement: the operators that the person forces and those they cannot do without.
+    # Prices, not sides: what the forced operators cannot do without still comes along.
     dear = {
         name: Cost(cost.float_us, cost.float_us + _PROHIBITIVE_US)
         for name, cost in equal.ops.items()

@@ -58,6 +58,7 @@ def fit_plan(
     if plan.weights != weights and recognized is None:
         if not new_weights:
             raise _explain_weights(plan)
+        # A bias has the scale of its input times that of its weight.
         drop = (Role.WEIGHT, Role.BIAS)
         sites = tuple(replace(s, qparams=None, values=None) if s.role in drop else s for s in sites)
         # Corrections are of the errors of those weights.

@@ -249,6 +249,7 @@ class Placer:
         match = self.requests.match(Role.ACTIVATION, tensor, (op.node,))
         bits = self.widths.get(op.name, op.rule.bits)
         if bits is not None and (match.rule is None or match.rule.set.bits is None):
+            # The storage was chosen for other bits.
             match = replace(
                 match, request=match.request.model_copy(update={"bits": bits, "storage": ""})
             )

@@ -140,6 +140,8 @@ class _PatternSearch:
             if same or both <= _BIASED:
                 inputs = [
                     self._is_alike(read, self.index.find_input(node, k))
+                    # Where only one of the two takes in the bias, their outputs differ by it: data
+                    # and weight have to agree.
                     for k, read in enumerate(wanted.inputs[:2] if not same else wanted.inputs)
                     if read in self.contents.tensors
                 ]
@@ -181,6 +183,8 @@ class _PatternSearch:
                 wanted = self.contents.tensors.get(weight)
                 if name in placed or wanted is None:
                     continue
+                # A sketch knows the size of a weight, not its shape; all weights beside each other
+                # have as many rows.
                 columns = slice(start, start + wanted.size // rows)
                 if wanted.is_alike(sketch_values(value[:, columns], constant=True)):
                     placed[name], start = columns, columns.stop

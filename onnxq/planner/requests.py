@@ -48,6 +48,8 @@ class Requests:
 
     def __post_init__(self) -> None:
         for rule in self.config.rules:
+            # Each path is a walk through the whole graph: once for its two ends, not for every
+            # tensor.
             if rule.between is not None and rule.between not in self.paths:
                 self.paths[rule.between] = self._find_nodes_between(*rule.between, rule=rule)
 
@@ -85,6 +87,7 @@ class Requests:
                 # A rule for float asks for nothing else: the rest of its request is never read.
                 match = Match(default if rule.set.float else rule.apply(default, role), rule)
                 break
+        # Such as LSTM: ONNX Runtime's integer kernel of it quantizes its data in each run.
         single = bool(nodes) and nodes[0].op_type in find_target(self.config.target).dynamic_ops
         if (
             role is Role.WEIGHT
@@ -102,6 +105,8 @@ class Requests:
             if any(self._selects_tensor(rule, Role.WEIGHT, tensor, node) for node in nodes):
                 default = _TABLES["int4" if rule.set.bits == 4 else "int8"]
                 request = default if rule.set.float else rule.apply(default, Role.WEIGHT)
+                # Tables are quantized for small files, so 4 bits are packed unless the rule names a
+                # storage.
                 packed = request.bits == 4 and rule.set.storage is None
                 return Match(
                     request.model_copy(update={"storage": "int4"}) if packed else request, rule
@@ -156,6 +161,7 @@ class Requests:
             if not all(map(self.graph.is_constant, others)):
                 return False
             result = after.result
+        # What a body of a Loop gives out is no output of the model.
         return not result.scope
 
     def _selects_tensor(
@@ -205,6 +211,7 @@ class Requests:
 
     def _find_nodes_between(self, first: str, last: str, *, rule: Rule) -> frozenset[str]:
         """Nodes on a path from `first` to `last` (tensor or node names), both ends included."""
+        # What can be reached from the one end and leads to the other lies on a path.
         after = walk_from(self._find_ends(first, rule), self._list_readers)
         before = walk_from(self._find_ends(last, rule), self._list_makers)
         if after.isdisjoint(before):

@@ -50,6 +50,7 @@ class Anchors:
             # Scaling puts other nodes in the place of some, under their names.
             return None if recognized_node is None else self.nodes.get(recognized_node.name)
         own = self.nodes.get(name)
+        # Without an anchor, as where a person took it out, the name alone decides.
         if own is not None and anchor in ("", self.ids.get(own.result, "")):
             return own
         makers = {
@@ -164,6 +165,8 @@ class _Mover:
                     # Two tensors of the plan are one here, and so are their pairs.
                     self.moved.setdefault(site.site, where)
                     continue
+                # A second site on one tensor gets a pair of its own, called after the first input
+                # behind it.
                 where = readers[0]
             self.taken[where] = site.site
             self.moved.setdefault(site.site, where)
@@ -244,6 +247,7 @@ class _Mover:
             return site
         was = self.recognized.contents.nodes.get(known.consumers[0].node)
         node = self.anchors.nodes[site.consumers[0].node]
+        # A MatMul's weight is [K, N]; where a tool wrote a Gemm with transB it is [N, K].
         if was is None or site.consumers[0].index != 1 or was.turned == node.is_transposed:
             return site
         return turn_site(site)
@@ -379,6 +383,8 @@ def turn_site(site: SitePlan) -> SitePlan:
         site = replace(
             site, spec=replace(site.spec, granularity=replace(grain, axis=1 - grain.axis % 2))
         )
+    # Scales of blocks have the rank of the weight; those of channels are a vector, whatever axis
+    # they lie along.
     if qparams is not None and qparams.scale.ndim == 2:
         turned = replace(
             qparams, scale=qparams.scale.T.copy(), zero_point=qparams.zero_point.T.copy()

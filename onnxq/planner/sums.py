@@ -43,10 +43,13 @@ def bind_sums(plan: Plan, index: GraphIndex) -> Plan:
         value = read_constant(index, site.site)
         if value is None:
             return ()
+        # Readers of float data, or of 16 bits, never use the instruction that saturates.
         nodes = [
             index.find_node(edge.node) for edge in site.named_consumers if edge.node in multiplying
         ]
         return tuple(
+            # Readers of different kinds add different neighbours; the weight has to satisfy all of
+            # them.
             dict.fromkeys(
                 order for node in nodes for order in engine.list_sum_orders(node, value.shape)
             )
@@ -96,6 +99,7 @@ def _find_byte_readers(plan: Plan, index: GraphIndex) -> frozenset[str]:
     """Nodes whose data, input 0, is quantized to 8 bits."""
     sites = (site for site in plan.all_sites if not site.role.is_constant)
     narrow = (site for site in sites if site.spec.storage_bits == 8 and not site.spec.is_float)
+    # Only data at input 0 meets the weight; a bias of 8 bits does not count.
     return frozenset(
         edge.node for site in narrow for edge in site.find_readers(index) if edge.index == 0
     )

@@ -118,6 +118,8 @@ def write_graph(record: ReportRecord) -> str:
             {
                 "id": node.name,
                 "label": node.op,
+                # PyTorch's exporter names nodes by modules (/layer1/0/conv/Conv),
+                # which become groups.
                 "namespace": str(PurePath(node.name.lstrip("/")).parent).strip("."),
                 "attrs": [{"key": key, "value": value} for key, value in _list_attributes(node)],
                 "incomingEdges": edges,

@@ -20,6 +20,7 @@ from onnxq.report.terminal import format_decibel, format_milliseconds
 from onnxq.sites import Caution, Cautions, LeftFloat, Names, Refusals, Unquantized
 from onnxq.wording import abbreviate, show_html
 
+# By less two roundings of float sums may differ.
 DRIFT_DB = 3.0
 # The warning that another placement would serve one kind of CPU better.
 OTHER_CPUS = "W103"

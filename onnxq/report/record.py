@@ -27,6 +27,7 @@ SCHEMA = 1
 ELEMENT = "onnxq-record"
 _EMBEDDED = re.compile(rf'<script type="application/json" id="{ELEMENT}">(.*?)</script>', re.DOTALL)
 _FIX = "give a page or JSON that `onnxq report` wrote"
+# In place of infinity, which JSON does not have.
 MOST_DB = 200.0
 # Operators that a plot names.
 _LABELLED = 5

@@ -243,9 +243,11 @@ def format_bytes(count: int) -> str:
     value = float(count)
     unit = "B"
     for unit in ("B", "kB", "MB", "GB"):
+        # What rounds to 1000 is shown as 1 of the next unit.
         if value < 999.5 or unit == "GB":
             break
         value /= 1000
+    # Three significant digits; 99.95 would round to four.
     return f"{value:.1f} {unit}" if value < 99.95 and unit != "B" else f"{value:.0f} {unit}"
 
 
@@ -290,6 +292,7 @@ def format_milliseconds(value: float) -> str:
     """Format milliseconds with three significant digits: 0.305 ms, 5.31 ms, 120 ms."""
     if not math.isfinite(value) or value <= 0:
         return "n/a"
+    # log10 is the place of the first digit: 0 for 1 to 10, -1 for 0.1 to 1.
     digits = max(0, 2 - math.floor(math.log10(value)))
     return f"{value:.{digits}f} ms"
 

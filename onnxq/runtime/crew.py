@@ -186,6 +186,7 @@ def _describe_model(model: ModelLike) -> _Description:
     for tensor in proto.graph.initializer:
         if is_stub(tensor):
             array = light.weights.locate(tensor)
+            # By its values, wherever they lie: equal models have one digest.
             digest = hash_array(array)
             arrays[digest] = array
             next(entry for entry in tensor.external_data if entry.key == "offset").value = digest
@@ -202,6 +203,7 @@ def hash_parts(*parts: bytes | memoryview) -> str:
     """Hash some bytes in order, each with its length."""
     digest = hashlib.sha256()
     for part in parts:
+        # Else bytes split at another place would have the same hash.
         digest.update(len(part).to_bytes(8, "little"))
         digest.update(part)
     return digest.hexdigest()
@@ -231,6 +233,7 @@ def hash_feeds(feeds: Arrays) -> str:
     for name, value in feeds.items():
         parts.append(f"{name} {value.dtype.str} {value.shape}".encode())
         parts.append(
+            # Strings, of which the array has only the addresses.
             repr(value.tolist()).encode() if value.dtype.kind == "O" else _view_bytes(value)
         )
     return hash_parts(*parts)
@@ -260,6 +263,7 @@ def open_model(shared: SharedModel) -> LightModel:
                 kind = np.dtype(helper.tensor_dtype_to_np_dtype(tensor.data_type))
                 store.put(tensor, StoredArray(file, offset, kind, tuple(tensor.dims)))
             else:
+                # Types that numpy does not pack stand in the graph, as bytes.
                 packed = StoredArray(
                     file, offset, np.dtype(np.uint8), (count_tensor_bytes(tensor),)
                 )

@@ -47,6 +47,8 @@ def read_values(path: Path) -> dict[str, Any]:
             if "map" in value:
                 return {key: decode_value(item) for key, item in value["map"]}
             array = file[value["array"]]
+            # Strings are stored as numpy's own, since objects would have to be pickled;
+            # ORT takes objects.
             return array.astype(object) if array.dtype.kind == "U" else array
 
         return {

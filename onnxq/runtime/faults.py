@@ -10,6 +10,8 @@ import onnx
 from onnxq.errors import DataError, ModelError, OnnxqError
 from onnxq.graph.shapes import MICROSOFT, is_custom
 
+# ORT begins with "[ONNXRuntimeError] : 2 : INVALID_ARGUMENT : ", and goes on with the
+# place in its source.
 _PREFIX = re.compile(r"^\[ONNXRuntimeError\] : -?\d+ : [A-Z_]+ : ")
 _SOURCE = re.compile(r"/\S+\.(?:cc|h|cpp)(?::\d+)? .*?\) ")
 # The innermost node is named last: an If that failed quotes the node inside that did.

@@ -77,11 +77,13 @@ def find_front(model: ModelLike) -> tuple[ModelLike, Rest | None]:
             stops = {**rest.stops, **unknown}
             rest = replace(rest, stops=stops, nodes=list_behind(model, stops))
             front = cut_front(model, rest.nodes, types)
+            # Nothing was found to cut off, or nothing is left in front.
             if not unknown or not front.graph.node:
                 raise
     if not rest.stops:
         return model, None
     for value in session.outputs:
+        # ORT knows types behind its own operators, of which ONNX's inference knows none.
         if value.dtype and value.name not in types:
             shape = _clean_shape(value.shape)
             types[value.name] = helper.make_tensor_value_info(value.name, value.dtype, shape)

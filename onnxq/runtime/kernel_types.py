@@ -34,6 +34,7 @@ def _declare_graph(graph: onnx.GraphProto, outer: Mapping[str, int]) -> None:
     for node in graph.node:
         for attribute in node.attribute:
             if attribute.type == onnx.AttributeProto.GRAPH:
+                # A body sees what was made before its node.
                 _declare_graph(attribute.g, known)
         _bind_types(node, known)
     found = (name for name in known if name not in before)
@@ -44,6 +45,7 @@ def _declare_graph(graph: onnx.GraphProto, outer: Mapping[str, int]) -> None:
 
 def _bind_types(node: onnx.NodeProto, known: dict[str, int]) -> None:
     """Tensors of a node that share a type with one that is known, and those that have no choice."""
+    # Both names mean ONNX's own operators.
     schema = _list_schemas().get(("" if node.domain == "ai.onnx" else node.domain, node.op_type))
     if schema is None:
         return
@@ -71,6 +73,7 @@ def _list_schemas() -> dict[tuple[str, str], Any]:
     from onnxruntime.capi import onnxruntime_pybind11_state as state
 
     every = state.get_all_operator_schema() if hasattr(state, "get_all_operator_schema") else ()
+    # The newest comes last.
     return {(one.domain, one.name): one for one in sorted(every, key=lambda one: one.since_version)}
 
 

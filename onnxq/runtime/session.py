@@ -57,6 +57,7 @@ def list_faults() -> tuple[type[Exception], ...]:
     """Everything ORT raises when it cannot load or run a model."""
     from onnxruntime.capi import onnxruntime_pybind11_state as state
 
+    # Fail, InvalidGraph and the like have no base of their own.
     own = [
         kind
         for kind in vars(state).values()

@@ -26,6 +26,7 @@ from onnxq.nearest import suggest_names
 from onnxq.runtime.session import Feeds, Session
 from onnxq.sites import Refusal, Refusals, TensorId, is_within
 
+# Attributes of Scan with an entry for each scan output.
 _SCAN_LISTS = ("scan_output_axes", "scan_output_directions")
 
 
@@ -128,6 +129,7 @@ class _TapWriter:
 
     def _tap_own(self, graph: GraphProto, tensor: TensorId) -> _Lifted | None:
         dtype = self.probe.dtype or self.index.find_dtype(tensor)
+        # A tensor of the main graph can be made an output as it is.
         if tensor.scope == "" and self.probe.op_type == "Identity":
             return _Lifted(tensor, tensor.name, dtype)
         if not dtype:

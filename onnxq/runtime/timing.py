@@ -135,6 +135,7 @@ def convert_floats(feeds: Feeds, types: Mapping[str, int]) -> dict[str, Array]:
     """
     converted = {name: np.asarray(value) for name, value in feeds.items()}
     for name, dtype in types.items():
+        # Kind V is that of bfloat16.
         if dtype in FLOAT_TENSORS and name in converted and converted[name].dtype.kind in "fV":
             converted[name] = converted[name].astype(onnx.helper.tensor_dtype_to_np_dtype(dtype))
     return converted

@@ -322,5 +322,5 @@ def use_threads(count: int) -> Iterator[None]:
 
 
 def count_threads(requested: int = 0) -> int:
-    """The number of threads of a session. asked: 0 for none in particular."""
+    """The number of threads of a session. requested: 0 for none in particular."""
     return requested or _threads.get()

@@ -49,6 +49,7 @@ class DaskWorkers(Workers):
                 "start some: `dask worker ADDRESS`",
                 code="Q902",
             )
+        # 1 would count as this process alone (`plain`).
         self.count = max(sum(self._client.nthreads().values()), 2)
 
     def close(self) -> None:
@@ -66,6 +67,7 @@ class DaskWorkers(Workers):
                 while waiting and len(running) < _AHEAD * self.count:
                     k, piece = waiting.popleft()
                     call = (function, piece.task, count_threads())
+                    # Not pure, or Dask would hash the arguments and take equal calls for one.
                     future = self._client.submit(run_guarded, *call, pure=False, retries=_RETRIES)
                     running[future] = k, piece
                 with self._client.as_current():

@@ -180,6 +180,7 @@ def to_onnx(
     inputs = order_inputs(inner, as_inputs(example_inputs))
     shapes = batch_dims(inputs) if dynamic_batch and dynamic_shapes is None else dynamic_shapes
     if inputs.kwargs and isinstance(shapes, dict):
+        # torch.export asks for an entry of every input by name, None where nothing is free.
         shapes = {**dict.fromkeys(inputs.kwargs), **shapes}
     with prepare_markers(inner, quantizers, *inputs):
         proto = export_with_markers(

@@ -54,9 +54,11 @@ def compute_backward(
     if needed[0]:
         dx = torch.empty_like(x).copy_(slope.masked_fill(outside, 0.0))
     if needed[1]:
+        # As LSQ has it (Esser et al. 2020): the end where x is clipped, else round(x / s) - x / s.
         term = torch.where(below, low, torch.where(above, high, rounded - ratio))
         dscale = (sum_like(slope * term, scale, grid) * grid.grad_scale).to(scale.dtype)
     if needed[2]:
+        # Only values that are clipped depend on the zero point, by -s.
         cut = sum_like(slope.masked_fill(~outside, 0.0), zero_point, grid)
         dzero = (cut * -scale.to(cut.dtype) * grid.zero_point_grad_scale).to(zero_point.dtype)
     return dx, dscale, dzero

@@ -123,6 +123,7 @@ def _find_overflows(
     """Indices, new values and signs of the weights in overflowing sums. All zero points are 0."""
     values, steps, _ = reference.align_operands(x, scale, zero_point, grid)
     first, second = split_sums(values, order)
+    # Without views sums lie in [rows, sums], and the steps are one a row.
     limits = steps if not steps.dim() or _has_views(x.shape, order) else steps.reshape(-1, 1)
     found = (first + second).abs_() >= limits * _SUSPECT
     # np.flatnonzero takes a seventh of the time of torch.nonzero: 0.14 ms for a million sums.
@@ -186,16 +187,19 @@ def fit_sums(
 ) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor]]:
     """(overflows, sign, neighbours that keep the sum) of each sum, as `onnxq.numerics.round_within_sum`.
 
-    one, two: neighbours' integers, as floats. aim, other: the real numbers before rounding. Where a sum does not
+    first, second: neighbours' integers, as floats. aim, other: the real numbers before rounding. Where a sum does not
     overflow, the neighbours are undefined.
     """
     over = ((first + second).abs() > MOST) & ((first > 0) == (second > 0))
+    # Negative sums are mirrored, so that one formula serves both signs.
     sign = torch.where(first > 0, 1.0, -1.0).to(first.dtype)
     most = first * sign
     most_other = second * sign
     # The types of numpy's code, for equal bits: real numbers are float32, their difference float64.
     aims = [(wanted.float() * sign.float()).double().clamp(1, MOST) for wanted in (aim, other)]
+    # Both give up the same amount: a - d and b - d add up to MOST.
     share = ((aims[0] - aims[1] + MOST) / 2).round().to(first.dtype)
+    # Neither grows.
     share = share.maximum(MOST - most_other).minimum(most)
     return over, sign, (share * sign, (MOST - share).minimum(most_other) * sign)
 
@@ -207,6 +211,7 @@ def split_sums(t: Tensor, order: SumOrder) -> tuple[Tensor, Tensor]:
         first, second = t.unflatten(last, (-1, 2)).unbind(last + 1)
         return first, second
     rows = _arrange_rows(t, order)
+    # The last of an odd number has no neighbour.
     return rows[:, 0 : rows.shape[1] // 2 * 2 : 2], rows[:, 1::2]
 
 

@@ -287,6 +287,7 @@ def _find_sums(
     order = problem.engine.sum_order(op.node, tuple(shape))
     if order is None or not op.data or problem.config.saturation == "allow":
         return None
+    # The order counts the axes that the node reads, a quantizer those of torch.
     return Sums(
         tuple(1 - axis for axis in order) if weight.transposed else order, op.data[0][1].name
     )

@@ -82,6 +82,7 @@ def share_qparams(module: nn.Module, *, source: int = 0) -> None:
         ]
     dist.broadcast_object_list(sent, src=source)
     qparams = sent[0]
+    # On every rank, so that none of them waits for one that raised.
     if not isinstance(qparams, dict) or set(qparams) != set(own):
         other = sorted(set(own) ^ set(qparams if isinstance(qparams, dict) else ()))
         raise CalibrationError(

@@ -91,6 +91,7 @@ class AncestorNames:
                 "call it before calibration",
                 code="Q409",
             )
+        # `modules` lists them as they were registered, which is the order of layers in most models.
         last = [quantizer for quantizer in self.model.modules() if isinstance(quantizer, Quantizer)]
         weights = [quantizer for quantizer in last if quantizer.role is Role.WEIGHT]
         if weights:

@@ -62,6 +62,7 @@ def build_quantized(model: nn.Module, config: Config, example: Any = None) -> Co
         )
     arguments = None if inputs is None else find_given_arguments(model, inputs)
     model, normed = multiply_weight_norms(model)
+    # A trace runs the forward, which may write into buffers.
     with keep_buffers(model):
         network = _trace_network(model, config.torch.skip_trace, arguments, inputs)
     if isinstance(network, Untraceable):
@@ -78,10 +79,13 @@ def _trace_network(
 ) -> _Network | Untraceable:
     """The network as symbols or, where they cannot follow, a run on the inputs find it."""
     traced = trace_model(model, skip, arguments)
+    # Where symbols see only an opaque part, a run may see through it.
     if inputs is not None and (isinstance(traced, Untraceable) or traced.opaque):
         captured = capture_model(model, skip, inputs)
         if isinstance(captured, Traced):
             network = _simplify_traced(captured)
+            # A capture takes what held for the example for always so; on the example it
+            # has to be right.
             why = compare_outputs(model, network.model, inputs)
             if why is None:
                 return network

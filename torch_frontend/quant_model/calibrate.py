@@ -140,6 +140,7 @@ class LayerwiseCalibration(fx.Interpreter):
     def run_node(self, n: fx.Node) -> list[Any]:
         """The node's result for each batch; quantizers are calibrated first."""
         if n.op == "placeholder":
+            # Placeholders run in the order of the values that `bind_inputs` gives.
             return [next(values) for values in self.inputs]
         arguments = [
             fx.map_arg((n.args, n.kwargs), lambda source, k=k: self.env[source][k])
@@ -153,6 +154,7 @@ class LayerwiseCalibration(fx.Interpreter):
         """Calibrate a quantizer, or those inside a module that was not traced, on these arguments."""
         # A traced layer has its inputs' quantizers in front of it, as calls of their own.
         if isinstance(module, WeightQuantized) and "input_quantizers" not in module._modules:
+            # Quantizers of such a layer were calibrated as calls before it.
             return
         inside = [
             q

@@ -51,6 +51,8 @@ class FloatNames:
         for path, layer in converted.named_modules():
             folded = layer.__dict__.pop("folded", None)
             if isinstance(folded, Folded):
+                # The tensors are the float model's own, which folding kept: identity
+                # finds their names.
                 tensors = {
                     key: id(tensor) for key, tensor in folded.tensors.items() if tensor is not None
                 }

@@ -277,6 +277,7 @@ class Quantizer(AncestorQuantizer, nn.Module):
         """Use these qparams. Raises CalibrationError naming the site if spec or target cannot hold them."""
         checked = check_qparams(qparams, self.spec, self.site, self.target)
         self.origin = checked.origin
+        # from_numpy shares the array, which is the caller's.
         scale = torch.from_numpy(checked.scale.copy()).to(self._anchor.device)
         zero = torch.from_numpy(checked.zero_point.astype(np.float32)).to(self._anchor.device)
         for slot, value in self.make_slots(scale, zero).items():
@@ -422,6 +423,7 @@ class Quantizer(AncestorQuantizer, nn.Module):
         try:
             return compute()
         except OnnxqError as error:
+            # Observers know no site.
             own = error.subject in (self.site, "weight", "activation")
             cause = error.cause if own else error.fault
             raise error.replace_text(self.site, cause) from error

@@ -79,6 +79,7 @@ class Dynamic(Quantizer):
 
     def fake_quantize(self, x: Tensor) -> Tensor:
         """x on grids of its own range."""
+        # An empty tensor has no least and no greatest value.
         if not x.numel():
             return x
         rows = x.reshape(self._find_rows(x))
@@ -105,7 +106,9 @@ class Dynamic(Quantizer):
 
     def _compute_grid(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """(scale, zero point) of each row."""
+        # Scales follow the data and are not learned.
         with torch.no_grad():
+            # In half precision a scale would have 11 bits.
             low, high = (end.float() for end in torch.aminmax(rows, dim=1))
             low = low.clamp(max=0)
             high = high.clamp(min=0)
@@ -201,5 +204,6 @@ class Follower(Quantizer):
         leading: tuple[Tensor, Tensor] = self.leader._read_qparams()
         return leading
 
+    # Its tensors are the leader's, which moves with the module that it stands in.
     def _apply(self, fn: Any, recurse: bool = True) -> Follower:
         return self

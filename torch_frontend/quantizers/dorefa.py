@@ -117,6 +117,7 @@ class DoReFa(Quantizer):
 
     def load_qparams(self, qparams: QParams) -> None:
         """Use these qparams. Raises CalibrationError unless they are DoReFa's fixed ones."""
+        # Exact: a plan holds the scale as float32.
         if np.any(np.asarray(qparams.scale) != np.float32(self.step)) or np.any(
             np.asarray(qparams.zero_point)
         ):

@@ -236,6 +236,7 @@ class LSQPlus(LSQ):
         super().keep_legal()
         if not self.spec.symmetric and self.scale is not None:
             scale = self.scale.data
+            # The offset is -z s: the ends of the zero point change places.
             self.offset.data.copy_(
                 self.offset.data.maximum(-self.spec.qmax * scale).minimum(-self.spec.qmin * scale)
             )

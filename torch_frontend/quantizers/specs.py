@@ -101,6 +101,7 @@ def check_spec(spec: QuantSpec, site: str, target: str) -> None:
             "use 2 to 8 or 16 bits",
             code="Q316",
         )
+    # A free zero point, None, counts as one.
     if not find_target(target).zero_points and find_zero_point(spec) != 0:
         scheme = "asymmetric" if not spec.symmetric else "unsigned symmetric"
         cause = f"{target} holds no zero point, which {scheme} values need"
@@ -175,6 +176,7 @@ def mark_tensor(
     scale, zero_point: [] or [1] per tensor, [channels] per channel, blocked per block, as in `onnxq.spec.QParams`;
     the reader of the marker rounds the zero point. Both None for a spec that is dynamic.
     """
+    # Levels and bits: a narrow range has fewer levels than its bits.
     attrs: dict[str, Any] = {
         "site": site,
         "role": str(role),

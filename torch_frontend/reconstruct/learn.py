@@ -164,6 +164,7 @@ def learn_unit(
 
 
 def _make_result(unit: Unit, cache: UnitCache, before: float, after: float) -> UnitResult:
+    # NaN is no improvement.
     improved = after < before
     return UnitResult(
         name=unit.name,

@@ -96,6 +96,7 @@ def _find_function(name: str) -> Any:
 def _slice(a: dict[str, Any]) -> Any:
     dim = a["dim"] or 0
     dim = dim + a["rank"] if dim < 0 else dim
+    # An open end is the largest int64 in ATen.
     end = None if isinstance(a["end"], int) and a["end"] >= 2**62 else a["end"]
     start = None if isinstance(a["start"], int) and a["start"] == 0 else a["start"]
     part = slice(start, end, None if a["step"] == 1 else a["step"])
@@ -103,6 +104,7 @@ def _slice(a: dict[str, Any]) -> Any:
 
 
 def _index(a: dict[str, Any]) -> Any:
+    # None stands for a whole axis.
     return (
         operator.getitem,
         (a["self"], tuple(slice(None) if k is None else k for k in a["indices"])),
@@ -121,6 +123,7 @@ def _convert_type(a: dict[str, Any]) -> Any:
 
 
 def _look_up(a: dict[str, Any]) -> Any:
+    # ATen has -1 for none.
     padding = None if a["padding_idx"] < 0 else a["padding_idx"]
     return (
         F.embedding,
@@ -152,6 +155,7 @@ def _resize(mode: str) -> Rewrite:
             if a.get("output_size") is not None
             else {"scale_factor": a["scale_factors"]}
         )
+        # Overloads with a scale for each axis, which F.interpolate has no arguments for.
         if "scale_factors" not in a:
             raise _Open
         return F.interpolate, (a["input"],), {**size, "mode": mode, **aligned}
@@ -160,6 +164,7 @@ def _resize(mode: str) -> Rewrite:
 
 
 def _activate_elu(a: dict[str, Any]) -> Any:
+    # ATen computes SELU and CELU by it, with these factors.
     if a["scale"] != 1 or a["input_scale"] != 1:
         raise _Open
     return F.elu, (a["self"], a["alpha"]), {}

@@ -39,8 +39,10 @@ def attention_bias(
         if mask.dtype == torch.bool:
             bias = torch.zeros_like(bias).masked_fill(mask, float("-inf"))
         if mask is padding:
+            # [N, S] to [N, 1, 1, S].
             bias = bias[..., None, None, :]
         elif mask.dim() == 3:
+            # [N * heads, L, S] to [N, heads, L, S].
             bias = bias.unflatten(0, (-1, heads))
         total = bias if total is None else total + bias
     return total
@@ -105,6 +107,7 @@ def run_multihead_attention(
         key, value = (query, query) if same else (key.transpose(0, 1), value.transpose(0, 1))
     q, k, v = _project_inputs(m, query, key, value)
     heads = (m.num_heads, m.head_dim)
+    # [N, L, E] to [N, heads, L, E / heads].
     q, k, v = (x.unflatten(-1, heads).transpose(-3, -2) for x in (q, k, v))
     bias = None
     if attn_mask is not None or key_padding_mask is not None:
@@ -114,6 +117,7 @@ def run_multihead_attention(
     weights = None
     # The fused product gives no weights, and its dropout would not follow the mode in a graph.
     if need_weights or m.dropout > 0:
+        # As in torch the query is scaled, not the scores.
         scores = torch.matmul(q * (1.0 / math.sqrt(m.head_dim)), k.transpose(-2, -1))
         scores = scores if bias is None else scores + bias
         weights = torch.softmax(scores, -1)

@@ -163,14 +163,17 @@ def _make_module(
     tracks = "running_mean" in values
     size = len(next(iter(values.values())))
     eps = float(arguments.get("eps", 1e-5))
+    # Without parameters of its own: those of the model are set below, as the same objects.
     module = BatchNorm(size, eps, momentum, affine=False, track_running_stats=tracks)
     for name, value in values.items():
         if isinstance(value, nn.Parameter):
             setattr(module, name, value)
         else:
+            # torch registers no buffer beside a parameter of its name, even if that is None.
             module._parameters.pop(name, None)
             module.register_buffer(name, value)
     if owner is not None and owner.num_batches_tracked is not None:
+        # With momentum None averages are over so many batches.
         module.num_batches_tracked = owner.num_batches_tracked
     # Without statistics of its own the function is in training mode in both modes of the model.
     module.training = arguments.get("training", False) if tracks else model.training
@@ -282,6 +285,7 @@ def _read_norm(norm: nn.Module) -> dict[str, Tensor | None]:
 
 
 def _find_factors(tensors: Mapping[str, Tensor | None], eps: float) -> tuple[Tensor, Tensor]:
+    # In float64, so that folding rounds once.
     doubles = {key: value.detach().double() for key, value in tensors.items() if value is not None}
     mean = doubles["norm.running_mean"]
     ones = torch.ones_like(doubles["norm.running_mean"])

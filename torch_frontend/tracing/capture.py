@@ -79,6 +79,7 @@ def list_calls(
         lambda _, *call: calls.append(_record_call(*call)),
     )
     try:
+        # In train mode batch norms move their statistics, and dropout draws numbers.
         with (
             keep_modes(model),
             keep_buffers(model),
@@ -96,10 +97,12 @@ def list_calls(
 def _record_call(function: Any, args: Any, kwargs: dict[str, Any]) -> RecordedCall:
     name = getattr(function, "__name__", str(function))
     if function is functional.scaled_dot_product_attention:
+        # The fifth argument, behind query, key, value and mask.
         dropout = kwargs.get("dropout_p", args[4] if len(args) > 4 else 0.0)
         return RecordedCall(name, float(dropout))
     if function in _FOLLOWING:
         return RecordedCall(name)
+    # Two calls that differ in numbers or words do different things.
     settings = [
         leaf
         for leaf in pytree.tree_leaves((args, kwargs))
@@ -160,6 +163,7 @@ def take_graph(model: fx.GraphModule, skip: Sequence[str]) -> Traced:
             for node, name in operators
             if name in _FLAGS
         ]
+        # A graph of ATen's operators has no modules that know the mode.
         root.training = any(flags)
         reason = "its graph was exported, in which batch norms and dropout of attention keep the mode of the export"
         fix = "give the module that was exported, with example_inputs"
@@ -183,6 +187,7 @@ def _follow_modes(model: nn.Module, graph: fx.Graph, inputs: Inputs, is_leaf: Is
     if own is None or other is None or [call.name for call in own] != [call.name for call in other]:
         return (refuse_mode(model),)
     dropouts = [
+        # In eval mode it is 0.
         max(a.dropout, b.dropout)
         for a, b in zip(own, other, strict=True)
         if a.dropout is not None and b.dropout is not None
@@ -380,10 +385,12 @@ def _inline_regions(module: Any, graph: fx.Graph) -> None:
     ops = torch.ops.higher_order
     for node in list(graph.nodes):
         if node.target is ops.wrap_with_set_grad_enabled:
+            # Its arguments: (gradients enabled, body, *inputs).
             enabled = node.args[0]
             body = node.args[1]
             inputs = node.args[2:]
         elif node.target is ops.wrap_with_autocast:
+            # (device, dtype, autocast enabled, cache, body, *inputs); gradients pass.
             enabled = True
             body = node.args[4]
             inputs = node.args[5:]
@@ -414,11 +421,13 @@ def _inline_body(
                 results = fx.map_arg(inner.args[0], copies.__getitem__)
             elif inner.op != "placeholder":
                 copies[inner] = copy = graph.node_copy(inner, copies.__getitem__)
+                # Paths inside count from the region.
                 if inner.op == "get_attr":
                     copy.target = f"{body.target}.{inner.target}"
         results = list(results) if isinstance(results, (tuple, list)) else [results]
         # Gradients must stop where they did.
         results = [_detach_value(graph, value) for value in results] if detached else results
+    # A region gives a tuple, of which each reader takes one element.
     for reader in list(node.users):
         reader.replace_all_uses_with(results[reader.args[1]])
         graph.erase_node(reader)

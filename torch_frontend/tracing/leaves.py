@@ -143,6 +143,7 @@ def _mark_results(
     call.whole = call.whole and reachable and all(isinstance(leaf, Tensor) for leaf in leaves)
     for k, leaf in enumerate(leaves):
         if isinstance(leaf, Tensor):
+            # Results count down from -1, inputs up from 0.
             leaves[k] = mark_boundary(leaf, number, -1 - k)
     return pytree.tree_unflatten(leaves, spec)
 

@@ -21,7 +21,7 @@ from torch_frontend.tracing.modules import Inputs, make_unique_path
 def find_fixed_arguments(model: nn.Module, arguments: Collection[str] | None) -> dict[str, Any]:
     """Name -> default of the forward's arguments that will not be passed.
 
-    given: names of those that will be passed; None: all without a default.
+    arguments: names of those that will be passed; None: all without a default.
     """
     # A graph has no `if mask is None`: an argument that is passed only sometimes cannot be traced.
     passed = set(arguments or ())
@@ -62,6 +62,7 @@ def require_default(value: Any, name: str, default: Any) -> None:
     """Raise DataError if an argument that was traced with its default has another value."""
     if _record_check(require_default, value, name, default):
         return
+    # Without the types True would equal 1, and 1 equal 1.0.
     if value is not default and (type(value) is not type(default) or value != default):
         raise DataError(
             f"input {name!r}",

@@ -138,6 +138,7 @@ def _redirect_readers(graph: fx.Graph, written: fx.Node, result: fx.Node) -> Non
 def replace_unbind(model: fx.GraphModule) -> None:
     """Replace unbind(x, dim)[k] by select(x, dim, k), a call with a name and a site of its own."""
     for node in list(model.graph.nodes):
+        # A method's name stands for it in call_method.
         if node.target not in (torch.unbind, "unbind") or not isinstance(node.args[0], fx.Node):
             continue
         dim = name_arguments(node, "input", "dim").get("dim", 0)
@@ -190,12 +191,14 @@ def _split_einsum(graph: fx.Graph, node: fx.Node) -> fx.Node | None:
         operands = list(operands[0])
     if not isinstance(equation, str) or len(operands) != 2 or "->" not in equation:
         return None
+    # One letter for the axes of an ellipsis.
     inputs, _, out = equation.replace(" ", "").replace("...", ".").partition("->")
     first, _, second = inputs.partition(",")
     for terms, factors in (
         ((first, second, out), operands),
         ((second, first, out), reversed(operands)),
     ):
+        # Either operand may be the left one: a product has its rows first.
         product = _write_product(graph, node, terms, *factors)
         if product is not None:
             return product

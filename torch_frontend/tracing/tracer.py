@@ -269,7 +269,7 @@ def trace_model(
 ) -> Traced | Untraceable:
     """The graph of the model's forward, in the mode (train or eval) of the model.
 
-    skip: patterns of names of modules that are not traced. given: the arguments that will be passed, with an example
+    skip: patterns of names of modules that are not traced. arguments: those that will be passed, with an example
     of each, whose shapes decide control flow on shapes; None: arguments without a default, and no such control flow.
     The other arguments keep their defaults for good.
     A module whose forward cannot be traced (control flow on values or shapes, code outside torch) becomes opaque. If

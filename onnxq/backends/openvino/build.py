@@ -179,6 +179,7 @@ def _make_block(request: Any, feeds: Any) -> Block:
     """Runs of one model that last long enough to be measured. request: compiled for the sizes of its feeds."""
 
     def run() -> object:
+        # Copies of inputs and outputs are none of the network's time.
         return request.infer(feeds, share_inputs=True, share_outputs=True)
 
     count = count_block_runs(lambda: time_runs(run))

@@ -311,6 +311,7 @@ RULES: tuple[PlacementRule, ...] = (
     ),
 )
 
+# Widths that a byte stores.
 _NARROW = (2, 3, 4, 5, 6, 7, 8)
 _weight = partial(Capability, role=Role.WEIGHT, symmetric=(True,), storage=("int8",))
 _channel = partial(_weight, granularity=(PerTensor, PerChannel))

@@ -23,7 +23,10 @@ if TYPE_CHECKING:
 _MICROSOFT = "com.microsoft"
 
 # The operators whose int8 weights ONNX Runtime multiplies by uint8 data in 16-bit sums on x86 CPUs without VNNI.
+# W and R: input and hidden state are quantized.
 INTEGER_PRODUCTS: tuple[IntegerProduct, ...] = (
+    # A Conv becomes a QLinearConv only with a QuantizeLinear behind it; the others
+    # write float as well.
     IntegerProduct(op="Conv", reads=Data.PAIR, weights=(1,), result=True),
     IntegerProduct(op="Gemm", reads=Data.PAIR, weights=(1,)),
     IntegerProduct(op="MatMul", reads=Data.PAIR, weights=(1,)),

@@ -151,6 +151,7 @@ def _add_profile(builder: Any, network: Any, config: Any, shapes: Profile) -> No
     profile = builder.create_optimization_profile()
     for value in sized:
         sizes = [tuple(shape) for shape in shapes[value.name]]
+        # Of an input that holds sizes the profile limits the values, of others the shape.
         (profile.set_shape_input if value.is_shape_tensor else profile.set_shape)(
             value.name, *sizes
         )

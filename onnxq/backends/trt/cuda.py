@@ -55,6 +55,7 @@ class Cuda:
         name = ctypes.create_string_buffer(_NAME_BYTES)
         self._call("cuDeviceGetName", name, _NAME_BYTES, device)
         self.name = name.value.decode(errors="replace")
+        # The context that CUDA's runtime, and so TensorRT, uses as well.
         self._call("cuCtxSetCurrent", self._make("cuDevicePrimaryCtxRetain", device))
         self.stream = self._make("cuStreamCreate", _NON_BLOCKING)
 
@@ -75,6 +76,7 @@ class Cuda:
 
     def allocate(self, size: int) -> int:
         """The address of so many bytes on the GPU."""
+        # The driver refuses to allocate nothing.
         return self._make("cuMemAlloc_v2", ctypes.c_size_t(max(size, 1))).value or 0
 
     def upload(self, array: Array) -> int:
@@ -103,6 +105,7 @@ class Cuda:
         """Seconds between two events that the GPU has passed."""
         found = ctypes.c_float()
         self._call("cuEventElapsedTime", ctypes.byref(found), first, second)
+        # The driver counts milliseconds.
         return found.value / 1e3
 
     def capture(self, work: Callable[[], None]) -> Callable[[], None]:
@@ -112,6 +115,7 @@ class Cuda:
         try:
             work()
         finally:
+            # A stream that is left in its capture would refuse all other work.
             self._call("cuStreamEndCapture", self.stream, ctypes.byref(graph))
         ready = self._make("cuGraphInstantiateWithFlags", graph, ctypes.c_ulonglong(0))
         return lambda: self._call("cuGraphLaunch", ready, self.stream)

@@ -206,6 +206,7 @@ class RtxEngine(TrtEngine):
         """(8, 6) for "8.6", the default; () for the GPU of this machine. Raises ConfigError for other text."""
         if text == CURRENT:
             return ()
+        # 8.6, 86, sm_86; of sm_120 the last digit is the minor number.
         found = re.fullmatch(r"(?:sm_?)?(\d+)\.?(\d)", (text or CAPABILITY).lower())
         if found is None:
             raise ConfigError(

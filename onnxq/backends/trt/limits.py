@@ -27,6 +27,7 @@ _SYMMETRIC_FIX = "write `scheme: symmetric`, or start from `extends: trt-int8`"
 
 
 def _is_int8_or_float8(tensor: TensorConfig) -> bool:
+    # Without a storage it is an integer type of the width.
     return tensor.storage in ("", "int8", FLOAT8) and tensor.bits <= 8
 
 
@@ -116,6 +117,7 @@ LIMITS = (
 
 
 def _find_unsigned(rule: RuleSet) -> str:
+    # None says nothing of the sign.
     if rule.signed is False:
         return "signed"
     return "storage" if rule.storage and not STORAGE_BITS[rule.storage][1] else ""

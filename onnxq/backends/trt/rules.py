@@ -301,6 +301,7 @@ RULES: tuple[PlacementRule, ...] = (
 # All in int8; below 8 bits a Clip or the values themselves keep to the range.
 _NARROW = (2, 3, 4, 5, 6, 7, 8)
 _capability = partial(Capability, storage=("int8",), symmetric=(True,))
+# float8e4m3fn is a type of opset 19.
 _float8 = partial(_capability, storage=(FLOAT8,), opset=19)
 # Operators whose weight may have one scale per output channel.
 _CHANNEL: dict[str, Any] = {
@@ -349,6 +350,7 @@ CAPABILITIES: tuple[Capability, ...] = (
     ),
 )
 
+# Weights of Conv in int4 are build errors.
 _weight = partial(_capability, role=Role.WEIGHT, ops=("MatMul", "Gemm"))
 WEIGHT_ONLY: tuple[Capability, ...] = (
     _weight(

@@ -114,6 +114,7 @@ class LoadedEngine:
 
     def _bind_input(self, library: Any, name: str, array: Array) -> None:
         on_cpu = self._engine.get_tensor_location(name) == library.TensorLocation.HOST
+        # Inputs that sizes are computed from.
         if on_cpu:
             self._held.append(array)
         else:

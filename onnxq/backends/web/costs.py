@@ -101,6 +101,7 @@ class WebCosts:
             )
 
         first = multiply(steps * batch, features)
+        # A row for each of four gates: a quarter of them is the size of the state.
         each = multiply(batch, rows // 4)
         state = self.predict_quantize(batch * rows // 4, dynamic=True)
         float_us = first.float_us + steps * each.float_us

@@ -306,8 +306,10 @@ def _make_variant(run: _Run, recipe: _Recipe, original: Variant) -> Variant:
         # Without samples nothing must be calibrated on those that were made up for the timing.
         data = None if run.dataset.synthetic else run.dataset
         result = quantize_model.quantize(run.source, data, config, progress=run.progress)
+        # A file in float16 has no pairs.
         if result.report.pairs or config.mode == "float":
             chosen = config, result
+            # Where none is small enough, the last that quantizes something is taken.
             if result.report.output_bytes <= _SMALLER * original.size_bytes:
                 break
     if chosen is None:

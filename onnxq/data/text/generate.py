@@ -93,8 +93,10 @@ class TextInputs:
             match self.roles[value.name]:
                 case InputRole.CACHE:
                     array = caches[value.name]
+                # Decoders of two branches in one file: for a prompt, and for a step on caches.
                 case InputRole.BRANCH:
                     array = np.full(rank * (1,), known > 0)
+                # 0 keeps the logits of all tokens.
                 case InputRole.KEPT:
                     array = np.zeros(rank * (1,))
                 case InputRole.MASK:

@@ -61,6 +61,7 @@ class FileTokenizer:
         tokenizer.no_padding()
         self._tokenizer = tokenizer
         self.size: int = tokenizer.get_vocab_size()
+        # Special tokens of a beginning and an end stand around a text that is known.
         plain = tokenizer.encode("a", add_special_tokens=False).ids
         whole = tokenizer.encode("a", add_special_tokens=True).ids
         start = next((k for k in range(len(whole)) if whole[k : k + len(plain)] == plain), 0)
@@ -70,10 +71,12 @@ class FileTokenizer:
     def encode(self, text: bytes, where: str) -> list[int]:
         """Tokens of UTF-8."""
         try:
+            # A window may end within a character, which the incremental decoder leaves out.
             letters = codecs.getincrementaldecoder("utf-8")().decode(text)
         except UnicodeDecodeError as error:
             cause = f"is not UTF-8 ({error.reason} at byte {error.start} of a window)"
             raise DataError(where, cause, "give a text file in UTF-8", code="Q221") from error
+        # They are put around whole windows: see `prefix` and `suffix`.
         ids: list[int] = self._tokenizer.encode(letters, add_special_tokens=False).ids
         return ids
 
@@ -206,6 +209,7 @@ def _read_pieces(path: Path) -> Iterator[bytes]:
     with path.open("rb") as file:
         while block := file.read(_PIECE):
             block = left + block
+            # A line longer than a piece is cut.
             end = block.rfind(b"\n") + 1 or len(block)
             left = block[end:]
             yield block[:end]

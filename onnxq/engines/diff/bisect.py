@@ -267,6 +267,7 @@ def check_kernels(
             continue
         kernels += 1
         error, off = found
+        # A tensor that no quantizer makes has no steps to count in.
         if math.isnan(error.levels):
             worst = min(worst, error.sqnr_db)
         else:

@@ -72,6 +72,8 @@ def emulate_saturation(proto: ModelLike, nodes: frozenset[str] | None = None) ->
     if nodes is None:
         nodes = frozenset(one.node for one in find_saturating(GraphIndex(named)) if one.saturates)
     over = nodes
+    # Integer operators become products between pairs, which compute in float and have a place for
+    # an excess.
     exact = infer_shapes(read_integer_operators(named, over))
     index = GraphIndex(exact)
     editor = Editor(exact)
@@ -86,6 +88,7 @@ def emulate_saturation(proto: ModelLike, nodes: frozenset[str] | None = None) ->
             skipped.append(Refusal(name, reason, rule="saturation", code="R114"))
         else:
             counters.append(_ExcessWriter(editor, index, operand).write())
+    # What ONNX Runtime quantizes by itself has no pair in the file, and no integers to read.
     seen = {one.node for one in counters} | {one.subject for one in skipped}
     skipped += [
         Refusal(name, _UNASKED, rule="saturation", code="R114") for name in sorted(over - seen)
@@ -160,6 +163,8 @@ class _ExcessWriter(NodeWriter):
         assert source is not None
         x = self.node.inputs[self.operand.product.data]
         scale = source.inputs[1]
+        # Divided back, what DequantizeLinear wrote is an integer up to float rounding, which Round
+        # takes off. It is relative to the zero point, so that padding of 0 stays right.
         found = self.add("Round", [self.add("Div", [x, scale])])
         if self.conv:
             found = self._write_im2col(found)
@@ -176,6 +181,7 @@ class _ExcessWriter(NodeWriter):
         taps = self.operand.values.shape[2:]
         count = int(np.prod(taps))
         channels = self.operand.values.shape[1] * int(self.node.attrs.get("group", 1))
+        # Filter k is 1 at tap k and 0 elsewhere, so its output is the input shifted by that tap.
         units = np.eye(count, dtype=np.float32).reshape(count, 1, *taps)
         filters = np.tile(units, (channels, *[1] * (len(taps) + 1)))
         attrs = {key: self.node.attrs[key] for key in _CONV_ATTRIBUTES if key in self.node.attrs}
@@ -189,10 +195,13 @@ class _ExcessWriter(NodeWriter):
             return k
         outputs, channels, *taps = self.operand.values.shape
         group = rows // (outputs // int(self.node.attrs.get("group", 1)))
+        # Kernels lay rows out as taps, then channels; the depthwise Conv above as channels, then
+        # taps.
         return np.asarray((group * channels + k % channels) * int(np.prod(taps)) + k // channels)
 
     def _write_chunk(self, levels: str, rows: Integers, sums: Integers) -> tuple[str, str]:
         """The excess of rows, summed up, and how many sums had any. sums: [rows, most], -1 where a row has fewer."""
+        # -1 gathers the first sum instead, and its weights are multiplied by 0.
         which = np.maximum(sums, 0)
         weights = (
             self.operand.sums[rows[:, None], which].astype(np.float32) * (sums >= 0)[:, :, None]
@@ -212,9 +221,11 @@ class _ExcessWriter(NodeWriter):
         total = self.add("Add", products)
         least, most = (self.constant(np.float32(bound)) for bound in (_INT16.min, _INT16.max))
         excess = self.add("Sub", [self.add("Min", [self.add("Max", [total, least]), most]), total])
+        # Any excess counts once, whatever its size.
         some = self.add(
             "Cast", [self.add("Cast", [excess], to=TensorProto.BOOL)], to=TensorProto.INT64
         )
+        # 0 keeps the batch of a Conv; of a product all axes in front of K become one.
         shape = [0, len(rows), sums.shape[1], -1] if self.conv else [-1, len(rows), sums.shape[1]]
         apart = self.add("Reshape", [excess, self.constant(np.array(shape, np.int64))])
         return self._add_up(apart), self.add("ReduceSum", [some], keepdims=0)

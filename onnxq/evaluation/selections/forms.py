@@ -164,10 +164,13 @@ def _give_inside(graph: GraphProto, scope: str, choice: str, inner: ValueInfoPro
         )
         node, body, at = next(item for item in bodies if is_within(scope, item[2]))
         part = f"{choice}/{node.name}"
+        # Input 0 of its body counts the iterations.
         if node.op_type == "Loop":
             body.node.append(
                 helper.make_node("Gather", [outer, body.input[0].name], [part], name=part, axis=0)
             )
+        # What it cuts into iterations stands last among its inputs; axes and directions, where they
+        # are listed, have an entry for each.
         elif node.op_type == "Scan":
             node.input.append(outer)
             body.input.append(

@@ -318,6 +318,7 @@ class _ChoiceWalk:
                 continue
             traced.add(name)
             node = self.makers.get(name)
+            # A shape hangs on no values, whatever it is taken of.
             if node is not None and node.op_type not in ("Shape", "Size"):
                 waiting.extend(node.input)
         return traced

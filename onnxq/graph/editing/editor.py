@@ -99,6 +99,7 @@ class Editor(Generic[M]):
         record = self._find_scope(scope)
         self._define_tensor(tensor.name, scope)
         record.initializers[tensor.name] = tensor
+        # A type that is declared under this name may be that of another tensor.
         record.value_info.pop(tensor.name, None)
 
     def is_unread(self, t: TensorId) -> bool:
@@ -121,6 +122,7 @@ class Editor(Generic[M]):
         scope = self._tensor_scope(t)
         if t.name not in scope.initializers:
             raise _fault(str(t), "is not an initializer", suggest_names(t.name, scope.initializers))
+        # Only initializers of the main graph may be stubs.
         scope.initializers[t.name] = encode_tensor(
             t.name, array, store=None if scope.name else self._store
         )
@@ -227,6 +229,7 @@ class Editor(Generic[M]):
         """
         self._tensor_scope(t)
         if consumers is None:
+            # A node inserted behind `t` would come to read what it makes itself.
             target = self._resolve(new, t.scope)
             makers = find_nodes_between(self._wiring, target, t) if target else set()
             edges = [edge for edge in self.list_consumers(t) if edge.node not in makers]

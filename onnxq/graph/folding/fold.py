@@ -368,6 +368,7 @@ def _insert_scalars(index: GraphIndex, model: M) -> M:
     editor = Editor(model)
     for edge, t in edges:
         node = editor.fresh(f"{edge}/scalar")
+        # A Reshape to the empty shape makes a scalar.
         shape = editor.add_initializer(
             edge.scope, editor.fresh(f"{node}/shape"), np.zeros(0, np.int64)
         )

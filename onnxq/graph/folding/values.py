@@ -111,6 +111,7 @@ def _infer_shape(index: GraphIndex, node: NodeRef, known: dict[TensorId, _Known]
     return (
         None
         if dims is None
+        # Attributes of Shape since opset 15.
         else _Known(dims[node.attrs.get("start", 0) : node.attrs.get("end", len(dims))])
     )
 
@@ -144,6 +145,7 @@ def _infer_slice(index: GraphIndex, node: NodeRef, known: dict[TensorId, _Known]
     if data is None or data.scalar or any(part is None for part in parameters):
         return None
     starts, ends, axes, steps = (part or () for part in parameters)
+    # Shapes are vectors: there is one axis to cut.
     if len(starts) != 1 or len(ends) != 1 or axes not in ((), (0,), (-1,)):
         return None
     return _Known(data.items[starts[0] : ends[0] : steps[0] if steps else 1])

@@ -96,6 +96,7 @@ def _mentions_narrow(proto: ModelProto) -> bool:
     for _, graph in walk_graphs(proto.graph):
         dtypes.update(tensor.data_type for tensor in graph.initializer)
         for node in graph.node:
+            # Any integer of the same value leads to a closer look as well, which costs only time.
             dtypes.update(dtype for attr in node.attribute for dtype in (attr.t.data_type, attr.i))
     return not NARROW.isdisjoint(dtypes)
 
@@ -136,6 +137,7 @@ def _widen_node(node: NodeProto) -> None:
     for attr in node.attribute:
         if attr.type == AttributeProto.TENSOR:
             _widen_tensor(attr.t)
+        # Of Cast; of EyeLike and random operators; of QuantizeLinear and DequantizeLinear.
         elif attr.name in ("to", "dtype", "output_dtype") and attr.i in NARROW:
             attr.i = FLOAT
 
@@ -207,6 +209,7 @@ def restore_stored(model: M, stored: Mapping[str, tuple[str, int]]) -> M:
         tensor.CopyFrom(encode_tensor(source, narrow, dtype, store=store))
         casts.append(make_cast(source, name, FLOAT, choose_name(f"{name}/Cast", taken)))
     if casts:
+        # In front of all nodes that read them.
         replace_items(graph.node, [*casts, *graph.node])
     return rebuild(model, out, store)
 

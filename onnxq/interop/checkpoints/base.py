@@ -75,6 +75,7 @@ class WeightCodes:
 
     def sort_columns(self, name: str, groups: Array) -> WeightCodes:
         """The same with the columns of each group side by side. groups: of each column, its group (g_idx)."""
+        # Stable: columns of a group stay in the order of the network.
         order = np.argsort(groups, kind="stable").astype(np.int32)
         if (groups[order] != np.arange(len(groups)) // self.size).any():
             raise fault(
@@ -101,6 +102,7 @@ class WeightCodes:
             ).astype(np.uint8)
             scale = np.where(scale == 0, np.float32(1), scale)
         if minimum is not None:
+            # code · s + m = (code + m / s) · s: a minimum of whole steps is a zero point.
             whole = np.rint(-minimum / scale)
             legal = (
                 (whole >= 0)
@@ -199,6 +201,7 @@ def unpack_words(words: Array, bits: int, count: int) -> Array:
     packed = np.ascontiguousarray(words).view(np.uint8)
     if MOST_BITS % bits == 0:
         return unpack_bits(packed, bits, count)
+    # Widths that do not divide a byte are taken bit by bit.
     stream = np.unpackbits(packed, axis=1, bitorder="little")[:, : count * bits].reshape(
         -1, count, bits
     )

@@ -87,6 +87,7 @@ def _find_scheme(settings: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     groups: list[Mapping[str, Any]] = list((settings.get("config_groups") or {}).values())
     for group in groups:
         for target in group.get("targets") or ():
+            # A target is a module, the end of its name, a class, or `re:` and a pattern.
             kind, _, pattern = target.rpartition("re:")
             if name.endswith(target) or (
                 pattern != target and not kind and re.match(pattern, name)

@@ -79,6 +79,7 @@ def _read_float16(blocks: Array, at: int) -> Array:
 def _split_bits(data: Array, each: int, bits: int) -> Array:
     """Of each `each` bytes the lowest so many bits, then the next, and so on."""
     shifts = np.arange(0, 8, bits, dtype=np.uint8)[:, None]
+    # [blocks, runs, parts of a byte, bytes of a run].
     parts = data.reshape(len(data), -1, 1, each) >> shifts & np.uint8((1 << bits) - 1)
     return np.asarray(parts.reshape(len(data), -1))
 
@@ -88,9 +89,11 @@ def _read_simple(blocks: Array, *, bits: int, minimum: bool) -> _Parts:
     head = 4 if minimum else 2
     least = _read_float16(blocks, 2) if minimum else None
     if bits == 8:
+        # Turning the sign bit makes int8 unsigned, with 128 in the place of 0.
         return blocks[:, head:] ^ np.uint8(128), _read_float16(blocks, 0), least
     codes = _split_bits(blocks[:, -16:], 16, 4)
     if bits == 5:
+        # The fifth bits of all 32 codes stand in one word.
         codes = codes | np.unpackbits(
             blocks[:, head : head + 4], axis=1, bitorder="little"
         ) << np.uint8(4)
@@ -102,12 +105,16 @@ def _read_q2(blocks: Array) -> _Parts:
     codes = _split_bits(blocks[:, 16:80], 32, 2)
     d = _read_float16(blocks, 80)
     e = _read_float16(blocks, 82)
+    # Each byte has a scale in its low half and a minimum in its high one.
     return codes, d * (scales & 15), -e * (scales >> 4)
 
 
 def _read_q3(blocks: Array) -> _Parts:
+    # The highest bits of all codes stand first, in 32 bytes.
     codes = _split_bits(blocks[:, 32:96], 32, 2) | _split_bits(blocks[:, :32], 32, 1) << np.uint8(2)
     packed = blocks[:, 96:108]
+    # Sixteen scales of six bits in twelve bytes: the low four of all, then the high
+    # two; 32 means 0.
     low = _split_bits(packed[:, :8], 8, 4)
     top = _split_bits(packed[:, 8:], 4, 2)
     scales = (low | top << np.uint8(4)).astype(np.float32) - 32
@@ -116,6 +123,8 @@ def _read_q3(blocks: Array) -> _Parts:
 
 def _read_q45(blocks: Array, *, bits: int) -> _Parts:
     first, second, third = (blocks[:, k : k + 4] for k in (4, 8, 12))
+    # Eight scales and eight minima of six bits: four of each have bytes of their own, whose top
+    # bits are the high bits of the other four.
     scales = np.concatenate([first & 63, third & 15 | first >> 6 << 4], 1)
     least = np.concatenate([second & 63, third >> 4 | second >> 6 << 4], 1)
     codes = _split_bits(blocks[:, -128:], 32, 4)
@@ -188,6 +197,7 @@ def _read_gguf(files: CheckpointFiles) -> Checkpoint:
                     f"{label} is not read, and matrices of Q4_0 to Q8_0 and Q2_K to Q6_K are"
                 )
                 continue
+            # ggml lists the length of a row first.
             columns, count = dims
             end = start + offset + count * columns // kind.values * kind.length
             if columns % kind.values or end > path.stat().st_size:
@@ -223,6 +233,7 @@ def _read_header(file: BinaryIO) -> tuple[list[tuple[str, tuple[int, ...], int, 
         inner = take("<I")
         length = count()
         if inner not in (_STRING, _ARRAY):
+            # Numbers in arrays, such as scores of tokens, are not needed.
             return file.seek(length * struct.calcsize(_SCALARS[inner]), 1)
         return [value(inner) for _ in range(length)]
 
@@ -236,6 +247,7 @@ def _read_header(file: BinaryIO) -> tuple[list[tuple[str, tuple[int, ...], int, 
         name = text()
         dims = tuple(take("<Q") for _ in range(take("<I")))
         rows.append((name, dims, int(take("<I")), int(take("<Q"))))
+    # The first tensor begins at a multiple of it; 32 is what the format says where none stands.
     align = int(keys.get("general.alignment", 32))
     return rows, math.ceil(file.tell() / align) * align
 

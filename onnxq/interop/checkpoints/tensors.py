@@ -51,6 +51,7 @@ class StoredTensor:
 def list_tensors(path: Path) -> dict[str, StoredTensor]:
     """The tensors of a file by name. Raises ValueError, KeyError or TypeError for one that is broken."""
     with path.open("rb") as file:
+        # safetensors: eight bytes with the length of a header in JSON, the header, then the data.
         length = int.from_bytes(file.read(8), "little")
         if length > _LONGEST:
             raise ValueError(f"a header of {length:,} bytes")

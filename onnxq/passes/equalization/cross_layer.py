@@ -68,6 +68,7 @@ def _compute_by_root(flow: ScaledChannels, largest: Mapping[TensorId, Array64]) 
     values = np.zeros(count)
     for op in flow.ops:
         size = op.largest
+        # `at`: several rows may have one root.
         np.maximum.at(rows, flow.root[op.rows], size.max(axis=2, initial=0.0).reshape(-1))
         if op.columns is not None:
             np.maximum.at(columns, flow.root[op.columns], size.max(axis=1, initial=0.0).reshape(-1))

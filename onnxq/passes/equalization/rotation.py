@@ -42,11 +42,15 @@ def make_paley(order: int) -> NDArray[np.int8] | None:
         return np.array([[1, 1], [1, -1]], np.int8)[:order, :order]
     single = order - 1
     half = order // 2 - 1
+    # Paley's first construction: q = 3 modulo 4 makes Jacobsthal's matrix skew-symmetric, and I + S
+    # orthogonal.
     if single % 4 == 3 and _is_prime(single):
         border = np.concatenate(
             [[[0], *[[-1]] * single], [[1] * single, *_make_jacobsthal(single)]], axis=1
         )
         return np.asarray(np.eye(order) + border, np.int8)
+    # The second: q = 1 modulo 4 makes it symmetric. Every entry becomes a block of 2 x 2, the zeros
+    # on the diagonal a block of their own.
     if order % 4 == 0 and half % 4 == 1 and _is_prime(half):
         border = np.concatenate(
             [[[0], *[[1]] * half], [[1] * half, *_make_jacobsthal(half)]], axis=1
@@ -71,6 +75,7 @@ def _is_prime(number: int) -> bool:
 
 def find_base(size: int) -> int:
     """The order of the smallest matrix that gives one of `size` by doubling; 0 where there is none to be had."""
+    # The odd part of the size: all powers of two in it can come from doubling.
     base = size // (size & -size)
     while base <= size:
         if base <= _DENSE and make_paley(base) is not None:
@@ -109,6 +114,7 @@ class Hadamard:
         step = max(1, _CHUNK // shape[0])
         for start in range(0, columns.shape[1], step):
             chunk = columns[:, start : start + step].astype(np.float64)
+            # A scale that waits stands in front of the rotation: of (s·x)·W remains Qᵀ·(s·W).
             if scale is not None:
                 chunk *= scale[:, None]
             parts = [
@@ -164,6 +170,7 @@ def _multiply_hadamard(columns: Array64) -> Array64:
         parts = mixed
     width = 1
     spare = np.empty_like(parts)
+    # The fast Walsh-Hadamard transform: n log n additions, where the matrix would take n².
     while width < size // base:
         pairs, sums = (array.reshape(-1, 2, width, base * count) for array in (parts, spare))
         np.add(pairs[:, 0], pairs[:, 1], out=sums[:, 0])
@@ -256,6 +263,7 @@ def write_rotations(
     edit = Edit(proto)
     copied = _write_constants(view, edit, recipes, _move_shifts(view, edit, readers, recipes))
     waiting = {constant for reader in readers.values() for constant in reader.label.waiting}
+    # Their readers' weights and biases hold them now, and the norm keeps ones and zeros.
     for constant in sorted(waiting, key=lambda constant: constant.edge):
         value = _read_constant(view, constant.edge)
         edit.set_constant(view, constant.edge, np.full_like(value, 0.0 if constant.shift else 1.0))
@@ -293,6 +301,7 @@ def _add_up(view: View, waiting: Sequence[ChannelConstant], width: int) -> tuple
             shift = shift + value
         else:
             scale = scale * value
+            # A scale multiplies the shifts in front of it, too.
             shift = shift * value
     return scale, shift
 
@@ -314,14 +323,17 @@ def _move_shifts(
             continue
         node = view.index.find_node(edge.node)
         weight = _read_constant(view, edge)
+        # The weight as [inputs, outputs], which transB stores transposed.
         gain = multiply_row(shift, weight if reader.axis == -2 else weight.T)
         linear = find_linear(view, node)
         place = None if linear is None else linear.bias_at
         bias = None if place is None else view.find_constant(*place)
         if place is not None and bias is not None and bias.size == gain.size:
+            # Gemm computes alpha·x·W + beta·C.
             factor = float(node.attrs.get("alpha", 1.0)) / float(node.attrs.get("beta", 1.0) or 1.0)
             gains[view.make_edge(*place)] = gain * factor
             continue
+        # A bias that is there is turned with its stream; one that is written now is turned here.
         for axis, matrix in recipes[edge].turns:
             gain = gain if axis == reader.axis else matrix.turn_channels(gain, -1)
         written = edit.add_constant(node.scope, f"{node.name}/bias", gain.astype(weight.dtype))
@@ -369,6 +381,7 @@ _PLAIN = _ConstantRecipe()
 
 def _rewrite(view: View, edge: Edge, recipe: _ConstantRecipe, gain: Array64 | None) -> Array:
     value = _read_constant(view, edge)
+    # The gain is in the old basis.
     if gain is not None:
         value = (value.astype(np.float64) + gain).astype(value.dtype)
     for axis, matrix in recipe.turns:

@@ -240,10 +240,12 @@ def _divide_in_home(
 ) -> None:
     """X/s in the node that writes X. weights: gets the factors of a linear operator's."""
     if isinstance(home, Linear):
+        # Columns of [K, N], or rows of [N, K].
         turned = 1.0 / s[None, :] if home.axis == 1 else 1.0 / s[:, None]
         weights.setdefault(home.node.name, (home, []))[1].append(turned)
         spots = [home.bias_at] if home.bias_at is not None else []
     else:
+        # Scale and bias of a normalization.
         spots = [(home, 1), (home, 2)]
     for node, k in spots:
         value = view.find_constant(node, k)

@@ -55,6 +55,7 @@ class SmoothedWeight:
 
     def round_scaled(self, s: Array32) -> Array32:
         """The weight times s [inputs], quantized and dequantized."""
+        # Rows are inputs here, so a factor a channel goes along axis 0.
         weight = self.weight * s[:, None]
         qparams = weight_qparams(weight, self.spec, orders=self.orders)
         return np.asarray(fake_quant_weight(weight, qparams, self.spec, self.orders), np.float32)
@@ -108,12 +109,15 @@ class RunningStatistics:
 
 def compute_smoothing(largest: Array64, weights: Sequence[Array], alpha: float) -> Array32:
     """SmoothQuant's s, [channels]. largest: max |X_c|; weights: [channels, outputs] each."""
+    # All layers that read the activation share s, so the largest weight of any of them counts.
     columns = np.max([np.abs(w).max(axis=1) for w in weights], axis=0).astype(np.float64)
     alive = (largest > _DEAD_PEAK * largest.max(initial=0.0)) & (
         columns > _DEAD_PEAK * columns.max(initial=0.0)
     )
     logs = alpha * np.log(largest[alive]) - (1.0 - alpha) * np.log(columns[alive])
     s = np.ones_like(largest)
+    # In logarithms the geometric mean is a mean, and no power overflows. Divided by it, s neither
+    # grows the weights nor the activations as a whole.
     s[alive] = np.exp(logs - logs.mean()) if logs.size else 1.0
     return s.astype(np.float32)
 
@@ -123,6 +127,7 @@ def compute_awq_scaling(rows: Array32, alpha: float) -> Array32:
     size = np.abs(rows).mean(axis=0, dtype=np.float64)
     if not size.max(initial=0.0) > 0:
         return np.ones(size.size, np.float32)
+    # The floor keeps silent channels from a factor near 0, whose inverse would blow up their rows.
     logs = alpha * np.log(np.maximum(size, _DEAD_MEAN * size.max()))
     return np.asarray(np.exp(logs - logs.mean()), np.float32)
 
@@ -155,7 +160,9 @@ def measure_weights_error(rows: Array32, weights: Sequence[SmoothedWeight], s: A
     """Mean noise-to-signal ratio of the layers' outputs, with only the weights quantized."""
     ratios = []
     for layer in weights:
+        # Activations divided by s stay float, so the error is that of the weights alone.
         gap = layer.round_scaled(s) / s[:, None] - layer.weight
+        # Dead layers, whose outputs are all 0, have no signal to divide by.
         ratios.append(sum_squares(rows @ gap) / max(sum_squares(rows @ layer.weight), 1e-30))
     return float(np.mean(ratios))
 
@@ -183,8 +190,10 @@ def search_awq_exponent(rows: Array32, weights: Sequence[SmoothedWeight]) -> Cho
 
 def _choose_exponent(factors: dict[float, Array32], measure: Callable[[Array32], float]) -> Choice:
     """The exponent whose factors leave the least error; of equal ones the first."""
+    # Plain rounding is no candidate but the mark that callers compare the gain with.
     plain = measure(np.ones_like(next(iter(factors.values()))))
     errors = {alpha: measure(s) for alpha, s in factors.items()}
+    # `min` keeps the first of equals, the mildest exponent.
     best = min(errors, key=errors.__getitem__)
     return factors[best], best, errors[best], plain
 

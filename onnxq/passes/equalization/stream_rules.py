@@ -15,6 +15,7 @@ from onnxq.sites import TensorId
 def pass_stream(flow: Streams, node: NodeRef, same_rank: bool = True) -> bool:
     """Every channel goes where its neighbours go."""
     label = flow.find_label(node, 0)
+    # A rotation mixes channels, which a Cast to integers does not commute with.
     if label is None or (node.op_type == "Cast" and node.attrs.get("to") not in FLOATS):
         return False
     for name in filter(None, node.outputs):
@@ -40,6 +41,7 @@ def turn_matmul(flow: Streams, node: NodeRef) -> bool:
     if x is None or y is None:
         # P·V: every row is a mean of rows.
         return y is not None and y.axis == -1 and flow.pass_label(node, y)
+    # A scale that waits would lie between two rotations, which then do not cancel.
     if (x.axis, y.axis) != (-1, -2) or x.waiting or y.waiting:
         return False
     # Q·Kᵀ: products of vectors that are turned alike.
@@ -55,6 +57,7 @@ def _turn_linear(
     edge = flow.view.make_edge(node, 1)
     if x is not None and x.axis == -1:
         flow.read_stream(x, edge, axis, inputs)
+    # Tokens are mixed, not channels: as in an MLP-Mixer or behind a Transpose.
     elif x is not None:
         flow.hold_label(x, f"{node.name} ({node.op_type}) reads it along another axis")
     if not flow.view.is_constant(node, 0):
@@ -89,6 +92,7 @@ def _add_bias(flow: Streams, node: NodeRef, k: int) -> bool:
         return True
     edge = flow.view.make_edge(node, k)
     shape = flow.find_shape(edge)
+    # A computed bias cannot be turned offline.
     if shape is None or not flow.turn_constant(label, edge, shape):
         flow.hold_label(label, f"the bias of {node.name} is computed")
     return True
@@ -100,6 +104,7 @@ def turn_conv(flow: Streams, node: NodeRef) -> bool:
     shape = flow.find_shape(edge)
     if shape is None or len(shape) < 3 or node.attrs.get("group", 1) != 1:
         return False
+    # From the end, as all axes of labels: W is [M, C, kH, kW] and its result [N, M, H, W].
     label = flow.begin_stream(node.result, edge, -len(shape), shape[0], 1 - len(shape))
     flow.write_label(node.result, label)
     bias = flow.view.make_edge(node, 2)
@@ -126,6 +131,7 @@ def turn_gather(flow: Streams, node: NodeRef) -> bool:
     axis = int(node.attrs.get("axis", 0))
     if x is None:
         return axis == 0 and _begin_of_constant(flow, node)
+    # Axes count from the end, so that they hold where the rank is unknown or grows in front.
     back = flow.count_back(flow.view.find_tensor(node, 0), axis)
     # Of a tensor of one axis there is nothing but channels to gather.
     return (
@@ -146,6 +152,7 @@ def turn_reshape(flow: Streams, node: NodeRef) -> bool:
         width = _find_width(flow, node)
         if width is None or (label.waiting and width != label.width):
             return False
+        # Heads in rows of their own: only a rotation within each head, the same for all, survives.
         flow.divide_stream(label, width)
         return flow.pass_label(node, replace(label, width=width, rank=_find_rank(flow, node)))
     before = flow.view.index.find_shape(source) if source is not None else None
@@ -205,6 +212,7 @@ def turn_transpose(flow: Streams, node: NodeRef) -> bool:
     """The channels lie along another axis."""
     label = flow.find_label(node, 0)
     perm = list(node.attrs.get("perm", ()))
+    # Without `perm` ONNX reverses all axes, and how many there are may be unknown.
     if label is None or not perm:
         return False
     return flow.pass_label(
@@ -220,6 +228,7 @@ def turn_concat(flow: Streams, node: NodeRef) -> bool:
     back = next(
         (b for t in (*tensors, node.result) if (b := flow.count_back(t, axis)) is not None), None
     )
+    # Channels beside channels would be two streams in one, and cannot be turned as either.
     if not labels or back is None or back == labels[0].axis:
         return False
     label = flow.join_streams(labels, node)
@@ -231,6 +240,7 @@ def turn_concat(flow: Streams, node: NodeRef) -> bool:
 def turn_slice(flow: Streams, node: NodeRef) -> bool:
     """Some of the tokens; of a constant they begin a stream."""
     label = flow.find_label(node, 0)
+    # An attribute before opset 10, input 3 since.
     axes = node.attrs.get("axes", flow.view.find_constant(node, 3))
     axis = -1 if label is None else label.axis
     tensor = flow.view.find_tensor(node, 0)
@@ -288,6 +298,7 @@ def turn_add(flow: Streams, node: NodeRef) -> bool:
     a = flow.find_label(node, 0)
     b = flow.find_label(node, 1)
     if a is not None and b is not None:
+        # Both have to be turned alike, and scales that wait are each stream's own.
         return not (a.waiting or b.waiting) and flow.pass_label(
             node, flow.join_streams([a, b], node)
         )
@@ -303,6 +314,7 @@ def turn_add(flow: Streams, node: NodeRef) -> bool:
     elif shape is not None:
         if not flow.turn_constant(label, edge, shape):
             return False
+    # Added to all channels alike: kept by a rotation that keeps the vector of ones.
     elif flow.is_narrow(other) and label.axis == -1:
         flow.find_stream(label).level = True
     else:
@@ -342,12 +354,14 @@ def turn_product(flow: Streams, node: NodeRef) -> bool:
 def turn_power(flow: Streams, node: NodeRef) -> bool:
     """Squares, where the exponent is 2."""
     exponent = flow.view.scalar(node, 1)
+    # The sum of squares is the only power whose sum a rotation keeps.
     return exponent is not None and exponent[0] == 2.0 and _square_channels(flow, node)
 
 
 def _square_channels(flow: Streams, node: NodeRef) -> bool:
     """Squares, whose sum over the channels does not hang on their basis."""
     label = flow.find_label(node, 0)
+    # Σ(s·x)² depends on the basis, unlike Σx².
     if label is None or label.waiting:
         return False
     flow.squares[node.result] = label
@@ -381,6 +395,7 @@ def turn_mean(flow: Streams, node: NodeRef) -> bool:
         if squares is not None or node.op_type in ("ReduceL2", "ReduceSumSquare"):
             stream.normalized = True
         elif node.op_type in _MEANS:
+            # The mean is the product with a vector of ones, which the rotation has to keep.
             stream.level = True
         else:
             return False
@@ -403,6 +418,7 @@ def turn_normalized(flow: Streams, node: NodeRef) -> bool:
     """LayerNormalization and RMSNormalization."""
     label = flow.find_label(node, 0)
     back = flow.count_back(flow.view.find_tensor(node, 0), int(node.attrs.get("axis", -1)))
+    # Over several axes tokens share a length, which turning channels does not keep.
     return label is not None and back == -1 and _normalize(flow, node, label, 1)
 
 
@@ -427,10 +443,12 @@ def _normalize(flow: Streams, node: NodeRef, label: StreamLabel, k: int) -> bool
 def turn_normalized_sum(flow: Streams, node: NodeRef) -> bool:
     """The sum of two inputs and a bias, normalized, and the sum itself as fourth output."""
     labels = [label for k in (0, 1) if (label := flow.find_label(node, k)) is not None]
+    # The one without mean has no shift at input 3: inputs are x, skip, gamma, (beta,) bias.
     bias = 3 if node.op_type == "SkipSimplifiedLayerNormalization" else 4
     if not labels or any(label.waiting for label in labels):
         return False
     label = flow.join_streams(labels, node)
+    # Constants such as a position table are turned with the stream they are added to.
     if not flow.turn_others(node, label, (0, 1, bias)):
         return False
     if len(node.outputs) > 3 and node.outputs[3]:
@@ -452,23 +470,28 @@ def turn_attention(flow: Streams, node: NodeRef) -> bool:
     label = flow.find_label(node, 2)
     # Its biases of queries, keys and values lie in one constant; that of com.microsoft holds the weights too.
     biased = node.op_type == "MultiHeadAttention" and flow.view.find_tensor(node, 3) is not None
+    # com.microsoft's Attention multiplies by one packed weight of queries, keys and values.
     if label is None or label.axis != -1 or biased or (node.op_type == "Attention" and node.domain):
         return False
     for k in {*range(len(node.inputs))} - {2}:
         other = flow.find_label(node, k)
         if other is not None:
+            # Queries and keys are compared as they are: in this node no rotation of theirs cancels.
             flow.hold_label(other, f"{node.name} ({node.op_type}) reads {node.inputs[k]}")
     if flow.view.find_tensor(node, past) is not None:
+        # A cache holds values of earlier runs, in the basis that they were computed in.
         flow.hold_label(label, f"{node.name} ({node.op_type}) reads past values")
     tensor = flow.view.find_tensor(node, 2)
     width = label.width
     out = label.width
+    # Of rank 4, [N, heads, tokens, width], heads lie apart and labels are a head wide.
     if flow.find_rank(tensor) != 4:
         # Of all heads in one row.
         parts = int(node.attrs.get(kv_heads, 0))
         if not parts or label.width % parts:
             return False
         width = label.width // parts
+        # With grouped queries several heads read one head of values: the result is wider.
         out = width * int(node.attrs[heads])
     flow.divide_stream(label, width)
     flow.write_label(node.result, replace(label, width=out))

@@ -83,6 +83,7 @@ class Stream:
 
     def take_in(self, other: Stream) -> None:
         """Make the other stream a part of this one."""
+        # Heads of 64 channels beside rows of 768 leave matrices of 64.
         self.size = gcd(self.size, other.size)
         self.level |= other.level
         self.normalized |= other.normalized
@@ -212,6 +213,8 @@ class Streams(ChannelFlow[StreamLabel]):
             # One number for all channels needs no turning.
             if value is None or not np.all(value == value.flat[0]):
                 waiting = (*waiting, ChannelConstant(scale))
+        # Behind a scale that waits a shift waits as well; one by itself is added, and turned like
+        # any constant.
         if shift is not None and waiting:
             waiting = (*waiting, ChannelConstant(shift, shift=True))
         elif shift is not None:

@@ -60,6 +60,8 @@ class Ways:
                     other for other in self.plan.sites if site.group and other.group == site.group
                 ] or [site]
                 keys = frozenset(str(one.site) for one in alike)
+                # Named by the first in order, so that the name does not depend on which site came
+                # up first.
                 groups.setdefault(min(keys), keys)
         return groups
 
@@ -134,8 +136,10 @@ class Ways:
         changed = dict[Site, SitePlan]()
         for site in self.plan.sites:
             if site.site in moved:
+                # The old spec names a storage of 8 bits.
                 spec = QuantSpec(bits=16, signed=site.spec.signed, symmetric=site.spec.symmetric)
                 changed[site.site] = replace(site, spec=spec, qparams=None)
+            # Integers that rounding chose keep the scale that they were chosen for.
             elif site.site in scaled and site.values is None:
                 changed[site.site] = replace(site, qparams=None)
         wider = replace(self.plan.replace_sites(changed), opset=max(self.plan.opset, _OPSET_16))
@@ -147,15 +151,19 @@ class Ways:
         Time is that predicted for the kinds of CPU; where a target has no such costs, the work that leaves integers.
         """
         lost = self.list_promoted(plan)
+        # ONNX Runtime's CPU has no kernels of 16 bits, so every operator loses its own.
         if self.to != FLOAT:
             return len(lost)
         chosen = find_integer_ops(self.problem, plan)
+        # As a share of float's time, kinds of CPU weigh the same however fast they are.
         shares = [(clock(chosen) - before) / total for clock, before, total in self._clocks]
         moved = {site.site for site in self.plan.sites} - {site.site for site in plan.sites}
         weights = sum(size for site, size in self._sizes.items() if site in moved) / (
             sum(self._sizes.values()) or 1
         )
         ops = LEAST_COST * len(lost) / max(len(self._computing), 1)
+        # A promotion that saves time costs none; below 0 it would outweigh what it does to the
+        # file's size.
         return max(statistics.fmean(shares), 0.0) + weights + ops
 
     @cached_property
@@ -168,6 +176,7 @@ class Ways:
             costs = cut.compute_costs(kind)
             clock = partial(cut.time_us if problem.engine.costs else _sum_float_times, costs)
             before = clock(find_integer_ops(problem, self.plan))
+            # A network that takes no time at all by the tables must not divide by 0.
             clocks.append((clock, before, cut.time_us(costs, frozenset()) or 1.0))
         return clocks
 
@@ -272,9 +281,11 @@ def carry_qparams(old: Plan, new: Plan, index: GraphIndex) -> Plan:
     computing = {
         edge.node for site in new.sites for edge in site.named_consumers if site.role is Role.WEIGHT
     }
+    # A correction makes up for the rounding of a weight; in float it would be an error of its own.
     biases = tuple(
         bias for bias in old.biases if computing.intersection(find_owners(index, bias.edge))
     )
+    # Structural ids of the nodes whose biases are carried, which `new` may not know.
     nodes = {**{bias.edge.node: old.nodes.get(bias.edge.node, "") for bias in biases}, **new.nodes}
     return replace(
         new,
@@ -316,6 +327,7 @@ def leave_missing_float(ctx: SampledContext, state: PlacedState) -> PlacedState:
             text = f"its tensor {site.quantized_tensor} {cause.reason}"
             for name in Ways(problem, plan).list_operators(site):
                 reasons.setdefault(name, Refusal(name, text, cause.fix, "calibrate", "R106"))
+        # Another round would leave the same operators float, for ever.
         if reasons.keys() <= known:
             subject = str(missing[0].site)
             cause = causes.get(

@@ -121,6 +121,7 @@ def _try_types(
         first = first or figures
         if not _is_worse(before, after, _GOOD_DB if state.planned.all_sites else _GOOD_FLOAT_DB):
             return tried, figures
+        # Doubling takes few trials, and leaves at most twice as many in float32 as are needed.
         count = max(1, 2 * count)
         if count > len(suspects) // LIMITS[_TYPES].one_of:
             return chosen, first
@@ -156,6 +157,8 @@ def _is_worse(before: Sequence[ModelErrors], after: Sequence[ModelErrors], good:
         ]
         for name in names:
             if name in figures[0] and name in figures[1]:
+                # Beyond what is good all figures are alike: a fall from 90 to 60 dB changes no
+                # answer.
                 limited = [
                     max(min(figure[name], good + _MAY_COST_DB), _LEAST_DB) for figure in figures
                 ]

@@ -96,6 +96,7 @@ def _exclude_next(ctx: SampledContext, state: PlacedState) -> tuple[PlacedState,
     culprit = _find_loudest(pairs, limits.least_gain, measure_noises)
     if culprit is None:
         return None
+    # Readers that only move values make no noise by themselves.
     keys = frozenset(culprit.readers).intersection(list_quantized_ops(problem, plan))
     ways = Ways(problem, plan, FLOAT, has_attention_rules(ctx, state), _SENSITIVE_REASON)
     # Where several operators read it, none of them alone is to blame.
@@ -187,6 +188,7 @@ def make_dynamic(ctx: SampledContext, state: PlacedState, nodes: Iterable[Names]
     problem = state.problem
     names = [name for group in nodes for name in group]
     rule = Rule.model_validate({"node": names, "role": "activation", "set": {"dynamic": True}})
+    # The first rule that matches wins, so this one stands in front of all others.
     config = problem.config.model_copy(update={"rules": (rule, *problem.config.rules)})
     again = replace_problem(
         problem, config=config, requests=Requests(config, problem.requests.graph)

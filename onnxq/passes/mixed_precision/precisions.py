@@ -211,6 +211,7 @@ def measure_precision(
         frozenset(operators),
         state,
         weights=dict(zip(constants, noises[len(pairs) :], strict=True)),
+        # Those of the pairs come first, as in `settings`.
         tensors={pair.site: noise for pair, noise in zip(pairs, noises, strict=False)},
     )
 

@@ -210,6 +210,7 @@ def _sum(parts: Iterable[Any]) -> Any:
 def _silence_stdout() -> Iterator[None]:
     """Let libraries print nothing."""
     sys.stdout.flush()
+    # Of the process, not of Python: native libraries do not write through sys.stdout.
     kept = os.dup(1)
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 1)

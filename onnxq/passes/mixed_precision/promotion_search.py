@@ -167,6 +167,7 @@ class PromotionSearch:
             )
             every, *without = (error.noise() for error in errors)
             groups = {
+                # Below 0 where its errors cancel others.
                 name: max(every - noise, 0.0)
                 for name, noise in zip(self._groups, without, strict=True)
             }
@@ -296,6 +297,7 @@ class PromotionSearch:
 
     def leave_quietest(self) -> frozenset[str]:
         """All but what makes least noise, with which something is left in integers."""
+        # The quietest stand last and are taken out first.
         parts = self.rank_parts(frozenset().union(*self._groups.values()))
         names = [name for part in parts for name in part]
         while names and self.is_float(self._join_groups(names)):

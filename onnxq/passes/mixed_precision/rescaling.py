@@ -68,4 +68,5 @@ def bisect_noise(failing: Sequence[float], holding: Sequence[float]) -> float:
     low = max((noise for noise in holding if noise < high), default=0.0)
     if high == math.inf:
         return math.inf
+    # The middle in dB, or 6 dB less.
     return math.sqrt(low * high) if low else high / 4

@@ -68,6 +68,7 @@ def measure_isolated(
     operators = list_operators(GraphIndex(proto), plan)
     alone = plan
     if rounded:
+        # With `alone`, each weight is rounded as if no other was, in one pass over the samples.
         alone = round_sequentially(
             proto,
             plan,
@@ -110,6 +111,7 @@ def _open_constants(
         if op.bias_edge is not None:
             constants[op.bias_edge] = np.asarray(op.bias.reshape(op.bias_shape), np.float32)
         for edge, value in constants.items():
+            # In a body the name is read from the graph around it, where inputs are visible.
             node = nodes[edge.node]
             name = f"{edge.node}/in{edge.index}/given"
             places[edge], usual[name] = name, np.ascontiguousarray(value, np.float32)
@@ -161,6 +163,7 @@ def check_budget(config: Config) -> None:
         return
     where = config.where("weight_bits_budget")
     if fewest > budget:
+        # At most 8 bits can be stored, and ONNX has no type of one bit.
         fix = f"write `weights: {{bits: {max(2, min(int(budget), 8))}}}`, or start from ort-w4a8"
         raise ConfigError(
             where, f"weights of {fewest} bits cannot be {budget:g} on average", fix, code="Q308"
@@ -203,6 +206,7 @@ def spread_bits(ctx: SampledContext, state: PlacedState) -> PlacedStep:
         samples,
         judged,
         others=augment_samples(samples, plan, ctx.skip),
+        # As the weights of this run will be rounded later, so that the errors compare.
         rounded=config.effort != "fast" and ROUNDING not in ctx.skip and not calibration.synthetic,
         crew=ctx.crew,
         progress=ctx.progress,
@@ -226,11 +230,13 @@ def spread_bits(ctx: SampledContext, state: PlacedState) -> PlacedStep:
 
 def _split_samples(calibration: Dataset, seed: int) -> tuple[Dataset, Dataset]:
     samples = calibration.take(_FITTED + _JUDGED, seed)
+    # A third at most: rounding needs samples more than judging does.
     return samples.split(max(1, min(_JUDGED, len(samples) // 3)), seed)
 
 
 def _list_widths(index: GraphIndex, site: SitePlan, config: Config) -> tuple[int, ...]:
     """The widths that a weight of the fewest bits may get instead, ascending."""
+    # Weights that a rule gave bits keep them; those of a group share a scale with another tensor.
     if site.spec.bits != config.weights.bits or site.spec.is_float or site.group:
         return ()
     op_type = index.find_node(site.consumers[0].node).op_type if site.consumers else ""
@@ -252,6 +258,7 @@ def _list_widths(index: GraphIndex, site: SitePlan, config: Config) -> tuple[int
 def _widen_spec(spec: QuantSpec, bits: int) -> QuantSpec:
     """The same spec with more bits, in the next packed type or a byte where it was packed into less."""
     wider = f"{'' if spec.signed else 'u'}int4" if bits <= 4 else ""
+    # "" stands for the type of a byte.
     storage = spec.storage if bits <= spec.storage_bits else wider
     return replace(spec, bits=bits, storage=storage)
 
@@ -260,6 +267,7 @@ def _widen_weights(
     ctx: SampledContext, state: PlacedState, plan: Plan, bits: dict[Site, int]
 ) -> Plan:
     """The plan with these widths, and numbers to match."""
+    # Scales and integers belong to the old width.
     changed: dict[Site, SitePlan] = {
         site.site: replace(
             site, spec=_widen_spec(site.spec, bits[site.site]), qparams=None, values=None
@@ -304,10 +312,13 @@ def spend_budget(
     elements = others[0] + sum(weight.elements for weight in weights)
     room = average * elements - others[1] - sum(weight.elements * weight.bits for weight in weights)
     while True:
+        # Gain per bit, since weights differ in size: the relaxed knapsack takes items in this
+        # order.
         best: tuple[float, int, int] | None = None
         for k, weight in enumerate(weights):
             for width in weight.widths:
                 cost = (width - bits[k]) * weight.elements
+                # One that no longer fits is passed over; a smaller weight may fit still.
                 if width <= bits[k] or cost > room or cost <= 0:
                     continue
                 # 6 dB a bit: a quarter of the power.
@@ -363,11 +374,13 @@ def quantize_tables(ctx: SampledContext, state: PlacedState) -> PlacedStep:
         pairs = [
             (db, add_noises(db, tables_db)) for db, tables_db in zip(before, alone, strict=True)
         ]
+        # The worst output with tables speaks for all.
         figures = min(pairs, key=lambda pair: pair[1], default=None)
         if not all(THRESHOLDS[_EMBEDDINGS].allows(*pair) for pair in pairs) or _break_request(
             ctx, alone
         ):
             assert figures is not None
+            # Tables that a rule names stay: they were asked for.
             losses = _explain_loss(free, *figures)
             named = tuple(table for table in tables if table.named)
             after = _add_tables(ctx, state, named, (*reasons, *losses))
@@ -380,6 +393,7 @@ def quantize_tables(ctx: SampledContext, state: PlacedState) -> PlacedStep:
         )
     elements = sum(table.elements for table in tables)
     stored = sum(table.elements * table.spec.storage_bits for table in tables)
+    # Float tables take 4 bytes an element.
     line = f"{len(tables)} {'tables' if len(tables) > 1 else 'table'}, {4 * elements:,} bytes in {stored // 8:,}"
     finite = figures is not None and all(map(math.isfinite, figures))
     return after, PassReport(_EMBEDDINGS, (line,), trial_db=figures if finite else None)
@@ -415,6 +429,7 @@ def _isolate_tables(plan: Plan, tables: Sequence[Table]) -> Plan:
 
 def add_noises(first_db: float, second_db: float) -> float:
     """The SQNR in dB with the noise of both, which know nothing of each other."""
+    # No noise on one side: 10 ** -inf would do, but not with both infinite.
     if max(first_db, second_db) == math.inf:
         return min(first_db, second_db)
     return -10 * math.log10(10 ** (-first_db / 10) + 10 ** (-second_db / 10))

@@ -91,6 +91,7 @@ def _find_anchor(view: View, node: NodeRef) -> _Anchor | None:
             return None
         if node.op_type != "HardSigmoid":
             return _Anchor(node.op_type, node, inner, used)
+        # By ONNX's defaults clamp(0.2 x + 0.5, 0, 1).
         slope = float(node.attrs.get("alpha", 0.2))
         offset = float(node.attrs.get("beta", 0.5))
         return _Anchor("clamp", node, inner, used, 0.0, 1.0, slope, offset)
@@ -113,6 +114,7 @@ def _find_clamp(view: View, node: NodeRef, used: Used) -> _Anchor | None:
         bounds = _read_bounds(view, at)
         if bounds is None:
             break
+        # The bounds of a clamp as those behind it let them through.
         low, high = min(max(bounds[0], low), high), min(max(bounds[1], low), high)
         used.add_node(view, at, bounds[3])
         inner = view.find_tensor(at, bounds[2])
@@ -141,6 +143,7 @@ def _read_bounds(view: View, node: NodeRef) -> tuple[float, float, int, int] | N
             if given is None and view.find_tensor(node, k) is not None:
                 return None
             value = given[0] if given else float(node.attrs.get(name, missing))
+            # Exporters write the largest float where there is no bound.
             ends.append(value if abs(value) < _MOST else math.copysign(math.inf, value))
         return ends[0], ends[1], 0, 0
     if node.op_type not in ("Min", "Max") or len(node.inputs) != 2:
@@ -229,6 +232,7 @@ def _recognise_clamp(anchor: _Anchor, tail: Tail, product: bool, tol: float) -> 
     alpha = tail.scale * poly[1]
     beta = tail.scale * poly[0]
     if product:
+        # HardSwish is x · clamp(x / 6 + 0.5, 0, 1).
         return (
             _Single("HardSwish", 14)
             if is_close({0: beta, 1: alpha}, {0: 0.5, 1: 1 / 6}, tol)

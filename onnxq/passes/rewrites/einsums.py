@@ -124,6 +124,7 @@ def _find_product(view: View, node: NodeRef) -> _Contraction | None:
     summed = "".join(axis for axis in left if axis in right and axis not in result)
     if not summed or {*left} != {*stack, *rows, *summed} or {*right} != {*stack, *columns, *summed}:
         return None
+    # In a stack both matrices have two axes: several axes of rows, or of columns, are joined.
     if stack:
         some_rows = [rows]
         some_columns = [columns]
@@ -137,6 +138,7 @@ def _find_product(view: View, node: NodeRef) -> _Contraction | None:
     left_shape = _list_sizes(left_groups, left_groups, sizes)
     right_shape = _list_sizes(right_groups, right_groups, sizes)
     shape = _list_sizes(groups, "".join(groups), sizes)
+    # A Reshape finds out one size by itself, not two.
     if any(reshaped.count(_REST) > 1 for reshaped in (left_shape, right_shape, shape)):
         return None
     operands = (
@@ -162,12 +164,15 @@ def _read_equation(equation: str, shapes: Sequence[Dims]) -> tuple[list[str], st
         len(dims) - len(term.replace(_ELLIPSIS, ""))
         for term, dims in zip(operands, shapes, strict=True)
     ]
+    # Without an arrow the result has the axes that occur once, in alphabetical order, behind an
+    # ellipsis.
     if not arrow:
         letters = terms.replace(_ELLIPSIS, "").replace(",", "")
         result = _ELLIPSIS + "".join(
             sorted(axis for axis in {*letters} if letters.count(axis) == 1)
         )
     spelled = [
+        # Ellipses of different ranks are aligned at their last axes, as broadcasting does.
         term.replace(_ELLIPSIS, _MORE_LETTERS[-count:] if count > 0 else "")
         for term, count in zip((*operands, result), (*hidden, max(hidden)), strict=True)
     ]
@@ -195,4 +200,5 @@ def _list_sizes(groups: Sequence[str], wanted: Sequence[str], sizes: Mapping[str
         math.prod(sizes[axis] for axis in group) if {*group} <= sizes.keys() else _REST
         for group in wanted[alone:]
     )
+    # A 0 copies the size at its own place, so only the leading axes that stay alone can have one.
     return (*[_SAME] * alone, *known)

@@ -185,6 +185,7 @@ def _write_layernorm(view: View, edit: Edit, node: NodeRef) -> bool:
         0,
         "LayerNormalization",
         inputs,
+        # The default of SkipLayerNormalization in ONNX Runtime.
         {"epsilon": node.attrs.get("epsilon", 1e-12), "axis": -1},
     )
     edit.remove_node(node)
@@ -204,6 +205,7 @@ def _write_attention(view: View, edit: Edit, node: NodeRef) -> bool:
     product = edit.insert_before(node, "MatMul", [x, weight], {}, f"{node.name}/projected")
     whole = _add_up(edit, node, [product, bias])
     axis = edit.add_constant(node.scope, f"{node.name}/axis", np.array([-1], np.int64))
+    # Columns of query, key and value, side by side.
     bounds = np.arange(4, dtype=np.int64) * (stored.shape[1] // 3)
     ends = [edit.add_constant(node.scope, f"{node.name}/end", bound.reshape(1)) for bound in bounds]
     parts = [

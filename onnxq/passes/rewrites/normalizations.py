@@ -266,6 +266,7 @@ def _match_centred(view: View, tensor: TensorId | None) -> _Centred | None:
 
 def _axes(view: View, mean: NodeRef, x: TensorId) -> tuple[int, ...] | None:
     """The trailing axes a ReduceMean with kept dims runs over, counted from the end."""
+    # An attribute before opset 18, an input since.
     axes: Any = mean.attrs.get("axes")
     if axes is None:
         axes = view.find_constant(mean, 1)

@@ -100,6 +100,7 @@ def lower_ranks(_ctx: RunContext, state: FloatState) -> FloatStep:
             source = edit.insert_before(
                 node, node.op_type, [data_name, *inputs], lowered.attrs, made
             )
+        # The node's own name and output go to the last Reshape.
         shape = edit.add_constant(
             node.scope, f"{node.outputs[0]}/shape", np.asarray(after, np.int64)
         )
@@ -113,6 +114,7 @@ def lower_ranks(_ctx: RunContext, state: FloatState) -> FloatStep:
 
 def _join_reshapes(state: FloatState) -> FloatState:
     """Let every Reshape behind a Reshape of many axes read what the first one reads."""
+    # The Reshapes in between have no shapes yet.
     model = infer_shapes(state.model)
     view = View(model)
     edit = Edit(model)
@@ -165,13 +167,16 @@ def _lower_node(view: View, node: NodeRef, sizes: Shape, after: Shape) -> list[_
         if axes is None or len(axes) != 1:
             return []
         shape = _join_axes(sizes, int(axes[0]))
+        # Axes are an input of ReduceSum from opset 13 on, of the others from 18 on.
         if "axes" in node.attrs:
             return [_Lowered(shape, {"keepdims": 1, "axes": [1]})]
         return [_Lowered(shape, {"keepdims": 1}, (np.asarray([1], np.int64),))]
     if is_op(node, "InstanceNormalization"):
+        # Its means are over all spatial axes together.
         return [_Lowered((*sizes[:2], math.prod(sizes[2:])), {**node.attrs}, node.inputs[1:])]
     if is_op(node, "LayerNormalization", "MatMul", "Gelu") and _computes_rows(view, node):
         return [_Lowered((math.prod(sizes[:-1]), sizes[-1]), {**node.attrs}, node.inputs[1:])]
+    # Without axes there is one for each start, from the first on.
     if is_op(node, "Slice") and len(node.inputs) > 3:
         axes = view.find_constant(node, 3)
         if axes is None or axes.size != 1:
@@ -210,6 +215,7 @@ def _find_runs(node: NodeRef, sizes: Shape) -> list[list[int]]:
     """The axes of a Transpose in its order, those together that stay so; axes of size 1 are left out."""
     places = [axis for axis, size in enumerate(sizes) if size != 1]
     runs: list[list[int]] = []
+    # Without `perm` a Transpose turns the order of all axes around.
     for axis in node.attrs.get("perm", range(len(sizes))[::-1]):
         if sizes[axis] == 1:
             continue
@@ -237,6 +243,7 @@ def _lower_transpose(node: NodeRef, sizes: Shape) -> list[_Lowered]:
         place = order.index(wanted[first])
         parts = order[:first], order[first:place], [order[place]], order[place + 1 :]
         shape = tuple(_count_values(sizes, part) for part in parts)
+        # In their place already; passed; brought to their place; behind it.
         steps.append(_Lowered(shape, {"perm": [0, 2, 1, 3]}))
         order = [*parts[0], *parts[2], *parts[1], *parts[3]]
     return steps
@@ -250,6 +257,7 @@ def _count_values(sizes: Shape, runs: Iterable[Iterable[int]]) -> int:
 def _lower_pointwise(view: View, node: NodeRef, after: Shape) -> list[_Lowered]:
     """Values of two tensors, where axes of both, and those that one repeats itself along, are few runs."""
     found = [_find_sizes(view, view.find_tensor(node, k)) for k in range(2)]
+    # Broadcasting lines shapes up at their last axes.
     sizes = [(1,) * (len(after) - len(shape)) + shape for shape in found if shape is not None]
     if len(sizes) < 2:
         return []

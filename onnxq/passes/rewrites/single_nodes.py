@@ -102,6 +102,7 @@ def _find_neutral(view: View, node: NodeRef) -> TensorId | None:
         x = view.find_tensor(node, k)
         if constant is None or x is None or view.index.is_constant(x):
             continue
+        # A zero of more axes than x still gives the sum these axes.
         if constant[0] == _NEUTRAL[node.op_type] and constant[1] <= view.least_rank(x):
             return x
     return None
@@ -253,6 +254,7 @@ def fold_pad(_ctx: RunContext, state: FloatState) -> FloatStep:
         x, readers, amounts = match
         for reader in readers:
             edit.read(view.make_edge(reader, 0), x.name)
+            # VALID would leave the pads out.
             edit.set_attrs(reader, {"pads": _add_pads(reader, amounts), "auto_pad": None})
             changed.append(f"{reader.name}: pads of {node.name}")
         edit.remove_node(node)
@@ -307,6 +309,7 @@ def _pads_with(reader: NodeRef, value: float, amounts: tuple[int, ...]) -> bool:
     return (
         plain
         and value <= _LOWEST
+        # No window lies in pads alone, where their value would be the largest.
         and all(pad < size for pad, size in zip(pads, (*kernel, *kernel), strict=True))
     )
 
@@ -436,6 +439,7 @@ def _write_amounts(view: View, edit: Edit, node: NodeRef, amounts: _Amounts) -> 
         full = amounts.rest.astype(given.dtype)
         full[amounts.places] = given.reshape(-1)
         return edit.add_constant(node.scope, name, full)
+    # Amounts or sizes that are computed are put in their places at run time.
     places = edit.add_constant(node.scope, f"{name}/places", amounts.places)
     rest = (
         edit.insert_before(node, "Shape", [node.inputs[0]], {}, f"{name}/sizes")

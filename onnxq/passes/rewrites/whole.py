@@ -178,6 +178,7 @@ def _read_sizes(view: View, node: NodeRef) -> np.ndarray | None:
     size = None if shape is None else shape[node.attrs.get("axis", 0)]
     if not isinstance(size, int):
         return None
+    # Since opset 18 the last part may be smaller than the others.
     largest = -(-size // count)
     return np.asarray([min(largest, size - k * largest) for k in range(count)], np.int64)
 
@@ -222,6 +223,7 @@ def pad_pools(_ctx: RunContext, state: FloatState) -> FloatStep:
             else None
         )
         if pads is not None:
+            # Places beyond the end never count, so pads in their stead must not, either.
             edit.set_attrs(node, {"pads": pads, "ceil_mode": None, "count_include_pad": None})
             changed.append(f"{node.name}: pads of the windows that reach beyond the end")
     return edit.finish_pass(state, "pool_pads", changed)
@@ -265,10 +267,12 @@ def fuse_biases(_ctx: RunContext, state: FloatState) -> FloatStep:
         if op is None or op.bias_at is None:
             continue
         shape = view.index.find_shape(op.last.result)
+        # The Reshape behind the Gemm states every size.
         if shape is None or not all(isinstance(size, int) for size in shape):
             continue
         x = node.inputs[0]
         key = TensorId(x, node.scope)
+        # Query, key and value read one tensor, and share the Reshape in front.
         if len(shape) > 2 and key not in matrices:
             matrix_shape = np.asarray([-1, op.weight.shape[0]], np.int64)
             rows = edit.add_constant(node.scope, f"{x}/rows", matrix_shape)
@@ -280,6 +284,7 @@ def fuse_biases(_ctx: RunContext, state: FloatState) -> FloatStep:
             edit.absorb_chain(node, [op.last])
         else:
             matrix = edit.rename_output(node, f"{op.last.outputs[0]}/matrix")
+            # The Relu or Clip goes in front of the Reshape, where the Gemm's kernel takes it up.
             clip, _ = view.sole_reader(op.last.result, "Relu", "Clip") or (None, 0)
             if clip is not None:
                 matrix = edit.insert_before(

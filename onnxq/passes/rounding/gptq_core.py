@@ -115,6 +115,7 @@ def round_to_nearest(problem: RoundingProblem) -> RoundedWeight:
     steps = np.asarray(problem.weight, np.float32) / problem.scale
     codes = np.clip(np.rint(steps), limits[0] - zero, limits[1] - zero).astype(np.int32) + zero
     if partner is not None:
+        # Each sum once, from its first column.
         first = np.flatnonzero(partner > np.arange(len(partner)))
         total = codes[:, :, first] + codes[:, :, partner[first]]
         # Both are of one sign, else they would not add up to so much. Few sums overflow.
@@ -133,11 +134,14 @@ def factor_hessian(h: Array, *, damping: float = DAMPING) -> ErrorFeedback:
     """
     damped = damp_moments(h, damping)
     kind = np.float32 if damping >= _ENOUGH else np.float64
+    # Columns of large second moments are rounded first, while all others can still make up for
+    # their errors.
     order = np.argsort(np.einsum("gii->gi", damped), axis=1, kind="stable")
     unit = np.einsum("gii->g", damped) / damped.shape[-1]
     scaled = np.empty(damped.shape, kind)
 
     def scale_rows(part: slice) -> None:
+        # With a mean of 1 on the diagonal, float32 neither overflows nor underflows.
         rows = (_reorder(damped, order[:, part]) / unit[:, None, None]).astype(kind)
         scaled[:, part] = _reorder(rows.transpose(0, 2, 1), order).transpose(0, 2, 1)
 
@@ -204,6 +208,8 @@ def round_with_feedback(problem: RoundingProblem) -> RoundedWeight:
             if sums is not None:
                 codes[:, k] = sums.limit_column(codes[:, k], codes, k)
             value = codes[:, k] * scale[:, k]
+            # `left` measures the row, with the errors of others in it; `errors` is what the value
+            # itself lost, which the columns to come make up for.
             np.subtract(column, value, out=left[:, k])
             np.subtract(w[:, k], value, out=errors[:, k])
     # Of each row, [groups, rows].
@@ -228,6 +234,7 @@ def _take_better_rows(
     gap = _reorder(
         (w - (nearest - zero).astype(np.float32) * scale).transpose(0, 2, 1), feedback.order
     )
+    # gapᵀ H gap, where H = L · diag(weights) · Lᵀ.
     upper = feedback.lower.transpose(0, 2, 1)
     remainders = np.empty_like(gap)
 
@@ -263,6 +270,7 @@ def _reorder(array: Array, order: Integers) -> Array:
 def damp_moments(h: Array, damping: float) -> Array64:
     """H with `damping` times its mean diagonal added to the diagonal; 1 for groups whose H is all zero."""
     mean = np.einsum("gii->gi", h).mean(axis=1)
+    # Zeros alone could not be factorized.
     extra = np.where(mean > 0, damping * mean, 1.0)
     size = h.shape[-1]
     damped: Array64 = np.array(h, np.float64)
@@ -288,6 +296,7 @@ def refit_weight(w: Array, moments: Moments, *, ridge: float) -> Floats:
 
 def _find_step(crossed: Array64, h: Array, ridge: float) -> Array64:
     """W' - W = W (C - H) (H + l I)^-1; crossed: W (C - H)."""
+    # H is symmetric: X (H + l I) = B is (H + l I) X^T = B^T.
     solved = np.linalg.solve(damp_moments(h, ridge), crossed.transpose(0, 2, 1))
     return np.asarray(solved.transpose(0, 2, 1), np.float64)
 
@@ -330,6 +339,7 @@ def correct_bias(bias: Array, w: Array, rounded: Array, moments: Moments) -> Arr
     """b + f (W mean(x) - W^ mean(y)): [groups, rows]; w, rounded: [groups, rows, K]."""
     wide = np.asarray(w, np.float64)
     quantized = np.asarray(rounded, np.float64)
+    # The mean over everything first, then those of the samples.
     means = [(moments.count, moments.mean_x, moments.mean_y), *moments.parts]
     x, y = (np.stack([part[k] for part in means], axis=2) for k in (1, 2))
     errors = wide @ x - quantized @ y
@@ -339,6 +349,7 @@ def correct_bias(bias: Array, w: Array, rounded: Array, moments: Moments) -> Arr
     # One sample says nothing of how far samples agree: its mean counts whole.
     if len(shares) > 1:
         gaps = np.square(errors[:, :, 1:] - mean[:, :, None])
+        # The variance of a weighted mean, from how far the samples lie around it.
         spread = gaps @ np.square(shares) * len(shares) / (len(shares) - 1)
         shrink = np.maximum(1.0 - spread / np.maximum(mean**2, np.finfo(np.float64).tiny), 0.0)
     return np.asarray(np.asarray(bias, np.float64) + shrink * mean)

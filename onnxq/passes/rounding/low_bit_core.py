@@ -45,6 +45,7 @@ _STEP = 1e-7
 def shrink_moments(h: Array, even: Array, odd: Array) -> Array64:
     """H with its off-diagonal part shrunk. even, odd: H of either half of the samples. All [groups, K, K]."""
     away = 1.0 - np.eye(h.shape[-1])
+    # Half the difference of two halves is as large as the error of their mean.
     noise = np.sum(((even - odd) / 2.0 * away) ** 2, axis=(1, 2))
     signal = np.sum((h * away) ** 2, axis=(1, 2))
     share = np.minimum(noise / np.maximum(signal, np.finfo(np.float64).tiny), 1.0)
@@ -123,6 +124,7 @@ def _descend_group(
         step = steps[rows]
         slopes = slope[rows]
         at = codes[rows]
+        # A step of an integer changes the error by ±2 · step · slope + step² · h_kk.
         bend = step * step * curve
         up = np.where(at < limits[1], 2 * step * slopes + bend, np.inf)
         down = np.where(at > limits[0], bend - 2 * step * slopes, np.inf)

@@ -56,7 +56,9 @@ class Places:
         """Columns of x, of the shape they were made for: [groups, K, n], K in the order of the flattened weight."""
         values = np.asarray(x, np.float32)
         if not self.geometry.kernel:
+            # One group, K along the last axis of the input.
             return values.reshape(-1, values.shape[-1])[self.index].T[None]
+        # [N, C, H, W] to [C, N·H·W]: one index serves all channels, samples one behind the other.
         flat = np.moveaxis(values, 0, 1).reshape(values.shape[1], -1)
         columns = flat.take(self.index.reshape(-1), axis=1)
         # Their indices point somewhere into the input.
@@ -72,9 +74,11 @@ def compute_gather_indices(shape: Shape, geometry: Geometry, chosen: Integers) -
     """Gather indices of the positions `chosen` of an input of this shape."""
     if not geometry.kernel:
         return Places(geometry, chosen, chosen[:0])
+    # Positions are counted over output pixels, each of which reads one window.
     batch, *at = np.unravel_index(chosen, (shape[0], *_find_output(shape[2:], geometry)))
     rank = len(at)
     places = int(np.prod(shape[2:], dtype=np.int64))
+    # Axes [kH, kW, n] are added up by broadcasting: no index of all windows exists before the end.
     index = np.asarray(batch, np.int64).reshape((1,) * rank + (-1,)) * places
     inside: Array = np.ones((1,) * (rank + 1), bool)
     for axis, output in enumerate(at):
@@ -100,8 +104,11 @@ def window_means(x: Array, geometry: Geometry, chosen: Mask | None = None) -> Ar
         counted = (
             np.ones(rows.shape[:2], np.float32) if chosen is None else chosen.astype(np.float32)
         )
+        # A sample that is all padding has no position: its mean is 0, not NaN.
         total = np.maximum(counted.sum(axis=1, dtype=np.float64), 1)
+        # [entries, 1, positions] @ [entries, positions, K].
         return np.asarray((counted[:, None] @ rows) / total[:, None, None])
+    # Padding counts as zeros that were read, as the convolution itself sees it.
     total = np.maximum(gather_positions(values.shape, geometry) / max(entries, 1), 1)
     spatial = tuple(int(size) for size in values.shape[2:])
     counts = _count_reads(spatial, geometry)
@@ -131,6 +138,7 @@ def sample_positions(total: int, limit: int, seed: int) -> Integers:
     """At most `limit` of `total` positions, ascending, the same for the same seed."""
     if total <= limit:
         return np.arange(total)
+    # Ascending indices are read from memory in its order.
     return np.sort(
         np.random.default_rng((seed, total, limit)).choice(
             total, size=limit, replace=False, shuffle=False
@@ -149,6 +157,7 @@ def _find_reads(
         - _find_padding(spatial, geometry)[axis][0]
     )
     step = geometry.upsample[axis] if geometry.upsample else 1
+    # Between the values of an upsampled input are zeros, which count as padding.
     there = (read >= 0) & (read < size * step) & (read % step == 0)
     return np.where(there, read // step, 0), there
 
@@ -172,12 +181,14 @@ def _count_reads(spatial: Shape, geometry: Geometry) -> tuple[Floats, ...]:
 def _spread_out(spatial: Shape, geometry: Geometry) -> Shape:
     if not geometry.upsample:
         return spatial
+    # n values with step - 1 zeros between each two, and none behind the last.
     return tuple(
         (n - 1) * step + 1 if n else 0 for n, step in zip(spatial, geometry.upsample, strict=True)
     )
 
 
 def _find_output(spatial: Shape, geometry: Geometry) -> Shape:
+    # Elements from the first to the last tap of a dilated kernel.
     reach = [(k - 1) * d + 1 for k, d in zip(geometry.kernel, geometry.dilations, strict=True)]
     ends = _find_padding(spatial, geometry)
     return tuple(
@@ -244,6 +255,7 @@ class Operator:
     def output_axis(self) -> int | None:
         """The weight's axis that rows of the matrix form lie along; None where groups share it."""
         if self.node.op_type == "ConvTranspose":
+            # W is [C, M / groups, kH, kW]: rows of several groups share an entry of axis 1.
             return 1 if self.geometry.groups == 1 else None
         return 0 if self.node.op_type == "Conv" or self.node.attrs.get("transB", 0) else 1
 
@@ -298,6 +310,7 @@ def list_operators(index: GraphIndex, plan: Plan) -> list[Operator]:
     for site in plan.sites:
         if site.role is not Role.WEIGHT or site.qparams is None:
             continue
+        # Which of several readers may move a weight is decided later.
         edges = site.named_consumers
         for edge in edges:
             operator = _describe_operator(index, site, edge, biases, fixed, alone=len(edges) == 1)
@@ -318,9 +331,11 @@ def _describe_operator(
     node = index.find_node(edge.node)
     data = index.find_input(node, 0)
     weight = index.input_value(node, edge.index)
+    # A weight on the left, or of an operator of another domain, has no matrix form here.
     if edge.index != 1 or node.domain or data is None or index.is_constant(data) or weight is None:
         return None
     geometry = _describe_geometry(node, weight)
+    # Models in float16 or bfloat16 are planned in float32; float64 has no integer kernels.
     if geometry is None or not weight.size or weight.dtype != np.float32:
         return None
     outputs = _count_outputs(node, weight, geometry)
@@ -333,6 +348,7 @@ def _describe_operator(
     whole = bias is not None and bias.size == outputs
     if bias_edge in fixed:
         bias_edge = None
+    # One input channel a group: W is [C, 1, kH, kW].
     depthwise = geometry.groups > 1 and weight.shape[1] == 1
     return Operator(
         node,
@@ -364,6 +380,7 @@ def _describe_geometry(node: NodeRef, weight: Array) -> Geometry | None:
     if node.op_type == "MatMul":
         return Geometry() if weight.ndim == 2 else None
     if node.op_type == "Gemm":
+        # alpha would be a second scale of the weight, and transA puts K on the other axis.
         plain = not attrs.get("transA", 0) and float(attrs.get("alpha", 1.0)) == 1.0
         return Geometry() if plain and weight.ndim == 2 else None
     if node.op_type not in ("Conv", "ConvTranspose") or weight.ndim < 3:
@@ -392,6 +409,7 @@ def _describe_transposed(node: NodeRef, weight: Array) -> Geometry | None:
     attrs = node.attrs
     rank = weight.ndim - 2
     auto = _read_auto_pad(node)
+    # ONNX computes the pads from `output_shape`, or for SAME_* from the size of the input.
     if auto not in ("NOTSET", "VALID") or "output_shape" in attrs:
         return None
     ones = (1,) * rank
@@ -424,6 +442,7 @@ def _find_bias(index: GraphIndex, node: NodeRef, outputs: int) -> tuple[Edge | N
     if index.find_input(node, 2) is None:
         return edge, None
     value = index.input_value(node, 2)
+    # A C that is computed, or differs by row, takes no correction.
     return (None, None) if value is None or not _is_row(value, outputs) else (edge, value)
 
 
@@ -431,6 +450,7 @@ def _find_added_bias(
     index: GraphIndex, node: NodeRef, outputs: int
 ) -> tuple[Edge | None, Array | None]:
     readers = index.list_consumers(node.result)
+    # Others would read the product without the corrected bias.
     if len(readers) != 1 or index.is_output(node.result):
         return None, None
     add = index.find_node(readers[0].node)
@@ -438,6 +458,7 @@ def _find_added_bias(
         return None, None
     k = 1 - readers[0].index
     value = index.input_value(add, k)
+    # A single number cannot take one correction for each output.
     if value is None or value.size != outputs or not _is_row(value, outputs):
         return None, None
     return Edge(add.name, k, add.scope), value
@@ -459,6 +480,7 @@ def find_pooling(view: View, operator: Operator) -> tuple[NodeRef, TensorId] | N
     """
     plain = operator.geometry.groups == 1 and set(operator.geometry.kernel) <= {1}
     node = view.find_producer(operator.data) if plain else None
+    # Exporters flatten [N, C, 1, 1] to [N, C] between pool and classifier.
     while node is not None and node.op_type in _MOVING:
         node = view.find_producer(view.find_tensor(node, 0))
     if node is None or node.scope:
@@ -472,6 +494,7 @@ def find_pooling(view: View, operator: Operator) -> tuple[NodeRef, TensorId] | N
     whole = (
         shape is not None
         and len(shape) == 4
+        # A Flatten of more than one position makes wider columns than the pool has channels.
         and shape[1] == operator.to_rows(operator.weight).shape[2]
     )
     return (node, tensor) if tensor is not None and whole else None

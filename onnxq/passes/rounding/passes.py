@@ -252,6 +252,7 @@ def round_externally(ctx: SampledContext, state: PlacedState) -> PlacedStep:
         blocks = taken = 0
         before = best
         moved = ""
+        # A person's function gets a whole ModelProto, with all of its bytes.
         for block in rounder(attach_weights(state.model), plan, list(samples.samples())):
             blocks += 1
             tried, changes = apply_rounding(plan, block)

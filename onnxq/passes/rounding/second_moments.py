@@ -68,6 +68,7 @@ def position_limit(groups: int, size: int) -> int:
     affordable = max(
         (_GROUPED if groups > 1 else _VALUES) / (groups * size), _LEAST_PER_COLUMN * size
     )
+    # Of fewer positions than columns H has no full rank.
     return int(max(min(wanted, affordable, _WORK / (groups * size * size)), 4 * size, 64))
 
 
@@ -84,6 +85,8 @@ class Workspace(threading.local):
         """Blocks of columns side by side, less their shift, in the blocks' memory order; valid until the next call."""
         groups, size, _ = parts[0].shape
         count = sum(part.shape[2] for part in parts)
+        # Rows of a MatMul come as [positions, K], windows of a Conv as [K, positions]: a block
+        # keeps that order, so that both are read along their memory.
         by_columns = parts[0].strides[1] < parts[0].strides[2]
         shape = (groups, count, size) if by_columns else (groups, size, count)
         volume = groups * size * count
@@ -186,6 +189,7 @@ class Accumulator:
 
     def add_products(self, products: Iterable[Array]) -> None:
         """Add what `Block.multiply_columns` gives."""
+        # `strict=False`: without C there are two products.
         for total, product in zip(
             (self._sums[1], self._h, self._sums[0], self._c), products, strict=False
         ):
@@ -199,12 +203,14 @@ class Accumulator:
         if self._shift is None:
             x, y = np.zeros_like(self._sums)
             return Moments(self._h, self._c, x, y, 0)
+        # By positions, since samples may differ in size.
         weights = np.array([count for count, _, _ in self._parts], np.float64)
         x, y = (
             np.tensordot(weights / weights.sum(), np.stack([p[k] for p in self._parts]), 1)
             for k in (1, 2)
         )
         n = max(self._count, 1)
+        # Less the shift, means of the columns that were taken; p and q are those of all positions.
         u, v = self._sums / n
         p = x - self._shift[0][:, :, 0]
         q = y - self._shift[1][:, :, 0]
@@ -217,6 +223,7 @@ class Accumulator:
 
 def _centre_sums(sums: Array, count: int, u: Array, p: Array, v: Array, q: Array) -> None:
     """Turn sums of a b^T into the mean of (a - p)(b - q)^T, in place. u, v: the means of a and b."""
+    # E[a b^T] - u q^T - p v^T + p q^T, as one product of rank 2.
     left = np.stack([p - u, -p], axis=2)
     right = np.stack([q, v], axis=1)
 
@@ -239,6 +246,8 @@ def merge_moments(even: Moments, odd: Moments) -> Moments:
     y = d * even.mean_y + e * odd.mean_y
     h = even.h[:, :0]
     c = even.c[:, :0]
+    # Around the common mean: those of both around their own means, and what the
+    # distance of these adds.
     if even.h.size and odd.h.size:
         h = (
             a * even.h

@@ -55,7 +55,9 @@ def read_tensor(value: Array | TensorFile) -> Array:
 
 def write_tensor(path: str, value: Array) -> TensorFile:
     """Write a tensor to a file, which appears whole or not at all. Raises OutputError where there is no room."""
+    # ORT hands strings over as objects, which numpy would pickle.
     stored = np.asarray(value, str) if value.dtype.kind == "O" else value
+    # Another process may write the same tensor at this moment.
     part = Path(f"{path}.{os.getpid()}")
     try:
         with part.open("wb") as file:

@@ -82,12 +82,15 @@ class OperatorStatistics:
         self, moments: Moments, halves: tuple[Moments, Moments] | None, *, scarce: bool = False
     ) -> None:
         self.moments, self.halves, self.scarce = moments, halves, scarce
+        # A Cholesky factor costs K³ and serves every weight that reads the tensor (query, key,
+        # value).
         self._factors: dict[tuple[float, bool], ErrorFeedback] = {}
 
     def factor_moments(self, damping: float, *, agreed: bool = False) -> ErrorFeedback:
         """The factors of H that rounding needs, found once. agreed: of the part that the halves agree on."""
         if (damping, agreed) not in self._factors:
             h = self.moments.h
+            # With one sample a half is empty, and there is nothing to compare the other with.
             if agreed and self.halves is not None and all(half.count for half in self.halves):
                 h = shrink_moments(h, *(half.h for half in self.halves))
             self._factors[damping, agreed] = factor_hessian(h, damping=damping)
@@ -146,15 +149,18 @@ class _Group:
         for tensors in zip(
             *((sample.y, sample.x) if both else (sample.y,) for sample in self.samples), strict=True
         ):
+            # Of files only what is read now is in memory.
             values = [read_tensor(tensor).reshape(self.samples[0].shape) for tensor in tensors]
             joined.append(values[0] if len(values) == 1 else np.concatenate(values))
         return joined
 
     def average_positions(self) -> list[Part]:
         """The means over all positions of each sample; none of those that count in second moments alone."""
+        # All of a group are of one kind, see `goes_with`.
         if not self.samples[0].real:
             return []
         means = []
+        # A part is (count, mean of x, mean of y), and tensors are read y first.
         for values in reversed(self._read_tensors(both=True)):
             windows = window_means(values, self.geometry, self._meant)
             means.append(windows.reshape(len(self.samples), -1, *windows.shape[1:]).mean(axis=1))
@@ -165,9 +171,11 @@ class _Group:
         tensors = self._read_tensors(both=both)
         total = sum(self.counts)
         most = self.each * len(self.samples)
+        # By sample, so that positions do not depend on threads or on the order of groups.
         seed = self.samples[0].number
         chosen = sample_positions(total, most, seed)
         if self._meant is not None:
+            # Positions were drawn among those that the mask means.
             chosen = np.flatnonzero(self._meant)[chosen]
         at = compute_gather_indices(tensors[0].shape, self.geometry, chosen[first:last])
         return [at.gather_columns(tensor) for tensor in tensors]
@@ -238,6 +246,7 @@ class _Gathering:
         self, number: int, feeds: Feeds, x: Array | TensorFile, y: Array | TensorFile, *, real: bool
     ) -> None:
         """One sample; others after those that are real."""
+        # Computed values can decide a size, as behind a NonZero, and the models may differ in them.
         if not x.size or x.shape != y.shape:
             return
         if not real and not (_is_finite(x) and _is_finite(y)):
@@ -247,6 +256,8 @@ class _Gathering:
         if not self.sums:
             self._begin_sums(sample)
         # Number k is made from sample k modulo their count, and belongs where that one does.
+        # Even and odd samples make the halves; of augmented samples their original decides, so that
+        # no half sees both a picture and a turned copy of the other half's.
         half = number % self.count % len(self.sums)
         waiting = self.waiting[half]
         # From its first sample on a half always has one waiting.
@@ -263,10 +274,13 @@ class _Gathering:
         wanted, (groups, size) = self.wanted, self.wanted.shape
         second = wanted.rounded
         here = _count_positions(sample, wanted.geometry)
+        # By the first sample: most models have one size of input.
         self.scarce = second and here * self.count < position_limit(groups, size)
         count = self.count + (self.others if self.scarce else 0)
+        # Rounded up, so that no limit leaves a sample without positions.
         self.each = -(-position_limit(groups, size) // max(count, 1))
         # Where weights are not fitted C is never read, and costs as much as H.
+        # Least squares over K columns with fewer positions fits noise.
         refits = min(here, self.each) * count >= POSITIONS_PER_COLUMN * size
         cross = refits and wanted.volume <= _FITTED
         halves = range(2 if second and (cross or wanted.halves) else 1)
@@ -298,6 +312,7 @@ class _Gathering:
             "rounding: second moments", multiply or multiply_block, [block for _, block in blocks]
         )
         for (sums, _), block_products in zip(blocks, products, strict=True):
+            # In the order of blocks, whoever computed them: float sums depend on it.
             sums.add_products(block_products)
         whole, *others = [half.make_moments() for half in self.sums]
         if not others:
@@ -328,6 +343,7 @@ def _describe_sample(
     if geometry.kernel:
         return _Sample(number, real, x, y, x.shape, None)
     meant = read_mask(feeds, x.shape)
+    # As one entry of positions by columns, however many axes the tensor has.
     shape = (1, x.size // x.shape[-1], x.shape[-1])
     return _Sample(number, real, x, y, shape, None if meant is None else meant.reshape(1, -1))
 

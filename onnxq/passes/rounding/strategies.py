@@ -63,6 +63,7 @@ def _rounds_any(_operator: Operator, _site: SitePlan) -> bool:
     return True
 
 
+# Sums come first, since a strategy that ignores them would write integers that overflow.
 STRATEGIES: tuple[Strategy, ...] = (
     Strategy("within_sums", _shares_sums, round_within_sums, searches=True),
     Strategy("low_bit", searches_scales, round_low_bit, agreed=True),
@@ -105,6 +106,8 @@ class PosedWeight:
     def _shape_factors(self, factors: Array) -> Array:
         """One factor a row, shaped to multiply the site's scales."""
         flat = factors.reshape(-1)
+        # Their scale is [channels]; in blocks it has the rank of the weight, and a factor counts
+        # for all blocks of a row.
         if isinstance(self.site.spec.granularity, PerChannel):
             return flat
         axes = range(self.operator.weight.ndim)
@@ -128,12 +131,15 @@ def pose_weight(
     K], the weight or the re-fitted one. thorough: a longer search for codes of few bits.
     """
     strategy = choose_strategy(operator, site)
+    # Observers know weights as the file has them.
     stored = operator.to_stored(np.asarray(target, np.float32))
     qparams = site.qparams
     blocked = isinstance(site.spec.granularity, PerBlock)
+    # Otherwise calibration's scale is still that of this very weight.
     if qparams is None or refitted or strategy.searches or blocked:
         orders = () if strategy.searches else site.sum_orders
         # The search has one factor for all blocks of a row; here each is by itself, by its columns' power.
+        # An error in a column counts by the power of the input that meets it.
         power = _weigh_columns(statistics.moments.h, target.shape) if blocked else None
         importance = None if power is None else operator.to_stored(power)
         qparams = weight_qparams(
@@ -148,6 +154,7 @@ def pose_weight(
         )
         largest = np.maximum(abs(bias.ravel()), abs(operator.bias))
         least = floor_weight_scale(least, input_qparams.scale, largest)
+        # A bias beyond int32 would wrap or be clipped, whatever the weight.
         qparams = replace(qparams, scale=np.maximum(qparams.scale, least))
     aligned = align_qparams(qparams, site.spec, stored.shape, np.float32)
     scale, zero = (operator.to_rows(np.broadcast_to(part, stored.shape)) for part in aligned)
@@ -159,6 +166,7 @@ def pose_weight(
         limits=(site.spec.qmin, site.spec.qmax),
         factor=partial(statistics.factor_moments, damping, agreed=strategy.agreed),
         partner=_find_partners(operator, site),
+        # As factors of the present scale, which is what strategies search over.
         least=(least / qparams.scale).reshape(target.shape[:2]) if rows_have_scales else None,
         factors=WHOLE if blocked else FACTORS,
         thorough=thorough,
@@ -169,6 +177,8 @@ def pose_weight(
 def _weigh_columns(h: Array, shape: Shape) -> Array:
     """The power of each column, of mean 1, for every row of a weight of this shape, [groups, rows, K]; none is 0."""
     power = np.diagonal(h, axis1=1, axis2=2)[:, None, :]
+    # A column that no sample reaches keeps a thousandth, so that its weights are not free to be
+    # anything.
     return np.broadcast_to(power / max(float(power.mean()), 1e-30) + 1e-3, shape)
 
 
@@ -177,6 +187,7 @@ def _find_partners(operator: Operator, site: SitePlan) -> Integers | None:
     if not site.sum_orders or not needs_bound(site.spec):
         return None
     places = np.arange(operator.weight.size).reshape(operator.weight.shape)
+    # All rows are laid out alike, so the first tells the order of all.
     return find_partner_columns(
         operator.to_rows(places)[0, 0], operator.weight.shape, site.sum_orders[0]
     )

@@ -337,6 +337,7 @@ class ReasonSearch:
         """The node that makes a tensor, when it reads rounded ones: those that are lost anyway are no reason."""
         maker = self.index.find_producer(tensor)
         worst = min(errors.inputs_db, errors.own_db)
+        # 6 dB for each binary digit of the type.
         least = 20.0 * math.log10(2.0) * _DIGITS[self.kind] + _DITHER_DB - _LOSS_DB
         if maker is None or worst >= least or maker.name in self.kept:
             return
