@@ -22,7 +22,7 @@ from onnxq.graph import GraphIndex, ModelLike, NodeRef, compute_structural_ids, 
 from onnxq.graph.light import is_large_model
 from onnxq.graph.storage import Spool, release_pages
 from onnxq.numerics import bias_qparams, dequantize, quantize
-from onnxq.numerics.machine import use_all_blas_threads, use_one_blas_thread
+from onnxq.numerics.machine import count_cores, use_all_blas_threads, use_one_blas_thread
 from onnxq.passes.journal import MEASURED
 from onnxq.passes.patterns import View
 from onnxq.passes.rounding.gptq_core import (
@@ -54,8 +54,10 @@ from onnxq.sites import Edge, Names, Role, TensorId
 from onnxq.spec import QParams
 from onnxq.workers import Journal, register_packed
 
-# Weights of so many elements are worth the threads of matrix products; smaller ones keep them waiting, which costs.
+# Weights of so many elements are worth the threads of matrix products, which wait for each other in smaller ones: on
+# more cores than these, below which blocks of rows and samples fill them (two: 36 s with threads of products, 29 so).
 _MANY_THREADS = 1 << 22
+_FEW_CORES = 4
 
 
 @dataclass(frozen=True)
@@ -136,7 +138,8 @@ def round_sequentially(
     feeds, others = (
         list(add_own_choices(proto, some)) if operators else [] for some in (samples, others)
     )
-    small = max((operator.weight.size for operator in operators), default=0) < _MANY_THREADS
+    largest = max((operator.weight.size for operator in operators), default=0)
+    small = largest < _MANY_THREADS or count_cores() <= _FEW_CORES
     work = SharedWork(crew, one_thread=small) if crew.workers.count > 1 and operators else None
     # The operators that are rounded are in the chain of keys.
     dependencies = repr((replace(options, nodes=None), small))

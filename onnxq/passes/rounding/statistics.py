@@ -11,7 +11,7 @@ import numpy as np
 
 from onnxq.arrays import Array, Floats, Mask, Shape
 from onnxq.data import read_mask
-from onnxq.numerics.machine import map_in_threads
+from onnxq.numerics.machine import count_cores, map_in_threads
 from onnxq.passes.rounding.gptq_core import POSITIONS_PER_COLUMN, ErrorFeedback, factor_hessian
 from onnxq.passes.rounding.low_bit_core import shrink_moments
 from onnxq.passes.rounding.operators import (
@@ -41,6 +41,8 @@ Spread = Callable[[str, Callable[[Any], Any], Sequence[Any]], Iterator[Any]]
 _MATRIX = 1 << 25
 # Largest for which there are two of each, to re-fit weights on one half of the samples and judge them on the other.
 _FITTED = 1 << 22
+# Values of the products that wait at a time, half a GiB: one of each thread.
+_AT_A_TIME = 1 << 27
 # Small samples are looked at together, up to so many values: one by one, Python takes longer than the arithmetic.
 _TOGETHER = 1 << 17
 
@@ -226,7 +228,8 @@ def gather_statistics(
         return gathering.make_statistics(work.map)
 
     def map_here(_: str, function: Callable[[Any], Any], tasks: Sequence[Any]) -> Iterator[Any]:
-        return map_in_threads(function, tasks, threads=threads)
+        most = max(1, _AT_A_TIME // max(wanted.volume, 1))
+        return map_in_threads(function, tasks, threads=min(threads or count_cores(), most))
 
     return gathering.make_statistics(map_here, partial(multiply_block, workspace=Workspace()))
 
