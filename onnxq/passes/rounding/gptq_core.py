@@ -50,7 +50,7 @@ FEWEST_POSITIONS = 100
 _BLOCK = 32
 _PANEL = 96
 # Rows of a matrix that a thread works on at a time.
-_ROWS = 256
+ROWS = 256
 # Damping from which on float32 is exact enough for the factorization.
 _ENOUGH = 0.01
 # Relative difference below which two errors are compared in float64.
@@ -145,7 +145,7 @@ def factor_hessian(h: Array, *, damping: float = DAMPING) -> ErrorFeedback:
         rows = (_reorder(damped, order[:, part]) / unit[:, None, None]).astype(kind)
         scaled[:, part] = _reorder(rows.transpose(0, 2, 1), order).transpose(0, 2, 1)
 
-    map_parts(scale_rows, damped.shape[1], _ROWS, elements=damped.size)
+    map_parts(scale_rows, damped.shape[1], ROWS, elements=damped.size)
     lower = _cholesky(scaled)
     diagonal = np.einsum("gii->gi", lower).copy()
     lower /= diagonal[:, None, :]
@@ -168,7 +168,7 @@ def _cholesky(h: Array) -> Array:
         lower[:, later, here] = panel
         # Products of whole matrices would spend their time on memory for twice as much as is read.
         subtract = partial(_subtract_square, h[:, later, later], panel)
-        map_parts(subtract, panel.shape[1], _ROWS, elements=panel.shape[1] ** 2)
+        map_parts(subtract, panel.shape[1], ROWS, elements=panel.shape[1] ** 2)
     return lower
 
 
@@ -242,7 +242,7 @@ def _take_better_rows(
         behind = slice(part.start, None)
         np.square(upper[:, part, behind] @ gap[:, behind], out=remainders[:, part])
 
-    map_parts(square_remainders, gap.shape[1], _ROWS, elements=gap.size * gap.shape[1])
+    map_parts(square_remainders, gap.shape[1], ROWS, elements=gap.size * gap.shape[1])
     simple = np.einsum("gkr,gk->gr", remainders, feedback.weights)
     worse = error > simple
     close = (abs(error - simple) <= _NEAR * simple).any(axis=0)
@@ -280,10 +280,15 @@ def damp_moments(h: Array, damping: float) -> Array64:
 
 def layer_error(w: Array, codes: Array, scale: Array, zero: Array, h: Array) -> Array64:
     """e H e^T of every row, e = W - W^: [groups, rows], float64."""
-    gap = np.asarray(w, np.float64) - (np.asarray(codes, np.float64) - zero) * np.asarray(
-        scale, np.float64
-    )
-    return np.asarray(np.einsum("grk,grk->gr", gap @ h, gap), np.float64)
+    errors = np.empty(w.shape[:2])
+
+    def measure_rows(part: slice) -> None:
+        steps = np.asarray(codes[:, part], np.float64) - zero[:, part]
+        gap = np.asarray(w[:, part], np.float64) - steps * np.asarray(scale[:, part], np.float64)
+        np.einsum("grk,grk->gr", gap @ h, gap, out=errors[:, part])
+
+    map_parts(measure_rows, w.shape[1], ROWS, elements=h.size)
+    return errors
 
 
 def refit_weight(w: Array, moments: Moments, *, ridge: float) -> Floats:

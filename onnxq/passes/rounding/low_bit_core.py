@@ -21,7 +21,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onnxq.arrays import Array, Array64
+from onnxq.numerics.machine import map_parts
 from onnxq.passes.rounding.gptq_core import (
+    ROWS,
     RoundedWeight,
     RoundingProblem,
     layer_error,
@@ -44,12 +46,23 @@ _STEP = 1e-7
 
 def shrink_moments(h: Array, even: Array, odd: Array) -> Array64:
     """H with its off-diagonal part shrunk. even, odd: H of either half of the samples. All [groups, K, K]."""
-    away = 1.0 - np.eye(h.shape[-1])
-    # Half the difference of two halves is as large as the error of their mean.
-    noise = np.sum(((even - odd) / 2.0 * away) ** 2, axis=(1, 2))
-    signal = np.sum((h * away) ** 2, axis=(1, 2))
-    share = np.minimum(noise / np.maximum(signal, np.finfo(np.float64).tiny), 1.0)
-    return np.asarray(h * (1.0 - share[:, None, None] * away))
+    noise = np.empty(h.shape[:2])
+    signal = np.empty(h.shape[:2])
+    columns = np.arange(h.shape[-1])
+
+    def add_squares(part: slice) -> None:
+        # Half the difference of two halves is as large as the error of their mean.
+        gap = (even[:, part] - odd[:, part]) / 2.0
+        for sums, values in ((noise, gap), (signal, np.array(h[:, part], np.float64))):
+            values[:, columns[part] - part.start, columns[part]] = 0.0
+            sums[:, part] = np.einsum("grk,grk->gr", values, values)
+
+    map_parts(add_squares, len(columns), ROWS, elements=h.size)
+    least = np.finfo(np.float64).tiny
+    share = np.minimum(noise.sum(axis=1) / np.maximum(signal.sum(axis=1), least), 1.0)
+    shrunk = np.asarray(h * (1.0 - share[:, None, None]))
+    shrunk[:, columns, columns] = h[:, columns, columns]
+    return shrunk
 
 
 def round_low_bit(problem: RoundingProblem) -> RoundedWeight:
@@ -88,9 +101,15 @@ def round_low_bit(problem: RoundingProblem) -> RoundedWeight:
 
 def _measure_shrinkage(w: Array, rounded: Array, damped: Array) -> Array:
     """<W, W>_H / <W^, W>_H of every row, within 1 / _GAIN and _GAIN."""
-    towards = np.asarray(w, np.float64) @ damped
-    exact = np.einsum("grk,grk->gr", towards, w)
-    shrunk = np.einsum("grk,grk->gr", towards, rounded)
+    exact = np.empty(w.shape[:2])
+    shrunk = np.empty(w.shape[:2])
+
+    def project_rows(part: slice) -> None:
+        towards = np.asarray(w[:, part], np.float64) @ damped
+        np.einsum("grk,grk->gr", towards, w[:, part], out=exact[:, part])
+        np.einsum("grk,grk->gr", towards, rounded[:, part], out=shrunk[:, part])
+
+    map_parts(project_rows, w.shape[1], ROWS, elements=damped.size)
     ratio = np.divide(exact, shrunk, out=np.ones_like(exact), where=(shrunk > 0) & (exact > 0))
     return np.asarray(np.clip(ratio, 1 / _GAIN, _GAIN))
 
