@@ -17,7 +17,7 @@ from onnxq.calibrate.contents import note_contents
 from onnxq.calibrate.parts import read_part
 from onnxq.config import Config
 from onnxq.data import Dataset
-from onnxq.errors import ConfigError, ModelError, OnnxqError, replace_surrogates
+from onnxq.errors import ConfigError, ModelError, OnnxqError, VerificationError, replace_surrogates
 from onnxq.evaluation.metric import AccuracyRequest, load_metric, parse_drop
 from onnxq.graph import GraphIndex, ModelLike, get_index
 from onnxq.graph.light import is_large_model
@@ -309,12 +309,20 @@ def prepare_run(
         # A metric is of all outputs.
         whole = rounds_alone(config, measuring=running) or config.accuracy.metric is not None
         data, sizes = _settle_sizes(model, data, config, ctx.progress)
-        state = load_state(model, ctx, whole=whole, sizes=sizes, computes=computes)
+        load = partial(load_state, model, ctx, whole=whole, sizes=sizes, computes=computes)
+        state = load()
         obstacle = find_obstacle(state, config, measuring=running)
         if obstacle is None and not needs_no_run(state, config, measuring=running):
             # Before anything that takes long: a mistake in the person's function shows here.
             ctx = replace(ctx, request=_measure_float(ctx, state)) if measuring else ctx
-            samples = _read_samples(state, data, ctx)
+            try:
+                samples = _read_samples(state, data, ctx)
+            except VerificationError:
+                if "masks" not in state.rewrites:
+                    raise
+                ctx.journal.clear()
+                state = load(masked_rows=True)
+                samples = _read_samples(state, data, ctx)
             ctx = ctx.add_samples(samples).add_reference(
                 state.model, _make_planner(samples, config)
             )
