@@ -17,7 +17,14 @@ from onnxq.calibrate.contents import note_contents
 from onnxq.calibrate.parts import read_part
 from onnxq.config import Config
 from onnxq.data import Dataset
-from onnxq.errors import ConfigError, ModelError, OnnxqError, VerificationError, replace_surrogates
+from onnxq.errors import (
+    ConfigError,
+    DataError,
+    ModelError,
+    OnnxqError,
+    VerificationError,
+    replace_surrogates,
+)
 from onnxq.evaluation.metric import AccuracyRequest, load_metric, parse_drop
 from onnxq.graph import GraphIndex, ModelLike, get_index
 from onnxq.graph.light import is_large_model
@@ -93,7 +100,7 @@ def rounds_alone(config: Config, *, measuring: bool) -> bool:
 def plan_unrun(
     state: FloatState, config: Config, name: str, obstacle: UnknownOperatorError | None
 ) -> Plan:
-    """The plan of the weights, by shapes that stand in the model alone. obstacle: None for a large model."""
+    """The plan of the weights, by shapes that stand in the model alone. obstacle: as `prepare_run` returns it."""
     problem = state_placement(
         state.model, config, before=state.before, prepare=state.rewrites, name=name
     )
@@ -113,7 +120,7 @@ def quantize_unrun(
     name: str,
     obstacle: UnknownOperatorError | None,
 ) -> Result:
-    """Round the weights by their values alone. Only a large model (obstacle: None) is compared with the float one."""
+    """Round the weights by their values alone. Without an obstacle they are compared with the float model, piece by piece."""
     with ctx.timers.run("plan", "planning"):
         plan = plan_unrun(state, ctx.config, name, obstacle)
     with ctx.timers.run("calibrate", "calibrating"):
@@ -301,7 +308,8 @@ def prepare_run(
     """The rewritten model, and the context with its samples; without them where it is not to be run.
 
     measuring: with the float model's figure of the metric that was asked for. computes: see `load_state`. The third is
-    what keeps the model from running; None also where weights alone of a large model need no run.
+    what keeps the model from running; None also where weights alone need no run: of a large model, or of one that no
+    inputs can be made up for.
     """
     config = ctx.config
     running = data is not None
@@ -317,6 +325,11 @@ def prepare_run(
             ctx = replace(ctx, request=_measure_float(ctx, state)) if measuring else ctx
             try:
                 samples = _read_samples(state, data, ctx)
+            except DataError:
+                if not rounds_alone(config, measuring=running):
+                    raise
+                # No inputs can be made up, and weights alone need none.
+                return ctx, state, None
             except VerificationError:
                 if "masks" not in state.rewrites:
                     raise
@@ -509,7 +522,12 @@ def make_plan(
     obstacle = find_obstacle(state, config, measuring=measuring)
     if obstacle is not None or needs_no_run(state, config, measuring=measuring):
         return plan_unrun(state, config, _read_name(model), obstacle)
-    samples = read_data(state, data, config, progress=progress)
+    try:
+        samples = read_data(state, data, config, progress=progress)
+    except DataError:
+        if not rounds_alone(config, measuring=measuring):
+            raise
+        return plan_unrun(state, config, _read_name(model), None)
     sampled = ctx.add_samples(samples).add_reference(state.model, _make_planner(samples, config))
     named = state.model
     with progress("planning"):
