@@ -129,7 +129,8 @@ def _make_rows(report: Report, verbose: bool) -> SheetRows:
     if change := _describe_size(report):
         yield (
             "size",
-            f"{format_bytes(report.source_bytes)} -> {format_bytes(report.output_bytes)}, {change}",
+            f"{format_bytes(report.source_bytes)} -> {format_bytes(report.output_bytes)}, {change}"
+            f"{_explain_growth(report)}",
         )
     yield "latency", _make_latency(report)
     if report.checks:
@@ -199,6 +200,18 @@ def _describe_size(report: Report) -> str:
         return ""
     ratio = report.source_bytes / report.output_bytes
     return f"{ratio:.1f}x smaller" if ratio >= 1 else f"{1 / ratio:.1f}x larger"
+
+
+def _explain_growth(report: Report) -> str:
+    """Why the file is larger than the source; "" where it is not."""
+    reasons = []
+    if report.note_bytes > 0:
+        size = format_bytes(report.note_bytes)
+        reasons.append(translate_text(f"{size} are notes, which `notes='none'` leaves out"))
+    grown = report.output_bytes - report.note_bytes > report.source_bytes
+    if grown and any(line.startswith("constants: ") for line in report.rewrites):
+        reasons.append("constants that the model computed are stored")
+    return f": {'; '.join(reasons)}" if reasons else ""
 
 
 def _make_latency(report: Report) -> Text | None:

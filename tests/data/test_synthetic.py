@@ -134,7 +134,8 @@ def test_both_branches_of_a_merged_decoder_get_samples() -> None:
 def test_floats_that_a_table_is_read_by_are_rows_of_it() -> None:
     """As Keras exports an embedding."""
     proto = model(
-        "g (float[1,L] x) => (float[1,L,4] y) { [c] ids = Cast<to=7>(x) [g] y = Gather(table, ids) }", table=np.ones((80, 4), "f4")
+        "g (float[1,L] x) => (float[1,L,4] y) { [c] ids = Cast<to=7>(x) [g] y = Gather(table, ids) }",
+        table=np.ones((80, 4), "f4"),
     )
     drawn = load_data(None, [ValueInfo("x", TensorProto.FLOAT, (1, "L"))], DataConfig(samples=4), proto)[0]["x"]
     assert drawn.dtype == np.float32

@@ -274,7 +274,7 @@ def test_a_mask_that_only_one_sample_has_spoils_no_check(hidden: int, observed: 
 
 def test_weights_alone_are_rounded_where_no_inputs_can_be_made_up() -> None:
     proto = model(
-        "g (string[N] s) => (float[N,128] y) { i = ai.onnx.ml.LabelEncoder<keys_strings=[\"a\"], values_int64s=[1]>(s)"
+        'g (string[N] s) => (float[N,128] y) { i = ai.onnx.ml.LabelEncoder<keys_strings=["a"], values_int64s=[1]>(s)'
         " e = Gather(v, i) y = MatMul(e, w) }",
         **MATRICES,
     )

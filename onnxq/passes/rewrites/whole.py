@@ -118,7 +118,9 @@ def level_masked_rows(_ctx: RunContext, state: FloatState) -> FloatStep:
     changed = []
     for softmax in [node for node in view.index.nodes if is_op(node, "Softmax")]:
         masking = walk_from([softmax], partial(_list_masking, view))
-        constants = (view.find_constant(node, k) for node in masking for k in range(len(node.inputs)))
+        constants = (
+            view.find_constant(node, k) for node in masking for k in range(len(node.inputs))
+        )
         if any(value is not None and (value == -_FAR).any() for value in constants):
             least = np.asarray(-_FAR / 2, np.float32)
             floor = edit.add_constant(softmax.scope, f"{softmax.name}/least", least)
