@@ -127,11 +127,8 @@ def _make_title(report: Report) -> Text:
 def _make_rows(report: Report, verbose: bool) -> SheetRows:
     yield "verdict", _make_verdict(report)
     if change := _describe_size(report):
-        yield (
-            "size",
-            f"{format_bytes(report.source_bytes)} -> {format_bytes(report.output_bytes)}, {change}"
-            f"{_explain_growth(report)}",
-        )
+        sizes = f"{format_bytes(report.source_bytes)} -> {format_bytes(report.output_bytes)}"
+        yield "size", f"{sizes}, {change}{_explain_growth(report)}"
     yield "latency", _make_latency(report)
     if report.checks:
         yield "accuracy", _make_checks(report)

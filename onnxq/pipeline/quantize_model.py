@@ -120,7 +120,7 @@ def quantize_unrun(
     name: str,
     obstacle: UnknownOperatorError | None,
 ) -> Result:
-    """Round the weights by their values alone. Without an obstacle they are compared with the float model, piece by piece."""
+    """Round the weights by their values alone. Without an obstacle they are compared with those of the float model."""
     with ctx.timers.run("plan", "planning"):
         plan = plan_unrun(state, ctx.config, name, obstacle)
     with ctx.timers.run("calibrate", "calibrating"):
