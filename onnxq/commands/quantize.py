@@ -201,14 +201,12 @@ def _describe_size(report: Report) -> str:
 
 def _explain_growth(report: Report) -> str:
     """Why the file is larger than the source; "" where it is not."""
-    reasons = []
-    if report.note_bytes > 0:
-        size = format_bytes(report.note_bytes)
-        reasons.append(translate_text(f"{size} are notes, which `notes='none'` leaves out"))
-    grown = report.output_bytes - report.note_bytes > report.source_bytes
-    if grown and any(line.startswith("constants: ") for line in report.rewrites):
-        reasons.append("constants that the model computed are stored")
-    return f": {'; '.join(reasons)}" if reasons else ""
+    if not report.note_bytes:
+        return ""
+    text = f": {format_bytes(report.note_bytes)} are notes, which `notes='none'` leaves out"
+    if any(line.startswith("constants: ") for line in report.rewrites):
+        text += "; constants that the model computed are stored"
+    return translate_text(text)
 
 
 def _make_latency(report: Report) -> Text | None:

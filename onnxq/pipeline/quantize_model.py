@@ -515,20 +515,11 @@ def make_plan(
 ) -> Plan:
     """The plan without numbers; see `onnxq.make_plan`."""
     config = _settle_mode(config, data)
-    measuring = data is not None
     ctx = RunContext(config=config, skip=frozenset(config.skip), progress=progress)
-    data, sizes = _settle_sizes(model, data, config, progress)
-    state = load_state(model, ctx, whole=rounds_alone(config, measuring=measuring), sizes=sizes)
-    obstacle = find_obstacle(state, config, measuring=measuring)
-    if obstacle is not None or needs_no_run(state, config, measuring=measuring):
+    sampled, state, obstacle = prepare_run(model, data, ctx)
+    if not isinstance(sampled, EqualizeContext):
         return plan_unrun(state, config, _read_name(model), obstacle)
-    try:
-        samples = read_data(state, data, config, progress=progress)
-    except DataError:
-        if not rounds_alone(config, measuring=measuring):
-            raise
-        return plan_unrun(state, config, _read_name(model), None)
-    sampled = ctx.add_samples(samples).add_reference(state.model, _make_planner(samples, config))
+    samples = sampled.data
     named = state.model
     with progress("planning"):
         state = run_pass(TOKENS, sampled, state)
