@@ -68,8 +68,8 @@ MASKED_ROWS = "masked_rows"
 # Activations before scalars: x + 3 of a hard-sigmoid would otherwise end in the bias and hide the pattern.
 _WHOLE = (
     "attention_parts",
-    "masks",
     MASKED_ROWS,
+    "masks",
     "splits",
     "ranks",
     "reciprocals",
@@ -97,8 +97,9 @@ REWRITES: tuple[Pass[RunContext, FloatState], ...] = tuple(
         ("pool", replace_reduce_mean),
         ("pad", fold_pad),
         ("axes", write_axes),
-        ("masks", bound_masks),
+        # By the values that masks have in the file.
         (MASKED_ROWS, level_masked_rows),
+        ("masks", bound_masks),
         ("splits", cut_splits),
         # Behind what makes Slices.
         ("ranks", lower_ranks),

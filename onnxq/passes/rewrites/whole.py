@@ -33,6 +33,7 @@ _MASKING = frozenset(
         "Flatten",
         "Gather",
         "Identity",
+        "Max",
         "Mul",
         "Neg",
         "Reshape",
@@ -116,13 +117,10 @@ def level_masked_rows(_ctx: RunContext, state: FloatState) -> FloatStep:
     view = View(state.model)
     edit = Edit(state.model)
     changed = []
+    least = np.asarray(-_FAR / 2, np.float32)
     for softmax in [node for node in view.index.nodes if is_op(node, "Softmax")]:
         masking = walk_from([softmax], partial(_list_masking, view))
-        constants = (
-            view.find_constant(node, k) for node in masking for k in range(len(node.inputs))
-        )
-        if any(value is not None and (value == -_FAR).any() for value in constants):
-            least = np.asarray(-_FAR / 2, np.float32)
+        if any(any(_find_far_constants(view, node)) for node in masking):
             floor = edit.add_constant(softmax.scope, f"{softmax.name}/least", least)
             scores = softmax.inputs[0]
             limited = edit.insert_before(softmax, "Max", [scores, floor], {}, f"{scores}/limited")
