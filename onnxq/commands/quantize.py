@@ -128,10 +128,8 @@ def _make_title(report: Report) -> Text:
 def _make_rows(report: Report, verbose: bool) -> SheetRows:
     yield "verdict", _make_verdict(report)
     if change := _describe_size(report):
-        yield (
-            "size",
-            f"{format_bytes(report.source_bytes)} -> {format_bytes(report.output_bytes)}, {change}",
-        )
+        sizes = f"{format_bytes(report.source_bytes)} -> {format_bytes(report.output_bytes)}"
+        yield "size", f"{sizes}, {change}{_explain_growth(report)}"
     yield "latency", _make_latency(report)
     if report.checks:
         yield "accuracy", _make_checks(report)
@@ -200,6 +198,16 @@ def _describe_size(report: Report) -> str:
         return ""
     ratio = report.source_bytes / report.output_bytes
     return f"{ratio:.1f}x smaller" if ratio >= 1 else f"{1 / ratio:.1f}x larger"
+
+
+def _explain_growth(report: Report) -> str:
+    """Why the file is larger than the source; "" where it is not."""
+    if not report.note_bytes:
+        return ""
+    text = f": {format_bytes(report.note_bytes)} are notes, which `notes='none'` leaves out"
+    if any(line.startswith("constants: ") for line in report.rewrites):
+        text += "; constants that the model computed are stored"
+    return translate_text(text)
 
 
 def _make_latency(report: Report) -> Text | None:

@@ -193,6 +193,7 @@ def _find_past(value: ValueInfo) -> str | None:
     return None if isinstance(shape[-2], int) or "encoder" in f"{value.name} {key}".lower() else key
 
 
+_FIX = "give `data=…`, or quantize weights alone (`mode: weight-only`), which needs none"
 # Number of samples if none is requested.
 SAMPLES = 16
 # Sizes of dynamic axes by a part of the axis' symbol or of the input's name; the first match wins.
@@ -231,8 +232,8 @@ def make_synthetic(
     model: ModelLike | None = None,
     run: bool = True,
 ) -> Dataset:
-    """Make seeded random samples: floats standard normal, booleans with probability 1/2, masks all 1, other ints 0 or 1
-    or, where the model looks them up in a table, a row of it.
+    """Make seeded random samples: floats standard normal, booleans with probability 1/2, masks all 1, other ints 0 or
+    1; where the model looks numbers up in a table, rows of it.
 
     The lengths of a decoder's tokens, caches and masks fit each other; of one in an If every second sample is a prompt.
     A dynamic axis 0 gets size 1, other axes a size suggested by their names; a symbol has one size everywhere.
@@ -248,7 +249,7 @@ def make_synthetic(
             or classify_dtype(want) not in ("float", "int", "bool")
         ):
             cause = f"no random values can be made for it ({format_shape(value)})"
-            raise DataError(f"input {value.name!r}", cause, "give `data=…`", code="Q216")
+            raise DataError(f"input {value.name!r}", cause, _FIX, code="Q216")
 
     rows: dict[str, int] = {}
     if model is not None:
@@ -353,7 +354,7 @@ def _find_running(draw: Callable[[int | None], Dataset], session: Session) -> Da
             continue
         return dataset
     cause = f"the model runs with none of the sizes tried ({failure})"
-    raise DataError("synthetic inputs", cause, "give `data=…`", code="Q216")
+    raise DataError("synthetic inputs", cause, f"name sizes with `fix=…`, {_FIX}", code="Q216")
 
 
 def _choose_shapes(inputs: Inputs, dims: Mapping[str, int], other: int | None) -> dict[str, Shape]:
@@ -484,7 +485,8 @@ class _RandomSource:
     def _draw_values(self, rng: np.random.Generator, value: ValueInfo) -> Array:
         shape = self._shapes[value.name]
         want = find_input_dtype(value) or np.dtype(np.float32)
-        if classify_dtype(want) == "float":
+        # Keras stores even the indices of a table as floats.
+        if classify_dtype(want) == "float" and value.name not in self._rows:
             return np.asarray(rng.standard_normal(shape)).astype(want)
         # A random mask would hide a part of the sample.
         if classify_dtype(want) == "int" and "mask" in value.name.lower():

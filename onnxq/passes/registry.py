@@ -37,6 +37,7 @@ from onnxq.passes.rewrites.whole import (
     bound_masks,
     cut_splits,
     fuse_biases,
+    level_masked_rows,
     pad_pools,
     replace_reciprocals,
     write_out_attention,
@@ -60,10 +61,21 @@ def has_other_domains(_ctx: RunContext, state: FloatState) -> bool:
     return any(node.domain for node in get_index(state.model).nodes)
 
 
+# What scores vanish beside, and limits them: only for a model that has rows in which everything is masked.
+MASKED_ROWS = "masked_rows"
 # `Target.skips` names the fusions, which are for ONNX Runtime alone: TensorRT makes the same kernels of the chains and
 # of the single nodes (counted on six networks), and older releases lack the parsers for the latter.
 # Activations before scalars: x + 3 of a hard-sigmoid would otherwise end in the bias and hide the pattern.
-_WHOLE = ("attention_parts", "masks", "splits", "ranks", "reciprocals", "pool_pads", "biases")
+_WHOLE = (
+    "attention_parts",
+    MASKED_ROWS,
+    "masks",
+    "splits",
+    "ranks",
+    "reciprocals",
+    "pool_pads",
+    "biases",
+)
 _CONDITIONS: dict[str, Callable[[RunContext, FloatState], bool]] = {
     **dict.fromkeys(_WHOLE, is_for_whole_graphs),
     "fused": has_other_domains,
@@ -85,6 +97,8 @@ REWRITES: tuple[Pass[RunContext, FloatState], ...] = tuple(
         ("pool", replace_reduce_mean),
         ("pad", fold_pad),
         ("axes", write_axes),
+        # By the values that masks have in the file.
+        (MASKED_ROWS, level_masked_rows),
         ("masks", bound_masks),
         ("splits", cut_splits),
         # Behind what makes Slices.

@@ -128,6 +128,10 @@ def write_result(result: Result, config: Config, out: str | Path | None, force: 
         warnings = (*result.report.warnings, BITS_ATTRIBUTE_WARNING)
         result = replace(result, light=model, report=replace(result.report, warnings=warnings))
     result = result.leave_out_notes(options.notes)
+    report = result.report
+    if report.output_bytes > report.source_bytes:
+        noted = report.output_bytes - result.leave_out_notes("none").report.output_bytes
+        result = replace(result, report=replace(report, note_bytes=noted))
     if options.compiled:
         _write_compiled(result, config, force)
     if out is not None:

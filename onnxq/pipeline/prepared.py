@@ -39,7 +39,7 @@ from onnxq.passes.base import RunContext
 from onnxq.passes.equalization.passes import EQUIVALENT_DB
 from onnxq.passes.journal import PassReport
 from onnxq.passes.judging import SampleSets
-from onnxq.passes.registry import list_rewrites, rewrite_model
+from onnxq.passes.registry import MASKED_ROWS, list_rewrites, rewrite_model
 from onnxq.passes.state import FloatState
 from onnxq.plan import Plan
 from onnxq.progress import Progress, count_items, silent
@@ -73,15 +73,18 @@ def load_state(
     whole: bool = False,
     sizes: Mapping[str, Shape] | None = None,
     computes: int = 0,
+    masked_rows: bool = False,
 ) -> FloatState:
     """Load and rewrite for the target of the context, whose journal gets the reports of the rewrites.
 
     plan: one to be carried out again, for whose target the rewrites run that it names, whatever the context leaves out.
     For an engine other than ONNX Runtime the part that ONNX Runtime can run is loaded; with `whole` all of it.
     sizes: shapes that inputs are given, by default those that the plan names. computes: the narrow ONNX type to which
-    constants of a float32 model were rounded.
+    constants of a float32 model were rounded. masked_rows: the samples have rows in which everything is masked.
     """
     ctx = ctx or RunContext()
+    if not masked_rows:
+        ctx = replace(ctx, skip=ctx.skip | {MASKED_ROWS})
     if plan is not None:
         config = ctx.config.model_copy(update={"target": plan.target})
         ctx = replace(ctx, config=config, skip=list_rewrites().difference(plan.prepare))

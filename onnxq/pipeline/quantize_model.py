@@ -17,7 +17,7 @@ from onnxq.calibrate.contents import note_contents
 from onnxq.calibrate.parts import read_part
 from onnxq.config import Config
 from onnxq.data import Dataset
-from onnxq.errors import ModelError, OnnxqError, replace_surrogates
+from onnxq.errors import DataError, ModelError, OnnxqError, VerificationError, replace_surrogates
 from onnxq.evaluation.metric import AccuracyRequest, make_request
 from onnxq.graph import GraphIndex, ModelLike, get_index
 from onnxq.graph.light import is_large_model
@@ -93,7 +93,7 @@ def rounds_alone(config: Config, *, measuring: bool) -> bool:
 def plan_unrun(
     state: FloatState, config: Config, name: str, obstacle: UnknownOperatorError | None
 ) -> Plan:
-    """The plan of the weights, by shapes that stand in the model alone. obstacle: None for a large model."""
+    """The plan of the weights, by shapes that stand in the model alone. obstacle: as `prepare_run` returns it."""
     problem = state_placement(
         state.model, config, before=state.before, prepare=state.rewrites, name=name
     )
@@ -113,7 +113,7 @@ def quantize_unrun(
     name: str,
     obstacle: UnknownOperatorError | None,
 ) -> Result:
-    """Round the weights by their values alone. Only a large model (obstacle: None) is compared with the float one."""
+    """Round the weights by their values alone. Without an obstacle they are compared with those of the float model."""
     with ctx.timers.run("plan", "planning"):
         plan = plan_unrun(state, ctx.config, name, obstacle)
     with ctx.timers.run("calibrate", "calibrating"):
@@ -276,7 +276,8 @@ def prepare_run(
     """The rewritten model, and the context with its samples; without them where it is not to be run.
 
     measuring: with the float model's figure of the metric that was asked for. computes: see `load_state`. The third is
-    what keeps the model from running; None also where weights alone of a large model need no run.
+    what keeps the model from running; None also where weights alone need no run: of a large model, or of one that no
+    inputs can be made up for.
     """
     config = ctx.config
     running = data is not None
@@ -284,12 +285,25 @@ def prepare_run(
         # A metric is of all outputs.
         whole = rounds_alone(config, measuring=running) or config.accuracy.metric is not None
         data, sizes = _settle_sizes(model, data, config, ctx.progress)
-        state = load_state(model, ctx, whole=whole, sizes=sizes, computes=computes)
+        load = partial(load_state, model, ctx, whole=whole, sizes=sizes, computes=computes)
+        state = load()
         obstacle = find_obstacle(state, config, measuring=running)
         if obstacle is None and not needs_no_run(state, config, measuring=running):
             # Before anything that takes long: a mistake in the person's function shows here.
             ctx = replace(ctx, request=_measure_float(ctx, state)) if measuring else ctx
-            samples = _read_samples(state, data, ctx)
+            try:
+                samples = _read_samples(state, data, ctx)
+            except DataError:
+                if not rounds_alone(config, measuring=running):
+                    raise
+                # No inputs can be made up, and weights alone need none.
+                return ctx, state, None
+            except VerificationError:
+                if "masks" not in state.rewrites:
+                    raise
+                ctx.journal.clear()
+                state = load(masked_rows=True)
+                samples = _read_samples(state, data, ctx)
             ctx = ctx.add_samples(samples).add_reference(
                 state.model, _make_planner(samples, config)
             )
@@ -459,15 +473,11 @@ def make_plan(
 ) -> Plan:
     """The plan without numbers; see `onnxq.make_plan`."""
     config = _settle_mode(config, data)
-    measuring = data is not None
     ctx = RunContext(config=config, skip=frozenset(config.skip), progress=progress)
-    data, sizes = _settle_sizes(model, data, config, progress)
-    state = load_state(model, ctx, whole=rounds_alone(config, measuring=measuring), sizes=sizes)
-    obstacle = find_obstacle(state, config, measuring=measuring)
-    if obstacle is not None or needs_no_run(state, config, measuring=measuring):
+    sampled, state, obstacle = prepare_run(model, data, ctx)
+    if not isinstance(sampled, EqualizeContext):
         return plan_unrun(state, config, _read_name(model), obstacle)
-    samples = read_data(state, data, config, progress=progress)
-    sampled = ctx.add_samples(samples).add_reference(state.model, _make_planner(samples, config))
+    samples = sampled.data
     named = state.model
     with progress("planning"):
         state = run_pass(TOKENS, sampled, state)

@@ -37,6 +37,11 @@ _SAMPLES = "do the samples fit the model: sizes, index ranges, lengths that belo
 _CHECK = (
     "does onnx.checker accept it? is its opset known? Export it again, or take a newer onnxruntime"
 )
+_BRANCH = "Graph attribute inferencing failed"
+_BRANCH_FIX = (
+    "a branch in it does not take the sizes of the inputs. Where these were fixed (by `fix=…`, or from samples for a "
+    "target that compiles for fixed sizes), export the model with the branch alone that they are for"
+)
 _UNREGISTERED = "No Op registered"
 _UNREGISTERED_FIX = (
     "export the model with another opset, which has the operator, or take a newer onnxruntime"
@@ -133,6 +138,8 @@ def explain_load_failure(
                 if kind is KernelError
                 else _UNREGISTERED_FIX
                 if _UNREGISTERED in text
+                else _BRANCH_FIX
+                if _BRANCH in text
                 else _CHECK
             )
             return _blame_node(kind, subject, match["name"], cause, fix, "Q110", nodes)

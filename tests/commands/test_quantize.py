@@ -50,6 +50,13 @@ def shown(report: Report, **how) -> tuple[str, str]:
     return out.getvalue(), err.getvalue()
 
 
+def test_a_file_that_grew_says_why():
+    report = replace(REPORT, source_bytes=20_000, output_bytes=25_000, note_bytes=4_000, rewrites=("constants: 3 (c)",))
+    text, _ = shown(report, width=200)
+    assert "1.2x larger: 4.0 kB are notes, which `notes='none'` leaves out; constants that the model" in text
+    assert "are notes" not in shown(REPORT)[0]
+
+
 @pytest.mark.parametrize("verbose", [False, True])
 def test_summary_fits_80_columns_and_breaks_no_name(verbose):
     text, _ = shown(REPORT, width=80, verbose=verbose)

@@ -12,6 +12,7 @@ from onnxq.config import DataConfig
 from onnxq.data import load_data, make_synthetic
 from onnxq.errors import DataError
 from onnxq.graph import ValueInfo
+from tests.graph.kit import model
 
 IDS = ValueInfo("ids", TensorProto.INT64, ("N", "L"))
 
@@ -128,3 +129,15 @@ def test_both_branches_of_a_merged_decoder_get_samples() -> None:
         assert sample["past_key_values.0.value"].shape == (1, 2, past, 4)
         assert sample["attention_mask"].shape[1] == past + sample["input_ids"].shape[1]
         assert sample["position_ids"][0, 0] == past
+
+
+def test_floats_that_a_table_is_read_by_are_rows_of_it() -> None:
+    """As Keras exports an embedding."""
+    proto = model(
+        "g (float[1,L] x) => (float[1,L,4] y) { [c] ids = Cast<to=7>(x) [g] y = Gather(table, ids) }",
+        table=np.ones((80, 4), "f4"),
+    )
+    drawn = load_data(None, [ValueInfo("x", TensorProto.FLOAT, (1, "L"))], DataConfig(samples=4), proto)[0]["x"]
+    assert drawn.dtype == np.float32
+    np.testing.assert_array_equal(drawn, np.round(drawn))
+    assert 20 < drawn.max() < 80

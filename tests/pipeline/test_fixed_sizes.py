@@ -10,7 +10,7 @@ import onnx
 import pytest
 
 import onnxq
-from onnxq.errors import ConfigError, DataError
+from onnxq.errors import ConfigError, DataError, ModelError
 from onnxq.graph import name_nodes
 from onnxq.plan import from_json, to_json
 from tests.data.text.kit import make_decoder
@@ -154,3 +154,16 @@ def test_a_sample_of_more_axes_than_its_input_is_named() -> None:
     text = "g (float[batch,4,time] x, float other) => (float[batch,4,time] y) { a = Add(x, other) y = Neg(a) }"
     with pytest.raises(DataError, match=r"input 'other': its shape \[2, 4, 6\] has 3 dimensions"):
         quantize(text=text)
+
+
+def test_a_branch_that_other_sizes_are_for_is_told_as_such() -> None:
+    """As silero_vad has one for each sampling rate."""
+    text = (
+        "g (float[1,T,8] x, bool long) => (float[M,8] y) { [if] y = If(long) <"
+        " then_branch = a () => (float[M,8] p) { [p] p = Squeeze(x, zero) },"
+        " else_branch = b () => (float[M,8] q) { [q] q = Squeeze(x, one) }> }"
+    )
+    proto = parse(text, zero=np.array([0]), one=np.array([1]))
+    samples = [{"x": np.ones((1, 4, 8), np.float32), "long": np.array(True)}] * 4
+    with pytest.raises(ModelError, match="with the branch alone that they are for"):
+        onnxq.quantize(proto, samples, "qnn-int8", overrides=QUICK)

@@ -15,7 +15,7 @@ from onnxq.errors import CalibrationError, DataError
 from onnxq.runtime import Session, optimize_graph
 from tests.graph.kit import model
 from tests.passes.kit import random_weights
-from tests.pipeline.models import BALANCED, assert_faithful, images, quantize, to_bytes
+from tests.pipeline.models import BALANCED, assert_faithful, find_worst_db, images, quantize, to_bytes
 from tests.pipeline.requantized import kernels
 
 MAP, SAME = "float[N,32,8,8]", "Conv <pads=[1,1,1,1]>"
@@ -220,3 +220,17 @@ def test_float16_model_fuses_and_keeps_its_types() -> None:
 def test_adding_a_tensor_to_itself() -> None:
     proto = model(f"g ({MAP} x) => ({MAP} y) {{ a = {SAME}(x, w) d = Add(a, a) y = {SAME}(d, v) }}", **WEIGHTS)
     assert_faithful(quantize(proto, DATA, BALANCED), 28)
+
+
+def test_rows_in_which_a_finite_mask_hides_everything_stay_even_on_the_npu() -> None:
+    """As torch's dynamo exporter masks attention: scores vanish beside -3e38, and not beside what a scale can hold."""
+    mask = "q = Unsqueeze(real, two) k = Unsqueeze(real, one) b = And(q, k) m = Where(b, zero, never)"
+    attention = "h = MatMul(x, w) t = Transpose<perm=[0,2,1]>(h) s = MatMul(x, t) a = Add(s, m) p = Softmax(a)"
+    text = f"g (float[1,8,16] x, bool[1,8] real) => (float[1,8,16] y) {{ {mask} {attention} y = MatMul(p, x) }}"
+    axes = {"one": np.array([1]), "two": np.array([2])}
+    proto = model(text, zero=0, never=np.finfo(np.float32).min, **axes, **random_weights({"w": (16, 16)}))
+    rng = np.random.default_rng(0)
+    samples = {"x": rng.standard_normal((8, 1, 8, 16)), "real": np.arange(8) < rng.integers(2, 8, (8, 1, 1))}
+    result = quantize(proto, samples, "qnn", effort="fast")
+    assert any(line.startswith("masked_rows") for line in result.report.rewrites)
+    assert find_worst_db(result) > 20

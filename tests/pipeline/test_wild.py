@@ -12,6 +12,7 @@ import pytest
 from onnx import helper, numpy_helper, parser
 
 import onnxq
+from onnxq.errors import DataError
 from onnxq.runtime import find_runnable_opset
 from tests.graph.kit import model
 from tests.passes.kit import random_weights
@@ -269,3 +270,18 @@ def test_a_mask_that_only_one_sample_has_spoils_no_check(hidden: int, observed: 
     assert any("-inf" in refusal.reason for refusal in result.plan.refusals) == observed
     assert all(check.sqnr_db[0] > 25 for check in result.report.checks)
     assert np.isfinite(run(result.model, **feeds[hidden])).all()
+
+
+def test_weights_alone_are_rounded_where_no_inputs_can_be_made_up() -> None:
+    proto = model(
+        'g (string[N] s) => (float[N,128] y) { i = ai.onnx.ml.LabelEncoder<keys_strings=["a"], values_int64s=[1]>(s)'
+        " e = Gather(v, i) y = MatMul(e, w) }",
+        **MATRICES,
+    )
+    proto.opset_import.append(helper.make_opsetid("ai.onnx.ml", 3))
+    with pytest.raises(DataError, match="quantize weights alone"):
+        onnxq.quantize(proto, None, overrides=HOW)
+    result = onnxq.quantize(proto, None, "ort-int8-weights", overrides=HOW)
+    assert len(result.plan.sites) == 2
+    assert not result.report.checks
+    assert len(onnxq.make_plan(proto, config="ort-int8-weights").sites) == 2

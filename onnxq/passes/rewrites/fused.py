@@ -27,9 +27,8 @@ _PARAMETERS: Mapping[str, Sequence[str]] = {
 _LAYERNORM_OPSET = 17
 _SINGLE = frozenset({"Gelu", "QuickGelu"})
 # Attributes of Attention that MultiHeadAttention does not have.
-_OTHER_ATTENTION = frozenset(
-    {"do_rotary", "past_present_share_buffer", "qkv_hidden_sizes", "rotary_embedding_dim"}
-)
+_OTHER_ATTENTION = frozenset({"do_rotary", "past_present_share_buffer", "rotary_embedding_dim"})
+_SIZES = "qkv_hidden_sizes"
 
 
 def write_out_fused(ctx: RunContext, state: FloatState) -> FloatStep:
@@ -193,20 +192,29 @@ def _write_layernorm(view: View, edit: Edit, node: NodeRef) -> bool:
 
 
 def _write_attention(view: View, edit: Edit, node: NodeRef) -> bool:
-    """MultiHeadAttention, which has no weights, of slices of x w + b. A mask is of each position of each sample."""
-    x, weight, bias, mask, *others = (*node.inputs, *[""] * 4)[: max(4, len(node.inputs))]
-    stored = view.find_constant(node, 1)
+    """MultiHeadAttention, which has no weights, of slices of x w + b. Masks and what is added to scores stay."""
+    x, weight, bias, mask, past, added, *others = [*node.inputs, *[""] * (6 - len(node.inputs))]
+    # The weight may be joined of three, which is computed later.
+    shape = view.index.find_shape(view.find_tensor(node, 1)) or (None,)
     masked = view.find_tensor(node, 3)
-    other_mask = masked is not None and view.find_rank(masked) != 2
-    # A vector is of ends, or of beginnings and ends, which MultiHeadAttention tells apart by other rules.
-    other = other_mask or any((*others, *node.outputs[1:])) or node.attrs.keys() & _OTHER_ATTENTION
-    if stored is None or other:
+    maker = None if masked is None else view.index.find_producer(masked)
+    # A vector may be of beginnings, too, which MultiHeadAttention takes for others; this node makes one of ends.
+    ends_alone = maker is not None and maker.op_type == "EmbedLayerNormalization"
+    other_mask = masked is not None and view.find_rank(masked) != 2 and not ends_alone
+    unlike = node.attrs.keys() & _OTHER_ATTENTION
+    if (
+        other_mask
+        or unlike
+        or any((past, *others, *node.outputs[1:]))
+        or not isinstance(shape[-1], int)
+    ):
         return False
     product = edit.insert_before(node, "MatMul", [x, weight], {}, f"{node.name}/projected")
     whole = _add_up(edit, node, [product, bias])
     axis = edit.add_constant(node.scope, f"{node.name}/axis", np.array([-1], np.int64))
     # Columns of query, key and value, side by side.
-    bounds = np.arange(4, dtype=np.int64) * (stored.shape[1] // 3)
+    sizes = node.attrs.get(_SIZES) or [shape[-1] // 3] * 3
+    bounds = np.cumsum([0, *sizes], dtype=np.int64)
     ends = [edit.add_constant(node.scope, f"{node.name}/end", bound.reshape(1)) for bound in bounds]
     parts = [
         edit.insert_before(
@@ -214,8 +222,11 @@ def _write_attention(view: View, edit: Edit, node: NodeRef) -> bool:
         )
         for k, part in enumerate("qkv")
     ]
-    inputs = [*parts, *(["", mask] if mask else [])]
-    edit.replace_node(node, "MultiHeadAttention", inputs, node.attrs, _DOMAIN)
+    attrs = {name: value for name, value in node.attrs.items() if name != _SIZES}
+    inputs = [*parts, "", mask, added]
+    while not inputs[-1]:
+        inputs.pop()
+    edit.replace_node(node, "MultiHeadAttention", inputs, attrs, _DOMAIN)
     return True
 
 

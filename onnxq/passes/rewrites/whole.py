@@ -33,6 +33,7 @@ _MASKING = frozenset(
         "Flatten",
         "Gather",
         "Identity",
+        "Max",
         "Mul",
         "Neg",
         "Reshape",
@@ -106,6 +107,26 @@ def _test_masked_rows(view: View, edit: Edit, softmax: NodeRef) -> Iterator[str]
             )
             edit.replace_node(node, "Less", [largest, bound], {})
             yield f"{node.name}: looks for rows that are masked as a whole"
+
+
+def level_masked_rows(_ctx: RunContext, state: FloatState) -> FloatStep:
+    """Let a Softmax see no difference in rows in which everything is masked by a value added to the scores.
+
+    Beside -3e38 scores vanish, so that such a row is even; beside what `bound_masks` writes they do not.
+    """
+    view = View(state.model)
+    edit = Edit(state.model)
+    changed = []
+    least = np.asarray(-_FAR / 2, np.float32)
+    for softmax in [node for node in view.index.nodes if is_op(node, "Softmax")]:
+        masking = walk_from([softmax], partial(_list_masking, view))
+        if any(any(_find_far_constants(view, node)) for node in masking):
+            floor = edit.add_constant(softmax.scope, f"{softmax.name}/least", least)
+            scores = softmax.inputs[0]
+            limited = edit.insert_before(softmax, "Max", [scores, floor], {}, f"{scores}/limited")
+            edit.replace_node(softmax, "Softmax", [limited], softmax.attrs)
+            changed.append(f"{softmax.name}: rows that are masked as a whole stay even")
+    return edit.finish_pass(state, "masked_rows", changed)
 
 
 def _list_masking(view: View, node: NodeRef) -> Iterator[NodeRef]:

@@ -29,6 +29,7 @@ MASKS = {
     "added": ("s = Add(x, low) y = Softmax(s)", "s/Add", 1),
     "of infinities": ("s = Add(infinite, x) y = Softmax(s)", "s/Add", 0),
     "added to scaled scores": ("a = Div(x, two) s = Add(a, low) y = Softmax(s)", "s/Add", 1),
+    "a limit": ("s = Max(x, never) y = Softmax(s)", "s/Max", 1),
     "chosen": ("s = Where(yes, x, never) y = Softmax(s)", "s/Where", 2),
     "computed": ("a = Sub(one, kept) m = Mul(a, never) s = Add(x, m) y = Softmax(s)", "m/Mul", 1),
     # Whoever else reads the constant, not in front of a Softmax, reads the value it had.
