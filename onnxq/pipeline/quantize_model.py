@@ -284,7 +284,9 @@ def prepare_run(
     with ctx.timers.run("prepare", "preparing the model"):
         # A metric is of all outputs.
         whole = rounds_alone(config, measuring=running) or config.accuracy.metric is not None
-        data, sizes = _settle_sizes(model, data, config, ctx.progress)
+        sizes: Sizes = {}
+        if config.fix or find_target(config.target).whole:
+            data, sizes = settle_sizes(model, data, config, ctx.progress)
         load = partial(load_state, model, ctx, whole=whole, sizes=sizes, computes=computes)
         state = load()
         obstacle = find_obstacle(state, config, measuring=running)
@@ -308,15 +310,6 @@ def prepare_run(
                 state.model, _make_planner(samples, config)
             )
     return ctx, state, obstacle
-
-
-def _settle_sizes(
-    model: ModelSource, data: object, config: Config, progress: Progress
-) -> tuple[object, Sizes]:
-    """`settle_sizes` where sizes of inputs are to be fixed."""
-    if not config.fix and not find_target(config.target).whole:
-        return data, {}
-    return settle_sizes(model, data, config, progress)
 
 
 def _measure_float(ctx: RunContext, state: FloatState) -> AccuracyRequest:
