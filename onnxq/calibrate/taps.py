@@ -11,14 +11,11 @@ from onnxq.arrays import Array
 from onnxq.data import Batch
 from onnxq.errors import ModelError
 from onnxq.graph import ModelLike, get_index
-from onnxq.graph.light import is_large_model
-from onnxq.numerics.machine import count_cores, map_in_threads, share_cores
 from onnxq.runtime import Feeds, Session, Shapes, Tapped, tap_tensors, trim_memory
 from onnxq.sites import Refusals, TensorId
 
 Group = tuple[TensorId, ...]
 Signature = tuple[tuple[str, tuple[int, ...]], ...]
-Outputs = dict[str, Array]
 
 # Bytes per element of the types that are not of 4 bytes.
 _BYTES: dict[int, int] = {
@@ -34,8 +31,6 @@ _GROWTH = 2.0
 _WORTH_TRIMMING = 2**25
 _SHARE = 32
 _IN_ALL = 2**28
-# Bytes of the values of runs side by side.
-_SIDE_BY_SIDE = 2**26
 
 
 class Taps:
@@ -71,20 +66,12 @@ class Taps:
             self._open = None
             self._open = group, self._open_runner(group)
         main = self._open[1]
-
-        def run_whole(
-            packed: tuple[Batch, list[Group]],
-        ) -> tuple[Batch, list[Group], list[Outputs]]:
-            batch, parts = packed
-            return batch, parts, main.run(batch, singles) if len(parts) == 1 else []
-
-        packed_batches = ((batch, self._pack_tensors(group, batch)) for batch in batches)
-        for batch, parts, runs in map_in_threads(run_whole, packed_batches, threads=main.at_once):
-            yield from ((batch, *pair) for pair in main.release_values(runs))
-            for part in parts if len(parts) > 1 else ():
-                runner = self._open_runner(part)
-                for pair in runner.release_values(runner.run(batch, singles)):
-                    yield batch, *pair
+        for batch in batches:
+            parts = self._pack_tensors(group, batch)
+            for part in parts:
+                runner = main if len(parts) == 1 else self._open_runner(part)
+                for tensor, value in runner.values(batch, singles):
+                    yield batch, tensor, value
 
     def _open_runner(self, group: Group) -> _Runner:
         whole, self._whole = self._whole, None
@@ -93,15 +80,7 @@ class Taps:
             if whole is not None and group == self.tensors
             else tap_tensors(self._proto, group, only=True)
         )
-        worth = min(_WORTH_TRIMMING, self._limit // _SHARE)
-        return _Runner(tapped, worth, self._count_runs(group))
-
-    def _count_runs(self, group: Group) -> int:
-        """Batches whose values may be held at a time."""
-        sizes = [sum(known[tensor] for tensor in group) for known in self._sizes.values()]
-        affordable = min(self._limit, _SIDE_BY_SIDE) // max(*sizes, 1, 1)
-        # One more waits to be looked at.
-        return 1 if is_large_model(self._proto) else max(1, min(affordable - 1, count_cores()))
+        return _Runner(tapped, min(_WORTH_TRIMMING, self._limit // _SHARE))
 
     def _pack_tensors(self, group: Group, batch: Batch) -> list[Group]:
         sizes = self._find_sizes(batch)
@@ -175,31 +154,19 @@ class Taps:
 
 
 class _Runner:
-    """One tapped session. worth: bytes of a run after which memory is given back. at_once: runs side by side."""
+    """One tapped session. worth: bytes of a run after which memory is given back."""
 
-    def __init__(self, tapped: Tapped, worth: int, at_once: int) -> None:
+    def __init__(self, tapped: Tapped, worth: int) -> None:
         self._outputs, self._worth, self._untrimmed = tapped.outputs, worth, 0
-        self.at_once = at_once
         # NOTE: without optimizations a tensor's bits do not depend on what else is tapped or on the batch, for about
         # a tenth of the time: most of it goes into the observers.
-        threads = share_cores(at_once) if at_once > 1 else 0
-        self._session = Session(tapped.proto, optimize=False, arena=False, threads=threads)
+        self._session = Session(tapped.proto, optimize=False, arena=False)
 
-    def run(self, batch: Batch, singles: Callable[[Batch], Iterable[Feeds]]) -> list[Outputs]:
-        """The outputs for a batch, or for each of its samples."""
-        names = list(self._outputs.values())
-        # A Reshape inside may have the size of one sample, whatever the inputs declare.
-        if batch.count > 1:
-            try:
-                return [self._session.run(batch.feeds, names)]
-            except ModelError:
-                pass
-        samples = singles(batch) if batch.count > 1 else (batch.feeds,)
-        return [self._session.run(feeds, names) for feeds in samples]
-
-    def release_values(self, runs: list[Outputs]) -> Iterator[tuple[TensorId, Array]]:
+    def values(
+        self, batch: Batch, singles: Callable[[Batch], Iterable[Feeds]]
+    ) -> Iterator[tuple[TensorId, Array]]:
         """The values of the tensors, each released by this object as it is yielded."""
-        for outputs in runs:
+        for outputs in self._run_batch(batch, singles):
             size = sum(value.nbytes for value in outputs.values())
             self._untrimmed += size
             for tensor, name in self._outputs.items():
@@ -210,6 +177,22 @@ class _Runner:
             if size > self._worth or self._untrimmed > _IN_ALL:
                 self._untrimmed = 0
                 trim_memory()
+
+    def _run_batch(
+        self, batch: Batch, singles: Callable[[Batch], Iterable[Feeds]]
+    ) -> Iterator[dict[str, Array]]:
+        names = list(self._outputs.values())
+        # A Reshape inside may have the size of one sample, whatever the inputs declare.
+        if batch.count > 1:
+            try:
+                whole = self._session.run(batch.feeds, names)
+            except ModelError:
+                pass
+            else:
+                yield whole
+                return
+        for feeds in singles(batch) if batch.count > 1 else (batch.feeds,):
+            yield self._session.run(feeds, names)
 
 
 def _count_elements(signature: Signature) -> int:

@@ -332,19 +332,13 @@ _FedRun = tuple[Run, Feeds, Arrays, Feeds]
 class FloatOutputs:
     """A float model on the samples of a data set, without optimizations.
 
-    Models are compared with it in the form that `selections.take_choices` gives them. threads: of each session, 0: as
-    many as leave the samples that run side by side their own. alone: samples run one after the other.
+    Models are compared with it in the form that `selections.take_choices` gives them.
     """
 
-    def __init__(
-        self, proto: ModelLike, samples: Dataset, *, threads: int = 0, alone: bool = False
-    ) -> None:
+    def __init__(self, proto: ModelLike, samples: Dataset, *, threads: int = 0) -> None:
         self.proto, self.samples = proto, samples
         self.selections = find_selections(proto)
-        self.asked_threads = threads
-        # Of a large model one run at a time is in memory, on all cores.
-        alone = alone or is_large_model(proto)
-        self.threads = threads or (0 if alone else share_cores(len(samples)))
+        self.threads = threads
         self._session: Session | None = None
         self._outputs: dict[int, dict[str, Array]] = {}
         self._bytes = 0
@@ -382,7 +376,7 @@ class FloatOutputs:
             return measure_sample(feeds, exact, run(matched))
 
         large = is_large_model(self.proto)
-        # A session of all cores leaves none for another.
+        # Of a large model one run at a time is in memory; a session of all cores leaves none for another.
         threads = threads or (1 if large or not self.threads else share_cores(self.threads))
         for number, errors in enumerate(
             map_in_threads(score, self._list_runs(runs, positions), threads=threads)

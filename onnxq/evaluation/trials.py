@@ -52,14 +52,12 @@ class SharedReference:
 # One is enough: pieces of one model come behind each other, and each model may hold gigabytes.
 @lru_cache(maxsize=1)
 def _open_reference(shared: SharedReference) -> FloatOutputs:
-    # The workers share the cores between them.
-    model = open_model(shared.model)
-    return FloatOutputs(model, shared.samples.open(), threads=shared.threads, alone=True)
+    return FloatOutputs(open_model(shared.model), shared.samples.open(), threads=shared.threads)
 
 
 def _share_reference(crew: Crew, reference: FloatOutputs) -> SharedReference:
     samples = share_samples(crew, reference.samples, range(len(reference.samples)))
-    return SharedReference(crew.share_model(reference.proto), reference.asked_threads, samples)
+    return SharedReference(crew.share_model(reference.proto), reference.threads, samples)
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,11 +69,10 @@ class TrialModel:
     dequantize: bool = False
     threads: int = 0
 
-    def open(self, selections: Selections = NO_SELECTIONS, *, threads: int = 0) -> Session:
-        """The session that runs it, on the choices of a float model. threads: where none are asked for."""
+    def open(self, selections: Selections = NO_SELECTIONS) -> Session:
+        """The session that runs it, on the choices of a float model."""
         model = dequantize_weights(self.model) if self.dequantize else self.model
-        threads = self.threads or threads
-        return Session(selections.take_choices(model), optimize=self.optimize, threads=threads)
+        return Session(selections.take_choices(model), optimize=self.optimize, threads=self.threads)
 
 
 @dataclass(frozen=True)
@@ -128,7 +125,7 @@ def _try_models(
     # One model after the other: each may hold gigabytes.
     if crew.plain:
         for model in models:
-            run = model.open(reference.selections, threads=reference.threads).run
+            run = model.open(reference.selections).run
             samples = []
             for _, errors in reference.score_runs([run], range(len(reference.samples))):
                 samples.append(errors)

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import onnx
@@ -36,7 +37,7 @@ from onnxq.passes.rounding.shared_work import read_tensor
 from onnxq.passes.state import FloatState, PlacedState, PlacedStep
 from onnxq.plan import Plan, SitePlan
 from onnxq.planner.place import intersect_bounds
-from onnxq.progress import Progress, Task
+from onnxq.progress import Progress
 from onnxq.runtime import Feeds, Session
 from onnxq.runtime.crew import Crew
 from onnxq.sites import Site
@@ -135,18 +136,23 @@ def choose_ranges(
     proto = ensure_opset(proto, plan.opset)
     index = get_index(proto)
     readers = _map_readers(index, plan, settled)
-    judging = _RangeJudging(index, list(samples), list(judges))
-    taken: dict[Site, QParams] = {}
-    names: dict[Site, str] = {}
+    errors = _RangeErrors(index, list(samples), list(judges))
+    left = Counter(site.site for read in readers.values() for _, site in read)
     with progress("choosing ranges", len(readers)) as task:
-        # Sites do not depend on each other: while some are judged, the network runs on to the next.
-        tasks = judging.iterate_sites(readers, task)
-        for site, candidates, errors in map_in_threads(judging.judge_site, tasks):
-            name = choose_candidate(errors, _PRESENT)
-            if name != _PRESENT:
-                names[site] = name
-                taken[site] = replace(candidates[name], origin=f"{name}, chosen")
-    return ChosenRanges(replace_ranges(proto, plan, taken, crew), names)
+        for node in index.nodes:
+            if node.name in readers:
+                # A tensor's last reader is told so: behind it the errors of its candidates are complete.
+                for k, site in readers[node.name]:
+                    left[site.site] -= 1
+                    errors.add_reader(node, k, site, last=not left[site.site])
+                task.advance()
+    chosen = {site: choose_candidate(noises, _PRESENT) for site, noises in errors.errors.items()}
+    taken = {site: name for site, name in chosen.items() if name != _PRESENT}
+    qparams = {
+        site: replace(errors.candidates[site][name], origin=f"{name}, chosen")
+        for site, name in taken.items()
+    }
+    return ChosenRanges(replace_ranges(proto, plan, qparams, crew), taken)
 
 
 def replace_ranges(
@@ -182,34 +188,14 @@ def _map_readers(
     return readers
 
 
-def _is_product(node: NodeRef) -> bool:
-    """True for a node that is run with each candidate in front."""
-    return node.op_type in _RUN and not node.domain
-
-
 def _count_positions(node: NodeRef, value: Array) -> int:
     """How many times the channels of a tensor are seen: pixels, tokens."""
     axis = 1 if node.op_type in ("Conv", "ConvTranspose") else -1
     return value.size // value.shape[axis] if value.ndim > 1 and value.size else value.size
 
 
-@dataclass(frozen=True, eq=False)
-class _ReadSite:
-    """A site with the values of its tensor for each sample, and the nodes that read it.
-
-    positions: of its channels, in the samples that candidates are made of. runners: the output of each reader for a
-    sample with another value; None: anything but a product of matrices, which counts with its input.
-    """
-
-    site: SitePlan
-    present: QParams
-    values: Sequence[Array]
-    positions: int
-    runners: Sequence[Runner | None]
-
-
-class _RangeJudging:
-    """The float model on its way through the graph, and the errors of the candidates of each site."""
+class _RangeErrors:
+    """The float model on its way through the graph; errors of every candidate so far."""
 
     def __init__(self, index: GraphIndex, fitted: list[Feeds], judges: list[Feeds]) -> None:
         self.index = index
@@ -219,63 +205,47 @@ class _RangeJudging:
         self.fitted = len(fitted)
         again = {int(j) for j in np.linspace(0, self.fitted - 1, min(_AGAIN, self.fitted))}
         self.judges = [*sorted(again), *range(self.fitted, len(self.feeds))]
+        self.candidates: dict[Site, dict[str, QParams]] = {}
+        self.errors: dict[Site, dict[str, float]] = {}
 
-    def iterate_sites(
-        self, readers: Mapping[str, Sequence[tuple[int, SitePlan]]], task: Task
-    ) -> Iterator[_ReadSite]:
-        """Each site as soon as the network has reached all of its readers, one after the other."""
-        left = Counter(site.site for read in readers.values() for _, site in read)
-        runners: dict[Site, list[Runner | None]] = {}
-        positions: dict[Site, int] = {}
-        for node in self.index.nodes:
-            for k, site in readers.get(node.name, ()):
-                left[site.site] -= 1
-                tensor = self.index.find_input(node, k)
-                assert tensor is not None
-                assert site.qparams is not None
-                self.runner.advance(self.runner.place(node.name))
-                values = [read_tensor(value) for value in self.runner.values(tensor)]
-                seen = sum(_count_positions(node, value) for value in values[: self.fitted])
-                # As its first reader sees it.
-                positions.setdefault(site.site, seen)
-                run = self._isolate_node(node, k) if _is_product(node) else None
-                runners.setdefault(site.site, []).append(run)
-                if not left[site.site]:
-                    read_by = runners.pop(site.site)
-                    yield _ReadSite(site, site.qparams, values, positions[site.site], read_by)
-            if node.name in readers:
-                task.advance()
-
-    def judge_site(self, read: _ReadSite) -> tuple[Site, dict[str, QParams], dict[str, float]]:
-        """The candidates of a site, the present range among them, and the error of each over all readers."""
-        site = read.site
-        candidates = {_PRESENT: read.present}
-        # Of few positions the range is chance, and so is what a narrower one clips.
-        if read.positions >= FEWEST_POSITIONS:
-            candidates |= self._make_candidates(read.values, site, read.present)
-        errors = dict.fromkeys(candidates, 0.0)
+    def add_reader(self, node: NodeRef, k: int, site: SitePlan, *, last: bool) -> None:
+        """Add the error of each candidate at this reader of the site. last: no other reader will follow."""
+        tensor = self.index.find_input(node, k)
+        if tensor is None or site.qparams is None:
+            return
+        self.runner.advance(self.runner.place(node.name))
+        values = [read_tensor(value) for value in self.runner.values(tensor)]
+        if site.site not in self.candidates:
+            # Of few positions the range is chance, and so is what a narrower one clips.
+            positions = sum(_count_positions(node, value) for value in values[: self.fitted])
+            ranges = {_PRESENT: site.qparams}
+            if positions >= FEWEST_POSITIONS:
+                ranges |= self._make_candidates(values, site, site.qparams)
+            self.candidates[site.site] = ranges
+            self.errors[site.site] = dict.fromkeys(ranges, 0.0)
+        candidates = self.candidates[site.site]
+        errors = self.errors[site.site]
         if len(candidates) < 2:
-            return site.site, candidates, errors
-        judged = self._list_judges(read.values)
+            return
+        judged = self._list_judges(values)
+        run = self._isolate_node(node, k) if node.op_type in _RUN and not node.domain else None
 
-        def run_reader(run: Runner | None, j: int, qparams: QParams | None = None) -> Array:
+        def run_reader(j: int, qparams: QParams | None = None) -> Array:
             """The reader's output for a sample, or for its values through the pair."""
-            value = read.values[j]
+            value = values[j]
             if qparams is not None:
                 value = np.asarray(fake_quant(value, qparams, site.spec), np.float32)
             return self._drop_padding(j, run(j, value) if run else value)
 
-        for number, run in enumerate(read.runners, 1):
-            exact = [run_reader(run, j) for j in judged]
-            signal = sum(sum_squares(values_of_output) for values_of_output in exact)
-            most = np.inf
-            for name, qparams in candidates.items():
-                got = (run_reader(run, j, qparams) for j in judged)
-                errors[name] += relative_noise(exact, got, signal, most - errors[name])
-                if number == len(read.runners):
-                    # Whoever passes this cannot win any more: the present one comes first, and has to be beaten by far.
-                    most = min(most, errors[name] * (WORTH if name == _PRESENT else 1.0))
-        return site.site, candidates, errors
+        exact = list(map_in_threads(run_reader, judged))
+        signal = sum(sum_squares(values_of_output) for values_of_output in exact)
+        most = np.inf
+        for name, qparams in candidates.items():
+            got = map_in_threads(partial(run_reader, qparams=qparams), judged)
+            errors[name] += relative_noise(exact, got, signal, most - errors[name])
+            if last:
+                # Whoever passes this cannot win any more: the present one comes first, and has to be beaten by far.
+                most = min(most, errors[name] * (WORTH if name == _PRESENT else 1.0))
 
     def _list_judges(self, values: Sequence[Array]) -> list[int]:
         """Samples that errors come from, those that reach the ends of the range among them: there clipping costs.

@@ -88,8 +88,7 @@ def test_sums_over_samples_and_of_each() -> None:
 
 
 @pytest.mark.parametrize(
-    ("threads", "large", "most"),
-    [(1, False, 2), (1, True, 1), (0, False, 2), (0, True, 1), (2, False, 1), (999, False, 1)],
+    ("threads", "large", "most"), [(1, False, 2), (1, True, 1), (0, False, 1), (2, False, 1), (999, False, 1)]
 )
 def test_runs_at_a_time_leave_each_session_its_threads(
     monkeypatch: pytest.MonkeyPatch, threads: int, large: bool, most: int

@@ -86,8 +86,7 @@ def measure_isolated(
     reference = FloatOutputs(proto, judged)
     model = reference.selections.take_choices(open_)
     on = usual | {name: value for values in changes.values() for name, value in values.items()}
-    session = Session(model, optimize=False, threads=reference.threads)
-    board = Switchboard(session, on, usual)
+    board = Switchboard(Session(model, optimize=False), on, usual)
     with progress("measuring weights", len(changes) * len(judged)) as task:
         errors = score_settings(
             board, model, 0, reference, list(map(tuple, changes.values())), crew, task
