@@ -138,6 +138,7 @@ def _read_chain(
     places = {path: Location(document.source, line) for path, line in document.lines.items()}
     _anchor_paths(values, FilePath(document.source).parent)
     if not _is_preset(document):
+        # A preset comes with the package, so that code which it names needs no trust.
         named = ((tuple(option.path.split(".")), code) for option, code in list_code(values))
         places |= {(*path, code): places[path] for path, code in named}
     base_name = values.pop("extends", None)
@@ -169,6 +170,7 @@ def _read_chain(
             where / f"extends: {error.subject}", error.cause, error.fix, code=error.code
         ) from error
     own = len(_list_rules(values))
+    # Inherited rules stand behind the own ones, and so do the places that errors name for them.
     moved = {_shift_rule(path, own): place for path, place in base_places.items()}
     return _merge_values(base, values), {**moved, **places}
 
@@ -186,6 +188,7 @@ def _load_document(source: str | FilePath, above: tuple[str, ...]) -> Document:
     name = str(source)
     path = FilePath(source)
     try:
+        # By the real path, since a circle may go through links or other spellings of one file.
         files = {os.path.realpath(file) for file in above if _is_path(file)}
         if name in above or (_is_path(name) and os.path.realpath(path) in files):
             raise ConfigError(
@@ -282,6 +285,7 @@ def write_config(config: Config, base: Config) -> str:
         rule.model_dump(mode="json", exclude_defaults=True, exclude={"line", "source"})
         for rule in config.rules
     ]
+    # Those of the base are the last ones: a file that extends it gets them anyway.
     own = rules[: len(rules) - len(base.rules)] if base.rules else rules
     named = {"target": config.target, **changed} | ({"rules": own} if own else {})
     return str(yaml.safe_dump(named, sort_keys=False, default_flow_style=None, width=120))
@@ -309,6 +313,7 @@ def nest_keys(overrides: Mapping[str, Any]) -> dict[str, Any]:
                 'e.g. {"data.samples": 64}',
                 code="Q303",
             )
+        # None means that an option was not given, which leaves what the file says.
         if value is None:
             continue
         head, _, rest = key.partition(".")
@@ -374,6 +379,7 @@ def _build_error(
 
 def _locate_fault(path: Path, places: Mapping[Path, Location], source: str) -> Location:
     """`file:line: path`, with the line of the innermost part of the path that was written."""
+    # A value that is missing has no line of its own, and its section has one.
     known = next((n for n in range(len(path), 0, -1) if path[:n] in places), 0)
     place = places[path[:known]] if known else Location(source)
     return place / format_path(path) if path else place

@@ -358,6 +358,8 @@ def emit_types(proto: ModelLike, plan: Plan, source: SourceTypes) -> ModelLike:
             for value in values
             if value.type.tensor_type.elem_type == FloatType.FLOAT32.onnx_type
         }
+        # Tensors that join the model to a part which was not run keep the types that this part
+        # reads.
         interface.update(dict.fromkeys(sorted(floats - source.fixed), types.io.onnx_type))
     if types is None or types.type is FloatType.FLOAT32:
         came = FLOAT_TYPES.get(source.computes, FloatType.FLOAT16)

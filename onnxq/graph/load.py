@@ -347,6 +347,7 @@ def _find_newest(domain: str) -> int:
 
 
 def _sort_graphs(proto: ModelProto) -> Cautions:
+    # ORT sorts nodes by itself and takes them in any order; onnx.checker refuses such a file.
     moved = False
     for _, graph in walk_graphs(proto.graph):
         order = sort_nodes(graph)

@@ -124,8 +124,11 @@ class Linear:
             automatic = attrs.get("auto_pad", "NOTSET") not in ("NOTSET", "VALID")
             if automatic or any(attrs.get("pads", ())):
                 return False
+            # Axis 1 of a Conv's weight has the inputs of one group.
             inputs = self.weight.shape[1] * int(attrs.get("group", 1))
         else:
+            # The sum of a column would have to be multiplied by alpha, too, and transA swaps its
+            # axes.
             if attrs.get("transA", 0) or float(attrs.get("alpha", 1.0)) != 1.0:
                 return False
             inputs = self.weight.shape[1 - self.axis]

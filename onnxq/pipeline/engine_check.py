@@ -59,6 +59,8 @@ def check_on_engine(
             runner = opened.enter_context(opening)
             kernels = engine.read_kernels(model, folder)
             placement = engine.read_placement(model, folder)
+            # Kernels and parts are those of the file itself; answers need a build that reads the
+            # choices.
             if reference.selections.nodes:
                 opened.close()
                 other = opened.enter_context(ScratchFolder())
@@ -70,11 +72,13 @@ def check_on_engine(
         reason = error.fault
         if kernels is not None:
             return replace(account, reason=reason)
+        # A file is at fault only where the engine takes the model that it was made of.
         refusal = "it refuses the float model, too"
         if _takes_model(engine, state.named):
             refusal = "it takes the float model"
         return replace(account, reason=reason, refusal=refusal)
     floats: dict[str, float] = {}
+    # An emulator takes seconds for a sample.
     if not engine.emulated and any(result.sqnr_db < _FAR_DB for result in agree.results()):
         floats = _measure_float(ctx, engine, reference, state.named)
     if placement is not None:

@@ -127,6 +127,8 @@ def write_result(result: Result, config: Config, out: str | Path | None, force: 
         model = write_bits(result.model, find_pairs(result.model), bits_attribute=True)
         warnings = (*result.report.warnings, BITS_ATTRIBUTE_WARNING)
         result = replace(result, light=model, report=replace(result.report, warnings=warnings))
+    # Behind the bits, which are read from the notes, and in front of the compiler, which reads what
+    # is written.
     result = result.leave_out_notes(options.notes)
     if options.compiled:
         _write_compiled(result, config, force)
@@ -302,6 +304,8 @@ def _measure(
     large = is_large_model(state.named)
     with ctx.timers.run("check", "checking the quantized model"):
         if large:
+            # Two models that do not fit into memory are compared a segment at a time, on one
+            # another's inputs.
             trial = check.check_segments(ctx, state, model)
         elif not isinstance(ctx, SampledContext):
             trial = _check_unrun(ctx, state, model, here=here)

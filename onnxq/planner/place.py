@@ -153,6 +153,8 @@ class Placer:
             match = self._match_any(op, maker, tensor, chosen)
             spec = self.requests.make_spec(match, Role.ACTIVATION, op.node)
         if readers is None and maker is not None and self._leaves_footroom(maker):
+            # Kernels in WebAssembly clamp results one by one, so that the activation is a Max on
+            # the integers behind them, for which some levels must lie below 0.
             spec = replace(spec, footroom=spec.storage == "uint8" and not spec.symmetric)
         site: Site = tensor
         if edge is not None and (edge.scope != tensor.scope or apart):
@@ -261,6 +263,7 @@ class Placer:
         """The pair that an input reads: that of its tensor, or a second one behind it in the operator's own width."""
         tensor = pair.quantized_tensor
         match, spec = self._find_own(op, edge, tensor, chosen)
+        # A pair that the model came with is read as it is.
         if spec == pair.spec or pair.dequantize:
             return pair
         site = self._make_site(
@@ -288,6 +291,8 @@ class Placer:
         tensor = self._find_tensor(op, edge)
         match, spec = self._ask_weight(tensor, op)
         readers: list[Edge] = []
+        # ONNX Runtime loads no file in which a pair's 4- or 8-bit weight lies outside the If whose
+        # body reads it, so each body has a copy of its own.
         alike = tensor.scope == op.node.scope
         for reader in self.index.list_consumers(tensor):
             other = self.ops.by_name.get(reader.node)
@@ -369,6 +374,7 @@ class Placer:
         uneven = (
             spec.has_blocks and spec.bits <= _FEW_BITS and spec.symmetric and not spec.narrow_range
         )
+        # A decoder in 4 bits: KL .0080 -> .0070.
         if role is Role.WEIGHT and uneven and self.target.signed_scales and request == _LEAST_ERROR:
             return replace(request, options=(("signed_scales", True),))
         return request
@@ -417,6 +423,8 @@ def share_scales(picked: Iterable[QuantizableOp], sites: list[SitePlan]) -> list
         if len(groups[leader]) > 1 and not site.role.is_constant:
             # The one range has to serve them all, so no more of it than every member's values can fill.
             bound = intersect_bounds(member.bound for member in groups[leader])
+            # One scale is one zero point, too: either all of them have levels below 0 for a Max, or
+            # none.
             spec = replace(site.spec, footroom=groups[leader][0].spec.footroom)
             site = replace(site, group=str(leader), bound=bound, spec=spec)
         grouped.append(site)

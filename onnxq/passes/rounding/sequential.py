@@ -342,6 +342,8 @@ class _Walk:
             paired=self.paired.find_input(node, 0),
             geometry=geometry,
             shape=(groups, size),
+            # Second moments are of one operator's input, and serve no weight that others read as
+            # well.
             second=operator.alone and not site.spec.is_float and not site.group,
             halves=searches_scales(operator, site),
         )
@@ -380,6 +382,7 @@ class _Walk:
             qparams = bias_qparams(x, site.qparams, bias.size)
             codes = quantize(values.reshape(-1), qparams, bias_site.spec)
             self.sites[bias_site.site] = replace(bias_site, qparams=qparams, values=codes)
+            # The nodes ahead read the bias as the file will hold it.
             values = dequantize(codes, qparams, bias_site.spec)
         else:
             self.biases = [old for old in self.biases if old.edge != edge]
