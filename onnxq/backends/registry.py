@@ -232,6 +232,7 @@ def find_target(name: str, mode: str = "") -> Target:
     if mode != _FLOAT:
         return target
     bare = replace(target, rules=(), capabilities=(), no_kernel={}, no_gain={}, costs={})
+    # In a file without pairs no engine quantizes by itself, so that nothing is to be kept from it.
     return replace(bare, quantizes_alone=False, misreads=())
 
 

@@ -177,6 +177,7 @@ def quantize_dynamic(
 
 def _find_target(preset: str | None) -> Target:
     """The target of a preset or file of onnxq; None: the default."""
+    # Here, so that an import of onnxq.compat loads no numpy and no engine.
     from onnxq.backends import find_target
     from onnxq.config import Command
     from onnxq.pipeline.configuration import make_config
@@ -211,6 +212,7 @@ def _quantize(
     settings = load_config(config, target=overrides.get("target"))
     chosen["verify.optimized"] = not find_target(settings.target).whole
     if "skip" in chosen:
+        # An override takes the place of the preset's own list, which holds as well.
         chosen["skip"] = [*settings.skip, *chosen["skip"]]
     if data is None and config != _DYNAMIC:
         # The ranges of a cache stand in the rules: the plan has them, and nothing is left to observe.
@@ -220,6 +222,7 @@ def _quantize(
         runs = {key: chosen[key] for key in chosen.keys() & _OF_RUNS}
         result = apply(model, plan, None, overrides=runs, out=output, force=True)
     else:
+        # As in onnxruntime, an existing output is overwritten.
         result = quantize_model(model, data, config, overrides=chosen, out=output, force=True)
     _warn_caller([*result.report.alarms(), *describe_floats(result, wish.named)])
     return result

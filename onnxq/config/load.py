@@ -198,6 +198,7 @@ def _load_document(source: str | FilePath, above: tuple[str, ...]) -> Document:
                 code="Q306",
             )
         if (
+            # A file in the working folder takes no preset's place; `./NAME` names it.
             isinstance(source, str)
             and not _is_path(name)
             and (name in list_presets() or not os.path.isfile(path))
@@ -352,6 +353,7 @@ def _build_config(
 def _to_plain(value: Any) -> Any:
     """Convert a value of Python to those of YAML; what has no such form, as a function, stays."""
     if isinstance(value, BaseModel):
+        # Defaults that nobody wrote would take the place of what the preset says.
         value = value.model_dump(
             exclude={"source"} if isinstance(value, Config) else None, exclude_unset=True
         )

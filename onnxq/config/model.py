@@ -317,6 +317,7 @@ def _walk_fields(section: type[Section], prefix: str) -> Iterator[Option]:
                     yield from _walk_fields(inner, f"{prefix}{key}.")
             continue
         name = extra["name"] or key
+        # What is on by default has a flag that switches it off.
         own_flag = f"{'no-' if field.default is True else ''}{name.replace('_', '-')}"
         flags = (extra["flags"] or own_flag).split()
         metavar = extra["metavar"] or ("" if list_choices(field.annotation) else "N")

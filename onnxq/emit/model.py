@@ -129,6 +129,8 @@ def _write_pointwise(proto: ModelLike, plan: Plan, rules: Collection[str]) -> Mo
     """
     index = get_index(proto)
     editor = Editor(proto)
+    # With AVX2 alone OpenVINO multiplies matrices of integers more slowly than floats, while its
+    # kernel of convolutions of one tap is twice as fast.
     weights = (
         site
         for site in plan.sites
@@ -242,6 +244,7 @@ def _write_matrix(
     filters = write_reshape(swap_axes(x) if several else x, -1, pixels, 1, 1)
     # A filter for each picture and channel, so that the bias of a channel stands there once for each picture.
     if several and any(biases):
+        # Nodes of one symbol for the batch share the count.
         if (node.scope, batch) not in counts:
             counts[node.scope, batch] = add(
                 "Gather", [add("Shape", [x]), hold(np.zeros(1, np.int64))]

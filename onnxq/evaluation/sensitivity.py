@@ -151,6 +151,7 @@ def measure_sensitivity(
         _make_cost(group, alone, others, whole)
         for group, alone, others in zip(groups, figures, figures[len(groups) :], strict=False)
     ]
+    # By name at last, so that equal figures have one order.
     costs.sort(key=lambda cost: (-cost.gain_db, cost.isolated_db, cost.name))
     # A second go, since the loudest are known only now.
     loudest = _list_joint(groups, figures)

@@ -249,6 +249,7 @@ def _find_change(site: SitePlan, before: GraphIndex, prepared: GraphIndex) -> st
         index.find_constant(index.resolve_tensor(tensor.name, tensor.scope))
         for index in (before, prepared)
     )
+    # A folded BatchNormalization, for one, scales the channels that the file's numbers are for.
     same = old is not None and new is not None and np.array_equal(old, new)
     return "" if same else "a weight whose values preparation changed"
 

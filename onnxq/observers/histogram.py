@@ -187,6 +187,7 @@ class Histogram:
         counts = np.zeros(last - first + 1, np.int64)
         if self._counts.size:
             start, merged = _merge_bins(self._first, self._counts, exponent - self._exponent)
+            # The old bins lie inside of the new ones, since a range only grows.
             counts[start - first : start - first + merged.size] = merged
         self._exponent, self._first, self._counts = exponent, first, counts
 

@@ -59,8 +59,6 @@ def check_on_engine(
             runner = opened.enter_context(opening)
             kernels = engine.read_kernels(model, folder)
             placement = engine.read_placement(model, folder)
-            # Kernels and parts are those of the file itself; answers need a build that reads the
-            # choices.
             if reference.selections.nodes:
                 opened.close()
                 other = opened.enter_context(ScratchFolder())
@@ -78,7 +76,6 @@ def check_on_engine(
             refusal = "it takes the float model"
         return replace(account, reason=reason, refusal=refusal)
     floats: dict[str, float] = {}
-    # An emulator takes seconds for a sample.
     if not engine.emulated and any(result.sqnr_db < _FAR_DB for result in agree.results()):
         floats = _measure_float(ctx, engine, reference, state.named)
     if placement is not None:

@@ -55,6 +55,7 @@ class Placer:
     def place(self, chosen: frozenset[str]) -> Placement:
         """All sites of the chosen operators. Those that the model's own pairs quantize already need none."""
         complete = self.ops.complete
+        # Their pairs make them run in integers, so that their neighbours can count on it.
         chosen = chosen | complete
         picked = [op for op in self.ops if op.name in chosen]
         new = [op for op in picked if op.name not in complete]
@@ -79,6 +80,8 @@ class Placer:
         """Tensors with a pair -> the edges that read it; None when the pair sits at an int8 producer."""
         activations: dict[TensorId, Readers] = {}
         for op in picked:
+            # An operator that joins others reads their pairs, and one on scales of each run has a
+            # quantizer of its own: for neither is another operator's input quantized.
             for _, tensor in () if op.rule.joins or op.name in self.apart else op.data:
                 if tensor not in activations:
                     activations[tensor] = self._find_readers(tensor, chosen)
@@ -116,6 +119,8 @@ class Placer:
         ]
         yield from inputs
         if self.target.whole:
+            # The NPU reads and writes an operator's activations in one width, and runs a second
+            # pair behind the first as a Convert.
             inputs = [
                 self._convert_input(op, edge, site, chosen)
                 for (edge, _), site in zip(op.data, inputs, strict=True)
@@ -157,6 +162,8 @@ class Placer:
             # the integers behind them, for which some levels must lie below 0.
             spec = replace(spec, footroom=spec.storage == "uint8" and not spec.symmetric)
         site: Site = tensor
+        # No kernel forms across the border of a body, and a scale of each run serves one operator
+        # alone.
         if edge is not None and (edge.scope != tensor.scope or apart):
             site = edge
             readers = (edge,)
@@ -221,6 +228,7 @@ class Placer:
 
         What only moves values has the width of their maker; where that is none, the widest of those that read them.
         """
+        # The NPU moves values in the width that they have: a conversion is an operator more.
         source = op
         maker: QuantizableOp | None = op
         while maker is not None and maker.name in chosen and maker.rule.shares:
@@ -349,6 +357,8 @@ class Placer:
         tensor: TensorId,
     ) -> SitePlan:
         """A new site, whose opset, warning and rule the placement takes note of."""
+        # ONNX Runtime fails to load int8 pairs around a MatMul with a bias from opset 21 on, so
+        # that only pairs that need it, such as int4 and 16 bits, raise the opset so far.
         row = self.target.capability(spec, role, op.node.op_type)
         if row is not None:
             self.out.opset = max(self.out.opset, row.opset)
@@ -394,6 +404,7 @@ def find_float_nodes(index: GraphIndex, sites: Iterable[SitePlan], engine: Targe
     """Nodes the plan leaves float though the engine might not."""
     weights = [site for site in sites if site.role is Role.WEIGHT]
     int8 = {edge.node for site in weights for edge in site.named_consumers}
+    # The NPU computes a Log between pairs of others in integers, though it is left float (0 dB).
     ops = {*engine.misreads, *(_GUARDED if engine.quantizes_alone else ())}
     return tuple(node.name for node in index.nodes if node.op_type in ops and node.name not in int8)
 
@@ -412,6 +423,7 @@ def share_scales(picked: Iterable[QuantizableOp], sites: list[SitePlan]) -> list
         inputs = [tensor for _, tensor in op.data if tensor in known]
         for tensor in inputs if op.rule.shares and op.out in known else ():
             root[find_root(op.out)] = find_root(tensor)
+        # In TensorRT the kernels in front of a Concat write its int8 result, in its scale.
         for tensor in inputs if op.rule.alike else ():
             root[find_root(tensor)] = find_root(inputs[0])
     groups: dict[Site, list[SitePlan]] = {}

@@ -82,7 +82,8 @@ def reconstruct(
         settings = replace(settings, activation_lr=METHODS[method])
     done: list[UnitResult] = []
     learned: dict[int, str] = {}
-    # First to last: a unit's inputs come from units that are learned.
+    # First to last: a unit's inputs come from units that are learned. In eval mode, so that the
+    # float and the quantized run of a batch differ in nothing but their quantizers.
     with use_eval_mode(model), override_switches(quantizers_of(model), True):
         for index, unit in enumerate(units):
             own = unit.weights
@@ -162,6 +163,7 @@ def _make_learnable(model: nn.Module) -> list[Refusal]:
     # One quantizer that several layers share becomes one AdaRound.
     by_id: dict[int, AdaRound | None] = {}
     refusals = []
+    # A list, since children are replaced on the way.
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
             if (

@@ -343,6 +343,8 @@ def _check_integers(
     words: KernelWords,
 ) -> Iterator[Requirement]:
     """Every node that a kernel computes, on integers; none is left to the CPU."""
+    # Pairs at the inputs and outputs of a model stay on the CPU by intention: the NPU reads
+    # integers.
     pairs = {node.name for node in index.nodes if node.op_type in (QUANTIZE, DEQUANTIZE)}
     computed: dict[str, bool] = (
         {one.subject: False for one in placement.left} if placement is not None else {}
@@ -350,6 +352,7 @@ def _check_integers(
     for kernel in kernels:
         tensors = (*kernel.inputs, *kernel.outputs)
         whole = kernel.kind in words.int8 or not any("float" in tensor.dtype for tensor in tensors)
+        # Conversions and copies compute nothing, whatever types they have.
         if not kernel.moves:
             computed.update(
                 (name, whole and computed.get(name, True))

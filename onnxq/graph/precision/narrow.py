@@ -443,6 +443,8 @@ class _TypeWriter:
             dtype = FLOAT if scope else self.types.interface.get(value.name, FLOAT)
             if tensor is None or tensor not in self.dtypes:
                 continue
+            # Outputs of a body are known by their place, so that their names may change; a model's
+            # may not.
             if self.dtypes[tensor] != dtype and scope:
                 value.name = self._read_as(tensor, dtype)
             elif self.dtypes[tensor] != dtype:
