@@ -249,6 +249,7 @@ def _find_axis(scale: Array, rank: int | None) -> int | bool | None:
     wide = [k for k, d in enumerate(scale.shape) if d != 1]
     if rank is None or len(wide) != 1 or scale.ndim > rank:
         return False
+    # Scales broadcast from the last axis, as in numpy.
     return wide[0] + rank - scale.ndim
 
 

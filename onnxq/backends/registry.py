@@ -185,6 +185,7 @@ def _join_backends(name: str) -> Backend:
         title=" and ".join(part.title for part in parts),
         modes=modes,
         engines=unite("engines"),
+        # A value must suit each of the engines, as the one file is for all.
         limits=(*unite("limits"), _ONE_ENGINE),
         rule_limits=unite("rule_limits"),
     )

@@ -62,6 +62,7 @@ _CONVOLUTIONS = ("Conv", "ConvTranspose")
 _SCORING = frozenset(
     ("Add", "Mul", "Div", "Sub", "Where", "Cast", "Identity", "Reshape", "Flatten", "Max", "Clip")
 )
+# A Where replaces the NaN of rows that are masked as a whole, as torch's exporters write it.
 _AFTER_SOFTMAX = frozenset(("Cast", "Identity", "Dropout", "Where", "Reshape", "Flatten"))
 _MOVES = frozenset(("Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten", "Identity", "Cast"))
 # Nodes that cut one result into query, key and value.

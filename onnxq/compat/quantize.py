@@ -138,6 +138,7 @@ def _add_ranges(
         tensors[name] = [{"rmin": low, "rmax": high, **own[0]}]
 
 
+# Helpers that quantize nothing are onnxruntime's own.
 __getattr__ = hand_on("quantize")
 
 
@@ -347,6 +348,7 @@ def get_qdq_config(
         **{_CALIBRATE_ARGS.get(key, key): value for key, value in (calibrate_args or {}).items()},
         **(extra_options or {}),
     }
+    # Whoever takes a type out of the list leaves its operators float.
     types = {node.op_type for node in nodes if node.name not in excluded}
     return StaticQuantConfig(
         calibration_data_reader,

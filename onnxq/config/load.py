@@ -150,6 +150,8 @@ def _read_chain(
         if whole:
             return values, places
         base, base_places = _read_chain(_choose_preset(target), (), None)
+        # A target without a preset of its own begins with that of ONNX Runtime, which names
+        # another.
         base |= {"target": target} if target else {}
         return _merge_values(base, values), {**base_places, **places}
     where = places[("extends",)]

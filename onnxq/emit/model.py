@@ -227,6 +227,7 @@ def _write_matrix(
     add = writer.add
     hold = writer.constant
     (batch, (channels, *sides), (_, *after)), (x, weight, *biases) = maps, node.inputs
+    # A single picture needs neither the Transposes nor copies of the bias, about 2 µs each.
     several = batch != 1
     pixels = math.prod(sides)
 
@@ -302,6 +303,7 @@ def _write_site(writer: PairWriter, site: SitePlan) -> None:
     elif site.qparams is not None:
         writer.write_constant(site, site.qparams)
     if site.qparams is not None:
+        # Those of a large model's blocks lie in a file, and are not read again.
         release_pages(site.qparams.scale, site.qparams.zero_point)
 
 

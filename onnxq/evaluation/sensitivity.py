@@ -215,6 +215,7 @@ def _make_cost(group: SwitchGroup, isolated: float, left_out: float, whole: floa
 
 def _list_joint(groups: Sequence[SwitchGroup], isolated: Sequence[float]) -> dict[Names, Setting]:
     """Settings of the loudest nodes, by their names. isolated: SQNR of each group alone."""
+    # By name among equals: groups have no order of their own.
     ranked = sorted(
         (db, group.name, group)
         for group, db in zip(groups, isolated, strict=False)

@@ -200,6 +200,7 @@ def _find_pair(index: GraphIndex, node: NodeRef) -> NodeRef | None:
         return None
     if not index.is_constant(stored) or not index.is_constant(scale):
         return None
+    # Along K: axis 0 of a weight [K, N], or -2.
     along = pair.read_int("axis", 1) % 2 == 0 and len(index.find_shape(stored) or ()) == 2
     return (
         pair
@@ -226,6 +227,7 @@ def _read_pair(index: GraphIndex, pair: NodeRef, bits: int) -> Blocks:
     # Left out, zero points of a pair are 0, and those of the operator are the middle.
     if zeros is None and offset == 0:
         zeros = np.zeros(scale.shape, np.uint8)
+    # Symmetric blocks need no zero points in the file.
     usual = zeros is None or bool((zeros == 2 ** (narrow - 1)).all())
     return Blocks(codes, scale, None if usual else zeros, narrow, int(pair.attrs["block_size"]))
 

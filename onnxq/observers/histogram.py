@@ -175,6 +175,7 @@ class Histogram:
     def make_view(self) -> HistogramView:
         """Copy the counts so far."""
         return HistogramView(
+            # The histogram goes on counting while a view is read.
             self._first, self._exponent, self._counts.copy(), self.zeros, self.minimum, self.maximum
         )
 

@@ -91,6 +91,7 @@ def _estimate(ctx: SampledContext, state: PlannedState, account: Promotion) -> P
     if not errors.outputs:
         # No output holds numbers: nothing is known.
         return replace(account, value=math.nan, met=False)
+    # Weights that were rounded for some of these samples make them look better than new ones.
     best = errors.estimate(find_optimism(state))
     part = "" if best.name in errors.outputs else best.name
     spread = best.spread_db

@@ -24,7 +24,8 @@ from onnxq.runtime import Feeds, Session
 
 # Emulation is slow, as large models are: no further sample begins after so many seconds.
 _SECONDS = 60.0
-# Answers that agree less with the file, dB, may be those of an engine that computes an operator otherwise.
+# Answers that agree less with the file, dB, may be those of an engine that computes an operator
+# otherwise, as OpenVINO does RNN and antialiased Resizes.
 _FAR_DB = 20.0
 
 

@@ -143,6 +143,7 @@ def _write_compiled(result: Result, config: Config, force: bool) -> None:
     from onnxq.backends.building import compile_model
 
     engine = find_compiler(result.plan.target).with_options(config.runtime)
+    # The NPU's compiler refuses graphs with free sizes.
     demand_sizes(get_index(result.light), {}, engine.title)
     compile_model(engine, result.light, Path(config.output.compiled), overwrite=force)
 
@@ -254,8 +255,11 @@ def _join_rest(state: PlannedState, source: ModelLike, model: ModelLike) -> Mode
     plan, rest, whole = state.planned, state.rest, model
     fixed: Names = ()
     if rest is not None:
+        # What the part that was not run reads has the types that it came with.
         whole, fixed = rest.join(model), (*rest.reads, *rest.outputs)
         verify_graph(whole, kept=(*plan.kept, *rest.nodes))
+    # Sizes that were asked to be fixed are free in the file that was loaded, and no fault of the
+    # result.
     source = fix_sizes(source, state.sizes) if state.sizes else source
     check_interface(
         source, whole, None if plan.precision is None else plan.precision.io, fixed=fixed

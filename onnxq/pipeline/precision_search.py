@@ -259,6 +259,7 @@ class PrecisionSearch:
             raise ConfigError("model", cause, fix, code="Q308")
         measured = []
         for one in (own, *others):
+            # Float is no plan: the programme knows its costs, no noise and the weights as they are.
             if one.name == FLOAT:
                 continue
             asked = _add_rules(config, one.make_rules(sorted(names)))

@@ -150,6 +150,8 @@ class Placer:
         maker = self.ops.by_out.get(tensor)
         apart = op.name in self.apart
         pair = self.existing.pair_for(edge, tensor)
+        # ONNX Runtime would merge a second pair with the one in front of it, and change the
+        # numbers.
         if pair is not None and not apart:
             return self._share_pair(pair, tensor, readers)
         if self.target.whole:
@@ -182,6 +184,7 @@ class Placer:
 
     def _leaves_footroom(self, maker: QuantizableOp) -> bool:
         """True where an activation behind the operator is computed on integers."""
+        # Where the size is not known the kernel clamps, as it does where results are few.
         results = math.prod(self.ops.candidate(maker.node).output_shape() or (0,))
         return maker.bound[0] == 0.0 and 0 < maker.rule.footroom <= results
 

@@ -82,8 +82,7 @@ def reconstruct(
         settings = replace(settings, activation_lr=METHODS[method])
     done: list[UnitResult] = []
     learned: dict[int, str] = {}
-    # First to last: a unit's inputs come from units that are learned. In eval mode, so that the
-    # float and the quantized run of a batch differ in nothing but their quantizers.
+    # First to last: a unit's inputs come from units that are learned.
     with use_eval_mode(model), override_switches(quantizers_of(model), True):
         for index, unit in enumerate(units):
             own = unit.weights

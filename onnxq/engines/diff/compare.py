@@ -279,6 +279,8 @@ class _Comparison:
         with self.engines.progress("having ONNX Runtime optimize the model"):
             # The graph of fusions can be read for the CPU alone.
             fused = ON in self.engines.names and not self.config.runtime.provider
+            # Equalization scales and shifts channels: beside the model as it came, innocent layers
+            # have 0 dB.
             inside = (
                 self.engines.float_index if self.prepared is None else GraphIndex(self.prepared)
             )

@@ -190,6 +190,7 @@ def scale_linear(flow: ScaledChannels, node: NodeRef) -> bool:
     return True
 
 
+# Between two layers with one of these, and no Add or Concat, the weights alone give the factors.
 _BENT = frozenset({"Relu", "LeakyRelu", "PRelu", "Clip"})
 
 

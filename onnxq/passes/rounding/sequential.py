@@ -403,6 +403,7 @@ class _Walk:
     def make_result(self) -> SequentialRounding:
         """The plan as far as it is rounded."""
         sites = tuple(self.sites[site.site] for site in self.plan.sites)
+        # By these a plan finds the operators in another export, which may name them otherwise.
         ids = compute_structural_ids(self.index) if self.biases else {}
         nodes = dict(self.plan.nodes)
         for bias in self.biases:
