@@ -86,6 +86,7 @@ class HistogramView:
         """Merge neighbouring bins as often as at least `bins` remain."""
         shift = max(0, (self.counts.size // bins).bit_length() - 1)
         first, counts = _merge_bins(self.first, self.counts, shift)
+        # A copy, since the histogram goes on counting while the view is read.
         return HistogramView(
             first, self.exponent + shift, counts, self.zeros, self.minimum, self.maximum
         )
@@ -175,7 +176,6 @@ class Histogram:
     def make_view(self) -> HistogramView:
         """Copy the counts so far."""
         return HistogramView(
-            # The histogram goes on counting while a view is read.
             self._first, self._exponent, self._counts.copy(), self.zeros, self.minimum, self.maximum
         )
 

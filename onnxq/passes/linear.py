@@ -117,6 +117,8 @@ class Linear:
     def takes_shifts(self, maker: Linear) -> bool:
         """True when a constant in front of it is a constant in its bias, and its channels are those of the maker."""
         op_type, attrs = self.node.op_type, self.node.attrs
+        # How many taps of a ConvTranspose meet at a position changes with its stride, and so would
+        # the constant.
         if op_type == "ConvTranspose" or not self.has_plain_bias:
             return False
         if op_type == "Conv":

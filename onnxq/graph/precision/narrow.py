@@ -228,6 +228,7 @@ class _NodeTypes:
         """The type that an input must have; None where it takes any."""
         node = self.index.find_node(edge.node)
         dtype = self.of_node(node)
+        # Integers, which no float type concerns.
         if node.is_onnx(DEQUANTIZE) and edge.index == 0:
             return None
         if node.is_onnx(QUANTIZE, DEQUANTIZE):

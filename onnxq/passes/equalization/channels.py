@@ -257,6 +257,8 @@ def scale_resize(flow: ScaledChannels, node: NodeRef) -> bool:
 def scale_product(flow: ScaledChannels, node: NodeRef) -> bool:
     """Mul by a tensor without labels, Div by it: a gate, or a constant."""
     labelled = [(k, labels) for k in range(2) if (labels := flow.find_label(node, k)) is not None]
+    # The product of two such tensors would have the factors of both, and behind a Div one its
+    # inverse.
     if len(labelled) != 1 or (node.op_type == "Div" and labelled[0][0]):
         return False
     x = flow.view.find_tensor(node, labelled[0][0])
