@@ -173,6 +173,7 @@ def _read_quantizer(index: GraphIndex, node: NodeRef, version: int) -> _Quantize
             return _read_bipolar(node, scale, zero)
         grid = _Grid(scale, zero, *_list_levels(bits, signed, narrow))
         steps = (*steps, *grid.limits, (mode, None), ("Sub", zero), ("Mul", scale))
+        # QuantizeLinear rounds halves to even, and adds its zero point, an integer, behind that.
         to_nearest = mode in ("ROUND", "HALF_EVEN") and not (zero % 1).any()
         return _Quantizer(node, grid, steps, to_nearest)
     steps = (*steps, ("ROUND", None))
@@ -248,6 +249,7 @@ def _find_axis(scale: Array, rank: int | None) -> int | bool | None:
     wide = [k for k, d in enumerate(scale.shape) if d != 1]
     if rank is None or len(wide) != 1 or scale.ndim > rank:
         return False
+    # Scales broadcast from the last axis, as in numpy.
     return wide[0] + rank - scale.ndim
 
 
@@ -331,6 +333,8 @@ class _Writer:
             self._add_integers(node, base, part, np.asarray(end), spec)
             for part, end in (("clip_min", grid.low), ("clip_max", grid.high))
         ]
+        # On the integers: ONNX Runtime makes no integer kernel of a convolution in front of a float
+        # Clip.
         clipped = editor.fresh(f"{base}/clipped")
         editor.insert_node(
             node.scope,
@@ -369,6 +373,8 @@ class _Writer:
         """Round by an operator; offset: added to the magnitude, which is rounded in the place of the value."""
         if offset is None:
             return self._insert(node, op_type, [source])
+        # ONNX has Round, Ceil and Floor; ways of rounding that are alike on both sides of 0 round
+        # the magnitude.
         sign, size = (self._insert(node, kind, [source]) for kind in ("Sign", "Abs"))
         if offset:
             size = self._insert(

@@ -185,6 +185,7 @@ def _join_backends(name: str) -> Backend:
         title=" and ".join(part.title for part in parts),
         modes=modes,
         engines=unite("engines"),
+        # A value must suit each of the engines, as the one file is for all.
         limits=(*unite("limits"), _ONE_ENGINE),
         rule_limits=unite("rule_limits"),
     )
@@ -232,6 +233,7 @@ def find_target(name: str, mode: str = "") -> Target:
     if mode != _FLOAT:
         return target
     bare = replace(target, rules=(), capabilities=(), no_kernel={}, no_gain={}, costs={})
+    # In a file without pairs no engine quantizes by itself, so that nothing is to be kept from it.
     return replace(bare, quantizes_alone=False, misreads=())
 
 

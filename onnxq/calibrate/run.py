@@ -169,6 +169,7 @@ def _spread_groups(plan: Plan) -> dict[Site, QParams]:
         if site.group in by_group and site.qparams is None
     ]
     return {
+        # Numbers of another tool hold for any spec, and so they do for those that share them.
         site.site: replace(shared, computed_for=shared.computed_for and site.spec.levels)
         for site, shared in missing
     }
@@ -201,6 +202,7 @@ def _plan_observers(index: GraphIndex, sites: Sequence[SitePlan]) -> tuple[Watch
             f"group {site.group}" if site.group else f"tensor {tensor}", first.observer, first.spec
         )
         wants[site.site] = want
+        # The NPU reads constant operands behind pairs, too: these are the same in every sample.
         value = index.find_constant(tensor)
         if value is None:
             watch.add(want, tensor)
@@ -217,6 +219,7 @@ def _choose_qparams(
     chosen: dict[Site, QParams] = {}
     for site in sites:
         want = wants.get(site.site)
+        # Of a mask with -inf there is no range: the operators that read it stay float.
         if want is None or watch.observers[want].infinite or not watch.observers[want].count:
             continue
         # Members of a group have one bound, others may differ though they share an observer.

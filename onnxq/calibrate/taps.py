@@ -170,6 +170,8 @@ class _Runner:
             size = sum(value.nbytes for value in outputs.values())
             self._untrimmed += size
             for tensor, name in self._outputs.items():
+                # So that a value is freed as soon as the observers have looked at it, before the
+                # next one.
                 value = outputs.pop(name)
                 if value.size:
                     yield tensor, value

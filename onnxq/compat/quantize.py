@@ -138,6 +138,7 @@ def _add_ranges(
         tensors[name] = [{"rmin": low, "rmax": high, **own[0]}]
 
 
+# Helpers that quantize nothing are onnxruntime's own.
 __getattr__ = hand_on("quantize")
 
 
@@ -177,6 +178,7 @@ def quantize_dynamic(
 
 def _find_target(preset: str | None) -> Target:
     """The target of a preset or file of onnxq; None: the default."""
+    # Here, so that an import of onnxq.compat loads no numpy and no engine.
     from onnxq.backends import find_target
     from onnxq.config import Command
     from onnxq.pipeline.configuration import make_config
@@ -211,6 +213,7 @@ def _quantize(
     settings = load_config(config, target=overrides.get("target"))
     chosen["verify.optimized"] = not find_target(settings.target).whole
     if "skip" in chosen:
+        # An override takes the place of the preset's own list, which holds as well.
         chosen["skip"] = [*settings.skip, *chosen["skip"]]
     if data is None and config != _DYNAMIC:
         # The ranges of a cache stand in the rules: the plan has them, and nothing is left to observe.
@@ -220,6 +223,7 @@ def _quantize(
         runs = {key: chosen[key] for key in chosen.keys() & _OF_RUNS}
         result = apply(model, plan, None, overrides=runs, out=output, force=True)
     else:
+        # As in onnxruntime, an existing output is overwritten.
         result = quantize_model(model, data, config, overrides=chosen, out=output, force=True)
     _warn_caller([*result.report.alarms(), *describe_floats(result, wish.named)])
     return result
@@ -344,6 +348,7 @@ def get_qdq_config(
         **{_CALIBRATE_ARGS.get(key, key): value for key, value in (calibrate_args or {}).items()},
         **(extra_options or {}),
     }
+    # Whoever takes a type out of the list leaves its operators float.
     types = {node.op_type for node in nodes if node.name not in excluded}
     return StaticQuantConfig(
         calibration_data_reader,

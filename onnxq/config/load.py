@@ -138,6 +138,7 @@ def _read_chain(
     places = {path: Location(document.source, line) for path, line in document.lines.items()}
     _anchor_paths(values, FilePath(document.source).parent)
     if not _is_preset(document):
+        # A preset comes with the package, so that code which it names needs no trust.
         named = ((tuple(option.path.split(".")), code) for option, code in list_code(values))
         places |= {(*path, code): places[path] for path, code in named}
     base_name = values.pop("extends", None)
@@ -149,6 +150,8 @@ def _read_chain(
         if whole:
             return values, places
         base, base_places = _read_chain(_choose_preset(target), (), None)
+        # A target without a preset of its own begins with that of ONNX Runtime, which names
+        # another.
         base |= {"target": target} if target else {}
         return _merge_values(base, values), {**base_places, **places}
     where = places[("extends",)]
@@ -169,6 +172,7 @@ def _read_chain(
             where / f"extends: {error.subject}", error.cause, error.fix, code=error.code
         ) from error
     own = len(_list_rules(values))
+    # Inherited rules stand behind the own ones, and so do the places that errors name for them.
     moved = {_shift_rule(path, own): place for path, place in base_places.items()}
     return _merge_values(base, values), {**moved, **places}
 
@@ -186,6 +190,7 @@ def _load_document(source: str | FilePath, above: tuple[str, ...]) -> Document:
     name = str(source)
     path = FilePath(source)
     try:
+        # By the real path, since a circle may go through links or other spellings of one file.
         files = {os.path.realpath(file) for file in above if _is_path(file)}
         if name in above or (_is_path(name) and os.path.realpath(path) in files):
             raise ConfigError(
@@ -195,6 +200,7 @@ def _load_document(source: str | FilePath, above: tuple[str, ...]) -> Document:
                 code="Q306",
             )
         if (
+            # A file in the working folder takes no preset's place; `./NAME` names it.
             isinstance(source, str)
             and not _is_path(name)
             and (name in list_presets() or not os.path.isfile(path))
@@ -282,6 +288,7 @@ def write_config(config: Config, base: Config) -> str:
         rule.model_dump(mode="json", exclude_defaults=True, exclude={"line", "source"})
         for rule in config.rules
     ]
+    # Those of the base are the last ones: a file that extends it gets them anyway.
     own = rules[: len(rules) - len(base.rules)] if base.rules else rules
     named = {"target": config.target, **changed} | ({"rules": own} if own else {})
     return str(yaml.safe_dump(named, sort_keys=False, default_flow_style=None, width=120))
@@ -309,6 +316,7 @@ def nest_keys(overrides: Mapping[str, Any]) -> dict[str, Any]:
                 'e.g. {"data.samples": 64}',
                 code="Q303",
             )
+        # None means that an option was not given, which leaves what the file says.
         if value is None:
             continue
         head, _, rest = key.partition(".")
@@ -347,6 +355,7 @@ def _build_config(
 def _to_plain(value: Any) -> Any:
     """Convert a value of Python to those of YAML; what has no such form, as a function, stays."""
     if isinstance(value, BaseModel):
+        # Defaults that nobody wrote would take the place of what the preset says.
         value = value.model_dump(
             exclude={"source"} if isinstance(value, Config) else None, exclude_unset=True
         )
@@ -374,6 +383,7 @@ def _build_error(
 
 def _locate_fault(path: Path, places: Mapping[Path, Location], source: str) -> Location:
     """`file:line: path`, with the line of the innermost part of the path that was written."""
+    # A value that is missing has no line of its own, and its section has one.
     known = next((n for n in range(len(path), 0, -1) if path[:n] in places), 0)
     place = places[path[:known]] if known else Location(source)
     return place / format_path(path) if path else place

@@ -301,6 +301,7 @@ class Option:
     def parse(self, text: str) -> Any:
         """Convert the text of a command line. Raises ValueError, in words for people, for one that does not fit."""
         kind: Any = Annotated[(self.field.annotation, self.field)]
+        # float() reads nan and inf as well, which say nothing as an option.
         adapter: TypeAdapter[Any] = TypeAdapter(kind, config=ConfigDict(allow_inf_nan=False))
         try:
             return adapter.validate_python(text)
@@ -318,6 +319,7 @@ def _walk_fields(section: type[Section], prefix: str) -> Iterator[Option]:
                     yield from _walk_fields(inner, f"{prefix}{key}.")
             continue
         name = extra["name"] or key
+        # What is on by default has a flag that switches it off.
         own_flag = f"{'no-' if field.default is True else ''}{name.replace('_', '-')}"
         flags = (extra["flags"] or own_flag).split()
         metavar = extra["metavar"] or ("" if list_choices(field.annotation) else "N")

@@ -129,6 +129,8 @@ def _write_pointwise(proto: ModelLike, plan: Plan, rules: Collection[str]) -> Mo
     """
     index = get_index(proto)
     editor = Editor(proto)
+    # With AVX2 alone OpenVINO multiplies matrices of integers more slowly than floats, while its
+    # kernel of convolutions of one tap is twice as fast.
     weights = (
         site
         for site in plan.sites
@@ -225,6 +227,7 @@ def _write_matrix(
     add = writer.add
     hold = writer.constant
     (batch, (channels, *sides), (_, *after)), (x, weight, *biases) = maps, node.inputs
+    # A single picture needs neither the Transposes nor copies of the bias, about 2 µs each.
     several = batch != 1
     pixels = math.prod(sides)
 
@@ -242,6 +245,7 @@ def _write_matrix(
     filters = write_reshape(swap_axes(x) if several else x, -1, pixels, 1, 1)
     # A filter for each picture and channel, so that the bias of a channel stands there once for each picture.
     if several and any(biases):
+        # Nodes of one symbol for the batch share the count.
         if (node.scope, batch) not in counts:
             counts[node.scope, batch] = add(
                 "Gather", [add("Shape", [x]), hold(np.zeros(1, np.int64))]
@@ -299,6 +303,7 @@ def _write_site(writer: PairWriter, site: SitePlan) -> None:
     elif site.qparams is not None:
         writer.write_constant(site, site.qparams)
     if site.qparams is not None:
+        # Those of a large model's blocks lie in a file, and are not read again.
         release_pages(site.qparams.scale, site.qparams.zero_point)
 
 
@@ -358,6 +363,8 @@ def emit_types(proto: ModelLike, plan: Plan, source: SourceTypes) -> ModelLike:
             for value in values
             if value.type.tensor_type.elem_type == FloatType.FLOAT32.onnx_type
         }
+        # Tensors that join the model to a part which was not run keep the types that this part
+        # reads.
         interface.update(dict.fromkeys(sorted(floats - source.fixed), types.io.onnx_type))
     if types is None or types.type is FloatType.FLOAT32:
         came = FLOAT_TYPES.get(source.computes, FloatType.FLOAT16)

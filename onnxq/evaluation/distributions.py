@@ -38,6 +38,7 @@ class Distribution:
         if weight.ndim < 2 or weight.shape[inputs] < 2:
             return
         others = tuple(k for k in range(weight.ndim) if k != outputs)
+        # The floor keeps dead outputs, which are all zeros, at shares of 0.
         shares = np.abs(weight) / np.maximum(
             np.abs(weight).max(axis=others, keepdims=True), np.float32(1e-30)
         )
@@ -135,6 +136,7 @@ def observe_distributions(
         return distributions
     tapped = tap_tensors(model, computed, only=True)
     session = Session(tapped.proto, optimize=False)
+    # The tapped model has lost the inputs that no tensor of these needs.
     names = {value.name for value in session.inputs}
     with progress("looking at the values", len(samples)) as task:
         for feeds in samples.samples():

@@ -151,6 +151,7 @@ def measure_sensitivity(
         _make_cost(group, alone, others, whole)
         for group, alone, others in zip(groups, figures, figures[len(groups) :], strict=False)
     ]
+    # By name at last, so that equal figures have one order.
     costs.sort(key=lambda cost: (-cost.gain_db, cost.isolated_db, cost.name))
     # A second go, since the loudest are known only now.
     loudest = _list_joint(groups, figures)
@@ -214,6 +215,7 @@ def _make_cost(group: SwitchGroup, isolated: float, left_out: float, whole: floa
 
 def _list_joint(groups: Sequence[SwitchGroup], isolated: Sequence[float]) -> dict[Names, Setting]:
     """Settings of the loudest nodes, by their names. isolated: SQNR of each group alone."""
+    # By name among equals: groups have no order of their own.
     ranked = sorted(
         (db, group.name, group)
         for group, db in zip(groups, isolated, strict=False)

@@ -126,6 +126,8 @@ def load_model(source: str | Path | ModelProto, *, lazy: bool = False) -> Model:
 def check_structure(proto: ModelProto, subject: str) -> None:
     """onnx.checker on the model without its weights (so that size is no matter). Raises ModelError."""
     light, _ = omit_weights(proto, empty=True)
+    # Operators of ONNX Runtime's own in ONNX's domain, as SimplifiedLayerNormalization, are none
+    # that onnx.checker knows.
     set_contrib_apart(light)
     _declare_unknown(light)
     try:
@@ -236,6 +238,7 @@ def _parse_model(data: bytes, path: Path) -> ModelProto:
         cause = "is truncated, damaged or not an ONNX model (protobuf cannot read it)"
         raise ModelError(path, cause, "copy or export it again", code="Q102") from error
     if (
+        # protobuf takes what it does not know for unknown fields, and so reads other messages.
         not proto.HasField("graph")
         or not proto.ir_version
         or not (proto.graph.node or proto.graph.output)
@@ -347,6 +350,7 @@ def _find_newest(domain: str) -> int:
 
 
 def _sort_graphs(proto: ModelProto) -> Cautions:
+    # ORT sorts nodes by itself and takes them in any order; onnx.checker refuses such a file.
     moved = False
     for _, graph in walk_graphs(proto.graph):
         order = sort_nodes(graph)

@@ -195,10 +195,12 @@ def _find_pair(index: GraphIndex, node: NodeRef) -> NodeRef | None:
     size = pair.read_int("block_size", 0)
     stored = index.find_input(pair, 0)
     scale = index.find_input(pair, 1)
+    # The operator has blocks of powers of two alone.
     if size < _SMALLEST_BLOCK or size & (size - 1):
         return None
     if not index.is_constant(stored) or not index.is_constant(scale):
         return None
+    # Along K: axis 0 of a weight [K, N], or -2.
     along = pair.read_int("axis", 1) % 2 == 0 and len(index.find_shape(stored) or ()) == 2
     return (
         pair
@@ -219,10 +221,13 @@ def _read_pair(index: GraphIndex, pair: NodeRef, bits: int) -> Blocks:
     if bits <= 4:
         narrow = 2 if bits == 2 else 4
     offset = min(offset, 2 ** (narrow - 1))
+    # In 16 bits: in 8 the sum wraps around.
     codes = np.asarray(values.astype(np.int16) + offset, np.uint8)
     zeros = None if zero is None else np.asarray(zero.astype(np.int16) + offset, np.uint8)
+    # Left out, zero points of a pair are 0, and those of the operator are the middle.
     if zeros is None and offset == 0:
         zeros = np.zeros(scale.shape, np.uint8)
+    # Symmetric blocks need no zero points in the file.
     usual = zeros is None or bool((zeros == 2 ** (narrow - 1)).all())
     return Blocks(codes, scale, None if usual else zeros, narrow, int(pair.attrs["block_size"]))
 
@@ -322,6 +327,7 @@ def _read_table(index: GraphIndex, node: NodeRef) -> Blocks | None:
 def _add_pair(editor: Editor[Any], scope: str, stored: str, blocks: Blocks) -> str:
     """Write a DequantizeLinear of this weight; returns the name of its result. stored: name of the file's integers."""
     base = stored.removesuffix(_PACKED).removesuffix("/quantized")
+    # 2 bits stand in the type of 4, which opset 21 has; their own needs opset 25.
     storage = TensorProto.UINT8 if blocks.bits == 8 else TensorProto.UINT4
     zero = (
         np.full(blocks.scale.shape, 2 ** (blocks.bits - 1), np.uint8)

@@ -206,8 +206,10 @@ def _take_entries(
         nearest = _find_nearest_entry(site.quantized_tensor, by_name, copies)
         if nearest is not None:
             taken[site.site] = (_choose_entry(nearest[0], site, prepared), nearest[1])
+    # In front of the check, since a site may take another's entry here.
     notes = tuple(_share_largest(sites, taken))
     for site in sites:
+        # Tables of TensorRT hold symmetric int8 alone, and do not say so.
         if site.site in taken and table.only_int8:
             _check_fits(site, taken[site.site][0])
     for site in plan.sites:
@@ -231,6 +233,7 @@ def set_scales(plan: Plan, qparams: Mapping[Site, QParams]) -> Plan:
 
 def _choose_entry(group: tuple[TensorScale, ...], site: SitePlan, index: GraphIndex) -> TensorScale:
     """Of the entries of a tensor the one that a site's readers read."""
+    # TensorQuantOverrides have two entries for a tensor that some readers read in another type.
     readers = {edge.node for edge in site.find_readers(index)}
     some = (entry for entry in group if entry.readers and readers <= set(entry.readers))
     return next(some, group[0])
@@ -249,6 +252,7 @@ def _find_change(site: SitePlan, before: GraphIndex, prepared: GraphIndex) -> st
         index.find_constant(index.resolve_tensor(tensor.name, tensor.scope))
         for index in (before, prepared)
     )
+    # A folded BatchNormalization, for one, scales the channels that the file's numbers are for.
     same = old is not None and new is not None and np.array_equal(old, new)
     return "" if same else "a weight whose values preparation changed"
 

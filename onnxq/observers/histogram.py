@@ -86,6 +86,7 @@ class HistogramView:
         """Merge neighbouring bins as often as at least `bins` remain."""
         shift = max(0, (self.counts.size // bins).bit_length() - 1)
         first, counts = _merge_bins(self.first, self.counts, shift)
+        # A copy, since the histogram goes on counting while the view is read.
         return HistogramView(
             first, self.exponent + shift, counts, self.zeros, self.minimum, self.maximum
         )
@@ -187,6 +188,7 @@ class Histogram:
         counts = np.zeros(last - first + 1, np.int64)
         if self._counts.size:
             start, merged = _merge_bins(self._first, self._counts, exponent - self._exponent)
+            # The old bins lie inside of the new ones, since a range only grows.
             counts[start - first : start - first + merged.size] = merged
         self._exponent, self._first, self._counts = exponent, first, counts
 

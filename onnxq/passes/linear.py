@@ -117,6 +117,8 @@ class Linear:
     def takes_shifts(self, maker: Linear) -> bool:
         """True when a constant in front of it is a constant in its bias, and its channels are those of the maker."""
         op_type, attrs = self.node.op_type, self.node.attrs
+        # How many taps of a ConvTranspose meet at a position changes with its stride, and so would
+        # the constant.
         if op_type == "ConvTranspose" or not self.has_plain_bias:
             return False
         if op_type == "Conv":
@@ -124,8 +126,11 @@ class Linear:
             automatic = attrs.get("auto_pad", "NOTSET") not in ("NOTSET", "VALID")
             if automatic or any(attrs.get("pads", ())):
                 return False
+            # Axis 1 of a Conv's weight has the inputs of one group.
             inputs = self.weight.shape[1] * int(attrs.get("group", 1))
         else:
+            # The sum of a column would have to be multiplied by alpha, too, and transA swaps its
+            # axes.
             if attrs.get("transA", 0) or float(attrs.get("alpha", 1.0)) != 1.0:
                 return False
             inputs = self.weight.shape[1 - self.axis]

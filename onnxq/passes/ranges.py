@@ -288,6 +288,7 @@ class _RangeErrors:
             if at != k:
                 others[names[at]] = [read_tensor(value) for value in self.runner.values(tensor)]
         alone = helper.make_node(node.op_type, names, ["out"], **node.attrs)
+        # ORT infers its type, and its sizes differ from sample to sample.
         output = onnx.ValueInfoProto(name="out")
         part = assemble_model(self.index.proto, [alone], inputs, [output], stored)
         session = Session(part, optimize=False, threads=share_cores(len(self.judges)))
@@ -342,6 +343,7 @@ def find_scarce_sites(ctx: SampledContext, state: PlacedState) -> frozenset[Site
         return frozenset()
     index = get_index(state.model)
     plan = state.planned
+    # Shapes are those of one sample.
     enough = FEWEST_POSITIONS / max(len(ctx.data.ranges), 1)
     scarce = {
         site.site: site.group

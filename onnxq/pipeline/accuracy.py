@@ -56,6 +56,8 @@ def answer_request(
         account = _estimate(ctx, state, account)
     else:
         account = _read_check(account, trial, find_target(plan.target).times_itself)
+    # The float model keeps any accuracy, and is no answer to somebody who asked for a quantized
+    # one.
     if not (plan.sites or plan.kept or plan.precision is not None):
         return replace(account, met=False, note=account.note or _ALL_FLOAT)
     return account
@@ -72,6 +74,8 @@ def _measure_metric(
     """The account with the metric of the finished model, where passes have changed it since it was measured."""
     metric, config = ctx.request.metric, ctx.config
     assert metric is not None
+    # An evaluation of the caller's function may take minutes, so that a figure that still holds is
+    # not measured again.
     if math.isnan(account.value) or account.steps or state.planned.precision is not None:
         with ctx.progress(f"running {metric.name} on the quantized model"):
             optimize = find_target(config.target).times_itself
@@ -87,6 +91,7 @@ def _estimate(ctx: SampledContext, state: PlannedState, account: Promotion) -> P
     if not errors.outputs:
         # No output holds numbers: nothing is known.
         return replace(account, value=math.nan, met=False)
+    # Weights that were rounded for some of these samples make them look better than new ones.
     best = errors.estimate(find_optimism(state))
     part = "" if best.name in errors.outputs else best.name
     spread = best.spread_db
@@ -115,6 +120,7 @@ def _measure_folds(ctx: SampledContext, state: PlannedState) -> ModelErrors:
             )
             for label, errors in fold_check.errors.items():
                 sums.setdefault(label, ModelErrors()).merge(errors)
+    # Users meet whichever of both is worse, with optimizations or without.
     return min(sums.values(), key=lambda errors: errors.estimate().least_db)
 
 

@@ -24,7 +24,8 @@ from onnxq.runtime import Feeds, Session
 
 # Emulation is slow, as large models are: no further sample begins after so many seconds.
 _SECONDS = 60.0
-# Answers that agree less with the file, dB, may be those of an engine that computes an operator otherwise.
+# Answers that agree less with the file, dB, may be those of an engine that computes an operator
+# otherwise, as OpenVINO does RNN and antialiased Resizes.
 _FAR_DB = 20.0
 
 
@@ -70,6 +71,7 @@ def check_on_engine(
         reason = error.fault
         if kernels is not None:
             return replace(account, reason=reason)
+        # A file is at fault only where the engine takes the model that it was made of.
         refusal = "it refuses the float model, too"
         if _takes_model(engine, state.named):
             refusal = "it takes the float model"

@@ -127,6 +127,8 @@ def write_result(result: Result, config: Config, out: str | Path | None, force: 
         model = write_bits(result.model, find_pairs(result.model), bits_attribute=True)
         warnings = (*result.report.warnings, BITS_ATTRIBUTE_WARNING)
         result = replace(result, light=model, report=replace(result.report, warnings=warnings))
+    # Behind the bits, which are read from the notes, and in front of the compiler, which reads what
+    # is written.
     result = result.leave_out_notes(options.notes)
     report = result.report
     if report.output_bytes > report.source_bytes:
@@ -145,6 +147,7 @@ def _write_compiled(result: Result, config: Config, force: bool) -> None:
     from onnxq.backends.building import compile_model
 
     engine = find_compiler(result.plan.target).with_options(config.runtime)
+    # The NPU's compiler refuses graphs with free sizes.
     demand_sizes(get_index(result.light), {}, engine.title)
     compile_model(engine, result.light, Path(config.output.compiled), overwrite=force)
 
@@ -256,8 +259,11 @@ def _join_rest(state: PlannedState, source: ModelLike, model: ModelLike) -> Mode
     plan, rest, whole = state.planned, state.rest, model
     fixed: Names = ()
     if rest is not None:
+        # What the part that was not run reads has the types that it came with.
         whole, fixed = rest.join(model), (*rest.reads, *rest.outputs)
         verify_graph(whole, kept=(*plan.kept, *rest.nodes))
+    # Sizes that were asked to be fixed are free in the file that was loaded, and no fault of the
+    # result.
     source = fix_sizes(source, state.sizes) if state.sizes else source
     check_interface(
         source, whole, None if plan.precision is None else plan.precision.io, fixed=fixed
@@ -306,6 +312,8 @@ def _measure(
     large = is_large_model(state.named)
     with ctx.timers.run("check", "checking the quantized model"):
         if large:
+            # Two models that do not fit into memory are compared a segment at a time, on one
+            # another's inputs.
             trial = check.check_segments(ctx, state, model)
         elif not isinstance(ctx, SampledContext):
             trial = _check_unrun(ctx, state, model, here=here)

@@ -194,6 +194,7 @@ class PrecisionSearch:
             noises = ((p.measured.noise, self._add_noise(p.chosen, damping)) for p in mixtures)
             return sum(math.log(measured / added) ** 2 for measured, added in noises)
 
+        # Noise is compared by ratios, as decibels are, so that loud mixtures do not decide alone.
         damping = min(_DAMPINGS, key=sum_misses)
         pairs = ((self._add_noise(p.chosen, damping), p.measured.noise) for p in self.points)
         return Rescaling.fit_pairs(pairs).expect_measurement(self._add_noise(chosen, damping))
@@ -258,12 +259,14 @@ class PrecisionSearch:
             raise ConfigError("model", cause, fix, code="Q308")
         measured = []
         for one in (own, *others):
+            # Float is no plan: the programme knows its costs, no noise and the weights as they are.
             if one.name == FLOAT:
                 continue
             asked = _add_rules(config, one.make_rules(sorted(names)))
             takers = (
                 names if one is own else find_takers(problem, before, self._draft(asked)[1], one)
             )
+            # Each precision costs a calibrated and rounded plan, whatever it can bring.
             if len(takers) < _LEAST_SHARE * len(names):
                 continue
             config_one = _add_rules(config, one.make_rules(sorted(takers)))
@@ -285,6 +288,8 @@ class PrecisionSearch:
         return problem, problem.default()
 
     def _refine(self, config: Config) -> PlacedState:
+        # What passes report of trial plans is no account of the run, which tells of the plan taken
+        # alone.
         ctx = replace(self.ctx, config=config, journal=[], timers=Timers(silent), progress=silent)
         placed = calibrate_run(ctx, self.model, "")
         return run_stage(list_passes(ctx), Stage.REFINE, ctx, placed)
@@ -412,6 +417,7 @@ class PrecisionSearch:
         """The prediction at which a limit is just kept; inf where there is none."""
         if name == NOISE and math.isfinite(self.limits.metric):
             least = self.limits.metric
+            # A metric is no smooth function of the noise: it has no curve to read the limit from.
             failing = [point.predicted.noise for point in self.points if point.metric < least]
             return bisect_noise(
                 failing, [point.predicted.noise for point in self.points if point.metric >= least]

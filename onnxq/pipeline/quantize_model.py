@@ -204,6 +204,7 @@ def _list_closed_scopes(index: GraphIndex, reached: set[str]) -> dict[str, Refus
     return closed
 
 
+# On small matrices threads wait more than they gain; what multiplies large ones asks for all.
 @use_one_blas_thread()
 def quantize(
     model: ModelSource, data: object, config: Config, *, progress: Progress = silent

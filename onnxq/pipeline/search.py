@@ -55,6 +55,8 @@ def search_precisions(
             raise ConfigError("model", cause, fix, code="Q308")
         request = ctx.request
         limits = _read_limits(config, request)
+        # A request for an accuracy switches promotion on again, which would leave operators float
+        # here.
         ctx = replace(ctx, skip=frozenset(inner.skip))
         search = PrecisionSearch(ctx, state, list_precisions(inner), limits)
         if search.timed:

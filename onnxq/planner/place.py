@@ -55,6 +55,7 @@ class Placer:
     def place(self, chosen: frozenset[str]) -> Placement:
         """All sites of the chosen operators. Those that the model's own pairs quantize already need none."""
         complete = self.ops.complete
+        # Their pairs make them run in integers, so that their neighbours can count on it.
         chosen = chosen | complete
         picked = [op for op in self.ops if op.name in chosen]
         new = [op for op in picked if op.name not in complete]
@@ -79,6 +80,8 @@ class Placer:
         """Tensors with a pair -> the edges that read it; None when the pair sits at an int8 producer."""
         activations: dict[TensorId, Readers] = {}
         for op in picked:
+            # An operator that joins others reads their pairs, and one on scales of each run has a
+            # quantizer of its own: for neither is another operator's input quantized.
             for _, tensor in () if op.rule.joins or op.name in self.apart else op.data:
                 if tensor not in activations:
                     activations[tensor] = self._find_readers(tensor, chosen)
@@ -116,6 +119,8 @@ class Placer:
         ]
         yield from inputs
         if self.target.whole:
+            # The NPU reads and writes an operator's activations in one width, and runs a second
+            # pair behind the first as a Convert.
             inputs = [
                 self._convert_input(op, edge, site, chosen)
                 for (edge, _), site in zip(op.data, inputs, strict=True)
@@ -145,6 +150,8 @@ class Placer:
         maker = self.ops.by_out.get(tensor)
         apart = op.name in self.apart
         pair = self.existing.pair_for(edge, tensor)
+        # ONNX Runtime would merge a second pair with the one in front of it, and change the
+        # numbers.
         if pair is not None and not apart:
             return self._share_pair(pair, tensor, readers)
         if self.target.whole:
@@ -153,8 +160,12 @@ class Placer:
             match = self._match_any(op, maker, tensor, chosen)
             spec = self.requests.make_spec(match, Role.ACTIVATION, op.node)
         if readers is None and maker is not None and self._leaves_footroom(maker):
+            # Kernels in WebAssembly clamp results one by one, so that the activation is a Max on
+            # the integers behind them, for which some levels must lie below 0.
             spec = replace(spec, footroom=spec.storage == "uint8" and not spec.symmetric)
         site: Site = tensor
+        # No kernel forms across the border of a body, and a scale of each run serves one operator
+        # alone.
         if edge is not None and (edge.scope != tensor.scope or apart):
             site = edge
             readers = (edge,)
@@ -173,6 +184,7 @@ class Placer:
 
     def _leaves_footroom(self, maker: QuantizableOp) -> bool:
         """True where an activation behind the operator is computed on integers."""
+        # Where the size is not known the kernel clamps, as it does where results are few.
         results = math.prod(self.ops.candidate(maker.node).output_shape() or (0,))
         return maker.bound[0] == 0.0 and 0 < maker.rule.footroom <= results
 
@@ -219,6 +231,7 @@ class Placer:
 
         What only moves values has the width of their maker; where that is none, the widest of those that read them.
         """
+        # The NPU moves values in the width that they have: a conversion is an operator more.
         source = op
         maker: QuantizableOp | None = op
         while maker is not None and maker.name in chosen and maker.rule.shares:
@@ -261,6 +274,7 @@ class Placer:
         """The pair that an input reads: that of its tensor, or a second one behind it in the operator's own width."""
         tensor = pair.quantized_tensor
         match, spec = self._find_own(op, edge, tensor, chosen)
+        # A pair that the model came with is read as it is.
         if spec == pair.spec or pair.dequantize:
             return pair
         site = self._make_site(
@@ -288,6 +302,8 @@ class Placer:
         tensor = self._find_tensor(op, edge)
         match, spec = self._ask_weight(tensor, op)
         readers: list[Edge] = []
+        # ONNX Runtime loads no file in which a pair's 4- or 8-bit weight lies outside the If whose
+        # body reads it, so each body has a copy of its own.
         alike = tensor.scope == op.node.scope
         for reader in self.index.list_consumers(tensor):
             other = self.ops.by_name.get(reader.node)
@@ -344,6 +360,8 @@ class Placer:
         tensor: TensorId,
     ) -> SitePlan:
         """A new site, whose opset, warning and rule the placement takes note of."""
+        # ONNX Runtime fails to load int8 pairs around a MatMul with a bias from opset 21 on, so
+        # that only pairs that need it, such as int4 and 16 bits, raise the opset so far.
         row = self.target.capability(spec, role, op.node.op_type)
         if row is not None:
             self.out.opset = max(self.out.opset, row.opset)
@@ -369,6 +387,7 @@ class Placer:
         uneven = (
             spec.has_blocks and spec.bits <= _FEW_BITS and spec.symmetric and not spec.narrow_range
         )
+        # A decoder in 4 bits: KL .0080 -> .0070.
         if role is Role.WEIGHT and uneven and self.target.signed_scales and request == _LEAST_ERROR:
             return replace(request, options=(("signed_scales", True),))
         return request
@@ -388,6 +407,7 @@ def find_float_nodes(index: GraphIndex, sites: Iterable[SitePlan], engine: Targe
     """Nodes the plan leaves float though the engine might not."""
     weights = [site for site in sites if site.role is Role.WEIGHT]
     int8 = {edge.node for site in weights for edge in site.named_consumers}
+    # The NPU computes a Log between pairs of others in integers, though it is left float (0 dB).
     ops = {*engine.misreads, *(_GUARDED if engine.quantizes_alone else ())}
     return tuple(node.name for node in index.nodes if node.op_type in ops and node.name not in int8)
 
@@ -406,6 +426,7 @@ def share_scales(picked: Iterable[QuantizableOp], sites: list[SitePlan]) -> list
         inputs = [tensor for _, tensor in op.data if tensor in known]
         for tensor in inputs if op.rule.shares and op.out in known else ():
             root[find_root(op.out)] = find_root(tensor)
+        # In TensorRT the kernels in front of a Concat write its int8 result, in its scale.
         for tensor in inputs if op.rule.alike else ():
             root[find_root(tensor)] = find_root(inputs[0])
     groups: dict[Site, list[SitePlan]] = {}
@@ -417,6 +438,8 @@ def share_scales(picked: Iterable[QuantizableOp], sites: list[SitePlan]) -> list
         if len(groups[leader]) > 1 and not site.role.is_constant:
             # The one range has to serve them all, so no more of it than every member's values can fill.
             bound = intersect_bounds(member.bound for member in groups[leader])
+            # One scale is one zero point, too: either all of them have levels below 0 for a Max, or
+            # none.
             spec = replace(site.spec, footroom=groups[leader][0].spec.footroom)
             site = replace(site, group=str(leader), bound=bound, spec=spec)
         grouped.append(site)

@@ -290,6 +290,7 @@ def _find_obstacle(
         spec = _fill_storage(pair.spec)
         if target.refuse(spec, Role.WEIGHT, op.node) is not None:
             return _FLOAT_ALONE
+        # Some tools leave the float weight in the file, in front of a QuantizeLinear.
         codes = quantize(value, pair.qparams, spec) if value.dtype.kind == "f" else value
         orders = (
             () if allow or not needs_bound(spec) else target.list_sum_orders(op.node, value.shape)
@@ -435,6 +436,7 @@ def _find_spec_refusal(
         ops.candidate(op.node).tensor(e.index): by_reader[e] for e in op.weights if e in by_reader
     }
     for role, tensor in ops.list_roles(op):
+        # Weights alone have pairs, so that a request for activations refuses nothing.
         if role is Role.ACTIVATION and requests.config.mode == "weight-only":
             continue
         pair = ops.existing.by_tensor.get(tensor) or stored.get(tensor)

@@ -92,6 +92,7 @@ def fill_slot(node: fx.Node, slot: Slot, value: fx.Node) -> None:
     argument: Any = node.args[slot.key] if isinstance(slot.key, int) else node.kwargs[slot.key]
     new: Any = value
     if slot.item is not None:
+        # fx keeps lists among arguments immutable.
         new = [value if k == slot.item else item for k, item in enumerate(argument)]
     if isinstance(slot.key, int):
         node.update_arg(slot.key, new)

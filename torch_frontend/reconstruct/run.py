@@ -162,6 +162,7 @@ def _make_learnable(model: nn.Module) -> list[Refusal]:
     # One quantizer that several layers share becomes one AdaRound.
     by_id: dict[int, AdaRound | None] = {}
     refusals = []
+    # A list, since children are replaced on the way.
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
             if (

@@ -89,6 +89,7 @@ def compare_models(
         float_index = GraphIndex(selections.expose_choices(named))
         index = GraphIndex(infer_shapes(selections.take_choices(other)))
     if selections.nodes:
+        # They travel with the samples, since every run takes them as inputs.
         dataset = dataset.extended(reference.add_choices)
     with ScratchFolder() as folder:
         engines = Engines(float_index, index, dataset, config, folder, progress)
@@ -177,6 +178,8 @@ class _Comparison:
                 for at, feeds in enumerate(self.dataset.samples()):
                     values = {runner.name: runner.infer(feeds) for runner in runners}
                     if self.recorder.is_kept(at):
+                        # Without the float model's choices, which are no inputs of the model that
+                        # the sample is for.
                         given = {name: feeds[name] for name in own}
                         self.recorder.add(
                             given, values, {runner.name: runner.seconds for runner in runners}
@@ -276,6 +279,8 @@ class _Comparison:
         with self.engines.progress("having ONNX Runtime optimize the model"):
             # The graph of fusions can be read for the CPU alone.
             fused = ON in self.engines.names and not self.config.runtime.provider
+            # Equalization scales and shifts channels: beside the model as it came, innocent layers
+            # have 0 dB.
             inside = (
                 self.engines.float_index if self.prepared is None else GraphIndex(self.prepared)
             )

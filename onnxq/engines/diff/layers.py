@@ -374,6 +374,7 @@ def read_optimized_tensor(
 
 def _open_runner(name: str, proto: ModelLike, tensors: Sequence[str], threads: int) -> Runner:
     tapped = tap_tensors(proto, [TensorId(tensor) for tensor in tensors], only=True)
+    # Buffers go back as soon as they are free, as the limit on memory expects.
     session = Session(tapped.proto, optimize=False, threads=threads, arena=False)
     return SessionRunner(name, session, list(tapped.outputs.values()))
 
@@ -432,6 +433,7 @@ def _sum_up(
             continue
         before, own = losses[row.name]
         for error in engines:
+            # The first in the order of the network: those behind it go on with its error.
             if error.run not in points and diverges(error, own):
                 worst = tallies.find_worst_sample(row.name, error.run, OFF)
                 points[error.run] = mark_divergence(

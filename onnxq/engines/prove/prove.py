@@ -343,13 +343,17 @@ def _check_integers(
     words: KernelWords,
 ) -> Iterator[Requirement]:
     """Every node that a kernel computes, on integers; none is left to the CPU."""
+    # Pairs at the inputs and outputs of a model stay on the CPU by intention: the NPU reads
+    # integers.
     pairs = {node.name for node in index.nodes if node.op_type in (QUANTIZE, DEQUANTIZE)}
     computed: dict[str, bool] = (
         {one.subject: False for one in placement.left} if placement is not None else {}
     )
     for kernel in kernels:
         tensors = (*kernel.inputs, *kernel.outputs)
+        # Some kernels multiply integers and write floats, as MatMulIntegerToFloat does.
         whole = kernel.kind in words.int8 or not any("float" in tensor.dtype for tensor in tensors)
+        # Conversions and copies compute nothing, whatever types they have.
         if not kernel.moves:
             computed.update(
                 (name, whole and computed.get(name, True))
@@ -426,6 +430,7 @@ def open_output_folder(folder: Path | None, engine: str | None, *, force: bool) 
     if folder is None:
         yield
         return
+    # Before the build, which takes minutes: any engine's files may be those that are written.
     engines = list_engines().values() if engine is None else (find_engine(engine),)
     names = tuple(
         dict.fromkeys((*(name for one in engines for name in one.saved.values()), REDUCED))

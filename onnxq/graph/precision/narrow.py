@@ -90,6 +90,7 @@ def bind_types(index: GraphIndex, node: NodeRef, narrow: int, opset: int) -> Bin
     if node.domain or node.op_type in (*CONTROL, *_FLOAT32_ONLY):
         return fixed
     if node.op_type == "Cast":
+        # It takes any type; its result is in the type of an attribute, which is written anew.
         return Binding(node.attrs.get("to") == FLOAT, (None,))
     if node.op_type == "ConstantOfShape":
         return Binding(is_float32(index, node.result), (None,))
@@ -227,6 +228,7 @@ class _NodeTypes:
         """The type that an input must have; None where it takes any."""
         node = self.index.find_node(edge.node)
         dtype = self.of_node(node)
+        # Integers, which no float type concerns.
         if node.is_onnx(DEQUANTIZE) and edge.index == 0:
             return None
         if node.is_onnx(QUANTIZE, DEQUANTIZE):
@@ -310,6 +312,7 @@ class _TypeWriter:
         if stored.data_type != FLOAT:
             return
         tensor = TensorId(stored.name, scope)
+        # Stubs stand in the main graph alone.
         store = None if scope else self.store
         narrow = self.types.narrow
         read_in = self.types.of_readers(tensor) if self.index.is_constant(tensor) else {FLOAT}
@@ -441,6 +444,8 @@ class _TypeWriter:
             dtype = FLOAT if scope else self.types.interface.get(value.name, FLOAT)
             if tensor is None or tensor not in self.dtypes:
                 continue
+            # Outputs of a body are known by their place, so that their names may change; a model's
+            # may not.
             if self.dtypes[tensor] != dtype and scope:
                 value.name = self._read_as(tensor, dtype)
             elif self.dtypes[tensor] != dtype:
@@ -456,6 +461,7 @@ class _TypeWriter:
         rename_reads(written, names)
         rename_made(written.node, names)
         self.nodes[""] = [*written.node]
+        # An output may be an initializer, which no node makes.
         for stored in graph.initializer:
             stored.name = names.get(stored.name, stored.name)
         self.nodes[""].append(make_cast(inner, tensor.name, dtype, self._name_part(tensor, "Cast")))

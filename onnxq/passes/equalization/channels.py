@@ -167,6 +167,7 @@ def scale_linear(flow: ScaledChannels, node: NodeRef) -> bool:
     op = find_linear(view, node)
     if op is None or node.attrs.get("transA", 0) or not op.owns_constants(view):
         return False
+    # Axis 1 of its weight has the outputs of one group, so that rows of labels do not lie along it.
     if node.op_type == "ConvTranspose" and op.groups > 1:
         return False
     x = view.find_tensor(node, 0)
@@ -189,6 +190,7 @@ def scale_linear(flow: ScaledChannels, node: NodeRef) -> bool:
     return True
 
 
+# Between two layers with one of these, and no Add or Concat, the weights alone give the factors.
 _BENT = frozenset({"Relu", "LeakyRelu", "PRelu", "Clip"})
 
 
@@ -239,6 +241,8 @@ def scale_pad(flow: ScaledChannels, node: NodeRef) -> bool:
             zero = value[0] == 0.0
         else:
             zero = flow.view.find_tensor(node, 2) is None and not node.attrs.get("value", 0.0)
+        # Any other constant stands for one value behind the pad, whatever its channel is multiplied
+        # by.
         if not zero:
             return False
     return pass_scales(flow, node)
@@ -253,6 +257,8 @@ def scale_resize(flow: ScaledChannels, node: NodeRef) -> bool:
 def scale_product(flow: ScaledChannels, node: NodeRef) -> bool:
     """Mul by a tensor without labels, Div by it: a gate, or a constant."""
     labelled = [(k, labels) for k in range(2) if (labels := flow.find_label(node, k)) is not None]
+    # The product of two such tensors would have the factors of both, and behind a Div one its
+    # inverse.
     if len(labelled) != 1 or (node.op_type == "Div" and labelled[0][0]):
         return False
     x = flow.view.find_tensor(node, labelled[0][0])
@@ -265,6 +271,7 @@ def scale_add(flow: ScaledChannels, node: NodeRef) -> bool:
     if node.name in flow.bias_adds:
         return True
     labels, others = flow.find_label(node, 0), flow.find_label(node, 1)
+    # An operand of one channel broadcasts over those of the other, and has no factor for each.
     if labels is None or others is None or labels.size != others.size:
         return False
     left, right = flow.view.index.list_reads(node)
@@ -293,6 +300,7 @@ def scale_concat(flow: ScaledChannels, node: NodeRef) -> bool:
             size = shape[axis]
             if not isinstance(size, int):
                 return False
+            # Held labels in its place keep the numbers of the channels behind it right.
             labels = flow.make_labels(size)
             flow.hold_label(labels, "")
         parts.append(labels)
@@ -308,6 +316,7 @@ def scale_flat(flow: ScaledChannels, node: NodeRef) -> bool:
     if x is None or labels is None or flow.axes[x] != 1:
         return False
     before, after = (flow.view.index.find_shape(tensor) for tensor in (x, node.result))
+    # A Reshape comes here, too: exporters write it for a Flatten.
     if before is None or after is None or len(after) != 2:
         return False
     sizes = [dim for dim in before[1:] if isinstance(dim, int)]
@@ -470,6 +479,7 @@ def smooth_values(flow: SmoothedChannels, node: NodeRef) -> bool:
     home = flow.find_label(node, k)
     if tensor is None or home is None or not isinstance(home.node, Linear):
         return False
+    # Another reader would see values that nobody multiplies back.
     if flow.view.sole_reader(tensor) is None:
         return False
     if home.step >= len(_VALUES_WAY) or node.op_type != _VALUES_WAY[home.step]:

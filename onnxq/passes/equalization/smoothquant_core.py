@@ -32,6 +32,8 @@ from onnxq.numerics import (
 )
 from onnxq.spec import PerBlock, PerChannel, QuantSpec
 
+# SmoothQuant's own strength is .5: MiniLM, weights and activations of 8 bits, has 17.4 dB with it,
+# 23.7 with .65 and 24.7 with .8.
 SMOOTHING_ALPHAS = (0.5, 0.65, 0.8, 0.9)
 AWQ_ALPHAS = (0.15, 0.25, 0.35, 0.5, 0.65)
 # Share of the largest channel below which a channel counts as empty, of its largest value and of its mean magnitude.

@@ -452,6 +452,7 @@ def _add_tables(
 
 
 def _has_tables(ctx: SampledContext, state: PlacedState) -> bool:
+    # A rule may name a table, whatever `embeddings` says of all.
     if not (ctx.config.rules or ctx.config.embeddings != "float"):
         return False
     return any(choose_tables(state.problem, get_index(state.model), state.planned.sites))

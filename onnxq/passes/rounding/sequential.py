@@ -345,6 +345,8 @@ class _Walk:
             paired=self.paired.find_input(node, 0),
             geometry=geometry,
             shape=(groups, size),
+            # Second moments are of one operator's input, and serve no weight that others read as
+            # well.
             second=operator.alone and not site.spec.is_float and not site.group,
             halves=searches_scales(operator, site),
         )
@@ -383,6 +385,7 @@ class _Walk:
             qparams = bias_qparams(x, site.qparams, bias.size)
             codes = quantize(values.reshape(-1), qparams, bias_site.spec)
             self.sites[bias_site.site] = replace(bias_site, qparams=qparams, values=codes)
+            # The nodes ahead read the bias as the file will hold it.
             values = dequantize(codes, qparams, bias_site.spec)
         else:
             self.biases = [old for old in self.biases if old.edge != edge]
@@ -403,6 +406,7 @@ class _Walk:
     def make_result(self) -> SequentialRounding:
         """The plan as far as it is rounded."""
         sites = tuple(self.sites[site.site] for site in self.plan.sites)
+        # By these a plan finds the operators in another export, which may name them otherwise.
         ids = compute_structural_ids(self.index) if self.biases else {}
         nodes = dict(self.plan.nodes)
         for bias in self.biases:
