@@ -7,9 +7,10 @@ int8 data with one, and weights in uint8, are dequantized in front. docs/engines
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import partial
+from functools import lru_cache, partial
 
 from onnxq.arrays import Array, Shape
 from onnxq.backends import surroundings
@@ -23,8 +24,9 @@ from onnxq.backends.base import (
     Target,
 )
 from onnxq.backends.cpu_costs import read_costs
-from onnxq.graph import NodeRef
+from onnxq.graph import GraphIndex, NodeRef
 from onnxq.graph.base import POSITIVE_OPS
+from onnxq.graph.scopes import walk_from
 from onnxq.numerics import SumOrder
 from onnxq.sites import Role, TensorId
 from onnxq.spec import PerBlock, PerChannel, PerTensor
@@ -51,6 +53,9 @@ _JOINED = (
     "Sub",
     *_ACTIVATIONS,
 )
+# Operators whose results have the sizes that they read, from this input on.
+_SIZING = {"ConstantOfShape": 0, "Range": 0, "Reshape": 1, "Slice": 1}
+_PRODUCTS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 _EXTREMES = ("ReduceMax", "ReduceMin", "ReduceProd", "GlobalMaxPool")
 # What OpenVINO moves the scales of a convolution's channels past, as past constant factors.
 _SCALED = (
@@ -78,7 +83,63 @@ def _check_conv(c: Candidate) -> str | None:
         if bare
         else None
     )
-    return reason or _explain_misread_data(c) or surroundings.check_weighted(c)
+    misread = reason or _explain_read_sizes(c) or _explain_misread_data(c)
+    return misread or surroundings.check_weighted(c)
+
+
+def _explain_read_sizes(c: Candidate) -> str | None:
+    """Why the scales get lost: sizes of a tensor beside or in front of it are read, and change from run to run."""
+    if c.node not in _find_sized_nodes(c.index):
+        return None
+    return (
+        "OpenVINO loses the scales of integer convolutions around a tensor whose changing height or width is read; "
+        "sizes of inputs that are fixed (`fix`) avoid it"
+    )
+
+
+@lru_cache(maxsize=1)
+def _find_sized_nodes(index: GraphIndex) -> frozenset[NodeRef]:
+    """The nodes behind a tensor of which sizes are read that change and size others, and the products that make it."""
+    sized: set[NodeRef] = set()
+    for node in index.nodes:
+        tensor = index.find_input(node, 0)
+        maker = index.find_producer(tensor)
+        readers = _find_sized_ops(index, node) if node.op_type == "Shape" else frozenset()
+        shape = index.find_shape(tensor)
+        # A Reshape may read the number of samples.
+        sizes = (None,) if shape is None else shape[1:] if readers == {"Reshape"} else shape
+        if maker is not None and readers and not all(isinstance(size, int) for size in sizes):
+            makers = walk_from([maker], partial(_list_makers, index))
+            sized |= walk_from(makers, partial(_list_readers, index))
+    return frozenset(sized)
+
+
+def _find_sized_ops(index: GraphIndex, shape: NodeRef) -> frozenset[str]:
+    """The kinds of operators that take what is computed from a shape for the sizes of their results."""
+    numbers = walk_from([shape], partial(_list_numbers, index))
+    edges = [edge for node in numbers for edge in index.list_consumers(node.result)]
+    ops = [(index.find_node(edge.node).op_type, edge.index) for edge in edges]
+    return frozenset(op for op, at in ops if at >= _SIZING.get(op, math.inf))
+
+
+def _list_numbers(index: GraphIndex, node: NodeRef) -> Iterator[NodeRef]:
+    """The readers of a node that compute vectors and numbers of it, as sizes are."""
+    for reader in _list_readers(index, node):
+        shape = index.find_shape(reader.result)
+        if shape is not None and len(shape) <= 1:
+            yield reader
+
+
+def _list_readers(index: GraphIndex, node: NodeRef) -> Iterator[NodeRef]:
+    return (index.find_node(edge.node) for edge in index.list_consumers(node.result))
+
+
+def _list_makers(index: GraphIndex, node: NodeRef) -> Iterator[NodeRef]:
+    """The nodes that make what a node reads; none of a product."""
+    for tensor in () if node.op_type in _PRODUCTS else index.list_inputs(node):
+        maker = index.find_producer(tensor)
+        if maker is not None:
+            yield maker
 
 
 def _walk_joined(c: Candidate) -> Iterator[Candidate]:

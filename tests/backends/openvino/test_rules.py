@@ -167,6 +167,44 @@ def test_no_convolution_is_in_integers_whose_scales_openvino_moves_wrongly_or_lo
     assert output.sqnr_db > 25
 
 
+# What reads a size of t, the sizes of x, and whether convolutions around t are refused.
+SIZES = {
+    "a Range": ("w = Gather(s, three) y2 = Range(zero, w, one)", "N,3,H,W", True),
+    "a Slice": ("w = Slice(s, last, four) y2 = Slice(c, nil, w, last)", "N,3,H,W", True),
+    "a Reshape": ("w = Slice(s, last, four) p = Concat<axis=0>(rows, w) y2 = Reshape(c, p)", "N,3,H,W", True),
+    "a Range of the number of samples": ("w = Gather(s, zero) y2 = Range(zero, w, one)", "N,3,16,16", True),
+    "a Reshape by the number of samples": (
+        "w = Slice(s, nil, one1) p = Concat<axis=0>(w, rows) y2 = Reshape(c, p)", "N,3,16,16", False,
+    ),
+    "sizes that are fixed": ("w = Gather(s, three) y2 = Range(zero, w, one)", "1,3,16,16", False),
+    "an Expand": ("y2 = Expand(two, s)", "N,3,H,W", False),
+}  # fmt: skip
+
+
+@needs_openvino
+@pytest.mark.parametrize(("readers", "sizes", "refused"), SIZES.values(), ids=SIZES)
+def test_no_convolution_is_in_integers_around_a_tensor_whose_sizes_are_read(
+    readers: str, sizes: str, refused: bool
+) -> None:
+    rng = np.random.default_rng(4)
+    arrays = {f"b{k}": rng.standard_normal(16).astype(np.float32) for k in range(3)}
+    for k, channels in enumerate((3, 16, 16)):
+        arrays[f"w{k}"] = (rng.standard_normal((16, channels, 3, 3)) / (3 * channels**0.5)).astype(np.float32)
+    arrays |= {name: np.array(value) for name, value in {"zero": 0, "one": 1, "three": 3}.items()}
+    arrays |= {"two": np.full((1, 1, 1, 1), 2.0, np.float32), "rows": np.array([-1, 16]), "nil": np.array([0])}
+    arrays |= {"last": np.array([3]), "four": np.array([4]), "one1": np.array([1])}
+    nodes = """[front] a = Conv<pads=[1,1,1,1]>(x, w0, b0) r = Relu(a) [beside] t = Conv<pads=[1,1,1,1]>(r, w1, b1)
+        [behind] c = Conv<pads=[1,1,1,1]>(t, w2, b2) y = Softmax<axis=1>(c)"""
+    net = model(f"g (float[{sizes}] x) => (float[M] y, float[M] y2) {{ {nodes} s = Shape(t) {readers} }}", **arrays)
+    for value in net.graph.output:
+        value.type.tensor_type.ClearField("shape")
+    net.graph.output[1].type.tensor_type.elem_type = 7 if "Range" in readers else 1
+    result = quantize_all(net, make_samples())
+    subjects = {refusal.subject for refusal in result.plan.refusals}
+    assert subjects & {"front", "beside", "behind"} == ({"beside", "behind"} if refused else set())
+    assert result.report.engines[0].outputs[0].sqnr_db > 25
+
+
 # What makes the data of a product from x of [2, 4, 6, 8], and whether a pair there is refused.
 MEANS = {
     "factors": ("m = ReduceMean<axes=[1,2], keepdims=0>(x) d = Mul(m, factors)", True),
