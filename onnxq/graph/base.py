@@ -64,6 +64,11 @@ class NodeRef:
         """True for a Gemm that transposes its second input."""
         return bool(self.attrs.get("transB", 0))
 
+    @property
+    def padding_mode(self) -> str:
+        """The attribute auto_pad, which some exporters write empty where they mean none."""
+        return str(self.attrs.get("auto_pad") or "NOTSET")
+
     def read_int(self, name: str, default: int) -> int:
         """An attribute that is a whole number, or the default that ONNX gives it."""
         return int(self.attrs.get(name, default))
