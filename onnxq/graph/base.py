@@ -39,6 +39,7 @@ class NodeRef:
 
     name: str
     op_type: str
+    # "" for ONNX's own, which files may also call ai.onnx.
     domain: str
     # "" where an optional one is left out, as in the file.
     inputs: Names
