@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 import sys
 import threading
 from pathlib import Path
@@ -14,6 +15,8 @@ from onnx import numpy_helper, parser
 import onnxq
 
 ROOT = Path(__file__).resolve().parents[1]
+# Names of code that Python makes of comprehensions and generator expressions.
+_INNER = re.compile("<(list|set|dict)comp>|<genexpr>")
 
 NET = """
     <ir_version: 8, opset_import: ["" : 17]>
@@ -37,9 +40,15 @@ def main() -> None:
     paths: set[str] = set()
 
     def note_call(frame: FrameType, event: str, _: object) -> None:
-        # Bodies of modules and classes, which an import runs, are not optimized code.
-        if event == "call" and frame.f_code.co_flags & inspect.CO_OPTIMIZED:
-            paths.add(frame.f_code.co_filename)
+        # Bodies of modules and classes, which an import runs, are not optimized code; comprehensions in them are until
+        # Python 3.12, and those of a function are in the file of one that runs.
+        code = frame.f_code
+        if (
+            event == "call"
+            and code.co_flags & inspect.CO_OPTIMIZED
+            and not _INNER.search(code.co_name)
+        ):
+            paths.add(code.co_filename)
 
     threading.setprofile(note_call)
     sys.setprofile(note_call)

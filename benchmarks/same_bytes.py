@@ -109,6 +109,8 @@ def main() -> int:
     parser.add_argument("--only", default="", help="networks whose name holds this")
     parser.add_argument("--run", default="", help="runs whose name holds this")
     args = parser.parse_args()
+    # Without PYTHONPATH it may be another checkout's.
+    print(f"onnxq of {Path(onnxq.__file__).parent}", flush=True)
     before = json.loads(args.record.read_text(encoding="utf-8")) if args.action == "compare" else {}
     hashes, different = {}, 0
     for name, model, samples in list_networks(args.corpus):

@@ -354,7 +354,7 @@ class OperatorTable:
 
 def name_operator(node: NodeRef) -> str:
     """The operator of a node: its name in ONNX, else with its domain."""
-    return node.op_type if node.domain in ("", "ai.onnx") else f"{node.domain}.{node.op_type}"
+    return f"{node.domain}.{node.op_type}" if node.domain else node.op_type
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -443,7 +443,7 @@ class Target:
         unpaid: LeftFloat | None = None
         node = candidate.node
         for rule in self.rules:
-            if node.op_type not in rule.ops or node.domain not in ("", "ai.onnx"):
+            if not node.is_onnx(*rule.ops):
                 continue
             types = candidate.list_types(rule.data)
             if types & _INTEGERS:

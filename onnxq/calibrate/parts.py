@@ -68,23 +68,24 @@ class Watch:
 
     def add_constant(self, want: Want, value: Array) -> None:
         """Update the observer of `want` with a constant, once."""
-        self._update_observer(
+        _update_observer(
             self.observers.setdefault(want, create_observer(want.observer, want.quant)), value
         )
 
     def observe_value(self, tensor: TensorId, value: Array) -> None:
         """Update the observers of `tensor` with one batch. Raises CalibrationError on NaN and +inf."""
         for want in self.readers[tensor]:
-            self._update_observer(self.observers[want], value)
+            _update_observer(self.observers[want], value)
 
-    def _update_observer(self, observer: Observer, value: Array) -> None:
-        try:
-            observer.update(value)
-        except CalibrationError:
-            # -inf is a mask's way to say "not this one"; NaN and an overflow to inf are faults.
-            if not (value < np.inf).all() or not np.isneginf(value).any():
-                raise
-            observer.infinite = True
+
+def _update_observer(observer: Observer, value: Array) -> None:
+    try:
+        observer.update(value)
+    except CalibrationError:
+        # -inf is a mask's way to say "not this one"; NaN and an overflow to inf are faults.
+        if not (value < np.inf).all() or not np.isneginf(value).any():
+            raise
+        observer.infinite = True
 
 
 def observe_samples(
@@ -152,7 +153,7 @@ def _name_sample(
             probe = create_observer(ObserverSpec(), QuantSpec())
             try:
                 for _, _, value in taps.run((tensor,), [alone], lambda _: ()):
-                    probe.update(value)
+                    _update_observer(probe, value)
             except CalibrationError:
                 guilty = position
                 break

@@ -27,7 +27,7 @@ from onnxq.wording import abbreviate, show_html
 Compared = str | Path | onnx.ModelProto | Plan | ReportRecord
 # Relative difference of scales that is rounding.
 _SAME = 1e-4
-_CONDITION = re.compile(r"\s*(\w+)\s*(<=|>=|<|>)\s*(-?\d+(?:\.\d+)?(?:e-?\d+)?)\s*", re.ASCII)
+_CONDITION = re.compile(r"\s*(\w+)\s*(<=|>=|<|>)\s*(-?\d*\.?\d+(?:[eE][+-]?\d+)?)\s*", re.ASCII)
 _COMPARISONS: Mapping[str, Callable[[float, float], bool]] = {
     "<": operator.lt,
     "<=": operator.le,

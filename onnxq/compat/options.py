@@ -199,7 +199,7 @@ STATIC_EXTRAS: Mapping[str, CompatOption] = {
     # Relu and Clip stay in the file in any case.
     "QDQKeepRemovableActivations": CompatOption(False),
     "QDQDisableWeightAdjustForInt32Bias": CompatOption(
-        False, reason="scales of weights are never changed for the sake of a bias"
+        False, reason="a weight's scale is raised only where its bias would overflow int32 without"
     ),
     "QuantizeBias": CompatOption(True, lambda _: {"bias": "float"}),
     "BlockSize": CompatOption(

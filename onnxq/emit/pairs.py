@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -78,8 +79,6 @@ Bounds = tuple[np.generic | float, np.generic | float]
 
 # Activations that only cut their values off.
 _CLAMPS = ("Relu", "Clip")
-_LOOKUP_PARTS = ("row_scale_node", "row_scale", "last_axis", "column_node", "column", "cast_node", "quantized", "row",
-                 "row_node", "float", "float_node")  # fmt: skip
 
 
 class PairWriter:
@@ -128,9 +127,7 @@ class PairWriter:
         if edges and pair.op_type == QUANTIZE:
             names = self._make_names(site, "dq_node", "dequantized")
             inputs, result = [result, *pair.inputs[1:]], names["dequantized"]
-            self._insert_node(
-                site, pair.scope, DEQUANTIZE, inputs, [result], names["dq_node"], after=pair.name
-            )
+            self._insert_dequantize(site, pair.scope, inputs, names, after=pair.name)
         for edge in edges:
             self.editor.replace_input(edge, result)
 
@@ -178,10 +175,7 @@ class PairWriter:
             )
             if clamps:
                 quantized, last = self._insert_floor(site, quantized, zero, last)
-        self._insert_node(
-            site, scope, DEQUANTIZE, [quantized, scale, zero], [names["dequantized"]], names["dq_node"],
-            attrs=_axis_attributes(site.spec), after=last,
-        )  # fmt: skip
+        self._insert_dequantize(site, scope, [quantized, scale, zero], names, after=last)
         self.editor.rewire(read, names["dequantized"], consumers=edges, outputs=whole)
         if whole:
             self.dequantized[tensor] = names["dequantized"]
@@ -231,17 +225,10 @@ class PairWriter:
             bounds = clip_bounds(qparams, spec, self._find_float_type(site))
             inputs[0], after = self.insert_clip(site, inputs[0], bounds, before=before, after=after)
             before = None
+        scope = site.site.scope
         attrs = _axis_attributes(spec)
         self._insert_node(
-            site,
-            site.site.scope,
-            QUANTIZE,
-            inputs,
-            [result],
-            name,
-            attrs=attrs,
-            before=before,
-            after=after,
+            site, scope, QUANTIZE, inputs, [result], name, attrs=attrs, before=before, after=after
         )
         if not (narrow and behind):
             return result, name
@@ -301,10 +288,8 @@ class PairWriter:
             return
         names = self._make_names(site, "dq_node", "dequantized")
         inputs = [stored, scale, zero] if zero else [stored, scale]
-        self._insert_node(
-            site, site.site.scope, DEQUANTIZE, inputs, [names["dequantized"]], names["dq_node"],
-            attrs=_axis_attributes(site.spec), before=self._find_first(whole),
-        )  # fmt: skip
+        before = self._find_first(whole)
+        self._insert_dequantize(site, site.site.scope, inputs, names, before=before)
         for edge in whole:
             self.editor.replace_input(edge, names["dequantized"])
 
@@ -372,11 +357,11 @@ class PairWriter:
         scope = edge.scope
         grain = site.spec.granularity
         self.editor.replace_input(edge, quantized)
-        names = {part: name_part(edge, part) for part in _LOOKUP_PARTS}
+        name = partial(name_part, edge)
         dtype = self.index.find_dtype(find_tensor(self.index, site.site))
         narrow = dtype != onnx.TensorProto.FLOAT
         result = node.outputs[0]
-        row = names["float"] if narrow else result
+        row = name("float") if narrow else result
         chain: list[tuple[str, list[str], str, str, dict[str, int]]] = []
         if isinstance(grain, PerBlock):
             self.editor.set_op(node.name, "GatherBlockQuantized", "com.microsoft")
@@ -388,20 +373,20 @@ class PairWriter:
             if narrow:
                 self.editor.replace_output(node.name, 0, row)
         else:
-            codes, column, axis = names["quantized"], names["column"], names["last_axis"]
+            codes, column, axis = name("quantized"), name("column"), name("last_axis")
             self.editor.replace_output(node.name, 0, codes)
             self.editor.add_initializer(scope, axis, np.asarray([-1], np.int64))
             # No DequantizeLinear: blocks with computed scales need opset 21, and are several times slower.
             chain = [
-                ("Gather", [scale, node.inputs[1]], names["row_scale"], "row_scale_node", {}),
-                ("Unsqueeze", [names["row_scale"], axis], column, "column_node", {}),
-                ("Cast", [codes], names["row"], "cast_node", {"to": onnx.TensorProto.FLOAT}),
-                ("Mul", [names["row"], column], row, "row_node", {}),
+                ("Gather", [scale, node.inputs[1]], name("row_scale"), "row_scale_node", {}),
+                ("Unsqueeze", [name("row_scale"), axis], column, "column_node", {}),
+                ("Cast", [codes], name("row"), "cast_node", {"to": onnx.TensorProto.FLOAT}),
+                ("Mul", [name("row"), column], row, "row_node", {}),
             ]
         if narrow:
             chain.append(("Cast", [row], result, "float_node", {"to": dtype}))
         for op_type, inputs, output, part, attrs in chain:
-            self._insert_node(site, scope, op_type, inputs, [output], names[part], attrs=attrs)
+            self._insert_node(site, scope, op_type, inputs, [output], name(part), attrs=attrs)
 
     def _insert_cast(self, site: SitePlan, codes: Array, name: str, reader: str) -> str:
         """A Cast from 4 bits in the file to a byte in the graph; returns the storage it casts to."""
@@ -450,22 +435,35 @@ class PairWriter:
     def _make_names(self, site: SitePlan, *parts: str) -> dict[str, str]:
         return {part: self.editor.fresh(name_part(site.site, part)) for part in parts}
 
+    def _insert_dequantize(
+        self,
+        site: SitePlan,
+        scope: str,
+        inputs: Sequence[str],
+        names: Mapping[str, str],
+        **more: Any,
+    ) -> None:
+        """The second node of a pair. names: of the node and its result. more: as of `_insert_node`."""
+        results = [names["dequantized"]]
+        attrs = _axis_attributes(site.spec)
+        self._insert_node(
+            site, scope, DEQUANTIZE, inputs, results, names["dq_node"], attrs=attrs, **more
+        )
+
     def _insert_node(
-        self, site: SitePlan, scope: str, op_type: str, inputs: Sequence[str], outputs: Sequence[str], name: str, *,
-        attrs: Mapping[str, Any] | None = None, before: str | None = None, after: str | None = None,
-    ) -> None:  # fmt: skip
-        """A node of a site's pair, with the record of the site. before, after: as of `Editor.insert_node`."""
+        self,
+        site: SitePlan,
+        scope: str,
+        op_type: str,
+        inputs: Sequence[str],
+        outputs: Sequence[str],
+        name: str,
+        **more: Any,
+    ) -> None:
+        """A node of a site's pair, with the record of the site. more: as of `Editor.insert_node`."""
         metadata = self._add_record(site, name)
         self.editor.insert_node(
-            scope,
-            op_type,
-            inputs,
-            outputs,
-            name=name,
-            attrs=attrs,
-            before=before,
-            after=after,
-            metadata=metadata,
+            scope, op_type, inputs, outputs, name=name, metadata=metadata, **more
         )
 
     def _add_record(self, site: SitePlan, node: str) -> dict[str, str]:

@@ -39,6 +39,7 @@ class NodeRef:
 
     name: str
     op_type: str
+    # "" for ONNX's own, which files may also call ai.onnx.
     domain: str
     # "" where an optional one is left out, as in the file.
     inputs: Names
@@ -63,6 +64,11 @@ class NodeRef:
     def is_transposed(self) -> bool:
         """True for a Gemm that transposes its second input."""
         return bool(self.attrs.get("transB", 0))
+
+    @property
+    def padding_mode(self) -> str:
+        """The attribute auto_pad, which some exporters write empty where they mean none."""
+        return str(self.attrs.get("auto_pad") or "NOTSET")
 
     def read_int(self, name: str, default: int) -> int:
         """An attribute that is a whole number, or the default that ONNX gives it."""

@@ -23,6 +23,7 @@ from onnxq.graph.scopes import (
     label_node,
     replace_items,
     sort_nodes,
+    walk_all_nodes,
     walk_graphs,
     walk_nodes,
 )
@@ -325,8 +326,12 @@ def _settle_imports(proto: ModelProto) -> Cautions:
     versions = {
         "" if entry.domain == "ai.onnx" else entry.domain: entry for entry in proto.opset_import
     }
-    used = {node.domain for node in walk_nodes(proto.graph)} - {"", "ai.onnx"}
-    missing = sorted(used - set(versions))
+    for node in walk_all_nodes(proto):
+        # onnx.checker finds no operator of ONNX by the domain's longer name.
+        if node.domain == "ai.onnx":
+            node.domain = ""
+    used = {node.domain for node in walk_nodes(proto.graph)}
+    missing = sorted(used - {"", *versions})
     added = [onnx.helper.make_opsetid(domain, _find_newest(domain)) for domain in missing]
     doubled = len(versions) < len(proto.opset_import)
     if doubled or added:

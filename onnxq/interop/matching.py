@@ -421,12 +421,7 @@ def _find_nearest_entry(
 
 
 def _keeps_values(index: GraphIndex, node: NodeRef) -> bool:
-    if (
-        node.domain not in ("", "ai.onnx")
-        or not node.inputs
-        or not node.inputs[0]
-        or not node.outputs[0]
-    ):
+    if node.domain or not node.inputs or not node.inputs[0] or not node.outputs[0]:
         return False
     # A Cast between float types changes values by rounding only.
     if node.op_type == "Cast":

@@ -11,9 +11,10 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -116,19 +117,19 @@ def find_nvrtc(extra: Sequence[Path] = ()) -> Nvrtc | None:
 def _list_candidates(extra: Sequence[Path]) -> Iterator[Path]:
     named = os.environ.get("ONNXQ_NVRTC")
     for place in (*((Path(named),) if named else ()), *extra):
-        yield from _in_folder(place) if place.is_dir() else (place,)
+        yield from _list_libraries([place]) if place.is_dir() else (place,)
     for entry in map(Path, sys.path):
         for folder in _FOLDERS:
-            for place in sorted(entry.glob(f"nvidia/*/{folder}"), reverse=True):
-                yield from _in_folder(place)
+            yield from _list_libraries(entry.glob(f"nvidia/*/{folder}"))
     for toolkit in (os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"), "/usr/local/cuda"):
         for folder in _FOLDERS if toolkit else ():
-            yield from _in_folder(Path(str(toolkit)) / folder)
+            yield from _list_libraries([Path(str(toolkit)) / folder])
 
 
-def _in_folder(place: Path) -> list[Path]:
-    # The newest version first; ".alt." libraries are variants of the usual one.
-    return sorted((path for path in place.glob(_LIBRARY) if ".alt." not in path.name), reverse=True)
+def _list_libraries(folders: Iterable[Path]) -> list[Path]:
+    # The newest version first, as their names say; ".alt." libraries are variants of the usual one.
+    paths = (path for place in folders for path in place.glob(_LIBRARY) if ".alt." not in path.name)
+    return sorted(paths, key=attrgetter("name"), reverse=True)
 
 
 @cache

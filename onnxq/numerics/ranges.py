@@ -170,8 +170,6 @@ def _lower_scale(scale: Floats, level: Array64, limit: Array64, floor: float) ->
 
 # |bias| stays below 2**29 steps, a quarter of int32; the rest is for the accumulated products.
 _BIAS_STEPS = 2.0**29
-# The least scale of 8-bit values, see `numerics.ranges`.
-_WEIGHT_FLOOR = 2.0**-24
 
 
 def bias_qparams(x: QParams, w: QParams, count: int) -> QParams:
@@ -219,6 +217,6 @@ def floor_weight_scale(w_scale: ArrayLike, x_scale: ArrayLike, bias: ArrayLike) 
         )
     largest = size.reshape(-1, scale.size).max(axis=0, initial=0.0).reshape(scale.shape)
     needed = np.maximum(
-        largest / (np.asarray(x_scale, np.float64).reshape(()) * _BIAS_STEPS), _WEIGHT_FLOOR
+        largest / (np.asarray(x_scale, np.float64).reshape(()) * _BIAS_STEPS), _FLOOR[8]
     )
     return np.asarray(np.maximum(scale, needed), np.float32)

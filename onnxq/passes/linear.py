@@ -123,7 +123,7 @@ class Linear:
             return False
         if op_type == "Conv":
             # Padding stays 0 when the values around it move.
-            automatic = attrs.get("auto_pad", "NOTSET") not in ("NOTSET", "VALID")
+            automatic = self.node.padding_mode not in ("NOTSET", "VALID")
             if automatic or any(attrs.get("pads", ())):
                 return False
             # Axis 1 of a Conv's weight has the inputs of one group.

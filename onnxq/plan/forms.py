@@ -195,7 +195,18 @@ class _SpecRow(Frozen):
     """A QuantSpec in the words of the configuration. type: the ONNX type that holds the values."""
 
     bits: Natural
-    type: Literal["int4", "uint4", "int8", "uint8", "int16", "uint16", "int32", "float8e4m3fn"]
+    type: Literal[
+        "int2",
+        "uint2",
+        "int4",
+        "uint4",
+        "int8",
+        "uint8",
+        "int16",
+        "uint16",
+        "int32",
+        "float8e4m3fn",
+    ]
     scheme: Scheme
     granularity: Literal["tensor", "channel", "block"]
     axis: Axis | None = None

@@ -90,9 +90,15 @@ class Table:
         if self.match.rule is not None:
             reason = f"{reason}; {self.match.rule.describe()}"
         return SitePlan(
-            site=self.tensor, role=Role.WEIGHT, spec=self.spec, observer=self.match.request.observer,
-            rule=EMBEDDING_ROWS, reason=reason, consumers=self.lookups, tensor=self.tensor,
-        )  # fmt: skip
+            site=self.tensor,
+            role=Role.WEIGHT,
+            spec=self.spec,
+            observer=self.match.request.observer,
+            rule=EMBEDDING_ROWS,
+            reason=reason,
+            consumers=self.lookups,
+            tensor=self.tensor,
+        )
 
 
 def choose_tables(
@@ -141,16 +147,10 @@ def _find_tables(
         if tensor is None or tensor in looked_at or not _is_table(index, tensor):
             continue
         looked_at.add(tensor)
-        lookups = []
-        others = []
-        gathers = []
-        for edge in index.list_consumers(tensor):
-            reader = index.find_node(edge.node)
-            if reader.looks_up(edge.index):
-                lookups.append(edge)
-                gathers.append(reader)
-            else:
-                others.append(edge)
+        edges = index.list_consumers(tensor)
+        lookups = tuple(edge for edge in edges if index.find_node(edge.node).looks_up(edge.index))
+        others = tuple(edge for edge in edges if edge not in lookups)
+        gathers = [index.find_node(edge.node) for edge in lookups]
         match = problem.requests.match_table(tensor, gathers)
         if match.rule is not None and match.rule.set.float:
             reason = f"left float by {match.rule.describe()}"
@@ -162,7 +162,7 @@ def _find_tables(
             reasons.append(Refusal(node.name, error.fault, error.fix, EMBEDDING_ROWS, "R103"))
             continue
         elements = _count_elements(index, tensor)
-        yield Table(tensor, elements, tuple(lookups), tuple(others), match, spec)
+        yield Table(tensor, elements, lookups, others, match, spec)
 
 
 def _is_table(index: GraphIndex, tensor: TensorId) -> bool:

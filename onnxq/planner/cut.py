@@ -407,16 +407,16 @@ def find_balance(
     costs = {name: problem.compute_costs(table) for name, table in tables.items()}
     own = {name: problem.minimum_cut(costs[name], fixed) for name in costs}
 
+    float_us = {name: problem.time_us(kind, frozenset()) for name, kind in costs.items()}
+    own_us = {name: problem.time_us(kind, own[name]) for name, kind in costs.items()}
+
     def weigh(chosen: frozenset[str], blend: PlacementCosts) -> Balance:
-        forecasts = []
-        for name, kind in costs.items():
-            times = (
-                problem.time_us(kind, placement) for placement in (frozenset(), chosen, own[name])
-            )
-            forecasts.append(Forecast(name, *times))
+        forecasts = (
+            Forecast(name, float_us[name], problem.time_us(kind, chosen), own_us[name])
+            for name, kind in costs.items()
+        )
         return Balance(chosen, blend, tuple(forecasts))
 
-    own_us = {name: problem.time_us(costs[name], own[name]) for name in costs}
     balances = _cut_sums(problem, costs, own_us, fixed, weights, weigh)
     equal = balances[0].costs
     # The smallest placement: the operators that the person forces and those they cannot do without.

@@ -15,7 +15,7 @@ from onnxq.planner.place import find_float_nodes
 from onnxq.planner.recognize import Recognized
 from onnxq.planner.rewritten import Anchors, move_rewritten
 from onnxq.planner.sums import bind_sums, digest_weights, mend_sums, read_tensor
-from onnxq.sites import Caution, Cautions, Edge, Role, Site
+from onnxq.sites import Caution, Cautions, Edge, Site
 from onnxq.spec import PerTensor
 
 
@@ -38,8 +38,7 @@ def fit_plan(
     Integers that would overflow 16-bit sums of the target's kernels are moved, and entries of a site that a
     person took out go with it; both with a warning in the plan.
 
-    Raises PlanError naming the first site that is not there, stands twice, or does not fit its tensor; or when the
-    weights changed unasked.
+    Raises PlanError naming the first site that is not there, stands twice or does not fit, or weights changed unasked.
     """
     anchors = Anchors(index, plan.nodes, lasting=plan.lasting, recognized=recognized)
     # Pairs that the model came with are called as in it.
@@ -58,26 +57,36 @@ def fit_plan(
     if plan.weights != weights and recognized is None:
         if not new_weights:
             raise _explain_weights(plan)
-        # A bias has the scale of its input times that of its weight.
-        drop = (Role.WEIGHT, Role.BIAS)
-        sites = tuple(replace(s, qparams=None, values=None) if s.role in drop else s for s in sites)
         # Corrections are of the errors of those weights.
-        biases = ()
-    nodes = plan.nodes
+        sites, biases = _drop_numbers(sites), ()
+    floats, nodes = plan.float_nodes, plan.nodes
     if recognized is None:
-        floats = tuple(anchors.node(name).name for name in plan.float_nodes)
+        floats = tuple(anchors.node(name).name for name in floats)
     else:
-        floats = (
-            find_float_nodes(index, sites, find_target(plan.target)) if plan.float_nodes else ()
-        )
+        floats = floats and find_float_nodes(index, sites, find_target(plan.target))
         sites, nodes = anchor_sites(index, sites, floats, anchors.ids)
     done = replace(
-        plan, sites=sites, existing=existing, biases=biases, float_nodes=floats, topology=now.topology,
-        weights=weights, nodes=nodes, opset=max(plan.opset, find_needed_opset(sites, index)),
+        plan,
+        sites=sites,
+        existing=existing,
+        biases=biases,
+        float_nodes=floats,
+        topology=now.topology,
+        weights=weights,
+        nodes=nodes,
+        opset=max(plan.opset, find_needed_opset(sites, index)),
         precision=_move_types(plan.precision, anchors),
-    )  # fmt: skip
+    )
     done, lines = mend_sums(bind_sums(done, index), index)
     return replace(done, warnings=tuple(dict.fromkeys((*done.warnings, *orphans, *lines))))
+
+
+def _drop_numbers(sites: SitePlans) -> SitePlans:
+    """The sites without those of weights, and of biases, whose scale is that of their input times their weight's."""
+    return tuple(
+        replace(site, qparams=None, values=None) if site.role.is_constant else site
+        for site in sites
+    )
 
 
 def _explain_weights(plan: Plan) -> PlanError:

@@ -343,8 +343,7 @@ def _find_fused_activation(
     if edge is None or edge.index != 0:
         return None, unbounded
     node = index.find_node(edge.node)
-    # ai.onnx is ONNX's own domain by its other name, which files of torch's graphs may have.
-    if node.op_type not in rule.fuses or node.domain not in ("", "ai.onnx"):
+    if not node.is_onnx(*rule.fuses):
         return None, unbounded
     bound = _read_clip_bound(Candidate(node, index, candidate.shapes))
     return (None, unbounded) if bound is None else (node, bound)

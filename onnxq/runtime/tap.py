@@ -174,9 +174,9 @@ class _TapWriter:
         )
 
     def _find_obstacle(self, node: NodeProto, item: _Lifted) -> str:
-        if node.op_type == "If" and node.domain in ("", "ai.onnx"):
+        if node.op_type == "If" and not node.domain:
             return ""
-        if node.op_type in ("Loop", "Scan") and node.domain in ("", "ai.onnx") and self.probe.loops:
+        if node.op_type in ("Loop", "Scan") and not node.domain and self.probe.loops:
             return "it exists in some iterations only" if item.conditional else ""
         return f"the body of a {node.op_type} cannot be observed from outside"
 

@@ -27,6 +27,7 @@ from onnxq.graph import (
     load_model,
     name_nodes,
 )
+from onnxq.graph.scopes import walk_all_nodes
 from onnxq.graph.values import encode_tensor
 from tests.graph.kit import compute, model
 
@@ -344,6 +345,25 @@ def test_a_domain_is_imported_once_and_always() -> None:
     assert [note.code for note in loaded.notes] == ["W113", "W113"]
     feeds = {"x": np.array([-1, 0, 1, 2], np.float32)}
     np.testing.assert_array_equal(compute(loaded.proto, feeds)[0], compute(proto, feeds)[0])
+
+
+@pytest.mark.parametrize("imported", ["", "ai.onnx"])
+def test_the_longer_name_of_onnxs_own_domain_is_read(imported: str) -> None:
+    """ONNX Runtime takes it outside of bodies; onnx.checker knows no operator by it."""
+    proto = model(
+        """g (float[4] x, bool flag) => (float[4] y) { h = Relu(x) y = If(flag) <
+            then_branch = then () => (float[4] t) { t = Neg(h) }, else_branch = other () => (float[4] e) { e = Exp(h) }>
+        }"""
+    )
+    feeds = {"x": np.array([-1, 0, 1, 2], np.float32), "flag": np.array(True)}
+    (wanted,) = compute(proto, feeds)
+    for node in walk_all_nodes(proto):
+        node.domain = "ai.onnx"
+    proto.opset_import[0].domain = imported
+    loaded = load_model(proto)
+    assert {node.domain for node in walk_all_nodes(loaded.proto)} == {""}
+    assert not loaded.notes
+    np.testing.assert_array_equal(compute(loaded.proto, feeds)[0], wanted)
 
 
 def test_narrow_types_pass_the_size_check() -> None:

@@ -8,6 +8,7 @@ import logging
 import shutil
 import stat
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 
 import pytest
@@ -160,6 +161,18 @@ def _nvrtc() -> Nvrtc:
     if found is None:
         pytest.skip("no NVRTC: pip install nvidia-cuda-nvrtc")
     return found
+
+
+def test_the_newest_nvrtc_comes_first_whatever_the_folder_of_its_wheel(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for wheel, version in (("cuda_nvrtc", "12"), ("cu13", "13"), ("cu13", "13.alt.")):
+        library = tmp_path / "nvidia" / wheel / device._FOLDERS[0] / device._LIBRARY.replace("*", version)
+        library.parent.mkdir(parents=True, exist_ok=True)
+        library.touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    first = [path.relative_to(tmp_path).parts[1] for path in islice(device._list_candidates(()), 2)]
+    assert first == ["cu13", "cuda_nvrtc"]
 
 
 def test_nvrtc_compiles_without_a_driver_for_the_command_too(own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:

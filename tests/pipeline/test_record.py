@@ -232,6 +232,8 @@ def test_compare_tells_sites_figures_and_conditions(folder: Path, record: Report
     assert changed["r"].before.startswith("8 bits")
     assert changed["r"].after.startswith("2 bits")
     assert found.same + len(found.sites) == len(record.sites)
+    bounds = ("sqnr_db<.2e+3", "sqnr_db<2E2", "sqnr_db>1e-6", "sqnr_db<-.5")
+    assert onnxq.compare(record, record, bounds).failed == bounds[:3]
     again = onnxq.compare(record, folder / "p.html", "sqnr_db<200")
     assert not again.sites
     assert again.failed == ("sqnr_db<200",)

@@ -23,7 +23,17 @@ from onnxq.plan import (
     to_json,
 )
 from onnxq.sites import Caution, Edge, LeftFloat, Refusal, Role, TensorId
-from onnxq.spec import ObserverSpec, PerBlock, PerChannel, PerTensor, QParams, QuantSpec, find_numpy_storage
+from onnxq.spec import (
+    FLOAT8,
+    STORAGE_BITS,
+    ObserverSpec,
+    PerBlock,
+    PerChannel,
+    PerTensor,
+    QParams,
+    QuantSpec,
+    find_numpy_storage,
+)
 
 names = st.text(min_size=1, max_size=12)
 sites = st.one_of(
@@ -176,7 +186,7 @@ def test_calibration_files_of_other_tools_are_known(text: str, tool: str, fix: s
 
 
 @given(
-    st.sampled_from(["int4", "uint4", "int8", "uint8", "int16", "int32"]),
+    st.sampled_from([name for name in STORAGE_BITS if name != FLOAT8]),
     st.lists(st.integers(1, 12), max_size=3),
     st.integers(0, 99),
 )

@@ -78,12 +78,6 @@ def order_inputs(model: nn.Module, inputs: Inputs) -> Inputs:
 
 def batch_dims(inputs: Inputs) -> Any:
     """Dynamic shapes for torch.export, in which the first axis of every tensor is the same batch size."""
-    if inputs.args and inputs.kwargs:
-        raise ModelError(
-            "dynamic_batch",
-            "inputs are given by position and by name",
-            "pass dynamic_shapes instead",
-        )
     batch = torch.export.Dim("batch")
 
     def dims(value: Any) -> Any:

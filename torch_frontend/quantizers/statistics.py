@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Protocol
@@ -79,7 +80,7 @@ class ActivationRange:
     def merge(self, other: ActivationRange) -> None:
         """Merge the observers, channel by channel."""
         if not self._channels:
-            self._channels = other._channels
+            self._channels = copy.deepcopy(other._channels)
         elif other._channels:
             for mine, theirs in zip(self._channels, other._channels, strict=True):
                 mine.merge(theirs)

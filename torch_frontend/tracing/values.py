@@ -118,10 +118,12 @@ def bind_inputs(graph: fx.Graph, inputs: Inputs) -> list[Any]:
             raise DataError(
                 f"input {node.target!r}", "is missing", "give it by position or name", code="Q207"
             )
-    if rest:
-        raise DataError(
-            f"input {next(iter(rest))!r}", "is none of the model's", "see its forward", code="Q208"
-        )
+    for name in rest:
+        if any(node.target == name for node in placeholders):
+            cause, code = "is given by position and by name", "Q205"
+        else:
+            cause, code = "is none of the model's", "Q208"
+        raise DataError(f"input {name!r}", cause, "see its forward", code=code)
     return values
 
 

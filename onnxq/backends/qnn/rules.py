@@ -107,10 +107,12 @@ def estimate_work(c: Candidate) -> float:
     second = c.shape(1)
     products = 0
     if c.node.op_type in ("Conv", "ConvTranspose") and second is not None:
-        products = math.prod(second[1:])
+        # A weight [C, M / group, …] of a transposed one says what becomes of an element that is read.
+        places = written if c.node.op_type == "Conv" else math.prod(first or ())
+        products = places * math.prod(second[1:])
     elif c.node.op_type in ("Gemm", "MatMul") and first:
-        products = first[-1]
-    return written * (1 + products / _PRODUCTS_AN_ELEMENT)
+        products = written * first[-1]
+    return written + products / _PRODUCTS_AN_ELEMENT
 
 
 _FUSING = (

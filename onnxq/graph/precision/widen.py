@@ -233,12 +233,15 @@ def _map_stored(original: ModelLike) -> dict[str, tuple[str, int]]:
     sources = {name: (name, dtype) for name, dtype in narrow.items()}
     index = get_index(original)
     for node in index.nodes:
+        # Bodies have names of their own, which may be the same.
+        if node.scope:
+            continue
         result = node.outputs[0]
         dtype = index.find_dtype(node.result) if node.op_type == "Constant" else 0
         if dtype in NARROW:
             narrow[result] = dtype
             sources[result] = result, dtype
-        if node.op_type == "Cast" and not node.scope and node.inputs[0] in narrow:
+        if node.op_type == "Cast" and node.inputs[0] in narrow:
             sources[result] = node.inputs[0], narrow[node.inputs[0]]
     return sources
 

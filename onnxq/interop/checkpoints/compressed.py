@@ -3,7 +3,7 @@
 pack-quantized  weight_packed int32 [rows, columns · bits / 32], codes raised to be unsigned; weight_shape [2];
                 weight_zero_point int32 [rows · bits / 32, groups], packed along the rows; weight_g_idx [columns]
 int-quantized   weight int8 [rows, columns]; weight_zero_point int8; input_scale and input_zero_point of static data
-both            weight_scale [rows, groups], [rows, 1] or [1]; no zero points: they are 0
+both            weight_scale [rows, groups], [rows, 1], [rows], [1] or []; no zero points: they are 0
 """
 
 from __future__ import annotations
@@ -67,9 +67,8 @@ def _find_weight(files: CheckpointFiles, name: str) -> CheckpointWeight:
     if scheme.get("output_activations"):
         raise fault(name, "its outputs are quantized, which is not read")
     data = _read_data(files, name, scheme.get("input_activations") or {})
-    _, groups = (
-        (1, *files.tensors[f"{name}.weight_scale"].shape)[-2:] if strategy != "tensor" else (1, 1)
-    )
+    # [rows] and [1] are one group.
+    groups = math.prod(files.tensors[f"{name}.weight_scale"].shape[1:])
     size = (
         shape[1]
         if groups == 1
@@ -135,7 +134,7 @@ def _read_weight(
         )
     scale = files.tensors[f"{name}.weight_scale"].read_floats()
     if scale.ndim < 2:
-        scale = scale[:, None]
+        scale = scale.reshape(-1, 1)
         zero = zero.reshape(-1, 1)
     scale, zero = (np.broadcast_to(array, (rows, groups)) for array in (scale, zero))
     weight = WeightCodes(codes=codes, scale=scale, zero=zero, bits=bits, size=size)

@@ -382,8 +382,7 @@ def scale_tokens(ctx: EqualizeContext, state: FloatState) -> FloatStep:
         if nodes and all(view.make_edge(node, 0) in read for node in nodes):
             scaled[tensor] = nodes
     # Of 8 bits 127, so that both ends are whole steps away from 0, also where codes reach one further down.
-    half = _find_half(ctx.config)
-    steps = {tensor: np.array([half - 1], np.float32) for tensor in scaled}
+    steps = dict.fromkeys(scaled, np.array([_find_half(ctx.config) - 1], np.float32))
     lines = [f"{tensor}: a scale a token" for tensor in scaled]
     after, report = _write(ctx, state, TOKEN_SCALES, steps, lines)
     if report.outcome is Outcome.KEPT:

@@ -151,9 +151,9 @@ def _is_padded(op: Linear) -> bool:
     """True when the output's border sees fewer inputs than its middle."""
     if op.node.op_type in ("Gemm", "MatMul"):
         return False
-    given = op.node.attrs.get("auto_pad", "NOTSET")
-    padded = given not in ("NOTSET", "VALID") or (
-        given == "NOTSET" and any(op.node.attrs.get("pads", ()))
+    mode = op.node.padding_mode
+    padded = mode not in ("NOTSET", "VALID") or (
+        mode == "NOTSET" and any(op.node.attrs.get("pads", ()))
     )
     # Kernels of a ConvTranspose overlap less at the border even without padding.
     return op.node.op_type == "ConvTranspose" or padded

@@ -280,7 +280,7 @@ def _match_pad(
     readers = tuple(view.index.readers(out))
     # SAME pads by the size that the Pad changes.
     plain = (
-        is_op(node, "Conv", "MaxPool") and _read_auto_pad(node) in ("NOTSET", "VALID")
+        is_op(node, "Conv", "MaxPool") and node.padding_mode in ("NOTSET", "VALID")
         for node in readers
     )
     if not all(plain):
@@ -312,10 +312,6 @@ def _pads_with(reader: NodeRef, value: float, amounts: tuple[int, ...]) -> bool:
         # No window lies in pads alone, where their value would be the largest.
         and all(pad < size for pad, size in zip(pads, (*kernel, *kernel), strict=True))
     )
-
-
-def _read_auto_pad(conv: NodeRef) -> str:
-    return str(conv.attrs.get("auto_pad", "NOTSET"))
 
 
 def _find_padded_rank(view: View, readers: tuple[NodeRef, ...]) -> int | None:
@@ -357,7 +353,7 @@ def _find_pad_value(view: View, node: NodeRef) -> float:
 
 
 def _add_pads(conv: NodeRef, amounts: tuple[int, ...]) -> list[int]:
-    own = conv.attrs.get("pads") if _read_auto_pad(conv) == "NOTSET" else None
+    own = conv.attrs.get("pads") if conv.padding_mode == "NOTSET" else None
     return [a + b for a, b in zip(own or [0] * len(amounts), amounts, strict=True)]
 
 

@@ -256,7 +256,7 @@ def _find_rounded_pads(view: View, node: NodeRef) -> list[int] | None:
     pads = node.attrs.get("pads") or [0] * (2 * len(kernel))
     counted = any(pads) and node.attrs.get("count_include_pad", 0)
     shapes = [view.index.find_shape(tensor) for tensor in (view.find_tensor(node, 0), node.result)]
-    if counted or str(node.attrs.get("auto_pad", "NOTSET")) != "NOTSET":
+    if counted or node.padding_mode != "NOTSET":
         return None
     if any(
         shape is None or not all(isinstance(size, int) for size in shape[2:]) for shape in shapes

@@ -395,27 +395,21 @@ def _describe_geometry(node: NodeRef, weight: Array) -> Geometry | None:
         strides=tuple(attrs.get("strides", ones)),
         dilations=tuple(attrs.get("dilations", ones)),
         pads=tuple(attrs.get("pads", (0,) * (2 * rank))),
-        auto_pad=_read_auto_pad(node),
+        auto_pad=node.padding_mode,
     )
-
-
-def _read_auto_pad(node: NodeRef) -> str:
-    # Some exporters write an empty one.
-    return str(node.attrs.get("auto_pad") or "NOTSET")
 
 
 def _describe_transposed(node: NodeRef, weight: Array) -> Geometry | None:
     """As a convolution over the input with zeros between its values; None where padding depends on the input's size."""
     attrs = node.attrs
     rank = weight.ndim - 2
-    auto = _read_auto_pad(node)
     # ONNX computes the pads from `output_shape`, or for SAME_* from the size of the input.
-    if auto not in ("NOTSET", "VALID") or "output_shape" in attrs:
+    if node.padding_mode not in ("NOTSET", "VALID") or "output_shape" in attrs:
         return None
     ones = (1,) * rank
     none = (0,) * (2 * rank)
     dilations = tuple(attrs.get("dilations", ones))
-    pads = none if auto == "VALID" else tuple(attrs.get("pads", none))
+    pads = none if node.padding_mode == "VALID" else tuple(attrs.get("pads", none))
     extra = tuple(attrs.get("output_padding", (0,) * rank))
     # Without padding every input reaches a whole kernel of outputs; what is padded there is cropped here.
     reach = [(k - 1) * d for k, d in zip(weight.shape[2:], dilations, strict=True)]

@@ -15,6 +15,8 @@ from hypothesis import strategies as st
 from onnx import TensorProto
 
 import onnxq
+from onnxq.backends import find_target
+from onnxq.backends.base import Candidate
 from onnxq.graph import GraphIndex, NodeRef, infer_shapes, name_nodes
 from onnxq.graph.verify import DEQUANTIZE, QUANTIZE
 from onnxq.numerics import fake_quant
@@ -394,6 +396,14 @@ def test_an_empty_name_in_the_place_of_a_bias_is_taken_out() -> None:
 
 
 @needs_qnn
+def test_the_work_of_a_transposed_convolution_is_counted_where_it_reads() -> None:
+    weight = np.ones((8, 16, 2, 2), np.float32)
+    text = "g (float[1,8,4,4] x) => (float[1,16,8,8] y) { y = ConvTranspose<strides=[2,2]>(x, w) }"
+    index = GraphIndex(infer_shapes(name_nodes(parse(text, w=weight))))
+    written, products = 16 * 8 * 8, 8 * 4 * 4 * 16 * 2 * 2
+    assert find_target("qnn").estimate_work(Candidate(index.nodes[0], index, {})) == written + products / 32
+
+
 def test_single_nodes_of_newer_opsets_are_one_partition_of_integers() -> None:
     nodes = """
         n = RMSNormalization(x, gamma) q = MatMul(n, wq) k = MatMul(n, wk)

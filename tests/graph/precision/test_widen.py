@@ -67,6 +67,14 @@ def test_what_stays_float_goes_back_to_half() -> None:
     np.testing.assert_array_equal(run(back, True), run(wide, True))
 
 
+def test_constants_of_bodies_are_not_taken_for_tensors_of_the_same_name() -> None:
+    """Two bodies may use one name, and one of them may be inlined later."""
+    text = """g (bool flag) => (float[2] y) { y = If(flag) <
+        then_branch = then () => (float[2] t) { w = Constant <value = float16[2] {1, 2}> () t = Cast <to = 1> (w) },
+        else_branch = other () => (float[2] e) { w = Constant <value = float[2] {1, 2}> () e = Identity(w) }> }"""
+    assert not read_types(parse(text)).stored
+
+
 def scale_weight(factor: float) -> tuple[onnx.ModelProto, onnx.ModelProto]:
     model = half_model()
     wide = widen_model(model)

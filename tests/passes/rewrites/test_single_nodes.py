@@ -195,9 +195,11 @@ AMOUNTS = [0, 0, 1, 2, 0, 0, 2, 1]
         (18, "Pad(x, some, minus, last)"),
     ],
 )
-def test_every_form_of_pad(opset: int, pad: str) -> None:
+@pytest.mark.parametrize("auto", ["VALID", ""])
+def test_every_form_of_pad(opset: int, pad: str, auto: str) -> None:
     given = {"amounts": np.array(AMOUNTS), "some": np.array([1, 2, 2, 1]), "last": np.array([2, -1]), "minus": -0.0}
-    lines = f'p = {pad} y = Conv <kernel_shape = [3,3], auto_pad = "VALID"> (p, w)'
+    # Some exporters write an empty one, which means no automatic padding.
+    lines = f'p = {pad} y = Conv <kernel_shape = [3,3], auto_pad = "{auto}"> (p, w)'
     before = model(lines, *ENDS, opset, w=W, **given)
     result, _ = apply(fold_pad, before)
     assert ops(result) == {"Conv": 1}

@@ -181,6 +181,7 @@ POOLS = {
     "two by two": "kernel_shape=[2,2], strides=[2,2]",
     "counting pads that are none": "kernel_shape=[2,2], strides=[2,2], count_include_pad=1",
     "with pads": "kernel_shape=[3,3], strides=[2,2], pads=[1,1,0,0]",
+    "with an empty mode": 'kernel_shape=[2,2], strides=[2,2], auto_pad=""',
     "exactly": "kernel_shape=[3,2], strides=[2,2]",
 }
 

@@ -69,9 +69,9 @@ def test_given_range() -> None:
 def test_what_several_processes_saw_adds_up(name: str, observer: str) -> None:
     x = weight(9, 5).abs() if name == "dorefa" else weight(9, 5)
     how = {"site": "relu.out", "observer": ObserverSpec(observer), "options": {}}
-    parts = [create_quantizer(name, UINT8, **how) for _ in range(4)]
-    for part, batch in zip(parts, x.split(3), strict=False):
-        part.observe(batch)  # the fourth sees nothing
+    parts = [create_quantizer(name, UINT8, **how) for _ in range(5)]
+    for part, batch in zip(parts, [x[:0], *x.split(3)], strict=False):
+        part.observe(batch)  # the first sees an empty batch, the last nothing
     seen = [pickle.loads(pickle.dumps(part.observations())) for part in parts]
     numbers = []
     for part in parts:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 from typing import Any
 
 import pytest
@@ -27,6 +28,8 @@ from tests.torch.nets import (
 )
 from torch_frontend.qmodules import WeightQuantized
 from torch_frontend.quant_model import QuantModel
+from torch_frontend.tracing.modules import Inputs
+from torch_frontend.tracing.values import bind_inputs
 
 
 @pytest.mark.parametrize("make", [ResNet, Mobile, Dense])
@@ -253,3 +256,16 @@ def test_a_functional_dropout_follows_the_mode_unless_it_is_told_to_drop_always(
     assert always or torch.equal(quantized.eval()(x), quantized(x))
     assert not always or (quantized.eval()(x) == 0).any()
     assert (quantized.train()(x) == 0).any()
+
+
+def test_an_input_given_twice_is_told_from_one_that_is_not_there() -> None:
+    net, x = settled(Mobile()), images()
+    model = QuantModel(net, example_inputs=x)
+    name = next(iter(inspect.signature(net.forward).parameters))
+    graph = model.model.graph
+    with pytest.raises(DataError, match=f"input '{name}': is given by position and by name") as twice:
+        bind_inputs(graph, Inputs((x,), {name: x}))
+    assert twice.value.code == "Q205"
+    with pytest.raises(DataError, match="input 'none': is none of the model's") as unknown:
+        bind_inputs(graph, Inputs((x,), {"none": x}))
+    assert unknown.value.code == "Q208"
