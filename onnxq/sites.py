@@ -21,6 +21,11 @@ class Role(str, Enum):
         """True for weights and biases, which are numbers before the network runs."""
         return self in (Role.WEIGHT, Role.BIAS)
 
+    @property
+    def is_measured(self) -> bool:
+        """True for activations and outputs, whose scales come from samples."""
+        return not self.is_constant
+
     def __str__(self) -> str:
         return self.value
 
@@ -53,6 +58,10 @@ Site = TensorId | Edge
 Edges = tuple[Edge, ...]
 # Of nodes, tensors or operators.
 Names = tuple[str, ...]
+# Of a text for people: notes, an account, the end of a log.
+Lines = tuple[str, ...]
+# Of a node's inputs or outputs, as of Edge.
+Indices = tuple[int, ...]
 
 
 def is_within(scope: str, outer: str) -> bool:

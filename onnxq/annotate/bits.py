@@ -40,6 +40,11 @@ from onnxq.spec import (
 )
 from onnxq.wording import abbreviate, show_html
 
+# By the name of a node, as in the metadata of a model.
+Records = Mapping[str, Mapping[str, Any]]
+# The lowest and the highest integer.
+Levels = tuple[int, int]
+
 
 class Origin(str, Enum):
     """The sign that a number of bits was read from, in the order of trust."""
@@ -90,7 +95,7 @@ class PairInfo:
     scale_min: float
     scale_max: float
     # Lowest and highest quantized value of a constant; None for other tensors.
-    levels: tuple[int, int] | None = None
+    levels: Levels | None = None
 
     @property
     def nodes(self) -> Names:
@@ -203,7 +208,7 @@ def read_bits(
     qparams: Numbers,
     *,
     noted: tuple[int, Origin] | None,
-    levels: tuple[int, int] | None,
+    levels: Levels | None,
 ) -> tuple[int, Origin]:
     """The bits of a chain, and the sign they were read from.
 
@@ -236,7 +241,7 @@ def read_clip_bits(index: GraphIndex, chain: Chain, qparams: Numbers) -> int | N
     return None if levels is None else max(2, math.ceil(math.log2(levels[1] - levels[0] + 1)))
 
 
-def read_clip_levels(index: GraphIndex, chain: Chain, qparams: Numbers) -> tuple[int, int] | None:
+def read_clip_levels(index: GraphIndex, chain: Chain, qparams: Numbers) -> Levels | None:
     """Lowest and highest quantized value that a Clip lets through, on the integers or on the floats in front."""
     inner = (
         _read_bounds(index, chain.inner)
@@ -261,7 +266,7 @@ def is_quantizer_clip(index: GraphIndex, chain: Chain, qparams: Numbers) -> bool
     return _float_clip_levels(index, chain, qparams) is not None
 
 
-def _float_clip_levels(index: GraphIndex, chain: Chain, qparams: Numbers) -> tuple[int, int] | None:
+def _float_clip_levels(index: GraphIndex, chain: Chain, qparams: Numbers) -> Levels | None:
     """The levels that the Clip in front of a chain leaves; None for one that fills the container, and without one."""
     bounds = None if chain.outer is None else _read_bounds(index, chain.outer)
     if (
@@ -290,7 +295,7 @@ def _float_clip_levels(index: GraphIndex, chain: Chain, qparams: Numbers) -> tup
     return None
 
 
-def find_used_levels(index: GraphIndex, chain: Chain, qparams: Numbers) -> tuple[int, int] | None:
+def find_used_levels(index: GraphIndex, chain: Chain, qparams: Numbers) -> Levels | None:
     """Lowest and highest quantized value of a constant; None for other tensors, FP8, and constants of zeros only."""
     value = None if qparams.element_type.is_float else index.find_constant(chain.source)
     if value is None:
@@ -370,7 +375,7 @@ def _find_storage(index: GraphIndex, chain: Chain) -> str:
             return zero_type
     if chain.quantize is None:
         return _find_type_name(index, chain.source) or "uint8"
-    dtype = int(chain.quantize.attrs.get("output_dtype", 0))
+    dtype = chain.quantize.read_int("output_dtype", 0)
     return name_type(dtype) if dtype else "uint8"
 
 
@@ -405,7 +410,7 @@ class Notes:
     """The notes of a model, by the names of nodes."""
 
     # Records of the model's `onnxq.bits` metadata.
-    by_node: Mapping[str, Mapping[str, Any]]
+    by_node: Records
     # `onnxq.*` metadata of the nodes themselves, which some tools drop.
     own: Mapping[str, Mapping[str, str]]
     # Specs of the plan in the model's metadata.
@@ -451,7 +456,7 @@ def read_notes(proto: ModelLike, plan: Plan | None = None) -> Notes:
             problems.append(Caution("W106", text))
             return missing
 
-    by_node: dict[str, Mapping[str, Any]] = read(BITS_KEY, parse_records, {})
+    by_node: Records = read(BITS_KEY, parse_records, {})
     plan = plan or read(PLAN_KEY, lambda text: from_json(text, source=PLAN_KEY), None)
     own = {node.name: notes for node in walk_nodes(proto.graph) if (notes := read_node_notes(node))}
     if plan is None:
@@ -460,7 +465,7 @@ def read_notes(proto: ModelLike, plan: Plan | None = None) -> Notes:
     return Notes(by_node, own, list_specs(sites), sites, plan.precision, tuple(problems))
 
 
-def parse_records(text: str) -> dict[str, Mapping[str, Any]]:
+def parse_records(text: str) -> Records:
     """The records of nodes in the model's metadata. Raises PlanError for another text."""
     records = JsonText(BITS_KEY, text).parse(PlanError, "")
     if not isinstance(records, dict):

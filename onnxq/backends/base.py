@@ -13,7 +13,7 @@ from onnxq.arrays import Array, Shape
 from onnxq.graph import Graph, NodeRef
 from onnxq.graph.shapes import is_custom
 from onnxq.numerics import SumOrder
-from onnxq.sites import LeftFloat, Names, Refusal, Role, TensorId, Unquantized
+from onnxq.sites import Indices, LeftFloat, Names, Refusal, Role, TensorId, Unquantized
 from onnxq.spec import (
     GRAIN_NAMES,
     FloatType,
@@ -86,7 +86,7 @@ class IntegerProduct:
     data: int = 0
     # Input of the data's zero point, whose type is that of the data; -1: none.
     zero: int = -1
-    weights: tuple[int, ...]
+    weights: Indices
     # The kernel is an integer one only with a QuantizeLinear behind it.
     result: bool = False
 
@@ -191,7 +191,7 @@ class Candidate:
         declared = self.index.find_shape(tensor)
         return None if declared is None else len(declared)
 
-    def list_types(self, inputs: tuple[int, ...]) -> set[int]:
+    def list_types(self, inputs: Indices) -> set[int]:
         """The ONNX types of some inputs, of all for (), as far as they are declared."""
         tensors = (self.tensor(k) for k in inputs or range(len(self.node.inputs)))
         types = {self.index.find_dtype(tensor) for tensor in tensors if tensor is not None}
@@ -221,12 +221,12 @@ class PlacementRule:
     # Whether the kernel needs a pair behind it.
     output: Output = Output.PAIR
     # Inputs that take activations; (): every input that is not constant.
-    data: tuple[int, ...] = (0,)
+    data: Indices = (0,)
     # Input of a constant weight and bias; None where the operator has none.
     weight: int | None = None
     bias: int | None = None
     # Inputs of further constant weights.
-    more_weights: tuple[int, ...] = ()
+    more_weights: Indices = ()
     # The kernel quantizes its data at each run by itself, and takes no scale of the file.
     dynamic: bool = False
     # Input and output must have one scale.
@@ -246,7 +246,7 @@ class PlacementRule:
     check: Check = lambda _: None
     unpaid: Check = lambda _: None
     # The inputs that take a pair, in the place of `data`, where they depend on the graph.
-    inputs: Callable[[Candidate], tuple[int, ...]] | None = None
+    inputs: Callable[[Candidate], Indices] | None = None
     # The tensor behind which the closing pair stands, where it is not the node's own result.
     closes: Callable[[Candidate], TensorId | None] = lambda _: None
     # The node reads pairs that stand for other readers, and shares their scale; it asks for none of its own.
@@ -268,7 +268,7 @@ class PlacementRule:
     # The other nodes without which the engine has no such kernel.
     together: Callable[[Candidate], Names] = lambda _: ()
 
-    def list_inputs(self, candidate: Candidate) -> tuple[int, ...]:
+    def list_inputs(self, candidate: Candidate) -> Indices:
         """The inputs of a node that take a pair."""
         if self.inputs is not None:
             return self.inputs(candidate)

@@ -22,8 +22,9 @@ import onnx
 from onnxq.arrays import Shape
 from onnxq.errors import ConfigError, VerificationError
 from onnxq.graph import GraphIndex, ModelLike, NodeRef
+from onnxq.graph.base import Dims
 from onnxq.runtime import Feeds, Latency, Session
-from onnxq.sites import Caution, Names, Refusal, Refusals
+from onnxq.sites import Caution, Lines, Names, Refusal, Refusals
 
 if TYPE_CHECKING:
     from onnxq.config.data import RuntimeConfig
@@ -159,7 +160,7 @@ class BuildResult:
     node: str = ""
     fix: str = ""
     # Its last lines, when it did not end well.
-    log: tuple[str, ...] = ()
+    log: Lines = ()
     engine_bytes: int = 0
     # Of a process that crashed.
     exit_code: int = 0
@@ -357,9 +358,7 @@ class Engine:
         """Why a GPU has no int8 kernels."""
         return ""
 
-    def explain_operand(
-        self, node: NodeRef, scale: tuple[int | str | None, ...] | None, role: str
-    ) -> str:
+    def explain_operand(self, node: NodeRef, scale: Dims | None, role: str) -> str:
         """Why a kernel does not take a pair with a scale of this shape on data. role: "input", or "input 1" …"""
         return ""
 

@@ -13,6 +13,7 @@ from itertools import product
 from typing import Any, TypeVar
 
 from onnxq.backends.base import Candidate, Capability, Output, PlacementRule, Target
+from onnxq.sites import Indices
 
 _Part = TypeVar("_Part", PlacementRule, Capability, Target)
 _Joiner = Callable[[Sequence[Any]], Any]
@@ -52,7 +53,7 @@ def _share_inputs(rules: Sequence[Any]) -> Sequence[Any]:
     ):
         return rules
 
-    def unite(candidate: Candidate) -> tuple[int, ...]:
+    def unite(candidate: Candidate) -> Indices:
         return tuple(sorted({k for rule in rules for k in rule.list_inputs(candidate)}))
 
     return [replace(rule, data=rules[0].data, inputs=unite) for rule in rules]

@@ -25,7 +25,7 @@ from onnxq.numerics.weights import SumOrder
 from onnxq.plan import SitePlan
 from onnxq.progress import Progress, silent
 from onnxq.runtime.crew import AnyArray, Crew, hash_array, hash_parts, open_array
-from onnxq.sites import Edge, Role, Site, TensorId
+from onnxq.sites import Edge, Indices, Role, Site, TensorId
 from onnxq.spec import ObserverSpec, QParams, QuantSpec
 from onnxq.workers import WorkPiece
 
@@ -177,7 +177,7 @@ def name_site(site: str) -> Iterator[None]:
 
 
 # Where each has its scale, and its bias if it has one.
-_NORMS: dict[str, tuple[int, ...]] = {
+_NORMS: dict[str, Indices] = {
     "LayerNormalization": (1, 2),
     "RMSNormalization": (1,),
     "SimplifiedLayerNormalization": (1,),
@@ -206,7 +206,7 @@ def estimate_importance(index: GraphIndex, site: SitePlan, shape: Shape) -> Floa
 
 def _weigh_input(index: GraphIndex, edge: Edge, shape: Shape) -> Floats | None:
     node = index.find_node(edge.node)
-    if node.op_type not in ("MatMul", "Gemm") or edge.index != 1 or node.attrs.get("transA", 0):
+    if node.op_type not in ("MatMul", "Gemm") or edge.index != 1 or node.transposes_data:
         return None
     axis = 1 if node.is_transposed else 0
     maker = index.find_producer(index.find_origin(index.find_input(node, 0), _PASSING))

@@ -21,6 +21,7 @@ from onnxq.report.columns import Text
 from onnxq.report.document import ResultFormat
 from onnxq.report.record import ReportRecord, read_record
 from onnxq.report.terminal import RenderableType, TextView, format_count, make_list, make_table
+from onnxq.sites import Lines
 from onnxq.spec import GRAIN_NAMES
 from onnxq.wording import abbreviate, show_html
 
@@ -66,7 +67,7 @@ class Comparison:
     figures: tuple[FigureChange, ...] = ()
     same: int = 0
     sites: tuple[SiteChange, ...] = ()
-    failed: tuple[str, ...] = ()
+    failed: Lines = ()
 
 
 @dataclass(frozen=True)

@@ -64,9 +64,23 @@ class NodeRef:
         """True for a Gemm that transposes its second input."""
         return bool(self.attrs.get("transB", 0))
 
+    @property
+    def transposes_data(self) -> bool:
+        """True for a Gemm that transposes its first input."""
+        return bool(self.attrs.get("transA", 0))
+
+    @property
+    def groups(self) -> int:
+        """Of a convolution."""
+        return self.read_int("group", 1)
+
     def read_int(self, name: str, default: int) -> int:
         """An attribute that is a whole number, or the default that ONNX gives it."""
         return int(self.attrs.get(name, default))
+
+    def read_float(self, name: str, default: float) -> float:
+        """An attribute that is a number, or the default that ONNX gives it."""
+        return float(self.attrs.get(name, default))
 
     def make_edge(self, k: int) -> Edge:
         """Input k as a site."""

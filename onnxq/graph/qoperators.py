@@ -24,7 +24,7 @@ from onnxq.graph.index import GraphIndex, find_opset
 from onnxq.graph.light import M
 from onnxq.graph.values import name_type
 from onnxq.numerics import quantize
-from onnxq.sites import TensorId
+from onnxq.sites import Names, TensorId
 from onnxq.spec import PerChannel, PerTensor, QParams, QuantSpec
 
 _QUANTIZE = "QuantizeLinear"
@@ -47,7 +47,7 @@ class _Kernel:
     layout: str
     domain: str = _MICROSOFT
     weight: bool = False
-    drops: tuple[str, ...] = ()
+    drops: Names = ()
 
 
 _KERNELS: Mapping[str, _Kernel] = {

@@ -25,7 +25,7 @@ from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProt
 
 from onnxq.arrays import Array, Shape
 from onnxq.errors import ModelError, OutputError
-from onnxq.files import ScratchFolder, register_input
+from onnxq.files import ScratchFolder, explain_unreadable, register_input
 from onnxq.graph.scopes import find_result, iterate_subgraphs, name_function, walk_all_graphs
 from onnxq.sites import Names
 from onnxq.spec import ELEMENT_TYPES
@@ -306,7 +306,7 @@ def open_data(path: Path) -> OpenFile:
     try:
         return OpenFile(path, os.O_RDONLY)
     except OSError as error:
-        cause = f"cannot be read ({error.strerror or error})"
+        cause = explain_unreadable(error)
         raise ModelError(str(path), cause, "check its permissions", code="Q106") from error
 
 
@@ -495,5 +495,5 @@ def _read_extent(tensor: TensorProto, extent: Extent) -> bytes:
             return stream.read(extent.length)
     except OSError as error:
         subject = f"{extent.file}, tensor {tensor.name!r}"
-        cause = f"cannot be read ({error.strerror or error})"
+        cause = explain_unreadable(error)
         raise ModelError(subject, cause, "check its permissions", code="Q106") from error

@@ -105,7 +105,7 @@ class ImportFormat:
 
 def refuse_all_but_int8(entry: TensorScale) -> str:
     """Why a format of scales of symmetric int8 has no place for an entry; "" where it has."""
-    if entry.role in (Role.WEIGHT, Role.BIAS):
+    if entry.role.is_constant:
         return "the format has scales of activations only"
     if entry.readers:
         return "the format has one scale for all that reads a tensor"

@@ -21,6 +21,7 @@ from onnxq.arrays import Array
 from onnxq.config.schema import Axis, Level, Loose, Natural, Width, check_values
 from onnxq.errors import ModelError, OnnxqError
 from onnxq.graph import GraphIndex, NodeRef
+from onnxq.graph.base import Dims
 from onnxq.nearest import suggest_names
 from onnxq.sites import Role, TensorId
 from onnxq.spec import Granularity, PerBlock, PerChannel, PerTensor, QParams, QuantSpec
@@ -201,7 +202,7 @@ def _make_qparams(site: str, spec: QuantSpec, scale: Array, zero: Array) -> QPar
     return QParams(steps, codes.astype(np.int32), ORIGIN)
 
 
-def check_shape(marker: Marker, shape: tuple[int | str | None, ...] | None) -> None:
+def check_shape(marker: Marker, shape: Dims | None) -> None:
     """Raise ModelError when scale and zero point do not fit a tensor of this shape; unknown dims fit anything."""
     if marker.qparams is None:
         return

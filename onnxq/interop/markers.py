@@ -39,7 +39,7 @@ from onnxq.planner import (
     find_needed_opset,
 )
 from onnxq.planner.sums import bind_sums, warn_allowed
-from onnxq.sites import Edge, Edges, Role, Site, TensorId
+from onnxq.sites import Edge, Edges, Names, Role, Site, TensorId
 from onnxq.spec import FLOAT_TYPES, FloatType, PerBlock, QParams, QuantSpec
 from onnxq.wording import abbreviate, show_html
 
@@ -296,7 +296,7 @@ def _make_plan(
     sites: SitePlans,
     engine: Target,
     name: str,
-    prepare: tuple[str, ...],
+    prepare: Names,
     saturation: Saturation,
 ) -> Plan:
     typed = infer_shapes(proto)

@@ -144,7 +144,7 @@ def match_scales(
     """
     by_name = sort_by_name(table.entries)
     _check_model(table, before, prepared)
-    sites = [site for site in plan.sites if site.role in (Role.ACTIVATION, Role.OUTPUT)]
+    sites = [site for site in plan.sites if site.role.is_measured]
     taken, notes = _take_entries(table, plan, sites, _list_copies(before, prepared), prepared)
     # Sites that had no entry of their own come behind the others.
     matched = []

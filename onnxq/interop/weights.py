@@ -149,7 +149,7 @@ def _list_weights(graph: Graph) -> list[NetworkWeight]:
     for node in graph.nodes:
         table = node.looks_up(0)
         tensor = graph.find_input(node, int(not table))
-        product = node.is_onnx("MatMul", "Gemm") and not node.attrs.get("transA", 0)
+        product = node.is_onnx("MatMul", "Gemm") and not node.transposes_data
         if tensor is not None and (table or product) and graph.is_constant(tensor):
             readers[tensor, int(not (table or node.is_transposed)), table].append(node)
     weights = []

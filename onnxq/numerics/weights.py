@@ -323,7 +323,7 @@ def _widen_scales(
     return replace(qparams, scale=np.asarray(qparams.scale * factors, np.float32))
 
 
-def _group_values(values: Floats, spec: QuantSpec) -> tuple[Floats, tuple[int, ...]]:
+def _group_values(values: Floats, spec: QuantSpec) -> tuple[Floats, Shape]:
     """Arrange values in rows that share a scale; return these and the shape of the scales.
 
     A short last block is filled with zeros, which lie in every range and quantize without error.

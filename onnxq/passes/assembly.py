@@ -92,7 +92,7 @@ def guard_float(proto: ModelLike, nodes: Sequence[str]) -> ModelLike:
                 guards[key] = edit.insert_before(
                     node, "Clip", (tensor.name,), {}, f"{tensor.name}/guard"
                 )
-            edit.read(view.make_edge(node, k), guards[key])
+            edit.read(node.make_edge(k), guards[key])
     return edit.export() if guards else proto
 
 
@@ -169,7 +169,7 @@ def _rewrite_bias(view: View, edit: Edit, node: NodeRef) -> bool:
     if rank is not None and rank >= 3:
         shaped = bias.reshape((1,) * (rank - bias.ndim) + bias.shape)
         edit.read(
-            view.make_edge(add, k),
+            add.make_edge(k),
             edit.add_constant(add.scope, f"{add.inputs[k]}/rank{rank}", shaped),
         )
     else:

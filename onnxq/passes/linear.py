@@ -111,7 +111,7 @@ class Linear:
     @property
     def has_plain_bias(self) -> bool:
         """True when it has a bias, or can take one, that may be any row of numbers: a Gemm's C is scaled by beta."""
-        scaled = self.node.op_type == "Gemm" and float(self.node.attrs.get("beta", 1.0)) != 1.0
+        scaled = self.node.op_type == "Gemm" and self.node.read_float("beta", 1.0) != 1.0
         return self.bias_at is not None and not scaled
 
     def takes_shifts(self, maker: Linear) -> bool:
@@ -124,9 +124,9 @@ class Linear:
             automatic = attrs.get("auto_pad", "NOTSET") not in ("NOTSET", "VALID")
             if automatic or any(attrs.get("pads", ())):
                 return False
-            inputs = self.weight.shape[1] * int(attrs.get("group", 1))
+            inputs = self.weight.shape[1] * self.node.groups
         else:
-            if attrs.get("transA", 0) or float(attrs.get("alpha", 1.0)) != 1.0:
+            if self.node.transposes_data or self.node.read_float("alpha", 1.0) != 1.0:
                 return False
             inputs = self.weight.shape[1 - self.axis]
         alike = self.rank == maker.rank
@@ -158,7 +158,7 @@ def find_linear(view: View, node: NodeRef) -> Linear | None:
 
 def _describe_conv(node: NodeRef, weight: Array, bias: Array | None) -> Linear | None:
     axis = 0 if node.op_type == "Conv" else 1
-    groups = int(node.attrs.get("group", 1)) if axis else 1
+    groups = node.groups if axis else 1
     # Axis 0 of Conv's weight has the outputs of all groups, axis 1 of ConvTranspose's those of one.
     channels = weight.shape[axis] * groups
     if (
@@ -174,14 +174,14 @@ def _describe_conv(node: NodeRef, weight: Array, bias: Array | None) -> Linear |
 
 
 def _describe_gemm(node: NodeRef, weight: Array, bias: Array | None) -> Linear | None:
-    axis = 0 if node.attrs.get("transB", 0) else 1
+    axis = 0 if node.is_transposed else 1
     shift = np.zeros(())
     if bias is not None:
         column = per_channel(bias, 2, 1, weight.shape[axis])
         # A C that differs by row is no bias.
         if column is None:
             return None
-        shift = column * float(node.attrs.get("beta", 1.0))
+        shift = column * node.read_float("beta", 1.0)
     return Linear(node, weight, axis, 1, weight.shape[axis], 1, 2, True, node, (node, 2), shift)
 
 
@@ -285,7 +285,7 @@ def _read_batchnorm(
     if any(value is None or value.shape != (op.channels,) for value in inputs):
         return None
     scale, bias, mean, var = (value for value in inputs if value is not None)
-    return compute_batchnorm_scale(scale, bias, mean, var, float(node.attrs.get("epsilon", 1e-5)))
+    return compute_batchnorm_scale(scale, bias, mean, var, node.read_float("epsilon", 1e-5))
 
 
 @dataclass(frozen=True, eq=False)

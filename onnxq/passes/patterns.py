@@ -138,7 +138,7 @@ class View:
 
     def make_edge(self, node: NodeRef, k: int) -> Edge:
         """Input k of a node as an edge."""
-        return Edge(node.name, k, node.scope)
+        return node.make_edge(k)
 
 
 def is_op(node: NodeRef, *op_types: str) -> bool:
@@ -221,9 +221,7 @@ class Edit:
         self.set_attrs(node, attrs)
         # Inputs beyond the new ones become absent, and are dropped on export.
         for k in range(max(len(inputs), len(node.inputs))):
-            self._editor.replace_input(
-                Edge(node.name, k, node.scope), inputs[k] if k < len(inputs) else ""
-            )
+            self._editor.replace_input(node.make_edge(k), inputs[k] if k < len(inputs) else "")
         self._rewritten.add(node.name)
 
     def set_attrs(self, node: NodeRef, attrs: Mapping[str, Any]) -> None:

@@ -316,7 +316,7 @@ def explain_slowness(plan: Plan, title: str) -> str:
             f"{title} computes little in {plan.precision.type} on the CPU, and converts around it: "
             "leave `high_precision='float32'` where only the CPU runs it"
         )
-    data = [site for site in plan.all_sites if site.role in (Role.ACTIVATION, Role.OUTPUT)]
+    data = [site for site in plan.all_sites if site.role.is_measured]
     if not data:
         return (
             "weights alone are quantized, which saves bytes and not arithmetic: it pays where few positions are "

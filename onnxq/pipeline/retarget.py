@@ -15,7 +15,7 @@ from enum import Enum
 
 import numpy as np
 
-from onnxq.arrays import Array
+from onnxq.arrays import Array, Shape
 from onnxq.calibrate import calibrate
 from onnxq.config import Config
 from onnxq.errors import ConfigError, ModelError
@@ -273,7 +273,7 @@ def _scale_again(
     return scaled if exact and np.array_equal(quantize(value, scaled, spec) - own, levels) else None
 
 
-def _shape_scales(spec: QuantSpec, value: Array) -> tuple[int, ...]:
+def _shape_scales(spec: QuantSpec, value: Array) -> Shape:
     """The shape of a weight's scales."""
     grain = spec.granularity
     if isinstance(grain, PerBlock):

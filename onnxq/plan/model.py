@@ -404,7 +404,7 @@ class Plan:
     # The lowest opset that the written model needs.
     opset: Written[Opset] = 13
     # Names of the preparation passes that ran.
-    prepare: Written[tuple[str, ...]] = ()
+    prepare: Written[Names] = ()
     # Where the calibration samples came from, for people.
     data: Written[str] = ""
     # Shapes that inputs were given before anything else, by name; 0 for an axis that stayed free.
@@ -413,7 +413,7 @@ class Plan:
     attention: AttentionChoice | None = None
     warnings: Written[tuple[Annotated[Caution, CAUTION], ...]] = ()
     # Nodes of the pairs that the model came with.
-    kept: Written[tuple[str, ...]] = ()
+    kept: Written[Names] = ()
     # Nodes to be guarded against quantization by the engine itself.
     float_nodes: Written[Names] = ()
     refusals: Written[Refusals] = ()

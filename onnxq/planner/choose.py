@@ -347,7 +347,7 @@ def _is_large_pointwise(ops: QuantizableOps, op: QuantizableOp) -> bool:
 
 
 def _is_grouped(_: QuantizableOps, op: QuantizableOp) -> bool:
-    return op.node.op_type == "Conv" and int(op.node.attrs.get("group", 1)) > 1
+    return op.node.op_type == "Conv" and op.node.groups > 1
 
 
 def _has_one_channel(ops: QuantizableOps, op: QuantizableOp) -> bool:

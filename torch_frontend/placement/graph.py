@@ -11,9 +11,10 @@ import numpy as np
 from onnx import TensorProto
 from torch import Tensor, fx, nn
 
-from onnxq.arrays import Array
+from onnxq.arrays import Array, Shape
 from onnxq.config import MultiInput
 from onnxq.graph import Graph, NodeRef, ValueInfo
+from onnxq.graph.base import Dims
 from onnxq.sites import Edge, Edges, Names, TensorId, Unquantized
 from torch_frontend.qmodules import Op
 from torch_frontend.tracing.modules import name_arguments
@@ -151,7 +152,7 @@ class CallGraph(Graph):
     scopes: Names = ("",)
     outputs: set[str] = field(default_factory=set)
     constants: dict[str, Tensor] = field(default_factory=dict)
-    shapes: dict[TensorId, tuple[int, ...]] = field(default_factory=dict)
+    shapes: dict[TensorId, Shape] = field(default_factory=dict)
     integers: set[str] = field(default_factory=set)
     values: dict[str, fx.Node | None] = field(default_factory=dict)
     arguments: dict[tuple[str, int], Argument] = field(default_factory=dict)
@@ -226,7 +227,7 @@ class CallGraph(Graph):
         # Engines' rules look at values, not at the type and device that training takes.
         return None if value is None else np.asarray(value.detach().float().cpu())
 
-    def find_shape(self, t: TensorId | None) -> tuple[int | str | None, ...] | None:
+    def find_shape(self, t: TensorId | None) -> Dims | None:
         """The shape of a constant; of computed tensors an example shows it, which is given beside the graph."""
         value = None if t is None else self.constants.get(t.name)
         return None if value is None else tuple(value.shape)

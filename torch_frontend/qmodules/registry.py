@@ -32,8 +32,8 @@ class Op:
     """
 
     name: str
-    onnx: tuple[str, ...] = ()
-    data: tuple[str, ...] = ("input",)
+    onnx: Names = ()
+    data: Names = ("input",)
     weight: str | None = None
     weight_axis: int = 0
     block_axis: int = 1
@@ -58,7 +58,7 @@ class Registration:
 
     op: Op
     params: Names = ()
-    data: tuple[str, ...] = ()
+    data: Names = ()
     qmodule: type[nn.Module] | None = None
 
 

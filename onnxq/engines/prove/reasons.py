@@ -10,6 +10,7 @@ from onnxq.backends.engine import DevicePlacement, Engine
 from onnxq.engines.prove.kernels import PRODUCTS
 from onnxq.engines.prove.proof import UNSEEN, NodeProof
 from onnxq.graph import GraphIndex, NodeRef
+from onnxq.graph.base import Dims
 from onnxq.plan.names import DEQUANTIZE
 from onnxq.sites import Refusal, Role, TensorId, Unquantized
 from onnxq.spec import PerChannel, PerTensor, find_numpy_storage
@@ -179,7 +180,7 @@ class Reasons:
             else None
         )
 
-    def _find_scale_shape(self, pair: PairInfo) -> tuple[int | str | None, ...] | None:
+    def _find_scale_shape(self, pair: PairInfo) -> Dims | None:
         return self.index.find_shape(
             self.index.find_input(self.index.find_node(pair.dequantize), 1)
         )
@@ -196,7 +197,7 @@ class Reasons:
         if maker is None or maker.op_type != DEQUANTIZE:
             return None
         if node.op_type == "Gemm":
-            return (0, -2) if node.attrs.get("transB", 0) else (1, -1)
+            return (0, -2) if node.is_transposed else (1, -1)
         shape = self.index.find_shape(TensorId(maker.inputs[0], maker.scope))
         axis = _CHANNELS.get(node.op_type)
         if axis is None or shape is None:

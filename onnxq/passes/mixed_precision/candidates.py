@@ -248,7 +248,7 @@ def find_integer_ops(problem: OnnxPlacement, plan: Plan) -> frozenset[str]:
     }
     read: dict[str, set[int]] = {}
     for site in plan.all_sites:
-        if site.role in (Role.ACTIVATION, Role.OUTPUT):
+        if site.role.is_measured:
             for edge in site.find_readers(problem.ops.index):
                 read.setdefault(edge.node, set()).add(edge.index)
     whole = {

@@ -92,8 +92,8 @@ def _find_anchor(view: View, node: NodeRef) -> _Anchor | None:
         if node.op_type != "HardSigmoid":
             return _Anchor(node.op_type, node, inner, used)
         # By ONNX's defaults clamp(0.2 x + 0.5, 0, 1).
-        slope = float(node.attrs.get("alpha", 0.2))
-        offset = float(node.attrs.get("beta", 0.5))
+        slope = node.read_float("alpha", 0.2)
+        offset = node.read_float("beta", 0.5)
         return _Anchor("clamp", node, inner, used, 0.0, 1.0, slope, offset)
     return _find_clamp(view, node, used)
 
@@ -142,7 +142,7 @@ def _read_bounds(view: View, node: NodeRef) -> tuple[float, float, int, int] | N
             given = view.scalar(node, k)
             if given is None and view.find_tensor(node, k) is not None:
                 return None
-            value = given[0] if given else float(node.attrs.get(name, missing))
+            value = given[0] if given else node.read_float(name, missing)
             # Exporters write the largest float where there is no bound.
             ends.append(value if abs(value) < _MOST else math.copysign(math.inf, value))
         return ends[0], ends[1], 0, 0

@@ -87,15 +87,15 @@ def _write_constants(
         return False
     if op.bias_at is None or (not np.any(bias) and view.find_tensor(*op.bias_at) is None):
         # No bias of zeros where there was none.
-        edit.set_constant(view, view.make_edge(op.node, 1), weight)
+        edit.set_constant(view, op.node.make_edge(1), weight)
         return True
     narrow = round_to_type(np.array(np.broadcast_to(bias, (op.channels,))), op.weight.dtype)
     if narrow is None:
         return False
-    edit.set_constant(view, view.make_edge(op.node, 1), weight)
+    edit.set_constant(view, op.node.make_edge(1), weight)
     holder, k = op.bias_at
-    edit.set_constant(view, view.make_edge(holder, k), narrow)
-    if holder.op_type == "Gemm" and float(holder.attrs.get("beta", 1.0)) != 1.0:
+    edit.set_constant(view, holder.make_edge(k), narrow)
+    if holder.op_type == "Gemm" and holder.read_float("beta", 1.0) != 1.0:
         # The bias holds it now.
         edit.set_attrs(holder, {"beta": 1.0})
     return True
@@ -129,7 +129,7 @@ def _fold_in_front(state: FloatState) -> FloatStep:
                 node.scope, f"{node.name}/shift", np.array(rest, dtype=op.weight.dtype)
             )
             x = edit.insert_before(node, "Add", (x, shift), {}, f"{x}/shifted")
-        edit.read(view.make_edge(node, 0), x)
+        edit.read(node.make_edge(0), x)
         changed.append(f"{node.name}: took in {row}")
     return edit.finish_pass(state, "scalars", changed, skipped)
 
@@ -139,7 +139,7 @@ def _move_source(op: Linear, source: ScalarSource) -> tuple[Array64, float] | No
     if source.t == 0.0:
         return op.bias, 0.0
     if op.bias_at is not None and not _is_padded(op):
-        sums = sum_inputs(op.weight, op.axis) * float(op.node.attrs.get("alpha", 1.0))
+        sums = sum_inputs(op.weight, op.axis) * op.node.read_float("alpha", 1.0)
         return op.bias + source.t * sums, 0.0
     # One node for one node would gain nothing, and t/s loses digits where s is small.
     if len(source.nodes) < 2 or abs(source.s) < 1e-6:

@@ -253,7 +253,7 @@ def fold_pad(_ctx: RunContext, state: FloatState) -> FloatStep:
             continue
         x, readers, amounts = match
         for reader in readers:
-            edit.read(view.make_edge(reader, 0), x.name)
+            edit.read(reader.make_edge(0), x.name)
             # VALID would leave the pads out.
             edit.set_attrs(reader, {"pads": _add_pads(reader, amounts), "auto_pad": None})
             changed.append(f"{reader.name}: pads of {node.name}")
@@ -351,7 +351,7 @@ def pad_amounts(view: View, node: NodeRef, rank: int | None) -> tuple[int, ...] 
 def _find_pad_value(view: View, node: NodeRef) -> float:
     """A Pad's constant value: given, left out or an attribute of old opsets; NaN for a computed one."""
     if view.find_tensor(node, 2) is None:
-        return float(node.attrs.get("value", 0.0))
+        return node.read_float("value", 0.0)
     value = view.find_constant(node, 2)
     return math.nan if value is None or value.size != 1 else float(value.flat[0])
 
