@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Annotated
 
+from onnxq.wording import Word
 
-class Role(str, Enum):
+
+class Role(Word):
     """The use a node makes of a quantized tensor."""
 
     ACTIVATION = "activation"
@@ -25,9 +27,6 @@ class Role(str, Enum):
     def is_measured(self) -> bool:
         """True for activations and outputs, whose scales come from samples."""
         return not self.is_constant
-
-    def __str__(self) -> str:
-        return self.value
 
 
 @dataclass(frozen=True, order=True)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from enum import Enum
 from typing import Any, TypeVar
 
 import numpy as np
@@ -38,7 +37,7 @@ from onnxq.spec import (
     QuantSpec,
     find_element_type,
 )
-from onnxq.wording import abbreviate, show_html
+from onnxq.wording import Word, abbreviate, show_html
 
 # By the name of a node, as in the metadata of a model.
 Records = Mapping[str, Mapping[str, Any]]
@@ -46,7 +45,7 @@ Records = Mapping[str, Mapping[str, Any]]
 Levels = tuple[int, int]
 
 
-class Origin(str, Enum):
+class Origin(Word):
     """The sign that a number of bits was read from, in the order of trust."""
 
     GIVEN = "given"
@@ -61,9 +60,6 @@ class Origin(str, Enum):
     TYPE = "type"
     CLIP = "clip"
     VALUES = "values"
-
-    def __str__(self) -> str:
-        return self.value
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,7 +10,6 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from enum import Enum
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
@@ -25,6 +24,7 @@ from onnxq.graph import GraphIndex, ModelLike, NodeRef
 from onnxq.graph.base import Dims
 from onnxq.runtime import Feeds, Latency, Session
 from onnxq.sites import Caution, Lines, Names, Refusal, Refusals
+from onnxq.wording import Word
 
 if TYPE_CHECKING:
     from onnxq.config.data import RuntimeConfig
@@ -111,7 +111,7 @@ class KernelWords:
     shifts: bool = False
 
 
-class BuildState(str, Enum):
+class BuildState(Word):
     """How a build ended."""
 
     BUILT = "built"
@@ -124,9 +124,6 @@ class BuildState(str, Enum):
     UNABLE = "unable"
     NO_CAPABILITY = "no capability"
     NO_PLUGIN = "no plugin"
-
-    def __str__(self) -> str:
-        return self.value
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,15 +163,12 @@ class BuildResult:
     exit_code: int = 0
 
 
-class Untimed(str, Enum):
+class Untimed(Word):
     """Why engines were built and not timed."""
 
     NO_GPU = "no GPU"
     OTHER_GPU = "built for another GPU"
     NOT_BUILT = "no model was built"
-
-    def __str__(self) -> str:
-        return self.value
 
 
 @dataclass(frozen=True, eq=False)

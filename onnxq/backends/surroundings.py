@@ -358,7 +358,7 @@ def explain_stem(candidate: Candidate, _: Candidate | None = None) -> str | None
         weight is None
         or len(weight) != 4
         or weight[1] > _STEM_CHANNELS
-        or int(candidate.attr("group", 1)) != 1
+        or candidate.node.groups != 1
     ):
         return None
     if not _reads_graph_input(candidate):
@@ -389,7 +389,7 @@ def explain_stem_depthwise(candidate: Candidate, maker: Candidate | None) -> str
         return None
     weight = candidate.shape(1)
     shape = candidate.shape(0)
-    depthwise = weight is not None and weight[1] == 1 and int(candidate.attr("group", 1)) > 1
+    depthwise = weight is not None and weight[1] == 1 and candidate.node.groups > 1
     if not depthwise or maker is None or shape is None or len(shape) != 4:
         return None
     if explain_stem(maker) is None or shape[2] * shape[3] < _STEM_DEPTHWISE_PIXELS:

@@ -82,6 +82,10 @@ class NodeRef:
         """An attribute that is a number, or the default that ONNX gives it."""
         return float(self.attrs.get(name, default))
 
+    def make_result(self, k: int) -> TensorId:
+        """The tensor of output k."""
+        return TensorId(self.outputs[k], self.scope)
+
     def make_edge(self, k: int) -> Edge:
         """Input k as a site."""
         return Edge(self.name, k, self.scope)

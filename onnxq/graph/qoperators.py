@@ -24,7 +24,7 @@ from onnxq.graph.index import GraphIndex, find_opset
 from onnxq.graph.light import M
 from onnxq.graph.values import name_type
 from onnxq.numerics import quantize
-from onnxq.sites import Names, TensorId
+from onnxq.sites import Names
 from onnxq.spec import PerChannel, PerTensor, QParams, QuantSpec
 
 _QUANTIZE = "QuantizeLinear"
@@ -242,7 +242,7 @@ class _QOperatorWriter:
     def _find_behind(self, node: NodeRef, k: int) -> tuple[NodeRef, ...] | None:
         """The QuantizeLinear that alone reads output k, behind the Relu or Clip of a product; None for another."""
         chain: list[NodeRef] = []
-        result = TensorId(node.outputs[k], node.scope)
+        result = node.make_result(k)
         while True:
             edge = self.index.find_sole_reader(result)
             reader = None if edge is None or edge.index else self.index.find_node(edge.node)

@@ -11,7 +11,7 @@ import numpy as np
 
 from onnxq.errors import ConfigError
 from onnxq.sites import Names, Role
-from onnxq.spec import Granularity, PerBlock, PerTensor, QParams, QuantSpec
+from onnxq.spec import Granularity, PerTensor, QParams, QuantSpec
 
 _INT8 = QuantSpec()
 _ONE_SCALE = PerTensor()
@@ -184,4 +184,4 @@ def sort_by_name(entries: Sequence[TensorScale]) -> Mapping[str, tuple[TensorSca
 
 def has_blocks(entry: TensorScale) -> bool:
     """True where each block has a scale."""
-    return isinstance(entry.spec.granularity, PerBlock)
+    return entry.spec.has_blocks

@@ -178,7 +178,7 @@ def _read_constant(index: GraphIndex, node: NodeRef, k: int, site: str) -> Array
 
 
 def _make_qparams(site: str, spec: QuantSpec, scale: Array, zero: Array) -> QParams:
-    if scale.size == zero.size == 1 and isinstance(spec.granularity, PerTensor):
+    if scale.size == zero.size == 1 and spec.has_one_scale:
         scale = scale.reshape(())
         zero = zero.reshape(())
     if scale.shape != zero.shape:

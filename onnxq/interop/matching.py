@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from enum import Enum
 
 import numpy as np
 
@@ -16,8 +15,8 @@ from onnxq.interop.fitting import fit_numbers
 from onnxq.nearest import find_nearest, suggest_names
 from onnxq.plan import Plan, SitePlan, SitePlans
 from onnxq.sites import Caution, Cautions, Names, Role, Site, TensorId
-from onnxq.spec import PerTensor, QParams
-from onnxq.wording import abbreviate, show_html
+from onnxq.spec import QParams
+from onnxq.wording import Word, abbreviate, show_html
 
 # Operators whose output 0 holds exactly the values of input 0, so that both have one range.
 _SAME_VALUES = (
@@ -39,15 +38,12 @@ _BIAS = "a bias: its scale is its input's times its weight's"
 _BIAS_BITS = 32
 
 
-class UnmatchedKind(str, Enum):
+class UnmatchedKind(Word):
     """Why a name of the file is no tensor of the prepared model."""
 
     FOLDED = "folded"  # the model has it; preparation fused it into another
     TENSORRT = "tensorrt"  # a layer that TensorRT added and named itself
     UNKNOWN = "unknown"
-
-    def __str__(self) -> str:
-        return self.value
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,7 +146,7 @@ def match_scales(
     matched = []
     left = {}
     numbers = {}
-    by_site = {site.site: site for site in plan.sites}
+    by_site = plan.by_site
     for key, (entry, through) in taken.items():
         problem = _find_change(by_site[key], before, prepared)
         value = None if problem else prepared.find_shape(by_site[key].quantized_tensor)
@@ -212,7 +208,11 @@ def _take_entries(
             _check_fits(site, taken[site.site][0])
     for site in plan.sites:
         # After the activations, which may read a constant as one of theirs.
-        if site.role is Role.WEIGHT and site.site not in taken and _is_given(site, by_name):
+        if (
+            site.role is Role.WEIGHT
+            and site.site not in taken
+            and site.quantized_tensor.name in by_name
+        ):
             taken[site.site] = (by_name[site.quantized_tensor.name][0], "")
     return taken, notes
 
@@ -236,10 +236,6 @@ def _choose_entry(group: tuple[TensorScale, ...], site: SitePlan, index: GraphIn
     return next(some, group[0])
 
 
-def _is_given(site: SitePlan, by_name: Mapping[str, tuple[TensorScale, ...]]) -> bool:
-    return site.quantized_tensor.name in by_name
-
-
 def _find_change(site: SitePlan, before: GraphIndex, prepared: GraphIndex) -> str:
     """Why numbers for a constant of the file are none for the prepared model's; "" where its values are the same."""
     if site.role is not Role.WEIGHT:
@@ -255,12 +251,7 @@ def _find_change(site: SitePlan, before: GraphIndex, prepared: GraphIndex) -> st
 
 def _check_fits(site: SitePlan, entry: TensorScale) -> None:
     spec = site.spec
-    if (
-        spec.storage == "int8"
-        and spec.bits == 8
-        and spec.symmetric
-        and isinstance(spec.granularity, PerTensor)
-    ):
+    if spec.storage == "int8" and spec.bits == 8 and spec.symmetric and spec.has_one_scale:
         return
     raise PlanError(
         str(site.site),

@@ -31,7 +31,7 @@ from numpy.typing import ArrayLike, DTypeLike, NDArray
 from onnxq.arrays import Array, Array64, Floats, Shape
 from onnxq.errors import PlanError
 from onnxq.numerics.machine import map_parts
-from onnxq.spec import PerBlock, PerChannel, PerTensor, QParams, QuantSpec
+from onnxq.spec import PerBlock, PerChannel, QParams, QuantSpec
 
 Aligned = tuple[Array, NDArray[np.int32]]
 
@@ -185,7 +185,7 @@ def align_qparams(qparams: QParams, spec: QuantSpec, shape: Shape, dtype: DTypeL
     Raises PlanError if the granularity does not fit the shape.
     """
     # Blocks are channels, too, where each is a row by itself.
-    signed = not isinstance(spec.granularity, PerTensor)
+    signed = not spec.has_one_scale
     scale = cast_scale(qparams, dtype, signed=signed).astype(np.float32, copy=False)
     zero = np.asarray(qparams.zero_point, np.int32)
     return _shape_to_broadcast(scale, spec, shape), _shape_to_broadcast(zero, spec, shape)

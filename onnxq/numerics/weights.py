@@ -261,7 +261,7 @@ def weight_qparams(
     widest = _find_ends(values, spec)
     if not (np.isfinite(widest[0]).all() and np.isfinite(widest[1]).all()):
         raise CalibrationError("weight", "holds NaN or inf", "repair the float model", code="Q503")
-    if name == "minmax" and not isinstance(spec.granularity, PerBlock):  # `widest` is the answer
+    if name == "minmax" and not spec.has_blocks:  # `widest` is the answer
         qparams = qparams_from_range(*widest, spec, origin=f"weights, {name}")
         return _widen_scales(values, qparams, spec, orders)
     groups, shape = _group_values(values, spec)

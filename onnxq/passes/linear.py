@@ -187,7 +187,7 @@ def _describe_gemm(node: NodeRef, weight: Array, bias: Array | None) -> Linear |
 
 def _describe_matmul(view: View, node: NodeRef, weight: Array) -> Linear:
     channels = weight.shape[1]
-    out = view.output(node)
+    out = node.result
     known = view.find_rank(out)
     # Without shapes the rank is that of the input at least: enough to tell a bias from a constant that broadcasts.
     source = view.find_tensor(node, 0)
@@ -222,7 +222,7 @@ class Followers:
 def list_followers(view: View, op: Linear, kinds: frozenset[str]) -> Followers:
     """The longest affine map of nodes of these kinds that alone read an operator's output."""
     followers = Followers(np.ones(()), np.zeros(()))
-    tensor = view.output(op.last)
+    tensor = op.last.result
     while (reader := view.sole_reader(tensor, *kinds)) is not None:
         node, k = reader
         read = _read_batchnorm if node.op_type == "BatchNormalization" else _read_step
@@ -236,7 +236,7 @@ def list_followers(view: View, op: Linear, kinds: frozenset[str]) -> Followers:
         if op.bias_at is None and np.any(following.c):
             break
         followers = following
-        tensor = view.output(node)
+        tensor = node.result
     return followers
 
 

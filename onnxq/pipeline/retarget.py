@@ -249,11 +249,7 @@ def _scale_again(
     """Other scales, with which a weight whose channels were scaled has the file's integers; None where it has not."""
     old = known.spec
     levels = codes.astype(np.float32)
-    if (
-        codes.shape != value.shape
-        or isinstance(spec.granularity, PerBlock)
-        or known.qparams is None
-    ):
+    if codes.shape != value.shape or spec.has_blocks or known.qparams is None:
         return None
     _, zero = align_qparams(known.qparams, old, codes.shape, np.float32)
     levels -= zero

@@ -44,7 +44,7 @@ def renew_numbers(ctx: RunContext, state: FloatState, plan: Plan) -> tuple[Plan,
         )
         if ctx.samples is not None:
             plan = replace(plan, data=ctx.samples.description)
-    done = {site.site: site for site in plan.sites}
+    done = plan.by_site
     for where, cause in stale.items():
         measured = done[where].role.is_measured
         text = f"{where}: {cause}: computed again from the {'samples' if measured else 'model'}"

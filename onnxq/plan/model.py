@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, fields, replace
-from enum import Enum
 from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
@@ -37,17 +36,14 @@ from onnxq.plan.forms import (
 )
 from onnxq.sites import Caution, Edge, Edges, LeftFloat, Names, Refusals, Role, Site, TensorId
 from onnxq.spec import FloatType, ObserverSpec, QParams, QuantSpec
-from onnxq.wording import abbreviate, show_html
+from onnxq.wording import Word, abbreviate, show_html
 
 
-class PlacementMethod(str, Enum):
+class PlacementMethod(Word):
     """How the nodes to quantize were chosen."""
 
     RULES = "rules"  # by the target's rules and predicted times
     MEASURED = "measured"  # by times measured on the machine that planned
-
-    def __str__(self) -> str:
-        return self.value
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,14 +63,11 @@ class PlacementChoice:
     speedups: Mapping[str, Finite] = field(default_factory=dict)
 
 
-class AttentionKind(str, Enum):
+class AttentionKind(Word):
     """The type that attention's products compute in."""
 
     FLOAT = "float"
     QUANTIZED = "quantized"
-
-    def __str__(self) -> str:
-        return self.value
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,7 +85,7 @@ class AttentionChoice:
     samples: Natural
 
 
-class KeepReason(str, Enum):
+class KeepReason(Word):
     """Why a node computes in float32 beside others that do not."""
 
     OVERFLOW = "overflow"  # values that it reads or makes, or a constant, come near the largest number of the type
@@ -110,9 +103,6 @@ class KeepReason(str, Enum):
         "casts"  # it stands between such nodes, and Casts around it would cost more than it saves
     )
     TRIAL = "trial"  # without it the answers of the whole network were worse
-
-    def __str__(self) -> str:
-        return self.value
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -451,6 +441,11 @@ class Plan:
     def all_sites(self) -> SitePlans:
         """The sites of pairs that the model came with, then those to be written."""
         return (*self.existing, *self.sites)
+
+    @property
+    def by_site(self) -> dict[Site, SitePlan]:
+        """Those of pairs to be written, by what they quantize."""
+        return {site.site: site for site in self.sites}
 
     @property
     def calibrated(self) -> bool:

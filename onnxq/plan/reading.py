@@ -125,11 +125,7 @@ def _update_bias(
     x, w: numbers of its input and its weight, None where they were removed. weight: the spec of the weight.
     """
     qparams = site.qparams
-    grain = (
-        PerChannel(0)
-        if weight is not None and isinstance(weight.granularity, PerChannel)
-        else PerTensor()
-    )
+    grain = PerChannel(0) if weight is not None and weight.has_channels else PerTensor()
     if weight is not None and grain != site.spec.granularity:
         return replace(
             site, spec=replace(site.spec, granularity=grain), qparams=None, values=None

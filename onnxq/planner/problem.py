@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from onnxq.backends import Candidate, Output, PlacementRule, Shapes, Target
+from onnxq.backends import Candidate, Output, PlacementRule, Shapes, Target, list_costs
+from onnxq.backends.base import MachineCosts
 from onnxq.config import Config, TensorConfig
 from onnxq.errors import ConfigError, OnnxqError
 from onnxq.graph import Graph, ModelLike, NodeRef
@@ -384,6 +385,11 @@ class PlacementProblem:
     requests: Requests
     refused: Mapping[str, Unquantized]
     widths: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def costs(self) -> Mapping[str, MachineCosts]:
+        """Of the kind of CPU that is planned for, by engine."""
+        return list_costs(self.engine, self.config.cpu)
 
     @cached_property
     def apart(self) -> frozenset[str]:

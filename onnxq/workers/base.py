@@ -281,11 +281,15 @@ class Workers:
         """End the workers."""
 
     def _finish_pieces(
-        self, function: Callable[[T], R], todo: Sequence[tuple[int, WorkPiece[T]]]
+        self, function: Callable[[T], R], todo: Sequence[NumberedPiece[T]]
     ) -> Iterator[Finished]:
         """Yield results as they arrive; a _Failure for a piece whose function raised."""
         for k, piece in todo:
             yield k, run_guarded(function, piece.task, count_threads())
+
+
+# A piece with its position.
+NumberedPiece = tuple[int, WorkPiece[T]]
 
 
 @dataclass(frozen=True)

@@ -23,13 +23,13 @@ from torch_frontend.fake_quant import grid
 
 def axis_of(spec: QuantSpec) -> int | None:
     """Axis of the channels or blocks; None per tensor."""
-    return None if isinstance(spec.granularity, PerTensor) else spec.granularity.axis
+    return None if spec.has_one_scale else spec.granularity.axis
 
 
 def block_size_of(spec: QuantSpec) -> int:
     """Elements in a block; 0 unless per block."""
     # 0, not None: the op's schema takes an int.
-    return spec.granularity.size if isinstance(spec.granularity, PerBlock) else 0
+    return spec.granularity.size if spec.has_blocks else 0
 
 
 def shape_numbers(slots: Iterable[Tensor], spec: QuantSpec) -> list[Tensor]:

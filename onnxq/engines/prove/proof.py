@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import Enum
 
 from onnxq.annotate import WeightSums
 from onnxq.backends.engine import BuildState, DevicePlacement, Kernels, Profile
 from onnxq.engines.saturation.measure import SaturationCost
 from onnxq.sites import Cautions, Lines, Names
-from onnxq.wording import abbreviate, show_html
+from onnxq.wording import Word, abbreviate, show_html
 
 INT8 = "int8"
 FLOAT8 = "float8"
@@ -31,16 +30,13 @@ QUANTIZED = "quantized"
 INTEGERS = "integers"
 
 
-class SiteState(str, Enum):
+class SiteState(Word):
     """Which readers of a site take its integers in."""
 
     FUSED = "fused"  # all
     PARTLY = "partly"  # some
     UNFUSED = "not fused"  # none
     UNSEEN = UNSEEN  # the engine does not show it
-
-    def __str__(self) -> str:
-        return self.value
 
 
 @dataclass(frozen=True, kw_only=True)

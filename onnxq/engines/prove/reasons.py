@@ -10,7 +10,6 @@ from onnxq.backends.engine import DevicePlacement, Engine
 from onnxq.engines.prove.kernels import PRODUCTS
 from onnxq.engines.prove.proof import UNSEEN, NodeProof
 from onnxq.graph import GraphIndex, NodeRef
-from onnxq.graph.base import Dims
 from onnxq.plan.names import DEQUANTIZE
 from onnxq.sites import Refusal, Role, TensorId, Unquantized
 from onnxq.spec import PerChannel, PerTensor, find_numpy_storage
@@ -145,9 +144,9 @@ class Reasons:
 
     def _find_fault(self, node: NodeRef, k: int, pair: PairInfo, what: str) -> str:
         data = pair.role is not Role.WEIGHT
-        if data and (
-            fault := self.engine.explain_operand(node, self._find_scale_shape(pair), what)
-        ):
+        dequantize = self.index.find_node(pair.dequantize)
+        scale = self.index.find_shape(self.index.find_input(dequantize, 1))
+        if data and (fault := self.engine.explain_operand(node, scale, what)):
             return fault
         if not isinstance(pair.granularity, PerTensor) and pair.role is not Role.WEIGHT:
             return f"its {what} is quantized per channel: activations need one scale"
@@ -178,11 +177,6 @@ class Reasons:
             self._by_dequantize.get(maker.name)
             if maker is not None and maker.op_type == DEQUANTIZE
             else None
-        )
-
-    def _find_scale_shape(self, pair: PairInfo) -> Dims | None:
-        return self.index.find_shape(
-            self.index.find_input(self.index.find_node(pair.dequantize), 1)
         )
 
     def _is_constant(self, node: NodeRef, k: int) -> bool:

@@ -367,11 +367,11 @@ def shift_linear(flow: ShiftedChannels, node: NodeRef) -> bool:
             source.readers[node.name] = op, before + times
     if op is None or not op.has_plain_bias:
         return True
-    tensor = flow.view.output(op.last)
+    tensor = op.last.result
     rectified = False
     reader = flow.view.sole_reader(tensor)
     if reader is not None and reader[0].op_type == "Relu" and not reader[0].domain:
-        tensor = flow.view.output(reader[0])
+        tensor = reader[0].result
         rectified = True
     flow.sources[tensor] = ShiftSource(op, tensor, rectified, {})
     flow.write_label(tensor, {tensor: 1})

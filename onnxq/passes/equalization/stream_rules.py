@@ -102,7 +102,7 @@ def turn_conv(flow: Streams, node: NodeRef) -> bool:
     """Patches of an image begin a stream."""
     edge = node.make_edge(1)
     shape = flow.find_shape(edge)
-    if shape is None or len(shape) < 3 or node.attrs.get("group", 1) != 1:
+    if shape is None or len(shape) < 3 or node.groups != 1:
         return False
     # From the end, as all axes of labels: W is [M, C, kH, kW] and its result [N, M, H, W].
     label = flow.begin_stream(node.result, edge, -len(shape), shape[0], 1 - len(shape))
@@ -452,7 +452,7 @@ def turn_normalized_sum(flow: Streams, node: NodeRef) -> bool:
     if not flow.turn_others(node, label, (0, 1, bias)):
         return False
     if len(node.outputs) > 3 and node.outputs[3]:
-        flow.write_label(TensorId(node.outputs[3], node.scope), label)
+        flow.write_label(node.make_result(3), label)
     return _normalize(flow, node, label, 2)
 
 
@@ -496,5 +496,5 @@ def turn_attention(flow: Streams, node: NodeRef) -> bool:
     flow.divide_stream(label, width)
     flow.write_label(node.result, replace(label, width=out))
     if len(node.outputs) > 2 and node.outputs[2]:
-        flow.write_label(TensorId(node.outputs[2], node.scope), replace(label, width=width))
+        flow.write_label(node.make_result(2), replace(label, width=width))
     return True

@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
-from onnxq.backends import find_target, list_costs
+from onnxq.backends import find_target
 from onnxq.config import Rule
 from onnxq.evaluation.compare import FloatOutputs
 from onnxq.evaluation.metric import FLOAT, has_whole_bytes
@@ -157,7 +157,7 @@ def choose_scales(ctx: SampledContext, state: PlacedState) -> PlacedStep:
 def list_dynamic_candidates(problem: OnnxPlacement, plan: Plan) -> dict[TensorId, Names]:
     """Tensors that MatMuls alone read in integers, and gain by it on a scale of each run too, with these MatMuls."""
     candidates: dict[TensorId, Names] = {}
-    kinds = list_costs(problem.engine, problem.config.cpu).values()
+    kinds = problem.costs.values()
     costs = [CutProblem(problem.ops, dynamic=True).compute_costs(kind) for kind in kinds]
     for site in plan.sites:
         tensor = site.site

@@ -102,7 +102,7 @@ def _find_clamp(view: View, node: NodeRef, used: Used) -> _Anchor | None:
     """Clip, Relu, Min and Max with scalars, as many as follow each other, as one clamp."""
     if node.op_type not in _CLAMPS:
         return None
-    reader = view.sole_reader(view.output(node), *_CLAMPS)
+    reader = view.sole_reader(node.result, *_CLAMPS)
     # Only the last of a row is looked at, and the others from there.
     if reader is not None and _read_bounds(view, reader[0]) is not None:
         return None
@@ -269,7 +269,7 @@ class Used:
     def add_node(self, view: View, node: NodeRef, rank: int = 0) -> None:
         """Add a node; rank: of the constant it reads."""
         self.nodes.add(node.name)
-        self.tensors.add(view.output(node))
+        self.tensors.add(node.result)
         self.rank = max(self.rank, rank)
 
     def add_formula(self, other: Used) -> None:
@@ -388,7 +388,7 @@ def list_tails(view: View, anchor: NodeRef, inner: TensorId, front: Used) -> lis
     state = Tail(anchor, 1.0, 0.0, None, {1: 1.0}, front)
     tails = [state]
     for _ in range(_MAX_DEPTH):
-        reader = view.sole_reader(view.output(state.last), *ARITHMETIC)
+        reader = view.sole_reader(state.last.result, *ARITHMETIC)
         following = None if reader is None else _follow(view, state, reader, inner)
         if following is None:
             break

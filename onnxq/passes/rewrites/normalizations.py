@@ -200,7 +200,7 @@ def _match(view: View, root: NodeRef) -> Replacement | None:
         return None
     last, gamma, beta, read = affine
     used = {node.name for node in (root, *nodes, *divided, *squares.nodes, *d.nodes, *read)}
-    written = {view.output(view.index.find_node(name)) for name in used} - {view.output(last)}
+    written = {view.index.find_node(name).result for name in used} - {last.result}
     if not view.private(written, used):
         return None
     arrays = {"gamma": gamma} if beta is None else {"gamma": gamma, "beta": beta}
@@ -235,7 +235,7 @@ def _inside(view: View, root: NodeRef) -> tuple[_Centred, float, list[NodeRef]] 
 
 def _match_normalized(view: View, root: NodeRef) -> tuple[list[NodeRef], _Centred] | None:
     """(nodes, d) of d / root, also written d · (1 / root)."""
-    reader = view.sole_reader(view.output(root), "Reciprocal", "Div")
+    reader = view.sole_reader(root.result, "Reciprocal", "Div")
     if reader is None:
         return None
     node, k = reader
@@ -243,7 +243,7 @@ def _match_normalized(view: View, root: NodeRef) -> tuple[list[NodeRef], _Centre
     d = None
     numerator = view.scalar(node, 0)
     if node.op_type == "Reciprocal" or (k == 1 and numerator is not None and numerator[0] == 1.0):
-        reader = view.sole_reader(view.output(node), "Mul")
+        reader = view.sole_reader(node.result, "Mul")
         if reader is None:
             return None
         node, k = reader
@@ -302,7 +302,7 @@ def _affine(
 
 
 def _constant_reader(view: View, node: NodeRef, op_type: str) -> tuple[NodeRef, Array] | None:
-    reader = view.sole_reader(view.output(node), op_type)
+    reader = view.sole_reader(node.result, op_type)
     if reader is None:
         return None
     value = view.find_constant(reader[0], 1 - reader[1])

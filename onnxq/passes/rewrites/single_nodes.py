@@ -50,7 +50,7 @@ def remove_dead(_ctx: RunContext, state: FloatState) -> FloatStep:
 def _find_repeated(view: View, node: NodeRef) -> TensorId | None:
     """The tensor a node merely repeats."""
     # A Dropout's mask, where somebody looks at it.
-    extra = [view.output(node, k) for k in range(1, len(node.outputs)) if node.outputs[k]]
+    extra = [node.make_result(k) for k in range(1, len(node.outputs)) if node.outputs[k]]
     if node.domain or any(view.index.list_consumers(out) or view.kept(out) for out in extra):
         return None
     x = view.find_tensor(node, 0)

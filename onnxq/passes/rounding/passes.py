@@ -89,7 +89,7 @@ def apply_rounding(plan: Plan, block: ExternalRounding) -> tuple[Plan, Lines]:
     They are moved where they overflow 16-bit sums of the target's kernels, to the nearest that do not.
     Raises PlanError, naming block and site, for numbers that do not fit.
     """
-    sites = {site.site: site for site in plan.sites}
+    sites = plan.by_site
     lines = []
     for site in {**block.levels, **block.numbers}:
         old = sites.get(site)
