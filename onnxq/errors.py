@@ -28,6 +28,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar, TypeVar
 
+# The cause and the fix of an error.
+CauseAndFix = tuple[str, str]
+
 # Text of files in messages: a model's names may hold any character, those that steer a terminal or a CI system, too.
 # They are escaped where text is made, `\x1b`, `\n`; values keep them.
 #

@@ -109,6 +109,9 @@ class PairInfo:
         return "symmetric" if self.symmetric else "asymmetric"
 
 
+PairInfos = tuple[PairInfo, ...]
+
+
 @dataclass(frozen=True)
 class Disagreement:
     """A note of bits that does not say what the file does."""
@@ -130,7 +133,7 @@ class Inspection:
     _repr_html_ = show_html
 
     model: ModelProto
-    pairs: tuple[PairInfo, ...]
+    pairs: PairInfos
     # Path of the file that was read, "" for a model in memory; path of the file that was written, "" without one.
     source: str = ""
     output: str = ""

@@ -19,6 +19,7 @@ from onnxq.annotate.bits import (
     Levels,
     Notes,
     PairInfo,
+    PairInfos,
     is_quantizer_clip,
     read_clip_levels,
     read_numbers,
@@ -48,7 +49,7 @@ _OPSET = 13
 
 def rewrite_pairs(
     proto: ModelProto, pairs: Iterable[PairInfo], form: str
-) -> tuple[ModelProto, tuple[PairInfo, ...], Cautions]:
+) -> tuple[ModelProto, PairInfos, Cautions]:
     """A copy of the model with its pairs in a form of `FORMS`, the pairs there, and a warning of those that stay.
 
     The nodes keep their names; those of `Quant` nodes are the names of the DequantizeLinear.

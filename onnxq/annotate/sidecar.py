@@ -17,6 +17,7 @@ from onnxq.annotate.bits import (
     NO_NOTES,
     Origin,
     PairInfo,
+    PairInfos,
     Records,
     parse_records,
     read_noted_bits,
@@ -59,7 +60,7 @@ def read_sidecar(path: str | Path) -> Records:
     return records
 
 
-def place_notes(proto: ModelProto, beside: Records | None) -> tuple[tuple[PairInfo, ...], Cautions]:
+def place_notes(proto: ModelProto, beside: Records | None) -> tuple[PairInfos, Cautions]:
     """The pairs of a model with the bits of notes, and a warning of those that found no pair.
 
     beside: of a sidecar; None for the model's own, of which those of nodes that are gone find their pair anew.

@@ -10,9 +10,10 @@ from typing import Any, Protocol
 from onnx import TensorProto
 
 from onnxq.arrays import Array, Shape
+from onnxq.errors import CauseAndFix
 from onnxq.graph import Graph, NodeRef
 from onnxq.graph.shapes import is_custom
-from onnxq.numerics import SumOrder
+from onnxq.numerics import SumOrder, SumOrders
 from onnxq.sites import Indices, LeftFloat, Names, Refusal, Role, TensorId, Unquantized
 from onnxq.spec import (
     GRAIN_NAMES,
@@ -293,7 +294,7 @@ class Capability:
     # Block sizes that a blocked kernel reads; (): any.
     blocks: tuple[int, ...] = ()
     # Why a weight of this shape has no kernel all the same, and the fix; None where it has.
-    shape: Callable[[Shape, QuantSpec], tuple[str, str] | None] = lambda _, __: None
+    shape: Callable[[Shape, QuantSpec], CauseAndFix | None] = lambda _, __: None
     # The lowest opset that has such pairs.
     opset: int = 13
     # Price of the spec, for people.
@@ -432,7 +433,7 @@ class Target:
         """True when kernels on some CPUs add products in 16 bits."""
         return any(part.sum_order is not _order_no_sums for part in self.parts or (self,))
 
-    def list_sum_orders(self, node: NodeRef, shape: Shape) -> tuple[SumOrder, ...]:
+    def list_sum_orders(self, node: NodeRef, shape: Shape) -> SumOrders:
         """The orders in which the kernels of all its engines read a node's weight."""
         orders = (part.sum_order(node, shape) for part in self.parts or (self,))
         return tuple(dict.fromkeys(order for order in orders if order is not None))

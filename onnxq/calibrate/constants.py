@@ -20,8 +20,7 @@ from onnxq.graph import GraphIndex, NodeRef
 from onnxq.graph.base import FLOAT_TENSORS, LAYOUT_OPS
 from onnxq.graph.light import is_large_model
 from onnxq.graph.storage import Spool, StoredArray
-from onnxq.numerics import bias_qparams, floor_weight_scale, weight_qparams
-from onnxq.numerics.weights import SumOrder
+from onnxq.numerics import SumOrders, bias_qparams, floor_weight_scale, weight_qparams
 from onnxq.plan import SitePlan
 from onnxq.progress import Progress, silent
 from onnxq.runtime.crew import AnyArray, Crew, hash_array, hash_parts, open_array
@@ -253,7 +252,7 @@ class WeightTask:
     values: AnyArray
     spec: QuantSpec
     observer: ObserverSpec | None
-    orders: tuple[SumOrder, ...]
+    orders: SumOrders
     importance: Floats | None
 
 

@@ -33,6 +33,9 @@ class ValueInfo:
     shape: Dims | None
 
 
+ValueInfos = tuple[ValueInfo, ...]
+
+
 @dataclass(frozen=True)
 class NodeRef:
     """One node."""
@@ -103,6 +106,9 @@ class NodeRef:
         return self.is_onnx("Gather") and k == 0 and not self.attrs.get("axis", 0)
 
 
+NodeRefs = tuple[NodeRef, ...]
+
+
 class Graph(ABC):
     """Nodes in ONNX's operators and layouts, in the order in which they run.
 
@@ -111,12 +117,12 @@ class Graph(ABC):
 
     @property
     @abstractmethod
-    def nodes(self) -> tuple[NodeRef, ...]:
+    def nodes(self) -> NodeRefs:
         """All nodes, in the order in which they run."""
 
     @property
     @abstractmethod
-    def inputs(self) -> tuple[ValueInfo, ...]:
+    def inputs(self) -> ValueInfos:
         """The tensors that callers feed."""
 
     @property

@@ -18,7 +18,7 @@ import numpy as np
 from onnx import TensorProto
 
 from onnxq.arrays import Array
-from onnxq.graph.base import LAYOUT_OPS, NodeRef
+from onnxq.graph.base import LAYOUT_OPS, NodeRef, NodeRefs
 from onnxq.graph.editing.editor import Editor
 from onnxq.graph.index import GraphIndex, find_opset
 from onnxq.graph.light import M
@@ -239,7 +239,7 @@ class _QOperatorWriter:
         flat = node.op_type == "Conv" or len(shape) == 2
         return flat and pair.read_int("axis", 1) % len(shape) == axis % len(shape)
 
-    def _find_behind(self, node: NodeRef, k: int) -> tuple[NodeRef, ...] | None:
+    def _find_behind(self, node: NodeRef, k: int) -> NodeRefs | None:
         """The QuantizeLinear that alone reads output k, behind the Relu or Clip of a product; None for another."""
         chain: list[NodeRef] = []
         result = node.make_result(k)
@@ -255,7 +255,7 @@ class _QOperatorWriter:
                 return None
             result = reader.result
 
-    def _takes_result(self, chain: tuple[NodeRef, ...], result: _Pair, data: _Pair) -> bool:
+    def _takes_result(self, chain: NodeRefs, result: _Pair, data: _Pair) -> bool:
         """True where the kernel writes this type, and the type ends where the Relu or Clip does."""
         if result.dtype != data.dtype or result.scale.size > 1:
             return False

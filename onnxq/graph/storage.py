@@ -270,7 +270,7 @@ class StoredArray:
     @property
     def nbytes(self) -> int:
         """The bytes of the array."""
-        return int(np.prod(self.shape, dtype=np.int64)) * self.dtype.itemsize
+        return math.prod(self.shape) * self.dtype.itemsize
 
     def map(self) -> Array:
         """The read-only array. Its pages take memory from when they are read until the array is let go of."""

@@ -13,7 +13,7 @@ from onnxq.arrays import Array, Shape
 from onnxq.backends import Target
 from onnxq.config import Rule, RuleSet
 from onnxq.graph import GraphIndex
-from onnxq.interop.base import TensorScale, has_blocks
+from onnxq.interop.base import TensorScale, TensorScales, has_blocks
 from onnxq.numerics import clip_bounds, qparams_from_range
 from onnxq.plan import Plan, SitePlan
 from onnxq.sites import Role, Site
@@ -98,7 +98,7 @@ def describe_kind(spec: QuantSpec) -> str:
 def make_rules(
     plan: Plan,
     entries: Mapping[Site, TensorScale],
-    others: Mapping[str, tuple[TensorScale, ...]],
+    others: Mapping[str, TensorScales],
     engine: Target,
     index: GraphIndex,
 ) -> Iterator[Rule]:

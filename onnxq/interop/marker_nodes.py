@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from onnxq.arrays import Array
+from onnxq.arrays import Array, are_scales
 from onnxq.config.schema import Axis, Level, Loose, Natural, Width, check_values
 from onnxq.errors import ModelError, OnnxqError
 from onnxq.graph import GraphIndex, NodeRef
@@ -186,7 +186,7 @@ def _make_qparams(site: str, spec: QuantSpec, scale: Array, zero: Array) -> QPar
             site, f"scale of shape {scale.shape}, zero point of {zero.shape}", "give both one shape"
         )
     steps = np.asarray(scale, np.float32)
-    if not (np.isfinite(steps).all() and (steps > 0).all()):
+    if not are_scales(steps):
         raise _fault(
             site, "its scale is not a positive, finite number", "calibrate the quantizer again"
         )

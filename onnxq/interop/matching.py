@@ -10,7 +10,7 @@ import numpy as np
 
 from onnxq.errors import CalibrationError, PlanError
 from onnxq.graph import FLOAT_TENSORS, GraphIndex, NodeRef
-from onnxq.interop.base import ScaleTable, TensorScale, sort_by_name
+from onnxq.interop.base import ScaleTable, TensorScale, TensorScales, sort_by_name
 from onnxq.interop.fitting import fit_numbers
 from onnxq.nearest import find_nearest, suggest_names
 from onnxq.plan import Plan, SitePlan, SitePlans
@@ -229,7 +229,7 @@ def set_scales(plan: Plan, qparams: Mapping[Site, QParams]) -> Plan:
     return plan.with_sites(tuple(sites))
 
 
-def _choose_entry(group: tuple[TensorScale, ...], site: SitePlan, index: GraphIndex) -> TensorScale:
+def _choose_entry(group: TensorScales, site: SitePlan, index: GraphIndex) -> TensorScale:
     """Of the entries of a tensor the one that a site's readers read."""
     readers = {edge.node for edge in site.find_readers(index)}
     some = (entry for entry in group if entry.readers and readers <= set(entry.readers))
@@ -390,8 +390,8 @@ def _list_copies(*indexes: GraphIndex) -> _Copies:
 
 
 def _find_nearest_entry(
-    tensor: TensorId, by_name: Mapping[str, tuple[TensorScale, ...]], copies: _Copies
-) -> tuple[tuple[TensorScale, ...], str] | None:
+    tensor: TensorId, by_name: Mapping[str, TensorScales], copies: _Copies
+) -> tuple[TensorScales, str] | None:
     """The entries of the tensor itself, else of the nearest tensor with the same values, and how they were found."""
     # Breadth first, so that the fewest nodes stand between.
     pending = deque([(tensor.name, "")])

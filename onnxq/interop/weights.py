@@ -17,6 +17,7 @@ from ml_dtypes import bfloat16
 from onnxq.arrays import Array
 from onnxq.errors import CalibrationError
 from onnxq.graph import Graph, GraphIndex, NodeRef
+from onnxq.graph.base import NodeRefs
 from onnxq.graph.scopes import walk_graphs
 from onnxq.interop.checkpoints import Checkpoint, CheckpointWeight, WeightCodes
 from onnxq.progress import Task, count_items
@@ -42,7 +43,7 @@ class NetworkWeight:
 
     tensor: TensorId
     axis: int
-    nodes: tuple[NodeRef, ...]
+    nodes: NodeRefs
     shape: tuple[int, int]
 
     @property

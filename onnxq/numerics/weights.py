@@ -30,6 +30,7 @@ from onnxq.numerics.block_search import search_numbers
 from onnxq.numerics.ranges import qparams_from_range
 from onnxq.numerics.rounding import (
     align_qparams,
+    choose_float,
     compute_block_shape,
     dequantize,
     fake_quant,
@@ -46,6 +47,8 @@ from onnxq.spec import (
 )
 
 SumOrder = tuple[int | tuple[int, ...], ...]
+SumOrders = tuple[SumOrder, ...]
+
 
 # Largest sum of the weights of one sign in one 16-bit sum.
 MOST = 128
@@ -100,9 +103,7 @@ def quantize_weight(
     codes = quantize(values, qparams, spec)
     if not orders or not needs_bound(spec):
         return codes
-    scale, zero = align_qparams(
-        qparams, spec, values.shape, np.float16 if values.dtype == np.float16 else np.float32
-    )
+    scale, zero = align_qparams(qparams, spec, values.shape, choose_float(values))
     return limit_sums(codes, values.astype(np.float32) / scale + zero, orders)
 
 
@@ -113,8 +114,9 @@ def fake_quant_weight(
     values = np.asarray(w)
     if not orders or not needs_bound(spec):
         return fake_quant(values, qparams, spec)
-    dtype = np.float16 if values.dtype == np.float16 else np.float32
-    return dequantize(quantize_weight(values, qparams, spec, orders), qparams, spec, dtype)
+    return dequantize(
+        quantize_weight(values, qparams, spec, orders), qparams, spec, choose_float(values)
+    )
 
 
 def limit_sums(values: Array, wanted: ArrayLike, orders: Sequence[SumOrder]) -> Array:

@@ -18,6 +18,7 @@ import numpy as np
 
 from onnxq.arrays import Array, Array64
 from onnxq.graph import NodeRef
+from onnxq.graph.base import NodeRefs
 from onnxq.numerics.rounding import round_to_type
 from onnxq.passes.patterns import View, is_float, is_op
 from onnxq.sites import TensorId
@@ -216,7 +217,7 @@ class Followers:
 
     a: Array64
     c: Array64
-    nodes: tuple[NodeRef, ...] = ()
+    nodes: NodeRefs = ()
 
 
 def list_followers(view: View, op: Linear, kinds: frozenset[str]) -> Followers:
@@ -295,7 +296,7 @@ class ScalarSource:
     s: float
     t: float
     x: TensorId
-    nodes: tuple[NodeRef, ...]
+    nodes: NodeRefs
 
 
 def find_scalar_source(view: View, op: Linear) -> ScalarSource | None:

@@ -15,6 +15,7 @@ from onnxq.data import Dataset, load_data
 from onnxq.data.sources import fits_whole
 from onnxq.errors import ConfigError
 from onnxq.graph import ValueInfo, get_index, load_model, name_nodes
+from onnxq.graph.base import ValueInfos
 from onnxq.graph.precision.widen import NARROW
 from onnxq.nearest import suggest_names
 from onnxq.pipeline.configuration import ModelSource
@@ -66,9 +67,7 @@ def _read_shapes(inputs: Iterable[ValueInfo]) -> dict[str, NamedSizes]:
     }
 
 
-def _with_shapes(
-    inputs: Iterable[ValueInfo], shapes: Mapping[str, NamedSizes]
-) -> tuple[ValueInfo, ...]:
+def _with_shapes(inputs: Iterable[ValueInfo], shapes: Mapping[str, NamedSizes]) -> ValueInfos:
     """With these shapes, and in the types of the model as it is prepared, which computes float16 in float32."""
     fitted = (
         replace(value, shape=shapes[value.name] if value.shape else value.shape) for value in inputs

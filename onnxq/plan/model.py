@@ -17,7 +17,7 @@ from onnxq.config.schema import Finite, Natural, Opset, PassName
 from onnxq.errors import PlanError
 from onnxq.graph import Graph
 from onnxq.nearest import suggest_names
-from onnxq.numerics import SumOrder
+from onnxq.numerics import SumOrders
 from onnxq.plan.contents import Contents
 from onnxq.plan.forms import (
     CAUTION,
@@ -284,7 +284,7 @@ class SitePlan:
     dequantize: str = ""
     # The weight's values that the target's kernels add up in 16 bits, as `numerics.weights` describes them; none of
     # those sums may overflow. (): every kernel that reads the weight is exact.
-    sum_orders: Annotated[tuple[SumOrder, ...], _SUM_ORDERS] = ()
+    sum_orders: Annotated[SumOrders, _SUM_ORDERS] = ()
     # Quantized values of a weight, in the storage's numpy type and the weight's shape, where rounding to nearest gives
     # others; None: the model's own weight is rounded.
     values: Annotated[Array | None, OWN_VALUES] = field(default=None, hash=False)

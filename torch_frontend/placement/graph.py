@@ -13,8 +13,8 @@ from torch import Tensor, fx, nn
 
 from onnxq.arrays import Array, Shape
 from onnxq.config import MultiInput
-from onnxq.graph import Graph, NodeRef, ValueInfo
-from onnxq.graph.base import Dims
+from onnxq.graph import Graph, NodeRef
+from onnxq.graph.base import Dims, ValueInfos
 from onnxq.sites import Edge, Edges, Names, TensorId, Unquantized
 from torch_frontend.qmodules import Op
 from torch_frontend.tracing.modules import name_arguments
@@ -147,7 +147,7 @@ class CallGraph(Graph):
     instance inside a fused call. reasons: why.
     """
 
-    inputs: tuple[ValueInfo, ...] = ()
+    inputs: ValueInfos = ()
     # A trace has followed one way through all control flow, so there are no bodies.
     scopes: Names = ("",)
     outputs: set[str] = field(default_factory=set)

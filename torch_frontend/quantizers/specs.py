@@ -12,7 +12,7 @@ from torch import Tensor
 
 from onnxq.arrays import Shape
 from onnxq.backends import find_target
-from onnxq.errors import CalibrationError, ConfigError
+from onnxq.errors import CalibrationError, CauseAndFix, ConfigError
 from onnxq.nearest import suggest_names
 from onnxq.numerics import scale_floor, symmetric_steps
 from onnxq.observers.base import check_option_type
@@ -136,7 +136,7 @@ def check_qparams(qparams: QParams, spec: QuantSpec, site: str, target: str) -> 
     return checked
 
 
-def _find_fault(scale: Any, zero: Any, spec: QuantSpec, target: str) -> tuple[str, str] | None:
+def _find_fault(scale: Any, zero: Any, spec: QuantSpec, target: str) -> CauseAndFix | None:
     """(cause, fix) of illegal qparams."""
     if scale.shape != zero.shape:
         return f"scale has shape {scale.shape}, zero point {zero.shape}", "give both the same shape"

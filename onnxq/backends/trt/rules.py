@@ -35,6 +35,7 @@ from onnxq.backends.surroundings import (
     list_computed_inputs,
     multiplies_activations,
 )
+from onnxq.errors import CauseAndFix
 from onnxq.graph import NodeRef
 from onnxq.sites import Indices, Names, Role
 from onnxq.spec import FLOAT8, FloatType, PerBlock, PerChannel, PerTensor, QuantSpec
@@ -317,14 +318,14 @@ _BLOCKS = (16, 32, 64, 128)
 _FP8_TAPS = 32
 
 
-def _check_taps(shape: Shape, _: QuantSpec) -> tuple[str, str] | None:
+def _check_taps(shape: Shape, _: QuantSpec) -> CauseAndFix | None:
     if math.prod(shape[2:]) <= _FP8_TAPS:
         return None
     cause = f"its kernel has {math.prod(shape[2:])} taps: beyond {_FP8_TAPS} TensorRT convolves in float, not in FP8"
     return cause, "it stays float"
 
 
-def _check_blocks(shape: Shape, spec: QuantSpec) -> tuple[str, str] | None:
+def _check_blocks(shape: Shape, spec: QuantSpec) -> CauseAndFix | None:
     grain = spec.granularity
     if not isinstance(grain, PerBlock) or shape[grain.axis] % grain.size == 0:
         return None

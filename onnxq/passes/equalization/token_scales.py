@@ -13,6 +13,7 @@ import numpy as np
 from onnxq.arrays import Floats
 from onnxq.errors import PlanError
 from onnxq.graph import ModelLike, NodeRef
+from onnxq.graph.base import NodeRefs
 from onnxq.passes.patterns import Edit, Step, View
 from onnxq.sites import TensorId
 
@@ -48,7 +49,7 @@ def find_token_layers(view: View, tensor: TensorId) -> Iterable[NodeRef]:
 
 
 def _scale_tokens(
-    view: View, edit: Edit, tensor: TensorId, layers: tuple[NodeRef, ...], steps: Floats
+    view: View, edit: Edit, tensor: TensorId, layers: NodeRefs, steps: Floats
 ) -> None:
     first = layers[0]
     name = tensor.name

@@ -18,6 +18,7 @@ import numpy as np
 
 from onnxq.arrays import Array, Array64, Shape
 from onnxq.graph import NodeRef
+from onnxq.graph.base import NodeRefs
 from onnxq.numerics.rounding import round_to_type
 from onnxq.passes.base import RunContext
 from onnxq.passes.journal import PassReport
@@ -182,7 +183,7 @@ class _Centred:
 
     x: TensorId
     axes: tuple[int, ...]
-    nodes: tuple[NodeRef, ...]
+    nodes: NodeRefs
 
 
 def _match(view: View, root: NodeRef) -> Replacement | None:

@@ -10,6 +10,7 @@ import numpy as np
 
 from onnxq.arrays import Array, Integers
 from onnxq.graph import NodeRef
+from onnxq.graph.base import NodeRefs
 from onnxq.passes.base import RunContext
 from onnxq.passes.journal import PassReport
 from onnxq.passes.patterns import SINGLE, Edit, View, is_op
@@ -261,9 +262,7 @@ def fold_pad(_ctx: RunContext, state: FloatState) -> FloatStep:
     return edit.finish_pass(state, "pad", changed)
 
 
-def _match_pad(
-    view: View, node: NodeRef
-) -> tuple[TensorId, tuple[NodeRef, ...], tuple[int, ...]] | None:
+def _match_pad(view: View, node: NodeRef) -> tuple[TensorId, NodeRefs, tuple[int, ...]] | None:
     """(padded tensor, what reads it, spatial amounts: begins, then ends) of a Pad that can go."""
     if not is_op(node, "Pad") or node.attrs.get("mode", "constant") != "constant":
         return None
@@ -318,7 +317,7 @@ def _read_auto_pad(conv: NodeRef) -> str:
     return str(conv.attrs.get("auto_pad", "NOTSET"))
 
 
-def _find_padded_rank(view: View, readers: tuple[NodeRef, ...]) -> int | None:
+def _find_padded_rank(view: View, readers: NodeRefs) -> int | None:
     """The rank of the padded tensor, from the kernels or the weights of what reads it."""
     for reader in readers:
         weight = view.find_tensor(reader, 1)
