@@ -166,7 +166,7 @@ class OnnxqError(Exception):
         return partial(type(self), **self._list_parts()), ()
 
     def _list_parts(self) -> dict[str, Any]:
-        """What it is made of, by the parameters of its class."""
+        """Its values, by the parameters of its class."""
         parts = ("subject", "cause", "fix", "code", "file", "line", "details")
         return {name: getattr(self, name) for name in parts}
 

@@ -72,8 +72,7 @@ _REACH = 24
 
 def list_computed_inputs(index: Graph, node: NodeRef) -> list[TensorId]:
     """The computed tensors a node reads, in order."""
-    found = [index.resolve_tensor(name, node.scope) for name in node.inputs if name]
-    return [tensor for tensor in found if tensor is not None and not index.is_constant(tensor)]
+    return list(index.list_computed(node).values())
 
 
 def find_backbone(index: Graph, tensor: TensorId) -> str | None:

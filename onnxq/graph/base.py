@@ -180,6 +180,11 @@ class Graph(ABC):
         """The tensors that a node reads, without the inputs that are left out."""
         return [tensor for tensor in self.list_inputs(node) if tensor is not None]
 
+    def list_computed(self, node: NodeRef) -> dict[int, TensorId]:
+        """The computed tensors that a node reads, by the number of the input."""
+        tensors = enumerate(self.list_inputs(node))
+        return {k: t for k, t in tensors if t is not None and not self.is_constant(t)}
+
     def input_value(self, node: NodeRef | None, k: int) -> Array | None:
         """The value of a constant input k; None for another, and where there is none."""
         return self.find_constant(self.find_input(node, k))

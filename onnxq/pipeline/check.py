@@ -437,8 +437,7 @@ def _find_quantized_nodes(index: GraphIndex, plan: Plan) -> set[str]:
         for edge in site.named_consumers
     }
     for node in index.nodes:
-        tensors = ((k, index.find_input(node, k)) for k in range(len(node.inputs)))
-        data = {k for k, tensor in tensors if tensor is not None and not index.is_constant(tensor)}
+        data = index.list_computed(node).keys()
         # One computed operand beside a weight that stayed float: half quantized is not quantized.
         half = node.op_type in ALWAYS_SHOWN and len(data) < 2
         if data and not half and data <= read.get(node.name, set()):

@@ -84,14 +84,9 @@ def is_between_pairs(index: Graph, existing: Existing, name: str) -> bool:
     if not existing.by_tensor:
         return False
     node = index.find_node(name)
-    computed = [edge for edge in node.list_edges() if _reads_computed(index, node, edge)]
+    computed = [node.make_edge(k) for k in index.list_computed(node)]
     reads = bool(computed) and all(_reads_pair(index, existing, edge) for edge in computed)
     return reads and _has_pair_behind(index, existing, node)
-
-
-def _reads_computed(index: Graph, node: NodeRef, edge: Edge) -> bool:
-    tensor = index.find_input(node, edge.index)
-    return tensor is not None and not index.is_constant(tensor)
 
 
 def _reads_pair(index: Graph, existing: Existing, edge: Edge) -> bool:
