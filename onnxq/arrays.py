@@ -1,4 +1,4 @@
-"""The types of arrays and of their sizes, as all rooms write them."""
+"""The types of arrays and of their sizes, as all rooms write them, and what they all ask of scales."""
 
 from __future__ import annotations
 
@@ -19,3 +19,8 @@ Arrays = Mapping[str, Array]
 Shape = tuple[int, ...]
 # Both ends of a range of values.
 Interval = tuple[float, float]
+
+
+def are_scales(values: Array) -> bool:
+    """True where all values are finite and above 0."""
+    return bool((np.isfinite(values) & (values > 0)).all())

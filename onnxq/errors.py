@@ -25,7 +25,11 @@ import os
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, ClassVar, TypeVar
+
+# The cause and the fix of an error.
+CauseAndFix = tuple[str, str]
 
 # Text of files in messages: a model's names may hold any character, those that steer a terminal or a CI system, too.
 # They are escaped where text is made, `\x1b`, `\n`; values keep them.
@@ -141,21 +145,13 @@ class OnnxqError(Exception):
         self: Same, subject: str | None = None, cause: str | None = None, fix: str | None = None
     ) -> Same:
         """A copy with other texts and the same class, code, file and line. None keeps a text."""
-        texts = (
-            self.subject if subject is None else subject,
-            self.cause if cause is None else cause,
-            self.fix if fix is None else fix,
-        )
-        return type(self)(
-            *texts, code=self.code, file=self.file, line=self.line, details=self.details
-        )
+        texts = {"subject": subject, "cause": cause, "fix": fix}
+        replaced = {name: text for name, text in texts.items() if text is not None}
+        return type(self)(**{**self._list_parts(), **replaced})
 
     def name_file(self: Same, file: str | os.PathLike[str]) -> Same:
         """A copy whose `file` is this one."""
-        texts = (self.subject, self.cause, self.fix)
-        return type(self)(
-            *texts, code=self.code, file=os.fspath(file), line=self.line, details=self.details
-        )
+        return type(self)(**{**self._list_parts(), "file": os.fspath(file)})
 
     def __str__(self) -> str:
         return self.join_lines(f"{self.fault} [{self.code}]")
@@ -165,16 +161,14 @@ class OnnxqError(Exception):
         fix = (f"fix: {self.fix}",) if self.fix else ()
         return "\n  ".join(map(escape_line, (first, *fix, *self.details)))
 
-    def __reduce__(self) -> tuple[Callable[..., OnnxqError], tuple[Any, ...]]:
+    def __reduce__(self) -> tuple[Callable[..., OnnxqError], tuple[()]]:
         # By default exceptions pickle as class(*args), and here `args` holds the whole message only.
-        where = {"code": self.code, "file": self.file, "line": self.line, "details": self.details}
-        return _restore_error, (type(self), (self.subject, self.cause, self.fix), where)
+        return partial(type(self), **self._list_parts()), ()
 
-
-def _restore_error(
-    kind: type[OnnxqError], texts: tuple[str, str, str], where: dict[str, Any]
-) -> OnnxqError:
-    return kind(*texts, **where)
+    def _list_parts(self) -> dict[str, Any]:
+        """Its values, by the parameters of its class."""
+        parts = ("subject", "cause", "fix", "code", "file", "line", "details")
+        return {name: getattr(self, name) for name in parts}
 
 
 class ModelError(OnnxqError):

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from difflib import get_close_matches
 
+from onnxq.sites import Names
+
 # Characters of a list of names: the longest of onnxq's own, the options of `search`, has 731.
 _MOST = 800
 
 
-def find_nearest(name: str, candidates: Iterable[str], limit: int = 3) -> tuple[str, ...]:
+def find_nearest(name: str, candidates: Iterable[str], limit: int = 3) -> Names:
     """Up to `limit` candidates similar to `name`, best first; () without any. Letter case does not count."""
     known = sorted({str(candidate) for candidate in candidates})
     folded: dict[str, str] = {}

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Protocol, TypeVar
 
 T = TypeVar("T")
+# Called behind every sample or step of work.
+Tick = Callable[[], None]
 
 
 class OutOfTime(Exception):

@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Annotated
 
+from onnxq.wording import Word
 
-class Role(str, Enum):
+
+class Role(Word):
     """The use a node makes of a quantized tensor."""
 
     ACTIVATION = "activation"
@@ -21,8 +23,10 @@ class Role(str, Enum):
         """True for weights and biases, which are numbers before the network runs."""
         return self in (Role.WEIGHT, Role.BIAS)
 
-    def __str__(self) -> str:
-        return self.value
+    @property
+    def is_measured(self) -> bool:
+        """True for activations and outputs, whose scales come from samples."""
+        return not self.is_constant
 
 
 @dataclass(frozen=True, order=True)
@@ -53,6 +57,10 @@ Site = TensorId | Edge
 Edges = tuple[Edge, ...]
 # Of nodes, tensors or operators.
 Names = tuple[str, ...]
+# Of a text for people: notes, an account, the end of a log.
+Lines = tuple[str, ...]
+# Of a node's inputs or outputs, as of Edge.
+Indices = tuple[int, ...]
 
 
 def is_within(scope: str, outer: str) -> bool:

@@ -6,11 +6,11 @@ A spec is frozen, hashable and holds no arrays; numbers live in QParams only.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import Enum
 from typing import TYPE_CHECKING, NoReturn
 
 from onnxq.errors import ConfigError
 from onnxq.sites import Names
+from onnxq.wording import Word
 
 if TYPE_CHECKING:
     import numpy as np
@@ -110,15 +110,12 @@ def find_numpy_storage(storage: str) -> str:
     )
 
 
-class FloatType(str, Enum):
+class FloatType(Word):
     """A float type that a network computes in."""
 
     FLOAT32 = "float32"
     FLOAT16 = "float16"
     BFLOAT16 = "bfloat16"
-
-    def __str__(self) -> str:
-        return self.value
 
     @property
     def onnx_type(self) -> int:
@@ -239,6 +236,11 @@ class QuantSpec:
     def has_one_scale(self) -> bool:
         """True where one scale serves the whole tensor."""
         return isinstance(self.granularity, PerTensor)
+
+    @property
+    def has_channels(self) -> bool:
+        """True where each channel has a scale."""
+        return isinstance(self.granularity, PerChannel)
 
     @property
     def has_blocks(self) -> bool:

@@ -13,6 +13,13 @@ from dataclasses import fields
 from enum import Enum
 from typing import Any
 
+
+class Word(str, Enum):
+    """A value that messages and files show as its text."""
+
+    __str__ = str.__str__
+
+
 # Characters of one field and of all in the short form of a value.
 _FIELD = 60
 _WHOLE = 500

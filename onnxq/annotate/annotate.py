@@ -6,11 +6,11 @@ from pathlib import Path
 
 from onnx import ModelProto
 
-from onnxq.annotate.bits import NODE_PREFIX, Inspection
+from onnxq.annotate.bits import NODE_PREFIX, Inspection, Records
 from onnxq.annotate.forms import rewrite_pairs
 from onnxq.annotate.operators import find_operators
 from onnxq.annotate.read import ATTRIBUTE, drop_attribute, find_pairs, list_pair_nodes, read_named
-from onnxq.annotate.sidecar import Records, place_notes
+from onnxq.annotate.sidecar import place_notes
 from onnxq.annotate.write import Given, assign_bits, warn_unbound, write_named_bits
 from onnxq.emit import BITS_KEY, PLAN_KEY
 from onnxq.graph import GraphIndex, name_nodes

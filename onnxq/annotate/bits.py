@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from enum import Enum
 from typing import Any, TypeVar
 
 import numpy as np
@@ -38,10 +37,15 @@ from onnxq.spec import (
     QuantSpec,
     find_element_type,
 )
-from onnxq.wording import abbreviate, show_html
+from onnxq.wording import Word, abbreviate, show_html
+
+# By the name of a node, as in the metadata of a model.
+Records = Mapping[str, Mapping[str, Any]]
+# The lowest and the highest integer.
+Levels = tuple[int, int]
 
 
-class Origin(str, Enum):
+class Origin(Word):
     """The sign that a number of bits was read from, in the order of trust."""
 
     GIVEN = "given"
@@ -56,9 +60,6 @@ class Origin(str, Enum):
     TYPE = "type"
     CLIP = "clip"
     VALUES = "values"
-
-    def __str__(self) -> str:
-        return self.value
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,7 +91,7 @@ class PairInfo:
     scale_min: float
     scale_max: float
     # Lowest and highest quantized value of a constant; None for other tensors.
-    levels: tuple[int, int] | None = None
+    levels: Levels | None = None
 
     @property
     def nodes(self) -> Names:
@@ -106,6 +107,9 @@ class PairInfo:
     def scheme(self) -> str:
         """The scheme in the words of the configuration."""
         return "symmetric" if self.symmetric else "asymmetric"
+
+
+PairInfos = tuple[PairInfo, ...]
 
 
 @dataclass(frozen=True)
@@ -129,7 +133,7 @@ class Inspection:
     _repr_html_ = show_html
 
     model: ModelProto
-    pairs: tuple[PairInfo, ...]
+    pairs: PairInfos
     # Path of the file that was read, "" for a model in memory; path of the file that was written, "" without one.
     source: str = ""
     output: str = ""
@@ -203,7 +207,7 @@ def read_bits(
     qparams: Numbers,
     *,
     noted: tuple[int, Origin] | None,
-    levels: tuple[int, int] | None,
+    levels: Levels | None,
 ) -> tuple[int, Origin]:
     """The bits of a chain, and the sign they were read from.
 
@@ -236,7 +240,7 @@ def read_clip_bits(index: GraphIndex, chain: Chain, qparams: Numbers) -> int | N
     return None if levels is None else max(2, math.ceil(math.log2(levels[1] - levels[0] + 1)))
 
 
-def read_clip_levels(index: GraphIndex, chain: Chain, qparams: Numbers) -> tuple[int, int] | None:
+def read_clip_levels(index: GraphIndex, chain: Chain, qparams: Numbers) -> Levels | None:
     """Lowest and highest quantized value that a Clip lets through, on the integers or on the floats in front."""
     inner = (
         _read_bounds(index, chain.inner)
@@ -261,7 +265,7 @@ def is_quantizer_clip(index: GraphIndex, chain: Chain, qparams: Numbers) -> bool
     return _float_clip_levels(index, chain, qparams) is not None
 
 
-def _float_clip_levels(index: GraphIndex, chain: Chain, qparams: Numbers) -> tuple[int, int] | None:
+def _float_clip_levels(index: GraphIndex, chain: Chain, qparams: Numbers) -> Levels | None:
     """The levels that the Clip in front of a chain leaves; None for one that fills the container, and without one."""
     bounds = None if chain.outer is None else _read_bounds(index, chain.outer)
     if (
@@ -290,7 +294,7 @@ def _float_clip_levels(index: GraphIndex, chain: Chain, qparams: Numbers) -> tup
     return None
 
 
-def find_used_levels(index: GraphIndex, chain: Chain, qparams: Numbers) -> tuple[int, int] | None:
+def find_used_levels(index: GraphIndex, chain: Chain, qparams: Numbers) -> Levels | None:
     """Lowest and highest quantized value of a constant; None for other tensors, FP8, and constants of zeros only."""
     value = None if qparams.element_type.is_float else index.find_constant(chain.source)
     if value is None:
@@ -370,7 +374,7 @@ def _find_storage(index: GraphIndex, chain: Chain) -> str:
             return zero_type
     if chain.quantize is None:
         return _find_type_name(index, chain.source) or "uint8"
-    dtype = int(chain.quantize.attrs.get("output_dtype", 0))
+    dtype = chain.quantize.read_int("output_dtype", 0)
     return name_type(dtype) if dtype else "uint8"
 
 
@@ -405,7 +409,7 @@ class Notes:
     """The notes of a model, by the names of nodes."""
 
     # Records of the model's `onnxq.bits` metadata.
-    by_node: Mapping[str, Mapping[str, Any]]
+    by_node: Records
     # `onnxq.*` metadata of the nodes themselves, which some tools drop.
     own: Mapping[str, Mapping[str, str]]
     # Specs of the plan in the model's metadata.
@@ -451,7 +455,7 @@ def read_notes(proto: ModelLike, plan: Plan | None = None) -> Notes:
             problems.append(Caution("W106", text))
             return missing
 
-    by_node: dict[str, Mapping[str, Any]] = read(BITS_KEY, parse_records, {})
+    by_node: Records = read(BITS_KEY, parse_records, {})
     plan = plan or read(PLAN_KEY, lambda text: from_json(text, source=PLAN_KEY), None)
     own = {node.name: notes for node in walk_nodes(proto.graph) if (notes := read_node_notes(node))}
     if plan is None:
@@ -460,7 +464,7 @@ def read_notes(proto: ModelLike, plan: Plan | None = None) -> Notes:
     return Notes(by_node, own, list_specs(sites), sites, plan.precision, tuple(problems))
 
 
-def parse_records(text: str) -> dict[str, Mapping[str, Any]]:
+def parse_records(text: str) -> Records:
     """The records of nodes in the model's metadata. Raises PlanError for another text."""
     records = JsonText(BITS_KEY, text).parse(PlanError, "")
     if not isinstance(records, dict):

@@ -19,6 +19,7 @@ from onnx import TensorProto
 
 from onnxq.arrays import Array
 from onnxq.graph import GraphIndex, NodeRef
+from onnxq.graph.base import NodeRefs
 from onnxq.plan.names import DEQUANTIZE, DYNAMIC, QUANTIZE
 from onnxq.sites import Edge, Edges, Names, Role, Site, TensorId, split_scope
 
@@ -64,7 +65,7 @@ class Chain:
         return self.inner or self.dequantize
 
     @property
-    def nodes(self) -> tuple[NodeRef, ...]:
+    def nodes(self) -> NodeRefs:
         """The nodes of the pair, in the order in which they run."""
         return tuple(
             node

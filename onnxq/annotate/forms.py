@@ -15,7 +15,15 @@ from typing import Any
 import numpy as np
 from onnx import ModelProto, helper
 
-from onnxq.annotate.bits import Notes, PairInfo, is_quantizer_clip, read_clip_levels, read_numbers
+from onnxq.annotate.bits import (
+    Levels,
+    Notes,
+    PairInfo,
+    PairInfos,
+    is_quantizer_clip,
+    read_clip_levels,
+    read_numbers,
+)
 from onnxq.annotate.find import Chain, find_chains
 from onnxq.annotate.read import ATTRIBUTE, drop_clip, find_pairs
 from onnxq.annotate.write import make_record
@@ -41,7 +49,7 @@ _OPSET = 13
 
 def rewrite_pairs(
     proto: ModelProto, pairs: Iterable[PairInfo], form: str
-) -> tuple[ModelProto, tuple[PairInfo, ...], Cautions]:
+) -> tuple[ModelProto, PairInfos, Cautions]:
     """A copy of the model with its pairs in a form of `FORMS`, the pairs there, and a warning of those that stay.
 
     The nodes keep their names; those of `Quant` nodes are the names of the DequantizeLinear.
@@ -133,7 +141,7 @@ class _FormWriter:
         except OnnxqError as error:
             return error.cause
 
-    def _choose_spec(self, pair: PairInfo, levels: tuple[int, int] | None) -> QuantSpec:
+    def _choose_spec(self, pair: PairInfo, levels: Levels | None) -> QuantSpec:
         """The bits in the type that the form stores them in; a narrow range where a Clip of the file has one."""
         kind = pair.element_type
         storage = pair.storage

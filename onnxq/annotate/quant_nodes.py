@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from onnx import ModelProto
 
-from onnxq.arrays import Array
+from onnxq.arrays import Array, Interval
 from onnxq.errors import ModelError
 from onnxq.graph import (
     Editor,
@@ -206,7 +206,7 @@ def _read_text(value: Any) -> str:
     return (value.decode() if isinstance(value, bytes) else str(value)).upper()
 
 
-def _list_levels(bits: float, signed: bool, narrow: bool) -> tuple[float, float]:
+def _list_levels(bits: float, signed: bool, narrow: bool) -> Interval:
     """Lowest and highest level; bits may be a fraction."""
     if signed:
         return -(2.0 ** (bits - 1)) + narrow, 2.0 ** (bits - 1) - 1

@@ -20,6 +20,7 @@ from onnxq.annotate.bits import (
     Notes,
     Numbers,
     PairInfo,
+    PairInfos,
     find_used_levels,
     is_quantizer_clip,
     read_bits,
@@ -160,7 +161,7 @@ def inspect_model(source: str | Path | ModelProto) -> Inspection:
     )
 
 
-def find_pairs(proto: ModelProto, notes: Notes | None = None) -> tuple[PairInfo, ...]:
+def find_pairs(proto: ModelProto, notes: Notes | None = None) -> PairInfos:
     """Every pair of every scope, in the order of execution, each with its bits. notes: in the place of the model's.
 
     Nodes without a name of their own get the one that `name_nodes` gives them; of products on scales of each run, pairs

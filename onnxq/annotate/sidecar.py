@@ -17,6 +17,8 @@ from onnxq.annotate.bits import (
     NO_NOTES,
     Origin,
     PairInfo,
+    PairInfos,
+    Records,
     parse_records,
     read_noted_bits,
     read_notes,
@@ -30,8 +32,6 @@ from onnxq.graph import GraphIndex, compute_structural_ids
 from onnxq.graph.integer_products import read_integer_products
 from onnxq.sites import Caution, Cautions
 
-# By the name of a node, as in the model's own metadata.
-Records = Mapping[str, Mapping[str, Any]]
 _FIX = "write one with `onnxq annotate-bits` from a model"
 
 
@@ -60,7 +60,7 @@ def read_sidecar(path: str | Path) -> Records:
     return records
 
 
-def place_notes(proto: ModelProto, beside: Records | None) -> tuple[tuple[PairInfo, ...], Cautions]:
+def place_notes(proto: ModelProto, beside: Records | None) -> tuple[PairInfos, Cautions]:
     """The pairs of a model with the bits of notes, and a warning of those that found no pair.
 
     beside: of a sidecar; None for the model's own, of which those of nodes that are gone find their pair anew.
@@ -115,7 +115,7 @@ def place_notes(proto: ModelProto, beside: Records | None) -> tuple[tuple[PairIn
     )
 
 
-def _group_records(records: Records, key: str) -> dict[str, Mapping[str, Any]]:
+def _group_records(records: Records, key: str) -> Records:
     """The records by one of their fields; an empty one where several have the same and name different bits."""
     grouped: dict[str, Mapping[str, Any]] = {}
     for record in records.values():

@@ -13,6 +13,7 @@ from onnxq.annotate.bits import (
     NODE_PREFIX,
     Origin,
     PairInfo,
+    PairInfos,
     count_bits,
     list_specs,
     read_node_notes,
@@ -20,7 +21,7 @@ from onnxq.annotate.bits import (
 from onnxq.annotate.read import drop_attribute, list_pair_nodes, set_attribute
 from onnxq.config import matches_any, suggest_names
 from onnxq.emit import BITS_KEY
-from onnxq.errors import ConfigError, PlanError
+from onnxq.errors import CauseAndFix, ConfigError, PlanError
 from onnxq.graph import name_nodes
 from onnxq.graph.names import choose_name
 from onnxq.graph.scopes import replace_items, walk_all_nodes
@@ -35,7 +36,7 @@ Given = Sequence[tuple[str, int]]
 
 def assign_bits(
     pairs: Iterable[PairInfo], *, given: Given = (), plan: Plan | None = None
-) -> tuple[PairInfo, ...]:
+) -> PairInfos:
     """The pairs with the bits a person gave.
 
     given: (pattern, bits); a pattern is a glob or /regex/ over the site and the pair's node names, and the first match
@@ -66,11 +67,11 @@ def write_bits(
 
 def write_named_bits(
     proto: ModelProto,
-    pairs: tuple[PairInfo, ...],
+    pairs: PairInfos,
     *,
     rename: bool = False,
     bits_attribute: bool = False,
-) -> tuple[ModelProto, tuple[PairInfo, ...]]:
+) -> tuple[ModelProto, PairInfos]:
     """The model of `write_bits`, and the pairs with the names that their nodes have there."""
     model = name_nodes(proto)
     nodes = {node.name: node for node in walk_all_nodes(model)}
@@ -122,7 +123,7 @@ def _set_metadata(entries: Any, values: dict[str, str]) -> None:
     )
 
 
-def _rename_nodes(nodes: dict[str, NodeProto], pairs: tuple[PairInfo, ...]) -> tuple[PairInfo, ...]:
+def _rename_nodes(nodes: dict[str, NodeProto], pairs: PairInfos) -> PairInfos:
     # The nodes that look rows of a table up are called after their Gather. A name that a renamed node gives up is free
     # for another.
     taken = set(nodes) - {name for pair in pairs for name in pair.nodes if not pair.lookup}
@@ -144,7 +145,7 @@ def _rename_nodes(nodes: dict[str, NodeProto], pairs: tuple[PairInfo, ...]) -> t
     return tuple(renamed)
 
 
-def _apply_patterns(pairs: tuple[PairInfo, ...], given: Given) -> tuple[PairInfo, ...]:
+def _apply_patterns(pairs: PairInfos, given: Given) -> PairInfos:
     """The pairs with the bits of the first pattern that matches each. Raises ConfigError as `assign_bits` says."""
     assigned = []
     used = set()
@@ -174,7 +175,7 @@ def _give_bits(pair: PairInfo, pattern: str, bits: int) -> PairInfo:
     return replace(pair, bits=bits, origin=Origin.GIVEN)
 
 
-def _explain_no_match(pattern: str, pairs: tuple[PairInfo, ...], before: Given) -> tuple[str, str]:
+def _explain_no_match(pattern: str, pairs: PairInfos, before: Given) -> CauseAndFix:
     names = [name for pair in pairs for name in (str(pair.site), *pair.nodes)]
     if before and any(matches_any(pattern, name) for name in names):
         return (
@@ -184,7 +185,7 @@ def _explain_no_match(pattern: str, pairs: tuple[PairInfo, ...], before: Given) 
     return "matches no pair of this model", suggest_names(pattern.strip("/*"), names)
 
 
-def _apply_plan(pairs: Iterable[PairInfo], plan: Plan) -> tuple[PairInfo, ...]:
+def _apply_plan(pairs: Iterable[PairInfo], plan: Plan) -> PairInfos:
     """The pairs with the bits of the plan. Raises PlanError as `assign_bits` says."""
     by_site = {site.site: site.spec for site in plan.all_sites}
     by_node = list_specs(plan.all_sites)
@@ -225,7 +226,7 @@ def is_unbound(pair: PairInfo, bits: int) -> bool:
     return narrower and bool(pair.quantize) and not pair.clip and pair.role is not Role.WEIGHT
 
 
-def warn_unbound(pairs: tuple[PairInfo, ...]) -> Cautions:
+def warn_unbound(pairs: PairInfos) -> Cautions:
     """A warning for activations whose given bits are narrower than anything in the graph enforces."""
     loose = []
     for pair in pairs:

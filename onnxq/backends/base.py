@@ -10,10 +10,11 @@ from typing import Any, Protocol
 from onnx import TensorProto
 
 from onnxq.arrays import Array, Shape
+from onnxq.errors import CauseAndFix
 from onnxq.graph import Graph, NodeRef
 from onnxq.graph.shapes import is_custom
-from onnxq.numerics import SumOrder
-from onnxq.sites import LeftFloat, Names, Refusal, Role, TensorId, Unquantized
+from onnxq.numerics import SumOrder, SumOrders
+from onnxq.sites import Indices, LeftFloat, Names, Refusal, Role, TensorId, Unquantized
 from onnxq.spec import (
     GRAIN_NAMES,
     FloatType,
@@ -86,7 +87,7 @@ class IntegerProduct:
     data: int = 0
     # Input of the data's zero point, whose type is that of the data; -1: none.
     zero: int = -1
-    weights: tuple[int, ...]
+    weights: Indices
     # The kernel is an integer one only with a QuantizeLinear behind it.
     result: bool = False
 
@@ -191,7 +192,7 @@ class Candidate:
         declared = self.index.find_shape(tensor)
         return None if declared is None else len(declared)
 
-    def list_types(self, inputs: tuple[int, ...]) -> set[int]:
+    def list_types(self, inputs: Indices) -> set[int]:
         """The ONNX types of some inputs, of all for (), as far as they are declared."""
         tensors = (self.tensor(k) for k in inputs or range(len(self.node.inputs)))
         types = {self.index.find_dtype(tensor) for tensor in tensors if tensor is not None}
@@ -221,12 +222,12 @@ class PlacementRule:
     # Whether the kernel needs a pair behind it.
     output: Output = Output.PAIR
     # Inputs that take activations; (): every input that is not constant.
-    data: tuple[int, ...] = (0,)
+    data: Indices = (0,)
     # Input of a constant weight and bias; None where the operator has none.
     weight: int | None = None
     bias: int | None = None
     # Inputs of further constant weights.
-    more_weights: tuple[int, ...] = ()
+    more_weights: Indices = ()
     # The kernel quantizes its data at each run by itself, and takes no scale of the file.
     dynamic: bool = False
     # Input and output must have one scale.
@@ -246,7 +247,7 @@ class PlacementRule:
     check: Check = lambda _: None
     unpaid: Check = lambda _: None
     # The inputs that take a pair, in the place of `data`, where they depend on the graph.
-    inputs: Callable[[Candidate], tuple[int, ...]] | None = None
+    inputs: Callable[[Candidate], Indices] | None = None
     # The tensor behind which the closing pair stands, where it is not the node's own result.
     closes: Callable[[Candidate], TensorId | None] = lambda _: None
     # The node reads pairs that stand for other readers, and shares their scale; it asks for none of its own.
@@ -268,7 +269,7 @@ class PlacementRule:
     # The other nodes without which the engine has no such kernel.
     together: Callable[[Candidate], Names] = lambda _: ()
 
-    def list_inputs(self, candidate: Candidate) -> tuple[int, ...]:
+    def list_inputs(self, candidate: Candidate) -> Indices:
         """The inputs of a node that take a pair."""
         if self.inputs is not None:
             return self.inputs(candidate)
@@ -293,7 +294,7 @@ class Capability:
     # Block sizes that a blocked kernel reads; (): any.
     blocks: tuple[int, ...] = ()
     # Why a weight of this shape has no kernel all the same, and the fix; None where it has.
-    shape: Callable[[Shape, QuantSpec], tuple[str, str] | None] = lambda _, __: None
+    shape: Callable[[Shape, QuantSpec], CauseAndFix | None] = lambda _, __: None
     # The lowest opset that has such pairs.
     opset: int = 13
     # Price of the spec, for people.
@@ -432,7 +433,7 @@ class Target:
         """True when kernels on some CPUs add products in 16 bits."""
         return any(part.sum_order is not _order_no_sums for part in self.parts or (self,))
 
-    def list_sum_orders(self, node: NodeRef, shape: Shape) -> tuple[SumOrder, ...]:
+    def list_sum_orders(self, node: NodeRef, shape: Shape) -> SumOrders:
         """The orders in which the kernels of all its engines read a node's weight."""
         orders = (part.sum_order(node, shape) for part in self.parts or (self,))
         return tuple(dict.fromkeys(order for order in orders if order is not None))

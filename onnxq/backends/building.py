@@ -28,6 +28,7 @@ from onnxq.files import ScratchFolder, replace_files
 from onnxq.graph import ModelLike, save_model
 from onnxq.graph.scopes import has_bodies
 from onnxq.runtime import NodeError
+from onnxq.sites import Lines
 
 JOB = "job.json"
 RESULT = "result.json"
@@ -223,7 +224,7 @@ def describe_death(code: int) -> str:
     return f"the process ended with exit code {code:#x} and no result"
 
 
-def _read_last_lines(folder: Path) -> tuple[str, ...]:
+def _read_last_lines(folder: Path) -> Lines:
     """The end of the log, and of the text that came on stderr past it."""
     lines: list[str] = []
     for name in (LOG, _STDERR):

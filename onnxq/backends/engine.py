@@ -10,7 +10,6 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from enum import Enum
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
@@ -22,8 +21,10 @@ import onnx
 from onnxq.arrays import Shape
 from onnxq.errors import ConfigError, VerificationError
 from onnxq.graph import GraphIndex, ModelLike, NodeRef
+from onnxq.graph.base import Dims
 from onnxq.runtime import Feeds, Latency, Session
-from onnxq.sites import Caution, Names, Refusal, Refusals
+from onnxq.sites import Caution, Lines, Names, Refusal, Refusals
+from onnxq.wording import Word
 
 if TYPE_CHECKING:
     from onnxq.config.data import RuntimeConfig
@@ -110,7 +111,7 @@ class KernelWords:
     shifts: bool = False
 
 
-class BuildState(str, Enum):
+class BuildState(Word):
     """How a build ended."""
 
     BUILT = "built"
@@ -123,9 +124,6 @@ class BuildState(str, Enum):
     UNABLE = "unable"
     NO_CAPABILITY = "no capability"
     NO_PLUGIN = "no plugin"
-
-    def __str__(self) -> str:
-        return self.value
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,21 +157,18 @@ class BuildResult:
     node: str = ""
     fix: str = ""
     # Its last lines, when it did not end well.
-    log: tuple[str, ...] = ()
+    log: Lines = ()
     engine_bytes: int = 0
     # Of a process that crashed.
     exit_code: int = 0
 
 
-class Untimed(str, Enum):
+class Untimed(Word):
     """Why engines were built and not timed."""
 
     NO_GPU = "no GPU"
     OTHER_GPU = "built for another GPU"
     NOT_BUILT = "no model was built"
-
-    def __str__(self) -> str:
-        return self.value
 
 
 @dataclass(frozen=True, eq=False)
@@ -357,9 +352,7 @@ class Engine:
         """Why a GPU has no int8 kernels."""
         return ""
 
-    def explain_operand(
-        self, node: NodeRef, scale: tuple[int | str | None, ...] | None, role: str
-    ) -> str:
+    def explain_operand(self, node: NodeRef, scale: Dims | None, role: str) -> str:
         """Why a kernel does not take a pair with a scale of this shape on data. role: "input", or "input 1" …"""
         return ""
 

@@ -13,18 +13,21 @@ from itertools import product
 from typing import Any, TypeVar
 
 from onnxq.backends.base import Candidate, Capability, Output, PlacementRule, Target
+from onnxq.sites import Indices
 
 _Part = TypeVar("_Part", PlacementRule, Capability, Target)
+# A field of several rules, rows or targets.
+_Fields = Sequence[tuple[Any, ...]]
 _Joiner = Callable[[Sequence[Any]], Any]
 # From what asks most of the file to what asks least: a kernel without a pair behind it reads one all the same.
 _OUTPUTS = (Output.PAIR, Output.EITHER, Output.FLOAT, Output.FOLLOWS)
 
 
-def _intersect(values: Sequence[tuple[Any, ...]]) -> tuple[Any, ...]:
+def _intersect(values: _Fields) -> tuple[Any, ...]:
     return tuple(entry for entry in values[0] if all(entry in value for value in values))
 
 
-def _intersect_named(values: Sequence[tuple[Any, ...]]) -> tuple[Any, ...] | None:
+def _intersect_named(values: _Fields) -> tuple[Any, ...] | None:
     """The values in common, None where there are none; () stands for any."""
     named = [value for value in values if value]
     if not named:
@@ -32,7 +35,7 @@ def _intersect_named(values: Sequence[tuple[Any, ...]]) -> tuple[Any, ...] | Non
     return _intersect(named) or None
 
 
-def _unite(values: Sequence[tuple[Any, ...]]) -> tuple[Any, ...]:
+def _unite(values: _Fields) -> tuple[Any, ...]:
     return tuple(dict.fromkeys(entry for value in values for entry in value))
 
 
@@ -52,7 +55,7 @@ def _share_inputs(rules: Sequence[Any]) -> Sequence[Any]:
     ):
         return rules
 
-    def unite(candidate: Candidate) -> tuple[int, ...]:
+    def unite(candidate: Candidate) -> Indices:
         return tuple(sorted({k for rule in rules for k in rule.list_inputs(candidate)}))
 
     return [replace(rule, data=rules[0].data, inputs=unite) for rule in rules]

@@ -73,8 +73,7 @@ _REACH = 24
 
 def list_computed_inputs(index: Graph, node: NodeRef) -> list[TensorId]:
     """The computed tensors a node reads, in order."""
-    found = [index.resolve_tensor(name, node.scope) for name in node.inputs if name]
-    return [tensor for tensor in found if tensor is not None and not index.is_constant(tensor)]
+    return list(index.list_computed(node).values())
 
 
 def find_backbone(index: Graph, tensor: TensorId) -> str | None:
@@ -361,7 +360,7 @@ def explain_stem(candidate: Candidate, _: Candidate | None = None) -> str | None
         weight is None
         or len(weight) != 4
         or weight[1] > _STEM_CHANNELS
-        or int(candidate.attr("group", 1)) != 1
+        or candidate.node.groups != 1
     ):
         return None
     if not _reads_graph_input(candidate):
@@ -392,7 +391,7 @@ def explain_stem_depthwise(candidate: Candidate, maker: Candidate | None) -> str
         return None
     weight = candidate.shape(1)
     shape = candidate.shape(0)
-    depthwise = weight is not None and weight[1] == 1 and int(candidate.attr("group", 1)) > 1
+    depthwise = weight is not None and weight[1] == 1 and candidate.node.groups > 1
     if not depthwise or maker is None or shape is None or len(shape) != 4:
         return None
     # Further ones cost more in layouts than they gain: EfficientNet-Lite0 is 2.2 to 2.6 times as

@@ -20,12 +20,11 @@ from onnxq.graph import GraphIndex, NodeRef
 from onnxq.graph.base import FLOAT_TENSORS, LAYOUT_OPS
 from onnxq.graph.light import is_large_model
 from onnxq.graph.storage import Spool, StoredArray
-from onnxq.numerics import bias_qparams, floor_weight_scale, weight_qparams
-from onnxq.numerics.weights import SumOrder
+from onnxq.numerics import SumOrders, bias_qparams, floor_weight_scale, weight_qparams
 from onnxq.plan import SitePlan
 from onnxq.progress import Progress, silent
 from onnxq.runtime.crew import AnyArray, Crew, hash_array, hash_parts, open_array
-from onnxq.sites import Edge, Role, Site, TensorId
+from onnxq.sites import Edge, Indices, Role, Site, TensorId
 from onnxq.spec import ObserverSpec, QParams, QuantSpec
 from onnxq.workers import WorkPiece
 
@@ -177,7 +176,7 @@ def name_site(site: str) -> Iterator[None]:
 
 
 # Where each has its scale, and its bias if it has one.
-_NORMS: dict[str, tuple[int, ...]] = {
+_NORMS: dict[str, Indices] = {
     "LayerNormalization": (1, 2),
     "RMSNormalization": (1,),
     "SimplifiedLayerNormalization": (1,),
@@ -206,7 +205,7 @@ def estimate_importance(index: GraphIndex, site: SitePlan, shape: Shape) -> Floa
 
 def _weigh_input(index: GraphIndex, edge: Edge, shape: Shape) -> Floats | None:
     node = index.find_node(edge.node)
-    if node.op_type not in ("MatMul", "Gemm") or edge.index != 1 or node.attrs.get("transA", 0):
+    if node.op_type not in ("MatMul", "Gemm") or edge.index != 1 or node.transposes_data:
         return None
     axis = 1 if node.is_transposed else 0
     maker = index.find_producer(index.find_origin(index.find_input(node, 0), _PASSING))
@@ -253,7 +252,7 @@ class WeightTask:
     values: AnyArray
     spec: QuantSpec
     observer: ObserverSpec | None
-    orders: tuple[SumOrder, ...]
+    orders: SumOrders
     importance: Floats | None
 
 

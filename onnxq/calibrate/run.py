@@ -35,9 +35,6 @@ from onnxq.spec import QParams
 # Bytes of the tapped values of one run; the memory of the model itself comes on top.
 DEFAULT_MEMORY_LIMIT = 2**30
 
-# Roles whose ranges come from samples.
-_MEASURED = (Role.ACTIVATION, Role.OUTPUT)
-
 
 def calibrate(
     proto: ModelLike,
@@ -65,7 +62,7 @@ def calibrate(
     index = get_index(proto)
     qparams = _list_known(plan)
     missing = [site for site in plan.sites if site.site not in qparams and not site.spec.dynamic]
-    watch, wants = _plan_observers(index, [site for site in missing if site.role in _MEASURED])
+    watch, wants = _plan_observers(index, [site for site in missing if site.role.is_measured])
     unseen: Refusals = ()
     if watch.readers:
         if dataset is None:
@@ -119,7 +116,7 @@ def observe_part(
     index = get_index(proto)
     known = _list_known(plan)
     missing = [site for site in plan.sites if site.site not in known and not site.spec.dynamic]
-    watch, _ = _plan_observers(index, [site for site in missing if site.role in _MEASURED])
+    watch, _ = _plan_observers(index, [site for site in missing if site.role.is_measured])
     if not watch.readers:
         cause = "no activation has a scale that is fixed beforehand: there is nothing to calibrate"
         raise PlanError(plan.model, cause, "quantize without parts", code="Q405")

@@ -21,6 +21,7 @@ from onnxq.report.columns import Text
 from onnxq.report.document import ResultFormat
 from onnxq.report.record import ReportRecord, read_record
 from onnxq.report.terminal import RenderableType, TextView, format_count, make_list, make_table
+from onnxq.sites import Lines
 from onnxq.spec import GRAIN_NAMES
 from onnxq.wording import abbreviate, show_html
 
@@ -66,7 +67,11 @@ class Comparison:
     figures: tuple[FigureChange, ...] = ()
     same: int = 0
     sites: tuple[SiteChange, ...] = ()
-    failed: tuple[str, ...] = ()
+    failed: Lines = ()
+
+
+# What a site has in words, and its scales.
+_SiteForm = tuple[str, tuple[float, ...]]
 
 
 @dataclass(frozen=True)
@@ -74,7 +79,7 @@ class _Side:
     """A quantized model. sites: what each has, and its scales."""
 
     name: str
-    sites: Mapping[str, tuple[str, tuple[float, ...]]]
+    sites: Mapping[str, _SiteForm]
     figures: Mapping[str, float] = field(default_factory=dict)
 
 
@@ -212,13 +217,13 @@ def _list_changes(old: _Side, new: _Side) -> Iterator[SiteChange]:
             yield SiteChange(site=name, before=_format_site(before), after=_format_site(after))
 
 
-def _are_alike(before: tuple[str, tuple[float, ...]], after: tuple[str, tuple[float, ...]]) -> bool:
+def _are_alike(before: _SiteForm, after: _SiteForm) -> bool:
     # Sites without numbers, as of a plan that is not calibrated, are compared by their words.
     pairs = zip(before[1], after[1], strict=False)
     return before[0] == after[0] and all(math.isclose(a, b, rel_tol=_SAME) for a, b in pairs)
 
 
-def _format_site(site: tuple[str, tuple[float, ...]] | None) -> str:
+def _format_site(site: _SiteForm | None) -> str:
     if site is None:
         return ""
     words, scales = site

@@ -13,7 +13,7 @@ from onnxq.annotate import find_existing, read_model
 from onnxq.annotate.existing import read_plan_note
 from onnxq.commands.apply import read_plan
 from onnxq.errors import ModelError, PlanError
-from onnxq.files import guard_outputs, replace_files
+from onnxq.files import describe_os_error, guard_outputs, replace_files
 from onnxq.graph import GraphIndex, infer_shapes, inline_functions, load_model, name_nodes
 from onnxq.interop import find_format
 from onnxq.interop.exporting import LeftSite, WrittenSite, list_uncovered, write_scales
@@ -157,7 +157,7 @@ def _is_json(path: Path) -> bool:
             return file.read(64).lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"{")
     except OSError as error:
         raise PlanError(
-            path, error.strerror or str(error), "name a plan or a quantized model", code="Q401"
+            path, describe_os_error(error), "name a plan or a quantized model", code="Q401"
         ) from error
 
 

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from onnxq.arrays import Interval
 from onnxq.compat.options import name_value
 from onnxq.compat.theirs import hand_on, take_choices
 from onnxq.errors import ConfigError
@@ -80,7 +81,7 @@ def write_cache(plan: Plan, method: Any, path: Path) -> None:
     path.write_text(json.dumps({**cache, _PLAN: json.loads(to_json(plan))}))
 
 
-def read_cache(path: Path) -> Plan | dict[str, tuple[float, float]]:
+def read_cache(path: Path) -> Plan | dict[str, Interval]:
     """The plan in a cache of onnxq, or that the file is; else the range of each tensor.
 
     Raises ConfigError for a file of another kind, and PlanError for a plan that is none.
@@ -100,9 +101,7 @@ def read_cache(path: Path) -> Plan | dict[str, tuple[float, float]]:
         raise ConfigError(str(path), "is no calibration cache", fix, code="Q304") from error
 
 
-def spread_ranges(
-    ranges: dict[str, tuple[float, float]], model: Any
-) -> dict[str, tuple[float, float]]:
+def spread_ranges(ranges: dict[str, Interval], model: Any) -> dict[str, Interval]:
     """The ranges, and those that Relu, Clip and operators that move values make of them: caches leave these out."""
     from onnxq.graph import load_model
     from onnxq.graph.base import LAYOUT_OPS
@@ -126,7 +125,7 @@ def spread_ranges(
 
 def _read_ranges(
     tensors: Mapping[str, Mapping[str, Any]],
-) -> Iterable[tuple[str, tuple[float, float]]]:
+) -> Iterable[tuple[str, Interval]]:
     for name, entry in tensors.items():
         ends = (entry[key] for key in ("lowest", "highest"))
         # Arrays stand as mappings; numbers come from older versions.

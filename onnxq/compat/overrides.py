@@ -14,6 +14,7 @@ from typing import Any
 
 import onnx
 
+from onnxq.arrays import Interval
 from onnxq.backends import Target
 from onnxq.compat.options import warn_meaningless
 from onnxq.errors import ConfigError
@@ -188,9 +189,7 @@ def _convert_entry(
     return changes
 
 
-def _read_range(
-    name: str, override: Mapping[str, Any], bits: int, signed: bool
-) -> tuple[float, float] | None:
+def _read_range(name: str, override: Mapping[str, Any], bits: int, signed: bool) -> Interval | None:
     """The lowest and highest value that the numbers of a tensor are for; None where they are not complete."""
     if {"scale", "zero_point"} <= set(override):
         subject = f"TensorQuantOverrides of {name!r}"

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from onnxq.arrays import Interval
 from onnxq.compat.calibrate import read_cache, read_samples, spread_ranges, write_cache
 from onnxq.compat.options import (
     ARGUMENTS,
@@ -128,9 +129,7 @@ def quantize_static(
     return result
 
 
-def _add_ranges(
-    tensors: dict[str, Any], cached: Plan | dict[str, tuple[float, float]], model: Model
-) -> None:
+def _add_ranges(tensors: dict[str, Any], cached: Plan | dict[str, Interval], model: Model) -> None:
     """Add the ranges of a cache, if it holds some, to the overrides of tensors, whose own come first."""
     ranges = spread_ranges(cached, model) if isinstance(cached, dict) else {}
     for name, (low, high) in ranges.items():
@@ -309,7 +308,7 @@ def get_qdq_config(
     model_input: Model,
     calibration_data_reader: Any,
     calibrate_method: Any = UnaskedMethod.MinMax,
-    calibrate_args: Mapping[str, Any] | None = None,
+    calibrate_args: Extras = None,
     activation_type: Any = QuantType.QUInt8,
     weight_type: Any = QuantType.QInt8,
     activation_symmetric: bool = False,
@@ -318,7 +317,7 @@ def get_qdq_config(
     reduce_range: bool = False,
     keep_removable_activations: bool = False,
     min_real_range: float | None = None,
-    tensor_quant_overrides: Mapping[str, Any] | None = None,
+    tensor_quant_overrides: Extras = None,
     calibration_providers: Sequence[str] | None = None,
     op_types_to_quantize: Names = None,
     nodes_to_exclude: Names | Callable[[onnx.ModelProto, onnx.NodeProto], bool] = None,

@@ -22,7 +22,7 @@ from numpy.lib import format as npy
 from onnxq.arrays import Array, Shape
 from onnxq.data.fit import DType, Feeds
 from onnxq.errors import DataError, OnnxqError
-from onnxq.files import check_input_kind, shorten_error
+from onnxq.files import check_input_kind, explain_unreadable, shorten_error
 
 # Bytes read and unpacked at a time.
 _BLOCK_BYTES = 2**20
@@ -364,7 +364,7 @@ def _explain_failures(where: str) -> Iterator[None]:
     except OnnxqError:
         raise
     except OSError as error:
-        cause = f"cannot be read ({error.strerror or error})"
+        cause = explain_unreadable(error)
         fix = "check its permissions and the space left in the temporary folder"
         raise DataError(where, cause, fix, code="Q202") from error
     except Exception as error:  # the file may hold anything; zipfile, zlib and numpy each complain in their own way

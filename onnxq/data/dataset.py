@@ -13,7 +13,7 @@ from onnxq.arrays import Array, Arrays, Mask, Shape
 from onnxq.data.fit import Feeds, Inputs, fit_array
 from onnxq.data.sources import LazySource, SampleSource, find_batch_axis, find_batch_symbols
 from onnxq.errors import DataError
-from onnxq.graph import ValueInfo
+from onnxq.graph.base import ValueInfos
 from onnxq.runtime.crew import Crew, SharedFeeds, read_feeds
 from onnxq.sites import Names
 
@@ -80,7 +80,7 @@ class Dataset:
             raise DataError(
                 title, "is empty: it has no samples", "give it at least one sample", code="Q203"
             )
-        self.inputs: tuple[ValueInfo, ...] = tuple(inputs)
+        self.inputs: ValueInfos = tuple(inputs)
         self.synthetic = synthetic
         self._source, self._title, self._extend = source, title, extend
         self._indices, self._spare = tuple(indices), spare
@@ -243,7 +243,7 @@ def _join_samples(samples: list[Feeds], first: int, axes: dict[str, int] | None)
 class SharedSamples:
     """Some samples of a set, in order. names: as the set calls them in messages."""
 
-    inputs: tuple[ValueInfo, ...]
+    inputs: ValueInfos
     feeds: tuple[SharedFeeds, ...]
     names: Names
 

@@ -37,9 +37,9 @@ from onnxq.data.sources import (
 from onnxq.data.synthetic import SAMPLES, make_synthetic
 from onnxq.data.text import make_generated_samples, make_text_samples
 from onnxq.errors import DataError
-from onnxq.files import check_input_kind, read_input
+from onnxq.files import check_input_kind, explain_unreadable, read_input
 from onnxq.graph import ModelLike
-from onnxq.progress import Progress, silent
+from onnxq.progress import Progress, Tick, silent
 
 # Bytes; protobuf's limit for one message.
 _MOST_BYTES = 2**31 - 1
@@ -78,7 +78,7 @@ def read_tensor(path: Path) -> tuple[str, Array]:
     try:
         data = read_input(path, DataError, limit=_MOST_BYTES)
     except OSError as error:
-        raise DataError(path, f"cannot be read ({error.strerror or error})", code="Q202") from error
+        raise DataError(path, explain_unreadable(error), code="Q202") from error
     try:
         tensor.ParseFromString(data)
     except Exception as error:  # protobuf's DecodeError; its package has no types
@@ -137,7 +137,7 @@ class _Opener:
     inputs: Inputs
     config: DataConfig
     model: ModelLike | None
-    tick: Callable[[], None]
+    tick: Tick
 
     def open_source(self, source: Any) -> tuple[SampleSource, str]:
         """The samples of any kind of data, and their title."""
@@ -212,7 +212,7 @@ class _Opener:
         try:
             return self._open_folder(path) if os.path.isdir(path) else self._open_file(path)
         except OSError as error:
-            cause = f"cannot be read ({error.strerror or error})"
+            cause = explain_unreadable(error)
             raise DataError(path, cause, "check its permissions", code="Q202") from error
 
     def join_feeds(self, feeds: Mapping[str, Arrays]) -> SampleSource:

@@ -19,7 +19,7 @@ import numpy as np
 
 from onnxq.arrays import Array, Arrays
 from onnxq.errors import DataError, OnnxqError
-from onnxq.files import check_input_kind, read_input
+from onnxq.files import check_input_kind, explain_unreadable, read_input
 from onnxq.nearest import find_nearest, suggest_names
 
 _PACKAGE = os.path.join(Path(__file__).parents[1], "")
@@ -150,7 +150,7 @@ def _check_script(path: Path) -> None:
             str(path), "there is no such file", suggest_files(path), code="Q201"
         ) from None
     except OSError as error:
-        cause = f"cannot be read ({error.strerror or error})"
+        cause = explain_unreadable(error)
         raise DataError(str(path), cause, "check its permissions", code="Q213") from error
 
 
@@ -182,7 +182,7 @@ def read_json_feeds(path: Path) -> Sequence[Arrays]:
     ) as error:  # ValueError: no JSON, no text, numbers of thousands of digits
         raise DataError(path, f"is not JSON ({error})", _SAVE_INPUTS, code="Q206") from error
     except OSError as error:
-        raise DataError(path, f"cannot be read ({error.strerror or error})", code="Q202") from error
+        raise DataError(path, explain_unreadable(error), code="Q202") from error
     feeds = content if isinstance(content, list) else [content]
     for feed in feeds:
         if not isinstance(feed, dict) or not all(

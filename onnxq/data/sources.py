@@ -29,6 +29,8 @@ from onnxq.data.scripts import guard_user_code
 from onnxq.errors import DataError
 from onnxq.files import ScratchFolder
 from onnxq.graph import ValueInfo
+from onnxq.progress import Tick
+from onnxq.sites import Lines
 
 
 @dataclass(frozen=True)
@@ -146,7 +148,7 @@ class SampleSource(Protocol):
     """Samples by number."""
 
     # Remarks for reports on how the samples are read.
-    notes: tuple[str, ...]
+    notes: Lines
 
     def __len__(self) -> int: ...
 
@@ -202,7 +204,7 @@ class ArraySource:
         ]
         if self._count > 1:
             notes += [f"input {name}: one array, used for every sample" for name in same]
-        self.notes: tuple[str, ...] = tuple(note for note in notes if note)
+        self.notes: Lines = tuple(note for note in notes if note)
 
     def __len__(self) -> int:
         return self._count
@@ -222,7 +224,7 @@ class JoinedSource:
     def __init__(self, parts: Sequence[SampleSource], keep: object = None) -> None:
         self._parts, self._keep = tuple(parts), keep
         self._ends = list(accumulate(len(part) for part in self._parts))
-        self.notes: tuple[str, ...] = tuple(
+        self.notes: Lines = tuple(
             dict.fromkeys(note for part in self._parts for note in part.notes)
         )
 
@@ -251,7 +253,7 @@ class LazySource:
         self, items: Sequence[Any], read: Callable[[Any], Feeds], label: Callable[[Any], str]
     ) -> None:
         self._items, self._read, self._label = tuple(items), read, label
-        self.notes: tuple[str, ...] = ()
+        self.notes: Lines = ()
 
     def __len__(self) -> int:
         return len(self._items)
@@ -308,7 +310,7 @@ def spool_samples(
     inputs: Inputs,
     where: str,
     limit: int | None,
-    tick: Callable[[], None] = lambda: None,
+    tick: Tick = lambda: None,
 ) -> JoinedSource:
     """Iterate once over the items and keep at most `limit` samples, so that endless streams are possible.
 

@@ -14,7 +14,7 @@ from onnxq.data.fit import Feeds, Inputs, classify_dtype, find_input_dtype, form
 from onnxq.errors import DataError, ModelError
 from onnxq.graph import GraphIndex, ModelLike, ValueInfo, get_index, infer_shapes
 from onnxq.runtime import Session
-from onnxq.sites import TensorId
+from onnxq.sites import Lines, TensorId
 
 # Augmented samples: images inverted, mirrored, rotated, or with one quarter enlarged.
 # They replace images that calibration lacks. A late layer has few positions per image: 24 images give 1176 of them to
@@ -34,7 +34,7 @@ _BESIDE = 16
 _SMALLEST = 16
 
 
-def augment_sample(feeds: Arrays) -> tuple[dict[str, Array], ...]:
+def augment_sample(feeds: Arrays) -> tuple[Feeds, ...]:
     """Make augmented samples of the same shapes, types and value range; () for a sample without images.
 
     An image is an input [N, C, H, W] or [N, H, W, C] of 1, 3 or 4 channels and at least 16 x 16 pixels. Other inputs
@@ -325,7 +325,7 @@ def _settle_cache(value: ValueInfo, index: GraphIndex, cache: TensorId | None) -
         node = index.find_node(edge.node)
         if node.op_type == "Cast":
             return _settle_cache(value, index, node.result)
-        heads = int(node.attrs.get("num_heads", 0))
+        heads = node.read_int("num_heads", 0)
         dims = list(value.shape or ())
         width = (index.find_shape(index.find_input(node, 0)) or (None,))[-1]
         if heads and isinstance(width, int):
@@ -444,7 +444,7 @@ class _RandomSource:
         }
         past = () if self._decoder is None else self._decoder.past
         self._past = next((size for key, size in sizes.items() if key in past), 0)
-        self.notes: tuple[str, ...] = (f"seed {seed}", listed_shapes)
+        self.notes: Lines = (f"seed {seed}", listed_shapes)
         if self._decoder is not None:
             self.notes += ("a decoder writes text itself where its data is `self-generated`",)
 

@@ -11,7 +11,7 @@ import numpy as np
 import onnx
 
 from onnxq.annotate import read_plan_note
-from onnxq.arrays import Array, Shape
+from onnxq.arrays import Shape
 from onnxq.backends import Engine, find_backend, find_engine
 from onnxq.backends.building import build_engine, check_library
 from onnxq.backends.engine import ENGINE, BuildState, EngineTimes, Job, TimedModel, Timing, Untimed
@@ -303,7 +303,7 @@ def _time_built(
         return engine.time_models(models, timing)
 
 
-def fit_feeds(inputs: Sequence[ValueInfo], feeds: Feeds) -> dict[str, Array]:
+def fit_feeds(inputs: Sequence[ValueInfo], feeds: Feeds) -> Feeds:
     """The feeds of a model's inputs in its own float types."""
     own = {value.name: feeds[value.name] for value in inputs}
     return convert_floats(own, {value.name: value.dtype for value in inputs})

@@ -28,9 +28,9 @@ class ChoiceAgreement:
 
     node: str
     op: str
-    values: tuple[str, ...]
+    values: Names
     outputs: Names
-    decides: tuple[str, ...]
+    decides: Names
     chosen: float
     shared: float
 

@@ -401,7 +401,7 @@ class _ToggleWork:
                     or np.array_equal(plain.ravel(), value.ravel())
                 ):
                     continue
-                edge = Edge(node.name, k, node.scope)
+                edge = node.make_edge(k)
                 feed = self._feed_constant(
                     f"onnxq/{edge}", [edge], value, plain.reshape(value.shape)
                 )

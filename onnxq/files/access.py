@@ -118,7 +118,7 @@ def prepare_folder(folder: Path, names: Iterable[str], *, parents: bool = False)
         folder.mkdir(parents=parents, exist_ok=True)
     except OSError as error:
         fix = "choose another folder" if parents else "create the folder it is to be in first"
-        raise OutputError(str(folder), error.strerror or str(error), fix, code="Q604") from error
+        raise OutputError(str(folder), describe_os_error(error), fix, code="Q604") from error
     try:
         with guard_outputs("", *(folder / name for name in names), force=True):
             yield
@@ -183,7 +183,7 @@ def check_output_kind(path: Path) -> os.stat_result | None:
             str(path), f"{path.parent} is not a folder", "name a file in a folder", code="Q603"
         ) from None
     except (OSError, ValueError) as error:
-        cause = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        cause = describe_os_error(error)
         raise OutputError(
             str(path),
             f"cannot be the name of an output ({cause})",
@@ -420,6 +420,11 @@ def find_calibrator(text: str) -> str:
 def describe_os_error(error: Exception) -> str:
     """Return the system's reason, "No such file or directory", without error number and path."""
     return (error.strerror if isinstance(error, OSError) else None) or str(error)
+
+
+def explain_unreadable(error: OSError) -> str:
+    """The cause of an error about an input that the system does not read."""
+    return f"cannot be read ({describe_os_error(error)})"
 
 
 def shorten_error(error: Exception) -> str:

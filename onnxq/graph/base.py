@@ -33,6 +33,9 @@ class ValueInfo:
     shape: Dims | None
 
 
+ValueInfos = tuple[ValueInfo, ...]
+
+
 @dataclass(frozen=True)
 class NodeRef:
     """One node."""
@@ -70,9 +73,27 @@ class NodeRef:
         """The attribute auto_pad, which some exporters write empty where they mean none."""
         return str(self.attrs.get("auto_pad") or "NOTSET")
 
+    @property
+    def transposes_data(self) -> bool:
+        """True for a Gemm that transposes its first input."""
+        return bool(self.attrs.get("transA", 0))
+
+    @property
+    def groups(self) -> int:
+        """Of a convolution."""
+        return self.read_int("group", 1)
+
     def read_int(self, name: str, default: int) -> int:
         """An attribute that is a whole number, or the default that ONNX gives it."""
         return int(self.attrs.get(name, default))
+
+    def read_float(self, name: str, default: float) -> float:
+        """An attribute that is a number, or the default that ONNX gives it."""
+        return float(self.attrs.get(name, default))
+
+    def make_result(self, k: int) -> TensorId:
+        """The tensor of output k."""
+        return TensorId(self.outputs[k], self.scope)
 
     def make_edge(self, k: int) -> Edge:
         """Input k as a site."""
@@ -91,6 +112,9 @@ class NodeRef:
         return self.is_onnx("Gather") and k == 0 and not self.attrs.get("axis", 0)
 
 
+NodeRefs = tuple[NodeRef, ...]
+
+
 class Graph(ABC):
     """Nodes in ONNX's operators and layouts, in the order in which they run.
 
@@ -99,12 +123,12 @@ class Graph(ABC):
 
     @property
     @abstractmethod
-    def nodes(self) -> tuple[NodeRef, ...]:
+    def nodes(self) -> NodeRefs:
         """All nodes, in the order in which they run."""
 
     @property
     @abstractmethod
-    def inputs(self) -> tuple[ValueInfo, ...]:
+    def inputs(self) -> ValueInfos:
         """The tensors that callers feed."""
 
     @property
@@ -161,6 +185,11 @@ class Graph(ABC):
     def list_reads(self, node: NodeRef) -> list[TensorId]:
         """The tensors that a node reads, without the inputs that are left out."""
         return [tensor for tensor in self.list_inputs(node) if tensor is not None]
+
+    def list_computed(self, node: NodeRef) -> dict[int, TensorId]:
+        """The computed tensors that a node reads, by the number of the input."""
+        tensors = enumerate(self.list_inputs(node))
+        return {k: t for k, t in tensors if t is not None and not self.is_constant(t)}
 
     def input_value(self, node: NodeRef | None, k: int) -> Array | None:
         """The value of a constant input k; None for another, and where there is none."""

@@ -20,7 +20,7 @@ from onnx import (
 
 from onnxq.arrays import Array
 from onnxq.errors import ModelError
-from onnxq.graph.base import Dims, Graph, NodeRef, ValueInfo
+from onnxq.graph.base import Dims, Graph, NodeRef, NodeRefs, ValueInfo, ValueInfos
 from onnxq.graph.light import (
     SAME_LAYOUT,
     LightModel,
@@ -55,8 +55,8 @@ class GraphIndex(Graph):
     Raises ModelError when nodes are unnamed or share a name (see name_nodes), or form a cycle.
     """
 
-    nodes: tuple[NodeRef, ...] = ()
-    inputs: tuple[ValueInfo, ...] = ()
+    nodes: NodeRefs = ()
+    inputs: ValueInfos = ()
     scopes: Names = ()
 
     def __init__(self, model: ModelLike) -> None:
@@ -100,7 +100,7 @@ class GraphIndex(Graph):
             for value in proto.graph.input
             if value.name not in stored
         )
-        self.outputs: tuple[ValueInfo, ...] = tuple(
+        self.outputs: ValueInfos = tuple(
             self._describe_value(value.name) for value in proto.graph.output
         )
 

@@ -23,7 +23,7 @@ from onnxq.graph.index import GraphIndex
 from onnxq.graph.integer_products import name_source, read_integer_products
 from onnxq.graph.light import M
 from onnxq.graph.names import name_nodes
-from onnxq.sites import TensorId
+from onnxq.sites import Indices, Names, TensorId
 
 # DequantizeLinear has an axis from here on.
 _OPSET = 13
@@ -43,9 +43,9 @@ class IntegerOperator:
     """
 
     op: str
-    reads: tuple[tuple[int, ...], ...]
-    result: tuple[int, ...] = ()
-    bias: tuple[int, ...] = ()
+    reads: tuple[Indices, ...]
+    result: Indices = ()
+    bias: Indices = ()
     float_bias: bool = False
     repeats: bool = False
     # It quantizes its data itself, or gives out the sums of its products.
@@ -167,7 +167,7 @@ def _moves_integers(index: GraphIndex, node: NodeRef) -> bool:
     return origin != moved and (maker is None or maker.op_type in (_QUANTIZE, _DYNAMIC))
 
 
-def _find_tables(index: GraphIndex) -> dict[TensorId, tuple[str, ...]]:
+def _find_tables(index: GraphIndex) -> dict[TensorId, Names]:
     """Constant integers that are moved before they are dequantized, as rows of a table are, with their numbers."""
     found = {}
     for node in index.nodes:
@@ -189,7 +189,7 @@ class _OperatorWriter(NodeWriter):
         editor: Editor[Any],
         index: GraphIndex,
         node: NodeRef,
-        numbers: dict[TensorId, tuple[str, ...]],
+        numbers: dict[TensorId, Names],
     ) -> None:
         super().__init__(editor, node.scope, node.name)
         self.index, self.node, self.numbers = index, node, numbers

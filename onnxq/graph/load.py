@@ -15,7 +15,7 @@ import onnx
 from onnx import ModelProto, TensorProto
 
 from onnxq.errors import ModelError
-from onnxq.files import check_input_kind, read_input
+from onnxq.files import check_input_kind, explain_unreadable, read_input
 from onnxq.graph.index import find_opset
 from onnxq.graph.light import SAME_LAYOUT, SMALLEST_STUB, LightModel, WeightStore, strip_weights
 from onnxq.graph.scopes import (
@@ -173,7 +173,7 @@ def _read_file(path: Path) -> bytes:
     try:
         return _read_bytes(path)
     except OSError as error:
-        cause = f"cannot be read ({error.strerror or error})"
+        cause = explain_unreadable(error)
         raise ModelError(str(path), cause, "check its permissions", code="Q101") from error
 
 

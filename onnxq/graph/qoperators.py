@@ -18,13 +18,13 @@ import numpy as np
 from onnx import TensorProto
 
 from onnxq.arrays import Array
-from onnxq.graph.base import LAYOUT_OPS, NodeRef
+from onnxq.graph.base import LAYOUT_OPS, NodeRef, NodeRefs
 from onnxq.graph.editing.editor import Editor
 from onnxq.graph.index import GraphIndex, find_opset
 from onnxq.graph.light import M
 from onnxq.graph.values import name_type
 from onnxq.numerics import quantize
-from onnxq.sites import TensorId
+from onnxq.sites import Names
 from onnxq.spec import PerChannel, PerTensor, QParams, QuantSpec
 
 _QUANTIZE = "QuantizeLinear"
@@ -47,7 +47,7 @@ class _Kernel:
     layout: str
     domain: str = _MICROSOFT
     weight: bool = False
-    drops: tuple[str, ...] = ()
+    drops: Names = ()
 
 
 _KERNELS: Mapping[str, _Kernel] = {
@@ -239,10 +239,10 @@ class _QOperatorWriter:
         flat = node.op_type == "Conv" or len(shape) == 2
         return flat and pair.read_int("axis", 1) % len(shape) == axis % len(shape)
 
-    def _find_behind(self, node: NodeRef, k: int) -> tuple[NodeRef, ...] | None:
+    def _find_behind(self, node: NodeRef, k: int) -> NodeRefs | None:
         """The QuantizeLinear that alone reads output k, behind the Relu or Clip of a product; None for another."""
         chain: list[NodeRef] = []
-        result = TensorId(node.outputs[k], node.scope)
+        result = node.make_result(k)
         while True:
             edge = self.index.find_sole_reader(result)
             reader = None if edge is None or edge.index else self.index.find_node(edge.node)
@@ -255,7 +255,7 @@ class _QOperatorWriter:
                 return None
             result = reader.result
 
-    def _takes_result(self, chain: tuple[NodeRef, ...], result: _Pair, data: _Pair) -> bool:
+    def _takes_result(self, chain: NodeRefs, result: _Pair, data: _Pair) -> bool:
         """True where the kernel writes this type, and the type ends where the Relu or Clip does."""
         if result.dtype != data.dtype or result.scale.size > 1:
             return False

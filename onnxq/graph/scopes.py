@@ -37,6 +37,10 @@ def join_scope(scope: str, node_name: str, label: str) -> str:
 def walk_graphs(graph: GraphProto, scope: str = "") -> Iterator[tuple[str, GraphProto]]:
     """Yield every (scope, graph) from the outside in, parents in file order."""
     yield scope, graph
+    yield from _walk_bodies(graph, scope)
+
+
+def _walk_bodies(graph: GraphProto | FunctionProto, scope: str) -> Iterator[tuple[str, GraphProto]]:
     for node in graph.node:
         for label, subgraph in iterate_subgraphs(node):
             yield from walk_graphs(subgraph, join_scope(scope, node.name, label))
@@ -72,9 +76,7 @@ def walk_all_graphs(proto: ModelProto) -> Iterator[tuple[str, GraphProto | Funct
     for function in proto.functions:
         scope = name_function(function)
         yield scope, function
-        for node in function.node:
-            for label, subgraph in iterate_subgraphs(node):
-                yield from walk_graphs(subgraph, join_scope(scope, node.name, label))
+        yield from _walk_bodies(function, scope)
 
 
 def walk_all_nodes(proto: ModelProto) -> Iterator[NodeProto]:

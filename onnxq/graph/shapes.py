@@ -28,6 +28,7 @@ from onnxq.graph.scopes import (
     walk_nodes,
 )
 from onnxq.graph.storage import omit_weights
+from onnxq.sites import Indices
 
 MICROSOFT = "com.microsoft"
 # Domains of operators that onnx or ONNX Runtime define; those of others come from libraries and plugins.
@@ -71,9 +72,9 @@ class Contrib:
     outputs in float32. packed: an input that is left out where input 0 holds what it would; output 0 is smaller then.
     """
 
-    alike: tuple[int, ...] = (0,)
+    alike: Indices = (0,)
     typed: Mapping[int, int] = field(default_factory=dict)
-    wide: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
+    wide: tuple[Indices, Indices] = ((), ())
     packed: int = 0
 
     def list_sources(self, node: NodeProto | NodeRef) -> Iterator[tuple[int, int, bool]]:

@@ -25,7 +25,7 @@ from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProt
 
 from onnxq.arrays import Array, Shape
 from onnxq.errors import ModelError, OutputError
-from onnxq.files import ScratchFolder, register_input
+from onnxq.files import ScratchFolder, explain_unreadable, register_input
 from onnxq.graph.scopes import find_result, iterate_subgraphs, name_function, walk_all_graphs
 from onnxq.sites import Names
 from onnxq.spec import ELEMENT_TYPES
@@ -270,7 +270,7 @@ class StoredArray:
     @property
     def nbytes(self) -> int:
         """The bytes of the array."""
-        return int(np.prod(self.shape, dtype=np.int64)) * self.dtype.itemsize
+        return math.prod(self.shape) * self.dtype.itemsize
 
     def map(self) -> Array:
         """The read-only array. Its pages take memory from when they are read until the array is let go of."""
@@ -306,7 +306,7 @@ def open_data(path: Path) -> OpenFile:
     try:
         return OpenFile(path, os.O_RDONLY)
     except OSError as error:
-        cause = f"cannot be read ({error.strerror or error})"
+        cause = explain_unreadable(error)
         raise ModelError(str(path), cause, "check its permissions", code="Q106") from error
 
 
@@ -495,5 +495,5 @@ def _read_extent(tensor: TensorProto, extent: Extent) -> bytes:
             return stream.read(extent.length)
     except OSError as error:
         subject = f"{extent.file}, tensor {tensor.name!r}"
-        cause = f"cannot be read ({error.strerror or error})"
+        cause = explain_unreadable(error)
         raise ModelError(subject, cause, "check its permissions", code="Q106") from error

@@ -8,8 +8,9 @@ from functools import partial
 import numpy as np
 from onnx import ModelProto
 
+from onnxq.arrays import Shape
 from onnxq.errors import ModelError, VerificationError
-from onnxq.graph.base import NodeRef
+from onnxq.graph.base import Dims, NodeRef
 from onnxq.graph.index import GraphIndex
 from onnxq.graph.light import ModelLike, bare_proto
 from onnxq.graph.load import check_structure
@@ -147,7 +148,7 @@ def _is_same_input(index: GraphIndex, a: NodeRef, b: NodeRef, k: int) -> bool:
     return bool(np.array_equal(left, right))
 
 
-def _read_dims(index: GraphIndex, node: NodeRef, k: int) -> tuple[int | str | None, ...] | None:
+def _read_dims(index: GraphIndex, node: NodeRef, k: int) -> Dims | None:
     tensor = index.find_input(node, k)
     return index.find_shape(tensor) if tensor is not None else None
 
@@ -174,7 +175,7 @@ def _check_qparams(index: GraphIndex, node: NodeRef) -> None:
         raise _fault(node.name, wrong, "give one scale for each entry of the axis")
 
 
-def _find_wrong_length(index: GraphIndex, node: NodeRef, scale: tuple[int, ...]) -> str:
+def _find_wrong_length(index: GraphIndex, node: NodeRef, scale: Shape) -> str:
     """The difference between the shape of the scales and that of the tensor; "" where they fit, as far as known."""
     dims = _read_dims(index, node, 0)
     # One scale fits any tensor: engines take [1] for [].

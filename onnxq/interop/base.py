@@ -9,9 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from onnxq.arrays import are_scales
 from onnxq.errors import ConfigError
 from onnxq.sites import Names, Role
-from onnxq.spec import Granularity, PerBlock, PerTensor, QParams, QuantSpec
+from onnxq.spec import Granularity, PerTensor, QParams, QuantSpec
 
 _INT8 = QuantSpec()
 _ONE_SCALE = PerTensor()
@@ -49,6 +50,9 @@ class TensorScale:
         )
 
 
+TensorScales = tuple[TensorScale, ...]
+
+
 @dataclass(frozen=True)
 class SkippedEntry:
     """An entry that no pair stands for, with the reason."""
@@ -64,7 +68,7 @@ class ScaleTable:
 
     source: str
     header: str
-    entries: tuple[TensorScale, ...]
+    entries: TensorScales
     # The tool, in messages, and where the scales come from, in plans.
     tool: str
     origin: str
@@ -105,7 +109,7 @@ class ImportFormat:
 
 def refuse_all_but_int8(entry: TensorScale) -> str:
     """Why a format of scales of symmetric int8 has no place for an entry; "" where it has."""
-    if entry.role in (Role.WEIGHT, Role.BIAS):
+    if entry.role.is_constant:
         return "the format has scales of activations only"
     if entry.readers:
         return "the format has one scale for all that reads a tensor"
@@ -136,7 +140,7 @@ def make_entry(
     Raises ValueError with the fault of wrong numbers, NoGridError for those of no pair.
     """
     scale, zero = (np.asarray(value, np.float64) for value in numbers)
-    if not (np.isfinite(scale).all() and (scale > 0).all()):
+    if not are_scales(scale):
         raise ValueError(f"the scale of {name} is not a positive, finite number")
     # Files write the one scale of a tensor as a number or as a list of one.
     one = isinstance(grain, PerTensor)
@@ -166,16 +170,16 @@ def make_entry(
     # Files hold float64; engines and plans have float32, which is what tools computed.
     with np.errstate(over="ignore", under="ignore"):
         steps = scale.astype(np.float32)
-    if not (np.isfinite(steps).all() and (steps > 0).all()):
+    if not are_scales(steps):
         raise NoGridError("a scale that float32 does not hold")
     if not spec.is_float and ((zero < spec.qmin) | (zero > spec.qmax)).any():
         raise ValueError(f"the zero point of {name} is outside {spec.qmin}…{spec.qmax}")
     return TensorScale(name, steps, line, zero.astype(np.int32), spec, role, readers)
 
 
-def sort_by_name(entries: Sequence[TensorScale]) -> Mapping[str, tuple[TensorScale, ...]]:
+def sort_by_name(entries: Sequence[TensorScale]) -> Mapping[str, TensorScales]:
     """The entries of each tensor: that of all its readers first, then those of some."""
-    grouped: dict[str, tuple[TensorScale, ...]] = {}
+    grouped: dict[str, TensorScales] = {}
     # Stable, so that of several for all readers the first in the file counts.
     for entry in sorted(entries, key=lambda entry: bool(entry.readers)):
         grouped[entry.name] = (*grouped.get(entry.name, ()), entry)
@@ -184,4 +188,4 @@ def sort_by_name(entries: Sequence[TensorScale]) -> Mapping[str, tuple[TensorSca
 
 def has_blocks(entry: TensorScale) -> bool:
     """True where each block has a scale."""
-    return isinstance(entry.spec.granularity, PerBlock)
+    return entry.spec.has_blocks

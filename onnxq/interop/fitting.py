@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from onnxq.arrays import Array
+from onnxq.arrays import Array, Shape
 from onnxq.backends import Target
 from onnxq.config import Rule, RuleSet
 from onnxq.graph import GraphIndex
-from onnxq.interop.base import TensorScale, has_blocks
+from onnxq.interop.base import TensorScale, TensorScales, has_blocks
 from onnxq.numerics import clip_bounds, qparams_from_range
 from onnxq.plan import Plan, SitePlan
 from onnxq.sites import Role, Site
@@ -21,7 +21,7 @@ from onnxq.spec import STORAGE_BITS, PerBlock, PerChannel, PerTensor, QParams, Q
 
 
 def fit_numbers(
-    entry: TensorScale, site: SitePlan, origin: str, shape: tuple[int, ...] = ()
+    entry: TensorScale, site: SitePlan, origin: str, shape: Shape = ()
 ) -> tuple[QParams | None, str]:
     """The numbers of an entry for a site, and what became of them: "" where every level has its value.
 
@@ -62,7 +62,7 @@ def fit_numbers(
 
 
 def _spread_scale(
-    entry: TensorScale, spec: QuantSpec, scale: Array, shape: tuple[int, ...]
+    entry: TensorScale, spec: QuantSpec, scale: Array, shape: Shape
 ) -> tuple[Array | None, str]:
     """The scales of a weight for the granularity of a spec; and why there are none."""
     mine = entry.spec.granularity
@@ -79,7 +79,7 @@ def _spread_scale(
     # Formats without an axis mean that of the output channels, which is the target's.
     if mine.axis >= 0 and mine.axis % len(shape) != axis:
         return None, f"scales along axis {mine.axis}, and the target's are along axis {axis}"
-    expected: tuple[int, ...] = (shape[axis],)
+    expected: Shape = (shape[axis],)
     if isinstance(theirs, PerBlock):
         expected = tuple(-(-d // theirs.size) if k == axis else d for k, d in enumerate(shape))
     return (
@@ -98,7 +98,7 @@ def describe_kind(spec: QuantSpec) -> str:
 def make_rules(
     plan: Plan,
     entries: Mapping[Site, TensorScale],
-    others: Mapping[str, tuple[TensorScale, ...]],
+    others: Mapping[str, TensorScales],
     engine: Target,
     index: GraphIndex,
 ) -> Iterator[Rule]:

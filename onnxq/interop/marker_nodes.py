@@ -17,10 +17,11 @@ from typing import Any
 
 import numpy as np
 
-from onnxq.arrays import Array
+from onnxq.arrays import Array, are_scales
 from onnxq.config.schema import Axis, Level, Loose, Natural, Width, check_values
 from onnxq.errors import ModelError, OnnxqError
 from onnxq.graph import GraphIndex, NodeRef
+from onnxq.graph.base import Dims
 from onnxq.nearest import suggest_names
 from onnxq.sites import Role, TensorId
 from onnxq.spec import Granularity, PerBlock, PerChannel, PerTensor, QParams, QuantSpec
@@ -177,7 +178,7 @@ def _read_constant(index: GraphIndex, node: NodeRef, k: int, site: str) -> Array
 
 
 def _make_qparams(site: str, spec: QuantSpec, scale: Array, zero: Array) -> QParams:
-    if scale.size == zero.size == 1 and isinstance(spec.granularity, PerTensor):
+    if scale.size == zero.size == 1 and spec.has_one_scale:
         scale = scale.reshape(())
         zero = zero.reshape(())
     if scale.shape != zero.shape:
@@ -185,7 +186,7 @@ def _make_qparams(site: str, spec: QuantSpec, scale: Array, zero: Array) -> QPar
             site, f"scale of shape {scale.shape}, zero point of {zero.shape}", "give both one shape"
         )
     steps = np.asarray(scale, np.float32)
-    if not (np.isfinite(steps).all() and (steps > 0).all()):
+    if not are_scales(steps):
         raise _fault(
             site, "its scale is not a positive, finite number", "calibrate the quantizer again"
         )
@@ -201,7 +202,7 @@ def _make_qparams(site: str, spec: QuantSpec, scale: Array, zero: Array) -> QPar
     return QParams(steps, codes.astype(np.int32), ORIGIN)
 
 
-def check_shape(marker: Marker, shape: tuple[int | str | None, ...] | None) -> None:
+def check_shape(marker: Marker, shape: Dims | None) -> None:
     """Raise ModelError when scale and zero point do not fit a tensor of this shape; unknown dims fit anything."""
     if marker.qparams is None:
         return

@@ -39,8 +39,8 @@ from onnxq.planner import (
     find_needed_opset,
 )
 from onnxq.planner.sums import bind_sums, warn_allowed
-from onnxq.sites import Edge, Edges, Role, Site, TensorId
-from onnxq.spec import FLOAT_TYPES, FloatType, PerBlock, QParams, QuantSpec
+from onnxq.sites import Edge, Edges, Names, Role, Site, TensorId
+from onnxq.spec import FLOAT_TYPES, FloatType, QParams, QuantSpec
 from onnxq.wording import abbreviate, show_html
 
 # Of the sites, in the plan.
@@ -243,7 +243,7 @@ def _make_site(placed: _Placed, engine: Target, index: GraphIndex) -> SitePlan:
     spec = group.spec
     qparams = group.first.qparams
     # Scales of blocks have an axis for each of the tensor's; those of channels have one.
-    if group.perm and isinstance(spec.granularity, PerBlock) and qparams is not None:
+    if group.perm and spec.has_blocks and qparams is not None:
         scale = qparams.scale.transpose(group.perm)
         qparams = QParams(scale, qparams.zero_point.transpose(group.perm), qparams.origin)
     if role is Role.WEIGHT and placed.consumers:
@@ -296,7 +296,7 @@ def _make_plan(
     sites: SitePlans,
     engine: Target,
     name: str,
-    prepare: tuple[str, ...],
+    prepare: Names,
     saturation: Saturation,
 ) -> Plan:
     typed = infer_shapes(proto)

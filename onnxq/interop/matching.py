@@ -5,19 +5,18 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from enum import Enum
 
 import numpy as np
 
 from onnxq.errors import CalibrationError, PlanError
 from onnxq.graph import FLOAT_TENSORS, GraphIndex, NodeRef
-from onnxq.interop.base import ScaleTable, TensorScale, sort_by_name
+from onnxq.interop.base import ScaleTable, TensorScale, TensorScales, sort_by_name
 from onnxq.interop.fitting import fit_numbers
 from onnxq.nearest import find_nearest, suggest_names
 from onnxq.plan import Plan, SitePlan, SitePlans
 from onnxq.sites import Caution, Cautions, Names, Role, Site, TensorId
-from onnxq.spec import PerTensor, QParams
-from onnxq.wording import abbreviate, show_html
+from onnxq.spec import QParams
+from onnxq.wording import Word, abbreviate, show_html
 
 # Operators whose output 0 holds exactly the values of input 0, so that both have one range.
 _SAME_VALUES = (
@@ -39,15 +38,12 @@ _BIAS = "a bias: its scale is its input's times its weight's"
 _BIAS_BITS = 32
 
 
-class UnmatchedKind(str, Enum):
+class UnmatchedKind(Word):
     """Why a name of the file is no tensor of the prepared model."""
 
     FOLDED = "folded"  # the model has it; preparation fused it into another
     TENSORRT = "tensorrt"  # a layer that TensorRT added and named itself
     UNKNOWN = "unknown"
-
-    def __str__(self) -> str:
-        return self.value
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,13 +140,13 @@ def match_scales(
     """
     by_name = sort_by_name(table.entries)
     _check_model(table, before, prepared)
-    sites = [site for site in plan.sites if site.role in (Role.ACTIVATION, Role.OUTPUT)]
+    sites = [site for site in plan.sites if site.role.is_measured]
     taken, notes = _take_entries(table, plan, sites, _list_copies(before, prepared), prepared)
     # Sites that had no entry of their own come behind the others.
     matched = []
     left = {}
     numbers = {}
-    by_site = {site.site: site for site in plan.sites}
+    by_site = plan.by_site
     for key, (entry, through) in taken.items():
         problem = _find_change(by_site[key], before, prepared)
         value = None if problem else prepared.find_shape(by_site[key].quantized_tensor)
@@ -214,7 +210,11 @@ def _take_entries(
             _check_fits(site, taken[site.site][0])
     for site in plan.sites:
         # After the activations, which may read a constant as one of theirs.
-        if site.role is Role.WEIGHT and site.site not in taken and _is_given(site, by_name):
+        if (
+            site.role is Role.WEIGHT
+            and site.site not in taken
+            and site.quantized_tensor.name in by_name
+        ):
             taken[site.site] = (by_name[site.quantized_tensor.name][0], "")
     return taken, notes
 
@@ -231,16 +231,12 @@ def set_scales(plan: Plan, qparams: Mapping[Site, QParams]) -> Plan:
     return plan.with_sites(tuple(sites))
 
 
-def _choose_entry(group: tuple[TensorScale, ...], site: SitePlan, index: GraphIndex) -> TensorScale:
+def _choose_entry(group: TensorScales, site: SitePlan, index: GraphIndex) -> TensorScale:
     """Of the entries of a tensor the one that a site's readers read."""
     # TensorQuantOverrides have two entries for a tensor that some readers read in another type.
     readers = {edge.node for edge in site.find_readers(index)}
     some = (entry for entry in group if entry.readers and readers <= set(entry.readers))
     return next(some, group[0])
-
-
-def _is_given(site: SitePlan, by_name: Mapping[str, tuple[TensorScale, ...]]) -> bool:
-    return site.quantized_tensor.name in by_name
 
 
 def _find_change(site: SitePlan, before: GraphIndex, prepared: GraphIndex) -> str:
@@ -259,12 +255,7 @@ def _find_change(site: SitePlan, before: GraphIndex, prepared: GraphIndex) -> st
 
 def _check_fits(site: SitePlan, entry: TensorScale) -> None:
     spec = site.spec
-    if (
-        spec.storage == "int8"
-        and spec.bits == 8
-        and spec.symmetric
-        and isinstance(spec.granularity, PerTensor)
-    ):
+    if spec.storage == "int8" and spec.bits == 8 and spec.symmetric and spec.has_one_scale:
         return
     raise PlanError(
         str(site.site),
@@ -403,8 +394,8 @@ def _list_copies(*indexes: GraphIndex) -> _Copies:
 
 
 def _find_nearest_entry(
-    tensor: TensorId, by_name: Mapping[str, tuple[TensorScale, ...]], copies: _Copies
-) -> tuple[tuple[TensorScale, ...], str] | None:
+    tensor: TensorId, by_name: Mapping[str, TensorScales], copies: _Copies
+) -> tuple[TensorScales, str] | None:
     """The entries of the tensor itself, else of the nearest tensor with the same values, and how they were found."""
     # Breadth first, so that the fewest nodes stand between.
     pending = deque([(tensor.name, "")])

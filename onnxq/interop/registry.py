@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from onnxq.errors import CalibrationError
-from onnxq.files import read_input
+from onnxq.files import describe_os_error, read_input
 from onnxq.interop.aimet import AIMET_0, AIMET_1
 from onnxq.interop.aimet_linear import AIMET_2_0, AIMET_2_1
 from onnxq.interop.base import ImportFormat, ScaleTable
@@ -56,7 +56,7 @@ def read_scales(source: str | Path, kind: str = "") -> ScaleTable:
     try:
         data = read_input(path, CalibrationError, limit=_MOST_BYTES, pipes=True)
     except OSError as error:
-        cause = error.strerror or str(error)
+        cause = describe_os_error(error)
         raise CalibrationError(
             path, cause, "name the file that the tool wrote", code="Q505"
         ) from error

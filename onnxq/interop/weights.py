@@ -17,6 +17,7 @@ from ml_dtypes import bfloat16
 from onnxq.arrays import Array
 from onnxq.errors import CalibrationError
 from onnxq.graph import Graph, GraphIndex, NodeRef
+from onnxq.graph.base import NodeRefs
 from onnxq.graph.scopes import walk_graphs
 from onnxq.interop.checkpoints import Checkpoint, CheckpointWeight, WeightCodes
 from onnxq.progress import Task, count_items
@@ -42,7 +43,7 @@ class NetworkWeight:
 
     tensor: TensorId
     axis: int
-    nodes: tuple[NodeRef, ...]
+    nodes: NodeRefs
     shape: tuple[int, int]
 
     @property
@@ -149,7 +150,7 @@ def _list_weights(graph: Graph) -> list[NetworkWeight]:
     for node in graph.nodes:
         table = node.looks_up(0)
         tensor = graph.find_input(node, int(not table))
-        product = node.is_onnx("MatMul", "Gemm") and not node.attrs.get("transA", 0)
+        product = node.is_onnx("MatMul", "Gemm") and not node.transposes_data
         if tensor is not None and (table or product) and graph.is_constant(tensor):
             readers[tensor, int(not (table or node.is_transposed)), table].append(node)
     weights = []

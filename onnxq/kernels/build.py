@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from onnxq.errors import MissingDependencyError, OutputError
+from onnxq.files import describe_os_error
 from onnxq.kernels import cache as store
 from onnxq.kernels.device import ARCHS, arch_number, build_cubin, build_fatbin, find_nvrtc
 from onnxq.kernels.host import build_host, portable_march
@@ -56,7 +57,7 @@ def build_kernels(
             output.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise OutputError(
-                output, error.strerror or str(error), "choose another folder", code="Q604"
+                output, describe_os_error(error), "choose another folder", code="Q604"
             ) from error
     # A folder may go to other machines; the cache stays on this one.
     march = "native" if output is None else portable_march()

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from onnxq.errors import OutputError
-from onnxq.files import ScratchFolder, hold_lock, replace_files
+from onnxq.files import ScratchFolder, describe_os_error, hold_lock, replace_files
 
 # Everything that a build depends on: kind, hash of the sources, compiler, flags, processor …
 Key = Mapping[str, str]
@@ -54,7 +54,7 @@ def kernels_folder() -> Path:
         place.mkdir(mode=0o700, parents=True, exist_ok=True)
         status = place.stat()
     except OSError as error:
-        raise OutputError(place, error.strerror or str(error), _FIX, code="Q605") from error
+        raise OutputError(place, describe_os_error(error), _FIX, code="Q605") from error
     if hasattr(os, "geteuid") and (
         status.st_uid != os.geteuid() or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
     ):
@@ -96,7 +96,7 @@ def fetch_entry(
             entry = None if force else _read_valid(path, same)
             return entry or _store_entry(path, key, build)
     except OSError as error:
-        raise OutputError(path, error.strerror or str(error), _FIX, code="Q605") from error
+        raise OutputError(path, describe_os_error(error), _FIX, code="Q605") from error
 
 
 def _read_valid(path: Path, wanted: Callable[[Key], bool]) -> CacheEntry | None:

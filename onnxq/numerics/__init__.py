@@ -29,6 +29,7 @@ from onnxq.numerics.rounding import (
 )
 from onnxq.numerics.weights import (
     SumOrder,
+    SumOrders,
     check_weight_observer,
     choose_widening,
     fake_quant_weight,
@@ -44,6 +45,7 @@ from onnxq.numerics.weights import (
 
 __all__ = [
     "SumOrder",
+    "SumOrders",
     "align_qparams",
     "bias_qparams",
     "cast_scale",

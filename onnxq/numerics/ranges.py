@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike, DTypeLike
 from onnxq.arrays import Array, Array64, Floats
 from onnxq.errors import CalibrationError, PlanError
 from onnxq.numerics.rounding import cast_scale, quantize
-from onnxq.spec import PerTensor, QParams, QuantSpec
+from onnxq.spec import QParams, QuantSpec
 
 # Least scale by storage bits. 0 and denormals give NaN, are flushed by some engines or refused (TensorRT), and
 # s_x * s_w must stay a normal float32. 2**-24 is also the smallest scale a float16 model can hold.
@@ -101,7 +101,7 @@ def clip_bounds(
     Raises CalibrationError if the scale is per channel or block (Clip takes two scalars), or if the levels leave
     `dtype`'s range.
     """
-    if not isinstance(spec.granularity, PerTensor):
+    if not spec.has_one_scale:
         raise CalibrationError(
             "clip bounds",
             "Clip has one pair of bounds, the scale has many",

@@ -31,7 +31,7 @@ from numpy.typing import ArrayLike, DTypeLike, NDArray
 from onnxq.arrays import Array, Array64, Floats, Shape
 from onnxq.errors import PlanError
 from onnxq.numerics.machine import map_parts
-from onnxq.spec import PerBlock, PerChannel, PerTensor, QParams, QuantSpec
+from onnxq.spec import PerBlock, PerChannel, QParams, QuantSpec
 
 Aligned = tuple[Array, NDArray[np.int32]]
 
@@ -41,6 +41,11 @@ def _find_type(spec: QuantSpec) -> np.dtype[Any]:
     return np.dtype(ml_dtypes.float8_e4m3fn if spec.is_float else spec.numpy_storage)
 
 
+def choose_float(values: Array) -> type[np.floating[Any]]:
+    """The type in which values are quantized and given back: float16 for float16, else float32."""
+    return np.float16 if values.dtype == np.float16 else np.float32
+
+
 def quantize(x: ArrayLike, qparams: QParams, spec: QuantSpec) -> Array:
     """Quantize to the storage type's numpy dtype (int4 as int8, FP8 as ml_dtypes'); the result has x's shape.
 
@@ -48,9 +53,7 @@ def quantize(x: ArrayLike, qparams: QParams, spec: QuantSpec) -> Array:
     cannot hold its values. Raises PlanError if the scale's shape does not fit x.
     """
     values = np.asarray(x)
-    scale, zero = align_qparams(
-        qparams, spec, values.shape, np.float16 if values.dtype == np.float16 else np.float32
-    )
+    scale, zero = align_qparams(qparams, spec, values.shape, choose_float(values))
     if values.size <= _SLAB or not values.ndim:
         return _quantize(values, scale, zero, spec)
     codes = np.empty(values.shape, _find_type(spec))
@@ -108,11 +111,10 @@ def dequantize(
 def fake_quant(x: ArrayLike, qparams: QParams, spec: QuantSpec) -> Array:
     """Quantize, then dequantize. Returns float16 for float16, else float32."""
     values = np.asarray(x)
-    dtype = np.float16 if values.dtype == np.float16 else np.float32
     # The common case, without the detour over integers; the bits of the result are the same.
     if values.dtype == np.float32 and spec.bits <= 16 and not spec.is_float:
         return _fake_quant_float(values, qparams, spec)
-    return dequantize(quantize(values, qparams, spec), qparams, spec, dtype)
+    return dequantize(quantize(values, qparams, spec), qparams, spec, choose_float(values))
 
 
 # Values per step: 1 MiB of float32, of which there are a few copies.
@@ -185,7 +187,7 @@ def align_qparams(qparams: QParams, spec: QuantSpec, shape: Shape, dtype: DTypeL
     Raises PlanError if the granularity does not fit the shape.
     """
     # Blocks are channels, too, where each is a row by itself.
-    signed = not isinstance(spec.granularity, PerTensor)
+    signed = not spec.has_one_scale
     scale = cast_scale(qparams, dtype, signed=signed).astype(np.float32, copy=False)
     zero = np.asarray(qparams.zero_point, np.int32)
     return _shape_to_broadcast(scale, spec, shape), _shape_to_broadcast(zero, spec, shape)

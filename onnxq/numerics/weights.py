@@ -30,6 +30,7 @@ from onnxq.numerics.block_search import search_numbers
 from onnxq.numerics.ranges import qparams_from_range
 from onnxq.numerics.rounding import (
     align_qparams,
+    choose_float,
     compute_block_shape,
     dequantize,
     fake_quant,
@@ -46,6 +47,8 @@ from onnxq.spec import (
 )
 
 SumOrder = tuple[int | tuple[int, ...], ...]
+SumOrders = tuple[SumOrder, ...]
+
 
 # Largest sum of the weights of one sign in one 16-bit sum.
 MOST = 128
@@ -100,9 +103,7 @@ def quantize_weight(
     codes = quantize(values, qparams, spec)
     if not orders or not needs_bound(spec):
         return codes
-    scale, zero = align_qparams(
-        qparams, spec, values.shape, np.float16 if values.dtype == np.float16 else np.float32
-    )
+    scale, zero = align_qparams(qparams, spec, values.shape, choose_float(values))
     return limit_sums(codes, values.astype(np.float32) / scale + zero, orders)
 
 
@@ -113,8 +114,9 @@ def fake_quant_weight(
     values = np.asarray(w)
     if not orders or not needs_bound(spec):
         return fake_quant(values, qparams, spec)
-    dtype = np.float16 if values.dtype == np.float16 else np.float32
-    return dequantize(quantize_weight(values, qparams, spec, orders), qparams, spec, dtype)
+    return dequantize(
+        quantize_weight(values, qparams, spec, orders), qparams, spec, choose_float(values)
+    )
 
 
 def limit_sums(values: Array, wanted: ArrayLike, orders: Sequence[SumOrder]) -> Array:
@@ -261,7 +263,7 @@ def weight_qparams(
     widest = _find_ends(values, spec)
     if not (np.isfinite(widest[0]).all() and np.isfinite(widest[1]).all()):
         raise CalibrationError("weight", "holds NaN or inf", "repair the float model", code="Q503")
-    if name == "minmax" and not isinstance(spec.granularity, PerBlock):  # `widest` is the answer
+    if name == "minmax" and not spec.has_blocks:  # `widest` is the answer
         qparams = qparams_from_range(*widest, spec, origin=f"weights, {name}")
         return _widen_scales(values, qparams, spec, orders)
     groups, shape = _group_values(values, spec)
@@ -323,7 +325,7 @@ def _widen_scales(
     return replace(qparams, scale=np.asarray(qparams.scale * factors, np.float32))
 
 
-def _group_values(values: Floats, spec: QuantSpec) -> tuple[Floats, tuple[int, ...]]:
+def _group_values(values: Floats, spec: QuantSpec) -> tuple[Floats, Shape]:
     """Arrange values in rows that share a scale; return these and the shape of the scales.
 
     A short last block is filled with zeros, which lie in every range and quantize without error.

@@ -92,7 +92,7 @@ def guard_float(proto: ModelLike, nodes: Sequence[str]) -> ModelLike:
                 guards[key] = edit.insert_before(
                     node, "Clip", (tensor.name,), {}, f"{tensor.name}/guard"
                 )
-            edit.read(view.make_edge(node, k), guards[key])
+            edit.read(node.make_edge(k), guards[key])
     return edit.export() if guards else proto
 
 
@@ -112,7 +112,7 @@ def _from_pair(view: View, tensor: TensorId | None) -> bool:
 
 def _feeds_body(view: View, node: NodeRef) -> bool:
     """True for a node that ORT moves a DequantizeLinear through, to where a body reads."""
-    outputs = [view.output(node, k) for k, name in enumerate(node.outputs) if name]
+    outputs = [node.make_result(k) for k, name in enumerate(node.outputs) if name]
     return node.op_type in _TRANSPARENT and any(view.index.captured(tensor) for tensor in outputs)
 
 
@@ -120,7 +120,7 @@ def _is_quantized_behind(view: View, node: NodeRef) -> bool:
     """True when a QuantizeLinear is reached within a few nodes. Too many guards cost little, one too few accuracy."""
     front = [node]
     for _ in range(_REACH):
-        outputs = [view.output(at, k) for at in front for k, name in enumerate(at.outputs) if name]
+        outputs = [at.make_result(k) for at in front for k, name in enumerate(at.outputs) if name]
         readers = dict.fromkeys(
             edge.node for tensor in outputs for edge in view.index.list_consumers(tensor)
         )
@@ -169,7 +169,7 @@ def _rewrite_bias(view: View, edit: Edit, node: NodeRef) -> bool:
     if rank is not None and rank >= 3:
         shaped = bias.reshape((1,) * (rank - bias.ndim) + bias.shape)
         edit.read(
-            view.make_edge(add, k),
+            add.make_edge(k),
             edit.add_constant(add.scope, f"{add.inputs[k]}/rank{rank}", shaped),
         )
     else:

@@ -10,7 +10,7 @@ from enum import Enum
 import numpy as np
 
 from onnxq.plan import Plan
-from onnxq.sites import Names, Refusals, Role
+from onnxq.sites import Lines, Names, Refusals, Role
 from onnxq.spec import ObserverSpec
 
 # Below this the answers are usually broken, dB; every model that kept its metric in development stayed above it.
@@ -35,7 +35,7 @@ class PassReport:
     """
 
     name: str
-    changed: tuple[str, ...] = ()
+    changed: Lines = ()
     skipped: Refusals = ()
     outcome: Outcome = Outcome.KEPT
     trial_db: tuple[float, float] | None = None

@@ -18,6 +18,7 @@ import numpy as np
 
 from onnxq.arrays import Array, Array64
 from onnxq.graph import NodeRef
+from onnxq.graph.base import NodeRefs
 from onnxq.numerics.rounding import round_to_type
 from onnxq.passes.patterns import View, is_float, is_op
 from onnxq.sites import TensorId
@@ -111,7 +112,7 @@ class Linear:
     @property
     def has_plain_bias(self) -> bool:
         """True when it has a bias, or can take one, that may be any row of numbers: a Gemm's C is scaled by beta."""
-        scaled = self.node.op_type == "Gemm" and float(self.node.attrs.get("beta", 1.0)) != 1.0
+        scaled = self.node.op_type == "Gemm" and self.node.read_float("beta", 1.0) != 1.0
         return self.bias_at is not None and not scaled
 
     def takes_shifts(self, maker: Linear) -> bool:
@@ -127,11 +128,11 @@ class Linear:
             if automatic or any(attrs.get("pads", ())):
                 return False
             # Axis 1 of a Conv's weight has the inputs of one group.
-            inputs = self.weight.shape[1] * int(attrs.get("group", 1))
+            inputs = self.weight.shape[1] * self.node.groups
         else:
             # The sum of a column would have to be multiplied by alpha, too, and transA swaps its
             # axes.
-            if attrs.get("transA", 0) or float(attrs.get("alpha", 1.0)) != 1.0:
+            if self.node.transposes_data or self.node.read_float("alpha", 1.0) != 1.0:
                 return False
             inputs = self.weight.shape[1 - self.axis]
         alike = self.rank == maker.rank
@@ -163,7 +164,7 @@ def find_linear(view: View, node: NodeRef) -> Linear | None:
 
 def _describe_conv(node: NodeRef, weight: Array, bias: Array | None) -> Linear | None:
     axis = 0 if node.op_type == "Conv" else 1
-    groups = int(node.attrs.get("group", 1)) if axis else 1
+    groups = node.groups if axis else 1
     # Axis 0 of Conv's weight has the outputs of all groups, axis 1 of ConvTranspose's those of one.
     channels = weight.shape[axis] * groups
     if (
@@ -179,20 +180,20 @@ def _describe_conv(node: NodeRef, weight: Array, bias: Array | None) -> Linear |
 
 
 def _describe_gemm(node: NodeRef, weight: Array, bias: Array | None) -> Linear | None:
-    axis = 0 if node.attrs.get("transB", 0) else 1
+    axis = 0 if node.is_transposed else 1
     shift = np.zeros(())
     if bias is not None:
         column = per_channel(bias, 2, 1, weight.shape[axis])
         # A C that differs by row is no bias.
         if column is None:
             return None
-        shift = column * float(node.attrs.get("beta", 1.0))
+        shift = column * node.read_float("beta", 1.0)
     return Linear(node, weight, axis, 1, weight.shape[axis], 1, 2, True, node, (node, 2), shift)
 
 
 def _describe_matmul(view: View, node: NodeRef, weight: Array) -> Linear:
     channels = weight.shape[1]
-    out = view.output(node)
+    out = node.result
     known = view.find_rank(out)
     # Without shapes the rank is that of the input at least: enough to tell a bias from a constant that broadcasts.
     source = view.find_tensor(node, 0)
@@ -221,13 +222,13 @@ class Followers:
 
     a: Array64
     c: Array64
-    nodes: tuple[NodeRef, ...] = ()
+    nodes: NodeRefs = ()
 
 
 def list_followers(view: View, op: Linear, kinds: frozenset[str]) -> Followers:
     """The longest affine map of nodes of these kinds that alone read an operator's output."""
     followers = Followers(np.ones(()), np.zeros(()))
-    tensor = view.output(op.last)
+    tensor = op.last.result
     while (reader := view.sole_reader(tensor, *kinds)) is not None:
         node, k = reader
         read = _read_batchnorm if node.op_type == "BatchNormalization" else _read_step
@@ -241,7 +242,7 @@ def list_followers(view: View, op: Linear, kinds: frozenset[str]) -> Followers:
         if op.bias_at is None and np.any(following.c):
             break
         followers = following
-        tensor = view.output(node)
+        tensor = node.result
     return followers
 
 
@@ -290,7 +291,7 @@ def _read_batchnorm(
     if any(value is None or value.shape != (op.channels,) for value in inputs):
         return None
     scale, bias, mean, var = (value for value in inputs if value is not None)
-    return compute_batchnorm_scale(scale, bias, mean, var, float(node.attrs.get("epsilon", 1e-5)))
+    return compute_batchnorm_scale(scale, bias, mean, var, node.read_float("epsilon", 1e-5))
 
 
 @dataclass(frozen=True, eq=False)
@@ -300,7 +301,7 @@ class ScalarSource:
     s: float
     t: float
     x: TensorId
-    nodes: tuple[NodeRef, ...]
+    nodes: NodeRefs
 
 
 def find_scalar_source(view: View, op: Linear) -> ScalarSource | None:

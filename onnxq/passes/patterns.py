@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -49,10 +50,6 @@ class View:
         """Input k of a node, None when it is absent."""
         return self.index.find_input(node, k)
 
-    def output(self, node: NodeRef, k: int = 0) -> TensorId:
-        """Output k of a node."""
-        return TensorId(node.outputs[k], node.scope)
-
     def find_producer(self, tensor: TensorId | None, *op_types: str) -> NodeRef | None:
         """The node that writes a tensor, when it is a standard operator of one of these types (any, if none given)."""
         node = self.index.find_producer(tensor)
@@ -68,30 +65,19 @@ class View:
         """True when input k is there and constant; its value is not decoded."""
         return self.index.is_constant(self.find_tensor(node, k))
 
-    def small_constant(self, node: NodeRef, k: int, limit: int = 1) -> Array64 | None:
-        """A constant float input of at most `limit` elements, as float64."""
+    def scalar(self, node: NodeRef, k: int) -> tuple[float, int] | None:
+        """(value, rank) of a constant input of one float that is finite."""
         tensor = self.find_tensor(node, k)
-        if tensor is None or not self.index.is_constant(tensor):
-            return None
-        shape = self.index.find_shape(tensor)
         # By the shape first, so that no large weight is decoded for this.
-        if (
-            shape is not None
-            and int(np.prod([d if isinstance(d, int) else limit + 1 for d in shape])) > limit
-        ):
+        sides = self.index.find_shape(tensor) or ()
+        if not self.index.is_constant(tensor) or any(side != 1 for side in sides):
             return None
         value = self.index.find_constant(tensor)
-        if value is None or value.size > limit or not is_float(value):
+        if value is None or value.size != 1 or not is_float(value):
             return None
-        return value.astype(np.float64)
-
-    def scalar(self, node: NodeRef, k: int) -> tuple[float, int] | None:
-        """(value, rank) of a constant input of one element that is finite."""
-        value = self.small_constant(node, k)
+        number = float(value.reshape(()))
         # Formulas with inf or NaN in them are not those of the patterns.
-        if value is None or value.size != 1 or not np.isfinite(value).all():
-            return None
-        return float(value.reshape(())), value.ndim
+        return (number, value.ndim) if math.isfinite(number) else None
 
     def sole_reader(self, tensor: TensorId, *op_types: str) -> tuple[NodeRef, int] | None:
         """(node, input) that alone reads a tensor, in the tensor's own scope; None for outputs and captured tensors.
@@ -138,7 +124,7 @@ class View:
 
     def make_edge(self, node: NodeRef, k: int) -> Edge:
         """Input k of a node as an edge."""
-        return Edge(node.name, k, node.scope)
+        return node.make_edge(k)
 
 
 def is_op(node: NodeRef, *op_types: str) -> bool:
@@ -221,9 +207,7 @@ class Edit:
         self.set_attrs(node, attrs)
         # Inputs beyond the new ones become absent, and are dropped on export.
         for k in range(max(len(inputs), len(node.inputs))):
-            self._editor.replace_input(
-                Edge(node.name, k, node.scope), inputs[k] if k < len(inputs) else ""
-            )
+            self._editor.replace_input(node.make_edge(k), inputs[k] if k < len(inputs) else "")
         self._rewritten.add(node.name)
 
     def set_attrs(self, node: NodeRef, attrs: Mapping[str, Any]) -> None:

@@ -316,7 +316,7 @@ def explain_slowness(plan: Plan, title: str) -> str:
             f"{title} computes little in {plan.precision.type} on the CPU, and converts around it: "
             "leave `high_precision='float32'` where only the CPU runs it"
         )
-    data = [site for site in plan.all_sites if site.role in (Role.ACTIVATION, Role.OUTPUT)]
+    data = [site for site in plan.all_sites if site.role.is_measured]
     if not data:
         return (
             "weights alone are quantized, which saves bytes and not arithmetic: it pays where few positions are "
@@ -437,8 +437,7 @@ def _find_quantized_nodes(index: GraphIndex, plan: Plan) -> set[str]:
         for edge in site.named_consumers
     }
     for node in index.nodes:
-        tensors = ((k, index.find_input(node, k)) for k in range(len(node.inputs)))
-        data = {k for k, tensor in tensors if tensor is not None and not index.is_constant(tensor)}
+        data = index.list_computed(node).keys()
         # One computed operand beside a weight that stayed float: half quantized is not quantized.
         half = node.op_type in ALWAYS_SHOWN and len(data) < 2
         if data and not half and data <= read.get(node.name, set()):

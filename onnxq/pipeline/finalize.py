@@ -55,7 +55,7 @@ from onnxq.report.sentences import (
 )
 from onnxq.report.terminal import format_count, format_counts
 from onnxq.runtime import Feeds, Rest, UnknownOperatorError, detect_cpu, find_front
-from onnxq.sites import Caution, Cautions, Names
+from onnxq.sites import Caution, Cautions, Lines, Names
 from onnxq.wording import abbreviate, show_html
 
 
@@ -228,7 +228,7 @@ def finalize_run(
     return Result(whole, plan, account, state.source.files)
 
 
-def _describe_passes(ctx: RunContext) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def _describe_passes(ctx: RunContext) -> tuple[Lines, Lines]:
     """Lines on the rewrites that prepared the model; and on the passes, and all that the budget cut short."""
     budget = ctx.budget
     if budget.over():
@@ -292,7 +292,7 @@ def describe_rest(rest: Rest | None) -> Cautions:
     return (Caution("W131", text),)
 
 
-def _name_code(ctx: RunContext) -> tuple[str, ...]:
+def _name_code(ctx: RunContext) -> Lines:
     """The code that was run besides our own, but for functions that gave data."""
     code = list(ctx.config.runtime.libraries)
     if ctx.request.metric is not None:

@@ -15,12 +15,15 @@ from onnxq.data import Dataset, load_data
 from onnxq.data.sources import fits_whole
 from onnxq.errors import ConfigError
 from onnxq.graph import ValueInfo, get_index, load_model, name_nodes
+from onnxq.graph.base import ValueInfos
 from onnxq.graph.precision.widen import NARROW
 from onnxq.nearest import suggest_names
 from onnxq.pipeline.configuration import ModelSource
 from onnxq.progress import Progress, count_items
 
 Sizes = Mapping[str, Shape]
+# Of each axis its size or its symbol.
+NamedSizes = tuple[int | str, ...]
 # A size of an input that has no symbol.
 _UNNAMED = "?"
 _SIZE = r"[1-9]\d*"
@@ -57,16 +60,14 @@ def settle_sizes(
     }
 
 
-def _read_shapes(inputs: Iterable[ValueInfo]) -> dict[str, tuple[int | str, ...]]:
+def _read_shapes(inputs: Iterable[ValueInfo]) -> dict[str, NamedSizes]:
     return {
         value.name: tuple(_UNNAMED if dim is None else dim for dim in value.shape or ())
         for value in inputs
     }
 
 
-def _with_shapes(
-    inputs: Iterable[ValueInfo], shapes: Mapping[str, tuple[int | str, ...]]
-) -> tuple[ValueInfo, ...]:
+def _with_shapes(inputs: Iterable[ValueInfo], shapes: Mapping[str, NamedSizes]) -> ValueInfos:
     """With these shapes, and in the types of the model as it is prepared, which computes float16 in float32."""
     fitted = (
         replace(value, shape=shapes[value.name] if value.shape else value.shape) for value in inputs
@@ -77,7 +78,7 @@ def _with_shapes(
     )
 
 
-def _read_fixes(config: Config, inputs: Iterable[ValueInfo]) -> dict[str, tuple[int | str, ...]]:
+def _read_fixes(config: Config, inputs: Iterable[ValueInfo]) -> dict[str, NamedSizes]:
     """The shape of every input, with the sizes that the configuration fixes."""
     shapes = _read_shapes(inputs)
     for text in config.fix:
@@ -112,13 +113,13 @@ def _read_fixes(config: Config, inputs: Iterable[ValueInfo]) -> dict[str, tuple[
     return shapes
 
 
-def _is_fixed(shape: tuple[int | str, ...]) -> bool:
+def _is_fixed(shape: NamedSizes) -> bool:
     return all(isinstance(dim, int) for dim in shape)
 
 
 def _add_sample_sizes(
-    shapes: Mapping[str, tuple[int | str, ...]], data: Dataset, progress: Progress
-) -> dict[str, tuple[int | str, ...]]:
+    shapes: Mapping[str, NamedSizes], data: Dataset, progress: Progress
+) -> dict[str, NamedSizes]:
     """The shapes with the sizes that all samples share in place of symbols."""
     sample_sizes: dict[str, list[set[int]]] = {
         name: [set() for _ in shape] for name, shape in shapes.items()
@@ -129,7 +130,7 @@ def _add_sample_sizes(
                 # An optional input, or one of unknown rank, has no axes to be fixed.
                 for of_axis, size in zip(sizes, feeds[name].shape, strict=False):
                     of_axis.add(int(size))
-    shared: dict[str, tuple[int | str, ...]] = {}
+    shared: dict[str, NamedSizes] = {}
     for name, shape in shapes.items():
         axes = zip(shape, sample_sizes[name], strict=True)
         shared[name] = tuple(
@@ -138,7 +139,7 @@ def _add_sample_sizes(
     return shared
 
 
-def _suggest_fix(name: str, shape: tuple[int | str, ...]) -> str:
+def _suggest_fix(name: str, shape: NamedSizes) -> str:
     symbols = [dim for dim in shape if isinstance(dim, str) and dim.isidentifier()]
     if len(symbols) == sum(isinstance(dim, str) for dim in shape):
         return f"give {' and '.join(f'`fix={symbol}=…`' for symbol in symbols)}, and samples of that size"

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from onnxq.arrays import Interval
 from onnxq.backends import split_target
 from onnxq.calibrate.contents import note_contents
 from onnxq.config import Config, Rule, RuleSet
@@ -110,7 +111,7 @@ class PrecisionSearch:
     limits: Limits
     program: PrecisionProgram = field(init=False)
     # By precision: its noise as a whole, and that relative to the sum of its operators alone.
-    wholes: dict[str, tuple[float, float]] = field(default_factory=dict)
+    wholes: dict[str, Interval] = field(default_factory=dict)
     points: list[_Point] = field(default_factory=list)
     # Milliseconds of the float model, as it was timed first; all others are in proportion to it.
     float_ms: float = math.nan

@@ -15,7 +15,7 @@ from enum import Enum
 
 import numpy as np
 
-from onnxq.arrays import Array
+from onnxq.arrays import Array, Shape
 from onnxq.calibrate import calibrate
 from onnxq.config import Config
 from onnxq.errors import ConfigError, ModelError
@@ -249,11 +249,7 @@ def _scale_again(
     """Other scales, with which a weight whose channels were scaled has the file's integers; None where it has not."""
     old = known.spec
     levels = codes.astype(np.float32)
-    if (
-        codes.shape != value.shape
-        or isinstance(spec.granularity, PerBlock)
-        or known.qparams is None
-    ):
+    if codes.shape != value.shape or spec.has_blocks or known.qparams is None:
         return None
     _, zero = align_qparams(known.qparams, old, codes.shape, np.float32)
     levels -= zero
@@ -273,7 +269,7 @@ def _scale_again(
     return scaled if exact and np.array_equal(quantize(value, scaled, spec) - own, levels) else None
 
 
-def _shape_scales(spec: QuantSpec, value: Array) -> tuple[int, ...]:
+def _shape_scales(spec: QuantSpec, value: Array) -> Shape:
     """The shape of a weight's scales."""
     grain = spec.granularity
     if isinstance(grain, PerBlock):

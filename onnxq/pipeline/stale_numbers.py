@@ -14,8 +14,6 @@ from onnxq.passes.state import FloatState
 from onnxq.plan import Plan, drop_stale
 from onnxq.sites import Caution, Cautions, Role, Site
 
-_MEASURED = (Role.ACTIVATION, Role.OUTPUT)
-
 
 def renew_numbers(ctx: RunContext, state: FloatState, plan: Plan) -> tuple[Plan, Cautions]:
     """The plan with numbers at every site, and a line for each whose numbers were computed again though it had some.
@@ -27,7 +25,7 @@ def renew_numbers(ctx: RunContext, state: FloatState, plan: Plan) -> tuple[Plan,
     missing = [site for site in plan.sites if not site.complete]
     for site in missing:
         # Weights and biases have their values in the model; activations only in samples.
-        if site.role in _MEASURED and ctx.samples is None:
+        if site.role.is_measured and ctx.samples is None:
             cause = stale.get(site.site, "the plan has no scale for it")
             fix = "give samples that it is calibrated on, `data=…`"
             if site.site in stale:
@@ -46,9 +44,9 @@ def renew_numbers(ctx: RunContext, state: FloatState, plan: Plan) -> tuple[Plan,
         )
         if ctx.samples is not None:
             plan = replace(plan, data=ctx.samples.description)
-    done = {site.site: site for site in plan.sites}
+    done = plan.by_site
     for where, cause in stale.items():
-        measured = done[where].role in _MEASURED
+        measured = done[where].role.is_measured
         text = f"{where}: {cause}: computed again from the {'samples' if measured else 'model'}"
         lines.append(Caution("W121", text))
     return plan, tuple(lines)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, fields, replace
-from enum import Enum
 from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
@@ -18,7 +17,7 @@ from onnxq.config.schema import Finite, Natural, Opset, PassName
 from onnxq.errors import PlanError
 from onnxq.graph import Graph
 from onnxq.nearest import suggest_names
-from onnxq.numerics import SumOrder
+from onnxq.numerics import SumOrders
 from onnxq.plan.contents import Contents
 from onnxq.plan.forms import (
     CAUTION,
@@ -37,17 +36,14 @@ from onnxq.plan.forms import (
 )
 from onnxq.sites import Caution, Edge, Edges, LeftFloat, Names, Refusals, Role, Site, TensorId
 from onnxq.spec import FloatType, ObserverSpec, QParams, QuantSpec
-from onnxq.wording import abbreviate, show_html
+from onnxq.wording import Word, abbreviate, show_html
 
 
-class PlacementMethod(str, Enum):
+class PlacementMethod(Word):
     """How the nodes to quantize were chosen."""
 
     RULES = "rules"  # by the target's rules and predicted times
     MEASURED = "measured"  # by times measured on the machine that planned
-
-    def __str__(self) -> str:
-        return self.value
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,14 +63,11 @@ class PlacementChoice:
     speedups: Mapping[str, Finite] = field(default_factory=dict)
 
 
-class AttentionKind(str, Enum):
+class AttentionKind(Word):
     """The type that attention's products compute in."""
 
     FLOAT = "float"
     QUANTIZED = "quantized"
-
-    def __str__(self) -> str:
-        return self.value
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,7 +85,7 @@ class AttentionChoice:
     samples: Natural
 
 
-class KeepReason(str, Enum):
+class KeepReason(Word):
     """Why a node computes in float32 beside others that do not."""
 
     OVERFLOW = "overflow"  # values that it reads or makes, or a constant, come near the largest number of the type
@@ -110,9 +103,6 @@ class KeepReason(str, Enum):
         "casts"  # it stands between such nodes, and Casts around it would cost more than it saves
     )
     TRIAL = "trial"  # without it the answers of the whole network were worse
-
-    def __str__(self) -> str:
-        return self.value
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -294,7 +284,7 @@ class SitePlan:
     dequantize: str = ""
     # The weight's values that the target's kernels add up in 16 bits, as `numerics.weights` describes them; none of
     # those sums may overflow. (): every kernel that reads the weight is exact.
-    sum_orders: Annotated[tuple[SumOrder, ...], _SUM_ORDERS] = ()
+    sum_orders: Annotated[SumOrders, _SUM_ORDERS] = ()
     # Quantized values of a weight, in the storage's numpy type and the weight's shape, where rounding to nearest gives
     # others; None: the model's own weight is rounded.
     values: Annotated[Array | None, OWN_VALUES] = field(default=None, hash=False)
@@ -404,7 +394,7 @@ class Plan:
     # The lowest opset that the written model needs.
     opset: Written[Opset] = 13
     # Names of the preparation passes that ran.
-    prepare: Written[tuple[str, ...]] = ()
+    prepare: Written[Names] = ()
     # Where the calibration samples came from, for people.
     data: Written[str] = ""
     # Shapes that inputs were given before anything else, by name; 0 for an axis that stayed free.
@@ -413,7 +403,7 @@ class Plan:
     attention: AttentionChoice | None = None
     warnings: Written[tuple[Annotated[Caution, CAUTION], ...]] = ()
     # Nodes of the pairs that the model came with.
-    kept: Written[tuple[str, ...]] = ()
+    kept: Written[Names] = ()
     # Nodes to be guarded against quantization by the engine itself.
     float_nodes: Written[Names] = ()
     refusals: Written[Refusals] = ()
@@ -451,6 +441,11 @@ class Plan:
     def all_sites(self) -> SitePlans:
         """The sites of pairs that the model came with, then those to be written."""
         return (*self.existing, *self.sites)
+
+    @property
+    def by_site(self) -> dict[Site, SitePlan]:
+        """Those of pairs to be written, by what they quantize."""
+        return {site.site: site for site in self.sites}
 
     @property
     def calibrated(self) -> bool:

@@ -18,7 +18,7 @@ from onnxq.backends import Target, find_modes
 from onnxq.config import Frozen
 from onnxq.config.rows import read_fields, write_fields
 from onnxq.config.schema import JsonText, SchemaNumber, shorten_value
-from onnxq.errors import PlanError, escape_json
+from onnxq.errors import CauseAndFix, PlanError, escape_json
 from onnxq.files import find_calibrator
 from onnxq.graph import GraphIndex
 from onnxq.graph.storage import release_pages
@@ -125,11 +125,7 @@ def _update_bias(
     x, w: numbers of its input and its weight, None where they were removed. weight: the spec of the weight.
     """
     qparams = site.qparams
-    grain = (
-        PerChannel(0)
-        if weight is not None and isinstance(weight.granularity, PerChannel)
-        else PerTensor()
-    )
+    grain = PerChannel(0) if weight is not None and weight.has_channels else PerTensor()
     if weight is not None and grain != site.spec.granularity:
         return replace(
             site, spec=replace(site.spec, granularity=grain), qparams=None, values=None
@@ -249,9 +245,7 @@ def _check_clip(site: SitePlan) -> None:
         )
 
 
-def _find_fault(
-    site: SitePlan, scale: Array, zero: Array, *, signed: bool
-) -> tuple[str, str] | None:
+def _find_fault(site: SitePlan, scale: Array, zero: Array, *, signed: bool) -> CauseAndFix | None:
     """The fault of a scale and zero point, and its fix; None without one. signed: scales of blocks may be negative."""
     again = "correct it, or take scale and zero_point out of the plan to have them computed"
     blocks = site.role is Role.WEIGHT and site.spec.has_blocks

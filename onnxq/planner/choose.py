@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from onnxq.backends import list_costs
 from onnxq.backends.base import Cost
 from onnxq.config import Rule
 from onnxq.graph.scopes import walk_from
@@ -61,7 +60,7 @@ def weigh_forced(problem: PlacementProblem) -> Forced | None:
 def predict_times(problem: PlacementProblem, chosen: frozenset[str]) -> list[float]:
     """Microseconds of the network on each kind of CPU, with these operators in integers."""
     cut = CutProblem(problem.ops, problem.engine.dynamic, problem.apart)
-    tables = list_costs(problem.engine, problem.config.cpu)
+    tables = problem.costs
     return [cut.time_us(cut.compute_costs(kind), chosen) for kind in tables.values()]
 
 
@@ -123,9 +122,7 @@ def _warn_of_transposes(problem: PlacementProblem, chosen: frozenset[str]) -> Ca
 
 
 def _balance(problem: PlacementProblem, cut: CutProblem, sides: Mapping[str, bool]) -> Balance:
-    return find_balance(
-        cut, sides, list_costs(problem.engine, problem.config.cpu), problem.engine.weights
-    )
+    return find_balance(cut, sides, problem.costs, problem.engine.weights)
 
 
 def choose_all(
@@ -347,7 +344,7 @@ def _is_large_pointwise(ops: QuantizableOps, op: QuantizableOp) -> bool:
 
 
 def _is_grouped(_: QuantizableOps, op: QuantizableOp) -> bool:
-    return op.node.op_type == "Conv" and int(op.node.attrs.get("group", 1)) > 1
+    return op.node.op_type == "Conv" and op.node.groups > 1
 
 
 def _has_one_channel(ops: QuantizableOps, op: QuantizableOp) -> bool:

@@ -327,7 +327,7 @@ class Placer:
         # Readers with other inputs or weights need the bias on another scale, and so a copy of their own.
         alone = self.index.list_consumers(tensor) == (edge,) and tensor.scope == edge.scope
         # A bias has one axis: its scales follow the weight's channels along axis 0.
-        grain = PerChannel(0) if isinstance(weight.spec.granularity, PerChannel) else PerTensor()
+        grain = PerChannel(0) if weight.spec.has_channels else PerTensor()
         return SitePlan(
             site=tensor if alone else edge,
             role=Role.BIAS,

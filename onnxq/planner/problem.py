@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from onnxq.backends import Candidate, Output, PlacementRule, Shapes, Target
+from onnxq.backends import Candidate, Output, PlacementRule, Shapes, Target, list_costs
+from onnxq.backends.base import MachineCosts
 from onnxq.config import Config, TensorConfig
 from onnxq.errors import ConfigError, OnnxqError
 from onnxq.graph import Graph, ModelLike, NodeRef
@@ -83,14 +84,9 @@ def is_between_pairs(index: Graph, existing: Existing, name: str) -> bool:
     if not existing.by_tensor:
         return False
     node = index.find_node(name)
-    computed = [edge for edge in node.list_edges() if _reads_computed(index, node, edge)]
+    computed = [node.make_edge(k) for k in index.list_computed(node)]
     reads = bool(computed) and all(_reads_pair(index, existing, edge) for edge in computed)
     return reads and _has_pair_behind(index, existing, node)
-
-
-def _reads_computed(index: Graph, node: NodeRef, edge: Edge) -> bool:
-    tensor = index.find_input(node, edge.index)
-    return tensor is not None and not index.is_constant(tensor)
 
 
 def _reads_pair(index: Graph, existing: Existing, edge: Edge) -> bool:
@@ -384,6 +380,11 @@ class PlacementProblem:
     requests: Requests
     refused: Mapping[str, Unquantized]
     widths: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def costs(self) -> Mapping[str, MachineCosts]:
+        """Of the kind of CPU that is planned for, by engine."""
+        return list_costs(self.engine, self.config.cpu)
 
     @cached_property
     def apart(self) -> frozenset[str]:

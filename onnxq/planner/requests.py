@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from onnxq.backends import find_target
@@ -124,8 +124,7 @@ class Requests:
         self, node: NodeRef, tensors: Iterable[tuple[Role, TensorId]]
     ) -> Rule | None:
         """The rule that keeps this node float, through itself or through a tensor it cannot do without."""
-        rules = (self.match(role, tensor, (node,)).rule for role, tensor in tensors)
-        return next((rule for rule in rules if rule is not None and rule.set.float), None)
+        return next((rule for rule in self._list_rules(node, tensors) if rule.set.float), None)
 
     def find_wide_rule(self, node: NodeRef) -> Rule | None:
         """The rule that keeps this node in float32 beside narrower float types."""
@@ -141,11 +140,17 @@ class Requests:
         self, node: NodeRef, tensors: Iterable[tuple[Role, TensorId]], *, named: bool = False
     ) -> bool:
         """True when a rule says `quantize: true` for this node. named: one that means some nodes, not all there are."""
-        rules = (self.match(role, tensor, (node,)).rule for role, tensor in tensors)
         return any(
-            rule is not None and rule.set.quantize and (_is_specific(rule) or not named)
-            for rule in rules
+            rule.set.quantize and (_is_specific(rule) or not named)
+            for rule in self._list_rules(node, tensors)
         )
+
+    def _list_rules(
+        self, node: NodeRef, tensors: Iterable[tuple[Role, TensorId]]
+    ) -> Iterator[Rule]:
+        """The rules that fit these tensors of a node."""
+        rules = (self.match(role, tensor, (node,)).rule for role, tensor in tensors)
+        return (rule for rule in rules if rule is not None)
 
     def _makes_output(self, node: NodeRef) -> bool:
         """True for a MatMul or Gemm whose result is an output of the model, but for a bias or a type."""

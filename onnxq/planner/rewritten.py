@@ -291,7 +291,7 @@ def _join_weights(mover: _Mover, plan: Plan) -> Iterator[SitePlan]:
     """
     claims = mover.claims
     contents = mover.recognized.contents
-    known = {site.site: site for site in plan.sites}
+    known = plan.by_site
     done = dict[Site, SitePlan | None]()
     # A scaling may divide one of the weights, which here is none of its own.
     scaled = {

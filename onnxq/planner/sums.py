@@ -12,7 +12,13 @@ from onnxq.arrays import Array
 from onnxq.backends import find_backend, find_target
 from onnxq.graph import GraphIndex
 from onnxq.graph.precision.widen import is_narrow
-from onnxq.numerics import SumOrder, align_qparams, find_saturating_sums, limit_sums, needs_bound
+from onnxq.numerics import (
+    SumOrders,
+    align_qparams,
+    find_saturating_sums,
+    limit_sums,
+    needs_bound,
+)
 from onnxq.plan import Plan, SitePlan
 from onnxq.sites import Caution, Cautions, Role, Site, TensorId
 
@@ -37,7 +43,7 @@ def bind_sums(plan: Plan, index: GraphIndex) -> Plan:
     engine = find_target(plan.target)
     multiplying = _find_byte_readers(plan, index)
 
-    def list_orders(site: SitePlan) -> tuple[SumOrder, ...]:
+    def list_orders(site: SitePlan) -> SumOrders:
         if plan.saturation == "allow" or site.role is not Role.WEIGHT or not needs_bound(site.spec):
             return ()
         value = read_constant(index, site.site)
@@ -87,7 +93,7 @@ def mend_sums(plan: Plan, index: GraphIndex) -> tuple[Plan, Cautions]:
     return replace(plan, sites=tuple(sites)), tuple(lines)
 
 
-def count_saturating(values: np.ndarray, orders: tuple[SumOrder, ...]) -> tuple[int, int]:
+def count_saturating(values: np.ndarray, orders: SumOrders) -> tuple[int, int]:
     """(rows, sums) of integer weights that can overflow, over all the orders they are read in."""
     saturating = [find_saturating_sums(values, order) for order in orders]
     return sum(int(sums.any(axis=1).sum()) for sums in saturating), sum(

@@ -17,7 +17,7 @@ from onnxq.plan import PrecisionPlan
 from onnxq.planner import Forced
 from onnxq.planner.cut import MOST_LOSS
 from onnxq.report.terminal import format_decibel, format_milliseconds
-from onnxq.sites import Caution, Cautions, LeftFloat, Names, Refusals, Unquantized
+from onnxq.sites import Caution, Cautions, LeftFloat, Lines, Names, Refusals, Unquantized
 from onnxq.wording import abbreviate, show_html
 
 # By less two roundings of float sums may differ.
@@ -295,7 +295,7 @@ class Report:
     # Description of the calibration data.
     data: str = ""
     # The code of others that was run: libraries, a metric, a scheduler. A function that gave the data stands in `data`.
-    code: tuple[str, ...] = ()
+    code: Lines = ()
     # Ranges come from made-up inputs; shown as a banner.
     synthetic: bool = False
     source_bytes: int = 0
@@ -333,7 +333,7 @@ class Report:
     # Changes by preparation, a line each.
     rewrites: Names = ()
     # The journal of accuracy passes: what each did, or why it was rolled back or left out.
-    accounts: tuple[str, ...] = ()
+    accounts: Lines = ()
     # Promotions for a requested accuracy.
     promotion: Promotion | None = None
     # Description of the parts that were quantized before; "" for a float model.
@@ -341,7 +341,7 @@ class Report:
     # Operators that only rules of the configuration put into integers.
     forced: Forced | None = None
     # Nodes of the pairs that the model came with.
-    kept: tuple[str, ...] = ()
+    kept: Names = ()
     # The weights that can overflow 16-bit sums, if runs without and with optimizations drifted apart.
     saturating: str = ""
     warnings: Cautions = ()

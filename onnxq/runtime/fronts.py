@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from onnx import NodeProto, helper
 
 from onnxq.graph import ModelLike, ensure_opset, find_opset, infer_shapes
+from onnxq.graph.base import Dims
 from onnxq.graph.precision.widen import widen_model
 from onnxq.graph.scopes import iterate_subgraphs, list_reads, walk_graphs
 from onnxq.graph.shapes import is_custom
@@ -103,7 +104,7 @@ def _find_kind(node: NodeProto, error: UnknownOperatorError) -> str:
     return next(filter(None, inner), "")
 
 
-def _clean_shape(shape: tuple[int | str | None, ...] | None) -> list[int | str | None] | None:
+def _clean_shape(shape: Dims | None) -> list[int | str | None] | None:
     if shape is None:
         return None
     return [None if isinstance(dim, str) and dim.startswith(_NAMELESS) else dim for dim in shape]

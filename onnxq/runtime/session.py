@@ -19,6 +19,7 @@ from onnxq.arrays import Array, Arrays
 from onnxq.errors import ConfigError, DataError, MissingDependencyError, ModelError
 from onnxq.files import ScratchFolder
 from onnxq.graph import LightModel, ModelLike, ValueInfo, attach_weights, save_model
+from onnxq.graph.base import ValueInfos
 from onnxq.graph.light import is_large_model, list_libraries, refer_to_files
 from onnxq.graph.scopes import collect_reads, walk_graphs
 from onnxq.graph.storage import TENSOR_TYPES, count_model_bytes
@@ -257,10 +258,8 @@ class Session:
         except list_faults() as error:
             raise explain_load_failure(error, self._label, nodes=self._nodes) from error
         check_loaded(self._session, provider)
-        self.inputs: tuple[ValueInfo, ...] = tuple(
-            _describe_value(arg) for arg in self._session.get_inputs()
-        )
-        self.outputs: tuple[ValueInfo, ...] = tuple(
+        self.inputs: ValueInfos = tuple(_describe_value(arg) for arg in self._session.get_inputs())
+        self.outputs: ValueInfos = tuple(
             _describe_value(arg) for arg in self._session.get_outputs()
         )
         self._types = {

@@ -13,7 +13,6 @@ from statistics import median
 import numpy as np
 import onnx
 
-from onnxq.arrays import Array
 from onnxq.graph import FLOAT_TENSORS, ModelLike, compute_fingerprint
 from onnxq.runtime.session import Feeds, Session
 
@@ -128,7 +127,7 @@ def _is_same(model: AnyModel, other: AnyModel) -> bool:
     return compute_fingerprint(model) == compute_fingerprint(other)
 
 
-def convert_floats(feeds: Feeds, types: Mapping[str, int]) -> dict[str, Array]:
+def convert_floats(feeds: Feeds, types: Mapping[str, int]) -> Feeds:
     """Feeds with their floats in the float types of a model's inputs, so that models of several types read the same.
 
     types: ONNX data types by name of the input.

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onnxq.errors import ConfigError, OutputError
-from onnxq.files import replace_files
+from onnxq.files import describe_os_error, replace_files
 
 # Finished pieces in a folder, one file each, from which interrupted work goes on.
 # Their values become JSON and arrays and come back exactly, without pickle: reading a file of results runs no code in
@@ -152,7 +152,7 @@ class Journal:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise OutputError(
-                folder, error.strerror or str(error), "name another folder", code="Q604"
+                folder, describe_os_error(error), "name another folder", code="Q604"
             ) from error
         self._earlier = {path.stem for path in folder.glob(f"*{_ENDING}")}
         self._used: set[str] = set()
@@ -281,11 +281,15 @@ class Workers:
         """End the workers."""
 
     def _finish_pieces(
-        self, function: Callable[[T], R], todo: Sequence[tuple[int, WorkPiece[T]]]
+        self, function: Callable[[T], R], todo: Sequence[NumberedPiece[T]]
     ) -> Iterator[Finished]:
         """Yield results as they arrive; a _Failure for a piece whose function raised."""
         for k, piece in todo:
             yield k, run_guarded(function, piece.task, count_threads())
+
+
+# A piece with its position.
+NumberedPiece = tuple[int, WorkPiece[T]]
 
 
 @dataclass(frozen=True)

@@ -11,10 +11,10 @@ from onnxq.errors import MissingDependencyError, WorkerError
 from onnxq.workers.base import (
     Finished,
     Journal,
+    NumberedPiece,
     R,
     T,
     Workers,
-    WorkPiece,
     count_threads,
     run_guarded,
 )
@@ -57,11 +57,11 @@ class DaskWorkers(Workers):
         self._client.close()
 
     def _finish_pieces(
-        self, function: Callable[[T], R], todo: Sequence[tuple[int, WorkPiece[T]]]
+        self, function: Callable[[T], R], todo: Sequence[NumberedPiece[T]]
     ) -> Iterator[Finished]:
         distributed = _import_distributed()
         waiting = deque(todo)
-        running: dict[Any, tuple[int, WorkPiece[T]]] = {}
+        running: dict[Any, NumberedPiece[T]] = {}
         try:
             while waiting or running:
                 while waiting and len(running) < _AHEAD * self.count:

@@ -21,6 +21,7 @@ from onnxq.errors import WorkerError
 from onnxq.workers.base import (
     Finished,
     Journal,
+    NumberedPiece,
     R,
     T,
     Workers,
@@ -39,7 +40,7 @@ class _Member:
 
     process: SpawnProcess
     pipe: Connection
-    at: tuple[int, WorkPiece[Any]] | None = None
+    at: NumberedPiece[Any] | None = None
 
     def end_process(self) -> None:
         self.process.terminate()
@@ -61,7 +62,7 @@ class ProcessWorkers(Workers):
             self.members.pop().end_process()
 
     def _finish_pieces(
-        self, function: Callable[[T], R], todo: Sequence[tuple[int, WorkPiece[T]]]
+        self, function: Callable[[T], R], todo: Sequence[NumberedPiece[T]]
     ) -> Iterator[Finished]:
         waiting = deque(todo)
         deaths = Counter[int]()
@@ -92,7 +93,7 @@ class ProcessWorkers(Workers):
             self._drop_members(lost)
 
     def _hand_out(
-        self, function: Callable[[T], R], waiting: deque[tuple[int, WorkPiece[T]]]
+        self, function: Callable[[T], R], waiting: deque[NumberedPiece[T]]
     ) -> list[_Member]:
         """Give every idle process a piece, starting processes as they are needed; returns those found dead."""
         lost = []

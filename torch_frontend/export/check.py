@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 from onnxq.arrays import Array
 from onnxq.errors import OnnxqError
 from onnxq.evaluation.accumulator import ErrorAccumulator
-from onnxq.runtime import Session
+from onnxq.runtime import Feeds, Session
 from torch_frontend.quantizers import override_switches, quantizers_of
 from torch_frontend.tracing.modules import Inputs, as_inputs
 from torch_frontend.tracing.values import use_eval_mode
@@ -132,7 +132,7 @@ def _list_arrays(values: Any) -> Arrays:
     return [leaf.detach().cpu().numpy() for leaf in leaves if isinstance(leaf, Tensor)]
 
 
-def _name_inputs(session: Session, inputs: Inputs) -> dict[str, Array] | None:
+def _name_inputs(session: Session, inputs: Inputs) -> Feeds | None:
     """The example by the names of the file's inputs; None where they do not fit."""
     names = [value.name for value in session.inputs]
     if not inputs.args and set(names) <= set(inputs.kwargs):

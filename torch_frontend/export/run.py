@@ -24,7 +24,6 @@ from onnxq.numerics import quantize
 from onnxq.plan import Plan, SitePlan, to_json
 from onnxq.planner.sums import count_saturating, read_constant
 from onnxq.sites import Caution, Role, Site
-from onnxq.spec import PerBlock
 from torch_frontend.export.check import ExportCheck, check_export
 from torch_frontend.export.graph import (
     active_quantizers,
@@ -270,8 +269,5 @@ def _check_types(model: nn.Module) -> None:
 def _choose_opset(model: nn.Module, quantizers: Sequence[Quantizer]) -> int | None:
     """The opset that the quantizers need; None leaves the choice to torch."""
     half = any(parameter.dtype == torch.float16 for parameter in model.parameters())
-    wide = any(
-        q.spec.bits == 16 or q.spec.bits <= 4 or isinstance(q.spec.granularity, PerBlock)
-        for q in quantizers
-    )
+    wide = any(q.spec.bits == 16 or q.spec.bits <= 4 or q.spec.has_blocks for q in quantizers)
     return _WIDE_OPSET if half or wide else None

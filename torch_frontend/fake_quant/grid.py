@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from onnxq.arrays import Shape
-from onnxq.errors import ConfigError
+from onnxq.errors import CauseAndFix, ConfigError
 
 EDGES = ("round", "clip")
 # Whether dx, dscale and dzero_point are needed.
@@ -62,7 +62,7 @@ def check_scale(scale: Tensor) -> None:
         )
 
 
-def _find_fault(x: Tensor, scale: Tensor, zero_point: Tensor, grid: Grid) -> tuple[str, str] | None:
+def _find_fault(x: Tensor, scale: Tensor, zero_point: Tensor, grid: Grid) -> CauseAndFix | None:
     """(cause, fix) of a wrong call."""
     # Reads shapes, types and devices but no value: reading one would wait for the GPU at every call.
     if x.dtype not in DTYPES:

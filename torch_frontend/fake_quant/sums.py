@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from onnxq.numerics import SumOrders
 from onnxq.numerics.weights import MOST, SumOrder
 from torch_frontend.fake_quant import reference
 from torch_frontend.fake_quant.grid import Grid
@@ -52,7 +53,7 @@ class _KeepSums(torch.autograd.Function):
         x: Tensor,
         scale: Tensor,
         zero_point: Tensor,
-        orders: tuple[SumOrder, ...],
+        orders: SumOrders,
         settings: tuple[Any, ...],
     ) -> Tensor:
         y: Tensor = torch.ops.onnxq.fake_quantize(x, scale, zero_point, *settings)

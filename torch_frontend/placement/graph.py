@@ -11,9 +11,10 @@ import numpy as np
 from onnx import TensorProto
 from torch import Tensor, fx, nn
 
-from onnxq.arrays import Array
+from onnxq.arrays import Array, Shape
 from onnxq.config import MultiInput
-from onnxq.graph import Graph, NodeRef, ValueInfo
+from onnxq.graph import Graph, NodeRef
+from onnxq.graph.base import Dims, ValueInfos
 from onnxq.sites import Edge, Edges, Names, TensorId, Unquantized
 from torch_frontend.qmodules import Op
 from torch_frontend.tracing.modules import name_arguments
@@ -147,12 +148,12 @@ class CallGraph(Graph):
     instance inside a fused call. reasons: why.
     """
 
-    inputs: tuple[ValueInfo, ...] = ()
+    inputs: ValueInfos = ()
     # A trace has followed one way through all control flow, so there are no bodies.
     scopes: Names = ("",)
     outputs: set[str] = field(default_factory=set)
     constants: dict[str, Tensor] = field(default_factory=dict)
-    shapes: dict[TensorId, tuple[int, ...]] = field(default_factory=dict)
+    shapes: dict[TensorId, Shape] = field(default_factory=dict)
     integers: set[str] = field(default_factory=set)
     values: dict[str, fx.Node | None] = field(default_factory=dict)
     arguments: dict[tuple[str, int], Argument] = field(default_factory=dict)
@@ -227,7 +228,7 @@ class CallGraph(Graph):
         # Engines' rules look at values, not at the type and device that training takes.
         return None if value is None else np.asarray(value.detach().float().cpu())
 
-    def find_shape(self, t: TensorId | None) -> tuple[int | str | None, ...] | None:
+    def find_shape(self, t: TensorId | None) -> Dims | None:
         """The shape of a constant; of computed tensors an example shows it, which is given beside the graph."""
         value = None if t is None else self.constants.get(t.name)
         return None if value is None else tuple(value.shape)

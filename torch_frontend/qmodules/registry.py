@@ -14,7 +14,7 @@ from torch.nn import functional
 from torch.nn.utils import parametrize
 
 from onnxq.config.document import parse_yaml
-from onnxq.errors import ConfigError
+from onnxq.errors import CauseAndFix, ConfigError
 from onnxq.nearest import suggest_names
 from onnxq.sites import Names
 from torch_frontend.qmodules import calls
@@ -32,14 +32,14 @@ class Op:
     """
 
     name: str
-    onnx: tuple[str, ...] = ()
-    data: tuple[str, ...] = ("input",)
+    onnx: Names = ()
+    data: Names = ("input",)
     weight: str | None = None
     weight_axis: int = 0
     block_axis: int = 1
     channel: int = 1
     moves: bool = False
-    refused: tuple[str, str] | None = None
+    refused: CauseAndFix | None = None
 
 
 _Made = TypeVar("_Made", bound=type[nn.Module])
@@ -58,7 +58,7 @@ class Registration:
 
     op: Op
     params: Names = ()
-    data: tuple[str, ...] = ()
+    data: Names = ()
     qmodule: type[nn.Module] | None = None
 
 

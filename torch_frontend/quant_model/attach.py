@@ -24,7 +24,7 @@ from torch_frontend.qmodules.registry import GROUPS
 from torch_frontend.quantizers import Quantizer, create_quantizer
 from torch_frontend.quantizers.borrowed import Follower
 from torch_frontend.tracing.leaves import CallsOutside
-from torch_frontend.tracing.modules import Inputs, make_unique_path
+from torch_frontend.tracing.modules import Inputs, make_unique_path, read_stack
 from torch_frontend.tracing.names import name_input
 from torch_frontend.tracing.signature import CHECKS
 from torch_frontend.tracing.values import use_eval_mode
@@ -100,8 +100,7 @@ def _insert_call(model: fx.GraphModule, value: fx.Node, path: str) -> fx.Node:
         at = at.next
     with model.graph.inserting_after(at):
         node = model.graph.call_module(path, (value,))
-    stack = value.meta.get("nn_module_stack") or {}
-    node.meta["nn_module_stack"] = {**stack, path: (path, Quantizer)}
+    node.meta["nn_module_stack"] = {**read_stack(value), path: (path, Quantizer)}
     return node
 
 

@@ -14,9 +14,9 @@ import numpy as np
 from torch import fx, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from onnxq.errors import PlanError
+from onnxq.errors import CauseAndFix, PlanError
 from onnxq.numerics import scale_floor
-from onnxq.spec import PerChannel, QParams
+from onnxq.spec import QParams
 from torch_frontend.placement.pairs import Decision
 from torch_frontend.quantizers import Quantizer
 from torch_frontend.tracing.batch_norms import compute_factors, find_layers, fold_call
@@ -70,12 +70,12 @@ def check_tunable(model: nn.Module, pairs: list[NormPair]) -> None:
             raise PlanError(str(pair[0].target), *wrong, code="Q410")
 
 
-def _explain_scales(model: nn.Module, pair: NormPair) -> tuple[str, str] | None:
+def _explain_scales(model: nn.Module, pair: NormPair) -> CauseAndFix | None:
     """(cause, fix) where the weight of a pair cannot take one factor per channel, or None."""
     quantizer = model.get_submodule(str(pair[0].target))._modules.get("weight_quantizer")
     if not isinstance(quantizer, Quantizer):
         return None
-    if not isinstance(quantizer.spec.granularity, PerChannel):
+    if not quantizer.spec.has_channels:
         cause = f"its weight has one scale for all channels, which {pair[1].target} multiplies differently"
         return cause, "write `weights: {granularity: channel}`"
     # A quantizer that bakes (DoReFa, AdaRound) does more than divide by a scale.

@@ -138,7 +138,7 @@ class FloatNames:
 def find_float_names(source: nn.Module, converted: nn.Module) -> FloatNames:
     """The float names of a converted module. source: the module that was converted, as it was named then."""
     tensors = _read_tensors(source)
-    by_id: defaultdict[int, tuple[str, ...]] = defaultdict(tuple)
+    by_id: defaultdict[int, Names] = defaultdict(tuple)
     for name, tensor in tensors.items():
         by_id[id(tensor)] += (name,)
     float_names = FloatNames(frozenset(tensors))

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from onnxq.backends import find_ideal
 from onnxq.errors import CalibrationError, ConfigError, OnnxqError, PlanError
-from onnxq.numerics import SumOrder, needs_bound, qparams_from_range, scale_floor
+from onnxq.numerics import SumOrder, SumOrders, needs_bound, qparams_from_range, scale_floor
 from onnxq.sites import Names, Role
 from onnxq.spec import GRAIN_NAMES, ObserverSpec, QParams, QuantSpec
 from torch_frontend.fake_quant import fake_quantize
@@ -211,7 +211,7 @@ class Quantizer(AncestorQuantizer, nn.Module):
         """Keep the same sums as another quantizer of the same weight."""
         self._sums = other._sums
 
-    def sum_orders(self, *, planned: bool = False) -> tuple[SumOrder, ...]:
+    def sum_orders(self, *, planned: bool = False) -> SumOrders:
         """The sums to keep now; planned: those to keep once every quantizer that is not disabled for good is on."""
         if not self._sums:
             return ()

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from onnxq.errors import CalibrationError, ConfigError, PlanError
 from onnxq.sites import Names, Role
-from onnxq.spec import PerTensor, QParams, QuantSpec
+from onnxq.spec import QParams, QuantSpec
 from torch_frontend.fake_quant import fake_quantize
 from torch_frontend.quantizers.base import Option, Quantizer
 from torch_frontend.quantizers.registry import register_quantizer
@@ -43,7 +43,7 @@ class Dynamic(Quantizer):
         super().__init__(spec, **where)
         # Others have no nodes in ONNX.
         self.marks = spec.dynamic
-        if not isinstance(spec.granularity, PerTensor) or spec.symmetric != spec.signed:
+        if not spec.has_one_scale or spec.symmetric != spec.signed:
             raise ConfigError(
                 self.site,
                 "scales of each run are signed symmetric or unsigned asymmetric, and `scales` groups them",

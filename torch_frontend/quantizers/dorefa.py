@@ -23,7 +23,7 @@ from torch import Tensor
 from onnxq import observers
 from onnxq.errors import CalibrationError, ConfigError
 from onnxq.sites import Role
-from onnxq.spec import ObserverSpec, PerTensor, QParams, QuantSpec
+from onnxq.spec import ObserverSpec, QParams, QuantSpec
 from torch_frontend.fake_quant import fake_quantize
 from torch_frontend.quantizers.base import Quantizer
 from torch_frontend.quantizers.registry import register_quantizer
@@ -93,7 +93,7 @@ class DoReFa(Quantizer):
         self.level_bits = spec.bits
         if role is Role.WEIGHT:
             spec = _add_bit(spec, site)
-        elif spec.signed or spec.symmetric or not isinstance(spec.granularity, PerTensor):
+        elif spec.signed or spec.symmetric or not spec.has_one_scale:
             raise ConfigError(
                 site,
                 "DoReFa's activations lie in [0, 1], one scale for the tensor",

@@ -49,7 +49,7 @@ from onnxq import observers
 from onnxq.errors import CalibrationError, ConfigError
 from onnxq.numerics import scale_floor, symmetric_steps
 from onnxq.sites import Names, Role
-from onnxq.spec import ObserverSpec, PerTensor, QParams, QuantSpec
+from onnxq.spec import ObserverSpec, QParams, QuantSpec
 from torch_frontend.quantizers.base import Option, Quantizer
 from torch_frontend.quantizers.registry import register_quantizer
 from torch_frontend.quantizers.specs import (
@@ -274,7 +274,7 @@ class PACT(LearnedQuantizer):
 
     def __init__(self, spec: QuantSpec, **where: Any) -> None:
         super().__init__(spec, **where)
-        if not isinstance(spec.granularity, PerTensor):
+        if not spec.has_one_scale:
             cause = "PACT has one clipping level for the tensor"
             raise ConfigError(self.site, cause, "use granularity: tensor", code="Q316")
         if self.options["alpha"] <= 0:

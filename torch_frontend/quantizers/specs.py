@@ -12,7 +12,7 @@ from torch import Tensor
 
 from onnxq.arrays import Shape
 from onnxq.backends import find_target
-from onnxq.errors import CalibrationError, ConfigError
+from onnxq.errors import CalibrationError, CauseAndFix, ConfigError
 from onnxq.nearest import suggest_names
 from onnxq.numerics import scale_floor, symmetric_steps
 from onnxq.observers.base import check_option_type
@@ -23,13 +23,13 @@ from torch_frontend.fake_quant import grid
 
 def axis_of(spec: QuantSpec) -> int | None:
     """Axis of the channels or blocks; None per tensor."""
-    return None if isinstance(spec.granularity, PerTensor) else spec.granularity.axis
+    return None if spec.has_one_scale else spec.granularity.axis
 
 
 def block_size_of(spec: QuantSpec) -> int:
     """Elements in a block; 0 unless per block."""
     # 0, not None: the op's schema takes an int.
-    return spec.granularity.size if isinstance(spec.granularity, PerBlock) else 0
+    return spec.granularity.size if spec.has_blocks else 0
 
 
 def shape_numbers(slots: Iterable[Tensor], spec: QuantSpec) -> list[Tensor]:
@@ -136,7 +136,7 @@ def check_qparams(qparams: QParams, spec: QuantSpec, site: str, target: str) -> 
     return checked
 
 
-def _find_fault(scale: Any, zero: Any, spec: QuantSpec, target: str) -> tuple[str, str] | None:
+def _find_fault(scale: Any, zero: Any, spec: QuantSpec, target: str) -> CauseAndFix | None:
     """(cause, fix) of illegal qparams."""
     if scale.shape != zero.shape:
         return f"scale has shape {scale.shape}, zero point {zero.shape}", "give both the same shape"

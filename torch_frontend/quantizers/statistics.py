@@ -14,7 +14,7 @@ from onnxq import numerics, observers
 from onnxq.arrays import Array64, Floats
 from onnxq.errors import CalibrationError, ConfigError
 from onnxq.sites import Role
-from onnxq.spec import ObserverSpec, PerBlock, PerChannel, PerTensor, QParams, QuantSpec
+from onnxq.spec import ObserverSpec, PerTensor, QParams, QuantSpec
 
 Range = tuple[Array64, Array64]
 
@@ -41,7 +41,7 @@ class ActivationRange:
     """Streaming observers: one, or one per channel."""
 
     def __init__(self, spec: QuantSpec, observer: ObserverSpec, site: str) -> None:
-        if isinstance(spec.granularity, PerBlock):
+        if spec.has_blocks:
             raise ConfigError(
                 site,
                 "activations cannot be quantized per block",
@@ -60,7 +60,7 @@ class ActivationRange:
             return
         values = to_numpy(x)
         parts = [values]
-        if isinstance(self.spec.granularity, PerChannel):
+        if self.spec.has_channels:
             parts = list(np.moveaxis(values, self.spec.granularity.axis, 0))
         # The number of channels is known with the first batch only.
         if not self._channels:
@@ -90,7 +90,7 @@ class ActivationRange:
         if not self._channels:
             raise observers.base.make_empty_error(self.observer.name)
         ends = [observer.range() for observer in self._channels]
-        if isinstance(self.spec.granularity, PerTensor):
+        if self.spec.has_one_scale:
             return ends[0]
         return np.stack([lo for lo, _ in ends]), np.stack([hi for _, hi in ends])
 

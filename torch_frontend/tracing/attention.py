@@ -16,7 +16,7 @@ from torch import Tensor, fx, nn
 from torch.nn import functional
 
 from torch_frontend.qmodules import Call, copy_shallowly, register_qmodule, register_targets
-from torch_frontend.tracing.modules import name_arguments
+from torch_frontend.tracing.modules import name_arguments, read_stack
 
 
 class NotTraceable(Exception):
@@ -257,7 +257,7 @@ def take_apart(model: fx.GraphModule) -> None:
             result = graph.call_function(torch.matmul, (weights, value))
         # The scope, after which the new calls are named.
         for call in (scaled, transposed, scores, weights, result):
-            call.meta["nn_module_stack"] = node.meta.get("nn_module_stack") or {}
+            call.meta["nn_module_stack"] = read_stack(node)
         node.replace_all_uses_with(result)
         graph.erase_node(node)
 

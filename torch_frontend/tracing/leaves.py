@@ -15,6 +15,8 @@ from torch import Tensor, fx, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
+from torch_frontend.tracing.modules import read_stack
+
 IsLeaf = Callable[[nn.Module, str], bool]
 
 
@@ -192,4 +194,4 @@ def _insert_call(graph: fx.Graph, call: LeafCall, marks: dict[int, fx.Node]) -> 
 
 def _is_inside(node: fx.Node, path: str) -> bool:
     """True for what a module's forward calls."""
-    return any(module == path for module, _ in (node.meta.get("nn_module_stack") or {}).values())
+    return any(module == path for module, _ in read_stack(node).values())

@@ -43,12 +43,17 @@ def name_arguments(node: fx.Node, *names: str) -> dict[str, Any]:
     return dict(zip(names, node.args, strict=False)) | node.kwargs
 
 
+def read_stack(node: fx.Node) -> dict[str, Any]:
+    """The modules whose forward makes a call, from the outermost to the innermost."""
+    return node.meta.get("nn_module_stack") or {}
+
+
 def call_module(model: fx.GraphModule, node: fx.Node, path: str, module: nn.Module) -> None:
     """Let a node call a new module in place of its function."""
     model.add_submodule(path, module)
     node.op, node.target = "call_module", path
     node.meta["nn_module_stack"] = {
-        **(node.meta.get("nn_module_stack") or {}),
+        **read_stack(node),
         path: (path, type(module)),
     }
 

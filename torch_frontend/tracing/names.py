@@ -13,7 +13,7 @@ import torch
 from torch import fx
 
 from torch_frontend.qmodules import UNKNOWN, Call, Registration, find_entry
-from torch_frontend.tracing.modules import call_module, find_module, make_unique_path
+from torch_frontend.tracing.modules import call_module, find_module, make_unique_path, read_stack
 from torch_frontend.tracing.signature import CHECKS, PackOutputs
 
 # Keys of a node's meta.
@@ -113,8 +113,7 @@ def element_of(node: fx.Node) -> tuple[fx.Node, Any] | None:
 
 def scope_of(node: fx.Node) -> str:
     """Qualified name of the module whose forward makes the call; "" for the model itself."""
-    stack = node.meta.get("nn_module_stack") or {}
-    paths = [path for path, _ in stack.values()]
+    paths = [path for path, _ in read_stack(node).values()]
     return str(paths[-1]) if paths else ""
 
 

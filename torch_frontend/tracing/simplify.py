@@ -16,6 +16,7 @@ from torch_frontend.tracing.modules import (
     find_module,
     make_unique_path,
     name_arguments,
+    read_stack,
 )
 from torch_frontend.tracing.names import scope_of
 
@@ -233,7 +234,7 @@ def _write_product(
 
         def turn(value: Any) -> fx.Node:
             turned = graph.call_method("transpose", (value, -2, -1))
-            turned.meta["nn_module_stack"] = node.meta.get("nn_module_stack") or {}
+            turned.meta["nn_module_stack"] = read_stack(node)
             return turned
 
         x = x if a.endswith(k) else turn(x)

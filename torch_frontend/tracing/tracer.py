@@ -127,6 +127,8 @@ def forget_example(graph: fx.Graph) -> None:
         node.meta.pop(_FAKE, None)
 
 
+# Values of the forward's parameters, by name.
+Arguments = Mapping[str, Any] | None
 # Traces of the whole model, one per module that fails; beyond that it is converted layer by layer.
 _TRIES = 64
 
@@ -154,7 +156,7 @@ class Traced:
     root: nn.Module
     graph: fx.Graph
     opaque: Refusals = ()
-    skipped: tuple[str, ...] = ()
+    skipped: Names = ()
     fixed: Names = ()
     refusals: Refusals = ()
     shaped: Names = ()
@@ -180,8 +182,8 @@ class Tracer(fx.Tracer):
         self,
         skip: Sequence[str] = (),
         opaque: frozenset[str] = frozenset(),
-        fixed: Mapping[str, Any] | None = None,
-        given: Mapping[str, Any] | None = None,
+        fixed: Arguments = None,
+        given: Arguments = None,
     ) -> None:
         super().__init__()
         self.example = None if given is None else Example(given)
@@ -265,7 +267,7 @@ class Tracer(fx.Tracer):
 
 
 def trace_model(
-    model: nn.Module, skip: Sequence[str] = (), arguments: Mapping[str, Any] | None = None
+    model: nn.Module, skip: Sequence[str] = (), arguments: Arguments = None
 ) -> Traced | Untraceable:
     """The graph of the model's forward, in the mode (train or eval) of the model.
 
@@ -283,7 +285,7 @@ def trace_model(
     if any(parameters[name].kind is inspect.Parameter.VAR_KEYWORD for name in arguments or ()):
         return Untraceable("it is called with arguments that its forward does not name")
     # Used only where a plain trace fails: it fixes the shapes that decide control flow.
-    example: Mapping[str, Any] | None = None
+    example: Arguments = None
     for _ in range(_TRIES):
         tracer = Tracer(skip, frozenset(failed), fixed, example)
         try:
@@ -310,7 +312,7 @@ def trace_model(
 
 
 def _compare_modes(
-    root: nn.Module, tracer: Tracer, graph: fx.Graph, example: Mapping[str, Any] | None
+    root: nn.Module, tracer: Tracer, graph: fx.Graph, example: Arguments
 ) -> Refusals:
     """A Refusal if train and eval mode make different calls: the graph holds those of one mode."""
     before = set(vars(root))

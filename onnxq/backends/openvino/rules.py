@@ -28,7 +28,7 @@ from onnxq.graph import GraphIndex, NodeRef
 from onnxq.graph.base import POSITIVE_OPS
 from onnxq.graph.scopes import walk_from
 from onnxq.numerics import SumOrder
-from onnxq.sites import Role, TensorId
+from onnxq.sites import Indices, Role, TensorId
 from onnxq.spec import PerBlock, PerChannel, PerTensor
 
 # Activations that the kernel of a product computes on its result.
@@ -261,7 +261,7 @@ def find_swish(c: Candidate) -> TensorId | None:
     return product.result if set(product.inputs) == {gate.outputs[0], c.node.outputs[0]} else None
 
 
-def _list_sum_inputs(c: Candidate) -> tuple[int, ...]:
+def _list_sum_inputs(c: Candidate) -> Indices:
     """Both inputs, but not the result of a convolution that nothing else reads: behind a pair it computes the sum too.
 
     It does not round in between then, unlike the file.
@@ -438,7 +438,7 @@ def find_sum_order(node: NodeRef, shape: Shape) -> SumOrder | None:
             return ((0, *taps), 1) if shape[1] > 1 else None
         return (0, *taps, 1)
     if node.op_type == "Gemm" and len(shape) == 2:
-        return (0, 1) if node.attrs.get("transB", 0) else (1, 0)
+        return (0, 1) if node.is_transposed else (1, 0)
     return (1, 0) if node.op_type == "MatMul" and len(shape) == 2 else None
 
 

@@ -325,13 +325,13 @@ def find_sum_order(node: NodeRef, shape: Shape) -> SumOrder | None:
     onnxruntime 1.31.
     """
     if node.op_type in CONVS and len(shape) > 2:
-        exact = shape[1] == 1 and shape[0] == int(node.attrs.get("group", 1))
+        exact = shape[1] == 1 and shape[0] == node.groups
         return None if exact else (0, *range(2, len(shape)), 1)
     if node.op_type == "LSTM" and len(shape) == 3:
         # [directions, rows, features]: each direction is a matrix, and they share the scale of a row.
         return ((1, 0), 2)
     if node.op_type in _GEMMS and len(shape) == 2:
-        return (0, 1) if node.attrs.get("transB", 0) else (1, 0)
+        return (0, 1) if node.is_transposed else (1, 0)
     if node.op_type in _MATRICES and len(shape) == 2:
         return (1, 0)
     return None

@@ -33,6 +33,7 @@ from onnxq.backends.trt.run import POLYGRAPHY, TrtRunner, build_trt
 from onnxq.backends.trt.timing import time_engines, time_job
 from onnxq.errors import ConfigError, VerificationError
 from onnxq.graph import GraphIndex, ModelLike, NodeRef
+from onnxq.graph.base import Dims
 from onnxq.sites import Names, Refusal
 
 # Compute capability that is built for where none is asked for: GeForce 30.
@@ -124,9 +125,7 @@ class TrtEngine(Engine):
         """Turing has none."""
         return "int8 kernels need compute capability 8.0 or more" if capability == _TURING else ""
 
-    def explain_operand(
-        self, node: NodeRef, scale: tuple[int | str | None, ...] | None, role: str
-    ) -> str:
+    def explain_operand(self, node: NodeRef, scale: Dims | None, role: str) -> str:
         """A scale of shape [1] counts as one for each channel."""
         if node.op_type != "Conv" or scale != (1,):
             return ""

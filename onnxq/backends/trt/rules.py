@@ -35,8 +35,9 @@ from onnxq.backends.surroundings import (
     list_computed_inputs,
     multiplies_activations,
 )
+from onnxq.errors import CauseAndFix
 from onnxq.graph import NodeRef
-from onnxq.sites import Names, Role
+from onnxq.sites import Indices, Names, Role
 from onnxq.spec import FLOAT8, FloatType, PerBlock, PerChannel, PerTensor, QuantSpec
 
 # TensorRT in narrow float types: operators that it computes in float32 only.
@@ -57,7 +58,7 @@ _ONLY_FLOAT16 = (
     "RandomNormalLike",
     "Shrink",
 )
-MISSING: Mapping[FloatType, tuple[str, ...]] = {
+MISSING: Mapping[FloatType, Names] = {
     FloatType.FLOAT16: _ALL,
     FloatType.BFLOAT16: (*_ALL, *_ONLY_FLOAT16),
 }
@@ -99,7 +100,7 @@ _UNKNOWN = (
 def refuse_float(node: NodeRef) -> str:
     """Why TensorRT's parser does not take a node, whatever its type; "" where it does, or a plugin may."""
     if node.domain == _MICROSOFT:
-        if node.op_type == "GroupQueryAttention" and not float(node.attrs.get("scale", 0.0)):
+        if node.op_type == "GroupQueryAttention" and not node.read_float("scale", 0.0):
             return "it asks for the attribute `scale`, which the node leaves to the default"
         return "" if node.op_type in TAKEN else _UNKNOWN
     if node.op_type == "Attention" and not node.domain and any(node.outputs[1:]):
@@ -184,7 +185,7 @@ def _check_residual(c: Candidate) -> str | None:
     )
 
 
-def _list_skip_inputs(c: Candidate) -> tuple[int, ...]:
+def _list_skip_inputs(c: Candidate) -> Indices:
     k = find_skip_input(c.index, c.node)
     return () if k is None else (k,)
 
@@ -317,14 +318,14 @@ _BLOCKS = (16, 32, 64, 128)
 _FP8_TAPS = 32
 
 
-def _check_taps(shape: Shape, _: QuantSpec) -> tuple[str, str] | None:
+def _check_taps(shape: Shape, _: QuantSpec) -> CauseAndFix | None:
     if math.prod(shape[2:]) <= _FP8_TAPS:
         return None
     cause = f"its kernel has {math.prod(shape[2:])} taps: beyond {_FP8_TAPS} TensorRT convolves in float, not in FP8"
     return cause, "it stays float"
 
 
-def _check_blocks(shape: Shape, spec: QuantSpec) -> tuple[str, str] | None:
+def _check_blocks(shape: Shape, spec: QuantSpec) -> CauseAndFix | None:
     grain = spec.granularity
     if not isinstance(grain, PerBlock) or shape[grain.axis] % grain.size == 0:
         return None

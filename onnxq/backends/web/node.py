@@ -17,7 +17,7 @@ import onnx
 
 from onnxq.backends.building import COMPILING, Ask, serve_process
 from onnxq.backends.engine import MODEL
-from onnxq.errors import OnnxqError
+from onnxq.errors import CauseAndFix, OnnxqError
 from onnxq.files import ScratchFolder
 from onnxq.graph import GraphIndex, ModelLike, name_nodes, save_model
 from onnxq.runtime import Feeds
@@ -56,7 +56,7 @@ def read_version(package: Path) -> str:
     return str(json.loads((package / "package.json").read_text(encoding="utf-8"))["version"])
 
 
-def explain_absence() -> tuple[str, str] | None:
+def explain_absence() -> CauseAndFix | None:
     """Why nothing can be run here, and the remedy; None where it can."""
     if shutil.which("node") is None:
         return (

@@ -13,6 +13,7 @@ from onnxq.arrays import Array, Arrays
 from onnxq.data.fit import Feeds, Inputs, classify_dtype, find_input_dtype, format_shape
 from onnxq.errors import DataError, OnnxqError
 from onnxq.graph import ValueInfo
+from onnxq.graph.base import ValueInfos
 from onnxq.runtime import Session
 
 
@@ -75,7 +76,7 @@ class TextInputs:
     """
 
     roles: Mapping[str, InputRole]
-    inputs: tuple[ValueInfo, ...]
+    inputs: ValueInfos
     caches: tuple[CacheInput, ...]
     batch: int
     length: int | None

@@ -20,7 +20,7 @@ from onnxq.data.scripts import suggest_files
 from onnxq.data.synthetic import count_table_rows, settle_caches
 from onnxq.data.text.generate import TextInputs, find_text_inputs, generate_texts
 from onnxq.errors import DataError, MissingDependencyError
-from onnxq.files import check_input_kind, shorten_error
+from onnxq.files import check_input_kind, explain_unreadable, shorten_error
 from onnxq.graph import ModelLike, get_index
 from onnxq.runtime import Session
 
@@ -93,7 +93,7 @@ def load_tokenizer(name: str) -> Tokenizer:
     try:
         check_input_kind(path, DataError)
     except OSError as error:
-        cause = f"cannot be read ({error.strerror or error})"
+        cause = explain_unreadable(error)
         written = "; the tokenizer of `transformers` writes one by save_pretrained(FOLDER)"
         raise DataError(path, cause, fix + written, code="Q222") from error
     library = _import_tokenizers()
@@ -341,9 +341,7 @@ def find_tokenizer(path: Path, config: DataConfig) -> Tokenizer:
     except FileNotFoundError as error:
         raise DataError(path, "there is no such file", suggest_files(path), code="Q201") from error
     except OSError as error:
-        raise DataError(
-            path, f"cannot be read ({error.strerror or error})", "name a text file", code="Q202"
-        ) from error
+        raise DataError(path, explain_unreadable(error), "name a text file", code="Q202") from error
     if not config.tokenizer:
         fix = (
             "name a folder with tokenizer.json, or `bytes` for a model of bytes, with `tokenizer=…`"

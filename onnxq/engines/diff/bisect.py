@@ -32,6 +32,7 @@ from onnxq.engines.prove.reduce import leave_out_nodes
 from onnxq.errors import ModelError
 from onnxq.graph import GraphIndex, ModelLike
 from onnxq.graph.subgraph import Cutter, declare_input
+from onnxq.progress import Tick
 from onnxq.runtime import Feeds, Session, tap_tensors, trim_memory
 from onnxq.sites import TensorId
 
@@ -48,7 +49,7 @@ class Piece:
 
     bisection: Bisection
     proto: ModelLike
-    feeds: dict[str, Array]
+    feeds: Feeds
 
 
 class FedParts(Cutter[ModelLike]):
@@ -60,7 +61,7 @@ class FedParts(Cutter[ModelLike]):
         super().__init__(index.model)
         self._index, self._values = index, values
 
-    def cut_fed(self, names: Collection[str], output: str) -> tuple[ModelLike, dict[str, Array]]:
+    def cut_fed(self, names: Collection[str], output: str) -> tuple[ModelLike, Feeds]:
         """The nodes as a model with one output, and the arrays to feed it."""
         crossing = self.list_inputs(names)
         arrays = self._values([*crossing, output])
@@ -110,7 +111,7 @@ def bisect_divergence(
     step: float = 0.0,
     failing: bool = False,
     threads: int = 0,
-    tick: Callable[[], None] = lambda: None,
+    tick: Tick = lambda: None,
 ) -> Piece | None:
     """Search from a tensor of the main graph, on one sample's feeds. step: of its quantizer, 0 without one.
 
@@ -152,7 +153,7 @@ class _PieceSearch:
     counterpart: Counterpart
     engine: EngineUnderTest
     step: float
-    tick: Callable[[], None]
+    tick: Tick
     failing: bool
     # How each piece ended: its error and why the engine cannot run it, None for one that is fine.
     tried: dict[frozenset[str], tuple[Error, str] | None] = field(default_factory=dict)
@@ -242,7 +243,7 @@ class KernelCheck:
 
 
 def check_kernels(
-    inner: Inner, feeds: Feeds, *, threads: int = 0, tick: Callable[[], None] = lambda: None
+    inner: Inner, feeds: Feeds, *, threads: int = 0, tick: Tick = lambda: None
 ) -> KernelCheck:
     """Cut the model where ORT's fusions do, and run every piece on the first sample without and with optimizations."""
     matched = match_tensors(inner.float_index, inner.index)

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from onnx import TensorProto
 
-from onnxq.arrays import Array, Arrays
+from onnxq.arrays import Array, Arrays, Interval
 from onnxq.backends.engine import Runner, SessionRunner
 from onnxq.engines.diff.measure import Level, Tallies, Tally, diverges, find_level
 from onnxq.engines.diff.model import FLOAT, OFF, ON, Divergence, Error, LayerDiff, label_run
@@ -25,9 +25,9 @@ from onnxq.errors import OnnxqError
 from onnxq.graph import FLOAT_TENSORS, GraphIndex, ModelLike, NodeRef, add_libraries, name_nodes
 from onnxq.graph.light import list_libraries
 from onnxq.plan.names import DEQUANTIZE, DYNAMIC, QUANTIZE, is_clipped_part
-from onnxq.progress import Task, silent
+from onnxq.progress import Task, Tick, silent
 from onnxq.runtime import Feeds, Session, ShapeProbe, optimize_graph, tap_tensors
-from onnxq.sites import Refusal, Refusals, TensorId
+from onnxq.sites import Lines, Names, Refusal, Refusals, TensorId
 
 _FLOATS = FLOAT_TENSORS | {0}
 # Types that numpy and ORT exchange; sub-byte and float8 tensors stay inside.
@@ -163,12 +163,12 @@ def _find_dequantized(index: GraphIndex, quantizer: NodeRef) -> list[str]:
 
 def find_losses(
     index: GraphIndex, made: Iterable[MatchedTensor], sqnr: Mapping[str, float]
-) -> dict[str, tuple[float, float]]:
+) -> dict[str, Interval]:
     """By tensor: (SQNR of the worst tensor its node reads, its own), from tensors with one; within 60 dB of zero.
 
     A tensor without an SQNR has that of its worst input; model inputs and constants are exact.
     """
-    found: dict[str, tuple[float, float]] = {}
+    found: dict[str, Interval] = {}
     for row in made:
         inputs = (found.get(find_source(index, name)) for name in row.node.inputs if name)
         before = min((one[1] for one in inputs if one is not None), default=_EXACT_DB)
@@ -202,10 +202,10 @@ class LayerResults:
 
     layers: tuple[LayerDiff, ...] = ()
     # Their names by SQNR drop, the largest first.
-    worst: tuple[str, ...] = ()
+    worst: Names = ()
     points: tuple[DivergencePoint, ...] = ()
     skipped: Refusals = ()
-    notes: tuple[str, ...] = ()
+    notes: Lines = ()
 
 
 @dataclass(eq=False)
@@ -333,7 +333,7 @@ def _read_group(
     others: Sequence[Runner],
     sums: _Sums,
     threads: int,
-    tick: Callable[[], None],
+    tick: Tick,
 ) -> None:
     tensors = list(dict.fromkeys(one.tensor for row in group for one in row.counterparts))
     references = list(dict.fromkeys(row.reference for row in group if row.reference))

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from onnxq.annotate import WeightSums
 from onnxq.errors import VerificationError
 from onnxq.evaluation.agreement import ChoiceAgreement
-from onnxq.sites import Names, Refusal, Refusals
+from onnxq.sites import Lines, Names, Refusal, Refusals
 from onnxq.wording import abbreviate, show_html
 
 # The float model, and the quantized one in ONNX Runtime without and with its optimizations. The run of any other engine
@@ -172,12 +172,12 @@ class Difference:
     outputs: tuple[OutputDiff, ...] = ()
     choices: Mapping[str, tuple[ChoiceAgreement, ...]] = field(default_factory=dict)
     layers: tuple[LayerDiff, ...] = ()
-    worst: tuple[str, ...] = ()
+    worst: Names = ()
     divergences: tuple[Divergence, ...] = ()
     bisections: tuple[Bisection, ...] = ()
     skipped: Refusals = ()
-    notes: tuple[str, ...] = ()
-    saved: tuple[str, ...] = ()
+    notes: Lines = ()
+    saved: Names = ()
     unmet: tuple[Unmet, ...] = ()
     missing: Names = ()
 

@@ -17,6 +17,7 @@ from onnxq.data.scripts import decode_array, encode_array
 from onnxq.errors import DataError
 from onnxq.files import check_input_kind, shorten_error, write_text
 from onnxq.runtime import Feeds
+from onnxq.sites import Names
 
 RESULTS = "results.json"
 INPUTS = "inputs.json"
@@ -33,7 +34,7 @@ class Recorder:
     """Keeps the inputs and outputs of the first `limit` samples, to be written as Polygraphy's files."""
 
     limit: int
-    inputs: list[dict[str, Array]] = field(default_factory=list)
+    inputs: list[Feeds] = field(default_factory=list)
     outputs: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
 
     def is_kept(self, sample: int) -> bool:
@@ -59,7 +60,7 @@ class Recorder:
             }
             self.outputs.setdefault(run, []).append(row)
 
-    def write(self, folder: Path, *, overwrite: bool) -> tuple[str, ...]:
+    def write(self, folder: Path, *, overwrite: bool) -> Names:
         """results.json (RunResults) and inputs.json (a list of feeds); both readable by `polygraphy run`."""
         results = {"lst": list(self.outputs.items()), _CLASS: "RunResults"}
         for name, value in ((RESULTS, results), (INPUTS, self.inputs)):
@@ -93,7 +94,7 @@ class LoadedRun:
 
     name: str
     path: str
-    samples: tuple[dict[str, Array], ...]
+    samples: tuple[Feeds, ...]
     origin: str = ""
 
 
@@ -114,7 +115,7 @@ def load_results(path: str | Path) -> tuple[LoadedRun, ...]:
     files = sorted(file.glob("*.json")) if os.path.isdir(file) else [file]
     for one in files:
         check_input_kind(one, DataError)
-    found: dict[str, list[dict[str, Array]]] = {}
+    found: dict[str, list[Feeds]] = {}
     try:
         for one in files:
             document = json.loads(one.read_text(encoding="utf-8"), object_hook=_decode)
@@ -144,7 +145,7 @@ def _decode(found: dict[str, Any]) -> Any:
     return found["values"] if found.get(_CLASS) in ("LazyArray", "LazyNumpyArray") else found
 
 
-def _read_outputs(iteration: Mapping[str, Any]) -> dict[str, Array]:
+def _read_outputs(iteration: Mapping[str, Any]) -> Feeds:
     return {name: np.asarray(value) for name, value in iteration["outputs"].items()}
 
 

@@ -23,6 +23,7 @@ from onnxq.engines.prove.kernels import (
 from onnxq.engines.prove.proof import HOST, INT8, LOW, UNSEEN, NodeProof, SiteProof, SiteState
 from onnxq.engines.prove.reasons import Reasons
 from onnxq.graph import GraphIndex, NodeRef
+from onnxq.graph.base import NodeRefs
 from onnxq.plan.names import DEQUANTIZE
 from onnxq.sites import Names, Role
 
@@ -119,7 +120,7 @@ def _group_by_node(kernels: Sequence[Kernel]) -> dict[str, list[Kernel]]:
     return found
 
 
-def find_heavy_nodes(index: GraphIndex) -> tuple[NodeRef, ...]:
+def find_heavy_nodes(index: GraphIndex) -> NodeRefs:
     """Products and pools of every scope; not those of constants alone, which no engine runs."""
     return tuple(
         node for node in index.nodes if node.op_type in HEAVY and not _is_constant(index, node)

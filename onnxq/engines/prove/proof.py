@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import Enum
 
 from onnxq.annotate import WeightSums
-from onnxq.backends.engine import BuildState, DevicePlacement, Kernels
+from onnxq.backends.engine import BuildState, DevicePlacement, Kernels, Profile
 from onnxq.engines.saturation.measure import SaturationCost
-from onnxq.sites import Cautions, Names
-from onnxq.wording import abbreviate, show_html
+from onnxq.sites import Cautions, Lines, Names
+from onnxq.wording import Word, abbreviate, show_html
 
 INT8 = "int8"
 FLOAT8 = "float8"
@@ -31,16 +30,13 @@ QUANTIZED = "quantized"
 INTEGERS = "integers"
 
 
-class SiteState(str, Enum):
+class SiteState(Word):
     """Which readers of a site take its integers in."""
 
     FUSED = "fused"  # all
     PARTLY = "partly"  # some
     UNFUSED = "not fused"  # none
     UNSEEN = UNSEEN  # the engine does not show it
-
-    def __str__(self) -> str:
-        return self.value
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,14 +115,14 @@ class Build:
     fix: str = ""
     needs_plugin: bool = False
     # The last lines before the end, when it did not end well.
-    log: tuple[str, ...] = ()
+    log: Lines = ()
     # (min, opt, max) of the inputs whose shape is not fixed.
-    shapes: Mapping[str, tuple[tuple[int, ...], ...]]
+    shapes: Profile
     # Settings of the library, e.g. the chip.
     options: Mapping[str, str] = field(default_factory=dict)
     reduced: Reduced | None = None
     # Files written for the user.
-    saved: tuple[str, ...] = ()
+    saved: Names = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,7 +135,7 @@ class Requirement:
     forbidden: bool = False
     nodes: Names
     # Those of them that do not keep to it.
-    unmet: tuple[str, ...]
+    unmet: Lines
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -190,7 +186,7 @@ class Proof:
         return self.build.state is BuildState.BUILT
 
     @property
-    def unmet(self) -> tuple[str, ...]:
+    def unmet(self) -> Lines:
         """Nodes that do not run in the type required of them, or run in a forbidden one."""
         return tuple(
             dict.fromkeys(node for requirement in self.requirements for node in requirement.unmet)

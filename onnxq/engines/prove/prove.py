@@ -290,7 +290,7 @@ def _select_required(
     """
     _check_types((dtype for dtype, _ in wanted if dtype != QUANTIZED), "require")
     every = find_heavy_nodes(index)
-    found: dict[tuple[str, str], tuple[str, ...]] = {}
+    found: dict[tuple[str, str], Names] = {}
     for dtype, pattern in wanted:
         subject = f"require: {pattern}"
         heavy = list(every)
@@ -399,7 +399,7 @@ def _describe_build(
     job: Job,
     result: BuildResult,
     reduced: Reduced | None,
-    saved: tuple[str, ...],
+    saved: Names,
 ) -> Build:
     return Build(
         engine=engine.name,
@@ -443,9 +443,7 @@ def open_output_folder(folder: Path | None, engine: str | None, *, force: bool) 
         yield
 
 
-def _copy_files(
-    folder: Path, result: BuildResult, engine: Engine, save: Path | None
-) -> tuple[str, ...]:
+def _copy_files(folder: Path, result: BuildResult, engine: Engine, save: Path | None) -> Names:
     """Copy a build's files to the user's folder, if there is one; returns their paths there."""
     if save is None:
         return ()

@@ -144,9 +144,9 @@ class Reasons:
 
     def _find_fault(self, node: NodeRef, k: int, pair: PairInfo, what: str) -> str:
         data = pair.role is not Role.WEIGHT
-        if data and (
-            fault := self.engine.explain_operand(node, self._find_scale_shape(pair), what)
-        ):
+        dequantize = self.index.find_node(pair.dequantize)
+        scale = self.index.find_shape(self.index.find_input(dequantize, 1))
+        if data and (fault := self.engine.explain_operand(node, scale, what)):
             return fault
         if not isinstance(pair.granularity, PerTensor) and pair.role is not Role.WEIGHT:
             return f"its {what} is quantized per channel: activations need one scale"
@@ -179,11 +179,6 @@ class Reasons:
             else None
         )
 
-    def _find_scale_shape(self, pair: PairInfo) -> tuple[int | str | None, ...] | None:
-        return self.index.find_shape(
-            self.index.find_input(self.index.find_node(pair.dequantize), 1)
-        )
-
     def _is_constant(self, node: NodeRef, k: int) -> bool:
         pair = self._find_pair(node, k)
         if pair is not None:
@@ -196,7 +191,7 @@ class Reasons:
         if maker is None or maker.op_type != DEQUANTIZE:
             return None
         if node.op_type == "Gemm":
-            return (0, -2) if node.attrs.get("transB", 0) else (1, -1)
+            return (0, -2) if node.is_transposed else (1, -1)
         shape = self.index.find_shape(TensorId(maker.inputs[0], maker.scope))
         axis = _CHANNELS.get(node.op_type)
         if axis is None or shape is None:

@@ -168,7 +168,7 @@ class _ExcessWriter(NodeWriter):
         found = self.add("Round", [self.add("Div", [x, scale])])
         if self.conv:
             found = self._write_im2col(found)
-        elif self.node.attrs.get("transA", 0):
+        elif self.node.transposes_data:
             found = self.add("Transpose", [found], perm=[1, 0])
         shift = self.constant(np.float32(128 if self.operand.data == "int8" else 0))
         if len(source.inputs) > 2 and source.inputs[2]:
@@ -180,7 +180,7 @@ class _ExcessWriter(NodeWriter):
         """Every tap of every channel as a channel of its own: a depthwise Conv with one filter a tap."""
         taps = self.operand.values.shape[2:]
         count = int(np.prod(taps))
-        channels = self.operand.values.shape[1] * int(self.node.attrs.get("group", 1))
+        channels = self.operand.values.shape[1] * self.node.groups
         # Filter k is 1 at tap k and 0 elsewhere, so its output is the input shifted by that tap.
         units = np.eye(count, dtype=np.float32).reshape(count, 1, *taps)
         filters = np.tile(units, (channels, *[1] * (len(taps) + 1)))
@@ -194,7 +194,7 @@ class _ExcessWriter(NodeWriter):
         if not self.conv:
             return k
         outputs, channels, *taps = self.operand.values.shape
-        group = rows // (outputs // int(self.node.attrs.get("group", 1)))
+        group = rows // (outputs // self.node.groups)
         # Kernels lay rows out as taps, then channels; the depthwise Conv above as channels, then
         # taps.
         return np.asarray((group * channels + k % channels) * int(np.prod(taps)) + k // channels)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter as Counts
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -13,6 +13,7 @@ from onnxq.arrays import Array, Arrays
 from onnxq.engines.saturation.emulate import Emulation, emulate_saturation
 from onnxq.evaluation.compare import MatchedRunner, ReferenceRunner, compare_models
 from onnxq.graph import ModelLike
+from onnxq.progress import Tick
 from onnxq.runtime import Session, tap_tensors
 from onnxq.runtime.tap import Probe
 from onnxq.sites import Refusals, TensorId
@@ -67,7 +68,7 @@ def measure_saturation(
     *,
     nodes: frozenset[str] | None = None,
     threads: int = 0,
-    on_sample: Callable[[], None] = lambda: None,
+    on_sample: Tick = lambda: None,
 ) -> SaturationCost:
     """Run the model with exact and with saturating sums, both without optimizations.
 

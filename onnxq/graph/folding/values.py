@@ -36,12 +36,16 @@ class _Known:
     scalar: bool = False
 
 
+# Those of which something is known.
+_KnownTensors = dict[TensorId, _Known]
+
+
 def infer_shape_values(index: GraphIndex) -> dict[TensorId, Array]:
     """The value of every tensor that follows from static dims alone, constants themselves left out.
 
     Types and shapes are taken from the index as they are: it must not hold guesses.
     """
-    known: dict[TensorId, _Known] = {}
+    known: _KnownTensors = {}
     for node in index.nodes:
         rule = _RULES.get(node.op_type) if not node.domain else None
         if rule is None or len(node.outputs) != 1:
@@ -60,9 +64,7 @@ def infer_shape_values(index: GraphIndex) -> dict[TensorId, Array]:
     }
 
 
-def _read_known(
-    index: GraphIndex, node: NodeRef, k: int, known: dict[TensorId, _Known]
-) -> _Known | None:
+def _read_known(index: GraphIndex, node: NodeRef, k: int, known: _KnownTensors) -> _Known | None:
     t = index.find_input(node, k)
     if t is None or t in known:
         return None if t is None else known[t]
@@ -85,7 +87,7 @@ def _read_known(
 
 
 def _read_parameter(
-    index: GraphIndex, node: NodeRef, k: int, name: str, known: dict[TensorId, _Known]
+    index: GraphIndex, node: NodeRef, k: int, name: str, known: _KnownTensors
 ) -> tuple[int, ...] | None:
     """A parameter that newer opsets take as input k and older ones as an attribute; () when it is left out."""
     if name in node.attrs:
@@ -106,7 +108,7 @@ def _read_dims(index: GraphIndex, node: NodeRef) -> tuple[int | None, ...] | Non
     return None if dims is None else tuple(d if isinstance(d, int) else None for d in dims)
 
 
-def _infer_shape(index: GraphIndex, node: NodeRef, known: dict[TensorId, _Known]) -> _Known | None:
+def _infer_shape(index: GraphIndex, node: NodeRef, known: _KnownTensors) -> _Known | None:
     dims = _read_dims(index, node)
     return (
         None
@@ -116,14 +118,14 @@ def _infer_shape(index: GraphIndex, node: NodeRef, known: dict[TensorId, _Known]
     )
 
 
-def _infer_size(index: GraphIndex, node: NodeRef, known: dict[TensorId, _Known]) -> _Known | None:
+def _infer_size(index: GraphIndex, node: NodeRef, known: _KnownTensors) -> _Known | None:
     dims = _read_dims(index, node)
     if dims is None or None in dims:
         return None
     return _Known((math.prod(d for d in dims if d is not None),), scalar=True)
 
 
-def _infer_gather(index: GraphIndex, node: NodeRef, known: dict[TensorId, _Known]) -> _Known | None:
+def _infer_gather(index: GraphIndex, node: NodeRef, known: _KnownTensors) -> _Known | None:
     data = _read_known(index, node, 0, known)
     at = _read_known(index, node, 1, known)
     if data is None or at is None or data.scalar or node.attrs.get("axis", 0) not in (0, -1):
@@ -136,7 +138,7 @@ def _infer_gather(index: GraphIndex, node: NodeRef, known: dict[TensorId, _Known
     return _Known(tuple(data.items[k] for k in places), at.scalar)
 
 
-def _infer_slice(index: GraphIndex, node: NodeRef, known: dict[TensorId, _Known]) -> _Known | None:
+def _infer_slice(index: GraphIndex, node: NodeRef, known: _KnownTensors) -> _Known | None:
     data = _read_known(index, node, 0, known)
     parameters = [
         _read_parameter(index, node, k, name, known)
@@ -151,7 +153,7 @@ def _infer_slice(index: GraphIndex, node: NodeRef, known: dict[TensorId, _Known]
     return _Known(data.items[starts[0] : ends[0] : steps[0] if steps else 1])
 
 
-def _infer_concat(index: GraphIndex, node: NodeRef, known: dict[TensorId, _Known]) -> _Known | None:
+def _infer_concat(index: GraphIndex, node: NodeRef, known: _KnownTensors) -> _Known | None:
     parts = [_read_known(index, node, k, known) for k in range(len(node.inputs))]
     items: list[int | None] = []
     for part in parts:
@@ -161,7 +163,7 @@ def _infer_concat(index: GraphIndex, node: NodeRef, known: dict[TensorId, _Known
     return _Known(tuple(items))
 
 
-def _infer_cast(index: GraphIndex, node: NodeRef, known: dict[TensorId, _Known]) -> _Known | None:
+def _infer_cast(index: GraphIndex, node: NodeRef, known: _KnownTensors) -> _Known | None:
     source = _read_known(index, node, 0, known)
     # Past 2^31 a cast to int32 wraps around.
     if (
@@ -173,9 +175,7 @@ def _infer_cast(index: GraphIndex, node: NodeRef, known: dict[TensorId, _Known])
     return source
 
 
-def _infer_unsqueeze(
-    index: GraphIndex, node: NodeRef, known: dict[TensorId, _Known]
-) -> _Known | None:
+def _infer_unsqueeze(index: GraphIndex, node: NodeRef, known: _KnownTensors) -> _Known | None:
     data = _read_known(index, node, 0, known)
     axes = _read_parameter(index, node, 1, "axes", known)
     return (
@@ -183,9 +183,7 @@ def _infer_unsqueeze(
     )
 
 
-def _infer_squeeze(
-    index: GraphIndex, node: NodeRef, known: dict[TensorId, _Known]
-) -> _Known | None:
+def _infer_squeeze(index: GraphIndex, node: NodeRef, known: _KnownTensors) -> _Known | None:
     data = _read_known(index, node, 0, known)
     axes = _read_parameter(index, node, 1, "axes", known)
     if data is None or data.scalar or len(data.items) != 1 or axes not in ((), (0,), (-1,)):
@@ -193,7 +191,7 @@ def _infer_squeeze(
     return _Known(data.items, scalar=True)
 
 
-_RULES: dict[str, Callable[[GraphIndex, NodeRef, dict[TensorId, _Known]], _Known | None]] = {
+_RULES: dict[str, Callable[[GraphIndex, NodeRef, _KnownTensors], _Known | None]] = {
     "Shape": _infer_shape,
     "Size": _infer_size,
     "Gather": _infer_gather,

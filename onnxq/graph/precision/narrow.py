@@ -16,7 +16,7 @@ import numpy as np
 import onnx
 from onnx import GraphProto, NodeProto, TensorProto, ValueInfoProto, helper
 
-from onnxq.arrays import Array, Array64
+from onnxq.arrays import Array, Array64, are_scales
 from onnxq.graph.base import LAYOUT_OPS, NodeRef
 from onnxq.graph.index import GraphIndex, get_index
 from onnxq.graph.light import M, WeightStore, copy_proto, copy_store, rebuild
@@ -254,7 +254,7 @@ def holds_scale(scale: Array, narrow: int, *, weight: bool) -> bool:
     """
     kind = FLOAT_TYPES[narrow]
     values, written = _round_scale(scale, narrow)
-    if not (np.isfinite(written).all() and (written > 0).all()):
+    if not are_scales(written):
         return False
     if not weight:
         return bool((values >= kind.smallest).all())

@@ -48,20 +48,23 @@ def _read_awq(files: CheckpointFiles) -> Checkpoint:
 
 
 def _find_weight(files: CheckpointFiles, name: str) -> CheckpointWeight:
-    (columns, _), (groups, rows) = (
-        files.tensors[f"{name}.{part}"].shape for part in ("qweight", "scales")
-    )
+    codes, scales = files.find_parts(name, "qweight", "scales")
+    columns = codes.shape[0]
+    groups, rows = scales.shape
     size = find_group_size(name, columns, groups, files.settings.get("group_size"))
     read = partial(_read_weight, files, name, size)
     return CheckpointWeight(name, (rows, columns), describe_form(_BITS, size, columns), read)
 
 
 def _read_weight(files: CheckpointFiles, name: str, size: int) -> WeightCodes:
-    codes, zero = (
-        _unpack_rows(files.tensors[f"{name}.{part}"].read()) for part in ("qweight", "qzeros")
+    codes, zeros, scales = files.find_parts(name, "qweight", "qzeros", "scales")
+    return WeightCodes(
+        codes=_unpack_rows(codes.read()),
+        scale=scales.read_floats().T,
+        zero=_unpack_rows(zeros.read()),
+        bits=_BITS,
+        size=size,
     )
-    scale = files.tensors[f"{name}.scales"].read_floats().T
-    return WeightCodes(codes=codes, scale=scale, zero=zero, bits=_BITS, size=size)
 
 
 def _unpack_rows(words: Array) -> Array:

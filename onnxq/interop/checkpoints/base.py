@@ -153,6 +153,10 @@ class CheckpointFiles:
     tensors: Mapping[str, StoredTensor] = field(default_factory=dict)
     files: tuple[Path, ...] = ()
 
+    def find_parts(self, name: str, *parts: str) -> tuple[StoredTensor, ...]:
+        """The tensors of a module."""
+        return tuple(self.tensors[f"{name}.{part}"] for part in parts)
+
 
 @dataclass(frozen=True, eq=False)
 class Checkpoint:

@@ -20,7 +20,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from onnxq.arrays import Array
+from onnxq.arrays import Array, Shape
 from onnxq.interop.checkpoints.base import (
     Checkpoint,
     CheckpointFiles,
@@ -210,7 +210,7 @@ def _read_gguf(files: CheckpointFiles) -> Checkpoint:
     return Checkpoint(str(files.path), "GGUF", tuple(weights), refused)
 
 
-def _read_header(file: BinaryIO) -> tuple[list[tuple[str, tuple[int, ...], int, int]], int]:
+def _read_header(file: BinaryIO) -> tuple[list[tuple[str, Shape, int, int]], int]:
     """Name, sizes (that of a row first), type and offset of each tensor, and where the first begins."""
 
     def take(form: str) -> Any:

@@ -48,9 +48,9 @@ def _read_gptq(files: CheckpointFiles) -> Checkpoint:
 
 
 def _find_weight(files: CheckpointFiles, name: str) -> CheckpointWeight:
-    (words, rows), (groups, _) = (
-        files.tensors[f"{name}.{part}"].shape for part in ("qweight", "scales")
-    )
+    codes, scales = files.find_parts(name, "qweight", "scales")
+    words, rows = codes.shape
+    groups = scales.shape[0]
     listed = files.tensors.get(f"{name}.g_idx")
     columns = listed.shape[0] if listed is not None else words * 32 // int(files.settings["bits"])
     # Single modules may have other bits than the rest.
@@ -68,9 +68,8 @@ def _find_weight(files: CheckpointFiles, name: str) -> CheckpointWeight:
 def _read_weight(
     files: CheckpointFiles, name: str, bits: int, size: int, columns: int
 ) -> WeightCodes:
-    words, zeros, scales = (
-        files.tensors[f"{name}.{part}"].read() for part in ("qweight", "qzeros", "scales")
-    )
+    parts = files.find_parts(name, "qweight", "qzeros", "scales")
+    words, zeros, scales = (part.read() for part in parts)
     # What GPTQModel calls v2; AutoGPTQ and all that followed it wrote the other.
     offset = 0 if files.settings.get("checkpoint_format") == _SECOND else 1
     zero = unpack_words(zeros, bits, words.shape[1]).T.astype(np.int32) + offset

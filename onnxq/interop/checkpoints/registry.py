@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from onnxq.errors import CalibrationError
-from onnxq.files import read_text, register_input
+from onnxq.files import describe_os_error, read_text, register_input
 from onnxq.interop.checkpoints.awq import AWQ
 from onnxq.interop.checkpoints.base import (
     Checkpoint,
@@ -98,7 +98,7 @@ def _read_safely(subject: str | Path, read: Callable[[], _T]) -> _T:
     try:
         return read()
     except OSError as error:
-        raise fault(subject, error.strerror or str(error), _NAME) from error
+        raise fault(subject, describe_os_error(error), _NAME) from error
     except (
         ArithmeticError,
         AttributeError,

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from onnxq.arrays import Array
+from onnxq.arrays import Array, Shape
 
 # bfloat16, the upper half of a float32, is widened when it is read.
 _TYPES = {
@@ -32,7 +32,7 @@ class StoredTensor:
 
     path: Path
     dtype: str
-    shape: tuple[int, ...]
+    shape: Shape
     offset: int
 
     def read(self) -> Array:

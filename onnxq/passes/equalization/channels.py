@@ -37,7 +37,7 @@ class ChannelFlow(Generic[LabelT]):
         self.view = view
         self.labels: dict[TensorId, LabelT] = {}
 
-    def visit_nodes(self, rules: Mapping[str, Callable[[Any, NodeRef], bool]]) -> None:
+    def visit_nodes(self, rules: Mapping[str, Callable[[Any, NodeRef], bool] | None]) -> None:
         """Visit every node of every scope. rules: by operator; each returns False where it cannot pass a label on."""
         for node in self.view.index.nodes:
             rule = rules.get(node.op_type) if node.domain in self.domains else None
@@ -89,7 +89,7 @@ class ScaledLinear:
     @property
     def groups(self) -> int:
         """Of the weight as `group_by_label` sees it."""
-        return int(self.linear.node.attrs.get("group", 1))
+        return self.linear.node.groups
 
     @property
     def output_first(self) -> bool:
@@ -165,7 +165,7 @@ def scale_linear(flow: ScaledChannels, node: NodeRef) -> bool:
     """A linear operator whose weight and bias nobody else reads ends labels and begins others."""
     view = flow.view
     op = find_linear(view, node)
-    if op is None or node.attrs.get("transA", 0) or not op.owns_constants(view):
+    if op is None or node.transposes_data or not op.owns_constants(view):
         return False
     # Axis 1 of its weight has the outputs of one group, so that rows of labels do not lie along it.
     if node.op_type == "ConvTranspose" and op.groups > 1:
@@ -288,7 +288,7 @@ def scale_concat(flow: ScaledChannels, node: NodeRef) -> bool:
     rank = flow.view.find_rank(node.result)
     if rank is None:
         return False
-    axis = int(node.attrs.get("axis", 0)) % rank
+    axis = node.read_int("axis", 0) % rank
     parts: list[Labels] = []
     for k in range(len(node.inputs)):
         x = flow.view.find_tensor(node, k)
@@ -376,11 +376,11 @@ def shift_linear(flow: ShiftedChannels, node: NodeRef) -> bool:
             source.readers[node.name] = op, before + times
     if op is None or not op.has_plain_bias:
         return True
-    tensor = flow.view.output(op.last)
+    tensor = op.last.result
     rectified = False
     reader = flow.view.sole_reader(tensor)
     if reader is not None and reader[0].op_type == "Relu" and not reader[0].domain:
-        tensor = flow.view.output(reader[0])
+        tensor = reader[0].result
         rectified = True
     flow.sources[tensor] = ShiftSource(op, tensor, rectified, {})
     flow.write_label(tensor, {tensor: 1})
@@ -450,7 +450,7 @@ class SmoothedChannels(ChannelFlow[SmoothingHome]):
 def smooth_norm(flow: SmoothedChannels, node: NodeRef) -> bool:
     """A LayerNormalization over the last axis, with a scale of its own."""
     view = flow.view
-    axis = int(node.attrs.get("axis", -1))
+    axis = node.read_int("axis", -1)
     rank = view.find_rank(node.result)
     scale, bias = (view.find_tensor(node, k) for k in (1, 2))
     constants = [tensor for tensor in (scale, bias) if tensor is not None]

@@ -121,7 +121,7 @@ def write_scales(proto: ModelLike, factors: Factors) -> ModelLike:
         linear = op.linear
         changed = True
         weight = scale_weight(linear.weight, op.groups, op.output_first, rows, columns)
-        edit.set_rounded(view, view.make_edge(linear.node, 1), weight, linear.weight.dtype)
+        edit.set_rounded(view, linear.node.make_edge(1), weight, linear.weight.dtype)
         bias = None if linear.bias_at is None else view.find_constant(*linear.bias_at)
         if linear.bias_at is not None and bias is not None:
             edit.set_rounded(
@@ -233,7 +233,7 @@ def write_shifts(proto: ModelLike, shifts: Shifts) -> ModelLike:
         wide = c.astype(np.float64)
         add_gain(source.op, -wide)
         for reader, times in source.readers.values():
-            groups = int(reader.node.attrs.get("group", 1))
+            groups = reader.node.groups
             add_gain(reader, times * absorb_shifts(reader.weight, wide, reader.axis, groups))
     edit = Edit(proto)
     for op, value in gains.values():

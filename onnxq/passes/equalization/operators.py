@@ -101,32 +101,26 @@ RULES: dict[str, OperatorRules] = {
 def find_scaled_channels(view: View) -> ScaledChannels:
     """The channels of every scope that may be multiplied, and the weights that make and read them."""
     flow = ScaledChannels(view)
-    flow.visit_nodes(
-        {name: rules.scale for name, rules in RULES.items() if rules.scale is not None}
-    )
+    flow.visit_nodes({name: rules.scale for name, rules in RULES.items()})
     return flow.finish()
 
 
 def find_shifted_channels(view: View) -> ShiftedChannels:
     """The tensors that may be lowered, with the layers that take the constants back."""
     flow = ShiftedChannels(view)
-    flow.visit_nodes(
-        {name: rules.shift for name, rules in RULES.items() if rules.shift is not None}
-    )
+    flow.visit_nodes({name: rules.shift for name, rules in RULES.items()})
     return flow
 
 
 def find_streams(view: View) -> Streams:
     """Every stream of the model, in the order the model runs in."""
     flow = Streams(view)
-    flow.visit_nodes({name: rules.turn for name, rules in RULES.items() if rules.turn is not None})
+    flow.visit_nodes({name: rules.turn for name, rules in RULES.items()})
     return flow
 
 
 def find_smoothed_channels(view: View) -> SmoothedChannels:
     """The tensors that a node in front of them can write divided."""
     flow = SmoothedChannels(view)
-    flow.visit_nodes(
-        {name: rules.smooth for name, rules in RULES.items() if rules.smooth is not None}
-    )
+    flow.visit_nodes({name: rules.smooth for name, rules in RULES.items()})
     return flow

@@ -24,7 +24,7 @@ from onnxq.passes.equalization.streams import ChannelConstant, Stream, StreamRea
 from onnxq.passes.linear import find_linear
 from onnxq.passes.patterns import Edit, View
 from onnxq.plan.model import Rotation
-from onnxq.sites import Edge, Refusal, Refusals, TensorId
+from onnxq.sites import Edge, Lines, Names, Refusal, Refusals, TensorId
 
 # Largest matrix that is multiplied row by row; larger ones are made of it by doubling.
 _DENSE = 100
@@ -241,9 +241,7 @@ class _ConstantRecipe:
     turns: tuple[tuple[int, Hadamard], ...] = ()
 
 
-def write_rotations(
-    proto: ModelLike, rotations: Sequence[Rotation]
-) -> tuple[ModelLike, tuple[str, ...]]:
+def write_rotations(proto: ModelLike, rotations: Sequence[Rotation]) -> tuple[ModelLike, Lines]:
     """The model with these streams turned, and the names of the constants that are there twice from now on.
 
     Raises PlanError for a tensor that begins no stream of its size that could be turned.
@@ -330,7 +328,7 @@ def _move_shifts(
         bias = None if place is None else view.find_constant(*place)
         if place is not None and bias is not None and bias.size == gain.size:
             # Gemm computes alpha·x·W + beta·C.
-            factor = float(node.attrs.get("alpha", 1.0)) / float(node.attrs.get("beta", 1.0) or 1.0)
+            factor = node.read_float("alpha", 1.0) / (node.read_float("beta", 1.0) or 1.0)
             gains[view.make_edge(*place)] = gain * factor
             continue
         # A bias that is there is turned with its stream; one that is written now is turned here.
@@ -343,7 +341,7 @@ def _move_shifts(
 
 def _write_constants(
     view: View, edit: Edit, recipes: Mapping[Edge, _ConstantRecipe], gains: Mapping[Edge, Array64]
-) -> tuple[str, ...]:
+) -> Names:
     """Rewrite the constants one after the other; the names of matrices that their readers no longer share."""
     shared: defaultdict[TensorId, list[Edge]] = defaultdict(list)
     for edge in dict.fromkeys((*recipes, *gains)):

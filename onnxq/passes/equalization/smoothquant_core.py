@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from onnxq.arrays import Array, Array64, Floats
 from onnxq.evaluation.accumulator import relative_noise, sum_squares
 from onnxq.numerics import (
-    SumOrder,
+    SumOrders,
     fake_quant,
     fake_quant_weight,
     qparams_from_range,
@@ -53,7 +53,7 @@ class SmoothedWeight:
 
     weight: Array32
     spec: QuantSpec
-    orders: tuple[SumOrder, ...] = ()
+    orders: SumOrders = ()
 
     def round_scaled(self, s: Array32) -> Array32:
         """The weight times s [inputs], quantized and dequantized."""

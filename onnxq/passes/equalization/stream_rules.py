@@ -32,7 +32,7 @@ def ignore_values(flow: Streams, node: NodeRef) -> bool:
 
 def turn_matmul(flow: Streams, node: NodeRef) -> bool:
     """By a weight it ends a stream and begins another; P·V and Q·Kᵀ pass or end streams by themselves."""
-    edge = flow.view.make_edge(node, 1)
+    edge = node.make_edge(1)
     x = flow.find_label(node, 0)
     y = flow.find_label(node, 1)
     shape = flow.find_shape(edge)
@@ -54,7 +54,7 @@ def _turn_linear(
 ) -> bool:
     """A linear operator ends a stream and begins another."""
     x = flow.find_label(node, 0)
-    edge = flow.view.make_edge(node, 1)
+    edge = node.make_edge(1)
     if x is not None and x.axis == -1:
         flow.read_stream(x, edge, axis, inputs)
     # Tokens are mixed, not channels: as in an MLP-Mixer or behind a Transpose.
@@ -70,9 +70,9 @@ def _turn_linear(
 
 def turn_gemm(flow: Streams, node: NodeRef) -> bool:
     """A linear operator with its bias."""
-    shape = flow.find_shape(flow.view.make_edge(node, 1))
-    turned = bool(node.attrs.get("transB", 0))
-    if shape is None or len(shape) != 2 or node.attrs.get("transA", 0):
+    shape = flow.find_shape(node.make_edge(1))
+    turned = node.is_transposed
+    if shape is None or len(shape) != 2 or node.transposes_data:
         return False
     _turn_linear(
         flow,
@@ -90,7 +90,7 @@ def _add_bias(flow: Streams, node: NodeRef, k: int) -> bool:
     label = flow.labels.get(node.result)
     if label is None or flow.view.find_tensor(node, k) is None:
         return True
-    edge = flow.view.make_edge(node, k)
+    edge = node.make_edge(k)
     shape = flow.find_shape(edge)
     # A computed bias cannot be turned offline.
     if shape is None or not flow.turn_constant(label, edge, shape):
@@ -100,14 +100,14 @@ def _add_bias(flow: Streams, node: NodeRef, k: int) -> bool:
 
 def turn_conv(flow: Streams, node: NodeRef) -> bool:
     """Patches of an image begin a stream."""
-    edge = flow.view.make_edge(node, 1)
+    edge = node.make_edge(1)
     shape = flow.find_shape(edge)
-    if shape is None or len(shape) < 3 or node.attrs.get("group", 1) != 1:
+    if shape is None or len(shape) < 3 or node.groups != 1:
         return False
     # From the end, as all axes of labels: W is [M, C, kH, kW] and its result [N, M, H, W].
     label = flow.begin_stream(node.result, edge, -len(shape), shape[0], 1 - len(shape))
     flow.write_label(node.result, label)
-    bias = flow.view.make_edge(node, 2)
+    bias = node.make_edge(2)
     if flow.find_shape(bias) == (shape[0],):
         flow.find_stream(label).turns.append((bias, -1))
     elif flow.view.find_tensor(node, 2) is not None:
@@ -118,7 +118,7 @@ def turn_conv(flow: Streams, node: NodeRef) -> bool:
 
 def _begin_of_constant(flow: Streams, node: NodeRef) -> bool:
     """Rows or parts of a constant, such as a table: a stream along its last axis."""
-    edge = flow.view.make_edge(node, 0)
+    edge = node.make_edge(0)
     shape = flow.find_shape(edge)
     if shape is None or len(shape) < 2 or shape[-1] < 2:
         return False
@@ -128,7 +128,7 @@ def _begin_of_constant(flow: Streams, node: NodeRef) -> bool:
 def turn_gather(flow: Streams, node: NodeRef) -> bool:
     """Rows of a table begin a stream; of tokens it goes on."""
     x = flow.find_label(node, 0)
-    axis = int(node.attrs.get("axis", 0))
+    axis = node.read_int("axis", 0)
     if x is None:
         return axis == 0 and _begin_of_constant(flow, node)
     # Axes count from the end, so that they hold where the rank is unknown or grows in front.
@@ -224,7 +224,7 @@ def turn_concat(flow: Streams, node: NodeRef) -> bool:
     """Tokens beside tokens."""
     tensors = [flow.view.find_tensor(node, k) for k in range(len(node.inputs))]
     labels = [flow.labels[tensor] for tensor in tensors if tensor in flow.labels]
-    axis = int(node.attrs.get("axis", 0))
+    axis = node.read_int("axis", 0)
     back = next(
         (b for t in (*tensors, node.result) if (b := flow.count_back(t, axis)) is not None), None
     )
@@ -254,7 +254,7 @@ def turn_slice(flow: Streams, node: NodeRef) -> bool:
 def turn_split(flow: Streams, node: NodeRef) -> bool:
     """Tokens in parts."""
     label = flow.find_label(node, 0)
-    back = flow.count_back(flow.view.find_tensor(node, 0), int(node.attrs.get("axis", 0)))
+    back = flow.count_back(flow.view.find_tensor(node, 0), node.read_int("axis", 0))
     return label is not None and back not in (label.axis, None) and pass_stream(flow, node)
 
 
@@ -280,7 +280,7 @@ def _find_pair(
         label,
         k,
         flow.view.find_tensor(node, 1 - k),
-        flow.find_shape(flow.view.make_edge(node, 1 - k)),
+        flow.find_shape(node.make_edge(1 - k)),
     )
 
 
@@ -306,7 +306,7 @@ def turn_add(flow: Streams, node: NodeRef) -> bool:
     if pair is None:
         return False
     label, k, other, shape = pair
-    edge = flow.view.make_edge(node, 1 - k)
+    edge = node.make_edge(1 - k)
     if label.waiting:
         if shape is None or node.op_type == "Sub" or not _is_row(shape, label):
             return False
@@ -347,7 +347,7 @@ def turn_product(flow: Streams, node: NodeRef) -> bool:
     if len(shape) >= -label.axis and shape[label.axis] != 1:
         if not _is_row(shape, label) or node.op_type == "Div":
             return False
-        label = flow.scale_stream(label, flow.view.make_edge(node, 1 - k))
+        label = flow.scale_stream(label, node.make_edge(1 - k))
     return flow.pass_label(node, label)
 
 
@@ -417,19 +417,19 @@ _CENTRED = frozenset({"LayerNormalization", "SkipLayerNormalization"})
 def turn_normalized(flow: Streams, node: NodeRef) -> bool:
     """LayerNormalization and RMSNormalization."""
     label = flow.find_label(node, 0)
-    back = flow.count_back(flow.view.find_tensor(node, 0), int(node.attrs.get("axis", -1)))
+    back = flow.count_back(flow.view.find_tensor(node, 0), node.read_int("axis", -1))
     # Over several axes tokens share a length, which turning channels does not keep.
     return label is not None and back == -1 and _normalize(flow, node, label, 1)
 
 
 def _normalize(flow: Streams, node: NodeRef, label: StreamLabel, k: int) -> bool:
     """A normalization's first output, with scale at input k and shift, where it takes the mean away, behind it."""
-    scale = flow.view.make_edge(node, k)
+    scale = node.make_edge(k)
     centred = node.op_type in _CENTRED
     if label.axis != -1 or label.waiting or flow.find_shape(scale) != (label.width,):
         return False
     shift = (
-        flow.view.make_edge(node, k + 1)
+        node.make_edge(k + 1)
         if centred and flow.view.find_tensor(node, k + 1) is not None
         else None
     )
@@ -452,7 +452,7 @@ def turn_normalized_sum(flow: Streams, node: NodeRef) -> bool:
     if not flow.turn_others(node, label, (0, 1, bias)):
         return False
     if len(node.outputs) > 3 and node.outputs[3]:
-        flow.write_label(TensorId(node.outputs[3], node.scope), label)
+        flow.write_label(node.make_result(3), label)
     return _normalize(flow, node, label, 2)
 
 
@@ -487,7 +487,7 @@ def turn_attention(flow: Streams, node: NodeRef) -> bool:
     # Of rank 4, [N, heads, tokens, width], heads lie apart and labels are a head wide.
     if flow.find_rank(tensor) != 4:
         # Of all heads in one row.
-        parts = int(node.attrs.get(kv_heads, 0))
+        parts = node.read_int(kv_heads, 0)
         if not parts or label.width % parts:
             return False
         width = label.width // parts
@@ -496,5 +496,5 @@ def turn_attention(flow: Streams, node: NodeRef) -> bool:
     flow.divide_stream(label, width)
     flow.write_label(node.result, replace(label, width=out))
     if len(node.outputs) > 2 and node.outputs[2]:
-        flow.write_label(TensorId(node.outputs[2], node.scope), replace(label, width=width))
+        flow.write_label(node.make_result(2), replace(label, width=width))
     return True

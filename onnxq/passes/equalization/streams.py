@@ -188,7 +188,7 @@ class Streams(ChannelFlow[StreamLabel]):
         for k in inputs:
             if self.view.find_tensor(node, k) is None or self.find_label(node, k) is not None:
                 continue
-            edge = self.view.make_edge(node, k)
+            edge = node.make_edge(k)
             shape = self.find_shape(edge)
             if shape is None or not self.turn_constant(label, edge, shape):
                 return False

@@ -13,6 +13,7 @@ import numpy as np
 from onnxq.arrays import Floats
 from onnxq.errors import PlanError
 from onnxq.graph import ModelLike, NodeRef
+from onnxq.graph.base import NodeRefs
 from onnxq.passes.patterns import Edit, Step, View
 from onnxq.sites import TensorId
 
@@ -40,7 +41,7 @@ def find_token_layers(view: View, tensor: TensorId) -> Iterable[NodeRef]:
     """The MatMul and Gemm nodes that multiply rows of this tensor by a constant."""
     for edge in view.index.list_consumers(tensor):
         node = view.index.find_node(edge.node)
-        plain = not node.attrs.get("transA", 0) and float(node.attrs.get("beta", 1.0)) == 1.0
+        plain = not node.transposes_data and node.read_float("beta", 1.0) == 1.0
         # In a body the tokens of a tensor from outside would be scaled in each run of it.
         data = edge.index == 0 and edge.scope == tensor.scope
         if plain and data and node.is_onnx("MatMul", "Gemm") and view.is_constant(node, 1):
@@ -48,7 +49,7 @@ def find_token_layers(view: View, tensor: TensorId) -> Iterable[NodeRef]:
 
 
 def _scale_tokens(
-    view: View, edit: Edit, tensor: TensorId, layers: tuple[NodeRef, ...], steps: Floats
+    view: View, edit: Edit, tensor: TensorId, layers: NodeRefs, steps: Floats
 ) -> None:
     first = layers[0]
     name = tensor.name
@@ -62,10 +63,10 @@ def _scale_tokens(
     # Not times 1 / s: checkpoints divide, and the last bit decides some codes.
     scaled = edit.insert_before(first, "Div", [name, scale], {}, f"{name}/scaled")
     for node in layers:
-        edit.read(view.make_edge(node, 0), scaled)
+        edit.read(node.make_edge(0), scaled)
         steps_behind: list[Step] = [("Mul", [scale], {})]
         if len(node.inputs) > 2 and node.inputs[2]:
             # A bias is not to be multiplied.
-            edit.read(view.make_edge(node, 2), "")
+            edit.read(node.make_edge(2), "")
             steps_behind.append(("Add", [node.inputs[2]], {}))
         edit.append(node, steps_behind)

@@ -25,7 +25,7 @@ from onnxq.calibrate import calibrate
 from onnxq.evaluation.compare import FloatOutputs
 from onnxq.evaluation.trials import measure_models
 from onnxq.passes.base import Pass, SampledContext, Stage
-from onnxq.passes.journal import Outcome, PassReport
+from onnxq.passes.journal import MEASURED, Outcome, PassReport
 from onnxq.passes.judging import LIMITS, make_trial
 from onnxq.passes.mixed_precision.candidates import (
     carry_qparams,
@@ -52,7 +52,6 @@ _NARROW: Note[Plan] = Note(NAME)
 _HEADROOM, _FINE_BITS = 1.25, 16
 # Below this outputs are so far from float's that answers change.
 _GOOD_DB = 20.0
-_ACTIVATIONS = (Role.ACTIVATION, Role.OUTPUT)
 
 
 def widen_activations(ctx: SampledContext, state: PlacedState) -> PlacedStep:
@@ -168,14 +167,14 @@ def _place_widths(
     numbers: dict[tuple[TensorId, QuantSpec], QParams] = {}
     for other in known:
         for site in other.sites:
-            if site.role in _ACTIVATIONS and site.qparams is not None:
+            if site.role.is_measured and site.qparams is not None:
                 numbers.setdefault((site.quantized_tensor, site.spec), site.qparams)
     sites = []
     for site in plan.sites:
         if site.role is Role.BIAS:
             # The site of its input may be the same, with another scale.
             site = replace(site, qparams=None, values=None)
-        elif site.role in _ACTIVATIONS and site.qparams is None:
+        elif site.role.is_measured and site.qparams is None:
             site = replace(site, qparams=numbers.get((site.quantized_tensor, site.spec)))
         sites.append(site)
     plan = plan.with_sites(tuple(sites))
@@ -226,7 +225,7 @@ def _measure_noises(
 ) -> _Noises:
     """Each input rounded alone, and each result for all that read it; weights stay as they were."""
     ops, wide = state.problem.ops, state.planned
-    sites = {site.quantized_tensor: site for site in narrow.sites if site.role in _ACTIVATIONS}
+    sites = {site.quantized_tensor: site for site in narrow.sites if site.role.is_measured}
     edges = {
         edge: tensor
         for name in _list_free(state)
@@ -250,7 +249,7 @@ def _measure_noises(
         for edge, tensor in edges.items()
     ]
     switched = SwitchedPlan(ctx, state, wide.with_sites((*others, *rounded)))
-    switches = {switch.site: switch for switch in switched.list_pairs(*_ACTIVATIONS)}
+    switches = {switch.site: switch for switch in switched.list_pairs(*MEASURED)}
     rounding: dict[Edge | TensorId, list[Site]] = {edge: [edge] for edge in edges}
     rounding |= {tensor: [tensor] if tensor in outputs else [] for tensor in sites}
     for edge, tensor in edges.items():
@@ -269,7 +268,7 @@ def _measure_noises(
 def _list_always_wide(state: PlacedState, narrow: Plan) -> frozenset[str]:
     """The operators whose kernels in the fewest bits are poorer than their results there."""
     results = {
-        site.quantized_tensor: site.qparams for site in narrow.sites if site.role in _ACTIVATIONS
+        site.quantized_tensor: site.qparams for site in narrow.sites if site.role.is_measured
     }
     wide = []
     for name in _list_free(state):

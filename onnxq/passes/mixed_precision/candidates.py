@@ -14,7 +14,6 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any
 
-from onnxq.backends import list_costs
 from onnxq.calibrate import calibrate
 from onnxq.errors import CalibrationError
 from onnxq.evaluation.metric import FLOAT, UINT16
@@ -172,7 +171,7 @@ class Ways:
         problem = self.problem
         clocks = []
         cut = CutProblem(problem.ops, problem.engine.dynamic, problem.apart)
-        for kind in list_costs(problem.engine, problem.config.cpu).values():
+        for kind in problem.costs.values():
             costs = cut.compute_costs(kind)
             clock = partial(cut.time_us if problem.engine.costs else _sum_float_times, costs)
             before = clock(find_integer_ops(problem, self.plan))
@@ -248,7 +247,7 @@ def find_integer_ops(problem: OnnxPlacement, plan: Plan) -> frozenset[str]:
     }
     read: dict[str, set[int]] = {}
     for site in plan.all_sites:
-        if site.role in (Role.ACTIVATION, Role.OUTPUT):
+        if site.role.is_measured:
             for edge in site.find_readers(problem.ops.index):
                 read.setdefault(edge.node, set()).add(edge.index)
     whole = {
@@ -266,7 +265,7 @@ def _sum_float_times(costs: PlacementCosts, chosen: frozenset[str]) -> float:
 
 def carry_qparams(old: Plan, new: Plan, index: GraphIndex) -> Plan:
     """`new` with the qparams and values of `old` where a site is the same."""
-    before: Mapping[Site, SitePlan] = {site.site: site for site in old.sites}
+    before = old.by_site
     sites = []
     for site in new.sites:
         known = before.get(site.site)

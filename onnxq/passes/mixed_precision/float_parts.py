@@ -190,7 +190,7 @@ PLAIN: Note[Plan] = Note(_ATTENTION)
 
 def without_attention(whole: Plan, plain: Plan) -> Plan:
     """`plain`, whose sites are among those of `whole`, with the numbers of `whole`."""
-    known = {site.site: site for site in whole.sites}
+    known = whole.by_site
     sites = []
     for site in plain.sites:
         same = known.get(site.site, site)

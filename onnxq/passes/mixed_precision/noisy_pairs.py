@@ -19,14 +19,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
-from onnxq.backends import find_target, list_costs
+from onnxq.backends import find_target
 from onnxq.config import Rule
 from onnxq.evaluation.compare import FloatOutputs
 from onnxq.evaluation.metric import FLOAT, has_whole_bytes
 from onnxq.evaluation.profile import noise_to_db
 from onnxq.evaluation.toggled import Setting, Switch
 from onnxq.passes.base import Pass, SampledContext, Stage
-from onnxq.passes.journal import Outcome, PassReport
+from onnxq.passes.journal import MEASURED, Outcome, PassReport
 from onnxq.passes.judging import LIMITS, THRESHOLDS, Threshold, Trial, ignore_rounding
 from onnxq.passes.mixed_precision.candidates import (
     Ways,
@@ -44,7 +44,7 @@ from onnxq.planner import OnnxPlacement
 from onnxq.planner.choose import choose_ops, compare_times, predict_times
 from onnxq.planner.cut import CutProblem
 from onnxq.planner.requests import Requests
-from onnxq.sites import Names, Role, TensorId
+from onnxq.sites import Lines, Names, Role, TensorId
 from onnxq.spec import QuantSpec
 
 SENSITIVE = "sensitive_ops"
@@ -67,7 +67,7 @@ def exclude_sensitive_ops(ctx: SampledContext, state: PlacedState) -> PlacedStep
     The calibration samples are searched, those for validation confirm. Deterministic. Raises ModelError and DataError
     from the runs.
     """
-    lines: tuple[str, ...] = ()
+    lines: Lines = ()
     spare = len(list_quantized_ops(state.problem, state.planned)) // LIMITS[SENSITIVE].one_of
     while len(lines) < spare:
         excluded = _exclude_next(ctx, state)
@@ -83,7 +83,7 @@ def _exclude_next(ctx: SampledContext, state: PlacedState) -> tuple[PlacedState,
     plan = state.planned
     limits = LIMITS[SENSITIVE]
     switched = SwitchedPlan(ctx, state, fix_scales(ctx, state, plan))
-    pairs = switched.list_pairs(Role.ACTIVATION, Role.OUTPUT)
+    pairs = switched.list_pairs(*MEASURED)
     searched = ctx.data.calibration.take(limits.samples, ctx.config.data.seed)
     floats = FloatOutputs(state.model, searched, threads=ctx.config.verify.threads)
 
@@ -157,7 +157,7 @@ def choose_scales(ctx: SampledContext, state: PlacedState) -> PlacedStep:
 def list_dynamic_candidates(problem: OnnxPlacement, plan: Plan) -> dict[TensorId, Names]:
     """Tensors that MatMuls alone read in integers, and gain by it on a scale of each run too, with these MatMuls."""
     candidates: dict[TensorId, Names] = {}
-    kinds = list_costs(problem.engine, problem.config.cpu).values()
+    kinds = problem.costs.values()
     costs = [CutProblem(problem.ops, dynamic=True).compute_costs(kind) for kind in kinds]
     for site in plan.sites:
         tensor = site.site
@@ -249,7 +249,7 @@ def _may_exclude(ctx: SampledContext, state: PlacedState) -> bool:
         or find_target(state.planned.target).whole
     ):
         return False
-    pairs = any(site.role in (Role.ACTIVATION, Role.OUTPUT) for site in state.planned.sites)
+    pairs = any(site.role.is_measured for site in state.planned.sites)
     return pairs and has_whole_bytes(state.planned)
 
 

@@ -20,6 +20,7 @@ from onnxq.backends import Output, Target, find_target, list_costs
 from onnxq.config import Config, Rule, RuleSet, TensorConfig
 from onnxq.errors import ConfigError
 from onnxq.evaluation.compare import FloatOutputs
+from onnxq.passes.journal import MEASURED
 from onnxq.passes.mixed_precision.candidates import find_integer_ops, list_quantized_ops
 from onnxq.passes.mixed_precision.program import (
     Condition,
@@ -40,7 +41,6 @@ from onnxq.sites import Role
 FLOAT = "float"
 # Bits of weights that are offered beside the configuration's own, where the target reads them.
 _WEIGHT_BITS = (2, 4, 8)
-_ACTIVATIONS = (Role.ACTIVATION, Role.OUTPUT)
 _SCALE_BYTES = 4
 
 
@@ -196,7 +196,7 @@ def measure_precision(
     operators: Collection[str],
 ) -> MeasuredPrecision:
     """Round each weight, and each tensor, of a finished plan alone. floats: answers on the samples for that."""
-    pairs = switched.list_pairs(*_ACTIVATIONS) if not precision.weights else []
+    pairs = switched.list_pairs(*MEASURED) if not precision.weights else []
     # Tensors of a precision with other weights are those of the configuration's own.
     constants: dict[str, list[Any]] = {name: [] for name in sorted(operators)}
     for switch in switched.list_pairs(Role.WEIGHT, Role.BIAS):
@@ -356,7 +356,7 @@ class ProgramBuilder:
         for site in self.own.state.planned.sites:
             noise = self.own.tensors.get(str(site.site), 0.0)
             # On scales of each run every reader rounds for itself.
-            if site.role not in _ACTIVATIONS or not noise or not self._static:
+            if not site.role.is_measured or not noise or not self._static:
                 continue
             touching = [edge.node for edge in site.find_readers(ops.index)]
             maker = ops.find_integer_maker(site.quantized_tensor)

@@ -336,7 +336,7 @@ class PromotionSearch:
             else "everything that could be promoted was"
         )
 
-    def _list_more(self, keys: frozenset[str], wider: frozenset[str]) -> tuple[str, ...]:
+    def _list_more(self, keys: frozenset[str], wider: frozenset[str]) -> Names:
         """Operators that are promoted with the wider keys only."""
         before = set(self.list_promoted(keys))
         return tuple(name for name in self.list_promoted(wider) if name not in before)

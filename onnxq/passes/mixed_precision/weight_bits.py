@@ -42,7 +42,7 @@ from onnxq.progress import Progress
 from onnxq.runtime import Feeds, Session
 from onnxq.runtime.crew import Crew
 from onnxq.sites import Edge, LeftFloat, Role, Site, Unquantized, split_unquantized
-from onnxq.spec import PerBlock, QuantSpec
+from onnxq.spec import QuantSpec
 
 
 def measure_isolated(
@@ -127,7 +127,7 @@ def _list_changes(
     plan: Plan, readers: Sequence[Operator], places: Mapping[Edge, str]
 ) -> dict[str, Array]:
     """The values of the inputs that these operators read, as the plan rounds them."""
-    sites = {site.site: site for site in plan.sites}
+    sites = plan.by_site
     biases = {bias.edge: bias.values for bias in plan.biases}
     changes: dict[str, Array] = {}
     for op in readers:
@@ -245,7 +245,7 @@ def _list_widths(index: GraphIndex, site: SitePlan, config: Config) -> tuple[int
         bits: _widen_spec(site.spec, bits) for bits in sorted(set(widths)) if bits > site.spec.bits
     }
     # Blocks are for size, and in a file 5 bits take the room of 8.
-    blocked = isinstance(site.spec.granularity, PerBlock)
+    blocked = site.spec.has_blocks
     wider = {bits: spec for bits, spec in specs.items() if spec.fills_storage or not blocked}
     return tuple(
         bits

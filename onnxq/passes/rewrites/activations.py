@@ -92,8 +92,8 @@ def _find_anchor(view: View, node: NodeRef) -> _Anchor | None:
         if node.op_type != "HardSigmoid":
             return _Anchor(node.op_type, node, inner, used)
         # By ONNX's defaults clamp(0.2 x + 0.5, 0, 1).
-        slope = float(node.attrs.get("alpha", 0.2))
-        offset = float(node.attrs.get("beta", 0.5))
+        slope = node.read_float("alpha", 0.2)
+        offset = node.read_float("beta", 0.5)
         return _Anchor("clamp", node, inner, used, 0.0, 1.0, slope, offset)
     return _find_clamp(view, node, used)
 
@@ -102,7 +102,7 @@ def _find_clamp(view: View, node: NodeRef, used: Used) -> _Anchor | None:
     """Clip, Relu, Min and Max with scalars, as many as follow each other, as one clamp."""
     if node.op_type not in _CLAMPS:
         return None
-    reader = view.sole_reader(view.output(node), *_CLAMPS)
+    reader = view.sole_reader(node.result, *_CLAMPS)
     # Only the last of a row is looked at, and the others from there.
     if reader is not None and _read_bounds(view, reader[0]) is not None:
         return None
@@ -142,7 +142,7 @@ def _read_bounds(view: View, node: NodeRef) -> tuple[float, float, int, int] | N
             given = view.scalar(node, k)
             if given is None and view.find_tensor(node, k) is not None:
                 return None
-            value = given[0] if given else float(node.attrs.get(name, missing))
+            value = given[0] if given else node.read_float(name, missing)
             # Exporters write the largest float where there is no bound.
             ends.append(value if abs(value) < _MOST else math.copysign(math.inf, value))
         return ends[0], ends[1], 0, 0
@@ -269,7 +269,7 @@ class Used:
     def add_node(self, view: View, node: NodeRef, rank: int = 0) -> None:
         """Add a node; rank: of the constant it reads."""
         self.nodes.add(node.name)
-        self.tensors.add(view.output(node))
+        self.tensors.add(node.result)
         self.rank = max(self.rank, rank)
 
     def add_formula(self, other: Used) -> None:
@@ -388,7 +388,7 @@ def list_tails(view: View, anchor: NodeRef, inner: TensorId, front: Used) -> lis
     state = Tail(anchor, 1.0, 0.0, None, {1: 1.0}, front)
     tails = [state]
     for _ in range(_MAX_DEPTH):
-        reader = view.sole_reader(view.output(state.last), *ARITHMETIC)
+        reader = view.sole_reader(state.last.result, *ARITHMETIC)
         following = None if reader is None else _follow(view, state, reader, inner)
         if following is None:
             break

@@ -111,7 +111,7 @@ def _write_matmul(view: View, edit: Edit, node: NodeRef) -> bool:
             order = [*range(rank - 2), rank - 1, rank - 2]
             name = f"{inputs[k]}/transposed"
             inputs[k] = edit.insert_before(node, "Transpose", [inputs[k]], {"perm": order}, name)
-    alpha = float(node.attrs.get("alpha", 1.0))
+    alpha = node.read_float("alpha", 1.0)
     steps: list[Step] = (
         [] if alpha == 1.0 else [("Mul", (_add_scalar(edit, node, "alpha", alpha),), {})]
     )
@@ -123,7 +123,7 @@ def _write_matmul(view: View, edit: Edit, node: NodeRef) -> bool:
 def _write_quick_gelu(_view: View, edit: Edit, node: NodeRef) -> bool:
     """x times the Sigmoid of alpha x."""
     x = scaled = node.inputs[0]
-    alpha = float(node.attrs.get("alpha", 1.702))
+    alpha = node.read_float("alpha", 1.702)
     if alpha != 1.0:
         scaled = edit.insert_before(
             node, "Mul", [x, _add_scalar(edit, node, "alpha", alpha)], {}, f"{x}/scaled"

@@ -18,6 +18,7 @@ import numpy as np
 
 from onnxq.arrays import Array, Array64, Shape
 from onnxq.graph import NodeRef
+from onnxq.graph.base import NodeRefs
 from onnxq.numerics.rounding import round_to_type
 from onnxq.passes.base import RunContext
 from onnxq.passes.journal import PassReport
@@ -87,15 +88,15 @@ def _write_constants(
         return False
     if op.bias_at is None or (not np.any(bias) and view.find_tensor(*op.bias_at) is None):
         # No bias of zeros where there was none.
-        edit.set_constant(view, view.make_edge(op.node, 1), weight)
+        edit.set_constant(view, op.node.make_edge(1), weight)
         return True
     narrow = round_to_type(np.array(np.broadcast_to(bias, (op.channels,))), op.weight.dtype)
     if narrow is None:
         return False
-    edit.set_constant(view, view.make_edge(op.node, 1), weight)
+    edit.set_constant(view, op.node.make_edge(1), weight)
     holder, k = op.bias_at
-    edit.set_constant(view, view.make_edge(holder, k), narrow)
-    if holder.op_type == "Gemm" and float(holder.attrs.get("beta", 1.0)) != 1.0:
+    edit.set_constant(view, holder.make_edge(k), narrow)
+    if holder.op_type == "Gemm" and holder.read_float("beta", 1.0) != 1.0:
         # The bias holds it now.
         edit.set_attrs(holder, {"beta": 1.0})
     return True
@@ -129,7 +130,7 @@ def _fold_in_front(state: FloatState) -> FloatStep:
                 node.scope, f"{node.name}/shift", np.array(rest, dtype=op.weight.dtype)
             )
             x = edit.insert_before(node, "Add", (x, shift), {}, f"{x}/shifted")
-        edit.read(view.make_edge(node, 0), x)
+        edit.read(node.make_edge(0), x)
         changed.append(f"{node.name}: took in {row}")
     return edit.finish_pass(state, "scalars", changed, skipped)
 
@@ -139,7 +140,7 @@ def _move_source(op: Linear, source: ScalarSource) -> tuple[Array64, float] | No
     if source.t == 0.0:
         return op.bias, 0.0
     if op.bias_at is not None and not _is_padded(op):
-        sums = sum_inputs(op.weight, op.axis) * float(op.node.attrs.get("alpha", 1.0))
+        sums = sum_inputs(op.weight, op.axis) * op.node.read_float("alpha", 1.0)
         return op.bias + source.t * sums, 0.0
     # One node for one node would gain nothing, and t/s loses digits where s is small.
     if len(source.nodes) < 2 or abs(source.s) < 1e-6:
@@ -182,7 +183,7 @@ class _Centred:
 
     x: TensorId
     axes: tuple[int, ...]
-    nodes: tuple[NodeRef, ...]
+    nodes: NodeRefs
 
 
 def _match(view: View, root: NodeRef) -> Replacement | None:
@@ -200,7 +201,7 @@ def _match(view: View, root: NodeRef) -> Replacement | None:
         return None
     last, gamma, beta, read = affine
     used = {node.name for node in (root, *nodes, *divided, *squares.nodes, *d.nodes, *read)}
-    written = {view.output(view.index.find_node(name)) for name in used} - {view.output(last)}
+    written = {view.index.find_node(name).result for name in used} - {last.result}
     if not view.private(written, used):
         return None
     arrays = {"gamma": gamma} if beta is None else {"gamma": gamma, "beta": beta}
@@ -235,7 +236,7 @@ def _inside(view: View, root: NodeRef) -> tuple[_Centred, float, list[NodeRef]] 
 
 def _match_normalized(view: View, root: NodeRef) -> tuple[list[NodeRef], _Centred] | None:
     """(nodes, d) of d / root, also written d · (1 / root)."""
-    reader = view.sole_reader(view.output(root), "Reciprocal", "Div")
+    reader = view.sole_reader(root.result, "Reciprocal", "Div")
     if reader is None:
         return None
     node, k = reader
@@ -243,7 +244,7 @@ def _match_normalized(view: View, root: NodeRef) -> tuple[list[NodeRef], _Centre
     d = None
     numerator = view.scalar(node, 0)
     if node.op_type == "Reciprocal" or (k == 1 and numerator is not None and numerator[0] == 1.0):
-        reader = view.sole_reader(view.output(node), "Mul")
+        reader = view.sole_reader(node.result, "Mul")
         if reader is None:
             return None
         node, k = reader
@@ -302,7 +303,7 @@ def _affine(
 
 
 def _constant_reader(view: View, node: NodeRef, op_type: str) -> tuple[NodeRef, Array] | None:
-    reader = view.sole_reader(view.output(node), op_type)
+    reader = view.sole_reader(node.result, op_type)
     if reader is None:
         return None
     value = view.find_constant(reader[0], 1 - reader[1])

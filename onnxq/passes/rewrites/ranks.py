@@ -101,10 +101,7 @@ def lower_ranks(_ctx: RunContext, state: FloatState) -> FloatStep:
                 node, node.op_type, [data_name, *inputs], lowered.attrs, made
             )
         # The node's own name and output go to the last Reshape.
-        shape = edit.add_constant(
-            node.scope, f"{node.outputs[0]}/shape", np.asarray(after, np.int64)
-        )
-        edit.replace_node(node, "Reshape", [source, shape], {})
+        _replace_by_reshape(edit, node, source, after)
         changed.append(f"{node.name}: {node.op_type} on fewer axes")
     if not changed:
         return state, PassReport(name)
@@ -127,12 +124,14 @@ def _join_reshapes(state: FloatState) -> FloatState:
             continue
         # Others are the network's own, and do no harm.
         if max(_list_axes(view, data)) > _MOST_AXES:
-            shape = edit.add_constant(
-                node.scope, f"{node.outputs[0]}/shape", np.asarray(after, np.int64)
-            )
-            edit.replace_node(node, "Reshape", [origin.name, shape], {})
+            _replace_by_reshape(edit, node, origin.name, after)
             changed.append(node.name)
     return edit.finish_pass(state, "ranks", changed)[0]
+
+
+def _replace_by_reshape(edit: Edit, node: NodeRef, data: str, sizes: Shape) -> None:
+    shape = edit.add_constant(node.scope, f"{node.outputs[0]}/shape", np.asarray(sizes, np.int64))
+    edit.replace_node(node, "Reshape", [data, shape], {})
 
 
 def _list_axes(view: View, tensor: TensorId) -> Iterator[int]:

@@ -10,6 +10,7 @@ import numpy as np
 
 from onnxq.arrays import Array, Integers
 from onnxq.graph import NodeRef
+from onnxq.graph.base import NodeRefs
 from onnxq.passes.base import RunContext
 from onnxq.passes.journal import PassReport
 from onnxq.passes.patterns import SINGLE, Edit, View, is_op
@@ -50,7 +51,7 @@ def remove_dead(_ctx: RunContext, state: FloatState) -> FloatStep:
 def _find_repeated(view: View, node: NodeRef) -> TensorId | None:
     """The tensor a node merely repeats."""
     # A Dropout's mask, where somebody looks at it.
-    extra = [view.output(node, k) for k in range(1, len(node.outputs)) if node.outputs[k]]
+    extra = [node.make_result(k) for k in range(1, len(node.outputs)) if node.outputs[k]]
     if node.domain or any(view.index.list_consumers(out) or view.kept(out) for out in extra):
         return None
     x = view.find_tensor(node, 0)
@@ -253,7 +254,7 @@ def fold_pad(_ctx: RunContext, state: FloatState) -> FloatStep:
             continue
         x, readers, amounts = match
         for reader in readers:
-            edit.read(view.make_edge(reader, 0), x.name)
+            edit.read(reader.make_edge(0), x.name)
             # VALID would leave the pads out.
             edit.set_attrs(reader, {"pads": _add_pads(reader, amounts), "auto_pad": None})
             changed.append(f"{reader.name}: pads of {node.name}")
@@ -261,9 +262,7 @@ def fold_pad(_ctx: RunContext, state: FloatState) -> FloatStep:
     return edit.finish_pass(state, "pad", changed)
 
 
-def _match_pad(
-    view: View, node: NodeRef
-) -> tuple[TensorId, tuple[NodeRef, ...], tuple[int, ...]] | None:
+def _match_pad(view: View, node: NodeRef) -> tuple[TensorId, NodeRefs, tuple[int, ...]] | None:
     """(padded tensor, what reads it, spatial amounts: begins, then ends) of a Pad that can go."""
     if not is_op(node, "Pad") or node.attrs.get("mode", "constant") != "constant":
         return None
@@ -314,7 +313,7 @@ def _pads_with(reader: NodeRef, value: float, amounts: tuple[int, ...]) -> bool:
     )
 
 
-def _find_padded_rank(view: View, readers: tuple[NodeRef, ...]) -> int | None:
+def _find_padded_rank(view: View, readers: NodeRefs) -> int | None:
     """The rank of the padded tensor, from the kernels or the weights of what reads it."""
     for reader in readers:
         weight = view.find_tensor(reader, 1)
@@ -347,7 +346,7 @@ def pad_amounts(view: View, node: NodeRef, rank: int | None) -> tuple[int, ...] 
 def _find_pad_value(view: View, node: NodeRef) -> float:
     """A Pad's constant value: given, left out or an attribute of old opsets; NaN for a computed one."""
     if view.find_tensor(node, 2) is None:
-        return float(node.attrs.get("value", 0.0))
+        return node.read_float("value", 0.0)
     value = view.find_constant(node, 2)
     return math.nan if value is None or value.size != 1 else float(value.flat[0])
 

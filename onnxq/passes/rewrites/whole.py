@@ -178,7 +178,7 @@ def cut_splits(_ctx: RunContext, state: FloatState) -> FloatStep:
             ]
             inputs = [node.inputs[0], *bounds, axis]
             part = edit.insert_before(node, "Slice", inputs, {}, f"{node.outputs[k]}/part")
-            edit.redirect_readers(TensorId(node.outputs[k], node.scope), part)
+            edit.redirect_readers(node.make_result(k), part)
         edit.remove_node(node)
         changed.append(f"{node.name}: {len(sizes)} Slices instead of a Split")
     return edit.finish_pass(state, "splits", changed)

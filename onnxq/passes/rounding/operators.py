@@ -257,7 +257,7 @@ class Operator:
         if self.node.op_type == "ConvTranspose":
             # W is [C, M / groups, kH, kW]: rows of several groups share an entry of axis 1.
             return 1 if self.geometry.groups == 1 else None
-        return 0 if self.node.op_type == "Conv" or self.node.attrs.get("transB", 0) else 1
+        return 0 if self.node.op_type == "Conv" or self.node.is_transposed else 1
 
     def to_rows(self, array: Array) -> Array:
         """An array of the weight's shape as [groups, rows, K]."""
@@ -273,7 +273,7 @@ class Operator:
                 .swapaxes(1, 2)
                 .reshape(groups, array.shape[1], -1)
             )
-        return (array if self.node.attrs.get("transB", 0) else array.T)[None]
+        return (array if self.node.is_transposed else array.T)[None]
 
     def to_stored(self, rows: Array) -> Array:
         """The inverse of `to_rows`."""
@@ -285,7 +285,7 @@ class Operator:
             return np.ascontiguousarray(
                 np.flip(parted, self._kernel_axes).reshape(self.weight.shape)
             )
-        return np.ascontiguousarray(rows[0] if self.node.attrs.get("transB", 0) else rows[0].T)
+        return np.ascontiguousarray(rows[0] if self.node.is_transposed else rows[0].T)
 
 
 def dequantize_constant(site: SitePlan, constant: Array) -> Array:
@@ -368,11 +368,7 @@ def _describe_operator(
 def _count_outputs(node: NodeRef, weight: Array, geometry: Geometry) -> int:
     if node.op_type == "ConvTranspose":
         return int(weight.shape[1]) * geometry.groups
-    return int(
-        weight.shape[0]
-        if node.op_type == "Conv" or node.attrs.get("transB", 0)
-        else weight.shape[1]
-    )
+    return int(weight.shape[0] if node.op_type == "Conv" or node.is_transposed else weight.shape[1])
 
 
 def _describe_geometry(node: NodeRef, weight: Array) -> Geometry | None:
@@ -381,7 +377,7 @@ def _describe_geometry(node: NodeRef, weight: Array) -> Geometry | None:
         return Geometry() if weight.ndim == 2 else None
     if node.op_type == "Gemm":
         # alpha would be a second scale of the weight, and transA puts K on the other axis.
-        plain = not attrs.get("transA", 0) and float(attrs.get("alpha", 1.0)) == 1.0
+        plain = not node.transposes_data and node.read_float("alpha", 1.0) == 1.0
         return Geometry() if plain and weight.ndim == 2 else None
     if node.op_type not in ("Conv", "ConvTranspose") or weight.ndim < 3:
         return None
@@ -390,7 +386,7 @@ def _describe_geometry(node: NodeRef, weight: Array) -> Geometry | None:
     rank = weight.ndim - 2
     ones = (1,) * rank
     return Geometry(
-        groups=int(attrs.get("group", 1)),
+        groups=node.groups,
         kernel=tuple(weight.shape[2:]),
         strides=tuple(attrs.get("strides", ones)),
         dilations=tuple(attrs.get("dilations", ones)),
@@ -416,7 +412,7 @@ def _describe_transposed(node: NodeRef, weight: Array) -> Geometry | None:
     begins = [reach[k] - pads[k] for k in range(rank)]
     ends = [reach[k] - pads[k + rank] + extra[k] for k in range(rank)]
     return Geometry(
-        groups=int(attrs.get("group", 1)),
+        groups=node.groups,
         kernel=tuple(weight.shape[2:]),
         strides=ones,
         dilations=dilations,
@@ -430,9 +426,9 @@ def _find_bias(index: GraphIndex, node: NodeRef, outputs: int) -> tuple[Edge | N
     if node.op_type == "MatMul":
         return _find_added_bias(index, node, outputs)
     # A correction would have to be divided by it, and the model's own C is not its bias.
-    if node.op_type == "Gemm" and float(node.attrs.get("beta", 1.0)) != 1.0:
+    if node.op_type == "Gemm" and node.read_float("beta", 1.0) != 1.0:
         return None, None
-    edge = Edge(node.name, 2, node.scope)
+    edge = node.make_edge(2)
     if index.find_input(node, 2) is None:
         return edge, None
     value = index.input_value(node, 2)
@@ -455,7 +451,7 @@ def _find_added_bias(
     # A single number cannot take one correction for each output.
     if value is None or value.size != outputs or not _is_row(value, outputs):
         return None, None
-    return Edge(add.name, k, add.scope), value
+    return add.make_edge(k), value
 
 
 def _is_row(value: Array, outputs: int) -> bool:

@@ -38,7 +38,7 @@ from onnxq.passes.time_budget import Timers
 from onnxq.plan import BiasPlan, Plan, SitePlan
 from onnxq.planner.sums import count_saturating
 from onnxq.runtime import Feeds
-from onnxq.sites import Edge, Role, Site
+from onnxq.sites import Edge, Lines, Role, Site
 from onnxq.spec import QParams
 
 
@@ -83,13 +83,13 @@ def list_rounders() -> Mapping[str, Rounder]:
     return dict(_ROUNDERS)
 
 
-def apply_rounding(plan: Plan, block: ExternalRounding) -> tuple[Plan, tuple[str, ...]]:
+def apply_rounding(plan: Plan, block: ExternalRounding) -> tuple[Plan, Lines]:
     """The plan with a block's numbers, and a line for each weight whose integers had to be moved.
 
     They are moved where they overflow 16-bit sums of the target's kernels, to the nearest that do not.
     Raises PlanError, naming block and site, for numbers that do not fit.
     """
-    sites = {site.site: site for site in plan.sites}
+    sites = plan.by_site
     lines = []
     for site in {**block.levels, **block.numbers}:
         old = sites.get(site)

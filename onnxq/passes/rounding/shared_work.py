@@ -6,6 +6,7 @@ whoever adds results up does so in the order of the units. So the bytes are thos
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
@@ -41,7 +42,7 @@ class TensorFile:
     @property
     def size(self) -> int:
         """Number of values."""
-        return int(np.prod(self.shape, dtype=np.int64))
+        return math.prod(self.shape)
 
 
 def read_tensor(value: Array | TensorFile) -> Array:

@@ -108,7 +108,7 @@ class PosedWeight:
         flat = factors.reshape(-1)
         # Their scale is [channels]; in blocks it has the rank of the weight, and a factor counts
         # for all blocks of a row.
-        if isinstance(self.site.spec.granularity, PerChannel):
+        if self.site.spec.has_channels:
             return flat
         axes = range(self.operator.weight.ndim)
         return flat.reshape([-1 if axis == self.operator.output_axis else 1 for axis in axes])
@@ -134,7 +134,7 @@ def pose_weight(
     # Observers know weights as the file has them.
     stored = operator.to_stored(np.asarray(target, np.float32))
     qparams = site.qparams
-    blocked = isinstance(site.spec.granularity, PerBlock)
+    blocked = site.spec.has_blocks
     # Otherwise calibration's scale is still that of this very weight.
     if qparams is None or refitted or strategy.searches or blocked:
         orders = () if strategy.searches else site.sum_orders
