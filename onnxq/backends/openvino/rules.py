@@ -24,8 +24,8 @@ from onnxq.backends.base import (
     Target,
 )
 from onnxq.backends.cpu_costs import read_costs
-from onnxq.graph import GraphIndex, NodeRef
-from onnxq.graph.base import POSITIVE_OPS
+from onnxq.graph import NodeRef
+from onnxq.graph.base import POSITIVE_OPS, Graph
 from onnxq.graph.scopes import walk_from
 from onnxq.numerics import SumOrder
 from onnxq.sites import Indices, Role, TensorId
@@ -44,6 +44,7 @@ _ACTIVATIONS = (
     "Mish",
 )
 _GATES = ("Sigmoid", "HardSigmoid")
+_CURVED = frozenset((*_ACTIVATIONS, *_GATES)).difference(("Relu", "Clip", "LeakyRelu"))
 _RECTIFIERS = ("Relu", "LeakyRelu", "PRelu")
 _FACTORS = ("Mul", "Div", "BatchNormalization")
 # What OpenVINO computes together with the pair behind it.
@@ -89,6 +90,8 @@ def _check_conv(c: Candidate) -> str | None:
 
 def _explain_read_sizes(c: Candidate) -> str | None:
     """Why the scales get lost: sizes of a tensor beside or in front of it are read, and change from run to run."""
+    if _is_curved(c):
+        return None
     if c.node not in _find_sized_nodes(c.index):
         return None
     return (
@@ -97,8 +100,21 @@ def _explain_read_sizes(c: Candidate) -> str | None:
     )
 
 
+def _is_curved(c: Candidate) -> bool:
+    """True where activations that scales cannot be moved past are all that reads the result, or a multiple of it."""
+    multiples = [
+        node
+        for node in _list_readers(c.index, c.node)
+        if node.op_type == "Mul" and _find_factor(Candidate(node, c.index, c.shapes)) is not None
+    ]
+    nodes = {reader for node in (c.node, *multiples) for reader in _list_readers(c.index, node)}
+    readers = [node for node in nodes.difference(multiples) if node.op_type != "Shape"]
+    gates = {node.outputs[0] for node in readers if node.op_type in _GATES}
+    return all(node.op_type in _CURVED or gates & set(node.inputs) for node in readers)
+
+
 @lru_cache(maxsize=1)
-def _find_sized_nodes(index: GraphIndex) -> frozenset[NodeRef]:
+def _find_sized_nodes(index: Graph) -> frozenset[NodeRef]:
     """The nodes behind a tensor of which sizes are read that change and size others, and the products that make it."""
     sized: set[NodeRef] = set()
     for node in index.nodes:
@@ -114,7 +130,7 @@ def _find_sized_nodes(index: GraphIndex) -> frozenset[NodeRef]:
     return frozenset(sized)
 
 
-def _find_sized_ops(index: GraphIndex, shape: NodeRef) -> frozenset[str]:
+def _find_sized_ops(index: Graph, shape: NodeRef) -> frozenset[str]:
     """The kinds of operators that take what is computed from a shape for the sizes of their results."""
     numbers = walk_from([shape], partial(_list_numbers, index))
     edges = [edge for node in numbers for edge in index.list_consumers(node.result)]
@@ -122,7 +138,7 @@ def _find_sized_ops(index: GraphIndex, shape: NodeRef) -> frozenset[str]:
     return frozenset(op for op, at in ops if at >= _SIZING.get(op, math.inf))
 
 
-def _list_numbers(index: GraphIndex, node: NodeRef) -> Iterator[NodeRef]:
+def _list_numbers(index: Graph, node: NodeRef) -> Iterator[NodeRef]:
     """The readers of a node that compute vectors and numbers of it, as sizes are."""
     for reader in _list_readers(index, node):
         shape = index.find_shape(reader.result)
@@ -130,11 +146,11 @@ def _list_numbers(index: GraphIndex, node: NodeRef) -> Iterator[NodeRef]:
             yield reader
 
 
-def _list_readers(index: GraphIndex, node: NodeRef) -> Iterator[NodeRef]:
+def _list_readers(index: Graph, node: NodeRef) -> Iterator[NodeRef]:
     return (index.find_node(edge.node) for edge in index.list_consumers(node.result))
 
 
-def _list_makers(index: GraphIndex, node: NodeRef) -> Iterator[NodeRef]:
+def _list_makers(index: Graph, node: NodeRef) -> Iterator[NodeRef]:
     """The nodes that make what a node reads; none of a product."""
     for tensor in () if node.op_type in _PRODUCTS else index.list_inputs(node):
         maker = index.find_producer(tensor)

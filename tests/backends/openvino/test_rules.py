@@ -178,13 +178,14 @@ SIZES = {
     ),
     "sizes that are fixed": ("w = Gather(s, three) y2 = Range(zero, w, one)", "1,3,16,16", False),
     "an Expand": ("y2 = Expand(two, s)", "N,3,H,W", False),
+    "a Range, of curves": ("w = Gather(s, three) y2 = Range(zero, w, one)", "N,3,H,W", None),
 }  # fmt: skip
 
 
 @needs_openvino
 @pytest.mark.parametrize(("readers", "sizes", "refused"), SIZES.values(), ids=SIZES)
 def test_no_convolution_is_in_integers_around_a_tensor_whose_sizes_are_read(
-    readers: str, sizes: str, refused: bool
+    readers: str, sizes: str, refused: bool | None
 ) -> None:
     rng = np.random.default_rng(4)
     arrays = {f"b{k}": rng.standard_normal(16).astype(np.float32) for k in range(3)}
@@ -193,8 +194,11 @@ def test_no_convolution_is_in_integers_around_a_tensor_whose_sizes_are_read(
     arrays |= {name: np.array(value) for name, value in {"zero": 0, "one": 1, "three": 3}.items()}
     arrays |= {"two": np.full((1, 1, 1, 1), 2.0, np.float32), "rows": np.array([-1, 16]), "nil": np.array([0])}
     arrays |= {"last": np.array([3]), "four": np.array([4]), "one1": np.array([1])}
-    nodes = """[front] a = Conv<pads=[1,1,1,1]>(x, w0, b0) r = Relu(a) [beside] t = Conv<pads=[1,1,1,1]>(r, w1, b1)
-        [behind] c = Conv<pads=[1,1,1,1]>(t, w2, b2) y = Softmax<axis=1>(c)"""
+    # Scales cannot be moved past a Swish.
+    curve = "t = Identity(d)" if refused is not None else "f = Mul(d, two) g = Sigmoid(f) t = Mul(d, g)"
+    last = "c = Identity(e)" if refused is not None else "c = HardSwish(e)"
+    nodes = f"""[front] a = Conv<pads=[1,1,1,1]>(x, w0, b0) r = Relu(a) [beside] d = Conv<pads=[1,1,1,1]>(r, w1, b1)
+        {curve} [behind] e = Conv<pads=[1,1,1,1]>(t, w2, b2) {last} y = Softmax<axis=1>(c)"""
     net = model(f"g (float[{sizes}] x) => (float[M] y, float[M] y2) {{ {nodes} s = Shape(t) {readers} }}", **arrays)
     for value in net.graph.output:
         value.type.tensor_type.ClearField("shape")
