@@ -237,7 +237,7 @@ def find_attention_cut(index: Graph, node: NodeRef) -> TensorId | None:
     """
     at = result = node.result
     for _ in range(_REACH):
-        readers = [index.find_node(edge.node) for edge in index.list_consumers(at)]
+        readers = index.readers(at)
         # Without a pair in front of the cut TensorRT cuts up the weight and multiplies in float.
         if any(reader.op_type in _CUTS for reader in readers):
             return result if any(_reaches_product(index, reader) for reader in readers) else None

@@ -10,7 +10,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import lru_cache, partial
+from functools import partial
+from weakref import WeakKeyDictionary
 
 from onnxq.arrays import Array, Shape
 from onnxq.backends import surroundings
@@ -88,11 +89,17 @@ def _check_conv(c: Candidate) -> str | None:
     return misread or surroundings.check_weighted(c)
 
 
+# Of each graph as long as it is there: every convolution of it asks.
+_sized_nodes: WeakKeyDictionary[Graph, frozenset[NodeRef]] = WeakKeyDictionary()
+
+
 def _explain_read_sizes(c: Candidate) -> str | None:
     """Why the scales get lost: sizes of a tensor beside or in front of it are read, and change from run to run."""
     if _is_curved(c):
         return None
-    if c.node not in _find_sized_nodes(c.index):
+    if c.index not in _sized_nodes:
+        _sized_nodes[c.index] = _find_sized_nodes(c.index)
+    if c.node not in _sized_nodes[c.index]:
         return None
     return (
         "OpenVINO loses the scales of integer convolutions around a tensor whose changing height or width is read; "
@@ -104,29 +111,29 @@ def _is_curved(c: Candidate) -> bool:
     """True where activations that scales cannot be moved past are all that reads the result, or a multiple of it."""
     multiples = [
         node
-        for node in _list_readers(c.index, c.node)
+        for node in c.index.readers(c.node.result)
         if node.op_type == "Mul" and _find_factor(Candidate(node, c.index, c.shapes)) is not None
     ]
-    nodes = {reader for node in (c.node, *multiples) for reader in _list_readers(c.index, node)}
+    nodes = {reader for node in (c.node, *multiples) for reader in c.index.readers(node.result)}
     readers = [node for node in nodes.difference(multiples) if node.op_type != "Shape"]
     gates = {node.outputs[0] for node in readers if node.op_type in _GATES}
     return all(node.op_type in _CURVED or gates & set(node.inputs) for node in readers)
 
 
-@lru_cache(maxsize=1)
 def _find_sized_nodes(index: Graph) -> frozenset[NodeRef]:
     """The nodes behind a tensor of which sizes are read that change and size others, and the products that make it."""
     sized: set[NodeRef] = set()
     for node in index.nodes:
-        tensor = index.find_input(node, 0)
-        maker = index.find_producer(tensor)
-        readers = _find_sized_ops(index, node) if node.op_type == "Shape" else frozenset()
-        shape = index.find_shape(tensor)
+        maker = index.maker(node)
+        if node.op_type != "Shape" or maker is None:
+            continue
+        readers = _find_sized_ops(index, node)
+        shape = index.find_shape(index.find_input(node, 0))
         # A Reshape may read the number of samples.
         sizes = (None,) if shape is None else shape[1:] if readers == {"Reshape"} else shape
-        if maker is not None and readers and not all(isinstance(size, int) for size in sizes):
+        if readers and not all(isinstance(size, int) for size in sizes):
             makers = walk_from([maker], partial(_list_makers, index))
-            sized |= walk_from(makers, partial(_list_readers, index))
+            sized |= walk_from(makers, lambda node: index.readers(node.result))
     return frozenset(sized)
 
 
@@ -140,14 +147,10 @@ def _find_sized_ops(index: Graph, shape: NodeRef) -> frozenset[str]:
 
 def _list_numbers(index: Graph, node: NodeRef) -> Iterator[NodeRef]:
     """The readers of a node that compute vectors and numbers of it, as sizes are."""
-    for reader in _list_readers(index, node):
+    for reader in index.readers(node.result):
         shape = index.find_shape(reader.result)
         if shape is not None and len(shape) <= 1:
             yield reader
-
-
-def _list_readers(index: Graph, node: NodeRef) -> Iterator[NodeRef]:
-    return (index.find_node(edge.node) for edge in index.list_consumers(node.result))
 
 
 def _list_makers(index: Graph, node: NodeRef) -> Iterator[NodeRef]:
@@ -269,7 +272,7 @@ def _check_matmul(c: Candidate) -> str | None:
 # The rewrite that makes one node of it writes an operator of ONNX Runtime's own.
 def find_swish(c: Candidate) -> TensorId | None:
     """The tensor x * gate(x) where x is the result, and nothing else reads it: the kernel computes that as well."""
-    readers = [c.index.find_node(edge.node) for edge in c.index.list_consumers(c.node.result)]
+    readers = c.index.readers(c.node.result)
     gate = next((node for node in readers if node.op_type in _GATES), None)
     product = next((node for node in readers if node.op_type == "Mul"), None)
     if len(readers) != 2 or gate is None or product is None:

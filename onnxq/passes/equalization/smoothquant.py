@@ -126,13 +126,15 @@ def compute_smoothing_factors(
 
     plan: without numbers; it says which tensors are quantized and how. statistics: of each group's tensor.
     """
-    groups = [asked for asked in _find_specs(View(proto), plan) if asked[0].tensor in statistics]
+    searches = [
+        (statistics[group.tensor], group, spec, sites)
+        for group, spec, sites in _find_specs(View(proto), plan)
+        if group.tensor in statistics
+    ]
     factors: dict[TensorId, Floats] = {}
     lines = []
-    choices = map_in_threads(
-        lambda asked: _smooth_group(statistics[asked[0].tensor], *asked), groups
-    )
-    for (group, _, _), (line, s) in zip(groups, choices, strict=True):
+    choices = map_in_threads(lambda search: _smooth_group(*search), searches)
+    for (_, group, _, _), (line, s) in zip(searches, choices, strict=True):
         lines.append(line)
         if s is not None:
             factors[group.tensor] = s

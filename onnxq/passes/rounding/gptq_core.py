@@ -33,7 +33,7 @@ from onnxq.arrays import Array, Array64, Floats, Integers, Shape
 from onnxq.numerics import SumOrder, choose_widening, find_partners, round_within_sum
 from onnxq.numerics.machine import map_parts
 from onnxq.numerics.weights import MOST
-from onnxq.passes.rounding.second_moments import Moments
+from onnxq.passes.rounding.second_moments import ROWS_AT_ONCE, Moments
 
 # Of the mean diagonal of H; see above.
 DAMPING = 0.1
@@ -49,8 +49,6 @@ FEWEST_POSITIONS = 100
 # with fewer the products are too small for BLAS, with more too much is done one by one.
 _BLOCK = 32
 _PANEL = 96
-# Rows of a matrix that a thread works on at a time.
-ROWS = 256
 # Damping from which on float32 is exact enough for the factorization.
 _ENOUGH = 0.01
 # Relative difference below which two errors are compared in float64.
@@ -145,7 +143,7 @@ def factor_hessian(h: Array, *, damping: float = DAMPING) -> ErrorFeedback:
         rows = (_reorder(damped, order[:, part]) / unit[:, None, None]).astype(kind)
         scaled[:, part] = _reorder(rows.transpose(0, 2, 1), order).transpose(0, 2, 1)
 
-    map_parts(scale_rows, damped.shape[1], ROWS, elements=damped.size)
+    map_parts(scale_rows, damped.shape[1], ROWS_AT_ONCE, elements=damped.size)
     lower = _cholesky(scaled)
     diagonal = np.einsum("gii->gi", lower).copy()
     lower /= diagonal[:, None, :]
@@ -168,7 +166,7 @@ def _cholesky(h: Array) -> Array:
         lower[:, later, here] = panel
         # Products of whole matrices would spend their time on memory for twice as much as is read.
         subtract = partial(_subtract_square, h[:, later, later], panel)
-        map_parts(subtract, panel.shape[1], ROWS, elements=panel.shape[1] ** 2)
+        map_parts(subtract, panel.shape[1], ROWS_AT_ONCE, elements=panel.shape[1] ** 2)
     return lower
 
 
@@ -242,7 +240,7 @@ def _take_better_rows(
         behind = slice(part.start, None)
         np.square(upper[:, part, behind] @ gap[:, behind], out=remainders[:, part])
 
-    map_parts(square_remainders, gap.shape[1], ROWS, elements=gap.size * gap.shape[1])
+    map_parts(square_remainders, gap.shape[1], ROWS_AT_ONCE, elements=gap.size * gap.shape[1])
     simple = np.einsum("gkr,gk->gr", remainders, feedback.weights)
     worse = error > simple
     close = (abs(error - simple) <= _NEAR * simple).any(axis=0)
@@ -287,7 +285,7 @@ def layer_error(w: Array, codes: Array, scale: Array, zero: Array, h: Array) -> 
         gap = np.asarray(w[:, part], np.float64) - steps * np.asarray(scale[:, part], np.float64)
         np.einsum("grk,grk->gr", gap @ h, gap, out=errors[:, part])
 
-    map_parts(measure_rows, w.shape[1], ROWS, elements=h.size)
+    map_parts(measure_rows, w.shape[1], ROWS_AT_ONCE, elements=h.size)
     return errors
 
 

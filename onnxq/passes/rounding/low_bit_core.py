@@ -23,12 +23,12 @@ from numpy.typing import NDArray
 from onnxq.arrays import Array, Array64
 from onnxq.numerics.machine import map_parts
 from onnxq.passes.rounding.gptq_core import (
-    ROWS,
     RoundedWeight,
     RoundingProblem,
     layer_error,
     round_with_feedback,
 )
+from onnxq.passes.rounding.second_moments import ROWS_AT_ONCE
 
 # Up to so many bits everything hangs on the rounding of a weight, and its scales are searched together with it; above,
 # the whole range is best.
@@ -57,7 +57,7 @@ def shrink_moments(h: Array, even: Array, odd: Array) -> Array64:
             values[:, columns[part] - part.start, columns[part]] = 0.0
             sums[:, part] = np.einsum("grk,grk->gr", values, values)
 
-    map_parts(add_squares, len(columns), ROWS, elements=h.size)
+    map_parts(add_squares, len(columns), ROWS_AT_ONCE, elements=h.size)
     least = np.finfo(np.float64).tiny
     share = np.minimum(noise.sum(axis=1) / np.maximum(signal.sum(axis=1), least), 1.0)
     shrunk = np.asarray(h * (1.0 - share[:, None, None]))
@@ -109,7 +109,7 @@ def _measure_shrinkage(w: Array, rounded: Array, damped: Array) -> Array:
         np.einsum("grk,grk->gr", towards, w[:, part], out=exact[:, part])
         np.einsum("grk,grk->gr", towards, rounded[:, part], out=shrunk[:, part])
 
-    map_parts(project_rows, w.shape[1], ROWS, elements=damped.size)
+    map_parts(project_rows, w.shape[1], ROWS_AT_ONCE, elements=damped.size)
     ratio = np.divide(exact, shrunk, out=np.ones_like(exact), where=(shrunk > 0) & (exact > 0))
     return np.asarray(np.clip(ratio, 1 / _GAIN, _GAIN))
 

@@ -38,7 +38,7 @@ _LEAST_PER_COLUMN = 32
 # Multiply-adds of one operator's H, which limit its time to a second or two.
 _WORK = 4e10
 # Rows of a matrix that a thread works on at a time.
-_AT_ONCE = 256
+ROWS_AT_ONCE = 256
 
 
 @dataclass(frozen=True, eq=False)
@@ -231,7 +231,7 @@ def _centre_sums(sums: Array, count: int, u: Array, p: Array, v: Array, q: Array
         sums[:, part] /= count
         sums[:, part] += left[:, part] @ right
 
-    map_parts(centre_rows, sums.shape[1], _AT_ONCE, elements=sums.size)
+    map_parts(centre_rows, sums.shape[1], ROWS_AT_ONCE, elements=sums.size)
 
 
 def merge_moments(even: Moments, odd: Moments) -> Moments:
