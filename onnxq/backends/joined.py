@@ -90,7 +90,7 @@ _JOINERS: Mapping[type, Mapping[_Joiner, str]] = {
         _join_rows: "rules capabilities",
         all: "zero_points int32_bias bounds_integers signed_scales",
         any: "quantizes_alone strict",
-        _unite: "skips dynamic_ops",
+        _unite: "skips dynamic_ops yielding",
         _merge: "exclusions no_kernel no_gain",
         _ask_each: "refuse_narrow refuse_float",
         lambda _: Target.fits_matrix: "fits_matrix",

@@ -365,7 +365,7 @@ def explain_stem(candidate: Candidate, _: Candidate | None = None) -> str | None
         return None
     if not _reads_graph_input(candidate):
         return None
-    return "the first convolution: slower in int8, and its noise reaches everything behind it"
+    return "the first convolution: int8 gains little, and its noise reaches everything behind it"
 
 
 def _reads_graph_input(candidate: Candidate) -> bool:
@@ -398,7 +398,7 @@ def explain_stem_depthwise(candidate: Candidate, maker: Candidate | None) -> str
     # fast with these two in float, and 2.05 times with its first five.
     if explain_stem(maker) is None or shape[2] * shape[3] < _STEM_DEPTHWISE_PIXELS:
         return None
-    return "depthwise right behind a float stem, on a large map: int8 gains nothing and amplifies the noise"
+    return "depthwise right behind the stem, on a large map: int8 gains nothing and amplifies the noise"
 
 
 def check_data(c: Candidate) -> str | None:

@@ -37,6 +37,21 @@ def test_stem_and_the_depthwise_behind_it() -> None:
     assert "y" not in rules
 
 
+@pytest.mark.parametrize("target", ["ort", "openvino", "web", "ort,openvino"])
+@pytest.mark.parametrize("wide", [False, True], ids=["3x3", "7x7"])
+def test_a_stem_goes_into_integers_where_its_float_takes_much_of_the_time(target: str, wide: bool) -> None:
+    # The stems of an EfficientNet and of a ResNet, in front of layers of the same sizes.
+    size, pad, channels = (7, 3, 64) if wide else (3, 1, 16)
+    text = f"""g (float[1,3,224,224] x) => (float[1,64,56,56] y) {{
+        stem = Conv <pads=[{pad},{pad},{pad},{pad}], strides=[2,2]>(x, w0) stem_relu = Relu(stem)
+        pooled = MaxPool <kernel_shape=[3,3], pads=[1,1,1,1], strides=[2,2]>(stem_relu)
+        first = Conv <pads=[1,1,1,1]>(pooled, w1) first_relu = Relu(first)
+        y = Conv <pads=[1,1,1,1]>(first_relu, w2) }}"""
+    shapes = {"w0": (channels, 3, size, size), "w1": (64, channels, 3, 3), "w2": (64, 64, 3, 3)}
+    rules = refused(onnxq.make_plan(build(text, shapes), overrides={"target": target}))
+    assert rules == ({} if wide else {"stem": "stem"})
+
+
 def test_a_person_overrules_it() -> None:
     force = Config(rules=(Rule.model_validate({"node": "stem", "set": {"quantize": True}}),))
     plan = onnxq.make_plan(build(STEM, STEM_SHAPES), config=force)

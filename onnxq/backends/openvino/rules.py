@@ -476,6 +476,7 @@ _BASE = Target(
         "stem-project": _explain_behind_stem,
         "log-front-end": surroundings.explain_log_front_end,
     },
+    yielding=("stem",),
 )
 OPENVINO = replace(_BASE, sum_order=find_sum_order)
 # 2026.4 multiplies by scales of blocks as they are; NNCF, which makes its files, writes negative ones, too.

@@ -354,6 +354,7 @@ _BASE = Target(
         "stem-depthwise": surroundings.explain_stem_depthwise,
         "log-front-end": surroundings.explain_log_front_end,
     },
+    yielding=("stem",),
     dynamic_ops=("LSTM",),
     advice="try the presets ort-int8-mse and ort-int8-percentile",
 )
