@@ -13,6 +13,8 @@ from dataclasses import replace
 from functools import partial
 from weakref import WeakKeyDictionary
 
+import numpy as np
+
 from onnxq.arrays import Array, Shape
 from onnxq.backends import surroundings
 from onnxq.backends.base import (
@@ -70,6 +72,7 @@ _SCALED = (
     "Split",
     *surroundings.MOVES,
 )
+_PASSED = (*_SCALED, "Concat")
 
 
 def _check_conv(c: Candidate) -> str | None:
@@ -153,6 +156,53 @@ def _list_numbers(index: Graph, node: NodeRef) -> Iterator[NodeRef]:
             yield reader
 
 
+# Of each graph as long as it is there, as above.
+_padded_nodes: WeakKeyDictionary[Graph, frozenset[NodeRef]] = WeakKeyDictionary()
+
+
+def _check_unpadded(c: Candidate) -> str | None:
+    return surroundings.check_data(c) or _explain_padded(c, c.node)
+
+
+def _check_joined(c: Candidate) -> str | None:
+    return surroundings.check_all_computed(c) or _explain_padded(c, c.node)
+
+
+def _explain_padded(c: Candidate, maker: NodeRef | None) -> str | None:
+    """Why no pair may stand behind a node: a Pad with a value reads the result, and a product of activations the Pad.
+
+    Where the pair's zero point is that of no shift (128), OpenVINO 2026.4 leaves what is padded unset.
+    """
+    if c.index not in _padded_nodes:
+        pads = [node for node in c.index.nodes if _pads_operand(c.index, node)]
+        _padded_nodes[c.index] = frozenset(walk_from(pads, partial(_list_moved_makers, c.index)))
+    if maker not in _padded_nodes[c.index]:
+        return None
+    return "OpenVINO leaves the values of a Pad unset between a pair and a product of activations"
+
+
+def _pads_operand(index: Graph, node: NodeRef) -> bool:
+    """True for a Pad with a value other than zero, or a computed one, whose result comes to a MatMul."""
+    tensor = index.find_input(node, 2)
+    if node.op_type != "Pad" or tensor is None:
+        return False
+    value = index.find_constant(tensor)
+    if value is not None and not np.any(value):
+        return False
+    behind = walk_from(
+        [node], lambda one: index.readers(one.result) if one.op_type in _PASSED else ()
+    )
+    return any(one.op_type == "MatMul" for one in behind)
+
+
+def _list_moved_makers(index: Graph, node: NodeRef) -> Iterator[NodeRef]:
+    """The nodes whose values a node moves, scales or joins."""
+    for tensor in index.list_inputs(node) if node.op_type in _PASSED else ():
+        maker = index.find_producer(tensor)
+        if maker is not None:
+            yield maker
+
+
 def _list_makers(index: Graph, node: NodeRef) -> Iterator[NodeRef]:
     """The nodes that make what a node reads; none of a product."""
     for tensor in () if node.op_type in _PRODUCTS else index.list_inputs(node):
@@ -222,6 +272,9 @@ def _explain_misread_data(c: Candidate) -> str | None:
     A reduction to extremes takes the pair into its kernel, and is wrong. A mean without its axes, axis 1 among them,
     takes the factors of other channels.
     """
+    padded = _explain_padded(c, c.index.find_producer(c.tensor(0)))
+    if padded is not None:
+        return padded
     parts = list(_walk_joined(c))
     kind = parts[-1].node.op_type if parts else ""
     if kind in _EXTREMES:
@@ -353,7 +406,7 @@ RULES: tuple[PlacementRule, ...] = (
         kernel="Concatenation",
         why="pairs on all inputs",
         data=(),
-        check=surroundings.check_all_computed,
+        check=_check_joined,
         output=Output.PAIR,
     ),
     _rule(
@@ -377,7 +430,7 @@ RULES: tuple[PlacementRule, ...] = (
         kernel="",
         why=_MOVED,
         shares=True,
-        check=surroundings.check_data,
+        check=_check_unpadded,
         output=Output.PAIR,
     ),
     _rule(

@@ -345,3 +345,26 @@ def test_an_empty_name_in_the_place_of_a_bias_is_taken_out() -> None:
     samples = [{"x": rng.standard_normal((16, 64)).astype(np.float32)} for _ in range(8)]
     result = onnxq.quantize(proto, samples, overrides={"target": "openvino", "effort": "fast", "latency": False})
     assert result.report.engines[0].outputs[0].sqnr_db > 25
+
+
+@needs_openvino
+@pytest.mark.parametrize("value", [1.0, 0.0])
+def test_no_pair_comes_to_a_pad_with_a_value_in_front_of_a_product_of_activations(value: float) -> None:
+    """As in the linear attention of EfficientViT: OpenVINO left what is padded unset."""
+    rng = np.random.default_rng(4)
+    arrays = {"w0": np.eye(16, dtype=np.float32).reshape(16, 16, 1, 1), **random_weights({"w1": (16, 1, 3, 3)})}
+    net = model(
+        """g (float[1,16,8,8] x) => (float[1,4,2,3] y, float[1,16,8,8] d) {
+        [first] q = Conv(x, w0) [depthwise] d = Conv<group=16, pads=[1,1,1,1]>(q, w1)
+        r = Reshape(q, heads) t = Transpose<perm=[0,1,3,2]>(r) k, v = Split<axis=3>(t) kr = Relu(k)
+        kt = Transpose<perm=[0,1,3,2]>(kr) p = Pad(v, pads, value) y = MatMul(kt, p) }""",
+        heads=np.array([1, 4, 4, 64]),
+        pads=np.array([0, 0, 0, 0, 0, 0, 0, 1]),
+        value=np.float32(value),
+        **arrays,
+    )
+    # Their range gives a zero point of 128, with which integers need no shift.
+    samples = [{"x": rng.uniform(-1, 0.99, (1, 16, 8, 8)).astype(np.float32)} for _ in range(8)]
+    result = quantize_all(net, samples, skip=["rounding", "ranges"])
+    assert ("depthwise" in {refusal.subject for refusal in result.plan.refusals}) == bool(value)
+    assert min(output.sqnr_db for output in result.report.engines[0].outputs) > 25
