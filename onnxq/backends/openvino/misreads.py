@@ -1,0 +1,320 @@
+"""What OpenVINO 2026.4 loses, moves or computes wrongly around integers: pairs there are refused, with the reason."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from functools import partial
+from weakref import WeakKeyDictionary
+
+import numpy as np
+
+from onnxq.arrays import Array
+from onnxq.backends import surroundings
+from onnxq.backends.base import Candidate
+from onnxq.graph import NodeRef
+from onnxq.graph.base import POSITIVE_OPS, Graph
+from onnxq.graph.scopes import walk_from
+from onnxq.sites import TensorId
+
+# Activations that the kernel of a product computes on its result.
+ACTIVATIONS = (
+    "Relu",
+    "Clip",
+    "LeakyRelu",
+    "HardSwish",
+    "Sigmoid",
+    "Gelu",
+    "Elu",
+    "Tanh",
+    "Mish",
+)
+_GATES = ("Sigmoid", "HardSigmoid")
+_CURVED = frozenset((*ACTIVATIONS, *_GATES)).difference(("Relu", "Clip", "LeakyRelu"))
+_RECTIFIERS = ("Relu", "LeakyRelu", "PRelu")
+_FACTORS = ("Mul", "Div", "BatchNormalization")
+# What OpenVINO computes together with the pair behind it.
+_JOINED = (
+    *_FACTORS,
+    "Add",
+    "Sub",
+    *ACTIVATIONS,
+)
+# Operators whose results have the sizes that they read, from this input on.
+_SIZING = {"ConstantOfShape": 0, "Range": 0, "Reshape": 1, "Slice": 1}
+_PRODUCTS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
+_EXTREMES = ("ReduceMax", "ReduceMin", "ReduceProd", "GlobalMaxPool")
+# What OpenVINO moves the scales of a convolution's channels past, as past constant factors.
+_SCALED = (
+    *_RECTIFIERS,
+    "Clip",
+    "MaxPool",
+    "AveragePool",
+    "Neg",
+    "Pad",
+    "Split",
+    *surroundings.MOVES,
+)
+_PASSED = (*_SCALED, "Concat")
+
+
+def check_conv(c: Candidate) -> str | None:
+    """As for any product; besides, OpenVINO 2026.4 loses or moves the scales of channels where there is no bias.
+
+    It refuses the network then, or computes something else without a word. A bias keeps the scales where they are, but
+    for one of zeros, which goes when OpenVINO loads the file.
+    """
+    bias = c.constant(2)
+    bare = c.tensor(2) is None or (bias is not None and not bias.any())
+    reason = (
+        _explain_lost_scales(c) or _explain_moved_scales(c, c.node, rectified=False)
+        if bare
+        else None
+    )
+    misread = reason or _explain_read_sizes(c) or _explain_misread_data(c)
+    return misread or surroundings.check_weighted(c)
+
+
+# Of each graph as long as it is there: every convolution of it asks.
+_sized_nodes: WeakKeyDictionary[Graph, frozenset[NodeRef]] = WeakKeyDictionary()
+
+
+def _explain_read_sizes(c: Candidate) -> str | None:
+    """Why the scales get lost: sizes of a tensor beside or in front of it are read, and change from run to run."""
+    if _is_curved(c):
+        return None
+    if c.index not in _sized_nodes:
+        _sized_nodes[c.index] = _find_sized_nodes(c.index)
+    if c.node not in _sized_nodes[c.index]:
+        return None
+    return (
+        "OpenVINO loses the scales of integer convolutions around a tensor whose changing height or width is read; "
+        "sizes of inputs that are fixed (`fix`) avoid it"
+    )
+
+
+def _is_curved(c: Candidate) -> bool:
+    """True where activations that scales cannot be moved past are all that reads the result, or a multiple of it."""
+    multiples = [
+        node
+        for node in c.index.readers(c.node.result)
+        if node.op_type == "Mul" and _find_factor(Candidate(node, c.index, c.shapes)) is not None
+    ]
+    nodes = {reader for node in (c.node, *multiples) for reader in c.index.readers(node.result)}
+    readers = [node for node in nodes.difference(multiples) if node.op_type != "Shape"]
+    gates = {node.outputs[0] for node in readers if node.op_type in _GATES}
+    return all(node.op_type in _CURVED or gates & set(node.inputs) for node in readers)
+
+
+def _find_sized_nodes(index: Graph) -> frozenset[NodeRef]:
+    """The nodes behind a tensor of which sizes are read that change and size others, and the products that make it."""
+    sized: set[NodeRef] = set()
+    for node in index.nodes:
+        maker = index.maker(node)
+        if node.op_type != "Shape" or maker is None:
+            continue
+        readers = _find_sized_ops(index, node)
+        shape = index.find_shape(index.find_input(node, 0))
+        # A Reshape may read the number of samples.
+        sizes = (None,) if shape is None else shape[1:] if readers == {"Reshape"} else shape
+        if readers and not all(isinstance(size, int) for size in sizes):
+            makers = walk_from([maker], partial(_list_makers, index))
+            sized |= walk_from(makers, lambda node: index.readers(node.result))
+    return frozenset(sized)
+
+
+def _find_sized_ops(index: Graph, shape: NodeRef) -> frozenset[str]:
+    """The kinds of operators that take what is computed from a shape for the sizes of their results."""
+    numbers = walk_from([shape], partial(_list_numbers, index))
+    edges = [edge for node in numbers for edge in index.list_consumers(node.result)]
+    ops = [(index.find_node(edge.node).op_type, edge.index) for edge in edges]
+    return frozenset(op for op, at in ops if at >= _SIZING.get(op, math.inf))
+
+
+def _list_numbers(index: Graph, node: NodeRef) -> Iterator[NodeRef]:
+    """The readers of a node that compute vectors and numbers of it, as sizes are."""
+    for reader in index.readers(node.result):
+        shape = index.find_shape(reader.result)
+        if shape is not None and len(shape) <= 1:
+            yield reader
+
+
+# Of each graph as long as it is there, as above.
+_padded_nodes: WeakKeyDictionary[Graph, frozenset[NodeRef]] = WeakKeyDictionary()
+
+
+def check_unpadded(c: Candidate) -> str | None:
+    """Why what moves values takes no pair on both sides: as `_explain_padded`."""
+    return surroundings.check_data(c) or _explain_padded(c, c.node)
+
+
+def check_joined(c: Candidate) -> str | None:
+    """Why a Concat takes no pairs on its inputs: as `_explain_padded`."""
+    return surroundings.check_all_computed(c) or _explain_padded(c, c.node)
+
+
+def _explain_padded(c: Candidate, maker: NodeRef | None) -> str | None:
+    """Why no pair may stand behind a node: a Pad with a value reads the result, and a product of activations the Pad.
+
+    Where the pair's zero point is that of no shift (128), OpenVINO 2026.4 leaves what is padded unset.
+    """
+    if c.index not in _padded_nodes:
+        pads = [node for node in c.index.nodes if _pads_operand(c.index, node)]
+        _padded_nodes[c.index] = frozenset(walk_from(pads, partial(_list_moved_makers, c.index)))
+    if maker not in _padded_nodes[c.index]:
+        return None
+    return "OpenVINO leaves the values of a Pad unset between a pair and a product of activations"
+
+
+def _pads_operand(index: Graph, node: NodeRef) -> bool:
+    """True for a Pad with a value other than zero, or a computed one, whose result comes to a MatMul."""
+    tensor = index.find_input(node, 2)
+    if node.op_type != "Pad" or tensor is None:
+        return False
+    value = index.find_constant(tensor)
+    if value is not None and not np.any(value):
+        return False
+    behind = walk_from(
+        [node], lambda one: index.readers(one.result) if one.op_type in _PASSED else ()
+    )
+    return any(one.op_type == "MatMul" for one in behind)
+
+
+def _list_moved_makers(index: Graph, node: NodeRef) -> Iterator[NodeRef]:
+    """The nodes whose values a node moves, scales or joins."""
+    for tensor in index.list_inputs(node) if node.op_type in _PASSED else ():
+        maker = index.find_producer(tensor)
+        if maker is not None:
+            yield maker
+
+
+def _list_makers(index: Graph, node: NodeRef) -> Iterator[NodeRef]:
+    """The nodes that make what a node reads; none of a product."""
+    for tensor in () if node.op_type in _PRODUCTS else index.list_inputs(node):
+        maker = index.find_producer(tensor)
+        if maker is not None:
+            yield maker
+
+
+def _walk_joined(c: Candidate) -> Iterator[Candidate]:
+    """The operators in front of a product's data, to the first that OpenVINO does not compute with the pair behind."""
+    tensor = c.tensor(0)
+    while (maker := c.index.find_producer(tensor)) is not None:
+        yield Candidate(maker, c.index, c.shapes)
+        computed = surroundings.list_computed_inputs(c.index, maker)
+        if maker.op_type not in _JOINED or len(computed) != 1:
+            return
+        tensor = computed[0]
+
+
+def _explain_lost_scales(c: Candidate) -> str | None:
+    """Why the scales get lost: sizes change from run to run, and several nodes read the result, but no one Swish."""
+    data = c.tensor(0)
+    shape = c.index.find_shape(data)
+    readers = c.index.list_consumers(c.node.result)
+    fixed = shape is not None and all(isinstance(size, int) for size in shape)
+    if fixed or len(readers) < 2 or find_swish(c) is not None:
+        return None
+    return (
+        "OpenVINO loses the scales of an integer convolution "
+        "without a bias that several nodes read, while sizes change"
+    )
+
+
+def _explain_moved_scales(c: Candidate, maker: NodeRef, rectified: bool) -> str | None:
+    """Why the scales of the candidate, which come past `maker`, are misread. rectified: past an activation, too."""
+    for edge in c.index.list_consumers(maker.result):
+        reader = Candidate(c.index.find_node(edge.node), c.index, c.shapes)
+        op = reader.node.op_type
+        of_places = op == "Gather" and reader.attr("axis", 0) != 1
+        if of_places and reader.rank(1) != 1:
+            return "OpenVINO computes a Gather of single places wrongly behind integer convolutions without a bias"
+        factor = _find_factor(reader) if op in _FACTORS else None
+        negative = factor is not None and bool((factor < 0).any())
+        if rectified and (negative or op == "Neg"):
+            return "OpenVINO moves negative factors in front of the activation of integer convolutions without a bias"
+        if op in _SCALED or factor is not None:
+            behind = rectified or op in _RECTIFIERS
+            reason = _explain_moved_scales(c, reader.node, behind)
+            if reason is not None:
+                return reason
+    return None
+
+
+def _find_factor(c: Candidate) -> Array | None:
+    """The constant that values are multiplied or divided by."""
+    factors = (c.constant(k) for k in (0, 1))
+    return next((factor for factor in factors if factor is not None), None)
+
+
+def check_gemm(c: Candidate) -> str | None:
+    """Why a Gemm is no product in integers: its operands, or what OpenVINO makes of a pair on its data."""
+    return _explain_misread_data(c) or surroundings.check_gemm(c)
+
+
+def _explain_misread_data(c: Candidate) -> str | None:
+    """Why a pair on the data would be misread, by what OpenVINO 2026.4 makes of the operators in front of it.
+
+    A reduction to extremes takes the pair into its kernel, and is wrong. A mean without its axes, axis 1 among them,
+    takes the factors of other channels.
+    """
+    padded = _explain_padded(c, c.index.find_producer(c.tensor(0)))
+    if padded is not None:
+        return padded
+    parts = list(_walk_joined(c))
+    kind = parts[-1].node.op_type if parts else ""
+    if kind in _EXTREMES:
+        return f"OpenVINO computes a pair wrongly behind a {kind}"
+    if kind == "Concat" and c.node.op_type != "Conv":
+        return _explain_concat(parts[-1], passed=len(parts) > 1)
+    factors = map(_find_factor, parts[:-1])
+    scaled = any(factor is not None and factor.size > 1 for factor in factors)
+    if scaled and kind.startswith("Reduce") and _drops_channels(parts[-1]):
+        return "OpenVINO computes a pair wrongly behind a mean and factors of channels"
+    return None
+
+
+def _explain_concat(c: Candidate, passed: bool) -> str | None:
+    """Why a pair behind a Concat is not for a product. passed: other operators stand between both.
+
+    OpenVINO moves the pair to each part, and of rows each has a zero point of its own then, which the product refuses.
+    """
+    axis = c.attr("axis", 0)
+    rank = c.rank(0)
+    makers = (c.index.find_producer(c.tensor(k)) for k in range(len(c.node.inputs)))
+    # Values of one sign have no zero point.
+    signed = passed or any(maker is None or maker.op_type not in POSITIVE_OPS for maker in makers)
+    if signed and (rank is None or axis % rank < rank - 1):
+        return "OpenVINO refuses a network with a pair between a Concat of rows and a product"
+    if passed and len(c.index.list_consumers(c.node.result)) > 1:
+        return "OpenVINO crashes at a pair behind a Concat, what computes each of its values, and another pair"
+    return None
+
+
+def _drops_channels(c: Candidate) -> bool:
+    """True for a reduction that leaves out axis 1."""
+    axes = c.attr("axes", c.constant(1))
+    rank = c.rank(0)
+    if c.attr("keepdims", 1):
+        return False
+    return axes is None or rank is None or 1 in {int(axis) % rank for axis in axes}
+
+
+def check_matmul(c: Candidate) -> str | None:
+    """Why a MatMul is no product of data and a constant matrix, in integers as OpenVINO reads them."""
+    if c.is_constant(0):
+        return "the constant stands on the left"
+    if not c.is_constant(1):
+        return "both operands are activations: integers on both sides have no zero point, and gain little"
+    return _explain_misread_data(c) if c.rank(1) == 2 else "its weight is not a matrix"
+
+
+# The rewrite that makes one node of it writes an operator of ONNX Runtime's own.
+def find_swish(c: Candidate) -> TensorId | None:
+    """The tensor x * gate(x) where x is the result, and nothing else reads it: the kernel computes that as well."""
+    readers = c.index.readers(c.node.result)
+    gate = next((node for node in readers if node.op_type in _GATES), None)
+    product = next((node for node in readers if node.op_type == "Mul"), None)
+    if len(readers) != 2 or gate is None or product is None:
+        return None
+    return product.result if set(product.inputs) == {gate.outputs[0], c.node.outputs[0]} else None
