@@ -31,9 +31,9 @@ from onnxq.graph import (
     inline_functions,
     name_nodes,
 )
+from onnxq.graph.base import DEQUANTIZE, QUANTIZE
 from onnxq.graph.scopes import replace_items, walk_all_nodes
 from onnxq.graph.storage import TENSOR_TYPES
-from onnxq.plan.names import DEQUANTIZE, QUANTIZE
 from onnxq.sites import Caution, Cautions
 from onnxq.spec import PerChannel, PerTensor, QuantSpec
 

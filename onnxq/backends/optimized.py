@@ -16,9 +16,9 @@ import onnx
 
 from onnxq.backends.engine import ENGINE, LOG, Engine, Kernel, Kernels, KernelWords, Tensor
 from onnxq.graph import GraphIndex, ModelLike, NodeRef, name_nodes
+from onnxq.graph.base import DEQUANTIZE, QUANTIZE
 from onnxq.graph.scopes import walk_graphs
 from onnxq.graph.values import name_type
-from onnxq.graph.verify import DEQUANTIZE, QUANTIZE
 from onnxq.sites import Caution, Names, TensorId
 
 # Kernels on integers. Every other one computes in the type of its tensors, or moves them.

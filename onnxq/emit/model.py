@@ -19,9 +19,10 @@ from onnxq.calibrate.constants import find_tensor
 from onnxq.emit.pairs import PairWriter
 from onnxq.errors import PlanError
 from onnxq.graph import Editor, GraphIndex, ModelLike, NodeRef, find_opset, get_index, infer_shapes
+from onnxq.graph.base import DEQUANTIZE, QUANTIZE
 from onnxq.graph.integer_operators import NodeWriter
 from onnxq.graph.light import bare_proto, copy_proto, keep_weights
-from onnxq.graph.precision.narrow import DEQUANTIZE, QUANTIZE, is_exact, write_types
+from onnxq.graph.precision.narrow import is_exact, write_types
 from onnxq.graph.precision.widen import SourceTypes
 from onnxq.graph.scopes import walk_all_nodes
 from onnxq.graph.storage import release_pages

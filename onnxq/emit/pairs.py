@@ -22,10 +22,11 @@ from onnxq.arrays import Array, Shape
 from onnxq.calibrate.constants import find_tensor
 from onnxq.errors import OnnxqError, PlanError
 from onnxq.graph import Editor, GraphIndex, ModelLike
+from onnxq.graph.base import DEQUANTIZE, DYNAMIC, QUANTIZE
 from onnxq.graph.storage import TENSOR_TYPES
 from onnxq.numerics import cast_scale, clip_bounds, find_saturating_sums, quantize, quantize_weight
 from onnxq.plan import SitePlan
-from onnxq.plan.names import DEQUANTIZE, DYNAMIC, QUANTIZE, name_part
+from onnxq.plan.names import name_part
 from onnxq.sites import Edge, Role, TensorId
 from onnxq.spec import GRAIN_NAMES, PerBlock, PerChannel, QParams, QuantSpec
 

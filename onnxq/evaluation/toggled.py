@@ -22,6 +22,7 @@ from onnxq.evaluation.compare import FloatOutputs, ModelErrors
 from onnxq.evaluation.selections import find_selections
 from onnxq.evaluation.trials import Switchboard, score_settings
 from onnxq.graph import GraphIndex, ModelLike, NodeRef, inline_functions, name_nodes
+from onnxq.graph.base import DEQUANTIZE, QUANTIZE
 from onnxq.graph.integer_products import read_integer_products
 from onnxq.graph.light import bare_proto, is_large_model, rebuild
 from onnxq.graph.names import choose_name
@@ -29,7 +30,6 @@ from onnxq.graph.precision.widen import read_types, widen_model
 from onnxq.graph.scopes import collect_reads, walk_graphs
 from onnxq.graph.storage import Spool, release_pages
 from onnxq.graph.subgraph import assemble_model, remove_unneeded
-from onnxq.graph.verify import DEQUANTIZE, QUANTIZE
 from onnxq.numerics import dequantize
 from onnxq.progress import Progress
 from onnxq.runtime import Feeds, Session

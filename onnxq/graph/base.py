@@ -10,6 +10,12 @@ from typing import Any
 from onnxq.arrays import Array
 from onnxq.sites import Edge, Edges, Names, TensorId
 
+QUANTIZE = "QuantizeLinear"
+DEQUANTIZE = "DequantizeLinear"
+# Quantizes on a scale that it computes from the values it reads.
+DYNAMIC = "DynamicQuantizeLinear"
+# The domain of ONNX Runtime's own operators.
+MICROSOFT = "com.microsoft"
 # Element types of ONNX that are floats of 16 bits and more: FLOAT, FLOAT16, DOUBLE, BFLOAT16.
 FLOAT_TENSORS = frozenset({1, 10, 11, 16})
 # Operators whose output holds the values of input 0 in other places or another shape.

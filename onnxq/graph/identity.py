@@ -58,9 +58,7 @@ def compute_fingerprint(proto: ModelLike) -> Fingerprint:
 def hash_topology(index: GraphIndex) -> str:
     """The first half of a fingerprint, which takes no weight in hand."""
     ids = _colour_tensors(index)
-    structure = [
-        ids[TensorId(name, node.scope)] for node in index.nodes for name in node.outputs if name
-    ]
+    structure = [ids[t] for node in index.nodes for t in node.results]
     functions = sorted(
         _hash_parts(name_function(f), *(n.SerializeToString(deterministic=True) for n in f.node))
         for f in index.proto.functions
@@ -193,7 +191,7 @@ def _colour_backward(index: GraphIndex, origins: dict[TensorId, str]) -> dict[Te
     for node in reversed(index.nodes):
         fate = _hash_parts(
             _hash_operator(node),
-            *(_hash_sorted(uses[TensorId(name, node.scope)]) for name in node.outputs if name),
+            *(_hash_sorted(uses[t]) for t in node.results),
         )
         read = index.list_inputs(node)
         # The use of one input depends on the others: a sum with a constant is not one with data.

@@ -31,7 +31,15 @@ from onnxq.graph.light import (
     store_of,
 )
 from onnxq.graph.names import check_names
-from onnxq.graph.scopes import OWN_DOMAINS, iterate_subgraphs, join_scope, name_function, sort_nodes
+from onnxq.graph.scopes import (
+    OWN_DOMAINS,
+    Stored,
+    iterate_subgraphs,
+    join_scope,
+    map_stored,
+    name_function,
+    sort_nodes,
+)
 from onnxq.graph.storage import StoredArray, is_stub
 from onnxq.graph.values import (
     Attributes,
@@ -45,7 +53,6 @@ from onnxq.graph.values import (
 from onnxq.nearest import suggest_names
 from onnxq.sites import Edge, Edges, Names, TensorId
 
-Stored = TensorProto | SparseTensorProto
 _T = TypeVar("_T")
 
 
@@ -93,8 +100,7 @@ class GraphIndex(Graph):
         self.nodes = tuple(self._nodes.values())
         self.scopes = tuple(self._graphs)
         # Files before IR version 4 list initializers as inputs too; nobody has to feed them.
-        stored = {tensor.name for tensor in proto.graph.initializer}
-        stored.update(sparse.values.name for sparse in proto.graph.sparse_initializer)
+        stored = map_stored(proto.graph)
         self.inputs = tuple(
             ValueInfo(value.name, *read_declared_type(value))
             for value in proto.graph.input
@@ -230,21 +236,15 @@ class GraphIndex(Graph):
 
     def _define_tensors(self, graph: GraphProto, scope: str) -> None:
         names = self._defined[scope] = {value.name for value in graph.input}
-        # An initializer that is an input, too, is a default that the caller may override.
-        overridable = set(names)
-        for tensor in graph.initializer:
-            self._store_initializer(
-                TensorId(tensor.name, scope),
-                tensor,
-                tensor.data_type,
-                tuple(tensor.dims),
-                overridable,
-            )
-        for sparse in graph.sparse_initializer:
-            key = TensorId(sparse.values.name, scope)
-            self._store_initializer(
-                key, sparse, sparse.values.data_type, tuple(sparse.dims), overridable
-            )
+        stored = map_stored(graph)
+        for name, tensor in stored.items():
+            key = TensorId(name, scope)
+            values = tensor.values if isinstance(tensor, SparseTensorProto) else tensor
+            self._types[key] = (values.data_type, tuple(tensor.dims))
+            # One that is an input, too, is a default: ORT folds it into nothing when the caller may feed another value.
+            if scope or name not in names:
+                self._initializers[key] = tensor
+        names.update(stored)
         for node in graph.node:
             for output in filter(None, node.output):
                 names.add(output)
@@ -259,15 +259,6 @@ class GraphIndex(Graph):
         for value in (*graph.input, *graph.output, *graph.value_info):
             if value.name in names:
                 self._learn_type(TensorId(value.name, scope), *read_declared_type(value))
-
-    def _store_initializer(
-        self, key: TensorId, stored: Stored, dtype: int, dims: Dims, overridable: set[str]
-    ) -> None:
-        self._defined[key.scope].add(key.name)
-        self._types[key] = (dtype, dims)
-        # ORT folds an initializer into nothing when the caller may feed another value for it.
-        if key.name not in overridable or key.scope:
-            self._initializers[key] = stored
 
     def _learn_type(self, key: TensorId, dtype: int, shape: Dims | None) -> None:
         # A tensor may be declared twice, as an output and in value_info: each may know dims that the other does not.

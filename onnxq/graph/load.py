@@ -21,6 +21,7 @@ from onnxq.graph.light import SAME_LAYOUT, SMALLEST_STUB, LightModel, WeightStor
 from onnxq.graph.scopes import (
     OWN_DOMAINS,
     label_node,
+    map_stored,
     replace_items,
     sort_nodes,
     walk_all_nodes,
@@ -301,8 +302,7 @@ def _check_types(proto: ModelProto, subject: str) -> None:
 def _separate_initializers(proto: ModelProto) -> Cautions:
     """ORT takes an initializer that is a graph input for variable: neither folded nor prepacked nor quantized."""
     graph = proto.graph
-    stored = {tensor.name for tensor in graph.initializer}
-    stored.update(sparse.values.name for sparse in graph.sparse_initializer)
+    stored = map_stored(graph)
     fed = [value for value in graph.input if value.name not in stored]
     dropped = [value.name for value in graph.input if value.name in stored]
     before = proto.ir_version
@@ -449,7 +449,6 @@ def read_lazily(
             return False
         if extent.file not in opened:
             opened[extent.file] = open_data(extent.file)
-        del tensor.external_data[:]
         return store.put(tensor, _describe_array(tensor, opened[extent.file], extent.offset))
 
     read_bytes = load_external(proto, path, keep)

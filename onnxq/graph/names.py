@@ -19,6 +19,7 @@ from onnxq.graph.scopes import (
     find_result,
     iterate_subgraphs,
     join_scope,
+    map_stored,
     name_function,
     walk_all_graphs,
     walk_all_nodes,
@@ -133,9 +134,9 @@ def list_names(proto: ModelProto) -> set[str]:
     names: set[str] = {function.name for function in proto.functions}
     for _, graph in walk_all_graphs(proto):
         if isinstance(graph, GraphProto):
-            for values in (graph.input, graph.output, graph.value_info, graph.initializer):
+            for values in (graph.input, graph.output, graph.value_info):
                 names.update(value.name for value in values)
-            names.update(sparse.values.name for sparse in graph.sparse_initializer)
+            names.update(map_stored(graph))
         else:
             names.update((*graph.input, *graph.output))
         for node in graph.node:

@@ -22,6 +22,7 @@ from onnxq.graph.storage import (
     locate_tensors,
     omit_weights,
     restore_weights,
+    set_location,
     write_stub,
 )
 from onnxq.graph.values import decode_tensor, encode_tensor
@@ -117,13 +118,7 @@ def _write_weights(model: ModelLike, file: BinaryIO, location: str, least: int) 
         tensor.Clear()
         write_stub(original, tensor)
         tensor.ClearField("raw_data")
-        tensor.data_location = TensorProto.EXTERNAL
-        for entry, value in (
-            ("location", location),
-            ("offset", str(offset)),
-            ("length", str(length)),
-        ):
-            tensor.external_data.add(key=entry, value=value)
+        set_location(tensor, location=location, offset=offset, length=length)
         offset += length
         omitted.pop(key, None)
     return restore_weights(light, omitted)

@@ -8,10 +8,19 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
-from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto
+from onnx import (
+    AttributeProto,
+    FunctionProto,
+    GraphProto,
+    ModelProto,
+    NodeProto,
+    SparseTensorProto,
+    TensorProto,
+)
 
 from onnxq.errors import ModelError
 
+Stored = TensorProto | SparseTensorProto
 T = TypeVar("T")
 H = TypeVar("H", bound=Hashable)
 
@@ -91,11 +100,15 @@ def name_function(function: FunctionProto) -> str:
     return f"{text}:{function.overload}" if function.overload else text
 
 
+def map_stored(graph: GraphProto) -> dict[str, Stored]:
+    """Return the stored tensors of this very scope by name, dense ones first."""
+    dense = {tensor.name: tensor for tensor in graph.initializer}
+    return dense | {sparse.values.name: sparse for sparse in graph.sparse_initializer}
+
+
 def list_defined(graph: GraphProto) -> set[str]:
     """Return the tensors defined in this very scope: inputs, initializers, node outputs."""
-    names = {value.name for value in graph.input}
-    names.update(tensor.name for tensor in graph.initializer)
-    names.update(sparse.values.name for sparse in graph.sparse_initializer)
+    names = {value.name for value in graph.input}.union(map_stored(graph))
     names.update(output for node in graph.node for output in node.output)
     # Outputs that are left out.
     names.discard("")

@@ -412,10 +412,23 @@ def load_external(
             continue
         extent = _find_extent(tensor, path, read)
         if keep is None or id(tensor) not in main or not keep(tensor, extent):
-            tensor.raw_data = _read_extent(tensor, extent)
-            del tensor.external_data[:]
-            tensor.ClearField("data_location")
+            take_in(tensor, _read_extent(tensor, extent))
     return read
+
+
+def take_in(tensor: TensorProto, raw: bytes) -> None:
+    """Give a tensor, in place, the bytes that lay elsewhere."""
+    del tensor.external_data[:]
+    tensor.ClearField("data_location")
+    tensor.raw_data = raw
+
+
+def set_location(tensor: TensorProto, **entries: object) -> None:
+    """Say, in place, where the bytes of a tensor lie. entries: of its external data."""
+    del tensor.external_data[:]
+    tensor.data_location = TensorProto.EXTERNAL
+    for key, value in entries.items():
+        tensor.external_data.add(key=key, value=str(value))
 
 
 def _find_extent(tensor: TensorProto, path: Path, read: dict[Path, int]) -> Extent:

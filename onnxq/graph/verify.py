@@ -10,7 +10,7 @@ from onnx import ModelProto
 
 from onnxq.arrays import Shape
 from onnxq.errors import ModelError, VerificationError
-from onnxq.graph.base import Dims, NodeRef
+from onnxq.graph.base import DEQUANTIZE, QUANTIZE, Dims, NodeRef
 from onnxq.graph.index import GraphIndex
 from onnxq.graph.light import ModelLike, bare_proto
 from onnxq.graph.load import check_structure
@@ -23,8 +23,6 @@ from onnxq.graph.scopes import (
     walk_graphs,
 )
 
-QUANTIZE = "QuantizeLinear"
-DEQUANTIZE = "DequantizeLinear"
 # ORT has its own forms of them for types the model's opset does not know.
 _DOMAINS = ("", "com.microsoft")
 _fault = partial(VerificationError, code="Q701")
@@ -133,7 +131,7 @@ def _is_same_input(index: GraphIndex, a: NodeRef, b: NodeRef, k: int) -> bool:
     ids = [index.find_input(node, k) for node in (a, b)]
     if ids[0] == ids[1]:
         return True
-    values = [index.find_constant(t) if t is not None else None for t in ids]
+    values = map(index.find_constant, ids)
     # A zero point left out is zero (of uint8, unless output_dtype says otherwise).
     filled = [
         np.zeros(()) if value is None and t is None else value

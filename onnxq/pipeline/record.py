@@ -31,13 +31,13 @@ from onnxq.evaluation.profile import GroupCost, Profile
 from onnxq.evaluation.sensitivity import measure_sensitivity
 from onnxq.files import write_text
 from onnxq.graph import GraphIndex, ModelLike, NodeRef, get_index
+from onnxq.graph.base import DEQUANTIZE, QUANTIZE
 from onnxq.graph.light import bare_proto
 from onnxq.passes.base import RunContext
 from onnxq.passes.state import FloatState
 from onnxq.pipeline.both_models import load_both
 from onnxq.pipeline.configuration import ModelSource, open_crew
 from onnxq.pipeline.finalize import Result, list_files
-from onnxq.plan.names import DEQUANTIZE, QUANTIZE
 from onnxq.planner import state_placement
 from onnxq.planner.choose import compare_times, predict_times
 from onnxq.progress import Progress

@@ -21,10 +21,10 @@ from onnxq.graph import (
     compute_structural_ids,
     get_index,
 )
+from onnxq.graph.base import DEQUANTIZE, QUANTIZE
 from onnxq.numerics import fake_quant, weight_qparams
 from onnxq.plan import PlacementChoice, Plan, SitePlan, SitePlans
 from onnxq.plan.model import LEAST_OPSET
-from onnxq.plan.names import DEQUANTIZE, QUANTIZE
 from onnxq.planner.choose import BY_PERSON, Choice, choose_ops, list_strategies
 from onnxq.planner.place import Placer, find_float_nodes
 from onnxq.planner.problem import (

@@ -10,7 +10,7 @@ from onnxq.backends.engine import DevicePlacement, Engine
 from onnxq.engines.prove.kernels import PRODUCTS
 from onnxq.engines.prove.proof import UNSEEN, NodeProof
 from onnxq.graph import GraphIndex, NodeRef
-from onnxq.plan.names import DEQUANTIZE
+from onnxq.graph.base import DEQUANTIZE
 from onnxq.sites import Refusal, Role, TensorId, Unquantized
 from onnxq.spec import PerChannel, PerTensor, find_numpy_storage
 

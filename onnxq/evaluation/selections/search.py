@@ -9,6 +9,7 @@ import numpy as np
 from onnx import GraphProto, NodeProto, TensorProto, helper, numpy_helper, parser
 
 from onnxq.graph import FLOAT_TENSORS, ModelLike, get_index, infer_shapes, name_nodes
+from onnxq.graph.base import MICROSOFT
 from onnxq.graph.index import GraphIndex, find_opset
 from onnxq.graph.light import bare_proto, rebuild
 from onnxq.graph.scopes import (
@@ -31,7 +32,6 @@ from onnxq.sites import Names, TensorId
 # is.
 
 _ROUTED = frozenset({"MoE", "QMoE"})
-_DOMAIN = "com.microsoft"
 # The input that holds a score of each expert.
 _SCORES = 1
 # The opset that has these operators in this form.
@@ -80,7 +80,7 @@ def write_out_routers(model: ModelLike) -> ModelLike:
 def _is_routed(node: NodeProto) -> bool:
     # The sparse mixer draws its second expert by other scores than it shows.
     sparse = any(attr.name == "use_sparse_mixer" and attr.i for attr in node.attribute)
-    return node.domain == _DOMAIN and node.op_type in _ROUTED and not sparse
+    return node.domain == MICROSOFT and node.op_type in _ROUTED and not sparse
 
 
 def _write_out(graph: GraphProto, node: NodeProto, dtype: int) -> list[NodeProto]:

@@ -17,7 +17,7 @@ import onnx
 from onnx import GraphProto, NodeProto, TensorProto, ValueInfoProto, helper
 
 from onnxq.arrays import Array, Array64, are_scales
-from onnxq.graph.base import LAYOUT_OPS, NodeRef
+from onnxq.graph.base import DEQUANTIZE, LAYOUT_OPS, QUANTIZE, NodeRef
 from onnxq.graph.index import GraphIndex, get_index
 from onnxq.graph.light import M, WeightStore, copy_proto, copy_store, rebuild
 from onnxq.graph.names import choose_name, list_names
@@ -34,8 +34,6 @@ from onnxq.sites import Edge, TensorId
 from onnxq.spec import FLOAT_TYPES
 
 FLOAT = int(TensorProto.FLOAT)
-QUANTIZE = "QuantizeLinear"
-DEQUANTIZE = "DequantizeLinear"
 # Operators on graphs: what goes in and out of bodies stays float32, so that all branches agree.
 CONTROL = ("If", "Loop", "Scan")
 # ONNX Runtime computes it by its definition in other types than float32, and fails.

@@ -13,12 +13,12 @@ import numpy as np
 
 from onnxq.backends import find_target
 from onnxq.graph import NodeRef, find_opset, get_index, infer_shapes
+from onnxq.graph.base import MICROSOFT
 from onnxq.passes.base import RunContext
 from onnxq.passes.journal import PassReport
 from onnxq.passes.patterns import Edit, Step, View
 from onnxq.passes.state import FloatState, FloatStep
 
-_DOMAIN = "com.microsoft"
 # Names of the parameters of an activation; those of Clip are inputs.
 _PARAMETERS: Mapping[str, Sequence[str]] = {
     "LeakyRelu": ("alpha",),
@@ -39,7 +39,7 @@ def write_out_fused(ctx: RunContext, state: FloatState) -> FloatStep:
     single = frozenset() if "activations" in find_target(ctx.config.target).skips else _SINGLE
     # Ranks say along which axes operands are transposed, and are known behind what the first round writes.
     for _ in range(2):
-        own = (node for node in get_index(model).nodes if node.domain == _DOMAIN)
+        own = (node for node in get_index(model).nodes if node.domain == MICROSOFT)
         fused = [node for node in own if node.op_type in _WRITERS.keys() - single]
         if fused:
             model = infer_shapes(model)
@@ -226,7 +226,7 @@ def _write_attention(view: View, edit: Edit, node: NodeRef) -> bool:
     inputs = [*parts, "", mask, added]
     while not inputs[-1]:
         inputs.pop()
-    edit.replace_node(node, "MultiHeadAttention", inputs, attrs, _DOMAIN)
+    edit.replace_node(node, "MultiHeadAttention", inputs, attrs, MICROSOFT)
     return True
 
 

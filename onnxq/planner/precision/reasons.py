@@ -11,18 +11,15 @@ import numpy as np
 
 from onnxq.backends import Candidate, Shapes, Target
 from onnxq.graph import GraphIndex, NodeRef
-from onnxq.graph.base import LAYOUT_OPS
+from onnxq.graph.base import DEQUANTIZE, LAYOUT_OPS, MICROSOFT, QUANTIZE
 from onnxq.graph.precision.narrow import (
     CONTROL,
-    DEQUANTIZE,
-    QUANTIZE,
     Binding,
     bind_types,
     holds_scale,
     is_exact,
     is_float32,
 )
-from onnxq.graph.shapes import MICROSOFT
 from onnxq.plan import KeepReason, KeptFloat32, Plan
 from onnxq.planner.requests import Requests
 from onnxq.sites import Edge, TensorId
