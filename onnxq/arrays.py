@@ -21,6 +21,11 @@ Shape = tuple[int, ...]
 Interval = tuple[float, float]
 
 
+def is_float(value: Array) -> bool:
+    """True for float16/32/64 and bfloat16 (whose numpy kind is not 'f')."""
+    return value.dtype.kind == "f" or value.dtype.name == "bfloat16"
+
+
 def are_scales(values: Array) -> bool:
     """True where all values are finite and above 0."""
     return bool((np.isfinite(values) & (values > 0)).all())

@@ -235,7 +235,7 @@ def _find_spec(index: GraphIndex, quantizer: _Quantizer) -> QuantSpec | None:
             granularity=PerTensor() if axis is None else PerChannel(int(axis)),
         )
         if spec.qmin <= min(ends) and max(ends) <= spec.qmax:
-            constant = index.is_constant(index.find_input(quantizer.node, 0))
+            constant = index.has_constant(quantizer.node, 0)
             # Integers of 32 bits are those of biases; and no Clip takes 16.
             whole = bits < 16 or (bits == 16 and (grid.low, grid.high) == (spec.qmin, spec.qmax))
             return spec if whole or constant else None
@@ -264,7 +264,7 @@ class _Writer:
         node = quantizer.node
         name = node.inputs[0]
         source = name
-        value = self.index.find_constant(self.index.find_input(node, 0))
+        value = self.index.input_value(node, 0)
         if value is not None:
             value = _compute(value.astype(np.float32), quantizer.steps)
         if spec is None:

@@ -266,8 +266,7 @@ def _write_matrix(
         editor.set_attr(node.name, name, value)
     if several:
         # Behind its activation, which the kernel computes as well. What has another shape now gets another name.
-        reader = index.find_sole_reader(node.result)
-        clamp = index.find_node(reader.node) if reader is not None else node
+        clamp, _ = index.find_reader(node.result) or (node, 0)
         product = editor.fresh(f"{node.name}/product")
         editor.replace_output(node.name, 0, product)
         end = node

@@ -5,8 +5,9 @@ Read-only. Built once per model, which must not change while the index is in use
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TypeVar
 
 from onnx import (
@@ -18,7 +19,7 @@ from onnx import (
     TensorProto,
 )
 
-from onnxq.arrays import Array
+from onnxq.arrays import Array, is_float
 from onnxq.errors import ModelError
 from onnxq.graph.base import Dims, Graph, NodeRef, NodeRefs, ValueInfo, ValueInfos
 from onnxq.graph.light import (
@@ -54,6 +55,13 @@ from onnxq.nearest import suggest_names
 from onnxq.sites import Edge, Edges, Names, TensorId
 
 _T = TypeVar("_T")
+# Without shape inference these still say something about the rank of what they write.
+_LEAST_RANK = {
+    **dict.fromkeys(
+        ("Conv", "ConvTranspose", "AveragePool", "MaxPool", "GlobalAveragePool", "GlobalMaxPool"), 3
+    ),
+    **dict.fromkeys(("Gemm", "Flatten"), 2),
+}
 
 
 class GraphIndex(Graph):
@@ -157,6 +165,57 @@ class GraphIndex(Graph):
     def captured(self, t: TensorId | None) -> bool:
         """True when an inner scope reads the tensor, as a node input or as that subgraph's output."""
         return t in self._captured
+
+    def is_kept(self, t: TensorId) -> bool:
+        """True when somebody outside the node list sees the tensor: a (sub)graph output or a body that captures it."""
+        return self.is_output(t) or self.captured(t)
+
+    def are_private(self, tensors: Iterable[TensorId], nodes: set[str]) -> bool:
+        """True when only `nodes` read these tensors."""
+        return all(
+            not self.is_kept(t) and all(edge.node in nodes for edge in self.list_consumers(t))
+            for t in tensors
+        )
+
+    def is_owned(self, t: TensorId) -> bool:
+        """True for an initializer that one node input alone reads, so that it may take another value."""
+        return self.find_producer(t) is None and self.find_sole_reader(t) is not None
+
+    def find_onnx_producer(self, t: TensorId | None, *op_types: str) -> NodeRef | None:
+        """The node that makes a tensor, when it is an operator of ONNX of one of these types (any, if none given)."""
+        node = self.find_producer(t)
+        if node is None or node.domain or (op_types and node.op_type not in op_types):
+            return None
+        return node
+
+    def has_constant(self, node: NodeRef, k: int) -> bool:
+        """True when input k is there and constant; its value is not decoded."""
+        return self.is_constant(self.find_input(node, k))
+
+    def read_scalar(self, node: NodeRef, k: int) -> tuple[float, int] | None:
+        """(value, rank) of a constant input of one float that is finite."""
+        tensor = self.find_input(node, k)
+        # By the shape first, so that no large weight is decoded for this.
+        sides = self.find_shape(tensor) or ()
+        if not self.is_constant(tensor) or any(side != 1 for side in sides):
+            return None
+        value = self.find_constant(tensor)
+        if value is None or value.size != 1 or not is_float(value):
+            return None
+        number = float(value.reshape(()))
+        # Formulas with inf or NaN in them are not those of the patterns.
+        return (number, value.ndim) if math.isfinite(number) else None
+
+    def find_rank(self, t: TensorId | None) -> int | None:
+        """The rank of a tensor where it is known."""
+        shape = self.find_shape(t)
+        return None if shape is None else len(shape)
+
+    def find_least_rank(self, t: TensorId) -> int:
+        """The rank of a tensor, or its known minimum."""
+        node = self.find_onnx_producer(t)
+        least = 0 if node is None else _LEAST_RANK.get(node.op_type, 0)
+        return least if (rank := self.find_rank(t)) is None else rank
 
     def is_constant(self, t: TensorId | None) -> bool:
         """True for an initializer that no caller can override, a Constant node's output, or Identity of one."""

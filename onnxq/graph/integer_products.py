@@ -226,16 +226,15 @@ def _find_products(index: GraphIndex) -> Iterator[_Product]:
         if node.inputs[2:3] != data.outputs[2:3] or data.outputs[1] not in factor.inputs:
             continue
         scale = factor.inputs[1 - factor.inputs.index(data.outputs[1])]
-        stored = index.is_constant(index.find_input(node, 1)) or _is_transposed(index, node)
+        stored = index.has_constant(node, 1) or _is_transposed(index, node)
         if stored and index.is_constant(index.resolve_tensor(scale, factor.scope)):
             yield _Product(node, data, scale, cast, product)
 
 
 def _find_next(index: GraphIndex, node: NodeRef | None, op_type: str) -> NodeRef | None:
     """The node of this operator that alone reads the result of another, in the same graph."""
-    edge = None if node is None else index.find_sole_reader(node.result)
-    reader = None if edge is None else index.find_node(edge.node)
-    return reader if reader is not None and reader.op_type == op_type else None
+    reader = None if node is None else index.find_reader(node.result, op_type)
+    return None if reader is None else reader[0]
 
 
 def _is_transposed(index: GraphIndex, node: NodeRef) -> bool:
@@ -243,7 +242,7 @@ def _is_transposed(index: GraphIndex, node: NodeRef) -> bool:
     maker = index.maker(node, 1, "Transpose")
     if maker is None or list(maker.attrs.get("perm", [1, 0])) != [1, 0]:
         return False
-    return index.is_constant(index.find_input(maker, 0))
+    return index.has_constant(maker, 0)
 
 
 def _is_stored(index: GraphIndex, node: NodeRef) -> bool:

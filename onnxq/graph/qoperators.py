@@ -226,12 +226,8 @@ class _QOperatorWriter:
     def _lies_along(self, node: NodeRef, axis: int) -> bool:
         """True where the weight is a constant whose scales lie along this axis."""
         pair = self.index.maker(node, 1)
-        shape = self.index.find_shape(self.index.find_input(pair, 0)) if pair is not None else None
-        if (
-            pair is None
-            or shape is None
-            or not self.index.is_constant(self.index.find_input(pair, 0))
-        ):
+        shape = self.index.find_shape(self.index.find_input(pair, 0))
+        if pair is None or shape is None or not self.index.has_constant(pair, 0):
             return False
         flat = node.op_type == "Conv" or len(shape) == 2
         return flat and pair.read_int("axis", 1) % len(shape) == axis % len(shape)
@@ -241,9 +237,8 @@ class _QOperatorWriter:
         chain: list[NodeRef] = []
         result = node.make_result(k)
         while True:
-            edge = self.index.find_sole_reader(result)
-            reader = None if edge is None or edge.index else self.index.find_node(edge.node)
-            if reader is None:
+            reader, k = self.index.find_reader(result) or (None, 0)
+            if reader is None or k:
                 return None
             chain.append(reader)
             if reader.is_onnx(QUANTIZE):

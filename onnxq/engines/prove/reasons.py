@@ -183,7 +183,7 @@ class Reasons:
         pair = self._find_pair(node, k)
         if pair is not None:
             return pair.role is Role.WEIGHT
-        return self.index.is_constant(self.index.find_input(node, k))
+        return self.index.has_constant(node, k)
 
     def _find_channel_axes(self, node: NodeRef, k: int) -> tuple[int, ...] | None:
         """Axes that mean a weight's channels; None when the weight is moved on the way, or unknown."""

@@ -240,7 +240,7 @@ class _NodeTypes:
     def fits_scale(self, node: NodeRef) -> bool:
         """False where the narrow type does not hold a scale: no pair is written with another than was meant."""
         scale = self.index.input_value(node, 1)
-        weight = self.index.is_constant(self.index.find_input(node, 0))
+        weight = self.index.has_constant(node, 0)
         return scale is not None and holds_scale(scale, self.narrow, weight=weight)
 
 

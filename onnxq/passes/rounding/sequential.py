@@ -18,13 +18,19 @@ from onnxq.arrays import Array
 from onnxq.emit import emit_pairs
 from onnxq.evaluation.compare import add_own_choices
 from onnxq.evaluation.selections import find_selections
-from onnxq.graph import GraphIndex, ModelLike, NodeRef, compute_structural_ids, ensure_opset
+from onnxq.graph import (
+    GraphIndex,
+    ModelLike,
+    NodeRef,
+    compute_structural_ids,
+    ensure_opset,
+    get_index,
+)
 from onnxq.graph.light import is_large_model
 from onnxq.graph.storage import Spool, release_pages
 from onnxq.numerics import bias_qparams, dequantize, quantize
 from onnxq.numerics.machine import count_cores, use_all_blas_threads, use_one_blas_thread
 from onnxq.passes.journal import MEASURED
-from onnxq.passes.patterns import View
 from onnxq.passes.rounding.gptq_core import (
     DAMPING,
     FEWEST_POSITIONS,
@@ -130,9 +136,9 @@ def round_sequentially(
     finished. The same input gives the same bytes, whatever the crew. Raises ModelError and DataError from the runs.
     """
     proto = ensure_opset(proto, plan.opset)
-    view = View(proto)
+    index = get_index(proto)
     crew = crew or Crew()
-    operators = list_operators(view.index, plan)
+    operators = list_operators(index, plan)
     if options.nodes is not None:
         operators = [operator for operator in operators if operator.node.name in options.nodes]
     feeds, others = (
@@ -147,7 +153,7 @@ def round_sequentially(
     key = "" if journal is None else hash_rounding(proto, plan, feeds, others, dependencies)
     finished = FinishedOperators(journal, key)
     try:
-        walk = _Walk(plan, view, proto, feeds, others, options, work, finished, small=small)
+        walk = _Walk(plan, index, proto, feeds, others, options, work, finished, small=small)
         with (
             progress("rounding", len(operators)) as task,
             use_one_blas_thread() if small else use_all_blas_threads(),
@@ -183,7 +189,7 @@ class _Walk:
     def __init__(
         self,
         plan: Plan,
-        view: View,
+        index: GraphIndex,
         proto: ModelLike,
         feeds: Sequence[Feeds],
         others: Sequence[Feeds],
@@ -193,7 +199,7 @@ class _Walk:
         *,
         small: bool,
     ) -> None:
-        self.plan, self.view, self.index, self.work = plan, view, view.index, work
+        self.plan, self.index, self.work = plan, index, work
         self.finished = finished
         self.thorough, self.alone = options.thorough, options.alone
         # Of large operators the products themselves take all cores.
@@ -319,7 +325,7 @@ class _Walk:
         """The pooling to look in front of, where both models are not past it, and the tensor it reads."""
         if not searches_scales(operator, self.sites[operator.site.site]):
             return None
-        pool = find_pooling(self.view, operator)
+        pool = find_pooling(self.index, operator)
         if pool is None:
             return None
         node, real = pool
