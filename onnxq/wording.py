@@ -6,7 +6,7 @@ The command line replaces these by its options. Only printed text is translated;
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sized
+from collections.abc import Callable, Iterator, Sequence, Sized
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import fields
@@ -41,6 +41,12 @@ def use_translation(translate: Translate) -> Iterator[None]:
         yield
     finally:
         _SPEECH.reset(token)
+
+
+def join_names(names: Sequence[str], most: int) -> str:
+    """The first names, and how many more there are."""
+    text = ", ".join(names[:most])
+    return f"{text} and {len(names) - most} more" if len(names) > most else text
 
 
 def abbreviate(value: Any) -> str:

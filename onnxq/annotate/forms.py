@@ -38,6 +38,7 @@ from onnxq.plan import SitePlan
 from onnxq.plan.names import PARTS, name_part
 from onnxq.sites import Caution, Cautions, TensorId
 from onnxq.spec import PerBlock, PerChannel, QParams, QuantSpec, find_numpy_storage
+from onnxq.wording import join_names
 
 FORMS = ("clip-qdq", "qcdq", "native", "qonnx")
 QONNX = "qonnx.custom_op.general"
@@ -86,7 +87,7 @@ def rewrite_pairs(
     }
     warnings: Cautions = ()
     if stay:
-        names = ", ".join(stay[:3]) + (" …" if len(stay) > 3 else "")
+        names = join_names(stay, 3)
         warnings = (
             Caution(
                 "W106", f"pairs that {form} cannot write stay as they are ({len(stay)}): {names}"

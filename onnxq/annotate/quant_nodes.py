@@ -36,6 +36,7 @@ from onnxq.graph.scopes import replace_items, walk_all_nodes
 from onnxq.graph.storage import TENSOR_TYPES
 from onnxq.sites import Caution, Cautions
 from onnxq.spec import PerChannel, PerTensor, QuantSpec
+from onnxq.wording import join_names
 
 DOMAINS = ("qonnx.custom_op.general", "onnx.brevitas", "finn.custom_op.general")
 _OPS = ("Quant", "IntQuant", "BipolarQuant", "Trunc")
@@ -133,10 +134,7 @@ def read_quant_nodes(proto: ModelProto) -> tuple[ModelProto, Cautions]:
     ]
     if not left:
         return model, ()
-    text = (
-        f"{', '.join(left[:3])}{' …' if len(left) > 3 else ''}: "
-        "no pair has their levels, so they are float operators"
-    )
+    text = f"{join_names(left, 3)}: no pair has their levels, so they are float operators"
     return model, (Caution("W145", f"{len(left)} quantizers of QONNX are no pairs; {text}"),)
 
 

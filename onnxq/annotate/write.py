@@ -29,6 +29,7 @@ from onnxq.plan import Plan
 from onnxq.plan.names import name_part
 from onnxq.sites import Caution, Cautions, Role
 from onnxq.spec import GRAIN_NAMES
+from onnxq.wording import join_names
 
 # (pattern, bits), the first match holds.
 Given = Sequence[tuple[str, int]]
@@ -234,6 +235,6 @@ def warn_unbound(pairs: PairInfos) -> Cautions:
             loose.append(str(pair.site))
     if not loose:
         return ()
-    names = ", ".join(loose[:3]) + (" …" if len(loose) > 3 else "")
+    names = join_names(loose, 3)
     text = "noted narrower than their type, but nothing bounds their levels: an engine that does not read the note"
     return (Caution("W106", f"{text} computes with all of them ({len(loose)}: {names})"),)

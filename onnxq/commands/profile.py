@@ -14,7 +14,14 @@ from onnxq.evaluation.profile import KINDS, GroupCost, PrefixError, Profile
 from onnxq.evaluation.sensitivity import measure_sensitivity
 from onnxq.passes.base import RunContext
 from onnxq.pipeline.both_models import load_both
-from onnxq.pipeline.configuration import Configuration, ModelSource, Overrides, open_crew, open_run
+from onnxq.pipeline.configuration import (
+    Configuration,
+    ModelSource,
+    Overrides,
+    name_file,
+    open_crew,
+    open_run,
+)
 from onnxq.pipeline.quantize_model import quantize
 from onnxq.plan import Plan
 from onnxq.progress import Progress, silent
@@ -97,7 +104,7 @@ def profile_model(
             )
     return replace(
         profile,
-        source=str(model) if isinstance(model, (str, Path)) else "",
+        source=name_file(model),
         # A model given as an object would print its whole text.
         quantized=origin if len(origin) < 500 else "",
         data=dataset.describe(),

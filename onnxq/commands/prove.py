@@ -31,6 +31,7 @@ from onnxq.pipeline.configuration import Configuration, ModelSource, Overrides, 
 from onnxq.progress import Progress, silent
 from onnxq.report.columns import Text
 from onnxq.report.document import ResultFormat, Values, pick_fields
+from onnxq.report.model import group_by_text
 from onnxq.report.sentences import format_cost, make_sums_tables, saturation_summary
 from onnxq.report.terminal import (
     RenderableType,
@@ -45,6 +46,7 @@ from onnxq.report.terminal import (
     make_sheet,
 )
 from onnxq.sites import Caution, Names
+from onnxq.wording import join_names
 
 # Rows of a list without `verbose`, and nodes named in an error.
 _SHOWN = 12
@@ -163,7 +165,7 @@ def find_unmet_requirement(proof: Proof) -> VerificationError | None:
         return VerificationError(subject, f"{build.state}: {build.reason}", fix, code="Q705")
     unmet = next((requirement for requirement in proof.requirements if requirement.unmet), None)
     if unmet is not None:
-        names = ", ".join((*unmet.unmet[:_NAMED], *(["…"] if len(unmet.unmet) > _NAMED else ())))
+        names = join_names(unmet.unmet, _NAMED)
         option, fault = ("forbid", "in") if unmet.forbidden else ("require", "not in")
         fault = "not run as its pairs say" if unmet.dtype == QUANTIZED else f"{fault} {unmet.dtype}"
         cause = f"{fault} ({len(unmet.unmet)} in all)"
@@ -308,15 +310,13 @@ def _make_rows(proof: Proof, verbose: bool) -> SheetRows:
 
 def _list_placement(placement: DevicePlacement, verbose: bool) -> SheetRows:
     """The number of partitions, and the nodes that the CPU runs, by reason."""
-    groups: dict[str, list[str]] = {}
-    for one in placement.left:
-        groups.setdefault(f"{one.reason}; {one.fix}" if one.fix else one.reason, []).append(
-            one.subject
-        )
     yield "partitions", f"{placement.partitions} on the device"
+    groups = group_by_text(
+        placement.left, lambda one: "; ".join(filter(None, (one.reason, one.fix)))
+    )
     lines = [
-        f"{len(names)} left to it ({names[0]}{', …' if len(names) > 1 else ''}): {why}"
-        for why, names in groups.items()
+        f"{len(members)} left to it ({_name_first([one.subject for one in members])}): {why}"
+        for why, members in groups
     ]
     if lines:
         yield "CPU", join_lines(lines, verbose, _SHOWN)
@@ -355,14 +355,16 @@ def _describe_requirement(requirement: Requirement) -> str:
 
 def _list_reasons(nodes: Sequence[NodeProof]) -> list[str]:
     """List the reasons why nodes stayed float, each once, with its number of nodes and the first of them."""
-    groups: dict[str, list[str]] = {}
-    for node in nodes:
-        if node.reason:
-            groups.setdefault(f"{node.op}: {node.reason}", []).append(node.node)
+    floating = (node for node in nodes if node.reason)
+    groups = group_by_text(floating, lambda node: f"{node.op}: {node.reason}")
     return [
-        f"{len(names)} {reason} ({names[0]}{', …' if len(names) > 1 else ''})"
-        for reason, names in groups.items()
+        f"{len(members)} {reason} ({_name_first([node.node for node in members])})"
+        for reason, members in groups
     ]
+
+
+def _name_first(names: Sequence[str]) -> str:
+    return f"{names[0]}{', …' if len(names) > 1 else ''}"
 
 
 FORMS = {

@@ -44,6 +44,7 @@ from onnxq.graph.storage import (
 )
 from onnxq.nearest import find_nearest
 from onnxq.sites import Caution, Cautions
+from onnxq.wording import join_names
 
 # From IR version 4 on an initializer need not be a graph input as well.
 PLAIN_INITIALIZERS_IR = 4
@@ -314,7 +315,7 @@ def _separate_initializers(proto: ModelProto) -> Cautions:
     replace_items(graph.input, fed)
     if before >= PLAIN_INITIALIZERS_IR and len(dropped) < len(stored):
         # Not the habit of an exporter that lists them all: somebody means to feed these.
-        named = ", ".join(dropped[:_SHOWN]) + (", …" if len(dropped) > _SHOWN else "")
+        named = join_names(dropped, _SHOWN)
         text = f"inputs with a default value are constants now, and can no longer be fed: {named}"
     else:
         text = f"{len(dropped)} initializers were listed as graph inputs too; they are plain initializers now"

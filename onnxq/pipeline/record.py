@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from importlib.metadata import version
-from pathlib import Path, PurePath
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -36,13 +36,13 @@ from onnxq.graph.light import bare_proto
 from onnxq.passes.base import RunContext
 from onnxq.passes.state import FloatState
 from onnxq.pipeline.both_models import load_both
-from onnxq.pipeline.configuration import ModelSource, open_crew
+from onnxq.pipeline.configuration import ModelSource, name_file, name_model, open_crew
 from onnxq.pipeline.finalize import Result, list_files
 from onnxq.planner import state_placement
 from onnxq.planner.choose import compare_times, predict_times
 from onnxq.progress import Progress
 from onnxq.report.exports import write_graph, write_markdown, write_mermaid, write_node_data
-from onnxq.report.model import RunFigure, make_verdict
+from onnxq.report.model import list_figures, make_verdict
 from onnxq.report.page import write_page
 from onnxq.report.record import (
     Advice,
@@ -221,23 +221,12 @@ def _make_record(
     sites = tuple(_list_sites(measured, progress))
     nodes = tuple(_list_nodes(measured))
     runs = {run.name: run.label for run in difference.runs}
-    figures = [
-        RunFigure(
-            output=output.name + error.part,
-            run=runs.get(error.run, error.run),
-            sqnr_db=error.sqnr_db,
-            top_1=error.top_k,
-            rows=error.rows,
-            classes=bool(output.classes),
-        )
-        for output in difference.outputs
-        for error in output.accuracy
-    ]
+    figures = list_figures(difference)
     grade, verdict = make_verdict(figures, profile.choices)
     sizes = [measure_bytes(source) for source in (model, quantized)]
     return ReportRecord(
-        title=PurePath(model).name if isinstance(model, (str, Path)) else "model",
-        quantized=str(quantized) if isinstance(quantized, (str, Path)) else "",
+        title=name_model(model),
+        quantized=name_file(quantized),
         grade=grade.name,
         verdict=verdict,
         data=measured.samples.describe(),

@@ -38,6 +38,7 @@ from onnxq.planner.sums import read_constant
 from onnxq.progress import Progress, silent
 from onnxq.sites import Caution, Cautions, Refusal, Role, Unquantized
 from onnxq.spec import Granularity, PerBlock, PerChannel, QParams, QuantSpec
+from onnxq.wording import join_names
 
 _ORIGIN = "the file's own"
 # Names that a warning lists.
@@ -371,7 +372,7 @@ def retarget(
         result = finalize_run(ctx, placed, quantized, source=source.origin)
         cautions = (*warn_integers(source), *result.report.warnings)
         # Made-up inputs gave shapes and answers, and no range.
-        result = replace(result, report=replace(result.report, warnings=cautions, synthetic=False))
+        result = result.change_report(warnings=cautions, synthetic=False)
         made = emulate_types(quantized) if check.is_narrow(placed) else quantized
         return Retargeted(
             result, filling.list_moved(plan), None if run is None else _compare(run, source, made)
@@ -400,9 +401,8 @@ def warn_integers(source: QuantizedSource) -> Cautions:
     """A warning of operators that go on computing on integers."""
     if not source.integers:
         return ()
-    names = ", ".join(f"{operator.node} ({operator.op})" for operator in source.integers[:_SHOWN])
-    more = len(source.integers) - _SHOWN
-    text = f"{names}{f' and {more} more' if more > 0 else ''}: computed on integers without pairs, left as it was"
+    names = [f"{operator.node} ({operator.op})" for operator in source.integers]
+    text = f"{join_names(names, _SHOWN)}: computed on integers without pairs, left as it was"
     return (Caution("W140", text),)
 
 

@@ -406,7 +406,7 @@ def add_token_rule(config: Config, state: FloatState) -> Config:
     ends = RuleSet(dynamic=False, range=(float(low), float(half - 1)))
     names = tuple(f"/^{re.escape(name)}$/" for name in layers)
     rule = Rule(node=names, role=(Role.ACTIVATION,), set=ends)
-    return config.model_copy(update={"rules": (rule, *config.rules)})
+    return config.add_rules(rule)
 
 
 def asks_for_tokens(ctx: EqualizeContext, _state: FloatState) -> bool:
