@@ -170,6 +170,14 @@ class Numbers:
         """The width and the sign of the type."""
         return find_element_type(self.storage)
 
+    @property
+    def qparams(self) -> QParams | None:
+        """The same in the types of a plan, zeros where the pair has no zero point; None where computed at run time."""
+        if self.scale is None:
+            return None
+        zero = np.zeros(self.scale.shape) if self.zero_point is None else self.zero_point
+        return QParams(self.scale.astype(np.float32), zero.astype(np.int32))
+
 
 def read_numbers(index: GraphIndex, chain: Chain) -> Numbers:
     """The scale, zero point, type and granularity of a chain."""
@@ -320,11 +328,8 @@ def _find_ends(bits: int, signed: bool) -> tuple[int, int]:
 
 def _quantize_constant(value: Array, chain_qparams: Numbers) -> Integers | None:
     """The quantized values of a float constant in front of a quantize node; None where they cannot be computed."""
-    if (
-        chain_qparams.scale is None
-        or not (chain_qparams.scale > 0).all()
-        or not np.isfinite(value).all()
-    ):
+    qparams = chain_qparams.qparams
+    if qparams is None or not (qparams.scale > 0).all() or not np.isfinite(value).all():
         return None
     width = chain_qparams.element_type.bits
     signed = chain_qparams.element_type.signed
@@ -332,12 +337,6 @@ def _quantize_constant(value: Array, chain_qparams: Numbers) -> Integers | None:
     spec = QuantSpec(
         bits=width, signed=signed, symmetric=False, granularity=chain_qparams.granularity
     )
-    zero = (
-        np.zeros(chain_qparams.scale.shape, np.int32)
-        if chain_qparams.zero_point is None
-        else chain_qparams.zero_point
-    )
-    qparams = QParams(chain_qparams.scale.astype(np.float32), zero.astype(np.int32))
     return np.asarray(quantize(value, qparams, spec), np.int64)
 
 

@@ -174,12 +174,9 @@ class _PairFinder:
             )
         except OnnxqError:
             return None
-        scale = np.asarray(chain_qparams.scale, np.float32)
-        zero = (
-            np.zeros(scale.shape, np.int32)
-            if chain_qparams.zero_point is None
-            else chain_qparams.zero_point.astype(np.int32)
-        )
+        qparams = chain_qparams.qparams
+        assert qparams is not None
+        scale, zero = qparams.scale, qparams.zero_point
         # Tools write the one scale of a tensor with shape [] or [1].
         if spec.has_one_scale and scale.size == zero.size == 1:
             scale = scale.reshape(())

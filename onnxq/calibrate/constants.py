@@ -58,21 +58,12 @@ _MOVING = LAYOUT_OPS | {"Cast", "Expand"}
 
 def find_tensor(index: GraphIndex, site: Site) -> TensorId:
     """The tensor that a site quantizes. Raises PlanError where the model does not have it."""
-    if isinstance(site, TensorId):
-        if index.resolve_tensor(site.name, site.scope) != site:
-            raise PlanError(
-                str(site), "the model has no such tensor", "plan this model again", code="Q404"
-            )
-        return site
-    tensor = index.find_input(index.find_node(site.node), site.index)
-    if tensor is None:
-        raise PlanError(
-            str(site),
-            "this input is not connected in the model",
-            "plan this model again",
-            code="Q404",
-        )
-    return tensor
+    tensor = index.find_at(site)
+    if tensor is not None and index.resolve_tensor(tensor.name, tensor.scope) == tensor:
+        return tensor
+    missing = "the model has no such tensor"
+    cause = missing if tensor is not None else "this input is not connected in the model"
+    raise PlanError(str(site), cause, "plan this model again", code="Q404")
 
 
 def check_constants(index: GraphIndex) -> None:

@@ -35,7 +35,7 @@ from onnxq.progress import Progress
 from onnxq.runtime import Feeds, Session
 from onnxq.runtime.crew import Crew
 from onnxq.sites import Edge, Names, Refusal, Refusals, Role, TensorId
-from onnxq.spec import QParams, QuantSpec
+from onnxq.spec import QuantSpec
 
 # Operators whose constants passes rewrite: weights, biases, and the Add that holds a MatMul's bias.
 _CORRECTED = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul", "Add"})
@@ -315,18 +315,14 @@ class _ToggleWork:
     def _toggle_table(self, chain: Chain, lookup: NodeRef) -> str:
         """A Gather of rows of an input, in the place of the nodes that look rows up; "" without a float table."""
         stored_qparams = read_numbers(self.index, chain)
+        qparams = stored_qparams.qparams
         stored = None if chain.source is None else self.index.find_constant(chain.source)
         plain = (
             self.real.input_value(self.real.find_node(lookup.name), 0)
             if lookup.name in self.known
             else None
         )
-        if (
-            plain is None
-            or stored is None
-            or stored_qparams.scale is None
-            or plain.shape != stored.shape
-        ):
+        if plain is None or stored is None or qparams is None or plain.shape != stored.shape:
             return ""
         feed = self._make_unique(f"onnxq/{lookup.name}")
         result = chain.last.outputs[0]
@@ -346,12 +342,6 @@ class _ToggleWork:
             granularity=stored_qparams.granularity,
             storage=stored_qparams.storage,
         )
-        zero = (
-            np.zeros(stored_qparams.scale.shape)
-            if stored_qparams.zero_point is None
-            else stored_qparams.zero_point
-        )
-        qparams = QParams(stored_qparams.scale.astype(np.float32), zero.astype(np.int32))
         self.on[feed] = dequantize(stored.astype(spec.numpy_storage), qparams, spec)
         self.off[feed] = np.ascontiguousarray(plain, np.float32)
         return feed

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from onnxq.arrays import Array
-from onnxq.sites import Edge, Edges, Names, TensorId
+from onnxq.sites import Edge, Edges, Names, Site, TensorId
 
 QUANTIZE = "QuantizeLinear"
 DEQUANTIZE = "DequantizeLinear"
@@ -183,6 +183,12 @@ class Graph(ABC):
         if node is None or k >= len(node.inputs):
             return None
         return self.resolve_tensor(node.inputs[k], node.scope)
+
+    def find_at(self, site: Site) -> TensorId | None:
+        """The tensor of a site; None for an input that is not connected."""
+        if isinstance(site, TensorId):
+            return site
+        return self.find_input(self.find_node(site.node), site.index)
 
     def list_inputs(self, node: NodeRef) -> list[TensorId | None]:
         """The tensor of each input of a node; None where one is left out."""

@@ -90,7 +90,8 @@ class GraphIndex(Graph):
         self._subgraphs: defaultdict[str, list[tuple[str, str]]] = defaultdict(list)
         self._graphs: dict[str, GraphProto] = {}
         self._defined: dict[str, set[str]] = {}
-        self._nodes: dict[str, NodeRef] = {}
+        # The same nodes, by name.
+        self.named: dict[str, NodeRef] = {}
         # Of Constant nodes, by their output.
         self._literals: dict[TensorId, AttributeProto] = {}
         self._producer: dict[TensorId | None, str] = {}
@@ -105,7 +106,7 @@ class GraphIndex(Graph):
         # By the tensor that stores it: all that Identity makes of one share its array.
         self._decoded: dict[TensorId, Array] = {}
         self._visit_graph(proto.graph, "")
-        self.nodes = tuple(self._nodes.values())
+        self.nodes = tuple(self.named.values())
         self.scopes = tuple(self._graphs)
         # Files before IR version 4 list initializers as inputs too; nobody has to feed them.
         stored = map_stored(proto.graph)
@@ -128,7 +129,7 @@ class GraphIndex(Graph):
 
     def find_node(self, name: str) -> NodeRef:
         """The node of this name. Raises ModelError with the nearest names."""
-        return look_up(self._nodes, name, "node of this name")
+        return look_up(self.named, name, "node of this name")
 
     def resolve_tensor(self, tensor: str, scope: str) -> TensorId | None:
         """The tensor that this name means when read from `scope`: defined there or in the nearest scope around it.
@@ -152,7 +153,7 @@ class GraphIndex(Graph):
 
     def find_producer(self, t: TensorId | None) -> NodeRef | None:
         """The node that makes the tensor; None for inputs, initializers and unknown tensors."""
-        return self._nodes.get(self._producer.get(t, ""))
+        return self.named.get(self._producer.get(t, ""))
 
     def list_consumers(self, t: TensorId | None) -> Edges:
         """Every node input that reads the tensor, also from inner scopes, in the order the model runs in."""
@@ -262,7 +263,7 @@ class GraphIndex(Graph):
 
     def parent(self, scope: str) -> NodeRef | None:
         """The node whose subgraph this scope is; None for the main graph."""
-        return self._nodes.get(self._parent_node.get(scope, ""))
+        return self.named.get(self._parent_node.get(scope, ""))
 
     def subgraphs(self, node: str) -> tuple[tuple[str, str], ...]:
         """(label, scope) of the subgraphs a node holds, sorted by label; () for most nodes."""
@@ -338,9 +339,9 @@ class GraphIndex(Graph):
             outputs=tuple(node.output),
             attrs=Attributes(node),
             scope=scope,
-            order=len(self._nodes),
+            order=len(self.named),
         )
-        self._nodes[node.name] = ref
+        self.named[node.name] = ref
         for k, name in enumerate(node.input):
             tensor = self.resolve_tensor(name, scope)
             if tensor is not None:

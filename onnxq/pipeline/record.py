@@ -146,8 +146,7 @@ class _Measured:
     @cached_property
     def tensors(self) -> list[TensorId | None]:
         """The float tensor that each pair quantizes."""
-        nodes = {node.name: node for node in self.index.nodes}
-        return [_name_tensor(pair, nodes) for pair in self.pairs]
+        return [_name_tensor(pair, self.index.named) for pair in self.pairs]
 
     @cached_property
     def weight_bits(self) -> dict[TensorId | None, int]:
@@ -364,7 +363,6 @@ def _list_sites(measured: _Measured, progress: Progress) -> Iterator[SiteRecord]
     """The quantized tensors in the file's order, with the distributions of their float values."""
     costs = {cost.sites[0]: cost for cost in measured.profile.groups if len(cost.sites) == 1}
     quantized = get_index(measured.quantized)
-    nodes = {node.name: node for node in quantized.nodes}
     sources = zip(measured.pairs, measured.tensors, strict=True)
     model = measured.state.model
     float_values = observe_distributions(model, sources, measured.samples, progress)
@@ -372,7 +370,8 @@ def _list_sites(measured: _Measured, progress: Progress) -> Iterator[SiteRecord]
         cost = costs.get(str(pair.site))
         values = float_values.get(tensor)
         # Operators on integers are read as pairs that the file itself does not have.
-        reach = _find_reach(pair, nodes.get(pair.dequantize) or nodes.get(pair.quantize), quantized)
+        node = quantized.named.get(pair.dequantize) or quantized.named.get(pair.quantize)
+        reach = _find_reach(pair, node, quantized)
         bars: ValueBars | None = None
         clipped: float | None = None
         if values is not None and values.counted:

@@ -24,6 +24,7 @@ from onnxq.evaluation.trials import TrialModel, measure_models
 from onnxq.graph import ModelLike, attach_weights, load_model
 from onnxq.graph.precision.widen import emulate_types
 from onnxq.numerics import align_qparams, clip_bounds, fake_quant, qparams_from_range, quantize
+from onnxq.numerics.rounding import compute_block_shape
 from onnxq.passes.assembly import build_file
 from onnxq.passes.base import SampledContext, run_pass
 from onnxq.passes.mixed_precision.candidates import Ways, list_quantized_ops
@@ -274,10 +275,7 @@ def _shape_scales(spec: QuantSpec, value: Array) -> Shape:
     """The shape of a weight's scales."""
     grain = spec.granularity
     if isinstance(grain, PerBlock):
-        return tuple(
-            -(-size // grain.size) if k == grain.axis else size
-            for k, size in enumerate(value.shape)
-        )
+        return compute_block_shape(value.shape, grain.axis, grain.size)
     return (value.shape[grain.axis],) if isinstance(grain, PerChannel) else ()
 
 

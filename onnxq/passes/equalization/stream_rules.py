@@ -222,7 +222,7 @@ def turn_transpose(flow: Streams, node: NodeRef) -> bool:
 
 def turn_concat(flow: Streams, node: NodeRef) -> bool:
     """Tokens beside tokens."""
-    tensors = [flow.index.find_input(node, k) for k in range(len(node.inputs))]
+    tensors = flow.index.list_inputs(node)
     labels = [flow.labels[tensor] for tensor in tensors if tensor in flow.labels]
     axis = node.read_int("axis", 0)
     back = next(
