@@ -108,6 +108,11 @@ class PairInfo:
         """The scheme in the words of the configuration."""
         return "symmetric" if self.symmetric else "asymmetric"
 
+    @property
+    def scale_range(self) -> tuple[float, ...]:
+        """The least and the greatest scale; () where the model computes them itself."""
+        return () if math.isnan(self.scale_min) else (self.scale_min, self.scale_max)
+
 
 PairInfos = tuple[PairInfo, ...]
 

@@ -28,7 +28,6 @@ from onnxq.graph.scopes import replace_items, walk_all_nodes
 from onnxq.plan import Plan
 from onnxq.plan.names import name_part
 from onnxq.sites import Caution, Cautions, Role
-from onnxq.spec import GRAIN_NAMES
 from onnxq.wording import join_names
 
 # (pattern, bits), the first match holds.
@@ -106,7 +105,7 @@ def make_record(pair: PairInfo) -> dict[str, Any]:
         "site": str(pair.site),
         "bits": pair.bits,
         "scheme": pair.scheme,
-        "granularity": GRAIN_NAMES[type(pair.granularity)],
+        "granularity": pair.granularity.word,
         "role": str(pair.role),
     }
 

@@ -16,8 +16,8 @@ from onnxq.graph.shapes import is_custom
 from onnxq.numerics import SumOrder, SumOrders
 from onnxq.sites import Indices, LeftFloat, Names, Refusal, Role, TensorId, Unquantized
 from onnxq.spec import (
-    GRAIN_NAMES,
     FloatType,
+    Granularity,
     PerBlock,
     PerTensor,
     QParams,
@@ -288,7 +288,7 @@ class Capability:
     bits: tuple[int, ...] = (8,)
     storage: Names = ("int8", "uint8")
     symmetric: tuple[bool, ...] = (True, False)
-    granularity: tuple[type, ...] = (PerTensor,)
+    granularity: tuple[type[Granularity], ...] = (PerTensor,)
     # Whether scales are computed at each run.
     dynamic: tuple[bool, ...] = (False,)
     # Block sizes that a blocked kernel reads; (): any.
@@ -317,7 +317,7 @@ class Capability:
         """The specs of this row in a few words."""
         bits = "/".join(map(str, self.bits))
         schemes = "/".join("symmetric" if sym else "asymmetric" for sym in self.symmetric)
-        grains = " or ".join(f"per {GRAIN_NAMES[grain]}" for grain in self.granularity)
+        grains = " or ".join(f"per {grain.word}" for grain in self.granularity)
         blocks = f" of {'/'.join(map(str, self.blocks))}" if self.blocks else ""
         return f"{bits} bits, {schemes}, {'/'.join(self.storage)}, {grains}{blocks}"
 

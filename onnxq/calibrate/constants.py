@@ -14,7 +14,7 @@ from importlib.metadata import version
 
 import numpy as np
 
-from onnxq.arrays import Array, Floats, Shape
+from onnxq.arrays import Array, Floats, Shape, hash_parts
 from onnxq.errors import CalibrationError, ConfigError, OnnxqError, PlanError
 from onnxq.graph import GraphIndex, NodeRef
 from onnxq.graph.base import FLOAT_TENSORS, LAYOUT_OPS
@@ -23,7 +23,7 @@ from onnxq.graph.storage import Spool, StoredArray
 from onnxq.numerics import SumOrders, bias_qparams, floor_weight_scale, weight_qparams
 from onnxq.plan import SitePlan
 from onnxq.progress import Progress, silent
-from onnxq.runtime.crew import AnyArray, Crew, hash_array, hash_parts, open_array
+from onnxq.runtime.crew import AnyArray, Crew, hash_array, open_array
 from onnxq.sites import Edge, Indices, Role, Site, TensorId
 from onnxq.spec import ObserverSpec, QParams, QuantSpec
 from onnxq.workers import WorkPiece

@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from onnxq.arrays import Array
+from onnxq.arrays import Array, hash_parts
 from onnxq.calibrate.taps import Taps
 from onnxq.config.schema import JsonText, Loose, Natural, SchemaNumber
 from onnxq.data import Batch, Dataset
@@ -32,7 +32,7 @@ from onnxq.files import read_text
 from onnxq.graph import ModelLike
 from onnxq.observers import Observer, create_observer
 from onnxq.progress import Progress, Task, silent
-from onnxq.runtime.crew import Crew, SharedModel, hash_feeds, hash_parts, hash_run, open_model
+from onnxq.runtime.crew import Crew, SharedModel, hash_feeds, hash_run, open_model
 from onnxq.sites import Names, TensorId
 from onnxq.spec import ObserverSpec, QuantSpec
 from onnxq.wording import abbreviate, show_html
@@ -330,8 +330,8 @@ def make_keys(model: str, readers: Readers, dataset: Dataset) -> dict[str, str]:
         "version of onnxq": version("onnxq"),
         "model": model,
         # Sums of floats depend, in their last bits, on how many threads share them.
-        "configuration": hash_parts(f"{readers!r} {count_threads()}".encode()),
-        "data": hash_parts(data.encode()),
+        "configuration": hash_parts(f"{readers!r} {count_threads()}"),
+        "data": hash_parts(data),
     }
 
 

@@ -39,7 +39,7 @@ from onnxq.report.terminal import (
     make_list,
     make_table,
 )
-from onnxq.spec import GRAIN_NAMES, Granularity, PerBlock, PerChannel
+from onnxq.spec import Granularity, PerBlock, PerChannel
 from onnxq.wording import join_names
 
 
@@ -140,7 +140,7 @@ def find_disagreement(inspection: Inspection) -> VerificationError | None:
 def _describe_pair(pair: PairInfo) -> Values:
     grain = pair.granularity
     values = {"site": str(pair.site), **pick_fields(pair, "scope role ops bits origin")}
-    values |= {"type": pair.storage, "scheme": pair.scheme, "granularity": GRAIN_NAMES[type(grain)]}
+    values |= {"type": pair.storage, "scheme": pair.scheme, "granularity": grain.word}
     if isinstance(grain, (PerChannel, PerBlock)):
         values["axis"] = grain.axis
     if isinstance(grain, PerBlock):
@@ -206,7 +206,7 @@ def _list_pairs(pairs: Sequence[PairInfo], view: TextView) -> list[RenderableTyp
 def _format_grain(grain: Granularity) -> str:
     if isinstance(grain, PerBlock):
         return f"block {grain.size}@{grain.axis}"
-    return f"channel {grain.axis}" if isinstance(grain, PerChannel) else GRAIN_NAMES[type(grain)]
+    return f"channel {grain.axis}" if isinstance(grain, PerChannel) else grain.word
 
 
 def _make_operators(inspection: Inspection) -> RenderableType:

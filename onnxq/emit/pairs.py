@@ -28,7 +28,7 @@ from onnxq.numerics import cast_scale, clip_bounds, find_saturating_sums, quanti
 from onnxq.plan import SitePlan
 from onnxq.plan.names import name_part
 from onnxq.sites import Edge, Role, TensorId
-from onnxq.spec import GRAIN_NAMES, PerBlock, PerChannel, QParams, QuantSpec
+from onnxq.spec import PerBlock, PerChannel, QParams, QuantSpec
 
 
 def quantize_constant(site: SitePlan, qparams: QParams, value: Array) -> Array:
@@ -491,8 +491,8 @@ def describe_site(site: SitePlan) -> Record:
     return {
         "site": str(site.site),
         "bits": site.spec.bits,
-        "scheme": "symmetric" if site.spec.symmetric else "asymmetric",
-        "granularity": GRAIN_NAMES[type(site.spec.granularity)],
+        "scheme": site.spec.scheme,
+        "granularity": site.spec.granularity.word,
         "role": str(site.role),
         "rule": site.rule,
     }

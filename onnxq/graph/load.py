@@ -42,7 +42,7 @@ from onnxq.graph.storage import (
     open_data,
     walk_tensors,
 )
-from onnxq.nearest import find_nearest
+from onnxq.nearest import suggest_files
 from onnxq.sites import Caution, Cautions
 from onnxq.wording import join_names
 
@@ -185,10 +185,7 @@ def _read_bytes(path: Path) -> bytes:
         fix = f"name a file in it: {', '.join(inside[:_SHOWN])}" if inside else ""
         raise ModelError(path, "is a folder, not a model", fix, code="Q101")
     if not os.path.exists(path):
-        beside = path.parent.glob("*") if os.path.isdir(path.parent) else ()
-        near = find_nearest(path.name, (file.name for file in beside))
-        paths = " or ".join(str(path.parent / name) for name in near)
-        fix = f"did you mean {paths}?" if near else "check the path"
+        fix = suggest_files(path) or "check the path"
         raise ModelError(path, "there is no such file", fix, code="Q101")
     if path.stat().st_size > MESSAGE_LIMIT:
         cause = "is one file of over 2 GB: protobuf cannot read it"

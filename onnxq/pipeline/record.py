@@ -55,7 +55,6 @@ from onnxq.report.record import (
 )
 from onnxq.runtime import detect_cpu, observe_shapes
 from onnxq.sites import Names, Role, TensorId
-from onnxq.spec import GRAIN_NAMES
 from onnxq.workers import use_threads
 
 # Values of an output that are drawn.
@@ -378,7 +377,6 @@ def _list_sites(measured: _Measured, progress: Progress) -> Iterator[SiteRecord]
             low, high, counts = values.count_bars()
             bars = ValueBars(low=float(f"{low:.5g}"), high=float(f"{high:.5g}"), counts=counts)
             clipped = round(values.measure_clipped(reach), 5) if reach else None
-        scales = () if math.isnan(pair.scale_min) else (pair.scale_min, pair.scale_max)
         yield SiteRecord(
             name=str(pair.site),
             role=pair.role.value,
@@ -386,8 +384,8 @@ def _list_sites(measured: _Measured, progress: Progress) -> Iterator[SiteRecord]
             bits=pair.bits,
             type=pair.storage,
             scheme=pair.scheme,
-            granularity=GRAIN_NAMES[type(pair.granularity)],
-            scales=tuple(float(f"{scale:.4g}") for scale in scales),
+            granularity=pair.granularity.word,
+            scales=tuple(float(f"{scale:.4g}") for scale in pair.scale_range),
             range=tuple(float(f"{end:.5g}") for end in reach),
             clipped=clipped,
             isolated_db=None if cost is None else bound_db(cost.isolated_db),

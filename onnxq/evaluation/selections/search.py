@@ -69,9 +69,7 @@ def write_out_routers(model: ModelLike) -> ModelLike:
         for node in graph.node:
             if _is_routed(node):
                 scores = index.resolve_tensor(node.input[_SCORES], scope)
-                nodes += _write_out(
-                    graph, node, (index.find_dtype(scores) if scores else 0) or TensorProto.FLOAT
-                )
+                nodes += _write_out(graph, node, index.find_dtype(scores) or TensorProto.FLOAT)
             nodes.append(node)
         replace_items(graph.node, nodes)
     return rebuild(model, restore_weights(proto, weights))
@@ -328,8 +326,7 @@ class _ChoiceWalk:
 
     def _find_type(self, name: str) -> int:
         """The ONNX type of a tensor that this graph reads or makes; 0 where it is not known."""
-        tensor = self.index.resolve_tensor(name, self.scope)
-        return self.index.find_dtype(tensor) if tensor else 0
+        return self.index.find_dtype(self.index.resolve_tensor(name, self.scope))
 
     def _visit(self, node: NodeProto) -> None:
         reads = list_reads(node)

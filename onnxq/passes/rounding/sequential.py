@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from onnxq.arrays import Array
+from onnxq.arrays import Array, hash_parts
 from onnxq.emit import emit_pairs
 from onnxq.evaluation.compare import add_own_choices
 from onnxq.evaluation.selections import find_selections
@@ -55,7 +55,7 @@ from onnxq.passes.rounding.strategies import PosedWeight, pose_weight, searches_
 from onnxq.plan import BiasPlan, Plan, SitePlan, to_json
 from onnxq.progress import Progress
 from onnxq.runtime import Feeds
-from onnxq.runtime.crew import Crew, hash_feeds, hash_model, hash_parts, hash_run
+from onnxq.runtime.crew import Crew, hash_feeds, hash_model, hash_run
 from onnxq.sites import Edge, Names, Role, TensorId
 from onnxq.spec import QParams
 from onnxq.workers import Journal, register_packed
@@ -485,7 +485,7 @@ class FinishedOperators:
         """The numbers of the next operator; None where it is not finished."""
         if self._journal is None:
             return None
-        self._key = hash_parts(self._key.encode(), node.encode())
+        self._key = hash_parts(self._key, node)
         numbers = self._journal.read(self._key)
         return numbers if isinstance(numbers, OperatorNumbers) else None
 
