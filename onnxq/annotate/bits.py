@@ -21,7 +21,7 @@ from onnxq.config.schema import JsonText
 from onnxq.emit import BITS_KEY, PLAN_KEY
 from onnxq.errors import PlanError
 from onnxq.graph import GraphIndex, ModelLike, NodeRef
-from onnxq.graph.scopes import walk_nodes
+from onnxq.graph.scopes import map_entries, walk_nodes
 from onnxq.graph.values import name_type
 from onnxq.numerics import quantize
 from onnxq.plan import Plan, PrecisionPlan, SitePlan, SitePlans, from_json
@@ -448,7 +448,7 @@ NO_NOTES = Notes({}, {}, {})
 
 def read_notes(proto: ModelLike, plan: Plan | None = None) -> Notes:
     """The notes of onnxq in the model; `problems` names the unreadable. plan: in the place of the model's."""
-    props = {entry.key: entry.value for entry in proto.metadata_props}
+    props = map_entries(proto.metadata_props)
     problems: list[Caution] = []
 
     def read(key: str, parse: Callable[[str], T], missing: T) -> T:
@@ -492,9 +492,9 @@ def list_specs(sites: Iterable[SitePlan]) -> dict[str, QuantSpec]:
 
 def read_node_notes(node: NodeProto) -> dict[str, str]:
     """The `onnxq.*` metadata of a node, without the prefix."""
-    entries = ((entry.key, entry.value) for entry in node.metadata_props)
+    entries = map_entries(node.metadata_props)
     return {
         key.removeprefix(NODE_PREFIX): value
-        for key, value in entries
+        for key, value in entries.items()
         if key.startswith(NODE_PREFIX)
     }

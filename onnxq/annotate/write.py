@@ -24,7 +24,7 @@ from onnxq.emit import BITS_KEY
 from onnxq.errors import CauseAndFix, ConfigError, PlanError
 from onnxq.graph import name_nodes
 from onnxq.graph.names import choose_name
-from onnxq.graph.scopes import replace_items, walk_all_nodes
+from onnxq.graph.scopes import map_entries, replace_items, walk_all_nodes
 from onnxq.plan import Plan
 from onnxq.plan.names import name_part
 from onnxq.sites import Caution, Cautions, Role
@@ -117,9 +117,10 @@ def _read_own_notes(node: NodeProto) -> dict[str, Any]:
 
 
 def _set_metadata(entries: Any, values: dict[str, str]) -> None:
-    whole = {entry.key: entry.value for entry in entries if entry.key not in values} | values
+    kept = {key: value for key, value in map_entries(entries).items() if key not in values}
     replace_items(
-        entries, [StringStringEntryProto(key=key, value=value) for key, value in whole.items()]
+        entries,
+        [StringStringEntryProto(key=key, value=value) for key, value in (kept | values).items()],
     )
 
 

@@ -33,8 +33,7 @@ _Scoped = tuple[str, GraphProto | FunctionProto]
 def name_nodes(proto: ModelProto) -> ModelProto:
     """A copy in which every node of every scope has a unique, deterministic name (idempotent)."""
     named = deepcopy(proto)
-    if not has_unique_names(proto):
-        assign_names(named)
+    assign_names(named)
     return named
 
 
@@ -52,7 +51,9 @@ def check_names(proto: ModelProto) -> None:
 
 
 def assign_names(proto: ModelProto) -> None:
-    """Give every node of every scope a unique, deterministic name, in place."""
+    """Give every node of every scope a unique, deterministic name, in place, unless all have one of their own."""
+    if has_unique_names(proto):
+        return
     counts = _count_names(proto)
     taken = {name for name, count in counts.items() if name and count == 1}
     level: list[_Scoped] = [("", proto.graph)]

@@ -26,7 +26,7 @@ from onnxq.graph.convert import ensure_opset
 from onnxq.graph.editing.editor import Editor
 from onnxq.graph.index import GraphIndex
 from onnxq.graph.light import M, bare_proto
-from onnxq.graph.scopes import walk_nodes
+from onnxq.graph.scopes import map_entries, walk_nodes
 
 OPERATOR = "MatMulNBits"
 _LOOKUP = "GatherBlockQuantized"
@@ -119,8 +119,7 @@ def write_nbits(
     if not products:
         return proto
     notes = {
-        node.name: {entry.key: entry.value for entry in node.metadata_props}
-        for node in walk_nodes(bare_proto(proto).graph)
+        node.name: map_entries(node.metadata_props) for node in walk_nodes(bare_proto(proto).graph)
     }
     editor: Editor[M] = Editor(proto)
     constants: dict[str, list[str]] = {}

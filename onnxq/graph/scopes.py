@@ -15,6 +15,7 @@ from onnx import (
     ModelProto,
     NodeProto,
     SparseTensorProto,
+    StringStringEntryProto,
     TensorProto,
 )
 
@@ -178,6 +179,11 @@ def replace_items(field: Any, items: Iterable[Any]) -> None:
     messages = list(items)
     del field[:]
     field.extend(messages)
+
+
+def map_entries(entries: Iterable[StringStringEntryProto]) -> dict[str, str]:
+    """The metadata of a model or node, by key."""
+    return {entry.key: entry.value for entry in entries}
 
 
 def sort_topologically(

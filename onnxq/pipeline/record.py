@@ -315,11 +315,10 @@ def _list_nodes(measured: _Measured) -> Iterator[OperatorRecord]:
         kind, dtype = kernels.get(node.name, ("", ""))
         accuracy = layer.accuracy if layer else ()
         own = next((error.sqnr_db for error in accuracy if error.run == OFF), math.nan)
-        reads = [tensor for tensor in index.list_reads(node) if not index.is_constant(tensor)]
         yield OperatorRecord(
             name=node.name,
             op=node.op_type,
-            inputs=tuple(tensor.name for tensor in reads),
+            inputs=tuple(tensor.name for tensor in index.list_computed(node).values()),
             outputs=tuple(filter(None, node.outputs)),
             type=proved.type if proved is not None and proved.type != UNSEEN else dtype,
             kernel=(proved.kind if proved is not None else "") or kind,

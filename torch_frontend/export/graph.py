@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from onnxq.errors import ModelError, PlanError
-from onnxq.graph.scopes import walk_graphs
+from onnxq.graph.scopes import map_entries, walk_graphs
 from onnxq.sites import Role
 from torch_frontend.quantizers import Dynamic, Quantizer, quantizers_of
 from torch_frontend.tracing.capture import silence_torch
@@ -110,7 +110,7 @@ def clean_up_model(proto: onnx.ModelProto) -> onnx.ModelProto:
 
 def _name_node(node: onnx.NodeProto) -> str:
     """`<module path>/<operator>` of a node; without the path for calls of the model's own forward."""
-    scopes = next((entry.value for entry in node.metadata_props if entry.key == _SCOPES), "[]")
+    scopes = map_entries(node.metadata_props).get(_SCOPES, "[]")
     try:
         path = [str(name) for name in ast.literal_eval(scopes)]
     except (SyntaxError, ValueError):

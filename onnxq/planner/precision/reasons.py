@@ -223,9 +223,7 @@ class ReasonSearch:
         index = self.index
         shapes = set[TensorId]()
         for node in index.nodes:
-            computed = [
-                tensor for tensor in index.list_reads(node) if not index.is_constant(tensor)
-            ]
+            computed = index.list_computed(node).values()
             # Positions that select rows of a table make no row a position.
             table = node.op_type in _TABLES and bool(self.problem.list_writes(node))
             follows = computed and not table and shapes.issuperset(computed)
