@@ -6,7 +6,7 @@ The command line replaces these by its options. Only printed text is translated;
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence, Sized
+from collections.abc import Callable, Iterable, Iterator, Sized
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import fields
@@ -43,10 +43,11 @@ def use_translation(translate: Translate) -> Iterator[None]:
         _SPEECH.reset(token)
 
 
-def join_names(names: Sequence[str], most: int) -> str:
+def join_names(names: Iterable[str], most: int = 6) -> str:
     """The first names, and how many more there are."""
-    text = ", ".join(names[:most])
-    return f"{text} and {len(names) - most} more" if len(names) > most else text
+    known = list(names)
+    text = ", ".join(known[:most])
+    return f"{text} and {len(known) - most} more" if len(known) > most else text
 
 
 def abbreviate(value: Any) -> str:

@@ -177,10 +177,7 @@ class Candidate:
         """The shape of any tensor: observed, else declared; None where a dim is unknown."""
         if tensor in self.shapes:
             return self.shapes[tensor]
-        declared = self.index.find_shape(tensor)
-        if declared is None or not all(isinstance(dim, int) for dim in declared):
-            return None
-        return tuple(dim for dim in declared if isinstance(dim, int))
+        return self.index.find_sizes(tensor)
 
     def rank(self, k: int) -> int | None:
         """Rank of input k, known even where dims are not."""

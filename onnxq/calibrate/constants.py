@@ -26,6 +26,7 @@ from onnxq.progress import Progress, silent
 from onnxq.runtime.crew import AnyArray, Crew, hash_array, open_array
 from onnxq.sites import Edge, Indices, Role, Site, TensorId
 from onnxq.spec import ObserverSpec, QParams, QuantSpec
+from onnxq.wording import join_names
 from onnxq.workers import WorkPiece
 
 Numbers = Mapping[Site, QParams]
@@ -297,9 +298,7 @@ def _search_weights(
         pieces = []
         for group in groups:
             tasks = tuple(_describe_weight(index, weights[k], crew) for k in group)
-            title = (
-                tasks[0].site if len(tasks) == 1 else f"{tasks[0].site} and {len(tasks) - 1} more"
-            )
+            title = join_names((one.site for one in tasks), 1)
             key = ""
             # Hashes read every byte of the weights: only where a journal asks what is done already.
             if crew.workers.journal is not None:

@@ -27,7 +27,7 @@ from onnxq.graph.integer_products import read_integer_products
 from onnxq.graph.light import bare_proto, is_large_model, rebuild
 from onnxq.graph.names import choose_name
 from onnxq.graph.precision.widen import read_types, widen_model
-from onnxq.graph.scopes import collect_reads, walk_graphs
+from onnxq.graph.scopes import collect_reads, replace_items, walk_graphs
 from onnxq.graph.storage import Spool, release_pages
 from onnxq.graph.subgraph import assemble_model, remove_unneeded
 from onnxq.numerics import dequantize
@@ -409,16 +409,13 @@ class _ToggleWork:
     def finish_model(self) -> ModelLike:
         """The model with the branches in place, and nothing in it that no output needs."""
         for _, graph in walk_graphs(self.proto.graph):
-            nodes = [self.branches.get(node.name, node) for node in graph.node]
-            del graph.node[:]
-            graph.node.extend(nodes)
+            replace_items(graph.node, [self.branches.get(n.name, n) for n in graph.node])
         # From the inside out: a tensor that no subgraph reads any more, its parent need not compute.
         for _, graph in reversed(list(walk_graphs(self.proto.graph))):
             remove_unneeded(graph)
         used = {value.name for value in self.index.inputs} | collect_reads(self.proto.graph)
-        inputs = [value for value in self.proto.graph.input if value.name in used]
-        del self.proto.graph.input[:]
-        self.proto.graph.input.extend(inputs)
+        inputs = self.proto.graph.input
+        replace_items(inputs, [value for value in inputs if value.name in used])
         return rebuild(self.source, self.proto)
 
     def _make_unique(self, base: str) -> str:

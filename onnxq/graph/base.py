@@ -7,7 +7,7 @@ from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from onnxq.arrays import Array
+from onnxq.arrays import Array, Shape
 from onnxq.sites import Edge, Edges, Names, Site, TensorId
 
 QUANTIZE = "QuantizeLinear"
@@ -189,6 +189,13 @@ class Graph(ABC):
         if isinstance(site, TensorId):
             return site
         return self.find_input(self.find_node(site.node), site.index)
+
+    def find_sizes(self, t: TensorId | None) -> Shape | None:
+        """The shape of a tensor whose sizes are all known as numbers; None for another."""
+        shape = self.find_shape(t)
+        if shape is None or not all(isinstance(size, int) for size in shape):
+            return None
+        return tuple(size for size in shape if isinstance(size, int))
 
     def list_inputs(self, node: NodeRef) -> list[TensorId | None]:
         """The tensor of each input of a node; None where one is left out."""

@@ -17,8 +17,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import onnx
-
 from onnxq.arrays import is_float
 from onnxq.backends import Target, find_target
 from onnxq.emit import emit_pairs, emit_types, replace_biases, write_matrices
@@ -37,6 +35,7 @@ from onnxq.graph.nbits import write_nbits
 from onnxq.graph.precision.narrow import write_types
 from onnxq.graph.precision.widen import restore_stored
 from onnxq.graph.qoperators import write_qoperators
+from onnxq.graph.scopes import replace_items
 from onnxq.passes.patterns import Edit
 from onnxq.passes.state import FloatState
 from onnxq.plan import Plan
@@ -263,12 +262,8 @@ def _with_biases(state: FloatState, plan: Plan) -> ModelLike:
 def _as_declared(proto: ModelLike, original: ModelLike) -> ModelLike:
     """Only the types the model declared itself: inferred ones let ORT fuse more, and not for the better."""
     declared = {value.name for value in original.graph.value_info}
-    kept = [value for value in proto.graph.value_info if value.name in declared]
-    if len(kept) < len(proto.graph.value_info):
-        # The messages that are kept belong to the list that is emptied.
-        copies = [onnx.ValueInfoProto.FromString(value.SerializeToString()) for value in kept]
-        del proto.graph.value_info[:]
-        proto.graph.value_info.extend(copies)
+    infos = proto.graph.value_info
+    replace_items(infos, [value for value in infos if value.name in declared])
     return proto
 
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from onnxq.errors import ModelError, PlanError
-from onnxq.graph.scopes import map_entries, walk_graphs
+from onnxq.graph.scopes import map_entries, replace_items, walk_graphs
 from onnxq.sites import Role
 from torch_frontend.quantizers import Dynamic, Quantizer, quantizers_of
 from torch_frontend.tracing.capture import silence_torch
@@ -102,8 +102,7 @@ def clean_up_model(proto: onnx.ModelProto) -> onnx.ModelProto:
             node.name = f"{base}_{counts[base]}" if counts[base] else base
             counts[base] += 1
             scopes = [entry for entry in node.metadata_props if entry.key in _KEPT]
-            del node.metadata_props[:]
-            node.metadata_props.extend(scopes)
+            replace_items(node.metadata_props, scopes)
             node.doc_string = ""
     return proto
 

@@ -175,10 +175,8 @@ def _walk_joined(c: Candidate) -> Iterator[Candidate]:
 def _explain_lost_scales(c: Candidate) -> str | None:
     """Why the scales get lost: sizes change from run to run, and several nodes read the result, but no one Swish."""
     data = c.tensor(0)
-    shape = c.index.find_shape(data)
     readers = c.index.list_consumers(c.node.result)
-    fixed = shape is not None and all(isinstance(size, int) for size in shape)
-    if fixed or len(readers) < 2 or find_swish(c) is not None:
+    if c.index.find_sizes(data) is not None or len(readers) < 2 or find_swish(c) is not None:
         return None
     return (
         "OpenVINO loses the scales of an integer convolution "

@@ -13,6 +13,7 @@ from onnxq.graph.base import MICROSOFT
 from onnxq.graph.index import GraphIndex, find_opset
 from onnxq.graph.light import bare_proto, rebuild
 from onnxq.graph.scopes import (
+    OWN_DOMAINS,
     iterate_subgraphs,
     join_scope,
     list_captures,
@@ -457,8 +458,7 @@ class _ChoiceWalk:
 
     def has_size(self, name: str) -> bool:
         """True for a tensor of this graph whose size is written down, or inferred, as numbers."""
-        shape = self.index.find_shape(TensorId(name, self.scope))
-        return shape is not None and all(isinstance(size, int) for size in shape)
+        return self.index.find_sizes(TensorId(name, self.scope)) is not None
 
     def _is_unsteady(self, node: NodeProto) -> bool:
         """True where results of a node of a body may have another size in another iteration."""
@@ -490,4 +490,4 @@ def _count_fronts(node: NodeProto) -> int:
 
 
 def _is_plain(node: NodeProto) -> bool:
-    return node.domain in ("", "ai.onnx")
+    return node.domain in OWN_DOMAINS

@@ -286,9 +286,9 @@ def fuse_biases(_ctx: RunContext, state: FloatState) -> FloatStep:
         op = find_linear(index, node) if node.is_onnx("MatMul") else None
         if op is None or op.bias_at is None:
             continue
-        shape = index.find_shape(op.last.result)
+        shape = index.find_sizes(op.last.result)
         # The Reshape behind the Gemm states every size.
-        if shape is None or not all(isinstance(size, int) for size in shape):
+        if shape is None:
             continue
         x = node.inputs[0]
         key = TensorId(x, node.scope)
