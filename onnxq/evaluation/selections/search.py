@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -21,6 +21,7 @@ from onnxq.graph.scopes import (
     list_reads,
     replace_items,
     sort_nodes,
+    walk_from,
     walk_graphs,
 )
 from onnxq.graph.storage import omit_weights, restore_weights
@@ -304,26 +305,25 @@ class _ChoiceWalk:
         ]
         results = [value.name for value in self.graph.output]
         self.places = self._trace([*starts, *(results if self.scope else ())])
-        self.truths = self._trace([name for name in results if not self._is_float(name)])
+        self.truths = self._trace(results)
         for node in order:
             self._visit(node)
 
-    def _trace(self, waiting: list[str]) -> set[str]:
-        """These tensors of integers or truth, and those of such that they are computed from."""
-        traced: set[str] = set()
-        while waiting:
-            name = waiting.pop()
-            if name in traced or self._is_float(name):
-                continue
-            traced.add(name)
+    def _trace(self, start: Iterable[str]) -> set[str]:
+        """Of these tensors those of integers or truth, and the ones of such that they are computed from."""
+
+        def list_read(name: str) -> Iterable[str]:
             node = self.makers.get(name)
             # A shape hangs on no values, whatever it is taken of.
-            if node is not None and node.op_type not in ("Shape", "Size"):
-                waiting.extend(node.input)
-        return traced
+            if node is None or node.op_type in ("Shape", "Size"):
+                return ()
+            return filter(self._is_whole, node.input)
 
-    def _is_float(self, name: str) -> bool:
-        return (self._find_type(name) or TensorProto.FLOAT) in FLOAT_TENSORS
+        return walk_from(filter(self._is_whole, start), list_read)
+
+    def _is_whole(self, name: str) -> bool:
+        """True for a tensor of integers or truth."""
+        return (self._find_type(name) or TensorProto.FLOAT) not in FLOAT_TENSORS
 
     def _find_type(self, name: str) -> int:
         """The ONNX type of a tensor that this graph reads or makes; 0 where it is not known."""
@@ -362,7 +362,7 @@ class _ChoiceWalk:
         elif self.changed.intersection(reads):
             self.changed.update(name for name in outputs if name not in choices)
         elif not self._is_exact(node):
-            self.changed.update(name for name in outputs if self._is_float(name))
+            self.changed.update(name for name in outputs if not self._is_whole(name))
 
     def _search_bodies(self, node: NodeProto, earlier: frozenset[int]) -> list[_ChoiceWalk]:
         """The walks along the bodies of a node. earlier: the selections that its inputs depend on."""
@@ -426,7 +426,7 @@ class _ChoiceWalk:
             outputs = [node.output[k] for k in _CHOOSERS[node.op_type] if k < len(node.output)]
             return tuple(name for name in outputs if name in self.needed)
         positions = self.places | self.truths if node.op_type in _TESTS else self.places
-        computed = any(name in self.changed and self._is_float(name) for name in node.input)
+        computed = any(name in self.changed and not self._is_whole(name) for name in node.input)
         picks = node.op_type in _TESTS | _CASTS and computed and node.output[0] in positions
         return tuple(node.output) if picks else ()
 
