@@ -237,7 +237,7 @@ def _make_title(difference: Difference) -> Text:
 def _make_rows(difference: Difference, view: TextView) -> SheetRows:
     facts = ["on made-up inputs, which are not the task's"] if difference.synthetic else []
     choices = list(chain.from_iterable(difference.choices.values()))
-    grade, text = make_verdict(list_figures(difference), choices, facts)
+    grade, text = make_verdict(list(list_figures(difference)), choices, facts)
     yield "verdict", format_verdict(grade.name, grade.style, text)
     yield "runs", _make_run_table(difference)
     if difference.outputs:
@@ -417,7 +417,7 @@ def _find_warnings(difference: Difference) -> Iterator[RenderableType]:
 def _describe_more(difference: Difference) -> Values:
     return {
         "holds": difference.holds,
-        "verdict": describe_verdict(list_figures(difference)),
+        "verdict": describe_verdict(list(list_figures(difference))),
         "messages": [describe_unmet(difference, unmet) for unmet in difference.unmet],
     }
 

@@ -49,7 +49,7 @@ from onnxq.plan import Plan
 from onnxq.progress import Progress, silent
 from onnxq.report.columns import Text
 from onnxq.report.document import ResultFormat, Values
-from onnxq.report.model import Report, group_by_text
+from onnxq.report.model import Report
 from onnxq.report.terminal import (
     RenderableType,
     SheetRows,
@@ -62,7 +62,7 @@ from onnxq.report.terminal import (
     make_table,
 )
 from onnxq.sites import Caution, Cautions, Refusal
-from onnxq.wording import join_names
+from onnxq.wording import group_by_text, join_names
 
 # Tensors that an error names; a cache of another model lacks hundreds.
 _SHOWN = 4

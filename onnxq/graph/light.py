@@ -28,6 +28,7 @@ from onnx import (
 )
 
 from onnxq.arrays import Array
+from onnxq.graph.scopes import embed, set_location
 from onnxq.graph.storage import (
     STUB_LOCATION,
     Spool,
@@ -35,8 +36,6 @@ from onnxq.graph.storage import (
     copy_fields,
     count_tensor_bytes,
     is_stub,
-    set_location,
-    take_in,
     walk_tensors,
 )
 from onnxq.sites import Names
@@ -326,7 +325,7 @@ def _attach(model: LightModel, names: Collection[str]) -> ModelProto:
     wanted = set(names)
     for tensor in whole.graph.initializer:
         if tensor.name in wanted:
-            take_in(tensor, model.weights.bytes_of(tensor).tobytes())
+            embed(tensor, model.weights.bytes_of(tensor).tobytes())
     return whole
 
 

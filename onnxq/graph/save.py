@@ -13,6 +13,7 @@ from onnx import ModelProto, TensorProto
 from onnxq.errors import OutputError
 from onnxq.files import is_stream, replace_files
 from onnxq.graph.light import ModelLike, WeightStore, bare_proto, count_light_bytes, store_of
+from onnxq.graph.scopes import set_location
 from onnxq.graph.skeleton import write_model
 from onnxq.graph.storage import (
     SMALL_BYTES,
@@ -22,7 +23,6 @@ from onnxq.graph.storage import (
     locate_tensors,
     omit_weights,
     restore_weights,
-    set_location,
     write_stub,
 )
 from onnxq.graph.values import decode_tensor, encode_tensor

@@ -15,7 +15,6 @@ from onnx import (
     ModelProto,
     NodeProto,
     SparseTensorProto,
-    StringStringEntryProto,
     TensorProto,
 )
 
@@ -181,7 +180,7 @@ def replace_items(field: Any, items: Iterable[Any]) -> None:
     field.extend(messages)
 
 
-def map_entries(entries: Iterable[StringStringEntryProto]) -> dict[str, str]:
+def map_entries(entries: Iterable[Any]) -> dict[str, str]:
     """The metadata of a model or node, by key."""
     return {entry.key: entry.value for entry in entries}
 
@@ -242,3 +241,18 @@ def label_node(node: NodeProto) -> str:
         return node.name
     result = find_result(node)
     return f"{node.op_type} producing {result!r}" if result else f"an unnamed {node.op_type}"
+
+
+def embed(tensor: TensorProto, raw: bytes) -> None:
+    """Store in a tensor, in place, the bytes that lay elsewhere."""
+    del tensor.external_data[:]
+    tensor.ClearField("data_location")
+    tensor.raw_data = raw
+
+
+def set_location(tensor: TensorProto, **entries: object) -> None:
+    """Say, in place, where the bytes of a tensor lie. entries: of its external data."""
+    del tensor.external_data[:]
+    tensor.data_location = TensorProto.EXTERNAL
+    for key, value in entries.items():
+        tensor.external_data.add(key=key, value=str(value))

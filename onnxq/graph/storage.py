@@ -26,7 +26,7 @@ from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProt
 from onnxq.arrays import Array, Shape
 from onnxq.errors import ModelError, OutputError
 from onnxq.files import ScratchFolder, explain_unreadable, register_input
-from onnxq.graph.scopes import find_result, iterate_subgraphs, name_function, walk_all_graphs
+from onnxq.graph.scopes import embed, find_result, iterate_subgraphs, name_function, walk_all_graphs
 from onnxq.sites import Names
 from onnxq.spec import ELEMENT_TYPES
 
@@ -412,23 +412,8 @@ def load_external(
             continue
         extent = _find_extent(tensor, path, read)
         if keep is None or id(tensor) not in main or not keep(tensor, extent):
-            take_in(tensor, _read_extent(tensor, extent))
+            embed(tensor, _read_extent(tensor, extent))
     return read
-
-
-def take_in(tensor: TensorProto, raw: bytes) -> None:
-    """Give a tensor, in place, the bytes that lay elsewhere."""
-    del tensor.external_data[:]
-    tensor.ClearField("data_location")
-    tensor.raw_data = raw
-
-
-def set_location(tensor: TensorProto, **entries: object) -> None:
-    """Say, in place, where the bytes of a tensor lie. entries: of its external data."""
-    del tensor.external_data[:]
-    tensor.data_location = TensorProto.EXTERNAL
-    for key, value in entries.items():
-        tensor.external_data.add(key=key, value=str(value))
 
 
 def _find_extent(tensor: TensorProto, path: Path, read: dict[Path, int]) -> Extent:

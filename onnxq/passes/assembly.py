@@ -21,15 +21,8 @@ from onnxq.arrays import is_float
 from onnxq.backends import Target, find_target
 from onnxq.emit import emit_pairs, emit_types, replace_biases, write_matrices
 from onnxq.errors import PlanError
-from onnxq.graph import (
-    GraphIndex,
-    ModelLike,
-    NodeRef,
-    ensure_opset,
-    get_index,
-    infer_shapes,
-    verify_graph,
-)
+from onnxq.graph import ModelLike, NodeRef, ensure_opset, infer_shapes, verify_graph
+from onnxq.graph.index import GraphIndex, get_index
 from onnxq.graph.integer_products import write_integer_products
 from onnxq.graph.nbits import write_nbits
 from onnxq.graph.precision.narrow import write_types

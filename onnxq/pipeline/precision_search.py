@@ -42,11 +42,7 @@ from onnxq.passes.mixed_precision.search import SwitchedPlan
 from onnxq.passes.state import FloatState, PlacedState
 from onnxq.passes.time_budget import Timers
 from onnxq.pipeline import check
-from onnxq.pipeline.quantize_model import (
-    calibrate_run,
-    draft_placement,
-    list_passes,
-)
+from onnxq.pipeline.quantize_model import calibrate_run, draft_placement, list_passes
 from onnxq.progress import silent
 from onnxq.report.record import FrontPoint, bound_db
 from onnxq.runtime import detect_cpu

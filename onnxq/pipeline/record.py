@@ -219,7 +219,7 @@ def _make_record(
     sites = tuple(_list_sites(measured, progress))
     nodes = tuple(_list_nodes(measured))
     runs = {run.name: run.label for run in difference.runs}
-    figures = list_figures(difference)
+    figures = list(list_figures(difference))
     grade, verdict = make_verdict(figures, profile.choices)
     sizes = [measure_bytes(source) for source in (model, quantized)]
     return ReportRecord(

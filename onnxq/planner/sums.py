@@ -12,13 +12,7 @@ from onnxq.arrays import Array
 from onnxq.backends import find_backend, find_target
 from onnxq.graph import GraphIndex
 from onnxq.graph.precision.widen import is_narrow
-from onnxq.numerics import (
-    SumOrders,
-    align_qparams,
-    find_saturating_sums,
-    limit_sums,
-    needs_bound,
-)
+from onnxq.numerics import SumOrders, align_qparams, find_saturating_sums, limit_sums, needs_bound
 from onnxq.plan import Plan, SitePlan
 from onnxq.sites import Caution, Cautions, Role, Site
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
 
 from onnxq.arrays import Shape
 from onnxq.backends import find_modes, find_target
@@ -19,9 +18,7 @@ from onnxq.planner import Forced
 from onnxq.planner.cut import MOST_LOSS
 from onnxq.report.terminal import format_decibel, format_milliseconds
 from onnxq.sites import Caution, Cautions, LeftFloat, Lines, Names, Refusals, Unquantized
-from onnxq.wording import abbreviate, show_html
-
-T = TypeVar("T")
+from onnxq.wording import abbreviate, group_by_text, show_html
 
 # By less two roundings of float sums may differ.
 DRIFT_DB = 3.0
@@ -97,15 +94,14 @@ class RunFigure:
         return ", ".join(filter(None, (format_decibel(self.sqnr_db), self.describe_agreement())))
 
 
-def list_figures(difference: Difference) -> list[RunFigure]:
+def list_figures(difference: Difference) -> Iterator[RunFigure]:
     """Every output of every run of a comparison against float."""
     labels = {run.name: run.label for run in difference.runs}
-    figures = []
     for output in difference.outputs:
         # A verdict counts the agreement in the largest score only, and only where outputs look like scores of classes.
         ranked = output.classes is not None and difference.top_k == 1
         for error in output.accuracy:
-            figure = RunFigure(
+            yield RunFigure(
                 output=output.name + error.part,
                 run=labels.get(error.run, error.run),
                 sqnr_db=error.sqnr_db,
@@ -113,8 +109,6 @@ def list_figures(difference: Difference) -> list[RunFigure]:
                 rows=error.rows if ranked else 0,
                 classes=bool(output.classes),
             )
-            figures.append(figure)
-    return figures
 
 
 def find_worst_figure(figures: Sequence[RunFigure]) -> RunFigure | None:
@@ -495,17 +489,6 @@ class Report:
 def group_reasons(nodes: Sequence[Unquantized]) -> tuple[tuple[str, tuple[Unquantized, ...]], ...]:
     """Group unquantized nodes by reason, the most frequent reason first."""
     return group_by_text(nodes, lambda node: node.reason)
-
-
-def group_by_text(
-    items: Iterable[T], describe: Callable[[T], str]
-) -> tuple[tuple[str, tuple[T, ...]], ...]:
-    """Group items by what is said of them, the most frequent text first."""
-    groups: dict[str, list[T]] = {}
-    for item in items:
-        groups.setdefault(describe(item), []).append(item)
-    ordered = sorted(groups.items(), key=lambda group: (-len(group[1]), group[0]))
-    return tuple((text, tuple(members)) for text, members in ordered)
 
 
 def warn_synthetic(done: str) -> Caution:

@@ -11,7 +11,7 @@ from onnxq.passes.journal import Outcome, PassReport, Shortage, Shortened
 from onnxq.plan import KeepReason, KeptFloat32, PlacementMethod, Plan, PrecisionPlan, SitePlan
 from onnxq.planner import Forced
 from onnxq.report.columns import Text
-from onnxq.report.model import SiteLine, group_by_text, group_reasons
+from onnxq.report.model import SiteLine, group_reasons
 from onnxq.report.terminal import (
     MORE,
     TextView,
@@ -23,7 +23,7 @@ from onnxq.report.terminal import (
 )
 from onnxq.sites import Refusal, Unquantized
 from onnxq.spec import FloatType, PerBlock, PerChannel, QuantSpec
-from onnxq.wording import join_names, translate_text
+from onnxq.wording import group_by_text, join_names, translate_text
 
 if TYPE_CHECKING:
     from onnxq.annotate import WeightSums

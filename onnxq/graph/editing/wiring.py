@@ -33,7 +33,6 @@ from onnxq.graph.scopes import (
     iterate_subgraphs,
     join_scope,
     list_defined,
-    map_entries,
     map_stored,
     sort_topologically,
     walk_from,
@@ -249,7 +248,7 @@ def export_wiring(
     copy_fields(source, model, ("graph", "functions", "opset_import", "metadata_props"))
     model.opset_import.extend(source.opset_import)
     model.opset_import.extend(_list_missing_domains(wiring, source))
-    helper.set_model_props(model, {**map_entries(source.metadata_props), **metadata})
+    helper.set_model_props(model, {**{p.key: p.value for p in source.metadata_props}, **metadata})
     model.functions.extend(source.functions)
     _restore_graph(wiring, wiring.scopes[""], exported.graph, model.graph)
     return model

@@ -18,14 +18,8 @@ from onnxq.arrays import Array, hash_parts
 from onnxq.emit import emit_pairs
 from onnxq.evaluation.compare import add_own_choices
 from onnxq.evaluation.selections import find_selections
-from onnxq.graph import (
-    GraphIndex,
-    ModelLike,
-    NodeRef,
-    compute_structural_ids,
-    ensure_opset,
-    get_index,
-)
+from onnxq.graph import GraphIndex, ModelLike, NodeRef, ensure_opset, get_index
+from onnxq.graph.identity import compute_structural_ids
 from onnxq.graph.light import is_large_model
 from onnxq.graph.storage import Spool, release_pages
 from onnxq.numerics import bias_qparams, dequantize, quantize
