@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -21,6 +22,29 @@ Shape = tuple[int, ...]
 Interval = tuple[float, float]
 
 
+def is_float(value: Array) -> bool:
+    """True for float16/32/64 and bfloat16 (whose numpy kind is not 'f')."""
+    return value.dtype.kind == "f" or value.dtype.name == "bfloat16"
+
+
 def are_scales(values: Array) -> bool:
     """True where all values are finite and above 0."""
     return bool((np.isfinite(values) & (values > 0)).all())
+
+
+def view_content(array: Array) -> bytes | memoryview:
+    """The bytes of the values, to be hashed; of strings, of which the array has only the addresses, their text."""
+    if array.dtype.kind == "O":
+        return repr(array.tolist()).encode()
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
+
+
+def hash_parts(*parts: str | bytes | memoryview) -> str:
+    """Hash texts and bytes in order."""
+    # Each with its length: ("ab", "c") must not hash like ("a", "bc").
+    digest = hashlib.sha256()
+    for part in parts:
+        data = part.encode() if isinstance(part, str) else part
+        digest.update(len(data).to_bytes(8, "little"))
+        digest.update(data)
+    return digest.hexdigest()

@@ -6,7 +6,7 @@ A spec is frozen, hashable and holds no arrays; numbers live in QParams only.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, ClassVar, NoReturn
 
 from onnxq.errors import ConfigError
 from onnxq.sites import Names
@@ -23,11 +23,15 @@ if TYPE_CHECKING:
 class PerTensor:
     """One scale for the whole tensor; scale and zero_point have shape []."""
 
+    # In configurations, plans and metadata.
+    word: ClassVar[str] = "tensor"
+
 
 @dataclass(frozen=True)
 class PerChannel:
     """One scale per index of `axis`; scale and zero_point have shape [channels]."""
 
+    word: ClassVar[str] = "channel"
     axis: int
 
 
@@ -38,14 +42,12 @@ class PerBlock:
     scale and zero_point have the tensor's rank, with ceil(dim / size) at `axis`.
     """
 
+    word: ClassVar[str] = "block"
     axis: int
     size: int
 
 
 Granularity = PerTensor | PerChannel | PerBlock
-
-# Names of granularities in configurations, plans and metadata.
-GRAIN_NAMES: dict[type, str] = {PerTensor: "tensor", PerChannel: "channel", PerBlock: "block"}
 
 # ONNX type -> (width in bits, signed).
 STORAGE_BITS: dict[str, tuple[int, bool]] = {
@@ -220,17 +222,23 @@ class QuantSpec:
         return (1 << (self.bits - int(self.signed))) - 1
 
     @property
+    def scheme(self) -> str:
+        """The scheme in the words of the configuration."""
+        return "symmetric" if self.symmetric else "asymmetric"
+
+    @property
     def levels(self) -> str:
         """Text of all fields that scale and zero point depend on; the storage type, which may be wider, is none."""
         if self.is_float:
             return f"{self.storage}{_grain_text(self.granularity)}"
         sign = "signed" if self.signed else "unsigned"
-        scheme = "symmetric" if self.symmetric else "asymmetric"
         if self.dynamic:
             return "computed at each run"
         narrow = " narrow" if self.narrow_range else " footroom" if self.footroom else ""
         least = f" at least {self.min_range:g}" if self.min_range else ""
-        return f"{self.bits} bits {sign} {scheme}{narrow}{least}{_grain_text(self.granularity)}"
+        return (
+            f"{self.bits} bits {sign} {self.scheme}{narrow}{least}{_grain_text(self.granularity)}"
+        )
 
     @property
     def has_one_scale(self) -> bool:
@@ -326,10 +334,8 @@ class QParams:
 
 def describe_spec(spec: QuantSpec) -> str:
     """The spec in a few words: "8-bit asymmetric uint8 per tensor"."""
-    scheme = "symmetric" if spec.symmetric else "asymmetric"
     dynamic = "dynamic " if spec.dynamic else ""
-    grain = GRAIN_NAMES[type(spec.granularity)]
-    return f"{dynamic}{spec.bits}-bit {scheme} {spec.storage} per {grain}"
+    return f"{dynamic}{spec.bits}-bit {spec.scheme} {spec.storage} per {spec.granularity.word}"
 
 
 # Observers that weights have, and their options.

@@ -6,12 +6,12 @@ The command line replaces these by its options. Only printed text is translated;
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sized
+from collections.abc import Callable, Iterable, Iterator, Sized
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import fields
 from enum import Enum
-from typing import Any
+from typing import Any, TypeVar
 
 
 class Word(str, Enum):
@@ -23,6 +23,7 @@ class Word(str, Enum):
 # Characters of one field and of all in the short form of a value.
 _FIELD = 60
 _WHOLE = 500
+T = TypeVar("T")
 Translate = Callable[[str], str]
 # Per context: a command that runs in a thread of a program must not change that program's messages.
 _SPEECH: ContextVar[Translate] = ContextVar("onnxq_speech", default=str)
@@ -41,6 +42,24 @@ def use_translation(translate: Translate) -> Iterator[None]:
         yield
     finally:
         _SPEECH.reset(token)
+
+
+def join_names(names: Iterable[str], most: int = 6) -> str:
+    """The first names, and how many more there are."""
+    known = list(names)
+    text = ", ".join(known[:most])
+    return f"{text} and {len(known) - most} more" if len(known) > most else text
+
+
+def group_by_text(
+    items: Iterable[T], describe: Callable[[T], str]
+) -> tuple[tuple[str, tuple[T, ...]], ...]:
+    """Group items by what is said of them, the most frequent text first."""
+    groups: dict[str, list[T]] = {}
+    for item in items:
+        groups.setdefault(describe(item), []).append(item)
+    ordered = sorted(groups.items(), key=lambda group: (-len(group[1]), group[0]))
+    return tuple((text, tuple(members)) for text, members in ordered)
 
 
 def abbreviate(value: Any) -> str:

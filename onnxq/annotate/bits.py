@@ -21,7 +21,7 @@ from onnxq.config.schema import JsonText
 from onnxq.emit import BITS_KEY, PLAN_KEY
 from onnxq.errors import PlanError
 from onnxq.graph import GraphIndex, ModelLike, NodeRef
-from onnxq.graph.scopes import walk_nodes
+from onnxq.graph.scopes import map_entries, walk_nodes
 from onnxq.graph.values import name_type
 from onnxq.numerics import quantize
 from onnxq.plan import Plan, PrecisionPlan, SitePlan, SitePlans, from_json
@@ -108,6 +108,11 @@ class PairInfo:
         """The scheme in the words of the configuration."""
         return "symmetric" if self.symmetric else "asymmetric"
 
+    @property
+    def scale_range(self) -> tuple[float, ...]:
+        """The least and the greatest scale; () where the model computes them itself."""
+        return () if math.isnan(self.scale_min) else (self.scale_min, self.scale_max)
+
 
 PairInfos = tuple[PairInfo, ...]
 
@@ -169,6 +174,14 @@ class Numbers:
     def element_type(self) -> ElementType:
         """The width and the sign of the type."""
         return find_element_type(self.storage)
+
+    @property
+    def qparams(self) -> QParams | None:
+        """The same in the types of a plan, zeros where the pair has no zero point; None where computed at run time."""
+        if self.scale is None:
+            return None
+        zero = np.zeros(self.scale.shape) if self.zero_point is None else self.zero_point
+        return QParams(self.scale.astype(np.float32), zero.astype(np.int32))
 
 
 def read_numbers(index: GraphIndex, chain: Chain) -> Numbers:
@@ -320,11 +333,8 @@ def _find_ends(bits: int, signed: bool) -> tuple[int, int]:
 
 def _quantize_constant(value: Array, chain_qparams: Numbers) -> Integers | None:
     """The quantized values of a float constant in front of a quantize node; None where they cannot be computed."""
-    if (
-        chain_qparams.scale is None
-        or not (chain_qparams.scale > 0).all()
-        or not np.isfinite(value).all()
-    ):
+    qparams = chain_qparams.qparams
+    if qparams is None or not (qparams.scale > 0).all() or not np.isfinite(value).all():
         return None
     width = chain_qparams.element_type.bits
     signed = chain_qparams.element_type.signed
@@ -332,12 +342,6 @@ def _quantize_constant(value: Array, chain_qparams: Numbers) -> Integers | None:
     spec = QuantSpec(
         bits=width, signed=signed, symmetric=False, granularity=chain_qparams.granularity
     )
-    zero = (
-        np.zeros(chain_qparams.scale.shape, np.int32)
-        if chain_qparams.zero_point is None
-        else chain_qparams.zero_point
-    )
-    qparams = QParams(chain_qparams.scale.astype(np.float32), zero.astype(np.int32))
     return np.asarray(quantize(value, qparams, spec), np.int64)
 
 
@@ -444,7 +448,7 @@ NO_NOTES = Notes({}, {}, {})
 
 def read_notes(proto: ModelLike, plan: Plan | None = None) -> Notes:
     """The notes of onnxq in the model; `problems` names the unreadable. plan: in the place of the model's."""
-    props = {entry.key: entry.value for entry in proto.metadata_props}
+    props = map_entries(proto.metadata_props)
     problems: list[Caution] = []
 
     def read(key: str, parse: Callable[[str], T], missing: T) -> T:
@@ -488,9 +492,9 @@ def list_specs(sites: Iterable[SitePlan]) -> dict[str, QuantSpec]:
 
 def read_node_notes(node: NodeProto) -> dict[str, str]:
     """The `onnxq.*` metadata of a node, without the prefix."""
-    entries = ((entry.key, entry.value) for entry in node.metadata_props)
+    entries = map_entries(node.metadata_props)
     return {
         key.removeprefix(NODE_PREFIX): value
-        for key, value in entries
+        for key, value in entries.items()
         if key.startswith(NODE_PREFIX)
     }

@@ -14,7 +14,7 @@ from onnxq.emit import PLAN_KEY
 from onnxq.errors import OnnxqError
 from onnxq.graph import Editor, GraphIndex, ModelLike, NodeRef, get_index
 from onnxq.graph.base import LAYOUT_OPS
-from onnxq.graph.scopes import walk_from
+from onnxq.graph.scopes import map_entries, walk_from
 from onnxq.plan import Plan, SitePlan, from_json
 from onnxq.planner import KEPT, NOTHING, Existing
 from onnxq.sites import Edge, Edges, Site, TensorId
@@ -43,7 +43,7 @@ def find_existing(proto: ModelLike) -> Existing:
 
 def read_plan_note(proto: ModelLike) -> Plan | None:
     """The plan in the model's metadata; None without one, and for one that cannot be read."""
-    text = next((entry.value for entry in proto.metadata_props if entry.key == PLAN_KEY), None)
+    text = map_entries(proto.metadata_props).get(PLAN_KEY)
     try:
         return None if text is None else from_json(text, source=PLAN_KEY)
     except OnnxqError:
@@ -174,12 +174,9 @@ class _PairFinder:
             )
         except OnnxqError:
             return None
-        scale = np.asarray(chain_qparams.scale, np.float32)
-        zero = (
-            np.zeros(scale.shape, np.int32)
-            if chain_qparams.zero_point is None
-            else chain_qparams.zero_point.astype(np.int32)
-        )
+        qparams = chain_qparams.qparams
+        assert qparams is not None
+        scale, zero = qparams.scale, qparams.zero_point
         # Tools write the one scale of a tensor with shape [] or [1].
         if spec.has_one_scale and scale.size == zero.size == 1:
             scale = scale.reshape(())

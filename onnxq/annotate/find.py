@@ -19,8 +19,7 @@ from onnx import TensorProto
 
 from onnxq.arrays import Array
 from onnxq.graph import GraphIndex, NodeRef
-from onnxq.graph.base import NodeRefs
-from onnxq.plan.names import DEQUANTIZE, DYNAMIC, QUANTIZE
+from onnxq.graph.base import DEQUANTIZE, DYNAMIC, QUANTIZE, NodeRefs
 from onnxq.sites import Edge, Edges, Names, Role, Site, TensorId, split_scope
 
 # ONNX Runtime has operators of these names in a domain of its own.

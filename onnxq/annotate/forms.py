@@ -38,6 +38,7 @@ from onnxq.plan import SitePlan
 from onnxq.plan.names import PARTS, name_part
 from onnxq.sites import Caution, Cautions, TensorId
 from onnxq.spec import PerBlock, PerChannel, QParams, QuantSpec, find_numpy_storage
+from onnxq.wording import join_names
 
 FORMS = ("clip-qdq", "qcdq", "native", "qonnx")
 QONNX = "qonnx.custom_op.general"
@@ -86,7 +87,7 @@ def rewrite_pairs(
     }
     warnings: Cautions = ()
     if stay:
-        names = ", ".join(stay[:3]) + (" …" if len(stay) > 3 else "")
+        names = join_names(stay, 3)
         warnings = (
             Caution(
                 "W106", f"pairs that {form} cannot write stay as they are ({len(stay)}): {names}"
@@ -105,12 +106,13 @@ class _FormWriter:
     def rewrite_pair(self, chain: Chain, pair: PairInfo) -> str:
         """Write one pair in the form; returns why it stays as it is, "" for one that is written, or is so already."""
         index = self.index
-        numbers = read_numbers(self.index, chain)
+        numbers = read_numbers(index, chain)
+        qparams = numbers.qparams
         if (
             pair.lookup
             or pair.dynamic
             or pair.element_type.is_float
-            or numbers.scale is None
+            or qparams is None
             or chain.source is None
         ):
             return "its scale or its values are of another kind"
@@ -122,13 +124,9 @@ class _FormWriter:
         levels = read_clip_levels(index, chain, numbers)
         if not is_quantizer_clip(index, chain, numbers):
             chain = drop_clip(index, chain)
-        shape = () if numbers.scale.size == 1 else numbers.scale.shape
-        zero = (
-            np.zeros(shape, np.int32)
-            if numbers.zero_point is None
-            else numbers.zero_point.astype(np.int32)
-        )
-        qparams = QParams(numbers.scale.astype(np.float32).reshape(shape), zero.reshape(shape))
+        shape = () if qparams.scale.size == 1 else qparams.scale.shape
+        zero = qparams.zero_point.reshape(shape)
+        qparams = QParams(qparams.scale.reshape(shape), zero)
         try:
             spec = self._choose_spec(pair, levels)
             if zero.min() < spec.qmin or zero.max() > spec.qmax:

@@ -31,11 +31,12 @@ from onnxq.graph import (
     inline_functions,
     name_nodes,
 )
+from onnxq.graph.base import DEQUANTIZE, QUANTIZE
 from onnxq.graph.scopes import replace_items, walk_all_nodes
 from onnxq.graph.storage import TENSOR_TYPES
-from onnxq.plan.names import DEQUANTIZE, QUANTIZE
 from onnxq.sites import Caution, Cautions
 from onnxq.spec import PerChannel, PerTensor, QuantSpec
+from onnxq.wording import join_names
 
 DOMAINS = ("qonnx.custom_op.general", "onnx.brevitas", "finn.custom_op.general")
 _OPS = ("Quant", "IntQuant", "BipolarQuant", "Trunc")
@@ -133,10 +134,7 @@ def read_quant_nodes(proto: ModelProto) -> tuple[ModelProto, Cautions]:
     ]
     if not left:
         return model, ()
-    text = (
-        f"{', '.join(left[:3])}{' …' if len(left) > 3 else ''}: "
-        "no pair has their levels, so they are float operators"
-    )
+    text = f"{join_names(left, 3)}: no pair has their levels, so they are float operators"
     return model, (Caution("W145", f"{len(left)} quantizers of QONNX are no pairs; {text}"),)
 
 
@@ -235,7 +233,7 @@ def _find_spec(index: GraphIndex, quantizer: _Quantizer) -> QuantSpec | None:
             granularity=PerTensor() if axis is None else PerChannel(int(axis)),
         )
         if spec.qmin <= min(ends) and max(ends) <= spec.qmax:
-            constant = index.is_constant(index.find_input(quantizer.node, 0))
+            constant = index.has_constant(quantizer.node, 0)
             # Integers of 32 bits are those of biases; and no Clip takes 16.
             whole = bits < 16 or (bits == 16 and (grid.low, grid.high) == (spec.qmin, spec.qmax))
             return spec if whole or constant else None
@@ -264,7 +262,7 @@ class _Writer:
         node = quantizer.node
         name = node.inputs[0]
         source = name
-        value = self.index.find_constant(self.index.find_input(node, 0))
+        value = self.index.input_value(node, 0)
         if value is not None:
             value = _compute(value.astype(np.float32), quantizer.steps)
         if spec is None:

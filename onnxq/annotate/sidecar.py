@@ -31,6 +31,7 @@ from onnxq.files import read_text
 from onnxq.graph import GraphIndex, compute_structural_ids
 from onnxq.graph.integer_products import read_integer_products
 from onnxq.sites import Caution, Cautions
+from onnxq.wording import join_names
 
 _FIX = "write one with `onnxq annotate-bits` from a model"
 
@@ -129,7 +130,7 @@ def _group_records(records: Records, key: str) -> Records:
 def _warn_lost(lost: list[str]) -> Cautions:
     if not lost:
         return ()
-    names = ", ".join(lost[:3]) + (" …" if len(lost) > 3 else "")
+    names = join_names(lost, 3)
     return (
         Caution("W106", f"notes without a pair that they fit, left out ({len(lost)}): {names}"),
     )

@@ -24,11 +24,11 @@ from onnxq.emit import BITS_KEY
 from onnxq.errors import CauseAndFix, ConfigError, PlanError
 from onnxq.graph import name_nodes
 from onnxq.graph.names import choose_name
-from onnxq.graph.scopes import replace_items, walk_all_nodes
+from onnxq.graph.scopes import map_entries, replace_items, walk_all_nodes
 from onnxq.plan import Plan
 from onnxq.plan.names import name_part
 from onnxq.sites import Caution, Cautions, Role
-from onnxq.spec import GRAIN_NAMES
+from onnxq.wording import join_names
 
 # (pattern, bits), the first match holds.
 Given = Sequence[tuple[str, int]]
@@ -105,7 +105,7 @@ def make_record(pair: PairInfo) -> dict[str, Any]:
         "site": str(pair.site),
         "bits": pair.bits,
         "scheme": pair.scheme,
-        "granularity": GRAIN_NAMES[type(pair.granularity)],
+        "granularity": pair.granularity.word,
         "role": str(pair.role),
     }
 
@@ -117,9 +117,10 @@ def _read_own_notes(node: NodeProto) -> dict[str, Any]:
 
 
 def _set_metadata(entries: Any, values: dict[str, str]) -> None:
-    whole = {entry.key: entry.value for entry in entries if entry.key not in values} | values
+    kept = {key: value for key, value in map_entries(entries).items() if key not in values}
     replace_items(
-        entries, [StringStringEntryProto(key=key, value=value) for key, value in whole.items()]
+        entries,
+        [StringStringEntryProto(key=key, value=value) for key, value in (kept | values).items()],
     )
 
 
@@ -234,6 +235,6 @@ def warn_unbound(pairs: PairInfos) -> Cautions:
             loose.append(str(pair.site))
     if not loose:
         return ()
-    names = ", ".join(loose[:3]) + (" …" if len(loose) > 3 else "")
+    names = join_names(loose, 3)
     text = "noted narrower than their type, but nothing bounds their levels: an engine that does not read the note"
     return (Caution("W106", f"{text} computes with all of them ({len(loose)}: {names})"),)

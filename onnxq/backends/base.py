@@ -16,8 +16,8 @@ from onnxq.graph.shapes import is_custom
 from onnxq.numerics import SumOrder, SumOrders
 from onnxq.sites import Indices, LeftFloat, Names, Refusal, Role, TensorId, Unquantized
 from onnxq.spec import (
-    GRAIN_NAMES,
     FloatType,
+    Granularity,
     PerBlock,
     PerTensor,
     QParams,
@@ -177,10 +177,7 @@ class Candidate:
         """The shape of any tensor: observed, else declared; None where a dim is unknown."""
         if tensor in self.shapes:
             return self.shapes[tensor]
-        declared = self.index.find_shape(tensor)
-        if declared is None or not all(isinstance(dim, int) for dim in declared):
-            return None
-        return tuple(dim for dim in declared if isinstance(dim, int))
+        return self.index.find_sizes(tensor)
 
     def rank(self, k: int) -> int | None:
         """Rank of input k, known even where dims are not."""
@@ -288,7 +285,7 @@ class Capability:
     bits: tuple[int, ...] = (8,)
     storage: Names = ("int8", "uint8")
     symmetric: tuple[bool, ...] = (True, False)
-    granularity: tuple[type, ...] = (PerTensor,)
+    granularity: tuple[type[Granularity], ...] = (PerTensor,)
     # Whether scales are computed at each run.
     dynamic: tuple[bool, ...] = (False,)
     # Block sizes that a blocked kernel reads; (): any.
@@ -317,7 +314,7 @@ class Capability:
         """The specs of this row in a few words."""
         bits = "/".join(map(str, self.bits))
         schemes = "/".join("symmetric" if sym else "asymmetric" for sym in self.symmetric)
-        grains = " or ".join(f"per {GRAIN_NAMES[grain]}" for grain in self.granularity)
+        grains = " or ".join(f"per {grain.word}" for grain in self.granularity)
         blocks = f" of {'/'.join(map(str, self.blocks))}" if self.blocks else ""
         return f"{bits} bits, {schemes}, {'/'.join(self.storage)}, {grains}{blocks}"
 

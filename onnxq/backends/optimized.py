@@ -16,9 +16,9 @@ import onnx
 
 from onnxq.backends.engine import ENGINE, LOG, Engine, Kernel, Kernels, KernelWords, Tensor
 from onnxq.graph import GraphIndex, ModelLike, NodeRef, name_nodes
+from onnxq.graph.base import DEQUANTIZE, QUANTIZE
 from onnxq.graph.scopes import walk_graphs
 from onnxq.graph.values import name_type
-from onnxq.graph.verify import DEQUANTIZE, QUANTIZE
 from onnxq.sites import Caution, Names, TensorId
 
 # Kernels on integers. Every other one computes in the type of its tensors, or moves them.
@@ -72,7 +72,6 @@ class _NodeFinder:
         for node in index.nodes:
             for name in filter(None, node.outputs):
                 self._scopes.setdefault(name, set()).add(node.scope)
-        self._named = {node.name: node for node in index.nodes}
         # Tensors of the model that the optimized graph still computes.
         self._live: set[TensorId] = set()
         for node in after.nodes:
@@ -87,7 +86,7 @@ class _NodeFinder:
 
     def _find_twin(self, kernel: NodeRef) -> NodeRef | None:
         """The model's node of this name, when the kernel is that node still, or a fused form of it."""
-        node = self._named.get(kernel.name)
+        node = self._index.named.get(kernel.name)
         # "Conv" is a part of "FusedConv" and "QLinearConv".
         return node if node is not None and node.op_type.lower() in kernel.op_type.lower() else None
 
@@ -95,19 +94,14 @@ class _NodeFinder:
         """The model's tensors that a kernel makes: those of its outputs' names, else those of its twin."""
         made = [self._find_original(name, kernel.scope) for name in kernel.outputs if name]
         twin = self._find_twin(kernel)
-        own = (
-            [TensorId(name, twin.scope) for name in twin.outputs if name]
-            if twin is not None
-            else []
-        )
-        return [tensor for tensor in made if tensor is not None] or own
+        own = () if twin is None else twin.results
+        return [tensor for tensor in made if tensor is not None] or list(own)
 
     def find_nodes(self, kernel: NodeRef) -> Names:
         """Names of the model's nodes that a kernel computes, in the order they run in."""
         twin = self._find_twin(kernel)
-        outputs = [TensorId(name, kernel.scope) for name in kernel.outputs if name]
         stack = self._find_made(kernel) or [
-            tensor for output in outputs for tensor in self._find_behind(output)
+            tensor for output in kernel.results for tensor in self._find_behind(output)
         ]
         found = {} if twin is None else {twin.name: twin.order}
         own = {TensorId(name, kernel.scope) for name in kernel.inputs}
@@ -124,8 +118,7 @@ class _NodeFinder:
                 continue
             seen.add(maker.name)
             found[maker.name] = maker.order
-            read = (self._index.find_input(maker, k) for k in range(len(maker.inputs)))
-            stack.extend(source for source in read if source is not None)
+            stack += self._index.list_reads(maker)
         return tuple(sorted(found, key=lambda name: found[name]))
 
     def _is_start(self, tensor: TensorId, maker: NodeRef, own: set[TensorId]) -> bool:
@@ -145,12 +138,12 @@ class _NodeFinder:
             if at in seen or len(readers) != 1 or readers[0].op_type not in _RELAYS:
                 continue
             seen.add(at)
-            for name in filter(None, readers[0].outputs):
-                found = self._find_original(name, readers[0].scope)
+            for result in readers[0].results:
+                found = self._find_original(result.name, result.scope)
                 if found is not None:
                     yield found
                 else:
-                    stack.append(TensorId(name, readers[0].scope))
+                    stack.append(result)
 
 
 # Kernels that ORT puts behind one of its own: a tensor with a new name only passes through them.
@@ -176,12 +169,7 @@ _MOVES = frozenset(
 def _make_kernel(
     node: NodeRef, finder: _NodeFinder, index: GraphIndex, after: GraphIndex
 ) -> Kernel:
-    read = [
-        tensor
-        for name in node.inputs
-        if name and (tensor := after.resolve_tensor(name, node.scope)) is not None
-    ]
-    made = [TensorId(name, node.scope) for name in node.outputs if name]
+    read = after.list_reads(node)
 
     def describe(tensors: Iterable[TensorId]) -> tuple[Tensor, ...]:
         return tuple(_describe_tensor(tensor, index, after) for tensor in tensors)
@@ -198,7 +186,7 @@ def _make_kernel(
         name=node.name,
         kind=node.op_type,
         nodes=finder.find_nodes(node),
-        outputs=describe(made),
+        outputs=describe(node.results),
         inputs=describe(tensor for tensor in read if not after.is_constant(tensor)),
         weights=weights,
         tactic=f"{node.domain or 'ai.onnx'}:{node.op_type}",

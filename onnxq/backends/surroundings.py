@@ -318,7 +318,7 @@ def explain_log_front_end(candidate: Candidate, _: Candidate | None) -> str | No
             filtered = linear and node.op_type == "Conv" and edge.index == 0
             if not (filtered or node.op_type in _SPECTRAL) or len(seen) > _FRONT_END:
                 continue
-            for out in (TensorId(name, node.scope) for name in node.outputs if name):
+            for out in node.results:
                 reached = filtered or (linear and node.op_type in _LINEAR)
                 if out not in seen or (reached and not seen[out]):
                     seen[out] = reached

@@ -14,7 +14,7 @@ from importlib.metadata import version
 
 import numpy as np
 
-from onnxq.arrays import Array, Floats, Shape
+from onnxq.arrays import Array, Floats, Shape, hash_parts
 from onnxq.errors import CalibrationError, ConfigError, OnnxqError, PlanError
 from onnxq.graph import GraphIndex, NodeRef
 from onnxq.graph.base import FLOAT_TENSORS, LAYOUT_OPS
@@ -23,9 +23,10 @@ from onnxq.graph.storage import Spool, StoredArray
 from onnxq.numerics import SumOrders, bias_qparams, floor_weight_scale, weight_qparams
 from onnxq.plan import SitePlan
 from onnxq.progress import Progress, silent
-from onnxq.runtime.crew import AnyArray, Crew, hash_array, hash_parts, open_array
+from onnxq.runtime.crew import AnyArray, Crew, hash_array, open_array
 from onnxq.sites import Edge, Indices, Role, Site, TensorId
 from onnxq.spec import ObserverSpec, QParams, QuantSpec
+from onnxq.wording import join_names
 from onnxq.workers import WorkPiece
 
 Numbers = Mapping[Site, QParams]
@@ -58,21 +59,12 @@ _MOVING = LAYOUT_OPS | {"Cast", "Expand"}
 
 def find_tensor(index: GraphIndex, site: Site) -> TensorId:
     """The tensor that a site quantizes. Raises PlanError where the model does not have it."""
-    if isinstance(site, TensorId):
-        if index.resolve_tensor(site.name, site.scope) != site:
-            raise PlanError(
-                str(site), "the model has no such tensor", "plan this model again", code="Q404"
-            )
-        return site
-    tensor = index.find_input(index.find_node(site.node), site.index)
-    if tensor is None:
-        raise PlanError(
-            str(site),
-            "this input is not connected in the model",
-            "plan this model again",
-            code="Q404",
-        )
-    return tensor
+    tensor = index.find_at(site)
+    if tensor is not None and index.resolve_tensor(tensor.name, tensor.scope) == tensor:
+        return tensor
+    missing = "the model has no such tensor"
+    cause = missing if tensor is not None else "this input is not connected in the model"
+    raise PlanError(str(site), cause, "plan this model again", code="Q404")
 
 
 def check_constants(index: GraphIndex) -> None:
@@ -306,9 +298,7 @@ def _search_weights(
         pieces = []
         for group in groups:
             tasks = tuple(_describe_weight(index, weights[k], crew) for k in group)
-            title = (
-                tasks[0].site if len(tasks) == 1 else f"{tasks[0].site} and {len(tasks) - 1} more"
-            )
+            title = join_names((one.site for one in tasks), 1)
             key = ""
             # Hashes read every byte of the weights: only where a journal asks what is done already.
             if crew.workers.journal is not None:

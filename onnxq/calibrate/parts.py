@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from onnxq.arrays import Array
+from onnxq.arrays import Array, hash_parts
 from onnxq.calibrate.taps import Taps
 from onnxq.config.schema import JsonText, Loose, Natural, SchemaNumber
 from onnxq.data import Batch, Dataset
@@ -32,10 +32,10 @@ from onnxq.files import read_text
 from onnxq.graph import ModelLike
 from onnxq.observers import Observer, create_observer
 from onnxq.progress import Progress, Task, silent
-from onnxq.runtime.crew import Crew, SharedModel, hash_feeds, hash_parts, hash_run, open_model
+from onnxq.runtime.crew import Crew, SharedModel, hash_feeds, hash_run, open_model
 from onnxq.sites import Names, TensorId
 from onnxq.spec import ObserverSpec, QuantSpec
-from onnxq.wording import abbreviate, show_html
+from onnxq.wording import abbreviate, join_names, show_html
 from onnxq.workers import WorkPiece, count_threads, pack_value, restore_object, unpack_value
 
 # Batches among which the largest is found, to size the groups of taps by.
@@ -330,8 +330,8 @@ def make_keys(model: str, readers: Readers, dataset: Dataset) -> dict[str, str]:
         "version of onnxq": version("onnxq"),
         "model": model,
         # Sums of floats depend, in their last bits, on how many threads share them.
-        "configuration": hash_parts(f"{readers!r} {count_threads()}".encode()),
-        "data": hash_parts(data.encode()),
+        "configuration": hash_parts(f"{readers!r} {count_threads()}"),
+        "data": hash_parts(data),
     }
 
 
@@ -440,9 +440,8 @@ def check_keys(part: Part, keys: dict[str, str], other: str) -> None:
 def check_samples(part: Part, dataset: Dataset) -> None:
     """Raise CalibrationError where samples are missing from a part, or are not those of the data set."""
     if part.missing:
-        listed = ", ".join(dataset.name(k) for k in part.missing[:_SHOWN])
-        more = f" and {len(part.missing) - _SHOWN} more" if len(part.missing) > _SHOWN else ""
-        cause = f"lacks {len(part.missing)} of {part.total} samples: {listed}{more}"
+        listed = join_names(map(dataset.name, part.missing), _SHOWN)
+        cause = f"lacks {len(part.missing)} of {part.total} samples: {listed}"
         raise CalibrationError(part.source, cause, "merge the parts of all shards", code="Q512")
     for k in range(len(dataset)):
         if hash_feeds(dataset[k]) != part.samples[k]:

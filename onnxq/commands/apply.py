@@ -128,9 +128,7 @@ def _carry_out(
     with ctx.timers.run("emit", "making the quantized model"):
         quantized = build_file(state, fitted)
     result = finalize_run(ctx, state.add_plan(fitted), quantized, source=model)
-    return replace(
-        result, report=replace(result.report, warnings=(*result.report.warnings, *lines))
-    )
+    return result.change_report(warnings=(*result.report.warnings, *lines))
 
 
 def _load_as_planned(model: ModelSource, plan: Plan, ctx: RunContext) -> FloatState:

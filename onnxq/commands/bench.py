@@ -18,24 +18,9 @@ from onnxq.pipeline.configuration import (
     open_run,
 )
 from onnxq.progress import Progress, silent
+from onnxq.report import terminal
 from onnxq.report.columns import Text
 from onnxq.report.document import ResultFormat, Values, pick_fields
-from onnxq.report.terminal import (
-    RenderableType,
-    SheetRows,
-    TextView,
-    format_bytes,
-    format_count,
-    format_counts,
-    format_figure,
-    format_milliseconds,
-    format_seconds,
-    format_shapes,
-    format_threads,
-    format_warnings,
-    make_sheet,
-    make_table,
-)
 from onnxq.runtime import CPU_KINDS, Latency
 
 _UNTIMED = {
@@ -134,12 +119,12 @@ def _find_failed_model(bench: Bench) -> VerificationError | None:
     return None
 
 
-def _make_parts(bench: Bench, view: TextView) -> Iterator[RenderableType]:
-    title = Text(format_count(len(bench.models), "model"), style="bold")
+def _make_parts(bench: Bench, view: terminal.TextView) -> Iterator[terminal.RenderableType]:
+    title = Text(terminal.format_count(len(bench.models), "model"), style="bold")
     yield title.join_text(f"  ({', '.join(_list_facts(bench))})", style="dim")
     yield _make_table(bench)
     yield Text("")
-    yield make_sheet(_make_lines(bench, view.verbose))
+    yield terminal.make_sheet(_make_lines(bench, view.verbose))
 
 
 def _list_facts(bench: Bench) -> Iterator[str]:
@@ -149,13 +134,16 @@ def _list_facts(bench: Bench) -> Iterator[str]:
     # All models are timed with the same number of threads.
     latency = next((model.best for model in bench.models if model.best is not None), None)
     if latency is not None and "provider" in find_engine(bench.engine).takes:
-        yield bench.provider or f"{CPU_KINDS[bench.device]}, {format_threads(latency.threads)}"
+        yield (
+            bench.provider
+            or f"{CPU_KINDS[bench.device]}, {terminal.format_threads(latency.threads)}"
+        )
     elif bench.device:
         yield bench.device
-    yield format_shapes(bench.shapes)
+    yield terminal.format_shapes(bench.shapes)
 
 
-def _make_table(bench: Bench) -> RenderableType:
+def _make_table(bench: Bench) -> terminal.RenderableType:
     columns = ["model", "heavy nodes", "kernels", "moving"]
     # A column that is empty for every model is left out.
     ways = [
@@ -170,28 +158,35 @@ def _make_table(bench: Bench) -> RenderableType:
         columns.append("faster")
     rows = []
     for model in bench.models:
-        cells: list[object] = [model.name, format_counts(dict(model.types.most_common())), "", ""]
+        cells: list[object] = [
+            model.name,
+            terminal.format_counts(dict(model.types.most_common())),
+            "",
+            "",
+        ]
         if model.proof is not None:
             cells[2:] = [len(model.proof.kernels), len(model.proof.moving)]
         for way in ways:
             cells += _format_latency(getattr(model, way))
         if ways:
-            cells.append(format_figure(bench.ratio(model), ".2f", "×"))
+            cells.append(terminal.format_figure(bench.ratio(model), ".2f", "×"))
         rows.append(cells)
-    return make_table(columns, rows, right=columns[2:], names=("model",), fold=("heavy nodes",))
+    return terminal.make_table(
+        columns, rows, right=columns[2:], names=("model",), fold=("heavy nodes",)
+    )
 
 
 def _format_latency(latency: Latency | None) -> Sequence[str]:
     if latency is None:
         return ("", "", "")
     return (
-        format_milliseconds(latency.median_ms),
-        format_milliseconds(latency.p99_ms),
+        terminal.format_milliseconds(latency.median_ms),
+        terminal.format_milliseconds(latency.p99_ms),
         f"{latency.per_second:.0f}",
     )
 
 
-def _make_lines(bench: Bench, verbose: bool) -> SheetRows:
+def _make_lines(bench: Bench, verbose: bool) -> terminal.SheetRows:
     proofs = [(model.name, model.proof) for model in bench.models if model.proof is not None]
     if bench.untimed is not None:
         capability = proofs[0][1].build.capability if proofs else ""
@@ -206,11 +201,11 @@ def _make_lines(bench: Bench, verbose: bool) -> SheetRows:
             yield "not timed", f"{model.name}: {model.reason}"
         if verbose and model.proof is not None and model.built:
             build = model.proof.build
-            kinds = format_counts(dict(model.proof.by_kind().most_common()))
-            size = format_bytes(build.engine_bytes)
+            kinds = terminal.format_counts(dict(model.proof.by_kind().most_common()))
+            size = terminal.format_bytes(build.engine_bytes)
             yield (
                 "kernels",
-                f"{model.name}: built in {format_seconds(build.seconds)}, {size}; {kinds}",
+                f"{model.name}: built in {terminal.format_seconds(build.seconds)}, {size}; {kinds}",
             )
     yield "data", bench.data
 
@@ -218,7 +213,7 @@ def _make_lines(bench: Bench, verbose: bool) -> SheetRows:
 FORMS = {
     "Bench": ResultFormat[Bench](
         make_parts=_make_parts,
-        list_warnings=lambda bench: format_warnings(bench.warnings),
+        list_warnings=lambda bench: terminal.format_warnings(bench.warnings),
         derive=_describe_models,
         find_fault=_find_failed_model,
     )

@@ -22,7 +22,6 @@ from onnxq.report.document import ResultFormat
 from onnxq.report.record import ReportRecord, read_record
 from onnxq.report.terminal import RenderableType, TextView, format_count, make_list, make_table
 from onnxq.sites import Lines
-from onnxq.spec import GRAIN_NAMES
 from onnxq.wording import abbreviate, show_html
 
 Compared = str | Path | onnx.ModelProto | Plan | ReportRecord
@@ -187,11 +186,10 @@ def _describe_record(record: ReportRecord, name: str) -> _Side:
 def _describe_model(model: str | Path | onnx.ModelProto, name: str) -> _Side:
     sites = {}
     for pair in inspect_model(model).pairs:
-        grain = GRAIN_NAMES[type(pair.granularity)]
-        scales = () if math.isnan(pair.scale_min) else (pair.scale_min, pair.scale_max)
+        grain = pair.granularity.word
         sites[str(pair.site)] = (
             _describe_spec(pair.bits, pair.storage, pair.scheme, grain),
-            scales,
+            pair.scale_range,
         )
     return _Side(name, sites, {"bytes": float(measure_bytes(model)), "sites": float(len(sites))})
 
@@ -200,11 +198,13 @@ def _describe_plan(plan: Plan) -> _Side:
     sites = {}
     for site in plan.sites:
         spec = site.spec
-        grain = GRAIN_NAMES[type(site.spec.granularity)]
-        scheme = "symmetric" if spec.symmetric else "asymmetric"
+        grain = spec.granularity.word
         numbers = site.qparams
         scales = () if numbers is None else (float(numbers.scale.min()), float(numbers.scale.max()))
-        sites[str(site.site)] = (_describe_spec(spec.bits, spec.storage, scheme, grain), scales)
+        sites[str(site.site)] = (
+            _describe_spec(spec.bits, spec.storage, spec.scheme, grain),
+            scales,
+        )
     return _Side(plan.model or "plan", sites, {"sites": float(len(sites))})
 
 

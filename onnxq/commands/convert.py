@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from onnxq.backends import find_backend, load_config
-from onnxq.config import Command, Config, expand_names, list_presets
+from onnxq.config import Command, Config, drop_unset, expand_names, list_presets
 from onnxq.engines.prove.prove import ProveRequest, prove_model
 from onnxq.errors import ConfigError, OnnxqError
 from onnxq.graph import attach_weights, get_index, save_model
 from onnxq.graph.light import is_large_model, measure_size
-from onnxq.pipeline.configuration import Configuration, ModelSource, Overrides, open_run
+from onnxq.pipeline.configuration import Configuration, ModelSource, Overrides, name_file, open_run
 from onnxq.pipeline.finalize import Result, write_result
 from onnxq.pipeline.quantized_source import QuantizedSource, read_quantized
 from onnxq.pipeline.retarget import Answers, Kept, MovedSite, retarget, warn_integers
@@ -175,7 +175,7 @@ def _choose_form(source: QuantizedSource, to: str, overrides: Overrides) -> tupl
             "weights.block_size": spec.granularity.size,
             "projection_bits": bits,
         }
-    asked = {key: value for key, value in (overrides or {}).items() if value is not None}
+    asked = drop_unset(overrides)
     if asked.get("emit") == "nbits":
         # Of MatMulNBits; pairs say nothing of the bits that products compute on.
         nodes = get_index(source.proto).nodes
@@ -222,7 +222,7 @@ def _count_kernels(file: ModelSource, request: ProveRequest) -> KernelTypes:
 def _write_float(source: QuantizedSource, out: str | Path | None, force: bool) -> Conversion:
     # Nothing is planned or run: the pairs are taken out, and that is all.
     floats = source.restore_types()
-    name = str(source.origin) if isinstance(source.origin, (str, Path)) else ""
+    name = name_file(source.origin)
     report = Report(
         source=name, target=FLOAT, output_bytes=measure_size(floats), warnings=warn_integers(source)
     )
@@ -230,7 +230,7 @@ def _write_float(source: QuantizedSource, out: str | Path | None, force: bool) -
     result = Result(floats, Plan(target=FLOAT, model=name, topology="", weights=""), report)
     if out is not None:
         save_model(attach_weights(floats), Path(out), overwrite=force)
-        result = replace(result, report=replace(report, output=str(out)))
+        result = result.change_report(output=str(out))
     return Conversion(result=result, to=FLOAT)
 
 

@@ -10,8 +10,6 @@ from dataclasses import replace
 from itertools import chain
 from pathlib import Path, PurePath
 
-import onnx
-
 from onnxq.backends import list_runnable
 from onnxq.config import Command, Config
 from onnxq.data import load_data
@@ -34,11 +32,11 @@ from onnxq.files import name_folder, prepare_folder, write_text
 from onnxq.graph import GraphIndex, ModelLike, add_libraries, load_model, name_nodes, save_model
 from onnxq.passes.base import RunContext
 from onnxq.pipeline.both_models import load_both
-from onnxq.pipeline.configuration import Configuration, ModelSource, Overrides, open_run
+from onnxq.pipeline.configuration import Configuration, ModelSource, Overrides, name_file, open_run
 from onnxq.progress import Progress, silent
 from onnxq.report.columns import Text
 from onnxq.report.document import ResultFormat, Values, describe_verdict
-from onnxq.report.model import RunFigure, make_verdict, warn_synthetic
+from onnxq.report.model import list_figures, make_verdict, warn_synthetic
 from onnxq.report.sentences import explain_saturation
 from onnxq.report.terminal import (
     Group,
@@ -116,7 +114,7 @@ def diff(
             progress=progress,
         )
         difference = replace(
-            result.difference, float_model=_path(model), quantized_model=_path(quantized)
+            result.difference, float_model=name_file(model), quantized_model=name_file(quantized)
         )
         return difference if folder is None else _save(difference, result, folder, progress)
 
@@ -134,10 +132,6 @@ def _load_prepared(model: ModelSource, quantized: ModelSource, config: Config) -
         return load_both(model, RunContext(config=config), quantized)[0].model
     except PlanError:
         return None
-
-
-def _path(source: ModelSource) -> str:
-    return "" if isinstance(source, onnx.ModelProto) else str(source)
 
 
 def _list_pieces() -> list[str]:
@@ -240,30 +234,10 @@ def _make_title(difference: Difference) -> Text:
     return title.join_text(f"  ({difference.data})") if difference.data else title
 
 
-def _list_figures(difference: Difference) -> list[RunFigure]:
-    """Every output of every run against float."""
-    labels = _label_runs(difference)
-    figures = []
-    for output in difference.outputs:
-        # A verdict counts the agreement in the largest score only, and only where outputs look like scores of classes.
-        ranked = output.classes is not None and difference.top_k == 1
-        for error in output.accuracy:
-            figure = RunFigure(
-                output=output.name + error.part,
-                run=labels[error.run],
-                sqnr_db=error.sqnr_db,
-                top_1=error.top_k,
-                rows=error.rows if ranked else 0,
-                classes=bool(output.classes),
-            )
-            figures.append(figure)
-    return figures
-
-
 def _make_rows(difference: Difference, view: TextView) -> SheetRows:
     facts = ["on made-up inputs, which are not the task's"] if difference.synthetic else []
     choices = list(chain.from_iterable(difference.choices.values()))
-    grade, text = make_verdict(_list_figures(difference), choices, facts)
+    grade, text = make_verdict(list(list_figures(difference)), choices, facts)
     yield "verdict", format_verdict(grade.name, grade.style, text)
     yield "runs", _make_run_table(difference)
     if difference.outputs:
@@ -443,7 +417,7 @@ def _find_warnings(difference: Difference) -> Iterator[RenderableType]:
 def _describe_more(difference: Difference) -> Values:
     return {
         "holds": difference.holds,
-        "verdict": describe_verdict(_list_figures(difference)),
+        "verdict": describe_verdict(list(list_figures(difference))),
         "messages": [describe_unmet(difference, unmet) for unmet in difference.unmet],
     }
 

@@ -17,7 +17,7 @@ from onnxq.files import describe_os_error, guard_outputs, replace_files
 from onnxq.graph import GraphIndex, infer_shapes, inline_functions, load_model, name_nodes
 from onnxq.interop import find_format
 from onnxq.interop.exporting import LeftSite, WrittenSite, list_uncovered, write_scales
-from onnxq.pipeline.configuration import ModelSource
+from onnxq.pipeline.configuration import ModelSource, name_file
 from onnxq.plan import Plan, SitePlans
 from onnxq.progress import Progress, silent
 from onnxq.report.columns import Text
@@ -31,7 +31,7 @@ from onnxq.report.terminal import (
     make_sheet,
 )
 from onnxq.sites import Caution, Cautions, Names
-from onnxq.wording import abbreviate, show_html
+from onnxq.wording import abbreviate, join_names, show_html
 
 # Names that a text lists where there are more.
 _SHOWN = 4
@@ -70,9 +70,7 @@ class ExportedScales:
             text = "; ".join(f"{count}: {reason}" for reason, count in counts)
             cautions.append(Caution("W143", f"{len(self.left)} sites are not in the file: {text}"))
         if self.uncovered:
-            shown = ", ".join(self.uncovered[:_SHOWN]) + (
-                " …" if len(self.uncovered) > _SHOWN else ""
-            )
+            shown = join_names(self.uncovered, _SHOWN)
             text = "have no entry, and tools that read the file find ranges of their own for them"
             cautions.append(Caution("W144", f"{len(self.uncovered)} float tensors {text}: {shown}"))
         return tuple(cautions)
@@ -96,14 +94,9 @@ def export_calibration(
     Raises CalibrationError for a format that does not exist, is only read, or holds none of the sites.
     """
     row = find_format(kind)
-    name = (
-        str(source)
-        if isinstance(source, (str, Path))
-        else "the plan"
-        if isinstance(source, Plan)
-        else "the model"
-    )
-    with guard_outputs(name if isinstance(source, (str, Path)) else "", out, force=force):
+    path = name_file(source)
+    name = path or ("the plan" if isinstance(source, Plan) else "the model")
+    with guard_outputs(path, out, force=force):
         with progress("reading the scales"):
             sites, index = _read_sites(source)
             if model is not None:
@@ -139,7 +132,7 @@ def _read_sites(source: Plan | str | Path | onnx.ModelProto) -> tuple[SitePlans,
     if existing.view is None:
         fix = "quantize it: `onnxq quantize`, or name a plan"
         raise ModelError(
-            str(source) if not isinstance(source, onnx.ModelProto) else "model",
+            name_file(source) or "model",
             "has no pair",
             fix,
             code="Q125",

@@ -11,7 +11,7 @@ from typing import Any
 from onnxq.backends import find_target, list_backends
 from onnxq.calibrate import calibrate
 from onnxq.commands.apply import apply
-from onnxq.config import DEFAULT_TARGET, Command, Config, Rule, RuleSet
+from onnxq.config import DEFAULT_TARGET, Command, Config, Rule, RuleSet, drop_unset
 from onnxq.errors import CalibrationError, ConfigError
 from onnxq.files import guard_outputs
 from onnxq.graph import GraphIndex
@@ -34,7 +34,14 @@ from onnxq.nearest import suggest_names
 from onnxq.passes.base import RunContext
 from onnxq.passes.judging import SampleSets
 from onnxq.passes.state import FloatState
-from onnxq.pipeline.configuration import Configuration, ModelSource, Overrides, open_run
+from onnxq.pipeline.configuration import (
+    Configuration,
+    ModelSource,
+    Overrides,
+    name_file,
+    name_model,
+    open_run,
+)
 from onnxq.pipeline.finalize import describe_rest, write_plan
 from onnxq.pipeline.prepared import load_state, read_data
 from onnxq.pipeline.quantize_model import draft_placement
@@ -55,6 +62,7 @@ from onnxq.report.terminal import (
     make_table,
 )
 from onnxq.sites import Caution, Cautions, Refusal
+from onnxq.wording import group_by_text, join_names
 
 # Tensors that an error names; a cache of another model lacks hundreds.
 _SHOWN = 4
@@ -94,7 +102,7 @@ def import_calibration(
     Returns an Imported with `.plan`, `.matched`, `.unmatched`, `.unused` and `.missing`.
     Raises CalibrationError for a malformed file, one of another model, and tensors without a scale.
     """
-    with guard_outputs(model if isinstance(model, (str, Path)) else "", out, force=force):
+    with guard_outputs(name_file(model), out, force=force):
         scales = cache if isinstance(cache, ScaleTable) else read_scales(cache, kind)
         usual = _find_usual(scales)
         options = _choose_target(overrides, scales, usual) if config is None else overrides
@@ -166,7 +174,7 @@ def _choose_target(overrides: Overrides, scales: ScaleTable, usual: str) -> dict
     """The overrides of a caller without a configuration, with the presets' values that fit the scales of a cache."""
     options = {
         "target": usual,
-        **{key: value for key, value in (overrides or {}).items() if value is not None},
+        **drop_unset(overrides),
     }
     # The default preset is asymmetric uint8, of which scales of int8 say nothing.
     fits = options["target"] != DEFAULT_TARGET or not scales.only_int8
@@ -180,7 +188,7 @@ def _import(
 ) -> Imported:
     """Plan the model and give its sites the file's scales."""
     _demand_symmetric(config, scales)
-    name = Path(model).name if isinstance(model, (str, Path)) else "model"
+    name = name_model(model)
     ctx = RunContext(config=config, skip=frozenset(config.skip), progress=progress)
     state = load_state(model, ctx)
     trial = _attempt(
@@ -188,7 +196,7 @@ def _import(
     )
     # Which sites there are is known once the model is planned; with the file's bits it is planned again.
     if rules := _list_rules(trial, scales, config):
-        config = config.model_copy(update={"rules": (*rules, *config.rules)})
+        config = config.add_rules(*rules)
         trial = _attempt(scales, state, trial.samples, config, name, progress)
     notes: Cautions = ()
     # The calibrator saw the tensors of the file; without the pass that makes others it may have scales for more.
@@ -305,16 +313,13 @@ def _demand_symmetric(config: Config, scales: ScaleTable) -> None:
 
 def _refuse_missing(cache: ScaleTable, match: ScaleMatch) -> CalibrationError:
     names = []
-    for site in match.absent[:_SHOWN]:
+    for site in match.absent:
         hint = f" ({suggest_names(site.tensor, site.nearest)})" if site.nearest else ""
         names.append(f"{site.tensor}{hint}")
-    absent = len(match.absent)
-    if absent > _SHOWN:
-        names.append(f"and {absent - _SHOWN} more")
-    total = absent + len(match.matched)
+    total = len(names) + len(match.matched)
     return CalibrationError(
         cache.source,
-        f"has no scale for {absent} of {total} tensors to be quantized: {', '.join(names)}",
+        f"has no scale for {len(names)} of {total} tensors to be quantized: {join_names(names, _SHOWN)}",
         "calibrate them with `data=…`, or leave what reads them in float with `allow_missing=True`",
         code="Q507",
     )
@@ -360,7 +365,7 @@ def _leave_missing_float(
 
 def _add_float_rule(config: Config, nodes: Mapping[str, str]) -> Config:
     rule = Rule(node=tuple(f"/^{re.escape(node)}$/" for node in nodes), set=RuleSet(float=True))
-    return config.model_copy(update={"rules": (rule, *config.rules)})
+    return config.add_rules(rule)
 
 
 def _make_parts(imported: Imported, view: TextView) -> Iterator[RenderableType]:
@@ -420,13 +425,10 @@ def _describe_line(line: UnusedLine, unit: str, verbose: bool) -> str:
 
 def _group_reasons(lines: Sequence[UnusedLine], verbose: bool) -> list[str]:
     """Count lines by reason; with `verbose` also name them."""
-    groups: dict[str, list[str]] = {}
-    for line in lines:
-        groups.setdefault(line.reason, []).append(line.name)
-    ordered = sorted(groups.items(), key=lambda group: (-len(group[1]), group[0]))
     return [
-        f"{len(names)} {reason}" + (f": {', '.join(names)}" if verbose else "")
-        for reason, names in ordered
+        f"{len(members)} {reason}"
+        + (f": {', '.join(line.name for line in members)}" if verbose else "")
+        for reason, members in group_by_text(lines, lambda line: line.reason)
     ]
 
 

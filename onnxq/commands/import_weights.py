@@ -14,7 +14,7 @@ import onnx
 
 from onnxq.calibrate import calibrate
 from onnxq.commands.apply import make_samples
-from onnxq.config import DEFAULT_TARGET, Command, Config, Rule
+from onnxq.config import DEFAULT_TARGET, Command, Config, Rule, drop_unset
 from onnxq.errors import CalibrationError
 from onnxq.files import guard_outputs
 from onnxq.graph import compute_structural_ids, get_index
@@ -32,7 +32,7 @@ from onnxq.passes.equalization.passes import SCALINGS, TOKEN_SCALES, write_facto
 from onnxq.passes.registry import list_rewrites
 from onnxq.passes.state import FloatState
 from onnxq.passes.time_budget import Timers
-from onnxq.pipeline.configuration import Configuration, ModelSource, Overrides, open_run
+from onnxq.pipeline.configuration import Configuration, ModelSource, Overrides, name_model, open_run
 from onnxq.pipeline.finalize import Result, finalize_run, write_result
 from onnxq.pipeline.prepared import load_state, read_data
 from onnxq.pipeline.quantize_model import plan_unrun
@@ -52,7 +52,7 @@ from onnxq.report.terminal import (
 )
 from onnxq.sites import Caution, Names, Role, Unquantized
 from onnxq.spec import PerBlock, PerChannel, QParams, QuantSpec
-from onnxq.wording import abbreviate, show_html
+from onnxq.wording import abbreviate, join_names, show_html
 
 # Passes that leave weights as they are.
 _KEPT = frozenset({"constants", "dead"})
@@ -161,7 +161,7 @@ def import_weights(
 def _choose_form(checkpoint: Checkpoint, overrides: Overrides) -> dict[str, Any]:
     """The overrides of a caller without a configuration, with what suits the checkpoint."""
     # What a caller asks for goes before what suits.
-    given = {key: value for key, value in (overrides or {}).items() if value is not None}
+    given = drop_unset(overrides)
     data = [weight.data for weight in checkpoint.weights if weight.data is not None]
     mode = "weight-only" if not data else "dynamic" if InputScale() in data else "static"
     mode = given.setdefault("mode", mode)
@@ -202,7 +202,7 @@ def _import(
                     dict.fromkeys(found.names, error.fault)
                 )
     with ctx.timers.run("plan", "planning"):
-        name = Path(model).name if isinstance(model, (str, Path)) else "model"
+        name = name_model(model)
         plan, placed = _fill_plan(_plan_weights(state, config, name, wanted), wanted)
     # A weight of the network may hold several of the checkpoint: query, key and value in one product.
     done = {name for row in placed for name in row.names}
@@ -390,11 +390,11 @@ def _explain_float(plan: Plan, found: FoundWeight) -> str:
 
 
 def _refuse(checkpoint: Checkpoint, skipped: Mapping[str, str]) -> CalibrationError:
-    names = [f"{name}: {reason}" for name, reason in list(skipped.items())[:_SHOWN]]
-    if len(skipped) > _SHOWN:
-        names.append(f"and {len(skipped) - _SHOWN} more")
+    names = [f"{name}: {reason}" for name, reason in skipped.items()]
     count = len(checkpoint.weights) + len(checkpoint.refused)
-    cause = f"{len(skipped)} of {count} weights have no place in the model: {'; '.join(names)}"
+    cause = (
+        f"{len(skipped)} of {count} weights have no place in the model: {join_names(names, _SHOWN)}"
+    )
     fix = "export the dequantized checkpoint, or leave them as they are in the model with `allow_missing=True`"
     return CalibrationError(checkpoint.source, cause, fix, code="Q515")
 

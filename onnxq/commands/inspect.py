@@ -8,8 +8,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from onnx import ModelProto
-
 from onnxq.annotate import (
     Inspection,
     PairInfo,
@@ -25,7 +23,7 @@ from onnxq.config import Command
 from onnxq.errors import ConfigError, VerificationError
 from onnxq.files import guard_outputs, write_text
 from onnxq.graph import save_model
-from onnxq.pipeline.configuration import Configuration, ModelSource, Overrides, open_run
+from onnxq.pipeline.configuration import Configuration, ModelSource, Overrides, name_file, open_run
 from onnxq.plan import Plan
 from onnxq.progress import Progress, silent
 from onnxq.report.columns import Text
@@ -41,7 +39,8 @@ from onnxq.report.terminal import (
     make_list,
     make_table,
 )
-from onnxq.spec import GRAIN_NAMES, Granularity, PerBlock, PerChannel
+from onnxq.spec import Granularity, PerBlock, PerChannel
+from onnxq.wording import join_names
 
 
 def inspect(model: ModelSource, *, progress: Progress = silent) -> Inspection:
@@ -85,7 +84,7 @@ def annotate_bits(
     elif strip:
         _refuse_mixture("strip", "takes all notes out", **written, plan=plan)
     with (
-        guard_outputs("" if isinstance(model, ModelProto) else model, out, sidecar, force=force),
+        guard_outputs(name_file(model), out, sidecar, force=force),
         open_run(model, config, overrides, Command.ANNOTATE, out=out, force=force) as chosen,
     ):
         options = chosen.output
@@ -132,7 +131,7 @@ def find_disagreement(inspection: Inspection) -> VerificationError | None:
     sites = [fault.site for fault in inspection.disagreements]
     if not sites:
         return None
-    names = ", ".join(sites[:3]) + (" …" if len(sites) > 3 else "")
+    names = join_names(sites, 3)
     fix = "`onnxq annotate-bits` writes notes anew, and with `emit=…` makes the numbers follow them"
     cause = f"{format_count(len(sites), 'note')} of bits disagree with the file: {names}"
     return VerificationError(inspection.source or "the model", cause, fix, code="Q713")
@@ -141,7 +140,7 @@ def find_disagreement(inspection: Inspection) -> VerificationError | None:
 def _describe_pair(pair: PairInfo) -> Values:
     grain = pair.granularity
     values = {"site": str(pair.site), **pick_fields(pair, "scope role ops bits origin")}
-    values |= {"type": pair.storage, "scheme": pair.scheme, "granularity": GRAIN_NAMES[type(grain)]}
+    values |= {"type": pair.storage, "scheme": pair.scheme, "granularity": grain.word}
     if isinstance(grain, (PerChannel, PerBlock)):
         values["axis"] = grain.axis
     if isinstance(grain, PerBlock):
@@ -207,7 +206,7 @@ def _list_pairs(pairs: Sequence[PairInfo], view: TextView) -> list[RenderableTyp
 def _format_grain(grain: Granularity) -> str:
     if isinstance(grain, PerBlock):
         return f"block {grain.size}@{grain.axis}"
-    return f"channel {grain.axis}" if isinstance(grain, PerChannel) else GRAIN_NAMES[type(grain)]
+    return f"channel {grain.axis}" if isinstance(grain, PerChannel) else grain.word
 
 
 def _make_operators(inspection: Inspection) -> RenderableType:

@@ -14,27 +14,21 @@ from onnxq.evaluation.profile import KINDS, GroupCost, PrefixError, Profile
 from onnxq.evaluation.sensitivity import measure_sensitivity
 from onnxq.passes.base import RunContext
 from onnxq.pipeline.both_models import load_both
-from onnxq.pipeline.configuration import Configuration, ModelSource, Overrides, open_crew, open_run
+from onnxq.pipeline.configuration import (
+    Configuration,
+    ModelSource,
+    Overrides,
+    name_file,
+    open_crew,
+    open_run,
+)
 from onnxq.pipeline.quantize_model import quantize
 from onnxq.plan import Plan
 from onnxq.progress import Progress, silent
+from onnxq.report import terminal
 from onnxq.report.columns import Text
 from onnxq.report.document import ResultFormat
 from onnxq.report.model import warn_synthetic
-from onnxq.report.terminal import (
-    Group,
-    RenderableType,
-    SheetRows,
-    TextView,
-    format_count,
-    format_decibel,
-    format_figure,
-    format_warnings,
-    list_choices,
-    make_list,
-    make_sheet,
-    make_table,
-)
 from onnxq.workers import use_threads
 
 # Rows of a table without `verbose`.
@@ -97,7 +91,7 @@ def profile_model(
             )
     return replace(
         profile,
-        source=str(model) if isinstance(model, (str, Path)) else "",
+        source=name_file(model),
         # A model given as an object would print its whole text.
         quantized=origin if len(origin) < 500 else "",
         data=dataset.describe(),
@@ -105,15 +99,15 @@ def profile_model(
     )
 
 
-def _make_parts(profile: Profile, view: TextView) -> Iterator[RenderableType]:
+def _make_parts(profile: Profile, view: terminal.TextView) -> Iterator[terminal.RenderableType]:
     yield _make_title(profile)
-    yield make_sheet(_make_rows(profile))
+    yield terminal.make_sheet(_make_rows(profile))
     for kind in KINDS:
         costs = profile.of(kind)
         if costs:
             yield from (Text(""), Text(_TITLES[kind], style="bold"))
             columns = ("name", "op", "pairs", "isolated", "left out", "gain")
-            yield from make_list(
+            yield from terminal.make_list(
                 costs,
                 view,
                 columns,
@@ -125,13 +119,16 @@ def _make_parts(profile: Profile, view: TextView) -> Iterator[RenderableType]:
     if profile.joint:
         yield from (Text(""), Text("the loudest nodes left in float together", style="bold"))
         rows = [
-            (len(cost.nodes), format_decibel(cost.sqnr_db), cost.rule) for cost in profile.joint
+            (len(cost.nodes), terminal.format_decibel(cost.sqnr_db), cost.rule)
+            for cost in profile.joint
         ]
-        yield make_table(("nodes", "SQNR", "rule"), rows, right=("nodes", "SQNR"), fold=("rule",))
+        yield terminal.make_table(
+            ("nodes", "SQNR", "rule"), rows, right=("nodes", "SQNR"), fold=("rule",)
+        )
     if profile.prefixes:
         yield from (Text(""), Text("prefixes: quantized from the start up to a node", style="bold"))
         titles = ("node", "SQNR")
-        yield from make_list(
+        yield from terminal.make_list(
             profile.prefixes, view, titles, _make_prefix_row, right=titles[1:], names=titles[:1]
         )
 
@@ -141,38 +138,44 @@ def _make_title(profile: Profile) -> Text:
     return text.join_text(f"  ({profile.quantized})" if profile.quantized else "", style="dim")
 
 
-def _make_rows(profile: Profile) -> SheetRows:
-    count = format_count(profile.samples, "sample")
-    yield "all", f"{format_decibel(profile.sqnr_db)} with everything quantized, {count}"
+def _make_rows(profile: Profile) -> terminal.SheetRows:
+    count = terminal.format_count(profile.samples, "sample")
+    yield "all", f"{terminal.format_decibel(profile.sqnr_db)} with everything quantized, {count}"
     yield "data", profile.data
     if len(profile.outputs) > 1:
         rows = [
-            (output.name + output.part, format_decibel(output.sqnr_db))
+            (output.name + output.part, terminal.format_decibel(output.sqnr_db))
             for output in profile.outputs
         ]
-        yield "outputs", make_table(("output", "SQNR"), rows, right=("SQNR",), names=("output",))
+        yield (
+            "outputs",
+            terminal.make_table(("output", "SQNR"), rows, right=("SQNR",), names=("output",)),
+        )
     if profile.choices:
-        yield "choices", Group(*list_choices(profile.choices))
+        yield "choices", terminal.Group(*terminal.list_choices(profile.choices))
     legend = "isolated: only it is quantized; left out: all but it; gain: what leaving it float would bring back"
     yield "read", legend
 
 
 def _make_prefix_row(prefix: PrefixError) -> Sequence[str]:
-    return prefix.node, format_decibel(prefix.sqnr_db)
+    return prefix.node, terminal.format_decibel(prefix.sqnr_db)
 
 
 def _make_cost_row(cost: GroupCost) -> Sequence[object]:
     # A segment may hold many operators: three of them are enough to recognise it.
     ops = "/".join((*cost.ops[:3], *(["…"] if len(cost.ops) > 3 else [])))
-    figures = format_decibel(cost.isolated_db), format_decibel(cost.leave_one_out_db)
-    gain = format_figure(cost.gain_db, "+.2f", " dB") or "n/a"
+    figures = (
+        terminal.format_decibel(cost.isolated_db),
+        terminal.format_decibel(cost.leave_one_out_db),
+    )
+    gain = terminal.format_figure(cost.gain_db, "+.2f", " dB") or "n/a"
     return cost.name, ops, len(cost.sites), *figures, gain
 
 
-def _make_warnings(profile: Profile) -> Iterator[RenderableType]:
-    yield from format_warnings(profile.warnings)
+def _make_warnings(profile: Profile) -> Iterator[terminal.RenderableType]:
+    yield from terminal.format_warnings(profile.warnings)
     if profile.synthetic:
-        yield from format_warnings([warn_synthetic("costs were measured")])
+        yield from terminal.format_warnings([warn_synthetic("costs were measured")])
 
 
 FORMS = {"Profile": ResultFormat[Profile](make_parts=_make_parts, list_warnings=_make_warnings)}

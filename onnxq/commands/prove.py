@@ -29,22 +29,12 @@ from onnxq.files import name_folder
 from onnxq.graph import GraphIndex, add_libraries, name_nodes
 from onnxq.pipeline.configuration import Configuration, ModelSource, Overrides, open_run
 from onnxq.progress import Progress, silent
+from onnxq.report import terminal
 from onnxq.report.columns import Text
 from onnxq.report.document import ResultFormat, Values, pick_fields
 from onnxq.report.sentences import format_cost, make_sums_tables, saturation_summary
-from onnxq.report.terminal import (
-    RenderableType,
-    SheetRows,
-    TextView,
-    format_bytes,
-    format_counts,
-    format_seconds,
-    format_warnings,
-    join_lines,
-    make_list,
-    make_sheet,
-)
 from onnxq.sites import Caution, Names
+from onnxq.wording import group_by_text, join_names
 
 # Rows of a list without `verbose`, and nodes named in an error.
 _SHOWN = 12
@@ -163,7 +153,7 @@ def find_unmet_requirement(proof: Proof) -> VerificationError | None:
         return VerificationError(subject, f"{build.state}: {build.reason}", fix, code="Q705")
     unmet = next((requirement for requirement in proof.requirements if requirement.unmet), None)
     if unmet is not None:
-        names = ", ".join((*unmet.unmet[:_NAMED], *(["…"] if len(unmet.unmet) > _NAMED else ())))
+        names = join_names(unmet.unmet, _NAMED)
         option, fault = ("forbid", "in") if unmet.forbidden else ("require", "not in")
         fault = "not run as its pairs say" if unmet.dtype == QUANTIZED else f"{fault} {unmet.dtype}"
         cause = f"{fault} ({len(unmet.unmet)} in all)"
@@ -201,7 +191,7 @@ def _find_warnings(proof: Proof) -> Iterator[Caution]:
         )
 
 
-def _make_parts(proof: Proof, view: TextView) -> Iterator[RenderableType]:
+def _make_parts(proof: Proof, view: terminal.TextView) -> Iterator[terminal.RenderableType]:
     build = proof.build
     facts = [build.version or build.engine]
     if proof.chosen:
@@ -209,15 +199,15 @@ def _make_parts(proof: Proof, view: TextView) -> Iterator[RenderableType]:
     if build.capability:
         facts.append(f"compute capability {build.capability}")
     facts += [f"{name} {value}" for name, value in build.options.items()]
-    facts.append(f"{build.state} in {format_seconds(build.seconds)}")
+    facts.append(f"{build.state} in {terminal.format_seconds(build.seconds)}")
     name = PurePath(proof.source).name or "model"
     yield Text(name, style="bold").join_text(f"  ({', '.join(facts)})", style="dim")
     if proof.built:
         yield from _make_tables(proof, view)
-    yield make_sheet(_make_rows(proof, view.verbose))
+    yield terminal.make_sheet(_make_rows(proof, view.verbose))
 
 
-def _make_tables(proof: Proof, view: TextView) -> Iterator[RenderableType]:
+def _make_tables(proof: Proof, view: terminal.TextView) -> Iterator[terminal.RenderableType]:
     if proof.nodes:
         # In a shortened list those that are not int8 come first: they are what one looks for.
         nodes = (
@@ -226,7 +216,7 @@ def _make_tables(proof: Proof, view: TextView) -> Iterator[RenderableType]:
             else sorted(proof.nodes, key=lambda node: node.type == INT8)
         )
         columns: Names = ("node", "op", "type", "kernel", "reads -> writes")
-        yield from make_list(
+        yield from terminal.make_list(
             nodes,
             view,
             columns,
@@ -239,14 +229,14 @@ def _make_tables(proof: Proof, view: TextView) -> Iterator[RenderableType]:
     pairs = [site for site in proof.sites if view.verbose or site.state is not SiteState.FUSED]
     if pairs:
         columns = ("pair", "role", "state", "rule", "why")
-        yield from make_list(
+        yield from terminal.make_list(
             pairs, view, columns, "site role state rule reason", names=("pair",), fold=columns[3:]
         )
         yield Text("")
     yield from make_sums_tables(proof.weights, proof.cost, view)
     if view.verbose and proof.kernels:
         columns = ("kernel", "kind", "inputs", "constants", "outputs", "nodes")
-        yield from make_list(
+        yield from terminal.make_list(
             proof.kernels, view, columns, _make_kernel_row, names=columns[:2], fold=columns[2:]
         )
         yield Text("")
@@ -262,7 +252,7 @@ def _format_types(tensors: Sequence[Tensor]) -> str:
     return ", ".join(f"{count} {name}" if count > 1 else name for name, count in counts.items())
 
 
-def _make_rows(proof: Proof, verbose: bool) -> SheetRows:
+def _make_rows(proof: Proof, verbose: bool) -> terminal.SheetRows:
     build = proof.build
     if not proof.built:
         blamed = f"node {build.node}: " if build.node else ""
@@ -274,21 +264,23 @@ def _make_rows(proof: Proof, verbose: bool) -> SheetRows:
         names = ", ".join(
             f"{name} ({op})" for name, op in zip(reduced.nodes, reduced.ops, strict=True)
         )
-        effort = f"{reduced.builds} builds, {format_seconds(reduced.seconds)}"
+        effort = f"{reduced.builds} builds, {terminal.format_seconds(reduced.seconds)}"
         yield "smallest", f"{len(reduced.nodes)} nodes that do the same: {names} ({effort})"
     yield from _list_types(proof)
     reasons = _list_reasons(proof.nodes)
     if reasons:
-        yield "not int8", join_lines(reasons, verbose, _SHOWN)
+        yield "not int8", terminal.join_lines(reasons, verbose, _SHOWN)
     if proof.sites:
         states = Counter(site.state for site in proof.sites)
-        yield "pairs", f"{len(proof.sites)}: {format_counts(states)}"
+        yield "pairs", f"{len(proof.sites)}: {terminal.format_counts(states)}"
     if proof.kernels:
-        kinds = format_counts(dict(proof.by_kind().most_common(None if verbose else _SHOWN)))
+        kinds = terminal.format_counts(
+            dict(proof.by_kind().most_common(None if verbose else _SHOWN))
+        )
         moving = f"; {len(proof.moving)} of them only move or convert data" if proof.moving else ""
         yield "kernels", f"{len(proof.kernels)}: {kinds}{moving}"
     if build.engine_bytes:
-        yield "engine", format_bytes(build.engine_bytes)
+        yield "engine", terminal.format_bytes(build.engine_bytes)
     if proof.placement is not None:
         yield from _list_placement(proof.placement, verbose)
     for requirement in proof.requirements:
@@ -306,23 +298,21 @@ def _make_rows(proof: Proof, verbose: bool) -> SheetRows:
     yield "saved", build.saved
 
 
-def _list_placement(placement: DevicePlacement, verbose: bool) -> SheetRows:
+def _list_placement(placement: DevicePlacement, verbose: bool) -> terminal.SheetRows:
     """The number of partitions, and the nodes that the CPU runs, by reason."""
-    groups: dict[str, list[str]] = {}
-    for one in placement.left:
-        groups.setdefault(f"{one.reason}; {one.fix}" if one.fix else one.reason, []).append(
-            one.subject
-        )
     yield "partitions", f"{placement.partitions} on the device"
+    groups = group_by_text(
+        placement.left, lambda one: "; ".join(filter(None, (one.reason, one.fix)))
+    )
     lines = [
-        f"{len(names)} left to it ({names[0]}{', …' if len(names) > 1 else ''}): {why}"
-        for why, names in groups.items()
+        f"{len(members)} left to it ({_name_first([one.subject for one in members])}): {why}"
+        for why, members in groups
     ]
     if lines:
-        yield "CPU", join_lines(lines, verbose, _SHOWN)
+        yield "CPU", terminal.join_lines(lines, verbose, _SHOWN)
 
 
-def _list_types(proof: Proof) -> SheetRows:
+def _list_types(proof: Proof) -> terminal.SheetRows:
     """Numbers of nodes, by operator, that compute in int8, or only store their weights in a narrow type."""
     types = proof.by_op()
     stored = Counter(
@@ -355,20 +345,22 @@ def _describe_requirement(requirement: Requirement) -> str:
 
 def _list_reasons(nodes: Sequence[NodeProof]) -> list[str]:
     """List the reasons why nodes stayed float, each once, with its number of nodes and the first of them."""
-    groups: dict[str, list[str]] = {}
-    for node in nodes:
-        if node.reason:
-            groups.setdefault(f"{node.op}: {node.reason}", []).append(node.node)
+    floating = (node for node in nodes if node.reason)
+    groups = group_by_text(floating, lambda node: f"{node.op}: {node.reason}")
     return [
-        f"{len(names)} {reason} ({names[0]}{', …' if len(names) > 1 else ''})"
-        for reason, names in groups.items()
+        f"{len(members)} {reason} ({_name_first([node.node for node in members])})"
+        for reason, members in groups
     ]
+
+
+def _name_first(names: Sequence[str]) -> str:
+    return f"{names[0]}{', …' if len(names) > 1 else ''}"
 
 
 FORMS = {
     "Proof": ResultFormat[Proof](
         make_parts=_make_parts,
-        list_warnings=lambda proof: format_warnings(_find_warnings(proof)),
+        list_warnings=lambda proof: terminal.format_warnings(_find_warnings(proof)),
         derive=_describe_proof,
         find_fault=find_unmet_requirement,
     )

@@ -59,7 +59,6 @@ def create_weight_matching(
     state, made = load_both(str(float_model_path), RunContext(), str(qdq_model_path))
     plain = GraphIndex(state.model)
     quantized = GraphIndex(made)
-    nodes = {node.name: node for node in plain.nodes}
     matching: dict[str, dict[str, Array]] = {}
     for node in quantized.nodes:
         values = dequantize_node(quantized, node)
@@ -69,8 +68,8 @@ def create_weight_matching(
         # call it in the float model.
         names = [node.inputs[0].removesuffix(end) for end in ("_quantized", PARTS["quantized"])]
         for edge in quantized.list_consumers(node.result):
-            if edge.node in nodes:
-                names += nodes[edge.node].inputs[edge.index : edge.index + 1]
+            if edge.node in plain.named:
+                names += plain.named[edge.node].inputs[edge.index : edge.index + 1]
         for name in names:
             weight = plain.find_constant(TensorId(name, node.scope))
             if weight is not None and weight.size == values.size:

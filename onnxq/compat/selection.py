@@ -18,6 +18,7 @@ from onnxq.pipeline.finalize import Result
 from onnxq.report.model import group_reasons
 from onnxq.report.sentences import format_forced
 from onnxq.sites import Caution, LeftFloat, Refusal, Unquantized
+from onnxq.wording import join_names
 
 _FLOAT: Rule = {"float": True}
 # Code of operators that a rule leaves float: here those that the caller did not want.
@@ -155,10 +156,9 @@ def _find_unplaced(
 
 
 def _describe_group(reason: str, members: Sequence[Unquantized]) -> str:
-    names = ", ".join(entry.subject for entry in members[:_SHOWN])
-    more = f" and {len(members) - _SHOWN} more" if len(members) > _SHOWN else ""
+    names = join_names([entry.subject for entry in members], _SHOWN)
     fixes = {entry.fix for entry in members if isinstance(entry, Refusal) and entry.fix}
-    return "; ".join((f"{len(members)} x {reason} ({names}{more})", *sorted(fixes)))
+    return "; ".join((f"{len(members)} x {reason} ({names})", *sorted(fixes)))
 
 
 def _keep_known(

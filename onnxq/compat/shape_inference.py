@@ -85,17 +85,13 @@ def _repair_model(source: str | Path | onnx.ModelProto) -> str | Path | onnx.Mod
     from onnx import version_converter
 
     from onnxq.errors import ModelError
-    from onnxq.graph import load_model
+    from onnxq.graph import find_opset, load_model
 
     try:
         load_model(source)
     except ModelError as error:
         proto = source if isinstance(source, onnx.ModelProto) else onnx.load(source)
-        opset = next(
-            (entry.version for entry in proto.opset_import if entry.domain in ("", "ai.onnx")),
-            _OPSET,
-        )
-        if opset >= _OPSET or error.code != _INVALID:
+        if (find_opset(proto) or _OPSET) >= _OPSET or error.code != _INVALID:
             raise
         copy = onnx.ModelProto.FromString(proto.SerializeToString())
         for node in copy.graph.node:

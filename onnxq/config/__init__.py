@@ -10,7 +10,7 @@ from onnxq.config.load import (
     read_preset,
     write_config,
 )
-from onnxq.config.model import Config, Option, expand_names, list_code, list_options
+from onnxq.config.model import Config, Option, drop_unset, expand_names, list_code, list_options
 from onnxq.config.rules import Rule, RuleSet, TensorConfig
 from onnxq.config.values import (
     DEFAULT_TARGET,
@@ -44,6 +44,7 @@ __all__ = [
     "Trained",
     "VerifyConfig",
     "check_trust",
+    "drop_unset",
     "expand_names",
     "find_nearest",
     "join_words",

@@ -11,14 +11,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import (
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    PrivateAttr,
-    TypeAdapter,
-    ValidationError,
-)
+from pydantic import BeforeValidator, ConfigDict, Field, PrivateAttr, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
 from onnxq.config.commands import (
@@ -224,6 +217,10 @@ class Config(Section):
         """Find where a file names code for a dotted path; None if no file does."""
         return self._places.get((*path.split("."), code))
 
+    def add_rules(self, *rules: Rule) -> Config:
+        """The configuration with rules in front of its own."""
+        return self.model_copy(update={"rules": (*rules, *self.rules)})
+
     def where(self, path: str) -> Location:
         """`file:line: path` of a dotted path; the path alone if it was not written."""
         return (self.find_place(path) or Location("")) / path
@@ -351,6 +348,11 @@ def list_code(values: Config | Mapping[str, Any]) -> Iterator[tuple[Option, str]
         for code in value if isinstance(value, (list, tuple)) else (value,):
             if code and isinstance(code, str):
                 yield entry, code
+
+
+def drop_unset(overrides: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The overrides that a caller gave: None is not given."""
+    return {key: value for key, value in (overrides or {}).items() if value is not None}
 
 
 def expand_names(overrides: Mapping[str, Any] | None, command: Command) -> dict[str, Any]:

@@ -10,9 +10,8 @@ from typing import overload
 import numpy as np
 
 from onnxq.arrays import Array, Arrays, Mask, Shape
-from onnxq.data.fit import Feeds, Inputs, fit_array
+from onnxq.data.fit import Feeds, Inputs, fit_array, refuse_empty
 from onnxq.data.sources import LazySource, SampleSource, find_batch_axis, find_batch_symbols
-from onnxq.errors import DataError
 from onnxq.graph.base import ValueInfos
 from onnxq.runtime.crew import Crew, SharedFeeds, read_feeds
 from onnxq.sites import Names
@@ -77,9 +76,7 @@ class Dataset:
         extend: Extend | None = None,
     ) -> None:
         if not indices:
-            raise DataError(
-                title, "is empty: it has no samples", "give it at least one sample", code="Q203"
-            )
+            raise refuse_empty(title)
         self.inputs: ValueInfos = tuple(inputs)
         self.synthetic = synthetic
         self._source, self._title, self._extend = source, title, extend

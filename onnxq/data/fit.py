@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -192,3 +193,9 @@ def _check_finite(array: Array, value: ValueInfo, where: str) -> None:
         raise make_input_error(
             where, value, cause, "remove the sample or mend how it was made", code="Q211"
         )
+
+
+def refuse_empty(where: str | Path) -> DataError:
+    """The error of data without samples."""
+    cause = "is empty: it has no samples"
+    return DataError(where, cause, "give it at least one sample", code="Q203")

@@ -17,15 +17,9 @@ from onnxq.arrays import Array, Arrays
 from onnxq.config import DataConfig
 from onnxq.data.arrays import load_npy, load_npz
 from onnxq.data.dataset import Dataset, Unchosen
-from onnxq.data.fit import Feeds, Inputs, check_dtype
+from onnxq.data.fit import Feeds, Inputs, check_dtype, refuse_empty
 from onnxq.data.images import SUFFIXES, find_images, open_images
-from onnxq.data.scripts import (
-    DEFAULT_FUNCTION,
-    call_function,
-    guard_user_code,
-    read_json_feeds,
-    suggest_files,
-)
+from onnxq.data.scripts import DEFAULT_FUNCTION, call_function, guard_user_code, read_json_feeds
 from onnxq.data.sources import (
     ArraySource,
     JoinedSource,
@@ -39,6 +33,7 @@ from onnxq.data.text import make_generated_samples, make_text_samples
 from onnxq.errors import DataError
 from onnxq.files import check_input_kind, explain_unreadable, read_input
 from onnxq.graph import ModelLike
+from onnxq.nearest import suggest_files
 from onnxq.progress import Progress, Tick, silent
 
 # Bytes; protobuf's limit for one message.
@@ -51,10 +46,7 @@ def find_sets(folder: Path) -> list[Path]:
     if _list_files(folder):
         return [folder]
     folders = [path for path in folder.iterdir() if path.is_dir() and _list_files(path)]
-    return sorted(
-        folders,
-        key=lambda path: [int(p) if p.isdigit() else p for p in re.split(r"(\d+)", path.name)],
-    )
+    return sorted(folders, key=_make_sort_key)
 
 
 def read_set(folder: Path, inputs: Inputs) -> Feeds:
@@ -79,12 +71,11 @@ def read_tensor(path: Path) -> tuple[str, Array]:
         data = read_input(path, DataError, limit=_MOST_BYTES)
     except OSError as error:
         raise DataError(path, explain_unreadable(error), code="Q202") from error
+    fix = "sequences and maps are not supported"
     try:
         tensor.ParseFromString(data)
     except Exception as error:  # protobuf's DecodeError; its package has no types
-        raise DataError(
-            path, "is not an ONNX tensor", "sequences and maps are not supported", code="Q206"
-        ) from error
+        raise DataError(path, "is not an ONNX tensor", fix, code="Q206") from error
     if tensor.data_location == onnx.TensorProto.EXTERNAL:
         raise DataError(
             path,
@@ -98,9 +89,7 @@ def read_tensor(path: Path) -> tuple[str, Array]:
         or not tensor.data_type
         or tensor.HasField("segment")
     ):
-        raise DataError(
-            path, "is not an ONNX tensor", "sequences and maps are not supported", code="Q206"
-        )
+        raise DataError(path, "is not an ONNX tensor", fix, code="Q206")
     try:
         return tensor.name, onnx.numpy_helper.to_array(tensor)
     except (ValueError, TypeError) as error:
@@ -144,14 +133,10 @@ class _Opener:
         if isinstance(source, (str, os.PathLike)):
             return self.open_text(str(source))
         # Before Iterable, which arrays of other libraries also are.
-        if isinstance(source, Mapping):
-            return ArraySource(
-                name_arrays(source, self.inputs, "data"), self.inputs, "data"
-            ), "arrays"
-        if isinstance(source, np.ndarray) or hasattr(source, "__array__"):
-            return ArraySource(
-                name_arrays(source, self.inputs, "data"), self.inputs, "data"
-            ), "array"
+        named = isinstance(source, Mapping)
+        if named or hasattr(source, "__array__"):
+            arrays = name_arrays(source, self.inputs, "data")
+            return ArraySource(arrays, self.inputs, "data"), "arrays" if named else "array"
         if isinstance(source, (list, tuple)):
             feeds = [name_arrays(item, self.inputs, f"item {k}") for k, item in enumerate(source)]
             return self.join_feeds({f"item {k}": feed for k, feed in enumerate(feeds)}), "samples"
@@ -399,9 +384,7 @@ def _choose_samples(
     """Choose the requested samples. The first one is read now, so that errors show before work begins."""
     total = len(source)
     if total == 0:
-        raise DataError(
-            title, "is empty: it has no samples", "give it at least one sample", code="Q203"
-        )
+        raise refuse_empty(title)
     raw = source.read_sample(0)
     notes = [
         check_dtype(np.asarray(raw[value.name]).dtype, value, source.name_sample(0))

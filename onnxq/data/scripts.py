@@ -18,9 +18,10 @@ from typing import Any
 import numpy as np
 
 from onnxq.arrays import Array, Arrays
+from onnxq.data.fit import refuse_empty
 from onnxq.errors import DataError, OnnxqError
 from onnxq.files import check_input_kind, explain_unreadable, read_input
-from onnxq.nearest import find_nearest, suggest_names
+from onnxq.nearest import suggest_files, suggest_names
 
 _PACKAGE = os.path.join(Path(__file__).parents[1], "")
 # Calls of a traceback that a message shows, the innermost ones.
@@ -154,20 +155,6 @@ def _check_script(path: Path) -> None:
         raise DataError(str(path), cause, "check its permissions", code="Q213") from error
 
 
-def suggest_files(path: Path) -> str:
-    """Suggest the most similar names in the path's folder; "" for none."""
-    close = (
-        find_nearest(path.name, (entry.name for entry in path.parent.iterdir()))
-        if os.path.isdir(path.parent)
-        else ()
-    )
-    return (
-        f"did you mean {' or '.join(repr(str(path.parent / name)) for name in close)}?"
-        if close
-        else ""
-    )
-
-
 def read_json_feeds(path: Path) -> Sequence[Arrays]:
     """Read a Polygraphy inputs file (`polygraphy run --save-inputs`): a list of {name: array}.
 
@@ -190,9 +177,7 @@ def read_json_feeds(path: Path) -> Sequence[Arrays]:
         ):
             raise DataError(path, "is not a list of {input name: array}", _SAVE_INPUTS, code="Q206")
     if not feeds:
-        raise DataError(
-            path, "is empty: it has no samples", "give it at least one sample", code="Q203"
-        )
+        raise refuse_empty(path)
     return feeds
 
 

@@ -24,6 +24,7 @@ from onnxq.data.fit import (
     make_input_error,
     make_rank_error,
     match_inputs,
+    refuse_empty,
 )
 from onnxq.data.scripts import guard_user_code
 from onnxq.errors import DataError
@@ -332,9 +333,7 @@ def spool_samples(
         if limit is not None and count >= limit:
             break
     if not parts:
-        raise DataError(
-            where, "is empty: it gave no samples", "give it at least one sample", code="Q203"
-        )
+        raise refuse_empty(where)
     return JoinedSource(parts, keep=store)
 
 

@@ -13,6 +13,7 @@ from onnxq.data.dataset import Dataset
 from onnxq.data.fit import Feeds, Inputs, classify_dtype, find_input_dtype, format_shape
 from onnxq.errors import DataError, ModelError
 from onnxq.graph import GraphIndex, ModelLike, ValueInfo, get_index, infer_shapes
+from onnxq.graph.scopes import walk_from
 from onnxq.runtime import Session
 from onnxq.sites import Lines, TensorId
 
@@ -274,16 +275,15 @@ def make_synthetic(
 
 def count_table_rows(inputs: Inputs, index: GraphIndex) -> dict[str, int]:
     """Count the rows of the smallest constant table that each input holds the indices of."""
+
+    def list_passed(tensor: TensorId) -> list[TensorId]:
+        return [node.result for node in index.readers(tensor) if node.op_type in _PASSED]
+
     rows: dict[str, int] = {}
     for value in inputs:
-        pending = [TensorId(value.name)]
-        visited = set[str]()
-        while pending:
-            for edge in index.list_consumers(pending.pop()):
+        for tensor in walk_from([TensorId(value.name)], list_passed):
+            for edge in index.list_consumers(tensor):
                 node = index.find_node(edge.node)
-                if node.op_type in _PASSED and node.name not in visited:
-                    visited.add(node.name)
-                    pending.append(node.result)
                 table = (
                     index.find_input(node, 0)
                     if node.op_type == "Gather" and edge.index == 1

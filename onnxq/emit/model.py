@@ -19,11 +19,12 @@ from onnxq.calibrate.constants import find_tensor
 from onnxq.emit.pairs import PairWriter
 from onnxq.errors import PlanError
 from onnxq.graph import Editor, GraphIndex, ModelLike, NodeRef, find_opset, get_index, infer_shapes
+from onnxq.graph.base import DEQUANTIZE, QUANTIZE
 from onnxq.graph.integer_operators import NodeWriter
 from onnxq.graph.light import bare_proto, copy_proto, keep_weights
-from onnxq.graph.precision.narrow import DEQUANTIZE, QUANTIZE, is_exact, write_types
+from onnxq.graph.precision.narrow import is_exact, write_types
 from onnxq.graph.precision.widen import SourceTypes
-from onnxq.graph.scopes import walk_all_nodes
+from onnxq.graph.scopes import map_entries, walk_all_nodes
 from onnxq.graph.storage import release_pages
 from onnxq.plan import Plan, SitePlan, SitePlans, to_json
 from onnxq.plan.names import name_part
@@ -265,8 +266,7 @@ def _write_matrix(
         editor.set_attr(node.name, name, value)
     if several:
         # Behind its activation, which the kernel computes as well. What has another shape now gets another name.
-        reader = index.find_sole_reader(node.result)
-        clamp = index.find_node(reader.node) if reader is not None else node
+        clamp, _ = index.find_reader(node.result) or (node, 0)
         product = editor.fresh(f"{node.name}/product")
         editor.replace_output(node.name, 0, product)
         end = node
@@ -409,7 +409,7 @@ def _dump_compactly(value: Any) -> str:
 
 def read_records(proto: ModelLike, index: GraphIndex) -> dict[str, object]:
     """The records of an earlier run for the nodes that the model still has; {} where they cannot be read."""
-    text = next((entry.value for entry in proto.metadata_props if entry.key == BITS_KEY), "{}")
+    text = map_entries(proto.metadata_props).get(BITS_KEY, "{}")
     names = {node.name for node in index.nodes}
     try:
         records = json.loads(text)
@@ -426,7 +426,7 @@ def leave_out_notes(proto: ModelProto, level: Literal["names", "none"]) -> Model
     level: "names" keeps the names of nodes, and the bits of sites by them; "none" neither. Entries of the model's
     metadata that are not onnxq's stay, because programs read them: names of classes, sizes of images, tokens.
     """
-    props = {entry.key: entry.value for entry in proto.metadata_props}
+    props = map_entries(proto.metadata_props)
     bits = _read_bits_alone(proto, props.get(BITS_KEY, "{}")) if level == "names" else ""
     props = {key: value for key, value in props.items() if key not in (PLAN_KEY, BITS_KEY)}
     if bits:

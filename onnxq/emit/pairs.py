@@ -22,12 +22,13 @@ from onnxq.arrays import Array, Shape
 from onnxq.calibrate.constants import find_tensor
 from onnxq.errors import OnnxqError, PlanError
 from onnxq.graph import Editor, GraphIndex, ModelLike
+from onnxq.graph.base import DEQUANTIZE, DYNAMIC, QUANTIZE
 from onnxq.graph.storage import TENSOR_TYPES
 from onnxq.numerics import cast_scale, clip_bounds, find_saturating_sums, quantize, quantize_weight
 from onnxq.plan import SitePlan
-from onnxq.plan.names import DEQUANTIZE, DYNAMIC, QUANTIZE, name_part
+from onnxq.plan.names import name_part
 from onnxq.sites import Edge, Role, TensorId
-from onnxq.spec import GRAIN_NAMES, PerBlock, PerChannel, QParams, QuantSpec
+from onnxq.spec import PerBlock, PerChannel, QParams, QuantSpec
 
 
 def quantize_constant(site: SitePlan, qparams: QParams, value: Array) -> Array:
@@ -490,8 +491,8 @@ def describe_site(site: SitePlan) -> Record:
     return {
         "site": str(site.site),
         "bits": site.spec.bits,
-        "scheme": "symmetric" if site.spec.symmetric else "asymmetric",
-        "granularity": GRAIN_NAMES[type(site.spec.granularity)],
+        "scheme": site.spec.scheme,
+        "granularity": site.spec.granularity.word,
         "role": str(site.role),
         "rule": site.rule,
     }

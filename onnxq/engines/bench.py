@@ -305,8 +305,7 @@ def _time_built(
 
 def fit_feeds(inputs: Sequence[ValueInfo], feeds: Feeds) -> Feeds:
     """The feeds of a model's inputs in its own float types."""
-    own = {value.name: feeds[value.name] for value in inputs}
-    return convert_floats(own, {value.name: value.dtype for value in inputs})
+    return convert_floats({value.name: feeds[value.name] for value in inputs}, inputs)
 
 
 def time_placements(

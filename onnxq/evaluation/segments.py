@@ -18,7 +18,7 @@ from onnxq.evaluation.compare import ModelErrors
 from onnxq.evaluation.selections import find_selections, name_own
 from onnxq.graph import GraphIndex, ModelLike, get_index, infer_shapes
 from onnxq.graph.light import bare_proto
-from onnxq.graph.scopes import list_reads
+from onnxq.graph.scopes import list_reads, walk_from
 from onnxq.graph.storage import count_tensor_bytes
 from onnxq.graph.subgraph import Cutter, declare_input
 from onnxq.progress import Progress, silent
@@ -96,14 +96,8 @@ def cut_segments(model: ModelLike, limit: int, shared: Iterable[str]) -> list[Se
 
 def _list_stored(cutter: Cutter[ModelLike], node: str) -> set[str]:
     """The stored tensors that a node reads, those behind nodes on constants too."""
-    found: set[str] = set()
-    waiting = list(list_reads(cutter.nodes[node]))
-    while waiting:
-        tensor = waiting.pop()
-        if cutter.is_constant(tensor) and tensor not in found:
-            found.add(tensor)
-            waiting.extend(cutter.list_constant_reads(tensor))
-    return found
+    reads = filter(cutter.is_constant, list_reads(cutter.nodes[node]))
+    return walk_from(reads, cutter.list_constant_reads)
 
 
 def compare_segments(

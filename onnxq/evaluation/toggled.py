@@ -22,20 +22,20 @@ from onnxq.evaluation.compare import FloatOutputs, ModelErrors
 from onnxq.evaluation.selections import find_selections
 from onnxq.evaluation.trials import Switchboard, score_settings
 from onnxq.graph import GraphIndex, ModelLike, NodeRef, inline_functions, name_nodes
+from onnxq.graph.base import DEQUANTIZE, QUANTIZE
 from onnxq.graph.integer_products import read_integer_products
 from onnxq.graph.light import bare_proto, is_large_model, rebuild
 from onnxq.graph.names import choose_name
 from onnxq.graph.precision.widen import read_types, widen_model
-from onnxq.graph.scopes import collect_reads, walk_graphs
+from onnxq.graph.scopes import collect_reads, replace_items, walk_graphs
 from onnxq.graph.storage import Spool, release_pages
 from onnxq.graph.subgraph import assemble_model, remove_unneeded
-from onnxq.graph.verify import DEQUANTIZE, QUANTIZE
 from onnxq.numerics import dequantize
 from onnxq.progress import Progress
 from onnxq.runtime import Feeds, Session
 from onnxq.runtime.crew import Crew
 from onnxq.sites import Edge, Names, Refusal, Refusals, Role, TensorId
-from onnxq.spec import QParams, QuantSpec
+from onnxq.spec import QuantSpec
 
 # Operators whose constants passes rewrite: weights, biases, and the Add that holds a MatMul's bias.
 _CORRECTED = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul", "Add"})
@@ -315,18 +315,14 @@ class _ToggleWork:
     def _toggle_table(self, chain: Chain, lookup: NodeRef) -> str:
         """A Gather of rows of an input, in the place of the nodes that look rows up; "" without a float table."""
         stored_qparams = read_numbers(self.index, chain)
+        qparams = stored_qparams.qparams
         stored = None if chain.source is None else self.index.find_constant(chain.source)
         plain = (
             self.real.input_value(self.real.find_node(lookup.name), 0)
             if lookup.name in self.known
             else None
         )
-        if (
-            plain is None
-            or stored is None
-            or stored_qparams.scale is None
-            or plain.shape != stored.shape
-        ):
+        if plain is None or stored is None or qparams is None or plain.shape != stored.shape:
             return ""
         feed = self._make_unique(f"onnxq/{lookup.name}")
         result = chain.last.outputs[0]
@@ -346,12 +342,6 @@ class _ToggleWork:
             granularity=stored_qparams.granularity,
             storage=stored_qparams.storage,
         )
-        zero = (
-            np.zeros(stored_qparams.scale.shape)
-            if stored_qparams.zero_point is None
-            else stored_qparams.zero_point
-        )
-        qparams = QParams(stored_qparams.scale.astype(np.float32), zero.astype(np.int32))
         self.on[feed] = dequantize(stored.astype(spec.numpy_storage), qparams, spec)
         self.off[feed] = np.ascontiguousarray(plain, np.float32)
         return feed
@@ -419,16 +409,13 @@ class _ToggleWork:
     def finish_model(self) -> ModelLike:
         """The model with the branches in place, and nothing in it that no output needs."""
         for _, graph in walk_graphs(self.proto.graph):
-            nodes = [self.branches.get(node.name, node) for node in graph.node]
-            del graph.node[:]
-            graph.node.extend(nodes)
+            replace_items(graph.node, [self.branches.get(n.name, n) for n in graph.node])
         # From the inside out: a tensor that no subgraph reads any more, its parent need not compute.
         for _, graph in reversed(list(walk_graphs(self.proto.graph))):
             remove_unneeded(graph)
         used = {value.name for value in self.index.inputs} | collect_reads(self.proto.graph)
-        inputs = [value for value in self.proto.graph.input if value.name in used]
-        del self.proto.graph.input[:]
-        self.proto.graph.input.extend(inputs)
+        inputs = self.proto.graph.input
+        replace_items(inputs, [value for value in inputs if value.name in used])
         return rebuild(self.source, self.proto)
 
     def _make_unique(self, base: str) -> str:

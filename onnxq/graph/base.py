@@ -7,9 +7,15 @@ from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from onnxq.arrays import Array
-from onnxq.sites import Edge, Edges, Names, TensorId
+from onnxq.arrays import Array, Shape
+from onnxq.sites import Edge, Edges, Names, Site, TensorId
 
+QUANTIZE = "QuantizeLinear"
+DEQUANTIZE = "DequantizeLinear"
+# Quantizes on a scale that it computes from the values it reads.
+DYNAMIC = "DynamicQuantizeLinear"
+# The domain of ONNX Runtime's own operators.
+MICROSOFT = "com.microsoft"
 # Element types of ONNX that are floats of 16 bits and more: FLOAT, FLOAT16, DOUBLE, BFLOAT16.
 FLOAT_TENSORS = frozenset({1, 10, 11, 16})
 # Operators whose output holds the values of input 0 in other places or another shape.
@@ -178,6 +184,19 @@ class Graph(ABC):
             return None
         return self.resolve_tensor(node.inputs[k], node.scope)
 
+    def find_at(self, site: Site) -> TensorId | None:
+        """The tensor of a site; None for an input that is not connected."""
+        if isinstance(site, TensorId):
+            return site
+        return self.find_input(self.find_node(site.node), site.index)
+
+    def find_sizes(self, t: TensorId | None) -> Shape | None:
+        """The shape of a tensor whose sizes are all known as numbers; None for another."""
+        shape = self.find_shape(t)
+        if shape is None or not all(isinstance(size, int) for size in shape):
+            return None
+        return tuple(size for size in shape if isinstance(size, int))
+
     def list_inputs(self, node: NodeRef) -> list[TensorId | None]:
         """The tensor of each input of a node; None where one is left out."""
         return [self.resolve_tensor(name, node.scope) for name in node.inputs]
@@ -207,12 +226,25 @@ class Graph(ABC):
         """The nodes that read the tensor, in the order the model runs in; one that reads it twice is there twice."""
         return [self.find_node(edge.node) for edge in self.list_consumers(t)]
 
+    def is_kept(self, t: TensorId) -> bool:
+        """True when others than the nodes of its own graph see the tensor."""
+        return self.is_output(t)
+
     def find_sole_reader(self, t: TensorId) -> Edge | None:
         """The one input that reads the tensor, in the tensor's own graph, which does not give it out."""
         edges = self.list_consumers(t)
-        if len(edges) != 1 or edges[0].scope != t.scope or self.is_output(t):
+        return edges[0] if len(edges) == 1 and not self.is_kept(t) else None
+
+    def find_reader(self, t: TensorId, *op_types: str) -> tuple[NodeRef, int] | None:
+        """Node and number of the input of `find_sole_reader`; None for another, and for a node of any other operator.
+
+        op_types: of ONNX's own operators.
+        """
+        edge = self.find_sole_reader(t)
+        if edge is None:
             return None
-        return edges[0]
+        node = self.find_node(edge.node)
+        return None if op_types and not node.is_onnx(*op_types) else (node, edge.index)
 
     def walk_back(self, t: TensorId | None, op_types: Container[str]) -> Iterator[TensorId]:
         """The tensor, then those that it was made of by ONNX's operators of these types, each through its input 0."""

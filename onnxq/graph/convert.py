@@ -15,7 +15,7 @@ from onnxq.errors import ModelError
 from onnxq.graph.index import find_opset
 from onnxq.graph.light import keep_weights
 from onnxq.graph.load import check_structure
-from onnxq.graph.names import assign_names, choose_name, has_unique_names, list_names, name_nodes
+from onnxq.graph.names import assign_names, choose_name, list_names, name_nodes
 from onnxq.graph.scopes import (
     OWN_DOMAINS,
     label_node,
@@ -328,8 +328,7 @@ def inline_functions(proto: ModelProto) -> ModelProto:
             inlined.graph.value_info, [v for v in inlined.graph.value_info if v.name in declared]
         )
     # Nodes of a function need no names.
-    if not has_unique_names(inlined):
-        assign_names(inlined)
+    assign_names(inlined)
     return restore_weights(inlined, omitted)
 
 
@@ -342,8 +341,7 @@ def write_out_operators(proto: ModelProto, *op_types: str) -> ModelProto:
     light, omitted = omit_weights(proto)
     chosen = [("", op_type) for op_type in op_types]
     inlined = onnx.inliner.inline_selected_functions(light, chosen, inline_schema_functions=True)
-    if not has_unique_names(inlined):
-        assign_names(inlined)
+    assign_names(inlined)
     return restore_weights(inlined, omitted)
 
 

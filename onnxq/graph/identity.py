@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from onnx import TensorProto
 
+from onnxq.arrays import hash_parts, view_content
 from onnxq.graph.base import FLOAT_TENSORS, NodeRef
 from onnxq.graph.index import GraphIndex, get_index
 from onnxq.graph.light import LightModel, ModelLike, bare_proto, store_of
@@ -48,26 +49,24 @@ def compute_fingerprint(proto: ModelLike) -> Fingerprint:
     index = index_named(proto)
     ids = _colour_tensors(index)
     values = (
-        _hash_parts(ids[t], array.dtype.str, repr(array.shape), _read_content(array))
+        hash_parts(ids[t], array.dtype.str, repr(array.shape), view_content(array))
         for t in ids
         if (array := index.find_constant(t)) is not None
     )
-    return Fingerprint(hash_topology(index), _hash_parts(*sorted(values)))
+    return Fingerprint(hash_topology(index), hash_parts(*sorted(values)))
 
 
 def hash_topology(index: GraphIndex) -> str:
     """The first half of a fingerprint, which takes no weight in hand."""
     ids = _colour_tensors(index)
-    structure = [
-        ids[TensorId(name, node.scope)] for node in index.nodes for name in node.outputs if name
-    ]
+    structure = [ids[t] for node in index.nodes for t in node.results]
     functions = sorted(
-        _hash_parts(name_function(f), *(n.SerializeToString(deterministic=True) for n in f.node))
+        hash_parts(name_function(f), *(n.SerializeToString(deterministic=True) for n in f.node))
         for f in index.proto.functions
     )
     interface = [f"{value.dtype}" for value in (*index.inputs, *index.outputs)]
     # Sorted, since exporters list the same nodes in other orders.
-    return _hash_parts(*sorted(structure), *interface, *functions)
+    return hash_parts(*sorted(structure), *interface, *functions)
 
 
 def compute_structural_ids(model: ModelLike | GraphIndex) -> dict[TensorId, str]:
@@ -118,7 +117,7 @@ def _colour_tensors(index: GraphIndex) -> dict[TensorId, str]:
         for _ in range(_ROUNDS):
             origins = _colour_forward(index, colours)
             becomes = _colour_backward(index, origins)
-            colours = {t: _hash_parts(colour, becomes[t]) for t, colour in origins.items()}
+            colours = {t: hash_parts(colour, becomes[t]) for t, colour in origins.items()}
         index.colours = colours
     # A copy: the index keeps its own.
     return dict(index.colours)
@@ -128,14 +127,14 @@ def _colour_forward(index: GraphIndex, known: dict[TensorId, str]) -> dict[Tenso
     colours: dict[TensorId, str] = {}
     # By position: exporters give inputs other names.
     for k, value in enumerate(index.inputs):
-        colours[TensorId(value.name)] = _hash_parts("input", str(k), str(value.dtype))
+        colours[TensorId(value.name)] = hash_parts("input", str(k), str(value.dtype))
 
     def colour(name: str, scope: str) -> str:
         t = index.resolve_tensor(name, scope)
         if t is None:
             return "absent"
         if t not in colours:
-            colours[t] = _hash_parts(_hash_leaf(index, t, colours), known.get(t, ""))
+            colours[t] = hash_parts(_hash_leaf(index, t, colours), known.get(t, ""))
         return colours[t]
 
     for node in index.nodes:
@@ -143,14 +142,14 @@ def _colour_forward(index: GraphIndex, known: dict[TensorId, str]) -> dict[Tenso
         for label, subgraph in index.subgraphs(node.name):
             parts.append(label)
             parts.extend(colour(name, subgraph) for name in index.scope_outputs(subgraph))
-        operation = _hash_parts(*parts)
+        operation = hash_parts(*parts)
         for k, name in enumerate(node.outputs):
             t = TensorId(name, node.scope)
             if name and index.is_constant(t):
                 # The same whether the exporter wrote an initializer or a Constant node.
-                colours[t] = _hash_parts(_hash_leaf(index, t, colours), known.get(t, ""))
+                colours[t] = hash_parts(_hash_leaf(index, t, colours), known.get(t, ""))
             elif name:
-                colours[t] = _hash_parts(operation, str(k), known.get(t, ""))
+                colours[t] = hash_parts(operation, str(k), known.get(t, ""))
     return colours
 
 
@@ -166,16 +165,16 @@ def _hash_leaf(index: GraphIndex, t: TensorId, colours: dict[TensorId, str]) -> 
         ):
             array = index.find_constant(t)
             content = (
-                _read_content(array) if array is not None and array.dtype.kind in "iub" else b""
+                view_content(array) if array is not None and array.dtype.kind in "iub" else b""
             )
-        return _hash_parts("constant", str(index.find_dtype(t)), repr(shape), content)
+        return hash_parts("constant", str(index.find_dtype(t)), repr(shape), content)
     parent = index.parent(t.scope)
     names = index.scope_inputs(t.scope)
     if parent is None or t.name not in names:
         return "unknown"
     outer = index.list_inputs(parent)
     label = t.scope.rpartition(".")[2]
-    return _hash_parts(
+    return hash_parts(
         "body",
         _hash_operator(parent),
         label,
@@ -189,23 +188,23 @@ def _colour_backward(index: GraphIndex, origins: dict[TensorId, str]) -> dict[Te
     for k, value in enumerate(index.outputs):
         t = index.resolve_tensor(value.name, "")
         if t is not None:
-            uses[t].append(_hash_parts("output", str(k)))
+            uses[t].append(hash_parts("output", str(k)))
     for node in reversed(index.nodes):
-        fate = _hash_parts(
+        fate = hash_parts(
             _hash_operator(node),
-            *(_hash_sorted(uses[TensorId(name, node.scope)]) for name in node.outputs if name),
+            *(_hash_sorted(uses[t]) for t in node.results),
         )
         read = index.list_inputs(node)
         # The use of one input depends on the others: a sum with a constant is not one with data.
         around = [origins.get(t, "") if t else "" for t in read]
         for k, t in enumerate(read):
             if t is not None:
-                uses[t].append(_hash_parts(fate, str(k), *around))
+                uses[t].append(hash_parts(fate, str(k), *around))
         for label, subgraph in index.subgraphs(node.name):
             for k, name in enumerate(index.scope_outputs(subgraph)):
                 t = index.resolve_tensor(name, subgraph)
                 if t is not None:
-                    uses[t].append(_hash_parts(fate, label, str(k)))
+                    uses[t].append(hash_parts(fate, label, str(k)))
     return {t: _hash_sorted(uses[t]) for t in origins}
 
 
@@ -215,30 +214,14 @@ def _hash_operator(node: NodeRef) -> str:
         for key in sorted(node.attrs)
         if node.op_type != "Constant"
     )
-    return _hash_parts(node.domain, node.op_type, *attributes)
+    return hash_parts(node.domain, node.op_type, *attributes)
 
 
 def _hash_attribute(value: Any) -> str:
     if isinstance(value, np.ndarray):
-        return _hash_parts(value.dtype.str, repr(value.shape), _read_content(value))
+        return hash_parts(value.dtype.str, repr(value.shape), view_content(value))
     return repr(value)
 
 
-def _read_content(array: np.ndarray[Any, Any]) -> bytes | memoryview:
-    if array.dtype.kind == "O":
-        return repr(array.tolist()).encode()
-    return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
-
-
 def _hash_sorted(parts: Iterable[str]) -> str:
-    return _hash_parts(*sorted(parts))
-
-
-def _hash_parts(*parts: str | bytes | memoryview) -> str:
-    # Each with its length: ("ab", "c") must not hash like ("a", "bc").
-    digest = hashlib.sha256()
-    for part in parts:
-        data = part.encode() if isinstance(part, str) else part
-        digest.update(len(data).to_bytes(8, "little"))
-        digest.update(data)
-    return digest.hexdigest()
+    return hash_parts(*sorted(parts))

@@ -5,8 +5,9 @@ Read-only. Built once per model, which must not change while the index is in use
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TypeVar
 
 from onnx import (
@@ -18,7 +19,7 @@ from onnx import (
     TensorProto,
 )
 
-from onnxq.arrays import Array
+from onnxq.arrays import Array, is_float
 from onnxq.errors import ModelError
 from onnxq.graph.base import Dims, Graph, NodeRef, NodeRefs, ValueInfo, ValueInfos
 from onnxq.graph.light import (
@@ -31,7 +32,15 @@ from onnxq.graph.light import (
     store_of,
 )
 from onnxq.graph.names import check_names
-from onnxq.graph.scopes import OWN_DOMAINS, iterate_subgraphs, join_scope, name_function, sort_nodes
+from onnxq.graph.scopes import (
+    OWN_DOMAINS,
+    Stored,
+    iterate_subgraphs,
+    join_scope,
+    map_stored,
+    name_function,
+    sort_nodes,
+)
 from onnxq.graph.storage import StoredArray, is_stub
 from onnxq.graph.values import (
     Attributes,
@@ -45,8 +54,14 @@ from onnxq.graph.values import (
 from onnxq.nearest import suggest_names
 from onnxq.sites import Edge, Edges, Names, TensorId
 
-Stored = TensorProto | SparseTensorProto
 _T = TypeVar("_T")
+# Without shape inference these still say something about the rank of what they write.
+_LEAST_RANK = {
+    **dict.fromkeys(
+        ("Conv", "ConvTranspose", "AveragePool", "MaxPool", "GlobalAveragePool", "GlobalMaxPool"), 3
+    ),
+    **dict.fromkeys(("Gemm", "Flatten"), 2),
+}
 
 
 class GraphIndex(Graph):
@@ -75,7 +90,8 @@ class GraphIndex(Graph):
         self._subgraphs: defaultdict[str, list[tuple[str, str]]] = defaultdict(list)
         self._graphs: dict[str, GraphProto] = {}
         self._defined: dict[str, set[str]] = {}
-        self._nodes: dict[str, NodeRef] = {}
+        # The same nodes, by name.
+        self.named: dict[str, NodeRef] = {}
         # Of Constant nodes, by their output.
         self._literals: dict[TensorId, AttributeProto] = {}
         self._producer: dict[TensorId | None, str] = {}
@@ -90,11 +106,10 @@ class GraphIndex(Graph):
         # By the tensor that stores it: all that Identity makes of one share its array.
         self._decoded: dict[TensorId, Array] = {}
         self._visit_graph(proto.graph, "")
-        self.nodes = tuple(self._nodes.values())
+        self.nodes = tuple(self.named.values())
         self.scopes = tuple(self._graphs)
         # Files before IR version 4 list initializers as inputs too; nobody has to feed them.
-        stored = {tensor.name for tensor in proto.graph.initializer}
-        stored.update(sparse.values.name for sparse in proto.graph.sparse_initializer)
+        stored = map_stored(proto.graph)
         self.inputs = tuple(
             ValueInfo(value.name, *read_declared_type(value))
             for value in proto.graph.input
@@ -114,7 +129,7 @@ class GraphIndex(Graph):
 
     def find_node(self, name: str) -> NodeRef:
         """The node of this name. Raises ModelError with the nearest names."""
-        return look_up(self._nodes, name, "node of this name")
+        return look_up(self.named, name, "node of this name")
 
     def resolve_tensor(self, tensor: str, scope: str) -> TensorId | None:
         """The tensor that this name means when read from `scope`: defined there or in the nearest scope around it.
@@ -138,7 +153,7 @@ class GraphIndex(Graph):
 
     def find_producer(self, t: TensorId | None) -> NodeRef | None:
         """The node that makes the tensor; None for inputs, initializers and unknown tensors."""
-        return self._nodes.get(self._producer.get(t, ""))
+        return self.named.get(self._producer.get(t, ""))
 
     def list_consumers(self, t: TensorId | None) -> Edges:
         """Every node input that reads the tensor, also from inner scopes, in the order the model runs in."""
@@ -151,6 +166,57 @@ class GraphIndex(Graph):
     def captured(self, t: TensorId | None) -> bool:
         """True when an inner scope reads the tensor, as a node input or as that subgraph's output."""
         return t in self._captured
+
+    def is_kept(self, t: TensorId) -> bool:
+        """True when somebody outside the node list sees the tensor: a (sub)graph output or a body that captures it."""
+        return self.is_output(t) or self.captured(t)
+
+    def are_private(self, tensors: Iterable[TensorId], nodes: set[str]) -> bool:
+        """True when only `nodes` read these tensors."""
+        return all(
+            not self.is_kept(t) and all(edge.node in nodes for edge in self.list_consumers(t))
+            for t in tensors
+        )
+
+    def is_owned(self, t: TensorId) -> bool:
+        """True for an initializer that one node input alone reads, so that it may take another value."""
+        return self.find_producer(t) is None and self.find_sole_reader(t) is not None
+
+    def find_onnx_producer(self, t: TensorId | None, *op_types: str) -> NodeRef | None:
+        """The node that makes a tensor, when it is an operator of ONNX of one of these types (any, if none given)."""
+        node = self.find_producer(t)
+        if node is None or node.domain or (op_types and node.op_type not in op_types):
+            return None
+        return node
+
+    def has_constant(self, node: NodeRef, k: int) -> bool:
+        """True when input k is there and constant; its value is not decoded."""
+        return self.is_constant(self.find_input(node, k))
+
+    def read_scalar(self, node: NodeRef, k: int) -> tuple[float, int] | None:
+        """(value, rank) of a constant input of one float that is finite."""
+        tensor = self.find_input(node, k)
+        # By the shape first, so that no large weight is decoded for this.
+        sides = self.find_shape(tensor) or ()
+        if not self.is_constant(tensor) or any(side != 1 for side in sides):
+            return None
+        value = self.find_constant(tensor)
+        if value is None or value.size != 1 or not is_float(value):
+            return None
+        number = float(value.reshape(()))
+        # Formulas with inf or NaN in them are not those of the patterns.
+        return (number, value.ndim) if math.isfinite(number) else None
+
+    def find_rank(self, t: TensorId | None) -> int | None:
+        """The rank of a tensor where it is known."""
+        shape = self.find_shape(t)
+        return None if shape is None else len(shape)
+
+    def find_least_rank(self, t: TensorId) -> int:
+        """The rank of a tensor, or its known minimum."""
+        node = self.find_onnx_producer(t)
+        least = 0 if node is None else _LEAST_RANK.get(node.op_type, 0)
+        return least if (rank := self.find_rank(t)) is None else rank
 
     def is_constant(self, t: TensorId | None) -> bool:
         """True for an initializer that no caller can override, a Constant node's output, or Identity of one."""
@@ -197,7 +263,7 @@ class GraphIndex(Graph):
 
     def parent(self, scope: str) -> NodeRef | None:
         """The node whose subgraph this scope is; None for the main graph."""
-        return self._nodes.get(self._parent_node.get(scope, ""))
+        return self.named.get(self._parent_node.get(scope, ""))
 
     def subgraphs(self, node: str) -> tuple[tuple[str, str], ...]:
         """(label, scope) of the subgraphs a node holds, sorted by label; () for most nodes."""
@@ -230,21 +296,15 @@ class GraphIndex(Graph):
 
     def _define_tensors(self, graph: GraphProto, scope: str) -> None:
         names = self._defined[scope] = {value.name for value in graph.input}
-        # An initializer that is an input, too, is a default that the caller may override.
-        overridable = set(names)
-        for tensor in graph.initializer:
-            self._store_initializer(
-                TensorId(tensor.name, scope),
-                tensor,
-                tensor.data_type,
-                tuple(tensor.dims),
-                overridable,
-            )
-        for sparse in graph.sparse_initializer:
-            key = TensorId(sparse.values.name, scope)
-            self._store_initializer(
-                key, sparse, sparse.values.data_type, tuple(sparse.dims), overridable
-            )
+        stored = map_stored(graph)
+        for name, tensor in stored.items():
+            key = TensorId(name, scope)
+            values = tensor.values if isinstance(tensor, SparseTensorProto) else tensor
+            self._types[key] = (values.data_type, tuple(tensor.dims))
+            # One that is an input, too, is a default: ORT folds it into nothing when the caller may feed another value.
+            if scope or name not in names:
+                self._initializers[key] = tensor
+        names.update(stored)
         for node in graph.node:
             for output in filter(None, node.output):
                 names.add(output)
@@ -259,15 +319,6 @@ class GraphIndex(Graph):
         for value in (*graph.input, *graph.output, *graph.value_info):
             if value.name in names:
                 self._learn_type(TensorId(value.name, scope), *read_declared_type(value))
-
-    def _store_initializer(
-        self, key: TensorId, stored: Stored, dtype: int, dims: Dims, overridable: set[str]
-    ) -> None:
-        self._defined[key.scope].add(key.name)
-        self._types[key] = (dtype, dims)
-        # ORT folds an initializer into nothing when the caller may feed another value for it.
-        if key.name not in overridable or key.scope:
-            self._initializers[key] = stored
 
     def _learn_type(self, key: TensorId, dtype: int, shape: Dims | None) -> None:
         # A tensor may be declared twice, as an output and in value_info: each may know dims that the other does not.
@@ -288,9 +339,9 @@ class GraphIndex(Graph):
             outputs=tuple(node.output),
             attrs=Attributes(node),
             scope=scope,
-            order=len(self._nodes),
+            order=len(self.named),
         )
-        self._nodes[node.name] = ref
+        self.named[node.name] = ref
         for k, name in enumerate(node.input):
             tensor = self.resolve_tensor(name, scope)
             if tensor is not None:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from onnx import TensorProto
 
-from onnxq.graph.base import LAYOUT_OPS, NodeRef
+from onnxq.graph.base import DEQUANTIZE, DYNAMIC, LAYOUT_OPS, QUANTIZE, NodeRef
 from onnxq.graph.convert import ensure_opset
 from onnxq.graph.editing.editor import Editor
 from onnxq.graph.index import GraphIndex
@@ -27,9 +27,6 @@ from onnxq.sites import Indices, Names, TensorId
 
 # DequantizeLinear has an axis from here on.
 _OPSET = 13
-_DEQUANTIZE = "DequantizeLinear"
-_DYNAMIC = "DynamicQuantizeLinear"
-_QUANTIZE = "QuantizeLinear"
 # In the place of a scale: 1.
 _ONE = -1
 
@@ -142,9 +139,9 @@ def read_integer_operators(proto: M, wanted: frozenset[str] | None = None) -> M:
         writer = _OperatorWriter(editor, index, node, numbers)
         if _is_wanted(node, wanted):
             writer.write(_OPERATORS[node.op_type])
-        elif node.op_type in (_QUANTIZE, _DYNAMIC):
+        elif node.op_type in (QUANTIZE, DYNAMIC):
             numbers[node.result] = (
-                node.inputs[1:3] if node.op_type == _QUANTIZE else node.outputs[1:3]
+                node.inputs[1:3] if node.op_type == QUANTIZE else node.outputs[1:3]
             )
         elif wanted is None and node.is_onnx(*_MOVES):
             writer.move()
@@ -161,10 +158,10 @@ def _is_wanted(node: NodeRef, wanted: frozenset[str] | None) -> bool:
 
 def _moves_integers(index: GraphIndex, node: NodeRef) -> bool:
     """True for a DequantizeLinear behind a node that moves integers which were quantized, or of a table."""
-    moved = index.find_input(node, 0) if node.op_type == _DEQUANTIZE else None
+    moved = index.find_input(node, 0) if node.op_type == DEQUANTIZE else None
     origin = index.find_origin(moved, _MOVES)
     maker = index.find_producer(origin)
-    return origin != moved and (maker is None or maker.op_type in (_QUANTIZE, _DYNAMIC))
+    return origin != moved and (maker is None or maker.op_type in (QUANTIZE, DYNAMIC))
 
 
 def _find_tables(index: GraphIndex) -> dict[TensorId, Names]:
@@ -173,7 +170,7 @@ def _find_tables(index: GraphIndex) -> dict[TensorId, Names]:
     for node in index.nodes:
         stored = index.find_input(node, 0)
         scale = index.input_value(node, 1)
-        origin = index.find_origin(stored, _MOVES) if node.op_type == _DEQUANTIZE else None
+        origin = index.find_origin(stored, _MOVES) if node.op_type == DEQUANTIZE else None
         # Scales of channels lie along another axis there.
         single = scale is not None and scale.size == 1
         if single and origin is not None and origin != stored and index.is_constant(origin):
@@ -207,8 +204,8 @@ class _OperatorWriter(NodeWriter):
             source = reads[0]
             parts = ("quantized", "scale", "zero_point")
             reads[0] = [self.editor.fresh(f"{self.node.name}/{part}") for part in parts]
-            name = self.editor.fresh(f"{self.node.name}/{_DYNAMIC}")
-            self.editor.insert_node(self.scope, _DYNAMIC, source, reads[0], name=name)
+            name = self.editor.fresh(f"{self.node.name}/{DYNAMIC}")
+            self.editor.insert_node(self.scope, DYNAMIC, source, reads[0], name=name)
         operands = [
             self.dequantize(read, self.find_axis(form.op, read[0]) if k else 1)
             for k, read in enumerate(reads)
@@ -277,12 +274,12 @@ class _OperatorWriter(NodeWriter):
         if len(inputs) == 1:
             return inputs[0]
         made = self.editor.fresh(f"{name_source(inputs[0])}/dequantized")
-        return self.add(_DEQUANTIZE, [name for name in inputs if name], made, axis=axis)
+        return self.add(DEQUANTIZE, [name for name in inputs if name], made, axis=axis)
 
     def quantize(self, tensor: str, out: str, numbers: list[str]) -> None:
         """The QuantizeLinear that makes an output of integers."""
         self.numbers[TensorId(out, self.scope)] = tuple(numbers)
-        self.add(_QUANTIZE, [tensor, *filter(None, numbers)], out)
+        self.add(QUANTIZE, [tensor, *filter(None, numbers)], out)
 
     def find_axis(self, op: str, weight: str) -> int:
         """The axis along which a weight has its scales, where it has several."""

@@ -20,7 +20,7 @@ import numpy as np
 from onnx import TensorProto, helper
 
 from onnxq.arrays import Array, Floats
-from onnxq.graph.base import NodeRef
+from onnxq.graph.base import DEQUANTIZE, DYNAMIC, MICROSOFT, NodeRef
 from onnxq.graph.editing.editor import Editor
 from onnxq.graph.index import GraphIndex
 from onnxq.graph.light import M, bare_proto, copy_store, rebuild
@@ -29,10 +29,7 @@ from onnxq.graph.scopes import collect_reads, replace_items
 from onnxq.graph.storage import omit_weights, restore_weights
 from onnxq.graph.values import encode_tensor
 
-_DYNAMIC = "DynamicQuantizeLinear"
-_DEQUANTIZE = "DequantizeLinear"
 _LSTM = "DynamicQuantizeLSTM"
-_MICROSOFT = "com.microsoft"
 _BYTES = (TensorProto.INT8, TensorProto.UINT8)
 # Operators that give out sums of integers.
 _SUMS = ("MatMulInteger", "ConvInteger")
@@ -91,14 +88,14 @@ def _find_dynamic(index: GraphIndex, node: NodeRef) -> NodeRef | None:
     """The DynamicQuantizeLinear of a product's data, where its weights are such as the operator takes."""
     if not node.is_onnx("MatMul", "Gemm", "LSTM"):
         return None
-    data = index.maker(index.maker(node, 0, _DEQUANTIZE), 0, _DYNAMIC)
+    data = index.maker(index.maker(node, 0, DEQUANTIZE), 0, DYNAMIC)
     weights = _LSTM_WEIGHTS if node.op_type == "LSTM" else (1,)
     return data if data is not None and all(_has_bytes(index, node, k) for k in weights) else None
 
 
 def _has_bytes(index: GraphIndex, node: NodeRef, k: int) -> bool:
     """True for a weight of stored bytes with a scale per output channel, or one for all."""
-    pair = index.maker(node, k, _DEQUANTIZE)
+    pair = index.maker(node, k, DEQUANTIZE)
     scale = index.input_value(pair, 1)
     if pair is None or scale is None or pair.attrs.get("block_size", 0):
         return False
@@ -186,7 +183,7 @@ def _write_lstm(index: GraphIndex, editor: Editor[Any], node: NodeRef, data: Nod
         [*inputs, *qparams],
         list(node.outputs),
         name=node.name,
-        domain=_MICROSOFT,
+        domain=MICROSOFT,
         attrs=attrs,
     )
 
@@ -218,7 +215,7 @@ class _Product:
 
 def _find_products(index: GraphIndex) -> Iterator[_Product]:
     for node in index.nodes:
-        data = index.maker(node, 0, _DYNAMIC)
+        data = index.maker(node, 0, DYNAMIC)
         if node.op_type not in _SUMS or data is None:
             continue
         cast = _find_next(index, node, "Cast")
@@ -229,16 +226,15 @@ def _find_products(index: GraphIndex) -> Iterator[_Product]:
         if node.inputs[2:3] != data.outputs[2:3] or data.outputs[1] not in factor.inputs:
             continue
         scale = factor.inputs[1 - factor.inputs.index(data.outputs[1])]
-        stored = index.is_constant(index.find_input(node, 1)) or _is_transposed(index, node)
+        stored = index.has_constant(node, 1) or _is_transposed(index, node)
         if stored and index.is_constant(index.resolve_tensor(scale, factor.scope)):
             yield _Product(node, data, scale, cast, product)
 
 
 def _find_next(index: GraphIndex, node: NodeRef | None, op_type: str) -> NodeRef | None:
     """The node of this operator that alone reads the result of another, in the same graph."""
-    edge = None if node is None else index.find_sole_reader(node.result)
-    reader = None if edge is None else index.find_node(edge.node)
-    return reader if reader is not None and reader.op_type == op_type else None
+    reader = None if node is None else index.find_reader(node.result, op_type)
+    return None if reader is None else reader[0]
 
 
 def _is_transposed(index: GraphIndex, node: NodeRef) -> bool:
@@ -246,7 +242,7 @@ def _is_transposed(index: GraphIndex, node: NodeRef) -> bool:
     maker = index.maker(node, 1, "Transpose")
     if maker is None or list(maker.attrs.get("perm", [1, 0])) != [1, 0]:
         return False
-    return index.is_constant(index.find_input(maker, 0))
+    return index.has_constant(maker, 0)
 
 
 def _is_stored(index: GraphIndex, node: NodeRef) -> bool:
@@ -301,7 +297,7 @@ class _Reader:
         if key not in self.dequantized:
             names = [self.editor.fresh(f"{base}/{part}") for part in _PARTS]
             self.editor.insert_node(
-                node.scope, _DYNAMIC, [base], names, name=self.editor.fresh(f"{base}/{_DYNAMIC}")
+                node.scope, DYNAMIC, [base], names, name=self.editor.fresh(f"{base}/{DYNAMIC}")
             )
             self.dequantized[key] = self._add_dequantize(node.scope, names, 1)
         inputs[0] = self.dequantized[key]
@@ -330,9 +326,9 @@ class _Reader:
         if key not in self.dequantized:
             base = name_source(inputs[0])
             result = self.dequantized[key] = self.editor.fresh(f"{base}/dequantized")
-            name = self.editor.fresh(f"{base}/{_DEQUANTIZE}")
+            name = self.editor.fresh(f"{base}/{DEQUANTIZE}")
             self.editor.insert_node(
-                scope, _DEQUANTIZE, inputs, [result], name=name, attrs={"axis": axis}
+                scope, DEQUANTIZE, inputs, [result], name=name, attrs={"axis": axis}
             )
         return self.dequantized[key]
 
@@ -374,7 +370,7 @@ def dequantize_weights(model: M) -> M:
 
 def dequantize_node(index: GraphIndex, node: NodeRef) -> Floats | None:
     """The float32 values that a DequantizeLinear makes of constants; None for another node, as above."""
-    if not node.is_onnx(_DEQUANTIZE) or node.scope or node.attrs.get("block_size", 0):
+    if not node.is_onnx(DEQUANTIZE) or node.scope or node.attrs.get("block_size", 0):
         return None
     # An output keeps its node: an initializer of its name would make the graph give out a constant.
     if index.is_output(node.result) or not all(map(index.is_constant, index.list_reads(node))):

@@ -28,6 +28,7 @@ from onnx import (
 )
 
 from onnxq.arrays import Array
+from onnxq.graph.scopes import embed, set_location
 from onnxq.graph.storage import (
     STUB_LOCATION,
     Spool,
@@ -92,9 +93,7 @@ class WeightStore:
         # The store keeps the array alive, so no other array in use has this id.
         key = str(id(array))
         self._arrays[key] = array
-        tensor.data_location = TensorProto.EXTERNAL
-        for name, text in (("location", STUB_LOCATION), ("offset", key)):
-            tensor.external_data.add(key=name, value=text)
+        set_location(tensor, location=STUB_LOCATION, offset=key)
 
     def array(self, tensor: TensorProto) -> Array:
         """The read-only values of a stub: those in a file only as long as the caller keeps them."""
@@ -326,10 +325,7 @@ def _attach(model: LightModel, names: Collection[str]) -> ModelProto:
     wanted = set(names)
     for tensor in whole.graph.initializer:
         if tensor.name in wanted:
-            raw = model.weights.bytes_of(tensor).tobytes()
-            del tensor.external_data[:]
-            tensor.ClearField("data_location")
-            tensor.raw_data = raw
+            embed(tensor, model.weights.bytes_of(tensor).tobytes())
     return whole
 
 
@@ -359,14 +355,8 @@ def refer_to_files(model: LightModel) -> tuple[ModelProto, dict[str, Array]]:
         proto = proto if packed else deepcopy(proto)
         for tensor in proto.graph.initializer:
             if (stored := places.get(tensor.name)) is not None:
-                del tensor.external_data[:]
                 location = stored.file.path.relative_to(stored.file.path.anchor).as_posix()
-                for key, value in (
-                    ("location", location),
-                    ("offset", stored.offset),
-                    ("length", stored.nbytes),
-                ):
-                    tensor.external_data.add(key=key, value=str(value))
+                set_location(tensor, location=location, offset=stored.offset, length=stored.nbytes)
     return proto, arrays
 
 

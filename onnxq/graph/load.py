@@ -21,6 +21,7 @@ from onnxq.graph.light import SAME_LAYOUT, SMALLEST_STUB, LightModel, WeightStor
 from onnxq.graph.scopes import (
     OWN_DOMAINS,
     label_node,
+    map_stored,
     replace_items,
     sort_nodes,
     walk_all_nodes,
@@ -41,8 +42,9 @@ from onnxq.graph.storage import (
     open_data,
     walk_tensors,
 )
-from onnxq.nearest import find_nearest
+from onnxq.nearest import suggest_files
 from onnxq.sites import Caution, Cautions
+from onnxq.wording import join_names
 
 # From IR version 4 on an initializer need not be a graph input as well.
 PLAIN_INITIALIZERS_IR = 4
@@ -183,10 +185,7 @@ def _read_bytes(path: Path) -> bytes:
         fix = f"name a file in it: {', '.join(inside[:_SHOWN])}" if inside else ""
         raise ModelError(path, "is a folder, not a model", fix, code="Q101")
     if not os.path.exists(path):
-        beside = path.parent.glob("*") if os.path.isdir(path.parent) else ()
-        near = find_nearest(path.name, (file.name for file in beside))
-        paths = " or ".join(str(path.parent / name) for name in near)
-        fix = f"did you mean {paths}?" if near else "check the path"
+        fix = suggest_files(path) or "check the path"
         raise ModelError(path, "there is no such file", fix, code="Q101")
     if path.stat().st_size > MESSAGE_LIMIT:
         cause = "is one file of over 2 GB: protobuf cannot read it"
@@ -301,8 +300,7 @@ def _check_types(proto: ModelProto, subject: str) -> None:
 def _separate_initializers(proto: ModelProto) -> Cautions:
     """ORT takes an initializer that is a graph input for variable: neither folded nor prepacked nor quantized."""
     graph = proto.graph
-    stored = {tensor.name for tensor in graph.initializer}
-    stored.update(sparse.values.name for sparse in graph.sparse_initializer)
+    stored = map_stored(graph)
     fed = [value for value in graph.input if value.name not in stored]
     dropped = [value.name for value in graph.input if value.name in stored]
     before = proto.ir_version
@@ -314,7 +312,7 @@ def _separate_initializers(proto: ModelProto) -> Cautions:
     replace_items(graph.input, fed)
     if before >= PLAIN_INITIALIZERS_IR and len(dropped) < len(stored):
         # Not the habit of an exporter that lists them all: somebody means to feed these.
-        named = ", ".join(dropped[:_SHOWN]) + (", …" if len(dropped) > _SHOWN else "")
+        named = join_names(dropped, _SHOWN)
         text = f"inputs with a default value are constants now, and can no longer be fed: {named}"
     else:
         text = f"{len(dropped)} initializers were listed as graph inputs too; they are plain initializers now"
@@ -449,7 +447,6 @@ def read_lazily(
             return False
         if extent.file not in opened:
             opened[extent.file] = open_data(extent.file)
-        del tensor.external_data[:]
         return store.put(tensor, _describe_array(tensor, opened[extent.file], extent.offset))
 
     read_bytes = load_external(proto, path, keep)

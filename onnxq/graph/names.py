@@ -19,6 +19,7 @@ from onnxq.graph.scopes import (
     find_result,
     iterate_subgraphs,
     join_scope,
+    map_stored,
     name_function,
     walk_all_graphs,
     walk_all_nodes,
@@ -32,8 +33,7 @@ _Scoped = tuple[str, GraphProto | FunctionProto]
 def name_nodes(proto: ModelProto) -> ModelProto:
     """A copy in which every node of every scope has a unique, deterministic name (idempotent)."""
     named = deepcopy(proto)
-    if not has_unique_names(proto):
-        assign_names(named)
+    assign_names(named)
     return named
 
 
@@ -51,7 +51,9 @@ def check_names(proto: ModelProto) -> None:
 
 
 def assign_names(proto: ModelProto) -> None:
-    """Give every node of every scope a unique, deterministic name, in place."""
+    """Give every node of every scope a unique, deterministic name, in place, unless all have one of their own."""
+    if has_unique_names(proto):
+        return
     counts = _count_names(proto)
     taken = {name for name, count in counts.items() if name and count == 1}
     level: list[_Scoped] = [("", proto.graph)]
@@ -133,9 +135,9 @@ def list_names(proto: ModelProto) -> set[str]:
     names: set[str] = {function.name for function in proto.functions}
     for _, graph in walk_all_graphs(proto):
         if isinstance(graph, GraphProto):
-            for values in (graph.input, graph.output, graph.value_info, graph.initializer):
+            for values in (graph.input, graph.output, graph.value_info):
                 names.update(value.name for value in values)
-            names.update(sparse.values.name for sparse in graph.sparse_initializer)
+            names.update(map_stored(graph))
         else:
             names.update((*graph.input, *graph.output))
         for node in graph.node:

@@ -21,16 +21,14 @@ from onnx import TensorProto
 
 from onnxq.arrays import Array
 from onnxq.errors import ModelError, PlanError
-from onnxq.graph.base import NodeRef
+from onnxq.graph.base import DEQUANTIZE, MICROSOFT, NodeRef
 from onnxq.graph.convert import ensure_opset
 from onnxq.graph.editing.editor import Editor
 from onnxq.graph.index import GraphIndex
 from onnxq.graph.light import M, bare_proto
-from onnxq.graph.scopes import walk_nodes
+from onnxq.graph.scopes import map_entries, walk_nodes
 
 OPERATOR = "MatMulNBits"
-_MICROSOFT = "com.microsoft"
-_DEQUANTIZE = "DequantizeLinear"
 _LOOKUP = "GatherBlockQuantized"
 # Endings of the names of a weight's parts, behind the name of the tensor that they stand for.
 _PACKED = "/packed"
@@ -121,8 +119,7 @@ def write_nbits(
     if not products:
         return proto
     notes = {
-        node.name: {entry.key: entry.value for entry in node.metadata_props}
-        for node in walk_nodes(bare_proto(proto).graph)
+        node.name: map_entries(node.metadata_props) for node in walk_nodes(bare_proto(proto).graph)
     }
     editor: Editor[M] = Editor(proto)
     constants: dict[str, list[str]] = {}
@@ -151,7 +148,7 @@ def write_nbits(
             [node.inputs[0], *constants[pair.name]],
             list(node.outputs),
             name=node.name,
-            domain=_MICROSOFT,
+            domain=MICROSOFT,
             attrs=attrs,
             metadata=notes[pair.name],
         )
@@ -161,7 +158,7 @@ def write_nbits(
 
 def _store_blocks(editor: Editor[M], pair: NodeRef, blocks: Blocks, scope: str) -> list[str]:
     """Names of the operator's constants, stored in a scope."""
-    base = pair.name.removesuffix(f"/{_DEQUANTIZE}")
+    base = pair.name.removesuffix(f"/{DEQUANTIZE}")
     parts = zip((_PACKED, _SCALES, _ZEROS), blocks.pack(), strict=True)
     return [
         editor.add_initializer(scope, editor.fresh(base + end), part)
@@ -190,7 +187,7 @@ def _find_repeated(index: GraphIndex, pairs: Mapping[str, NodeRef]) -> dict[str,
 def _find_pair(index: GraphIndex, node: NodeRef) -> NodeRef | None:
     """The DequantizeLinear of a MatMul's weight, where the operator takes its blocks."""
     pair = index.maker(node, 1) if node.is_onnx("MatMul") else None
-    if pair is None or pair.op_type != _DEQUANTIZE:
+    if pair is None or pair.op_type != DEQUANTIZE:
         return None
     size = pair.read_int("block_size", 0)
     stored = index.find_input(pair, 0)
@@ -349,17 +346,17 @@ def _add_pair(editor: Editor[Any], scope: str, stored: str, blocks: Blocks) -> s
     result = editor.fresh(f"{base}/dequantized")
     editor.insert_node(
         scope,
-        _DEQUANTIZE,
+        DEQUANTIZE,
         inputs,
         [result],
-        name=editor.fresh(f"{base}/{_DEQUANTIZE}"),
+        name=editor.fresh(f"{base}/{DEQUANTIZE}"),
         attrs={"axis": blocks.axis, "block_size": blocks.size},
     )
     return result
 
 
 def _read_product(index: GraphIndex, node: NodeRef) -> Blocks | None:
-    if node.op_type != OPERATOR or node.domain != _MICROSOFT or any(node.inputs[4:5]):
+    if node.op_type != OPERATOR or node.domain != MICROSOFT or any(node.inputs[4:5]):
         return None
     bits, size, depth, columns = (
         int(node.attrs.get(key, 0)) for key in ("bits", "block_size", "K", "N")

@@ -18,7 +18,7 @@ import numpy as np
 from onnx import TensorProto
 
 from onnxq.arrays import Array
-from onnxq.graph.base import LAYOUT_OPS, NodeRef, NodeRefs
+from onnxq.graph.base import DEQUANTIZE, LAYOUT_OPS, MICROSOFT, QUANTIZE, NodeRef, NodeRefs
 from onnxq.graph.editing.editor import Editor
 from onnxq.graph.index import GraphIndex, find_opset
 from onnxq.graph.light import M
@@ -27,9 +27,6 @@ from onnxq.numerics import quantize
 from onnxq.sites import Names
 from onnxq.spec import PerChannel, PerTensor, QParams, QuantSpec
 
-_QUANTIZE = "QuantizeLinear"
-_DEQUANTIZE = "DequantizeLinear"
-_MICROSOFT = "com.microsoft"
 # The lowest and the highest value of each.
 _BYTES: dict[int, tuple[int, int]] = {TensorProto.UINT8: (0, 255), TensorProto.INT8: (-128, 127)}
 
@@ -45,7 +42,7 @@ class _Kernel:
 
     op: str
     layout: str
-    domain: str = _MICROSOFT
+    domain: str = MICROSOFT
     weight: bool = False
     drops: Names = ()
 
@@ -127,7 +124,7 @@ class _QOperatorWriter:
         return kernel is not None and self._write_kernel(node, kernel)
 
     def _move_codes(self, node: NodeRef) -> bool:
-        source = self._read_half(self.index.maker(node, 0, _DEQUANTIZE), node.scope)
+        source = self._read_half(self.index.maker(node, 0, DEQUANTIZE), node.scope)
         behind = [self._find_behind(node, k) for k in range(len(node.outputs))]
         results = [
             None if chain is None else self._read_half(chain[-1], node.scope) for chain in behind
@@ -153,7 +150,7 @@ class _QOperatorWriter:
             range(len(node.inputs))
         )
         pairs = {
-            k: self._read_half(self.index.maker(node, k, _DEQUANTIZE), node.scope) for k in taken
+            k: self._read_half(self.index.maker(node, k, DEQUANTIZE), node.scope) for k in taken
         }
         halves = {k: pair for k, pair in pairs.items() if pair is not None}
         if len(halves) < len(taken) or not self._has_kernel(node, kernel, halves):
@@ -186,7 +183,7 @@ class _QOperatorWriter:
         if result is None and node.op_type == "MatMul":
             x, x_scale, x_zero, w, w_scale, w_zero = inputs
             op = "MatMulIntegerToFloat"
-            domain = _MICROSOFT
+            domain = MICROSOFT
             inputs = [x, w, x_scale, w_scale, x_zero, w_zero]
         attrs = {key: value for key, value in node.attrs.items() if key not in kernel.drops}
         # The kernel asks which opset's Softmax it stands for: before 13 that flattens its input.
@@ -229,12 +226,8 @@ class _QOperatorWriter:
     def _lies_along(self, node: NodeRef, axis: int) -> bool:
         """True where the weight is a constant whose scales lie along this axis."""
         pair = self.index.maker(node, 1)
-        shape = self.index.find_shape(self.index.find_input(pair, 0)) if pair is not None else None
-        if (
-            pair is None
-            or shape is None
-            or not self.index.is_constant(self.index.find_input(pair, 0))
-        ):
+        shape = self.index.find_shape(self.index.find_input(pair, 0))
+        if pair is None or shape is None or not self.index.has_constant(pair, 0):
             return False
         flat = node.op_type == "Conv" or len(shape) == 2
         return flat and pair.read_int("axis", 1) % len(shape) == axis % len(shape)
@@ -244,12 +237,11 @@ class _QOperatorWriter:
         chain: list[NodeRef] = []
         result = node.make_result(k)
         while True:
-            edge = self.index.find_sole_reader(result)
-            reader = None if edge is None or edge.index else self.index.find_node(edge.node)
-            if reader is None:
+            reader, k = self.index.find_reader(result) or (None, 0)
+            if reader is None or k:
                 return None
             chain.append(reader)
-            if reader.is_onnx(_QUANTIZE):
+            if reader.is_onnx(QUANTIZE):
                 return tuple(chain)
             if not reader.is_onnx("Relu", "Clip") or len(chain) > 1 or node.op_type in _MOVES:
                 return None
@@ -291,7 +283,7 @@ class _QOperatorWriter:
             return ""
         expected = halves[0].scale.reshape(-1) * halves[1].scale.reshape(-1)
         value = self.index.input_value(node, 2)
-        pair = self.index.maker(node, 2, _DEQUANTIZE)
+        pair = self.index.maker(node, 2, DEQUANTIZE)
         if (
             value is not None
             and value.dtype == np.float32
@@ -318,9 +310,9 @@ class _QOperatorWriter:
 
     def _read_half(self, node: NodeRef | None, scope: str) -> _Pair | None:
         """A QuantizeLinear's codes, scale and zero point, or a DequantizeLinear's; None without 8 bits in float32."""
-        if node is None or not node.is_onnx(_QUANTIZE, _DEQUANTIZE):
+        if node is None or not node.is_onnx(QUANTIZE, DEQUANTIZE):
             return None
-        codes = node.result if node.op_type == _QUANTIZE else self.index.find_input(node, 0)
+        codes = node.result if node.op_type == QUANTIZE else self.index.find_input(node, 0)
         scale, zero = (self.index.input_value(node, k) for k in (1, 2))
         names = (codes.name if codes else "", node.inputs[1], next(iter(node.inputs[2:3]), ""))
         # A name of an outer graph may stand for another tensor inside.
@@ -340,7 +332,7 @@ class _QOperatorWriter:
         if zero is not None:
             dtype = next((kind for kind in _BYTES if zero.dtype.name == name_type(kind)), 0)
         # By the standard QuantizeLinear without a zero point writes uint8.
-        elif node.op_type == _QUANTIZE:
+        elif node.op_type == QUANTIZE:
             dtype = TensorProto.UINT8
         if dtype not in _BYTES or node.attrs.get("block_size", 0):
             return None

@@ -13,6 +13,7 @@ from onnx import ModelProto, TensorProto
 from onnxq.errors import OutputError
 from onnxq.files import is_stream, replace_files
 from onnxq.graph.light import ModelLike, WeightStore, bare_proto, count_light_bytes, store_of
+from onnxq.graph.scopes import set_location
 from onnxq.graph.skeleton import write_model
 from onnxq.graph.storage import (
     SMALL_BYTES,
@@ -117,13 +118,7 @@ def _write_weights(model: ModelLike, file: BinaryIO, location: str, least: int) 
         tensor.Clear()
         write_stub(original, tensor)
         tensor.ClearField("raw_data")
-        tensor.data_location = TensorProto.EXTERNAL
-        for entry, value in (
-            ("location", location),
-            ("offset", str(offset)),
-            ("length", str(length)),
-        ):
-            tensor.external_data.add(key=entry, value=value)
+        set_location(tensor, location=location, offset=offset, length=length)
         offset += length
         omitted.pop(key, None)
     return restore_weights(light, omitted)

@@ -8,10 +8,19 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
-from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto
+from onnx import (
+    AttributeProto,
+    FunctionProto,
+    GraphProto,
+    ModelProto,
+    NodeProto,
+    SparseTensorProto,
+    TensorProto,
+)
 
 from onnxq.errors import ModelError
 
+Stored = TensorProto | SparseTensorProto
 T = TypeVar("T")
 H = TypeVar("H", bound=Hashable)
 
@@ -91,11 +100,15 @@ def name_function(function: FunctionProto) -> str:
     return f"{text}:{function.overload}" if function.overload else text
 
 
+def map_stored(graph: GraphProto) -> dict[str, Stored]:
+    """Return the stored tensors of this very scope by name, dense ones first."""
+    dense = {tensor.name: tensor for tensor in graph.initializer}
+    return dense | {sparse.values.name: sparse for sparse in graph.sparse_initializer}
+
+
 def list_defined(graph: GraphProto) -> set[str]:
     """Return the tensors defined in this very scope: inputs, initializers, node outputs."""
-    names = {value.name for value in graph.input}
-    names.update(tensor.name for tensor in graph.initializer)
-    names.update(sparse.values.name for sparse in graph.sparse_initializer)
+    names = {value.name for value in graph.input}.union(map_stored(graph))
     names.update(output for node in graph.node for output in node.output)
     # Outputs that are left out.
     names.discard("")
@@ -167,6 +180,11 @@ def replace_items(field: Any, items: Iterable[Any]) -> None:
     field.extend(messages)
 
 
+def map_entries(entries: Iterable[Any]) -> dict[str, str]:
+    """The metadata of a model or node, by key."""
+    return {entry.key: entry.value for entry in entries}
+
+
 def sort_topologically(
     nodes: list[T], needs: list[list[str]], makes: list[list[str]], labels: list[str]
 ) -> list[T]:
@@ -223,3 +241,18 @@ def label_node(node: NodeProto) -> str:
         return node.name
     result = find_result(node)
     return f"{node.op_type} producing {result!r}" if result else f"an unnamed {node.op_type}"
+
+
+def embed(tensor: TensorProto, raw: bytes) -> None:
+    """Store in a tensor, in place, the bytes that lay elsewhere."""
+    del tensor.external_data[:]
+    tensor.ClearField("data_location")
+    tensor.raw_data = raw
+
+
+def set_location(tensor: TensorProto, **entries: object) -> None:
+    """Say, in place, where the bytes of a tensor lie. entries: of its external data."""
+    del tensor.external_data[:]
+    tensor.data_location = TensorProto.EXTERNAL
+    for key, value in entries.items():
+        tensor.external_data.add(key=key, value=str(value))

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import onnx
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto, defs, helper
 
-from onnxq.graph.base import NodeRef
+from onnxq.graph.base import MICROSOFT, NodeRef
 from onnxq.graph.index import find_opset
 from onnxq.graph.light import keep_weights
 from onnxq.graph.scopes import (
@@ -30,7 +30,6 @@ from onnxq.graph.scopes import (
 from onnxq.graph.storage import omit_weights
 from onnxq.sites import Indices
 
-MICROSOFT = "com.microsoft"
 # Domains of operators that onnx or ONNX Runtime define; those of others come from libraries and plugins.
 _USUAL = frozenset({"", "ai.onnx", "ai.onnx.ml", MICROSOFT})
 

@@ -26,7 +26,7 @@ from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProt
 from onnxq.arrays import Array, Shape
 from onnxq.errors import ModelError, OutputError
 from onnxq.files import ScratchFolder, explain_unreadable, register_input
-from onnxq.graph.scopes import find_result, iterate_subgraphs, name_function, walk_all_graphs
+from onnxq.graph.scopes import embed, find_result, iterate_subgraphs, name_function, walk_all_graphs
 from onnxq.sites import Names
 from onnxq.spec import ELEMENT_TYPES
 
@@ -412,9 +412,7 @@ def load_external(
             continue
         extent = _find_extent(tensor, path, read)
         if keep is None or id(tensor) not in main or not keep(tensor, extent):
-            tensor.raw_data = _read_extent(tensor, extent)
-            del tensor.external_data[:]
-            tensor.ClearField("data_location")
+            embed(tensor, _read_extent(tensor, extent))
     return read
 
 

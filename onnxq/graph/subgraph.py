@@ -23,13 +23,14 @@ from onnx import (
 )
 
 from onnxq.arrays import Shape
-from onnxq.graph.index import Stored
 from onnxq.graph.light import LightModel, M, ModelLike, bare_proto, copy_proto, copy_store, rebuild
 from onnxq.graph.names import choose_name, list_names
 from onnxq.graph.scopes import (
+    Stored,
     iterate_subgraphs,
     list_defined,
     list_reads,
+    map_stored,
     rename_made,
     rename_reads,
     replace_items,
@@ -49,8 +50,7 @@ class Cutter(Generic[M]):
         graph = self._proto.graph
         # By name. Sorted: a file need not list its nodes in an order that runs.
         self.nodes: dict[str, NodeProto] = {node.name: node for node in sort_nodes(graph)}
-        self._stored: dict[str, Stored] = {tensor.name: tensor for tensor in graph.initializer}
-        self._stored.update((sparse.values.name, sparse) for sparse in graph.sparse_initializer)
+        self._stored = map_stored(graph)
         self._producer = {
             tensor: name for name, node in self.nodes.items() for tensor in node.output if tensor
         }

@@ -10,7 +10,7 @@ from onnx import ModelProto
 
 from onnxq.arrays import Shape
 from onnxq.errors import ModelError, VerificationError
-from onnxq.graph.base import Dims, NodeRef
+from onnxq.graph.base import DEQUANTIZE, QUANTIZE, NodeRef
 from onnxq.graph.index import GraphIndex
 from onnxq.graph.light import ModelLike, bare_proto
 from onnxq.graph.load import check_structure
@@ -23,8 +23,6 @@ from onnxq.graph.scopes import (
     walk_graphs,
 )
 
-QUANTIZE = "QuantizeLinear"
-DEQUANTIZE = "DequantizeLinear"
 # ORT has its own forms of them for types the model's opset does not know.
 _DOMAINS = ("", "com.microsoft")
 _fault = partial(VerificationError, code="Q701")
@@ -121,10 +119,10 @@ def _find_difference(index: GraphIndex, a: NodeRef, b: NodeRef) -> str:
     for k, what in ((1, "scale"), (2, "zero point")):
         if not _is_same_input(index, a, b, k):
             return what
-    rank = len(_read_dims(index, a, 1) or ())
+    single = not index.find_shape(index.find_input(a, 1))
     for name, default in (("axis", 1), ("block_size", 0)):
         # The axis of a single scale means nothing.
-        if rank and a.attrs.get(name, default) != b.attrs.get(name, default):
+        if not single and a.attrs.get(name, default) != b.attrs.get(name, default):
             return name
     return ""
 
@@ -133,7 +131,7 @@ def _is_same_input(index: GraphIndex, a: NodeRef, b: NodeRef, k: int) -> bool:
     ids = [index.find_input(node, k) for node in (a, b)]
     if ids[0] == ids[1]:
         return True
-    values = [index.find_constant(t) if t is not None else None for t in ids]
+    values = map(index.find_constant, ids)
     # A zero point left out is zero (of uint8, unless output_dtype says otherwise).
     filled = [
         np.zeros(()) if value is None and t is None else value
@@ -148,11 +146,6 @@ def _is_same_input(index: GraphIndex, a: NodeRef, b: NodeRef, k: int) -> bool:
     return bool(np.array_equal(left, right))
 
 
-def _read_dims(index: GraphIndex, node: NodeRef, k: int) -> Dims | None:
-    tensor = index.find_input(node, k)
-    return index.find_shape(tensor) if tensor is not None else None
-
-
 def _check_qparams(index: GraphIndex, node: NodeRef) -> None:
     scale = index.input_value(node, 1)
     # Computed in the graph, by DynamicQuantizeLinear for one.
@@ -165,7 +158,7 @@ def _check_qparams(index: GraphIndex, node: NodeRef) -> None:
         raise _fault(
             node.name, "has a scale that is not a positive, finite number", "calibrate it again"
         )
-    zero = _read_dims(index, node, 2)
+    zero = index.find_shape(index.find_input(node, 2))
     if zero is not None and zero != scale.shape:
         raise _fault(
             node.name, "has a scale and a zero point of different shapes", "give them one shape"
@@ -177,7 +170,7 @@ def _check_qparams(index: GraphIndex, node: NodeRef) -> None:
 
 def _find_wrong_length(index: GraphIndex, node: NodeRef, scale: Shape) -> str:
     """The difference between the shape of the scales and that of the tensor; "" where they fit, as far as known."""
-    dims = _read_dims(index, node, 0)
+    dims = index.find_shape(index.find_input(node, 0))
     # One scale fits any tensor: engines take [1] for [].
     if dims is None or not scale or scale == (1,):
         return ""

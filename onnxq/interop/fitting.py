@@ -15,6 +15,7 @@ from onnxq.config import Rule, RuleSet
 from onnxq.graph import GraphIndex
 from onnxq.interop.base import TensorScale, TensorScales, has_blocks
 from onnxq.numerics import clip_bounds, qparams_from_range
+from onnxq.numerics.rounding import compute_block_shape
 from onnxq.plan import Plan, SitePlan
 from onnxq.sites import Role, Site
 from onnxq.spec import STORAGE_BITS, PerBlock, PerChannel, PerTensor, QParams, QuantSpec
@@ -81,7 +82,7 @@ def _spread_scale(
         return None, f"scales along axis {mine.axis}, and the target's are along axis {axis}"
     expected: Shape = (shape[axis],)
     if isinstance(theirs, PerBlock):
-        expected = tuple(-(-d // theirs.size) if k == axis else d for k, d in enumerate(shape))
+        expected = compute_block_shape(shape, axis, theirs.size)
     return (
         (scale, "")
         if scale.shape == expected

@@ -272,7 +272,7 @@ def _choose_storage(spec: QuantSpec, engine: Target, op_type: str) -> QuantSpec:
 def _keeps_sites(sites: Iterable[SitePlan], proto: onnx.ModelProto) -> bool:
     """True when the model still has every site and every reader of it."""
     index = GraphIndex(proto)
-    nodes = {node.name: node for node in index.nodes}
+    nodes = index.named
     for site in sites:
         edges = [*site.named_consumers, *([site.site] if isinstance(site.site, Edge) else [])]
         if any(

@@ -256,10 +256,9 @@ def _list_paths(
     weight: NetworkWeight, before: GraphIndex, scopes: Mapping[str, Sequence[str]]
 ) -> list[Names]:
     """The names that say which module a weight is of, in parts. scopes: of modules, by node."""
-    came = {node.name: node for node in before.nodes}
     names = [weight.tensor.name]
     for node in weight.nodes:
-        edge = before.find_input(came.get(node.name), int(not node.looks_up(0)))
+        edge = before.find_input(before.named.get(node.name), int(not node.looks_up(0)))
         names += [
             node.name,
             *scopes.get(node.name, ()),

@@ -17,18 +17,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import onnx
-
+from onnxq.arrays import is_float
 from onnxq.backends import Target, find_target
 from onnxq.emit import emit_pairs, emit_types, replace_biases, write_matrices
 from onnxq.errors import PlanError
 from onnxq.graph import ModelLike, NodeRef, ensure_opset, infer_shapes, verify_graph
+from onnxq.graph.index import GraphIndex, get_index
 from onnxq.graph.integer_products import write_integer_products
 from onnxq.graph.nbits import write_nbits
 from onnxq.graph.precision.narrow import write_types
 from onnxq.graph.precision.widen import restore_stored
 from onnxq.graph.qoperators import write_qoperators
-from onnxq.passes.patterns import Edit, View, is_float, is_op
+from onnxq.graph.scopes import replace_items
+from onnxq.passes.patterns import Edit
 from onnxq.passes.state import FloatState
 from onnxq.plan import Plan
 from onnxq.plan.names import name_part
@@ -72,18 +73,16 @@ def guard_float(proto: ModelLike, nodes: Sequence[str]) -> ModelLike:
 
     Raises ModelError for a node that is not there.
     """
-    view = View(proto)
+    index = get_index(proto)
     edit = Edit(proto)
     guards: dict[tuple[TensorId, str], str] = {}
-    named = [view.index.find_node(name) for name in dict.fromkeys(nodes)]
-    guarded = [node for node in named if _is_quantized_behind(view, node)]
-    guarded += [
-        node for node in view.index.nodes if _feeds_body(view, node) and node not in guarded
-    ]
+    named = [index.find_node(name) for name in dict.fromkeys(nodes)]
+    guarded = [node for node in named if _is_quantized_behind(index, node)]
+    guarded += [node for node in index.nodes if _feeds_body(index, node) and node not in guarded]
     for node in guarded:
-        tensors = ((k, view.find_tensor(node, k)) for k in range(len(node.inputs)))
+        tensors = ((k, index.find_input(node, k)) for k in range(len(node.inputs)))
         inputs = [
-            (k, tensor) for k, tensor in tensors if tensor is not None and _from_pair(view, tensor)
+            (k, tensor) for k, tensor in tensors if tensor is not None and _from_pair(index, tensor)
         ]
         for k, tensor in inputs:
             # One for each scope, since it stands in front of its first reader.
@@ -96,35 +95,35 @@ def guard_float(proto: ModelLike, nodes: Sequence[str]) -> ModelLike:
     return edit.export() if guards else proto
 
 
-def _from_pair(view: View, tensor: TensorId | None) -> bool:
+def _from_pair(index: GraphIndex, tensor: TensorId | None) -> bool:
     """True when a tensor is dequantized from something computed, directly or through nodes that pass it on."""
     for _ in range(_REACH):
-        node = view.find_producer(tensor)
+        node = index.find_onnx_producer(tensor)
         if node is None:
             return False
         if node.op_type == "DequantizeLinear":
-            return not view.is_constant(node, 0)
+            return not index.has_constant(node, 0)
         if node.op_type not in _TRANSPARENT:
             return False
-        tensor = view.find_tensor(node, 0)
+        tensor = index.find_input(node, 0)
     return False
 
 
-def _feeds_body(view: View, node: NodeRef) -> bool:
+def _feeds_body(index: GraphIndex, node: NodeRef) -> bool:
     """True for a node that ORT moves a DequantizeLinear through, to where a body reads."""
     outputs = [node.make_result(k) for k, name in enumerate(node.outputs) if name]
-    return node.op_type in _TRANSPARENT and any(view.index.captured(tensor) for tensor in outputs)
+    return node.op_type in _TRANSPARENT and any(index.captured(tensor) for tensor in outputs)
 
 
-def _is_quantized_behind(view: View, node: NodeRef) -> bool:
+def _is_quantized_behind(index: GraphIndex, node: NodeRef) -> bool:
     """True when a QuantizeLinear is reached within a few nodes. Too many guards cost little, one too few accuracy."""
     front = [node]
     for _ in range(_REACH):
         outputs = [at.make_result(k) for at in front for k, name in enumerate(at.outputs) if name]
         readers = dict.fromkeys(
-            edge.node for tensor in outputs for edge in view.index.list_consumers(tensor)
+            edge.node for tensor in outputs for edge in index.list_consumers(tensor)
         )
-        front = [view.index.find_node(name) for name in readers]
+        front = [index.find_node(name) for name in readers]
         if any(at.op_type == "QuantizeLinear" for at in front):
             return True
     return False
@@ -145,25 +144,23 @@ def unfuse_matmul_bias(proto: ModelLike, nodes: Sequence[str]) -> ModelLike:
     Raises ModelError for a node that is not there.
     """
     # Types inferred on the way help to see ranks; the finished model has only those it declared.
-    view = View(infer_shapes(proto))
+    index = get_index(infer_shapes(proto))
     edit = Edit(proto)
     changed = [
-        name
-        for name in dict.fromkeys(nodes)
-        if _rewrite_bias(view, edit, view.index.find_node(name))
+        name for name in dict.fromkeys(nodes) if _rewrite_bias(index, edit, index.find_node(name))
     ]
     return edit.export() if changed else proto
 
 
-def _rewrite_bias(view: View, edit: Edit, node: NodeRef) -> bool:
+def _rewrite_bias(index: GraphIndex, edit: Edit, node: NodeRef) -> bool:
     """Give the Add behind a MatMul another form; False where ORT makes no Gemm of it."""
-    reader = view.sole_reader(node.result, "Add") if is_op(node, "MatMul") else None
+    reader = index.find_reader(node.result, "Add") if node.is_onnx("MatMul") else None
     if reader is None:
         return False
     add = reader[0]
     k = 1 - reader[1]
-    bias = view.find_constant(add, k)
-    rank = view.find_rank(node.result)
+    bias = index.input_value(add, k)
+    rank = index.find_rank(node.result)
     if bias is None or not is_float(bias) or (rank is not None and rank >= 3 and bias.ndim >= 3):
         return False
     if rank is not None and rank >= 3:
@@ -258,12 +255,8 @@ def _with_biases(state: FloatState, plan: Plan) -> ModelLike:
 def _as_declared(proto: ModelLike, original: ModelLike) -> ModelLike:
     """Only the types the model declared itself: inferred ones let ORT fuse more, and not for the better."""
     declared = {value.name for value in original.graph.value_info}
-    kept = [value for value in proto.graph.value_info if value.name in declared]
-    if len(kept) < len(proto.graph.value_info):
-        # The messages that are kept belong to the list that is emptied.
-        copies = [onnx.ValueInfoProto.FromString(value.SerializeToString()) for value in kept]
-        del proto.graph.value_info[:]
-        proto.graph.value_info.extend(copies)
+    infos = proto.graph.value_info
+    replace_items(infos, [value for value in infos if value.name in declared])
     return proto
 
 

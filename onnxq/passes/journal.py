@@ -12,6 +12,7 @@ import numpy as np
 from onnxq.plan import Plan
 from onnxq.sites import Lines, Names, Refusals, Role
 from onnxq.spec import ObserverSpec
+from onnxq.wording import join_names
 
 # Below this the answers are usually broken, dB; every model that kept its metric in development stayed above it.
 LOST_DB = 10.0
@@ -133,10 +134,7 @@ def list_replaced(before: Plan, after: Plan, roles: Collection[Role], why: str) 
             continue
         if not np.array_equal(scales[site.site], site.qparams.scale):
             replaced.setdefault(name_observer(site.observer), []).append(str(site.site))
-    parts = []
-    for observer, names in replaced.items():
-        more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-        parts.append(f"{observer} at {', '.join(names[:_SHOWN])}{more}")
+    parts = [f"{observer} at {join_names(names, _SHOWN)}" for observer, names in replaced.items()]
     return f"in place of the observer {', of '.join(parts)}: {why}" if parts else ""
 
 

@@ -16,11 +16,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from onnxq.arrays import Array, Array64
-from onnxq.graph import NodeRef
+from onnxq.arrays import Array, Array64, is_float
+from onnxq.graph import GraphIndex, NodeRef
 from onnxq.graph.base import NodeRefs
 from onnxq.numerics.rounding import round_to_type
-from onnxq.passes.patterns import View, is_float, is_op
 from onnxq.sites import TensorId
 
 
@@ -103,11 +102,11 @@ class Linear:
     bias_at: tuple[NodeRef, int] | None
     bias: Array64
 
-    def owns_constants(self, view: View) -> bool:
+    def owns_constants(self, index: GraphIndex) -> bool:
         """True when nothing else reads its weight and its bias."""
         places = [(self.node, 1)] + ([] if self.bias_at is None else [self.bias_at])
-        tensors = (view.find_tensor(node, k) for node, k in places)
-        return all(tensor is None or view.owned(tensor) for tensor in tensors)
+        tensors = (index.find_input(node, k) for node, k in places)
+        return all(tensor is None or index.is_owned(tensor) for tensor in tensors)
 
     @property
     def has_plain_bias(self) -> bool:
@@ -142,18 +141,18 @@ class Linear:
         return bool(inputs == maker.channels and alike)
 
 
-def find_linear(view: View, node: NodeRef) -> Linear | None:
+def find_linear(index: GraphIndex, node: NodeRef) -> Linear | None:
     """The linear operator a node is, None when its weight or bias is computed at run time or has another form."""
-    if not is_op(node, "Conv", "ConvTranspose", "Gemm", "MatMul"):
+    if not node.is_onnx("Conv", "ConvTranspose", "Gemm", "MatMul"):
         return None
-    weight = view.find_constant(node, 1)
+    weight = index.input_value(node, 1)
     # Of constant data it is no layer.
-    if weight is None or not is_float(weight) or weight.ndim < 2 or view.is_constant(node, 0):
+    if weight is None or not is_float(weight) or weight.ndim < 2 or index.has_constant(node, 0):
         return None
     if node.op_type == "MatMul":
-        return _describe_matmul(view, node, weight) if weight.ndim == 2 else None
-    bias = view.find_constant(node, 2)
-    if bias is None and view.find_tensor(node, 2) is not None:
+        return _describe_matmul(index, node, weight) if weight.ndim == 2 else None
+    bias = index.input_value(node, 2)
+    if bias is None and index.find_input(node, 2) is not None:
         return None
     return (
         _describe_gemm(node, weight, bias)
@@ -191,21 +190,21 @@ def _describe_gemm(node: NodeRef, weight: Array, bias: Array | None) -> Linear |
     return Linear(node, weight, axis, 1, weight.shape[axis], 1, 2, True, node, (node, 2), shift)
 
 
-def _describe_matmul(view: View, node: NodeRef, weight: Array) -> Linear:
+def _describe_matmul(index: GraphIndex, node: NodeRef, weight: Array) -> Linear:
     channels = weight.shape[1]
     out = node.result
-    known = view.find_rank(out)
+    known = index.find_rank(out)
     # Without shapes the rank is that of the input at least: enough to tell a bias from a constant that broadcasts.
-    source = view.find_tensor(node, 0)
-    rank = known or max(1, view.least_rank(source) if source is not None else 1)
+    source = index.find_input(node, 0)
+    rank = known or max(1, index.find_least_rank(source) if source is not None else 1)
     last = node
     bias_at = None
     bias = np.zeros(())
     # With another reader the product is seen without the bias.
-    reader = view.sole_reader(out, "Add")
+    reader = index.find_reader(out, "Add")
     if reader is not None:
         add, k = reader
-        value = view.find_constant(add, 1 - k)
+        value = index.input_value(add, 1 - k)
         column = (
             None if value is None or not is_float(value) else per_channel(value, rank, -1, channels)
         )
@@ -225,14 +224,14 @@ class Followers:
     nodes: NodeRefs = ()
 
 
-def list_followers(view: View, op: Linear, kinds: frozenset[str]) -> Followers:
+def list_followers(index: GraphIndex, op: Linear, kinds: frozenset[str]) -> Followers:
     """The longest affine map of nodes of these kinds that alone read an operator's output."""
     followers = Followers(np.ones(()), np.zeros(()))
     tensor = op.last.result
-    while (reader := view.sole_reader(tensor, *kinds)) is not None:
+    while (reader := index.find_reader(tensor, *kinds)) is not None:
         node, k = reader
         read = _read_batchnorm if node.op_type == "BatchNormalization" else _read_step
-        step = read(view, op, node, k)
+        step = read(index, op, node, k)
         if step is None:
             break
         a, c = step
@@ -246,8 +245,10 @@ def list_followers(view: View, op: Linear, kinds: frozenset[str]) -> Followers:
     return followers
 
 
-def _read_step(view: View, op: Linear, node: NodeRef, k: int) -> tuple[Array64, Array64] | None:
-    value = view.find_constant(node, 1 - k)
+def _read_step(
+    index: GraphIndex, op: Linear, node: NodeRef, k: int
+) -> tuple[Array64, Array64] | None:
+    value = index.input_value(node, 1 - k)
     if value is None or not is_float(value):
         return None
     column = per_channel(value, op.rank, op.channel_axis, op.channels)
@@ -273,7 +274,7 @@ def read_arithmetic(op_type: str, value: Array64, k: int) -> tuple[Array64, Arra
 
 
 def _read_batchnorm(
-    view: View, op: Linear, node: NodeRef, k: int
+    index: GraphIndex, op: Linear, node: NodeRef, k: int
 ) -> tuple[Array64, Array64] | None:
     if (
         k != 0
@@ -287,7 +288,7 @@ def _read_batchnorm(
     # BatchNormalization's channel axis is 1, a MatMul's the last.
     if op.channel_axis != 1 and not (op.rank_known and op.rank == 2):
         return None
-    inputs = [view.find_constant(node, i) for i in range(1, 5)]
+    inputs = [index.input_value(node, i) for i in range(1, 5)]
     if any(value is None or value.shape != (op.channels,) for value in inputs):
         return None
     scale, bias, mean, var = (value for value in inputs if value is not None)
@@ -304,23 +305,23 @@ class ScalarSource:
     nodes: NodeRefs
 
 
-def find_scalar_source(view: View, op: Linear) -> ScalarSource | None:
+def find_scalar_source(index: GraphIndex, op: Linear) -> ScalarSource | None:
     """The scalar arithmetic that only this operator's data input reads, as far back as it goes."""
     s = 1.0
     t = 0.0
-    tensor = view.find_tensor(op.node, 0)
+    tensor = index.find_input(op.node, 0)
     nodes: list[NodeRef] = []
     while tensor is not None:
-        reader = view.sole_reader(tensor)
-        node = view.find_producer(tensor, *sorted(ARITHMETIC))
+        reader = index.find_reader(tensor)
+        node = index.find_onnx_producer(tensor, *sorted(ARITHMETIC))
         # A node of another scope runs elsewhere, or more often, than the operator.
         if reader is None or node is None or node.scope != op.node.scope:
             break
-        k = 1 if view.scalar(node, 0) is not None else 0
-        constant = view.scalar(node, 1 - k)
-        x = view.find_tensor(node, k)
+        k = 1 if index.read_scalar(node, 0) is not None else 0
+        constant = index.read_scalar(node, 1 - k)
+        x = index.find_input(node, k)
         # A constant of more axes than x gives the result a higher rank.
-        if constant is None or x is None or constant[1] > view.least_rank(x):
+        if constant is None or x is None or constant[1] > index.find_least_rank(x):
             break
         step = read_arithmetic(node.op_type, np.asarray(constant[0]), k)
         if step is None:

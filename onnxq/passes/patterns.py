@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, TypeVar
@@ -15,6 +14,7 @@ from onnxq.arrays import Array, Array64, Arrays
 from onnxq.errors import OnnxqError, PlanError
 from onnxq.graph import (
     Editor,
+    GraphIndex,
     ModelLike,
     NodeRef,
     find_opset,
@@ -30,112 +30,6 @@ from onnxq.sites import Edge, Refusal, TensorId
 
 # ORT's CPU provider has most kernels for these only; a chain of double may run where its single node does not.
 SINGLE = (TensorProto.FLOAT, TensorProto.FLOAT16)
-
-# Without shape inference these still say something about the rank of what they write.
-_LEAST_RANK = {
-    **dict.fromkeys(
-        ("Conv", "ConvTranspose", "AveragePool", "MaxPool", "GlobalAveragePool", "GlobalMaxPool"), 3
-    ),
-    **dict.fromkeys(("Gemm", "Flatten"), 2),
-}
-
-
-class View:
-    """A GraphIndex with the vocabulary of patterns."""
-
-    def __init__(self, proto: ModelLike) -> None:
-        self.index = get_index(proto)
-
-    def find_tensor(self, node: NodeRef, k: int) -> TensorId | None:
-        """Input k of a node, None when it is absent."""
-        return self.index.find_input(node, k)
-
-    def find_producer(self, tensor: TensorId | None, *op_types: str) -> NodeRef | None:
-        """The node that writes a tensor, when it is a standard operator of one of these types (any, if none given)."""
-        node = self.index.find_producer(tensor)
-        if node is None or node.domain or (op_types and not is_op(node, *op_types)):
-            return None
-        return node
-
-    def find_constant(self, node: NodeRef, k: int) -> Array | None:
-        """The value of a constant input, None when it is absent or computed."""
-        return self.index.input_value(node, k)
-
-    def is_constant(self, node: NodeRef, k: int) -> bool:
-        """True when input k is there and constant; its value is not decoded."""
-        return self.index.is_constant(self.find_tensor(node, k))
-
-    def scalar(self, node: NodeRef, k: int) -> tuple[float, int] | None:
-        """(value, rank) of a constant input of one float that is finite."""
-        tensor = self.find_tensor(node, k)
-        # By the shape first, so that no large weight is decoded for this.
-        sides = self.index.find_shape(tensor) or ()
-        if not self.index.is_constant(tensor) or any(side != 1 for side in sides):
-            return None
-        value = self.index.find_constant(tensor)
-        if value is None or value.size != 1 or not is_float(value):
-            return None
-        number = float(value.reshape(()))
-        # Formulas with inf or NaN in them are not those of the patterns.
-        return (number, value.ndim) if math.isfinite(number) else None
-
-    def sole_reader(self, tensor: TensorId, *op_types: str) -> tuple[NodeRef, int] | None:
-        """(node, input) that alone reads a tensor, in the tensor's own scope; None for outputs and captured tensors.
-
-        op_types: only a standard operator of one of these types.
-        """
-        readers = self.index.list_consumers(tensor)
-        # A reader in a body may run many times, or not at all.
-        if len(readers) != 1 or self.kept(tensor) or readers[0].scope != tensor.scope:
-            return None
-        node = self.index.find_node(readers[0].node)
-        return None if op_types and not is_op(node, *op_types) else (node, readers[0].index)
-
-    def kept(self, tensor: TensorId) -> bool:
-        """True when somebody outside the node list sees the tensor: a (sub)graph output or a body that captures it."""
-        return self.index.is_output(tensor) or self.index.captured(tensor)
-
-    def private(self, tensors: Iterable[TensorId], nodes: set[str]) -> bool:
-        """True when only `nodes` read these tensors."""
-        return all(
-            not self.kept(t) and all(edge.node in nodes for edge in self.index.list_consumers(t))
-            for t in tensors
-        )
-
-    def owned(self, tensor: TensorId) -> bool:
-        """True for an initializer that one node input alone reads, so that it may take another value."""
-        readers = self.index.list_consumers(tensor)
-        return (
-            self.index.find_producer(tensor) is None and len(readers) == 1 and not self.kept(tensor)
-        )
-
-    def least_rank(self, tensor: TensorId) -> int:
-        """The rank of a tensor, or its known minimum."""
-        shape = self.index.find_shape(tensor)
-        if shape is not None:
-            return len(shape)
-        node = self.find_producer(tensor)
-        return 0 if node is None else _LEAST_RANK.get(node.op_type, 0)
-
-    def find_rank(self, tensor: TensorId) -> int | None:
-        """The rank of a tensor where it is known."""
-        shape = self.index.find_shape(tensor)
-        return None if shape is None else len(shape)
-
-    def make_edge(self, node: NodeRef, k: int) -> Edge:
-        """Input k of a node as an edge."""
-        return node.make_edge(k)
-
-
-def is_op(node: NodeRef, *op_types: str) -> bool:
-    """True for a standard operator of one of these types."""
-    return node.op_type in op_types and not node.domain
-
-
-def is_float(value: Array) -> bool:
-    """True for float16/32/64 and bfloat16 (whose numpy kind is not 'f')."""
-    return value.dtype.kind == "f" or value.dtype.name == "bfloat16"
-
 
 # A unit in the last place of these types; beside them some of float32.
 _TOLERANCES = {int(TensorProto.FLOAT16): 1e-3, int(TensorProto.BFLOAT16): 8e-3}
@@ -319,11 +213,11 @@ class Edit:
         """A new initializer of about this name."""
         return self._editor.add_initializer(scope, self._editor.fresh(base), value)
 
-    def set_constant(self, view: View, edge: Edge, value: Array) -> None:
+    def set_constant(self, index: GraphIndex, edge: Edge, value: Array) -> None:
         """Give one reader of a constant another value: in place where nobody else reads it, else a copy of its own."""
-        node = view.index.find_node(edge.node)
-        held = view.find_tensor(node, edge.index)
-        if held is not None and view.owned(held):
+        node = index.find_node(edge.node)
+        held = index.find_input(node, edge.index)
+        if held is not None and index.is_owned(held):
             # The tensor keeps its name, by which plans and reports know it.
             self._editor.replace_initializer(held, value)
             return
@@ -334,13 +228,15 @@ class Edit:
         )
         self._editor.replace_input(edge, self.add_constant(edge.scope, base, value))
 
-    def set_rounded(self, view: View, edge: Edge, value: Array64, dtype: np.dtype[Any]) -> None:
+    def set_rounded(
+        self, index: GraphIndex, edge: Edge, value: Array64, dtype: np.dtype[Any]
+    ) -> None:
         """`set_constant` with the value rounded to a float type. Raises PlanError where that overflows."""
         narrow = round_to_type(value, dtype)
         if narrow is None:
             cause = f"the factors or shifts that the plan gives it overflow {dtype}"
             raise PlanError(str(edge), cause, "plan the model again", code="Q404")
-        self.set_constant(view, edge, narrow)
+        self.set_constant(index, edge, narrow)
 
 
 @dataclass(frozen=True, eq=False)
@@ -360,12 +256,12 @@ class Replacement:
     constants: Arrays = field(default_factory=dict)
 
 
-Finder = Callable[[View], list[Replacement]]
+Finder = Callable[[GraphIndex], list[Replacement]]
 
 
 def apply_replacements(state: StateT, name: str, find: Finder) -> tuple[StateT, PassReport]:
     """Apply all that a finder finds. Those that need a newer opset than the model can have are left and reported."""
-    matches = find(View(state.model))
+    matches = find(get_index(state.model))
     # Once for all matches: a conversion of the opset may rewrite any node, so they are looked for again behind it.
     proto, failure = _raise_opset(state.model, matches)
     version = find_opset(proto)
@@ -381,7 +277,9 @@ def apply_replacements(state: StateT, name: str, find: Finder) -> tuple[StateT, 
         if not match.domain and match.opset > version
     )
     if matches:
-        matches = [match for match in find(View(proto)) if match.domain or match.opset <= version]
+        matches = [
+            match for match in find(get_index(proto)) if match.domain or match.opset <= version
+        ]
     edit = Edit(proto)
     changed = []
     for match in matches:

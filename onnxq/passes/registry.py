@@ -9,7 +9,7 @@ from typing import Any
 from onnxq.config import Config
 from onnxq.errors import ConfigError
 from onnxq.graph import GraphIndex, ModelLike, fold_constants, get_index, infer_shapes, name_nodes
-from onnxq.graph.scopes import walk_graphs
+from onnxq.graph.scopes import replace_items, walk_graphs
 from onnxq.nearest import suggest_names
 from onnxq.passes.base import Pass, RunContext, Stage, always, is_for_whole_graphs, run_stage
 from onnxq.passes.equalization.passes import EQUALIZATION
@@ -185,6 +185,5 @@ def _drop_inferred_types(proto: ModelLike, source: ModelLike) -> ModelLike:
             for value in graph.value_info
             if (scope, value.name) in declared or value.name in beyond
         ]
-        del graph.value_info[:]
-        graph.value_info.extend(kept)
+        replace_items(graph.value_info, kept)
     return proto

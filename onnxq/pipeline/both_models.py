@@ -9,6 +9,7 @@ from onnxq.emit import PLAN_KEY
 from onnxq.errors import PlanError
 from onnxq.graph import GraphIndex, ModelLike, add_libraries, compute_fingerprint, name_nodes
 from onnxq.graph.light import find_provider, list_libraries
+from onnxq.graph.scopes import map_entries
 from onnxq.passes.assembly import build_quantized
 from onnxq.passes.base import RunContext
 from onnxq.passes.equalization.passes import replay_scalings
@@ -38,7 +39,7 @@ def load_both(
         renewed, _ = renew_numbers(RunContext(), state, rebased)
         return state, build_quantized(state, renewed)
     proto = name_nodes(read_model(quantized).proto)
-    note = next((entry.value for entry in proto.metadata_props if entry.key == PLAN_KEY), "")
+    note = map_entries(proto.metadata_props).get(PLAN_KEY, "")
     if not note:
         # Another tool's: what it did to the model first is not known, so nodes are compared as they are in the file.
         state = load_state(model, replace(ctx, skip=list_rewrites()))

@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, repeat
 
-import numpy as np
-from onnx import TensorProto, helper
+from onnx import TensorProto
 
 from onnxq.arrays import Array
 from onnxq.backends import find_backend, split_target
@@ -38,6 +37,7 @@ from onnxq.passes.state import FloatState, PlannedState
 from onnxq.plan import PlacementMethod, Plan
 from onnxq.report.model import LatencyRatio, OpCount, OutputCheck
 from onnxq.runtime import Feeds, KernelError, Latency, Session, detect_cpu, time_models
+from onnxq.runtime.timing import convert_floats
 from onnxq.sites import Caution, Cautions, Names, Role
 
 # Bytes of weights that a segment has at least, if there are so many: fewer sessions, each of which takes time.
@@ -262,20 +262,9 @@ class _TypedRunner:
 
     def __init__(self, session: Session) -> None:
         self._session = session
-        inputs = (value for value in session.inputs if value.dtype)
-        self._types = {value.name: helper.tensor_dtype_to_np_dtype(value.dtype) for value in inputs}
 
     def run(self, feeds: Feeds, /) -> dict[str, Array]:
-        return self._session.run(
-            {name: self._convert_value(name, value) for name, value in feeds.items()}
-        )
-
-    def _convert_value(self, name: str, value: Array) -> Array:
-        return (
-            value.astype(self._types[name])
-            if value.dtype == np.float32 and name in self._types
-            else value
-        )
+        return self._session.run(convert_floats(feeds, self._session.inputs))
 
 
 def _open_typed(model: ModelLike, threads: int) -> ModelRunner:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 import onnx
@@ -19,7 +19,7 @@ from onnxq.config import (
     join_words,
     list_options,
 )
-from onnxq.errors import ConfigError
+from onnxq.errors import ConfigError, replace_surrogates
 from onnxq.files import guard_outputs, refuse_inputs
 from onnxq.graph.save import check_data_name, name_data_file
 from onnxq.observers import check_observers
@@ -35,6 +35,17 @@ from onnxq.workers.processes import ProcessWorkers
 ModelSource = str | Path | onnx.ModelProto
 Configuration = Config | str | Path | None
 Overrides = Mapping[str, Any] | None
+
+
+def name_file(model: object) -> str:
+    """The path of a model; "" for one in memory."""
+    return str(model) if isinstance(model, (str, Path)) else ""
+
+
+def name_model(model: object) -> str:
+    """The name of a model for plans and messages: that of its file."""
+    path = name_file(model)
+    return replace_surrogates(PurePath(path).name) if path else "model"
 
 
 def list_models(models: Sequence[ModelSource] | ModelSource) -> list[ModelSource]:
@@ -89,7 +100,7 @@ def open_run(
 
     Raises OutputError, before the work begins, for outputs that could not be written after it, or that are inputs.
     """
-    name = "" if isinstance(model, onnx.ModelProto) else model
+    name = name_file(model)
     # The configuration is read inside a guard, because it is an input, too.
     with guard_outputs(name, out, force=force):
         chosen = make_config(config, overrides, command, usual=usual)

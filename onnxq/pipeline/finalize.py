@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import onnx
 
@@ -38,7 +38,7 @@ from onnxq.passes.mixed_precision.promotion import PROMOTED
 from onnxq.passes.state import PlacedState, PlannedState
 from onnxq.pipeline import check
 from onnxq.pipeline.accuracy import answer_request
-from onnxq.pipeline.configuration import describe_journal
+from onnxq.pipeline.configuration import describe_journal, name_file
 from onnxq.pipeline.engine_check import check_on_engine
 from onnxq.pipeline.prepared import count_existing, list_preparations
 from onnxq.plan import PlacementMethod, Plan, to_json
@@ -80,6 +80,10 @@ class Result:
         """The quantized model, weights and all; over 2 GB it cannot be serialized, but `save` writes it."""
         return attach_weights(self.light)
 
+    def change_report(self, **changes: Any) -> Result:
+        """The result with other fields of its report."""
+        return replace(self, report=replace(self.report, **changes))
+
     def save(
         self, path: str | Path, *, overwrite: bool = False, external: bool | None = None
     ) -> Result:
@@ -88,16 +92,14 @@ class Result:
             self.light, Path(path), external=external, overwrite=overwrite, inputs=self.inputs
         )
         size = sum(part.stat().st_size for part in list_files(Path(path)))
-        return replace(self, report=replace(self.report, output=str(path), output_bytes=size))
+        return self.change_report(output=str(path), output_bytes=size)
 
     def leave_out_notes(self, level: Literal["full", "names", "none"]) -> Result:
         """The result with a model whose notes are those of the level, see docs/cli.md; the plan stays beside it."""
         if level == "full":
             return self
         light = leave_out_notes(self.light, level)
-        return replace(
-            self, light=light, report=replace(self.report, output_bytes=measure_size(light))
-        )
+        return replace(self, light=light).change_report(output_bytes=measure_size(light))
 
     def plan_json(self) -> str:
         """The plan as JSON, numbers included."""
@@ -126,14 +128,14 @@ def write_result(result: Result, config: Config, out: str | Path | None, force: 
     if options.bits_attribute:
         model = write_bits(result.model, find_pairs(result.model), bits_attribute=True)
         warnings = (*result.report.warnings, BITS_ATTRIBUTE_WARNING)
-        result = replace(result, light=model, report=replace(result.report, warnings=warnings))
+        result = replace(result, light=model).change_report(warnings=warnings)
     # Behind the bits, which are read from the notes, and in front of the compiler, which reads what
     # is written.
     result = result.leave_out_notes(options.notes)
     report = result.report
     if report.output_bytes > report.source_bytes:
         noted = report.output_bytes - result.leave_out_notes("none").report.output_bytes
-        result = replace(result, report=replace(report, note_bytes=noted))
+        result = result.change_report(note_bytes=noted)
     if options.compiled:
         _write_compiled(result, config, force)
     if out is not None:
@@ -187,7 +189,7 @@ def finalize_run(
         promotion = answer_request(ctx, state, model, trial)
     rewrites, accounts = _describe_passes(ctx)
     account = Report(
-        source=str(source) if isinstance(source, (str, Path)) else "",
+        source=name_file(source),
         target=plan.target,
         config=config.source,
         mode=config.mode,

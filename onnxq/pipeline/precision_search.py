@@ -42,11 +42,7 @@ from onnxq.passes.mixed_precision.search import SwitchedPlan
 from onnxq.passes.state import FloatState, PlacedState
 from onnxq.passes.time_budget import Timers
 from onnxq.pipeline import check
-from onnxq.pipeline.quantize_model import (
-    calibrate_run,
-    draft_placement,
-    list_passes,
-)
+from onnxq.pipeline.quantize_model import calibrate_run, draft_placement, list_passes
 from onnxq.progress import silent
 from onnxq.report.record import FrontPoint, bound_db
 from onnxq.runtime import detect_cpu
@@ -251,7 +247,7 @@ class PrecisionSearch:
         plan = self._draft(config)
         small = [left.subject for left in plan[1].left_float if left.rule == "size"]
         if small and not self.timed:
-            config = _add_rules(config, [Rule(node=tuple(small), set=RuleSet(quantize=True))])
+            config = config.add_rules(Rule(node=tuple(small), set=RuleSet(quantize=True)))
             plan = self._draft(config)
         problem, before = plan
         names = frozenset(list_quantized_ops(problem, before))
@@ -263,14 +259,14 @@ class PrecisionSearch:
             # Float is no plan: the programme knows its costs, no noise and the weights as they are.
             if one.name == FLOAT:
                 continue
-            asked = _add_rules(config, one.make_rules(sorted(names)))
+            asked = config.add_rules(*one.make_rules(sorted(names)))
             takers = (
                 names if one is own else find_takers(problem, before, self._draft(asked)[1], one)
             )
             # Each precision costs a calibrated and rounded plan, whatever it can bring.
             if len(takers) < _LEAST_SHARE * len(names):
                 continue
-            config_one = _add_rules(config, one.make_rules(sorted(takers)))
+            config_one = config.add_rules(*one.make_rules(sorted(takers)))
             with self.ctx.progress(f"quantizing to {one.name}"):
                 state = self._refine(config_one)
             measured.append(self._measure_alone(state, one, takers))
@@ -395,17 +391,15 @@ class PrecisionSearch:
             rules += precision.make_rules(
                 name for name, one in computing.items() if one == precision.name
             )
-        config = _add_rules(self.ctx.config, rules)
+        config = self.ctx.config.add_rules(*rules)
         problem, plan = self._draft(config)
         # By the rules alone the planner would leave some float that do not pay beside the others.
         wanted = {name for name, one in computing.items() if one != FLOAT}
         missing = sorted(wanted.difference(list_quantized_ops(problem, plan)))
-        return (
-            _add_rules(
-                self.ctx.config, [*rules, Rule(node=tuple(missing), set=RuleSet(quantize=True))]
-            )
-            if missing
-            else config
+        if not missing:
+            return config
+        return self.ctx.config.add_rules(
+            *rules, Rule(node=tuple(missing), set=RuleSet(quantize=True))
         )
 
     def _computes(self, name: str) -> bool:
@@ -469,8 +463,3 @@ def open_timer(config: Config) -> check.Timer:
         cause = f"the engine of {target} cannot be timed on this machine"
         raise ConfigError("max_latency", cause, "limit the size or the accuracy", code="Q308")
     return timer
-
-
-def _add_rules(config: Config, rules: Iterable[Rule]) -> Config:
-    """The configuration with rules in front of its own."""
-    return config.model_copy(update={"rules": (*rules, *config.rules)})

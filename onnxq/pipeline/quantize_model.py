@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
 from onnxq.annotate import find_existing
@@ -17,7 +16,7 @@ from onnxq.calibrate.contents import note_contents
 from onnxq.calibrate.parts import read_part
 from onnxq.config import Config
 from onnxq.data import Dataset
-from onnxq.errors import DataError, ModelError, OnnxqError, VerificationError, replace_surrogates
+from onnxq.errors import DataError, ModelError, OnnxqError, VerificationError
 from onnxq.evaluation.metric import AccuracyRequest, make_request
 from onnxq.graph import GraphIndex, ModelLike, get_index
 from onnxq.graph.light import is_large_model
@@ -42,7 +41,7 @@ from onnxq.passes.mixed_precision.weight_bits import EMBEDDINGS
 from onnxq.passes.ranges import has_observed_range, widen_scarce_ranges
 from onnxq.passes.state import FloatState, PlacedState
 from onnxq.passes.time_budget import TimeBudget, Timers
-from onnxq.pipeline.configuration import ModelSource, open_crew
+from onnxq.pipeline.configuration import ModelSource, name_model, open_crew
 from onnxq.pipeline.finalize import Result, describe_rest, finalize_run, warn_unmeasured_cpu
 from onnxq.pipeline.fixed_sizes import Sizes, settle_sizes
 from onnxq.pipeline.placement_search import choose_measured, choose_timer
@@ -125,7 +124,7 @@ def quantize_unrun(
     if obstacle is None:
         return result
     notes = (_explain(obstacle, result.report), *result.report.warnings)
-    return replace(result, report=replace(result.report, warnings=notes))
+    return result.change_report(warnings=notes)
 
 
 def _explain(obstacle: UnknownOperatorError, report: Report) -> Caution:
@@ -210,7 +209,7 @@ def quantize(
     model: ModelSource, data: object, config: Config, *, progress: Progress = silent
 ) -> Result:
     """Quantize an ONNX model and check the result against the float one; see `onnxq.quantize`."""
-    name = _read_name(model)
+    name = name_model(model)
     with open_context(model, data, config, progress) as ctx:
         ctx, state, obstacle = prepare_run(model, data, ctx, measuring=True)
         if not isinstance(ctx, EqualizeContext):
@@ -458,10 +457,6 @@ def _place(ctx: SampledContext, state: FloatState, name: str) -> PlacedState:
     return placed if plain is None else PLAIN.write(placed, plain)
 
 
-def _read_name(model: object) -> str:
-    return replace_surrogates(Path(model).name) if isinstance(model, (str, Path)) else "model"
-
-
 def make_plan(
     model: ModelSource, data: object, config: Config, *, progress: Progress = silent
 ) -> Plan:
@@ -470,12 +465,12 @@ def make_plan(
     ctx = RunContext(config=config, skip=frozenset(config.skip), progress=progress)
     sampled, state, obstacle = prepare_run(model, data, ctx)
     if not isinstance(sampled, EqualizeContext):
-        return plan_unrun(state, config, _read_name(model), obstacle)
+        return plan_unrun(state, config, name_model(model), obstacle)
     samples = sampled.data
     named = state.model
     with progress("planning"):
         state = run_pass(TOKENS, sampled, state)
-        placed = _place(sampled, state, _read_name(model))
+        placed = _place(sampled, state, name_model(model))
         # Whether attention may be quantized is for samples to say, once there are scales.
         placed = replace(placed, plan=PLAIN.find(placed) or placed.plan)
         placed = run_pass(EMBEDDINGS, sampled, placed) if config.mode != "float" else placed

@@ -30,7 +30,7 @@ from onnxq.graph import (
     inline_functions,
     name_nodes,
 )
-from onnxq.graph.base import LAYOUT_OPS, POSITIVE_OPS
+from onnxq.graph.base import LAYOUT_OPS, POSITIVE_OPS, QUANTIZE
 from onnxq.graph.integer_operators import read_integer_operators
 from onnxq.graph.light import bare_proto, copy_proto, rebuild
 from onnxq.graph.nbits import read_lookups
@@ -40,7 +40,6 @@ from onnxq.graph.scopes import replace_items, walk_graphs
 from onnxq.numerics import clip_bounds, dequantize, quantize
 from onnxq.pipeline.configuration import ModelSource
 from onnxq.plan import SitePlan
-from onnxq.plan.names import QUANTIZE
 from onnxq.planner import Existing
 from onnxq.sites import Edge, TensorId
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from importlib.metadata import version
-from pathlib import Path, PurePath
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -31,18 +31,18 @@ from onnxq.evaluation.profile import GroupCost, Profile
 from onnxq.evaluation.sensitivity import measure_sensitivity
 from onnxq.files import write_text
 from onnxq.graph import GraphIndex, ModelLike, NodeRef, get_index
+from onnxq.graph.base import DEQUANTIZE, QUANTIZE
 from onnxq.graph.light import bare_proto
 from onnxq.passes.base import RunContext
 from onnxq.passes.state import FloatState
 from onnxq.pipeline.both_models import load_both
-from onnxq.pipeline.configuration import ModelSource, open_crew
+from onnxq.pipeline.configuration import ModelSource, name_file, name_model, open_crew
 from onnxq.pipeline.finalize import Result, list_files
-from onnxq.plan.names import DEQUANTIZE, QUANTIZE
 from onnxq.planner import state_placement
 from onnxq.planner.choose import compare_times, predict_times
 from onnxq.progress import Progress
 from onnxq.report.exports import write_graph, write_markdown, write_mermaid, write_node_data
-from onnxq.report.model import RunFigure, make_verdict
+from onnxq.report.model import list_figures, make_verdict
 from onnxq.report.page import write_page
 from onnxq.report.record import (
     Advice,
@@ -55,7 +55,6 @@ from onnxq.report.record import (
 )
 from onnxq.runtime import detect_cpu, observe_shapes
 from onnxq.sites import Names, Role, TensorId
-from onnxq.spec import GRAIN_NAMES
 from onnxq.workers import use_threads
 
 # Values of an output that are drawn.
@@ -146,8 +145,7 @@ class _Measured:
     @cached_property
     def tensors(self) -> list[TensorId | None]:
         """The float tensor that each pair quantizes."""
-        nodes = {node.name: node for node in self.index.nodes}
-        return [_name_tensor(pair, nodes) for pair in self.pairs]
+        return [_name_tensor(pair, self.index.named) for pair in self.pairs]
 
     @cached_property
     def weight_bits(self) -> dict[TensorId | None, int]:
@@ -221,23 +219,12 @@ def _make_record(
     sites = tuple(_list_sites(measured, progress))
     nodes = tuple(_list_nodes(measured))
     runs = {run.name: run.label for run in difference.runs}
-    figures = [
-        RunFigure(
-            output=output.name + error.part,
-            run=runs.get(error.run, error.run),
-            sqnr_db=error.sqnr_db,
-            top_1=error.top_k,
-            rows=error.rows,
-            classes=bool(output.classes),
-        )
-        for output in difference.outputs
-        for error in output.accuracy
-    ]
+    figures = list(list_figures(difference))
     grade, verdict = make_verdict(figures, profile.choices)
     sizes = [measure_bytes(source) for source in (model, quantized)]
     return ReportRecord(
-        title=PurePath(model).name if isinstance(model, (str, Path)) else "model",
-        quantized=str(quantized) if isinstance(quantized, (str, Path)) else "",
+        title=name_model(model),
+        quantized=name_file(quantized),
         grade=grade.name,
         verdict=verdict,
         data=measured.samples.describe(),
@@ -328,11 +315,10 @@ def _list_nodes(measured: _Measured) -> Iterator[OperatorRecord]:
         kind, dtype = kernels.get(node.name, ("", ""))
         accuracy = layer.accuracy if layer else ()
         own = next((error.sqnr_db for error in accuracy if error.run == OFF), math.nan)
-        reads = [tensor for tensor in index.list_reads(node) if not index.is_constant(tensor)]
         yield OperatorRecord(
             name=node.name,
             op=node.op_type,
-            inputs=tuple(tensor.name for tensor in reads),
+            inputs=tuple(tensor.name for tensor in index.list_computed(node).values()),
             outputs=tuple(filter(None, node.outputs)),
             type=proved.type if proved is not None and proved.type != UNSEEN else dtype,
             kernel=(proved.kind if proved is not None else "") or kind,
@@ -375,7 +361,6 @@ def _list_sites(measured: _Measured, progress: Progress) -> Iterator[SiteRecord]
     """The quantized tensors in the file's order, with the distributions of their float values."""
     costs = {cost.sites[0]: cost for cost in measured.profile.groups if len(cost.sites) == 1}
     quantized = get_index(measured.quantized)
-    nodes = {node.name: node for node in quantized.nodes}
     sources = zip(measured.pairs, measured.tensors, strict=True)
     model = measured.state.model
     float_values = observe_distributions(model, sources, measured.samples, progress)
@@ -383,14 +368,14 @@ def _list_sites(measured: _Measured, progress: Progress) -> Iterator[SiteRecord]
         cost = costs.get(str(pair.site))
         values = float_values.get(tensor)
         # Operators on integers are read as pairs that the file itself does not have.
-        reach = _find_reach(pair, nodes.get(pair.dequantize) or nodes.get(pair.quantize), quantized)
+        node = quantized.named.get(pair.dequantize) or quantized.named.get(pair.quantize)
+        reach = _find_reach(pair, node, quantized)
         bars: ValueBars | None = None
         clipped: float | None = None
         if values is not None and values.counted:
             low, high, counts = values.count_bars()
             bars = ValueBars(low=float(f"{low:.5g}"), high=float(f"{high:.5g}"), counts=counts)
             clipped = round(values.measure_clipped(reach), 5) if reach else None
-        scales = () if math.isnan(pair.scale_min) else (pair.scale_min, pair.scale_max)
         yield SiteRecord(
             name=str(pair.site),
             role=pair.role.value,
@@ -398,8 +383,8 @@ def _list_sites(measured: _Measured, progress: Progress) -> Iterator[SiteRecord]
             bits=pair.bits,
             type=pair.storage,
             scheme=pair.scheme,
-            granularity=GRAIN_NAMES[type(pair.granularity)],
-            scales=tuple(float(f"{scale:.4g}") for scale in scales),
+            granularity=pair.granularity.word,
+            scales=tuple(float(f"{scale:.4g}") for scale in pair.scale_range),
             range=tuple(float(f"{end:.5g}") for end in reach),
             clipped=clipped,
             isolated_db=None if cost is None else bound_db(cost.isolated_db),

@@ -24,6 +24,7 @@ from onnxq.evaluation.trials import TrialModel, measure_models
 from onnxq.graph import ModelLike, attach_weights, load_model
 from onnxq.graph.precision.widen import emulate_types
 from onnxq.numerics import align_qparams, clip_bounds, fake_quant, qparams_from_range, quantize
+from onnxq.numerics.rounding import compute_block_shape
 from onnxq.passes.assembly import build_file
 from onnxq.passes.base import SampledContext, run_pass
 from onnxq.passes.mixed_precision.candidates import Ways, list_quantized_ops
@@ -38,6 +39,7 @@ from onnxq.planner.sums import read_constant
 from onnxq.progress import Progress, silent
 from onnxq.sites import Caution, Cautions, Refusal, Role, Unquantized
 from onnxq.spec import Granularity, PerBlock, PerChannel, QParams, QuantSpec
+from onnxq.wording import join_names
 
 _ORIGIN = "the file's own"
 # Names that a warning lists.
@@ -273,10 +275,7 @@ def _shape_scales(spec: QuantSpec, value: Array) -> Shape:
     """The shape of a weight's scales."""
     grain = spec.granularity
     if isinstance(grain, PerBlock):
-        return tuple(
-            -(-size // grain.size) if k == grain.axis else size
-            for k, size in enumerate(value.shape)
-        )
+        return compute_block_shape(value.shape, grain.axis, grain.size)
     return (value.shape[grain.axis],) if isinstance(grain, PerChannel) else ()
 
 
@@ -371,7 +370,7 @@ def retarget(
         result = finalize_run(ctx, placed, quantized, source=source.origin)
         cautions = (*warn_integers(source), *result.report.warnings)
         # Made-up inputs gave shapes and answers, and no range.
-        result = replace(result, report=replace(result.report, warnings=cautions, synthetic=False))
+        result = result.change_report(warnings=cautions, synthetic=False)
         made = emulate_types(quantized) if check.is_narrow(placed) else quantized
         return Retargeted(
             result, filling.list_moved(plan), None if run is None else _compare(run, source, made)
@@ -400,9 +399,8 @@ def warn_integers(source: QuantizedSource) -> Cautions:
     """A warning of operators that go on computing on integers."""
     if not source.integers:
         return ()
-    names = ", ".join(f"{operator.node} ({operator.op})" for operator in source.integers[:_SHOWN])
-    more = len(source.integers) - _SHOWN
-    text = f"{names}{f' and {more} more' if more > 0 else ''}: computed on integers without pairs, left as it was"
+    names = [f"{operator.node} ({operator.op})" for operator in source.integers]
+    text = f"{join_names(names, _SHOWN)}: computed on integers without pairs, left as it was"
     return (Caution("W140", text),)
 
 

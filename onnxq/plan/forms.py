@@ -23,7 +23,6 @@ from onnxq.config.rows import Form, read_by
 from onnxq.config.schema import Axis, Code, Natural, Origin, SiteName
 from onnxq.sites import Caution, Edge, Site, TensorId
 from onnxq.spec import (
-    GRAIN_NAMES,
     Granularity,
     ObserverSpec,
     PerBlock,
@@ -245,8 +244,8 @@ def spec_dict(spec: QuantSpec) -> dict[str, Any]:
     out: dict[str, Any] = {
         "bits": spec.bits,
         "type": spec.storage,
-        "scheme": "symmetric" if spec.symmetric else "asymmetric",
-        "granularity": GRAIN_NAMES[type(grain)],
+        "scheme": spec.scheme,
+        "granularity": grain.word,
     }
     if isinstance(grain, (PerChannel, PerBlock)):
         out["axis"] = grain.axis

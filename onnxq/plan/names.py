@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from onnxq.graph.base import DEQUANTIZE, DYNAMIC, QUANTIZE
 from onnxq.sites import Site, TensorId
 
 
@@ -10,11 +11,6 @@ def site_base(site: Site) -> str:
     return site.name if isinstance(site, TensorId) else f"{site.node}/in{site.index}"
 
 
-# Operators of ONNX, which their nodes are named after.
-QUANTIZE = "QuantizeLinear"
-DEQUANTIZE = "DequantizeLinear"
-# Quantizes on a scale that it computes from the values it reads.
-DYNAMIC = "DynamicQuantizeLinear"
 # Part of a pair -> its suffix; a pair's nodes are `<site>/QuantizeLinear` and `<site>/DequantizeLinear`.
 PARTS: dict[str, str] = {
     "q_node": f"/{QUANTIZE}",

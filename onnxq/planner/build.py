@@ -21,10 +21,10 @@ from onnxq.graph import (
     compute_structural_ids,
     get_index,
 )
+from onnxq.graph.base import DEQUANTIZE, QUANTIZE
 from onnxq.numerics import fake_quant, weight_qparams
 from onnxq.plan import PlacementChoice, Plan, SitePlan, SitePlans
 from onnxq.plan.model import LEAST_OPSET
-from onnxq.plan.names import DEQUANTIZE, QUANTIZE
 from onnxq.planner.choose import BY_PERSON, Choice, choose_ops, list_strategies
 from onnxq.planner.place import Placer, find_float_nodes
 from onnxq.planner.problem import (
@@ -412,9 +412,10 @@ def _find_unreadable(
     if not engine.strict:
         return ()
     unreadable = []
-    nodes = {node.name: node for node in view.nodes}
     for site in existing.sites:
-        readers = [nodes[edge.node] for edge in site.named_consumers if edge.node in nodes][:1]
+        readers = [
+            view.named[edge.node] for edge in site.named_consumers if edge.node in view.named
+        ][:1]
         shifted = site.qparams is not None and bool(site.qparams.zero_point.any())
         # Capabilities have rows for activations; an output is one that leaves the model.
         role = Role.ACTIVATION if site.role is Role.OUTPUT else site.role

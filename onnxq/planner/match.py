@@ -14,7 +14,7 @@ from onnxq.planner.build import anchor_sites, find_needed_opset
 from onnxq.planner.place import find_float_nodes
 from onnxq.planner.recognize import Recognized
 from onnxq.planner.rewritten import Anchors, move_rewritten
-from onnxq.planner.sums import bind_sums, digest_weights, mend_sums, read_tensor
+from onnxq.planner.sums import bind_sums, digest_weights, mend_sums
 from onnxq.sites import Caution, Cautions, Edge, Site
 from onnxq.spec import PerTensor
 
@@ -183,7 +183,7 @@ def check_site(site: SitePlan, index: GraphIndex) -> SitePlan:
     name = str(site.site)
     constant = site.role.is_constant
     grain = site.spec.granularity
-    tensor = read_tensor(index, site.site)
+    tensor = index.find_at(site.site)
     if tensor is None:
         raise PlanError(
             name, "this input is not connected in this model", "plan this model again", code="Q404"
@@ -192,7 +192,7 @@ def check_site(site: SitePlan, index: GraphIndex) -> SitePlan:
         # A constant has a copy in integers for the readers it names, so that none comes under it unnoticed.
         site = replace(site, consumers=site.find_readers(index))
     for edge in site.named_consumers:
-        if read_tensor(index, edge) != tensor:
+        if index.find_at(edge) != tensor:
             others = ", ".join(map(str, index.list_consumers(tensor)[:4]))
             cause = f"is not read by {edge}, which its `consumers` name"
             raise PlanError(name, cause, f"readers: {others}", code="Q403")

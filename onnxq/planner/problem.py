@@ -335,11 +335,8 @@ def _find_fused_activation(
     index = candidate.index
     unbounded = (None, None)
     # Somebody else would see the value in front of the activation, which the kernel does not write.
-    edge = index.find_sole_reader(out)
-    if edge is None or edge.index != 0:
-        return None, unbounded
-    node = index.find_node(edge.node)
-    if not node.is_onnx(*rule.fuses):
+    node, k = index.find_reader(out, *rule.fuses) or (None, 0)
+    if node is None or k or not rule.fuses:
         return None, unbounded
     bound = _read_clip_bound(Candidate(node, index, candidate.shapes))
     return (None, unbounded) if bound is None else (node, bound)

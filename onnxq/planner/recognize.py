@@ -67,9 +67,9 @@ class Recognized:
             visited.add(maker.name)
             if maker.name in self.joined:
                 return maker.name
-            inputs = [self.index.find_input(maker, k) for k in range(len(maker.inputs))]
-            weighted = maker.op_type in _BIASED and any(self.index.is_constant(t) for t in inputs)
-            queue += [] if weighted else [t for t in inputs if t is not None]
+            inputs = self.index.list_reads(maker)
+            weighted = maker.op_type in _BIASED and any(map(self.index.is_constant, inputs))
+            queue += [] if weighted else inputs
         return ""
 
     def suggest_tensors(self, name: str) -> str:

@@ -41,15 +41,14 @@ class Anchors:
         self.by_id: dict[str, list[TensorId]] = {}
         for tensor, anchor in self.ids.items():
             self.by_id.setdefault(anchor, []).append(tensor)
-        self.nodes = {node.name: node for node in index.nodes}
 
     def find_node(self, name: str, anchor: str) -> NodeRef | None:
         """The node of this name if its anchor agrees (or is not known), else the only one with the anchor."""
         if self.recognized is not None and name in self.recognized.contents.nodes:
             recognized_node = self.recognized.nodes.get(name)
             # Scaling puts other nodes in the place of some, under their names.
-            return None if recognized_node is None else self.nodes.get(recognized_node.name)
-        own = self.nodes.get(name)
+            return None if recognized_node is None else self.index.named.get(recognized_node.name)
+        own = self.index.named.get(name)
         # Without an anchor, as where a person took it out, the name alone decides.
         if own is not None and anchor in ("", self.ids.get(own.result, "")):
             return own
@@ -77,7 +76,7 @@ class Anchors:
         """The nearest nodes, for a person: by values where the plan has some, else by name."""
         known = None if self.recognized is None else self.recognized.contents.nodes.get(name)
         if known is None or self.recognized is None:
-            return suggest_names(name, self.nodes)
+            return suggest_names(name, self.index.named)
         return f"of its output {known.output!r}, {self.recognized.suggest_tensors(known.output)}"
 
     def edge(self, edge: Edge) -> Edge:
@@ -205,7 +204,7 @@ class _Mover:
         for edge in edges:
             assert isinstance(edge, Edge)
             for image in self._find_images(edge, site):
-                tensor = self.index.find_input(self.anchors.nodes[image.node], image.index)
+                tensor = self.index.find_input(self.index.named[image.node], image.index)
                 if tensor is None:
                     raise self._explain_missing(site)
                 places.setdefault(tensor, {})[image] = None
@@ -246,7 +245,7 @@ class _Mover:
         if site.role is not Role.WEIGHT or not site.consumers or not known.consumers:
             return site
         was = self.recognized.contents.nodes.get(known.consumers[0].node)
-        node = self.anchors.nodes[site.consumers[0].node]
+        node = self.index.named[site.consumers[0].node]
         # A MatMul's weight is [K, N]; where a tool wrote a Gemm with transB it is [N, K].
         if was is None or site.consumers[0].index != 1 or was.turned == node.is_transposed:
             return site
@@ -304,7 +303,7 @@ def _join_weights(mover: _Mover, plan: Plan) -> Iterator[SitePlan]:
             for part in columns
             if (part, 1) in claims
         }
-        tensor = mover.index.find_input(mover.anchors.nodes[name], 1)
+        tensor = mover.index.find_input(mover.index.named[name], 1)
         value = mover.index.find_constant(tensor)
         if not parts or value is None:
             continue

@@ -12,15 +12,9 @@ from onnxq.arrays import Array
 from onnxq.backends import find_backend, find_target
 from onnxq.graph import GraphIndex
 from onnxq.graph.precision.widen import is_narrow
-from onnxq.numerics import (
-    SumOrders,
-    align_qparams,
-    find_saturating_sums,
-    limit_sums,
-    needs_bound,
-)
+from onnxq.numerics import SumOrders, align_qparams, find_saturating_sums, limit_sums, needs_bound
 from onnxq.plan import Plan, SitePlan
-from onnxq.sites import Caution, Cautions, Role, Site, TensorId
+from onnxq.sites import Caution, Cautions, Role, Site
 
 
 def warn_allowed(target: str, saturation: str) -> Cautions:
@@ -111,18 +105,9 @@ def _find_byte_readers(plan: Plan, index: GraphIndex) -> frozenset[str]:
     )
 
 
-def read_tensor(index: GraphIndex, site: Site) -> TensorId | None:
-    """The tensor that a site quantizes; None for an input that is not connected."""
-    return (
-        site
-        if isinstance(site, TensorId)
-        else index.find_input(index.find_node(site.node), site.index)
-    )
-
-
 def read_constant(index: GraphIndex, site: Site) -> Array | None:
     """The value of the constant that a site quantizes; None where it is none."""
-    return index.find_constant(read_tensor(index, site))
+    return index.find_constant(index.find_at(site))
 
 
 def digest_weights(sites: Iterable[SitePlan], index: GraphIndex) -> str:

@@ -10,7 +10,7 @@ from onnxq.arrays import Shape
 from onnxq.backends import find_modes, find_target
 from onnxq.config import Config
 from onnxq.engines.diff.measure import SAME_DB
-from onnxq.engines.diff.model import OFF, ON, label_run
+from onnxq.engines.diff.model import OFF, ON, Difference, label_run
 from onnxq.evaluation.agreement import ChoiceAgreement
 from onnxq.passes.journal import LOST_DB, Promotion, StageCost
 from onnxq.plan import PrecisionPlan
@@ -18,7 +18,7 @@ from onnxq.planner import Forced
 from onnxq.planner.cut import MOST_LOSS
 from onnxq.report.terminal import format_decibel, format_milliseconds
 from onnxq.sites import Caution, Cautions, LeftFloat, Lines, Names, Refusals, Unquantized
-from onnxq.wording import abbreviate, show_html
+from onnxq.wording import abbreviate, group_by_text, show_html
 
 # By less two roundings of float sums may differ.
 DRIFT_DB = 3.0
@@ -92,6 +92,23 @@ class RunFigure:
     def describe_error(self) -> str:
         """The SQNR, and the agreement behind it."""
         return ", ".join(filter(None, (format_decibel(self.sqnr_db), self.describe_agreement())))
+
+
+def list_figures(difference: Difference) -> Iterator[RunFigure]:
+    """Every output of every run of a comparison against float."""
+    labels = {run.name: run.label for run in difference.runs}
+    for output in difference.outputs:
+        # A verdict counts the agreement in the largest score only, and only where outputs look like scores of classes.
+        ranked = output.classes is not None and difference.top_k == 1
+        for error in output.accuracy:
+            yield RunFigure(
+                output=output.name + error.part,
+                run=labels.get(error.run, error.run),
+                sqnr_db=error.sqnr_db,
+                top_1=error.top_k,
+                rows=error.rows if ranked else 0,
+                classes=bool(output.classes),
+            )
 
 
 def find_worst_figure(figures: Sequence[RunFigure]) -> RunFigure | None:
@@ -471,11 +488,7 @@ class Report:
 
 def group_reasons(nodes: Sequence[Unquantized]) -> tuple[tuple[str, tuple[Unquantized, ...]], ...]:
     """Group unquantized nodes by reason, the most frequent reason first."""
-    groups: dict[str, list[Unquantized]] = {}
-    for entry in nodes:
-        groups.setdefault(entry.reason, []).append(entry)
-    ordered = sorted(groups.items(), key=lambda group: (-len(group[1]), group[0]))
-    return tuple((reason, tuple(members)) for reason, members in ordered)
+    return group_by_text(nodes, lambda node: node.reason)
 
 
 def warn_synthetic(done: str) -> Caution:

@@ -23,7 +23,7 @@ from onnxq.report.terminal import (
 )
 from onnxq.sites import Refusal, Unquantized
 from onnxq.spec import FloatType, PerBlock, PerChannel, QuantSpec
-from onnxq.wording import translate_text
+from onnxq.wording import group_by_text, join_names, translate_text
 
 if TYPE_CHECKING:
     from onnxq.annotate import WeightSums
@@ -38,12 +38,6 @@ _SUMS = 12
 _NAMED = 3
 _WHERE = "16-bit sums on x86 CPUs without VNNI"
 _PLURALS = {"activation": "activations", "weight": "weights", "bias": "biases", "output": "outputs"}
-
-
-def join_names(names: Sequence[str], most: int) -> str:
-    """The first names, and how many more there are."""
-    text = ", ".join(names[:most])
-    return f"{text} and {len(names) - most} more" if len(names) > most else text
 
 
 def format_spec(spec: QuantSpec) -> str:
@@ -171,10 +165,9 @@ def format_precision(types: PrecisionPlan | None, verbose: bool = False) -> Iter
     if types.type is not FloatType.FLOAT32:
         kept = f", {len(types.kept)} stay in float32" if types.kept else ""
         yield f"{types.nodes} nodes compute in {types.type}{kept}"
-    groups: dict[str, list[str]] = {}
-    for node in types.kept:
-        groups.setdefault(_explain_float32(node, types.type), []).append(_name_float32(node))
-    for reason, names in sorted(groups.items(), key=lambda group: -len(group[1])):
+    groups = group_by_text(types.kept, lambda node: _explain_float32(node, types.type))
+    for reason, members in groups:
+        names = list(map(_name_float32, members))
         yield f"{len(names)} x float32: {reason} ({join_names(names, len(names) if verbose else _KEPT)})"
     if types.limited:
         nodes = dict.fromkeys(edge.node for edge in types.limited)

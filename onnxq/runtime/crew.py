@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import tempfile
 import weakref
@@ -16,7 +15,7 @@ from typing import Any
 import numpy as np
 from onnx import ModelProto, helper
 
-from onnxq.arrays import Array, Arrays, Shape
+from onnxq.arrays import Array, Arrays, Shape, hash_parts, view_content
 from onnxq.errors import ModelError
 from onnxq.files import ScratchFolder
 from onnxq.graph.light import SAME_LAYOUT, LightModel, ModelLike, WeightStore, strip_weights
@@ -160,7 +159,7 @@ class Crew:
             with path.open("ab") as file:
                 file.write(b"\0" * (-self._end % _ALIGNMENT))
                 self._places[digest] = SharedArray(str(path), file.tell(), "uint8", (array.nbytes,))
-                file.write(_view_bytes(array))
+                file.write(view_content(array))
                 self._end = file.tell()
         return replace(self._places[digest], dtype=array.dtype.name, shape=array.shape)
 
@@ -175,7 +174,7 @@ class _Description:
 
     @property
     def digest(self) -> str:
-        return hash_parts(self.graph, json.dumps(self.hosts).encode())
+        return hash_parts(self.graph, json.dumps(self.hosts))
 
 
 def _describe_model(model: ModelLike) -> _Description:
@@ -199,20 +198,10 @@ def hash_model(model: ModelLike) -> str:
     return _describe_model(model).digest
 
 
-def hash_parts(*parts: bytes | memoryview) -> str:
-    """Hash some bytes in order, each with its length."""
-    digest = hashlib.sha256()
-    for part in parts:
-        # Else bytes split at another place would have the same hash.
-        digest.update(len(part).to_bytes(8, "little"))
-        digest.update(part)
-    return digest.hexdigest()
-
-
 def hash_run(kind: str, *parts: str) -> str:
     """Hash what a piece depends on that runs a model: these texts, the versions of all that computes, the threads."""
     host = (version("onnxq"), import_onnxruntime().__version__, str(count_threads()))
-    return hash_parts(*(text.encode() for text in (kind, *host, *parts)))
+    return hash_parts(kind, *host, *parts)
 
 
 def hash_array(array: Array | StoredArray) -> str:
@@ -223,24 +212,16 @@ def hash_array(array: Array | StoredArray) -> str:
         values = array.map() if isinstance(array, StoredArray) else array
         # Another array may have its identity later.
         alive = weakref.ref(array, lambda _: _digests.pop(key, None))
-        known = _digests[key] = alive, hash_parts(_view_bytes(values))
+        known = _digests[key] = alive, hash_parts(view_content(values))
     return known[1]
 
 
 def hash_feeds(feeds: Arrays) -> str:
     """Hash the names, types, shapes and values of one sample."""
-    parts: list[bytes | memoryview] = []
+    parts: list[str | bytes | memoryview] = []
     for name, value in feeds.items():
-        parts.append(f"{name} {value.dtype.str} {value.shape}".encode())
-        parts.append(
-            # Strings, of which the array has only the addresses.
-            repr(value.tolist()).encode() if value.dtype.kind == "O" else _view_bytes(value)
-        )
+        parts += (f"{name} {value.dtype.str} {value.shape}", view_content(value))
     return hash_parts(*parts)
-
-
-def _view_bytes(array: Array) -> memoryview:
-    return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
 
 
 # A worker gets many pieces of one model, and at most two models in turn.

@@ -8,7 +8,8 @@ from collections.abc import Collection
 import onnx
 
 from onnxq.errors import DataError, ModelError, OnnxqError
-from onnxq.graph.shapes import MICROSOFT, is_custom
+from onnxq.graph.base import MICROSOFT
+from onnxq.graph.shapes import is_custom
 
 # ORT begins with "[ONNXRuntimeError] : 2 : INVALID_ARGUMENT : ", and goes on with the
 # place in its source.

@@ -272,7 +272,7 @@ def list_float_tensors(index: GraphIndex) -> list[TensorId]:
     ids = [TensorId(value.name) for value in index.inputs]
     for node in index.nodes:
         if not _is_looped(index, node.scope):
-            ids.extend(TensorId(name, node.scope) for name in node.outputs if name)
+            ids.extend(node.results)
     return [
         tensor
         for tensor in ids

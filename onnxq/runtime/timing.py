@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
@@ -13,7 +13,7 @@ from statistics import median
 import numpy as np
 import onnx
 
-from onnxq.graph import FLOAT_TENSORS, ModelLike, compute_fingerprint
+from onnxq.graph import FLOAT_TENSORS, ModelLike, ValueInfo, compute_fingerprint
 from onnxq.runtime.session import Feeds, Session
 
 # One measurement lasts at least this long: the clock and Python then weigh nothing.
@@ -96,7 +96,7 @@ def time_models(
     }
     blocks = {}
     for name, session in sessions.items():
-        own = convert_floats(feeds, {value.name: value.dtype for value in session.inputs})
+        own = convert_floats(feeds, session.inputs)
         blocks[name] = partial(time_runs, partial(session.run, own), _warm_up_session(session, own))
     times = measure_rounds(blocks, rounds=rounds, seconds=seconds, precision=precision)
     latencies = {name: summarize_rounds(times[name], threads) for name in times}
@@ -127,16 +127,15 @@ def _is_same(model: AnyModel, other: AnyModel) -> bool:
     return compute_fingerprint(model) == compute_fingerprint(other)
 
 
-def convert_floats(feeds: Feeds, types: Mapping[str, int]) -> Feeds:
-    """Feeds with their floats in the float types of a model's inputs, so that models of several types read the same.
-
-    types: ONNX data types by name of the input.
-    """
+def convert_floats(feeds: Feeds, inputs: Iterable[ValueInfo]) -> Feeds:
+    """Feeds with their floats in the float types of a model's inputs, so that models of several types read the same."""
     converted = {name: np.asarray(value) for name, value in feeds.items()}
-    for name, dtype in types.items():
+    for value in inputs:
+        array = converted.get(value.name)
         # Kind V is that of bfloat16.
-        if dtype in FLOAT_TENSORS and name in converted and converted[name].dtype.kind in "fV":
-            converted[name] = converted[name].astype(onnx.helper.tensor_dtype_to_np_dtype(dtype))
+        if value.dtype in FLOAT_TENSORS and array is not None and array.dtype.kind in "fV":
+            kind = onnx.helper.tensor_dtype_to_np_dtype(value.dtype)
+            converted[value.name] = array.astype(kind)
     return converted
 
 

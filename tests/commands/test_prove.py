@@ -143,7 +143,7 @@ def test_of_many_nodes_some_are_named() -> None:
     unmet = Requirement(dtype="int8", pattern="*", nodes=names, unmet=names)
     error = find_unmet_requirement(replace(PROOF, nodes=nodes, requirements=(unmet,)))
     assert error is not None
-    assert error.subject.endswith(": n0, n1, n2, n3, n4, …")
+    assert error.subject.endswith(": n0, n1, n2, n3, n4 and 2 more")
     assert error.cause == "not in int8 (7 in all)"
     # What holds is none.
     assert find_unmet_requirement(PROOF) is None

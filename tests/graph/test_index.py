@@ -48,8 +48,27 @@ def test_captures_count_as_consumers(nested: GraphIndex) -> None:
     )
     assert nested.captured(TensorId("a"))
     assert not nested.captured(TensorId("i"))
+    assert nested.find_sole_reader(TensorId("i")) == Edge("end", 0)
     assert nested.is_output(TensorId("b", "if.then_branch"))
     assert not nested.is_output(TensorId("a"))
+
+
+def test_what_a_body_gives_out_has_no_sole_reader() -> None:
+    index = GraphIndex(
+        model(
+            """g (float[4] x, bool c) => (float[4] y) {
+            [up] a = Relu(x)
+            [down] d = Neg(a)
+            [if] i = If(c) <then_branch = t () => (float[4] a) { },
+                            else_branch = e () => (float[4] b) { [n] b = Abs(x) }>
+            [end] y = Add(i, d)
+            }"""
+        )
+    )
+    assert index.list_consumers(TensorId("a")) == (Edge("down", 0),)
+    assert index.find_sole_reader(TensorId("a")) is None
+    assert index.find_reader(TensorId("d"), "Add") == (index.find_node("end"), 1)
+    assert index.find_reader(TensorId("d"), "Mul") is None
 
 
 def test_bodies_come_before_their_holder_and_after_what_they_read(nested: GraphIndex) -> None:

@@ -18,7 +18,6 @@ from onnxq.graph import get_index, light, load, load_model, name_nodes, storage
 from onnxq.graph.storage import Spool, StoredArray, is_stub
 from onnxq.graph.subgraph import Cutter
 from onnxq.passes.equalization import smoothquant
-from onnxq.passes.patterns import View
 from onnxq.passes.rounding import sequential
 from tests.graph.kit import model
 
@@ -90,7 +89,7 @@ def test_large_weights_stay_in_their_files(tmp_path: Path, small_limits: None) -
 
 def test_smoothing_holds_one_weight_at_a_time(tmp_path: Path, small_limits: None) -> None:
     model = name_nodes(load_model(make_model(tmp_path / "model.onnx", external=True, layers=24), lazy=True).light)
-    factors = {group.tensor: np.full(WIDTH, 2.0, np.float32) for group in smoothquant.find_groups(View(model))}
+    factors = {group.tensor: np.full(WIDTH, 2.0, np.float32) for group in smoothquant.find_groups(get_index(model))}
     assert len(factors) == 24
     gc.collect()
     tracemalloc.start()

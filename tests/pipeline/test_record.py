@@ -326,6 +326,19 @@ def test_files_of_every_kind_have_a_page(preset: str) -> None:
     assert not Tags(write_page(record)).open
 
 
+def test_the_verdict_counts_largest_scores_of_classes_alone() -> None:
+    # An image: the largest channel of a pixel is no answer.
+    model = onnx.parser.parse_model(
+        """<ir_version: 8, opset_import: ["" : 17]> g (float[1, 3, 8, 8] x) => (float[1, 4, 8, 8] y)
+        <float[4, 3, 1, 1] w = {1, -2, 3, 2, 1, 1, -1, 2, 3, 2, -2, 1}> { [c] y = Conv(x, w) }"""
+    )
+    samples = [{"x": values[None]} for values in images(4)["x"][:, :3, :8, :8]]
+    result = quantize(model, samples)
+    record = onnxq.make_report(model, result.model, samples, overrides={"samples": 2})
+    assert record.verdict.startswith("y has")
+    assert "top-1" not in record.verdict
+
+
 def test_operators_on_integers_have_a_page(tmp_path: Path) -> None:
     """ONNX Runtime's dynamic files hold no pairs, but are read as if they did."""
     from onnxruntime.quantization import quantize_dynamic

@@ -5,7 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from onnxq.plan.names import DEQUANTIZE, PARTS, QUANTIZE, is_clipped_part, name_part, site_base
+from onnxq.graph.base import DEQUANTIZE, QUANTIZE
+from onnxq.plan.names import PARTS, is_clipped_part, name_part, site_base
 from onnxq.sites import Edge, TensorId
 
 names = st.text(min_size=1, max_size=12)

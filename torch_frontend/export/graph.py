@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from onnxq.errors import ModelError, PlanError
-from onnxq.graph.scopes import walk_graphs
+from onnxq.graph.scopes import map_entries, replace_items, walk_graphs
 from onnxq.sites import Role
 from torch_frontend.quantizers import Dynamic, Quantizer, quantizers_of
 from torch_frontend.tracing.capture import silence_torch
@@ -102,15 +102,14 @@ def clean_up_model(proto: onnx.ModelProto) -> onnx.ModelProto:
             node.name = f"{base}_{counts[base]}" if counts[base] else base
             counts[base] += 1
             scopes = [entry for entry in node.metadata_props if entry.key in _KEPT]
-            del node.metadata_props[:]
-            node.metadata_props.extend(scopes)
+            replace_items(node.metadata_props, scopes)
             node.doc_string = ""
     return proto
 
 
 def _name_node(node: onnx.NodeProto) -> str:
     """`<module path>/<operator>` of a node; without the path for calls of the model's own forward."""
-    scopes = next((entry.value for entry in node.metadata_props if entry.key == _SCOPES), "[]")
+    scopes = map_entries(node.metadata_props).get(_SCOPES, "[]")
     try:
         path = [str(name) for name in ast.literal_eval(scopes)]
     except (SyntaxError, ValueError):

@@ -13,8 +13,8 @@ from onnxq.errors import CalibrationError, OnnxqError
 from onnxq.numerics import qparams_from_range
 from onnxq.sites import Role
 from onnxq.spec import PerTensor
+from onnxq.wording import join_names
 from torch_frontend.qmodules import WeightQuantized
-from torch_frontend.quant_model.state import list_names
 from torch_frontend.quantizers import Dynamic, Quantizer, quantizers_of
 from torch_frontend.quantizers.borrowed import Follower
 from torch_frontend.tracing.modules import Inputs, find_module
@@ -55,7 +55,7 @@ def calibrate_activations(quantizers: Iterable[Quantizer]) -> None:
             missing.append(quantizer.site)
     if missing:
         fix = "run batches between prepare_calibration() and calc_qparams(), or disable() what none can reach"
-        raise CalibrationError(list_names(missing, 5), "no batch reached it", fix, code="Q502")
+        raise CalibrationError(join_names(missing, 5), "no batch reached it", fix, code="Q502")
 
 
 def keep_bound(quantizer: Quantizer) -> None:

@@ -17,6 +17,7 @@ from onnxq.backends import load_config
 from onnxq.config import Config
 from onnxq.errors import ConfigError, PlanError
 from onnxq.sites import LeftFloat, Names, Refusals, Role
+from onnxq.wording import join_names
 from torch_frontend.export.run import Exportable
 from torch_frontend.placement.pairs import Decision, Product
 from torch_frontend.qmodules import WeightQuantized, copy_with_tensors
@@ -30,7 +31,6 @@ from torch_frontend.quant_model.state import (
     check_step,
     disable_sites,
     enable_sites,
-    list_names,
     switch_kinds,
 )
 from torch_frontend.quantizers import DisabledBy, Quantizer, override_switches, quantizers_of
@@ -325,12 +325,12 @@ class QuantModel(AncestorNames, Exportable):
         """
         unread = self._float_names.find_unread(self._float_names.find_float_keys(state_dict))
         result = super().load_state_dict(state_dict, strict, assign)
-        lines = [f"the model does not read {list_names(unread)}"] if unread else []
+        lines = [f"the model does not read {join_names(unread)}"] if unread else []
         lines += (
-            [f"the state lacks {list_names(result.missing_keys)}"] if result.missing_keys else []
+            [f"the state lacks {join_names(result.missing_keys)}"] if result.missing_keys else []
         )
         lines += (
-            [f"it has no {list_names(result.unexpected_keys)}"] if result.unexpected_keys else []
+            [f"it has no {join_names(result.unexpected_keys)}"] if result.unexpected_keys else []
         )
         if lines:
             warnings.warn(f"not loaded: {'; '.join(lines)}", PartialStateWarning, stacklevel=2)

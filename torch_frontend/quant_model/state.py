@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from enum import Enum
 
 from onnxq.config import matches_any, suggest_names
@@ -45,13 +45,6 @@ _FIXES = {
     State.FROZEN: "frozen qparams stay: load the state from before freeze() to go on",
     State.EXPORTED: "an exported model stays as it is: load the state from before freeze() to go on",
 }
-
-
-def list_names(names: Iterable[str], most: int = 6) -> str:
-    """The first names, at most so many, and how many more there are."""
-    shown = list(names)
-    more = f" and {len(shown) - most} more" if len(shown) > most else ""
-    return ", ".join(shown[:most]) + more
 
 
 def check_step(step: str, state: State) -> None:

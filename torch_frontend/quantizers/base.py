@@ -17,7 +17,7 @@ from onnxq.backends import find_ideal
 from onnxq.errors import CalibrationError, ConfigError, OnnxqError, PlanError
 from onnxq.numerics import SumOrder, SumOrders, needs_bound, qparams_from_range, scale_floor
 from onnxq.sites import Names, Role
-from onnxq.spec import GRAIN_NAMES, ObserverSpec, QParams, QuantSpec
+from onnxq.spec import ObserverSpec, QParams, QuantSpec
 from torch_frontend.fake_quant import fake_quantize
 from torch_frontend.fake_quant.grid import explain_misfit
 from torch_frontend.quantizers.specs import (
@@ -477,11 +477,8 @@ class Quantizer(AncestorQuantizer, nn.Module):
 
     def extra_repr(self) -> str:
         """Site, bits, scheme and granularity; then scale and zero point, or why it is off."""
-        scheme = "symmetric" if self.spec.symmetric else "asymmetric"
-        grain = GRAIN_NAMES[type(self.spec.granularity)] + (
-            "" if self.axis is None else f" {self.axis}"
-        )
-        text = f"{self.site!r}, {self.spec.bits} bits {scheme} {self.spec.storage} per {grain}"
+        grain = self.spec.granularity.word + ("" if self.axis is None else f" {self.axis}")
+        text = f"{self.site!r}, {self.spec.bits} bits {self.spec.scheme} {self.spec.storage} per {grain}"
         if self.disabled_reason is not None:
             return f"{text}, disabled: {self.disabled_reason}"
         if not self.enabled:

@@ -136,9 +136,9 @@ class Dynamic(Quantizer):
 
     def extra_repr(self) -> str:
         """Site, bits, scheme and the group that a scale belongs to."""
-        scheme = "symmetric" if self.spec.symmetric else "asymmetric"
         size = f" of {self.options['block_size']}" if self.options["scales"] == "block" else ""
-        text = f"{self.site!r}, {self.spec.bits} bits {scheme} {self.spec.storage} per {self.options['scales']}{size}"
+        spec = self.spec
+        text = f"{self.site!r}, {spec.bits} bits {spec.scheme} {spec.storage} per {self.options['scales']}{size}"
         return text + ", at each run" + ("" if self.active else ", off")
 
 

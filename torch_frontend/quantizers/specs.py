@@ -183,7 +183,7 @@ def mark_tensor(
         "qmin": spec.qmin,
         "qmax": spec.qmax,
         "bits": spec.bits,
-        "scheme": "symmetric" if spec.symmetric else "asymmetric",
+        "scheme": spec.scheme,
         "storage": spec.storage,
     }
     grain = spec.granularity

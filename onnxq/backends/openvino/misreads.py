@@ -81,7 +81,8 @@ _sized_nodes: WeakKeyDictionary[Graph, frozenset[NodeRef]] = WeakKeyDictionary()
 
 def _explain_read_sizes(c: Candidate) -> str | None:
     """Why the scales get lost: sizes of a tensor beside or in front of it are read, and change from run to run."""
-    if _is_curved(c):
+    # Those of one spatial axis keep their scales.
+    if c.rank(0) == 3 or _is_curved(c):
         return None
     if c.index not in _sized_nodes:
         _sized_nodes[c.index] = _find_sized_nodes(c.index)
@@ -210,10 +211,8 @@ def _walk_joined(c: Candidate) -> Iterator[Candidate]:
 def _explain_lost_scales(c: Candidate) -> str | None:
     """Why the scales get lost: sizes change from run to run, and several nodes read the result, but no one Swish."""
     data = c.tensor(0)
-    shape = c.index.find_shape(data)
     readers = c.index.list_consumers(c.node.result)
-    fixed = shape is not None and all(isinstance(size, int) for size in shape)
-    if fixed or len(readers) < 2 or find_swish(c) is not None:
+    if c.index.find_sizes(data) is not None or len(readers) < 2 or find_swish(c) is not None:
         return None
     return (
         "OpenVINO loses the scales of an integer convolution "

@@ -15,12 +15,12 @@ from onnxq.backends.base import Data, IntegerProduct, IntegerSums
 from onnxq.backends.ort.rules import CONVS, find_sum_order
 from onnxq.backends.registry import SIGNED_BLOCKS, Limit, is_dynamic
 from onnxq.graph import NodeRef
+from onnxq.graph.base import MICROSOFT
 from onnxq.numerics import pair_neighbours
 
 if TYPE_CHECKING:
     from onnxq.config.model import Config
 
-_MICROSOFT = "com.microsoft"
 
 # The operators whose int8 weights ONNX Runtime multiplies by uint8 data in 16-bit sums on x86 CPUs without VNNI.
 # W and R: input and hidden state are quantized.
@@ -31,20 +31,20 @@ INTEGER_PRODUCTS: tuple[IntegerProduct, ...] = (
     IntegerProduct(op="Gemm", reads=Data.PAIR, weights=(1,)),
     IntegerProduct(op="MatMul", reads=Data.PAIR, weights=(1,)),
     IntegerProduct(
-        op="QLinearConv", domains=("", _MICROSOFT), reads=Data.STORED, zero=2, weights=(3,)
+        op="QLinearConv", domains=("", MICROSOFT), reads=Data.STORED, zero=2, weights=(3,)
     ),
     IntegerProduct(op="QLinearMatMul", reads=Data.STORED, zero=2, weights=(3,)),
     IntegerProduct(op="MatMulInteger", reads=Data.STORED, zero=2, weights=(1,)),
-    IntegerProduct(op="QGemm", domains=(_MICROSOFT,), reads=Data.STORED, zero=2, weights=(3,)),
+    IntegerProduct(op="QGemm", domains=(MICROSOFT,), reads=Data.STORED, zero=2, weights=(3,)),
     IntegerProduct(
-        op="MatMulIntegerToFloat", domains=(_MICROSOFT,), reads=Data.STORED, zero=4, weights=(1,)
+        op="MatMulIntegerToFloat", domains=(MICROSOFT,), reads=Data.STORED, zero=4, weights=(1,)
     ),
-    IntegerProduct(op="QAttention", domains=(_MICROSOFT,), reads=Data.STORED, zero=6, weights=(1,)),
+    IntegerProduct(op="QAttention", domains=(MICROSOFT,), reads=Data.STORED, zero=6, weights=(1,)),
     IntegerProduct(
-        op="DynamicQuantizeMatMul", domains=(_MICROSOFT,), reads=Data.DYNAMIC, weights=(1,)
+        op="DynamicQuantizeMatMul", domains=(MICROSOFT,), reads=Data.DYNAMIC, weights=(1,)
     ),
     IntegerProduct(
-        op="DynamicQuantizeLSTM", domains=(_MICROSOFT,), reads=Data.DYNAMIC, weights=(1, 2)
+        op="DynamicQuantizeLSTM", domains=(MICROSOFT,), reads=Data.DYNAMIC, weights=(1, 2)
     ),
 )
 _BY_NAME = {

@@ -22,7 +22,7 @@ from onnxq.backends.engine import (
 )
 from onnxq.backends.qnn.kernels import NEEDS, TRACE, read_kernels, read_placement
 from onnxq.graph import GraphIndex, ModelLike, NodeRef
-from onnxq.graph.verify import QUANTIZE
+from onnxq.graph.base import QUANTIZE
 from onnxq.sites import Names
 
 if TYPE_CHECKING:

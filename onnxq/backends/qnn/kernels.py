@@ -16,9 +16,9 @@ import numpy as np
 
 from onnxq.backends.engine import LOG, DevicePlacement, Kernel, Kernels, Tensor
 from onnxq.graph import ModelLike
+from onnxq.graph.base import DEQUANTIZE, QUANTIZE
 from onnxq.graph.light import bare_proto
 from onnxq.graph.scopes import walk_graphs
-from onnxq.graph.verify import DEQUANTIZE, QUANTIZE
 from onnxq.sites import Refusal
 
 # The provider's record of which node became which operator, and the folder of the graphs that it composed.

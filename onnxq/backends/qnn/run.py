@@ -9,7 +9,7 @@ from onnxq.backends.engine import Engine, Job
 from onnxq.backends.serving import ServedRunner, serve_model
 from onnxq.errors import ModelError
 from onnxq.graph import GraphIndex, ModelLike, get_index
-from onnxq.graph.verify import QUANTIZE
+from onnxq.graph.base import QUANTIZE
 from onnxq.runtime import tap_tensors
 from onnxq.sites import TensorId
 

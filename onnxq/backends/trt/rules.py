@@ -37,6 +37,7 @@ from onnxq.backends.surroundings import (
 )
 from onnxq.errors import CauseAndFix
 from onnxq.graph import NodeRef
+from onnxq.graph.base import MICROSOFT
 from onnxq.sites import Indices, Names, Role
 from onnxq.spec import FLOAT8, FloatType, PerBlock, PerChannel, PerTensor, QuantSpec
 
@@ -79,7 +80,6 @@ def refuse_narrow(c: Candidate, kind: FloatType) -> str:
 # Operators that TensorRT's parser does not take, of those that exporters and ONNX Runtime's optimizer write.
 # Proved with the parser of TensorRT-RTX 1.7: tests/backends/trt/test_parser.py asks it again.
 
-_MICROSOFT = "com.microsoft"
 # Of com.microsoft. Another of these is looked for among the plugins.
 TAKEN = frozenset(
     {
@@ -99,7 +99,7 @@ _UNKNOWN = (
 
 def refuse_float(node: NodeRef) -> str:
     """Why TensorRT's parser does not take a node, whatever its type; "" where it does, or a plugin may."""
-    if node.domain == _MICROSOFT:
+    if node.domain == MICROSOFT:
         if node.op_type == "GroupQueryAttention" and not node.read_float("scale", 0.0):
             return "it asks for the attribute `scale`, which the node leaves to the default"
         return "" if node.op_type in TAKEN else _UNKNOWN

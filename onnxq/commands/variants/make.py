@@ -40,7 +40,7 @@ from onnxq.graph import (
     save_model,
 )
 from onnxq.pipeline import quantize_model
-from onnxq.pipeline.configuration import Configuration, ModelSource, Overrides, open_run
+from onnxq.pipeline.configuration import Configuration, ModelSource, Overrides, name_file, open_run
 from onnxq.pipeline.finalize import Result, list_files
 from onnxq.progress import Progress, silent
 from onnxq.runtime import Latency, Session, convert_floats, detect_cpu, time_models
@@ -277,7 +277,7 @@ def _make_all(run: _Run, recipes: Sequence[_Recipe]) -> Variants:
         raise errors[0]
     times = _time_files(run, _list_suffixes(recipes), (original, *variants))
     return Variants(
-        source="" if run.original.path is None else str(run.original.path),
+        source=name_file(run.original.path),
         original=replace(original, latency=times.get(FLOAT)),
         variants=tuple(replace(variant, latency=times.get(variant.dtype)) for variant in variants),
         metric="" if run.metric is None else run.metric.name,
@@ -346,9 +346,7 @@ def _check_file(
     save_model(result.leave_out_notes(run.config.output.notes).light, path)
     model = run.open_file(path)
     session = Session(model, threads=run.config.verify.threads)
-    session.run(
-        convert_floats(run.dataset[0], {value.name: value.dtype for value in session.inputs})
-    )
+    session.run(convert_floats(run.dataset[0], session.inputs))
     metric = run.measure_metric(model)
     cautions = (*report.warnings, *report.alarms())
     dropped = (

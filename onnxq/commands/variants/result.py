@@ -12,24 +12,10 @@ from typing import Any
 from onnxq.arrays import Shape
 from onnxq.backends import find_reference
 from onnxq.errors import VerificationError
+from onnxq.report import terminal
 from onnxq.report.columns import Text
 from onnxq.report.document import ResultFormat, Values, pick_fields
 from onnxq.report.model import warn_synthetic
-from onnxq.report.terminal import (
-    RenderableType,
-    SheetRows,
-    TextView,
-    format_bytes,
-    format_count,
-    format_decibel,
-    format_figure,
-    format_milliseconds,
-    format_shapes,
-    format_threads,
-    format_warning,
-    make_sheet,
-    make_table,
-)
 from onnxq.runtime import CPU_KINDS, Latency
 from onnxq.sites import Caution, Cautions, Names
 from onnxq.wording import abbreviate, show_html
@@ -170,7 +156,7 @@ def find_no_variant(result: Variants) -> VerificationError | None:
     )
 
 
-def _make_parts(result: Variants, view: TextView) -> Iterator[RenderableType]:
+def _make_parts(result: Variants, view: terminal.TextView) -> Iterator[terminal.RenderableType]:
     columns = ["variant", "file", "size", "smaller"]
     if result.original.latency is not None:
         columns += ["latency", "faster"]
@@ -180,32 +166,38 @@ def _make_parts(result: Variants, view: TextView) -> Iterator[RenderableType]:
         title.join_text(f" -> {PurePath(result.original.file).parent}")
     yield title.join_text(f"  ({', '.join(_list_facts(result))})", style="dim")
     rows = [_make_row(result, variant) for variant in (result.original, *result.variants)]
-    yield make_table((*columns, ""), rows, right=columns[2:], names=("file",), fold=("",))
+    yield terminal.make_table((*columns, ""), rows, right=columns[2:], names=("file",), fold=("",))
     yield Text("")
-    yield make_sheet(_make_lines(result))
+    yield terminal.make_sheet(_make_lines(result))
 
 
 def _list_facts(result: Variants) -> Iterator[str]:
     latency = result.original.latency
     if latency is not None:
-        yield f"{CPU_KINDS.get(result.cpu, result.cpu)}, {format_threads(latency.threads)}"
-        yield format_shapes(result.shapes)
-    yield f"SQNR on {format_count(result.checked, 'sample')}"
+        yield f"{CPU_KINDS.get(result.cpu, result.cpu)}, {terminal.format_threads(latency.threads)}"
+        yield terminal.format_shapes(result.shapes)
+    yield f"SQNR on {terminal.format_count(result.checked, 'sample')}"
 
 
 def _make_row(result: Variants, variant: Variant) -> list[str]:
     size = variant.size_bytes
     original = result.original
-    sizes = [format_bytes(size), f"{original.size_bytes / size:.1f}×"] if size else ["", ""]
+    sizes = (
+        [terminal.format_bytes(size), f"{original.size_bytes / size:.1f}×"] if size else ["", ""]
+    )
     cells = [variant.dtype, PurePath(variant.file).name, *sizes]
     if original.latency is not None:
         cells.append(
-            "" if variant.latency is None else format_milliseconds(variant.latency.median_ms)
+            ""
+            if variant.latency is None
+            else terminal.format_milliseconds(variant.latency.median_ms)
         )
-        cells.append(format_figure(result.speedup(variant), ".2f", "×"))
-    cells.append(format_decibel(variant.worst_db) if size and variant is not original else "")
+        cells.append(terminal.format_figure(result.speedup(variant), ".2f", "×"))
+    cells.append(
+        terminal.format_decibel(variant.worst_db) if size and variant is not original else ""
+    )
     if result.metric:
-        cells.append(format_figure(variant.metric, ".4g"))
+        cells.append(terminal.format_figure(variant.metric, ".4g"))
     note = variant.state.value.upper()
     if variant.state is VariantState.MADE:
         note = f"the same file as {variant.same_as}" if variant.same_as else ""
@@ -214,7 +206,7 @@ def _make_row(result: Variants, variant: Variant) -> list[str]:
     return [*cells, note]
 
 
-def _make_lines(result: Variants) -> SheetRows:
+def _make_lines(result: Variants) -> terminal.SheetRows:
     for variant in result.variants:
         if variant.state is not VariantState.MADE and _explain_state(variant):
             yield "left out", f"{variant.dtype}: {_explain_state(variant)}"
@@ -235,12 +227,12 @@ def _group_lacking(result: Variants, device: str) -> dict[Names, list[str]]:
     return groups
 
 
-def _make_warnings(result: Variants) -> Iterator[RenderableType]:
+def _make_warnings(result: Variants) -> Iterator[terminal.RenderableType]:
     for variant in result.variants:
         for warning in variant.warnings:
-            yield format_warning(Caution(warning.code, f"{variant.dtype}: {warning}"))
+            yield terminal.format_warning(Caution(warning.code, f"{variant.dtype}: {warning}"))
     if result.synthetic:
-        yield format_warning(warn_synthetic("the variants were checked"))
+        yield terminal.format_warning(warn_synthetic("the variants were checked"))
 
 
 FORMS = {

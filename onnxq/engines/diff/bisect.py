@@ -31,6 +31,7 @@ from onnxq.engines.diff.runs import EngineUnderTest, run_optimized
 from onnxq.engines.prove.reduce import leave_out_nodes
 from onnxq.errors import ModelError
 from onnxq.graph import GraphIndex, ModelLike
+from onnxq.graph.scopes import walk_from
 from onnxq.graph.subgraph import Cutter, declare_input
 from onnxq.progress import Tick
 from onnxq.runtime import Feeds, Session, tap_tensors, trim_memory
@@ -281,15 +282,13 @@ def check_kernels(
 
 def _find_kernel(cutter: FedParts, tensor: str, stops: frozenset[str]) -> set[str]:
     """The nodes between a tensor ORT computes and those before it that it also computes."""
+
+    def list_behind(node: str) -> list[str]:
+        sources = cutter.list_sources(node)
+        return [name for name in sources if not stops.intersection(cutter.nodes[name].output)]
+
     start = cutter.find_producer(tensor)
-    stack = [start] if start is not None else []
-    found = set(stack)
-    while stack:
-        for name in cutter.list_sources(stack.pop()):
-            if name not in found and not stops.intersection(cutter.nodes[name].output):
-                found.add(name)
-                stack.append(name)
-    return found
+    return walk_from(() if start is None else (start,), list_behind)
 
 
 def _run_kernel(

@@ -7,7 +7,7 @@ exact answer, the 16-bit sums are the cause, whichever CPU it ran on.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from onnxq.annotate import WeightSums, find_saturating
 from onnxq.arrays import Array, Arrays
@@ -18,7 +18,8 @@ from onnxq.engines.saturation.emulate import emulate_saturation
 from onnxq.engines.saturation.measure import SaturatingRun
 from onnxq.errors import OnnxqError
 from onnxq.evaluation.accumulator import measure_error
-from onnxq.graph import GraphIndex, NodeRef
+from onnxq.graph import GraphIndex
+from onnxq.graph.scopes import walk_from
 from onnxq.sites import TensorId
 
 # dB that a run must be nearer to the emulation than to the exact answer: a quarter of the noise. An unrelated fault is
@@ -74,21 +75,21 @@ def find_saturating_weights(
 
 def _find_ancestors(index: GraphIndex, tensor: str) -> set[str]:
     """Names of the nodes that a tensor is computed by, with those of their bodies."""
-    by_scope: dict[str, list[NodeRef]] = {}
+    by_scope: dict[str, list[str]] = {}
     for node in index.nodes:
-        by_scope.setdefault(node.scope, []).append(node)
-    found: set[str] = set()
-    stack = [index.find_producer(TensorId(tensor))]
-    while stack:
-        reached = stack.pop()
-        if reached is None or reached.name in found:
-            continue
-        found.add(reached.name)
-        stack += [
-            node for _, scope in index.subgraphs(reached.name) for node in by_scope.get(scope, ())
-        ]
-        stack += [index.maker(reached, k) for k in range(len(reached.inputs))]
-    return found
+        by_scope.setdefault(node.scope, []).append(node.name)
+
+    def list_behind(name: str) -> Iterator[str]:
+        for _, scope in index.subgraphs(name):
+            yield from by_scope.get(scope, ())
+        for read in index.list_reads(index.named[name]):
+            yield from list_maker(read)
+
+    def list_maker(made: TensorId) -> list[str]:
+        maker = index.find_producer(made)
+        return [] if maker is None else [maker.name]
+
+    return walk_from(list_maker(TensorId(tensor)), list_behind)
 
 
 def _choose_nearest(

@@ -42,7 +42,7 @@ from onnxq.evaluation.compare import FloatOutputs
 from onnxq.evaluation.selections import Selections, explain_missing, name_own
 from onnxq.files import ScratchFolder
 from onnxq.graph import GraphIndex, ModelLike, infer_shapes, name_nodes
-from onnxq.plan.names import QUANTIZE
+from onnxq.graph.base import QUANTIZE
 from onnxq.progress import Progress, silent
 from onnxq.runtime import NodeError
 from onnxq.sites import Refusal, TensorId

@@ -23,8 +23,9 @@ from onnxq.engines.diff.measure import Level, Tallies, Tally, diverges, find_lev
 from onnxq.engines.diff.model import FLOAT, OFF, ON, Divergence, Error, LayerDiff, label_run
 from onnxq.errors import OnnxqError
 from onnxq.graph import FLOAT_TENSORS, GraphIndex, ModelLike, NodeRef, add_libraries, name_nodes
+from onnxq.graph.base import DEQUANTIZE, DYNAMIC, QUANTIZE
 from onnxq.graph.light import list_libraries
-from onnxq.plan.names import DEQUANTIZE, DYNAMIC, QUANTIZE, is_clipped_part
+from onnxq.plan.names import is_clipped_part
 from onnxq.progress import Task, Tick, silent
 from onnxq.runtime import Feeds, Session, ShapeProbe, optimize_graph, tap_tensors
 from onnxq.sites import Lines, Names, Refusal, Refusals, TensorId

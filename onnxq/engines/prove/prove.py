@@ -68,9 +68,9 @@ from onnxq.graph import (
     name_nodes,
     save_model,
 )
+from onnxq.graph.base import DEQUANTIZE, QUANTIZE
 from onnxq.graph.integer_operators import read_integer_operators
 from onnxq.nearest import suggest_names
-from onnxq.plan.names import DEQUANTIZE, QUANTIZE
 from onnxq.progress import Progress, silent
 from onnxq.sites import Caution, Cautions, Names, Unquantized
 

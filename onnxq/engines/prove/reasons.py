@@ -10,7 +10,7 @@ from onnxq.backends.engine import DevicePlacement, Engine
 from onnxq.engines.prove.kernels import PRODUCTS
 from onnxq.engines.prove.proof import UNSEEN, NodeProof
 from onnxq.graph import GraphIndex, NodeRef
-from onnxq.plan.names import DEQUANTIZE
+from onnxq.graph.base import DEQUANTIZE
 from onnxq.sites import Refusal, Role, TensorId, Unquantized
 from onnxq.spec import PerChannel, PerTensor, find_numpy_storage
 
@@ -183,7 +183,7 @@ class Reasons:
         pair = self._find_pair(node, k)
         if pair is not None:
             return pair.role is Role.WEIGHT
-        return self.index.is_constant(self.index.find_input(node, k))
+        return self.index.has_constant(node, k)
 
     def _find_channel_axes(self, node: NodeRef, k: int) -> tuple[int, ...] | None:
         """Axes that mean a weight's channels; None when the weight is moved on the way, or unknown."""

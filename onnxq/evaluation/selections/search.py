@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 from onnx import GraphProto, NodeProto, TensorProto, helper, numpy_helper, parser
 
 from onnxq.graph import FLOAT_TENSORS, ModelLike, get_index, infer_shapes, name_nodes
+from onnxq.graph.base import MICROSOFT
 from onnxq.graph.index import GraphIndex, find_opset
 from onnxq.graph.light import bare_proto, rebuild
 from onnxq.graph.scopes import (
+    OWN_DOMAINS,
     iterate_subgraphs,
     join_scope,
     list_captures,
@@ -19,6 +21,7 @@ from onnxq.graph.scopes import (
     list_reads,
     replace_items,
     sort_nodes,
+    walk_from,
     walk_graphs,
 )
 from onnxq.graph.storage import omit_weights, restore_weights
@@ -31,7 +34,6 @@ from onnxq.sites import Names, TensorId
 # is.
 
 _ROUTED = frozenset({"MoE", "QMoE"})
-_DOMAIN = "com.microsoft"
 # The input that holds a score of each expert.
 _SCORES = 1
 # The opset that has these operators in this form.
@@ -69,9 +71,7 @@ def write_out_routers(model: ModelLike) -> ModelLike:
         for node in graph.node:
             if _is_routed(node):
                 scores = index.resolve_tensor(node.input[_SCORES], scope)
-                nodes += _write_out(
-                    graph, node, (index.find_dtype(scores) if scores else 0) or TensorProto.FLOAT
-                )
+                nodes += _write_out(graph, node, index.find_dtype(scores) or TensorProto.FLOAT)
             nodes.append(node)
         replace_items(graph.node, nodes)
     return rebuild(model, restore_weights(proto, weights))
@@ -80,7 +80,7 @@ def write_out_routers(model: ModelLike) -> ModelLike:
 def _is_routed(node: NodeProto) -> bool:
     # The sparse mixer draws its second expert by other scores than it shows.
     sparse = any(attr.name == "use_sparse_mixer" and attr.i for attr in node.attribute)
-    return node.domain == _DOMAIN and node.op_type in _ROUTED and not sparse
+    return node.domain == MICROSOFT and node.op_type in _ROUTED and not sparse
 
 
 def _write_out(graph: GraphProto, node: NodeProto, dtype: int) -> list[NodeProto]:
@@ -305,31 +305,29 @@ class _ChoiceWalk:
         ]
         results = [value.name for value in self.graph.output]
         self.places = self._trace([*starts, *(results if self.scope else ())])
-        self.truths = self._trace([name for name in results if not self._is_float(name)])
+        self.truths = self._trace(results)
         for node in order:
             self._visit(node)
 
-    def _trace(self, waiting: list[str]) -> set[str]:
-        """These tensors of integers or truth, and those of such that they are computed from."""
-        traced: set[str] = set()
-        while waiting:
-            name = waiting.pop()
-            if name in traced or self._is_float(name):
-                continue
-            traced.add(name)
+    def _trace(self, start: Iterable[str]) -> set[str]:
+        """Of these tensors those of integers or truth, and the ones of such that they are computed from."""
+
+        def list_read(name: str) -> Iterable[str]:
             node = self.makers.get(name)
             # A shape hangs on no values, whatever it is taken of.
-            if node is not None and node.op_type not in ("Shape", "Size"):
-                waiting.extend(node.input)
-        return traced
+            if node is None or node.op_type in ("Shape", "Size"):
+                return ()
+            return filter(self._is_whole, node.input)
 
-    def _is_float(self, name: str) -> bool:
-        return (self._find_type(name) or TensorProto.FLOAT) in FLOAT_TENSORS
+        return walk_from(filter(self._is_whole, start), list_read)
+
+    def _is_whole(self, name: str) -> bool:
+        """True for a tensor of integers or truth."""
+        return (self._find_type(name) or TensorProto.FLOAT) not in FLOAT_TENSORS
 
     def _find_type(self, name: str) -> int:
         """The ONNX type of a tensor that this graph reads or makes; 0 where it is not known."""
-        tensor = self.index.resolve_tensor(name, self.scope)
-        return self.index.find_dtype(tensor) if tensor else 0
+        return self.index.find_dtype(self.index.resolve_tensor(name, self.scope))
 
     def _visit(self, node: NodeProto) -> None:
         reads = list_reads(node)
@@ -364,7 +362,7 @@ class _ChoiceWalk:
         elif self.changed.intersection(reads):
             self.changed.update(name for name in outputs if name not in choices)
         elif not self._is_exact(node):
-            self.changed.update(name for name in outputs if self._is_float(name))
+            self.changed.update(name for name in outputs if not self._is_whole(name))
 
     def _search_bodies(self, node: NodeProto, earlier: frozenset[int]) -> list[_ChoiceWalk]:
         """The walks along the bodies of a node. earlier: the selections that its inputs depend on."""
@@ -428,7 +426,7 @@ class _ChoiceWalk:
             outputs = [node.output[k] for k in _CHOOSERS[node.op_type] if k < len(node.output)]
             return tuple(name for name in outputs if name in self.needed)
         positions = self.places | self.truths if node.op_type in _TESTS else self.places
-        computed = any(name in self.changed and self._is_float(name) for name in node.input)
+        computed = any(name in self.changed and not self._is_whole(name) for name in node.input)
         picks = node.op_type in _TESTS | _CASTS and computed and node.output[0] in positions
         return tuple(node.output) if picks else ()
 
@@ -460,8 +458,7 @@ class _ChoiceWalk:
 
     def has_size(self, name: str) -> bool:
         """True for a tensor of this graph whose size is written down, or inferred, as numbers."""
-        shape = self.index.find_shape(TensorId(name, self.scope))
-        return shape is not None and all(isinstance(size, int) for size in shape)
+        return self.index.find_sizes(TensorId(name, self.scope)) is not None
 
     def _is_unsteady(self, node: NodeProto) -> bool:
         """True where results of a node of a body may have another size in another iteration."""
@@ -493,4 +490,4 @@ def _count_fronts(node: NodeProto) -> int:
 
 
 def _is_plain(node: NodeProto) -> bool:
-    return node.domain in ("", "ai.onnx")
+    return node.domain in OWN_DOMAINS

@@ -11,7 +11,7 @@ never put in a set or removed from a list by value.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any
@@ -29,7 +29,14 @@ from onnx import (
 
 from onnxq.errors import ModelError
 from onnxq.graph.editing import gs
-from onnxq.graph.scopes import iterate_subgraphs, join_scope, list_defined, sort_topologically
+from onnxq.graph.scopes import (
+    iterate_subgraphs,
+    join_scope,
+    list_defined,
+    map_stored,
+    sort_topologically,
+    walk_from,
+)
 from onnxq.graph.storage import copy_fields
 from onnxq.sites import TensorId
 
@@ -127,8 +134,7 @@ def _record_graph(
     scope = ScopeRecord(name, parent, graph, source)
     scope.inputs.extend(source.input)
     scope.outputs.extend(source.output)
-    scope.initializers.update((tensor.name, tensor) for tensor in source.initializer)
-    scope.initializers.update((sparse.values.name, sparse) for sparse in source.sparse_initializer)
+    scope.initializers.update(map_stored(source))
     scope.value_info.update((value.name, value) for value in source.value_info)
     scope.annotated.update((a.tensor_name, a.tensor_name) for a in source.quantization_annotation)
     wiring.scopes[name] = scope
@@ -167,37 +173,36 @@ def _relink_inputs(wiring: Wiring, record: NodeRecord) -> None:
 
 def find_used(wiring: Wiring) -> tuple[set[str], set[TensorId]]:
     """The nodes and tensors that the model's outputs depend on. A node without outputs is there for its effect."""
-    made_by: dict[TensorId, NodeRecord] = {}
-    nodes: set[str] = set()
-    tensors: set[TensorId] = set()
-    waiting = [wiring.resolve_tensor(value.name, "") for value in wiring.scopes[""].outputs]
+    makers: dict[TensorId, NodeRecord] = {}
+    idle: list[NodeRecord] = []
     for record in wiring.nodes.values():
-        made_by.update(
-            (TensorId(tensor.name, record.scope), record) for tensor in record.node.outputs
-        )
-        if not any(tensor.name for tensor in record.node.outputs):
-            nodes.add(record.node.name)
-            waiting.extend(_list_needed(wiring, record))
-    while waiting:
-        t = waiting.pop()
-        if t is None or t in tensors:
-            continue
-        tensors.add(t)
-        # An initializer or an input has none.
-        maker = made_by.get(t)
-        if maker is not None and maker.node.name not in nodes:
-            nodes.add(maker.node.name)
-            waiting.extend(_list_needed(wiring, maker))
-    return nodes, tensors
+        results = [TensorId(tensor.name, record.scope) for tensor in record.node.outputs]
+        makers.update(dict.fromkeys(results, record))
+        if not any(tensor.name for tensor in results):
+            idle.append(record)
+
+    def list_needed(t: TensorId) -> list[TensorId]:
+        # An initializer or an input has no maker.
+        return _list_needed(wiring, makers[t]) if t in makers else []
+
+    start = _resolve_all(wiring, wiring.scopes[""].outputs, "")
+    start += [t for record in idle for t in _list_needed(wiring, record)]
+    tensors = walk_from(start, list_needed)
+    used = [*idle, *(makers[t] for t in tensors if t in makers)]
+    return {record.node.name for record in used}, tensors
 
 
-def _list_needed(wiring: Wiring, record: NodeRecord) -> list[TensorId | None]:
-    needed = [wiring.resolve_tensor(tensor.name, record.scope) for tensor in record.node.inputs]
+def _list_needed(wiring: Wiring, record: NodeRecord) -> list[TensorId]:
+    needed = _resolve_all(wiring, record.node.inputs, record.scope)
     for subgraph in record.subgraphs.values():
-        needed.extend(
-            wiring.resolve_tensor(value.name, subgraph) for value in wiring.scopes[subgraph].outputs
-        )
+        needed += _resolve_all(wiring, wiring.scopes[subgraph].outputs, subgraph)
     return needed
+
+
+def _resolve_all(wiring: Wiring, tensors: Iterable[Any], scope: str) -> list[TensorId]:
+    """The tensors that are meant by the names of these, which may be declarations; without those of no name."""
+    found = (wiring.resolve_tensor(tensor.name, scope) for tensor in tensors)
+    return [t for t in found if t is not None]
 
 
 def find_nodes_between(wiring: Wiring, target: TensorId, source: TensorId) -> set[str]:
@@ -290,11 +295,8 @@ def _list_needs(wiring: Wiring, record: NodeRecord, scope: str) -> list[str]:
                 needs.append(source.name)
         for subgraph in at.subgraphs.values():
             stack.extend(wiring.nodes[node.name] for node in wiring.scopes[subgraph].graph.nodes)
-            outs = (
-                wiring.resolve_tensor(value.name, subgraph)
-                for value in wiring.scopes[subgraph].outputs
-            )
-            needs.extend(out.name for out in outs if out is not None and out.scope == scope)
+            outs = _resolve_all(wiring, wiring.scopes[subgraph].outputs, subgraph)
+            needs.extend(out.name for out in outs if out.scope == scope)
     return needs
 
 

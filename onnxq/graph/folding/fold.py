@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import defaultdict
+from collections.abc import Iterable
 from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
@@ -18,11 +19,11 @@ from onnxq.graph.folding.values import evaluate_nodes, infer_shape_values, move_
 from onnxq.graph.index import GraphIndex
 from onnxq.graph.light import LightModel, M, ModelLike, bare_proto, strip_weights
 from onnxq.graph.names import name_nodes
-from onnxq.graph.scopes import walk_graphs, walk_nodes
+from onnxq.graph.scopes import walk_from, walk_graphs, walk_nodes
 from onnxq.graph.shapes import infer_shapes
 from onnxq.graph.storage import SMALL_BYTES, count_tensor_bytes, omit_weights
 from onnxq.graph.values import encode_tensor, find_constant_attribute
-from onnxq.sites import TensorId
+from onnxq.sites import TensorId, is_within
 
 # Random, stateful, without a tensor as result, or meant to stay: quantized weights live behind DequantizeLinear.
 _NEVER = frozenset(
@@ -215,8 +216,7 @@ class _Folding:
         same: dict[TensorId, TensorId] = {}
         wanted: dict[TensorId, None] = {}
         for node in nodes.values():
-            for name in filter(None, node.outputs):
-                t = TensorId(name, node.scope)
+            for t in node.results:
                 # Read by folded nodes alone it need not exist.
                 if any(edge.node not in nodes for edge in self.index.list_consumers(t)):
                     source = self._unwrap_identity(t, nodes)
@@ -292,22 +292,14 @@ class _Folding:
         return {t: encode_tensor(t.name, values[names[t]]) for t in wanted if names[t] in values}
 
     def _list_makers(self, nodes: dict[str, NodeRef], wanted: list[TensorId]) -> list[NodeRef]:
-        needed: dict[str, NodeRef] = {}
-        waiting = list(wanted)
-        while waiting:
-            t = waiting.pop()
-            maker = self.index.find_producer(t)
-            if (
-                maker is None
-                or maker.name in needed
-                or maker.name not in nodes
-                or self._is_literal(t)
-            ):
-                continue
-            needed[maker.name] = maker
-            read = self.index.list_inputs(maker)
-            waiting.extend(source for source in read if source is not None)
-        return sorted(needed.values(), key=lambda node: node.order)
+        def find_makers(tensors: Iterable[TensorId]) -> list[NodeRef]:
+            makers = (self.index.find_producer(t) for t in tensors if not self._is_literal(t))
+            return [maker for maker in makers if maker is not None and maker.name in nodes]
+
+        needed = walk_from(
+            find_makers(wanted), lambda node: find_makers(self.index.list_reads(node))
+        )
+        return sorted(needed, key=lambda node: node.order)
 
     def _encode_value(self, t: TensorId, name: str) -> TensorProto:
         array = self.shapes[t] if t in self.shapes else self.weights.find_constant(t)
@@ -438,7 +430,5 @@ def _share_equal(index: GraphIndex, plan: _Plan, editor: Editor[Any]) -> None:
 
 def _find_common_scope(index: GraphIndex, scopes: list[str]) -> str:
     """The innermost scope that is, or lies around, all of these."""
-    others = [set(index.list_outwards(scope)) for scope in scopes[1:]]
-    return next(
-        scope for scope in index.list_outwards(scopes[0]) if all(scope in other for other in others)
-    )
+    around = index.list_outwards(scopes[0])
+    return next(scope for scope in around if all(is_within(inner, scope) for inner in scopes))

@@ -103,8 +103,7 @@ def _read_parameter(
 
 
 def _read_dims(index: GraphIndex, node: NodeRef) -> tuple[int | None, ...] | None:
-    t = index.find_input(node, 0)
-    dims = index.find_shape(t) if t is not None else None
+    dims = index.find_shape(index.find_input(node, 0))
     return None if dims is None else tuple(d if isinstance(d, int) else None for d in dims)
 
 

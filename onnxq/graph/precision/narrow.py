@@ -17,7 +17,7 @@ import onnx
 from onnx import GraphProto, NodeProto, TensorProto, ValueInfoProto, helper
 
 from onnxq.arrays import Array, Array64, are_scales
-from onnxq.graph.base import LAYOUT_OPS, NodeRef
+from onnxq.graph.base import DEQUANTIZE, LAYOUT_OPS, QUANTIZE, NodeRef
 from onnxq.graph.index import GraphIndex, get_index
 from onnxq.graph.light import M, WeightStore, copy_proto, copy_store, rebuild
 from onnxq.graph.names import choose_name, list_names
@@ -34,8 +34,6 @@ from onnxq.sites import Edge, TensorId
 from onnxq.spec import FLOAT_TYPES
 
 FLOAT = int(TensorProto.FLOAT)
-QUANTIZE = "QuantizeLinear"
-DEQUANTIZE = "DequantizeLinear"
 # Operators on graphs: what goes in and out of bodies stays float32, so that all branches agree.
 CONTROL = ("If", "Loop", "Scan")
 # ONNX Runtime computes it by its definition in other types than float32, and fails.
@@ -242,7 +240,7 @@ class _NodeTypes:
     def fits_scale(self, node: NodeRef) -> bool:
         """False where the narrow type does not hold a scale: no pair is written with another than was meant."""
         scale = self.index.input_value(node, 1)
-        weight = self.index.is_constant(self.index.find_input(node, 0))
+        weight = self.index.has_constant(node, 0)
         return scale is not None and holds_scale(scale, self.narrow, weight=weight)
 
 

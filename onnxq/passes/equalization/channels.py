@@ -17,10 +17,9 @@ from typing import Any, ClassVar, Generic, TypeVar
 import numpy as np
 
 from onnxq.arrays import Array64, Mask
-from onnxq.graph import NodeRef
+from onnxq.graph import GraphIndex, NodeRef
 from onnxq.passes.equalization.cross_layer_core import Labels, group_by_label, merge_labels
 from onnxq.passes.linear import Linear, find_linear
-from onnxq.passes.patterns import View
 from onnxq.sites import Names, TensorId
 
 Flags = Mask
@@ -33,13 +32,13 @@ class ChannelFlow(Generic[LabelT]):
     # Of the operators that have rules here.
     domains: ClassVar[Names] = ("",)
 
-    def __init__(self, view: View) -> None:
-        self.view = view
+    def __init__(self, index: GraphIndex) -> None:
+        self.index = index
         self.labels: dict[TensorId, LabelT] = {}
 
     def visit_nodes(self, rules: Mapping[str, Callable[[Any, NodeRef], bool] | None]) -> None:
         """Visit every node of every scope. rules: by operator; each returns False where it cannot pass a label on."""
-        for node in self.view.index.nodes:
+        for node in self.index.nodes:
             rule = rules.get(node.op_type) if node.domain in self.domains else None
             if rule is None or not rule(self, node):
                 self.end_labels(node)
@@ -53,13 +52,13 @@ class ChannelFlow(Generic[LabelT]):
 
     def find_label(self, node: NodeRef, k: int) -> LabelT | None:
         """The label of input k of a node; None where it has none."""
-        tensor = self.view.find_tensor(node, k)
+        tensor = self.index.find_input(node, k)
         return None if tensor is None else self.labels.get(tensor)
 
     def write_label(self, tensor: TensorId, label: LabelT) -> None:
         """Set the label of a tensor; it is held where somebody outside of the nodes sees the tensor."""
         self.labels[tensor] = label
-        if self.view.kept(tensor):
+        if self.index.is_kept(tensor):
             self.hold_label(label, f"{tensor.name} is an output, or a body reads it")
 
     def pass_label(self, node: NodeRef, label: LabelT) -> bool:
@@ -111,8 +110,8 @@ class ScaledChannels(ChannelFlow[Labels]):
     no Add or Concat.
     """
 
-    def __init__(self, view: View) -> None:
-        super().__init__(view)
+    def __init__(self, index: GraphIndex) -> None:
+        super().__init__(index)
         self.ops: list[ScaledLinear] = []
         self.axes: dict[TensorId, int] = {}
         # Adds that hold the bias of a MatMul, which labels their outputs.
@@ -163,18 +162,18 @@ class ScaledChannels(ChannelFlow[Labels]):
 
 def scale_linear(flow: ScaledChannels, node: NodeRef) -> bool:
     """A linear operator whose weight and bias nobody else reads ends labels and begins others."""
-    view = flow.view
-    op = find_linear(view, node)
-    if op is None or node.transposes_data or not op.owns_constants(view):
+    index = flow.index
+    op = find_linear(index, node)
+    if op is None or node.transposes_data or not op.owns_constants(index):
         return False
     # Axis 1 of its weight has the outputs of one group, so that rows of labels do not lie along it.
     if node.op_type == "ConvTranspose" and op.groups > 1:
         return False
-    x = view.find_tensor(node, 0)
+    x = index.find_input(node, 0)
     y = op.last.result
     scaled = ScaledLinear(op, flow.make_labels(op.channels), flow.find_label(node, 0))
     if x is not None and scaled.columns is not None:
-        rank = view.find_rank(x)
+        rank = index.find_rank(x)
         along = rank is not None and flow.axes[x] == op.channel_axis % rank
         # Columns of another number, or along another axis, as behind a Reshape: no factor fits them.
         if scaled.columns.size != scaled.inputs or not along:
@@ -182,7 +181,7 @@ def scale_linear(flow: ScaledChannels, node: NodeRef) -> bool:
             scaled = ScaledLinear(op, scaled.rows, None)
     flow.ops.append(scaled)
     flow.bias_adds.add(op.last.name)
-    rank = op.rank if op.rank_known else view.find_rank(y)
+    rank = op.rank if op.rank_known else index.find_rank(y)
     if rank is None:
         flow.hold_label(scaled.rows, "")
     else:
@@ -200,7 +199,7 @@ def pass_scales(flow: ScaledChannels, node: NodeRef) -> bool:
     labels = flow.find_label(node, 0)
     if labels is None or any(node.outputs[1:]):
         return False
-    if not all(flow.view.is_constant(node, k) for k in others):
+    if not all(flow.index.has_constant(node, k) for k in others):
         return False
     if not _write_alike(flow, node, 0, labels):
         return False
@@ -211,9 +210,9 @@ def pass_scales(flow: ScaledChannels, node: NodeRef) -> bool:
 
 def _write_alike(flow: ScaledChannels, node: NodeRef, k: int, labels: Labels) -> bool:
     """Give the output the labels of input k, along the same axis; False where its shape is another or not known."""
-    x = flow.view.find_tensor(node, k)
-    shape = flow.view.index.find_shape(node.result)
-    if x is None or shape is None or len(shape) != flow.view.find_rank(x):
+    x = flow.index.find_input(node, k)
+    shape = flow.index.find_shape(node.result)
+    if x is None or shape is None or len(shape) != flow.index.find_rank(x):
         return False
     axis = flow.axes[x]
     return (not axis or shape[axis] == labels.size) and flow.write_labels(node.result, labels, axis)
@@ -222,10 +221,10 @@ def _write_alike(flow: ScaledChannels, node: NodeRef, k: int, labels: Labels) ->
 def scale_clip(flow: ScaledChannels, node: NodeRef) -> bool:
     """A Clip that is a Relu, or nothing at all."""
     for k, (name, neutral) in enumerate((("min", (0.0, -np.inf)), ("max", (np.inf,))), start=1):
-        if flow.view.find_tensor(node, k) is None:
+        if flow.index.find_input(node, k) is None:
             bound = node.attrs.get(name, neutral[-1])
         else:
-            value = flow.view.scalar(node, k)
+            value = flow.index.read_scalar(node, k)
             bound = None if value is None else value[0]
         # Exporters write the largest float32 for no bound.
         if bound is None or (bound not in neutral and abs(float(bound)) < 3.4e38):
@@ -236,11 +235,11 @@ def scale_clip(flow: ScaledChannels, node: NodeRef) -> bool:
 def scale_pad(flow: ScaledChannels, node: NodeRef) -> bool:
     """Reflected values are those of the channel; a constant must be one that every factor leaves, 0."""
     if node.attrs.get("mode", "constant") == "constant":
-        value = flow.view.scalar(node, 2)
+        value = flow.index.read_scalar(node, 2)
         if value is not None:
             zero = value[0] == 0.0
         else:
-            zero = flow.view.find_tensor(node, 2) is None and not node.attrs.get("value", 0.0)
+            zero = flow.index.find_input(node, 2) is None and not node.attrs.get("value", 0.0)
         # Any other constant stands for one value behind the pad, whatever its channel is multiplied
         # by.
         if not zero:
@@ -261,7 +260,7 @@ def scale_product(flow: ScaledChannels, node: NodeRef) -> bool:
     # inverse.
     if len(labelled) != 1 or (node.op_type == "Div" and labelled[0][0]):
         return False
-    x = flow.view.find_tensor(node, labelled[0][0])
+    x = flow.index.find_input(node, labelled[0][0])
     # Along axis 0 a gate of fewer axes may lie along the channels.
     return x is not None and flow.axes[x] != 0 and _write_alike(flow, node, *labelled[0])
 
@@ -274,8 +273,8 @@ def scale_add(flow: ScaledChannels, node: NodeRef) -> bool:
     # An operand of one channel broadcasts over those of the other, and has no factor for each.
     if labels is None or others is None or labels.size != others.size:
         return False
-    left, right = flow.view.index.list_reads(node)
-    ranks = (flow.view.find_rank(left), flow.view.find_rank(right))
+    left, right = flow.index.list_reads(node)
+    ranks = (flow.index.find_rank(left), flow.index.find_rank(right))
     if ranks[0] != ranks[1] or flow.axes[left] != flow.axes[right]:
         return False
     flow.pairs.append((labels, others))
@@ -285,15 +284,15 @@ def scale_add(flow: ScaledChannels, node: NodeRef) -> bool:
 
 def scale_concat(flow: ScaledChannels, node: NodeRef) -> bool:
     """Along the channels: labels side by side, those of other operands held."""
-    rank = flow.view.find_rank(node.result)
+    rank = flow.index.find_rank(node.result)
     if rank is None:
         return False
     axis = node.read_int("axis", 0) % rank
     parts: list[Labels] = []
     for k in range(len(node.inputs)):
-        x = flow.view.find_tensor(node, k)
+        x = flow.index.find_input(node, k)
         labels = flow.find_label(node, k)
-        shape = flow.view.index.find_shape(x)
+        shape = flow.index.find_shape(x)
         if x is None or shape is None or (labels is not None and flow.axes[x] != axis):
             return False
         if labels is None:
@@ -311,11 +310,11 @@ def scale_concat(flow: ScaledChannels, node: NodeRef) -> bool:
 
 def scale_flat(flow: ScaledChannels, node: NodeRef) -> bool:
     """[N, C, spatial…] -> [N, C · spatial]: each channel's label as often as it has positions."""
-    x = flow.view.find_tensor(node, 0)
+    x = flow.index.find_input(node, 0)
     labels = flow.find_label(node, 0)
     if x is None or labels is None or flow.axes[x] != 1:
         return False
-    before, after = (flow.view.index.find_shape(tensor) for tensor in (x, node.result))
+    before, after = (flow.index.find_shape(tensor) for tensor in (x, node.result))
     # A Reshape comes here, too: exporters write it for a Flatten.
     if before is None or after is None or len(after) != 2:
         return False
@@ -342,8 +341,8 @@ class ShiftSource:
 class ShiftedChannels(ChannelFlow[Mapping[TensorId, int]]):
     """Tensors that may be lowered by a constant per channel. A label says how often it holds each source's constant."""
 
-    def __init__(self, view: View) -> None:
-        super().__init__(view)
+    def __init__(self, index: GraphIndex) -> None:
+        super().__init__(index)
         self.sources: dict[TensorId, ShiftSource] = {}
 
     def hold_label(self, label: Mapping[TensorId, int], reason: str) -> None:
@@ -354,7 +353,7 @@ class ShiftedChannels(ChannelFlow[Mapping[TensorId, int]]):
     def write_label(self, tensor: TensorId, label: Mapping[TensorId, int]) -> None:
         """Set the label of a tensor; it is held where somebody outside sees the tensor, or nobody takes it back."""
         super().write_label(tensor, label)
-        if not self.view.index.list_consumers(tensor):
+        if not self.index.list_consumers(tensor):
             self.hold_label(label, "")
 
     def list_free(self) -> list[ShiftSource]:
@@ -364,7 +363,7 @@ class ShiftedChannels(ChannelFlow[Mapping[TensorId, int]]):
 
 def shift_linear(flow: ShiftedChannels, node: NodeRef) -> bool:
     """A linear operator takes constants back into its bias, and makes a tensor that may be lowered."""
-    op = find_linear(flow.view, node)
+    op = find_linear(flow.index, node)
     for k in range(len(node.inputs)):
         label = flow.find_label(node, k) or {}
         for tensor, times in label.items():
@@ -378,7 +377,7 @@ def shift_linear(flow: ShiftedChannels, node: NodeRef) -> bool:
         return True
     tensor = op.last.result
     rectified = False
-    reader = flow.view.sole_reader(tensor)
+    reader = flow.index.find_reader(tensor)
     if reader is not None and reader[0].op_type == "Relu" and not reader[0].domain:
         tensor = reader[0].result
         rectified = True
@@ -394,17 +393,17 @@ def shift_add(flow: ShiftedChannels, node: NodeRef) -> bool:
         total.update(flow.find_label(node, k) or {})
     for tensor in total:
         source = flow.sources[tensor]
-        if source.rectified or not _joins_alike(flow.view, node, source.op):
+        if source.rectified or not _joins_alike(flow.index, node, source.op):
             source.fixed = True
     if total:
         flow.write_label(node.result, total)
     return True
 
 
-def _joins_alike(view: View, node: NodeRef, op: Linear) -> bool:
+def _joins_alike(index: GraphIndex, node: NodeRef, op: Linear) -> bool:
     """True for an Add of two computed tensors of one rank whose channels lie alike: broadcasting moves no channel."""
-    for k, tensor in enumerate(view.index.list_reads(node)):
-        shape = () if view.is_constant(node, k) else view.index.find_shape(tensor) or ()
+    for k, tensor in enumerate(index.list_reads(node)):
+        shape = () if index.has_constant(node, k) else index.find_shape(tensor) or ()
         if len(shape) != op.rank or shape[op.channel_axis] != op.channels:
             return False
     return op.rank_known
@@ -449,22 +448,22 @@ class SmoothedChannels(ChannelFlow[SmoothingHome]):
 
 def smooth_norm(flow: SmoothedChannels, node: NodeRef) -> bool:
     """A LayerNormalization over the last axis, with a scale of its own."""
-    view = flow.view
+    index = flow.index
     axis = node.read_int("axis", -1)
-    rank = view.find_rank(node.result)
-    scale, bias = (view.find_tensor(node, k) for k in (1, 2))
+    rank = index.find_rank(node.result)
+    scale, bias = (index.find_input(node, k) for k in (1, 2))
     constants = [tensor for tensor in (scale, bias) if tensor is not None]
-    own = all(view.index.is_constant(tensor) and view.owned(tensor) for tensor in constants)
+    own = all(index.is_constant(tensor) and index.is_owned(tensor) for tensor in constants)
     last = axis == -1 or (rank is not None and axis == rank - 1)
     return own and last and scale is not None and flow.pass_label(node, SmoothingHome(node))
 
 
 def smooth_linear(flow: SmoothedChannels, node: NodeRef) -> bool:
     """A linear operator with weights of its own; a product of activations may be one of values."""
-    op = find_linear(flow.view, node)
+    op = find_linear(flow.index, node)
     if op is None:
         return smooth_values(flow, node)
-    if op.owns_constants(flow.view):
+    if op.owns_constants(flow.index):
         flow.write_label(op.last.result, SmoothingHome(op))
     return True
 
@@ -475,12 +474,12 @@ def smooth_values(flow: SmoothedChannels, node: NodeRef) -> bool:
     The heads are often known by their size alone; then the split must leave the other axes as they are.
     """
     k = 1 if node.op_type == "MatMul" else 0
-    tensor = flow.view.find_tensor(node, k)
+    tensor = flow.index.find_input(node, k)
     home = flow.find_label(node, k)
     if tensor is None or home is None or not isinstance(home.node, Linear):
         return False
     # Another reader would see values that nobody multiplies back.
-    if flow.view.sole_reader(tensor) is None:
+    if flow.index.find_reader(tensor) is None:
         return False
     if home.step >= len(_VALUES_WAY) or node.op_type != _VALUES_WAY[home.step]:
         return False
@@ -488,7 +487,7 @@ def smooth_values(flow: SmoothedChannels, node: NodeRef) -> bool:
         return False
     head_size = home.head_size
     if home.step == 0:
-        whole, split = (flow.view.index.find_shape(t) or () for t in (tensor, node.result))
+        whole, split = (flow.index.find_shape(t) or () for t in (tensor, node.result))
         if len(whole) != 3 or None in whole or len(split) != 4 or whole[:2] != split[:2]:
             return False
         head_size = split[-1] if isinstance(split[-1], int) else 0

@@ -14,7 +14,7 @@ import numpy as np
 
 from onnxq.arrays import Array, Array64, Floats
 from onnxq.errors import PlanError
-from onnxq.graph import ModelLike
+from onnxq.graph import ModelLike, NodeRef, get_index
 from onnxq.passes.equalization.channels import ScaledChannels, ShiftSource
 from onnxq.passes.equalization.cross_layer_core import (
     equalize_values,
@@ -24,7 +24,7 @@ from onnxq.passes.equalization.cross_layer_core import (
 from onnxq.passes.equalization.operators import find_scaled_channels, find_shifted_channels
 from onnxq.passes.equalization.smoothquant_core import ChannelStatistics
 from onnxq.passes.linear import Linear
-from onnxq.passes.patterns import Edit, View
+from onnxq.passes.patterns import Edit
 from onnxq.sites import TensorId
 
 Factors = Mapping[TensorId, Floats]
@@ -35,7 +35,7 @@ _WORTH = 1.05
 def list_channel_axes(proto: ModelLike) -> dict[TensorId, int]:
     """The channel axis of the tensors whose largest values `compute_factors` wants: of groups that weights say too
     little about."""
-    flow = find_scaled_channels(View(proto))
+    flow = find_scaled_channels(get_index(proto))
     joint = flow.free & ~flow.rectified
     return {
         tensor: flow.axes[tensor]
@@ -50,7 +50,7 @@ def compute_factors(proto: ModelLike, largest: Mapping[TensorId, Array64] | None
     largest: max |x_c| over samples of the tensors of `list_channel_axes`, [channels] each; without it only weights
     decide, and joined tensors stay as they are.
     """
-    flow = find_scaled_channels(View(proto))
+    flow = find_scaled_channels(get_index(proto))
     by_root = _compute_by_root(flow, largest or {})
     factors = {}
     for op in flow.ops:
@@ -91,8 +91,8 @@ def write_scales(proto: ModelLike, factors: Factors) -> ModelLike:
 
     Raises PlanError for a tensor that cannot take the factors, or that joins another which has other ones.
     """
-    view = View(proto)
-    flow = find_scaled_channels(view)
+    index = get_index(proto)
+    flow = find_scaled_channels(index)
     s = np.ones(flow.root.size)
     scaled = np.zeros(flow.root.size, bool)
     for tensor, values in factors.items():
@@ -121,11 +121,14 @@ def write_scales(proto: ModelLike, factors: Factors) -> ModelLike:
         linear = op.linear
         changed = True
         weight = scale_weight(linear.weight, op.groups, op.output_first, rows, columns)
-        edit.set_rounded(view, linear.node.make_edge(1), weight, linear.weight.dtype)
-        bias = None if linear.bias_at is None else view.find_constant(*linear.bias_at)
+        edit.set_rounded(index, linear.node.make_edge(1), weight, linear.weight.dtype)
+        bias = None if linear.bias_at is None else index.input_value(*linear.bias_at)
         if linear.bias_at is not None and bias is not None:
             edit.set_rounded(
-                view, view.make_edge(*linear.bias_at), bias.astype(np.float64) * rows, bias.dtype
+                index,
+                NodeRef.make_edge(*linear.bias_at),
+                bias.astype(np.float64) * rows,
+                bias.dtype,
             )
     return edit.export() if changed else proto
 
@@ -191,7 +194,7 @@ def absorb_shifts(weight: Array, c: Array64, axis: int, groups: int) -> Array64:
 
 def list_sources(proto: ModelLike) -> list[ShiftSource]:
     """Every tensor that may be lowered, in the order the model runs."""
-    return find_shifted_channels(View(proto)).list_free()
+    return find_shifted_channels(get_index(proto)).list_free()
 
 
 def list_shift_axes(proto: ModelLike) -> dict[TensorId, int]:
@@ -216,8 +219,8 @@ def write_shifts(proto: ModelLike, shifts: Shifts) -> ModelLike:
 
     Raises PlanError for a tensor that cannot be lowered this way.
     """
-    view = View(proto)
-    sources = {source.tensor: source for source in find_shifted_channels(view).list_free()}
+    index = get_index(proto)
+    sources = {source.tensor: source for source in find_shifted_channels(index).list_free()}
     # Operators whose bias grows, and by how much: one may make a tensor that is lowered and read another.
     gains: dict[str, tuple[Linear, Array64]] = {}
 
@@ -238,13 +241,13 @@ def write_shifts(proto: ModelLike, shifts: Shifts) -> ModelLike:
     edit = Edit(proto)
     for op, value in gains.values():
         assert op.bias_at is not None
-        edge = view.make_edge(*op.bias_at)
-        stored = view.find_constant(*op.bias_at)
+        edge = NodeRef.make_edge(*op.bias_at)
+        stored = index.input_value(*op.bias_at)
         bias = np.broadcast_to(op.bias, (op.channels,)) + value
         if stored is None:
-            edit.set_rounded(view, edge, bias, op.weight.dtype)
+            edit.set_rounded(index, edge, bias, op.weight.dtype)
             continue
         # A bias keeps its rank: [1, N] stays [1, N]; a scalar becomes a row.
         shaped = bias.reshape(stored.shape) if stored.size == bias.size else bias
-        edit.set_rounded(view, edge, shaped, stored.dtype)
+        edit.set_rounded(index, edge, shaped, stored.dtype)
     return edit.export() if gains else proto

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from onnxq.graph import NodeRef
+from onnxq.graph import GraphIndex, NodeRef
 from onnxq.passes.equalization import stream_rules as turns
 from onnxq.passes.equalization.channels import (
     ScaledChannels,
@@ -27,7 +27,6 @@ from onnxq.passes.equalization.channels import (
     smooth_values,
 )
 from onnxq.passes.equalization.streams import Streams
-from onnxq.passes.patterns import View
 
 
 @dataclass(frozen=True)
@@ -98,29 +97,29 @@ RULES: dict[str, OperatorRules] = {
 }
 
 
-def find_scaled_channels(view: View) -> ScaledChannels:
+def find_scaled_channels(index: GraphIndex) -> ScaledChannels:
     """The channels of every scope that may be multiplied, and the weights that make and read them."""
-    flow = ScaledChannels(view)
+    flow = ScaledChannels(index)
     flow.visit_nodes({name: rules.scale for name, rules in RULES.items()})
     return flow.finish()
 
 
-def find_shifted_channels(view: View) -> ShiftedChannels:
+def find_shifted_channels(index: GraphIndex) -> ShiftedChannels:
     """The tensors that may be lowered, with the layers that take the constants back."""
-    flow = ShiftedChannels(view)
+    flow = ShiftedChannels(index)
     flow.visit_nodes({name: rules.shift for name, rules in RULES.items()})
     return flow
 
 
-def find_streams(view: View) -> Streams:
+def find_streams(index: GraphIndex) -> Streams:
     """Every stream of the model, in the order the model runs in."""
-    flow = Streams(view)
+    flow = Streams(index)
     flow.visit_nodes({name: rules.turn for name, rules in RULES.items()})
     return flow
 
 
-def find_smoothed_channels(view: View) -> SmoothedChannels:
+def find_smoothed_channels(index: GraphIndex) -> SmoothedChannels:
     """The tensors that a node in front of them can write divided."""
-    flow = SmoothedChannels(view)
+    flow = SmoothedChannels(index)
     flow.visit_nodes({name: rules.smooth for name, rules in RULES.items()})
     return flow

@@ -43,7 +43,6 @@ from onnxq.passes.equalization.smoothquant_core import ChannelStatistics, Runnin
 from onnxq.passes.equalization.token_scales import find_token_layers, write_token_scales
 from onnxq.passes.journal import Outcome, PassReport
 from onnxq.passes.judging import THRESHOLDS, Trial, has_few_bits, ignore_rounding, make_trial
-from onnxq.passes.patterns import View
 from onnxq.passes.state import FloatState, FloatStep, Note
 from onnxq.plan import Plan, Rotation, Scaling
 from onnxq.planner.recognize import Recognized
@@ -371,15 +370,15 @@ def _describe_rotation(
 def scale_tokens(ctx: EqualizeContext, state: FloatState) -> FloatStep:
     """A scale for each token of the data that linear layers read."""
     plan = ctx.place(state, ctx.progress)
-    view = View(state.model)
+    index = get_index(state.model)
     activations = [site for site in plan.sites if not site.role.is_constant]
-    read = {edge for site in activations for edge in site.find_readers(view.index)}
-    tensors = {view.find_tensor(view.index.find_node(edge.node), edge.index) for edge in read}
+    read = {edge for site in activations for edge in site.find_readers(index)}
+    tensors = {index.find_input(index.find_node(edge.node), edge.index) for edge in read}
     scaled = {}
     for tensor in sorted(filter(None, tensors)):
-        nodes = list(find_token_layers(view, tensor))
+        nodes = list(find_token_layers(index, tensor))
         # All layers or none: those that stay float would be given other numbers for nothing.
-        if nodes and all(view.make_edge(node, 0) in read for node in nodes):
+        if nodes and all(node.make_edge(0) in read for node in nodes):
             scaled[tensor] = nodes
     # Of 8 bits 127, so that both ends are whole steps away from 0, also where codes reach one further down.
     steps = dict.fromkeys(scaled, np.array([_find_half(ctx.config) - 1], np.float32))
@@ -407,7 +406,7 @@ def add_token_rule(config: Config, state: FloatState) -> Config:
     ends = RuleSet(dynamic=False, range=(float(low), float(half - 1)))
     names = tuple(f"/^{re.escape(name)}$/" for name in layers)
     rule = Rule(node=names, role=(Role.ACTIVATION,), set=ends)
-    return config.model_copy(update={"rules": (rule, *config.rules)})
+    return config.add_rules(rule)
 
 
 def asks_for_tokens(ctx: EqualizeContext, _state: FloatState) -> bool:

@@ -18,11 +18,11 @@ from numpy.typing import NDArray
 
 from onnxq.arrays import Array, Array64, Integers
 from onnxq.errors import PlanError
-from onnxq.graph import ModelLike
+from onnxq.graph import GraphIndex, ModelLike, NodeRef, get_index
 from onnxq.passes.equalization.operators import find_streams
 from onnxq.passes.equalization.streams import ChannelConstant, Stream, StreamReader, Streams
 from onnxq.passes.linear import find_linear
-from onnxq.passes.patterns import Edit, View
+from onnxq.passes.patterns import Edit
 from onnxq.plan.model import Rotation
 from onnxq.sites import Edge, Lines, Names, Refusal, Refusals, TensorId
 
@@ -205,13 +205,14 @@ def multiply_row(row: Array64, matrix: Array) -> Array64:
 def has_residual_stream(proto: ModelLike) -> bool:
     """True where a normalization reads a stream that linear operators write, and others read."""
     return any(
-        stream.normalized and stream.readers for stream in find_streams(View(proto)).list_streams()
+        stream.normalized and stream.readers
+        for stream in find_streams(get_index(proto)).list_streams()
     )
 
 
 def list_rotations(proto: ModelLike, seed: int) -> tuple[Rotation, ...]:
     """A rotation for each stream that can take one; () where no normalization reads any of them."""
-    free = [stream for stream in find_streams(View(proto)).list_streams() if stream.free]
+    free = [stream for stream in find_streams(get_index(proto)).list_streams() if stream.free]
     # Values of heads alone are not worth a trial.
     if not any(stream.normalized for stream in free):
         return ()
@@ -224,7 +225,7 @@ def list_fixed(proto: ModelLike) -> Refusals:
     Those that a normalization reads come first.
     """
     fix = "nothing; the channels stay as they are"
-    streams = find_streams(View(proto)).list_streams()
+    streams = find_streams(get_index(proto)).list_streams()
     fixed = [stream for stream in streams if stream.reason and stream.readers and stream.size > 1]
     return tuple(
         Refusal(str(stream.tensor), f"cannot be rotated: {stream.reason}", fix, "rotation", "R112")
@@ -246,10 +247,10 @@ def write_rotations(proto: ModelLike, rotations: Sequence[Rotation]) -> tuple[Mo
 
     Raises PlanError for a tensor that begins no stream of its size that could be turned.
     """
-    view = View(proto)
+    index = get_index(proto)
     turns: defaultdict[Edge, list[tuple[int, Hadamard]]] = defaultdict(list)
     readers: dict[Edge, StreamReader] = {}
-    for stream, matrix in _choose_matrices(find_streams(view), rotations):
+    for stream, matrix in _choose_matrices(find_streams(index), rotations):
         for edge, axis in stream.turns:
             turns[edge].append((axis, matrix))
         for reader in stream.readers:
@@ -259,12 +260,12 @@ def write_rotations(proto: ModelLike, rotations: Sequence[Rotation]) -> tuple[Mo
     for edge, reader in readers.items():
         recipes[edge] = _ConstantRecipe(reader.axis, reader.label.waiting, tuple(turns[edge]))
     edit = Edit(proto)
-    copied = _write_constants(view, edit, recipes, _move_shifts(view, edit, readers, recipes))
+    copied = _write_constants(index, edit, recipes, _move_shifts(index, edit, readers, recipes))
     waiting = {constant for reader in readers.values() for constant in reader.label.waiting}
     # Their readers' weights and biases hold them now, and the norm keeps ones and zeros.
     for constant in sorted(waiting, key=lambda constant: constant.edge):
-        value = _read_constant(view, constant.edge)
-        edit.set_constant(view, constant.edge, np.full_like(value, 0.0 if constant.shift else 1.0))
+        value = _read_constant(index, constant.edge)
+        edit.set_constant(index, constant.edge, np.full_like(value, 0.0 if constant.shift else 1.0))
     return edit.export(), copied
 
 
@@ -283,18 +284,20 @@ def _choose_matrices(
     return chosen
 
 
-def _read_constant(view: View, edge: Edge) -> Array:
-    value = view.find_constant(view.index.find_node(edge.node), edge.index)
+def _read_constant(index: GraphIndex, edge: Edge) -> Array:
+    value = index.input_value(index.find_node(edge.node), edge.index)
     assert value is not None
     return value
 
 
-def _add_up(view: View, waiting: Sequence[ChannelConstant], width: int) -> tuple[Array64, Array64]:
+def _add_up(
+    index: GraphIndex, waiting: Sequence[ChannelConstant], width: int
+) -> tuple[Array64, Array64]:
     """Scale and shift of every channel that constants in a row come to, [width] each."""
     scale = np.ones(width)
     shift = np.zeros(width)
     for constant in waiting:
-        value = _read_constant(view, constant.edge).astype(np.float64).reshape(-1)
+        value = _read_constant(index, constant.edge).astype(np.float64).reshape(-1)
         if constant.shift:
             shift = shift + value
         else:
@@ -305,7 +308,7 @@ def _add_up(view: View, waiting: Sequence[ChannelConstant], width: int) -> tuple
 
 
 def _move_shifts(
-    view: View,
+    index: GraphIndex,
     edit: Edit,
     readers: Mapping[Edge, StreamReader],
     recipes: Mapping[Edge, _ConstantRecipe],
@@ -316,20 +319,20 @@ def _move_shifts(
     """
     gains: dict[Edge, Array64] = {}
     for edge, reader in readers.items():
-        _, shift = _add_up(view, reader.label.waiting, reader.label.width)
+        _, shift = _add_up(index, reader.label.waiting, reader.label.width)
         if not shift.any():
             continue
-        node = view.index.find_node(edge.node)
-        weight = _read_constant(view, edge)
+        node = index.find_node(edge.node)
+        weight = _read_constant(index, edge)
         # The weight as [inputs, outputs], which transB stores transposed.
         gain = multiply_row(shift, weight if reader.axis == -2 else weight.T)
-        linear = find_linear(view, node)
+        linear = find_linear(index, node)
         place = None if linear is None else linear.bias_at
-        bias = None if place is None else view.find_constant(*place)
+        bias = None if place is None else index.input_value(*place)
         if place is not None and bias is not None and bias.size == gain.size:
             # Gemm computes alpha·x·W + beta·C.
             factor = node.read_float("alpha", 1.0) / (node.read_float("beta", 1.0) or 1.0)
-            gains[view.make_edge(*place)] = gain * factor
+            gains[NodeRef.make_edge(*place)] = gain * factor
             continue
         # A bias that is there is turned with its stream; one that is written now is turned here.
         for axis, matrix in recipes[edge].turns:
@@ -340,12 +343,15 @@ def _move_shifts(
 
 
 def _write_constants(
-    view: View, edit: Edit, recipes: Mapping[Edge, _ConstantRecipe], gains: Mapping[Edge, Array64]
+    index: GraphIndex,
+    edit: Edit,
+    recipes: Mapping[Edge, _ConstantRecipe],
+    gains: Mapping[Edge, Array64],
 ) -> Names:
     """Rewrite the constants one after the other; the names of matrices that their readers no longer share."""
     shared: defaultdict[TensorId, list[Edge]] = defaultdict(list)
     for edge in dict.fromkeys((*recipes, *gains)):
-        tensor = view.find_tensor(view.index.find_node(edge.node), edge.index)
+        tensor = index.find_input(index.find_node(edge.node), edge.index)
         assert tensor is not None
         shared[tensor].append(edge)
     copied = []
@@ -358,18 +364,18 @@ def _write_constants(
                 edge
             )
         alike = len({key[1:] for key in groups}) == 1 and len(edges) == len(
-            view.index.list_consumers(tensor)
+            index.list_consumers(tensor)
         )
         for (scope, recipe, _), users in groups.items():
-            value = _rewrite(view, users[0], recipe, gains.get(users[0]))
-            if alike and view.index.find_producer(tensor) is None:
+            value = _rewrite(index, users[0], recipe, gains.get(users[0]))
+            if alike and index.find_producer(tensor) is None:
                 # In all scopes at once.
                 edit.replace_constant(tensor, value)
                 break
             name = edit.add_constant(scope, f"{tensor.name}/{users[0].node}", value)
             for edge in users:
                 edit.read(edge, name)
-        if not alike and len(view.index.find_shape(tensor) or ()) > 1:
+        if not alike and len(index.find_shape(tensor) or ()) > 1:
             copied.append(tensor.name)
     return tuple(copied)
 
@@ -377,13 +383,13 @@ def _write_constants(
 _PLAIN = _ConstantRecipe()
 
 
-def _rewrite(view: View, edge: Edge, recipe: _ConstantRecipe, gain: Array64 | None) -> Array:
-    value = _read_constant(view, edge)
+def _rewrite(index: GraphIndex, edge: Edge, recipe: _ConstantRecipe, gain: Array64 | None) -> Array:
+    value = _read_constant(index, edge)
     # The gain is in the old basis.
     if gain is not None:
         value = (value.astype(np.float64) + gain).astype(value.dtype)
     for axis, matrix in recipe.turns:
         scaled = recipe.waiting and axis == recipe.axis
-        scale = _add_up(view, recipe.waiting, value.shape[axis])[0] if scaled else None
+        scale = _add_up(index, recipe.waiting, value.shape[axis])[0] if scaled else None
         value = matrix.turn_channels(value, axis, scale)
     return value

@@ -15,7 +15,7 @@ import numpy as np
 
 from onnxq.arrays import Array64, Floats
 from onnxq.errors import PlanError
-from onnxq.graph import ModelLike, NodeRef
+from onnxq.graph import GraphIndex, ModelLike, NodeRef, get_index
 from onnxq.graph.storage import release_pages
 from onnxq.numerics.machine import map_in_threads
 from onnxq.passes.equalization.operators import find_smoothed_channels
@@ -27,7 +27,7 @@ from onnxq.passes.equalization.smoothquant_core import (
     turn_spec,
 )
 from onnxq.passes.linear import Linear, find_linear
-from onnxq.passes.patterns import Edit, View
+from onnxq.passes.patterns import Edit
 from onnxq.plan import Plan, SitePlans
 from onnxq.sites import Role, TensorId
 from onnxq.spec import PerBlock, PerTensor, QuantSpec
@@ -48,32 +48,32 @@ class SmoothingGroup:
     home: NodeRef | Linear | None
 
 
-def find_groups(view: View) -> tuple[SmoothingGroup, ...]:
+def find_groups(index: GraphIndex) -> tuple[SmoothingGroup, ...]:
     """Every tensor whose readers are MatMul or Gemm with weights of their own, in the order the model runs in."""
     layers: dict[TensorId, list[Linear]] = {}
-    for node in view.index.nodes:
+    for node in index.nodes:
         op = (
-            find_linear(view, node)
+            find_linear(index, node)
             if node.op_type in ("MatMul", "Gemm") and not node.attrs.get("transA", 0)
             else None
         )
-        x = view.find_tensor(node, 0)
-        w = view.find_tensor(node, 1)
+        x = index.find_input(node, 0)
+        w = index.find_input(node, 1)
         if (
             op is not None
             and x is not None
             and w is not None
-            and view.owned(w)
+            and index.is_owned(w)
             and x.scope == node.scope
         ):
             layers.setdefault(x, []).append(op)
-    homes = find_smoothed_channels(view)
+    homes = find_smoothed_channels(index)
     groups = []
     for tensor, ops in layers.items():
         sizes = {op.weight.shape[1 - op.axis] for op in ops}
         if len(sizes) == 1 and all(op.weight.dtype == np.float32 for op in ops):
             channels = sizes.pop()
-            private = view.private([tensor], {op.node.name for op in ops})
+            private = index.are_private([tensor], {op.node.name for op in ops})
             home = homes.find_home(tensor, channels) if private else None
             groups.append(SmoothingGroup(tensor, tuple(ops), channels, home))
     return tuple(groups)
@@ -81,26 +81,24 @@ def find_groups(view: View) -> tuple[SmoothingGroup, ...]:
 
 def find_quantized_groups(proto: ModelLike, plan: Plan) -> tuple[SmoothingGroup, ...]:
     """The groups whose activation and weights the plan quantizes, all of them, where 1/s has a place to go."""
-    return tuple(group for group, *_ in _find_specs(View(proto), plan))
+    return tuple(group for group, *_ in _find_specs(get_index(proto), plan))
 
 
 def _find_specs(
-    view: View, plan: Plan
+    index: GraphIndex, plan: Plan
 ) -> Iterator[tuple[SmoothingGroup, QuantSpec | None, SitePlans]]:
     """Each such group, the spec of its activation, None where it stays float, and the sites of its weights."""
     paired = frozenset(site.site for site in plan.sites if isinstance(site.site, TensorId))
     written = frozenset(site.site for site in plan.sites if site.role is Role.OUTPUT)
-    by_edge = {
-        (site.role, edge): site for site in plan.sites for edge in site.find_readers(view.index)
-    }
-    for group in find_groups(view):
+    by_edge = {(site.role, edge): site for site in plan.sites for edge in site.find_readers(index)}
+    for group in find_groups(index):
         # A Mul behind a pair, or behind integers that are merely moved, would be a float kernel between two that are
         # not.
         if group.home is None and (
-            group.tensor in written or _from_integers(view, group.tensor, paired)
+            group.tensor in written or _from_integers(index, group.tensor, paired)
         ):
             continue
-        edges = [view.make_edge(op.node, 0) for op in group.readers]
+        edges = [op.node.make_edge(0) for op in group.readers]
         inputs = [
             by_edge.get((Role.ACTIVATION, edge)) or by_edge.get((Role.OUTPUT, edge))
             for edge in edges
@@ -111,7 +109,7 @@ def _find_specs(
             spec is not None and (spec.is_float or not isinstance(spec.granularity, PerTensor))
         ):
             continue
-        weights = [by_edge.get((Role.WEIGHT, view.make_edge(op.node, 1))) for op in group.readers]
+        weights = [by_edge.get((Role.WEIGHT, op.node.make_edge(1))) for op in group.readers]
         sites = [site for site in weights if site is not None and not site.spec.is_float]
         # One scale meets all channels of the activation; blocks of a weight have scales of their own already.
         blocked = any(isinstance(site.spec.granularity, PerBlock) for site in sites)
@@ -128,7 +126,7 @@ def compute_smoothing_factors(
     """
     searches = [
         (statistics[group.tensor], group, spec, sites)
-        for group, spec, sites in _find_specs(View(proto), plan)
+        for group, spec, sites in _find_specs(get_index(proto), plan)
         if group.tensor in statistics
     ]
     factors: dict[TensorId, Floats] = {}
@@ -173,14 +171,14 @@ def _smooth_group(
 _MOVING = ("Flatten", "Reshape", "Transpose", "Squeeze", "Unsqueeze", "Identity", "MaxPool")
 
 
-def _from_integers(view: View, tensor: TensorId, paired: frozenset[object]) -> bool:
+def _from_integers(index: GraphIndex, tensor: TensorId, paired: frozenset[object]) -> bool:
     """True when the tensor merely rearranges one that has a pair of its own."""
-    node = view.find_producer(tensor, *_MOVING)
+    node = index.find_onnx_producer(tensor, *_MOVING)
     while node is not None:
-        source = view.find_tensor(node, 0)
+        source = index.find_input(node, 0)
         if source in paired:
             return True
-        node = view.find_producer(source, *_MOVING)
+        node = index.find_onnx_producer(source, *_MOVING)
     return False
 
 
@@ -191,8 +189,8 @@ def write_smoothing(proto: ModelLike, factors: Factors) -> ModelLike:
     """
     if not factors:
         return proto
-    view = View(proto)
-    groups = {group.tensor: group for group in find_groups(view)}
+    index = get_index(proto)
+    groups = {group.tensor: group for group in find_groups(index)}
     for tensor, s in factors.items():
         if tensor not in groups or groups[tensor].channels != s.size:
             cause = "feeds no layers that could be smoothed this way"
@@ -205,9 +203,9 @@ def write_smoothing(proto: ModelLike, factors: Factors) -> ModelLike:
         group = groups[tensor]
         wide = s.astype(np.float64)
         if group.home is None:
-            _insert_division(view, edit, group, wide)
+            _insert_division(index, edit, group, wide)
         else:
-            _divide_in_home(view, edit, group.home, wide, weights)
+            _divide_in_home(index, edit, group.home, wide, weights)
         for op in group.readers:
             laid = wide[:, None] if op.axis == 1 else wide[None, :]
             weights.setdefault(op.node.name, (op, []))[1].append(laid)
@@ -215,12 +213,12 @@ def write_smoothing(proto: ModelLike, factors: Factors) -> ModelLike:
         value = op.weight.astype(np.float64)
         for turned in turns:
             value *= turned
-        edit.set_rounded(view, view.make_edge(op.node, 1), value, op.weight.dtype)
+        edit.set_rounded(index, op.node.make_edge(1), value, op.weight.dtype)
         release_pages(op.weight)
     return edit.export()
 
 
-def _insert_division(view: View, edit: Edit, group: SmoothingGroup, s: Array64) -> None:
+def _insert_division(index: GraphIndex, edit: Edit, group: SmoothingGroup, s: Array64) -> None:
     """X/s in a Mul in front of the layers."""
     first = group.readers[0].node
     inverse = edit.add_constant(
@@ -230,11 +228,11 @@ def _insert_division(view: View, edit: Edit, group: SmoothingGroup, s: Array64) 
         first, "Mul", (group.tensor.name, inverse), {}, f"{group.tensor.name}/smoothed"
     )
     for op in group.readers:
-        edit.read(view.make_edge(op.node, 0), smoothed)
+        edit.read(op.node.make_edge(0), smoothed)
 
 
 def _divide_in_home(
-    view: View,
+    index: GraphIndex,
     edit: Edit,
     home: NodeRef | Linear,
     s: Array64,
@@ -250,8 +248,8 @@ def _divide_in_home(
         # Scale and bias of a normalization.
         spots = [(home, 1), (home, 2)]
     for node, k in spots:
-        value = view.find_constant(node, k)
+        value = index.input_value(node, k)
         if value is not None:
             edit.set_constant(
-                view, view.make_edge(node, k), (value.astype(np.float64) / s).astype(value.dtype)
+                index, node.make_edge(k), (value.astype(np.float64) / s).astype(value.dtype)
             )

@@ -60,10 +60,10 @@ def _turn_linear(
     # Tokens are mixed, not channels: as in an MLP-Mixer or behind a Transpose.
     elif x is not None:
         flow.hold_label(x, f"{node.name} ({node.op_type}) reads it along another axis")
-    if not flow.view.is_constant(node, 0):
+    if not flow.index.has_constant(node, 0):
         label = flow.begin_stream(node.result, edge, out_axis, outputs)
         flow.write_label(
-            node.result, replace(label, rank=flow.find_rank(flow.view.find_tensor(node, 0)))
+            node.result, replace(label, rank=flow.find_rank(flow.index.find_input(node, 0)))
         )
     return True
 
@@ -88,7 +88,7 @@ def turn_gemm(flow: Streams, node: NodeRef) -> bool:
 def _add_bias(flow: Streams, node: NodeRef, k: int) -> bool:
     """The bias at input k follows the output."""
     label = flow.labels.get(node.result)
-    if label is None or flow.view.find_tensor(node, k) is None:
+    if label is None or flow.index.find_input(node, k) is None:
         return True
     edge = node.make_edge(k)
     shape = flow.find_shape(edge)
@@ -110,7 +110,7 @@ def turn_conv(flow: Streams, node: NodeRef) -> bool:
     bias = node.make_edge(2)
     if flow.find_shape(bias) == (shape[0],):
         flow.find_stream(label).turns.append((bias, -1))
-    elif flow.view.find_tensor(node, 2) is not None:
+    elif flow.index.find_input(node, 2) is not None:
         flow.hold_label(label, f"the bias of {node.name} is computed")
     # Patches may be made of another stream.
     return flow.find_label(node, 0) is None
@@ -132,7 +132,7 @@ def turn_gather(flow: Streams, node: NodeRef) -> bool:
     if x is None:
         return axis == 0 and _begin_of_constant(flow, node)
     # Axes count from the end, so that they hold where the rank is unknown or grows in front.
-    back = flow.count_back(flow.view.find_tensor(node, 0), axis)
+    back = flow.count_back(flow.index.find_input(node, 0), axis)
     # Of a tensor of one axis there is nothing but channels to gather.
     return (
         x.axis == -1
@@ -144,8 +144,8 @@ def turn_gather(flow: Streams, node: NodeRef) -> bool:
 def turn_reshape(flow: Streams, node: NodeRef) -> bool:
     """Channels that lie side by side stay so: of heads in one row, or of each head in its own."""
     label = flow.find_label(node, 0)
-    source = flow.view.find_tensor(node, 0)
-    out = flow.view.index.find_shape(node.result)
+    source = flow.index.find_input(node, 0)
+    out = flow.index.find_shape(node.result)
     if label is None:
         return False
     if label.axis == -1:
@@ -155,7 +155,7 @@ def turn_reshape(flow: Streams, node: NodeRef) -> bool:
         # Heads in rows of their own: only a rotation within each head, the same for all, survives.
         flow.divide_stream(label, width)
         return flow.pass_label(node, replace(label, width=width, rank=_find_rank(flow, node)))
-    before = flow.view.index.find_shape(source) if source is not None else None
+    before = flow.index.find_shape(source) if source is not None else None
     if (
         before is None
         or out is None
@@ -170,24 +170,24 @@ def turn_reshape(flow: Streams, node: NodeRef) -> bool:
 
 def _find_width(flow: Streams, node: NodeRef) -> int | None:
     """The last dim of a node's output; by the linear operator that reads it where no shape says so."""
-    shape = flow.view.index.find_shape(node.result)
+    shape = flow.index.find_shape(node.result)
     if shape and isinstance(shape[-1], int):
         return shape[-1]
-    target = flow.view.find_constant(node, 1) if node.op_type == "Reshape" else None
+    target = flow.index.input_value(node, 1) if node.op_type == "Reshape" else None
     if target is not None and target.size and target.flat[-1] > 0:
         return int(target.flat[-1])
     label = flow.find_label(node, 0)
-    axes = flow.view.find_constant(node, 1)
+    axes = flow.index.input_value(node, 1)
     if node.op_type == "Unsqueeze" and label is not None and axes is not None:
         rank = _find_rank(flow, node)
         last = any(int(axis) == -1 or rank is None or int(axis) == rank - 1 for axis in axes.flat)
         return None if last else label.width
-    for edge in flow.view.index.list_consumers(node.result):
+    for edge in flow.index.list_consumers(node.result):
         weight = flow.find_shape(replace(edge, index=1)) if edge.index == 0 else None
         if (
             weight is not None
             and len(weight) == 2
-            and flow.view.index.find_node(edge.node).op_type == "MatMul"
+            and flow.index.find_node(edge.node).op_type == "MatMul"
         ):
             return weight[0]
     return None
@@ -195,8 +195,8 @@ def _find_width(flow: Streams, node: NodeRef) -> int | None:
 
 def _find_rank(flow: Streams, node: NodeRef) -> int | None:
     """The rank of a Reshape's or an Unsqueeze's output; None for other nodes."""
-    rank = flow.find_rank(flow.view.find_tensor(node, 0))
-    added = flow.view.find_constant(node, 1)
+    rank = flow.find_rank(flow.index.find_input(node, 0))
+    added = flow.index.input_value(node, 1)
     if added is None or node.op_type not in ("Reshape", "Unsqueeze"):
         return None
     return (
@@ -222,7 +222,7 @@ def turn_transpose(flow: Streams, node: NodeRef) -> bool:
 
 def turn_concat(flow: Streams, node: NodeRef) -> bool:
     """Tokens beside tokens."""
-    tensors = [flow.view.find_tensor(node, k) for k in range(len(node.inputs))]
+    tensors = flow.index.list_inputs(node)
     labels = [flow.labels[tensor] for tensor in tensors if tensor in flow.labels]
     axis = node.read_int("axis", 0)
     back = next(
@@ -241,9 +241,9 @@ def turn_slice(flow: Streams, node: NodeRef) -> bool:
     """Some of the tokens; of a constant they begin a stream."""
     label = flow.find_label(node, 0)
     # An attribute before opset 10, input 3 since.
-    axes = node.attrs.get("axes", flow.view.find_constant(node, 3))
+    axes = node.attrs.get("axes", flow.index.input_value(node, 3))
     axis = -1 if label is None else label.axis
-    tensor = flow.view.find_tensor(node, 0)
+    tensor = flow.index.find_input(node, 0)
     if axes is None or any(
         flow.count_back(tensor, int(sliced)) in (axis, None) for sliced in np.asarray(axes).flat
     ):
@@ -254,7 +254,7 @@ def turn_slice(flow: Streams, node: NodeRef) -> bool:
 def turn_split(flow: Streams, node: NodeRef) -> bool:
     """Tokens in parts."""
     label = flow.find_label(node, 0)
-    back = flow.count_back(flow.view.find_tensor(node, 0), node.read_int("axis", 0))
+    back = flow.count_back(flow.index.find_input(node, 0), node.read_int("axis", 0))
     return label is not None and back not in (label.axis, None) and pass_stream(flow, node)
 
 
@@ -279,7 +279,7 @@ def _find_pair(
     return (
         label,
         k,
-        flow.view.find_tensor(node, 1 - k),
+        flow.index.find_input(node, 1 - k),
         flow.find_shape(node.make_edge(1 - k)),
     )
 
@@ -353,7 +353,7 @@ def turn_product(flow: Streams, node: NodeRef) -> bool:
 
 def turn_power(flow: Streams, node: NodeRef) -> bool:
     """Squares, where the exponent is 2."""
-    exponent = flow.view.scalar(node, 1)
+    exponent = flow.index.read_scalar(node, 1)
     # The sum of squares is the only power whose sum a rotation keeps.
     return exponent is not None and exponent[0] == 2.0 and _square_channels(flow, node)
 
@@ -365,7 +365,7 @@ def _square_channels(flow: Streams, node: NodeRef) -> bool:
     if label is None or label.waiting:
         return False
     flow.squares[node.result] = label
-    if flow.view.kept(node.result):
+    if flow.index.is_kept(node.result):
         flow.hold_label(label, f"{node.name} gives out its squares")
     return True
 
@@ -376,11 +376,11 @@ _MEANS = frozenset({"ReduceMean", "ReduceSum", "GlobalAveragePool"})
 
 def turn_mean(flow: Streams, node: NodeRef) -> bool:
     """A sum or mean over the channels, of squares or of themselves, or over what stands in front of them."""
-    tensor = flow.view.find_tensor(node, 0)
+    tensor = flow.index.find_input(node, 0)
     squares = None if tensor is None else flow.squares.get(tensor)
     label = squares or flow.find_label(node, 0)
     pooled = node.op_type == "GlobalAveragePool"
-    axes = [2] if pooled else node.attrs.get("axes", flow.view.find_constant(node, 1))
+    axes = [2] if pooled else node.attrs.get("axes", flow.index.input_value(node, 1))
     if (
         label is None
         or axes is None
@@ -417,7 +417,7 @@ _CENTRED = frozenset({"LayerNormalization", "SkipLayerNormalization"})
 def turn_normalized(flow: Streams, node: NodeRef) -> bool:
     """LayerNormalization and RMSNormalization."""
     label = flow.find_label(node, 0)
-    back = flow.count_back(flow.view.find_tensor(node, 0), node.read_int("axis", -1))
+    back = flow.count_back(flow.index.find_input(node, 0), node.read_int("axis", -1))
     # Over several axes tokens share a length, which turning channels does not keep.
     return label is not None and back == -1 and _normalize(flow, node, label, 1)
 
@@ -430,7 +430,7 @@ def _normalize(flow: Streams, node: NodeRef, label: StreamLabel, k: int) -> bool
         return False
     shift = (
         node.make_edge(k + 1)
-        if centred and flow.view.find_tensor(node, k + 1) is not None
+        if centred and flow.index.find_input(node, k + 1) is not None
         else None
     )
     if shift is not None and flow.find_shape(shift) != (label.width,):
@@ -469,7 +469,7 @@ def turn_attention(flow: Streams, node: NodeRef) -> bool:
     kv_heads, heads, past = _HEADS[node.op_type]
     label = flow.find_label(node, 2)
     # Its biases of queries, keys and values lie in one constant; that of com.microsoft holds the weights too.
-    biased = node.op_type == "MultiHeadAttention" and flow.view.find_tensor(node, 3) is not None
+    biased = node.op_type == "MultiHeadAttention" and flow.index.find_input(node, 3) is not None
     # com.microsoft's Attention multiplies by one packed weight of queries, keys and values.
     if label is None or label.axis != -1 or biased or (node.op_type == "Attention" and node.domain):
         return False
@@ -478,10 +478,10 @@ def turn_attention(flow: Streams, node: NodeRef) -> bool:
         if other is not None:
             # Queries and keys are compared as they are: in this node no rotation of theirs cancels.
             flow.hold_label(other, f"{node.name} ({node.op_type}) reads {node.inputs[k]}")
-    if flow.view.find_tensor(node, past) is not None:
+    if flow.index.find_input(node, past) is not None:
         # A cache holds values of earlier runs, in the basis that they were computed in.
         flow.hold_label(label, f"{node.name} ({node.op_type}) reads past values")
-    tensor = flow.view.find_tensor(node, 2)
+    tensor = flow.index.find_input(node, 2)
     width = label.width
     out = label.width
     # Of rank 4, [N, heads, tokens, width], heads lie apart and labels are a head wide.

@@ -19,9 +19,8 @@ from math import gcd
 import numpy as np
 
 from onnxq.arrays import Shape
-from onnxq.graph import NodeRef
+from onnxq.graph import GraphIndex, NodeRef
 from onnxq.passes.equalization.channels import ChannelFlow
-from onnxq.passes.patterns import View
 from onnxq.sites import Edge, TensorId
 
 # float32, float16, float64, bfloat16 of onnx.TensorProto.
@@ -81,7 +80,7 @@ class Stream:
         """True where turning it changes nothing but weights, some of which read it."""
         return not self.reason and self.size > 1 and bool(self.readers)
 
-    def take_in(self, other: Stream) -> None:
+    def embed(self, other: Stream) -> None:
         """Make the other stream a part of this one."""
         # Heads of 64 channels beside rows of 768 leave matrices of 64.
         self.size = gcd(self.size, other.size)
@@ -98,8 +97,8 @@ class Streams(ChannelFlow[StreamLabel]):
     # Operators of ONNX Runtime have norms and attention in one node.
     domains = ("", "com.microsoft")
 
-    def __init__(self, view: View) -> None:
-        super().__init__(view)
+    def __init__(self, index: GraphIndex) -> None:
+        super().__init__(index)
         # Tensors of one number for all channels of their row, where no shape says so.
         self.narrow: set[TensorId] = set()
         # Squares of a stream's tensors, for whoever takes their mean.
@@ -137,7 +136,7 @@ class Streams(ChannelFlow[StreamLabel]):
         tensors = [
             tensor
             for k in range(len(node.inputs))
-            if (tensor := self.view.find_tensor(node, k)) is not None
+            if (tensor := self.index.find_input(node, k)) is not None
         ]
         for tensor in tensors:
             if tensor in self.squares and tensor not in self.labels:
@@ -168,7 +167,7 @@ class Streams(ChannelFlow[StreamLabel]):
             if streams[0] is not streams[1]:
                 # The one that begins first gives its name.
                 first_begun, merged = sorted(streams, key=self._streams.index)
-                first_begun.take_in(merged)
+                first_begun.embed(merged)
                 self._streams = [
                     first_begun if stream is merged else stream for stream in self._streams
                 ]
@@ -186,7 +185,7 @@ class Streams(ChannelFlow[StreamLabel]):
     def turn_others(self, node: NodeRef, label: StreamLabel, inputs: Iterable[int]) -> bool:
         """Let constants that are added follow a stream; False for anything else beside it."""
         for k in inputs:
-            if self.view.find_tensor(node, k) is None or self.find_label(node, k) is not None:
+            if self.index.find_input(node, k) is None or self.find_label(node, k) is not None:
                 continue
             edge = node.make_edge(k)
             shape = self.find_shape(edge)
@@ -209,7 +208,7 @@ class Streams(ChannelFlow[StreamLabel]):
         """The label behind a scale and a shift per channel, [width] or one number each."""
         waiting = label.waiting
         if scale is not None:
-            value = self.view.find_constant(self.view.index.find_node(scale.node), scale.index)
+            value = self.index.input_value(self.index.find_node(scale.node), scale.index)
             # One number for all channels needs no turning.
             if value is None or not np.all(value == value.flat[0]):
                 waiting = (*waiting, ChannelConstant(scale))
@@ -223,23 +222,16 @@ class Streams(ChannelFlow[StreamLabel]):
 
     def find_shape(self, edge: Edge) -> Shape | None:
         """The shape of a constant of floats; None for anything else."""
-        index = self.view.index
-        tensor = self.view.find_tensor(index.find_node(edge.node), edge.index)
-        shape = (
-            None if tensor is None or not index.is_constant(tensor) else index.find_shape(tensor)
-        )
-        if (
-            tensor is None
-            or shape is None
-            or None in shape
-            or index.find_dtype(tensor) not in FLOATS
-        ):
+        tensor = self.index.find_input(self.index.find_node(edge.node), edge.index)
+        shape = self.index.find_shape(tensor)
+        constant = self.index.is_constant(tensor)
+        if not constant or shape is None or self.index.find_dtype(tensor) not in FLOATS:
             return None
         return tuple(dim for dim in shape if isinstance(dim, int))
 
     def is_narrow(self, tensor: TensorId | None) -> bool:
         """True for a tensor that has one number for all channels of a row."""
-        shape = self.view.index.find_shape(tensor)
+        shape = self.index.find_shape(tensor)
         return tensor in self.narrow or (shape is not None and (not shape or shape[-1] == 1))
 
     def find_rank(self, tensor: TensorId | None) -> int | None:
@@ -247,7 +239,7 @@ class Streams(ChannelFlow[StreamLabel]):
         if tensor is None:
             return None
         label = self.labels.get(tensor)
-        return self.view.find_rank(tensor) or (None if label is None else label.rank)
+        return self.index.find_rank(tensor) or (None if label is None else label.rank)
 
     def count_back(self, tensor: TensorId | None, axis: int) -> int | None:
         """An axis of a tensor, counted from the end; None where its rank is not known."""

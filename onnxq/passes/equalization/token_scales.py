@@ -12,9 +12,9 @@ import numpy as np
 
 from onnxq.arrays import Floats
 from onnxq.errors import PlanError
-from onnxq.graph import ModelLike, NodeRef
+from onnxq.graph import GraphIndex, ModelLike, NodeRef, get_index
 from onnxq.graph.base import NodeRefs
-from onnxq.passes.patterns import Edit, Step, View
+from onnxq.passes.patterns import Edit, Step
 from onnxq.sites import TensorId
 
 # Tokens without values get a scale, too: the smallest normal number of float16, over the steps.
@@ -26,30 +26,30 @@ def write_token_scales(proto: ModelLike, steps: Mapping[TensorId, Floats]) -> Mo
 
     steps: of each tensor, one number. Raises PlanError for a tensor that no layer reads so.
     """
-    view = View(proto)
+    index = get_index(proto)
     edit = Edit(proto)
     for tensor, count in steps.items():
-        layers = tuple(find_token_layers(view, tensor))
+        layers = tuple(find_token_layers(index, tensor))
         if not layers or count.size != 1:
             cause = "feeds no layers whose tokens could be scaled"
             raise PlanError(str(tensor), cause, "plan the model again", code="Q404")
-        _scale_tokens(view, edit, tensor, layers, count.reshape(()))
+        _scale_tokens(index, edit, tensor, layers, count.reshape(()))
     return edit.export()
 
 
-def find_token_layers(view: View, tensor: TensorId) -> Iterable[NodeRef]:
+def find_token_layers(index: GraphIndex, tensor: TensorId) -> Iterable[NodeRef]:
     """The MatMul and Gemm nodes that multiply rows of this tensor by a constant."""
-    for edge in view.index.list_consumers(tensor):
-        node = view.index.find_node(edge.node)
+    for edge in index.list_consumers(tensor):
+        node = index.find_node(edge.node)
         plain = not node.transposes_data and node.read_float("beta", 1.0) == 1.0
         # In a body the tokens of a tensor from outside would be scaled in each run of it.
         data = edge.index == 0 and edge.scope == tensor.scope
-        if plain and data and node.is_onnx("MatMul", "Gemm") and view.is_constant(node, 1):
+        if plain and data and node.is_onnx("MatMul", "Gemm") and index.has_constant(node, 1):
             yield node
 
 
 def _scale_tokens(
-    view: View, edit: Edit, tensor: TensorId, layers: NodeRefs, steps: Floats
+    index: GraphIndex, edit: Edit, tensor: TensorId, layers: NodeRefs, steps: Floats
 ) -> None:
     first = layers[0]
     name = tensor.name

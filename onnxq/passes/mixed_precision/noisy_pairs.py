@@ -189,7 +189,7 @@ def make_dynamic(ctx: SampledContext, state: PlacedState, nodes: Iterable[Names]
     names = [name for group in nodes for name in group]
     rule = Rule.model_validate({"node": names, "role": "activation", "set": {"dynamic": True}})
     # The first rule that matches wins, so this one stands in front of all others.
-    config = problem.config.model_copy(update={"rules": (rule, *problem.config.rules)})
+    config = problem.config.add_rules(rule)
     again = replace_problem(
         problem, config=config, requests=Requests(config, problem.requests.graph)
     )

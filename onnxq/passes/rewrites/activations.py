@@ -16,10 +16,10 @@ import numpy as np
 from onnx import TensorProto
 
 from onnxq.backends import find_target
-from onnxq.graph import NodeRef
+from onnxq.graph import GraphIndex, NodeRef
 from onnxq.passes.base import RunContext
 from onnxq.passes.linear import ARITHMETIC, read_arithmetic
-from onnxq.passes.patterns import SINGLE, Replacement, View, apply_replacements, tolerance
+from onnxq.passes.patterns import SINGLE, Replacement, apply_replacements, tolerance
 from onnxq.passes.state import FloatState, FloatStep
 from onnxq.sites import TensorId
 
@@ -64,29 +64,31 @@ def fuse_activations(ctx: RunContext, state: FloatState) -> FloatStep:
     computes = state.types.computes
     unknown = find_target(ctx.config.target).no_kernel
     return apply_replacements(
-        state, "activations", lambda view: _find_activations(view, computes, unknown)
+        state, "activations", lambda index: _find_activations(index, computes, unknown)
     )
 
 
-def _find_activations(view: View, computes: int, unknown: Container[str]) -> list[Replacement]:
+def _find_activations(
+    index: GraphIndex, computes: int, unknown: Container[str]
+) -> list[Replacement]:
     found: list[Replacement] = []
     taken: set[str] = set()
-    for node in view.index.nodes:
-        anchor = None if node.name in taken else _find_anchor(view, node)
-        match = None if anchor is None else _match_activation(view, anchor, computes, unknown)
+    for node in index.nodes:
+        anchor = None if node.name in taken else _find_anchor(index, node)
+        match = None if anchor is None else _match_activation(index, anchor, computes, unknown)
         if match is not None and not match.nodes & taken:
             found.append(match)
             taken |= match.nodes
     return found
 
 
-def _find_anchor(view: View, node: NodeRef) -> _Anchor | None:
+def _find_anchor(index: GraphIndex, node: NodeRef) -> _Anchor | None:
     if node.domain or not node.inputs:
         return None
     used = Used(node.scope)
     if node.op_type in ("Erf", "Tanh", "Sigmoid", "HardSigmoid"):
-        inner = view.find_tensor(node, 0)
-        used.add_node(view, node)
+        inner = index.find_input(node, 0)
+        used.add_node(index, node)
         if inner is None:
             return None
         if node.op_type != "HardSigmoid":
@@ -95,35 +97,35 @@ def _find_anchor(view: View, node: NodeRef) -> _Anchor | None:
         slope = node.read_float("alpha", 0.2)
         offset = node.read_float("beta", 0.5)
         return _Anchor("clamp", node, inner, used, 0.0, 1.0, slope, offset)
-    return _find_clamp(view, node, used)
+    return _find_clamp(index, node, used)
 
 
-def _find_clamp(view: View, node: NodeRef, used: Used) -> _Anchor | None:
+def _find_clamp(index: GraphIndex, node: NodeRef, used: Used) -> _Anchor | None:
     """Clip, Relu, Min and Max with scalars, as many as follow each other, as one clamp."""
     if node.op_type not in _CLAMPS:
         return None
-    reader = view.sole_reader(node.result, *_CLAMPS)
+    reader = index.find_reader(node.result, *_CLAMPS)
     # Only the last of a row is looked at, and the others from there.
-    if reader is not None and _read_bounds(view, reader[0]) is not None:
+    if reader is not None and _read_bounds(index, reader[0]) is not None:
         return None
     low = -math.inf
     high = math.inf
     at = node
     inner = None
     while True:
-        bounds = _read_bounds(view, at)
+        bounds = _read_bounds(index, at)
         if bounds is None:
             break
         # The bounds of a clamp as those behind it let them through.
         low, high = min(max(bounds[0], low), high), min(max(bounds[1], low), high)
-        used.add_node(view, at, bounds[3])
-        inner = view.find_tensor(at, bounds[2])
-        before = view.find_producer(inner, *_CLAMPS)
+        used.add_node(index, at, bounds[3])
+        inner = index.find_input(at, bounds[2])
+        before = index.find_onnx_producer(inner, *_CLAMPS)
         if (
             inner is None
             or before is None
             or before.scope != node.scope
-            or view.sole_reader(inner) is None
+            or index.find_reader(inner) is None
         ):
             break
         at = before
@@ -132,15 +134,15 @@ def _find_clamp(view: View, node: NodeRef, used: Used) -> _Anchor | None:
     return _Anchor("clamp", node, inner, used, low, high)
 
 
-def _read_bounds(view: View, node: NodeRef) -> tuple[float, float, int, int] | None:
+def _read_bounds(index: GraphIndex, node: NodeRef) -> tuple[float, float, int, int] | None:
     """(low, high, data input, rank of the constant) of one clamping node with constant bounds."""
     if node.op_type == "Relu":
         return 0.0, math.inf, 0, 0
     if node.op_type == "Clip":
         ends = []
         for k, name, missing in ((1, "min", -math.inf), (2, "max", math.inf)):
-            given = view.scalar(node, k)
-            if given is None and view.find_tensor(node, k) is not None:
+            given = index.read_scalar(node, k)
+            if given is None and index.find_input(node, k) is not None:
                 return None
             value = given[0] if given else node.read_float(name, missing)
             # Exporters write the largest float where there is no bound.
@@ -148,32 +150,32 @@ def _read_bounds(view: View, node: NodeRef) -> tuple[float, float, int, int] | N
         return ends[0], ends[1], 0, 0
     if node.op_type not in ("Min", "Max") or len(node.inputs) != 2:
         return None
-    k = 1 if view.scalar(node, 0) is not None else 0
-    bound = view.scalar(node, 1 - k)
-    if bound is None or view.scalar(node, k) is not None:
+    k = 1 if index.read_scalar(node, 0) is not None else 0
+    bound = index.read_scalar(node, 1 - k)
+    if bound is None or index.read_scalar(node, k) is not None:
         return None
     low, high = (-math.inf, bound[0]) if node.op_type == "Min" else (bound[0], math.inf)
     return low, high, k, bound[1]
 
 
 def _match_activation(
-    view: View, anchor: _Anchor, computes: int, unknown: Container[str]
+    index: GraphIndex, anchor: _Anchor, computes: int, unknown: Container[str]
 ) -> Replacement | None:
     """The longest tail that makes a known activation."""
     # A shorter one may be known as well: the HardSigmoid inside a HardSwish.
-    for tail in reversed(list_tails(view, anchor.node, anchor.inner, anchor.used)):
-        readings = [tail] if tail.factor is not None else _list_readings(view, anchor, tail)
+    for tail in reversed(list_tails(index, anchor.node, anchor.inner, anchor.used)):
+        readings = [tail] if tail.factor is not None else _list_readings(index, anchor, tail)
         for reading in readings:
             x = reading.factor
             if x is None:
                 continue
             single = _recognise(
-                anchor, reading, tail.factor is not None, view.index.find_dtype(x), computes
+                anchor, reading, tail.factor is not None, index.find_dtype(x), computes
             )
             last = reading.last
             used = reading.used
             # Constants that broadcast x would be lost, and tensors that others read must stay.
-            whole = used.rank <= view.least_rank(x) and view.private(
+            whole = used.rank <= index.find_least_rank(x) and index.are_private(
                 used.tensors - {last.result}, used.nodes
             )
             name = "" if single is None else f"{single.domain}.{single.op_type}".lstrip(".")
@@ -185,12 +187,12 @@ def _match_activation(
     return None
 
 
-def _list_readings(view: View, anchor: _Anchor, tail: Tail) -> list[Tail]:
+def _list_readings(index: GraphIndex, anchor: _Anchor, tail: Tail) -> list[Tail]:
     """The tail written in each tensor its argument may come from, the farthest first."""
     readings = []
-    for x in reversed(list_bases(view, anchor.inner, anchor.node.scope)):
+    for x in reversed(list_bases(index, anchor.inner, anchor.node.scope)):
         used = Used(anchor.node.scope)
-        poly = read_polynomial(view, anchor.inner, x, used)
+        poly = read_polynomial(index, anchor.inner, x, used)
         if poly is not None:
             used.add_formula(tail.used)
             readings.append(Tail(tail.last, tail.scale, tail.shift, x, poly, used))
@@ -266,7 +268,7 @@ class Used:
     tensors: set[TensorId] = field(default_factory=set)
     rank: int = 0
 
-    def add_node(self, view: View, node: NodeRef, rank: int = 0) -> None:
+    def add_node(self, index: GraphIndex, node: NodeRef, rank: int = 0) -> None:
         """Add a node; rank: of the constant it reads."""
         self.nodes.add(node.name)
         self.tensors.add(node.result)
@@ -280,36 +282,38 @@ class Used:
 
 
 def read_polynomial(
-    view: View, at: TensorId | None, x: TensorId, used: Used, depth: int = 0
+    index: GraphIndex, at: TensorId | None, x: TensorId, used: Used, depth: int = 0
 ) -> Poly | None:
     """`at` as {power: coefficient} in x, up to x³; None when it is anything else."""
     if at is None or depth > _MAX_DEPTH:
         return None
     if at == x:
         return {1: 1.0}
-    node = view.find_producer(at, "Add", "Sub", "Mul", "Div", "Pow", "Neg")
+    node = index.find_onnx_producer(at, "Add", "Sub", "Mul", "Div", "Pow", "Neg")
     if node is None or node.scope != used.scope:
         return None
-    terms = [_read_operand(view, node, k, x, used, depth) for k in range(len(node.inputs))]
+    terms = [_read_operand(index, node, k, x, used, depth) for k in range(len(node.inputs))]
     # Of constants alone it says nothing about x, whatever else may be computed from it.
     if any(term is None for term in terms) or all(set(term or {}) <= {0} for term in terms):
         return None
     ranks = [
-        found[1] for k in range(len(node.inputs)) if (found := view.scalar(node, k)) is not None
+        found[1]
+        for k in range(len(node.inputs))
+        if (found := index.read_scalar(node, k)) is not None
     ]
     result = _combine_terms(node.op_type, [term for term in terms if term is not None])
     if result is not None:
-        used.add_node(view, node, max(ranks, default=0))
+        used.add_node(index, node, max(ranks, default=0))
     return result
 
 
 def _read_operand(
-    view: View, node: NodeRef, k: int, x: TensorId, used: Used, depth: int
+    index: GraphIndex, node: NodeRef, k: int, x: TensorId, used: Used, depth: int
 ) -> Poly | None:
-    constant = view.scalar(node, k)
+    constant = index.read_scalar(node, k)
     if constant is not None:
         return {0: constant[0]}
-    return read_polynomial(view, view.find_tensor(node, k), x, used, depth + 1)
+    return read_polynomial(index, index.find_input(node, k), x, used, depth + 1)
 
 
 def _combine_terms(op: str, terms: list[Poly]) -> Poly | None:
@@ -350,17 +354,17 @@ def is_close(poly: Poly, wanted: Poly, tol: float) -> bool:
     )
 
 
-def list_bases(view: View, at: TensorId, scope: str) -> list[TensorId]:
+def list_bases(index: GraphIndex, at: TensorId, scope: str) -> list[TensorId]:
     """The tensors that `at` may be written in: itself, then back through `scope`'s scalar arithmetic, nearest first."""
     found = [at]
     for _ in range(_MAX_DEPTH):
-        node = view.find_producer(found[-1], "Add", "Sub", "Mul", "Div", "Neg")
+        node = index.find_onnx_producer(found[-1], "Add", "Sub", "Mul", "Div", "Neg")
         if node is None or node.scope != scope:
             break
         operands = [
-            view.find_tensor(node, k)
+            index.find_input(node, k)
             for k in range(len(node.inputs))
-            if view.scalar(node, k) is None
+            if index.read_scalar(node, k) is None
         ]
         if len(operands) != 1 or operands[0] is None:
             break
@@ -380,7 +384,7 @@ class Tail:
     used: Used
 
 
-def list_tails(view: View, anchor: NodeRef, inner: TensorId, front: Used) -> list[Tail]:
+def list_tails(index: GraphIndex, anchor: NodeRef, inner: TensorId, front: Used) -> list[Tail]:
     """Every tail of an anchor, shortest first; inner: the anchor's argument, front: the anchor's own nodes.
 
     Without a factor the argument is written in `inner` itself; callers choose another base if they like.
@@ -388,8 +392,8 @@ def list_tails(view: View, anchor: NodeRef, inner: TensorId, front: Used) -> lis
     state = Tail(anchor, 1.0, 0.0, None, {1: 1.0}, front)
     tails = [state]
     for _ in range(_MAX_DEPTH):
-        reader = view.sole_reader(state.last.result, *ARITHMETIC)
-        following = None if reader is None else _follow(view, state, reader, inner)
+        reader = index.find_reader(state.last.result, *ARITHMETIC)
+        following = None if reader is None else _follow(index, state, reader, inner)
         if following is None:
             break
         state = following
@@ -397,12 +401,14 @@ def list_tails(view: View, anchor: NodeRef, inner: TensorId, front: Used) -> lis
     return tails
 
 
-def _follow(view: View, state: Tail, reader: tuple[NodeRef, int], inner: TensorId) -> Tail | None:
+def _follow(
+    index: GraphIndex, state: Tail, reader: tuple[NodeRef, int], inner: TensorId
+) -> Tail | None:
     node, k = reader
-    constant = view.scalar(node, 1 - k)
+    constant = index.read_scalar(node, 1 - k)
     if constant is None:
         return (
-            _follow_product(view, state, node, k, inner)
+            _follow_product(index, state, node, k, inner)
             if node.op_type == "Mul" and state.factor is None
             else None
         )
@@ -416,27 +422,29 @@ def _follow(view: View, state: Tail, reader: tuple[NodeRef, int], inner: TensorI
     if not np.isfinite((scale, shift)).all():
         return None
     return replace(
-        state, last=node, scale=scale, shift=shift, used=_add_node(view, state.used, node, rank)
+        state, last=node, scale=scale, shift=shift, used=_add_node(index, state.used, node, rank)
     )
 
 
-def _follow_product(view: View, state: Tail, node: NodeRef, k: int, inner: TensorId) -> Tail | None:
+def _follow_product(
+    index: GraphIndex, state: Tail, node: NodeRef, k: int, inner: TensorId
+) -> Tail | None:
     """The product with x, where the other operand is x or a scalar multiple of it."""
-    other = view.find_tensor(node, 1 - k)
+    other = index.find_input(node, 1 - k)
     if other is None:
         return None
-    for x in list_bases(view, other, node.scope):
-        used = _add_node(view, state.used, node, 0)
-        poly = read_polynomial(view, inner, x, used)
-        factor = read_polynomial(view, other, x, used)
+    for x in list_bases(index, other, node.scope):
+        used = _add_node(index, state.used, node, 0)
+        poly = read_polynomial(index, inner, x, used)
+        factor = read_polynomial(index, other, x, used)
         if poly is not None and factor is not None and set(factor) <= {1}:
             size = factor[1]
             return Tail(node, state.scale * size, state.shift * size, x, poly, used)
     return None
 
 
-def _add_node(view: View, used: Used, node: NodeRef, rank: int) -> Used:
+def _add_node(index: GraphIndex, used: Used, node: NodeRef, rank: int) -> Used:
     # A copy: the shorter tails stay as they are.
     copy = Used(used.scope, set(used.nodes), set(used.tensors), used.rank)
-    copy.add_node(view, node, rank)
+    copy.add_node(index, node, rank)
     return copy

@@ -14,10 +14,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from onnxq.arrays import Shape
-from onnxq.graph import NodeRef, fold_constants, infer_shapes
+from onnxq.graph import GraphIndex, NodeRef, fold_constants, get_index, infer_shapes
 from onnxq.graph.base import Dims
 from onnxq.passes.base import RunContext
-from onnxq.passes.patterns import Edit, Step, View, is_op
+from onnxq.passes.patterns import Edit, Step
 from onnxq.passes.state import FloatState, FloatStep
 
 # Letters for the axes that an ellipsis stands for, from the last one on.
@@ -53,12 +53,12 @@ class _Contraction:
 
 def write_out_einsums(_ctx: RunContext, state: FloatState) -> FloatStep:
     """Write each Einsum that is one product of matrices as MatMul."""
-    view = View(state.model)
+    index = get_index(state.model)
     edit = Edit(state.model)
     changed = []
-    for node in view.index.nodes:
+    for node in index.nodes:
         product = (
-            _find_product(view, node) if is_op(node, "Einsum") and len(node.inputs) == 2 else None
+            _find_product(index, node) if node.is_onnx("Einsum") and len(node.inputs) == 2 else None
         )
         if product is not None:
             _write_product(edit, node, product)
@@ -101,13 +101,13 @@ def _write_product(edit: Edit, node: NodeRef, product: _Contraction) -> None:
     )
 
 
-def _find_product(view: View, node: NodeRef) -> _Contraction | None:
+def _find_product(index: GraphIndex, node: NodeRef) -> _Contraction | None:
     """The product that an Einsum of two tensors is; None for another, or where sizes are not known that it needs."""
     equation = str(node.attrs.get("equation", ""))
     # Of another number of operands it is wrong, which ONNX Runtime says better.
     if equation.count(",") != 1:
         return None
-    shapes = [view.index.find_shape(view.find_tensor(node, k)) or () for k in (0, 1)]
+    shapes = [index.find_shape(index.find_input(node, k)) or () for k in (0, 1)]
     (first, second), result = _read_equation(equation, shapes)
     sizes = _collect_sizes((first, second), shapes)
     if sizes is None:

@@ -12,13 +12,13 @@ from dataclasses import replace
 import numpy as np
 
 from onnxq.backends import find_target
-from onnxq.graph import NodeRef, find_opset, get_index, infer_shapes
+from onnxq.graph import GraphIndex, NodeRef, find_opset, get_index, infer_shapes
+from onnxq.graph.base import MICROSOFT
 from onnxq.passes.base import RunContext
 from onnxq.passes.journal import PassReport
-from onnxq.passes.patterns import Edit, Step, View
+from onnxq.passes.patterns import Edit, Step
 from onnxq.passes.state import FloatState, FloatStep
 
-_DOMAIN = "com.microsoft"
 # Names of the parameters of an activation; those of Clip are inputs.
 _PARAMETERS: Mapping[str, Sequence[str]] = {
     "LeakyRelu": ("alpha",),
@@ -39,19 +39,19 @@ def write_out_fused(ctx: RunContext, state: FloatState) -> FloatStep:
     single = frozenset() if "activations" in find_target(ctx.config.target).skips else _SINGLE
     # Ranks say along which axes operands are transposed, and are known behind what the first round writes.
     for _ in range(2):
-        own = (node for node in get_index(model).nodes if node.domain == _DOMAIN)
+        own = (node for node in get_index(model).nodes if node.domain == MICROSOFT)
         fused = [node for node in own if node.op_type in _WRITERS.keys() - single]
         if fused:
             model = infer_shapes(model)
-            view = View(model)
+            index = get_index(model)
             edit = Edit(model)
-            written = [node for node in fused if _WRITERS[node.op_type](view, edit, node)]
+            written = [node for node in fused if _WRITERS[node.op_type](index, edit, node)]
             changed += [f"{node.name}: {node.op_type} written out" for node in written]
             model = edit.export()
     return replace(state, model=model), PassReport("fused", tuple(changed))
 
 
-def _write_conv(_view: View, edit: Edit, node: NodeRef) -> bool:
+def _write_conv(_index: GraphIndex, edit: Edit, node: NodeRef) -> bool:
     """Conv(x, w, b) + z, then the activation."""
     # In front of the activation, as the kernel adds it.
     sums: list[Step] = [("Add", (name,), {}) for name in node.inputs[3:4] if name]
@@ -61,7 +61,7 @@ def _write_conv(_view: View, edit: Edit, node: NodeRef) -> bool:
     return True
 
 
-def _write_gemm(_view: View, edit: Edit, node: NodeRef) -> bool:
+def _write_gemm(_index: GraphIndex, edit: Edit, node: NodeRef) -> bool:
     """Gemm, then the activation."""
     names = ("activation_alpha", "activation_beta")
     parameters = [float(node.attrs[name]) for name in names if name in node.attrs]
@@ -93,10 +93,10 @@ def _add_scalar(edit: Edit, node: NodeRef, name: str, value: float) -> str:
     return edit.add_constant(node.scope, f"{node.name}/{name}", np.array(value, np.float32))
 
 
-def _write_matmul(view: View, edit: Edit, node: NodeRef) -> bool:
+def _write_matmul(index: GraphIndex, edit: Edit, node: NodeRef) -> bool:
     """The product of a and b, either with its last two axes exchanged, times alpha."""
     ranks = [
-        view.find_rank(tensor) for k in (0, 1) if (tensor := view.find_tensor(node, k)) is not None
+        index.find_rank(tensor) for k in (0, 1) if (tensor := index.find_input(node, k)) is not None
     ]
     turned = [bool(node.attrs.get(name, 0)) for name in ("transA", "transB")]
     unknown = any(
@@ -120,7 +120,7 @@ def _write_matmul(view: View, edit: Edit, node: NodeRef) -> bool:
     return True
 
 
-def _write_quick_gelu(_view: View, edit: Edit, node: NodeRef) -> bool:
+def _write_quick_gelu(_index: GraphIndex, edit: Edit, node: NodeRef) -> bool:
     """x times the Sigmoid of alpha x."""
     x = scaled = node.inputs[0]
     alpha = node.read_float("alpha", 1.702)
@@ -133,7 +133,7 @@ def _write_quick_gelu(_view: View, edit: Edit, node: NodeRef) -> bool:
     return True
 
 
-def _write_gelu(_view: View, edit: Edit, node: NodeRef) -> bool:
+def _write_gelu(_index: GraphIndex, edit: Edit, node: NodeRef) -> bool:
     """x (1 + erf(x / sqrt 2)) / 2 of x, to which a bias is added first."""
     x = _add_up(edit, node, node.inputs)
     root = _add_scalar(edit, node, "root", 2**0.5)
@@ -141,7 +141,7 @@ def _write_gelu(_view: View, edit: Edit, node: NodeRef) -> bool:
     return _gate(edit, node, x, edit.insert_before(node, "Erf", [scaled], {}, f"{x}/erf"))
 
 
-def _write_fast_gelu(_view: View, edit: Edit, node: NodeRef) -> bool:
+def _write_fast_gelu(_index: GraphIndex, edit: Edit, node: NodeRef) -> bool:
     """x (1 + tanh(a (x + b x^3))) / 2 of x, to which a bias is added first."""
     x = _add_up(edit, node, node.inputs)
     cubic, slope = (
@@ -165,9 +165,9 @@ def _gate(edit: Edit, node: NodeRef, x: str, gate: str) -> bool:
     return True
 
 
-def _write_layernorm(view: View, edit: Edit, node: NodeRef) -> bool:
+def _write_layernorm(index: GraphIndex, edit: Edit, node: NodeRef) -> bool:
     """LayerNormalization of x + skip + bias, a sum that may be the fourth output."""
-    if any(node.outputs[1:3]) or find_opset(view.index.proto) < _LAYERNORM_OPSET:
+    if any(node.outputs[1:3]) or find_opset(index.proto) < _LAYERNORM_OPSET:
         return False
     x, skip, gamma, *more = node.inputs
     # The last Add is the one that may write the fourth output.
@@ -191,16 +191,16 @@ def _write_layernorm(view: View, edit: Edit, node: NodeRef) -> bool:
     return True
 
 
-def _write_attention(view: View, edit: Edit, node: NodeRef) -> bool:
+def _write_attention(index: GraphIndex, edit: Edit, node: NodeRef) -> bool:
     """MultiHeadAttention, which has no weights, of slices of x w + b. Masks and what is added to scores stay."""
     x, weight, bias, mask, past, added, *others = [*node.inputs, *[""] * (6 - len(node.inputs))]
     # The weight may be joined of three, which is computed later.
-    shape = view.index.find_shape(view.find_tensor(node, 1)) or (None,)
-    masked = view.find_tensor(node, 3)
-    maker = None if masked is None else view.index.find_producer(masked)
+    shape = index.find_shape(index.find_input(node, 1)) or (None,)
+    masked = index.find_input(node, 3)
+    maker = None if masked is None else index.find_producer(masked)
     # A vector may be of beginnings, too, which MultiHeadAttention takes for others; this node makes one of ends.
     ends_alone = maker is not None and maker.op_type == "EmbedLayerNormalization"
-    other_mask = masked is not None and view.find_rank(masked) != 2 and not ends_alone
+    other_mask = masked is not None and index.find_rank(masked) != 2 and not ends_alone
     unlike = node.attrs.keys() & _OTHER_ATTENTION
     if (
         other_mask
@@ -226,7 +226,7 @@ def _write_attention(view: View, edit: Edit, node: NodeRef) -> bool:
     inputs = [*parts, "", mask, added]
     while not inputs[-1]:
         inputs.pop()
-    edit.replace_node(node, "MultiHeadAttention", inputs, attrs, _DOMAIN)
+    edit.replace_node(node, "MultiHeadAttention", inputs, attrs, MICROSOFT)
     return True
 
 
@@ -238,7 +238,7 @@ def _add_up(edit: Edit, node: NodeRef, names: Sequence[str]) -> str:
     return total
 
 
-_WRITERS: dict[str, Callable[[View, Edit, NodeRef], bool]] = {
+_WRITERS: dict[str, Callable[[GraphIndex, Edit, NodeRef], bool]] = {
     "Attention": _write_attention,
     "BiasGelu": _write_gelu,
     "FastGelu": _write_fast_gelu,

@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from onnxq.arrays import Array, Array64, Shape
-from onnxq.graph import NodeRef
+from onnxq.arrays import Array, Array64, Shape, is_float
+from onnxq.graph import GraphIndex, NodeRef, get_index
 from onnxq.graph.base import NodeRefs
 from onnxq.numerics.rounding import round_to_type
 from onnxq.passes.base import RunContext
@@ -32,7 +32,7 @@ from onnxq.passes.linear import (
     scale_outputs,
     sum_inputs,
 )
-from onnxq.passes.patterns import Edit, Replacement, View, apply_replacements, is_float, is_op
+from onnxq.passes.patterns import Edit, Replacement, apply_replacements
 from onnxq.passes.state import FloatState, FloatStep
 from onnxq.sites import Refusal, TensorId
 
@@ -56,18 +56,18 @@ def fold_scalars(ctx: RunContext, state: FloatState) -> FloatStep:
 
 
 def _fold_behind(state: FloatState, name: str, kinds: frozenset[str]) -> FloatStep:
-    view = View(state.model)
+    index = get_index(state.model)
     edit = Edit(state.model)
     changed = []
     skipped = []
-    for node in view.index.nodes:
-        op = find_linear(view, node)
-        affine = None if op is None else list_followers(view, op, kinds)
+    for node in index.nodes:
+        op = find_linear(index, node)
+        affine = None if op is None else list_followers(index, op, kinds)
         if op is None or affine is None or not affine.nodes:
             continue
         row = ", ".join(follower.name for follower in affine.nodes)
         weight = scale_outputs(op.weight, affine.a, op.axis, op.groups)
-        if not _write_constants(view, edit, op, weight, affine.a * op.bias + affine.c):
+        if not _write_constants(index, edit, op, weight, affine.a * op.bias + affine.c):
             skipped.append(_refuse_overflow(op, row, name))
             continue
         edit.absorb_chain(op.last, affine.nodes)
@@ -81,21 +81,21 @@ def _refuse_overflow(op: Linear, row: str, name: str) -> Refusal:
 
 
 def _write_constants(
-    view: View, edit: Edit, op: Linear, weight: Array | None, bias: Array64
+    index: GraphIndex, edit: Edit, op: Linear, weight: Array | None, bias: Array64
 ) -> bool:
     """Give an operator another weight and bias; False, and no change, where one of them overflows its type."""
     if weight is None:
         return False
-    if op.bias_at is None or (not np.any(bias) and view.find_tensor(*op.bias_at) is None):
+    if op.bias_at is None or (not np.any(bias) and index.find_input(*op.bias_at) is None):
         # No bias of zeros where there was none.
-        edit.set_constant(view, op.node.make_edge(1), weight)
+        edit.set_constant(index, op.node.make_edge(1), weight)
         return True
     narrow = round_to_type(np.array(np.broadcast_to(bias, (op.channels,))), op.weight.dtype)
     if narrow is None:
         return False
-    edit.set_constant(view, op.node.make_edge(1), weight)
+    edit.set_constant(index, op.node.make_edge(1), weight)
     holder, k = op.bias_at
-    edit.set_constant(view, holder.make_edge(k), narrow)
+    edit.set_constant(index, holder.make_edge(k), narrow)
     if holder.op_type == "Gemm" and holder.read_float("beta", 1.0) != 1.0:
         # The bias holds it now.
         edit.set_attrs(holder, {"beta": 1.0})
@@ -103,13 +103,13 @@ def _write_constants(
 
 
 def _fold_in_front(state: FloatState) -> FloatStep:
-    view = View(state.model)
+    index = get_index(state.model)
     edit = Edit(state.model)
     changed = []
     skipped = []
-    for node in view.index.nodes:
-        op = find_linear(view, node)
-        source = None if op is None else find_scalar_source(view, op)
+    for node in index.nodes:
+        op = find_linear(index, node)
+        source = None if op is None else find_scalar_source(index, op)
         move = None if op is None or source is None else _move_source(op, source)
         if op is None or source is None or move is None:
             continue
@@ -121,7 +121,7 @@ def _fold_in_front(state: FloatState) -> FloatStep:
             if fits
             else None
         )
-        if not _write_constants(view, edit, op, weight, bias):
+        if not _write_constants(index, edit, op, weight, bias):
             skipped.append(_refuse_overflow(op, row, "scalars"))
             continue
         x = source.x.name
@@ -172,8 +172,8 @@ def fuse_layernorm(_ctx: RunContext, state: FloatState) -> FloatStep:
     return apply_replacements(state, "layernorm", _find_norms)
 
 
-def _find_norms(view: View) -> list[Replacement]:
-    found = [_match(view, node) for node in view.index.nodes if is_op(node, "Sqrt")]
+def _find_norms(index: GraphIndex) -> list[Replacement]:
+    found = [_match(index, node) for node in index.nodes if node.is_onnx("Sqrt")]
     return [match for match in found if match is not None]
 
 
@@ -186,9 +186,9 @@ class _Centred:
     nodes: NodeRefs
 
 
-def _match(view: View, root: NodeRef) -> Replacement | None:
-    inside = _inside(view, root)
-    norm = None if inside is None else _match_normalized(view, root)
+def _match(index: GraphIndex, root: NodeRef) -> Replacement | None:
+    inside = _inside(index, root)
+    norm = None if inside is None else _match_normalized(index, root)
     if inside is None or norm is None:
         return None
     squares, epsilon, nodes = inside
@@ -196,13 +196,13 @@ def _match(view: View, root: NodeRef) -> Replacement | None:
     # Exporters compute d once, or once for each of its two uses.
     if (d.x, d.axes) != (squares.x, squares.axes):
         return None
-    affine = _affine(view, divided[-1], d.x, len(d.axes))
+    affine = _affine(index, divided[-1], d.x, len(d.axes))
     if affine is None:
         return None
     last, gamma, beta, read = affine
     used = {node.name for node in (root, *nodes, *divided, *squares.nodes, *d.nodes, *read)}
-    written = {view.index.find_node(name).result for name in used} - {last.result}
-    if not view.private(written, used):
+    written = {index.find_node(name).result for name in used} - {last.result}
+    if not index.are_private(written, used):
         return None
     arrays = {"gamma": gamma} if beta is None else {"gamma": gamma, "beta": beta}
     # From the end: the rank need not be known.
@@ -210,70 +210,72 @@ def _match(view: View, root: NodeRef) -> Replacement | None:
     return Replacement(last, frozenset(used), "LayerNormalization", (d.x,), attrs, "", 17, arrays)
 
 
-def _inside(view: View, root: NodeRef) -> tuple[_Centred, float, list[NodeRef]] | None:
+def _inside(index: GraphIndex, root: NodeRef) -> tuple[_Centred, float, list[NodeRef]] | None:
     """(d, epsilon, nodes) under the root: mean(d²) + epsilon."""
-    add = view.find_producer(view.find_tensor(root, 0), "Add")
+    add = index.find_onnx_producer(index.find_input(root, 0), "Add")
     if add is None:
         return None
-    k = 1 if view.scalar(add, 0) is not None else 0
+    k = 1 if index.read_scalar(add, 0) is not None else 0
     # A constant of more axes than the mean would not be one epsilon.
-    epsilon = view.scalar(add, 1 - k)
-    mean = view.find_producer(view.find_tensor(add, k), "ReduceMean")
-    square = None if mean is None else view.find_producer(view.find_tensor(mean, 0), "Pow", "Mul")
+    epsilon = index.read_scalar(add, 1 - k)
+    mean = index.find_onnx_producer(index.find_input(add, k), "ReduceMean")
+    square = (
+        None if mean is None else index.find_onnx_producer(index.find_input(mean, 0), "Pow", "Mul")
+    )
     if epsilon is None or epsilon[1] > 1 or epsilon[0] < 0 or mean is None or square is None:
         return None
     if square.op_type == "Pow":
-        exponent = view.scalar(square, 1)
+        exponent = index.read_scalar(square, 1)
         if exponent is None or exponent[0] != 2.0 or exponent[1] > 1:
             return None
     elif square.inputs[0] != square.inputs[1]:
         return None
-    d = _match_centred(view, view.find_tensor(square, 0))
-    if d is None or _axes(view, mean, d.x) != d.axes:
+    d = _match_centred(index, index.find_input(square, 0))
+    if d is None or _axes(index, mean, d.x) != d.axes:
         return None
     return d, epsilon[0], [add, mean, square]
 
 
-def _match_normalized(view: View, root: NodeRef) -> tuple[list[NodeRef], _Centred] | None:
+def _match_normalized(index: GraphIndex, root: NodeRef) -> tuple[list[NodeRef], _Centred] | None:
     """(nodes, d) of d / root, also written d · (1 / root)."""
-    reader = view.sole_reader(root.result, "Reciprocal", "Div")
+    reader = index.find_reader(root.result, "Reciprocal", "Div")
     if reader is None:
         return None
     node, k = reader
     nodes = [node]
     d = None
-    numerator = view.scalar(node, 0)
+    numerator = index.read_scalar(node, 0)
     if node.op_type == "Reciprocal" or (k == 1 and numerator is not None and numerator[0] == 1.0):
-        reader = view.sole_reader(node.result, "Mul")
+        reader = index.find_reader(node.result, "Mul")
         if reader is None:
             return None
         node, k = reader
         nodes.append(node)
-        d = _match_centred(view, view.find_tensor(node, 1 - k))
+        d = _match_centred(index, index.find_input(node, 1 - k))
     elif k == 1:
-        d = _match_centred(view, view.find_tensor(node, 0))
+        d = _match_centred(index, index.find_input(node, 0))
     return None if d is None else (nodes, d)
 
 
-def _match_centred(view: View, tensor: TensorId | None) -> _Centred | None:
-    sub = view.find_producer(tensor, "Sub")
-    x = None if sub is None else view.find_tensor(sub, 0)
-    mean = None if sub is None else view.find_producer(view.find_tensor(sub, 1), "ReduceMean")
-    if sub is None or x is None or mean is None or view.find_tensor(mean, 0) != x:
+def _match_centred(index: GraphIndex, tensor: TensorId | None) -> _Centred | None:
+    sub = index.find_onnx_producer(tensor, "Sub")
+    x = None if sub is None else index.find_input(sub, 0)
+    mean = None if sub is None else index.find_onnx_producer(index.find_input(sub, 1), "ReduceMean")
+    if sub is None or x is None or mean is None or index.find_input(mean, 0) != x:
         return None
-    axes = _axes(view, mean, x)
+    axes = _axes(index, mean, x)
     return None if axes is None else _Centred(x, axes, (sub, mean))
 
 
-def _axes(view: View, mean: NodeRef, x: TensorId) -> tuple[int, ...] | None:
+def _axes(index: GraphIndex, mean: NodeRef, x: TensorId) -> tuple[int, ...] | None:
     """The trailing axes a ReduceMean with kept dims runs over, counted from the end."""
     # An attribute before opset 18, an input since.
     axes: Any = mean.attrs.get("axes")
     if axes is None:
-        axes = view.find_constant(mean, 1)
+        axes = index.input_value(mean, 1)
     if axes is None or not mean.attrs.get("keepdims", 1):
         return None
-    rank = view.find_rank(x)
+    rank = index.find_rank(x)
     values = [int(axis) for axis in np.asarray(axes).reshape(-1)]
     if rank is not None:
         values = [axis - rank if axis >= 0 else axis for axis in values]
@@ -282,31 +284,37 @@ def _axes(view: View, mean: NodeRef, x: TensorId) -> tuple[int, ...] | None:
 
 
 def _affine(
-    view: View, node: NodeRef, x: TensorId, count: int
+    index: GraphIndex, node: NodeRef, x: TensorId, count: int
 ) -> tuple[NodeRef, Array, Array | None, list[NodeRef]] | None:
     """(last node, gamma, beta, the nodes) behind the division."""
-    scaled = _constant_reader(view, node, "Mul")
+    scaled = _constant_reader(index, node, "Mul")
     if scaled is None:
         return None
     # The sizes of the normalized axes, where all are known.
-    sizes = tuple(dim for dim in (view.index.find_shape(x) or ())[-count:] if isinstance(dim, int))
-    gamma = _trailing(scaled[1], count, sizes if len(sizes) == count else None, view.least_rank(x))
+    sizes = tuple(dim for dim in (index.find_shape(x) or ())[-count:] if isinstance(dim, int))
+    gamma = _trailing(
+        scaled[1], count, sizes if len(sizes) == count else None, index.find_least_rank(x)
+    )
     if gamma is None:
         return None
-    shifted = _constant_reader(view, scaled[0], "Add")
+    shifted = _constant_reader(index, scaled[0], "Add")
     beta = (
-        None if shifted is None else _trailing(shifted[1], count, gamma.shape, view.least_rank(x))
+        None
+        if shifted is None
+        else _trailing(shifted[1], count, gamma.shape, index.find_least_rank(x))
     )
     if shifted is None or beta is None or beta.dtype != gamma.dtype:
         return scaled[0], gamma, None, [scaled[0]]
     return shifted[0], gamma, beta, [scaled[0], shifted[0]]
 
 
-def _constant_reader(view: View, node: NodeRef, op_type: str) -> tuple[NodeRef, Array] | None:
-    reader = view.sole_reader(node.result, op_type)
+def _constant_reader(
+    index: GraphIndex, node: NodeRef, op_type: str
+) -> tuple[NodeRef, Array] | None:
+    reader = index.find_reader(node.result, op_type)
     if reader is None:
         return None
-    value = view.find_constant(reader[0], 1 - reader[1])
+    value = index.input_value(reader[0], 1 - reader[1])
     return (reader[0], value) if value is not None and is_float(value) else None
 
 

@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 
 from onnxq.arrays import Shape
-from onnxq.graph import NodeRef, infer_shapes
+from onnxq.graph import GraphIndex, NodeRef, get_index, infer_shapes
 from onnxq.passes.base import RunContext
 from onnxq.passes.journal import PassReport
-from onnxq.passes.patterns import Edit, View, is_op
+from onnxq.passes.patterns import Edit
 from onnxq.passes.state import FloatState, FloatStep
 from onnxq.sites import TensorId
 
@@ -67,17 +67,17 @@ def lower_ranks(_ctx: RunContext, state: FloatState) -> FloatStep:
     """Compute on five axes at most what moves values of more."""
     name = "ranks"
     model = infer_shapes(state.model)
-    view = View(model)
+    index = get_index(model)
     edit = Edit(model)
     changed = []
-    for node in view.index.nodes:
-        data = view.find_tensor(node, 0)
-        before = _find_sizes(view, data)
-        after = _find_sizes(view, node.result)
+    for node in index.nodes:
+        data = index.find_input(node, 0)
+        before = _find_sizes(index, data)
+        after = _find_sizes(index, node.result)
         most = _FEWER_AXES.get(node.op_type, _MOST_AXES)
         if data is None or before is None or after is None or max(len(before), len(after)) <= most:
             continue
-        steps = _lower_node(view, node, before, after)
+        steps = _lower_node(index, node, before, after)
         if not steps and not _is_reshape(node, before):
             continue
         # A chain of such nodes has pairs of Reshapes between its nodes, which are joined in the end.
@@ -113,17 +113,17 @@ def _join_reshapes(state: FloatState) -> FloatState:
     """Let every Reshape behind a Reshape of many axes read what the first one reads."""
     # The Reshapes in between have no shapes yet.
     model = infer_shapes(state.model)
-    view = View(model)
+    index = get_index(model)
     edit = Edit(model)
     changed = []
-    for node in view.index.nodes:
-        data = view.find_tensor(node, 0) if is_op(node, "Reshape") else None
-        after = _find_sizes(view, node.result)
-        origin = view.index.find_origin(data, ("Reshape",))
+    for node in index.nodes:
+        data = index.find_input(node, 0) if node.is_onnx("Reshape") else None
+        after = _find_sizes(index, node.result)
+        origin = index.find_origin(data, ("Reshape",))
         if data is None or after is None or origin is None or origin == data:
             continue
         # Others are the network's own, and do no harm.
-        if max(_list_axes(view, data)) > _MOST_AXES:
+        if max(_list_axes(index, data)) > _MOST_AXES:
             _replace_by_reshape(edit, node, origin.name, after)
             changed.append(node.name)
     return edit.finish_pass(state, "ranks", changed)[0]
@@ -134,35 +134,35 @@ def _replace_by_reshape(edit: Edit, node: NodeRef, data: str, sizes: Shape) -> N
     edit.replace_node(node, "Reshape", [data, shape], {})
 
 
-def _list_axes(view: View, tensor: TensorId) -> Iterator[int]:
+def _list_axes(index: GraphIndex, tensor: TensorId) -> Iterator[int]:
     """The numbers of axes of a tensor and of those that Reshapes make it of, the first of all left out."""
-    *reshaped, _ = view.index.walk_back(tensor, ("Reshape",))
-    return (len(view.index.find_shape(source) or ()) for source in reshaped)
+    *reshaped, _ = index.walk_back(tensor, ("Reshape",))
+    return (len(index.find_shape(source) or ()) for source in reshaped)
 
 
-def _find_sizes(view: View, tensor: TensorId | None) -> Shape | None:
+def _find_sizes(index: GraphIndex, tensor: TensorId | None) -> Shape | None:
     """The sizes of a tensor, where all are fixed."""
-    sizes = view.index.find_shape(tensor)
+    sizes = index.find_shape(tensor)
     fixed = None if sizes is None else tuple(size for size in sizes if isinstance(size, int))
     return fixed if fixed is not None and sizes is not None and len(fixed) == len(sizes) else None
 
 
-def _lower_node(view: View, node: NodeRef, sizes: Shape, after: Shape) -> list[_Lowered]:
+def _lower_node(index: GraphIndex, node: NodeRef, sizes: Shape, after: Shape) -> list[_Lowered]:
     """A node on fewer axes, or several that do its work; none for one that cannot be, or needs a Reshape alone."""
-    if is_op(node, "Transpose"):
+    if node.is_onnx("Transpose"):
         return _lower_transpose(node, sizes)
-    if is_op(node, *_POINTWISE):
-        return _lower_pointwise(view, node, after)
-    if is_op(node, "Gather"):
-        places = view.find_constant(node, 1)
+    if node.is_onnx(*_POINTWISE):
+        return _lower_pointwise(index, node, after)
+    if node.is_onnx("Gather"):
+        places = index.input_value(node, 1)
         axis = node.attrs.get("axis", 0)
         return (
             []
             if places is None
             else [_Lowered(_join_axes(sizes, axis), {"axis": 1}, (places.reshape(-1),))]
         )
-    if is_op(node, *_REDUCING):
-        axes = node.attrs.get("axes", view.find_constant(node, 1))
+    if node.is_onnx(*_REDUCING):
+        axes = node.attrs.get("axes", index.input_value(node, 1))
         if axes is None or len(axes) != 1:
             return []
         shape = _join_axes(sizes, int(axes[0]))
@@ -170,14 +170,14 @@ def _lower_node(view: View, node: NodeRef, sizes: Shape, after: Shape) -> list[_
         if "axes" in node.attrs:
             return [_Lowered(shape, {"keepdims": 1, "axes": [1]})]
         return [_Lowered(shape, {"keepdims": 1}, (np.asarray([1], np.int64),))]
-    if is_op(node, "InstanceNormalization"):
+    if node.is_onnx("InstanceNormalization"):
         # Its means are over all spatial axes together.
         return [_Lowered((*sizes[:2], math.prod(sizes[2:])), {**node.attrs}, node.inputs[1:])]
-    if is_op(node, "LayerNormalization", "MatMul", "Gelu") and _computes_rows(view, node):
+    if node.is_onnx("LayerNormalization", "MatMul", "Gelu") and _computes_rows(index, node):
         return [_Lowered((math.prod(sizes[:-1]), sizes[-1]), {**node.attrs}, node.inputs[1:])]
     # Without axes there is one for each start, from the first on.
-    if is_op(node, "Slice") and len(node.inputs) > 3:
-        axes = view.find_constant(node, 3)
+    if node.is_onnx("Slice") and len(node.inputs) > 3:
+        axes = index.input_value(node, 3)
         if axes is None or axes.size != 1:
             return []
         inputs: tuple[str | np.ndarray, ...] = (
@@ -189,11 +189,11 @@ def _lower_node(view: View, node: NodeRef, sizes: Shape, after: Shape) -> list[_
     return []
 
 
-def _computes_rows(view: View, node: NodeRef) -> bool:
+def _computes_rows(index: GraphIndex, node: NodeRef) -> bool:
     """True where the last axis is all that is computed along. Products with a bias become a Gemm between Reshapes."""
     if node.op_type == "MatMul":
-        matrix = len(view.index.find_shape(view.find_tensor(node, 1)) or ()) == 2
-        return matrix and view.sole_reader(node.result, "Add") is None
+        matrix = len(index.find_shape(index.find_input(node, 1)) or ()) == 2
+        return matrix and index.find_reader(node.result, "Add") is None
     return bool(node.attrs.get("axis", -1) == -1)
 
 
@@ -205,8 +205,8 @@ def _join_axes(sizes: Shape, axis: int) -> Shape:
 
 def _is_reshape(node: NodeRef, sizes: Shape) -> bool:
     """True where values stay in their order."""
-    return is_op(node, *_RESHAPING) or (
-        is_op(node, "Transpose") and len(_find_runs(node, sizes)) < 2
+    return node.is_onnx(*_RESHAPING) or (
+        node.is_onnx("Transpose") and len(_find_runs(node, sizes)) < 2
     )
 
 
@@ -253,9 +253,9 @@ def _count_values(sizes: Shape, runs: Iterable[Iterable[int]]) -> int:
     return math.prod(sizes[axis] for run in runs for axis in run)
 
 
-def _lower_pointwise(view: View, node: NodeRef, after: Shape) -> list[_Lowered]:
+def _lower_pointwise(index: GraphIndex, node: NodeRef, after: Shape) -> list[_Lowered]:
     """Values of two tensors, where axes of both, and those that one repeats itself along, are few runs."""
-    found = [_find_sizes(view, view.find_tensor(node, k)) for k in range(2)]
+    found = [_find_sizes(index, index.find_input(node, k)) for k in range(2)]
     # Broadcasting lines shapes up at their last axes.
     sizes = [(1,) * (len(after) - len(shape)) + shape for shape in found if shape is not None]
     if len(sizes) < 2:
@@ -270,10 +270,10 @@ def _lower_pointwise(view: View, node: NodeRef, after: Shape) -> list[_Lowered]:
             runs.append([])
             last = repeated
         runs[-1].append(axis)
-    if len(runs) > _MOST_AXES or view.is_constant(node, 0):
+    if len(runs) > _MOST_AXES or index.has_constant(node, 0):
         return []
     left, right = (tuple(_count_values(shape, [run]) for run in runs) for shape in sizes)
-    constant = view.find_constant(node, 1)
+    constant = index.input_value(node, 1)
     if constant is not None:
         return [_Lowered(left, dict(node.attrs), (constant.reshape(right),))]
     return [_Lowered(left, dict(node.attrs), (), ((node.inputs[1], right),))]

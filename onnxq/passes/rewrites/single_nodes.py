@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 
 from onnxq.arrays import Array, Integers
-from onnxq.graph import NodeRef
+from onnxq.graph import GraphIndex, NodeRef, get_index
 from onnxq.graph.base import NodeRefs
 from onnxq.passes.base import RunContext
 from onnxq.passes.journal import PassReport
-from onnxq.passes.patterns import SINGLE, Edit, View, is_op
+from onnxq.passes.patterns import SINGLE, Edit
 from onnxq.passes.state import FloatState, FloatStep
 from onnxq.sites import TensorId
 
@@ -28,83 +28,83 @@ def remove_dead(_ctx: RunContext, state: FloatState) -> FloatStep:
     Identity, Dropout, neutral arithmetic, a Cast to the same type, an empty Pad, a Gather of all places in order. They
     hide patterns (x · Sigmoid(1·x)) and, between pairs, cost a float kernel. Whatever names a (sub)graph output stays.
     """
-    view = View(state.model)
+    index = get_index(state.model)
     edit = Edit(state.model)
     alias: dict[TensorId, TensorId] = {}
     bypassed: dict[str, str] = {}
-    for node in view.index.nodes:
-        source = _find_repeated(view, node)
-        if source is None or view.kept(node.result):
+    for node in index.nodes:
+        source = _find_repeated(index, node)
+        if source is None or index.is_kept(node.result):
             continue
         # Of several in a row each repeats what the first of them reads.
         source = alias[node.result] = alias.get(source, source)
         edit.bypass_node(node, source)
         bypassed[node.name] = f"{node.name}: {node.op_type} that does nothing"
-    before = {node.name for node in view.index.nodes}
+    before = {node.name for node in index.nodes}
     # Also where nothing was bypassed: the export leaves out what nobody reads.
     result = edit.export()
-    removed = sorted(before - {node.name for node in View(result).index.nodes} - set(bypassed))
+    removed = sorted(before - {node.name for node in get_index(result).nodes} - set(bypassed))
     changed = [*bypassed.values(), *(f"{name}: read by nobody" for name in removed)]
     return (replace(state, model=result) if changed else state), PassReport("dead", tuple(changed))
 
 
-def _find_repeated(view: View, node: NodeRef) -> TensorId | None:
+def _find_repeated(index: GraphIndex, node: NodeRef) -> TensorId | None:
     """The tensor a node merely repeats."""
     # A Dropout's mask, where somebody looks at it.
     extra = [node.make_result(k) for k in range(1, len(node.outputs)) if node.outputs[k]]
-    if node.domain or any(view.index.list_consumers(out) or view.kept(out) for out in extra):
+    if node.domain or any(index.list_consumers(out) or index.is_kept(out) for out in extra):
         return None
-    x = view.find_tensor(node, 0)
+    x = index.find_input(node, 0)
     if node.op_type == "Identity":
         return x
     if node.op_type == "Dropout":
-        return x if _is_inference(view, node) else None
+        return x if _is_inference(index, node) else None
     if node.op_type == "Cast" and x is not None:
-        return x if view.index.find_dtype(x) == node.attrs.get("to") else None
+        return x if index.find_dtype(x) == node.attrs.get("to") else None
     if node.op_type == "Pad":
-        amounts = pad_amounts(view, node, None if x is None else view.find_rank(x))
+        amounts = pad_amounts(index, node, None if x is None else index.find_rank(x))
         return x if amounts is not None and not any(amounts) else None
     if node.op_type == "Gather" and x is not None:
-        return _find_ordered(view, node, x)
-    return _find_neutral(view, node) if node.op_type in _NEUTRAL else None
+        return _find_ordered(index, node, x)
+    return _find_neutral(index, node) if node.op_type in _NEUTRAL else None
 
 
-def _find_ordered(view: View, node: NodeRef, x: TensorId) -> TensorId | None:
+def _find_ordered(index: GraphIndex, node: NodeRef, x: TensorId) -> TensorId | None:
     """The tensor that a Gather of all places in order repeats: its input, or the one flattened in front of it.
 
     torch's exporter writes `as_strided` so, behind each global mean; the NPU's compiler crashes on it.
     """
-    places = view.find_constant(node, 1)
-    shape = view.index.find_shape(x)
+    places = index.input_value(node, 1)
+    shape = index.find_shape(x)
     if (
         places is None
         or shape != (places.size,)
         or not np.array_equal(np.ravel(places), np.arange(places.size))
     ):
         return None
-    maker = view.find_producer(x, "Reshape", "Flatten")
-    source = x if maker is None else view.find_tensor(maker, 0)
-    same = source is not None and view.index.find_shape(source) == np.shape(places)
+    maker = index.find_onnx_producer(x, "Reshape", "Flatten")
+    source = x if maker is None else index.find_input(maker, 0)
+    same = source is not None and index.find_shape(source) == np.shape(places)
     return source if same else None
 
 
-def _is_inference(view: View, node: NodeRef) -> bool:
+def _is_inference(index: GraphIndex, node: NodeRef) -> bool:
     """Since opset 12 an input says whether a Dropout trains; before it never did in an exported model."""
-    if view.find_tensor(node, 2) is None:
+    if index.find_input(node, 2) is None:
         return True
-    training = view.find_constant(node, 2)
+    training = index.input_value(node, 2)
     return training is not None and not np.any(training)
 
 
-def _find_neutral(view: View, node: NodeRef) -> TensorId | None:
+def _find_neutral(index: GraphIndex, node: NodeRef) -> TensorId | None:
     # x - 0 and x / 1 are neutral, 0 - x and 1 / x are not.
     for k in (0, 1) if node.op_type in ("Mul", "Add") else (0,):
-        constant = view.scalar(node, 1 - k)
-        x = view.find_tensor(node, k)
-        if constant is None or x is None or view.index.is_constant(x):
+        constant = index.read_scalar(node, 1 - k)
+        x = index.find_input(node, k)
+        if constant is None or x is None or index.is_constant(x):
             continue
         # A zero of more axes than x still gives the sum these axes.
-        if constant[0] == _NEUTRAL[node.op_type] and constant[1] <= view.least_rank(x):
+        if constant[0] == _NEUTRAL[node.op_type] and constant[1] <= index.find_least_rank(x):
             return x
     return None
 
@@ -116,9 +116,9 @@ def reorder_residual(_ctx: RunContext, state: FloatState) -> FloatStep:
     that kernel is slower than the two (1.31, one thread, 6-layer encoder, 96 tokens: float 12.7 → 11.1 ms, int8 6.2 →
     4.5 with Sum). Sum of two tensors is the same addition, bit for bit, and no fusion looks for it.
     """
-    view = View(state.model)
+    index = get_index(state.model)
     edit = Edit(state.model)
-    matches = [node for node in view.index.nodes if _is_residual(view, node)]
+    matches = [node for node in index.nodes if _is_residual(index, node)]
     for node in matches:
         edit.replace_node(node, "Sum", node.inputs, {})
     return edit.finish_pass(
@@ -126,17 +126,15 @@ def reorder_residual(_ctx: RunContext, state: FloatState) -> FloatStep:
     )
 
 
-def _is_residual(view: View, node: NodeRef) -> bool:
+def _is_residual(index: GraphIndex, node: NodeRef) -> bool:
     # With a constant it is a bias, which other fusions look for.
-    if not is_op(node, "Add") or view.is_constant(node, 0) or view.is_constant(node, 1):
+    if not node.is_onnx("Add") or index.has_constant(node, 0) or index.has_constant(node, 1):
         return False
     readers = (
-        view.index.find_node(edge.node)
-        for edge in view.index.list_consumers(node.result)
-        if edge.index == 0
+        index.find_node(edge.node) for edge in index.list_consumers(node.result) if edge.index == 0
     )
-    normed = any(is_op(reader, "LayerNormalization") for reader in readers)
-    return normed and view.index.find_dtype(node.result) in SINGLE
+    normed = any(reader.is_onnx("LayerNormalization") for reader in readers)
+    return normed and index.find_dtype(node.result) in SINGLE
 
 
 def replace_prelu(_ctx: RunContext, state: FloatState) -> FloatStep:
@@ -146,29 +144,29 @@ def replace_prelu(_ctx: RunContext, state: FloatState) -> FloatStep:
     with PRelu, 0.14 with LeakyRelu, 0.18 with Max; int8 with pairs on both sides 0.71, 0.095 (QLinearLeakyRelu) and
     0.15.
     """
-    view = View(state.model)
+    index = get_index(state.model)
     edit = Edit(state.model)
-    prelus = (node for node in view.index.nodes if is_op(node, "PRelu"))
-    made = {node.name: _write_prelu(view, edit, node) for node in prelus}
+    prelus = (node for node in index.nodes if node.is_onnx("PRelu"))
+    made = {node.name: _write_prelu(index, edit, node) for node in prelus}
     return edit.finish_pass(
         state, "prelu", [f"{name}: {form}" for name, form in made.items() if form]
     )
 
 
-def _write_prelu(view: View, edit: Edit, node: NodeRef) -> str:
-    x = view.find_tensor(node, 0)
-    slope_at = view.find_tensor(node, 1)
-    slope = view.find_constant(node, 1)
+def _write_prelu(index: GraphIndex, edit: Edit, node: NodeRef) -> str:
+    x = index.find_input(node, 0)
+    slope_at = index.find_input(node, 1)
+    slope = index.input_value(node, 1)
     if (
         x is None
         or slope_at is None
         or slope is None
-        or view.index.find_dtype(x) not in SINGLE
+        or index.find_dtype(x) not in SINGLE
         or slope.size == 0
     ):
         return ""
     wide = slope.astype(np.float64)
-    if not np.isfinite(wide).all() or slope.ndim > view.least_rank(x):
+    if not np.isfinite(wide).all() or slope.ndim > index.find_least_rank(x):
         return ""
     if np.all(wide == wide.flat[0]):
         edit.replace_node(node, "LeakyRelu", (x.name,), {"alpha": float(wide.flat[0])})
@@ -189,11 +187,11 @@ def replace_reduce_mean(_ctx: RunContext, state: FloatState) -> FloatStep:
     For float [N, C, spatial...] tensors of known rank that hold no squares. Without kept dims it becomes
     GlobalAveragePool and Flatten (a passthrough on integers).
     """
-    view = View(state.model)
+    index = get_index(state.model)
     edit = Edit(state.model)
     changed = []
-    for node in view.index.nodes:
-        x = find_pooled_axes(view, node)
+    for node in index.nodes:
+        x = find_pooled_axes(index, node)
         if x is None:
             continue
         if node.attrs.get("keepdims", 1):
@@ -208,33 +206,27 @@ def replace_reduce_mean(_ctx: RunContext, state: FloatState) -> FloatStep:
     return edit.finish_pass(state, "pool", changed)
 
 
-def find_pooled_axes(view: View, node: NodeRef) -> TensorId | None:
+def find_pooled_axes(index: GraphIndex, node: NodeRef) -> TensorId | None:
     """The tensor that a ReduceMean takes the mean of over all spatial axes; None for anything else."""
-    if not is_op(node, "ReduceMean"):
+    if not node.is_onnx("ReduceMean"):
         return None
-    x = view.find_tensor(node, 0)
-    rank = None if x is None else view.find_rank(x)
+    x = index.find_input(node, 0)
+    rank = None if x is None else index.find_rank(x)
     # An attribute until opset 17, then an input.
     axes: Any = node.attrs.get("axes")
     if axes is None:
-        axes = view.find_constant(node, 1)
-    if (
-        x is None
-        or rank is None
-        or rank < 3
-        or axes is None
-        or view.index.find_dtype(x) not in SINGLE
-    ):
+        axes = index.input_value(node, 1)
+    if x is None or rank is None or rank < 3 or axes is None or index.find_dtype(x) not in SINGLE:
         return None
-    if _is_square(view, x):
+    if _is_square(index, x):
         return None
     pooled = sorted(int(axis) % rank for axis in np.asarray(axes).reshape(-1))
     return x if pooled == list(range(2, rank)) else None
 
 
-def _is_square(view: View, x: TensorId) -> bool:
+def _is_square(index: GraphIndex, x: TensorId) -> bool:
     """True for squares: their mean is a step of a norm, which ORT makes one kernel of (RMSNorm, of rank 3 too)."""
-    maker = view.find_producer(x, "Pow", "Mul")
+    maker = index.find_onnx_producer(x, "Pow", "Mul")
     return maker is not None and (maker.op_type == "Pow" or maker.inputs[0] == maker.inputs[1])
 
 
@@ -245,11 +237,11 @@ def fold_pad(_ctx: RunContext, state: FloatState) -> FloatStep:
     holds -inf. AveragePool is left alone: it counts its own padding differently from a padded input unless
     count_include_pad is set.
     """
-    view = View(state.model)
+    index = get_index(state.model)
     edit = Edit(state.model)
     changed = []
-    for node in view.index.nodes:
-        match = _match_pad(view, node)
+    for node in index.nodes:
+        match = _match_pad(index, node)
         if match is None:
             continue
         x, readers, amounts = match
@@ -262,29 +254,31 @@ def fold_pad(_ctx: RunContext, state: FloatState) -> FloatStep:
     return edit.finish_pass(state, "pad", changed)
 
 
-def _match_pad(view: View, node: NodeRef) -> tuple[TensorId, NodeRefs, tuple[int, ...]] | None:
+def _match_pad(
+    index: GraphIndex, node: NodeRef
+) -> tuple[TensorId, NodeRefs, tuple[int, ...]] | None:
     """(padded tensor, what reads it, spatial amounts: begins, then ends) of a Pad that can go."""
-    if not is_op(node, "Pad") or node.attrs.get("mode", "constant") != "constant":
+    if not node.is_onnx("Pad") or node.attrs.get("mode", "constant") != "constant":
         return None
-    x = view.find_tensor(node, 0)
+    x = index.find_input(node, 0)
     out = node.result
-    edges = view.index.list_consumers(out)
+    edges = index.list_consumers(out)
     if (
         x is None
         or not edges
-        or view.kept(out)
+        or index.is_kept(out)
         or any(edge.scope != node.scope or edge.index for edge in edges)
     ):
         return None
-    readers = tuple(view.index.readers(out))
+    readers = tuple(index.readers(out))
     # SAME pads by the size that the Pad changes.
     plain = (
-        is_op(node, "Conv", "MaxPool") and node.padding_mode in ("NOTSET", "VALID")
+        node.is_onnx("Conv", "MaxPool") and node.padding_mode in ("NOTSET", "VALID")
         for node in readers
     )
     if not all(plain):
         return None
-    amounts = pad_amounts(view, node, _find_padded_rank(view, readers))
+    amounts = pad_amounts(index, node, _find_padded_rank(index, readers))
     if amounts is None:
         return None
     half = len(amounts) // 2
@@ -292,7 +286,7 @@ def _match_pad(view: View, node: NodeRef) -> tuple[TensorId, NodeRefs, tuple[int
     # They pad neither batch nor channels, and crop nothing.
     if any(amounts[k] for k in (0, 1, half, half + 1)) or min(spatial) < 0:
         return None
-    value = _find_pad_value(view, node)
+    value = _find_pad_value(index, node)
     pads_alike = all(_pads_with(reader, value, spatial) for reader in readers)
     return (x, readers, spatial) if pads_alike else None
 
@@ -313,28 +307,28 @@ def _pads_with(reader: NodeRef, value: float, amounts: tuple[int, ...]) -> bool:
     )
 
 
-def _find_padded_rank(view: View, readers: NodeRefs) -> int | None:
+def _find_padded_rank(index: GraphIndex, readers: NodeRefs) -> int | None:
     """The rank of the padded tensor, from the kernels or the weights of what reads it."""
     for reader in readers:
-        weight = view.find_tensor(reader, 1)
-        rank = len(reader.attrs["kernel_shape"]) + 2 if weight is None else view.find_rank(weight)
+        weight = index.find_input(reader, 1)
+        rank = len(reader.attrs["kernel_shape"]) + 2 if weight is None else index.find_rank(weight)
         if rank is not None:
             return rank
     return None
 
 
-def pad_amounts(view: View, node: NodeRef, rank: int | None) -> tuple[int, ...] | None:
+def pad_amounts(index: GraphIndex, node: NodeRef, rank: int | None) -> tuple[int, ...] | None:
     """The constant amounts of a Pad as [begin of every axis, end of every axis], None when computed or unclear."""
     given = node.attrs.get("pads")
     if given is None:
-        given = view.find_constant(node, 1)
+        given = index.input_value(node, 1)
     if given is None:
         return None
     values = [int(v) for v in np.asarray(given).reshape(-1)]
     # Since opset 18 an input may say which axes the amounts are of.
-    if view.find_tensor(node, 3) is None:
+    if index.find_input(node, 3) is None:
         return tuple(values) if rank is None or len(values) == 2 * rank else None
-    axes = view.find_constant(node, 3)
+    axes = index.input_value(node, 3)
     if axes is None or rank is None or len(values) != 2 * axes.size:
         return None
     full = [0] * (2 * rank)
@@ -343,11 +337,11 @@ def pad_amounts(view: View, node: NodeRef, rank: int | None) -> tuple[int, ...] 
     return tuple(full)
 
 
-def _find_pad_value(view: View, node: NodeRef) -> float:
+def _find_pad_value(index: GraphIndex, node: NodeRef) -> float:
     """A Pad's constant value: given, left out or an attribute of old opsets; NaN for a computed one."""
-    if view.find_tensor(node, 2) is None:
+    if index.find_input(node, 2) is None:
         return node.read_float("value", 0.0)
-    value = view.find_constant(node, 2)
+    value = index.input_value(node, 2)
     return math.nan if value is None or value.size != 1 else float(value.flat[0])
 
 
@@ -363,15 +357,15 @@ def write_axes(_ctx: RunContext, state: FloatState) -> FloatStep:
     Transposes through Pad and Resize, and permutes their amounts as if they were so: beside int8 convolutions a run
     fails, or pads the wrong axes. CenterCropPad is a function of Pad.
     """
-    view = View(state.model)
+    index = get_index(state.model)
     edit = Edit(state.model)
     changed = []
-    for node in view.index.nodes:
-        amounts = _find_amounts(view, node)
+    for node in index.nodes:
+        amounts = _find_amounts(index, node)
         if amounts is None:
             continue
         inputs = list(node.inputs[:3] if node.op_type == "Pad" else node.inputs)
-        inputs[amounts.input] = _write_amounts(view, edit, node, amounts)
+        inputs[amounts.input] = _write_amounts(index, edit, node, amounts)
         edit.replace_node(
             node,
             node.op_type,
@@ -395,40 +389,40 @@ class _Amounts:
     rest: Array | None
 
 
-def _find_amounts(view: View, node: NodeRef) -> _Amounts | None:
+def _find_amounts(index: GraphIndex, node: NodeRef) -> _Amounts | None:
     """The numbers of a node that names axes; None for other nodes, and where they cannot be written out."""
-    data = view.find_tensor(node, 0)
-    if data is None or not is_op(node, "Pad", "Resize", "CenterCropPad"):
+    data = index.find_input(node, 0)
+    if data is None or not node.is_onnx("Pad", "Resize", "CenterCropPad"):
         return None
-    rank = view.find_rank(data)
-    axes = view.find_constant(node, 3) if node.op_type == "Pad" else node.attrs.get("axes")
+    rank = index.find_rank(data)
+    axes = index.input_value(node, 3) if node.op_type == "Pad" else node.attrs.get("axes")
     if not rank or axes is None:
         return None
     places = np.asarray(axes, np.int64).reshape(-1) % rank
     if node.op_type == "Pad":
         return _Amounts(1, np.concatenate([places, places + rank]), np.zeros(2 * rank, np.int64))
     if node.op_type == "CenterCropPad":
-        return _Amounts(1, places, _read_sizes(view, node))
+        return _Amounts(1, places, _read_sizes(index, node))
     # A common scale is chosen among the axes that are named, and regions have amounts of their own.
     if node.attrs.get("keep_aspect_ratio_policy", "stretch") != "stretch":
         return None
     if node.attrs.get("coordinate_transformation_mode", "") == "tf_crop_and_resize":
         return None
-    if view.find_tensor(node, 2) is not None:
+    if index.find_input(node, 2) is not None:
         return _Amounts(2, places, np.ones(rank, np.float32))
-    return _Amounts(3, places, _read_sizes(view, node))
+    return _Amounts(3, places, _read_sizes(index, node))
 
 
-def _read_sizes(view: View, node: NodeRef) -> Integers | None:
-    data = view.find_tensor(node, 0)
-    shape = view.index.find_shape(data)
+def _read_sizes(index: GraphIndex, node: NodeRef) -> Integers | None:
+    data = index.find_input(node, 0)
+    shape = index.find_shape(data)
     fixed = [dim for dim in shape or () if isinstance(dim, int)]
     return np.asarray(fixed, np.int64) if shape is not None and len(fixed) == len(shape) else None
 
 
-def _write_amounts(view: View, edit: Edit, node: NodeRef, amounts: _Amounts) -> str:
+def _write_amounts(index: GraphIndex, edit: Edit, node: NodeRef, amounts: _Amounts) -> str:
     """The name of the tensor with the entries of all axes."""
-    given = view.find_constant(node, amounts.input)
+    given = index.input_value(node, amounts.input)
     name = f"{node.name}/amounts"
     if given is not None and amounts.rest is not None:
         full = amounts.rest.astype(given.dtype)

@@ -10,13 +10,13 @@ import numpy as np
 from onnx import TensorProto
 
 from onnxq.arrays import Array
-from onnxq.graph import GraphIndex, NodeRef, infer_shapes
+from onnxq.graph import GraphIndex, NodeRef, get_index, infer_shapes
 from onnxq.graph.convert import write_out_operators
 from onnxq.graph.scopes import walk_from
 from onnxq.passes.base import RunContext
 from onnxq.passes.journal import PassReport
 from onnxq.passes.linear import find_linear
-from onnxq.passes.patterns import Edit, View, is_op
+from onnxq.passes.patterns import Edit
 from onnxq.passes.state import FloatState, FloatStep
 from onnxq.sites import Edge, TensorId
 
@@ -67,36 +67,36 @@ def write_out_attention(_ctx: RunContext, state: FloatState) -> FloatStep:
 
 def bound_masks(_ctx: RunContext, state: FloatState) -> FloatStep:
     """Give masks in front of a Softmax a finite value that a scale can hold beside the scores."""
-    view = View(state.model)
+    index = get_index(state.model)
     edit = Edit(state.model)
     changed = list[str]()
-    softmaxes = [node for node in view.index.nodes if is_op(node, "Softmax")]
-    list_masking = partial(_list_masking, view)
+    softmaxes = [node for node in index.nodes if node.is_onnx("Softmax")]
+    list_masking = partial(_list_masking, index)
     masking = walk_from(softmaxes, list_masking)
     infinite = set[NodeRef]()
-    for node in view.index.nodes:
-        for edge, value in _find_far_constants(view, node) if node in masking else ():
+    for node in index.nodes:
+        for edge, value in _find_far_constants(index, node) if node in masking else ():
             far = np.abs(value) > _NEVER
             bounded = np.where(far, np.sign(value) * _FAR, value).astype(value.dtype)
-            edit.set_constant(view, edge, bounded)
+            edit.set_constant(index, edge, bounded)
             changed.append(f"{edge.node}: {value.min():.3g} becomes {-_FAR:g}")
             if np.isinf(value).any():
                 infinite.add(node)
     for softmax in softmaxes if infinite else ():
         if not infinite.isdisjoint(walk_from([softmax], list_masking)):
-            changed += _test_masked_rows(view, edit, softmax)
+            changed += _test_masked_rows(index, edit, softmax)
     return edit.finish_pass(state, "masks", changed)
 
 
-def _test_masked_rows(view: View, edit: Edit, softmax: NodeRef) -> Iterator[str]:
+def _test_masked_rows(index: GraphIndex, edit: Edit, softmax: NodeRef) -> Iterator[str]:
     """Let what looks for NaN behind a Softmax look for rows in front of it in which everything is masked.
 
     torch exports attention so: of -inf alone a Softmax makes NaN, which a Where replaces by zeros; of finite masks it
     makes none. Yields what changed.
     """
-    for edge in view.index.list_consumers(softmax.result):
-        node = view.index.find_node(edge.node)
-        if is_op(node, "IsNaN") and node.scope == softmax.scope:
+    for edge in index.list_consumers(softmax.result):
+        node = index.find_node(edge.node)
+        if node.is_onnx("IsNaN") and node.scope == softmax.scope:
             scores = softmax.inputs[0]
             # A score that is not masked is far above half of what masks hold.
             largest = edit.insert_largest(
@@ -114,13 +114,13 @@ def level_masked_rows(_ctx: RunContext, state: FloatState) -> FloatStep:
 
     Beside -3e38 scores vanish, so that such a row is even; beside what `bound_masks` writes they do not.
     """
-    view = View(state.model)
+    index = get_index(state.model)
     edit = Edit(state.model)
     changed = []
     least = np.asarray(-_FAR / 2, np.float32)
-    for softmax in [node for node in view.index.nodes if is_op(node, "Softmax")]:
-        masking = walk_from([softmax], partial(_list_masking, view))
-        if any(any(_find_far_constants(view, node)) for node in masking):
+    for softmax in [node for node in index.nodes if node.is_onnx("Softmax")]:
+        masking = walk_from([softmax], partial(_list_masking, index))
+        if any(any(_find_far_constants(index, node)) for node in masking):
             floor = edit.add_constant(softmax.scope, f"{softmax.name}/least", least)
             scores = softmax.inputs[0]
             limited = edit.insert_before(softmax, "Max", [scores, floor], {}, f"{scores}/limited")
@@ -129,18 +129,18 @@ def level_masked_rows(_ctx: RunContext, state: FloatState) -> FloatStep:
     return edit.finish_pass(state, "masked_rows", changed)
 
 
-def _list_masking(view: View, node: NodeRef) -> Iterator[NodeRef]:
+def _list_masking(index: GraphIndex, node: NodeRef) -> Iterator[NodeRef]:
     """The operators of a mask that make what a node reads."""
-    for tensor in view.index.list_reads(node):
-        maker = None if view.index.is_constant(tensor) else view.index.find_producer(tensor)
-        if maker is not None and maker.op_type in _MASKING and not view.kept(maker.result):
+    for tensor in index.list_reads(node):
+        maker = None if index.is_constant(tensor) else index.find_producer(tensor)
+        if maker is not None and maker.op_type in _MASKING and not index.is_kept(maker.result):
             yield maker
 
 
-def _find_far_constants(view: View, node: NodeRef) -> Iterator[tuple[Edge, Array]]:
+def _find_far_constants(index: GraphIndex, node: NodeRef) -> Iterator[tuple[Edge, Array]]:
     """The inputs that read a constant with values beyond any score, with its values."""
     for edge in node.list_edges():
-        value = view.find_constant(node, edge.index)
+        value = index.input_value(node, edge.index)
         if (
             value is None
             or value.dtype.kind != "f"
@@ -156,13 +156,12 @@ def _find_far_constants(view: View, node: NodeRef) -> Iterator[tuple[Edge, Array
 
 def cut_splits(_ctx: RunContext, state: FloatState) -> FloatStep:
     """Make every Split of constant sizes as many Slices, each of which has one result to quantize."""
-    view = View(state.model)
+    index = get_index(state.model)
     edit = Edit(state.model)
     changed = []
-    for node in view.index.nodes:
-        sizes = _read_sizes(view, node) if is_op(node, "Split") else None
-        parts = [TensorId(name, node.scope) for name in node.outputs if name]
-        if sizes is None or any(map(view.kept, parts)):
+    for node in index.nodes:
+        sizes = _read_sizes(index, node) if node.is_onnx("Split") else None
+        if sizes is None or any(map(index.is_kept, node.results)):
             continue
         axes = np.asarray([node.attrs.get("axis", 0)], np.int64)
         axis = edit.add_constant(node.scope, f"{node.name}/axis", axes)
@@ -184,18 +183,18 @@ def cut_splits(_ctx: RunContext, state: FloatState) -> FloatStep:
     return edit.finish_pass(state, "splits", changed)
 
 
-def _read_sizes(view: View, node: NodeRef) -> np.ndarray | None:
+def _read_sizes(index: GraphIndex, node: NodeRef) -> np.ndarray | None:
     """The sizes of a Split's results; None where they are not known."""
     sizes = node.attrs.get("split")
     if sizes is None:
-        sizes = view.find_constant(node, 1)
+        sizes = index.input_value(node, 1)
     if sizes is not None:
         return np.asarray(sizes, np.int64)
     if any(node.inputs[1:]):  # computed ones
         return None
-    data = view.find_tensor(node, 0)
+    data = index.find_input(node, 0)
     count = len(node.outputs)
-    shape = view.index.find_shape(data)
+    shape = index.find_shape(data)
     size = None if shape is None else shape[node.attrs.get("axis", 0)]
     if not isinstance(size, int):
         return None
@@ -210,14 +209,14 @@ def replace_reciprocals(_ctx: RunContext, state: FloatState) -> FloatStep:
     The HTP computes a Reciprocal of 16 bits far off where values are below .1, and a division right (facts in
     docs/engines.md).
     """
-    view = View(state.model)
+    index = get_index(state.model)
     edit = Edit(state.model)
     changed = []
-    for node in view.index.nodes:
-        x = view.find_tensor(node, 0) if is_op(node, "Reciprocal") else None
-        if x is None or view.index.find_dtype(x) != TensorProto.FLOAT:
+    for node in index.nodes:
+        x = index.find_input(node, 0) if node.is_onnx("Reciprocal") else None
+        if x is None or index.find_dtype(x) != TensorProto.FLOAT:
             continue
-        product, at = view.sole_reader(node.result, "Mul") or (None, 0)
+        product, at = index.find_reader(node.result, "Mul") or (None, 0)
         if product is None:
             numerator = edit.add_constant(node.scope, f"{node.name}/one", np.asarray(1, np.float32))
             edit.replace_node(node, "Div", [numerator, x.name], {})
@@ -234,13 +233,13 @@ def pad_pools(_ctx: RunContext, state: FloatState) -> FloatStep:
     The HTP computes windows that reach beyond the end wrongly, and those with pads right (facts in docs/engines.md). A
     pool that counts pads of its own keeps its form: it would count the others, too.
     """
-    view = View(state.model)
+    index = get_index(state.model)
     edit = Edit(state.model)
     changed = []
-    for node in view.index.nodes:
+    for node in index.nodes:
         pads = (
-            _find_rounded_pads(view, node)
-            if is_op(node, "AveragePool") and node.attrs.get("ceil_mode")
+            _find_rounded_pads(index, node)
+            if node.is_onnx("AveragePool") and node.attrs.get("ceil_mode")
             else None
         )
         if pads is not None:
@@ -250,12 +249,12 @@ def pad_pools(_ctx: RunContext, state: FloatState) -> FloatStep:
     return edit.finish_pass(state, "pool_pads", changed)
 
 
-def _find_rounded_pads(view: View, node: NodeRef) -> list[int] | None:
+def _find_rounded_pads(index: GraphIndex, node: NodeRef) -> list[int] | None:
     """The pads with which a pool has its size without rounding up; None where none are alike."""
     kernel = np.asarray(node.attrs["kernel_shape"])
     pads = node.attrs.get("pads") or [0] * (2 * len(kernel))
     counted = any(pads) and node.attrs.get("count_include_pad", 0)
-    shapes = [view.index.find_shape(tensor) for tensor in (view.find_tensor(node, 0), node.result)]
+    shapes = [index.find_shape(tensor) for tensor in (index.find_input(node, 0), node.result)]
     if counted or node.padding_mode != "NOTSET":
         return None
     if any(
@@ -279,17 +278,17 @@ def fuse_biases(_ctx: RunContext, state: FloatState) -> FloatStep:
 
     Reshapes stand around it where it has more than two axes, behind the Relu or Clip that such an engine takes up.
     """
-    view = View(state.model)
+    index = get_index(state.model)
     edit = Edit(state.model)
     changed = []
     matrices: dict[TensorId, str] = {}
-    for node in view.index.nodes:
-        op = find_linear(view, node) if is_op(node, "MatMul") else None
+    for node in index.nodes:
+        op = find_linear(index, node) if node.is_onnx("MatMul") else None
         if op is None or op.bias_at is None:
             continue
-        shape = view.index.find_shape(op.last.result)
+        shape = index.find_sizes(op.last.result)
         # The Reshape behind the Gemm states every size.
-        if shape is None or not all(isinstance(size, int) for size in shape):
+        if shape is None:
             continue
         x = node.inputs[0]
         key = TensorId(x, node.scope)
@@ -306,7 +305,7 @@ def fuse_biases(_ctx: RunContext, state: FloatState) -> FloatStep:
         else:
             matrix = edit.rename_output(node, f"{op.last.outputs[0]}/matrix")
             # The Relu or Clip goes in front of the Reshape, where the Gemm's kernel takes it up.
-            clip, _ = view.sole_reader(op.last.result, "Relu", "Clip") or (None, 0)
+            clip, _ = index.find_reader(op.last.result, "Relu", "Clip") or (None, 0)
             if clip is not None:
                 matrix = edit.insert_before(
                     clip,

@@ -1,1 +1,1 @@
-"""Weights rounded one operator after another, with the errors of those before them in view."""
+"""Weights rounded one operator after another, with the errors of those before them in index."""

@@ -16,7 +16,6 @@ import numpy as np
 from onnxq.arrays import Array, Array64, Floats, Integers, Mask, Shape
 from onnxq.graph import GraphIndex, NodeRef
 from onnxq.numerics import dequantize, fake_quant_weight
-from onnxq.passes.patterns import View
 from onnxq.passes.rewrites.single_nodes import find_pooled_axes
 from onnxq.plan import Plan, SitePlan
 from onnxq.sites import Edge, Role, TensorId
@@ -459,7 +458,7 @@ def _is_row(value: Array, outputs: int) -> bool:
     return value.size == 1 or (value.size == outputs and value.shape[-1] == outputs)
 
 
-def find_pooling(view: View, operator: Operator) -> tuple[NodeRef, TensorId] | None:
+def find_pooling(index: GraphIndex, operator: Operator) -> tuple[NodeRef, TensorId] | None:
     """The node that pools [N, C, H, W] to the one position a sample that a Gemm, MatMul or 1 x 1 Conv reads, and what
     it pools.
 
@@ -469,18 +468,18 @@ def find_pooling(view: View, operator: Operator) -> tuple[NodeRef, TensorId] | N
     are the same on both sides of the pooling; re-fits are not, as it takes the mean of the noise too, so there is none.
     """
     plain = operator.geometry.groups == 1 and set(operator.geometry.kernel) <= {1}
-    node = view.find_producer(operator.data) if plain else None
+    node = index.find_onnx_producer(operator.data) if plain else None
     # Exporters flatten [N, C, 1, 1] to [N, C] between pool and classifier.
     while node is not None and node.op_type in _MOVING:
-        node = view.find_producer(view.find_tensor(node, 0))
+        node = index.find_onnx_producer(index.find_input(node, 0))
     if node is None or node.scope:
         return None
     tensor = (
-        view.find_tensor(node, 0)
+        index.find_input(node, 0)
         if node.op_type == "GlobalAveragePool"
-        else find_pooled_axes(view, node)
+        else find_pooled_axes(index, node)
     )
-    shape = view.index.find_shape(tensor)
+    shape = index.find_shape(tensor)
     whole = (
         shape is not None
         and len(shape) == 4

@@ -14,17 +14,17 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from onnxq.arrays import Array
+from onnxq.arrays import Array, hash_parts
 from onnxq.emit import emit_pairs
 from onnxq.evaluation.compare import add_own_choices
 from onnxq.evaluation.selections import find_selections
-from onnxq.graph import GraphIndex, ModelLike, NodeRef, compute_structural_ids, ensure_opset
+from onnxq.graph import GraphIndex, ModelLike, NodeRef, ensure_opset, get_index
+from onnxq.graph.identity import compute_structural_ids
 from onnxq.graph.light import is_large_model
 from onnxq.graph.storage import Spool, release_pages
 from onnxq.numerics import bias_qparams, dequantize, quantize
 from onnxq.numerics.machine import count_cores, use_all_blas_threads, use_one_blas_thread
 from onnxq.passes.journal import MEASURED
-from onnxq.passes.patterns import View
 from onnxq.passes.rounding.gptq_core import (
     DAMPING,
     FEWEST_POSITIONS,
@@ -49,7 +49,7 @@ from onnxq.passes.rounding.strategies import PosedWeight, pose_weight, searches_
 from onnxq.plan import BiasPlan, Plan, SitePlan, to_json
 from onnxq.progress import Progress
 from onnxq.runtime import Feeds
-from onnxq.runtime.crew import Crew, hash_feeds, hash_model, hash_parts, hash_run
+from onnxq.runtime.crew import Crew, hash_feeds, hash_model, hash_run
 from onnxq.sites import Edge, Names, Role, TensorId
 from onnxq.spec import QParams
 from onnxq.workers import Journal, register_packed
@@ -130,9 +130,9 @@ def round_sequentially(
     finished. The same input gives the same bytes, whatever the crew. Raises ModelError and DataError from the runs.
     """
     proto = ensure_opset(proto, plan.opset)
-    view = View(proto)
+    index = get_index(proto)
     crew = crew or Crew()
-    operators = list_operators(view.index, plan)
+    operators = list_operators(index, plan)
     if options.nodes is not None:
         operators = [operator for operator in operators if operator.node.name in options.nodes]
     feeds, others = (
@@ -147,7 +147,7 @@ def round_sequentially(
     key = "" if journal is None else hash_rounding(proto, plan, feeds, others, dependencies)
     finished = FinishedOperators(journal, key)
     try:
-        walk = _Walk(plan, view, proto, feeds, others, options, work, finished, small=small)
+        walk = _Walk(plan, index, proto, feeds, others, options, work, finished, small=small)
         with (
             progress("rounding", len(operators)) as task,
             use_one_blas_thread() if small else use_all_blas_threads(),
@@ -183,7 +183,7 @@ class _Walk:
     def __init__(
         self,
         plan: Plan,
-        view: View,
+        index: GraphIndex,
         proto: ModelLike,
         feeds: Sequence[Feeds],
         others: Sequence[Feeds],
@@ -193,7 +193,7 @@ class _Walk:
         *,
         small: bool,
     ) -> None:
-        self.plan, self.view, self.index, self.work = plan, view, view.index, work
+        self.plan, self.index, self.work = plan, index, work
         self.finished = finished
         self.thorough, self.alone = options.thorough, options.alone
         # Of large operators the products themselves take all cores.
@@ -319,7 +319,7 @@ class _Walk:
         """The pooling to look in front of, where both models are not past it, and the tensor it reads."""
         if not searches_scales(operator, self.sites[operator.site.site]):
             return None
-        pool = find_pooling(self.view, operator)
+        pool = find_pooling(self.index, operator)
         if pool is None:
             return None
         node, real = pool
@@ -479,7 +479,7 @@ class FinishedOperators:
         """The numbers of the next operator; None where it is not finished."""
         if self._journal is None:
             return None
-        self._key = hash_parts(self._key.encode(), node.encode())
+        self._key = hash_parts(self._key, node)
         numbers = self._journal.read(self._key)
         return numbers if isinstance(numbers, OperatorNumbers) else None
 

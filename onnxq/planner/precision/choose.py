@@ -6,7 +6,8 @@ import math
 from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping
 from dataclasses import replace
 
-from onnxq.graph.precision.narrow import CONTROL, DEQUANTIZE, MOVES, is_float32
+from onnxq.graph.base import DEQUANTIZE
+from onnxq.graph.precision.narrow import CONTROL, MOVES, is_float32
 from onnxq.plan import KeepReason, KeptFloat32, Plan, PrecisionPlan
 from onnxq.planner.build import OnnxPlacement, find_node_ids
 from onnxq.planner.cut import FlowNetwork

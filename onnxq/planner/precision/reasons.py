@@ -11,18 +11,15 @@ import numpy as np
 
 from onnxq.backends import Candidate, Shapes, Target
 from onnxq.graph import GraphIndex, NodeRef
-from onnxq.graph.base import LAYOUT_OPS
+from onnxq.graph.base import DEQUANTIZE, LAYOUT_OPS, MICROSOFT, QUANTIZE
 from onnxq.graph.precision.narrow import (
     CONTROL,
-    DEQUANTIZE,
-    QUANTIZE,
     Binding,
     bind_types,
     holds_scale,
     is_exact,
     is_float32,
 )
-from onnxq.graph.shapes import MICROSOFT
 from onnxq.plan import KeepReason, KeptFloat32, Plan
 from onnxq.planner.requests import Requests
 from onnxq.sites import Edge, TensorId
@@ -226,9 +223,7 @@ class ReasonSearch:
         index = self.index
         shapes = set[TensorId]()
         for node in index.nodes:
-            computed = [
-                tensor for tensor in index.list_reads(node) if not index.is_constant(tensor)
-            ]
+            computed = index.list_computed(node).values()
             # Positions that select rows of a table make no row a position.
             table = node.op_type in _TABLES and bool(self.problem.list_writes(node))
             follows = computed and not table and shapes.issuperset(computed)

@@ -18,7 +18,7 @@ import onnxq
 from onnxq.backends import find_target
 from onnxq.backends.base import Candidate
 from onnxq.graph import GraphIndex, NodeRef, infer_shapes, name_nodes
-from onnxq.graph.verify import DEQUANTIZE, QUANTIZE
+from onnxq.graph.base import DEQUANTIZE, QUANTIZE
 from onnxq.numerics import fake_quant
 from onnxq.passes.ranges import read_range
 from onnxq.runtime import Session

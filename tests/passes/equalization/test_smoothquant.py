@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from onnx import ModelProto
 
 from onnxq.errors import PlanError
-from onnxq.graph import infer_shapes
+from onnxq.graph import get_index, infer_shapes
 from onnxq.numerics import fake_quant, weight_qparams
 from onnxq.passes.equalization.smoothquant import (
     compute_smoothing_factors,
@@ -30,7 +30,6 @@ from onnxq.passes.equalization.smoothquant_core import (
     search_awq_exponent,
     search_smoothing_exponent,
 )
-from onnxq.passes.patterns import View
 from onnxq.plan import Plan, SitePlan
 from onnxq.sites import Edge, Role, TensorId
 from onnxq.spec import PerBlock, PerChannel, QuantSpec
@@ -76,7 +75,7 @@ def model(name: str, readers: str = "o1 = MatMul(h, w2) y = Add(o1, c2) u = MatM
 @pytest.mark.parametrize("name", sorted(CASES))
 def test_where_the_factor_goes(name: str) -> None:
     before = model(name)
-    group = next(group for group in find_groups(View(before)) if group.tensor == TensorId("h"))
+    group = next(group for group in find_groups(get_index(before)) if group.tensor == TensorId("h"))
     home = group.home
     held = "" if home is None else getattr(home, "name", "") or home.node.name
     assert held == CASES[name][2]
@@ -91,7 +90,7 @@ def test_any_factors_leave_the_function(name: str, seed: int) -> None:
     before = model(name)
     rng = np.random.default_rng(seed)
     factors = {
-        group.tensor: np.exp(rng.uniform(-3, 3, group.channels)).astype(F) for group in find_groups(View(before))
+        group.tensor: np.exp(rng.uniform(-3, 3, group.channels)).astype(F) for group in find_groups(get_index(before))
     }
     assert TensorId("h") in factors
     assert_same(before, write_smoothing(before, factors), rtol=1e-4, seed=seed)
@@ -104,7 +103,7 @@ def test_gemm_both_ways_round_and_bodies() -> None:
     s = np.geomspace(0.1, 10, 12).astype(F)
     assert_same(before, write_smoothing(before, {TensorId("h"): s}), rtol=2e-5)
     inner = infer_shapes(in_branch(before))
-    groups = find_groups(View(inner))
+    groups = find_groups(get_index(inner))
     assert [group.tensor for group in groups] == [TensorId("h", "branch.then_branch")]
     assert_same(inner, write_smoothing(inner, {groups[0].tensor: s}), rtol=2e-5)
 
@@ -120,7 +119,7 @@ STAYING = {
 @pytest.mark.parametrize("name", sorted(STAYING))
 def test_what_is_no_layer_stays(name: str) -> None:
     text = f"g (float[12,12] x, float[12,12] k) => (float[12,12] y) {{ h = Relu(x) {STAYING[name]} }}"
-    assert not find_groups(View(infer_shapes(parse(text, **HELD))))
+    assert not find_groups(get_index(infer_shapes(parse(text, **HELD))))
 
 
 def test_a_plan_that_does_not_fit_is_refused() -> None:
@@ -135,7 +134,7 @@ INT4 = QuantSpec(bits=4, signed=False, symmetric=False, granularity=PerBlock(0, 
 
 def test_weights_alone_are_scaled_too_where_it_is_free() -> None:
     proto = model("LayerNormalization")
-    edges = [(site.name, k) for site, k in ((View(proto).index.find_node(n), 1) for n in ("o1/MatMul", "u/MatMul"))]
+    edges = [(site.name, k) for site, k in ((get_index(proto).find_node(n), 1) for n in ("o1/MatMul", "u/MatMul"))]
     sites = tuple(
         SitePlan(site=TensorId(w), role=Role.WEIGHT, spec=INT4, consumers=(Edge(node, k),))
         for w, (node, k) in zip(("w2", "w3"), edges, strict=True)

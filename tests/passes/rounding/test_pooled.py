@@ -9,8 +9,8 @@ import onnx
 import pytest
 from numpy.typing import NDArray
 
+from onnxq.graph import get_index
 from onnxq.passes.assembly import build_quantized
-from onnxq.passes.patterns import View
 from onnxq.passes.rounding import sequential as sweeping
 from onnxq.passes.rounding.operators import find_pooling, list_operators
 from onnxq.passes.rounding.sequential import RoundingOptions, round_sequentially
@@ -56,8 +56,8 @@ def pictures(count: int, seed: int = 0) -> dict[str, Array]:
 )
 def test_what_is_behind_a_pooling(head: str, found: bool) -> None:
     prepared, plan, _ = calibrated(network(head), pictures(12), POOLED)
-    view = View(prepared.model)
-    pool = find_pooling(view, list_operators(view.index, plan)[-1])
+    index = get_index(prepared.model)
+    pool = find_pooling(index, list_operators(index, plan)[-1])
     assert (pool is not None) == found
     assert pool is None or pool[0].op_type in ("GlobalAveragePool", "ReduceMean")
 
@@ -69,7 +69,7 @@ def test_fewer_answers_are_lost_on_new_pictures(monkeypatch: pytest.MonkeyPatch)
     wanted = Session(proto, optimize=False).run(fresh)["y"]
 
     def lost() -> float:
-        head = frozenset(one.node.name for one in list_operators(View(prepared.model).index, plan)[-1:])
+        head = frozenset(one.node.name for one in list_operators(get_index(prepared.model), plan)[-1:])
         swept = round_sequentially(
             prepared.model, plan, samples, options=RoundingOptions(head, alone=True), progress=silent
         )
@@ -78,5 +78,5 @@ def test_fewer_answers_are_lost_on_new_pictures(monkeypatch: pytest.MonkeyPatch)
         return float(((got - wanted).std(axis=0) ** 2).sum())
 
     before_the_pool = lost()
-    monkeypatch.setattr(sweeping, "find_pooling", lambda view, one: None)
+    monkeypatch.setattr(sweeping, "find_pooling", lambda index, one: None)
     assert before_the_pool < 0.9 * lost()
