@@ -95,7 +95,8 @@ _sized_nodes: WeakKeyDictionary[Graph, frozenset[NodeRef]] = WeakKeyDictionary()
 
 def _explain_read_sizes(c: Candidate) -> str | None:
     """Why the scales get lost: sizes of a tensor beside or in front of it are read, and change from run to run."""
-    if _is_curved(c):
+    # Those of one spatial axis keep their scales.
+    if c.rank(0) == 3 or _is_curved(c):
         return None
     if c.index not in _sized_nodes:
         _sized_nodes[c.index] = _find_sized_nodes(c.index)
