@@ -252,16 +252,16 @@ def _note_losses(
     near = {check.name for check in checks if check.sqnr_db[0] >= LOST_DB}
     if not near or (errors.count >= _FEW and errors.estimate().least_db >= LOST_DB):
         return ()
-    notes = []
-    for output in compare_models({"off": pair}, other_samples)["off"]:
-        if output.name in near and output.sqnr_db < LOST_DB:
-            text = (
-                f"output {output.name!r} is far from the float model's ({output.sqnr_db:.1f} dB) on samples it was "
-                f"calibrated with, though not on the {errors.count} held back, which are few: give more samples, or "
-                "check the task's own metric"
-            )
-            notes.append(Caution("W108", text))
-    return tuple(notes)
+    return tuple(
+        Caution(
+            "W108",
+            f"output {output.name!r} is far from the float model's ({output.sqnr_db:.1f} dB) on samples it was "
+            f"calibrated with, though not on the {errors.count} held back, which are few: give more samples, or check "
+            "the task's own metric",
+        )
+        for output in compare_models({"off": pair}, other_samples)["off"]
+        if output.name in near and output.sqnr_db < LOST_DB
+    )
 
 
 class _TypedRunner:
