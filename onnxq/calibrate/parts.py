@@ -67,10 +67,9 @@ class Watch:
             wants.append(want)
 
     def add_constant(self, want: Want, value: Array) -> None:
-        """Update the observer of `want` with a constant, once."""
-        _update_observer(
-            self.observers.setdefault(want, create_observer(want.observer, want.quant)), value
-        )
+        """Update the observer of `want` with a constant, once. NaN in it marks what is absent, as -inf does."""
+        observer = self.observers.setdefault(want, create_observer(want.observer, want.quant))
+        _update_observer(observer, np.fmax(value, -np.inf))
 
     def observe_value(self, tensor: TensorId, value: Array) -> None:
         """Update the observers of `tensor` with one batch. Raises CalibrationError on NaN and +inf."""

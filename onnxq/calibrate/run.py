@@ -254,7 +254,7 @@ def _list_refusals(
             reason = known.reason
             fix = known.fix
         elif want in unbounded:
-            reason = "holds -inf, as masks do, which no integer stands for"
+            reason = "holds -inf or NaN, as masks do, which no integer stands for"
             fix = "give the mask a large finite value in place of -inf to quantize it"
         refusals.append(Refusal(str(site), reason, fix, "calibrate", "R106"))
     return refusals

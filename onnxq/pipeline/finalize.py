@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -54,7 +54,7 @@ from onnxq.report.sentences import (
     saturation_summary,
 )
 from onnxq.report.terminal import format_count, format_counts
-from onnxq.runtime import Feeds, Rest, UnknownOperatorError, detect_cpu, find_front
+from onnxq.runtime import Rest, UnknownOperatorError, detect_cpu, find_front
 from onnxq.sites import Caution, Cautions, Lines, Names
 from onnxq.wording import abbreviate, show_html
 
@@ -156,9 +156,8 @@ def _write_compiled(result: Result, config: Config, force: bool) -> None:
 
 # Seconds that timing both models takes at least, and about.
 _TIMING_SECONDS, _TIMED_SECONDS = 4.0, 8
-# Of eight samples one is held back, which may be an easy one: three of four others were lost beside 22 dB. So below
-# the first number as many of those that were calibrated with as the second are looked at too.
-_FEW, _MORE = 4, 8
+# Samples calibrated with that are looked at too, where those held back tell too little.
+_MORE = 8
 # Inputs made up for a check where no samples were needed.
 _MADE_UP = 2
 _UNCHECKED = "nothing was checked against the float model: no samples were given"
@@ -393,9 +392,7 @@ def _check(
 ) -> check.ModelCheck:
     """Float and quantized model on the samples held back, as far as the budget goes."""
     test = ctx.data.test
-    other_samples: Iterable[Feeds] = ()
-    if len(test) < _FEW and not ctx.data.seen:
-        other_samples = ctx.data.calibration.take(_MORE).samples()
+    others = () if ctx.data.seen else ctx.data.calibration.take(_MORE).samples()
     with ctx.progress("running float and quantized model", len(test)) as task:
         return check.check_model(
             state.named,
@@ -403,7 +400,7 @@ def _check(
             count_items(ctx.budget.take_while_left("check", test), task),
             # ONNX Runtime rounds nothing to narrow types between operators, and may not have them at all.
             exact=emulate_types(model) if check.is_narrow(state) else None,
-            other_samples=other_samples,
+            other_samples=others,
             threads=ctx.config.verify.threads,
             optimized=optimized,
             everywhere=ctx.config.verify.optimized,

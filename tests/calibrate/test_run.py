@@ -172,6 +172,17 @@ def test_nan_in_a_weight_names_it() -> None:
     assert (raised.value.code, raised.value.subject) == ("Q503", "w")
 
 
+def test_a_constant_of_nan_which_marks_what_is_absent_has_no_range() -> None:
+    net = model(
+        "g (float[N,4] x) => (float[N,4] y) { [less] b = Less(x, c) [act] r = Relu(x) [choice] y = Where(b, c, r) }"
+    )
+    net.graph.initializer.append(onnx.numpy_helper.from_array(np.full(4, np.nan, np.float32), "c"))
+    done = calibrate(net, plan(site("r"), site("c")), dataset(net, np.ones((3, 4), np.float32)))
+    assert [one.qparams is not None for one in done.sites] == [True, False]
+    assert [(one.subject, one.code) for one in done.refusals] == [("c", "R106")]
+    assert "NaN" in done.refusals[0].reason
+
+
 EXP = model("g (float[N,4] x) => (float[N,4] y) { [exp] e = Exp(x) [act] y = Relu(e) }")
 LOG = model("g (float[N,4] x) => (float[N,4] y) { [log] l = Log(x) [act] y = Relu(l) }")
 

@@ -152,3 +152,29 @@ def test_what_only_the_optimizations_refuse_is_told_so_and_the_remedy_helps() ->
     assert caught.value.subject == "node 'r' (Resize)"
     assert "float with a rule" in caught.value.fix
     quantize(proto, samples, rules=[{"op": "Conv", "set": {"float": True}}])
+
+
+def test_lost_answers_are_told_where_the_samples_held_back_have_little_of_the_noise_that_is_to_be_removed() -> None:
+    rng = np.random.default_rng(0)
+    weights = {"w": rng.standard_normal((16, 16)).astype(np.float32) / 4, "one": np.float32(1)}
+    nodes = "m = MatMul(x, w) a = Mul(m, sigma) r = Sub(one, sigma) q = Add(r, r) b = Mul(x, q) y = Add(a, b)"
+    net = model(f"g (float[1,16] x, float[1,1] sigma) => (float[1,16] y) {{ {nodes} }}", **weights)
+    rng = np.random.default_rng(21)
+    samples = [
+        {
+            "x": rng.standard_normal((1, 16)).astype(np.float32),
+            "sigma": np.full((1, 1), rng.random() < 0.75, np.float32),
+        }
+        for _ in range(32)
+    ]
+    force = {"quantize": True}
+    rules = [{"role": "weight", "set": force | {"bits": 2}}, {"node": "*", "set": force}]
+    report = onnxq.quantize(net, samples, overrides={"effort": "fast", "latency": False, "rules": rules}).report
+    assert report.checks[0].sqnr_db[0] > 10
+    assert "though not on the 4 held back" in " ".join(str(note) for note in report.warnings if note.code == "W108")
+
+
+def test_others_are_not_run_where_the_samples_held_back_agree() -> None:
+    others = iter([HARD])
+    assert check_model(_network(1, 1), _network(1.25, 0), [EASY] * 4, other_samples=others).notes == ()
+    assert next(others) is HARD

@@ -177,7 +177,9 @@ SIZES = {
         "w = Slice(s, nil, one1) p = Concat<axis=0>(w, rows) y2 = Reshape(c, p)", "N,3,16,16", False,
     ),
     "sizes that are fixed": ("w = Gather(s, three) y2 = Range(zero, w, one)", "1,3,16,16", False),
-    "an Expand": ("y2 = Expand(two, s)", "N,3,H,W", False),
+    "an Expand": ("y2 = Expand(twice, s)", "N,3,H,W", False),
+    "a Range of one axis": ("w = Gather(s, two) y2 = Range(zero, w, one)", "N,3,L", False),
+    "a Slice of one axis": ("w = Slice(s, last, four) y2 = Slice(c, nil, w, last)", "N,3,L", False),
     "a Range, of curves": ("w = Gather(s, three) y2 = Range(zero, w, one)", "N,3,H,W", None),
 }  # fmt: skip
 
@@ -187,23 +189,25 @@ SIZES = {
 def test_no_convolution_is_in_integers_around_a_tensor_whose_sizes_are_read(
     readers: str, sizes: str, refused: bool | None
 ) -> None:
-    rng = np.random.default_rng(4)
+    rng, axes = np.random.default_rng(4), sizes.count(",") - 1
     arrays = {f"b{k}": rng.standard_normal(16).astype(np.float32) for k in range(3)}
     for k, channels in enumerate((3, 16, 16)):
-        arrays[f"w{k}"] = (rng.standard_normal((16, channels, 3, 3)) / (3 * channels**0.5)).astype(np.float32)
-    arrays |= {name: np.array(value) for name, value in {"zero": 0, "one": 1, "three": 3}.items()}
-    arrays |= {"two": np.full((1, 1, 1, 1), 2.0, np.float32), "rows": np.array([-1, 16]), "nil": np.array([0])}
-    arrays |= {"last": np.array([3]), "four": np.array([4]), "one1": np.array([1])}
+        arrays[f"w{k}"] = (rng.standard_normal((16, channels, *[3] * axes)) / (3 * channels**0.5)).astype(np.float32)
+    arrays |= {name: np.array(value) for name, value in {"zero": 0, "one": 1, "two": 2, "three": 3}.items()}
+    arrays |= {"twice": np.full((1, 1, 1, 1), 2.0, np.float32), "rows": np.array([-1, 16]), "nil": np.array([0])}
+    arrays |= {"last": np.array([axes + 1]), "four": np.array([axes + 2]), "one1": np.array([1])}
     # Scales cannot be moved past a Swish.
-    curve = "t = Identity(d)" if refused is not None else "f = Mul(d, two) g = Sigmoid(f) t = Mul(d, g)"
+    curve = "t = Identity(d)" if refused is not None else "f = Mul(d, twice) g = Sigmoid(f) t = Mul(d, g)"
     last = "c = Identity(e)" if refused is not None else "c = HardSwish(e)"
-    nodes = f"""[front] a = Conv<pads=[1,1,1,1]>(x, w0, b0) r = Relu(a) [beside] d = Conv<pads=[1,1,1,1]>(r, w1, b1)
-        {curve} [behind] e = Conv<pads=[1,1,1,1]>(t, w2, b2) {last} y = Softmax<axis=1>(c)"""
+    pads = [1] * 2 * axes
+    nodes = f"""[front] a = Conv<pads={pads}>(x, w0, b0) r = Relu(a) [beside] d = Conv<pads={pads}>(r, w1, b1)
+        {curve} [behind] e = Conv<pads={pads}>(t, w2, b2) {last} y = Softmax<axis=1>(c)"""
     net = model(f"g (float[{sizes}] x) => (float[M] y, float[M] y2) {{ {nodes} s = Shape(t) {readers} }}", **arrays)
     for value in net.graph.output:
         value.type.tensor_type.ClearField("shape")
     net.graph.output[1].type.tensor_type.elem_type = 7 if "Range" in readers else 1
-    result = quantize_all(net, make_samples())
+    samples = [{"x": one["x"].reshape(1, 3, *[-1] * (axes == 1) or (16, 16))} for one in make_samples()]
+    result = quantize_all(net, samples)
     subjects = {refusal.subject for refusal in result.plan.refusals}
     assert subjects & {"front", "beside", "behind"} == ({"beside", "behind"} if refused else set())
     assert result.report.engines[0].outputs[0].sqnr_db > 25
