@@ -400,7 +400,7 @@ class Target:
     skips: Names = ("activations", "layernorm", "residual", "prelu", "pool")
     # Rules for operators that stay float whatever they would gain, by name; the first that gives a reason holds.
     exclusions: Mapping[str, Exclusion] = field(default_factory=dict)
-    # Those of them that only keep noise out: they yield where integers save a twentieth of the network's predicted time.
+    # Those of them that only keep noise out: they yield where integers save a 20th of the network's time.
     yielding: Names = ()
     # Operators that have no quantized kernel but one on scales of each run.
     dynamic_ops: Names = ()

@@ -40,10 +40,11 @@ def check(machine: Machine, one: Case) -> None:
     assert close(dzero, wanted[3], one, one.scale)
 
 
-@pytest.mark.parametrize("clip", [False, True], ids=["round", "clip"])
+# Of each shape and type one way of clipping, in turn.
 @pytest.mark.parametrize("dtype", list(DType))
 @pytest.mark.parametrize(("shape", "axis", "block"), SHAPES, ids=NAMES)
-def test_gradients_follow_the_formulas(machine: Machine, shape, axis, block, dtype: DType, clip: bool) -> None:
+def test_gradients_follow_the_formulas(machine: Machine, shape, axis, block, dtype: DType) -> None:
+    clip = (SHAPES.index((shape, axis, block)) + list(DType).index(dtype)) % 2 == 1
     flags = (Flag.EDGE_CLIP if clip else Flag(0)) | (Flag.SCALE_AS_X if dtype is DType.F16 else Flag(0))
     zero = not clip
     low, high = (-8, 7) if zero else (-128, 127)

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 
 import numpy as np
 import onnx
 import pytest
+from onnx import compose
 
 import onnxq
 from onnxq.backends import find_engine
 from tests.codes.kit import model
+from tests.passes.kit import read_by
 
 needs_openvino = pytest.mark.skipif(not find_engine("openvino").installed, reason="openvino is not installed")
 _SHAPES = {
@@ -52,3 +54,38 @@ def quantize_all(net: onnx.ModelProto, samples: Sequence[dict[str, np.ndarray]],
     """A network for OpenVINO with every product in integers."""
     settings = {"effort": "fast", "latency": False, "rules": [{"node": "*", "set": {"quantize": True}}]}
     return onnxq.quantize(net, list(samples), "openvino-int8", overrides=settings | overrides)
+
+
+# Nodes of networks that stand beside each other.
+PRODUCTS = {"conv", "front", "beside", "behind", "product", "other"}
+
+
+def quantize_beside(
+    texts: Iterable[str], arrays: Mapping[str, np.ndarray], low: float = -3.0, opset: int = 17, **skip: list[str]
+) -> onnxq.Result:
+    """Networks beside each other in one, with their number before their names: OpenVINO starts longer than it runs.
+
+    arrays: the initializers, of those that name them. low: samples are uniform from here to 3.
+    """
+    nets = [model(text, opset, **read_by(text, arrays)) for text in texts]
+    first, *others = (compose.add_prefix(net, f"{k}_") for k, net in enumerate(nets))
+    for other in others:
+        for field in ("node", "initializer", "input", "output"):
+            getattr(first.graph, field).extend(getattr(other.graph, field))
+    for value in first.graph.output:
+        value.type.tensor_type.ClearField("shape")
+    rng, samples = np.random.default_rng(4), [{} for _ in range(8)]
+    for value in first.graph.input:
+        size = [dim.dim_value or {"N": 1}.get(dim.dim_param, 16) for dim in value.type.tensor_type.shape.dim]
+        for sample in samples:
+            sample[value.name] = rng.uniform(low, 3, size).astype(np.float32)
+    return quantize_all(first, samples, **skip)
+
+
+def check_part(result: onnxq.Result, k: int, refused: str) -> None:
+    """Of the k-th network beside others, these products and no others are refused, and OpenVINO computes it well."""
+    subjects = [refusal.subject.partition("_") for refusal in result.plan.refusals]
+    assert {name for number, _, name in subjects if number == str(k)} & PRODUCTS == set(refused.split())
+    outputs = [one for one in result.report.engines[0].outputs if one.name.startswith(f"{k}_")]
+    assert outputs
+    assert min(one.sqnr_db for one in outputs) > 25

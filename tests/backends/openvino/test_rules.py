@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from dataclasses import replace
 from functools import cache
 
@@ -15,7 +14,14 @@ from onnxq.backends import find_target
 from onnxq.backends.base import OpCase
 from onnxq.runtime import Session
 from onnxq.sites import Role, TensorId
-from tests.backends.openvino.graphs import make_net, make_samples, needs_openvino, quantize_all, quantize_net
+from tests.backends.openvino.graphs import (
+    check_part,
+    make_net,
+    needs_openvino,
+    quantize_all,
+    quantize_beside,
+    quantize_net,
+)
 from tests.codes.kit import model
 from tests.passes.kit import random_weights
 
@@ -135,36 +141,26 @@ READERS = {
 
 @cache
 def quantize_readers(batch: str) -> onnxq.Result:
-    """A convolution for each of the readers, all beside each other: a start of OpenVINO takes longer than a run."""
+    """A convolution for each of the readers."""
     rng = np.random.default_rng(3)
-    weight = (rng.standard_normal((8, 3, 1, 1)) * np.linspace(0.1, 2, 8).reshape(8, 1, 1, 1)).astype(np.float32)
     arrays = {
+        "w": (rng.standard_normal((8, 3, 1, 1)) * np.linspace(0.1, 2, 8).reshape(8, 1, 1, 1)).astype(np.float32),
         "factors": np.linspace(-2, 1, 8, dtype=np.float32).reshape(8, 1, 1), "row": np.array(3),
         "rows": np.array([[3], [1]]), "list": np.array([3, 1]), "b": rng.standard_normal(8).astype(np.float32),
         "zeros": np.zeros(8, np.float32), "around": np.array([0, 0, 1, 1, 0, 0, 1, 1]),
     }  # fmt: skip
-    nodes = ""
-    for k, (behind, bias, *_) in enumerate(READERS.values()):
-        arrays[f"w{k}"] = weight
-        nodes += f"[conv{k}] c{k} = Conv(x, w{k}{bias and f', {bias}'}) a{k} = Relu(c{k}) "
-        nodes += re.sub(r"\b([actyz])\b", rf"\g<1>{k}", behind) + " "
-    results = ", ".join(f"float[M] y{k}" for k in range(len(READERS)))
-    net = model(f"g (float[{batch},3,16,16] x) => ({results}) {{ {nodes} }}", **arrays)
-    for value in net.graph.output:
-        value.type.tensor_type.ClearField("shape")
-    return quantize_all(net, make_samples(), skip=["rounding"])
+    head = f"g (float[{batch},3,16,16] x) => (float[M] y) {{ [conv] c = Conv"
+    texts = [f"{head}(x, w{bias and f', {bias}'}) a = Relu(c) {nodes} }}" for nodes, bias, *_ in READERS.values()]
+    return quantize_beside(texts, arrays, skip=["rounding"])
 
 
 @needs_openvino
 @pytest.mark.parametrize("batch", ["1", "N"])
 @pytest.mark.parametrize("reader", READERS)
 def test_no_convolution_is_in_integers_whose_scales_openvino_moves_wrongly_or_loses(reader: str, batch: str) -> None:
-    k, result = list(READERS).index(reader), quantize_readers(batch)
     *_, fixed, free = READERS[reader]
-    refused = f"conv{k}" in {refusal.subject for refusal in result.plan.refusals}
-    assert refused == (fixed if batch == "1" else free)
-    (output,) = (one for one in result.report.engines[0].outputs if one.name == f"y{k}")
-    assert output.sqnr_db > 25
+    refused = fixed if batch == "1" else free
+    check_part(quantize_readers(batch), list(READERS).index(reader), "conv" if refused else "")
 
 
 # What reads a size of t, the sizes of x, and whether convolutions around t are refused.
@@ -213,117 +209,114 @@ def test_no_convolution_is_in_integers_around_a_tensor_whose_sizes_are_read(
     assert result.report.engines[0].outputs[0].sqnr_db > 25
 
 
-# What makes the data of a product from x of [2, 4, 6, 8], and whether a pair there is refused.
+OPS = ("Gemm", "MatMul")
+# The data of a product, made from x of [2, 4, 6, 8], and whether a pair there is refused.
 MEANS = {
     "factors": ("m = ReduceMean<axes=[1,2], keepdims=0>(x) d = Mul(m, factors)", True),
     "a shift and an activation": ("m = ReduceMean<axes=[1,-2], keepdims=0>(x) s = Add(factors, m) d = Relu(s)", True),
     "another reduction": ("m = ReduceMax<axes=[1,2], keepdims=0>(x) d = Div(m, factors)", True),
     "one factor": ("m = ReduceMean<axes=[1,2], keepdims=0>(x) d = Mul(m, two)", False),
-    "axes that stay": ("m = ReduceMean<axes=[1,2], keepdims=1>(x) s = Squeeze(m, axes) d = Mul(s, factors)", False),
+    "axes that stay": ("m = ReduceMean<axes=[1,2], keepdims=1>(x) s = Squeeze(m, sides) d = Mul(s, factors)", False),
     "another axis": ("m = ReduceMean<axes=[2], keepdims=0>(x) s = Mul(m, factors) d = Reshape(s, rows)", False),
     "no factors": ("d = ReduceMean<axes=[1,2], keepdims=0>(x)", False),
 }
+MEAN_NETS = {
+    f"{name} {op}": (f"g (float[2,4,6,8] x) => (float[R,16] y) {{ {nodes} [product] y = {op}(d, w) }}", refused)
+    for name, (nodes, refused) in MEANS.items()
+    for op in OPS
+} | {
+    f"axis {axis} Conv": (
+        f"""g (float[2,8,8,10] x) => (float[2,4,10] y) {{
+            m = ReduceMean<axes=[{axis}], keepdims=0>(x) d = Mul(m, columns) [product] y = Conv(d, v, b) }}""",
+        refused,
+    )
+    for axis, refused in ((1, True), (2, False))
+}
 
 
-@needs_openvino
-@pytest.mark.parametrize("op", ["Gemm", "MatMul"])
-@pytest.mark.parametrize(("nodes", "refused"), MEANS.values(), ids=MEANS)
-def test_no_pair_stands_behind_a_mean_and_factors_which_openvino_computes_wrongly(
-    nodes: str, refused: bool, op: str
-) -> None:
+@cache
+def quantize_means() -> onnxq.Result:
     rng = np.random.default_rng(4)
     arrays = {
-        "factors": np.linspace(0.2, 3, 8, dtype=np.float32), "two": np.float32(2), "axes": np.array([1, 2]),
+        "factors": np.linspace(0.2, 3, 8, dtype=np.float32), "two": np.float32(2), "sides": np.array([1, 2]),
         "rows": np.array([-1, 8]), "w": rng.standard_normal((8, 16)).astype(np.float32),
+        "columns": np.linspace(0.2, 3, 8, dtype=np.float32).reshape(1, 8, 1),
+        "v": rng.standard_normal((4, 8, 1)).astype(np.float32), "b": np.ones(4, np.float32),
     }  # fmt: skip
-    net = model(f"g (float[2,4,6,8] x) => (float[R,16] y) {{ {nodes} [product] y = {op}(d, w) }}", **arrays)
-    samples = [{"x": rng.standard_normal((2, 4, 6, 8)).astype(np.float32)} for _ in range(8)]
-    result = quantize_all(net, samples, skip=["rounding"])
-    assert ("product" in {refusal.subject for refusal in result.plan.refusals}) == refused
-    assert result.report.engines[0].outputs[0].sqnr_db > 25
+    return quantize_beside([text for text, _ in MEAN_NETS.values()], arrays, low=0.5, skip=["rounding"])
 
 
 @needs_openvino
-@pytest.mark.parametrize(("axis", "refused"), [(1, True), (2, False)])
-def test_no_pair_of_a_convolution_stands_behind_a_mean_and_factors_either(axis: int, refused: bool) -> None:
-    rng = np.random.default_rng(4)
-    arrays = {
-        "factors": np.linspace(0.2, 3, 8, dtype=np.float32).reshape(1, 8, 1),
-        "w": rng.standard_normal((4, 8, 1)).astype(np.float32), "b": np.ones(4, np.float32),
-    }  # fmt: skip
-    nodes = f"m = ReduceMean<axes=[{axis}], keepdims=0>(x) d = Mul(m, factors) [product] y = Conv(d, w, b)"
-    net = model(f"g (float[2,8,8,10] x) => (float[2,4,10] y) {{ {nodes} }}", **arrays)
-    samples = [{"x": rng.standard_normal((2, 8, 8, 10)).astype(np.float32)} for _ in range(8)]
-    result = quantize_all(net, samples, skip=["rounding"])
-    assert ("product" in {refusal.subject for refusal in result.plan.refusals}) == refused
-    assert result.report.engines[0].outputs[0].sqnr_db > 25
+@pytest.mark.parametrize("name", MEAN_NETS)
+def test_no_pair_stands_behind_a_mean_and_factors_which_openvino_computes_wrongly(name: str) -> None:
+    check_part(quantize_means(), list(MEAN_NETS).index(name), "product" if MEAN_NETS[name][1] else "")
 
 
-@needs_openvino
-@pytest.mark.parametrize(
-    ("nodes", "refused"),
-    [
-        ("d = GlobalMaxPool(x) [product] y = Conv(d, w)", True),
-        ("d = ReduceMax(x, sides) [product] y = Conv(d, w)", True),
-        ("n = ReduceMin(x, sides) d = Relu(n) [product] y = Conv(d, w)", True),
-        ("m = ReduceMax<keepdims=0>(x, sides) d = Add(m, half) [product] y = Gemm(d, v)", True),
-        ("m = ReduceMax<keepdims=0>(x, sides) [product] y = MatMul(m, v)", True),
-        ("m = ReduceMax(x, sides) d = Reshape(m, rows) [product] y = Gemm(d, v)", False),
-        ("a = ReduceMean(x, one) b = ReduceMax(x, one) d = Concat<axis=1>(a, b) [product] y = Conv(d, u)", False),
-    ],
-)
-def test_no_pair_stands_behind_the_largest_of_values_which_openvino_computes_wrongly(nodes: str, refused: bool) -> None:
-    """As in PointNet and in the attention of CBAM."""
-    rng = np.random.default_rng(4)
+# What leads from x of [1, 32, 8, 8] to a product, and whether a pair there is refused.
+LARGEST = [
+    ("d = GlobalMaxPool(x) [product] y = Conv(d, w)", True),
+    ("d = ReduceMax(x, sides) [product] y = Conv(d, w)", True),
+    ("n = ReduceMin(x, sides) d = Relu(n) [product] y = Conv(d, w)", True),
+    ("m = ReduceMax<keepdims=0>(x, sides) d = Add(m, half) [product] y = Gemm(d, v)", True),
+    ("m = ReduceMax<keepdims=0>(x, sides) [product] y = MatMul(m, v)", True),
+    ("m = ReduceMax(x, sides) d = Reshape(m, rows) [product] y = Gemm(d, v)", False),
+    ("a = ReduceMean(x, one) b = ReduceMax(x, one) d = Concat<axis=1>(a, b) [product] y = Conv(d, u)", False),
+]
+
+
+@cache
+def quantize_largest() -> onnxq.Result:
     arrays = random_weights({"w": (32, 32, 1, 1), "v": (32, 32), "u": (32, 2, 7, 7)})
-    numbers = {"sides": np.array([2, 3]), "one": np.array([1]), "rows": np.array([-1, 32]), "half": np.float32(0.5)}
-    y = "A,B" if "v)" in nodes else "A,B,C,D"
-    net = model(f"g (float[1,32,8,8] x) => (float[{y}] y) {{ {nodes} }}", opset=18, **arrays, **numbers)
-    samples = [{"x": rng.uniform(0.5, 3, (1, 32, 8, 8)).astype(np.float32)} for _ in range(8)]
-    result = quantize_all(net, samples, skip=["rounding"])
-    assert ("product" in {refusal.subject for refusal in result.plan.refusals}) == refused
-    assert result.report.engines[0].outputs[0].sqnr_db > 25
+    arrays |= {"sides": np.array([2, 3]), "one": np.array([1]), "rows": np.array([-1, 32]), "half": np.float32(0.5)}
+    texts = [f"g (float[1,32,8,8] x) => (float[M] y) {{ {nodes} }}" for nodes, _ in LARGEST]
+    return quantize_beside(texts, arrays, low=0.5, opset=18, skip=["rounding"])
 
 
 @needs_openvino
-@pytest.mark.parametrize("op", ["Gemm", "MatMul"])
-@pytest.mark.parametrize("nodes", ["d = Mul(c, half)", "d = Relu(c)", "s = Add(c, half) d = Relu(s)"])
-def test_no_two_pairs_stand_around_what_computes_each_value_of_a_concat(nodes: str, op: str) -> None:
-    """As RT-DETR masks the values that its decoder reads: OpenVINO refused the network, or crashed."""
+@pytest.mark.parametrize("k", range(len(LARGEST)))
+def test_no_pair_stands_behind_the_largest_of_values_which_openvino_computes_wrongly(k: int) -> None:
+    """As in PointNet and in the attention of CBAM."""
+    check_part(quantize_largest(), k, "product" if LARGEST[k][1] else "")
+
+
+# Between a Concat and a product.
+BETWEEN = ("d = Identity(c)", "d = Mul(c, half)", "d = Relu(c)", "s = Add(c, half) d = Relu(s)")
+# Networks, and whether a product is refused.
+JOINED = [
+    (
+        f"""g (float[10,32] x, float[10,{other}] z) => (float[{rows},16] y) {{
+            c = Concat<axis={axis}>(x, z) {nodes} [product] y = {op}(d, {weight}) }}""",
+        axis == 0,
+    )
+    for axis, other, rows, weight in ((0, 32, 20, "v"), (1, 16, 10, "u"))
+    for nodes in BETWEEN
+    for op in OPS
+] + [
+    (
+        f"""g (float[10,32] x) => (float[20,16] y, float[20,16] z) {{
+            a = Relu(x) b = Abs(x) c = Concat<axis=0>(a, b) {nodes} [product] y = {op}(d, w)
+            [other] z = {op}(c, v) }}""",
+        True,
+    )
+    for nodes in BETWEEN[1:]
+    for op in OPS
+]
+
+
+@cache
+def quantize_joined() -> onnxq.Result:
     rng = np.random.default_rng(4)
-    arrays = {name: rng.standard_normal((32, 16)).astype(np.float32) for name in ("v", "w")}
-    text = f"""g (float[10,32] x) => (float[20,16] y, float[20,16] z) {{
-        a = Relu(x) b = Abs(x) c = Concat<axis=0>(a, b) {nodes} [product] y = {op}(d, w) [other] z = {op}(c, v)
-    }}"""
-    samples = [{"x": rng.standard_normal((10, 32)).astype(np.float32)} for _ in range(8)]
-    result = quantize_all(model(text, half=np.float32(0.5), **arrays), samples, skip=["rounding", "scalars"])
-    assert {"product", "other"} & {refusal.subject for refusal in result.plan.refusals} == {"product"}
-    assert min(output.sqnr_db for output in result.report.engines[0].outputs) > 25
+    sizes = {"v": 32, "w": 32, "u": 48}
+    arrays = {name: rng.standard_normal((size, 16)).astype(np.float32) for name, size in sizes.items()}
+    texts = [text for text, _ in JOINED]
+    return quantize_beside(texts, arrays | {"half": np.float32(0.5)}, skip=["rounding", "scalars"])
 
 
 @needs_openvino
-@pytest.mark.parametrize("op", ["Gemm", "MatMul"])
-@pytest.mark.parametrize(
-    "nodes", ["d = Identity(c)", "d = Mul(c, half)", "d = Relu(c)", "s = Add(c, half) d = Relu(s)"]
-)
-@pytest.mark.parametrize(("axis", "refused"), [(0, True), (1, False)])
-def test_no_pair_stands_between_a_concat_of_rows_and_a_product(axis: int, refused: bool, nodes: str, op: str) -> None:
-    """As RT-DETR joins the maps that its decoder reads: OpenVINO refused the network."""
-    rng = np.random.default_rng(4)
-    text = f"""g (float[10,32] x, float[10,{(32, 16)[axis]}] z) => (float[{(20, 10)[axis]},16] y) {{
-        c = Concat<axis={axis}>(x, z) {nodes} [product] y = {op}(d, w)
-    }}"""
-    net = model(text, half=np.float32(0.5), w=rng.standard_normal(((32, 48)[axis], 16)).astype(np.float32))
-    samples = [
-        {
-            name: rng.standard_normal((10, width)).astype(np.float32)
-            for name, width in (("x", 32), ("z", (32, 16)[axis]))
-        }
-        for _ in range(8)
-    ]
-    result = quantize_all(net, samples, skip=["rounding", "scalars"])
-    assert ("product" in {refusal.subject for refusal in result.plan.refusals}) == refused
-    assert result.report.engines[0].outputs[0].sqnr_db > 25
+@pytest.mark.parametrize("k", range(len(JOINED)))
+def test_no_pair_stands_between_a_concat_of_rows_and_a_product_nor_two_around_what_computes_each_value(k: int) -> None:
+    """As RT-DETR joins and masks the values that its decoder reads: OpenVINO refused the network, or crashed."""
+    check_part(quantize_joined(), k, "product" if JOINED[k][1] else "")
 
 
 @needs_openvino
