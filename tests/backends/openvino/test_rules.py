@@ -17,6 +17,7 @@ from onnxq.sites import Role, TensorId
 from tests.backends.openvino.graphs import (
     check_part,
     make_net,
+    make_samples,
     needs_openvino,
     quantize_all,
     quantize_beside,
