@@ -1,10 +1,10 @@
-"""What OpenVINO 2026.4 loses, moves or computes wrongly around integers: pairs there are refused, with the reason."""
+"""Pairs that OpenVINO 2026.4 loses, moves or computes wrongly: products and moves that get none, with the reason."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from functools import partial
+from collections.abc import Callable, Iterator
+from functools import partial, wraps
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -75,8 +75,19 @@ def check_conv(c: Candidate) -> str | None:
     return misread or surroundings.check_weighted(c)
 
 
-# Of each graph as long as it is there: every convolution of it asks.
-_sized_nodes: WeakKeyDictionary[Graph, frozenset[NodeRef]] = WeakKeyDictionary()
+def _find_once(
+    find: Callable[[Graph], frozenset[NodeRef]],
+) -> Callable[[Graph], frozenset[NodeRef]]:
+    """Keep what is found in a graph as long as that is there: every product of it asks."""
+    found: WeakKeyDictionary[Graph, frozenset[NodeRef]] = WeakKeyDictionary()
+
+    @wraps(find)
+    def find_first(index: Graph) -> frozenset[NodeRef]:
+        if index not in found:
+            found[index] = find(index)
+        return found[index]
+
+    return find_first
 
 
 def _explain_read_sizes(c: Candidate) -> str | None:
@@ -84,9 +95,7 @@ def _explain_read_sizes(c: Candidate) -> str | None:
     # Those of one spatial axis keep their scales.
     if c.rank(0) == 3 or _is_curved(c):
         return None
-    if c.index not in _sized_nodes:
-        _sized_nodes[c.index] = _find_sized_nodes(c.index)
-    if c.node not in _sized_nodes[c.index]:
+    if c.node not in _find_sized_nodes(c.index):
         return None
     return (
         "OpenVINO loses the scales of integer convolutions around a tensor whose changing height or width is read; "
@@ -107,6 +116,7 @@ def _is_curved(c: Candidate) -> bool:
     return all(node.op_type in _CURVED or gates & set(node.inputs) for node in readers)
 
 
+@_find_once
 def _find_sized_nodes(index: Graph) -> frozenset[NodeRef]:
     """The nodes behind a tensor of which sizes are read that change and size others, and the products that make it."""
     sized: set[NodeRef] = set()
@@ -140,10 +150,6 @@ def _list_numbers(index: Graph, node: NodeRef) -> Iterator[NodeRef]:
             yield reader
 
 
-# Of each graph as long as it is there, as above.
-_padded_nodes: WeakKeyDictionary[Graph, frozenset[NodeRef]] = WeakKeyDictionary()
-
-
 def check_unpadded(c: Candidate) -> str | None:
     """Why what moves values takes no pair on both sides: as `_explain_padded`."""
     return surroundings.check_data(c) or _explain_padded(c, c.node)
@@ -159,12 +165,16 @@ def _explain_padded(c: Candidate, maker: NodeRef | None) -> str | None:
 
     Where the pair's zero point is that of no shift (128), OpenVINO 2026.4 leaves what is padded unset.
     """
-    if c.index not in _padded_nodes:
-        pads = [node for node in c.index.nodes if _pads_operand(c.index, node)]
-        _padded_nodes[c.index] = frozenset(walk_from(pads, partial(_list_moved_makers, c.index)))
-    if maker not in _padded_nodes[c.index]:
+    if maker not in _find_padded_nodes(c.index):
         return None
     return "OpenVINO leaves the values of a Pad unset between a pair and a product of activations"
+
+
+@_find_once
+def _find_padded_nodes(index: Graph) -> frozenset[NodeRef]:
+    """Pads with a value that products of activations read, and the nodes whose values these move, scale or join."""
+    pads = [node for node in index.nodes if _pads_operand(index, node)]
+    return frozenset(walk_from(pads, partial(_list_moved_makers, index)))
 
 
 def _pads_operand(index: Graph, node: NodeRef) -> bool:
