@@ -268,26 +268,14 @@ def _reaches_product(index: Graph, node: NodeRef) -> bool:
     return False
 
 
+# What changes no value.
+_UNCHANGED = frozenset(("Cast", "Identity", "Slice", "Pad", "Unsqueeze", "Reshape", "Transpose"))
 # What adds no function of its own between two convolutions of one front end (a filter, then a decimated transform).
-_LINEAR = frozenset(
-    (
-        "Cast",
-        "Identity",
-        "Neg",
-        "Concat",
-        "Split",
-        "Slice",
-        "Pad",
-        "Squeeze",
-        "Unsqueeze",
-        "Reshape",
-        "Transpose",
-    )
-)
+_LINEAR = _UNCHANGED | {"Neg", "Concat", "Split", "Squeeze"}
 # What may stand between a product and the Log behind it.
 _SPECTRAL = _LINEAR | {
     *("Pow", "Mul", "Add", "Sub", "Div", "Sqrt", "Abs", "Clip", "Max", "Relu"),
-    *("ReduceSum", "ReduceMean", "ReduceL2", "MatMul"),
+    *("ReduceSum", "ReduceMean", "ReduceL2", "MatMul", "Gemm"),
 }
 # Tensors behind a product after which the search for a logarithm ends.
 _FRONT_END = 200
@@ -296,11 +284,10 @@ _FRONT_END = 200
 def explain_log_front_end(candidate: Candidate, _: Candidate | None) -> str | None:
     """A spectrogram front end: a product (STFT, CQT, filters) whose output reaches a Log, or a filter in front of one.
 
+    On the NPU also what stands between them, which elsewhere has no pairs of its own.
+
     An audio net: 9 dB quantized, 36 dB with its front end float. The loss is in the numbers, not in the kernel.
     """
-    # Exporters write a Fourier transform as either.
-    if candidate.node.op_type not in ("Conv", "MatMul", "Gemm"):
-        return None
     # Not the tensor behind the activation that goes with it.
     made = candidate.node.result
     # Whether a linear path reaches the tensor: only such a path may go on through another convolution, so a tensor
@@ -320,28 +307,14 @@ def explain_log_front_end(candidate: Candidate, _: Candidate | None) -> str | No
                 continue
             for out in node.results:
                 reached = filtered or (linear and node.op_type in _LINEAR)
-                if out not in seen or (reached and not seen[out]):
+                if reached > seen.get(out, -1):
                     seen[out] = reached
                     pending.append(out)
     return None
 
 
 # What may stand between a graph input and the stem.
-_PREPROCESSING = frozenset(
-    (
-        "Cast",
-        "Sub",
-        "Add",
-        "Mul",
-        "Div",
-        "Transpose",
-        "Reshape",
-        "Unsqueeze",
-        "Identity",
-        "Pad",
-        "Slice",
-    )
-)
+_PREPROCESSING = _UNCHANGED | {"Sub", "Add", "Mul", "Div"}
 # Channels of pictures, with one for transparency; more come from another network.
 _STEM_CHANNELS = 4
 # Pixels of the map, of a picture of 224 pixels behind a stem of stride 2.

@@ -154,11 +154,13 @@ def choose_all(
     """
     ops = problem.ops
     sides, reasons = decide_sides(problem)
+    # Of engines that take a whole graph: what stands between operators that an exclusion keeps float goes with them.
+    kept = (BY_PERSON, *(problem.engine.exclusions if problem.engine.whole else ()))
     for op in ops:
         # A follower goes with the operators around it, so forcing one means nothing; the target and the person may
         # keep it float.
         reason = reasons.get(op.name)
-        left_float = op.name in problem.refused or (reason is not None and reason.rule == BY_PERSON)
+        left_float = op.name in problem.refused or (reason is not None and reason.rule in kept)
         if not (op.rule.compute or left_float or op.name in ops.complete):
             sides.pop(op.name, None)
             reasons.pop(op.name, None)

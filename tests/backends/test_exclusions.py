@@ -68,11 +68,13 @@ def test_a_spectrogram_front_end() -> None:
     assert any("logarithm logged" in refusal.reason for refusal in plan.left_float)
 
 
-def test_a_spectrogram_front_end_of_products() -> None:
+@pytest.mark.parametrize("product", ["MatMul", "Gemm"])
+def test_a_spectrogram_front_end_of_products(product: str) -> None:
     # A transform and a filterbank as MatMuls; the layers behind the logarithm are none of it.
-    text = """g (float[1,400,512] x) => (float[1,400,64] y) <float tiny = {0.000001}> {
-        dft = MatMul(x, w0) power = Mul(dft, dft) mel = MatMul(power, w1) floor = Add(mel, tiny) logged = Log(floor)
-        layer = MatMul(logged, w2) r = Relu(layer) y = MatMul(r, w2) }"""
+    text = f"""g (float[400,512] x) => (float[400,64] y) <float tiny = {{0.000001}}> {{
+        dft = {product}(x, w0) power = Mul(dft, dft) mel = {product}(power, w1)
+        floor = Add(mel, tiny) logged = Log(floor)
+        layer = MatMul(logged, w2) r = Relu(layer) y = MatMul(r, w2) }}"""
     proto = build(text, {"w0": (512, 256), "w1": (256, 64), "w2": (64, 64)})
     for target in ("ort", "trt", "openvino", "web"):
         rules = refused(onnxq.make_plan(proto, overrides={"target": target}))

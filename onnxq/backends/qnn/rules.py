@@ -44,15 +44,12 @@ def _check_matrix(c: Candidate) -> str | None:
     )
 
 
-def _is_folded(c: Candidate) -> bool:
-    """True for a Relu or Clip that the pair behind the operator in front takes up."""
+def _check_clip(c: Candidate) -> str | None:
     fusing = c.index.maker(c.node, 0, *_FUSING)
     # With a second reader the result without the Relu is needed as well.
-    return fusing is not None and c.index.find_sole_reader(fusing.result) is not None
-
-
-def _check_clip(c: Candidate) -> str | None:
-    return "the pair behind it takes it up" if _is_folded(c) else None
+    if fusing is None or c.index.find_sole_reader(fusing.result) is None:
+        return None
+    return "the pair behind it takes it up"
 
 
 def _list_floats(c: Candidate) -> tuple[int, ...]:
@@ -303,6 +300,7 @@ QNN = Target(
     whole=True,
     # A Log of 16 bits, and scattered values, which are taken as if all had one scale.
     misreads=("Log", "ScatterElements"),
+    exclusions={"log-front-end": surroundings.explain_log_front_end},
     # The compiler gives up where one of these reads the floats of a model's input and another node its integers.
     reads_pairs=("Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual"),
     estimate_work=estimate_work,

@@ -287,8 +287,9 @@ def fuse_biases(_ctx: RunContext, state: FloatState) -> FloatStep:
         if op is None or op.bias_at is None:
             continue
         shape = index.find_sizes(op.last.result)
-        # The Reshape behind the Gemm states every size.
-        if shape is None:
+        # The Reshape behind the Gemm states every size. In front of a Log, which is float, a Gemm in float16 loses what
+        # is added: 7 dB instead of 35.
+        if shape is None or index.find_reader(op.last.result, "Log"):
             continue
         x = node.inputs[0]
         key = TensorId(x, node.scope)
@@ -297,7 +298,7 @@ def fuse_biases(_ctx: RunContext, state: FloatState) -> FloatStep:
             matrix_shape = np.asarray([-1, op.weight.shape[0]], np.int64)
             rows = edit.add_constant(node.scope, f"{x}/rows", matrix_shape)
             matrices[key] = edit.insert_before(node, "Reshape", [x, rows], {}, f"{x}/matrix")
-        bias = np.broadcast_to(op.bias, (op.channels,)).astype(op.weight.dtype)
+        bias = np.broadcast_to(op.bias, op.channels).astype(op.weight.dtype)
         held = edit.add_constant(node.scope, f"{node.name}/bias", bias)
         edit.replace_node(node, "Gemm", [matrices.get(key, x), node.inputs[1], held], {})
         if len(shape) == 2:

@@ -260,6 +260,23 @@ def quantize_rows(nodes: str, scale: float, config: str, opset: int = 17, **arra
 
 
 @needs_qnn
+@pytest.mark.parametrize("config", ["qnn", "qnn-a16w8"])
+def test_a_spectrogram_is_float_up_to_its_logarithm(config: str) -> None:
+    """Steps of its powers, 1/65535 of the loudest, are all that a logarithm would see of quiet frames."""
+    rng = np.random.default_rng(0)
+    angles = 2 * np.pi * np.outer(np.arange(64), np.arange(64)) / 64
+    weights = {"dft": np.cos(angles) / 8, "mel": rng.uniform(0, 0.05, (64, 64)), "w": rng.standard_normal((64, 64)) / 8}
+    weights |= {"loud": np.logspace(-2, 1.5, 64)[:, None], "tiny": np.float32(1e-4)}
+    arrays = {name: array.astype(np.float32) for name, array in weights.items()}
+    nodes = "f = Mul(x, loud) d = MatMul(f, dft) p = Mul(d, d) e = MatMul(p, mel) s = Add(e, tiny) l = Log(s)"
+    result = quantize_rows(f"{nodes} y = MatMul(l, w)", 1.0, config, **arrays)
+    left = [left.subject[0] for left in result.plan.left_float if left.rule == "log-front-end"]
+    assert left == [*"fdpes"]
+    assert result.report.checks[0].sqnr_db[0] > 30
+    assert result.report.engines[0].outputs[0].sqnr_db > 30
+
+
+@needs_qnn
 def test_norms_of_small_values_are_divisions_which_the_npu_computes_right() -> None:
     nodes = "s = Mul(x, x) m = ReduceMean<axes=[-1]>(s) e = Add(m, epsilon) d = Sqrt(e) r = Reciprocal(d) y = Mul(x, r)"
     result = quantize_rows(nodes, 0.02, "qnn-a16w8", epsilon=np.float32(1e-6))
