@@ -13,14 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from onnxq.backends.building import (
-    COMPILING,
-    demand_build,
-    describe_death,
-    read_result,
-    run_child,
-    serve_child,
-)
+from onnxq.backends import building
 from onnxq.backends.engine import Engine, Job, TimedModel, Timing
 from onnxq.errors import ModelError, VerificationError
 from onnxq.files import ScratchFolder
@@ -76,18 +69,20 @@ def serve_model(
 
     Raises ModelError, naming the node, where the model is not built.
     """
-    demand_build(
+    building.demand_build(
         engine,
         model,
         replace(job, options=dict(engine.options)),
         folder,
         subject=name,
-        timeout=COMPILING,
+        timeout=building.COMPILING,
     )
     known = (
         frozenset(value.name for value in GraphIndex(model).inputs) if inputs is None else inputs
     )
-    with serve_child(engine, folder, {"options": dict(engine.options)}, timeout=_RUNNING) as ask:
+    with building.serve_child(
+        engine, folder, {"options": dict(engine.options)}, timeout=_RUNNING
+    ) as ask:
         yield ServedRunner(name, folder, ask, known)
 
 
@@ -134,8 +129,8 @@ def time_in_child(
             "options": dict(engine.options),
         }
         try:
-            code = run_child(engine, folder, job, timeout=_LOADING + 2 * timing.seconds)
-            result = read_result(folder) or {"failed": describe_death(code)}
+            code = building.run_child(engine, folder, job, timeout=_LOADING + 2 * timing.seconds)
+            result = building.read_result(folder) or {"failed": building.describe_death(code)}
         except subprocess.TimeoutExpired as error:
             result = {"failed": f"timing did not end within {error.timeout:g} s"}
     result = {"times": {}, "reasons": {}, **result}

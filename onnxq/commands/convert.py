@@ -20,19 +20,10 @@ from onnxq.pipeline.quantized_source import QuantizedSource, read_quantized
 from onnxq.pipeline.retarget import Answers, Kept, MovedSite, retarget, warn_integers
 from onnxq.plan import Plan
 from onnxq.progress import Progress, silent
+from onnxq.report import terminal
 from onnxq.report.columns import Text
 from onnxq.report.document import ResultFormat
 from onnxq.report.model import Report
-from onnxq.report.terminal import (
-    RenderableType,
-    SheetRows,
-    TextView,
-    format_count,
-    format_counts,
-    format_decibel,
-    make_sheet,
-    make_table,
-)
 from onnxq.spec import PerBlock
 from onnxq.wording import abbreviate, show_html
 
@@ -52,7 +43,9 @@ class KernelTypes:
 
     def describe(self) -> str:
         """One line."""
-        parts = (f"{op} {format_counts(Counter(types))}" for op, types in self.types.items())
+        parts = (
+            f"{op} {terminal.format_counts(Counter(types))}" for op, types in self.types.items()
+        )
         return self.reason or f"{', '.join(parts)}; {self.count} in all"
 
 
@@ -234,27 +227,32 @@ def _write_float(source: QuantizedSource, out: str | Path | None, force: bool) -
     return Conversion(result=result, to=FLOAT)
 
 
-def _make_parts(done: Conversion, view: TextView) -> Iterator[RenderableType]:
+def _make_parts(done: Conversion, view: terminal.TextView) -> Iterator[terminal.RenderableType]:
     yield Text(f"{done.report.source or 'model'} -> {done.report.output or done.to}", style="bold")
-    yield make_sheet(_make_rows(done))
+    yield terminal.make_sheet(_make_rows(done))
     if view.verbose and done.sites:
         columns = ("site", "role", "numbers", "error")
         rows = [
-            (s.site, s.role, s.how.value, "" if s.error_db is None else format_decibel(s.error_db))
+            (
+                s.site,
+                s.role,
+                s.how.value,
+                "" if s.error_db is None else terminal.format_decibel(s.error_db),
+            )
             for s in done.sites
         ]
-        yield make_table(columns, rows, right=columns[3:], names=columns[:1])
+        yield terminal.make_table(columns, rows, right=columns[3:], names=columns[:1])
     yield Text("")
 
 
-def _make_rows(done: Conversion) -> SheetRows:
+def _make_rows(done: Conversion) -> terminal.SheetRows:
     counts = Counter(site.how for site in done.sites)
     yield "numbers", tuple(f"{count} {kind.value}" for kind, count in counts.items())
     # Those that a person may want to look at, one by one.
     rounded = [site for site in done.sites if site.how is Kept.ROUNDED]
     yield (
         "rounded anew",
-        tuple(f"{site.site}: {format_decibel(site.error_db or 0.0)}" for site in rounded),
+        tuple(f"{site.site}: {terminal.format_decibel(site.error_db or 0.0)}" for site in rounded),
     )
     kernels = done.kernels
     answers = done.answers
@@ -265,11 +263,9 @@ def _make_rows(done: Conversion) -> SheetRows:
         )
     if answers is not None:
         before, after, both = map(
-            format_decibel, (answers.before, answers.after, answers.agreement)
+            terminal.format_decibel, (answers.before, answers.after, answers.agreement)
         )
-        against = (
-            f"against the file's weights in float, on {format_count(answers.samples, 'sample')}"
-        )
+        against = f"against the file's weights in float, on {terminal.format_count(answers.samples, 'sample')}"
         yield (
             "answers",
             (

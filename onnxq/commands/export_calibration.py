@@ -20,16 +20,9 @@ from onnxq.interop.exporting import LeftSite, WrittenSite, list_uncovered, write
 from onnxq.pipeline.configuration import ModelSource, name_file
 from onnxq.plan import Plan, SitePlans
 from onnxq.progress import Progress, silent
+from onnxq.report import terminal
 from onnxq.report.columns import Text
 from onnxq.report.document import ResultFormat, pick_fields
-from onnxq.report.terminal import (
-    RenderableType,
-    SheetRows,
-    TextView,
-    format_warnings,
-    join_lines,
-    make_sheet,
-)
 from onnxq.sites import Caution, Cautions, Names
 from onnxq.wording import abbreviate, join_names, show_html
 
@@ -154,12 +147,14 @@ def _is_json(path: Path) -> bool:
         ) from error
 
 
-def _make_parts(exported: ExportedScales, view: TextView) -> Iterator[RenderableType]:
+def _make_parts(
+    exported: ExportedScales, view: terminal.TextView
+) -> Iterator[terminal.RenderableType]:
     yield Text(f"{PurePath(exported.source).name} -> {exported.out or exported.kind}", style="bold")
-    yield make_sheet(_make_rows(exported, view.verbose))
+    yield terminal.make_sheet(_make_rows(exported, view.verbose))
 
 
-def _make_rows(exported: ExportedScales, verbose: bool) -> SheetRows:
+def _make_rows(exported: ExportedScales, verbose: bool) -> terminal.SheetRows:
     changed = [f"{site.site}: {site.change}" for site in exported.written if site.change]
     left = [f"{site.site}: {site.reason}" for site in exported.left]
     yield (
@@ -168,15 +163,15 @@ def _make_rows(exported: ExportedScales, verbose: bool) -> SheetRows:
     )
     for label, lines in (("changed", changed), ("not in the file", left)):
         if lines:
-            yield label, join_lines(lines, verbose, _SHOWN)
+            yield label, terminal.join_lines(lines, verbose, _SHOWN)
     if exported.uncovered:
-        yield "no entry", join_lines(list(exported.uncovered), verbose, _SHOWN)
+        yield "no entry", terminal.join_lines(list(exported.uncovered), verbose, _SHOWN)
 
 
 FORMS = {
     "ExportedScales": ResultFormat[ExportedScales](
         make_parts=_make_parts,
-        list_warnings=lambda exported: format_warnings(exported.warnings),
+        list_warnings=lambda exported: terminal.format_warnings(exported.warnings),
         derive=lambda exported: pick_fields(exported, "complete warnings"),
         hidden="content",
     )

@@ -47,20 +47,10 @@ from onnxq.pipeline.prepared import load_state, read_data
 from onnxq.pipeline.quantize_model import draft_placement
 from onnxq.plan import Plan
 from onnxq.progress import Progress, silent
+from onnxq.report import terminal
 from onnxq.report.columns import Text
 from onnxq.report.document import ResultFormat, Values
 from onnxq.report.model import Report
-from onnxq.report.terminal import (
-    RenderableType,
-    SheetRows,
-    TextView,
-    format_counts,
-    format_scale,
-    format_warnings,
-    join_lines,
-    make_sheet,
-    make_table,
-)
 from onnxq.sites import Caution, Cautions, Refusal
 from onnxq.wording import group_by_text, join_names
 
@@ -368,28 +358,28 @@ def _add_float_rule(config: Config, nodes: Mapping[str, str]) -> Config:
     return config.add_rules(rule)
 
 
-def _make_parts(imported: Imported, view: TextView) -> Iterator[RenderableType]:
+def _make_parts(imported: Imported, view: terminal.TextView) -> Iterator[terminal.RenderableType]:
     yield Text(f"{PurePath(imported.cache).name}  ({imported.header})", style="bold")
     if view.verbose and imported.matched:
         columns = ("site", "scale", imported.unit, "name in the cache", "through")
         names = ("site", "name in the cache")
         rows = map(_make_match, imported.matched)
-        yield make_table(columns, rows, right=columns[1:3], names=names, fold=("through",))
+        yield terminal.make_table(columns, rows, right=columns[1:3], names=names, fold=("through",))
         yield Text("")
-    yield make_sheet(_make_rows(imported, view.verbose))
+    yield terminal.make_sheet(_make_rows(imported, view.verbose))
 
 
-def _make_rows(imported: Imported, verbose: bool) -> SheetRows:
+def _make_rows(imported: Imported, verbose: bool) -> terminal.SheetRows:
     used = len({match.line for match in imported.matched})
     yield "cache", f"{imported.entries} scales, {used} of them used"
     text = f"{len(imported.plan.sites)} sites for {imported.plan.target}"
-    counts = format_counts(dict(sorted(imported.plan.by_role().items())))
+    counts = terminal.format_counts(dict(sorted(imported.plan.by_role().items())))
     yield "plan", f"{text}: {counts}" if counts else text
     if imported.missing:
         lines = [
             f"{site.tensor}: {site.done}" if site.done else site.tensor for site in imported.missing
         ]
-        yield "no scale", join_lines(lines, verbose, _SHOWN)
+        yield "no scale", terminal.join_lines(lines, verbose, _SHOWN)
     for kind, label in _LABELS.items():
         names = [
             _describe_line(line, imported.unit, verbose)
@@ -397,10 +387,13 @@ def _make_rows(imported: Imported, verbose: bool) -> SheetRows:
             if line.why is kind
         ]
         if names:
-            yield label, Text(f"{len(names)}: ").append_text(join_lines(names, verbose, _SHOWN))
+            yield (
+                label,
+                Text(f"{len(names)}: ").append_text(terminal.join_lines(names, verbose, _SHOWN)),
+            )
     changed = [f"{match.site}: {match.kept}" for match in imported.matched if match.kept]
     if changed:
-        yield "other type", join_lines(changed, verbose, _SHOWN)
+        yield "other type", terminal.join_lines(changed, verbose, _SHOWN)
     yield "not used", _group_reasons(imported.unused, verbose)
 
 
@@ -409,7 +402,7 @@ def _make_match(match: MatchedSite) -> Sequence[object]:
     name = match.name if match.name != match.site else ""
     return (
         match.site,
-        format_scale(match.scale, match.scale),
+        terminal.format_scale(match.scale, match.scale),
         match.line,
         name,
         match.kept or match.through,
@@ -442,7 +435,9 @@ def _describe_plan(imported: Imported) -> Values:
 # The plan has its own file.
 _FORM = ResultFormat[Imported](
     make_parts=_make_parts,
-    list_warnings=lambda imported: format_warnings((*imported.notes, *imported.plan.warnings)),
+    list_warnings=lambda imported: terminal.format_warnings(
+        (*imported.notes, *imported.plan.warnings)
+    ),
     derive=_describe_plan,
     hidden="plan",
 )

@@ -39,17 +39,10 @@ from onnxq.pipeline.quantize_model import plan_unrun
 from onnxq.plan import Plan, SitePlan
 from onnxq.plan.forms import spec_dict
 from onnxq.progress import Progress, silent
+from onnxq.report import terminal
 from onnxq.report.columns import Text
 from onnxq.report.document import ResultFormat
 from onnxq.report.model import Report
-from onnxq.report.terminal import (
-    RenderableType,
-    SheetRows,
-    TextView,
-    join_lines,
-    make_sheet,
-    make_table,
-)
 from onnxq.sites import Caution, Names, Role, Unquantized
 from onnxq.spec import PerBlock, PerChannel, QParams, QuantSpec
 from onnxq.wording import abbreviate, join_names, show_html
@@ -413,17 +406,19 @@ def _explain_data(checkpoint: Checkpoint, config: Config) -> Iterator[Caution]:
         )
 
 
-def _make_parts(imported: ImportedWeights, view: TextView) -> Iterator[RenderableType]:
+def _make_parts(
+    imported: ImportedWeights, view: terminal.TextView
+) -> Iterator[terminal.RenderableType]:
     yield Text(f"{PurePath(imported.checkpoint).name}  ({imported.format})", style="bold")
     if view.verbose and imported.placed:
         columns = ("weight", "of the checkpoint", "found by", "form")
         rows = [(row.tensor, ", ".join(row.names), row.by, row.form) for row in imported.placed]
-        yield make_table(columns, rows, names=columns[:2], fold=columns[3:])
+        yield terminal.make_table(columns, rows, names=columns[:2], fold=columns[3:])
         yield Text("")
-    yield make_sheet(_make_rows(imported, view.verbose))
+    yield terminal.make_sheet(_make_rows(imported, view.verbose))
 
 
-def _make_rows(imported: ImportedWeights, verbose: bool) -> SheetRows:
+def _make_rows(imported: ImportedWeights, verbose: bool) -> terminal.SheetRows:
     used = {name for row in imported.placed for name in row.names}
     by = Counter(row.by for row in imported.placed)
     forms = Counter(row.form for row in imported.placed)
@@ -434,12 +429,14 @@ def _make_rows(imported: ImportedWeights, verbose: bool) -> SheetRows:
     )
     yield (
         "forms",
-        join_lines([f"{count} in {form}" for form, count in forms.items()], verbose, _SHOWN),
+        terminal.join_lines(
+            [f"{count} in {form}" for form, count in forms.items()], verbose, _SHOWN
+        ),
     )
     for exact, label in ((False, "skipped"), (True, "in float")):
         lines = [f"{row.name}: {row.reason}" for row in imported.skipped if row.exact is exact]
         if lines:
-            yield label, join_lines(lines, verbose, _SHOWN)
+            yield label, terminal.join_lines(lines, verbose, _SHOWN)
 
 
 FORMS = {

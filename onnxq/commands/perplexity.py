@@ -30,19 +30,9 @@ from onnxq.pipeline.configuration import (
     open_run,
 )
 from onnxq.progress import Progress, count_items, silent
+from onnxq.report import terminal
 from onnxq.report.columns import Text
 from onnxq.report.document import ResultFormat
-from onnxq.report.terminal import (
-    RenderableType,
-    SheetRows,
-    TextView,
-    format_bytes,
-    format_count,
-    format_figure,
-    format_threads,
-    make_sheet,
-    make_table,
-)
 from onnxq.runtime import CPU_KINDS, Session, detect_cpu
 
 # Of each of the two timings.
@@ -159,11 +149,15 @@ def _list_windows(
     return choose_windows(path, tokenizer, length, config.samples, config.seed)
 
 
-def _make_parts(comparison: Perplexity, view: TextView) -> Iterator[RenderableType]:
+def _make_parts(
+    comparison: Perplexity, view: terminal.TextView
+) -> Iterator[terminal.RenderableType]:
     models = comparison.models
     machine = CPU_KINDS.get(comparison.device, comparison.device)
-    title = Text(format_count(len(models), "model"), style="bold")
-    yield title.join_text(f"  ({machine}, {format_threads(comparison.threads)})", style="dim")
+    title = Text(terminal.format_count(len(models), "model"), style="bold")
+    yield title.join_text(
+        f"  ({machine}, {terminal.format_threads(comparison.threads)})", style="dim"
+    )
     columns = ["model", "size", "perplexity", "bits/byte", "agreement", "KL"]
     generated = any(score.generated is not None for score in models)
     timed = any(score.prompt is not None for score in models)
@@ -172,15 +166,15 @@ def _make_parts(comparison: Perplexity, view: TextView) -> Iterator[RenderableTy
     if timed:
         columns += ["prompt/s", "generated/s"]
     rows = [_make_row(score, timed) for score in models]
-    yield make_table(columns, rows, right=columns[1:], names=("model",))
+    yield terminal.make_table(columns, rows, right=columns[1:], names=("model",))
     yield Text("")
-    yield make_sheet(_make_lines(comparison, generated, timed))
+    yield terminal.make_sheet(_make_lines(comparison, generated, timed))
 
 
 def _make_row(score: LanguageScore, timed: bool) -> list[str]:
     cells = [
         score.name,
-        format_bytes(score.size),
+        terminal.format_bytes(score.size),
         f"{score.perplexity:.4g}",
         f"{score.bits_per_byte:.4f}",
     ]
@@ -193,11 +187,11 @@ def _make_row(score: LanguageScore, timed: bool) -> list[str]:
 
 
 def _format_rate(rate: float | None) -> str:
-    return format_figure(rate, ".0f" if rate is not None and rate >= 10 else ".2g")
+    return terminal.format_figure(rate, ".0f" if rate is not None and rate >= 10 else ".2g")
 
 
-def _make_lines(comparison: Perplexity, generated: bool, timed: bool) -> SheetRows:
-    windows = format_count(comparison.windows, "window")
+def _make_lines(comparison: Perplexity, generated: bool, timed: bool) -> terminal.SheetRows:
+    windows = terminal.format_count(comparison.windows, "window")
     yield (
         "text",
         f"{comparison.data}: {comparison.tokens} tokens in {windows} of at most {comparison.length}",
@@ -208,7 +202,7 @@ def _make_lines(comparison: Perplexity, generated: bool, timed: bool) -> SheetRo
         f"agreement: the same likeliest token as {first}; KL: divergence from it, nats a token",
     )
     if generated:
-        prompts = format_count(comparison.prompts, "prompt")
+        prompts = terminal.format_count(comparison.prompts, "prompt")
         yield "generated", f"tokens before the first that differs from {first}'s, mean of {prompts}"
     if timed:
         text = f"prompts of {comparison.length} tokens, and one token behind half as many"

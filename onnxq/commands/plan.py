@@ -11,24 +11,9 @@ from onnxq.pipeline.configuration import Configuration, ModelSource, Overrides, 
 from onnxq.pipeline.finalize import write_plan
 from onnxq.plan import Plan, to_json
 from onnxq.progress import Progress, silent
+from onnxq.report import sentences, terminal
 from onnxq.report.columns import Text
 from onnxq.report.document import ErrorValues, ResultFormat
-from onnxq.report.sentences import (
-    format_precision,
-    format_reasons,
-    format_roles,
-    make_site_line,
-    placement_text,
-)
-from onnxq.report.terminal import (
-    RenderableType,
-    SheetRows,
-    TextView,
-    format_warnings,
-    join_lines,
-    make_list,
-    make_sheet,
-)
 
 # Names of a list without `verbose`.
 _NAMED = 4
@@ -55,7 +40,7 @@ def make_plan(
     return plan
 
 
-def _make_parts(plan: Plan, view: TextView) -> Iterator[RenderableType]:
+def _make_parts(plan: Plan, view: terminal.TextView) -> Iterator[terminal.RenderableType]:
     # The columns are fields of SiteLine; before calibration there are no scales.
     columns = ["site", "role", "spec", "rule"]
     if plan.sites and plan.calibrated:
@@ -63,8 +48,8 @@ def _make_parts(plan: Plan, view: TextView) -> Iterator[RenderableType]:
     if view.verbose:
         columns.append("reason")
     if plan.sites:
-        lines = list(map(make_site_line, plan.sites))
-        yield from make_list(
+        lines = list(map(sentences.make_site_line, plan.sites))
+        yield from terminal.make_list(
             lines,
             view,
             columns,
@@ -73,20 +58,20 @@ def _make_parts(plan: Plan, view: TextView) -> Iterator[RenderableType]:
             fold=("spec", "rule", "reason"),
         )
         yield Text("")
-    yield make_sheet(_make_rows(plan, view.verbose))
+    yield terminal.make_sheet(_make_rows(plan, view.verbose))
 
 
-def _make_rows(plan: Plan, verbose: bool) -> SheetRows:
+def _make_rows(plan: Plan, verbose: bool) -> terminal.SheetRows:
     text = f"{len(plan.sites)} sites for {plan.target}"
     if plan.sites:
         state = "with numbers" if plan.calibrated else "without numbers: calibration adds them"
-        text += f": {format_roles(tuple(plan.by_role().items()))} ({state})"
+        text += f": {sentences.format_roles(tuple(plan.by_role().items()))} ({state})"
     yield "plan", text
     if plan.existing:
         yield "existing", f"{len(plan.existing)} pairs that the model came with are kept"
     yield "prepare", ", ".join(plan.prepare)
     if plan.placement is not None:
-        details = [placement_text(plan)]
+        details = [sentences.placement_text(plan)]
         if plan.placement.cpu:
             details.append(f"cpu {plan.placement.cpu}")
         details += [
@@ -96,10 +81,10 @@ def _make_rows(plan: Plan, verbose: bool) -> SheetRows:
         yield "placement", ", ".join(details)
     for label, names in (("guarded", plan.float_nodes), ("kept", plan.kept)):
         if names:
-            yield label, join_lines(names, verbose, _NAMED, ", ")
-    yield "refused", format_reasons(plan.refusals, verbose)
-    yield "left float", format_reasons(plan.left_float, verbose)
-    yield "float types", format_precision(plan.precision, verbose)
+            yield label, terminal.join_lines(names, verbose, _NAMED, ", ")
+    yield "refused", sentences.format_reasons(plan.refusals, verbose)
+    yield "left float", sentences.format_reasons(plan.left_float, verbose)
+    yield "float types", sentences.format_precision(plan.precision, verbose)
     yield "data", plan.data
 
 
@@ -112,6 +97,6 @@ class _PlanForm(ResultFormat[Plan]):
 
 FORMS = {
     "Plan": _PlanForm(
-        make_parts=_make_parts, list_warnings=lambda plan: format_warnings(plan.warnings)
+        make_parts=_make_parts, list_warnings=lambda plan: terminal.format_warnings(plan.warnings)
     )
 }

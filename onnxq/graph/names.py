@@ -14,16 +14,8 @@ from copy import deepcopy
 from onnx import FunctionProto, GraphProto, ModelProto, NodeProto
 
 from onnxq.errors import ModelError
+from onnxq.graph import scopes
 from onnxq.graph.light import keep_weights
-from onnxq.graph.scopes import (
-    find_result,
-    iterate_subgraphs,
-    join_scope,
-    map_stored,
-    name_function,
-    walk_all_graphs,
-    walk_all_nodes,
-)
 
 # A graph with its scope.
 _Scoped = tuple[str, GraphProto | FunctionProto]
@@ -57,20 +49,20 @@ def assign_names(proto: ModelProto) -> None:
     counts = _count_names(proto)
     taken = {name for name, count in counts.items() if name and count == 1}
     level: list[_Scoped] = [("", proto.graph)]
-    level.extend((name_function(function), function) for function in proto.functions)
+    level.extend((scopes.name_function(function), function) for function in proto.functions)
     # Outside in, one nesting level at a time: a subgraph's scope contains its parent's final name.
     while level:
         _name_level(level, counts, taken)
         level = [
-            (join_scope(scope, node.name, label), subgraph)
+            (scopes.join_scope(scope, node.name, label), subgraph)
             for scope, graph in level
             for node in graph.node
-            for label, subgraph in iterate_subgraphs(node)
+            for label, subgraph in scopes.iterate_subgraphs(node)
         ]
 
 
 def _count_names(proto: ModelProto) -> Counter[str]:
-    return Counter(node.name for node in walk_all_nodes(proto))
+    return Counter(node.name for node in scopes.walk_all_nodes(proto))
 
 
 def _name_level(level: list[_Scoped], counts: Counter[str], taken: set[str]) -> None:
@@ -105,7 +97,7 @@ def _name_level(level: list[_Scoped], counts: Counter[str], taken: set[str]) -> 
 
 
 def _propose_short(_scope: str, node: NodeProto) -> str:
-    result = find_result(node)
+    result = scopes.find_result(node)
     return f"{result}/{node.op_type}" if result else f"{node.op_type}({','.join(node.input)})"
 
 
@@ -133,11 +125,11 @@ def choose_name(base: str, taken: set[str]) -> str:
 def list_names(proto: ModelProto) -> set[str]:
     """Every name the model uses for a tensor, node, value_info or function, in any scope."""
     names: set[str] = {function.name for function in proto.functions}
-    for _, graph in walk_all_graphs(proto):
+    for _, graph in scopes.walk_all_graphs(proto):
         if isinstance(graph, GraphProto):
             for values in (graph.input, graph.output, graph.value_info):
                 names.update(value.name for value in values)
-            names.update(map_stored(graph))
+            names.update(scopes.map_stored(graph))
         else:
             names.update((*graph.input, *graph.output))
         for node in graph.node:

@@ -10,18 +10,11 @@ from onnx import ModelProto
 
 from onnxq.arrays import Shape
 from onnxq.errors import ModelError, VerificationError
+from onnxq.graph import scopes
 from onnxq.graph.base import DEQUANTIZE, QUANTIZE, NodeRef
 from onnxq.graph.index import GraphIndex
 from onnxq.graph.light import ModelLike, bare_proto
 from onnxq.graph.load import check_structure
-from onnxq.graph.scopes import (
-    iterate_subgraphs,
-    join_scope,
-    label_node,
-    list_defined,
-    list_reads,
-    walk_graphs,
-)
 
 # ORT has its own forms of them for types the model's opset does not know.
 _DOMAINS = ("", "com.microsoft")
@@ -53,29 +46,29 @@ def verify_graph(model: ModelLike, *, kept: Collection[str] = ()) -> None:
 
 def _check_order(proto: ModelProto) -> None:
     known: dict[str, set[str]] = {}
-    for scope, graph in walk_graphs(proto.graph):
+    for scope, graph in scopes.walk_graphs(proto.graph):
         outer = known.get(scope, set())
         # Inputs and initializers: they are there before any node runs.
-        own = list_defined(graph) - {name for node in graph.node for name in node.output}
+        own = scopes.list_defined(graph) - {name for node in graph.node for name in node.output}
         visible = outer | own
         for node in graph.node:
-            for name in list_reads(node):
+            for name in scopes.list_reads(node):
                 if name not in visible:
                     raise _fault(
-                        label_node(node),
+                        scopes.label_node(node),
                         f"reads {name!r}, which is not made before it",
                         "sort the nodes",
                     )
             for name in filter(None, node.output):
                 if name in visible:
                     raise _fault(
-                        label_node(node),
+                        scopes.label_node(node),
                         f"makes {name!r}, which is there already",
                         "use a fresh name",
                     )
             # A body sees what is made before its node, not what follows it.
-            for inner, _ in iterate_subgraphs(node):
-                known[join_scope(scope, node.name, inner)] = set(visible)
+            for inner, _ in scopes.iterate_subgraphs(node):
+                known[scopes.join_scope(scope, node.name, inner)] = set(visible)
             visible.update(filter(None, node.output))
         for value in graph.output:
             if value.name not in visible:

@@ -20,28 +20,12 @@ from onnxq.passes.mixed_precision.noisy_pairs import DYNAMIC_SCALES, FLOAT_OPS, 
 from onnxq.passes.mixed_precision.promotion import PROMOTION, ROUNDING_AGAIN
 from onnxq.passes.mixed_precision.weight_bits import EMBEDDINGS, WEIGHT_BITS
 from onnxq.passes.ranges import RANGES
+from onnxq.passes.rewrites import single_nodes, whole
 from onnxq.passes.rewrites.activations import fuse_activations
 from onnxq.passes.rewrites.einsums import write_out_einsums
 from onnxq.passes.rewrites.fused import write_out_fused
 from onnxq.passes.rewrites.normalizations import fold_batchnorm, fold_scalars, fuse_layernorm
 from onnxq.passes.rewrites.ranks import lower_ranks
-from onnxq.passes.rewrites.single_nodes import (
-    fold_pad,
-    remove_dead,
-    reorder_residual,
-    replace_prelu,
-    replace_reduce_mean,
-    write_axes,
-)
-from onnxq.passes.rewrites.whole import (
-    bound_masks,
-    cut_splits,
-    fuse_biases,
-    level_masked_rows,
-    pad_pools,
-    replace_reciprocals,
-    write_out_attention,
-)
 from onnxq.passes.rounding.layerwise import AUGMENTED
 from onnxq.passes.rounding.passes import ROUNDING
 from onnxq.passes.state import FloatState, FloatStep
@@ -85,30 +69,30 @@ REWRITES: tuple[Pass[RunContext, FloatState], ...] = tuple(
     for name, function in (
         # What ONNX Runtime's optimizer fused is looked at as the operators that it was.
         ("fused", write_out_fused),
-        ("attention_parts", write_out_attention),
+        ("attention_parts", whole.write_out_attention),
         ("constants", compute_constants),
         # Behind what tells the sizes of constants.
         ("einsums", write_out_einsums),
-        ("dead", remove_dead),
+        ("dead", single_nodes.remove_dead),
         ("activations", fuse_activations),
         ("layernorm", fuse_layernorm),
-        ("residual", reorder_residual),
-        ("prelu", replace_prelu),
-        ("pool", replace_reduce_mean),
-        ("pad", fold_pad),
-        ("axes", write_axes),
+        ("residual", single_nodes.reorder_residual),
+        ("prelu", single_nodes.replace_prelu),
+        ("pool", single_nodes.replace_reduce_mean),
+        ("pad", single_nodes.fold_pad),
+        ("axes", single_nodes.write_axes),
         # By the values that masks have in the file.
-        (MASKED_ROWS, level_masked_rows),
-        ("masks", bound_masks),
-        ("splits", cut_splits),
+        (MASKED_ROWS, whole.level_masked_rows),
+        ("masks", whole.bound_masks),
+        ("splits", whole.cut_splits),
         # Behind what makes Slices.
         ("ranks", lower_ranks),
-        ("reciprocals", replace_reciprocals),
-        ("pool_pads", pad_pools),
+        ("reciprocals", whole.replace_reciprocals),
+        ("pool_pads", whole.pad_pools),
         ("batchnorm", fold_batchnorm),
         ("scalars", fold_scalars),
         # Behind what gives operators their biases.
-        ("biases", fuse_biases),
+        ("biases", whole.fuse_biases),
     )
 )
 

@@ -44,15 +44,8 @@ from onnxq.pipeline.prepared import count_existing, list_preparations
 from onnxq.plan import PlacementMethod, Plan, to_json
 from onnxq.planner import weigh_forced
 from onnxq.progress import Progress, count_items, silent
+from onnxq.report import sentences
 from onnxq.report.model import EngineCheck, LatencyRatio, Report
-from onnxq.report.sentences import (
-    describe_pass,
-    describe_rewrite,
-    describe_shortage,
-    make_site_line,
-    placement_text,
-    saturation_summary,
-)
 from onnxq.report.terminal import format_count, format_counts
 from onnxq.runtime import Rest, UnknownOperatorError, detect_cpu, find_front
 from onnxq.sites import Caution, Cautions, Lines, Names
@@ -193,7 +186,7 @@ def finalize_run(
         config=config.source,
         mode=config.mode,
         engines=on_engines,
-        placement=placement_text(plan),
+        placement=sentences.placement_text(plan),
         cpu=plan.placement.cpu if plan.placement is not None else "",
         data=plan.data,
         code=_name_code(ctx),
@@ -212,7 +205,7 @@ def finalize_run(
         roles=tuple(sorted(plan.by_role().items())),
         dynamic=dynamic,
         ops=check.count_ops(get_index(state.model), plan),
-        sites=tuple(make_site_line(site) for site in plan.sites),
+        sites=tuple(sentences.make_site_line(site) for site in plan.sites),
         refusals=plan.refusals,
         left_float=plan.left_float,
         forced=weigh_forced(state.problem) if isinstance(state, PlacedState) else None,
@@ -238,10 +231,10 @@ def _describe_passes(ctx: RunContext) -> tuple[Lines, Lines]:
     accounts = []
     for entry in ctx.journal:
         if entry.name not in list_preparations():
-            accounts.append(describe_pass(entry))
+            accounts.append(sentences.describe_pass(entry))
         elif entry.changed:
-            rewrites.append(describe_rewrite(entry))
-    return tuple(rewrites), (*accounts, *map(describe_shortage, budget.shortened))
+            rewrites.append(sentences.describe_rewrite(entry))
+    return tuple(rewrites), (*accounts, *map(sentences.describe_shortage, budget.shortened))
 
 
 def _list_warnings(ctx: RunContext, state: PlannedState, trial: check.ModelCheck) -> Cautions:
@@ -452,4 +445,4 @@ def _explain_drift(model: ModelLike, trial: check.ModelCheck) -> str:
     """Which weights can explain that ONNX Runtime's optimizations change the answers; "" where they do not."""
     if not any(output.drifts for output in trial.outputs):
         return ""
-    return saturation_summary(find_saturating(get_index(name_nodes(model))))
+    return sentences.saturation_summary(find_saturating(get_index(name_nodes(model))))

@@ -18,22 +18,8 @@ from onnxq.errors import PlanError
 from onnxq.graph import Graph
 from onnxq.nearest import suggest_names
 from onnxq.numerics import SumOrders
+from onnxq.plan import forms
 from onnxq.plan.contents import Contents
-from onnxq.plan.forms import (
-    CAUTION,
-    EDGE,
-    FLOATS,
-    OBSERVER,
-    OWN_EDGE,
-    OWN_NUMBERS,
-    OWN_SITE,
-    OWN_TENSOR,
-    OWN_VALUES,
-    SITE,
-    SPEC,
-    read_floats,
-    write_array,
-)
 from onnxq.sites import Caution, Edge, Edges, LeftFloat, Names, Refusals, Role, Site, TensorId
 from onnxq.spec import FloatType, ObserverSpec, QParams, QuantSpec
 from onnxq.wording import Word, abbreviate, show_html
@@ -129,7 +115,7 @@ class PrecisionPlan:
     type: FloatType
     nodes: Natural = 0
     kept: tuple[KeptFloat32, ...] = ()
-    limited: tuple[Annotated[Edge, EDGE], ...] = ()
+    limited: tuple[Annotated[Edge, forms.EDGE], ...] = ()
     io: FloatType | None = None
 
 
@@ -203,7 +189,7 @@ def _read_scaling(row: _ScalingRow) -> Scaling | Rotation:
     tensor = TensorId(row.tensor, row.scope)
     if row.size is not None:
         return Rotation(tensor=tensor, seed=row.seed, size=row.size, anchor=row.anchor)
-    factors = read_floats(row.factors)
+    factors = forms.read_floats(row.factors)
     return check_scaling(Scaling(name=row.name, tensor=tensor, factors=factors, anchor=row.anchor))
 
 
@@ -216,7 +202,7 @@ def _write_scaling(scaling: Scaling | Rotation) -> dict[str, Any]:
     names = {"pass": scaling.name, **{key: text for key, text in tensor.items() if text}}
     if isinstance(scaling, Rotation):
         return names | {"seed": scaling.seed, "size": scaling.size}
-    return names | {"factors": write_array(scaling.factors)}
+    return names | {"factors": forms.write_array(scaling.factors)}
 
 
 SCALING = Form(_ScalingRow, _read_scaling, _write_scaling)
@@ -255,26 +241,26 @@ class SitePlan:
     The order of the fields is that of the keys in JSON.
     """
 
-    site: Annotated[Site, OWN_SITE]
+    site: Annotated[Site, forms.OWN_SITE]
     role: Role
-    spec: Annotated[QuantSpec, SPEC]
-    qparams: Annotated[QParams | None, OWN_NUMBERS] = None
-    observer: Annotated[ObserverSpec, OBSERVER] = ObserverSpec()
+    spec: Annotated[QuantSpec, forms.SPEC]
+    qparams: Annotated[QParams | None, forms.OWN_NUMBERS] = None
+    observer: Annotated[ObserverSpec, forms.OBSERVER] = ObserverSpec()
     # Name of the placement rule, and its reason for people.
     rule: Written[str] = ""
     reason: Written[str] = ""
     # The inputs that read the dequantized tensor. None: all of them, graph outputs and inner scopes included, except
     # inputs that have a site of their own; the pair then stands behind the producer.
-    consumers: tuple[Annotated[Edge, EDGE], ...] | None = None
+    consumers: tuple[Annotated[Edge, forms.EDGE], ...] | None = None
     # Range of the values that a fused Relu or Clip in front guarantees; the scale must stay within.
     bound: Bound = (None, None)
     # Where the scale is computed at each run: values beyond are clipped first, so that a rare one in a batch does not
     # spoil the scale of all others.
     clip: Bound = (None, None)
     # (activation, weight) of an int32 bias, whose scale is the product of theirs.
-    derived: tuple[Annotated[Site, SITE], Annotated[Site, SITE]] | None = None
+    derived: tuple[Annotated[Site, forms.SITE], Annotated[Site, forms.SITE]] | None = None
     # The tensor that is quantized, also where the site is an input.
-    tensor: Annotated[TensorId | None, OWN_TENSOR] = None
+    tensor: Annotated[TensorId | None, forms.OWN_TENSOR] = None
     # Sites of one group, other than "", share a scale and a zero point.
     group: str = ""
     # Structural id of the tensor, to find it again when an export gave it another name.
@@ -287,7 +273,7 @@ class SitePlan:
     sum_orders: Annotated[SumOrders, _SUM_ORDERS] = ()
     # Quantized values of a weight, in the storage's numpy type and the weight's shape, where rounding to nearest gives
     # others; None: the model's own weight is rounded.
-    values: Annotated[Array | None, OWN_VALUES] = field(default=None, hash=False)
+    values: Annotated[Array | None, forms.OWN_VALUES] = field(default=None, hash=False)
 
     @property
     def complete(self) -> bool:
@@ -358,8 +344,8 @@ SitePlans = tuple[SitePlan, ...]
 class BiasPlan:
     """A float32 bias in the place of the model's own. edge: the input that reads it, which may be a new one."""
 
-    edge: Annotated[Edge, OWN_EDGE]
-    values: Annotated[Floats, FLOATS] = field(hash=False)
+    edge: Annotated[Edge, forms.OWN_EDGE]
+    values: Annotated[Floats, forms.FLOATS] = field(hash=False)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, BiasPlan):
@@ -401,7 +387,7 @@ class Plan:
     sizes: Mapping[str, tuple[Natural, ...]] = field(default_factory=dict)
     placement: PlacementChoice | None = None
     attention: AttentionChoice | None = None
-    warnings: Written[tuple[Annotated[Caution, CAUTION], ...]] = ()
+    warnings: Written[tuple[Annotated[Caution, forms.CAUTION], ...]] = ()
     # Nodes of the pairs that the model came with.
     kept: Written[Names] = ()
     # Nodes to be guarded against quantization by the engine itself.

@@ -10,17 +10,9 @@ from rich.console import RenderableType
 from onnxq.passes.journal import Outcome, PassReport, Shortage, Shortened
 from onnxq.plan import KeepReason, KeptFloat32, PlacementMethod, Plan, PrecisionPlan, SitePlan
 from onnxq.planner import Forced
+from onnxq.report import terminal
 from onnxq.report.columns import Text
 from onnxq.report.model import SiteLine, group_reasons
-from onnxq.report.terminal import (
-    MORE,
-    TextView,
-    format_count,
-    format_decibel,
-    format_scale,
-    format_seconds,
-    make_list,
-)
 from onnxq.sites import Refusal, Unquantized
 from onnxq.spec import FloatType, PerBlock, PerChannel, QuantSpec
 from onnxq.wording import group_by_text, join_names, translate_text
@@ -74,7 +66,7 @@ def make_site_line(site: SitePlan) -> SiteLine:
     scale = ""
     if site.qparams and site.qparams.scale.size:
         scales = site.qparams.scale
-        scale = format_scale(float(scales.min()), float(scales.max()))
+        scale = terminal.format_scale(float(scales.min()), float(scales.max()))
     return SiteLine(
         site=str(site.site),
         role=str(site.role),
@@ -98,12 +90,12 @@ def format_reasons(nodes: Sequence[Unquantized], verbose: bool) -> Iterator[str]
         ):
             yield f"    fix: {translate_text(fix)}"
     if not verbose and len(groups) > _REASONS:
-        yield f"and {len(groups) - _REASONS} more reasons; {translate_text(MORE)}"
+        yield f"and {len(groups) - _REASONS} more reasons; {translate_text(terminal.MORE)}"
 
 
 def format_forced(forced: Forced) -> str:
     """Format what rules that force operators cost: number, names, predicted time."""
-    count = f"{format_count(len(forced.names), 'operator')} by rules ({join_names(forced.names, _MEMBERS)})"
+    count = f"{terminal.format_count(len(forced.names), 'operator')} by rules ({join_names(forced.names, _MEMBERS)})"
     return f"{count}: predicted {forced.slowdown:.2f}x the time of the choice without them"
 
 
@@ -146,8 +138,8 @@ def _describe(report: PassReport) -> str:
 def describe_shortage(shortened: Shortened) -> str:
     """A line for something that the budget of time cut short."""
     name = shortened.name
-    budget = format_seconds(shortened.budget)
-    seconds = format_seconds(shortened.seconds)
+    budget = terminal.format_seconds(shortened.budget)
+    seconds = terminal.format_seconds(shortened.seconds)
     if shortened.how is Shortage.GIVEN_UP:
         return f"budget: {name}: given up after its {seconds} of the budget of {budget}"
     if shortened.how is Shortage.EXCEEDED:
@@ -214,7 +206,7 @@ def saturation_summary(weights: Sequence[WeightSums]) -> str:
         return ""
     rows = sum(weight.rows for weight in saturating)
     total = sum(weight.all_rows for weight in saturating)
-    count = format_count(len(saturating), "weight")
+    count = terminal.format_count(len(saturating), "weight")
     return f"{rows} of {total} rows of {count} can overflow {_WHERE}: {_join_nodes(saturating)}"
 
 
@@ -225,7 +217,7 @@ def explain_saturation(weights: Sequence[WeightSums]) -> str:
     owner = f"the weight of {weights[0].node}"
     if len(weights) > 1:
         owner = f"{len(weights)} weights ({_join_nodes(weights)})"
-    rows = format_count(sum(weight.rows for weight in weights), "row")
+    rows = terminal.format_count(sum(weight.rows for weight in weights), "row")
     return f"saturates: {rows} of {owner} overflow {_WHERE}"
 
 
@@ -234,7 +226,7 @@ def _join_nodes(weights: Sequence[WeightSums]) -> str:
 
 
 def make_sums_tables(
-    weights: Sequence[WeightSums], cost: SaturationCost | None, view: TextView
+    weights: Sequence[WeightSums], cost: SaturationCost | None, view: terminal.TextView
 ) -> Iterator[RenderableType]:
     """Make the table of weights that can overflow (verbose: of all weights), with the observed share if measured."""
     listed = [weight for weight in weights if view.verbose or weight.saturates]
@@ -259,7 +251,7 @@ def make_sums_tables(
 
     names = ("node", "weight")
     right = ("rows", "sums", "saturated")
-    yield from make_list(
+    yield from terminal.make_list(
         listed, view, columns, make_row, usual=_SUMS, right=right, names=names, fold=("exact",)
     )
     yield Text("")
@@ -271,7 +263,7 @@ def format_cost(cost: SaturationCost) -> list[str]:
     lines = []
     for error in cost.outputs:
         lines.append(
-            f"{error.output}: {format_decibel(error.sqnr_db)} {basis}, max abs {error.max_abs:.3g}"
+            f"{error.output}: {terminal.format_decibel(error.sqnr_db)} {basis}, max abs {error.max_abs:.3g}"
         )
     return lines + [
         f"[{refusal.code}] {refusal.subject}: {refusal.reason}" for refusal in cost.skipped

@@ -8,19 +8,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from onnxq.backends.engine import (
-    ENGINE,
-    LOG,
-    BuildResult,
-    Engine,
-    EngineTimes,
-    Job,
-    Kernels,
-    KernelWords,
-    Runner,
-    TimedModel,
-    Timing,
-)
+from onnxq.backends import engine
 from onnxq.backends.openvino.kernels import KERNELS, read_kernels
 from onnxq.backends.serving import serve_model, time_in_child
 from onnxq.graph import ModelLike
@@ -28,7 +16,7 @@ from onnxq.runtime import summarize_rounds
 from onnxq.sites import Names
 
 
-class OpenVinoEngine(Engine):
+class OpenVinoEngine(engine.Engine):
     """OpenVINO on the CPU of this machine."""
 
     name = "openvino"
@@ -40,23 +28,25 @@ class OpenVinoEngine(Engine):
     any_size = True
     judges = True
     saturates = True
-    words = KernelWords(
+    words = engine.KernelWords(
         products=("convolution", "deconvolution", "fullyconnected", "matmul", "lstm", "gru", "rnn"),
         pools=("pooling", "reduce"),
         shifts=True,
     )
     # The marked model: nodes have numbers for names, so that it is not for people.
-    saved = MappingProxyType({LOG: "build.log", KERNELS: KERNELS, ENGINE: "model.marked.onnx"})
+    saved = MappingProxyType(
+        {engine.LOG: "build.log", KERNELS: KERNELS, engine.ENGINE: "model.marked.onnx"}
+    )
     # On CPUs with AMX the plugin would compute in bfloat16 what stays float.
     options: Mapping[str, str] = MappingProxyType({"INFERENCE_PRECISION_HINT": "f32"})
 
-    def build(self, job: Job, folder: Path) -> BuildResult:
+    def build(self, job: engine.Job, folder: Path) -> engine.BuildResult:
         """Compile the model; its kernels are listed."""
         from onnxq.backends.openvino.build import build_folder
 
         return build_folder(job, folder)
 
-    def read_kernels(self, model: ModelLike, folder: Path) -> Kernels:
+    def read_kernels(self, model: ModelLike, folder: Path) -> engine.Kernels:
         """The layers of the runtime graph."""
         return read_kernels(folder)
 
@@ -69,19 +59,21 @@ class OpenVinoEngine(Engine):
         )
 
     def open_runner(
-        self, name: str, model: ModelLike, job: Job, folder: Path
-    ) -> AbstractContextManager[Runner]:
+        self, name: str, model: ModelLike, job: engine.Job, folder: Path
+    ) -> AbstractContextManager[engine.Runner]:
         """Compile the model and run it, in a process of its own."""
         return serve_model(self, name, model, job, folder)
 
-    def time_models(self, models: Mapping[str, TimedModel], timing: Timing) -> EngineTimes:
+    def time_models(
+        self, models: Mapping[str, engine.TimedModel], timing: engine.Timing
+    ) -> engine.EngineTimes:
         """Time models in one child process, in as many threads as asked for."""
         result = time_in_child(self, models, timing)
         times = {
             name: summarize_rounds(rounds, timing.threads)
             for name, rounds in result["times"].items()
         }
-        return EngineTimes(device=result["device"], eager=times, reasons=result["reasons"])
+        return engine.EngineTimes(device=result["device"], eager=times, reasons=result["reasons"])
 
     def run_job(self, job: Mapping[str, Any], folder: Path) -> dict[str, Any]:
         """Time the models of a job, or answer samples."""

@@ -16,16 +16,7 @@ from typing import Any
 import onnx
 
 from onnxq.backends.engine import ENGINE, LOG, MODEL, BuildResult, BuildState, Job
-from onnxq.backends.qnn.kernels import (
-    GRAPHS,
-    NEEDS,
-    REFUSED,
-    TRACE,
-    NodeNames,
-    describe_refusal,
-    find_fix,
-    read_log,
-)
+from onnxq.backends.qnn import kernels
 from onnxq.backends.serving import Answer, answer_samples
 from onnxq.graph import fix_sizes
 from onnxq.graph.scopes import has_bodies
@@ -43,7 +34,7 @@ def compile_folder(job: Job, folder: Path) -> BuildResult:
     try:
         import onnxruntime_qnn  # noqa: F401
     except ImportError as error:
-        return BuildResult(state=BuildState.MISSING, reason=f"{error}; it needs {NEEDS}")
+        return BuildResult(state=BuildState.MISSING, reason=f"{error}; it needs {kernels.NEEDS}")
     with open(folder / LOG, "ab") as sink:
         for stream in (1, 2):
             os.dup2(sink.fileno(), stream)
@@ -67,19 +58,19 @@ def compile_folder(job: Job, folder: Path) -> BuildResult:
     if compiled.exists():
         compiled.rename(folder / ENGINE)
     # Without colours, and for people.
-    (folder / LOG).write_text("\n".join(read_log(folder)), encoding="utf-8")
+    (folder / LOG).write_text("\n".join(kernels.read_log(folder)), encoding="utf-8")
     result = _judge_build(folder, reason)
     return BuildResult(**{**vars(result), "seconds": time.perf_counter() - start})
 
 
 def _judge_build(folder: Path, reason: str) -> BuildResult:
     """How a build ended. reason: the words of ONNX Runtime where it gave no session."""
-    lines = read_log(folder)
+    lines = kernels.read_log(folder)
     chip = next((found[0] for line in lines if (found := _UNKNOWN_CHIP.search(line))), "")
     if chip:
         return BuildResult(state=BuildState.NO_CAPABILITY, reason=chip)
     # Where the library fails before it sees a node, ONNX Runtime goes on without it and says so in the log alone.
-    if not reason and not (folder / TRACE).exists():
+    if not reason and not (folder / kernels.TRACE).exists():
         reason = next(
             (
                 line.partition("] ")[2]
@@ -89,13 +80,17 @@ def _judge_build(folder: Path, reason: str) -> BuildResult:
             "the provider left no record of its graphs",
         )
     if reason:
-        refused = {found[1]: found for line in lines if (found := REFUSED.search(line))}
+        refused = {found[1]: found for line in lines if (found := kernels.REFUSED.search(line))}
         blamed = _NODE.search(reason)
         name = blamed[1] if blamed else next(iter(reversed(refused)), "")
         # ONNX Runtime says what follows, and the validator why.
-        reason = describe_refusal(refused[name]) if name in refused else reason
-        node = NodeNames(onnx.load(folder / MODEL, load_external_data=False)).find_node(name)
-        return BuildResult(state=BuildState.FAILED, reason=reason, node=node, fix=find_fix(reason))
+        reason = kernels.describe_refusal(refused[name]) if name in refused else reason
+        node = kernels.NodeNames(onnx.load(folder / MODEL, load_external_data=False)).find_node(
+            name
+        )
+        return BuildResult(
+            state=BuildState.FAILED, reason=reason, node=node, fix=kernels.find_fix(reason)
+        )
     # A model of which no node runs on the NPU has no compiled form: it stays as it is.
     if not (folder / ENGINE).exists():
         (folder / ENGINE).write_bytes((folder / MODEL).read_bytes())
@@ -117,10 +112,10 @@ def _compile(
     device: Any, settings: Mapping[str, str], proto: onnx.ModelProto, folder: Path, compiled: Path
 ) -> None:
     """Have the provider write the compiled model; the graphs and the record of its nodes go to the folder."""
-    (folder / GRAPHS).mkdir(exist_ok=True)
+    (folder / kernels.GRAPHS).mkdir(exist_ok=True)
     records = {
         "dump_json_qnn_graph": "1",
-        "json_qnn_graph_dir": str(folder / GRAPHS),
+        "json_qnn_graph_dir": str(folder / kernels.GRAPHS),
         "enable_framework_op_trace": "1",
         "framework_op_trace_dir": str(folder),
     }

@@ -12,20 +12,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from onnxq.backends.engine import (
-    ENGINE,
-    LOG,
-    BuildResult,
-    Engine,
-    EngineTimes,
-    Job,
-    Kernels,
-    KernelWords,
-    Runner,
-    TimedModel,
-    Timing,
-    Untimed,
-)
+from onnxq.backends import engine
 from onnxq.backends.trt.build import build_engine
 from onnxq.backends.trt.cuda import count_gpus
 from onnxq.backends.trt.kernels import INSPECTION, LAYERS, read_inspector, read_layers_message
@@ -62,7 +49,7 @@ _MOVES = frozenset(
 _CUT_UP = "its result is cut up, which TensorRT does to the weight instead, in float: give its result a pair"
 
 
-class TrtEngine(Engine):
+class TrtEngine(engine.Engine):
     """TensorRT, which builds for the GPU of this machine."""
 
     name = "tensorrt"
@@ -78,7 +65,7 @@ class TrtEngine(Engine):
     shows_inner = True
     # Parts of kinds in TensorRT-RTX's words, then in TensorRT's. Others (kgen, reformat, pointwise) compute bias,
     # activation and quantization around it. Fused attention is listed as a generated kernel; its name tells it.
-    words = KernelWords(
+    words = engine.KernelWords(
         products=(
             "correlation",
             "gemm",
@@ -107,14 +94,14 @@ class TrtEngine(Engine):
         }
     )
     saved = MappingProxyType(
-        {LOG: "build.log", LAYERS: LAYERS, INSPECTION: LAYERS, ENGINE: "model.engine"}
+        {engine.LOG: "build.log", LAYERS: LAYERS, INSPECTION: LAYERS, engine.ENGINE: "model.engine"}
     )
 
-    def build(self, job: Job, folder: Path) -> BuildResult:
+    def build(self, job: engine.Job, folder: Path) -> engine.BuildResult:
         """Build the model in `folder`, and write the engine and the list of its kernels there."""
         return build_engine(self, job, folder)
 
-    def read_kernels(self, model: ModelLike, folder: Path) -> Kernels:
+    def read_kernels(self, model: ModelLike, folder: Path) -> engine.Kernels:
         """The kernels that the inspector or the log lists."""
         inspection = folder / INSPECTION
         if inspection.exists():
@@ -160,7 +147,9 @@ class TrtEngine(Engine):
         return Refusal(self.name, cause, fix, code="R111")
 
     @contextmanager
-    def open_runner(self, name: str, model: ModelLike, job: Job, folder: Path) -> Iterator[Runner]:
+    def open_runner(
+        self, name: str, model: ModelLike, job: engine.Job, folder: Path
+    ) -> Iterator[engine.Runner]:
         """Build an engine for this machine's GPU and run it with Polygraphy."""
         path = build_trt(self, model, job, folder)
         with TrtRunner(self, name, path, job.plugins) as runner:
@@ -180,7 +169,9 @@ class TrtEngine(Engine):
             subject, f"TensorRT's engines are timed on a GPU: {cause}", fix, code="Q708"
         )
 
-    def time_models(self, models: Mapping[str, TimedModel], timing: Timing) -> EngineTimes:
+    def time_models(
+        self, models: Mapping[str, engine.TimedModel], timing: engine.Timing
+    ) -> engine.EngineTimes:
         """Time engines on this machine's GPU, each launched kernel by kernel and as a CUDA graph."""
         return time_engines(self, models, timing)
 
@@ -213,7 +204,7 @@ class RtxEngine(TrtEngine):
             )
         return int(found[1]), int(found[2])
 
-    def prepare_environment(self, job: Job, folder: Path) -> Mapping[str, str]:
+    def prepare_environment(self, job: engine.Job, folder: Path) -> Mapping[str, str]:
         """The environment in which the library finds itself when it meets a plugin."""
         home = find_spec("tensorrt_rtx_libs") if job.plugins and sys.platform == "linux" else None
         if home is None:
@@ -230,13 +221,13 @@ class RtxEngine(TrtEngine):
         known = [os.environ["LD_LIBRARY_PATH"]] if os.environ.get("LD_LIBRARY_PATH") else []
         return {"LD_LIBRARY_PATH": os.pathsep.join([str(folder / _LINKS), *known])}
 
-    def find_local(self) -> Engine:
+    def find_local(self) -> engine.Engine:
         """TensorRT where there are a GPU and the library."""
         usual = TrtEngine()
         return usual if usual.installed and count_gpus() else self
 
-    def choose_device(self, capability: str | None) -> tuple[str | None, Untimed | None]:
+    def choose_device(self, capability: str | None) -> tuple[str | None, engine.Untimed | None]:
         """Builds for another GPU cannot be timed, and none can without one."""
         if capability is not None:
-            return capability, Untimed.OTHER_GPU
-        return (CURRENT, None) if count_gpus() else (None, Untimed.NO_GPU)
+            return capability, engine.Untimed.OTHER_GPU
+        return (CURRENT, None) if count_gpus() else (None, engine.Untimed.NO_GPU)

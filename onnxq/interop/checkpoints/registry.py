@@ -1,4 +1,4 @@
-"""The formats of checkpoints that `import-weights` reads. Another one is a file that defines it and a row here."""
+"""The formats of checkpoints that `import-weights` reads. Another one is defined in a file beside this and has a row here."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from typing import Any, TypeVar
 
 from onnxq.errors import CalibrationError
 from onnxq.files import describe_os_error, read_text, register_input
-from onnxq.interop.checkpoints.awq import AWQ
 from onnxq.interop.checkpoints.base import (
     Checkpoint,
     CheckpointFiles,
@@ -23,9 +22,8 @@ from onnxq.interop.checkpoints.base import (
     WeightCodes,
     fault,
 )
-from onnxq.interop.checkpoints.compressed import COMPRESSED
 from onnxq.interop.checkpoints.gguf import GGUF
-from onnxq.interop.checkpoints.gptq import GPTQ
+from onnxq.interop.checkpoints.packed import AWQ, COMPRESSED, GPTQ
 from onnxq.interop.checkpoints.tensors import list_tensors
 
 _T = TypeVar("_T")
