@@ -73,8 +73,8 @@ def guard_float(proto: ModelLike, nodes: Sequence[str]) -> ModelLike:
 
     Raises ModelError for a node that is not there.
     """
-    index = get_index(proto)
     edit = Edit(proto)
+    index = edit.index
     guards: dict[tuple[TensorId, str], str] = {}
     named = [index.find_node(name) for name in dict.fromkeys(nodes)]
     guarded = [node for node in named if _is_quantized_behind(index, node)]
@@ -89,7 +89,7 @@ def guard_float(proto: ModelLike, nodes: Sequence[str]) -> ModelLike:
             key = (tensor, node.scope)
             if key not in guards:
                 guards[key] = edit.insert_before(
-                    node, "Clip", (tensor.name,), {}, f"{tensor.name}/guard"
+                    node, "Clip", (tensor.name,), f"{tensor.name}/guard"
                 )
             edit.read(node.make_edge(k), guards[key])
     return edit.export() if guards else proto
@@ -171,7 +171,7 @@ def _rewrite_bias(index: GraphIndex, edit: Edit, node: NodeRef) -> bool:
         )
     else:
         negated = edit.add_constant(add.scope, f"{add.inputs[k]}/negated", -bias)
-        edit.replace_node(add, "Sub", (node.outputs[0], negated), {})
+        edit.replace_node(add, "Sub", (node.outputs[0], negated))
     return True
 
 

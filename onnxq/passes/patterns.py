@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, wraps
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 import numpy as np
+from numpy.typing import ArrayLike
 from onnx import TensorProto
 
 from onnxq.arrays import Array, Array64, Arrays
@@ -25,7 +27,7 @@ from onnxq.graph import (
 from onnxq.graph.scopes import drop_absent_inputs, walk_nodes
 from onnxq.numerics.rounding import round_to_type
 from onnxq.passes.journal import PassReport
-from onnxq.passes.state import FloatState
+from onnxq.passes.state import FloatState, FloatStep
 from onnxq.sites import Edge, Refusal, TensorId
 
 # ORT's CPU provider has most kernels for these only; a chain of double may run where its single node does not.
@@ -52,6 +54,7 @@ _AXES_INPUT = 18
 StateT = TypeVar("StateT", bound=FloatState)
 # A node to be written: its operator, its inputs but the first, its attributes.
 Step = tuple[str, Sequence[str], Mapping[str, Any]]
+_NO_ATTRS: Mapping[str, Any] = MappingProxyType({})
 
 
 class Edit:
@@ -60,6 +63,11 @@ class Edit:
     def __init__(self, proto: ModelLike) -> None:
         self._proto = proto
         self._rewritten: set[str] = set()
+
+    @cached_property
+    def index(self) -> GraphIndex:
+        """The model as it was."""
+        return get_index(self._proto)
 
     @cached_property
     def _editor(self) -> Editor[ModelLike]:
@@ -91,7 +99,7 @@ class Edit:
         node: NodeRef,
         op_type: str,
         inputs: Sequence[str],
-        attrs: Mapping[str, Any],
+        attrs: Mapping[str, Any] = _NO_ATTRS,
         domain: str = "",
     ) -> None:
         """Make a node another operation with these inputs and attributes only; name and outputs stay."""
@@ -145,8 +153,8 @@ class Edit:
         node: NodeRef,
         op_type: str,
         inputs: Sequence[str],
-        attrs: Mapping[str, Any],
         tensor: str,
+        attrs: Mapping[str, Any] = _NO_ATTRS,
     ) -> str:
         """A new node in front of another, writing a tensor of about this name, which is also the node's; returns it."""
         made = self._editor.fresh(tensor)
@@ -159,14 +167,10 @@ class Edit:
     def insert_largest(self, node: NodeRef, source: str, axis: int, tensor: str) -> str:
         """The largest values along an axis, which is kept, in front of a node; see `insert_before`."""
         inputs = [source]
-        attrs = {"keepdims": 1, "axes": [axis]}
+        attrs: dict[str, Any] = {"keepdims": 1, "axes": [axis]}
         if find_opset(self._proto) >= _AXES_INPUT:
-            inputs.append(
-                self.add_constant(
-                    node.scope, f"{tensor}/axes", np.array(attrs.pop("axes"), np.int64)
-                )
-            )
-        return self.insert_before(node, "ReduceMax", inputs, attrs, tensor)
+            inputs.append(self.add_integers(node.scope, f"{tensor}/axes", attrs.pop("axes")))
+        return self.insert_before(node, "ReduceMax", inputs, tensor, attrs=attrs)
 
     def rename_output(self, node: NodeRef, tensor: str, k: int = 0) -> str:
         """Let a node write a new tensor of about this name in place of its output k; returns it."""
@@ -213,30 +217,57 @@ class Edit:
         """A new initializer of about this name."""
         return self._editor.add_initializer(scope, self._editor.fresh(base), value)
 
-    def set_constant(self, index: GraphIndex, edge: Edge, value: Array) -> None:
+    def add_integers(self, scope: str, base: str, values: ArrayLike) -> str:
+        """A new initializer of int64 of about this name."""
+        return self.add_constant(scope, base, np.asarray(values, np.int64))
+
+    def add_float(self, node: NodeRef, part: str, value: float) -> str:
+        """A new initializer of one float32, named after a node and its part in it."""
+        return self.add_constant(node.scope, f"{node.name}/{part}", np.asarray(value, np.float32))
+
+    def set_constant(self, edge: Edge, value: Array) -> None:
         """Give one reader of a constant another value: in place where nobody else reads it, else a copy of its own."""
-        node = index.find_node(edge.node)
-        held = index.find_input(node, edge.index)
-        if held is not None and index.is_owned(held):
+        held = self.index.find_input(self.index.find_node(edge.node), edge.index)
+        if held is not None and self.index.is_owned(held):
             # The tensor keeps its name, by which plans and reports know it.
             self._editor.replace_initializer(held, value)
             return
         base = (
-            f"{node.name}/{'weight' if edge.index == 1 else 'bias'}"
+            f"{edge.node}/{'weight' if edge.index == 1 else 'bias'}"
             if held is None
-            else f"{held.name}/{node.name}"
+            else f"{held.name}/{edge.node}"
         )
         self._editor.replace_input(edge, self.add_constant(edge.scope, base, value))
 
-    def set_rounded(
-        self, index: GraphIndex, edge: Edge, value: Array64, dtype: np.dtype[Any]
-    ) -> None:
+    def set_rounded(self, edge: Edge, value: Array64, dtype: np.dtype[Any]) -> None:
         """`set_constant` with the value rounded to a float type. Raises PlanError where that overflows."""
         narrow = round_to_type(value, dtype)
         if narrow is None:
             cause = f"the factors or shifts that the plan gives it overflow {dtype}"
             raise PlanError(str(edge), cause, "plan the model again", code="Q404")
-        self.set_constant(index, edge, narrow)
+        self.set_constant(edge, narrow)
+
+
+# Says what it changed at a node; each line begins with a node's name.
+NodeRewriter = Callable[[Edit, NodeRef], Iterator[str]]
+FloatPass = Callable[[object, FloatState], FloatStep]
+
+
+def rewrite_nodes(
+    name: str,
+) -> Callable[[NodeRewriter], FloatPass]:
+    """Make a pass of this name of a function that rewrites one node: all of them, in the order the model runs in."""
+
+    def make_pass(rewrite: NodeRewriter) -> FloatPass:
+        @wraps(rewrite)
+        def run(_ctx: object, state: FloatState) -> FloatStep:
+            edit = Edit(state.model)
+            changed = [line for node in edit.index.nodes for line in rewrite(edit, node)]
+            return edit.finish_pass(state, name, changed)
+
+        return run
+
+    return make_pass
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,4 +1,4 @@
-"""The formats of checkpoints that `import-weights` reads. Another one is defined in a file beside this and has a row here."""
+"""The formats of checkpoints that `import-weights` reads; another is a file beside this and a row here."""
 
 from __future__ import annotations
 

@@ -121,11 +121,10 @@ def write_scales(proto: ModelLike, factors: Factors) -> ModelLike:
         linear = op.linear
         changed = True
         weight = scale_weight(linear.weight, op.groups, op.output_first, rows, columns)
-        edit.set_rounded(index, linear.node.make_edge(1), weight, linear.weight.dtype)
+        edit.set_rounded(linear.node.make_edge(1), weight, linear.weight.dtype)
         bias = None if linear.bias_at is None else index.input_value(*linear.bias_at)
         if linear.bias_at is not None and bias is not None:
             edit.set_rounded(
-                index,
                 NodeRef.make_edge(*linear.bias_at),
                 bias.astype(np.float64) * rows,
                 bias.dtype,
@@ -245,9 +244,9 @@ def write_shifts(proto: ModelLike, shifts: Shifts) -> ModelLike:
         stored = index.input_value(*op.bias_at)
         bias = np.broadcast_to(op.bias, (op.channels,)) + value
         if stored is None:
-            edit.set_rounded(index, edge, bias, op.weight.dtype)
+            edit.set_rounded(edge, bias, op.weight.dtype)
             continue
         # A bias keeps its rank: [1, N] stays [1, N]; a scalar becomes a row.
         shaped = bias.reshape(stored.shape) if stored.size == bias.size else bias
-        edit.set_rounded(index, edge, shaped, stored.dtype)
+        edit.set_rounded(edge, shaped, stored.dtype)
     return edit.export() if gains else proto

@@ -260,12 +260,12 @@ def write_rotations(proto: ModelLike, rotations: Sequence[Rotation]) -> tuple[Mo
     for edge, reader in readers.items():
         recipes[edge] = _ConstantRecipe(reader.axis, reader.label.waiting, tuple(turns[edge]))
     edit = Edit(proto)
-    copied = _write_constants(index, edit, recipes, _move_shifts(index, edit, readers, recipes))
+    copied = _write_constants(edit, recipes, _move_shifts(edit, readers, recipes))
     waiting = {constant for reader in readers.values() for constant in reader.label.waiting}
     # Their readers' weights and biases hold them now, and the norm keeps ones and zeros.
     for constant in sorted(waiting, key=lambda constant: constant.edge):
         value = _read_constant(index, constant.edge)
-        edit.set_constant(index, constant.edge, np.full_like(value, 0.0 if constant.shift else 1.0))
+        edit.set_constant(constant.edge, np.full_like(value, 0.0 if constant.shift else 1.0))
     return edit.export(), copied
 
 
@@ -308,7 +308,6 @@ def _add_up(
 
 
 def _move_shifts(
-    index: GraphIndex,
     edit: Edit,
     readers: Mapping[Edge, StreamReader],
     recipes: Mapping[Edge, _ConstantRecipe],
@@ -317,6 +316,7 @@ def _move_shifts(
 
     Where there is no bias, it is written, in an Add behind.
     """
+    index = edit.index
     gains: dict[Edge, Array64] = {}
     for edge, reader in readers.items():
         _, shift = _add_up(index, reader.label.waiting, reader.label.width)
@@ -343,12 +343,12 @@ def _move_shifts(
 
 
 def _write_constants(
-    index: GraphIndex,
     edit: Edit,
     recipes: Mapping[Edge, _ConstantRecipe],
     gains: Mapping[Edge, Array64],
 ) -> Names:
     """Rewrite the constants one after the other; the names of matrices that their readers no longer share."""
+    index = edit.index
     shared: defaultdict[TensorId, list[Edge]] = defaultdict(list)
     for edge in dict.fromkeys((*recipes, *gains)):
         tensor = index.find_input(index.find_node(edge.node), edge.index)

@@ -203,9 +203,9 @@ def write_smoothing(proto: ModelLike, factors: Factors) -> ModelLike:
         group = groups[tensor]
         wide = s.astype(np.float64)
         if group.home is None:
-            _insert_division(index, edit, group, wide)
+            _insert_division(edit, group, wide)
         else:
-            _divide_in_home(index, edit, group.home, wide, weights)
+            _divide_in_home(edit, group.home, wide, weights)
         for op in group.readers:
             laid = wide[:, None] if op.axis == 1 else wide[None, :]
             weights.setdefault(op.node.name, (op, []))[1].append(laid)
@@ -213,26 +213,25 @@ def write_smoothing(proto: ModelLike, factors: Factors) -> ModelLike:
         value = op.weight.astype(np.float64)
         for turned in turns:
             value *= turned
-        edit.set_rounded(index, op.node.make_edge(1), value, op.weight.dtype)
+        edit.set_rounded(op.node.make_edge(1), value, op.weight.dtype)
         release_pages(op.weight)
     return edit.export()
 
 
-def _insert_division(index: GraphIndex, edit: Edit, group: SmoothingGroup, s: Array64) -> None:
+def _insert_division(edit: Edit, group: SmoothingGroup, s: Array64) -> None:
     """X/s in a Mul in front of the layers."""
     first = group.readers[0].node
     inverse = edit.add_constant(
         first.scope, f"{group.tensor.name}/smoothing", (1.0 / s).astype(np.float32)
     )
     smoothed = edit.insert_before(
-        first, "Mul", (group.tensor.name, inverse), {}, f"{group.tensor.name}/smoothed"
+        first, "Mul", (group.tensor.name, inverse), f"{group.tensor.name}/smoothed"
     )
     for op in group.readers:
         edit.read(op.node.make_edge(0), smoothed)
 
 
 def _divide_in_home(
-    index: GraphIndex,
     edit: Edit,
     home: NodeRef | Linear,
     s: Array64,
@@ -248,8 +247,6 @@ def _divide_in_home(
         # Scale and bias of a normalization.
         spots = [(home, 1), (home, 2)]
     for node, k in spots:
-        value = index.input_value(node, k)
+        value = edit.index.input_value(node, k)
         if value is not None:
-            edit.set_constant(
-                index, node.make_edge(k), (value.astype(np.float64) / s).astype(value.dtype)
-            )
+            edit.set_constant(node.make_edge(k), (value.astype(np.float64) / s).astype(value.dtype))

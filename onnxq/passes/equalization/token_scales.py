@@ -12,7 +12,7 @@ import numpy as np
 
 from onnxq.arrays import Floats
 from onnxq.errors import PlanError
-from onnxq.graph import GraphIndex, ModelLike, NodeRef, get_index
+from onnxq.graph import GraphIndex, ModelLike, NodeRef
 from onnxq.graph.base import NodeRefs
 from onnxq.passes.patterns import Edit, Step
 from onnxq.sites import TensorId
@@ -26,14 +26,13 @@ def write_token_scales(proto: ModelLike, steps: Mapping[TensorId, Floats]) -> Mo
 
     steps: of each tensor, one number. Raises PlanError for a tensor that no layer reads so.
     """
-    index = get_index(proto)
     edit = Edit(proto)
     for tensor, count in steps.items():
-        layers = tuple(find_token_layers(index, tensor))
+        layers = tuple(find_token_layers(edit.index, tensor))
         if not layers or count.size != 1:
             cause = "feeds no layers whose tokens could be scaled"
             raise PlanError(str(tensor), cause, "plan the model again", code="Q404")
-        _scale_tokens(index, edit, tensor, layers, count.reshape(()))
+        _scale_tokens(edit, tensor, layers, count.reshape(()))
     return edit.export()
 
 
@@ -48,20 +47,18 @@ def find_token_layers(index: GraphIndex, tensor: TensorId) -> Iterable[NodeRef]:
             yield node
 
 
-def _scale_tokens(
-    index: GraphIndex, edit: Edit, tensor: TensorId, layers: NodeRefs, steps: Floats
-) -> None:
+def _scale_tokens(edit: Edit, tensor: TensorId, layers: NodeRefs, steps: Floats) -> None:
     first = layers[0]
     name = tensor.name
     scope = tensor.scope
     least = edit.add_constant(scope, f"{name}/least", _LEAST)
     count = edit.add_constant(scope, f"{name}/steps", steps)
-    sizes = edit.insert_before(first, "Abs", [name], {}, f"{name}/magnitudes")
+    sizes = edit.insert_before(first, "Abs", [name], f"{name}/magnitudes")
     largest = edit.insert_largest(first, sizes, -1, f"{name}/largest")
-    above = edit.insert_before(first, "Max", [largest, least], {}, f"{name}/above")
-    scale = edit.insert_before(first, "Div", [above, count], {}, f"{name}/token_scale")
+    above = edit.insert_before(first, "Max", [largest, least], f"{name}/above")
+    scale = edit.insert_before(first, "Div", [above, count], f"{name}/token_scale")
     # Not times 1 / s: checkpoints divide, and the last bit decides some codes.
-    scaled = edit.insert_before(first, "Div", [name, scale], {}, f"{name}/scaled")
+    scaled = edit.insert_before(first, "Div", [name, scale], f"{name}/scaled")
     for node in layers:
         edit.read(node.make_edge(0), scaled)
         steps_behind: list[Step] = [("Mul", [scale], {})]

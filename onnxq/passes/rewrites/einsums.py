@@ -11,10 +11,8 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-import numpy as np
-
 from onnxq.arrays import Shape
-from onnxq.graph import GraphIndex, NodeRef, fold_constants, get_index, infer_shapes
+from onnxq.graph import GraphIndex, NodeRef, fold_constants, infer_shapes
 from onnxq.graph.base import Dims
 from onnxq.passes.base import RunContext
 from onnxq.passes.patterns import Edit, Step
@@ -53,8 +51,8 @@ class _Contraction:
 
 def write_out_einsums(_ctx: RunContext, state: FloatState) -> FloatStep:
     """Write each Einsum that is one product of matrices as MatMul."""
-    index = get_index(state.model)
     edit = Edit(state.model)
+    index = edit.index
     changed = []
     for node in index.nodes:
         product = (
@@ -80,9 +78,7 @@ def _write_product(edit: Edit, node: NodeRef, product: _Contraction) -> None:
     def reshape_axes(part: str, shape: Shape) -> list[Step]:
         if not shape:
             return []
-        stored = edit.add_constant(
-            node.scope, f"{node.name}/{part}/shape", np.asarray(shape, np.int64)
-        )
+        stored = edit.add_integers(node.scope, f"{node.name}/{part}/shape", shape)
         return [("Reshape", (stored,), {})]
 
     names = []
@@ -92,10 +88,10 @@ def _write_product(edit: Edit, node: NodeRef, product: _Contraction) -> None:
         steps = [*transpose_axes(operand.axes, operand.order), *reshape_axes(part, operand.shape)]
         for op_type, others, attrs in steps:
             name = edit.insert_before(
-                node, op_type, [name, *others], attrs, f"{node.name}/{part}/{op_type}"
+                node, op_type, [name, *others], f"{node.name}/{part}/{op_type}", attrs=attrs
             )
         names.append(name)
-    edit.replace_node(node, "MatMul", names, {})
+    edit.replace_node(node, "MatMul", names)
     edit.append(
         node, [*reshape_axes("out", product.shape), *transpose_axes(product.order, product.axes)]
     )

@@ -12,7 +12,7 @@ from dataclasses import replace
 import numpy as np
 
 from onnxq.backends import find_target
-from onnxq.graph import GraphIndex, NodeRef, find_opset, get_index, infer_shapes
+from onnxq.graph import NodeRef, find_opset, get_index, infer_shapes
 from onnxq.graph.base import MICROSOFT
 from onnxq.passes.base import RunContext
 from onnxq.passes.journal import PassReport
@@ -42,16 +42,14 @@ def write_out_fused(ctx: RunContext, state: FloatState) -> FloatStep:
         own = (node for node in get_index(model).nodes if node.domain == MICROSOFT)
         fused = [node for node in own if node.op_type in _WRITERS.keys() - single]
         if fused:
-            model = infer_shapes(model)
-            index = get_index(model)
-            edit = Edit(model)
-            written = [node for node in fused if _WRITERS[node.op_type](index, edit, node)]
+            edit = Edit(infer_shapes(model))
+            written = [node for node in fused if _WRITERS[node.op_type](edit, node)]
             changed += [f"{node.name}: {node.op_type} written out" for node in written]
             model = edit.export()
     return replace(state, model=model), PassReport("fused", tuple(changed))
 
 
-def _write_conv(_index: GraphIndex, edit: Edit, node: NodeRef) -> bool:
+def _write_conv(edit: Edit, node: NodeRef) -> bool:
     """Conv(x, w, b) + z, then the activation."""
     # In front of the activation, as the kernel adds it.
     sums: list[Step] = [("Add", (name,), {}) for name in node.inputs[3:4] if name]
@@ -61,7 +59,7 @@ def _write_conv(_index: GraphIndex, edit: Edit, node: NodeRef) -> bool:
     return True
 
 
-def _write_gemm(_index: GraphIndex, edit: Edit, node: NodeRef) -> bool:
+def _write_gemm(edit: Edit, node: NodeRef) -> bool:
     """Gemm, then the activation."""
     names = ("activation_alpha", "activation_beta")
     parameters = [float(node.attrs[name]) for name in names if name in node.attrs]
@@ -85,18 +83,16 @@ def _make_activation(edit: Edit, node: NodeRef, parameters: Sequence[float]) -> 
     if op_type == "Clip":
         # Its ends are inputs in every opset that quantizing leaves.
         ends = zip(("min", "max"), parameters, strict=False)
-        return [(op_type, tuple(_add_scalar(edit, node, *end) for end in ends), {})]
+        return [(op_type, tuple(edit.add_float(node, *end) for end in ends), {})]
     return [(op_type, (), dict(zip(_PARAMETERS.get(op_type, ()), parameters, strict=False)))]
 
 
-def _add_scalar(edit: Edit, node: NodeRef, name: str, value: float) -> str:
-    return edit.add_constant(node.scope, f"{node.name}/{name}", np.array(value, np.float32))
-
-
-def _write_matmul(index: GraphIndex, edit: Edit, node: NodeRef) -> bool:
+def _write_matmul(edit: Edit, node: NodeRef) -> bool:
     """The product of a and b, either with its last two axes exchanged, times alpha."""
     ranks = [
-        index.find_rank(tensor) for k in (0, 1) if (tensor := index.find_input(node, k)) is not None
+        edit.index.find_rank(tensor)
+        for k in (0, 1)
+        if (tensor := edit.index.find_input(node, k)) is not None
     ]
     turned = [bool(node.attrs.get(name, 0)) for name in ("transA", "transB")]
     unknown = any(
@@ -110,64 +106,65 @@ def _write_matmul(index: GraphIndex, edit: Edit, node: NodeRef) -> bool:
         if turn and rank is not None:
             order = [*range(rank - 2), rank - 1, rank - 2]
             name = f"{inputs[k]}/transposed"
-            inputs[k] = edit.insert_before(node, "Transpose", [inputs[k]], {"perm": order}, name)
+            inputs[k] = edit.insert_before(
+                node, "Transpose", [inputs[k]], name, attrs={"perm": order}
+            )
     alpha = node.read_float("alpha", 1.0)
     steps: list[Step] = (
-        [] if alpha == 1.0 else [("Mul", (_add_scalar(edit, node, "alpha", alpha),), {})]
+        [] if alpha == 1.0 else [("Mul", (edit.add_float(node, "alpha", alpha),), {})]
     )
-    edit.replace_node(node, "MatMul", inputs, {})
+    edit.replace_node(node, "MatMul", inputs)
     edit.append(node, steps)
     return True
 
 
-def _write_quick_gelu(_index: GraphIndex, edit: Edit, node: NodeRef) -> bool:
+def _write_quick_gelu(edit: Edit, node: NodeRef) -> bool:
     """x times the Sigmoid of alpha x."""
     x = scaled = node.inputs[0]
     alpha = node.read_float("alpha", 1.702)
     if alpha != 1.0:
         scaled = edit.insert_before(
-            node, "Mul", [x, _add_scalar(edit, node, "alpha", alpha)], {}, f"{x}/scaled"
+            node, "Mul", [x, edit.add_float(node, "alpha", alpha)], f"{x}/scaled"
         )
-    gate = edit.insert_before(node, "Sigmoid", [scaled], {}, f"{x}/gate")
-    edit.replace_node(node, "Mul", [x, gate], {})
+    gate = edit.insert_before(node, "Sigmoid", [scaled], f"{x}/gate")
+    edit.replace_node(node, "Mul", [x, gate])
     return True
 
 
-def _write_gelu(_index: GraphIndex, edit: Edit, node: NodeRef) -> bool:
+def _write_gelu(edit: Edit, node: NodeRef) -> bool:
     """x (1 + erf(x / sqrt 2)) / 2 of x, to which a bias is added first."""
     x = _add_up(edit, node, node.inputs)
-    root = _add_scalar(edit, node, "root", 2**0.5)
-    scaled = edit.insert_before(node, "Div", [x, root], {}, f"{x}/scaled")
-    return _gate(edit, node, x, edit.insert_before(node, "Erf", [scaled], {}, f"{x}/erf"))
+    root = edit.add_float(node, "root", 2**0.5)
+    scaled = edit.insert_before(node, "Div", [x, root], f"{x}/scaled")
+    return _gate(edit, node, x, edit.insert_before(node, "Erf", [scaled], f"{x}/erf"))
 
 
-def _write_fast_gelu(_index: GraphIndex, edit: Edit, node: NodeRef) -> bool:
+def _write_fast_gelu(edit: Edit, node: NodeRef) -> bool:
     """x (1 + tanh(a (x + b x^3))) / 2 of x, to which a bias is added first."""
     x = _add_up(edit, node, node.inputs)
     cubic, slope = (
-        _add_scalar(edit, node, *pair)
-        for pair in (("cubic", 0.044715), ("slope", (2 / np.pi) ** 0.5))
+        edit.add_float(node, *pair) for pair in (("cubic", 0.044715), ("slope", (2 / np.pi) ** 0.5))
     )
-    square = edit.insert_before(node, "Mul", [x, x], {}, f"{x}/square")
-    cube = edit.insert_before(node, "Mul", [square, x], {}, f"{x}/cube")
-    part = edit.insert_before(node, "Mul", [cube, cubic], {}, f"{x}/part")
-    total = edit.insert_before(node, "Add", [x, part], {}, f"{x}/polynomial")
-    scaled = edit.insert_before(node, "Mul", [total, slope], {}, f"{x}/scaled")
-    return _gate(edit, node, x, edit.insert_before(node, "Tanh", [scaled], {}, f"{x}/tanh"))
+    square = edit.insert_before(node, "Mul", [x, x], f"{x}/square")
+    cube = edit.insert_before(node, "Mul", [square, x], f"{x}/cube")
+    part = edit.insert_before(node, "Mul", [cube, cubic], f"{x}/part")
+    total = edit.insert_before(node, "Add", [x, part], f"{x}/polynomial")
+    scaled = edit.insert_before(node, "Mul", [total, slope], f"{x}/scaled")
+    return _gate(edit, node, x, edit.insert_before(node, "Tanh", [scaled], f"{x}/tanh"))
 
 
 def _gate(edit: Edit, node: NodeRef, x: str, gate: str) -> bool:
     """The node becomes x (1 + gate) / 2."""
-    one, half = (_add_scalar(edit, node, *pair) for pair in (("one", 1.0), ("half", 0.5)))
-    raised = edit.insert_before(node, "Add", [gate, one], {}, f"{x}/raised")
-    product = edit.insert_before(node, "Mul", [x, raised], {}, f"{x}/gated")
-    edit.replace_node(node, "Mul", [product, half], {})
+    one, half = (edit.add_float(node, *pair) for pair in (("one", 1.0), ("half", 0.5)))
+    raised = edit.insert_before(node, "Add", [gate, one], f"{x}/raised")
+    product = edit.insert_before(node, "Mul", [x, raised], f"{x}/gated")
+    edit.replace_node(node, "Mul", [product, half])
     return True
 
 
-def _write_layernorm(index: GraphIndex, edit: Edit, node: NodeRef) -> bool:
+def _write_layernorm(edit: Edit, node: NodeRef) -> bool:
     """LayerNormalization of x + skip + bias, a sum that may be the fourth output."""
-    if any(node.outputs[1:3]) or find_opset(index.proto) < _LAYERNORM_OPSET:
+    if any(node.outputs[1:3]) or find_opset(edit.index.proto) < _LAYERNORM_OPSET:
         return False
     x, skip, gamma, *more = node.inputs
     # The last Add is the one that may write the fourth output.
@@ -191,9 +188,10 @@ def _write_layernorm(index: GraphIndex, edit: Edit, node: NodeRef) -> bool:
     return True
 
 
-def _write_attention(index: GraphIndex, edit: Edit, node: NodeRef) -> bool:
+def _write_attention(edit: Edit, node: NodeRef) -> bool:
     """MultiHeadAttention, which has no weights, of slices of x w + b. Masks and what is added to scores stay."""
     x, weight, bias, mask, past, added, *others = [*node.inputs, *[""] * (6 - len(node.inputs))]
+    index = edit.index
     # The weight may be joined of three, which is computed later.
     shape = index.find_shape(index.find_input(node, 1)) or (None,)
     masked = index.find_input(node, 3)
@@ -209,17 +207,15 @@ def _write_attention(index: GraphIndex, edit: Edit, node: NodeRef) -> bool:
         or not isinstance(shape[-1], int)
     ):
         return False
-    product = edit.insert_before(node, "MatMul", [x, weight], {}, f"{node.name}/projected")
+    product = edit.insert_before(node, "MatMul", [x, weight], f"{node.name}/projected")
     whole = _add_up(edit, node, [product, bias])
-    axis = edit.add_constant(node.scope, f"{node.name}/axis", np.array([-1], np.int64))
+    axis = edit.add_integers(node.scope, f"{node.name}/axis", [-1])
     # Columns of query, key and value, side by side.
     sizes = node.attrs.get(_SIZES) or [shape[-1] // 3] * 3
     bounds = np.cumsum([0, *sizes], dtype=np.int64)
     ends = [edit.add_constant(node.scope, f"{node.name}/end", bound.reshape(1)) for bound in bounds]
     parts = [
-        edit.insert_before(
-            node, "Slice", [whole, *ends[k : k + 2], axis], {}, f"{node.name}/{part}"
-        )
+        edit.insert_before(node, "Slice", [whole, *ends[k : k + 2], axis], f"{node.name}/{part}")
         for k, part in enumerate("qkv")
     ]
     attrs = {name: value for name, value in node.attrs.items() if name != _SIZES}
@@ -234,11 +230,11 @@ def _add_up(edit: Edit, node: NodeRef, names: Sequence[str]) -> str:
     """The sum of these tensors, in front of a node."""
     total, *others = filter(None, names)
     for other in others:
-        total = edit.insert_before(node, "Add", [total, other], {}, f"{node.name}/sum")
+        total = edit.insert_before(node, "Add", [total, other], f"{node.name}/sum")
     return total
 
 
-_WRITERS: dict[str, Callable[[GraphIndex, Edit, NodeRef], bool]] = {
+_WRITERS: dict[str, Callable[[Edit, NodeRef], bool]] = {
     "Attention": _write_attention,
     "BiasGelu": _write_gelu,
     "FastGelu": _write_fast_gelu,

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from onnxq.arrays import Array, Array64, Shape, is_float
-from onnxq.graph import GraphIndex, NodeRef, get_index
+from onnxq.graph import GraphIndex, NodeRef
 from onnxq.graph.base import NodeRefs
 from onnxq.numerics.rounding import round_to_type
 from onnxq.passes.base import RunContext
@@ -56,8 +56,8 @@ def fold_scalars(ctx: RunContext, state: FloatState) -> FloatStep:
 
 
 def _fold_behind(state: FloatState, name: str, kinds: frozenset[str]) -> FloatStep:
-    index = get_index(state.model)
     edit = Edit(state.model)
+    index = edit.index
     changed = []
     skipped = []
     for node in index.nodes:
@@ -67,7 +67,7 @@ def _fold_behind(state: FloatState, name: str, kinds: frozenset[str]) -> FloatSt
             continue
         row = ", ".join(follower.name for follower in affine.nodes)
         weight = scale_outputs(op.weight, affine.a, op.axis, op.groups)
-        if not _write_constants(index, edit, op, weight, affine.a * op.bias + affine.c):
+        if not _write_constants(edit, op, weight, affine.a * op.bias + affine.c):
             skipped.append(_refuse_overflow(op, row, name))
             continue
         edit.absorb_chain(op.last, affine.nodes)
@@ -80,22 +80,20 @@ def _refuse_overflow(op: Linear, row: str, name: str) -> Refusal:
     return Refusal(op.node.name, reason, "nothing to do; the nodes stay as they are", name, "R112")
 
 
-def _write_constants(
-    index: GraphIndex, edit: Edit, op: Linear, weight: Array | None, bias: Array64
-) -> bool:
+def _write_constants(edit: Edit, op: Linear, weight: Array | None, bias: Array64) -> bool:
     """Give an operator another weight and bias; False, and no change, where one of them overflows its type."""
     if weight is None:
         return False
-    if op.bias_at is None or (not np.any(bias) and index.find_input(*op.bias_at) is None):
+    if op.bias_at is None or (not np.any(bias) and edit.index.find_input(*op.bias_at) is None):
         # No bias of zeros where there was none.
-        edit.set_constant(index, op.node.make_edge(1), weight)
+        edit.set_constant(op.node.make_edge(1), weight)
         return True
     narrow = round_to_type(np.array(np.broadcast_to(bias, (op.channels,))), op.weight.dtype)
     if narrow is None:
         return False
-    edit.set_constant(index, op.node.make_edge(1), weight)
+    edit.set_constant(op.node.make_edge(1), weight)
     holder, k = op.bias_at
-    edit.set_constant(index, holder.make_edge(k), narrow)
+    edit.set_constant(holder.make_edge(k), narrow)
     if holder.op_type == "Gemm" and holder.read_float("beta", 1.0) != 1.0:
         # The bias holds it now.
         edit.set_attrs(holder, {"beta": 1.0})
@@ -103,8 +101,8 @@ def _write_constants(
 
 
 def _fold_in_front(state: FloatState) -> FloatStep:
-    index = get_index(state.model)
     edit = Edit(state.model)
+    index = edit.index
     changed = []
     skipped = []
     for node in index.nodes:
@@ -121,7 +119,7 @@ def _fold_in_front(state: FloatState) -> FloatStep:
             if fits
             else None
         )
-        if not _write_constants(index, edit, op, weight, bias):
+        if not _write_constants(edit, op, weight, bias):
             skipped.append(_refuse_overflow(op, row, "scalars"))
             continue
         x = source.x.name
@@ -129,7 +127,7 @@ def _fold_in_front(state: FloatState) -> FloatStep:
             shift = edit.add_constant(
                 node.scope, f"{node.name}/shift", np.array(rest, dtype=op.weight.dtype)
             )
-            x = edit.insert_before(node, "Add", (x, shift), {}, f"{x}/shifted")
+            x = edit.insert_before(node, "Add", (x, shift), f"{x}/shifted")
         edit.read(node.make_edge(0), x)
         changed.append(f"{node.name}: took in {row}")
     return edit.finish_pass(state, "scalars", changed, skipped)

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from onnxq.arrays import Shape
-from onnxq.graph import GraphIndex, NodeRef, get_index, infer_shapes
+from onnxq.graph import GraphIndex, NodeRef, infer_shapes
 from onnxq.passes.base import RunContext
 from onnxq.passes.journal import PassReport
 from onnxq.passes.patterns import Edit
@@ -66,9 +66,8 @@ class _Lowered:
 def lower_ranks(_ctx: RunContext, state: FloatState) -> FloatStep:
     """Compute on five axes at most what moves values of more."""
     name = "ranks"
-    model = infer_shapes(state.model)
-    index = get_index(model)
-    edit = Edit(model)
+    edit = Edit(infer_shapes(state.model))
+    index = edit.index
     changed = []
     for node in index.nodes:
         data = index.find_input(node, 0)
@@ -85,8 +84,8 @@ def lower_ranks(_ctx: RunContext, state: FloatState) -> FloatStep:
         made = f"{node.outputs[0]}/lowered"
 
         def insert_reshape(name: str, shape: Shape, node: NodeRef = node, made: str = made) -> str:
-            stored = edit.add_constant(node.scope, f"{made}/shape", np.asarray(shape, np.int64))
-            return edit.insert_before(node, "Reshape", [name, stored], {}, f"{made}/data")
+            stored = edit.add_integers(node.scope, f"{made}/shape", shape)
+            return edit.insert_before(node, "Reshape", [name, stored], f"{made}/data")
 
         for lowered in steps:
             inputs = [
@@ -98,7 +97,7 @@ def lower_ranks(_ctx: RunContext, state: FloatState) -> FloatStep:
             inputs += [insert_reshape(*other) for other in lowered.others]
             data_name = insert_reshape(source, lowered.shape)
             source = edit.insert_before(
-                node, node.op_type, [data_name, *inputs], lowered.attrs, made
+                node, node.op_type, [data_name, *inputs], made, attrs=lowered.attrs
             )
         # The node's own name and output go to the last Reshape.
         _replace_by_reshape(edit, node, source, after)
@@ -112,9 +111,8 @@ def lower_ranks(_ctx: RunContext, state: FloatState) -> FloatStep:
 def _join_reshapes(state: FloatState) -> FloatState:
     """Let every Reshape behind a Reshape of many axes read what the first one reads."""
     # The Reshapes in between have no shapes yet.
-    model = infer_shapes(state.model)
-    index = get_index(model)
-    edit = Edit(model)
+    edit = Edit(infer_shapes(state.model))
+    index = edit.index
     changed = []
     for node in index.nodes:
         data = index.find_input(node, 0) if node.is_onnx("Reshape") else None
@@ -130,8 +128,8 @@ def _join_reshapes(state: FloatState) -> FloatState:
 
 
 def _replace_by_reshape(edit: Edit, node: NodeRef, data: str, sizes: Shape) -> None:
-    shape = edit.add_constant(node.scope, f"{node.outputs[0]}/shape", np.asarray(sizes, np.int64))
-    edit.replace_node(node, "Reshape", [data, shape], {})
+    shape = edit.add_integers(node.scope, f"{node.outputs[0]}/shape", sizes)
+    edit.replace_node(node, "Reshape", [data, shape])
 
 
 def _list_axes(index: GraphIndex, tensor: TensorId) -> Iterator[int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,7 +14,7 @@ from onnxq.graph import GraphIndex, NodeRef, get_index
 from onnxq.graph.base import NodeRefs
 from onnxq.passes.base import RunContext
 from onnxq.passes.journal import PassReport
-from onnxq.passes.patterns import SINGLE, Edit
+from onnxq.passes.patterns import SINGLE, Edit, rewrite_nodes
 from onnxq.passes.state import FloatState, FloatStep
 from onnxq.sites import TensorId
 
@@ -28,8 +29,8 @@ def remove_dead(_ctx: RunContext, state: FloatState) -> FloatStep:
     Identity, Dropout, neutral arithmetic, a Cast to the same type, an empty Pad, a Gather of all places in order. They
     hide patterns (x · Sigmoid(1·x)) and, between pairs, cost a float kernel. Whatever names a (sub)graph output stays.
     """
-    index = get_index(state.model)
     edit = Edit(state.model)
+    index = edit.index
     alias: dict[TensorId, TensorId] = {}
     bypassed: dict[str, str] = {}
     for node in index.nodes:
@@ -109,21 +110,17 @@ def _find_neutral(index: GraphIndex, node: NodeRef) -> TensorId | None:
     return None
 
 
-def reorder_residual(_ctx: RunContext, state: FloatState) -> FloatStep:
+@rewrite_nodes("residual")
+def reorder_residual(edit: Edit, node: NodeRef) -> Iterator[str]:
     """Make a residual Add in front of LayerNormalization Sum, for ORT.
 
     ORT fuses Add and LayerNormalization into SkipLayerNormalization wherever it can tell the shapes, and on the CPU
     that kernel is slower than the two (1.31, one thread, 6-layer encoder, 96 tokens: float 12.7 → 11.1 ms, int8 6.2 →
     4.5 with Sum). Sum of two tensors is the same addition, bit for bit, and no fusion looks for it.
     """
-    index = get_index(state.model)
-    edit = Edit(state.model)
-    matches = [node for node in index.nodes if _is_residual(index, node)]
-    for node in matches:
-        edit.replace_node(node, "Sum", node.inputs, {})
-    return edit.finish_pass(
-        state, "residual", [f"{node.name}: Sum instead of Add" for node in matches]
-    )
+    if _is_residual(edit.index, node):
+        edit.replace_node(node, "Sum", node.inputs)
+        yield f"{node.name}: Sum instead of Add"
 
 
 def _is_residual(index: GraphIndex, node: NodeRef) -> bool:
@@ -137,26 +134,18 @@ def _is_residual(index: GraphIndex, node: NodeRef) -> bool:
     return normed and index.find_dtype(node.result) in SINGLE
 
 
-def replace_prelu(_ctx: RunContext, state: FloatState) -> FloatStep:
+@rewrite_nodes("prelu")
+def replace_prelu(edit: Edit, node: NodeRef) -> Iterator[str]:
     """Make PRelu with a constant slope LeakyRelu (one slope) or Max(x, slope·x) (slopes of at most 1).
 
     ORT's PRelu kernel is slow and has no quantized form: four 1x1 convolutions of 64 channels at 28x28 take 0.66 ms
     with PRelu, 0.14 with LeakyRelu, 0.18 with Max; int8 with pairs on both sides 0.71, 0.095 (QLinearLeakyRelu) and
     0.15.
     """
-    index = get_index(state.model)
-    edit = Edit(state.model)
-    prelus = (node for node in index.nodes if node.is_onnx("PRelu"))
-    made = {node.name: _write_prelu(index, edit, node) for node in prelus}
-    return edit.finish_pass(
-        state, "prelu", [f"{name}: {form}" for name, form in made.items() if form]
-    )
-
-
-def _write_prelu(index: GraphIndex, edit: Edit, node: NodeRef) -> str:
+    index = edit.index
     x = index.find_input(node, 0)
     slope_at = index.find_input(node, 1)
-    slope = index.input_value(node, 1)
+    slope = index.input_value(node, 1) if node.is_onnx("PRelu") else None
     if (
         x is None
         or slope_at is None
@@ -164,46 +153,40 @@ def _write_prelu(index: GraphIndex, edit: Edit, node: NodeRef) -> str:
         or index.find_dtype(x) not in SINGLE
         or slope.size == 0
     ):
-        return ""
+        return
     wide = slope.astype(np.float64)
     if not np.isfinite(wide).all() or slope.ndim > index.find_least_rank(x):
-        return ""
+        return
     if np.all(wide == wide.flat[0]):
         edit.replace_node(node, "LeakyRelu", (x.name,), {"alpha": float(wide.flat[0])})
-        return "LeakyRelu, its slopes are one"
+        yield f"{node.name}: LeakyRelu, its slopes are one"
+        return
     # Max would choose the other branch for x < 0 where a slope exceeds 1; with infinities a slope of 0 gives NaN.
     if wide.max() > 1 or np.any(wide == 0):
-        return ""
-    scaled = edit.insert_before(
-        node, "Mul", (x.name, slope_at.name), {}, f"{node.outputs[0]}/scaled"
-    )
-    edit.replace_node(node, "Max", (x.name, scaled), {})
-    return "Max(x, slope·x)"
+        return
+    scaled = edit.insert_before(node, "Mul", (x.name, slope_at.name), f"{node.outputs[0]}/scaled")
+    edit.replace_node(node, "Max", (x.name, scaled))
+    yield f"{node.name}: Max(x, slope·x)"
 
 
-def replace_reduce_mean(_ctx: RunContext, state: FloatState) -> FloatStep:
+@rewrite_nodes("pool")
+def replace_reduce_mean(edit: Edit, node: NodeRef) -> Iterator[str]:
     """Make ReduceMean over all spatial axes GlobalAveragePool: in ORT only the latter has a quantized kernel.
 
     For float [N, C, spatial...] tensors of known rank that hold no squares. Without kept dims it becomes
     GlobalAveragePool and Flatten (a passthrough on integers).
     """
-    index = get_index(state.model)
-    edit = Edit(state.model)
-    changed = []
-    for node in index.nodes:
-        x = find_pooled_axes(index, node)
-        if x is None:
-            continue
-        if node.attrs.get("keepdims", 1):
-            edit.replace_node(node, "GlobalAveragePool", (x.name,), {})
-        else:
-            # The node's own name and output go to the last of the two.
-            made = edit.insert_before(
-                node, "GlobalAveragePool", (x.name,), {}, f"{node.outputs[0]}/pooled"
-            )
-            edit.replace_node(node, "Flatten", (made,), {"axis": 1})
-        changed.append(f"{node.name}: GlobalAveragePool instead of ReduceMean")
-    return edit.finish_pass(state, "pool", changed)
+    index = edit.index
+    x = find_pooled_axes(index, node)
+    if x is None:
+        return
+    if node.attrs.get("keepdims", 1):
+        edit.replace_node(node, "GlobalAveragePool", (x.name,))
+    else:
+        # The node's own name and output go to the last of the two.
+        made = edit.insert_before(node, "GlobalAveragePool", (x.name,), f"{node.outputs[0]}/pooled")
+        edit.replace_node(node, "Flatten", (made,), {"axis": 1})
+    yield f"{node.name}: GlobalAveragePool instead of ReduceMean"
 
 
 def find_pooled_axes(index: GraphIndex, node: NodeRef) -> TensorId | None:
@@ -230,28 +213,25 @@ def _is_square(index: GraphIndex, x: TensorId) -> bool:
     return maker is not None and (maker.op_type == "Pow" or maker.inputs[0] == maker.inputs[1])
 
 
-def fold_pad(_ctx: RunContext, state: FloatState) -> FloatStep:
+@rewrite_nodes("pad")
+def fold_pad(edit: Edit, node: NodeRef) -> Iterator[str]:
     """Move every Pad along spatial axes into the pads of what reads it: Convs, of zeros, or MaxPools, of -inf.
 
     Pad between pairs is a float kernel in ORT, and a pair on each side of it costs more than the convolution; no scale
     holds -inf. AveragePool is left alone: it counts its own padding differently from a padded input unless
     count_include_pad is set.
     """
-    index = get_index(state.model)
-    edit = Edit(state.model)
-    changed = []
-    for node in index.nodes:
-        match = _match_pad(index, node)
-        if match is None:
-            continue
-        x, readers, amounts = match
-        for reader in readers:
-            edit.read(reader.make_edge(0), x.name)
-            # VALID would leave the pads out.
-            edit.set_attrs(reader, {"pads": _add_pads(reader, amounts), "auto_pad": None})
-            changed.append(f"{reader.name}: pads of {node.name}")
-        edit.remove_node(node)
-    return edit.finish_pass(state, "pad", changed)
+    index = edit.index
+    match = _match_pad(index, node)
+    if match is None:
+        return
+    x, readers, amounts = match
+    for reader in readers:
+        edit.read(reader.make_edge(0), x.name)
+        # VALID would leave the pads out.
+        edit.set_attrs(reader, {"pads": _add_pads(reader, amounts), "auto_pad": None})
+        yield f"{reader.name}: pads of {node.name}"
+    edit.remove_node(node)
 
 
 def _match_pad(
@@ -350,30 +330,27 @@ def _add_pads(conv: NodeRef, amounts: tuple[int, ...]) -> list[int]:
     return [a + b for a, b in zip(own or [0] * len(amounts), amounts, strict=True)]
 
 
-def write_axes(_ctx: RunContext, state: FloatState) -> FloatStep:
+@rewrite_nodes("axes")
+def write_axes(edit: Edit, node: NodeRef) -> Iterator[str]:
     """Write out the axes of every Pad, Resize and CenterCropPad that names constant ones of a tensor of known rank.
 
     Amounts, scales and sizes are then of every axis, as before opset 18. ONNX Runtime's layout optimizer (1.32) moves
     Transposes through Pad and Resize, and permutes their amounts as if they were so: beside int8 convolutions a run
     fails, or pads the wrong axes. CenterCropPad is a function of Pad.
     """
-    index = get_index(state.model)
-    edit = Edit(state.model)
-    changed = []
-    for node in index.nodes:
-        amounts = _find_amounts(index, node)
-        if amounts is None:
-            continue
-        inputs = list(node.inputs[:3] if node.op_type == "Pad" else node.inputs)
-        inputs[amounts.input] = _write_amounts(index, edit, node, amounts)
-        edit.replace_node(
-            node,
-            node.op_type,
-            inputs,
-            {key: node.attrs[key] for key in node.attrs if key != "axes"},
-        )
-        changed.append(f"{node.name}: {node.op_type} of all axes")
-    return edit.finish_pass(state, "axes", changed)
+    index = edit.index
+    amounts = _find_amounts(index, node)
+    if amounts is None:
+        return
+    inputs = list(node.inputs[:3] if node.op_type == "Pad" else node.inputs)
+    inputs[amounts.input] = _write_amounts(edit, node, amounts)
+    edit.replace_node(
+        node,
+        node.op_type,
+        inputs,
+        {key: node.attrs[key] for key in node.attrs if key != "axes"},
+    )
+    yield f"{node.name}: {node.op_type} of all axes"
 
 
 @dataclass(frozen=True, eq=False)
@@ -420,9 +397,9 @@ def _read_sizes(index: GraphIndex, node: NodeRef) -> Integers | None:
     return np.asarray(fixed, np.int64) if shape is not None and len(fixed) == len(shape) else None
 
 
-def _write_amounts(index: GraphIndex, edit: Edit, node: NodeRef, amounts: _Amounts) -> str:
+def _write_amounts(edit: Edit, node: NodeRef, amounts: _Amounts) -> str:
     """The name of the tensor with the entries of all axes."""
-    given = index.input_value(node, amounts.input)
+    given = edit.index.input_value(node, amounts.input)
     name = f"{node.name}/amounts"
     if given is not None and amounts.rest is not None:
         full = amounts.rest.astype(given.dtype)
@@ -431,10 +408,10 @@ def _write_amounts(index: GraphIndex, edit: Edit, node: NodeRef, amounts: _Amoun
     # Amounts or sizes that are computed are put in their places at run time.
     places = edit.add_constant(node.scope, f"{name}/places", amounts.places)
     rest = (
-        edit.insert_before(node, "Shape", [node.inputs[0]], {}, f"{name}/sizes")
+        edit.insert_before(node, "Shape", [node.inputs[0]], f"{name}/sizes")
         if amounts.rest is None
         else edit.add_constant(node.scope, f"{name}/rest", amounts.rest)
     )
     return edit.insert_before(
-        node, "ScatterElements", [rest, places, node.inputs[amounts.input]], {"axis": 0}, name
+        node, "ScatterElements", [rest, places, node.inputs[amounts.input]], name, attrs={"axis": 0}
     )

@@ -10,13 +10,13 @@ import numpy as np
 from onnx import TensorProto
 
 from onnxq.arrays import Array
-from onnxq.graph import GraphIndex, NodeRef, get_index, infer_shapes
+from onnxq.graph import GraphIndex, NodeRef, infer_shapes
 from onnxq.graph.convert import write_out_operators
 from onnxq.graph.scopes import walk_from
 from onnxq.passes.base import RunContext
 from onnxq.passes.journal import PassReport
 from onnxq.passes.linear import find_linear
-from onnxq.passes.patterns import Edit
+from onnxq.passes.patterns import Edit, rewrite_nodes
 from onnxq.passes.state import FloatState, FloatStep
 from onnxq.sites import Edge, TensorId
 
@@ -67,8 +67,8 @@ def write_out_attention(_ctx: RunContext, state: FloatState) -> FloatStep:
 
 def bound_masks(_ctx: RunContext, state: FloatState) -> FloatStep:
     """Give masks in front of a Softmax a finite value that a scale can hold beside the scores."""
-    index = get_index(state.model)
     edit = Edit(state.model)
+    index = edit.index
     changed = list[str]()
     softmaxes = [node for node in index.nodes if node.is_onnx("Softmax")]
     list_masking = partial(_list_masking, index)
@@ -78,55 +78,50 @@ def bound_masks(_ctx: RunContext, state: FloatState) -> FloatStep:
         for edge, value in _find_far_constants(index, node) if node in masking else ():
             far = np.abs(value) > _NEVER
             bounded = np.where(far, np.sign(value) * _FAR, value).astype(value.dtype)
-            edit.set_constant(index, edge, bounded)
+            edit.set_constant(edge, bounded)
             changed.append(f"{edge.node}: {value.min():.3g} becomes {-_FAR:g}")
             if np.isinf(value).any():
                 infinite.add(node)
     for softmax in softmaxes if infinite else ():
         if not infinite.isdisjoint(walk_from([softmax], list_masking)):
-            changed += _test_masked_rows(index, edit, softmax)
+            changed += _test_masked_rows(edit, softmax)
     return edit.finish_pass(state, "masks", changed)
 
 
-def _test_masked_rows(index: GraphIndex, edit: Edit, softmax: NodeRef) -> Iterator[str]:
+def _test_masked_rows(edit: Edit, softmax: NodeRef) -> Iterator[str]:
     """Let what looks for NaN behind a Softmax look for rows in front of it in which everything is masked.
 
     torch exports attention so: of -inf alone a Softmax makes NaN, which a Where replaces by zeros; of finite masks it
     makes none. Yields what changed.
     """
-    for edge in index.list_consumers(softmax.result):
-        node = index.find_node(edge.node)
+    for edge in edit.index.list_consumers(softmax.result):
+        node = edit.index.find_node(edge.node)
         if node.is_onnx("IsNaN") and node.scope == softmax.scope:
             scores = softmax.inputs[0]
             # A score that is not masked is far above half of what masks hold.
             largest = edit.insert_largest(
                 node, scores, softmax.attrs.get("axis", -1), f"{scores}/largest"
             )
-            bound = edit.add_constant(
-                node.scope, f"{node.name}/masked", np.asarray(-_FAR / 2, np.float32)
-            )
-            edit.replace_node(node, "Less", [largest, bound], {})
+            bound = edit.add_float(node, "masked", -_FAR / 2)
+            edit.replace_node(node, "Less", [largest, bound])
             yield f"{node.name}: looks for rows that are masked as a whole"
 
 
-def level_masked_rows(_ctx: RunContext, state: FloatState) -> FloatStep:
+@rewrite_nodes("masked_rows")
+def level_masked_rows(edit: Edit, node: NodeRef) -> Iterator[str]:
     """Let a Softmax see no difference in rows in which everything is masked by a value added to the scores.
 
     Beside -3e38 scores vanish, so that such a row is even; beside what `bound_masks` writes they do not.
     """
-    index = get_index(state.model)
-    edit = Edit(state.model)
-    changed = []
-    least = np.asarray(-_FAR / 2, np.float32)
-    for softmax in [node for node in index.nodes if node.is_onnx("Softmax")]:
-        masking = walk_from([softmax], partial(_list_masking, index))
-        if any(any(_find_far_constants(index, node)) for node in masking):
-            floor = edit.add_constant(softmax.scope, f"{softmax.name}/least", least)
-            scores = softmax.inputs[0]
-            limited = edit.insert_before(softmax, "Max", [scores, floor], {}, f"{scores}/limited")
-            edit.replace_node(softmax, "Softmax", [limited], softmax.attrs)
-            changed.append(f"{softmax.name}: rows that are masked as a whole stay even")
-    return edit.finish_pass(state, "masked_rows", changed)
+    if not node.is_onnx("Softmax"):
+        return
+    masking = walk_from([node], partial(_list_masking, edit.index))
+    if any(any(_find_far_constants(edit.index, source)) for source in masking):
+        floor = edit.add_float(node, "least", -_FAR / 2)
+        scores = node.inputs[0]
+        limited = edit.insert_before(node, "Max", [scores, floor], f"{scores}/limited")
+        edit.replace_node(node, "Softmax", [limited], node.attrs)
+        yield f"{node.name}: rows that are masked as a whole stay even"
 
 
 def _list_masking(index: GraphIndex, node: NodeRef) -> Iterator[NodeRef]:
@@ -154,33 +149,27 @@ def _find_far_constants(index: GraphIndex, node: NodeRef) -> Iterator[tuple[Edge
             yield edge, value
 
 
-def cut_splits(_ctx: RunContext, state: FloatState) -> FloatStep:
+@rewrite_nodes("splits")
+def cut_splits(edit: Edit, node: NodeRef) -> Iterator[str]:
     """Make every Split of constant sizes as many Slices, each of which has one result to quantize."""
-    index = get_index(state.model)
-    edit = Edit(state.model)
-    changed = []
-    for node in index.nodes:
-        sizes = _read_sizes(index, node) if node.is_onnx("Split") else None
-        if sizes is None or any(map(index.is_kept, node.results)):
+    index = edit.index
+    sizes = _read_sizes(index, node) if node.is_onnx("Split") else None
+    if sizes is None or any(map(index.is_kept, node.results)):
+        return
+    axis = edit.add_integers(node.scope, f"{node.name}/axis", [node.attrs.get("axis", 0)])
+    ends = np.cumsum(sizes)
+    for k, (start, end) in enumerate(zip(ends - sizes, ends, strict=True)):
+        if not node.outputs[k]:
             continue
-        axes = np.asarray([node.attrs.get("axis", 0)], np.int64)
-        axis = edit.add_constant(node.scope, f"{node.name}/axis", axes)
-        ends = np.cumsum(sizes)
-        for k, (start, end) in enumerate(zip(ends - sizes, ends, strict=True)):
-            if not node.outputs[k]:
-                continue
-            bounds = [
-                edit.add_constant(
-                    node.scope, f"{node.outputs[k]}/{part}", np.asarray([at], np.int64)
-                )
-                for part, at in (("start", start), ("end", end))
-            ]
-            inputs = [node.inputs[0], *bounds, axis]
-            part = edit.insert_before(node, "Slice", inputs, {}, f"{node.outputs[k]}/part")
-            edit.redirect_readers(node.make_result(k), part)
-        edit.remove_node(node)
-        changed.append(f"{node.name}: {len(sizes)} Slices instead of a Split")
-    return edit.finish_pass(state, "splits", changed)
+        bounds = [
+            edit.add_integers(node.scope, f"{node.outputs[k]}/{part}", [at])
+            for part, at in (("start", start), ("end", end))
+        ]
+        inputs = [node.inputs[0], *bounds, axis]
+        part = edit.insert_before(node, "Slice", inputs, f"{node.outputs[k]}/part")
+        edit.redirect_readers(node.make_result(k), part)
+    edit.remove_node(node)
+    yield f"{node.name}: {len(sizes)} Slices instead of a Split"
 
 
 def _read_sizes(index: GraphIndex, node: NodeRef) -> np.ndarray | None:
@@ -203,50 +192,44 @@ def _read_sizes(index: GraphIndex, node: NodeRef) -> np.ndarray | None:
     return np.asarray([min(largest, size - k * largest) for k in range(count)], np.int64)
 
 
-def replace_reciprocals(_ctx: RunContext, state: FloatState) -> FloatStep:
+@rewrite_nodes("reciprocals")
+def replace_reciprocals(edit: Edit, node: NodeRef) -> Iterator[str]:
     """Make every Reciprocal a division: of the factor that it is multiplied by, or of 1.
 
     The HTP computes a Reciprocal of 16 bits far off where values are below .1, and a division right (facts in
     docs/engines.md).
     """
-    index = get_index(state.model)
-    edit = Edit(state.model)
-    changed = []
-    for node in index.nodes:
-        x = index.find_input(node, 0) if node.is_onnx("Reciprocal") else None
-        if x is None or index.find_dtype(x) != TensorProto.FLOAT:
-            continue
-        product, at = index.find_reader(node.result, "Mul") or (None, 0)
-        if product is None:
-            numerator = edit.add_constant(node.scope, f"{node.name}/one", np.asarray(1, np.float32))
-            edit.replace_node(node, "Div", [numerator, x.name], {})
-        else:
-            edit.replace_node(product, "Div", [product.inputs[1 - at], x.name], {})
-            edit.remove_node(node)
-        changed.append(f"{(product or node).name}: a division")
-    return edit.finish_pass(state, "reciprocals", changed)
+    index = edit.index
+    x = index.find_input(node, 0) if node.is_onnx("Reciprocal") else None
+    if x is None or index.find_dtype(x) != TensorProto.FLOAT:
+        return
+    product, at = index.find_reader(node.result, "Mul") or (None, 0)
+    if product is None:
+        numerator = edit.add_float(node, "one", 1.0)
+        edit.replace_node(node, "Div", [numerator, x.name])
+    else:
+        edit.replace_node(product, "Div", [product.inputs[1 - at], x.name])
+        edit.remove_node(node)
+    yield f"{(product or node).name}: a division"
 
 
-def pad_pools(_ctx: RunContext, state: FloatState) -> FloatStep:
+@rewrite_nodes("pool_pads")
+def pad_pools(edit: Edit, node: NodeRef) -> Iterator[str]:
     """Give every AveragePool that rounds its size up the pads that this stands for.
 
     The HTP computes windows that reach beyond the end wrongly, and those with pads right (facts in docs/engines.md). A
     pool that counts pads of its own keeps its form: it would count the others, too.
     """
-    index = get_index(state.model)
-    edit = Edit(state.model)
-    changed = []
-    for node in index.nodes:
-        pads = (
-            _find_rounded_pads(index, node)
-            if node.is_onnx("AveragePool") and node.attrs.get("ceil_mode")
-            else None
-        )
-        if pads is not None:
-            # Places beyond the end never count, so pads in their stead must not, either.
-            edit.set_attrs(node, {"pads": pads, "ceil_mode": None, "count_include_pad": None})
-            changed.append(f"{node.name}: pads of the windows that reach beyond the end")
-    return edit.finish_pass(state, "pool_pads", changed)
+    index = edit.index
+    pads = (
+        _find_rounded_pads(index, node)
+        if node.is_onnx("AveragePool") and node.attrs.get("ceil_mode")
+        else None
+    )
+    if pads is not None:
+        # Places beyond the end never count, so pads in their stead must not, either.
+        edit.set_attrs(node, {"pads": pads, "ceil_mode": None, "count_include_pad": None})
+        yield f"{node.name}: pads of the windows that reach beyond the end"
 
 
 def _find_rounded_pads(index: GraphIndex, node: NodeRef) -> list[int] | None:
@@ -278,8 +261,8 @@ def fuse_biases(_ctx: RunContext, state: FloatState) -> FloatStep:
 
     Reshapes stand around it where it has more than two axes, behind the Relu or Clip that such an engine takes up.
     """
-    index = get_index(state.model)
     edit = Edit(state.model)
+    index = edit.index
     changed = []
     matrices: dict[TensorId, str] = {}
     for node in index.nodes:
@@ -295,12 +278,11 @@ def fuse_biases(_ctx: RunContext, state: FloatState) -> FloatStep:
         key = TensorId(x, node.scope)
         # Query, key and value read one tensor, and share the Reshape in front.
         if len(shape) > 2 and key not in matrices:
-            matrix_shape = np.asarray([-1, op.weight.shape[0]], np.int64)
-            rows = edit.add_constant(node.scope, f"{x}/rows", matrix_shape)
-            matrices[key] = edit.insert_before(node, "Reshape", [x, rows], {}, f"{x}/matrix")
+            rows = edit.add_integers(node.scope, f"{x}/rows", [-1, op.weight.shape[0]])
+            matrices[key] = edit.insert_before(node, "Reshape", [x, rows], f"{x}/matrix")
         bias = np.broadcast_to(op.bias, op.channels).astype(op.weight.dtype)
         held = edit.add_constant(node.scope, f"{node.name}/bias", bias)
-        edit.replace_node(node, "Gemm", [matrices.get(key, x), node.inputs[1], held], {})
+        edit.replace_node(node, "Gemm", [matrices.get(key, x), node.inputs[1], held])
         if len(shape) == 2:
             edit.absorb_chain(node, [op.last])
         else:
@@ -312,13 +294,11 @@ def fuse_biases(_ctx: RunContext, state: FloatState) -> FloatStep:
                     clip,
                     clip.op_type,
                     [matrix, *clip.inputs[1:]],
-                    clip.attrs,
                     f"{clip.outputs[0]}/matrix",
+                    attrs=clip.attrs,
                 )
-            sizes = edit.add_constant(
-                node.scope, f"{op.last.outputs[0]}/sizes", np.asarray(shape, np.int64)
-            )
-            edit.replace_node(clip or op.last, "Reshape", [matrix, sizes], {})
+            sizes = edit.add_integers(node.scope, f"{op.last.outputs[0]}/sizes", shape)
+            edit.replace_node(clip or op.last, "Reshape", [matrix, sizes])
             if clip is not None:
                 edit.remove_node(op.last)
         changed.append(f"{node.name}: took in {op.last.name}")
