@@ -19,9 +19,19 @@ class Role(Word):
     OUTPUT = "output"
 
     @property
+    def is_weight(self) -> bool:
+        """True for weights."""
+        return self is Role.WEIGHT
+
+    @property
+    def is_bias(self) -> bool:
+        """True for biases."""
+        return self is Role.BIAS
+
+    @property
     def is_constant(self) -> bool:
         """True for weights and biases, which are numbers before the network runs."""
-        return self in (Role.WEIGHT, Role.BIAS)
+        return self.is_weight or self.is_bias
 
     @property
     def is_measured(self) -> bool:

@@ -94,6 +94,11 @@ class PairInfo:
     levels: Levels | None = None
 
     @property
+    def name(self) -> str:
+        """Its site as messages and reports call it."""
+        return str(self.site)
+
+    @property
     def nodes(self) -> Names:
         """Names of the pair's nodes, in the order in which they run."""
         return tuple(name for name in (self.clip, self.quantize, self.dequantize) if name)

@@ -51,11 +51,11 @@ def _find_disagreements(index: GraphIndex, notes: Notes) -> Iterator[Disagreemen
         for bits, text in texts.items():
             found, why = _find_fault(index, chain, pair, bits)
             if why:
-                yield Disagreement(str(pair.site), text, found, why)
+                yield Disagreement(pair.name, text, found, why)
         if len(texts) > 1:
             first, *others = texts.values()
             yield Disagreement(
-                str(pair.site),
+                pair.name,
                 first,
                 "; ".join(others),
                 "the notes of one pair name different bits",
@@ -67,7 +67,7 @@ def _find_disagreements(index: GraphIndex, notes: Notes) -> Iterator[Disagreemen
     for site in notes.sites:
         if site.site not in sites and not names & {site.dequantize, *list_specs((site,))}:
             yield Disagreement(
-                str(site.site), f"plan {site.spec.bits}", "no pair", "the plan's site has no pair"
+                site.name, f"plan {site.spec.bits}", "no pair", "the plan's site has no pair"
             )
 
 

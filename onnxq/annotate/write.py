@@ -27,7 +27,7 @@ from onnxq.graph.names import choose_name
 from onnxq.graph.scopes import map_entries, replace_items, walk_all_nodes
 from onnxq.plan import Plan
 from onnxq.plan.names import name_part
-from onnxq.sites import Caution, Cautions, Role
+from onnxq.sites import Caution, Cautions
 from onnxq.wording import join_names
 
 # (pattern, bits), the first match holds.
@@ -102,7 +102,7 @@ def write_named_bits(
 def make_record(pair: PairInfo) -> dict[str, Any]:
     """The note of a pair."""
     return {
-        "site": str(pair.site),
+        "site": pair.name,
         "bits": pair.bits,
         "scheme": pair.scheme,
         "granularity": pair.granularity.word,
@@ -151,12 +151,12 @@ def _apply_patterns(pairs: PairInfos, given: Given) -> PairInfos:
     assigned = []
     used = set()
     for pair in pairs:
-        names = (str(pair.site), *pair.nodes)
+        names = (pair.name, *pair.nodes)
         for pattern, bits in given:
             if any(matches_any(pattern, name) for name in names):
                 used.add(pattern)
                 # A pattern such as "*" means the tensors that have a width to choose.
-                if not (pair.role is Role.BIAS and pair.storage == "int32"):
+                if not (pair.role.is_bias and pair.storage == "int32"):
                     pair = _give_bits(pair, pattern, bits)
                 break
         assigned.append(pair)
@@ -177,7 +177,7 @@ def _give_bits(pair: PairInfo, pattern: str, bits: int) -> PairInfo:
 
 
 def _explain_no_match(pattern: str, pairs: PairInfos, before: Given) -> CauseAndFix:
-    names = [name for pair in pairs for name in (str(pair.site), *pair.nodes)]
+    names = [name for pair in pairs for name in (pair.name, *pair.nodes)]
     if before and any(matches_any(pattern, name) for name in names):
         return (
             "matches only pairs that a pattern before it has taken",
@@ -197,13 +197,13 @@ def _apply_plan(pairs: Iterable[PairInfo], plan: Plan) -> PairInfos:
             problem = find_contradiction(pair, spec.bits)
             if problem:
                 fix = "the plan belongs to another model, or was edited: plan again"
-                raise PlanError(str(pair.site), problem, fix, code="Q404")
+                raise PlanError(pair.name, problem, fix, code="Q404")
             pair = replace(pair, bits=spec.bits, symmetric=spec.symmetric, origin=Origin.PLAN)
         assigned.append(pair)
     if plan.all_sites and not any(pair.origin is Origin.PLAN for pair in assigned):
         first = str(plan.all_sites[0].site)
         cause = f"none of its {len(plan.all_sites)} sites is a pair of this model, e.g. {first}"
-        near = suggest_names(first, (str(pair.site) for pair in assigned))
+        near = suggest_names(first, (pair.name for pair in assigned))
         raise PlanError(plan.model or "plan", cause, near, code="Q404")
     return tuple(assigned)
 
@@ -224,7 +224,7 @@ def find_contradiction(pair: PairInfo, bits: int) -> str:
 def is_unbound(pair: PairInfo, bits: int) -> bool:
     """True for the pair of a computed tensor whose type has more levels than so many bits, all of them in use."""
     narrower = bits < pair.element_type.bits
-    return narrower and bool(pair.quantize) and not pair.clip and pair.role is not Role.WEIGHT
+    return narrower and bool(pair.quantize) and not pair.clip and not pair.role.is_weight
 
 
 def warn_unbound(pairs: PairInfos) -> Cautions:
@@ -232,7 +232,7 @@ def warn_unbound(pairs: PairInfos) -> Cautions:
     loose = []
     for pair in pairs:
         if pair.origin is Origin.GIVEN and is_unbound(pair, pair.bits):
-            loose.append(str(pair.site))
+            loose.append(pair.name)
     if not loose:
         return ()
     names = join_names(loose, 3)

@@ -24,7 +24,7 @@ from onnxq.numerics import SumOrders, bias_qparams, floor_weight_scale, weight_q
 from onnxq.plan import SitePlan
 from onnxq.progress import Progress, silent
 from onnxq.runtime.crew import AnyArray, Crew, hash_array, open_array
-from onnxq.sites import Edge, Indices, Role, Site, TensorId
+from onnxq.sites import Edge, Indices, Site, TensorId
 from onnxq.spec import ObserverSpec, QParams, QuantSpec
 from onnxq.wording import join_names
 from onnxq.workers import WorkPiece
@@ -119,11 +119,11 @@ def bias_numbers(
     """Scales and zero points of the missing bias sites whose input and weight have theirs."""
     qparams: dict[Site, QParams] = {}
     for site in missing:
-        if site.role is not Role.BIAS:
+        if not site.role.is_bias:
             continue
         if site.derived is None:
             raise PlanError(
-                str(site.site),
+                site.name,
                 "a bias needs the activation and the weight it derives from",
                 "plan again",
                 code="Q403",
@@ -131,7 +131,7 @@ def bias_numbers(
         x, w = site.derived
         if x in known and w in known:
             count = read_constant(index, site).size
-            with name_site(str(site.site)):
+            with name_site(site.name):
                 qparams[site.site] = bias_qparams(known[x], known[w], count)
     return qparams
 
@@ -147,7 +147,7 @@ def locate_constant(index: GraphIndex, site: SitePlan) -> Array | StoredArray:
     value = index.locate_constant(find_tensor(index, site.site))
     if value is None:
         raise PlanError(
-            str(site.site),
+            site.name,
             f"is not a constant, as a {site.role} must be",
             "plan this model again",
             code="Q404",
@@ -262,7 +262,7 @@ def weight_numbers(
     there are, activations included. crew: searches the weights; the result does not depend on it.
     Raises PlanError where a weight is no constant, CalibrationError for NaN or inf in it.
     """
-    weights = [site for site in missing if site.role is Role.WEIGHT]
+    weights = [site for site in missing if site.role.is_weight]
     qparams = dict(_search_weights(index, weights, crew or Crew(), progress)) if weights else {}
     for bias in biases:
         if bias.derived is None:
@@ -271,7 +271,7 @@ def weight_numbers(
         # A bias on a scale too small for it would overflow int32, so the weight's scale is raised.
         if w in qparams and x in known:
             value = read_constant(index, bias)
-            with name_site(str(bias.site)):
+            with name_site(bias.name):
                 scale = floor_weight_scale(qparams[w].scale, known[x].scale, value)
             qparams[w] = replace(qparams[w], scale=scale)
     first: dict[str, QParams] = {}
@@ -359,7 +359,7 @@ def _describe_weight(index: GraphIndex, site: SitePlan, crew: Crew) -> WeightTas
     values = locate_constant(index, site)
     importance = estimate_importance(index, site, values.shape)
     return WeightTask(
-        str(site.site),
+        site.name,
         crew.share_array(values),
         site.spec,
         site.observer,

@@ -29,7 +29,7 @@ from onnxq.plan import Plan, SitePlan
 from onnxq.plan.reading import check_numbers
 from onnxq.progress import Progress, silent
 from onnxq.runtime.crew import Crew, hash_model
-from onnxq.sites import Refusal, Refusals, Role, Site
+from onnxq.sites import Refusal, Refusals, Site
 from onnxq.spec import QParams
 
 # Bytes of the tapped values of one run; the memory of the model itself comes on top.
@@ -89,7 +89,7 @@ def calibrate(
     unbounded = {want for want, observer in watch.observers.items() if observer.infinite}
     by_tensor = {refusal.subject: refusal for refusal in unseen}
     refusals = _list_refusals(index, wants, qparams, unbounded, by_tensor)
-    biases = [site for site in plan.sites if site.role is Role.BIAS]
+    biases = [site for site in plan.sites if site.role.is_bias]
     qparams.update(weight_numbers(index, missing, biases, qparams, progress, crew))
     qparams.update(bias_numbers(index, missing, qparams))
     sites = tuple(replace(site, qparams=qparams.get(site.site)) for site in plan.sites)
@@ -153,9 +153,7 @@ def _spread_groups(plan: Plan) -> dict[Site, QParams]:
     """Numbers of the sites that share a group with one whose numbers were given."""
     # A group of weights is called after the one whose kernel the scales are for, the others being its transposes.
     leaders = (
-        site
-        for site in plan.all_sites
-        if site.role is not Role.WEIGHT or str(site.site) == site.group
+        site for site in plan.all_sites if not site.role.is_weight or site.name == site.group
     )
     by_group = {
         site.group: site.qparams for site in leaders if site.group and site.qparams is not None
@@ -181,14 +179,14 @@ def _plan_observers(index: GraphIndex, sites: Sequence[SitePlan]) -> tuple[Watch
         first = groups.setdefault(site.group, site) if site.group else site
         if first.spec != site.spec:
             raise PlanError(
-                str(site.site),
+                site.name,
                 f"shares its scale with {first.site} but has another spec",
                 "make them equal",
                 code="Q403",
             )
         if not site.spec.has_one_scale:
             raise PlanError(
-                str(site.site),
+                site.name,
                 "activations have one scale per tensor",
                 "ask for granularity: tensor",
                 code="Q403",

@@ -26,7 +26,6 @@ from onnxq.plan import Plan, from_json
 from onnxq.plan.reading import check_specs
 from onnxq.planner import Existing, fit_plan
 from onnxq.progress import Progress, silent
-from onnxq.sites import Role
 
 # A plan has some 500 bytes for a site; one of a million sites is no plan.
 _MOST_BYTES = 2**29
@@ -50,7 +49,7 @@ def _with_own_numbers(plan: Plan, existing: Existing) -> Plan:
         current = own.get(site.dequantize)
         if current is None or current.qparams is None:
             cause = "the plan keeps this pair, and the model has none"
-            raise PlanError(str(site.site), cause, "plan this model again", code="Q404")
+            raise PlanError(site.name, cause, "plan this model again", code="Q404")
         sites.append(replace(site, qparams=current.qparams))
     return replace(plan, existing=tuple(sites))
 
@@ -122,7 +121,7 @@ def _carry_out(
     if (
         samples is None
         and fitted.sites
-        and all(site.role is Role.WEIGHT or site.spec.dynamic for site in fitted.sites)
+        and all(site.role.is_weight or site.spec.dynamic for site in fitted.sites)
     ):
         ctx = make_samples(ctx, state)
     with ctx.timers.run("emit", "making the quantized model"):

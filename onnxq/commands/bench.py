@@ -119,7 +119,7 @@ def _find_failed_model(bench: Bench) -> VerificationError | None:
     return None
 
 
-def _make_parts(bench: Bench, view: terminal.TextView) -> Iterator[terminal.RenderableType]:
+def _make_parts(bench: Bench, view: terminal.TextView) -> terminal.Parts:
     title = Text(terminal.format_count(len(bench.models), "model"), style="bold")
     yield title.join_text(f"  ({', '.join(_list_facts(bench))})", style="dim")
     yield _make_table(bench)

@@ -20,7 +20,13 @@ from onnxq.progress import Progress, silent
 from onnxq.report.columns import Text
 from onnxq.report.document import ResultFormat
 from onnxq.report.record import ReportRecord, read_record
-from onnxq.report.terminal import RenderableType, TextView, format_count, make_list, make_table
+from onnxq.report.terminal import (
+    Parts,
+    TextView,
+    format_count,
+    make_list,
+    make_table,
+)
 from onnxq.sites import Lines
 from onnxq.wording import abbreviate, show_html
 
@@ -187,7 +193,7 @@ def _describe_model(model: str | Path | onnx.ModelProto, name: str) -> _Side:
     sites = {}
     for pair in inspect_model(model).pairs:
         grain = pair.granularity.word
-        sites[str(pair.site)] = (
+        sites[pair.name] = (
             _describe_spec(pair.bits, pair.storage, pair.scheme, grain),
             pair.scale_range,
         )
@@ -201,7 +207,7 @@ def _describe_plan(plan: Plan) -> _Side:
         grain = spec.granularity.word
         numbers = site.qparams
         scales = () if numbers is None else (float(numbers.scale.min()), float(numbers.scale.max()))
-        sites[str(site.site)] = (
+        sites[site.name] = (
             _describe_spec(spec.bits, spec.storage, spec.scheme, grain),
             scales,
         )
@@ -244,7 +250,7 @@ def find_failed_condition(comparison: Comparison) -> VerificationError | None:
     )
 
 
-def _make_parts(comparison: Comparison, view: TextView) -> Iterator[RenderableType]:
+def _make_parts(comparison: Comparison, view: TextView) -> Parts:
     yield Text(f"{comparison.after} against {comparison.before}", style="bold")
     columns = ("figure", "before", "after")
     rows = [

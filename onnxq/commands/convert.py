@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -227,7 +227,7 @@ def _write_float(source: QuantizedSource, out: str | Path | None, force: bool) -
     return Conversion(result=result, to=FLOAT)
 
 
-def _make_parts(done: Conversion, view: terminal.TextView) -> Iterator[terminal.RenderableType]:
+def _make_parts(done: Conversion, view: terminal.TextView) -> terminal.Parts:
     yield Text(f"{done.report.source or 'model'} -> {done.report.output or done.to}", style="bold")
     yield terminal.make_sheet(_make_rows(done))
     if view.verbose and done.sites:

@@ -40,6 +40,7 @@ from onnxq.report.model import list_figures, make_verdict, warn_synthetic
 from onnxq.report.sentences import explain_saturation
 from onnxq.report.terminal import (
     Group,
+    Parts,
     RenderableType,
     SheetRows,
     TextView,
@@ -217,7 +218,7 @@ def find_unmet_tolerance(difference: Difference) -> VerificationError | None:
     return None
 
 
-def _make_parts(difference: Difference, view: TextView) -> Iterator[RenderableType]:
+def _make_parts(difference: Difference, view: TextView) -> Parts:
     yield _make_title(difference)
     yield make_sheet(_make_rows(difference, view))
     if difference.layers:
@@ -350,7 +351,7 @@ def _describe_size(sqnr_db: float, code_steps: float) -> str:
     return format_decibel(sqnr_db) + format_figure(code_steps, ".0f", " levels", before=", up to ")
 
 
-def _make_layer_table(difference: Difference, view: TextView) -> Iterator[RenderableType]:
+def _make_layer_table(difference: Difference, view: TextView) -> Parts:
     layers, more = _select_layers(difference, view)
     runs = list(dict.fromkeys(error.run for layer in difference.layers for error in layer.accuracy))
     others = list(
@@ -399,7 +400,7 @@ def _make_layer_row(
     return tuple(cells)
 
 
-def _find_warnings(difference: Difference) -> Iterator[RenderableType]:
+def _find_warnings(difference: Difference) -> Parts:
     labels = _label_runs(difference)
     for divergence in difference.divergences:
         from_there = f"something else than the file says is computed from {divergence.tensor} on"

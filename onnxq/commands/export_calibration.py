@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePath
 
@@ -147,9 +146,7 @@ def _is_json(path: Path) -> bool:
         ) from error
 
 
-def _make_parts(
-    exported: ExportedScales, view: terminal.TextView
-) -> Iterator[terminal.RenderableType]:
+def _make_parts(exported: ExportedScales, view: terminal.TextView) -> terminal.Parts:
     yield Text(f"{PurePath(exported.source).name} -> {exported.out or exported.kind}", style="bold")
     yield terminal.make_sheet(_make_rows(exported, view.verbose))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path, PurePath
 from typing import Any
@@ -358,7 +358,7 @@ def _add_float_rule(config: Config, nodes: Mapping[str, str]) -> Config:
     return config.add_rules(rule)
 
 
-def _make_parts(imported: Imported, view: terminal.TextView) -> Iterator[terminal.RenderableType]:
+def _make_parts(imported: Imported, view: terminal.TextView) -> terminal.Parts:
     yield Text(f"{PurePath(imported.cache).name}  ({imported.header})", style="bold")
     if view.verbose and imported.matched:
         columns = ("site", "scale", imported.unit, "name in the cache", "through")

@@ -320,10 +320,10 @@ def _fill_plan(
         found = [by_node[name] for name in readers if name in by_node]
         if site.role is Role.ACTIVATION and not site.spec.dynamic:
             sites += _scale_data(site, found)
-        elif site.role is not Role.WEIGHT:
+        elif not site.role.is_weight:
             sites.append(site)
         for match in [
-            match for match in found if site.role is Role.WEIGHT and site.spec == wanted[match][0]
+            match for match in found if site.role.is_weight and site.spec == wanted[match][0]
         ][:1]:
             sites.append(_set_codes(site, wanted[match][1], match.weight.axis))
             placed.append(
@@ -360,7 +360,7 @@ def _scale_data(site: SitePlan, found: list[FoundWeight]) -> Iterator[SitePlan]:
     scales = {entry for entry in data if entry is not None and entry.scale is not None}
     if len(data) < len(readers) or {*data} != scales:
         cause = "is read by layers on static data, and the checkpoint has no scale for it"
-        raise CalibrationError(str(site.site), cause, "write `mode: weight-only`", code="Q515")
+        raise CalibrationError(site.name, cause, "write `mode: weight-only`", code="Q515")
     raised = 0 if site.spec.signed else 128
     for entry, edge in zip(data, readers, strict=False):
         assert entry is not None
@@ -406,9 +406,7 @@ def _explain_data(checkpoint: Checkpoint, config: Config) -> Iterator[Caution]:
         )
 
 
-def _make_parts(
-    imported: ImportedWeights, view: terminal.TextView
-) -> Iterator[terminal.RenderableType]:
+def _make_parts(imported: ImportedWeights, view: terminal.TextView) -> terminal.Parts:
     yield Text(f"{PurePath(imported.checkpoint).name}  ({imported.format})", style="bold")
     if view.verbose and imported.placed:
         columns = ("weight", "of the checkpoint", "found by", "form")

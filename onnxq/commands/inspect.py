@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -30,6 +30,7 @@ from onnxq.report.columns import Text
 from onnxq.report.document import ResultFormat, Values, pick_fields
 from onnxq.report.sentences import format_precision, make_sums_tables, saturation_summary
 from onnxq.report.terminal import (
+    Parts,
     RenderableType,
     TextView,
     format_count,
@@ -139,7 +140,7 @@ def find_disagreement(inspection: Inspection) -> VerificationError | None:
 
 def _describe_pair(pair: PairInfo) -> Values:
     grain = pair.granularity
-    values = {"site": str(pair.site), **pick_fields(pair, "scope role ops bits origin")}
+    values = {"site": pair.name, **pick_fields(pair, "scope role ops bits origin")}
     values |= {"type": pair.storage, "scheme": pair.scheme, "granularity": grain.word}
     if isinstance(grain, (PerChannel, PerBlock)):
         values["axis"] = grain.axis
@@ -148,7 +149,7 @@ def _describe_pair(pair: PairInfo) -> Values:
     return values | pick_fields(pair, "scales scale_min scale_max quantize dequantize clip")
 
 
-def _make_parts(inspection: Inspection, view: TextView) -> Iterator[RenderableType]:
+def _make_parts(inspection: Inspection, view: TextView) -> Parts:
     if not inspection.pairs:
         yield Text(f"{inspection.source or 'the model'} holds no quantize/dequantize pair")
     else:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from onnxq.errors import MissingDependencyError
@@ -11,7 +11,7 @@ from onnxq.kernels import Built, build_kernels
 from onnxq.progress import Progress, silent
 from onnxq.report.columns import Text
 from onnxq.report.document import ResultFormat
-from onnxq.report.terminal import RenderableType, TextView, make_table
+from onnxq.report.terminal import Parts, TextView, make_table
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ def find_missing_kernels(result: Kernels) -> MissingDependencyError | None:
     )
 
 
-def _make_parts(result: Kernels, view: TextView) -> Iterator[RenderableType]:
+def _make_parts(result: Kernels, view: TextView) -> Parts:
     rows = [_make_row(kernel) for kernel in result.kernels if kernel.state != "missing"]
     if rows:
         columns = ("kernels", "for", "state", "made by", "KiB", "s", "file")

@@ -149,9 +149,7 @@ def _list_windows(
     return choose_windows(path, tokenizer, length, config.samples, config.seed)
 
 
-def _make_parts(
-    comparison: Perplexity, view: terminal.TextView
-) -> Iterator[terminal.RenderableType]:
+def _make_parts(comparison: Perplexity, view: terminal.TextView) -> terminal.Parts:
     models = comparison.models
     machine = CPU_KINDS.get(comparison.device, comparison.device)
     title = Text(terminal.format_count(len(models), "model"), style="bold")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 from onnxq.config import Command
@@ -40,7 +39,7 @@ def make_plan(
     return plan
 
 
-def _make_parts(plan: Plan, view: terminal.TextView) -> Iterator[terminal.RenderableType]:
+def _make_parts(plan: Plan, view: terminal.TextView) -> terminal.Parts:
     # The columns are fields of SiteLine; before calibration there are no scales.
     columns = ["site", "role", "spec", "rule"]
     if plan.sites and plan.calibrated:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path, PurePath
 
@@ -99,7 +99,7 @@ def profile_model(
     )
 
 
-def _make_parts(profile: Profile, view: terminal.TextView) -> Iterator[terminal.RenderableType]:
+def _make_parts(profile: Profile, view: terminal.TextView) -> terminal.Parts:
     yield _make_title(profile)
     yield terminal.make_sheet(_make_rows(profile))
     for kind in KINDS:
@@ -172,7 +172,7 @@ def _make_cost_row(cost: GroupCost) -> Sequence[object]:
     return cost.name, ops, len(cost.sites), *figures, gain
 
 
-def _make_warnings(profile: Profile) -> Iterator[terminal.RenderableType]:
+def _make_warnings(profile: Profile) -> terminal.Parts:
     yield from terminal.format_warnings(profile.warnings)
     if profile.synthetic:
         yield from terminal.format_warnings([warn_synthetic("costs were measured")])

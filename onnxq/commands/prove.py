@@ -191,7 +191,7 @@ def _find_warnings(proof: Proof) -> Iterator[Caution]:
         )
 
 
-def _make_parts(proof: Proof, view: terminal.TextView) -> Iterator[terminal.RenderableType]:
+def _make_parts(proof: Proof, view: terminal.TextView) -> terminal.Parts:
     build = proof.build
     facts = [build.version or build.engine]
     if proof.chosen:
@@ -207,7 +207,7 @@ def _make_parts(proof: Proof, view: terminal.TextView) -> Iterator[terminal.Rend
     yield terminal.make_sheet(_make_rows(proof, view.verbose))
 
 
-def _make_tables(proof: Proof, view: terminal.TextView) -> Iterator[terminal.RenderableType]:
+def _make_tables(proof: Proof, view: terminal.TextView) -> terminal.Parts:
     if proof.nodes:
         # In a shortened list those that are not int8 come first: they are what one looks for.
         nodes = (

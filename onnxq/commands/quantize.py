@@ -31,6 +31,7 @@ from onnxq.report.model import (
 from onnxq.report.sentences import format_forced, format_precision, format_reasons, format_roles
 from onnxq.report.terminal import (
     Group,
+    Parts,
     RenderableType,
     SheetRows,
     TextView,
@@ -101,7 +102,7 @@ def quantize(
         return result
 
 
-def _make_parts(report: Report, view: TextView) -> Iterator[RenderableType]:
+def _make_parts(report: Report, view: TextView) -> Parts:
     # First, since it changes the meaning of all that follows.
     if report.already:
         yield Text(report.already)
@@ -306,7 +307,7 @@ def _make_stages(report: Report, verbose: bool) -> RenderableType:
     return Text(f"{text}, peak memory {format_bytes(peak)}" if peak else text)
 
 
-def _make_warnings(report: Report) -> Iterator[RenderableType]:
+def _make_warnings(report: Report) -> Parts:
     # Printed last, so that they are still on the screen when the command ends.
     for warning in report.warnings:
         if report.synthetic and warning.code == SYNTHETIC.code:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 from onnxq.config import Command
@@ -16,7 +15,13 @@ from onnxq.report.columns import Text
 from onnxq.report.document import ResultFormat
 from onnxq.report.page import describe_effect, list_loudest
 from onnxq.report.record import ReportRecord, read_record
-from onnxq.report.terminal import RenderableType, SheetRows, TextView, format_verdict, make_sheet
+from onnxq.report.terminal import (
+    Parts,
+    SheetRows,
+    TextView,
+    format_verdict,
+    make_sheet,
+)
 
 
 def make_report(
@@ -59,7 +64,7 @@ def make_report(
     return shown
 
 
-def _make_parts(record: ReportRecord, view: TextView) -> Iterator[RenderableType]:
+def _make_parts(record: ReportRecord, view: TextView) -> Parts:
     yield Text(f"{record.title}  ({record.quantized or 'quantized'})", style="bold")
     yield make_sheet(_make_rows(record))
 

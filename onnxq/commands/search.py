@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from onnxq.report.document import ResultFormat
 from onnxq.report.model import Report
 from onnxq.report.record import FrontPoint, make_axes
 from onnxq.report.terminal import (
+    Parts,
     RenderableType,
     TextView,
     format_bytes,
@@ -149,7 +149,7 @@ def _write_forms(found: SearchResult, config: Config, force: bool) -> None:
             files[0].write(image.getvalue())
 
 
-def _make_parts(found: SearchResult, view: TextView) -> Iterator[RenderableType]:
+def _make_parts(found: SearchResult, view: TextView) -> Parts:
     yield Text(f"asked: {found.asked}", style="bold")
     yield make_front(found.front)
     yield Text("")

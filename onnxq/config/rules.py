@@ -205,7 +205,7 @@ class Rule(Section):
         Raises ConfigError naming the rule if the result contradicts itself.
         """
         changes = self.set.given()
-        if role is Role.WEIGHT:
+        if role.is_weight:
             changes.pop("dynamic", None)
             if not self.role and not changes.get("observer", ObserverSpec()).is_for_weights:
                 del changes["observer"]

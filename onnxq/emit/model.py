@@ -133,9 +133,7 @@ def _write_pointwise(proto: ModelLike, plan: Plan, rules: Collection[str]) -> Mo
     # With AVX2 alone OpenVINO multiplies matrices of integers more slowly than floats, while its
     # kernel of convolutions of one tap is twice as fast.
     weights = (
-        site
-        for site in plan.sites
-        if site.role is Role.WEIGHT and site.rule in rules and not site.group
+        site for site in plan.sites if site.role.is_weight and site.rule in rules and not site.group
     )
     for node in (index.find_node(edge.node) for site in weights for edge in site.named_consumers):
         rank = len(index.find_shape(node.result) or ())
@@ -281,7 +279,7 @@ def _write_matrix(
 def _find_captured(plan: Plan, index: GraphIndex) -> frozenset[TensorId]:
     """The weights with sites in several bodies of If, Loop or Scan, outside of which they are stored."""
     sites = [
-        site.site for site in plan.sites if site.role is Role.WEIGHT and isinstance(site.site, Edge)
+        site.site for site in plan.sites if site.role.is_weight and isinstance(site.site, Edge)
     ]
     counts = Counter(
         tensor for site in sites if (tensor := find_tensor(index, site)).scope != site.scope
@@ -292,7 +290,7 @@ def _find_captured(plan: Plan, index: GraphIndex) -> frozenset[TensorId]:
 def _write_site(writer: PairWriter, site: SitePlan) -> None:
     if not site.complete:
         raise PlanError(
-            str(site.site),
+            site.name,
             "has no scale",
             "calibrate the plan first (`onnxq quantize`)",
             code="Q405",

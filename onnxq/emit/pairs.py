@@ -27,7 +27,7 @@ from onnxq.graph.storage import TENSOR_TYPES
 from onnxq.numerics import cast_scale, clip_bounds, find_saturating_sums, quantize, quantize_weight
 from onnxq.plan import SitePlan
 from onnxq.plan.names import name_part
-from onnxq.sites import Edge, Role, TensorId
+from onnxq.sites import Edge, TensorId
 from onnxq.spec import PerBlock, PerChannel, QParams, QuantSpec
 
 
@@ -40,7 +40,7 @@ def quantize_constant(site: SitePlan, qparams: QParams, value: Array) -> Array:
     if site.values is not None:
         return _check_values(site, value.shape)
     try:
-        if site.role is Role.BIAS:
+        if site.role.is_bias:
             # A Gemm takes a bias of shape [1, N]; the integer kernels read [N] only.
             return quantize(value.reshape(-1), qparams, site.spec)
         return quantize_weight(value, qparams, site.spec, site.sum_orders)
@@ -58,12 +58,12 @@ def _check_values(site: SitePlan, shape: Shape) -> Array:
     if not fits or (data.size and (data.min() < site.spec.qmin or data.max() > site.spec.qmax)):
         cause = f"its values do not fit a {site.spec.storage} tensor of shape {list(shape)}"
         raise PlanError(
-            str(site.site), cause, "take `values` out, or plan this model again", code="Q408"
+            site.name, cause, "take `values` out, or plan this model again", code="Q408"
         )
     if any(find_saturating_sums(data, order).any() for order in site.sum_orders):
         cause = "its values overflow 16-bit sums on CPUs without VNNI, and the plan says that they do not"
         raise PlanError(
-            str(site.site), cause, "take `values` out, or write `saturation: allow`", code="Q408"
+            site.name, cause, "take `values` out, or write `saturation: allow`", code="Q408"
         )
     return data
 
@@ -272,7 +272,7 @@ class PairWriter:
         value = self.index.find_constant(find_tensor(self.index, site.site))
         if value is None:
             raise PlanError(
-                str(site.site),
+                site.name,
                 "is not a constant in this model",
                 "plan this model again",
                 code="Q404",
@@ -420,7 +420,7 @@ class PairWriter:
         scale = cast_scale(qparams, self._find_float_type(site), signed=spec.has_blocks)
         self.editor.add_initializer(scope, names["scale"], scale)
         zero = np.asarray(qparams.zero_point, numpy_type(spec))
-        if site.role is Role.BIAS or (spec.has_blocks and spec.symmetric and not zero.any()):
+        if site.role.is_bias or (spec.has_blocks and spec.symmetric and not zero.any()):
             return names["scale"], ""
         self.editor.add_initializer(
             scope, names["zero_point"], zero, dtype=TENSOR_TYPES[storage or spec.storage]
@@ -489,7 +489,7 @@ Record = dict[str, str | int]
 def describe_site(site: SitePlan) -> Record:
     """The site as a viewer shows it beside a node, and as `annotate` reads it back."""
     return {
-        "site": str(site.site),
+        "site": site.name,
         "bits": site.spec.bits,
         "scheme": site.spec.scheme,
         "granularity": site.spec.granularity.word,

@@ -14,7 +14,7 @@ from onnxq.observers import Histogram
 from onnxq.observers.base import Values
 from onnxq.progress import Progress
 from onnxq.runtime import Session, tap_tensors
-from onnxq.sites import Role, TensorId
+from onnxq.sites import TensorId
 from onnxq.spec import PerChannel
 
 # Intervals of a histogram, and channels or groups of neighbouring ones.
@@ -119,7 +119,7 @@ def observe_distributions(
     index = get_index(model)
     distributions: dict[TensorId | None, Distribution] = {}
     for pair, tensor in pairs:
-        if tensor is None or tensor in distributions or pair.role is Role.BIAS:
+        if tensor is None or tensor in distributions or pair.role.is_bias:
             continue
         weight = index.find_constant(tensor)
         if weight is not None:

@@ -30,7 +30,7 @@ from onnxq.graph import ModelLike
 from onnxq.nearest import suggest_names
 from onnxq.progress import Progress
 from onnxq.runtime.crew import Crew
-from onnxq.sites import Caution, Cautions, Names, Role
+from onnxq.sites import Caution, Cautions, Names
 
 # The network in so many segments, coarse to fine, and in at most so many prefixes.
 _SEGMENTS = (2, 4, 8)
@@ -96,9 +96,7 @@ def group_by_node(switches: Iterable[Switch]) -> dict[str, tuple[Switch, ...]]:
 def split_segments(nodes: dict[str, tuple[Switch, ...]], parts: int) -> list[SwitchGroup]:
     """The nodes in so many segments with about as many weights each; [] where they would hold fewer than two."""
     heavy = [
-        name
-        for name, members in nodes.items()
-        if any(switch.role is Role.WEIGHT for switch in members)
+        name for name, members in nodes.items() if any(switch.role.is_weight for switch in members)
     ]
     # A plan of activations alone has no weights to go by.
     marks = heavy or list(nodes)

@@ -180,7 +180,7 @@ class _ToggleWork:
             info = describe_pair(self.index, chain, notes)
             if chain.dequantize is None:
                 reason = "what it quantizes is computed on in integers"
-                self.fixed.append(Refusal(str(info.site), reason, rule="profile", code="R113"))
+                self.fixed.append(Refusal(info.name, reason, rule="profile", code="R113"))
                 continue
             tensor = chain.dequantize.result
             edges = self.index.list_consumers(tensor)
@@ -203,12 +203,12 @@ class _ToggleWork:
                 feed = self._toggle_constant(chain, tensor, edges)
             if feed:
                 ops = tuple(dict.fromkeys(self.index.find_node(name).op_type for name in nodes))
-                self.switches.append(Switch(str(info.site), info.role, nodes, ops, feed))
+                self.switches.append(Switch(info.name, info.role, nodes, ops, feed))
             else:
                 reason = "the float model has no constant in this place to compare with"
                 self.fixed.append(
                     Refusal(
-                        str(info.site),
+                        info.name,
                         reason,
                         "name its nodes as the quantized ones",
                         "profile",

@@ -133,7 +133,7 @@ def _split_roles(entries: Sequence[TensorScale]) -> dict[str, list[TensorScale]]
     # Biases are parameters to AIMET.
     constants = (Role.WEIGHT, Role.BIAS)
     return {
-        section: [entry for entry in entries if (entry.role in constants) == (role is Role.WEIGHT)]
+        section: [entry for entry in entries if (entry.role in constants) == role.is_weight]
         for section, role in _SECTIONS.items()
     }
 

@@ -59,9 +59,7 @@ def write_scales(sites: SitePlans, kind: ImportFormat, source: str = "the plan")
     for site, entry, reason in _list_entries(sites):
         reason = reason or (kind.refuse(entry) if entry is not None else "")
         if entry is None or reason:
-            left.append(
-                LeftSite(site=str(site.site), tensor=site.quantized_tensor.name, reason=reason)
-            )
+            left.append(LeftSite(site=site.name, tensor=site.quantized_tensor.name, reason=reason))
         else:
             chosen.append((site, entry))
     if not chosen:
@@ -75,7 +73,7 @@ def write_scales(sites: SitePlans, kind: ImportFormat, source: str = "the plan")
     written = []
     for site, entry in chosen:
         change = _describe_change(entry, again.get((entry.name, entry.readers)))
-        written.append(WrittenSite(site=str(site.site), tensor=entry.name, change=change))
+        written.append(WrittenSite(site=site.name, tensor=entry.name, change=change))
     return WrittenScales(content=content, written=tuple(written), left=tuple(left))
 
 

@@ -17,7 +17,7 @@ from onnxq.interop.base import TensorScale, TensorScales, has_blocks
 from onnxq.numerics import clip_bounds, qparams_from_range
 from onnxq.numerics.rounding import compute_block_shape
 from onnxq.plan import Plan, SitePlan
-from onnxq.sites import Role, Site
+from onnxq.sites import Site
 from onnxq.spec import STORAGE_BITS, PerBlock, PerChannel, PerTensor, QParams, QuantSpec
 
 
@@ -30,7 +30,7 @@ def fit_numbers(
     only where its integers stay as they are, an activation takes the range.
     """
     spec = site.spec
-    weight = site.role is Role.WEIGHT
+    weight = site.role.is_weight
     qparams = entry.make_qparams(origin)
     if weight:
         scale, problem = _spread_scale(entry, spec, qparams.scale, shape)
@@ -155,7 +155,7 @@ def _list_changes(entry: TensorScale, site: SitePlan) -> dict[str, Any]:
     own = entry.spec
     changes: dict[str, Any] = {} if own.is_float or own.bits == spec.bits else {"bits": own.bits}
     if (
-        site.role is Role.WEIGHT
+        site.role.is_weight
         and type(own.granularity) is not type(spec.granularity)
         and not own.has_one_scale
     ):

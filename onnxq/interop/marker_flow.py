@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from onnxq.errors import ModelError
 from onnxq.graph import GraphIndex
 from onnxq.interop.marker_nodes import Marker, check_shape
-from onnxq.sites import Edge, Role, TensorId
+from onnxq.sites import Edge, TensorId
 from onnxq.spec import PerBlock, PerChannel, QuantSpec
 
 # Order of axes, as Transpose has it.
@@ -157,7 +157,7 @@ def _find_output_markers(groups: Sequence[MarkerGroup], index: GraphIndex) -> li
 
 def _follow_transposes(group: MarkerGroup, index: GraphIndex) -> list[MarkerGroup]:
     """The group itself; for a weight, one group for each order of axes that nodes compute with."""
-    if group.first.role is not Role.WEIGHT or not index.is_constant(group.base):
+    if not group.first.role.is_weight or not index.is_constant(group.base):
         return [group]
     shape = index.find_shape(group.base) or ()
     landings: dict[Perm, list[Edge]] = {}

@@ -238,7 +238,7 @@ class _Stripper:
 def _make_site(placed: _Placed, engine: Target, index: GraphIndex) -> SitePlan:
     group = placed.group
     role = Role.OUTPUT if placed.output and placed.consumers is None else Role.ACTIVATION
-    if group.first.role is Role.WEIGHT and placed.constant:
+    if group.first.role.is_weight and placed.constant:
         role = Role.WEIGHT
     spec = group.spec
     qparams = group.first.qparams
@@ -246,7 +246,7 @@ def _make_site(placed: _Placed, engine: Target, index: GraphIndex) -> SitePlan:
     if group.perm and spec.has_blocks and qparams is not None:
         scale = qparams.scale.transpose(group.perm)
         qparams = QParams(scale, qparams.zero_point.transpose(group.perm), qparams.origin)
-    if role is Role.WEIGHT and placed.consumers:
+    if role.is_weight and placed.consumers:
         spec = _choose_storage(spec, engine, index.find_node(placed.consumers[0].node).op_type)
     reason = f"quantizer {', '.join(group.sites)}"
     return SitePlan(
@@ -345,7 +345,7 @@ def _group_sites(plan: Plan, quantized: Mapping[str, tuple[Site, ...]]) -> Plan:
     }
     sites = []
     for site in plan.sites:
-        if site.site in groups and site.role is not Role.WEIGHT:
+        if site.site in groups and not site.role.is_weight:
             site = replace(site, group=groups[site.site])
         sites.append(site)
     return plan.with_sites(tuple(sites))

@@ -14,7 +14,7 @@ from onnxq.interop.base import ScaleTable, TensorScale, TensorScales, sort_by_na
 from onnxq.interop.fitting import fit_numbers
 from onnxq.nearest import find_nearest, suggest_names
 from onnxq.plan import Plan, SitePlan, SitePlans
-from onnxq.sites import Caution, Cautions, Names, Role, Site, TensorId
+from onnxq.sites import Caution, Cautions, Names, Site, TensorId
 from onnxq.spec import QParams
 from onnxq.wording import Word, abbreviate, show_html
 
@@ -173,7 +173,7 @@ def match_scales(
     for site in missing:
         tensor = site.quantized_tensor.name
         nearest = find_nearest(tensor, by_name, 2)
-        absent.append(MissingSite(site=str(site.site), tensor=tensor, nearest=nearest))
+        absent.append(MissingSite(site=site.name, tensor=tensor, nearest=nearest))
     used = {taken[key][0].line for key in numbers}
     rest = list(_explain_leftovers(table, used, left, before, prepared))
     return ScaleMatch(
@@ -210,11 +210,7 @@ def _take_entries(
             _check_fits(site, taken[site.site][0])
     for site in plan.sites:
         # After the activations, which may read a constant as one of theirs.
-        if (
-            site.role is Role.WEIGHT
-            and site.site not in taken
-            and site.quantized_tensor.name in by_name
-        ):
+        if site.role.is_weight and site.site not in taken and site.quantized_tensor.name in by_name:
             taken[site.site] = (by_name[site.quantized_tensor.name][0], "")
     return taken, notes
 
@@ -225,7 +221,7 @@ def set_scales(plan: Plan, qparams: Mapping[Site, QParams]) -> Plan:
     for site in plan.sites:
         if site.site in qparams:
             # Weights whose numbers are given are not fitted to sums of 16 bits; the report says which overflow them.
-            orders = () if site.role is Role.WEIGHT else site.sum_orders
+            orders = () if site.role.is_weight else site.sum_orders
             site = replace(site, qparams=qparams[site.site], sum_orders=orders)
         sites.append(site)
     return plan.with_sites(tuple(sites))
@@ -241,7 +237,7 @@ def _choose_entry(group: TensorScales, site: SitePlan, index: GraphIndex) -> Ten
 
 def _find_change(site: SitePlan, before: GraphIndex, prepared: GraphIndex) -> str:
     """Why numbers for a constant of the file are none for the prepared model's; "" where its values are the same."""
-    if site.role is not Role.WEIGHT:
+    if not site.role.is_weight:
         return ""
     tensor = site.quantized_tensor
     old, new = (
@@ -258,7 +254,7 @@ def _check_fits(site: SitePlan, entry: TensorScale) -> None:
     if spec.storage == "int8" and spec.bits == 8 and spec.symmetric and spec.has_one_scale:
         return
     raise PlanError(
-        str(site.site),
+        site.name,
         f"line {entry.line} of the cache is a scale of symmetric int8, and the configuration asks for "
         f"{spec.bits} bits, {'symmetric' if spec.symmetric else 'asymmetric'}, {spec.storage} here",
         "leave activations at `bits: 8`, `scheme: symmetric`, `signed: true`",

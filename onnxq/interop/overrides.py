@@ -26,7 +26,7 @@ from onnxq.interop.base import (
 )
 from onnxq.interop.json_tables import list_numbers, open_table, write_table
 from onnxq.numerics import qparams_from_range
-from onnxq.sites import Names, Role
+from onnxq.sites import Names
 from onnxq.spec import Granularity, PerChannel, PerTensor, QuantSpec
 
 _TOOL = "ONNX Runtime"
@@ -107,9 +107,9 @@ def _refuse(entry: TensorScale) -> str:
     spec = entry.spec
     if has_blocks(entry) or spec.is_float:
         return "blocks" if has_blocks(entry) else "a float type"
-    if entry.role is Role.BIAS:
+    if entry.role.is_bias:
         return "a bias: ONNX Runtime makes its scale of its input's and its weight's"
-    if not spec.has_one_scale and entry.role is not Role.WEIGHT:
+    if not spec.has_one_scale and not entry.role.is_weight:
         return "channels of an activation"
     return "" if spec.bits in _WIDTHS else f"{spec.bits} bits"
 

@@ -218,9 +218,7 @@ def _write_operators(proto: ModelLike, plan: Plan) -> ModelLike:
     Those of dynamic data as well, whose scale is a product of two that float16 need not hold.
     """
     proto = write_integer_products(proto)
-    weights = {
-        name_part(site.site, "dq_node"): site for site in plan.sites if site.role is Role.WEIGHT
-    }
+    weights = {name_part(site.site, "dq_node"): site for site in plan.sites if site.role.is_weight}
     numbers = {name: site.qparams for name, site in weights.items() if site.qparams is not None}
     minima = {
         name: qparams.minimum for name, qparams in numbers.items() if qparams.minimum is not None
@@ -274,10 +272,7 @@ def _list_quantized_matmuls(plan: Plan) -> Names:
         edge.node for site in plan.sites if site.spec.dynamic for edge in site.named_consumers
     }
     weights = [
-        edge.node
-        for site in plan.sites
-        if site.role is Role.WEIGHT
-        for edge in site.named_consumers
+        edge.node for site in plan.sites if site.role.is_weight for edge in site.named_consumers
     ]
     static = any(site.role is Role.ACTIVATION for site in plan.sites)
     return tuple(name for name in weights if (static or name in read) and name not in dynamic)

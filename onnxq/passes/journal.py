@@ -133,7 +133,7 @@ def list_replaced(before: Plan, after: Plan, roles: Collection[Role], why: str) 
         if site.role not in roles or site.site not in scales or site.qparams is None:
             continue
         if not np.array_equal(scales[site.site], site.qparams.scale):
-            replaced.setdefault(name_observer(site.observer), []).append(str(site.site))
+            replaced.setdefault(name_observer(site.observer), []).append(site.name)
     parts = [f"{observer} at {join_names(names, _SHOWN)}" for observer, names in replaced.items()]
     return f"in place of the observer {', of '.join(parts)}: {why}" if parts else ""
 

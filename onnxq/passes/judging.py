@@ -29,7 +29,6 @@ from onnxq.passes.state import FloatState
 from onnxq.plan import Plan
 from onnxq.progress import Progress, silent
 from onnxq.runtime.crew import Crew
-from onnxq.sites import Role
 
 # The errors of so many plans are kept, those judged last.
 _PLANS = 4
@@ -276,7 +275,7 @@ def make_trial(state: FloatState, plan: Plan) -> TrialModel:
 
 def has_few_bits(plan: Plan) -> bool:
     """True where any weight has so few that everything hangs on its rounding."""
-    return any(site.role is Role.WEIGHT and site.spec.bits <= NARROW_BITS for site in plan.sites)
+    return any(site.role.is_weight and site.spec.bits <= NARROW_BITS for site in plan.sites)
 
 
 def ignore_rounding(plan: Plan) -> Plan:

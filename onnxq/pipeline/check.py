@@ -38,7 +38,7 @@ from onnxq.plan import PlacementMethod, Plan
 from onnxq.report.model import LatencyRatio, OpCount, OutputCheck
 from onnxq.runtime import Feeds, KernelError, Latency, Session, detect_cpu, time_models
 from onnxq.runtime.timing import convert_floats
-from onnxq.sites import Caution, Cautions, Names, Role
+from onnxq.sites import Caution, Cautions, Names
 
 # Bytes of weights that a segment has at least, if there are so many: fewer sessions, each of which takes time.
 _SEGMENT_BYTES = 1 << 26
@@ -427,10 +427,7 @@ def _find_quantized_nodes(index: GraphIndex, plan: Plan) -> set[str]:
         for edge in site.find_readers(index):
             read.setdefault(edge.node, set()).add(edge.index)
     quantized = {
-        edge.node
-        for site in plan.all_sites
-        if site.role is Role.WEIGHT
-        for edge in site.named_consumers
+        edge.node for site in plan.all_sites if site.role.is_weight for edge in site.named_consumers
     }
     for node in index.nodes:
         data = index.list_computed(node).keys()

@@ -54,7 +54,7 @@ from onnxq.report.record import (
     bound_db,
 )
 from onnxq.runtime import detect_cpu, observe_shapes
-from onnxq.sites import Names, Role, TensorId
+from onnxq.sites import Names, TensorId
 from onnxq.workers import use_threads
 
 # Values of an output that are drawn.
@@ -151,7 +151,7 @@ class _Measured:
     def weight_bits(self) -> dict[TensorId | None, int]:
         """The bits of each quantized weight."""
         pairs = zip(self.tensors, self.pairs, strict=True)
-        return {tensor: pair.bits for tensor, pair in pairs if pair.role is Role.WEIGHT}
+        return {tensor: pair.bits for tensor, pair in pairs if pair.role.is_weight}
 
 
 def measure_record(
@@ -365,7 +365,7 @@ def _list_sites(measured: _Measured, progress: Progress) -> Iterator[SiteRecord]
     model = measured.state.model
     float_values = observe_distributions(model, sources, measured.samples, progress)
     for pair, tensor in zip(measured.pairs, measured.tensors, strict=True):
-        cost = costs.get(str(pair.site))
+        cost = costs.get(pair.name)
         values = float_values.get(tensor)
         # Operators on integers are read as pairs that the file itself does not have.
         node = quantized.named.get(pair.dequantize) or quantized.named.get(pair.quantize)
@@ -377,7 +377,7 @@ def _list_sites(measured: _Measured, progress: Progress) -> Iterator[SiteRecord]
             bars = ValueBars(low=float(f"{low:.5g}"), high=float(f"{high:.5g}"), counts=counts)
             clipped = round(values.measure_clipped(reach), 5) if reach else None
         yield SiteRecord(
-            name=str(pair.site),
+            name=pair.name,
             role=pair.role.value,
             readers=pair.ops,
             bits=pair.bits,
@@ -401,7 +401,7 @@ def _count_levels(
     """How many levels a channel of this magnitude has. Of weights it is a share of the largest of their output."""
     if middle is None:
         return None
-    if pair.role is Role.WEIGHT:
+    if pair.role.is_weight:
         return round(middle * float(2 ** (pair.bits - 1)), 1)
     return round(middle / max(map(abs, reach)) * float(2**pair.bits), 1) if reach else None
 

@@ -37,7 +37,7 @@ from onnxq.plan import Plan, SitePlan
 from onnxq.planner import state_placement
 from onnxq.planner.sums import read_constant
 from onnxq.progress import Progress, silent
-from onnxq.sites import Caution, Cautions, Refusal, Role, Unquantized
+from onnxq.sites import Caution, Cautions, Refusal, Unquantized
 from onnxq.spec import Granularity, PerBlock, PerChannel, QParams, QuantSpec
 from onnxq.wording import join_names
 
@@ -108,7 +108,7 @@ class _Filling:
     def _fill_site(self, site: SitePlan) -> SitePlan:
         if site.derived is not None:
             return self._note(site, Kept.DERIVED, site.qparams)
-        if site.role is Role.WEIGHT:
+        if site.role.is_weight:
             return self._fill_weight(site)
         if site.spec.dynamic:
             return self._note(site, Kept.DYNAMIC, None)
@@ -160,14 +160,14 @@ class _Filling:
     def _note(self, site: SitePlan, how: Kept, qparams: QParams | None) -> SitePlan:
         # Integers that stay are not fitted to sums of 16 bits; the report says which can overflow them.
         site = replace(site, sum_orders=()) if how is Kept.INTEGERS else site
-        self.how[str(site.site)] = MovedSite(site=str(site.site), role=str(site.role), how=how)
+        self.how[site.name] = MovedSite(site=site.name, role=str(site.role), how=how)
         return replace(site, qparams=qparams)
 
     def list_moved(self, plan: Plan) -> tuple[MovedSite, ...]:
         """How the numbers of each site of the finished plan came about."""
         moved = []
         for site in plan.sites:
-            note = self.how[str(site.site)]
+            note = self.how[site.name]
             value = (
                 read_constant(self.ways.problem.index, site.site)
                 if note.how is Kept.ROUNDED
@@ -303,9 +303,7 @@ def _place_pairs(
         filling = _Filling(source, replace(ways, refusals=reasons))
         plan = filling.fill_plan(filling.ways.promote_keys(frozenset(left)))
         missing = [
-            s
-            for s in plan.sites
-            if not s.complete and s.derived is None and s.role is not Role.WEIGHT
+            s for s in plan.sites if not s.complete and s.derived is None and not s.role.is_weight
         ]
         if sampled or not missing:
             return plan, filling

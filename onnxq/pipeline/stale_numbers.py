@@ -12,7 +12,7 @@ from onnxq.passes.base import RunContext
 from onnxq.passes.mixed_precision.candidates import find_owners
 from onnxq.passes.state import FloatState
 from onnxq.plan import Plan, drop_stale
-from onnxq.sites import Caution, Cautions, Role, Site
+from onnxq.sites import Caution, Cautions, Site
 
 
 def renew_numbers(ctx: RunContext, state: FloatState, plan: Plan) -> tuple[Plan, Cautions]:
@@ -34,7 +34,7 @@ def renew_numbers(ctx: RunContext, state: FloatState, plan: Plan) -> tuple[Plan,
                 fix += (
                     ", or a plan with its numbers, as `onnxq quantize` writes one by `plan_out=…`"
                 )
-            raise PlanError(str(site.site), cause, fix, code="Q405")
+            raise PlanError(site.name, cause, fix, code="Q405")
     if missing:
         samples = None if ctx.samples is None else ctx.samples.calibration
         batch = ctx.config.data.batch
@@ -56,7 +56,7 @@ def _drop_biases(
     plan: Plan, index: GraphIndex, stale: Mapping[Site, str]
 ) -> tuple[Plan, list[Caution]]:
     """The plan without bias corrections for errors of weights that are no longer so, or no longer quantized."""
-    weights = [site for site in plan.sites if site.role is Role.WEIGHT and site.site not in stale]
+    weights = [site for site in plan.sites if site.role.is_weight and site.site not in stale]
     computing = {edge.node for site in weights for edge in site.named_consumers}
     biases = tuple(
         bias for bias in plan.biases if computing.intersection(find_owners(index, bias.edge))

@@ -276,6 +276,11 @@ class SitePlan:
     values: Annotated[Array | None, forms.OWN_VALUES] = field(default=None, hash=False)
 
     @property
+    def name(self) -> str:
+        """The site as messages, reports and refusals call it."""
+        return str(self.site)
+
+    @property
     def complete(self) -> bool:
         """True when nothing is missing: it has a scale and a zero point, or gets them at each run."""
         return self.qparams is not None or self.spec.dynamic
@@ -292,7 +297,7 @@ class SitePlan:
             return self.site
         if self.tensor is None:
             cause = "the plan does not name its tensor"
-            raise PlanError(str(self.site), cause, "plan the model again", code="Q403")
+            raise PlanError(self.name, cause, "plan the model again", code="Q403")
         return self.tensor
 
     def find_readers(self, graph: Graph) -> Edges:
@@ -307,7 +312,7 @@ class SitePlan:
         That is so for a matrix in int8 with one scale a row, or in int4 in blocks of a row, around 0.
         """
         site = self.site
-        if self.role is not Role.WEIGHT or not isinstance(site, TensorId):
+        if not self.role.is_weight or not isinstance(site, TensorId):
             return ()
         if not self.spec.has_rows or len(graph.find_shape(site) or ()) != 2:
             return ()

@@ -24,7 +24,7 @@ from onnxq.graph import GraphIndex
 from onnxq.graph.storage import release_pages
 from onnxq.numerics import bias_qparams
 from onnxq.plan.model import SCHEMA, Plan, SitePlan
-from onnxq.sites import Role, Site
+from onnxq.sites import Site
 from onnxq.spec import PerChannel, PerTensor, QParams, QuantSpec, describe_spec
 
 # By the tool that wrote a calibration file.
@@ -109,7 +109,7 @@ def drop_stale(plan: Plan) -> tuple[Plan, dict[Site, str]]:
     for site in plan.sites:
         if site.site in lines:
             site = replace(site, qparams=None, values=None)
-        elif site.role is Role.BIAS and site.derived is not None:
+        elif site.role.is_bias and site.derived is not None:
             x, w = (qparams.get(part) for part in site.derived)
             site, cause = _update_bias(site, x, w, specs.get(site.derived[1]))
             lines |= {site.site: cause} if cause else {}
@@ -158,7 +158,7 @@ def _check_groups(plan: Plan) -> None:
         if other.spec.levels != site.spec.levels:
             cause = f"{shares} they are quantized differently: {site.spec.levels} here, {other.spec.levels} there"
             fix = f"{members} one spec, or take `group` out of this one"
-            raise PlanError(str(site.site), cause, fix, code="Q403")
+            raise PlanError(site.name, cause, fix, code="Q403")
         mine = site.qparams
         theirs = other.qparams
         same = mine is None or theirs is None or np.array_equal(mine.scale, theirs.scale)
@@ -166,7 +166,7 @@ def _check_groups(plan: Plan) -> None:
             mine is not None and theirs is not None and (mine.zero_point != theirs.zero_point).any()
         ):
             fix = f"{members} the same scale and zero_point"
-            raise PlanError(str(site.site), f"{shares} their numbers differ", fix, code="Q403")
+            raise PlanError(site.name, f"{shares} their numbers differ", fix, code="Q403")
 
 
 def check_specs(plan: Plan, index: GraphIndex) -> None:
@@ -176,20 +176,18 @@ def check_specs(plan: Plan, index: GraphIndex) -> None:
     """
     engines = _find_strict_targets(plan)
     for site in plan.sites:
-        if site.role is Role.BIAS:
+        if site.role.is_bias:
             if site.spec.storage != "int32" or site.spec.bits != 32 or not site.spec.symmetric:
                 cause = f"a bias is 32 bits in int32, symmetric, not {describe_spec(site.spec)}"
                 raise PlanError(
-                    str(site.site),
+                    site.name,
                     cause,
                     "write it so, or take this site out of the plan",
                     code="Q403",
                 )
             if engines and not any(engine.int32_bias for engine in engines):
                 cause = f"{plan.target} takes biases in float only"
-                raise PlanError(
-                    str(site.site), cause, "take this site out of the plan", code="Q406"
-                )
+                raise PlanError(site.name, cause, "take this site out of the plan", code="Q406")
             continue
         edge = site.consumers[0] if site.consumers else None
         op_type = index.find_node(edge.node).op_type if edge is not None else ""
@@ -202,9 +200,7 @@ def check_specs(plan: Plan, index: GraphIndex) -> None:
             fix = (
                 f"plan the model again for {plan.target}, or give the site a spec from a fresh plan"
             )
-            raise PlanError(
-                str(site.site), f"{plan.target} has no kernel for {what}", fix, code="Q406"
-            )
+            raise PlanError(site.name, f"{plan.target} has no kernel for {what}", fix, code="Q406")
 
 
 def check_numbers(plan: Plan) -> None:
@@ -220,7 +216,7 @@ def check_numbers(plan: Plan) -> None:
         qparams = site.qparams
         if qparams is None:
             continue
-        subject = str(site.site)
+        subject = site.name
         scale = np.asarray(qparams.scale)
         zero = np.asarray(qparams.zero_point)
         if zero.any() and engines and not any(engine.zero_points for engine in engines):
@@ -237,18 +233,18 @@ def _check_clip(site: SitePlan) -> None:
     if not site.spec.dynamic:
         cause = "`clip` is for sites on scales of each run, and this one has its range"
         fix = "take `clip` out"
-        raise PlanError(str(site.site), cause, fix, code="Q403")
+        raise PlanError(site.name, cause, fix, code="Q403")
     if low > 0 or high < 0 or low == high:
         cause = f"`clip` {list(site.clip)} does not hold 0 and a value beside it"
         raise PlanError(
-            str(site.site), cause, "give the lowest value, at most 0, and the highest", code="Q403"
+            site.name, cause, "give the lowest value, at most 0, and the highest", code="Q403"
         )
 
 
 def _find_fault(site: SitePlan, scale: Array, zero: Array, *, signed: bool) -> CauseAndFix | None:
     """The fault of a scale and zero point, and its fix; None without one. signed: scales of blocks may be negative."""
     again = "correct it, or take scale and zero_point out of the plan to have them computed"
-    blocks = site.role is Role.WEIGHT and site.spec.has_blocks
+    blocks = site.role.is_weight and site.spec.has_blocks
     if not (np.isfinite(scale).all() and (scale.all() if signed and blocks else (scale > 0).all())):
         return "its scale is 0, negative or not finite", again
     if site.spec.has_one_scale and scale.shape != ():

@@ -121,7 +121,7 @@ def choose_tables(
     if request == "auto":
         # Weights alone are quantized for the size of the file, of which a float table is four times its share or more.
         all_of_them = mode == "weight-only" or _are_most(large, index, sites)
-    weights = {site.site: site for site in sites if site.role is Role.WEIGHT}
+    weights = {site.site: site for site in sites if site.role.is_weight}
     chosen = []
     for table in large:
         if not (table.named or all_of_them):
@@ -177,7 +177,7 @@ def _count_elements(index: GraphIndex, tensor: TensorId) -> int:
 
 def _are_most(tables: Iterable[Table], index: GraphIndex, sites: Iterable[SitePlan]) -> bool:
     """True when the tables would be more than half of the bytes of all weights, with these sites."""
-    weights = [site for site in sites if site.role is Role.WEIGHT]
+    weights = [site for site in sites if site.role.is_weight]
     bits = {site.quantized_tensor: site.spec.storage_bits for site in weights}
     total = 0
     for tensor in {tensor for node in index.nodes for tensor in index.list_reads(node)}:
@@ -262,7 +262,7 @@ def add_tables(sites: SitePlans, tables: Iterable[Table]) -> SitePlans:
             readers = tuple(dict.fromkeys((*weight.named_consumers, *table.lookups)))
             added[table.tensor] = replace(weight, consumers=readers)
         elif not table.others:
-            group = "" if twin is None else str(twin.site)
+            group = "" if twin is None else twin.name
             added[table.tensor] = replace(table.make_site(), group=group)
             if twin is not None:
                 added[twin.site] = replace(twin, group=group)
@@ -419,7 +419,7 @@ def _find_unreadable(
         shifted = site.qparams is not None and bool(site.qparams.zero_point.any())
         # Capabilities have rows for activations; an output is one that leaves the model.
         role = Role.ACTIVATION if site.role is Role.OUTPUT else site.role
-        if role is Role.BIAS:
+        if role.is_bias:
             wrong = not engine.int32_bias
         else:
             wrong = any(engine.refuse(site.spec, role, node) is not None for node in readers)

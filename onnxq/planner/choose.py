@@ -10,7 +10,7 @@ from onnxq.config import Rule
 from onnxq.graph.scopes import walk_from
 from onnxq.planner.cut import Balance, CutProblem, find_balance
 from onnxq.planner.problem import KEPT, PlacementProblem, QuantizableOp, QuantizableOps
-from onnxq.sites import Caution, Cautions, LeftFloat, Names, Refusal, Role, Unquantized
+from onnxq.sites import Caution, Cautions, LeftFloat, Names, Refusal, Unquantized
 
 # The rule that reasons name where a rule of the configuration decides.
 BY_PERSON = "configuration"
@@ -218,7 +218,7 @@ def choose_weights(problem: PlacementProblem) -> Choice:
     reasons: list[Unquantized] = []
     chosen: set[str] = set()
     for op in ops:
-        weights = [(role, tensor) for role, tensor in ops.list_roles(op) if role is Role.WEIGHT]
+        weights = [(role, tensor) for role, tensor in ops.list_roles(op) if role.is_weight]
         if not weights or op.name in ops.complete | ops.existing.weighted:
             continue
         rule = problem.requests.find_float_rule(op.node, weights)

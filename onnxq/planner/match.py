@@ -102,7 +102,7 @@ def _find_sites(plan: Plan, index: GraphIndex, anchors: Anchors) -> dict[Site, S
     moved: dict[Site, Site] = {}
     taken: dict[Site, SitePlan] = {}
     for site in plan.sites:
-        name = str(site.site)
+        name = site.name
         if site.consumers == () and site.role.is_constant:
             fix = "take `consumers` out for all readers of the tensor"
             raise PlanError(name, "has no reader", fix, code="Q403")
@@ -180,7 +180,7 @@ def drop_orphans(sites: SitePlans, existing: Iterable[SitePlan]) -> tuple[SitePl
 
 def check_site(site: SitePlan, index: GraphIndex) -> SitePlan:
     """The site; that of a weight or bias with its readers. Raises PlanError where it does not fit its tensor."""
-    name = str(site.site)
+    name = site.name
     constant = site.role.is_constant
     grain = site.spec.granularity
     tensor = index.find_at(site.site)

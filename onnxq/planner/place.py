@@ -388,7 +388,7 @@ class Placer:
             spec.has_blocks and spec.bits <= _FEW_BITS and spec.symmetric and not spec.narrow_range
         )
         # A decoder in 4 bits: KL .0080 -> .0070.
-        if role is Role.WEIGHT and uneven and self.target.signed_scales and request == _LEAST_ERROR:
+        if role.is_weight and uneven and self.target.signed_scales and request == _LEAST_ERROR:
             return replace(request, options=(("signed_scales", True),))
         return request
 
@@ -405,7 +405,7 @@ _GUARDED = ("Conv", "ConvTranspose", "Gemm", "MatMul", "AveragePool", "Softmax")
 
 def find_float_nodes(index: GraphIndex, sites: Iterable[SitePlan], engine: Target) -> Names:
     """Nodes the plan leaves float though the engine might not."""
-    weights = [site for site in sites if site.role is Role.WEIGHT]
+    weights = [site for site in sites if site.role.is_weight]
     int8 = {edge.node for site in weights for edge in site.named_consumers}
     # The NPU computes a Log between pairs of others in integers, though it is left float (0 dB).
     ops = {*engine.misreads, *(_GUARDED if engine.quantizes_alone else ())}

@@ -484,7 +484,7 @@ def _refuse_shape(
     ops: QuantizableOps, engine: Target, op: QuantizableOp, spec: QuantSpec, role: Role
 ) -> Refusal | None:
     """A weight whose shape the kernel for this spec does not take."""
-    if role is not Role.WEIGHT or op.rule.weight is None:
+    if not role.is_weight or op.rule.weight is None:
         return None
     row = engine.capability(spec, role, op.node.op_type)
     shape = ops.candidate(op.node).shape(op.rule.weight)

@@ -70,14 +70,14 @@ class Requests:
 
     def match(self, role: Role, tensor: TensorId, nodes: Sequence[NodeRef]) -> Match:
         """The first rule that selects this tensor in this role for any of the nodes that make or read it."""
-        default = self.config.weights if role is Role.WEIGHT else self.config.activations
+        default = self.config.weights if role.is_weight else self.config.activations
         wide = self.config.projection_bits
-        alone = role is Role.WEIGHT and self.config.mode == "weight-only"
+        alone = role.is_weight and self.config.mode == "weight-only"
         if wide is not None and alone and any(self._makes_output(node) for node in nodes):
             # A byte holds it, of the sign that was asked for; one that has the bits already keeps its storage.
             changed = {} if wide == default.bits else {"bits": wide, "storage": ""}
             default = default.model_copy(update=changed)
-        if role is not Role.WEIGHT and self.config.mode == "dynamic":
+        if not role.is_weight and self.config.mode == "dynamic":
             default = default.model_copy(update={"dynamic": True})
         match = Match(default)
         for rule in self.config.rules:
@@ -90,7 +90,7 @@ class Requests:
         # Such as LSTM: ONNX Runtime's integer kernel of it quantizes its data in each run.
         single = bool(nodes) and nodes[0].op_type in find_target(self.config.target).dynamic_ops
         if (
-            role is Role.WEIGHT
+            role.is_weight
             or not single
             or (match.rule is not None and match.rule.set.dynamic is False)
         ):
@@ -116,7 +116,7 @@ class Requests:
     def make_spec(self, match: Match, role: Role, node: NodeRef) -> QuantSpec:
         """The spec that a request means for one input of a node. ConfigError when its granularity has no axis here."""
         request = match.request
-        if role is not Role.WEIGHT:
+        if not role.is_weight:
             return request.spec(self.channel_axis(node))
         return request.spec(self.weight_axis(node, blocked=request.granularity == "block"))
 

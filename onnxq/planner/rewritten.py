@@ -14,7 +14,7 @@ from onnxq.nearest import suggest_names
 from onnxq.numerics import quantize_weight
 from onnxq.plan import Plan, SitePlan, SitePlans
 from onnxq.planner.recognize import MOVERS, Recognized
-from onnxq.sites import Edge, Edges, Role, Site, TensorId
+from onnxq.sites import Edge, Edges, Site, TensorId
 from onnxq.spec import PerChannel, PerTensor
 
 # Digits that no number of an input has, so that a made-up one costs no time.
@@ -151,7 +151,7 @@ class _Mover:
         """Add the site in all its places."""
         if site.site in self.moved:
             raise PlanError(
-                str(site.site),
+                site.name,
                 "stands twice in the plan",
                 "take one of the two sites out",
                 code="Q403",
@@ -242,7 +242,7 @@ class _Mover:
 
     def _orient_site(self, site: SitePlan, known: SitePlan) -> SitePlan:
         """The site of a weight along its other axis, where its reader transposes it and the plan's did not."""
-        if site.role is not Role.WEIGHT or not site.consumers or not known.consumers:
+        if not site.role.is_weight or not site.consumers or not known.consumers:
             return site
         was = self.recognized.contents.nodes.get(known.consumers[0].node)
         node = self.index.named[site.consumers[0].node]
@@ -263,14 +263,14 @@ class _Mover:
         lost = next((name for name in known if not self.recognized.tensors[name]), "")
         if node is not None and not lost:
             cause = f"is in the plan but not in this model: nothing there computes the same as its reader {reader!r}"
-            return PlanError(str(site.site), cause, self.anchors.suggest_nodes(reader), code="Q404")
+            return PlanError(site.name, cause, self.anchors.suggest_nodes(reader), code="Q404")
         name = lost or (tensor.name if isinstance(tensor, TensorId) else "")
         near = self.recognized.suggest_tensors(name)
         fix = f"{near}{'; ' if near else ''}plan this model again, or leave out the rewrite that changed it"
         if name in self.recognized.tensors and self.recognized.contents.tensors[name].constant:
             fix += "; weights that were trained anew need `new_weights=True` and the graph as it was exported"
         cause = "is in the plan but not in this model, under any name"
-        return PlanError(name or str(site.site), cause, fix, code="Q404")
+        return PlanError(name or site.name, cause, fix, code="Q404")
 
 
 def _list_claims(plan: Plan, recognized: Recognized) -> Iterator[tuple[tuple[str, int], Site]]:

@@ -14,7 +14,7 @@ from onnxq.graph import GraphIndex
 from onnxq.graph.precision.widen import is_narrow
 from onnxq.numerics import SumOrders, align_qparams, find_saturating_sums, limit_sums, needs_bound
 from onnxq.plan import Plan, SitePlan
-from onnxq.sites import Caution, Cautions, Role, Site
+from onnxq.sites import Caution, Cautions, Site
 
 
 def warn_allowed(target: str, saturation: str) -> Cautions:
@@ -38,7 +38,7 @@ def bind_sums(plan: Plan, index: GraphIndex) -> Plan:
     multiplying = _find_byte_readers(plan, index)
 
     def list_orders(site: SitePlan) -> SumOrders:
-        if plan.saturation == "allow" or site.role is not Role.WEIGHT or not needs_bound(site.spec):
+        if plan.saturation == "allow" or not site.role.is_weight or not needs_bound(site.spec):
             return ()
         value = read_constant(index, site.site)
         if value is None:
@@ -114,7 +114,7 @@ def digest_weights(sites: Iterable[SitePlan], index: GraphIndex) -> str:
     """sha256 of the weights at these sites, in their order: the same however the graph around them is written."""
     digest = hashlib.sha256()
     for site in sites:
-        if site.role is not Role.WEIGHT:
+        if not site.role.is_weight:
             continue
         value = read_constant(index, site.site)
         if value is not None:

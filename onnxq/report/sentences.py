@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from rich.console import RenderableType
-
 from onnxq.passes.journal import Outcome, PassReport, Shortage, Shortened
 from onnxq.plan import KeepReason, KeptFloat32, PlacementMethod, Plan, PrecisionPlan, SitePlan
 from onnxq.planner import Forced
@@ -68,7 +66,7 @@ def make_site_line(site: SitePlan) -> SiteLine:
         scales = site.qparams.scale
         scale = terminal.format_scale(float(scales.min()), float(scales.max()))
     return SiteLine(
-        site=str(site.site),
+        site=site.name,
         role=str(site.role),
         spec=format_spec(site.spec),
         scale=scale,
@@ -227,7 +225,7 @@ def _join_nodes(weights: Sequence[WeightSums]) -> str:
 
 def make_sums_tables(
     weights: Sequence[WeightSums], cost: SaturationCost | None, view: terminal.TextView
-) -> Iterator[RenderableType]:
+) -> terminal.Parts:
     """Make the table of weights that can overflow (verbose: of all weights), with the observed share if measured."""
     listed = [weight for weight in weights if view.verbose or weight.saturates]
     if not listed:

@@ -25,6 +25,8 @@ from onnxq.wording import translate_text
 
 T = TypeVar("T")
 # A renderable, or the lines of a text.
+# The parts of a result, from top to bottom.
+Parts = Iterator[RenderableType]
 Content = RenderableType | list[str] | tuple[str, ...] | Iterator[str]
 # Labels and contents of a sheet.
 SheetRows = Iterator[tuple[str, Content | None]]

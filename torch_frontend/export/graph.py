@@ -16,7 +16,6 @@ from torch import Tensor, fx, nn
 
 from onnxq.errors import ModelError, PlanError
 from onnxq.graph.scopes import map_entries, replace_items, walk_graphs
-from onnxq.sites import Role
 from torch_frontend.quantizers import Dynamic, Quantizer, quantizers_of
 from torch_frontend.tracing.capture import silence_torch
 from torch_frontend.tracing.modules import Inputs
@@ -193,9 +192,7 @@ def _bake_weights(
             raise ModelError(quantizer.site, cause, "give each a quantizer of its own", code="Q120")
 
     # A weight may be computed in forward, so only a run shows it.
-    changing = [
-        q for q in quantizers if q.role is Role.WEIGHT and type(q).bake is not Quantizer.bake
-    ]
+    changing = [q for q in quantizers if q.role.is_weight and type(q).bake is not Quantizer.bake]
     with ExitStack() as hooks:
         for quantizer in changing:
             hooks.enter_context(quantizer.register_forward_pre_hook(catch))

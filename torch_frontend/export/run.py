@@ -23,7 +23,7 @@ from onnxq.interop import Marked
 from onnxq.numerics import quantize
 from onnxq.plan import Plan, SitePlan, to_json
 from onnxq.planner.sums import count_saturating, read_constant
-from onnxq.sites import Caution, Role, Site
+from onnxq.sites import Caution, Site
 from torch_frontend.export.check import ExportCheck, check_export
 from torch_frontend.export.graph import (
     active_quantizers,
@@ -102,7 +102,7 @@ def warn_of_moved_weights(marked: Marked, quantizers: Iterable[Quantizer]) -> Pl
     index = GraphIndex(marked.model)
     lines = []
     for quantizer in quantizers:
-        for place in marked.sites[quantizer.site] if quantizer.role is Role.WEIGHT else ():
+        for place in marked.sites[quantizer.site] if quantizer.role.is_weight else ():
             line = _explain_difference(quantizer, marked.plan.site(place), index)
             lines += [Caution("W107", f"{quantizer.site}: {line}")] if line else []
     return replace(marked.plan, warnings=(*marked.plan.warnings, *lines))

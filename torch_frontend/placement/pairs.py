@@ -46,7 +46,7 @@ def list_products(
     weights = set()
     data = set()
     for site in placement.sites:
-        found = weights if site.role is Role.WEIGHT else data
+        found = weights if site.role.is_weight else data
         found |= {
             edge.node for edge in site.consumers or graph.list_consumers(site.quantized_tensor)
         }
@@ -180,7 +180,7 @@ def plan_pairs(graph: CallGraph, requests: CallRequests, *, sized: bool) -> Pair
     )
     _share_qparams(out.pairs, placement, leaders)
     for site in placement.sites:
-        if site.role is Role.WEIGHT:
+        if site.role.is_weight:
             # One pair for each call that reads the weight.
             out.pairs += [
                 _make_weight(graph, site, edge, placement, problem) for edge in site.named_consumers
@@ -194,11 +194,11 @@ def plan_pairs(graph: CallGraph, requests: CallRequests, *, sized: bool) -> Pair
 
 def _find_quantizer(placement: Placement, site: SitePlan, config: Config) -> QuantizerSpec:
     rule = placement.rules.get(site.site)
-    default = config.torch.weights if site.role is Role.WEIGHT else config.torch.activations
+    default = config.torch.weights if site.role.is_weight else config.torch.activations
     quantizer = (
         default.quantizer if rule is None or rule.set.quantizer is None else rule.set.quantizer
     )
-    if site.role is Role.WEIGHT or (quantizer.name == _DYNAMIC) is site.spec.dynamic:
+    if site.role.is_weight or (quantizer.name == _DYNAMIC) is site.spec.dynamic:
         return quantizer
     if site.spec.dynamic and quantizer == QuantizerSpec():
         return QuantizerSpec(_DYNAMIC)
@@ -336,7 +336,7 @@ def _disable_redundant(out: Pairs) -> None:
     for pair in out.pairs:
         if (
             pair.value is None
-            or pair.role is Role.WEIGHT
+            or pair.role.is_weight
             or is_constant(pair.value)
             or pair.leader is not None
         ):

@@ -11,7 +11,6 @@ import torch.distributed as dist
 from torch import nn
 
 from onnxq.errors import CalibrationError
-from onnxq.sites import Role
 from torch_frontend.quant_model import QuantModel
 from torch_frontend.quantizers import Quantizer, override_switches, quantizers_of
 
@@ -52,7 +51,7 @@ def _merge_ranks(waiting: Iterable[Quantizer]) -> None:
     # Weights are the same on every rank.
     if dist.is_available() and dist.is_initialized():
         for quantizer in waiting:
-            if quantizer.role is not Role.WEIGHT and quantizer.disabled_reason is None:
+            if not quantizer.role.is_weight and quantizer.disabled_reason is None:
                 quantizer.merge_observations(_gather_observations(quantizer))
 
 

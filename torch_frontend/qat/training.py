@@ -13,7 +13,6 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.hooks import RemovableHandle
 
 from onnxq.errors import CalibrationError, ConfigError
-from onnxq.sites import Role
 from torch_frontend.quantizers import PostStep, quantizers_of
 
 
@@ -118,7 +117,7 @@ class Pacer:
         """Apply the schedule to the module for the step that begins, and count the step."""
         # Every quantizer at every step, since a loaded state or the user may have moved a switch.
         for quantizer in quantizers_of(self.module):
-            wanted = self._has_begun("weights" if quantizer.role is Role.WEIGHT else "activations")
+            wanted = self._has_begun("weights" if quantizer.role.is_weight else "activations")
             if quantizer.enabled != wanted:
                 quantizer.enabled = wanted
             # Never unfrozen here: the user may have frozen some by hand.

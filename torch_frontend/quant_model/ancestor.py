@@ -13,7 +13,6 @@ from torch import Tensor
 from onnxq.backends import list_backends
 from onnxq.errors import ConfigError, PlanError
 from onnxq.nearest import suggest_names
-from onnxq.sites import Role
 from torch_frontend.export.run import export_onnx
 from torch_frontend.quant_model.state import State
 from torch_frontend.quantizers import Quantizer
@@ -93,7 +92,7 @@ class AncestorNames:
             )
         # `modules` lists them as they were registered, which is the order of layers in most models.
         last = [quantizer for quantizer in self.model.modules() if isinstance(quantizer, Quantizer)]
-        weights = [quantizer for quantizer in last if quantizer.role is Role.WEIGHT]
+        weights = [quantizer for quantizer in last if quantizer.role.is_weight]
         if weights:
             weights[-1].set_bit(bit)
 

@@ -12,7 +12,7 @@ from torch import fx, nn
 from onnxq.backends import find_target
 from onnxq.config import Config
 from onnxq.errors import ModelError
-from onnxq.sites import LeftFloat, Refusal, Refusals, Role, split_unquantized
+from onnxq.sites import LeftFloat, Refusal, Refusals, split_unquantized
 from torch_frontend.placement.lower import lower_layers, lower_model
 from torch_frontend.placement.pairs import Decision, Product, plan_pairs
 from torch_frontend.placement.rules import CallRequests, check_policies
@@ -164,9 +164,7 @@ def _build_traced(network: _Network, config: Config, inputs: Inputs | None) -> C
         products += inside.products
     model.recompile()
     # Activations first.
-    ordered = sorted(
-        paths.items(), key=lambda item: model.get_submodule(item[1]).role is Role.WEIGHT
-    )
+    ordered = sorted(paths.items(), key=lambda item: model.get_submodule(item[1]).role.is_weight)
     refusals, left_float = split_unquantized(reasons)
     decisions += placed.decisions
     return ConvertedModel(

@@ -11,7 +11,6 @@ from torch.utils._pytree import tree_map_only
 
 from onnxq.errors import CalibrationError, OnnxqError
 from onnxq.numerics import qparams_from_range
-from onnxq.sites import Role
 from onnxq.spec import PerTensor
 from onnxq.wording import join_names
 from torch_frontend.qmodules import WeightQuantized
@@ -24,9 +23,7 @@ from torch_frontend.tracing.values import bind_inputs, use_eval_mode
 def start_observing(quantizers: Iterable[Quantizer]) -> None:
     """Let activations observe, and switch all quantization off; weights are observed in `calibrate_weights`."""
     for quantizer in quantizers:
-        quantizer.observing = (
-            quantizer.role is not Role.WEIGHT and quantizer.disabled_reason is None
-        )
+        quantizer.observing = not quantizer.role.is_weight and quantizer.disabled_reason is None
         quantizer.enabled = False
 
 
@@ -124,7 +121,7 @@ class LayerwiseCalibration(fx.Interpreter):
         self.inputs: list[Iterator[Any]] = []
         for quantizer in quantizers:
             quantizer.observing = False
-            quantizer.enabled = weights if quantizer.role is Role.WEIGHT else False
+            quantizer.enabled = weights if quantizer.role.is_weight else False
 
     def calibrate_batches(self, batches: Sequence[Inputs]) -> None:
         """Calibrate the activations of the graph on these batches."""
@@ -157,9 +154,7 @@ class LayerwiseCalibration(fx.Interpreter):
             # Quantizers of such a layer were calibrated as calls before it.
             return
         inside = [
-            q
-            for q in quantizers_of(module)
-            if q.role is not Role.WEIGHT and q.disabled_reason is None
+            q for q in quantizers_of(module) if not q.role.is_weight and q.disabled_reason is None
         ]
         fresh = [q for q in inside if not isinstance(q, Follower) and id(q) not in self.leaders]
         for quantizer in fresh:

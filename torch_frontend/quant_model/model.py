@@ -16,7 +16,7 @@ from torch import Tensor, fx, nn
 from onnxq.backends import load_config
 from onnxq.config import Config
 from onnxq.errors import ConfigError, PlanError
-from onnxq.sites import LeftFloat, Names, Refusals, Role
+from onnxq.sites import LeftFloat, Names, Refusals
 from onnxq.wording import join_names
 from torch_frontend.export.run import Exportable
 from torch_frontend.placement.pairs import Decision, Product
@@ -118,7 +118,7 @@ class QuantModel(AncestorNames, Exportable):
             # A layer's quantizer is its child; that of a parameter is a call of its own.
             if isinstance(owner, WeightQuantized):
                 weights[site] = owner.weight
-            elif quantizers[site].role is Role.WEIGHT:
+            elif quantizers[site].role.is_weight:
                 weights[site] = compute_constant(self.model, calls[path].args[0])
         return weights
 
@@ -179,9 +179,9 @@ class QuantModel(AncestorNames, Exportable):
         for quantizer in quantizers.values():
             quantizer.observing = False
         calibrate.calibrate_weights(
-            [q for q in quantizers.values() if q.role is Role.WEIGHT], self.weights()
+            [q for q in quantizers.values() if q.role.is_weight], self.weights()
         )
-        calibrate.calibrate_activations(q for q in quantizers.values() if q.role is not Role.WEIGHT)
+        calibrate.calibrate_activations(q for q in quantizers.values() if not q.role.is_weight)
         if asym:
             self._calibrate_again(w_quant, a_quant)
         switch_kinds(quantizers, False, False)

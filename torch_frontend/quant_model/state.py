@@ -7,7 +7,6 @@ from enum import Enum
 
 from onnxq.config import matches_any, suggest_names
 from onnxq.errors import ConfigError, PlanError
-from onnxq.sites import Role
 from torch_frontend.quantizers import DisabledBy, Quantizer
 
 
@@ -58,7 +57,7 @@ def check_step(step: str, state: State) -> None:
 def switch_kinds(quantizers: Mapping[str, Quantizer], weights: bool, activations: bool) -> None:
     """Set the switches of all weights and of all activations."""
     for quantizer in quantizers.values():
-        quantizer.enabled = weights if quantizer.role is Role.WEIGHT else activations
+        quantizer.enabled = weights if quantizer.role.is_weight else activations
 
 
 def find_matching(quantizers: Mapping[str, Quantizer], pattern: str) -> list[Quantizer]:

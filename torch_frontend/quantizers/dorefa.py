@@ -91,7 +91,7 @@ class DoReFa(Quantizer):
         self, spec: QuantSpec, *, site: str, role: Role = Role.ACTIVATION, **where: Any
     ) -> None:
         self.level_bits = spec.bits
-        if role is Role.WEIGHT:
+        if role.is_weight:
             spec = _add_bit(spec, site)
         elif spec.signed or spec.symmetric or not spec.has_one_scale:
             raise ConfigError(
@@ -111,7 +111,7 @@ class DoReFa(Quantizer):
         """A collector of the weight's shape: the scale is known, the number of channels is not."""
         return (
             FixedScale(self.spec, self.step, self.site)
-            if self.role is Role.WEIGHT
+            if self.role.is_weight
             else LeastValue(self.step)
         )
 
@@ -132,14 +132,12 @@ class DoReFa(Quantizer):
     def bake(self, x: Tensor) -> Tensor:
         """A weight transformed and quantized; an activation as it is."""
         return (
-            self.fake_quantize(x)
-            if self.role is Role.WEIGHT and self.active and self.calibrated
-            else x
+            self.fake_quantize(x) if self.role.is_weight and self.active and self.calibrated else x
         )
 
     def fake_quantize(self, x: Tensor) -> Tensor:
         """Transform x and quantize it to DoReFa's values, bit for bit those of the integer spec."""
-        if self.role is not Role.WEIGHT:
+        if not self.role.is_weight:
             return self.round_to_grid(x, edge="clip")
         squashed = x.tanh()
         share = squashed / (2 * squashed.abs().max()) + 0.5

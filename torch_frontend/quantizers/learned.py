@@ -119,7 +119,7 @@ class MeanMagnitude:
         if self._range is not None:
             self._range.update(x)
         sums = torch.stack([total, count_elements(x, self.spec)])
-        self._sums = sums if self._sums is None or self.role is Role.WEIGHT else self._sums + sums
+        self._sums = sums if self._sums is None or self.role.is_weight else self._sums + sums
 
     def merge(self, other: MeanMagnitude) -> None:
         """Add another rank's sums and counts; a weight is the same on every rank."""
@@ -127,7 +127,7 @@ class MeanMagnitude:
             self._range.merge(other._range)
         if self._sums is None:
             self._sums = other._sums
-        elif self.role is not Role.WEIGHT and other._sums is not None:
+        elif not self.role.is_weight and other._sums is not None:
             self._sums = self._sums + other._sums
 
     def qparams(self) -> QParams:
@@ -161,7 +161,7 @@ class LSQ(LearnedQuantizer):
             symmetric_steps(self.spec) if self.spec.symmetric else self.spec.qmax - self.spec.qmin
         )
         # Of an activation one sample counts, see above.
-        shape = x.shape if self.role is Role.WEIGHT else x.shape[1:]
+        shape = x.shape if self.role.is_weight else x.shape[1:]
         elements = max(prod(shape) / self.scale.numel(), 1)
         return self.round_to_grid(x, edge="clip", grad_scale=1.0 / sqrt(elements * steps))
 
@@ -190,7 +190,7 @@ class LSQPlus(LSQ):
 
     def __init__(self, spec: QuantSpec, **where: Any) -> None:
         super().__init__(spec, **where)
-        if self.role is Role.WEIGHT and not spec.symmetric:
+        if self.role.is_weight and not spec.symmetric:
             raise ConfigError(
                 self.site,
                 "LSQ+ quantizes weights symmetrically",
@@ -219,7 +219,7 @@ class LSQPlus(LSQ):
 
     def make_paper_statistics(self) -> Statistics:
         """Three sigma for weights, least squared error for activations."""
-        if self.role is Role.WEIGHT:
+        if self.role.is_weight:
             return ThreeSigma(self.spec, ObserverSpec(), self.site)
         return ActivationRange(self.spec, ObserverSpec("mse"), self.site)
 

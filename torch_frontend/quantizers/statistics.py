@@ -154,6 +154,6 @@ def range_statistics(
     orders: Sequence[numerics.SumOrder] = (),
 ) -> Statistics:
     """Collector of the observer's range for an activation or a weight. orders: the 16-bit sums that a weight keeps."""
-    if role is Role.WEIGHT:
+    if role.is_weight:
         return WeightRange(spec, observer, site, orders)
     return ActivationRange(spec, observer, site)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from onnxq.errors import ConfigError
-from onnxq.sites import Names, Refusals, Role
+from onnxq.sites import Names, Refusals
 from torch_frontend.quantizers import AdaRound, Quantizer, Uniform, quantizers_of
 from torch_frontend.reconstruct.cache import Record, UnitCache
 from torch_frontend.reconstruct.units import Unit
@@ -182,7 +182,7 @@ def _find_scales(unit: Unit) -> list[tuple[Quantizer, Tensor]]:
     scales = []
     for quantizer in unit.owned:
         if (
-            quantizer.role is Role.WEIGHT
+            quantizer.role.is_weight
             or not (quantizer.active and quantizer.calibrated)
             or quantizer.frozen
         ):
@@ -308,6 +308,6 @@ def _drop_activations(module: nn.Module, qdrop: float, drops: torch.Generator) -
 
     hooks = ExitStack()
     for quantizer in quantizers_of(module) if qdrop else ():
-        if quantizer.role is not Role.WEIGHT:
+        if not quantizer.role.is_weight:
             hooks.enter_context(quantizer.register_forward_hook(drop))
     return hooks

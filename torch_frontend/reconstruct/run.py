@@ -11,7 +11,7 @@ from torch import Tensor, fx, nn
 
 from onnxq.errors import CalibrationError, ConfigError, DataError, PlanError
 from onnxq.nearest import suggest_names
-from onnxq.sites import Refusal, Role
+from onnxq.sites import Refusal
 from torch_frontend.quant_model import QuantModel, State
 from torch_frontend.quantizers import (
     LSQ,
@@ -167,7 +167,7 @@ def _make_learnable(model: nn.Module) -> list[Refusal]:
         for name, child in list(parent.named_children()):
             if (
                 not isinstance(child, Quantizer)
-                or child.role is not Role.WEIGHT
+                or not child.role.is_weight
                 or child.disabled_reason is not None
             ):
                 continue
@@ -269,7 +269,7 @@ def _find_units(
             name
             for name, module in model.named_modules()
             if not isinstance(module, Quantizer)
-            and any(isinstance(c, Quantizer) and c.role is Role.WEIGHT for c in module.children())
+            and any(isinstance(c, Quantizer) and c.role.is_weight for c in module.children())
         ]
     return [module_unit(model, name) for name in blocks]
 

@@ -22,7 +22,6 @@ from torch.utils import _pytree as tree
 
 from onnxq.errors import ConfigError, ModelError
 from onnxq.nearest import suggest_names
-from onnxq.sites import Role
 from torch_frontend.qmodules import find_entry
 from torch_frontend.qmodules.registry import GROUPS
 from torch_frontend.quant_model import Follower
@@ -161,7 +160,7 @@ class Regions:
         module = find_module(self.model, node)
         inside = [] if module is None or isinstance(module, Quantizer) else quantizers_of(module)
         sources = [find_module(self.model, source) for source in node.all_input_nodes]
-        return any(isinstance(q, Quantizer) and q.role is Role.WEIGHT for q in (*inside, *sources))
+        return any(isinstance(q, Quantizer) and q.role.is_weight for q in (*inside, *sources))
 
     def _op_name(self, node: fx.Node) -> str:
         """Name of the node's operator; "" if it is unknown."""

@@ -156,7 +156,7 @@ def find_no_variant(result: Variants) -> VerificationError | None:
     )
 
 
-def _make_parts(result: Variants, view: terminal.TextView) -> Iterator[terminal.RenderableType]:
+def _make_parts(result: Variants, view: terminal.TextView) -> terminal.Parts:
     columns = ["variant", "file", "size", "smaller"]
     if result.original.latency is not None:
         columns += ["latency", "faster"]
@@ -227,7 +227,7 @@ def _group_lacking(result: Variants, device: str) -> dict[Names, list[str]]:
     return groups
 
 
-def _make_warnings(result: Variants) -> Iterator[terminal.RenderableType]:
+def _make_warnings(result: Variants) -> terminal.Parts:
     for variant in result.variants:
         for warning in variant.warnings:
             yield terminal.format_warning(Caution(warning.code, f"{variant.dtype}: {warning}"))

@@ -24,7 +24,7 @@ from onnxq.engines.prove.proof import HOST, INT8, LOW, UNSEEN, NodeProof, SitePr
 from onnxq.engines.prove.reasons import Reasons
 from onnxq.graph import GraphIndex, NodeRef
 from onnxq.graph.base import DEQUANTIZE, NodeRefs
-from onnxq.sites import Names, Role
+from onnxq.sites import Names
 
 
 def judge_model(
@@ -188,7 +188,7 @@ def _judge_pair(
         else reasons.explain_site(pair, rule, unfused, proven, readers)
     )
     return SiteProof(
-        site=str(pair.site),
+        site=pair.name,
         role=str(pair.role),
         state=state,
         rule=rule,
@@ -219,7 +219,7 @@ def _takes_integers(
         if proof.type in (UNSEEN, HOST):
             return None
         # With or without a sign: ONNX Runtime moves zero points and reads the same integers.
-        stored = pair.role is Role.WEIGHT and proof.stored.removeprefix(
+        stored = pair.role.is_weight and proof.stored.removeprefix(
             "u"
         ) == pair.storage.removeprefix("u")
         return set(proof.computed) <= set(LOW) or stored

@@ -11,7 +11,7 @@ from onnxq.engines.prove.kernels import PRODUCTS
 from onnxq.engines.prove.proof import UNSEEN, NodeProof
 from onnxq.graph import GraphIndex, NodeRef
 from onnxq.graph.base import DEQUANTIZE
-from onnxq.sites import Refusal, Role, TensorId, Unquantized
+from onnxq.sites import Refusal, TensorId, Unquantized
 from onnxq.spec import PerChannel, PerTensor, find_numpy_storage
 
 # Operators that only move data: engines carry a quantization over them.
@@ -127,9 +127,7 @@ class Reasons:
     def _has_weight_alone(self, node: NodeRef) -> bool:
         """True for a product of float data and a quantized weight."""
         weight = self._find_pair(node, 1) if node.op_type in PRODUCTS else None
-        return (
-            weight is not None and weight.role is Role.WEIGHT and self._find_pair(node, 0) is None
-        )
+        return weight is not None and weight.role.is_weight and self._find_pair(node, 0) is None
 
     def _find_operand_fault(self, node: NodeRef) -> str:
         """The first fault of the pairs in front of a product or pool, "" for none."""
@@ -143,21 +141,21 @@ class Reasons:
         return ""
 
     def _find_fault(self, node: NodeRef, k: int, pair: PairInfo, what: str) -> str:
-        data = pair.role is not Role.WEIGHT
+        data = not pair.role.is_weight
         dequantize = self.index.find_node(pair.dequantize)
         scale = self.index.find_shape(self.index.find_input(dequantize, 1))
         if data and (fault := self.engine.explain_operand(node, scale, what)):
             return fault
-        if not isinstance(pair.granularity, PerTensor) and pair.role is not Role.WEIGHT:
+        if not isinstance(pair.granularity, PerTensor) and not pair.role.is_weight:
             return f"its {what} is quantized per channel: activations need one scale"
         grain = pair.granularity
-        if pair.role is Role.WEIGHT and isinstance(grain, PerChannel):
+        if pair.role.is_weight and isinstance(grain, PerChannel):
             want = self._find_channel_axes(node, k)
             if want is not None and grain.axis not in want:
                 return f"the scales of its weight lie along axis {grain.axis}, its channels along axis {max(want)}"
         read = self._read_type(pair)
         wide = self.engine.words.integers and read in ("int16", "uint16")
-        packed = self.engine.packs_weights and pair.role is Role.WEIGHT
+        packed = self.engine.packs_weights and pair.role.is_weight
         if read in ("int16", "uint16", "int4", "uint4") and not (wide or packed):
             return f"its {what} is {read}, for which there is no kernel"
         return ""
@@ -182,7 +180,7 @@ class Reasons:
     def _is_constant(self, node: NodeRef, k: int) -> bool:
         pair = self._find_pair(node, k)
         if pair is not None:
-            return pair.role is Role.WEIGHT
+            return pair.role.is_weight
         return self.index.has_constant(node, k)
 
     def _find_channel_axes(self, node: NodeRef, k: int) -> tuple[int, ...] | None:

@@ -241,7 +241,7 @@ def gains_by_rotation(ctx: EqualizeContext, before: float, after: float) -> bool
 
 def _keep_few_bits(plan: Plan) -> Plan:
     """The weights of a plan that `ignore_rounding` takes them from; a plan of nothing for any other."""
-    weights = tuple(site for site in plan.sites if site.role is Role.WEIGHT)
+    weights = tuple(site for site in plan.sites if site.role.is_weight)
     differs = has_few_bits(plan) and len(weights) < len(plan.sites)
     return replace(plan, sites=weights if differs else (), biases=())
 

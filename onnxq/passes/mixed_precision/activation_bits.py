@@ -68,10 +68,7 @@ def widen_activations(ctx: SampledContext, state: PlacedState) -> PlacedStep:
     names = _list_free(state)
     # Finer inputs make finer biases, which must not overflow: weights are scaled anew.
     bare = narrow.with_sites(
-        tuple(
-            replace(site, qparams=None) if site.role is Role.WEIGHT else site
-            for site in narrow.sites
-        )
+        tuple(replace(site, qparams=None) if site.role.is_weight else site for site in narrow.sites)
     )
     plan = _place_widths(ctx, state, dict.fromkeys(names, wide), (bare,))
     plan = widen_ranges(state.model, plan, _HEADROOM)
@@ -171,7 +168,7 @@ def _place_widths(
                 numbers.setdefault((site.quantized_tensor, site.spec), site.qparams)
     sites = []
     for site in plan.sites:
-        if site.role is Role.BIAS:
+        if site.role.is_bias:
             # The site of its input may be the same, with another scale.
             site = replace(site, qparams=None, values=None)
         elif site.role.is_measured and site.qparams is None:
@@ -187,7 +184,7 @@ def _place_widths(
 
 def _move_biases(before: Plan, after: Plan) -> Plan:
     """The plan with the biases of another in its own scales."""
-    old = {site.site: site for site in before.sites if site.role is Role.BIAS}
+    old = {site.site: site for site in before.sites if site.role.is_bias}
     sites = [_move_bias(old[site.site], site) if site.site in old else site for site in after.sites]
     return after.with_sites(tuple(sites))
 

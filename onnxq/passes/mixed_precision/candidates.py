@@ -58,7 +58,7 @@ class Ways:
                 alike = [
                     other for other in self.plan.sites if site.group and other.group == site.group
                 ] or [site]
-                keys = frozenset(str(one.site) for one in alike)
+                keys = frozenset(one.name for one in alike)
                 # Named by the first in order, so that the name does not depend on which site came
                 # up first.
                 groups.setdefault(min(keys), keys)
@@ -127,9 +127,7 @@ class Ways:
         return replace_problem(self.problem, refused={**self.problem.refused, **refused})
 
     def _widen_sites(self, keys: frozenset[str]) -> Plan:
-        moved = {
-            site.site for site in self.plan.sites if self._widens(site) and str(site.site) in keys
-        }
+        moved = {site.site for site in self.plan.sites if self._widens(site) and site.name in keys}
         # Finer inputs make finer biases, which must not overflow: weights that only calibration scaled are scaled anew.
         scaled = self.plan.list_scaled_for(moved)
         changed = dict[Site, SitePlan]()
@@ -185,7 +183,7 @@ class Ways:
         index = self.problem.index
         sizes = {}
         for site in self.plan.sites:
-            if site.role is Role.WEIGHT and site.tensor is not None:
+            if site.role.is_weight and site.tensor is not None:
                 shape = index.find_shape(site.tensor) or ()
                 sizes[site.site] = math.prod(size for size in shape if isinstance(size, int))
         return sizes
@@ -194,7 +192,7 @@ class Ways:
         """The switches that stay on in the toggled model of `self.plan` when `plan` takes its place."""
         specs = {site.site: site.spec for site in self.plan.sites}
         known = set(map(str, specs))
-        same = {str(site.site) for site in plan.sites if specs.get(site.site) == site.spec}
+        same = {site.name for site in plan.sites if specs.get(site.site) == site.spec}
         computing = set(list_quantized_ops(self.problem, plan))
         chosen = set()
         for switch in toggled.switches:
@@ -240,10 +238,7 @@ def list_quantized_ops(problem: OnnxPlacement, plan: Plan) -> Names:
 def find_integer_ops(problem: OnnxPlacement, plan: Plan) -> frozenset[str]:
     """All operators whose weight, or whose every activation, is quantized."""
     weights = {
-        edge.node
-        for site in plan.sites
-        if site.role is Role.WEIGHT
-        for edge in site.named_consumers
+        edge.node for site in plan.sites if site.role.is_weight for edge in site.named_consumers
     }
     read: dict[str, set[int]] = {}
     for site in plan.all_sites:
@@ -278,7 +273,7 @@ def carry_qparams(old: Plan, new: Plan, index: GraphIndex) -> Plan:
             )
         sites.append(site)
     computing = {
-        edge.node for site in new.sites for edge in site.named_consumers if site.role is Role.WEIGHT
+        edge.node for site in new.sites for edge in site.named_consumers if site.role.is_weight
     }
     # A correction makes up for the rounding of a weight; in float it would be an error of its own.
     biases = tuple(
@@ -322,7 +317,7 @@ def leave_missing_float(ctx: SampledContext, state: PlacedState) -> PlacedState:
         causes = {refusal.subject: refusal for refusal in plan.refusals}
         # A bias goes with the operator whose input has no scale.
         for site in [site for site in missing if site.derived is None]:
-            cause = causes.get(str(site.site), Refusal(str(site.site), "no sample reached it"))
+            cause = causes.get(site.name, Refusal(site.name, "no sample reached it"))
             text = f"its tensor {site.quantized_tensor} {cause.reason}"
             for name in Ways(problem, plan).list_operators(site):
                 reasons.setdefault(name, Refusal(name, text, cause.fix, "calibrate", "R106"))

@@ -26,7 +26,7 @@ from onnxq.passes.ranges import is_observed, read_range, scale_range, set_range
 from onnxq.passes.rounding.passes import ROUNDED
 from onnxq.passes.state import PlannedState
 from onnxq.plan import Plan, SitePlan
-from onnxq.sites import Role, Site
+from onnxq.sites import Site
 
 # Parts that the samples are cut into; each is another calibration, and another model to be run.
 _FOLDS = 4
@@ -174,4 +174,4 @@ def _without_range(site: SitePlan) -> SitePlan:
     if is_observed(site):
         return replace(site, qparams=None)
     # Biases count in units of the ranges.
-    return replace(site, qparams=None, values=None) if site.role is Role.BIAS else site
+    return replace(site, qparams=None, values=None) if site.role.is_bias else site

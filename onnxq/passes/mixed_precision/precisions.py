@@ -150,7 +150,7 @@ class MeasuredPrecision:
 
     def list_weights(self, name: str) -> list[SitePlan]:
         """The sites of an operator's weights."""
-        return [site for site in self.sites.get(name, ()) if site.role is Role.WEIGHT]
+        return [site for site in self.sites.get(name, ()) if site.role.is_weight]
 
 
 def lacks_kernel(engine: Target, sites: Iterable[SitePlan], op_type: str) -> bool:
@@ -304,7 +304,7 @@ class ProgramBuilder:
         """Noise of what the operator reads, where that is its own."""
         sites = one.sites.get(op.name, ())
         return sum(
-            one.tensors.get(str(site.site), 0.0) for site in sites if site.role is Role.ACTIVATION
+            one.tensors.get(site.name, 0.0) for site in sites if site.role is Role.ACTIVATION
         )
 
     @cached_property
@@ -354,7 +354,7 @@ class ProgramBuilder:
         """The noise of each tensor on a scale of its own."""
         ops = self.problem.ops
         for site in self.own.state.planned.sites:
-            noise = self.own.tensors.get(str(site.site), 0.0)
+            noise = self.own.tensors.get(site.name, 0.0)
             # On scales of each run every reader rounds for itself.
             if not site.role.is_measured or not noise or not self._static:
                 continue

@@ -188,7 +188,7 @@ def spread_bits(ctx: SampledContext, state: PlacedState) -> PlacedStep:
     calibration = ctx.data.calibration
     assert config.weight_bits_budget is not None
     index = get_index(state.model)
-    weights = [site for site in plan.sites if site.role is Role.WEIGHT]
+    weights = [site for site in plan.sites if site.role.is_weight]
     constants = {site.site: read_constant(index, site.site) for site in weights}
     elements = {site: 0 if value is None else int(value.size) for site, value in constants.items()}
     widths = {
@@ -272,7 +272,7 @@ def _widen_weights(
             site, spec=_widen_spec(site.spec, bits[site.site]), qparams=None, values=None
         )
         for site in plan.sites
-        if site.role is Role.WEIGHT and bits.get(site.site, 0) > site.spec.bits
+        if site.role.is_weight and bits.get(site.site, 0) > site.spec.bits
     }
     if not changed:
         return plan

@@ -18,7 +18,7 @@ from onnxq.graph import GraphIndex, NodeRef
 from onnxq.numerics import dequantize, fake_quant_weight
 from onnxq.passes.rewrites.single_nodes import find_pooled_axes
 from onnxq.plan import Plan, SitePlan
-from onnxq.sites import Edge, Role, TensorId
+from onnxq.sites import Edge, TensorId
 
 
 @dataclass(frozen=True)
@@ -299,7 +299,7 @@ def dequantize_constant(site: SitePlan, constant: Array) -> Array:
 def list_operators(index: GraphIndex, plan: Plan) -> list[Operator]:
     """The operators that can be rounded sequentially, in the order the model runs."""
     biases = {
-        edge: site for site in plan.sites if site.role is Role.BIAS for edge in site.named_consumers
+        edge: site for site in plan.sites if site.role.is_bias for edge in site.named_consumers
     }
     # An operand in a few levels of its own, of which a correction would be lost.
     fixed = {
@@ -307,7 +307,7 @@ def list_operators(index: GraphIndex, plan: Plan) -> list[Operator]:
     }
     operators = []
     for site in plan.sites:
-        if site.role is not Role.WEIGHT or site.qparams is None:
+        if not site.role.is_weight or site.qparams is None:
             continue
         # Which of several readers may move a weight is decided later.
         edges = site.named_consumers

@@ -93,7 +93,7 @@ def apply_rounding(plan: Plan, block: ExternalRounding) -> tuple[Plan, Lines]:
     lines = []
     for site in {**block.levels, **block.numbers}:
         old = sites.get(site)
-        if old is None or old.role is not Role.WEIGHT:
+        if old is None or not old.role.is_weight:
             raise PlanError(
                 f"{block.block}: {site}",
                 "is not a quantized weight of this plan",
@@ -339,9 +339,7 @@ _VALIDATED: Trial[SampledContext, PlacedState] = Trial(
 
 
 def _has_few_bits(ctx: SampledContext, state: PlacedState) -> bool:
-    weights = [
-        site for site in state.plan.sites if site.role is Role.WEIGHT and site.values is not None
-    ]
+    weights = [site for site in state.plan.sites if site.role.is_weight and site.values is not None]
     return _was_rounded(ctx, state) and any(site.spec.bits <= NARROW_BITS for site in weights)
 
 

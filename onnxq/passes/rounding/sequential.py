@@ -435,7 +435,7 @@ def _list_rounded(plan: Plan, index: GraphIndex) -> Iterator[tuple[Edge, Array]]
         for edge in site.named_consumers:
             value = index.input_value(index.find_node(edge.node), edge.index)
             if value is not None:
-                shaped = value.reshape(-1) if site.role is Role.BIAS else value
+                shaped = value.reshape(-1) if site.role.is_bias else value
                 yield edge, dequantize_constant(site, shaped)
                 release_pages(value)
 
