@@ -39,8 +39,9 @@ from onnxq.spec import (
 )
 from onnxq.wording import Word, abbreviate, show_html
 
-# By the name of a node, as in the metadata of a model.
-Records = Mapping[str, Mapping[str, Any]]
+# Fields of a quantized tensor in the metadata of a model, and those of all by the name of a node.
+Record = Mapping[str, Any]
+Records = Mapping[str, Record]
 # The lowest and the highest integer.
 Levels = tuple[int, int]
 
@@ -201,8 +202,7 @@ def read_numbers(index: GraphIndex, chain: Chain) -> Numbers:
         storage = _find_storage(index, chain)
         grain = _find_granularity(index, node, scale)
     elif node.op_type == LOOKUP:
-        # GatherBlockQuantized reads data, indices, scales and zero points; the
-        # defaults are its own.
+        # GatherBlockQuantized reads data, indices, scales and zero points; the defaults are its own.
         scale = index.input_value(node, 2)
         zero = index.input_value(node, 3)
         storage = _find_type_name(index, chain.source)
@@ -260,16 +260,11 @@ def read_clip_bits(index: GraphIndex, chain: Chain, qparams: Numbers) -> int | N
 
 def read_clip_levels(index: GraphIndex, chain: Chain, qparams: Numbers) -> Levels | None:
     """Lowest and highest quantized value that a Clip lets through, on the integers or on the floats in front."""
-    inner = (
-        _read_bounds(index, chain.inner)
-        if chain.inner is not None and chain.inner.op_type == "Clip"
-        else None
-    )
-    return (
-        _float_clip_levels(index, chain, qparams)
-        if inner is None
-        else (round(inner[0]), round(inner[1]))
-    )
+    if chain.inner is not None and chain.inner.op_type == "Clip":
+        bounds = _read_bounds(index, chain.inner)
+        if bounds is not None:
+            return round(bounds[0]), round(bounds[1])
+    return _float_clip_levels(index, chain, qparams)
 
 
 def is_quantizer_clip(index: GraphIndex, chain: Chain, qparams: Numbers) -> bool:
@@ -402,7 +397,7 @@ def _find_granularity(index: GraphIndex, node: NodeRef, scale: Array | None) -> 
     return PerChannel(axis) if shape and len(shape) == 1 and shape[0] != 1 else PerTensor()
 
 
-def read_noted_bits(record: Mapping[str, Any] | None) -> int | None:
+def read_noted_bits(record: Record | None) -> int | None:
     """The `bits` of a metadata record; None unless it is a whole number from 1 to 64."""
     text = str((record or {}).get("bits", ""))
     return int(text) if text.isdecimal() and len(text) <= 2 and 1 <= int(text) <= 64 else None
@@ -429,7 +424,7 @@ class Notes:
     # Notes that could not be read.
     problems: Cautions = field(default=())
 
-    def find_record(self, chain: Chain) -> Mapping[str, Any]:
+    def find_record(self, chain: Chain) -> Record:
         """The note of the last node of the chain that has one; {} without any."""
         names = [node.name for node in reversed(chain.nodes)]
         records = (source.get(name) for source in (self.by_node, self.own) for name in names)
@@ -483,7 +478,7 @@ def parse_records(text: str) -> Records:
     }
 
 
-def _filter_record(record: Mapping[str, Any]) -> dict[str, Any]:
+def _filter_record(record: Record) -> Record:
     """The fields of a record whose types onnxq writes: bits are a number or its text, all others are text."""
     fits = {"bits": (int, str)}
     return {key: value for key, value in record.items() if isinstance(value, fits.get(key, (str,)))}
