@@ -168,6 +168,6 @@ def _is_softmax(node: NodeRef, rank: int) -> bool:
 def _is_product(index: GraphIndex, node: NodeRef) -> bool:
     """A matrix product, with or without its bias."""
     if node.op_type == "Add":
-        makers = [maker for k in (0, 1) if (maker := index.maker(node, k)) is not None]
+        makers = index.makers(node)
         return len(makers) == 1 and makers[0].op_type in _PRODUCTS
     return node.op_type in _PRODUCTS

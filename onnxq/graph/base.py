@@ -222,6 +222,11 @@ class Graph(ABC):
         maker = self.find_producer(self.find_input(node, k))
         return None if op_types and maker is not None and maker.op_type not in op_types else maker
 
+    def makers(self, node: NodeRef) -> list[NodeRef]:
+        """The nodes that make what the node reads, in the order of its inputs."""
+        makers = map(self.find_producer, self.list_reads(node))
+        return [maker for maker in makers if maker is not None]
+
     def readers(self, t: TensorId | None) -> list[NodeRef]:
         """The nodes that read the tensor, in the order the model runs in; one that reads it twice is there twice."""
         return [self.find_node(edge.node) for edge in self.list_consumers(t)]

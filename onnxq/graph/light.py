@@ -28,7 +28,7 @@ from onnx import (
 )
 
 from onnxq.arrays import Array
-from onnxq.graph.scopes import embed, set_location
+from onnxq.graph.scopes import embed_bytes, set_location
 from onnxq.graph.storage import (
     STUB_LOCATION,
     Spool,
@@ -325,7 +325,7 @@ def _attach(model: LightModel, names: Collection[str]) -> ModelProto:
     wanted = set(names)
     for tensor in whole.graph.initializer:
         if tensor.name in wanted:
-            embed(tensor, model.weights.bytes_of(tensor).tobytes())
+            embed_bytes(tensor, model.weights.bytes_of(tensor).tobytes())
     return whole
 
 

@@ -243,7 +243,7 @@ def label_node(node: NodeProto) -> str:
     return f"{node.op_type} producing {result!r}" if result else f"an unnamed {node.op_type}"
 
 
-def embed(tensor: TensorProto, raw: bytes) -> None:
+def embed_bytes(tensor: TensorProto, raw: bytes) -> None:
     """Store in a tensor, in place, the bytes that lay elsewhere."""
     del tensor.external_data[:]
     tensor.ClearField("data_location")

@@ -26,7 +26,7 @@ from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProt
 from onnxq.arrays import Array, Shape
 from onnxq.errors import ModelError, OutputError
 from onnxq.files import ScratchFolder, explain_unreadable, register_input
-from onnxq.graph.scopes import embed, find_result, iterate_subgraphs, name_function, walk_all_graphs
+from onnxq.graph import scopes
 from onnxq.sites import Names
 from onnxq.spec import ELEMENT_TYPES
 
@@ -106,7 +106,7 @@ def omit_weights(
             target.CopyFrom(function)
             continue
         copy_fields(function, target, ("node",))
-        _omit_in_nodes(function, target, name_function(function), omitted, empty)
+        _omit_in_nodes(function, target, scopes.name_function(function), omitted, empty)
     return light, omitted
 
 
@@ -169,13 +169,13 @@ def locate_tensors(
 ) -> Iterator[tuple[tuple[str, str], TensorProto]]:
     """Every initializer, and with `constants` every value of a Constant, under the key an Omitted has for it."""
     waiting: list[tuple[str, GraphProto | FunctionProto]] = [("", proto.graph)]
-    waiting.extend((name_function(function), function) for function in proto.functions)
+    waiting.extend((scopes.name_function(function), function) for function in proto.functions)
     while waiting:
         place, graph = waiting.pop()
         if isinstance(graph, GraphProto):
             yield from (((place, tensor.name), tensor) for tensor in graph.initializer)
         for node in graph.node:
-            for label, subgraph in iterate_subgraphs(node):
+            for label, subgraph in scopes.iterate_subgraphs(node):
                 waiting.append((_join_place(place, node, label), subgraph))
             values = (attr.t for attr in node.attribute if constants and _holds_value(node, attr))
             yield from (((place, node.output[0]), value) for value in values)
@@ -194,7 +194,7 @@ def restore_weights(light: ModelProto, omitted: Omitted) -> ModelProto:
 
 
 def _join_place(place: str, node: NodeProto, label: str) -> str:
-    return f"{place}/{find_result(node) or node.name}.{label}"
+    return f"{place}/{scopes.find_result(node) or node.name}.{label}"
 
 
 def is_large(tensor: TensorProto) -> bool:
@@ -367,7 +367,7 @@ _fault = partial(ModelError, code="Q107")
 
 def walk_tensors(proto: ModelProto) -> Iterator[TensorProto]:
     """Every TensorProto of the model: initializers, sparse parts and attributes, in subgraphs and functions too."""
-    for _, graph in walk_all_graphs(proto):
+    for _, graph in scopes.walk_all_graphs(proto):
         if isinstance(graph, GraphProto):
             yield from graph.initializer
             for sparse in graph.sparse_initializer:
@@ -412,7 +412,7 @@ def load_external(
             continue
         extent = _find_extent(tensor, path, read)
         if keep is None or id(tensor) not in main or not keep(tensor, extent):
-            embed(tensor, _read_extent(tensor, extent))
+            scopes.embed_bytes(tensor, _read_extent(tensor, extent))
     return read
 
 

@@ -101,7 +101,12 @@ def choose_by_cost(problem: PlacementProblem, *, sized: bool) -> Choice:
     yielding = {name for name, why in reasons.items() if why.rule in problem.engine.yielding}
     if sized and yielding:
         rest = {name: side for name, side in sides.items() if name not in yielding}
-        balance = _save_time(balance, _balance(problem, cut, rest))
+        freed = _balance(problem, cut, rest)
+        before, after = (
+            [forecast.placed_us for forecast in each.forecasts] for each in (balance, freed)
+        )
+        if compare_times(before, after) * _MOST_FOR_PRECISION < 1:
+            balance = freed
         for name in yielding & balance.chosen:
             del reasons[name]
     for op in ops:
@@ -109,15 +114,6 @@ def choose_by_cost(problem: PlacementProblem, *, sized: bool) -> Choice:
             reasons[op.name] = _explain_size(op, balance.costs.ops[op.name])
     warnings = (*balance.make_warnings(), *_warn_of_transposes(problem, balance.chosen))
     return Choice(balance.chosen, _sort_reasons(ops, reasons), warnings)
-
-
-def _save_time(precise: Balance, other: Balance) -> Balance:
-    """The second placement where the first takes too much more time for its precision, on every kind of CPU."""
-    pairs = zip(precise.forecasts, other.forecasts, strict=True)
-    costs_much = all(
-        first.placed_us > _MOST_FOR_PRECISION * second.placed_us for first, second in pairs
-    )
-    return other if costs_much else precise
 
 
 def _warn_of_transposes(problem: PlacementProblem, chosen: frozenset[str]) -> Cautions:

@@ -218,7 +218,7 @@ class Requests:
         """Nodes on a path from `first` to `last` (tensor or node names), both ends included."""
         # What can be reached from the one end and leads to the other lies on a path.
         after = walk_from(self._find_ends(first, rule), self._list_readers)
-        before = walk_from(self._find_ends(last, rule), self._list_makers)
+        before = walk_from(self._find_ends(last, rule), self.graph.makers)
         if after.isdisjoint(before):
             cause = f"no path leads from {first!r} to {last!r}"
             raise _make_error(rule, cause, "swap them, or name nodes on one path", code="Q314")
@@ -244,10 +244,6 @@ class Requests:
 
     def _list_readers(self, node: NodeRef) -> list[NodeRef]:
         return [reader for tensor in node.results for reader in self.graph.readers(tensor)]
-
-    def _list_makers(self, node: NodeRef) -> list[NodeRef]:
-        makers = map(self.graph.find_producer, self.graph.list_reads(node))
-        return [maker for maker in makers if maker is not None]
 
 
 def _is_specific(rule: Rule) -> bool:

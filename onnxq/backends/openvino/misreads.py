@@ -79,13 +79,13 @@ def _find_once(
     find: Callable[[Graph], frozenset[NodeRef]],
 ) -> Callable[[Graph], frozenset[NodeRef]]:
     """Keep what is found in a graph as long as that is there: every product of it asks."""
-    found: WeakKeyDictionary[Graph, frozenset[NodeRef]] = WeakKeyDictionary()
+    by_graph: WeakKeyDictionary[Graph, frozenset[NodeRef]] = WeakKeyDictionary()
 
     @wraps(find)
     def find_first(index: Graph) -> frozenset[NodeRef]:
-        if index not in found:
-            found[index] = find(index)
-        return found[index]
+        if index not in by_graph:
+            by_graph[index] = find(index)
+        return by_graph[index]
 
     return find_first
 
@@ -129,7 +129,9 @@ def _find_sized_nodes(index: Graph) -> frozenset[NodeRef]:
         # A Reshape may read the number of samples.
         sizes = (None,) if shape is None else shape[1:] if readers == {"Reshape"} else shape
         if readers and not all(isinstance(size, int) for size in sizes):
-            makers = walk_from([maker], partial(_list_makers, index))
+            makers = walk_from(
+                [maker], lambda node: () if node.op_type in _PRODUCTS else index.makers(node)
+            )
             sized |= walk_from(makers, lambda node: index.readers(node.result))
     return frozenset(sized)
 
@@ -174,7 +176,9 @@ def _explain_padded(c: Candidate, maker: NodeRef | None) -> str | None:
 def _find_padded_nodes(index: Graph) -> frozenset[NodeRef]:
     """Pads with a value that products of activations read, and the nodes whose values these move, scale or join."""
     pads = [node for node in index.nodes if _pads_operand(index, node)]
-    return frozenset(walk_from(pads, partial(_list_moved_makers, index)))
+    return frozenset(
+        walk_from(pads, lambda node: index.makers(node) if node.op_type in _PASSED else ())
+    )
 
 
 def _pads_operand(index: Graph, node: NodeRef) -> bool:
@@ -186,25 +190,9 @@ def _pads_operand(index: Graph, node: NodeRef) -> bool:
     if value is not None and not np.any(value):
         return False
     behind = walk_from(
-        [node], lambda one: index.readers(one.result) if one.op_type in _PASSED else ()
+        [node], lambda maker: index.readers(maker.result) if maker.op_type in _PASSED else ()
     )
-    return any(one.op_type == "MatMul" for one in behind)
-
-
-def _list_moved_makers(index: Graph, node: NodeRef) -> Iterator[NodeRef]:
-    """The nodes whose values a node moves, scales or joins."""
-    for tensor in index.list_inputs(node) if node.op_type in _PASSED else ():
-        maker = index.find_producer(tensor)
-        if maker is not None:
-            yield maker
-
-
-def _list_makers(index: Graph, node: NodeRef) -> Iterator[NodeRef]:
-    """The nodes that make what a node reads; none of a product."""
-    for tensor in () if node.op_type in _PRODUCTS else index.list_inputs(node):
-        maker = index.find_producer(tensor)
-        if maker is not None:
-            yield maker
+    return any(reader.op_type == "MatMul" for reader in behind)
 
 
 def _walk_joined(c: Candidate) -> Iterator[Candidate]:

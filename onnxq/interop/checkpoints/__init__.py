@@ -1,4 +1,4 @@
-"""Quantized checkpoints of other tools, read from their bytes: those in safetensors, and GGUF."""
+"""Checkpoints that other tools quantized, read from their bytes: those in safetensors, and GGUF."""
 
 from onnxq.interop.checkpoints.base import (
     Checkpoint,

@@ -275,7 +275,7 @@ def _read_compressed_weight(
 
 
 def _raise_signed(tensor: StoredTensor | None, middle: int) -> Array:
-    """Signed codes as unsigned ones."""
+    """The codes of a signed tensor, shifted to unsigned ones."""
     assert tensor is not None
     return (tensor.read().astype(np.int16) + middle).astype(np.uint8)
 

@@ -80,7 +80,7 @@ class Stream:
         """True where turning it changes nothing but weights, some of which read it."""
         return not self.reason and self.size > 1 and bool(self.readers)
 
-    def embed(self, other: Stream) -> None:
+    def take_in(self, other: Stream) -> None:
         """Make the other stream a part of this one."""
         # Heads of 64 channels beside rows of 768 leave matrices of 64.
         self.size = gcd(self.size, other.size)
@@ -167,7 +167,7 @@ class Streams(ChannelFlow[StreamLabel]):
             if streams[0] is not streams[1]:
                 # The one that begins first gives its name.
                 first_begun, merged = sorted(streams, key=self._streams.index)
-                first_begun.embed(merged)
+                first_begun.take_in(merged)
                 self._streams = [
                     first_begun if stream is merged else stream for stream in self._streams
                 ]

@@ -298,8 +298,8 @@ def carry_qparams(old: Plan, new: Plan, index: GraphIndex) -> Plan:
 def find_owners(index: GraphIndex, edge: Edge) -> set[str]:
     """The operators whose bias this may be, by name: the node itself, and the MatMul in front of an Add."""
     node = index.find_node(edge.node)
-    makers = (index.maker(node, k) for k in range(len(node.inputs)) if node.op_type == "Add")
-    return {node.name, *(maker.name for maker in makers if maker is not None)}
+    makers = index.makers(node) if node.op_type == "Add" else ()
+    return {node.name, *(maker.name for maker in makers)}
 
 
 def leave_missing_float(ctx: SampledContext, state: PlacedState) -> PlacedState:
