@@ -9,6 +9,7 @@ from functools import partial
 from itertools import chain
 from pathlib import Path
 from statistics import median
+from typing import TypeVar
 
 import numpy as np
 import onnx
@@ -33,6 +34,7 @@ Seconds = Sequence[float]
 Block = Callable[[], Seconds]
 # Of all runs of one thing, round by round.
 Rounds = Sequence[Seconds]
+_Name = TypeVar("_Name")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,7 +148,7 @@ def measure_rounds(
     seconds: float = 8.0,
     precision: float = _PRECISION,
 ) -> dict[str, list[Seconds]]:
-    """Seconds of every run, in paired rounds: every block once in each, in an order that rotates.
+    """Seconds of every run, in paired rounds: every block once in each, in orders that `order_round` balances.
 
     Interleaving makes a slow moment of the machine hit all alike. rounds: how many; None measures until the medians are
     stable to `precision`, for `seconds` at most (never fewer than 3 rounds).
@@ -158,11 +160,21 @@ def measure_rounds(
     while names and not _is_finished(
         times, done, rounds, precision, late=time.perf_counter() >= end
     ):
-        turn = done % len(names)
-        for name in names[turn:] + names[:turn]:
+        for name in order_round(names, done):
             times[name].append(blocks[name]())
         done += 1
     return times
+
+
+def order_round(names: Sequence[_Name], turn: int) -> Sequence[_Name]:
+    """The order of a round: over `2 * len(names)` rounds each name follows every other equally often.
+
+    A model that leaves the caches full of its weights slows the one behind it by some percent. A Williams design:
+    https://doi.org/10.1071/CH9490149.
+    """
+    steps = (-place // 2 if place % 2 else place // 2 for place in range(len(names)))
+    order = [names[(turn + step) % len(names)] for step in steps]
+    return order[::-1] if turn // len(names) % 2 else order
 
 
 def count_block_runs(block: Block) -> int:

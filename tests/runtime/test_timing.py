@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
+from functools import partial
+from itertools import pairwise, permutations
 
 import numpy as np
 import onnx
@@ -10,6 +13,7 @@ import pytest
 
 from onnxq.errors import DataError
 from onnxq.runtime import time_models
+from onnxq.runtime.timing import measure_rounds
 from tests.codes.kit import model
 
 
@@ -30,6 +34,24 @@ def test_more_work_takes_longer_and_rounds_are_paired() -> None:
     assert short.speedup(long) > 2
     assert short.speedup(long) == pytest.approx(1 / long.speedup(short), rel=0.5)
     assert short.threads == 1
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 5, 6])
+def test_in_rounds_each_model_follows_every_other_equally_often(count: int) -> None:
+    names = [f"m{place}" for place in range(count)]
+    order: list[str] = []
+
+    def note(name: str) -> list[float]:
+        order.append(name)
+        return [1.0]
+
+    measure_rounds({name: partial(note, name) for name in names}, rounds=2 * count)
+    rounds = [order[start : start + count] for start in range(0, len(order), count)]
+    assert len(rounds) == 2 * count
+    assert all(sorted(row) == names for row in rounds)
+    assert Counter(row[0] for row in rounds) == dict.fromkeys(names, 2)
+    pairs = Counter(pair for row in rounds for pair in pairwise(row))
+    assert pairs == dict.fromkeys(permutations(names, 2), 2)
 
 
 def test_without_rounds_time_is_bounded() -> None:

@@ -22,6 +22,7 @@ from onnxq.files import ScratchFolder
 from onnxq.graph import GraphIndex, ModelLike, name_nodes, save_model
 from onnxq.runtime import Feeds
 from onnxq.runtime.faults import explain_load_failure, explain_run_failure
+from onnxq.runtime.timing import order_round
 
 PACKAGE = "onnxruntime-web"
 # The release that costs and kernels were measured on.
@@ -139,9 +140,11 @@ class Node:
         self, names: Sequence[str], feeds: Sequence[Feeds], **limits: Any
     ) -> list[list[float]]:
         """Seconds of each run of each session, in turns. limits: as of the action `time`."""
-        given = [self.write_feeds(one) for one in feeds]
+        written = [self.write_feeds(arrays) for arrays in feeds]
+        places = range(len(names))
+        orders = [list(order_round(places, turn)) for turn in range(2 * len(names))]
         times: list[list[float]] = self.request(
-            "time", COMPILING, names=names, feeds=given, **limits
+            "time", COMPILING, names=names, feeds=written, orders=orders, **limits
         )["times"]
         return times
 

@@ -127,8 +127,8 @@ const actions = {
 
   // Times of sessions in turns, in seconds: `warm` runs of each that do not count, then so many rounds, or all that
   // the seconds take.
-  // processor: of this process alone, without what others on the machine take.
-  time: async ({ names, feeds, warm, rounds, least, seconds, processor }) => {
+  // orders: of the sessions, by their places, for one round after the other. processor: of this process alone, without what others on the machine take.
+  time: async ({ names, feeds, orders, warm, rounds, least, seconds, processor }) => {
     const now = processor ? () => Object.values(process.cpuUsage()).reduce((sum, part) => sum + part) / 1e3 : () => performance.now();
     const runs = names.map((name, k) => [sessions.get(name), readTensors(feeds[k])]);
     const times = names.map(() => []);
@@ -137,7 +137,8 @@ const actions = {
     const enough = (count) =>
       rounds ? count >= rounds : count >= least && performance.now() - start > seconds * 1e3;
     for (let count = 0; !enough(count); count++) {
-      for (const [k, [session, tensors]] of runs.entries()) {
+      for (const k of orders[count % orders.length]) {
+        const [session, tensors] = runs[k];
         const before = now();
         await session.run(tensors);
         times[k].push((now() - before) / 1e3);
