@@ -5,9 +5,9 @@
 
 Models are named as for `peers.py`. The table has the integer kernels of all, the metric of the corpus and the dB that
 its scorer finds, the SQNR in dB against float over --judged other samples as the file says and as onnxruntime-web
-computes, and the speed beside float in onnxruntime-web on one thread: the median of ratios of processor times, all
-files of a model in turns. A model that has its rows in --out is not measured again. It needs Node.js and the package
-that docs/web.md names.
+computes, and the speed beside float in onnxruntime-web on one thread: the median of ratios of processor times, each
+file in turns with float, in a process of its own. A model that has its rows in --out is not measured again. It needs
+Node.js and the package that docs/web.md names.
 """
 
 from __future__ import annotations
@@ -67,14 +67,17 @@ def measure_speeds(
     files: dict[str, Path], sample: dict[str, np.ndarray], seconds: float
 ) -> tuple[float, list[float]]:
     """Milliseconds of the first file, and how many times as fast each is."""
-    with Node() as node:
-        for name, path in files.items():
-            node.open_session(name, onnx.load(path))
-        limits = {"warm": 8, "rounds": None, "least": 20, "seconds": seconds, "processor": True}
-        first, *others = np.array(node.time_sessions([*files], [sample] * len(files), **limits))
-    return 1e3 * statistics.median(first), [
-        statistics.median(first / other) for other in (first, *others)
-    ]
+    first, *others = files
+    limits = {"warm": 8, "rounds": None, "least": 20, "seconds": seconds, "processor": True}
+    ratios = [1.0]
+    for other in others:
+        # Files of one process share its caches, and the compiler's guesses at what is called often.
+        with Node() as node:
+            for name in (first, other):
+                node.open_session(name, onnx.load(files[name]))
+            times = np.array(node.time_sessions([first, other], [sample] * 2, **limits))
+        ratios.append(statistics.median(times[0] / times[1]))
+    return 1e3 * statistics.median(times[0]), ratios
 
 
 def choose_judged(item: Subject, args: argparse.Namespace) -> Samples:

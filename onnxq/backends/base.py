@@ -428,6 +428,11 @@ class Target:
         return frozenset(rule.name for rule in self.rules if rule.attention)
 
     @property
+    def writes_matrices(self) -> bool:
+        """True where float convolutions may become products, so that a file without integers can be faster, too."""
+        return self.fits_matrix is not Target.fits_matrix
+
+    @property
     def saturates(self) -> bool:
         """True when kernels on some CPUs add products in 16 bits."""
         return any(part.sum_order is not _order_no_sums for part in self.parts or (self,))

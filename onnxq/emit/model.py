@@ -24,7 +24,7 @@ from onnxq.graph.integer_operators import NodeWriter
 from onnxq.graph.light import bare_proto, copy_proto, keep_weights
 from onnxq.graph.precision.narrow import is_exact, write_types
 from onnxq.graph.precision.widen import SourceTypes
-from onnxq.graph.scopes import map_entries, walk_all_nodes
+from onnxq.graph.scopes import map_entries, walk_all_nodes, walk_graphs
 from onnxq.graph.storage import release_pages
 from onnxq.plan import Plan, SitePlan, SitePlans, to_json
 from onnxq.plan.names import name_part
@@ -181,11 +181,14 @@ def write_matrices(proto: ModelLike, fits: FitsMatrix) -> ModelLike:
 
     For each channel y = x · M, where x and y have a map's pixels side by side. M is the convolution of the unit images,
     which engines compute when they load the file. The product is a Conv with M as its data and x as its weights, so
-    that it adds the bias and clamps as before; several pictures are several filters of a channel.
+    that it adds the bias and clamps as before; several pictures are several filters of a channel. Results are declared,
+    since engines do not see their batch behind a Reshape, and fuse no Add whose two inputs may differ in it.
     """
-    index = get_index(infer_shapes(proto))
+    typed = infer_shapes(proto)
+    index = get_index(typed)
     editor = Editor(proto)
     counts: dict[tuple[str, Any], str] = {}
+    results: set[tuple[str, str]] = set()
     for node in index.nodes:
         weight = index.input_value(node, 1) if node.is_onnx("Conv") else None
         if weight is None or weight.dtype != np.float32 or weight.shape[1] > 1:
@@ -205,14 +208,17 @@ def write_matrices(proto: ModelLike, fits: FitsMatrix) -> ModelLike:
             and before[0] == after[0] == len(weight)
         )
         if known and fits(before, after, weight[0].size):
-            _write_matrix(
-                NodeWriter(editor, node.scope, node.name),
-                index,
-                node,
-                (batch, before, after),
-                counts,
-            )
-    return editor.export()
+            writer = NodeWriter(editor, node.scope, node.name)
+            result = _write_matrix(writer, index, node, (batch, before, after), counts)
+            results.add((node.scope, result))
+    done = editor.export()
+    for (scope, graph), (_, source) in zip(
+        walk_graphs(done.graph), walk_graphs(typed.graph), strict=True
+    ):
+        graph.value_info.extend(
+            value for value in source.value_info if (scope, value.name) in results
+        )
+    return done
 
 
 def _write_matrix(
@@ -221,7 +227,8 @@ def _write_matrix(
     node: NodeRef,
     maps: tuple[Any, Shape, Shape],
     counts: dict[tuple[str, Any], str],
-) -> None:
+) -> str:
+    """The name of what was the node's result, or that of the activation behind it."""
     editor = writer.editor
     add = writer.add
     hold = writer.constant
@@ -262,18 +269,19 @@ def _write_matrix(
         "kernel_shape": [1, 1],
     }.items():
         editor.set_attr(node.name, name, value)
-    if several:
-        # Behind its activation, which the kernel computes as well. What has another shape now gets another name.
-        clamp, _ = index.find_reader(node.result) or (node, 0)
-        product = editor.fresh(f"{node.name}/product")
-        editor.replace_output(node.name, 0, product)
-        end = node
-        if clamp.is_onnx("Relu", "Clip"):
-            editor.replace_input(clamp.make_edge(0), product)
-            end = clamp
-            product = editor.fresh(f"{node.name}/clamped")
-            editor.replace_output(end.name, 0, product)
-        swap_axes(write_reshape(product, channels, -1, *after), end.outputs[0])
+    if not several:
+        return node.outputs[0]
+    # Behind its activation, which the kernel computes as well. What has another shape now gets another name.
+    clamp, _ = index.find_reader(node.result) or (node, 0)
+    product = editor.fresh(f"{node.name}/product")
+    editor.replace_output(node.name, 0, product)
+    end = node
+    if clamp.is_onnx("Relu", "Clip"):
+        editor.replace_input(clamp.make_edge(0), product)
+        end = clamp
+        product = editor.fresh(f"{node.name}/clamped")
+        editor.replace_output(end.name, 0, product)
+    return swap_axes(write_reshape(product, channels, -1, *after), end.outputs[0])
 
 
 def _find_captured(plan: Plan, index: GraphIndex) -> frozenset[TensorId]:

@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from onnxq.arrays import is_float
-from onnxq.backends import Target, find_target
+from onnxq.backends import find_target
 from onnxq.emit import emit_pairs, emit_types, replace_biases, write_matrices
 from onnxq.errors import PlanError
 from onnxq.graph import ModelLike, NodeRef, ensure_opset, infer_shapes, verify_graph
@@ -185,7 +185,7 @@ def build_quantized(state: FloatState, plan: Plan) -> ModelLike:
 
     All floats are float32, inputs and outputs too: for trials and times in ONNX Runtime.
     """
-    proto = _as_declared(_write_operators(_write_all(state, plan), plan), state.named)
+    proto = _write_operators(_write_all(state, plan), plan)
     verify_graph(proto, kept=plan.kept)
     return proto
 
@@ -194,7 +194,6 @@ def build_file(state: FloatState, plan: Plan, progress: Progress = silent) -> Mo
     """The finished model: `build_quantized` with the plan's float types, inputs and outputs in theirs, checked."""
     typed = _write_operators(emit_types(_write_all(state, plan, progress), plan, state.types), plan)
     proto = restore_stored(typed, state.types.stored)
-    proto = _as_declared(proto, state.named)
     verify_graph(proto, kept=plan.kept)
     return proto
 
@@ -205,11 +204,8 @@ def _write_all(state: FloatState, plan: Plan, progress: Progress = silent) -> Mo
     if target.quantizes_alone:
         proto = unfuse_matmul_bias(proto, _list_quantized_matmuls(plan))
     done = guard_float(emit_pairs(proto, plan, progress), plan.float_nodes)
-    return (
-        done
-        if target.fits_matrix is Target.fits_matrix
-        else write_matrices(done, target.fits_matrix)
-    )
+    done = _as_declared(done, state.named)
+    return write_matrices(done, target.fits_matrix) if target.writes_matrices else done
 
 
 def _write_operators(proto: ModelLike, plan: Plan) -> ModelLike:

@@ -313,7 +313,8 @@ def _measure(
             trial = _check_unrun(ctx, state, model, here=here)
         else:
             trial = _check(ctx, state, model, optimized=here)
-    timed = ctx.config.verify.latency and state.planned.sites
+    changed = state.planned.sites or find_target(state.planned.target).writes_matrices
+    timed = ctx.config.verify.latency and changed
     if large or not isinstance(ctx, SampledContext) or not timed:
         return trial, {}
     return trial, _time(ctx, state, model, make_own)

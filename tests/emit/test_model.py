@@ -15,6 +15,7 @@ from onnxq.config import Config, Rule
 from onnxq.emit.model import emit_pairs, write_matrices
 from onnxq.errors import PlanError
 from onnxq.graph import name_nodes
+from onnxq.graph.values import read_declared_type
 from onnxq.numerics import fake_quant
 from onnxq.runtime import Session, optimize_graph
 from tests.engines import kit
@@ -258,6 +259,13 @@ def test_convolutions_of_single_channels_are_products_by_matrices(batch: str, co
     products = [node for node in optimize_graph(made).graph.node if node.op_type in ("Conv", "FusedConv")]
     assert [node.name for node in products] == ["a/Conv", "y/Conv", "c/Conv"]
     assert all(list(attr.ints) == [1, 1] for node in products for attr in node.attribute if attr.name == "kernel_shape")
+
+
+def test_results_of_products_by_matrices_keep_their_sizes() -> None:
+    """No engine sees the batch of what lies behind a Reshape."""
+    text = "(float[n,6,4,4] x) => (float[n,6,4,4] y) { a = Conv <group=6>(x, w) b = Relu(a) y = Relu(b) }"
+    made = write_matrices(name_nodes(kit.graph(text, 13, w=np.ones((6, 1, 1, 1), np.float32))), lambda *_: True)
+    assert {value.name: read_declared_type(value)[1] for value in made.graph.value_info} == {"b": ("n", 6, 4, 4)}
 
 
 def test_other_convolutions_are_left() -> None:

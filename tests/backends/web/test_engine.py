@@ -14,7 +14,9 @@ from onnxq.backends import find_engine, find_target
 from onnxq.backends.building import serve_process
 from onnxq.backends.engine import ENGINE, MODEL, BuildState, Job
 from onnxq.backends.web.node import INSTALL, SERVER, Node, NodeRunner, explain_absence, find_package
+from onnxq.emit import write_matrices
 from onnxq.errors import DataError, MissingDependencyError, ModelError, VerificationError
+from onnxq.graph import name_nodes
 from tests.engines import kit
 
 _ABSENCE = explain_absence()
@@ -102,6 +104,30 @@ def test_answers_are_compared_and_times_measured() -> None:
     assert [one.eager is not None and one.eager.median_ms > 0 for one in bench.models] == [True, True]
     # Nobody waits for a second engine that he did not name.
     assert "web" not in [run.name for run in onnxq.diff(model, model, sample).runs]
+
+
+@needs_web
+def test_a_file_without_integers_is_timed() -> None:
+    """Products by matrices make it faster: `unchanged` alone would not say so."""
+    draw = np.random.default_rng(0).standard_normal
+    text = "(float[n,240,4,4] x) => (float[n,240,4,4] y) { y = Conv <group=240, pads=[1,1,1,1]>(x, w) }"
+    model = kit.graph(text, 17, w=draw((240, 1, 3, 3)).astype(np.float32))
+    samples = {"x": draw((4, 240, 4, 4)).astype(np.float32)}
+    result = onnxq.quantize(model, samples, "web-int8", overrides={"effort": "fast"})
+    assert result.plan.sites == ()
+    assert result.report.latency is not None
+    assert result.report.latency.ratio > 1
+
+
+@needs_web
+def test_a_residual_behind_a_product_by_a_matrix_is_a_part_of_its_convolution(tmp_path: Path) -> None:
+    draw = np.random.default_rng(0).standard_normal
+    floats = {"w": draw((6, 1, 3, 3)), "b": draw(6), "k": draw((6, 6, 1, 1)), "c": draw(6)}
+    text = """(float[n,6,4,4] x) => (float[n,6,4,4] y)
+        { a = Conv <group=6, pads=[1,1,1,1]>(x, w, b) p = Conv(a, k, c) y = Add(p, x) }"""
+    model = kit.graph(text, 17, **{name: array.astype(np.float32) for name, array in floats.items()})
+    WEB.build(Job(), _save(write_matrices(name_nodes(model), lambda *_: True), tmp_path))
+    assert "Add" not in {node.op_type for node in onnx.load(tmp_path / ENGINE).graph.node}
 
 
 @needs_web
