@@ -56,7 +56,7 @@ class Evaluator:
     def float_outputs(self, model: ModelLike) -> FloatOutputs:
         """The outputs of a float model; those of the last one asked for are kept."""
         if self._floats is None or self._floats.proto is not model:
-            self._floats = FloatOutputs(model, self.samples)
+            self._floats = FloatOutputs(model, self.samples, threads=None)
         return self._floats
 
     def measure(
