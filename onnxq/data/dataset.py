@@ -162,6 +162,10 @@ class Dataset:
         """Join two parts of one set; a sample of both counts once."""
         return self._choose(sorted({*self._indices, *other._indices}))
 
+    def locate(self, part: Dataset) -> list[int]:
+        """Return the positions here of the samples of a part."""
+        return [self._indices.index(index) for index in part._indices]
+
     def without(self, other: Dataset) -> Dataset:
         """Leave out the samples of another part of the same set; at least one must remain."""
         taken = frozenset(other._indices)

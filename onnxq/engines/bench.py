@@ -314,6 +314,7 @@ def time_placements(
     feeds: Feeds,
     rounds: int | None,
     *,
+    seconds: float = Timing.seconds,
     plugins: Names = (),
     threads: int = 1,
 ) -> dict[str, Latency]:
@@ -336,7 +337,8 @@ def time_placements(
             )
             if result.state is BuildState.BUILT:
                 built[name] = TimedModel(model, place / ENGINE, own)
-        times = engine.time_models(built, Timing(rounds=rounds, plugins=plugins, threads=threads))
+        timing = Timing(rounds=rounds, seconds=seconds, plugins=plugins, threads=threads)
+        times = engine.time_models(built, timing)
     return {**times.eager, **times.graph}
 
 

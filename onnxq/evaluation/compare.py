@@ -21,6 +21,7 @@ from onnxq.graph.light import is_large_model
 from onnxq.numerics.machine import map_in_threads, share_cores
 from onnxq.runtime import Feeds, Session
 from onnxq.spec import FLOAT_TYPES, FloatType
+from onnxq.workers import count_threads
 
 
 class ModelRunner(Protocol):
@@ -332,12 +333,17 @@ _FedRun = tuple[Run, Feeds, Arrays, Feeds]
 class FloatOutputs:
     """A float model on the samples of a data set, without optimizations.
 
-    Models are compared with it in the form that `selections.take_choices` gives them.
+    Models are compared with it in the form that `selections.take_choices` gives them. threads: of each session; None:
+    so many that the samples fill the cores, side by side.
     """
 
-    def __init__(self, proto: ModelLike, samples: Dataset, *, threads: int = 0) -> None:
+    def __init__(self, proto: ModelLike, samples: Dataset, *, threads: int | None = 0) -> None:
         self.proto, self.samples = proto, samples
         self.selections = find_selections(proto)
+        if threads is None:
+            # Operators of most networks are too small to be shared out among cores. Of a large model one run at a time
+            # is in memory.
+            threads = 0 if is_large_model(proto) else count_threads() or share_cores(len(samples))
         self.threads = threads
         self._session: Session | None = None
         self._outputs: dict[int, dict[str, Array]] = {}

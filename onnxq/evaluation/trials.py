@@ -16,7 +16,7 @@ from onnxq.calibrate.parts import split_evenly
 from onnxq.data.dataset import SharedSamples, share_samples
 from onnxq.evaluation.accumulator import AxisSums, ErrorAccumulator, SliceSums
 from onnxq.evaluation.compare import FloatOutputs, ModelErrors, SampleErrors
-from onnxq.evaluation.selections import NO_SELECTIONS, Selections
+from onnxq.evaluation.selections import Selections
 from onnxq.graph import ModelLike
 from onnxq.graph.integer_products import dequantize_weights
 from onnxq.graph.storage import release_pages
@@ -44,12 +44,9 @@ class SharedReference:
     threads: int
     samples: SharedSamples
 
-    def open(self) -> FloatOutputs:
-        """The float model, which keeps its outputs from one piece to the next."""
-        return _open_reference(self)
 
-
-# One is enough: pieces of one model come behind each other, and each model may hold gigabytes.
+# It keeps its outputs from one piece to the next. One is enough: pieces of one model come behind each other, and each
+# model may hold gigabytes.
 @lru_cache(maxsize=1)
 def _open_reference(shared: SharedReference) -> FloatOutputs:
     return FloatOutputs(open_model(shared.model), shared.samples.open(), threads=shared.threads)
@@ -67,12 +64,11 @@ class TrialModel:
     model: ModelLike
     optimize: bool = False
     dequantize: bool = False
-    threads: int = 0
 
-    def open(self, selections: Selections = NO_SELECTIONS) -> Session:
+    def open(self, selections: Selections, threads: int) -> Session:
         """The session that runs it, on the choices of a float model."""
         model = dequantize_weights(self.model) if self.dequantize else self.model
-        return Session(selections.take_choices(model), optimize=self.optimize, threads=self.threads)
+        return Session(selections.take_choices(model), optimize=self.optimize, threads=threads)
 
 
 @dataclass(frozen=True)
@@ -82,7 +78,6 @@ class TrialTask:
     model: SharedModel
     optimize: bool
     dequantize: bool
-    threads: int
     reference: SharedReference
     positions: tuple[int, ...]
 
@@ -99,11 +94,14 @@ def measure_models(
 
     crew: runs them; the result does not depend on it.
     """
-    errors = []
-    for samples in _try_models(models, reference, crew, task, pieces):
-        errors.append(ModelErrors())
-        for sample in samples:
-            errors[-1].add(sample)
+    return [sum_samples(each) for each in _try_models(models, reference, crew, task, pieces)]
+
+
+def sum_samples(samples: Iterable[SampleErrors]) -> ModelErrors:
+    """The errors of one model over some samples."""
+    errors = ModelErrors()
+    for sample in samples:
+        errors.add(sample)
     return errors
 
 
@@ -112,10 +110,7 @@ def measure_each(
 ) -> list[ModelErrors]:
     """The errors of a model on each sample alone; see `measure_models`."""
     (samples,) = _try_models([model], reference, crew, task, TRIAL_PIECES)
-    errors = [ModelErrors() for _ in samples]
-    for sums, sample in zip(errors, samples, strict=True):
-        sums.add(sample)
-    return errors
+    return [sum_samples([sample]) for sample in samples]
 
 
 def _try_models(
@@ -125,9 +120,9 @@ def _try_models(
     # One model after the other: each may hold gigabytes.
     if crew.plain:
         for model in models:
-            run = model.open(reference.selections).run
+            session = model.open(reference.selections, reference.threads)
             samples = []
-            for _, errors in reference.score_runs([run], range(len(reference.samples))):
+            for _, errors in reference.score_runs([session.run], range(len(reference.samples))):
                 samples.append(errors)
                 task.advance()
             yield samples
@@ -136,7 +131,7 @@ def _try_models(
     shares = split_evenly(range(len(reference.samples)), count)
     pieces = []
     for number, model in enumerate(models, start=1):
-        form = crew.share_model(model.model), model.optimize, model.dequantize, model.threads
+        form = crew.share_model(model.model), model.optimize, model.dequantize
         for share in shares:
             trial = TrialTask(*form, shared, tuple(share))
             pieces.append(
@@ -156,9 +151,9 @@ def _try_models(
 
 def try_model(task: TrialTask) -> list[SampleErrors]:
     """The errors of a model on some samples."""
-    reference = task.reference.open()
+    reference = _open_reference(task.reference)
     session = _open_trial(
-        task.model, task.optimize, task.dequantize, task.threads, reference.selections
+        task.model, task.optimize, task.dequantize, reference.selections, reference.threads
     )
     # The workers share the cores between them.
     return [errors for _, errors in reference.score_runs([session.run], task.positions, threads=1)]
@@ -166,9 +161,9 @@ def try_model(task: TrialTask) -> list[SampleErrors]:
 
 @lru_cache(maxsize=1)
 def _open_trial(
-    model: SharedModel, optimize: bool, dequantize: bool, threads: int, selections: Selections
+    model: SharedModel, optimize: bool, dequantize: bool, selections: Selections, threads: int
 ) -> Session:
-    return TrialModel(open_model(model), optimize, dequantize, threads).open(selections)
+    return TrialModel(open_model(model), optimize, dequantize).open(selections, threads)
 
 
 @dataclass(frozen=True, eq=False)
@@ -252,7 +247,7 @@ def measure_piece(task: SettingsTask) -> list[ModelErrors]:
     """The errors of some settings over all samples."""
     board = _open_board(task.board)
     runs = [partial(board.run, on=frozenset(setting)) for setting in task.settings]
-    return task.reference.open().sum_runs(runs, threads=1)
+    return _open_reference(task.reference).sum_runs(runs, threads=1)
 
 
 @lru_cache(maxsize=1)

@@ -116,7 +116,7 @@ class FloatReference:
     @cached_property
     def trial(self) -> FloatOutputs:
         """Its outputs on the samples that equalized models are calibrated for and judged on."""
-        return FloatOutputs(self.model, self.samples.equalizing)
+        return FloatOutputs(self.model, self.samples.equalizing, threads=None)
 
 
 ContextT = TypeVar("ContextT", bound=RunContext)

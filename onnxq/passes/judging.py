@@ -19,8 +19,8 @@ from onnxq.arrays import Arrays
 from onnxq.backends import find_target
 from onnxq.data import Dataset
 from onnxq.evaluation.accumulator import OutputAccuracy
-from onnxq.evaluation.compare import FloatOutputs
-from onnxq.evaluation.trials import TrialModel, measure_each, measure_models
+from onnxq.evaluation.compare import FloatOutputs, ModelErrors
+from onnxq.evaluation.trials import TrialModel, measure_each
 from onnxq.graph import ModelLike
 from onnxq.passes.assembly import build_quantized, write_pairs
 from onnxq.passes.journal import Outcome, PassReport
@@ -43,46 +43,51 @@ _TRIAL = 4
 class Evaluator:
     """Plans against the float model on one set of samples. Models and plans are known by their identity.
 
-    crew: runs the models.
+    crew: runs the models. wider: an evaluator on these samples and others, whose errors count here too.
     """
 
-    def __init__(self, samples: Dataset, crew: Crew | None = None) -> None:
-        self.samples, self.crew = samples, crew or Crew()
+    def __init__(
+        self, samples: Dataset, crew: Crew | None = None, wider: Evaluator | None = None
+    ) -> None:
+        self.samples, self.crew, self._wider = samples, crew or Crew(), wider
         self._floats: FloatOutputs | None = None
-        self._errors: OrderedDict[
-            tuple[int, int], tuple[ModelLike, Plan, tuple[OutputAccuracy, ...]]
-        ] = OrderedDict()
+        # Of each sample.
+        self._errors: OrderedDict[tuple[int, int], tuple[ModelLike, Plan, list[ModelErrors]]] = (
+            OrderedDict()
+        )
 
     def float_outputs(self, model: ModelLike) -> FloatOutputs:
         """The outputs of a float model; those of the last one asked for are kept."""
         if self._floats is None or self._floats.proto is not model:
-            self._floats = FloatOutputs(model, self.samples)
+            self._floats = FloatOutputs(model, self.samples, threads=None)
         return self._floats
 
     def measure(
         self, state: FloatState, plan: Plan, *, progress: Progress = silent
     ) -> tuple[OutputAccuracy, ...]:
-        """Errors of the model that the plan gives, as `make_trial` runs it, against the float model."""
+        """The errors of all samples of `run_samples`."""
+        sums = ModelErrors()
+        for errors in self.run_samples(state, plan, progress=progress):
+            sums.merge(errors)
+        return sums.results()
+
+    def run_samples(
+        self, state: FloatState, plan: Plan, *, progress: Progress = silent
+    ) -> list[ModelErrors]:
+        """Errors of each sample, in their order, of the model that the plan gives, as `make_trial` runs it."""
         key = (id(state.model), id(plan))
+        if self._wider is not None and key in self._wider._errors:
+            whole = self._wider._errors[key][2]
+            return [whole[k] for k in self._wider.samples.locate(self.samples)]
         if key not in self._errors:
             with progress("judging", len(self.samples)) as task:
                 floats = self.float_outputs(state.model)
-                (errors,) = measure_models([make_trial(state, plan)], floats, self.crew, task)
-            self._errors[key] = (state.model, plan, errors.results())
+                errors = measure_each(make_trial(state, plan), floats, self.crew, task)
+            self._errors[key] = (state.model, plan, errors)
             # Each holds a model and a plan with all its integers.
             if len(self._errors) > _PLANS:
                 self._errors.popitem(last=False)
         return self._errors[key][2]
-
-    def measure_each(
-        self, state: FloatState, plan: Plan, *, progress: Progress = silent
-    ) -> list[tuple[OutputAccuracy, ...]]:
-        """`measure` of each sample alone, in their order."""
-        with progress("judging sample by sample", len(self.samples)) as task:
-            samples = measure_each(
-                make_trial(state, plan), self.float_outputs(state.model), self.crew, task
-            )
-        return [errors.results() for errors in samples]
 
     def score(self, state: FloatState, plan: Plan, *, progress: Progress = silent) -> float:
         """Mean SQNR in dB over the outputs of the model that the plan gives."""
@@ -96,11 +101,10 @@ class Evaluator:
         `score` may hang on one sample alone: one letter of a line of text that is read otherwise.
         """
         # Both on each sample, so that hard and easy ones count alike: only the differences have a spread.
-        first, second = (
-            self.measure_each(state, judged, progress=progress) for judged in (plan, than)
-        )
+        both = (self.run_samples(state, judged, progress=progress) for judged in (plan, than))
         gains = [
-            _mean_db(left) - _mean_db(right) for left, right in zip(first, second, strict=True)
+            _mean_db(left.results()) - _mean_db(right.results())
+            for left, right in zip(*both, strict=True)
         ]
         error = statistics.stdev(gains) / len(gains) ** 0.5 if len(gains) > 1 else 0.0
         return statistics.fmean(gains) < -error
@@ -131,7 +135,7 @@ class SampleSets:
     @cached_property
     def judge(self) -> Evaluator:
         """Scores plans on `validation`."""
-        return Evaluator(self.validation, self.crew)
+        return Evaluator(self.validation, self.crew, self.judges)
 
     @cached_property
     def judges(self) -> Evaluator:

@@ -237,12 +237,16 @@ class _RangeErrors:
                 value = np.asarray(fake_quant(value, qparams, site.spec), np.float32)
             return self._drop_padding(j, run(j, value) if run else value)
 
-        exact = list(map_in_threads(run_reader, judged))
-        signal = sum(sum_squares(values_of_output) for values_of_output in exact)
+        exact = dict(zip(judged, map_in_threads(run_reader, judged), strict=True))
+
+        def measure_noise(j: int, qparams: QParams) -> float:
+            return sum_squares(run_reader(j, qparams), exact[j])
+
+        signal = sum(map_in_threads(sum_squares, exact.values()))
         most = np.inf
         for name, qparams in candidates.items():
-            got = map_in_threads(partial(run_reader, qparams=qparams), judged)
-            errors[name] += relative_noise(exact, got, signal, most - errors[name])
+            noises = map_in_threads(partial(measure_noise, qparams=qparams), judged)
+            errors[name] += relative_noise(noises, signal, most - errors[name])
             if last:
                 # Whoever passes this cannot win any more: the present one comes first, and has to be beaten by far.
                 most = min(most, errors[name] * (WORTH if name == _PRESENT else 1.0))

@@ -11,6 +11,7 @@ from onnx import TensorProto
 
 from onnxq.arrays import Array
 from onnxq.backends import find_backend, split_target
+from onnxq.backends.engine import Timing
 from onnxq.data import Dataset
 from onnxq.data.synthetic import make_synthetic
 from onnxq.engines.bench import time_placements
@@ -333,18 +334,20 @@ def explain_slowness(plan: Plan, title: str) -> str:
 Timer = Callable[[Mapping[str, ModelLike], Feeds, int | None], Mapping[str, Latency]]
 
 
-def find_timer(target: str, threads: int, plugins: Names) -> Timer | None:
+def find_timer(
+    target: str, threads: int, plugins: Names, seconds: float = Timing.seconds
+) -> Timer | None:
     """The times of a target's engine on this machine's CPU; None where it has none here, and for a GPU's."""
     backend = find_backend(target)
     if backend.usual.times_itself:
         return lambda models, feeds, rounds: time_models(
-            models, feeds, threads=threads, rounds=rounds
+            models, feeds, threads=threads, rounds=rounds, seconds=seconds
         )
     local = backend.local
     if local is None or not local.judges or local.emulated or local.find_obstacle() is not None:
         return None
     return lambda models, feeds, rounds: time_placements(
-        target, models, feeds, rounds, plugins=plugins, threads=threads
+        target, models, feeds, rounds, seconds=seconds, plugins=plugins, threads=threads
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
@@ -14,8 +14,8 @@ from typing import TypeVar
 import numpy as np
 import onnx
 
-from onnxq.graph import FLOAT_TENSORS, ModelLike, ValueInfo, compute_fingerprint
-from onnxq.runtime.session import Feeds, Session
+from onnxq.graph import FLOAT_TENSORS, ValueInfo, compute_fingerprint
+from onnxq.runtime.session import AnyModel, Feeds, Session
 
 # One measurement lasts at least this long: the clock and Python then weigh nothing.
 _BLOCK_SECONDS = 2e-3
@@ -28,7 +28,6 @@ _MOST_ROUNDS = 200
 _PRECISION = 0.005
 
 
-AnyModel = ModelLike | str | Path
 # Some runs of one thing, one after the other: the seconds of each.
 Seconds = Sequence[float]
 Block = Callable[[], Seconds]
@@ -99,7 +98,8 @@ def time_models(
     blocks = {}
     for name, session in sessions.items():
         own = convert_floats(feeds, session.inputs)
-        blocks[name] = partial(time_runs, partial(session.run, own), _warm_up_session(session, own))
+        block = partial(time_runs, partial(session.run, own))
+        blocks[name] = partial(block, count_block_runs(block))
     times = measure_rounds(blocks, rounds=rounds, seconds=seconds, precision=precision)
     latencies = {name: summarize_rounds(times[name], threads) for name in times}
     return {name: latencies[leader] for name, leader in leaders.items()}
@@ -108,25 +108,18 @@ def time_models(
 def _find_leaders(models: Mapping[str, AnyModel]) -> dict[str, str]:
     """By name, the first model of the same structure and weights."""
     leaders: dict[str, str] = {}
-    alike: dict[Hashable, list[str]] = {}
     for name, model in models.items():
-        # Weights are only hashed where operators agree.
-        ops = (
-            model
-            if isinstance(model, (str, Path))
-            else tuple(node.op_type for node in model.graph.node)
-        )
-        others = alike.setdefault(ops, [])
-        leaders[name] = next((other for other in others if _is_same(models[other], model)), name)
-        if leaders[name] == name:
-            others.append(name)
+        same = (other for other in leaders.values() if _is_same(models[other], model))
+        leaders[name] = next(same, name)
     return leaders
 
 
 def _is_same(model: AnyModel, other: AnyModel) -> bool:
     if isinstance(model, (str, Path)) or isinstance(other, (str, Path)):
         return model == other
-    return compute_fingerprint(model) == compute_fingerprint(other)
+    ops, other_ops = ([node.op_type for node in each.graph.node] for each in (model, other))
+    # Weights are only hashed where operators agree.
+    return ops == other_ops and compute_fingerprint(model) == compute_fingerprint(other)
 
 
 def convert_floats(feeds: Feeds, inputs: Iterable[ValueInfo]) -> Feeds:
@@ -208,10 +201,6 @@ def _estimate_spread(rounds: Rounds) -> float:
     # Of a normal distribution: 1.35 deviations lie between the quartiles, and 1.25 / sqrt(n) is the median's error.
     low, middle, high = np.percentile([np.mean(seconds) for seconds in rounds], (25, 50, 75))
     return float(1.25 * (high - low) / 1.35 / np.sqrt(len(rounds)) / middle)
-
-
-def _warm_up_session(session: Session, feeds: Feeds) -> int:
-    return count_block_runs(partial(time_runs, partial(session.run, feeds)))
 
 
 def time_runs(run: Callable[[], object], count: int = 1) -> list[float]:

@@ -28,7 +28,7 @@ STEPS = {
     "quantize": [
         *COMMON, "looking for the extreme samples", "comparing the simplified model with the original",
         "equalizing channels across layers", "planning", "calibrating", "choosing ranges", "rounding weights",
-        "making the quantized model", "checking the quantized model", "timing float and quantized model, about 8 s",
+        "making the quantized model", "checking the quantized model", "timing float and quantized model, about 2 s",
         "writing",
     ],
     "plan": [*COMMON, "planning", "observing shapes", "writing"],
@@ -165,7 +165,7 @@ def test_a_step_is_announced_before_its_work_begins(work: Path, monkeypatch: pyt
         "load_model": "reading the model",
         "infer_shapes": "simplifying the graph",
         "Session": "running float and quantized model",
-        "time_models": "timing float and quantized model, about 8 s",
+        "time_models": "timing float and quantized model, about 2 s",
     }
 
 

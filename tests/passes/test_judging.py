@@ -45,7 +45,7 @@ def test_a_plan_is_judged_once_and_as_the_file_answers(monkeypatch: pytest.Monke
         errors.update(sample, *(session.run(sample) for session in sessions))
     assert found == errors.results()
     monkeypatch.setattr(judging, "write_pairs", None)
-    assert judge.measure(prepared, plan) is found
+    assert judge.measure(prepared, plan) == found
 
 
 @pytest.mark.parametrize(("bits", "kept"), [(4, {Role.ACTIVATION}), (6, {Role.ACTIVATION}), (8, None)])

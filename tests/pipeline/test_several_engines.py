@@ -176,8 +176,8 @@ def test_each_engine_times_the_shared_file_beside_one_of_its_own(monkeypatch: py
     models: dict[str, list[str]] = {}
     whole = check.find_timer
 
-    def find_short(target: str, threads: int, plugins: tuple[str, ...]) -> Any:
-        timer = whole(target, threads, plugins)
+    def find_short(target: str, *settings: Any) -> Any:
+        timer = whole(target, *settings)
 
         def time_few(timed: Mapping[str, Any], feeds: Any, rounds: int | None) -> Any:
             models[target] = [*timed]

@@ -152,10 +152,11 @@ def measure_layer_error(
     x = fake_quant(statistics.rows / s, qparams_from_range(low, high, spec), spec).astype(
         np.float32
     )
-    pairs = zip(weights, exact, strict=True)
-    return float(
-        np.mean([relative_noise([output], [x @ layer.round_scaled(s)]) for layer, output in pairs])
-    )
+    ratios = []
+    for layer, output in zip(weights, exact, strict=True):
+        noise = sum_squares(x @ layer.round_scaled(s), output)
+        ratios.append(relative_noise([noise], sum_squares(output)))
+    return float(np.mean(ratios))
 
 
 def measure_weights_error(rows: Array32, weights: Sequence[SmoothedWeight], s: Array32) -> float:

@@ -22,7 +22,7 @@ from onnxq.graph.precision.widen import SourceTypes, emulate_types
 from onnxq.passes.assembly import write_pairs
 from onnxq.passes.base import Pass, SampledContext, Stage
 from onnxq.passes.journal import PassReport
-from onnxq.passes.judging import LIMITS, THRESHOLDS, make_trial
+from onnxq.passes.judging import LIMITS, THRESHOLDS
 from onnxq.passes.rounding.passes import ROUNDED, round_again
 from onnxq.passes.state import Note, PlacedState, PlacedStep
 from onnxq.plan import AttentionChoice, AttentionKind, KeptFloat32, Plan, PrecisionPlan
@@ -108,14 +108,14 @@ def _try_types(
 ) -> tuple[PrecisionPlan, tuple[float, float]]:
     """The first types that cost the outputs little, with ever more nodes in float32; those given if none do."""
     suspects = list(find_suspects(problem, chosen))
-    floats = ctx.data.judges.float_outputs(state.model)
-    with ctx.progress("judging float32", len(floats.samples)) as task:
-        before = measure_each(make_trial(state, state.planned), floats, ctx.crew, task)
+    judges = ctx.data.judges
+    floats = judges.float_outputs(state.model)
+    before = judges.run_samples(state, state.planned, progress=ctx.progress)
     first: tuple[float, float] | None = None
     count = 0
     tried = chosen
     while True:
-        with ctx.progress("judging float types", len(ctx.data.judges.samples)) as task:
+        with ctx.progress("judging float types", len(floats.samples)) as task:
             after = measure_each(_make_trial(state, tried), floats, ctx.crew, task)
         figures = _find_worst(before), _find_worst(after)
         first = first or figures

@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import onnx
 import pytest
 
 from onnxq.data import Dataset, load_data
-from onnxq.evaluation.accumulator import OutputAccuracy
+from onnxq.evaluation.compare import ModelErrors
 from onnxq.graph import GraphIndex
 from onnxq.passes.base import SampledContext, Stage, run_stage
 from onnxq.passes.journal import Outcome
@@ -90,14 +91,13 @@ def test_one_sample_that_says_worse_is_chance(monkeypatch: pytest.MonkeyPatch, c
     assert not judge.is_worse(prepared, swept, plan)
     assert judge.is_worse(prepared, plan, swept)
     assert not judge.is_worse(prepared, plan, plan)
-    real = Evaluator.measure_each
+    real = Evaluator.run_samples
+    lost = ModelErrors()
+    lost.update({}, {"y": np.ones(4)}, {"y": np.full(4, 4.0)})
 
-    def one_lost(
-        self: Evaluator, state: FloatState, judged: Plan, *, progress: Progress = silent
-    ) -> list[tuple[OutputAccuracy, ...]]:
+    def one_lost(self: Evaluator, state: FloatState, judged: Plan, *, progress: Progress = silent) -> list[ModelErrors]:
         found = real(self, state, judged, progress=progress)
-        lost = tuple(replace(one, sqnr_db=-10.0) for one in found[3])
         return [*found[:3], lost, *found[4:]] if judged is swept else found
 
-    monkeypatch.setattr(Evaluator, "measure_each", one_lost)
+    monkeypatch.setattr(Evaluator, "run_samples", one_lost)
     assert not judge.is_worse(prepared, swept, plan)
