@@ -1,7 +1,5 @@
 """The fit of a table of costs: from samples of a machine with known costs it finds them again."""
 
-from __future__ import annotations
-
 import importlib
 import itertools
 import json

@@ -1,7 +1,5 @@
 """Timings: paired, bounded, of the right nodes."""
 
-from __future__ import annotations
-
 import time
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Where pairs for OpenVINO stand: on what its kernels read, and behind the activations that they compute as well."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from functools import cache

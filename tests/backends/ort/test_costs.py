@@ -1,7 +1,5 @@
 """The static cost model: what it must never get wrong, and the decisions that measurements in ORT settled."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import re

@@ -1,7 +1,5 @@
 """What is placed where: costs of WebAssembly, the table of WebGPU, and the kernels that rules promise."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The integer programme against all choices that there are."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import subprocess
