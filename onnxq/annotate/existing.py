@@ -10,6 +10,7 @@ import numpy as np
 from onnxq.annotate.bits import Notes, Numbers, is_quantizer_clip, read_notes, read_numbers
 from onnxq.annotate.find import Chain, find_chains, is_dequantize, is_quantize
 from onnxq.annotate.read import describe_pair, drop_clip
+from onnxq.arrays import are_finite
 from onnxq.emit import PLAN_KEY
 from onnxq.errors import OnnxqError
 from onnxq.graph import Editor, GraphIndex, ModelLike, NodeRef, get_index
@@ -185,7 +186,7 @@ class _PairFinder:
         if (
             scale.shape != zero.shape
             or (spec.has_one_scale and scale.ndim)
-            or not np.isfinite(scale).all()
+            or not are_finite(scale)
         ):
             return None
         base = known or SitePlan(site=info.site, role=info.role, spec=spec, reason=_REASON)

@@ -190,7 +190,7 @@ def write_matrices(proto: ModelLike, fits: FitsMatrix) -> ModelLike:
         weight = index.input_value(node, 1) if node.is_onnx("Conv") else None
         if weight is None or weight.dtype != np.float32 or weight.shape[1] > 1:
             continue
-        batch, *data = index.find_shape(index.find_input(node, 0)) or (None,)
+        batch, *data = index.input_shape(node, 0) or (None,)
         sizes = tuple(
             dim
             for dim in (*data, *(index.find_shape(node.result) or ())[1:])
@@ -394,7 +394,7 @@ def write_plan(plan: Plan) -> str:
     """The plan as compact JSON without scales, zero points, weights and biases."""
 
     def strip(sites: SitePlans) -> SitePlans:
-        return tuple(replace(site, qparams=None, values=None) for site in sites)
+        return tuple(site.without_numbers() for site in sites)
 
     # The numbers stand in the model's own initializers: a second copy could come to contradict them.
     bare = replace(plan, sites=strip(plan.sites), existing=strip(plan.existing), biases=())

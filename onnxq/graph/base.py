@@ -24,6 +24,8 @@ LAYOUT_OPS = frozenset({"Reshape", "Transpose", "Flatten", "Squeeze", "Unsqueeze
 POSITIVE_OPS = frozenset(
     {"Relu", "Sigmoid", "HardSigmoid", "Softmax", "Abs", "Exp", "Sqrt", "Softplus"}
 )
+# Of a node, by their names.
+Attrs = Mapping[str, Any]
 # Of each axis its size, its symbol, or None for an unknown one.
 Dims = tuple[int | str | None, ...]
 
@@ -54,7 +56,7 @@ class NodeRef:
     inputs: Names
     outputs: Names
     # int, float, str, tuples of these, or read-only arrays, decoded when asked for; subgraphs are not among them.
-    attrs: Mapping[str, Any] = field(compare=False, repr=False)
+    attrs: Attrs = field(compare=False, repr=False)
     scope: str
     # Position in the order the model runs in, all scopes together: a subgraph's nodes come before its parent.
     order: int = field(compare=False)
@@ -213,6 +215,10 @@ class Graph(ABC):
     def input_value(self, node: NodeRef | None, k: int) -> Array | None:
         """The value of a constant input k; None for another, and where there is none."""
         return self.find_constant(self.find_input(node, k))
+
+    def input_shape(self, node: NodeRef | None, k: int) -> Dims | None:
+        """The shape of input k; None where even the rank is unknown, and where there is none."""
+        return self.find_shape(self.find_input(node, k))
 
     def maker(self, node: NodeRef | None, k: int = 0, *op_types: str) -> NodeRef | None:
         """The node that makes input k; None for inputs of the model, initializers, and where there is none.

@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 
-from onnxq.arrays import Array, Floats
+from onnxq.arrays import Array, Floats, are_finite
 from onnxq.backends import find_modes, list_names
 from onnxq.config import Frozen
 from onnxq.config.rows import Form, Written
@@ -20,7 +20,19 @@ from onnxq.nearest import suggest_names
 from onnxq.numerics import SumOrders
 from onnxq.plan import forms
 from onnxq.plan.contents import Contents
-from onnxq.sites import Caution, Edge, Edges, LeftFloat, Names, Refusals, Role, Site, TensorId
+from onnxq.sites import (
+    Caution,
+    Edge,
+    Edges,
+    JsonObject,
+    LeftFloat,
+    Names,
+    Refusals,
+    Role,
+    Site,
+    TensorId,
+    Unquantized,
+)
 from onnxq.spec import FloatType, ObserverSpec, QParams, QuantSpec
 from onnxq.wording import Word, abbreviate, show_html
 
@@ -167,7 +179,7 @@ def check_scaling(scaling: Scaling) -> Scaling:
     """The scaling itself. Raises ValueError for factors that no pass computes."""
     factors = scaling.factors
     added = scaling.name == _ADDED
-    if factors.ndim != 1 or not np.isfinite(factors).all() or not (added or (factors > 0).all()):
+    if factors.ndim != 1 or not are_finite(factors) or not (added or (factors > 0).all()):
         above = "" if added else " above 0"
         raise ValueError(f"the factors of {scaling.tensor} must be a row of finite numbers{above}")
     return scaling
@@ -193,7 +205,7 @@ def _read_scaling(row: _ScalingRow) -> Scaling | Rotation:
     return check_scaling(Scaling(name=row.name, tensor=tensor, factors=factors, anchor=row.anchor))
 
 
-def _write_scaling(scaling: Scaling | Rotation) -> dict[str, Any]:
+def _write_scaling(scaling: Scaling | Rotation) -> JsonObject:
     tensor = {
         "tensor": scaling.tensor.name,
         "scope": scaling.tensor.scope,
@@ -284,6 +296,10 @@ class SitePlan:
     def complete(self) -> bool:
         """True when nothing is missing: it has a scale and a zero point, or gets them at each run."""
         return self.qparams is not None or self.spec.dynamic
+
+    def without_numbers(self) -> SitePlan:
+        """The site as it is before calibration, which also chooses the integers of a constant."""
+        return replace(self, qparams=None, values=None)
 
     @property
     def named_consumers(self) -> Edges:
@@ -434,6 +450,11 @@ class Plan:
         return (*self.existing, *self.sites)
 
     @property
+    def unquantized(self) -> tuple[Unquantized, ...]:
+        """What stays float: what the target refuses, then what does not pay."""
+        return (*self.refusals, *self.left_float)
+
+    @property
     def by_site(self) -> dict[Site, SitePlan]:
         """Those of pairs to be written, by what they quantize."""
         return {site.site: site for site in self.sites}
@@ -457,9 +478,7 @@ class Plan:
         sites = []
         for site in self.sites:
             own = changed.keys().isdisjoint(site.derived or ())
-            sites.append(
-                changed.get(site.site, site) if own else replace(site, qparams=None, values=None)
-            )
+            sites.append(changed.get(site.site, site) if own else site.without_numbers())
         return self.with_sites(tuple(sites))
 
     def list_scaled_for(self, inputs: Collection[Site]) -> frozenset[Site]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
@@ -12,7 +11,7 @@ import numpy as np
 
 from onnxq.calibrate import DEFAULT_MEMORY_LIMIT, calibrate
 from onnxq.calibrate.taps import Taps
-from onnxq.config import Config, Rule, RuleSet
+from onnxq.config import Config, Rule, RuleSet, match_names
 from onnxq.data import Dataset, read_mask
 from onnxq.errors import OnnxqError, PlanError
 from onnxq.evaluation.trials import measure_models
@@ -404,8 +403,7 @@ def add_token_rule(config: Config, state: FloatState) -> Config:
     # The range of which a scale of 1 follows: symmetric types have as many levels on both sides.
     low = 1 - half if config.activations.scheme == "symmetric" else -half
     ends = RuleSet(dynamic=False, range=(float(low), float(half - 1)))
-    names = tuple(f"/^{re.escape(name)}$/" for name in layers)
-    rule = Rule(node=names, role=(Role.ACTIVATION,), set=ends)
+    rule = Rule(node=match_names(layers), role=(Role.ACTIVATION,), set=ends)
     return config.add_rules(rule)
 
 

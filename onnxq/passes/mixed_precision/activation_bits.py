@@ -170,7 +170,7 @@ def _place_widths(
     for site in plan.sites:
         if site.role.is_bias:
             # The site of its input may be the same, with another scale.
-            site = replace(site, qparams=None, values=None)
+            site = site.without_numbers()
         elif site.role.is_measured and site.qparams is None:
             site = replace(site, qparams=numbers.get((site.quantized_tensor, site.spec)))
         sites.append(site)

@@ -174,4 +174,4 @@ def _without_range(site: SitePlan) -> SitePlan:
     if is_observed(site):
         return replace(site, qparams=None)
     # Biases count in units of the ranges.
-    return replace(site, qparams=None, values=None) if site.role.is_bias else site
+    return site.without_numbers() if site.role.is_bias else site

@@ -80,8 +80,7 @@ def promote_operators(ctx: SampledContext, state: PlacedState) -> PlacedStep:
 def round_promoted(ctx: SampledContext, state: PlacedState) -> PlacedStep:
     """Weights rounded anew for the plan with promotions, where that answers better."""
     sites = tuple(
-        replace(site, qparams=None, values=None) if site.role.is_constant else site
-        for site in state.planned.sites
+        site.without_numbers() if site.role.is_constant else site for site in state.planned.sites
     )
     # Numbers as calibration gives them: weights rounded to nearest, biases the model's own.
     bare = replace(state.planned, sites=sites, biases=())

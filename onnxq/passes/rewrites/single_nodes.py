@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from onnxq.arrays import Array, Integers
+from onnxq.arrays import Array, Integers, are_finite
 from onnxq.graph import GraphIndex, NodeRef, get_index
 from onnxq.graph.base import NodeRefs
 from onnxq.passes.base import RunContext
@@ -155,7 +155,7 @@ def replace_prelu(edit: Edit, node: NodeRef) -> Iterator[str]:
     ):
         return
     wide = slope.astype(np.float64)
-    if not np.isfinite(wide).all() or slope.ndim > index.find_least_rank(x):
+    if not are_finite(wide) or slope.ndim > index.find_least_rank(x):
         return
     if np.all(wide == wide.flat[0]):
         edit.replace_node(node, "LeakyRelu", (x.name,), {"alpha": float(wide.flat[0])})
