@@ -74,6 +74,10 @@ class Evaluator:
                 self._errors.popitem(last=False)
         return self._errors[key][2]
 
+    def list_db(self, state: FloatState, plan: Plan, *, progress: Progress = silent) -> list[float]:
+        """The SQNR of each output, as `measure` has it."""
+        return [output.sqnr_db for output in self.measure(state, plan, progress=progress)]
+
     def measure_each(
         self, state: FloatState, plan: Plan, *, progress: Progress = silent
     ) -> list[tuple[OutputAccuracy, ...]]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from onnxq.calibrate import calibrate
 from onnxq.errors import PlanError
 from onnxq.graph import GraphIndex, get_index
 from onnxq.passes.base import RunContext
@@ -37,11 +36,7 @@ def renew_numbers(ctx: RunContext, state: FloatState, plan: Plan) -> tuple[Plan,
             raise PlanError(site.name, cause, fix, code="Q405")
     if missing:
         samples = None if ctx.samples is None else ctx.samples.calibration
-        batch = ctx.config.data.batch
-        limit = ctx.memory_limit
-        plan = calibrate(
-            state.model, plan, samples, batch=batch, memory_limit=limit, progress=ctx.progress
-        )
+        plan = ctx.calibrate(state.model, plan, samples, progress=ctx.progress)
         if ctx.samples is not None:
             plan = replace(plan, data=ctx.samples.description)
     done = plan.by_site

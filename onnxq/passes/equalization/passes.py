@@ -9,7 +9,7 @@ from itertools import islice
 
 import numpy as np
 
-from onnxq.calibrate import DEFAULT_MEMORY_LIMIT, calibrate
+from onnxq.calibrate import DEFAULT_MEMORY_LIMIT
 from onnxq.calibrate.taps import Taps
 from onnxq.config import Config, Rule, RuleSet, match_names
 from onnxq.data import Dataset, read_mask
@@ -253,14 +253,7 @@ def _score(
         plan = choose(ctx.place(state, ctx.progress))
         if not plan.sites:
             return None
-        done = calibrate(
-            state.model,
-            plan,
-            floats.samples,
-            memory_limit=ctx.memory_limit,
-            crew=ctx.crew,
-            progress=ctx.progress,
-        )
+        done = ctx.calibrate(state.model, plan, floats.samples, progress=ctx.progress)
         if not done.sites or not done.calibrated:
             return None
         with ctx.progress("judging", len(floats.samples)) as task:

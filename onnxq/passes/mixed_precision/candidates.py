@@ -14,7 +14,6 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any
 
-from onnxq.calibrate import calibrate
 from onnxq.errors import CalibrationError
 from onnxq.evaluation.metric import FLOAT, UINT16
 from onnxq.evaluation.toggled import Setting, ToggledModel
@@ -345,11 +344,7 @@ def calibrate_missing(ctx: SampledContext, state: PlacedState, plan: Plan) -> Pl
     """The plan with numbers at every site that a promotion left without."""
     if plan.calibrated:
         return plan
-    samples = ctx.data.calibration
-    batch = ctx.config.data.batch
-    return calibrate(
-        state.model, plan, samples, batch=batch, memory_limit=ctx.memory_limit, crew=ctx.crew
-    )
+    return ctx.calibrate(state.model, plan, ctx.data.calibration)
 
 
 def may_choose_widths(ctx: SampledContext, state: PlacedState) -> bool:

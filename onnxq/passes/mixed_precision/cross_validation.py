@@ -156,17 +156,7 @@ def _observe(
     ctx: SampledContext, state: PlannedState, bare: Plan, samples: Dataset
 ) -> dict[Site, Interval]:
     """The ranges of activations on some samples, by the plan's own observers."""
-    batch = ctx.config.data.batch
-    limit = ctx.memory_limit
-    plan = calibrate(
-        state.model,
-        bare,
-        samples,
-        batch=batch,
-        memory_limit=limit,
-        crew=ctx.crew,
-        progress=ctx.progress,
-    )
+    plan = ctx.calibrate(state.model, bare, samples, progress=ctx.progress)
     return {site.site: read_range(site) for site in plan.sites if is_observed(site)}
 
 

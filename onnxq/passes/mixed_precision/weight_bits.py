@@ -18,7 +18,6 @@ import onnx
 
 from onnxq import backends
 from onnxq.arrays import ArrayDict
-from onnxq.calibrate import calibrate
 from onnxq.config import Config
 from onnxq.data import Dataset
 from onnxq.errors import ConfigError
@@ -272,7 +271,7 @@ def _widen_weights(
     }
     if not changed:
         return plan
-    return calibrate(state.model, plan.replace_sites(changed), ctx.data.calibration, crew=ctx.crew)
+    return ctx.calibrate(state.model, plan.replace_sites(changed), ctx.data.calibration)
 
 
 def _describe_bits(
@@ -362,10 +361,8 @@ def quantize_tables(ctx: SampledContext, state: PlacedState) -> PlacedStep:
     free = tuple(table for table in tables if not table.named)
     if free and ctx.config.embeddings == "auto" and plan.calibrated and not ctx.data.synthetic:
         judge = ctx.data.judge
-        before = [output.sqnr_db for output in judge.measure(state, plan, progress=ctx.progress)]
-        alone = [
-            output.sqnr_db for output in judge.measure(state, _isolate_tables(after.planned, free))
-        ]
+        before = judge.list_db(state, plan, progress=ctx.progress)
+        alone = judge.list_db(state, _isolate_tables(after.planned, free))
         pairs = [
             (db, add_noises(db, tables_db)) for db, tables_db in zip(before, alone, strict=True)
         ]
@@ -443,7 +440,7 @@ def _add_tables(
     plan = replace(plan, refusals=refusals, left_float=left_float)
     if state.planned.calibrated and not plan.calibrated:
         # Scales of constants need no samples.
-        plan = calibrate(state.model, plan, crew=ctx.crew)
+        plan = ctx.calibrate(state.model, plan, None)
     return replace(state, problem=problem, plan=plan)
 
 

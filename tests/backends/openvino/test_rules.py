@@ -9,7 +9,7 @@ import pytest
 
 import onnxq
 from onnxq.backends import find_target
-from onnxq.backends.base import OpCase
+from onnxq.backends.costs import OpCase
 from onnxq.runtime import Session
 from onnxq.sites import Role, TensorId
 from tests.backends.openvino.graphs import (

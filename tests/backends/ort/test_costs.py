@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from onnxq.backends import find_target
-from onnxq.backends.base import Cost, OpCase
+from onnxq.backends.costs import Cost, OpCase
 from onnxq.backends.cpu_costs import CpuCosts
 from onnxq.config import Config
 
