@@ -7,7 +7,9 @@ from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from onnxq.arrays import Array, Shape
+import numpy as np
+
+from onnxq.arrays import Array, Integers, Shape
 from onnxq.sites import Edge, Edges, Names, Site, TensorId
 
 QUANTIZE = "QuantizeLinear"
@@ -215,6 +217,16 @@ class Graph(ABC):
     def input_value(self, node: NodeRef | None, k: int) -> Array | None:
         """The value of a constant input k; None for another, and where there is none."""
         return self.find_constant(self.find_input(node, k))
+
+    def read_integers(self, node: NodeRef, name: str, k: int) -> Integers | None:
+        """Integers that are an attribute in older opsets and the constant input k in newer ones, as one flat array.
+
+        None where they are computed, and where they are left out.
+        """
+        value = node.attrs.get(name)
+        if value is None:
+            value = self.input_value(node, k)
+        return None if value is None else np.asarray(value, np.int64).reshape(-1)
 
     def input_shape(self, node: NodeRef | None, k: int) -> Dims | None:
         """The shape of input k; None where even the rank is unknown, and where there is none."""

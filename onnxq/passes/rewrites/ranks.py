@@ -160,7 +160,7 @@ def _lower_node(index: GraphIndex, node: NodeRef, sizes: Shape, after: Shape) ->
             else [_Lowered(_join_axes(sizes, axis), {"axis": 1}, (places.reshape(-1),))]
         )
     if node.is_onnx(*_REDUCING):
-        axes = node.attrs.get("axes", index.input_value(node, 1))
+        axes = index.read_integers(node, "axes", 1)
         if axes is None or len(axes) != 1:
             return []
         shape = _join_axes(sizes, int(axes[0]))
