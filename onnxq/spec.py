@@ -100,7 +100,7 @@ ELEMENT_TYPES: dict[str, ElementType] = {
 }
 
 
-def name_integer(bits: int, *, signed: bool) -> str:
+def name_int(bits: int, *, signed: bool) -> str:
     """The type of integers of so many bits, as int8 or uint4."""
     return f"{'' if signed else 'u'}int{bits}"
 
@@ -176,7 +176,7 @@ class QuantSpec:
         if not self.storage:
             container = 8 if self.bits <= 8 else self.bits
             # The only way to set a field of a frozen dataclass.
-            object.__setattr__(self, "storage", name_integer(container, signed=self.signed))
+            object.__setattr__(self, "storage", name_int(container, signed=self.signed))
         subject = f"storage={self.storage!r}"
         if not self._fits_storage(self.storage):
             fitting = [name for name in STORAGE_BITS if name != FLOAT8 and self._fits_storage(name)]
@@ -234,7 +234,7 @@ class QuantSpec:
     @property
     def kind(self) -> str:
         """The type of as many bits as the values have, as int5; the storage may be a wider one."""
-        return self.storage if self.is_float else name_integer(self.bits, signed=self.signed)
+        return self.storage if self.is_float else name_int(self.bits, signed=self.signed)
 
     @property
     def levels(self) -> str:

@@ -10,7 +10,6 @@ import numpy as np
 from onnxq.annotate.bits import Notes, Numbers, is_quantizer_clip, read_notes, read_numbers
 from onnxq.annotate.find import Chain, find_chains, is_dequantize, is_quantize
 from onnxq.annotate.read import describe_pair, drop_clip
-from onnxq.arrays import are_finite
 from onnxq.emit import PLAN_KEY
 from onnxq.errors import OnnxqError
 from onnxq.graph import Editor, GraphIndex, ModelLike, NodeRef, get_index
@@ -186,7 +185,7 @@ class _PairFinder:
         if (
             scale.shape != zero.shape
             or (spec.has_one_scale and scale.ndim)
-            or not are_finite(scale)
+            or not np.isfinite(scale).all()
         ):
             return None
         base = known or SitePlan(site=info.site, role=info.role, spec=spec, reason=_REASON)

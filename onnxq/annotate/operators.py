@@ -342,7 +342,7 @@ def _find_stored_type(
 
 def _find_type(index: GraphIndex, node: NodeRef, position: int) -> int:
     """The type of an input, as TensorProto numbers it; 0 where it is not declared, and where there is none."""
-    # ArrayDict of DynamicQuantizeLinear have fixed types, which files need not declare: uint8, float scale, uint8.
+    # Outputs of DynamicQuantizeLinear have fixed types, which files need not declare: uint8, float scale, uint8.
     tensor = index.find_input(node, position)
     maker = index.maker(node, position, "DynamicQuantizeLinear")
     if tensor is None or maker is None:

@@ -11,8 +11,6 @@ from onnxq.arrays import Shape
 # Taken for sizes that are not known: small, so that int8 does not look cheap.
 UNKNOWN_ROWS = 1
 UNKNOWN_ELEMENTS = 4096
-# Axes of a map, [batch, channels, height, width].
-MAP_RANK = 4
 # Axes of an LSTM's data, [steps, batch, features], and of its weights, [directions, rows, features].
 LSTM_RANK = 3
 
@@ -32,20 +30,6 @@ class OpCase:
     activation: str = ""
     # A product of matrices that is written as a Conv of one tap in integers.
     pointwise: bool = False
-
-    @property
-    def row(self) -> str:
-        """The row of a table of costs that is for it, where it is no product: its operator, or what it is used for.
-
-        "folded": an activation that the kernel in front computes as well; "residual": an Add on maps, which the Conv in
-        front computes as well; "gate": a Mul of a map by one value a channel.
-        """
-        if self.op_type in ("Relu", "Clip"):
-            return "folded"
-        if self.op_type == "Add" and self.output is not None and len(self.output) == MAP_RANK:
-            return "residual"
-        shapes = {shape for shape in self.inputs if shape is not None}
-        return "gate" if self.op_type == "Mul" and shapes - {self.output} else self.op_type
 
 
 @dataclass(frozen=True)
@@ -74,12 +58,7 @@ class MachineCosts(Protocol):
         """Microseconds from an int8 producer to float consumers. to_conv: a consumer is a Conv."""
 
 
-def round_up(n: int, multiple: int) -> int:
-    """`n` rounded up to a multiple."""
-    return -(-n // multiple) * multiple
-
-
-def add_up_lstm(
+def sum_lstm(
     case: OpCase,
     weight: Shape,
     multiply: Callable[[OpCase], Cost],

@@ -28,15 +28,7 @@ from itertools import pairwise
 from typing import Any
 
 from onnxq.arrays import Shape
-from onnxq.backends.costs import (
-    LSTM_RANK,
-    UNKNOWN_ELEMENTS,
-    UNKNOWN_ROWS,
-    Cost,
-    OpCase,
-    add_up_lstm,
-    round_up,
-)
+from onnxq.backends.costs import LSTM_RANK, UNKNOWN_ELEMENTS, UNKNOWN_ROWS, Cost, OpCase, sum_lstm
 
 # Values by size; see `interpolate` for sizes between.
 Table = Mapping[int, float]
@@ -222,6 +214,11 @@ class CpuCosts:
         return Cost(cost.float_us, cost.int8_us * self.int8_network)
 
 
+def round_up(n: int, multiple: int) -> int:
+    """`n` rounded up to a multiple."""
+    return -(-n // multiple) * multiple
+
+
 def interpolate(table: Table, x: float) -> float:
     """The table at x: piecewise linear in log(x), constant beyond both ends."""
     points = sorted(table)
@@ -305,16 +302,27 @@ def _compute_lstm_cost(case: OpCase, weight: Shape, cpu: CpuCosts) -> Cost:
         quantize_ns = values * (cpu.pairs.q_ns + cpu.pairs.dynamic_ns)
         return (quantize_ns + hidden * weight[1] * LSTM_STATE_NS) / 1e3
 
-    cost = add_up_lstm(case, weight, multiply, quantize)
+    cost = sum_lstm(case, weight, multiply, quantize)
     return Cost(cost.float_us, cost.int8_us * cpu.int8_network)
+
+
+def name_kind(case: OpCase) -> str:
+    """The row of a table of costs for a node that is no product: its use, else its operator."""
+    if case.op_type in ("Relu", "Clip"):
+        return "folded"
+    if case.op_type == "Add" and case.output is not None and len(case.output) == 4:
+        return "residual"
+    shapes = {shape for shape in case.inputs if shape is not None}
+    return "gate" if case.op_type == "Mul" and shapes - {case.output} else case.op_type
 
 
 def _find_row(case: OpCase, cpu: CpuCosts) -> Moves:
     """The row of `CpuCosts.elements` for a node."""
-    if case.row == "folded":
+    kind = name_kind(case)
+    if kind == "folded":
         return Moves(0.0, 0.0, 0.0, 0.0)
-    if case.row in cpu.elements:
-        return cpu.elements[case.row]
+    if kind in cpu.elements:
+        return cpu.elements[kind]
     # Its kernel computes in float between integers: with the pair around it.
     row = cpu.elements["unknown"]
     launch = cpu.pairs.q_launch + cpu.pairs.dq_launch

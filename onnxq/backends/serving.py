@@ -20,7 +20,6 @@ from onnxq.files import ScratchFolder
 from onnxq.graph import GraphIndex, ModelLike
 from onnxq.runtime import Feeds
 from onnxq.runtime.exchange import read_values, write_values
-from onnxq.sites import JsonObject
 
 # Samples and answers of the process that runs a built model.
 FEEDS = "feeds.npz"
@@ -100,7 +99,7 @@ def answer_samples(
     compute = open_model()
     print(json.dumps({"seconds": 0.0}), file=replies, flush=True)
     for _ in sys.stdin:
-        reply: JsonObject = {}
+        reply: dict[str, Any] = {}
         try:
             feeds = read_values(folder / FEEDS)
             start = time.perf_counter()
@@ -112,7 +111,9 @@ def answer_samples(
         print(json.dumps(reply), file=replies, flush=True)
 
 
-def time_in_child(engine: Engine, models: Mapping[str, TimedModel], timing: Timing) -> JsonObject:
+def time_in_child(
+    engine: Engine, models: Mapping[str, TimedModel], timing: Timing
+) -> dict[str, Any]:
     """The result of the engine's `run_job` in a child: `times`, seconds of each run by round, `reasons`, `device`.
 
     Raises VerificationError where nothing can be timed: no device, a crash, a build for another one.

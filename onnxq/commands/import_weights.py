@@ -42,8 +42,8 @@ from onnxq.report import terminal
 from onnxq.report.columns import Text
 from onnxq.report.document import ResultFormat
 from onnxq.report.model import Report
-from onnxq.sites import Caution, JsonObject, Names, Role
-from onnxq.spec import PerBlock, PerChannel, QParams, QuantSpec, name_integer
+from onnxq.sites import Caution, JsonObject, Names, Role, Unquantized
+from onnxq.spec import PerBlock, PerChannel, QParams, QuantSpec, name_int
 from onnxq.wording import abbreviate, join_names, show_html
 
 # Passes that leave weights as they are.
@@ -269,7 +269,7 @@ def _choose_spec(found: FoundWeight, codes: WeightCodes, config: Config) -> Quan
         signed=codes.symmetric,
         symmetric=codes.symmetric,
         granularity=PerBlock(1 - weight.axis, size) if size else PerChannel(weight.axis),
-        storage=name_integer(4 if packed else 8, signed=codes.symmetric),
+        storage=name_int(4 if packed else 8, signed=codes.symmetric),
     )
 
 
@@ -376,8 +376,9 @@ def _scale_data(site: SitePlan, found: list[FoundWeight]) -> Iterator[SitePlan]:
 
 def _explain_float(plan: Plan, found: FoundWeight) -> str:
     """Why the plan has no site for a weight that it was asked for."""
+    rows: tuple[Unquantized, ...] = (*plan.refusals, *plan.left_float)
     nodes = {node.name for node in found.weight.nodes}
-    reasons = (row.reason for row in plan.unquantized if row.subject in nodes)
+    reasons = (row.reason for row in rows if row.subject in nodes)
     return next(reasons, f"{plan.target} has no place for the form of {found.weight.tensor}")
 
 

@@ -371,7 +371,7 @@ def relative_noise(
     """
     signal = sum(sum_squares(values) for values in exact) if signal is None else signal
     wrong = 0.0
-    # ArrayDict that are all 0 have no signal.
+    # Outputs that are all 0 have no signal.
     floor = max(signal, 1e-30)
     for a, b in zip(exact, got, strict=True):
         wrong += sum_squares(np.subtract(b, a, dtype=np.float32))

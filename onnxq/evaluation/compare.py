@@ -1,4 +1,4 @@
-"""ArrayDict of two models side by side: the one place where a float model and others run on the same samples."""
+"""Outputs of two models side by side: the one place where a float model and others run on the same samples."""
 
 from __future__ import annotations
 

@@ -110,7 +110,7 @@ def list_defined(graph: GraphProto) -> set[str]:
     """Return the tensors defined in this very scope: inputs, initializers, node outputs."""
     names = {value.name for value in graph.input}.union(map_stored(graph))
     names.update(output for node in graph.node for output in node.output)
-    # ArrayDict that are left out.
+    # Outputs that are left out.
     names.discard("")
     return names
 

@@ -302,7 +302,7 @@ def list_behind(model: ModelLike, stops: Collection[str]) -> frozenset[str]:
     for node in sort_nodes(bare_proto(model).graph):
         if node.name in stops or not tensors.isdisjoint(list_reads(node)):
             names.add(node.name)
-            # ArrayDict that are left out have the empty name, as have inputs.
+            # Outputs that are left out have the empty name, as have inputs.
             tensors.update(filter(None, node.output))
     return frozenset(names)
 

@@ -19,7 +19,6 @@ from onnxq.arrays import Array
 from onnxq.interop.aimet import TOOL, make_table, refuse_kind
 from onnxq.interop.base import ImportFormat, NoGridError, ScaleTable, TensorScale, make_entry
 from onnxq.interop.json_tables import list_numbers, open_table, write_table
-from onnxq.sites import JsonObject
 from onnxq.spec import FLOAT8, Granularity, PerBlock, PerChannel, PerTensor, find_element_type
 
 # Types that an entry may have -> bits and sign.
@@ -102,7 +101,7 @@ def _write(version: str, entries: Sequence[TensorScale]) -> bytes:
     rows = []
     for entry in entries:
         spec, (scale, zero) = entry.spec, list_numbers(entry)
-        row: JsonObject = {"name": entry.name, "output_dtype": spec.kind, "y_scale": scale}
+        row: dict[str, Any] = {"name": entry.name, "output_dtype": spec.kind, "y_scale": scale}
         # AIMET leaves zeros out, and takes a missing one for them.
         if np.any(entry.zero_point):
             row["y_zero_point"] = zero

@@ -17,15 +17,7 @@ from onnxq.numerics import clip_bounds, qparams_from_range
 from onnxq.numerics.rounding import compute_block_shape
 from onnxq.plan import Plan, SitePlan
 from onnxq.sites import Site
-from onnxq.spec import (
-    STORAGE_BITS,
-    PerBlock,
-    PerChannel,
-    PerTensor,
-    QParams,
-    QuantSpec,
-    name_integer,
-)
+from onnxq.spec import STORAGE_BITS, PerBlock, PerChannel, PerTensor, QParams, QuantSpec, name_int
 
 
 def fit_numbers(
@@ -144,7 +136,7 @@ def _find_storage(
     """The type that the target holds the integers of an entry in, for all that reads the site; None without one."""
     grain = entry.spec.granularity if "granularity" in changes else site.spec.granularity
     ops = {index.find_node(edge.node).op_type for edge in site.find_readers(index)}
-    packed = name_integer(entry.spec.bits, signed=site.spec.signed)
+    packed = name_int(entry.spec.bits, signed=site.spec.signed)
     # Packed where there is a kernel that reads it so, else in bytes.
     for storage in dict.fromkeys((packed if packed in STORAGE_BITS else "", "")):
         spec = replace(site.spec, bits=entry.spec.bits, granularity=grain, storage=storage)

@@ -191,7 +191,7 @@ THRESHOLDS: Mapping[str, Threshold] = {
     "cross_layer_equalization": Threshold(gain=-0.5),
     "bias_absorption": Threshold(gain=-0.5),
     "smoothquant": Threshold(gain=-0.5),
-    # ArrayDict, of which there are few, may seem to lose so much: less is chance, and the layers gained.
+    # Outputs, of which there are few, may seem to lose so much: less is chance, and the layers gained.
     "ranges": Threshold(gain=-0.5),
     # 6 dB are a bit of every integer. Scales of each run gain less in batches than on single samples (MiniLM: 23.9 dB
     # alone, 19.6 in batches of 20, where calibrated scales have 24.4 and 24.3).

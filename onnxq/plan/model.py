@@ -20,19 +20,7 @@ from onnxq.nearest import suggest_names
 from onnxq.numerics import SumOrders
 from onnxq.plan import forms
 from onnxq.plan.contents import Contents
-from onnxq.sites import (
-    Caution,
-    Edge,
-    Edges,
-    JsonObject,
-    LeftFloat,
-    Names,
-    Refusals,
-    Role,
-    Site,
-    TensorId,
-    Unquantized,
-)
+from onnxq.sites import Caution, Edge, Edges, LeftFloat, Names, Refusals, Role, Site, TensorId
 from onnxq.spec import FloatType, ObserverSpec, QParams, QuantSpec
 from onnxq.wording import Word, abbreviate, show_html
 
@@ -205,7 +193,7 @@ def _read_scaling(row: _ScalingRow) -> Scaling | Rotation:
     return check_scaling(Scaling(name=row.name, tensor=tensor, factors=factors, anchor=row.anchor))
 
 
-def _write_scaling(scaling: Scaling | Rotation) -> JsonObject:
+def _write_scaling(scaling: Scaling | Rotation) -> dict[str, Any]:
     tensor = {
         "tensor": scaling.tensor.name,
         "scope": scaling.tensor.scope,
@@ -448,11 +436,6 @@ class Plan:
     def all_sites(self) -> SitePlans:
         """The sites of pairs that the model came with, then those to be written."""
         return (*self.existing, *self.sites)
-
-    @property
-    def unquantized(self) -> tuple[Unquantized, ...]:
-        """What stays float: what the target refuses, then what does not pay."""
-        return (*self.refusals, *self.left_float)
 
     @property
     def by_site(self) -> dict[Site, SitePlan]:

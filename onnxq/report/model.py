@@ -384,7 +384,7 @@ class Report:
         return tuple(figures)
 
     def _find_drifts(self, engine: EngineCheck) -> dict[str, float]:
-        """ArrayDict that an engine gives farther from float than the file says, and by how many dB."""
+        """Outputs that an engine gives farther from float than the file says, and by how many dB."""
         said = {check.name: min(check.sqnr_db[0], SAME_DB) for check in self.checks}
         changes = {
             output.name: said.get(output.name, 0.0) - output.sqnr_db for output in engine.outputs

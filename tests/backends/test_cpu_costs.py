@@ -7,8 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from onnxq.backends import find_target
-from onnxq.backends.costs import round_up
-from onnxq.backends.cpu_costs import interpolate
+from onnxq.backends.cpu_costs import interpolate, round_up
 
 tables = st.dictionaries(st.integers(1, 10**6), st.floats(0.01, 100), min_size=1, max_size=6)
 

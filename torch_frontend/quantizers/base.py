@@ -13,7 +13,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from onnxq.arrays import are_finite
 from onnxq.backends import find_ideal
 from onnxq.errors import CalibrationError, ConfigError, OnnxqError, PlanError
 from onnxq.numerics import SumOrder, SumOrders, needs_bound, qparams_from_range, scale_floor
@@ -291,7 +290,7 @@ class Quantizer(AncestorQuantizer, nn.Module):
         """
         whole = (gather_shards(values.detach()).float().cpu() for values in self._read_qparams())
         scale, zero = (values.numpy() for values in shape_numbers(whole, self.spec))
-        if not are_finite(zero):
+        if not np.isfinite(zero).all():
             raise CalibrationError(
                 self.site, f"zero point {zero.sum()}", "calibrate again", code="Q509"
             )

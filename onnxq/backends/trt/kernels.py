@@ -17,7 +17,7 @@ INSPECTION = "layers.json"
 HEADER = "Layers:"
 _LINE = re.compile(
     r"Name: (?P<name>.*?), LayerType: (?P<kind>[^,]*), Inputs: \[(?P<inputs>.*?)\]"
-    r"(?:, Constants: \[(?P<weights>.*?)\])?, ArrayDict: \[(?P<outputs>.*?)\](?=, TacticName|, StreamId|, Metadata|$)"
+    r"(?:, Constants: \[(?P<weights>.*?)\])?, Outputs: \[(?P<outputs>.*?)\](?=, TacticName|, StreamId|, Metadata|$)"
     r"(?:, TacticName: (?P<tactic>[^,]*))?.*?(?:, Metadata: ?(?P<metadata>.*))?$"
 )
 # Dynamic axes are -1.
@@ -140,7 +140,7 @@ def _read_layer(layer: Mapping[str, Any]) -> Kernel:
         nodes=find_node_names(str(layer.get("Metadata", ""))),
         inputs=tuple(_read_tensor(entry) for entry in layer.get("Inputs") or ()),
         weights=tuple(weights),
-        outputs=tuple(_read_tensor(entry) for entry in layer.get("ArrayDict") or ()),
+        outputs=tuple(_read_tensor(entry) for entry in layer.get("Outputs") or ()),
         tactic=str(layer.get("TacticName", "")),
         moves=moves_data(str(layer.get("Name", "")), str(layer.get("LayerType", ""))),
     )

@@ -14,15 +14,8 @@ from dataclasses import dataclass
 from importlib import resources
 
 from onnxq.arrays import Shape
-from onnxq.backends.costs import (
-    LSTM_RANK,
-    UNKNOWN_ELEMENTS,
-    UNKNOWN_ROWS,
-    Cost,
-    OpCase,
-    add_up_lstm,
-    round_up,
-)
+from onnxq.backends.costs import LSTM_RANK, UNKNOWN_ELEMENTS, UNKNOWN_ROWS, Cost, OpCase, sum_lstm
+from onnxq.backends.cpu_costs import name_kind, round_up
 
 # Taken for a side that is not known: small, so that int8 does not look cheap.
 _SIDE = 7
@@ -98,13 +91,13 @@ class WebCosts:
         def quantize(values: int, _: int) -> float:
             return self.predict_quantize(values, dynamic=True)
 
-        return add_up_lstm(case, case.weight, self.predict_node, quantize)
+        return sum_lstm(case, case.weight, self.predict_node, quantize)
 
 
 def count_work(case: OpCase) -> tuple[str, dict[str, float]]:
     """The kind of a node, and what it does. Sizes that are not known are taken small."""
     weight = case.weight
-    if case.op_type == "LSTM" and weight is not None and len(weight) == LSTM_RANK:
+    if case.op_type == "LSTM" and len(weight or ()) == LSTM_RANK:
         return "LSTM", {}
     if case.op_type == "Conv" and weight is not None:
         return _count_conv(case, weight)
@@ -123,7 +116,7 @@ def count_work(case: OpCase) -> tuple[str, dict[str, float]]:
     elements = UNKNOWN_ELEMENTS if shape is None else math.prod(shape)
     # Elsewhere an activation is a part of its kernel, or has a kernel on both sides.
     clamps = elements if case.op_type == "Add" and case.activation else 0
-    return case.row, {"launch": 1.0, "results": float(elements), "clamps": float(clamps)}
+    return name_kind(case), {"launch": 1.0, "results": float(elements), "clamps": float(clamps)}
 
 
 def _count_conv(case: OpCase, weight: Shape) -> tuple[str, dict[str, float]]:

@@ -22,7 +22,6 @@ from onnxq.files import ScratchFolder
 from onnxq.graph import GraphIndex, ModelLike, name_nodes, save_model
 from onnxq.runtime import Feeds
 from onnxq.runtime.faults import explain_load_failure, explain_run_failure
-from onnxq.sites import JsonObject
 
 PACKAGE = "onnxruntime-web"
 # The release that costs and kernels were measured on.
@@ -95,9 +94,11 @@ class Node:
     def __exit__(self, *exception: object) -> None:
         self._stack.close()
 
-    def request(self, action: str, timeout: float = _RUNNING, **arguments: Any) -> JsonObject:
+    def request(self, action: str, timeout: float = _RUNNING, **arguments: Any) -> dict[str, Any]:
         """Have the process do something. Raises _Fault with ONNX Runtime's words where it fails."""
-        answer: JsonObject = json.loads(self._ask(timeout, json.dumps({"do": action, **arguments})))
+        answer: dict[str, Any] = json.loads(
+            self._ask(timeout, json.dumps({"do": action, **arguments}))
+        )
         if "error" in answer:
             found = _ERROR.search(answer["error"])
             words = _NO_KERNEL_WORDS if found and found[1] == _NO_KERNEL else ""

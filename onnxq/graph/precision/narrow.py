@@ -436,13 +436,13 @@ class _TypeWriter:
         return choose_name(f"{tensor.name}/{part}", self.taken)
 
     def _write_outputs(self, graph: GraphProto, scope: str) -> None:
-        """ArrayDict in the types of the interface; those of bodies in float32."""
+        """Outputs in the types of the interface; those of bodies in float32."""
         for value in graph.output:
             tensor = self.index.resolve_tensor(value.name, scope)
             dtype = FLOAT if scope else self.types.interface.get(value.name, FLOAT)
             if tensor is None or tensor not in self.dtypes:
                 continue
-            # ArrayDict of a body are known by their place, so that their names may change; a model's
+            # Outputs of a body are known by their place, so that their names may change; a model's
             # may not.
             if self.dtypes[tensor] != dtype and scope:
                 value.name = self._read_as(tensor, dtype)

@@ -41,7 +41,7 @@ from onnxq.progress import Progress
 from onnxq.runtime import Feeds, Session
 from onnxq.runtime.crew import Crew
 from onnxq.sites import Edge, LeftFloat, Role, Site, Unquantized, split_unquantized
-from onnxq.spec import QuantSpec, name_integer
+from onnxq.spec import QuantSpec, name_int
 
 
 def measure_isolated(
@@ -253,7 +253,7 @@ def _list_widths(index: GraphIndex, site: SitePlan, config: Config) -> tuple[int
 
 def _widen_spec(spec: QuantSpec, bits: int) -> QuantSpec:
     """The same spec with more bits, in the next packed type or a byte where it was packed into less."""
-    wider = name_integer(4, signed=spec.signed) if bits <= 4 else ""
+    wider = name_int(4, signed=spec.signed) if bits <= 4 else ""
     # "" stands for the type of a byte.
     storage = spec.storage if bits <= spec.storage_bits else wider
     return replace(spec, bits=bits, storage=storage)
@@ -436,7 +436,7 @@ def _add_tables(
     """The state with these tables in its plan, and in every plan that is made of its problem later."""
     problem = replace(state.problem, tables=tables)
     plan = problem.with_tables(state.planned)
-    refusals, left_float = split_unquantized((*plan.unquantized, *reasons))
+    refusals, left_float = split_unquantized((*plan.refusals, *plan.left_float, *reasons))
     plan = replace(plan, refusals=refusals, left_float=left_float)
     if state.planned.calibrated and not plan.calibrated:
         # Scales of constants need no samples.

@@ -1,5 +1,7 @@
 """The integer programme against all choices that there are."""
 
+from __future__ import annotations
+
 import itertools
 import math
 import subprocess
