@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from onnxq.backends.base import OpCase
+from onnxq.backends.costs import OpCase
 from onnxq.backends.cpu_costs import CpuCosts, Moves
 
 FLOOR_US = 0.25  # errors below this do not count

@@ -35,7 +35,7 @@ import onnx
 import onnxruntime as ort
 
 from onnxq.backends import find_target
-from onnxq.backends.base import OpCase
+from onnxq.backends.costs import OpCase
 from onnxq.backends.cpu_costs import CpuCosts
 from op_cost_chains import FAMILIES, LONG, SHORT, Plan, Unit, cases_of, chain
 from op_cost_fit import error, fit, predicted, read, sound, warm

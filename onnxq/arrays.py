@@ -16,6 +16,8 @@ Integers = NDArray[np.int64]
 Mask = NDArray[np.bool_]
 # By the names of tensors.
 Arrays = Mapping[str, Array]
+# The same, to be added to.
+ArrayDict = dict[str, Array]
 # Fixed sizes of a tensor.
 Shape = tuple[int, ...]
 # Both ends of a range of values.
@@ -25,6 +27,11 @@ Interval = tuple[float, float]
 def is_float(value: Array) -> bool:
     """True for float16/32/64 and bfloat16 (whose numpy kind is not 'f')."""
     return value.dtype.kind == "f" or value.dtype.name == "bfloat16"
+
+
+def are_finite(values: Any) -> bool:
+    """True where no value is infinite or NaN."""
+    return bool(np.isfinite(values).all())
 
 
 def are_scales(values: Array) -> bool:

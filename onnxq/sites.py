@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Container, Iterable
 from dataclasses import dataclass
 from enum import Enum, auto
-from typing import Annotated
+from typing import Annotated, Any
 
 from onnxq.wording import Word
 
@@ -69,6 +69,8 @@ Edges = tuple[Edge, ...]
 Names = tuple[str, ...]
 # Of a text for people: notes, an account, the end of a log.
 Lines = tuple[str, ...]
+# An object of a JSON or YAML file, as it is read or to be written.
+JsonObject = dict[str, Any]
 # Of a node's inputs or outputs, as of Edge.
 Indices = tuple[int, ...]
 

@@ -100,6 +100,11 @@ ELEMENT_TYPES: dict[str, ElementType] = {
 }
 
 
+def name_int(bits: int, *, signed: bool) -> str:
+    """The type of integers of so many bits, as int8 or uint4."""
+    return f"{'' if signed else 'u'}int{bits}"
+
+
 def find_element_type(name: str) -> ElementType:
     """The type of this name, in lower case; a signed byte for a name that ONNX does not know, or "" for none."""
     return ELEMENT_TYPES.get(name, ElementType(8))
@@ -171,7 +176,7 @@ class QuantSpec:
         if not self.storage:
             container = 8 if self.bits <= 8 else self.bits
             # The only way to set a field of a frozen dataclass.
-            object.__setattr__(self, "storage", f"{'' if self.signed else 'u'}int{container}")
+            object.__setattr__(self, "storage", name_int(container, signed=self.signed))
         subject = f"storage={self.storage!r}"
         if not self._fits_storage(self.storage):
             fitting = [name for name in STORAGE_BITS if name != FLOAT8 and self._fits_storage(name)]
@@ -225,6 +230,11 @@ class QuantSpec:
     def scheme(self) -> str:
         """The scheme in the words of the configuration."""
         return "symmetric" if self.symmetric else "asymmetric"
+
+    @property
+    def kind(self) -> str:
+        """The type of as many bits as the values have, as int5; the storage may be a wider one."""
+        return self.storage if self.is_float else name_int(self.bits, signed=self.signed)
 
     @property
     def levels(self) -> str:

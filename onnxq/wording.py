@@ -62,16 +62,20 @@ def group_by_text(
     return tuple((text, tuple(members)) for text, members in ordered)
 
 
+def list_fields(value: Any) -> dict[str, Any]:
+    """The fields of a dataclass by name, as they are: `dataclasses.asdict` copies them, and all inside them."""
+    return {field.name: getattr(value, field.name) for field in fields(value)}
+
+
 def abbreviate(value: Any) -> str:
     """A dataclass in a line: texts and numbers as they are, of collections the length, of other values the class.
 
     It is the `__repr__` of classes whose fields may hold thousands of values. Empty fields are left out.
     """
-    values = {field.name: getattr(value, field.name) for field in fields(value)}
     parts = [
         f"{name}={_abbreviate_field(field_value)}"
-        for name, field_value in values.items()
-        if not _is_empty(field_value)
+        for name, field_value in list_fields(value).items()
+        if field_value is not None and not (isinstance(field_value, Sized) and not len(field_value))
     ]
     return _cut(f"{type(value).__name__}({', '.join(parts)}", _WHOLE) + ")"
 
@@ -80,10 +84,6 @@ def show_html(value: Any) -> str:
     """The summary of a result as HTML, for notebooks: the `_repr_html_` of results."""
     # By its name: this room is below all others, and a notebook has loaded the package.
     return str(sys.modules["onnxq"].render_html(value))
-
-
-def _is_empty(value: object) -> bool:
-    return value is None or (isinstance(value, Sized) and not len(value))
 
 
 def _abbreviate_field(value: object) -> str:

@@ -1,7 +1,5 @@
 """Child processes of tests, with signals as a terminal gives them."""
 
-from __future__ import annotations
-
 import signal
 import subprocess
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """The sources of the project, as tests read them."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterator
 from functools import cache

@@ -1,7 +1,5 @@
 """Models with tables of embeddings."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -16,7 +16,7 @@ from onnx import ModelProto, NodeProto
 
 from onnxq.annotate.find import LOOKUP, Chain, is_dynamic, read_row_scale
 from onnxq.annotate.operators import OperatorInfo, WeightSums
-from onnxq.arrays import Array, Integers, Interval
+from onnxq.arrays import Array, Integers, Interval, are_finite
 from onnxq.config.schema import JsonText
 from onnxq.emit import BITS_KEY, PLAN_KEY
 from onnxq.errors import PlanError
@@ -334,7 +334,7 @@ def _find_ends(bits: int, signed: bool) -> tuple[int, int]:
 def _quantize_constant(value: Array, chain_qparams: Numbers) -> Integers | None:
     """The quantized values of a float constant in front of a quantize node; None where they cannot be computed."""
     qparams = chain_qparams.qparams
-    if qparams is None or not (qparams.scale > 0).all() or not np.isfinite(value).all():
+    if qparams is None or not (qparams.scale > 0).all() or not are_finite(value):
         return None
     width = chain_qparams.element_type.bits
     signed = chain_qparams.element_type.signed
@@ -388,7 +388,7 @@ def _find_type_name(index: GraphIndex, tensor: TensorId | None) -> str:
 
 
 def _find_granularity(index: GraphIndex, node: NodeRef, scale: Array | None) -> Granularity:
-    shape = index.find_shape(index.find_input(node, 1)) if scale is None else scale.shape
+    shape = index.input_shape(node, 1) if scale is None else scale.shape
     # Defaults of ONNX: no blocks, axis 1. A scale of one element is one for the tensor, whatever its shape.
     block = node.read_int("block_size", 0)
     axis = node.read_int("axis", 1)

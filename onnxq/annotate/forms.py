@@ -37,7 +37,7 @@ from onnxq.numerics import clip_bounds
 from onnxq.plan import SitePlan
 from onnxq.plan.names import PARTS, name_part
 from onnxq.sites import Caution, Cautions, TensorId
-from onnxq.spec import PerBlock, PerChannel, QParams, QuantSpec, find_numpy_storage
+from onnxq.spec import PerBlock, PerChannel, QParams, QuantSpec, find_numpy_storage, name_int
 from onnxq.wording import join_names
 
 FORMS = ("clip-qdq", "qcdq", "native", "qonnx")
@@ -144,7 +144,7 @@ class _FormWriter:
         kind = pair.element_type
         storage = pair.storage
         if self.form == "native" and pair.bits in _NARROW:
-            storage = f"{'' if kind.signed else 'u'}int{pair.bits}"
+            storage = name_int(pair.bits, signed=kind.signed)
         elif kind.bits < 8 and self.form in ("clip-qdq", "qcdq"):
             storage = find_numpy_storage(storage)
         spec = QuantSpec(

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto
 
 from onnxq.annotate.find import is_dequantize, is_quantize
-from onnxq.arrays import Array, Mask
+from onnxq.arrays import Array, Mask, are_finite
 from onnxq.backends import find_sums
 from onnxq.backends.base import Data, IntegerProduct, IntegerSums
 from onnxq.graph import GraphIndex, NodeRef
@@ -261,7 +261,7 @@ def _quantize_weight(
     value, scale, zero = (index.input_value(maker, k) for k in range(3))
     if value is None or scale is None or zero is None or zero.dtype != np.int8:
         return None
-    if not (scale > 0).all() or not np.isfinite(value).all():
+    if not (scale > 0).all() or not are_finite(value):
         return None
     grain: Granularity = PerTensor() if scale.size == 1 else PerChannel(maker.read_int("axis", 1))
     spec = QuantSpec(bits=8, signed=True, symmetric=False, granularity=grain)

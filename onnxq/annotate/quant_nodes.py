@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from onnx import ModelProto
 
-from onnxq.arrays import Array, Interval
+from onnxq.arrays import Array, Interval, are_finite
 from onnxq.errors import ModelError
 from onnxq.graph import (
     Editor,
@@ -141,7 +141,7 @@ def read_quant_nodes(proto: ModelProto) -> tuple[ModelProto, Cautions]:
 def _read_quantizer(index: GraphIndex, node: NodeRef, version: int) -> _Quantizer:
     def read(k: int) -> Array:
         value = index.input_value(node, k)
-        if value is None or not np.isfinite(value).all():
+        if value is None or not are_finite(value):
             fault = "computed at run time" if value is None else "not finite"
             fix = "export it with constant numbers"
             raise ModelError(node.name, f"its input {k} is {fault}", fix, code="Q518")
@@ -214,7 +214,7 @@ def _list_levels(bits: float, signed: bool, narrow: bool) -> Interval:
 def _find_spec(index: GraphIndex, quantizer: _Quantizer) -> QuantSpec | None:
     """The spec of a pair with the levels of a quantizer's grid; None where no pair has them."""
     grid = quantizer.grid
-    shape = index.find_shape(index.find_input(quantizer.node, 0))
+    shape = index.input_shape(quantizer.node, 0)
     if (grid.zero % 1).any() or not np.isfinite(grid.high) or grid.low % 1 or grid.high % 1:
         return None
     # One zero point may serve several scales, and no other way round.

@@ -27,7 +27,7 @@ from onnxq.graph.names import choose_name
 from onnxq.graph.scopes import map_entries, replace_items, walk_all_nodes
 from onnxq.plan import Plan
 from onnxq.plan.names import name_part
-from onnxq.sites import Caution, Cautions
+from onnxq.sites import Caution, Cautions, JsonObject
 from onnxq.wording import join_names
 
 # (pattern, bits), the first match holds.
@@ -79,7 +79,7 @@ def write_named_bits(
         pairs = _rename_nodes(nodes, pairs)
         # By name, and the names have changed.
         nodes = {node.name: node for node in nodes.values()}
-    records: dict[str, dict[str, Any]] = {}
+    records: dict[str, JsonObject] = {}
     for pair in pairs:
         for name in pair.nodes:
             # A node that only the reading of integer operators makes is not in the file; the model's note has it.
@@ -99,7 +99,7 @@ def write_named_bits(
     return model, pairs
 
 
-def make_record(pair: PairInfo) -> dict[str, Any]:
+def make_record(pair: PairInfo) -> JsonObject:
     """The note of a pair."""
     return {
         "site": pair.name,
@@ -110,7 +110,7 @@ def make_record(pair: PairInfo) -> dict[str, Any]:
     }
 
 
-def _read_own_notes(node: NodeProto) -> dict[str, Any]:
+def _read_own_notes(node: NodeProto) -> JsonObject:
     # Fields of `make_record` first, so that records read alike whatever was noted before.
     order = ("site", "bits", "scheme", "granularity", "role")
     return {**dict.fromkeys(order, ""), **read_node_notes(node)}

@@ -28,7 +28,7 @@ from onnxq.files import ScratchFolder, replace_files
 from onnxq.graph import ModelLike, save_model
 from onnxq.graph.scopes import has_bodies
 from onnxq.runtime import NodeError
-from onnxq.sites import Lines
+from onnxq.sites import JsonObject, Lines
 
 JOB = "job.json"
 RESULT = "result.json"
@@ -203,10 +203,10 @@ def serve_process(
             process.kill()
 
 
-def read_result(folder: Path) -> dict[str, Any] | None:
+def read_result(folder: Path) -> JsonObject | None:
     """The result of a child; None where it left none."""
     try:
-        result: dict[str, Any] = json.loads((folder / RESULT).read_text(encoding="utf-8"))
+        result: JsonObject = json.loads((folder / RESULT).read_text(encoding="utf-8"))
     except (OSError, json.JSONDecodeError):
         return None
     return result

@@ -28,7 +28,7 @@ from itertools import pairwise
 from typing import Any
 
 from onnxq.arrays import Shape
-from onnxq.backends.base import Cost, OpCase
+from onnxq.backends.costs import LSTM_RANK, UNKNOWN_ELEMENTS, UNKNOWN_ROWS, Cost, OpCase, sum_lstm
 
 # Values by size; see `interpolate` for sizes between.
 Table = Mapping[int, float]
@@ -231,20 +231,13 @@ def interpolate(table: Table, x: float) -> float:
     return table[points[-1]]
 
 
-# Taken for sizes that are not known: small, so that int8 does not look cheap.
-UNKNOWN_ROWS = 1
-UNKNOWN_ELEMENTS = 4096
 # Share of the time to bring weights in that shows: one row hides most of it, 16 rows and more none.
 STREAM_ONE_ROW = 0.35
 STREAM_ALL_ROWS = 16
-# Axes of an LSTM's data, [steps, batch, features], and of its weights, [directions, rows, features].
-LSTM_RANK = 3
 # Nanoseconds per weight that the int8 product of the hidden state takes beyond MatMul's, at each step: 64 to 512
 # units, one thread with VNNI (Zen 5 and Sapphire Rapids), onnxruntime 1.32. Products of few rows are slower there than
 # elsewhere.
 LSTM_STATE_NS = 0.02
-# Activations that the kernel in front of them computes as well.
-_FOLDED = ("Relu", "Clip")
 
 
 def parse_costs(text: str) -> CpuCosts:
@@ -300,36 +293,36 @@ def _compute_linear_cost(case: OpCase, weight: Shape, cpu: CpuCosts) -> Cost:
 
 
 def _compute_lstm_cost(case: OpCase, weight: Shape, cpu: CpuCosts) -> Cost:
-    """DynamicQuantizeLSTM: one product of all inputs, and one of the hidden state, quantized anew, for each step."""
-    directions, rows, features = weight
-    hidden = rows // 4
-    shape = (case.inputs[0] if case.inputs else None) or ()
-    steps, batch = shape[:2] if len(shape) == LSTM_RANK else (UNKNOWN_ROWS, UNKNOWN_ROWS)
+    """DynamicQuantizeLSTM."""
 
-    def multiply(count: int, depth: int) -> Cost:
-        part = OpCase(op_type="Gemm", inputs=(), output=(count, rows), weight=(depth, rows))
-        return _compute_linear_cost(part, (depth, rows), cpu)
+    def multiply(part: OpCase) -> Cost:
+        return _compute_linear_cost(part, part.weight or (), cpu)
 
-    first = multiply(steps * batch, features)
-    each = multiply(batch, hidden)
-    quantize_ns = batch * hidden * (cpu.pairs.q_ns + cpu.pairs.dynamic_ns)
-    state = (quantize_ns + hidden * rows * LSTM_STATE_NS) / 1e3
-    float_us = first.float_us + steps * each.float_us
-    int8_us = first.int8_us + steps * (each.int8_us + state)
-    return Cost(directions * float_us, directions * int8_us * cpu.int8_network)
+    def quantize(values: int, hidden: int) -> float:
+        quantize_ns = values * (cpu.pairs.q_ns + cpu.pairs.dynamic_ns)
+        return (quantize_ns + hidden * weight[1] * LSTM_STATE_NS) / 1e3
+
+    cost = sum_lstm(case, weight, multiply, quantize)
+    return Cost(cost.float_us, cost.int8_us * cpu.int8_network)
+
+
+def name_kind(case: OpCase) -> str:
+    """The row of a table of costs for a node that is no product: its use, else its operator."""
+    if case.op_type in ("Relu", "Clip"):
+        return "folded"
+    if case.op_type == "Add" and case.output is not None and len(case.output) == 4:
+        return "residual"
+    shapes = {shape for shape in case.inputs if shape is not None}
+    return "gate" if case.op_type == "Mul" and shapes - {case.output} else case.op_type
 
 
 def _find_row(case: OpCase, cpu: CpuCosts) -> Moves:
     """The row of `CpuCosts.elements` for a node."""
-    shape = case.output
-    if case.op_type in _FOLDED:
+    kind = name_kind(case)
+    if kind == "folded":
         return Moves(0.0, 0.0, 0.0, 0.0)
-    if case.op_type == "Add" and shape is not None and len(shape) == 4:
-        return cpu.elements["residual"]
-    if case.op_type == "Mul" and any(known is not None and known != shape for known in case.inputs):
-        return cpu.elements["gate"]
-    if case.op_type in cpu.elements:
-        return cpu.elements[case.op_type]
+    if kind in cpu.elements:
+        return cpu.elements[kind]
     # Its kernel computes in float between integers: with the pair around it.
     row = cpu.elements["unknown"]
     launch = cpu.pairs.q_launch + cpu.pairs.dq_launch

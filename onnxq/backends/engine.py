@@ -23,7 +23,7 @@ from onnxq.errors import ConfigError, VerificationError
 from onnxq.graph import GraphIndex, ModelLike, NodeRef
 from onnxq.graph.base import Dims
 from onnxq.runtime import Feeds, Latency, Session
-from onnxq.sites import Caution, Lines, Names, Refusal, Refusals
+from onnxq.sites import Caution, JsonObject, Lines, Names, Refusal, Refusals
 from onnxq.wording import Word
 
 if TYPE_CHECKING:
@@ -404,6 +404,6 @@ class Engine:
         """Time built models side by side. Raises VerificationError where none can be timed."""
         raise NotImplementedError
 
-    def run_job(self, job: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    def run_job(self, job: Mapping[str, Any], folder: Path) -> JsonObject:
         """Do in a child process what `building.run_child` was given, with files in `folder`; returns JSON."""
         raise NotImplementedError

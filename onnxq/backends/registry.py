@@ -17,7 +17,8 @@ from onnxq.sites import Names
 from onnxq.spec import FLOAT8
 
 if TYPE_CHECKING:
-    from onnxq.backends.base import IntegerSums, MachineCosts, OperatorTable, Target
+    from onnxq.backends.base import IntegerSums, OperatorTable, Target
+    from onnxq.backends.costs import MachineCosts
     from onnxq.backends.engine import Engine
     from onnxq.config import Config
     from onnxq.config.rules import RuleSet

@@ -14,7 +14,7 @@ from importlib.metadata import version
 
 import numpy as np
 
-from onnxq.arrays import Array, Floats, Shape, hash_parts
+from onnxq.arrays import Array, Floats, Shape, are_finite, hash_parts
 from onnxq.errors import CalibrationError, ConfigError, OnnxqError, PlanError
 from onnxq.graph import GraphIndex, NodeRef
 from onnxq.graph.base import FLOAT_TENSORS, LAYOUT_OPS
@@ -205,7 +205,7 @@ def _weigh_input(index: GraphIndex, edge: Edge, shape: Shape) -> Floats | None:
     if (
         power is None
         or power.shape != (shape[axis],)
-        or not np.isfinite(power).all()
+        or not are_finite(power)
         # Equal for all channels it weighs nothing.
         or not np.ptp(power)
     ):

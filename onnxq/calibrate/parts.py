@@ -33,7 +33,7 @@ from onnxq.graph import ModelLike
 from onnxq.observers import Observer, create_observer
 from onnxq.progress import Progress, Task, silent
 from onnxq.runtime.crew import Crew, SharedModel, hash_feeds, hash_run, open_model
-from onnxq.sites import Names, TensorId
+from onnxq.sites import JsonObject, Names, TensorId
 from onnxq.spec import ObserverSpec, QuantSpec
 from onnxq.wording import abbreviate, join_names, show_html
 from onnxq.workers import WorkPiece, count_threads, pack_value, restore_object, unpack_value
@@ -450,7 +450,7 @@ def check_samples(part: Part, dataset: Dataset) -> None:
             )
 
 
-def _list_fields(spec: QuantSpec) -> dict[str, Any]:
+def _list_fields(spec: QuantSpec) -> JsonObject:
     """The fields of an activation's spec, which is for the whole tensor."""
     return {
         name: getattr(spec, name)

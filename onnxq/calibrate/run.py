@@ -61,8 +61,8 @@ def calibrate(
     """
     index = get_index(proto)
     qparams = _list_known(plan)
-    missing = [site for site in plan.sites if site.site not in qparams and not site.spec.dynamic]
-    watch, wants = _plan_observers(index, [site for site in missing if site.role.is_measured])
+    missing = _list_missing(plan, qparams)
+    watch, wants = _plan_observers(index, missing)
     unseen: Refusals = ()
     if watch.readers:
         if dataset is None:
@@ -114,9 +114,7 @@ def observe_part(
     Raises PlanError for a plan that needs no samples.
     """
     index = get_index(proto)
-    known = _list_known(plan)
-    missing = [site for site in plan.sites if site.site not in known and not site.spec.dynamic]
-    watch, _ = _plan_observers(index, [site for site in missing if site.role.is_measured])
+    watch, _ = _plan_observers(index, _list_missing(plan, _list_known(plan)))
     if not watch.readers:
         cause = "no activation has a scale that is fixed beforehand: there is nothing to calibrate"
         raise PlanError(plan.model, cause, "quantize without parts", code="Q405")
@@ -149,6 +147,11 @@ def _list_known(plan: Plan) -> dict[Site, QParams]:
     return qparams
 
 
+def _list_missing(plan: Plan, known: Mapping[Site, QParams]) -> list[SitePlan]:
+    """The sites that have no numbers, and get none at each run."""
+    return [site for site in plan.sites if site.site not in known and not site.spec.dynamic]
+
+
 def _spread_groups(plan: Plan) -> dict[Site, QParams]:
     """Numbers of the sites that share a group with one whose numbers were given."""
     # A group of weights is called after the one whose kernel the scales are for, the others being its transposes.
@@ -171,11 +174,13 @@ def _spread_groups(plan: Plan) -> dict[Site, QParams]:
 
 
 def _plan_observers(index: GraphIndex, sites: Sequence[SitePlan]) -> tuple[Watch, dict[Site, Want]]:
-    """An observer for each tensor or sharing group, and the request of each site."""
+    """An observer for each measured tensor or sharing group, and the request of each of their sites."""
     watch = Watch()
     wants: dict[Site, Want] = {}
     groups: dict[str, SitePlan] = {}
     for site in sites:
+        if not site.role.is_measured:
+            continue
         first = groups.setdefault(site.group, site) if site.group else site
         if first.spec != site.spec:
             raise PlanError(

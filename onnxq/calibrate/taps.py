@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import onnx
 
-from onnxq.arrays import Array
+from onnxq.arrays import Array, ArrayDict
 from onnxq.data import Batch
 from onnxq.errors import ModelError
 from onnxq.graph import ModelLike, get_index
@@ -182,7 +182,7 @@ class _Runner:
 
     def _run_batch(
         self, batch: Batch, singles: Callable[[Batch], Iterable[Feeds]]
-    ) -> Iterator[dict[str, Array]]:
+    ) -> Iterator[ArrayDict]:
         names = list(self._outputs.values())
         # A Reshape inside may have the size of one sample, whatever the inputs declare.
         if batch.count > 1:

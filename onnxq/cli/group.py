@@ -30,6 +30,7 @@ from onnxq.errors import (
     replace_surrogates,
 )
 from onnxq.nearest import suggest_names
+from onnxq.sites import JsonObject
 from onnxq.wording import use_translation
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
 USER = 1
 
 
-def error_fields(error: OnnxqError, exit_code: int = USER, **more: str) -> dict[str, Any]:
+def error_fields(error: OnnxqError, exit_code: int = USER, **more: str) -> JsonObject:
     """The error as JSON values, with options in the place of parameters. more: further fields, e.g. a traceback."""
     texts = {
         "code": error.code,
@@ -52,12 +53,12 @@ def error_fields(error: OnnxqError, exit_code: int = USER, **more: str) -> dict[
         **more,
     }
     # File names may hold bytes that are not UTF-8; JSON must.
-    plain: dict[str, Any] = {key: replace_surrogates(text) for key, text in texts.items()}
+    plain: JsonObject = {key: replace_surrogates(text) for key, text in texts.items()}
     details = [replace_surrogates(name_options(line)) for line in error.details]
     return {**plain, "details": details, "line": error.line, "exit": exit_code}
 
 
-def error_document(fields: dict[str, Any]) -> str:
+def error_document(fields: JsonObject) -> str:
     """The JSON document of an error without a report."""
     return dump_json({"schema": 1, "error": fields})
 

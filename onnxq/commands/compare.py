@@ -20,13 +20,7 @@ from onnxq.progress import Progress, silent
 from onnxq.report.columns import Text
 from onnxq.report.document import ResultFormat
 from onnxq.report.record import ReportRecord, read_record
-from onnxq.report.terminal import (
-    Parts,
-    TextView,
-    format_count,
-    make_list,
-    make_table,
-)
+from onnxq.report.terminal import Parts, TextView, format_count, make_list, make_table
 from onnxq.sites import Lines
 from onnxq.wording import abbreviate, show_html
 

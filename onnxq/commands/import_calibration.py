@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePath
 from typing import Any
 
 from onnxq.backends import find_target, list_backends
 from onnxq.calibrate import calibrate
 from onnxq.commands.apply import apply
-from onnxq.config import DEFAULT_TARGET, Command, Config, Rule, RuleSet, drop_unset
+from onnxq.config import DEFAULT_TARGET, Command, Config, Rule, RuleSet, drop_unset, match_names
 from onnxq.errors import CalibrationError, ConfigError
 from onnxq.files import guard_outputs
 from onnxq.graph import GraphIndex
@@ -52,7 +51,7 @@ from onnxq.report.columns import Text
 from onnxq.report.document import ResultFormat, Values
 from onnxq.report.model import Report
 from onnxq.sites import Caution, Cautions, Refusal
-from onnxq.wording import group_by_text, join_names
+from onnxq.wording import group_by_text, join_names, list_fields
 
 # Tensors that an error names; a cache of another model lacks hundreds.
 _SHOWN = 4
@@ -156,8 +155,7 @@ def import_and_apply(
             report = apply(
                 model, imported.plan, data, config, overrides=settings, out=applied, **shared
             ).report
-    values = {field.name: getattr(imported, field.name) for field in fields(imported)}
-    return AppliedImport(**values, applied=report)
+    return AppliedImport(**list_fields(imported), applied=report)
 
 
 def _choose_target(overrides: Overrides, scales: ScaleTable, usual: str) -> dict[str, Any]:
@@ -354,7 +352,7 @@ def _leave_missing_float(
 
 
 def _add_float_rule(config: Config, nodes: Mapping[str, str]) -> Config:
-    rule = Rule(node=tuple(f"/^{re.escape(node)}$/" for node in nodes), set=RuleSet(float=True))
+    rule = Rule(node=match_names(nodes), set=RuleSet(float=True))
     return config.add_rules(rule)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -14,7 +13,7 @@ import onnx
 
 from onnxq.calibrate import calibrate
 from onnxq.commands.apply import make_samples
-from onnxq.config import DEFAULT_TARGET, Command, Config, Rule, drop_unset
+from onnxq.config import DEFAULT_TARGET, Command, Config, Rule, drop_unset, match_names
 from onnxq.errors import CalibrationError
 from onnxq.files import guard_outputs
 from onnxq.graph import compute_structural_ids, get_index
@@ -43,8 +42,8 @@ from onnxq.report import terminal
 from onnxq.report.columns import Text
 from onnxq.report.document import ResultFormat
 from onnxq.report.model import Report
-from onnxq.sites import Caution, Names, Role, Unquantized
-from onnxq.spec import PerBlock, PerChannel, QParams, QuantSpec
+from onnxq.sites import Caution, JsonObject, Names, Role, Unquantized
+from onnxq.spec import PerBlock, PerChannel, QParams, QuantSpec, name_int
 from onnxq.wording import abbreviate, join_names, show_html
 
 # Passes that leave weights as they are.
@@ -151,7 +150,7 @@ def import_weights(
                 return replace(imported, result=write_result(imported.result, chosen, out, force))
 
 
-def _choose_form(checkpoint: Checkpoint, overrides: Overrides) -> dict[str, Any]:
+def _choose_form(checkpoint: Checkpoint, overrides: Overrides) -> JsonObject:
     """The overrides of a caller without a configuration, with what suits the checkpoint."""
     # What a caller asks for goes before what suits.
     given = drop_unset(overrides)
@@ -263,13 +262,14 @@ def _choose_spec(found: FoundWeight, codes: WeightCodes, config: Config) -> Quan
     # Any number of blocks has the scale of their row.
     whole = next((size for size in _SIZES if nbits and alone and columns % size == 0), 0)
     size = codes.size if codes.size < columns else whole
+    # Gemm reads no packed integers.
+    packed = codes.bits <= 4 and "Gemm" not in weight.ops
     return QuantSpec(
         bits=codes.bits,
         signed=codes.symmetric,
         symmetric=codes.symmetric,
         granularity=PerBlock(1 - weight.axis, size) if size else PerChannel(weight.axis),
-        # Gemm reads no packed integers.
-        storage=f"{'' if codes.symmetric else 'u'}int{4 if codes.bits <= 4 and 'Gemm' not in weight.ops else 8}",
+        storage=name_int(4 if packed else 8, signed=codes.symmetric),
     )
 
 
@@ -280,11 +280,11 @@ def _plan_weights(
     wanted: Mapping[FoundWeight, tuple[QuantSpec, WeightCodes]],
 ) -> Plan:
     """The plan of these weights alone, as the target's rules place them."""
-    rules: list[dict[str, Any]] = []
+    rules: list[JsonObject] = []
     for found, (spec, _) in wanted.items():
-        nodes = [f"/^{re.escape(node.name)}$/" for node in found.weight.nodes]
+        nodes = match_names(node.name for node in found.weight.nodes)
         words = spec_dict(spec)
-        form: dict[str, Any] = {
+        form: JsonObject = {
             key: words[key]
             for key in ("bits", "scheme", "granularity", "block_size")
             if key in words

@@ -15,13 +15,7 @@ from onnxq.report.columns import Text
 from onnxq.report.document import ResultFormat
 from onnxq.report.page import describe_effect, list_loudest
 from onnxq.report.record import ReportRecord, read_record
-from onnxq.report.terminal import (
-    Parts,
-    SheetRows,
-    TextView,
-    format_verdict,
-    make_sheet,
-)
+from onnxq.report.terminal import Parts, SheetRows, TextView, format_verdict, make_sheet
 
 
 def make_report(

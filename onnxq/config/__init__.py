@@ -19,6 +19,7 @@ from onnxq.config.values import (
     Observer,
     Scheme,
     join_words,
+    match_names,
     matches_any,
 )
 from onnxq.nearest import find_nearest, suggest_names
@@ -51,6 +52,7 @@ __all__ = [
     "list_code",
     "list_options",
     "list_presets",
+    "match_names",
     "matches_any",
     "parse_setting",
     "read_config",

@@ -13,6 +13,7 @@ from pydantic_core import ErrorDetails
 from onnxq.config.values import DEFAULT_TARGET
 from onnxq.errors import ConfigError, Location, OnnxqError
 from onnxq.nearest import find_nearest, suggest_names
+from onnxq.sites import JsonObject
 
 Path = tuple[str | int, ...]
 # Values and characters of one document: far more than rules for every node of the largest networks need. Ten lines of
@@ -34,7 +35,7 @@ class Document:
 
     # Preset or path, for messages.
     source: str
-    values: dict[str, Any]
+    values: JsonObject
     # Line, from 1, of every key and list item by its path.
     lines: dict[Path, int]
 
@@ -135,8 +136,8 @@ class _ValueReader:
             return items
         return self._scalar(node, where / format_path(path) if path else where)
 
-    def _mapping(self, node: Any, path: Path, inside: tuple[int, ...]) -> dict[str, Any]:
-        out: dict[str, Any] = {}
+    def _mapping(self, node: Any, path: Path, inside: tuple[int, ...]) -> JsonObject:
+        out: JsonObject = {}
         for key_node, value_node in node.value:
             where = Location(self.source, key_node.start_mark.line + 1)
             key = self._scalar(key_node, where) if isinstance(key_node, yaml.ScalarNode) else None

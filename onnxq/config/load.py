@@ -31,6 +31,7 @@ from onnxq.config.values import DEFAULT_PRESET
 from onnxq.errors import ConfigError, Location, replace_surrogates
 from onnxq.files import describe_os_error, read_input
 from onnxq.nearest import suggest_names
+from onnxq.sites import JsonObject
 
 if TYPE_CHECKING:
     from importlib.resources.abc import Traversable
@@ -125,7 +126,7 @@ def _choose_preset(target: object) -> str:
 
 def _read_chain(
     source: str | FilePath, above: tuple[str, ...], target: object
-) -> tuple[dict[str, Any], dict[Path, Location]]:
+) -> tuple[JsonObject, dict[Path, Location]]:
     """Values and places of a document on top of those that it extends. target: that of documents which extend it."""
     document = _load_document(source, above)
     # A preset that extends nothing, and a document of Sparsebit's, say all there is.
@@ -240,7 +241,7 @@ def _list_rules(values: Mapping[str, Any]) -> list[Any]:
     return rules if isinstance(rules, list) else []
 
 
-def _anchor_paths(values: dict[str, Any], folder: FilePath) -> None:
+def _anchor_paths(values: JsonObject, folder: FilePath) -> None:
     """Make paths of shared libraries and of a tokenizer relative to the working directory, as in the command line."""
     section = values.get("runtime")
     for key in ("libraries", "plugins"):
@@ -261,7 +262,7 @@ def _shift_rule(path: Path, by: int) -> Path:
     return path
 
 
-def _merge_values(base: Mapping[str, Any], top: Mapping[str, Any]) -> dict[str, Any]:
+def _merge_values(base: Mapping[str, Any], top: Mapping[str, Any]) -> JsonObject:
     out = dict(base)
     for key, value in top.items():
         below = out.get(key)
@@ -294,7 +295,7 @@ def write_config(config: Config, base: Config) -> str:
     return str(yaml.safe_dump(named, sort_keys=False, default_flow_style=None, width=120))
 
 
-def _find_changes(values: Mapping[str, Any], usual: Mapping[str, Any]) -> dict[str, Any]:
+def _find_changes(values: Mapping[str, Any], usual: Mapping[str, Any]) -> JsonObject:
     """The values that are others, nested as they are."""
     changed = {}
     for key, value in values.items():
@@ -305,9 +306,9 @@ def _find_changes(values: Mapping[str, Any], usual: Mapping[str, Any]) -> dict[s
     return changed
 
 
-def nest_keys(overrides: Mapping[str, Any]) -> dict[str, Any]:
+def nest_keys(overrides: Mapping[str, Any]) -> JsonObject:
     """Convert values by dotted path to nested ones. Raises ConfigError for keys that are no words."""
-    out: dict[str, Any] = {}
+    out: JsonObject = {}
     for key, value in overrides.items():
         if not isinstance(key, str):
             raise ConfigError(

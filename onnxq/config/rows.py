@@ -18,7 +18,7 @@ from pydantic_core import InitErrorDetails, PydanticCustomError
 from onnxq.config.schema import JsonText
 from onnxq.config.values import Frozen
 from onnxq.errors import OnnxqError
-from onnxq.sites import Mark
+from onnxq.sites import JsonObject, Mark
 
 _T = TypeVar("_T")
 # Of types that only the run knows.
@@ -141,7 +141,7 @@ def _make_row(cls: Any, base: type[BaseModel] = Frozen) -> type[BaseModel]:
     columns = _list_columns(cls)
     flat = tuple(column.form.kind for column in columns if column.form.flat)
     # A default stands for "not there" only: `_build` takes those of the dataclass.
-    keys: dict[str, Any] = {
+    keys: JsonObject = {
         column.name: (column.form.checked, ... if column.default is MISSING else None)
         for column in columns
         if not column.form.flat
@@ -195,10 +195,10 @@ def _place_fault(error: Exception, key: str) -> ValidationError:
     return ValidationError.from_exception_data("row", [details])
 
 
-def write_fields(value: Any) -> dict[str, Any]:
+def write_fields(value: Any) -> JsonObject:
     """The JSON of a dataclass."""
     cls: Any = type(value)
-    out: dict[str, Any] = {}
+    out: JsonObject = {}
     for column in _list_columns(cls):
         part = getattr(value, column.name)
         default = column.default

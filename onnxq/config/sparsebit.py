@@ -15,6 +15,7 @@ from typing import Any
 from onnxq.config.document import Document, Path, format_path, shorten_value
 from onnxq.errors import ConfigError, Location
 from onnxq.nearest import suggest_names
+from onnxq.sites import JsonObject
 
 # Sparsebit's words -> ours, in the tables below.
 # A document with one of these is in Sparsebit's form.
@@ -70,7 +71,7 @@ def convert_sparsebit(document: Document) -> Document:
             ("SKIP_TRACE_MODULES",),
         )
     _read_schedule(reading)
-    rules: list[dict[str, Any]] = []
+    rules: list[JsonObject] = []
     for section in ("A", "W"):
         rules += _read_section(reading, section)
     if rules:
@@ -85,7 +86,7 @@ class _Reading:
     """Sparsebit's document, and the converted values so far."""
 
     document: Document
-    values: dict[str, Any] = field(default_factory=dict)
+    values: JsonObject = field(default_factory=dict)
     lines: dict[Path, int] = field(default_factory=dict)
 
     def find_place(self, path: Path) -> Location:
@@ -174,7 +175,7 @@ def _read_schedule(reading: _Reading) -> None:
     reading.put_value(("torch", "disable_redundant"), reading.get_value(redundant, True), redundant)
 
 
-def _read_section(reading: _Reading, name: str) -> list[dict[str, Any]]:
+def _read_section(reading: _Reading, name: str) -> list[JsonObject]:
     """Convert W or A: its fields are put in place, its exceptions are returned as rules."""
     section, role = _ROLES[name]
     path: Path = (name,)
@@ -204,11 +205,11 @@ def _read_section(reading: _Reading, name: str) -> list[dict[str, Any]]:
     return rules
 
 
-def _flatten_keys(prefix: str, values: Any) -> dict[str, Any]:
+def _flatten_keys(prefix: str, values: Any) -> JsonObject:
     """Flatten nested keys to Sparsebit's dotted ones."""
     if not isinstance(values, Mapping):
         return {prefix: values}
-    keys: dict[str, Any] = {}
+    keys: JsonObject = {}
     for name, inner in values.items():
         keys |= _flatten_keys(f"{prefix}.{name}", inner)
     return keys
@@ -219,7 +220,7 @@ def _is_off(keys: Mapping[str, Any]) -> bool:
     return bool(keys.get("QUANTIZER.DISABLE")) or keys.get("QUANTIZER.BIT") == 0
 
 
-_FIELDS: Mapping[str, Callable[[_Reading, Path, Any], dict[str, Any]]] = {
+_FIELDS: Mapping[str, Callable[[_Reading, Path, Any], JsonObject]] = {
     "QSCHEME": lambda r, p, v: dict(
         zip(("granularity", "scheme"), r.translate(str(v), _SCHEMES, p), strict=True)
     ),
@@ -251,14 +252,14 @@ _OPTIONS = {
 }
 
 
-def _convert_keys(reading: _Reading, path: Path, keys: Mapping[str, Any]) -> dict[str, Any]:
+def _convert_keys(reading: _Reading, path: Path, keys: Mapping[str, Any]) -> JsonObject:
     """Convert Sparsebit's dotted keys to fields of a section or of a rule.
 
     EMA_RATIO and LAYOUT have no effect: the moving average is the mean of the samples whatever their order, and the
     channel axis of an activation follows from the operator.
     """
-    out: dict[str, Any] = {}
-    options: dict[str, Any] = {}
+    out: JsonObject = {}
+    options: JsonObject = {}
     for key, value in keys.items():
         at = (*path, *key.split("."))
         if key not in _FIELDS:
@@ -272,7 +273,7 @@ def _convert_keys(reading: _Reading, path: Path, keys: Mapping[str, Any]) -> dic
     return out
 
 
-def _read_specific(reading: _Reading, name: str, role: str) -> list[dict[str, Any]]:
+def _read_specific(reading: _Reading, name: str, role: str) -> list[JsonObject]:
     """Convert exceptions, [{pattern: [key, value, …]}], to rules in the same order; the first match wins in both."""
     path: Path = (name, "SPECIFIC")
     listed = reading.read_list(path, "mappings of patterns", '[{"conv1": […]}]')

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from enum import Flag, auto
 from fnmatch import fnmatchcase
 from functools import lru_cache
@@ -248,6 +248,11 @@ def _compile_pattern(pattern: str) -> re.Pattern[str] | None:
     # "//" is no expression.
     written = len(pattern) > 2 and pattern.startswith("/") and pattern.endswith("/")
     return re.compile(pattern[1:-1]) if written else None
+
+
+def match_names(names: Iterable[str]) -> tuple[str, ...]:
+    """Patterns that match these names and no others."""
+    return tuple(f"/^{re.escape(name)}$/" for name in names)
 
 
 def matches_any(patterns: str | Sequence[str], name: str) -> bool:

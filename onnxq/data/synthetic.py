@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from onnx import TensorProto
 
-from onnxq.arrays import Array, Arrays, Shape
+from onnxq.arrays import Array, Arrays, Shape, are_finite
 from onnxq.data.dataset import Dataset
 from onnxq.data.fit import Feeds, Inputs, classify_dtype, find_input_dtype, format_shape
 from onnxq.errors import DataError, ModelError
@@ -66,7 +66,7 @@ def _find_spatial_axes(value: Array) -> Axes | None:
     """Find the axes of height and width; None if the array is no image."""
     if value.ndim != 4 or value.dtype.kind not in "fiu" or not value.size:
         return None
-    if value.dtype.kind == "f" and not np.isfinite(value).all():
+    if value.dtype.kind == "f" and not are_finite(value):
         return None
     for channel, axes in ((1, (2, 3)), (3, (1, 2))):
         if value.shape[channel] in CHANNELS and min(value.shape[k] for k in axes) >= _SMALLEST:
@@ -327,7 +327,7 @@ def _settle_cache(value: ValueInfo, index: GraphIndex, cache: TensorId | None) -
             return _settle_cache(value, index, node.result)
         heads = node.read_int("num_heads", 0)
         dims = list(value.shape or ())
-        width = (index.find_shape(index.find_input(node, 0)) or (None,))[-1]
+        width = (index.input_shape(node, 0) or (None,))[-1]
         if heads and isinstance(width, int):
             # Queries, keys and values may lie in one row.
             heads += 0 if index.find_input(node, 1) else 2 * int(node.attrs["kv_num_heads"])

@@ -193,7 +193,7 @@ def write_matrices(proto: ModelLike, fits: FitsMatrix) -> ModelLike:
         weight = index.input_value(node, 1) if node.is_onnx("Conv") else None
         if weight is None or weight.dtype != np.float32 or weight.shape[1] > 1:
             continue
-        batch, *data = index.find_shape(index.find_input(node, 0)) or (None,)
+        batch, *data = index.input_shape(node, 0) or (None,)
         sizes = tuple(
             dim
             for dim in (*data, *(index.find_shape(node.result) or ())[1:])
@@ -208,9 +208,12 @@ def write_matrices(proto: ModelLike, fits: FitsMatrix) -> ModelLike:
             and before[0] == after[0] == len(weight)
         )
         if known and fits(before, after, weight[0].size):
+            reader, _ = index.find_reader(node.result) or (node, 0)
+            # The kernel computes an activation as well.
+            end = reader if reader.is_onnx("Relu", "Clip") else node
             writer = NodeWriter(editor, node.scope, node.name)
-            result = _write_matrix(writer, index, node, (batch, before, after), counts)
-            results.add((node.scope, result))
+            _write_matrix(writer, node, end, (batch, before, after), counts)
+            results.add((node.scope, end.outputs[0]))
     done = editor.export()
     for (scope, graph), (_, source) in zip(
         walk_graphs(done.graph), walk_graphs(typed.graph), strict=True
@@ -223,12 +226,11 @@ def write_matrices(proto: ModelLike, fits: FitsMatrix) -> ModelLike:
 
 def _write_matrix(
     writer: NodeWriter,
-    index: GraphIndex,
     node: NodeRef,
+    end: NodeRef,
     maps: tuple[Any, Shape, Shape],
     counts: dict[tuple[str, Any], str],
-) -> str:
-    """The name of what was the node's result, or that of the activation behind it."""
+) -> None:
     editor = writer.editor
     add = writer.add
     hold = writer.constant
@@ -269,19 +271,15 @@ def _write_matrix(
         "kernel_shape": [1, 1],
     }.items():
         editor.set_attr(node.name, name, value)
-    if not several:
-        return node.outputs[0]
-    # Behind its activation, which the kernel computes as well. What has another shape now gets another name.
-    clamp, _ = index.find_reader(node.result) or (node, 0)
-    product = editor.fresh(f"{node.name}/product")
-    editor.replace_output(node.name, 0, product)
-    end = node
-    if clamp.is_onnx("Relu", "Clip"):
-        editor.replace_input(clamp.make_edge(0), product)
-        end = clamp
-        product = editor.fresh(f"{node.name}/clamped")
-        editor.replace_output(end.name, 0, product)
-    return swap_axes(write_reshape(product, channels, -1, *after), end.outputs[0])
+    if several:
+        # What has another shape now gets another name.
+        product = editor.fresh(f"{node.name}/product")
+        editor.replace_output(node.name, 0, product)
+        if end is not node:
+            editor.replace_input(end.make_edge(0), product)
+            product = editor.fresh(f"{node.name}/clamped")
+            editor.replace_output(end.name, 0, product)
+        swap_axes(write_reshape(product, channels, -1, *after), end.outputs[0])
 
 
 def _find_captured(plan: Plan, index: GraphIndex) -> frozenset[TensorId]:
@@ -402,7 +400,7 @@ def write_plan(plan: Plan) -> str:
     """The plan as compact JSON without scales, zero points, weights and biases."""
 
     def strip(sites: SitePlans) -> SitePlans:
-        return tuple(replace(site, qparams=None, values=None) for site in sites)
+        return tuple(site.without_numbers() for site in sites)
 
     # The numbers stand in the model's own initializers: a second copy could come to contradict them.
     bare = replace(plan, sites=strip(plan.sites), existing=strip(plan.existing), biases=())

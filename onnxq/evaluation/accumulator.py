@@ -26,7 +26,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxq.arrays import Array, Array64
+from onnxq.arrays import Array, Array64, are_finite
 
 # Ratio of scales, 20 dB: beyond it the whole's SQNR says nothing of the part.
 _APART = 10.0
@@ -260,7 +260,7 @@ class ErrorAccumulator:
         got = got.ravel()
         signal = float(ref @ ref)
         peak = float(np.abs(ref).max(initial=0.0))
-        if not np.isfinite(got).all():
+        if not are_finite(got):
             self.comparable = False
             return SampleError(signal, math.inf, math.inf, peak)
         error = got - ref

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from onnxq.arrays import Array, Integers
+from onnxq.arrays import Array, ArrayDict, Integers
 from onnxq.evaluation.selections import Selection, Selections, name_own
 from onnxq.graph import GraphIndex, NodeRef, ValueInfo
 from onnxq.sites import Names, TensorId
@@ -48,7 +48,7 @@ class AgreementSums:
     # By node: rows, items chosen, items shared.
     _counts: dict[str, Integers] = field(default_factory=dict)
 
-    def update(self, reference: Mapping[str, object], outputs: dict[str, Array]) -> None:
+    def update(self, reference: Mapping[str, object], outputs: ArrayDict) -> None:
         """Add one sample, and take the other model's own choices out of its outputs.
 
         A choice that it does not make is left out.

@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from onnxq.arrays import Array
+from onnxq.arrays import ArrayDict
 from onnxq.config import Config
 from onnxq.data.scripts import find_function, guard_user_code
 from onnxq.errors import ConfigError, DataError
@@ -46,7 +46,7 @@ class MetricModel:
         """An onnxruntime.InferenceSession."""
         return self._session.native
 
-    def __call__(self, feeds: Mapping[str, Any] | Feeds) -> dict[str, Array]:
+    def __call__(self, feeds: Mapping[str, Any] | Feeds) -> ArrayDict:
         """All outputs by name for one dictionary of inputs."""
         return {str(name): value for name, value in self._session.run(feeds).items()}
 

@@ -17,7 +17,7 @@ from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 from onnxq.annotate.bits import read_notes, read_numbers
 from onnxq.annotate.find import Chain, find_chains
 from onnxq.annotate.read import describe_pair
-from onnxq.arrays import Array
+from onnxq.arrays import Array, ArrayDict
 from onnxq.evaluation.compare import FloatOutputs, ModelErrors
 from onnxq.evaluation.selections import find_selections
 from onnxq.evaluation.trials import Switchboard, score_settings
@@ -72,7 +72,7 @@ class ToggledModel:
     switches: tuple[Switch, ...]
     fixed: Refusals
 
-    def run(self, feeds: Feeds, on: Collection[Switch]) -> dict[str, Array]:
+    def run(self, feeds: Feeds, on: Collection[Switch]) -> ArrayDict:
         """The outputs with these switches on and all others off."""
         return self.board.run(feeds, {switch.feed for switch in on})
 
@@ -142,8 +142,8 @@ class _ToggleWork:
     source: ModelLike
     switches: list[Switch] = field(default_factory=list)
     fixed: list[Refusal] = field(default_factory=list)
-    on: dict[str, Array] = field(default_factory=dict)
-    off: dict[str, Array] = field(default_factory=dict)
+    on: ArrayDict = field(default_factory=dict)
+    off: ArrayDict = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.proto = ModelProto.FromString(bare_proto(self.source).SerializeToString())

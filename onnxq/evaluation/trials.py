@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import lru_cache, partial
 from itertools import islice
 
-from onnxq.arrays import Array, Arrays
+from onnxq.arrays import ArrayDict, Arrays
 from onnxq.calibrate.parts import split_evenly
 from onnxq.data.dataset import SharedSamples, share_samples
 from onnxq.evaluation.accumulator import AxisSums, ErrorAccumulator, SliceSums
@@ -178,7 +178,7 @@ class Switchboard:
     off: Arrays
     large: bool = False
 
-    def run(self, feeds: Feeds, on: Collection[str]) -> dict[str, Array]:
+    def run(self, feeds: Feeds, on: Collection[str]) -> ArrayDict:
         """The outputs with these inputs on and all others off."""
         values = {name: (self.on if name in on else self.off)[name] for name in self.off}
         outputs = self.session.run({**feeds, **values})

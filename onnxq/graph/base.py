@@ -7,7 +7,9 @@ from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from onnxq.arrays import Array, Shape
+import numpy as np
+
+from onnxq.arrays import Array, Integers, Shape
 from onnxq.sites import Edge, Edges, Names, Site, TensorId
 
 QUANTIZE = "QuantizeLinear"
@@ -24,6 +26,8 @@ LAYOUT_OPS = frozenset({"Reshape", "Transpose", "Flatten", "Squeeze", "Unsqueeze
 POSITIVE_OPS = frozenset(
     {"Relu", "Sigmoid", "HardSigmoid", "Softmax", "Abs", "Exp", "Sqrt", "Softplus"}
 )
+# Of a node, by their names.
+Attrs = Mapping[str, Any]
 # Of each axis its size, its symbol, or None for an unknown one.
 Dims = tuple[int | str | None, ...]
 
@@ -54,7 +58,7 @@ class NodeRef:
     inputs: Names
     outputs: Names
     # int, float, str, tuples of these, or read-only arrays, decoded when asked for; subgraphs are not among them.
-    attrs: Mapping[str, Any] = field(compare=False, repr=False)
+    attrs: Attrs = field(compare=False, repr=False)
     scope: str
     # Position in the order the model runs in, all scopes together: a subgraph's nodes come before its parent.
     order: int = field(compare=False)
@@ -213,6 +217,20 @@ class Graph(ABC):
     def input_value(self, node: NodeRef | None, k: int) -> Array | None:
         """The value of a constant input k; None for another, and where there is none."""
         return self.find_constant(self.find_input(node, k))
+
+    def read_integers(self, node: NodeRef, name: str, k: int) -> Integers | None:
+        """Integers that are an attribute in older opsets and the constant input k in newer ones, as one flat array.
+
+        None where they are computed, and where they are left out.
+        """
+        value = node.attrs.get(name)
+        if value is None:
+            value = self.input_value(node, k)
+        return None if value is None else np.asarray(value, np.int64).reshape(-1)
+
+    def input_shape(self, node: NodeRef | None, k: int) -> Dims | None:
+        """The shape of input k; None where even the rank is unknown, and where there is none."""
+        return self.find_shape(self.find_input(node, k))
 
     def maker(self, node: NodeRef | None, k: int = 0, *op_types: str) -> NodeRef | None:
         """The node that makes input k; None for inputs of the model, initializers, and where there is none.

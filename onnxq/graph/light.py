@@ -27,7 +27,7 @@ from onnx import (
     TensorProto,
 )
 
-from onnxq.arrays import Array
+from onnxq.arrays import Array, ArrayDict
 from onnxq.graph.scopes import embed_bytes, set_location
 from onnxq.graph.storage import (
     STUB_LOCATION,
@@ -329,12 +329,12 @@ def _attach(model: LightModel, names: Collection[str]) -> ModelProto:
     return whole
 
 
-def refer_to_files(model: LightModel) -> tuple[ModelProto, dict[str, Array]]:
+def refer_to_files(model: LightModel) -> tuple[ModelProto, ArrayDict]:
     """The model for an engine that reads arrays from files itself, and the arrays that lie in none, by name.
 
     Locations are relative to the root of the file system. Bytes of types that numpy does not pack are in the model.
     """
-    arrays: dict[str, Array] = {}
+    arrays: ArrayDict = {}
     packed: list[str] = []
     places: dict[str, StoredArray] = {}
     for tensor in filter(is_stub, model.graph.initializer):

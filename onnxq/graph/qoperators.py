@@ -226,7 +226,7 @@ class _QOperatorWriter:
     def _lies_along(self, node: NodeRef, axis: int) -> bool:
         """True where the weight is a constant whose scales lie along this axis."""
         pair = self.index.maker(node, 1)
-        shape = self.index.find_shape(self.index.find_input(pair, 0))
+        shape = self.index.input_shape(pair, 0)
         if pair is None or shape is None or not self.index.has_constant(pair, 0):
             return False
         flat = node.op_type == "Conv" or len(shape) == 2

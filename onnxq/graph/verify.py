@@ -8,7 +8,7 @@ from functools import partial
 import numpy as np
 from onnx import ModelProto
 
-from onnxq.arrays import Shape
+from onnxq.arrays import Shape, are_finite
 from onnxq.errors import ModelError, VerificationError
 from onnxq.graph import scopes
 from onnxq.graph.base import DEQUANTIZE, QUANTIZE, NodeRef
@@ -112,7 +112,7 @@ def _find_difference(index: GraphIndex, a: NodeRef, b: NodeRef) -> str:
     for k, what in ((1, "scale"), (2, "zero point")):
         if not _is_same_input(index, a, b, k):
             return what
-    single = not index.find_shape(index.find_input(a, 1))
+    single = not index.input_shape(a, 1)
     for name, default in (("axis", 1), ("block_size", 0)):
         # The axis of a single scale means nothing.
         if not single and a.attrs.get(name, default) != b.attrs.get(name, default):
@@ -147,11 +147,11 @@ def _check_qparams(index: GraphIndex, node: NodeRef) -> None:
     values = scale.astype(np.float64)
     # Scales of blocks may be negative: ONNX Runtime's own quantizer writes them so.
     blocks = bool(node.attrs.get("block_size", 0))
-    if not (np.isfinite(values).all() and (values.all() if blocks else (values > 0).all())):
+    if not (are_finite(values) and (values.all() if blocks else (values > 0).all())):
         raise _fault(
             node.name, "has a scale that is not a positive, finite number", "calibrate it again"
         )
-    zero = index.find_shape(index.find_input(node, 2))
+    zero = index.input_shape(node, 2)
     if zero is not None and zero != scale.shape:
         raise _fault(
             node.name, "has a scale and a zero point of different shapes", "give them one shape"
@@ -163,7 +163,7 @@ def _check_qparams(index: GraphIndex, node: NodeRef) -> None:
 
 def _find_wrong_length(index: GraphIndex, node: NodeRef, scale: Shape) -> str:
     """The difference between the shape of the scales and that of the tensor; "" where they fit, as far as known."""
-    dims = index.find_shape(index.find_input(node, 0))
+    dims = index.input_shape(node, 0)
     # One scale fits any tensor: engines take [1] for [].
     if dims is None or not scale or scale == (1,):
         return ""

@@ -25,7 +25,7 @@ from onnxq.interop.base import (
     make_entry,
 )
 from onnxq.interop.json_tables import JsonTable, open_table, write_table
-from onnxq.sites import Role
+from onnxq.sites import JsonObject, Role
 from onnxq.spec import PerChannel, PerTensor
 
 TOOL = "AIMET"
@@ -139,7 +139,7 @@ def _split_roles(entries: Sequence[TensorScale]) -> dict[str, list[TensorScale]]
 
 
 def _write_0(entries: Sequence[TensorScale]) -> bytes:
-    def list_rows(entry: TensorScale) -> Iterator[dict[str, Any]]:
+    def list_rows(entry: TensorScale) -> Iterator[JsonObject]:
         bits = entry.spec.bits
         scales, offsets, signed = _list_offsets(entry)
         # Readers of this version take scale and offset; the ends are for people.
@@ -156,7 +156,7 @@ def _write_0(entries: Sequence[TensorScale]) -> bytes:
 
 
 def _write_1(entries: Sequence[TensorScale]) -> bytes:
-    def make_row(entry: TensorScale) -> dict[str, Any]:
+    def make_row(entry: TensorScale) -> JsonObject:
         scales, offsets, signed = _list_offsets(entry)
         kind = "PER_TENSOR" if entry.spec.has_one_scale else "PER_CHANNEL"
         types = {

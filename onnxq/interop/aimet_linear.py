@@ -101,8 +101,7 @@ def _write(version: str, entries: Sequence[TensorScale]) -> bytes:
     rows = []
     for entry in entries:
         spec, (scale, zero) = entry.spec, list_numbers(entry)
-        dtype = spec.storage if spec.is_float else f"{'' if spec.signed else 'u'}int{spec.bits}"
-        row: dict[str, Any] = {"name": entry.name, "output_dtype": dtype, "y_scale": scale}
+        row: dict[str, Any] = {"name": entry.name, "output_dtype": spec.kind, "y_scale": scale}
         # AIMET leaves zeros out, and takes a missing one for them.
         if np.any(entry.zero_point):
             row["y_zero_point"] = zero

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
@@ -11,14 +10,14 @@ import numpy as np
 
 from onnxq.arrays import Array, Shape
 from onnxq.backends import Target
-from onnxq.config import Rule, RuleSet
+from onnxq.config import Rule, RuleSet, match_names
 from onnxq.graph import GraphIndex
 from onnxq.interop.base import TensorScale, TensorScales, has_blocks
 from onnxq.numerics import clip_bounds, qparams_from_range
 from onnxq.numerics.rounding import compute_block_shape
 from onnxq.plan import Plan, SitePlan
 from onnxq.sites import Site
-from onnxq.spec import STORAGE_BITS, PerBlock, PerChannel, PerTensor, QParams, QuantSpec
+from onnxq.spec import STORAGE_BITS, PerBlock, PerChannel, PerTensor, QParams, QuantSpec, name_int
 
 
 def fit_numbers(
@@ -92,8 +91,7 @@ def _spread_scale(
 
 def describe_kind(spec: QuantSpec) -> str:
     """Type and scheme, as int8 or asymmetric uint8."""
-    kind = spec.storage if spec.is_float else f"{'' if spec.signed else 'u'}int{spec.bits}"
-    return kind if spec.symmetric else f"asymmetric {kind}"
+    return spec.kind if spec.symmetric else f"asymmetric {spec.kind}"
 
 
 def make_rules(
@@ -121,11 +119,9 @@ def make_rules(
             changes = _list_changes(entry, site)
             storage = _find_storage(site, entry, changes, engine, index) if changes else None
             if storage is not None:
-                name = f"/^{re.escape(site.quantized_tensor.name)}$/"
-                nodes = tuple(f"/^{re.escape(node)}$/" for node in entry.readers)
                 yield Rule(
-                    node=nodes,
-                    tensor=(name,),
+                    node=match_names(entry.readers),
+                    tensor=match_names([site.quantized_tensor.name]),
                     set=RuleSet.model_validate({**changes, "storage": storage}),
                 )
 
@@ -140,7 +136,7 @@ def _find_storage(
     """The type that the target holds the integers of an entry in, for all that reads the site; None without one."""
     grain = entry.spec.granularity if "granularity" in changes else site.spec.granularity
     ops = {index.find_node(edge.node).op_type for edge in site.find_readers(index)}
-    packed = f"{'' if site.spec.signed else 'u'}int{entry.spec.bits}"
+    packed = name_int(entry.spec.bits, signed=site.spec.signed)
     # Packed where there is a kernel that reads it so, else in bytes.
     for storage in dict.fromkeys((packed if packed in STORAGE_BITS else "", "")):
         spec = replace(site.spec, bits=entry.spec.bits, granularity=grain, storage=storage)

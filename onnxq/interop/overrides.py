@@ -26,7 +26,7 @@ from onnxq.interop.base import (
 )
 from onnxq.interop.json_tables import list_numbers, open_table, write_table
 from onnxq.numerics import qparams_from_range
-from onnxq.sites import Names
+from onnxq.sites import JsonObject, Names
 from onnxq.spec import Granularity, PerChannel, PerTensor, QuantSpec
 
 _TOOL = "ONNX Runtime"
@@ -115,7 +115,7 @@ def _refuse(entry: TensorScale) -> str:
 
 
 def _write(entries: Sequence[TensorScale]) -> bytes:
-    root: dict[str, Any] = {}
+    root: JsonObject = {}
     for name, group in sort_by_name(entries).items():
         first, *others = group
         rows = _write_rows(first)
@@ -126,13 +126,13 @@ def _write(entries: Sequence[TensorScale]) -> bytes:
     return write_table(root)
 
 
-def _write_rows(entry: TensorScale) -> list[dict[str, Any]]:
+def _write_rows(entry: TensorScale) -> list[JsonObject]:
     spec = entry.spec
     numbers = list_numbers(entry)
     kind = {"quant_type": f"Q{'' if spec.signed else 'U'}Int{spec.bits}"}
     if isinstance(spec.granularity, PerChannel):
         pairs = zip(*numbers, strict=True)
-        rows: list[dict[str, Any]] = [
+        rows: list[JsonObject] = [
             {**kind, "scale": scale, "zero_point": zero} for scale, zero in pairs
         ]
         rows[0]["axis"] = spec.granularity.axis

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike
 
-from onnxq.arrays import Array, Array64, Floats
+from onnxq.arrays import Array, Array64, Floats, are_finite
 from onnxq.errors import CalibrationError, PlanError
 from onnxq.numerics.rounding import cast_scale, quantize
 from onnxq.spec import QParams, QuantSpec
@@ -117,7 +117,7 @@ def clip_bounds(
         ]
     # Rounded to float16 a bound may be nearer to another level.
     reached = quantize(np.asarray(ends), qparams, spec)
-    if not np.isfinite(ends).all() or reached.tolist() != [spec.qmin, spec.qmax]:
+    if not are_finite(ends) or reached.tolist() != [spec.qmin, spec.qmax]:
         raise CalibrationError(
             f"scale {float(scale):g}",
             f"its levels end at {ends[0]:g} and {ends[1]:g} in {np.dtype(dtype).name}",

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from onnxq.arrays import Array, Array64, Floats, Integers, Mask, Shape
+from onnxq.arrays import Array, Array64, Floats, Integers, Mask, Shape, are_finite
 from onnxq.errors import CalibrationError, ConfigError
 from onnxq.nearest import suggest_names
 from onnxq.numerics.block_search import search_numbers
@@ -261,7 +261,7 @@ def weight_qparams(
     options = dict(observer.options)
     values = np.asarray(w, np.float32)
     widest = _find_ends(values, spec)
-    if not (np.isfinite(widest[0]).all() and np.isfinite(widest[1]).all()):
+    if not (are_finite(widest[0]) and are_finite(widest[1])):
         raise CalibrationError("weight", "holds NaN or inf", "repair the float model", code="Q503")
     if name == "minmax" and not spec.has_blocks:  # `widest` is the answer
         qparams = qparams_from_range(*widest, spec, origin=f"weights, {name}")

@@ -9,7 +9,10 @@ from functools import cached_property
 from typing import Any, Generic, TypeVar
 
 from onnxq.backends import find_target
+from onnxq.calibrate import calibrate
+from onnxq.calibrate.parts import Part
 from onnxq.config import Config
+from onnxq.data import Dataset
 from onnxq.evaluation.compare import FloatOutputs
 from onnxq.evaluation.metric import AccuracyRequest
 from onnxq.graph import ModelLike, compute_structural_ids
@@ -56,6 +59,27 @@ class RunContext:
     def samples(self) -> SampleSets | None:
         """The samples; None where there are none."""
         return None
+
+    def calibrate(
+        self,
+        model: ModelLike,
+        plan: Plan,
+        samples: Dataset | None,
+        *,
+        observed: Part | None = None,
+        progress: Progress = silent,
+    ) -> Plan:
+        """The plan with numbers at every site that had none, by the crew and within the memory of this run."""
+        return calibrate(
+            model,
+            plan,
+            samples,
+            batch=self.config.data.batch,
+            memory_limit=self.memory_limit,
+            crew=self.crew,
+            observed=observed,
+            progress=progress,
+        )
 
     def add_samples(self, samples: SampleSets) -> SampledContext:
         """The context with samples."""

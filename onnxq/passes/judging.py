@@ -89,6 +89,10 @@ class Evaluator:
                 self._errors.popitem(last=False)
         return self._errors[key][2]
 
+    def list_db(self, state: FloatState, plan: Plan, *, progress: Progress = silent) -> list[float]:
+        """The SQNR of each output, as `measure` has it."""
+        return [output.sqnr_db for output in self.measure(state, plan, progress=progress)]
+
     def score(self, state: FloatState, plan: Plan, *, progress: Progress = silent) -> float:
         """Mean SQNR in dB over the outputs of the model that the plan gives."""
         return _mean_db(self.measure(state, plan, progress=progress))

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from onnxq.arrays import Array, Array64, is_float
+from onnxq.arrays import Array, Array64, are_finite, is_float
 from onnxq.graph import GraphIndex, NodeRef
 from onnxq.graph.base import NodeRefs
 from onnxq.numerics.rounding import round_to_type
@@ -72,7 +72,7 @@ def per_channel(value: Array, rank: int, axis: int, channels: int) -> Array64 | 
         return None
     flat = value.astype(np.float64).reshape(-1)
     # inf and NaN stay where they are: folded, they would spread over whole channels.
-    if flat.size not in (1, channels) or not np.isfinite(flat).all():
+    if flat.size not in (1, channels) or not are_finite(flat):
         return None
     # Scalars broadcast to any rank later.
     return flat if flat.size == channels and channels > 1 else flat.reshape(())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, wraps
 from types import MappingProxyType
@@ -24,6 +24,7 @@ from onnxq.graph import (
     infer_shapes,
     upgrade_opset,
 )
+from onnxq.graph.base import Attrs
 from onnxq.graph.scopes import drop_absent_inputs, walk_nodes
 from onnxq.numerics.rounding import round_to_type
 from onnxq.passes.journal import PassReport
@@ -53,8 +54,8 @@ _AXES_INPUT = 18
 
 StateT = TypeVar("StateT", bound=FloatState)
 # A node to be written: its operator, its inputs but the first, its attributes.
-Step = tuple[str, Sequence[str], Mapping[str, Any]]
-_NO_ATTRS: Mapping[str, Any] = MappingProxyType({})
+Step = tuple[str, Sequence[str], Attrs]
+_NO_ATTRS: Attrs = MappingProxyType({})
 
 
 class Edit:
@@ -99,7 +100,7 @@ class Edit:
         node: NodeRef,
         op_type: str,
         inputs: Sequence[str],
-        attrs: Mapping[str, Any] = _NO_ATTRS,
+        attrs: Attrs = _NO_ATTRS,
         domain: str = "",
     ) -> None:
         """Make a node another operation with these inputs and attributes only; name and outputs stay."""
@@ -112,7 +113,7 @@ class Edit:
             self._editor.replace_input(node.make_edge(k), inputs[k] if k < len(inputs) else "")
         self._rewritten.add(node.name)
 
-    def set_attrs(self, node: NodeRef, attrs: Mapping[str, Any]) -> None:
+    def set_attrs(self, node: NodeRef, attrs: Attrs) -> None:
         """Set attributes; None takes one away."""
         for name, value in attrs.items():
             self._editor.set_attr(node.name, name, value)
@@ -154,7 +155,7 @@ class Edit:
         op_type: str,
         inputs: Sequence[str],
         tensor: str,
-        attrs: Mapping[str, Any] = _NO_ATTRS,
+        attrs: Attrs = _NO_ATTRS,
     ) -> str:
         """A new node in front of another, writing a tensor of about this name, which is also the node's; returns it."""
         made = self._editor.fresh(tensor)
@@ -179,7 +180,7 @@ class Edit:
         return made
 
     def take_over(
-        self, node: NodeRef, k: int, op_type: str, inputs: Sequence[str], attrs: Mapping[str, Any]
+        self, node: NodeRef, k: int, op_type: str, inputs: Sequence[str], attrs: Attrs
     ) -> None:
         """A new node in front of another, which writes output k of it in its place."""
         name = node.outputs[k]
@@ -281,7 +282,7 @@ class Replacement:
     nodes: frozenset[str]
     op_type: str
     inputs: tuple[TensorId, ...]
-    attrs: Mapping[str, Any]
+    attrs: Attrs
     domain: str = ""
     opset: int = 1
     constants: Arrays = field(default_factory=dict)

@@ -457,11 +457,4 @@ def fix_scales(ctx: SampledContext, state: FloatState, plan: Plan) -> Plan:
             bound = intersect_bounds((site.bound, site.clip))
             site = replace(site, spec=spec, bound=bound, clip=(None, None))
         sites.append(site)
-    return calibrate(
-        state.model,
-        plan.with_sites(tuple(sites)),
-        ctx.data.ranges,
-        batch=ctx.config.data.batch,
-        memory_limit=ctx.memory_limit,
-        crew=ctx.crew,
-    )
+    return ctx.calibrate(state.model, plan.with_sites(tuple(sites)), ctx.data.ranges)

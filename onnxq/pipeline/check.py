@@ -9,7 +9,7 @@ from itertools import chain, repeat
 
 from onnx import TensorProto
 
-from onnxq.arrays import Array
+from onnxq.arrays import ArrayDict
 from onnxq.backends import find_backend, split_target
 from onnxq.backends.engine import Timing
 from onnxq.data import Dataset
@@ -271,7 +271,7 @@ class _TypedRunner:
     def __init__(self, session: Session) -> None:
         self._session = session
 
-    def run(self, feeds: Feeds, /) -> dict[str, Array]:
+    def run(self, feeds: Feeds, /) -> ArrayDict:
         return self._session.run(convert_floats(feeds, self._session.inputs))
 
 

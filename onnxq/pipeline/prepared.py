@@ -9,7 +9,7 @@ from onnx import TensorProto
 
 from onnxq.annotate import describe_quantized, find_operators
 from onnxq.annotate.find import find_chains
-from onnxq.arrays import Array, Arrays, Shape
+from onnxq.arrays import ArrayDict, Arrays, Shape
 from onnxq.backends import find_target
 from onnxq.calibrate.constants import check_constants
 from onnxq.config import Config
@@ -151,7 +151,7 @@ _NARROW_DB = {int(TensorProto.FLOAT16): 50.0, int(TensorProto.BFLOAT16): 35.0}
 _STEP_DB = 30.0
 
 
-def _run_samples(model: ModelLike, samples: Sequence[Arrays]) -> list[dict[str, Array]]:
+def _run_samples(model: ModelLike, samples: Sequence[Arrays]) -> list[ArrayDict]:
     session = Session(model, optimize=False)
     return [session.run(feeds) for feeds in samples]
 

@@ -116,7 +116,7 @@ def quantize_unrun(
     with ctx.timers.run("plan", "planning"):
         plan = plan_unrun(state, ctx.config, name, obstacle)
     with ctx.timers.run("calibrate", "calibrating"):
-        plan = calibrate(state.model, plan, None, crew=ctx.crew, progress=ctx.progress)
+        plan = ctx.calibrate(state.model, plan, None, progress=ctx.progress)
     with ctx.timers.run("emit", "making the quantized model"):
         quantized = build_file(state, plan, ctx.progress)
     # The context has no samples, so that the end of the run checks the interface, and large models by made-up inputs.
@@ -395,16 +395,7 @@ def _calibrate(ctx: SampledContext, state: PlacedState) -> PlacedState:
     observed = read_part(ranges) if ranges else None
 
     def work(samples: Dataset, shown: Progress) -> Plan:
-        return calibrate(
-            state.model,
-            state.planned,
-            samples,
-            batch=ctx.config.data.batch,
-            memory_limit=ctx.memory_limit,
-            crew=ctx.crew,
-            observed=observed,
-            progress=shown,
-        )
+        return ctx.calibrate(state.model, state.planned, samples, observed=observed, progress=shown)
 
     if observed is None:
         seed = ctx.config.data.seed

@@ -16,7 +16,6 @@ from enum import Enum
 import numpy as np
 
 from onnxq.arrays import Array, Shape
-from onnxq.calibrate import calibrate
 from onnxq.config import Config
 from onnxq.errors import ConfigError, ModelError
 from onnxq.evaluation.compare import FloatOutputs
@@ -356,9 +355,7 @@ def retarget(
             )
         with ctx.timers.run("calibrate", "calibrating"):
             samples = None if data is None or run is None else run.data.calibration
-            plan = calibrate(
-                state.model, plan, samples, batch=config.data.batch, memory_limit=ctx.memory_limit
-            )
+            plan = ctx.calibrate(state.model, plan, samples)
         placed = state.add_placement(
             filling.ways.problem, replace(plan, data=_describe_numbers(filling.how))
         )

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from onnxq.calibrate import calibrate
 from onnxq.errors import PlanError
 from onnxq.graph import GraphIndex, get_index
 from onnxq.passes.base import RunContext
-from onnxq.passes.mixed_precision.candidates import find_owners
+from onnxq.passes.mixed_precision.candidates import keep_corrections
 from onnxq.passes.state import FloatState
 from onnxq.plan import Plan, drop_stale
 from onnxq.sites import Caution, Cautions, Site
@@ -37,11 +36,7 @@ def renew_numbers(ctx: RunContext, state: FloatState, plan: Plan) -> tuple[Plan,
             raise PlanError(site.name, cause, fix, code="Q405")
     if missing:
         samples = None if ctx.samples is None else ctx.samples.calibration
-        batch = ctx.config.data.batch
-        limit = ctx.memory_limit
-        plan = calibrate(
-            state.model, plan, samples, batch=batch, memory_limit=limit, progress=ctx.progress
-        )
+        plan = ctx.calibrate(state.model, plan, samples, progress=ctx.progress)
         if ctx.samples is not None:
             plan = replace(plan, data=ctx.samples.description)
     done = plan.by_site
@@ -56,11 +51,8 @@ def _drop_biases(
     plan: Plan, index: GraphIndex, stale: Mapping[Site, str]
 ) -> tuple[Plan, list[Caution]]:
     """The plan without bias corrections for errors of weights that are no longer so, or no longer quantized."""
-    weights = [site for site in plan.sites if site.role.is_weight and site.site not in stale]
-    computing = {edge.node for site in weights for edge in site.named_consumers}
-    biases = tuple(
-        bias for bias in plan.biases if computing.intersection(find_owners(index, bias.edge))
-    )
+    current = (site for site in plan.sites if site.site not in stale)
+    biases = keep_corrections(plan, current, index)
     why = "the model's own bias, since the plan's made up for a weight that is quantized otherwise"
     lines = [Caution("W121", f"{bias.edge}: {why}") for bias in plan.biases if bias not in biases]
     return replace(plan, biases=biases), lines

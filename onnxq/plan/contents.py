@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 import numpy as np
 
-from onnxq.arrays import Array
+from onnxq.arrays import Array, ArrayDict
 from onnxq.config.rows import Form, Written
 from onnxq.config.schema import Natural
 from onnxq.sites import Names
@@ -120,9 +120,9 @@ class Contents:
     nodes: Mapping[str, NodeContents]
 
 
-def make_feeds(feeds: Mapping[str, Feed]) -> dict[str, Array]:
+def make_feeds(feeds: Mapping[str, Feed]) -> ArrayDict:
     """The inputs of the run, the same from every version of numpy."""
-    inputs: dict[str, Array] = {}
+    inputs: ArrayDict = {}
     for name in sorted(feeds):
         feed = feeds[name]
         # NOTE: numpy keeps the numbers of RandomState, those of its newer generators may change.

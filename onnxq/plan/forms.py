@@ -17,11 +17,11 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxq.arrays import Array, Floats
+from onnxq.arrays import Array, Floats, are_finite
 from onnxq.config import Frozen, Observer, Scheme
 from onnxq.config.rows import Form, read_by
 from onnxq.config.schema import Axis, Code, Natural, Origin, SiteName
-from onnxq.sites import Caution, Edge, Site, TensorId
+from onnxq.sites import Caution, Edge, JsonObject, Site, TensorId
 from onnxq.spec import (
     Granularity,
     ObserverSpec,
@@ -57,7 +57,7 @@ def read_array(raw: Any, dtype: Any) -> Array:
     """
     kind = np.dtype(dtype)
     array = _unpack_array(raw, kind) if isinstance(raw, Mapping) else _read_list(raw, kind)
-    if kind.kind == "f" and not np.isfinite(array).all():
+    if kind.kind == "f" and not are_finite(array):
         raise ValueError(f"must be finite {kind.name} numbers")
     return array
 
@@ -158,7 +158,7 @@ def _read_edge(row: _SiteFields) -> Edge:
     return site
 
 
-def _write_site(site: Site) -> dict[str, Any]:
+def _write_site(site: Site) -> JsonObject:
     name: str | list[str | int] = (
         site.name if isinstance(site, TensorId) else [site.node, site.index]
     )
@@ -238,10 +238,10 @@ def _read_spec(row: _SpecRow) -> QuantSpec:
     )
 
 
-def spec_dict(spec: QuantSpec) -> dict[str, Any]:
+def spec_dict(spec: QuantSpec) -> JsonObject:
     """The spec as JSON values, under the keys that the configuration has for it."""
     grain = spec.granularity
-    out: dict[str, Any] = {
+    out: JsonObject = {
         "bits": spec.bits,
         "type": spec.storage,
         "scheme": spec.scheme,
@@ -289,7 +289,7 @@ def _read_numbers(row: _NumbersRow) -> QParams | None:
     return replace(qparams, computed_for=read_mark(row.computed_for, qparams))
 
 
-def _write_numbers(owner: Any) -> dict[str, Any]:
+def _write_numbers(owner: Any) -> JsonObject:
     qparams = owner.qparams
     more = {"minimum": qparams.minimum, "order": qparams.order}
     return {name: write_array(array) for name, array in more.items() if array is not None} | {
@@ -315,7 +315,7 @@ def _read_values(row: Any) -> Array | None:
     return read_array(row.values, np.dtype(row.spec.numpy_storage))
 
 
-def _write_values(owner: Any) -> dict[str, Any]:
+def _write_values(owner: Any) -> JsonObject:
     return {"values": write_array(owner.values)}
 
 
@@ -324,7 +324,7 @@ OWN_VALUES = Form(_ValuesRow, _read_values, _write_values, flat=True)
 FLOATS = Form(Any, read_floats, write_array)
 
 
-def _write_observer(observer: ObserverSpec) -> dict[str, Any]:
+def _write_observer(observer: ObserverSpec) -> JsonObject:
     return {"name": observer.name, **dict(observer.options)}
 
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 
-from onnxq.arrays import Array, Floats
+from onnxq.arrays import Array, Floats, are_finite
 from onnxq.backends import find_modes, list_names
 from onnxq.config import Frozen
 from onnxq.config.rows import Form, Written
@@ -167,7 +167,7 @@ def check_scaling(scaling: Scaling) -> Scaling:
     """The scaling itself. Raises ValueError for factors that no pass computes."""
     factors = scaling.factors
     added = scaling.name == _ADDED
-    if factors.ndim != 1 or not np.isfinite(factors).all() or not (added or (factors > 0).all()):
+    if factors.ndim != 1 or not are_finite(factors) or not (added or (factors > 0).all()):
         above = "" if added else " above 0"
         raise ValueError(f"the factors of {scaling.tensor} must be a row of finite numbers{above}")
     return scaling
@@ -284,6 +284,10 @@ class SitePlan:
     def complete(self) -> bool:
         """True when nothing is missing: it has a scale and a zero point, or gets them at each run."""
         return self.qparams is not None or self.spec.dynamic
+
+    def without_numbers(self) -> SitePlan:
+        """The site as it is before calibration, which also chooses the integers of a constant."""
+        return replace(self, qparams=None, values=None)
 
     @property
     def named_consumers(self) -> Edges:
@@ -457,9 +461,7 @@ class Plan:
         sites = []
         for site in self.sites:
             own = changed.keys().isdisjoint(site.derived or ())
-            sites.append(
-                changed.get(site.site, site) if own else replace(site, qparams=None, values=None)
-            )
+            sites.append(changed.get(site.site, site) if own else site.without_numbers())
         return self.with_sites(tuple(sites))
 
     def list_scaled_for(self, inputs: Collection[Site]) -> frozenset[Site]:

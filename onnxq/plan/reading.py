@@ -13,7 +13,7 @@ from pathlib import Path as FilePath
 
 import numpy as np
 
-from onnxq.arrays import Array
+from onnxq.arrays import Array, are_finite
 from onnxq.backends import Target, find_modes
 from onnxq.config import Frozen
 from onnxq.config.rows import read_fields, write_fields
@@ -108,7 +108,7 @@ def drop_stale(plan: Plan) -> tuple[Plan, dict[Site, str]]:
     sites = []
     for site in plan.sites:
         if site.site in lines:
-            site = replace(site, qparams=None, values=None)
+            site = site.without_numbers()
         elif site.role.is_bias and site.derived is not None:
             x, w = (qparams.get(part) for part in site.derived)
             site, cause = _update_bias(site, x, w, specs.get(site.derived[1]))
@@ -127,13 +127,12 @@ def _update_bias(
     qparams = site.qparams
     grain = PerChannel(0) if weight is not None and weight.has_channels else PerTensor()
     if weight is not None and grain != site.spec.granularity:
-        return replace(
-            site, spec=replace(site.spec, granularity=grain), qparams=None, values=None
-        ), ""
+        spec = replace(site.spec, granularity=grain)
+        return replace(site.without_numbers(), spec=spec), ""
     if qparams is None:
         return site, ""
     if x is None or w is None:
-        return replace(site, qparams=None, values=None), ""
+        return site.without_numbers(), ""
     size = np.size(w.scale)
     if np.size(x.scale) != 1 or np.ndim(w.scale) > 1 or not size or qparams.scale.size % size:
         # Not to be judged here: computing the bias raises an error that names the shapes.
@@ -141,9 +140,7 @@ def _update_bias(
     wanted = bias_qparams(x, w, qparams.scale.size).scale
     if wanted.shape == qparams.scale.shape and np.array_equal(wanted, qparams.scale):
         return site, ""
-    return replace(
-        site, qparams=None, values=None
-    ), "its scale was not that of its input times that of its weight"
+    return site.without_numbers(), "its scale was not that of its input times that of its weight"
 
 
 def _check_groups(plan: Plan) -> None:
@@ -245,7 +242,7 @@ def _find_fault(site: SitePlan, scale: Array, zero: Array, *, signed: bool) -> C
     """The fault of a scale and zero point, and its fix; None without one. signed: scales of blocks may be negative."""
     again = "correct it, or take scale and zero_point out of the plan to have them computed"
     blocks = site.role.is_weight and site.spec.has_blocks
-    if not (np.isfinite(scale).all() and (scale.all() if signed and blocks else (scale > 0).all())):
+    if not (are_finite(scale) and (scale.all() if signed and blocks else (scale > 0).all())):
         return "its scale is 0, negative or not finite", again
     if site.spec.has_one_scale and scale.shape != ():
         return (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from onnxq.backends.base import Cost
+from onnxq.backends.costs import Cost
 from onnxq.config import Rule
 from onnxq.graph.scopes import walk_from
 from onnxq.planner.cut import Balance, CutProblem, find_balance

@@ -20,7 +20,7 @@ from functools import cached_property
 from types import MappingProxyType
 
 from onnxq.backends import Output
-from onnxq.backends.base import Cost, MachineCosts, OpCase
+from onnxq.backends.costs import Cost, MachineCosts, OpCase
 from onnxq.planner.problem import QuantizableOp, QuantizableOps
 from onnxq.sites import Caution, Cautions, Names, TensorId
 

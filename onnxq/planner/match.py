@@ -83,10 +83,7 @@ def fit_plan(
 
 def _drop_numbers(sites: SitePlans) -> SitePlans:
     """The sites without those of weights, and of biases, whose scale is that of their input times their weight's."""
-    return tuple(
-        replace(site, qparams=None, values=None) if site.role.is_constant else site
-        for site in sites
-    )
+    return tuple(site.without_numbers() if site.role.is_constant else site for site in sites)
 
 
 def _explain_weights(plan: Plan) -> PlanError:

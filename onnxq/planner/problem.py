@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from onnxq.backends import Candidate, Output, PlacementRule, Shapes, Target, list_costs
-from onnxq.backends.base import MachineCosts
+from onnxq.backends.costs import MachineCosts
 from onnxq.config import Config, TensorConfig
 from onnxq.errors import ConfigError, OnnxqError
 from onnxq.graph import Graph, ModelLike, NodeRef

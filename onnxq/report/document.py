@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, is_dataclass
 from enum import Enum
 from typing import Any, Generic, TypeVar
 
@@ -14,7 +14,7 @@ from onnxq.errors import OnnxqError, dump_json, replace_surrogates
 from onnxq.report.model import Grade, LatencyRatio, RunFigure, find_worst_figure, make_verdict
 from onnxq.report.terminal import TextView, print_result
 from onnxq.sites import Caution
-from onnxq.wording import translate_text
+from onnxq.wording import list_fields, translate_text
 
 R = TypeVar("R")
 # Values of a JSON document, and those of the error in it.
@@ -41,10 +41,6 @@ def pick_fields(value: Any, names: str) -> Values:
     return {name: getattr(value, name) for name in names.split()}
 
 
-def _list_fields(value: Any) -> Values:
-    return {field.name: getattr(value, field.name) for field in fields(value)}
-
-
 def _to_plain(value: Any) -> Any:
     if isinstance(value, Enum):
         return _to_plain(value.value)
@@ -57,7 +53,7 @@ def _to_plain(value: Any) -> Any:
     if value is None or isinstance(value, (bool, int)):
         return value
     if is_dataclass(value) and not isinstance(value, type):
-        return _to_plain(_list_fields(value) | pick_fields(value, _DERIVED.get(type(value), "")))
+        return _to_plain(list_fields(value) | pick_fields(value, _DERIVED.get(type(value), "")))
     if isinstance(value, Mapping):
         return {replace_surrogates(str(key)): _to_plain(item) for key, item in value.items()}
     if isinstance(value, (tuple, list)):
@@ -91,7 +87,7 @@ class ResultFormat(Generic[R]):
             head["error"] = error
         if self.only is not None:
             return to_json(head | self.only(result))
-        values = _list_fields(result) | self.derive(result)
+        values = list_fields(result) | self.derive(result)
         for name in self.hidden.split():
             del values[name]
         return to_json(head | values)

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from onnx import ModelProto, helper
 
-from onnxq.arrays import Array, Arrays, Shape, hash_parts, view_content
+from onnxq.arrays import Array, ArrayDict, Arrays, Shape, hash_parts, view_content
 from onnxq.errors import ModelError
 from onnxq.files import ScratchFolder
 from onnxq.graph.light import SAME_LAYOUT, LightModel, ModelLike, WeightStore, strip_weights
@@ -272,7 +272,7 @@ def _open_file(path: str, stamp: tuple[int, ...]) -> OpenFile:
     return file
 
 
-def read_feeds(shared: SharedFeeds) -> dict[str, Array]:
+def read_feeds(shared: SharedFeeds) -> ArrayDict:
     """The sample as it was put."""
     return read_values(_name_feeds(shared))
 

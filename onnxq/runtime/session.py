@@ -15,7 +15,7 @@ import numpy as np
 import onnx
 from onnx import ModelProto
 
-from onnxq.arrays import Array, Arrays
+from onnxq.arrays import ArrayDict, Arrays
 from onnxq.errors import ConfigError, DataError, MissingDependencyError, ModelError
 from onnxq.files import ScratchFolder
 from onnxq.graph import LightModel, ModelLike, ValueInfo, attach_weights, save_model
@@ -272,7 +272,7 @@ class Session:
         """The onnxruntime.InferenceSession itself, for tools that ask one about its inputs and outputs."""
         return self._session
 
-    def run(self, feeds: Feeds, outputs: Sequence[str] | None = None) -> dict[str, Array]:
+    def run(self, feeds: Feeds, outputs: Sequence[str] | None = None) -> ArrayDict:
         """Run once; the outputs by name (all of them when `outputs` is None), sequences as lists.
 
         Raises DataError naming the input that does not fit, ModelError naming the node that failed.

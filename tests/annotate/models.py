@@ -1,7 +1,5 @@
 """Models as the tools of the field write them, small."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Bits by every sign of the file, the arithmetic behind each, the order of trust, and the site of each pair."""
 
-from __future__ import annotations
-
 import numpy as np
 import onnx
 import pytest

@@ -1,7 +1,5 @@
 """`annotate-bits --check`: each way in which a note disagrees with a file, and none where all is well."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The pairs that a model came with, as planning sees them: sites with numbers, and a view without them."""
 
-from __future__ import annotations
-
 import numpy as np
 import onnx
 import pytest

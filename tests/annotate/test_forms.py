@@ -1,7 +1,5 @@
 """Pairs of few bits in every form that is written compute what numerics computes, in ONNX Runtime and in numpy."""
 
-from __future__ import annotations
-
 import numpy as np
 import onnx
 import pytest

@@ -1,7 +1,5 @@
 """Operators that compute on integers themselves are listed, not passed over."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

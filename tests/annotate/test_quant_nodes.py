@@ -1,7 +1,5 @@
 """QONNX's operators read as pairs compute what QONNX specifies, whatever their bits, signs and ways of rounding."""
 
-from __future__ import annotations
-
 import numpy as np
 import onnx
 import pytest

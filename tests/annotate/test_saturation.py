@@ -3,8 +3,6 @@
 Every weight here is 100 or -100, two of which are over the limit of 128 in one sum.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from onnx import helper

@@ -1,7 +1,5 @@
 """Notes beside a model, and found again after tools renamed or dropped nodes; between carriers no bits are lost."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given, settings

@@ -1,7 +1,5 @@
 """A float graph for each ORT placement rule, in ONNX's text form, with the operator ORT must make of it."""
 
-from __future__ import annotations
-
 import re
 
 import numpy as np

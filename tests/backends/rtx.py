@@ -3,8 +3,6 @@
 A failed build poisons the next one of the same process, and some graphs crash the library: a child ends with the first.
 """
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -3,8 +3,6 @@
 It imports nothing of ours, which would take longer than a build.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 

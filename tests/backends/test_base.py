@@ -1,7 +1,5 @@
 """Targets as data: which rule takes a node, which reason is told, and how specs and tables read."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Builds in child processes, and how they end."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Tables of the cost model between their points and beyond them."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """The libraries that build engines: their versions without importing them."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

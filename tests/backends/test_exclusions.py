@@ -1,7 +1,5 @@
 """Operators that stay float though they could be quantized, with their reasons."""
 
-from __future__ import annotations
-
 import onnx
 import pytest
 

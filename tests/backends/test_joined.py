@@ -1,7 +1,5 @@
 """Targets of several engines: what each can take, what any needs, and the costs of all of them."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A request that TensorRT cannot take is refused where it was written, with file, line and what to write instead."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Names of engines stand in the folder of their backend, in presets, and nowhere else."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,7 +1,5 @@
 """Answers of all kinds that ONNX Runtime has come back from the process of an engine."""
 
-from __future__ import annotations
-
 import numpy as np
 import onnx
 from onnx import helper

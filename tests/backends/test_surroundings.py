@@ -1,7 +1,5 @@
 """Residual blocks and attention, found in the graph around a node; what only looks like them is none."""
 
-from __future__ import annotations
-
 import onnx
 import pytest
 from onnx import parser

@@ -1,7 +1,5 @@
 """A float graph for each placement rule of the trt target: which tensors get a pair, and what TensorRT makes of it."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The benchmark of the fake-quant operator: its limits and its kernels alone run beside the operator."""
 
-from __future__ import annotations
-
 import importlib
 import math
 from pathlib import Path

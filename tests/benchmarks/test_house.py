@@ -1,7 +1,5 @@
 """The figures of the house stay within their limits, and the table of docs/architecture.md is that of the script."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The table of what Qualcomm's NPU does with single operators."""
 
-from __future__ import annotations
-
 from importlib import import_module
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The fit of a table of costs: from samples of a machine with known costs it finds them again."""
 
-from __future__ import annotations
-
 import importlib
 import itertools
 import json
@@ -14,7 +12,7 @@ from typing import Any
 import pytest
 
 from onnxq.backends import find_target
-from onnxq.backends.base import OpCase
+from onnxq.backends.costs import OpCase
 from onnxq.backends.cpu_costs import CpuCosts, parse_costs
 
 CPU_COSTS = find_target("ort").costs

@@ -1,7 +1,5 @@
 """The benchmarks that compare tools and passes: who is compared with whom, and that one command makes the table."""
 
-from __future__ import annotations
-
 import importlib
 import subprocess
 import sys

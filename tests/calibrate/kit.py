@@ -1,7 +1,5 @@
 """Small models, plans by hand, and what numpy says the numbers are."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from types import SimpleNamespace

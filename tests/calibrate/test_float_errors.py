@@ -1,7 +1,5 @@
 """Ranges of tensors, and the errors that a narrow float type would make of them, in every scope."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

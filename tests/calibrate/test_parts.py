@@ -1,7 +1,5 @@
 """Parts of a calibration: joined in any order they are the whole; others are refused."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

@@ -1,7 +1,5 @@
 """The numbers a plan gets: from samples, from weights, derived, shared, given, or none with a reason."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """What the numbers must not depend on, and what the runs may cost."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Weights: the same scales by workers and from a journal, read where they lie; channels that count; broken values."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The command line in this process, and commands that end as tests ask for."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The commands on a real network with real engines, from file to file."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Errors as programs read them: one JSON document on stdout, whatever went wrong."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

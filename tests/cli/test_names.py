@@ -1,7 +1,5 @@
 """Names that steer a terminal or a CI system: no command prints one as it is."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Options of the command line, made from the configuration: what the function behind a command is given."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from typing import Any, get_args

@@ -1,7 +1,5 @@
 """Outputs that are no names: `-`, which is a standard stream elsewhere, and nothing."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """onnxq profile: the text of its figures."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Every command says what it is doing: each step before it begins, and that it lives while a step says nothing."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

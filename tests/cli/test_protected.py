@@ -1,7 +1,5 @@
 """--force overwrites earlier results and never an input, whichever command, and from Python too."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from pathlib import Path

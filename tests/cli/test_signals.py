@@ -1,7 +1,5 @@
 """Signals that ask to stop are obeyed with everything cleaned up; those that are ignored are left alone."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

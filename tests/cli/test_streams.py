@@ -1,7 +1,5 @@
 """Standard streams that are full, closed or gone: an exit code, a message where it can be read, no traceback."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

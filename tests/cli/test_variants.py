@@ -1,7 +1,5 @@
 """`onnxq variants`: from a file to a folder, as a table and as JSON."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

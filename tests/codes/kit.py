@@ -1,7 +1,5 @@
 """Codes and the functions that provoke them."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What provokes Q3xx and Q4xx."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

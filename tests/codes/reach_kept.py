@@ -1,7 +1,5 @@
 """What provokes codes of models and calls of other tools, of edited plans and of custom operators."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import sys

@@ -1,7 +1,5 @@
 """What provokes Q0xx, Q1xx and Q2xx."""
 
-from __future__ import annotations
-
 import json
 import os
 from dataclasses import replace

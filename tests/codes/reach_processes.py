@@ -1,7 +1,5 @@
 """What provokes Q8xx, Q9xx, Q51x: absent packages and compilers, workers that die or differ, parts that do not fit."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from importlib.util import find_spec

@@ -1,7 +1,5 @@
 """What provokes refusals, what is left float, and warnings."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

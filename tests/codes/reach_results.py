@@ -1,7 +1,5 @@
 """What provokes Q5xx to Q8xx, refusals, what is left float, and warnings."""
 
-from __future__ import annotations
-
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any

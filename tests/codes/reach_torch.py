@@ -1,7 +1,5 @@
 """What provokes the codes of the torch front end."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

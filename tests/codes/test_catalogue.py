@@ -1,7 +1,5 @@
 """The catalogue of codes: complete, used, and printed where people look."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 

@@ -1,7 +1,5 @@
 """The fields of an error: kept across processes, found again in other words, with the file they are about."""
 
-from __future__ import annotations
-
 import pickle
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Names of models in text: no control, no line and no command of a CI system of theirs is left."""
 
-from __future__ import annotations
-
 import json
 import pickle
 

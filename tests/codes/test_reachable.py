@@ -1,7 +1,5 @@
 """Every code comes out of what a person can really do."""
 
-from __future__ import annotations
-
 from collections import Counter
 from importlib import import_module
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The library names its parameters; the command line shows its options in their place."""
 
-from __future__ import annotations
-
 import inspect
 import re
 from collections.abc import Iterator

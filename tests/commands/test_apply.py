@@ -1,7 +1,5 @@
 """A plan is the whole decision: edited, stored, and carried out on the same network exported again."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Models timed side by side, as a table and as JSON."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """`convert`: quantized files of any tool, for another engine, with their own numbers."""
 
-from __future__ import annotations
-
 from collections import Counter
 from pathlib import Path
 

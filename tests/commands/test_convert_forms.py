@@ -1,7 +1,5 @@
 """`convert`: forms that a file may come in, and that it may get: operators on integers, blocks, narrow floats."""
 
-from __future__ import annotations
-
 from collections import Counter
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Comparisons of engines as tables and JSON."""
 
-from __future__ import annotations
-
 import json
 import math
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """`onnxq export-calibration` as a command: its account as text and JSON, its file, and its page of formats."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

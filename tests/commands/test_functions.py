@@ -1,7 +1,5 @@
 """Requests of callers: numbers that are none, passes nobody has, observers that something takes the place of."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from pathlib import Path

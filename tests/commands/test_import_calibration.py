@@ -1,7 +1,5 @@
 """Imports of calibration caches as tables and JSON."""
 
-from __future__ import annotations
-
 import json
 
 from onnxq.commands.results import show, write_json

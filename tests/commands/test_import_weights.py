@@ -1,7 +1,5 @@
 """Weights of checkpoints put into float exports: code for code, found by values or names, answers of ONNX Runtime."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The tables of inspect and annotate-bits."""
 
-from __future__ import annotations
-
 import json
 import math
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The results of build-kernels."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Variants: every file runs, every figure of the table is true, and who reads the record can make the files again."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """perplexity(): figures as numpy computes them from whole runs, of models with caches and without."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Language models on a text, as a table and as JSON."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 

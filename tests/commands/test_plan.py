@@ -1,7 +1,5 @@
 """Plans as tables."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

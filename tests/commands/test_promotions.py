@@ -1,7 +1,5 @@
 """The outcome of a requested accuracy, in a sentence and a table."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from onnxq.commands.quantize import describe_promotion, find_unmet_accuracy, make_promotion

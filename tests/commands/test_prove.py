@@ -1,7 +1,5 @@
 """Proofs as tables and JSON."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """The JSON of every command: its keys, which programs read, and a form for every class of result."""
 
-from __future__ import annotations
-
 import json
 from importlib import import_module
 

@@ -1,7 +1,5 @@
 """`search`: mixtures of precisions under limits, made, measured and written."""
 
-from __future__ import annotations
-
 import csv
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Shards of a calibration by the command line: merged, they make the file that one process makes."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

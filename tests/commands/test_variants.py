@@ -1,7 +1,5 @@
 """Variants, as a table and as JSON."""
 
-from __future__ import annotations
-
 import json
 import math
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Scripts as people write them for onnxruntime.quantization, small nets and their data; PACKAGE is what they import."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

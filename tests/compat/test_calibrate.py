@@ -1,7 +1,5 @@
 """Data readers, read sample by sample."""
 
-from __future__ import annotations
-
 import weakref
 
 import numpy as np

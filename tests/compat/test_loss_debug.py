@@ -1,7 +1,5 @@
 """Weights and activations beside the float ones, with onnxruntime's functions around ours."""
 
-from __future__ import annotations
-
 import warnings
 
 import numpy as np

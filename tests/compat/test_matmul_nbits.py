@@ -1,7 +1,5 @@
 """MatMulNBitsQuantizer: every width and algorithm by name, in files that ONNX Runtime runs."""
 
-from __future__ import annotations
-
 import warnings
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Every argument and extra option of onnxruntime.quantization has a row here and in the documents."""
 
-from __future__ import annotations
-
 import inspect
 import re
 from pathlib import Path

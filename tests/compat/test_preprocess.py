@@ -1,7 +1,5 @@
 """Preprocessing: the same network, named and with shapes, from Python and the command line."""
 
-from __future__ import annotations
-
 import numpy as np
 import onnx
 import onnxruntime

@@ -1,7 +1,5 @@
 """Overrides for the NPU, given to either tool, make the same types everywhere, and the numbers asked for."""
 
-from __future__ import annotations
-
 import copy
 import inspect
 import logging

@@ -1,7 +1,5 @@
 """Scripts made for onnxruntime.quantization run here with another import, and nothing they say is lost in silence."""
 
-from __future__ import annotations
-
 import importlib
 import inspect
 import logging

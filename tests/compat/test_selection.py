@@ -1,7 +1,5 @@
 """Lists of names become rules that hold for these names and no others."""
 
-from __future__ import annotations
-
 import numpy as np
 import onnx
 import pytest

@@ -1,7 +1,5 @@
 """What is handed on: modules and names of onnxruntime.quantization that are not here."""
 
-from __future__ import annotations
-
 import importlib
 import pkgutil
 import sys

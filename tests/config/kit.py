@@ -1,7 +1,5 @@
 """Configurations in files."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from onnxq.config import Config, read_config

@@ -1,7 +1,5 @@
 """YAML documents that nobody vouches for: every fault has a line, and nothing runs without end."""
 
-from __future__ import annotations
-
 import random
 import time
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Faults in the words of people: path, cause, the nearest name, a fix."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Literal
 

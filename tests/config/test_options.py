@@ -1,7 +1,5 @@
 """Options: each listed once, with a name of its own in every command, and checked as files are."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 

@@ -1,7 +1,5 @@
 """Dataclasses as JSON: keys of their fields, defaults left out, other forms, and faults at their place."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Mapping

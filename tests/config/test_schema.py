@@ -1,7 +1,5 @@
 """JSON by schema: what is read, and that every fault names file, line and path."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Sections on data, runs, checks, outputs, one command each, and the front end of torch: what is read."""
 
-from __future__ import annotations
-
 import pickle
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Sparsebit's YAML means the same in our words, and what it cannot mean is refused with its line."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Code that a file names is run only where the file is trusted, or where the caller names the code, too."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -6,8 +6,6 @@ ONNX Runtime, OpenBLAS and numpy choose their kernels by the CPUID instruction. 
 times as long. Child processes see the same CPU. Exit status: the command's; 97 where this is not possible here.
 """
 
-from __future__ import annotations
-
 import os
 import platform
 import re

@@ -7,8 +7,6 @@ network: as the file says (optimizations off) and as users run it (all on), each
 one. What remains are sums of floats in another order, which move a few values by one quantization step.
 """
 
-from __future__ import annotations
-
 import json
 import platform
 import sys

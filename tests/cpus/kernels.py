@@ -1,7 +1,5 @@
 """ONNX Runtime's integer kernels one by one: a model, an input, and the answer for a given way to multiply."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from dataclasses import dataclass

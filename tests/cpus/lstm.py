@@ -1,7 +1,5 @@
 """DynamicQuantizeLSTM in numpy: input and hidden state on scales of their own values, weights as stored."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

@@ -4,8 +4,6 @@ Their weights are spread evenly, so that many are large, and what they read is m
 overflow does.
 """
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any
 

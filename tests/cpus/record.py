@@ -4,8 +4,6 @@ Kernels: the exact answers, in integers. Networks: those of tests/cpus/nets.py a
 quantized here; their answers are what this machine computes with optimizations off, which no CPU adds in 16 bits.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

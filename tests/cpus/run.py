@@ -11,8 +11,6 @@ arm64              the same files, compared by a Python of Debian 12 with ONNX R
 What cannot run here is skipped, with its reason. Exit status: 1 if anything that ran went wrong, else 0.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import platform

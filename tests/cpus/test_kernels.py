@@ -1,7 +1,5 @@
 """Each integer kernel against numpy: exact where the CPU adds in 32 bits, `multiply_saturating` where it adds in 16."""
 
-from __future__ import annotations
-
 import itertools
 from typing import Any
 

@@ -1,7 +1,5 @@
 """DynamicQuantizeLSTM against numpy, without and with optimizations, and the features of LSTM that it keeps."""
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Networks that onnxq quantized answer alike as their file says and as ONNX Runtime runs them, on every CPU."""
 
-from __future__ import annotations
-
 import pytest
 from onnx import numpy_helper
 

@@ -1,7 +1,5 @@
 """Real libraries of custom operators and plugins, compiled where there is a compiler."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 from pathlib import Path

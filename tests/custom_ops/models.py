@@ -1,7 +1,5 @@
 """A network with a custom operator between its convolutions, and another on a constant."""
 
-from __future__ import annotations
-
 import numpy as np
 import onnx
 from onnx import numpy_helper, parser

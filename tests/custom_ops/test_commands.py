@@ -1,7 +1,5 @@
 """Every command on a model with custom operators: with their library, and without."""
 
-from __future__ import annotations
-
 from collections import Counter
 from pathlib import Path
 

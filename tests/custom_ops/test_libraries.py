@@ -1,7 +1,5 @@
 """Libraries of custom operators: in every session of a model and of those made from it, and faults in words."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

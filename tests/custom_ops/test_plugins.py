@@ -1,7 +1,5 @@
 """TensorRT's plugins: a library compiled here, built into engines ahead of time, and its absence in words."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Plugins of TensorRT that ONNX Runtime does not have: what stands in front is quantized, the rest stays as it is."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

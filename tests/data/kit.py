@@ -1,7 +1,5 @@
 """Samples of one input of three columns, told apart by their first value."""
 
-from __future__ import annotations
-
 import numpy as np
 from onnx import TensorProto
 

@@ -1,7 +1,5 @@
 """Arrays in files and in memory: cut by rank, converted within their kind, refused with names when they do not fit."""
 
-from __future__ import annotations
-
 import zipfile
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Other views of pictures: what they keep, and what is no picture."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given

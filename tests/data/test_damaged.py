@@ -1,7 +1,5 @@
 """Damaged arrays are refused with the file's and the array's name; of large ones only what is wanted is read."""
 
-from __future__ import annotations
-
 import io
 import json
 import os

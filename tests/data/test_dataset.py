@@ -1,7 +1,5 @@
 """Datasets: splits and batches, and positions that do not count."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given, settings

@@ -1,7 +1,5 @@
 """Large compressed arrays are unpacked by rows, and checked as far as they are read."""
 
-from __future__ import annotations
-
 import io
 import struct
 import subprocess

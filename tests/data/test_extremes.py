@@ -1,7 +1,5 @@
 """Samples that ranges hang on are not the ones held back."""
 
-from __future__ import annotations
-
 import numpy as np
 import onnx
 from hypothesis import given

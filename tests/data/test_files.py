@@ -1,7 +1,5 @@
 """Folders of arrays, ONNX test data and images."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

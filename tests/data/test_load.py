@@ -1,7 +1,5 @@
 """Samples from lists of feeds, arrays, datasets, and iterables, which come only once."""
 
-from __future__ import annotations
-
 import gc
 import itertools
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Samples from scripts, and from Polygraphy's JSON; what goes wrong in a user's function is told with the way there."""
 
-from __future__ import annotations
-
 import base64
 import io
 import json

@@ -1,7 +1,5 @@
 """Random inputs that fit a model."""
 
-from __future__ import annotations
-
 import numpy as np
 import onnx
 import onnx.parser

@@ -1,7 +1,5 @@
 """Texts that a decoder writes, its caches fed back, and how well it foretells a text."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -6,8 +6,6 @@ RotaryEmbedding and RMSNormalization. PLAIN: operators of opset 17 alone, as Tor
 two of PLAIN in an If on `use_cache_branch`, with one set of weights, as Optimum merges them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum

@@ -3,8 +3,6 @@
 python tests/decoders/net.py
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

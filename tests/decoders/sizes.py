@@ -1,7 +1,5 @@
 """Sizes of the tiny decoder of these tests, and its trained weights."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Decoders with caches, as exporters write them, through every mode: what they write afterwards, and how well."""
 
-from __future__ import annotations
-
 from collections import Counter
 from functools import cache
 from typing import Any

@@ -1,7 +1,5 @@
 """Decoders whose caches leave sizes open, as onnxruntime-genai's model builder declares them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The text that the tiny decoder knows by heart, as tokens: printable ASCII."""
 
-from __future__ import annotations
-
 import numpy as np
 from numpy.typing import NDArray
 

@@ -1,7 +1,5 @@
 """The integers of weights and biases: rounded, or carried by the plan and checked."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from onnx import TensorProto

@@ -1,7 +1,5 @@
 """Notes left out of a model: all texts that engines do not read go, wherever they stand, and nothing else does."""
 
-from __future__ import annotations
-
 import json
 from typing import Any, Literal
 

@@ -1,7 +1,5 @@
 """The emitter writes legal graphs whose numbers are the numpy reference's, for every spec."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 

@@ -1,7 +1,5 @@
 """Tables of embeddings as they are written: the graph, and its numbers, which are those of `numerics`."""
 
-from __future__ import annotations
-
 import numpy as np
 import onnx
 import pytest

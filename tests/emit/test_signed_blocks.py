@@ -1,7 +1,5 @@
 """Symmetric blocks of few bits: their scales may be negative for ONNX Runtime, and have no zero points beside them."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Small Q/DQ graphs whose kernels are known, built as people's tools write them."""
 
-from __future__ import annotations
-
 from importlib.util import find_spec
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Sizes of inputs of no fixed size: written by people, checked against the model, guessed where none are given."""
 
-from __future__ import annotations
-
 import numpy as np
 import onnx
 import pytest

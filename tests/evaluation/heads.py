@@ -1,7 +1,5 @@
 """A detector's head: boxes in pixels beside scores, concatenated to one output."""
 
-from __future__ import annotations
-
 import numpy as np
 import onnx
 

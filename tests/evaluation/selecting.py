@@ -1,7 +1,5 @@
 """Small networks that choose by values they compute: detectors, a decoder of queries, labels, experts."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Error sums: equal to the formulas, blind to how samples are cut up, and never good where a number is missing."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Choices of two models counted, and outputs of which people read the largest."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from onnx import parser

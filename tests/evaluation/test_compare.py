@@ -1,7 +1,5 @@
 """Outputs side by side: numbers wherever they stand, nothing where there are none, and both interfaces."""
 
-from __future__ import annotations
-
 from contextlib import nullcontext
 
 import numpy as np

@@ -1,7 +1,5 @@
 """A decoder answers the same for a text in one run, in blocks behind caches, and without caches."""
 
-from __future__ import annotations
-
 import numpy as np
 import onnx
 import pytest

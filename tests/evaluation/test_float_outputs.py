@@ -1,7 +1,5 @@
 """The float model runs once a sample, in whichever order the samples are asked for."""
 
-from __future__ import annotations
-
 import gc
 import time
 import weakref

@@ -1,7 +1,5 @@
 """A person's own metric: a function in a file, and what it may drop."""
 
-from __future__ import annotations
-
 import numpy as np
 import onnxruntime
 import pytest

@@ -1,7 +1,5 @@
 """Where a float model chooses by computed values, another model is judged on the same choices, row by row."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 

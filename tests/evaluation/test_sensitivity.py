@@ -1,7 +1,5 @@
 """Profiles: the site to blame is found, alone and by what leaving it out brings back; the command shows it."""
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path

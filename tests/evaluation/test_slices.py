@@ -1,7 +1,5 @@
 """Slices of another scale are judged by themselves, all the way through; what is merely small raises no alarm."""
 
-from __future__ import annotations
-
 import json
 import math
 

@@ -1,7 +1,5 @@
 """Switches: everything on is the quantized model to the bit, everything off the float one, whatever made the file."""
 
-from __future__ import annotations
-
 import mmap
 from collections.abc import Callable
 from functools import cache, partial

@@ -1,7 +1,5 @@
 """Files are replaced whole or not at all; devices and pipes are written directly."""
 
-from __future__ import annotations
-
 import os
 import threading
 from pathlib import Path

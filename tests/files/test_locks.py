@@ -1,7 +1,5 @@
 """Temporary files of killed runs are removed by the next one; those of living runs are not."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

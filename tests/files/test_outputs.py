@@ -1,7 +1,5 @@
 """Where outputs may go: found out before the work, inputs never among them, nothing replaced that is no file."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Inputs that never end are refused, in little memory and time."""
 
-from __future__ import annotations
-
 import os
 import threading
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """Temporary folders go with their object, or with the next run."""
 
-from __future__ import annotations
-
 import gc
 import os
 from pathlib import Path

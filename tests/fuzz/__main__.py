@@ -8,8 +8,6 @@
 Exit status: 1 if anything failed, else 0. See docs/robustness.md.
 """
 
-from __future__ import annotations
-
 import argparse
 import itertools
 import shutil

@@ -1,7 +1,5 @@
 """Every other file that is read: calibration caches, markers, notes in models, proofs, results, compiled kernels."""
 
-from __future__ import annotations
-
 import json
 import struct
 import tempfile

@@ -1,7 +1,5 @@
 """What a fuzzer is, and what a try may end in."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib import import_module

@@ -1,7 +1,5 @@
 """Configurations: YAML of ours and of Sparsebit's, its text damaged or its values replaced."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 from collections.abc import Iterable

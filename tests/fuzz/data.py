@@ -1,7 +1,5 @@
 """Samples: .npz, .npy, .pb, .json and images, in files and folders, damaged or of values and shapes nobody wants."""
 
-from __future__ import annotations
-
 import base64
 import io
 import json

@@ -3,8 +3,6 @@
 OpenVINO, the emulated NPU and onnxruntime-web; one that is not installed runs nothing, and only the file is judged.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from random import Random
 

@@ -1,7 +1,5 @@
 """Changes to a ModelProto that its reader may not expect; each says in a word which it is."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from random import Random
 from typing import Any

@@ -1,7 +1,5 @@
 """Is what onnxq made right? Judged by onnx.checker and ONNX Runtime themselves, not by onnxq's own account."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -3,8 +3,6 @@
 python -m tests.fuzz.kills --moments 200 --seed 0
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -1,7 +1,5 @@
 """Serialized models with damaged bytes, with and without external data."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Models altered by `graph_edits` or `valid_edits`, given as files or as ModelProtos."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Valid networks, composed of motifs at random: what comes out of them must be right."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Seeded damage to bytes, text and trees (what JSON and YAML hold); the same generator gives the same damage."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 from random import Random

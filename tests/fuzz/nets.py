@@ -1,7 +1,5 @@
 """Tiny networks to damage, one of each kind that onnxq treats apart; they run in under a millisecond."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import cache
 

@@ -1,7 +1,5 @@
 """Plans as JSON: text damaged, or sites, numbers and names replaced by what no plan holds."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable
 from functools import cache

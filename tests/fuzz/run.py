@@ -1,7 +1,5 @@
 """Tries by number in a worker process that is started again when it dies; failures are kept with their input."""
 
-from __future__ import annotations
-
 import json
 import os
 import select

@@ -1,7 +1,5 @@
 """Damage to one TensorProto."""
 
-from __future__ import annotations
-
 from random import Random
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The first tries of every fuzzer, the same ones each time: no failure among them, and enough that are not refused."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A few of the moments that `python -m tests.fuzz.kills` tries."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

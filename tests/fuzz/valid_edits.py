@@ -1,7 +1,5 @@
 """Changes after which a model is still whole, and still strange: such models must be quantized, not refused."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from random import Random
 from typing import Any

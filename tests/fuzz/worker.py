@@ -1,7 +1,5 @@
 """The process in which tries run, one after another: what kills it is recorded by its parent, with its input."""
 
-from __future__ import annotations
-
 import faulthandler
 import json
 import os

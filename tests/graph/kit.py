@@ -1,7 +1,5 @@
 """Small models for the graph room's tests: in text form, and random ones for hypothesis; ORT computes them."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Mapping
 

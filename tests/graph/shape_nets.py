@@ -1,7 +1,5 @@
 """Random networks of products between which shapes are computed, given and followed."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 

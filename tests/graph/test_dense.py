@@ -1,7 +1,5 @@
 """Sparse weights made dense: the same numbers, in every place they may stand; damage is told."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from onnx import ModelProto, SparseTensorProto, helper, numpy_helper

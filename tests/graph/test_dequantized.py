@@ -1,7 +1,5 @@
 """Rounded weights as floats: to the bit what ONNX Runtime makes of them, and nothing else changed."""
 
-from __future__ import annotations
-
 import numpy as np
 import onnx
 from onnx import helper, numpy_helper

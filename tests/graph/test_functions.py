@@ -1,7 +1,5 @@
 """Functions inlined: in every scope, names unique, weights and metadata kept, numbers the same."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from onnx import ModelProto, helper, numpy_helper

@@ -1,7 +1,5 @@
 """Names of nodes and structural identity: the same for every export of one network, different for every other."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import numpy as np

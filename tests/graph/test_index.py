@@ -1,7 +1,5 @@
 """GraphIndex: identity by name and scope, constants, types, order."""
 
-from __future__ import annotations
-
 import ml_dtypes
 import numpy as np
 import pytest

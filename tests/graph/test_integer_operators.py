@@ -1,7 +1,5 @@
 """Operators on integers become float ones between pairs, whose answers are the same."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Products of dynamically quantized data: from pairs to operators and back, with the same answers and fused kernels."""
 
-from __future__ import annotations
-
 from collections import Counter
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Weights beside the graph: copies are light, answers and bytes the same, arrays go with the last who needs them."""
 
-from __future__ import annotations
-
 import gc
 import weakref
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Reading models nobody vouches for: every fault named, nothing followed out of the folder, nothing written."""
 
-from __future__ import annotations
-
 import os
 import random
 import tempfile

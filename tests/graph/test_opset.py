@@ -1,7 +1,5 @@
 """Opset upgrades keep names, metadata, weights and numbers; what cannot be converted is named."""
 
-from __future__ import annotations
-
 import numpy as np
 import onnx
 import pytest

@@ -1,7 +1,5 @@
 """Operators on integers in the place of pairs: what ONNX Runtime answers with them, and what stays as it is."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Writing models: the same bytes for the same model, and never a half-written file."""
 
-from __future__ import annotations
-
 import errno
 import os
 import resource

@@ -1,7 +1,5 @@
 """Scopes of bodies, what they define and read from outside, and the order nodes run in."""
 
-from __future__ import annotations
-
 import onnx
 import pytest
 from hypothesis import given

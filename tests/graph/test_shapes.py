@@ -1,7 +1,5 @@
 """Shape inference: every scope, any size, never a failure."""
 
-from __future__ import annotations
-
 import numpy as np
 import onnx
 import pytest

@@ -1,7 +1,5 @@
 """Parts cut out of a model compute what they compute in it: If and Loop bodies, functions, light models included."""
 
-from __future__ import annotations
-
 from functools import lru_cache
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """verify: each rule of a legal graph has a graph that breaks it."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from onnx import ModelProto

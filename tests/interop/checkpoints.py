@@ -3,8 +3,6 @@
 Each writer gets codes [rows, columns], unsigned, and numbers by group, and returns the values that they stand for.
 """
 
-from __future__ import annotations
-
 import json
 import struct
 from collections.abc import Mapping

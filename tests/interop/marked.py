@@ -1,7 +1,5 @@
 """Networks with markers in them, and what they compute: the reference evaluator with onnxq's own rounding."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A small residual network as PyTorch exports it, with a calibration cache as TensorRT would write it."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import numpy as np

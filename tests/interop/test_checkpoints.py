@@ -1,7 +1,5 @@
 """Checkpoints of each format, read from the bytes: codes and numbers as they were written, and what is none."""
 
-from __future__ import annotations
-
 from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory

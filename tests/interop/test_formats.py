@@ -1,7 +1,5 @@
 """Scales go through every format, plan and carrier: what a format accepts comes back to the bit, the rest is named."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

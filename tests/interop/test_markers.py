@@ -1,7 +1,5 @@
 """Markers of quantizers in a model: a float model and a plan out of it, which together say what the markers said."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

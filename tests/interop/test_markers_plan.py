@@ -1,7 +1,5 @@
 """The plan of a marked model, on its float network as others write it; and markers that say nothing one could plan."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """From a cache to a plan to a Q/DQ model with those very scales; every name accounted for."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Files that the real tools made (tests/interop/real): each is read with its numbers, and nothing is lost unsaid."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

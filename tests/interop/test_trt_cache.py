@@ -1,7 +1,5 @@
 """The text form itself: what TensorRT and the scripts of the field write, and what is no cache."""
 
-from __future__ import annotations
-
 import struct
 from pathlib import Path
 

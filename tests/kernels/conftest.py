@@ -1,7 +1,5 @@
 """The compiled kernels, built once for all workers of a test run, never in the user's cache."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import re

@@ -1,7 +1,5 @@
 """Ways to run the kernels on numpy arrays, and what they should give."""
 
-from __future__ import annotations
-
 import ctypes
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Gradients against the formulas in float64, on every way through the kernels; the same bits every time."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

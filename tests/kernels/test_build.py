@@ -1,7 +1,5 @@
 """Finding sources and compilers, building with each, and what is said where one is missing."""
 
-from __future__ import annotations
-
 import ctypes
 import json
 import logging

@@ -1,7 +1,5 @@
 """Built once, checked before every use, never loaded when wrong or stale."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """More than 2**31 elements, in memory that was never written and so costs none."""
 
-from __future__ import annotations
-
 import ctypes
 
 import numpy as np

@@ -1,7 +1,5 @@
 """From strides to [outer, channels, inner], and from there to the argument that C++ reads."""
 
-from __future__ import annotations
-
 import ctypes
 import subprocess
 from pathlib import Path

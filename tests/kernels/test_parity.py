@@ -1,7 +1,5 @@
 """Forward is bit for bit what onnxq.numerics computes, and so ONNX Runtime (tests/numerics); the arithmetic's edges."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import ml_dtypes

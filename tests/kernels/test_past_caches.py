@@ -1,7 +1,5 @@
 """Large outputs that begin on a line are written past the caches: the same bits as those that are not."""
 
-from __future__ import annotations
-
 import ctypes
 
 import numpy as np

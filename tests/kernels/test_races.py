@@ -1,7 +1,5 @@
 """The kernels under sanitizers: no two threads meet at an address, none leaves its arrays; and faults are seen."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """Attention with masks of every kind, positions, caches."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from tests.motifs.net import BOOL, FLOAT, INT64, TOKENS, Motif, Net, Value, floats, ints, named

@@ -1,7 +1,5 @@
 """All motifs."""
 
-from __future__ import annotations
-
 from tests.motifs import attending, controlling, convolving, multiplying, normalizing, resizing, selecting
 from tests.motifs.net import Motif
 

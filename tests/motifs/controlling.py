@@ -1,7 +1,5 @@
 """Branches and loops around products, sequences and optional values, parts in other types."""
 
-from __future__ import annotations
-
 import numpy as np
 from onnx import TensorProto, helper
 

@@ -1,7 +1,5 @@
 """Convolutions and pools in their odd forms, and the ways in which their weights come."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from tests.motifs.net import FLOAT, INT64, MAP, Input, Motif, Net, Value, floats, ints, named

@@ -1,7 +1,5 @@
 """Operators as older opsets write them: what is an input now was an attribute, or had another name, or was not yet."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Products of every form, gates, experts, and recurrent layers."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from tests.motifs.net import FLOAT, MAP, TOKENS, Motif, Net, Value, floats, ints, named

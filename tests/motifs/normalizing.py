@@ -1,7 +1,5 @@
 """Normalizations as operators and written out, with and without scale."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from tests.motifs.net import MAP, TOKENS, Motif, Net, Value, floats, ints, named

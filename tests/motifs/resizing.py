@@ -1,7 +1,5 @@
 """U-Nets, pyramids and other ways up: Resize in each of its forms, transposed convolutions, rearranged pixels."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from tests.motifs.net import FLOAT, INT64, MAP, Motif, Net, Value, floats, ints, named

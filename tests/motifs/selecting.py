@@ -1,7 +1,5 @@
 """Heads that sort and select, and updates of tensors in place."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from tests.motifs.net import BOOL, FLOAT, INT64, MAP, TOKENS, Motif, Net, Value, floats, ints

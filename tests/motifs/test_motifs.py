@@ -5,8 +5,6 @@ which takes four times as long as `fast`: each motif meets them in one static mo
 a third or a half of the motifs does so in each mode.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Products of integers as ONNX Runtime's kernels on CPUs without VNNI compute them."""
 
-from __future__ import annotations
-
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 

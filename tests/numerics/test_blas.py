@@ -1,7 +1,5 @@
 """Threads of matrix products: one inside, as before afterwards, errors or not."""
 
-from __future__ import annotations
-
 import sys
 
 import numpy as np

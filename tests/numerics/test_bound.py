@@ -6,8 +6,6 @@ load a model that has the first without the second ("Invalid model. Node input '
 two-sided Clip with a free scale runs into.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """DynamicQuantizeLinear in numpy beside ONNX Runtime's, bit for bit."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import example, given

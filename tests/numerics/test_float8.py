@@ -1,7 +1,5 @@
 """FP8 E4M3 is computed bit for bit as ONNX Runtime's QuantizeLinear and DequantizeLinear do with saturate=1."""
 
-from __future__ import annotations
-
 import ml_dtypes
 import numpy as np
 import onnx

@@ -1,7 +1,5 @@
 """Rounding inside 16-bit sums against brute force: what it keeps, what it leaves alone, how near it stays."""
 
-from __future__ import annotations
-
 import itertools
 from typing import Any
 

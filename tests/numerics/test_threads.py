@@ -1,7 +1,5 @@
 """Runs in several threads: order, faults and how far they run ahead do not depend on the number of threads."""
 
-from __future__ import annotations
-
 import os
 import signal
 import threading

@@ -1,7 +1,5 @@
 """Ranges against what theory, or a slow and literal search, says they are."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

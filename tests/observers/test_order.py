@@ -1,7 +1,5 @@
 """The promise of streaming: only the set of values counts, not their order, batches or the tree of merges."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """docs/api.md lists what is public, as it is now."""
 
-from __future__ import annotations
-
 import importlib.util
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A backend of another package goes through every command: the module of docs/extending.md, with its entry point."""
 
-from __future__ import annotations
-
 import json
 import re
 import sys

@@ -1,7 +1,5 @@
 """`make demo` and the other targets: what they say while they work, and that the demo's sentence is its table's."""
 
-from __future__ import annotations
-
 import importlib.util
 import re
 import shutil

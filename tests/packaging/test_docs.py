@@ -1,7 +1,5 @@
 """Everything that the documents promise is there."""
 
-from __future__ import annotations
-
 import re
 import shlex
 import sys

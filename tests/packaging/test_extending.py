@@ -1,7 +1,5 @@
 """The programs of docs/extending.md run as they stand and do what the text says of them."""
 
-from __future__ import annotations
-
 import re
 import sys
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The pages for those who come from other tools: each option of theirs has a row, and ours in it are there."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from pathlib import Path

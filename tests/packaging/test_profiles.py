@@ -1,7 +1,5 @@
 """The profiles of tests/conftest.py: a failing property ends at once, by default, and shrinks where it is asked to."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Plain prose, as far as a machine can check it: docstrings begin with their subject or verb."""
 
-from __future__ import annotations
-
 import ast
 
 import pytest

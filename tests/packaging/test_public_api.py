@@ -1,7 +1,5 @@
 """The public names: sorted, there, typed by the package itself, and found only when asked for."""
 
-from __future__ import annotations
-
 import ast
 import inspect
 import subprocess

@@ -3,8 +3,6 @@
 What it shows of other tools' files is what is printed, and its figures are those of docs/results.md.
 """
 
-from __future__ import annotations
-
 import contextlib
 import io
 import logging

@@ -1,7 +1,5 @@
 """The house rules a machine can check beside the figures of benchmarks/house.py: owners of libraries, imports."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

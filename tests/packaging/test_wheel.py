@@ -1,7 +1,5 @@
 """A plain install: source archive, wheel, a fresh environment, another folder."""
 
-from __future__ import annotations
-
 import email
 import os
 import shutil

@@ -1,7 +1,5 @@
 """A small run context, to run a pass by itself: samples, a configuration, a clock, nothing else."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any, cast
 

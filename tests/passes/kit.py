@@ -1,7 +1,5 @@
 """Small models in ONNX's text form, the passes one by one, and what ORT computes of a model."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping

@@ -1,7 +1,5 @@
 """A plan is judged once, as the file answers."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

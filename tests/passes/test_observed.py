@@ -1,7 +1,5 @@
 """Sites whose scale a pass changed, in words."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

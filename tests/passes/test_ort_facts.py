@@ -4,8 +4,6 @@ When one of these fails after an upgrade of ORT, a rule built on it must be meas
 which no CPU's 8-bit multiply-add saturates on.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import assume, given, settings

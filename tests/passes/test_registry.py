@@ -1,7 +1,5 @@
 """The order of all passes, the names that `skip` may hold, and how directly the spine of a run calls them."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from types import CodeType, FrameType

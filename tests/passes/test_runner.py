@@ -1,7 +1,5 @@
 """The runner of passes, with passes made up here: who is left out, what a trial keeps, the time, the journal."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import replace

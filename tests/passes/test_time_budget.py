@@ -1,7 +1,5 @@
 """A budget in steps of a clock: shares, samples that fit, and what gave way."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Small float models shared by the pipeline's tests, and what is asked of every result."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Models that hold pairs already, and what tests ask of them once they are quantized again."""
 
-from __future__ import annotations
-
 from collections import Counter
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The command's own check, where few samples are held back for it."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

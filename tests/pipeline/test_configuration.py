@@ -1,7 +1,5 @@
 """What a call is asked for: configuration and overrides together, its target, its outputs."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import onnx

@@ -1,7 +1,5 @@
 """Activations on scales of each run: plans, files, kernels, and the runs without samples."""
 
-from __future__ import annotations
-
 import warnings
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Sizes of inputs that a file fixes, as asked for or as the samples have them."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

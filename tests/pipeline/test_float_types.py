@@ -1,7 +1,5 @@
 """float16 around int8, or alone: right answers, float32 where it is needed, and the summary says where and why."""
 
-from __future__ import annotations
-
 from collections import Counter
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Models larger than memory, with small ones in their place: read, rounded, written and checked piece by piece."""
 
-from __future__ import annotations
-
 import gc
 import tracemalloc
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Long runs: by workers, killed and gone on with, within a budget, and stopped in any stage, leaving nothing behind."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """The file to ship: what commands can still do with one whose notes were left out."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Placements by measuring and by kinds of CPU: in the plan, in every account, and the same bytes when carried out."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 

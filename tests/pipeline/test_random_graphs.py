@@ -1,7 +1,5 @@
 """Random small graphs end to end: shared tensors and weights, outputs in the middle, inputs that are outputs."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, field
 

@@ -1,7 +1,5 @@
 """Records of quantized models, and the pages and files made of them."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

@@ -1,7 +1,5 @@
 """A model that holds pairs already: they and their kernels are kept, and only what is float is quantized."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

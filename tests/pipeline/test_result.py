@@ -1,7 +1,5 @@
 """Results as text: short where a notebook prints them, whole by one function, with a line for each pass."""
 
-from __future__ import annotations
-
 from dataclasses import is_dataclass
 from typing import Any
 

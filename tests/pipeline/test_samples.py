@@ -1,7 +1,5 @@
 """Which samples serve for what: the figure reported must be of samples that nothing was chosen on."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given

@@ -1,7 +1,5 @@
 """Models that choose by computed values: figures, verdicts and passes go by the values, and the choices are told."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """One file for several engines: placed by all of their costs, right in each, with a row for each and its loss told."""
 
-from __future__ import annotations
-
 import io
 import json
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """A plan that a person edited: what no longer holds is computed again and told, or asked for."""
 
-from __future__ import annotations
-
 import copy
 import json
 from collections.abc import Callable, Sequence

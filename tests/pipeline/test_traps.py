@@ -1,7 +1,5 @@
 """Models on which other quantizers fail without a word; each trap was measured on one of them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Outputs that are no plain tensors: what numbers they hold is compared, and of the rest it is said that it was not."""
 
-from __future__ import annotations
-
 import numpy as np
 import onnx
 import pytest

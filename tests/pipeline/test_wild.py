@@ -1,7 +1,5 @@
 """Models as they are found: every opset, functions, loops, external data, undeclared shapes, tensors of no elements."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

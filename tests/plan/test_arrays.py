@@ -1,7 +1,5 @@
 """Arrays in JSON: both forms, at every size and type, and the marks that say which spec numbers belong to."""
 
-from __future__ import annotations
-
 import base64
 import json
 import zlib

@@ -1,7 +1,5 @@
 """Plan <-> JSON: nothing is lost, bytes are stable, and what a person mistypes is named."""
 
-from __future__ import annotations
-
 import json
 import re
 

@@ -1,7 +1,5 @@
 """Plan files that are damaged, hostile or oddly edited: a PlanError with line and path, or a plan; nothing else."""
 
-from __future__ import annotations
-
 import base64
 import json
 import random

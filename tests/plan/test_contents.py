@@ -1,7 +1,5 @@
 """Sketches of tensors: equal for a tensor turned and reshaped, different for another, and the same after JSON."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

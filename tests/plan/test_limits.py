@@ -1,7 +1,5 @@
 """A plan for TensorRT that says what TensorRT cannot do is refused, by the name of the site."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """The plan as a value: look-ups, counts, equality, and the tensor behind each site."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

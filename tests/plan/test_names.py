@@ -1,7 +1,5 @@
 """Names of a pair's parts: of its site, apart from each other, as docs and other rooms spell them."""
 
-from __future__ import annotations
-
 from hypothesis import given
 from hypothesis import strategies as st
 

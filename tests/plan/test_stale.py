@@ -1,7 +1,5 @@
 """Numbers that an edit of the plan has outdated are removed, with a reason; all others stay."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

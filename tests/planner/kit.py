@@ -1,7 +1,5 @@
 """Small graphs for the planner: their placement problems, and plans as readable tables."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The cut between integers and float: the best there is, for one kind of CPU and for all of them in balance."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Sequence
 from functools import lru_cache

@@ -1,7 +1,5 @@
 """From a model and a configuration to a plan: what is told about scopes, opsets, anchors and nodes to guard."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import onnx

@@ -1,7 +1,5 @@
 """Which operators run in integers, and the reason that each of the others is given."""
 
-from __future__ import annotations
-
 import onnx
 import pytest
 

@@ -1,7 +1,5 @@
 """Sites that a person added, changed or took out of a plan: what goes with them, and what no longer fits its tensor."""
 
-from __future__ import annotations
-
 from functools import lru_cache
 
 import ml_dtypes

@@ -1,7 +1,5 @@
 """Pairs that a model came with: shared where they fit, never written twice, told from what engines quantize alone."""
 
-from __future__ import annotations
-
 from functools import lru_cache
 
 import numpy as np

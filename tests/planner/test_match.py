@@ -1,7 +1,5 @@
 """A plan fits the same network exported again, whatever its nodes and tensors are called then, and nothing else."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import replace
 from functools import lru_cache

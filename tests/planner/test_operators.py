@@ -1,7 +1,5 @@
 """Quantizable operators: which nodes they are, the activation that goes with each, and the tensors they read."""
 
-from __future__ import annotations
-
 import onnx
 import pytest
 

@@ -1,7 +1,5 @@
 """Which tensors get a pair, who reads it, with which spec, group and bound: small graphs, site by site."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st

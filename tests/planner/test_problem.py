@@ -1,7 +1,5 @@
 """Requested specs that a target refuses: subject, cause, fix and code, operator by operator."""
 
-from __future__ import annotations
-
 import pytest
 
 from onnxq.sites import Refusal

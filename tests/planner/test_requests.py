@@ -1,7 +1,5 @@
 """The plan says as a person asked in rules: first match wins, a typo is an error."""
 
-from __future__ import annotations
-
 import pytest
 
 import onnxq

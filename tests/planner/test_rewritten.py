@@ -1,7 +1,5 @@
 """A plan is carried out on a float file whose weights were turned, merged and renamed, and whose nodes were fused."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import lru_cache
 

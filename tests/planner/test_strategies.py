@@ -1,7 +1,5 @@
 """Placements that are timed against each other: what each takes along, and what none may overrule."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import onnx

@@ -1,7 +1,5 @@
 """Weights of target ort never overflow the 16-bit sums of CPUs without VNNI, whatever way they came."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Which constants are tables of embeddings, and which of them are quantized."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Shows a report as text."""
 
-from __future__ import annotations
-
 import io
 from collections.abc import Callable
 from dataclasses import fields

@@ -1,7 +1,5 @@
 """Tables and text at 80 columns: names lose their middle, never break; a pipe gets all; `--top` says what it hides."""
 
-from __future__ import annotations
-
 import io
 import re
 from typing import Any

@@ -1,7 +1,5 @@
 """JSON: strict, complete, and the same values when it is read again."""
 
-from __future__ import annotations
-
 import json
 import math
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Sentences of a summary: what each pass did, or why it did not; what was cut short; sums that can overflow."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """Tables, sheets and numbers as people see them, at 80 columns and in a pipe."""
 
-from __future__ import annotations
-
 import io
 import re
 from pathlib import Path

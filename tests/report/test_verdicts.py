@@ -1,7 +1,5 @@
 """The grade of a result, the line that says it, warnings that follow from numbers, and groups of reasons."""
 
-from __future__ import annotations
-
 import math
 import re
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The kind of this machine's CPU, read from what Linux says of it."""
 
-from __future__ import annotations
-
 import platform
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Models and samples through the folder of a crew: they come back as they were, and the same one has one name."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Options of sessions: quiet, without spinning, as optimized and as thrifty as asked for."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from types import ModuleType

@@ -1,7 +1,5 @@
 """Arrays, text, sequences and maps come back from a file as they are."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """ONNX Runtime's messages in words for people: the node or input, the fault, the remedy."""
 
-from __future__ import annotations
-
 import pytest
 
 from onnxq.errors import DataError, ModelError, OnnxqError

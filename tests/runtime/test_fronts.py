@@ -1,7 +1,5 @@
 """The part of a model that ONNX Runtime has the operators of, and the rest joined to it again."""
 
-from __future__ import annotations
-
 import numpy as np
 import onnx
 import pytest

@@ -1,7 +1,5 @@
 """Types of tensors in graphs that ONNX Runtime optimized."""
 
-from __future__ import annotations
-
 import numpy as np
 import onnx
 import pytest

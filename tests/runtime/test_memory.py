@@ -1,7 +1,5 @@
 """Freed memory goes back to the system; where the C library has no such call, nothing happens."""
 
-from __future__ import annotations
-
 import ctypes
 import sys
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Execution providers: of a model and those made from it, and errors that list those there are."""
 
-from __future__ import annotations
-
 import contextlib
 from pathlib import Path
 

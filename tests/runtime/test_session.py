@@ -1,7 +1,5 @@
 """Sessions: what they tell, and how ONNX Runtime's failures reach a person."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Shapes that tensors have in a run: of which tensors, and of which feeds they are known without one."""
 
-from __future__ import annotations
-
 import numpy as np
 import onnx
 import pytest

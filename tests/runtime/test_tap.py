@@ -1,7 +1,5 @@
 """Taps give the very tensors of the model, wherever they lie, and change nothing else."""
 
-from __future__ import annotations
-
 import numpy as np
 import onnx
 import pytest

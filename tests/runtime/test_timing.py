@@ -1,7 +1,5 @@
 """Timings: paired, bounded, of the right nodes."""
 
-from __future__ import annotations
-
 import time
 from collections import Counter
 from functools import partial

@@ -1,7 +1,5 @@
 """One thread for torch, as for every other library under test; what it sets up for every export, set up once."""
 
-from __future__ import annotations
-
 import contextlib
 from functools import cache
 

@@ -1,7 +1,5 @@
 """scikit-learn's digits: small networks, the training of one, and its score on images that it did not see."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import cache
 

@@ -1,7 +1,5 @@
 """Small networks to quantize and export, and the comparison of torch's outputs with ONNX Runtime's."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from typing import Any
 

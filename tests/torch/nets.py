@@ -1,7 +1,5 @@
 """Small networks of the kinds people train: residual, mobile, with concats, transformer."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Networks of many kinds, and where the engine and the front end put pairs in them."""
 
-from __future__ import annotations
-
 import io
 import logging
 import warnings

@@ -1,7 +1,5 @@
 """The tiny decoder as torch.onnx exports it, with a symbol for the length of each cache."""
 
-from __future__ import annotations
-
 import onnx
 import pytest
 

@@ -1,7 +1,5 @@
 """The examples, in small: what they train is quantized as their tables say, written, and runs."""
 
-from __future__ import annotations
-
 import importlib
 import sys
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """A tagger trained in PyTorch, with its LSTM in ONNX Runtime's integer kernel."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from functools import partial

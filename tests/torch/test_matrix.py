@@ -3,8 +3,6 @@
 The patterns of a target stand beside each other in one model, so that one export does for all.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import cache
 from typing import Any

@@ -1,7 +1,5 @@
 """One planner: the front end puts its quantizers where the engine puts pairs into the export of the same network."""
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The whole way on scikit-learn's digits: float, few bits, training or rounding that learns, export, ONNX Runtime."""
 
-from __future__ import annotations
-
 import copy
 from pathlib import Path
 

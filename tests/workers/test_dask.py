@@ -1,7 +1,5 @@
 """Pieces done by a Dask cluster, of which a worker, then the scheduler is killed."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Finished pieces are read back exactly, damaged files are not, and a second run does only the rest."""
 
-from __future__ import annotations
-
 import math
 from fractions import Fraction
 from pathlib import Path

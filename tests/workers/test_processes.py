@@ -1,7 +1,5 @@
 """Pieces done by processes: in order, again where one dies, with the error of the first piece that fails."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator
 from pathlib import Path

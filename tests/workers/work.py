@@ -1,7 +1,5 @@
 """Functions that workers are given in tests."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time

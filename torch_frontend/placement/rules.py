@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 
 from onnxq.backends import Candidate, Output, PlacementRule, Target, find_target
 from onnxq.config import Config, MultiInput, suggest_names
@@ -11,6 +11,7 @@ from onnxq.errors import ConfigError
 from onnxq.graph import NodeRef
 from onnxq.planner.requests import Requests
 from onnxq.sites import Names, Unquantized
+from onnxq.wording import list_fields
 from torch_frontend.placement.graph import read_call
 from torch_frontend.qmodules import list_op_names
 
@@ -132,7 +133,7 @@ def front_end_target(config: Config) -> FrontEndTarget:
             raise ConfigError(rule.describe(), cause, fix, code="Q307")
     engine = find_target(config.target, config.mode)
     # Targets are shared by all that plan for an engine, so the additions go into a copy.
-    settings = {attribute.name: getattr(engine, attribute.name) for attribute in fields(engine)}
+    settings = list_fields(engine)
     settings["rules"] += VIRTUAL_RULES if engine.ideal else ()
     return FrontEndTarget(**settings, policies=dict(config.torch.multi_input))
 

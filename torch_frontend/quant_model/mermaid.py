@@ -58,8 +58,7 @@ def _describe_quantizer(module: Quantizer) -> str:
 
 
 def _describe_spec(module: Quantizer) -> str:
-    spec = module.spec
-    return f"{'' if spec.signed else 'u'}int{spec.bits} {'symmetric' if spec.symmetric else 'asymmetric'}"
+    return f"{module.spec.kind} {module.spec.scheme}"
 
 
 def _escape_text(value: object) -> str:

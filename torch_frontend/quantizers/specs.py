@@ -10,7 +10,7 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
 
-from onnxq.arrays import Shape
+from onnxq.arrays import Shape, are_finite
 from onnxq.backends import find_target
 from onnxq.errors import CalibrationError, CauseAndFix, ConfigError
 from onnxq.nearest import suggest_names
@@ -140,7 +140,7 @@ def _find_fault(scale: Any, zero: Any, spec: QuantSpec, target: str) -> CauseAnd
     """(cause, fix) of illegal qparams."""
     if scale.shape != zero.shape:
         return f"scale has shape {scale.shape}, zero point {zero.shape}", "give both the same shape"
-    if not (np.isfinite(scale).all() and (scale > 0).all()):
+    if not (are_finite(scale) and (scale > 0).all()):
         return f"scale {scale.min():g} is not a positive number", "calibrate again"
     if not find_target(target).zero_points and zero.any():
         return (

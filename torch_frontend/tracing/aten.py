@@ -14,7 +14,9 @@ from torch.nn import functional
 from torch_frontend.qmodules import find_entry
 
 F: Any = functional
-Rewrite = Callable[[dict[str, Any]], tuple[Any, tuple[Any, ...], dict[str, Any]]]
+# Of a call, by their names in ATen's schema.
+Arguments = dict[str, Any]
+Rewrite = Callable[[Arguments], tuple[Any, tuple[Any, ...], Arguments]]
 
 
 class _Open(Exception):
@@ -70,7 +72,7 @@ def _rename_call(node: fx.Node, name: str) -> None:
         _call_target(node, target, node.args[: _SHORTENED.get(name)], kwargs)
 
 
-def _call_target(node: fx.Node, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+def _call_target(node: fx.Node, target: Any, args: tuple[Any, ...], kwargs: Arguments) -> None:
     node.op = "call_method" if isinstance(target, str) else "call_function"
     node.target, node.args, node.kwargs = target, args, kwargs
 
@@ -93,7 +95,7 @@ def _find_function(name: str) -> Any:
     )
 
 
-def _slice(a: dict[str, Any]) -> Any:
+def _slice(a: Arguments) -> Any:
     dim = a["dim"] or 0
     dim = dim + a["rank"] if dim < 0 else dim
     # An open end is the largest int64 in ATen.
@@ -103,7 +105,7 @@ def _slice(a: dict[str, Any]) -> Any:
     return operator.getitem, (a["self"], (*[slice(None)] * dim, part)), {}
 
 
-def _index(a: dict[str, Any]) -> Any:
+def _index(a: Arguments) -> Any:
     # None stands for a whole axis.
     return (
         operator.getitem,
@@ -112,7 +114,7 @@ def _index(a: dict[str, Any]) -> Any:
     )
 
 
-def _convert_type(a: dict[str, Any]) -> Any:
+def _convert_type(a: Arguments) -> Any:
     if a.get("other") is not None:
         return "to", (a["self"], a["other"]), {}
     return (
@@ -122,7 +124,7 @@ def _convert_type(a: dict[str, Any]) -> Any:
     )
 
 
-def _look_up(a: dict[str, Any]) -> Any:
+def _look_up(a: Arguments) -> Any:
     # ATen has -1 for none.
     padding = None if a["padding_idx"] < 0 else a["padding_idx"]
     return (
@@ -132,7 +134,7 @@ def _look_up(a: dict[str, Any]) -> Any:
     )
 
 
-def _normalize_batch(a: dict[str, Any]) -> Any:
+def _normalize_batch(a: Arguments) -> Any:
     names = (
         "input",
         "running_mean",
@@ -147,7 +149,7 @@ def _normalize_batch(a: dict[str, Any]) -> Any:
 
 
 def _resize(mode: str) -> Rewrite:
-    def convert(a: dict[str, Any]) -> Any:
+    def convert(a: Arguments) -> Any:
         aligned = {"align_corners": a["align_corners"]} if "align_corners" in a else {}
         # One of the two is given. By scale torch takes the factors themselves, as the person wrote them.
         size = (
@@ -163,14 +165,14 @@ def _resize(mode: str) -> Rewrite:
     return convert
 
 
-def _activate_elu(a: dict[str, Any]) -> Any:
+def _activate_elu(a: Arguments) -> Any:
     # ATen computes SELU and CELU by it, with these factors.
     if a["scale"] != 1 or a["input_scale"] != 1:
         raise _Open
     return F.elu, (a["self"], a["alpha"]), {}
 
 
-def _read_size(a: dict[str, Any]) -> Any:
+def _read_size(a: Arguments) -> Any:
     return "size", (a["self"], a["dim"]), {}
 
 

@@ -21,6 +21,7 @@ from onnxq.backends.serving import Answer, answer_samples, read_feeds
 from onnxq.graph.scopes import walk_graphs
 from onnxq.runtime import detect_cpu
 from onnxq.runtime.timing import Block, count_block_runs, measure_rounds, time_runs
+from onnxq.sites import JsonObject
 
 _UNSUPPORTED = re.compile(
     r"(?:No conversion rule found for|does not support the following ONNX) operations: ([\w.:, -]+)"
@@ -100,7 +101,7 @@ def _explain_failure(
     )
 
 
-def _describe_layer(layer: Any) -> dict[str, Any]:
+def _describe_layer(layer: Any) -> JsonObject:
     """A layer as it runs, with the types of what it reads and writes."""
     return {
         "name": layer.get_friendly_name(),
@@ -117,7 +118,7 @@ def _read_info(layer: Any, key: str) -> str:
     return str(info[key].astype(str)) if key in info else ""
 
 
-def _describe_tensor(value: Any) -> dict[str, Any]:
+def _describe_tensor(value: Any) -> JsonObject:
     maker = value.get_node()
     port = value.get_index()
     types, layouts = (
@@ -136,7 +137,7 @@ def _describe_tensor(value: Any) -> dict[str, Any]:
     }
 
 
-def answer_built(job: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+def answer_built(job: Mapping[str, Any], folder: Path) -> JsonObject:
     """Answer samples with the model that was built in `folder`."""
 
     def open_model() -> Answer:
@@ -155,7 +156,7 @@ def answer_built(job: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     return {}
 
 
-def time_built(job: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+def time_built(job: Mapping[str, Any], folder: Path) -> JsonObject:
     """Time the models of a job side by side, each compiled for the sizes of its feeds."""
     import openvino
 

@@ -13,7 +13,7 @@ from onnxq.backends.openvino.kernels import KERNELS, read_kernels
 from onnxq.backends.serving import serve_model, time_in_child
 from onnxq.graph import ModelLike
 from onnxq.runtime import summarize_rounds
-from onnxq.sites import Names
+from onnxq.sites import JsonObject, Names
 
 
 class OpenVinoEngine(engine.Engine):
@@ -75,7 +75,7 @@ class OpenVinoEngine(engine.Engine):
         }
         return engine.EngineTimes(device=result["device"], eager=times, reasons=result["reasons"])
 
-    def run_job(self, job: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    def run_job(self, job: Mapping[str, Any], folder: Path) -> JsonObject:
         """Time the models of a job, or answer samples."""
         from onnxq.backends.openvino.build import answer_built, time_built
 

@@ -23,7 +23,7 @@ from onnxq.backends.engine import (
 from onnxq.backends.qnn.kernels import NEEDS, TRACE, read_kernels, read_placement
 from onnxq.graph import GraphIndex, ModelLike, NodeRef
 from onnxq.graph.base import QUANTIZE
-from onnxq.sites import Names
+from onnxq.sites import JsonObject, Names
 
 if TYPE_CHECKING:
     from onnxq.config.data import RuntimeConfig
@@ -104,7 +104,7 @@ class QnnEngine(Engine):
 
         return emulate(self, name, model, job, folder)
 
-    def run_job(self, job: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    def run_job(self, job: Mapping[str, Any], folder: Path) -> JsonObject:
         """Answer samples with the compiled model in `folder` until there are no more."""
         from onnxq.backends.qnn.build import answer_compiled
 

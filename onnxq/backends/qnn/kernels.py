@@ -19,7 +19,7 @@ from onnxq.graph import ModelLike
 from onnxq.graph.base import DEQUANTIZE, QUANTIZE
 from onnxq.graph.light import bare_proto
 from onnxq.graph.scopes import walk_graphs
-from onnxq.sites import Refusal
+from onnxq.sites import JsonObject, Refusal
 
 # The provider's record of which node became which operator, and the folder of the graphs that it composed.
 TRACE = "qnn_op_trace.json"
@@ -125,8 +125,8 @@ def read_kernels(model: ModelLike, folder: Path) -> Kernels:
     return tuple(kernels)
 
 
-def _read_record(folder: Path) -> dict[str, Any]:
-    record: dict[str, Any] = json.loads((folder / TRACE).read_text(encoding="utf-8"))
+def _read_record(folder: Path) -> JsonObject:
+    record: JsonObject = json.loads((folder / TRACE).read_text(encoding="utf-8"))
     return record
 
 

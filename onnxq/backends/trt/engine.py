@@ -21,7 +21,7 @@ from onnxq.backends.trt.timing import time_engines, time_job
 from onnxq.errors import ConfigError, VerificationError
 from onnxq.graph import GraphIndex, ModelLike, NodeRef
 from onnxq.graph.base import Dims
-from onnxq.sites import Names, Refusal
+from onnxq.sites import JsonObject, Names, Refusal
 
 # Compute capability that is built for where none is asked for: GeForce 30.
 CAPABILITY = "8.6"
@@ -175,7 +175,7 @@ class TrtEngine(engine.Engine):
         """Time engines on this machine's GPU, each launched kernel by kernel and as a CUDA graph."""
         return time_engines(self, models, timing)
 
-    def run_job(self, job: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    def run_job(self, job: Mapping[str, Any], folder: Path) -> JsonObject:
         """Time the engines of a job."""
         return time_job(self, job, folder)
 

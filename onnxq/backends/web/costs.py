@@ -14,22 +14,16 @@ from dataclasses import dataclass
 from importlib import resources
 
 from onnxq.arrays import Shape
-from onnxq.backends.base import Cost, OpCase
+from onnxq.backends.costs import LSTM_RANK, UNKNOWN_ELEMENTS, UNKNOWN_ROWS, Cost, OpCase, sum_lstm
+from onnxq.backends.cpu_costs import name_kind, round_up
 
-# Taken for sizes that are not known: small, so that int8 does not look cheap.
-_ROWS = 1
-_ELEMENTS = 4096
+# Taken for a side that is not known: small, so that int8 does not look cheap.
 _SIDE = 7
-# Activations that the kernel in front of them computes as well.
-_FOLDED = ("Relu", "Clip")
 # A matrix in the place of a float depthwise Conv: of 7 x 7 pixels at most, so that one of all pixels has few zeros; of
 # 1 MiB at most, for caches; and worth the nodes around it where so many rows would be copied, one for each tap.
 _PAIRS = 49 * 49
 _VALUES = 1 << 18
 _LINES = 4096
-# Axes of a map, and of an LSTM's data and weights.
-_MAP = 4
-_LSTM = 3
 # Nanoseconds by what a node has: a launch, multiplications, results …
 Prices = Mapping[str, float]
 
@@ -79,7 +73,10 @@ class WebCosts:
         return self._convert(["dequantize", *(["dequantize map"] if to_conv else [])], elements)
 
     def _convert(self, kinds: list[str], elements: int | None) -> float:
-        counts = {"launch": 1.0, "results": float(_ELEMENTS if elements is None else elements)}
+        counts = {
+            "launch": 1.0,
+            "results": float(UNKNOWN_ELEMENTS if elements is None else elements),
+        }
         return sum(self._add_up(kind, "int8", counts) for kind in kinds)
 
     def _add_up(self, kind: str, side: str, counts: Mapping[str, float]) -> float:
@@ -89,36 +86,24 @@ class WebCosts:
         )
 
     def _predict_lstm(self, case: OpCase) -> Cost:
-        """One product of all inputs, and for each step one of the hidden state, which is quantized anew."""
         assert case.weight is not None
-        directions, rows, features = case.weight
-        shape = case.inputs[0] if case.inputs else None
-        steps, batch = shape[:2] if shape is not None and len(shape) == _LSTM else (_ROWS, _ROWS)
 
-        def multiply(count: int, depth: int) -> Cost:
-            return self.predict_node(
-                OpCase(op_type="Gemm", inputs=(), output=(count, rows), weight=(rows, depth))
-            )
+        def quantize(values: int, _: int) -> float:
+            return self.predict_quantize(values, dynamic=True)
 
-        first = multiply(steps * batch, features)
-        # A row for each of four gates: a quarter of them is the size of the state.
-        each = multiply(batch, rows // 4)
-        state = self.predict_quantize(batch * rows // 4, dynamic=True)
-        float_us = first.float_us + steps * each.float_us
-        int8_us = first.int8_us + steps * (each.int8_us + state)
-        return Cost(directions * float_us, directions * int8_us)
+        return sum_lstm(case, case.weight, self.predict_node, quantize)
 
 
 def count_work(case: OpCase) -> tuple[str, dict[str, float]]:
     """The kind of a node, and what it does. Sizes that are not known are taken small."""
     weight = case.weight
-    if case.op_type == "LSTM" and weight is not None and len(weight) == _LSTM:
+    if case.op_type == "LSTM" and len(weight or ()) == LSTM_RANK:
         return "LSTM", {}
     if case.op_type == "Conv" and weight is not None:
         return _count_conv(case, weight)
     if case.op_type in ("Gemm", "MatMul") and weight is not None and len(weight) > 1:
         made = case.output[-1] if case.output else weight[-1]
-        rows = math.prod(case.output) // max(made, 1) if case.output else _ROWS
+        rows = math.prod(case.output) // max(made, 1) if case.output else UNKNOWN_ROWS
         weights = math.prod(weight)
         counts = {"products": rows * weights, "results": rows * made}
         return case.op_type, {"launch": 1.0, "weights": weights, **counts}
@@ -128,21 +113,10 @@ def count_work(case: OpCase) -> tuple[str, dict[str, float]]:
         if case.op_type == "GlobalAveragePool"
         else case.output
     )
-    elements = _ELEMENTS if shape is None else math.prod(shape)
+    elements = UNKNOWN_ELEMENTS if shape is None else math.prod(shape)
     # Elsewhere an activation is a part of its kernel, or has a kernel on both sides.
     clamps = elements if case.op_type == "Add" and case.activation else 0
-    return _name_kind(case), {"launch": 1.0, "results": float(elements), "clamps": float(clamps)}
-
-
-def _name_kind(case: OpCase) -> str:
-    shape = case.output
-    if case.op_type in _FOLDED:
-        return "folded"
-    if case.op_type == "Add" and shape is not None and len(shape) == _MAP:
-        return "residual"
-    if case.op_type == "Mul" and any(known is not None and known != shape for known in case.inputs):
-        return "gate"
-    return case.op_type
+    return name_kind(case), {"launch": 1.0, "results": float(elements), "clamps": float(clamps)}
 
 
 def _count_conv(case: OpCase, weight: Shape) -> tuple[str, dict[str, float]]:
@@ -168,8 +142,8 @@ def _count_conv(case: OpCase, weight: Shape) -> tuple[str, dict[str, float]]:
     counts = {
         "products": pixels * made * depth,
         # Multiplications with those that fill up tiles: of 16 pixels in float, of 4 pixels and 8 channels in int8.
-        "float products": _round_up(pixels, 16) * made * depth,
-        "int8 products": _round_up(pixels, 4) * _round_up(made, 8) * depth,
+        "float products": round_up(pixels, 16) * made * depth,
+        "int8 products": round_up(pixels, 4) * round_up(made, 8) * depth,
         "results": pixels * made,
         # What a Max behind takes, and those results that integer kernels clamp all the same, one by one.
         "clamps": pixels * made if case.activation else 0,
@@ -189,10 +163,6 @@ def fits_matrix(data: Shape, result: Shape, taps: int) -> bool:
     """Whether a float depthwise Conv is faster as a product of each channel by a matrix; shapes without the batch."""
     pairs = math.prod(data[1:]) * math.prod(result[1:])
     return pairs <= _PAIRS and data[0] * pairs <= _VALUES and data[0] * taps * result[1] >= _LINES
-
-
-def _round_up(count: int, multiple: int) -> int:
-    return -(-count // multiple) * multiple
 
 
 def parse_costs(text: str) -> WebCosts:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from onnx import ValueInfoProto, helper
 
-from onnxq.arrays import Array
+from onnxq.arrays import Array, ArrayDict
 from onnxq.engines.diff.layers import (
     Counterpart,
     DivergencePoint,
@@ -56,9 +56,7 @@ class Piece:
 class FedParts(Cutter[ModelLike]):
     """Cuts parts out of one model. `values` gives the arrays that cross a cut, by tensor name."""
 
-    def __init__(
-        self, index: GraphIndex, values: Callable[[Iterable[str]], dict[str, Array]]
-    ) -> None:
+    def __init__(self, index: GraphIndex, values: Callable[[Iterable[str]], ArrayDict]) -> None:
         super().__init__(index.model)
         self._index, self._values = index, values
 
@@ -84,9 +82,9 @@ class Reference:
 
     def __init__(self, index: GraphIndex, feeds: Feeds, *, threads: int = 0) -> None:
         self._index, self._feeds, self._threads = index, feeds, threads
-        self._known: dict[str, Array] = dict(feeds)
+        self._known: ArrayDict = dict(feeds)
 
-    def __call__(self, names: Iterable[str]) -> dict[str, Array]:
+    def __call__(self, names: Iterable[str]) -> ArrayDict:
         """The arrays of these tensors of the main graph."""
         wanted = list(dict.fromkeys(names))
         missing = [TensorId(name) for name in wanted if name not in self._known]

@@ -17,7 +17,7 @@ from onnxq.data.scripts import decode_array, encode_array
 from onnxq.errors import DataError
 from onnxq.files import check_input_kind, shorten_error, write_text
 from onnxq.runtime import Feeds
-from onnxq.sites import Names
+from onnxq.sites import JsonObject, Names
 
 RESULTS = "results.json"
 INPUTS = "inputs.json"
@@ -35,7 +35,7 @@ class Recorder:
 
     limit: int
     inputs: list[Feeds] = field(default_factory=list)
-    outputs: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    outputs: dict[str, list[JsonObject]] = field(default_factory=dict)
 
     def is_kept(self, sample: int) -> bool:
         """True for the samples that are kept."""
@@ -137,7 +137,7 @@ def load_results(path: str | Path) -> tuple[LoadedRun, ...]:
     return tuple(LoadedRun(name, str(path), tuple(samples)) for name, samples in found.items())
 
 
-def _decode(found: dict[str, Any]) -> Any:
+def _decode(found: JsonObject) -> Any:
     """An object of Polygraphy's JSON: arrays as such, lazy or not, others as the dict of their fields."""
     if found.get(_CLASS) == "ndarray":
         return decode_array(found["array"])

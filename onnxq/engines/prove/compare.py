@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 from onnxq.annotate import WeightSums
 from onnxq.config.schema import JsonText, Loose, Natural
 from onnxq.engines.prove.proof import Change, Proof
 from onnxq.errors import DataError
 from onnxq.files import read_text
+from onnxq.sites import JsonObject
 
 # The JSON of a proof has some 1000 bytes for a node.
 _MOST_BYTES = 2**29
@@ -44,7 +44,7 @@ class ProofFile(Loose):
     build: _BuildRow
     nodes: dict[str, _NodeRow]
     sites: dict[str, _SiteRow]
-    kernels: tuple[dict[str, Any], ...] = ()
+    kernels: tuple[JsonObject, ...] = ()
     weights: tuple[_WeightRow, ...] | None = None
 
 

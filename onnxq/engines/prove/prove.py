@@ -367,7 +367,7 @@ def _check_integers(
 def _find_unquantized(proto: ModelLike) -> tuple[Unquantized, ...]:
     """The nodes that the plan inside the model left float; () when there is none or it cannot be read."""
     plan = read_plan_note(proto)
-    return (*plan.refusals, *plan.left_float) if plan is not None else ()
+    return () if plan is None else (*plan.refusals, *plan.left_float)
 
 
 def _find_weights(

@@ -143,7 +143,7 @@ class Reasons:
     def _find_fault(self, node: NodeRef, k: int, pair: PairInfo, what: str) -> str:
         data = not pair.role.is_weight
         dequantize = self.index.find_node(pair.dequantize)
-        scale = self.index.find_shape(self.index.find_input(dequantize, 1))
+        scale = self.index.input_shape(dequantize, 1)
         if data and (fault := self.engine.explain_operand(node, scale, what)):
             return fault
         if not isinstance(pair.granularity, PerTensor) and not pair.role.is_weight:

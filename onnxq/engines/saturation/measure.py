@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from onnx import TensorProto
 
-from onnxq.arrays import Array, Arrays
+from onnxq.arrays import ArrayDict, Arrays
 from onnxq.engines.saturation.emulate import Emulation, emulate_saturation
 from onnxq.evaluation.compare import MatchedRunner, ReferenceRunner, compare_models
 from onnxq.graph import ModelLike
@@ -123,7 +123,7 @@ class SaturatingRun:
         self.refusals = tapped.refusals
         self._session = Session(tapped.proto, optimize=False, threads=self.threads, arena=False)
 
-    def run(self, feeds: Arrays) -> dict[str, Array]:
+    def run(self, feeds: Arrays) -> ArrayDict:
         """The model's outputs, or the tensor asked for."""
         values = self._session.run(feeds)
         for tensor in (

@@ -15,6 +15,7 @@ from onnx import AttributeProto, NodeProto, StringStringEntryProto, TensorProto,
 
 from onnxq.arrays import Array
 from onnxq.errors import ModelError
+from onnxq.graph.base import Attrs
 from onnxq.graph.editing import gs
 from onnxq.graph.editing.wiring import (
     BODY_TYPES,
@@ -137,7 +138,7 @@ class Editor(Generic[M]):
         *,
         name: str,
         domain: str = "",
-        attrs: Mapping[str, Any] | None = None,
+        attrs: Attrs | None = None,
         before: str | None = None,
         after: str | None = None,
         metadata: Mapping[str, str] | None = None,

@@ -15,7 +15,7 @@ import numpy as np
 import onnx
 from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, helper
 
-from onnxq.arrays import Array, Shape
+from onnxq.arrays import Array, ArrayDict, Shape
 from onnxq.errors import MissingDependencyError
 from onnxq.graph.base import LAYOUT_OPS, NodeRef
 from onnxq.graph.editing import gs
@@ -103,7 +103,7 @@ def _read_parameter(
 
 
 def _read_dims(index: GraphIndex, node: NodeRef) -> tuple[int | None, ...] | None:
-    dims = index.find_shape(index.find_input(node, 0))
+    dims = index.input_shape(node, 0)
     return None if dims is None else tuple(d if isinstance(d, int) else None for d in dims)
 
 
@@ -238,7 +238,7 @@ def evaluate_nodes(
     nodes: Sequence[NodeProto],
     constants: Mapping[str, TensorProto],
     wanted: Sequence[str],
-) -> dict[str, Array]:
+) -> ArrayDict:
     """The values of the `wanted` tensors; those that ONNX Runtime cannot compute are left out.
 
     nodes: in topological order, reading `constants` and each other. like: gives opsets and IR version. Raises
@@ -276,7 +276,7 @@ def _make_part(
     return model
 
 
-def _run_part(model: ModelProto) -> dict[str, Array] | None:
+def _run_part(model: ModelProto) -> ArrayDict | None:
     """The model's outputs by name, None when ONNX Runtime cannot compute them."""
     graph = gs.import_onnx(model)
     try:

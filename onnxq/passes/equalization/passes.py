@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 
 import numpy as np
 
-from onnxq.calibrate import DEFAULT_MEMORY_LIMIT, calibrate
+from onnxq.calibrate import DEFAULT_MEMORY_LIMIT
 from onnxq.calibrate.taps import Taps
-from onnxq.config import Config, Rule, RuleSet
+from onnxq.config import Config, Rule, RuleSet, match_names
 from onnxq.data import Dataset, read_mask
 from onnxq.errors import OnnxqError, PlanError
 from onnxq.evaluation.trials import measure_models
@@ -254,14 +253,7 @@ def _score(
         plan = choose(ctx.place(state, ctx.progress))
         if not plan.sites:
             return None
-        done = calibrate(
-            state.model,
-            plan,
-            floats.samples,
-            memory_limit=ctx.memory_limit,
-            crew=ctx.crew,
-            progress=ctx.progress,
-        )
+        done = ctx.calibrate(state.model, plan, floats.samples, progress=ctx.progress)
         if not done.sites or not done.calibrated:
             return None
         with ctx.progress("judging", len(floats.samples)) as task:
@@ -404,8 +396,7 @@ def add_token_rule(config: Config, state: FloatState) -> Config:
     # The range of which a scale of 1 follows: symmetric types have as many levels on both sides.
     low = 1 - half if config.activations.scheme == "symmetric" else -half
     ends = RuleSet(dynamic=False, range=(float(low), float(half - 1)))
-    names = tuple(f"/^{re.escape(name)}$/" for name in layers)
-    rule = Rule(node=names, role=(Role.ACTIVATION,), set=ends)
+    rule = Rule(node=match_names(layers), role=(Role.ACTIVATION,), set=ends)
     return config.add_rules(rule)
 
 

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxq.arrays import Array, Array64, Floats
+from onnxq.arrays import Array, Array64, Floats, are_finite
 from onnxq.evaluation.accumulator import relative_noise, sum_squares
 from onnxq.numerics import (
     SumOrders,
@@ -103,7 +103,7 @@ class RunningStatistics:
     def finish(self) -> ChannelStatistics | None:
         """The statistics; None where values were NaN or inf."""
         # Also where no sample reached it: the ends are still infinite.
-        if not (np.isfinite(self.low).all() and np.isfinite(self.high).all()):
+        if not (are_finite(self.low) and are_finite(self.high)):
             return None
         rows = np.concatenate(self.rows) if self.rows else np.zeros((0, self.low.size), np.float32)
         return ChannelStatistics(self.low, self.high, rows)

@@ -240,13 +240,10 @@ def turn_concat(flow: Streams, node: NodeRef) -> bool:
 def turn_slice(flow: Streams, node: NodeRef) -> bool:
     """Some of the tokens; of a constant they begin a stream."""
     label = flow.find_label(node, 0)
-    # An attribute before opset 10, input 3 since.
-    axes = node.attrs.get("axes", flow.index.input_value(node, 3))
+    axes = flow.index.read_integers(node, "axes", 3)
     axis = -1 if label is None else label.axis
     tensor = flow.index.find_input(node, 0)
-    if axes is None or any(
-        flow.count_back(tensor, int(sliced)) in (axis, None) for sliced in np.asarray(axes).flat
-    ):
+    if axes is None or any(flow.count_back(tensor, int(sliced)) in (axis, None) for sliced in axes):
         return False
     return _begin_of_constant(flow, node) if label is None else pass_stream(flow, node)
 
@@ -380,7 +377,7 @@ def turn_mean(flow: Streams, node: NodeRef) -> bool:
     squares = None if tensor is None else flow.squares.get(tensor)
     label = squares or flow.find_label(node, 0)
     pooled = node.op_type == "GlobalAveragePool"
-    axes = [2] if pooled else node.attrs.get("axes", flow.index.input_value(node, 1))
+    axes = np.array([2]) if pooled else flow.index.read_integers(node, "axes", 1)
     if (
         label is None
         or axes is None
@@ -388,7 +385,7 @@ def turn_mean(flow: Streams, node: NodeRef) -> bool:
         or (pooled and (tensor is None or flow.find_rank(tensor) != 3))
     ):
         return False
-    backs = {flow.count_back(tensor, int(axis)) for axis in np.asarray(axes).flat}
+    backs = {flow.count_back(tensor, int(axis)) for axis in axes}
     keeps_rank = bool(node.attrs.get("keepdims", 1))
     if backs == {label.axis}:
         stream = flow.find_stream(label)

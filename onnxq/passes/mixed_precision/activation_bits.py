@@ -21,7 +21,6 @@ from functools import cache
 import numpy as np
 
 from onnxq.backends import find_target
-from onnxq.calibrate import calibrate
 from onnxq.evaluation.compare import FloatOutputs
 from onnxq.evaluation.trials import measure_models
 from onnxq.passes.base import Pass, SampledContext, Stage
@@ -170,15 +169,11 @@ def _place_widths(
     for site in plan.sites:
         if site.role.is_bias:
             # The site of its input may be the same, with another scale.
-            site = replace(site, qparams=None, values=None)
+            site = site.without_numbers()
         elif site.role.is_measured and site.qparams is None:
             site = replace(site, qparams=numbers.get((site.quantized_tensor, site.spec)))
         sites.append(site)
-    plan = plan.with_sites(tuple(sites))
-    batch, limit = ctx.config.data.batch, ctx.memory_limit
-    done = calibrate(
-        state.model, plan, ctx.data.ranges, batch=batch, memory_limit=limit, crew=ctx.crew
-    )
+    done = ctx.calibrate(state.model, plan.with_sites(tuple(sites)), ctx.data.ranges)
     return _move_biases(known[0], done)
 
 

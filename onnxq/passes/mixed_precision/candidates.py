@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any
 
-from onnxq.calibrate import calibrate
 from onnxq.errors import CalibrationError
 from onnxq.evaluation.metric import FLOAT, UINT16
 from onnxq.evaluation.toggled import Setting, ToggledModel
@@ -22,7 +21,7 @@ from onnxq.graph import GraphIndex
 from onnxq.passes.base import SampledContext
 from onnxq.passes.mixed_precision.float_parts import PLAIN
 from onnxq.passes.state import PlacedState
-from onnxq.plan import PlacementMethod, Plan, SitePlan
+from onnxq.plan import BiasPlan, PlacementMethod, Plan, SitePlan
 from onnxq.planner import Choice, OnnxPlacement, bind_sums
 from onnxq.planner.cut import CutProblem, PlacementCosts
 from onnxq.sites import Edge, LeftFloat, Names, Refusal, Role, Site, TensorId, Unquantized
@@ -272,13 +271,7 @@ def carry_qparams(old: Plan, new: Plan, index: GraphIndex) -> Plan:
                 site, qparams=known.qparams if same else None, values=known.values if same else None
             )
         sites.append(site)
-    computing = {
-        edge.node for site in new.sites for edge in site.named_consumers if site.role.is_weight
-    }
-    # A correction makes up for the rounding of a weight; in float it would be an error of its own.
-    biases = tuple(
-        bias for bias in old.biases if computing.intersection(find_owners(index, bias.edge))
-    )
+    biases = keep_corrections(old, new.sites, index)
     # Structural ids of the nodes whose biases are carried, which `new` may not know.
     nodes = {**{bias.edge.node: old.nodes.get(bias.edge.node, "") for bias in biases}, **new.nodes}
     return replace(
@@ -292,6 +285,21 @@ def carry_qparams(old: Plan, new: Plan, index: GraphIndex) -> Plan:
         warnings=old.warnings,
         placement=old.placement,
         attention=old.attention,
+    )
+
+
+def keep_corrections(
+    plan: Plan, sites: Iterable[SitePlan], index: GraphIndex
+) -> tuple[BiasPlan, ...]:
+    """The plan's biases of operators whose weights are among these sites.
+
+    A correction makes up for the rounding of a weight; in float it would be an error of its own.
+    """
+    computing = {
+        edge.node for site in sites if site.role.is_weight for edge in site.named_consumers
+    }
+    return tuple(
+        bias for bias in plan.biases if computing.intersection(find_owners(index, bias.edge))
     )
 
 
@@ -345,11 +353,7 @@ def calibrate_missing(ctx: SampledContext, state: PlacedState, plan: Plan) -> Pl
     """The plan with numbers at every site that a promotion left without."""
     if plan.calibrated:
         return plan
-    samples = ctx.data.calibration
-    batch = ctx.config.data.batch
-    return calibrate(
-        state.model, plan, samples, batch=batch, memory_limit=ctx.memory_limit, crew=ctx.crew
-    )
+    return ctx.calibrate(state.model, plan, ctx.data.calibration)
 
 
 def may_choose_widths(ctx: SampledContext, state: PlacedState) -> bool:

@@ -156,17 +156,7 @@ def _observe(
     ctx: SampledContext, state: PlannedState, bare: Plan, samples: Dataset
 ) -> dict[Site, Interval]:
     """The ranges of activations on some samples, by the plan's own observers."""
-    batch = ctx.config.data.batch
-    limit = ctx.memory_limit
-    plan = calibrate(
-        state.model,
-        bare,
-        samples,
-        batch=batch,
-        memory_limit=limit,
-        crew=ctx.crew,
-        progress=ctx.progress,
-    )
+    plan = ctx.calibrate(state.model, bare, samples, progress=ctx.progress)
     return {site.site: read_range(site) for site in plan.sites if is_observed(site)}
 
 
@@ -174,4 +164,4 @@ def _without_range(site: SitePlan) -> SitePlan:
     if is_observed(site):
         return replace(site, qparams=None)
     # Biases count in units of the ranges.
-    return replace(site, qparams=None, values=None) if site.role.is_bias else site
+    return site.without_numbers() if site.role.is_bias else site

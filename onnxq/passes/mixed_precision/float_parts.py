@@ -212,11 +212,9 @@ def choose_attention(ctx: SampledContext, state: PlacedState) -> PlacedStep:
     judge = ctx.data.judge
     plain = without_attention(whole, PLAIN.read(state))
     both = {"quantized": whole, "float": plain}
-    figures = {}
-    for name, plan in both.items():
-        figures[name] = [
-            output.sqnr_db for output in judge.measure(state, plan, progress=ctx.progress)
-        ]
+    figures = {
+        name: judge.list_db(state, plan, progress=ctx.progress) for name, plan in both.items()
+    }
     worst = {name: min(values, default=math.inf) for name, values in figures.items()}
     # In float16 the engine fuses attention that stays float as well: integers there save no kernel.
     narrow = find_high_precision(ctx.config, state.types) is not FloatType.FLOAT32

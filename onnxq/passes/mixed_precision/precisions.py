@@ -37,6 +37,7 @@ from onnxq.planner.cut import CutProblem, PlacementCosts, add_costs
 from onnxq.planner.problem import QuantizableOp
 from onnxq.planner.sums import read_constant
 from onnxq.sites import Role
+from onnxq.spec import name_int
 
 FLOAT = "float"
 # Bits of weights that are offered beside the configuration's own, where the target reads them.
@@ -121,7 +122,7 @@ def _change_bits(weights: TensorConfig, bits: int) -> dict[str, Any]:
     if bits <= 4:
         # Both ends as far from zero: the same scale for both sides.
         changes |= {
-            "storage": f"{'' if weights.is_signed else 'u'}int{bits}",
+            "storage": name_int(bits, signed=weights.is_signed),
             "narrow_range": weights.is_signed,
         }
     return changes

@@ -11,7 +11,6 @@ import math
 from dataclasses import replace
 
 from onnxq.backends import find_target
-from onnxq.calibrate import calibrate
 from onnxq.errors import ConfigError
 from onnxq.evaluation.metric import FLOAT, UINT16, AccuracyRequest, Metric, has_whole_bytes
 from onnxq.passes.assembly import build_quantized, give_types
@@ -80,12 +79,11 @@ def promote_operators(ctx: SampledContext, state: PlacedState) -> PlacedStep:
 def round_promoted(ctx: SampledContext, state: PlacedState) -> PlacedStep:
     """Weights rounded anew for the plan with promotions, where that answers better."""
     sites = tuple(
-        replace(site, qparams=None, values=None) if site.role.is_constant else site
-        for site in state.planned.sites
+        site.without_numbers() if site.role.is_constant else site for site in state.planned.sites
     )
     # Numbers as calibration gives them: weights rounded to nearest, biases the model's own.
     bare = replace(state.planned, sites=sites, biases=())
-    bare = calibrate(state.model, bare, ctx.data.calibration, crew=ctx.crew, progress=ctx.progress)
+    bare = ctx.calibrate(state.model, bare, ctx.data.calibration, progress=ctx.progress)
     return round_again(ctx, state, bare, AGAIN)
 
 
@@ -104,8 +102,8 @@ def _find_threshold(ctx: SampledContext, _before: PlacedState, _after: PlacedSta
 
 def _is_good(ctx: SampledContext, state: PlacedState) -> bool:
     """True when no output is lost, as the file answers; the search looks at it with its own switches."""
-    outputs = ctx.data.judge.measure(state, state.planned, progress=ctx.progress)
-    return min((output.sqnr_db for output in outputs), default=math.inf) >= LOST_DB
+    figures = ctx.data.judge.list_db(state, state.planned, progress=ctx.progress)
+    return min(figures, default=math.inf) >= LOST_DB
 
 
 def _meet_sqnr(search: PromotionSearch, wanted: float) -> PromotedPlan:

@@ -17,8 +17,7 @@ import numpy as np
 import onnx
 
 from onnxq import backends
-from onnxq.arrays import Array
-from onnxq.calibrate import calibrate
+from onnxq.arrays import ArrayDict
 from onnxq.config import Config
 from onnxq.data import Dataset
 from onnxq.errors import ConfigError
@@ -42,7 +41,7 @@ from onnxq.progress import Progress
 from onnxq.runtime import Feeds, Session
 from onnxq.runtime.crew import Crew
 from onnxq.sites import Edge, LeftFloat, Role, Site, Unquantized, split_unquantized
-from onnxq.spec import QuantSpec
+from onnxq.spec import QuantSpec, name_int
 
 
 def measure_isolated(
@@ -99,12 +98,12 @@ def measure_isolated(
 
 def _open_constants(
     proto: ModelLike, operators: Sequence[Operator]
-) -> tuple[ModelLike, dict[Edge, str], dict[str, Array]]:
+) -> tuple[ModelLike, dict[Edge, str], ArrayDict]:
     """A copy whose weights and biases of these operators are read from inputs of the model, their names and values."""
     copy = onnx.ModelProto.FromString(bare_proto(proto).SerializeToString())
     nodes = {node.name: node for _, graph in walk_graphs(copy.graph) for node in graph.node}
     places: dict[Edge, str] = {}
-    usual: dict[str, Array] = {}
+    usual: ArrayDict = {}
     for op in operators:
         constants = {Edge(op.node.name, 1, op.node.scope): op.weight}
         if op.bias_edge is not None:
@@ -123,13 +122,11 @@ def _open_constants(
     return rebuild(proto, copy), places, usual
 
 
-def _list_changes(
-    plan: Plan, readers: Sequence[Operator], places: Mapping[Edge, str]
-) -> dict[str, Array]:
+def _list_changes(plan: Plan, readers: Sequence[Operator], places: Mapping[Edge, str]) -> ArrayDict:
     """The values of the inputs that these operators read, as the plan rounds them."""
     sites = plan.by_site
     biases = {bias.edge: bias.values for bias in plan.biases}
-    changes: dict[str, Array] = {}
+    changes: ArrayDict = {}
     for op in readers:
         changes[places[Edge(op.node.name, 1, op.node.scope)]] = dequantize_constant(
             sites[op.site.site], op.weight
@@ -256,7 +253,7 @@ def _list_widths(index: GraphIndex, site: SitePlan, config: Config) -> tuple[int
 
 def _widen_spec(spec: QuantSpec, bits: int) -> QuantSpec:
     """The same spec with more bits, in the next packed type or a byte where it was packed into less."""
-    wider = f"{'' if spec.signed else 'u'}int4" if bits <= 4 else ""
+    wider = name_int(4, signed=spec.signed) if bits <= 4 else ""
     # "" stands for the type of a byte.
     storage = spec.storage if bits <= spec.storage_bits else wider
     return replace(spec, bits=bits, storage=storage)
@@ -268,15 +265,13 @@ def _widen_weights(
     """The plan with these widths, and numbers to match."""
     # Scales and integers belong to the old width.
     changed: dict[Site, SitePlan] = {
-        site.site: replace(
-            site, spec=_widen_spec(site.spec, bits[site.site]), qparams=None, values=None
-        )
+        site.site: replace(site.without_numbers(), spec=_widen_spec(site.spec, bits[site.site]))
         for site in plan.sites
         if site.role.is_weight and bits.get(site.site, 0) > site.spec.bits
     }
     if not changed:
         return plan
-    return calibrate(state.model, plan.replace_sites(changed), ctx.data.calibration, crew=ctx.crew)
+    return ctx.calibrate(state.model, plan.replace_sites(changed), ctx.data.calibration)
 
 
 def _describe_bits(
@@ -366,10 +361,8 @@ def quantize_tables(ctx: SampledContext, state: PlacedState) -> PlacedStep:
     free = tuple(table for table in tables if not table.named)
     if free and ctx.config.embeddings == "auto" and plan.calibrated and not ctx.data.synthetic:
         judge = ctx.data.judge
-        before = [output.sqnr_db for output in judge.measure(state, plan, progress=ctx.progress)]
-        alone = [
-            output.sqnr_db for output in judge.measure(state, _isolate_tables(after.planned, free))
-        ]
+        before = judge.list_db(state, plan, progress=ctx.progress)
+        alone = judge.list_db(state, _isolate_tables(after.planned, free))
         pairs = [
             (db, add_noises(db, tables_db)) for db, tables_db in zip(before, alone, strict=True)
         ]
@@ -447,7 +440,7 @@ def _add_tables(
     plan = replace(plan, refusals=refusals, left_float=left_float)
     if state.planned.calibrated and not plan.calibrated:
         # Scales of constants need no samples.
-        plan = calibrate(state.model, plan, crew=ctx.crew)
+        plan = ctx.calibrate(state.model, plan, None)
     return replace(state, problem=problem, plan=plan)
 
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from onnx import TensorProto
 
+from onnxq.arrays import are_finite
 from onnxq.backends import find_target
 from onnxq.graph import GraphIndex, NodeRef
 from onnxq.passes.base import RunContext
@@ -419,7 +420,7 @@ def _follow(
         return None
     scale = state.scale * float(step[0])
     shift = state.shift * float(step[0]) + float(step[1])
-    if not np.isfinite((scale, shift)).all():
+    if not are_finite((scale, shift)):
         return None
     return replace(
         state, last=node, scale=scale, shift=shift, used=_add_node(index, state.used, node, rank)

@@ -103,7 +103,7 @@ def _find_product(index: GraphIndex, node: NodeRef) -> _Contraction | None:
     # Of another number of operands it is wrong, which ONNX Runtime says better.
     if equation.count(",") != 1:
         return None
-    shapes = [index.find_shape(index.find_input(node, k)) or () for k in (0, 1)]
+    shapes = [index.input_shape(node, k) or () for k in (0, 1)]
     (first, second), result = _read_equation(equation, shapes)
     sizes = _collect_sizes((first, second), shapes)
     if sizes is None:

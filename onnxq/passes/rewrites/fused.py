@@ -193,7 +193,7 @@ def _write_attention(edit: Edit, node: NodeRef) -> bool:
     x, weight, bias, mask, past, added, *others = [*node.inputs, *[""] * (6 - len(node.inputs))]
     index = edit.index
     # The weight may be joined of three, which is computed later.
-    shape = index.find_shape(index.find_input(node, 1)) or (None,)
+    shape = index.input_shape(node, 1) or (None,)
     masked = index.find_input(node, 3)
     maker = None if masked is None else index.find_producer(masked)
     # A vector may be of beginnings, too, which MultiHeadAttention takes for others; this node makes one of ends.

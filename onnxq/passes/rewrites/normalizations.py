@@ -12,7 +12,6 @@ A BatchNormalization in front of a Conv stays: it evens out channels that share 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -267,14 +266,11 @@ def _match_centred(index: GraphIndex, tensor: TensorId | None) -> _Centred | Non
 
 def _axes(index: GraphIndex, mean: NodeRef, x: TensorId) -> tuple[int, ...] | None:
     """The trailing axes a ReduceMean with kept dims runs over, counted from the end."""
-    # An attribute before opset 18, an input since.
-    axes: Any = mean.attrs.get("axes")
-    if axes is None:
-        axes = index.input_value(mean, 1)
+    axes = index.read_integers(mean, "axes", 1)
     if axes is None or not mean.attrs.get("keepdims", 1):
         return None
     rank = index.find_rank(x)
-    values = [int(axis) for axis in np.asarray(axes).reshape(-1)]
+    values = axes.tolist()
     if rank is not None:
         values = [axis - rank if axis >= 0 else axis for axis in values]
     wanted = list(range(-len(values), 0))

@@ -160,7 +160,7 @@ def _lower_node(index: GraphIndex, node: NodeRef, sizes: Shape, after: Shape) ->
             else [_Lowered(_join_axes(sizes, axis), {"axis": 1}, (places.reshape(-1),))]
         )
     if node.is_onnx(*_REDUCING):
-        axes = node.attrs.get("axes", index.input_value(node, 1))
+        axes = index.read_integers(node, "axes", 1)
         if axes is None or len(axes) != 1:
             return []
         shape = _join_axes(sizes, int(axes[0]))
@@ -190,7 +190,7 @@ def _lower_node(index: GraphIndex, node: NodeRef, sizes: Shape, after: Shape) ->
 def _computes_rows(index: GraphIndex, node: NodeRef) -> bool:
     """True where the last axis is all that is computed along. Products with a bias become a Gemm between Reshapes."""
     if node.op_type == "MatMul":
-        matrix = len(index.find_shape(index.find_input(node, 1)) or ()) == 2
+        matrix = len(index.input_shape(node, 1) or ()) == 2
         return matrix and index.find_reader(node.result, "Add") is None
     return bool(node.attrs.get("axis", -1) == -1)
 

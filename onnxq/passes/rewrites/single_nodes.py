@@ -5,11 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
-from onnxq.arrays import Array, Integers
+from onnxq.arrays import Array, Integers, are_finite
 from onnxq.graph import GraphIndex, NodeRef, get_index
 from onnxq.graph.base import NodeRefs
 from onnxq.passes.base import RunContext
@@ -155,7 +154,7 @@ def replace_prelu(edit: Edit, node: NodeRef) -> Iterator[str]:
     ):
         return
     wide = slope.astype(np.float64)
-    if not np.isfinite(wide).all() or slope.ndim > index.find_least_rank(x):
+    if not are_finite(wide) or slope.ndim > index.find_least_rank(x):
         return
     if np.all(wide == wide.flat[0]):
         edit.replace_node(node, "LeakyRelu", (x.name,), {"alpha": float(wide.flat[0])})
@@ -195,15 +194,12 @@ def find_pooled_axes(index: GraphIndex, node: NodeRef) -> TensorId | None:
         return None
     x = index.find_input(node, 0)
     rank = None if x is None else index.find_rank(x)
-    # An attribute until opset 17, then an input.
-    axes: Any = node.attrs.get("axes")
-    if axes is None:
-        axes = index.input_value(node, 1)
+    axes = index.read_integers(node, "axes", 1)
     if x is None or rank is None or rank < 3 or axes is None or index.find_dtype(x) not in SINGLE:
         return None
     if _is_square(index, x):
         return None
-    pooled = sorted(int(axis) % rank for axis in np.asarray(axes).reshape(-1))
+    pooled = sorted(axes % rank)
     return x if pooled == list(range(2, rank)) else None
 
 
@@ -299,12 +295,10 @@ def _find_padded_rank(index: GraphIndex, readers: NodeRefs) -> int | None:
 
 def pad_amounts(index: GraphIndex, node: NodeRef, rank: int | None) -> tuple[int, ...] | None:
     """The constant amounts of a Pad as [begin of every axis, end of every axis], None when computed or unclear."""
-    given = node.attrs.get("pads")
-    if given is None:
-        given = index.input_value(node, 1)
-    if given is None:
+    pads = index.read_integers(node, "pads", 1)
+    if pads is None:
         return None
-    values = [int(v) for v in np.asarray(given).reshape(-1)]
+    values = pads.tolist()
     # Since opset 18 an input may say which axes the amounts are of.
     if index.find_input(node, 3) is None:
         return tuple(values) if rank is None or len(values) == 2 * rank else None

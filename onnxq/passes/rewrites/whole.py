@@ -174,11 +174,9 @@ def cut_splits(edit: Edit, node: NodeRef) -> Iterator[str]:
 
 def _read_sizes(index: GraphIndex, node: NodeRef) -> np.ndarray | None:
     """The sizes of a Split's results; None where they are not known."""
-    sizes = node.attrs.get("split")
-    if sizes is None:
-        sizes = index.input_value(node, 1)
+    sizes = index.read_integers(node, "split", 1)
     if sizes is not None:
-        return np.asarray(sizes, np.int64)
+        return sizes
     if any(node.inputs[1:]):  # computed ones
         return None
     data = index.find_input(node, 0)

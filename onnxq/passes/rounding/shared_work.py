@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from onnxq.arrays import Array, Arrays, Shape
+from onnxq.arrays import Array, Arrays, Shape, are_finite
 from onnxq.files.access import make_write_error
 from onnxq.numerics.machine import use_all_blas_threads, use_one_blas_thread
 from onnxq.runtime.crew import Crew
@@ -66,7 +66,7 @@ def write_tensor(path: str, value: Array) -> TensorFile:
         os.replace(part, path)
     except OSError as error:
         raise make_write_error(Path(path), error) from error
-    finite = value.dtype.kind != "f" or bool(np.isfinite(value).all())
+    finite = value.dtype.kind != "f" or are_finite(value)
     return TensorFile(path, value.dtype, value.shape, finite)
 
 

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from onnxq.arrays import Array, Floats, Mask, Shape
+from onnxq.arrays import Array, Floats, Mask, Shape, are_finite
 from onnxq.data import read_mask
 from onnxq.numerics.machine import count_cores, map_in_threads
 from onnxq.passes.rounding.gptq_core import POSITIONS_PER_COLUMN, ErrorFeedback, factor_hessian
@@ -352,7 +352,7 @@ def _describe_sample(
 
 
 def _is_finite(value: Array | TensorFile) -> bool:
-    return value.finite if isinstance(value, TensorFile) else bool(np.isfinite(value).all())
+    return value.finite if isinstance(value, TensorFile) else are_finite(value)
 
 
 def _count_positions(sample: _Sample, geometry: Geometry) -> int:

@@ -1,7 +1,5 @@
 """A small network with one of each kind of product that OpenVINO reads integers in, quantized once."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 

@@ -1,7 +1,5 @@
 """OpenVINO builds, runs and times files in processes of its own, and each of its kernels has the names of its nodes."""
 
-from __future__ import annotations
-
 import numpy as np
 import onnx
 

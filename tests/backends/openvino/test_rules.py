@@ -1,7 +1,5 @@
 """Where pairs for OpenVINO stand: on what its kernels read, and behind the activations that they compute as well."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from functools import cache
@@ -11,7 +9,7 @@ import pytest
 
 import onnxq
 from onnxq.backends import find_target
-from onnxq.backends.base import OpCase
+from onnxq.backends.costs import OpCase
 from onnxq.runtime import Session
 from onnxq.sites import Role, TensorId
 from tests.backends.openvino.graphs import (

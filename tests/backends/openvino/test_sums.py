@@ -1,7 +1,5 @@
 """Which two products OpenVINO's kernels for AVX2 add in 16 bits, asked of the kernels themselves."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from itertools import combinations
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The static cost model: what it must never get wrong, and the decisions that measurements in ORT settled."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import re
@@ -13,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from onnxq.backends import find_target
-from onnxq.backends.base import Cost, OpCase
+from onnxq.backends.costs import Cost, OpCase
 from onnxq.backends.cpu_costs import CpuCosts
 from onnxq.config import Config
 

@@ -1,7 +1,5 @@
 """ONNX Runtime's part of the child, and the child itself, in this process: what they leave in the folder."""
 
-from __future__ import annotations
-
 import json
 import sys
 from dataclasses import asdict

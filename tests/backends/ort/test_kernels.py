@@ -1,7 +1,5 @@
 """ONNX Runtime's optimized graph: fused nodes found again by the tensors around them."""
 
-from __future__ import annotations
-
 import numpy as np
 import onnx
 import pytest

@@ -1,7 +1,5 @@
 """Every placement rule of the ort target makes the kernel it is there for, in ORT's own optimized graph."""
 
-from __future__ import annotations
-
 from collections import Counter
 from functools import cache
 

@@ -1,7 +1,5 @@
 """The operators that add products of int8 weights in 16 bits, and which two weights meet in each of those sums."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Small Q/DQ graphs for Qualcomm's NPU, and what becomes of them there."""
 
-from __future__ import annotations
-
 from functools import cache
 from importlib.util import find_spec
 

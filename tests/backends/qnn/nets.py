@@ -1,7 +1,5 @@
 """Small float networks whose placement for Qualcomm's NPU is known, each with a rule at work, as one model."""
 
-from __future__ import annotations
-
 from collections.abc import Collection
 from dataclasses import dataclass, field
 

@@ -1,7 +1,5 @@
 """Building for Qualcomm's NPU, running its emulator, and what is said where either cannot be."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What the QNN provider says of its graphs, as kernels and as nodes left to the CPU."""
 
-from __future__ import annotations
-
 import re
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Placement for Qualcomm's NPU: a pair on every side of every node, in the widths that are asked for."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Container, Iterator
 from functools import cache

@@ -1,7 +1,5 @@
 """The driver's calls: in words without a GPU, real work with one."""
 
-from __future__ import annotations
-
 import ctypes
 
 import numpy as np

@@ -1,7 +1,5 @@
 """TensorRT-RTX beside narrow float types: the operators that it has in float32 only, and int8 kernels that stay."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """TensorRT's lists of kernels: the builder's message and the inspector's JSON of TensorRT 10 and 11."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """Operators of ONNX Runtime that TensorRT's parser takes and does not take: the table, and the parser asked again."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Every placement rule of the trt target puts its pairs where it says, and TensorRT makes int8 kernels of them."""
 
-from __future__ import annotations
-
 from functools import cache
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """TensorRT: what is said without it, the child that builds, and on a GPU the comparison itself."""
 
-from __future__ import annotations
-
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The process that times engines: a job in, times or reasons out."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

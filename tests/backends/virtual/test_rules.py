@@ -1,7 +1,5 @@
 """The target without an engine: any bits and scheme, pairs where it says, and a file that computes them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """A quantized file in a page: headless Chromium loads it with onnxruntime-web, and answers as ONNX Runtime does."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """onnxruntime-web in Node.js: its graph, its answers and times, exact sums, and what is said where it is missing."""
 
-from __future__ import annotations
-
 import subprocess
 from pathlib import Path
 

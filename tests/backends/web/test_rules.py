@@ -1,7 +1,5 @@
 """What is placed where: costs of WebAssembly, the table of WebGPU, and the kernels that rules promise."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path
@@ -12,7 +10,7 @@ import pytest
 
 import onnxq
 from onnxq.backends import find_backend, find_target
-from onnxq.backends.base import OpCase
+from onnxq.backends.costs import OpCase
 from onnxq.backends.web.costs import COSTS, count_work, fits_matrix
 from onnxq.backends.web.node import VERSION, find_package, read_version
 from onnxq.graph import GraphIndex, name_nodes

@@ -1,7 +1,5 @@
 """A decoder of one layer, with caches or without, whose answers depend on all tokens before; and texts."""
 
-from __future__ import annotations
-
 import numpy as np
 import onnx
 from onnx import ModelProto, numpy_helper, parser

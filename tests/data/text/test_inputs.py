@@ -1,7 +1,5 @@
 """Inputs of models that read tokens: each gets what its name asks for, and others are refused."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from onnx import TensorProto

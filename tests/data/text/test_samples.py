@@ -1,7 +1,5 @@
 """Samples of text, read or written by the model itself: prompts, and steps behind caches of the tokens before."""
 
-from __future__ import annotations
-
 from collections import Counter
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Tokenizers and windows of a text: of one length, spread over it or one behind the other."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """`onnxq bench`: on the CPU with times, ahead of time without, on a GPU where there is one."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

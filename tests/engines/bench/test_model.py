@@ -1,7 +1,5 @@
 """Benches as values: what failed, how types are counted, and ratios to the first model."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """Engines timed in a process of their own: words where there is no GPU, figures where there is one."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

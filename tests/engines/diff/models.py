@@ -1,7 +1,5 @@
 """A small network quantized by hand, and the same with one weight quantized where ORT's kernels do not look."""
 
-from __future__ import annotations
-
 import math
 from functools import cache
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The smallest piece of a network in which two engines diverge."""
 
-from __future__ import annotations
-
 import numpy as np
 import onnx
 import onnxruntime

@@ -1,7 +1,5 @@
 """Float, quantized without and with optimizations: what agrees, what does not, and the smallest piece that shows it."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

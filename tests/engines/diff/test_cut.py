@@ -1,7 +1,5 @@
 """A part of a model as a model."""
 
-from __future__ import annotations
-
 import numpy as np
 import onnx
 from hypothesis import given, settings

@@ -1,7 +1,5 @@
 """`onnxq diff` as people and build machines run it: exit codes, messages, JSON."""
 
-from __future__ import annotations
-
 import json
 import sys
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Every kernel of ORT by itself."""
 
-from __future__ import annotations
-
 import numpy as np
 import onnx
 from onnx import numpy_helper

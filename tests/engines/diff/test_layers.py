@@ -1,7 +1,5 @@
 """Inner tensors, engine by engine."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The real values of integers in a file, and in the graph that ORT makes of it."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from onnxq.engines.diff.measure import Level, find_level

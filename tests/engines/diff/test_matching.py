@@ -1,7 +1,5 @@
 """Tensors of a quantized model and those of the float one that they stand for."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from onnxq.engines.diff.layers import find_losses, find_source, match_tensors

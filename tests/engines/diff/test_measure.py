@@ -1,7 +1,5 @@
 """The sums behind every number: equal to the formulas on all samples at once, and blind to how they are cut up."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

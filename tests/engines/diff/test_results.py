@@ -1,7 +1,5 @@
 """Files of results: Polygraphy reads the saved ones, and its own are compared."""
 
-from __future__ import annotations
-
 import json
 from importlib.util import find_spec
 from pathlib import Path

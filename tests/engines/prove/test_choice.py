@@ -1,7 +1,5 @@
 """`prove` takes its engine from the plan in the file."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import onnx

@@ -1,7 +1,5 @@
 """Two proofs side by side: what changed, by the names of nodes, weights and sites; and which files are no proof."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Nodes and pairs judged by lists of kernels as engines give them: no engine is built here."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import onnx

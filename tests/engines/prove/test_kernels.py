@@ -1,7 +1,5 @@
 """The kernel that does a node's work, and the type it computes in, from the words of each engine."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

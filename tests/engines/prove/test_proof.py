@@ -1,7 +1,5 @@
 """Proofs as values: what is looked up in them, and what counts."""
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Options of a proof that are refused before anything is built, and the folder that results go into."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

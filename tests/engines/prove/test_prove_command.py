@@ -1,7 +1,5 @@
 """`onnxq prove`: tables, JSON, exit codes, files, and comparing two builds."""
 
-from __future__ import annotations
-
 import json
 from importlib.util import find_spec
 from pathlib import Path

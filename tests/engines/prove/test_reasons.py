@@ -1,7 +1,5 @@
 """Why nodes stay float and pairs do not fuse."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

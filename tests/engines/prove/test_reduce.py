@@ -1,7 +1,5 @@
 """The search for the smallest part that fails, with a stand-in for the build: any monotone fault is found exactly."""
 
-from __future__ import annotations
-
 import onnx
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """TensorRT itself, on a machine with a GPU: the same questions, answered by its engine inspector."""
 
-from __future__ import annotations
-
 from importlib.util import find_spec
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Real engines of TensorRT for RTX, ahead of time and without a GPU: what every kind of node and pair becomes."""
 
-from __future__ import annotations
-
 import numpy as np
 import onnx
 import pytest

@@ -1,7 +1,5 @@
 """Files of several tools whose weights can overflow 16-bit sums, and the exact search for inputs that do it."""
 
-from __future__ import annotations
-
 from functools import cache
 from pathlib import Path
 from typing import Any

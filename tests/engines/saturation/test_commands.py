@@ -1,7 +1,5 @@
 """`prove`, `inspect` and `diff` about weights that can overflow 16-bit sums: tables, JSON, exit codes, causes."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

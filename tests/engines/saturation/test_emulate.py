@@ -1,7 +1,5 @@
 """Weights that can overflow 16-bit sums: found in files of any tool, and computed on any CPU as such kernels do."""
 
-from __future__ import annotations
-
 import numpy as np
 import onnx
 import pytest

@@ -1,7 +1,5 @@
 """Models as other tools' test suites have them: a graph in ONNX's text form, shapes of weights, kinds of samples."""
 
-from __future__ import annotations
-
 import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """The suites by the tool whose they are."""
 
-from __future__ import annotations
-
 from tests.fuzz.peers import modelopt, nncf, ort_graphs, ort_operators
 from tests.fuzz.peers.build import Peer
 

@@ -1,7 +1,5 @@
 """Written after the networks of ModelOpt's ONNX tests (integers, four bits, mixed precision, plugins), made smaller."""
 
-from __future__ import annotations
-
 import numpy as np
 import onnx
 from onnx import helper

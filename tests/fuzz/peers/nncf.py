@@ -1,7 +1,5 @@
 """Written after the synthetic models of NNCF's ONNX tests, and those of its weight compression, made smaller."""
 
-from __future__ import annotations
-
 import numpy as np
 import onnx
 from onnx import numpy_helper

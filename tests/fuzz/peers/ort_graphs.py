@@ -3,8 +3,6 @@
 Those of calibration, formats, overrides, fusions, preprocessing, integer biases, subgraphs and quantized inputs.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import onnx
 from onnx import helper

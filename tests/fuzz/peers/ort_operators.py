@@ -1,7 +1,5 @@
 """Written after the models of ONNX Runtime's quantization tests of one operator each (`test_op_*.py`), made smaller."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from tests.fuzz.peers.build import Peer, forget_imports, forget_shapes, ints, negate_dims, scalar

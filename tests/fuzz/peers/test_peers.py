@@ -1,7 +1,5 @@
 """Models as other tools' suites have them: each once, with the samples of its suite, for one of the targets in turn."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

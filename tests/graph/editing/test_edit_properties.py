@@ -1,7 +1,5 @@
 """Edits of random models: the numbers stay, whatever is inserted, rewired, renamed or removed."""
 
-from __future__ import annotations
-
 import random
 
 from hypothesis import given, settings

@@ -1,7 +1,5 @@
 """Editor: what graphsurgeon would lose is kept, edits reach every scope, nonsense is refused by name."""
 
-from __future__ import annotations
-
 import ml_dtypes
 import numpy as np
 import pytest

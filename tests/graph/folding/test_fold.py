@@ -1,7 +1,5 @@
 """fold_constants: what it must fold, what it must leave, and the numbers it must keep."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given, settings

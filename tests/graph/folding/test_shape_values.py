@@ -1,7 +1,5 @@
 """Integers that follow from static dims: each must be the one that ONNX Runtime computes, whatever the batch is."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

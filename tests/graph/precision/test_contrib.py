@@ -1,7 +1,5 @@
 """Operators of ONNX Runtime that onnx does not know: files that have them load, and types go through them."""
 
-from __future__ import annotations
-
 import numpy as np
 import onnx
 import pytest

@@ -1,7 +1,5 @@
 """Float types written into float32 models, as few Casts as there can be, and emulated as engines round them."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import ml_dtypes

@@ -1,7 +1,5 @@
 """float16 models: the same network in float32, types remembered, and no growth of what stays float."""
 
-from __future__ import annotations
-
 import numpy as np
 import onnx
 import pytest

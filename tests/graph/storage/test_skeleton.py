@@ -1,7 +1,5 @@
 """Models around the bytes of their weights, and arrays in files: the same bytes, and no memory once they are let go."""
 
-from __future__ import annotations
-
 import mmap
 import sys
 from pathlib import Path

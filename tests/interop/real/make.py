@@ -5,8 +5,6 @@
 A tool's environment is made once and kept. Versions are those of TOOLS; README.md says what each file is.
 """
 
-from __future__ import annotations
-
 import argparse
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """A Clip without bounds keeps ORT from quantizing what nobody asked it to; the optimized graph is the proof."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from onnx import ModelProto

@@ -1,7 +1,5 @@
 """The bias forms that ORT's MatMulAddFusion leaves alone, seen in its optimized graph."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from onnx import ModelProto

@@ -1,7 +1,5 @@
 """Weights alone as MatMulNBits: the plan asks, the file has them, and every command reads them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

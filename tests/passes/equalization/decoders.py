@@ -1,7 +1,5 @@
 """Decoders of one layer in the forms that exporters write: norms, attention, cache, tied tables."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

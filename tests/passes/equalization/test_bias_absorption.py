@@ -1,7 +1,5 @@
 """Bias absorption: the float function stays, ranges shrink, and what cannot be made up for is left alone."""
 
-from __future__ import annotations
-
 import numpy as np
 import onnx
 import pytest

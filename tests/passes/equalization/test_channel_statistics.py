@@ -1,7 +1,5 @@
 """Ends and rows of channels over samples, against the same read off the whole array."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

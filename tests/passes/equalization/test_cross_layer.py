@@ -1,7 +1,5 @@
 """Channels are scaled where the factors cancel, and nowhere else."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given, settings

@@ -1,7 +1,5 @@
 """Hadamard matrices by Sylvester, Paley and blocks: orthogonal, flat, the mean left alone, a seed for bytes."""
 
-from __future__ import annotations
-
 import hashlib
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Scaling channels in the whole run: it saves what rounding to one scale destroys, and gives way where it harms."""
 
-from __future__ import annotations
-
 import re
 from typing import Any, NamedTuple
 

@@ -1,7 +1,5 @@
 """Rotated decoders compute what they did, in every form of norm and attention; what cannot be rotated says why."""
 
-from __future__ import annotations
-
 from collections import Counter
 from typing import Any
 

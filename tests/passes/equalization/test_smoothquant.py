@@ -1,7 +1,5 @@
 """Outlier channels move into the weights: for free where what writes them can take it, by one Mul where it pays."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

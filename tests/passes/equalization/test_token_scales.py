@@ -1,7 +1,5 @@
 """Scales of tokens: what a quantized network computes for a token depends on no other."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

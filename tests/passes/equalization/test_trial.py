@@ -1,7 +1,5 @@
 """An equalized model is compared with the float one, and judged quantized; where either cannot be, it is given up."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

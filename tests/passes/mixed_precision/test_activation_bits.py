@@ -1,7 +1,5 @@
 """Bits of activations for the NPU: as few wide operators as the noise allows, unless a person says which."""
 
-from __future__ import annotations
-
 import re
 from functools import cache
 from typing import Any

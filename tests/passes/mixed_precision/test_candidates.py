@@ -1,7 +1,5 @@
 """What may be promoted, and the plan that comes of it: on a chain of convolutions, without a run of the model."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

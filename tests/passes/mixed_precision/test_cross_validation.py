@@ -1,7 +1,5 @@
 """Cross-validation of ranges: each sample is judged on ranges it had no part in, weights and clipping stay."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Tables of embeddings judged by the outputs, and known to the commands that read quantized models."""
 
-from __future__ import annotations
-
 import re
 
 import numpy as np

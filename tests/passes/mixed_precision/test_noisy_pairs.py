@@ -1,7 +1,5 @@
 """Operators that make most of the noise, in `mode: auto`: left float, or with a scale for each run; nobody else."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

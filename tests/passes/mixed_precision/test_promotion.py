@@ -1,7 +1,5 @@
 """Promotion: the sites to blame leave 8 bits, no more of them than the wish takes, and the account is honest."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager

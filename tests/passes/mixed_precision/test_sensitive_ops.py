@@ -1,7 +1,5 @@
 """One operator to blame for the noise: found by halves, left float, told, and never a second choice."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

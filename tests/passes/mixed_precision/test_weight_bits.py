@@ -1,7 +1,5 @@
 """Bits by an average: the choice against brute force, and the measurement against quantizing by hand."""
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np

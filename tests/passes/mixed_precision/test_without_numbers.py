@@ -1,7 +1,5 @@
 """Operators at tensors that calibration has no range of stay float, and the others do not."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

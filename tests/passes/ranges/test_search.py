@@ -1,7 +1,5 @@
 """Ranges chosen by the error behind the operator that reads them: what decides, what is left alone."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 

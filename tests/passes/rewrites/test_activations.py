@@ -1,7 +1,5 @@
 """Chains in every spelling become one node that computes the same; near misses stay."""
 
-from __future__ import annotations
-
 import math
 from typing import Any, NamedTuple
 

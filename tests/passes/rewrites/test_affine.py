@@ -1,7 +1,5 @@
 """BatchNormalization and constant arithmetic go into the weights beside them; everything else stays where it is."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Pad, Resize and CenterCropPad of some axes compute the same of all; ONNX Runtime runs them beside int8 products."""
 
-from __future__ import annotations
-
 import numpy as np
 import onnx
 import pytest

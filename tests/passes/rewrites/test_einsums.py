@@ -1,7 +1,5 @@
 """An Einsum of two tensors is a MatMul between Transposes and Reshapes, where it is one product of matrices."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Operators of ONNX Runtime's optimizer become those that they were made of, with the same answers."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Written-out layer normalization becomes LayerNormalization; what only looks like it stays."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given, settings

@@ -1,7 +1,5 @@
 """All passes together: the same function, deterministic bytes, names and interface kept, every pass optional."""
 
-from __future__ import annotations
-
 import numpy as np
 import onnx
 import pytest

@@ -1,7 +1,5 @@
 """Nodes that move values of more than five axes do so on five at most, between Reshapes."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Nodes that do nothing go, and single nodes become others that engines run faster; what only looks like them stays."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Masks that a scale can hold, Splits as Slices, MatMuls with biases as Gemms: for targets that take whole graphs."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The rounding strategies on bare arrays, without an operator and its site."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any

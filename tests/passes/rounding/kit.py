@@ -1,7 +1,5 @@
 """Networks of one operator, and calibrated plans to round."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Rounding strategies on bare arrays: never worse than nearest, near the best there is by brute force; refits."""
 
-from __future__ import annotations
-
 import itertools
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """Roundings handed in: taken where they fit, kept where they help, refused by name where they do not fit."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """A rounding that is interrupted after each operator: the next run takes those before from the journal."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace

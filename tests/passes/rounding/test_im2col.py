@@ -1,7 +1,5 @@
 """Rows times weights are the convolution, of random geometries."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """A model run in pieces gives the values it gives whole, at every node and with constants changed on the way."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

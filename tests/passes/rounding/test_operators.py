@@ -1,7 +1,5 @@
 """Every operator's matrix form against the operator itself, and the sweep over each at every width and granularity."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

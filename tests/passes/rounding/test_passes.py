@@ -1,7 +1,5 @@
 """Rounding as the runner judges it: what makes it worse is rolled back, parts that help are kept."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Classifiers behind a pooling are rounded by what stands in front of it."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

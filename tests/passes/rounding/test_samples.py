@@ -1,7 +1,5 @@
 """How many samples rounding takes, and in which other ways it is shown pictures."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Second moments added up in parts, of some positions, of tokens and of halves."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The sweep in a run: what it changes, what it leaves, and that a plan repeats it without data."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

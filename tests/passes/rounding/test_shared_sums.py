@@ -1,7 +1,5 @@
 """Rounding by second moments inside 16-bit sums: sums kept, errors no larger than those of bounded nearest rounding."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

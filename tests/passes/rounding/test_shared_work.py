@@ -1,7 +1,5 @@
 """Samples and sums that workers share: the same bytes, although every piece is done twice; tensors in files."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any

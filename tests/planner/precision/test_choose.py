@@ -1,7 +1,5 @@
 """Which nodes stay in float32 beside float16, why, and that as few Casts as possible stand between."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

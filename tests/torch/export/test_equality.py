@@ -1,7 +1,5 @@
 """An exported model has the same outputs in ONNX Runtime as the QuantModel in torch."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """What an export writes: all files or none, the same file again, and the outputs of the module."""
 
-from __future__ import annotations
-
 import logging
 import math
 import os

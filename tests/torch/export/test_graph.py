@@ -1,7 +1,5 @@
 """torch.onnx.export with markers: quantizers by hand are found again; those that leave no marker are named."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Networks that torch's own exporter writes, resized to sizes of other tensors."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Tensors and qparams for calls of fake_quantize."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -3,8 +3,6 @@
 compute-sanitizer --tool memcheck python tests/torch/fake_quant/sanitize.py
 """
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

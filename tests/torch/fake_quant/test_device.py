@@ -1,7 +1,5 @@
 """fake_quantize on a GPU: the numbers of the CPU, graphs, streams, huge tensors, compute-sanitizer."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 import sys

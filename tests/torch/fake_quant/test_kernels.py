@@ -1,7 +1,5 @@
 """Where fake_quantize's kernels come from: nothing at import, the compiled ones, else one warning and the reference."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import shutil

@@ -1,7 +1,5 @@
 """fake_quantize among torch's own machinery: opcheck, compile, vmap, autocast, empty tensors, and wrong calls."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

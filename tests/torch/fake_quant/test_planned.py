@@ -1,8 +1,6 @@
 """The CUDA kernels of fake_quantize without a GPU: their own source under an emulation of blocks and threads, started
 through the same plans, arguments and driver calls."""
 
-from __future__ import annotations
-
 import ctypes
 import shutil
 import subprocess

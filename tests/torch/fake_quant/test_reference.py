@@ -1,7 +1,5 @@
 """The values of fake_quantize are those of onnxq.numerics, and so of ONNX Runtime; its gradients the papers'."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

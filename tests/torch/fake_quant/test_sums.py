@@ -1,7 +1,5 @@
 """fake_quantize of weights that keep 16-bit sums: the values of numpy, the gradients of its docstring."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """A small network with learned quantizers, its batches, and its training."""
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 from torch import nn

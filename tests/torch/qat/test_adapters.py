@@ -1,7 +1,5 @@
 """Low-rank adapters beside frozen quantized weights: trained, exported, and merged into the weights."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

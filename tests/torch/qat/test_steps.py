@@ -1,7 +1,5 @@
 """The steps of a training: first qparams, optimizer groups, the schedule, distillation."""
 
-from __future__ import annotations
-
 import pytest
 
 torch = pytest.importorskip("torch")

@@ -1,7 +1,5 @@
 """QAT by the Trainer of Hugging Face: labels in training, none in the exported file."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

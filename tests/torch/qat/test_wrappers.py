@@ -1,7 +1,5 @@
 """torch's own tools around a QuantModel: ranks, shards, compilers, averages, recomputation."""
 
-from __future__ import annotations
-
 import copy
 import multiprocessing
 import socket

@@ -1,7 +1,5 @@
 """Layers of users' own classes, and layers with a computed weight: weight norms become plain, others are refused."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

@@ -2,8 +2,6 @@
 it, trainable, and never an error for an unknown one.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Quantized networks at every step of a QuantModel's life."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

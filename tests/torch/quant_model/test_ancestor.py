@@ -1,7 +1,5 @@
 """A script written for Sparsebit runs under its own names, with one DeprecationWarning for each."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import onnx

@@ -1,7 +1,5 @@
 """Calibration: ranges of all batches, asymmetric calibration, and the sites it names when it cannot."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

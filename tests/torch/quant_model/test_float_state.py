@@ -1,7 +1,5 @@
 """Checkpoints of the float network load into the quantized one by their own names."""
 
-from __future__ import annotations
-
 import copy
 import warnings
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """QuantModel: its states and switches, copies and state dicts, its diagram, and errors by layer."""
 
-from __future__ import annotations
-
 import copy
 import io
 import pickle

@@ -1,7 +1,5 @@
 """Batch norms that stay: tuned to the quantized model, or trained with the statistics of their batches, and folded."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 

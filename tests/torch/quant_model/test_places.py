@@ -1,7 +1,5 @@
 """Where quantizers stand: by target, by rules, by multi-input policies, and as the engine would place them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Weights of target ort keep 16-bit sums in torch as they do in numpy, through training, reconstruction and export."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 from dataclasses import replace

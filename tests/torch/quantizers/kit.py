@@ -1,7 +1,5 @@
 """Quantizers by name, calibrated or with given numbers; values to quantize, and the papers' formulas in float64."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np

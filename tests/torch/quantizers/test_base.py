@@ -1,7 +1,5 @@
 """The contract of every quantizer: names, qparams, switches, state, upkeep, limits, messages."""
 
-from __future__ import annotations
-
 import copy
 import itertools
 import pickle

@@ -1,7 +1,5 @@
 """Quantizers on an NVIDIA GPU: numbers appear where the model is, and upkeep after a step does not wait for it."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

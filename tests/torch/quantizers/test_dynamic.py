@@ -1,7 +1,5 @@
 """Activations on scales of each run: as ONNX Runtime computes them, trained straight through, exported."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Quantizers against their papers: gradients by autograd in float64, first numbers, and one update by hand."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

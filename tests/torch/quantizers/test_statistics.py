@@ -1,7 +1,5 @@
 """First qparams: observers, streaming, and statistics of several ranks."""
 
-from __future__ import annotations
-
 import pickle
 
 import numpy as np

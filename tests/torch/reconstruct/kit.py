@@ -1,7 +1,5 @@
 """Small networks with quantizers to reconstruct, and data with the correlations of real inputs."""
 
-from __future__ import annotations
-
 import torch
 from torch import nn
 

@@ -1,7 +1,5 @@
 """Layers and blocks found in graphs: their values are the model's, and learning them lowers the error."""
 
-from __future__ import annotations
-
 import pytest
 
 torch = pytest.importorskip("torch")

@@ -1,7 +1,5 @@
 """Learned roundings: lower error, the same bits for the same seed, and nothing else of the model touched."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

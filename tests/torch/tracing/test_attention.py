@@ -1,7 +1,5 @@
 """torch's transformer modules in their traceable form: the same values, every product quantized."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

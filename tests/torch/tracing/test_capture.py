@@ -1,7 +1,5 @@
 """Forwards that symbols cannot follow are captured by torch.export, in the calls that all else reads."""
 
-from __future__ import annotations
-
 import pickle
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """Batch norms, modules and functions, fold into the layer in front where nobody sees the difference, or train."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 from typing import Any

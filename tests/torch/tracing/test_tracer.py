@@ -1,7 +1,5 @@
 """Tracing: names of sites, shapes and arguments by the example, parts that are skipped or not traced, modes, writes."""
 
-from __future__ import annotations
-
 import copy
 import inspect
 from typing import Any

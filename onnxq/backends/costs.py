@@ -1,0 +1,83 @@
+"""The cost of a node in float and in int8, which tables of the backends predict from its sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from onnxq.arrays import Shape
+
+# Taken for sizes that are not known: small, so that int8 does not look cheap.
+UNKNOWN_ROWS = 1
+UNKNOWN_ELEMENTS = 4096
+# Axes of an LSTM's data, [steps, batch, features], and of its weights, [directions, rows, features].
+LSTM_RANK = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpCase:
+    """One node as its cost depends on it; a shape that is not known is None."""
+
+    op_type: str
+    inputs: tuple[Shape | None, ...]
+    output: Shape | None
+    weight: Shape | None = None
+    group: int = 1
+    kernel: Shape = ()
+    strides: Shape = ()
+    # Operator of the activation behind, which the kernel computes as well; "" without one.
+    activation: str = ""
+    # A product of matrices that is written as a Conv of one tap in integers.
+    pointwise: bool = False
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Microseconds of one node inside a float region and inside an int8 region."""
+
+    float_us: float
+    int8_us: float
+
+
+class MachineCosts(Protocol):
+    """The costs of one kind of machine."""
+
+    def predict_node(self, case: OpCase) -> Cost:
+        """Time of one node, float and int8; sizes that are not known are taken small."""
+
+    def predict_quantize(
+        self, elements: int | None, *, from_conv: bool = False, dynamic: bool = False
+    ) -> float:
+        """Microseconds from a float producer to int8 consumers.
+
+        elements: None where they are not known. from_conv: the producer is a Conv. dynamic: on a scale of each run.
+        """
+
+    def predict_dequantize(self, elements: int | None, *, to_conv: bool = False) -> float:
+        """Microseconds from an int8 producer to float consumers. to_conv: a consumer is a Conv."""
+
+
+def sum_lstm(
+    case: OpCase,
+    weight: Shape,
+    multiply: Callable[[OpCase], Cost],
+    quantize: Callable[[int, int], float],
+) -> Cost:
+    """One product of all inputs, and for each step one of the hidden state, which is quantized anew.
+
+    multiply: the cost of a Gemm. quantize: the microseconds for a state, by its values and the units of the LSTM.
+    """
+    directions, rows, features = weight
+    # A row for each of four gates.
+    hidden = rows // 4
+    shape = (case.inputs[0] if case.inputs else None) or ()
+    steps, batch = shape[:2] if len(shape) == LSTM_RANK else (UNKNOWN_ROWS, UNKNOWN_ROWS)
+    first, each = (
+        multiply(OpCase(op_type="Gemm", inputs=(), output=(count, rows), weight=(depth, rows)))
+        for count, depth in ((steps * batch, features), (batch, hidden))
+    )
+    state = quantize(batch * hidden, hidden)
+    float_us = first.float_us + steps * each.float_us
+    int8_us = first.int8_us + steps * (each.int8_us + state)
+    return Cost(directions * float_us, directions * int8_us)
