@@ -160,7 +160,8 @@ class PrecisionProgram:
             left = limit - getattr(self.fixed, name)
             if left < 0:
                 return None
-            solver.addConstr(total(name, left or 1.0) <= bool(left) + _SLACK)
+            # A limit of nothing allows no cost, however far below the solver's tolerance.
+            solver.addConstr(total(name, left or sys.float_info.min) <= bool(left) + _SLACK)
         units = self.find_units()
         # Noise of zero beside a precision that is free would take float everywhere.
         others = [_TIE * total(name, units[name]) for name in QUANTITIES if name != minimized]

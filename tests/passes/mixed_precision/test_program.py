@@ -1,7 +1,5 @@
 """The integer programme against all choices that there are."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import subprocess
@@ -84,6 +82,11 @@ def test_there_is_no_choice_below_the_least_size() -> None:
     assert program.solve("noise", {"size": 6}) is None
     assert program.solve("noise", {"size": 57}) == {"op": "w4a8"}
     assert program.solve("size", {"noise": 0}) == {"op": "float"}
+
+
+def test_a_limit_of_nothing_allows_no_cost_below_the_tolerance_of_the_solver() -> None:
+    options = {"float": Costs(size=400), "w8a8": Costs(noise=1e-9, size=100)}
+    assert PrecisionProgram({"op": options}).solve("size", {"noise": 0}) == {"op": "float"}
 
 
 @given(program=programs(), factors=st.tuples(st.floats(0, 9), st.floats(0, 9), st.floats(0, 9)))
