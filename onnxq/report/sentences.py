@@ -130,7 +130,7 @@ def _describe(report: PassReport) -> str:
         return ": ".join(("nothing to gain", *report.changed[:1]))
     if report.outcome is Outcome.NOT_EQUIVALENT:
         return f"rolled back: it changed the float outputs, {change}"
-    return f"rolled back: {figures}" if figures else "rolled back: a trial could not run"
+    return f"rolled back: {figures}" if figures else "rolled back: no trial could judge it"
 
 
 def describe_shortage(shortened: Shortened) -> str:

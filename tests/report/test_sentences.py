@@ -150,7 +150,7 @@ def test_a_rewrite_names_its_first_change_and_counts_all(changed: tuple[str, ...
             PassReport("rounding", outcome=Outcome.WORSE, trial_db=(24.0, 20.0)),
             "rolled back: 24.0 to 20.0 dB in a trial",
         ),
-        (PassReport("rounding", outcome=Outcome.WORSE), "rolled back: a trial could not run"),
+        (PassReport("rounding", outcome=Outcome.WORSE), "rolled back: no trial could judge it"),
     ],
 )
 def test_every_outcome_of_a_pass_has_its_words(report: PassReport, line: str) -> None:
