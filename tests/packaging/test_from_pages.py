@@ -12,7 +12,7 @@ from onnxq.config import Rule, list_presets, parse_setting
 from onnxq.passes.registry import SKIPPABLE
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = ("from-onnxruntime", "from-modelopt", "from-neural-compressor")
+PAGES = ("from-onnxruntime", "from-modelopt", "from-neural-compressor", "from-nncf")
 CONTEXT = click.Context(cli)
 COMMANDS = {name: cli.get_command(CONTEXT, name) for name in cli.list_commands(CONTEXT)}
 FLAGS = {flag for command in COMMANDS.values() for one in command.params for flag in (*one.opts, *one.secondary_opts)}
@@ -34,6 +34,19 @@ strategy_kwargs timeout max_trials objective smooth_quant smooth_quant_args laye
 rtn_args awq_args gptq_args teq_args autoround_args fast_bias_correction weight_correction gemm_to_matmul
 graph_optimization_level first_conv_or_matmul_quantization last_conv_or_matmul_quantization
 pre_post_process_quantization add_qdq_pair_to_weight optypes_to_exclude_output_quant dedicated_qdq_pair""")  # fmt: skip
+
+# Of nncf 3.4: quantize, IgnoredScope, AdvancedQuantizationParameters, quantize_with_accuracy_control, compress_weights
+# and AdvancedCompressionParameters.
+NNCF = re.findall(r"\w+", """model calibration_dataset mode preset target_device subset_size fast_bias_correction
+model_type ignored_scope advanced_parameters names patterns types subgraphs validate overflow_fix quantize_outputs
+inplace_statistics disable_channel_alignment disable_bias_correction batchwise_statistics
+activations_quantization_params weights_quantization_params quantizer_propagation_rule
+activations_range_estimator_params weights_range_estimator_params bias_correction_params smooth_quant_alphas
+smooth_quant_alpha backend_params validation_dataset validation_fn max_drop drop_type
+advanced_quantization_parameters advanced_accuracy_restorer_parameters ratio group_size all_layers dataset
+sensitivity_metric awq scale_estimation gptq lora_correction backup_mode compression_format statistics_path
+lora_adapter_rank group_size_fallback_mode min_adjusted_group_size awq_params scale_estimation_params gptq_params
+lora_correction_params codebook adaptive_codebook_params""")  # fmt: skip
 
 
 def cells(page: str) -> Iterator[tuple[str, str]]:
@@ -62,6 +75,10 @@ def test_every_option_of_neural_compressor_has_a_row() -> None:
     assert set(NEURAL_COMPRESSOR) - {"recipes"} - words("from-neural-compressor") == set()
 
 
+def test_every_option_of_nncf_has_a_row() -> None:
+    assert set(NNCF) - words("from-nncf") == set()
+
+
 @pytest.mark.parametrize("page", PAGES)
 def test_options_of_ours_are_there(page: str) -> None:
     named = {flag for one in code(page) for flag in re.findall(r"(?<![\w-])--?[a-z][a-z-]*", one)}
@@ -74,7 +91,7 @@ def test_options_of_ours_are_there(page: str) -> None:
 @pytest.mark.parametrize("page", PAGES)
 def test_presets_are_there(page: str) -> None:
     text = (ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8")
-    named = set(re.findall(r"(?:--config |`)((?:ort|trt|virtual)-[a-z0-9-]+)`", text))
+    named = set(re.findall(r"(?:--config |`)((?:openvino|ort|trt|virtual)-[a-z0-9-]+)`", text))
     assert named - {*list_presets()} == set()
 
 
