@@ -10,7 +10,7 @@ import pytest
 import onnxq
 from onnxq.backends import find_target
 from onnxq.backends.costs import OpCase
-from onnxq.runtime import Session
+from onnxq.runtime import Session, detect_cpu
 from onnxq.sites import Role, TensorId
 from tests.backends.openvino.graphs import (
     check_part,
@@ -343,8 +343,12 @@ def test_an_empty_name_in_the_place_of_a_bias_is_taken_out() -> None:
     assert result.report.engines[0].outputs[0].sqnr_db > 25
 
 
+# OpenVINO multiplies the two activations in integers by itself then, and sums of 16 bits overflow (docs/engines.md).
+_OVERFLOWS = pytest.mark.xfail(detect_cpu() == "avx2", reason="OpenVINO's product overflows with AVX2", strict=True)
+
+
 @needs_openvino
-@pytest.mark.parametrize("value", [1.0, 0.0])
+@pytest.mark.parametrize("value", [1.0, pytest.param(0.0, marks=_OVERFLOWS)])
 def test_no_pair_comes_to_a_pad_with_a_value_in_front_of_a_product_of_activations(value: float) -> None:
     """As in the linear attention of EfficientViT: OpenVINO left what is padded unset."""
     rng = np.random.default_rng(4)
