@@ -162,7 +162,7 @@ class Dataset:
         """Join two parts of one set; a sample of both counts once."""
         return self._choose(sorted({*self._indices, *other._indices}))
 
-    def locate(self, part: Dataset) -> list[int]:
+    def find_positions(self, part: Dataset) -> list[int]:
         """Return the positions here of the samples of a part."""
         return [self._indices.index(index) for index in part._indices]
 

@@ -188,7 +188,7 @@ def write_matrices(proto: ModelLike, fits: FitsMatrix) -> ModelLike:
     index = get_index(typed)
     editor = Editor(proto)
     counts: dict[tuple[str, Any], str] = {}
-    results: set[tuple[str, str]] = set()
+    results: set[str] = set()
     for node in index.nodes:
         weight = index.input_value(node, 1) if node.is_onnx("Conv") else None
         if weight is None or weight.dtype != np.float32 or weight.shape[1] > 1:
@@ -213,14 +213,13 @@ def write_matrices(proto: ModelLike, fits: FitsMatrix) -> ModelLike:
             end = reader if reader.is_onnx("Relu", "Clip") else node
             writer = NodeWriter(editor, node.scope, node.name)
             _write_matrix(writer, node, end, (batch, before, after), counts)
-            results.add((node.scope, end.outputs[0]))
+            results.add(end.outputs[0])
     done = editor.export()
-    for (scope, graph), (_, source) in zip(
+    for (_, graph), (_, source) in zip(
         walk_graphs(done.graph), walk_graphs(typed.graph), strict=True
     ):
-        graph.value_info.extend(
-            value for value in source.value_info if (scope, value.name) in results
-        )
+        missing = results.difference(value.name for value in graph.value_info)
+        graph.value_info.extend(value for value in source.value_info if value.name in missing)
     return done
 
 

@@ -78,7 +78,7 @@ class Evaluator:
         key = (id(state.model), id(plan))
         if self._wider is not None and key in self._wider._errors:
             whole = self._wider._errors[key][2]
-            return [whole[k] for k in self._wider.samples.locate(self.samples)]
+            return [whole[k] for k in self._wider.samples.find_positions(self.samples)]
         if key not in self._errors:
             with progress("judging", len(self.samples)) as task:
                 floats = self.float_outputs(state.model)

@@ -12,7 +12,7 @@ import onnxq
 from onnxq.config import Config, Rule
 from onnxq.emit.model import emit_pairs, write_matrices
 from onnxq.errors import PlanError
-from onnxq.graph import name_nodes
+from onnxq.graph import infer_shapes, name_nodes
 from onnxq.graph.values import read_declared_type
 from onnxq.numerics import fake_quant
 from onnxq.runtime import Session, optimize_graph
@@ -264,6 +264,15 @@ def test_results_of_products_by_matrices_keep_their_sizes() -> None:
     text = "(float[n,6,4,4] x) => (float[n,6,4,4] y) { a = Conv <group=6>(x, w) b = Relu(a) y = Relu(b) }"
     made = write_matrices(name_nodes(kit.graph(text, 13, w=np.ones((6, 1, 1, 1), np.float32))), lambda *_: True)
     assert {value.name: read_declared_type(value)[1] for value in made.graph.value_info} == {"b": ("n", 6, 4, 4)}
+
+
+def test_results_of_products_by_matrices_are_declared_once() -> None:
+    text = "(float[n,6,4,4] x) => (float[n,6,4,4] y) { a = Conv <group=6>(x, w) b = Relu(a) y = Relu(b) }"
+    typed = infer_shapes(name_nodes(kit.graph(text, 13, w=np.ones((6, 1, 1, 1), np.float32))))
+    made = write_matrices(typed, lambda *_: True)
+    names = [value.name for value in made.graph.value_info]
+    assert sorted(names) == sorted(set(names))
+    assert "b" in names
 
 
 def test_other_convolutions_are_left() -> None:

@@ -127,7 +127,8 @@ const actions = {
 
   // Times of sessions in turns, in seconds: `warm` runs of each that do not count, then so many rounds, or all that
   // the seconds take.
-  // orders: of the sessions, by their places, for one round after the other. processor: of this process alone, without what others on the machine take.
+  // orders: of the sessions, by their places, for one round after the other. processor: of this process alone, without
+  // what others on the machine take.
   time: async ({ names, feeds, orders, warm, rounds, least, seconds, processor }) => {
     const now = processor ? () => Object.values(process.cpuUsage()).reduce((sum, part) => sum + part) / 1e3 : () => performance.now();
     const runs = names.map((name, k) => [sessions.get(name), readTensors(feeds[k])]);
