@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial, wraps
+from typing import TypeVar
 from weakref import WeakKeyDictionary
-
-import numpy as np
 
 from onnxq.arrays import Array
 from onnxq.backends import surroundings
@@ -17,6 +16,7 @@ from onnxq.graph.base import POSITIVE_OPS, Graph
 from onnxq.graph.scopes import walk_from
 from onnxq.sites import TensorId
 
+T = TypeVar("T")
 # Activations that the kernel of a product computes on its result.
 ACTIVATIONS = (
     "Relu",
@@ -42,7 +42,8 @@ _JOINED = (
 )
 # Operators whose results have the sizes that they read, from this input on.
 _SIZING = {"ConstantOfShape": 0, "Range": 0, "Reshape": 1, "Slice": 1}
-_PRODUCTS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
+_MATRIX_PRODUCTS = ("Gemm", "MatMul")
+_PRODUCTS = ("Conv", "ConvTranspose", *_MATRIX_PRODUCTS)
 _EXTREMES = ("ReduceMax", "ReduceMin", "ReduceProd", "GlobalMaxPool")
 # What OpenVINO moves the scales of a convolution's channels past, as past constant factors.
 _SCALED = (
@@ -76,13 +77,13 @@ def check_conv(c: Candidate) -> str | None:
 
 
 def _find_once(
-    find: Callable[[Graph], frozenset[NodeRef]],
-) -> Callable[[Graph], frozenset[NodeRef]]:
+    find: Callable[[Graph], frozenset[T]],
+) -> Callable[[Graph], frozenset[T]]:
     """Keep what is found in a graph as long as that is there: every product of it asks."""
-    by_graph: WeakKeyDictionary[Graph, frozenset[NodeRef]] = WeakKeyDictionary()
+    by_graph: WeakKeyDictionary[Graph, frozenset[T]] = WeakKeyDictionary()
 
     @wraps(find)
-    def find_first(index: Graph) -> frozenset[NodeRef]:
+    def find_first(index: Graph) -> frozenset[T]:
         if index not in by_graph:
             by_graph[index] = find(index)
         return by_graph[index]
@@ -152,47 +153,48 @@ def _list_numbers(index: Graph, node: NodeRef) -> Iterator[NodeRef]:
             yield reader
 
 
-def check_unpadded(c: Candidate) -> str | None:
-    """Why what moves values takes no pair on both sides: as `_explain_padded`."""
-    return surroundings.check_data(c) or _explain_padded(c, c.node)
+def explain_multiplied(tensor: TensorId | None, index: Graph) -> str | None:
+    """Why a tensor takes no pair: a product of activations reads it, moved or rectified, as its other operand is read.
 
-
-def check_joined(c: Candidate) -> str | None:
-    """Why a Concat takes no pairs on its inputs: as `_explain_padded`."""
-    return surroundings.check_all_computed(c) or _explain_padded(c, c.node)
-
-
-def _explain_padded(c: Candidate, maker: NodeRef | None) -> str | None:
-    """Why no pair may stand behind a node: a Pad with a value reads the result, and a product of activations the Pad.
-
-    Where the pair's zero point is that of no shift (128), OpenVINO 2026.4 leaves what is padded unset.
+    Where both come from pairs whose zero point is that of no shift (128), OpenVINO 2026.4 multiplies in integers. Its
+    sums of 16 bits overflow with AVX2 then, and the values of a Pad in between are unset.
     """
-    if maker not in _find_padded_nodes(c.index):
+    if tensor not in _find_multiplied(index):
         return None
-    return "OpenVINO leaves the values of a Pad unset between a pair and a product of activations"
+    return "OpenVINO multiplies activations from two pairs in sums of 16 bits, which overflow with AVX2"
 
 
 @_find_once
-def _find_padded_nodes(index: Graph) -> frozenset[NodeRef]:
-    """Pads with a value that products of activations read, and the nodes whose values these move, scale or join."""
-    pads = [node for node in index.nodes if _pads_operand(index, node)]
-    return frozenset(
-        walk_from(pads, lambda node: index.makers(node) if node.op_type in _PASSED else ())
+def _find_multiplied(index: Graph) -> frozenset[TensorId]:
+    """What comes to the first operand of products of activations, where pairs may stand in front of both."""
+    tensors: set[TensorId] = set()
+    for product in index.nodes:
+        operands = list(index.list_computed(product).values())[:2]
+        if product.op_type not in _MATRIX_PRODUCTS or len(operands) < 2:
+            continue
+        sources = [_walk_sources(index, operand) for operand in operands]
+        if all(any(_may_be_paired(index, tensor) for tensor in source) for source in sources):
+            tensors |= sources[0]
+    return frozenset(tensors)
+
+
+def _may_be_paired(index: Graph, tensor: TensorId) -> bool:
+    """True where an operator reads the tensor that is no product of activations."""
+    return any(
+        reader.op_type not in _MATRIX_PRODUCTS or index.is_constant(index.find_input(reader, 1))
+        for reader in index.readers(tensor)
     )
 
 
-def _pads_operand(index: Graph, node: NodeRef) -> bool:
-    """True for a Pad with a value other than zero, or a computed one, whose result comes to a MatMul."""
-    tensor = index.find_input(node, 2)
-    if node.op_type != "Pad" or tensor is None:
-        return False
-    value = index.find_constant(tensor)
-    if value is not None and not np.any(value):
-        return False
-    behind = walk_from(
-        [node], lambda maker: index.readers(maker.result) if maker.op_type in _PASSED else ()
-    )
-    return any(reader.op_type == "MatMul" for reader in behind)
+def _walk_sources(index: Graph, tensor: TensorId) -> set[TensorId]:
+    """A tensor, and those whose values it holds moved, scaled or joined."""
+
+    def list_sources(tensor: TensorId) -> Iterable[TensorId]:
+        maker = index.find_producer(tensor)
+        passed = maker is not None and maker.op_type in _PASSED
+        return index.list_computed(maker).values() if maker is not None and passed else ()
+
+    return walk_from([tensor], list_sources)
 
 
 def _walk_joined(c: Candidate) -> Iterator[Candidate]:
@@ -255,9 +257,6 @@ def _explain_misread_data(c: Candidate) -> str | None:
     A reduction to extremes takes the pair into its kernel, and is wrong. A mean without its axes, axis 1 among them,
     takes the factors of other channels.
     """
-    padded = _explain_padded(c, c.index.find_producer(c.tensor(0)))
-    if padded is not None:
-        return padded
     parts = list(_walk_joined(c))
     kind = parts[-1].node.op_type if parts else ""
     if kind in _EXTREMES:

@@ -26,9 +26,8 @@ from onnxq.backends.openvino.misreads import (
     ACTIVATIONS,
     check_conv,
     check_gemm,
-    check_joined,
     check_matmul,
-    check_unpadded,
+    explain_multiplied,
     find_swish,
 )
 from onnxq.graph import NodeRef
@@ -110,7 +109,7 @@ RULES: tuple[PlacementRule, ...] = (
         kernel="Concatenation",
         why="pairs on all inputs",
         data=(),
-        check=check_joined,
+        check=surroundings.check_all_computed,
         output=Output.PAIR,
     ),
     _rule(
@@ -134,7 +133,7 @@ RULES: tuple[PlacementRule, ...] = (
         kernel="",
         why=_MOVED,
         shares=True,
-        check=check_unpadded,
+        check=surroundings.check_data,
         output=Output.PAIR,
     ),
     _rule(
@@ -218,9 +217,18 @@ def find_sum_order(node: NodeRef, shape: Shape) -> SumOrder | None:
     return (1, 0) if node.op_type == "MatMul" and len(shape) == 2 else None
 
 
+def _check_tensors(rule: PlacementRule, c: Candidate) -> str | None:
+    """The rule's own check, and why a tensor that it wants a pair at takes none."""
+    tensors = [c.tensor(k) for k in rule.list_inputs(c)]
+    if rule.output is Output.PAIR:
+        tensors.append(c.node.result)
+    reasons = (explain_multiplied(tensor, c.index) for tensor in tensors)
+    return rule.check(c) or next(filter(None, reasons), None)
+
+
 _BASE = Target(
     name="openvino",
-    rules=RULES,
+    rules=tuple(replace(rule, check=partial(_check_tensors, rule)) for rule in RULES),
     capabilities=CAPABILITIES,
     no_kernel=_NO_KERNEL,
     no_gain=_NO_GAIN,
