@@ -175,6 +175,10 @@ class Rule(Section):
     def _selects_something(self) -> Rule:
         if not (self.node or self.op or self.tensor or self.role or self.scope or self.between):
             raise ValueError("selects nothing; give node, op, tensor, role, scope or between")
+        if Role.BIAS in self.role:
+            raise ValueError(
+                "biases are int32 or float together, as the key `bias` of the configuration says"
+            )
         if self.set.range is not None and self.role and Role.ACTIVATION not in self.role:
             raise ValueError("`range` is of activations; give `role: activation`, or no role")
         return self

@@ -323,7 +323,12 @@ class OnnxPlacement(PlacementProblem):
             opset=opset,
             refusals=refusals,
             left_float=left_float,
-            warnings=(*self.base.warnings, *placement.warnings, *choice.warnings),
+            warnings=(
+                *self.base.warnings,
+                *placement.warnings,
+                *choice.warnings,
+                *self.requests.warn_of_unapplied(),
+            ),
             float_nodes=floats,
             nodes=nodes,
             placement=how,

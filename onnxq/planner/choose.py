@@ -10,7 +10,7 @@ from onnxq.config import Rule
 from onnxq.graph.scopes import walk_from
 from onnxq.planner.cut import Balance, CutProblem, find_balance
 from onnxq.planner.problem import KEPT, PlacementProblem, QuantizableOp, QuantizableOps
-from onnxq.sites import Caution, Cautions, LeftFloat, Names, Refusal, Unquantized
+from onnxq.sites import Caution, Cautions, LeftFloat, Names, Refusal, Role, Unquantized
 
 # The rule that reasons name where a rule of the configuration decides.
 BY_PERSON = "configuration"
@@ -266,7 +266,8 @@ def _decide_side(
     ops = problem.ops
     requests = problem.requests
     roles = ops.list_roles(op)
-    rule = requests.find_float_rule(op.node, roles)
+    closing = [(Role.ACTIVATION, op.out)] if op.closes_with_pair(problem.config.bias) else []
+    rule = requests.find_float_rule(op.node, [*roles, *closing])
     if op.name in ops.complete:
         if rule is None:
             return True, None

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
-from onnxq.backends import Output, Target
+from onnxq.backends import Target
 from onnxq.config import Rule
 from onnxq.graph import GraphIndex
 from onnxq.numerics import qparams_from_range
@@ -85,9 +85,7 @@ class Placer:
             for _, tensor in () if op.rule.joins or op.name in self.apart else op.data:
                 if tensor not in activations:
                     activations[tensor] = self._find_readers(tensor, chosen)
-            # A Gemm writes float only from an int32 bias.
-            without_bias = op.bias is None or self.config.bias == "float"
-            if op.rule.output is Output.PAIR or (op.rule.output is Output.EITHER and without_bias):
+            if op.closes_with_pair(self.config.bias):
                 activations[op.out] = None
         return activations
 

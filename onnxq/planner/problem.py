@@ -159,6 +159,12 @@ class QuantizableOp:
             return None
         return self.node.make_edge(k)
 
+    def closes_with_pair(self, bias: str) -> bool:
+        """True where the kernel exists only with a pair behind it. bias: `int32` or `float`, as configured."""
+        # A Gemm writes float only from an int32 bias.
+        bare = self.rule.output is Output.EITHER and (self.bias is None or bias == "float")
+        return bare or self.rule.output is Output.PAIR
+
 
 @dataclass(frozen=True, eq=False)
 class QuantizableOps:

@@ -10,7 +10,7 @@ from onnxq.config import Config, Rule, TensorConfig, matches_any, suggest_names
 from onnxq.errors import ConfigError
 from onnxq.graph import Graph, NodeRef
 from onnxq.graph.scopes import walk_from
-from onnxq.sites import Names, Role, TensorId
+from onnxq.sites import Caution, Names, Role, TensorId
 from onnxq.spec import ObserverSpec, QuantSpec
 
 # The output-channel axis of a weight, by operator: the only one engines compute per channel.
@@ -40,11 +40,15 @@ class Match:
 
 @dataclass
 class Requests:
-    """Looks rules up by the names of a graph's nodes and tensors. A graph of another kind overrides its names."""
+    """Looks rules up by the names of a graph's nodes and tensors. A graph of another kind overrides its names.
+
+    applied: the numbers of the rules that decided on a tensor so far.
+    """
 
     config: Config
     graph: Graph
     paths: dict[tuple[str, str], frozenset[str]] = field(default_factory=dict)
+    applied: set[int] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         for rule in self.config.rules:
@@ -80,10 +84,11 @@ class Requests:
         if not role.is_weight and self.config.mode == "dynamic":
             default = default.model_copy(update={"dynamic": True})
         match = Match(default)
-        for rule in self.config.rules:
+        for k, rule in enumerate(self.config.rules):
             if rule.set.concerns_pairs and any(
                 self._selects_tensor(rule, role, tensor, node) for node in nodes
             ):
+                self.applied.add(k)
                 # A rule for float asks for nothing else: the rest of its request is never read.
                 match = Match(default if rule.set.float else rule.apply(default, role), rule)
                 break
@@ -99,10 +104,11 @@ class Requests:
 
     def match_table(self, tensor: TensorId, nodes: Sequence[NodeRef]) -> Match:
         """The request for a table of embeddings. Rules for all weights do not mean it, unless they leave them float."""
-        for rule in self.config.rules:
+        for k, rule in enumerate(self.config.rules):
             if not (rule.set.concerns_pairs and (_is_specific(rule) or rule.set.float)):
                 continue
             if any(self._selects_tensor(rule, Role.WEIGHT, tensor, node) for node in nodes):
+                self.applied.add(k)
                 default = _TABLES["int4" if rule.set.bits == 4 else "int8"]
                 request = default if rule.set.float else rule.apply(default, Role.WEIGHT)
                 # Tables are quantized for small files, so 4 bits are packed unless the rule names a
@@ -175,6 +181,9 @@ class Requests:
         if rule.between is not None and node.name not in self.paths[rule.between]:
             return False
         name, ops = self.list_words(node)
+        # An output of the model is an activation as well.
+        is_output = Role.OUTPUT in rule.role and self.graph.is_output(tensor)
+        role = Role.OUTPUT if is_output and role is Role.ACTIVATION else role
         return any(
             rule.selects(node=name, op=op, tensor=tensor.name, role=role, scope=node.scope)
             for op in ops
@@ -197,6 +206,14 @@ class Requests:
             ):
                 fix = self._suggest_names(rule, others or (self.graph,))
                 raise _make_error(rule, "matches nothing in this model", fix, code="Q309")
+
+    def warn_of_unapplied(self) -> Iterator[Caution]:
+        """A line for each rule that asks for integers, and decided on no tensor once everything is placed."""
+        for k, rule in enumerate(self.config.rules):
+            if k not in self.applied and rule.set.concerns_pairs and not rule.set.float:
+                cause = "has no kernel that reads or writes integers there"
+                text = f"{rule.describe()} changes nothing: {self.config.target} {cause}, or an earlier rule decides"
+                yield Caution("W149", text)
 
     def _suggest_names(self, rule: Rule, graphs: Sequence[Graph]) -> str:
         """The nearest names for the first selector that no name in the graphs satisfies."""

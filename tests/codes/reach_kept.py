@@ -59,6 +59,13 @@ def two_observers(_: Path):
     ).warnings
 
 
+@reach("W149")
+def a_rule_for_an_output_in_float(_: Path):
+    return onnxq.make_plan(
+        residual(), config=load_config("trt-int8", {"rules": [{"role": "output", "set": {"bits": 4}}]})
+    ).warnings
+
+
 @reach("W124")
 def other_sign(_: Path):
     signed = EVERYTHING.model_copy(update={"activations": EVERYTHING.activations.model_copy(update={"signed": True})})

@@ -1,12 +1,15 @@
 """The plan says as a person asked in rules: first match wins, a typo is an error."""
 
+import numpy as np
 import pytest
 
 import onnxq
+from onnxq.backends import load_config
 from onnxq.config import Config
 from onnxq.errors import ConfigError
 from onnxq.plan import Plan
 from onnxq.sites import TensorId
+from tests.codes.kit import model
 from tests.pipeline.models import images, residual
 from tests.planner.kit import FORCE
 
@@ -46,6 +49,38 @@ def test_float_by_operator_says_so_in_the_plan() -> None:
     assert "w3" not in {str(site.site) for site in plan.sites}
     refusal = next(refusal for refusal in plan.left_float if refusal.rule == "configuration")
     assert "op=Gemm" in refusal.reason
+
+
+# Convolutions of ONNX Runtime write integers, those of TensorRT float.
+@pytest.mark.parametrize(
+    ("target", "rule", "outputs", "code"),
+    [
+        ("ort", {"role": "output", "set": {"bits": 4}}, {"a": 8, "y": 4}, "W104"),
+        ("ort", {"tensor": "y", "set": {"float": True}}, {"a": 8}, ""),
+        ("ort", {"tensor": "a", "set": {"float": True}}, {}, ""),
+        ("trt", {"role": "output", "set": {"bits": 4}}, {"a": 8}, "W149"),
+        ("trt", {"op": "*", "role": "activation", "set": {"bits": 8}}, {"a": 8}, ""),
+    ],
+)
+def test_rules_reach_what_operators_write(
+    target: str, rule: dict[str, object], outputs: dict[str, int], code: str
+) -> None:
+    """No pair stands where a rule wants float, and a rule that changes nothing is told."""
+    net = model(
+        "g (float[1,8,8,8] x) => (float[1,8,8,8] y) { a = Conv<pads=[1,1,1,1]>(x, w) y = Conv<pads=[1,1,1,1]>(a, w) }",
+        w=np.ones((8, 8, 3, 3), np.float32),
+    )
+    config = load_config(f"{target}-int8", {"effort": "fast", "rules": [rule, FORCE]})
+    plan = onnxq.make_plan(net, None, config)
+    bits = {str(site.site): site.spec.bits for site in plan.sites if site.role.is_measured}
+    assert {name: bits[name] for name in ("a", "y") if name in bits} == outputs
+    assert {warning.code for warning in plan.warnings} - {"W101"} == ({code} if code else set())
+
+
+def test_no_rule_is_for_biases_alone() -> None:
+    with pytest.raises(ConfigError, match=r"key `bias`") as caught:
+        load_config(None, {"rules": [{"role": "bias", "set": {"float": True}}]})
+    assert caught.value.code == "Q304"
 
 
 def test_observer_of_one_site() -> None:
