@@ -22,7 +22,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import resources
 from itertools import pairwise
 from typing import Any
@@ -96,6 +96,8 @@ class ConvCosts:
     grouped_int8_ns: float
     grouped_int8_tap_ns: float
     grouped_int8_channel_ns: float
+    # Squares of input channels times results of one channel, above which an engine computes a transposed Conv in float.
+    transposed_most: float = math.inf
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -207,6 +209,8 @@ class CpuCosts:
             return _compute_lstm_cost(case, weight, self)
         if case.op_type == "Conv" and weight:
             cost = conv_cost(case, weight, self)
+        elif case.op_type == "ConvTranspose" and weight:
+            cost = _compute_transposed_cost(case, weight, self)
         elif case.op_type in ("Gemm", "MatMul") and len(weight) > 1:
             cost = _compute_linear_cost(case, weight, self)
         else:
@@ -379,6 +383,21 @@ def conv_cost(case: OpCase, weight: Shape, cpu: CpuCosts) -> Cost:
         conv.launch + float_us + (conv.cold_ns * (read + written) + clip) / 1e3,
         conv.int8_launch + int8_us + (conv.int8_cold_ns * (read + written) + image) / 1e3,
     )
+
+
+def _compute_transposed_cost(case: OpCase, weight: Shape, cpu: CpuCosts) -> Cost:
+    """Time of a ConvTranspose: that of a Conv of as many outputs, whose kernel has the taps that reach one of them."""
+    cin, per_group, *kernel = weight
+    strides = case.strides or (1,) * len(kernel)
+    taps = (-(-size // stride) for size, stride in zip(kernel, strides, strict=True))
+    shape = (per_group * case.group, cin // case.group, *taps)
+    cost = conv_cost(replace(case, op_type="Conv", strides=()), shape, cpu)
+    positions = math.inf if case.output is None else math.prod(case.output[2:])
+    if cin**2 * positions <= cpu.conv.transposed_most:
+        return cost
+    read = case.inputs[0] if case.inputs else None
+    pair_us = cpu.predict_dequantize(None if read is None else math.prod(read))
+    return Cost(cost.float_us, cost.float_us + pair_us)
 
 
 def _compute_valid_share(size: int, kernel: int, stride: int) -> float:

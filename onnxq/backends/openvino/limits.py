@@ -10,7 +10,8 @@ from onnxq.graph import NodeRef
 from onnxq.numerics import pair_neighbours
 
 _PRODUCTS = {
-    op: IntegerProduct(op=op, reads=Data.PAIR, weights=(1,)) for op in ("Conv", "Gemm", "MatMul")
+    op: IntegerProduct(op=op, reads=Data.PAIR, weights=(1,))
+    for op in ("Conv", "ConvTranspose", "Gemm", "MatMul")
 }
 
 

@@ -57,6 +57,8 @@ _SCALED = (
     *surroundings.MOVES,
 )
 _PASSED = (*_SCALED, "Concat")
+# Nodes whose results are values of what they read, or means of these.
+_KEEPS_SIGN = ("Concat", "MaxPool", "AveragePool", "Split", *surroundings.MOVES)
 
 
 def check_conv(c: Candidate) -> str | None:
@@ -244,6 +246,38 @@ def _find_factor(c: Candidate) -> Array | None:
     """The constant that values are multiplied or divided by."""
     factors = (c.constant(k) for k in (0, 1))
     return next((factor for factor in factors if factor is not None), None)
+
+
+# Of the last axis; from the sources of 2026.4.
+_MOST_STRIDE = 3
+
+
+def check_transposed(c: Candidate) -> str | None:
+    """Why a ConvTranspose is not computed in integers: groups, strides, operands, or data that may be negative.
+
+    Where a stride is larger than its kernel, OpenVINO 2026.4 computes it wrongly between pairs (2 dB).
+    """
+    if c.attr("group", 1) != 1:
+        return "transposed convolutions of several groups have no integer kernel"
+    kernel = (c.shape(1) or ())[2:]
+    strides = c.attr("strides", [1] * len(kernel))
+    wide = any(stride > size for size, stride in zip(kernel, strides, strict=True))
+    if wide or max(strides[-1:], default=1) > _MOST_STRIDE:
+        return "transposed convolutions of such strides have no integer kernel"
+    if not _is_positive(c.index, c.tensor(0)):
+        return "a transposed convolution reads integers without a zero point, of data that are never negative"
+    return surroundings.check_weighted(c)
+
+
+def _is_positive(index: Graph, tensor: TensorId | None) -> bool:
+    """True where no value of a tensor is negative: those of activations, as they are moved, pooled and joined."""
+    maker = index.find_producer(tensor)
+    if maker is None:
+        return False
+    if maker.op_type in _KEEPS_SIGN:
+        return all(_is_positive(index, source) for source in index.list_computed(maker).values())
+    lowest = index.input_value(maker, 1) if maker.op_type == "Clip" else None
+    return maker.op_type in POSITIVE_OPS or (lowest is not None and bool((lowest >= 0).all()))
 
 
 def check_gemm(c: Candidate) -> str | None:

@@ -27,6 +27,7 @@ from onnxq.backends.openvino.misreads import (
     check_conv,
     check_gemm,
     check_matmul,
+    check_transposed,
     explain_multiplied,
     find_swish,
 )
@@ -74,6 +75,13 @@ _MOVED = "moves integers: both sides share one scale"
 # In the order of precedence.
 RULES: tuple[PlacementRule, ...] = (
     _product(name="conv", ops=("Conv",), kernel="Convolution", why=_FUSED, check=check_conv),
+    _product(
+        name="conv-transpose",
+        ops=("ConvTranspose",),
+        kernel="Deconvolution",
+        why=_FUSED,
+        check=check_transposed,
+    ),
     _product(name="gemm", ops=("Gemm",), kernel="FullyConnected", why=_FUSED, check=check_gemm),
     _product(
         name="matmul",
@@ -155,7 +163,7 @@ CAPABILITIES: tuple[Capability, ...] = (
     Capability(role=Role.ACTIVATION, storage=("uint8",)),
     # With a zero point these are dequantized in front of the kernel.
     Capability(role=Role.ACTIVATION, storage=("int8",), symmetric=(True,)),
-    _channel(ops=("Conv", "Gemm", "MatMul"), bits=_NARROW),
+    _channel(ops=("Conv", "ConvTranspose", "Gemm", "MatMul"), bits=_NARROW),
     _weight(ops=("Gather",), granularity=(PerChannel,)),
 )
 # Beside float data only the kernel of matrices reads integers; others have their weights dequantized at every run.
@@ -195,23 +203,21 @@ _NO_KERNEL = {
     "Einsum": "OpenVINO has no integer Einsum kernel",
     **dict.fromkeys(ATTENTION, "attention in one node: export its parts"),
 }
-_NO_GAIN = {
-    "ConvTranspose": "integers are read by the transposed convolution only without a zero point"
-}
 
 
 def find_sum_order(node: NodeRef, shape: Shape) -> SumOrder | None:
     """The order of axes in which u8 x s8 kernels for AVX2 read a node's weight, adding two products to a 16-bit sum.
 
-    Conv: input channels of one tap; an odd one is added alone, so that kernels of one channel a group are exact.
-    Measured on 2026.4 with weights of two positions.
+    Convolutions: input channels of one tap; an odd one is added alone, so that kernels of one channel a group are
+    exact. Measured on 2026.4 with weights of two positions.
     """
-    if node.op_type == "Conv" and len(shape) > 2:
+    if node.op_type in ("Conv", "ConvTranspose") and len(shape) > 2:
+        into, out = (1, 0) if node.op_type == "Conv" else (0, 1)
         # A flat order would let a sum cross from one tap to the next where channels are odd.
         taps = range(2, len(shape))
-        if shape[1] % 2:
-            return ((0, *taps), 1) if shape[1] > 1 else None
-        return (0, *taps, 1)
+        if shape[into] % 2:
+            return ((out, *taps), into) if shape[into] > 1 else None
+        return (out, *taps, into)
     if node.op_type == "Gemm" and len(shape) == 2:
         return (0, 1) if node.is_transposed else (1, 0)
     return (1, 0) if node.op_type == "MatMul" and len(shape) == 2 else None
@@ -231,7 +237,6 @@ _BASE = Target(
     rules=tuple(replace(rule, check=partial(_check_tensors, rule)) for rule in RULES),
     capabilities=CAPABILITIES,
     no_kernel=_NO_KERNEL,
-    no_gain=_NO_GAIN,
     costs=read_costs(__package__),
     # Products compute a Gelu, but not one whose factor of a half went into weights.
     skips=("layernorm", "residual", "prelu", "pool"),

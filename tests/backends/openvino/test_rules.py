@@ -344,6 +344,48 @@ def test_an_empty_name_in_the_place_of_a_bias_is_taken_out() -> None:
 
 
 @needs_openvino
+def test_transposed_convolutions_run_in_integers_behind_data_that_are_never_negative() -> None:
+    """Of several groups and with strides of 4 they have no such kernel, and with gaps OpenVINO computed 2 dB."""
+    rng = np.random.default_rng(5)
+    net = model(
+        """g (float[1,16,8,8] x) => (float[1,8,16,16] a, float[1,8,5,5] b, float[1,8,32,32] c, float[1,16,16,16] d,
+                                      float[1,8,23,23] e, float[1,8,16,16] f) {
+        h = Conv<pads=[1,1,1,1]>(x, w, v) r = Clip(h, zero, six) m = MaxPool<kernel_shape=[2,2],strides=[2,2]>(r)
+        [even] a = ConvTranspose<strides=[2,2]>(r, w2, v2) [odd] b = ConvTranspose<pads=[1,1,1,1]>(m, w4)
+        [wide] c = ConvTranspose<strides=[4,4]>(r, w4, v2) [grouped] d = ConvTranspose<strides=[2,2], group=2>(r, w2, v)
+        [gaps] e = ConvTranspose<strides=[3,3]>(r, w2, v2) [signed] f = ConvTranspose<strides=[2,2]>(x, w2, v2) }""",
+        zero=np.float32(0),
+        six=np.float32(6),
+        **random_weights({"w": (16, 16, 3, 3), "v": (16,), "w2": (16, 8, 2, 2), "w4": (16, 8, 4, 4), "v2": (8,)}),
+    )
+    samples = [{"x": rng.standard_normal((1, 16, 8, 8)).astype(np.float32)} for _ in range(8)]
+    result = quantize_all(net, samples)
+    assert min(output.sqnr_db for output in result.report.engines[0].outputs) > 30
+    proof = onnxq.prove(result.model, overrides={"engine": "openvino"})
+    transposed = {node.node: node.type for node in proof.nodes if node.op == "ConvTranspose"}
+    assert transposed == {
+        name: "int8" if name in ("even", "odd") else "float32"
+        for name in ("even", "odd", "wide", "grouped", "gaps", "signed")
+    }
+
+
+@pytest.mark.parametrize("channels", [128, 256])
+def test_a_transposed_convolution_pays_but_for_large_ones_with_avx2(channels: int) -> None:
+    case = OpCase(
+        op_type="ConvTranspose",
+        inputs=((1, channels, 28, 28),),
+        output=(1, 64, 56, 56),
+        weight=(channels, 64, 2, 2),
+        strides=(2, 2),
+    )
+    vnni, avx2 = (find_target("openvino").costs[cpu].predict_node(case) for cpu in ("vnni", "avx2"))
+    assert vnni.int8_us < vnni.float_us / 2
+    # There they are computed in float.
+    assert (avx2.int8_us < avx2.float_us / 1.4) == (channels == 128)
+    assert (avx2.int8_us < avx2.float_us) == (channels == 128)
+
+
+@needs_openvino
 @pytest.mark.parametrize("scheme", ["asymmetric", "symmetric"])
 def test_no_pairs_come_to_both_operands_of_a_product_of_activations(scheme: str) -> None:
     """As in EfficientViT's linear attention: sums of 16 bits overflowed with AVX2, and what is padded was unset."""

@@ -58,6 +58,8 @@ CASES = {
     "1x1": _make_conv((1, 8, 1, 1)),
     "3x3": _make_conv((1, 4, 3, 3)),
     "3x3 of an odd number": _make_conv((1, 3, 3, 3)),
+    "transposed": ("ConvTranspose", (1, 4, 5, 5), (4, 1, 2, 2), 1, {}),
+    "transposed, of an odd number": ("ConvTranspose", (1, 3, 5, 5), (3, 1, 2, 2), 1, {}),
     "depthwise": _make_conv((1, 1, 3, 3), group=36),
     "MatMul": ("MatMul", (16, 9), (9, 1), 1, {}),
     "Gemm, transposed": ("Gemm", (16, 8), (1, 8), 0, {"transB": 1}),
@@ -77,16 +79,14 @@ def test_two_weights_overflow_where_the_order_says_that_they_share_a_sum(
     rows = np.zeros((count, int(np.prod(one))), np.int8)
     for row, both in zip(rows, taps, strict=True):
         row[list(both)] = 127
-    weight = rows.reshape(count, *one[1:]) if axis == 0 else rows.T.copy()
-    model = make_product(op, weight, x, **attributes)
+    weight = np.moveaxis(rows.reshape(count, *(size for k, size in enumerate(one) if k != axis)), 0, axis)
+    model = make_product(op, np.ascontiguousarray(weight), x, **attributes)
     answer = run_for_avx2(model, x, tmp_path)
-    largest = answer.max(axis=(0, 2, 3)) if op == "Conv" else answer[0]
+    largest = answer.max(axis=(0, 2, 3)) if op.startswith("Conv") else answer[0]
     order = find_sum_order(find_node(model), weight.shape)
     flat = np.zeros(weight.shape, np.int64) if order is None else find_partners(weight.shape, order)
     places = np.arange(weight.size).reshape(weight.shape)
-    cells: Callable[[np.ndarray], np.ndarray] = lambda array: (  # noqa: E731
-        array.reshape(count, -1) if axis == 0 else array.reshape(-1, count).T
-    )
+    cells: Callable[[np.ndarray], np.ndarray] = lambda array: np.moveaxis(array, axis, 0).reshape(count, -1)  # noqa: E731
     partners, at = cells(flat), cells(places)
     shared = [order is not None and partners[k, a] == at[k, b] for k, (a, b) in enumerate(taps)]
     np.testing.assert_array_equal(largest, np.where(shared, 32767, 2 * 127 * 255))
