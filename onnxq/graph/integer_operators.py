@@ -111,8 +111,7 @@ class NodeWriter:
 
     def constant(self, value: Any) -> str:
         """A new constant; returns its name."""
-        name = self.editor.fresh(f"{self.prefix}/constant")
-        return self.editor.add_initializer(self.scope, name, np.asarray(value))
+        return self.editor.add_constant(self.scope, f"{self.prefix}/constant", value)
 
 
 def read_integer_operators(proto: M, wanted: frozenset[str] | None = None) -> M:

@@ -216,7 +216,7 @@ class Edit:
 
     def add_constant(self, scope: str, base: str, value: Array) -> str:
         """A new initializer of about this name."""
-        return self._editor.add_initializer(scope, self._editor.fresh(base), value)
+        return self._editor.add_constant(scope, base, value)
 
     def add_integers(self, scope: str, base: str, values: ArrayLike) -> str:
         """A new initializer of int64 of about this name."""

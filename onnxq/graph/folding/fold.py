@@ -361,9 +361,7 @@ def _insert_scalars(index: GraphIndex, model: M) -> M:
     for edge, t in edges:
         node = editor.fresh(f"{edge}/scalar")
         # A Reshape to the empty shape makes a scalar.
-        shape = editor.add_initializer(
-            edge.scope, editor.fresh(f"{node}/shape"), np.zeros(0, np.int64)
-        )
+        shape = editor.add_constant(edge.scope, f"{node}/shape", np.zeros(0, np.int64))
         scalar = editor.fresh(node)
         editor.insert_node(
             edge.scope, "Reshape", [t.name, shape], [scalar], name=node, before=edge.node
