@@ -207,11 +207,6 @@ class GraphIndex(Graph):
         # Formulas with inf or NaN in them are not those of the patterns.
         return (number, value.ndim) if math.isfinite(number) else None
 
-    def find_rank(self, t: TensorId | None) -> int | None:
-        """The rank of a tensor where it is known."""
-        shape = self.find_shape(t)
-        return None if shape is None else len(shape)
-
     def find_least_rank(self, t: TensorId) -> int:
         """The rank of a tensor, or its known minimum."""
         node = self.find_onnx_producer(t)

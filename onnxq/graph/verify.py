@@ -96,15 +96,11 @@ def _check_quantize(index: GraphIndex, node: NodeRef) -> None:
 
 
 def _is_quantized_again(index: GraphIndex, node: NodeRef) -> bool:
-    before = index.maker(node)
-    if before is None or before.op_type != DEQUANTIZE or _find_difference(index, node, before):
+    before = index.maker(node, 0, DEQUANTIZE)
+    maker = index.maker(before, 0, QUANTIZE)
+    if before is None or maker is None:
         return False
-    maker = index.maker(before)
-    return (
-        maker is not None
-        and maker.op_type == QUANTIZE
-        and not _find_difference(index, maker, before)
-    )
+    return not any(_find_difference(index, half, before) for half in (node, maker))
 
 
 def _find_difference(index: GraphIndex, a: NodeRef, b: NodeRef) -> str:

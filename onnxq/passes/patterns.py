@@ -228,7 +228,7 @@ class Edit:
 
     def set_constant(self, edge: Edge, value: Array) -> None:
         """Give one reader of a constant another value: in place where nobody else reads it, else a copy of its own."""
-        held = self.index.find_input(self.index.find_node(edge.node), edge.index)
+        held = self.index.find_at(edge)
         if held is not None and self.index.is_owned(held):
             # The tensor keeps its name, by which plans and reports know it.
             self._editor.replace_initializer(held, value)

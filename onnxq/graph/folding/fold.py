@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from onnx import ModelProto, NodeProto, TensorProto
 
-from onnxq.arrays import Array, Shape
+from onnxq.arrays import Array
 from onnxq.graph.base import NodeRef
 from onnxq.graph.editing.editor import Editor
 from onnxq.graph.folding.values import evaluate_nodes, infer_shape_values, move_constant
@@ -265,7 +265,7 @@ class _Folding:
         array = self.weights.find_constant(at)
         dtype = self.weights.find_dtype(at)
         for node in reversed(chain):
-            shape = self._static_shape(node.result)
+            shape = self.index.find_sizes(node.result)
             array = None if array is None else move_constant(node, array, dtype, shape)
             dtype = node.attrs.get("to", dtype) if node.op_type == "Cast" else dtype
         return array
@@ -317,16 +317,11 @@ class _Folding:
 
     def _inferred_bytes(self, t: TensorId) -> int:
         """Return the tensor's size in bytes if its shape is static, else 0."""
-        shape = self._static_shape(t)
+        shape = self.index.find_sizes(t)
         dtype = self.index.find_dtype(t)
         if shape is None or not dtype or dtype == TensorProto.STRING:
             return 0
         return count_tensor_bytes(TensorProto(data_type=dtype, dims=shape))
-
-    def _static_shape(self, t: TensorId) -> Shape | None:
-        dims = self.index.find_shape(t)
-        static = tuple(d for d in dims or () if isinstance(d, int))
-        return None if dims is None or len(static) != len(dims) else static
 
     def _too_large(self, t: TensorId, size: int) -> bool:
         return size > max(_ALWAYS_BYTES, _GROWTH * self.bytes.get(t, 0))
