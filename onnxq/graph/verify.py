@@ -15,6 +15,7 @@ from onnxq.graph.base import DEQUANTIZE, QUANTIZE, NodeRef
 from onnxq.graph.index import GraphIndex
 from onnxq.graph.light import ModelLike, bare_proto
 from onnxq.graph.load import check_structure
+from onnxq.numerics.rounding import compute_block_shape
 
 # ORT has its own forms of them for types the model's opset does not know.
 _DOMAINS = ("", "com.microsoft")
@@ -175,7 +176,7 @@ def _find_wrong_length(index: GraphIndex, node: NodeRef, scale: Shape) -> str:
             if wrong
             else ""
         )
-    wanted = [-(-d // block) if k == axis and isinstance(d, int) else d for k, d in enumerate(dims)]
+    wanted = list(compute_block_shape(dims, axis, block))
     sizes = zip(wanted, scale, strict=False)
     wrong = len(scale) != len(dims) or any(isinstance(w, int) and w != s for w, s in sizes)
     return f"has scales of shape {list(scale)}, its blocks need {wanted}" if wrong else ""

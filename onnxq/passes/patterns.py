@@ -159,10 +159,7 @@ class Edit:
     ) -> str:
         """A new node in front of another, writing a tensor of about this name, which is also the node's; returns it."""
         made = self._editor.fresh(tensor)
-        name = self._editor.fresh(f"{made}/{op_type}")
-        self._editor.insert_node(
-            node.scope, op_type, inputs, [made], name=name, attrs=attrs, before=node.name
-        )
+        self._write_before(node, op_type, inputs, made, attrs)
         return made
 
     def insert_largest(self, node: NodeRef, source: str, axis: int, tensor: str) -> str:
@@ -185,9 +182,14 @@ class Edit:
         """A new node in front of another, which writes output k of it in its place."""
         name = node.outputs[k]
         self.rename_output(node, f"{name}/{node.op_type}", k)
-        called = self._editor.fresh(f"{name}/{op_type}")
+        self._write_before(node, op_type, inputs, name, attrs)
+
+    def _write_before(
+        self, node: NodeRef, op_type: str, inputs: Sequence[str], tensor: str, attrs: Attrs
+    ) -> None:
+        name = self._editor.fresh(f"{tensor}/{op_type}")
         self._editor.insert_node(
-            node.scope, op_type, inputs, [name], name=called, attrs=attrs, before=node.name
+            node.scope, op_type, inputs, [tensor], name=name, attrs=attrs, before=node.name
         )
 
     def append(self, node: NodeRef, steps: Sequence[Step]) -> None:

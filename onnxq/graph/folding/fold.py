@@ -174,10 +174,7 @@ class _Folding:
 
     def _unpacks_weight(self, node: NodeRef, read: TensorId | None) -> bool:
         """A Cast that makes bytes of a quantized weight's 4 bits: they are packed to keep the file small."""
-        packed = read is not None and self.index.find_dtype(read) in (
-            TensorProto.INT4,
-            TensorProto.UINT4,
-        )
+        packed = self.index.find_dtype(read) in (TensorProto.INT4, TensorProto.UINT4)
         readers = self.index.readers(node.result) if node.op_type == "Cast" and packed else ()
         return any(reader.op_type == "DequantizeLinear" for reader in readers)
 

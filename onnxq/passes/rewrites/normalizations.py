@@ -212,9 +212,8 @@ def _inside(index: GraphIndex, root: NodeRef) -> tuple[_Centred, float, list[Nod
     add = index.find_onnx_producer(index.find_input(root, 0), "Add")
     if add is None:
         return None
-    k = 1 if index.read_scalar(add, 0) is not None else 0
     # A constant of more axes than the mean would not be one epsilon.
-    epsilon = index.read_scalar(add, 1 - k)
+    k, epsilon = index.read_operands(add)
     mean = index.find_onnx_producer(index.find_input(add, k), "ReduceMean")
     square = index.find_onnx_producer(index.find_input(mean, 0), "Pow", "Mul")
     if epsilon is None or epsilon[1] > 1 or epsilon[0] < 0 or mean is None or square is None:

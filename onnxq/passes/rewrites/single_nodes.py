@@ -84,8 +84,7 @@ def _find_ordered(index: GraphIndex, node: NodeRef, x: TensorId) -> TensorId | N
         return None
     maker = index.find_onnx_producer(x, "Reshape", "Flatten")
     source = x if maker is None else index.find_input(maker, 0)
-    same = source is not None and index.find_shape(source) == np.shape(places)
-    return source if same else None
+    return source if index.find_shape(source) == np.shape(places) else None
 
 
 def _is_inference(index: GraphIndex, node: NodeRef) -> bool:
