@@ -29,6 +29,11 @@ def is_float(value: Array) -> bool:
     return value.dtype.kind == "f" or value.dtype.name == "bfloat16"
 
 
+def list_other_axes(array: Array, axis: int) -> tuple[int, ...]:
+    """All axes of an array but this one, for a reduction of each of its channels."""
+    return tuple(k for k in range(array.ndim) if k != axis)
+
+
 def are_finite(values: Any) -> bool:
     """True where no value is infinite or NaN."""
     return bool(np.isfinite(values).all())

@@ -26,6 +26,11 @@ class PerTensor:
     # In configurations, plans and metadata.
     word: ClassVar[str] = "tensor"
 
+    @property
+    def attributes(self) -> dict[str, int]:
+        """Of a pair in the file, and in plans."""
+        return {}
+
 
 @dataclass(frozen=True)
 class PerChannel:
@@ -33,6 +38,11 @@ class PerChannel:
 
     word: ClassVar[str] = "channel"
     axis: int
+
+    @property
+    def attributes(self) -> dict[str, int]:
+        """Of a pair in the file, and in plans."""
+        return {"axis": self.axis}
 
 
 @dataclass(frozen=True)
@@ -45,6 +55,11 @@ class PerBlock:
     word: ClassVar[str] = "block"
     axis: int
     size: int
+
+    @property
+    def attributes(self) -> dict[str, int]:
+        """Of a pair in the file, and in plans."""
+        return {"axis": self.axis, "block_size": self.size}
 
 
 Granularity = PerTensor | PerChannel | PerBlock

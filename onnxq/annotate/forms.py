@@ -245,9 +245,7 @@ class _FormWriter:
         for k, (part, value) in enumerate(numbers.items()):
             name = (chain.outer or chain.quantize or node).inputs[0]
             if value is not None:
-                name = editor.add_initializer(
-                    node.scope, editor.fresh(f"{node.name}/{part}"), value
-                )
+                name = editor.add_constant(node.scope, f"{node.name}/{part}", value)
             editor.replace_input(node.make_edge(k), name)
         editor.set_op(node.name, "Quant", QONNX)
         # Attributes of DequantizeLinear that Quant does not have.

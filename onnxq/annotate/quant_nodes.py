@@ -271,7 +271,7 @@ class _Writer:
                 if value is None
                 else self._add(node, name, "rounded", value)
             )
-            self._become(node, "Identity", [source])
+            self.editor.replace_node(node, "Identity", [source])
             return
         count = () if spec.has_one_scale else (quantizer.grid.scale.size,)
         scale, zero = (
@@ -296,7 +296,7 @@ class _Writer:
         else:
             source = source if quantizer.exact else self._write_steps(quantizer, source)
             source = self._write_quantize(node, name, source, inputs, attrs, spec, quantizer.grid)
-        self._become(node, DEQUANTIZE, [source, *inputs], attrs)
+        self.editor.replace_node(node, DEQUANTIZE, [source, *inputs], attrs=attrs)
 
     def _write_quantize(
         self,
@@ -387,26 +387,14 @@ class _Writer:
         return result
 
     def _add(self, node: NodeRef, base: str, part: str, value: ArrayLike) -> str:
-        return self.editor.add_initializer(
-            node.scope, self.editor.fresh(f"{base}/{part}"), np.asarray(value, np.float32)
-        )
+        return self.editor.add_constant(node.scope, f"{base}/{part}", np.asarray(value, np.float32))
 
     def _add_integers(
         self, node: NodeRef, base: str, part: str, value: Array, spec: QuantSpec
     ) -> str:
         array = np.asarray(value).astype(spec.numpy_storage)
-        name = self.editor.fresh(f"{base}/{part}")
-        return self.editor.add_initializer(
-            node.scope, name, array, dtype=TENSOR_TYPES[spec.storage]
-        )
-
-    def _become(
-        self, node: NodeRef, op_type: str, inputs: list[str], attrs: dict[str, Any] | None = None
-    ) -> None:
-        """Put another operator in the place of the quantizer's node, with its name and its result."""
-        self.editor.remove_node(node.name)
-        self.editor.insert_node(
-            node.scope, op_type, inputs, [node.outputs[0]], name=node.name, attrs=attrs
+        return self.editor.add_constant(
+            node.scope, f"{base}/{part}", array, dtype=TENSOR_TYPES[spec.storage]
         )
 
 

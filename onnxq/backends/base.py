@@ -110,9 +110,7 @@ class Candidate:
 
     def tensor(self, k: int) -> TensorId | None:
         """The tensor at input k, None when absent."""
-        if k >= len(self.node.inputs) or not self.node.inputs[k]:
-            return None
-        return self.index.resolve_tensor(self.node.inputs[k], self.node.scope)
+        return self.index.find_input(self.node, k)
 
     def is_constant(self, k: int) -> bool:
         """True when input k is there and constant."""
@@ -124,34 +122,26 @@ class Candidate:
 
     def shape(self, k: int) -> Shape | None:
         """The shape of input k: observed, else declared; None where a dim is unknown."""
-        tensor = self.tensor(k)
-        return None if tensor is None else self.shape_of(tensor)
+        return self.shape_of(self.tensor(k))
 
     def output_shape(self) -> Shape | None:
         """The shape of output 0."""
         return self.shape_of(self.node.result)
 
-    def shape_of(self, tensor: TensorId) -> Shape | None:
+    def shape_of(self, tensor: TensorId | None) -> Shape | None:
         """The shape of any tensor: observed, else declared; None where a dim is unknown."""
-        if tensor in self.shapes:
-            return self.shapes[tensor]
-        return self.index.find_sizes(tensor)
+        observed = None if tensor is None else self.shapes.get(tensor)
+        return self.index.find_sizes(tensor) if observed is None else observed
 
     def rank(self, k: int) -> int | None:
         """Rank of input k, known even where dims are not."""
-        tensor = self.tensor(k)
-        if tensor is None:
-            return None
-        if tensor in self.shapes:
-            return len(self.shapes[tensor])
-        declared = self.index.find_shape(tensor)
-        return None if declared is None else len(declared)
+        shape = self.shape(k)
+        return self.index.find_rank(self.tensor(k)) if shape is None else len(shape)
 
     def list_types(self, inputs: Indices) -> set[int]:
         """The ONNX types of some inputs, of all for (), as far as they are declared."""
         tensors = (self.tensor(k) for k in inputs or range(len(self.node.inputs)))
-        types = {self.index.find_dtype(tensor) for tensor in tensors if tensor is not None}
-        return types - {TensorProto.UNDEFINED}
+        return set(map(self.index.find_dtype, tensors)) - {TensorProto.UNDEFINED}
 
     def attr(self, name: str, default: Any) -> Any:
         """An attribute or its default."""

@@ -390,11 +390,8 @@ def check_weighted(c: Candidate) -> str | None:
 
 def check_gemm(c: Candidate) -> str | None:
     """Why a Gemm is more than a product and a bias."""
-    if (
-        c.attr("transA", 0)
-        or float(c.attr("alpha", 1.0)) != 1.0
-        or float(c.attr("beta", 1.0)) != 1.0
-    ):
+    factors = (c.node.read_float("alpha", 1.0), c.node.read_float("beta", 1.0))
+    if c.node.transposes_data or factors != (1.0, 1.0):
         return "alpha, beta or transA are not the usual ones"
     return explain_columns(c) or check_weighted(c)
 
@@ -404,7 +401,8 @@ def explain_columns(c: Candidate) -> str | None:
     # An int32 bias has the scales of the weight's columns, one for each.
     bias = c.constant(2)
     weight = c.constant(1)
-    if bias is None or weight is None or bias.size == weight.shape[0 if c.attr("transB", 0) else 1]:
+    columns = 0 if c.node.is_transposed else 1
+    if bias is None or weight is None or bias.size == weight.shape[columns]:
         return None
     return "its C input does not hold one bias a column"
 

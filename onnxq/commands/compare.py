@@ -13,6 +13,7 @@ import onnx
 
 from onnxq.annotate import inspect_model
 from onnxq.commands.apply import read_plan
+from onnxq.config import drop_unset
 from onnxq.errors import ConfigError, VerificationError
 from onnxq.pipeline.record import measure_bytes
 from onnxq.plan import Plan
@@ -180,7 +181,7 @@ def _describe_record(record: ReportRecord, name: str) -> _Side:
         )
         for site in record.sites
     }
-    return _Side(name, sites, {key: value for key, value in figures.items() if value is not None})
+    return _Side(name, sites, drop_unset(figures))
 
 
 def _describe_model(model: str | Path | onnx.ModelProto, name: str) -> _Side:

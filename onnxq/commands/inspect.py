@@ -142,10 +142,7 @@ def _describe_pair(pair: PairInfo) -> Values:
     grain = pair.granularity
     values = {"site": pair.name, **pick_fields(pair, "scope role ops bits origin")}
     values |= {"type": pair.storage, "scheme": pair.scheme, "granularity": grain.word}
-    if isinstance(grain, (PerChannel, PerBlock)):
-        values["axis"] = grain.axis
-    if isinstance(grain, PerBlock):
-        values["block_size"] = grain.size
+    values |= grain.attributes
     return values | pick_fields(pair, "scales scale_min scale_max quantize dequantize clip")
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal, TypeVar, get_args
 
 from pydantic import BeforeValidator, ConfigDict, Field, PrivateAttr, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
@@ -46,6 +46,8 @@ from onnxq.config.values import (
 )
 from onnxq.errors import ConfigError, Location
 from onnxq.nearest import suggest_names
+
+_T = TypeVar("_T")
 
 
 def _default_activations() -> TensorConfig:
@@ -350,9 +352,9 @@ def list_code(values: Config | Mapping[str, Any]) -> Iterator[tuple[Option, str]
                 yield entry, code
 
 
-def drop_unset(overrides: Mapping[str, Any] | None) -> dict[str, Any]:
-    """The overrides that a caller gave: None is not given."""
-    return {key: value for key, value in (overrides or {}).items() if value is not None}
+def drop_unset(values: Mapping[str, _T | None] | None) -> dict[str, _T]:
+    """The values that are set: None stands for one that is not."""
+    return {key: value for key, value in (values or {}).items() if value is not None}
 
 
 def expand_names(overrides: Mapping[str, Any] | None, command: Command) -> dict[str, Any]:

@@ -55,8 +55,8 @@ def replace_biases(proto: ModelLike, plan: Plan) -> ModelLike:
         if bias.edge.index > len(node.inputs):
             cause = "this node has no place for a bias"
             raise PlanError(str(bias.edge), cause, "plan this model again", code="Q404")
-        name = editor.fresh(f"{name_part(bias.edge, 'float')}/corrected")
-        editor.add_initializer(node.scope, name, bias.values)
+        base = f"{name_part(bias.edge, 'float')}/corrected"
+        name = editor.add_constant(node.scope, base, bias.values)
         editor.replace_input(bias.edge, name)
     editor.remove_unused()
     return editor.export()

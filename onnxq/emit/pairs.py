@@ -28,7 +28,7 @@ from onnxq.numerics import cast_scale, clip_bounds, find_saturating_sums, quanti
 from onnxq.plan import SitePlan
 from onnxq.plan.names import name_part
 from onnxq.sites import Edge, TensorId
-from onnxq.spec import PerBlock, PerChannel, QParams, QuantSpec
+from onnxq.spec import PerBlock, QParams, QuantSpec
 
 
 def quantize_constant(site: SitePlan, qparams: QParams, value: Array) -> Array:
@@ -227,7 +227,7 @@ class PairWriter:
             inputs[0], after = self.insert_clip(site, inputs[0], bounds, before=before, after=after)
             before = None
         scope = site.site.scope
-        attrs = _axis_attributes(spec)
+        attrs = spec.granularity.attributes
         self._insert_node(
             site, scope, QUANTIZE, inputs, [result], name, attrs=attrs, before=before, after=after
         )
@@ -446,7 +446,7 @@ class PairWriter:
     ) -> None:
         """The second node of a pair. names: of the node and its result. more: as of `_insert_node`."""
         results = [names["dequantized"]]
-        attrs = _axis_attributes(site.spec)
+        attrs = site.spec.granularity.attributes
         self._insert_node(
             site, scope, DEQUANTIZE, inputs, results, names["dq_node"], attrs=attrs, **more
         )
@@ -472,15 +472,6 @@ class PairWriter:
         record = describe_site(site)
         self.records[node] = record
         return {f"onnxq.{key}": str(value) for key, value in record.items()}
-
-
-def _axis_attributes(spec: QuantSpec) -> dict[str, int]:
-    grain = spec.granularity
-    if isinstance(grain, PerChannel):
-        return {"axis": grain.axis}
-    if isinstance(grain, PerBlock):
-        return {"axis": grain.axis, "block_size": grain.size}
-    return {}
 
 
 Record = dict[str, str | int]

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from onnxq.annotate import PairInfo
-from onnxq.arrays import Array, Array64, Interval
+from onnxq.arrays import Array, Array64, Interval, list_other_axes
 from onnxq.data import Dataset
 from onnxq.graph import ModelLike, get_index
 from onnxq.observers import Histogram
@@ -37,12 +37,12 @@ class Distribution:
         inputs = 1 - outputs
         if weight.ndim < 2 or weight.shape[inputs] < 2:
             return
-        others = tuple(k for k in range(weight.ndim) if k != outputs)
+        others = list_other_axes(weight, outputs)
         # The floor keeps dead outputs, which are all zeros, at shares of 0.
         shares = np.abs(weight) / np.maximum(
             np.abs(weight).max(axis=others, keepdims=True), np.float32(1e-30)
         )
-        self.largest = shares.max(axis=tuple(k for k in range(weight.ndim) if k != inputs))
+        self.largest = shares.max(axis=list_other_axes(weight, inputs))
 
     def add_values(self, array: Array) -> None:
         """Count the values of one sample. What is not finite is left out."""
@@ -52,7 +52,7 @@ class Distribution:
             return
         self._histogram.count_values(Values(flat, float(flat.min()), float(flat.max())))
         if self.axis is not None and array.ndim > 1:
-            others = tuple(k for k in range(array.ndim) if k != self.axis % array.ndim)
+            others = list_other_axes(array, self.axis % array.ndim)
             largest = np.abs(array).max(axis=others)
             same = largest.shape == self.largest.shape
             self.largest = np.maximum(largest, self.largest) if same else largest

@@ -201,6 +201,11 @@ class Graph(ABC):
             return None
         return tuple(size for size in shape if isinstance(size, int))
 
+    def find_rank(self, t: TensorId | None) -> int | None:
+        """The rank of a tensor where it is known."""
+        shape = self.find_shape(t)
+        return None if shape is None else len(shape)
+
     def list_inputs(self, node: NodeRef) -> list[TensorId | None]:
         """The tensor of each input of a node; None where one is left out."""
         return [self.resolve_tensor(name, node.scope) for name in node.inputs]

@@ -207,10 +207,10 @@ class GraphIndex(Graph):
         # Formulas with inf or NaN in them are not those of the patterns.
         return (number, value.ndim) if math.isfinite(number) else None
 
-    def find_rank(self, t: TensorId | None) -> int | None:
-        """The rank of a tensor where it is known."""
-        shape = self.find_shape(t)
-        return None if shape is None else len(shape)
+    def read_operands(self, node: NodeRef) -> tuple[int, tuple[float, int] | None]:
+        """(k, scalar): the constant number beside input k of a node of two inputs, as `read_scalar` has it."""
+        k = 1 if self.read_scalar(node, 0) is not None else 0
+        return k, self.read_scalar(node, 1 - k)
 
     def find_least_rank(self, t: TensorId) -> int:
         """The rank of a tensor, or its known minimum."""

@@ -111,8 +111,7 @@ class NodeWriter:
 
     def constant(self, value: Any) -> str:
         """A new constant; returns its name."""
-        name = self.editor.fresh(f"{self.prefix}/constant")
-        return self.editor.add_initializer(self.scope, name, np.asarray(value))
+        return self.editor.add_constant(self.scope, f"{self.prefix}/constant", value)
 
 
 def read_integer_operators(proto: M, wanted: frozenset[str] | None = None) -> M:
@@ -291,10 +290,7 @@ class _OperatorWriter(NodeWriter):
 
     def find_last_axis(self, tensor: str) -> int:
         """The last axis of a constant."""
-        found = self.index.resolve_tensor(tensor, self.scope)
-        if found is None:
-            return 1
-        shape = self.index.find_shape(found) or (0, 0)
+        shape = self.index.find_shape(self.index.resolve_tensor(tensor, self.scope)) or (0, 0)
         return max(len(shape) - 1, 0)
 
     def scale_bias(self, reads: list[list[str]]) -> str:
@@ -310,8 +306,7 @@ class _OperatorWriter(NodeWriter):
     def ones(self, zero: str) -> str:
         """A scale of 1 in the shape of a zero point."""
         # DequantizeLinear wants both of one shape, and MatMulInteger may have a zero point for each column.
-        found = self.index.resolve_tensor(zero, self.node.scope)
-        shape = (self.index.find_shape(found) or ()) if found is not None else ()
+        shape = self.index.find_shape(self.index.resolve_tensor(zero, self.scope)) or ()
         return self.constant(
             np.ones([dim if isinstance(dim, int) else 1 for dim in shape], np.float32)
         )

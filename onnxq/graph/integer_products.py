@@ -174,18 +174,9 @@ def _write_lstm(index: GraphIndex, editor: Editor[Any], node: NodeRef, data: Nod
         )
         inputs[k], *names = _add_constants(editor, node.scope, base, parts)
         qparams += names
-    editor.remove_node(node.name)
     # The kernel has no such attribute: it takes sequences first, which 0 means.
     attrs = {key: value for key, value in node.attrs.items() if key != "layout"}
-    editor.insert_node(
-        node.scope,
-        _LSTM,
-        [*inputs, *qparams],
-        list(node.outputs),
-        name=node.name,
-        domain=MICROSOFT,
-        attrs=attrs,
-    )
+    editor.replace_node(node, _LSTM, [*inputs, *qparams], domain=MICROSOFT, attrs=attrs)
 
 
 def _add_constants(
@@ -194,7 +185,7 @@ def _add_constants(
     """New initializers for integers, scale and zero point, called `base` with the name of the part; their names."""
     # np.array, since ascontiguousarray makes a vector of a single number.
     return [
-        editor.add_initializer(scope, editor.fresh(f"{base}/{part}"), np.array(value, order="C"))
+        editor.add_constant(scope, f"{base}/{part}", np.array(value, order="C"))
         for part, value in zip(_PARTS, values, strict=True)
     ]
 
@@ -283,11 +274,11 @@ class _Reader:
         weight = self._add_dequantize(
             node.scope, [stored, product.scale, *node.inputs[3:4]], 1 if transpose is None else 0
         )
-        for replaced in (node, product.cast, product.product):
-            self.editor.remove_node(replaced.name)
+        for follower in (product.cast, product.product):
+            self.editor.remove_node(follower.name)
         op = "Conv" if node.op_type == "ConvInteger" else "MatMul" if transpose is None else "Gemm"
         attrs = {"transB": 1} if op == "Gemm" else node.attrs
-        self.editor.insert_node(node.scope, op, [x, weight], [out], name=node.name, attrs=attrs)
+        self.editor.replace_node(node, op, [x, weight], [out], attrs=attrs)
 
     def restore_lstm(self, node: NodeRef) -> None:
         """Write an LSTM whose data and weights are pairs."""
@@ -315,10 +306,7 @@ class _Reader:
             inputs[k] = self._add_dequantize(
                 node.scope, _add_constants(self.editor, node.scope, source, parts), 1
             )
-        self.editor.remove_node(node.name)
-        self.editor.insert_node(
-            node.scope, "LSTM", inputs, list(node.outputs), name=node.name, attrs=dict(node.attrs)
-        )
+        self.editor.replace_node(node, "LSTM", inputs, attrs=node.attrs)
 
     def _add_dequantize(self, scope: str, inputs: list[str], axis: int) -> str:
         """The dequantized tensor of integers, scale and zero point."""

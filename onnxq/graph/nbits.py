@@ -141,13 +141,10 @@ def write_nbits(
         attrs = {"K": depth, "N": columns, "bits": blocks.bits, "block_size": blocks.size}
         if accuracy_level:
             attrs["accuracy_level"] = accuracy_level
-        editor.remove_node(node.name)
-        editor.insert_node(
-            node.scope,
+        editor.replace_node(
+            node,
             OPERATOR,
             [node.inputs[0], *constants[pair.name]],
-            list(node.outputs),
-            name=node.name,
             domain=MICROSOFT,
             attrs=attrs,
             metadata=notes[pair.name],
@@ -160,11 +157,7 @@ def _store_blocks(editor: Editor[M], pair: NodeRef, blocks: Blocks, scope: str) 
     """Names of the operator's constants, stored in a scope."""
     base = pair.name.removesuffix(f"/{DEQUANTIZE}")
     parts = zip((_PACKED, _SCALES, _ZEROS), blocks.pack(), strict=True)
-    return [
-        editor.add_initializer(scope, editor.fresh(base + end), part)
-        for end, part in parts
-        if part is not None
-    ]
+    return [editor.add_constant(scope, base + end, part) for end, part in parts if part is not None]
 
 
 def _find_repeated(index: GraphIndex, pairs: Mapping[str, NodeRef]) -> dict[str, str]:
@@ -247,13 +240,10 @@ def read_nbits(proto: M) -> M:
         key = node.scope, node.inputs[1]
         if key not in weights:
             weights[key] = _add_pair(editor, node.scope, node.inputs[1], blocks)
-        editor.remove_node(node.name)
         bias = (node.inputs[5:6] or ("",))[0]
         out = node.outputs[0]
         product = editor.fresh(f"{node.name}/product") if bias else out
-        editor.insert_node(
-            node.scope, "MatMul", [node.inputs[0], weights[key]], [product], name=node.name
-        )
+        editor.replace_node(node, "MatMul", [node.inputs[0], weights[key]], [product])
         if bias:
             editor.insert_node(
                 node.scope, "Add", [product, bias], [out], name=editor.fresh(f"{node.name}/Add")
@@ -286,10 +276,7 @@ def read_lookups(proto: M) -> M:
     for node, blocks in lookups:
         inputs = [_add_pair(editor, node.scope, node.inputs[0], blocks), node.inputs[1]]
         attrs = {"axis": node.read_int("gather_axis", 0)}
-        editor.remove_node(node.name)
-        editor.insert_node(
-            node.scope, "Gather", inputs, list(node.outputs), name=node.name, attrs=attrs
-        )
+        editor.replace_node(node, "Gather", inputs, attrs=attrs)
     editor.remove_unused()
     return editor.export()
 
@@ -336,7 +323,7 @@ def _add_pair(editor: Editor[Any], scope: str, stored: str, blocks: Blocks) -> s
     cut = tuple(map(slice, blocks.codes.shape))
     still, middle = (each.repeat(blocks.size, blocks.axis)[cut] for each in (dead, zero))
     inputs = [
-        editor.add_initializer(scope, editor.fresh(f"{base}/{part}"), value, dtype=kind)
+        editor.add_constant(scope, f"{base}/{part}", value, dtype=kind)
         for part, value, kind in (
             ("quantized", np.where(still, middle, blocks.codes), storage),
             ("scale", blocks.scale + dead, None),

@@ -188,15 +188,13 @@ class _QOperatorWriter:
         attrs = {key: value for key, value in node.attrs.items() if key not in kernel.drops}
         # The kernel asks which opset's Softmax it stands for: before 13 that flattens its input.
         attrs |= {"opset": self.opset} if node.op_type == "Softmax" else {}
-        for old in (node, *chain):
+        for old in chain:
             self.editor.remove_node(old.name)
         # A bias that is left out in the last place has no name there.
         while inputs and not inputs[-1]:
             inputs.pop()
-        outputs = [chain[-1].outputs[0]] if chain else list(node.outputs)
-        self.editor.insert_node(
-            node.scope, op, inputs, outputs, name=node.name, domain=domain, attrs=attrs
-        )
+        outputs = chain[-1].outputs if chain else node.outputs
+        self.editor.replace_node(node, op, inputs, outputs, domain=domain, attrs=attrs)
         return True
 
     def _has_kernel(self, node: NodeRef, kernel: _Kernel, halves: Mapping[int, _Pair]) -> bool:
@@ -296,9 +294,7 @@ class _QOperatorWriter:
             codes = quantize(
                 value.reshape(-1), QParams(steps, np.zeros_like(steps, np.int32), ""), spec
             )
-            return self.editor.add_initializer(
-                node.scope, self.editor.fresh(f"{node.inputs[2]}/quantized"), codes
-            )
+            return self.editor.add_constant(node.scope, f"{node.inputs[2]}/quantized", codes)
         # QLinearConv has no scale for its bias: it is that of the data times that of the weight.
         stored = self.index.find_input(pair, 0)
         scale = self.index.input_value(pair, 1)
@@ -344,7 +340,9 @@ class _QOperatorWriter:
         if half.names[2]:
             yield half.names[2]
         else:
-            name = self.editor.fresh(f"{half.names[1]}/zero_point")
-            yield self.editor.add_initializer(
-                node.scope, name, half.zero.astype(np.int64), dtype=half.dtype
+            yield self.editor.add_constant(
+                node.scope,
+                f"{half.names[1]}/zero_point",
+                half.zero.astype(np.int64),
+                dtype=half.dtype,
             )

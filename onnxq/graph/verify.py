@@ -15,6 +15,7 @@ from onnxq.graph.base import DEQUANTIZE, QUANTIZE, NodeRef
 from onnxq.graph.index import GraphIndex
 from onnxq.graph.light import ModelLike, bare_proto
 from onnxq.graph.load import check_structure
+from onnxq.numerics.rounding import compute_block_shape
 
 # ORT has its own forms of them for types the model's opset does not know.
 _DOMAINS = ("", "com.microsoft")
@@ -96,15 +97,11 @@ def _check_quantize(index: GraphIndex, node: NodeRef) -> None:
 
 
 def _is_quantized_again(index: GraphIndex, node: NodeRef) -> bool:
-    before = index.maker(node)
-    if before is None or before.op_type != DEQUANTIZE or _find_difference(index, node, before):
+    before = index.maker(node, 0, DEQUANTIZE)
+    maker = index.maker(before, 0, QUANTIZE)
+    if before is None or maker is None:
         return False
-    maker = index.maker(before)
-    return (
-        maker is not None
-        and maker.op_type == QUANTIZE
-        and not _find_difference(index, maker, before)
-    )
+    return not any(_find_difference(index, half, before) for half in (node, maker))
 
 
 def _find_difference(index: GraphIndex, a: NodeRef, b: NodeRef) -> str:
@@ -179,7 +176,7 @@ def _find_wrong_length(index: GraphIndex, node: NodeRef, scale: Shape) -> str:
             if wrong
             else ""
         )
-    wanted = [-(-d // block) if k == axis and isinstance(d, int) else d for k, d in enumerate(dims)]
+    wanted = list(compute_block_shape(dims, axis, block))
     sizes = zip(wanted, scale, strict=False)
     wrong = len(scale) != len(dims) or any(isinstance(w, int) and w != s for w, s in sizes)
     return f"has scales of shape {list(scale)}, its blocks need {wanted}" if wrong else ""

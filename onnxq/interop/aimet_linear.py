@@ -105,11 +105,7 @@ def _write(version: str, entries: Sequence[TensorScale]) -> bytes:
         # AIMET leaves zeros out, and takes a missing one for them.
         if np.any(entry.zero_point):
             row["y_zero_point"] = zero
-        if not isinstance(spec.granularity, PerTensor):
-            row["axis"] = spec.granularity.axis
-        if isinstance(spec.granularity, PerBlock):
-            row["block_size"] = spec.granularity.size
-        rows.append(row)
+        rows.append(row | spec.granularity.attributes)
     return write_table({"version": version, "encodings": rows})
 
 

@@ -166,16 +166,12 @@ def list_uncovered(index: GraphIndex, entries: Iterable[str]) -> Names:
             continue
         for name in (*node.inputs, *node.outputs):
             tensor = index.resolve_tensor(name, "") if name else None
-            if (
-                tensor is not None
-                and index.find_dtype(tensor) in FLOAT_TENSORS
-                and _is_data(index, tensor)
-            ):
+            if index.find_dtype(tensor) in FLOAT_TENSORS and _is_data(index, tensor):
                 tensors.setdefault(name)
     return tuple(name for name in tensors if name not in named)
 
 
-def _is_data(index: GraphIndex, tensor: TensorId) -> bool:
+def _is_data(index: GraphIndex, tensor: TensorId | None) -> bool:
     """True for a computed tensor, and for a constant that is more than one number."""
     shape = index.find_shape(tensor)
     return not index.is_constant(tensor) or bool(

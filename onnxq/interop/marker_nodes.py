@@ -23,6 +23,7 @@ from onnxq.errors import ModelError, OnnxqError
 from onnxq.graph import GraphIndex, NodeRef
 from onnxq.graph.base import Dims
 from onnxq.nearest import suggest_names
+from onnxq.numerics.rounding import compute_block_shape
 from onnxq.sites import Role, TensorId
 from onnxq.spec import Granularity, PerBlock, PerChannel, PerTensor, QParams, QuantSpec
 
@@ -223,14 +224,9 @@ def check_shape(marker: Marker, shape: Dims | None) -> None:
             "use an axis it has",
         )
     axis = grain.axis % len(shape)
-    size = grain.size if isinstance(grain, PerBlock) else 0
-    if size:
-        # The last block may be shorter than the others.
-        expected = [
-            -(-d // size) if k == axis and isinstance(d, int) else d for k, d in enumerate(shape)
-        ]
-    else:
-        expected = [shape[axis]]
+    expected: Dims = (shape[axis],)
+    if isinstance(grain, PerBlock):
+        expected = compute_block_shape(shape, axis, grain.size)
     fits = len(expected) == len(actual)
     if not fits or any(
         isinstance(e, int) and e != a for e, a in zip(expected, actual, strict=True)

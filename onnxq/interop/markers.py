@@ -207,8 +207,7 @@ class _Stripper:
                 self.editor.replace_initializer(group.base, turned)
                 self.turned[key] = group.base
             else:
-                name = self.editor.fresh(group.sites[0])
-                self.editor.add_initializer(group.base.scope, name, turned)
+                name = self.editor.add_constant(group.base.scope, group.sites[0], turned)
                 self.turned[key] = TensorId(name, group.base.scope)
         for edge in group.edges:
             self.editor.replace_input(edge, self.turned[key].name)

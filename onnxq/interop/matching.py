@@ -334,7 +334,7 @@ def _explain_leftovers(
             reason = _BIAS
         elif name in now:
             reason = _explain_unused(prepared, name)
-        elif source is not None and before.is_constant(source):
+        elif before.is_constant(source):
             reason = _CONSTANT
         elif name in then:
             why = UnmatchedKind.FOLDED
@@ -412,12 +412,8 @@ def _keeps_values(index: GraphIndex, node: NodeRef) -> bool:
         return False
     # A Cast between float types changes values by rounding only.
     if node.op_type == "Cast":
-        source = index.find_input(node, 0)
-        return (
-            source is not None
-            and index.find_dtype(source) in FLOAT_TENSORS
-            and node.attrs.get("to") in FLOAT_TENSORS
-        )
+        types = (index.find_dtype(index.find_input(node, 0)), node.attrs.get("to"))
+        return FLOAT_TENSORS.issuperset(types)
     return node.op_type in _SAME_VALUES
 
 

@@ -22,7 +22,7 @@ in float32, rint to even. Values of 0 alone get scale 1, as in ONNX Runtime; the
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeVar
 
 import ml_dtypes
 import numpy as np
@@ -32,6 +32,9 @@ from onnxq.arrays import Array, Array64, Floats, Shape
 from onnxq.errors import PlanError
 from onnxq.numerics.machine import map_parts
 from onnxq.spec import PerBlock, PerChannel, QParams, QuantSpec
+
+# A tensor's dims, of which an ONNX model need not know all.
+DimT = TypeVar("DimT", int, int | str | None)
 
 Aligned = tuple[Array, NDArray[np.int32]]
 
@@ -233,9 +236,13 @@ def _shape_to_broadcast(array: Array, spec: QuantSpec, shape: Shape) -> Array:
     return np.repeat(array, grain.size, axis=axis).take(np.arange(shape[axis]), axis=axis)
 
 
-def compute_block_shape(shape: Shape, axis: int, size: int) -> Shape:
-    """Compute the shape of scale and zero point of a tensor in blocks of `size` along `axis`."""
-    return tuple(-(-dim // size) if k == axis else dim for k, dim in enumerate(shape))
+def compute_block_shape(shape: tuple[DimT, ...], axis: int, size: int) -> tuple[DimT, ...]:
+    """Compute the shape of scale and zero point of a tensor in blocks of `size` along `axis`; unknown dims stay."""
+    # The last block may be shorter than the others.
+    return tuple(
+        -(-dim // size) if k == axis and isinstance(dim, int) else dim
+        for k, dim in enumerate(shape)
+    )
 
 
 # The only spec that the operator has.

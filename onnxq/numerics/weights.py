@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from onnxq.arrays import Array, Array64, Floats, Integers, Mask, Shape, are_finite
+from onnxq.arrays import Array, Array64, Floats, Integers, Mask, Shape, are_finite, list_other_axes
 from onnxq.errors import CalibrationError, ConfigError
 from onnxq.nearest import suggest_names
 from onnxq.numerics.block_search import search_numbers
@@ -350,8 +350,7 @@ def _find_ends(values: Floats, spec: QuantSpec) -> Ends:
     """Find the smallest and largest value, or 0, of each channel; of all values for blocks. NaN propagates."""
     others = None
     if isinstance(spec.granularity, PerChannel):
-        axis = _find_axis(values, spec.granularity)
-        others = tuple(k for k in range(values.ndim) if k != axis)
+        others = list_other_axes(values, _find_axis(values, spec.granularity))
     low = values.min(axis=others, initial=0.0)
     high = values.max(axis=others, initial=0.0)
     return np.asarray(low, np.float64), np.asarray(high, np.float64)

@@ -80,11 +80,8 @@ def guard_float(proto: ModelLike, nodes: Sequence[str]) -> ModelLike:
     guarded = [node for node in named if _is_quantized_behind(index, node)]
     guarded += [node for node in index.nodes if _feeds_body(index, node) and node not in guarded]
     for node in guarded:
-        tensors = ((k, index.find_input(node, k)) for k in range(len(node.inputs)))
-        inputs = [
-            (k, tensor) for k, tensor in tensors if tensor is not None and _from_pair(index, tensor)
-        ]
-        for k, tensor in inputs:
+        tensors = enumerate(index.list_inputs(node))
+        for k, tensor in ((k, t) for k, t in tensors if t is not None and _from_pair(index, t)):
             # One for each scope, since it stands in front of its first reader.
             key = (tensor, node.scope)
             if key not in guards:
@@ -111,19 +108,18 @@ def _from_pair(index: GraphIndex, tensor: TensorId | None) -> bool:
 
 def _feeds_body(index: GraphIndex, node: NodeRef) -> bool:
     """True for a node that ORT moves a DequantizeLinear through, to where a body reads."""
-    outputs = [node.make_result(k) for k, name in enumerate(node.outputs) if name]
-    return node.op_type in _TRANSPARENT and any(index.captured(tensor) for tensor in outputs)
+    return node.op_type in _TRANSPARENT and any(map(index.captured, node.results))
 
 
 def _is_quantized_behind(index: GraphIndex, node: NodeRef) -> bool:
     """True when a QuantizeLinear is reached within a few nodes. Too many guards cost little, one too few accuracy."""
     front = [node]
     for _ in range(_REACH):
-        outputs = [at.make_result(k) for at in front for k, name in enumerate(at.outputs) if name]
-        readers = dict.fromkeys(
-            edge.node for tensor in outputs for edge in index.list_consumers(tensor)
+        front = list(
+            dict.fromkeys(
+                reader for at in front for tensor in at.results for reader in index.readers(tensor)
+            )
         )
-        front = [index.find_node(name) for name in readers]
         if any(at.op_type == "QuantizeLinear" for at in front):
             return True
     return False

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from onnxq.arrays import Array, Array64, are_finite, is_float
+from onnxq.arrays import Array, Array64, are_finite, is_float, list_other_axes
 from onnxq.graph import GraphIndex, NodeRef
 from onnxq.graph.base import NodeRefs
 from onnxq.numerics.rounding import round_to_type
@@ -43,9 +43,7 @@ def scale_outputs(weight: Array, factor: Array64, axis: int, groups: int = 1) ->
 
 def sum_inputs(weight: Array, axis: int) -> Array64:
     """ΣW, [channels along axis]: the increase of every output channel if all inputs grow by one."""
-    return np.asarray(
-        weight.astype(np.float64).sum(axis=tuple(k for k in range(weight.ndim) if k != axis))
-    )
+    return np.asarray(weight.astype(np.float64).sum(axis=list_other_axes(weight, axis)))
 
 
 def compute_batchnorm_scale(
@@ -317,8 +315,7 @@ def find_scalar_source(index: GraphIndex, op: Linear) -> ScalarSource | None:
         # A node of another scope runs elsewhere, or more often, than the operator.
         if reader is None or node is None or node.scope != op.node.scope:
             break
-        k = 1 if index.read_scalar(node, 0) is not None else 0
-        constant = index.read_scalar(node, 1 - k)
+        k, constant = index.read_operands(node)
         x = index.find_input(node, k)
         # A constant of more axes than x gives the result a higher rank.
         if constant is None or x is None or constant[1] > index.find_least_rank(x):

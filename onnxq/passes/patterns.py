@@ -159,10 +159,7 @@ class Edit:
     ) -> str:
         """A new node in front of another, writing a tensor of about this name, which is also the node's; returns it."""
         made = self._editor.fresh(tensor)
-        name = self._editor.fresh(f"{made}/{op_type}")
-        self._editor.insert_node(
-            node.scope, op_type, inputs, [made], name=name, attrs=attrs, before=node.name
-        )
+        self._write_before(node, op_type, inputs, made, attrs)
         return made
 
     def insert_largest(self, node: NodeRef, source: str, axis: int, tensor: str) -> str:
@@ -185,9 +182,14 @@ class Edit:
         """A new node in front of another, which writes output k of it in its place."""
         name = node.outputs[k]
         self.rename_output(node, f"{name}/{node.op_type}", k)
-        called = self._editor.fresh(f"{name}/{op_type}")
+        self._write_before(node, op_type, inputs, name, attrs)
+
+    def _write_before(
+        self, node: NodeRef, op_type: str, inputs: Sequence[str], tensor: str, attrs: Attrs
+    ) -> None:
+        name = self._editor.fresh(f"{tensor}/{op_type}")
         self._editor.insert_node(
-            node.scope, op_type, inputs, [name], name=called, attrs=attrs, before=node.name
+            node.scope, op_type, inputs, [tensor], name=name, attrs=attrs, before=node.name
         )
 
     def append(self, node: NodeRef, steps: Sequence[Step]) -> None:
@@ -216,7 +218,7 @@ class Edit:
 
     def add_constant(self, scope: str, base: str, value: Array) -> str:
         """A new initializer of about this name."""
-        return self._editor.add_initializer(scope, self._editor.fresh(base), value)
+        return self._editor.add_constant(scope, base, value)
 
     def add_integers(self, scope: str, base: str, values: ArrayLike) -> str:
         """A new initializer of int64 of about this name."""
@@ -228,7 +230,7 @@ class Edit:
 
     def set_constant(self, edge: Edge, value: Array) -> None:
         """Give one reader of a constant another value: in place where nobody else reads it, else a copy of its own."""
-        held = self.index.find_input(self.index.find_node(edge.node), edge.index)
+        held = self.index.find_at(edge)
         if held is not None and self.index.is_owned(held):
             # The tensor keeps its name, by which plans and reports know it.
             self._editor.replace_initializer(held, value)

@@ -19,7 +19,7 @@ from onnx import TensorProto
 from onnxq.annotate import PairInfo, find_pairs, read_plan_note
 from onnxq.arrays import Arrays, Interval
 from onnxq.backends import find_engine, find_reference, find_target, list_runnable, load_config
-from onnxq.config import Config
+from onnxq.config import Config, drop_unset
 from onnxq.data import Dataset, load_data
 from onnxq.engines.diff.compare import compare_models
 from onnxq.engines.diff.model import FLOAT, OFF, Difference
@@ -276,7 +276,7 @@ def _list_outputs(measured: _Measured, runs: Mapping[str, str]) -> Iterator[Outp
         same = len(pairs[0]) == len(pairs[1])
         yield OutputRecord(
             name=output.name,
-            runs={run: figure for run, figure in figures.items() if figure is not None},
+            runs=drop_unset(figures),
             float_values=pairs[0] if same else (),
             values=pairs[1] if same else (),
         )

@@ -246,11 +246,8 @@ def spec_dict(spec: QuantSpec) -> JsonObject:
         "type": spec.storage,
         "scheme": spec.scheme,
         "granularity": grain.word,
+        **grain.attributes,
     }
-    if isinstance(grain, (PerChannel, PerBlock)):
-        out["axis"] = grain.axis
-    if isinstance(grain, PerBlock):
-        out["block_size"] = grain.size
     optional = ("narrow_range", "dynamic", "footroom", "min_range")
     return out | {name: value for name in optional if (value := getattr(spec, name))}
 

@@ -287,7 +287,7 @@ def _predict_op_cost(ops: QuantizableOps, op: QuantizableOp, cpu: MachineCosts) 
         inputs=tuple(candidate.shape_of(tensor) for _, tensor in op.data),
         output=candidate.output_shape(),
         weight=None if op.rule.weight is None else candidate.shape(op.rule.weight),
-        group=int(candidate.attr("group", 1)),
+        group=op.node.groups,
         kernel=tuple(candidate.attr("kernel_shape", ())),
         strides=tuple(candidate.attr("strides", ())),
         activation=op.activation.op_type if op.activation is not None else "",

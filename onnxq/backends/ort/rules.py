@@ -43,11 +43,12 @@ def _check_conv(c: Candidate) -> str | None:
 def _check_gemm(c: Candidate) -> str | None:
     if not c.is_constant(1) or c.is_constant(0):
         return "its weight is computed at run time: no quantized kernel takes it"
-    if c.attr("transA", 0):
+    if c.node.transposes_data:
         return "transA=1 has no quantized kernel"
-    if float(c.attr("alpha", 1.0)) != 1.0:
+    if c.node.read_float("alpha", 1.0) != 1.0:
         return "alpha is not 1"
-    if c.tensor(2) is not None and (c.constant(2) is None or float(c.attr("beta", 1.0)) != 1.0):
+    factor = c.node.read_float("beta", 1.0)
+    if c.tensor(2) is not None and (c.constant(2) is None or factor != 1.0):
         return "its C input is not a constant bias with beta 1"
     return surroundings.explain_columns(c)
 

@@ -33,7 +33,7 @@ _SPREAD_OUT = 2.0**-10
 
 
 def _check_conv(c: Candidate) -> str | None:
-    if c.node.op_type == "ConvTranspose" and c.attr("group", 1) > 1:
+    if c.node.op_type == "ConvTranspose" and c.node.groups > 1:
         return "the NPU computes transposed convolutions of one channel a group wrongly, and refuses other groups"
     return surroundings.check_weighted(c)
 

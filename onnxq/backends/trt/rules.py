@@ -70,7 +70,7 @@ def refuse_narrow(c: Candidate, kind: FloatType) -> str:
     if c.node.op_type in MISSING[kind]:
         return f"TensorRT has no {kind} kernel for {c.node.op_type}"
     weight = c.shape(1)
-    grouped = c.node.op_type in ("Conv", "ConvTranspose") and int(c.attr("group", 1)) > 1
+    grouped = c.node.op_type in ("Conv", "ConvTranspose") and c.node.groups > 1
     # TensorRT-RTX has them; TensorRT 11.2 ends the build, on Ada (NVIDIA/TensorRT#4838). Depthwise ones are others.
     if grouped and weight is not None and weight[0 if c.node.op_type == "ConvTranspose" else 1] > 1:
         return f"TensorRT 11.2 does not build some grouped convolutions in {kind}"
@@ -121,7 +121,7 @@ def _check_conv(c: Candidate) -> str | None:
 def _check_gemm(c: Candidate) -> str | None:
     if c.is_constant(0):
         return "its data is constant"
-    if c.is_constant(1) and c.attr("transA", 0):
+    if c.is_constant(1) and c.node.transposes_data:
         return "transA=1 turns its data around: the pair would not stand at the product"
     return None
 
@@ -129,7 +129,7 @@ def _check_gemm(c: Candidate) -> str | None:
 def _check_gemm_gain(c: Candidate) -> str | None:
     if not c.is_constant(1):
         return "its weight is computed at run time: it is left float, as all products of two activations"
-    return _check_columns(c, 0 if c.attr("transB", 0) else 1)
+    return _check_columns(c, 0 if c.node.is_transposed else 1)
 
 
 def _check_matmul(c: Candidate) -> str | None:

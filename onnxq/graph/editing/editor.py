@@ -11,11 +11,13 @@ from copy import deepcopy
 from functools import partial
 from typing import Any, Generic
 
+import numpy as np
+from numpy.typing import ArrayLike
 from onnx import AttributeProto, NodeProto, StringStringEntryProto, TensorProto, helper
 
 from onnxq.arrays import Array
 from onnxq.errors import ModelError
-from onnxq.graph.base import Attrs
+from onnxq.graph.base import Attrs, NodeRef
 from onnxq.graph.editing import gs
 from onnxq.graph.editing.wiring import (
     BODY_TYPES,
@@ -94,6 +96,12 @@ class Editor(Generic[M]):
             scope, encode_tensor(name, array, dtype, store=None if scope else self._store)
         )
         return name
+
+    def add_constant(
+        self, scope: str, base: str, array: ArrayLike, *, dtype: int | None = None
+    ) -> str:
+        """A new initializer of about this name, see `fresh`; returns its name."""
+        return self.add_initializer(scope, self.fresh(base), np.asarray(array), dtype=dtype)
 
     def add_tensor(self, scope: str, tensor: TensorProto) -> None:
         """A new initializer in `scope`, as it is and under the name it has."""
@@ -174,6 +182,19 @@ class Editor(Generic[M]):
             self._after[after].append(name)
         else:
             target.order.append(name)
+
+    def replace_node(
+        self,
+        node: NodeRef,
+        op_type: str,
+        inputs: Sequence[str],
+        outputs: Sequence[str] | None = None,
+        **more: Any,
+    ) -> None:
+        """A new node in the place of another, under its name. outputs: None: those it had. more: of `insert_node`."""
+        self.remove_node(node.name)
+        results = node.outputs if outputs is None else outputs
+        self.insert_node(node.scope, op_type, inputs, results, name=node.name, **more)
 
     def remove_node(self, name: str) -> None:
         """Take out a node with its subgraphs. Readers of its outputs must be rewired before export."""

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from onnx import ModelProto, NodeProto, TensorProto
 
-from onnxq.arrays import Array, Shape
+from onnxq.arrays import Array
 from onnxq.graph.base import NodeRef
 from onnxq.graph.editing.editor import Editor
 from onnxq.graph.folding.values import evaluate_nodes, infer_shape_values, move_constant
@@ -174,10 +174,7 @@ class _Folding:
 
     def _unpacks_weight(self, node: NodeRef, read: TensorId | None) -> bool:
         """A Cast that makes bytes of a quantized weight's 4 bits: they are packed to keep the file small."""
-        packed = read is not None and self.index.find_dtype(read) in (
-            TensorProto.INT4,
-            TensorProto.UINT4,
-        )
+        packed = self.index.find_dtype(read) in (TensorProto.INT4, TensorProto.UINT4)
         readers = self.index.readers(node.result) if node.op_type == "Cast" and packed else ()
         return any(reader.op_type == "DequantizeLinear" for reader in readers)
 
@@ -265,7 +262,7 @@ class _Folding:
         array = self.weights.find_constant(at)
         dtype = self.weights.find_dtype(at)
         for node in reversed(chain):
-            shape = self._static_shape(node.result)
+            shape = self.index.find_sizes(node.result)
             array = None if array is None else move_constant(node, array, dtype, shape)
             dtype = node.attrs.get("to", dtype) if node.op_type == "Cast" else dtype
         return array
@@ -317,16 +314,11 @@ class _Folding:
 
     def _inferred_bytes(self, t: TensorId) -> int:
         """Return the tensor's size in bytes if its shape is static, else 0."""
-        shape = self._static_shape(t)
+        shape = self.index.find_sizes(t)
         dtype = self.index.find_dtype(t)
         if shape is None or not dtype or dtype == TensorProto.STRING:
             return 0
         return count_tensor_bytes(TensorProto(data_type=dtype, dims=shape))
-
-    def _static_shape(self, t: TensorId) -> Shape | None:
-        dims = self.index.find_shape(t)
-        static = tuple(d for d in dims or () if isinstance(d, int))
-        return None if dims is None or len(static) != len(dims) else static
 
     def _too_large(self, t: TensorId, size: int) -> bool:
         return size > max(_ALWAYS_BYTES, _GROWTH * self.bytes.get(t, 0))
@@ -361,9 +353,7 @@ def _insert_scalars(index: GraphIndex, model: M) -> M:
     for edge, t in edges:
         node = editor.fresh(f"{edge}/scalar")
         # A Reshape to the empty shape makes a scalar.
-        shape = editor.add_initializer(
-            edge.scope, editor.fresh(f"{node}/shape"), np.zeros(0, np.int64)
-        )
+        shape = editor.add_constant(edge.scope, f"{node}/shape", np.zeros(0, np.int64))
         scalar = editor.fresh(node)
         editor.insert_node(
             edge.scope, "Reshape", [t.name, shape], [scalar], name=node, before=edge.node

@@ -118,10 +118,8 @@ def _infer_shape(index: GraphIndex, node: NodeRef, known: _KnownTensors) -> _Kno
 
 
 def _infer_size(index: GraphIndex, node: NodeRef, known: _KnownTensors) -> _Known | None:
-    dims = _read_dims(index, node)
-    if dims is None or None in dims:
-        return None
-    return _Known((math.prod(d for d in dims if d is not None),), scalar=True)
+    sizes = index.find_sizes(index.find_input(node, 0))
+    return None if sizes is None else _Known((math.prod(sizes),), scalar=True)
 
 
 def _infer_gather(index: GraphIndex, node: NodeRef, known: _KnownTensors) -> _Known | None:

@@ -45,7 +45,11 @@ class ChannelFlow(Generic[LabelT]):
 
     def end_labels(self, node: NodeRef) -> None:
         """Hold all that a node reads, which no rule passes on."""
-        for k in range(len(node.inputs)):
+        self.hold_inputs(node, range(len(node.inputs)))
+
+    def hold_inputs(self, node: NodeRef, inputs: Iterable[int]) -> None:
+        """Hold what a node reads at these inputs."""
+        for k in inputs:
             label = self.find_label(node, k)
             if label is not None:
                 self.hold_label(label, f"{node.name} ({node.op_type}) reads {node.inputs[k]}")

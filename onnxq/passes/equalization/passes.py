@@ -365,7 +365,7 @@ def scale_tokens(ctx: EqualizeContext, state: FloatState) -> FloatStep:
     index = get_index(state.model)
     activations = [site for site in plan.sites if not site.role.is_constant]
     read = {edge for site in activations for edge in site.find_readers(index)}
-    tensors = {index.find_input(index.find_node(edge.node), edge.index) for edge in read}
+    tensors = {index.find_at(edge) for edge in read}
     scaled = {}
     for tensor in sorted(filter(None, tensors)):
         nodes = list(find_token_layers(index, tensor))

@@ -351,7 +351,7 @@ def _write_constants(
     index = edit.index
     shared: defaultdict[TensorId, list[Edge]] = defaultdict(list)
     for edge in dict.fromkeys((*recipes, *gains)):
-        tensor = index.find_input(index.find_node(edge.node), edge.index)
+        tensor = index.find_at(edge)
         assert tensor is not None
         shared[tensor].append(edge)
     copied = []

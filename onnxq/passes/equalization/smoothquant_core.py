@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxq.arrays import Array, Array64, Floats, are_finite
+from onnxq.arrays import Array, Array64, Floats, are_finite, list_other_axes
 from onnxq.evaluation.accumulator import relative_noise, sum_squares
 from onnxq.numerics import (
     SumOrders,
@@ -88,7 +88,7 @@ class RunningStatistics:
 
     def extend_range(self, value: NDArray[np.floating[Any]], axis: int) -> None:
         """value: channels along `axis`."""
-        others = tuple(k for k in range(value.ndim) if k != axis % value.ndim)
+        others = list_other_axes(value, axis % value.ndim)
         self.low = np.minimum(self.low, value.min(axis=others))
         self.high = np.maximum(self.high, value.max(axis=others))
 

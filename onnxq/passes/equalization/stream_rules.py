@@ -8,7 +8,8 @@ from dataclasses import replace
 import numpy as np
 
 from onnxq.graph import NodeRef
-from onnxq.passes.equalization.streams import FLOATS, StreamLabel, Streams
+from onnxq.graph.base import FLOAT_TENSORS
+from onnxq.passes.equalization.streams import StreamLabel, Streams
 from onnxq.sites import TensorId
 
 
@@ -16,12 +17,10 @@ def pass_stream(flow: Streams, node: NodeRef, same_rank: bool = True) -> bool:
     """Every channel goes where its neighbours go."""
     label = flow.find_label(node, 0)
     # A rotation mixes channels, which a Cast to integers does not commute with.
-    if label is None or (node.op_type == "Cast" and node.attrs.get("to") not in FLOATS):
+    if label is None or (node.op_type == "Cast" and node.attrs.get("to") not in FLOAT_TENSORS):
         return False
-    for name in filter(None, node.outputs):
-        flow.write_label(
-            TensorId(name, node.scope), label if same_rank else replace(label, rank=None)
-        )
+    for tensor in node.results:
+        flow.write_label(tensor, label if same_rank else replace(label, rank=None))
     return True
 
 
@@ -155,7 +154,7 @@ def turn_reshape(flow: Streams, node: NodeRef) -> bool:
         # Heads in rows of their own: only a rotation within each head, the same for all, survives.
         flow.divide_stream(label, width)
         return flow.pass_label(node, replace(label, width=width, rank=_find_rank(flow, node)))
-    before = flow.index.find_shape(source) if source is not None else None
+    before = flow.index.find_shape(source)
     if (
         before is None
         or out is None
@@ -223,7 +222,7 @@ def turn_transpose(flow: Streams, node: NodeRef) -> bool:
 def turn_concat(flow: Streams, node: NodeRef) -> bool:
     """Tokens beside tokens."""
     tensors = flow.index.list_inputs(node)
-    labels = [flow.labels[tensor] for tensor in tensors if tensor in flow.labels]
+    labels = flow.list_labels(tensors)
     axis = node.read_int("axis", 0)
     back = next(
         (b for t in (*tensors, node.result) if (b := flow.count_back(t, axis)) is not None), None
@@ -321,9 +320,7 @@ def turn_add(flow: Streams, node: NodeRef) -> bool:
 
 def turn_sum(flow: Streams, node: NodeRef) -> bool:
     """An Add of any number of tensors."""
-    labels = [
-        label for k in range(len(node.inputs)) if (label := flow.find_label(node, k)) is not None
-    ]
+    labels = flow.list_labels(flow.index.list_inputs(node))
     if not labels or any(label.waiting for label in labels):
         return False
     label = flow.join_streams(labels, node)
@@ -378,12 +375,7 @@ def turn_mean(flow: Streams, node: NodeRef) -> bool:
     label = squares or flow.find_label(node, 0)
     pooled = node.op_type == "GlobalAveragePool"
     axes = np.array([2]) if pooled else flow.index.read_integers(node, "axes", 1)
-    if (
-        label is None
-        or axes is None
-        or label.waiting
-        or (pooled and (tensor is None or flow.find_rank(tensor) != 3))
-    ):
+    if label is None or axes is None or label.waiting or (pooled and flow.find_rank(tensor) != 3):
         return False
     backs = {flow.count_back(tensor, int(axis)) for axis in axes}
     keeps_rank = bool(node.attrs.get("keepdims", 1))
@@ -439,7 +431,7 @@ def _normalize(flow: Streams, node: NodeRef, label: StreamLabel, k: int) -> bool
 
 def turn_normalized_sum(flow: Streams, node: NodeRef) -> bool:
     """The sum of two inputs and a bias, normalized, and the sum itself as fourth output."""
-    labels = [label for k in (0, 1) if (label := flow.find_label(node, k)) is not None]
+    labels = flow.list_labels(flow.index.list_inputs(node)[:2])
     # The one without mean has no shift at input 3: inputs are x, skip, gamma, (beta,) bias.
     bias = 3 if node.op_type == "SkipSimplifiedLayerNormalization" else 4
     if not labels or any(label.waiting for label in labels):
@@ -470,11 +462,8 @@ def turn_attention(flow: Streams, node: NodeRef) -> bool:
     # com.microsoft's Attention multiplies by one packed weight of queries, keys and values.
     if label is None or label.axis != -1 or biased or (node.op_type == "Attention" and node.domain):
         return False
-    for k in {*range(len(node.inputs))} - {2}:
-        other = flow.find_label(node, k)
-        if other is not None:
-            # Queries and keys are compared as they are: in this node no rotation of theirs cancels.
-            flow.hold_label(other, f"{node.name} ({node.op_type}) reads {node.inputs[k]}")
+    # Queries and keys are compared as they are: in this node no rotation of theirs cancels.
+    flow.hold_inputs(node, {*range(len(node.inputs))} - {2})
     if flow.index.find_input(node, past) is not None:
         # A cache holds values of earlier runs, in the basis that they were computed in.
         flow.hold_label(label, f"{node.name} ({node.op_type}) reads past values")

@@ -20,11 +20,9 @@ import numpy as np
 
 from onnxq.arrays import Shape
 from onnxq.graph import GraphIndex, NodeRef
+from onnxq.graph.base import FLOAT_TENSORS
 from onnxq.passes.equalization.channels import ChannelFlow
 from onnxq.sites import Edge, TensorId
-
-# float32, float16, float64, bfloat16 of onnx.TensorProto.
-FLOATS = (1, 10, 11, 16)
 
 
 @dataclass(frozen=True)
@@ -114,6 +112,10 @@ class Streams(ChannelFlow[StreamLabel]):
         """Every stream, once."""
         return list({id(stream): stream for stream in self._streams}.values())
 
+    def list_labels(self, tensors: Iterable[TensorId | None]) -> list[StreamLabel]:
+        """The labels of those of these tensors that have one."""
+        return [self.labels[tensor] for tensor in tensors if tensor in self.labels]
+
     def begin_stream(
         self, tensor: TensorId, edge: Edge, axis: int, width: int, place: int = -1
     ) -> StreamLabel:
@@ -133,11 +135,7 @@ class Streams(ChannelFlow[StreamLabel]):
     def end_labels(self, node: NodeRef) -> None:
         """Hold the streams that a node reads, and those whose squares it reads."""
         super().end_labels(node)
-        tensors = [
-            tensor
-            for k in range(len(node.inputs))
-            if (tensor := self.index.find_input(node, k)) is not None
-        ]
+        tensors = self.index.list_reads(node)
         for tensor in tensors:
             if tensor in self.squares and tensor not in self.labels:
                 self.hold_label(
@@ -208,7 +206,7 @@ class Streams(ChannelFlow[StreamLabel]):
         """The label behind a scale and a shift per channel, [width] or one number each."""
         waiting = label.waiting
         if scale is not None:
-            value = self.index.input_value(self.index.find_node(scale.node), scale.index)
+            value = self.index.find_constant(self.index.find_at(scale))
             # One number for all channels needs no turning.
             if value is None or not np.all(value == value.flat[0]):
                 waiting = (*waiting, ChannelConstant(scale))
@@ -222,12 +220,9 @@ class Streams(ChannelFlow[StreamLabel]):
 
     def find_shape(self, edge: Edge) -> Shape | None:
         """The shape of a constant of floats; None for anything else."""
-        tensor = self.index.find_input(self.index.find_node(edge.node), edge.index)
-        shape = self.index.find_shape(tensor)
-        constant = self.index.is_constant(tensor)
-        if not constant or shape is None or self.index.find_dtype(tensor) not in FLOATS:
-            return None
-        return tuple(dim for dim in shape if isinstance(dim, int))
+        tensor = self.index.find_at(edge)
+        floats = self.index.find_dtype(tensor) in FLOAT_TENSORS
+        return self.index.find_sizes(tensor) if floats and self.index.is_constant(tensor) else None
 
     def is_narrow(self, tensor: TensorId | None) -> bool:
         """True for a tensor that has one number for all channels of a row."""

@@ -151,8 +151,7 @@ def _read_bounds(index: GraphIndex, node: NodeRef) -> tuple[float, float, int, i
         return ends[0], ends[1], 0, 0
     if node.op_type not in ("Min", "Max") or len(node.inputs) != 2:
         return None
-    k = 1 if index.read_scalar(node, 0) is not None else 0
-    bound = index.read_scalar(node, 1 - k)
+    k, bound = index.read_operands(node)
     if bound is None or index.read_scalar(node, k) is not None:
         return None
     low, high = (-math.inf, bound[0]) if node.op_type == "Min" else (bound[0], math.inf)

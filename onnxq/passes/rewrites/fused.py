@@ -195,7 +195,7 @@ def _write_attention(edit: Edit, node: NodeRef) -> bool:
     # The weight may be joined of three, which is computed later.
     shape = index.input_shape(node, 1) or (None,)
     masked = index.find_input(node, 3)
-    maker = None if masked is None else index.find_producer(masked)
+    maker = index.find_producer(masked)
     # A vector may be of beginnings, too, which MultiHeadAttention takes for others; this node makes one of ends.
     ends_alone = maker is not None and maker.op_type == "EmbedLayerNormalization"
     other_mask = masked is not None and index.find_rank(masked) != 2 and not ends_alone

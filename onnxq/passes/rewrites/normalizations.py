@@ -212,13 +212,10 @@ def _inside(index: GraphIndex, root: NodeRef) -> tuple[_Centred, float, list[Nod
     add = index.find_onnx_producer(index.find_input(root, 0), "Add")
     if add is None:
         return None
-    k = 1 if index.read_scalar(add, 0) is not None else 0
     # A constant of more axes than the mean would not be one epsilon.
-    epsilon = index.read_scalar(add, 1 - k)
+    k, epsilon = index.read_operands(add)
     mean = index.find_onnx_producer(index.find_input(add, k), "ReduceMean")
-    square = (
-        None if mean is None else index.find_onnx_producer(index.find_input(mean, 0), "Pow", "Mul")
-    )
+    square = index.find_onnx_producer(index.find_input(mean, 0), "Pow", "Mul")
     if epsilon is None or epsilon[1] > 1 or epsilon[0] < 0 or mean is None or square is None:
         return None
     if square.op_type == "Pow":
@@ -256,8 +253,8 @@ def _match_normalized(index: GraphIndex, root: NodeRef) -> tuple[list[NodeRef], 
 
 def _match_centred(index: GraphIndex, tensor: TensorId | None) -> _Centred | None:
     sub = index.find_onnx_producer(tensor, "Sub")
-    x = None if sub is None else index.find_input(sub, 0)
-    mean = None if sub is None else index.find_onnx_producer(index.find_input(sub, 1), "ReduceMean")
+    x = index.find_input(sub, 0)
+    mean = index.find_onnx_producer(index.find_input(sub, 1), "ReduceMean")
     if sub is None or x is None or mean is None or index.find_input(mean, 0) != x:
         return None
     axes = _axes(index, mean, x)

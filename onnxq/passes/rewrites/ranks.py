@@ -71,8 +71,8 @@ def lower_ranks(_ctx: RunContext, state: FloatState) -> FloatStep:
     changed = []
     for node in index.nodes:
         data = index.find_input(node, 0)
-        before = _find_sizes(index, data)
-        after = _find_sizes(index, node.result)
+        before = index.find_sizes(data)
+        after = index.find_sizes(node.result)
         most = _FEWER_AXES.get(node.op_type, _MOST_AXES)
         if data is None or before is None or after is None or max(len(before), len(after)) <= most:
             continue
@@ -116,7 +116,7 @@ def _join_reshapes(state: FloatState) -> FloatState:
     changed = []
     for node in index.nodes:
         data = index.find_input(node, 0) if node.is_onnx("Reshape") else None
-        after = _find_sizes(index, node.result)
+        after = index.find_sizes(node.result)
         origin = index.find_origin(data, ("Reshape",))
         if data is None or after is None or origin is None or origin == data:
             continue
@@ -136,13 +136,6 @@ def _list_axes(index: GraphIndex, tensor: TensorId) -> Iterator[int]:
     """The numbers of axes of a tensor and of those that Reshapes make it of, the first of all left out."""
     *reshaped, _ = index.walk_back(tensor, ("Reshape",))
     return (len(index.find_shape(source) or ()) for source in reshaped)
-
-
-def _find_sizes(index: GraphIndex, tensor: TensorId | None) -> Shape | None:
-    """The sizes of a tensor, where all are fixed."""
-    sizes = index.find_shape(tensor)
-    fixed = None if sizes is None else tuple(size for size in sizes if isinstance(size, int))
-    return fixed if fixed is not None and sizes is not None and len(fixed) == len(sizes) else None
 
 
 def _lower_node(index: GraphIndex, node: NodeRef, sizes: Shape, after: Shape) -> list[_Lowered]:
@@ -253,7 +246,7 @@ def _count_values(sizes: Shape, runs: Iterable[Iterable[int]]) -> int:
 
 def _lower_pointwise(index: GraphIndex, node: NodeRef, after: Shape) -> list[_Lowered]:
     """Values of two tensors, where axes of both, and those that one repeats itself along, are few runs."""
-    found = [_find_sizes(index, index.find_input(node, k)) for k in range(2)]
+    found = [index.find_sizes(index.find_input(node, k)) for k in range(2)]
     # Broadcasting lines shapes up at their last axes.
     sizes = [(1,) * (len(after) - len(shape)) + shape for shape in found if shape is not None]
     if len(sizes) < 2:

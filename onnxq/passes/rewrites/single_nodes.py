@@ -51,7 +51,7 @@ def remove_dead(_ctx: RunContext, state: FloatState) -> FloatStep:
 def _find_repeated(index: GraphIndex, node: NodeRef) -> TensorId | None:
     """The tensor a node merely repeats."""
     # A Dropout's mask, where somebody looks at it.
-    extra = [node.make_result(k) for k in range(1, len(node.outputs)) if node.outputs[k]]
+    extra = [out for out in node.results if out != node.result]
     if node.domain or any(index.list_consumers(out) or index.is_kept(out) for out in extra):
         return None
     x = index.find_input(node, 0)
@@ -62,7 +62,7 @@ def _find_repeated(index: GraphIndex, node: NodeRef) -> TensorId | None:
     if node.op_type == "Cast" and x is not None:
         return x if index.find_dtype(x) == node.attrs.get("to") else None
     if node.op_type == "Pad":
-        amounts = pad_amounts(index, node, None if x is None else index.find_rank(x))
+        amounts = pad_amounts(index, node, index.find_rank(x))
         return x if amounts is not None and not any(amounts) else None
     if node.op_type == "Gather" and x is not None:
         return _find_ordered(index, node, x)
@@ -84,8 +84,7 @@ def _find_ordered(index: GraphIndex, node: NodeRef, x: TensorId) -> TensorId | N
         return None
     maker = index.find_onnx_producer(x, "Reshape", "Flatten")
     source = x if maker is None else index.find_input(maker, 0)
-    same = source is not None and index.find_shape(source) == np.shape(places)
-    return source if same else None
+    return source if index.find_shape(source) == np.shape(places) else None
 
 
 def _is_inference(index: GraphIndex, node: NodeRef) -> bool:
@@ -193,7 +192,7 @@ def find_pooled_axes(index: GraphIndex, node: NodeRef) -> TensorId | None:
     if not node.is_onnx("ReduceMean"):
         return None
     x = index.find_input(node, 0)
-    rank = None if x is None else index.find_rank(x)
+    rank = index.find_rank(x)
     axes = index.read_integers(node, "axes", 1)
     if x is None or rank is None or rank < 3 or axes is None or index.find_dtype(x) not in SINGLE:
         return None
@@ -385,10 +384,8 @@ def _find_amounts(index: GraphIndex, node: NodeRef) -> _Amounts | None:
 
 
 def _read_sizes(index: GraphIndex, node: NodeRef) -> Integers | None:
-    data = index.find_input(node, 0)
-    shape = index.find_shape(data)
-    fixed = [dim for dim in shape or () if isinstance(dim, int)]
-    return np.asarray(fixed, np.int64) if shape is not None and len(fixed) == len(shape) else None
+    sizes = index.find_sizes(index.find_input(node, 0))
+    return None if sizes is None else np.asarray(sizes, np.int64)
 
 
 def _write_amounts(edit: Edit, node: NodeRef, amounts: _Amounts) -> str:
