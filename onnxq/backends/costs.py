@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from onnxq.arrays import Shape
@@ -31,6 +31,16 @@ class OpCase:
     # A product of matrices that is written as a Conv of one tap in integers.
     pointwise: bool = False
 
+    @property
+    def kind(self) -> str:
+        """The row of a table of costs for a node that is no product: its use, else its operator."""
+        if self.op_type in ("Relu", "Clip"):
+            return "folded"
+        if self.op_type == "Add" and self.output is not None and len(self.output) == 4:
+            return "residual"
+        shapes = {shape for shape in self.inputs if shape is not None}
+        return "gate" if self.op_type == "Mul" and shapes - {self.output} else self.op_type
+
 
 @dataclass(frozen=True)
 class Cost:
@@ -56,6 +66,15 @@ class MachineCosts(Protocol):
 
     def predict_dequantize(self, elements: int | None, *, to_conv: bool = False) -> float:
         """Microseconds from an int8 producer to float consumers. to_conv: a consumer is a Conv."""
+
+
+def turn_transposed(case: OpCase, weight: Shape) -> tuple[OpCase, Shape]:
+    """A ConvTranspose as a Conv of as many results, whose kernel has the taps that reach one of them."""
+    cin, per_group, *kernel = weight
+    strides = case.strides or (1,) * len(kernel)
+    taps = (-(-size // stride) for size, stride in zip(kernel, strides, strict=True))
+    shape = (per_group * case.group, cin // case.group, *taps)
+    return replace(case, op_type="Conv", strides=()), shape
 
 
 def sum_lstm(

@@ -22,13 +22,14 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib import resources
 from itertools import pairwise
 from typing import Any
 
 from onnxq.arrays import Shape
-from onnxq.backends.costs import LSTM_RANK, UNKNOWN_ELEMENTS, UNKNOWN_ROWS, Cost, OpCase, sum_lstm
+from onnxq.backends import costs
+from onnxq.backends.costs import Cost, OpCase
 
 # Values by size; see `interpolate` for sizes between.
 Table = Mapping[int, float]
@@ -189,7 +190,7 @@ class CpuCosts:
         self, elements: int | None, *, from_conv: bool = False, dynamic: bool = False
     ) -> float:
         """As `MachineCosts` has it: QuantizeLinear, and the change from NCHWc to NHWC behind a Conv."""
-        n = UNKNOWN_ELEMENTS if elements is None else elements
+        n = costs.UNKNOWN_ELEMENTS if elements is None else elements
         pairs = self.pairs
         layout = pairs.from_conv_launch + n * pairs.from_conv_ns / 1e3 if from_conv else 0.0
         scale = pairs.dynamic_launch + n * pairs.dynamic_ns / 1e3 if dynamic else 0.0
@@ -197,7 +198,7 @@ class CpuCosts:
 
     def predict_dequantize(self, elements: int | None, *, to_conv: bool = False) -> float:
         """As `MachineCosts` has it: DequantizeLinear, and the change from NHWC to NCHWc before a Conv."""
-        n = UNKNOWN_ELEMENTS if elements is None else elements
+        n = costs.UNKNOWN_ELEMENTS if elements is None else elements
         pairs = self.pairs
         layout = pairs.to_conv_launch + n * pairs.to_conv_ns / 1e3 if to_conv else 0.0
         return pairs.dq_launch + n * pairs.dq_ns / 1e3 + layout
@@ -205,7 +206,7 @@ class CpuCosts:
     def predict_node(self, case: OpCase) -> Cost:
         """Time of one node, float and int8. One without an int8 kernel costs its float time plus a pair."""
         weight = case.weight or ()
-        if case.op_type == "LSTM" and len(weight) == LSTM_RANK:
+        if case.op_type == "LSTM" and len(weight) == costs.LSTM_RANK:
             return _compute_lstm_cost(case, weight, self)
         if case.op_type == "Conv" and weight:
             cost = conv_cost(case, weight, self)
@@ -271,7 +272,7 @@ def _compute_linear_cost(case: OpCase, weight: Shape, cpu: CpuCosts) -> Cost:
     linear = cpu.linear
     weights = math.prod(weight)
     outputs = weight[-1]
-    rows = UNKNOWN_ROWS
+    rows = costs.UNKNOWN_ROWS
     if case.output:
         outputs = case.output[-1]
         rows = max(1, math.prod(case.output[:-1]))
@@ -306,23 +307,13 @@ def _compute_lstm_cost(case: OpCase, weight: Shape, cpu: CpuCosts) -> Cost:
         quantize_ns = values * (cpu.pairs.q_ns + cpu.pairs.dynamic_ns)
         return (quantize_ns + hidden * weight[1] * LSTM_STATE_NS) / 1e3
 
-    cost = sum_lstm(case, weight, multiply, quantize)
+    cost = costs.sum_lstm(case, weight, multiply, quantize)
     return Cost(cost.float_us, cost.int8_us * cpu.int8_network)
-
-
-def name_kind(case: OpCase) -> str:
-    """The row of a table of costs for a node that is no product: its use, else its operator."""
-    if case.op_type in ("Relu", "Clip"):
-        return "folded"
-    if case.op_type == "Add" and case.output is not None and len(case.output) == 4:
-        return "residual"
-    shapes = {shape for shape in case.inputs if shape is not None}
-    return "gate" if case.op_type == "Mul" and shapes - {case.output} else case.op_type
 
 
 def _find_row(case: OpCase, cpu: CpuCosts) -> Moves:
     """The row of `CpuCosts.elements` for a node."""
-    kind = name_kind(case)
+    kind = case.kind
     if kind == "folded":
         return Moves(0.0, 0.0, 0.0, 0.0)
     if kind in cpu.elements:
@@ -341,7 +332,7 @@ def _compute_moves_cost(case: OpCase, cpu: CpuCosts) -> Cost:
     shape = shapes[0] if shapes else None
     if case.op_type == "GlobalAveragePool":
         shape = max(shapes, key=math.prod, default=None)
-    elements = UNKNOWN_ELEMENTS if shape is None else math.prod(shape)
+    elements = costs.UNKNOWN_ELEMENTS if shape is None else math.prod(shape)
     channels = shape[1] if shape is not None and len(shape) > 2 else INT8_BLOCK
     taps = math.prod(case.kernel) if row.taps and case.kernel else 1
     pixel_ns = (row.pixel_ns + row.odd_pixel_ns * (channels % INT8_BLOCK != 0)) / max(channels, 1)
@@ -386,14 +377,9 @@ def conv_cost(case: OpCase, weight: Shape, cpu: CpuCosts) -> Cost:
 
 
 def _compute_transposed_cost(case: OpCase, weight: Shape, cpu: CpuCosts) -> Cost:
-    """Time of a ConvTranspose: that of a Conv of as many outputs, whose kernel has the taps that reach one of them."""
-    cin, per_group, *kernel = weight
-    strides = case.strides or (1,) * len(kernel)
-    taps = (-(-size // stride) for size, stride in zip(kernel, strides, strict=True))
-    shape = (per_group * case.group, cin // case.group, *taps)
-    cost = conv_cost(replace(case, op_type="Conv", strides=()), shape, cpu)
+    cost = conv_cost(*costs.turn_transposed(case, weight), cpu)
     positions = math.inf if case.output is None else math.prod(case.output[2:])
-    if cin**2 * positions <= cpu.conv.transposed_most:
+    if weight[0] ** 2 * positions <= cpu.conv.transposed_most:
         return cost
     read = case.inputs[0] if case.inputs else None
     pair_us = cpu.predict_dequantize(None if read is None else math.prod(read))
