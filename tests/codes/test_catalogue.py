@@ -55,7 +55,7 @@ for _path in sorted(Path(__file__).parent.glob("reach_*.py")):
     import_module(f"tests.codes.{_path.stem}")
 
 
-@pytest.mark.usefixtures("ort_here")
+@pytest.mark.usefixtures("engines_here")
 @pytest.mark.parametrize(("code", "provoke"), REACHED)
 def test_the_code_comes_out(code: str, provoke: Provoke, tmp_path: Path) -> None:
     try:

@@ -24,6 +24,7 @@ from tests.codes.kit import model
 from tests.networks import add_arrays, open_session
 from tests.pipeline.models import EVERYTHING, Reader, images, residual
 
+pytestmark = pytest.mark.usefixtures("engines_here")
 QUICK = {"latency": False, "kernels": False}
 EVERYTHING_IN_TRT = onnxq.load_config("trt-int8", {"rules": [{"op": "*", "set": {"quantize": True}}]})
 

@@ -25,6 +25,8 @@ from tests.commands.test_convert import EVERYTHING_IN_TRT, QUICK, list_weights, 
 from tests.networks import add_arrays
 from tests.pipeline.models import EVERYTHING, Reader, images, quantize, residual
 
+pytestmark = pytest.mark.usefixtures("engines_here")
+
 DYNAMIC = onnxq.load_config("ort-dynamic", {"rules": [{"op": "*", "set": {"quantize": True}}]})
 
 

@@ -21,7 +21,7 @@ from tests.cli.kit import run as invoke
 from tests.commands.test_prove import PROOF
 from tests.engines import kit
 
-pytestmark = pytest.mark.usefixtures("ort_here")
+pytestmark = pytest.mark.usefixtures("engines_here")
 needs_rtx = kit.needs_rtx[1]
 no_gpu = pytest.mark.skipif(count_gpus() > 0, reason="there is a GPU")
 BRIEF = ("--seconds", "0.1")

@@ -16,7 +16,7 @@ from tests.cli.kit import read, run
 from tests.engines.saturation import kit
 from tests.networks import add_arrays
 
-pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("ort_here")]
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("engines_here")]
 
 
 def _float(arrays: dict[str, np.ndarray]) -> onnx.ModelProto:
