@@ -57,12 +57,15 @@ def brief(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def ort_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    """ONNX Runtime builds in this process: one of its own takes a second to start. Those of test_building.py do."""
+def engines_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """ONNX Runtime and OpenVINO build in this process: one of its own takes a second to start.
+
+    Those of test_building.py and test_engine.py have their own.
+    """
     from onnxq.backends import building, child
 
     def run_here(engine: Engine, folder: Path, job: Mapping[str, Any], **how: Any) -> int:
-        if engine.name != "ort":
+        if engine.name not in ("ort", "openvino"):
             return run_child(engine, folder, job, **how)
         building._prepare_child(engine, folder, job, builds=how.get("builds", False))
         return child.main(folder)

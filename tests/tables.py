@@ -4,9 +4,10 @@ from typing import Any
 
 import numpy as np
 import onnx
-from onnx import numpy_helper, parser
+from onnx import numpy_helper
 
 import onnxq
+from tests.networks import parse_text
 
 ROWS, WIDTH = 300, 48
 
@@ -20,9 +21,7 @@ def make_table(rows: int = ROWS, width: int = WIDTH, seed: int = 0) -> np.ndarra
 
 def model(body: str, out: str = "float[A,B,C] y", more: str = "", **tables: np.ndarray) -> onnx.ModelProto:
     """A model of `ids`, and `more` inputs."""
-    head = '<ir_version: 8, opset_import: ["" : 17]>'
-    proto = parser.parse_model(f"{head} g (int64[N,S] ids{more}) => ({out}) {{ {body} }}")
-    proto.graph.initializer.extend(numpy_helper.from_array(value, name) for name, value in tables.items())
+    proto = parse_text(f"g (int64[N,S] ids{more}) => ({out}) {{ {body} }}", **tables)
     onnx.checker.check_model(proto)
     return proto
 

@@ -4,22 +4,20 @@ import re
 
 import numpy as np
 import onnx
-from onnx import numpy_helper, parser
 
 from onnxq.backends import Candidate, Target
 from onnxq.graph import GraphIndex
+from tests.networks import add_arrays, parse_text
 
 HEAD = '<ir_version: 8, opset_import: ["" : 17]>\n'
 
 
 def model(text: str, *, weights: dict[str, tuple[int, ...]], seed: int = 0) -> onnx.ModelProto:
     """Parse a graph and give it seeded random float32 initializers of the shapes named."""
-    proto = parser.parse_model(HEAD + text)
-    rng = np.random.default_rng(seed)
+    rng, proto = np.random.default_rng(seed), parse_text(text)
     for name, shape in weights.items():
         fan = max(1, int(np.prod(shape[1:])) if len(shape) > 1 else 4)
-        values = (rng.standard_normal(shape) / np.sqrt(fan)).astype(np.float32)
-        proto.graph.initializer.append(numpy_helper.from_array(values, name))
+        add_arrays(proto.graph, **{name: (rng.standard_normal(shape) / np.sqrt(fan)).astype(np.float32)})
     for k, node in enumerate(proto.graph.node):
         node.name = node.name or f"{node.op_type.lower()}{k}"
     onnx.checker.check_model(proto)

@@ -16,6 +16,7 @@ import pytest
 from onnxq.passes.base import Stage
 from onnxq.passes.registry import PASSES
 from onnxq.passes.rounding.layerwise import AUGMENTED
+from tests.networks import parse_text
 
 FOLDER = Path(__file__).resolve().parents[2] / "benchmarks"
 MODULES = ("language_model", "measure", "corpus", "subjects", "peers", "peer_tools", "ablation", "gpu", "shapes")
@@ -43,12 +44,12 @@ def tools(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
 def corpus(tmp_path: Path) -> Path:
     """One small network with its samples, and a scorer."""
     rng = np.random.default_rng(0)
-    model = onnx.parser.parse_model(
-        '<ir_version: 8, opset_import: ["": 17]> g (float[N, 3, 16, 16] x) => (float[N, 8, 16, 16] y)'
-        "{ h = Conv<pads = [1, 1, 1, 1]>(x, v) r = Relu(h) y = Conv<pads = [1, 1, 1, 1]>(r, w) }"
+    model = parse_text(
+        """g (float[N, 3, 16, 16] x) => (float[N, 8, 16, 16] y) {
+        h = Conv<pads = [1, 1, 1, 1]>(x, v) r = Relu(h) y = Conv<pads = [1, 1, 1, 1]>(r, w) }""",
+        v=rng.normal(0, 0.3, (16, 3, 3, 3)).astype(np.float32),
+        w=rng.normal(0, 0.3, (8, 16, 3, 3)).astype(np.float32),
     )
-    for name, shape in (("v", (16, 3, 3, 3)), ("w", (8, 16, 3, 3))):
-        model.graph.initializer.append(onnx.numpy_helper.from_array(rng.normal(0, 0.3, shape).astype(np.float32), name))
     (tmp_path / "models").mkdir()
     onnx.save(model, tmp_path / "models" / "small.onnx")
     np.savez(tmp_path / "data.npz", x=rng.normal(0, 1, (24, 3, 16, 16)).astype(np.float32))

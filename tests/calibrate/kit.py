@@ -7,20 +7,19 @@ from typing import Any
 
 import numpy as np
 import onnx
-from onnx import parser
 
 from onnxq.data import Dataset, load_data
 from onnxq.graph import GraphIndex
 from onnxq.plan import Plan, SitePlan
 from onnxq.sites import Role, Site, TensorId
 from onnxq.spec import ObserverSpec, QuantSpec
+from tests.networks import parse_text
 
-HEADER = '<ir_version: 8, opset_import: ["" : 17]>\n'
 U8 = QuantSpec(signed=False, symmetric=False)
 
 
-def model(text: str) -> onnx.ModelProto:
-    return onnx.shape_inference.infer_shapes(parser.parse_model(HEADER + text), data_prop=True)
+def model(text: str, **arrays: Any) -> onnx.ModelProto:
+    return onnx.shape_inference.infer_shapes(parse_text(text, **arrays), data_prop=True)
 
 
 def dataset(proto: onnx.ModelProto, source: Any) -> Dataset:

@@ -18,13 +18,13 @@ from tests.calibrate.kit import EXACT, U8, dataset, integers, model, plan, scale
 
 W = QuantSpec(granularity=PerChannel(0))
 B = QuantSpec(bits=32, granularity=PerChannel(0))
-CONV = model(
-    """g (float[N,2,5,5] x) => (float[N,3,3,3] y) <float[3] b = {0.5, 1e9, -2.0}> {
-        [conv] c = Conv(x, w, b) [act] y = Relu(c) }"""
-)
 WEIGHT = np.random.default_rng(1).standard_normal((3, 2, 3, 3)).astype(np.float32)
 WEIGHT[1] = 0
-CONV.graph.initializer.append(onnx.numpy_helper.from_array(WEIGHT, "w"))
+CONV = model(
+    """g (float[N,2,5,5] x) => (float[N,3,3,3] y) <float[3] b = {0.5, 1e9, -2.0}> {
+        [conv] c = Conv(x, w, b) [act] y = Relu(c) }""",
+    w=WEIGHT,
+)
 IMAGES = np.random.default_rng(2).standard_normal((6, 2, 5, 5)).astype(np.float32)
 
 
@@ -171,10 +171,8 @@ def test_nan_in_a_weight_names_it() -> None:
 
 
 def test_a_constant_of_nan_which_marks_what_is_absent_has_no_range() -> None:
-    net = model(
-        "g (float[N,4] x) => (float[N,4] y) { [less] b = Less(x, c) [act] r = Relu(x) [choice] y = Where(b, c, r) }"
-    )
-    net.graph.initializer.append(onnx.numpy_helper.from_array(np.full(4, np.nan, np.float32), "c"))
+    text = "g (float[N,4] x) => (float[N,4] y) { [less] b = Less(x, c) [act] r = Relu(x) [choice] y = Where(b, c, r) }"
+    net = model(text, c=np.full(4, np.nan, np.float32))
     done = calibrate(net, plan(site("r"), site("c")), dataset(net, np.ones((3, 4), np.float32)))
     assert [one.qparams is not None for one in done.sites] == [True, False]
     assert [(one.subject, one.code) for one in done.refusals] == [("c", "R106")]

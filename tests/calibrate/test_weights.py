@@ -24,6 +24,7 @@ from onnxq.sites import Edge, Role, TensorId
 from onnxq.spec import ObserverSpec, PerBlock, PerChannel, QParams, QuantSpec
 from onnxq.workers import Journal, Workers
 from tests.calibrate.kit import model
+from tests.networks import add_arrays, parse_text
 
 # The first three are large enough to stay in their file, the last is small enough for the task itself.
 WIDTHS = (512, 8, 512, 4, 8)
@@ -40,7 +41,7 @@ def write_model(path: Path, *, seed: int = 0) -> Path:
     proto = model(f"g (float[N,32] x0) => (float[N,8] x{len(WIDTHS)}) {{ {steps} }}")
     for k, shape in enumerate(zip((32, *WIDTHS), WIDTHS, strict=False)):
         rng = np.random.default_rng(k + 10 * seed * (k == 2))
-        proto.graph.initializer.append(numpy_helper.from_array(rng.standard_t(5, shape).astype(np.float32), f"w{k}"))
+        add_arrays(proto.graph, **{f"w{k}": rng.standard_t(5, shape).astype(np.float32)})
     onnx.save(proto, path, save_as_external_data=True, location=f"{path.name}_data", size_threshold=1024)
     return path
 
@@ -159,12 +160,11 @@ def test_other_inputs_say_nothing() -> None:
 def test_blocks_behind_a_norm_are_rounded_for_the_output() -> None:
     rng = np.random.default_rng(0)
     gamma, w = np.exp(rng.normal(size=64)).astype(np.float32), rng.laplace(size=(64, 16)).astype(np.float32)
-    text = '<ir_version: 10, opset_import: ["" : 21]> net (float[N, 64] x) => (float[N, 16] y) '
     errors = []
     x = rng.normal(size=(500, 64)).astype(np.float32)
     for norm in ("LayerNormalization (x, g)", "Relu (x)"):
-        proto = parser.parse_model(text + f"{{ [n] h = {norm} [m] y = MatMul (h, w) }}")
-        proto.graph.initializer.extend(numpy_helper.from_array(*one) for one in ((gamma, "g"), (w, "w")))
+        text = f"net (float[N, 64] x) => (float[N, 16] y) {{ [n] h = {norm} [m] y = MatMul (h, w) }}"
+        proto = parse_text(text, opset=21, ir=10, g=gamma, w=w)
         site = quantize(proto, None, load_config("ort-int4-weights")).plan.sites[0]
         gap = fake_quant(w, site.qparams, site.spec) - w
         errors.append(np.square((x * gamma) @ gap).sum())

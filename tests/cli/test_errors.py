@@ -13,6 +13,7 @@ from click.testing import Result
 from onnxq.codes import CODES
 from tests.cli.kit import read, run, run_failing
 from tests.codes.kit import written
+from tests.networks import parse_text
 
 KEYS = {"code", "kind", "subject", "cause", "fix", "details", "file", "line", "exit"}
 
@@ -39,7 +40,7 @@ def test_an_error_is_one_document_on_stdout_and_a_line_on_stderr(tmp_path) -> No
 
 
 def save_model(path: Path, text: str) -> Path:
-    onnx.save(onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["" : 17, "me" : 1]>\n{text}'), path)
+    onnx.save(parse_text(text, "me"), path)
     return path
 
 

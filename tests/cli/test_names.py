@@ -12,7 +12,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from tests.cli import kit
 
-pytestmark = pytest.mark.usefixtures("ort_here")
+pytestmark = pytest.mark.usefixtures("engines_here")
 # It clears the screen, sets the title, turns the direction of text, and begins lines of its own.
 EVIL = "\x1b[2J\x1b]0;t\x07\x9b2J\x7f\u202e\u2028\r\nFORGED\n::add-mask::x\n##[error]z"
 HARMFUL = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]|##\\[|^\\s*(?:::|FORGED)", re.MULTILINE)

@@ -19,7 +19,7 @@ from onnxq.progress import Progress, Task, silent
 from tests.cli import kit
 from tests.pipeline.models import images, residual
 
-pytestmark = pytest.mark.usefixtures("ort_here")
+pytestmark = pytest.mark.usefixtures("engines_here")
 # What must have been announced, in this order, by the time the command is done.
 COMMON = ["reading the model", "simplifying the graph", "reading samples"]
 STEPS = {

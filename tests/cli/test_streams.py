@@ -102,7 +102,7 @@ perplexity NAME --data NAME
 """
 
 
-@pytest.mark.usefixtures("ort_here")
+@pytest.mark.usefixtures("engines_here")
 @pytest.mark.parametrize("length", [250, 255, 300, 5000])
 @pytest.mark.parametrize("line", NAMING.strip().splitlines())
 def test_names_of_any_length_are_files_or_refused(

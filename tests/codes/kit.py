@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from onnx import numpy_helper, parser
 
 import onnxq
 from onnxq.backends import load_config
 from onnxq.graph import ValueInfo
 from tests.cli.kit import run
+from tests.networks import parse_text
 
 Provoke = Callable[[Path], Any]
 REACHED: list[Any] = []
@@ -66,9 +66,7 @@ def codes_in(found: Any) -> Iterator[str]:
 
 def model(body: str, opset: int = 17, ir: int = 8, **tensors: Any) -> onnx.ModelProto:
     """A model from ONNX's text form; every node is named after its first output."""
-    proto = parser.parse_model(f'<ir_version: {ir}, opset_import: ["" : {opset}]>\n{body}')
-    for name, value in tensors.items():
-        proto.graph.initializer.append(numpy_helper.from_array(np.asarray(value), name))
+    proto = parse_text(body, opset=opset, ir=ir, **tensors)
     for node in proto.graph.node:
         node.name = node.name or node.output[0]
     return proto

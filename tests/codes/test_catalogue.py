@@ -2,11 +2,15 @@
 
 import re
 from collections import Counter
+from importlib import import_module
+from pathlib import Path
 
 import pytest
 
 from onnxq import errors
 from onnxq.codes import AREAS, CODES, catalogue_page
+from onnxq.errors import OnnxqError
+from tests.codes.kit import REACHED, Provoke, codes_in
 from tests.sources import ROOT, SOURCES
 
 CLASSES = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, errors.OnnxqError)]
@@ -43,3 +47,25 @@ def test_no_class_of_errors_is_without_a_code(kind) -> None:
     assert error.code in CODES
     assert error.code.endswith("00")
     assert str(error) == f"subject: cause [{error.code}]"
+
+
+# ---- Every code comes out of what a person can really do.
+
+for _path in sorted(Path(__file__).parent.glob("reach_*.py")):
+    import_module(f"tests.codes.{_path.stem}")
+
+
+@pytest.mark.usefixtures("engines_here")
+@pytest.mark.parametrize(("code", "provoke"), REACHED)
+def test_the_code_comes_out(code: str, provoke: Provoke, tmp_path: Path) -> None:
+    try:
+        found = provoke(tmp_path)
+    except OnnxqError as error:
+        found = error
+    assert code in set(codes_in(found))
+
+
+def test_every_code_is_provoked_once() -> None:
+    provoked = Counter(param.values[0] for param in REACHED)
+    assert sorted(set(CODES) - set(provoked)) == []
+    assert [code for code, count in provoked.items() if count > 1] == []

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -22,8 +21,10 @@ from onnxq.sites import Role
 from onnxq.spec import PerChannel, QParams, QuantSpec
 from tests.cli.kit import read, run
 from tests.codes.kit import model
+from tests.networks import add_arrays, open_session
 from tests.pipeline.models import EVERYTHING, Reader, images, residual
 
+pytestmark = pytest.mark.usefixtures("engines_here")
 QUICK = {"latency": False, "kernels": False}
 EVERYTHING_IN_TRT = onnxq.load_config("trt-int8", {"rules": [{"op": "*", "set": {"quantize": True}}]})
 
@@ -46,8 +47,7 @@ def list_weights(model: onnx.ModelProto) -> list[np.ndarray]:
 
 
 def answer(path: Path | onnx.ModelProto) -> np.ndarray:
-    source = path.SerializeToString() if isinstance(path, onnx.ModelProto) else str(path)
-    return np.asarray(onnxruntime.InferenceSession(source).run(None, images(4))[0])
+    return np.asarray(open_session(path).run(None, images(4))[0])
 
 
 def measure_db(exact: np.ndarray, other: np.ndarray) -> float:
@@ -81,8 +81,7 @@ def test_a_relu_that_a_range_stood_for_comes_back(folder: Path) -> None:
 
 def test_a_clip_that_a_range_stood_for_comes_back(tmp_path: Path) -> None:
     proto = residual()
-    for name, value in (("low", 0), ("high", 6)):
-        proto.graph.initializer.append(numpy_helper.from_array(np.asarray(value, np.float32), name))
+    add_arrays(proto.graph, low=0, high=6)
     relu = next(node for node in proto.graph.node if node.output[0] == "r")
     relu.op_type = "Clip"
     relu.input.extend(["low", "high"])

@@ -22,7 +22,10 @@ from onnxq.sites import Role
 from tests.backends.openvino.graphs import needs_openvino
 from tests.codes.kit import model
 from tests.commands.test_convert import EVERYTHING_IN_TRT, QUICK, list_weights, measure_db
+from tests.networks import add_arrays
 from tests.pipeline.models import EVERYTHING, Reader, images, quantize, residual
+
+pytestmark = pytest.mark.usefixtures("engines_here")
 
 DYNAMIC = onnxq.load_config("ort-dynamic", {"rules": [{"op": "*", "set": {"quantize": True}}]})
 
@@ -159,8 +162,7 @@ def test_channels_that_a_rewrite_scales_keep_their_integers() -> None:
     relu = next(node for node in proto.graph.node if node.output[0] == "r")
     relu.input[0] = "n"
     names = ("gamma", "beta", "mean", "variance")
-    for name in names:
-        proto.graph.initializer.append(numpy_helper.from_array(rng.uniform(0.5, 2, 32).astype(np.float32), name))
+    add_arrays(proto.graph, **{name: rng.uniform(0.5, 2, 32).astype(np.float32) for name in names})
     norm = onnx.helper.make_node("BatchNormalization", ["a", *names], ["n"], "norm")
     proto.graph.node.insert(1, norm)
     onnx.checker.check_model(proto)

@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
 
 import onnxq
@@ -16,6 +15,7 @@ from onnxq.commands.variants.result import VariantState
 from onnxq.errors import ConfigError, ModelError, OutputError
 from onnxq.graph import save
 from tests.codes.kit import model
+from tests.networks import open_session
 from tests.pipeline.models import images, residual
 
 FAST = {"effort": "fast", "latency": False}
@@ -64,11 +64,7 @@ def spiked() -> tuple[onnx.ModelProto, dict[str, np.ndarray]]:
 
 
 def run_file(path: Path, feeds: dict[str, np.ndarray], *, optimize: bool = True) -> np.ndarray:
-    options = onnxruntime.SessionOptions()
-    if not optimize:
-        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
-    return np.asarray(session.run(None, feeds)[0], np.float64)
+    return np.asarray(open_session(path, optimize=optimize).run(None, feeds)[0], np.float64)
 
 
 def sqnr(path: Path, original: Path, feeds: dict[str, np.ndarray], *, optimize: bool) -> float:

@@ -7,14 +7,15 @@ from dataclasses import replace
 
 import pytest
 
+from onnxq.commands.quantize import describe_promotion, find_unmet_accuracy, make_promotion
 from onnxq.commands.results import show
-from onnxq.passes.journal import StageCost
+from onnxq.passes.journal import Promotion, PromotionStep, StageCost
 from onnxq.planner import Forced
 from onnxq.report.document import to_json
 from onnxq.report.model import LatencyRatio, OpCount, OutputCheck, Report, SiteLine
 from onnxq.report.terminal import TextView
 from onnxq.sites import Caution, LeftFloat, Refusal, Role
-from tests.report.kit import Terminal, make_view
+from tests.report.kit import Terminal, make_view, printed
 
 LONG = "encoder/layer.11/attention/self/query/MatMul_output_0_with_a_name_far_wider_than_a_terminal_of_80_columns"
 REPORT = Report(
@@ -192,3 +193,63 @@ def test_what_rules_force_is_told_with_its_cost(names, said):
     text, _ = shown(replace(REPORT, forced=Forced(tuple(names), 1.25)), width=200)
     assert f"{said}: predicted 1.25x the time of the choice without them" in text
     assert "forced" not in shown(REPORT)[0]
+
+
+# ---- The outcome of a requested accuracy, in a sentence and a table.
+
+ATTENTION = "/encoder/layer.0/attention/self/MatMul_output_0"
+STEPS = (
+    PromotionStep(name=ATTENTION, to="uint16", nodes=("a",), before=21.3, after=27.94),
+    PromotionStep(name="logits", to="float", nodes=("b", "c"), before=27.94, after=31.2),
+)
+MET = Promotion(
+    asked="at least 30 dB", unit="dB", met=True, value=30.61, least=30.0, steps=STEPS, operators=3, left=40, samples=8
+)
+
+TABLE = """\
+at least 30 dB: holds with 30.6 dB; 3 operators of 43 promoted
+site                                         to      operators   before    after
+/encoder/layer.0/atte…/self/MatMul_output_0  uint16          1  21.3 dB  27.9 dB
+logits                                       float           2  27.9 dB  31.2 dB
+before and after on 8 samples
+"""
+
+
+def test_the_table_at_80_columns() -> None:
+    assert printed(make_promotion(MET)) == TABLE
+
+
+def test_what_does_not_hold_is_said_with_its_reason() -> None:
+    failed = replace(MET, met=False, value=27.94, steps=STEPS[:1], operators=1, note="the time was used up")
+    assert describe_promotion(failed) == (
+        "at least 30 dB: does NOT hold with 27.9 dB; 1 operator of 41 promoted; the time was used up"
+    )
+
+
+def test_a_metric_has_its_own_figures_and_the_float_models() -> None:
+    metric = Promotion(asked="accuracy drops by at most 0.01", unit="accuracy", met=True, value=0.91234, least=0.9,
+                       float_value=0.92)  # fmt: skip
+    assert describe_promotion(metric) == (
+        "accuracy drops by at most 0.01: holds with 0.9123 (float 0.92); nothing had to be promoted"
+    )
+    assert printed(make_promotion(metric)).strip().replace("\n", " ") == describe_promotion(metric)
+
+
+def test_a_figure_has_its_spread_and_a_verdict_within_it_says_so() -> None:
+    sure = replace(MET, value=32.0, spread=1.15, samples=32)
+    assert describe_promotion(sure).startswith("at least 30 dB: holds with 32.0 ± 1.1 dB on 32 samples; 3 operators")
+    near = describe_promotion(replace(sure, value=30.61))
+    assert near.startswith("at least 30 dB: holds with 30.6 ± 1.1 dB on 32 samples, which may not hold on others; 3 op")
+    missed = describe_promotion(replace(sure, value=29.2, met=False))
+    assert "does NOT hold with 29.2 ± 1.1 dB on 32 samples, which may hold on others; 3 op" in missed
+    assert describe_promotion(replace(MET, met=False, steps=(), operators=0)).endswith("; nothing was promoted")
+
+
+def test_only_an_accuracy_that_was_asked_for_can_be_missed() -> None:
+    missed = replace(MET, met=False, value=27.94)
+    assert find_unmet_accuracy(Report()) is None
+    assert find_unmet_accuracy(Report(promotion=missed)) is None
+    assert find_unmet_accuracy(Report(promotion=replace(MET, required=True))) is None
+    error = find_unmet_accuracy(Report(promotion=replace(missed, required=True)))
+    assert error is not None
+    assert (error.code, error.subject, error.cause) == ("Q709", "accuracy", describe_promotion(missed))

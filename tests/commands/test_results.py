@@ -13,7 +13,7 @@ from tests.commands import (
     test_import_calibration,
     test_inspect,
     test_kernels,
-    test_perplexity_text,
+    test_perplexity,
     test_profile,
     test_prove,
     test_quantize,
@@ -36,7 +36,7 @@ KEYS = [
     ),
     (test_inspect.FOUND, "disagreements error float_types operators output pairs source warnings weights"),
     (Kernels(test_kernels.BUILT), "error kernels"),
-    (test_perplexity_text.FOUND, "data device generate length models prompts threads tokens windows"),
+    (test_perplexity.FOUND, "data device generate length models prompts threads tokens windows"),
     (
         test_profile.FOUND,
         "choices data fixed groups joint outputs prefixes quantized samples source sqnr_db synthetic warnings",

@@ -5,7 +5,8 @@ from pathlib import Path
 import numpy as np
 import onnx
 import onnxruntime
-from onnx import numpy_helper, parser
+
+from tests.networks import add_arrays, parse_text
 
 READER = """
 import os
@@ -133,13 +134,12 @@ SHAPES = {
 
 def make_net(body: str) -> onnx.ModelProto:
     """A net of one seed, every node named after its operator and place; channels of the weights differ in size."""
-    proto = parser.parse_model(f'<ir_version: 8, opset_import: ["" : 17]>\n{body}')
-    rng = np.random.default_rng(0)
+    rng, proto = np.random.default_rng(0), parse_text(body)
     for name, shape in SHAPES[body].items():
         value = rng.standard_normal(shape) / np.sqrt(np.prod(shape[1:]) if len(shape) > 2 else shape[0])
         if len(shape) > 2:
             value *= np.exp(rng.uniform(-2, 1, (shape[0], 1, 1, 1)))
-        proto.graph.initializer.append(numpy_helper.from_array(value.astype(np.float32), name))
+        add_arrays(proto.graph, **{name: value.astype(np.float32)})
     for k, node in enumerate(proto.graph.node):
         node.name = f"{node.op_type}_{k}"
     return proto

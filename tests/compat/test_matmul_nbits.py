@@ -16,6 +16,7 @@ from onnxq.compat.matmul_nbits_quantizer import (
     RTNWeightOnlyQuantConfig,
 )
 from onnxq.errors import ConfigError
+from tests.networks import parse_text
 
 RNG = np.random.default_rng(0)
 X = RNG.standard_normal((8, 96)).astype(np.float32)
@@ -23,16 +24,10 @@ QDQ, BLOCKS = QuantFormat.QDQ, {"block_size": 32}
 
 
 def make_net() -> onnx.ModelProto:
-    proto = onnx.parser.parse_model(
-        '<ir_version: 10, opset_import: ["" : 21]> g (float[N,96] x) => (float[N,80] y)'
-        "{ a = MatMul(x, w0) y = MatMul(a, w1) }"
-    )
     rng = np.random.default_rng(1)
-    for k, shape in enumerate(((96, 64), (64, 80))):
-        proto.graph.node[k].name = f"m{k}"
-        weight = (rng.standard_normal(shape) * 0.3).astype(np.float32)
-        proto.graph.initializer.append(onnx.numpy_helper.from_array(weight, f"w{k}"))
-    return proto
+    w0, w1 = ((rng.standard_normal(shape) * 0.3).astype(np.float32) for shape in ((96, 64), (64, 80)))
+    text = "g (float[N,96] x) => (float[N,80] y) { [m0] a = MatMul(x, w0) [m1] y = MatMul(a, w1) }"
+    return parse_text(text, opset=21, ir=10, w0=w0, w1=w1)
 
 
 def run_quantizer(**how) -> tuple[list[tuple[str, dict[str, int]]], float, list[str]]:

@@ -8,7 +8,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from onnx import TensorProto, numpy_helper, parser
+from onnx import TensorProto, numpy_helper
 from onnxruntime import quantization
 from onnxruntime.quantization.execution_providers import qnn as theirs
 
@@ -16,6 +16,7 @@ from onnxq import compat
 from onnxq.compat import CompatWarning
 from onnxq.compat.execution_providers import qnn as ours
 from tests.compat import scripts
+from tests.networks import add_arrays, parse_text
 
 BODY = """g (float[1,4,6,6] x) => (float[1,4,6,6] y, float[1,4,6,6] z) {
     a = Conv <pads=[1,1,1,1]>(x, w0, b0)
@@ -31,11 +32,10 @@ WIDE, NARROW = compat.QuantType.QUInt16, compat.QuantType.QUInt8
 
 def make_net(body: str = BODY) -> onnx.ModelProto:
     """A net of which every node is named after its result."""
-    proto = parser.parse_model(f'<ir_version: 10, opset_import: ["" : 21]>\n{body}')
-    rng = np.random.default_rng(0)
+    rng, proto = np.random.default_rng(0), parse_text(body, opset=21, ir=10)
     for name in sorted({name for node in proto.graph.node for name in node.input if name[0] in "wb" and name[1:]}):
         shape = (4, 4, 3, 3) if name[0] == "w" else (4,)
-        proto.graph.initializer.append(numpy_helper.from_array(0.2 * rng.standard_normal(shape, np.float32), name))
+        add_arrays(proto.graph, **{name: 0.2 * rng.standard_normal(shape, np.float32)})
     for node in proto.graph.node:
         node.name = f"{node.op_type}_{node.output[0]}"
     return proto

@@ -3,7 +3,6 @@
 import numpy as np
 import onnx
 import pytest
-from onnx import numpy_helper, parser
 
 import onnxq
 from onnxq.backends import find_target
@@ -12,6 +11,7 @@ from onnxq.compat.overrides import TensorOverrides
 from onnxq.compat.selection import CallLists, read_selection
 from onnxq.config import Rule, matches_any
 from onnxq.sites import Caution
+from tests.networks import parse_text
 
 BODY = "g (float[1,32] x) => (float[1,32] y) { a = Gemm(x, w) b = Relu(a) c = Gemm(b, v) y = Add(c, x) }"
 NAMES = ("/l.0/Gemm", "act[1]", "l.1*", "/end/")
@@ -19,9 +19,7 @@ NAMES = ("/l.0/Gemm", "act[1]", "l.1*", "/end/")
 
 @pytest.fixture
 def proto() -> onnx.ModelProto:
-    model = parser.parse_model(f'<ir_version: 8, opset_import: ["" : 17]>\n{BODY}')
-    for name in "wv":
-        model.graph.initializer.append(numpy_helper.from_array(np.eye(32, dtype=np.float32), name))
+    model = parse_text(BODY, w=np.eye(32, dtype=np.float32), v=np.eye(32, dtype=np.float32))
     for node, name in zip(model.graph.node, NAMES, strict=True):
         node.name = name
     return model

@@ -1,14 +1,16 @@
 """YAML and presets into Config: what is accepted, and that every fault says where it is and what was meant."""
 
 import re
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from onnxq.config import Config, TensorConfig, read_config
+from onnxq.cli.options import name_options
+from onnxq.config import Config, TensorConfig, check_trust, list_code, list_presets, read_config, read_preset
 from onnxq.errors import ConfigError
-from onnxq.spec import ObserverSpec
+from onnxq.spec import FLOAT8, ObserverSpec, PerBlock, PerChannel, QuantSpec
 from tests.config.kit import read, write
 
 
@@ -171,3 +173,133 @@ def test_a_configuration_keeps_its_places_under_overrides(tmp_path):
     with pytest.raises(ConfigError) as caught:
         read_config(config, {"weights.storage": "int8", "weights.granularity": "block"})
     assert caught.value.subject == "option: weights"
+
+
+# ---- The presets in configs/.
+
+INT8 = QuantSpec(bits=8, signed=True, granularity=PerChannel(0))
+EXPECTED = {
+    "ort-int8": ("static", "minmax", INT8),
+    "ort-dynamic-embeddings": ("dynamic", "minmax", INT8),
+    "ort-dynamic": ("dynamic", "minmax", INT8),
+    "ort-int8-percentile": ("static", "percentile", INT8),
+    "ort-int8-mse": ("static", "mse", INT8),
+    "ort-int8-entropy": ("static", "entropy", INT8),
+    "ort-int8-weights": ("weight-only", "minmax", INT8),
+    "ort-int4-weights": (
+        "weight-only",
+        "minmax",
+        QuantSpec(bits=4, signed=False, symmetric=False, granularity=PerBlock(0, 32), storage="uint4"),
+    ),
+    "ort-w4a8": (
+        "static",
+        "minmax",
+        QuantSpec(bits=4, signed=True, narrow_range=True, granularity=PerChannel(0), storage="int4"),
+    ),
+    "ort-uint16-activations": ("static", "minmax", INT8),
+    "trt-int8": ("static", "percentile", INT8),
+    "trt-fp8": ("static", "minmax", QuantSpec(granularity=PerChannel(0), storage=FLOAT8)),
+    "trt-fp16": ("float", "percentile", INT8),
+    "trt-int4-weights": ("weight-only", "percentile", QuantSpec(bits=4, granularity=PerBlock(0, 128), storage="int4")),
+    "openvino-int8": ("static", "minmax", INT8),
+    "openvino-int8-weights": ("weight-only", "minmax", INT8),
+    "qnn": ("static", "minmax", INT8),
+    "qnn-int8": ("static", "minmax", INT8),
+    "qnn-mixed": ("static", "minmax", INT8),
+    "qnn-a16w8": ("static", "minmax", INT8),
+    "qnn-w4a16": ("static", "minmax", QuantSpec(bits=4, signed=True, granularity=PerChannel(0), storage="int4")),
+    "web-int8": ("static", "minmax", INT8),
+    "web-dynamic": ("dynamic", "minmax", INT8),
+    "web-int8-weights": ("weight-only", "minmax", INT8),
+    "virtual-int8": ("static", "minmax", INT8),
+}
+
+
+def test_every_preset_is_listed_here():
+    assert set(list_presets()) == set(EXPECTED)
+
+
+@pytest.mark.parametrize("name", sorted(EXPECTED))
+def test_preset_says_what_its_name_says(name):
+    config = read_config(name)
+    mode, observer, weights = EXPECTED[name]
+    percentile = 99.9993 if config.target == "trt" else 99.999
+    options = (("percentile", percentile),) if observer == "percentile" else ()
+    assert (config.mode, config.weights.spec(0)) == (mode, weights)
+    assert config.activations.observer == ObserverSpec(observer, options)
+    bits = 16 if name in ("ort-uint16-activations", "qnn-a16w8", "qnn-w4a16") else 8
+    activations = QuantSpec(bits=bits, signed=False, symmetric=False)
+    if name.startswith("trt-"):
+        activations = QuantSpec(storage=FLOAT8 if name == "trt-fp8" else "int8")
+    assert config.activations.spec(None) == activations
+
+
+@pytest.mark.parametrize("name", sorted(EXPECTED))
+def test_preset_is_commented_for_a_person(name):
+    assert read_preset(name).startswith("# ")
+
+
+# ---- Code that a file names is run only where the file is trusted, or where the caller names the code, too.
+
+ASKING = {
+    "runtime.libraries": "runtime: {libraries: ops.so}",
+    "runtime.plugins": "runtime:\n  plugins: [ops.so]",
+    "accuracy.metric": "accuracy: {metric: 'evaluate.py:score'}",
+    "variants.metric": "variants: {metric: 'evaluate.py:score'}",
+    # Objects come from there pickled, and unpickling runs code.
+    "scale.dask": "scale: {dask: 'tcp://somewhere:8786'}",
+}
+
+
+def refuse(config: Config, overrides: dict[str, object] | None = None) -> ConfigError:
+    with pytest.raises(ConfigError) as caught:
+        check_trust(config, overrides or {})
+    assert caught.value.code == "Q324"
+    return caught.value
+
+
+@pytest.mark.parametrize("path", ASKING)
+def test_a_file_that_names_code_wants_trust_or_the_same_from_the_caller(tmp_path: Path, path: str) -> None:
+    file = write(tmp_path, f"target: ort\n{ASKING[path]}\n", "my.yaml")
+    config = read_config(file)
+    ((_, code),) = list_code(config)
+    error = refuse(config)
+    assert (error.file, error.line) == (str(file), 3 if "\n" in ASKING[path] else 2)
+    assert path in error.subject
+    assert code in error.cause
+    assert f"--trust {file}" in name_options(error.fix)
+    assert code in error.fix
+    given = [code] if path.startswith("runtime") else code
+    check_trust(read_config(config, {path: given}), {path: given})
+    section, key = path.split(".")
+    check_trust(read_config(config, {section: {key: given}}), {section: {key: given}})
+    check_trust(read_config(file, {"trust": str(file)}), {})
+    check_trust(read_config(file, {"trust": [str(tmp_path / ".." / tmp_path.name / "my.yaml")]}), {})
+    refuse(read_config(file, {"trust": str(tmp_path / "other.yaml")}))
+
+
+def test_another_value_of_the_caller_leaves_nothing_to_trust_but_lists_are_joined(tmp_path: Path) -> None:
+    file = write(tmp_path, "accuracy: {metric: 'a.py:f'}\n")
+    check_trust(read_config(file, {"accuracy.metric": "b.py:f"}), {"accuracy.metric": "b.py:f"})
+    write(tmp_path, "runtime: {libraries: a.so}\n")
+    given = {"runtime.libraries": ["b.so"]}
+    assert "a.so" in refuse(read_config(file, given), given).cause
+
+
+def test_the_file_that_names_the_code_is_the_one_to_trust(tmp_path: Path) -> None:
+    base = write(tmp_path, "runtime: {libraries: [a.so, b.so]}\n", "base.yaml")
+    file = write(tmp_path, "extends: base.yaml\nruntime: {libraries: c.so}\n")
+    assert refuse(read_config(file)).file == str(file)
+    assert refuse(read_config(file, {"trust": str(file)})).file == str(base)
+    check_trust(read_config(file, {"trust": [str(file), str(base)]}), {})
+
+
+def test_no_file_trusts_itself(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"my\.yaml:1: trust: unknown key 'trust'"):
+        read(tmp_path, f"trust: [{tmp_path / 'my.yaml'}]\n", "my.yaml")
+
+
+def test_what_python_gives_needs_none() -> None:
+    check_trust(read_config(None, {"runtime": {"libraries": ["a.so"]}, "accuracy": {"metric": len}}), {})
+    check_trust(read_config("trt-int8"), {})
+    check_trust(Config(), {})

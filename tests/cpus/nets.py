@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 import onnx
-from onnx import numpy_helper, parser
 
 import onnxq
 from onnxq.config import Config, Rule
 from onnxq.runtime import Session
 from tests.cpus import compare
+from tests.networks import add_arrays, parse_text
 
 Array = np.ndarray[Any, Any]
 
@@ -72,12 +72,11 @@ NETS: dict[str, tuple[str, dict[str, tuple[int, ...]]]] = {
 def net(name: str, seed: int = 0) -> onnx.ModelProto:
     """The float network with random weights, three quarters of them positive."""
     text, weights = NETS[name]
-    proto = parser.parse_model(f'<ir_version: 8, opset_import: ["" : 17]>\n{text}')
-    rng = np.random.default_rng(seed)
+    rng, proto = np.random.default_rng(seed), parse_text(text)
     for key, shape in weights.items():
         fan = int(np.prod(shape[1:])) if len(shape) > 2 else max(shape)
         values = rng.uniform(-0.5, 1.5, shape) / fan if len(shape) > 1 else rng.standard_normal(shape) / 8
-        proto.graph.initializer.append(numpy_helper.from_array(values.astype(np.float32), key))
+        add_arrays(proto.graph, **{key: values.astype(np.float32)})
     for k, node in enumerate(proto.graph.node):
         node.name = f"{node.op_type.lower()}{k}"
     onnx.checker.check_model(proto)

@@ -2,7 +2,8 @@
 
 import numpy as np
 import onnx
-from onnx import numpy_helper, parser
+
+from tests.networks import parse_text
 
 BODY = """g (float[N,3,16,16] x) => (float[M,32,16,16] y) {
     c0 = Conv <pads=[1,1,1,1]>(x, w0, b0) s = example.ops.Swell(c0) r = Relu(s)
@@ -12,8 +13,6 @@ BODY = """g (float[N,3,16,16] x) => (float[M,32,16,16] y) {
 
 def network(opset: int = 17) -> onnx.ModelProto:
     """Conv, Swell, Relu, Conv, and the sum with Swell of a constant."""
-    header = f'<ir_version: 8, opset_import: ["" : {opset}, "example.ops" : 1]>'
-    proto = parser.parse_model(f"{header}\n{BODY}")
     rng = np.random.default_rng(0)
     tensors = {
         "w0": rng.standard_normal((32, 3, 3, 3)) / 5,
@@ -22,6 +21,5 @@ def network(opset: int = 17) -> onnx.ModelProto:
         "b1": rng.standard_normal(32) / 8,
         "bias": rng.standard_normal((32, 1, 1)),
     }
-    for name, value in tensors.items():
-        proto.graph.initializer.append(numpy_helper.from_array(value.astype(np.float32), name))
-    return proto
+    arrays = {name: value.astype(np.float32) for name, value in tensors.items()}
+    return parse_text(BODY, "example.ops", opset=opset, **arrays)

@@ -5,13 +5,14 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper, parser
+from onnx import TensorProto, helper, numpy_helper
 
 import onnxq
 from onnxq.graph import get_index, name_nodes
 from onnxq.plan import to_json
 from onnxq.runtime import Session, find_front
 from onnxq.sites import Role, TensorId
+from tests.networks import parse_text
 from tests.passes.kit import random_weights
 
 FAST = {"effort": "fast", "latency": False}
@@ -25,15 +26,13 @@ DETECTOR = """g (float[1,16,8,8] x)
 
 def with_plugins(text: str, domain: str, opset: int = 17, **arrays: Any) -> onnx.ModelProto:
     """A model of the text, whose operators Neg are plugins."""
-    proto = parser.parse_model(f'<ir_version: 8, opset_import: ["" : {opset}]> {text}')
+    proto = parse_text(text, opset=opset, **arrays)
     for node in proto.graph.node:
         if node.op_type == "Neg":
             node.op_type, node.domain = "EfficientNMS_TRT", domain
             node.attribute.append(helper.make_attribute("plugin_version", "1"))
     if domain:
         proto.opset_import.append(helper.make_opsetid(domain, 1))
-    tensors = (numpy_helper.from_array(np.asarray(array), name) for name, array in arrays.items())
-    proto.graph.initializer.extend(tensors)
     return name_nodes(proto)
 
 

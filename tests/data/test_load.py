@@ -7,13 +7,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from onnx import TensorProto, parser
+from onnx import TensorProto
 
 from onnxq.config import DataConfig
 from onnxq.data import load_data, sources
 from onnxq.errors import DataError
 from onnxq.graph import ValueInfo
 from tests.data.kit import FRAMES, X, feed, firsts
+from tests.networks import parse_text
 
 
 def test_a_list_of_feeds() -> None:
@@ -76,8 +77,7 @@ def test_a_dataset_goes_through_if_it_is_of_this_model() -> None:
 
 @pytest.mark.parametrize("source", [None, [{"x": [np.zeros(2, np.float32)]}]])
 def test_an_input_that_is_a_sequence_is_told(source: object) -> None:
-    proto = parser.parse_model("""<ir_version: 8, opset_import: ["" : 17]>
-        g (seq(float[N]) x) => (float[M] y) { y = ConcatFromSequence<axis = 0>(x) }""")
+    proto = parse_text("g (seq(float[N]) x) => (float[M] y) { y = ConcatFromSequence<axis = 0>(x) }")
     with pytest.raises(DataError, match="input 'x': is a sequence, and samples hold tensors") as caught:
         load_data(source, [ValueInfo("x", 0, None)], model=proto)
     assert caught.value.code == "Q206"

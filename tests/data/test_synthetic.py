@@ -1,8 +1,6 @@
 """Random inputs that fit a model."""
 
 import numpy as np
-import onnx
-import onnx.parser
 import pytest
 from onnx import TensorProto, helper
 
@@ -11,6 +9,7 @@ from onnxq.data import load_data, make_synthetic
 from onnxq.errors import DataError
 from onnxq.graph import ValueInfo
 from tests.graph.kit import model
+from tests.networks import parse_text
 
 IDS = ValueInfo("ids", TensorProto.INT64, ("N", "L"))
 
@@ -63,20 +62,15 @@ def test_synthetic_inputs_that_cannot_be_made(value: ValueInfo) -> None:
 
 
 def test_synthetic_sizes_are_tried_on_the_model() -> None:
-    proto = onnx.parser.parse_model(
-        """<ir_version: 8, opset_import: ["" : 17]>
-        g (float[N,3,H,W] x) => (float[M,3,64,64] y) <int64[4] s = {-1, 3, 64, 64}> { [fit] y = Reshape(x, s) }"""
-    )
+    text = "g (float[N,3,H,W] x) => (float[M,3,64,64] y) { [fit] y = Reshape(x, s) }"
+    proto = parse_text(text, s=np.array([-1, 3, 64, 64]))
     value = ValueInfo("x", TensorProto.FLOAT, ("N", 3, "H", "W"))
     assert load_data(None, [value])[0]["x"].shape == (1, 3, 224, 224)
     assert load_data(None, [value], DataConfig(samples=2), proto)[0]["x"].shape == (1, 3, 64, 64)
 
 
 def test_a_model_no_size_fits_says_so() -> None:
-    proto = onnx.parser.parse_model(
-        """<ir_version: 8, opset_import: ["" : 17]>
-        g (float[N,L] x) => (float[7,11] y) <int64[2] shape = {7, 11}> { [fit] y = Reshape(x, shape) }"""
-    )
+    proto = parse_text("g (float[N,L] x) => (float[7,11] y) { [fit] y = Reshape(x, shape) }", shape=np.array([7, 11]))
     with pytest.raises(DataError, match=r"none of the sizes tried \(node 'fit'"):
         load_data(None, [ValueInfo("x", TensorProto.FLOAT, ("N", "L"))], None, proto)
 

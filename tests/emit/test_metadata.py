@@ -6,11 +6,12 @@ from typing import Any, Literal
 import numpy as np
 import onnx
 import pytest
-from onnx import helper, numpy_helper, parser
+from onnx import helper, parser
 
 from onnxq.emit import BITS_KEY, PLAN_KEY, leave_out_notes
 from onnxq.graph.light import attach_weights, strip_weights
 from onnxq.runtime import Session
+from tests.networks import add_arrays
 
 MODEL = """<ir_version: 10, opset_import: ["" : 21, "local" : 1]>
 g (float[1,64] x, bool c) => (float[1,64] y) {
@@ -30,8 +31,7 @@ def model() -> onnx.ModelProto:
     """A network with texts of an exporter and of onnxq in all places that may hold some."""
     proto = parser.parse_model(MODEL)
     weight = np.random.default_rng(0).normal(size=(64, 64)).astype(np.float32)
-    proto.graph.initializer.append(numpy_helper.from_array(weight, "w"))
-    proto.graph.initializer.append(numpy_helper.from_array(np.float32(0.02), "step"))
+    add_arrays(proto.graph, w=weight, step=0.02)
     proto.graph.value_info.append(helper.make_tensor_value_info("s", onnx.TensorProto.FLOAT, [1, 64]))
     bits = dict.fromkeys(("quantize", "dequantize"), RECORD)
     helper.set_model_props(proto, {"names": "cat", PLAN_KEY: "{}", BITS_KEY: json.dumps(bits)})

@@ -6,7 +6,7 @@ from collections import Counter
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, numpy_helper, parser
+from onnx import TensorProto, numpy_helper
 
 import onnxq
 from onnxq.config import Config, Rule
@@ -17,6 +17,7 @@ from onnxq.graph.values import read_declared_type
 from onnxq.numerics import fake_quant
 from onnxq.runtime import Session, optimize_graph
 from tests.engines import kit
+from tests.networks import parse_text
 from tests.pipeline.models import EVERYTHING, images, residual
 
 
@@ -152,12 +153,9 @@ LINEAR = "g (float[N,L,128] x) => (float[N,L,128] y) { a = MatMul(x, w) c = Add(
 
 def linear() -> onnx.ModelProto:
     rng = np.random.default_rng(0)
-    proto = parser.parse_model(f'<ir_version: 8, opset_import: ["" : 17]>\n{LINEAR}')
-    for name, shape in {"w": (128, 128), "v": (128, 128), "b": (128,)}.items():
-        proto.graph.initializer.append(
-            numpy_helper.from_array((rng.standard_normal(shape) / 11).astype(np.float32), name)
-        )
-    return proto
+    shapes = {"w": (128, 128), "v": (128, 128), "b": (128,)}
+    weights = {name: (rng.standard_normal(shape) / 11).astype(np.float32) for name, shape in shapes.items()}
+    return parse_text(LINEAR, **weights)
 
 
 TOKENS = {"x": np.random.default_rng(2).standard_normal((8, 6, 128)).astype(np.float32)}
@@ -216,15 +214,16 @@ def test_bias_overflow_is_prevented_by_the_weight_scale() -> None:
 def test_a_branch_quantizes_for_itself_what_it_captures(given_out: bool, taken: bool) -> None:
     """The tensor has one pair where it is made, for all other readers, and one in the branch for a Conv there."""
     outputs = "(float[N,32,8,8] y, float[N,32,8,8] r)" if given_out else "(float[N,32,8,8] y)"
-    proto = parser.parse_model(
-        f"""<ir_version: 8, opset_import: ["" : 17]> g (float[N,32,8,8] x, bool c) => {outputs} {{
+    stored = initializers(residual())
+    proto = parse_text(
+        f"""g (float[N,32,8,8] x, bool c) => {outputs} {{
             a = Conv <pads=[1,1,1,1]>(x, w0, b0) r = Relu(a)
             h = If (c) <then_branch = t () => (float[N,32,8,8] q) {{ q = Conv <pads=[1,1,1,1]>(r, w1, b1) }},
                         else_branch = e () => (float[N,32,8,8] q) {{ q = Relu(r) }}>
             d = Conv <pads=[1,1,1,1]>(r, w2, b2) y = Add(d, h)
-        }}"""
+        }}""",
+        **{f"{name}{k}": stored[f"{name}{k}"] for name in "wb" for k in range(3)},
     )
-    proto.graph.initializer.extend(initializers(residual())[f"{name}{k}"] for name in "wb" for k in range(3))
     # Both branches must be calibrated; what is compared is one of them.
     feeds = [{"x": images(2, k)["x"], "c": np.asarray(bool(k % 2))} for k in range(4)]
     result = onnxq.quantize(proto, feeds, EVERYTHING, overrides={"latency": False})

@@ -5,7 +5,10 @@ from importlib.util import find_spec
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper, parser
+from onnx import TensorProto, helper
+
+from onnxq.graph import name_nodes
+from tests.networks import parse_text
 
 needs_rtx = [pytest.mark.trt, pytest.mark.skipif(find_spec("tensorrt_rtx") is None, reason="no tensorrt-rtx")]
 
@@ -18,13 +21,7 @@ MATRIX = _RNG.integers(-127, 127, (64, 64)).astype(np.int8)
 
 def graph(text: str, opset: int = 17, **arrays: object) -> onnx.ModelProto:
     """A model from ONNX text; arrays become initializers, nodes are named after their outputs (`conv c` -> c/Conv)."""
-    proto = parser.parse_model(f'<ir_version: {10 if opset > 20 else 8}, opset_import: ["" : {opset}]>\ng {text}')
-    for name, value in arrays.items():
-        held = value if isinstance(value, TensorProto) else numpy_helper.from_array(np.asarray(value), name)
-        proto.graph.initializer.append(held)
-    for node in proto.graph.node:
-        node.name = node.name or f"{node.output[0]}/{node.op_type}"
-    return proto
+    return name_nodes(parse_text(f"g {text}", opset=opset, ir=10 if opset > 20 else 8, **arrays))
 
 
 _INPUT = "xq = QuantizeLinear(x, s, z) xd = DequantizeLinear(xq, s, z)"

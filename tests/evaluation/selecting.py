@@ -4,10 +4,11 @@ from collections.abc import Mapping
 
 import numpy as np
 import onnx
-from onnx import ModelProto, numpy_helper, parser
+from onnx import ModelProto
 
 from onnxq.graph import name_nodes
 from onnxq.graph.scopes import collect_reads
+from tests.networks import add_arrays, parse_text
 
 TOKENS, WIDTH = 96, 16
 
@@ -139,11 +140,9 @@ def network(name: str, noise: float = 0.0, seed: int = 0, **weights: np.ndarray)
     scalars = {"half": 0.5, "small": 0.05, "zero_float": 0.0, "one_float": 1.0}
     arrays |= {key: np.float32(value) for key, value in scalars.items()}
     text = {**HEADS, **PLAIN}[name].replace("BODY", _BODY)
-    proto = parser.parse_model(f'<ir_version: 8, opset_import: ["" : 17, "com.microsoft" : 1]> {name} {text}')
+    proto = parse_text(f"{name} {text}", "com.microsoft")
     used = collect_reads(proto.graph)
-    proto.graph.initializer.extend(
-        numpy_helper.from_array(np.asarray(value), key) for key, value in arrays.items() if key in used
-    )
+    add_arrays(proto.graph, **{key: value for key, value in arrays.items() if key in used})
     onnx.checker.check_model(proto)
     return name_nodes(proto)
 

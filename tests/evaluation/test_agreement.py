@@ -2,11 +2,11 @@
 
 import numpy as np
 import pytest
-from onnx import parser
 
 from onnxq.evaluation.agreement import AgreementSums, find_class_scores
 from onnxq.evaluation.selections import Selection, Selections, name_own
 from onnxq.graph import GraphIndex, infer_shapes, name_nodes
+from tests.networks import parse_text
 
 
 def count(op: str, choice: object, own: object, axis: int = -1) -> tuple[float, float]:
@@ -73,5 +73,4 @@ def test_samples_are_added_up_and_a_choice_without_counterpart_is_left_out() -> 
     ],
 )  # fmt: skip
 def test_outputs_that_look_like_scores_of_classes(body: str, found: dict[str, bool]) -> None:
-    proto = parser.parse_model(f'<ir_version: 8, opset_import: ["" : 17]> g {body}')
-    assert find_class_scores(GraphIndex(infer_shapes(name_nodes(proto)))) == found
+    assert find_class_scores(GraphIndex(infer_shapes(name_nodes(parse_text(f"g {body}"))))) == found

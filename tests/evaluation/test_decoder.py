@@ -1,13 +1,13 @@
 """A decoder answers the same for a text in one run, in blocks behind caches, and without caches."""
 
 import numpy as np
-import onnx
 import pytest
 
 from onnxq.errors import DataError
 from onnxq.evaluation.perplexity import Decoder
 from onnxq.runtime import Session
 from tests.data.text.kit import make_decoder
+from tests.networks import parse_text
 
 IDS = np.array([3, 141, 59, 26, 53, 58, 97, 93, 23, 84])
 
@@ -64,6 +64,6 @@ _UNSQUEEZED = """(float[A,N,T] y) {
     ],
 )
 def test_models_without_logits(text: str, told: str) -> None:
-    proto = onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["": 20]> e (int64[N,T] input_ids) => {text}')
+    proto = parse_text(f"e (int64[N,T] input_ids) => {text}", opset=20, ir=10)
     with pytest.raises(DataError, match=told):
         Decoder(Session(proto), "m").run_tokens(IDS)

@@ -7,7 +7,7 @@ import numpy as np
 import onnx
 import pytest
 from hypothesis import given, settings
-from onnx import ModelProto, numpy_helper, parser
+from onnx import ModelProto, numpy_helper
 
 from onnxq.data import load_data
 from onnxq.evaluation.agreement import AgreementSums, ChoiceAgreement
@@ -23,6 +23,7 @@ from onnxq.runtime.crew import Crew
 from onnxq.workers import Journal, Workers
 from tests.evaluation.selecting import HEADS, PLAIN, network, samples
 from tests.graph.shape_nets import ShapeNet, shape_nets
+from tests.networks import parse_text
 from tests.passes.kit import parse, read_by
 
 Array = np.ndarray
@@ -210,14 +211,12 @@ def test_a_choice_that_no_output_depends_on_is_none() -> None:
 
 
 def test_choices_inside_functions_are_found_where_the_function_runs() -> None:
-    proto = parser.parse_model("""<ir_version: 8, opset_import: ["" : 17, "own" : 1]>
-    g (float[1, 16, 16] x) => (float[1, 4, 16] out) <int64[1] four = {4}, int64[3] shape = {1, 4, 16}>
+    text = """g (float[1, 16, 16] x) => (float[1, 4, 16] out) <int64[1] four = {4}, int64[3] shape = {1, 4, 16}>
     { m = MatMul(x, w) out = own.pick (m, four, shape) }
     <domain: "own", opset_import: ["" : 17]> pick (m, four, shape) => (out) {
         score = ReduceMean <axes = [2], keepdims = 1> (m) best, at = TopK <axis = 1> (score, four)
-        places = Expand(at, shape) out = GatherElements <axis = 1> (m, places) }""")
-    proto.graph.initializer.append(numpy_helper.from_array(SQUARE, "w"))
-    named = name_nodes(proto)
+        places = Expand(at, shape) out = GatherElements <axis = 1> (m, places) }"""
+    named = name_nodes(parse_text(text, "own", w=SQUARE))
     found = find_selections(named)
     assert [one.op_type for one in found.nodes] == ["TopK"]
     feeds = {"x": RNG.standard_normal((1, 16, 16)).astype(np.float32)}
@@ -303,11 +302,9 @@ def test_a_choice_of_iterations_is_followed_where_it_is_one_tensor(reason: str) 
 
 
 def test_models_older_than_the_operator_that_matches_rows_run_all_the_same() -> None:
-    proto = parser.parse_model("""<ir_version: 7, opset_import: ["" : 10]>
-    g (float[4, 16] x) => (float[4, 3] best, float[4, 3, 16] out) <int64[1] three = {3}>
-    { m = MatMul(x, w) best, at = TopK <axis = 1> (m, three) out = Gather <axis = 0> (w, at) }""")
-    proto.graph.initializer.append(numpy_helper.from_array(SQUARE, "w"))
-    named = name_nodes(proto)
+    text = """g (float[4, 16] x) => (float[4, 3] best, float[4, 3, 16] out) <int64[1] three = {3}>
+    { m = MatMul(x, w) best, at = TopK <axis = 1> (m, three) out = Gather <axis = 0> (w, at) }"""
+    named = name_nodes(parse_text(text, opset=10, ir=7, w=SQUARE))
     found = find_selections(named)
     feeds = {"x": RNG.standard_normal((4, 16)).astype(np.float32)}
     outputs = Session(found.expose_choices(named), threads=1).run(feeds)

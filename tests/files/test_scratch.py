@@ -2,13 +2,15 @@
 
 import gc
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from onnxq.errors import OutputError
 from onnxq.files import ScratchFolder
-from onnxq.files.scratch import remove_stale_files
+from onnxq.files.scratch import hold_lock, remove_stale_files
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="locks")
 
@@ -46,3 +48,64 @@ def test_a_folder_that_another_run_takes_for_stale_is_made_again(
     with ScratchFolder(tmp_path) as path:
         assert os.listdir(tmp_path) == [path.name]
     assert len(made) == 2
+
+
+# ---- Temporary files of killed runs are removed by the next one; those of living runs are not.
+
+_HOLDS = """
+import os, sys
+from pathlib import Path
+from onnxq.files import ScratchFolder, replace_files
+with replace_files([Path(sys.argv[1]) / "out"]) as files, ScratchFolder(Path(sys.argv[1])) as folder:
+    (folder / "inside").write_text("")
+    print("ready", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_what_a_killed_run_left_goes_and_what_a_living_one_has_stays(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", _HOLDS, str(tmp_path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == "ready\n"
+        assert len(os.listdir(tmp_path)) == 2
+        remove_stale_files(tmp_path)
+        assert len(os.listdir(tmp_path)) == 2
+        child.kill()
+        child.wait()
+    assert len(os.listdir(tmp_path)) == 2
+    remove_stale_files(tmp_path)
+    assert os.listdir(tmp_path) == []
+
+
+def test_only_our_own_names_are_ever_removed(tmp_path: Path) -> None:
+    names = [".onnxq-0123.tmp", "onnxq-0123456789abcdef.tmp", ".onnxq-0123456789abcdef.tmp.bak", "m.onnx"]
+    for name in names:
+        (tmp_path / name).write_text("")
+    (tmp_path / ".onnxq-0123456789abcdef.tmp").symlink_to(tmp_path / "m.onnx")
+    (tmp_path / ".onnxq-fedcba9876543210.tmp").write_text("")
+    remove_stale_files(tmp_path)
+    assert sorted(os.listdir(tmp_path)) == sorted([*names, ".onnxq-0123456789abcdef.tmp"])
+
+
+_WAITS = """
+import sys, time
+from pathlib import Path
+from onnxq.files.scratch import hold_lock
+with hold_lock(Path(sys.argv[1])):
+    print("in", flush=True)
+"""
+
+
+def test_a_lock_is_held_by_one_process_at_a_time(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    with hold_lock(path):
+        child = subprocess.Popen([sys.executable, "-c", _WAITS, str(path)], stdout=subprocess.PIPE, text=True)
+        with pytest.raises(subprocess.TimeoutExpired):
+            child.communicate(timeout=1)
+    assert child.communicate(timeout=60)[0] == "in\n"
+
+
+def test_where_nothing_can_be_locked_the_work_goes_on(tmp_path: Path) -> None:
+    with hold_lock(tmp_path / "none" / "lock"):
+        pass

@@ -24,11 +24,12 @@ from onnxq.kernels import cache as kernel_cache
 from onnxq.spec import PerChannel, QuantSpec
 from tests.fuzz.case import Wrong
 from tests.fuzz.graph_edits import edit_model
-from tests.fuzz.judge import check_file, check_plan, open_session
+from tests.fuzz.judge import check_file, check_plan
 from tests.fuzz.mutate import mutate_bytes, mutate_text, mutate_tree
 from tests.fuzz.nets import copied, feeds, net
 from tests.interop.marked import Net
 from tests.interop.models import write_cache
+from tests.networks import open_session
 
 _LAYERS = """Layers:
 Name: node_0 + node_2, LayerType: CaskConvolution, Inputs: [ { Name: x, Dimensions: [1,3,8,8], Datatype: Int8 }], \

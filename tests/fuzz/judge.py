@@ -13,6 +13,7 @@ from onnxq.graph import find_opset, limit_opset, load_model, name_nodes
 from onnxq.plan import from_json, to_json
 from onnxq.runtime import find_runnable_opset
 from tests.fuzz.case import Wrong
+from tests.networks import open_session
 
 # Operators that choose by values: a rounding changes positions, and how many there are.
 _CHOOSING = {"NonMaxSuppression", "NonZero", "Unique", "Compress", "TopK", "ArgMax", "ArgMin"}
@@ -22,17 +23,6 @@ FAR_DB = 3.0
 DISAGREES_DB, LOSS_DB = 18.0, 4.0
 _ABSURD = 1e15
 Feeds = Mapping[str, np.ndarray]
-
-
-def open_session(model: str | Path | onnx.ModelProto, *, optimize: bool = True) -> onnxruntime.InferenceSession:
-    """A session with one thread that prints nothing."""
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = 1
-    options.log_severity_level = 4
-    if not optimize:
-        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    source = model.SerializeToString() if isinstance(model, onnx.ModelProto) else str(model)
-    return onnxruntime.InferenceSession(source, options, providers=["CPUExecutionProvider"])
 
 
 def open_original(source: Path | onnx.ModelProto) -> onnxruntime.InferenceSession:

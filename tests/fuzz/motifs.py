@@ -9,9 +9,10 @@ import numpy as np
 import onnx
 
 import onnxq
-from tests.fuzz.judge import check_engines, check_result, open_session
+from tests.fuzz.judge import check_engines, check_result
 from tests.motifs.catalogue import MOTIFS
 from tests.motifs.net import NEWEST, OLDEST, compose
+from tests.networks import open_session
 
 _PRESETS = ("ort-int8", "trt-int8", "virtual-int8") * 3 + (
     "ort-dynamic", "ort-int8-weights", "ort-int4-weights", "ort-int8-percentile", "ort-w4a8", "trt-fp16", "trt-fp8",

@@ -5,9 +5,10 @@ from functools import cache
 
 import numpy as np
 import onnx
-from onnx import TensorProto, helper, numpy_helper, parser
+from onnx import TensorProto, helper, numpy_helper
 
 import onnxq
+from tests.networks import add_arrays, parse_text
 
 _HEAD = '<ir_version: 8, opset_import: ["" : 17]>\n'
 SAMPLES = 4
@@ -58,16 +59,14 @@ _TEXTS: dict[str, tuple[str, dict[str, tuple[int, ...]]]] = {
 
 def _parsed(name: str) -> onnx.ModelProto:
     text, weights = _TEXTS[name]
-    proto = parser.parse_model(_HEAD + text)
-    rng = np.random.default_rng(len(name))
+    rng, proto = np.random.default_rng(len(name)), parse_text(text)
     for key, shape in weights.items():
         scale = 1 / np.sqrt(np.prod(shape[1:]) or 1) if len(shape) > 1 else 0.25
         value = rng.standard_normal(shape) * scale
         value = np.abs(value) + 0.5 if key in ("gamma", "variance") else value
-        proto.graph.initializer.append(numpy_helper.from_array(value.astype(np.float32), key))
+        add_arrays(proto.graph, **{key: value.astype(np.float32)})
     if name == "shapes":
-        proto.graph.initializer.append(numpy_helper.from_array(np.array([-1], np.int64), "minus"))
-        proto.graph.initializer.append(numpy_helper.from_array(np.array([20], np.int64), "twenty"))
+        add_arrays(proto.graph, minus=np.array([-1]), twenty=np.array([20]))
     for k, node in enumerate(proto.graph.node):
         node.name = f"node_{k}"
     onnx.checker.check_model(proto)
@@ -75,16 +74,14 @@ def _parsed(name: str) -> onnx.ModelProto:
 
 
 def _functions() -> onnx.ModelProto:
-    proto = parser.parse_model(
-        """<ir_version: 8, opset_import: ["" : 17, "local" : 1]>
-        g (float[N,8] x) => (float[N,8] y) { a = local.layer <slope=0.1>(x, w0)  y = local.layer <slope=0.2>(a, w1) }
-        <domain: "local", opset_import: ["" : 17]>
-        layer <slope: float = 0.3>(v, w) => (o) { m = MatMul(v, w)  o = LeakyRelu <alpha: float = @slope>(m) }"""
-    )
     rng = np.random.default_rng(5)
-    for name in ("w0", "w1"):
-        proto.graph.initializer.append(numpy_helper.from_array(rng.standard_normal((8, 8)).astype(np.float32), name))
-    return proto
+    return parse_text(
+        """g (float[N,8] x) => (float[N,8] y) { a = local.layer <slope=0.1>(x, w0)  y = local.layer <slope=0.2>(a, w1) }
+        <domain: "local", opset_import: ["" : 17]>
+        layer <slope: float = 0.3>(v, w) => (o) { m = MatMul(v, w)  o = LeakyRelu <alpha: float = @slope>(m) }""",
+        "local",
+        **{name: rng.standard_normal((8, 8)).astype(np.float32) for name in ("w0", "w1")},
+    )
 
 
 def _constants() -> onnx.ModelProto:

@@ -5,12 +5,12 @@ from collections.abc import Mapping
 
 import numpy as np
 import onnx
-import onnxruntime as ort
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper, parser
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from onnxq.graph.scopes import walk_graphs
+from tests.networks import open_session, parse_text
 
 SIZE = 4
 BINARY = ("Add", "Sub", "Mul", "Max")
@@ -19,16 +19,8 @@ UNARY = ("Relu", "Neg", "Identity", "Abs")
 
 def model(text: str, opset: int = 17, ir: int = 8, **arrays: object) -> ModelProto:
     """The model of a "g (…) => (…) {…}" text, with initializers (numbers become float32), and functions of `loc`."""
-    local = ', "loc" : 1' if "loc." in text else ""
-    proto = parser.parse_model(f'<ir_version: {ir}, opset_import: ["" : {opset}, "com.microsoft" : 1{local}]>\n{text}')
-    for name, value in arrays.items():
-        if isinstance(value, TensorProto):
-            proto.graph.initializer.add().CopyFrom(value)
-            proto.graph.initializer[-1].name = name
-        else:
-            array = value if isinstance(value, (np.ndarray, np.generic)) else np.float32(value)
-            proto.graph.initializer.append(numpy_helper.from_array(np.asarray(array), name))
-    return proto
+    domains = ("com.microsoft", "loc") if "loc." in text else ("com.microsoft",)
+    return parse_text(text, *domains, opset=opset, ir=ir, **arrays)
 
 
 def copy(proto: ModelProto) -> ModelProto:
@@ -51,11 +43,7 @@ def branches() -> ModelProto:
 
 def compute(proto: ModelProto, feeds: Mapping[str, NDArray[np.generic]] | None = None) -> list[NDArray[np.generic]]:
     """The outputs as the file says (ORT without optimizations)."""
-    options = ort.SessionOptions()
-    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-    options.intra_op_num_threads = 1
-    options.log_severity_level = 4
-    session = ort.InferenceSession(proto.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    session = open_session(proto, optimize=False)
     if feeds is None:
         rng = np.random.default_rng(0)
         feeds = {

@@ -36,6 +36,7 @@ from onnxq.graph.values import read_declared_type
 from onnxq.runtime import Session, tap_tensors
 from onnxq.sites import TensorId
 from tests.graph import kit
+from tests.networks import add_arrays
 
 F = np.float32
 WIDTH = 64
@@ -65,10 +66,8 @@ INNER = ("x", "a", "b", "d", "l", "all", "f", "y", "z")
 def network() -> ModelProto:
     proto = parser.parse_model(TEXT)
     rng = np.random.default_rng(0)
-    for name in ("w", "v"):
-        array = (rng.standard_normal((WIDTH, WIDTH)) / 8).astype(F)
-        proto.graph.initializer.append(numpy_helper.from_array(array, name))
-    proto.graph.initializer.append(numpy_helper.from_array(np.full(WIDTH, 0.5, F), "half"))
+    w, v = ((rng.standard_normal((WIDTH, WIDTH)) / 8).astype(F) for _ in range(2))
+    add_arrays(proto.graph, w=w, v=v, half=np.full(WIDTH, 0.5, F))
     return name_nodes(proto)
 
 

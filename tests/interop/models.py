@@ -4,12 +4,12 @@ from collections.abc import Mapping
 
 import numpy as np
 import onnx
-from onnx import numpy_helper, parser
 
 from onnxq.interop import TensorScale, trt_cache
 from onnxq.plan import Plan
 from onnxq.runtime import Session
 from onnxq.sites import Role
+from tests.networks import parse_text
 
 BODY = """g (float[N,16,8,8] input) => (float[M,10] logits) <int64[2] rows = {-1, 16}> {
     c1 = Conv <pads=[1,1,1,1]>(input, w0, b0) n1 = BatchNormalization(c1, gamma, beta, mean, var) r1 = Relu(n1)
@@ -33,7 +33,6 @@ def collect_scales(plan: Plan) -> dict[str, np.float32]:
 def network(seed: int = 0) -> onnx.ModelProto:
     """Conv-BN-ReLU, a residual Conv, pooling and a classifier of four places each."""
     rng = np.random.default_rng(seed)
-    proto = parser.parse_model(f'<ir_version: 8, opset_import: ["" : 17]>\n{BODY}')
     tensors = {
         "w0": rng.standard_normal((16, 16, 3, 3)) / 12,
         "b0": rng.standard_normal(16) / 8,
@@ -46,7 +45,7 @@ def network(seed: int = 0) -> onnx.ModelProto:
         "w2": rng.standard_normal((10, 16)),
         "b2": rng.standard_normal(10),
     }
-    proto.graph.initializer.extend(numpy_helper.from_array(v.astype(np.float32), k) for k, v in tensors.items())
+    proto = parse_text(BODY, **{name: value.astype(np.float32) for name, value in tensors.items()})
     for node in proto.graph.node:
         node.name = f"node_{node.output[0]}"
     onnx.checker.check_model(proto)

@@ -9,7 +9,6 @@ import onnx
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
-from onnx import numpy_helper, parser
 
 import onnxq
 from onnxq.errors import CalibrationError, ModelError, PlanError
@@ -18,6 +17,7 @@ from onnxq.interop.exporting import is_same_grid, write_scales
 from onnxq.plan import Plan, SitePlan, from_json, to_json
 from onnxq.sites import Edge, Role, TensorId
 from onnxq.spec import PerBlock, PerChannel, PerTensor, QParams, QuantSpec
+from tests.networks import parse_text
 
 WRITTEN = [row for row in FORMATS if row.write is not None]
 NAMES = st.text('ab/:._ é"\\', min_size=1, max_size=6).filter(lambda text: text.strip() == text)
@@ -79,13 +79,8 @@ def networks(draw: st.DrawFn) -> onnx.ModelProto:
         last = name
     weights["wl"] = rng.standard_normal((16, 16, 1, 1)) / 4
     lines.append(f"y = Conv({last}, wl)")
-    proto = parser.parse_model(
-        '<ir_version: 8, opset_import: ["" : 17]> g (float[1,16,8,8] x) => (float[1,16,8,8] y) {'
-        + " ".join(lines)
-        + "}"
-    )
-    for name, value in weights.items():
-        proto.graph.initializer.append(numpy_helper.from_array(value.astype(np.float32), name))
+    arrays = {name: value.astype(np.float32) for name, value in weights.items()}
+    proto = parse_text(f"g (float[1,16,8,8] x) => (float[1,16,8,8] y) {{ {' '.join(lines)} }}", **arrays)
     for node in proto.graph.node:
         node.name = f"node_{node.output[0]}"
     return proto

@@ -24,6 +24,7 @@ from onnxq.sites import Role
 from tests.cli.kit import run as invoke
 from tests.codes.kit import model as parse
 from tests.interop.models import OWN, cache, collect_scales, network, ranges, samples, write_cache
+from tests.networks import add_arrays
 
 FORCED = Config(activations=TensorConfig(), rules=(Rule(op=("*",), set=RuleSet(quantize=True)),))
 FOLDED = "c1"  # its BatchNormalization is folded into the convolution, which then writes n1
@@ -302,16 +303,13 @@ def test_files_that_are_not_there_or_not_that(folder: Path, cache_name: str, mod
 @pytest.mark.parametrize(("attention", "operands"), [("quantized", {"q", "k", "p", "v", "c"}), ("auto", set())])
 def test_attention_is_taken_when_asked_for(attention: str, operands: set[str]) -> None:
     """Trying it out takes samples; without any only a plain wish counts."""
-    rng = np.random.default_rng(0)
     proto = parse(
         """g (float[1,4,16,32] x) => (float[1,4,16,32] y) {
             q = MatMul(x, wq) k0 = MatMul(x, wk) v = MatMul(x, wv) k = Transpose <perm=[0,1,3,2]>(k0)
             s = MatMul(q, k) p = Softmax <axis=-1>(s) c = MatMul(p, v) y = MatMul(c, wo) }"""
     )
-    rng = np.random.default_rng(0)
-    for name in ("wq", "wk", "wv", "wo"):
-        weight = (rng.standard_normal((32, 32)) / 6).astype(np.float32)
-        proto.graph.initializer.append(numpy_helper.from_array(weight, name))
+    weights = np.random.default_rng(0).standard_normal((4, 32, 32)).astype(np.float32) / 6
+    add_arrays(proto.graph, **dict(zip(("wq", "wk", "wv", "wo"), weights, strict=True)))
     scales = {name: np.float32(0.01 + k / 1000) for k, name in enumerate(("x", "q", "k0", "v", "s", "p", "c", "y"))}
     config = load_config("trt-int8").model_copy(update={"attention": attention})
     found = import_calibration(parse_cache(write_cache(scales).encode()), proto, config=config)

@@ -7,10 +7,11 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, parser
+from onnx import TensorProto
 
 from onnxq.runtime import Session
 from onnxq.spec import PerBlock, PerChannel, QParams, QuantSpec
+from tests.networks import parse_text
 
 TYPES = {name: getattr(TensorProto, name.upper()) for name in ("int4", "uint4", "int8", "uint8", "int16", "uint16")}
 Outputs = tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]
@@ -25,14 +26,13 @@ def _session(kind: str, storage: str, axis: int, block: int, ranks: tuple[int, i
         f"[{','.join(name + str(k) for k in range(count))}]" for name, count in zip("AB", ranks, strict=True)
     )
     bounds = f", {kind} lo, {kind} hi" if clipped else ""
-    text = f"""<ir_version: 10, opset_import: ["" : 21]>
-    pair ({kind}{rank} x, {kind}{grain} s, int32{grain} zero{bounds}) => (int32{rank} q, {kind}{rank} y) {{
+    text = f"""pair ({kind}{rank} x, {kind}{grain} s, int32{grain} zero{bounds}) => (int32{rank} q, {kind}{rank} y) {{
         z = Cast <to = {TYPES[storage]}> (zero)
         {"inside = Clip(x, lo, hi)" if clipped else "inside = Identity(x)"}
         stored = QuantizeLinear {attrs} (inside, s, z) y = DequantizeLinear {attrs} (stored, s, z)
         q = Cast <to = 6> (stored)
     }}"""
-    model = parser.parse_model(text.replace("[]", ""))
+    model = parse_text(text.replace("[]", ""), opset=21, ir=10)
     onnx.checker.check_model(model)
     return Session(model, optimize=False, threads=1)
 

@@ -1,4 +1,6 @@
-"""Products of integers as ONNX Runtime's kernels on CPUs without VNNI compute them."""
+"""Products of integers as ONNX Runtime's kernels on CPUs without VNNI compute them, and floats hard to round."""
+
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -21,3 +23,14 @@ def multiply_saturating(x: ArrayLike, w: ArrayLike) -> NDArray[np.int32]:
         products = left[..., k:last, None].astype(np.int32) * right[k:last].astype(np.int32)
         total += np.clip(products.sum(axis=-2), _INT16.min, _INT16.max)
     return total
+
+
+def draw_awkward(rng: np.random.Generator, scale: Any, shape: tuple[int, ...]) -> NDArray[np.float32]:
+    """Any bit pattern of float32 (denormals, infinities, NaN), ties and levels of the scale, and their neighbours."""
+    count = int(np.prod(shape))
+    any_bits = rng.integers(0, 2**32, count, dtype=np.uint64).astype(np.uint32).view(np.float32)
+    with np.errstate(all="ignore"):
+        steps = rng.integers(-(2 ** rng.integers(2, 18)), 2**18, count).astype(np.float32) / np.float32(2)
+        levels = steps * rng.choice(np.ravel(scale), count)
+        beside = np.nextafter(levels, rng.choice(np.float32([-np.inf, 0, np.inf]), count))
+    return np.choose(rng.integers(0, 3, count), [any_bits, levels, beside]).astype(np.float32).reshape(shape)

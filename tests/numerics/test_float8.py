@@ -2,16 +2,15 @@
 
 import ml_dtypes
 import numpy as np
-import onnx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from onnx import numpy_helper
 
 from onnxq.errors import ConfigError
 from onnxq.numerics import dequantize, fake_quant, list_quantized_values, qparams_from_range, quantize, weight_qparams
 from onnxq.runtime import Session
 from onnxq.spec import FLOAT8, PerChannel, QParams, QuantSpec
+from tests.networks import parse_text
 
 SPEC = QuantSpec(storage=FLOAT8)
 HARD = np.array([0, -0.0, np.inf, -np.inf, np.nan, 448, 449, 463.9, 464, 480, -464, 2**-9, 2**-10, 3 * 2**-11, 17, 19])
@@ -20,10 +19,10 @@ HARD = np.array([0, -0.0, np.inf, -np.inf, np.nan, 448, 449, 463.9, 464, 480, -4
 def run_engine(x: np.ndarray, scale: np.ndarray, axis: int = 1) -> np.ndarray:
     """x through QuantizeLinear and DequantizeLinear of ONNX Runtime. axis: of several scales."""
     kind = f"{'float' if x.dtype == np.float32 else 'float16'}[{','.join('AB'[: x.ndim])}]"
-    proto = onnx.parser.parse_model(f"""<ir_version: 9, opset_import: ["" : 19]> g ({kind} x) => ({kind} y)
-        {{ q = QuantizeLinear <axis = {axis}> (x, s, z) y = DequantizeLinear <axis = {axis}> (q, s, z) }}""")
-    proto.graph.initializer.append(numpy_helper.from_array(scale.astype(x.dtype), "s"))
-    proto.graph.initializer.append(numpy_helper.from_array(np.zeros(scale.shape, ml_dtypes.float8_e4m3fn), "z"))
+    text = f"""g ({kind} x) => ({kind} y) {{
+        q = QuantizeLinear <axis = {axis}> (x, s, z) y = DequantizeLinear <axis = {axis}> (q, s, z) }}"""
+    zero = np.zeros(scale.shape, ml_dtypes.float8_e4m3fn)
+    proto = parse_text(text, opset=19, ir=9, s=scale.astype(x.dtype), z=zero)
     return Session(proto, optimize=False).run({"x": x})["y"]
 
 

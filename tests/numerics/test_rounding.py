@@ -13,6 +13,8 @@ from hypothesis.extra import numpy as hnp
 from onnxq.errors import PlanError
 from onnxq.numerics import cast_scale, clip_bounds, dequantize, fake_quant, qparams_from_range, quantize
 from onnxq.spec import Granularity, PerBlock, PerChannel, PerTensor, QParams, QuantSpec
+from tests.networks import open_session, parse_text
+from tests.numerics.reference import draw_awkward
 
 STORAGES = ("int8", "uint8", "int16", "uint16", "int4", "uint4")
 SEEDS = st.integers(0, 2**32 - 1)
@@ -56,19 +58,8 @@ def _numbers(draw: Any, spec: QuantSpec, shape: tuple[int, ...] = ()) -> QParams
     return QParams(np.asarray(scale, np.float32), np.asarray(some if shape else zero, np.int32))
 
 
-def _awkward(scale: Any, shape: tuple[int, ...], seed: int) -> Any:
-    """Any bit pattern of float32 (denormals, infinities, NaN), and ties and levels of the scale with their neighbours.
-
-    Drawn by numpy from hypothesis's seed: thousands of values an example instead of dozens.
-    """
-    rng = np.random.default_rng(seed)
-    count = int(np.prod(shape))
-    any_bits = rng.integers(0, 2**32, count, dtype=np.uint64).astype(np.uint32).view(np.float32)
-    with np.errstate(all="ignore"):
-        steps = rng.integers(-(2 ** rng.integers(2, 18)), 2**18, count).astype(np.float32) / np.float32(2)
-        levels = steps * rng.choice(np.ravel(scale), count)
-        beside = np.nextafter(levels, rng.choice(np.float32([-np.inf, 0, np.inf]), count))
-    return np.choose(rng.integers(0, 3, count), [any_bits, levels, beside]).astype(np.float32).reshape(shape)
+# Drawn by numpy from hypothesis's seed: thousands of values an example instead of dozens.
+GENERATORS = SEEDS.map(np.random.default_rng)
 
 
 @pytest.mark.parametrize("storage", STORAGES)
@@ -77,7 +68,7 @@ def _awkward(scale: Any, shape: tuple[int, ...], seed: int) -> Any:
 def test_float32_per_tensor_equals_onnxruntime(engine: Engine, storage: str, data: Any) -> None:
     spec = _spec(storage)
     numbers = data.draw(_numbers(spec))
-    _check(engine, _awkward(numbers.scale, (2000,), data.draw(SEEDS)), numbers, spec)
+    _check(engine, draw_awkward(data.draw(GENERATORS), numbers.scale, (2000,)), numbers, spec)
 
 
 @pytest.mark.parametrize("storage", STORAGES)
@@ -88,7 +79,7 @@ def test_float32_per_channel_and_block_equal_onnxruntime(engine: Engine, storage
     shape = (6, 9, 8)
     channel = _spec(storage, PerChannel(axis))
     numbers = data.draw(_numbers(channel, (shape[axis],)))
-    x = _awkward(numbers.scale, shape, data.draw(SEEDS))
+    x = draw_awkward(data.draw(GENERATORS), numbers.scale, shape)
     # From |x / scale| = 2**31 on the engine's loops for the last axis and for blocks wrap, as its float16 kernel does.
     most = min(2.0**30 * float(numbers.scale.min()), 2.0**127)
     x = np.clip(np.nan_to_num(x), np.float32(-most), np.float32(most))
@@ -171,7 +162,8 @@ def test_float_clip_before_eight_bits_equals_the_narrow_type(
     numbers = qparams_from_range(lo, hi, spec)
     bounds = np.float32(clip_bounds(numbers, spec))
     around = [np.nextafter(bounds, np.float32(-np.inf)), bounds, np.nextafter(bounds, np.float32(np.inf))]
-    x = np.concatenate([_awkward(numbers.scale, (2000,), data.draw(SEEDS)), *around, np.float32([np.inf, -np.inf])])
+    awkward = draw_awkward(data.draw(GENERATORS), numbers.scale, (2000,))
+    x = np.concatenate([awkward, *around, np.float32([np.inf, -np.inf])])
     x = x[~np.isnan(x)]
     q, y = engine(x, numbers, spec, clip_bounds(numbers, spec))
     assert q.min() >= spec.qmin
@@ -223,21 +215,10 @@ def test_int32_bias_per_tensor_is_divided_in_float64() -> None:
 
 
 def test_int32_dequantize_equals_onnxruntime() -> None:
-    from onnx import TensorProto, helper
-
     q = np.array([0, 1, -1, 2**24 + 1, 2**31 - 1, -(2**31)], np.int32)
-    node = helper.make_node("DequantizeLinear", ["q", "s"], ["y"])
-    graph = helper.make_graph(
-        [node],
-        "g",
-        [
-            helper.make_tensor_value_info("q", TensorProto.INT32, [6]),
-            helper.make_tensor_value_info("s", TensorProto.FLOAT, []),
-        ],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [6])],
+    session = open_session(
+        parse_text("g (int32[6] q, float s) => (float[6] y) { y = DequantizeLinear(q, s) }", opset=13)
     )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8)
-    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
     scale = np.asarray(3.1e-7, np.float32)
     numbers = QParams(scale, np.asarray(0, np.int32))
     _same(dequantize(q, numbers, QuantSpec(bits=32)), session.run(None, {"q": q, "s": scale})[0])

@@ -1,7 +1,9 @@
 """The public names: sorted, there, typed by the package itself, and found only when asked for."""
 
 import ast
+import importlib.util
 import inspect
+import re
 import subprocess
 import sys
 from importlib import metadata
@@ -54,3 +56,28 @@ def test_type_checkers_see_the_names_that_are_looked_up() -> None:
     imports = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
     seen = {alias.asname: node.module for node in imports for alias in node.names if alias.asname}
     assert seen == onnxq._HOMES
+
+
+# ---- docs/api.md lists what is public, as it is now.
+
+SCRIPT = Path(__file__).resolve().parents[2] / "docs" / "make_api.py"
+_spec = importlib.util.spec_from_file_location("make_api", SCRIPT)
+assert _spec is not None
+assert _spec.loader is not None
+make_api = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(make_api)
+
+
+def test_the_page_is_current() -> None:
+    assert make_api.PAGE.read_text(encoding="utf-8") == make_api.make_page(), "run `make docs`"
+
+
+def test_every_public_name_is_on_the_page() -> None:
+    listed = re.findall(r"^### onnxq\.(\w+)$", make_api.make_page(), re.MULTILINE)
+    assert listed == list(onnxq.__all__)
+
+
+@pytest.mark.parametrize("package", make_api.PACKAGES)
+def test_chosen_names_are_public(package: str) -> None:
+    _, chosen = make_api.PACKAGES[package]
+    assert set(chosen) <= set(make_api.list_public(package))

@@ -1,12 +1,13 @@
 """The house rules a machine can check beside the figures of benchmarks/house.py: owners of libraries, imports."""
 
+import ast
 import os
 import subprocess
 import sys
 
 import pytest
 
-from tests.sources import ROOT, SOURCES, list_imports, name_source
+from tests.sources import ROOT, SOURCES, list_imports, list_nodes, name_source
 
 # Who alone may import a library, lazily or not. ruff bans them elsewhere too; it cannot tell one owner from another.
 OWNERS = {
@@ -104,3 +105,25 @@ def test_help_answers_at_once() -> None:
     """Processor time, the best of five: the clock on the wall also counts who else is at work."""
     ask = (sys.executable, "-m", "onnxq.cli", "--help")
     assert min(_cpu_seconds(*ask) for _ in range(5)) < 0.3
+
+
+# ---- Plain prose, as far as a machine can check it: docstrings begin with their subject or verb.
+
+ROOMS = (
+    "codes", "config", "data", "errors.py", "files", "kernels", "nearest.py", "numerics", "observers", "progress.py",
+    "report", "sites.py", "spec.py", "wording.py",
+)  # fmt: skip
+DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_no_docstring_begins_with_a_question_word(room: str) -> None:
+    place = ROOT / "onnxq" / room
+    begins = [
+        f"{path.relative_to(ROOT)}:{node.body[0].lineno}"
+        for path in (place.rglob("*.py") if place.is_dir() else [place])
+        for node in list_nodes(path)
+        if isinstance(node, DOCUMENTED)
+        and (ast.get_docstring(node) or "x").split()[0].rstrip(",") in ("What", "Which", "Who", "Where", "How", "Why")
+    ]
+    assert begins == []

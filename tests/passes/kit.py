@@ -7,9 +7,8 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 import onnx
-import onnxruntime as ort
 from numpy.typing import NDArray
-from onnx import GraphProto, ModelProto, helper, numpy_helper, parser
+from onnx import GraphProto, ModelProto, helper, parser
 
 from onnxq.config import Config
 from onnxq.graph import GraphIndex, Model, infer_shapes, name_nodes
@@ -18,6 +17,7 @@ from onnxq.passes import registry
 from onnxq.passes.base import RunContext
 from onnxq.passes.journal import PassReport
 from onnxq.passes.state import FloatState
+from tests.networks import add_arrays, open_session, parse_text
 
 Array = NDArray[np.generic]
 T = TypeVar("T")
@@ -26,11 +26,7 @@ Run = Callable[[RunContext, FloatState], tuple[FloatState, PassReport]]
 
 def parse(text: str, opset: int = 17, **arrays: Array | float) -> ModelProto:
     """A model of `text` with initializers (Python numbers become float32 scalars); a "[..] x => y" graph text."""
-    head = f'<ir_version: 8, opset_import: ["" : {opset}, "com.microsoft" : 1]>\n'
-    proto = parser.parse_model(head + text)
-    for name, value in arrays.items():
-        array = value if isinstance(value, (np.ndarray, np.generic)) else np.float32(value)
-        proto.graph.initializer.append(numpy_helper.from_array(np.asarray(array), name))
+    proto = parse_text(text, "com.microsoft", opset=opset, **arrays)
     onnx.checker.check_model(proto)
     return name_nodes(proto)
 
@@ -53,9 +49,7 @@ def random_weights(shapes: dict[str, tuple[int, ...]]) -> dict[str, NDArray[np.f
 def body(text: str, **arrays: Array | float) -> GraphProto:
     """A graph of `text`, for a branch of an If."""
     graph = parser.parse_graph(text)
-    for name, value in arrays.items():
-        array = value if isinstance(value, (np.ndarray, np.generic)) else np.float32(value)
-        graph.initializer.append(numpy_helper.from_array(np.asarray(array), name))
+    add_arrays(graph, **arrays)
     return graph
 
 
@@ -107,13 +101,7 @@ def ops(model: ModelProto) -> Counter[str]:
 
 def infer(model: ModelProto, feeds: Mapping[str, Array], optimize: bool = False) -> list[Array]:
     """What ORT computes."""
-    options = ort.SessionOptions()
-    options.intra_op_num_threads = options.inter_op_num_threads = 1
-    options.log_severity_level = 4
-    level = ort.GraphOptimizationLevel
-    options.graph_optimization_level = level.ORT_ENABLE_ALL if optimize else level.ORT_DISABLE_ALL
-    session = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
-    return list(session.run(None, dict(feeds)))
+    return list(open_session(model, optimize=optimize).run(None, dict(feeds)))
 
 
 def feeds_for(model: ModelProto, seed: int = 0) -> dict[str, Array]:

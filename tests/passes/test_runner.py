@@ -1,7 +1,6 @@
 """The runner of passes, with passes made up here: who is left out, what a trial keeps, the time, the journal."""
 
 from collections.abc import Callable
-from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -18,25 +17,13 @@ from onnxq.passes.judging import THRESHOLDS, Threshold, Trial
 from onnxq.passes.registry import PASSES
 from onnxq.passes.state import FloatState, Note
 from onnxq.passes.time_budget import TimeBudget, Timers
-from onnxq.progress import Task, silent
+from onnxq.progress import Task
+from tests.cli.test_progress import Log
 from tests.passes.context import Clock, make_context
 from tests.passes.kit import make_state, parse
 
 INPUTS = GraphIndex(parse("g (float[1,4] x) => (float[1,4] y) { y = Relu(x) }")).inputs
 KEPT = PassReport("made up", changed=("node: renamed",))
-
-
-class Titles:
-    """A progress that holds the titles it was told."""
-
-    def __init__(self) -> None:
-        self.seen: list[str] = []
-
-    @contextmanager
-    def __call__(self, description: str, total: int | None = None):
-        self.seen.append(description)
-        with silent(description, total) as task:
-            yield task
 
 
 def state(*rewrites: str) -> FloatState:
@@ -205,11 +192,11 @@ def test_the_passes_of_one_stage_run_in_their_order():
 
 
 def test_a_title_is_announced_and_timed():
-    titles = Titles()
-    ctx = context(timers=Timers(titles))
+    log = Log()
+    ctx = context(timers=Timers(log))
     run_pass(made_up(name="one", title="trying one"), ctx, state())
     run_pass(made_up(name="short"), ctx, state())
-    assert titles.seen == ["trying one"]
+    assert log.begun == ["trying one"]
     assert [cost.name for cost in ctx.timers.costs] == ["one"]
     assert ctx.timers.costs[0].seconds >= 0
     assert ctx.timers.costs[0].peak_bytes > 0

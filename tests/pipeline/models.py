@@ -4,11 +4,12 @@ from typing import Any
 
 import numpy as np
 import onnx
-from onnx import TensorProto, helper, numpy_helper, parser
+from onnx import TensorProto, helper, numpy_helper
 from onnxruntime.quantization import CalibrationDataReader
 
 import onnxq
 from onnxq.config import Config, Rule
+from tests.networks import parse_text
 
 
 def add_rule(config: Config, **rule: Any) -> Config:
@@ -31,13 +32,12 @@ RESIDUAL = """g (float[N,32,8,8] x) => (float[N,10] y) {
 def residual(seed: int = 0, opset: int = 17) -> onnx.ModelProto:
     """A small residual CNN, 32 channels at 8x8, ten classes; nodes unnamed."""
     rng = np.random.default_rng(seed)
-    proto = parser.parse_model(f'<ir_version: 8, opset_import: ["" : {opset}]>\n{RESIDUAL}')
+    arrays = {}
     for k in range(3):
-        weight = rng.standard_normal((32, 32, 3, 3)).astype(np.float32) / 17
-        proto.graph.initializer.append(numpy_helper.from_array(weight, f"w{k}"))
-        proto.graph.initializer.append(numpy_helper.from_array(rng.standard_normal(32).astype(np.float32) / 8, f"b{k}"))
-    proto.graph.initializer.append(numpy_helper.from_array(rng.standard_normal((10, 32)).astype(np.float32), "w3"))
-    proto.graph.initializer.append(numpy_helper.from_array(rng.standard_normal(10).astype(np.float32), "b3"))
+        arrays[f"w{k}"] = rng.standard_normal((32, 32, 3, 3)).astype(np.float32) / 17
+        arrays[f"b{k}"] = rng.standard_normal(32).astype(np.float32) / 8
+    arrays["w3"], arrays["b3"] = (rng.standard_normal(shape).astype(np.float32) for shape in ((10, 32), 10))
+    proto = parse_text(RESIDUAL, opset=opset, **arrays)
     onnx.checker.check_model(proto)
     return proto
 

@@ -10,6 +10,7 @@ from onnxq.config import Command, Config
 from onnxq.errors import ConfigError, OutputError
 from onnxq.files import register_input
 from onnxq.pipeline.configuration import make_config, open_run
+from tests.networks import parse_text
 
 
 @pytest.mark.parametrize(
@@ -88,10 +89,7 @@ def test_names_in_the_configuration_are_checked() -> None:
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
-    proto = onnx.parser.parse_model(
-        '<ir_version: 8, opset_import: ["": 17]> g (float[1] x) => (float[1] y) { y = Neg(x) }'
-    )
-    onnx.save(proto, tmp_path / "m.onnx")
+    onnx.save(parse_text("g (float[1] x) => (float[1] y) { y = Neg(x) }"), tmp_path / "m.onnx")
     return tmp_path / "m.onnx"
 
 

@@ -22,6 +22,7 @@ from onnxq.evaluation.distributions import BINS, CHANNELS, Distribution
 from onnxq.report.exports import write_graph, write_markdown, write_mermaid, write_node_data
 from onnxq.report.page import ROW, draw_strip, write_page
 from onnxq.report.record import OperatorRecord, ReportRecord, SiteRecord, ValueBars, read_record
+from tests.networks import parse_text
 from tests.pipeline.models import ROUGH, images, quantize, residual
 from tests.report.kit import shown
 
@@ -326,10 +327,8 @@ def test_files_of_every_kind_have_a_page(preset: str) -> None:
 
 def test_the_verdict_counts_largest_scores_of_classes_alone() -> None:
     # An image: the largest channel of a pixel is no answer.
-    model = onnx.parser.parse_model(
-        """<ir_version: 8, opset_import: ["" : 17]> g (float[1, 3, 8, 8] x) => (float[1, 4, 8, 8] y)
-        <float[4, 3, 1, 1] w = {1, -2, 3, 2, 1, 1, -1, 2, 3, 2, -2, 1}> { [c] y = Conv(x, w) }"""
-    )
+    weight = np.array([1, -2, 3, 2, 1, 1, -1, 2, 3, 2, -2, 1], np.float32).reshape(4, 3, 1, 1)
+    model = parse_text("g (float[1, 3, 8, 8] x) => (float[1, 4, 8, 8] y) { [c] y = Conv(x, w) }", w=weight)
     samples = [{"x": values[None]} for values in images(4)["x"][:, :3, :8, :8]]
     result = quantize(model, samples)
     record = onnxq.make_report(model, result.model, samples, overrides={"samples": 2})

@@ -26,6 +26,7 @@ from onnxq.sites import Role, TensorId
 from tests.backends.graphs import GRAPHS, model
 from tests.engines.kit import graph
 from tests.graph.kit import model as parse
+from tests.networks import add_arrays
 from tests.passes.kit import random_weights
 from tests.pipeline.models import BALANCED, EVERYTHING, add_rule, images, quantize, residual
 from tests.pipeline.requantized import assert_kept, by_onnxruntime, kernels, pair_bytes
@@ -372,7 +373,7 @@ def test_a_file_of_int8_weights_runs_in_integers_with_the_same_weights(graph, pr
     # Seven bits of int8, whose sums no CPU saturates.
     codes = rng.integers(-63, 64, shape).astype(np.int8)
     scale = rng.uniform(0.001, 0.003, channels).astype(np.float32)
-    proto.graph.initializer.extend([numpy_helper.from_array(codes, "wq"), numpy_helper.from_array(scale, "ws")])
+    add_arrays(proto.graph, wq=codes, ws=scale)
     rule = {"op": [node.op_type for node in proto.graph.node][-1], "set": {"quantize": True}}
     result = onnxq.quantize(proto, samples(proto), preset, overrides={"latency": False, "rules": [rule]})
     stored = {tensor.name: numpy_helper.to_array(tensor) for tensor in result.model.graph.initializer}

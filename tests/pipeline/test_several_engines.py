@@ -26,6 +26,8 @@ from onnxq.sites import Role
 from tests.backends.openvino.graphs import needs_openvino
 from tests.engines import kit
 
+pytestmark = pytest.mark.usefixtures("engines_here")
+
 TARGET = "ort,openvino"
 TEXT = """(float[1,CH,14,14] x) => (float[1,10] y) {
     a = Conv <pads=[1,1,1,1]> (x, w0)  s = Sigmoid(a)  b = Mul(a, s)

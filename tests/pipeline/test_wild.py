@@ -5,7 +5,6 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
 from onnx import helper, numpy_helper, parser
 
@@ -13,6 +12,7 @@ import onnxq
 from onnxq.errors import DataError
 from onnxq.runtime import find_runnable_opset
 from tests.graph.kit import model
+from tests.networks import open_session, parse_text
 from tests.passes.kit import random_weights
 from tests.pipeline.models import EVERYTHING, assert_faithful, images, quantize, residual, to_bytes
 from tests.pipeline.requantized import kernels
@@ -33,8 +33,7 @@ def network(tail: str = "y = Relu(d)", *, opset: int = 17, ir: int = 8, x: str =
 
 def run(proto: onnx.ModelProto, **feeds: np.ndarray) -> np.ndarray:
     """The first output, as ONNX Runtime gives it to a user."""
-    found: np.ndarray = onnxruntime.InferenceSession(proto.SerializeToString()).run(None, feeds)[0]
-    return found
+    return np.asarray(open_session(proto).run(None, feeds)[0])
 
 
 NEW = [pytest.param(opset, marks=pytest.mark.recent_ort) for opset in (23, 24)]
@@ -117,12 +116,13 @@ def test_a_model_of_another_domain_alone_has_nothing_to_quantize() -> None:
 
 
 def test_functions_are_inlined_and_quantized() -> None:
-    proto = parser.parse_model(
-        f"""<ir_version: 8, opset_import: ["" : 17, "local" : 1]>
-        g (float[N,3,16,16] x) => (float[N,32,16,16] y) {{ a = local.Block(x, w0) y = local.Block(a, w1) }}
-        <domain: "local", opset_import: ["" : 17]> Block (p, w) => (q) {{ c = {SAME}(p, w) q = Relu(c) }}"""
+    proto = parse_text(
+        f"""g (float[N,3,16,16] x) => (float[N,32,16,16] y) {{ a = local.Block(x, w0) y = local.Block(a, w1) }}
+        <domain: "local", opset_import: ["" : 17]> Block (p, w) => (q) {{ c = {SAME}(p, w) q = Relu(c) }}""",
+        "local",
+        w0=WEIGHTS["w0"],
+        w1=WEIGHTS["w1"],
     )
-    proto.graph.initializer.extend(numpy_helper.from_array(WEIGHTS[name], name) for name in ("w0", "w1"))
     result = quantize(proto, {"x": SAMPLES})
     assert_faithful(result)
     assert kernels(result.model)["QLinearConv"] == 2

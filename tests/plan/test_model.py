@@ -1,13 +1,19 @@
 """The plan as a value: look-ups, counts, equality, and the tensor behind each site."""
 
+import math
 from dataclasses import replace
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from onnxq.errors import PlanError
+from onnxq.graph.base import DEQUANTIZE, QUANTIZE
 from onnxq.plan import AttentionChoice, AttentionKind, BiasPlan, Plan, SitePlan, from_json, to_json
+from onnxq.plan.contents import CONSTANT_TOLERANCE, Feed, make_feeds, read_sketch, sketch_values
 from onnxq.plan.model import Scaling, check_scaling
+from onnxq.plan.names import PARTS, is_clipped_part, name_part, site_base
 from onnxq.sites import Edge, Role, TensorId
 from onnxq.spec import QParams, QuantSpec
 
@@ -100,3 +106,70 @@ def test_factors_are_a_row_of_numbers_that_a_pass_computes(name: str) -> None:
         return
     with pytest.raises(ValueError, match="the factors of x must be a row of finite numbers"):
         check_scaling(made)
+
+
+# ---- Names of a pair's parts: of its site, apart from each other, as docs and other rooms spell them.
+
+names = st.text(min_size=1, max_size=12)
+
+
+def test_nodes_are_called_after_their_operator() -> None:
+    assert name_part(TensorId("x"), "q_node") == f"x/{QUANTIZE}" == "x/QuantizeLinear"
+    assert name_part(Edge("conv", 1), "dq_node") == f"conv/in1/{DEQUANTIZE}" == "conv/in1/DequantizeLinear"
+    assert is_clipped_part(name_part(TensorId("x"), "clipped"))
+    assert name_part(TensorId("onnx::MatMul_12"), "scale") == "onnx::MatMul_12/scale"
+
+
+@given(names, names, st.integers(0, 9))
+def test_a_scope_is_no_part_of_a_name(name: str, scope: str, index: int) -> None:
+    """Names of nodes are unique over the whole model, and tensors are looked up from the inside out."""
+    assert site_base(TensorId(name, scope)) == site_base(TensorId(name)) == name
+    assert site_base(Edge(name, index, scope)) == f"{name}/in{index}"
+
+
+def test_no_two_parts_have_one_name() -> None:
+    assert len({name_part(TensorId("x"), name) for name in PARTS}) == len(PARTS)
+
+
+# ---- Sketches of tensors: equal for a tensor turned and reshaped, different for another, and the same after JSON.
+
+VALUES = np.random.default_rng(0).standard_normal((3, 4, 5)).astype(np.float32)
+
+
+def test_turned_and_reshaped() -> None:
+    first, other = sketch_values(VALUES), sketch_values(VALUES.transpose(2, 0, 1).reshape(12, 5))
+    assert first.measure_distance(other) < 1e-12
+    assert first.is_alike(sketch_values(VALUES * (1 + 1e-5)))
+    assert not first.is_alike(sketch_values(VALUES * 1.01))
+    assert not first.is_alike(sketch_values(-VALUES))
+    assert first.measure_distance(sketch_values(VALUES[1:])) == math.inf
+
+
+def test_constants_must_agree_more() -> None:
+    first, other = (sketch_values(values, constant=True) for values in (VALUES, VALUES * (1 + 5 * CONSTANT_TOLERANCE)))
+    assert not first.is_alike(other)
+    assert first.is_alike(sketch_values(VALUES * (1 + 5 * CONSTANT_TOLERANCE)))
+
+
+def test_text_and_back() -> None:
+    for constant in (False, True):
+        sketch = sketch_values(VALUES, constant=constant)
+        assert str(read_sketch(str(sketch))) == str(sketch)
+        assert sketch.is_alike(read_sketch(str(sketch)))
+    with pytest.raises(ValueError, match="five finite figures"):
+        read_sketch("3 1 2")
+
+
+def test_infinite_values_and_none() -> None:
+    assert sketch_values(np.array([-np.inf, 0.0])).lowest == -1e4
+    assert sketch_values(np.zeros(0)).size == 0
+    assert sketch_values(np.zeros(3)).measure_distance(sketch_values(np.zeros(3))) == 0
+
+
+def test_feeds_are_seeded_and_within_bounds() -> None:
+    feeds = {"x": Feed("float32", (2, 3)), "ids": Feed("int64", (50,), 0, 7), "on": Feed("bool", (4,), 1, 2)}
+    one, two = make_feeds(feeds), make_feeds(feeds)
+    assert all(np.array_equal(one[name], two[name]) for name in feeds)
+    assert set(one["ids"].tolist()) == set(range(7))
+    assert one["on"].all()
+    assert [one[name].dtype.name for name in feeds] == ["float32", "int64", "bool"]

@@ -4,7 +4,6 @@ from typing import Any
 
 import numpy as np
 import onnx
-from onnx import numpy_helper, parser
 
 from onnxq.backends import load_config
 from onnxq.graph import infer_shapes
@@ -12,6 +11,7 @@ from onnxq.plan import Plan, SitePlan
 from onnxq.planner import OnnxPlacement, state_placement
 from onnxq.sites import Role, Site, TensorId
 from onnxq.spec import QuantSpec
+from tests.networks import parse_text
 
 FORCE = {"op": "*", "set": {"quantize": True}}
 # A map of eight channels, and the weight of a pointwise convolution of it.
@@ -25,10 +25,8 @@ def network(text: str, opset: int = 17, **shapes: tuple[int, ...]) -> onnx.Model
     shapes: of random weights.
     """
     rng = np.random.default_rng(0)
-    proto = parser.parse_model(f'<ir_version: 8, opset_import: ["" : {opset}]>\n{text}')
-    for name, shape in shapes.items():
-        value = rng.standard_normal(shape).astype(np.float32)
-        proto.graph.initializer.append(numpy_helper.from_array(value, name))
+    weights = {name: rng.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
+    proto = parse_text(text, opset=opset, **weights)
     name_by_output(proto.graph)
     return infer_shapes(proto)
 

@@ -9,7 +9,7 @@ import onnx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from onnx import numpy_helper, parser, shape_inference
+from onnx import shape_inference
 
 from onnxq.backends import find_target, list_costs
 from onnxq.config import Config, Rule
@@ -18,6 +18,7 @@ from onnxq.plan import PlacementChoice
 from onnxq.planner.build import OnnxPlacement, state_placement
 from onnxq.planner.cut import TOLERATED, Balance, CutProblem, FlowNetwork, add_costs, find_balance
 from onnxq.sites import TensorId
+from tests.networks import parse_text
 from tests.planner.kit import draft, network
 
 CPU_COSTS = find_target("ort").costs
@@ -55,8 +56,7 @@ def net(channels: int, side: int, layers: Sequence[str]) -> onnx.ModelProto:
         x = y
     shape = f"float[1,{channels},{side},{side}]"
     body = "\n".join([*lines, f"y = Identity({x})"])
-    proto = parser.parse_model(f'<ir_version: 8, opset_import: ["" : 17]>\ng ({shape} x) => ({shape} y) {{\n{body}\n}}')
-    proto.graph.initializer.extend(numpy_helper.from_array(value, name) for name, value in weights.items())
+    proto = parse_text(f"g ({shape} x) => ({shape} y) {{\n{body}\n}}", **weights)
     return shape_inference.infer_shapes(name_nodes(proto))
 
 

@@ -5,7 +5,6 @@ from functools import lru_cache
 import numpy as np
 import onnx
 import pytest
-from onnx import numpy_helper
 
 from onnxq.annotate import find_existing
 from onnxq.backends import load_config
@@ -14,6 +13,7 @@ from onnxq.plan import Plan
 from onnxq.planner import NOTHING, Existing, state_placement
 from onnxq.planner.problem import is_between_pairs
 from onnxq.sites import Edge, Role, TensorId
+from tests.networks import add_arrays
 from tests.planner.kit import FORCE, MAP, POINT, groups, network, reasons, site, table
 
 # A quantized convolution `a`, a pooling behind it, a float convolution `c`, and another reader of the input, `u`.
@@ -28,8 +28,7 @@ TEXT = f"""g ({MAP} x) => ({MAP} y, {MAP} u)
 def quantized(text: str, **shapes: tuple[int, ...]) -> onnx.ModelProto:
     """A network of which wq is a weight in int8, with its scales ws."""
     proto = network(text, **shapes)
-    stored = {"wq": np.ones(POINT, np.int8), "ws": np.full(8, 0.01, np.float32)}
-    proto.graph.initializer.extend(numpy_helper.from_array(value, name) for name, value in stored.items())
+    add_arrays(proto.graph, wq=np.ones(POINT, np.int8), ws=np.full(8, 0.01, np.float32))
     return onnx.shape_inference.infer_shapes(proto)
 
 
@@ -141,12 +140,8 @@ HALF = f"""g ({MAP} x) => ({MAP} y, {MAP} h) <float s = {{0.1}}, uint8 z = {{128
 def half_quantized(code: int = 1, zero: int = 0) -> onnx.ModelProto:
     """A convolution whose weight alone has a pair, and one whose result is read by a pair and given out."""
     proto = network(HALF, v=(8, 8, 1, 1))
-    stored = {
-        "wq": np.full((8, 8, 1, 1), code, np.int8),
-        "ws": np.full(8, 0.01, np.float32),
-        "wz": np.full(8, zero, np.int8),
-    }
-    proto.graph.initializer.extend(numpy_helper.from_array(value, name) for name, value in stored.items())
+    codes, zeros = np.full((8, 8, 1, 1), code, np.int8), np.full(8, zero, np.int8)
+    add_arrays(proto.graph, wq=codes, ws=np.full(8, 0.01, np.float32), wz=zeros)
     return proto
 
 

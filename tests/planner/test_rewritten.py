@@ -6,7 +6,6 @@ from functools import lru_cache
 import numpy as np
 import onnx
 import pytest
-from onnx import numpy_helper
 
 import onnxq
 from onnxq.calibrate.contents import note_contents
@@ -16,6 +15,7 @@ from onnxq.plan import Scaling, from_json, to_json
 from onnxq.runtime import Session
 from onnxq.sites import TensorId
 from onnxq.spec import PerChannel
+from tests.networks import add_arrays
 from tests.planner.kit import FORCE, network
 
 HEAD = "g (float[4,16] x) => (float[2,2,16] y)"
@@ -37,7 +37,7 @@ def weight() -> np.ndarray:
 
 def make(text: str, **weights: np.ndarray) -> onnx.ModelProto:
     proto = network(text)
-    proto.graph.initializer.extend(numpy_helper.from_array(value, name) for name, value in weights.items())
+    add_arrays(proto.graph, **weights)
     return proto
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from onnx import numpy_helper, parser
+from onnx import numpy_helper
 
 import onnxq
 from onnxq.backends import load_config
@@ -21,6 +21,7 @@ from onnxq.plan import Plan, from_json, to_json
 from onnxq.sites import Role
 from onnxq.spec import ObserverSpec
 from tests.graph.kit import model
+from tests.networks import parse_text
 from tests.pipeline.models import BALANCED, EVERYTHING, images, quantize, residual, to_bytes
 
 EVERY_KIND = """g (float[N,8,6,6] x) => (float[N,10] y, float[N,7] z) {
@@ -42,10 +43,10 @@ ORDERS = {
 def every_kind(seed: int = 0) -> onnx.ModelProto:
     """Every kernel there is; weights of one sign, so that nearly every sum of rounded ones could overflow."""
     rng = np.random.default_rng(seed)
-    proto = parser.parse_model(f'<ir_version: 8, opset_import: ["" : 17]>\n{EVERY_KIND}')
-    for name, shape in SHAPES.items():
-        weight = (0.5 + rng.random(shape).astype(np.float32)) / np.prod(shape[1:])
-        proto.graph.initializer.append(numpy_helper.from_array(weight.astype(np.float32), name))
+    weights = {
+        name: (0.5 + rng.random(shape).astype(np.float32)) / np.prod(shape[1:]) for name, shape in SHAPES.items()
+    }
+    proto = parse_text(EVERY_KIND, **{name: weight.astype(np.float32) for name, weight in weights.items()})
     onnx.checker.check_model(proto)
     return proto
 

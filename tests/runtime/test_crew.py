@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -11,6 +12,7 @@ from onnxq.errors import ModelError
 from onnxq.graph import attach_weights, strip_weights
 from onnxq.graph.storage import StoredArray, open_data
 from onnxq.runtime.crew import Crew, SharedArray, hash_array, hash_model, open_array, open_model, read_feeds
+from onnxq.runtime.exchange import read_values, write_values
 from onnxq.workers.processes import ProcessWorkers
 from tests.pipeline.models import residual
 
@@ -58,3 +60,29 @@ def test_an_array_is_found_where_it_lies_as_long_as_that_is_the_same_file(tmp_pa
             open_array(replace(there, stamp=(1, 2)))
         assert caught.value.code == "Q106"
     assert Crew().share_array(stored) is stored
+
+
+# ---- Arrays, text, sequences and maps come back from a file as they are.
+
+FLOATS = np.arange(6, dtype=np.float32).reshape(2, 3)
+VALUES: dict[str, Any] = {
+    # An argument of numpy.savez, and a path: both are names of tensors.
+    "file": FLOATS,
+    "a/b": [FLOATS, np.zeros((0, 2), np.int8)],
+    "probabilities": [{0: 0.25, 1: 0.5}, {"cat": 1.0, "dog": float("inf")}],
+    "label": np.array(["cat", "a longer one"], object),
+    "nothing": None,
+}
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_a_value_comes_back(tmp_path: Path, name: str) -> None:
+    write_values(tmp_path / "values.npz", VALUES)
+    found = read_values(tmp_path / "values.npz")
+    assert list(found) == list(VALUES)
+    np.testing.assert_equal(found[name], VALUES[name])
+
+
+def test_numbers_of_maps_are_plain(tmp_path: Path) -> None:
+    write_values(tmp_path / "values.npz", {"y": [{0: np.float32(0.5)}]})
+    assert read_values(tmp_path / "values.npz") == {"y": [{0: 0.5}]}

@@ -1,7 +1,6 @@
 """The part of a model that ONNX Runtime has the operators of, and the rest joined to it again."""
 
 import numpy as np
-import onnx
 import pytest
 from onnx import TensorProto, helper
 
@@ -9,6 +8,7 @@ from onnxq.graph import LightModel, get_index, name_nodes, strip_weights
 from onnxq.graph.load import check_structure
 from onnxq.runtime import Session, UnknownOperatorError, find_front
 from onnxq.sites import TensorId
+from tests.networks import parse_text
 from tests.passes.kit import parse
 
 TEXT = """g (float[N,4] x, float[2] unread) => (float[N,4] y, float[N,4] a, float[N,4] z) {
@@ -18,9 +18,7 @@ TEXT = """g (float[N,4] x, float[2] unread) => (float[N,4] y, float[N,4] a, floa
 
 def with_custom(text: str, *kinds: str, domain: str = "TRT") -> LightModel:
     """A model of the text in which the operators of these kinds are custom ones."""
-    head = f'<ir_version: 8, opset_import: ["" : 17, "{domain or "TRT"}" : 1]> '
-    proto = onnx.parser.parse_model(head + text)
-    proto.graph.initializer.append(onnx.numpy_helper.from_array(np.full(4, 2, np.float32), "w"))
+    proto = parse_text(text, domain or "TRT", w=np.full(4, 2, np.float32))
     for node in proto.graph.node:
         if node.op_type in kinds:
             node.op_type, node.domain = f"My{node.op_type}", domain
@@ -99,7 +97,7 @@ def test_the_rest_comes_to_the_opset_of_the_front() -> None:
     from onnxq.graph import ensure_opset
 
     text = "g (float[N,4] x) => (float[N,1,4] y) { a = Relu(x) b = Neg(a) y = Unsqueeze <axes=[1]>(b) }"
-    proto = onnx.parser.parse_model('<ir_version: 8, opset_import: ["" : 11, "TRT" : 1]> ' + text)
+    proto = parse_text(text, "TRT", opset=11)
     proto.graph.node[1].op_type, proto.graph.node[1].domain = "MyNeg", "TRT"
     front, rest = find_front(strip_weights(name_nodes(proto)))
     assert rest is not None

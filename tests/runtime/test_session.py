@@ -3,28 +3,28 @@
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import ml_dtypes
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
-from onnx import TensorProto, parser
+from onnx import TensorProto
 
-from onnxq.errors import DataError, ModelError
+from onnxq.errors import DataError, MissingDependencyError, ModelError
 from onnxq.graph import ValueInfo
 from onnxq.runtime import Session, optimize_graph
 from onnxq.runtime import session as session_module
+from onnxq.runtime.session import import_onnxruntime, list_faults, make_session_options
+from tests.networks import parse_text
 
-HEADER = '<ir_version: 8, opset_import: ["" : 17]>\n'
 X = np.arange(8, dtype=np.float32).reshape(2, 4) - 3
 
 
-def model(text: str) -> onnx.ModelProto:
-    return parser.parse_model(HEADER + text)
-
-
-RELU = model("g (float[N,4] x) => (float[N,4] y) { [act] y = Relu(x) }")
-GATHER = model("g (float[4] x, int64[K] i) => (float[K] y) { [pick] y = Gather(x, i) }")
+RELU = parse_text("g (float[N,4] x) => (float[N,4] y) { [act] y = Relu(x) }")
+GATHER = parse_text("g (float[4] x, int64[K] i) => (float[K] y) { [pick] y = Gather(x, i) }")
 
 
 @pytest.mark.parametrize("optimize", [True, False])
@@ -37,7 +37,7 @@ def test_runs_by_name(optimize: bool, arena: bool) -> None:
 
 
 def test_runs_a_file_and_selected_outputs(tmp_path: Path) -> None:
-    two = model("g (float[N,4] x) => (float[N,4] y, float[N,4] z) { y = Relu(x) z = Neg(x) }")
+    two = parse_text("g (float[N,4] x) => (float[N,4] y, float[N,4] z) { y = Relu(x) z = Neg(x) }")
     path = tmp_path / "two.onnx"
     onnx.save(two, path)
     before = path.read_bytes()
@@ -48,14 +48,14 @@ def test_runs_a_file_and_selected_outputs(tmp_path: Path) -> None:
 
 
 def test_takes_scalars_and_views_that_are_not_contiguous() -> None:
-    scale = model("g (float[N,4] x, float s) => (float[N,4] y) { y = Mul(x, s) }")
+    scale = parse_text("g (float[N,4] x, float s) => (float[N,4] y) { y = Mul(x, s) }")
     found = Session(scale).run({"x": np.asfortranarray(X), "s": np.float32(2)})
     np.testing.assert_array_equal(found["y"], 2 * X)
 
 
 def test_model_too_large_for_protobuf_goes_through_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
     weight = np.random.default_rng(0).standard_normal((4, 64)).astype(np.float32)
-    proto = model("g (float[N,4] x) => (float[N,64] y) { [mm] y = MatMul(x, w) }")
+    proto = parse_text("g (float[N,4] x) => (float[N,64] y) { [mm] y = MatMul(x, w) }")
     proto.graph.initializer.append(onnx.numpy_helper.from_array(weight, "w"))
     before = proto.SerializeToString(deterministic=True)
     monkeypatch.setattr(session_module, "_LARGE", 100)
@@ -83,7 +83,7 @@ def test_wrong_feeds_name_the_input(feeds: dict[str, np.ndarray], kind: type[Exc
 @pytest.mark.parametrize(("name", "dtype"), [("float8e4m3fn", "float8_e4m3fn"), ("int4", "int4")])
 def test_types_that_are_not_numpys_own_are_named(name: str, dtype: str) -> None:
     text = f"g ({name}[4] x) => (float[4] y) {{ y = Cast<to = 1>(x) }}"
-    session = Session(parser.parse_model(f'<ir_version: 10, opset_import: ["" : 21]> {text}'))
+    session = Session(parse_text(text, opset=21, ir=10))
     with pytest.raises(DataError, match=f"is {dtype}, which ONNX Runtime does not take from Python") as caught:
         session.run({"x": np.ones(4, getattr(ml_dtypes, dtype))})
     assert (caught.value.subject, caught.value.code) == ("input 'x'", "Q210")
@@ -98,7 +98,7 @@ def test_a_failing_node_is_named_and_nothing_printed(capfd: pytest.CaptureFixtur
 
 
 def test_the_innermost_failing_node_is_named() -> None:
-    nested = model(
+    nested = parse_text(
         """g (bool c, float[4] x, int64[K] i) => (float[M] y) {
             [choice] y = If (c) <
                 then_branch = a () => (float[M] p) { [inner_pick] p = Gather(x, i) },
@@ -128,7 +128,7 @@ def test_files_that_are_no_models(tmp_path: Path) -> None:
 
 
 def test_optimized_graph_shows_fusions() -> None:
-    conv = model(
+    conv = parse_text(
         "g (float[1,2,4,4] x) => (float[1,2,4,4] y) <float[2,2,1,1] w = {1,2,3,4}> { h = Conv(x, w) y = Relu(h) }"
     )
     ops = {node.op_type for node in optimize_graph(conv).graph.node}
@@ -140,3 +140,62 @@ def test_importing_the_room_does_not_load_onnxruntime() -> None:
     code = "import sys, onnxq.runtime, onnxq.data, onnxq.calibrate; print('onnxruntime' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
+
+
+# ---- Options of sessions: quiet, without spinning, as optimized and as thrifty as asked for.
+
+LEVEL = onnxruntime.GraphOptimizationLevel
+
+
+@pytest.mark.parametrize(
+    ("asked", "level"),
+    [
+        ({"optimize": True}, LEVEL.ORT_ENABLE_ALL),
+        ({"optimize": True, "layout": False}, LEVEL.ORT_ENABLE_EXTENDED),
+        ({"optimize": False}, LEVEL.ORT_DISABLE_ALL),
+        ({"optimize": False, "layout": False}, LEVEL.ORT_DISABLE_ALL),
+    ],
+)
+def test_levels_of_optimization(asked: dict[str, Any], level: object) -> None:
+    options = make_session_options(threads=2, **asked)
+    assert options.graph_optimization_level == level
+    assert (options.intra_op_num_threads, options.inter_op_num_threads) == (2, 1)
+    assert options.log_severity_level == 4
+    assert options.get_session_config_entry("session.intra_op.allow_spinning") == "0"
+
+
+def test_memory_goes_back_to_the_system_without_an_arena() -> None:
+    usual, thrifty = (make_session_options(optimize=True, threads=0, arena=arena) for arena in (True, False))
+    assert (usual.enable_cpu_mem_arena, usual.enable_mem_pattern) == (True, True)
+    assert (thrifty.enable_cpu_mem_arena, thrifty.enable_mem_pattern) == (False, False)
+
+
+def test_shapes_run_first_and_the_optimized_graph_is_written_where_asked(tmp_path: Path) -> None:
+    plain = make_session_options(optimize=True, threads=0)
+    asked = make_session_options(optimize=True, threads=0, shapes_first=True, save=tmp_path / "o.onnx")
+    order = onnxruntime.ExecutionOrder
+    assert (plain.execution_order, asked.execution_order) == (order.DEFAULT, order.PRIORITY_BASED)
+    assert (plain.optimized_model_filepath, asked.optimized_model_filepath) == ("", str(tmp_path / "o.onnx"))
+
+
+def test_every_fault_of_onnxruntime_is_caught() -> None:
+    from onnxruntime.capi.onnxruntime_pybind11_state import Fail, InvalidArgument, NoSuchFile
+
+    assert {Fail, InvalidArgument, NoSuchFile, ValueError, MemoryError} <= set(list_faults())
+    assert not issubclass(KeyboardInterrupt, list_faults())
+
+
+@pytest.mark.parametrize(
+    ("there", "cause"),
+    [(None, "cannot be imported"), (ModuleType("onnxruntime"), "is damaged: several of its packages")],
+)
+def test_a_missing_or_damaged_package_is_an_install_line(
+    monkeypatch: pytest.MonkeyPatch, there: ModuleType | None, cause: str
+) -> None:
+    monkeypatch.setitem(sys.modules, "onnxruntime", there)
+    with pytest.raises(MissingDependencyError) as caught:
+        import_onnxruntime()
+    assert caught.value.code == "Q801"
+    assert cause in caught.value.cause
+    assert "never both" in caught.value.fix
+    assert there or "pip install 'onnxq[cpu]'" in caught.value.fix

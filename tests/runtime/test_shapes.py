@@ -3,17 +3,17 @@
 import numpy as np
 import onnx
 import pytest
-from onnx import numpy_helper, parser
+from onnx import numpy_helper
 
 from onnxq.graph import get_index, strip_weights
 from onnxq.runtime import Session, ShapeProbe, Shapes, observe_shapes
 from onnxq.runtime.tap import list_float_tensors
 from onnxq.sites import TensorId
+from tests.networks import parse_text
 
 
 def model(text: str) -> onnx.ModelProto:
-    proto = parser.parse_model(f'<ir_version: 8, opset_import: ["" : 17]>\n{text}')
-    return onnx.shape_inference.infer_shapes(proto, data_prop=True)
+    return onnx.shape_inference.infer_shapes(parse_text(text), data_prop=True)
 
 
 CHAIN = model(

@@ -24,6 +24,8 @@ from tests.backends.openvino.graphs import (
 from tests.codes.kit import model
 from tests.passes.kit import random_weights
 
+pytestmark = pytest.mark.usefixtures("engines_here")
+
 
 def list_pairs(role: Role) -> set[str]:
     return {

@@ -9,7 +9,7 @@ import onnxq
 from onnxq.errors import ConfigError
 from tests.engines import kit
 
-pytestmark = pytest.mark.usefixtures("ort_here")
+pytestmark = pytest.mark.usefixtures("engines_here")
 
 
 def test_integer_kernels_are_found_by_the_nodes_they_carry_out():

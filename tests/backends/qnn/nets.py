@@ -5,8 +5,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import onnx
-from onnx import numpy_helper, parser
 
+from onnxq.graph import name_nodes
+from tests.networks import parse_text
 from tests.passes.kit import Array
 
 
@@ -86,17 +87,11 @@ def make_model(names: Collection[str] = NETS) -> onnx.ModelProto:
     rng, nets = np.random.default_rng(0), [NETS[name] for name in names]
     heads = (", ".join(net.x for net in nets), ", ".join(net.y for net in nets))
     nodes = "\n".join(net.nodes for net in nets)
-    proto = parser.parse_model(
-        f'<ir_version: 8, opset_import: ["" : 20]>\ng ({heads[0]}) => ({heads[1]}) {{ {nodes} }}'
-    )
-    for name, given in (item for net in nets for item in net.constants.items()):
-        value = given
-        if isinstance(given, tuple):
-            value = (rng.standard_normal(given) / np.sqrt(given[0])).astype(np.float32)
-        proto.graph.initializer.append(numpy_helper.from_array(value, name))
-    for node in proto.graph.node:
-        node.name = f"{node.output[0]}/{node.op_type}"
-    return proto
+    arrays = {name: value for net in nets for name, value in net.constants.items()}
+    for name, value in arrays.items():
+        if isinstance(value, tuple):
+            arrays[name] = (rng.standard_normal(value) / np.sqrt(value[0])).astype(np.float32)
+    return name_nodes(parse_text(f"g ({heads[0]}) => ({heads[1]}) {{ {nodes} }}", opset=20, **arrays))
 
 
 def make_samples(model: onnx.ModelProto, count: int = 8) -> dict[str, Array]:

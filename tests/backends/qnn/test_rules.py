@@ -31,7 +31,7 @@ _PAIRS = (Role.ACTIVATION, Role.OUTPUT)
 _FOLDED = ("Relu", "Clip")
 # Operators of random graphs that no rule is about.
 _OTHERS = {"BatchNormalization", "Identity"}
-# Not compiled: files alone are looked at here, and test_engine.py runs the emulator.
+# Not compiled: files alone are looked at here, and test_engine.py of this folder runs the emulator.
 _PLANNED = {"latency": False, "verify.emulated": 0}
 _QUICK = {**_PLANNED, "effort": "fast"}
 _SECOND = "every second in 16"

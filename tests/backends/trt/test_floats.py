@@ -6,7 +6,7 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 import pytest
-from onnx import numpy_helper, parser
+from onnx import numpy_helper
 
 import onnxq
 from onnxq.backends.engine import Kernel
@@ -14,6 +14,7 @@ from onnxq.backends.trt.rules import MISSING
 from onnxq.spec import FloatType
 from tests.backends.graphs import model
 from tests.backends.rtx import is_heavy, kernels, list_types, needs_rtx, runs_int8
+from tests.networks import parse_text
 
 pytestmark = [needs_rtx, pytest.mark.trt]
 # Operators in a graph of their own; those of other tables are covered by whole networks.
@@ -39,10 +40,8 @@ def build_operators(op_types: Sequence[str], kind: FloatType, folder: Path) -> l
     parts += [f"b{k} = Cast <to=1> (y{k})" for k in range(len(op_types))]
     results = ", ".join(f"float[1,8,N{k},M{k}] b{k}" for k in range(len(op_types)))
     text = f"g (float[1,8,16,16] a) => ({results}) {{ x = Cast <to={number}> (a) {' '.join(parts)} }}"
-    proto = parser.parse_model(f'<ir_version: 9, opset_import: ["" : 19]> {text}')
-    if "ConvTranspose" in op_types:
-        proto.graph.initializer.append(numpy_helper.from_array(np.ones((8, 8, 2, 2), dtype), "w"))
-    return kernels(proto, folder)
+    weights = {"w": np.ones((8, 8, 2, 2), dtype)} if "ConvTranspose" in op_types else {}
+    return kernels(parse_text(text, opset=19, ir=9, **weights), folder)
 
 
 # bfloat16 has none of them.

@@ -2,7 +2,9 @@
 
 import numpy as np
 import onnx
-from onnx import ModelProto, numpy_helper, parser
+from onnx import ModelProto, parser
+
+from tests.networks import add_arrays
 
 _CACHED = """
 <ir_version: 10, opset_import: ["": 20]>
@@ -92,7 +94,7 @@ def make_decoder(*, caches: bool = True, tokens: int = 256, noise: float = 0.0, 
     rng, other = np.random.default_rng(0), np.random.default_rng(1)
     for name, shape in (("table", (tokens, 8)), ("w_key", (8, 8)), ("w_value", (8, 8))):
         value = rng.standard_normal(shape) + noise * other.standard_normal(shape)
-        proto.graph.initializer.append(numpy_helper.from_array(value.astype(np.float32), name))
+        add_arrays(proto.graph, **{name: value.astype(np.float32)})
     proto.graph.output[0].type.tensor_type.shape.dim[2].dim_value = tokens
     onnx.checker.check_model(proto)
     return proto

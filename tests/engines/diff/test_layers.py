@@ -9,12 +9,14 @@ import pytest
 import onnxq
 from onnxq.backends.engine import SessionRunner
 from onnxq.data import load_data
-from onnxq.engines.diff.layers import compare_layers, group_by_size, match_tensors, open_inner
+from onnxq.engines.diff.layers import compare_layers, find_losses, find_source, group_by_size, match_tensors, open_inner
+from onnxq.engines.diff.measure import Level, find_level
 from onnxq.engines.diff.model import OFF, ON
 from onnxq.graph import GraphIndex, infer_shapes, name_nodes
-from onnxq.runtime import Session, tap_tensors
+from onnxq.runtime import Session, optimize_graph, tap_tensors
 from onnxq.sites import TensorId
-from tests.engines.diff.models import CHAIN, PAIRS, WIDTH, by_name, diff, indexed, pairs, samples, sqnr
+from tests.engines.diff.models import CHAIN, PAIRS, WIDTH, by_name, diff, indexed, pairs, quantized_cnn, samples, sqnr
+from tests.engines.kit import graph
 from tests.pipeline.models import EVERYTHING, images, residual
 
 
@@ -102,3 +104,72 @@ def test_narrow_ranges_are_read_through_their_clip() -> None:
     names = [layer.name for layer in found.layers]
     assert not [name for name in names if name.endswith("/clipped")]
     assert sqnr(by_name(found)["t"], OFF) > 10
+
+
+# ---- The real values of integers in a file, and in the graph that ORT makes of it.
+
+
+def test_integers_mean_the_same_before_and_after_fusion() -> None:
+    before, after = indexed(quantized_cnn()), indexed(optimize_graph(quantized_cnn(), layout=False))
+    quantized = {node.outputs[0] for node in before.nodes if node.op_type == "QuantizeLinear"}
+    survivors = quantized & {name for node in after.nodes for name in node.outputs}
+    assert len(survivors) >= 5
+    assert {after.find_producer(TensorId(name)).op_type for name in survivors} > {"QuantizeLinear"}  # type: ignore[union-attr]
+    for name in survivors:
+        assert find_level(before, name) is not None
+        assert find_level(after, name) == find_level(before, name)
+
+
+def test_levels_follow_what_moves_integers_and_stop_at_what_computes() -> None:
+    body = """(float[4] x) => (float[4] y) { q = QuantizeLinear(x, s, z) r = Reshape(q, shape) t = Identity(r)
+        d = DequantizeLinear(t, s, z) y = Relu(d) }"""
+    index = indexed(graph(body, s=np.float32(0.5), z=np.uint8(3), shape=np.array([4])))
+    assert find_level(index, "t") == find_level(index, "q") == Level(0.5, 3)
+    assert find_level(index, "y") is None
+    assert find_level(index, "x") is None
+    np.testing.assert_array_equal(Level(0.5, 3).to_real(np.array([3, 5], np.uint8)), [0.0, 1.0])
+    np.testing.assert_array_equal(Level(0.5, 3).to_real(np.array([1.25], np.float32)), [1.25])
+    # Scales of channels have no single level.
+    body = "(float[2,3] x) => (float[2,3] y) { q = QuantizeLinear(x, s, z) y = DequantizeLinear(q, s, z) }"
+    assert find_level(indexed(graph(body, s=np.ones(3, np.float32), z=np.zeros(3, np.uint8))), "q") is None
+
+
+# ---- Tensors of a quantized model and those of the float one that they stand for.
+
+
+def test_an_output_quantized_last_is_the_float_models_tensor() -> None:
+    made = {row.reference: row for row in match_tensors(GraphIndex(name_nodes(residual())), indexed(quantized_cnn()))}
+    assert made["y"].node.op_type == "Gemm"
+    assert made["t"].step > 0
+
+
+def test_weights_computed_first_are_no_rows() -> None:
+    body = "(float[N,4] x) => (float[N,4] y) { v = Cast<to=1>(w) u = Transpose(v) a = MatMul(x, u) y = Relu(a) }"
+    index = indexed(graph(body, w=np.ones((4, 4), np.float16)))
+    assert [row.name for row in match_tensors(index, index)] == ["a", "y"]
+
+
+def test_a_relu_that_a_tool_took_out_is_compared_behind_the_quantizer() -> None:
+    """As onnxruntime.quantization does where the range of the pair begins at 0."""
+    body = """(float[N,4] x) => (float[N,4] y) <float s = {0.1}, uint8 z = {0}> {
+        h = Neg(x) q = QuantizeLinear(h, s, z) d = DequantizeLinear(q, s, z) y = Abs(d) }"""
+    plain = graph("(float[N,4] x) => (float[N,4] y) { g = Neg(x) h = Relu(g) y = Abs(h) }")
+    rows = {row.reference: row for row in match_tensors(indexed(plain), indexed(graph(body)))}
+    assert [one.tensor for one in rows["h"].counterparts] == ["q"]
+    assert [one.tensor for one in rows["y"].counterparts] == ["y"]
+
+
+def test_pairs_lead_back_to_their_source() -> None:
+    index = indexed(PAIRS)
+    assert find_source(index, "r/dequantized") == find_source(index, "r/quantized") == find_source(index, "r") == "r"
+
+
+def test_losses_are_counted_from_the_worst_input() -> None:
+    index = indexed(PAIRS)
+    found = find_losses(
+        index, match_tensors(GraphIndex(CHAIN), index), {"a": 40.0, "r": 41.0, "s": 20.0, "y": float("-inf")}
+    )
+    assert found["a"] == (60.0, 40.0)
+    assert found["b"] == (41.0, 41.0)  # Not measured: as good as what it is computed from.
+    assert found["s"] == (41.0, 20.0)
+    assert found["y"] == (20.0, -60.0)

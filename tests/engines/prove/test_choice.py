@@ -10,7 +10,7 @@ from onnxq.engines.prove import prove
 from tests.cli.kit import read, run
 from tests.pipeline.models import images, residual
 
-pytestmark = pytest.mark.usefixtures("ort_here")
+pytestmark = pytest.mark.usefixtures("engines_here")
 ORT, RTX = "ort", "tensorrt-rtx"
 
 

@@ -13,7 +13,7 @@ import onnxq
 from tests.cli.kit import run as invoke
 from tests.engines import kit
 
-pytestmark = pytest.mark.usefixtures("ort_here")
+pytestmark = pytest.mark.usefixtures("engines_here")
 QUANTIZED = ("--require", "quantized", "*")
 needs_rtx = kit.needs_rtx[1]
 

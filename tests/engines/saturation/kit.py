@@ -6,11 +6,12 @@ from typing import Any
 
 import numpy as np
 import onnx
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper
 from onnxruntime.quantization import QuantFormat, QuantType, quantize_dynamic, quantize_static
 
 from onnxq.runtime import Session
 from tests.codes.kit import model as parse
+from tests.networks import add_arrays
 from tests.numerics.reference import multiply_saturating
 from tests.pipeline.models import Reader
 
@@ -18,15 +19,12 @@ SHAPE = (3, 9, 9)
 _RNG = np.random.default_rng(7)
 
 
-def initializers(arrays: dict[str, Any]) -> list[onnx.TensorProto]:
-    return [numpy_helper.from_array(np.asarray(value), name) for name, value in arrays.items()]
-
-
 def model(nodes: list[onnx.NodeProto], inputs: dict[str, tuple[int, Any]], outputs: list[str], arrays: dict[str, Any],
           opset: int = 17) -> onnx.ModelProto:  # fmt: skip
     given = [helper.make_tensor_value_info(name, kind, shape) for name, (kind, shape) in inputs.items()]
     results = [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in outputs]
-    graph = helper.make_graph(nodes, "g", given, results, initializers(arrays))
+    graph = helper.make_graph(nodes, "g", given, results)
+    add_arrays(graph, **arrays)
     opsets = [helper.make_opsetid("", opset), helper.make_opsetid("com.microsoft", 1)]
     proto = helper.make_model(graph, opset_imports=opsets, ir_version=8)
     # Outputs get their shapes, which the checker asks for.

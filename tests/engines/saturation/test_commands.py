@@ -14,8 +14,9 @@ from onnxq.engines.saturation.emulate import emulate_saturation
 from onnxq.runtime import Session
 from tests.cli.kit import read, run
 from tests.engines.saturation import kit
+from tests.networks import add_arrays
 
-pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("ort_here")]
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("engines_here")]
 
 
 def _float(arrays: dict[str, np.ndarray]) -> onnx.ModelProto:
@@ -99,7 +100,7 @@ def test_a_kernel_in_float_cannot_saturate(tmp_path):
     at = next(k for k, node in enumerate(proto.graph.node) if node.output[0] == "c")
     proto.graph.node.insert(at + 1, clip)
     proto.graph.node[at + 2].input[0] = "r"
-    proto.graph.initializer.extend(kit.initializers({"low": np.float32(0), "high": np.float32(6)}))
+    add_arrays(proto.graph, low=0, high=6)
     onnx.save(proto, tmp_path / "m.onnx")
     assert "can overflow" in run("inspect", tmp_path / "m.onnx").stdout
     told = run("prove", tmp_path / "m.onnx", "--engine", "ort", "--require-exact", "-v")
@@ -113,9 +114,7 @@ def test_weights_that_onnx_runtime_rounds_by_itself_are_seen(tmp_path):
     nodes = {node.output[0]: node for node in proto.graph.node}
     nodes["c"].input[1] = "float_weight"
     proto.graph.node.remove(nodes["wd"])
-    proto.graph.initializer.extend(
-        kit.initializers({"float_weight": arrays["w"].astype(np.float32) * np.float32(0.01)})
-    )
+    add_arrays(proto.graph, float_weight=arrays["w"].astype(np.float32) * np.float32(0.01))
     onnx.save(proto, tmp_path / "m.onnx")
     np.savez(tmp_path / "x.npz", x=np.ones((1, 1, 4, 6, 6), np.float32))
     assert "overflow" not in run("inspect", tmp_path / "m.onnx").stdout
@@ -178,7 +177,7 @@ def test_diff_blames_no_weight_for_another_fault(folder, tmp_path, monkeypatch):
         if optimize:
             changed.graph.node[-1].input[0], changed.graph.node[-1].output[0] = "xd", "y0"
             changed.graph.node.append(helper.make_node("Mul", ["y0", "two"], ["y"], name="fault"))
-            changed.graph.initializer.extend(kit.initializers({"two": np.float32(2)}))
+            add_arrays(changed.graph, two=2)
         return Session(changed, optimize=False)
 
     for module in (diff_runs, diff_layers):

@@ -12,6 +12,7 @@ from onnxq.engines.saturation.measure import SaturatingRun, measure_saturation
 from onnxq.graph import GraphIndex, name_nodes
 from onnxq.runtime import Session, optimize_graph
 from tests.engines.saturation import kit
+from tests.networks import add_arrays
 from tests.numerics.reference import multiply_saturating
 
 # onnxruntime.quantization warns of what it deprecates in itself.
@@ -106,8 +107,8 @@ def test_bodies_and_recurrent_weights_are_seen():
     del body.input[:]
     other = helper.make_graph([helper.make_node("Constant", [], ["k"], value_float=0.0),
                                helper.make_node("Reshape", ["k", "n"], ["o"])], "else", [],
-                              [helper.make_tensor_value_info("o", TensorProto.FLOAT, None)],
-                              kit.initializers({"n": np.array([1, 1])}))  # fmt: skip
+                              [helper.make_tensor_value_info("o", TensorProto.FLOAT, None)])  # fmt: skip
+    add_arrays(other, n=np.array([1, 1]))
     proto = kit.model(
         [helper.make_node("If", ["b"], ["y"], name="if", then_branch=body, else_branch=other)],
         {"b": (TensorProto.BOOL, ()), "x": (TensorProto.FLOAT, (2, 6))}, ["y"], {},

@@ -16,6 +16,7 @@ from onnxq.plan import from_json, to_json
 from onnxq.runtime import Session
 from onnxq.sites import Role
 from onnxq.spec import PerBlock
+from tests.networks import open_session
 from tests.passes.kit import parse
 
 W = np.random.default_rng(0).laplace(size=(64, 32)).astype(np.float32)
@@ -53,7 +54,8 @@ def test_operators_and_pairs_compute_the_same() -> None:
     got = []
     for emit in ("qdq", "nbits"):
         model = _quantize(emit=emit).model
-        got.append(ReferenceEvaluator(model).run(None, {"x": x})[0] if emit == "qdq" else _run(model, x))
+        session = ReferenceEvaluator(model) if emit == "qdq" else open_session(model)
+        got.append(session.run(None, {"x": x})[0])
     np.testing.assert_allclose(*got, atol=1e-4)
 
 
@@ -75,13 +77,6 @@ def test_two_bits_are_stored_in_two_and_compute_the_same_everywhere(storage: str
     assert find_opset(made[0]) == 25
     (pair,) = onnxq.inspect(made[0]).pairs
     assert (pair.bits, pair.granularity) == (2, PerBlock(0, 32))
-
-
-def _run(model: onnx.ModelProto, x: Any) -> Any:
-    import onnxruntime
-
-    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
-    return session.run(None, {"x": x})[0]
 
 
 def test_float16_has_scales_of_float16() -> None:

@@ -5,9 +5,9 @@ from typing import Any
 import numpy as np
 import onnx
 from numpy.typing import NDArray
-from onnx import numpy_helper, parser
 
 from onnxq.graph import fold_constants, infer_shapes, name_nodes
+from tests.networks import add_arrays, parse_text
 
 # Width of the stream, of the vocabulary, of the feed-forward; heads of queries and of values, channels of each.
 D, V, F, H, KV, HD = 24, 40, 32, 4, 2, 8
@@ -59,8 +59,7 @@ def make_decoder(
 
     head = "et = Transpose<perm=[1,0]>(E) logits = MatMul(n2, et)" if tied else "logits = MatMul(n2, wh)"
     extra = ", int32[N] lengths, int32[1] total" if attention == "genai" else ""
-    text = f"""<ir_version: 8, opset_import: ["" : {opset}, "com.microsoft" : 1]>
-    g (int64[N,T] ids{extra}) => (float[N,T,{V}] logits{outputs}) {{
+    text = f"""g (int64[N,T] ids{extra}) => (float[N,T,{V}] logits{outputs}) {{
         x0 = Gather(E, ids) {write_norm("n0", "x0")}
         q = MatMul(n0, wq) k = MatMul(n0, wk) v0 = MatMul(n0, wv) v = Add(v0, bv)
         {ATTENTION[attention]}
@@ -84,9 +83,9 @@ def make_decoder(
         "tom": np.array([0, H, -1, HD]),
         "toa": np.array([0, 0, H * HD]),
     }
-    proto = parser.parse_model(text)
+    proto = parse_text(text, "com.microsoft", opset=opset)
     read = {name for node in proto.graph.node for name in node.input}
-    proto.graph.initializer.extend(numpy_helper.from_array(v, name) for name, v in held.items() if name in read)
+    add_arrays(proto.graph, **{name: value for name, value in held.items() if name in read})
     # As preparation leaves it: the transpose of a table is a constant of its own.
     return infer_shapes(fold_constants(name_nodes(proto)) if tied else name_nodes(proto))
 

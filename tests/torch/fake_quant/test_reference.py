@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from onnxq import numerics
 from onnxq.spec import PerBlock, PerChannel, PerTensor, QParams, QuantSpec
+from tests.numerics.reference import draw_awkward
 from torch_frontend.fake_quant import fake_quantize
 from torch_frontend.fake_quant.grid import Grid, qparam_shape
 from torch_frontend.fake_quant.reference import compute_backward, compute_forward
@@ -53,18 +54,6 @@ def _numbers(rng: Any, spec: QuantSpec, shape: tuple[int, ...], centre: float) -
     return QParams(scale, np.asarray(rng.integers(spec.qmin, spec.qmax, shape, endpoint=True), np.int32))
 
 
-def _awkward(rng: Any, scale: Any, shape: tuple[int, ...]) -> Any:
-    """Any bit pattern of float32 but NaN (denormals, infinities), and ties and levels of the scale with neighbours."""
-    count = int(np.prod(shape))
-    with np.errstate(all="ignore"):
-        any_bits = rng.integers(0, 2**32, count, dtype=np.uint64).astype(np.uint32).view(np.float32)
-        steps = rng.integers(-(2 ** rng.integers(2, 18)), 2**18, count).astype(np.float32) / np.float32(2)
-        levels = steps * rng.choice(np.ravel(scale), count)
-        beside = np.nextafter(levels, rng.choice(np.float32([-np.inf, 0, np.inf]), count))
-    x = np.choose(rng.integers(0, 3, count), [any_bits, levels, beside]).astype(np.float32).reshape(shape)
-    return np.where(np.isnan(x), np.float32(0), x)
-
-
 @settings(max_examples=80)
 @given(spec=SPECS, seed=SEEDS, shape=st.lists(st.integers(0, 9), min_size=0, max_size=4), data=st.data())
 def test_equals_numerics(spec: QuantSpec, seed: int, shape: list[int], data: Any) -> None:
@@ -82,7 +71,8 @@ def test_equals_numerics(spec: QuantSpec, seed: int, shape: list[int], data: Any
         bits=spec.bits, signed=spec.signed, symmetric=False, narrow_range=spec.narrow_range, granularity=grain
     )
     numbers = _numbers(rng, spec, scales, 2.0 ** data.draw(st.integers(-16, 90)))
-    x = _awkward(rng, numbers.scale if numbers.scale.size else np.float32([1]), tuple(shape))
+    x = draw_awkward(rng, numbers.scale if numbers.scale.size else np.float32([1]), tuple(shape))
+    x[np.isnan(x)] = 0
     with np.errstate(all="ignore"):
         assert _ours(x, numbers, spec).tobytes() == numerics.fake_quant(x, numbers, spec).tobytes()
         short = x.astype(ml_dtypes.bfloat16)

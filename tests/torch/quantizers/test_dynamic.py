@@ -3,7 +3,6 @@
 from typing import Any
 
 import numpy as np
-import onnx
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -13,6 +12,7 @@ import onnxq
 from onnxq.errors import CalibrationError, ConfigError, PlanError
 from onnxq.runtime import Session
 from onnxq.spec import PerChannel, QParams, QuantSpec
+from tests.networks import parse_text
 from tests.torch.nets import observe, take_step
 from torch_frontend import qat
 from torch_frontend.export import to_onnx
@@ -44,10 +44,10 @@ def test_every_group_has_the_scale_of_its_own_range(spec: QuantSpec, options: di
 
 
 def test_the_tensor_is_quantized_as_by_dynamic_quantize_linear() -> None:
-    text = """<ir_version: 8, opset_import: ["" : 13]> g (float[a, b] x) => (float[a, b] y) {
+    text = """g (float[a, b] x) => (float[a, b] y) {
         q, s, z = DynamicQuantizeLinear (x)  y = DequantizeLinear (q, s, z)
     }"""
-    session, quantizer = Session(onnx.parser.parse_model(text)), create_quantizer("dynamic", UINT8, site="x")
+    session, quantizer = Session(parse_text(text, opset=13)), create_quantizer("dynamic", UINT8, site="x")
     for x in (make_data(4, 6), make_data(4, 6).abs(), -make_data(4, 6).abs(), torch.zeros(2, 3)):
         np.testing.assert_array_equal(quantizer(x).numpy(), session.run({"x": x.numpy()})["y"])
 

@@ -1,17 +1,30 @@
-"""Runs in several threads: order, faults and how far they run ahead do not depend on the number of threads."""
+"""What a machine offers: threads for small tasks and for matrix products, and the kind of its CPU."""
 
 import os
+import platform
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from threadpoolctl import ThreadpoolController
 
 from onnxq.numerics import machine
-from onnxq.numerics.machine import map_in_threads, share_cores
+from onnxq.numerics.machine import (
+    _find_libraries,
+    classify_cpu,
+    map_in_threads,
+    share_cores,
+    use_all_blas_threads,
+    use_one_blas_thread,
+)
+from onnxq.runtime import CPU_KINDS, detect_cpu
 
 
 @given(items=st.lists(st.integers()), threads=st.integers(0, 4))
@@ -114,3 +127,73 @@ def test_a_fork_has_threads_of_its_own() -> None:
     if not run_in_fork(start_thread):
         pytest.skip("no fork of threads starts any here: qemu's emulation of one process does not")
     assert run_in_fork(lambda: list(map_in_threads(abs, [-1, -2, -3], threads=2)) == [1, 2, 3])
+
+
+# ---- Threads of matrix products: one inside, as before afterwards, errors or not.
+
+
+def threads() -> set[int]:
+    """The numbers of threads, as the libraries themselves tell them."""
+    return {library["num_threads"] for library in ThreadpoolController().select(user_api="blas").info()}
+
+
+def test_threads_are_one_inside_and_as_before_afterwards() -> None:
+    controller, usual = _find_libraries()
+    if not threads():
+        pytest.skip("this numpy has no library whose threads can be set")
+    with controller.limit(limits=2):
+        before = threads()
+        with use_one_blas_thread():
+            with use_one_blas_thread():
+                assert threads() == {1}
+            assert threads() == {1}
+            with use_all_blas_threads():
+                assert threads() == {usual}
+            assert threads() == {1}
+        assert threads() == before
+        with pytest.raises(ZeroDivisionError), use_one_blas_thread():
+            raise ZeroDivisionError
+        assert threads() == before
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems may bring another library")
+def test_the_wheel_of_numpy_is_understood() -> None:
+    config = np.show_config(mode="dicts")
+    if config["Build Dependencies"]["blas"]["name"] == "scipy-openblas":
+        assert threads()
+    with use_one_blas_thread():
+        assert np.ones(3) @ np.ones(3) == 3
+
+
+# ---- The kind of this machine's CPU, read from what Linux says of it.
+
+
+def cpuinfo(*cores: str) -> str:
+    return "".join(f"processor\t: {k}\nmodel name\t: some CPU\nflags\t\t: fpu sse {f}\n\n" for k, f in enumerate(cores))
+
+
+@pytest.mark.parametrize(
+    ("machine", "text", "kind"),
+    [
+        ("x86_64", cpuinfo("avx avx2 fma", "avx avx2 fma"), "avx2"),
+        ("x86_64", cpuinfo("avx2 avx512f avx512_vnni"), "vnni"),
+        ("x86_64", cpuinfo("avx2 avx_vnni"), "vnni"),
+        ("x86_64", cpuinfo("avx2 avx512f avx512bw"), "avx2"),
+        ("x86_64", cpuinfo("avx2 avx_vnni", "avx2"), "avx2"),
+        ("x86_64", cpuinfo("avx"), "x86"),
+        ("AMD64", "", "unknown"),
+        ("x86_64", "", "unknown"),
+        ("aarch64", "processor\t: 0\nFeatures\t: fp asimd asimddp\n", "arm64"),
+        ("arm64", "", "arm64"),
+        ("riscv64", "processor\t: 0\nisa\t: rv64imafdc\n", "unknown"),
+    ],
+)
+def test_flags_decide(machine: str, text: str, kind: str) -> None:
+    assert classify_cpu(machine, text) == kind
+    assert kind in CPU_KINDS
+
+
+def test_this_machine_has_a_kind() -> None:
+    assert detect_cpu() in CPU_KINDS
+    if platform.machine() == "x86_64" and Path("/proc/cpuinfo").exists():
+        assert detect_cpu() != "unknown"

@@ -1,6 +1,7 @@
 """`onnxq bench`: on the CPU with times, ahead of time without, on a GPU where there is one."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,14 +11,17 @@ from click.testing import Result
 from onnx import numpy_helper
 
 import onnxq
-from onnxq.backends.engine import Untimed
+from onnxq.backends import find_engine
+from onnxq.backends.engine import BuildState, TimedModel, Timing, Untimed
 from onnxq.backends.trt.cuda import count_gpus
-from onnxq.errors import ConfigError, ModelError
-from onnxq.runtime import check_provider
+from onnxq.engines.bench import Bench, BenchedModel, demand_timer, time_placements
+from onnxq.errors import ConfigError, ModelError, VerificationError
+from onnxq.runtime import Latency, check_provider
 from tests.cli.kit import run as invoke
+from tests.commands.test_prove import PROOF
 from tests.engines import kit
 
-pytestmark = pytest.mark.usefixtures("ort_here")
+pytestmark = pytest.mark.usefixtures("engines_here")
 needs_rtx = kit.needs_rtx[1]
 no_gpu = pytest.mark.skipif(count_gpus() > 0, reason="there is a GPU")
 BRIEF = ("--seconds", "0.1")
@@ -139,3 +143,91 @@ def test_engines_are_timed_on_the_gpu() -> None:
         assert one.graph is not None, one.reason
         assert 0 < one.graph.median_ms < 100
         assert one.eager.p99_ms >= one.eager.median_ms * 0.9
+
+
+# ---- Benches as values: what failed, how types are counted, and ratios to the first model.
+
+REFUSED = replace(PROOF, build=replace(PROOF.build, state=BuildState.REFUSED))
+
+
+def latency(*times: float) -> Latency:
+    return Latency(
+        median_ms=times[0], min_ms=min(times), p99_ms=max(times), rounds=len(times), threads=1, times_ms=times
+    )
+
+
+def bench(*models: BenchedModel, untimed: Untimed | None = None) -> Bench:
+    return Bench(engine="tensorrt", version="", models=models, untimed=untimed)
+
+
+def test_the_faster_way_counts() -> None:
+    one = BenchedModel(name="a", eager=latency(2.0, 2.0), graph=latency(1.0, 1.0))
+    other = BenchedModel(name="b", eager=latency(4.0, 2.0))
+    assert one.best == one.graph
+    found = bench(one, other)
+    assert found.ratio(one) == 1.0
+    assert found.ratio(other) == pytest.approx((1 / 4 + 1 / 2) / 2)
+    assert found.failed == ()
+
+
+def test_models_that_were_not_built_or_not_timed_failed() -> None:
+    good, bad = BenchedModel(name="a", proof=PROOF, eager=latency(1.0)), BenchedModel(name="b", proof=REFUSED)
+    slow = BenchedModel(name="c", proof=PROOF, reason="it crashed")
+    assert bench(good, bad, slow).failed == (bad, slow)
+    # Where nothing is timed, only builds can fail.
+    assert bench(good, bad, slow, untimed=Untimed.NO_GPU).failed == (bad,)
+    assert bench(good, slow).ratio(slow) is None
+
+
+def test_heavy_nodes_are_counted_by_type() -> None:
+    assert BenchedModel(name="a", proof=PROOF).types == {"int8": 1, "float32": 1}
+    assert not BenchedModel(name="a").types
+    assert BenchedModel(name="a").built
+
+
+# ---- Engines timed in a process of their own: words where there is no GPU, figures where there is one.
+
+FEEDS = {"x": np.zeros((1, 32, 16, 16), np.float32)}
+
+
+@pytest.mark.trt
+def test_an_engine_that_cannot_be_timed_is_an_error_with_the_cause(tmp_path: Path) -> None:
+    (tmp_path / "engine").write_bytes(b"no engine")
+    models = {"a/b": TimedModel(kit.conv(), tmp_path / "engine", FEEDS)}
+    with pytest.raises(VerificationError) as caught:
+        find_engine("tensorrt-rtx").time_models(models, Timing(seconds=0.1))
+    assert caught.value.code == "Q710"
+    assert "driver" in caught.value.cause or count_gpus()
+
+
+@no_gpu
+def test_without_a_gpu_nothing_is_timed() -> None:
+    with pytest.raises(VerificationError) as caught:
+        demand_timer("trt", "placement")
+    assert caught.value.code == "Q708"
+
+
+@no_gpu
+def test_a_measured_placement_for_tensorrt_asks_for_a_gpu() -> None:
+    with pytest.raises(VerificationError, match="placement: measured"):
+        onnxq.make_plan(kit.ort_linear(), overrides={"target": "trt", "placement": "measured"})
+
+
+@pytest.mark.gpu
+@pytest.mark.trt
+def test_models_are_built_and_timed_on_the_gpu() -> None:
+    found = time_placements("trt", {"int8": kit.conv(), "refused": kit.conv(zero=np.int8(3))}, FEEDS, 3)
+    assert list(found) == ["int8"]
+    assert found["int8"].rounds == 3
+    assert 0 < found["int8"].median_ms < 100
+
+
+@pytest.mark.gpu
+@pytest.mark.trt
+def test_a_placement_is_measured_on_the_gpu() -> None:
+    from tests.pipeline.models import images, residual
+
+    plan = onnxq.make_plan(residual(), images(), overrides={"target": "trt", "placement": "measured"})
+    assert plan.placement is not None
+    assert plan.placement.speedups
+    assert plan.placement.cpu == ""
