@@ -17,8 +17,7 @@ from onnxq.errors import VerificationError
 from onnxq.evaluation.accumulator import ErrorAccumulator, OutputAccuracy, SliceSums, compute_sqnr
 from onnxq.evaluation.agreement import AgreementSums
 from onnxq.evaluation.selections import find_selections
-from onnxq.graph import ModelLike
-from onnxq.graph.light import is_large_model
+from onnxq.graph import ModelLike, is_large_model
 from onnxq.numerics.machine import map_in_threads, share_cores
 from onnxq.runtime import Feeds, Session
 from onnxq.spec import FLOAT_TYPES, FloatType

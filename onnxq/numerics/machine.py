@@ -18,7 +18,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import copy_context
 from functools import cache, lru_cache
 from pathlib import Path
@@ -133,6 +133,11 @@ def use_all_blas_threads() -> Iterator[None]:
     controller, usual = _find_libraries()
     with controller.limit(limits=usual):
         yield
+
+
+def use_blas_threads(*, one: bool) -> AbstractContextManager[None]:
+    """Use one thread for matrix products, or as many as there were at first."""
+    return use_one_blas_thread() if one else use_all_blas_threads()
 
 
 # Once: looking through all loaded libraries takes milliseconds.

@@ -15,8 +15,7 @@ from onnxq.config import Config
 from onnxq.data import Dataset
 from onnxq.evaluation.compare import FloatOutputs
 from onnxq.evaluation.metric import AccuracyRequest
-from onnxq.graph import ModelLike, compute_structural_ids
-from onnxq.graph.light import is_large_model
+from onnxq.graph import ModelLike, compute_structural_ids, is_large_model
 from onnxq.passes.journal import Outcome, PassReport
 from onnxq.passes.judging import SampleSets, Trial, judge_change
 from onnxq.passes.state import FloatState, extend
