@@ -12,7 +12,6 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import pairwise
 
 import numpy as np
 import onnx
@@ -23,11 +22,11 @@ from onnxq.calibrate import calibrate
 from onnxq.calibrate.constants import find_tensor
 from onnxq.data import read_mask
 from onnxq.evaluation.accumulator import relative_noise, sum_squares
-from onnxq.graph import GraphIndex, ModelLike, NodeRef, ensure_opset, get_index, is_large_model
+from onnxq.graph import GraphIndex, ModelLike, NodeRef, ensure_opset, get_index
 from onnxq.graph.base import LAYOUT_OPS
 from onnxq.graph.subgraph import assemble_model
 from onnxq.numerics import clip_bounds, fake_quant, qparams_from_range
-from onnxq.numerics.machine import map_in_threads, share_cores, work_beside
+from onnxq.numerics.machine import map_in_threads, share_cores
 from onnxq.observers.histogram import WHOLE, RangeCandidates
 from onnxq.passes.base import Pass, SampledContext, Stage, has_real_samples
 from onnxq.passes.journal import MEASURED, Outcome, PassReport, list_replaced
@@ -138,14 +137,15 @@ def choose_ranges(
     index = get_index(proto)
     readers = _map_readers(index, plan, settled)
     errors = _RangeErrors(index, list(samples), list(judges))
-    entries = [(node, k, site) for node in index.nodes for k, site in readers.get(node.name, ())]
-    left = Counter(site.site for _, _, site in entries)
-    with progress("choosing ranges", len(entries)) as task:
-        for (node, k, site), (following, _, _) in pairwise([*entries, *entries[-1:]]):
-            left[site.site] -= 1
-            # A tensor's last reader is told so: behind it the errors of its candidates are complete.
-            errors.add_reader(node, k, site, last=not left[site.site], following=following)
-            task.advance()
+    left = Counter(site.site for read in readers.values() for _, site in read)
+    with progress("choosing ranges", len(readers)) as task:
+        for node in index.nodes:
+            if node.name in readers:
+                # A tensor's last reader is told so: behind it the errors of its candidates are complete.
+                for k, site in readers[node.name]:
+                    left[site.site] -= 1
+                    errors.add_reader(node, k, site, last=not left[site.site])
+                task.advance()
     chosen = {site: choose_candidate(noises, _PRESENT) for site, noises in errors.errors.items()}
     taken = {site: name for site, name in chosen.items() if name != _PRESENT}
     qparams = {
@@ -208,56 +208,48 @@ class _RangeErrors:
         self.candidates: dict[Site, dict[str, QParams]] = {}
         self.errors: dict[Site, dict[str, float]] = {}
 
-    def add_reader(
-        self, node: NodeRef, k: int, site: SitePlan, *, last: bool, following: NodeRef
-    ) -> None:
-        """Add the error of each candidate at this reader of the site.
-
-        last: no other reader will follow. following: the node to run to meanwhile, once nothing is read here.
-        """
+    def add_reader(self, node: NodeRef, k: int, site: SitePlan, *, last: bool) -> None:
+        """Add the error of each candidate at this reader of the site. last: no other reader will follow."""
         tensor = self.index.find_input(node, k)
         if tensor is None or site.qparams is None:
             return
         self.runner.advance(self.runner.place(node.name))
         values = [read_tensor(value) for value in self.runner.values(tensor)]
+        if site.site not in self.candidates:
+            # Of few positions the range is chance, and so is what a narrower one clips.
+            positions = sum(_count_positions(node, value) for value in values[: self.fitted])
+            ranges = {_PRESENT: site.qparams}
+            if positions >= FEWEST_POSITIONS:
+                ranges |= self._make_candidates(values, site, site.qparams)
+            self.candidates[site.site] = ranges
+            self.errors[site.site] = dict.fromkeys(ranges, 0.0)
+        candidates = self.candidates[site.site]
+        errors = self.errors[site.site]
+        if len(candidates) < 2:
+            return
+        judged = self._list_judges(values)
         run = self._isolate_node(node, k) if node.op_type in _RUN and not node.domain else None
-        # What follows keeps one core in part. A large model is in memory once.
-        advance = partial(self.runner.advance, self.runner.place(following.name))
-        with work_beside(advance, allowed=not is_large_model(self.index.model)):
-            if site.site not in self.candidates:
-                # Of few positions the range is chance, and so is what a narrower one clips.
-                positions = sum(_count_positions(node, value) for value in values[: self.fitted])
-                ranges = {_PRESENT: site.qparams}
-                if positions >= FEWEST_POSITIONS:
-                    ranges |= self._make_candidates(values, site, site.qparams)
-                self.candidates[site.site] = ranges
-                self.errors[site.site] = dict.fromkeys(ranges, 0.0)
-            candidates = self.candidates[site.site]
-            errors = self.errors[site.site]
-            if len(candidates) < 2:
-                return
-            judged = self._list_judges(values)
 
-            def run_reader(j: int, qparams: QParams | None = None) -> Array:
-                """The reader's output for a sample, or for its values through the pair."""
-                value = values[j]
-                if qparams is not None:
-                    value = np.asarray(fake_quant(value, qparams, site.spec), np.float32)
-                return self._drop_padding(j, run(j, value) if run else value)
+        def run_reader(j: int, qparams: QParams | None = None) -> Array:
+            """The reader's output for a sample, or for its values through the pair."""
+            value = values[j]
+            if qparams is not None:
+                value = np.asarray(fake_quant(value, qparams, site.spec), np.float32)
+            return self._drop_padding(j, run(j, value) if run else value)
 
-            exact = dict(zip(judged, map_in_threads(run_reader, judged), strict=True))
+        exact = dict(zip(judged, map_in_threads(run_reader, judged), strict=True))
 
-            def measure_noise(j: int, qparams: QParams) -> float:
-                return sum_squares(run_reader(j, qparams), exact[j])
+        def measure_noise(j: int, qparams: QParams) -> float:
+            return sum_squares(run_reader(j, qparams), exact[j])
 
-            signal = sum(map_in_threads(sum_squares, exact.values()))
-            most = np.inf
-            for name, qparams in candidates.items():
-                noises = map_in_threads(partial(measure_noise, qparams=qparams), judged)
-                errors[name] += relative_noise(noises, signal, most - errors[name])
-                if last:
-                    # Whoever passes this cannot win any more: the present one comes first, and has to be beaten by far.
-                    most = min(most, errors[name] * (WORTH if name == _PRESENT else 1.0))
+        signal = sum(map_in_threads(sum_squares, exact.values()))
+        most = np.inf
+        for name, qparams in candidates.items():
+            noises = map_in_threads(partial(measure_noise, qparams=qparams), judged)
+            errors[name] += relative_noise(noises, signal, most - errors[name])
+            if last:
+                # Whoever passes this cannot win any more: the present one comes first, and has to be beaten by far.
+                most = min(most, errors[name] * (WORTH if name == _PRESENT else 1.0))
 
     def _list_judges(self, values: Sequence[Array]) -> list[int]:
         """Samples that errors come from, those that reach the ends of the range among them: there clipping costs.

@@ -11,8 +11,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
-from itertools import pairwise
 
 import numpy as np
 
@@ -24,7 +22,7 @@ from onnxq.graph import GraphIndex, ModelLike, NodeRef, ensure_opset, get_index,
 from onnxq.graph.identity import compute_structural_ids
 from onnxq.graph.storage import Spool, release_pages
 from onnxq.numerics import bias_qparams, dequantize, quantize
-from onnxq.numerics.machine import count_cores, use_blas_threads, work_beside
+from onnxq.numerics.machine import count_cores, use_blas_threads
 from onnxq.passes.journal import MEASURED
 from onnxq.passes.rounding.gptq_core import (
     DAMPING,
@@ -142,8 +140,6 @@ def round_sequentially(
     largest = max((operator.weight.size for operator in operators), default=0)
     small = largest < _MANY_THREADS or count_cores() <= _FEW_CORES
     work = SharedWork(crew, one_thread=small) if crew.workers.count > 1 and operators else None
-    # A large model is in memory once; workers do one thing at a time, and may have finished what follows.
-    ahead = crew.plain and not is_large_model(proto)
     # The operators that are rounded are in the chain of keys.
     dependencies = repr((replace(options, nodes=None), small))
     journal = crew.workers.journal if operators else None
@@ -152,15 +148,13 @@ def round_sequentially(
     try:
         walk = _Walk(plan, index, proto, feeds, others, options, work, finished, small=small)
         with progress("rounding", len(operators)) as task, use_blas_threads(one=small):
-            for operator, following in pairwise([*operators, *operators[-1:]]):
+            for operator in operators:
                 visit = walk.visit_operator(operator)
-                # Rounding keeps one core in part.
-                with work_beside(partial(walk.reach_operator, following), allowed=ahead):
-                    if visit is not None:
-                        posed = visit.posed
-                        # From here, so that no layer stands between this loop and the algorithm.
-                        rounded = None if posed is None else posed.strategy.round(posed.problem)
-                        walk.accept_rounding(visit, rounded)
+                if visit is not None:
+                    posed = visit.posed
+                    # From here, so that no layer stands between this loop and the algorithm.
+                    rounded = None if posed is None else posed.strategy.round(posed.problem)
+                    walk.accept_rounding(visit, rounded)
                 walk.release_weights(operator)
                 task.advance()
         return walk.make_result()
@@ -308,12 +302,6 @@ class _Walk:
                 bias=outcome.bias is not None,
             )
         )
-
-    def reach_operator(self, operator: Operator) -> None:
-        """Run the float model so far as the statistics of an operator's input need."""
-        if self.samples.feeds:
-            request = self._make_request(operator, self._find_pool(operator))
-            self.samples.real.reach(request.data, request.reader)
 
     def _find_left(self, operator: Operator, outcome: OperatorNumbers) -> list[str] | None:
         """The list of those left as they are that an operator belongs to; None where it is treated."""
