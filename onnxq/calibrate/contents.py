@@ -12,9 +12,8 @@ from onnxq.calibrate.taps import Taps
 from onnxq.data import Batch
 from onnxq.data.synthetic import make_synthetic
 from onnxq.errors import OnnxqError
-from onnxq.graph import GraphIndex, ModelLike, NodeRef, get_index
+from onnxq.graph import GraphIndex, ModelLike, NodeRef, get_index, is_large_model
 from onnxq.graph.identity import hash_topology
-from onnxq.graph.light import is_large_model
 from onnxq.plan import Plan, SitePlan
 from onnxq.plan.contents import (
     Contents,

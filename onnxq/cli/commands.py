@@ -3,6 +3,8 @@ their functions in `onnxq.commands` are imported when one runs."""
 
 from __future__ import annotations
 
+import gc
+
 import click
 
 from onnxq.cli.analysis import (
@@ -494,4 +496,5 @@ def cli() -> None:
 
 def main() -> None:
     """Entry point of the `onnxq` script; ends the process with one of the documented exit codes."""
+    gc.set_threshold(20_000)  # objects; circles of garbage are half a second's search with 700
     cli.main(prog_name="onnxq")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
@@ -16,8 +17,7 @@ from onnxq.errors import VerificationError
 from onnxq.evaluation.accumulator import ErrorAccumulator, OutputAccuracy, SliceSums, compute_sqnr
 from onnxq.evaluation.agreement import AgreementSums
 from onnxq.evaluation.selections import find_selections
-from onnxq.graph import ModelLike
-from onnxq.graph.light import is_large_model
+from onnxq.graph import ModelLike, is_large_model
 from onnxq.numerics.machine import map_in_threads, share_cores
 from onnxq.runtime import Feeds, Session
 from onnxq.spec import FLOAT_TYPES, FloatType
@@ -346,24 +346,29 @@ class FloatOutputs:
             threads = 0 if is_large_model(proto) else count_threads() or share_cores(len(samples))
         self.threads = threads
         self._session: Session | None = None
+        self._lock = threading.Lock()
         self._outputs: dict[int, dict[str, Array]] = {}
         self._bytes = 0
 
     def run(self, at: int, feeds: Feeds) -> dict[str, Array]:
         """Return the outputs, choices among them, for the sample at this position, whose inputs are `feeds`."""
-        if at in self._outputs:
-            return self._outputs[at]
-        if self._session is None:
-            exposed = self.selections.expose_choices(self.proto)
-            self._session = Session(exposed, optimize=False, threads=self.threads)
-        outputs: dict[str, Array] = self._session.run(feeds)
-        # Sequences and maps have no size; they are rare, and small.
-        self._bytes += sum(value.nbytes for value in outputs.values() if hasattr(value, "nbytes"))
-        if self._bytes <= _MOST_BYTES:
-            self._outputs[at] = outputs
-            if len(self._outputs) == len(self.samples):
-                self._session = None  # and the weights with it: nothing is left to run
-        return outputs
+        # Models may be scored in several threads.
+        with self._lock:
+            if at in self._outputs:
+                return self._outputs[at]
+            if self._session is None:
+                exposed = self.selections.expose_choices(self.proto)
+                self._session = Session(exposed, optimize=False, threads=self.threads)
+            outputs: dict[str, Array] = self._session.run(feeds)
+            # Sequences and maps have no size; they are rare, and small.
+            self._bytes += sum(
+                value.nbytes for value in outputs.values() if hasattr(value, "nbytes")
+            )
+            if self._bytes <= _MOST_BYTES:
+                self._outputs[at] = outputs
+                if len(self._outputs) == len(self.samples):
+                    self._session = None  # and the weights with it: nothing is left to run
+            return outputs
 
     def add_choices(self, at: int, feeds: Feeds) -> Feeds:
         """The inputs at this position with all that the float model chooses by computed values."""

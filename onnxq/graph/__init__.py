@@ -29,6 +29,7 @@ from onnxq.graph.light import (
     WeightStore,
     add_libraries,
     attach_weights,
+    is_large_model,
     strip_weights,
 )
 from onnxq.graph.load import Model, load_model
@@ -62,6 +63,7 @@ __all__ = [
     "index_named",
     "infer_shapes",
     "inline_functions",
+    "is_large_model",
     "limit_opset",
     "load_model",
     "name_nodes",

@@ -374,7 +374,8 @@ def dequantize_node(index: GraphIndex, node: NodeRef) -> Floats | None:
         if scale.ndim != 1 or scale.size != codes.shape[axis]:
             return None
         shape[axis] = scale.size
-    if zero is not None:
+    # That of symmetric weights is 0.
+    if zero is not None and zero.any():
         # In int32, as ORT subtracts: int8 less uint8 does not fit either of them.
         codes = codes.astype(np.int32) - zero.astype(np.int32).reshape(
             shape if zero.size > 1 else ()

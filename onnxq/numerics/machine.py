@@ -18,7 +18,8 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from contextvars import copy_context
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import TypeVar
@@ -37,16 +38,7 @@ def map_parts(work: Callable[[slice], None], count: int, size: int, *, elements:
     An exception of one call is raised, once the others are done.
     """
     parts = [slice(first, min(first + size, count)) for first in range(0, count, size)]
-    threads = _count_threads(0)
-    if threads < 2 or len(parts) < 2 or elements < _WORTH_THREADS:
-        for part in parts:
-            work(part)
-        return
-    pool = _open_pool(threads)
-    running = [pool.submit(work, part) for part in parts]
-    wait(running)
-    for done in running:
-        done.result()
+    deque(map_in_threads(work, parts, threads=int(elements < _WORTH_THREADS)), maxlen=0)
 
 
 def map_in_threads(work: Callable[[T], R], items: Iterable[T], *, threads: int = 0) -> Iterator[R]:
@@ -73,6 +65,22 @@ def map_in_threads(work: Callable[[T], R], items: Iterable[T], *, threads: int =
         for running in waiting:
             running.cancel()
         wait(waiting)
+
+
+@contextmanager
+def work_beside(work: Callable[[], R], *, allowed: bool = True) -> Iterator[Callable[[], R]]:
+    """Begin `work` in another thread, and yield the function that waits for its result; on one core that does the work.
+
+    Parts of both take turns in the threads that `map_in_threads` has. An exception of `work` is raised by the function.
+    allowed: False does the work as on one core.
+    """
+    if not allowed or _count_threads(0) < 2:
+        yield work
+        return
+    # At the end of the block the thread has ended: nothing outlives the caller, whose files and models it works on.
+    with ThreadPoolExecutor(1, "onnxq") as thread:
+        # With the number of threads that this run may take, which is a context's.
+        yield thread.submit(copy_context().run, work).result
 
 
 class _Here(threading.local):
@@ -125,6 +133,11 @@ def use_all_blas_threads() -> Iterator[None]:
     controller, usual = _find_libraries()
     with controller.limit(limits=usual):
         yield
+
+
+def use_blas_threads(*, one: bool) -> AbstractContextManager[None]:
+    """Use one thread for matrix products, or as many as there were at first."""
+    return use_one_blas_thread() if one else use_all_blas_threads()
 
 
 # Once: looking through all loaded libraries takes milliseconds.

@@ -71,10 +71,9 @@ def find_saturating_sums(values: ArrayLike, order: SumOrder) -> Mask:
     """Find the sums, [rows, sums], that overflow for some input. values: the stored int8 weights."""
     # In int8 the sum itself would overflow.
     two = pair_neighbours(values, order).astype(np.int16)
-    # The worst input is 255 at weights of one sign and 0 at the others.
-    most = np.maximum(two, 0).sum(axis=2)
-    least = np.minimum(two, 0).sum(axis=2)
-    return np.asarray((most > MOST) | (least < -MOST))
+    # The worst input is 255 at weights of one sign and 0 at the others; those of two signs never add up to more than
+    # one of them.
+    return np.asarray(abs(two[..., 0] + two[..., 1]) > MOST)
 
 
 def find_partners(shape: Shape, order: SumOrder) -> Integers:
@@ -183,8 +182,8 @@ def round_within_sum(
     moved_first = np.array(first)
     moved_second = np.array(second)
     wide = moved_first.astype(np.int32), moved_second.astype(np.int32)
-    # Only weights of one sign overflow together, and then the plain sum counts.
-    over = (abs(wide[0] + wide[1]) > MOST) & ((wide[0] > 0) == (wide[1] > 0))
+    # Weights of two signs never add up to so much.
+    over = abs(wide[0] + wide[1]) > MOST
     if not over.any():
         return moved_first, moved_second
     sign = np.where(wide[0][over] > 0, 1, -1)

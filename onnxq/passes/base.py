@@ -15,7 +15,7 @@ from onnxq.config import Config
 from onnxq.data import Dataset
 from onnxq.evaluation.compare import FloatOutputs
 from onnxq.evaluation.metric import AccuracyRequest
-from onnxq.graph import ModelLike, compute_structural_ids
+from onnxq.graph import ModelLike, compute_structural_ids, is_large_model
 from onnxq.passes.journal import Outcome, PassReport
 from onnxq.passes.judging import SampleSets, Trial, judge_change
 from onnxq.passes.state import FloatState, extend
@@ -199,13 +199,17 @@ def run_stage(
             if progress is None:
                 continue
             own = replace(ctx, progress=progress)
+            # A large model is in memory once.
+            beside = ctx.crew.plain and not is_large_model(state.model)
             after: StateT = state
             reports: list[PassReport] = []
             # Both attempts begin with the state before, and both are reported: the second must not hide a rollback.
             for attempt in (entry.run, entry.retry):
                 if attempt is None:
                     break
-                after, report = judge_change(entry.trial, own, state, *attempt(own, state))
+                after, report = judge_change(
+                    entry.trial, own, state, *attempt(own, state), beside=beside
+                )
                 reports.append(report)
                 if report.outcome is not Outcome.WORSE:
                     break

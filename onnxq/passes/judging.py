@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import math
 import statistics
+import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Generic, TypeVar
 
 import numpy as np
@@ -22,6 +23,7 @@ from onnxq.evaluation.accumulator import OutputAccuracy
 from onnxq.evaluation.compare import FloatOutputs, ModelErrors
 from onnxq.evaluation.trials import TrialModel, measure_each
 from onnxq.graph import ModelLike
+from onnxq.numerics.machine import work_beside
 from onnxq.passes.assembly import build_quantized, write_pairs
 from onnxq.passes.journal import Outcome, PassReport
 from onnxq.passes.rounding.low_bit_core import NARROW_BITS
@@ -51,6 +53,7 @@ class Evaluator:
     ) -> None:
         self.samples, self.crew, self._wider = samples, crew or Crew(), wider
         self._floats: FloatOutputs | None = None
+        self._lock = threading.Lock()
         # Of each sample.
         self._errors: OrderedDict[tuple[int, int], tuple[ModelLike, Plan, list[ModelErrors]]] = (
             OrderedDict()
@@ -58,9 +61,11 @@ class Evaluator:
 
     def float_outputs(self, model: ModelLike) -> FloatOutputs:
         """The outputs of a float model; those of the last one asked for are kept."""
-        if self._floats is None or self._floats.proto is not model:
-            self._floats = FloatOutputs(model, self.samples, threads=None)
-        return self._floats
+        # Two plans of one model may be scored at a time.
+        with self._lock:
+            if self._floats is None or self._floats.proto is not model:
+                self._floats = FloatOutputs(model, self.samples, threads=None)
+            return self._floats
 
     def measure(
         self, state: FloatState, plan: Plan, *, progress: Progress = silent
@@ -251,15 +256,20 @@ def judge_change(
     before: StateT,
     after: StateT,
     report: PassReport,
+    *,
+    beside: bool = False,
 ) -> tuple[StateT, PassReport]:
     """The state that a pass leaves: the one after it where that may be kept, and the report with both figures.
 
-    trial: None: the pass does no harm. A pass that gave up itself is not judged.
+    trial: None: the pass does no harm. A pass that gave up itself is not judged. beside: score both at a time, in
+    threads.
     """
     if report.outcome is not Outcome.KEPT or trial is None:
         return after, report
-    before_db = trial.score(ctx, before)
-    after_db = trial.score(ctx, after)
+    # To write a model and to open a session keep one core, so that two scores fill both.
+    with work_beside(partial(trial.score, ctx, before), allowed=beside) as wait_for_before:
+        after_db = trial.score(ctx, after)
+        before_db = wait_for_before()
     # What cannot be judged is not kept: every pass is an improvement that was shown.
     figures = None if before_db is None or after_db is None else (before_db, after_db)
     if figures is not None and trial.allows(ctx, before, after, *figures):

@@ -38,7 +38,7 @@ from onnxq.passes.state import FloatState, PlannedState
 from onnxq.plan import PlacementMethod, Plan
 from onnxq.report.model import LatencyRatio, OpCount, OutputCheck
 from onnxq.runtime import Feeds, KernelError, Latency, Session, detect_cpu, time_models
-from onnxq.runtime.timing import convert_floats
+from onnxq.runtime.timing import PRECISION, convert_floats
 from onnxq.sites import Caution, Cautions, Names
 
 # Bytes of weights that a segment has at least, if there are so many: fewer sessions, each of which takes time.
@@ -335,13 +335,22 @@ Timer = Callable[[Mapping[str, ModelLike], Feeds, int | None], Mapping[str, Late
 
 
 def find_timer(
-    target: str, threads: int, plugins: Names, seconds: float = Timing.seconds
+    target: str,
+    threads: int,
+    plugins: Names,
+    seconds: float = Timing.seconds,
+    precision: float = PRECISION,
 ) -> Timer | None:
     """The times of a target's engine on this machine's CPU; None where it has none here, and for a GPU's."""
     backend = find_backend(target)
     if backend.usual.times_itself:
         return lambda models, feeds, rounds: time_models(
-            models, feeds, threads=threads, rounds=rounds, seconds=seconds
+            models,
+            feeds,
+            threads=threads,
+            rounds=rounds,
+            seconds=seconds,
+            precision=precision,
         )
     local = backend.local
     if local is None or not local.judges or local.emulated or local.find_obstacle() is not None:

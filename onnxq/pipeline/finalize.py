@@ -150,6 +150,8 @@ def _write_compiled(result: Result, config: Config, force: bool) -> None:
 # Seconds that timing both models needs with their sessions, and takes about. On a busy machine the medians do not
 # settle however long it takes, and 8 s were up to a third of a network's run; `bench` measures for longer.
 _TIMING_SECONDS, _TIMED_SECONDS = 4.0, 2
+# Standard error of the medians. The summary has three digits; half of this would take four times as long.
+_TIMED_PRECISION = 0.01
 # Samples calibrated with that are looked at too, where those held back tell too little.
 _MORE = 8
 # Inputs made up for a check where no samples were needed.
@@ -355,7 +357,9 @@ def _time(
     names = split_target(plan.target)
     timers: dict[str, check.Timer] = {}
     for name in names:
-        timer = check.find_timer(name, threads or 1, ctx.config.runtime.plugins, _TIMED_SECONDS)
+        timer = check.find_timer(
+            name, threads or 1, ctx.config.runtime.plugins, _TIMED_SECONDS, _TIMED_PRECISION
+        )
         if timer is not None:
             timers[name] = timer
     times: dict[str, LatencyRatio] = {}

@@ -18,8 +18,7 @@ from onnxq.config import Config
 from onnxq.data import Dataset
 from onnxq.errors import DataError, ModelError, OnnxqError, VerificationError
 from onnxq.evaluation.metric import AccuracyRequest, make_request
-from onnxq.graph import GraphIndex, ModelLike, get_index
-from onnxq.graph.light import is_large_model
+from onnxq.graph import GraphIndex, ModelLike, get_index, is_large_model
 from onnxq.numerics.machine import use_one_blas_thread
 from onnxq.passes import registry
 from onnxq.passes.assembly import build_file, build_quantized, give_types

@@ -25,7 +25,7 @@ _FEWEST_ROUNDS = 3
 _ENOUGH_ROUNDS = 9
 _MOST_ROUNDS = 200
 # Rounds go on until the medians' standard error is below this.
-_PRECISION = 0.005
+PRECISION = 0.005
 
 
 # Some runs of one thing, one after the other: the seconds of each.
@@ -81,7 +81,7 @@ def time_models(
     threads: int = 1,
     rounds: int | None = None,
     seconds: float = 8.0,
-    precision: float = _PRECISION,
+    precision: float = PRECISION,
     provider: str = "",
 ) -> dict[str, Latency]:
     """Time models on the same feeds, as `measure_rounds` does; the same network, by whatever names, once.
@@ -139,7 +139,7 @@ def measure_rounds(
     *,
     rounds: int | None = None,
     seconds: float = 8.0,
-    precision: float = _PRECISION,
+    precision: float = PRECISION,
 ) -> dict[str, list[Seconds]]:
     """Seconds of every run, in paired rounds: every block once in each, in orders that `order_round` balances.
 

@@ -23,8 +23,10 @@ from onnxq.numerics.machine import (
     share_cores,
     use_all_blas_threads,
     use_one_blas_thread,
+    work_beside,
 )
 from onnxq.runtime import CPU_KINDS, detect_cpu
+from onnxq.workers import count_threads, use_threads
 
 
 @given(items=st.lists(st.integers()), threads=st.integers(0, 4))
@@ -127,6 +129,45 @@ def test_a_fork_has_threads_of_its_own() -> None:
     if not run_in_fork(start_thread):
         pytest.skip("no fork of threads starts any here: qemu's emulation of one process does not")
     assert run_in_fork(lambda: list(map_in_threads(abs, [-1, -2, -3], threads=2)) == [1, 2, 3])
+
+
+@pytest.mark.parametrize("cores", [1, 2])
+def test_work_beside_gives_its_result_or_its_fault(cores: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "count_cores", lambda: cores)
+    with work_beside(lambda: 7) as wait_for_result:
+        assert wait_for_result() == 7
+
+    def fail() -> int:
+        raise ValueError("beside")
+
+    with work_beside(fail) as wait_for_result, pytest.raises(ValueError, match="beside"):
+        wait_for_result()
+
+
+def test_work_beside_runs_at_the_same_time_and_ends_with_the_block(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(machine, "count_cores", lambda: 2)
+    barrier = threading.Barrier(2, timeout=60)
+    done, here = [], threading.get_ident()
+
+    def work() -> None:
+        barrier.wait()
+        time.sleep(0.01)
+        with work_beside(threading.get_ident) as find_thread:
+            assert find_thread() not in (here, threading.get_ident())
+        done.extend(map_in_threads(lambda item: item, range(3)))
+
+    with work_beside(work):
+        barrier.wait()
+        assert list(map_in_threads(lambda item: item, range(3))) == [0, 1, 2]
+    assert done == [0, 1, 2]
+
+
+def test_work_beside_takes_the_threads_of_this_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "count_cores", lambda: 2)
+    with use_threads(3), work_beside(count_threads) as wait_for_result:
+        assert wait_for_result() == 3
 
 
 # ---- Threads of matrix products: one inside, as before afterwards, errors or not.

@@ -15,8 +15,7 @@ from onnxq.config import Config, Rule, RuleSet, match_names
 from onnxq.data import Dataset, read_mask
 from onnxq.errors import OnnxqError, PlanError
 from onnxq.evaluation.trials import measure_models
-from onnxq.graph import ModelLike, get_index, infer_shapes
-from onnxq.graph.light import is_large_model
+from onnxq.graph import ModelLike, get_index, infer_shapes, is_large_model
 from onnxq.passes.base import EqualizeContext, Pass, Stage, has_real_samples
 from onnxq.passes.equalization.cross_layer import (
     Factors,

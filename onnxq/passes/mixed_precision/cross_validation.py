@@ -17,8 +17,7 @@ from onnxq.calibrate import calibrate
 from onnxq.data import Dataset
 from onnxq.evaluation.compare import FloatOutputs, ModelErrors
 from onnxq.evaluation.trials import measure_models
-from onnxq.graph import ModelLike
-from onnxq.graph.light import is_large_model
+from onnxq.graph import ModelLike, is_large_model
 from onnxq.observers.histogram import WHOLE
 from onnxq.passes.base import SampledContext
 from onnxq.passes.judging import make_trial

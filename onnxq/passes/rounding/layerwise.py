@@ -341,6 +341,16 @@ class PairedRunner:
         )
 
 
+def make_runners(
+    models: Iterable[tuple[ModelLike, Changes]], feeds: Sequence[Feeds], work: SharedWork | None
+) -> list[LayerwiseRunner]:
+    """A runner of each model."""
+    if work is None:
+        return [LayerwiseRunner(model, feeds, changes) for model, changes in models]
+    put = [work.put_sample(sample) for sample in feeds]
+    return [SharedRunner(model, put, changes, work) for model, changes in models]
+
+
 AUGMENTED = "augmented_samples"
 _SAMPLES = {"balanced": 32, "high": 64}
 # Small samples give few positions and cost little: as many as make up so many input values, up to 128. Large ones give

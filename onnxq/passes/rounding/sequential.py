@@ -18,12 +18,11 @@ from onnxq.arrays import Array, hash_parts
 from onnxq.emit import emit_pairs
 from onnxq.evaluation.compare import add_own_choices
 from onnxq.evaluation.selections import find_selections
-from onnxq.graph import GraphIndex, ModelLike, NodeRef, ensure_opset, get_index
+from onnxq.graph import GraphIndex, ModelLike, NodeRef, ensure_opset, get_index, is_large_model
 from onnxq.graph.identity import compute_structural_ids
-from onnxq.graph.light import is_large_model
 from onnxq.graph.storage import Spool, release_pages
 from onnxq.numerics import bias_qparams, dequantize, quantize
-from onnxq.numerics.machine import count_cores, use_all_blas_threads, use_one_blas_thread
+from onnxq.numerics.machine import count_cores, use_blas_threads
 from onnxq.passes.journal import MEASURED
 from onnxq.passes.rounding.gptq_core import (
     DAMPING,
@@ -33,7 +32,7 @@ from onnxq.passes.rounding.gptq_core import (
     correct_bias,
     refit_weight,
 )
-from onnxq.passes.rounding.layerwise import Changes, LayerwiseRunner, PairedRunner, SharedRunner
+from onnxq.passes.rounding.layerwise import Changes, PairedRunner, make_runners
 from onnxq.passes.rounding.low_bit_core import NARROW_BITS
 from onnxq.passes.rounding.operators import (
     POINTWISE,
@@ -148,10 +147,7 @@ def round_sequentially(
     finished = FinishedOperators(journal, key)
     try:
         walk = _Walk(plan, index, proto, feeds, others, options, work, finished, small=small)
-        with (
-            progress("rounding", len(operators)) as task,
-            use_one_blas_thread() if small else use_all_blas_threads(),
-        ):
+        with progress("rounding", len(operators)) as task, use_blas_threads(one=small):
             for operator in operators:
                 visit = walk.visit_operator(operator)
                 if visit is not None:
@@ -214,7 +210,7 @@ class _Walk:
             (take_choices(paired), self.changes),
         ]
         self.samples, self.others = (
-            PairedRunner(some, *_make_runners(both, some, work)) for some in (feeds, others)
+            PairedRunner(some, *make_runners(both, some, work)) for some in (feeds, others)
         )
         self.sites = {site.site: site for site in plan.all_sites}
         self.biases: list[BiasPlan] = list(plan.biases)
@@ -414,16 +410,6 @@ class _Walk:
             nodes.setdefault(node.name, ids.get(TensorId(node.outputs[0], node.scope), ""))
         plan = replace(self.plan, sites=sites, biases=tuple(self.biases), nodes=nodes)
         return SequentialRounding(plan, tuple(self.done), tuple(self.skipped), tuple(self.thin))
-
-
-def _make_runners(
-    models: Iterable[tuple[ModelLike, Changes]], feeds: Sequence[Feeds], work: SharedWork | None
-) -> list[LayerwiseRunner]:
-    """A runner of each model."""
-    if work is None:
-        return [LayerwiseRunner(model, feeds, changes) for model, changes in models]
-    put = [work.put_sample(sample) for sample in feeds]
-    return [SharedRunner(model, put, changes, work) for model, changes in models]
 
 
 def _list_rounded(plan: Plan, index: GraphIndex) -> Iterator[tuple[Edge, Array]]:

@@ -19,7 +19,7 @@ import numpy as np
 
 from onnxq.arrays import Array, Arrays, Shape, are_finite
 from onnxq.files.access import make_write_error
-from onnxq.numerics.machine import use_all_blas_threads, use_one_blas_thread
+from onnxq.numerics.machine import use_blas_threads
 from onnxq.runtime.crew import Crew
 from onnxq.workers import WorkPiece
 
@@ -112,5 +112,5 @@ class _Tasks:
 
 
 def _do_tasks(piece: _Tasks) -> list[Any]:
-    with use_one_blas_thread() if piece.one_thread else use_all_blas_threads():
+    with use_blas_threads(one=piece.one_thread):
         return [piece.function(task) for task in piece.tasks]
