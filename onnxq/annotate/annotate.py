@@ -13,8 +13,7 @@ from onnxq.annotate.read import ATTRIBUTE, drop_attribute, find_pairs, list_pair
 from onnxq.annotate.sidecar import place_notes
 from onnxq.annotate.write import Given, assign_bits, warn_unbound, write_named_bits
 from onnxq.emit import BITS_KEY, PLAN_KEY
-from onnxq.graph import GraphIndex, name_nodes
-from onnxq.graph.scopes import replace_items, walk_all_nodes
+from onnxq.graph import GraphIndex, name_nodes, replace_items, walk_all_nodes
 from onnxq.plan import Plan
 from onnxq.sites import Caution, Cautions
 

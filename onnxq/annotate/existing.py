@@ -12,8 +12,7 @@ from onnxq.annotate.find import Chain, find_chains, is_dequantize, is_quantize
 from onnxq.annotate.read import describe_pair, drop_clip
 from onnxq.emit import PLAN_KEY
 from onnxq.errors import OnnxqError
-from onnxq.graph import Editor, GraphIndex, ModelLike, NodeRef, get_index
-from onnxq.graph.base import LAYOUT_OPS
+from onnxq.graph import LAYOUT_OPS, Editor, GraphIndex, ModelLike, NodeRef, get_index
 from onnxq.graph.scopes import map_entries, walk_from
 from onnxq.plan import Plan, SitePlan, from_json
 from onnxq.planner import KEPT, NOTHING, Existing

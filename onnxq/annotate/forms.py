@@ -30,8 +30,7 @@ from onnxq.annotate.write import make_record
 from onnxq.arrays import Array
 from onnxq.emit.pairs import PairWriter
 from onnxq.errors import OnnxqError
-from onnxq.graph import Editor, GraphIndex, ensure_opset
-from onnxq.graph.scopes import walk_all_nodes
+from onnxq.graph import Editor, GraphIndex, ensure_opset, walk_all_nodes
 from onnxq.graph.storage import TENSOR_TYPES
 from onnxq.numerics import clip_bounds
 from onnxq.plan import SitePlan

@@ -20,8 +20,7 @@ from onnxq.annotate.find import is_dequantize, is_quantize
 from onnxq.arrays import Array, Mask, are_finite
 from onnxq.backends import find_sums
 from onnxq.backends.base import Data, IntegerProduct, IntegerSums
-from onnxq.graph import GraphIndex, NodeRef
-from onnxq.graph.base import LAYOUT_OPS
+from onnxq.graph import LAYOUT_OPS, GraphIndex, NodeRef
 from onnxq.graph.values import name_type
 from onnxq.numerics import find_saturating_sums, quantize
 from onnxq.sites import Names, TensorId

@@ -31,16 +31,6 @@ class OpCase:
     # A product of matrices that is written as a Conv of one tap in integers.
     pointwise: bool = False
 
-    @property
-    def kind(self) -> str:
-        """The row of a table of costs for a node that is no product: its use, else its operator."""
-        if self.op_type in ("Relu", "Clip"):
-            return "folded"
-        if self.op_type == "Add" and self.output is not None and len(self.output) == 4:
-            return "residual"
-        shapes = {shape for shape in self.inputs if shape is not None}
-        return "gate" if self.op_type == "Mul" and shapes - {self.output} else self.op_type
-
 
 @dataclass(frozen=True)
 class Cost:

@@ -1,8 +1,7 @@
 """Time of a node in an engine on the CPU, float and int8, for the minimum cut of placement.
 
 Microseconds of one thread, from the constants of an engine and a kind of CPU. The model is static: shapes in, time out,
-so that the same graph is always placed the same way. Only differences and ratios matter; another machine scales both
-sides.
+so that the same graph is always placed the same way. Only ratios matter: another machine scales both sides.
 
     time = launch + work / throughput + elements * ns
 
@@ -13,8 +12,7 @@ Units of the constants, by the end of a name: `_us` and `_launch` microseconds, 
 multiplications per nanosecond.
 
 The terms are those of ONNX Runtime's kernels, whose names the fields have; an engine that lacks one has 0 there.
-Measured for x86 with and without VNNI; each kind has its numbers in a data file of its backend. Nobody has measured an
-ARM: it has no table.
+Measured for x86 with and without VNNI, each in a data file of its backend; nobody has measured an ARM.
 """
 
 from __future__ import annotations
@@ -24,8 +22,9 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
-from itertools import pairwise
 from typing import Any
+
+import numpy as np
 
 from onnxq.arrays import Shape
 from onnxq.backends import costs
@@ -227,13 +226,8 @@ def round_up(n: int, multiple: int) -> int:
 def interpolate(table: Table, x: float) -> float:
     """The table at x: piecewise linear in log(x), constant beyond both ends."""
     points = sorted(table)
-    if x <= points[0]:
-        return table[points[0]]
-    for low, high in pairwise(points):
-        if x <= high:
-            t = math.log(x / low) / math.log(high / low)
-            return table[low] + t * (table[high] - table[low])
-    return table[points[-1]]
+    values = [table[point] for point in points]
+    return float(np.interp(math.log(max(x, points[0])), np.log(points), values))
 
 
 # Share of the time to bring weights in that shows: one row hides most of it, 16 rows and more none.
@@ -311,9 +305,19 @@ def _compute_lstm_cost(case: OpCase, weight: Shape, cpu: CpuCosts) -> Cost:
     return Cost(cost.float_us, cost.int8_us * cpu.int8_network)
 
 
+def name_kind(case: OpCase) -> str:
+    """The row of a table of costs for a node that is no product: its use, else its operator."""
+    if case.op_type in ("Relu", "Clip"):
+        return "folded"
+    if case.op_type == "Add" and case.output is not None and len(case.output) == 4:
+        return "residual"
+    shapes = {shape for shape in case.inputs if shape is not None}
+    return "gate" if case.op_type == "Mul" and shapes - {case.output} else case.op_type
+
+
 def _find_row(case: OpCase, cpu: CpuCosts) -> Moves:
     """The row of `CpuCosts.elements` for a node."""
-    kind = case.kind
+    kind = name_kind(case)
     if kind == "folded":
         return Moves(0.0, 0.0, 0.0, 0.0)
     if kind in cpu.elements:
@@ -381,9 +385,7 @@ def _compute_transposed_cost(case: OpCase, weight: Shape, cpu: CpuCosts) -> Cost
     positions = math.inf if case.output is None else math.prod(case.output[2:])
     if weight[0] ** 2 * positions <= cpu.conv.transposed_most:
         return cost
-    read = case.inputs[0] if case.inputs else None
-    pair_us = cpu.predict_dequantize(None if read is None else math.prod(read))
-    return Cost(cost.float_us, cost.float_us + pair_us)
+    return Cost(cost.float_us, cost.float_us + cpu.predict_dequantize(None))
 
 
 def _compute_valid_share(size: int, kernel: int, stride: int) -> float:

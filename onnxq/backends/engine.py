@@ -20,8 +20,7 @@ import onnx
 
 from onnxq.arrays import Shape
 from onnxq.errors import ConfigError, VerificationError
-from onnxq.graph import GraphIndex, ModelLike, NodeRef
-from onnxq.graph.base import Dims
+from onnxq.graph import Dims, GraphIndex, ModelLike, NodeRef
 from onnxq.runtime import Feeds, Latency, Session
 from onnxq.sites import Caution, JsonObject, Lines, Names, Refusal, Refusals
 from onnxq.wording import Word

@@ -15,8 +15,7 @@ from types import MappingProxyType
 import onnx
 
 from onnxq.backends.engine import ENGINE, LOG, Engine, Kernel, Kernels, KernelWords, Tensor
-from onnxq.graph import GraphIndex, ModelLike, NodeRef, name_nodes
-from onnxq.graph.base import DEQUANTIZE, QUANTIZE
+from onnxq.graph import DEQUANTIZE, QUANTIZE, GraphIndex, ModelLike, NodeRef, name_nodes
 from onnxq.graph.scopes import walk_graphs
 from onnxq.graph.values import name_type
 from onnxq.sites import Caution, Names, TensorId

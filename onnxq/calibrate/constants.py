@@ -16,8 +16,7 @@ import numpy as np
 
 from onnxq.arrays import Array, Floats, Shape, are_finite, hash_parts
 from onnxq.errors import CalibrationError, ConfigError, OnnxqError, PlanError
-from onnxq.graph import GraphIndex, NodeRef, is_large_model
-from onnxq.graph.base import FLOAT_TENSORS, LAYOUT_OPS
+from onnxq.graph import FLOAT_TENSORS, LAYOUT_OPS, GraphIndex, NodeRef, is_large_model
 from onnxq.graph.storage import Spool, StoredArray
 from onnxq.numerics import SumOrders, bias_qparams, floor_weight_scale, weight_qparams
 from onnxq.plan import SitePlan

@@ -15,8 +15,7 @@ import numpy as np
 from onnx import GraphProto, NodeProto, TensorProto, helper
 
 from onnxq.arrays import Array64
-from onnxq.graph import GraphIndex, ModelLike, get_index
-from onnxq.graph.base import DEQUANTIZE, QUANTIZE
+from onnxq.graph import DEQUANTIZE, QUANTIZE, GraphIndex, ModelLike, get_index
 from onnxq.graph.light import WeightStore, bare_proto, copy_proto, copy_store, rebuild
 from onnxq.graph.names import choose_name, list_names
 from onnxq.graph.precision.narrow import CONTROL, FLOAT, MOVES, is_float32, make_cast

@@ -12,8 +12,7 @@ from onnxq.arrays import Array, Arrays, Shape, are_finite
 from onnxq.data.dataset import Dataset
 from onnxq.data.fit import Feeds, Inputs, classify_dtype, find_input_dtype, format_shape
 from onnxq.errors import DataError, ModelError
-from onnxq.graph import GraphIndex, ModelLike, ValueInfo, get_index, infer_shapes
-from onnxq.graph.scopes import walk_from
+from onnxq.graph import GraphIndex, ModelLike, ValueInfo, get_index, infer_shapes, walk_from
 from onnxq.runtime import Session
 from onnxq.sites import Lines, TensorId
 

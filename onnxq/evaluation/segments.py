@@ -16,8 +16,7 @@ from onnxq.arrays import Array, Arrays
 from onnxq.evaluation.agreement import AgreementSums
 from onnxq.evaluation.compare import ModelErrors
 from onnxq.evaluation.selections import find_selections, name_own
-from onnxq.graph import GraphIndex, ModelLike, get_index, infer_shapes
-from onnxq.graph.light import bare_proto
+from onnxq.graph import GraphIndex, ModelLike, bare_proto, get_index, infer_shapes
 from onnxq.graph.scopes import list_reads, walk_from
 from onnxq.graph.storage import count_tensor_bytes
 from onnxq.graph.subgraph import Cutter, declare_input

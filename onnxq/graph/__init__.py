@@ -5,7 +5,17 @@ The only user of onnx-graphsurgeon. Stages hand each other light models (see lig
 
 from __future__ import annotations
 
-from onnxq.graph.base import FLOAT_TENSORS, Graph, NodeRef, ValueInfo
+from onnxq.graph.base import (
+    DEQUANTIZE,
+    FLOAT_TENSORS,
+    LAYOUT_OPS,
+    QUANTIZE,
+    Dims,
+    Graph,
+    NodeRef,
+    NodeRefs,
+    ValueInfo,
+)
 from onnxq.graph.convert import (
     ensure_opset,
     inline_functions,
@@ -29,17 +39,24 @@ from onnxq.graph.light import (
     WeightStore,
     add_libraries,
     attach_weights,
+    bare_proto,
     is_large_model,
+    rebuild,
     strip_weights,
 )
 from onnxq.graph.load import Model, load_model
 from onnxq.graph.names import name_nodes
 from onnxq.graph.save import save_model
+from onnxq.graph.scopes import replace_items, walk_all_nodes, walk_from, walk_graphs
 from onnxq.graph.shapes import fix_sizes, infer_shapes
 from onnxq.graph.verify import verify_graph
 
 __all__ = [
+    "DEQUANTIZE",
     "FLOAT_TENSORS",
+    "LAYOUT_OPS",
+    "QUANTIZE",
+    "Dims",
     "Editor",
     "Fingerprint",
     "Graph",
@@ -48,10 +65,12 @@ __all__ = [
     "Model",
     "ModelLike",
     "NodeRef",
+    "NodeRefs",
     "ValueInfo",
     "WeightStore",
     "add_libraries",
     "attach_weights",
+    "bare_proto",
     "compute_fingerprint",
     "compute_structural_ids",
     "ensure_opset",
@@ -67,9 +86,14 @@ __all__ = [
     "limit_opset",
     "load_model",
     "name_nodes",
+    "rebuild",
+    "replace_items",
     "save_model",
     "store_densely",
     "strip_weights",
     "upgrade_opset",
     "verify_graph",
+    "walk_all_nodes",
+    "walk_from",
+    "walk_graphs",
 ]

@@ -20,8 +20,7 @@ import numpy as np
 from onnxq.arrays import Array, are_scales
 from onnxq.config.schema import Axis, Level, Loose, Natural, Width, check_values
 from onnxq.errors import ModelError, OnnxqError
-from onnxq.graph import GraphIndex, NodeRef
-from onnxq.graph.base import Dims
+from onnxq.graph import Dims, GraphIndex, NodeRef
 from onnxq.nearest import suggest_names
 from onnxq.numerics.rounding import compute_block_shape
 from onnxq.sites import Role, TensorId

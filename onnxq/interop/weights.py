@@ -16,9 +16,7 @@ from ml_dtypes import bfloat16
 
 from onnxq.arrays import Array
 from onnxq.errors import CalibrationError
-from onnxq.graph import Graph, GraphIndex, NodeRef
-from onnxq.graph.base import NodeRefs
-from onnxq.graph.scopes import walk_graphs
+from onnxq.graph import Graph, GraphIndex, NodeRef, NodeRefs, walk_graphs
 from onnxq.interop.checkpoints import Checkpoint, CheckpointWeight, WeightCodes
 from onnxq.progress import Task, count_items
 from onnxq.sites import Names, TensorId

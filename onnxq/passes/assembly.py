@@ -21,14 +21,13 @@ from onnxq.arrays import is_float
 from onnxq.backends import find_target
 from onnxq.emit import emit_pairs, emit_types, replace_biases, write_matrices
 from onnxq.errors import PlanError
-from onnxq.graph import ModelLike, NodeRef, ensure_opset, infer_shapes, verify_graph
+from onnxq.graph import ModelLike, NodeRef, ensure_opset, infer_shapes, replace_items, verify_graph
 from onnxq.graph.index import GraphIndex, get_index
 from onnxq.graph.integer_products import write_integer_products
 from onnxq.graph.nbits import write_nbits
 from onnxq.graph.precision.narrow import write_types
 from onnxq.graph.precision.widen import restore_stored
 from onnxq.graph.qoperators import write_qoperators
-from onnxq.graph.scopes import replace_items
 from onnxq.passes.patterns import Edit
 from onnxq.passes.state import FloatState
 from onnxq.plan import Plan

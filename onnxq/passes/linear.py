@@ -17,8 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from onnxq.arrays import Array, Array64, are_finite, is_float, list_other_axes
-from onnxq.graph import GraphIndex, NodeRef
-from onnxq.graph.base import NodeRefs
+from onnxq.graph import GraphIndex, NodeRef, NodeRefs
 from onnxq.numerics.rounding import round_to_type
 from onnxq.sites import TensorId
 

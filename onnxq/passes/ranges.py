@@ -22,8 +22,7 @@ from onnxq.calibrate import calibrate
 from onnxq.calibrate.constants import find_tensor
 from onnxq.data import read_mask
 from onnxq.evaluation.accumulator import relative_noise, sum_squares
-from onnxq.graph import GraphIndex, ModelLike, NodeRef, ensure_opset, get_index
-from onnxq.graph.base import LAYOUT_OPS
+from onnxq.graph import LAYOUT_OPS, GraphIndex, ModelLike, NodeRef, ensure_opset, get_index
 from onnxq.graph.subgraph import assemble_model
 from onnxq.numerics import clip_bounds, fake_quant, qparams_from_range
 from onnxq.numerics.machine import map_in_threads, share_cores

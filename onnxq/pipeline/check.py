@@ -28,8 +28,7 @@ from onnxq.evaluation.compare import (
 )
 from onnxq.evaluation.segments import compare_segments
 from onnxq.evaluation.selections import explain_missing, find_selections
-from onnxq.graph import GraphIndex, ModelLike, get_index, index_named
-from onnxq.graph.light import bare_proto
+from onnxq.graph import GraphIndex, ModelLike, bare_proto, get_index, index_named
 from onnxq.graph.precision.widen import widen_model
 from onnxq.graph.storage import count_tensor_bytes
 from onnxq.passes.base import RunContext

@@ -30,9 +30,7 @@ from onnxq.evaluation.distributions import observe_distributions
 from onnxq.evaluation.profile import GroupCost, Profile
 from onnxq.evaluation.sensitivity import measure_sensitivity
 from onnxq.files import write_text
-from onnxq.graph import GraphIndex, ModelLike, NodeRef, get_index
-from onnxq.graph.base import DEQUANTIZE, QUANTIZE
-from onnxq.graph.light import bare_proto
+from onnxq.graph import DEQUANTIZE, QUANTIZE, GraphIndex, ModelLike, NodeRef, bare_proto, get_index
 from onnxq.passes.base import RunContext
 from onnxq.passes.state import FloatState
 from onnxq.pipeline.both_models import load_both

@@ -323,12 +323,7 @@ class OnnxPlacement(PlacementProblem):
             opset=opset,
             refusals=refusals,
             left_float=left_float,
-            warnings=(
-                *self.base.warnings,
-                *placement.warnings,
-                *choice.warnings,
-                *self.requests.warn_of_unapplied(),
-            ),
+            warnings=(*self.base.warnings, *placement.warnings, *choice.warnings),
             float_nodes=floats,
             nodes=nodes,
             placement=how,

@@ -72,6 +72,7 @@ class Placer:
         self.out.warnings += [
             line for line in find_unused_observers(self.out.sites) if line not in self.out.warnings
         ]
+        self.out.warnings += self.requests.warn_of_unapplied()
         return self.out
 
     def _find_activations(

@@ -14,8 +14,7 @@ from onnxq.backends import Candidate, Output, PlacementRule, Shapes, Target, lis
 from onnxq.backends.costs import MachineCosts
 from onnxq.config import Config, TensorConfig
 from onnxq.errors import ConfigError, OnnxqError
-from onnxq.graph import Graph, ModelLike, NodeRef
-from onnxq.graph.base import LAYOUT_OPS
+from onnxq.graph import LAYOUT_OPS, Graph, ModelLike, NodeRef
 from onnxq.numerics import needs_bound, quantize
 from onnxq.plan import Bound, SitePlan, SitePlans
 from onnxq.planner.requests import Requests

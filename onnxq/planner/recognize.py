@@ -11,8 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from onnxq.arrays import Array
-from onnxq.graph import GraphIndex, NodeRef
-from onnxq.graph.base import LAYOUT_OPS
+from onnxq.graph import LAYOUT_OPS, GraphIndex, NodeRef
 from onnxq.plan.contents import Contents, NodeContents, Sketch, sketch_values
 from onnxq.sites import TensorId
 

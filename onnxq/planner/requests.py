@@ -8,8 +8,7 @@ from dataclasses import dataclass, field, replace
 from onnxq.backends import find_target
 from onnxq.config import Config, Rule, TensorConfig, matches_any, suggest_names
 from onnxq.errors import ConfigError
-from onnxq.graph import Graph, NodeRef
-from onnxq.graph.scopes import walk_from
+from onnxq.graph import Graph, NodeRef, walk_from
 from onnxq.sites import Caution, Names, Role, TensorId
 from onnxq.spec import ObserverSpec, QuantSpec
 

@@ -11,9 +11,8 @@ from weakref import WeakKeyDictionary
 from onnxq.arrays import Array
 from onnxq.backends import surroundings
 from onnxq.backends.base import Candidate
-from onnxq.graph import NodeRef
+from onnxq.graph import NodeRef, walk_from
 from onnxq.graph.base import POSITIVE_OPS, Graph
-from onnxq.graph.scopes import walk_from
 from onnxq.sites import TensorId
 
 T = TypeVar("T")

@@ -21,8 +21,7 @@ from onnxq.backends.engine import (
     Runner,
 )
 from onnxq.backends.qnn.kernels import NEEDS, TRACE, read_kernels, read_placement
-from onnxq.graph import GraphIndex, ModelLike, NodeRef
-from onnxq.graph.base import QUANTIZE
+from onnxq.graph import QUANTIZE, GraphIndex, ModelLike, NodeRef
 from onnxq.sites import JsonObject, Names
 
 if TYPE_CHECKING:

@@ -15,10 +15,7 @@ from typing import Any
 import numpy as np
 
 from onnxq.backends.engine import LOG, DevicePlacement, Kernel, Kernels, Tensor
-from onnxq.graph import ModelLike
-from onnxq.graph.base import DEQUANTIZE, QUANTIZE
-from onnxq.graph.light import bare_proto
-from onnxq.graph.scopes import walk_graphs
+from onnxq.graph import DEQUANTIZE, QUANTIZE, ModelLike, bare_proto, walk_graphs
 from onnxq.sites import JsonObject, Refusal
 
 # The provider's record of which node became which operator, and the folder of the graphs that it composed.

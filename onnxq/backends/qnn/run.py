@@ -8,8 +8,7 @@ from pathlib import Path
 from onnxq.backends.engine import Engine, Job
 from onnxq.backends.serving import ServedRunner, serve_model
 from onnxq.errors import ModelError
-from onnxq.graph import GraphIndex, ModelLike, get_index
-from onnxq.graph.base import QUANTIZE
+from onnxq.graph import QUANTIZE, GraphIndex, ModelLike, get_index
 from onnxq.runtime import tap_tensors
 from onnxq.sites import TensorId
 

@@ -19,8 +19,7 @@ from onnxq.backends.trt.kernels import INSPECTION, LAYERS, read_inspector, read_
 from onnxq.backends.trt.run import POLYGRAPHY, TrtRunner, build_trt
 from onnxq.backends.trt.timing import time_engines, time_job
 from onnxq.errors import ConfigError, VerificationError
-from onnxq.graph import GraphIndex, ModelLike, NodeRef
-from onnxq.graph.base import Dims
+from onnxq.graph import Dims, GraphIndex, ModelLike, NodeRef
 from onnxq.sites import JsonObject, Names, Refusal
 
 # Compute capability that is built for where none is asked for: GeForce 30.

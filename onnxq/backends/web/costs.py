@@ -15,7 +15,7 @@ from importlib import resources
 
 from onnxq.arrays import Shape
 from onnxq.backends.costs import LSTM_RANK, UNKNOWN_ELEMENTS, UNKNOWN_ROWS, Cost, OpCase, sum_lstm
-from onnxq.backends.cpu_costs import round_up
+from onnxq.backends.cpu_costs import name_kind, round_up
 
 # Taken for a side that is not known: small, so that int8 does not look cheap.
 _SIDE = 7
@@ -116,7 +116,7 @@ def count_work(case: OpCase) -> tuple[str, dict[str, float]]:
     elements = UNKNOWN_ELEMENTS if shape is None else math.prod(shape)
     # Elsewhere an activation is a part of its kernel, or has a kernel on both sides.
     clamps = elements if case.op_type == "Add" and case.activation else 0
-    return case.kind, {"launch": 1.0, "results": float(elements), "clamps": float(clamps)}
+    return name_kind(case), {"launch": 1.0, "results": float(elements), "clamps": float(clamps)}
 
 
 def _count_conv(case: OpCase, weight: Shape) -> tuple[str, dict[str, float]]:

@@ -30,8 +30,7 @@ from onnxq.engines.diff.model import OFF, ON, Bisection, Error, label_run
 from onnxq.engines.diff.runs import EngineUnderTest, run_optimized
 from onnxq.engines.prove.reduce import leave_out_nodes
 from onnxq.errors import ModelError
-from onnxq.graph import GraphIndex, ModelLike
-from onnxq.graph.scopes import walk_from
+from onnxq.graph import GraphIndex, ModelLike, walk_from
 from onnxq.graph.subgraph import Cutter, declare_input
 from onnxq.progress import Tick
 from onnxq.runtime import Feeds, Session, tap_tensors, trim_memory

@@ -18,8 +18,7 @@ from onnxq.engines.saturation.emulate import emulate_saturation
 from onnxq.engines.saturation.measure import SaturatingRun
 from onnxq.errors import OnnxqError
 from onnxq.evaluation.accumulator import measure_error
-from onnxq.graph import GraphIndex
-from onnxq.graph.scopes import walk_from
+from onnxq.graph import GraphIndex, walk_from
 from onnxq.sites import TensorId
 
 # dB that a run must be nearer to the emulation than to the exact answer: a quarter of the noise. An unrelated fault is

@@ -41,8 +41,7 @@ from onnxq.evaluation.agreement import AgreementSums, find_class_scores
 from onnxq.evaluation.compare import FloatOutputs
 from onnxq.evaluation.selections import Selections, explain_missing, name_own
 from onnxq.files import ScratchFolder
-from onnxq.graph import GraphIndex, ModelLike, infer_shapes, name_nodes
-from onnxq.graph.base import QUANTIZE
+from onnxq.graph import QUANTIZE, GraphIndex, ModelLike, infer_shapes, name_nodes
 from onnxq.progress import Progress, silent
 from onnxq.runtime import NodeError
 from onnxq.sites import Refusal, TensorId

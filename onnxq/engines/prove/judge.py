@@ -22,8 +22,7 @@ from onnxq.engines.prove.kernels import (
 )
 from onnxq.engines.prove.proof import HOST, INT8, LOW, UNSEEN, NodeProof, SiteProof, SiteState
 from onnxq.engines.prove.reasons import Reasons
-from onnxq.graph import GraphIndex, NodeRef
-from onnxq.graph.base import DEQUANTIZE, NodeRefs
+from onnxq.graph import DEQUANTIZE, GraphIndex, NodeRef, NodeRefs
 from onnxq.sites import Names
 
 

@@ -9,8 +9,7 @@ from onnxq.annotate import PairInfo
 from onnxq.backends.engine import DevicePlacement, Engine
 from onnxq.engines.prove.kernels import PRODUCTS
 from onnxq.engines.prove.proof import UNSEEN, NodeProof
-from onnxq.graph import GraphIndex, NodeRef
-from onnxq.graph.base import DEQUANTIZE
+from onnxq.graph import DEQUANTIZE, GraphIndex, NodeRef
 from onnxq.sites import Refusal, TensorId, Unquantized
 from onnxq.spec import PerChannel, PerTensor, find_numpy_storage
 

@@ -21,9 +21,8 @@ from onnxq.evaluation.selections.search import (
     search_choices,
     write_out_routers,
 )
-from onnxq.graph import ModelLike, inline_functions, name_nodes
+from onnxq.graph import ModelLike, inline_functions, name_nodes, walk_graphs
 from onnxq.graph.light import LightModel, bare_proto
-from onnxq.graph.scopes import walk_graphs
 from onnxq.sites import TensorId
 
 __all__ = [

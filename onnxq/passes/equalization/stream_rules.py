@@ -7,8 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from onnxq.graph import NodeRef
-from onnxq.graph.base import FLOAT_TENSORS
+from onnxq.graph import FLOAT_TENSORS, NodeRef
 from onnxq.passes.equalization.streams import StreamLabel, Streams
 from onnxq.sites import TensorId
 

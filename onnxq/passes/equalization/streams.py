@@ -19,8 +19,7 @@ from math import gcd
 import numpy as np
 
 from onnxq.arrays import Shape
-from onnxq.graph import GraphIndex, NodeRef
-from onnxq.graph.base import FLOAT_TENSORS
+from onnxq.graph import FLOAT_TENSORS, GraphIndex, NodeRef
 from onnxq.passes.equalization.channels import ChannelFlow
 from onnxq.sites import Edge, TensorId
 

@@ -12,8 +12,7 @@ import numpy as np
 
 from onnxq.arrays import Floats
 from onnxq.errors import PlanError
-from onnxq.graph import GraphIndex, ModelLike, NodeRef
-from onnxq.graph.base import NodeRefs
+from onnxq.graph import GraphIndex, ModelLike, NodeRef, NodeRefs
 from onnxq.passes.patterns import Edit, Step
 from onnxq.sites import TensorId
 

@@ -23,9 +23,8 @@ from onnxq.data import Dataset
 from onnxq.errors import ConfigError
 from onnxq.evaluation.compare import FloatOutputs
 from onnxq.evaluation.trials import Switchboard, score_settings
-from onnxq.graph import GraphIndex, ModelLike, ensure_opset, get_index
+from onnxq.graph import GraphIndex, ModelLike, ensure_opset, get_index, walk_graphs
 from onnxq.graph.light import bare_proto, rebuild
-from onnxq.graph.scopes import walk_graphs
 from onnxq.passes.base import Pass, SampledContext, Stage
 from onnxq.passes.journal import Outcome, PassReport
 from onnxq.passes.judging import THRESHOLDS

@@ -12,8 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from onnxq.arrays import Shape
-from onnxq.graph import GraphIndex, NodeRef, fold_constants, infer_shapes
-from onnxq.graph.base import Dims
+from onnxq.graph import Dims, GraphIndex, NodeRef, fold_constants, infer_shapes
 from onnxq.passes.base import RunContext
 from onnxq.passes.patterns import Edit, Step
 from onnxq.passes.state import FloatState, FloatStep

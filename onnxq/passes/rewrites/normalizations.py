@@ -16,8 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from onnxq.arrays import Array, Array64, Shape, is_float
-from onnxq.graph import GraphIndex, NodeRef
-from onnxq.graph.base import NodeRefs
+from onnxq.graph import GraphIndex, NodeRef, NodeRefs
 from onnxq.numerics.rounding import round_to_type
 from onnxq.passes.base import RunContext
 from onnxq.passes.journal import PassReport

@@ -9,8 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from onnxq.arrays import Array, Integers, are_finite
-from onnxq.graph import GraphIndex, NodeRef, get_index
-from onnxq.graph.base import NodeRefs
+from onnxq.graph import GraphIndex, NodeRef, NodeRefs, get_index
 from onnxq.passes.base import RunContext
 from onnxq.passes.journal import PassReport
 from onnxq.passes.patterns import SINGLE, Edit, rewrite_nodes

@@ -10,9 +10,8 @@ import numpy as np
 from onnx import TensorProto
 
 from onnxq.arrays import Array
-from onnxq.graph import GraphIndex, NodeRef, infer_shapes
+from onnxq.graph import GraphIndex, NodeRef, infer_shapes, walk_from
 from onnxq.graph.convert import write_out_operators
-from onnxq.graph.scopes import walk_from
 from onnxq.passes.base import RunContext
 from onnxq.passes.journal import PassReport
 from onnxq.passes.linear import find_linear
