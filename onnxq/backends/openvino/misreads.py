@@ -167,7 +167,7 @@ def explain_multiplied(tensor: TensorId | None, index: Graph) -> str | None:
 
 @_find_once
 def _find_multiplied(index: Graph) -> frozenset[TensorId]:
-    """What comes to the first operand of products of activations, where pairs may stand in front of both."""
+    """The tensors that come to the first operand of products of activations, where pairs may stand before both."""
     tensors: set[TensorId] = set()
     for product in index.nodes:
         operands = list(index.list_computed(product).values())[:2]
