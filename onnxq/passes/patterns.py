@@ -230,15 +230,15 @@ class Edit:
 
     def set_constant(self, edge: Edge, value: Array) -> None:
         """Give one reader of a constant another value: in place where nobody else reads it, else a copy of its own."""
-        held = self.index.find_at(edge)
-        if held is not None and self.index.is_owned(held):
+        constant = self.index.find_at(edge)
+        if constant is not None and self.index.is_owned(constant):
             # The tensor keeps its name, by which plans and reports know it.
-            self._editor.replace_initializer(held, value)
+            self._editor.replace_initializer(constant, value)
             return
         base = (
             f"{edge.node}/{'weight' if edge.index == 1 else 'bias'}"
-            if held is None
-            else f"{held.name}/{edge.node}"
+            if constant is None
+            else f"{constant.name}/{edge.node}"
         )
         self._editor.replace_input(edge, self.add_constant(edge.scope, base, value))
 

@@ -210,9 +210,11 @@ class Requests:
         """A line for each rule that asks for integers, and decided on no tensor once everything is placed."""
         for k, rule in enumerate(self.config.rules):
             if k not in self.applied and rule.set.concerns_pairs and not rule.set.float:
-                cause = "has no kernel that reads or writes integers there"
-                text = f"{rule.describe()} changes nothing: {self.config.target} {cause}, or an earlier rule decides"
-                yield Caution("W149", text)
+                yield Caution(
+                    "W149",
+                    f"{rule.describe()} changes nothing: {self.config.target} has no kernel that reads or writes "
+                    "integers there, or an earlier rule decides",
+                )
 
     def _suggest_names(self, rule: Rule, graphs: Sequence[Graph]) -> str:
         """The nearest names for the first selector that no name in the graphs satisfies."""

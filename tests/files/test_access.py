@@ -210,7 +210,7 @@ def test_several_files_are_exchanged_together_or_not_at_all(tmp_path: Path, monk
 def test_between_two_files_the_one_that_refers_to_the_other_is_away(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Killed there, no model is left beside the weights of another."""
+    """A process that is killed there leaves no model beside the weights of another."""
     model, weights = targets = [tmp_path / "q.onnx", tmp_path / "q.onnx_data"]
     for target in targets:
         target.write_bytes(b"before")

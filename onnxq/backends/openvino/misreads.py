@@ -13,7 +13,7 @@ from onnxq.backends import surroundings
 from onnxq.backends.base import Candidate
 from onnxq.graph import NodeRef, walk_from
 from onnxq.graph.base import POSITIVE_OPS, Graph
-from onnxq.sites import TensorId
+from onnxq.sites import Names, TensorId
 
 T = TypeVar("T")
 # Activations that the kernel of a product computes on its result.
@@ -173,7 +173,7 @@ def _find_multiplied(index: Graph) -> frozenset[TensorId]:
         operands = list(index.list_computed(product).values())[:2]
         if product.op_type not in _MATRIX_PRODUCTS or len(operands) < 2:
             continue
-        sources = [_walk_sources(index, operand) for operand in operands]
+        sources = [_walk_sources(index, operand, _PASSED) for operand in operands]
         if all(any(_may_be_paired(index, tensor) for tensor in source) for source in sources):
             tensors |= sources[0]
     return frozenset(tensors)
@@ -187,12 +187,12 @@ def _may_be_paired(index: Graph, tensor: TensorId) -> bool:
     )
 
 
-def _walk_sources(index: Graph, tensor: TensorId) -> set[TensorId]:
-    """A tensor, and those whose values it holds moved, scaled or joined."""
+def _walk_sources(index: Graph, tensor: TensorId, ops: Names) -> set[TensorId]:
+    """A tensor, and those that it comes from through these operators."""
 
     def list_sources(tensor: TensorId) -> Iterable[TensorId]:
         maker = index.find_producer(tensor)
-        passed = maker is not None and maker.op_type in _PASSED
+        passed = maker is not None and maker.op_type in ops
         return index.list_computed(maker).values() if maker is not None and passed else ()
 
     return walk_from([tensor], list_sources)
@@ -256,12 +256,14 @@ def check_transposed(c: Candidate) -> str | None:
 
     Where a stride is larger than its kernel, OpenVINO 2026.4 computes it wrongly between pairs (2 dB).
     """
-    if c.attr("group", 1) != 1:
+    if c.node.groups != 1:
         return "transposed convolutions of several groups have no integer kernel"
+    # A computed weight may be of unknown sizes.
     kernel = (c.shape(1) or ())[2:]
     strides = c.attr("strides", [1] * len(kernel))
-    wide = any(stride > size for size, stride in zip(kernel, strides, strict=True))
-    if wide or max(strides[-1:], default=1) > _MOST_STRIDE:
+    if max(strides[-1:], default=1) > _MOST_STRIDE or any(
+        stride > size for size, stride in zip(kernel, strides, strict=False)
+    ):
         return "transposed convolutions of such strides have no integer kernel"
     if not _is_positive(c.index, c.tensor(0)):
         return "a transposed convolution reads integers without a zero point, of data that are never negative"
@@ -270,13 +272,19 @@ def check_transposed(c: Candidate) -> str | None:
 
 def _is_positive(index: Graph, tensor: TensorId | None) -> bool:
     """True where no value of a tensor is negative: those of activations, as they are moved, pooled and joined."""
-    maker = index.find_producer(tensor)
-    if maker is None:
+    if tensor is None:
         return False
-    if maker.op_type in _KEEPS_SIGN:
-        return all(_is_positive(index, source) for source in index.list_computed(maker).values())
-    lowest = index.input_value(maker, 1) if maker.op_type == "Clip" else None
-    return maker.op_type in POSITIVE_OPS or (lowest is not None and bool((lowest >= 0).all()))
+    makers = map(index.find_producer, _walk_sources(index, tensor, _KEEPS_SIGN))
+    return all(
+        maker is not None and (maker.op_type in _KEEPS_SIGN or _makes_positive(index, maker))
+        for maker in makers
+    )
+
+
+def _makes_positive(index: Graph, node: NodeRef) -> bool:
+    """True for an activation without negative results."""
+    lowest = index.input_value(node, 1) if node.op_type == "Clip" else None
+    return node.op_type in POSITIVE_OPS or (lowest is not None and bool((lowest >= 0).all()))
 
 
 def check_gemm(c: Candidate) -> str | None:

@@ -225,7 +225,7 @@ def find_sum_order(node: NodeRef, shape: Shape) -> SumOrder | None:
 
 def _check_tensors(rule: PlacementRule, c: Candidate) -> str | None:
     """The rule's own check, and why a tensor that it wants a pair at takes none."""
-    tensors = [c.tensor(k) for k in rule.list_inputs(c)]
+    tensors = list(map(c.tensor, rule.list_inputs(c)))
     if rule.output is Output.PAIR:
         tensors.append(c.node.result)
     reasons = (explain_multiplied(tensor, c.index) for tensor in tensors)

@@ -246,9 +246,9 @@ def _count_values(sizes: Shape, runs: Iterable[Iterable[int]]) -> int:
 
 def _lower_pointwise(index: GraphIndex, node: NodeRef, after: Shape) -> list[_Lowered]:
     """Values of two tensors, where axes of both, and those that one repeats itself along, are few runs."""
-    found = [index.find_sizes(index.find_input(node, k)) for k in range(2)]
+    shapes = [index.find_sizes(index.find_input(node, k)) for k in range(2)]
     # Broadcasting lines shapes up at their last axes.
-    sizes = [(1,) * (len(after) - len(shape)) + shape for shape in found if shape is not None]
+    sizes = [(1,) * (len(after) - len(shape)) + shape for shape in shapes if shape is not None]
     if len(sizes) < 2:
         return []
     runs: list[list[int]] = []

@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 
 import onnxq
-from onnxq.backends import find_target
+from onnxq.backends import Candidate, find_target
 from onnxq.backends.costs import OpCase
+from onnxq.backends.openvino.misreads import check_transposed
+from onnxq.graph import get_index
 from onnxq.runtime import Session
 from onnxq.sites import Role, TensorId
 from tests.backends.openvino.graphs import (
@@ -369,6 +371,15 @@ def test_transposed_convolutions_run_in_integers_behind_data_that_are_never_nega
         name: "int8" if name in ("even", "odd") else "float32"
         for name in ("even", "odd", "wide", "grouped", "gaps", "signed")
     }
+
+
+def test_a_transposed_convolution_by_a_computed_weight_of_unknown_size_stays_float() -> None:
+    net = model(
+        """g (float[1,16,8,8] x, float[a,b,c,d] k) => (float[1,e,f,g] y) {
+        r = Relu(x) w = Relu(k) [by] y = ConvTranspose<strides=[2,2]>(r, w) }"""
+    )
+    index = get_index(net)
+    assert check_transposed(Candidate(index.find_node("by"), index, {})) == "its weight is computed at run time"
 
 
 @pytest.mark.parametrize("channels", [128, 256])
