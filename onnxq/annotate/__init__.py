@@ -4,7 +4,7 @@ from onnxq.annotate.annotate import BITS_ATTRIBUTE_WARNING, annotate_model, stri
 from onnxq.annotate.bits import Disagreement, Inspection, Origin, PairInfo
 from onnxq.annotate.check import check_notes
 from onnxq.annotate.existing import describe_quantized, find_existing, read_plan_note
-from onnxq.annotate.forms import FORMS, rewrite_pairs
+from onnxq.annotate.forms import FORMS
 from onnxq.annotate.operators import OperatorInfo, WeightSums, find_operators, find_saturating
 from onnxq.annotate.read import find_pairs, inspect_model, read_model
 from onnxq.annotate.sidecar import read_sidecar, write_sidecar
@@ -31,7 +31,6 @@ __all__ = [
     "read_model",
     "read_plan_note",
     "read_sidecar",
-    "rewrite_pairs",
     "strip_notes",
     "write_bits",
     "write_sidecar",

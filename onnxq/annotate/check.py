@@ -22,8 +22,7 @@ from onnxq.annotate.bits import (
 from onnxq.annotate.find import Chain, find_chains
 from onnxq.annotate.read import ATTRIBUTE, describe_pair, inspect_model
 from onnxq.annotate.write import find_contradiction, is_unbound
-from onnxq.graph import GraphIndex
-from onnxq.graph.integer_products import read_integer_products
+from onnxq.graph import GraphIndex, read_integer_products
 from onnxq.plan import Plan
 
 

@@ -30,11 +30,9 @@ from onnxq.annotate.write import make_record
 from onnxq.arrays import Array
 from onnxq.emit.pairs import PairWriter
 from onnxq.errors import OnnxqError
-from onnxq.graph import Editor, GraphIndex, ensure_opset, walk_all_nodes
-from onnxq.graph.storage import TENSOR_TYPES
+from onnxq.graph import TENSOR_TYPES, Editor, GraphIndex, ensure_opset, walk_all_nodes
 from onnxq.numerics import clip_bounds
-from onnxq.plan import SitePlan
-from onnxq.plan.names import PARTS, name_part
+from onnxq.plan import PARTS, SitePlan, name_part
 from onnxq.sites import Caution, Cautions, TensorId
 from onnxq.spec import PerBlock, PerChannel, QParams, QuantSpec, find_numpy_storage, name_int
 from onnxq.wording import join_names

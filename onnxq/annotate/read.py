@@ -31,10 +31,9 @@ from onnxq.annotate.find import Chain, find_chains, find_role, find_site, is_dyn
 from onnxq.annotate.operators import find_operators, find_saturating
 from onnxq.annotate.quant_nodes import has_quant_nodes, read_quant_nodes
 from onnxq.errors import ModelError
-from onnxq.graph import GraphIndex, Model, inline_functions, load_model, name_nodes
+from onnxq.graph import GraphIndex, Model, copy_proto, inline_functions, load_model, name_nodes
 from onnxq.graph.base import DEQUANTIZE, QUANTIZE, NodeRef
 from onnxq.graph.integer_products import read_integer_products
-from onnxq.graph.light import copy_proto
 from onnxq.graph.scopes import name_function, walk_all_nodes
 from onnxq.graph.storage import load_external
 from onnxq.sites import Caution, Cautions, Role

@@ -28,8 +28,7 @@ from onnxq.annotate.read import describe_pair, find_pairs
 from onnxq.annotate.write import find_contradiction, make_record
 from onnxq.errors import PlanError, dump_json
 from onnxq.files import read_text
-from onnxq.graph import GraphIndex, compute_structural_ids
-from onnxq.graph.integer_products import read_integer_products
+from onnxq.graph import GraphIndex, compute_structural_ids, read_integer_products
 from onnxq.sites import Caution, Cautions
 from onnxq.wording import join_names
 

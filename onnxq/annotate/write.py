@@ -22,11 +22,9 @@ from onnxq.annotate.read import drop_attribute, list_pair_nodes, set_attribute
 from onnxq.config import matches_any, suggest_names
 from onnxq.emit import BITS_KEY
 from onnxq.errors import CauseAndFix, ConfigError, PlanError
-from onnxq.graph import name_nodes
-from onnxq.graph.names import choose_name
+from onnxq.graph import choose_name, name_nodes
 from onnxq.graph.scopes import map_entries, replace_items, walk_all_nodes
-from onnxq.plan import Plan
-from onnxq.plan.names import name_part
+from onnxq.plan import Plan, name_part
 from onnxq.sites import Caution, Cautions, JsonObject
 from onnxq.wording import join_names
 

@@ -14,16 +14,8 @@ from onnxq.data.synthetic import make_synthetic
 from onnxq.errors import OnnxqError
 from onnxq.graph import GraphIndex, ModelLike, NodeRef, get_index, is_large_model
 from onnxq.graph.identity import hash_topology
-from onnxq.plan import Plan, SitePlan
-from onnxq.plan.contents import (
-    Contents,
-    Feed,
-    NodeContents,
-    Sketch,
-    make_feeds,
-    read_sketch,
-    sketch_values,
-)
+from onnxq.plan import Contents, NodeContents, Plan, SitePlan, Sketch, sketch_values
+from onnxq.plan.contents import Feed, make_feeds, read_sketch
 from onnxq.planner.recognize import MOVERS, Recognized, recognize_graph
 from onnxq.runtime.tap import list_float_tensors
 from onnxq.sites import Edge, TensorId

@@ -25,8 +25,7 @@ from onnxq.data import Dataset
 from onnxq.errors import PlanError
 from onnxq.graph import GraphIndex, ModelLike, get_index
 from onnxq.numerics import qparams_from_range
-from onnxq.plan import Plan, SitePlan
-from onnxq.plan.reading import check_numbers
+from onnxq.plan import Plan, SitePlan, check_numbers
 from onnxq.progress import Progress, silent
 from onnxq.runtime.crew import Crew, hash_model
 from onnxq.sites import Refusal, Refusals, Site

@@ -13,17 +13,13 @@ from onnxq.files import read_text
 from onnxq.graph import GraphIndex, compute_fingerprint, get_index
 from onnxq.graph.identity import hash_topology
 from onnxq.nearest import suggest_names
-from onnxq.passes.assembly import build_file
-from onnxq.passes.base import RunContext
+from onnxq.passes import FloatState, RunContext, Timers, build_file
 from onnxq.passes.equalization.passes import replay_scalings
-from onnxq.passes.state import FloatState
-from onnxq.passes.time_budget import Timers
 from onnxq.pipeline.configuration import Configuration, ModelSource, Overrides, open_run
 from onnxq.pipeline.finalize import Result, finalize_run, write_result
 from onnxq.pipeline.prepared import list_preparations, load_state, read_data
 from onnxq.pipeline.stale_numbers import renew_numbers
-from onnxq.plan import Plan, from_json
-from onnxq.plan.reading import check_specs
+from onnxq.plan import Plan, check_specs, from_json
 from onnxq.planner import Existing, fit_plan
 from onnxq.progress import Progress, silent
 

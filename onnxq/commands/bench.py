@@ -10,17 +10,10 @@ from onnxq.backends.engine import Untimed
 from onnxq.config import Command
 from onnxq.engines.bench import Bench, BenchedModel, bench_models
 from onnxq.errors import ConfigError, VerificationError
-from onnxq.pipeline.configuration import (
-    Configuration,
-    ModelSource,
-    Overrides,
-    list_models,
-    open_run,
-)
+from onnxq.pipeline import Configuration, ModelSource, Overrides, open_run
+from onnxq.pipeline.configuration import list_models
 from onnxq.progress import Progress, silent
-from onnxq.report import terminal
-from onnxq.report.columns import Text
-from onnxq.report.document import ResultFormat, Values, pick_fields
+from onnxq.report import ResultFormat, Text, Values, pick_fields, terminal
 from onnxq.runtime import CPU_KINDS, Latency
 
 _UNTIMED = {

@@ -18,10 +18,8 @@ from onnxq.errors import ConfigError, VerificationError
 from onnxq.pipeline.record import measure_bytes
 from onnxq.plan import Plan
 from onnxq.progress import Progress, silent
-from onnxq.report.columns import Text
-from onnxq.report.document import ResultFormat
+from onnxq.report import Parts, ResultFormat, Text, TextView, format_count, make_list, make_table
 from onnxq.report.record import ReportRecord, read_record
-from onnxq.report.terminal import Parts, TextView, format_count, make_list, make_table
 from onnxq.sites import Lines
 from onnxq.wording import abbreviate, show_html
 

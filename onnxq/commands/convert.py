@@ -20,10 +20,7 @@ from onnxq.pipeline.quantized_source import QuantizedSource, read_quantized
 from onnxq.pipeline.retarget import Answers, Kept, MovedSite, retarget, warn_integers
 from onnxq.plan import Plan
 from onnxq.progress import Progress, silent
-from onnxq.report import terminal
-from onnxq.report.columns import Text
-from onnxq.report.document import ResultFormat
-from onnxq.report.model import Report
+from onnxq.report import Report, ResultFormat, Text, terminal
 from onnxq.spec import PerBlock
 from onnxq.wording import abbreviate, show_html
 

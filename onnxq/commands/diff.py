@@ -31,28 +31,21 @@ from onnxq.errors import OutputError, PlanError, VerificationError
 from onnxq.files import name_folder, prepare_folder, write_text
 from onnxq.graph import GraphIndex, ModelLike, add_libraries, load_model, name_nodes, save_model
 from onnxq.passes.base import RunContext
-from onnxq.pipeline.both_models import load_both
-from onnxq.pipeline.configuration import Configuration, ModelSource, Overrides, name_file, open_run
+from onnxq.pipeline import Configuration, ModelSource, Overrides, load_both, name_file, open_run
 from onnxq.progress import Progress, silent
-from onnxq.report.columns import Text
+from onnxq.report import Parts, RenderableType, Text, TextView, format_count, make_sheet, make_table
 from onnxq.report.document import ResultFormat, Values, describe_verdict
 from onnxq.report.model import list_figures, make_verdict, warn_synthetic
 from onnxq.report.sentences import explain_saturation
 from onnxq.report.terminal import (
     Group,
-    Parts,
-    RenderableType,
     SheetRows,
-    TextView,
-    format_count,
     format_decibel,
     format_figure,
     format_verdict,
     format_warning,
     list_choices,
     list_more,
-    make_sheet,
-    make_table,
     part_text,
     select_rows,
 )

@@ -19,9 +19,7 @@ from onnxq.interop.exporting import LeftSite, WrittenSite, list_uncovered, write
 from onnxq.pipeline.configuration import ModelSource, name_file
 from onnxq.plan import Plan, SitePlans
 from onnxq.progress import Progress, silent
-from onnxq.report import terminal
-from onnxq.report.columns import Text
-from onnxq.report.document import ResultFormat, pick_fields
+from onnxq.report import ResultFormat, Text, pick_fields, terminal
 from onnxq.sites import Caution, Cautions, Names
 from onnxq.wording import abbreviate, join_names, show_html
 

@@ -30,26 +30,15 @@ from onnxq.interop import (
     sort_by_name,
 )
 from onnxq.nearest import suggest_names
-from onnxq.passes.base import RunContext
-from onnxq.passes.judging import SampleSets
-from onnxq.passes.state import FloatState
-from onnxq.pipeline.configuration import (
-    Configuration,
-    ModelSource,
-    Overrides,
-    name_file,
-    name_model,
-    open_run,
-)
+from onnxq.passes import FloatState, RunContext, SampleSets
+from onnxq.pipeline import Configuration, ModelSource, Overrides, name_file, open_run
+from onnxq.pipeline.configuration import name_model
 from onnxq.pipeline.finalize import describe_rest, write_plan
 from onnxq.pipeline.prepared import load_state, read_data
 from onnxq.pipeline.quantize_model import draft_placement
 from onnxq.plan import Plan
 from onnxq.progress import Progress, silent
-from onnxq.report import terminal
-from onnxq.report.columns import Text
-from onnxq.report.document import ResultFormat, Values
-from onnxq.report.model import Report
+from onnxq.report import Report, ResultFormat, Text, Values, terminal
 from onnxq.sites import Caution, Cautions, Refusal
 from onnxq.wording import group_by_text, join_names, list_fields
 

@@ -25,12 +25,9 @@ from onnxq.interop import (
     match_weights,
     open_checkpoint,
 )
-from onnxq.passes.assembly import build_file
-from onnxq.passes.base import RunContext
+from onnxq.passes import FloatState, RunContext, Timers, build_file
 from onnxq.passes.equalization.passes import SCALINGS, TOKEN_SCALES, write_factors
 from onnxq.passes.registry import list_rewrites
-from onnxq.passes.state import FloatState
-from onnxq.passes.time_budget import Timers
 from onnxq.pipeline.configuration import Configuration, ModelSource, Overrides, name_model, open_run
 from onnxq.pipeline.finalize import Result, finalize_run, write_result
 from onnxq.pipeline.prepared import load_state, read_data
@@ -38,10 +35,7 @@ from onnxq.pipeline.quantize_model import plan_unrun
 from onnxq.plan import Plan, SitePlan
 from onnxq.plan.forms import spec_dict
 from onnxq.progress import Progress, silent
-from onnxq.report import terminal
-from onnxq.report.columns import Text
-from onnxq.report.document import ResultFormat
-from onnxq.report.model import Report
+from onnxq.report import Report, ResultFormat, Text, terminal
 from onnxq.sites import Caution, JsonObject, Names, Role, Unquantized
 from onnxq.spec import PerBlock, PerChannel, QParams, QuantSpec, name_int
 from onnxq.wording import abbreviate, join_names, show_html

@@ -26,20 +26,10 @@ from onnxq.graph import save_model
 from onnxq.pipeline.configuration import Configuration, ModelSource, Overrides, name_file, open_run
 from onnxq.plan import Plan
 from onnxq.progress import Progress, silent
-from onnxq.report.columns import Text
+from onnxq.report import Parts, RenderableType, Text, TextView, format_count, make_list, make_table
 from onnxq.report.document import ResultFormat, Values, pick_fields
 from onnxq.report.sentences import format_precision, make_sums_tables, saturation_summary
-from onnxq.report.terminal import (
-    Parts,
-    RenderableType,
-    TextView,
-    format_count,
-    format_counts,
-    format_scale,
-    format_warnings,
-    make_list,
-    make_table,
-)
+from onnxq.report.terminal import format_counts, format_scale, format_warnings
 from onnxq.spec import Granularity, PerBlock, PerChannel
 from onnxq.wording import join_names
 

@@ -9,9 +9,7 @@ from onnxq.errors import MissingDependencyError
 from onnxq.files import name_folder
 from onnxq.kernels import Built, build_kernels
 from onnxq.progress import Progress, silent
-from onnxq.report.columns import Text
-from onnxq.report.document import ResultFormat
-from onnxq.report.terminal import Parts, TextView, make_table
+from onnxq.report import Parts, ResultFormat, Text, TextView, make_table
 
 
 @dataclass(frozen=True)

@@ -20,19 +20,11 @@ from onnxq.evaluation.perplexity import (
     sum_errors,
     time_decoders,
 )
-from onnxq.graph import load_model, name_nodes
-from onnxq.graph.precision.widen import read_types, widen_model
-from onnxq.pipeline.configuration import (
-    Configuration,
-    ModelSource,
-    Overrides,
-    list_models,
-    open_run,
-)
+from onnxq.graph import load_model, name_nodes, read_types, widen_model
+from onnxq.pipeline import Configuration, ModelSource, Overrides, open_run
+from onnxq.pipeline.configuration import list_models
 from onnxq.progress import Progress, count_items, silent
-from onnxq.report import terminal
-from onnxq.report.columns import Text
-from onnxq.report.document import ResultFormat
+from onnxq.report import ResultFormat, Text, terminal
 from onnxq.runtime import CPU_KINDS, Session, detect_cpu
 
 # Of each of the two timings.

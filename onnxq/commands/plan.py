@@ -5,14 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from onnxq.config import Command
-from onnxq.pipeline import quantize_model
-from onnxq.pipeline.configuration import Configuration, ModelSource, Overrides, open_run
+from onnxq.pipeline import Configuration, ModelSource, Overrides, open_run, quantize_model
 from onnxq.pipeline.finalize import write_plan
 from onnxq.plan import Plan, to_json
 from onnxq.progress import Progress, silent
-from onnxq.report import sentences, terminal
-from onnxq.report.columns import Text
-from onnxq.report.document import ErrorValues, ResultFormat
+from onnxq.report import ErrorValues, ResultFormat, Text, sentences, terminal
 
 # Names of a list without `verbose`.
 _NAMED = 4

@@ -13,22 +13,12 @@ from onnxq.errors import ConfigError
 from onnxq.evaluation.profile import KINDS, GroupCost, PrefixError, Profile
 from onnxq.evaluation.sensitivity import measure_sensitivity
 from onnxq.passes.base import RunContext
-from onnxq.pipeline.both_models import load_both
-from onnxq.pipeline.configuration import (
-    Configuration,
-    ModelSource,
-    Overrides,
-    name_file,
-    open_crew,
-    open_run,
-)
+from onnxq.pipeline import Configuration, ModelSource, Overrides, load_both, name_file, open_run
+from onnxq.pipeline.configuration import open_crew
 from onnxq.pipeline.quantize_model import quantize
 from onnxq.plan import Plan
 from onnxq.progress import Progress, silent
-from onnxq.report import terminal
-from onnxq.report.columns import Text
-from onnxq.report.document import ResultFormat
-from onnxq.report.model import warn_synthetic
+from onnxq.report import ResultFormat, Text, terminal, warn_synthetic
 from onnxq.workers import use_threads
 
 # Rows of a table without `verbose`.

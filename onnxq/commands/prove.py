@@ -29,9 +29,7 @@ from onnxq.files import name_folder
 from onnxq.graph import GraphIndex, add_libraries, name_nodes
 from onnxq.pipeline.configuration import Configuration, ModelSource, Overrides, open_run
 from onnxq.progress import Progress, silent
-from onnxq.report import terminal
-from onnxq.report.columns import Text
-from onnxq.report.document import ResultFormat, Values, pick_fields
+from onnxq.report import ResultFormat, Text, Values, pick_fields, terminal
 from onnxq.report.sentences import format_cost, make_sums_tables, saturation_summary
 from onnxq.sites import Caution, Names
 from onnxq.wording import group_by_text, join_names

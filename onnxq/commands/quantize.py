@@ -12,22 +12,13 @@ from onnxq.config import Command
 from onnxq.engines.diff.model import OFF, ON, label_run
 from onnxq.errors import ConfigError, VerificationError
 from onnxq.passes.journal import Promotion
-from onnxq.pipeline import quantize_model
-from onnxq.pipeline.configuration import Configuration, ModelSource, Overrides, open_run
+from onnxq.pipeline import Configuration, ModelSource, Overrides, open_run, quantize_model
 from onnxq.pipeline.finalize import Result, write_result
 from onnxq.pipeline.record import write_run
 from onnxq.progress import Progress, silent
-from onnxq.report.columns import Text
+from onnxq.report import Report, Text, make_verdict, warn_synthetic
 from onnxq.report.document import ResultFormat, Values, describe_verdict
-from onnxq.report.model import (
-    OTHER_CPUS,
-    SYNTHETIC,
-    UNCHANGED,
-    EngineCheck,
-    Report,
-    make_verdict,
-    warn_synthetic,
-)
+from onnxq.report.model import OTHER_CPUS, SYNTHETIC, UNCHANGED, EngineCheck
 from onnxq.report.sentences import format_forced, format_precision, format_reasons, format_roles
 from onnxq.report.terminal import (
     Group,

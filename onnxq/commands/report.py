@@ -11,8 +11,7 @@ from onnxq.pipeline.configuration import Configuration, ModelSource, Overrides, 
 from onnxq.pipeline.quantize_model import quantize
 from onnxq.pipeline.record import describe_result, measure_record, write_forms
 from onnxq.progress import Progress, silent
-from onnxq.report.columns import Text
-from onnxq.report.document import ResultFormat
+from onnxq.report import ResultFormat, Text
 from onnxq.report.page import describe_effect, list_loudest
 from onnxq.report.record import ReportRecord, read_record
 from onnxq.report.terminal import Parts, SheetRows, TextView, format_verdict, make_sheet

@@ -11,24 +11,13 @@ from typing import Any
 from onnxq.config import Command, Config
 from onnxq.errors import VerificationError
 from onnxq.files import replace_files, write_text
-from onnxq.pipeline.configuration import Configuration, ModelSource, Overrides, open_run
-from onnxq.pipeline.finalize import Result, write_result
+from onnxq.pipeline import Configuration, ModelSource, Overrides, Result, open_run, write_result
 from onnxq.pipeline.record import write_run
 from onnxq.pipeline.search import search_precisions
 from onnxq.progress import Progress, silent
-from onnxq.report.columns import Text
-from onnxq.report.document import ResultFormat
-from onnxq.report.model import Report
+from onnxq.report import Parts, RenderableType, Report, ResultFormat, Text, TextView, make_table
 from onnxq.report.record import FrontPoint, make_axes
-from onnxq.report.terminal import (
-    Parts,
-    RenderableType,
-    TextView,
-    format_bytes,
-    format_decibel,
-    format_milliseconds,
-    make_table,
-)
+from onnxq.report.terminal import format_bytes, format_decibel, format_milliseconds
 from onnxq.wording import abbreviate, show_html
 
 

@@ -17,8 +17,7 @@ from onnxq.passes.base import EqualizeContext
 from onnxq.pipeline.configuration import Configuration, ModelSource, Overrides, open_run
 from onnxq.pipeline.quantize_model import open_context, plan_run, prepare_run
 from onnxq.progress import Progress, silent
-from onnxq.report.columns import Text
-from onnxq.report.document import ResultFormat, Values
+from onnxq.report import ResultFormat, Text, Values
 
 
 @use_one_blas_thread()

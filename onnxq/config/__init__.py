@@ -1,7 +1,7 @@
 """Configuration: YAML presets and files, read into frozen types."""
 
 from onnxq.config.data import DataConfig, ImageConfig, RuntimeConfig, ScaleConfig, VerifyConfig
-from onnxq.config.front_end import FrontEnd, MultiInput, QuantizerSpec, Trained
+from onnxq.config.front_end import FrontEnd, MultiInput, QuantizerSpec
 from onnxq.config.load import (
     check_trust,
     list_presets,
@@ -22,7 +22,7 @@ from onnxq.config.values import (
     match_names,
     matches_any,
 )
-from onnxq.nearest import find_nearest, suggest_names
+from onnxq.nearest import suggest_names
 
 __all__ = [
     "DEFAULT_TARGET",
@@ -42,12 +42,10 @@ __all__ = [
     "ScaleConfig",
     "Scheme",
     "TensorConfig",
-    "Trained",
     "VerifyConfig",
     "check_trust",
     "drop_unset",
     "expand_names",
-    "find_nearest",
     "join_words",
     "list_code",
     "list_options",

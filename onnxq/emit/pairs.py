@@ -21,12 +21,10 @@ import onnx
 from onnxq.arrays import Array, Shape
 from onnxq.calibrate.constants import find_tensor
 from onnxq.errors import OnnxqError, PlanError
-from onnxq.graph import Editor, GraphIndex, ModelLike
+from onnxq.graph import TENSOR_TYPES, Editor, GraphIndex, ModelLike
 from onnxq.graph.base import DEQUANTIZE, DYNAMIC, QUANTIZE
-from onnxq.graph.storage import TENSOR_TYPES
 from onnxq.numerics import cast_scale, clip_bounds, find_saturating_sums, quantize, quantize_weight
-from onnxq.plan import SitePlan
-from onnxq.plan.names import name_part
+from onnxq.plan import SitePlan, name_part
 from onnxq.sites import Edge, TensorId
 from onnxq.spec import PerBlock, QParams, QuantSpec
 

@@ -21,11 +21,10 @@ from onnxq.arrays import Array, ArrayDict
 from onnxq.evaluation.compare import FloatOutputs, ModelErrors
 from onnxq.evaluation.selections import find_selections
 from onnxq.evaluation.trials import Switchboard, score_settings
-from onnxq.graph import GraphIndex, ModelLike, NodeRef, inline_functions, name_nodes
+from onnxq.graph import GraphIndex, ModelLike, NodeRef, choose_name, inline_functions, name_nodes
 from onnxq.graph.base import DEQUANTIZE, QUANTIZE
 from onnxq.graph.integer_products import dequantize_node, read_integer_products
 from onnxq.graph.light import bare_proto, is_large_model, rebuild
-from onnxq.graph.names import choose_name
 from onnxq.graph.precision.widen import read_types, widen_model
 from onnxq.graph.scopes import collect_reads, replace_items, walk_graphs
 from onnxq.graph.storage import Spool, release_pages

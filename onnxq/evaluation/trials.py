@@ -17,9 +17,8 @@ from onnxq.data.dataset import SharedSamples, share_samples
 from onnxq.evaluation.accumulator import AxisSums, ErrorAccumulator, SliceSums
 from onnxq.evaluation.compare import FloatOutputs, ModelErrors, SampleErrors
 from onnxq.evaluation.selections import Selections
-from onnxq.graph import ModelLike
+from onnxq.graph import ModelLike, release_pages
 from onnxq.graph.integer_products import dequantize_weights
-from onnxq.graph.storage import release_pages
 from onnxq.progress import Task
 from onnxq.runtime import Feeds, Session
 from onnxq.runtime.crew import Crew, SharedFeeds, SharedModel, hash_run, open_model, read_feeds

@@ -9,12 +9,14 @@ from onnxq.graph.base import (
     DEQUANTIZE,
     FLOAT_TENSORS,
     LAYOUT_OPS,
+    MICROSOFT,
     QUANTIZE,
     Dims,
     Graph,
     NodeRef,
     NodeRefs,
     ValueInfo,
+    ValueInfos,
 )
 from onnxq.graph.convert import (
     ensure_opset,
@@ -33,6 +35,7 @@ from onnxq.graph.identity import (
     index_named,
 )
 from onnxq.graph.index import GraphIndex, find_opset, get_index
+from onnxq.graph.integer_products import read_integer_products
 from onnxq.graph.light import (
     LightModel,
     ModelLike,
@@ -40,22 +43,36 @@ from onnxq.graph.light import (
     add_libraries,
     attach_weights,
     bare_proto,
+    copy_proto,
     is_large_model,
     rebuild,
     strip_weights,
 )
 from onnxq.graph.load import Model, load_model
-from onnxq.graph.names import name_nodes
+from onnxq.graph.names import choose_name, name_nodes
+from onnxq.graph.precision.widen import SourceTypes, emulate_types, read_types, widen_model
 from onnxq.graph.save import save_model
-from onnxq.graph.scopes import replace_items, walk_all_nodes, walk_from, walk_graphs
+from onnxq.graph.scopes import (
+    iterate_subgraphs,
+    list_reads,
+    replace_items,
+    walk_all_nodes,
+    walk_from,
+    walk_graphs,
+)
 from onnxq.graph.shapes import fix_sizes, infer_shapes
+from onnxq.graph.storage import TENSOR_TYPES, release_pages
+from onnxq.graph.subgraph import Cutter
 from onnxq.graph.verify import verify_graph
 
 __all__ = [
     "DEQUANTIZE",
     "FLOAT_TENSORS",
     "LAYOUT_OPS",
+    "MICROSOFT",
     "QUANTIZE",
+    "TENSOR_TYPES",
+    "Cutter",
     "Dims",
     "Editor",
     "Fingerprint",
@@ -66,13 +83,18 @@ __all__ = [
     "ModelLike",
     "NodeRef",
     "NodeRefs",
+    "SourceTypes",
     "ValueInfo",
+    "ValueInfos",
     "WeightStore",
     "add_libraries",
     "attach_weights",
     "bare_proto",
+    "choose_name",
     "compute_fingerprint",
     "compute_structural_ids",
+    "copy_proto",
+    "emulate_types",
     "ensure_opset",
     "find_opset",
     "fix_sizes",
@@ -83,10 +105,15 @@ __all__ = [
     "infer_shapes",
     "inline_functions",
     "is_large_model",
+    "iterate_subgraphs",
     "limit_opset",
+    "list_reads",
     "load_model",
     "name_nodes",
+    "read_integer_products",
+    "read_types",
     "rebuild",
+    "release_pages",
     "replace_items",
     "save_model",
     "store_densely",
@@ -96,4 +123,5 @@ __all__ = [
     "walk_all_nodes",
     "walk_from",
     "walk_graphs",
+    "widen_model",
 ]

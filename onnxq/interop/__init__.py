@@ -1,14 +1,6 @@
 """Results of other tools and of the torch front end read into plans: tables of scales, models with markers."""
 
-from onnxq.interop.base import (
-    ImportFormat,
-    NoGridError,
-    ScaleTable,
-    SkippedEntry,
-    TensorScale,
-    make_entry,
-    sort_by_name,
-)
+from onnxq.interop.base import ImportFormat, ScaleTable, TensorScale, make_entry, sort_by_name
 from onnxq.interop.checkpoints import (
     Checkpoint,
     CheckpointWeight,
@@ -16,7 +8,7 @@ from onnxq.interop.checkpoints import (
     WeightCodes,
     open_checkpoint,
 )
-from onnxq.interop.fitting import describe_kind, fit_numbers, make_rules
+from onnxq.interop.fitting import make_rules
 from onnxq.interop.markers import Marked, strip_markers
 from onnxq.interop.matching import (
     Imported,
@@ -30,7 +22,7 @@ from onnxq.interop.matching import (
     set_scales,
 )
 from onnxq.interop.registry import FORMATS, find_format, read_scales
-from onnxq.interop.weights import FoundWeight, WeightMatch, match_weights
+from onnxq.interop.weights import FoundWeight, match_weights
 
 __all__ = [
     "FORMATS",
@@ -43,18 +35,13 @@ __all__ = [
     "Marked",
     "MatchedSite",
     "MissingSite",
-    "NoGridError",
     "ScaleMatch",
     "ScaleTable",
-    "SkippedEntry",
     "TensorScale",
     "UnmatchedKind",
     "UnusedLine",
     "WeightCodes",
-    "WeightMatch",
-    "describe_kind",
     "find_format",
-    "fit_numbers",
     "list_consumers",
     "make_entry",
     "make_rules",

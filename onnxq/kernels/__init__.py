@@ -9,21 +9,18 @@ device    code for a GPU, from a wheel, nvcc, or NVRTC, NVIDIA's run-time compil
 build     all kernels ahead of time
 """
 
-from onnxq.kernels.abi import Divisor, DType, Flag, KernelCall, Layout, find_layout
+from onnxq.kernels.abi import DType, Flag, KernelCall, Layout, find_layout
 from onnxq.kernels.build import Built, build_kernels
-from onnxq.kernels.device import DeviceImage, device_image
+from onnxq.kernels.device import device_image
 from onnxq.kernels.host import host_library, host_reason, load_host
-from onnxq.kernels.launch import THREADS, Launch, LaunchPlan, backward_plan, forward_plan
+from onnxq.kernels.launch import THREADS, LaunchPlan, backward_plan, forward_plan
 
 __all__ = [
     "THREADS",
     "Built",
     "DType",
-    "DeviceImage",
-    "Divisor",
     "Flag",
     "KernelCall",
-    "Launch",
     "LaunchPlan",
     "Layout",
     "backward_plan",

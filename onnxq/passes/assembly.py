@@ -30,8 +30,7 @@ from onnxq.graph.precision.widen import restore_stored
 from onnxq.graph.qoperators import write_qoperators
 from onnxq.passes.patterns import Edit
 from onnxq.passes.state import FloatState
-from onnxq.plan import Plan
-from onnxq.plan.names import name_part
+from onnxq.plan import Plan, name_part
 from onnxq.progress import Progress, silent
 from onnxq.sites import Names, Role, TensorId
 from onnxq.spec import FloatType

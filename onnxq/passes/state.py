@@ -8,8 +8,7 @@ from functools import cached_property
 from typing import Any, Generic, TypeVar, cast
 
 from onnxq.arrays import Shape
-from onnxq.graph import GraphIndex, Model, ModelLike, get_index
-from onnxq.graph.precision.widen import SourceTypes
+from onnxq.graph import GraphIndex, Model, ModelLike, SourceTypes, get_index
 from onnxq.passes.journal import PassReport
 from onnxq.plan import Plan
 from onnxq.planner import OnnxPlacement

@@ -7,14 +7,10 @@ from dataclasses import replace
 
 from onnxq.backends import find_target
 from onnxq.evaluation.compare import ModelErrors
-from onnxq.graph import ModelLike
-from onnxq.graph.precision.widen import emulate_types
-from onnxq.passes.assembly import build_file, give_types
-from onnxq.passes.base import RunContext, SampledContext
-from onnxq.passes.journal import Promotion
+from onnxq.graph import ModelLike, emulate_types
+from onnxq.passes import PlannedState, Promotion, RunContext, SampledContext, build_file, give_types
 from onnxq.passes.mixed_precision.cross_validation import find_optimism, split_folds
 from onnxq.passes.mixed_precision.promotion import PROMOTED
-from onnxq.passes.state import PlannedState
 from onnxq.pipeline import check
 from onnxq.progress import count_items
 

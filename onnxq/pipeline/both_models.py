@@ -10,11 +10,9 @@ from onnxq.errors import PlanError
 from onnxq.graph import GraphIndex, ModelLike, add_libraries, compute_fingerprint, name_nodes
 from onnxq.graph.light import find_provider, list_libraries
 from onnxq.graph.scopes import map_entries
-from onnxq.passes.assembly import build_quantized
-from onnxq.passes.base import RunContext
+from onnxq.passes import FloatState, RunContext, build_quantized
 from onnxq.passes.equalization.passes import replay_scalings
 from onnxq.passes.registry import list_rewrites
-from onnxq.passes.state import FloatState
 from onnxq.pipeline.configuration import ModelSource
 from onnxq.pipeline.prepared import load_state
 from onnxq.pipeline.stale_numbers import renew_numbers

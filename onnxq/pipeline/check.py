@@ -28,12 +28,9 @@ from onnxq.evaluation.compare import (
 )
 from onnxq.evaluation.segments import compare_segments
 from onnxq.evaluation.selections import explain_missing, find_selections
-from onnxq.graph import GraphIndex, ModelLike, bare_proto, get_index, index_named
-from onnxq.graph.precision.widen import widen_model
+from onnxq.graph import GraphIndex, ModelLike, bare_proto, get_index, index_named, widen_model
 from onnxq.graph.storage import count_tensor_bytes
-from onnxq.passes.base import RunContext
-from onnxq.passes.journal import LOST_DB
-from onnxq.passes.state import FloatState, PlannedState
+from onnxq.passes import LOST_DB, FloatState, PlannedState, RunContext
 from onnxq.plan import PlacementMethod, Plan
 from onnxq.report.model import LatencyRatio, OpCount, OutputCheck
 from onnxq.runtime import Feeds, KernelError, Latency, Session, detect_cpu, time_models

@@ -16,8 +16,7 @@ from onnxq.errors import OnnxqError
 from onnxq.evaluation.compare import ModelErrors, ReferenceRunner
 from onnxq.files import ScratchFolder
 from onnxq.graph import ModelLike, get_index
-from onnxq.passes.base import RunContext
-from onnxq.passes.state import FloatState
+from onnxq.passes import FloatState, RunContext
 from onnxq.progress import Task
 from onnxq.report.model import EngineCheck, EngineOutput
 from onnxq.runtime import Feeds, Session

@@ -32,10 +32,9 @@ from onnxq.graph.light import is_large_model, measure_size
 from onnxq.graph.precision.widen import emulate_types, widen_model
 from onnxq.graph.save import name_data_file
 from onnxq.graph.subgraph import give_outputs
-from onnxq.passes.base import RunContext, SampledContext
+from onnxq.passes import PlacedState, PlannedState, RunContext, SampledContext
 from onnxq.passes.journal import Shortage
 from onnxq.passes.mixed_precision.promotion import PROMOTED
-from onnxq.passes.state import PlacedState, PlannedState
 from onnxq.pipeline import check
 from onnxq.pipeline.accuracy import answer_request
 from onnxq.pipeline.configuration import describe_journal, name_file

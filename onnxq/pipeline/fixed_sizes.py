@@ -14,8 +14,7 @@ from onnxq.config import Config
 from onnxq.data import Dataset, load_data
 from onnxq.data.sources import fits_whole
 from onnxq.errors import ConfigError
-from onnxq.graph import ValueInfo, get_index, load_model, name_nodes
-from onnxq.graph.base import ValueInfos
+from onnxq.graph import ValueInfo, ValueInfos, get_index, load_model, name_nodes
 from onnxq.graph.precision.widen import NARROW
 from onnxq.nearest import suggest_names
 from onnxq.pipeline.configuration import ModelSource

@@ -16,8 +16,7 @@ from onnxq.engines.bench import demand_timer, time_placements
 from onnxq.errors import ConfigError, OnnxqError, VerificationError
 from onnxq.evaluation.compare import MatchedRunner, ReferenceRunner, compare_models
 from onnxq.graph import ModelLike
-from onnxq.passes.assembly import build_quantized
-from onnxq.passes.state import FloatState
+from onnxq.passes import FloatState, build_quantized
 from onnxq.pipeline.check import Timer, find_timer
 from onnxq.plan import PlacementChoice, PlacementMethod, Plan
 from onnxq.planner import Choice, OnnxPlacement

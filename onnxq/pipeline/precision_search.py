@@ -21,10 +21,9 @@ from onnxq.config import Config, Rule, RuleSet
 from onnxq.emit import leave_out_notes
 from onnxq.errors import ConfigError
 from onnxq.evaluation.profile import noise_to_db
-from onnxq.graph import ModelLike
+from onnxq.graph import ModelLike, widen_model
 from onnxq.graph.light import measure_size
-from onnxq.graph.precision.widen import widen_model
-from onnxq.passes.assembly import build_file, build_quantized, give_types
+from onnxq.passes import FloatState, PlacedState, Timers, build_file, build_quantized, give_types
 from onnxq.passes.base import EqualizeContext, Stage, run_stage
 from onnxq.passes.mixed_precision.candidates import list_quantized_ops
 from onnxq.passes.mixed_precision.cross_validation import estimate_new, list_judging_folds
@@ -39,8 +38,6 @@ from onnxq.passes.mixed_precision.precisions import (
 from onnxq.passes.mixed_precision.program import Costs, PrecisionProgram
 from onnxq.passes.mixed_precision.rescaling import Rescaling, bisect_noise
 from onnxq.passes.mixed_precision.search import SwitchedPlan
-from onnxq.passes.state import FloatState, PlacedState
-from onnxq.passes.time_budget import Timers
 from onnxq.pipeline import check
 from onnxq.pipeline.quantize_model import calibrate_run, draft_placement, list_passes
 from onnxq.progress import silent

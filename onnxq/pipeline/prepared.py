@@ -35,12 +35,9 @@ from onnxq.graph import (
 )
 from onnxq.graph.precision.widen import read_types, widen_model
 from onnxq.graph.scopes import drop_absent_biases
-from onnxq.passes.base import RunContext
+from onnxq.passes import FloatState, PassReport, RunContext, SampleSets
 from onnxq.passes.equalization.passes import EQUIVALENT_DB
-from onnxq.passes.journal import PassReport
-from onnxq.passes.judging import SampleSets
 from onnxq.passes.registry import MASKED_ROWS, list_rewrites, rewrite_model
-from onnxq.passes.state import FloatState
 from onnxq.plan import Plan
 from onnxq.progress import Progress, count_items, silent
 from onnxq.runtime import Session, find_front, find_runnable_opset

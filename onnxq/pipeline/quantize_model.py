@@ -20,19 +20,10 @@ from onnxq.errors import DataError, ModelError, OnnxqError, VerificationError
 from onnxq.evaluation.metric import AccuracyRequest, make_request
 from onnxq.graph import GraphIndex, ModelLike, get_index, is_large_model
 from onnxq.numerics.machine import use_one_blas_thread
-from onnxq.passes import registry
+from onnxq.passes import EqualizeContext, RunContext, SampledContext, SampleSets, registry
 from onnxq.passes.assembly import build_file, build_quantized, give_types
-from onnxq.passes.base import (
-    EqualizeContext,
-    Pass,
-    RunContext,
-    SampledContext,
-    Stage,
-    run_pass,
-    run_stage,
-)
+from onnxq.passes.base import Pass, Stage, run_pass, run_stage
 from onnxq.passes.equalization.passes import SCALINGS, TOKENS, add_token_rule
-from onnxq.passes.judging import SampleSets
 from onnxq.passes.mixed_precision.candidates import leave_missing_float
 from onnxq.passes.mixed_precision.float_parts import FLOAT_TYPES, PLAIN
 from onnxq.passes.mixed_precision.promotion import NAME as PROMOTION

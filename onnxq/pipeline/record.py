@@ -31,8 +31,7 @@ from onnxq.evaluation.profile import GroupCost, Profile
 from onnxq.evaluation.sensitivity import measure_sensitivity
 from onnxq.files import write_text
 from onnxq.graph import DEQUANTIZE, QUANTIZE, GraphIndex, ModelLike, NodeRef, bare_proto, get_index
-from onnxq.passes.base import RunContext
-from onnxq.passes.state import FloatState
+from onnxq.passes import FloatState, RunContext
 from onnxq.pipeline.both_models import load_both
 from onnxq.pipeline.configuration import ModelSource, name_file, name_model, open_crew
 from onnxq.pipeline.finalize import Result, list_files

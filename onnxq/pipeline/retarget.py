@@ -20,8 +20,7 @@ from onnxq.config import Config
 from onnxq.errors import ConfigError, ModelError
 from onnxq.evaluation.compare import FloatOutputs
 from onnxq.evaluation.trials import TrialModel, measure_models
-from onnxq.graph import ModelLike, attach_weights, load_model
-from onnxq.graph.precision.widen import emulate_types
+from onnxq.graph import ModelLike, attach_weights, emulate_types, load_model
 from onnxq.numerics import align_qparams, clip_bounds, fake_quant, qparams_from_range, quantize
 from onnxq.numerics.rounding import compute_block_shape
 from onnxq.passes.assembly import build_file

@@ -10,8 +10,7 @@ from onnxq.calibrate.contents import note_contents
 from onnxq.config import Config, write_config
 from onnxq.errors import ConfigError
 from onnxq.evaluation.metric import AccuracyRequest
-from onnxq.passes.assembly import build_file
-from onnxq.passes.base import EqualizeContext
+from onnxq.passes import EqualizeContext, build_file
 from onnxq.passes.mixed_precision.precisions import list_precisions
 from onnxq.passes.mixed_precision.promotion import NAME as PROMOTION
 from onnxq.pipeline.configuration import ModelSource

@@ -7,9 +7,8 @@ from dataclasses import replace
 
 from onnxq.errors import PlanError
 from onnxq.graph import GraphIndex, get_index
-from onnxq.passes.base import RunContext
+from onnxq.passes import FloatState, RunContext
 from onnxq.passes.mixed_precision.candidates import keep_corrections
-from onnxq.passes.state import FloatState
 from onnxq.plan import Plan, drop_stale
 from onnxq.sites import Caution, Cautions, Site
 

@@ -1,6 +1,6 @@
 """The plan: the one artefact between deciding and writing, with its JSON."""
 
-from onnxq.plan.forms import spec_dict
+from onnxq.plan.contents import Contents, NodeContents, Sketch, sketch_values
 from onnxq.plan.model import (
     SCHEMA,
     AttentionChoice,
@@ -18,16 +18,20 @@ from onnxq.plan.model import (
     SitePlan,
     SitePlans,
 )
-from onnxq.plan.reading import drop_stale, from_json, to_json
+from onnxq.plan.names import PARTS, name_part
+from onnxq.plan.reading import check_numbers, check_specs, drop_stale, from_json, to_json
 
 __all__ = [
+    "PARTS",
     "SCHEMA",
     "AttentionChoice",
     "AttentionKind",
     "BiasPlan",
     "Bound",
+    "Contents",
     "KeepReason",
     "KeptFloat32",
+    "NodeContents",
     "PlacementChoice",
     "PlacementMethod",
     "Plan",
@@ -36,8 +40,12 @@ __all__ = [
     "Scaling",
     "SitePlan",
     "SitePlans",
+    "Sketch",
+    "check_numbers",
+    "check_specs",
     "drop_stale",
     "from_json",
-    "spec_dict",
+    "name_part",
+    "sketch_values",
     "to_json",
 ]

@@ -20,8 +20,7 @@ from onnxq.config.rows import read_fields, write_fields
 from onnxq.config.schema import JsonText, SchemaNumber, shorten_value
 from onnxq.errors import CauseAndFix, PlanError, escape_json
 from onnxq.files import find_calibrator
-from onnxq.graph import GraphIndex
-from onnxq.graph.storage import release_pages
+from onnxq.graph import GraphIndex, release_pages
 from onnxq.numerics import bias_qparams
 from onnxq.plan.model import SCHEMA, Plan, SitePlan
 from onnxq.sites import Site

@@ -20,7 +20,7 @@ from onnxq.planner.precision.choose import (
 )
 from onnxq.planner.precision.reasons import PrecisionProblem, TensorErrors
 from onnxq.planner.problem import KEPT, NOTHING, Existing
-from onnxq.planner.sums import bind_sums, count_saturating, digest_weights, mend_sums
+from onnxq.planner.sums import bind_sums, count_saturating, digest_weights
 
 __all__ = [
     "EMBEDDING_ROWS",
@@ -45,7 +45,6 @@ __all__ = [
     "find_suspects",
     "find_type_opset",
     "fit_plan",
-    "mend_sums",
     "state_placement",
     "weigh_forced",
 ]

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
 
+from onnxq.annotate import WeightSums
+from onnxq.engines.saturation.measure import SaturationCost
 from onnxq.passes.journal import Outcome, PassReport, Shortage, Shortened
 from onnxq.plan import KeepReason, KeptFloat32, PlacementMethod, Plan, PrecisionPlan, SitePlan
 from onnxq.planner import Forced
@@ -14,10 +15,6 @@ from onnxq.report.model import SiteLine, group_reasons
 from onnxq.sites import Refusal, Unquantized
 from onnxq.spec import FloatType, PerBlock, PerChannel, QuantSpec
 from onnxq.wording import group_by_text, join_names, translate_text
-
-if TYPE_CHECKING:
-    from onnxq.annotate import WeightSums
-    from onnxq.engines.saturation.measure import SaturationCost
 
 # Reasons of a list, and names of a reason, without `verbose`.
 _REASONS = 6

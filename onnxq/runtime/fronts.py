@@ -8,8 +8,7 @@ from dataclasses import dataclass, replace
 
 from onnx import NodeProto, helper
 
-from onnxq.graph import Dims, ModelLike, ensure_opset, find_opset, infer_shapes
-from onnxq.graph.precision.widen import widen_model
+from onnxq.graph import Dims, ModelLike, ensure_opset, find_opset, infer_shapes, widen_model
 from onnxq.graph.scopes import iterate_subgraphs, list_reads, walk_graphs
 from onnxq.graph.shapes import is_custom
 from onnxq.graph.subgraph import cut_front, join_rest, list_behind

@@ -18,8 +18,7 @@ from onnx import ModelProto
 from onnxq.arrays import ArrayDict, Arrays
 from onnxq.errors import ConfigError, DataError, MissingDependencyError, ModelError
 from onnxq.files import ScratchFolder
-from onnxq.graph import LightModel, ModelLike, ValueInfo, attach_weights, save_model
-from onnxq.graph.base import ValueInfos
+from onnxq.graph import LightModel, ModelLike, ValueInfo, ValueInfos, attach_weights, save_model
 from onnxq.graph.light import is_large_model, list_libraries, refer_to_files
 from onnxq.graph.scopes import collect_reads, walk_graphs
 from onnxq.graph.storage import TENSOR_TYPES, count_model_bytes

@@ -14,8 +14,7 @@ from onnxq.arrays import Array
 from onnxq.backends.base import Data, IntegerProduct, IntegerSums
 from onnxq.backends.ort.rules import CONVS, find_sum_order
 from onnxq.backends.registry import SIGNED_BLOCKS, Limit, is_dynamic
-from onnxq.graph import NodeRef
-from onnxq.graph.base import MICROSOFT
+from onnxq.graph import MICROSOFT, NodeRef
 from onnxq.numerics import pair_neighbours
 
 if TYPE_CHECKING:

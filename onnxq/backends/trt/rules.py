@@ -36,8 +36,7 @@ from onnxq.backends.surroundings import (
     multiplies_activations,
 )
 from onnxq.errors import CauseAndFix
-from onnxq.graph import NodeRef
-from onnxq.graph.base import MICROSOFT
+from onnxq.graph import MICROSOFT, NodeRef
 from onnxq.sites import Indices, Names, Role
 from onnxq.spec import FLOAT8, FloatType, PerBlock, PerChannel, PerTensor, QuantSpec
 

@@ -12,10 +12,7 @@ from typing import Any
 from onnxq.arrays import Shape
 from onnxq.backends import find_reference
 from onnxq.errors import VerificationError
-from onnxq.report import terminal
-from onnxq.report.columns import Text
-from onnxq.report.document import ResultFormat, Values, pick_fields
-from onnxq.report.model import warn_synthetic
+from onnxq.report import ResultFormat, Text, Values, pick_fields, terminal, warn_synthetic
 from onnxq.runtime import CPU_KINDS, Latency
 from onnxq.sites import Caution, Cautions, Names
 from onnxq.wording import abbreviate, show_html

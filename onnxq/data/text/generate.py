@@ -12,8 +12,7 @@ import numpy as np
 from onnxq.arrays import Array, Arrays
 from onnxq.data.fit import Feeds, Inputs, classify_dtype, find_input_dtype, format_shape
 from onnxq.errors import DataError, OnnxqError
-from onnxq.graph import ValueInfo
-from onnxq.graph.base import ValueInfos
+from onnxq.graph import ValueInfo, ValueInfos
 from onnxq.runtime import Session
 
 

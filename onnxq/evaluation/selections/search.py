@@ -8,8 +8,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from onnx import GraphProto, NodeProto, TensorProto, helper, numpy_helper, parser
 
-from onnxq.graph import FLOAT_TENSORS, ModelLike, get_index, infer_shapes, name_nodes
-from onnxq.graph.base import MICROSOFT
+from onnxq.graph import FLOAT_TENSORS, MICROSOFT, ModelLike, get_index, infer_shapes, name_nodes
 from onnxq.graph.index import GraphIndex, find_opset
 from onnxq.graph.light import bare_proto, rebuild
 from onnxq.graph.scopes import (

@@ -15,8 +15,7 @@ import numpy as np
 
 from onnxq.arrays import Array64, Floats
 from onnxq.errors import PlanError
-from onnxq.graph import GraphIndex, ModelLike, NodeRef, get_index
-from onnxq.graph.storage import release_pages
+from onnxq.graph import GraphIndex, ModelLike, NodeRef, get_index, release_pages
 from onnxq.numerics.machine import map_in_threads
 from onnxq.passes.equalization.operators import find_smoothed_channels
 from onnxq.passes.equalization.smoothquant_core import (

@@ -17,8 +17,7 @@ from onnxq.config import Config
 from onnxq.emit import emit_types
 from onnxq.evaluation.compare import ModelErrors
 from onnxq.evaluation.trials import TrialModel, measure_each
-from onnxq.graph import find_opset, get_index, infer_shapes
-from onnxq.graph.precision.widen import SourceTypes, emulate_types
+from onnxq.graph import SourceTypes, emulate_types, find_opset, get_index, infer_shapes
 from onnxq.passes.assembly import write_pairs
 from onnxq.passes.base import Pass, SampledContext, Stage
 from onnxq.passes.journal import PassReport

@@ -12,8 +12,7 @@ from dataclasses import replace
 import numpy as np
 
 from onnxq.backends import find_target
-from onnxq.graph import NodeRef, find_opset, get_index, infer_shapes
-from onnxq.graph.base import MICROSOFT
+from onnxq.graph import MICROSOFT, NodeRef, find_opset, get_index, infer_shapes
 from onnxq.passes.base import RunContext
 from onnxq.passes.journal import PassReport
 from onnxq.passes.patterns import Edit, Step
